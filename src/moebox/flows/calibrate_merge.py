@@ -24,7 +24,7 @@ def with_earlier(found: Calibration) -> Calibration:
         return found
     return replace(
         found,
-        boots=united(earlier.boots, found.boots, DEPTH, joined),
+        boots=merged(earlier.boots, found.boots),
         expected=united(earlier.expected, found.expected, POINT, lambda before, after: after),
     )
 
@@ -37,6 +37,11 @@ def united(
     for each in later:
         table[key(each)] = both(table[key(each)], each) if key(each) in table else each
     return tuple(table[place] for place in sorted(table))
+
+
+def merged(earlier: tuple[Boot, ...], later: tuple[Boot, ...]) -> tuple[Boot, ...]:
+    """Boots of both, one for each depth."""
+    return united(earlier, later, DEPTH, joined)
 
 
 def joined(before: Boot, after: Boot) -> Boot:

@@ -162,7 +162,7 @@ def _kill(member: MemberRecord) -> None:
 
 
 def _instance(member: MemberRecord) -> state.Instance | None:
-    return next((instance for instance in state.instances() if instance.id == member.instance), None)
+    return state.by_id().get(member.instance)
 
 
 def restart(record: FleetRecord, member: MemberRecord) -> FleetRecord:

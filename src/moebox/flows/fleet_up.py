@@ -313,7 +313,7 @@ def _member_status(record: FleetRecord, member: MemberRecord, known: Mapping[str
 
 def down(record: FleetRecord) -> list[str]:
     """Stop the router, then every member that moebox started; their names."""
-    known = {instance.id: instance for instance in state.instances()}
+    known = state.by_id()
     stopped = []
     for name, instance in (("router", record.instance), *((member.name, member.instance) for member in record.members)):
         if instance in known:
