@@ -81,12 +81,11 @@ def read_order() -> Order:
 def descendants() -> list[int]:
     """Every process below this one; as subreaper it inherits those whose parents ended."""
     parents: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with contextlib.suppress(OSError, IndexError, ValueError), open(f"/proc/{name}/stat") as file:
-                state, parent = file.read().rsplit(")", 1)[1].split()[:2]
-                if state != "Z":
-                    parents.setdefault(int(parent), []).append(int(name))
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError, IndexError, ValueError), open(f"/proc/{name}/stat") as file:
+            state, parent = file.read().rsplit(")", 1)[1].split()[:2]
+            if state != "Z":
+                parents.setdefault(int(parent), []).append(int(name))
     found: list[int] = []
     edge = [os.getpid()]
     while edge:
@@ -165,6 +164,10 @@ class Rank:
         except OSError as problem:
             say(f"moebox-agent: rank {self.rank} cannot be started: {problem.strerror}: {argv[0]}")
             return 127
+        return self.followed()
+
+    def followed(self) -> int:
+        """Copy what the rank prints and heed the head until it has ended; its exit code."""
         assert self.child.stdout
         self.out = self.child.stdout
         os.set_blocking(self.out.fileno(), False)
@@ -240,8 +243,15 @@ class Rank:
             if not self.copy():
                 break
         kill_all()
-        if self.silent and self.rank == 0 and os.environ.get("SLURM_JOB_ID") and shutil.which("scancel"):
-            subprocess.run(["scancel", os.environ["SLURM_JOB_ID"]], check=False)
+        if self.silent and self.rank == 0:
+            cancel_job()
+
+
+def cancel_job() -> None:
+    """Give back the allocation that nobody will: its head is gone."""
+    job = os.environ.get("SLURM_JOB_ID")
+    if job and shutil.which("scancel"):
+        subprocess.run(["scancel", job], check=False)
 
 
 def program_of(part: RankPart) -> str:

@@ -144,11 +144,7 @@ class Conductor:
                 os.set_blocking(agent.stdout.fileno(), False)
                 selector.register(agent.stdout, selectors.EVENT_READ, (place, bytearray()))
             while selector.get_map():
-                for key, _ in selector.select(0.5):
-                    place, rest = key.data
-                    if not self._copy(place, key.fd, rest):
-                        selector.unregister(key.fileobj)
-                        self._agent_ended(place)
+                self._read_all(selector)
                 if stopped:
                     continue
                 if self.stop_at and time.monotonic() >= self.stop_at:
@@ -157,6 +153,14 @@ class Conductor:
                 elif time.monotonic() - beat > BEAT_S:
                     beat = time.monotonic()
                     self._tell(b"\n")
+
+    def _read_all(self, selector: selectors.BaseSelector) -> None:
+        """What the agents say just now; one that says no more has ended."""
+        for key, _ in selector.select(0.5):
+            place, rest = key.data
+            if not self._copy(place, key.fd, rest):
+                selector.unregister(key.fileobj)
+                self._agent_ended(place)
 
     def _copy(self, place: int, source: int, rest: bytearray) -> bool:
         """Pass lines on and hear what they tell of ends; False when there will be no more."""
@@ -179,13 +183,8 @@ class Conductor:
         if LOST_ANOTHER.search(line):
             rank = OF_RANK.match(line)
             self.lost_another.add(int(rank[1]) if rank else 0)
-        told = ENDED.search(line)
-        if told and told[2] is not None:
-            code = int(told[2])
-            self._note(RankEnd(rank=int(told[1]), how=_ending(code), code=abs(code), struck=code < 0))
-        elif told:
-            how = f"cannot be started: {told[3].decode(errors='replace')}"
-            self._note(RankEnd(rank=int(told[1]), how=how, code=127, struck=True))
+        if told := ENDED.search(line):
+            self._note(_rank_end(told))
         elif slurm := SLURM_ENDED.search(line):
             self._lost(min(int(slurm[2]), len(self.order.names) - 1), slurm[3].decode(errors="replace"))
 
@@ -233,6 +232,15 @@ def sweep(order: Conducted) -> None:
             agent.communicate(timeout=SWEEP_S)
         except (subprocess.TimeoutExpired, ValueError, OSError):
             agent.kill()
+
+
+def _rank_end(told: re.Match[bytes]) -> RankEnd:
+    """What an agent told of its rank's end."""
+    if told[2] is None:
+        how = f"cannot be started: {told[3].decode(errors='replace')}"
+        return RankEnd(rank=int(told[1]), how=how, code=127, struck=True)
+    code = int(told[2])
+    return RankEnd(rank=int(told[1]), how=_ending(code), code=abs(code), struck=code < 0)
 
 
 def _ending(code: int) -> str:

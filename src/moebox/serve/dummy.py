@@ -71,9 +71,7 @@ def write_gguf(
     `quant` is the experts' type, `dense` that of other matrices but the embedding and the output. `even` spreads
     tokens over experts as a real router does on average.
     """
-    experts, others = type_of(quant), type_of(dense)
-    if experts is None or others is None:
-        raise BadInput(f"{quant if experts is None else dense} is not a type of ggml")
+    experts, others = known_type(quant), known_type(dense)
     weights = [in_blocks(tensor, others) for tensor in tensors(model, layers, experts)]
     places = [Place(name=each.name, shape=each.shape, type=each.type, bytes=each.bytes) for each in weights]
     head = header(metadata(model, layers), places)
@@ -95,6 +93,14 @@ def in_blocks(tensor: Tensor, kind: int) -> Tensor:
     """A matrix of a layer in this type, where its rows are whole blocks of it."""
     whole = tensor.shape[0] % blocks()[kind][0] == 0
     return replace(tensor, type=kind) if whole and tensor.type == F16 and tensor.name.startswith("blk.") else tensor
+
+
+def known_type(name: str) -> int:
+    """ggml's number of a type; BadInput where it has none."""
+    found = type_of(name)
+    if found is None:
+        raise BadInput(f"{name} is not a type of ggml")
+    return found
 
 
 def filled(tensor: Tensor, model: Model, draw: random.Random | None) -> bytes:
@@ -129,7 +135,7 @@ def scattered(draw: random.Random, number: int, *, wide: bool, small: int) -> by
 
 def tensors(model: Model, layers: int, experts: int) -> Iterator[Tensor]:
     """Every weight of the cut model; the experts' type is `experts`, that of other matrices F16."""
-    hidden, normed = model.hidden, architecture(model) == "qwen3moe"
+    hidden = model.hidden
     yield Tensor(name="token_embd.weight", shape=(hidden, model.vocab), type=F16)
     yield Tensor(name="output_norm.weight", shape=(hidden,), type=F32)
     yield Tensor(name="output.weight", shape=(hidden, model.vocab), type=F16)
@@ -137,14 +143,19 @@ def tensors(model: Model, layers: int, experts: int) -> Iterator[Tensor]:
         at = f"blk.{layer}."
         yield Tensor(name=f"{at}attn_norm.weight", shape=(hidden,), type=F32)
         yield from mla(at, hidden, model.mla) if model.mla else gqa(at, hidden, model.attention)
-        if normed and model.gqa:
-            yield Tensor(name=f"{at}attn_q_norm.weight", shape=(model.gqa.head_dim,), type=F32)
-            yield Tensor(name=f"{at}attn_k_norm.weight", shape=(model.gqa.head_dim,), type=F32)
+        yield from head_norms(at, model)
         yield Tensor(name=f"{at}ffn_norm.weight", shape=(hidden,), type=F32)
         if model.moe and layer >= model.dense_layers:
             yield from moe(at, model, experts)
         else:
             yield from ffn(at, "", hidden, model.dense_intermediate)
+
+
+def head_norms(at: str, model: Model) -> Iterator[Tensor]:
+    """Norms of each head's query and key, which Qwen3 has."""
+    if model.gqa and architecture(model) == "qwen3moe":
+        yield Tensor(name=f"{at}attn_q_norm.weight", shape=(model.gqa.head_dim,), type=F32)
+        yield Tensor(name=f"{at}attn_k_norm.weight", shape=(model.gqa.head_dim,), type=F32)
 
 
 def mla(at: str, hidden: int, kind: Mla) -> Iterator[Tensor]:

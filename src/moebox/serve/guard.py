@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 from moebox.serve import oom
 from moebox.store.log import EngineLog
@@ -170,15 +171,12 @@ class Guard:
         """`data` without any secret in it, even one that is cut in two by the pipe."""
         if not self.secrets:
             return data
-        data, self.held = self.held + data, b""
+        data = self.held + data
         for secret in self.secrets:
             data = data.replace(secret, b"***")
-        for secret in self.secrets:
-            for size in range(min(len(secret) - 1, len(data)), len(self.held), -1):
-                if data.endswith(secret[:size]):
-                    self.held = data[-size:]
-                    break
-        return data[: len(data) - len(self.held)]
+        end = len(data) - max(begun(secret, data) for secret in self.secrets)
+        self.held = data[end:]
+        return data[:end]
 
     def record(self, data: bytes) -> None:
         """Write to the log what can be written."""
@@ -223,11 +221,23 @@ class Guard:
             if pid == 0:
                 return
             if pid == self.life.engine:
-                self.life.code = os.waitstatus_to_exitcode(status)
-                ours = "SIGKILL" in self.life.signals
-                self.life.oom = self.life.code != 0 and not ours and oom.kills(self.oom_files) > self.oom_kills
+                self.ended(os.waitstatus_to_exitcode(status))
+
+    def ended(self, code: int) -> None:
+        """How the engine ended, and whether the kernel did it for want of memory."""
+        ours = "SIGKILL" in self.life.signals
+        self.life.code = code
+        self.life.oom = code != 0 and not ours and oom.kills(self.oom_files) > self.oom_kills
 
     def clean(self) -> None:
+        """Leave nothing of the engine: neither processes nor a container."""
+        self.drain()
+        if self.order.after:
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                subprocess.run(self.order.after, capture_output=True, timeout=60, check=False)
+        self.log.close()
+
+    def drain(self) -> None:
         """Kill what the engine left behind, and read what is still in the pipe."""
         until, limit = time.monotonic() + DRAIN_S, time.monotonic() + CLEAN_S
         patience = time.monotonic() + (0.0 if self.life.asked else 1.0)  # a crashed engine's workers may say why
@@ -237,10 +247,6 @@ class Guard:
             if time.monotonic() >= patience:
                 self.kill_rest()
             self.reap()
-        if self.order.after:
-            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-                subprocess.run(self.order.after, capture_output=True, timeout=60, check=False)
-        self.log.close()
 
     def kill_rest(self) -> None:
         """SIGKILL for every process that came from the engine."""
@@ -261,6 +267,12 @@ class Guard:
             self.told = text
 
 
+def begun(secret: bytes, data: bytes) -> int:
+    """How many bytes at the end of `data` may be the beginning of the secret."""
+    sizes = range(min(len(secret) - 1, len(data)), 0, -1)
+    return next((size for size in sizes if data.endswith(secret[:size])), 0)
+
+
 def spawn(order: GuardOrder) -> tuple[int, int]:
     """Fork and execute the engine; its pid and the pipe it prints to. OSError when it cannot be executed."""
     read, write = os.pipe()
@@ -269,17 +281,7 @@ def spawn(order: GuardOrder) -> tuple[int, int]:
     pid = os.fork()
     if pid == 0:
         try:
-            os.setsid()
-            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != guard:
-                os._exit(1)
-            null = os.open(os.devnull, os.O_RDONLY)
-            for source, target in ((null, 0), (write, 1), (write, 2)):
-                os.dup2(source, target)
-            for sign in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE):
-                signal.signal(sign, signal.SIG_DFL)
-            os.chdir(order.cwd or "/")
-            os.execvpe(order.argv[0], order.argv, {**os.environ, **order.env, MARK: order.mark})  # noqa: S606
+            become(order, guard, write)
         except OSError as problem:
             os.write(tell, str(problem.errno).encode())
         os._exit(127)
@@ -296,15 +298,29 @@ def spawn(order: GuardOrder) -> tuple[int, int]:
     return pid, read
 
 
+def become(order: GuardOrder, guard: int, output: int) -> NoReturn:
+    """In the forked child: execute the engine, which dies with its guard and prints to `output`."""
+    os.setsid()
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != guard:
+        os._exit(1)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (output, 1), (output, 2)):
+        os.dup2(source, target)
+    for sign in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE):
+        signal.signal(sign, signal.SIG_DFL)
+    os.chdir(order.cwd or "/")
+    os.execvpe(order.argv[0], order.argv, {**os.environ, **order.env, MARK: order.mark})  # noqa: S606
+
+
 def descendants() -> list[int]:
     """Every process below this one. (As subreaper it inherits those whose parents ended.)"""
     parents: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with contextlib.suppress(OSError, IndexError, ValueError):
-                state, parent = Path(f"/proc/{name}/stat").read_text().rsplit(")", 1)[1].split()[:2]
-                if state != "Z":
-                    parents.setdefault(int(parent), []).append(int(name))
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            state, parent = Path(f"/proc/{name}/stat").read_text().rsplit(")", 1)[1].split()[:2]
+            if state != "Z":
+                parents.setdefault(int(parent), []).append(int(name))
     found: list[int] = []
     edge = [os.getpid()]
     while edge:

@@ -72,12 +72,7 @@ def alike(facts: list[NodeFacts], names: tuple[str, ...]) -> None:
     first = facts[0]
     for node in facts:
         name = names[node.rank]
-        if not node.program:
-            raise Outside(
-                f"{name}: the engine is not on PATH there", hint="install it on every node, or set runtime.entry"
-            )
-        if not node.weights:
-            raise Outside(f"{name}: the checkpoint is not there", hint="a shared folder, or a copy on every node")
+        _fit(node, name)
         if node.version != first.version:
             raise Outside(
                 f"nodes differ: {names[0]} has version {first.version or 'none'}, {name} {node.version or 'none'}"
@@ -87,6 +82,13 @@ def alike(facts: list[NodeFacts], names: tuple[str, ...]) -> None:
         apart = _apart(node)
         if apart > CLOCKS_S:
             raise Outside(f"the clock of {name} is {apart:.0f} s off this machine's", hint="is NTP running there?")
+
+
+def _fit(node: NodeFacts, name: str) -> None:
+    if not node.program:
+        raise Outside(f"{name}: the engine is not on PATH there", hint="install it on every node, or set runtime.entry")
+    if not node.weights:
+        raise Outside(f"{name}: the checkpoint is not there", hint="a shared folder, or a copy on every node")
 
 
 def _apart(node: NodeFacts) -> float:
@@ -108,11 +110,11 @@ def reach(order: Conducted, port: int, *, workers_listen: bool = False) -> list[
         if problem := loose.words(answer, "problem"):
             what = "the workers listen there" if workers_listen else "ranks meet there"
             raise Outside(f"{order.names[rank]}: {problem}", hint=f"open port {port} between the nodes; {what}")
-    ways = [way for answer in answers for way in loose.rows(answer, "ways")]
-    return [
-        NodeLink(tcp=loose.figure(way, "rate") or 0.0, round_trip_us=loose.figure(way, "round_trip_us") or 0.0)
-        for way in ways
-    ]
+    return [_link(way) for answer in answers for way in loose.rows(answer, "ways")]
+
+
+def _link(way: Json) -> NodeLink:
+    return NodeLink(tcp=loose.figure(way, "rate") or 0.0, round_trip_us=loose.figure(way, "round_trip_us") or 0.0)
 
 
 def described(link: NodeLink) -> str:
@@ -148,17 +150,8 @@ def _answers(order: Conducted, mode: str, **more: object) -> list[Json]:
     answers: dict[int, Json] = {}
     printed: dict[int, str] = {}
     for place, agent in enumerate(agents):
-        try:
-            out, _ = agent.communicate(timeout=PROBE_S)
-        except subprocess.TimeoutExpired:
-            agent.kill()
-            out, _ = agent.communicate()
-        printed[place] = out.decode(errors="replace")
-        for line in printed[place].splitlines():
-            _, told, document = line.partition("moebox-told: ")
-            if told:
-                answer = json.loads(document)
-                answers[int(answer["rank"])] = answer
+        printed[place] = _printed(agent)
+        answers |= _told(printed[place])
     for rank, name in enumerate(order.names):
         if rank not in answers:
             said = printed.get(rank if len(agents) > 1 else 0, "")
@@ -172,3 +165,20 @@ def last_line(text: str) -> str:
     """The last words of a program that failed."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:200] if lines else "it said nothing"
+
+
+def _printed(agent: "subprocess.Popen[bytes]") -> str:
+    """All that an agent prints; it is killed where it takes too long."""
+    try:
+        out, _ = agent.communicate(timeout=PROBE_S)
+    except subprocess.TimeoutExpired:
+        agent.kill()
+        out, _ = agent.communicate()
+    return out.decode(errors="replace")
+
+
+def _told(printed: str) -> dict[int, Json]:
+    """The answers in what was printed, by rank; with Slurm one agent's output has all."""
+    documents = [line.partition("moebox-told: ")[2] for line in printed.splitlines()]
+    answers = [json.loads(document) for document in documents if document]
+    return {int(answer["rank"]): answer for answer in answers}

@@ -17,7 +17,7 @@ from moebox import codec, engines
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
 from moebox.core.endpoint import endpoint_of
-from moebox.errors import BadInput, Outside, Unsupported
+from moebox.errors import BadInput, Outside, Unsupported, refuse_if
 from moebox.serve.agent import MASTER
 from moebox.serve.conduct import Conducted, RankOrder, agent_source
 from moebox.serve.guard import LADDER
@@ -51,6 +51,16 @@ class Nodes:
     job: str = ""  # Slurm's number; "" over ssh
     python: str = "python3"
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """How they are called."""
+        return tuple(node.name for node in self.nodes)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where they find each other."""
+        return tuple(node.address for node in self.nodes)
+
     def ways(self) -> tuple[tuple[str, ...], ...]:
         """The argv that runs an agent: one for all with Slurm, one a node with ssh."""
         words = (self.python, "-c", agent_source())
@@ -64,18 +74,15 @@ class Nodes:
 
 def read_hosts(path: Path) -> tuple[NodeAt, ...]:
     """The nodes that a hosts file lists."""
-    nodes: list[NodeAt] = []
+    nodes: dict[str, NodeAt] = {}
     for number, line in enumerate(codec.read_text(path).splitlines(), 1):
         words = line.partition("#")[0].split()
         if words:
-            nodes.append(_node(words, where=f"{path}: line {number}"))
-    names = [node.name for node in nodes]
-    twice = next((name for name in names if names.count(name) > 1), "")
-    if twice:
-        raise BadInput(f"{path}: {twice} is listed twice")
-    if not nodes:
-        raise BadInput(f"{path}: lists no node")
-    return tuple(nodes)
+            node = _node(words, where=f"{path}: line {number}")
+            refuse_if(node.name in nodes, f"{path}: {node.name} is listed twice")
+            nodes[node.name] = node
+    refuse_if(not nodes, f"{path}: lists no node")
+    return tuple(nodes.values())
 
 
 def _node(words: list[str], *, where: str) -> NodeAt:
@@ -103,10 +110,8 @@ def over_slurm(count: int, gpus: int, asked: Where, *, name: str) -> Nodes:
     if shutil.which("salloc") is None:
         raise Outside("Slurm is not installed here: salloc is not on PATH", hint="use --hosts FILE, or a login node")
     argv = ["salloc", "--no-shell", f"--job-name=moebox-{name}"[:120], f"--nodes={count}", "--ntasks-per-node=1"]
-    argv += [f"--gpus-per-node={gpus}"] if gpus else []
-    argv += [f"--partition={asked.partition}"] if asked.partition else []
-    argv += [f"--account={asked.account}"] if asked.account else []
-    argv += [f"--time={asked.time_limit}"] if asked.time_limit else []
+    more = {"gpus-per-node": gpus, "partition": asked.partition, "account": asked.account, "time": asked.time_limit}
+    argv += [f"--{flag}={value}" for flag, value in more.items() if value]
     said = _granted(argv, count)
     granted = re.search(r"Granted job allocation (\d+)", said)
     if not granted:
@@ -182,13 +187,12 @@ def timed(box: Box, hosts: Path, *, python: str) -> Box:
     if box.nodes not in (1, len(listed)):
         raise BadInput(f"{hosts}: lists {len(listed)} nodes, and {box.name} has {box.nodes}")
     nodes = over_ssh(listed, len(listed), python=python)
-    addresses = tuple(node.address for node in nodes.nodes)
     order = Conducted(
         mark=mark("survey"),
-        names=tuple(node.name for node in nodes.nodes),
-        master=addresses[0],
-        addresses=addresses,
-        ranks=(RankOrder(argv=("true",)),) * len(addresses),
+        names=nodes.names,
+        master=nodes.addresses[0],
+        addresses=nodes.addresses,
+        ranks=(RankOrder(argv=("true",)),) * len(listed),
         ways=nodes.ways(),
     )
     link = survey(order, SURVEY_PORT)
@@ -200,10 +204,10 @@ def timed(box: Box, hosts: Path, *, python: str) -> Box:
 
 def conducted(deployment: Deployment, nodes: Nodes, name: str) -> Conducted:
     """Every rank's command, with the first node's address where it belongs."""
-    addresses = tuple(node.address for node in nodes.nodes)
+    addresses = nodes.addresses
     return Conducted(
         mark=mark(name),
-        names=tuple(node.name for node in nodes.nodes),
+        names=nodes.names,
         master=addresses[0],
         addresses=addresses,
         ranks=tuple(_rank(deployment, rank, addresses) for rank in range(len(addresses))),
@@ -221,11 +225,11 @@ def commands(deployment: Deployment, where: Where) -> dict[str, str]:
         raise Unsupported("which nodes there are is known when Slurm starts it", hint=hint)
     nodes = first_of(read_hosts(where.hosts), deployment.recipe.parallel.nodes, python=where.python)
     _check_spanning(deployment, nodes)
-    addresses = tuple(node.address for node in nodes.nodes)
+    addresses = nodes.addresses
     opened, shown = _opened(deployment, addresses[0]), {}
-    for rank, node in enumerate(nodes.nodes):
+    for rank, name in enumerate(nodes.names):
         launch = engines.launch(opened, rank=rank, master=addresses[0], addresses=addresses)
-        shown[node.name] = engines.shown(launch, launch.argv)
+        shown[name] = engines.shown(launch, launch.argv)
     return shown
 
 
@@ -282,7 +286,7 @@ def _check_spanning(deployment: Deployment, nodes: Nodes) -> None:
     if not recipe.listen.port:
         raise BadInput("listen.port: an engine on other nodes needs a port that is known", hint="e.g. 8000")
     engines.check(deployment)
-    if deployment.engine.workers and any(_is_v6(node.address) for node in nodes.nodes):
+    if deployment.engine.workers and any(map(_is_v6, nodes.addresses)):
         raise BadInput(f"{deployment.engine.title}'s workers are named by IPv4 addresses or host names, not by IPv6")
 
 

@@ -62,6 +62,10 @@ def checkpoint(weights: str, recipe: Recipe) -> None:
             f"checkpoint {weights} holds no weights, only what lies beside them",
             hint="download it first: `hf download REPOSITORY --local-dir` this folder",
         )
+    _whole(weights, path)
+
+
+def _whole(weights: str, path: Path) -> None:
     missing = missing_shards(path)
     if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
@@ -82,10 +86,14 @@ def _holds_weights(folder: Path) -> bool:
 
 def missing_shards(path: Path) -> list[str]:
     """Files that the checkpoint names and that are not there, or are empty."""
-    if path.is_file():
-        return [name for name in _parts(path.name) if not filled(path.parent / name)]
-    named = {name for index in path.glob("*.safetensors.index.json") for name in _named_in(index)}
-    return sorted(name for name in named if not filled(path / name))
+    folder = path.parent if path.is_file() else path
+    names = _parts(path.name) if path.is_file() else sorted(_indexed(path))
+    return [name for name in names if not filled(folder / name)]
+
+
+def _indexed(folder: Path) -> set[str]:
+    """The files that the indexes in a folder name."""
+    return {name for index in folder.glob("*.safetensors.index.json") for name in _named_in(index)}
 
 
 def _named_in(index: Path) -> set[str]:
@@ -116,18 +124,22 @@ def engine(deployment: Deployment, argv: tuple[str, ...]) -> None:
     """What is to be executed must exist."""
     recipe, traits = deployment.recipe, deployment.engine
     if recipe.runtime.kind == "embedded":
-        from importlib.util import find_spec
-
-        if not traits.embedded:
-            raise BadInput(f"{traits.title} does not run embedded")
-        if find_spec("xllamacpp") is None:
-            raise NotInstalled("the embedded engine is not installed", hint="pip install 'moebox[embedded]'")
+        _embedded(traits)
     elif shutil.which(argv[0]) is None:
         inside = recipe.runtime.kind in ("docker", "podman")
         what = recipe.runtime.kind if inside else recipe.engine
         native = "" if recipe.runtime.preset else ', or runtime.kind = "native" in the recipe'
         hint = f"install {what}{native}" if inside else traits.install
         raise NotInstalled(f"{what} is not installed here: {argv[0]} is not on PATH", hint=hint)
+
+
+def _embedded(traits: Traits) -> None:
+    from importlib.util import find_spec
+
+    if not traits.embedded:
+        raise BadInput(f"{traits.title} does not run embedded")
+    if find_spec("xllamacpp") is None:
+        raise NotInstalled("the embedded engine is not installed", hint="pip install 'moebox[embedded]'")
 
 
 def version(deployment: Deployment, argv: tuple[str, ...]) -> None:

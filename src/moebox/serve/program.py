@@ -108,10 +108,10 @@ class Program:
         """The last line it printed that says something, short."""
         error = self.instance.life.error
         try:
-            lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+            lines = self.log.read_text(errors="replace").strip().splitlines()
         except OSError:
             lines = []
-        return error or (lines[-1][-200:] if lines else "it said nothing")
+        return error or (lines[-1].strip()[-200:] if lines else "it said nothing")
 
     def stop(self) -> None:
         """Down its ladder until nothing is left; harmless when it is over."""

@@ -58,9 +58,14 @@ def expected(memory: Memory | None, device: str, what: str) -> float | None:
     """The plan's figure for that device: "CUDA1", "TP1" and "gpu1" are the same GPU."""
     if memory is None:
         return None
-    digits = "".join(char for char in device if char.isdigit())
-    planned = {place.device: place for place in memory.devices}.get("ram" if device == "ram" else f"gpu{digits or 0}")
+    planned = {place.device: place for place in memory.devices}.get(planned_name(device))
     if planned is None:
         return None
     figure = {"weights": planned.weights_total, "kv": planned.kv, "activation": planned.activations}.get(what)
     return float(figure) if figure else None
+
+
+def planned_name(device: str) -> str:
+    """How plans call the device that an engine names."""
+    digits = "".join(char for char in device if char.isdigit())
+    return "ram" if device == "ram" else f"gpu{digits or 0}"

@@ -155,13 +155,14 @@ class Session:
             self._catch_up()
             self._tell_losses()
             if self.guard.poll() is not None:
-                life = self.instance.life
-                if life.asked:
-                    return
-                fault = "oom" if life.oom else "died"
-                how = ending(life.code, oom=life.oom)
-                raise self._fail(fault, f"{self.recipe.engine} {how} after it was ready")
+                self._raise_if_unasked(self.instance.life)
+                return
             time.sleep(ASK_S)
+
+    def _raise_if_unasked(self, life: Life) -> None:
+        if not life.asked:
+            how = ending(life.code, oom=life.oom)
+            raise self._fail("oom" if life.oom else "died", f"{self.recipe.engine} {how} after it was ready")
 
     def stop(self) -> None:
         """Down the ladder until nothing is left; harmless when it is over already."""
@@ -311,26 +312,13 @@ def launch(
     order: Order, run: Run, *, ladder: Ladder | None = None, listener: Listener | None = None, aside: bool = False
 ) -> Session:
     """Start the engine under its guard; it is not ready yet. `aside`: a rehearsal, and the run's recipe stays."""
-    recipe, name = order.recipe, run.id
+    name = run.id
     if not _ended(name):
         raise BadInput(f"run {name} has a running engine already", hint=f"`moebox down {name}` stops it")
     with state.leases(_held(order), name) as leases:
         if not order.nodes:  # which were looked at by `nodes.check`
             preflight.check(order.deployment, order.launch, order.argv)
-        if not aside or not (run.path / "recipe.toml").exists():
-            run.write("recipe.toml", codec.to_toml(recipe))
-        run.event(
-            AttemptStarted(
-                id=name,
-                model=recipe.checkpoint,
-                engine=recipe.engine,
-                argv=tuple(order.argv),
-                env=dict(order.launch.env),
-                port=order.launch.port,
-                gpus=tuple(order.gpus),
-                aside=aside,
-            )
-        )
+        _note_start(order, run, aside=aside)
         begins = log.stat().st_size if (log := run.path / "engine.log").exists() else 0
         guard = engine_guard(order, run, tuple(lease.descriptor for lease in leases), ladder or ())
     return Session(order, run, state.save(_instance(order, run, guard.pid)), guard, start=begins, listener=listener)
@@ -365,14 +353,33 @@ def _instance(order: Order, run: Run, guard: int) -> state.Instance:
     )
 
 
+def _note_start(order: Order, run: Run, *, aside: bool) -> None:
+    """The recipe into the run's folder, unless the real one lies there and this is a rehearsal; the attempt noted."""
+    recipe = order.recipe
+    if not aside or not (run.path / "recipe.toml").exists():
+        run.write("recipe.toml", codec.to_toml(recipe))
+    run.event(
+        AttemptStarted(
+            id=run.id,
+            model=recipe.checkpoint,
+            engine=recipe.engine,
+            argv=tuple(order.argv),
+            env=dict(order.launch.env),
+            port=order.launch.port,
+            gpus=tuple(order.gpus),
+            aside=aside,
+        )
+    )
+
+
 def _ended(name: str) -> bool:
     """Whether no engine of this run lives; one whose moebox was killed gets the time its guard takes to stop it."""
     until = time.monotonic() + sum(wait for _, wait in LADDER) + GRACE_S
     while True:
-        alive = {instance.id: instance for instance in state.instances() if instance.alive}.get(name)
-        if alive is None:
+        known = state.by_id().get(name)
+        if known is None or not known.alive:
             return True
-        if alive.detached or time.monotonic() > until:
+        if known.detached or time.monotonic() > until:
             return False
         time.sleep(LOOK_S)
 

@@ -118,6 +118,11 @@ def instances() -> list[Instance]:
     return sorted(found, key=lambda instance: (instance.started, instance.id))
 
 
+def by_id() -> dict[str, Instance]:
+    """Every record, by its id."""
+    return {instance.id: instance for instance in instances()}
+
+
 def folders() -> dict[Path, str]:
     """The engines that live, by the folder they write into; asking makes no folder."""
     known = instances() if state_dir().is_dir() else []
@@ -139,7 +144,8 @@ def find(name: str | None) -> Instance:
     known = instances()
     if name is None:
         return _only_live(known)
-    matching = _living([instance for instance in known if instance.id == name] or _called(known, name))
+    matching = _called(known, name)
+    matching = _living(matching) or matching
     if not matching:
         hint = suggest(name, [instance.id for instance in known]) if known else "nothing is running"
         raise BadInput(f"no engine called {name!r}", hint=hint)
@@ -152,7 +158,7 @@ def _only_live(known: list[Instance]) -> Instance:
     """The one that lives; where none does, the one whose record is left."""
     if not known:
         raise Outside("nothing is running", hint="`moebox up RECIPE` starts an engine")
-    live = [instance for instance in known if instance.alive]
+    live = _living(known)
     if len(live) > 1:
         raise BadInput(f"{len(live)} engines are running: say which", hint=_ids(live))
     if not live and len(known) > 1:
@@ -162,12 +168,13 @@ def _only_live(known: list[Instance]) -> Instance:
 
 
 def _living(known: list[Instance]) -> list[Instance]:
-    """Those that live; all of them where none does."""
-    return [instance for instance in known if instance.alive] or known
+    return [instance for instance in known if instance.alive]
 
 
 def _called(known: list[Instance], name: str) -> list[Instance]:
-    return [instance for instance in known if instance.id.startswith(name) or instance.recipe == name]
+    """The one of that id; else those whose id begins so, or whose recipe is called so."""
+    exact = [instance for instance in known if instance.id == name]
+    return exact or [instance for instance in known if instance.id.startswith(name) or instance.recipe == name]
 
 
 def _ids(instances: list[Instance]) -> str:
@@ -190,22 +197,27 @@ def mark(name: str) -> str:
 
 def strays() -> dict[str, list[int]]:
     """Processes of engines whose guard is gone, by instance; those of other state folders are not ours to name."""
-    guarded = {instance.id for instance in instances() if instance.alive}
+    guarded = {instance.id for instance in _living(instances())}
     return {name: pids for name, pids in marked().items() if name not in guarded}
 
 
 def marked() -> dict[str, list[int]]:
     """Every process that carries a mark of this state folder, by instance."""
-    begin, end = f"{MARK}=".encode(), f"@{state_dir().absolute()}".encode()
     found: dict[str, list[int]] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit() and int(entry) != os.getpid():
-            with contextlib.suppress(OSError):
-                for pair in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
-                    if pair.startswith(begin) and pair.endswith(end):
-                        name = pair[len(begin) : -len(end)].decode(errors="replace")
-                        found.setdefault(name, []).append(int(entry))
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        if pid == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            for name in _marks(Path(f"/proc/{pid}/environ").read_bytes()):
+                found.setdefault(name, []).append(pid)
     return found
+
+
+def _marks(environ: bytes) -> list[str]:
+    """The instances of this state folder that a process's environment names."""
+    begin, end = f"{MARK}=".encode(), f"@{state_dir().absolute()}".encode()
+    marks = [pair for pair in environ.split(b"\0") if pair.startswith(begin) and pair.endswith(end)]
+    return [mark[len(begin) : -len(end)].decode(errors="replace") for mark in marks]
 
 
 class Lease:

@@ -36,6 +36,12 @@ class Seen:
         """The phase with its progress: "loading weights (61 of 62)"."""
         return f"{self.phase} ({self.done} of {self.total})" if self.total else self.phase
 
+    def take(self, event: Event) -> None:
+        """The facts of an event, of a device or of the whole engine; and whether it is the one that says ready."""
+        place = self.devices.setdefault(event.device, {}) if event.device and event.facts else self.facts
+        place.update(event.facts)
+        self.ready = self.ready or event.kind == "ready"
+
 
 Listener = Callable[[Event | Finding], None]
 Tell = Callable[[str], None]  # takes a line of news
@@ -93,9 +99,7 @@ class Watch:
 
     def _event(self, event: Event) -> None:
         before = (self.seen.phase, self.seen.done)
-        place = self.seen.devices.setdefault(event.device, {}) if event.device and event.facts else self.seen.facts
-        place.update(event.facts)
-        self.seen.ready = self.seen.ready or event.kind == "ready"
+        self.seen.take(event)
         if event.phase and event.kind in ("phase", "progress", "ready"):
             self._phase(event)
         moved = (self.seen.phase, self.seen.done) != before
