@@ -9,6 +9,7 @@ from pathlib import Path
 from moebox import engines
 from moebox.core.deployment import Deployment
 from moebox.core.endpoint import Endpoint, endpoint_of
+from moebox.core.event import AttemptStarted
 from moebox.core.plan import Launch
 from moebox.core.recipe import Recipe
 from moebox.errors import BadInput, Unsupported
@@ -32,6 +33,19 @@ class Order:
     def recipe(self) -> Recipe:
         """The recipe that is launched, its port settled."""
         return self.deployment.recipe
+
+    def attempt(self, name: str, *, aside: bool) -> AttemptStarted:
+        """Its beginning, for the journal."""
+        return AttemptStarted(
+            id=name,
+            model=self.recipe.checkpoint,
+            engine=self.recipe.engine,
+            argv=self.argv,
+            env=dict(self.launch.env),
+            port=self.launch.port,
+            gpus=self.gpus,
+            aside=aside,
+        )
 
 
 def _key(variable: str) -> str | None:

@@ -18,7 +18,6 @@ from moebox.core.engine_facts import EngineFacts
 from moebox.core.event import (
     AttemptFailed,
     AttemptReady,
-    AttemptStarted,
     AttemptStopped,
     EngineDetached,
     EngineDied,
@@ -318,7 +317,9 @@ def launch(
     with state.leases(_held(order), name) as leases:
         if not order.nodes:  # which were looked at by `nodes.check`
             preflight.check(order.deployment, order.launch, order.argv)
-        _note_start(order, run, aside=aside)
+        if not aside or not (run.path / "recipe.toml").exists():
+            run.write("recipe.toml", codec.to_toml(order.recipe))
+        run.event(order.attempt(name, aside=aside))
         begins = log.stat().st_size if (log := run.path / "engine.log").exists() else 0
         guard = engine_guard(order, run, tuple(lease.descriptor for lease in leases), ladder or ())
     return Session(order, run, state.save(_instance(order, run, guard.pid)), guard, start=begins, listener=listener)
@@ -350,25 +351,6 @@ def _instance(order: Order, run: Run, guard: int) -> state.Instance:
         guard=guard,
         guard_started=state.start_tick(guard),
         started=time.time(),
-    )
-
-
-def _note_start(order: Order, run: Run, *, aside: bool) -> None:
-    """The recipe into the run's folder, unless the real one lies there and this is a rehearsal; the attempt noted."""
-    recipe = order.recipe
-    if not aside or not (run.path / "recipe.toml").exists():
-        run.write("recipe.toml", codec.to_toml(recipe))
-    run.event(
-        AttemptStarted(
-            id=run.id,
-            model=recipe.checkpoint,
-            engine=recipe.engine,
-            argv=tuple(order.argv),
-            env=dict(order.launch.env),
-            port=order.launch.port,
-            gpus=tuple(order.gpus),
-            aside=aside,
-        )
     )
 
 
