@@ -34,10 +34,10 @@ from tests.verify.oracle.third import THIRD
 from tests.verify.test_ladder import MISSED
 
 from moebox.core.endpoint import endpoint_of
-from moebox.core.verdict import Ladder
+from moebox.core.verdict import Ladder, wilson
 from moebox.verify.ladder import verify
 from moebox.verify.options import TRIALS, Effort, Options
-from moebox.verify.score import share_text, wilson
+from moebox.verify.score import share_text
 
 FAMILIES = {
     "first": tuple(name for name, fault in FAULTS.items() if fault.rung),

@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebox.core.verdict import Exchange
+from moebox.core.verdict import Exchange, wilson
 from moebox.verify.answer import SPECIAL, whole
 from moebox.verify.breach import strict_json
 from moebox.verify.chunks import streamed
-from moebox.verify.score import wilson
 from moebox.verify.sse import Events, events
 
 HEAD = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "m"}

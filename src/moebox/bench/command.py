@@ -17,10 +17,7 @@ def flags_of(
     """The flags for these loads of one workload, in as many commands as they need; `search`: loads are searched."""
     groups: dict[tuple[object, ...], list[Load]] = {}
     for load in loads:
-        usual = not load.rate and load.requests == PER_STREAM * load.concurrency * workload.turns
-        alike = replace(load, concurrency=0, rate=0.0, requests=0)
-        limit = load.concurrency if load.rate else 0
-        groups.setdefault((alike, bool(load.rate), limit, "usual" if usual else load.requests), []).append(load)
+        groups.setdefault(_alike(load, workload), []).append(load)
     return [
         _of_workload(workload)
         + _of_loads(same, workload, usual=key[-1] == "usual")
@@ -31,11 +28,23 @@ def flags_of(
     ]
 
 
+def _alike(load: Load, workload: Workload) -> tuple[object, ...]:
+    """The same for loads that one command can ask for; its last part says "usual" where --requests is not needed."""
+    usual = not load.rate and load.requests == PER_STREAM * load.concurrency * workload.turns
+    limit = load.concurrency if load.rate else 0
+    alike = replace(load, concurrency=0, rate=0.0, requests=0)
+    return alike, bool(load.rate), limit, "usual" if usual else load.requests
+
+
 def flags_of_tests(tests: Sequence[str], workload: Workload, repeat: int, load: Load = USUAL_LOAD) -> list[str]:
     """The flags for tests named like pp512 and tg128."""
-    lengths = {kind: dict.fromkeys(test[2:] for test in tests if test.startswith(kind)) for kind in ("pp", "tg")}
-    flags = [word for kind, found in lengths.items() if found for word in (f"--{kind}", ",".join(found))]
+    flags = _of_kind("pp", tests) + _of_kind("tg", tests)
     return flags + _pair("--repeat", repeat or 3, 3) + _of_prompts(workload) + _of_bounds(load)
+
+
+def _of_kind(kind: str, tests: Sequence[str]) -> list[str]:
+    lengths = dict.fromkeys(test[2:] for test in tests if test.startswith(kind))
+    return [f"--{kind}", ",".join(lengths)] if lengths else []
 
 
 def slo_flags(slo: Slo, *, search: bool = False) -> list[str]:
@@ -73,14 +82,18 @@ def _of_loads(loads: Sequence[Load], work: Workload, *, usual: bool) -> list[str
     limit = ["--concurrency", str(first.concurrency)] if first.concurrency else []
     requests = ["--requests", str(first.requests)] if first.requests and not usual else []
     if first.rate:
-        flags = ["--rate", ",".join(_exact(load.rate) for load in loads), *limit]
-        flags += _pair("--arrivals", first.arrivals, USUAL_LOAD.arrivals)
-        if first.arrivals != "constant":
-            flags += _pair("--burstiness", first.burstiness, USUAL_LOAD.burstiness)
-        return flags + requests
+        rates = ",".join(_exact(load.rate) for load in loads)
+        return ["--rate", rates, *limit, *_of_arrivals(first), *requests]
     if work.kind == "trace":
         return limit + requests
     return ["--concurrency", ",".join(str(load.concurrency) for load in loads), *requests]
+
+
+def _of_arrivals(load: Load) -> list[str]:
+    flags = _pair("--arrivals", load.arrivals, USUAL_LOAD.arrivals)
+    if load.arrivals == "constant":
+        return flags
+    return flags + _pair("--burstiness", load.burstiness, USUAL_LOAD.burstiness)
 
 
 def _of_bounds(load: Load) -> list[str]:

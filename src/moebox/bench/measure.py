@@ -16,7 +16,7 @@ from moebox.bench.self_check import self_check
 from moebox.bench.subject import Subject, code_text, look, path_of, subject_of
 from moebox.bench.vocabulary import counter
 from moebox.core.measure import Load, Slo, Workload
-from moebox.core.result import Measurement, UsageCheck
+from moebox.core.result import ClientCheck, Measurement, Summary, TokenCounts, UsageCheck
 from moebox.errors import Outside
 from moebox.stream.awake import Awake
 from moebox.units import seconds
@@ -59,19 +59,7 @@ def measure(
     workload = salted(replace(workload, ignore_eos=workload.ignore_eos and subject.ignores_eos))
     if workload.kind == "code":
         subject = replace(subject, text=code_text(subject, workload.api))
-    has_tokenizer = bool(subject.text.tokenizer)
-    job = Job(
-        target=subject.target,
-        path=path_of(workload.api),
-        headers=subject.endpoint.headers,
-        model=subject.endpoint.model,
-        workload=workload,
-        load=load,
-        text=subject.text,
-        offset=offset,
-        keep_text=has_tokenizer and not subject.counts,
-        keep_first=CHECKED if has_tokenizer else 0,
-    )
+    job = _job(subject, workload, load, offset)
     if warmup:
         job = replace(job, offset=offset + _warm_up(job, warmup))
     with Awake() as awake, Scraper(subject.endpoint, enabled=scrape, tls=subject.tls if scrape else None) as scraper:
@@ -108,6 +96,22 @@ def _count(subject: Subject, samples: Samples) -> tuple[bool, UsageCheck | None]
         return False, None
 
 
+def _job(subject: Subject, workload: Workload, load: Load, offset: int) -> Job:
+    has_tokenizer = bool(subject.text.tokenizer)
+    return Job(
+        target=subject.target,
+        path=path_of(workload.api),
+        headers=subject.endpoint.headers,
+        model=subject.endpoint.model,
+        workload=workload,
+        load=load,
+        text=subject.text,
+        offset=offset,
+        keep_text=has_tokenizer and not subject.counts,
+        keep_first=CHECKED if has_tokenizer else 0,
+    )
+
+
 def _warm_up(job: Job, requests: int) -> int:
     """Requests that are not measured, with prompts of their own; how many prompts of a file they used."""
     load, work = job.load, job.workload
@@ -123,12 +127,7 @@ def _warm_up(job: Job, requests: int) -> int:
 def _figures(subject: Subject, job: Job, driven: Driven, *, slo: Slo | None, away_s: float) -> Measurement:
     load, work, samples = job.load, job.workload, driven.samples
     figures = metrics.summary(samples, slo=slo, prompt_tokens=work.input_tokens)
-    unlimited = (bool(load.rate) or work.kind == "trace") and not load.concurrency
-    gap_ms, p99_ms = figures.chunk_gap.mean, figures.itl.p99
-    client = self_check(samples, driven.gauges, open_loop=unlimited, itl_ms=gap_ms, p99_ms=p99_ms)
-    if away_s:
-        away = f"the machine slept, was stopped or its clock was set for {seconds(away_s)} meanwhile"
-        client = replace(client, reasons=(*client.reasons, away))
+    client = _client(job, driven, figures, away_s)
     backend = "openai-chat" if work.api == "chat" else "openai"
     return Measurement(
         tool=f"moebox {__version__}",
@@ -148,7 +147,7 @@ def _figures(subject: Subject, job: Job, driven: Driven, *, slo: Slo | None, awa
         workload=work,
         load=load,
         slo=slo,
-        token_counts="usage" if subject.counts else "tokenizer" if job.keep_text else "chunks",
+        token_counts=_counted_by(subject, job),
         prompts_exact=subject.text.exact,
         errors=reasons(samples),
         steady=metrics.steady(samples, ramp_s=load.ramp_s),
@@ -157,6 +156,24 @@ def _figures(subject: Subject, job: Job, driven: Driven, *, slo: Slo | None, awa
         client_limited=bool(client.reasons),
         client=client,
     )
+
+
+def _client(job: Job, driven: Driven, figures: Summary, away_s: float) -> ClientCheck:
+    """Whether the client kept up with its server."""
+    load = job.load
+    unlimited = (bool(load.rate) or job.workload.kind == "trace") and not load.concurrency
+    gap_ms, p99_ms = figures.chunk_gap.mean, figures.itl.p99
+    client = self_check(driven.samples, driven.gauges, open_loop=unlimited, itl_ms=gap_ms, p99_ms=p99_ms)
+    if not away_s:
+        return client
+    away = f"the machine slept, was stopped or its clock was set for {seconds(away_s)} meanwhile"
+    return replace(client, reasons=(*client.reasons, away))
+
+
+def _counted_by(subject: Subject, job: Job) -> TokenCounts:
+    if subject.counts:
+        return "usage"
+    return "tokenizer" if job.keep_text else "chunks"
 
 
 def _flagged(subject: Subject, job: Job, samples: Samples, result: Measurement) -> Measurement:

@@ -38,6 +38,10 @@ class Figures:
         """Prompt tokens that came out of a prefix cache, as far as the server tells."""
         return max(0, min(self.request.cached, self.request.prompt))
 
+    def prompt_or(self, tokens: int) -> int:
+        """Tokens of the prompt; `tokens` where the server does not count them."""
+        return self.request.prompt if self.request.prompt >= 0 else tokens
+
 
 def figures(samples: Samples) -> list[Figures]:
     """The completed requests, each with its own figures."""
@@ -48,17 +52,22 @@ def _of_request(samples: Samples, request: Request) -> Figures:
     first, last, sent = request.first, request.last, request.sent
     times, kinds = samples.time[first:last], samples.kind[first:last]
     output = output_tokens(samples, request)
-    visible = next((at for at, kind in zip(times, kinds, strict=True) if kind & ~GUESSED == CONTENT), None)
     timed = not (kinds[0] == SILENT and len(times) == 1 and output > 1)
     return Figures(
         request=request,
         output=output,
         ttft_s=(times[0] - sent) / 1e9 if timed else None,
-        ttfc_s=None if visible is None else (visible - sent) / 1e9,
+        ttfc_s=_first_content_s(times, kinds, sent),
         tpot_s=(times[-1] - times[0]) / 1e9 / (output - 1) if timed and output > 1 else None,
         e2e_s=(times[-1] - sent) / 1e9,
         worst_itl_s=max((after - before for before, after in itertools.pairwise(times)), default=0) / 1e9,
     )
+
+
+def _first_content_s(times: Sequence[int], kinds: Sequence[int], sent: int) -> float | None:
+    """Seconds until something visible came; None where nothing did."""
+    visible = (at for at, kind in zip(times, kinds, strict=True) if kind & ~GUESSED == CONTENT)
+    return next(((at - sent) / 1e9 for at in visible), None)
 
 
 def output_tokens(samples: Samples, request: Request) -> int:
@@ -71,7 +80,7 @@ def summary(samples: Samples, *, slo: Slo | None = None, prompt_tokens: int = 0)
     done = figures(samples)
     counts = Counter(samples.columns["outcome"])
     duration = run_s(samples)
-    total_input = sum(each.request.prompt if each.request.prompt >= 0 else prompt_tokens for each in done)
+    total_input = sum(each.prompt_or(prompt_tokens) for each in done)
     total_output = sum(each.output for each in done)
     rate = 1 / duration if duration > 0 else 0.0
     token_gaps, chunk_gaps = gaps(samples, done)
@@ -163,7 +172,11 @@ def gaps(samples: Samples, done: Sequence[Figures]) -> tuple["Counter[float]", "
                 by_token[share if exact else share // 1000] += count
                 before = now
     scale = 1e6 if exact else 1e3
-    return Counter({k / scale: n for k, n in by_token.items()}), Counter({k / scale: n for k, n in by_chunk.items()})
+    return _scaled(by_token, scale), _scaled(by_chunk, scale)
+
+
+def _scaled(counter: "Counter[float]", scale: float) -> "Counter[float]":
+    return Counter({value / scale: count for value, count in counter.items()})
 
 
 def meets(each: Figures, slo: Slo) -> bool:
@@ -220,6 +233,11 @@ def steady(samples: Samples, *, ramp_s: float = 0.0) -> Steady | None:
     inside = [each for each in done if begin <= each.request.sent <= end]
     if end - begin < 1_000_000_000 or len(inside) < 2:
         return None
+    return _between(samples, done, inside, begin, end)
+
+
+def _between(samples: Samples, done: Sequence[Figures], inside: Sequence[Figures], begin: int, end: int) -> Steady:
+    """The figures of a window; `inside` are the requests sent in it."""
     seconds = (end - begin) / 1e9
     return Steady(
         start_s=(begin - samples.zero) / 1e9,
@@ -269,8 +287,12 @@ def timeline(samples: Samples) -> Timeline:
         output_tokens=tuple(tokens),
         in_flight=tuple(round(value, 3) for value in flight),
         ended=tuple(ended),
-        ttft_ms=tuple(round(statistics.fmean(values), 3) if values else None for values in ttft),
+        ttft_ms=tuple(map(_rounded_mean, ttft)),
     )
+
+
+def _rounded_mean(values: Sequence[float]) -> float | None:
+    return round(statistics.fmean(values), 3) if values else None
 
 
 def speed_by_position(samples: Samples, bins: int = 20) -> tuple[PositionSpeed, ...]:

@@ -75,11 +75,16 @@ def _prompt(item: Any, where: str) -> Prompt | None:
         raise BadInput(f"{where}: neither a string nor an object")
     if "conversations" in item:
         return _sharegpt(item["conversations"])
+    more = {key: item[key] for key in ("tools", "tool_choice", "response_format") if key in item}
+    tokens = _output_tokens(item, where)
+    return Prompt(messages=_messages(item, where), output_tokens=tokens, more=more)
+
+
+def _output_tokens(item: Json, where: str) -> int:
     tokens = item.get("output_tokens", item.get("max_tokens", 0))
     if not isinstance(tokens, int) or tokens < 0:
         raise BadInput(f"{where}: output_tokens is {tokens!r}")
-    more = {key: item[key] for key in ("tools", "tool_choice", "response_format") if key in item}
-    return Prompt(messages=_messages(item, where), output_tokens=tokens, more=more)
+    return tokens
 
 
 def _asked(text: str) -> tuple[Json, ...]:

@@ -5,6 +5,7 @@ import itertools
 import re
 import threading
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -97,15 +98,16 @@ class Scraper:
         rows = [row for row in self._power if row[0] >= zero]
         if len(rows) < 2:
             return None
-        joules = sum((b[1] + a[1]) / 2 * (b[0] - a[0]) / 1e9 for a, b in itertools.pairwise(rows))
-        watts = joules / ((rows[-1][0] - rows[0][0]) / 1e9)
+        at, watts, used = zip(*rows, strict=True)
+        mean = _mean_watts(rows)
+        joules = mean * duration_s
         return Power(
-            mean_watts=watts,
-            joules=watts * duration_s,
-            output_tokens_per_joule=output_tokens / (watts * duration_s) if watts and duration_s else None,
-            peak_memory_bytes=int(max(row[2] for row in rows)),
-            time_s=tuple(round((row[0] - zero) / 1e9, 3) for row in rows),
-            watts=tuple(round(row[1], 1) for row in rows),
+            mean_watts=mean,
+            joules=joules,
+            output_tokens_per_joule=output_tokens / joules if joules else None,
+            peak_memory_bytes=int(max(used)),
+            time_s=tuple(round((moment - zero) / 1e9, 3) for moment in at),
+            watts=tuple(round(value, 1) for value in watts),
         )
 
     def _metrics(self) -> None:
@@ -144,6 +146,11 @@ class Scraper:
                 return
 
 
+def _mean_watts(rows: Sequence[tuple[int, float, float]]) -> float:
+    joules = sum((b[1] + a[1]) / 2 * (b[0] - a[0]) / 1e9 for a, b in itertools.pairwise(rows))
+    return joules / ((rows[-1][0] - rows[0][0]) / 1e9)
+
+
 def series(rows: list[tuple[int, dict[str, float]]], zero: int) -> ServerView | None:
     """Columns over the time since `zero`, and what the run comes to.
 
@@ -152,12 +159,16 @@ def series(rows: list[tuple[int, dict[str, float]]], zero: int) -> ServerView | 
     if not rows:
         return None
     during = [row for row in rows if row[0] >= zero] or rows[-1:]
-    present = set().union(*(row for _, row in during))
-    times = tuple(max(0.0, round((at - zero) / 1e9, 3)) for at, _ in during)
-    columns: dict[str, tuple[float | None, ...]] = {"time_s": times}
-    columns |= {name: tuple(row.get(name) for _, row in during) for name in NAMES if name in present}
+    columns = _columns(during, zero)
     totals = _totals(rows[0][1], rows[-1][1], columns)
     return ServerView(**totals, **_shares(totals), series=columns)
+
+
+def _columns(rows: list[tuple[int, dict[str, float]]], zero: int) -> dict[str, tuple[float | None, ...]]:
+    """The rows' time and each of their figures, under its name."""
+    present = set().union(*(row for _, row in rows))
+    columns = {name: tuple(row.get(name) for _, row in rows) for name in NAMES if name in present}
+    return {"time_s": tuple(max(0.0, round((at - zero) / 1e9, 3)) for at, _ in rows), **columns}
 
 
 def _shares(totals: dict[str, float]) -> dict[str, float]:

@@ -65,6 +65,12 @@ def reasons(client: ClientCheck, *, open_loop: bool, itl_ms: float, sure: bool, 
     """
     if client.cpu_share > SATURATED:
         yield f"a client process used {client.cpu_share:.0%} of a core; more --workers would help"
+    yield from _late_reads(client, itl_ms=itl_ms, sure=sure, joined=joined)
+    if open_loop and client.send_lag_p99_ms > LATE_SEND_MS:
+        yield f"requests were sent {client.send_lag_p99_ms:.0f} ms late (P99)"
+
+
+def _late_reads(client: ClientCheck, *, itl_ms: float, sure: bool, joined: float) -> Iterator[str]:
     lag = client.read_lag_p99_ms
     if client.clock == "user" and lag > max(1.0, 0.05 * itl_ms):
         yield f"reads were up to {lag:.1f} ms late (P99) and the kernel gave no receive times"
@@ -73,8 +79,6 @@ def reasons(client: ClientCheck, *, open_loop: bool, itl_ms: float, sure: bool, 
     elif not sure:
         share = f"{client.estimated_share:.1%} of tokens were read late and together"
         yield f"{share}: P99 ITL may be more than {TOLERANCE:.0%} off"
-    if open_loop and client.send_lag_p99_ms > LATE_SEND_MS:
-        yield f"requests were sent {client.send_lag_p99_ms:.0f} ms late (P99)"
 
 
 def lag_at(lag: list[int], share: float) -> float:

@@ -14,6 +14,7 @@ from moebox.errors import BadInput
 from moebox.loose import Json, inner, within, words
 
 FORMAT = 1
+TokenCounts = Literal["usage", "tokenizer", "chunks"]  # who counted the tokens
 STATS = ("mean", "median", "std", "p50", "p90", "p95", "p99")
 # What stands before the figures in a file.
 FIRST: tuple[str, ...] = ("format", "kind", "tool", "date", "label", "simulation", "backend", "endpoint_type")
@@ -198,7 +199,7 @@ class Measurement(Summary):
     load: Load
     warmup: int = 0
     slo: Slo | None = None
-    token_counts: Literal["usage", "tokenizer", "chunks"]
+    token_counts: TokenCounts
     prompts_exact: bool
     errors: dict[str, int] = field(default_factory=dict)
     steady: Steady | None = None

@@ -1,5 +1,6 @@
 """What came of asking a server to prove itself: slips, probes, rungs, the ladder, and the evidence for each."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -7,6 +8,7 @@ from typing import Any, Literal
 Mark = Literal["pass", "warn", "fail", "skip"]
 Whose = Literal["server", "model"]
 
+Z95 = 1.959963984540054  # the normal quantile that leaves 2.5% on either side
 _WORST: tuple[Mark, ...] = ("fail", "warn", "pass", "skip")
 
 
@@ -29,6 +31,17 @@ class Score:
     def share(self) -> float:
         """The share that went well; 0 when nothing was tried."""
         return self.passed / self.trials if self.trials else 0.0
+
+
+def wilson(passed: int, trials: int) -> Score:
+    """Wilson's score interval: honest for few trials and for shares near 0 or 1."""
+    if trials == 0:
+        return Score(passed=0, trials=0, low=0.0, high=1.0)
+    share, z = passed / trials, Z95
+    weight = 1 + z * z / trials
+    middle = (share + z * z / (2 * trials)) / weight
+    reach = z / weight * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
+    return Score(passed=passed, trials=trials, low=max(0.0, middle - reach), high=min(1.0, middle + reach))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

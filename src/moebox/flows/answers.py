@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from moebox.core.endpoint import Endpoint
-from moebox.core.verdict import Score
+from moebox.core.verdict import Score, wilson
 from moebox.errors import Outside
 from moebox.phantom.tasks import FAMILIES, Task
 from moebox.stream import loop
@@ -18,7 +18,6 @@ from moebox.verify.client import Client
 from moebox.verify.rungs.alive import models
 from moebox.verify.rungs.json_modes import misfit
 from moebox.verify.rungs.tools import schema_fault
-from moebox.verify.score import wilson
 
 # What is asked: open questions diverge first, closed ones show whether it matters.
 MIX = ("plain", "story", "sums", "count", "copy", "code", "json_schema", "tool_call", "tool_parallel", "memory")

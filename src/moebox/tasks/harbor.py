@@ -128,28 +128,35 @@ if __name__ == "__main__":
 def write(job: Job, folder: Path) -> Path:
     """The job as a Harbor task below `folder`; its own folder."""
     place = folder / job.id
-    files = dict(job.files)
-    if job.gadget:
-        files["gadget.py"] = inspect.getsource(gadget) + GADGET_MAIN
-        files[gadget.STATE] = job.gadget
-    checks = {
-        "snippets": [snippet for check in job.checks for snippet in check.snippets],
-        "expected": list(expected(job)),
-        "protected": {name: job.files[name] for name in job.protected},
-    }
     _put(place / "task.toml", _toml(job))
     _put(place / "instruction.md", f"{_instruction(job)}\n\nWork in `/app`.\n")
     _put(place / "environment" / "Dockerfile", DOCKERFILE)
     (place / "environment" / "files").mkdir(parents=True, exist_ok=True)
-    for name, text in (files or {".keep": ""}).items():
+    for name, text in (_files(job) or {".keep": ""}).items():
         _put(place / "environment" / "files" / name, text)
     _put(place / "tests" / "test.sh", TEST_SH, mode=0o755)
     _put(place / "tests" / "check.py", CHECK_PY)
-    _put(place / "tests" / "checks.json", json.dumps(checks))
+    _put(place / "tests" / "checks.json", json.dumps(_checks(job)))
     _put(place / "solution" / "solve.sh", SOLVE_SH, mode=0o755)
     for name, text in job.solution.items():
         _put(place / "solution" / "files" / name, text)
     return place
+
+
+def _files(job: Job) -> dict[str, str]:
+    """What lies in the job's folder; the tool that a gadget's job needs as a program."""
+    if not job.gadget:
+        return dict(job.files)
+    return {**job.files, "gadget.py": inspect.getsource(gadget) + GADGET_MAIN, gadget.STATE: job.gadget}
+
+
+def _checks(job: Job) -> dict[str, object]:
+    """What check.py holds the files against."""
+    return {
+        "snippets": [snippet for check in job.checks for snippet in check.snippets],
+        "expected": list(expected(job)),
+        "protected": {name: job.files[name] for name in job.protected},
+    }
 
 
 def _instruction(job: Job) -> str:
@@ -293,14 +300,6 @@ def _result(document: Json, path: str, dataset: str, number: int) -> JobResult:
     rewards = [value for value in inner(document, "verifier_result.rewards").values() if is_figure(value)]
     solved = bool(rewards) and min(rewards) >= 1
     end, why = _ending(inner(document, "exception_info"))
-    turn = TurnSeen(
-        number=1,
-        at_s=0.0,
-        seconds=_span(inner(document, "agent_execution") or document),
-        prompt_tokens=_whole(within(document, "agent_result.n_input_tokens")),
-        completion_tokens=_whole(within(document, "agent_result.n_output_tokens")),
-        cached_tokens=_whole(within(document, "agent_result.n_cache_tokens")),
-    )
     family, level, seed = _named(task) or (dataset, "hard", number)
     return JobResult(
         family=family,
@@ -312,8 +311,20 @@ def _result(document: Json, path: str, dataset: str, number: int) -> JobResult:
         wrong="" if solved else f"{task}: {why or 'its tests did not pass'}",
         checks=(CheckSeen(name=task, passed=int(solved), of=1),),
         seconds=_span(document),
-        turns=(turn,),
+        turns=(_turn(document),),
         transcript=path,
+    )
+
+
+def _turn(document: Json) -> TurnSeen:
+    """All that a client did, as one turn."""
+    return TurnSeen(
+        number=1,
+        at_s=0.0,
+        seconds=_span(inner(document, "agent_execution") or document),
+        prompt_tokens=_whole(within(document, "agent_result.n_input_tokens")),
+        completion_tokens=_whole(within(document, "agent_result.n_output_tokens")),
+        cached_tokens=_whole(within(document, "agent_result.n_cache_tokens")),
     )
 
 

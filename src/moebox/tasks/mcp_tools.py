@@ -160,10 +160,15 @@ class _Server:
                 raise Refused(f"{name}: {_words(problem)}") from None
             self.close()
             raise ToolServerDied(f"MCP server {self.address.name} died in {name}: {_words(problem)}") from None
-        text = "\n".join(str(getattr(part, "text", f"({part.type})")) for part in result.content)
-        if result.is_error:
-            raise Refused(text or f"{name} failed")
-        return text or "(nothing)"
+        return _text(name, result)
+
+
+def _text(name: str, result: Any) -> str:
+    """What a tool answered; Refused where that is an error."""
+    text = "\n".join(str(getattr(part, "text", f"({part.type})")) for part in result.content)
+    if result.is_error:
+        raise Refused(text or f"{name} failed")
+    return text or "(nothing)"
 
 
 def _gone(problem: BaseException) -> bool:

@@ -8,6 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal
 
 from moebox.core.endpoint import Endpoint
@@ -196,22 +197,25 @@ class Parts(ABC):
     def reply(self, problem: str, seconds: float) -> Reply:
         """All of it."""
         prompt, completion, cached = (number if number >= 0 else None for number in self.usage)
-        short = problem.lower()
-        full = any(word in short for word in CONTEXT_WORDS)
         return Reply(
             text=hide_given("".join(self.text)),
             reasoning=hide_given("".join(self.reasoning)),
             calls=self.calls(),
             finish=self.finish,
             problem=problem,
-            context_full=full,
+            context_full=_is_context(problem),
             prompt_tokens=prompt,
             completion_tokens=completion if completion is not None else len(self.times) or None,
             cached_tokens=cached,
             ttft_s=self.times[0] if self.times else None,
             seconds=seconds,
-            gaps_s=tuple(b - a for a, b in zip(self.times, self.times[1:], strict=False)),
+            gaps_s=tuple(b - a for a, b in pairwise(self.times)),
         )
+
+
+def _is_context(problem: str) -> bool:
+    """Whether it is about a prompt that is too long."""
+    return any(word in problem.lower() for word in CONTEXT_WORDS)
 
 
 class _Chat(Parts):
@@ -264,12 +268,8 @@ class AnthropicParts(Parts):
             case "message_start":
                 self._count(inner(data, "message.usage"))
             case "content_block_start":
-                self._blocks[index] = {
-                    "type": words(data, "content_block.type"),
-                    "id": words(data, "content_block.id"),
-                    "name": words(data, "content_block.name"),
-                    "arguments": "",
-                }
+                block = inner(data, "content_block")
+                self._blocks[index] = {name: words(block, name) for name in ("type", "id", "name")} | {"arguments": ""}
             case "content_block_delta":
                 self._delta(at, index, inner(data, "delta"))
             case "message_delta":

@@ -231,12 +231,17 @@ def _labour(
         state.told.put(partial(listener.began, name))
         run.event(TaskBegan(job=name.id))
         result = _left_if_gone(_do_job(name, worker, run, options, listener, until, state), state)
-        with state.lock:
-            others = tuple(other for other in state.task_run.results if other.id != result.id)
-            state.task_run = replace(state.task_run, results=(*others, result))
-            save(state.task_run, run)
-            run.event(TaskEnded(job=name.id, solved=result.solved, end=result.end, wrong=result.wrong))
+        _keep(result, state, run)
         state.told.put(partial(listener.ended, result))
+
+
+def _keep(result: JobResult, state: _State, run: Run) -> None:
+    """Write a job's result down, in place of an earlier one."""
+    with state.lock:
+        others = tuple(other for other in state.task_run.results if other.id != result.id)
+        state.task_run = replace(state.task_run, results=(*others, result))
+        save(state.task_run, run)
+        run.event(TaskEnded(job=result.id, solved=result.solved, end=result.end, wrong=result.wrong))
 
 
 def _left_if_gone(result: JobResult, state: _State) -> JobResult:

@@ -7,12 +7,12 @@ code that prints PASS, ends the process or writes to the pipe of its results gai
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 from moebox import sandbox
-from moebox.core.verdict import Score
+from moebox.core.verdict import Score, wilson
 from moebox.escape import clipped
 from moebox.loose import is_figure
 from moebox.sandbox import Limits
@@ -21,7 +21,6 @@ from moebox.tasks.job import Check, Job
 from moebox.tasks.result import CheckSeen, FamilyScore, JobResult
 
 LIMITS = Limits(time_s=20.0, cpu_s=3, memory_bytes=768 * 2**20)
-Z95 = 1.959963984540054  # the normal quantile that leaves 2.5% on either side
 
 
 def check(job: Job, files: Mapping[str, bytes]) -> tuple[CheckSeen, ...]:
@@ -62,9 +61,9 @@ def _expected(family: str, level: Any, seed: int) -> tuple[Any, ...]:
 
 def _compare(each: Check, values: Sequence[Any], wanted: Sequence[Any], error: str) -> CheckSeen:
     right = [same(value, right) for value, right in zip(values, wanted, strict=False)]
+    place = right.index(False) if False in right else len(right)  # the first that is wrong or missing
     detail = ""
-    if not all(right) or len(right) < len(wanted):
-        place = right.index(False) if False in right else len(right)
+    if place < len(wanted):
         came = _short(values[place]) if place < len(values) else error or "nothing"
         detail = f"test {place + 1}: {came}"
     return CheckSeen(name=each.name, passed=sum(right), of=len(each.snippets), detail=detail)
@@ -89,26 +88,17 @@ def _short(value: Any) -> str:
     return clipped(repr(value), 120)
 
 
-def interval(passed: int, trials: int) -> Score:
-    """Wilson's score interval: honest for few trials and for shares near 0 or 1."""
-    if trials == 0:
-        return Score(passed=0, trials=0, low=0.0, high=1.0)
-    share, z = passed / trials, Z95
-    weight = 1 + z * z / trials
-    middle = (share + z * z / (2 * trials)) / weight
-    reach = z / weight * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
-    return Score(passed=passed, trials=trials, low=max(0.0, middle - reach), high=min(1.0, middle + reach))
-
-
 def solved(results: Sequence[JobResult]) -> Score:
     """How many of the jobs were solved."""
-    return interval(sum(result.solved for result in results), len(results))
+    return wilson(sum(result.solved for result in results), len(results))
 
 
 def families(results: Sequence[JobResult]) -> list[FamilyScore]:
     """Scores by family and level, in the order met."""
-    keys = list(dict.fromkeys((result.family, result.level) for result in results))
-    return [_family([result for result in results if (result.family, result.level) == key]) for key in keys]
+    groups: dict[tuple[str, str], list[JobResult]] = {}
+    for result in results:
+        groups.setdefault((result.family, result.level), []).append(result)
+    return [_family(group) for group in groups.values()]
 
 
 def _family(results: list[JobResult]) -> FamilyScore:
@@ -119,24 +109,25 @@ def _family(results: list[JobResult]) -> FamilyScore:
         family=first.family,
         level=first.level,
         solved=solved(results),
-        hidden=interval(passed, hidden),
-        valid_calls=interval(sum(call.ok for call in calls), len(calls)),
+        hidden=wilson(passed, hidden),
+        valid_calls=wilson(sum(call.ok for call in calls), len(calls)),
         repaired_calls=sum(call.repaired for call in calls),
-        turns=_mean(len(result.turns) for result in results),
-        output_tokens=_mean(result.output_tokens for result in results),
-        seconds=_mean(result.seconds for result in results),
+        turns=_mean(results, lambda result: len(result.turns)),
+        output_tokens=_mean(results, lambda result: result.output_tokens),
+        seconds=_mean(results, lambda result: result.seconds),
         tok_s=_speed(results),
         ends=dict(Counter(result.end for result in results)),
     )
 
 
-def _mean(values: Iterable[float]) -> float:
-    return statistics.fmean(values)
+def _mean(results: Sequence[JobResult], figure: Callable[[JobResult], float]) -> float:
+    return statistics.fmean(map(figure, results))
 
 
 def _speed(results: Sequence[JobResult]) -> float | None:
     """Tokens a second while writing, over all turns."""
     turns = [turn for result in results for turn in result.turns]
     timed = [(turn.completion_tokens, turn.tok_s) for turn in turns if turn.completion_tokens and turn.tok_s]
-    seconds = sum(tokens / rate for tokens, rate in timed)
-    return sum(tokens for tokens, _ in timed) / seconds if timed else None
+    if not timed:
+        return None
+    return sum(tokens for tokens, _ in timed) / sum(tokens / rate for tokens, rate in timed)

@@ -90,10 +90,7 @@ class Toolbox:
         if name not in self._tools:
             raise BadCall(f"there is no tool {name[:60]!r}; there are: {', '.join(self._tools) or 'none'}")
         tool, check = self._tools[name]
-        try:
-            given = json.loads(arguments or "{}")
-        except (ValueError, RecursionError) as problem:
-            raise BadCall(f"the arguments of {name} are no JSON: {problem}") from None
+        given = _parsed(name, arguments)
         try:
             check(given)
         except fastjsonschema.JsonSchemaValueException as problem:
@@ -241,3 +238,10 @@ def _whole() -> Json:
 
 def _texts() -> Json:
     return {"type": "array", "items": {"type": "string"}, "maxItems": 20}
+
+
+def _parsed(name: str, arguments: str) -> object:
+    try:
+        return json.loads(arguments or "{}")
+    except (ValueError, RecursionError) as problem:
+        raise BadCall(f"the arguments of {name} are no JSON: {problem}") from None

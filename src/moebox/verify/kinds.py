@@ -6,8 +6,7 @@ A kind ends in `/streamed` where it was met in a stream; both share one row here
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from moebox.core.verdict import Mark, Slip, Whose
-from moebox.verify.score import wilson
+from moebox.core.verdict import Mark, Slip, Whose, wilson
 
 RED = 0.03  # a server's fault is red when its rate is above this with 97.5% confidence, and was seen twice
 ALSO = 200  # further examples of a kind of fault that are kept: more than any series of trials is long

@@ -10,13 +10,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from moebox.core.verdict import Mark, Score, Whose
+from moebox.core.verdict import Mark, Score, Whose, wilson
 from moebox.phantom.tasks import FAMILIES, Task
 from moebox.phantom.toolbox import TOOLS, Tool
 from moebox.verify.answer import Answer
 from moebox.verify.ask import Asker, Failed, Skipped, Unusable
 from moebox.verify.kinds import MODEL_TRIALS, STREAMED, in_words, mark_of, slip
-from moebox.verify.score import wilson
 
 BLAMES = 6  # slips of one series that are asked again to learn whose they are; the others are like them
 ON_OFFER = 3  # tools that the tasks of a probe share
