@@ -22,20 +22,19 @@ def pp_tg(
     *,
     pp: tuple[int, ...],
     tg: tuple[int, ...],
-    repeat: int = 3,
-    workload: Workload | None = None,
-    load: Load = ONE,
-    on_test: Callable[[str], None] = lambda name: None,
+    repeat: int,
+    workload: Workload,
+    load: Load,
+    on_test: Callable[[str], None],
 ) -> PrefillDecode:
     """A result with a row for each test: pp cold and warm, tg. Lengths are the tests', all else the workload's."""
-    base = workload or Workload()
     rows: list[TestRow] = []
     for tokens in pp:
         on_test(f"pp{tokens}")
-        rows += _prefill(subject, replace(base, input_tokens=tokens, output_tokens=1), load, repeat)
+        rows += _prefill(subject, replace(workload, input_tokens=tokens, output_tokens=1), load, repeat)
     for tokens in tg:
         on_test(f"tg{tokens}")
-        work = _apart(replace(base, input_tokens=TG_PROMPT, output_tokens=tokens))
+        work = _apart(replace(workload, input_tokens=TG_PROMPT, output_tokens=tokens))
         rows.append(
             _row(f"tg{tokens}", tokens, _run(subject, work, load, repeat, 0), decode_rate, cold=True, asked=repeat)
         )
@@ -45,7 +44,7 @@ def pp_tg(
         simulation=subject.simulation,
         model_id=subject.endpoint.model,
         tokenizer_id=subject.text.how,
-        workload=base,
+        workload=workload,
         load=load,
         repeat=repeat,
         flags=tuple(flag for row in rows if (flag := _cached(row, subject))),

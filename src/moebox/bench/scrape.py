@@ -64,19 +64,19 @@ def pick(metrics: dict[str, float]) -> dict[str, float]:
 class Scraper:
     """Asks once a second, in a thread of the process that drives no load."""
 
-    def __init__(self, endpoint: Endpoint, *, enabled: bool = True, tls: "ssl.SSLContext | None" = None) -> None:
+    def __init__(self, endpoint: Endpoint, *, enabled: bool, tls: "ssl.SSLContext | None") -> None:
         self._endpoint = endpoint
         self._tls = tls
         self._over = threading.Event()
         self._rows: list[tuple[int, dict[str, float]]] = []
         self._power: list[tuple[int, float, float]] = []  # when, watts, bytes in use
-        self._threads = [threading.Thread(target=target, daemon=True) for target in (self._metrics, self._gpus)]
-        self._enabled = enabled
+        asking = (self._metrics, self._gpus) if enabled else ()
+        self._threads = [threading.Thread(target=target, daemon=True) for target in asking]
 
     def __enter__(self) -> Self:
-        if self._enabled:
+        if self._threads:
             self._ask()  # counters as they are before the first request
-        for thread in self._threads if self._enabled else ():
+        for thread in self._threads:
             thread.start()
         return self
 
@@ -84,7 +84,7 @@ class Scraper:
         self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._over.set()
-        for thread in self._threads if self._enabled else ():
+        for thread in self._threads:
             thread.join(5)
         if self._rows:
             self._ask()  # and after the last

@@ -5,7 +5,7 @@ What every engine has in common has a field; what only one engine has goes to `f
 words, and is checked against the engine's flag catalogue.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 EngineName = str  # of an engine in core.registry
@@ -152,6 +152,10 @@ class Recipe:
     flags: dict[str, Flag] = field(default_factory=dict)
     climb: Climb = Climb()
     planned_for: PlannedFor = PlannedFor()  # what `forecast` and `twin` take when no box is named
+
+    def on_port(self, port: int) -> "Recipe":
+        """The recipe, listening there; 0 leaves the choice to the launch."""
+        return replace(self, listen=replace(self.listen, port=port))
 
     @property
     def slots(self) -> int:

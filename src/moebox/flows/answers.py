@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from moebox.core.endpoint import Endpoint
 from moebox.core.verdict import Score, wilson
 from moebox.errors import Outside
+from moebox.flows.pace import in_order
 from moebox.phantom.tasks import FAMILIES, Task
 from moebox.stream import loop
 from moebox.verify import tokens
@@ -114,7 +115,7 @@ async def _collect_both(a: Endpoint, b: Endpoint, tasks: Sequence[Task]) -> tupl
             with _broken_off(endpoint):
                 await models(ask)
         for number, task in enumerate(tasks):
-            for side in (0, 1) if number % 2 == 0 else (1, 0):
+            for side in in_order(number, (0, 1)):
                 with _broken_off((a, b)[side]):
                     said[side].append(await _answer(asks[side], task))
     return said

@@ -25,7 +25,7 @@ from moebox.planner.speed.measured import decode_series
 from moebox.serve import preflight
 from moebox.serve.faults import LaunchFailed
 from moebox.serve.session import PATIENCE_S, start
-from moebox.serve.watch import Listener, Tell
+from moebox.serve.watch import Tell
 from moebox.sizing.kv import token_bytes
 from moebox.store import Run, calibrations
 from moebox.units import seconds
@@ -72,14 +72,13 @@ def calibrate(
     longest: int = 0,
     budget_s: float = BUDGET_S,
     patience_s: float = PATIENCE_S,
-    listener: Listener | None = None,
     tell: Tell = lambda line: None,
 ) -> Calibration:
     """Boot twice (thrice where experts are on GPUs and in RAM), time steps, write the calibration.
 
     `longest`: tokens of one request at most, where the context allows more.
     """
-    work = _Work(resolved(recipe), run, Clock(budget_s=budget_s), listener, tell)
+    work = _Work(resolved(recipe), run, Clock(budget_s=budget_s), tell)
     work.longest = longest
     try:
         work.boots(layers, patience_s)
@@ -101,12 +100,11 @@ def measure_depth(
     *,
     known: Boot | None = None,
     budget_s: float = BUDGET_S,
-    patience_s: float = PATIENCE_S,
     tell: Tell = lambda line: None,
 ) -> Boot:
     """One boot alone, timed at the points of `known`: to see how well a calibration from other depths foretold it."""
-    work = _Work(resolved(recipe), run, Clock(budget_s=budget_s), None, tell)
-    work.measure(Depth(layers=layers), after=0, patience_s=patience_s, known=known)
+    work = _Work(resolved(recipe), run, Clock(budget_s=budget_s), tell)
+    work.measure(Depth(layers=layers), after=0, patience_s=PATIENCE_S, known=known)
     return work.done[0]
 
 
@@ -126,8 +124,8 @@ def resolved(recipe: Recipe) -> Subject:
 class _Work:
     """One calibration in the making."""
 
-    def __init__(self, subject: Subject, run: Run, clock: Clock, listener: Listener | None, tell: Tell) -> None:
-        self.subject, self.run, self.clock, self.listener, self.tell = subject, run, clock, listener, tell
+    def __init__(self, subject: Subject, run: Run, clock: Clock, tell: Tell) -> None:
+        self.subject, self.run, self.clock, self.tell = subject, run, clock, tell
         self.done: list[Boot] = []
         self.notes = list(calibrate_recipe.left_out(subject.recipe, subject.model, subject.checkpoint))
         self.current: Measuring | None = None
@@ -181,7 +179,7 @@ class _Work:
                 self.note(text)
             whole = Deployment.of(facts.recipe, facts.model, facts.checkpoint, facts.box)
             launched = rehearse.with_weights(whole, small)
-            with start(launched, self.run, patience_s=patience_s, listener=self.listener, aside=True) as session:
+            with start(launched, self.run, patience_s=patience_s, aside=True) as session:
                 self.clock.startup_s = session.startup_s
                 self.version = self.version or preflight.installed(launched.engine, session.order.argv)
                 self.current = Measuring(

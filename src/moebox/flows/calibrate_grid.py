@@ -38,7 +38,7 @@ def grid(recipe: Recipe, *, chunk: int, longest: int, cache_tokens: int) -> list
     room = min(MOST_TOKENS, cache_tokens or MOST_TOKENS)
     contexts = at_most(longest, CONTEXTS)
     prompts = at_most(longest, (*PROMPTS, chunk, round(LONG * chunk)))
-    batches = outer_first(batches_of(recipe.max_seqs or 1))
+    batches = outer_first(batches_of(recipe.slots))
     decode = [
         Point(batch=size, context=context)
         for context in (contexts[0], *reversed(contexts[1:]))

@@ -24,7 +24,7 @@ BUSY = 0.25  # of the cores, used by others before the engine starts
 
 def at_depth(recipe: Recipe, model: Model, form: Checkpoint, depth: Depth, dummy: Path) -> Recipe:
     """What is really started; `dummy` is the file that GGUF engines get."""
-    small = replace(recipe, speculate=None, listen=replace(recipe.listen, port=0))
+    small = replace(recipe.on_port(0), speculate=None)
     if reads_gguf(recipe):
         write_gguf(dummy, model, layers=depth.layers, quant=quant_of(form), dense=dense_of(form, model), even=True)
         return replace(small, checkpoint=str(dummy), hybrid=placed(recipe.hybrid, model, depth))

@@ -45,6 +45,7 @@ from moebox.flows.walk import Step, Trial, beginning, by_speed, decide, left_out
 from moebox.loose import Json
 from moebox.serve import ports, state
 from moebox.serve.faults import OUT_OF_MEMORY
+from moebox.serve.wait import wait_for
 from moebox.store import Run
 from moebox.stream.awake import Awake
 from moebox.verify.ask import Options
@@ -368,12 +369,7 @@ def _steps_of(run: Run) -> list[Json]:
 
 def _settle(run: Run) -> None:
     """Let the engine of a climb that was killed a moment ago go down: its guard sees to it, but not at once."""
-    until = time.monotonic() + SETTLE_S
-    while time.monotonic() < until:
-        mine = [instance for instance in state.instances() if Path(instance.run).is_relative_to(run.path)]
-        if not any(instance.alive for instance in mine):
-            return
-        time.sleep(0.1)
+    wait_for(lambda: not state.writing(state.folders(), run.path), SETTLE_S, every_s=0.1)
 
 
 def _write_down(

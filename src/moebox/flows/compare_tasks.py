@@ -9,6 +9,7 @@ from moebox.core.endpoint import Endpoint
 from moebox.core.recipe import Recipe
 from moebox.flows.answers import LEVEL, sign_test
 from moebox.flows.compare import Target, live
+from moebox.flows.pace import in_order
 from moebox.store import Run
 from moebox.tasks import runner
 from moebox.tasks.reply import Ask
@@ -96,8 +97,7 @@ def _blocks(
     with live(a, "A", run) as left, live(b, "B", run) as right:
         for number, start in enumerate(range(0, len(names), size)):
             wanted = names[start : start + size]
-            order = (("A", left), ("B", right))
-            for side, endpoint in order if number % 2 == 0 else reversed(order):
+            for side, endpoint in in_order(number, (("A", left), ("B", right))):
                 yield side, endpoint, wanted
 
 

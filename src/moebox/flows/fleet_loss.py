@@ -22,6 +22,7 @@ from moebox.flows.fleet_streams import Crowd, Stream, crowd, names
 from moebox.flows.fleet_up import answers, start_member, wait_ready
 from moebox.serve import preflight, state
 from moebox.serve.stop import stop as stop_instance
+from moebox.serve.wait import wait_for
 from moebox.stream import loop
 
 BUSIEST = "busiest"
@@ -142,11 +143,8 @@ def _counted(record: FleetRecord) -> dict[str, int | None]:
 def _served_again(record: FleetRecord) -> float | None:
     """Seconds until a request whose prefix any member may have is answered; a router takes a while to notice."""
     began = time.monotonic()
-    while time.monotonic() - began < NOTICE_S:
-        if answers(record.endpoint()):
-            return time.monotonic() - began
-        time.sleep(0.2)
-    return None
+    served = wait_for(lambda: answers(record.endpoint()), NOTICE_S, every_s=0.2)
+    return time.monotonic() - began if served else None
 
 
 def _reasons(seen: Crowd) -> dict[str, int]:

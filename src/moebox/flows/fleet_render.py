@@ -74,7 +74,7 @@ def _recipes(fleet: Fleet, path: Path) -> dict[str, Recipe]:
         while port in taken:
             port += 1
         taken.add(port)
-        found[member.name] = replace(recipe, name=member.name, listen=replace(recipe.listen, port=port))
+        found[member.name] = replace(recipe.on_port(port), name=member.name)
     return found
 
 

@@ -158,8 +158,7 @@ def _wait_for(started: Sequence[Part], members: Sequence[MemberRecord], patience
 
 def _start(fleet: Fleet, member: Member, recipe: Recipe, *, twins: bool) -> Part:
     name = f"{fleet.name}-{member.name}"
-    recipe = replace(recipe, name=name, listen=replace(recipe.listen, port=0))
-    return start_member(name, recipe, member.box, twins=twins)
+    return start_member(name, replace(recipe.on_port(0), name=name), member.box, twins=twins)
 
 
 def start_member(name: str, recipe: Recipe, box: str, *, twins: bool, port: int = 0) -> Part:

@@ -1,7 +1,5 @@
 """The pipeline's engine: started when a step needs it, kept between steps, and never left behind."""
 
-import dataclasses
-import time
 from typing import Any
 
 from moebox.checkpoint import deploy
@@ -10,6 +8,7 @@ from moebox.core.engine_facts import EngineFacts
 from moebox.core.recipe import PlannedFor, Recipe
 from moebox.serve import ports, state
 from moebox.serve.session import Session
+from moebox.serve.wait import wait_for
 from moebox.serve.watch import Tell
 from moebox.store import Run
 
@@ -40,7 +39,8 @@ class LiveEngine:
         return self.endpoint
 
     def _same(self, recipe: Recipe) -> bool:
-        return self._recipe is not None and _portless(self._recipe) == _portless(recipe)
+        """Whatever port it found: a launch writes the port it took back into the recipe."""
+        return self._recipe is not None and self._recipe.on_port(0) == recipe.on_port(0)
 
     @property
     def alive(self) -> bool:
@@ -53,10 +53,7 @@ class LiveEngine:
 
     def died(self) -> bool:
         """It is dead; one that has just been killed gets the moment that takes to show."""
-        until = time.monotonic() + DYING_S
-        while self.alive and time.monotonic() < until:
-            time.sleep(LOOK_S)
-        return not self.alive
+        return wait_for(lambda: not self.alive, DYING_S, every_s=LOOK_S)
 
     @property
     def endpoint(self) -> Endpoint:
@@ -95,8 +92,3 @@ class LiveEngine:
             self.live.detach()
             return
         self.down()
-
-
-def _portless(recipe: Recipe) -> Recipe:
-    """The recipe whatever port it found; a launch writes the port it took back into the recipe."""
-    return dataclasses.replace(recipe, listen=dataclasses.replace(recipe.listen, port=0))

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from moebox import stream
 from moebox.core.endpoint import Endpoint
 from moebox.errors import Outside
 from moebox.phantom.tasks import FAMILIES
 from moebox.stream.awake import Awake
+
+T = TypeVar("T")
 
 ROUNDS = 5  # measurements per setting: the fewest that make a useful interval
 WARM = 1  # rounds thrown away: graphs are captured and caches filled by the first
@@ -132,6 +134,12 @@ def pace(endpoint: Endpoint, *, concurrency: int = 1, rounds: int = ROUNDS, toke
         return pacer.pace()
 
 
+def in_order(number: int, pair: tuple[T, T]) -> tuple[T, T]:
+    """A B, B A, A B …: what drifts meets both alike."""
+    a, b = pair
+    return (b, a) if number % 2 else (a, b)
+
+
 def in_turn(a: Pacer, b: Pacer, *, rounds: int) -> tuple[Pace, Pace]:
     """Measure two servers, or one twice, in pairs of rounds: A B, B A, A B …, so that what drifts meets both alike."""
     for pacer in (a, b):
@@ -139,7 +147,7 @@ def in_turn(a: Pacer, b: Pacer, *, rounds: int) -> tuple[Pace, Pace]:
             pacer.round(keep=False)
     with Awake() as awake:
         for number in range(rounds):
-            _awake(awake, [a, b] if number % 2 == 0 else [b, a])
+            _awake(awake, in_order(number, (a, b)))
     return a.pace(), b.pace()
 
 

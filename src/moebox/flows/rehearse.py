@@ -99,7 +99,7 @@ def reduced(deployment: Deployment, dummy: Path, layers: int) -> tuple[Recipe, i
     if kept > model.layers or kept < 1:
         raise BadInput(f"--layers {kept}: {model.title} has {model.layers}")
     notes = [f"{model.layers - kept} of {model.layers} layers are left out", *ALWAYS]
-    small = dataclasses.replace(recipe, listen=dataclasses.replace(recipe.listen, port=0))
+    small = recipe.on_port(0)
     if recipe.speculate:
         small = dataclasses.replace(small, speculate=None)
         notes.append("speculative decoding: its draft reads layers that are left out")

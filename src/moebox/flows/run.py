@@ -164,7 +164,7 @@ class Runner:
         self.run.write("box.toml", codec.to_toml(box))
         recipe = recipes.read(self.request.recipe) if self.request.recipe else self._planned_recipe(box)
         if self.request.port is not None:
-            recipe = dataclasses.replace(recipe, listen=dataclasses.replace(recipe.listen, port=self.request.port))
+            recipe = recipe.on_port(self.request.port)
         self._figures |= {
             "engine": recipe.engine,
             "checkpoint": Path(recipe.checkpoint).name,
@@ -358,7 +358,7 @@ class Runner:
         recipe = codec.read_toml(Recipe, path)
         if not self.request.rehearsal or self.request.port is not None:
             return recipe
-        return dataclasses.replace(recipe, listen=dataclasses.replace(recipe.listen, port=0))
+        return recipe.on_port(0)
 
     def _box(self) -> Box:
         saved = self.run.path / "box.toml"

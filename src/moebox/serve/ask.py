@@ -13,14 +13,14 @@ CHAT_WAIT_S = 900.0  # the first request may compile kernels; patience with the 
 class Chat(threading.Thread):
     """One short chat, asked beside the watching of the log; `answer` is None while it thinks."""
 
-    def __init__(self, endpoint: Endpoint, *, text: str = "Say hello.", tokens: int = 16) -> None:
+    def __init__(self, endpoint: Endpoint) -> None:
         super().__init__(daemon=True)
-        self.endpoint, self.text, self.tokens = endpoint, text, tokens
+        self.endpoint = endpoint
         self.answer: http.Reply | None = None
 
     def run(self) -> None:
         """Ask."""
-        body: dict[str, object] = {"messages": [{"role": "user", "content": self.text}], "max_tokens": self.tokens}
+        body: dict[str, object] = {"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 16}
         if self.endpoint.model:
             body["model"] = self.endpoint.model
         url = f"{self.endpoint.base_url}/chat/completions"

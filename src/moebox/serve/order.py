@@ -1,6 +1,5 @@
 """What will be run, decided before anything is: argv, environment, address, GPUs."""
 
-import dataclasses
 import os
 import sys
 from dataclasses import dataclass
@@ -69,7 +68,7 @@ def _with_port(deployment: Deployment) -> Deployment:
     if recipe.listen.port:
         return deployment
     port = preflight.free_port(recipe.listen.host, deployment.engine.ports)
-    return deployment.with_recipe(dataclasses.replace(recipe, listen=dataclasses.replace(recipe.listen, port=port)))
+    return deployment.with_recipe(recipe.on_port(port))
 
 
 def _address(launch: Launch) -> str:

@@ -1,7 +1,6 @@
 """Ports that others take under our nose: an engine is started on its own, or on another that is free, and says so."""
 
 import contextlib
-import dataclasses
 import os
 import re
 from collections.abc import Iterable
@@ -53,7 +52,7 @@ def on_free_port(recipe: Recipe, holder: str, *, on_news: Tell) -> Recipe:
     port = preflight.free_port(listen.host, registry.traits(recipe.engine).ports)
     if listen.port:
         on_news(f"port {listen.port} is taken; using {port}")
-    return dataclasses.replace(recipe, listen=dataclasses.replace(listen, port=port))
+    return recipe.on_port(port)
 
 
 def is_free(recipe: Recipe, holder: str) -> bool:

@@ -35,6 +35,7 @@ from moebox.serve.faults import LaunchFailed, ending, failed
 from moebox.serve.guard import LADDER, Life
 from moebox.serve.order import Order, prepare
 from moebox.serve.spawn import Ladder, engine_guard, tell
+from moebox.serve.wait import wait_for
 from moebox.serve.watch import Listener, Watch
 from moebox.store import Run
 from moebox.stream.awake import Awake
@@ -231,10 +232,7 @@ class Session:
     def _raise_if_dying(self) -> None:
         """A broken connection is often the first sign of an end that the guard is still cleaning up after."""
         engine = self.instance.life.engine
-        until = time.monotonic() + DYING_S
-        while engine and state.start_tick(engine) >= 0 and time.monotonic() < until:
-            time.sleep(LOOK_S / 2)
-        if engine and state.start_tick(engine) < 0:
+        if engine and wait_for(lambda: state.start_tick(engine) < 0, DYING_S, every_s=LOOK_S / 2):
             self.guard.wait()
             self._raise_if_ended()
 

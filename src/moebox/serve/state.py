@@ -174,7 +174,7 @@ def _living(known: list[Instance]) -> list[Instance]:
 def _called(known: list[Instance], name: str) -> list[Instance]:
     """The one of that id; else those whose id begins so, or whose recipe is called so."""
     exact = [instance for instance in known if instance.id == name]
-    return exact or [instance for instance in known if instance.id.startswith(name) or instance.recipe == name]
+    return exact or [instance for instance in known if name == instance.recipe or instance.id.startswith(name)]
 
 
 def _ids(instances: list[Instance]) -> str:

@@ -5,13 +5,13 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 from moebox.core.event import EngineStopped
 from moebox.engines import LABEL
 from moebox.serve import state
 from moebox.serve.guard import LADDER
+from moebox.serve.wait import wait_for
 from moebox.store import Run
 
 MARGIN_S = 15.0  # beyond the whole ladder, for the guard to notice and clean up
@@ -37,10 +37,8 @@ def _end_guard(instance: state.Instance) -> None:
     """Ask the guard to stop its engine; kill it where it does not come to an end."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(instance.guard, signal.SIGTERM)
-    until = time.monotonic() + sum(wait for _, wait in LADDER) + MARGIN_S
-    while instance.alive and time.monotonic() < until:
-        time.sleep(0.05)
-    if instance.alive:
+    patience_s = sum(wait for _, wait in LADDER) + MARGIN_S
+    if not wait_for(lambda: not instance.alive, patience_s, every_s=0.05):
         with contextlib.suppress(ProcessLookupError):
             os.kill(instance.guard, signal.SIGKILL)
 

@@ -120,10 +120,14 @@ class Exchange:
                 raise Outside(f"{self._where}: still streams after {events:,} events")
             if not data:
                 break
-        if body.problem or not body.status:
-            raise Outside(f"{self._where}: {body.problem or 'hung up without an answer'}")
+        self._raise_if_broken()
         if not body.streamed:
             yield from self._unstreamed(at)
+
+    def _raise_if_broken(self) -> None:
+        body = self._body
+        if body.problem or not body.status:
+            raise Outside(f"{self._where}: {body.problem or 'hung up without an answer'}")
 
     def _decoded(self, payloads: Iterable[bytes]) -> Iterator[Event]:
         """The events of a read; the mark of the end is remembered."""

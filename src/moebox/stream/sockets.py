@@ -89,8 +89,11 @@ def connect(target: Target, timeout_s: float) -> socket.socket:
     except (OSError, UnicodeError) as problem:
         reason = getattr(problem, "strerror", None) or problem
         raise Outside(f"{where}: {reason}", hint="is the server up?") from None
-    if not target.tls:
-        return sock
+    return _secured(sock, target, timeout_s) if target.tls else sock
+
+
+def _secured(sock: socket.socket, target: Target, timeout_s: float) -> ssl.SSLSocket:
+    where = f"{target.host}:{target.port}"
     secured = tls_context(target).wrap_socket(sock, server_hostname=target.host, do_handshake_on_connect=False)
     try:
         _shake_hands(secured, target, timeout_s)
@@ -175,8 +178,12 @@ def head(
     ]
     if length is not None:
         lines += ["Content-Type: application/json", f"Content-Length: {length}"]
-    for name, value in (headers or {}).items():
-        if any(c in name + value for c in "\r\n\0") or not (name + value).isascii():
-            raise BadInput(f"header {name!r} holds characters that HTTP does not allow")
-        lines.append(f"{name}: {value}")
+    lines += [_field(name, value) for name, value in (headers or {}).items()]
     return "\r\n".join([*lines, "", ""]).encode("ascii")
+
+
+def _field(name: str, value: str) -> str:
+    """A line of a head; BadInput for what would end it."""
+    if any(c in name + value for c in "\r\n\0") or not (name + value).isascii():
+        raise BadInput(f"header {name!r} holds characters that HTTP does not allow")
+    return f"{name}: {value}"
