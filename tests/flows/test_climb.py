@@ -269,7 +269,7 @@ def test_a_damaged_table_is_one_line(recipe: Recipe, table: str):
     run.write("start.toml", codec.to_toml(recipe))
     run.write("climb.json", table)
     with pytest.raises(BadInput, match=r"climb\.json"):
-        climb(recipe, run)
+        climb(recipe, run, effort=LIGHT)
 
 
 def test_a_climb_that_found_nothing_good_is_listed_as_failed(recipe: Recipe):

@@ -80,7 +80,6 @@ def look(
     if reply.error:
         hint = KEY_HINT if reply.status in REFUSED else "--model must be a name that /v1/models lists"
         raise Outside(f"{endpoint.base_url}: {reply.error}", hint=hint)
-    template = (reply.prompt_tokens or 0) - len(opening.split())
     return Subject(
         endpoint=endpoint,
         target=target,
@@ -88,8 +87,14 @@ def look(
         counts=reply.completion_tokens is not None,
         ignores_eos=ignores,
         simulation=SIMULATION in reply.headers,
-        template_tokens=template if 0 < template < MOST_TEMPLATE else 0,
+        template_tokens=_template_tokens(reply, opening),
     )
+
+
+def _template_tokens(reply: Reply, opening: str) -> int:
+    """Tokens of a prompt that are the chat template's; 0 where the count makes no sense."""
+    template = (reply.prompt_tokens or 0) - len(opening.split())
+    return template if 0 < template < MOST_TEMPLATE else 0
 
 
 def _ask(endpoint: Endpoint, body: Json, api: str, target: sockets.Target, until: float) -> Reply:

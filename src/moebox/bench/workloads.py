@@ -156,11 +156,18 @@ def open_source(workload: Workload, text: Text, model: str, *, keep: Keep = lamb
     if workload.kind == "trace":
         return _from_trace(workload, stretch, make, keep)
     if workload.kind == "turns":
+        return _in_turns(workload, stretch, make)
+    return _from_words(workload, stretch, text, make, keep)
 
-        def message(index: int, turn: int) -> str:
-            return stretch.prompt(workload.input_tokens, (index, turn))
 
-        return Source(lambda index: Turns(index, workload, message, make))
+def _in_turns(workload: Workload, stretch: Stretch, make: Maker) -> Source:
+    def message(index: int, turn: int) -> str:
+        return stretch.prompt(workload.input_tokens, (index, turn))
+
+    return Source(lambda index: Turns(index, workload, message, make))
+
+
+def _from_words(workload: Workload, stretch: Stretch, text: Text, make: Maker, keep: Keep) -> Source:
     write = _writer(workload, stretch, text)
     plain = workload.kind != "code" and all(word.isascii() and word.isalnum() for word in text.words)
 

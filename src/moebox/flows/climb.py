@@ -74,54 +74,67 @@ def _silent(kind: str, news: Any) -> None:
     """Nobody listens."""
 
 
-def climb(
-    recipe: Recipe, run: Run, *, effort: Effort | None = None, tell: Listener = _silent, box: Box | None = None
-) -> Summit:
+def climb(recipe: Recipe, run: Run, *, effort: Effort, tell: Listener = _silent, box: Box | None = None) -> Summit:
     """Walk through what the recipe's `climb` table lists; takes up an interrupted climb of the same recipe.
 
     The planner is asked before each step whether it fits `box`. AnswerIsNo when not even the first step is good.
     """
     settings.check(recipe)
-    effort = effort or Effort()
-    trials = _taken_up(recipe, run, effort)
-    tried = {trial.change for trial in trials}
-    best = next((trial for trial in reversed(trials) if trial.kept), None)
-    passed_over = _left_out(recipe, run, tell)
+    done = _Done(run, _taken_up(recipe, run, effort))
+    for change, why in left_out(recipe).items():
+        tell("news", f"{change} is not tried: {why}")
+        done.pass_over(change, why)
     for step in steps(recipe):
-        if step.change in tried:
+        if done.tried(step):
             continue
-        if why := pointless(step, best, trials, recipe) or _unwise(recipe, step, best, run, box):
-            passed_over[step.change] = why
-            run.event(ClimbPassedOver(change=step.change, why=why))
+        if why := pointless(step, done.best, done.trials, recipe) or _unwise(recipe, step, done.best, run, box):
+            done.pass_over(step.change, why)
             continue
-        trial = _try(recipe, step, best, len(trials), run, effort, tell)
-        trials.append(trial)
-        tried.add(trial.change)
-        best = trial if trial.kept else _newest(best, trial)
-        _write_down(run, trials, best, passed_over)
-        run.event(_result(trial), sync=True)
+        trial = _try(recipe, step, done.best, len(done.trials), run, effort, tell)
+        done.take(trial)
         tell("done", trial)
         if step.group == "start" and not trial.kept:
             break
-    _write_down(run, trials, best, passed_over, ended=True)
-    return _summit(run, trials, best, passed_over)
+    done.write_down(ended=True)
+    return done.summit()
 
 
-def _left_out(recipe: Recipe, run: Run, tell: Listener) -> dict[str, str]:
-    """What the walk never comes to, told once."""
-    found = left_out(recipe)
-    for change, why in found.items():
-        tell("news", f"{change} is not tried: {why}")
-        run.event(ClimbPassedOver(change=change, why=why))
-    return found
+class _Done:
+    """What a climb has done so far; its run folder has it after each step."""
 
+    def __init__(self, run: Run, trials: list[Trial]) -> None:
+        self.run, self.trials = run, trials
+        self.best = next((trial for trial in reversed(trials) if trial.kept), None)
+        self.passed_over: dict[str, str] = {}
 
-def _summit(run: Run, trials: list[Trial], best: Trial | None, passed_over: dict[str, str]) -> Summit:
-    if best is None:
-        why = trials[0].why if trials else passed_over[FIRST]
-        raise AnswerIsNo(f"the recipe is not good at its first step: {why}", hint=f"evidence in {run.path}")
-    run.write(BEST, codec.to_toml(best.recipe))
-    return Summit(trials=tuple(trials), best=best, passed_over=passed_over)
+    def tried(self, step: Step) -> bool:
+        return any(trial.change == step.change for trial in self.trials)
+
+    def pass_over(self, change: str, why: str) -> None:
+        self.passed_over[change] = why
+        self.run.event(ClimbPassedOver(change=change, why=why))
+
+    def take(self, trial: Trial) -> None:
+        self.trials.append(trial)
+        self.best = trial if trial.kept else _newest(self.best, trial)
+        self.write_down()
+        self.run.event(_result(trial), sync=True)
+
+    def write_down(self, *, ended: bool = False) -> None:
+        document = {
+            "ended": ended,
+            "best": self.best.number if self.best else None,
+            "steps": [codec.plain(trial) for trial in self.trials],
+            "passed_over": self.passed_over,
+        }
+        self.run.write_json(TABLE, document)
+
+    def summit(self) -> Summit:
+        if self.best is None:
+            why = self.trials[0].why if self.trials else self.passed_over[FIRST]
+            raise AnswerIsNo(f"the recipe is not good at its first step: {why}", hint=f"evidence in {self.run.path}")
+        self.run.write(BEST, codec.to_toml(self.best.recipe))
+        return Summit(trials=tuple(self.trials), best=self.best, passed_over=self.passed_over)
 
 
 def _try(
@@ -370,18 +383,6 @@ def _steps_of(run: Run) -> list[Json]:
 def _settle(run: Run) -> None:
     """Let the engine of a climb that was killed a moment ago go down: its guard sees to it, but not at once."""
     wait_for(lambda: not state.writing(state.folders(), run.path), SETTLE_S, every_s=0.1)
-
-
-def _write_down(
-    run: Run, trials: list[Trial], best: Trial | None, passed_over: dict[str, str], *, ended: bool = False
-) -> None:
-    document = {
-        "ended": ended,
-        "best": best.number if best else None,
-        "steps": [codec.plain(trial) for trial in trials],
-        "passed_over": passed_over,
-    }
-    run.write_json(TABLE, document)
 
 
 def _result(trial: Trial) -> ClimbStep:

@@ -24,6 +24,10 @@ def misfit(deployment: Deployment) -> str:
     largest = max((device.total for device in memory.devices), default=0)
     if not memory.fits and memory.shortfall > MARGIN * largest:
         return f"out of memory by the plan: {gib(memory.shortfall)} are missing on the fullest device"
+    return _short_of_ram(memory)
+
+
+def _short_of_ram(memory: Memory) -> str:
     free = psutil.virtual_memory().available
     needed = sum(device.kv + device.activations for device in memory.devices if device.device == "ram")
     if needed > free:  # weights are mapped from their file and may be read again; these cannot

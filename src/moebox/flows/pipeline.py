@@ -238,12 +238,16 @@ def _was_due(row: Json) -> bool:
 
 def time_left(steps: Iterable[Step], request: Request, took: Mapping[str, float], *, past_s: float) -> str:
     """How long the steps take that are still to be done, `past_s` into the running one; "" when nobody knows."""
-    due = {*request.wanted} - {*request.skip}
-    ahead = [step for step in steps if step.name in due and step.state in ("waiting", "running")]
+    ahead = _ahead(steps, request)
     if any(step.name not in took for step in ahead):
         return ""
     left = sum(_rest(step, took[step.name], past_s) for step in ahead)
     return f"about {seconds(left)} left, going by earlier runs" if left >= 1 else ""
+
+
+def _ahead(steps: Iterable[Step], request: Request) -> list[Step]:
+    due = {*request.wanted} - {*request.skip}
+    return [step for step in steps if step.name in due and step.state in ("waiting", "running")]
 
 
 def _rest(step: Step, lasts: float, past_s: float) -> float:

@@ -197,16 +197,21 @@ def _json(value: Any, indent: int | None = 2) -> str:
     return codec.to_json(value, indent=indent)
 
 
+def _read(path: Path) -> str | None:
+    """What stands in a client's file; None where there is none yet."""
+    try:
+        return path.read_text(encoding="utf-8") if path.exists() else None
+    except (OSError, UnicodeDecodeError) as problem:
+        raise BadInput(f"{path}: cannot be read: {problem}") from None
+
+
 def write(wanted: Settings) -> tuple[Path, Path | None]:
     """Merge into the client's own file: that file, and the backup of what it was (None where nothing was changed)."""
     if wanted.path is None:
         hint = "leave --write out and paste what is printed"
         raise BadInput(f"{wanted.client} has no settings file to write", hint=hint)
     path = wanted.path.resolve()
-    try:
-        before = path.read_text(encoding="utf-8") if path.exists() else None
-    except (OSError, UnicodeDecodeError) as problem:
-        raise BadInput(f"{path}: cannot be read: {problem}") from None
+    before = _read(path)
     after = jsonc.merged(before or "", wanted.changes, str(path))
     if after == before:
         return path, None

@@ -68,16 +68,12 @@ def parameters(given: argparse.Namespace) -> Any:
 
     p = x.CommonParams()
     p.model.path, p.hostname, p.port = given.model, given.host, given.port
-    if given.alias:
-        p.model_alias = {given.alias}
     p.n_ctx, p.n_parallel = given.ctx_size, given.parallel
     p.n_batch, p.n_ubatch = given.batch_size, given.ubatch_size
     p.cpuparams.n_threads = given.threads or default_threads()
     p.cpuparams_batch.n_threads = given.threads_batch or p.cpuparams.n_threads
     p.cache_type_k = getattr(x.ggml_type, CACHE_TYPES[given.cache_type_k])
     p.cache_type_v = getattr(x.ggml_type, CACHE_TYPES[given.cache_type_v])
-    if given.gpu_layers.isdigit():
-        p.n_gpu_layers = int(given.gpu_layers)
     p.flash_attn_type = getattr(x.llama_flash_attn_type, f"LLAMA_FLASH_ATTN_TYPE_{FLASH[given.flash_attn]}")
     p.reasoning_format = getattr(
         x.common_reasoning_format, f"COMMON_REASONING_FORMAT_{REASONING[given.reasoning_format]}"
@@ -88,14 +84,23 @@ def parameters(given: argparse.Namespace) -> Any:
     p.verbosity = max(given.verbosity - 1, 0)
     p.warmup, p.cache_ram_mib = not given.no_warmup, given.cache_ram
     p.default_template_kwargs = {key: json.dumps(value) for key, value in given.chat_template_kwargs.items()}
+    p.reasoning_budget, p.webui = given.reasoning_budget, False
+    _optional(p, given)
+    return p
+
+
+def _optional(p: Any, given: argparse.Namespace) -> None:
+    """What is left as the wheel has it where nothing was given."""
+    if given.alias:
+        p.model_alias = {given.alias}
+    if given.gpu_layers.isdigit():
+        p.n_gpu_layers = int(given.gpu_layers)
     if given.chat_template:
         p.chat_template = given.chat_template
     if given.spec_type == "draft-simple":
         _draft(p, given)
-    p.reasoning_budget, p.webui = given.reasoning_budget, False
     if os.environ.get("LLAMA_API_KEY"):
         p.api_keys = [os.environ["LLAMA_API_KEY"]]
-    return p
 
 
 def _draft(p: Any, given: argparse.Namespace) -> None:

@@ -25,6 +25,15 @@ class ToolCall:
     name: str = ""
     arguments: str = ""  # JSON, if the model wrote some
 
+    def joined(self, delta: Json) -> "ToolCall":
+        """With what one more delta brings."""
+        function = inner(delta, "function")
+        return ToolCall(
+            id=_text(delta.get("id")) or self.id,
+            name=self.name + _text(function.get("name")),
+            arguments=self.arguments + _text(function.get("arguments")),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
@@ -252,14 +261,9 @@ def join_tool_calls(events: Iterable[Json]) -> tuple[ToolCall, ...]:
     """The tool calls of a reply, each put together from its deltas; what has not their form is left out."""
     calls: dict[int, ToolCall] = {}
     for place, part in (pair for data in events for pair in _parts(data)):
-        index, function = part.get("index"), inner(part, "function")
+        index = part.get("index")
         key = index if isinstance(index, int) else place
-        call = calls.get(key, ToolCall())
-        calls[key] = ToolCall(
-            id=_text(part.get("id")) or call.id,
-            name=call.name + _text(function.get("name")),
-            arguments=call.arguments + _text(function.get("arguments")),
-        )
+        calls[key] = calls.get(key, ToolCall()).joined(part)
     return tuple(calls[index] for index in sorted(calls))
 
 

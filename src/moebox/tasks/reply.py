@@ -268,8 +268,7 @@ class AnthropicParts(Parts):
             case "message_start":
                 self._count(inner(data, "message.usage"))
             case "content_block_start":
-                block = inner(data, "content_block")
-                self._blocks[index] = {name: words(block, name) for name in ("type", "id", "name")} | {"arguments": ""}
+                self._begin(index, inner(data, "content_block"))
             case "content_block_delta":
                 self._delta(at, index, inner(data, "delta"))
             case "message_delta":
@@ -278,6 +277,9 @@ class AnthropicParts(Parts):
             case "error":
                 self.error = event.error or "an error inside the stream"
         self.error = self.error or event.error
+
+    def _begin(self, index: int, block: Json) -> None:
+        self._blocks[index] = {name: words(block, name) for name in ("type", "id", "name")} | {"arguments": ""}
 
     def _delta(self, at: float, index: int, delta: Json) -> None:
         self.times.append(at)

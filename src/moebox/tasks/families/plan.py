@@ -8,6 +8,23 @@ from moebox.tasks.job import Check, Draft, Level
 STEPS: dict[Level, int] = {"easy": 8, "medium": 16, "hard": 32}  # two calls each: read, edit
 
 
+def _walk(
+    rng: random.Random, house: str, path: list[str], numbers: list[int], every: int
+) -> tuple[dict[str, str], dict[str, str]]:
+    """The rooms on the way as they are, and as they should be at its end."""
+    files, solution = {}, {}
+    total = 0
+    for visited, (room, number, following) in enumerate(zip(path, numbers, [*path[1:], "none"], strict=True), 1):
+        sealed = rng.random() < 0.2
+        text = _note(room, number, following, sealed=sealed)
+        files[f"{house}/{room}.txt"] = f"{text}total: ?\n"
+        total += 0 if sealed else number
+        mark = f"visited: {visited}\n" if visited % every == 0 else ""
+        solution[f"{house}/{room}.txt"] = f"{text}total: {total}\n{mark}"
+    solution["done.txt"] = f"{total}\n"
+    return files, solution
+
+
 def _note(room: str, number: int, following: str, *, sealed: bool) -> str:
     """What a room's file says before its total."""
     return f"room: {room}\nnumber: {number}\nsealed: {'yes' if sealed else 'no'}\nnext: {following}\n"
@@ -22,18 +39,9 @@ def make(rng: random.Random, level: Level) -> Draft:
     path, spare = chain[:steps], chain[steps:]
     numbers = [rng.randint(10, 99) for _ in path]
     every = rng.randint(3, 5)
-    files, solution = {}, {}
-    total = 0
-    for visited, (room, number, following) in enumerate(zip(path, numbers, [*path[1:], "none"], strict=True), 1):
-        sealed = rng.random() < 0.2
-        text = _note(room, number, following, sealed=sealed)
-        files[f"{house}/{room}.txt"] = f"{text}total: ?\n"
-        total += 0 if sealed else number
-        mark = f"visited: {visited}\n" if visited % every == 0 else ""
-        solution[f"{house}/{room}.txt"] = f"{text}total: {total}\n{mark}"
+    files, solution = _walk(rng, house, path, numbers, every)
     for room in spare:
         files[f"{house}/{room}.txt"] = f"{_note(room, rng.randint(10, 99), path[0], sealed=False)}total: ?\n"
-    solution["done.txt"] = f"{total}\n"
     listed = sorted(files)
     return Draft(
         instruction=(
