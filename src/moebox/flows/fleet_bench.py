@@ -131,10 +131,9 @@ def _loaded(endpoint: Endpoint, size: int, load: BenchLoad) -> Measured:
 
 def _cpu(program: Program) -> float:
     """CPU seconds of the router and all its processes so far."""
-    pid = program.instance.life.engine
     try:
-        root = psutil.Process(int(pid or 0))
+        root = psutil.Process(program.instance.life.engine)
         family = [root, *root.children(recursive=True)]
         return float(sum(sum(process.cpu_times()[:2]) for process in family))
-    except (psutil.Error, ValueError):
+    except psutil.Error:
         return 0.0

@@ -154,7 +154,7 @@ def _reasons(seen: Crowd) -> dict[str, int]:
 def _kill(member: MemberRecord) -> None:
     instance = _instance(member)
     pid = instance.life.engine if instance else 0
-    if isinstance(pid, int) and pid > 1:
+    if pid > 1:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
 

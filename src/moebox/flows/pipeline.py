@@ -99,11 +99,6 @@ class Pipeline:
         """The pipeline with one step changed."""
         return replace(self, steps=tuple(step if step.name == known.name else known for known in self.steps))
 
-    @property
-    def over(self) -> bool:
-        """Nothing is left to do."""
-        return all(self.step(name).over for name in self.request.wanted)
-
 
 def check(names: Iterable[str]) -> None:
     """UnknownName for a step that does not exist."""

@@ -89,6 +89,9 @@ class Loop:
         gauge.cpu_s = time.process_time() - usage
         gauge.wall_s = (time.monotonic_ns() - began) / 1e9
         gauge.peak_rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        self._close()
+
+    def _close(self) -> None:
         for connection in self._connections.all:
             connection.close()
         self._poller.close()

@@ -131,17 +131,21 @@ class Recorder:
 
         When they came there was no event before to tell a usual gap by.
         """
-        times, kinds = self.times, self.kinds
-        count = next((i for i, kind in enumerate(kinds) if not kind & GUESSED), 0)
-        sure = [
-            times[i] - times[i - 1] for i in range(count + 1, len(times)) if not (kinds[i] | kinds[i - 1]) & GUESSED
-        ]
+        times = self.times
+        count = next((i for i, kind in enumerate(self.kinds) if not kind & GUESSED), 0)
+        sure = self._sure_gaps(count)
         if not count or not sure:
             return
         since = max(self.since, ((count + 1) * times[0] - times[count]) // count)  # see `_guess`
         usual = sorted(sure)[len(sure) // 2]
         for i in range(count):
             times[i] = min(times[count], max(since, times[count] - (count - i) * usual))
+
+    def _sure_gaps(self, first: int) -> list[int]:
+        """Gaps behind event `first` whose both ends are known."""
+        times, kinds = self.times, self.kinds
+        later = range(first + 1, len(times))
+        return [times[i] - times[i - 1] for i in later if not (kinds[i] | kinds[i - 1]) & GUESSED]
 
     def count_silent(self) -> None:
         """Tokens that the server counted and did not show came with its empty events, the last at the latest."""

@@ -30,11 +30,7 @@ def main() -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
         job = codec.decode(Job, json.loads(sys.stdin.buffer.readline()), where="job")
-        for value in job.headers.values():
-            remember(value.removeprefix("Bearer "))
-        source = open_source(job.workload, job.text, job.model, keep=job.keeps)
-        loop = Loop(job, source, report=lambda progress: say("progress", progress))
-        loop.connect()
+        loop = _connected(job)
     except MoeboxError as problem:
         say("error", {"message": problem.message})
         return problem.exit_code
@@ -52,6 +48,16 @@ def main() -> int:
     sys.stdout.buffer.write(payload + texts)
     sys.stdout.buffer.flush()
     return 0
+
+
+def _connected(job: Job) -> Loop:
+    """The loop of a job, its connections open."""
+    for value in job.headers.values():
+        remember(value.removeprefix("Bearer "))
+    source = open_source(job.workload, job.text, job.model, keep=job.keeps)
+    loop = Loop(job, source, report=lambda progress: say("progress", progress))
+    loop.connect()
+    return loop
 
 
 def say(kind: str, data: Progress | Json) -> None:
