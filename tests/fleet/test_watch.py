@@ -159,3 +159,18 @@ def test_charts_fit_a_narrow_terminal(server: ThreadingHTTPServer) -> None:
     assert "█" in text
     assert bars([None, 0.0, 1.0]) == "  █"
     assert line(Look(at=0.0, answered=False)) == "no answer"
+
+
+def test_a_cache_of_two_ranks_is_as_full_as_they_are_on_average(server: ThreadingHTTPServer) -> None:
+    """With data parallelism every rank shows a share of its own: two half full ones are no full cache."""
+    ranks = [
+        f'vllm:kv_cache_usage_perc{{engine="{rank}"}} 0.5\nvllm:num_requests_running{{engine="{rank}"}} 3\n'
+        for rank in (0, 1)
+    ]
+    server.text = "".join(ranks)  # type: ignore[attr-defined]
+    watched = watcher(server, Clock())
+
+    figures = watched.look().figures
+
+    assert (figures["kv_use"], figures["running"]) == (0.5, 6.0)
+    assert watched.raised == set()

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import re
+import statistics
 import threading
 import time
 from collections.abc import Sequence
@@ -38,18 +39,22 @@ FIGURES = (
     "prefix_hits_total",
 )
 NAMES: dict[str, tuple[str, ...]] = {figure: anywhere(figure) for figure in FIGURES}
+SHARES = {name for figure in ("kv_use", "accept_length", "cache_hit_rate") for name in anywhere(figure)}
 _LINE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{[^}]*\})?\s+([-+0-9.eE]+|NaN|[+-]Inf)\s*\d*$", re.MULTILINE)
 
 
 def parse(text: str) -> dict[str, float]:
-    """Prometheus text as name -> value, summed over labels; what is not a number is left out."""
-    found: dict[str, float] = {}
+    """Prometheus text as name -> value over all labels; what is not a number is left out.
+
+    Data-parallel ranks show a value each: what they count adds up, a share of each is the whole's on average.
+    """
+    found: dict[str, list[float]] = {}
     for name, value in _LINE.findall(text):
         with contextlib.suppress(ValueError):
             number = float(value)
             if 0 <= number < float("inf"):  # none of what we read can be below zero
-                found[name] = found.get(name, 0.0) + number
-    return found
+                found.setdefault(name, []).append(number)
+    return {name: statistics.fmean(values) if name in SHARES else sum(values) for name, values in found.items()}
 
 
 def pick(metrics: dict[str, float]) -> dict[str, float]:
