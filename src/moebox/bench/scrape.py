@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 from moebox import http
 from moebox.core.endpoint import Endpoint
-from moebox.core.metrics import anywhere
+from moebox.core.metrics import anywhere, shown_as
 from moebox.core.result import Power, ServerView
 
 if TYPE_CHECKING:
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 EVERY_S = 1.0
 PATIENCE_S = 3.0  # for one answer
 
-# Our name -> the engines' names for it; several are tried, the first present counts. Gauges are taken as they are,
-# counters (those that end in _total) as they grew since the run began.
+# Gauges are taken as they are, counters (those that end in _total) as they grew since the run began.
 FIGURES = (
     "running",
     "waiting",
@@ -38,7 +37,6 @@ FIGURES = (
     "prefix_queries_total",
     "prefix_hits_total",
 )
-NAMES: dict[str, tuple[str, ...]] = {figure: anywhere(figure) for figure in FIGURES}
 SHARES = {name for figure in ("kv_use", "accept_length", "cache_hit_rate") for name in anywhere(figure)}
 _LINE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{[^}]*\})?\s+([-+0-9.eE]+|NaN|[+-]Inf)\s*\d*$", re.MULTILINE)
 
@@ -59,11 +57,8 @@ def parse(text: str) -> dict[str, float]:
 
 def pick(metrics: dict[str, float]) -> dict[str, float]:
     """The figures we know, under our names."""
-    return {
-        ours: metrics[name]
-        for ours, names in NAMES.items()
-        if (name := next((n for n in names if n in metrics), None)) is not None
-    }
+    names = {figure: shown_as(figure, metrics) for figure in FIGURES}
+    return {figure: metrics[name] for figure, name in names.items() if name}
 
 
 class Scraper:
@@ -172,7 +167,7 @@ def series(rows: list[tuple[int, dict[str, float]]], zero: int) -> ServerView | 
 def _columns(rows: list[tuple[int, dict[str, float]]], zero: int) -> dict[str, tuple[float | None, ...]]:
     """The rows' time and each of their figures, under its name."""
     present = set().union(*(row for _, row in rows))
-    columns = {name: tuple(row.get(name) for _, row in rows) for name in NAMES if name in present}
+    columns = {name: tuple(row.get(name) for _, row in rows) for name in FIGURES if name in present}
     return {"time_s": tuple(max(0.0, round((at - zero) / 1e9, 3)) for at, _ in rows), **columns}
 
 

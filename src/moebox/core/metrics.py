@@ -1,6 +1,7 @@
 """What engines call their figures in /metrics: a table, read by whoever scrapes, charts or alerts."""
 
 import functools
+from collections.abc import Container
 from dataclasses import dataclass, fields
 
 from moebox import codec
@@ -64,6 +65,11 @@ def anywhere(figure: str) -> Names:
     """Every name a figure has, in any engine."""
     names = (name for engine in engines().values() for name in getattr(engine, figure))
     return tuple(dict.fromkeys(names))
+
+
+def shown_as(figure: str, page: Container[str], *, suffix: str = "") -> str:
+    """The name by which a page of metrics has a figure; "" where it has none."""
+    return next((name for name in anywhere(figure) if f"{name}{suffix}" in page), "")
 
 
 def counted_live(metric: str) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from moebox import http
-from moebox.bench.scrape import parse
+from moebox.bench.scrape import parse, pick
 from moebox.core import metrics
 from moebox.core.endpoint import Endpoint
 from moebox.core.verdict import Verdict
@@ -108,7 +108,7 @@ class Watcher:
     def _rates(self, shown: dict[str, float], passed: float) -> dict[str, float]:
         rates = {}
         for name in RATES:
-            grown = self._grown(shown, _present(shown, name), passed)
+            grown = self._grown(shown, metrics.shown_as(name, shown), passed)
             if grown is not None:
                 rates[name.removesuffix("_total") + "_s"] = grown / passed
         return rates
@@ -116,7 +116,7 @@ class Watcher:
     def _means(self, shown: dict[str, float], passed: float) -> dict[str, float]:
         means = {}
         for name in TIMES:
-            metric = _histogram(shown, name)
+            metric = metrics.shown_as(name, shown, suffix="_count")
             total, count = (self._grown(shown, f"{metric}{end}", passed) for end in ("_sum", "_count"))
             if total is not None and count:
                 means[name] = total / count
@@ -200,14 +200,5 @@ class Watcher:
             self._climbing.join(patience_s)
 
 
-def _present(shown: dict[str, float], figure: str) -> str:
-    return next((name for name in metrics.anywhere(figure) if name in shown), "")
-
-
 def _gauges(shown: dict[str, float]) -> dict[str, float]:
-    present = {figure: _present(shown, figure) for figure in GAUGES}
-    return {figure: shown[name] for figure, name in present.items() if name}
-
-
-def _histogram(shown: dict[str, float], figure: str) -> str:
-    return next((name for name in metrics.anywhere(figure) if f"{name}_count" in shown), "")
+    return {figure: value for figure, value in pick(shown).items() if figure in GAUGES}
