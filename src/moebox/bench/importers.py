@@ -58,10 +58,8 @@ def _vllm(value: Result) -> list[Result]:
 
 def _sglang(value: Result) -> list[Result]:
     """The same names but for end-to-end latency; its dataset settings are top-level keys."""
-    keep = {key: inner for key, inner in value.items() if not isinstance(inner, list | dict)}
-    for kind in ("mean", "median", "std", "p90", "p99"):
-        if f"{kind}_e2e_latency_ms" in keep:
-            keep[f"{kind}_e2el_ms"] = keep.pop(f"{kind}_e2e_latency_ms")
+    plain = {key: inner for key, inner in value.items() if not isinstance(inner, list | dict)}
+    keep = {key.replace("_e2e_latency_ms", "_e2el_ms"): inner for key, inner in plain.items()}
     total = keep.pop("total_throughput", None)
     if total is None and "input_throughput" in keep:
         total = keep["input_throughput"] + keep.get("output_throughput", 0.0)
@@ -193,7 +191,7 @@ def _llama_table(tests: list[Result]) -> Result:
 
 def _llama_row(row: Result) -> Result:
     prompt, made, depth = row.get("n_prompt", 0), row.get("n_gen", 0), row.get("n_depth", 0)
-    name = f"pp{prompt}+tg{made}" if prompt and made else f"pp{prompt}" if prompt else f"tg{made}"
+    name = _llama_test(prompt, made)
     return {
         "test": f"{name}@d{depth}" if depth else name,
         "cold": True,
@@ -202,6 +200,12 @@ def _llama_row(row: Result) -> Result:
         "std_tok_s": row.get("stddev_ts"),
         "tries": len(row.get("samples_ts") or []) or None,
     }
+
+
+def _llama_test(prompt: int, made: int) -> str:
+    if not prompt:
+        return f"tg{made}"
+    return f"pp{prompt}+tg{made}" if made else f"pp{prompt}"
 
 
 def _tidy(result: Result) -> Result:

@@ -90,7 +90,7 @@ def summary(samples: Samples, *, slo: Slo | None = None, prompt_tokens: int = 0)
         total_input_tokens=total_input,
         total_output_tokens=total_output,
         request_throughput=len(done) * rate,
-        request_goodput=None if slo is None else sum(meets(each, slo) for each in done) * rate,
+        request_goodput=None if slo is None else good(done, slo) * rate,
         output_throughput=total_output * rate,
         total_token_throughput=(total_input + total_output) * rate,
         max_output_tokens_per_s=peak_tokens(samples),
@@ -177,6 +177,11 @@ def gaps(samples: Samples, done: Sequence[Figures]) -> tuple["Counter[float]", "
 
 def _scaled(counter: "Counter[float]", scale: float) -> "Counter[float]":
     return Counter({value / scale: count for value, count in counter.items()})
+
+
+def good(done: Iterable[Figures], slo: Slo) -> int:
+    """How many requests keep to what is asked of them."""
+    return sum(meets(each, slo) for each in done)
 
 
 def meets(each: Figures, slo: Slo) -> bool:

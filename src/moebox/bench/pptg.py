@@ -97,14 +97,14 @@ def _row(
     name: str, tokens: int, done: list[Figures], rate: Callable[[Figures], float | None], *, cold: bool, asked: int
 ) -> TestRow:
     rates = [value for each in done if (value := rate(each)) is not None]
-    mean = statistics.fmean(rates) if rates else None
+    mean, std = _mean_and_std(rates)
     prefill = name.startswith("pp")
     return TestRow(
         test=name,
         cold=cold,
         tokens=tokens,
         mean_tok_s=mean,
-        std_tok_s=statistics.stdev(rates) if len(rates) > 1 else 0.0,
+        std_tok_s=std,
         tries=len(rates),
         mean_ttft_ms=latency(done, "ttft_s").mean,
         pp_tok_s=mean if prefill else None,
@@ -113,6 +113,12 @@ def _row(
         failed=asked - len(done),
         cached_tokens=sum(each.cached for each in done),
     )
+
+
+def _mean_and_std(rates: list[float]) -> tuple[float | None, float]:
+    if len(rates) < 2:
+        return (rates[0] if rates else None), 0.0
+    return statistics.fmean(rates), statistics.stdev(rates)
 
 
 def _cached(row: TestRow, subject: Subject) -> str:

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from moebox import http
 from moebox.core.endpoint import Endpoint
@@ -130,11 +130,7 @@ class Scraper:
     def _gpus(self) -> None:
         import pynvml
 
-        try:
-            pynvml.nvmlInit()
-            handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        except pynvml.NVMLError:
-            return  # no driver, no GPU
+        handles = _handles()
         while handles:
             try:
                 watts = sum(map(pynvml.nvmlDeviceGetPowerUsage, handles)) / 1e3
@@ -144,6 +140,17 @@ class Scraper:
             self._power.append((time.monotonic_ns(), watts, used))
             if self._over.wait(EVERY_S):
                 return
+
+
+def _handles() -> list[Any]:
+    """NVML's of this machine's GPUs; none where there is no driver."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        return [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+    except pynvml.NVMLError:
+        return []
 
 
 def _mean_watts(rows: Sequence[tuple[int, float, float]]) -> float:

@@ -106,10 +106,17 @@ def _ask(endpoint: Endpoint, body: Json, api: str, target: sockets.Target, until
         reply = ask(
             endpoint, body, path=path_of(api), target=target, timeout_s=left, total_s=left, most_events=MOST_EVENTS
         )
-        pause = retry_after_s({b"retry-after": reply.headers.get("retry-after", "").encode()})
-        if reply.status not in (429, 503) or pause is None or pause > min(LONGEST_PAUSE_S, until - time.monotonic()):
+        pause = _pause(reply)
+        if pause is None or pause > min(LONGEST_PAUSE_S, until - time.monotonic()):
             return reply
         time.sleep(pause)
+
+
+def _pause(reply: Reply) -> float | None:
+    """Seconds after which a server that refused wants to be asked again."""
+    if reply.status not in (429, 503):
+        return None
+    return retry_after_s({b"retry-after": reply.headers.get("retry-after", "").encode()})
 
 
 def _body(endpoint: Endpoint, api: str, text: str) -> Json:
@@ -121,14 +128,19 @@ def code_text(subject: Subject, api: str) -> Text:
     """The words, with the length of code measured by the server's own count where there is no tokenizer."""
     if subject.text.tokenizer or not subject.counts:
         return subject.text
-    code = filler.code("calibration", 200)
-    short, long = (_prompt_tokens(subject, api, text) for text in ("x", f"x {code}"))
-    if short is None or long is None:
-        return subject.text
-    per_word = (long - short) / len(code.split())
+    per_word = _tokens_per_code_word(subject, api)
     if not 1 <= per_word <= MOST_PER_WORD:  # it does not count what it was sent
         return subject.text
     return replace(subject.text, tokens_per_code_word=per_word, how=BY_USAGE)
+
+
+def _tokens_per_code_word(subject: Subject, api: str) -> float:
+    """By the server's own count; 0 where it does not say."""
+    code = filler.code("calibration", 200)
+    short, long = (_prompt_tokens(subject, api, text) for text in ("x", f"x {code}"))
+    if short is None or long is None:
+        return 0.0
+    return (long - short) / len(code.split())
 
 
 def _prompt_tokens(subject: Subject, api: str, text: str) -> int | None:
