@@ -214,7 +214,7 @@ def _stuck(calls: Sequence[CallSeen], memory: _Memory) -> tuple[End, str] | None
 
 def _cut(got: Reply, bounds: Bounds) -> tuple[End, str]:
     """By the context's end, or by the limit that we gave."""
-    tokens = (got.prompt_tokens or 0) + (got.completion_tokens or 0)
+    tokens = (got.prompt_tokens or 0) + got.written
     if bounds.context is not None and tokens >= bounds.context - 1:
         return "context", "the reply filled the context"
     return "cut", f"cut at its token limit while {'thinking' if got.reasoning else 'text'}"
@@ -233,7 +233,7 @@ def _failure(got: Reply, bounds: Bounds) -> tuple[End, str]:
 def turn_of(number: int, at_s: float, got: Reply, calls: Sequence[CallSeen], *, overhead: float = 0.0) -> TurnSeen:
     """A reply as one turn, `overhead` seconds of it ours."""
     writing = sum(got.gaps_s)
-    tokens = (got.completion_tokens or 0) - 1
+    tokens = got.written - 1
     return TurnSeen(
         number=number,
         at_s=at_s,
@@ -255,7 +255,7 @@ def weighed(got: Reply) -> list[tuple[float, float]]:
     """(tokens, seconds) of each event after the first; a reply's tokens are spread evenly over its events."""
     if not got.gaps_s:
         return []
-    each = max((got.completion_tokens or 0) - 1, 1) / len(got.gaps_s)
+    each = max(got.written - 1, 1) / len(got.gaps_s)
     return [(each, gap) for gap in got.gaps_s]
 
 

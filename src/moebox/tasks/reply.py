@@ -53,6 +53,11 @@ class Reply:
     seconds: float = 0.0
     gaps_s: tuple[float, ...] = field(default=(), repr=False)  # between events that carried tokens
 
+    @property
+    def written(self) -> int:
+        """Tokens of the reply, as far as anybody counted them."""
+        return self.completion_tokens or 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
