@@ -42,6 +42,12 @@ class Reply:
         """The server answered 200."""
         return self.status == 200
 
+    @property
+    def error(self) -> str:
+        """What a server that did not answer 200 says is wrong; without a reply, why there is none."""
+        text = error_text(self.text)
+        return f"HTTP {self.status}: {text}" if self.status else text
+
     def json(self) -> Any:
         """The text as JSON; None where it is none."""
         try:

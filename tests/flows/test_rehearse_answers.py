@@ -1,10 +1,18 @@
 """What a rehearsal with the phantom makes of its ladder: known habits pass and are named, anything else fails."""
 
+import json
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+
+from moebox.core.endpoint import endpoint_of
 from moebox.core.habits import failure
 from moebox.core.verdict import Ladder, Mark, Probe, Slip, Verdict
-from moebox.flows.rehearse import answered
+from moebox.flows.rehearse import answered, prompted
+from tests.serving import live
 
 HABIT = Probe(name="too long", verdict="fail", reason="a prompt beyond 2,048 tokens: HTTP 500: the request exceeds")
 
@@ -79,3 +87,26 @@ def test_a_check_that_fails_in_sum_is_explained_by_the_probes_it_is_the_sum_of()
         few = replace(HABIT, verdict="warn", slips=(replace(red("limits", why), verdict="warn"),))
         whole = replace(rung("limits", "fail", why, few), slips=(red("limits", why),))
         assert failure(ladder(whole, slips=(red("limits", why),))) == told
+
+
+@pytest.mark.parametrize("usage", [{"prompt_tokens": 0}, {"prompt_tokens": None}, {}, None])
+def test_a_server_that_counts_no_prompt_is_told_in_words(usage: object) -> None:
+    """The next prompt's length is worked out from the count, so 0 is none."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            data = json.dumps({"choices": [{"text": "x"}], "usage": usage}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+    with live(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as server:
+        session: Any = SimpleNamespace(
+            endpoint=endpoint_of(f"127.0.0.1:{server.server_port}", "m"), watch=SimpleNamespace(look=lambda: False)
+        )
+        assert prompted(session, "word", tokens=1) == (0, "an answer without usage")

@@ -5,7 +5,6 @@ rehearsal cannot show is said with its result.
 """
 
 import dataclasses
-import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from moebox.core.recipe import Hybrid, Recipe
 from moebox.core.verdict import Ladder
 from moebox.engines import rooms
 from moebox.errors import AnswerIsNo, BadInput, MoeboxError, Unsupported
+from moebox.loose import figure
 from moebox.serve import ask
 from moebox.serve.dummy import write_gguf
 from moebox.serve.session import PATIENCE_S, Session, start
@@ -176,12 +176,12 @@ def long_prompt(session: Session, recipe: Recipe) -> RehearsalStep:
     began, words, counted = time.monotonic(), max(wanted // 4, 8), 0
     while counted < wanted:
         counted, problem = prompted(session, WORD * words, tokens=DECODE)
-        if problem and counted == 0:
+        if problem:
             raise AnswerIsNo(
                 f"{recipe.engine} failed at a prompt of about {words} words: {problem}", hint=explain(session)
             )
         grown = min(round(words * 1.02 * wanted / counted) + 4, words * room // counted)  # never beyond the context
-        if counted >= wanted or words >= grown:
+        if words >= grown:
             break
         words = grown
     over = "more" if counted > block else "not more, for the context is no longer,"
@@ -236,12 +236,9 @@ def prompted(session: Session, text: str, *, tokens: int) -> tuple[int, str]:
     while session.watch.look():
         pass
     if not answer.ok:
-        text = http.error_text(answer.text)
-        return 0, f"HTTP {answer.status}: {text}" if answer.status else text
-    try:
-        return int(json.loads(answer.text)["usage"]["prompt_tokens"]), ""
-    except (ValueError, LookupError, TypeError):
-        return 0, "an answer without usage"
+        return 0, answer.error
+    counted = int(figure(answer.json(), "usage.prompt_tokens") or 0)
+    return counted, "" if counted > 0 else "an answer without usage"
 
 
 def explain(session: Session) -> str:

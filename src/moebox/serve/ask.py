@@ -37,8 +37,7 @@ class Chat(threading.Thread):
         answer = self.answer
         assert answer is not None
         if not answer.ok:
-            text = http.error_text(answer.text)
-            return f"HTTP {answer.status}: {text}" if answer.status else text
+            return answer.error
         reply = answer.json()
         choices = rows(reply, "choices")
         if not choices or not isinstance(choices[0].get("message"), dict):

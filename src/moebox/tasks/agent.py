@@ -217,7 +217,7 @@ def _cut(got: Reply, bounds: Bounds) -> tuple[End, str]:
     tokens = (got.prompt_tokens or 0) + got.written
     if bounds.context is not None and tokens >= bounds.context - 1:
         return "context", "the reply filled the context"
-    return "cut", f"cut at its token limit while {'thinking' if got.reasoning else 'text'}"
+    return "cut", f"cut at its token limit while {'thinking' if got.reasoning else 'writing'}"
 
 
 def _failure(got: Reply, bounds: Bounds) -> tuple[End, str]:
