@@ -191,15 +191,16 @@ def _inflated(data: bytes, room: int) -> bytes:
 
 def _check(samples: Samples) -> None:
     """Columns of one table are of one length, and point into each other."""
-    if len({len(column) for column in samples.columns.values()}) != 1:
-        raise ValueError("columns of requests differ in length")
-    if len({len(samples.time), len(samples.tokens), len(samples.kind)}) != 1:
-        raise ValueError("columns of chunks differ in length")
-    if sum(samples.columns["chunks"]) != len(samples.time) or min(samples.columns["chunks"], default=0) < 0:
-        raise ValueError("requests and their chunks do not match")
-    reasons = samples.columns["reason"]
-    if reasons and not 0 <= min(reasons) <= max(reasons) < len(samples.reasons):
-        raise ValueError("a reason is missing")
+    chunks, reasons = samples.columns["chunks"], samples.columns["reason"]
+    faults = {
+        "columns of requests differ in length": len(set(map(len, samples.columns.values()))) != 1,
+        "columns of chunks differ in length": len({len(samples.time), len(samples.tokens), len(samples.kind)}) != 1,
+        "requests and their chunks do not match": sum(chunks) != len(samples.time) or min(chunks, default=0) < 0,
+        "a reason is missing": bool(reasons) and not 0 <= min(reasons) <= max(reasons) < len(samples.reasons),
+    }
+    for fault, found in faults.items():
+        if found:
+            raise ValueError(fault)
 
 
 def write(path: Path, samples: Samples) -> None:

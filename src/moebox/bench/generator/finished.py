@@ -41,7 +41,7 @@ class Finished(NamedTuple):
             outcome, reason = judge(recorder, asked=self.conversation.asked, size=self.size)
         if outcome == COMPLETED:
             recorder.count_silent()
-        if self.conversation.keep and (recorder.completion_tokens < 0 or len(samples.texts) < CHECKED):
+        if self._text_is_needed(samples):
             samples.texts[len(samples)] = recorder.text
         samples.add(
             recorder.times,
@@ -50,7 +50,7 @@ class Finished(NamedTuple):
             reason=reason,
             due=self.due,
             sent=self.sent,
-            ended=recorder.times[-1] if recorder.complete and recorder.times else self.at,
+            ended=self._ended,
             index=self.conversation.index,
             outcome=outcome,
             status=recorder.body.status,
@@ -61,6 +61,17 @@ class Finished(NamedTuple):
             turn=self.turn,
         )
         return outcome
+
+    def _text_is_needed(self, samples: Samples) -> bool:
+        """To count its tokens where the server did not, or to check some of the server's counts."""
+        uncounted = self.recorder.completion_tokens < 0
+        return self.conversation.keep and (uncounted or len(samples.texts) < CHECKED)
+
+    @property
+    def _ended(self) -> int:
+        """A whole reply ended with its last event."""
+        whole = self.recorder.complete and self.recorder.times
+        return self.recorder.times[-1] if whole else self.at
 
     @property
     def text(self) -> str:
