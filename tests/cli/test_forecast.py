@@ -255,6 +255,29 @@ def test_a_recipes_own_context_and_slots_are_forecast(tmp_path: Path, capsys: py
     assert told(capsys, path)["rows"][-1]["context"] == 40960
 
 
+@pytest.mark.parametrize(
+    ("was", "is_", "problem"),
+    [
+        ("tp = 8", "tp = 0", "parallel.tp: 0 is less than 1"),
+        ("max_seqs = 64", "max_seqs = -4", "max_seqs: -4 is less than 1"),
+        ("tokens = 3", "tokens = 0", "speculate.tokens: 0 is less than 1"),
+    ],
+)
+@pytest.mark.parametrize("command", ["forecast", "twin"])
+def test_a_recipe_that_cannot_be_meant_is_refused(
+    command: str, was: str, is_: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What `up` refuses gave a traceback, a row of -4 streams, or a forecast without its draft."""
+    path = planned(tmp_path, "kimi-k2.6", "--box", "8x-h200", "--speculate", "eagle3")
+    text = Path(path).read_text(encoding="utf-8")
+    assert was in text
+    Path(path).write_text(text.replace(was, is_), encoding="utf-8")
+    capsys.readouterr()
+
+    assert main([command, path]) == 2
+    assert problem in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("words", [["--decode", "--context", "96k"], ["--prefill", "--input", "8192,96k"]])
 def test_rows_beyond_the_recipes_context_are_told(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -8,7 +8,7 @@ from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Model
 from moebox.core.plan import Caution, Memory
 from moebox.core.recipe import Recipe
-from moebox.engines import budget
+from moebox.engines import budget, check
 from moebox.errors import BadInput, DoesNotFit, refuse_if
 from moebox.flows import boxes, recipes
 from moebox.planner.choose import choose, search
@@ -58,7 +58,9 @@ def from_recipe(name: str, box: str | None, *, pinned: bool, ram: str = "", ram_
     """The recipe called `name`, on the box that is named or that it was planned for; nothing of it can be `pinned`."""
     refuse_if(pinned, "a recipe file has its settings already", hint="edit it, or name the model to pin settings")
     recipe = recipes.read(name)
-    return _subject(deploy(recipe, boxes.box_for(recipe, box, ram=ram, ram_bandwidth=ram_bandwidth)))
+    deployment = deploy(recipe, boxes.box_for(recipe, box, ram=ram, ram_bandwidth=ram_bandwidth))
+    check(deployment)
+    return _subject(deployment)
 
 
 def chosen(name: str, box: Box, pins: Pins) -> Subject:

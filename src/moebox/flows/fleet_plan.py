@@ -9,7 +9,7 @@ from moebox.checkpoint import deploy, resolve
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
 from moebox.core.recipe import Recipe
-from moebox.engines import budget
+from moebox.engines import budget, check
 from moebox.errors import BadInput
 from moebox.fleet.cost import Cost, Prices, cost
 from moebox.fleet.file import Fleet, recipe_path
@@ -90,6 +90,7 @@ def by_recipe(path: str, box: str) -> Candidate:
     """A recipe as it is, on this box or the one that it was planned for."""
     recipe = read_recipe(path)
     deployment = deploy(recipe, boxes.box_for(recipe, box))
+    check(deployment)
     return _candidate(deployment, budget(deployment).kv_tokens)
 
 
