@@ -48,6 +48,17 @@ def test_failures_wrong_answers_and_a_slow_client_come_first(tmp_path: Path) -> 
     assert "Measure again from a faster client" in found
 
 
+def test_a_load_that_was_offered_is_named_by_its_rate(tmp_path: Path) -> None:
+    """Requests came at 2.5 a second, whatever was still running: "at a concurrency of –" told nothing."""
+    run = a_run(tmp_path, levels=(1, 8))
+    offered = {**level(64, failed=9, client_limited=True), "concurrency": None, "request_rate": 2.5}
+    run.write_json("measurements/r2.json", offered)
+    texts = " ".join(advice.text for advice in advise(labelled([read(run)])))
+
+    assert "requests failed at 2.50 requests/s." in texts
+    assert "At 2.50 requests/s the client was the bottleneck" in texts
+
+
 def test_several_tokens_a_chunk_are_recognised(tmp_path: Path) -> None:
     """ITL twice TPOT means a draft at work, as in the Lambda K2.6 guide (44.5 against 21.14 ms: 2.1 tokens)."""
     advice = advise([record(tmp_path, mean_itl_ms=44.5, mean_tpot_ms=21.14)])

@@ -220,8 +220,7 @@ def failures(record: RunRecord) -> Iterator[Advice]:
     """Requests that failed."""
     level = first(record, lambda level: ratio(level.failed, asked(level)) > FAILURES)
     if level:
-        requests = f"{number(level.failed)} of {number(asked(level))} requests"
-        text = f"{requests} failed at a concurrency of {number(level.concurrency)}."
+        text = f"{number(level.failed)} of {number(asked(level))} requests failed at {loads([level])}."
         rule = f"More than {FAILURES * 100:.0f}% of requests failed."
         yield Advice(title="Find out why requests fail", text=text, rule=rule, weight=0)
 
@@ -231,13 +230,25 @@ def asked(level: Level) -> float:
     return (level.failed or 0.0) + (level.completed or 0.0)
 
 
+def loads(levels: Sequence[Level]) -> str:
+    """Loads in a sentence: "a concurrency of 8 and 64", "2 requests/s"."""
+    words = listed([*map(load, levels)])
+    return f"a concurrency of {words}" if levels[0].concurrency else words
+
+
+def load(level: Level) -> str:
+    """Requests at once, or a second where those were offered; the measurement's name where neither is known."""
+    if level.concurrency:
+        return number(level.concurrency)
+    return f"{number(level.rate)} requests/s" if level.rate else level.name
+
+
 def client(record: RunRecord) -> Iterator[Advice]:
     """Figures that tell of the client."""
     limited = [level for level in record.levels if level.client_limited]
     if limited:
         most = len(limited) > len(record.levels) / 2  # one load of many that hiccuped is a remark, not the first advice
-        loads = listed([number(level.concurrency) for level in limited[:5]])
-        where = f"at a concurrency of {loads} the client was the bottleneck"
+        where = f"at {loads(limited[:5])} the client was the bottleneck"
         yield Advice(
             title="Measure again from a faster client",
             text=f"{where}; latencies there are too high.",
@@ -266,9 +277,9 @@ def fastest(records: Sequence[RunRecord]) -> Iterator[Advice]:
         return
     (first, best), (second, other), *_ = sorted(peaks, key=lambda peak: -rate(peak[1]))
     text = (
-        f"{records[first].label} reaches {number(best.output_tok_s)} output tok/s at {number(best.concurrency)}, "
+        f"{records[first].label} reaches {number(best.output_tok_s)} output tok/s at {load(best)}, "
         f"{times(rate(best) / rate(other))} what {records[second].label} reaches "
-        f"({number(other.output_tok_s)} at {number(other.concurrency)})."
+        f"({number(other.output_tok_s)} at {load(other)})."
     )
     rule = "Highest output throughput under the same workload."
     title = f"For throughput take {records[first].label}"
