@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from markupsafe import Markup
 
+from moebox.report.block import Key
 from moebox.report.format import number, short
 from moebox.report.svg import Scale, hint, picture, spread, tag, text, ticks
 
@@ -218,6 +219,12 @@ def hover(shown: Sequence[Series], across: Scale, x: Axis, y: Axis) -> str:
     return json.dumps(
         {"x": x.title, "y": y.title, "series": names, "stops": stops}, ensure_ascii=False, separators=(",", ":")
     )
+
+
+def legend(series: Sequence[Series]) -> tuple[Key, ...]:
+    """Keys for the series that are drawn."""
+    drawn = [curve for curve in series if curve.points]
+    return tuple(Key(name=curve.name, colour=curve.colour, dashed=curve.dashed) for curve in drawn)
 
 
 def thousands(value: float) -> str:

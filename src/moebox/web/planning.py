@@ -25,13 +25,12 @@ from moebox.planner.pins import Pins
 from moebox.planner.speed import Speed
 from moebox.report.bars import collapse
 from moebox.report.block import Block, Bullets, Chart, Charts, Part, Tile, Tiles
-from moebox.report.charts import Axis, Series, line, thousands
+from moebox.report.charts import Axis, Series, legend, line, thousands
 from moebox.report.decision import Decision, DecisionCell
 from moebox.report.format import milliseconds, number, short
 from moebox.report.palette import colour
 from moebox.report.reading.planned import planned_of
 from moebox.report.sections.memory import drawn
-from moebox.report.sections.performance import legend
 from moebox.report.sections.plan import joined
 from moebox.store import calibrations
 from moebox.units import plural

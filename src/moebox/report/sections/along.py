@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 
 from moebox.loose import Json, figure, figures, inner, rows
-from moebox.report.block import Chart, Key, drawing
-from moebox.report.charts import Axis, Series, line
+from moebox.report.block import Chart, drawing
+from moebox.report.charts import Axis, Series, legend, line
 from moebox.report.palette import colour
 from moebox.report.record import Level, RunRecord
 
@@ -78,11 +78,6 @@ def paired(times: Sequence[float], values: object) -> tuple[tuple[float, float],
         return None
     pairs = zip(times, values, strict=True)
     return tuple((float(at), float(value)) for at, value in pairs if isinstance(value, int | float))
-
-
-def legend(series: Sequence[Series]) -> tuple[Key, ...]:
-    """A key for each line."""
-    return tuple(Key(name=curve.name, colour=curve.colour) for curve in series)
 
 
 def looks(level: Level) -> int:

@@ -40,7 +40,8 @@ def section(records: Sequence[RunRecord]) -> Section | None:
     if not rows:
         return None
     title = "Memory per GPU" if any_gpu(records) else "As the engine reports it"
-    gpus, host = ([row for row in rows if row[2].on_host is wanted] for wanted in (False, True))
+    host = [row for row in rows if row[2].on_host]
+    gpus = [row for row in rows if not row[2].on_host]
     charts = filter(None, (drawn(title, gpus), drawn("Host memory", host)))
     blocks: tuple[Block, ...] = (Charts(charts=tuple(charts)), table(records))
     return Section(id="memory", title="Memory", lead=lead(records), blocks=blocks)

@@ -6,8 +6,8 @@ from itertools import accumulate, chain
 
 from moebox.report import samples
 from moebox.report.bars import ranked
-from moebox.report.block import Block, Chart, Charts, Key, Section, drawing
-from moebox.report.charts import Axis, Series, line, thousands
+from moebox.report.block import Block, Chart, Charts, Section, drawing
+from moebox.report.charts import Axis, Series, legend, line, thousands
 from moebox.report.format import capital, milliseconds, short, tick_ms
 from moebox.report.palette import colour
 from moebox.report.record import ForecastRow, Level, RunRecord
@@ -133,12 +133,6 @@ def forecast_series(name: str, index: int, rows: Sequence[ForecastRow], field: s
 def banded(rows: Sequence[ForecastRow]) -> tuple[tuple[float, float, float], ...]:
     """Concurrency, low and high of every row that has both."""
     return tuple((row.concurrency or 0.0, *row.edges) for row in rows if row.edges)
-
-
-def legend(series: Sequence[Series]) -> tuple[Key, ...]:
-    """Keys for the series that are drawn."""
-    drawn = [curve for curve in series if curve.points]
-    return tuple(Key(name=curve.name, colour=curve.colour, dashed=curve.dashed) for curve in drawn)
 
 
 def best_of(series: Sequence[Series], x: Axis, y: Axis) -> str:

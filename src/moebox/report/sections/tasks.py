@@ -4,10 +4,9 @@ from collections.abc import Sequence
 
 from moebox.core.verdict import Score
 from moebox.report.block import Block, Cell, Chart, Charts, Section, Table, cell, columns, drawing, words
-from moebox.report.charts import Axis, Series, line
+from moebox.report.charts import Axis, Series, legend, line
 from moebox.report.format import short
 from moebox.report.record import RunRecord
-from moebox.report.sections.performance import legend
 from moebox.tasks.result import END_WORDS, FamilyScore, JobResult, TaskRun, TurnSeen
 from moebox.tasks.score import families, solved
 
