@@ -79,6 +79,17 @@ def test_a_run_that_was_cut_off_in_its_checks_is_not_green(tmp_path: Path):
     assert [tile.tone for tile in summary.check_tiles(record)] == ["warn"]
 
 
+def test_a_part_of_the_checks_is_not_green_anywhere(tmp_path: Path):
+    """`verify --only` passed: the strip said that the others were not made, the tile below it was green."""
+    record = replace(read(a_run(tmp_path)), all_checks=12)
+
+    assert (answers(record)["right"].text, answers(record)["right"].tone) == (
+        "1 of 1 checks passed, 11 not made",
+        "warn",
+    )
+    assert [(tile.detail, tile.tone) for tile in summary.check_tiles(record)] == [("of 1; 11 not made", "warn")]
+
+
 def test_a_rehearsal_alone_is_no_sign_that_the_model_works(tmp_path: Path):
     """Stopped before the real engine was ever started; up to 0.2 pipeline.json did not say so, only the journal did."""
     run = Run.create("k26", runs=tmp_path)

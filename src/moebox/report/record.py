@@ -342,12 +342,17 @@ class RunRecord:
         if self.unfinished is not None:
             return f"{'still running' if self.live else 'interrupted'}: {self._done(len(self.unfinished))} done"
         passed = f"{len(self.marked('pass'))} of {len(self.tried)} checks passed"
-        return f"{passed}, {self.all_checks - len(self.checks)} not made" if self.in_part else passed
+        return f"{passed}, {self.not_made} not made" if self.in_part else passed
 
     def _done(self, wanted: int) -> str:
         """So many checks; of how many, where that is told."""
         done = len(self.checks)
         return f"{done} of {plural(wanted, 'check')}" if wanted else plural(done, "check")
+
+    @property
+    def not_made(self) -> int:
+        """How many checks there are beside those that were made or skipped."""
+        return self.all_checks - len(self.checks)
 
     @property
     def in_part(self) -> bool:

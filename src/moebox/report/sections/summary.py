@@ -79,12 +79,14 @@ def check_tiles(record: RunRecord) -> Iterable[Tile]:
 
 def verdict(record: RunRecord) -> tuple[str, Tone]:
     """What there is to say of the checks beside how many passed."""
-    failed, warned = record.marked("fail"), record.marked("warn")
+    failed, warned, total = record.marked("fail"), record.marked("warn"), f"of {len(record.tried)}"
     if failed:
         return f"{listed(failed)} failed", "bad"
     if warned:
-        return f"of {len(record.tried)}; {len(warned)} with warnings", "warn"
-    return (record.check_count, "warn") if record.checking else (f"of {len(record.tried)}", "good")
+        return f"{total}; {len(warned)} with warnings", "warn"
+    if record.checking:
+        return record.check_count, "warn"
+    return (f"{total}; {record.not_made} not made", "warn") if record.in_part else (total, "good")
 
 
 def forecast_tiles(record: RunRecord) -> Iterable[Tile]:
