@@ -172,7 +172,7 @@ def test_the_speed_model_takes_the_calibration_of_its_own_recipe_only() -> None:
 
     speed = Speed.of(on(box, model, form, recipe))
     assert speed.measured is not None
-    assert speed.decode_step_s(8, 4096) == pytest.approx(step(61, 8, 4096), rel=0.01)
+    assert speed.step_s(8, 4096) == pytest.approx(step(61, 8, 4096), rel=0.01)
     assert speed.lines(8, 4096)[0].formula.startswith("measured on this box 2026-11-15, 61 layers from 4 and 8: ±")
     assert speed.band[1] < Speed.fitted(on(box, model, form, recipe)).band[1]
 

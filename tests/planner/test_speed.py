@@ -67,11 +67,11 @@ def test_distinct_experts_follow_the_formula() -> None:
 def test_more_work_never_takes_less_time(batch: int, context: int, dcp: int) -> None:
     """A step grows with batch and context, and total throughput grows with batch at an empty context."""
     model = speed(parallel=Parallel(tp=8, dcp=dcp))
-    here = model.decode_step_s(batch, context)
+    here = model.step_s(batch, context)
 
     assert 0 < here < math.inf
-    assert model.decode_step_s(batch + 1, context) >= here * 0.999
-    assert model.decode_step_s(batch, context + 1000) >= here
+    assert model.step_s(batch + 1, context) >= here * 0.999
+    assert model.step_s(batch, context + 1000) >= here
     assert model.decode_tok_s(batch + 8, 0) > model.decode_tok_s(batch, 0) * 0.95
 
 
@@ -115,7 +115,7 @@ def test_guesses_gain_tokens_and_cost_time() -> None:
 
     assert plain.tokens_per_step == 1.0
     assert 1.5 < guessing.tokens_per_step < 4
-    assert guessing.decode_step_s(8, 1000) > plain.decode_step_s(8, 1000)
+    assert guessing.step_s(8, 1000) > plain.step_s(8, 1000)
 
 
 def test_launches_without_graphs_dominate_small_batches() -> None:

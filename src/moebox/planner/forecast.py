@@ -114,7 +114,7 @@ def _decode(speed: Speed, context: int, streams: int, kv_tokens: int) -> Row:
         "decode_tok_s": round(rate, 2),
         "low_tok_s": round(rate * low, 2),
         "high_tok_s": round(rate * high, 2),
-        "itl_ms": round(speed.decode_step_s(streams, context) * 1e3, 3),
+        "itl_ms": round(speed.step_s(streams, context) * 1e3, 3),
         "tokens_per_step": round(speed.tokens_per_step, 3),
         "fits": context * streams <= kv_tokens,
     }

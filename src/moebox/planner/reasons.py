@@ -84,8 +84,8 @@ def _engine(best: Weighed, others: list[Weighed], pins: Pins) -> str:
 def _cache(best: Weighed, tried: list[Weighed]) -> str:
     if best.recipe.kv == "fp8":
         return _rounded_cache(best)
-    alike = (one for one in tried if _same_but(one, best, "kv") and one.recipe.kv == "fp8")
-    why = next((one.refused for one in alike if one.refused), "")
+    rounded = (one for one in tried if one.recipe.kv == "fp8" and _same_but(one, best, "kv"))
+    why = next(filter(None, (one.refused for one in rounded)), "")
     return f"a {best.recipe.kv} cache, not fp8: {why}" if why else ""
 
 
@@ -278,14 +278,20 @@ def compared(one: Weighed, best: Weighed) -> str:
 def refused(best: Weighed, tried: list[Weighed]) -> dict[str, str]:
     """What was dropped, by kind: what does not start and what does not fit."""
     alike = [one for one in tried if _same_kind(one, best)]
-    out: dict[str, str] = {}
-    for one in alike:
-        if one.refused and one.refused not in out.values():
-            out[title(one, best)] = one.refused
+    out = _not_starting(alike, best)
     for one in _lacking(alike):
         if len(out) < MOST_REFUSED:
             lack = f"lacks {gb(one.memory.shortfall)} for {count(one.recipe.context)} tokens"
             out.setdefault(title(one, best), lack)
+    return out
+
+
+def _not_starting(alike: list[Weighed], best: Weighed) -> dict[str, str]:
+    """Every reason not to start once, with the first that has it."""
+    out: dict[str, str] = {}
+    for one in alike:
+        if one.refused and one.refused not in out.values():
+            out[title(one, best)] = one.refused
     return out
 
 

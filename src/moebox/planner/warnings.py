@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from moebox import engines
@@ -29,16 +29,22 @@ def known_troubles(deployment: Deployment) -> tuple[Caution, ...]:
 
 
 def _symptoms(deployment: Deployment, refused: tuple[Caution, ...]) -> Iterator[Caution]:
-    """Known symptoms of that deployment on any of its GPUs, less what a refusal tells from the same source."""
-    recipe, version = deployment.recipe, engines.version_of(deployment.recipe)
+    """Known symptoms of that deployment, less what a refusal tells from the same source."""
     seen = {link for caution in refused for link in LINK.findall(caution.source)}
+    found = _foreseen(deployment)
+    return (_caution(each) for each in found if seen.isdisjoint(LINK.findall(each.source)))
+
+
+def _foreseen(deployment: Deployment) -> Iterable[symptom.Symptom]:
+    """What is known of that engine, version and model on any of these GPUs, each once."""
+    recipe, version = deployment.recipe, engines.version_of(deployment.recipe)
     found: dict[str, symptom.Symptom] = {}
     for sm in [gpu.sm for gpu in deployment.gpus] or [""]:
         known = symptom.foreseen(
             engine=recipe.engine, version=version, sm=sm, model=deployment.model.name, recipe=recipe
         )
         found |= {each.id: each for each in known}
-    return (_caution(each) for each in found.values() if seen.isdisjoint(LINK.findall(each.source)))
+    return found.values()
 
 
 def _kernels(recipe: Recipe, gpu: Gpu) -> Iterator[Caution]:

@@ -90,7 +90,7 @@ class Weighed:
     def score(self) -> float:
         """Answer tokens a second when `streams` such requests are read and answered together."""
         prompt, answer = request(self.recipe.context)
-        step = self.speed.decode_step_s(self.streams, prompt + answer // 2) / self.speed.tokens_per_step
+        step = self.speed.step_s(self.streams, prompt + answer // 2) / self.speed.tokens_per_step
         reading = self.speed.prefills_s(prompt, self.streams)
         return self.streams * answer / (reading + answer * step)
 

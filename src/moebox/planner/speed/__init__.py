@@ -35,7 +35,6 @@ class Speed:
     gpu_step: GpuStep | None = None
     shared: Shared | None = None
     piece: int = PIECE
-    pipeline: int = 1
     decode_spread: float = 0.3
     prefill_spread: float = 0.3
     host_spread: float = 0.0  # between hosts alike on paper
@@ -127,7 +126,6 @@ class Speed:
             request_s=row.request_ms * 1e-3,
             intake_s=tables.intake_ms(recipe.engine) * 1e-3,
             token_bytes=kv.token_bytes(model, recipe),
-            pipeline=recipe.parallel.pp,
             decode_spread=row.decode_spread,
             prefill_spread=row.prefill_spread,
             host_spread=tables.between_hosts(row, away),
@@ -148,10 +146,6 @@ class Speed:
         assert self.shared is not None
         return self.shared.parts(batch, context, fresh, past)
 
-    def decode_step_s(self, batch: int, context: int) -> float:
-        """Seconds of one step in which `batch` sequences decode at `context` tokens each."""
-        return self.step_s(batch, context)
-
     @property
     def tokens_per_step(self) -> float:
         """Expected tokens a sequence gains in a step."""
@@ -167,7 +161,7 @@ class Speed:
 
     def decode_tok_s(self, batch: int, context: int) -> float:
         """Tokens a second of all sequences together."""
-        return batch * self.tokens_per_step / self.decode_step_s(batch, context)
+        return batch * self.tokens_per_step / self.step_s(batch, context)
 
     def prefill_s(self, tokens: int, context: int = 0) -> float:
         """Seconds to read a prompt of `tokens` after `context` tokens that are cached, alone on the machine."""

@@ -73,10 +73,6 @@ class GpuStep:
         others = self.rank.pp - 1
         return STAGE_LOSS * others * min(max(batch / self.rank.dp - 1, 0.0) / others, 1.0) if others else 0.0
 
-    def seconds(self, batch: float, context: float, fresh: float = 0.0, past: float = 0.0) -> float:
-        """Seconds of one step."""
-        return sum(self.parts(batch, context, fresh, past).values())
-
     def hosting(self, batch: float) -> float:
         """Scheduling, sampling and output, once a step and for each sequence."""
         micro = self.constants.step_us
