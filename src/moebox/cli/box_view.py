@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from moebox.cli.tables import grid
-from moebox.core.box import Box, Gpu, Host, Link
+from moebox.core.box import Box, Cpu, Gpu, Host, Link
 from moebox.core.gpu_list import VISIBLE
 from moebox.planner.speed.links import between_nodes
 from moebox.units import gb, gib, plural, rate
@@ -140,11 +140,8 @@ def _gpu_facts(box: Box) -> Iterator[tuple[str, str]]:
 
 def _memory_facts(box: Box) -> Iterator[tuple[str, str]]:
     """Processor, RAM, and the network where there are several nodes."""
-    cpu = box.cpu
-    if cpu.model or cpu.cores:
-        nodes = f", {cpu.numa_nodes} NUMA nodes" if cpu.numa_nodes > 1 else ""
-        sockets = plural(cpu.sockets, "socket")
-        yield "CPU", f"{cpu.model}, {sockets}, {cpu.cores} cores{nodes}"
+    if box.cpu.model or box.cpu.cores:
+        yield "CPU", _processor(box.cpu)
     if box.ram:
         free = f", {gib(box.ram_free)} free" if box.ram_free is not None else ""
         yield "RAM", f"{gib(box.ram)}{free}{speed(box)}"
@@ -152,6 +149,11 @@ def _memory_facts(box: Box) -> Iterator[tuple[str, str]]:
         yield "RAM", "the GPU's memory: both use the same"
     if box.nodes > 1:
         yield "network", between_nodes(box)
+
+
+def _processor(cpu: Cpu) -> str:
+    nodes = f", {cpu.numa_nodes} NUMA nodes" if cpu.numa_nodes > 1 else ""
+    return f"{cpu.model}, {plural(cpu.sockets, 'socket')}, {cpu.cores} cores{nodes}"
 
 
 def _host_facts(host: Host) -> Iterator[tuple[str, str]]:

@@ -10,7 +10,7 @@ from rich.table import Table
 from moebox.cli.output import answer, people, talk
 from moebox.cli.tables import headed
 from moebox.core.calibration import Boot, Calibration
-from moebox.errors import BadInput
+from moebox.errors import refuse_if
 from moebox.loose import Document
 from moebox.report.calibration import StepTime, depths, error, reading_of, solved, step_times
 from moebox.store import calibrations as store
@@ -113,8 +113,8 @@ def take(path: Path, *, json: Json = False) -> int:
         json: Print JSON.
     """
     found = store.read(path)
-    if not solved(found):
-        raise BadInput(f"{path}: no two depths with a step in common", hint="export it after a finished rehearsal")
+    alone = f"{path}: no two depths with a step in common"
+    refuse_if(not solved(found), alone, hint="export it after a finished rehearsal")
     store.keep(replace(found, imported=path.name))
     answer(
         json,

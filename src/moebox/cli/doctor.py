@@ -10,7 +10,7 @@ from moebox import codec
 from moebox.cli import flags
 from moebox.cli.output import answer, exit_code, people
 from moebox.core.recipe import EngineName
-from moebox.errors import BadInput
+from moebox.errors import refuse_if
 from moebox.loose import Document
 from moebox.units import parse_size, plural
 
@@ -56,8 +56,7 @@ def search_run(folder: Path, engine: str) -> "Search":
     from moebox.store.log import pieces
 
     parts = pieces(folder / "engine.log")
-    if not parts:
-        raise BadInput(f"{folder}: has no engine.log")
+    refuse_if(not parts, f"{folder}: has no engine.log")
     found = Search(engine=engine)
     for part in parts:
         plain.refuse_strange(part)
@@ -123,10 +122,7 @@ def box(
     from moebox import detect
     from moebox.doctor import box as checks
 
-    try:
-        size = parse_size(need) if need else 0
-    except ValueError as problem:
-        raise BadInput(f"--need: {problem}") from None
+    size = flags.read("--need", need, parse_size) if need else 0
     here = detect.box(box)
     if here.host is None:
         flags.not_taken(f"{here.name} is described without a disk", need=need)

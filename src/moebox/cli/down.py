@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from moebox.cli.output import answer, people
-from moebox.errors import BadInput
+from moebox.errors import refuse_if
 from moebox.loose import Document
 
 if TYPE_CHECKING:
@@ -26,8 +26,7 @@ def down(
         all_: Stop every engine, and remove what earlier ones left behind.
         json: Print JSON.
     """
-    if all_ and name:
-        raise BadInput("either a name or --all")
+    refuse_if(all_ and name, "either a name or --all")
     left = _without_owner()  # before anything is stopped: what an engine leaves now is its own
     ownerless = sorted(left if all_ else left & {name or ""})
     stopped = [_stopped(instance) for instance in _chosen(name, all_=all_, ownerless=bool(ownerless))]

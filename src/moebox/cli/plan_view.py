@@ -2,7 +2,7 @@
 
 import itertools
 import shlex
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -267,11 +267,21 @@ def flags(plan: Plan) -> Table:
 
 def value(line: Line) -> str:
     """A value with its unit, exact enough for a calculator."""
-    if line.unit == "B":
-        return f"{line.value:,.0f} B ({gib(line.value)})" if abs(line.value) >= 2**20 else f"{line.value:,.0f} B"
-    if line.unit == "s":
-        return f"{line.value * 1e3:.3f} ms"
-    if line.unit == "B/s":
-        return rate(line.value)
-    number = f"{line.value:,.0f}" if float(line.value).is_integer() and abs(line.value) >= 1 else f"{line.value:,.4g}"
-    return f"{number} {line.unit}".strip()
+    return VALUES.get(line.unit, _number)(line)
+
+
+def _bytes(line: Line) -> str:
+    exact = f"{line.value:,.0f} B"
+    return f"{exact} ({gib(line.value)})" if abs(line.value) >= 2**20 else exact
+
+
+def _number(line: Line) -> str:
+    whole = float(line.value).is_integer() and abs(line.value) >= 1
+    return f"{line.value:,.0f} {line.unit}".strip() if whole else f"{line.value:,.4g} {line.unit}".strip()
+
+
+VALUES: dict[str, Callable[[Line], str]] = {  # by unit
+    "B": _bytes,
+    "s": lambda line: f"{line.value * 1e3:.3f} ms",
+    "B/s": lambda line: rate(line.value),
+}

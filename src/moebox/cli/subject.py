@@ -9,7 +9,7 @@ from moebox.core.model import Checkpoint, Model
 from moebox.core.plan import Caution, Memory
 from moebox.core.recipe import Recipe
 from moebox.engines import budget, check
-from moebox.errors import BadInput, DoesNotFit, refuse_if
+from moebox.errors import DoesNotFit, refuse_if
 from moebox.flows import boxes, recipes
 from moebox.planner.choose import choose, search
 from moebox.planner.pins import Pins
@@ -105,19 +105,17 @@ def beyond(subject: Subject, length: int) -> Subject:
 
 def accepting(subject: Subject, share: float) -> Subject:
     """The same with a known acceptance of draft tokens."""
-    if not 0 <= share < 1:
-        raise BadInput(f"--accept {share:g} is not a share between 0 and 1")
-    if subject.recipe.speculate is None:
-        raise BadInput("--accept is for recipes with a draft", hint="--speculate eagle3")
+    refuse_if(not 0 <= share < 1, f"--accept {share:g} is not a share between 0 and 1")
+    drafts = subject.recipe.speculate is not None
+    refuse_if(not drafts, "--accept is for recipes with a draft", hint="--speculate eagle3")
     return replace(subject, accept=share)
 
 
 def eager(subject: Subject) -> Subject:
     """The same without CUDA graphs."""
     deployment = subject.deployment
-    flag = deployment.engine.eager_flag
-    if not flag:
-        raise BadInput(f"--eager means CUDA graphs off; {deployment.engine.title} has no such switch")
+    flag, title = deployment.engine.eager_flag, deployment.engine.title
+    refuse_if(not flag, f"--eager means CUDA graphs off; {title} has no such switch")
     recipe = replace(deployment.recipe, flags={**deployment.recipe.flags, flag: True})
     return replace(subject, deployment=deployment.with_recipe(recipe))
 

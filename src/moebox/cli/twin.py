@@ -10,7 +10,7 @@ from moebox.cli.output import answer, talk
 from moebox.cli.pinned import Pinned
 from moebox.cli.subject import Subject
 from moebox.core.traits import LAST_PORT
-from moebox.errors import BadInput, Outside, refuse_outside
+from moebox.errors import Outside, refuse_if, refuse_outside
 from moebox.flows import boxes, recipes
 from moebox.planner.simulate import rules_of
 from moebox.stream import loop
@@ -47,8 +47,7 @@ def twin(
         json: Print one JSON document with the URL when it listens.
     """
     refuse_outside("--port", port, 0, LAST_PORT)
-    if not 0 < speed <= 1e6:
-        raise BadInput(f"--speed {speed:g} is out of range", hint="2 is twice as fast as the box")
+    refuse_if(not 0 < speed <= 1e6, f"--speed {speed:g} is out of range", hint="2 is twice as fast as the box")
     if recipes.is_recipe(target):
         fixed = pinned != NOTHING
         subject = subjects.from_recipe(target, box, pinned=fixed, ram=ram, ram_bandwidth=ram_bandwidth)
