@@ -132,17 +132,17 @@ def test_one_step_of_a_climb(rehearsal: Path, folders: Path) -> None:
     step = dataclasses.replace(
         recipe,
         name="climbing",
-        context=1024,
+        context=2048,
         memory_utilization=0.3,
         listen=dataclasses.replace(recipe.listen, port=recipe.listen.port + 1),
-        climb=Climb(contexts=(1024, 2048), speculate=("none",)),
+        climb=Climb(contexts=(2048, 4096), speculate=("none",)),
     )
     words = ("--concurrency", "2", "--rounds", "2", "--questions", "6", "--json")
     with nothing_left():
         document = told("climb", written(step, folders), *words).good().document
     for row in document["steps"]:
         say(f"{row['change']}: {row['verdict']}")
-    assert document["recipe"]["context"] == 2048
+    assert document["recipe"]["context"] == 4096
 
 
 def mortal_recipe(rehearsal: Path, folders: Path, name: str, port: int) -> Path:

@@ -272,6 +272,18 @@ def test_decode_of_an_engine_that_the_reading_was_not_made_on() -> None:
     assert reading.cache_tokens == pytest.approx(real.cache_tokens, rel=0.01)
 
 
+def test_decode_of_a_model_that_the_reading_was_not_made_on() -> None:
+    """DeepSeek-V3 on vLLM 0.26, all 19 steps of 12 layers within 3%; prompts within 8% but those of 512 tokens."""
+    reading, real = h200("dsv3", 12)
+
+    off = [reading.decode_s(step.batch, step.context) / step.seconds for step in real.decode]
+    assert len(off) == 19
+    assert all(share == pytest.approx(1.0, abs=0.03) for share in off)
+    prompts = {step.tokens: along(reading.prompts, step.tokens) / step.seconds - 1 for step in real.prefill}
+    assert {tokens for tokens, share in prompts.items() if abs(share) > 0.08} == {512}
+    assert max(map(abs, prompts.values())) < 0.14
+
+
 def test_the_cache_at_a_depth_whose_activations_a_shallow_boot_does_not_show() -> None:
     """DeepSeek-V3 on vLLM: 4.74 GiB of activations with 4 layers, of which one has experts, 6.52 with 8 and with 12."""
     reading, real = h200("dsv3", 12)
