@@ -6,6 +6,7 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
+import pynvml
 import pytest
 
 from moebox.cli import main
@@ -166,8 +167,15 @@ def test_the_table_knows_every_scanned_release():
     assert all(not row["bad"] for row in clean)
 
 
-def test_tuning_without_a_gpu_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+def test_tuning_without_a_gpu_is_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """Exit code 3: something outside is missing."""
+
+    def no_driver() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", no_driver)  # this machine may have one
     (tmp_path / "vllm").mkdir()
     assert main(["doctor", "kernels", "--engine", "vllm", "--site-packages", str(tmp_path), "--tune"]) == 3
     assert "this machine has none" in capsys.readouterr().err

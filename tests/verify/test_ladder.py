@@ -189,6 +189,15 @@ def test_a_short_context_is_no_fault(server: str, oracle: str):
     assert {rung.name: rung.reason for rung in ladder.rungs if rung.verdict != "pass"} == {}
 
 
+def test_what_has_no_room_in_a_short_context_is_not_asked(oracle: str):
+    """Said of each question; nothing fails, and what fits is checked. vLLM at 1,024 tokens failed by HTTP 500."""
+    ladder = climb(oracle, "odd-short-1k-strict", "alive", "plain", "tools", "anthropic")
+    unasked = [probe.reason for rung in ladder.rungs for probe in rung.probes if probe.verdict == "skip"]
+
+    assert {rung.verdict for rung in ladder.rungs} == {"pass"}
+    assert "question and answer need more than a context of 1,024 tokens" in unasked
+
+
 def test_a_context_that_is_said_to_be_shorter_than_it_is_hides_nothing(oracle: str):
     """All is asked as ever, and what fails is the announcement: answers of one token were called unfinished."""
     ladder = climb(oracle, "says-it-takes-little", "alive", "plain", "thinking", "agents", "limits")

@@ -27,6 +27,7 @@ __all__ = ["Asker", "Failed", "Options", "Skipped", "Unusable", "refuse", "said"
 
 ANSWER_ROOM = 512  # tokens that are asked for however short a context is said to be
 PROMPT_ROOM = 1024  # tokens of a short context that are left to prompts
+SHORT_CONTEXT = 2 * PROMPT_ROOM  # tokens; in more every question but the long ones has room
 THINKING_ROOM = 4096  # tokens added for a model that thinks although it was asked not to
 SLACK_EVENTS = 64  # events beyond max_tokens that an honest stream may have: role, finish, usage, keep-alives
 REFUSALS = (400, 404, 405, 415, 422, 501)  # what a server says to a request that it does not support
@@ -189,6 +190,13 @@ class Asker:
         if not self.thinks:
             raise Skipped("no reasoning came when asked for")
 
+    def need_room(self, exchange: Exchange) -> None:
+        """Skipped where a context is so short that question and answer do not fit, and the server says so."""
+        if not self.limit or self.limit > SHORT_CONTEXT or exchange.status < 400:
+            return
+        if f"{self.limit} tokens" in said(exchange).replace(",", ""):
+            raise Skipped(f"question and answer need more than a context of {self.limit:,} tokens")
+
     async def get(self, url: str) -> Exchange:
         """GET; kept as evidence."""
         return self.keep(await self.client.get(url))
@@ -202,6 +210,7 @@ class Asker:
 
     def read(self, exchange: Exchange, *, stream: bool, odd: bool = False) -> Answer:
         """The answer in it, with every breach of form counted; Failed with the reason where there is none."""
+        self.need_room(exchange)
         refuse(exchange)
         if stream:
             self._need_events(exchange)

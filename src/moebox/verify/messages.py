@@ -40,6 +40,7 @@ async def send(ask: Asker, body: dict[str, object], *, odd: bool = False) -> Mes
     exchange = await _post_as_taken(ask, body)
     if exchange.status in (404, 405, 501):
         raise Skipped("the server does not speak Anthropic's API")
+    ask.need_room(exchange)
     stream = bool(body["stream"])
     suffix = STREAMED * stream
     ask.tally.add("transport" + suffix, lost(exchange))

@@ -143,6 +143,7 @@ def empty_tools(request: Request, body: Body) -> Any:
 ODD_FIFTH: dict[str, Fault] = {
     "odd-room-refused": strict(chat.CONTEXT),
     "odd-short-1k": Fault(limit=1024, context=1024),
+    "odd-short-1k-strict": strict(1024),
     "odd-short-2k": Fault(limit=2048, context=2048),
     "odd-short-2k-strict": strict(2048),
     "odd-short-4k-strict": strict(4096),
