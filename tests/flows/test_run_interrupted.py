@@ -9,6 +9,7 @@ from moebox.cli import main
 from moebox.flows.pipeline import Name
 from moebox.report.files import report
 from moebox.report.markdown import markdown
+from moebox.serve import state
 from moebox.store import Run
 from moebox.store.summary import summarize
 from moebox.web import live
@@ -50,6 +51,18 @@ def test_an_interrupted_run_says_in_which_step(
     assert " works " not in text
     assert "RUNNING" not in text
     assert states(run)[step] == "interrupted"
+
+
+def test_an_engine_that_is_still_being_stopped_is_no_work(tmp_path: Path):
+    """Its moebox was killed: the list said that the run goes on while the run's own page called it interrupted."""
+    run = Run.create("killed", runs=tmp_path)
+    engines = {run.path.resolve(): "its engine"}
+    assert state.works_on(run, {}, left_in="up")  # by us
+    run.release()
+
+    assert not state.works_on(run, engines, left_in="up")
+    assert state.works_on(run, engines, left_in="")  # it serves
+    assert not state.works_on(run, {}, left_in="")
 
 
 def test_a_run_that_ended_is_not_called_interrupted(story_recipe: Path, capsys: pytest.CaptureFixture[str]):

@@ -37,7 +37,7 @@ def runs(*, runs: Path | None = None, json: Annotated[bool, Parameter(negative=(
     """
     home = runs_dir(runs)
     found, engines = summaries(runs), state.folders()
-    live = {row.id for row in found if state.works_on(Run(home / row.id), engines)}
+    live = {row.id for row in found if state.works_on(Run(home / row.id), engines, left_in=row.left_in)}
     if json:
         emit({"runs": [_listed(row, brief(Run(home / row.id)), live) for row in found], "folder": home})
     elif found:
@@ -155,7 +155,7 @@ def document(run: Run, record: "RunRecord") -> Document:
     """One run under stable keys."""
     return {
         **_values(brief(run), "id", "path", "started", "last", "last_kind", "bytes"),
-        "live": state.works_on(run, state.folders()),
+        "live": state.works_on(run, state.folders(), left_in=record.interrupted),
         "simulation": record.simulation,
         "recipe": record.recipe,
         "box": record.box.name if record.box else None,

@@ -134,9 +134,12 @@ def writing(engines: dict[Path, str], run: Path) -> str:
     return next((name for folder, name in engines.items() if folder.is_relative_to(run.resolve())), "")
 
 
-def works_on(run: "Run", engines: dict[Path, str]) -> bool:
-    """Whether somebody works on a run, or one of the engines of `folders` lives in it."""
-    return run.held or bool(writing(engines, run.path))
+def works_on(run: "Run", engines: dict[Path, str], *, left_in: str) -> bool:
+    """Whether somebody works on a run, or one of the engines of `folders` serves from it.
+
+    An engine of a run that was left in a step (`left_in`) serves nobody: its guard is stopping it.
+    """
+    return run.held or (not left_in and bool(writing(engines, run.path)))
 
 
 def find(name: str | None) -> Instance:

@@ -41,7 +41,7 @@ LARGEST = 4 << 20  # bytes of a file of a run that are read for its row
 CLIMB = "climb.json"
 _FILES = ("events.jsonl", "recipe.toml", "box.toml", "verify.json", "verdicts", "measurements", "tasks.json", CLIMB)
 WATCHED = (*_FILES, PIPELINE, PIPELINE_BEFORE)
-FORMAT = 6
+FORMAT = 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,8 @@ class Summary:
     ttft_ms: float | None = None
     failed: str = ""  # the step that failed, and why
     step: str = ""  # the last step that was begun
-    unended: str = ""  # the step without an end: the one that runs, or in which the run was interrupted
+    left_in: str = ""  # the step of a run, or the climb, without an end: one that runs, or in which it was interrupted
+    unchecked: bool = False  # its checks have no end
     simulation: bool = False
     jobs: int = 0  # of `moebox task` that are done
     solved: int = 0
@@ -70,6 +71,11 @@ class Summary:
         if self.failed:
             return f"failed in {self.failed.partition(':')[0]}"
         return f"interrupted in {self.unended}" if self.unended else "ended"
+
+    @property
+    def unended(self) -> str:
+        """What has no end, checks that were made by hand included."""
+        return self.left_in or ("verify" if self.unchecked else "")
 
     @property
     def checks(self) -> str:
@@ -140,7 +146,8 @@ def summarize(run: Run) -> Summary:
         ttft_ms=figure(best, "mean_ttft_ms"),
         failed=_failed(pipeline) if rows(pipeline, "steps") else _not_launched(entries) or _no_summit(run.path),
         step=unended_step(pipeline, entries) or _step(pipeline),
-        unended=unended_step(pipeline, entries) or left_climb(run.path, entries) or ("verify" if unchecked else ""),
+        left_in=unended_step(pipeline, entries) or left_climb(run.path, entries),
+        unchecked=unchecked,
         simulation=_simulated(entries, (pipeline, "simulated"), (_json(run.path / "run.json"), MARK), (best, MARK)),
         jobs=len(jobs),
         solved=sum(jobs),

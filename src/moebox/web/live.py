@@ -81,12 +81,12 @@ def view(run: Run) -> View:
     """What there is to say right now."""
     told = labelled([foretold(read(run))])
     document = run_document(run)
-    serving = bool(state.writing(state.folders(), run.path))
-    live = run.held or serving
+    engines, summary = state.folders(), summarize(run)
+    serving = bool(state.writing(engines, run.path))
     return View(
         id=run.id,
-        live=live,
-        state=summarize(run).state(live=live),
+        live=run.held or serving,
+        state=summary.state(live=state.works_on(run, engines, left_in=summary.left_in)),
         simulation=told[0].simulation,
         decision=decide(told[0], serving=serving),
         steps=steps(document, live=run.held),

@@ -58,7 +58,8 @@ async def listing(request: Request, *, site: Site) -> Response:
 def with_life(site: Site, rows: list[Summary]) -> list[Row]:
     """Each with whether somebody works on it, or an engine of it lives."""
     engines = state.folders()
-    return [Row(run=row, live=state.works_on(Run(_home(site) / row.id), engines)) for row in rows]
+    home = _home(site)
+    return [Row(run=row, live=state.works_on(Run(home / row.id), engines, left_in=row.left_in)) for row in rows]
 
 
 def matching(site: Site, words: list[str]) -> list[Summary]:
