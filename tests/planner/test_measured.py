@@ -250,6 +250,12 @@ def h200(model: str, layers: int) -> tuple[Measured, Boot]:
     return Measured(calibration=found, layers=layers, chunk=8192), real
 
 
+@pytest.mark.parametrize(("kept", "name"), [("kimi", "kimi-k2.6"), ("dsv3", "deepseek-v3"), ("qwen", "qwen3-235b")])
+def test_calibrations_of_before_are_still_found(kept: str, name: str) -> None:
+    """By the name of their model's shape, which no new field of a layer may change."""
+    assert h200(kept, 12 if kept != "qwen" else 36)[0].calibration.shape == shape_of(resolve(name)[0])
+
+
 @pytest.mark.parametrize(("model", "layers"), [("kimi", 12), ("qwen", 36)])
 def test_decode_at_a_depth_that_was_not_booted_is_foretold_on_an_h200(model: str, layers: int) -> None:
     """Within 3% from 8 streams on, 9% below; a line through both boots was 203% off for one stream of Qwen3."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from moebox import codec
 from moebox.core import registry
+from moebox.core.layer_kind import LayerKind
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Recipe
 from moebox.units import plural
@@ -205,9 +206,18 @@ def gpu_experts_of(recipe: Recipe) -> int:
     return sum(map(len, recipe.hybrid.experts)) if recipe.hybrid else 0
 
 
+ADDED = ("whole_heads",)
+
+
 def shape_of(model: Model) -> str:
     """A short name for the shape of the model's layers; models that differ in depth alone share it."""
-    kinds = [[type(layers.kind).__name__, codec.plain(layers.kind)] for layers in model.stack]
+    kinds = [[type(layers.kind).__name__, _facts(layers.kind)] for layers in model.stack]
     widths = [model.hidden, model.dense_layers, model.dense_intermediate, model.vocab]
     facts = [kinds, codec.plain(model.moe), widths]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _facts(kind: LayerKind) -> dict[str, object]:
+    """What a kind of layer is; what was added to kinds later counts only where it is set, so that old names hold."""
+    facts: dict[str, object] = codec.plain(kind)
+    return {name: value for name, value in facts.items() if name not in ADDED or value}

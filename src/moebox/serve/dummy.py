@@ -169,8 +169,12 @@ def mla(at: str, hidden: int, kind: Mla) -> Iterator[Tensor]:
     else:
         yield Tensor(name=f"{at}attn_q.weight", shape=(hidden, kind.heads * width), type=F16)
     yield Tensor(name=f"{at}attn_kv_a_mqa.weight", shape=(hidden, kind.kv_width), type=F16)
-    yield Tensor(name=f"{at}attn_k_b.weight", shape=(kind.nope, kind.kv_lora, kind.heads), type=F16)
-    yield Tensor(name=f"{at}attn_v_b.weight", shape=(kind.kv_lora, kind.v, kind.heads), type=F16)
+    if kind.whole_heads:
+        both = kind.heads * (kind.nope + kind.v)
+        yield Tensor(name=f"{at}attn_kv_b.weight", shape=(kind.kv_lora, both), type=F16)
+    else:
+        yield Tensor(name=f"{at}attn_k_b.weight", shape=(kind.nope, kind.kv_lora, kind.heads), type=F16)
+        yield Tensor(name=f"{at}attn_v_b.weight", shape=(kind.kv_lora, kind.v, kind.heads), type=F16)
     yield Tensor(name=f"{at}attn_output.weight", shape=(kind.heads * kind.v, hidden), type=F16)
 
 
@@ -238,11 +242,19 @@ def metadata(model: Model, layers: int) -> dict[str, Value]:
 
 
 def mla_keys(kind: Mla) -> dict[str, int]:
-    """Widths of latent attention; the cache is one head of latent and rope together."""
-    keys = {"attention.head_count_kv": 1, "attention.kv_lora_rank": kind.kv_lora, "rope.dimension_count": kind.rope}
-    keys |= {"attention.key_length": kind.kv_width, "attention.value_length": kind.kv_lora}
-    keys |= {"attention.key_length_mla": kind.nope + kind.rope, "attention.value_length_mla": kind.v}
-    return keys | ({"attention.q_lora_rank": kind.q_lora} if kind.q_lora else {})
+    """Widths of latent attention; the cache is one head of latent and rope together, or all heads of a file."""
+    keys = {"attention.kv_lora_rank": kind.kv_lora, "rope.dimension_count": kind.rope}
+    keys |= {"attention.q_lora_rank": kind.q_lora} if kind.q_lora else {}
+    key, value = kind.nope + kind.rope, kind.v
+    if kind.whole_heads:
+        heads = {"attention.head_count_kv": kind.heads}
+        return keys | heads | {"attention.key_length": key, "attention.value_length": value}
+    keys |= {
+        "attention.head_count_kv": 1,
+        "attention.key_length": kind.kv_width,
+        "attention.value_length": kind.kv_lora,
+    }
+    return keys | {"attention.key_length_mla": key, "attention.value_length_mla": value}
 
 
 def _grouped(model: Model) -> Gqa:
