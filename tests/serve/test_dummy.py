@@ -14,7 +14,7 @@ from moebox.checkpoint import resolve
 from moebox.core.calibration import shape_of
 from moebox.core.model import Gqa, Model, Moe
 from moebox.errors import BadInput
-from moebox.flows.calibrate_recipe import dense_of
+from moebox.flows.calibrate_recipe import dense_of, types_of
 from moebox.serve.dummy import CONTROL, scattered, type_of, vocabulary, write_gguf
 from tests.serve.conftest import TINY
 
@@ -58,10 +58,14 @@ def test_the_file_has_the_shapes_of_the_model(model: Model, tmp_path: Path) -> N
 
 def test_keys_and_values_in_one_matrix_stay_so(tmp_path: Path) -> None:
     """What is timed with few layers is what is served: the other form takes three times as long on a CPU."""
-    whole, _ = resolve(str(phantom.gguf_path()))
-    write_gguf(tmp_path / "cut.gguf", whole, layers=2)
-    cut, _ = resolve(str(tmp_path / "cut.gguf"))
+    whole, (form,) = resolve(str(phantom.gguf_path()))
+    there = types_of(form)
+    write_gguf(tmp_path / "cut.gguf", whole, layers=2, quant=form.quant, types=there, even=True)
+    cut, (small,) = resolve(str(tmp_path / "cut.gguf"))
+    here = {name: kind for name, kind in types_of(small).items() if name.startswith("blk.")}
 
+    assert here == {name: kind for name, kind in there.items() if name.startswith(("blk.0.", "blk.1."))}
+    assert len(set(here.values())) == 3
     assert cut.mla == whole.mla
     assert (
         shape_of(replace(cut, vocab=whole.vocab)) == shape_of(whole) != shape_of(resolve(str(phantom.latent_path()))[0])

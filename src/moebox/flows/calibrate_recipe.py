@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from moebox import checkpoint
+from moebox.checkpoint import gguf
 from moebox.core import registry
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
@@ -26,7 +27,8 @@ def at_depth(recipe: Recipe, model: Model, form: Checkpoint, depth: Depth, dummy
     """What is really started; `dummy` is the file that GGUF engines get."""
     small = replace(recipe.on_port(0), speculate=None)
     if reads_gguf(recipe):
-        write_gguf(dummy, model, layers=depth.layers, quant=quant_of(form), dense=dense_of(form, model), even=True)
+        quant, dense, types = quant_of(form), dense_of(form, model), types_of(form)
+        write_gguf(dummy, model, layers=depth.layers, quant=quant, dense=dense, types=types, even=True)
         return replace(small, checkpoint=str(dummy), hybrid=placed(recipe.hybrid, model, depth))
     probe = rooms.probe(recipe.engine)
     flags = {**recipe.flags, **probe.dummy(Deployment.of(recipe, model, form), depth.layers)}
@@ -41,6 +43,14 @@ def reads_gguf(recipe: Recipe) -> bool:
 def quant_of(form: Checkpoint) -> str:
     """The type of the generated experts: the checkpoint's own where ggml has it."""
     return form.quant if type_of(form.quant) is not None else FALLBACK
+
+
+def types_of(form: Checkpoint) -> dict[str, str]:
+    """The type of every weight of a GGUF that is here; elsewhere they are not known one by one."""
+    if form.format != "gguf" or not form.path:
+        return {}
+    headers = map(gguf.read_header, gguf.parts(Path(form.path)))
+    return {tensor.name: tensor.type for header in headers for tensor in header.tensors}
 
 
 def dense_of(form: Checkpoint, model: Model) -> str:

@@ -12,7 +12,7 @@ printable ASCII; layers of zeros hand the embedding on unchanged, and every toke
 import math
 import random
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -64,15 +64,23 @@ def type_of(quant: str) -> int | None:
 
 
 def write_gguf(
-    path: Path, model: Model, *, layers: int = 2, quant: str = "q4_0", dense: str = "f16", even: bool = False
+    path: Path,
+    model: Model,
+    *,
+    layers: int = 2,
+    quant: str = "q4_0",
+    dense: str = "f16",
+    types: Mapping[str, str] | None = None,
+    even: bool = False,
 ) -> int:
     """Write `model` cut down to its first `layers`, and return the file's apparent size.
 
-    `quant` is the experts' type, `dense` that of other matrices but the embedding and the output. `even` spreads
-    tokens over experts as a real router does on average.
+    `quant` is the experts' type, `dense` that of other matrices but the embedding and the output; `types` are those of
+    a real file, by weight. `even` spreads tokens over experts as a real router does on average.
     """
     experts, others = known_type(quant), known_type(dense)
     weights = [in_blocks(tensor, others) for tensor in tensors(model, layers, experts)]
+    weights = [as_there(tensor, types or {}) for tensor in weights]
     places = [Place(name=each.name, shape=each.shape, type=each.type, bytes=each.bytes) for each in weights]
     head = header(metadata(model, layers), places)
     start = len(head)
@@ -93,6 +101,14 @@ def in_blocks(tensor: Tensor, kind: int) -> Tensor:
     """A matrix of a layer in this type, where its rows are whole blocks of it."""
     whole = tensor.shape[0] % blocks()[kind][0] == 0
     return replace(tensor, type=kind) if whole and tensor.type == F16 and tensor.name.startswith("blk.") else tensor
+
+
+def as_there(tensor: Tensor, types: Mapping[str, str]) -> Tensor:
+    """A layer's matrix in the type that it has in a real file; routers and norms are generated as they are."""
+    kind = type_of(types.get(tensor.name, ""))
+    if kind is None or tensor.type == F32 or not tensor.name.startswith("blk."):
+        return tensor
+    return replace(tensor, type=kind) if tensor.shape[0] % blocks()[kind][0] == 0 else tensor
 
 
 def known_type(name: str) -> int:
