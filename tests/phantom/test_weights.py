@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
 import struct
 import urllib.request
@@ -18,6 +20,7 @@ import pytest
 from moebox import phantom
 from moebox.checkpoint import deploy
 from moebox.core.recipe import Hybrid, Recipe, Speculate
+from moebox.errors import Outside
 from moebox.phantom.gguf import Gguf
 from moebox.phantom.lessons import LESSONS
 from moebox.phantom.tasks import FAMILIES, Call, Reply, Task
@@ -125,6 +128,27 @@ def test_the_latent_form_holds_the_same_numbers() -> None:
     sizes = {name: latent.meta[f"deepseek2.attention.{name}"] for name in ("key_length", "key_length_mla")}
     assert sizes == {"key_length": 576, "key_length_mla": 192}
     assert phantom.latent_path() == phantom.latent_path()
+
+
+@pytest.mark.parametrize("form", [phantom.latent_path, phantom.hf_path])
+def test_a_cache_that_cannot_be_written_is_one_line(
+    form: Callable[[], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No folder there, or a disk that is full half way: what and where, and nothing half written stays."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(Outside, match=f"cannot be written to {tmp_path}/file/moebox: Not a directory"):
+        form()
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "full"))
+    monkeypatch.setattr("moebox.phantom.latent.header", full)
+    monkeypatch.setattr("moebox.phantom.folder.tokenizer", full)
+    with pytest.raises(Outside, match="No space left"):
+        form()
+    assert list((tmp_path / "full" / "moebox").iterdir()) == []
 
 
 def test_the_latent_form_answers_the_same(server: str, tmp_path: Path) -> None:

@@ -7,14 +7,15 @@ How it was trained, and how well it does, is in training/README.md of the reposi
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 from moebox import files
+from moebox.errors import Outside
 
 __all__ = ["CONTEXT", "gguf_path", "hf_path", "latent_path"]
 
@@ -50,13 +51,17 @@ def _kept(name: str, source: Path, writer: ModuleType, write: Callable[[Path], N
     stamp = hashlib.sha256(source.read_bytes() + Path(str(writer.__file__)).read_bytes()).hexdigest()[:12]
     cache = files.cache_home() / "moebox"
     folder = cache / f"{name}-{stamp}"
-    if not folder.exists():
+    if folder.exists():
+        return folder
+    try:
         cache.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix="phantom-", dir=cache))
-        made.chmod(0o755)
-        write(made)
-        try:
-            made.rename(folder)
-        except OSError:  # another process was faster; its folder is the same
-            shutil.rmtree(made)
+        with tempfile.TemporaryDirectory(prefix="phantom-", dir=cache) as scratch:
+            made = Path(scratch, name)
+            made.mkdir()
+            write(made)
+            with contextlib.suppress(OSError):  # another process was faster; its folder is the same
+                made.rename(folder)
+    except OSError as problem:
+        hint = "make room there, or name another folder in XDG_CACHE_HOME"
+        raise Outside(f"the phantom cannot be written to {cache}: {problem.strerror}", hint=hint) from None
     return folder
