@@ -11,7 +11,6 @@ from moebox.core.verdict import Exchange, wilson
 from moebox.verify.answer import SPECIAL, whole
 from moebox.verify.breach import strict_json
 from moebox.verify.chunks import streamed
-from moebox.verify.sse import Events, events
 
 HEAD = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "m"}
 
@@ -31,24 +30,6 @@ def test_pieces_concatenate(pieces: list[str]):
 
     assert answer.content == "".join(pieces)
     assert answer.problems == ()
-
-
-@given(st.binary(max_size=300), st.integers(1, 7))
-def test_events_do_not_depend_on_how_bytes_arrive(data: bytes, size: int):
-    """The same events from one piece and from many."""
-    one, many = Events(), Events()
-    together = one.feed(data) + one.close()
-    apart = [event for at in range(0, len(data), size) for event in many.feed(data[at : at + size])] + many.close()
-
-    assert apart == together
-
-
-def test_events_as_servers_write_them():
-    """Any line end, a BOM, comments, names, several data lines, empty events, and no empty line at the end."""
-    text = "\ufeff: ping\n\nevent: a\ndata: 1\ndata: 2\n\nretry: 3\nid: 4\n\ndata:\n\ndata:3"
-
-    for end in ("\n", "\r", "\r\n"):
-        assert events(text.replace("\n", end)) == [("a", "1\n2"), ("", "3")]
 
 
 def test_both_names_of_the_reasoning_field_are_read():

@@ -10,6 +10,7 @@ import httpx2
 from moebox import http
 from moebox.core.endpoint import Endpoint
 from moebox.errors import said
+from moebox.stream.sse import Events
 
 CONNECT_S = 10.0
 CALM_S = 3.0  # no further stream began for so long: the others wait in a queue
@@ -127,19 +128,31 @@ async def _follow(
             if reply.status_code != 200:
                 stream.error = f"HTTP {reply.status_code}"
                 return
-            async for line in reply.aiter_lines():
-                _heed(stream, line, zero)
+            await _read(stream, reply, zero)
     except httpx2.HTTPError as problem:
         stream.error = said(problem)
     finally:
         stream.end("ended without [DONE]")
 
 
-def _heed(stream: Stream, line: str, zero: float) -> None:
-    if line.strip() == "data: [DONE]":
+async def _read(stream: Stream, reply: httpx2.Response, zero: float) -> None:
+    """Count its events until it ends, or one of them does not."""
+    parser = Events()
+    async for piece in reply.aiter_bytes():
+        for _, data in parser.feed(piece):
+            _heed(stream, data, zero)
+        if parser.problem:
+            stream.error = parser.problem
+            return
+    for _, data in parser.close():
+        _heed(stream, data, zero)
+
+
+def _heed(stream: Stream, data: bytes, zero: float) -> None:
+    if data.strip() == b"[DONE]":
         stream.finished = True
-    elif line.startswith("data:"):
-        if '"error"' in line and '"choices"' not in line:
-            stream.error = "an error in the stream"
-        stream.first_s = stream.first_s or time.monotonic() - zero
-        stream.chunks += 1
+        return
+    if b'"error"' in data and b'"choices"' not in data:
+        stream.error = "an error in the stream"
+    stream.first_s = stream.first_s or time.monotonic() - zero
+    stream.chunks += 1

@@ -1,7 +1,7 @@
 """One real call to an endpoint the way a client makes it: streamed, with tools, in the client's own protocol."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from moebox.core.endpoint import KEY_HINT, REFUSED, Endpoint
@@ -9,6 +9,7 @@ from moebox.errors import AnswerIsNo, Outside
 from moebox.loose import Json, rows, words
 from moebox.phantom.client_checks import CODING_SYSTEM, HELLO, READS
 from moebox.serve.connect import Client
+from moebox.stream.sse import Events
 
 QUESTION = "Read the file /srv/notes/shopping.txt with the tool."
 PATH = "/srv/notes/shopping.txt"
@@ -133,11 +134,24 @@ def _stream(url: str, headers: Mapping[str, str], body: Json, timeout_s: float) 
             if answer.status_code != 200:
                 answer.read()
                 raise _refused(url, answer.status_code, answer.text)
-            for line in answer.iter_lines():
-                if line.startswith("data:") and line[5:].strip() not in ("", "[DONE]"):
-                    yield _event(url, line[5:])
+            yield from _events(url, answer.iter_bytes())
     except (httpx2.HTTPError, httpx2.InvalidURL) as problem:
         raise Outside(f"{url}: {problem or type(problem).__name__}", hint="is the server up?") from None
+
+
+def _events(url: str, pieces: Iterable[bytes]) -> Iterator[Json]:
+    """The JSON of every event, the mark of the end aside."""
+    parser = Events()
+    for piece in pieces:
+        yield from _decoded(url, parser.feed(piece))
+        if parser.problem:
+            raise AnswerIsNo(f"{url}: streamed {parser.problem}")
+    yield from _decoded(url, parser.close())
+
+
+def _decoded(url: str, found: Iterable[tuple[bytes, bytes]]) -> Iterator[Json]:
+    texts = (data.decode(errors="replace") for _, data in found)
+    return (_event(url, text) for text in texts if text.strip() not in ("", "[DONE]"))
 
 
 def _event(url: str, text: str) -> Json:

@@ -1,4 +1,4 @@
-"""HTTP/1.1 response framing and server-sent event splitting, on bytes, in whatever pieces they come.
+"""HTTP/1.1 response framing around server-sent events, on bytes, in whatever pieces they come.
 
 Only what a client of streaming servers meets: a status line, headers, a body that is chunked, of known length or ends
 with the connection. Event streams give back the data of each event; any other body is kept, up to a limit, in `rest`.
@@ -9,9 +9,10 @@ import contextlib
 import time
 from email.utils import parsedate_to_datetime
 
+from moebox.stream.sse import Events
+
 MOST_HEAD = 65536  # bytes of headers; more is not a web server
 MOST_REST = 4 * 2**20  # bytes of a body that is not an event stream
-MOST_EVENT = 16 * 2**20  # bytes of one event
 MOST_INTERIM = 32  # "100 Continue" and the like before the real head
 MOST_SIZE_LINE = 256  # bytes of a chunk's size with its extensions
 HEX = frozenset(b"0123456789abcdefABCDEF")
@@ -34,11 +35,9 @@ class Body:
     """One response, fed byte by byte or all at once."""
 
     __slots__ = (
-        "_data",
-        "_held",
+        "_events",
         "_interim",
         "_left",
-        "_line",
         "_raw",
         "extra",
         "headers",
@@ -58,9 +57,7 @@ class Body:
         self.problem = ""
         self.extra = False  # bytes came that belong to no response of ours
         self._raw = b""  # bytes of an unfinished head or size line
-        self._line = bytearray()  # bytes of an unfinished line of the event stream
-        self._data: list[bytes] = []  # data lines of the unfinished event
-        self._held = 0  # bytes of these
+        self._events = Events()
         self._left = 0
         self._interim = 0  # heads of status 1xx so far
 
@@ -77,7 +74,7 @@ class Body:
     @property
     def between(self) -> bool:
         """At a chunk boundary that is also an event boundary."""
-        return self.state == State.SIZE and not self._raw and not self._line and not self._data
+        return self.state == State.SIZE and not self._raw and self._events.between
 
     @property
     def missing(self) -> int:
@@ -127,10 +124,7 @@ class Body:
             self.state = State.OVER
         if self.missing:
             self.problem = self.problem or f"the body ended {self.missing:,} bytes short of its content-length"
-        line, self._line = bytes(self._line), bytearray()
-        data = [*self._data, *_data_of(line)]
-        self._data = []
-        return [b"\n".join(data)] if data else []
+        return [data for _, data in self._events.close()]
 
     def _head(self, data: bytes) -> bytes:
         raw = self._raw + data
@@ -218,26 +212,9 @@ class Body:
         if not self.streamed:
             self.rest += piece[: MOST_REST - len(self.rest)]
             return
-        lines = piece.split(b"\n")
-        if len(lines) == 1:  # a piece of a long line is looked at once
-            self._line += piece
-        else:
-            lines[0] = bytes(self._line) + lines[0]
-            self._line = bytearray(lines.pop())
-            self._split(lines, events)
-        if len(self._line) + self._held > MOST_EVENT:
-            self._refuse(f"an event of more than {MOST_EVENT:,} bytes")
-
-    def _split(self, lines: list[bytes], events: list[bytes]) -> None:
-        for line in lines:
-            if line and line != b"\r":
-                data = _data_of(line)
-                self._data += data
-                self._held += len(line) if data else 0
-            elif self._data:
-                events.append(b"\n".join(self._data))
-                self._data = []
-                self._held = 0
+        events += [data for _, data in self._events.feed(piece)]
+        if problem := self._events.problem:
+            self._refuse(problem)
 
     def _refuse(self, problem: str) -> bytes:
         self.problem = self.problem or problem
@@ -277,11 +254,3 @@ def _parse_head(head: bytes) -> tuple[int, dict[bytes, bytes]] | None:
     if version == b"HTTP/1.0":
         headers.setdefault(b"connection", b"close")
     return int(rest[:3]), headers
-
-
-def _data_of(line: bytes) -> list[bytes]:
-    """The value of a data line; comments, pings and other fields have none."""
-    if not line.startswith(b"data:"):
-        return []
-    value = line[5:].removesuffix(b"\r")
-    return [value.removeprefix(b" ")]

@@ -11,6 +11,7 @@ from typing import Any
 from moebox.core.endpoint import REFUSED, Endpoint
 from moebox.core.verdict import Exchange, Mark, Score
 from moebox.phantom.tasks import Task
+from moebox.stream.sse import Events
 from moebox.verify import answer as reading
 from moebox.verify.answer import Answer
 from moebox.verify.breach import Breach, Sort, object_of, strict_json
@@ -20,7 +21,6 @@ from moebox.verify.counts import PromptCounts, implausible
 from moebox.verify.kinds import STREAMED
 from moebox.verify.latency import Pace, Pulse
 from moebox.verify.options import Options
-from moebox.verify.sse import Events
 from moebox.verify.tally import Tally
 
 __all__ = ["Asker", "Failed", "Options", "Skipped", "Unusable", "refuse", "said"]

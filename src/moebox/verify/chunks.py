@@ -5,10 +5,10 @@ from typing import Any
 
 from moebox.core.verdict import Exchange
 from moebox.phantom.tasks import Call
+from moebox.stream.sse import events
 from moebox.verify import breach
 from moebox.verify.answer import Answer, Token, check_finish, reasoning_in, tokens_in, unique_ids
 from moebox.verify.breach import Notes, object_of, objects_of, short, strict_json, text_of
-from moebox.verify.sse import events
 
 
 def streamed(exchange: Exchange) -> Answer:

@@ -5,9 +5,9 @@ from typing import Any
 
 from moebox.core.verdict import Exchange
 from moebox.stream.events import ANTHROPIC_INPUTS
+from moebox.stream.sse import events
 from moebox.verify.breach import Notes, is_count, object_of, short, strict_json, text_of
 from moebox.verify.message import Message, broken, counts, head, message
-from moebox.verify.sse import events
 
 DELTAS = {"text_delta": "text", "thinking_delta": "thinking", "input_json_delta": "tool_use"}
 PIECES = {"text_delta": "text", "thinking_delta": "thinking", "input_json_delta": "partial_json"}

@@ -1,4 +1,4 @@
-"""Chat with an endpoint: the page's messages go to it, its stream comes back as it is."""
+"""Chat with an endpoint: the page's messages go to it, its events come back, each on one line."""
 
 import json
 import os
@@ -14,6 +14,7 @@ from moebox.core.endpoint import Endpoint, endpoint_of
 from moebox.errors import BadInput, Outside
 from moebox.loose import Json
 from moebox.serve import state
+from moebox.stream.sse import Events
 from moebox.web.gate import Site
 from moebox.web.pages import form_of, page
 
@@ -75,12 +76,23 @@ async def send(request: Request, *, site: Site) -> Response:
 
 
 async def replies(endpoint: Endpoint, body: Json) -> AsyncIterator[bytes]:
-    """Bytes of the engine's stream; a failure is an event too, so that the page can say it."""
+    """Events of the engine's stream as they come; a failure is one too, so that the page can say it."""
     began = time.monotonic()
+    parser = Events()
     url = f"{endpoint.base_url}/chat/completions"
     try:
         async for chunk in http.post_stream(url, body, headers=endpoint.headers, timeout_s=LONGEST_S):
-            yield chunk
+            for _, data in parser.feed(chunk):
+                yield _line(data)
+            if parser.problem:
+                raise http.HttpFailed(parser.problem)
+        for _, data in parser.close():
+            yield _line(data)
     except http.HttpFailed as problem:
-        yield f"\ndata: {json.dumps({'error': problem.message})}\n\n".encode()
-    yield f"\ndata: {json.dumps({'moebox': {'seconds': time.monotonic() - began}})}\n\n".encode()
+        yield _line(json.dumps({"error": problem.message}).encode())
+    yield _line(json.dumps({"moebox": {"seconds": time.monotonic() - began}}).encode())
+
+
+def _line(data: bytes) -> bytes:
+    """An event of JSON, to which a line break is a space."""
+    return b"data: " + data.replace(b"\n", b" ") + b"\n\n"

@@ -77,7 +77,7 @@ class Template:
 def are_texts(texts: Collection[bytes | bytearray]) -> bool:
     """What stands between the quotes of each is a token: not empty, on one line, and UTF-8."""
     together = b"\0" + b"\0".join(texts)  # a character that is cut off does not go on behind a NUL
-    if b'\0"' in together or b"\n" in together:
+    if b'\0"' in together or b"\n" in together or b"\r" in together:
         return False
     if together.isascii():
         return True
@@ -106,4 +106,4 @@ def chunk_at(data: bytes, at: int) -> tuple[bytes, int] | None:
     end = line + 4 + size
     payload = data[line + 8 : end - 4]
     plain = data.startswith(b"data: ", line + 2) and data[end - 4 : end] == END
-    return (payload, end) if plain and b"\n" not in payload and payload[-1:] != b"\r" else None
+    return (payload, end) if plain and b"\n" not in payload and b"\r" not in payload else None

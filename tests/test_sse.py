@@ -1,0 +1,165 @@
+"""Server-sent events are the same to every part that reads them, whatever their line ends and however they are cut."""
+
+import asyncio
+import contextlib
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moebox.bench.generator.recorder import Recorder
+from moebox.core.endpoint import Endpoint, endpoint_of
+from moebox.core.verdict import Exchange
+from moebox.flows.fleet_streams import crowd
+from moebox.serve.callcheck import check
+from moebox.stream import ask
+from moebox.stream.sse import Events, events
+from moebox.verify.chunks import streamed
+from moebox.web.chat import replies
+
+BASE = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+TEXT = "Grüße, 世界"
+
+
+def chunk(finish: str | None = None, **delta: str) -> dict[str, Any]:
+    """One piece of a reply."""
+    return BASE | {"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
+
+
+def written(end: str, *, bom: str = "", last: str = "") -> bytes:
+    """A reply as a server may write it: comments, other fields, an empty event, data of several lines, no space."""
+    pieces = [f"data:{json.dumps(chunk(content=letter), ensure_ascii=False)}\n\n" for letter in TEXT[1:]]
+    opening = json.dumps(chunk(role="assistant", content=TEXT[0]), indent=1).replace("\n", "\ndata: ")
+    text = f": ping\n\nid: 4\nretry: 3\ndata: {opening}\n\ndata:\n\n" + "".join(pieces)
+    text += f"event: x\ndata: {json.dumps(chunk('stop'))}\n\ndata:[DONE]{last}"
+    return (bom + text.replace("\n", end)).encode()
+
+
+WAYS = {
+    "LF": written("\n", last="\n\n"),
+    "CRLF": written("\r\n", last="\r\n\r\n"),
+    "CR": written("\r", last="\r\r"),
+    "a BOM": written("\n", bom="\ufeff", last="\n\n"),
+    "no blank line at the end": written("\n"),
+}
+each_way = pytest.mark.parametrize("stream", WAYS.values(), ids=WAYS)
+
+
+@contextlib.contextmanager
+def serving(stream: bytes, *, pieces: int = 5) -> Iterator[Endpoint]:
+    """An endpoint that answers one request with this stream, in pieces that cut characters and line ends."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            peer, _ = listener.accept()
+            with peer:
+                peer.recv(65536)
+                peer.sendall(HEAD)
+                for at in range(0, len(stream), pieces):
+                    peer.sendall(stream[at : at + pieces])
+                peer.shutdown(socket.SHUT_WR)
+                peer.recv(65536)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield endpoint_of(f"http://127.0.0.1:{listener.getsockname()[1]}/v1", "m")
+        thread.join(10)
+
+
+@each_way
+def test_an_agents_reply(stream: bytes) -> None:
+    with serving(stream) as endpoint:
+        reply = ask(endpoint, {})
+
+    assert (reply.error, reply.text, reply.finish, reply.done) == ("", TEXT, "stop", True)
+
+
+@each_way
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+def test_a_reply_under_load(stream: bytes, size: int) -> None:
+    """An empty event is none, so it is no error either."""
+    recorder = Recorder(keep=True)
+    data = HEAD + stream
+    for at in range(0, len(data), size):
+        recorder.record(data[at : at + size], 1)
+    recorder.end(2)
+
+    assert (recorder.error, "".join(recorder.text), recorder.done) == ("", TEXT, True)
+
+
+@each_way
+def test_a_reply_to_a_correctness_check(stream: bytes) -> None:
+    seen = Exchange(method="POST", url="", status=200, response=stream.decode(), request={"model": "m"})
+    answer = streamed(seen)
+
+    assert (answer.content, answer.problems) == (TEXT, ())
+
+
+@each_way
+def test_a_clients_call(stream: bytes) -> None:
+    with serving(stream) as endpoint:
+        assert check("openai", endpoint).evidence == TEXT
+
+
+@each_way
+def test_a_stream_of_a_fleet(stream: bytes) -> None:
+    """One whose end is written without a space is not lost."""
+    with serving(stream) as endpoint:
+        seen = asyncio.run(crowd(endpoint, streams=1, tokens=4, deadline_s=60))
+
+    assert (seen.finished, seen.lost) == (1, ())
+    assert seen.streams[0].chunks == len(TEXT) + 1
+
+
+@each_way
+def test_the_page_gets_every_event_on_one_line(stream: bytes) -> None:
+    """So that its script needs to know one form alone."""
+
+    async def sent(endpoint: Endpoint) -> str:
+        return b"".join([piece async for piece in replies(endpoint, {})]).decode()
+
+    with serving(stream) as endpoint:
+        lines = asyncio.run(sent(endpoint)).split("\n\n")
+    documents = [json.loads(line.removeprefix("data: ")) for line in lines if line and "[DONE]" not in line]
+
+    texts = [each["choices"][0]["delta"].get("content", "") for each in documents if "choices" in each]
+    assert "".join(texts) == TEXT
+    assert "data: [DONE]" in lines
+    assert "moebox" in documents[-1]
+
+
+@given(st.binary(max_size=300) | st.text("\r\n:dataev ", max_size=80).map(str.encode), st.integers(1, 7))
+def test_events_do_not_depend_on_how_bytes_arrive(data: bytes, size: int) -> None:
+    """The same events from one piece and from many."""
+    one, many = Events(), Events()
+    together = one.feed(data) + one.close()
+    apart = [event for at in range(0, len(data), size) for event in many.feed(data[at : at + size])] + many.close()
+
+    assert apart == together
+    assert one.between
+    assert many.between
+
+
+def test_events_as_servers_write_them() -> None:
+    """Any line end, a BOM, comments, names, several data lines, empty events, and no empty line at the end."""
+    text = "\ufeff: ping\n\nevent: a\ndata: 1\ndata: 2\n\nretry: 3\nid: 4\n\ndata:\n\ndata\n\ndata:3"
+
+    for end in ("\n", "\r", "\r\n"):
+        assert events(text.replace("\n", end)) == [("a", "1\n2"), ("", "3")]
+
+
+@pytest.mark.parametrize("line", [b"data: x", b": x"])
+def test_an_event_without_end_is_given_up(line: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No reader holds more of a line than its limit."""
+    monkeypatch.setattr("moebox.stream.sse.MOST_EVENT", 1000)
+    with serving(line * 1000, pieces=500) as endpoint, pytest.raises(Exception, match="more than 1,000 bytes"):
+        check("openai", endpoint)
+    with serving(line * 1000, pieces=500) as endpoint:
+        seen = asyncio.run(crowd(endpoint, streams=1, tokens=4, deadline_s=60))
+    assert "more than 1,000 bytes" in seen.streams[0].error
