@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from moebox.core.symptom import symptoms
 from moebox.doctor.literals import required
-from moebox.doctor.logs import Search, search, search_file
+from moebox.doctor.logs import COMPLAINT, Search, search, search_file
 
 LOGS = Path(__file__).parents[1] / "logs"
 MOEBOX = [sys.executable, "-c", "import sys; from moebox.cli import main; sys.exit(main())"]
@@ -31,10 +31,12 @@ MOEBOX = [sys.executable, "-c", "import sys; from moebox.cli import main; sys.ex
         ("vllm-0.32-no-model.log", "start-no-model"),
         ("vllm-0.32-port-in-use.log", "start-port-taken"),
         ("vllm-0.32-worker-oom-killed-engine-dead.log", "oom-host-killer"),
+        ("llama.cpp-0.2.0-dev-quantised-v-cache.log", "kv-llama-mla-types"),
+        ("ik_llama.cpp-2026-08-port-in-use.log", "start-port-taken"),
     ],
 )
 def test_a_recorded_failure_is_explained_by_its_first_cause(log: str, symptom: str) -> None:
-    """Real logs of vLLM 0.32 that failed, each in its own way."""
+    """Real logs of engines that failed, each in its own way."""
     found = search_file(LOGS / log)
     assert found.cause is not None
     assert found.cause.symptom == symptom
@@ -72,6 +74,45 @@ def test_the_first_exception_is_told_where_no_symptom_is_known() -> None:
 def test_a_complaint_is_told_however_it_is_written(word: str) -> None:
     """A line that began with "Fatal" was passed over before it was looked at."""
     assert search([f"loading\n{word}: the tray is empty\nbye\n".encode()]).unexplained == f"{word}: the tray is empty"
+
+
+@pytest.mark.parametrize(
+    ("log", "told"),
+    [
+        ("llama.cpp-0.2.0-dev-no-ssl.log", "0.00.003.883 E srv          init: the server is built without SSL support"),
+        (
+            "llama.cpp-0.2.0-dev-no-adapter.log",
+            "0.00.074.138 E llama_adapter_lora_init: failed to apply lora adapter: "
+            "expect general.type to be 'adapter', but got: model",
+        ),
+    ],
+)
+def test_a_line_that_llama_cpp_marks_as_an_error_is_told(log: str, told: str) -> None:
+    """The first of those that stand together: what follows tells only that it failed. None of them is out of memory."""
+    found = search_file(LOGS / log, engine="llama.cpp")
+
+    assert found.cause is None
+    assert found.unexplained == told
+
+
+def test_a_line_that_ik_llama_cpp_marks_as_an_error_is_told() -> None:
+    """Its server writes ERR where llama.cpp's writes E."""
+    last = (LOGS / "ik_llama.cpp-2026-08-no-gguf.log").read_bytes().splitlines()[-1]
+
+    assert search([last + b"\n"], engine="ik_llama.cpp").unexplained.startswith("ERR [              load_model] unable")
+
+
+@given(st.from_regex(COMPLAINT, alphabet=st.characters(codec="ascii", exclude_characters="\r\n")))
+def test_every_line_that_complains_is_looked_at(line: str) -> None:
+    """What is looked for before the patterns are tried leaves out nothing that they match."""
+    assert search([f"{line}\n".encode()]).unexplained
+
+
+def test_a_later_error_is_told_instead_of_one_long_ago() -> None:
+    """A request that failed is not why the engine died an hour later."""
+    log = b"0.01.000.000 E srv    send_error: too long\n" + b"0.02.000.000 I slot done\n" * 9 + b"1.00.000.001 E a: b\n"
+
+    assert search([log]).unexplained == "1.00.000.001 E a: b"
 
 
 def test_a_cause_that_goes_on_in_the_next_line_is_told_whole() -> None:

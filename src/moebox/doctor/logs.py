@@ -28,11 +28,18 @@ EXCEPTION = re.compile(
     r"^(?:\([^)]*\) )?(?:\[[^\]]*\] )?(?:ERROR [^\]]*\] )?"
     r"(?P<what>[A-Za-z_][\w.]*(?:Error|Exception|OutOfResources|Interrupt|Exit)\b(?::.*)?)$"
 )
-COMPLAINT = re.compile(r"(?:^|\s)(?:error|fatal|GGML_ASSERT|terminate called|Segmentation fault|E )\b.*", re.IGNORECASE)
+# An error by its level, as llama.cpp writes it ("0.00.003.883 E srv init: ").
+MARKED = re.compile(r"^(?:[0-9.]+ )?E (?=\S)")
+# By that, by the level of ik_llama.cpp (" ERR [  load_model] ") or by its words.
+COMPLAINT = re.compile(
+    rf"{MARKED.pattern}|(?:^|\s)ERR \[|"
+    r"(?:^|\s)(?:[Ee]rror|ERROR|[Ff]atal|FATAL|GGML_ASSERT|terminate called|Segmentation fault)\b"
+)
 ECHO = re.compile(r"Engine core initialization failed|EngineDeadError|CancelledError|SystemExit|KeyboardInterrupt")
 # What a line contains that can be either of these.
 _MAYBE: tuple[str, ...] = ("Error", "error", "ERROR", "Exception", "OutOfResources", "Fatal", "fatal", "FATAL")
-_MAYBE += ("GGML_ASSERT", "terminate", "Segm")
+_MAYBE += ("GGML_ASSERT", "terminate", "Segm", "ERR [")
+TOGETHER = 3  # lines from one marked error to the next that belong to one failure; a message may have a few of its own
 
 Watched = tuple[Symptom, re.Pattern[str], tuple[str, ...]]  # with words, digits taken out, that a match contains
 
@@ -46,7 +53,8 @@ class Search:
         self.lines = 0
         self.exception = ""  # the first one that is not an echo
         self.exception_line = 0
-        self.complaint = ""  # the last line that looks like one
+        self.complaint = ""  # the last line that looks like one; of errors that stand together the first
+        self._complained = 0  # the line of the last one
         self._tail = b""
         self._unfinished = ""  # the symptom whose next line is awaited
         self._dull: set[bytes] = set()  # shapes of lines that mean nothing
@@ -100,7 +108,7 @@ class Search:
         """What a line newly tells; None when no line of its shape can tell anything."""
         words = part[:LONGEST].translate(None, DIGITS).decode("utf-8", "replace")
         candidates = [watched for watched in self._watched if _contains(words, watched[2])]
-        if candidates or _contains(words, _MAYBE):
+        if candidates or _contains(words, _MAYBE) or words.lstrip(". ").startswith("E "):
             return self._line(part[:LONGEST].decode("utf-8", "replace"), candidates)
         return None
 
@@ -138,7 +146,13 @@ class Search:
         if match and not self.exception and not ECHO.search(line):
             self.exception, self.exception_line = match.group("what")[:500], self.lines
         elif not match and COMPLAINT.search(line):
+            self._complain(line)
+
+    def _complain(self, line: str) -> None:
+        follows = self.complaint and self.lines - self._complained <= TOGETHER
+        if not (follows and MARKED.match(line)):
             self.complaint = line.strip()[:500]
+        self._complained = self.lines
 
 
 def _contains(text: str, words: Iterable[str]) -> bool:
