@@ -1,6 +1,7 @@
 """`moebox forecast` as people and scripts call it: modes, keys, pins, lists, recipes, and what is refused."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -253,6 +254,19 @@ def test_a_recipes_own_context_and_slots_are_forecast(tmp_path: Path, capsys: py
     assert [row["concurrency"] for row in rows if row["fits"] and row["context"] == 40960] == [1, 4]
     assert told(capsys, path, "--prefill")["rows"][-1]["prompt_tokens"] == 40960
     assert told(capsys, path)["rows"][-1]["context"] == 40960
+
+
+def test_a_recipe_that_leaves_the_context_open_is_forecast_with_the_models(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its only row was of 0 tokens."""
+    path = planned(tmp_path, "qwen3-235b", "--box", "8x-h200")
+    written = Path(path).read_text(encoding="utf-8")
+    Path(path).write_text(re.sub("(?m)^context = .*$", "context = 0", written), encoding="utf-8")
+    capsys.readouterr()
+
+    assert told(capsys, path, "--decode")["rows"][-1]["context"] == 40960
+    assert told(capsys, path, "--prefill")["rows"][-1]["prompt_tokens"] == 40960
 
 
 @pytest.mark.parametrize(

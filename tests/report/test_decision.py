@@ -20,10 +20,11 @@ from moebox.report.decision import DecisionCell, decide, decided, judged
 from moebox.report.expect import foretold
 from moebox.report.format import number as number_text
 from moebox.report.markdown import markdown
+from moebox.report.naming import features
 from moebox.report.page import html, page_of
 from moebox.report.reading import read
 from moebox.report.record import Device, ForecastRow, RunRecord
-from moebox.report.sections import compare, memory, summary
+from moebox.report.sections import compare, memory, models, summary
 from moebox.report.sections.models import status
 from moebox.report.sections.plan import Pair, band
 from moebox.report.sections.reproduce import commands
@@ -332,3 +333,16 @@ def test_a_climb_that_was_cut_off_is_taken_up_as_one(tmp_path: Path):
     run.write("best.toml", codec.to_toml(RECIPE))
     assert summarize(run).state(live=False) == "ended"
     assert "--resume" not in answers(read(run))["next"].text
+
+
+def test_a_recipe_that_leaves_the_context_open_has_the_models_in_every_table(tmp_path: Path):
+    """Tables and names of runs said 0."""
+    runs = [a_run(tmp_path, name=name) for name in ("open", "set")]
+    runs[0].write("recipe.toml", codec.to_toml(replace(RECIPE, context=0)))
+    records = [replace(read(run), label="") for run in runs]
+
+    assert [features(record)[-2] for record in records] == ["the model's context", "64k"]
+    assert dict(compare.SETTINGS)["Context"](records[0]) == "the model's"
+    cells = models.row(records[0], 0)
+    assert "the model's" in [cell.text for cell in cells]
+    assert [row.output_tok_s > 0 for row in foretold(records[0]).planned.rows] == [True] * 3

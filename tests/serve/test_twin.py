@@ -1,12 +1,15 @@
 """The twin as a client sees it: a real server on a free port, OpenAI's shapes, and a sign on everything."""
 
+import contextlib
 import http.client
 import json
+import re
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,16 +20,16 @@ from moebox.core.endpoint import endpoint_of
 from tests.bench.server import good, serving
 
 CODE = "import sys; from moebox.cli import main; sys.exit(main())"
-WORDS = ["twin", "kimi-k2.6", "--box", "8x-rtx-pro-6000-server", "--engine", "vllm", "--image", "community"]
-SETTINGS = ["--kv", "fp8", "--context", "8192", "--port", "0", "--speed", "20", "--json"]
+WORDS = ["kimi-k2.6", "--box", "8x-rtx-pro-6000-server", "--engine", "vllm", "--image", "community"]
+SETTINGS = ["--kv", "fp8", "--context", "8192", "--speed", "20"]
 HEADER = "x-moebox-simulation"
 
 
-@pytest.fixture(scope="module")
-def twin() -> Iterator[dict[str, Any]]:
-    """A twin in its own process, twenty times as fast as the box."""
-    words = [sys.executable, "-c", CODE, *WORDS, *SETTINGS]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+@contextlib.contextmanager
+def running(*words: str) -> Iterator[dict[str, Any]]:
+    """A twin in its own process, and what it says of itself."""
+    command = [sys.executable, "-c", CODE, "twin", *words, "--port", "0", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         text = ""
         while not text.rstrip().endswith("}"):
@@ -35,6 +38,13 @@ def twin() -> Iterator[dict[str, Any]]:
             text += line
         yield json.loads(text)
         process.terminate()
+
+
+@pytest.fixture(scope="module")
+def twin() -> Iterator[dict[str, Any]]:
+    """One twenty times as fast as the box."""
+    with running(*WORDS, *SETTINGS) as told:
+        yield told
 
 
 def ask(twin: dict[str, Any], path: str, body: Any = None) -> tuple[http.client.HTTPResponse, bytes]:
@@ -77,6 +87,21 @@ def test_models_lists_the_served_name(twin: dict[str, Any]) -> None:
     (card,) = json.loads(content)["data"]
     assert card["id"] == twin["model"]
     assert card["max_model_len"] == 8192
+
+
+def test_a_recipe_that_leaves_the_context_open_has_the_models(tmp_path: Path) -> None:
+    """It served a context of 0 tokens, which is no request at all."""
+    path = tmp_path / "recipe.toml"
+    assert main(["plan", "qwen3-235b", "--box", "8x-h200", "-o", str(path)]) == 0
+    path.write_text(re.sub("(?m)^context = .*$", "context = 0", path.read_text()))
+
+    with running(str(path), "--speed", "100") as told:
+        (card,) = json.loads(ask(told, "/v1/models")[1])["data"]
+        answer, _ = ask(told, "/v1/chat/completions", chat(told, max_tokens=4))
+        page = ask(told, "/")[1].decode()
+    assert card["max_model_len"] == 40960
+    assert answer.status == 200
+    assert "context 40,960" in page
 
 
 def test_max_tokens_is_honoured_and_the_text_is_the_same_twice(twin: dict[str, Any]) -> None:

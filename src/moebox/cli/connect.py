@@ -130,8 +130,8 @@ def _context(given: str, url: str, served: ServedLimits) -> tuple[int, tuple[str
     if served.context:
         return served.context, (f"context {served.context:,} ({served.source})",)
     missing = "answer, so its context is not known" if served.away else "say its context"
-    if url.endswith(".toml"):
-        planned = codec.read_toml(Recipe, Path(url)).context
+    planned = codec.read_toml(Recipe, Path(url)).context if url.endswith(".toml") else 0
+    if planned:
         return planned, (f"the server does not {missing}; {planned:,} is the recipe's",)
     guess = connecting.MODEST_CONTEXT
     return guess, (f"the server does not {missing}; {guess:,} is assumed; `--context` sets it",)

@@ -60,7 +60,7 @@ def from_recipe(name: str, box: str | None, *, pinned: bool, ram: str = "", ram_
     recipe = recipes.read(name)
     deployment = deploy(recipe, boxes.box_for(recipe, box, ram=ram, ram_bandwidth=ram_bandwidth))
     check(deployment)
-    return _subject(deployment)
+    return _subject(deployment.settled)
 
 
 def chosen(name: str, box: Box, pins: Pins) -> Subject:

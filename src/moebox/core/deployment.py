@@ -110,6 +110,13 @@ class Deployment:
         """Whether there is a vision tower to speak of."""
         return self.found_model is not None and self.found_model.vision > 0
 
+    @property
+    def settled(self) -> "Deployment":
+        """The same with the context that the engine takes where the recipe leaves it open: the model's own."""
+        if self.recipe.context or self.found_model is None:
+            return self
+        return self.with_recipe(replace(self.recipe, context=self.found_model.context))
+
     def on(self, box: Box | None) -> "Deployment":
         """The same on another box."""
         return replace(self, box=box)

@@ -6,7 +6,6 @@ the traits of any engine, so what only a launch needs is loaded when it is first
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -71,13 +70,10 @@ def launch(deployment: Deployment, *, rank: int = 0, master: str = "", addresses
 
 def refusals(deployment: Deployment) -> list[Caution]:
     """Known reasons why this will not start on its box, or will disappoint; the worst first."""
-    found = rooms.refuse(deployment.engine.name).refusals(deployment)
+    found = rooms.refuse(deployment.engine.name).refusals(deployment.settled)
     return sorted(found, key=lambda caution: WORST_FIRST[caution.severity])
 
 
 def budget(deployment: Deployment) -> Memory:
     """The memory of every device of the box; `fits` is false where it would not start or not serve."""
-    recipe = deployment.recipe
-    if not recipe.context:  # the engine's own: the model's
-        deployment = deployment.with_recipe(dataclasses.replace(recipe, context=deployment.model.context))
-    return rooms.memory(deployment.engine.name).budget(deployment)
+    return rooms.memory(deployment.engine.name).budget(deployment.settled)

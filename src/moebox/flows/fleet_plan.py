@@ -91,7 +91,7 @@ def by_recipe(path: str, box: str) -> Candidate:
     recipe = read_recipe(path)
     deployment = deploy(recipe, boxes.box_for(recipe, box))
     check(deployment)
-    return _candidate(deployment, budget(deployment).kv_tokens)
+    return _candidate(deployment.settled, budget(deployment).kv_tokens)
 
 
 def _candidate(deployment: Deployment, kv_tokens: int) -> Candidate:

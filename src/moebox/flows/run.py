@@ -168,7 +168,7 @@ class Runner:
         self._figures |= {
             "engine": recipe.engine,
             "checkpoint": Path(recipe.checkpoint).name,
-            "context": recipe.context,
+            "context": recipe.context or "the model's",
         }
         self.run.write("recipe.toml", codec.to_toml(recipe))
         self.run.write("asked.toml", codec.to_toml(recipe))

@@ -35,9 +35,9 @@ def foretold(record: RunRecord) -> RunRecord:
 
 def planned(record: RunRecord, recipe: Recipe, box: Box) -> Planned:
     """The run's own plan, or the memory of one, with a row for each of its loads."""
-    deployment = deploy(recipe, box if box.calibrations else calibrations.attached(box))
+    deployment = deploy(recipe, box if box.calibrations else calibrations.attached(box)).settled
     memory, speed = budget(deployment), Speed.of(deployment)
-    rows = (expected(level, speed, recipe, memory.kv_tokens) for level in record.levels[:MOST_LEVELS])
+    rows = (expected(level, speed, deployment.recipe, memory.kv_tokens) for level in record.levels[:MOST_LEVELS])
     plan = planned_of({"memory": plain(memory)}) if record.planned == Planned() else record.planned
     basis = (f"speed {speed.measured.text}",) if speed.measured else ()
     reasons = dict.fromkeys((*plan.reasons, *basis))

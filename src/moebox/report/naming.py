@@ -90,7 +90,7 @@ def features(record: RunRecord) -> list[str]:
         spread_title(record),
         f"KV {recipe.kv}" if recipe.kv != "auto" else "",
         draft or "no draft",
-        f"{recipe.context // 1024}k",
+        f"{recipe.context // 1024}k" if recipe.context else "the model's context",
         recipe.engine_version,
     ]
 

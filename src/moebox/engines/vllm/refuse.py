@@ -1,7 +1,5 @@
 """What vLLM will not run, and why."""
 
-from dataclasses import replace
-
 from moebox.core.deployment import Deployment
 from moebox.core.model import Mla
 from moebox.core.plan import Caution
@@ -108,7 +106,7 @@ def _workspace(deployment: Deployment) -> list[Caution]:
     on_triton = majors(deployment) & {"8", "12"} or _asked_backend(deployment) == TRITON
     if gpu is None or model is None or recipe.max_seqs is not None or not on_triton:
         return []
-    size = workspace_bytes(gpu, model, replace(recipe, context=recipe.context or model.context))
+    size = workspace_bytes(gpu, model, recipe)
     if size < 2**30:
         return []
     seqs = max_seqs(gpu, recipe)

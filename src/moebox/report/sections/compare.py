@@ -66,6 +66,11 @@ def memory_fraction(recipe: Recipe) -> str:
     return f"{recipe.memory_utilization:g}" if recipe.memory_utilization else ""
 
 
+def context(recipe: Recipe) -> str:
+    """Its tokens, where the recipe says them."""
+    return f"{recipe.context:,}" if recipe.context else "the model's"
+
+
 def draft(record: RunRecord) -> str:
     """The method of speculative decoding."""
     return record.recipe.speculate.method if record.recipe and record.recipe.speculate else "none"
@@ -79,7 +84,7 @@ SETTINGS: tuple[tuple[str, Callable[[RunRecord], str]], ...] = (
     ("Parallelism", spread_title),
     ("Expert layers on GPU", of_recipe(experts)),
     ("KV type", of_recipe(lambda recipe: recipe.kv)),
-    ("Context", of_recipe(lambda recipe: f"{recipe.context:,}")),
+    ("Context", of_recipe(context)),
     ("Speculation", draft),
     ("Micro-batch (-ub)", of_recipe(lambda recipe: f"{recipe.hybrid.ubatch:,}" if recipe.hybrid else "")),
     ("Memory fraction", of_recipe(memory_fraction)),

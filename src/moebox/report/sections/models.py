@@ -46,7 +46,7 @@ def row(record: RunRecord, index: int) -> tuple[Cell, ...]:
         words(engine_title(record)),
         words(spread_title(record) or placed(record, alone="one device")),
         words(recipe.kv),
-        Cell(text=f"{recipe.context:,}", value=float(recipe.context)),
+        tokens(recipe.context),
         words(state, tone=TONES.get(state, "quiet")),
     )
 
@@ -54,6 +54,11 @@ def row(record: RunRecord, index: int) -> tuple[Cell, ...]:
 def size(count: int) -> Cell:
     """Bytes of a checkpoint; a dash where nobody knows."""
     return Cell(text=units.gb(count), value=float(count)) if count else words("")
+
+
+def tokens(context: int) -> Cell:
+    """The context that a recipe asks for."""
+    return Cell(text=f"{context:,}", value=float(context)) if context else words("the model's")
 
 
 def experts(model: Model | None) -> str:
