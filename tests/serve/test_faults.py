@@ -71,6 +71,20 @@ def test_an_engine_that_cannot_be_executed_is_told(acting: Acting, run: Run, tmp
     assert "Exec format error" in failure.message
 
 
+def test_an_engine_that_cannot_be_given_its_settings_is_told(
+    acting: Acting, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A locale that lacks the characters of a recipe ends in one line, not in a traceback in the engine's log."""
+    for name, value in (("LC_ALL", "C"), ("PYTHONUTF8", "0"), ("PYTHONCOERCECLOCALE", "0")):
+        monkeypatch.setenv(name, value)
+    failure = refused(acting("good", env={"GREETING": "日本"}), run)
+
+    assert failure.fault == "unstartable"
+    assert "cannot be started: an argument or variable cannot be passed on ('ascii' codec" in failure.message
+    assert not (run.path / "guard.log").exists()
+    assert not (run.path / "engine.log").read_text()
+
+
 def test_a_wrong_version_is_refused_before_anything_starts(embedded: Recipe, run: Run, tmp_path: Path) -> None:
     """A recipe that names a version does not run on another one."""
     server = tmp_path / "llama-server"

@@ -54,6 +54,27 @@ def test_a_program_that_cannot_be_executed_is_an_error_of_the_caller() -> None:
     assert descendants() == before
 
 
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"argv": ("true", "a\0b")},
+        {"argv": ("true", "\ud800")},
+        {"argv": ("tr\0ue",)},
+        {"argv": ("",)},
+        {"env": {"A": "a\0b"}},
+        {"env": {"A=B": "c"}},
+        {"cwd": "a\0b"},
+    ],
+)
+def test_what_no_program_can_be_given_is_one_too(told: dict[str, Any], capfd: pytest.CaptureFixture[str]) -> None:
+    """The fork printed a traceback, and went on where its parent was."""
+    before = descendants()
+    with pytest.raises(OSError, match=r"cannot be passed on|No such file"):
+        spawn(order(**told))
+    assert descendants() == before
+    assert capfd.readouterr() == ("", "")
+
+
 def test_a_log_that_turns_over_is_followed(tmp_path: Path) -> None:
     """What is written before and after the turn comes once and in order."""
     log = EngineLog(tmp_path / "engine.log", limit=100)

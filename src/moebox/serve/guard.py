@@ -276,22 +276,27 @@ def begun(secret: bytes, data: bytes) -> int:
 def spawn(order: GuardOrder) -> tuple[int, int]:
     """Fork and execute the engine; its pid and the pipe it prints to. OSError when it cannot be executed."""
     read, write = os.pipe()
-    told, tell = os.pipe()  # closed by exec; carries errno when that fails
+    told, tell = os.pipe()  # closed by exec; carries errno and reason when that fails
     guard = os.getpid()
     pid = os.fork()
     if pid == 0:
         try:
             become(order, guard, write)
         except OSError as problem:
-            os.write(tell, str(problem.errno).encode())
-        os._exit(127)
+            os.write(tell, f"{problem.errno} {problem.strerror}".encode())
+        except ValueError as problem:  # a NUL, a name with "=", a character that the locale does not have
+            os.write(tell, f"0 an argument or variable cannot be passed on ({problem})".encode(errors="replace"))
+        finally:  # a fork that went on would be a second guard
+            os._exit(127)
     os.close(write)
     os.close(tell)
-    trouble = os.read(told, 16)
+    trouble = os.read(told, select.PIPE_BUF).decode(errors="replace")
     os.close(told)
     if trouble:
+        os.close(read)
         os.waitpid(pid, 0)
-        raise OSError(int(trouble), os.strerror(int(trouble)))
+        number, _, reason = trouble.partition(" ")
+        raise OSError(int(number), reason)
     os.set_blocking(read, False)
     with contextlib.suppress(OSError):
         fcntl.fcntl(read, fcntl.F_SETPIPE_SZ, CHUNK)  # a talkative engine should not wait for its log
