@@ -3,13 +3,17 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from moebox import codec
 from moebox.core.engine_facts import DeviceFacts, EngineFacts
 from moebox.core.event import AttemptReady, AttemptStarted, Unknown
+from moebox.core.verdict import Ladder, Slip, Verdict, worst
+from moebox.report.decision import decide
 from moebox.report.files import report
 from moebox.report.markdown import markdown
 from moebox.report.page import html
@@ -17,6 +21,9 @@ from moebox.report.reading import read
 from moebox.report.reading.measured import level_of
 from moebox.report.reading.verified import check_of
 from moebox.store import Run
+from moebox.store.summary import summarize
+from moebox.verify.kinds import slip
+from moebox.verify.ladder import document
 from tests.report.making import a_run, level
 
 JSON = st.recursive(
@@ -233,3 +240,76 @@ def test_a_ladder_of_thousands_of_exchanges_stays_small(tmp_path: Path) -> None:
     text = html(report([run]))
     assert len(text) < 5e6
     assert "more pieces of evidence in the run folder" in text
+
+
+def climbed(runs: Path, *rungs: Verdict, slips: tuple[Slip, ...] = (), stopped: str = "") -> tuple[Ladder, Run]:
+    """A ladder, and the folder of a run as the ladder leaves it."""
+    run = a_run(runs)
+    (run.path / "verdicts" / "02-arithmetic.json").unlink()
+    for number, rung in enumerate(rungs):
+        run.write_json(f"verdicts/{number:02d}-{rung.name}.json", codec.plain(rung))
+    ladder = Ladder(url="http://127.0.0.1:1/v1", model="m", rungs=rungs, slips=slips, stopped=stopped)
+    run.write_json("verify.json", document(ladder))
+    return ladder, run
+
+
+RARE = [Verdict(name=name, verdict="warn", reason="no reply") for name in ("plain", "json", "tools")]
+GOOD = [Verdict(name=name, verdict="pass") for name in ("plain", "json", "tools")]
+LADDERS: dict[str, tuple[list[Verdict], dict[str, Any], str]] = {
+    "a fault seen once in each check": (
+        RARE,
+        {"slips": (slip("transport", 3, 12, examples=["cut"]),)},
+        "bad",
+    ),
+    "wrong answers, few in each check": (GOOD, {"slips": (slip("answer", 9, 12, whose="model"),)}, "bad"),
+    "out of time": ([*GOOD, Verdict(name="vision", verdict="skip")], {"stopped": "out of time"}, "warn"),
+    "warnings": (RARE, {"slips": (slip("transport", 3, 900),)}, "warn"),
+    "good": (GOOD, {}, "good"),
+}
+
+
+@pytest.mark.parametrize(("rungs", "more", "tone"), LADDERS.values(), ids=LADDERS)
+def test_a_report_never_contradicts_the_ladder(
+    rungs: list[Verdict], more: dict[str, Any], tone: str, tmp_path: Path
+) -> None:
+    """`moebox verify` said fail, and the report of the same run and the list of runs said warning, or all good."""
+    ladder, run = climbed(tmp_path, *rungs, **more)
+    record = read(run)
+    right = next(answer for answer in decide(record).answers if answer.name == "right")
+
+    assert right.tone == tone
+    assert summarize(run).verdict == ladder.verdict
+    passed, tried = len(ladder.marked("pass")), len([rung for rung in rungs if rung.verdict != "skip"])
+    assert right.text.startswith(f"{passed} of {tried} checks passed")
+    assert ("all checks together" in right.text) == (ladder.verdict != worst(rung.verdict for rung in rungs))
+
+
+def test_a_sum_of_checks_that_were_made_again_is_not_told(tmp_path: Path) -> None:
+    """The folder has newer checks than the sum."""
+    rungs, more, _ = LADDERS["a fault seen once in each check"]
+    _, run = climbed(tmp_path, *rungs, **more)
+    run.write_json("verdicts/00-plain.json", codec.plain(GOOD[0]))
+
+    assert read(run).marked("fail") == []
+    assert summarize(run).verdict == "warn"
+
+
+def test_a_sum_that_failed_is_told_with_the_fault_and_how_to_check_again(tmp_path: Path) -> None:
+    """The command names no check, for there is none of that name."""
+    rungs, more, _ = LADDERS["a fault seen once in each check"]
+    _, run = climbed(tmp_path, *rungs, **more)
+    record = read(run)
+
+    (check,) = [check for check in record.checks if check.failed]
+    assert check.detail == "transport: 3 of 12, such as: cut"
+    following = next(answer for answer in decide(record).answers if answer.name == "next")
+    assert "moebox verify" in following.text
+    assert "--only" not in following.text
+
+
+def test_a_check_and_its_probes_give_the_same_reason() -> None:
+    """Of the words of other tools' files they took different ones."""
+    row = {"name": "x", "verdict": "fail", "summary": "in short", "message": "at length"}
+    check = check_of({**row, "probes": [row]}, "x")
+
+    assert check.detail == check.probes[0].detail

@@ -6,6 +6,7 @@ command that goes on from there; a simulation says so in every cell that would o
 
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from moebox.report.block import Tone
@@ -13,7 +14,7 @@ from moebox.report.expect import foretold
 from moebox.report.format import milliseconds, number, some
 from moebox.report.naming import engine_title, placed, quant_title, spread_title
 from moebox.report.reading import read
-from moebox.report.record import Failure, Level, RunRecord
+from moebox.report.record import CheckResult, Failure, Level, RunRecord
 from moebox.report.sections.plan import Pair, figures, match
 from moebox.store import Run
 from moebox.units import count, plural
@@ -192,16 +193,22 @@ def _tone(pair: Pair) -> Tone:
 def _of_a_server(record: RunRecord) -> DecisionCell:
     """After a command for a server of whose launch nothing is known."""
     url = shlex.quote(record.url or "URL")
-    failing = record.marked("fail")
+    failing = [check for check in record.checks if check.failed]
     if record.checking:
         text, detail = f"moebox verify {url}", "its checks were interrupted"
     elif record.jobs_left:
         text, detail = f"moebox task --resume {shlex.quote(record.id)}", "not all jobs are done"
     elif failing:
-        text, detail = f"moebox verify {url} --only {','.join(failing)}", "once that is mended"
+        text, detail = f"moebox verify {url}{_only(failing)}", "once that is mended"
     else:
         text, detail = _not_yet_asked(record, url)
     return DecisionCell(name="next", text=text, command=True, detail=detail)
+
+
+def _only(failing: Sequence[CheckResult]) -> str:
+    """The flag for these checks; none where they fail by what all of them add up to."""
+    names = [check.name for check in failing if not check.of_all]
+    return f" --only {','.join(names)}" if names else ""
 
 
 def _not_yet_asked(record: RunRecord, url: str) -> tuple[str, str]:
@@ -238,9 +245,9 @@ def _of_a_launch(record: RunRecord, recipe: str, *, serving: bool) -> DecisionCe
         text = f"moebox verify --run {shlex.quote(record.id)}"
         detail = "it was interrupted in its checks; with its engine up"
         return DecisionCell(name="next", text=text, command=True, detail=detail)
-    failing = [check.name for check in record.checks if check.at_fault]
+    failing = [check for check in record.checks if check.at_fault]
     if failing:
-        text = f"moebox verify {recipe} --only {','.join(failing)}"
+        text = f"moebox verify {recipe}{_only(failing)}"
         return DecisionCell(name="next", text=text, command=True, detail="with the engine up", link="ladder")
     text, detail = f"moebox up {recipe}", "then `moebox connect claude-code`"
     if serving:

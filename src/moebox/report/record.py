@@ -192,6 +192,7 @@ class CheckResult:
     probes: tuple[Probe, ...] = ()
     evidence: tuple[tuple[str, str], ...] = ()
     seconds: float | None = None
+    of_all: bool = False  # what the others add up to: no check of its own
 
     @property
     def failed(self) -> bool:
@@ -315,9 +316,14 @@ class RunRecord:
         return self.box is not None and not self.box.gpus
 
     @property
+    def made(self) -> tuple[CheckResult, ...]:
+        """The checks, without what they add up to."""
+        return tuple(check for check in self.checks if not check.of_all)
+
+    @property
     def tried(self) -> tuple[CheckResult, ...]:
         """The checks that were not skipped."""
-        return tuple(check for check in self.checks if check.mark != "skip")
+        return tuple(check for check in self.made if check.mark != "skip")
 
     @property
     def jobs_left(self) -> bool:
@@ -346,18 +352,18 @@ class RunRecord:
 
     def _done(self, wanted: int) -> str:
         """So many checks; of how many, where that is told."""
-        done = len(self.checks)
+        done = len(self.made)
         return f"{done} of {plural(wanted, 'check')}" if wanted else plural(done, "check")
 
     @property
     def not_made(self) -> int:
         """How many checks there are beside those that were made or skipped."""
-        return self.all_checks - len(self.checks)
+        return self.all_checks - len(self.made)
 
     @property
     def in_part(self) -> bool:
         """Some checks were never made: `verify --only`, say."""
-        return 0 < len(self.checks) < self.all_checks
+        return 0 < len(self.made) < self.all_checks
 
     def marked(self, mark: Mark) -> list[str]:
         """The names of the checks with that verdict."""

@@ -7,7 +7,7 @@ user's cache and can be deleted at any time.
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -41,7 +41,7 @@ LARGEST = 4 << 20  # bytes of a file of a run that are read for its row
 CLIMB = "climb.json"
 _FILES = ("events.jsonl", "recipe.toml", "box.toml", "verify.json", "verdicts", "measurements", "tasks.json", CLIMB)
 WATCHED = (*_FILES, PIPELINE, PIPELINE_BEFORE)
-FORMAT = 7
+FORMAT = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,8 +176,11 @@ def _model(recipe: Json, pipeline: Json, best: Json, entries: Sequence[Entry], j
 
 def _verdict(folder: Path, *, unchecked: bool, of: int) -> Verdict:
     """The worst of its checks, as its report says it; half a ladder has no verdict, unless one failed."""
-    checks = [_text(_json(path), "verdict") for path in plain.entries(folder / "verdicts", "*.json")[:64]]
-    marks = checks or [_text(_json(folder / "verify.json"), "verdict")]
+    documents = [_json(path) for path in plain.entries(folder / "verdicts", "*.json")[:64]]
+    checks = [_text(document, "verdict") for document in documents]
+    ladder = _json(folder / "verify.json")
+    named = {_text(document, "name"): mark for document, mark in zip(documents, checks, strict=True)}
+    marks = [*checks, in_sum(ladder, named)] if checks else [_text(ladder, "verdict")]
     if "fail" in marks:
         return "fail"
     if unchecked:
@@ -185,6 +188,20 @@ def _verdict(folder: Path, *, unchecked: bool, of: int) -> Verdict:
     if 0 < len(checks) < of:
         return "in part"
     return next((mark for mark in WORST_FIRST if mark in marks), "")
+
+
+def in_sum(ladder: Json, marks: Mapping[str, str]) -> Literal["", "fail", "warn"]:
+    """The verdict of the newest ladder, where it is worse than each of its checks: a fault that is rare in every one.
+
+    `marks`: the newest of each check. Where one was made again since, the sum is no longer of these, and says nothing.
+    """
+    made = {words(row, "name"): words(row, "verdict") for row in rows(ladder, "rungs")}
+    if not made or any(marks.get(name) != mark for name, mark in made.items()):
+        return ""
+    told, verdict = set(made.values()), words(ladder, "verdict")
+    if verdict == "fail":
+        return "" if "fail" in told else "fail"
+    return "warn" if verdict == "warn" and not told & {"fail", "warn"} else ""
 
 
 def _simulated(entries: Sequence[Entry], *told: tuple[Json, str]) -> bool:

@@ -46,6 +46,7 @@ def read(run: Run) -> RunRecord:
     plan = planned.planned_of(attempt(gaps, lambda: run.read_json("plan.json")))
     levels, unread = measured.read(run.path / "measurements")
     checks, unreadable = verified.read(run.path / "verdicts")
+    checks += verified.together(as_json(attempt(gaps, lambda: run.read_json("verify.json"))), checks)
     climb = attempt(gaps, lambda: run.read_json("climb.json"))
     pipeline = attempt(gaps, lambda: run.read_pipeline())
     step, held = unended_step(pipeline, journal.entries) or left_climb(run.path, journal.entries), run.held

@@ -10,6 +10,7 @@ from moebox.loose import Json, figure, rows, texts, within, words
 from moebox.report.record import CheckResult, Mark, Probe
 from moebox.report.tidy import hide_keys
 from moebox.store import plain
+from moebox.store.summary import in_sum
 
 Piece = tuple[str, Any]  # of evidence: its title and what was kept, made text only where it is shown
 PIECES = {"pass": 2, "fail": 12}  # pieces of evidence shown for each probe; more for what went wrong
@@ -20,6 +21,7 @@ MARKS: dict[str, Mark] = {
     **dict.fromkeys(("skip", "skipped"), "skip"),
     **dict.fromkeys(("warn", "partial"), "warn"),
 }
+TOGETHER = "all checks together"
 REASONS = ("detail", "reason", "why", "summary", "message")
 SHOWN = {"name", "rung", "verdict", "passed", *REASONS, "seconds", "score", "probes", "title", "evidence"}
 
@@ -37,6 +39,23 @@ def read(folder: Path) -> tuple[list[CheckResult], list[str]]:
         checks = [check_of(row, path.stem) for row in verdicts(document)]
         latest |= {check.name: check for check in checks}
     return list(latest.values()), gaps
+
+
+def together(ladder: Json, checks: Sequence[CheckResult]) -> list[CheckResult]:
+    """What the newest ladder says of all its checks, as one more, where that is worse than each of them."""
+    mark = in_sum(ladder, {check.name: check.mark for check in checks})
+    if not mark:
+        return []
+    faults = [slip for slip in rows(ladder, "slips") if slip.get("verdict") == mark]
+    detail = "; ".join(map(fault, faults)) or words(ladder, "stopped")
+    return [CheckResult(name=TOGETHER, mark=mark, detail=detail, of_all=True)]
+
+
+def fault(slip: Json) -> str:
+    """ "transport: 3 of 12, such as: no reply"."""
+    example = words(slip, "example")
+    counted = f"{words(slip, 'kind')}: {words(slip, 'seen')} of {words(slip, 'of')}"
+    return hide_keys(f"{counted}, such as: {example}" if example else counted)
 
 
 def verdicts(document: object) -> list[Json]:
@@ -68,7 +87,7 @@ def probe_of(row: Json, number: int) -> Probe:
     return Probe(
         name=words(row, "name", "title") or f"probe {number}",
         mark=mark_of(row),
-        detail=words(row, "detail", "reason", "why", "message", "summary"),
+        detail=words(row, *REASONS),
         evidence=shown([*evidence_of(row), *beside], mark_of(row)),
         seconds=figure(row, "seconds", "duration_s"),
     )
