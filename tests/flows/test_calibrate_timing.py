@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebox.core.calibration import DecodeStep
+from moebox.core.calibration import DecodeStep, Prefill
 from moebox.core.endpoint import Endpoint
 from moebox.flows import calibrate_timing as timing
 from moebox.flows.calibrate_boot import LOOKS, SHORT_S, Measuring, unsure
@@ -87,6 +87,20 @@ def test_two_looks_that_agree_are_enough_and_others_are_taken_again() -> None:
         SHORT_S,
         all_again=True,
     )
+
+
+def test_a_drift_is_no_doubt_of_prompts_that_were_looked_at_after_it() -> None:
+    """Looks that agree, before and after speed moved, say that it was not theirs; a single look says nothing."""
+    short, long = Point(context=128), Point(context=8192)
+    work = Measuring(depth=Depth(layers=8), chunk=8192, drift=-0.31)
+    work.prompts = {
+        short: [Prefill(tokens=128, seconds=0.0110, spread=0.004)],
+        long: [Prefill(tokens=8192, seconds=seconds, spread=0.004) for seconds in (0.0795, 0.0800)],
+    }
+    alone, again = work.prefill
+
+    assert alone.spread == 0.155
+    assert again.spread == pytest.approx(0.0063, rel=0.01)
 
 
 def test_a_reply_never_goes_beyond_the_context() -> None:

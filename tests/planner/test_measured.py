@@ -256,14 +256,17 @@ def test_calibrations_of_before_are_still_found(kept: str, name: str) -> None:
     assert h200(kept, 12 if kept != "qwen" else 36)[0].calibration.shape == shape_of(resolve(name)[0])
 
 
-@pytest.mark.parametrize(("model", "layers"), [("kimi", 12), ("qwen", 36)])
+@pytest.mark.parametrize(("model", "layers"), [("kimi", 12), ("qwen", 36), ("qwen-again", 36)])
 def test_decode_at_a_depth_that_was_not_booted_is_foretold_on_an_h200(model: str, layers: int) -> None:
-    """Within 3% from 8 streams on, 9% below; a line through both boots was 203% off for one stream of Qwen3."""
+    """Within 3% from 8 streams on, 7% below; a line through both boots was 203% off for one stream of Qwen3.
+
+    Of the boots of "qwen-again" one moved by 31% while it was timed: a stream alone at 4,096 tokens was 17% off.
+    """
     reading, real = h200(model, layers)
 
     assert len(real.decode) > 15
     for step in real.decode:
-        near = 0.03 if step.batch >= 8 else 0.09
+        near = 0.03 if step.batch >= 8 else 0.07
         assert reading.decode_s(step.batch, step.context) == pytest.approx(step.seconds, rel=near), step
     assert reading.cache_tokens == pytest.approx(real.cache_tokens, rel=0.01)
 
@@ -299,7 +302,9 @@ def test_the_cache_at_a_depth_whose_activations_a_shallow_boot_does_not_show() -
     assert line.cache_tokens == pytest.approx(0.87 * real.cache_tokens, rel=0.01)
 
 
-@pytest.mark.parametrize(("model", "layers"), [("kimi", 12), ("qwen", 36), ("sglang-qwen", 36), ("dsv3", 12)])
+@pytest.mark.parametrize(
+    ("model", "layers"), [("kimi", 12), ("qwen", 36), ("qwen-again", 36), ("sglang-qwen", 36), ("dsv3", 12)]
+)
 def test_prompts_lie_within_what_the_calibration_says_of_them(model: str, layers: int) -> None:
     """Short ones are the host's, which differs from boot to boot: the band is as wide as that makes it."""
     reading, real = h200(model, layers)
@@ -309,7 +314,7 @@ def test_prompts_lie_within_what_the_calibration_says_of_them(model: str, layers
         off = math.log(along(reading.prompts, prompt.tokens) / prompt.seconds)
         inside += abs(off) <= spread
         if prompt.tokens >= 8192:
-            assert spread < 0.3
+            assert spread < (0.45 if model == "qwen-again" else 0.3)  # whose prompts were all doubted for a drift
     assert inside >= 0.8 * len(real.prefill)
 
 
@@ -322,7 +327,7 @@ def test_prompts_at_a_depth_that_was_not_booted_are_foretold_on_an_h200() -> Non
             assert reading.prefill_s(prompt.tokens, 0) == pytest.approx(prompt.seconds, rel=0.08)
 
 
-@pytest.mark.parametrize(("model", "layers"), [("kimi", 12), ("qwen", 36), ("sglang-qwen", 36)])
+@pytest.mark.parametrize(("model", "layers"), [("kimi", 12), ("qwen", 36), ("qwen-again", 36), ("sglang-qwen", 36)])
 def test_steps_lie_within_what_the_calibration_says_of_itself(model: str, layers: int) -> None:
     """Four of five, at least."""
     reading, real = h200(model, layers)

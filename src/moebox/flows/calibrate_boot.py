@@ -51,9 +51,8 @@ class Measuring:
 
     @property
     def prefill(self) -> list[Prefill]:
-        """Every prompt by what its looks agree on; doubted by half of what speed moved by."""
-        seen = [timing.together_seen(looks) for looks in self.prompts.values()]
-        return [replace(prompt, spread=max(prompt.spread, abs(self.drift) / 2)) for prompt in seen]
+        """Every prompt by what its looks agree on; one that was seen once is doubted by half of what speed moved by."""
+        return [doubted(timing.together_seen(looks), len(looks), self.drift) for looks in self.prompts.values()]
 
     @property
     def boot(self) -> Boot:
@@ -115,6 +114,11 @@ class Measuring:
     def takes_s(self, point: Point) -> float:
         """About how long a look takes."""
         return self.prefill_s(point.context * max(point.batch, 1)) + POINT_S
+
+
+def doubted(prompt: Prefill, looks: int, drift: float) -> Prefill:
+    """`prompt` with what a drift may have done to it; further looks, after the drift, show that themselves."""
+    return replace(prompt, spread=max(prompt.spread, abs(drift) / 2)) if looks == 1 else prompt
 
 
 def unsure(looks: Sequence[DecodeStep | Prefill], short_s: float, *, all_again: bool) -> bool:

@@ -21,7 +21,7 @@ Series = Mapping[Depth, tuple[float, float]]  # seconds and their spread by dept
 Key = tuple[int, int]  # batch and context
 
 LOWEST, LOW = 0.1, 0.3  # shares of the steps that lie below the correction, and below its doubt
-GROWN = 1.05  # a deeper boot that takes no longer than this times the shallow one shows the host
+GROWN = 1.1  # a deeper boot that takes no longer than this times the shallow one shows the host
 
 
 def deeper(

@@ -219,9 +219,20 @@ def _added(step: DecodeStep, here: Sequence[DecodeStep], deeper: Sequence[Sequen
 def undisturbed(steps: Sequence[DecodeStep]) -> list[DecodeStep]:
     """Steps without what came between: more sequences or a longer context never take less time.
 
-    Disturbances only ever add time, so a step that took longer than one that does more is set to that one's time.
+    Disturbances only ever add time, so a step that took longer than one that does more is set to that one's time. And
+    a longer context adds no more to a few sequences than to more of them.
     """
-    return [replace(step, seconds=min(more.seconds for more in steps if _does_more(more, step))) for step in steps]
+    kept = [replace(step, seconds=min(more.seconds for more in steps if _does_more(more, step))) for step in steps]
+    return [replace(step, seconds=min([step.seconds, *_lengthened(step, kept)])) for step in kept]
+
+
+def _lengthened(step: DecodeStep, steps: Sequence[DecodeStep]) -> Iterator[float]:
+    """What `step` takes at most: as many sequences at a shorter context, and what the length adds to the next more."""
+    seconds = {(other.batch, other.context): other.seconds for other in steps}
+    more = min((batch for batch, context in seconds if batch > step.batch and context == step.context), default=0)
+    for batch, context in seconds:
+        if batch == step.batch and context < step.context and (more, context) in seconds:
+            yield seconds[batch, context] + seconds[more, step.context] - seconds[more, context]
 
 
 def _does_more(more: DecodeStep, step: DecodeStep) -> bool:
