@@ -20,7 +20,6 @@ from moebox.units import seconds
 POINT_S = 1.5  # decoding at each point, in seconds
 STEPS = (12, 768)  # at least and at most
 LOOKS = 5  # at most, at one point
-SHORT_S = 0.01  # steps below are looked at twice in any case: a busy host adds as much as a layer takes
 DRIFT = 0.05  # by which the first point may differ when it is timed again at the end
 WARM = 16  # tokens decoded before anything counts
 WARM_S = 8.0  # longest prompt that is read for that alone
@@ -100,10 +99,18 @@ class Measuring:
         self.looks.setdefault(point, []).append(step)
 
     def doubtful(self, *, all_again: bool) -> list[Point]:
-        """Points that need another look: their shortest two differ, or one look is no proof."""
-        steps = [point for point, looks in self.looks.items() if unsure(looks, SHORT_S, all_again=all_again)]
-        prompts = [point for point, looks in self.prompts.items() if unsure(looks, timing.SHORT_S, all_again=all_again)]
-        return [*prompts, *steps]
+        """Points that need another look, the quickest first: their shortest two differ, or one look is no proof.
+
+        A step never is settled by one: another program that is busy for as long slows it evenly. A prompt has several
+        tries in a look, and a long one is hardly disturbed.
+        """
+        steps = [point for point, looks in self.looks.items() if unsure(looks)]
+        prompts = [
+            point
+            for point, looks in self.prompts.items()
+            if unsure(looks, once=not all_again and looks[0].seconds >= timing.SHORT_S)
+        ]
+        return sorted([*prompts, *steps], key=self.takes_s)
 
     def widen(self, off: float) -> None:
         """Doubt what was measured while speed moved."""
@@ -121,13 +128,13 @@ def doubted(prompt: Prefill, looks: int, drift: float) -> Prefill:
     return replace(prompt, spread=max(prompt.spread, abs(drift) / 2)) if looks == 1 else prompt
 
 
-def unsure(looks: Sequence[DecodeStep | Prefill], short_s: float, *, all_again: bool) -> bool:
-    """Whether these looks do not settle how long a step or a prompt takes."""
+def unsure(looks: Sequence[DecodeStep | Prefill], *, once: bool = False) -> bool:
+    """Whether these looks do not settle how long a step or a prompt takes; `once`: a single quiet one does."""
     if len(looks) >= LOOKS:
         return False
     if len(looks) > 1:
         return timing.disagreement([step.seconds for step in looks]) > timing.QUIET
-    return all_again or looks[0].seconds < short_s or looks[0].spread > timing.QUIET
+    return not once or looks[0].spread > timing.QUIET
 
 
 def measured_boot(work: Measuring, session: Session, model: Model, *, deadline: float, tell: Tell) -> None:
@@ -202,7 +209,7 @@ def look_once(work: Measuring, target: timing.Target, point: Point, deadline: fl
 
 
 def again(work: Measuring, target: timing.Target, *, deadline: float) -> None:
-    """Further looks, minutes after the first: at what is short or noisy, and at everything where speed has moved.
+    """Further looks, minutes after the first: at steps and short prompts, and at everything where speed has moved.
 
     What a busy host adds comes and goes, so looks lie apart: all points once, then all doubtful ones once more.
     """

@@ -47,7 +47,7 @@ NOT_SIMULATED: dict[Name, str] = {
     "task": "a simulation does no work",
 }
 LIVES, NAPS = 2, 3  # engines that may die under one step less one, and sleeps that may spoil it
-TIMED_S, TIMED_TOKENS = 30.0, 1024  # for the steps of an embedded engine, and the longest request among them
+TIMED_S, TIMED_TOKENS = 40.0, 1024  # for the steps of an embedded engine, and the longest request among them
 TWIN_RUNGS = ("alive",)  # what a simulation, which has no answers, can be asked
 LADDER = (16_384, Options(trials=12, parallel=4))  # the longest text in tokens, and how hard to look
 SHORT_LADDER = (1_024, Options(trials=6, parallel=4, depths=(0.1, 0.9)))
