@@ -15,6 +15,7 @@ from moebox.core.event import (
     StepRunning,
     VerifyBegan,
 )
+from moebox.core.result import document
 from moebox.report.block import Table
 from moebox.report.decision import DecisionCell, decide, decided, judged
 from moebox.report.expect import foretold
@@ -30,6 +31,7 @@ from moebox.report.sections.plan import Pair, band
 from moebox.report.sections.reproduce import commands
 from moebox.store import Run
 from moebox.store.summary import summarize
+from tests.bench.example import measurement
 from tests.report.making import RECIPE, a_run, level
 
 
@@ -170,6 +172,24 @@ def test_the_speed_is_judged_by_the_forecast_of_its_own_load(tmp_path: Path):
 
     assert fast.startswith("640 tok/s at 64 requests")
     assert f"forecast {number_text(row.output_tok_s)} " in fast
+
+
+def test_the_forecast_is_of_what_was_really_read_and_replied(tmp_path: Path):
+    """Asked were 256 in / 100 out; a template made prompts longer, and the model ended its replies itself.
+
+    The forecast of 100 tokens a reply agreed with the speed of 41 by chance, and its TPOT was 28 % off.
+    """
+    run = a_run(tmp_path, levels=())
+    asked, shorter = (measurement(total_input_tokens=2780, total_output_tokens=tokens) for tokens in (1000, 410))
+    forecasts = []
+    for found in (asked, shorter):
+        run.write_json("measurements/c4.json", document(found))
+        (row,) = (row for row in foretold(read(run)).planned.rows if not row.decode_only)
+        forecasts.append(row)
+
+    assert [row.lengths for row in forecasts] == ["278 in / 100 out", "278 in / 41 out"]
+    assert forecasts[1].output_tok_s < forecasts[0].output_tok_s
+    assert "concurrency 4, 278 in / 41 out" in markdown(page_of([foretold(read(run))])).replace("\u00a0", " ")
 
 
 def test_a_warning_is_not_counted_as_passed(tmp_path: Path):

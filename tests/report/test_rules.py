@@ -1,12 +1,13 @@
 """Recommendations come from the figures, and only from them."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from moebox import codec
 from moebox.report.naming import labelled
 from moebox.report.page import html
 from moebox.report.reading import read
-from moebox.report.record import RunRecord
+from moebox.report.record import ForecastRow, Planned, RunRecord
 from moebox.report.rules import advise
 from tests.report.making import a_run, level
 
@@ -57,6 +58,17 @@ def test_a_load_that_was_offered_is_named_by_its_rate(tmp_path: Path) -> None:
 
     assert "requests failed at 2.50 requests/s." in texts
     assert "At 2.50 requests/s the client was the bottleneck" in texts
+
+
+def test_what_may_hold_it_back_is_something_the_box_has(tmp_path: Path) -> None:
+    """Nobody looks for CUDA graphs on a CPU."""
+    row = ForecastRow(concurrency=8, output_tok_s=500.0, low_tok_s=450.0, high_tok_s=550.0)
+    slow = replace(record(tmp_path), planned=Planned(rows=(row,)))
+    bare = replace(slow, box=replace(slow.box, gpus=()))
+    texts = [next(one.text for one in advise([it]) if one.title.startswith("Find what")) for it in (slow, bare)]
+
+    assert "below the band's 450" in texts[0]
+    assert [("CUDA graphs" in text, "threads" in text) for text in texts] == [(True, False), (False, True)]
 
 
 def test_several_tokens_a_chunk_are_recognised(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from moebox.engines import budget
 from moebox.errors import MoeboxError
 from moebox.planner.simulate import Workload, rules_of, simulate
 from moebox.planner.speed import Speed
+from moebox.report.reading.measured import shape
 from moebox.report.reading.planned import planned_of
 from moebox.report.record import ForecastRow, Level, Planned, RunRecord
 from moebox.store import calibrations
@@ -63,12 +64,19 @@ def expected(level: Level, speed: Speed, recipe: Recipe, kv_tokens: int) -> Fore
     return ForecastRow(
         concurrency=level.concurrency,
         workload=level.workload,
+        lengths=lengths(level, work),
         output_tok_s=done.output_tok_s,
         low_tok_s=done.output_tok_s * low,
         high_tok_s=done.output_tok_s * high,
         ttft_ms=done.ttft.mean * 1e3,
         tpot_ms=done.tpot.mean * 1e3,
     )
+
+
+def lengths(level: Level, work: Workload) -> str:
+    """Of prompts and replies, where they are not what was asked."""
+    asked, were = (level.input_tokens, level.output_tokens), (work.input, work.output)
+    return shape(*were) if were != asked else ""
 
 
 def slow_to_simulate(work: Workload, kv_tokens: int) -> bool:
@@ -98,13 +106,16 @@ def described(level: Level) -> bool:
 
 
 def workload(level: Level) -> Workload:
-    """What was asked, as the simulation takes it; one request a slot where their number is not known."""
+    """What was really read and replied, as the simulation takes it: a chat's template adds to a prompt, and not every
+    server goes on after the model has ended its reply. One request a slot where their number is not known.
+    """
     together = int(level.concurrency or 1)
     requests = int(level.requests or level.completed or together)
     uniform = level.raw.get("lengths") == "uniform"
+    read, replied = (None, None) if uniform else (level.read_tokens, level.reply_tokens)
     return Workload(
-        input=max(int(level.input_tokens or 1), 1),
-        output=max(int(level.output_tokens or 1), 1),
+        input=max(round(read or level.input_tokens or 1), 1),
+        output=max(round(replied or level.output_tokens or 1), 1),
         requests=max(min(requests, 20 * together), 1),
         concurrency=together,
         lengths="uniform" if uniform else "fixed",

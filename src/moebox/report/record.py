@@ -41,8 +41,10 @@ class Level:
     workload: str = ""
     concurrency: float | None = None
     rate: float | None = None  # requests/s offered, open loop
-    input_tokens: float | None = None  # of one request
+    input_tokens: float | None = None  # of one request, as asked
     output_tokens: float | None = None
+    read_tokens: float | None = None  # of one request, on average, as they were counted
+    reply_tokens: float | None = None
     requests: float | None = None
     completed: float | None = None
     failed: float | None = None
@@ -125,6 +127,7 @@ class ForecastRow:
     tg_tok_s: float | None = None
     pp_tok_s: float | None = None
     workload: str = ""
+    lengths: str = ""  # of prompts and replies as they really were, where they were asked otherwise
     decode_only: bool = False  # decode at full batch, no prefill: not comparable with a serving benchmark
 
     @property

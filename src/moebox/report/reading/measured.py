@@ -69,6 +69,8 @@ def serving(found: Measurement, document: Json, path: Path) -> Level:
         rate=found.request_rate if found.request_rate != "inf" else None,
         input_tokens=work.input_tokens,
         output_tokens=work.output_tokens,
+        read_tokens=None if work.turns > 1 or found.cached_input_tokens else mean(found.total_input_tokens, found),
+        reply_tokens=mean(found.total_output_tokens, found),
         requests=found.num_prompts,
         completed=found.completed,
         failed=found.bad,
@@ -91,6 +93,11 @@ def serving(found: Measurement, document: Json, path: Path) -> Level:
         asked=Asked(workload=work, load=found.load, warmup=found.warmup, slo=found.slo),
         raw=document,
     )
+
+
+def mean(tokens: int, found: Measurement) -> float | None:
+    """Of one request that was completed; None where nothing was counted."""
+    return tokens / found.completed if found.completed and tokens else None
 
 
 def tested(found: PrefillDecode) -> list[Level]:

@@ -110,6 +110,7 @@ def figures(index: int, level: Level, row: ForecastRow | None) -> list[Pair]:
         ("Mean TPOT", row.tpot_ms, level.tpot.middle, "ms"),
     )
     load = f"concurrency {level.concurrency:,.0f}" if level.concurrency else level.name
+    load += f", {row.lengths}" if row.lengths else ""
     both = paired(index, candidates, load=load)
     return [replace(pair, band=band(row, pair.planned, pair.unit)) for pair in both]
 
