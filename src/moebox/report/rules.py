@@ -23,10 +23,10 @@ TAIL = 5.0  # P99 this many times the mean is a queue or a warm-up, not noise
 ROOM = 0.08  # share of a card left free that is worth reclaiming
 STEP = 1.3  # ITL over TPOT from which several tokens came at once
 FAILURES = 0.01  # share of failed requests that spoils the other figures
-# What slows an engine down without a word, by whether it works on GPUs.
+# What slows an engine down without a word, by whether there is no GPU.
 SUSPECTS = {
-    True: "clocks, lanes, the attention backend and whether CUDA graphs are on",
-    False: "what else runs on the machine, the number of threads and the CPU's clock",
+    False: "clocks, lanes, the attention backend and whether CUDA graphs are on",
+    True: "what else runs on the machine, the number of threads and the CPU's clock",
 }
 
 
@@ -336,11 +336,6 @@ def alone(record: RunRecord) -> tuple[float, float]:
     return record.highest("tg_tok_s") or 0.0, record.highest("pp_tok_s") or 0.0
 
 
-def on_gpus(record: RunRecord) -> bool:
-    """Whether GPUs do the work; where nothing tells, they are taken to."""
-    return record.box is None or bool(record.box.gpus)
-
-
 def forecast(records: Sequence[RunRecord]) -> Iterator[Advice]:
     """Measurements that lie outside what the plan promised."""
     off = [pair for pair in pairs(records) if pair.inside is False and pair.unit == "tok/s"]
@@ -350,7 +345,7 @@ def forecast(records: Sequence[RunRecord]) -> Iterator[Advice]:
             f"{worst.what} at {worst.load} is {number(worst.measured)} against "
             f"{number(worst.planned)} planned ({change(worst.error)}), below the band's "
             f"{number(worst.band[0])}. Something holds it back that the model does not know: check "
-            f"{SUSPECTS[on_gpus(records[worst.run])]}."
+            f"{SUSPECTS[records[worst.run].without_gpu]}."
         )
         rule = "Measured below the forecast's band."
         text = whose(records[worst.run], text)
