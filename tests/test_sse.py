@@ -47,6 +47,7 @@ WAYS = {
     "CR": written("\r", last="\r\r"),
     "a BOM": written("\n", bom="\ufeff", last="\n\n"),
     "no blank line at the end": written("\n"),
+    "a space after the end": written("\n", last=" \n\n"),
 }
 each_way = pytest.mark.parametrize("stream", WAYS.values(), ids=WAYS)
 

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from moebox.core.endpoint import endpoint_of
 from moebox.core.verdict import Ladder, Verdict, worst
+from moebox.escape import one_line
 from moebox.verify.ask import Asker, Failed
 from moebox.verify.client import Client
 from moebox.verify.kinds import KINDS, in_words, mark_of, slip
 from moebox.verify.latency import Pace, late
 from moebox.verify.options import Options
-from moebox.verify.plain_text import one_line
 from moebox.verify.tally import Tally
 from moebox.verify.trials import Trial, trials
 

@@ -321,6 +321,7 @@ WRONG_EVENTS: dict[str, tuple[Body, ...]] = {
     "which is not open": (START, OPEN, TEXT | {"index": 3}, CLOSE, DELTA, STOP),
     "in a block of type": (START, OPEN | {"content_block": TOOL}, TEXT, CLOSE, DELTA, STOP),
     "output_tokens": (START, OPEN, TEXT, CLOSE, without(DELTA, "usage"), STOP),
+    "more than one message_start": (START, START, OPEN, TEXT, CLOSE, STOP),
     "stop_reason is null": (START, OPEN, TEXT, CLOSE, DELTA | {"delta": {}}, STOP),
 }
 
@@ -331,6 +332,13 @@ def test_events_out_of_order_are_named(says: str):
     found = streamed_message(events_of(*WRONG_EVENTS[says]), {"model": "m"})
 
     assert any(says in breach.text for breach in found.breaches)
+
+
+def test_a_stream_that_never_starts_does_not_start_twice():
+    """It was said to have more than one message_start."""
+    found = streamed_message(events_of(OPEN, TEXT, CLOSE, DELTA, STOP), {"model": "m"})
+
+    assert not [breach.text for breach in found.breaches if "more than one" in breach.text]
 
 
 def test_a_good_stream_of_events_passes():

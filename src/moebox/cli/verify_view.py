@@ -10,9 +10,9 @@ from rich.status import Status
 
 from moebox.cli.output import people, talk
 from moebox.core.verdict import Ladder, Mark, Probe, Slip, Verdict
+from moebox.escape import one_line
 from moebox.units import seconds
 from moebox.verify.kinds import in_words
-from moebox.verify.plain_text import one_line
 from moebox.verify.progress import Progress
 
 SIGNS: dict[Mark, str] = {"pass": "[green]✓[/]", "warn": "[yellow]![/]", "fail": "[red]✗[/]", "skip": "[dim]–[/]"}

@@ -10,7 +10,7 @@ import httpx2
 from moebox import http
 from moebox.core.endpoint import Endpoint
 from moebox.errors import said
-from moebox.stream.sse import Events
+from moebox.stream.sse import Events, is_end
 
 CONNECT_S = 10.0
 CALM_S = 3.0  # no further stream began for so long: the others wait in a queue
@@ -149,7 +149,7 @@ async def _read(stream: Stream, reply: httpx2.Response, zero: float) -> None:
 
 
 def _heed(stream: Stream, data: bytes, zero: float) -> None:
-    if data.strip() == b"[DONE]":
+    if is_end(data):
         stream.finished = True
         return
     if b'"error"' in data and b'"choices"' not in data:

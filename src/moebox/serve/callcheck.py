@@ -9,7 +9,7 @@ from moebox.errors import AnswerIsNo, Outside
 from moebox.loose import Json, rows, words
 from moebox.phantom.client_checks import CODING_SYSTEM, HELLO, READS
 from moebox.serve.connect import Client
-from moebox.stream.sse import Events
+from moebox.stream.sse import Events, is_end
 
 QUESTION = "Read the file /srv/notes/shopping.txt with the tool."
 PATH = "/srv/notes/shopping.txt"
@@ -150,8 +150,7 @@ def _events(url: str, pieces: Iterable[bytes]) -> Iterator[Json]:
 
 
 def _decoded(url: str, found: Iterable[tuple[bytes, bytes]]) -> Iterator[Json]:
-    texts = (data.decode(errors="replace") for _, data in found)
-    return (_event(url, text) for text in texts if text.strip() not in ("", "[DONE]"))
+    return (_event(url, data.decode(errors="replace")) for _, data in found if data.strip() and not is_end(data))
 
 
 def _event(url: str, text: str) -> Json:

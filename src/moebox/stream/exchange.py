@@ -15,6 +15,7 @@ from moebox.redact import hide_given
 from moebox.stream import sockets
 from moebox.stream.body import Body
 from moebox.stream.events import CONTENT, REASONING, Event, decode, describe
+from moebox.stream.sse import is_end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +142,7 @@ class Exchange:
     def _decoded(self, payloads: Iterable[bytes]) -> Iterator[Event]:
         """The events of a read; the mark of the end is remembered."""
         for payload in payloads:
-            if payload == b"[DONE]":
+            if is_end(payload):
                 self.done = True
             elif event := decode(payload):
                 yield event

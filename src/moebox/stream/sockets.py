@@ -72,7 +72,7 @@ def tls_context(target: Target) -> ssl.SSLContext:
     """How certificates are checked for this target."""
     try:
         context = ssl.create_default_context(cafile=target.ca_file or None)
-    except (OSError, ssl.SSLError) as problem:
+    except OSError as problem:
         raise BadInput(f"{target.ca_file}: not a certificate file: {problem}") from None
     if target.insecure:
         context.check_hostname = False

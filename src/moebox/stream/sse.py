@@ -8,6 +8,11 @@ BOM = b"\xef\xbb\xbf"
 MOST_EVENT = 16 * 2**20  # bytes of one event
 
 
+def is_end(data: bytes) -> bool:
+    """OpenAI's last event, which says that the reply is whole."""
+    return data.strip() == b"[DONE]"
+
+
 class Events:
     """Feed it bytes in any pieces; it gives back whole events as (name, data)."""
 

@@ -12,6 +12,7 @@ from moebox.core.event import RungDone
 from moebox.core.habits import shown
 from moebox.core.verdict import Ladder, Mark, Probe, Score, Slip, Verdict, worst
 from moebox.errors import UnknownName, refuse_if
+from moebox.escape import one_line
 from moebox.store import Run
 from moebox.stream import loop
 from moebox.verify.ask import HANGS, Asker, Failed, Options, Skipped, Unusable
@@ -19,7 +20,6 @@ from moebox.verify.breach import objects_of
 from moebox.verify.client import Client
 from moebox.verify.kinds import in_words, kind_of
 from moebox.verify.latency import late
-from moebox.verify.plain_text import one_line
 from moebox.verify.progress import Meter, Watcher
 from moebox.verify.rung import ProbeFunction, Rung, Warned
 from moebox.verify.rungs import NAMES, RUNGS

@@ -135,8 +135,8 @@ class _Parts:
             return broken(notes, "an empty stream")
         notes.need(order[-1] == "message_stop", lambda: f"the stream ends with {order[-1]}, not message_stop")
         notes.need(not self.open, "a content block is opened and never closed")
-        if notes.need(order.count("message_delta") > 0, "no message_delta, so nobody learns why it stopped", "finish"):
-            notes.need(order.count("message_start") == 1, "more than one message_start")
+        notes.need("message_delta" in order, "no message_delta, so nobody learns why it stopped", "finish")
+        notes.need(order.count("message_start") < 2, "more than one message_start")
         read = [self.usage.get(key) for key in ANTHROPIC_INPUTS]
         notes.need(any(read), "the stream counts no input_tokens at all", "usage")
         blocks = [self._whole(block, piece) for block, piece in zip(self.blocks, self.pieces, strict=True)]

@@ -1,6 +1,6 @@
 """How hard to look."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 Effort = Literal["quick", "default", "thorough"]
@@ -26,8 +26,3 @@ class Options:
     def share(self, part: float, least: int = 2) -> int:
         """Trials of something that needs only a part of them."""
         return max(least, round(self.trials * part))
-
-
-def of_effort(effort: Effort, options: Options) -> Options:
-    """The options with the trials and the time of an effort."""
-    return replace(options, trials=TRIALS[effort], time_s=TIME_S[effort])

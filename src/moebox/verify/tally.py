@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from moebox.core.verdict import Slip, Whose
+from moebox.escape import one_line
 from moebox.verify.kinds import slip
-from moebox.verify.plain_text import one_line
 
 _ORDER = {"fail": 0, "warn": 1, "pass": 2, "skip": 3}
 

@@ -95,4 +95,4 @@ async def replies(endpoint: Endpoint, body: Json) -> AsyncIterator[bytes]:
 
 def _line(data: bytes) -> bytes:
     """An event of JSON, to which a line break is a space."""
-    return b"data: " + data.replace(b"\n", b" ") + b"\n\n"
+    return b"data: " + data.strip().replace(b"\n", b" ") + b"\n\n"

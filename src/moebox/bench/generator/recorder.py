@@ -14,6 +14,7 @@ from moebox.bench.generator.template import END, Template, chunk_at, template_of
 from moebox.redact import heard
 from moebox.stream.body import Body
 from moebox.stream.events import GUESSED, SILENT, Event, decode, describe, tokens_by_chunk
+from moebox.stream.sse import is_end
 
 LAST = b"0\r\n\r\n"  # the empty chunk that ends a response
 
@@ -222,7 +223,7 @@ class Recorder:
     def _take(self, payloads: Sequence[bytes], time: int, *, cut: bool = False) -> None:
         for payload in payloads:
             self.events += 1
-            if payload == b"[DONE]" and not self.done:
+            if not self.done and is_end(payload):
                 self.done, self.done_at, self.template = True, time, None
             if self.done:  # what follows belongs to no reply
                 continue
