@@ -76,15 +76,21 @@ def calibrated(count: Count, how: str) -> Text:
 
 def _single(candidates: list[str], count: Count) -> list[str]:
     """Those that are one token each with a space before them, by halving: few questions, since most are."""
-    if not candidates:
-        return []
-    tokens = count("a " + " ".join(candidates)) - count("a")
-    if tokens == len(candidates):
-        return candidates
-    if len(candidates) == 1:
-        return []
-    half = len(candidates) // 2
-    return _single(candidates[:half], count) + _single(candidates[half:], count)
+    alone = count("a")
+
+    def asked(words: list[str]) -> int:
+        return count("a " + " ".join(words)) - alone
+
+    def among(words: list[str], tokens: int) -> list[str]:
+        if tokens == len(words):
+            return words
+        if len(words) == 1:
+            return []
+        half = len(words) // 2
+        first = asked(words[:half])  # the second half takes what is left: a tokenizer cuts at spaces
+        return among(words[:half], first) + among(words[half:], tokens - first)
+
+    return among(candidates, asked(candidates))
 
 
 def _remote(endpoint: Endpoint, session: http.Session, until: float) -> Count | None:
