@@ -5,6 +5,7 @@ Only the tensor kinds that the phantom's file holds are known (f32, f16, q8_0).
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
 from array import array
@@ -49,6 +50,7 @@ class Gguf:
     def __init__(self, path: Path) -> None:
         self.raw = path.read_bytes()
         self._at = 0
+        self._products: dict[bytes, tuple[bytes, bytes]] = {}
         if self.raw[:4] != b"GGUF":
             raise MoeboxError(f"{path} is not a GGUF file", hint="reinstall moebox: the phantom's weights are damaged")
         _, tensors, pairs = self._take("4xIQQ")
@@ -92,9 +94,25 @@ class Gguf:
 
     def bfloat16(self, name: str) -> array[int]:
         """A tensor's numbers as bfloat16, rounded to nearest even."""
-        floats = self.float32(name)
-        bits = array("I", floats.tobytes())
-        return array("H", [(x + 0x7FFF + ((x >> 16) & 1)) >> 16 for x in bits])
+        tensor = self.tensors[name]
+        if tensor.kind == Q8_0:
+            return self._unpacked_bfloat16(self.content(name))
+        if tensor.kind == F16:
+            return array("H", map(_halves().__getitem__, array("H", self.content(name))))
+        return _rounded(self.float32(name))
+
+    def _unpacked_bfloat16(self, blocks: bytes) -> array[int]:
+        """Blocks have far fewer scales than numbers, and a scale has 256 products: looked up, not computed."""
+        low, high = bytearray(), bytearray()
+        for scale, steps in struct.iter_unpack(f"<2s{_Q8_BLOCK}s", blocks):
+            if scale not in self._products:
+                self._products[scale] = _products(scale)
+            lows, highs = self._products[scale]
+            low += steps.translate(lows)
+            high += steps.translate(highs)
+        both = bytearray(2 * len(low))
+        both[::2], both[1::2] = low, high
+        return array("H", bytes(both))
 
     def float32(self, name: str) -> array[float]:
         """A tensor's numbers as float32."""
@@ -104,6 +122,25 @@ class Gguf:
         if tensor.kind == F16:
             return array("f", struct.unpack_from(f"<{tensor.count}e", self.raw, tensor.start))
         return array("f", _unpacked(self.content(name)))
+
+
+def _rounded(numbers: array[float]) -> array[int]:
+    """float32 as bfloat16, to nearest even."""
+    bits = array("I", numbers.tobytes())
+    return array("H", [(x + 0x7FFF + ((x >> 16) & 1)) >> 16 & 0xFFFF for x in bits])
+
+
+@functools.cache
+def _halves() -> array[int]:
+    """Every float16 as bfloat16."""
+    return _rounded(array("f", struct.unpack("<65536e", array("H", range(65536)).tobytes())))
+
+
+def _products(scale: bytes) -> tuple[bytes, bytes]:
+    """A scale times every step, by the step's byte, as the low and the high bytes of bfloat16."""
+    (factor,) = struct.unpack("<e", scale)
+    numbers = _rounded(array("f", [factor * step for step in (*range(128), *range(-128, 0))])).tobytes()
+    return numbers[::2], numbers[1::2]
 
 
 def _unpacked(blocks: bytes) -> Iterator[float]:
