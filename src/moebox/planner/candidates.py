@@ -123,12 +123,13 @@ def _meant(form: Checkpoint, traits: Traits, pins: Pins) -> bool:
 
 def serving(box: Box, model: Model, checkpoint: Checkpoint, engine: EngineName, pins: Pins) -> Iterator[Candidate]:
     """Recipes of an engine that serves from GPUs alone."""
+    common = plain(model, checkpoint, engine, pins)
     for parallel in layouts.layouts(box, model, checkpoint, engine, pins):
         generations = {gpu_list.all_gpus(box)[i].generation for i in gpu_list.fastest_alike(box, parallel.gpus)}
         for preset in presets(generations, model, engine, pins):
             for kv in caches(model, preset, pins):
                 for draft in drafts(model, preset, pins):
-                    recipe = served(box, model, checkpoint, engine, pins, parallel, kv, draft, preset)
+                    recipe = served(box, common, pins, parallel, kv, draft, preset)
                     tier = tier_of(recipe, checkpoint, pins, gpus=len(box.gpus), nodes=box.nodes)
                     yield Candidate(recipe=recipe, checkpoint=checkpoint, tier=tier)
 
@@ -151,17 +152,9 @@ def tier_of(recipe: Recipe, checkpoint: Checkpoint, pins: Pins, *, gpus: int, no
 
 
 def served(
-    box: Box,
-    model: Model,
-    checkpoint: Checkpoint,
-    engine: EngineName,
-    pins: Pins,
-    parallel: Parallel,
-    kv: str,
-    draft: Speculate | None,
-    preset: str,
+    box: Box, common: Recipe, pins: Pins, parallel: Parallel, kv: str, draft: Speculate | None, preset: str
 ) -> Recipe:
-    """One recipe for vLLM or SGLang."""
+    """One recipe for vLLM or SGLang, from what all of the model share."""
     used = gpu_list.fastest_alike(box, parallel.gpus)
     env = gpu_list.named(box, used)
     runtime = Runtime()
@@ -170,8 +163,8 @@ def served(
         runtime = Runtime(kind="docker", preset=preset)
     share = pins.memory_utilization or utilization(box, used, _first_share(pins, parallel, draft, preset))
     return replace(
-        plain(model, checkpoint, engine, pins),
-        name=f"{model.name}-{engine}-{parallel.text.replace('×', '-').lower()}",
+        common,
+        name=f"{common.name}-{parallel.text.replace('×', '-').lower()}",
         max_seqs=sequences(pins),
         kv=kv,
         memory_utilization=share,

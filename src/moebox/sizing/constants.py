@@ -28,11 +28,13 @@ class Generation:
     source: str
 
 
+@functools.cache
 def constant(section: str, name: str) -> Any:
-    """One figure of the table."""
+    """One figure of the table; a plan asks a hundred thousand times."""
     return catalogue.table("memory")[section][name]
 
 
+@functools.cache
 def gibibytes(section: str, name: str) -> int:
     """One figure that the table gives in GiB, in bytes."""
     return round(float(constant(section, name)) * GIB)
@@ -69,9 +71,14 @@ def counts_graphs(recipe: Recipe) -> bool:
 
 def visible(gpu: Gpu) -> int:
     """Bytes of a GPU that CUDA sees: the driver keeps a little on some."""
+    return gpu.memory - (0 if gpu.mig else _kept(gpu.generation))
+
+
+@functools.cache
+def _kept(generation: str) -> int:
+    """Bytes that the driver keeps of a GPU of this family."""
     table = catalogue.table("memory")["driver"]
-    kept = 0.0 if gpu.mig else table.get(gpu.generation, table["other"])
-    return gpu.memory - round(kept * GIB)
+    return round(table.get(generation, table["other"]) * GIB)
 
 
 def reserved(gpu: Gpu) -> int:
