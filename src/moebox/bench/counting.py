@@ -1,10 +1,13 @@
 """Tokens of replies by a tokenizer: where the server did not count them, and where it did, as a check of its count."""
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from moebox.bench.samples import COMPLETED, Samples
-from moebox.core.result import UsageCheck
 from moebox.stream.events import tokens_by_chunk
+
+if TYPE_CHECKING:
+    from moebox.core.result import UsageCheck
 
 CHECKED = 4  # replies of a measurement whose text is held against the server's count
 APART = 1.25  # ratio of the two counts from which on one of them is wrong
@@ -13,7 +16,7 @@ SLACK = 8  # tokens: special ones and those of a template are in one count and n
 Count = Callable[[str], int]
 
 
-def doubt(checked: UsageCheck | None) -> str:
+def doubt(checked: "UsageCheck | None") -> str:
     """Why the two counts cannot be of the same text; "" when they can."""
     if checked is None:
         return ""
@@ -26,8 +29,10 @@ def doubt(checked: UsageCheck | None) -> str:
     )
 
 
-def check(samples: Samples, count: Count) -> UsageCheck | None:
+def check(samples: Samples, count: Count) -> "UsageCheck | None":
     """Hold the replies that still have their text against what the server counted; None where there are none."""
+    from moebox.core.result import UsageCheck  # here: a process of the load generator needs none of a result's types
+
     rows = [(pieces, samples.columns["output"][row]) for row, pieces in samples.texts.items() if _whole(samples, row)]
     if not rows:
         return None

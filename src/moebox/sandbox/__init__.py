@@ -8,9 +8,27 @@ own, no children, and limits on time, memory and output. Three ways to get there
     seccomp      a list of allowed system calls that has no call which opens anything
 
 None needs root. Which one was used is part of the outcome. Where none works, code is not run at all.
+
+Names are loaded when they are first asked for: the jail itself, an interpreter for each piece of code, is in this
+package too and needs none of what starts it.
 """
 
-from moebox.sandbox.run import LEVELS, Level, Limits, NoSandbox, Outcome, program, run, snippets, strongest, with_files
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from moebox.sandbox.start import (
+        LEVELS,
+        Level,
+        Limits,
+        NoSandbox,
+        Outcome,
+        program,
+        run,
+        snippets,
+        strongest,
+        with_files,
+    )
 
 __all__ = [
     "LEVELS",
@@ -24,3 +42,9 @@ __all__ = [
     "strongest",
     "with_files",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name in __all__:
+        return getattr(importlib.import_module("moebox.sandbox.start"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,6 +1,6 @@
 """What runs inside: reads one job, locks a child in, lets it run, writes one line of JSON about it.
 
-Started by `run.py` as a fresh interpreter, so nothing of moebox's memory is here. Standard library only.
+Started by `start.py` as a fresh interpreter, so nothing of moebox's memory is here. Standard library only.
 
 Two processes. The supervisor stands outside the lock and alone holds the descriptor of the result line, so the code
 that was run cannot write that line: not its exit code, not the files it left, not whether the walls stood. The child

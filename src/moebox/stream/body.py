@@ -7,7 +7,6 @@ Every byte is looked at a bounded number of times, however they are cut.
 
 import contextlib
 import time
-from email.utils import parsedate_to_datetime
 
 from moebox.stream.sse import Events
 
@@ -228,6 +227,8 @@ def retry_after_s(headers: dict[bytes, bytes]) -> float | None:
     if value.isascii() and value.isdigit():
         return float(value[:9])
     with contextlib.suppress(ValueError, TypeError, OverflowError):
+        from email.utils import parsedate_to_datetime  # here: few servers send a date, and every client would load it
+
         return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
     return None
 
