@@ -19,12 +19,13 @@ from moebox.core.recipe import Climb, Hybrid, Listen, Recipe, Runtime
 from moebox.errors import AnswerIsNo, BadInput
 from moebox.flows.climb import climb
 from moebox.flows.effort import Effort
-from moebox.flows.pace import Pace
+from moebox.flows.pace import TOKENS, Pace
 from moebox.flows.walk import Trial
 from moebox.serve import state
 from moebox.store import Run
 from moebox.store.summary import summarize
 
+from ..verify.oracle import engine
 from ..verify.oracle.engine import PACED
 from .pipelines import weights
 
@@ -62,6 +63,11 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
             settings={"hybrid.ubatch": [4096, 128], "kv": ["q4_0"]},
         ),
     )
+
+
+def test_the_oracle_knows_the_streams_that_are_timed():
+    """Without it they would come all at once: a climb would find no step faster than another."""
+    assert engine.TOKENS == TOKENS
 
 
 def by_change(trials: tuple[Trial, ...]) -> dict[str, Trial]:

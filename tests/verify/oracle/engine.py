@@ -13,7 +13,6 @@ ORACLE_TOO_LONG   (environment) the HTTP status of a prompt beyond the context, 
 """
 
 import argparse
-import asyncio
 import dataclasses
 import itertools
 import json
@@ -21,19 +20,17 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import uvicorn
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
-from starlette.routing import Route
-
-from moebox.flows.pace import TOKENS
 from moebox.phantom.task import Reply
 
-from . import bend, chat
+from . import chat
+
+if TYPE_CHECKING:
+    from .bend import Body
 
 MOST_CONTEXT = 8192
 WORD_S = 0.008  # at -ub 512 and -c 2048
@@ -64,7 +61,7 @@ def main() -> None:
     while holds.held("start"):
         time.sleep(0.02)
     print("srv  llama_server: model loaded", flush=True)
-    uvicorn.run(app(given, holds), host="127.0.0.1", port=given.port, log_level="warning")
+    Server(("127.0.0.1", given.port), routes(given, holds)).serve_forever(0.05)
 
 
 def kill_parent_once(marker: str, context: int) -> None:
@@ -106,85 +103,150 @@ class Holds:
         return self.holding
 
 
-def app(given: argparse.Namespace, holds: Holds) -> Starlette:
+class Server(ThreadingHTTPServer):
+    """Every connection in a thread of its own; of the standard library, since it is started some hundred times."""
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, address: tuple[str, int], routes: dict[str, "Answer"]) -> None:
+        super().__init__(address, Connection)
+        self.routes = routes
+
+    def handle_error(self, *_: object) -> None:
+        """A client that hung up; the log is an engine's, and no engine writes of that."""
+
+
+class Connection(BaseHTTPRequestHandler):
+    """Requests one after another."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    server: Server
+
+    def do_GET(self) -> None:
+        self.answer(b"")
+
+    def do_POST(self) -> None:
+        self.answer(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+
+    def answer(self, body: bytes) -> None:
+        route = self.server.routes.get(self.path)
+        try:
+            route(self, body) if route else self.whole("Not Found", 404)
+        except OSError:
+            self.close_connection = True  # the client hung up
+        except Exception:  # what nobody should send is answered, as every server's framework does
+            self.whole("Internal Server Error", 500)
+
+    def whole(self, document: object, status: int = 200) -> None:
+        """A reply in one piece: text as it is, all else as JSON."""
+        text = isinstance(document, str)
+        raw = (str(document) if text else json.dumps(document, ensure_ascii=False)).encode()
+        self.begin(status, "text/plain" if text else "application/json", {"Content-Length": str(len(raw))})
+        self.wfile.write(raw)
+
+    def begin(self, status: int, kind: str, more: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in ({"Content-Type": kind} | more).items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def piece(self, text: str) -> None:
+        raw = text.encode()
+        self.wfile.write(b"%x\r\n%s\r\n" % (len(raw), raw))
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+Answer = Callable[[Connection, bytes], None]
+
+
+def routes(given: argparse.Namespace, holds: Holds) -> dict[str, Answer]:
     """The routes of a llama-server."""
     made = itertools.count()
     asked = itertools.count(1)
     which, number, says = (*os.environ.get("ORACLE_FAILS", "").split(","), "", "")[:3]
     delay = WORD_S * 512 / given.ub * 2048 / given.c / (2 if given.spec_type else 1) * drifted()
 
-    def bent(reply: Reply, body: bend.Body) -> Reply:
+    def bent(reply: Reply, body: "Body") -> Reply:
         if given.ctk == "q4_0" and reply.content.isdigit():
             return dataclasses.replace(reply, content=str(int(reply.content) + 1))
         if given.spec_type == "ngram-mod" and reply.content:
             return dataclasses.replace(reply, content=reply.content[::-1])
         return reply
 
-    async def completions(request: Request) -> Response:
+    def completions(peer: Connection, raw: bytes) -> None:
         try:
-            body = await request.json()
+            body = json.loads(raw)
             answer = chat.answer(body, bent)
         except ValueError:
-            return JSONResponse({"error": {"message": "not JSON"}}, 400)
+            peer.whole({"error": {"message": "not JSON"}}, 400)
+            return
         except chat.Refused as problem:
-            return JSONResponse({"error": {"message": str(problem)}}, problem.status)
+            peer.whole({"error": {"message": str(problem)}}, problem.status)
+            return
         next(made)
         if str(body.get("max_tokens")) == which and next(asked) == int(number):
-            return JSONResponse({"error": {"message": says}}, 500)
+            peer.whole({"error": {"message": says}}, 500)
+            return
         wait = holds.held("any", body.get("max_tokens"))
-        if not body.get("stream"):
-            while wait and holds.held():  # noqa: ASYNC110  (a file is what another process can leave)
-                await asyncio.sleep(0.02)
-            return JSONResponse(chat.whole(answer))
-        room = body.get("max_tokens") or 0
-        slow = {PACED: 1.0, TOKENS: 0.2}.get(room, 0)  # only measurements are paced: ladders stay quick
+        if body.get("stream"):
+            stream(peer, answer, body.get("max_tokens") or 0, wait)
+            return
+        while wait and holds.held():
+            time.sleep(0.02)
+        peer.whole(chat.whole(answer))
 
-        async def events() -> AsyncIterator[bytes]:
-            for chunk in chat.chunks(answer):
-                yield f"data: {json.dumps(chunk)}\n\n".encode()
-                while wait and holds.held():  # noqa: ASYNC110
-                    await asyncio.sleep(0.02)
-                await asyncio.sleep(delay * slow)
-            yield b"data: [DONE]\n\n"
+    def stream(peer: Connection, answer: chat.Made, room: int, wait: bool) -> None:
+        slow = delay * {PACED: 1.0, TOKENS: 0.2}.get(room, 0)  # only measurements are paced: ladders stay quick
+        peer.begin(200, "text/event-stream", {"Transfer-Encoding": "chunked"})
+        for chunk in chat.chunks(answer):
+            peer.piece(f"data: {json.dumps(chunk)}\n\n")
+            while wait and holds.held():
+                time.sleep(0.02)
+            if slow:
+                time.sleep(slow)
+        peer.piece("data: [DONE]\n\n")
+        peer.piece("")
 
-        return StreamingResponse(events(), media_type="text/event-stream")
-
-    async def models(request: Request) -> Response:
+    def models(peer: Connection, _: bytes) -> None:
         listed = {"id": given.alias, "owned_by": "llamacpp", "meta": {"n_ctx": given.c}}
-        return JSONResponse({"object": "list", "data": [listed]})
+        peer.whole({"object": "list", "data": [listed]})
 
-    async def tokenize(request: Request) -> Response:
-        body = await request.json()
+    def tokenize(peer: Connection, raw: bytes) -> None:
+        body: dict[str, Any] = json.loads(raw)
         if "messages" in body:
-            return JSONResponse({"count": chat.prompt_tokens(body)})
+            peer.whole({"count": chat.prompt_tokens(body)})
+            return
         text = str(body.get("prompt") or body.get("content"))
-        return JSONResponse({"tokens": [hash(piece) % 65536 for piece in chat.tokens(text)]})
+        peer.whole({"tokens": [hash(piece) % 65536 for piece in chat.tokens(text)]})
 
-    async def metrics(request: Request) -> Response:
+    def metrics(peer: Connection, _: bytes) -> None:
         count = next(made) if given.spec_type else 0
         counts = {"draft": 100 * count, "accepted": 60 * count}
         lines = [f"llamacpp:spec_decode_num_{name}_tokens_total {number}\n" for name, number in counts.items()]
-        return PlainTextResponse("".join([*lines, f"oracle:word_seconds {delay}\n"]))
+        peer.whole("".join([*lines, f"oracle:word_seconds {delay}\n"]))
 
-    async def props(request: Request) -> Response:
-        return JSONResponse({"total_slots": 1, "default_generation_settings": {"n_ctx": given.c}})
+    def props(peer: Connection, _: bytes) -> None:
+        peer.whole({"total_slots": 1, "default_generation_settings": {"n_ctx": given.c}})
 
-    async def health(request: Request) -> Response:
-        return JSONResponse({"status": "ok"})
+    def health(peer: Connection, _: bytes) -> None:
+        peer.whole({"status": "ok"})
 
-    return Starlette(
-        routes=[
-            Route("/health", health),
-            Route("/props", props),
-            Route("/metrics", metrics),
-            Route("/v1/models", models),
-            Route("/tokenize", tokenize, methods=["POST"]),
-            Route("/v1/chat/completions", completions, methods=["POST"]),
-        ]
-    )
+    return {
+        "/health": health,
+        "/props": props,
+        "/metrics": metrics,
+        "/v1/models": models,
+        "/tokenize": tokenize,
+        "/v1/chat/completions": completions,
+    }
 
 
 PACED = 24  # max_tokens of a measurement's streams in the tests
+TOKENS = 128  # and of moebox.flows.pace, which would take longer to load than all else here (test_climb compares them)
 
 if __name__ == "__main__":
     main()
