@@ -78,7 +78,7 @@ def visible(gpu: Gpu) -> int:
 def _kept(generation: str) -> int:
     """Bytes that the driver keeps of a GPU of this family."""
     table = catalogue.table("memory")["driver"]
-    return round(table.get(generation, table["other"]) * GIB)
+    return round(float(table.get(generation, table["other"])) * GIB)
 
 
 def reserved(gpu: Gpu) -> int:
