@@ -4,6 +4,7 @@ The suite runs in several workers at once (pytest-xdist), so no test may count o
 """
 
 import contextlib
+import gc
 import os
 import re
 import signal
@@ -125,6 +126,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.relative_to(here).as_posix().startswith(SLOW):
             item.add_marker("slow")
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays to the end: the garbage collector need not look at it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

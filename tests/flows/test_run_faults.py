@@ -2,6 +2,7 @@
 
 import os
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,8 +19,10 @@ from moebox.flows.pipeline import PIPELINE, Name
 from moebox.serve import preflight, state
 from moebox.store import Run
 from moebox.stream.awake import STOPPED_S
+from tests.driving import environment, suite_folders
 
 from .pipelines import (
+    ROOT,
     Hold,
     begin,
     events,
@@ -28,6 +31,7 @@ from .pipelines import (
     held_in,
     measured,
     only,
+    oracle_recipe,
     oracles,
     resume,
     the_run,
@@ -106,17 +110,26 @@ def test_moebox_killed_while_it_reports_resumes(story_recipe: Path, capsys: pyte
     assert not halves(run)
 
 
+@pytest.fixture(scope="module")
+def told_story(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a story that measured two levels and reported; what harms it takes a copy."""
+    home = tmp_path_factory.mktemp("told")
+    with environment({**suite_folders(home), "PYTHONPATH": str(ROOT)}):
+        words = ["--recipe", str(oracle_recipe(home)), *only("bench", "report", streams="1,2")]
+        assert main(["run", *words]) == 0
+        return the_run().path
+
+
 @pytest.mark.parametrize("name", ["random-c1.json", "random-c1.samples", "gone"])
 def test_a_measurement_that_was_cut_short_is_measured_again(
-    name: str, story_recipe: Path, capsys: pytest.CaptureFixture[str]
+    name: str, told_story: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     """Half a file of figures, or of the samples they come from, is no measurement; the whole ones are kept.
 
     The step was done, and the report is of what was there: both are done again, in a copy of the folder as well.
     """
-    assert main(["run", "--recipe", str(story_recipe), *only("bench", "report", streams="1,2")]) == 0
-    first = the_run()
-    run = Run(first.path.rename(first.path.with_name("copy")))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    run = Run(Path(shutil.copytree(told_story, Path(os.environ["MOEBOX_RUNS"]) / "copy", symlinks=True)))
     kept = measured(run)
     path = run.path / "measurements" / name
     if path.exists():
