@@ -5,6 +5,7 @@ import itertools
 import random
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
 
 import pytest
 from hypothesis import given
@@ -17,6 +18,7 @@ from moebox.flows.calibrate_boot import LOOKS, Measuring, unsure
 from moebox.flows.calibrate_depths import Depth
 from moebox.flows.calibrate_grid import Point
 from moebox.flows.calibrate_timing import lateness
+from moebox.loose import Json
 from tests.serving import live
 
 
@@ -120,9 +122,9 @@ def test_a_drift_is_no_doubt_of_prompts_that_were_looked_at_after_it() -> None:
 
 
 def test_a_reply_never_goes_beyond_the_context() -> None:
-    """Many steps of 2 ms, as far as prompt and reply fit together."""
+    """Many steps of 2 ms, as far as prompt and reply fit together, and no more than the prompt is long."""
     work = Measuring(depth=Depth(layers=4), chunk=8192, longest=1024, pace_s=0.002)
-    assert work.steps(Point(batch=1, context=256)) == 750
+    assert work.steps(Point(batch=1, context=256)) == 256
     assert work.steps(Point(batch=1, context=832)) == 1024 - 832 - 3
     assert Measuring(depth=Depth(layers=4), chunk=8192).steps(Point(batch=1, context=256)) == 24
 
@@ -145,14 +147,19 @@ def test_a_token_shared_by_chance_is_no_cached_prompt(prompt: int, known: int, w
 
 
 class AtOnce(BaseHTTPRequestHandler):
-    """Streams one token as soon as it is asked."""
+    """Streams tokens as soon as it is asked."""
+
+    tokens, pause_s = 1, 0.0
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["content-length"]))
         self.send_response(200)
         self.send_header("content-type", "text/event-stream")
         self.end_headers()
-        self.wfile.write(b'data: {"choices": [{"index": 0, "text": "a"}]}\n\ndata: [DONE]\n\n')
+        for _ in range(self.tokens):
+            self.wfile.write(b'data: {"choices": [{"index": 0, "text": "a"}]}\n\n')
+            time.sleep(self.pause_s)
+        self.wfile.write(b"data: [DONE]\n\n")
 
     def log_message(self, *_: object) -> None:
         """Nothing."""
@@ -178,3 +185,30 @@ def test_a_prompt_takes_what_the_server_takes_and_not_what_its_making_does(monke
 def test_short_prompts_are_tried_often_and_long_ones_are_not() -> None:
     """What the host adds to a prompt of 10 ms is multiplied with the layers that were not booted."""
     assert [timing.tries_of(seconds) for seconds in (0.01, 0.5, 5.0)] == [15, 3, 2]
+
+
+class Forty(AtOnce):
+    """Forty tokens a reply, one after another."""
+
+    tokens, pause_s = 40, 0.001
+
+
+class Asking(timing.Target):
+    """Remembers how long the prompts and replies were that it asked for."""
+
+    asked: ClassVar[list[tuple[int, int]]] = []
+
+    def body(self, prompt: int, output: int) -> Json:
+        self.asked.append((prompt, output))
+        return super().body(prompt, output)
+
+
+def test_a_step_is_timed_at_its_context_on_average() -> None:
+    """The prompt is shorter by half of the steps: attention takes longer with every token that was decoded."""
+    with live(ThreadingHTTPServer(("127.0.0.1", 0), Forty)) as server:
+        endpoint = Endpoint(base_url=f"http://127.0.0.1:{server.server_port}/v1", model="m")
+        step = timing.decode(Asking(endpoint=endpoint, vocab=1000), 1, 256, chunk=8192, steps=200)
+    ((prompt, reply),) = Asking.asked
+
+    assert prompt + reply / 2 == pytest.approx(256, abs=2)
+    assert step.context == 256

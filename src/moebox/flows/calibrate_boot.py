@@ -80,11 +80,14 @@ class Measuring:
         return tokens * min(rates) if rates else 0.0
 
     def steps(self, point: Point) -> int:
-        """How many steps are decoded at a point: for about as long everywhere, and not beyond the context."""
+        """How many steps are decoded at a point: for about as long everywhere, and no more than its own context.
+
+        So that most of the context is the prompt's, and none beyond what a request may hold.
+        """
         alike = [step.seconds for step in self.decode if step.batch <= point.batch]
         pace = max(alike, default=self.pace_s)
         least, most = STEPS
-        wanted = max(least, min(most, round(POINT_S / pace))) if pace else 2 * least
+        wanted = max(least, min(most, point.context, round(POINT_S / pace))) if pace else 2 * least
         room = self.longest - point.context - timing.lead(point.batch, point.context, self.chunk)
         return max(timing.LEAST_STEPS, min(wanted, room)) if self.longest else wanted
 

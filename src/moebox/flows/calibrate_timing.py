@@ -20,6 +20,7 @@ from moebox.loose import Json
 from moebox.serve.dummy import SPOKEN
 from moebox.stream import Exchange
 from moebox.stream.events import Event
+from moebox.units import plural
 
 FIRST_ID = 512  # below are bytes and control tokens in every vocabulary met so far
 BLOCK_STEPS = 8  # steps of a block at least: a pause of the server spoils one block alone
@@ -150,13 +151,15 @@ def tries_of(seconds: float) -> int:
 def decode(target: Target, batch: int, context: int, *, chunk: int, steps: int, room: int = 0) -> DecodeStep:
     """One look at `batch` streams decoding together at `context`, for `steps` steps after the last has begun.
 
+    The context grows with every step, so prompts are shorter by half of them, and `context` is what it is on average.
     Streams that begin far apart on a busy host get longer replies, up to `room` tokens. Where the last begins the
     later the longer replies are, it waits for another's end, and still longer ones would change nothing.
     """
     ahead, waited = lead(batch, context, chunk), math.inf
+    prompt = max(context - steps // 2, 1)
     for more in LONGER:
         reply = ahead + steps * more
-        streams = together(target, [target.body(context, min(reply, room or reply)) for _ in range(batch)])
+        streams = together(target, [target.body(prompt, min(reply, room or reply)) for _ in range(batch)])
         times = [stream.times for stream in streams]
         gaps = shared_gaps(times)
         if len(gaps) >= min(LEAST_STEPS, steps) and any(gaps):
@@ -165,7 +168,7 @@ def decode(target: Target, batch: int, context: int, *, chunk: int, steps: int, 
         if late > QUEUED * waited:
             break
         waited = late or math.inf
-    raise NotTogether(f"{batch} streams at {context:,} tokens never decoded together for {LEAST_STEPS} steps")
+    raise NotTogether(f"{plural(batch, 'stream')} at {context:,} tokens never decoded together for {LEAST_STEPS} steps")
 
 
 def lateness(times: Sequence[Sequence[float]]) -> float:
