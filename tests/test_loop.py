@@ -18,6 +18,23 @@ def test_its_answer_is_given() -> None:
     assert loop.run(answer()) == 42
 
 
+def test_an_answer_is_not_written_out_on_the_way() -> None:
+    """asyncio does with its task as a signal's handler is put back: megabytes of text for a ladder, and for nobody."""
+
+    written: list[str] = []
+
+    class Ladder:
+        def __repr__(self) -> str:
+            written.append("once")
+            return "Ladder"
+
+    async def ladder() -> Ladder:
+        return Ladder()
+
+    assert isinstance(loop.run(ladder()), Ladder)
+    assert written == []
+
+
 def test_an_interrupt_before_the_first_step_says_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C in the moment between: a person reads that it was interrupted, not of coroutines."""
 

@@ -9,7 +9,15 @@ T = TypeVar("T")
 
 def run(work: Coroutine[Any, Any, T]) -> T:
     """Do it to its end; an interrupt before its first step leaves no warning on a person's terminal."""
+    answers: list[T] = []
+
+    async def keeping() -> None:  # a task's own answer is written out, for nobody, as asyncio gives SIGINT back
+        answers.append(await work)
+
+    kept = keeping()
     try:
-        return asyncio.run(work)
+        asyncio.run(kept)
     finally:
+        kept.close()
         work.close()
+    return answers[0]
