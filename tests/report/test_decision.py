@@ -192,6 +192,18 @@ def test_the_forecast_is_of_what_was_really_read_and_replied(tmp_path: Path):
     assert "concurrency 4, 278 in / 41 out" in markdown(page_of([foretold(read(run))])).replace("\u00a0", " ")
 
 
+def test_a_climbs_speeds_are_told_from_those_of_a_load(tmp_path: Path):
+    """A step's 285 tok/s of short prompts stood beside a load's 225 without a word."""
+    run = a_run(tmp_path)
+    step = {"change": "context 2048", "verdict": "pass", "kept": True, "why": "no slower", "output_tok_s": 285.0}
+    run.write_json("climb.json", {"steps": [step], "best": 0})
+    said = "Speeds here are of short prompts"
+
+    assert said in markdown(page_of([read(run)]))
+    run.write_json("climb.json", {"steps": [{**step, "output_tok_s": None}], "best": 0})  # by jobs
+    assert said not in markdown(page_of([read(run)]))
+
+
 def test_a_warning_is_not_counted_as_passed(tmp_path: Path):
     """The first screen, the tile and the section of the checks give one count."""
     run = a_run(tmp_path)

@@ -273,7 +273,9 @@ class Runner:
         self._figures |= {"steps": len(summit.trials), "kept": len(kept)}
         if summit.best:
             self.run.write("recipe.toml", codec.to_toml(summit.best.recipe))
-            self._figures["best"] = f"{tok_s(summit.best.output_tok_s)} at context {count(summit.best.recipe.context)}"
+            self._figures["best"] = (
+                f"{tok_s(summit.best.output_tok_s)} of short prompts at context {count(summit.best.recipe.context)}"
+            )
 
     def _climbing(self, kind: str, what: Any) -> None:
         if kind == "done":

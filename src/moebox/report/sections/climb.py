@@ -16,6 +16,8 @@ def section(records: Sequence[RunRecord]) -> Section:
     blocks = tuple(table(record, name=record.named) for record in records if record.steps)
     steps = list(chain.from_iterable(record.steps for record in records))
     lead = f"{plural(len(steps), 'step')}, {sum(step.kept for step in steps)} kept."
+    if any(step.output_tok_s and not step.source for step in steps):
+        lead += " Speeds here are of short prompts, to compare the steps with each other; loads are measured apart."
     return Section(id="climb", title="What each setting gained", lead=lead, blocks=blocks)
 
 
