@@ -1,29 +1,29 @@
 """The HTTP side: /FAULT/v1/… and the engine's own endpoints beside it."""
 
 import asyncio
-import contextlib
 import json
-import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager
 from typing import Any
 
-import uvicorn
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
-
-from . import chat
+from . import chat, wire
 from .faults import Fault
 from .rates import drawn, named
+from .wire import JSONResponse, Request, Response, StreamingResponse
 
 MODEL = "oracle-k2"
 KEY = "the-right-key"
+PLAIN = "text/plain; charset=utf-8"
+
+
+def name_of(request: Request) -> str:
+    """What comes first in the URL."""
+    return request.path.split("/")[1]
 
 
 def fault_of(request: Request) -> Fault:
     """The fault that the URL names."""
-    return named(request.path_params["fault"])
+    return named(name_of(request))
 
 
 def error(status: int, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
@@ -48,7 +48,7 @@ async def health(request: Request) -> Response:
 
 async def tokenize(request: Request) -> Response:
     """vLLM's /tokenize."""
-    body = await request.json()
+    body = request.json()
     if fault_of(request).bare:
         return error(404, "Not Found")
     return JSONResponse({"count": chat.prompt_tokens(body), "max_model_len": chat.CONTEXT})
@@ -58,10 +58,10 @@ async def completions(request: Request) -> Response:
     """/v1/chat/completions."""
     fault = fault_of(request)
     try:
-        body = await request.json()
+        body = request.json()
     except ValueError:
         return error(400, "not JSON")
-    fault = drawn(request.path_params["fault"], body)
+    fault = drawn(name_of(request), body)
     refused_by = fault.refusal or error
     if fault.gate and (refused := fault.gate(request, body)):
         return refused
@@ -107,8 +107,8 @@ async def messages(request: Request) -> Response:
     fault = fault_of(request)
     if fault.no_anthropic:
         return error(404, "Not Found")
-    body = await request.json()
-    fault = drawn(request.path_params["fault"], body)
+    body = request.json()
+    fault = drawn(name_of(request), body)
     if fault.message_gate and (refused := fault.message_gate(body)):
         return refused
     if fault.message_request:
@@ -129,34 +129,26 @@ async def messages(request: Request) -> Response:
             name = f"event: {event['type']}\n" if fault.event_names else ""
             yield f"{name}data: {json.dumps(event)}\n\n".encode()
 
-    return StreamingResponse(stream(), media_type="text/event-stream")
+    return StreamingResponse(stream(), media_type="text/event-stream; charset=utf-8")
 
 
-app = Starlette(
-    routes=[
-        Route("/{fault}/v1/models", models),
-        Route("/{fault}/health", health),
-        Route("/{fault}/tokenize", tokenize, methods=["POST"]),
-        Route("/{fault}/v1/chat/completions", completions, methods=["POST"]),
-        Route("/{fault}/v1/messages", messages, methods=["POST"]),
-    ]
-)
+ROUTES = {
+    "v1/models": ("GET", models),
+    "health": ("GET", health),
+    "tokenize": ("POST", tokenize),
+    "v1/chat/completions": ("POST", completions),
+    "v1/messages": ("POST", messages),
+}
 
 
-@contextlib.contextmanager
-def serving() -> Iterator[str]:
+async def answer(request: Request) -> Response:
+    """Whatever is asked for below a fault's name."""
+    method, route = ROUTES.get(request.path.removeprefix(f"/{name_of(request)}/"), ("", None))
+    if route is None:
+        return Response("Not Found", 404, media_type=PLAIN)
+    return await route(request) if method == request.method else Response("Method Not Allowed", 405, media_type=PLAIN)
+
+
+def serving() -> AbstractContextManager[str]:
     """The server on a free port of loopback, in a thread; gives its address."""
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical", timeout_graceful_shutdown=1)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not (server.started and server.servers):
-        if not thread.is_alive():
-            raise RuntimeError("the oracle did not start")
-        thread.join(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.should_exit = True
-        thread.join(10)
+    return wire.live(answer)

@@ -8,14 +8,12 @@ import re
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
-
 from moebox.phantom.task import Reply
 
 from . import chat
 from .chat import Made
 from .solve import solve
+from .wire import JSONResponse, Request, Response, StreamingResponse
 
 Body = dict[str, Any]
 Stream = AsyncIterator[bytes]

@@ -7,15 +7,13 @@ import re
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import Response
-
 from moebox.phantom.task import Call, Reply
 
 from . import chat
 from .bend import Body, content, error, thinking
 from .chat import Made
 from .solve import least
+from .wire import Request, Response
 
 Gate = Callable[[Request, Body], Response | None]
 

@@ -8,13 +8,12 @@ import re
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from starlette.responses import Response
-
 from moebox.phantom.task import Call, Reply
 
 from . import chat
 from .bend import Body, content, error, is_json, pieces, thinking
 from .chat import Made
+from .wire import Response
 
 
 def _items(chunk: Body) -> list[Body]:

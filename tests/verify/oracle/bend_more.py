@@ -10,13 +10,12 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from starlette.responses import Response
-
 from moebox.phantom.task import Reply
 
 from . import chat
 from .bend import Body, calls, content, pieces, thinking
 from .chat import Made
+from .wire import Response
 
 
 def request(change: Callable[[Body], Any]) -> Callable[[Body], Body]:

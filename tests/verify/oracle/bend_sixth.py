@@ -9,14 +9,12 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import Response
-
 from moebox.phantom.task import Call, Reply
 
 from . import chat
 from .bend import Body, Stream, content, error, thinking
 from .chat import Made
+from .wire import Request, Response
 
 
 def arguments(change: Callable[[Any], Any]) -> Callable[[Reply, Body], Reply]:

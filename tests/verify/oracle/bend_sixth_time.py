@@ -7,9 +7,6 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-
 from moebox.phantom.task import Reply
 
 from . import chat
@@ -17,6 +14,7 @@ from .bend import Body, Stream
 from .bend_sixth import markup
 from .chat import Made
 from .neighbours import company
+from .wire import JSONResponse, Request, Response
 
 WHILE = 100  # requests that are served well before a slow fault begins
 
@@ -170,10 +168,10 @@ class Connections:
 
     def __init__(self, good: int = 5) -> None:
         self.good = good
-        self.served: Counter[Any] = Counter()
+        self.served: Counter[tuple[str, int]] = Counter()
 
     def __call__(self, request: Request, body: Body) -> Response | None:
         """The first requests on a connection are good."""
-        key = request.client and (request.client.host, request.client.port)
-        self.served[key] += 1
-        return JSONResponse({"error": {"message": "Bad Gateway"}}, 502) if self.served[key] > self.good else None
+        self.served[request.client] += 1
+        lost = self.served[request.client] > self.good
+        return JSONResponse({"error": {"message": "Bad Gateway"}}, 502) if lost else None

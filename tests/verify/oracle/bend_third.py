@@ -7,8 +7,6 @@ import re
 from collections.abc import AsyncIterator
 from typing import Any
 
-from starlette.responses import Response
-
 from moebox.phantom.task import Call, Reply
 
 from . import chat
@@ -16,6 +14,7 @@ from .bend import Body, content, error, pieces, thinking
 from .bend_more import call_deltas
 from .chat import Made
 from .solve import said
+from .wire import Response
 
 
 def _items(chunk: Body) -> list[Body]:

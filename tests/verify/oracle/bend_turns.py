@@ -7,11 +7,10 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-from starlette.responses import Response
-
 from . import chat
 from .bend import Body, error
 from .chat import Made
+from .wire import Response
 
 
 def late_system(all: list[Body]) -> list[Body]:

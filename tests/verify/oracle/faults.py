@@ -7,15 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import Response
-
 from moebox.phantom.task import Reply
 
 from . import bend
 from .bend import Body, Stream
 from .chat import Made
 from .neighbours import Neighbours
+from .wire import Request, Response
 
 
 @dataclass(frozen=True, kw_only=True)

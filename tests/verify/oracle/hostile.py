@@ -7,12 +7,11 @@ import random
 from collections.abc import AsyncIterator
 from typing import Any
 
-from starlette.responses import JSONResponse, Response
-
 from . import chat
 from .bend import Body
 from .chat import Made
 from .faults import Fault
+from .wire import JSONResponse, Response
 
 _RANDOM = ("anything", "nested", "later_and_later", "any_counts", "any_listing")
 _PICKS = {name: random.Random(name).choice for name in _RANDOM}  # one server's do not depend on another's
@@ -92,7 +91,7 @@ def later_and_later(request: Any, body: Body) -> Response | None:
 
 def elsewhere(request: Any, body: Body) -> Response | None:
     """Sent from one place to the next."""
-    return Response("", 307, {"location": str(request.url)})
+    return Response("", 307, {"location": request.url})
 
 
 def any_counts(whole: Body, made: Made) -> Body:

@@ -5,13 +5,12 @@ import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from starlette.responses import JSONResponse
-
 from . import chat
 from .bend import Body, counted, pieces
 from .bend_more import deltas, each, message, whole
 from .chat import Made
 from .faults import Fault
+from .wire import JSONResponse
 
 
 def lines(write: Callable[[str], bytes], done: bytes = b"", first: bytes = b"") -> Any:

@@ -7,9 +7,6 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import Response
-
 from moebox.phantom.task import Reply
 
 from . import chat
@@ -17,6 +14,7 @@ from .bend import Body, error, is_json, pieces, says
 from .bend_fifth import refusing
 from .chat import Made
 from .faults import Fault
+from .wire import Request, Response
 
 _count = itertools.count()
 

@@ -7,8 +7,6 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-from starlette.responses import JSONResponse
-
 from moebox.phantom.task import Call, Reply
 
 from . import chat
@@ -17,6 +15,7 @@ from .bend_more import call_deltas, deltas, each, message, whole
 from .chat import Made
 from .faults import Fault
 from .odd import refuses
+from .wire import JSONResponse
 
 _ids = itertools.count()
 

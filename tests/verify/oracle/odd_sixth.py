@@ -5,14 +5,12 @@ import json
 import re
 from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import Response
-
 from . import chat
 from .bend import Body, calls, error, pieces, says
 from .bend_more import whole
 from .chat import Made
 from .faults import Fault
+from .wire import Request, Response
 
 
 def named_ends_with_stop(made: Body, asked: Made) -> Body:

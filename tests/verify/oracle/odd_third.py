@@ -9,8 +9,6 @@ import re
 from collections.abc import AsyncIterator
 from typing import Any
 
-from starlette.responses import JSONResponse
-
 from moebox.phantom.task import Reply
 
 from . import chat
@@ -19,6 +17,7 @@ from .bend_more import arguments, deltas, each, message, whole
 from .chat import Made
 from .faults import Fault
 from .odd import refuses
+from .wire import JSONResponse
 
 _number = itertools.count()
 

@@ -4,8 +4,6 @@ import dataclasses
 import json
 import unicodedata
 
-from starlette.responses import JSONResponse
-
 from moebox.phantom.task import Reply
 
 from .bend import calls, counted, error, is_json, pieces, says
@@ -52,6 +50,7 @@ from .bend_more import (
     without,
 )
 from .faults import Fault
+from .wire import JSONResponse
 
 SECOND: dict[str, Fault] = {
     "system-dropped": Fault(rung="prompts", request=turns(no_system)),
