@@ -74,6 +74,11 @@ def plural(number: float, noun: str) -> str:
     return f"{number:,.0f} {noun}" + "s" * (number != 1)
 
 
+def streams(number: int | None) -> str:
+    """1 stream, 8 streams; any number of them where there is no limit."""
+    return plural(number, "stream") if number else "any number of streams"
+
+
 def params(number: float) -> str:
     """Parameters as people say them: "1,026.4 B", "416.9 M"."""
     return f"{number / 1e9:,.1f} B" if number >= 1e9 else f"{number / 1e6:,.1f} M"

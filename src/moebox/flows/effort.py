@@ -42,6 +42,11 @@ class Effort(Measures):
     pace: Callable[..., Pace] = pace  # how speed is measured
 
 
+# Those of `moebox run`: it was verified just before, so the first step looks at little.
+CLIMB = Effort(first=("alive", "plain"))
+SHORT_CLIMB = Effort(rounds=3, questions=8, tokens=48, trials=4, concurrency=2, depths=(0.5,), first=("alive",))
+
+
 def effort_by(measures: Json, *, where: str) -> Effort:
     """With these measures, and the usual ones for the rest."""
     return Effort(**dataclasses.asdict(codec.decode(Measures, measures, where=where)))

@@ -17,7 +17,7 @@ from moebox.escape import printable
 from moebox.loose import as_json
 from moebox.serve.watch import Tell
 from moebox.store import Run
-from moebox.units import seconds, tok_s
+from moebox.units import seconds, streams, tok_s
 
 NAME = "measurements/random-c{}"  # of a level's files, without their endings
 ROUNDS = 4  # requests of each lane
@@ -107,11 +107,6 @@ def whole(run: Run) -> bool:
     """Whether every level that the run measured can still be read; BadInput where one is damaged."""
     levels = {event.concurrency for event in run.events() if isinstance(event, LevelDone)}
     return all(_read(run, NAME.format(level)) for level in levels)
-
-
-def streams(number: int | None) -> str:
-    """In words."""
-    return "1 stream" if number == 1 else f"{number or 'any number of'} streams"
 
 
 def _level(subject: Subject, level: int, run: Run, *, short: bool, tell: Tell) -> Measured:

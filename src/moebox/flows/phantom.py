@@ -11,8 +11,6 @@ from moebox.core.recipe import Climb, Listen, Recipe, Runtime
 from moebox.detect import host
 from moebox.errors import BadInput
 from moebox.phantom import gguf_path
-from moebox.planner.choose import choose
-from moebox.planner.pins import Pins
 
 NAME = "phantom"
 CONTEXT = 2048  # of each slot; it was trained to read 8,192, for which a CPU takes half a minute
@@ -24,6 +22,9 @@ QUIET = 0.25  # share of the cores that others may use beside several threads
 
 def plan(box: Box) -> Plan:
     """The planner's own answer for the phantom on this machine, in the embedded engine."""
+    from moebox.planner.choose import choose
+    from moebox.planner.pins import Pins
+
     model, checkpoints = resolve(str(gguf_path()))
     pins = Pins(engine=embedded(), context=CONTEXT, ubatch=512, concurrency=SLOTS, threads=threads())
     found = choose(dataclasses.replace(box, gpus=(), links=()), model, checkpoints, pins)

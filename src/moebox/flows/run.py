@@ -1,7 +1,7 @@
 """`moebox run`: plan, doctor, rehearse, up, verify, climb, bench, task, report, as one pipeline.
 
-Each step is the same function that its own command calls. The engine lives across steps and is started again where a
-step needs it and it is not there: after a crash, a resume, or a climb that found a better recipe.
+Each step is the same function that its own command calls, loaded when it is its turn. The engine lives across steps and
+is started again where a step needs it and it is not there: after a crash, a resume, or a climb to a better recipe.
 """
 
 import contextlib
@@ -20,24 +20,16 @@ from moebox.core.plan import Plan
 from moebox.core.recipe import PlannedFor, Recipe
 from moebox.core.result import Measurement
 from moebox.core.verdict import Mark
-from moebox.doctor.box import examine_here
 from moebox.doctor.logs import passing
 from moebox.errors import AnswerIsNo, BadInput, MoeboxError, Outside
 from moebox.flows import boxes, phantom, recipes
-from moebox.flows.climb import BEST, climb
-from moebox.flows.effort import Effort
 from moebox.flows.live_engine import LiveEngine
-from moebox.flows.measure import measure, streams
 from moebox.flows.pipeline import BY_HAND, REPORT, Figures, Name, NoRoom, Pipeline, Request, Step, room, save
-from moebox.planner.choose import choose
-from moebox.planner.pins import Pins
-from moebox.planner.speed import Speed
 from moebox.serve.faults import LESS, OUT_OF_MEMORY
 from moebox.store import Run, calibrations
 from moebox.stream.awake import Awake
-from moebox.units import between, count, seconds, tok_s
-from moebox.verify.ask import Options
-from moebox.verify.ladder import verify
+from moebox.units import between, count, seconds, streams, tok_s
+from moebox.verify.options import Options
 
 T = TypeVar("T")
 Listener = Callable[[str, Any], None]  # ("step", Step), ("news", str), ("rung", Verdict), ("trial", Trial)
@@ -51,8 +43,6 @@ TIMED_S, TIMED_TOKENS = 40.0, 1024  # for the steps of an embedded engine, and t
 TWIN_RUNGS = ("alive",)  # what a simulation, which has no answers, can be asked
 LADDER = (16_384, Options(trials=12, parallel=4))  # the longest text in tokens, and how hard to look
 SHORT_LADDER = (1_024, Options(trials=6, parallel=4, depths=(0.1, 0.9)))
-CLIMB = Effort(first=("alive", "plain"))  # it was verified just before, so the first step looks at little
-SHORT_CLIMB = Effort(rounds=3, questions=8, tokens=48, trials=4, concurrency=2, depths=(0.5,), first=("alive",))
 LEVELS = (1, 2, 4, 8, 16, 32, 64)  # streams at once
 MARKS: tuple[Mark, ...] = ("pass", "warn", "fail", "skip")
 
@@ -190,11 +180,16 @@ class Runner:
     def _planned(self, box: Box) -> Plan:
         if not self.request.model:
             return phantom.plan(box)
+        from moebox.planner.choose import choose
+        from moebox.planner.pins import Pins
+
         model, checkpoints = resolve(self.request.model)
         plan, asked = choose(box, model, checkpoints, Pins()), self.request
         return boxes.planned_for(plan, asked.box, ram=asked.ram, ram_bandwidth=asked.ram_bandwidth)
 
     def _doctor(self) -> None:
+        from moebox.doctor.box import examine_here
+
         checks = examine_here(self._box())
         self.run.write_json("doctor.json", {"checks": checks})
         bad = [check for check in checks if check.verdict == "fail"]
@@ -230,6 +225,7 @@ class Runner:
     def _timed(self) -> None:
         """An engine with its weights here needs no rehearsal of its start: its steps are timed, for the forecast."""
         from moebox.flows.calibrate import calibrate
+        from moebox.planner.speed import Speed
 
         try:
             found = calibrate(self._recipe(), self.run, longest=TIMED_TOKENS, budget_s=TIMED_S)
@@ -248,6 +244,8 @@ class Runner:
             self._figures["kv_tokens"] = int(self.engine.facts.kv_tokens)
 
     def _verify(self) -> None:
+        from moebox.verify.ladder import verify
+
         only = TWIN_RUNGS if self.request.twin else ()
         longest, options = SHORT_LADDER if self.request.short else LADDER
         options = dataclasses.replace(options, context=min(self._recipe().context, longest))
@@ -265,6 +263,9 @@ class Runner:
         self._with_engine(climb_ladder)
 
     def _climb(self) -> None:
+        from moebox.flows.climb import climb
+        from moebox.flows.effort import CLIMB, SHORT_CLIMB
+
         self.engine.down()
         effort = SHORT_CLIMB if self.request.short else CLIMB
         asked = codec.read_toml(Recipe, self.run.path / "asked.toml")
@@ -294,6 +295,8 @@ class Runner:
         }
 
     def _measured(self, endpoint: Endpoint) -> list[Measurement]:
+        from moebox.flows.measure import measure
+
         short, most = self.request.short, self._recipe().max_seqs or 32
         levels = self.request.concurrency or tuple(level for level in LEVELS if level <= 2 * most)
         return measure(
@@ -349,9 +352,13 @@ class Runner:
     @property
     def _recipe_path(self) -> Path:
         """The climb's best, once it is over; until then the plan's."""
+        planned = self.run.path / "recipe.toml"
+        if self.pipeline.step("climb").state != "done":
+            return planned
+        from moebox.flows.climb import BEST
+
         best = self.run.path / BEST
-        climbed = best.exists() and self.pipeline.step("climb").state == "done"
-        return best if climbed else self.run.path / "recipe.toml"
+        return best if best.exists() else planned
 
     def _recipe(self) -> Recipe:
         path = self._recipe_path

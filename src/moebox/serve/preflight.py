@@ -21,8 +21,6 @@ from moebox.core.traits import LAST_PORT, Traits
 from moebox.engines import rooms
 from moebox.engines.common import PATCHABLE
 from moebox.errors import AnswerIsNo, BadInput, NotInstalled, Outside
-from moebox.kernels.patch import patched
-from moebox.kernels.scan import packages
 from moebox.loose import within
 
 WEIGHTS = (".safetensors", ".gguf", ".bin")
@@ -181,6 +179,9 @@ def kernels(deployment: Deployment, argv: tuple[str, ...], look: Callable[[], Bo
 
 
 def _patched(recipe: Recipe, argv: tuple[str, ...]) -> bool:
+    from moebox.kernels.patch import patched
+    from moebox.kernels.scan import packages
+
     places = packages(Path(interpreter(argv[0]))) if recipe.runtime.kind == "native" else []
     return any(patched(place, recipe.engine) for place in places)
 
