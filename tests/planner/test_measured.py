@@ -1,5 +1,6 @@
 """Calibrations: steps timed with few layers, carried to the depth of the whole model."""
 
+import itertools
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -425,6 +426,25 @@ def test_a_step_that_does_less_never_takes_longer():
     steps = [DecodeStep(batch=batch, context=context, seconds=seconds) for batch, context, seconds in seen]
 
     assert [found.seconds for found in undisturbed(steps)] == [0.00191, 0.0018, 0.00191]
+
+
+TABLES = st.dictionaries(
+    st.tuples(st.sampled_from((1, 2, 4, 8)), st.sampled_from((16, 256, 4096))), st.floats(1e-5, 10.0), min_size=1
+)
+
+
+@given(tables=st.lists(TABLES, min_size=1, max_size=3))
+def test_whatever_was_measured_more_work_never_takes_less_and_nothing_gains(tables: list[dict[tuple[int, int], float]]):
+    """Points may be missing and any of them disturbed; a bound that lowers one step must not leave another above it."""
+    boots = [
+        Boot(layers=4 * number, decode=tuple(DecodeStep(batch=b, context=c, seconds=s) for (b, c), s in table.items()))
+        for number, table in enumerate(tables, 1)
+    ]
+    for table, steps in zip(tables, in_proportion(boots), strict=True):
+        assert all(0 < step.seconds <= table[step.batch, step.context] for step in steps)
+        for less, more in itertools.product(steps, steps):
+            if less.batch <= more.batch and less.context <= more.context:
+                assert less.seconds <= more.seconds
 
 
 def test_a_longer_context_adds_no_more_with_fewer_layers():

@@ -197,7 +197,7 @@ def in_proportion(boots: Sequence[Boot]) -> list[list[DecodeStep]]:
     for boot, here in zip(boots, steps, strict=True):
         deeper = [there for other, there in zip(boots, steps, strict=True) if _has_more(other, boot)]
         bounds = [min([step.seconds, *_added(step, here, deeper)]) for step in here]
-        kept.append([replace(step, seconds=bound) for step, bound in zip(here, bounds, strict=True)])
+        kept.append(_in_step([replace(step, seconds=bound) for step, bound in zip(here, bounds, strict=True)]))
     return kept
 
 
@@ -222,8 +222,13 @@ def undisturbed(steps: Sequence[DecodeStep]) -> list[DecodeStep]:
     Disturbances only ever add time, so a step that took longer than one that does more is set to that one's time. And
     a longer context adds no more to a few sequences than to more of them.
     """
-    kept = [replace(step, seconds=min(more.seconds for more in steps if _does_more(more, step))) for step in steps]
-    return [replace(step, seconds=min([step.seconds, *_lengthened(step, kept)])) for step in kept]
+    kept = _in_step(steps)
+    return _in_step([replace(step, seconds=min([step.seconds, *_lengthened(step, kept)])) for step in kept])
+
+
+def _in_step(steps: Sequence[DecodeStep]) -> list[DecodeStep]:
+    """None takes longer than one that does more; again after each bound, which holds for some and not for others."""
+    return [replace(step, seconds=min(more.seconds for more in steps if _does_more(more, step))) for step in steps]
 
 
 def _lengthened(step: DecodeStep, steps: Sequence[DecodeStep]) -> Iterator[float]:
