@@ -87,7 +87,7 @@ def read_text(path: Path, *, most: int = LARGEST) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Dataclasses, tuples and paths as dicts, lists and strings."""
+    """Dataclasses and paths as dicts and strings; tuples stay tuples."""
     return msgspec.to_builtins(value, str_keys=True, enc_hook=str)
 
 

@@ -14,6 +14,7 @@ from moebox.core.engine_facts import DeviceFacts, EngineFacts
 from moebox.core.event import AttemptReady, AttemptStarted, Unknown
 from moebox.core.verdict import Ladder, Slip, Verdict, worst
 from moebox.report.decision import decide
+from moebox.report.expect import foretold
 from moebox.report.files import report
 from moebox.report.markdown import markdown
 from moebox.report.page import html
@@ -282,6 +283,45 @@ def test_a_report_never_contradicts_the_ladder(
     passed, tried = len(ladder.marked("pass")), len([rung for rung in rungs if rung.verdict != "skip"])
     assert right.text.startswith(f"{passed} of {tried} checks passed")
     assert ("all checks together" in right.text) == (ladder.verdict != worst(rung.verdict for rung in rungs))
+
+
+@pytest.mark.parametrize(
+    "others",
+    [{"verdict": "passed"}, {"name": "plain", "verdict": "OK"}, {"rung": "plain", "passed": True}, {"verdict": None}],
+    ids=str,
+)
+@pytest.mark.parametrize("told", ["fail", "warn", "pass", 7, ["fail"]], ids=str)
+def test_a_list_of_runs_says_what_the_report_says_of_checks_in_others_words(
+    others: dict[str, Any], told: object, tmp_path: Path
+) -> None:
+    """Without a name, or with "passed" for "pass", one of them told the sum and the other did not."""
+    run = a_run(tmp_path)
+    (run.path / "verdicts" / "02-arithmetic.json").unlink()
+    run.write_json("verdicts/00-plain.json", others)
+    run.write_json("verify.json", {"verdict": told, "rungs": [others]})
+    marks = {check.mark for check in read(run).checks}
+
+    assert summarize(run).verdict == next((mark for mark in ("fail", "warn", "pass") if mark in marks), "")
+
+
+def test_a_ladder_with_faults_without_end_is_told_in_some_lines(tmp_path: Path) -> None:
+    """A stranger's verify.json made a page of 16 MB, and none of it reached the list of runs."""
+    run = a_run(tmp_path)
+    (run.path / "verdicts" / "02-arithmetic.json").unlink()
+    run.write_json("verdicts/00-plain.json", {"name": "plain", "verdict": "pass"})
+    slips = [{"kind": "k" * 10_000, "verdict": "fail", "example": "e" * 100_000}] * 50
+    run.write_json("verify.json", {"verdict": "fail", "rungs": [{"name": "plain", "verdict": "pass"}], "slips": slips})
+
+    assert summarize(run).verdict == "fail"
+    assert len(read(run).checks[-1].detail) < 10_000
+
+
+def test_a_load_beyond_what_is_simulated_has_no_forecast(tmp_path: Path) -> None:
+    """So many requests of one token fit into the cache at once, and took a minute and more."""
+    run = a_run(tmp_path, levels=(1,))
+    run.write_json("measurements/many.json", level(70_000, input_len=1, output_len=1, num_prompts=10**9))
+
+    assert [row.concurrency for row in foretold(read(run)).planned.rows] == [1]
 
 
 def test_a_sum_of_checks_that_were_made_again_is_not_told(tmp_path: Path) -> None:

@@ -88,6 +88,17 @@ def instead(name: str, make: Callable[[Path], object]) -> Callable[[Run], None]:
     return attack
 
 
+def of_ours(**figures: object) -> Callable[[Run], None]:
+    """A measurement of moebox's own, with these figures."""
+
+    def attack(run: Run) -> None:
+        for number, (name, value) in enumerate({"": None, **figures}.items()):
+            told = {name: value} if name else figures
+            run.write_json(f"measurements/own-{number}.json", {**document(measurement()), **told})
+
+    return attack
+
+
 def many(name: str, count: int) -> Callable[[Run], None]:
     """So many files of this kind."""
 
@@ -194,6 +205,14 @@ RUNS: dict[str, Callable[[Run], None]] = {
     "a recipe that is none": replaced(RECIPE, b"\xff\xfe\x00"),
     "figures that are none": replaced(ROW, FIGURES % (b"NaN", b"Infinity", b"-1", b"-Infinity")),
     "figures beyond all bounds": replaced(ROW, FIGURES % (b"1e400", b"1e308", b"1" + b"0" * 400, b"-5")),
+    "counts that no float holds": of_ours(
+        **dict.fromkeys(
+            ("total_input_tokens", "total_output_tokens", "completed", "failed", "max_concurrency"), 10**400
+        )
+    ),
+    "a load that would be simulated for days": of_ours(
+        max_concurrency=10**7, num_prompts=10**9, completed=1, total_input_tokens=1, total_output_tokens=1
+    ),
     "figures of words": replaced(ROW, FIGURES % (b'"many"', b"[]", b"{}", b"null")),
     "a name that leaves the folder": replaced(
         ROW, b'{"completed": 1, "output_throughput": 5, "samples": "../../../../etc/passwd"}'

@@ -84,6 +84,7 @@ SOME = (
     "a journal of other shapes",
     "times beyond all calendars",
     "figures that are none",
+    "counts that no float holds",
     "names that move the cursor",
     "folders for files",
     "a pipe for a lock",

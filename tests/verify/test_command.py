@@ -26,6 +26,7 @@ def test_green_is_exit_code_0_with_one_document(oracle: str, capsys: pytest.Capt
     assert document["verdict"] == "pass"
     assert [rung["name"] for rung in document["rungs"]] == ["alive", "arithmetic", "limits"]
     assert all((Path(document["run"]) / rung["evidence"]).is_file() for rung in document["rungs"])
+    assert not any(probe["evidence"] for rung in document["rungs"] for probe in rung["probes"])
     assert document["rungs"][1]["score"] == {
         "passed": 12,
         "trials": 12,

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from moebox import codec
 from moebox.core.measure import Load, Slo, Workload
 from moebox.errors import BadInput
-from moebox.loose import Json, inner, within, words
+from moebox.loose import Json, inner, is_figure, within, words
 
 FORMAT = 1
 TokenCounts = Literal["usage", "tokenizer", "chunks"]  # who counted the tokens
@@ -287,12 +287,23 @@ def measurement(values: Json, where: str) -> Measurement:
     if isinstance(parts, list):
         nested["speed_by_position"] = [_position(part, where) for part in parts]
     nested.pop("source", None)  # of a file that was imported
+    _refuse_endless(nested, where)
     return codec.decode(Measurement, nested, where=where)
 
 
 def prefill_decode(values: Json, where: str) -> PrefillDecode:
     """The tests in a file of ours; BadInput names what is wrong with it."""
+    _refuse_endless(values, where)
     return codec.decode(PrefillDecode, {key: values[key] for key in values if key != "source"}, where=where)
+
+
+def _refuse_endless(value: object, where: str) -> None:
+    """BadInput for a count that no float holds: JSON's integers have no end, and every figure is divided by another."""
+    if isinstance(value, Mapping | list):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            _refuse_endless(part, where)
+    elif type(value) is int and not is_figure(value):
+        raise BadInput(f"{where}: a count of some hundred digits")
 
 
 def ours(values: Any) -> bool:

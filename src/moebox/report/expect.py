@@ -21,6 +21,7 @@ from moebox.store import calibrations
 
 MOST_LEVELS = 16
 MOST_QUEUED = 1_000_000  # output tokens; a long queue before a small cache is slow to simulate
+MOST_REQUESTS = 20_000  # about a second of simulation
 PROMPT = 4096  # tokens; prompt processing is forecast for this length where none is given
 
 
@@ -80,7 +81,9 @@ def lengths(level: Level, work: Workload) -> str:
 
 
 def slow_to_simulate(work: Workload, kv_tokens: int) -> bool:
-    """Whether many requests queue before a cache that does not hold the load."""
+    """Whether there are more at once than are simulated, or many queue before a cache that does not hold the load."""
+    if work.concurrency > MOST_REQUESTS:
+        return True
     queued = kv_tokens < work.concurrency * (work.input + work.output)
     return queued and work.requests * work.output > MOST_QUEUED
 
@@ -116,7 +119,7 @@ def workload(level: Level) -> Workload:
     return Workload(
         input=max(round(read or level.input_tokens or 1), 1),
         output=max(round(replied or level.output_tokens or 1), 1),
-        requests=max(min(requests, 20 * together), 1),
+        requests=max(min(requests, 20 * together, MOST_REQUESTS), 1),
         concurrency=together,
         lengths="uniform" if uniform else "fixed",
     )

@@ -24,6 +24,7 @@ from moebox.core.event import (
     VerifyEnded,
     simulated,
 )
+from moebox.core.verdict import Mark
 from moebox.errors import BadInput
 from moebox.loose import Json, as_json, figure, rows, truth, words
 from moebox.redact import hide_keys
@@ -35,13 +36,19 @@ from moebox.units import plural
 
 Verdict = Literal["", "pass", "warn", "fail", "interrupted", "in part"]
 CHECKS = {"pass": "passed", "warn": "warnings", "fail": "failed", "interrupted": "interrupted", "in part": "in part"}
+MARKS: dict[str, Mark] = {
+    **dict.fromkeys(("pass", "passed", "ok", "true"), "pass"),
+    **dict.fromkeys(("fail", "failed", "error", "false"), "fail"),
+    **dict.fromkeys(("skip", "skipped"), "skip"),
+    **dict.fromkeys(("warn", "partial"), "warn"),
+}
 MARK = "simulation"
 WORST_FIRST: tuple[Verdict, ...] = ("warn", "pass")
-LARGEST = 4 << 20  # bytes of a file of a run that are read for its row
+LARGEST = codec.LARGEST  # bytes of a file of a run that are read for its row: as many as for its report
 CLIMB = "climb.json"
 _FILES = ("events.jsonl", "recipe.toml", "box.toml", "verify.json", "verdicts", "measurements", "tasks.json", CLIMB)
 WATCHED = (*_FILES, PIPELINE, PIPELINE_BEFORE)
-FORMAT = 8
+FORMAT = 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,11 +183,12 @@ def _model(recipe: Json, pipeline: Json, best: Json, entries: Sequence[Entry], j
 
 def _verdict(folder: Path, *, unchecked: bool, of: int) -> Verdict:
     """The worst of its checks, as its report says it; half a ladder has no verdict, unless one failed."""
-    documents = [_json(path) for path in plain.entries(folder / "verdicts", "*.json")[:64]]
-    checks = [_text(document, "verdict") for document in documents]
+    paths = plain.entries(folder / "verdicts", "*.json")[:64]
+    documents = [_json(path) for path in paths]
+    checks = [mark_of(document) for document in documents]
     ladder = _json(folder / "verify.json")
-    named = {_text(document, "name"): mark for document, mark in zip(documents, checks, strict=True)}
-    marks = [*checks, in_sum(ladder, named)] if checks else [_text(ladder, "verdict")]
+    names = [check_name(document, path.stem) for document, path in zip(documents, paths, strict=True)]
+    marks = [*checks, in_sum(ladder, dict(zip(names, checks, strict=True)))] if checks else [_text(ladder, "verdict")]
     if "fail" in marks:
         return "fail"
     if unchecked:
@@ -190,12 +198,23 @@ def _verdict(folder: Path, *, unchecked: bool, of: int) -> Verdict:
     return next((mark for mark in WORST_FIRST if mark in marks), "")
 
 
+def check_name(row: Json, name: str) -> str:
+    """What a check is called; `name`, its file's, where it does not say."""
+    return words(row, "name", "rung") or name
+
+
+def mark_of(row: Json) -> Mark:
+    """pass, warn, fail or skip, however it was written; what says nothing was skipped."""
+    value = row.get("verdict", row.get("passed", row.get("ok")))
+    return MARKS.get(str(value).lower(), "fail" if value is False else "skip")
+
+
 def in_sum(ladder: Json, marks: Mapping[str, str]) -> Literal["", "fail", "warn"]:
     """The verdict of the newest ladder, where it is worse than each of its checks: a fault that is rare in every one.
 
     `marks`: the newest of each check. Where one was made again since, the sum is no longer of these, and says nothing.
     """
-    made = {words(row, "name"): words(row, "verdict") for row in rows(ladder, "rungs")}
+    made = {check_name(row, ""): mark_of(row) for row in rows(ladder, "rungs")}
     if not made or any(marks.get(name) != mark for name, mark in made.items()):
         return ""
     told, verdict = set(made.values()), words(ladder, "verdict")

@@ -13,10 +13,10 @@ from moebox.core.habits import shown
 from moebox.core.verdict import Ladder, Mark, Probe, Score, Slip, Verdict, worst
 from moebox.errors import UnknownName, refuse_if
 from moebox.escape import one_line
+from moebox.loose import Json, rows
 from moebox.store import Run
 from moebox.stream import loop
 from moebox.verify.ask import HANGS, Asker, Failed, Options, Skipped, Unusable
-from moebox.verify.breach import objects_of
 from moebox.verify.client import Client
 from moebox.verify.kinds import in_words, kind_of
 from moebox.verify.latency import late
@@ -308,19 +308,24 @@ def _trimmed(value: Any) -> Any:
         return f"{value[:half]} […{len(value) - 2 * half:,} characters left out…] {value[-half:]}"
     if isinstance(value, dict):
         return {key: _trimmed(inner) for key, inner in value.items()}
-    return [_trimmed(inner) for inner in value] if isinstance(value, list) else value
+    return [_trimmed(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def document(ladder: Ladder) -> dict[str, object]:
     """The ladder for scripts: stable keys, exchanges left to the evidence files."""
     plain: dict[str, object] = codec.plain(ladder)
-    for rung in objects_of(plain["rungs"]):
-        for probe in objects_of(rung["probes"]):
-            exchanges = [] if rung["evidence"] else objects_of(probe["evidence"])
-            probe["evidence"] = [_line(exchange) for exchange in exchanges]
-    return {"verdict": ladder.verdict, **plain}
+    return {"verdict": ladder.verdict, **plain, "rungs": [_in_short(rung) for rung in rows(plain, "rungs")]}
 
 
-def _line(exchange: dict[str, object]) -> dict[str, object]:
+def _in_short(rung: Json) -> Json:
+    """A rung without what its evidence file has."""
+    probes = [
+        {**probe, "evidence": [] if rung["evidence"] else [_line(exchange) for exchange in rows(probe, "evidence")]}
+        for probe in rows(rung, "probes")
+    ]
+    return {**rung, "probes": probes}
+
+
+def _line(exchange: Json) -> Json:
     """An exchange when there is no file to hold it whole."""
     return {**_trimmed(exchange), "headers": {}}

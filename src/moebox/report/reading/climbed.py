@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from moebox.core.event import ClimbStep
 from moebox.loose import Json, figure, rows, truth, words
-from moebox.report.reading.verified import mark_of
 from moebox.report.record import Step
 from moebox.store import Entry
+from moebox.store.summary import mark_of
 
 
 def steps_of(document: object, entries: Sequence[Entry]) -> list[Step]:

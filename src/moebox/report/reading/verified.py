@@ -6,21 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from moebox.errors import BadInput
+from moebox.escape import one_line
 from moebox.loose import Json, figure, rows, texts, within, words
 from moebox.report.record import CheckResult, Mark, Probe
 from moebox.report.tidy import hide_keys
 from moebox.store import plain
-from moebox.store.summary import in_sum
+from moebox.store.summary import check_name, in_sum, mark_of
 
 Piece = tuple[str, Any]  # of evidence: its title and what was kept, made text only where it is shown
 PIECES = {"pass": 2, "fail": 12}  # pieces of evidence shown for each probe; more for what went wrong
 LONGEST = 4_000  # characters of one piece of evidence shown; the file in the run folder has all of it
-MARKS: dict[str, Mark] = {
-    **dict.fromkeys(("pass", "passed", "ok", "true"), "pass"),
-    **dict.fromkeys(("fail", "failed", "error", "false"), "fail"),
-    **dict.fromkeys(("skip", "skipped"), "skip"),
-    **dict.fromkeys(("warn", "partial"), "warn"),
-}
 TOGETHER = "all checks together"
 REASONS = ("detail", "reason", "why", "summary", "message")
 SHOWN = {"name", "rung", "verdict", "passed", *REASONS, "seconds", "score", "probes", "title", "evidence"}
@@ -47,7 +42,7 @@ def together(ladder: Json, checks: Sequence[CheckResult]) -> list[CheckResult]:
     if not mark:
         return []
     faults = [slip for slip in rows(ladder, "slips") if slip.get("verdict") == mark]
-    detail = "; ".join(map(fault, faults)) or words(ladder, "stopped")
+    detail = "; ".join(map(fault, faults[: PIECES["fail"]])) or words(ladder, "stopped")
     return [CheckResult(name=TOGETHER, mark=mark, detail=detail, of_all=True)]
 
 
@@ -55,7 +50,7 @@ def fault(slip: Json) -> str:
     """ "transport: 3 of 12, such as: no reply"."""
     example = words(slip, "example")
     counted = f"{words(slip, 'kind')}: {words(slip, 'seen')} of {words(slip, 'of')}"
-    return hide_keys(f"{counted}, such as: {example}" if example else counted)
+    return one_line(hide_keys(f"{counted}, such as: {example}" if example else counted))
 
 
 def verdicts(document: object) -> list[Json]:
@@ -70,7 +65,7 @@ def check_of(row: Json, name: str) -> CheckResult:
     """One check."""
     probes = enumerate(rows(row, "probes", "checks"), 1)
     return CheckResult(
-        name=words(row, "name", "rung") or name,
+        name=check_name(row, name),
         mark=mark_of(row),
         detail=words(row, *REASONS),
         score=score_of(row),
@@ -99,12 +94,6 @@ def shown(pieces: Sequence[Piece], mark: Mark) -> tuple[tuple[str, str], ...]:
     texts = tuple((title, show(value)) for title, value in pieces[:most])
     left = len(pieces) - most
     return texts if left <= 0 else (*texts, ("and more", f"{left} more pieces of evidence in the run folder"))
-
-
-def mark_of(row: Json) -> Mark:
-    """pass, fail or skip, however it was written; what says nothing was skipped."""
-    value = row.get("verdict", row.get("passed", row.get("ok")))
-    return MARKS.get(str(value).lower(), "fail" if value is False else "skip")
 
 
 def score_of(row: Json) -> str:
