@@ -37,7 +37,7 @@ def text_for(
     """
     if tokenizer:
         return replace(calibrated(_local(tokenizer), "tokenizer.json"), tokenizer=tokenizer)
-    with http.Session(headers=endpoint.headers, tls=tls) as session:
+    with http.Session(headers=endpoint.headers, tls=tls or http.trust(endpoint.root)) as session:
         count = _remote(endpoint, session, time.monotonic() + min(timeout_s, TOKENIZE_S))
         try:
             text = calibrated(count, "the server's /tokenize") if count is not None else PLAIN
@@ -54,7 +54,7 @@ def counter(endpoint: Endpoint, text: Text, *, tls: "ssl.SSLContext | None" = No
     if text.tokenizer != REMOTE:
         yield _local(text.tokenizer) if text.tokenizer else None
         return
-    with http.Session(headers=endpoint.headers, tls=tls) as session:
+    with http.Session(headers=endpoint.headers, tls=tls or http.trust(endpoint.root)) as session:
         yield _remote(endpoint, session, math.inf)
 
 
