@@ -12,7 +12,7 @@ from moebox.store import Run
 from moebox.tasks import runner
 from moebox.tasks.families import FAMILIES
 from moebox.tasks.reply import Api, Ask
-from moebox.tasks.result import JobName, JobResult
+from moebox.tasks.result import JobName, JobResult, take_up
 
 from .conftest import do, one, serving
 
@@ -122,7 +122,7 @@ def test_a_server_that_dies_is_not_the_models_failure(tmp_path: Path):
     with serving() as url, pytest.raises(runner.ServerGone, match="does not answer any more"):
         do(url, "dies", "errand", tmp_path, seeds=(0, 1))
 
-    kept = runner.take_up(Run(next(tmp_path.glob("*-tasks-*"))))
+    kept = take_up(Run(next(tmp_path.glob("*-tasks-*"))))
     assert kept
     assert [result.end for result in kept.results] == ["gone"]
     assert len(kept.left) == 2
@@ -166,7 +166,7 @@ def test_a_budget_leaves_jobs_and_resuming_does_only_those(server: str, tmp_path
     run = Run.create("tasks", runs=tmp_path)
     told = runner.begin(endpoint, wanted, worker, runner.Options())
     first = runner.work_all(told, worker, run, runner.Options(budget_s=2.0), runner.Listener())
-    taken = runner.take_up(run)
+    taken = take_up(run)
     assert taken == first
     assert 0 < len(taken.left) < 4
 

@@ -183,6 +183,7 @@ def _work(
     """Do the jobs, show them, and say how it went."""
     from moebox.cli.task_view import View, summary
     from moebox.tasks import runner
+    from moebox.tasks.result import take_up
 
     run, task_run = _begin(endpoint, wanted, worker, options, resume)
     runner.save(task_run, run)
@@ -192,7 +193,7 @@ def _work(
         with told_when_interrupted(_go_on(run)), View(task_run, quiet=json) as view:
             done = runner.work_all(task_run, worker, run, options, view.listener())
     except runner.ServerGone as problem:
-        done = runner.take_up(run) or task_run
+        done = take_up(run) or task_run
         problem.hint = f"once it is back, {_go_on(run)} (at another address: moebox task URL --resume {run.id})"
         answer(json, summary(done) | {"run": str(run.path)}, lambda: view.close(done, run.path))
         raise
@@ -209,9 +210,9 @@ def _go_on(run: "Run") -> str:
 def _before(resume: str) -> "TaskRun | None":
     """What a run says of its jobs; the key is never kept, so its variable must be named again."""
     from moebox.store import Run
-    from moebox.tasks import runner
+    from moebox.tasks.result import take_up
 
-    return runner.take_up(Run.open(resume))
+    return take_up(Run.open(resume))
 
 
 def _api(before: "TaskRun | None") -> Literal["openai", "anthropic"]:
@@ -225,11 +226,12 @@ def _begin(
     """A new run, or one taken up."""
     from moebox.store import Run
     from moebox.tasks import runner
+    from moebox.tasks.result import take_up
 
     if not resume:
         return kept_in.new_run("task", endpoint), runner.begin(endpoint, wanted, worker, options)
     run = Run.taken_up(resume)
-    task_run = runner.take_up(run)
+    task_run = take_up(run)
     if task_run is None:
         raise BadInput(f"{run.path} has no jobs to go on with", hint="`moebox task` without --resume begins anew")
     hint = "leave --with out" if task_run.agent == "moebox" else f"--with {task_run.agent}"

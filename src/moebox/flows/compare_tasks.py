@@ -13,7 +13,7 @@ from moebox.flows.pace import in_order
 from moebox.store import Run
 from moebox.tasks import runner
 from moebox.tasks.reply import Ask
-from moebox.tasks.result import JobName, JobResult, TaskRun
+from moebox.tasks.result import JobName, JobResult, TaskRun, take_up
 from moebox.tasks.runner import Agent, Listener, Options
 
 Z95 = 1.959963984540054
@@ -80,7 +80,7 @@ def lost_work(endpoint: Endpoint, mine: Run, before: Run | None, *, jobs: int, s
     worker = Agent(Ask(endpoint=endpoint))
     task_run = runner.begin(endpoint, runner.names([], "easy", jobs, seed), worker, options)
     done = runner.work_all(task_run, worker, mine, options, Listener())
-    earlier = runner.take_up(before) if before is not None else None
+    earlier = take_up(before) if before is not None else None
     if earlier is None:
         return ""
     found = judged(earlier.finished, done.finished)
@@ -125,7 +125,7 @@ def _work(
     task_run = runner.begin(endpoint, wanted, worker, options)
     listener = Listener(ended=lambda result: tell(side, result))
     mine = Run(folder)
-    before = runner.take_up(mine)
+    before = take_up(mine)
     results = runner.work_all(task_run, worker, mine, options, listener).results
     if before is not None:
         runner.save(_together(before, task_run, results), mine)

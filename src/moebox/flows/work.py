@@ -8,7 +8,7 @@ from moebox.store import Run
 from moebox.tasks import runner
 from moebox.tasks.families import FAMILIES
 from moebox.tasks.reply import Ask
-from moebox.tasks.result import JobResult, TaskRun
+from moebox.tasks.result import JobResult, TaskRun, take_up
 
 BUDGET_S = 1200.0
 PARALLEL = 2
@@ -20,7 +20,7 @@ def work(endpoint: Endpoint, run: Run, *, short: bool, tell: Tell) -> TaskRun:
     """Do them; what is there from an earlier try stays."""
     options = runner.Options(parallel=PARALLEL, budget_s=60.0 if short else BUDGET_S)
     worker = runner.Agent(Ask(endpoint=endpoint))
-    task_run = runner.take_up(run)
+    task_run = take_up(run)
     if task_run is None:
         chosen, count = (["errand"], SHORT_JOBS) if short else (list(FAMILIES), EACH * len(FAMILIES))
         wanted = runner.names(chosen, "easy", count, random.randrange(10**6))

@@ -3,7 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from moebox import codec
 from moebox.core.verdict import Score
+from moebox.store import Run
 from moebox.tasks.job import Level
 
 # How a job ended. The last three are unfinished: `--resume` does those again.
@@ -187,3 +189,9 @@ class TaskRun:
     def finished(self) -> list[JobResult]:
         """Results that count."""
         return [result for result in self.results if result.end not in UNFINISHED]
+
+
+def take_up(run: Run) -> TaskRun | None:
+    """What a run folder says of its jobs; None where it has none."""
+    document = run.read_json(FILE)
+    return codec.decode(TaskRun, document, where=FILE) if document is not None else None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
-from moebox import codec, http, sandbox
+from moebox import http, sandbox
 from moebox.core.endpoint import Endpoint
 from moebox.core.event import TaskBegan, TaskEnded
 from moebox.errors import Outside
@@ -141,12 +141,6 @@ def begin(endpoint: Endpoint, wanted: Sequence[JobName], worker: Worker, options
 def save(task_run: TaskRun, run: Run) -> None:
     """Into the run folder."""
     run.write_json(FILE, task_run)
-
-
-def take_up(run: Run) -> TaskRun | None:
-    """What a run folder says of its jobs; None where it has none."""
-    document = run.read_json(FILE)
-    return codec.decode(TaskRun, document, where=FILE) if document is not None else None
 
 
 @dataclass(slots=True)

@@ -10,8 +10,7 @@ from starlette.responses import Response
 from moebox.errors import MoeboxError
 from moebox.report.sections.tasks import share
 from moebox.store import Run, plain, runs_dir
-from moebox.tasks import runner
-from moebox.tasks.result import FamilyScore
+from moebox.tasks.result import FamilyScore, take_up
 from moebox.tasks.score import families, solved
 from moebox.web.gate import Site
 from moebox.web.pages import page
@@ -50,7 +49,7 @@ def folders_with_jobs(home: Path) -> list[Path]:
 def row_of(folder: Path) -> TaskRow | None:
     """One run's row; None for a folder whose results cannot be read."""
     try:
-        found = runner.take_up(Run(folder))
+        found = take_up(Run(folder))
     except MoeboxError:
         return None
     if found is None:
