@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from moebox.bench.generator.recorder import Recorder
 from moebox.core.endpoint import Endpoint, endpoint_of
 from moebox.core.verdict import Exchange
+from moebox.errors import AnswerIsNo
 from moebox.flows.fleet_streams import crowd
 from moebox.serve.callcheck import check
 from moebox.stream import ask
@@ -53,7 +54,7 @@ each_way = pytest.mark.parametrize("stream", WAYS.values(), ids=WAYS)
 
 
 @contextlib.contextmanager
-def serving(stream: bytes, *, pieces: int = 5) -> Iterator[Endpoint]:
+def serving(stream: bytes, *, pieces: int = 5, hangs_up: bool = True) -> Iterator[Endpoint]:
     """An endpoint that answers one request with this stream, in pieces that cut characters and line ends."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -64,7 +65,8 @@ def serving(stream: bytes, *, pieces: int = 5) -> Iterator[Endpoint]:
                 peer.sendall(HEAD)
                 for at in range(0, len(stream), pieces):
                     peer.sendall(stream[at : at + pieces])
-                peer.shutdown(socket.SHUT_WR)
+                if hangs_up:
+                    peer.shutdown(socket.SHUT_WR)
                 peer.recv(65536)
 
         thread = threading.Thread(target=serve, daemon=True)
@@ -164,3 +166,29 @@ def test_an_event_without_end_is_given_up(line: bytes, monkeypatch: pytest.Monke
     with serving(line * 1000, pieces=500) as endpoint:
         seen = asyncio.run(crowd(endpoint, streams=1, tokens=4, deadline_s=60))
     assert "more than 1,000 bytes" in seen.streams[0].error
+
+
+def test_a_reply_whose_server_does_not_hang_up_is_over_at_its_end() -> None:
+    """A client's call waited five minutes for more and then called a good answer a failure."""
+    with serving(WAYS["LF"], hangs_up=False) as endpoint:
+        assert check("openai", endpoint, timeout_s=30).evidence == TEXT
+    with serving(WAYS["LF"], hangs_up=False) as endpoint:
+        seen = asyncio.run(crowd(endpoint, streams=1, tokens=4, deadline_s=30))
+    assert (seen.finished, seen.streams[0].error) == (1, "")
+
+
+CALL = {
+    "choices": [{"index": 0, "delta": {"tool_calls": [{"function": {"name": "read_file", "arguments": "[" * 100}}]}}]
+}
+HOSTILE = {
+    "an event of nothing but brackets": (b"data: " + b"[" * 100_000 + b"\n\n", "no JSON"),
+    "arguments of nothing but brackets": (b"data: %s\n\n" % json.dumps(CALL).encode() * 1_000, "no JSON"),
+    "events without end": (b"data: {}\n\n" * 100_000, "more than 16,384 events"),
+}
+
+
+@pytest.mark.parametrize(("stream", "said"), HOSTILE.values(), ids=HOSTILE)
+def test_what_no_client_can_use_is_said_in_one_line(stream: bytes, said: str) -> None:
+    """However deep it is nested, and though it never ends."""
+    with serving(stream, pieces=65536) as endpoint, pytest.raises(AnswerIsNo, match=said):
+        check("zed", endpoint)

@@ -112,7 +112,8 @@ def test_facts_come_from_metrics_and_props() -> None:
     line = 'vllm:cache_config_info{block_size="16",kv_cache_size_tokens="180191",kv_cache_max_concurrency="2.75"} 1.0'
     assert facts.of_metrics(f"# HELP x\n{line}\n") == {"kv_tokens": 180191.0, "max_concurrency": 2.75}
     assert facts.of_props('{"total_slots": 2, "default_generation_settings": {"n_ctx": 2048}}')["kv_tokens"] == 4096
-    assert facts.of_props("<html>") == {}
+    assert facts.of_props("<html>") == facts.of_props("[" * 100_000) == {}
+    assert facts.of_props('{"total_slots": 1e999, "default_generation_settings": {"n_ctx": 1}}') == {}
     assert facts.of_metrics("\x00") == {}
 
 

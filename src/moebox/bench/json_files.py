@@ -20,7 +20,7 @@ def parse(text: str, where: str) -> Any:
     """One document, with the NaN and Infinity that Python's tools write."""
     try:
         return json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as problem:
+    except (ValueError, RecursionError) as problem:  # ValueError: also integers beyond Python's own
         raise BadInput(f"{where}: not valid JSON: {problem}") from None
 
 

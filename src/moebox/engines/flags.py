@@ -216,10 +216,9 @@ def _check_key(known: Catalogue, version: str, spec: Spec, key: str, where: str)
 
 def _keys(text: str, where: str) -> list[str]:
     try:
-        document = json.loads(text)
-    except json.JSONDecodeError as problem:
+        return list(_dotted(json.loads(text), ""))
+    except (ValueError, RecursionError) as problem:
         raise BadInput(f"{where}: not valid JSON: {problem}") from None
-    return list(_dotted(document, ""))
 
 
 def _dotted(document: object, under: str) -> Iterator[str]:

@@ -93,6 +93,6 @@ def json_object(text: str) -> Foreign:
     """A JSON object; anything else stands under the key ""."""
     try:
         document = json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return {"": text}
     return document if isinstance(document, dict) else {"": text}

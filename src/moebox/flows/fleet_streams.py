@@ -136,13 +136,13 @@ async def _follow(
 
 
 async def _read(stream: Stream, reply: httpx2.Response, zero: float) -> None:
-    """Count its events until it ends, or one of them does not."""
+    """Count its events until its end, or one that has none; not every server hangs up then."""
     parser = Events()
     async for piece in reply.aiter_bytes():
         for _, data in parser.feed(piece):
             _heed(stream, data, zero)
-        if parser.problem:
-            stream.error = parser.problem
+        stream.error = stream.error or parser.problem
+        if stream.finished or parser.problem:
             return
     for _, data in parser.close():
         _heed(stream, data, zero)

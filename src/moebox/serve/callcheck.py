@@ -1,6 +1,7 @@
 """One real call to an endpoint the way a client makes it: streamed, with tools, in the client's own protocol."""
 
 import json
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from moebox.loose import Json, rows, words
 from moebox.phantom.client_checks import CODING_SYSTEM, HELLO, READS
 from moebox.serve.connect import Client
 from moebox.stream.sse import Events, is_end
+from moebox.units import seconds
 
 QUESTION = "Read the file /srv/notes/shopping.txt with the tool."
 PATH = "/srv/notes/shopping.txt"
@@ -19,6 +21,8 @@ PARAMETERS = {
     "required": ["file_path"],
 }
 ROOM = 4096  # tokens: a model that thinks must come to the call
+MOST_EVENTS = 4 * ROOM  # some servers send a token in several
+LONGEST_S = 1800.0  # of all of a reply: two tokens a second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +123,7 @@ class Called:
             raise AnswerIsNo(f"{url}: answered without calling the tool: {said}", hint="is a tool parser set?")
         try:
             given = json.loads(self.arguments or "{}")
-        except ValueError:
+        except (ValueError, RecursionError):
             raise AnswerIsNo(f"{url}: the tool's arguments are no JSON: {self.arguments[:120]!r}") from None
         if self.name != wanted or words(given, "file_path") != PATH:
             raise AnswerIsNo(f"{url}: called {self.name}({self.arguments[:120]}) instead of {wanted} with {PATH}")
@@ -140,23 +144,39 @@ def _stream(url: str, headers: Mapping[str, str], body: Json, timeout_s: float) 
 
 
 def _events(url: str, pieces: Iterable[bytes]) -> Iterator[Json]:
-    """The JSON of every event, the mark of the end aside."""
+    """The JSON of every event up to the one that ends the reply: not every server hangs up then, or ever ends."""
+    until = time.monotonic() + LONGEST_S
+    for number, data in enumerate(_whole(url, pieces, until)):
+        if is_end(data):
+            return
+        if number == MOST_EVENTS:
+            raise AnswerIsNo(f"{url}: more than {MOST_EVENTS:,} events, though asked for {ROOM:,} tokens at most")
+        event = _event(url, data.decode(errors="replace"))
+        yield event
+        if event.get("type") == "message_stop":
+            return
+
+
+def _whole(url: str, pieces: Iterable[bytes], until: float) -> Iterator[bytes]:
+    """The data of every event."""
     parser = Events()
     for piece in pieces:
-        yield from _decoded(url, parser.feed(piece))
+        yield from _said(parser.feed(piece))
         if parser.problem:
             raise AnswerIsNo(f"{url}: streamed {parser.problem}")
-    yield from _decoded(url, parser.close())
+        if time.monotonic() > until:
+            raise AnswerIsNo(f"{url}: the reply had no end within {seconds(LONGEST_S)}")
+    yield from _said(parser.close())
 
 
-def _decoded(url: str, found: Iterable[tuple[bytes, bytes]]) -> Iterator[Json]:
-    return (_event(url, data.decode(errors="replace")) for _, data in found if data.strip() and not is_end(data))
+def _said(found: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
+    return (data for _, data in found if data.strip())
 
 
 def _event(url: str, text: str) -> Json:
     try:
         event = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise AnswerIsNo(f"{url}: streamed something that is no JSON: {text[:120]!r}") from None
     if not isinstance(event, dict):
         raise AnswerIsNo(f"{url}: streamed {text[:60]!r} where an object belongs")

@@ -51,6 +51,6 @@ def of_props(text: str) -> dict[str, float]:
         document = json.loads(text)
         slots = int(document["total_slots"])
         context = int(document["default_generation_settings"]["n_ctx"])
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError, OverflowError):
         return {}
     return {"context": float(context), "slots": float(slots), "kv_tokens": float(context * slots)}

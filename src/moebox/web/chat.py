@@ -47,7 +47,7 @@ def messages_of(text: str) -> list[Json]:
     """The conversation so far: roles and texts, nothing else."""
     try:
         rows = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise BadInput("the conversation is not JSON") from None
     if not isinstance(rows, list) or not 1 <= len(rows) <= MOST_MESSAGES:
         raise BadInput(f"a conversation has 1 to {MOST_MESSAGES} messages")
