@@ -187,7 +187,7 @@ class _Work:
                     known=self.done[0] if self.done else known,
                     chunk=rehearse.chunk_of(small),
                     longest=self.longest,
-                    sampled=calibrate_recipe.reads_gguf(small),
+                    ggml=calibrate_recipe.reads_gguf(small),
                 )
                 deadline = self.clock.deadline(after)
                 there = calibrate_recipe.on_gpus(small, facts.box)  # the engine's own, and those named already

@@ -31,7 +31,7 @@ class Measuring:
 
     depth: Depth
     chunk: int  # prompt tokens a step
-    sampled: bool = False  # see timing.Target
+    ggml: bool = False  # see timing.Target
     known: Boot | None = None  # an earlier boot: the same points are timed, no others
     longest: int = 0  # tokens of one request, prompt and reply
     pace_s: float = 0.0  # of a step, as far as it is known before the first look
@@ -143,7 +143,7 @@ def unsure(looks: Sequence[DecodeStep | Prefill], *, once: bool = False) -> bool
 def measured_boot(work: Measuring, session: Session, model: Model, *, deadline: float, tell: Tell) -> None:
     """Time every point of the grid, then the first again; raises AnswerIsNo when the engine dies of it."""
     note_facts(work, session, model)
-    target = timing.Target(endpoint=session.endpoint, vocab=model.vocab, sampled=work.sampled)
+    target = timing.Target(endpoint=session.endpoint, vocab=model.vocab, ggml=work.ggml)
     points = grid(session.recipe, chunk=work.chunk, longest=work.longest, cache_tokens=work.cache_tokens)
     points = [point for point in points if work.wanted(point)]
     tell(f"{work.depth.text}: up after {seconds(session.startup_s)}; timing {len(points)} kinds of step")
@@ -181,7 +181,7 @@ def warm(target: timing.Target, points: list[Point]) -> float:
         gaps = timing.shared_gaps([stream.times for stream in streams])
         pace = statistics.median(gaps) if gaps else pace
     widest = max(point.batch for point in points)
-    timing.together(target, [target.body(16, WARM) for _ in range(max(widest, 1))])
+    timing.together(target, [target.body(16, WARM, slot=slot) for slot in range(max(widest, 1))])
     return pace
 
 
