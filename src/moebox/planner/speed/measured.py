@@ -22,6 +22,9 @@ BAND_SIGMAS = 1.28  # a band holds four of five figures
 # What a load differs by from the steps that were timed, beside their noise (standard deviation of the logarithm: 5 %
 # either way): loads that were measured after a calibration lay 2 to 5 % beside its forecast.
 FLOOR = 0.04
+# The same where the engine takes every core and shares them with its client: 12 loads of the embedded engine on two
+# cores lay 0.5 to 15 % beside.
+CROWDED = 0.08
 # By how much all prompts of one boot differ from those of another, whatever their length, where the host prepares what
 # GPUs do (standard deviation): 1 to 5 ms with vLLM and SGLang on an H200. More layers multiply it.
 BOOTS_APART_S = 0.002
@@ -94,18 +97,26 @@ class Measured:
     @property
     def decode_spread(self) -> float:
         """Standard deviation of ln(real / forecast) of decode."""
-        return _spread([error for _, error in self._steps.values()])
+        return self._spread([error for _, error in self._steps.values()])
 
     @property
     def prefill_spread(self) -> float:
         """The same for prompts, of those lengths that fill a step at least by a quarter."""
         long = [error for tokens, error in self._prompt_errors if tokens >= self.chunk / 4]
-        return _spread(long or [error for _, error in self._prompt_errors])
+        return self._spread(long or [error for _, error in self._prompt_errors])
 
     def prompt_spread(self, tokens: float) -> float:
         """The same for prompts of that length."""
         first, last = self._prompt_errors[0][0], self._prompt_errors[-1][0]
-        return _spread([_on_line(self._prompt_errors, min(max(tokens, first), last))])
+        return self._spread([_on_line(self._prompt_errors, min(max(tokens, first), last))])
+
+    def _spread(self, errors: Sequence[float]) -> float:
+        """Standard deviation of ln(real / forecast), of steps with these errors."""
+        if not errors:
+            return 0.0
+        found = self.calibration
+        crowded = found.layout.threads >= found.place.cores > 0
+        return math.hypot(CROWDED if crowded else FLOOR, math.hypot(*errors) / math.sqrt(len(errors)))
 
     @cached_property
     def _prompt_errors(self) -> list[tuple[float, float]]:
@@ -339,9 +350,3 @@ def _on_line(points: Sequence[tuple[float, float]], x: float) -> float:
     place = min(max(bisect_left(points, (x,)), 1), len(points) - 1)
     (left, low), (right, high) = points[place - 1], points[place]
     return low + (high - low) * (x - left) / (right - left)
-
-
-def _spread(errors: Sequence[float]) -> float:
-    if not errors:
-        return 0.0
-    return math.hypot(FLOOR, math.hypot(*errors) / math.sqrt(len(errors)))
