@@ -1,10 +1,14 @@
 """Memory and speed count the same bytes: one place says what a rank holds and reads."""
 
+import dataclasses
+
 import pytest
 
 from moebox.core import catalogue
+from moebox.core.plan import DeviceMemory
 from moebox.core.recipe import Parallel, Recipe
 from moebox.detect.declared import box_of
+from moebox.engines import devices
 from moebox.planner.speed import Speed
 from moebox.sizing import kv, shards
 from moebox.sizing.rank import rank_of
@@ -81,3 +85,11 @@ def test_grouped_heads_divided_show_in_the_forecast() -> None:
         speed = Speed.of(on(box, model, checkpoint, recipe_of("qwen3-235b", tp)))
         times[tp] = speed.parts(32, 30_000)["attention"]
     assert times[4] == pytest.approx(times[1] / 4)
+
+
+def test_every_gpu_of_a_kind_has_the_whole_budget_of_its_kind() -> None:
+    """They are made from one by hand, for speed: a part that is added to a device's memory must not be lost there."""
+    parts = {field.name: number for number, field in enumerate(dataclasses.fields(DeviceMemory), 1)}
+    first = DeviceMemory(**{**parts, "device": "gpu0", "weights": {"attention": 7}})  # type: ignore[arg-type]
+
+    assert devices._named(first, "gpu1") == dataclasses.replace(first, device="gpu1")
