@@ -4,16 +4,19 @@ import contextlib
 import errno
 import os
 import re
-import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from moebox.errors import MoeboxError, Outside
 
+REMOVAL_S = 30.0  # for one tree; `rm -rf` of 3,000 nested folders took 0.2 to 10 s on ext4 (November 2026)
+_READ_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _SCRATCH = re.compile(r"moebox-[a-z]+-(\d+)-\w+")
+_left: set[str] = set()  # scratch folders that could not be removed: each is one warning of this process
 
 
 def write_atomic(path: Path, data: str | bytes, *, mode: int | None = None, sync: bool = False) -> Path:
@@ -99,22 +102,102 @@ def writing(path: Path, *, refused: type[MoeboxError] = Outside, hint: str | Non
 def scratch(purpose: str) -> Iterator[Path]:
     """A folder below the system's for temporary files, gone afterwards; those that killed processes left go first."""
     sweep()
-    with tempfile.TemporaryDirectory(prefix=f"moebox-{purpose}-{os.getpid()}-", ignore_cleanup_errors=True) as folder:
+    folder = tempfile.mkdtemp(prefix=f"moebox-{purpose}-{os.getpid()}-")
+    try:
         yield Path(folder)
+    finally:
+        _remove_scratch(folder)
 
 
 def sweep() -> int:
-    """Remove our own scratch folders whose process is gone; how many there were."""
+    """Remove our own scratch folders whose process is gone; return how many were removed."""
     swept = 0
     with contextlib.suppress(OSError):
         for entry in os.scandir(tempfile.gettempdir()):
             match = _SCRATCH.fullmatch(entry.name)
-            if match is None or os.path.exists(f"/proc/{match[1]}"):
+            if match is None or entry.path in _left or os.path.exists(f"/proc/{match[1]}"):
                 continue
             if entry.is_dir(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_uid == os.geteuid():
-                shutil.rmtree(entry.path, ignore_errors=True)
-                swept += 1
+                swept += _remove_scratch(entry.path)
     return swept
+
+
+def _remove_scratch(folder: str) -> bool:
+    """Remove a scratch folder, or print one warning."""
+    if remove_tree(folder):
+        return True
+    _left.add(folder)
+    print(f"warning: {folder} could not be removed; remove it by hand", file=sys.stderr)
+    return False
+
+
+def remove_tree(path: str | Path, *, within_s: float = REMOVAL_S) -> bool:
+    """Remove a folder with everything in it; return False if something is left. Never raises, never follows a link.
+
+    Only the current folder is open, whatever the depth: the way back up is "..", compared with the folder that was
+    left. Other file systems that are mounted inside are left alone.
+    """
+    until = time.monotonic() + within_s
+    with contextlib.suppress(OSError):
+        here = _open_folder(path)
+        try:
+            above = [(_identity(here), _remove_files(here, until))]  # for each open level: folders still to be removed
+            while time.monotonic() < until:
+                if above[-1][1]:
+                    try:
+                        inner = _open_folder(above[-1][1][-1], here)
+                    except OSError:
+                        above[-1][1].pop()
+                        continue
+                    os.close(here)
+                    here = inner
+                    same_device = _identity(here)[0] == above[0][0][0]
+                    above.append((_identity(here), _remove_files(here, until) if same_device else []))
+                    continue
+                above.pop()
+                if not above:
+                    break
+                inner, here = here, os.open("..", _READ_FOLDER, dir_fd=here)
+                os.close(inner)
+                if _identity(here) != above[-1][0]:
+                    break  # another process moved the folder
+                with contextlib.suppress(OSError):
+                    os.rmdir(above[-1][1].pop(), dir_fd=here)
+        finally:
+            os.close(here)
+        os.rmdir(path)
+    return not os.path.lexists(path)
+
+
+def _open_folder(path: str | Path, parent: int | None = None) -> int:
+    """Open a folder that is not a link; its owner may read and change it from then on."""
+    handle = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    try:
+        if os.fstat(handle).st_mode & 0o700 != 0o700:
+            os.chmod(f"/proc/self/fd/{handle}", 0o700)
+        return os.open(".", _READ_FOLDER, dir_fd=handle)
+    finally:
+        os.close(handle)
+
+
+def _identity(folder: int) -> tuple[int, int]:
+    status = os.fstat(folder)
+    return status.st_dev, status.st_ino
+
+
+def _remove_files(folder: int, until: float) -> list[str]:
+    """Remove everything from an open folder but folders; return the names of those."""
+    folders = []
+    for name in os.listdir(folder):
+        if time.monotonic() > until:
+            break
+        try:
+            os.unlink(name, dir_fd=folder)
+        except IsADirectoryError:
+            folders.append(name)
+        except OSError:
+            pass  # the folder that holds it stays, and that is reported
+    return folders
 
 
 def state_home() -> Path:

@@ -1,12 +1,11 @@
 """`moebox runs`: what there is, one of them, and away with it."""
 
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from moebox import codec
+from moebox import codec, files
 from moebox.cli.output import asked, emit, people
 from moebox.errors import Outside, refuse_if
 from moebox.loose import Document
@@ -190,7 +189,8 @@ def rm(
         people().print("nothing deleted")
         return 1
     for folder in found:
-        shutil.rmtree(folder.path)
+        if not files.remove_tree(folder.path):
+            raise Outside(f"{folder.path}: could not be removed completely", hint="is another user's file in it?")
         people().print(f"deleted {folder.id}", soft_wrap=True)
     return 0
 
