@@ -14,12 +14,12 @@ import os
 import resource
 import select
 import signal
-import stat
 import sys
 import time
 import traceback
 from typing import Any
 
+from moebox.sandbox import folder as folders
 from moebox.sandbox import landlock, namespaces, seccomp, syscalls
 from moebox.sandbox.job import Job, Line, Program, Told, Work
 
@@ -28,6 +28,7 @@ OPEN_FILES = 64
 MOST_VALUES = 2**20  # bytes of what the code returns
 MOST_FILES = 2000
 MOST_KEPT = 6 * 2**20  # bytes of files that come back
+LOOK_S = 0.1  # between two looks at the quota, which then take a tenth of a core at most
 TIMED_OUT = 124  # as timeout(1) says it
 # What a short function may want to import; where nothing can be opened any more, only these are there.
 READY_MADE = tuple(
@@ -49,7 +50,7 @@ def main() -> None:
     os.dup2(2, 1)  # what the code prints goes to stderr; the answer's descriptor is ours
     try:
         if job["level"] == "namespaces":
-            namespaces.enter(job["folder"], job["file_bytes"])
+            namespaces.enter(job["folder"], job["folder_bytes"], job["entries"])
             job["folder"] = namespaces.TEMP
         if job["level"] != "seccomp":
             _lay(job["folder"], job["files"])
@@ -77,33 +78,50 @@ def _supervise(child: int, job: Job, answer: int, status: int, heard: int) -> No
         os.waitpid(child, 0)
         _say(answer, {"setup": setup.decode(errors="replace")})
         os._exit(1)
-    told, code = _wait(child, job["time_s"], heard)
-    line = _heard(told)
+    told, code, excess = _wait(child, job, heard)
+    line: Line = {"values": [], "error": excess} if excess else _heard(told)
     line["exit"] = code
     if job["work"]["kind"] in ("script", "module"):
-        line["files"] = _gather(job["folder"])
+        found, whole = folders.read_files(
+            job["folder"], most_files=MOST_FILES, most_bytes=MOST_KEPT, passed_over=("__pycache__",)
+        )
+        line["files"] = {path: base64.b64encode(data).decode() for path, data in found.items()} if whole else None
     _say(answer, line)
     os._exit(code & 0xFF)
 
 
-def _wait(child: int, time_s: float, heard: int) -> tuple[bytes, int]:
-    """What the child said and its exit code; past its time it is killed, with everything in its pid namespace."""
-    until, told = time.monotonic() + time_s, bytearray()
-    open_ = True
-    while time.monotonic() < until:
-        if open_ and select.select([heard], [], [], 0.005)[0]:
+def _wait(child: int, job: Job, heard: int) -> tuple[bytes, int, str]:
+    """What the child said, its exit code, and the quota of its folder that it exceeded, or "".
+
+    Past its time or its quota it is killed, with everything in its pid namespace.
+    """
+    until, told = time.monotonic() + job["time_s"], bytearray()
+    look_at, excess, open_ = time.monotonic() + LOOK_S, "", True
+    while time.monotonic() < until and not excess:
+        if time.monotonic() >= look_at:
+            began = time.monotonic()
+            excess = _excess(job)
+            look_at = time.monotonic() + max(LOOK_S, 9 * (time.monotonic() - began))
+        elif open_ and select.select([heard], [], [], 0.005)[0]:
             piece = os.read(heard, 65536)
             told += piece[: MOST_VALUES - len(told)]
             open_ = bool(piece) and len(told) < MOST_VALUES
-            continue
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return bytes(told) + _rest(heard), os.waitstatus_to_exitcode(status)
-        if not open_:
-            time.sleep(0.005)
+        else:
+            done, status = os.waitpid(child, os.WNOHANG)
+            if done:
+                return bytes(told) + _rest(heard), os.waitstatus_to_exitcode(status), _excess(job)
+            if not open_:
+                time.sleep(0.005)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    return bytes(told), TIMED_OUT
+    return bytes(told), 1 if excess else TIMED_OUT, excess
+
+
+def _excess(job: Job) -> str:
+    """Which quota the folder exceeds now; at the level without files there is nothing to count."""
+    if job["level"] == "seccomp":
+        return ""
+    return folders.find_excess(job["folder"], most_bytes=job["folder_bytes"], most_entries=job["entries"])
 
 
 def _rest(heard: int) -> bytes:
@@ -261,24 +279,6 @@ def _lay(folder: str, files: dict[str, str]) -> None:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(path, "xb") as file:
             file.write(base64.b64decode(text))
-
-
-def _gather(folder: str) -> dict[str, str] | None:
-    """Every ordinary file that is there now; None where there are more than anybody should keep."""
-    found: dict[str, str] = {}
-    size = 0
-    for place, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if name != "__pycache__")
-        for name in sorted(names):
-            path = os.path.join(place, name)
-            if not stat.S_ISREG(os.lstat(path).st_mode):
-                continue
-            size += os.lstat(path).st_size
-            if len(found) >= MOST_FILES or size > MOST_KEPT:
-                return None
-            with open(path, "rb") as file:
-                found[os.path.relpath(path, folder)] = base64.b64encode(file.read()).decode()
-    return found
 
 
 def _tell(speak: int, line: Told) -> None:

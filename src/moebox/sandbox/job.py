@@ -37,6 +37,8 @@ class Job(TypedDict):
     folder: str
     memory_bytes: int
     file_bytes: int
+    folder_bytes: int
+    entries: int
     time_s: float
     cpu_s: int
     files: dict[str, str]  # by path, as base64

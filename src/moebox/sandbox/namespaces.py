@@ -11,8 +11,11 @@ _KEPT = {os.ST_NOSUID: syscalls.MS_NOSUID, os.ST_NODEV: syscalls.MS_NODEV, os.ST
 _KEPT[os.ST_NODIRATIME] = 2048
 
 
-def enter(folder: str, memory_bytes: int) -> None:
-    """Leave the host behind; the next fork is process 1 of its own world. OSError where that is not allowed."""
+def enter(folder: str, most_bytes: int, most_entries: int) -> None:
+    """Leave the host behind; the next fork is process 1 of its own world. OSError where that is not allowed.
+
+    Both file systems of the jail have quotas that the kernel holds (tmpfs(5)).
+    """
     uid, gid = os.geteuid(), os.getegid()
     syscalls.unshare(
         syscalls.CLONE_NEWUSER
@@ -27,14 +30,13 @@ def enter(folder: str, memory_bytes: int) -> None:
     _write("/proc/self/uid_map", f"0 {uid} 1")
     _write("/proc/self/gid_map", f"0 {gid} 1")
     syscalls.mount("none", "/", flags=syscalls.MS_REC | syscalls.MS_PRIVATE)
-    size = f"size={memory_bytes},mode=755"
-    syscalls.mount("tmpfs", folder, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, size)
+    quota = f"size={most_bytes},nr_inodes={most_entries + 1}"  # the file system's own folder is one
+    flags = syscalls.MS_NOSUID | syscalls.MS_NODEV
+    syscalls.mount("tmpfs", folder, "tmpfs", flags, f"{quota},mode=755")
     for path in library():
         _show(path, folder + path)
     os.makedirs(folder + TEMP, exist_ok=True)
-    syscalls.mount(
-        "tmpfs", folder + TEMP, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, f"size={memory_bytes},mode=777"
-    )
+    syscalls.mount("tmpfs", folder + TEMP, "tmpfs", flags, f"{quota},mode=777")
     syscalls.make_root(folder)
     syscalls.mount("none", "/", flags=syscalls.MS_BIND | syscalls.MS_REMOUNT | syscalls.MS_RDONLY | syscalls.MS_NOSUID)
     os.chdir(TEMP)

@@ -23,6 +23,7 @@ MOST_OUTPUT = 2**20  # bytes kept of what the code printed; more ends it
 MOST_LINE = 12 * 2**20  # bytes of the result line: values, and the files that come back as base64
 GRACE_S = 10.0  # on top of the job's own time, for a loaded machine to start an interpreter
 FILE_BYTES = 16 * 2**20
+ENTRIES = 4096  # twice the files that come back (jail.MOST_FILES)
 
 _known: dict[str, Level] = {}  # interpreter -> the strongest level that worked here
 
@@ -38,7 +39,9 @@ class Limits:
     time_s: float = 10.0  # by the clock
     cpu_s: int = 1  # of computing; starting takes a tenth of it
     memory_bytes: int = 512 * 2**20
-    file_bytes: int = FILE_BYTES  # of one file, and of the whole temp folder where there are namespaces
+    file_bytes: int = FILE_BYTES  # of one file
+    folder_bytes: int = FILE_BYTES  # of its whole folder, counted by the kernel or, without namespaces, every 0.1 s
+    entries: int = ENTRIES  # files and folders in it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +140,8 @@ def _attempt(work: Work, files: Mapping[str, bytes], kind: Level, limits: Limits
             "folder": str(folder),
             "memory_bytes": limits.memory_bytes,
             "file_bytes": limits.file_bytes,
+            "folder_bytes": limits.folder_bytes,
+            "entries": limits.entries,
             "time_s": limits.time_s,
             "cpu_s": limits.cpu_s,
             "files": encoded,

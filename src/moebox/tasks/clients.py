@@ -10,11 +10,10 @@ import re
 import selectors
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
@@ -22,6 +21,7 @@ from typing import Literal, get_args
 from moebox.errors import Outside
 from moebox.files import scratch
 from moebox.redact import heard
+from moebox.sandbox.folder import read_files
 from moebox.tasks.agent import Bounds, Work, code_in
 from moebox.tasks.heard import Claude, Heard, Opencode
 from moebox.tasks.job import Job
@@ -38,6 +38,7 @@ INSTALL: dict[ClientName, str] = {
 HEARD: dict[ClientName, type[Heard]] = {"claude": Claude, "opencode": Opencode}
 LEFT_OUT = ("gadget",)  # families that need a tool only our own agent has
 TOLD = "\n\nThe files are in the current folder. You cannot run code here; work by reading and writing files."
+NOT_WORK = (".git", "__pycache__", "node_modules")  # folders that are not read back
 START_S = 60.0  # the longest to say a version
 # Becomes the client once the kernel knows to end it when we end, however that comes (PR_SET_PDEATHSIG, SIGKILL).
 DIE_WITH_US = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execv(sys.argv[1], sys.argv[1:])"
@@ -71,7 +72,7 @@ class RealClient:
             _lay(home, self._setup.files)
             listener = HEARD[self._setup.client](on_turn)
             work = self._run(job, bounds, folder, home, listener)
-            files = _gather(folder)
+            files, _ = read_files(str(folder), most_files=MOST_FILES, most_bytes=MOST_BYTES, passed_over=NOT_WORK)
         if job.reply_file and listener.text:
             files[job.reply_file] = code_in(listener.text).encode("utf-8", "replace")
         return Done(work=work, files=files, system=f"({self.name} {self.version})")
@@ -170,24 +171,3 @@ def _lay(folder: Path, files: Mapping[str, str]) -> None:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-
-
-def _gather(folder: Path) -> dict[str, bytes]:
-    """Ordinary files of the folder, within the bounds of a job's; links are not followed."""
-    found: dict[str, bytes] = {}
-    size = 0
-    for path in _ordinary(folder):
-        size += path.lstat().st_size
-        if len(found) >= MOST_FILES or size > MOST_BYTES:
-            break
-        found[path.relative_to(folder).as_posix()] = path.read_bytes()
-    return found
-
-
-def _ordinary(folder: Path) -> Iterator[Path]:
-    for place, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if name not in (".git", "__pycache__", "node_modules"))
-        for name in sorted(names):
-            path = Path(place, name)
-            if stat.S_ISREG(path.lstat().st_mode):
-                yield path

@@ -1,0 +1,95 @@
+"""The folder that foreign code works in: compared with its quota, and read back. Standard library only.
+
+Folders are opened one below the other by descriptor, so no path is too long and no link is followed.
+"""
+
+import os
+import stat
+from collections.abc import Collection, Iterator
+
+DEEPEST = 32  # folders inside each other
+_OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def find_excess(folder: str, *, most_bytes: int, most_entries: int) -> str:
+    """Return which quota the folder exceeds, in words, or ""."""
+    size = 0
+    for entries, (path, status, _) in enumerate(_walk(folder, make_readable=True), 1):
+        is_folder = stat.S_ISDIR(status.st_mode)
+        size += 0 if is_folder else status.st_blocks * 512  # stat(2): always units of 512 bytes
+        if size > most_bytes:
+            return f"wrote more than {most_bytes:,} bytes"
+        if entries > most_entries:
+            return f"made more than {most_entries:,} files and folders"
+        if is_folder and path.count("/") >= DEEPEST:
+            return f"made more than {DEEPEST} folders inside each other"
+    return ""
+
+
+def read_files(
+    folder: str, *, most_files: int, most_bytes: int, passed_over: Collection[str]
+) -> tuple[dict[str, bytes], bool]:
+    """Read the plain files in the folder by path; the second value is False if there are more than these bounds allow.
+
+    Folders named in `passed_over` are not opened, and a file that cannot be read is left out.
+    """
+    found: dict[str, bytes] = {}
+    size = 0
+    for path, status, parent in _walk(folder, passed_over):
+        if not stat.S_ISREG(status.st_mode):
+            continue
+        size += status.st_size
+        if len(found) >= most_files or size > most_bytes:
+            return found, False
+        try:
+            with open(os.open(path.rpartition("/")[2], _OPEN, dir_fd=parent), "rb") as file:
+                found[path] = file.read(status.st_size)
+        except OSError:
+            continue
+    return found, True
+
+
+def _walk(
+    folder: str, passed_over: Collection[str] = (), *, make_readable: bool = False
+) -> Iterator[tuple[str, os.stat_result, int]]:
+    """Yield everything in the folder, no deeper than one level beyond DEEPEST: path, lstat, open parent.
+
+    `make_readable` is for a jail's folder, which cannot hold links: code could hide what it made in a folder that its
+    owner may not read.
+    """
+    opened = [os.open(folder, _OPEN | os.O_DIRECTORY)]
+    levels = [iter(_names(opened[0]))]  # names that are left in each open folder
+    parts: list[str] = []
+    try:
+        while levels:
+            name = next(levels[-1], None)
+            if name is None:
+                os.close(opened.pop())
+                levels.pop()
+                parts = parts[:-1]
+                continue
+            try:
+                status = os.stat(name, dir_fd=opened[-1], follow_symlinks=False)
+            except OSError:
+                continue  # the code is still running, and removed it
+            yield "/".join((*parts, name)), status, opened[-1]
+            if not stat.S_ISDIR(status.st_mode) or name in passed_over or len(parts) >= DEEPEST:
+                continue
+            try:
+                if make_readable and status.st_mode & 0o700 != 0o700:
+                    os.chmod(name, 0o700, dir_fd=opened[-1])
+                opened.append(os.open(name, _OPEN | os.O_DIRECTORY, dir_fd=opened[-1]))
+                levels.append(iter(_names(opened[-1])))
+                parts = [*parts, name]
+            except OSError:
+                if len(opened) > len(levels):
+                    os.close(opened.pop())
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+
+
+def _names(folder: int) -> list[str]:
+    """What an open folder holds, by name, folders last."""
+    with os.scandir(folder) as entries:
+        return [name for _, name in sorted((entry.is_dir(follow_symlinks=False), entry.name) for entry in entries)]
