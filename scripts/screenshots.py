@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
 
 from tests.web.chromium import Tab, chromium  # noqa: E402
+from tests.web.entry import remember  # noqa: E402
 
 from moebox.report.files import write_report  # noqa: E402
 from moebox.store import Run  # noqa: E402
@@ -114,13 +115,13 @@ def reports(home: Path, folder: Path) -> dict[str, Path]:
 @contextmanager
 def site(runs: Path) -> Iterator[str]:
     """The ui, served until the pictures are taken."""
-    server, listening, address = prepare("127.0.0.1", 0, insist=True, runs=runs)
+    server, listening, printed = prepare("127.0.0.1", 0, insist=True, runs=runs)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     while not server.started:
         time.sleep(0.01)
     try:
-        yield address
+        yield remember(printed)  # a tab opens it with its token
     finally:
         server.should_exit = True
         thread.join(10)

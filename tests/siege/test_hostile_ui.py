@@ -15,6 +15,7 @@ from moebox.store import Run
 from tests.hangs import no_longer_than
 from tests.siege.runs import RUNS, SECRET, good
 from tests.web.conftest import serve
+from tests.web.entry import cookie
 
 __all__ = ["serve"]
 
@@ -33,7 +34,7 @@ def no_hang() -> Iterator[None]:
 def get(url: str) -> tuple[int, str]:
     """Status and text of a page; of a stream of events, the first."""
     try:
-        with urllib.request.urlopen(url, timeout=120) as reply:
+        with urllib.request.urlopen(urllib.request.Request(url, headers={"Cookie": cookie(url)}), timeout=120) as reply:
             stream = reply.headers.get_content_type() == "text/event-stream"
             return reply.status, (reply.readline() if stream else reply.read()).decode()
     except urllib.error.HTTPError as problem:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from moebox.report.pdf import browser
+from tests.web.entry import with_token
 
 FLAGS = (
     "--headless=new",
@@ -54,8 +55,8 @@ class Tab:
         return self.browser.call(method, session=self.session, **parameters)
 
     def open(self, url: str, *, ready: str = "true") -> None:
-        """Go there and wait until it is there and its scripts listen."""
-        self.call("Page.navigate", url=url)
+        """Go there, with the token of a local page, and wait until it is there and its scripts listen."""
+        self.call("Page.navigate", url=with_token(url))
         self.until(f"document.readyState === 'complete' && ({ready})")
 
     def run(self, script: str) -> Any:

@@ -11,6 +11,7 @@ import pytest
 from moebox.report.pdf import browser as browser_path
 from moebox.web.serve import prepare
 from tests.web.chromium import NO_BROWSER, Chromium, Tab, chromium
+from tests.web.entry import remember
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -41,11 +42,11 @@ def tab(browser: Chromium) -> Iterator[Tab]:
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., str]]:
-    """Serves the local page on a free port until the test ends; gives its address."""
+    """Serves the local page on a free port until the test ends; gives its address, without the token."""
     with ExitStack() as stack:
 
-        def start(runs: Path | None = None, host: str = "127.0.0.1") -> str:
-            server, listening, address = prepare(host, 0, insist=True, runs=runs)
+        def start(runs: Path | None = None, host: str = "127.0.0.1", file: Path | None = None) -> str:
+            server, listening, printed = prepare(host, 0, insist=True, runs=runs, file=file)
             thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
             thread.start()
             while not server.started:
@@ -56,6 +57,6 @@ def serve() -> Iterator[Callable[..., str]]:
                 thread.join(10)
 
             stack.callback(stop)
-            return address
+            return remember(printed)
 
         yield start

@@ -23,21 +23,16 @@ from moebox.store import Run
 from moebox.store.summary import summaries
 from moebox.web import live, planning
 from tests.report.making import a_run
+from tests.web.entry import cookie
 from tests.web.test_ui import get
 
 Serve = Callable[..., str]
 RECIPE = 'name = "mine"\nengine = "vllm"\nmodel = "kimi-k2.6"\ncheckpoint = "int4"\nserved_name = "k"\n'
 
 
-def token(url: str) -> str:
-    found = re.search(r'name="page-token" content="([^"]+)"', get(url + "runs")[1])
-    assert found is not None
-    return found[1]
-
-
 def post(url: str, path: str, fields: Mapping[str, object], **changed: str) -> tuple[int, str]:
     """A POST as the page's own script makes it; `changed` replaces headers."""
-    headers = {"Origin": url.rstrip("/"), "X-Moebox-Page": token(url), "Content-Type": "application/json", **changed}
+    headers = {"Origin": url.rstrip("/"), "Cookie": cookie(url), "Content-Type": "application/json", **changed}
     request = urllib.request.Request(url + path, json.dumps(fields).encode(), headers=headers)
     try:
         with urllib.request.urlopen(request, timeout=120) as reply:
@@ -56,11 +51,12 @@ def until(true: Callable[[], object], seconds: float = 120.0) -> None:
 
 @pytest.mark.parametrize("path", ["runs", "runs/x/stop", "engines/x/stop", "chat", "recipes", "recipes/check"])
 def test_changes_are_taken_from_this_page_alone(serve: Serve, path: str):
-    """Another page in the same browser has neither the token nor the Origin."""
+    """Another page in the same browser has another Origin, even at another port; other users lack the cookie."""
     url = serve()
 
-    assert post(url, path, {}, Origin="http://evil.example")[0] == 403
-    assert post(url, path, {}, **{"X-Moebox-Page": "guess"})[0] == 403
+    for origin in ("http://evil.example", "http://127.0.0.1:9", "null", ""):
+        assert post(url, path, {}, Origin=origin)[0] == 403
+    assert post(url, path, {}, Cookie="")[0] == 403
     assert post(url, path, {}, Host="evil.example")[0] in (403, 421)
 
 

@@ -21,6 +21,7 @@ from moebox.web import watching
 from tests.planner.test_measured import calibration
 from tests.report.test_tasks import saved
 from tests.serving import live
+from tests.web.entry import cookie
 from tests.web.test_cockpit import post
 from tests.web.test_ui import get
 
@@ -132,7 +133,8 @@ def test_an_engine_is_watched(serve: Serve, engine: str, monkeypatch: pytest.Mon
 
     assert f"/engines/{engine}/watch" in get(url + "engines")[1]
     assert "waiting for its metrics" in get(f"{url}engines/{engine}/watch")[1]
-    with urllib.request.urlopen(f"{url}engines/{engine}/watch/events", timeout=30) as stream:
+    events = urllib.request.Request(f"{url}engines/{engine}/watch/events", headers={"Cookie": cookie(url)})
+    with urllib.request.urlopen(events, timeout=30) as stream:
         for _ in range(5):
             line = stream.readline().decode()
             stream.readline()

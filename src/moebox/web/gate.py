@@ -1,12 +1,16 @@
 """Who may use the page.
 
-On the loopback address only names of this machine are answered to, so that a page from elsewhere cannot read it by
-pointing its own name here. Bound elsewhere, every request needs the token, given once in the address and kept in a
-cookie. What changes something (POST) also needs the page's own token in its form and this site as its Origin: another
-page in the same browser has neither.
+Every request needs the token: given once in the address that `moebox ui` prints, kept in a cookie afterwards. Other
+users of the machine have neither. On a Unix socket the mode of its file is asked by the kernel instead.
+
+On loopback and on a socket only names of this machine are answered to, so that a page from elsewhere cannot read this
+one by pointing its own name here. A change (POST) needs this site as its Origin: pages of other sites, and of other
+ports of this machine, have another.
 """
 
+import hashlib
 import hmac
+import html
 import secrets
 import threading
 from dataclasses import dataclass, field
@@ -15,15 +19,15 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-COOKIE = "moebox-token"
 HERE = ("localhost", "127.0.0.1", "[::1]", "::1")
-HEADER = "x-moebox-page"  # of scripts
 SAFE = ("GET", "HEAD")
+TOKEN_BYTES = 24  # 192 bits
+ARRIVAL = '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0;url={url}">'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +35,14 @@ class Site:
     """What the pages show and to whom."""
 
     runs: Path | None = None
-    token: str = ""  # "" on the loopback address: none needed
-    page_token: str = field(default_factory=lambda: secrets.token_urlsafe(18))
+    token: str = field(default_factory=lambda: secrets.token_urlsafe(TOKEN_BYTES), repr=False)  # "" on a socket only
+    any_host: bool = False  # reached from other machines, under names that are not known here
     over: threading.Event = field(default_factory=threading.Event)  # set when the server stops
+
+    @property
+    def cookie(self) -> str:
+        """The cookie's name, different for each server: browsers send cookies of one port of a host to all of them."""
+        return f"moebox-{hashlib.sha256(self.token.encode()).hexdigest()[:8]}"
 
 
 class Gate:
@@ -44,45 +53,37 @@ class Gate:
 
     async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
         """Answer, or refuse."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        request = Request(scope)
-        refusal = self.refusal(request)
+        refusal = self.refusal(Request(scope)) if scope["type"] == "http" else None
         await (refusal or self.app)(scope, receive, send)
 
     def refusal(self, request: Request) -> Response | None:
-        """Why not, or None."""
-        if not self.site.token:
-            if _host(request) not in HERE:
-                return PlainTextResponse("ask for localhost", 421)
-            return self._foreign(request)
-        given = request.query_params.get("token")
-        if given is not None and same(given, self.site.token) and request.method in SAFE:
-            answer = RedirectResponse(str(request.url.remove_query_params("token")), 303)
-            answer.set_cookie(COOKIE, self.site.token, httponly=True, samesite="strict")
-            return answer
-        if not same(request.cookies.get(COOKIE, ""), self.site.token):
+        """The reply to a request that gets no page, or None."""
+        host = request.headers.get("host", "")
+        if not self.site.any_host and (host.rpartition(":")[0] or host) not in HERE:
+            return PlainTextResponse("ask for localhost", 421)
+        if request.method in SAFE and self.site.token and same(request.query_params.get("token", ""), self.site.token):
+            return self.arrival(request)
+        if self.site.token and not same(request.cookies.get(self.site.cookie, ""), self.site.token):
             return PlainTextResponse("open the address with its token, as `moebox ui` printed it", 403)
-        return self._foreign(request)
-
-    def _foreign(self, request: Request) -> Response | None:
-        """A change that another page asks for."""
-        if request.method in SAFE:
-            return None
-        origin = urlsplit(request.headers.get("origin", ""))
-        if origin.netloc != request.headers.get("host", ""):
+        if request.method not in SAFE and urlsplit(request.headers.get("origin", "")).netloc != host:
             return PlainTextResponse("changes are taken from this page alone (Origin)", 403)
-        if not same(request.headers.get(HEADER, ""), self.site.page_token):
-            return PlainTextResponse("changes need the token of this page: reload it", 403)
         return None
 
+    def arrival(self, request: Request) -> Response:
+        """Set the cookie and lead to the address without the token.
 
-def _host(request: Request) -> str:
-    host = request.headers.get("host", "")
-    return host.rpartition(":")[0] or host
+        A browser that follows a link from another site or a file sends a strict cookie only with what the page itself
+        asks for, so there the page leads on, not a redirect.
+        """
+        url = str(request.url.remove_query_params("token"))
+        headers = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"}
+        reply: Response = RedirectResponse(url, 303, headers=headers)
+        if request.headers.get("sec-fetch-site") == "cross-site":
+            reply = HTMLResponse(ARRIVAL.format(url=html.escape(url)), headers=headers)
+        reply.set_cookie(self.site.cookie, self.site.token, httponly=True, samesite="strict")
+        return reply
 
 
 def same(given: str, wanted: str) -> bool:
-    """Compared in a time that says nothing about where they differ."""
+    """Compare in a time that does not depend on where they differ."""
     return hmac.compare_digest(given.encode(), wanted.encode())

@@ -36,7 +36,6 @@ def page(site: Site, template: str, *, status: int = 200, **context: Any) -> HTM
             light=Markup(palette.variables(palette.LIGHT)),  # noqa: S704  (ours)
             dark=Markup(palette.variables(palette.DARK)),  # noqa: S704
             style=style(),
-            page_token=site.page_token,
             **context,
         )
     )

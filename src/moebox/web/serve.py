@@ -1,20 +1,22 @@
 """Starts the local page: one process, one socket, until interrupted."""
 
 import ipaddress
-import secrets
+import os
 import socket
+import stat
 from pathlib import Path
 
 import uvicorn
 
 from moebox.core.traits import LAST_PORT
-from moebox.errors import BadInput, Outside, refuse_outside
+from moebox.errors import BadInput, Outside, refuse_if, refuse_outside
 from moebox.store import runs_dir
 from moebox.web import planning
 from moebox.web.app import application
 from moebox.web.gate import Site
 
 TRIES = 20  # ports after the asked one, when it is taken and nobody insisted on it
+QUEUE = 64  # connections that wait to be accepted
 
 
 def listen(host: str, port: int, *, insist: bool) -> socket.socket:
@@ -33,9 +35,42 @@ def listen(host: str, port: int, *, insist: bool) -> socket.socket:
                     f"cannot listen on {host} port {number}: {problem.strerror}", hint="choose another with --port"
                 ) from None
             continue
-        made.listen(64)
+        made.listen(QUEUE)
         return made
     raise Outside(f"no free port from {port} on")
+
+
+def listen_on_file(path: Path) -> socket.socket:
+    """Listen on a Unix socket that only this user may connect to; replace one whose process is gone."""
+    if os.path.lexists(path):
+        _remove_stale(path)
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        os.fchmod(made.fileno(), 0o600)  # before bind: Linux gives the file this mode, so it never has another
+        made.bind(str(path))
+        made.listen(QUEUE)
+    except OSError as problem:
+        made.close()
+        why = problem.strerror or str(problem)  # a path that is too long has no number
+        raise Outside(f"--socket {path}: cannot listen there: {why}", hint="name a file in a folder of yours") from None
+    return made
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove a socket of this user that no process listens on; refuse anything else."""
+    status = path.lstat()
+    refuse_if(not stat.S_ISSOCK(status.st_mode), f"--socket {path}: exists and is not a socket")
+    refuse_if(status.st_uid != os.geteuid(), f"--socket {path}: belongs to another user", hint="name another file")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+            return
+        except OSError:
+            pass  # its process is busy, but there
+    raise Outside(f"--socket {path}: another process listens there", hint="stop it, or name another file")
 
 
 def is_loopback(host: str) -> bool:
@@ -53,7 +88,7 @@ def is_loopback(host: str) -> bool:
 def address(host: str, port: int, token: str) -> str:
     """What to open."""
     name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
-    return f"http://{name}:{port}/" + (f"?token={token}" if token else "")
+    return f"http://{name}:{port}/?token={token}"
 
 
 class Server(uvicorn.Server):
@@ -69,13 +104,18 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def prepare(host: str, port: int, *, insist: bool, runs: Path | None) -> tuple[uvicorn.Server, socket.socket, str]:
-    """The server, its socket, and the address to open."""
+def prepare(
+    host: str, port: int, *, insist: bool, runs: Path | None, file: Path | None = None
+) -> tuple[uvicorn.Server, socket.socket, str]:
+    """The server, its socket, and the address to open; `file` is a Unix socket in place of host and port."""
     runs_dir(runs)  # refuses what is none
     planning.warm()
-    token = "" if is_loopback(host) else secrets.token_urlsafe(18)
-    made = listen(host, port, insist=insist)
-    site = Site(runs=runs, token=token)
+    if file is not None:
+        site, made = Site(runs=runs, token=""), listen_on_file(file)
+        shown = f"unix:{file}"
+    else:
+        site, made = Site(runs=runs, any_host=not is_loopback(host)), listen(host, port, insist=insist)
+        shown = address(host, made.getsockname()[1], site.token)
     config = uvicorn.Config(
         application(site),
         log_level="warning",
@@ -83,4 +123,4 @@ def prepare(host: str, port: int, *, insist: bool, runs: Path | None) -> tuple[u
         lifespan="off",
         timeout_graceful_shutdown=3,
     )
-    return Server(config, site), made, address(host, made.getsockname()[1], token)
+    return Server(config, site), made, shown

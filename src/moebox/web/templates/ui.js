@@ -1,7 +1,6 @@
 /* Asks the server again when a control moves, shows its answers, sends forms, chats; knows nothing about plans. */
 (() => {
-  const token = document.querySelector("meta[name=page-token]")?.content || "";
-  const send = (url, fields) => fetch(url, { method: "POST", headers: { "Content-Type": "application/json", "X-Moebox-Page": token }, body: JSON.stringify(fields) });
+  const send = (url, fields) => fetch(url, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(fields) });
   const told = async (reply, said) => {
     let answer = {};
     try { answer = await reply.json(); } catch { answer = { error: `HTTP ${reply.status}` }; }
@@ -53,7 +52,7 @@
         }
       };
       try {
-        const reply = await fetch("/chat", { method: "POST", signal: running.signal, headers: { "Content-Type": "application/json", "X-Moebox-Page": token }, body: JSON.stringify({ engine: chat.elements.engine.value, messages: JSON.stringify(messages) }) });
+        const reply = await fetch("/chat", { method: "POST", signal: running.signal, headers: { "Content-Type": "application/json" }, body: JSON.stringify({ engine: chat.elements.engine.value, messages: JSON.stringify(messages) }) });
         if (!reply.ok) { await told(reply, said); return; }
         const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader(); let rest = "";
         for (;;) {
