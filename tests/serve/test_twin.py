@@ -4,6 +4,7 @@ import contextlib
 import http.client
 import json
 import re
+import stat
 import subprocess
 import sys
 import threading
@@ -17,6 +18,8 @@ import pytest
 from moebox.bench.vocabulary import text_for
 from moebox.cli import main
 from moebox.core.endpoint import endpoint_of
+from moebox.serve import state
+from moebox.serve.keys import find_key
 from tests.bench.server import good, serving
 
 CODE = "import sys; from moebox.cli import main; sys.exit(main())"
@@ -47,12 +50,15 @@ def twin() -> Iterator[dict[str, Any]]:
         yield told
 
 
-def ask(twin: dict[str, Any], path: str, body: Any = None) -> tuple[http.client.HTTPResponse, bytes]:
-    """One request; the response with its header, and its body."""
+def ask(
+    twin: dict[str, Any], path: str, body: Any = None, headers: dict[str, str] | None = None
+) -> tuple[http.client.HTTPResponse, bytes]:
+    """One request, with the key unless `headers` are given; the response with its header, and its body."""
     host = str(twin["url"]).removeprefix("http://").removesuffix("/v1")
     connection = http.client.HTTPConnection(host, timeout=60)
     raw = body if isinstance(body, str | None) else json.dumps(body)
-    connection.request("GET" if body is None else "POST", path, raw)
+    known = {"Authorization": f"Bearer {twin['key']}"} if "key" in twin else {}
+    connection.request("GET" if body is None else "POST", path, raw, known if headers is None else headers)
     response = connection.getresponse()
     content = response.read()
     connection.close()
@@ -197,7 +203,8 @@ def test_a_client_that_goes_away_leaves_the_queue(twin: dict[str, Any]) -> None:
     """A stream closed by its client is taken out of the simulated batch."""
     host = str(twin["url"]).removeprefix("http://").removesuffix("/v1")
     connection = http.client.HTTPConnection(host, timeout=60)
-    connection.request("POST", "/v1/chat/completions", json.dumps(chat(twin, max_tokens=8000, stream=True)))
+    headers = {"x-api-key": str(twin["key"])}
+    connection.request("POST", "/v1/chat/completions", json.dumps(chat(twin, max_tokens=8000, stream=True)), headers)
     response = connection.getresponse()
     assert response.read(10)
     response.close()
@@ -232,7 +239,7 @@ def test_the_twin_answers_to_this_machines_names_only(twin: dict[str, Any], host
 
 def test_a_load_generator_learns_how_long_its_words_are(twin: dict[str, Any]) -> None:
     """Prompts were 45 % longer than asked: the twin counts letters, and nobody could ask it how."""
-    text = text_for(endpoint_of(str(twin["url"]), str(twin["model"])))
+    text = text_for(endpoint_of(str(twin["url"]), str(twin["model"]), key=str(twin["key"])))
     assert text.how == "the server's /tokenize, mean length"
     assert 1.3 < text.tokens_per_word < 1.6
 
@@ -249,10 +256,11 @@ def test_a_load_generator_learns_how_long_its_words_are(twin: dict[str, Any]) ->
     ids=lambda words: words[0],
 )
 def test_every_command_says_that_no_model_answers(
-    words: list[str], twin: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    words: list[str], twin: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In its own output, and in the lists of runs where it leaves one."""
-    main([*words, twin["url"]])
+    monkeypatch.setenv("THE_KEY", twin["key"])
+    main([*words, twin["url"], "--key-env", "THE_KEY"])
     assert "a simulation answers here" in " ".join(capsys.readouterr().err.split())
     main(["runs", "--json"])
     runs = json.loads(capsys.readouterr().out)["runs"]
@@ -262,8 +270,80 @@ def test_every_command_says_that_no_model_answers(
     assert capsys.readouterr().out.count("simulated") == len(runs)
 
 
-def test_a_simulation_is_compared_with_no_engine(twin: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_simulation_is_compared_with_no_engine(
+    twin: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nor kept in the run of one."""
+    monkeypatch.setenv("THE_KEY", twin["key"])
     with serving(good) as server:
-        assert main(["compare", twin["url"], server.url, "--model", twin["model"]]) == 2
+        assert main(["compare", twin["url"], server.url, "--model", twin["model"], "--key-env", "THE_KEY"]) == 2
         assert "A is a simulation, and B is not" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", ["/", "/v1/models", "/metrics", "/tokenize", "/v1/chat/completions", "/nowhere"])
+def test_without_its_key_the_twin_answers_nothing(twin: dict[str, Any], path: str) -> None:
+    """Other users of the machine have no key; that it is up, anyone may see."""
+    body = None if path in ("/", "/v1/models", "/metrics") else chat(twin, max_tokens=1)
+    key = str(twin["key"])
+    assert len(key) >= 22  # 128 bits in base64
+    for headers in ({}, {"Authorization": "Bearer "}, {"Authorization": f"Bearer {key}x"}, {"x-api-key": key[:-1]}):
+        response, content = ask(twin, path, body, headers)
+        assert response.status == 401
+        assert "key" in json.loads(content)["error"]["message"]
+        assert key not in content.decode()
+    assert ask(twin, "/health", headers={})[0].status == 200
+
+
+def test_a_browser_opens_the_page_with_the_key_in_its_address(twin: dict[str, Any]) -> None:
+    """The page alone: its address is printed, and sent nowhere else."""
+    response, _ = ask(twin, f"/?key={twin['key']}", headers={})
+    assert response.status == 200
+    assert response.headers["Referrer-Policy"] == "no-referrer"
+    assert ask(twin, f"/v1/models?key={twin['key']}", headers={})[0].status == 401
+
+
+def test_other_commands_of_the_same_user_find_the_key(capsys: pytest.CaptureFixture[str]) -> None:
+    """`moebox twin` in one terminal, `moebox verify URL` in another; the file is its owner's and ends with the twin."""
+    with running(*WORDS, *SETTINGS) as told:
+        (path,) = (state.state_dir() / "keys").iterdir()
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+        assert main(["bench", told["url"], "--requests", "2", "--input", "32", "--output", "8"]) == 0
+        assert main(["connect", "curl", told["url"], "--check"]) == 0
+        shown = capsys.readouterr()
+        assert "$MOEBOX_TWIN_KEY" in shown.out
+        assert told["key"] not in shown.out + shown.err
+        assert find_key("", told["url"]) == told["key"]
+        assert find_key("", told["url"].replace("127.0.0.1", "localhost")) == told["key"]
+        assert find_key("", told["url"].replace("127.0.0.1", "example.org")) is None
+    assert find_key("", told["url"]) is None
+
+
+def test_a_twin_takes_a_key_that_is_given_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """--key-env reads it and prints nothing; --open asks for none; both at once, or an empty variable, is one line."""
+    monkeypatch.setenv("THE_KEY", "quite-a-secret-key")
+    with running(*WORDS, *SETTINGS, "--key-env", "THE_KEY") as told:
+        assert "quite-a-secret-key" not in str(told)
+        assert ask(told, "/v1/models", headers={})[0].status == 401
+        assert ask(told, "/v1/models", headers={"Authorization": "Bearer quite-a-secret-key"})[0].status == 200
+    with running(*WORDS, *SETTINGS, "--open") as told:
+        assert ask(told, "/v1/models", headers={})[0].status == 200
+    assert main(["twin", *WORDS, *SETTINGS, "--open", "--key-env", "THE_KEY"]) == 2
+    assert main(["twin", *WORDS, *SETTINGS, "--key-env", "NO_SUCH_KEY"]) == 2
+
+
+def test_people_are_shown_the_key_or_that_there_is_none() -> None:
+    """In the terminal, as an export for clients and as the page's address."""
+    for words, wanted in (
+        ([], r"export MOEBOX_TWIN_KEY=([\w-]{22,})\nhttp://127.0.0.1:\d+/\?key=\1\n"),
+        (["--open"], "open: "),
+    ):
+        command = [sys.executable, "-c", CODE, "twin", *WORDS, *SETTINGS, "--port", "0", *words]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr is not None
+            text = ""
+            while not re.search(wanted, text):
+                line = process.stderr.readline()
+                assert line, text
+                text += line
+            process.terminate()

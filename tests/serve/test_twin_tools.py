@@ -60,14 +60,16 @@ def test_a_tool_is_called_once_and_its_result_is_answered_with_text():
 
 @pytest.fixture
 def endpoint(twin: dict[str, Any]) -> Endpoint:  # noqa: F811
-    return Endpoint(base_url=str(twin["url"]), model=str(twin["model"]))
+    return Endpoint(base_url=str(twin["url"]), model=str(twin["model"]), key=str(twin["key"]))
 
 
 @pytest.mark.parametrize("api", ["openai", "anthropic"])
 def test_our_agents_loop_runs_against_it(api: Api, endpoint: Endpoint, tmp_path: Path):
     """Calls, results, an ending; the work is not done, of course."""
     options = runner.Options(api=api, job_s=60)
-    done = do(endpoint.base_url, endpoint.model, "errand", tmp_path, api=api, options=options).results[0]
+    done = do(
+        endpoint.base_url, endpoint.model, "errand", tmp_path, api=api, options=options, key=endpoint.key
+    ).results[0]
 
     assert done.end == "done"
     assert not done.solved

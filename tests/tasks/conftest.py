@@ -51,9 +51,10 @@ def do(
     api: Api = "openai",
     options: runner.Options | None = None,
     more_tools: Callable[[], Sequence[runner.Tool]] | None = None,
+    key: str | None = None,
 ) -> TaskRun:
     """Jobs of one family, done by one script."""
-    endpoint = Endpoint(base_url=url, model=script)
+    endpoint = Endpoint(base_url=url, model=script, key=key)
     options = options or runner.Options(api=api, job_s=60)
     worker = runner.Agent(Ask(endpoint=endpoint, api=api), more_tools)
     wanted = [JobName(family=family, level=level, seed=seed) for seed in seeds]

@@ -15,6 +15,7 @@ from moebox.core.habits import habits_of
 from moebox.core.recipe import Recipe
 from moebox.serve import connect as connecting
 from moebox.serve import state
+from moebox.serve.keys import TWIN_KEY
 from moebox.stream.limits import ServedLimits, served_limits
 from moebox.units import parse_tokens
 
@@ -54,7 +55,11 @@ def connect(
     endpoint = target.endpoint(url, model=model, key_env=key_env)
     served = served_limits(endpoint)
     limit, source = _context(context, url, served)
-    reached = connecting.Reached(endpoint=endpoint, key_env=key_env or _key_variable(url), context=limit, vision=vision)
+    variable = key_env or _key_variable(url)
+    if endpoint.key and not variable:
+        variable = TWIN_KEY
+        source = (*source, f"{TWIN_KEY} is to hold the key that `moebox twin` printed")
+    reached = connecting.Reached(endpoint=endpoint, key_env=variable, context=limit, vision=vision)
     wanted = connecting.settings(client, reached)
     tell_simulation(served.simulation)
     if served.away:

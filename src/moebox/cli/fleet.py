@@ -1,5 +1,6 @@
 """`moebox fleet`: several boxes behind an existing router, planned, rendered, started, verified and measured as one."""
 
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -17,6 +18,7 @@ from moebox.fleet.file import Fleet
 from moebox.fleet.route import Policy
 from moebox.fleet.simulate import FleetOutcome, Question
 from moebox.fleet.users import workload as workload_called
+from moebox.serve.keys import TWIN_KEY
 
 if TYPE_CHECKING:
     from moebox.cli.verify_view import View
@@ -191,6 +193,8 @@ def up(
 
 def _show_up(record: "FleetRecord") -> None:
     people().print(f"{record.name}: {record.base_url} serves {record.model}", markup=False, soft_wrap=True)
+    if record.router.key_env == TWIN_KEY:
+        print(f"export {TWIN_KEY}={record.endpoint().key}", file=sys.stderr)  # the console would hide it
     _say(f"{record.router.kind} {routers.traits()[record.router.kind].note}")
 
 

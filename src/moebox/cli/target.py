@@ -1,6 +1,5 @@
 """Whom a command talks to: a URL, a recipe, or the name of an engine that moebox started."""
 
-import os
 import re
 from pathlib import Path
 
@@ -19,7 +18,7 @@ _ERRNO = re.compile(r"\[Errno -?\d+\] ")  # what Python puts before the system's
 def endpoint(
     target: str = "", *, model: str = "", key_env: str = "", insecure: bool = False, ca_file: str = ""
 ) -> Endpoint:
-    """The endpoint meant; the key is read from the environment variable named, and from nowhere else.
+    """The endpoint meant; the key is read from the environment variable named, or is one that moebox made.
 
     `insecure` and `ca_file` say which certificates are trusted while its model's name is asked for.
     """
@@ -65,7 +64,9 @@ def _made(url: str, model: str, key_env: str, engine: str) -> Endpoint:
     password = "@" in url.rpartition("://")[2].partition("/")[0]
     hint = "leave it out, and name the variable that holds it: --key-env NAME"
     refuse_if(password, "a password in a URL would be written into run folders", hint=hint)
-    key = os.environ.get(key_env) if key_env else None
+    from moebox.serve.keys import find_key
+
+    key = find_key(key_env, url)
     refuse_if(key_env and not key, f"the environment variable {key_env} holds no key", hint=f"export {key_env}=…")
     return endpoint_of(url, model, key=key, engine=engine)
 

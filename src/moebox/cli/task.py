@@ -125,7 +125,7 @@ def task(
     endpoint = targets.endpoint(target, model=model, key_env=key_env)
     if harbor:
         return _harbor(harbor, endpoint, number, options, json)
-    worker, close = _worker(endpoint, options, with_, mcp or [], key_env)
+    worker, close = _worker(endpoint, options, with_, mcp or [])
     try:
         return _work(endpoint, wanted, worker, options, resume, json)
     finally:
@@ -241,7 +241,7 @@ def _begin(
 
 
 def _worker(
-    endpoint: "Endpoint", options: "Options", client: str, mcp: list[str], key_env: str
+    endpoint: "Endpoint", options: "Options", client: str, mcp: list[str]
 ) -> "tuple[Worker, Callable[[], None]]":
     """Who does the jobs, and how to end what was started for it."""
     from moebox.tasks.reply import Ask
@@ -249,7 +249,7 @@ def _worker(
 
     if client:
         refuse_if(mcp, "--mcp adds tools to our own agent; a real client has its own settings for them")
-        return _client(endpoint, client, key_env), lambda: None
+        return _client(endpoint, client), lambda: None
     ask = Ask(endpoint=endpoint, api=options.api, temperature=options.temperature, thinking=options.thinking)
     if not mcp:
         return Agent(ask), lambda: None
@@ -271,7 +271,7 @@ def _servers(mcp: list[str]) -> "McpServers":
     return servers
 
 
-def _client(endpoint: "Endpoint", client: str, key_env: str) -> "Worker":
+def _client(endpoint: "Endpoint", client: str) -> "Worker":
     """A real client with the settings that `moebox connect` gives it, and the key in its environment alone."""
     from moebox.errors import UnknownName
     from moebox.serve import connect
@@ -281,7 +281,7 @@ def _client(endpoint: "Endpoint", client: str, key_env: str) -> "Worker":
     if client not in CLIENTS:
         raise UnknownName("client", client, CLIENTS)
     context = served_limits(endpoint).context or connect.MODEST_CONTEXT
-    reached = connect.Reached(endpoint=endpoint, key_env=key_env and KEY_FOR_CLIENT, context=context)
+    reached = connect.Reached(endpoint=endpoint, key_env=KEY_FOR_CLIENT if endpoint.key else "", context=context)
     return RealClient(_opencode(reached) if client == "opencode" else _claude(reached))
 
 

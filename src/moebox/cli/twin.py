@@ -1,10 +1,15 @@
 """`moebox twin`: a simulated endpoint of a box one does not own."""
 
+import contextlib
+import os
 import socket
+import sys
+from collections.abc import Iterator
 from typing import Annotated
 
 from cyclopts import Parameter
 
+from moebox.cli import flags
 from moebox.cli import subject as subjects
 from moebox.cli.output import answer, talk
 from moebox.cli.pinned import Pinned
@@ -13,6 +18,7 @@ from moebox.core.traits import LAST_PORT
 from moebox.errors import Outside, refuse_if, refuse_outside
 from moebox.flows import boxes, recipes
 from moebox.planner.simulate import rules_of
+from moebox.serve.keys import TWIN_KEY, keep_key, make_key
 from moebox.stream import loop
 
 NOTHING = Pinned()
@@ -25,6 +31,8 @@ def twin(
     port: int | None = None,
     speed: float = 1.0,
     kv_tokens: int | None = None,
+    key_env: str = "",
+    open: Annotated[bool, Parameter(name="--open", negative=())] = False,
     pinned: Annotated[Pinned, Parameter(name="*")] = NOTHING,
     ram: str = "",
     ram_bandwidth: str = "",
@@ -33,7 +41,9 @@ def twin(
     """Serve a simulation of a recipe on a box: OpenAI's API, timed as the forecast says, with made-up text.
 
     Streams queue, wait for the cache and slow each other down as they would on the box. Every response and page says
-    that it is a simulation. It listens on this machine only; Ctrl-C stops it.
+    that it is a simulation. It listens on this machine only, and asks for a key: a new one that is printed, unless
+    --key-env or the recipe names a variable that holds one. Your other moebox commands find a printed key by
+    themselves. Ctrl-C stops it.
 
     Args:
         target: A recipe file (.toml), or a model as `plan` takes it.
@@ -41,6 +51,8 @@ def twin(
         port: Where to listen; the recipe's port without it, 0 for a free one.
         speed: Times faster than the box would be.
         kv_tokens: Cache capacity to assume, such as the one in an engine's log.
+        key_env: The environment variable that holds the key.
+        open: Ask for no key: every user of this machine may use it.
         pinned: Settings of the plan that must hold; a recipe file has its own.
         ram: Memory to assume, such as 768GiB.
         ram_bandwidth: Its bandwidth, such as 614GB/s.
@@ -56,17 +68,43 @@ def twin(
         subject = subjects.chosen(target, where, pinned.pins())
     capacity = kv_tokens if kv_tokens is not None else subject.memory.kv_tokens
     subjects.refuse_no_cache(capacity)
+    if open:
+        flags.not_taken("--open asks for no key", key_env=key_env)
+    key = os.environ.get(key_env or subject.recipe.listen.key_env, "")
+    refuse_if(key_env and not key, f"the environment variable {key_env} holds no key", hint=f"export {key_env}=…")
+    made = "" if key or open else make_key()
     listening = bound(subject.recipe.listen.port if port is None else port)
-    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    answer(
-        json,
-        {"simulation": True, "url": f"{url}/v1", "model": subject.recipe.served_name, "kv_tokens": capacity},
-        lambda: talk().print(
-            f"simulating {title(subject)}\n{url}/v1 serves {subject.recipe.served_name}; Ctrl-C stops it"
-        ),
-    )
-    loop.run(serve(subject, listening, capacity, speed))
+    number = listening.getsockname()[1]
+    url = f"http://127.0.0.1:{number}"
+    document = {"simulation": True, "url": f"{url}/v1", "model": subject.recipe.served_name, "kv_tokens": capacity}
+    with _kept(number, made):
+        answer(
+            json,
+            document | ({"key": made} if made else {}),
+            lambda: _show(subject, url, made, open=open),
+        )
+        loop.run(serve(subject, listening, capacity, speed, key="" if open else key or made))
     return 0
+
+
+@contextlib.contextmanager
+def _kept(port: int, key: str) -> Iterator[None]:
+    """A key that was made here, written for this user's other commands until the twin ends."""
+    path = keep_key(port, key, pid=os.getpid()) if key else None
+    try:
+        yield
+    finally:
+        if path:
+            path.unlink(missing_ok=True)
+
+
+def _show(subject: Subject, url: str, made: str, *, open: bool) -> None:
+    """What is simulated, where, and for whom."""
+    talk().print(f"simulating {title(subject)}\n{url}/v1 serves {subject.recipe.served_name}; Ctrl-C stops it")
+    if open:
+        talk().print("open: every user of this machine may use it")
+    if made:
+        print(f"export {TWIN_KEY}={made}\n{url}/?key={made}", file=sys.stderr, flush=True)
 
 
 def title(subject: Subject) -> str:
@@ -89,7 +127,7 @@ def bound(port: int) -> socket.socket:
     return listening
 
 
-async def serve(subject: Subject, listening: socket.socket, kv_tokens: int, faster: float) -> None:
+async def serve(subject: Subject, listening: socket.socket, kv_tokens: int, faster: float, *, key: str) -> None:
     """Serve until interrupted."""
     import uvicorn
 
@@ -98,6 +136,6 @@ async def serve(subject: Subject, listening: socket.socket, kv_tokens: int, fast
 
     recipe = subject.recipe
     engine = Engine(subject.speed, rules_of(recipe, kv_tokens, subject.speed), faster=faster)
-    app = build(engine, model=recipe.served_name, context=recipe.context, title=title(subject))
+    app = build(engine, model=recipe.served_name, context=recipe.context, title=title(subject), key=key)
     config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1)
     await uvicorn.Server(config).serve(sockets=[listening])

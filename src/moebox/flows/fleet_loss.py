@@ -172,7 +172,14 @@ def restart(record: FleetRecord, member: MemberRecord) -> FleetRecord:
     stop_instance(old)
     _wait_for_port(old.base_url, port)
     recipe = codec.read_toml(Recipe, folder / ("twin.toml" if record.twins else "recipe.toml"))
-    part = start_member(f"{record.name}-{member.name}", recipe, member.box, twins=record.twins, port=port)
+    part = start_member(
+        f"{record.name}-{member.name}",
+        recipe,
+        member.box,
+        twins=record.twins,
+        key=record.key(member.key_env) or "",
+        port=port,
+    )
     try:
         wait_ready(part, BACK_S)
     except BaseException:

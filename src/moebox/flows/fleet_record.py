@@ -1,6 +1,5 @@
 """Fleets that were started, noted in the state folder so that ps, verify, bench and down find them."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from moebox.errors import BadInput, MoeboxError, Outside, suggest
 from moebox.files import write_atomic
 from moebox.fleet.file import RouterSettings
 from moebox.serve import state
+from moebox.serve.keys import find_key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,15 +66,21 @@ class FleetRecord:
         kinds = {member.engine for member in self.members}
         return kinds.pop() if len(kinds) == 1 else ""
 
+    def key(self, variable: str) -> str | None:
+        """The key that a variable holds, or that moebox made for the parts of this fleet that name the variable."""
+        parts = ((self.router.key_env, self.base_url), *((each.key_env, each.base_url) for each in self.members))
+        found = (find_key(variable, url) for named, url in parts if named == variable)
+        return next(filter(None, found), None)
+
     def endpoint(self) -> Endpoint:
         """The fleet as clients see it, with what a router hides."""
-        key = os.environ.get(self.router.key_env)
+        key = self.key(self.router.key_env)
         found = endpoint_of(self.base_url, self.model, key=key, engine=self.engine)
         return replace(found, router=self.router.kind, context=self.context)
 
     def member_endpoint(self, member: MemberRecord) -> Endpoint:
         """One member, past the router."""
-        key = os.environ.get(member.key_env)
+        key = self.key(member.key_env)
         return endpoint_of(member.base_url, self.model, key=key, engine=member.engine)
 
 

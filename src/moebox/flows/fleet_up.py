@@ -18,6 +18,7 @@ from moebox.fleet.file import Fleet, Member, RouterSettings, read, recipe_path, 
 from moebox.flows.fleet_record import FleetRecord, MemberRecord, forget, records, save
 from moebox.loose import Json
 from moebox.serve import preflight, state
+from moebox.serve.keys import TWIN_KEY, find_key, keep_key, make_key
 from moebox.serve.program import Program, ProgramOrder, stop_all
 from moebox.serve.recipes import read_recipe
 from moebox.serve.session import Session, launch, prepare
@@ -102,9 +103,12 @@ def _python(router: RouterSettings, missing: Outside) -> str:
 def up(path: Path, *, twins: bool = False, patience_s: float = PATIENCE_S, tell: Tell = lambda _: None) -> Running:
     """Start every member that has a recipe, then the router; nothing is left when any of it fails."""
     fleet = _startable(path)
+    if twins:  # the routers that hand a client's key on need the same one in front of all members
+        fleet = replace(fleet, router=replace(fleet.router, key_env=fleet.router.key_env or TWIN_KEY))
     recipes = {member.name: read_recipe(recipe_path(path, member)) for member in fleet.member if member.recipe}
     model = served_name(fleet.member, recipes)
     python = interpreter(fleet.router)
+    key = os.environ.get(TWIN_KEY) or make_key()  # of twins whose recipe names none
     started: list[Part] = []
     stops: list[Callable[[], None]] = []  # of what runs, the router's first
     try:
@@ -113,10 +117,14 @@ def up(path: Path, *, twins: bool = False, patience_s: float = PATIENCE_S, tell:
             if not member.recipe:
                 members.append(_found(member, model))
                 continue
-            part = _start(fleet, member, recipes[member.name], twins=twins)
+            recipe = recipes[member.name]
+            if twins and not recipe.listen.key_env:
+                recipe = replace(recipe, listen=replace(recipe.listen, key_env=fleet.router.key_env))
+            name = f"{fleet.name}-{member.name}"
+            part = start_member(name, replace(recipe.on_port(0), name=name), member.box, twins=twins, key=key)
             started.append(part)
             stops.append(part.stop)
-            members.append(_record(member, recipes[member.name], part))
+            members.append(_record(member, recipe, part))
             tell(f"{member.name}: starting at {part.endpoint.root}")
         _wait_for(started, members, patience_s, tell)
         router = start_router(fleet.name, fleet.router, model, members, python)
@@ -156,33 +164,41 @@ def _wait_for(started: Sequence[Part], members: Sequence[MemberRecord], patience
         tell(f"{member.name}: ready")
 
 
-def _start(fleet: Fleet, member: Member, recipe: Recipe, *, twins: bool) -> Part:
-    name = f"{fleet.name}-{member.name}"
-    return start_member(name, replace(recipe.on_port(0), name=name), member.box, twins=twins)
+def start_member(name: str, recipe: Recipe, box: str, *, twins: bool, key: str = "", port: int = 0) -> Part:
+    """Start a member in a run folder of its own; a twin listens on `port`, an engine where its recipe says.
 
-
-def start_member(name: str, recipe: Recipe, box: str, *, twins: bool, port: int = 0) -> Part:
-    """A member in a run folder of its own; a twin listens on `port`, an engine where its recipe says."""
+    The variable that the recipe names holds a twin's key; `key` is the key if that is moebox's own variable.
+    """
     run = Run.create(name)
-    if twins:
-        return _start_twin(recipe, box, run, title=name, port=port)
-    return launch(prepare(deploy(recipe), name=run.id), run)
-
-
-def _start_twin(recipe: Recipe, box: str, run: Run, *, title: str, port: int) -> Program:
-    """The member's box as a simulation, under a guard."""
+    if not twins:
+        return launch(prepare(deploy(recipe), name=run.id), run)
     port = port or preflight.free_port()
     path = run.write("twin.toml", codec.to_toml(recipe))
-    argv = (sys.executable, "-m", "moebox", "twin", str(path), "--port", str(port))
+    variable = recipe.listen.key_env
+    key = key if variable == TWIN_KEY else _secret(variable, name)
+    argv = (sys.executable, "-m", "moebox", "twin", str(path), "--port", str(port), "--key-env", variable)
     order = ProgramOrder(
-        title=title,
+        title=name,
         kind="twin",
         argv=(*argv, *(("--box", box) if box else ())),
-        endpoint=endpoint_of(f"127.0.0.1:{port}", recipe.served_name, engine="twin"),
+        endpoint=endpoint_of(f"127.0.0.1:{port}", recipe.served_name, key=key, engine="twin"),
         host="127.0.0.1",
         port=port,
+        secrets={variable: key},
+        key_env=variable,
     )
-    return Program(order, run)
+    return _with_key(Program(order, run))
+
+
+def _with_key(program: Program) -> Program:
+    """The program, with its key kept for this user's other commands if moebox made it."""
+    try:
+        if program.order.key_env == TWIN_KEY:
+            keep_key(program.order.port, program.order.secrets[TWIN_KEY], pid=program.guard.pid)
+    except BaseException:
+        program.stop()
+        raise
+    return program
 
 
 def wait_ready(part: Part, patience_s: float) -> None:
@@ -229,9 +245,9 @@ def _listed(member: Member, endpoint: Endpoint) -> Json:
     return served[endpoint.model]
 
 
-def _secret(variable: str, whose: str) -> str:
-    """What an environment variable holds."""
-    secret = os.environ.get(variable)
+def _secret(variable: str, whose: str, url: str = "") -> str:
+    """What an environment variable holds, or the key that moebox made for the server at `url`."""
+    secret = find_key(variable, url)
     if not secret:
         raise BadInput(f"{whose}: the environment variable {variable} holds no key", hint=f"export {variable}=…")
     return secret
@@ -243,13 +259,18 @@ def start_router(
     """The router in front of `members`; it answers a chat when this returns."""
     port = router.port or preflight.free_port(router.host)
     router = replace(router, port=port, metrics_port=router.metrics_port or preflight.free_port(router.host))
-    targets = tuple(routers.Target(name=member.name, root=member.root, key_env=member.key_env) for member in members)
+    made = router.key_env if router.key_env == TWIN_KEY else ""  # members that ask for no key get it too
+    targets = tuple(
+        routers.Target(name=member.name, root=member.root, key_env=member.key_env or made) for member in members
+    )
     start = routers.start(router, model, targets)
     run = Run.create(f"{name}-router")
     for file, text in start.files.items():
         run.write(file, text)
-    order = _router_order(f"{name}-router", router, model, start, python)
-    program = Program(replace(order, cwd=str(run.path)), run)
+    addresses = {member.key_env: member.base_url for member in members}
+    secrets = {variable: _secret(variable, router.kind, addresses.get(variable, "")) for variable in start.key_envs}
+    order = _router_order(f"{name}-router", router, model, start, python, secrets)
+    program = _with_key(Program(replace(order, cwd=str(run.path)), run))
     try:
         program.wait_until(lambda: answers(order.endpoint), patience_s=ROUTER_S, every_s=0.3)
     except BaseException:
@@ -259,10 +280,14 @@ def start_router(
 
 
 def _router_order(
-    title: str, router: RouterSettings, model: str, start: routers.RouterStart, python: str
+    title: str,
+    router: RouterSettings,
+    model: str,
+    start: routers.RouterStart,
+    python: str,
+    secrets: dict[str, str],
 ) -> ProgramOrder:
-    """The router's program, with the keys that it needs from the environment."""
-    secrets = {variable: _secret(variable, router.kind) for variable in start.key_envs}
+    """The router's program, with the keys that it needs in its environment."""
     package = routers.traits()[router.kind].package
     host = "127.0.0.1" if router.host == "0.0.0.0" else router.host  # noqa: S104
     return ProgramOrder(

@@ -1,6 +1,7 @@
 """A twin for the length of a pipeline: the simulated box in a process of its own, which dies with this one."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from moebox.core.endpoint import Endpoint, endpoint_of
 from moebox.core.recipe import PlannedFor, Recipe
 from moebox.errors import Outside
 from moebox.serve.guard import prctl
+from moebox.serve.keys import TWIN_KEY, make_key
 from moebox.store import Run
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -22,9 +24,11 @@ class Twin:
     def __init__(self, recipe: Recipe, *, place: PlannedFor, run: Run) -> None:
         path = run.write("twin.toml", codec.to_toml(recipe))
         given = {"--box": place.box, "--ram": place.ram, "--ram-bandwidth": place.ram_bandwidth}
-        command = [sys.executable, "-m", "moebox", "twin", str(path), "--port", "0", "--json"]
+        command = [sys.executable, "-m", "moebox", "twin", str(path), "--port", "0", "--json", "--key-env", TWIN_KEY]
+        self.key = make_key()
         self.process = subprocess.Popen(
             [*command, *(word for flag, value in given.items() if value for word in (flag, value))],
+            env={**os.environ, TWIN_KEY: self.key},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -42,7 +46,7 @@ class Twin:
                 told = json.loads(text)
             except json.JSONDecodeError:
                 continue
-            return endpoint_of(told["url"], told["model"], engine="twin")
+            return endpoint_of(told["url"], told["model"], key=self.key, engine="twin")
         problem = self.process.stderr.read().strip().splitlines()
         self.process.wait()
         raise Outside(f"the twin did not start: {problem[0] if problem else 'no reason given'}")

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import hmac
 import html
 import json
 import time
@@ -22,13 +23,14 @@ from moebox.twin.metrics import exposition
 from moebox.twin.openai import SAYS
 from moebox.twin.request import Asked, Json, Refused, read
 
+OPEN = ("/health", "/ping")  # say nothing but that it is up
 GONE = 499  # nginx's code for a client that closed the connection
 HERE = ("localhost", "127.0.0.1", "[::1]")  # it listens on the loopback address only
 LARGEST = 64 * 2**20  # bytes of a request body
 
 
-def build(engine: Engine, *, model: str, context: int, title: str) -> Starlette:
-    """The application; the engine steps while it is up."""
+def build(engine: Engine, *, model: str, context: int, title: str, key: str) -> Starlette:
+    """The application; the engine steps while it is up. Without a key ("") everyone on this machine may use it."""
     started = int(time.time())
 
     @contextlib.asynccontextmanager
@@ -50,7 +52,8 @@ def build(engine: Engine, *, model: str, context: int, title: str) -> Starlette:
             "tokens made": f"{engine.counters.generation_tokens:,}",
         }
         cells = "".join(f"<tr><th>{name}<td>{html.escape(str(value))}" for name, value in rows.items())
-        return HTMLResponse(PAGE.format(says=SAYS, cells=cells))
+        headers = {"Referrer-Policy": "no-referrer", "Cache-Control": "no-store"}  # its address may hold the key
+        return HTMLResponse(PAGE.format(says=SAYS, cells=cells), headers=headers)
 
     async def models(_: Request) -> Response:
         card = {"id": model, "object": "model", "created": started, "owned_by": "moebox-twin", "max_model_len": context}
@@ -126,21 +129,32 @@ def build(engine: Engine, *, model: str, context: int, title: str) -> Starlette:
         Route("/v1/completions", complete, methods=["POST"]),
         Route("/v1/messages", complete, methods=["POST"]),
     ]
-    return Starlette(routes=routes, lifespan=lifespan, middleware=[Middleware(Marked), Middleware(Here)])
+    return Starlette(routes=routes, lifespan=lifespan, middleware=[Middleware(Marked), Middleware(Gate, key=key)])
 
 
-class Here:
-    """Answers to names of this machine only: a page from elsewhere could point its own name at the loopback address."""
+class Gate:
+    """Answers who has the key, under names of this machine: a page from elsewhere could point its own name here."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
+    def __init__(self, app: ASGIApp, key: str) -> None:
+        self.app, self.key = app, key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, or refuse."""
-        if scope["type"] == "http" and not _is_here(Request(scope).headers.get("host", "")):
-            await PlainTextResponse("ask for localhost", 421)(scope, receive, send)
-            return
-        await self.app(scope, receive, send)
+        refusal = self.refusal(Request(scope)) if scope["type"] == "http" else None
+        await (refusal or self.app)(scope, receive, send)
+
+    def refusal(self, request: Request) -> Response | None:
+        """The reply to a request that is refused, or None."""
+        if not _is_here(request.headers.get("host", "")):
+            return PlainTextResponse("ask for localhost", 421)
+        if not self.key or request.url.path in OPEN:
+            return None
+        given = [request.headers.get("authorization", "").removeprefix("Bearer "), request.headers.get("x-api-key", "")]
+        if request.url.path == "/":  # for a browser, which sends no header
+            given.append(request.query_params.get("key", ""))
+        if any(hmac.compare_digest(key.encode(), self.key.encode()) for key in given):
+            return None
+        return _error(Refused(401, "the key is missing or wrong: `moebox twin` printed it"))
 
 
 def _is_here(host: str) -> bool:
@@ -177,7 +191,7 @@ async def _body(request: Request) -> Json:
 
 
 def _error(problem: Refused) -> JSONResponse:
-    kind = "NotFoundError" if problem.status == 404 else "BadRequestError"
+    kind = {401: "AuthenticationError", 404: "NotFoundError"}.get(problem.status, "BadRequestError")
     body = {"message": str(problem), "type": kind, "param": None, "code": problem.status}
     return JSONResponse({"error": body, "simulation": SAYS}, status_code=problem.status)
 
@@ -191,6 +205,5 @@ td{{font-variant-numeric:tabular-nums}}</style>
 <h1>moebox twin</h1>
 <p><strong>SIMULATION</strong> {says}.</p>
 <table>{cells}</table>
-<p><a href="/v1/models">/v1/models</a> · <a href="/metrics">/metrics</a> · POST /v1/chat/completions,
-/v1/completions, /v1/messages</p></html>
+<p>GET /v1/models, /metrics · POST /v1/chat/completions, /v1/completions, /v1/messages</p></html>
 """

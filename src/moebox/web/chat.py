@@ -1,7 +1,6 @@
 """Chat with an endpoint: the page's messages go to it, its events come back, each on one line."""
 
 import json
-import os
 import time
 from collections.abc import AsyncIterator
 
@@ -14,6 +13,7 @@ from moebox.core.endpoint import Endpoint, endpoint_of
 from moebox.errors import BadInput, Outside
 from moebox.loose import Json
 from moebox.serve import state
+from moebox.serve.keys import find_key
 from moebox.stream.sse import Events
 from moebox.web.gate import Site
 from moebox.web.pages import form_of, page
@@ -39,7 +39,7 @@ def endpoint_named(name: str) -> Endpoint:
     instance = next((each for each in running() if each.id == name), None)
     if instance is None:
         raise Outside(f"no running engine called {name!r}", hint="`moebox up RECIPE` or `moebox run --keep`")
-    key = os.environ.get(instance.key_env)
+    key = find_key(instance.key_env, instance.base_url)
     return endpoint_of(instance.base_url, instance.model, key=key, engine=instance.engine)
 
 

@@ -1,0 +1,78 @@
+"""Keys that moebox made for servers of its own, kept for the same user's other commands.
+
+STATE/keys/PORT.json   mode 0600, in a folder of mode 0700; counts as long as the process in it lives
+"""
+
+import contextlib
+import os
+import secrets
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from moebox import codec, files
+from moebox.errors import BadInput, refuse_if
+from moebox.serve import state
+
+TWIN_KEY = "MOEBOX_TWIN_KEY"  # the variable by which twins, routers and clients name such a key
+KEY_BYTES = 24  # 192 bits
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerKey:
+    """The key of a server, and the process that lives as long as the server does."""
+
+    pid: int
+    started: int  # the kernel's start tick of that pid
+    key: str = field(repr=False)
+
+    @property
+    def counts(self) -> bool:
+        """The process is still there."""
+        return state.start_tick(self.pid) == self.started
+
+
+def make_key() -> str:
+    """A new key."""
+    return secrets.token_urlsafe(KEY_BYTES)
+
+
+def keep_key(port: int, key: str, *, pid: int) -> Path:
+    """Write the key of the server on `port`, readable by this user alone; return its path."""
+    folder = state.state_dir() / "keys"
+    hint = "set MOEBOX_STATE to a folder you own"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        refuse_if(folder.stat().st_uid != os.geteuid(), f"{folder}: belongs to another user", hint=hint)
+        folder.chmod(0o700)
+        for old in folder.glob("*.json"):
+            if _read(old) is None:
+                old.unlink(missing_ok=True)
+        kept = ServerKey(pid=pid, started=state.start_tick(pid), key=key)
+        return files.write_atomic(folder / f"{port}.json", codec.to_json(kept), mode=0o600)
+    except OSError as problem:
+        raise BadInput(f"{folder}: cannot be written: {problem.strerror}", hint=hint) from None
+
+
+def find_key(variable: str, url: str) -> str | None:
+    """The key in an environment variable, or the one that moebox made for the server at a loopback URL."""
+    given = os.environ.get(variable) or None
+    if given and variable != TWIN_KEY:  # which may hold the key of an earlier twin
+        return given
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        here = parts.scheme == "http" and parts.hostname in LOOPBACK and parts.port
+    except ValueError:
+        return given
+    kept = _read(state.state_dir() / "keys" / f"{parts.port}.json") if here else None
+    return kept.key if kept else given
+
+
+def _read(path: Path) -> ServerKey | None:
+    """What a file says, if this user wrote it and the server lives."""
+    with contextlib.suppress(OSError, BadInput):
+        if path.lstat().st_uid == os.geteuid():
+            kept = codec.decode(ServerKey, codec.load_json(path), where=str(path))
+            return kept if kept.counts else None
+    return None
