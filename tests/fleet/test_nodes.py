@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ import pytest
 from moebox import codec, http
 from moebox.core.event import NodeFacts
 from moebox.errors import MoeboxError
-from moebox.serve import node_checks
+from moebox.serve import node_checks, node_link
 from moebox.serve.agent import MASTER, marked
 from moebox.serve.conduct import Conducted, Conductor, RankOrder, agent_source, open_agents
 from moebox.serve.node_checks import alike, reach
@@ -174,6 +175,34 @@ def test_the_way_between_nodes_is_tried_and_timed(tmp_path: Path, monkeypatch: p
         pytest.raises(MoeboxError, match="Address already in use"),
     ):
         reach(asked, taken.getsockname()[1])
+
+
+def test_another_program_on_the_network_is_not_taken_for_a_node() -> None:
+    """A caller without the token gets no reply, and the node that has it is still accepted."""
+    token = b"f" * 32
+    listening = socket.create_server(("127.0.0.1", 0))
+    order: node_link.ReachOrder = {
+        "addresses": ["127.0.0.1", "127.0.0.1"],
+        "port": listening.getsockname()[1],
+        "reach_s": 30.0,
+        "reach_bytes": 1 << 20,
+        "reach_token": token.decode(),
+        "workers_listen": False,
+    }
+    came: list[int] = []
+    thread = threading.Thread(target=lambda: came.append(node_link.serve(listening, 1, token, 30.0)))
+    thread.start()
+    for wrong in (b"p" * 50, b"f" * 31 + b"x" + b"p"):
+        with socket.create_connection(listening.getsockname(), timeout=10) as other:
+            other.sendall(wrong)
+            with contextlib.suppress(ConnectionResetError):
+                assert other.recv(1) == b""
+    way = node_link.dial("127.0.0.1", order)
+    thread.join()
+    listening.close()
+
+    assert way["rate"]
+    assert came == [1]
 
 
 def test_secrets_reach_a_rank_and_stand_in_no_file_and_no_argv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

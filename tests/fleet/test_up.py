@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from moebox import http
 from moebox.cli import main
 from moebox.errors import BadInput, Outside
 from moebox.flows import fleet_record, fleet_up, fleet_verify
@@ -26,6 +27,13 @@ def test_a_fleet_of_twins_answers_loses_only_a_members_streams_and_stops(
         record = running.record
         assert fleet_up.answers(record.endpoint())
         assert record.endpoint().context == 65536
+        for url in (record.base_url, *(member.base_url for member in record.members)):
+            assert http.get(f"{url}/models").status == 401  # another user of the machine has no key
+            assert http.get(f"{url}/models", headers=record.endpoint().headers).ok
+        key = (record.endpoint().key or "").encode()
+        written = [path for path in tmp_path.rglob("*") if path.is_file() and key in path.read_bytes()]
+        assert {path.parent.name for path in written} == {"keys"}  # and not in a log, journal or record
+        assert all(path.stat().st_mode & 0o777 == 0o600 for path in written)
         assert [row["status"] for row in fleet_up.status(record)] == ["ready"] * 3
 
         with pytest.raises(BadInput, match="running already"):

@@ -1,6 +1,7 @@
 """Whether the nodes of a launch are fit: asked at the same time, compared, and the way between them tried and timed."""
 
 import json
+import secrets
 import shlex
 import subprocess
 import time
@@ -104,7 +105,13 @@ def _gpus(node: NodeFacts) -> str:
 def reach(order: Conducted, port: int, *, workers_listen: bool = False) -> list[NodeLink]:
     """The port at which the nodes meet is open between the first and each other; how fast the way is."""
     answers = _answers(
-        order, "reach", port=port, reach_s=REACH_S, reach_bytes=REACH_BYTES, workers_listen=workers_listen
+        order,
+        "reach",
+        port=port,
+        reach_s=REACH_S,
+        reach_bytes=REACH_BYTES,
+        reach_token=secrets.token_hex(16),
+        workers_listen=workers_listen,
     )
     for rank, answer in enumerate(answers):
         if problem := loose.words(answer, "problem"):

@@ -1,12 +1,17 @@
-"""The way between two nodes, tried and timed where an engine will use it; sent to nodes as text with agent.py."""
+"""The way between two nodes, tried and timed where an engine will use it; sent to nodes as text with agent.py.
+
+A node that dials sends a token first, so that no other program on the network is taken for a node.
+"""
 
 from __future__ import annotations  # a node's own Python may be 3.9
 
 import contextlib
+import hmac
 import socket
 import time
 from typing import TypedDict
 
+TOKEN_S = 3.0  # for a caller to send its token; others wait meanwhile
 PINGS = 50  # there and back, before anything is sent: the middle one is the round trip
 Answer = dict[str, object]  # what a node tells, for JSON
 
@@ -18,6 +23,7 @@ class ReachOrder(TypedDict):
     port: int
     reach_s: float
     reach_bytes: int
+    reach_token: str
     workers_listen: bool
 
 
@@ -45,17 +51,20 @@ def listen(order: ReachOrder, address: str, callers: int) -> Answer:
         except OSError as problem:
             return {"problem": f"port {port} on {address}: {problem.strerror}"}
         listening.listen(64)
-        listening.settimeout(order["reach_s"])
-        return {"reached": serve(listening, callers)}
+        return {"reached": serve(listening, callers, order["reach_token"].encode(), order["reach_s"])}
 
 
-def serve(listening: socket.socket, wanted: int) -> int:
-    """Answer pings, take in what follows; how many came."""
-    came = 0
-    with contextlib.suppress(OSError):
-        while came < wanted:
+def serve(listening: socket.socket, wanted: int, token: bytes, patience: float) -> int:
+    """Answer pings of callers that have the token, take in what follows; how many came before `patience` was over."""
+    came, until = 0, time.monotonic() + patience
+    while came < wanted and time.monotonic() < until:
+        with contextlib.suppress(OSError):
+            listening.settimeout(max(until - time.monotonic(), 0.01))
             connection, _ = listening.accept()
             with connection:
+                connection.settimeout(TOKEN_S)
+                if not hmac.compare_digest(receive(connection, len(token)), token):
+                    continue
                 connection.settimeout(30)
                 for _ in range(PINGS):
                     connection.sendall(connection.recv(1))
@@ -63,22 +72,32 @@ def serve(listening: socket.socket, wanted: int) -> int:
                     pass
                 connection.sendall(b"k")
             came += 1
+            until = time.monotonic() + patience
     return came
+
+
+def receive(connection: socket.socket, size: int) -> bytes:
+    """The next bytes of a connection, fewer if it ends before."""
+    data = b""
+    while len(data) < size and (piece := connection.recv(size - len(data))):
+        data += piece
+    return data
 
 
 def dial_all(order: ReachOrder, addresses: list[str]) -> Answer:
     """The way to each of these nodes, or the first that is closed."""
     ways: list[Answer] = []
     for address in addresses:
-        way = dial(address, order["port"], order["reach_bytes"], order["reach_s"])
+        way = dial(address, order)
         if "problem" in way:
             return way
         ways.append(way)
     return {"ways": ways}
 
 
-def dial(address: str, port: int, size: int, patience: float) -> Answer:
+def dial(address: str, order: ReachOrder) -> Answer:
     """Connect until it works or time is up, and time the way."""
+    port, patience = order["port"], order["reach_s"]
     until = time.monotonic() + patience
     problem: OSError | None = None
     while time.monotonic() < until:
@@ -86,9 +105,10 @@ def dial(address: str, port: int, size: int, patience: float) -> Answer:
             with socket.create_connection((address, port), timeout=3) as connection:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 connection.settimeout(patience)  # another program may listen there, and say nothing
+                connection.sendall(order["reach_token"].encode())
                 trip = round_trip(connection)
                 connection.settimeout(30)
-                return {"round_trip_us": trip * 1e6, "rate": send(connection, size)}
+                return {"round_trip_us": trip * 1e6, "rate": send(connection, order["reach_bytes"])}
         except OSError as failed:
             problem = failed
             time.sleep(0.2)
