@@ -161,6 +161,20 @@ def test_a_remedy_is_tried_once_and_journaled(acting: Acting, tmp_path: Path) ->
     assert "context = 155328" in (folder / "recipe.toml").read_text()
 
 
+@pytest.mark.parametrize("key", ["", "MY_KEY"])
+def test_up_says_who_may_use_an_engine_without_a_key(
+    key: str, acting: Acting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine on loopback that asks for no key answers every user of the machine; one with a key does not."""
+    monkeypatch.setenv("MY_KEY", "sk-secret-1234567890")
+    path = tmp_path / "recipe.toml"
+    path.write_text(codec.to_toml(acting("good")).replace('key_env = ""', f'key_env = "{key}"'))
+    done = said("up", str(path), "--detach")
+    assert done.returncode == 0, done.stderr
+    assert said("down").returncode == 0
+    assert ("every user of this machine may use it (listen.key_env in the recipe)" in done.stderr) == (not key)
+
+
 def test_a_dry_run_prints_what_would_be_run(acting: Acting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command can be pasted, and a key stands in it as the variable it comes from."""
     monkeypatch.setenv("MY_KEY", "sk-secret-1234567890")

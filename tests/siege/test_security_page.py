@@ -27,5 +27,9 @@ def test_every_line_about_strangers_names_a_test():
 
 def test_every_module_that_the_page_names_is_there():
     """Where the defence is."""
-    for name in re.findall(r"`((?:core|render|store|bench|report)/\w+\.py|escape\.py|redact\.py)`", PAGE):
+    folders = "core|render|store|bench|report|web|serve|twin|sandbox"
+    for name in re.findall(
+        rf"`((?:{folders})/\w+\.py|(?:escape|redact|files|codec|http)\.py)`",
+        PAGE,
+    ):
         assert (ROOT / "src" / "moebox" / name).exists(), name

@@ -10,7 +10,6 @@ from cyclopts import Parameter
 from moebox.cli import flags
 from moebox.cli.output import answer, exit_code, people, show_lines, talk, write_file
 from moebox.cli.pinned import Pinned
-from moebox.core.measure import Slo
 from moebox.errors import BadInput, DoesNotFit, refuse_if, refuse_outside
 from moebox.fleet import file as files
 from moebox.fleet import routers
@@ -67,6 +66,7 @@ def plan(
         pinned: Settings of the plan that must hold.
         json: Print JSON.
     """
+    from moebox.bench.search import parse_slo
     from moebox.flows import fleet_plan
 
     refuse_outside("--most", most, 1, 512)
@@ -81,7 +81,7 @@ def plan(
         users=users,
         seconds=seconds,
         warm_s=seconds / 4,
-        slo=_slo(slo, slo_share),
+        slo=parse_slo(slo, share=slo_share),
         policy=policy or fleet.router.policy,
         seed=seed,
     )
@@ -142,12 +142,6 @@ def _refuse_boxes(target: str, names: list[str]) -> None:
 def _unique(listed: "list[Candidate]") -> "list[Candidate]":
     """Each kind of box once."""
     return list({(candidate.box.name, candidate.recipe.name): candidate for candidate in listed}.values())
-
-
-def _slo(text: str, share: float) -> Slo:
-    from moebox.bench.search import parse_slo
-
-    return parse_slo(text, share=share)
 
 
 def _progress(outcome: FleetOutcome) -> None:

@@ -152,10 +152,16 @@ def serve(
 
 
 def warn(deployment: "Deployment") -> None:
-    """Say beforehand what is known to go wrong; the person who asked decides."""
+    """Say beforehand what is known to go wrong, and who may use the engine; the user decides."""
     from moebox import detect, engines
     from moebox.engines.common import PATCHABLE
+    from moebox.serve.keys import LOOPBACK
 
+    listen = deployment.recipe.listen
+    if not listen.key_env:
+        who = "every user of this machine" if listen.host in LOOPBACK else "everyone who can reach this machine"
+        said = f"note: the engine asks for no key: {who} may use it (listen.key_env in the recipe)"
+        talk().print(said, markup=False, soft_wrap=True)
     for note in deployment.notes:
         talk().print(f"note: {note}", markup=False)
     for caution in engines.refusals(deployment.on(detect.box())):

@@ -7,7 +7,7 @@ watch      follows the log and the port of a starting engine
 faults     how a launch goes wrong, each way with its own line
 facts      what a live engine says of itself; reality: beside the plan
 guard      the process between moebox and the engine: outlives neither
-state      what runs now, on which port and GPUs
+state      what runs now, on which port and GPUs; keys: those that moebox made for servers of its own
 stop       stops what another moebox started, and sweeps up
 embedded   llama.cpp inside a child process of ours
 dummy      a GGUF of real shapes without knowledge
