@@ -154,8 +154,8 @@ def serve(
 def warn(deployment: "Deployment") -> None:
     """Say beforehand what is known to go wrong, and who may use the engine; the user decides."""
     from moebox import detect, engines
+    from moebox.engines.assemble import LOOPBACK
     from moebox.engines.common import PATCHABLE
-    from moebox.serve.keys import LOOPBACK
 
     listen = deployment.recipe.listen
     if not listen.key_env:

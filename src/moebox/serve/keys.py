@@ -16,7 +16,6 @@ from moebox.serve import state
 
 TWIN_KEY = "MOEBOX_TWIN_KEY"  # the variable by which twins, routers and clients name such a key
 KEY_BYTES = 24  # 192 bits
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,13 +55,16 @@ def keep_key(port: int, key: str, *, pid: int) -> Path:
 
 
 def find_key(variable: str, url: str) -> str | None:
-    """The key in an environment variable, or the one that moebox made for the server at a loopback URL."""
+    """The key in an environment variable, or the one that moebox made for the server at http://127.0.0.1:PORT.
+
+    Under another name, such as localhost, another user's server could have that port of another address.
+    """
     given = os.environ.get(variable) or None
     if given and variable != TWIN_KEY:  # which may hold the key of an earlier twin
         return given
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
-        here = parts.scheme == "http" and parts.hostname in LOOPBACK and parts.port
+        here = parts.scheme == "http" and parts.hostname == "127.0.0.1" and parts.port
     except ValueError:
         return given
     kept = _read(state.state_dir() / "keys" / f"{parts.port}.json") if here else None
