@@ -9,7 +9,7 @@ from urllib.parse import quote
 import pytest
 
 from moebox import redact
-from moebox.cli import main
+from moebox.cli import main, output
 from moebox.core.endpoint import endpoint_of
 from tests.bench.server import HEAD, Behaviour, Peer, chunk, event, serving, tail
 from tests.hangs import no_longer_than
@@ -22,6 +22,17 @@ def no_hang() -> Iterator[None]:
     """A hang is an error of this test, not of whoever waits for the suite."""
     with no_longer_than(300):
         yield
+
+
+@pytest.fixture(autouse=True)
+def narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fifty columns, for these tests alone: a console remembers its width."""
+    monkeypatch.setenv("COLUMNS", "50")
+    for each in (output.people, output.talk):
+        each.cache_clear()
+    yield
+    for each in (output.people, output.talk):
+        each.cache_clear()
 
 
 def refuses(peer: Peer, body: dict[str, object]) -> bool:
@@ -67,7 +78,6 @@ def test_a_key_that_comes_back_goes_no_further(
 ) -> None:
     """Neither whole nor cut nor broken into lines; then the run is reported and packed, by one who has not the key."""
     monkeypatch.setenv("PLAIN_KEY", KEY)
-    monkeypatch.setenv("COLUMNS", "50")
     runs = tmp_path / "runs"
     with serving(does, look=does, aside=does) as server:
         words = [server.url if word == "URL" else word for word in COMMANDS[command]]
