@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from moebox import files
+from moebox.cli import main
 from tests.report.making import a_run
 from tests.sandbox.test_sandbox import interpreter_for_nobody
 
@@ -192,3 +193,18 @@ def test_the_owner_gets_the_page(owner: Owner) -> None:
         assert reply.status == 200
     with opener.open(f"{owner.known['ui']}runs") as reply:
         assert str(owner.known["run"]) in reply.read().decode()
+
+
+def test_a_key_is_not_written_into_a_folder_of_another_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who owns the folder could read the key or replace it: one line, and no twin."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can make a folder of another user")
+    monkeypatch.setenv("MOEBOX_STATE", str(tmp_path / "state"))
+    (tmp_path / "state" / "keys").mkdir(parents=True)
+    os.chown(tmp_path / "state" / "keys", OTHER, OTHER)
+
+    assert main(["twin", *TWIN, "--port", "0"]) == 2
+    assert "belongs to another user" in capsys.readouterr().err
+    assert list((tmp_path / "state" / "keys").iterdir()) == []
