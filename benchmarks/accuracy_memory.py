@@ -5,7 +5,7 @@ python benchmarks/accuracy_memory.py
 
 import sys
 
-from moebox.planner.published import rows, tokens, weights
+from moebox.planner.published import forecast_kv_tokens, forecast_weights_gib, published_starts
 
 WEIGHTS_WITHIN, POOL_WITHIN = 0.03, 0.04
 KV, OTHERS = "KV capacity", "KV, not held"  # the second: shown so that what the model misses is seen too
@@ -13,9 +13,15 @@ KV, OTHERS = "KV capacity", "KV, not held"  # the second: shown so that what the
 
 def cases() -> list[tuple[str, str, str, float, float]]:
     """Every row: group, run, settings, published, forecast."""
-    found = [("weights per GPU", one.run, one.at, one.weights_gib, weights(one)) for one in rows("weights")]
-    pools = [(KV if one.held else OTHERS, one) for one in rows("pool")]
-    found += [(group, one.run, one.at, float(one.kv_tokens), float(tokens(one))) for group, one in pools]
+    found = [
+        ("weights per GPU", one.run, one.settings_text, one.weights_gib, forecast_weights_gib(one))
+        for one in published_starts("weights")
+    ]
+    pools = [(KV if one.held else OTHERS, one) for one in published_starts("pool")]
+    found += [
+        (group, one.run, one.settings_text, float(one.kv_tokens), float(forecast_kv_tokens(one)))
+        for group, one in pools
+    ]
     return found
 
 

@@ -24,9 +24,9 @@ from moebox.core.calibration import Boot, Calibration
 from moebox.core.recipe import Hybrid, Listen, Recipe, Runtime
 from moebox.flows.calibrate import calibrate, measure_depth
 from moebox.flows.rehearse import chunk_of
-from moebox.planner.depths import cut
+from moebox.planner.depths import cut_layers
 from moebox.planner.speed import Speed
-from moebox.planner.speed.measured import Measured
+from moebox.planner.speed.measured import MeasuredSpeed
 from moebox.store import Run
 from moebox.store import calibrations as store
 
@@ -147,7 +147,7 @@ def recipe_of(asked: argparse.Namespace) -> Recipe:
 
 def compared(found: Calibration, check: Boot, recipe: Recipe, asked_box: str = "") -> list[Row]:
     """Every figure of the check beside both forecasts."""
-    reading = Measured(calibration=found, layers=check.layers, chunk=chunk_of(recipe))
+    reading = MeasuredSpeed(calibration=found, layers=check.layers, chunk=chunk_of(recipe))
     plain = uncalibrated(recipe, check.layers, asked_box)
     rows = [
         Row(
@@ -177,7 +177,7 @@ def compared(found: Calibration, check: Boot, recipe: Recipe, asked_box: str = "
     return rows
 
 
-def prefill_s(reading: Measured, tokens: int) -> float:
+def prefill_s(reading: MeasuredSpeed, tokens: int) -> float:
     """A prompt in chunks."""
     seconds, past = 0.0, 0
     while past < tokens:
@@ -189,7 +189,7 @@ def prefill_s(reading: Measured, tokens: int) -> float:
 
 def uncalibrated(recipe: Recipe, layers: int, asked_box: str) -> Speed:
     """The forecast from published measurements for a model of that depth."""
-    return Speed.fitted(cut(deploy(recipe, detect.box(asked_box or None)), layers))
+    return Speed.from_published(cut_layers(deploy(recipe, detect.box(asked_box or None)), layers))
 
 
 def show(found: Calibration, check: int, rows: list[Row], took: float, load: tuple[float, float, float]) -> None:

@@ -24,7 +24,7 @@ from moebox.core.calibration import Boot, Calibration, DecodeStep, Prefill, layo
 from moebox.core.recipe import EngineName, Flag, Hybrid, Listen, Recipe, Runtime
 from moebox.flows import calibrate_timing as timing
 from moebox.flows.calibrate import measure_depth, resolved
-from moebox.planner.speed.measured import Measured
+from moebox.planner.speed.measured import MeasuredSpeed
 from moebox.store import Run
 
 MODEL, QUANT = "qwen3-235b", "q4_0"
@@ -194,8 +194,8 @@ def compared(recipe: Recipe, boots: Sequence[Boot]) -> Iterator[Row]:
         boots=tuple(boots[:2]),
     )
     check = boots[2]
-    reading = Measured(calibration=found, layers=check.layers, chunk=CHUNK)
-    for step in check.decode if reading.decode else ():
+    reading = MeasuredSpeed(calibration=found, layers=check.layers, chunk=CHUNK)
+    for step in check.decode if reading.decode_times else ():
         yield Row(
             engine=recipe.engine,
             what=f"decode at {step.context}",
@@ -204,7 +204,7 @@ def compared(recipe: Recipe, boots: Sequence[Boot]) -> Iterator[Row]:
             spread=worst(boots, step.batch, step.context),
             goal=GOALS["decode"],
         )
-    known = {tokens for tokens, _ in reading.prompts}
+    known = {tokens for tokens, _ in reading.prompt_times}
     for prompt in (prompt for prompt in check.prefill if prompt.tokens in known):
         yield Row(
             engine=recipe.engine,

@@ -67,7 +67,7 @@ def fit(group: Group, *, quiet: bool = False, rounds: int = ROUNDS) -> None:
                     break
             else:
                 row[key], steps[place] = was, steps[place] / 2
-    constants.forget()
+    constants.clear_caches()
     published.forget()
     errors = [math.log(case.ratio) for case in cases]
     if quiet:
@@ -79,7 +79,7 @@ def fit(group: Group, *, quiet: bool = False, rounds: int = ROUNDS) -> None:
 
 
 def _loss(cases: list[Case], power: int) -> float:
-    constants.forget()
+    constants.clear_caches()
     published.forget()
     errors = (min(abs(math.log(case.ratio)), CLIP) for case in cases)
     return sum(error**power for error in errors) / len(cases)

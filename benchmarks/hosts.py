@@ -100,7 +100,7 @@ def _store(left: list[Left]) -> None:
     strange = [mean for _, mean, alone in means.values() if alone]
     bands = catalogue.table("efficiency")["bands"]
     bands["neighbour"] = round(math.sqrt(statistics.mean(mean**2 for mean in strange)), 4)
-    constants.forget()
+    constants.clear_caches()
 
 
 def _without(host: str) -> set[spreads.Key]:
@@ -131,7 +131,7 @@ def _fall_back(group: fit_speed.Group) -> set[spreads.Key]:
             rows[:] = others
         if table_name == "experts" and not _timed_alone(keys) and any(row["quant"] == keys["quant"] for row in others):
             rows[:] = others
-    constants.forget()
+    constants.clear_caches()
     published.forget()
     return gone
 
@@ -154,7 +154,7 @@ def _restore(kept: dict[str, object]) -> None:
     shown = cast("dict[str, object]", catalogue.table("efficiency"))  # the table itself, which everything reads
     shown.clear()
     shown.update(copy.deepcopy(kept))
-    constants.forget()
+    constants.clear_caches()
     published.forget()
 
 

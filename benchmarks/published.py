@@ -17,10 +17,10 @@ from moebox.core.model import Checkpoint, Model
 from moebox.core.quant import CheckpointRow, checkpoint_of
 from moebox.core.recipe import Hybrid, Parallel, Recipe, Runtime, Speculate
 from moebox.detect.declared import from_name
-from moebox.planner.simulate import Outcome, Workload, rules_of, simulate
+from moebox.planner.simulate import SimulatedWorkload, SimulationResult, scheduler_rules, simulate
 from moebox.planner.speed import Speed, constants
-from moebox.planner.speed.step import expert_seconds
-from moebox.sizing.rank import Rank, rank_of
+from moebox.planner.speed.step import expert_kernel_seconds
+from moebox.sizing.rank import RankWork, rank_work
 
 PLENTY = 2_000_000  # cache tokens where a run does not say and the cache was not what limited it
 OUT_OF_CACHE = 8  # tokens: fewer read so little that it lies in the 128 MB cache from the run before
@@ -63,7 +63,7 @@ class Case:
     def covered(self, *, fitted: bool) -> bool:
         """Whether the published figure lies in the forecast's band; of a `fitted` row in that of its own host."""
         assert self.speed is not None
-        low, high = self.speed().bands(prompts=self.group in PROMPTS, fitted=fitted)
+        low, high = self.speed().range_factors(prompts=self.group in PROMPTS, fitted_hosts=fitted)
         return low <= math.exp(-log_error(self)) <= high
 
 
@@ -90,7 +90,7 @@ def facts(recipe: Recipe, layers: int = 0) -> tuple[Model, Checkpoint]:
 
 def speed_of(box: Box, recipe: Recipe, layers: int = 0) -> Speed:
     """The speed model of a recipe whose model and checkpoint are in the catalogue."""
-    return Speed.of(Deployment.of(recipe, *facts(recipe, layers), box))
+    return Speed.for_deployment(Deployment.of(recipe, *facts(recipe, layers), box))
 
 
 def recipe_of(engine: Any, model: str, checkpoint: str, **settings: Any) -> Recipe:
@@ -270,11 +270,11 @@ def _serving_runs() -> list[dict[str, Any]]:
     return [*_toml("serving.toml"), *_toml("cookbook.toml")]
 
 
-def outcome(run: dict[str, Any], row: dict[str, Any]) -> Outcome:
+def outcome(run: dict[str, Any], row: dict[str, Any]) -> SimulationResult:
     """One row of a serving run, simulated."""
     both, concurrency = run | row, row["concurrency"]
     recipe = _recipe(both)
-    workload = Workload(
+    workload = SimulatedWorkload(
         input=both["input"],
         output=both["output"],
         requests=both.get("requests") or concurrency * both["requests_per_slot"],
@@ -287,7 +287,7 @@ def outcome(run: dict[str, Any], row: dict[str, Any]) -> Outcome:
     )
     box = box_of(both["box"], both)
     speed = speed_of(box, recipe, both.get("layers", 0))
-    return simulate(speed, rules_of(recipe, both.get("kv_tokens", PLENTY), speed), workload)
+    return simulate(speed, scheduler_rules(recipe, both.get("kv_tokens", PLENTY), speed), workload)
 
 
 def _recipe(row: dict[str, Any]) -> Recipe:
@@ -311,7 +311,7 @@ def _plain(row: dict[str, Any]) -> Speed:
 
 
 @functools.cache
-def outcome_at(name: str, place: int) -> Outcome:
+def outcome_at(name: str, place: int) -> SimulationResult:
     """The outcome of a row by its place in a run; several figures of it are looked at."""
     run = next(run for run in _serving_runs() if run["name"] == name)
     return outcome(run, run["rows"][place])
@@ -351,19 +351,19 @@ def _prefill(speed: Callable[[], Speed], row: dict[str, str]) -> float:
 def _kernel(row: dict[str, str]) -> float:
     rank = _expert_rank(row["model"], row["quant"], int(row["tp"]), int(row["ep"]))
     gpu = catalogue.gpu(row["gpu"])
-    kernel = constants.kernel_named(row["quant"], gpu.generation, row["kernel"])
-    return expert_seconds(rank, gpu, kernel, float(row["tokens"])) / rank.model.moe_layers * 1e6
+    kernel = constants.named_expert_kernel(row["quant"], gpu.generation, row["kernel"])
+    return expert_kernel_seconds(rank, gpu, kernel, float(row["tokens"])) / rank.model.moe_layers * 1e6
 
 
 @functools.cache
-def _expert_rank(name: str, quant: str, tp: int, ep: int) -> Rank:
+def _expert_rank(name: str, quant: str, tp: int, ep: int) -> RankWork:
     """A rank of a model whose experts have that quantisation, whether or not somebody published such weights."""
     model = catalogue.model(name)
     form = CheckpointRow(
         name=quant, models=(name,), format="safetensors", quant=quant, other=16.0, routed_experts=BITS[quant]
     )
     recipe = recipe_of("vllm", name, quant, parallel=Parallel(tp=tp * ep, ep=ep > 1))
-    return rank_of(model, checkpoint_of(model, form), recipe)
+    return rank_work(model, checkpoint_of(model, form), recipe)
 
 
 @functools.cache

@@ -16,7 +16,7 @@ from published import Case
 
 from moebox.core import catalogue
 from moebox.planner.speed import constants
-from moebox.planner.speed.measured import BAND_SIGMAS
+from moebox.planner.speed.measured import RANGE_SIGMAS
 
 RATES = ("tg", "decode", "output", "tpot")
 COVERED = 0.83  # of a group's rows lie in the band of their own hosts: a little more than the four of five it is for
@@ -31,8 +31,8 @@ def key_of(case: Case) -> Key:
     assert case.speed is not None
     speed = case.speed()
     if speed.gpu_step is None:
-        assert speed.shared is not None
-        return "host", speed.shared.constants.engine, "", ""
+        assert speed.hybrid_step is not None
+        return "host", speed.hybrid_step.constants.engine, "", ""
     row = speed.gpu_step.constants
     return "engine", row.engine, row.generation, row.preset
 
@@ -64,8 +64,8 @@ def within_hosts() -> None:
             own = _quantile(errors) if errors else pooled[prompts]
             if len(errors) < ENOUGH:
                 own = math.sqrt((len(errors) * own**2 + pooled[prompts] ** 2) / (len(errors) + 1))
-            row[name] = round(own / BAND_SIGMAS, 4)
-    constants.forget()
+            row[name] = round(own / RANGE_SIGMAS, 4)
+    constants.clear_caches()
 
 
 def _one_prompt(case: Case) -> bool:
@@ -82,7 +82,7 @@ def between_hosts(means: dict[str, tuple[Key, float]]) -> None:
         own = [mean for at, mean in means.values() if at == key]
         variance = (sum(mean**2 for mean in own) + SHRINK * pooled**2) / (len(own) + SHRINK)
         row["host_spread"] = round(math.sqrt(variance), 4)
-    constants.forget()
+    constants.clear_caches()
 
 
 def holds(key: Key, error: float, *, alone: bool) -> bool:
@@ -90,7 +90,7 @@ def holds(key: Key, error: float, *, alone: bool) -> bool:
     row = next(row for at, row in stored() if at == key)
     between = catalogue.table("efficiency")["bands"]["neighbour"] if alone else row["host_spread"]
     within = row["decode_spread"] * (constants.STEP_AWAY if alone else 1.0)
-    return bool(abs(error) <= BAND_SIGMAS * math.hypot(within, between))
+    return bool(abs(error) <= RANGE_SIGMAS * math.hypot(within, between))
 
 
 def keep_left_out(found: list[tuple[str, Key, bool, list[float]]]) -> None:

@@ -18,8 +18,8 @@ from moebox.checkpoint import resolve
 from moebox.core import registry
 from moebox.core.plan import Plan
 from moebox.errors import DoesNotFit
-from moebox.planner.choose import choose
-from moebox.planner.pins import Pins
+from moebox.planner.choose import choose_plan
+from moebox.planner.constraints import Constraints
 from moebox.units import count
 
 README = Path(__file__).parents[1] / "README.md"
@@ -97,7 +97,7 @@ def line(row: Row) -> str:
     box = detect.box(row.box, ram=row.ram, ram_bandwidth=row.bandwidth)
     model, checkpoints = resolve(MODEL)
     try:
-        plan = choose(box, model, checkpoints, Pins())
+        plan = choose_plan(box, model, checkpoints, Constraints())
     except DoesNotFit as problem:
         return f"| {row.title} | does not fit: {problem.hint or problem.message} | – | {row.published()} |"
     return f"| {row.title} | {what(plan)} | {rates(plan)} | {row.published()} |"

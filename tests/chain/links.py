@@ -16,8 +16,8 @@ from moebox.core.recipe import Hybrid, Recipe
 from moebox.errors import MoeboxError
 from moebox.flows.settings import changed
 from moebox.flows.walk import beginning, steps
-from moebox.planner.choose import choose
-from moebox.planner.pins import Pins
+from moebox.planner.choose import choose_plan
+from moebox.planner.constraints import Constraints
 from moebox.planner.speed import Speed
 
 BOXES = (
@@ -41,7 +41,7 @@ class Case:
 
     model: str
     box: str
-    pins: Pins
+    pins: Constraints
 
     @property
     def title(self) -> str:
@@ -72,8 +72,8 @@ def said(recipe: Recipe) -> Recipe:
 def read_back(deployment: Deployment) -> Recipe:
     """The launch's command line as a recipe, by the engine's own flag table."""
     recipe = deployment.recipe
-    launch = engines.launch(deployment)
-    argv = engines.command(deployment, launch)
+    launch = engines.build_launch(deployment)
+    argv = engines.launch_command(deployment, launch)
     return engines.parse_command(recipe.engine, argv, version=recipe.engine_version)
 
 
@@ -83,7 +83,7 @@ def follow(case: Case, plan: Plan, recipe: Recipe, box: Box, model: Model) -> It
     if again != recipe:
         yield "TOML and back is another recipe"
     deployment = deploy(again, box)
-    engines.check(deployment)
+    engines.check_recipe(deployment)
     yield from differences(said(recipe), said_back(deployment))
     yield from named(deployment)
     yield from excluded(case, deployment)
@@ -101,7 +101,7 @@ def said_back(deployment: Deployment) -> Recipe:
     same = dataclasses.replace(back, checkpoint=checkpoint)
     # A preset adds flags of its own; without one every flag of the launch is the recipe's.
     flags = {name: value for name, value in back.flags.items() if name in recipe.flags or not recipe.runtime.preset}
-    runtime = dataclasses.replace(recipe.runtime, preset="") if engines.contained(recipe) else back.runtime
+    runtime = dataclasses.replace(recipe.runtime, preset="") if engines.runs_in_container(recipe) else back.runtime
     unsaid = {"vision": recipe.vision} if not deployment.vision_tower or deployment.engine.offloads else {}
     if recipe.trust_remote_code != back.trust_remote_code and not deployment.engine.takes_parsers:
         unsaid["trust_remote_code"] = recipe.trust_remote_code
@@ -126,7 +126,7 @@ def named(deployment: Deployment) -> Iterator[str]:
         yield f"no row of data has {checkpoint.repo}/{checkpoint.file}"
     if recipe.runtime.preset and recipe.runtime.preset not in presets.names():
         yield f"no preset {recipe.runtime.preset}"
-    image = engines.launch(deployment).image
+    image = engines.build_launch(deployment).image
     if image and image not in (recipe.runtime.image, presets.of(recipe).image):
         yield f"image {image} is nobody's"
 
@@ -172,14 +172,14 @@ def climbed(deployment: Deployment) -> Iterator[str]:
 
 def agreeing(plan: Plan, deployment: Deployment) -> Iterator[str]:
     """Memory, speed and refusals of the deployment against the plan's."""
-    if engines.budget(deployment) != plan.memory:
+    if engines.memory_budget(deployment) != plan.memory:
         yield "another memory than the plan's"
     told = {caution.text for caution in plan.warnings}
-    missing = [caution.text for caution in engines.refusals(deployment) if caution.text not in told]
+    missing = [caution.text for caution in engines.find_refusals(deployment) if caution.text not in told]
     if missing:
         yield f"the plan does not tell: {missing[0]}"
     row = plan.forecast[0]
-    rate = Speed.of(deployment).decode_tok_s(row.concurrency, row.context)
+    rate = Speed.for_deployment(deployment).decode_tok_s(row.concurrency, row.context)
     if round(rate, 2) != row.decode_tok_s:
         yield f"the plan forecasts {row.decode_tok_s}, the deployment {rate:.2f}"
 
@@ -188,7 +188,7 @@ def problems(case: Case) -> list[str]:
     """Everything that is wrong with the plan of a case and its runners-up; none where nothing fits."""
     box, model = box_of(case.box), catalogue.model(case.model)
     try:
-        plan = choose(box, model, catalogue.checkpoints(model.name), case.pins)
+        plan = choose_plan(box, model, catalogue.checkpoints(model.name), case.pins)
     except MoeboxError:
         return []
     recipes = [plan.recipe, *(other.recipe for other in plan.alternatives)]
@@ -205,12 +205,12 @@ def launches(cases: Iterable[Case], engine: str) -> list[list[str]]:
     for case in cases:
         box, model = box_of(case.box), catalogue.model(case.model)
         try:
-            plan = choose(box, model, catalogue.checkpoints(model.name), case.pins)
+            plan = choose_plan(box, model, catalogue.checkpoints(model.name), case.pins)
         except MoeboxError:
             continue
         recipes = [plan.recipe, *(other.recipe for other in plan.alternatives)]
         for recipe in recipes:
             if recipe.engine == engine:
-                words = engines.rooms.argv(engine).words(deploy(recipe, box))
+                words = engines.modules.argv_module(engine).arguments(deploy(recipe, box))
                 lines.append([part for word in words for part in word])
     return lines

@@ -11,8 +11,8 @@ from moebox import engines
 from moebox.checkpoint import deploy
 from moebox.core import catalogue, registry
 from moebox.errors import BadInput, DoesNotFit
-from moebox.planner.choose import choose, search
-from moebox.planner.pins import Pins
+from moebox.planner.choose import choose_plan, search_candidates
+from moebox.planner.constraints import Constraints
 from tests.chain.links import BOXES, Case, box_of, problems
 
 SAMPLE, SEED = 40, 20261115
@@ -48,11 +48,11 @@ def cases() -> Iterator[Case]:
         yield Case(model=model, box=box, pins=pins)
 
 
-def settings() -> Iterator[Pins]:
+def settings() -> Iterator[Constraints]:
     """Every engine, and none, with every pin that it takes."""
     for engine, pins in itertools.product((None, *registry.names()), PINS):
         with contextlib.suppress(BadInput):
-            yield Pins(engine=engine, **pins)  # type: ignore[arg-type]
+            yield Constraints(engine=engine, **pins)  # type: ignore[arg-type]
 
 
 def sampled() -> list[Case]:
@@ -94,10 +94,10 @@ def test_every_plan_holds_together(part: int) -> None:
 def test_what_traits_exclude_is_never_planned(model: str, box: str, engine: str, why: str) -> None:
     """Left to choose, the planner takes another engine or none; asked for, it says why not and what runs instead."""
     forms, where = catalogue.checkpoints(model), box_of(box)
-    tried, _ = search(where, catalogue.model(model), forms, Pins())
+    tried, _ = search_candidates(where, catalogue.model(model), forms, Constraints())
     assert engine not in {weighed.recipe.engine for weighed in tried}
     with pytest.raises(DoesNotFit, match=why) as told:
-        choose(where, catalogue.model(model), forms, Pins(engine=engine))
+        choose_plan(where, catalogue.model(model), forms, Constraints(engine=engine))
     assert (told.value.hint or "").startswith("it runs without --engine")
 
 
@@ -106,9 +106,12 @@ def test_expert_parallelism_reaches_every_engine_that_has_it() -> None:
     for traits in registry.all_traits():
         if not traits.divides("ep"):
             continue
-        plan = choose(
-            box_of("8x-b200"), catalogue.model(KIMI), catalogue.checkpoints(KIMI), Pins(engine=traits.name, tp=8, ep=8)
+        plan = choose_plan(
+            box_of("8x-b200"),
+            catalogue.model(KIMI),
+            catalogue.checkpoints(KIMI),
+            Constraints(engine=traits.name, tp=8, ep=8),
         )
         assert plan.recipe.parallel.ep
-        back = engines.parse_command(traits.name, engines.launch(deploy(plan.recipe)).argv)
+        back = engines.parse_command(traits.name, engines.build_launch(deploy(plan.recipe)).argv)
         assert back.parallel == plan.recipe.parallel

@@ -70,8 +70,10 @@ def rendered(engine: str) -> list[Line]:
 def words_of(recipe: Recipe, rank: int) -> Line:
     """The engine's own words for one rank, without what starts it."""
     deployment = deploy(recipe)
-    node = engines.Node.of(rank, "10.0.0.1")
-    return [part for word in engines.rooms.argv(recipe.engine).words(deployment, node=node) for part in word]
+    node = engines.LaunchNode.with_rank(rank, "10.0.0.1")
+    return [
+        part for word in engines.modules.argv_module(recipe.engine).arguments(deployment, node=node) for part in word
+    ]
 
 
 def refusals(python: Path | str, engine: str, lines: list[Line], *source: Path) -> list[str]:

@@ -23,7 +23,7 @@ FLAGS: dict[EngineName, tuple[str, ...]] = {
 
 def kimi(engine: EngineName, **flags: bool) -> tuple[str, ...]:
     recipe = Recipe(name="kimi", engine=engine, model="kimi-k2.6", checkpoint="", served_name="kimi", flags=flags)
-    return engines.launch(deploy(recipe)).argv
+    return engines.build_launch(deploy(recipe)).argv
 
 
 @pytest.mark.parametrize("engine", FLAGS)

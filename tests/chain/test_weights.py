@@ -17,8 +17,8 @@ from moebox.core import catalogue, registry
 from moebox.core.recipe import Recipe
 from moebox.detect.declared import box_of
 from moebox.errors import MoeboxError, UnknownName
-from moebox.planner.choose import choose
-from moebox.planner.pins import Pins
+from moebox.planner.choose import choose_plan
+from moebox.planner.constraints import Constraints
 from moebox.serve import preflight
 from moebox.serve.dummy import write_gguf
 
@@ -69,7 +69,7 @@ def planned(path: Path, capsys: pytest.CaptureFixture[str], *words: str) -> Reci
 def launched(recipe: Recipe) -> list[str]:
     """The launch without the words that name the weights."""
     deployment = deploy(recipe)
-    argv = list(engines.launch(deployment).argv)
+    argv = list(engines.build_launch(deployment).argv)
     names = {deployment.weights, deployment.checkpoint.file, f"{deployment.weights}:{deployment.checkpoint.name}"}
     return [word for word in argv if word not in names and word not in ("-m", "-hf", "--hf-repo", "--hf-file")]
 
@@ -113,7 +113,7 @@ def test_a_folder_in_place_is_written_with_its_whole_path(
     recipe = planned(tmp_path, capsys, "./models/kimi", "--box", "8x-rtx-pro-6000-server")
 
     assert recipe.checkpoint == str(tmp_path / "models" / "kimi")
-    argv = engines.launch(deploy(recipe)).argv
+    argv = engines.build_launch(deploy(recipe)).argv
     assert str(tmp_path / "models" / "kimi") in argv
     flags = {"--tool-call-parser", "--reasoning-parser", "--trust-remote-code", "--language-model-only"}
     assert flags <= set(argv)
@@ -125,7 +125,7 @@ def test_fp8_on_rtx_blackwell_is_refused_for_a_kimi_on_disk_too(tmp_path: Path) 
 
     weights = folder(tmp_path / "mine", KIMI, TEMPLATE)
     recipe = Recipe(name="x", engine="vllm", model="mine", checkpoint=str(weights), served_name="x", kv="fp8")
-    told = engines.refusals(deploy(recipe, box("8x-rtx-pro-6000-server")))
+    told = engines.find_refusals(deploy(recipe, box("8x-rtx-pro-6000-server")))
     assert any("102,400" in caution.text for caution in told)
 
 
@@ -167,9 +167,9 @@ def test_a_path_in_a_hub_cache_keeps_its_name_and_its_links(tmp_path: Path) -> N
     """Natively the link is named; a container gets the whole repository, so that the links lead somewhere."""
     shard = hub_cache(tmp_path)
     recipe = Recipe(name="x", engine="ik_llama.cpp", model="kimi-k2.6", checkpoint=str(shard), served_name="x")
-    native = engines.launch(deploy(recipe))
+    native = engines.build_launch(deploy(recipe))
     inside = dataclasses.replace(recipe, runtime=dataclasses.replace(recipe.runtime, kind="podman"))
-    contained = engines.launch(deploy(inside))
+    contained = engines.build_launch(deploy(inside))
 
     assert native.argv[1:3] == contained.argv[1:3] == ("-m", str(shard))
     repository = str(shard.parents[3])
@@ -191,13 +191,13 @@ def test_the_fork_is_told_the_file(
 ) -> None:
     """Without one it refuses to start; two quants never give the same command."""
     recipe = planned(tmp_path, capsys, "kimi-k2.6", *ATTIC, "--engine", "ik_llama.cpp", "--checkpoint", form)
-    assert list(engines.launch(deploy(recipe)).argv[1 : 1 + len(told)]) == told
+    assert list(engines.build_launch(deploy(recipe)).argv[1 : 1 + len(told)]) == told
 
 
 def test_mainline_is_told_the_quant(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It finds the file by itself."""
     recipe = planned(tmp_path, capsys, "kimi-k2.6", *ATTIC, "--engine", "llama.cpp", "--checkpoint", "Q4_X")
-    assert engines.launch(deploy(recipe)).argv[1:3] == ("-hf", "ubergarm/Kimi-K2.6-GGUF:Q4_X")
+    assert engines.build_launch(deploy(recipe)).argv[1:3] == ("-hf", "ubergarm/Kimi-K2.6-GGUF:Q4_X")
 
 
 def test_a_form_nobody_has_seen_is_planned_only_when_asked_for(
@@ -211,7 +211,7 @@ def test_a_form_nobody_has_seen_is_planned_only_when_asked_for(
     assert unverified
     assert not seen & unverified
     pinned = planned(tmp_path, capsys, "kimi-k2.6", *ATTIC, "--checkpoint", "smol-IQ3_KS")
-    assert any("is not known" in caution.text for caution in engines.refusals(deploy(pinned)))
+    assert any("is not known" in caution.text for caution in engines.find_refusals(deploy(pinned)))
 
 
 def script(recipe: Recipe, form: str, tmp_path: Path, model_path: Path | str) -> list[str]:
@@ -283,6 +283,6 @@ def test_a_folder_published_with_a_vision_tower_is_the_model_that_the_catalogue_
     form = catalogue.checkpoint("minimax-m3", "nvfp4")
     assert found.checkpoints[0].bytes == form.bytes
     box = box_of("8x-b200")
-    theirs = choose(box, known, (form,), Pins()).recipe
-    mine = choose(box, found.model, found.checkpoints, Pins()).recipe
+    theirs = choose_plan(box, known, (form,), Constraints()).recipe
+    mine = choose_plan(box, found.model, found.checkpoints, Constraints()).recipe
     assert dataclasses.replace(mine, checkpoint=theirs.checkpoint) == theirs

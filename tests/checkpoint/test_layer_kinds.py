@@ -13,8 +13,8 @@ from moebox.core.model import Model
 from moebox.core.recipe import Recipe
 from moebox.detect.declared import box_of
 from moebox.errors import BadInput
-from moebox.planner.choose import choose
-from moebox.planner.pins import Pins
+from moebox.planner.choose import choose_plan
+from moebox.planner.constraints import Constraints
 from moebox.sizing.kv import sequence_bytes, token_bytes
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -72,7 +72,7 @@ def test_every_config_gives_a_plan() -> None:
     for file in FILES:
         model, checkpoints = resolve(str(file))
         roomy = box if model.total < 2e12 else replace(box, gpus=box.gpus * 2, name="16x-b300")
-        plan = choose(roomy, model, checkpoints, Pins(context=8192))
+        plan = choose_plan(roomy, model, checkpoints, Constraints(context=8192))
         assert plan.memory.fits, file.stem
         assert plan.forecast[0].decode_tok_s > 0, file.stem
 

@@ -24,10 +24,10 @@ from moebox.core.plan import Memory
 from moebox.core.recipe import Recipe
 from moebox.detect import bundle, host, machine, nvml
 from moebox.detect.bandwidth import measure
-from moebox.planner.choose import choose
-from moebox.planner.pins import Pins
-from moebox.planner.warnings import from_numbers
-from moebox.sizing.constants import taken, visible
+from moebox.planner.choose import choose_plan
+from moebox.planner.constraints import Constraints
+from moebox.planner.warnings import budget_warnings
+from moebox.sizing.constants import bytes_held_by_others, visible_bytes
 
 
 class NoAnswer(Exception):
@@ -209,12 +209,12 @@ def test_who_holds_memory_is_named_and_what_moebox_runs_counts_as_free(tmp_path:
     assert (other.name, other.instance) == ("blender", "")
     assert (gone.name, gone.instance) == ("", "")
     gpu = catalogue.gpu("h200")
-    busy = replace(gpu, memory_free=visible(gpu) - 20 * 2**30, holders=(ours, other))
-    assert taken(busy) == 10 * 2**30
+    busy = replace(gpu, memory_free=visible_bytes(gpu) - 20 * 2**30, holders=(ours, other))
+    assert bytes_held_by_others(busy) == 10 * 2**30
     box = Box(name="here", gpus=(busy,))
     recipe = Recipe(name="t", engine="vllm", model="gpt-oss-120b", checkpoint="mxfp4", served_name="t")
     memory = Memory(devices=(), kv_tokens=10**6, kv_bytes_per_token=1, fits=True)
-    told = [caution.text for caution in from_numbers(deploy(recipe, box), memory, 1)]
+    told = [caution.text for caution in budget_warnings(deploy(recipe, box), memory, 1)]
     assert told[0].startswith("kimi-7, which moebox runs, holds 10.7 GB: counted as free")
     assert "pid 42 (blender)" in told[1]
 
@@ -248,7 +248,7 @@ def test_a_plan_is_made_for_the_gpus_that_are_visible(tmp_path: Path):
     found = nvml.read(Driver(), sysfs=tmp_path, only="4,5,6,7")
     box = Box(name=machine.name_of(found), gpus=found.gpus, gpu_numbers=found.numbers, links=found.links, ram=2**40)
     assert box.name == "4x-rtx-pro-6000-server"
-    recipe = choose(box, *resolve("minimax-m2.7"), Pins(tp=4)).recipe
+    recipe = choose_plan(box, *resolve("minimax-m2.7"), Constraints(tp=4)).recipe
     assert recipe.env["CUDA_VISIBLE_DEVICES"] == "4,5,6,7"
     assert used_gpus(box, recipe) == (0, 1, 2, 3)
     assert used_gpus(box, replace(recipe, env={"CUDA_VISIBLE_DEVICES": "7, 5,"})) == (3, 1)

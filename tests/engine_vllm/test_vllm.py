@@ -9,7 +9,7 @@ import pytest
 
 from moebox.checkpoint import deploy
 from moebox.core.recipe import Recipe
-from moebox.engines.flags import catalogue
+from moebox.engines.flags import flag_catalogue
 from moebox.errors import Outside
 from moebox.flows.rehearse import rehearse
 from moebox.serve.faults import LaunchFailed
@@ -74,7 +74,7 @@ def test_the_flag_catalogue_is_what_the_real_parser_takes(venv: Path) -> None:
     fresh = json.loads(done.stdout)
     kept = json.loads((ROOT / "src/moebox/data/flags/vllm-0.32.0.json").read_text())
     assert _names(fresh) == _names(kept)
-    assert catalogue("vllm", "0.32.0").find("--tensor-parallel-size")
+    assert flag_catalogue("vllm", "0.32.0").find_spec("--tensor-parallel-size")
 
 
 def test_another_version_is_refused_before_anything_starts(recipe: Recipe, run: Run) -> None:

@@ -34,7 +34,7 @@ HYBRID = changed(
 
 def pairs(recipe: Recipe) -> dict[str, str]:
     """Flags and their values of the launch; a bare flag has ""."""
-    argv = engines.launch(deploy(recipe)).argv
+    argv = engines.build_launch(deploy(recipe)).argv
     found = {}
     for place, word in enumerate(argv):
         if word.startswith("-"):
@@ -49,7 +49,7 @@ def test_vllm_gets_what_kimi_needs():
 
     assert found["--tool-call-parser"] == found["--reasoning-parser"] == "kimi_k2"
     assert {"--enable-auto-tool-choice", "--trust-remote-code", "--language-model-only"} <= set(found)
-    assert engines.launch(deploy(VLLM)).env == {"VLLM_ENGINE_READY_TIMEOUT_S": "3600"}
+    assert engines.build_launch(deploy(VLLM)).env == {"VLLM_ENGINE_READY_TIMEOUT_S": "3600"}
 
 
 def test_vision_is_served_by_a_copy_per_card():
@@ -75,7 +75,7 @@ def test_thinking_is_turned_off_in_each_engines_way(recipe: Recipe, flag: str, v
 
 def test_experts_are_placed_layer_by_layer():
     """The first rule that matches wins, so cards come before RAM; -ncmoe is never used, nor -ger."""
-    argv = engines.launch(deploy(HYBRID)).argv
+    argv = engines.build_launch(deploy(HYBRID)).argv
     rules = [argv[place + 1] for place, word in enumerate(argv) if word == "-ot"]
 
     assert rules == [
@@ -115,17 +115,17 @@ def test_a_draft_is_said_in_each_engines_way():
 
 def test_the_recipes_own_flags_win_over_the_adapters():
     """A flag that is there already is replaced where it stands; false takes it away."""
-    found = engines.launch(deploy(changed(COMMUNITY, {"flags.load-format": "auto", "vision": True}))).argv
+    found = engines.build_launch(deploy(changed(COMMUNITY, {"flags.load-format": "auto", "vision": True}))).argv
 
     assert found.count("--load-format") == 1
     assert found[found.index("--load-format") + 1] == "auto"
-    assert "--jinja" not in engines.launch(deploy(changed(HYBRID, {"flags.jinja": False}))).argv
+    assert "--jinja" not in engines.build_launch(deploy(changed(HYBRID, {"flags.jinja": False}))).argv
 
 
 def test_the_community_image_brings_its_environment():
     """Every variable has a reason; those that only help elsewhere are named and left alone."""
-    launch = engines.launch(deploy(COMMUNITY))
-    command = engines.command(deploy(COMMUNITY), launch, run="r1", home="/home/x")
+    launch = engines.build_launch(deploy(COMMUNITY))
+    command = engines.launch_command(deploy(COMMUNITY), launch, run="r1", home="/home/x")
     preset = presets.preset("community")
 
     assert all(one.why for one in preset.variable)
@@ -144,7 +144,7 @@ def test_the_community_image_brings_its_environment():
 def test_a_container_publishes_on_loopback_unless_told(kind: str, host: str, shown: str):
     """Inside it listens on all addresses; what is reachable is decided by -p."""
     recipe = changed(VLLM, {"runtime.kind": kind, "listen.host": host})
-    command = engines.command(deploy(recipe), engines.launch(deploy(recipe)))
+    command = engines.launch_command(deploy(recipe), engines.build_launch(deploy(recipe)))
 
     assert command[command.index("-p") + 1] == shown
     assert command[command.index("--host") + 1] == "0.0.0.0"
@@ -157,8 +157,8 @@ def test_weights_on_this_machine_are_mounted():
     folder = changed(VLLM, {"runtime.kind": "docker", "checkpoint": "/data/kimi"})
     file = changed(HYBRID, {"runtime.kind": "podman"})
 
-    assert engines.launch(deploy(folder)).mounts == {"/data/kimi": "/data/kimi:ro"}
-    assert engines.launch(deploy(file)).mounts == {"/models": "/models:ro"}
+    assert engines.build_launch(deploy(folder)).mounts == {"/data/kimi": "/data/kimi:ro"}
+    assert engines.build_launch(deploy(file)).mounts == {"/models": "/models:ro"}
 
 
 @pytest.mark.parametrize("recipe", [VLLM, SGLANG, HYBRID, COMMUNITY])
@@ -168,21 +168,21 @@ def test_keys_are_passed_by_name(recipe: Recipe, kind: str):
     if recipe is COMMUNITY and kind == "native":
         kind = "podman"
     keyed = changed(recipe, {"runtime.kind": kind, "listen.key_env": "MY_KEY"})
-    launch = engines.launch(deploy(keyed))
-    command = engines.command(deploy(keyed), launch)
+    launch = engines.build_launch(deploy(keyed))
+    command = engines.launch_command(deploy(keyed), launch)
     name = engines.registry.traits(recipe.engine).key_env
 
     assert launch.secret_env[name] == "MY_KEY"
     assert "--api-key" not in command
     if kind != "native":
         assert command[command.index(name) - 1] == "-e"
-    assert f'{name}="$MY_KEY"' in engines.shown(launch, command)
+    assert f'{name}="$MY_KEY"' in engines.shell_text(launch, command)
 
 
 def test_a_venv_or_interpreter_is_used():
     """`runtime.python` may be either."""
-    assert engines.launch(deploy(changed(VLLM, {"runtime.python": "/v"}))).argv[:2] == ("/v/bin/vllm", "serve")
-    assert engines.launch(deploy(changed(SGLANG, {"runtime.python": "/v/bin/python3"}))).argv[:3] == (
+    assert engines.build_launch(deploy(changed(VLLM, {"runtime.python": "/v"}))).argv[:2] == ("/v/bin/vllm", "serve")
+    assert engines.build_launch(deploy(changed(SGLANG, {"runtime.python": "/v/bin/python3"}))).argv[:3] == (
         "/v/bin/python3",
         "-m",
         "sglang.launch_server",
@@ -225,7 +225,7 @@ SERVER = box("rtx-pro-6000-server")
 )
 def test_known_troubles_are_told(recipe: Recipe, changes: dict[str, Any], where: Any, severity: str, text: str):
     """Each with what to do about it, the worst first."""
-    told = engines.refusals(deploy(changed(recipe, changes), where))
+    told = engines.find_refusals(deploy(changed(recipe, changes), where))
 
     assert any(one.severity == severity and text in one.text for one in told), [one.text for one in told]
     order = {"fatal": 0, "warning": 1, "note": 2}
@@ -240,7 +240,7 @@ def test_a_file_from_before_latent_attention_costs_cache(engine: EngineName, con
     deployment = deploy(changed(HYBRID, changes | {"context": context, "kv": "f16"}), SERVER)
     assert deployment.model.mla
     old = dataclasses.replace(deployment.model, mla=dataclasses.replace(deployment.model.mla, whole_heads=True))
-    told = engines.refusals(dataclasses.replace(deployment, found_model=old))
+    told = engines.find_refusals(dataclasses.replace(deployment, found_model=old))
 
     text = "keeps them for every head: 76.25 GiB of cache at 32,768 tokens, where the latent takes 2.14 GiB"
     assert sum(text in one.text for one in told) == (said if ours else 0)
@@ -250,7 +250,7 @@ def test_a_file_from_before_latent_attention_costs_cache(engine: EngineName, con
 @pytest.mark.parametrize("recipe", [VLLM, SGLANG, COMMUNITY, HYBRID])
 def test_sound_recipes_are_not_refused(recipe: Recipe):
     """What moebox ships has no fatal trouble on the box it is for."""
-    told = engines.refusals(deploy(recipe, SERVER))
+    told = engines.find_refusals(deploy(recipe, SERVER))
 
     assert [one.text for one in told if one.severity == "fatal"] == []
     if recipe is COMMUNITY:
@@ -271,6 +271,6 @@ def test_a_draft_goes_by_the_engines_own_name(engine: EngineName, method: str, w
     recipe = Recipe(
         name="x", engine=engine, model="x", checkpoint="x.gguf", served_name="", speculate=Speculate(method=method)
     )
-    argv = engines.launch(deploy(recipe)).argv
+    argv = engines.build_launch(deploy(recipe)).argv
     assert argv[argv.index(words[0]) + 1] == words[1]
     assert engines.parse_command(engine, argv).speculate == recipe.speculate

@@ -7,7 +7,7 @@ from moebox.checkpoint import deploy
 from moebox.core import catalogue
 from moebox.core.box import Box
 from moebox.engines.vllm import memory as rules
-from moebox.sizing.constants import gibibytes, visible
+from moebox.sizing.constants import memory_constant_bytes, visible_bytes
 from tests.planner.deployed import kimi
 
 GPU = catalogue.gpu("rtx-pro-6000-server")
@@ -19,12 +19,12 @@ def test_memory_taken_after_profiling_counts_against_the_gpu() -> None:
     recipe = kimi(max_seqs=256, kv="bf16")
     later = rules.workspace_bytes(GPU, catalogue.model("kimi-k2.6"), recipe)
     assert later > 2**29
-    margin = gibibytes("load", "margin")
-    tight = (visible(GPU) - margin - later // 2) / visible(GPU)
-    roomy = (visible(GPU) - margin - 2 * later) / visible(GPU)
+    margin = memory_constant_bytes("load", "margin")
+    tight = (visible_bytes(GPU) - margin - later // 2) / visible_bytes(GPU)
+    roomy = (visible_bytes(GPU) - margin - 2 * later) / visible_bytes(GPU)
 
-    short = engines.budget(deploy(dataclasses.replace(recipe, memory_utilization=tight), BOX))
-    whole = engines.budget(deploy(dataclasses.replace(recipe, memory_utilization=roomy), BOX))
+    short = engines.memory_budget(deploy(dataclasses.replace(recipe, memory_utilization=tight), BOX))
+    whole = engines.memory_budget(deploy(dataclasses.replace(recipe, memory_utilization=roomy), BOX))
     assert not short.fits
     assert abs(short.shortfall - later // 2) < 2**21
     assert whole.fits

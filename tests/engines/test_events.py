@@ -7,18 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebox.core.registry import names
-from moebox.engines import Event, rooms
+from moebox.engines import LogEvent, modules
 
 LOGS = Path(__file__).parent / "logs"
 
 
-def events(engine: str, log: str) -> list[Event]:
+def events(engine: str, log: str) -> list[LogEvent]:
     """Every event of a log."""
     lines = (LOGS / log).read_text().splitlines()
-    return [event for line in lines if (event := rooms.log(engine).event(line))]
+    return [event for line in lines if (event := modules.log_module(engine).parse_log_line(line))]
 
 
-def facts(found: list[Event]) -> dict[str, float]:
+def facts(found: list[LogEvent]) -> dict[str, float]:
     """All facts together; the last one wins."""
     return {name: value for event in found for name, value in event.facts.items()}
 
@@ -31,7 +31,7 @@ def test_vllm_says_what_its_memory_went_to():
         "Desired GPU memory utilization is (0.6, 83.88 GiB). Actual usage is 32.76 GiB for weight, 4.38 GiB for peak "
         "activation, 0.22 GiB for non-torch memory, and 0.0 GiB for CUDAGraph memory. Replace gpu_memory_utilization"
     )
-    event = rooms.log("vllm").event(line)
+    event = modules.log_module("vllm").parse_log_line(line)
     assert event
     assert {name: round(value / 2**30, 2) for name, value in event.facts.items()} == {
         "weights_bytes": 32.76,
@@ -77,7 +77,7 @@ def test_vllm_starting_up():
 )
 def test_vllm_facts_of_one_card(line: str, wanted: dict[str, float]):
     """Memory per device is read with the rank it belongs to."""
-    event = rooms.log("vllm").event(line)
+    event = modules.log_module("vllm").parse_log_line(line)
 
     assert event is not None
     assert event.facts == wanted
@@ -144,7 +144,7 @@ def test_llama_servers_starting_up(engine: str, log: str, compute: float):
 )
 def test_sglang_lines(line: str, kind: str, wanted: dict[str, float]):
     """What SGLang prints while it starts."""
-    event = rooms.log("sglang").event(line)
+    event = modules.log_module("sglang").parse_log_line(line)
 
     assert event is not None
     assert (event.kind, event.facts) == (kind, wanted)
@@ -153,5 +153,5 @@ def test_sglang_lines(line: str, kind: str, wanted: dict[str, float]):
 @given(st.text(max_size=200), st.sampled_from(names()))
 def test_no_line_breaks_the_reader(line: str, engine: str):
     """Logs hold anything."""
-    event = rooms.log(engine).event(line)
+    event = modules.log_module(engine).parse_log_line(line)
     assert event is None or len(event.text) <= 500

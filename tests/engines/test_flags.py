@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebox.core.registry import names
-from moebox.engines.arguments import canonical, flatten, split
-from moebox.engines.flags import catalogue, check, newest, versions
-from moebox.engines.retired import order
+from moebox.engines.arguments import canonical_name, flatten, split_argv
+from moebox.engines.flags import check_arguments, flag_catalogue, known_versions, newest_version
+from moebox.engines.retired import version_key
 from moebox.errors import BadInput
 
 ACCEPTED = Path(__file__).parent / "accepted"
@@ -38,9 +38,9 @@ def lines() -> list[tuple[str, str, str, bool]]:
 
 def judge(engine: str, version: str, text: str) -> str:
     """What is wrong with a piece of a command line; "" when nothing is."""
-    known = catalogue(engine, version)  # type: ignore[arg-type]
+    known = flag_catalogue(engine, version)  # type: ignore[arg-type]
     try:
-        check(engine, version, split(shlex.split(text), known))  # type: ignore[arg-type]
+        check_arguments(engine, version, split_argv(shlex.split(text), known))  # type: ignore[arg-type]
     except BadInput as refused:
         return f"{refused.message} ({refused.hint})"
     return ""
@@ -77,7 +77,7 @@ def test_what_is_gone_is_refused_with_its_new_name(engine: str, version: str, te
     told = judge(engine, version, text)
 
     assert now in told
-    assert newest(engine) in told  # type: ignore[arg-type]
+    assert newest_version(engine) in told  # type: ignore[arg-type]
 
 
 def test_an_older_version_keeps_its_words():
@@ -98,25 +98,27 @@ def test_a_value_must_be_one_of_the_choices():
 @pytest.mark.parametrize("engine", names())
 def test_catalogues_are_small_and_whole(engine: str):
     """Every spelling leads to one flag, and the file stays small."""
-    for version in versions(engine):  # type: ignore[arg-type]
-        known = catalogue(engine, version)  # type: ignore[arg-type]
+    for version in known_versions(engine):  # type: ignore[arg-type]
+        known = flag_catalogue(engine, version)  # type: ignore[arg-type]
         assert len({id(spec) for spec in known.specs.values()}) > 200
         for name in ("--host", "--port"):
-            assert known.find(name) is not None
-    assert [order(one) for one in versions(engine)] == sorted(order(one) for one in versions(engine))  # type: ignore[arg-type]
+            assert known.find_spec(name) is not None
+    assert [version_key(one) for one in known_versions(engine)] == sorted(
+        version_key(one) for one in known_versions(engine)
+    )  # type: ignore[arg-type]
 
 
-WORDS = st.lists(st.sampled_from(sorted(catalogue("vllm").specs)) | st.text(max_size=8), max_size=8)
+WORDS = st.lists(st.sampled_from(sorted(flag_catalogue("vllm").specs)) | st.text(max_size=8), max_size=8)
 
 
 @given(WORDS, st.sampled_from(names()))
 def test_any_words_are_split_without_loss_and_judged(argv: list[str], engine: str):
     """Splitting loses nothing, and judging fails by saying so or not at all."""
-    known = catalogue(engine)  # type: ignore[arg-type]
+    known = flag_catalogue(engine)  # type: ignore[arg-type]
     plain = [word for word in argv if "=" not in word and not word.startswith("-O")]
-    words = split(plain, known)
+    words = split_argv(plain, known)
 
     assert list(flatten(words)) == plain
     for word in words:
-        canonical(word[0], known)
+        canonical_name(word[0], known)
     judge(engine, "", shlex.join(argv))

@@ -8,8 +8,8 @@ import pytest
 from moebox import codec, engines
 from moebox.checkpoint import deploy
 from moebox.core.recipe import EngineName, Recipe, Runtime
-from moebox.engines.arguments import canonical, split
-from moebox.engines.flags import catalogue
+from moebox.engines.arguments import canonical_name, split_argv
+from moebox.engines.flags import flag_catalogue
 from moebox.errors import BadInput
 
 # SM120 deployment report of 29 January 2026: the launch that worked, SGLang of that month with a patch.
@@ -77,8 +77,8 @@ registry.home.arpa/ik_llama.cpp:latest \
 
 def words_of(recipe: Recipe, argv: tuple[str, ...] | list[str]) -> list[tuple[str, ...]]:
     """The flags of an argv in one spelling each, sorted; rules whose order matters keep it by standing together."""
-    known = catalogue(recipe.engine, recipe.engine_version)
-    words = [(canonical(word[0], known), *word[1:]) for word in split(argv, known)]
+    known = flag_catalogue(recipe.engine, recipe.engine_version)
+    words = [(canonical_name(word[0], known), *word[1:]) for word in split_argv(argv, known)]
     return sorted(words, key=lambda word: word[0])
 
 
@@ -112,7 +112,7 @@ def roundtrip(engine: EngineName, text: str, version: str) -> tuple[Recipe, tupl
     recipe = engines.parse_command(engine, text.strip(), version=version)
     again = codec.decode(Recipe, tomllib.loads(codec.to_toml(recipe)), where="again")
     assert again == recipe
-    return recipe, engines.launch(deploy(recipe)).argv
+    return recipe, engines.build_launch(deploy(recipe)).argv
 
 
 def test_the_sm120_report_launch():
@@ -124,7 +124,7 @@ def test_the_sm120_report_launch():
     unwatched = {"enable-metrics": False, "enable-cache-report": False}  # which a launch of ours has
     assert (recipe.parallel.tp, recipe.listen.port) == (8, 30000)
     assert recipe.flags == {"quantization": "nvfp4", **unwatched}
-    engines.check(deploy(recipe))
+    engines.check_recipe(deploy(recipe))
 
 
 def test_the_sm120_report_launch_is_refused_by_sglang_of_today():
@@ -132,14 +132,14 @@ def test_the_sm120_report_launch_is_refused_by_sglang_of_today():
     recipe = engines.parse_command("sglang", SM120_REPORT.strip())
 
     with pytest.raises(BadInput, match="nvfp4") as refused:
-        engines.check(deploy(recipe))
+        engines.check_recipe(deploy(recipe))
     assert refused.value.hint == "use modelopt_fp4"
 
 
 def test_the_lambda_guide_launch():
     """docker around `bash -c "pip install … && exec …"` with a dotted flag, rendered back option for option."""
     recipe, argv = roundtrip("vllm", LAMBDA_GUIDE, "0.20.0")
-    command = engines.command(deploy(recipe), engines.launch(deploy(recipe)))
+    command = engines.launch_command(deploy(recipe), engines.build_launch(deploy(recipe)))
     published = shlex.split(LAMBDA_GUIDE.replace("\\\n", " "))
 
     assert recipe.runtime.setup == "pip install -q 'transformers==4.57.6'"
@@ -152,13 +152,13 @@ def test_the_lambda_guide_launch():
     assert sorted(set(ours) - set(theirs)) == added
     assert set(theirs) - set(ours) == {"-d"}  # moebox stays with what it starts
     assert command[-2:] == ("-c", f"{recipe.runtime.setup} && exec {shlex.join(argv)}")
-    engines.check(deploy(recipe))
+    engines.check_recipe(deploy(recipe))
 
 
 def test_the_two_card_launch():
     """podman and ik_llama.cpp: experts placed by rules whose order is kept."""
     recipe, argv = roundtrip("ik_llama.cpp", TWO_CARDS, "2026-04")
-    command = engines.command(deploy(recipe), engines.launch(deploy(recipe)))
+    command = engines.launch_command(deploy(recipe), engines.build_launch(deploy(recipe)))
     published = shlex.split(TWO_CARDS.replace("\\\n", " "))
 
     assert words_of(recipe, argv[1:]) == words_of(recipe, inner(TWO_CARDS))
@@ -166,14 +166,14 @@ def test_the_two_card_launch():
     assert recipe.hybrid.ranges == (r"blk\.(1|2)\.ffn.*=CUDA0", r"blk\.(59|60)\.ffn.*=CUDA1", "exps=CPU")
     assert (recipe.thinking, recipe.hybrid.mla, recipe.hybrid.attention_buffer) == (False, 3, 512)
     assert options(command, recipe.runtime.image) == options(published, recipe.runtime.image)
-    engines.check(deploy(recipe))
+    engines.check_recipe(deploy(recipe))
 
 
 def test_what_is_wrong_with_the_two_card_launch_is_said():
     """--special with --jinja breaks tool calls in newer builds; -ger does nothing for Kimi."""
     recipe = engines.parse_command("ik_llama.cpp", TWO_CARDS.strip(), version="2026-04")
 
-    told = " ".join(one.text for one in engines.refusals(deploy(recipe)))
+    told = " ".join(one.text for one in engines.find_refusals(deploy(recipe)))
     assert "--special with --jinja" in told
     assert "-ger does nothing" in told
 
@@ -185,4 +185,4 @@ def test_a_port_published_on_loopback_is_read_as_such():
 
     assert (recipe.listen.host, recipe.listen.port) == ("127.0.0.1", 9000)
     assert recipe.runtime == Runtime(kind="docker", image="vllm/vllm-openai:v0.32.0")
-    assert "127.0.0.1:9000:9000" in engines.command(deploy(recipe), engines.launch(deploy(recipe)))
+    assert "127.0.0.1:9000:9000" in engines.launch_command(deploy(recipe), engines.build_launch(deploy(recipe)))

@@ -32,8 +32,8 @@ HYBRID = changed(
 @pytest.mark.parametrize("name", shipped())
 def test_shipped_recipes_are_sound(name: str):
     """What comes with moebox passes its own rules."""
-    engines.check(deploy(read_recipe(name)))
-    engines.check(deploy(HYBRID))
+    engines.check_recipe(deploy(read_recipe(name)))
+    engines.check_recipe(deploy(HYBRID))
 
 
 @pytest.mark.parametrize(
@@ -73,10 +73,10 @@ def test_shipped_recipes_are_sound(name: str):
 def test_what_cannot_be_is_refused_by_name(changes: dict[str, Any], named: str):
     """One line with the setting in it."""
     if not named:
-        engines.check(deploy(changed(VLLM, changes)))
+        engines.check_recipe(deploy(changed(VLLM, changes)))
         return
     with pytest.raises(BadInput) as refused:
-        engines.check(deploy(changed(VLLM, changes)))
+        engines.check_recipe(deploy(changed(VLLM, changes)))
     assert named in refused.value.message
 
 
@@ -94,7 +94,7 @@ def test_what_cannot_be_is_refused_by_name(changes: dict[str, Any], named: str):
 def test_hybrids_have_rules_of_their_own(changes: dict[str, Any], named: str):
     """What llama.cpp and its fork do not have, or have differently."""
     with pytest.raises(BadInput) as refused:
-        engines.check(deploy(changed(HYBRID, changes)))
+        engines.check_recipe(deploy(changed(HYBRID, changes)))
     assert named in refused.value.message
 
 
@@ -126,11 +126,11 @@ def test_a_recipe_is_refused_or_can_be_launched(changes: dict[str, Any]):
     """Whatever passes the rules has a command, and its key is in none of the command's words."""
     recipe = changed(VLLM, changes)
     try:
-        engines.check(deploy(recipe))
+        engines.check_recipe(deploy(recipe))
     except BadInput:
         return
-    launch = engines.launch(deploy(recipe))
-    argv = engines.command(deploy(recipe), launch, run="r1", home="/home/x")
+    launch = engines.build_launch(deploy(recipe))
+    argv = engines.launch_command(deploy(recipe), launch, run="r1", home="/home/x")
     assert all(isinstance(word, str) and word for word in argv)
     if recipe.listen.key_env:
         assert recipe.listen.key_env in launch.secret_env.values()

@@ -15,8 +15,8 @@ from moebox.core import catalogue, registry
 from moebox.core.box import Box
 from moebox.core.recipe import Recipe, Runtime
 from moebox.engines import flags
-from moebox.planner.choose import choose
-from moebox.planner.pins import Pins
+from moebox.planner.choose import choose_plan
+from moebox.planner.constraints import Constraints
 from moebox.render import render
 from moebox.serve.session import start
 from moebox.store import Run
@@ -51,14 +51,14 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Insta
 def forget() -> None:
     """Look for engines again."""
     registry.registry.cache_clear()
-    for cached in (flags.versions, flags.catalogue, flags._tables):
+    for cached in (flags.known_versions, flags.flag_catalogue, flags._tables):
         cached.cache_clear()
 
 
 def planned() -> Recipe:
     """The planner's recipe for the toy."""
     model = catalogue.model("kimi-k2.6")
-    return choose(BOX, model, catalogue.checkpoints(model.name), Pins(engine="toy")).recipe
+    return choose_plan(BOX, model, catalogue.checkpoints(model.name), Constraints(engine="toy")).recipe
 
 
 def test_it_is_found_planned_and_rendered(installed: Install) -> None:
@@ -70,9 +70,9 @@ def test_it_is_found_planned_and_rendered(installed: Install) -> None:
     assert registry.names()[-1] == "toy"
     assert recipe.engine == "toy"
     assert recipe.parallel.tp > 1
-    assert engines.budget(deployment).fits
-    assert engines.launch(deployment).argv[:3] == ("toy-serve", "--model", "moonshotai/Kimi-K2.6")
-    assert engines.parse_command("toy", engines.launch(deployment).argv).parallel == recipe.parallel
+    assert engines.memory_budget(deployment).fits
+    assert engines.build_launch(deployment).argv[:3] == ("toy-serve", "--model", "moonshotai/Kimi-K2.6")
+    assert engines.parse_command("toy", engines.build_launch(deployment).argv).parallel == recipe.parallel
     script = render(deployment, "script")
     assert 'toy-serve "${args[@]}"' in script
     assert "--split 8" in script

@@ -8,7 +8,7 @@ import pytest
 from moebox import codec, detect
 from moebox.cli import main
 from moebox.core.box import Box
-from moebox.planner.speed.links import between_nodes, network_rate
+from moebox.planner.speed.links import describe_network, network_rate
 from moebox.serve.node_checks import NodeLink, measured
 
 SLOW = NodeLink(tcp=1e9, round_trip_us=200.0)
@@ -58,14 +58,14 @@ def test_machines_with_a_network_built_in_have_that_one() -> None:
     """A DGX Spark comes with 200 GbE, not with the 400 Gb/s a GPU of an HGX rack."""
     sparks = detect.box("2x1x-gb10")
 
-    assert between_nodes(sparks).startswith("200 Gb/s a GPU as these machines have it between nodes")
+    assert describe_network(sparks).startswith("200 Gb/s a GPU as these machines have it between nodes")
     assert network_rate(sparks) == 25e9
     assert network_rate(replace(sparks, network=12_500_000_000)) == 12.5e9
     assert network_rate(two()) == 50e9
 
 
 def test_one_node_has_nothing_between_nodes() -> None:
-    assert between_nodes(detect.box("8x-h200")) == ""
+    assert describe_network(detect.box("8x-h200")) == ""
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from moebox.fleet.simulate import BoxModel, Question, run
 from moebox.fleet.size import size
 from moebox.fleet.users import UserWorkload, known, workload
 from moebox.flows.fleet_plan import by_model
-from moebox.planner.pins import Pins
-from moebox.planner.simulate import Workload, simulate
+from moebox.planner.constraints import Constraints
+from moebox.planner.simulate import SimulatedWorkload, simulate
 
 SLO = Slo(ttft_s=2.0, tpot_s=0.05)
 CHAT = workload("chat")
@@ -24,7 +24,7 @@ CHAT = workload("chat")
 def box() -> BoxModel:
     question = Question(work=CHAT, users=1)
     return by_model(
-        "kimi-k2.6", "8x-h200", question, Pins(engine="vllm", checkpoint="int4", tp=8, context=131072)
+        "kimi-k2.6", "8x-h200", question, Constraints(engine="vllm", checkpoint="int4", tp=8, context=131072)
     ).model
 
 
@@ -83,7 +83,7 @@ def test_a_single_box_whose_users_never_come_back_agrees_with_the_planners_simul
     fleet = run([box()], Question(work=once, users=600, seconds=700, warm_s=600, slo=SLO))
     # all arrive within the warm-up, spread evenly: count them by asking from the beginning
     whole = run([box()], Question(work=once, users=600, seconds=700, warm_s=0.0, slo=SLO))
-    alone = simulate(box().speed, box().rules, Workload(input=3000, output=200, requests=600, rate=600.0))
+    alone = simulate(box().speed, box().rules, SimulatedWorkload(input=3000, output=200, requests=600, rate=600.0))
 
     assert fleet.tally.requests <= 3
     assert whole.tally.output_tokens == alone.output_tokens

@@ -45,23 +45,23 @@ def test_the_first_node_connects_to_the_workers_of_the_others_and_waits_for_them
 
 
 def test_a_worker_gets_no_key() -> None:
-    assert engines.launch(deploy(recipe()), addresses=ADDRESSES).secret_env
-    assert not engines.launch(deploy(recipe()), rank=1, addresses=ADDRESSES).secret_env
+    assert engines.build_launch(deploy(recipe()), addresses=ADDRESSES).secret_env
+    assert not engines.build_launch(deploy(recipe()), rank=1, addresses=ADDRESSES).secret_env
 
 
 def test_a_list_of_workers_that_the_recipe_gives_stands() -> None:
-    argv = engines.launch(deploy(recipe(flags={"rpc": "a:1,b:2"})), addresses=ADDRESSES).argv
+    argv = engines.build_launch(deploy(recipe(flags={"rpc": "a:1,b:2"})), addresses=ADDRESSES).argv
 
     assert argv.count("--rpc") == 1
     assert argv[argv.index("--rpc") + 1] == "a:1,b:2"
 
 
 def test_one_node_has_no_workers() -> None:
-    assert "--rpc" not in engines.launch(deploy(recipe(parallel=Parallel()))).argv
+    assert "--rpc" not in engines.build_launch(deploy(recipe(parallel=Parallel()))).argv
 
 
 def test_whoever_plans_it_hears_that_the_port_is_open_to_all() -> None:
-    texts = [caution.text for caution in engines.refusals(deploy(recipe()))]
+    texts = [caution.text for caution in engines.find_refusals(deploy(recipe()))]
 
     assert any("RPC servers ask nobody for a key" in text for text in texts)
 

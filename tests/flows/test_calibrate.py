@@ -25,7 +25,7 @@ from moebox.flows.calibrate_depths import Depth, depths_for, shallower
 from moebox.flows.calibrate_grid import Point, grid, outer_first
 from moebox.flows.calibrate_merge import merged
 from moebox.flows.calibrate_recipe import at_depth
-from moebox.planner.speed.measured import Measured
+from moebox.planner.speed.measured import MeasuredSpeed
 from moebox.serve.faults import LaunchFailed
 from moebox.serve.state import marked
 from moebox.store import Run, calibrations
@@ -78,9 +78,9 @@ def test_two_boots_become_a_calibration(run: Run) -> None:
 
     assert found.depths == (4, 8)
     assert (found.layers, found.engine, found.version) == (61, "vllm", "0.32.0")
-    reading = Measured(calibration=found, layers=12, chunk=256)
-    assert reading.decode[1]
-    assert reading.prompts
+    reading = MeasuredSpeed(calibration=found, layers=12, chunk=256)
+    assert reading.decode_times[1]
+    assert reading.prompt_times
     assert reading.cache_tokens == pytest.approx((120e9 - 12 * 9e9) / 1152 / 12, rel=0.001)
     assert calibrations.get(found.id) == found
     assert "booting with 4 layers, 8 layers" in lines[0]
@@ -123,7 +123,7 @@ def test_no_memory_for_any_second_depth_is_told(run: Run) -> None:
 def test_streams_that_never_decode_together_are_left_out_and_named(run: Run) -> None:
     """SGLang with 64 long prompts: that step does not exist, and everything else is worth having."""
     found = calibrate(acting("alone"), run, layers=(4, 8), budget_s=BUDGET_S)
-    assert Measured(calibration=found, layers=12, chunk=256).decode.keys() == {1}
+    assert MeasuredSpeed(calibration=found, layers=12, chunk=256).decode_times.keys() == {1}
     assert "4 layers: left out: 2 streams at 256 tokens never decoded together for 8 steps" in found.notes
 
 

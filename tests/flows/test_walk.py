@@ -18,8 +18,8 @@ from moebox.flows.fit import refused
 from moebox.flows.gain import bracketed, gain
 from moebox.flows.settings import changed, current, rungs_for
 from moebox.flows.walk import Step, Trial, beginning, decide, left_out, pointless, steps
-from moebox.planner.choose import choose
-from moebox.planner.pins import Pins
+from moebox.planner.choose import choose_plan
+from moebox.planner.constraints import Constraints
 from moebox.verify.rungs import NAMES
 
 # vLLM 0.32 with prompt lookup, as its /metrics says it
@@ -214,7 +214,7 @@ def test_what_the_recipe_has_and_the_walk_never_comes_to_is_said():
 def test_what_is_known_not_to_start_is_not_tried():
     """An fp8 cache on GPUs whose shared memory is too small: said, and no engine is started for it."""
     box = box_of("8x-rtx-pro-6000-server")
-    recipe = choose(box, *resolve("kimi-k2.6"), Pins(engine="vllm", tp=8)).recipe
+    recipe = choose_plan(box, *resolve("kimi-k2.6"), Constraints(engine="vllm", tp=8)).recipe
     assert not refused(deploy(recipe, box))
     assert "shared memory" in refused(deploy(changed(recipe, "kv", "fp8"), box))
 

@@ -12,9 +12,9 @@ from moebox.core.box import Box
 from moebox.core.recipe import Recipe, Runtime
 from moebox.errors import AnswerIsNo
 from moebox.kernels.patch import BACKUP
-from moebox.planner.choose import choose
-from moebox.planner.pins import Pins
-from moebox.planner.warnings import known_troubles
+from moebox.planner.choose import choose_plan
+from moebox.planner.constraints import Constraints
+from moebox.planner.warnings import known_issues
 from moebox.serve import preflight
 from moebox.serve.recipes import read_recipe
 
@@ -34,7 +34,7 @@ def fp8(**changes: object) -> Recipe:
 def test_the_plan_keeps_clear_of_it(box: Box) -> None:
     """Unasked, the stock engine gets a bf16 cache, and the plan says why."""
     model = catalogue.model("kimi-k2.6")
-    found = choose(box, model, catalogue.checkpoints(model.name), Pins(engine="vllm"))
+    found = choose_plan(box, model, catalogue.checkpoints(model.name), Constraints(engine="vllm"))
     assert found.recipe.kv == "bf16"
     assert not any(one.severity == "fatal" for one in found.warnings)
 
@@ -75,5 +75,5 @@ def test_sparse_attention_has_other_kernels(box: Box, model: str, concerned: boo
     recipe = fp8(model=model)
     found = symptom.foreseen(engine="vllm", version="0.32.0", sm="12.0", model=model, recipe=recipe)
     assert any(one.id == "smem-vllm-mla-fp8" for one in found) == concerned
-    told = known_troubles(deploy(recipe, box))
+    told = known_issues(deploy(recipe, box))
     assert any("shared memory" in one.text for one in told) == concerned

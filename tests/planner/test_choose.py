@@ -13,10 +13,10 @@ from moebox.core import catalogue
 from moebox.core.plan import Plan
 from moebox.core.recipe import Recipe
 from moebox.detect.declared import box_of
-from moebox.engines import check, launch, parse_command
+from moebox.engines import build_launch, check_recipe, parse_command
 from moebox.errors import BadInput, DoesNotFit, UnknownName
-from moebox.planner.choose import choose
-from moebox.planner.pins import Pins
+from moebox.planner.choose import choose_plan
+from moebox.planner.constraints import Constraints
 from moebox.planner.speed import Speed
 from tests.planner.boxes import ATTIC, EIGHT, box_with, facts
 from tests.planner.deployed import on
@@ -24,7 +24,7 @@ from tests.planner.deployed import on
 
 def plan(name: str = "kimi-k2.6", box: object = EIGHT, **pins: object) -> Plan:
     """The plan for a catalogue model."""
-    return choose(box, *facts(name), Pins(**pins))  # type: ignore[arg-type]
+    return choose_plan(box, *facts(name), Constraints(**pins))  # type: ignore[arg-type]
 
 
 def test_the_first_recipe_on_eight_rtx_pro_6000_is_the_careful_one() -> None:
@@ -100,7 +100,9 @@ def test_the_attic_gets_a_layout_as_good_as_its_author_found() -> None:
     """Two Max-Q cards, EPYC 9175F, 768 GiB: ik_llama.cpp, and no slower by the forecast than any layout he tried."""
     model, _ = facts("kimi-k2.6")
     chosen = plan(box=ATTIC)
-    ours = Speed.of(on(ATTIC, model, catalogue.checkpoint(model.name, chosen.recipe.checkpoint), chosen.recipe))
+    ours = Speed.for_deployment(
+        on(ATTIC, model, catalogue.checkpoint(model.name, chosen.recipe.checkpoint), chosen.recipe)
+    )
 
     assert chosen.recipe.engine == "ik_llama.cpp"
     assert chosen.recipe.hybrid is not None
@@ -113,7 +115,7 @@ def test_the_attic_gets_a_layout_as_good_as_its_author_found() -> None:
         ("Q4_X", (5, 5), 4096),
     ):
         tried = plan(box=ATTIC, engine="ik_llama.cpp", checkpoint=form, experts=counts, ubatch=ubatch).recipe
-        his = Speed.of(on(ATTIC, model, catalogue.checkpoint(model.name, form), tried))
+        his = Speed.for_deployment(on(ATTIC, model, catalogue.checkpoint(model.name, form), tried))
         assert ours.decode_tok_s(1, 4096) >= his.decode_tok_s(1, 4096)
 
 
@@ -235,7 +237,7 @@ def test_pins_that_cannot_be_are_one_clear_error(pins: dict[str, object], kind: 
 def test_unknown_words_are_refused(field: str) -> None:
     """A misspelt setting is never taken for a free one."""
     with pytest.raises(UnknownName):
-        Pins(**{field: "wrong"})  # type: ignore[arg-type]
+        Constraints(**{field: "wrong"})  # type: ignore[arg-type]
 
 
 @settings(max_examples=12, deadline=None)
@@ -250,17 +252,17 @@ def test_recipes_are_whole_and_the_same_every_time(name: str, card: str, count: 
     """A plan's recipe parses again to itself, passes the engine's checks, launches, and does not change on a rerun."""
     box = box_with(count, card, ram=1024 * 2**30, ram_bandwidth=400_000_000_000)
     model, forms = facts(name)
-    pins = Pins(goal=goal, bold=bold)  # type: ignore[arg-type]
+    pins = Constraints(goal=goal, bold=bold)  # type: ignore[arg-type]
     try:
-        chosen = choose(box, model, forms, pins)
+        chosen = choose_plan(box, model, forms, pins)
     except DoesNotFit:
         return
     again = codec.decode(Recipe, tomllib.loads(codec.to_toml(chosen.recipe)), where="recipe")
 
     assert again == chosen.recipe
-    check(deploy(chosen.recipe, box))
-    assert launch(deploy(chosen.recipe, box)).argv
-    assert codec.to_json(choose(box, model, forms, pins)) == codec.to_json(chosen)
+    check_recipe(deploy(chosen.recipe, box))
+    assert build_launch(deploy(chosen.recipe, box)).argv
+    assert codec.to_json(choose_plan(box, model, forms, pins)) == codec.to_json(chosen)
     assert all(one.free >= 0 for one in chosen.memory.devices)
 
 
@@ -296,7 +298,7 @@ def test_experts_go_to_gpus_by_the_name_that_the_build_gives_them(box: str, name
     """A HIP build knows no CUDA0: llama.cpp ended with "unknown buffer type" on every AMD box."""
     where = box_of(box, ram="512GiB", ram_bandwidth="400GB/s")
     recipe = plan("minimax-m2.7", where, engine="llama.cpp").recipe
-    argv = launch(deploy(recipe, where)).argv
+    argv = build_launch(deploy(recipe, where)).argv
     placed = [word for word in argv if "_exps=" in word]
 
     assert [word.rpartition("=")[2] for word in placed] == [f"{name}{gpu}" for gpu in range(len(placed))]
@@ -310,12 +312,12 @@ def test_experts_go_to_gpus_by_the_name_that_the_build_gives_them(box: str, name
 
 def test_a_plan_promises_no_climb_that_cannot_be():
     """Nothing that does not fit, and nothing over several nodes, where no climb can start an engine."""
-    short = choose(replace(box_of("1x-rtx-5090"), ram=512 * 2**30), *resolve("glm-4.7"), Pins())
+    short = choose_plan(replace(box_of("1x-rtx-5090"), ram=512 * 2**30), *resolve("glm-4.7"), Constraints())
     assert short.recipe.climb.contexts == (49152,)
-    spread = choose(box_of("2x8x-h100"), *resolve("kimi-k2.6"), Pins())
+    spread = choose_plan(box_of("2x8x-h100"), *resolve("kimi-k2.6"), Constraints())
     assert spread.recipe.parallel.nodes == 2
     assert (len(spread.recipe.climb.contexts), spread.recipe.climb.speculate) == (1, ())
     assert not any("moebox climb" in reason for plan in (short, spread) for reason in plan.reasons)
-    whole = choose(box_of("8x-h200"), *resolve("kimi-k2.6"), Pins())
+    whole = choose_plan(box_of("8x-h200"), *resolve("kimi-k2.6"), Constraints())
     assert whole.recipe.climb.contexts[:2] == (65536, 98304)
     assert any("`moebox climb` walks context up and then tries eagle3 drafts" in reason for reason in whole.reasons)

@@ -7,9 +7,9 @@ import pytest
 from moebox.checkpoint import deploy
 from moebox.core.plan import Caution
 from moebox.core.recipe import Parallel, Recipe
-from moebox.engines import launch, refusals
-from moebox.planner.choose import choose
-from moebox.planner.pins import Pins
+from moebox.engines import build_launch, find_refusals
+from moebox.planner.choose import choose_plan
+from moebox.planner.constraints import Constraints
 from tests.planner.boxes import box_with, facts
 
 BOXES = ((8, "h200"), (8, "b200"), (4, "rtx-pro-6000-server"), (8, "rtx-pro-6000-server"), (8, "mi300x"))
@@ -26,7 +26,7 @@ RECIPE = Recipe(
 
 def fatal(recipe: Recipe, gpu: str) -> list[Caution]:
     """What keeps a recipe from starting on eight such GPUs."""
-    return [each for each in refusals(deploy(recipe, box_with(8, gpu))) if each.severity == "fatal"]
+    return [each for each in find_refusals(deploy(recipe, box_with(8, gpu))) if each.severity == "fatal"]
 
 
 @pytest.mark.parametrize(("count", "gpu"), BOXES)
@@ -34,8 +34,8 @@ def fatal(recipe: Recipe, gpu: str) -> list[Caution]:
 def test_the_launch_asks_for_the_only_cache_that_starts(count: int, gpu: str, engine: str, word: str) -> None:
     """vLLM asserts "fp8_ds_mla layout only supports fp8 kv-cache", SGLang a store of packed fp8, on every GPU."""
     box = box_with(count, gpu)
-    plan = choose(box, *facts("deepseek-v4-flash"), Pins(engine=engine))
-    argv = launch(deploy(plan.recipe, box)).argv
+    plan = choose_plan(box, *facts("deepseek-v4-flash"), Constraints(engine=engine))
+    argv = build_launch(deploy(plan.recipe, box)).argv
 
     assert argv[argv.index("--kv-cache-dtype") + 1] == word
     assert not [each for each in plan.warnings if each.severity == "fatal"]
@@ -67,7 +67,9 @@ def test_rows_of_bf16_start_where_the_backend_that_has_them_is_asked_for() -> No
 def test_both_engines_count_the_same_entry() -> None:
     """448 fp8, 64 bf16 and eight scales: 584 bytes an entry, whoever allocates them."""
     box, known = box_with(8, "h200"), facts("deepseek-v4-flash")
-    sizes = {choose(box, *known, Pins(engine=name)).memory.kv_bytes_per_token for name in ("vllm", "sglang")}
+    sizes = {
+        choose_plan(box, *known, Constraints(engine=name)).memory.kv_bytes_per_token for name in ("vllm", "sglang")
+    }
     assert len(sizes) == 1
 
 

@@ -6,9 +6,9 @@ import pytest
 
 from moebox.checkpoint import deploy
 from moebox.core import catalogue
-from moebox.engines import rooms
-from moebox.planner.choose import choose
-from moebox.planner.pins import Pins
+from moebox.engines import modules
+from moebox.planner.choose import choose_plan
+from moebox.planner.constraints import Constraints
 from tests.planner.boxes import box_with
 
 ROWS = [row for row in catalogue.table("checkpoints")["checkpoint"] if row["format"] == "gguf"]
@@ -51,9 +51,9 @@ def test_a_box_with_ram_ends_in_a_launch(name: str, engine: str) -> None:
     """The plan takes a file that was seen, and the command names it where the engine must be told."""
     box = box_with(1, "rtx-5090", ram=768 * 2**30, ram_bandwidth=460_800_000_000)
     model = catalogue.model(name)
-    plan = choose(box, model, catalogue.checkpoints(name), Pins(engine=engine))
+    plan = choose_plan(box, model, catalogue.checkpoints(name), Constraints(engine=engine))
     form = catalogue.checkpoint(name, plan.recipe.checkpoint)
-    words = [part for word in rooms.argv(engine).words(deploy(plan.recipe, box)) for part in word]
+    words = [part for word in modules.argv_module(engine).arguments(deploy(plan.recipe, box)) for part in word]
     assert not form.unverified
     assert not [warning for warning in plan.warnings if warning.severity == "fatal"]
     assert form.repo in " ".join(words)

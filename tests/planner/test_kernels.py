@@ -10,7 +10,7 @@ from moebox.core.box import Box, Cpu
 from moebox.core.deployment import Deployment
 from moebox.core.recipe import Hybrid, Parallel, Recipe, Speculate
 from moebox.detect.declared import box_of
-from moebox.planner.schedule import Request, Rules, Scheduler
+from moebox.planner.schedule import Scheduler, SchedulerRules, SimulatedRequest
 from moebox.planner.speed import Speed, constants
 from moebox.planner.speed.step import GpuStep
 from tests.planner.deployed import kimi
@@ -29,7 +29,7 @@ def step(model: str, checkpoint: str, *, engine: str = "sglang", gpu: str = "b20
         engine_version=version,
         parallel=Parallel(tp=8),
     )
-    found = Speed.of(deploy(recipe, box_of(f"8x-{gpu}"))).gpu_step
+    found = Speed.for_deployment(deploy(recipe, box_of(f"8x-{gpu}"))).gpu_step
     assert found is not None
     return found
 
@@ -44,7 +44,7 @@ def test_kernels_are_counted_from_the_shape() -> None:
         "deepseek-r1": "fp8",
     }
     each = [step(name, form, engine="vllm") for name, form in models.items()]
-    weights = [one.kernels / one.rank.model.layers for one in each]
+    weights = [one.kernel_layers / one.rank.model.layers for one in each]
     assert weights == sorted(weights)
     assert weights[0] == pytest.approx(1.0)
     assert weights[-1] == pytest.approx(22 / 8)
@@ -53,19 +53,19 @@ def test_kernels_are_counted_from_the_shape() -> None:
 def test_norms_over_all_heads_cost_an_all_reduce() -> None:
     """MiniMax M2 normalises q and k over all heads: ranks add up squares once more a layer (sglang minimax_m2.py)."""
     minimax, qwen = step("minimax-m2.5", "fp8"), step("qwen3-235b", "bf16")
-    assert minimax.norm_reduces == 62
-    assert qwen.norm_reduces == 0
+    assert minimax.norm_reduce_layers == 62
+    assert qwen.norm_reduce_layers == 0
     two = 2 * 62 * minimax.fabric.all_reduce(8, 3072 * 2)
-    assert minimax.reduce(1) == pytest.approx(two + 62 * minimax.fabric.all_reduce(8, 8))
+    assert minimax.all_reduce_seconds(1) == pytest.approx(two + 62 * minimax.fabric.all_reduce(8, 8))
 
 
 def test_norms_inside_all_reduces_go_by_version_and_architecture() -> None:
     """SGLang fuses them for DeepSeek on SM100 since 0.5.5, for Qwen3 later, for MiniMax never."""
-    assert step("deepseek-r1", "fp8", version="0.5.6").fused
-    assert not step("qwen3-235b", "bf16", version="0.5.6").fused
-    assert step("qwen3-235b", "bf16").fused
-    assert not step("minimax-m2.5", "fp8").fused
-    assert not step("deepseek-r1", "fp8", engine="vllm").fused
+    assert step("deepseek-r1", "fp8", version="0.5.6").fused_norms
+    assert not step("qwen3-235b", "bf16", version="0.5.6").fused_norms
+    assert step("qwen3-235b", "bf16").fused_norms
+    assert not step("minimax-m2.5", "fp8").fused_norms
+    assert not step("deepseek-r1", "fp8", engine="vllm").fused_norms
 
 
 def test_the_expert_kernel_is_the_engines() -> None:
@@ -93,7 +93,7 @@ def test_another_engines_row_keeps_this_engines_host() -> None:
 def test_joint_queries_share_a_tile() -> None:
     """Eight heads of four draft tokens fill half a tile of 64: attention takes as long as for one token."""
     plain = step("kimi-k2.6", "int4", engine="vllm")
-    drafting = replace(plain, guesses=3)
+    drafting = replace(plain, draft_tokens=3)
     assert drafting.cached_attention(32, 8192) == pytest.approx(plain.cached_attention(32, 8192), rel=0.05)
 
 
@@ -101,16 +101,18 @@ def test_replies_whose_drafts_suit_less_end_later() -> None:
     """Two replies of one length do not end together under speculation; without it they do."""
     recipe = kimi(speculate=Speculate(tokens=3))
     for speculate, apart in ((recipe.speculate, True), (None, False)):
-        speed = Speed.of(deploy(replace(recipe, speculate=speculate), box_of("8x-b200")))
-        rules = Rules(kv_tokens=10**6, context=8192, max_seqs=8, budget=8192, prompts_first=False, reserves=False)
+        speed = Speed.for_deployment(deploy(replace(recipe, speculate=speculate), box_of("8x-b200")))
+        rules = SchedulerRules(
+            kv_tokens=10**6, context=8192, max_seqs=8, step_tokens=8192, prompts_first=False, reserves_output=False
+        )
         scheduler = Scheduler(speed=speed, rules=rules)
         for number in range(4):
-            scheduler.submit(Request(id=number, input=100, output=200))
+            scheduler.submit(SimulatedRequest(id=number, input=100, output=200))
         ends = []
         while (done := scheduler.advance()) is not None:
             ends += [scheduler.done_steps for _ in done.finished]
         assert (len(set(ends)) > 1) is apart
-        assert scheduler.used == pytest.approx(0, abs=1e-6)
+        assert scheduler.used_tokens == pytest.approx(0, abs=1e-6)
 
 
 def test_a_cpu_gains_little_by_streams() -> None:
@@ -129,8 +131,8 @@ def test_a_cpu_gains_little_by_streams() -> None:
         hybrid=Hybrid(threads=1, ubatch=512),
     )
     box = Box(name="t", cpu=Cpu(cores=2, threads=2), ram=24 * 2**30)
-    speed = Speed.of(Deployment.of(recipe, resolved.model, resolved.checkpoints[0], box))
-    low, high = speed.band
+    speed = Speed.for_deployment(Deployment.of(recipe, resolved.model, resolved.checkpoints[0], box))
+    low, high = speed.decode_range
     for streams, measured in ((1, 153), (8, 164)):
         rate = speed.decode_tok_s(streams, 1000)
         assert rate * low <= measured <= rate * high, (streams, rate)

@@ -13,8 +13,8 @@ from moebox.core.box import Box, Cpu
 from moebox.core.deployment import Deployment
 from moebox.core.recipe import Hybrid, Parallel, Recipe
 from moebox.engines.ktransformers import memory
-from moebox.planner.choose import choose
-from moebox.planner.pins import Pins
+from moebox.planner.choose import choose_plan
+from moebox.planner.constraints import Constraints
 from moebox.planner.speed import Speed
 
 TEXT = resources.files("moebox.data").joinpath("published", "ktransformers.toml").read_text(encoding="utf-8")
@@ -52,8 +52,8 @@ def deployment(row: dict[str, Any]) -> Deployment:
 def test_published_prompts_lie_in_the_band(name: str) -> None:
     """Three lengths on one to eight GPUs: copying a layer's experts is what a short prompt waits for."""
     row = BY_NAME[name]
-    speed = Speed.of(deployment(row))
-    low, high = speed.prefill_band
+    speed = Speed.for_deployment(deployment(row))
+    low, high = speed.prefill_range
     for tokens, seen in row["pp"].items():
         assert low < seen / speed.prefill_tok_s(int(tokens)) < high, (tokens, seen)
 
@@ -62,8 +62,8 @@ def test_published_prompts_lie_in_the_band(name: str) -> None:
 def test_published_decode_lies_in_the_band(name: str) -> None:
     """Two reports that disagree, so the band is wide and says so."""
     row = BY_NAME[name]
-    speed = Speed.of(deployment(row))
-    low, high = speed.band
+    speed = Speed.for_deployment(deployment(row))
+    low, high = speed.decode_range
     assert low < row["tg_tok_s"] / speed.decode_tok_s(1, 2048) < high
 
 
@@ -73,7 +73,7 @@ def test_the_makers_table_of_experts_comes_out(name: str, tokens: int) -> None:
     row = deployment(BY_NAME[name])
     asked = dataclasses.replace(row.recipe, context=tokens, memory_utilization=0.94)
     empty = dataclasses.replace(asked, hybrid=Hybrid(gpu_experts=0))
-    most = memory.most_gpu_experts(row.with_recipe(empty))
+    most = memory.max_gpu_experts(row.with_recipe(empty))
     assert most == pytest.approx(BY_NAME[name]["gpu_experts"], abs=12)
 
 
@@ -88,13 +88,13 @@ def test_it_is_planned_when_asked_for_and_shown_beside_others() -> None:
     )
     model = catalogue.model("kimi-k2.6")
     forms = catalogue.checkpoints(model.name)
-    asked = choose(box, model, forms, Pins(engine="ktransformers"))
-    free = choose(box, model, forms, Pins())
+    asked = choose_plan(box, model, forms, Constraints(engine="ktransformers"))
+    free = choose_plan(box, model, forms, Constraints())
 
     assert asked.memory.fits
     assert asked.recipe.hybrid is not None
     assert (asked.recipe.hybrid.gpu_experts or 0) > 10
-    launch = engines.launch(Deployment.of(asked.recipe, model, catalogue.checkpoint(model.name, "int4"), box))
+    launch = engines.build_launch(Deployment.of(asked.recipe, model, catalogue.checkpoint(model.name, "int4"), box))
     assert ("--kt-method", "RAWINT4") in zip(launch.argv, launch.argv[1:], strict=False)
     assert free.recipe.engine != "ktransformers"
 
@@ -106,9 +106,9 @@ def test_it_is_told_only_what_its_fork_of_sglang_has() -> None:
     recipe = dataclasses.replace(row.recipe, model=model.name, checkpoint="int4", vision=False, thinking=False)
     kimi = Deployment.of(recipe, model, catalogue.checkpoint(model.name, "int4"), row.box)
 
-    engines.check(kimi)
-    argv = engines.launch(kimi).argv
+    engines.check_recipe(kimi)
+    argv = engines.build_launch(kimi).argv
     assert "--language-model-only" not in argv
     assert "--default-chat-template-kwargs" not in argv
-    assert any("thinking" in caution.text for caution in engines.refusals(kimi))
-    assert engines.budget(kimi).devices[0].weights["vision"] > 0
+    assert any("thinking" in caution.text for caution in engines.find_refusals(kimi))
+    assert engines.memory_budget(kimi).devices[0].weights["vision"] > 0

@@ -23,19 +23,19 @@ from moebox.core.calibration import (
     shape_of,
 )
 from moebox.core.recipe import Hybrid, Recipe, Speculate
-from moebox.planner.choose import choose
-from moebox.planner.depths import expected
-from moebox.planner.pins import Pins
+from moebox.planner.choose import choose_plan
+from moebox.planner.constraints import Constraints
+from moebox.planner.depths import expected_steps
 from moebox.planner.speed import Speed
 from moebox.planner.speed.measured import (
-    BAND_SIGMAS,
-    Measured,
-    along,
-    carried,
-    in_proportion,
-    measured_on,
-    undisturbed,
-    weights,
+    RANGE_SIGMAS,
+    MeasuredSpeed,
+    bound_by_deeper_boots,
+    depth_weights,
+    extrapolate_depth,
+    find_measured,
+    interpolate,
+    remove_disturbances,
 )
 from tests.planner.deployed import on
 
@@ -94,17 +94,17 @@ def calibration(**more: object) -> Calibration:
 def test_a_model_that_was_timed_whole_needs_no_second_depth() -> None:
     """Its own steps, whatever depth they came from; a model of another depth gets nothing from them."""
     once = calibration(boots=(boot(8),), layers=8)
-    whole = Measured(chunk=CHUNK, calibration=once, layers=8)
+    whole = MeasuredSpeed(chunk=CHUNK, calibration=once, layers=8)
     assert whole.step_s(8, 4096) == pytest.approx(step(8, 8, 4096))
     assert whole.prefill_s(2048, 0) == pytest.approx(prompt(8, 2048))
     assert whole.cache_tokens == boot(8).cache_tokens
     assert "all 8 layers" in whole.text
-    assert not Measured(chunk=CHUNK, calibration=once, layers=9).decode
+    assert not MeasuredSpeed(chunk=CHUNK, calibration=once, layers=9).decode_times
 
 
 def test_a_deeper_model_is_what_its_engine_would_do() -> None:
     """Decode between and beyond the measured batches and contexts, and prompts of many chunks, at 61 layers."""
-    reading = Measured(chunk=CHUNK, calibration=calibration(), layers=61)
+    reading = MeasuredSpeed(chunk=CHUNK, calibration=calibration(), layers=61)
     for batch, context in ((1, 128), (4, 2000), (64, 16384), (32, 60000)):
         assert reading.step_s(batch, context) == pytest.approx(step(61, batch, context), rel=0.01)
     for tokens in (512, 8192):
@@ -115,7 +115,7 @@ def test_a_deeper_model_is_what_its_engine_would_do() -> None:
 
 def test_a_mixed_step_passes_the_weights_once() -> None:
     """A chunk and 64 decoding streams cost less than the two steps, and no less than the chunk."""
-    reading = Measured(chunk=CHUNK, calibration=calibration(), layers=61)
+    reading = MeasuredSpeed(chunk=CHUNK, calibration=calibration(), layers=61)
     alone = reading.step_s(0, 0, 2048)
     both = reading.step_s(64, 16384, 2048)
     assert alone < both < alone + reading.step_s(64, 16384)
@@ -123,15 +123,19 @@ def test_a_mixed_step_passes_the_weights_once() -> None:
 
 def test_cache_tokens_follow_from_the_room_that_each_depth_left() -> None:
     """9 GB a layer, 1,152 bytes a token and layer."""
-    reading = Measured(chunk=CHUNK, calibration=calibration(), layers=10)
+    reading = MeasuredSpeed(chunk=CHUNK, calibration=calibration(), layers=10)
     assert reading.cache_tokens == pytest.approx(10 * 10**9 / (1152 * 10), rel=0.001)
-    assert Measured(chunk=CHUNK, calibration=calibration(), layers=61).cache_tokens == 0  # beyond what the device holds
+    assert (
+        MeasuredSpeed(chunk=CHUNK, calibration=calibration(), layers=61).cache_tokens == 0
+    )  # beyond what the device holds
 
 
 def test_noise_grows_with_the_distance() -> None:
     """The band at 61 layers is wider than at 12, and a deeper second boot narrows it."""
-    near, far = (Measured(chunk=CHUNK, calibration=calibration(), layers=layers).decode_spread for layers in (12, 61))
-    deeper = Measured(chunk=CHUNK, calibration=calibration(boots=(boot(4), boot(24))), layers=61).decode_spread
+    near, far = (
+        MeasuredSpeed(chunk=CHUNK, calibration=calibration(), layers=layers).decode_spread for layers in (12, 61)
+    )
+    deeper = MeasuredSpeed(chunk=CHUNK, calibration=calibration(boots=(boot(4), boot(24))), layers=61).decode_spread
     assert 0.04 < near < far
     assert deeper < far
 
@@ -139,7 +143,7 @@ def test_noise_grows_with_the_distance() -> None:
 def test_experts_on_gpus_and_in_ram_are_told_apart_by_a_third_boot() -> None:
     """2 ms a layer in RAM, 0.5 ms on a GPU, 5 ms fixed."""
     series = {at: (5e-3 + 2e-3 * (at[0] - at[1]) + 0.5e-3 * at[1], 0.0) for at in ((4, 0), (8, 0), (8, 4))}
-    seconds, _ = carried(series, (61, 20))
+    seconds, _ = extrapolate_depth(series, (61, 20))
     assert seconds == pytest.approx(5e-3 + 41 * 2e-3 + 20 * 0.5e-3)
 
 
@@ -149,7 +153,7 @@ def test_experts_on_gpus_and_in_ram_are_told_apart_by_a_third_boot() -> None:
 )  # fmt: skip
 def test_a_line_is_found_from_any_depths(fixed: float, layer: float, depths: set[int], target: int) -> None:
     """Whatever the depths, points on a line give the line."""
-    shares = weights(tuple((depth, 0) for depth in sorted(depths)), (target, 0))
+    shares = depth_weights(tuple((depth, 0) for depth in sorted(depths)), (target, 0))
     seconds = sum(share * (fixed + layer * depth) for share, depth in zip(shares, sorted(depths), strict=True))
     assert seconds == pytest.approx(fixed + layer * target, abs=1e-6)
 
@@ -159,7 +163,7 @@ def test_a_line_is_found_from_any_depths(fixed: float, layer: float, depths: set
 )
 def test_interpolation_never_gives_nothing(points: list[tuple[float, float]], x: float) -> None:
     """No step is free, however odd the points."""
-    assert along(sorted(points), x) > 0
+    assert interpolate(sorted(points), x) > 0
 
 
 def test_the_speed_model_takes_the_calibration_of_its_own_recipe_only() -> None:
@@ -171,11 +175,13 @@ def test_the_speed_model_takes_the_calibration_of_its_own_recipe_only() -> None:
     found = calibration(shape=shape_of(model), place=place_of(plain), layout=layout_of(recipe), quant=form.quant)
     box = replace(plain, calibrations=(found,))
 
-    speed = Speed.of(on(box, model, form, recipe))
+    speed = Speed.for_deployment(on(box, model, form, recipe))
     assert speed.measured is not None
     assert speed.step_s(8, 4096) == pytest.approx(step(61, 8, 4096), rel=0.01)
-    assert speed.lines(8, 4096)[0].formula.startswith("measured on this box 2026-11-15, 61 layers from 4 and 8: ±")
-    assert speed.band[1] < Speed.fitted(on(box, model, form, recipe)).band[1]
+    assert speed.explain_lines(8, 4096)[0].formula.startswith(
+        "measured on this box 2026-11-15, 61 layers from 4 and 8: ±"
+    )
+    assert speed.decode_range[1] < Speed.from_published(on(box, model, form, recipe)).decode_range[1]
 
     others = (
         replace(recipe, engine="sglang"),
@@ -184,9 +190,11 @@ def test_the_speed_model_takes_the_calibration_of_its_own_recipe_only() -> None:
         replace(recipe, speculate=Speculate()),
         replace(recipe, parallel=replace(recipe.parallel, tp=4)),
     )
-    assert [measured_on(box, model, form, other, chunk=CHUNK) for other in others] == [None] * len(others)
-    assert measured_on(replace(detect.box("8x-b200"), calibrations=(found,)), model, form, recipe, chunk=CHUNK) is None
-    assert measured_on(box, model, replace(form, quant="nvfp4"), recipe, chunk=CHUNK) is None
+    assert [find_measured(box, model, form, other, chunk=CHUNK) for other in others] == [None] * len(others)
+    assert (
+        find_measured(replace(detect.box("8x-b200"), calibrations=(found,)), model, form, recipe, chunk=CHUNK) is None
+    )
+    assert find_measured(box, model, replace(form, quant="nvfp4"), recipe, chunk=CHUNK) is None
 
 
 def test_a_plan_takes_the_cache_that_was_measured() -> None:
@@ -194,12 +202,12 @@ def test_a_plan_takes_the_cache_that_was_measured() -> None:
     model, forms = resolve("kimi-k2.6")
     form = next(one for one in forms if one.quant == "int4-g32")
     plain = detect.box("8x-h200")
-    pins = Pins(engine="vllm", tp=8, ep=1, dcp=1, kv="bf16", speculate="none", context=8192)
-    without = choose(plain, model, (form,), pins)
+    pins = Constraints(engine="vllm", tp=8, ep=1, dcp=1, kv="bf16", speculate="none", context=8192)
+    without = choose_plan(plain, model, (form,), pins)
     boots = tuple(boot(layers, tokens=3 * 10**6 // layers) for layers in (4, 8))
     layout = layout_of(without.recipe)
     found = calibration(shape=shape_of(model), place=place_of(plain), layout=layout, quant=form.quant, boots=boots)
-    plan = choose(replace(plain, calibrations=(found,)), model, (form,), pins)
+    plan = choose_plan(replace(plain, calibrations=(found,)), model, (form,), pins)
     assert plan.memory.kv_tokens == 3 * 10**6 // 61 < without.memory.kv_tokens
     line = next(line for line in plan.memory.lines if line.what == "cache, measured")
     assert line.source == found.id
@@ -212,7 +220,7 @@ def test_an_interrupted_calibration_is_not_used_until_it_can_be_solved() -> None
     box = detect.box("8x-h200")
     half = calibration(shape=shape_of(model), place=place_of(box), quant=forms[0].quant, boots=(boot(4),))
     box = replace(box, calibrations=(half,))
-    assert measured_on(box, model, forms[0], RECIPE, chunk=CHUNK) is None
+    assert find_measured(box, model, forms[0], RECIPE, chunk=CHUNK) is None
 
 
 def test_a_host_calibration_wants_the_same_cpu() -> None:
@@ -234,9 +242,9 @@ def test_partly_offloaded_experts_need_boots_that_tell_them_apart() -> None:
         engine="ik_llama.cpp", shape=shape_of(model), place=place_of(box), quant=form.quant, layout=layout_of(recipe)
     )
     third = replace(boot(8), gpu_experts=3)
-    assert measured_on(replace(box, calibrations=(usual,)), model, form, recipe, chunk=CHUNK) is None
+    assert find_measured(replace(box, calibrations=(usual,)), model, form, recipe, chunk=CHUNK) is None
     more = replace(usual, boots=(*usual.boots, third))
-    assert measured_on(replace(box, calibrations=(more,)), model, form, recipe, chunk=CHUNK) is not None
+    assert find_measured(replace(box, calibrations=(more,)), model, form, recipe, chunk=CHUNK) is not None
 
 
 @pytest.mark.parametrize(("cores", "within"), [(2, 0.12), (16, 0.06)])
@@ -244,9 +252,9 @@ def test_an_engine_that_shares_every_core_with_its_client_has_a_wider_band(cores
     """12 loads of the embedded engine with two threads on two cores lay 0.5 to 15% beside; others 2 to 5%."""
     layout = replace(layout_of(RECIPE), threads=2)
     found = calibration(boots=(boot(8),), layers=8, place=Place(cpu="Neoverse-N1", cores=cores), layout=layout)
-    reading = Measured(calibration=found, layers=8, chunk=CHUNK)
+    reading = MeasuredSpeed(calibration=found, layers=8, chunk=CHUNK)
 
-    assert within - 0.02 < reading.error < within
+    assert within - 0.02 < reading.decode_error < within
 
 
 # One H200. vLLM 0.26: Kimi's shapes in int4 (15 November 2026), Qwen3-235B's in FP8 (16 November), what was expected of
@@ -254,11 +262,11 @@ def test_an_engine_that_shares_every_core_with_its_client_has_a_wider_band(cores
 H200 = Path(__file__).parent / "h200"
 
 
-def h200(model: str, layers: int) -> tuple[Measured, Boot]:
+def h200(model: str, layers: int) -> tuple[MeasuredSpeed, Boot]:
     """A rehearsal with 4 and 8 layers read for more, and what a boot with as many really took."""
     found = codec.decode(Calibration, codec.load_json(H200 / f"{model}-4-and-8.json"), where="4 and 8 layers")
     real = codec.decode(Boot, codec.load_json(H200 / f"{model}-{layers}.json"), where=f"{layers} layers")
-    return Measured(calibration=found, layers=layers, chunk=8192), real
+    return MeasuredSpeed(calibration=found, layers=layers, chunk=8192), real
 
 
 @pytest.mark.parametrize(("kept", "name"), [("kimi", "kimi-k2.6"), ("dsv3", "deepseek-v3"), ("qwen", "qwen3-235b")])
@@ -299,7 +307,7 @@ def test_decode_of_a_model_that_the_reading_was_not_made_on() -> None:
     off = [reading.decode_s(step.batch, step.context) / step.seconds for step in real.decode]
     assert len(off) == 19
     assert all(share == pytest.approx(1.0, abs=0.03) for share in off)
-    prompts = {step.tokens: along(reading.prompts, step.tokens) / step.seconds - 1 for step in real.prefill}
+    prompts = {step.tokens: interpolate(reading.prompt_times, step.tokens) / step.seconds - 1 for step in real.prefill}
     assert {tokens for tokens, share in prompts.items() if abs(share) > 0.08} == {512}
     assert max(map(abs, prompts.values())) < 0.14
 
@@ -307,7 +315,7 @@ def test_decode_of_a_model_that_the_reading_was_not_made_on() -> None:
 def test_the_cache_at_a_depth_whose_activations_a_shallow_boot_does_not_show() -> None:
     """DeepSeek-V3 on vLLM: 4.74 GiB of activations with 4 layers, of which one has experts, 6.52 with 8 and with 12."""
     reading, real = h200("dsv3", 12)
-    line = Measured(calibration=replace(reading.calibration, layer_bytes=0.0), layers=12, chunk=8192)
+    line = MeasuredSpeed(calibration=replace(reading.calibration, layer_bytes=0.0), layers=12, chunk=8192)
 
     assert reading.cache_tokens == pytest.approx(real.cache_tokens, rel=0.01)
     assert line.cache_tokens == pytest.approx(0.87 * real.cache_tokens, rel=0.01)
@@ -321,8 +329,8 @@ def test_prompts_lie_within_what_the_calibration_says_of_them(model: str, layers
     reading, real = h200(model, layers)
     inside = 0
     for prompt in real.prefill:
-        spread = BAND_SIGMAS * reading.prompt_spread(prompt.tokens)
-        off = math.log(along(reading.prompts, prompt.tokens) / prompt.seconds)
+        spread = RANGE_SIGMAS * reading.prompt_spread(prompt.tokens)
+        off = math.log(interpolate(reading.prompt_times, prompt.tokens) / prompt.seconds)
         inside += abs(off) <= spread
         if prompt.tokens >= 8192:
             assert spread < (0.45 if model == "qwen-again" else 0.3)  # whose prompts were all doubted for a drift
@@ -344,8 +352,8 @@ def test_steps_lie_within_what_the_calibration_says_of_itself(model: str, layers
     reading, real = h200(model, layers)
 
     off = [reading.decode_s(step.batch, step.context) / step.seconds - 1 for step in real.decode]
-    assert sum(abs(share) <= reading.error for share in off) >= 0.8 * len(off)
-    assert reading.error < 0.12
+    assert sum(abs(share) <= reading.decode_error for share in off) >= 0.8 * len(off)
+    assert reading.decode_error < 0.12
 
 
 @given(
@@ -372,7 +380,7 @@ def test_whatever_was_timed_and_expected_more_layers_take_no_less(
     )
     foretold = tuple(Expected(batch=size, context=256, fixed_s=fixed, layer_s=layer * size) for size in sizes)
     deep, deeper = (
-        Measured(chunk=CHUNK, calibration=calibration(boots=boots, expected=foretold), layers=layers)
+        MeasuredSpeed(chunk=CHUNK, calibration=calibration(boots=boots, expected=foretold), layers=layers)
         for layers in (12, 61)
     )
     for size in sizes:
@@ -385,10 +393,10 @@ def test_what_is_expected_of_a_step_is_the_forecast_as_a_line_in_the_layers(name
     """Layers of one kind and mixed stacks: at the whole depth it is the forecast itself."""
     model, forms = resolve(name)
     box = detect.box("8x-b200")
-    planned = deploy(choose(box, model, forms, Pins()).recipe, box)
-    fitted = Speed.fitted(planned)
+    planned = deploy(choose_plan(box, model, forms, Constraints()).recipe, box)
+    fitted = Speed.from_published(planned)
 
-    for step in expected(planned, [(1, 256), (64, 4096)]):
+    for step in expected_steps(planned, [(1, 256), (64, 4096)]):
         whole = step.fixed_s + model.layers * step.layer_s
         assert whole == pytest.approx(fitted.step_s(step.batch, step.context), rel=0.02)
         assert step.fixed_s < step.layer_s * model.layers
@@ -423,7 +431,7 @@ def test_layers_are_seen_behind_a_host_that_is_slower(
     foretold = tuple(
         Expected(batch=size, context=256, fixed_s=fixed + moved, layer_s=wrong * layer * size**0.6) for size in batches
     )
-    found = Measured(chunk=CHUNK, calibration=calibration(boots=boots, expected=foretold), layers=61)
+    found = MeasuredSpeed(chunk=CHUNK, calibration=calibration(boots=boots, expected=foretold), layers=61)
     shown = [size for size in batches if gpu(8, size) >= 1.06 * max(host, gpu(4, size))]
     if len([size for size in batches if gpu(4, size) >= host]) >= 2:
         for size in shown:
@@ -435,7 +443,7 @@ def test_a_step_that_does_less_never_takes_longer():
     seen = ((1, 4096, 0.00233), (1, 256, 0.0018), (2, 16384, 0.00191))
     steps = [DecodeStep(batch=batch, context=context, seconds=seconds) for batch, context, seconds in seen]
 
-    assert [found.seconds for found in undisturbed(steps)] == [0.00191, 0.0018, 0.00191]
+    assert [found.seconds for found in remove_disturbances(steps)] == [0.00191, 0.0018, 0.00191]
 
 
 TABLES = st.dictionaries(
@@ -450,7 +458,7 @@ def test_whatever_was_measured_more_work_never_takes_less_and_nothing_gains(tabl
         Boot(layers=4 * number, decode=tuple(DecodeStep(batch=b, context=c, seconds=s) for (b, c), s in table.items()))
         for number, table in enumerate(tables, 1)
     ]
-    for table, steps in zip(tables, in_proportion(boots), strict=True):
+    for table, steps in zip(tables, bound_by_deeper_boots(boots), strict=True):
         assert all(0 < step.seconds <= table[step.batch, step.context] for step in steps)
         for less, more in itertools.product(steps, steps):
             if less.batch <= more.batch and less.context <= more.context:
@@ -462,7 +470,7 @@ def test_a_longer_context_adds_no_more_with_fewer_layers():
     shallow = Boot(layers=4, decode=(DecodeStep(batch=1, context=256, seconds=0.0016), OFF))
     deep = Boot(layers=8, decode=tuple(replace(step, seconds=0.0023 + 2e-8 * step.context) for step in shallow.decode))
 
-    (_, capped), kept = in_proportion((shallow, deep))
+    (_, capped), kept = bound_by_deeper_boots((shallow, deep))
     assert capped.seconds == pytest.approx(0.0016 + 2e-8 * (4096 - 256))
     assert kept == list(deep.decode)
 

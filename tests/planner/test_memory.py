@@ -10,7 +10,7 @@ from moebox.core import catalogue
 from moebox.core.box import Box
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Hybrid, Parallel, Recipe, Speculate
-from moebox.engines import budget
+from moebox.engines import memory_budget
 from moebox.sizing import shards
 from tests.planner.boxes import box_with
 from tests.planner.deployed import kimi, on
@@ -49,7 +49,7 @@ def served(draw: st.DrawFn) -> tuple[Box, Model, Checkpoint, Recipe]:
 @given(case=served())
 def test_the_parts_of_a_device_sum_to_it(case: tuple[Box, Model, Checkpoint, Recipe]) -> None:
     """Weights, draft, cache, activations, overhead and what is free are the whole card, to the byte."""
-    memory = budget(on(*case))
+    memory = memory_budget(on(*case))
 
     assert len(memory.devices) == len(case[0].gpus)
     for one in memory.devices:
@@ -72,7 +72,7 @@ def test_more_memory_never_fits_less(case: tuple[Box, Model, Checkpoint, Recipe]
         recipe, max_seqs=recipe.max_seqs or 64, batched_tokens=4096, memory_utilization=recipe.memory_utilization or 0.9
     )
     larger = replace(box, gpus=tuple(replace(gpu, memory=gpu.memory + extra) for gpu in box.gpus))
-    small, large = budget(on(box, model, form, recipe)), budget(on(larger, model, form, recipe))
+    small, large = memory_budget(on(box, model, form, recipe)), memory_budget(on(larger, model, form, recipe))
 
     assert large.kv_tokens >= small.kv_tokens
     assert large.shortfall <= small.shortfall
@@ -105,7 +105,10 @@ def test_the_parts_of_cards_and_ram_sum_under_llama_cpp(
         hybrid=Hybrid(experts=experts, ubatch=ubatch),
     )
     box = box_with(cards, "rtx-pro-6000-server", ram=ram)
-    memory, more = budget(on(box, model, form, recipe)), budget(on(replace(box, ram=ram + 2**36), model, form, recipe))
+    memory, more = (
+        memory_budget(on(box, model, form, recipe)),
+        memory_budget(on(replace(box, ram=ram + 2**36), model, form, recipe)),
+    )
 
     for one in memory.devices:
         assert one.weights_total + one.draft + one.kv + one.activations + one.overhead + one.free == one.total
@@ -120,7 +123,7 @@ def test_stages_hold_every_layer_once(layers: int, pp: int) -> None:
     """Pipeline stages differ by at most one layer and lose none."""
     if pp > layers:
         return
-    sizes = shards.stages(layers, pp)
+    sizes = shards.stage_layers(layers, pp)
 
     assert sum(sizes) == layers
     assert max(sizes) - min(sizes) <= 1
@@ -131,8 +134,8 @@ def test_mla_is_copied_by_tp_and_divided_by_dcp() -> None:
     model, form = catalogue.model("kimi-k2.6"), catalogue.checkpoint("kimi-k2.6", "int4")
     box = box_with(8, "h200")
     one = kimi(max_seqs=16, kv="bf16", memory_utilization=0.9)
-    plain = budget(on(box, model, form, one))
-    split = budget(on(box, model, form, replace(one, parallel=Parallel(tp=8, dcp=8))))
+    plain = memory_budget(on(box, model, form, one))
+    split = memory_budget(on(box, model, form, replace(one, parallel=Parallel(tp=8, dcp=8))))
 
     assert plain.kv_bytes_per_token == split.kv_bytes_per_token == 61 * 576 * 2
     assert 7.8 < split.kv_tokens / plain.kv_tokens <= 8
@@ -152,7 +155,7 @@ def test_gqa_splits_by_head_until_each_rank_has_one() -> None:
             parallel=Parallel(tp=tp),
             context=1024,
         )
-        costs.append(budget(on(box_with(tp, "b200"), model, form, recipe)).kv_bytes_per_token)
+        costs.append(memory_budget(on(box_with(tp, "b200"), model, form, recipe)).kv_bytes_per_token)
 
     assert [costs[0] / cost for cost in costs] == [1, 2, 4, 4]
 
@@ -165,16 +168,16 @@ def test_a_card_that_others_use_has_less_room() -> None:
     held = replace(box, gpus=(busy, *box.gpus[1:]))
     recipe = kimi(max_seqs=64, memory_utilization=0.9)
 
-    assert budget(on(box, model, form, recipe)).fits
-    assert not budget(on(held, model, form, recipe)).fits
-    assert budget(on(held, model, form, recipe)).shortfall > 10 * 2**30
+    assert memory_budget(on(box, model, form, recipe)).fits
+    assert not memory_budget(on(held, model, form, recipe)).fits
+    assert memory_budget(on(held, model, form, recipe)).shortfall > 10 * 2**30
 
 
 def test_what_comes_after_profiling_counts_against_the_gpu() -> None:
     """vLLM's Triton workspace is allocated outside the claim: at 0.985 there is no room left for 2 GiB of it."""
     box = Box(name="t", gpus=(catalogue.gpu("rtx-pro-6000-server"),) * 8)
     recipe = kimi(context=8192, kv="bf16", memory_utilization=0.985)
-    few, many = (budget(deploy(replace(recipe, max_seqs=seqs, context=65536), box)) for seqs in (16, 1024))
+    few, many = (memory_budget(deploy(replace(recipe, max_seqs=seqs, context=65536), box)) for seqs in (16, 1024))
     assert few.fits
     assert not many.fits
     assert many.shortfall > 2**29

@@ -9,9 +9,9 @@ from moebox import detect
 from moebox.checkpoint import deploy
 from moebox.core import catalogue
 from moebox.core.recipe import Hybrid, Recipe
-from moebox.engines import budget
+from moebox.engines import memory_budget
 from moebox.engines.sglang import memory as sglang
-from moebox.planner.published import Row, rows, tokens, weights
+from moebox.planner.published import PublishedStart, forecast_kv_tokens, forecast_weights_gib, published_starts
 from tests.planner.boxes import ATTIC, EIGHT
 from tests.planner.deployed import kimi, on
 
@@ -19,31 +19,31 @@ GIB, MIB = 2**30, 2**20
 CONFIGS = Path(__file__).parents[1] / "checkpoint" / "configs"
 
 
-def name(row: Row) -> str:
+def name(row: PublishedStart) -> str:
     """How a row is called in test output."""
-    return f"{row.run} {row.at}".replace(" ", "-")
+    return f"{row.run} {row.settings_text}".replace(" ", "-")
 
 
-@pytest.mark.parametrize("row", rows("weights"), ids=name)
-def test_weights_on_a_card_are_within_three_percent_of_the_log(row: Row) -> None:
+@pytest.mark.parametrize("row", published_starts("weights"), ids=name)
+def test_weights_on_a_card_are_within_three_percent_of_the_log(row: PublishedStart) -> None:
     """What tensor parallelism slices, copies and repacks comes out as engines log it after loading."""
-    assert weights(row) == pytest.approx(row.weights_gib, rel=0.03)
+    assert forecast_weights_gib(row) == pytest.approx(row.weights_gib, rel=0.03)
 
 
-@pytest.mark.parametrize("row", [row for row in rows("pool") if row.held], ids=name)
-def test_kv_pools_are_within_four_percent_of_the_log(row: Row) -> None:
+@pytest.mark.parametrize("row", [row for row in published_starts("pool") if row.held], ids=name)
+def test_kv_pools_are_within_four_percent_of_the_log(row: PublishedStart) -> None:
     """Tokens of cache by engine, image, utilization, DCP and draft, as the engines printed them."""
-    assert tokens(row) == pytest.approx(row.kv_tokens, rel=0.04)
+    assert forecast_kv_tokens(row) == pytest.approx(row.kv_tokens, rel=0.04)
 
 
 def test_the_tables_are_whole() -> None:
     """32 pools with known settings and 6 weights are held; four more pools are shown, the worst 5% off."""
-    pools = rows("pool")
-    others = [tokens(row) / row.kv_tokens - 1 for row in pools if not row.held]
+    pools = published_starts("pool")
+    others = [forecast_kv_tokens(row) / row.kv_tokens - 1 for row in pools if not row.held]
 
     assert len([row for row in pools if row.held]) == 32
-    assert len(rows("weights")) == 6
-    assert all(row.source for kind in ("pool", "weights") for row in rows(kind))
+    assert len(published_starts("weights")) == 6
+    assert all(row.source for kind in ("pool", "weights") for row in published_starts(kind))
     assert max(map(abs, others)) < 0.05
 
 
@@ -51,7 +51,7 @@ def test_sglang_picks_the_fractions_of_the_january_report() -> None:
     """0.848 for the text model; 0.7714564 for the one with a vision tower, which cost 175,000 tokens of cache."""
     card = EIGHT.gpus[0]
     thinking, k25 = catalogue.model("kimi-k2-thinking"), catalogue.model("kimi-k2.5")
-    plain = next(row for row in rows("pool") if row.run == "K2-Thinking NVFP4").recipe
+    plain = next(row for row in published_starts("pool") if row.run == "K2-Thinking NVFP4").recipe
 
     assert sglang.automatic_fraction(card, thinking, plain) == pytest.approx(0.848, abs=1e-9)
     assert sglang.automatic_fraction(card, k25, plain) == pytest.approx(0.7714564, abs=1e-5)
@@ -78,7 +78,7 @@ def test_llama_cpp_places_tensors_and_cache_as_fit_params_prints_them() -> None:
     """b11669, Kimi K2.6 in Q4_X over two cards at 131,072: 5,233 + 4,464 and 5,919 + 4,320 MiB; host 545,510."""
     model = catalogue.model("kimi-k2.6")
     form = catalogue.checkpoint("kimi-k2.6", "Q4_X")
-    first, last, ram = budget(on(ATTIC, model, form, llama("llama.cpp", "Q4_X", (), 512))).devices
+    first, last, ram = memory_budget(on(ATTIC, model, form, llama("llama.cpp", "Q4_X", (), 512))).devices
 
     assert [round(one.weights_total / MIB) for one in (first, last)] == pytest.approx([5233, 5919], abs=1)
     assert [round(one.kv / MIB) for one in (first, last)] == [4464, 4320]
@@ -120,7 +120,7 @@ def test_ik_llama_cpp_fills_the_cards_as_the_max_q_write_up_saw(
     form = catalogue.checkpoint("kimi-k2.6", "IQ3_K")
     head, tail = counts
     layers = (tuple(range(1, 1 + head)), tuple(range(61 - tail, 61)))
-    memory = budget(on(ATTIC, model, form, llama("ik_llama.cpp", "IQ3_K", layers, ubatch)))
+    memory = memory_budget(on(ATTIC, model, form, llama("ik_llama.cpp", "IQ3_K", layers, ubatch)))
     used = [(one.total - one.free) / GIB - 0.62 for one in memory.devices[:2]]
 
     assert sum(used) == pytest.approx(sum(seen), rel=0.06)
@@ -171,7 +171,7 @@ def test_the_pool_of_kimi_shapes_on_one_h200(
         memory_utilization=share,
         flags={"load-format": "dummy", **({"enforce-eager": True} if eager else {})},
     )
-    planned = budget(deploy(recipe, detect.box("1x-h200")))
+    planned = memory_budget(deploy(recipe, detect.box("1x-h200")))
 
     (gpu,) = planned.devices
     assert planned.kv_tokens == pytest.approx(tokens, rel=0.01)

@@ -18,25 +18,25 @@ from moebox.core.recipe import Parallel, Recipe
 from moebox.detect.declared import box_of
 from moebox.errors import DoesNotFit
 from moebox.planner import choose, prefer, reasons
-from moebox.planner.pins import Pins
+from moebox.planner.constraints import Constraints
+from moebox.planner.rate import RatedCandidate
 from moebox.planner.speed import Speed
-from moebox.planner.weigh import Weighed
 
 GPUS = ("rtx-pro-6000-server", "h200", "b200", "b300", "rtx-3090")
 MODELS = ("kimi-k2.6", "glm-5.1", "gpt-oss-120b", "qwen3-235b", "qwen3.5-397b", "minimax-m2.5")
 
 
-def best(box: Box, model: str, pins: Pins) -> Weighed | None:
+def best(box: Box, model: str, pins: Constraints) -> RatedCandidate | None:
     """What is chosen there; None when nothing fits."""
     known = catalogue.model(model)
-    _, fitting = choose.search(box, known, catalogue.checkpoints(model), pins)
-    return choose.ranked(fitting)[0] if fitting else None
+    _, fitting = choose.search_candidates(box, known, catalogue.checkpoints(model), pins)
+    return choose.rank_by_worth(fitting)[0] if fitting else None
 
 
-def worth(box: Box, model: str, pins: Pins) -> float:
+def worth(box: Box, model: str, pins: Constraints) -> float:
     """What the choice is worth by its goal; 0 when nothing fits."""
     found = best(box, model, pins)
-    return prefer.worth(found) if found else 0.0
+    return prefer.discounted_figure(found) if found else 0.0
 
 
 @settings(max_examples=12, deadline=None)
@@ -49,7 +49,7 @@ def worth(box: Box, model: str, pins: Pins) -> float:
 )
 def test_more_of_the_same_gpus_is_never_worse(gpu: str, model: str, few: int, more: int, goal: str) -> None:
     """With every GPU of a smaller box and others beside them, the plan is worth at least as much."""
-    pins = Pins(goal=goal, context=16384)  # type: ignore[arg-type]
+    pins = Constraints(goal=goal, context=16384)  # type: ignore[arg-type]
     small, large = sorted((few, more))
     assert worth(box_of(f"{large}x-{gpu}"), model, pins) >= worth(box_of(f"{small}x-{gpu}"), model, pins) * 0.9999
 
@@ -63,7 +63,7 @@ def test_more_of_the_same_gpus_is_never_worse(gpu: str, model: str, few: int, mo
 )
 def test_more_ram_or_bandwidth_is_never_worse(model: str, gpus: int, ram: int, bandwidth: int) -> None:
     """Twice the RAM, or twice its rate, on a box that keeps experts there."""
-    pins = Pins(context=16384)
+    pins = Constraints(context=16384)
     here = box_of(f"{gpus}x-rtx-pro-6000-max-q", ram=f"{ram}GiB", ram_bandwidth=f"{bandwidth}GB/s")
     larger = replace(here, ram=2 * here.ram)
     quicker = replace(here, ram_bandwidth=2 * here.ram_bandwidth)
@@ -77,14 +77,14 @@ def test_more_ram_or_bandwidth_is_never_worse(model: str, gpus: int, ram: int, b
 )
 def test_a_looser_pin_is_never_worse(gpu: str, pin: dict[str, object]) -> None:
     """What is pinned is one of the things that are weighed without the pin."""
-    pinned = worth(box_of(f"8x-{gpu}"), "kimi-k2.6", Pins(context=16384, **pin))  # type: ignore[arg-type]
+    pinned = worth(box_of(f"8x-{gpu}"), "kimi-k2.6", Constraints(context=16384, **pin))  # type: ignore[arg-type]
     assert unpinned(gpu) >= pinned * 0.9999
 
 
 @functools.cache
 def unpinned(gpu: str) -> float:
     """What eight of a GPU are worth without a pin."""
-    return worth(box_of(f"8x-{gpu}"), "kimi-k2.6", Pins(context=16384))
+    return worth(box_of(f"8x-{gpu}"), "kimi-k2.6", Constraints(context=16384))
 
 
 @pytest.mark.parametrize("goal", ["latency", "throughput"])
@@ -99,7 +99,7 @@ def unpinned(gpu: str) -> float:
 )
 def test_tensor_parallelism_over_nodes_is_weighed_unasked(model: str, box: str, tp: int, goal: Goal) -> None:
     """With one GPU a node nothing but stages was weighed: 4.2 tok/s where --tp 4 gave 13.2."""
-    pinned, free = (worth(box_of(box), model, Pins(goal=goal, tp=size)) for size in (tp, None))
+    pinned, free = (worth(box_of(box), model, Constraints(goal=goal, tp=size)) for size in (tp, None))
     assert free >= pinned
 
 
@@ -122,7 +122,8 @@ def test_a_group_that_straddles_nodes_talks_over_the_network(parallel: Parallel,
 def test_a_straddling_group_is_no_faster_than_its_network() -> None:
     """The same shape, the same GPUs: what lies between the nodes counts."""
     quick, slow = (
-        best(box_of(f"2x6x-rtx-pro-6000-server@{rate}"), "kimi-k2.6", Pins(tp=4, pp=3)) for rate in ("50GB/s", "1GB/s")
+        best(box_of(f"2x6x-rtx-pro-6000-server@{rate}"), "kimi-k2.6", Constraints(tp=4, pp=3))
+        for rate in ("50GB/s", "1GB/s")
     )
     assert quick is not None
     assert slow is not None
@@ -131,7 +132,7 @@ def test_a_straddling_group_is_no_faster_than_its_network() -> None:
 
 def test_eight_b300_are_not_slower_than_eight_b200() -> None:
     """GLM-5.1 went from 1,763 tok/s to 1,087, because the larger box took the larger weights."""
-    small, large = (best(box_of(f"8x-{gpu}"), "glm-5.1", Pins()) for gpu in ("b200", "b300"))
+    small, large = (best(box_of(f"8x-{gpu}"), "glm-5.1", Constraints()) for gpu in ("b200", "b300"))
     assert small is not None
     assert large is not None
     assert large.score >= small.score
@@ -140,7 +141,7 @@ def test_eight_b300_are_not_slower_than_eight_b200() -> None:
 def test_an_engine_that_is_not_the_first_must_be_clearly_better() -> None:
     """SGLang is taken from 18% ahead on, and not before."""
     box, model = box_of("8x-h200"), catalogue.model("kimi-k2.6")
-    _, fitting = choose.search(box, model, catalogue.checkpoints(model.name), Pins())
+    _, fitting = choose.search_candidates(box, model, catalogue.checkpoints(model.name), Constraints())
     plain = [
         weighed
         for weighed in fitting
@@ -151,17 +152,17 @@ def test_an_engine_that_is_not_the_first_must_be_clearly_better() -> None:
     second = next(weighed for weighed in plain if weighed.recipe.engine == "sglang")
     for ahead, chosen in ((1.0, first), (1.1, first), (1.17, first), (1.19, second), (1.5, second)):
         first.__dict__["score"], second.__dict__["score"] = 100.0, 100.0 * ahead
-        assert choose.ranked([second, first])[0] is chosen, ahead
+        assert choose.rank_by_worth([second, first])[0] is chosen, ahead
 
 
 def test_what_nobody_has_seen_is_never_chosen() -> None:
     """Not even boldly; by name it is planned. Few bits are taken only when nothing larger fits."""
     box = box_of("2x-rtx-pro-6000-max-q", ram="768GiB", ram_bandwidth="614GB/s")
-    bold = best(box, "kimi-k2.6", Pins(bold=True))
+    bold = best(box, "kimi-k2.6", Constraints(bold=True))
     assert bold is not None
     assert not bold.checkpoint.unverified
     assert bold.checkpoint.bits_per_weight(bold.model) >= prefer.LEAST_BITS
-    named = best(box, "kimi-k2.6", Pins(checkpoint="smol-IQ3_KS"))
+    named = best(box, "kimi-k2.6", Constraints(checkpoint="smol-IQ3_KS"))
     assert named is not None
     assert named.checkpoint.unverified
 
@@ -177,7 +178,7 @@ def speed(gpu: str, count: int, model: str = "kimi-k2.6", checkpoint: str = "int
         kv="bf16",
         parallel=Parallel(tp=count),
     )
-    return Speed.of(deploy(replace(recipe, **settings), box_of(f"{count}x-{gpu}")))  # type: ignore[arg-type]
+    return Speed.for_deployment(deploy(replace(recipe, **settings), box_of(f"{count}x-{gpu}")))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("gpu", ["rtx-pro-6000-server", "h200", "b200", "mi300x"])
@@ -219,7 +220,9 @@ def test_a_bandwidth_no_platform_has_is_refused(ram: str) -> None:
 def test_nothing_fits_is_worth_nothing() -> None:
     """The search says so instead of choosing."""
     with pytest.raises(DoesNotFit):
-        choose.choose(box_of("1x-rtx-3090"), catalogue.model("kimi-k2.6"), catalogue.checkpoints("kimi-k2.6"), Pins())
+        choose.choose_plan(
+            box_of("1x-rtx-3090"), catalogue.model("kimi-k2.6"), catalogue.checkpoints("kimi-k2.6"), Constraints()
+        )
 
 
 @pytest.mark.parametrize("stages", [2, 3, 8])
@@ -232,7 +235,7 @@ def test_a_sequence_more_than_there_are_stages_is_never_less(stages: int) -> Non
 
 def test_more_memory_never_holds_less_where_context_is_the_goal() -> None:
     """GPUs a third larger held fp8 weights, and with them a shorter cache than GGUF weights had left before."""
-    pins = Pins(goal="context", context=16384, concurrency=16)
+    pins = Constraints(goal="context", context=16384, concurrency=16)
     small = box_of("3x-gb200", ram="768GiB", ram_bandwidth="100GB/s")
     large = replace(small, gpus=tuple(replace(gpu, memory=int(1.3 * gpu.memory)) for gpu in small.gpus))
     assert worth(large, "deepseek-r1", pins) >= worth(small, "deepseek-r1", pins)
@@ -242,14 +245,14 @@ def test_more_memory_never_holds_less_where_context_is_the_goal() -> None:
 @pytest.mark.parametrize(("model", "few"), [("minimax-m3", 2), ("kimi-k2-thinking", 5), ("kimi-k2-instruct", 4)])
 def test_a_larger_box_may_claim_what_a_smaller_one_may(model: str, few: int, goal: Goal) -> None:
     """Two H200 held it by claiming 0.92 of each; three took stages at 0.90 and lost a third of the speed."""
-    small, large = (worth(box_of(f"{count}x-h200"), model, Pins(goal=goal)) for count in (few, few + 1))
+    small, large = (worth(box_of(f"{count}x-h200"), model, Constraints(goal=goal)) for count in (few, few + 1))
     assert large >= small * 0.9999
 
 
 def test_what_is_dropped_is_not_what_is_chosen() -> None:
     """The usual claim lacked some; the plan claims more, and listed itself as dropped."""
-    model, pins = "kimi-k2-thinking", Pins(goal="latency", engine="vllm")
-    plan = choose.choose(box_of("5x-h200"), catalogue.model(model), catalogue.checkpoints(model), pins)
+    model, pins = "kimi-k2-thinking", Constraints(goal="latency", engine="vllm")
+    plan = choose.choose_plan(box_of("5x-h200"), catalogue.model(model), catalogue.checkpoints(model), pins)
     parallel = plan.recipe.parallel
     assert plan.recipe.memory_utilization == 0.92
     assert f"vLLM, {parallel.text}, {plan.recipe.kv} cache" not in plan.refused
@@ -269,20 +272,20 @@ PAIRS = (
 
 def not_worse(model: str, boxes: Iterable[Box], goal: Goal) -> None:
     """Each box's plan is worth as much as the one before it; a figure that falls stands among the runners-up."""
-    pins, before = Pins(goal=goal), None
+    pins, before = Constraints(goal=goal), None
     for box in boxes:
-        _, fitting = choose.search(box, catalogue.model(model), catalogue.checkpoints(model), pins)
-        chosen, *others = choose.ranked(fitting) or [None]
+        _, fitting = choose.search_candidates(box, catalogue.model(model), catalogue.checkpoints(model), pins)
+        chosen, *others = choose.rank_by_worth(fitting) or [None]
         assert chosen or not before, f"{box.name}: nothing fits"
         if not chosen or not before:
             before = chosen
             continue
         alike = 0.9999 if chosen.recipe.context == before.recipe.context else 0.95  # a longer one has larger buffers
-        assert prefer.worth(chosen) >= alike * prefer.worth(before), box.name
-        if prefer.figure(chosen) < 0.99 * alike * prefer.figure(before):
-            other = reasons.alternatives(chosen, others)[0]
+        assert prefer.discounted_figure(chosen) >= alike * prefer.discounted_figure(before), box.name
+        if prefer.goal_figure(chosen) < 0.99 * alike * prefer.goal_figure(before):
+            other = reasons.list_alternatives(chosen, others)[0]
             shown = other.kv_tokens if goal == "context" else other.answer_tok_s
-            assert shown >= 0.99 * alike * prefer.figure(before), box.name
+            assert shown >= 0.99 * alike * prefer.goal_figure(before), box.name
             assert ", but " in other.loses
         before = chosen
 
@@ -310,8 +313,8 @@ def test_larger_gpus_name_the_faster_form_of_smaller_ones() -> None:
 
 def test_every_engine_is_weighed_where_others_fit() -> None:
     """vLLM held gpt-oss on a GB10, so ik_llama.cpp at twice its speed was never looked at."""
-    model, pins = "gpt-oss-120b", Pins(goal="latency")
-    plan = choose.choose(box_of("1x-gb10"), catalogue.model(model), catalogue.checkpoints(model), pins)
+    model, pins = "gpt-oss-120b", Constraints(goal="latency")
+    plan = choose.choose_plan(box_of("1x-gb10"), catalogue.model(model), catalogue.checkpoints(model), pins)
     engines = {other.recipe.engine for other in plan.alternatives} | {plan.recipe.engine}
     assert plan.recipe.engine == "ik_llama.cpp"
     assert {"vllm", "llama.cpp"} <= engines
@@ -320,7 +323,7 @@ def test_every_engine_is_weighed_where_others_fit() -> None:
 
 def test_the_reason_a_faster_one_lost_is_the_one_that_decided() -> None:
     """A draft that is 31% faster was lost to "vLLM is preferred where speeds are close"."""
-    model, pins = "minimax-m3", Pins(goal="latency")
-    plan = choose.choose(box_of("2x-h200"), catalogue.model(model), catalogue.checkpoints(model), pins)
+    model, pins = "minimax-m3", Constraints(goal="latency")
+    plan = choose.choose_plan(box_of("2x-h200"), catalogue.model(model), catalogue.checkpoints(model), pins)
     draft = next(other for other in plan.alternatives if other.recipe.speculate)
     assert "faster, but drafts are tried once it runs;" in draft.loses

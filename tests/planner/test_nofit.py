@@ -9,9 +9,9 @@ from moebox.core import catalogue, registry
 from moebox.core.recipe import Recipe
 from moebox.detect.declared import box_of
 from moebox.errors import BadInput, DoesNotFit, MoeboxError
-from moebox.planner.choose import choose, search
-from moebox.planner.pins import Pins
-from moebox.planner.warnings import known_troubles
+from moebox.planner.choose import choose_plan, search_candidates
+from moebox.planner.constraints import Constraints
+from moebox.planner.warnings import known_issues
 
 RAM_MODELS = (
     "deepseek-v3",
@@ -29,10 +29,10 @@ RAM_MODELS = (
 )
 
 
-def hint(model: str, box: str, pins: Pins, ram: str = "") -> str:
+def hint(model: str, box: str, pins: Constraints, ram: str = "") -> str:
     """The remedies for a box that holds nothing."""
     with pytest.raises(DoesNotFit) as problem:
-        choose(box_of(box, ram=ram), catalogue.model(model), catalogue.checkpoints(model), pins)
+        choose_plan(box_of(box, ram=ram), catalogue.model(model), catalogue.checkpoints(model), pins)
     error: MoeboxError = problem.value
     return error.hint or ""
 
@@ -41,26 +41,26 @@ def hint(model: str, box: str, pins: Pins, ram: str = "") -> str:
 def test_every_model_runs_from_ram(model: str) -> None:
     """One GPU and 768 GiB of RAM hold a form of each; 72 of 72 such plans used to say that GPUs must be bought."""
     box = box_of("1x-rtx-pro-6000-max-q", ram="768GiB", ram_bandwidth="614GB/s")
-    plan = choose(box, catalogue.model(model), catalogue.checkpoints(model), Pins())
+    plan = choose_plan(box, catalogue.model(model), catalogue.checkpoints(model), Constraints())
     assert plan.memory.fits
     assert plan.forecast[0].decode_tok_s > 0
 
 
 def test_ram_is_named_before_gpus() -> None:
     """A single 5090: how much RAM would do, then how many GPUs."""
-    told = hint("kimi-k2.6", "1x-rtx-5090", Pins())
+    told = hint("kimi-k2.6", "1x-rtx-5090", Constraints())
     assert told.index("--ram 320GiB") < told.index("with 464GiB IQ3_K, which loses less") < told.index("it fits on 24x")
 
 
 def test_asking_for_less_is_named_first() -> None:
     """A shorter context and fewer requests at a time."""
-    told = hint("kimi-k2.6", "1x-rtx-5090", Pins(context=65536, concurrency=8), ram="768GiB")
+    told = hint("kimi-k2.6", "1x-rtx-5090", Constraints(context=65536, concurrency=8), ram="768GiB")
     assert told.startswith("--context 32768 fits; --concurrency 4 fits")
 
 
 def test_a_file_nobody_has_seen_is_offered_as_that() -> None:
     """Kimi K2.7 Code has no GGUF that was seen: the one that should exist is named, and not chosen."""
-    told = hint("kimi-k2.7-code", "1x-rtx-5090", Pins(), ram="768GiB")
+    told = hint("kimi-k2.7-code", "1x-rtx-5090", Constraints(), ram="768GiB")
     assert "--checkpoint Q4_X (583.7 GB, a file not verified to exist) fits" in told
 
 
@@ -75,12 +75,12 @@ def test_a_file_nobody_has_seen_is_offered_as_that() -> None:
 )
 def test_what_is_named_does_fit_and_is_the_nearest(model: str, cards: str) -> None:
     """The RAM that a remedy names holds the model; two steps of it less do not."""
-    told = hint(model, cards, Pins())
+    told = hint(model, cards, Constraints())
     size = int(told.partition("--ram ")[2].partition("GiB")[0])
     for less, fits in ((0, True), (32, False)):
         box = box_of(cards, ram=f"{size - less}GiB", ram_bandwidth="460GB/s")
         with contextlib.nullcontext() if fits else pytest.raises(DoesNotFit):
-            choose(box, catalogue.model(model), catalogue.checkpoints(model), Pins())
+            choose_plan(box, catalogue.model(model), catalogue.checkpoints(model), Constraints())
 
 
 @pytest.mark.parametrize(
@@ -89,18 +89,18 @@ def test_what_is_named_does_fit_and_is_the_nearest(model: str, cards: str) -> No
 )
 def test_so_many_gpus_do_fit(model: str, cards: str) -> None:
     """Counted over all nodes, and no larger a box than is needed of those that are sold."""
-    number, _, title = hint(model, cards, Pins(engine=None)).partition("it fits on ")[2].partition("x ")
+    number, _, title = hint(model, cards, Constraints(engine=None)).partition("it fits on ")[2].partition("x ")
     engine = next(traits.name for traits in registry.all_traits() if title.endswith(f"under {traits.title}"))
     name = catalogue.gpus()[box_of(cards).gpus[0].name].name
-    assert choose(
-        box_of(f"{number}x-{name}"), catalogue.model(model), catalogue.checkpoints(model), Pins(engine=engine)
+    assert choose_plan(
+        box_of(f"{number}x-{name}"), catalogue.model(model), catalogue.checkpoints(model), Constraints(engine=engine)
     )
 
 
 def test_a_form_that_needs_other_pins_to_go_says_so() -> None:
     """vLLM reads no GGUF: following the hint to the letter was refused."""
     assert "--checkpoint UD-Q2_K_XL (340.0 GB) fits without --engine" in hint(
-        "kimi-k2.6", "4x-rtx-pro-6000-server", Pins(engine="vllm")
+        "kimi-k2.6", "4x-rtx-pro-6000-server", Constraints(engine="vllm")
     )
 
 
@@ -114,36 +114,47 @@ def test_a_form_that_needs_other_pins_to_go_says_so() -> None:
 def test_what_no_engine_runs_there_is_no_plan(model: str, cards: str, why: str) -> None:
     """It was planned with a warning that it does not start, or refused for a layout that nobody had pinned."""
     with pytest.raises(DoesNotFit, match=f"does not run on {cards}: .*{why}"):
-        choose(box_of(cards), catalogue.model(model), catalogue.checkpoints(model), Pins())
+        choose_plan(box_of(cards), catalogue.model(model), catalogue.checkpoints(model), Constraints())
 
 
 @pytest.mark.parametrize(
     "pins",
-    [Pins(pp=1), Pins(tp=8), Pins(engine="vllm"), Pins(engine="sglang"), Pins(speculate="none"), Pins(goal="context")],
+    [
+        Constraints(pp=1),
+        Constraints(tp=8),
+        Constraints(engine="vllm"),
+        Constraints(engine="sglang"),
+        Constraints(speculate="none"),
+        Constraints(goal="context"),
+    ],
 )
-def test_no_pin_makes_a_plan_of_what_does_not_start(pins: Pins) -> None:
+def test_no_pin_makes_a_plan_of_what_does_not_start(pins: Constraints) -> None:
     """Exit code 1 without pins, and a full plan at 0 with `--pp 1`."""
     model = "glm-5.2-reap-504b"
     with pytest.raises(DoesNotFit, match="NVFP4 is a format of NVIDIA's GPUs"):
-        choose(box_of("8x-mi300x"), catalogue.model(model), catalogue.checkpoints(model), pins)
+        choose_plan(box_of("8x-mi300x"), catalogue.model(model), catalogue.checkpoints(model), pins)
 
 
 def test_a_larger_claim_is_tried_where_what_fits_does_not_start() -> None:
     """What fits and fails at the start kept the rest from being weighed at a larger share."""
     model, box = "glm-5.2-reap-504b", box_of("4x-rtx-pro-6000-server")
-    _, fitting = search(box, catalogue.model(model), catalogue.checkpoints(model), Pins(engine="vllm"))
-    assert all(weighed.able for weighed in fitting)
+    _, fitting = search_candidates(
+        box, catalogue.model(model), catalogue.checkpoints(model), Constraints(engine="vllm")
+    )
+    assert all(weighed.is_viable for weighed in fitting)
 
 
 def test_another_engine_is_asked_where_the_first_cannot_start() -> None:
     """MiniMax in nvfp4 fits an MI300X and does not start there; llama.cpp holds a form that does."""
-    plan = choose(box_of("mi300x"), catalogue.model("minimax-m2.7"), catalogue.checkpoints("minimax-m2.7"), Pins())
+    plan = choose_plan(
+        box_of("mi300x"), catalogue.model("minimax-m2.7"), catalogue.checkpoints("minimax-m2.7"), Constraints()
+    )
     assert not [caution.text for caution in plan.warnings if caution.severity == "fatal"]
 
 
 def test_memory_that_gpu_and_cpu_share_is_counted_once() -> None:
     """A DGX Spark has no RAM beside it, and two of them are two machines."""
-    assert "--ram" not in hint("qwen3-235b", "dgx-spark", Pins())
+    assert "--ram" not in hint("qwen3-235b", "dgx-spark", Constraints())
     with pytest.raises(BadInput, match="use the same memory"):
         box_of("dgx-spark", ram="48GiB")
     assert (box_of("2x-dgx-spark").nodes, len(box_of("2x-dgx-spark").gpus)) == (2, 1)
@@ -153,16 +164,21 @@ def test_memory_that_gpu_and_cpu_share_is_counted_once() -> None:
 def test_nothing_that_does_not_start_is_weighed_against_what_does(cards: str) -> None:
     """At any context: what fits and is known not to start must not keep a shorter one from being tried."""
     for model in ("minimax-m2.7", "glm-5.2-reap-504b", "kimi-k2.6"):
-        _, fitting = search(box_of(cards, ram="512GiB"), catalogue.model(model), catalogue.checkpoints(model), Pins())
-        assert not [weighed.refused for weighed in fitting if weighed.refused]
+        _, fitting = search_candidates(
+            box_of(cards, ram="512GiB"), catalogue.model(model), catalogue.checkpoints(model), Constraints()
+        )
+        assert not [weighed.fatal_issue for weighed in fitting if weighed.fatal_issue]
 
 
 def test_a_context_beyond_the_models_own_is_told_once() -> None:
     """It was planned, with two warnings in two wordings; a recipe that somebody wrote is warned of once."""
     with pytest.raises(BadInput, match="--context 65536: qwen3-235b has 40,960"):
-        choose(
-            box_of("8x-h200"), catalogue.model("qwen3-235b"), catalogue.checkpoints("qwen3-235b"), Pins(context=65536)
+        choose_plan(
+            box_of("8x-h200"),
+            catalogue.model("qwen3-235b"),
+            catalogue.checkpoints("qwen3-235b"),
+            Constraints(context=65536),
         )
     recipe = Recipe(name="t", engine="vllm", model="qwen3-235b", checkpoint="bf16", served_name="t", context=65536)
-    told = [each.text for each in known_troubles(deploy(recipe, box_of("8x-h200"))) if "40,960" in each.text]
+    told = [each.text for each in known_issues(deploy(recipe, box_of("8x-h200"))) if "40,960" in each.text]
     assert len(told) == 1

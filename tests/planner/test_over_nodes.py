@@ -16,18 +16,18 @@ from moebox.engines.llama_cpp import spread
 from moebox.engines.parse import parse_command
 from moebox.errors import BadInput
 from moebox.planner import over_nodes
-from moebox.planner.candidates import plain
-from moebox.planner.choose import choose
-from moebox.planner.pins import Pins
-from moebox.planner.speed.rpc import Hops
+from moebox.planner.candidates import base_recipe
+from moebox.planner.choose import choose_plan
+from moebox.planner.constraints import Constraints
+from moebox.planner.speed.rpc import RpcHops
 
 GIB = 2**30
-PINS = Pins(engine="llama.cpp")
+PINS = Constraints(engine="llama.cpp")
 TWO = "2x2x-rtx-4090@1.25GB/s"
 
 
-def plan(box: Box, name: str = "gpt-oss-120b", pins: Pins = PINS) -> Plan:
-    return choose(box, catalogue.model(name), catalogue.checkpoints(name), pins)
+def plan(box: Box, name: str = "gpt-oss-120b", pins: Constraints = PINS) -> Plan:
+    return choose_plan(box, catalogue.model(name), catalogue.checkpoints(name), pins)
 
 
 def in_ram(nodes: int, ram: int, network: int = 1_250_000_000) -> Box:
@@ -52,7 +52,7 @@ def test_a_model_too_large_for_one_nodes_gpus_lies_on_those_of_two() -> None:
 
 def test_the_launch_names_the_layers_of_every_device_and_is_read_back() -> None:
     recipe = plan(detect.box(TWO)).recipe
-    argv = engines.launch(deploy(recipe), addresses=("10.0.0.1", "10.0.0.2")).argv
+    argv = engines.build_launch(deploy(recipe), addresses=("10.0.0.1", "10.0.0.2")).argv
     assert recipe.hybrid is not None
     assert argv[argv.index("-ts") + 1] == ",".join(map(str, recipe.hybrid.split))
     assert argv[argv.index("--rpc") + 1] == "10.0.0.2:8001"
@@ -63,7 +63,7 @@ def test_the_launch_names_the_layers_of_every_device_and_is_read_back() -> None:
 
 
 def test_without_gpus_the_ram_of_both_nodes_holds_it() -> None:
-    found = plan(in_ram(2, 384), "kimi-k2.6", Pins())
+    found = plan(in_ram(2, 384), "kimi-k2.6", Constraints())
     hybrid = found.recipe.hybrid
     assert hybrid is not None
     assert found.recipe.engine == "llama.cpp"
@@ -74,11 +74,11 @@ def test_without_gpus_the_ram_of_both_nodes_holds_it() -> None:
 
 def test_what_one_node_holds_stays_there() -> None:
     assert plan(detect.box("2x8x-h200")).recipe.parallel.nodes == 1
-    assert plan(in_ram(2, 1024), "kimi-k2.6", Pins()).recipe.parallel.nodes == 1
+    assert plan(in_ram(2, 1024), "kimi-k2.6", Constraints()).recipe.parallel.nodes == 1
 
 
 def test_three_nodes_are_taken_where_two_are_too_few() -> None:
-    assert plan(in_ram(3, 256), "kimi-k2.6", Pins(checkpoint="UD-Q4_K_XL")).recipe.parallel.nodes == 3
+    assert plan(in_ram(3, 256), "kimi-k2.6", Constraints(checkpoint="UD-Q4_K_XL")).recipe.parallel.nodes == 3
 
 
 def test_a_slower_network_is_slower_by_what_the_formula_says() -> None:
@@ -86,8 +86,8 @@ def test_a_slower_network_is_slower_by_what_the_formula_says() -> None:
         plan(detect.box(f"2x2x-rtx-4090@{rate}"), pins=dataclasses.replace(PINS, checkpoint="Q4_K_M", ubatch=512))
         for rate in ("12.5GB/s", "0.125GB/s")
     )
-    hops = Hops(servers=1, rate=1.0, round_trip_us=120.0, hidden=2880, vocab=0, layers=18)
-    moved = hops.sent(1, 1024, prompt=False) + hops.returned(1, prompt=False)
+    hops = RpcHops(servers=1, rate=1.0, round_trip_us=120.0, hidden=2880, vocab=0, layers=18)
+    moved = hops.bytes_sent(1, 1024, prompt=False) + hops.bytes_returned(1, prompt=False)
     assert moved == 2880 * 4 + 1024 * 2 + 1900 + 2880 * 4
     steps = [1 / plan.forecast[0].decode_tok_s for plan in (fast, slow)]
     assert steps[1] - steps[0] == pytest.approx(moved / 0.125e9 - moved / 12.5e9, rel=0.05)
@@ -97,11 +97,13 @@ def test_a_slower_network_is_slower_by_what_the_formula_says() -> None:
 
 def test_bytes_are_those_counted_on_a_real_server() -> None:
     """ggml-rpc-server with the phantom, all of it on the server: read from the connection's own counters."""
-    hops = Hops(servers=1, rate=1.0, round_trip_us=0.0, hidden=256, vocab=1152, layers=5)
-    prompt = sum(hops.sent(min(512, 4000 - past), min(past + 512, 4096), prompt=True) for past in range(0, 4000, 512))
+    hops = RpcHops(servers=1, rate=1.0, round_trip_us=0.0, hidden=256, vocab=1152, layers=5)
+    prompt = sum(
+        hops.bytes_sent(min(512, 4000 - past), min(past + 512, 4096), prompt=True) for past in range(0, 4000, 512)
+    )
     assert prompt == pytest.approx(24_628_222, rel=0.04)
-    assert hops.sent(1, 1280, prompt=False) == pytest.approx(218_355 / 40, rel=0.04)
-    assert hops.returned(1, prompt=False) == pytest.approx(377_184 / 80, rel=0.04)
+    assert hops.bytes_sent(1, 1280, prompt=False) == pytest.approx(218_355 / 40, rel=0.04)
+    assert hops.bytes_returned(1, prompt=False) == pytest.approx(377_184 / 80, rel=0.04)
 
 
 @settings(max_examples=60, deadline=None)
@@ -116,11 +118,11 @@ def test_every_layer_lies_on_one_device(nodes: int, gpus: int, ram: int, name: s
     box = dataclasses.replace(in_ram(nodes, ram), gpus=(gpu,) * gpus)
     model = catalogue.model(name)
     form = next(form for form in catalogue.checkpoints(name) if form.format == "gguf")
-    recipe = dataclasses.replace(plain(model, form, "llama.cpp", PINS), hybrid=Hybrid())
-    for spanning in over_nodes.recipes(box, model, form, recipe):
-        parts = spread.layers_by_place(box, model, spanning)
+    recipe = dataclasses.replace(base_recipe(model, form, "llama.cpp", PINS), hybrid=Hybrid())
+    for spanning in over_nodes.multi_node_recipes(box, model, form, recipe):
+        parts = spread.layers_by_device(box, model, spanning)
         assert [layer for part in parts for layer in part] == list(range(model.layers))
-        assert len(parts) == len(spread.places(box, spanning.parallel.nodes))
+        assert len(parts) == len(spread.layer_devices(box, spanning.parallel.nodes))
 
 
 @pytest.mark.parametrize(
@@ -134,10 +136,10 @@ def test_every_layer_lies_on_one_device(nodes: int, gpus: int, ram: int, name: s
 def test_a_split_that_cannot_be_is_one_line(hybrid: Hybrid, says: str) -> None:
     recipe = dataclasses.replace(plan(detect.box(TWO)).recipe, hybrid=hybrid)
     with pytest.raises(BadInput, match=says):
-        engines.check(deploy(recipe))
+        engines.check_recipe(deploy(recipe))
 
 
 def test_only_llama_cpp_has_it() -> None:
     recipe = dataclasses.replace(plan(detect.box(TWO)).recipe, engine="ik_llama.cpp")
     with pytest.raises(BadInput):
-        engines.check(deploy(recipe))
+        engines.check_recipe(deploy(recipe))

@@ -2,7 +2,7 @@
 
 from moebox.checkpoint import deploy
 from moebox.detect.declared import box_of
-from moebox.planner.schedule import Request, Rules, Scheduler
+from moebox.planner.schedule import Scheduler, SchedulerRules, SimulatedRequest
 from moebox.planner.speed import Speed
 from tests.planner.deployed import kimi
 
@@ -10,8 +10,10 @@ from tests.planner.deployed import kimi
 def scheduler(*, kv_tokens: int, sglang: bool = False) -> Scheduler:
     """An engine on eight B200 with so much cache."""
     recipe = kimi(engine="sglang" if sglang else "vllm")
-    speed = Speed.of(deploy(recipe, box_of("8x-b200")))
-    rules = Rules(kv_tokens=kv_tokens, context=65536, max_seqs=64, budget=8192, prompts_first=sglang, reserves=sglang)
+    speed = Speed.for_deployment(deploy(recipe, box_of("8x-b200")))
+    rules = SchedulerRules(
+        kv_tokens=kv_tokens, context=65536, max_seqs=64, step_tokens=8192, prompts_first=sglang, reserves_output=sglang
+    )
     return Scheduler(speed=speed, rules=rules)
 
 
@@ -30,7 +32,7 @@ def test_sglangs_reserve_falls_while_it_decodes() -> None:
     """A third request that the reserve keeps out at first is let in before either of the two running ones ends."""
     engine = scheduler(kv_tokens=9500, sglang=True)
     for number in range(3):
-        assert engine.submit(Request(id=number, input=100, output=4000, arrival=float(number)))
+        assert engine.submit(SimulatedRequest(id=number, input=100, output=4000, arrival=float(number)))
     assert engine.advance() is not None
     assert len(engine.waiting) == 1
     for _ in range(100_000):
@@ -45,9 +47,9 @@ def test_sglangs_reserve_falls_while_it_decodes() -> None:
 def test_the_youngest_is_put_back_when_the_cache_is_full() -> None:
     """The older of two runs on and ends first; the younger is read again."""
     engine = scheduler(kv_tokens=1000)
-    old, young = (Request(id=number, input=300, output=400, arrival=float(number)) for number in range(2))
+    old, young = (SimulatedRequest(id=number, input=300, output=400, arrival=float(number)) for number in range(2))
     assert engine.submit(old)
     assert engine.submit(young)
     assert finished(engine) == [0, 1]
-    assert old.preempted == 0
-    assert young.preempted >= 1
+    assert old.preemptions == 0
+    assert young.preemptions >= 1

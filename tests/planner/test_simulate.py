@@ -11,8 +11,8 @@ from moebox.core import catalogue
 from moebox.core.box import Box
 from moebox.core.recipe import Recipe, Speculate
 from moebox.errors import BadInput
-from moebox.planner.schedule import Request, Rules, Scheduler
-from moebox.planner.simulate import Histogram, Workload, rules_of, simulate
+from moebox.planner.schedule import Scheduler, SchedulerRules, SimulatedRequest
+from moebox.planner.simulate import Histogram, SimulatedWorkload, scheduler_rules, simulate
 from moebox.planner.speed import Speed
 from tests.planner.deployed import kimi
 from tests.planner.rows import published
@@ -23,7 +23,7 @@ RECIPE = kimi(kv="fp8", context=262144)
 def speed(recipe: Recipe = RECIPE, gpu: str = "b200") -> Speed:
     """The recipe on eight cards."""
     box = Box(name="t", gpus=(catalogue.gpu(gpu),) * 8)
-    return Speed.of(deploy(recipe, box))
+    return Speed.for_deployment(deploy(recipe, box))
 
 
 PLAIN = speed()
@@ -55,7 +55,7 @@ def test_conserves_requests_and_tokens_and_never_exceeds_the_cache(
 ) -> None:
     """Every request ends or was refused at the door, every token is counted once, the cache is never over-full."""
     recipe = replace(RECIPE, engine="sglang" if sglang else "vllm")
-    workload = Workload(
+    workload = SimulatedWorkload(
         input=prompt,
         output=answer,
         requests=requests,
@@ -63,17 +63,17 @@ def test_conserves_requests_and_tokens_and_never_exceeds_the_cache(
         lengths=lengths,  # type: ignore[arg-type]
         prefix_hit=hit,
     )
-    sizes = [workload.lengths_of(number) for number in range(requests)]
+    sizes = [workload.request_lengths(number) for number in range(requests)]
     fitting = [size for size in sizes if sum(size) <= kv_tokens]
 
     engine = GUESSING if guessing else PLAIN
-    done = simulate(engine, rules_of(recipe, kv_tokens, engine), workload)
+    done = simulate(engine, scheduler_rules(recipe, kv_tokens, engine), workload)
 
     assert done.completed == len(fitting)
     assert done.rejected == requests - len(fitting)
     assert done.input_tokens == sum(size[0] for size in fitting)
     assert done.output_tokens == sum(size[1] for size in fitting)
-    assert done.peak_kv <= kv_tokens + 1e-6
+    assert done.peak_kv_tokens <= kv_tokens + 1e-6
     assert done.ttft.weight == done.completed
 
 
@@ -81,25 +81,27 @@ def test_conserves_requests_and_tokens_and_never_exceeds_the_cache(
 @settings(max_examples=40, deadline=None)
 def test_the_scheduler_forgets_what_is_cancelled(data: st.DataObject) -> None:
     """Requests taken out at any moment leave nothing in the cache, and the others still end."""
-    rules = Rules(kv_tokens=4000, context=4000, max_seqs=8, budget=512, prompts_first=False, reserves=False)
+    rules = SchedulerRules(
+        kv_tokens=4000, context=4000, max_seqs=8, step_tokens=512, prompts_first=False, reserves_output=False
+    )
     scheduler = Scheduler(speed=PLAIN, rules=rules)
-    waiting = [Request(id=number, input=300, output=50) for number in range(12)]
+    waiting = [SimulatedRequest(id=number, input=300, output=50) for number in range(12)]
     for request in waiting:
         assert scheduler.submit(request)
     gone = set(data.draw(st.lists(st.integers(0, 11), max_size=8)))
     steps = data.draw(st.integers(0, 40))
     ended = set()
     for _ in range(steps):
-        done = scheduler.advance(most=1)
+        done = scheduler.advance(max_steps=1)
         ended |= {request.id for request in done.finished} if done else set()
     for number in gone - ended:
         scheduler.cancel(waiting[number])
     while (done := scheduler.advance()) is not None:
         ended |= {request.id for request in done.finished}
-        assert scheduler.used <= rules.kv_tokens + 1e-6
+        assert scheduler.used_tokens <= rules.kv_tokens + 1e-6
 
     assert ended | gone == set(range(12))
-    assert scheduler.used == pytest.approx(0, abs=1e-6)
+    assert scheduler.used_tokens == pytest.approx(0, abs=1e-6)
 
 
 def test_a_small_cache_makes_a_queue() -> None:
@@ -129,10 +131,14 @@ def test_published_serving_tables() -> None:
 def test_cost_grows_with_requests_and_not_with_tokens() -> None:
     """A hundred times longer answers take no more slices, and the histograms hold no more than their bins."""
     short = simulate(
-        PLAIN, rules_of(RECIPE, 10**7, PLAIN), Workload(input=512, output=100, requests=512, concurrency=32)
+        PLAIN,
+        scheduler_rules(RECIPE, 10**7, PLAIN),
+        SimulatedWorkload(input=512, output=100, requests=512, concurrency=32),
     )
     long = simulate(
-        PLAIN, rules_of(RECIPE, 10**7, PLAIN), Workload(input=512, output=10_000, requests=512, concurrency=32)
+        PLAIN,
+        scheduler_rules(RECIPE, 10**7, PLAIN),
+        SimulatedWorkload(input=512, output=10_000, requests=512, concurrency=32),
     )
 
     assert long.slices <= short.slices * 1.1
@@ -149,8 +155,8 @@ def test_cost_grows_with_requests_and_not_with_tokens() -> None:
 def test_one_stream_is_interrupted_by_nothing(prompt: int, answer: int, engine: str, hit: float) -> None:
     """Alone on the engine the gaps between tokens are TPOT: a request's own prompt is no gap of its."""
     recipe = replace(RECIPE, engine=engine)
-    one = Workload(input=prompt, output=answer, requests=4, concurrency=1, prefix_hit=hit)
-    alone = simulate(speed(recipe), rules_of(recipe, 262_144, speed(recipe)), one)
+    one = SimulatedWorkload(input=prompt, output=answer, requests=4, concurrency=1, prefix_hit=hit)
+    alone = simulate(speed(recipe), scheduler_rules(recipe, 262_144, speed(recipe)), one)
 
     assert alone.itl.mean == pytest.approx(alone.tpot.mean)
     assert alone.itl.quantile(0.99) == pytest.approx(alone.tpot.mean, rel=0.02)
@@ -162,9 +168,9 @@ def test_one_stream_is_interrupted_by_nothing(prompt: int, answer: int, engine: 
 def test_a_prompt_that_is_read_in_steps_of_its_own_keeps_only_the_others_waiting() -> None:
     """SGLang reads prompts before it decodes: gaps of all requests add up to the time from first to last token."""
     recipe = replace(RECIPE, engine="sglang")
-    two = Workload(input=20_000, output=50, requests=8, concurrency=2, lengths="uniform")
-    both = simulate(speed(recipe), rules_of(recipe, 262_144, speed(recipe)), two)
-    answers = [two.lengths_of(number)[1] for number in range(8)]
+    two = SimulatedWorkload(input=20_000, output=50, requests=8, concurrency=2, lengths="uniform")
+    both = simulate(speed(recipe), scheduler_rules(recipe, 262_144, speed(recipe)), two)
+    answers = [two.request_lengths(number)[1] for number in range(8)]
 
     assert both.itl.weight == sum(answers) - len(answers)
     assert both.itl.total == pytest.approx(both.e2el.total - both.ttft.total)
@@ -172,7 +178,9 @@ def test_a_prompt_that_is_read_in_steps_of_its_own_keeps_only_the_others_waiting
 
 def test_a_rate_below_capacity_is_served_as_it_comes() -> None:
     """Requests that come slowly find the machine free: throughput is the rate, the first token way and prompt."""
-    done = simulate(PLAIN, rules_of(RECIPE, 10**6, PLAIN), Workload(input=1000, output=50, requests=200, rate=0.2))
+    done = simulate(
+        PLAIN, scheduler_rules(RECIPE, 10**6, PLAIN), SimulatedWorkload(input=1000, output=50, requests=200, rate=0.2)
+    )
     alone = PLAIN.request_s + PLAIN.prefill_s(1000)
 
     assert done.completed / done.duration_s == pytest.approx(0.2, rel=0.2)
@@ -181,10 +189,10 @@ def test_a_rate_below_capacity_is_served_as_it_comes() -> None:
 
 def test_prefixes_in_the_cache_shorten_the_wait() -> None:
     """A prompt that lies in the prefix cache is not read again."""
-    cold = Workload(input=8192, output=64, requests=64, concurrency=16)
+    cold = SimulatedWorkload(input=8192, output=64, requests=64, concurrency=16)
 
-    first = simulate(PLAIN, rules_of(RECIPE, 10**6, PLAIN), cold)
-    second = simulate(PLAIN, rules_of(RECIPE, 10**6, PLAIN), replace(cold, prefix_hit=0.9))
+    first = simulate(PLAIN, scheduler_rules(RECIPE, 10**6, PLAIN), cold)
+    second = simulate(PLAIN, scheduler_rules(RECIPE, 10**6, PLAIN), replace(cold, prefix_hit=0.9))
 
     assert second.ttft.mean < 0.5 * first.ttft.mean
 
@@ -202,10 +210,10 @@ def test_prefixes_in_the_cache_shorten_the_wait() -> None:
 )
 def test_workloads_that_cannot_be_meant(wrong: dict[str, float]) -> None:
     """Zero lengths, no load, two kinds of load and shares above one are refused."""
-    workload = replace(Workload(input=10, output=10, requests=10, concurrency=1), **wrong)  # type: ignore[arg-type]
+    workload = replace(SimulatedWorkload(input=10, output=10, requests=10, concurrency=1), **wrong)  # type: ignore[arg-type]
 
     with pytest.raises(BadInput):
-        simulate(PLAIN, rules_of(RECIPE, 1000, PLAIN), workload)
+        simulate(PLAIN, scheduler_rules(RECIPE, 1000, PLAIN), workload)
 
 
 @given(times=st.lists(st.floats(1e-4, 1e3), min_size=1, max_size=200))

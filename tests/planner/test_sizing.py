@@ -11,7 +11,7 @@ from moebox.detect.declared import box_of
 from moebox.engines import devices
 from moebox.planner.speed import Speed
 from moebox.sizing import kv, shards
-from moebox.sizing.rank import rank_of
+from moebox.sizing.rank import rank_work
 from tests.planner.deployed import on
 
 NAMES = sorted(catalogue.models())
@@ -37,16 +37,18 @@ def test_what_a_rank_holds_is_what_it_reads(name: str, tp: int) -> None:
     model = catalogue.model(name)
     for checkpoint in catalogue.checkpoints(name):
         recipe = recipe_of(name, tp)
-        held = shards.on_card(model, checkpoint, recipe.parallel, 0, vision=0.0)
+        held = shards.weights_per_gpu(model, checkpoint, recipe.parallel, 0, vision_share=0.0)
         idle = {"routed_experts", "vision", "mtp"} | ({"embed"} if not model.tied else set())
-        kept = sum(size for part, size in held.items() if part not in idle) - shards.absorbed(model, tp, model.layers)
-        assert rank_of(model, checkpoint, recipe).dense_bytes == pytest.approx(kept, rel=1e-6)
+        kept = sum(size for part, size in held.items() if part not in idle) - shards.absorbed_kv_bytes(
+            model, tp, model.layers
+        )
+        assert rank_work(model, checkpoint, recipe).dense_bytes == pytest.approx(kept, rel=1e-6)
 
 
 def test_the_indexer_is_copied_to_every_rank() -> None:
     """DeepSeek-V3.2 reads 3.09 GB of attention on each of eight ranks, not 2.34."""
     model, checkpoint = catalogue.model("deepseek-v3.2"), catalogue.checkpoint("deepseek-v3.2", "fp8")
-    whole = shards.copied_share(model, 8)
+    whole = shards.replicated_share(model, 8)
     attention = checkpoint.bytes_by_component["attention"]
     assert attention * (whole + (1 - whole) / 8) / 1e9 == pytest.approx(3.09, abs=0.01)
 
@@ -57,20 +59,22 @@ def test_a_full_cache_is_read_as_it_is_held(name: str, kv_type: str) -> None:
     """One query at a context within every window and selection reads what the cache holds of it."""
     model = catalogue.model(name)
     recipe = recipe_of(name, 4, kv_type=kv_type)
-    rank = rank_of(model, catalogue.checkpoints(name)[0], recipe)
+    rank = rank_work(model, catalogue.checkpoints(name)[0], recipe)
     context = 100
     held = context * kv.token_bytes(model, recipe)
     windows = sum(
         layers.count * context * kv.entry_bytes(layers.kind, recipe) for layers in model.stack if layers.kind.kept()
     )
     states = 2 * sum(layers.count * layers.kind.state_bytes(4) for layers in model.stack)  # read and written
-    assert rank.cache_read(context) == pytest.approx(held + windows + states, rel=1e-3)
+    assert rank.cache_bytes_read(context) == pytest.approx(held + windows + states, rel=1e-3)
 
 
 def test_grouped_heads_are_divided_by_tensor_parallelism() -> None:
     """Qwen3 has four KV heads: TP4 reads a quarter of the cache a rank, TP8 no less than one head."""
     model, checkpoint = catalogue.model("qwen3-235b"), catalogue.checkpoints("qwen3-235b")[0]
-    read = {tp: rank_of(model, checkpoint, recipe_of("qwen3-235b", tp)).cache_read(30_000) for tp in (1, 2, 4, 8)}
+    read = {
+        tp: rank_work(model, checkpoint, recipe_of("qwen3-235b", tp)).cache_bytes_read(30_000) for tp in (1, 2, 4, 8)
+    }
     assert read[2] == read[1] / 2
     assert read[4] == read[1] / 4
     assert read[8] == read[4]
@@ -82,8 +86,8 @@ def test_grouped_heads_divided_show_in_the_forecast() -> None:
     box = box_of("8x-b200")
     times = {}
     for tp in (1, 4):
-        speed = Speed.of(on(box, model, checkpoint, recipe_of("qwen3-235b", tp)))
-        times[tp] = speed.parts(32, 30_000)["attention"]
+        speed = Speed.for_deployment(on(box, model, checkpoint, recipe_of("qwen3-235b", tp)))
+        times[tp] = speed.step_parts(32, 30_000)["attention"]
     assert times[4] == pytest.approx(times[1] / 4)
 
 

@@ -14,10 +14,10 @@ from moebox.core import catalogue
 from moebox.core.box import Box, Cpu
 from moebox.core.recipe import Hybrid, Parallel, Recipe, Runtime, Speculate
 from moebox.errors import BadInput
-from moebox.planner.choose import choose
-from moebox.planner.pins import Pins
+from moebox.planner.choose import choose_plan
+from moebox.planner.constraints import Constraints
 from moebox.planner.speed import Speed
-from moebox.planner.speed.constants import efficiency
+from moebox.planner.speed.constants import find_efficiency
 from tests.planner.deployed import kimi, on
 from tests.planner.rows import published
 
@@ -31,7 +31,9 @@ def speed(gpu: str = "rtx-pro-6000-server", many: int = 8, **settings: object) -
     """The model of that recipe on `many` cards."""
     one = recipe(**settings)
     box = Box(name="t", gpus=(catalogue.gpu(gpu),) * many)
-    return Speed.of(on(box, catalogue.model(one.model), catalogue.checkpoint(one.model, one.checkpoint), one))
+    return Speed.for_deployment(
+        on(box, catalogue.model(one.model), catalogue.checkpoint(one.model, one.checkpoint), one)
+    )
 
 
 def hybrid(
@@ -50,16 +52,16 @@ def hybrid(
         kv="f16",
         hybrid=Hybrid(experts=(tuple(range(1, layers + 1)),), ubatch=ubatch),
     )
-    return Speed.of(on(box, catalogue.model("kimi-k2.6"), catalogue.checkpoint("kimi-k2.6", "Q4_X"), one))
+    return Speed.for_deployment(on(box, catalogue.model("kimi-k2.6"), catalogue.checkpoint("kimi-k2.6", "Q4_X"), one))
 
 
 def test_distinct_experts_follow_the_formula() -> None:
     """A batch of B wakes E(1 - (1 - k/E)^B) experts: 8 for one token, 188.6 for 32, never more than 384."""
     rank = speed().gpu_step.rank  # type: ignore[union-attr]
 
-    assert rank.distinct(1) == pytest.approx(8)
-    assert rank.distinct(32) == pytest.approx(384 * (1 - (1 - 8 / 384) ** 32))
-    assert rank.distinct(1e6) == pytest.approx(384)
+    assert rank.distinct_experts(1) == pytest.approx(8)
+    assert rank.distinct_experts(32) == pytest.approx(384 * (1 - (1 - 8 / 384) ** 32))
+    assert rank.distinct_experts(1e6) == pytest.approx(384)
 
 
 @given(batch=st.integers(1, 512), context=st.integers(0, 262144), dcp=st.sampled_from([1, 2, 4, 8]))
@@ -82,7 +84,7 @@ def test_faster_memory_is_never_slower(gpu: str) -> None:
     card = replace(catalogue.gpu(gpu), bandwidth=2 * catalogue.gpu(gpu).bandwidth)
     one = recipe()
     box = Box(name="t", gpus=(card,) * 8)
-    quick = Speed.of(on(box, catalogue.model("kimi-k2.6"), catalogue.checkpoint("kimi-k2.6", "int4"), one))
+    quick = Speed.for_deployment(on(box, catalogue.model("kimi-k2.6"), catalogue.checkpoint("kimi-k2.6", "int4"), one))
 
     for batch in (1, 32, 256):
         assert (
@@ -164,9 +166,9 @@ def test_engines_for_cards_refuse_a_box_without() -> None:
 
 def test_unmeasured_cards_have_a_wider_band() -> None:
     """An engine nobody has measured on a card is forecast from its neighbour, with a wider band."""
-    row, away = efficiency("sglang", "", "ada")
-    known = speed(runtime=Runtime(preset="community")).band
-    unknown = speed("l40s").band
+    row, away = find_efficiency("sglang", "", "ada")
+    known = speed(runtime=Runtime(preset="community")).decode_range
+    unknown = speed("l40s").decode_range
 
     assert away > 0
     assert row.generation == "blackwell-rtx"
@@ -178,7 +180,7 @@ def test_unmeasured_cards_have_a_wider_band() -> None:
 )
 def test_lines_add_up_to_the_step(made: Speed) -> None:
     """The lines of `plan --why` sum to the step, and each part says where its constants come from."""
-    lines = {line.what: line for line in made.lines(4, 8192)}
+    lines = {line.what: line for line in made.explain_lines(4, 8192)}
     parts = [line for line in lines.values() if line.unit == "ms" and line.what != "step"]
 
     assert sum(line.value for line in parts) == pytest.approx(lines["step"].value)
@@ -210,7 +212,7 @@ def test_a_cpu_alone_has_the_band_of_what_nobody_has_measured():
     gguf = str(phantom.gguf_path())
     model, checkpoints = resolve(gguf)
     bare = Box(name="mine", gpus=(), cpu=Cpu(cores=2), ram=16 * 2**30, ram_bandwidth=40_000_000_000)
-    plan = choose(bare, model, checkpoints, Pins(engine="llama.cpp"))
+    plan = choose_plan(bare, model, checkpoints, Constraints(engine="llama.cpp"))
     first = plan.forecast[0]
     assert first.high_tok_s > 3 * first.decode_tok_s > 9 * first.low_tok_s
     assert "CPU without a GPU" in plan.basis

@@ -7,10 +7,10 @@ import pytest
 from moebox.checkpoint import deploy
 from moebox.core import catalogue, support
 from moebox.core.recipe import Parallel, Recipe
-from moebox.engines import rooms
+from moebox.engines import modules
 from moebox.errors import MoeboxError
-from moebox.planner.choose import choose
-from moebox.planner.pins import Pins
+from moebox.planner.choose import choose_plan
+from moebox.planner.constraints import Constraints
 from tests.planner.boxes import box_with
 
 B200 = box_with(8, "b200")
@@ -38,7 +38,7 @@ def test_new_architectures_have_a_row(name: str) -> None:
 
 def fatal(recipe: Recipe) -> list[str]:
     """What keeps a recipe from starting."""
-    found = rooms.refuse(recipe.engine).refusals(deploy(recipe, B200))
+    found = modules.refuse_module(recipe.engine).find_refusals(deploy(recipe, B200))
     return [caution.text for caution in found if caution.severity == "fatal"]
 
 
@@ -56,7 +56,7 @@ def test_a_version_from_before_is_refused_with_the_first_that_runs_it() -> None:
 def test_an_engine_that_never_runs_it_is_not_weighed() -> None:
     """ik_llama.cpp has no Kimi K3: a box with RAM gets llama.cpp, and pinning it says so."""
     model = catalogue.model("kimi-k3")
-    plan = choose(RAM, model, catalogue.checkpoints("kimi-k3"), Pins())
+    plan = choose_plan(RAM, model, catalogue.checkpoints("kimi-k3"), Constraints())
     assert plan.recipe.engine == "llama.cpp"
     with pytest.raises(MoeboxError, match=r"ik_llama\.cpp does not read|does not run"):
-        choose(RAM, model, catalogue.checkpoints("kimi-k3"), Pins(engine="ik_llama.cpp"))
+        choose_plan(RAM, model, catalogue.checkpoints("kimi-k3"), Constraints(engine="ik_llama.cpp"))

@@ -47,7 +47,9 @@ def computed(formula: str) -> float:
 def test_a_calculator_agrees(box: str, changes: dict[str, object], streams: int, context: int) -> None:
     """Every part of a step, its sum and the rate."""
     recipe = replace(RECIPE, **changes)  # type: ignore[arg-type]
-    lines = {line.what: line for line in Speed.of(deploy(recipe, box_of(box))).lines(streams, context)}
+    lines = {
+        line.what: line for line in Speed.for_deployment(deploy(recipe, box_of(box))).explain_lines(streams, context)
+    }
     for name in CHECKED:
         if name in lines:
             assert computed(lines[name].formula) == pytest.approx(lines[name].value, rel=2e-3, abs=2e-4), name

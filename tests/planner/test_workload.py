@@ -8,18 +8,18 @@ from moebox.checkpoint import deploy
 from moebox.core.recipe import Speculate
 from moebox.detect.declared import box_of
 from moebox.errors import BadInput
-from moebox.planner.simulate import Workload, rules_of, simulate
+from moebox.planner.simulate import SimulatedWorkload, scheduler_rules, simulate
 from moebox.planner.speed import Speed
 from tests.planner.deployed import kimi
 
 RECIPE = kimi(context=262144)
-SPEED = Speed.of(deploy(RECIPE, box_of("8x-b200")))
-BASE = Workload(input=2000, output=200, requests=64, concurrency=4)
+SPEED = Speed.for_deployment(deploy(RECIPE, box_of("8x-b200")))
+BASE = SimulatedWorkload(input=2000, output=200, requests=64, concurrency=4)
 
 
-def run(workload: Workload, kv_tokens: int = 10**6):  # type: ignore[no-untyped-def]
+def run(workload: SimulatedWorkload, kv_tokens: int = 10**6):  # type: ignore[no-untyped-def]
     """The outcome."""
-    return simulate(SPEED, rules_of(RECIPE, kv_tokens, SPEED), workload)
+    return simulate(SPEED, scheduler_rules(RECIPE, kv_tokens, SPEED), workload)
 
 
 def test_later_turns_find_the_earlier_ones_in_the_cache() -> None:
@@ -59,10 +59,10 @@ def test_prompts_read_elsewhere_do_not_disturb_decoding() -> None:
 
 def test_acceptance_given_is_acceptance_used() -> None:
     """Half of three draft tokens taken are one and a half more a step."""
-    drafting = Speed.of(deploy(replace(RECIPE, speculate=Speculate(tokens=3)), box_of("8x-b200")))
-    assert drafting.accepting(0.5).tokens_per_step == pytest.approx(2.5, rel=1e-6)
-    assert drafting.accepting(0.0).tokens_per_step == pytest.approx(1.0, rel=1e-6)
-    assert SPEED.accepting(0.5).tokens_per_step == 1.0
+    drafting = Speed.for_deployment(deploy(replace(RECIPE, speculate=Speculate(tokens=3)), box_of("8x-b200")))
+    assert drafting.with_acceptance(0.5).tokens_per_step == pytest.approx(2.5, rel=1e-6)
+    assert drafting.with_acceptance(0.0).tokens_per_step == pytest.approx(1.0, rel=1e-6)
+    assert SPEED.with_acceptance(0.5).tokens_per_step == 1.0
 
 
 @pytest.mark.parametrize("change", [{"turns": 0}, {"think_s": -1.0}, {"cold_s": 1e9}])

@@ -9,7 +9,7 @@ from moebox.checkpoint import deploy
 from moebox.cli import main
 from moebox.core.change import changed
 from moebox.core.recipe import Recipe
-from moebox.engines import launch
+from moebox.engines import build_launch
 from moebox.render import render
 from moebox.render.pieces import MARK
 from tests.serve.rendered import recipes
@@ -40,7 +40,7 @@ def test_a_method_without_a_draft_model_gets_none(engine: str, method: str) -> N
     settings = {"engine": engine, "model": "deepseek-v3.2", "checkpoint": "fp8", "flags": {}, "served_name": "d"}
     recipe = changed(recipes()["kimi-k26-sglang"], settings | {"tool_parser": "", "reasoning_parser": ""})
     drafting = deploy(changed(recipe, {"speculate": {"method": method, "draft": "", "tokens": 1}}))
-    wanted = list(launch(drafting).argv)
+    wanted = list(build_launch(drafting).argv)
     script = render(drafting, "script")
 
     assert ("SGLANG_ENABLE_SPEC_V2" in script) == (engine == "sglang" and method == "mtp")

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from moebox import http
 from moebox.core.symptom import Finding
-from moebox.engines import rooms
-from moebox.engines.events import Event
+from moebox.engines import modules
+from moebox.engines.events import LogEvent
 from moebox.serve import facts
 from moebox.serve.guard import Guard, GuardOrder, descendants, spawn
 from moebox.serve.tail import Tail
@@ -93,7 +93,7 @@ def test_a_log_that_turns_over_is_followed(tmp_path: Path) -> None:
 def test_repetition_is_no_progress_and_a_new_shard_is(tmp_path: Path) -> None:
     """The same line with other numbers does not move the deadline, unless the engine's adapter reads progress in it."""
     path = tmp_path / "engine.log"
-    heard: list[Event | Finding] = []
+    heard: list[LogEvent | Finding] = []
     watch = Watch(path, "vllm", listener=heard.append)
     moved = []
     shards = [f"Loading safetensors checkpoint shards:  {n}% Completed | {n}/9" for n in (1, 1, 2)]
@@ -132,7 +132,7 @@ def test_an_engine_with_one_worker_is_held_against_the_plan_too() -> None:
     )
     seen = Seen()
     for line in lines:
-        event = rooms.log("vllm").event(line)
+        event = modules.log_module("vllm").parse_log_line(line)
         assert event is not None
         seen.facts |= event.facts
 

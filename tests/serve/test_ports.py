@@ -32,9 +32,9 @@ def test_free_ports_are_chosen_together() -> None:
 
 def test_a_port_too_high_is_one_line() -> None:
     """Before anything starts, with the highest that would do."""
-    engines.check(deploy(on(55535)))
+    engines.check_recipe(deploy(on(55535)))
     with pytest.raises(BadInput, match="also listens on 65,536") as refused:
-        engines.check(deploy(on(55536)))
+        engines.check_recipe(deploy(on(55536)))
     assert "55535" in (refused.value.hint or "")
 
 
@@ -47,7 +47,7 @@ def test_a_taken_port_beside_its_own_is_told() -> None:
         assert not preflight.is_free("127.0.0.1", port + SGLANG.ports[0])
         deployment = deploy(on(port))
         with pytest.raises(Outside, match=f"port {port + SGLANG.ports[0]}"):
-            preflight.ports(deployment, engines.launch(deployment))
+            preflight.ports(deployment, engines.build_launch(deployment))
 
 
 def listening(port: int = 0) -> socket.socket:

@@ -80,7 +80,7 @@ def test_a_run_times_the_embedded_engine_and_forecasts_from_that(
     assert main(["run", "--recipe", str(file), "--runs", str(runs), "--skip", "doctor", "--until", "rehearse"]) == 0
     folder = next(runs.iterdir())
     recipe = codec.read_toml(Recipe, folder / "recipe.toml")
-    measured = Speed.of(deploy(recipe, codec.read_toml(Box, folder / "box.toml"))).measured
+    measured = Speed.for_deployment(deploy(recipe, codec.read_toml(Box, folder / "box.toml"))).measured
     assert recipe.checkpoint == embedded.checkpoint
     assert measured is not None
     assert measured.calibration.depths == (2,)
@@ -91,7 +91,7 @@ def test_dummy_weights_are_asked_for_in_the_engines_own_flags(name: str, tmp_pat
     """Few layers and dummy weights by flags that the engine's catalogue knows; parallelism and the rest stay."""
     recipe = read_recipe(name)
     small, kept, _ = reduced(deploy(recipe), tmp_path / "unused.gguf", 0)
-    argv = engines.launch(deploy(small)).argv
+    argv = engines.build_launch(deploy(small)).argv
     assert argv[argv.index("--load-format") + 1] == "dummy"
     override = next(word for word in argv if word.startswith("{") and "num_hidden_layers" in word)
     assert json.loads(override) == {"text_config": {"num_hidden_layers": kept}}

@@ -17,8 +17,8 @@ from moebox import phantom
 from moebox.checkpoint import deploy
 from moebox.cli import main
 from moebox.core.change import changed
-from moebox.engines import flags, launch, rooms
-from moebox.engines.arguments import split
+from moebox.engines import build_launch, flags, modules
+from moebox.engines.arguments import split_argv
 from moebox.errors import BadInput
 from moebox.render import EXECUTABLE, render
 from moebox.serve.recipes import read_recipe
@@ -84,7 +84,7 @@ def test_every_flag_carries_its_reason(name: str, form: str):
     deployment = deploy(recipes()[name])
     text = render(deployment, form)
     reasons = explained(text)
-    words = rooms.argv(deployment.engine.name).words(deployment)
+    words = modules.argv_module(deployment.engine.name).arguments(deployment)
     flags_used = {word[0] for word in words if flags.is_flag(word[0])}
 
     assert flags_used
@@ -120,11 +120,11 @@ def words_in(document: dict[str, Any]) -> list[list[str]]:
 def test_flags_in_yaml_are_the_engines_own(name: str, form: str):
     """The rendered command line is read back and checked against the catalogue."""
     recipe = recipes()[name]
-    known = flags.catalogue(recipe.engine)
+    known = flags.flag_catalogue(recipe.engine)
     for document in yaml.safe_load_all(render(deploy(recipe), form)):
         for argv in words_in(document):
-            words = [word for word in split(_after_entry(argv), known) if flags.is_flag(word[0])]
-            flags.check(recipe.engine, "", words)
+            words = [word for word in split_argv(_after_entry(argv), known) if flags.is_flag(word[0])]
+            flags.check_arguments(recipe.engine, "", words)
             assert len(words) > 8
 
 
@@ -164,7 +164,7 @@ def test_a_unit_has_one_start_line_with_the_engines_flags():
 
     assert words[:4] == ["/usr/bin/env", "vllm", "serve", "${MODEL_PATH}"]
     assert "/100%%/$$x.jinja" in words
-    flags.check("vllm", "", split(words[4:], flags.catalogue("vllm")))
+    flags.check_arguments("vllm", "", split_argv(words[4:], flags.flag_catalogue("vllm")))
 
 
 @pytest.mark.parametrize(
@@ -209,10 +209,10 @@ def test_downloads_of_llama_cpp_survive_the_container():
     """It keeps them in a folder of its own, not in the Hub's cache: 494 GB were fetched again at every start."""
     recipe = read_recipe("kimi-k26-ik")
     inside = changed(recipe, {"runtime.kind": "docker", "runtime.image": "ik:1"})
-    launched = launch(deploy(inside))
+    launched = build_launch(deploy(inside))
     (target,) = launched.mounts.values()
     assert launched.env["LLAMA_CACHE"].startswith(f"{target}/")
     pods = render(deploy(recipe), "k8s")
     assert 'name: "LLAMA_CACHE", value: "/models/ik_llama.cpp"' in pods
     assert "LLAMA_CACHE" not in render(deploy(recipe), "script")
-    assert "LLAMA_CACHE" not in launch(deploy(changed(inside, {"checkpoint": str(phantom.gguf_path())}))).env
+    assert "LLAMA_CACHE" not in build_launch(deploy(changed(inside, {"checkpoint": str(phantom.gguf_path())}))).env

@@ -12,7 +12,7 @@ from moebox import engines
 from moebox.checkpoint import deploy
 from moebox.core.change import changed
 from moebox.engines import flags
-from moebox.engines.arguments import split
+from moebox.engines.arguments import split_argv
 from moebox.errors import BadInput
 from moebox.render import render
 from moebox.serve.recipes import read_recipe
@@ -26,7 +26,7 @@ def test_a_script_runs_the_engine_as_the_recipe_says(tmp_path: Path):
     recipe = read_recipe("kimi-k26-vllm")
     seen = run(render(deploy(recipe), "script"), tmp_path, stand_in(tmp_path / "bin", "vllm"))
 
-    assert seen["argv"][1:] == list(engines.launch(deploy(recipe)).argv[1:])
+    assert seen["argv"][1:] == list(engines.build_launch(deploy(recipe)).argv[1:])
     assert seen["env"]["VLLM_ENGINE_READY_TIMEOUT_S"] == "3600"
 
 
@@ -57,7 +57,7 @@ def test_a_script_honours_its_variables(name: str, program: str, tmp_path: Path)
             "speculate": {"method": "eagle3", "draft": "my/draft", "tokens": 3},
         },
     )
-    wanted = engines.launch(deploy(expected)).argv
+    wanted = engines.build_launch(deploy(expected)).argv
     assert sorted(argv[1:]) == sorted([*wanted[1:], "--log-level", "debug"])
 
 
@@ -100,7 +100,7 @@ def test_the_community_script_starts_its_container(tmp_path: Path):
     assert "NCCL_PROTO=LL" in options
     assert "LD_PRELOAD=/opt/libnccl-pr2127.so.2.30.3" in options
     assert options[options.index("--network") + 1] == "host"
-    flags.check("vllm", "", split(argv[image + 4 :], flags.catalogue("vllm")))
+    flags.check_arguments("vllm", "", split_argv(argv[image + 4 :], flags.flag_catalogue("vllm")))
 
 
 @pytest.mark.parametrize(
@@ -199,4 +199,4 @@ def test_the_posts_commands_run(script: str, program: str, given: str, expected:
     assert ("lightseekorg/kimi-k2.6-eagle3" in " ".join(argv)) == ("ENABLE_EAGLE3" in given)
     engine = "sglang" if program == "sglang" else "vllm"
     first = argv.index("--model-path" if engine == "sglang" else "--served-model-name")
-    flags.check(engine, "", split(argv[first:], flags.catalogue(engine)))  # type: ignore[arg-type]
+    flags.check_arguments(engine, "", split_argv(argv[first:], flags.flag_catalogue(engine)))  # type: ignore[arg-type]

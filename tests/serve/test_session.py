@@ -10,7 +10,7 @@ from moebox.checkpoint import deploy
 from moebox.core.event import AttemptReady, EngineStopped
 from moebox.core.recipe import Recipe
 from moebox.core.symptom import Finding
-from moebox.engines.events import Event
+from moebox.engines.events import LogEvent
 from moebox.errors import BadInput, Outside
 from moebox.serve import state
 from moebox.serve.reality import compare, planned
@@ -21,7 +21,7 @@ from tests.serve.conftest import QUICK, alive, gone_within, marked
 
 def test_the_embedded_engine_answers_a_chat_and_is_gone_afterwards(embedded: Recipe, run: Run) -> None:
     """llama.cpp boots under supervision, speaks the OpenAI API on loopback, and leaves no process."""
-    heard: list[Event | Finding] = []
+    heard: list[LogEvent | Finding] = []
     with start(deploy(embedded), run, patience_s=60, listener=heard.append) as session:
         assert session.alive
         assert session.endpoint.base_url.startswith("http://127.0.0.1:")
@@ -36,7 +36,7 @@ def test_the_embedded_engine_answers_a_chat_and_is_gone_afterwards(embedded: Rec
 
     assert gone_within(lambda: alive(pid), 10) is False
     assert not state.instances()
-    phases = [one.phase for one in heard if isinstance(one, Event) and one.kind in ("phase", "ready")]
+    phases = [one.phase for one in heard if isinstance(one, LogEvent) and one.kind in ("phase", "ready")]
     assert phases[0] == "loading weights"
     assert phases[-1] == "ready"
 

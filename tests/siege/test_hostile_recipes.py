@@ -17,7 +17,7 @@ from moebox import engines
 from moebox.checkpoint import deploy
 from moebox.core.change import changed
 from moebox.core.recipe import Recipe
-from moebox.engines.assemble import network
+from moebox.engines.assemble import container_network
 from moebox.errors import BadInput
 from moebox.render import FORMS, Form, render
 from moebox.serve.order import prepare
@@ -37,9 +37,13 @@ def expected(recipe: Recipe, form: Form) -> list[str]:
     runtime: Any = dataclasses.replace(recipe.runtime, kind=kinds.get(form, recipe.runtime.kind))
     host = "0.0.0.0" if form in ("k8s", "slurm") else recipe.listen.host
     recipe = dataclasses.replace(recipe, runtime=runtime, listen=dataclasses.replace(recipe.listen, host=host))
-    inside = engines.contained(recipe)
-    bind = "0.0.0.0" if inside and network(recipe) != "host" else recipe.listen.host
-    return [part for word in engines.rooms.argv(recipe.engine).words(deploy(recipe), host=bind) for part in word]
+    inside = engines.runs_in_container(recipe)
+    bind = "0.0.0.0" if inside and container_network(recipe) != "host" else recipe.listen.host
+    return [
+        part
+        for word in engines.modules.argv_module(recipe.engine).arguments(deploy(recipe), host=bind)
+        for part in word
+    ]
 
 
 def plain(words: list[str]) -> list[str]:

@@ -13,8 +13,8 @@ import pytest
 from moebox import detect
 from moebox.checkpoint import resolve
 from moebox.core.calibration import Boot, Calibration, layout_of, place_of, shape_of
-from moebox.planner.choose import choose
-from moebox.planner.pins import Pins
+from moebox.planner.choose import choose_plan
+from moebox.planner.constraints import Constraints
 from moebox.serve import state
 from moebox.store import calibrations as store
 from moebox.web import watching
@@ -45,7 +45,7 @@ def kept() -> Iterator[Calibration]:
     """A calibration of the plan that the page shows for Kimi on eight H200."""
     model, forms = resolve("kimi-k2.6")
     box = detect.box(BOX)
-    recipe = choose(box, model, forms, Pins(context=65536, concurrency=8)).recipe
+    recipe = choose_plan(box, model, forms, Constraints(context=65536, concurrency=8)).recipe
     form = next(form for form in forms if recipe.checkpoint in (form.name, form.repo))
     found = calibration(
         id="kimi-vllm-1",

@@ -12,7 +12,7 @@ from rich.text import Text
 from moebox.cli.tables import grid
 from moebox.core.box import Box, Cpu, Gpu, Host, Link
 from moebox.core.gpu_list import VISIBLE
-from moebox.planner.speed.links import between_nodes
+from moebox.planner.speed.links import describe_network
 from moebox.units import gb, gib, plural, rate
 
 _SHORT = {"nvlink": "NV", "pix": "PIX", "pxb": "PXB", "phb": "PHB", "node": "NODE", "sys": "SYS"}
@@ -148,7 +148,7 @@ def _memory_facts(box: Box) -> Iterator[tuple[str, str]]:
     elif box.unified:
         yield "RAM", "the GPU's memory: both use the same"
     if box.nodes > 1:
-        yield "network", between_nodes(box)
+        yield "network", describe_network(box)
 
 
 def _processor(cpu: Cpu) -> str:

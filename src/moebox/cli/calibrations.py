@@ -138,7 +138,7 @@ def brief(calibration: Calibration) -> Document:
         "layout": calibration.layout.text,
         "layers": calibration.layers,
         "depths": calibration.depths,
-        "error": round(reading.error, 4) if reading.decode else None,
+        "error": round(reading.decode_error, 4) if reading.decode_times else None,
         "imported": calibration.imported,
     }
 

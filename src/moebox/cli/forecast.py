@@ -17,9 +17,9 @@ from moebox.errors import BadInput, refuse_if, refuse_outside
 from moebox.flows import boxes, recipes
 from moebox.loose import Document
 from moebox.planner import forecast as rows_of
-from moebox.planner.pins import LONGEST, Pins
-from moebox.planner.simulate import Workload, rules_of
-from moebox.planner.weigh import up_to
+from moebox.planner.constraints import MAX_CONTEXT, Constraints
+from moebox.planner.rate import sizes_up_to
+from moebox.planner.simulate import SimulatedWorkload, scheduler_rules
 from moebox.units import parse_seconds
 
 NOTHING = Pinned()
@@ -36,7 +36,7 @@ CAREFUL = 65536  # tokens of context in a careful plan
 LARGEST_RUN = 10_000_000
 OPEN_LOOP = 1000  # requests of a simulated run at a rate, where nothing says how many
 Mode = Literal["decode", "prefill", "serving", "stream"]
-Rows = list[rows_of.Row]
+Rows = list[rows_of.ForecastRow]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +165,7 @@ def _show(mode: Mode, subject: Subject, rows: Rows) -> None:
     people().print(page(mode, subject, rows))
 
 
-def _planned(model: str, box: Box, pins: Pins, asked: Asked, contexts: tuple[int, ...], serving: int) -> Subject:
+def _planned(model: str, box: Box, pins: Constraints, asked: Asked, contexts: tuple[int, ...], serving: int) -> Subject:
     """The plan for a model, long and wide enough for what is asked; `serving` is the highest concurrency of a run."""
     if pins.experts is not None and pins.ubatch is None:
         pins = replace(pins, ubatch=UBATCH)
@@ -185,7 +185,7 @@ def _as_asked(subject: Subject, asked: Asked) -> Subject:
 
 def document(mode: Mode, subject: Subject, rows: Rows) -> Document:
     """The forecast under the keys that scripts rely on."""
-    low, high = subject.speed.prefill_band if mode == "prefill" else subject.speed.band
+    low, high = subject.speed.prefill_range if mode == "prefill" else subject.speed.decode_range
     return {
         "simulated": True,
         "mode": mode,
@@ -195,8 +195,8 @@ def document(mode: Mode, subject: Subject, rows: Rows) -> Document:
         "kv_tokens": subject.memory.kv_tokens,
         "tokens_per_step": round(subject.speed.tokens_per_step, 3),
         "band": {"low": round(low, 3), "high": round(high, 3)},
-        "measured": subject.speed.source,
-        "basis": subject.speed.based_on(prompts=mode == "prefill"),
+        "measured": subject.speed.calibration_text,
+        "basis": subject.speed.basis_text(prompts=mode == "prefill"),
         "rows": rows,
         "warnings": subject.warnings,
     }
@@ -257,7 +257,7 @@ def _request_tokens(asked: Asked) -> int:
 def _decoding(subject: Subject, asked: Asked, contexts: tuple[int, ...], streams: tuple[int, ...]) -> Rows:
     """By context and concurrency."""
     limit, most = subject.recipe.context, subject.recipe.max_seqs
-    lengths = contexts or up_to(limit, CONTEXTS)
+    lengths = contexts or sizes_up_to(limit, CONTEXTS)
     many = streams or tuple(sorted({*STREAMS, most or 1}))
     return rows_of.decode_rows(subject.speed, lengths, many, subject.memory.kv_tokens, most)
 
@@ -270,15 +270,15 @@ def _reading(subject: Subject, asked: Asked, contexts: tuple[int, ...], streams:
 def _streaming(subject: Subject, asked: Asked, contexts: tuple[int, ...], streams: tuple[int, ...]) -> Rows:
     """One stream by context."""
     speed, limit = subject.speed, subject.recipe.context
-    lengths = contexts or up_to(limit, HYBRID_CONTEXTS)
-    return rows_of.stream_rows(speed, lengths, min(max(4096, speed.piece), limit))
+    lengths = contexts or sizes_up_to(limit, HYBRID_CONTEXTS)
+    return rows_of.stream_rows(speed, lengths, min(max(4096, speed.chunk_tokens), limit))
 
 
 def _serving(subject: Subject, asked: Asked, contexts: tuple[int, ...], streams: tuple[int, ...]) -> Rows:
     """A simulated run for each concurrency or rate."""
     kv_tokens = subject.memory.kv_tokens
     subjects.refuse_no_cache(kv_tokens)
-    rules = rules_of(subject.recipe, kv_tokens, subject.speed)
+    rules = scheduler_rules(subject.recipe, kv_tokens, subject.speed)
     return rows_of.serving_rows(subject.speed, rules, _workloads(asked, streams))
 
 
@@ -292,15 +292,15 @@ ROWS: dict[Mode, Callable[[Subject, Asked, tuple[int, ...], tuple[int, ...]], Ro
 
 def _prompts(asked: Asked, limit: int) -> tuple[int, ...]:
     """Lengths of prompts: those asked for, or the usual ones that the context holds."""
-    lengths = _counts(asked.input, "--input", many=True) or up_to(limit, PROMPTS)
+    lengths = _counts(asked.input, "--input", many=True) or sizes_up_to(limit, PROMPTS)
     return tuple(max(length, 1) for length in lengths)
 
 
-def _workloads(asked: Asked, streams: tuple[int, ...]) -> list[Workload]:
+def _workloads(asked: Asked, streams: tuple[int, ...]) -> list[SimulatedWorkload]:
     """A simulated run for each concurrency or rate."""
     _check(asked)
     base = _request(asked)
-    base.check()
+    base.validate()
     if asked.rate is None:
         return [_load(base, asked, count) for count in streams or STREAMS]
     refuse_if(streams, "give either --rate or --concurrency")
@@ -308,9 +308,9 @@ def _workloads(asked: Asked, streams: tuple[int, ...]) -> list[Workload]:
     return [replace(base, rate=rate, concurrency=0, requests=requests) for rate in _rates(asked.rate)]
 
 
-def _request(asked: Asked) -> Workload:
+def _request(asked: Asked) -> SimulatedWorkload:
     """What each request asks for, sent once."""
-    return Workload(
+    return SimulatedWorkload(
         input=tokens("--input", asked.input) or 0,
         output=tokens("--output", asked.output) or 0,
         requests=asked.requests or 1,
@@ -325,7 +325,7 @@ def _request(asked: Asked) -> Workload:
     )
 
 
-def _load(base: Workload, asked: Asked, streams: int) -> Workload:
+def _load(base: SimulatedWorkload, asked: Asked, streams: int) -> SimulatedWorkload:
     """The workload of one concurrency."""
     each = asked.per_stream or PER_STREAM * asked.turns
     least = 1 if asked.per_stream else LEAST
@@ -359,6 +359,6 @@ def _counts(text: str | None, flag: str, *, many: bool = False) -> tuple[int, ..
         return ()
     read, least = (tokens, 0) if many else (whole, 1)
     found = tuple(read(flag, part) or 0 for part in flags.names(text))
-    wrong = not found or not least <= min(found) <= max(found) <= LONGEST
+    wrong = not found or not least <= min(found) <= max(found) <= MAX_CONTEXT
     refuse_if(wrong, f"{flag}: {text!r} is not a list of counts", hint="write it like 1,8,32")
     return found

@@ -7,12 +7,12 @@ from rich.text import Text
 from moebox.cli.subject import Subject
 from moebox.cli.tables import headed
 from moebox.core.registry import titled
-from moebox.planner.forecast import Row
-from moebox.planner.speed.links import between_nodes
+from moebox.planner.forecast import ForecastRow
+from moebox.planner.speed.links import describe_network
 from moebox.units import count, plural, seconds
 
 
-def page(mode: str, subject: Subject, rows: list[Row]) -> RenderableType:
+def page(mode: str, subject: Subject, rows: list[ForecastRow]) -> RenderableType:
     """Title, table, band and warnings."""
     tables = {"decode": decode, "prefill": prefill, "serving": serving, "stream": stream}
     remark = remarks(mode, rows)
@@ -20,7 +20,7 @@ def page(mode: str, subject: Subject, rows: list[Row]) -> RenderableType:
     parts += [Text(remark)] if remark else []
     parts.append(note(mode, subject))
     if subject.recipe.parallel.nodes > 1:
-        parts.append(Text(between_nodes(subject.box), style="dim"))
+        parts.append(Text(describe_network(subject.box), style="dim"))
     known = [caution for caution in subject.warnings if caution.severity != "note"]
     parts += [Text.assemble((f"{caution.severity}: ", "yellow"), caution.text) for caution in known]
     return Group(*parts)
@@ -39,25 +39,25 @@ def title(subject: Subject) -> Text:
 
 def note(mode: str, subject: Subject) -> Text:
     """The band in words, and how far the constants come from."""
-    low, high = subject.speed.prefill_band if mode == "prefill" else subject.speed.band
+    low, high = subject.speed.prefill_range if mode == "prefill" else subject.speed.decode_range
     if subject.speed.measured:
         within = f"expect {low - 1:+.0%} to {high - 1:+.0%}"
         return Text(f"{subject.speed.measured.text}; {within}", style="dim")
-    text = f"expect {low - 1:+.0%} to {high - 1:+.0%} ({subject.speed.based_on(prompts=mode == 'prefill')})"
+    text = f"expect {low - 1:+.0%} to {high - 1:+.0%} ({subject.speed.basis_text(prompts=mode == 'prefill')})"
     return Text(f"forecast, not a measurement: {text}", style="dim")
 
 
-def decode(rows: list[Row]) -> Table:
+def decode(rows: list[ForecastRow]) -> Table:
     """Contexts down, streams across; tok/s of all streams."""
     streams = sorted({row["concurrency"] for row in rows})
-    lines: dict[int, dict[int, Row]] = {}
+    lines: dict[int, dict[int, ForecastRow]] = {}
     for row in sorted(rows, key=lambda row: int(row["context"])):
         lines.setdefault(row["context"], {})[row["concurrency"]] = row
     cells = ((count(context), *(_rate(line[many]) for many in streams)) for context, line in lines.items())
     return headed(("context", *(plural(many, "stream") for many in streams)), cells)
 
 
-def prefill(rows: list[Row]) -> Table:
+def prefill(rows: list[ForecastRow]) -> Table:
     """Prompts down."""
     figures = ([row[key] for key in ("prompt_tokens", "prefill_tok_s", "low_tok_s", "high_tok_s")] for row in rows)
     times = (seconds(row["ttft_s"]) for row in rows)
@@ -65,30 +65,30 @@ def prefill(rows: list[Row]) -> Table:
     return headed(("prompt", "tok/s", "low", "high", "read in"), lines)
 
 
-def stream(rows: list[Row]) -> Table:
+def stream(rows: list[ForecastRow]) -> Table:
     """One stream by context, and the prompt beside it."""
     return headed(("context", "tg tok/s", "low", "high", "pp tok/s", "low", "high"), map(_stream, rows))
 
 
-def _stream(row: Row) -> tuple[str, ...]:
+def _stream(row: ForecastRow) -> tuple[str, ...]:
     tg = (f"{row[key]:.1f}" for key in ("tg_tok_s", "tg_low_tok_s", "tg_high_tok_s"))
     pp = (count(row[key]) for key in ("pp_tok_s", "pp_low_tok_s", "pp_high_tok_s"))
     return count(row["context"]), *tg, *pp
 
 
-def serving(rows: list[Row]) -> Table:
+def serving(rows: list[ForecastRow]) -> Table:
     """One simulated run a line."""
     return headed(("streams", "req/s", "out tok/s", "TTFT", "p99", "TPOT", "ITL", "p99"), map(_serving, rows))
 
 
-def _serving(row: Row) -> tuple[str, ...]:
+def _serving(row: ForecastRow) -> tuple[str, ...]:
     who = count(row["max_concurrency"]) if row["max_concurrency"] else f"{row['request_rate']:g}/s"
     keys = ("mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "mean_itl_ms", "p99_itl_ms")
     times = (seconds(row[key] / 1e3) for key in keys)
     return who, f"{row['request_throughput']:.2f}", count(row["output_throughput"]), *times
 
 
-def remarks(mode: str, rows: list[Row]) -> str:
+def remarks(mode: str, rows: list[ForecastRow]) -> str:
     """What to know under the table."""
     if mode == "decode":
         fits = all(row["fits"] for row in rows)
@@ -99,7 +99,7 @@ def remarks(mode: str, rows: list[Row]) -> str:
     return _served(rows) if mode == "serving" else ""
 
 
-def _served(rows: list[Row]) -> str:
+def _served(rows: list[ForecastRow]) -> str:
     """What went wrong in the worst of the simulated runs."""
     troubles = {
         "failed": "up to {} requests are longer than the cache or the context and fail",
@@ -109,6 +109,6 @@ def _served(rows: list[Row]) -> str:
     return "; ".join(troubles[key].format(count(number)) for key, number in worst.items() if number)
 
 
-def _rate(row: Row) -> str:
+def _rate(row: ForecastRow) -> str:
     rate = row["decode_tok_s"]
     return (f"{rate:.1f}" if rate < 100 else count(rate)) + ("" if row["fits"] else "*")

@@ -5,11 +5,11 @@ from typing import Literal
 
 from moebox.cli.flags import tokens, whole
 from moebox.core.plan import Goal
-from moebox.planner.pins import Pins, Settings, experts_of
+from moebox.planner.constraints import CommonConstraints, Constraints, parse_expert_counts
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pinned(Settings):
+class Pinned(CommonConstraints):
     """What is given is honoured, or refused where it is known not to start; what is not is chosen.
 
     Attributes:
@@ -39,15 +39,15 @@ class Pinned(Settings):
     experts_on_gpu: str | None = None
     ub: int | None = None
 
-    def pins(self, *, goal: Goal = "throughput", bold: bool = False) -> Pins:
+    def pins(self, *, goal: Goal = "throughput", bold: bool = False) -> Constraints:
         """The same as the planner takes it."""
-        return Pins(
-            **{field.name: getattr(self, field.name) for field in fields(Settings)},
+        return Constraints(
+            **{field.name: getattr(self, field.name) for field in fields(CommonConstraints)},
             goal=goal,
             bold=bold,
             context=tokens("--context", self.context),
             concurrency=whole("--concurrency", self.concurrency),
             image=self.image,
-            experts=None if self.experts_on_gpu is None else experts_of(self.experts_on_gpu),
+            experts=None if self.experts_on_gpu is None else parse_expert_counts(self.experts_on_gpu),
             ubatch=self.ub,
         )

@@ -15,7 +15,7 @@ from moebox.core.plan import Caution, DeviceMemory, Goal, Plan
 from moebox.errors import DoesNotFit
 from moebox.flows import boxes
 from moebox.loose import Document
-from moebox.planner.choose import choose
+from moebox.planner.choose import choose_plan
 
 NOTHING = Pinned()
 
@@ -54,7 +54,7 @@ def plan(
     found, checkpoints = known.model, known.checkpoints
     where = boxes.box(box, ram=ram, ram_bandwidth=ram_bandwidth)
     try:
-        chosen = choose(where, found, checkpoints, pinned.pins(goal=goal, bold=bold))
+        chosen = choose_plan(where, found, checkpoints, pinned.pins(goal=goal, bold=bold))
     except DoesNotFit as problem:
         if json:
             emit(refusal(problem))

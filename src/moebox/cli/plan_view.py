@@ -18,7 +18,7 @@ from moebox.core.model import Component, Model
 from moebox.core.plan import Caution, DeviceMemory, Forecast, Line, Plan
 from moebox.core.registry import titled
 from moebox.engines.reasons import flag_reason
-from moebox.planner.weigh import request
+from moebox.planner.rate import comparison_request
 from moebox.units import count, gib, rate, seconds, tok_s
 
 # Parts of a bar: name, letter (so that colour carries no meaning), colour, and the components of weights it sums.
@@ -198,7 +198,7 @@ def runners(plan: Plan) -> RenderableType:
     rows += [(other.title, other.answer_tok_s, other.kv_tokens, other.loses) for other in plan.alternatives]
     for title, answers, cache, loses in rows:
         table.add_row(Text(title), tok_s(answers).removesuffix(" tok/s"), count(cache), Text(loses))
-    prompt, answer = map(count, request(plan.recipe.context))
+    prompt, answer = map(count, comparison_request(plan.recipe.context))
     note = f"answers: tok/s while requests of {prompt} tokens are read and answered with {answer}, as many as the goal "
     return Group(table, Text(note + "asks for and the cache holds", style="dim"))
 
@@ -230,10 +230,10 @@ def commands(plan: Plan, saved: Path | None) -> RenderableType:
     lines = [] if saved else [f"save it: moebox plan … -o {file}"]
     deployment = deploy(plan.recipe)
     lines += _starting(shlex.quote(file), deployment)
-    launch = engines.launch(deployment)
-    argv = engines.command(deployment, launch, home=str(Path.home()))
+    launch = engines.build_launch(deployment)
+    argv = engines.launch_command(deployment, launch, home=str(Path.home()))
     table = grid(("$" if line.startswith("moebox") else "-", Text(line)) for line in lines)
-    table.add_row("", Text(f"which runs: {engines.shown(launch, argv)}", style="dim", overflow="fold"))
+    table.add_row("", Text(f"which runs: {engines.shell_text(launch, argv)}", style="dim", overflow="fold"))
     return table
 
 
@@ -260,7 +260,7 @@ def arithmetic(plan: Plan, model: Model) -> RenderableType:
 def flags(plan: Plan) -> Table:
     """Every flag of the launch with its reason, as rendered files carry them."""
     deployment = deploy(plan.recipe)
-    words = engines.rooms.argv(plan.recipe.engine).words(deployment)
+    words = engines.modules.argv_module(plan.recipe.engine).arguments(deployment)
     flags = ((Text(" ".join(word), overflow="fold"), flag_reason(deployment, word)) for word in words)
     return grid(((flag, Text(reason, style="dim")) for flag, reason in flags), gap=2)
 

@@ -11,7 +11,7 @@ from moebox import render as rendering
 from moebox.checkpoint import deploy
 from moebox.cli.output import answer, write_file
 from moebox.core.plan import Caution
-from moebox.engines import refusals
+from moebox.engines import find_refusals
 from moebox.escape import printable
 from moebox.flows import recipes
 
@@ -33,7 +33,7 @@ def render(
     """
     asked = deploy(recipes.read(recipe))
     files = rendering.render_files(asked, form)
-    warnings = refusals(asked)
+    warnings = find_refusals(asked)
     if output:
         for name, text in files.items():
             write_file(output / name if name else output, text, executable=form in rendering.EXECUTABLE)

@@ -8,13 +8,13 @@ from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Model
 from moebox.core.plan import Caution, Memory
 from moebox.core.recipe import Recipe
-from moebox.engines import budget, check
+from moebox.engines import check_recipe, memory_budget
 from moebox.errors import DoesNotFit, refuse_if
 from moebox.flows import boxes, recipes
-from moebox.planner.choose import choose, search
-from moebox.planner.pins import Pins
+from moebox.planner.choose import choose_plan, search_candidates
+from moebox.planner.constraints import Constraints
 from moebox.planner.speed import Speed
-from moebox.planner.warnings import known_troubles, short_cache
+from moebox.planner.warnings import known_issues, short_cache_warnings
 from moebox.units import count, gb
 
 
@@ -50,8 +50,8 @@ class Subject:
     @property
     def speed(self) -> Speed:
         """Its speed model."""
-        speed = Speed.of(self.deployment)
-        return speed if self.accept is None else speed.accepting(self.accept)
+        speed = Speed.for_deployment(self.deployment)
+        return speed if self.accept is None else speed.with_acceptance(self.accept)
 
 
 def from_recipe(name: str, box: str | None, *, pinned: bool, ram: str = "", ram_bandwidth: str = "") -> Subject:
@@ -59,15 +59,15 @@ def from_recipe(name: str, box: str | None, *, pinned: bool, ram: str = "", ram_
     refuse_if(pinned, "a recipe file has its settings already", hint="edit it, or name the model to pin settings")
     recipe = recipes.read(name)
     deployment = deploy(recipe, boxes.box_for(recipe, box, ram=ram, ram_bandwidth=ram_bandwidth))
-    check(deployment)
+    check_recipe(deployment)
     return _subject(deployment.settled)
 
 
-def chosen(name: str, box: Box, pins: Pins) -> Subject:
+def chosen(name: str, box: Box, pins: Constraints) -> Subject:
     """The recipe that `plan` would choose within `pins`; what is pinned is forecast even where it does not fit."""
     model, forms = resolve(name)
     try:
-        plan = choose(box, model, forms, pins)
+        plan = choose_plan(box, model, forms, pins)
     except DoesNotFit as problem:
         if not _layout_pinned(pins):
             raise
@@ -87,10 +87,10 @@ def for_requests(subject: Subject, concurrency: int, length: int, kv_tokens: int
 
     `kv_tokens`: the cache that is assumed instead of the planned one.
     """
-    of_context = short_cache(subject.deployment, subject.memory, concurrency, subject.recipe.context)
+    of_context = short_cache_warnings(subject.deployment, subject.memory, concurrency, subject.recipe.context)
     others = tuple(caution for caution in subject.warnings if caution not in of_context)
     memory = subject.memory if kv_tokens is None else replace(subject.memory, kv_tokens=kv_tokens)
-    return replace(subject, warnings=(*others, *short_cache(subject.deployment, memory, concurrency, length)))
+    return replace(subject, warnings=(*others, *short_cache_warnings(subject.deployment, memory, concurrency, length)))
 
 
 def beyond(subject: Subject, length: int) -> Subject:
@@ -120,22 +120,22 @@ def eager(subject: Subject) -> Subject:
     return replace(subject, deployment=deployment.with_recipe(recipe))
 
 
-def _layout_pinned(pins: Pins) -> bool:
+def _layout_pinned(pins: Constraints) -> bool:
     return pins.checkpoint is not None and (pins.tp is not None or pins.experts is not None)
 
 
-def _as_if(box: Box, model: Model, forms: tuple[Checkpoint, ...], pins: Pins, problem: DoesNotFit) -> Subject:
-    tried, _ = search(box, model, forms, pins)
+def _as_if(box: Box, model: Model, forms: tuple[Checkpoint, ...], pins: Constraints, problem: DoesNotFit) -> Subject:
+    tried, _ = search_candidates(box, model, forms, pins)
     if not tried:
         raise problem
     nearest = tried[0]  # the plainest recipe that has everything pinned
-    warnings = (*_short(nearest.memory), *nearest.troubles)
+    warnings = (*_short(nearest.memory), *nearest.known_issues)
     return Subject(deployment=nearest.deployment, memory=nearest.memory, warnings=warnings)
 
 
 def _subject(deployment: Deployment) -> Subject:
-    memory = budget(deployment)
-    return Subject(deployment=deployment, memory=memory, warnings=(*_short(memory), *known_troubles(deployment)))
+    memory = memory_budget(deployment)
+    return Subject(deployment=deployment, memory=memory, warnings=(*_short(memory), *known_issues(deployment)))
 
 
 def _short(memory: Memory) -> tuple[Caution, ...]:

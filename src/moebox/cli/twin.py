@@ -17,7 +17,7 @@ from moebox.cli.subject import Subject
 from moebox.core.traits import LAST_PORT
 from moebox.errors import Outside, refuse_if, refuse_outside
 from moebox.flows import boxes, recipes
-from moebox.planner.simulate import rules_of
+from moebox.planner.simulate import scheduler_rules
 from moebox.serve.keys import TWIN_KEY, keep_key, make_key
 from moebox.stream import loop
 
@@ -135,7 +135,7 @@ async def serve(subject: Subject, listening: socket.socket, kv_tokens: int, fast
     from moebox.twin.engine import Engine
 
     recipe = subject.recipe
-    engine = Engine(subject.speed, rules_of(recipe, kv_tokens, subject.speed), faster=faster)
+    engine = Engine(subject.speed, scheduler_rules(recipe, kv_tokens, subject.speed), faster=faster)
     app = build(engine, model=recipe.served_name, context=recipe.context, title=title(subject), key=key)
     config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1)
     await uvicorn.Server(config).serve(sockets=[listening])

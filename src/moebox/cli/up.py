@@ -99,7 +99,7 @@ def show_command(deployment: "Deployment", where: Where = HERE, *, json: bool = 
         text = "\n".join(f"# {node}\n{command}" for node, command in nodes.items())
     else:
         order = prepare(deployment)
-        text = engines.shown(order.launch, order.argv)
+        text = engines.shell_text(order.launch, order.argv)
         told |= {"command": text, "argv": order.argv, "env": order.launch.env, "base_url": order.endpoint.base_url}
     answer(json, told, lambda: print(visible(text)))
     return 0
@@ -155,7 +155,7 @@ def warn(deployment: "Deployment") -> None:
     """Say beforehand what is known to go wrong, and who may use the engine; the user decides."""
     from moebox import detect, engines
     from moebox.engines.assemble import LOOPBACK
-    from moebox.engines.common import PATCHABLE
+    from moebox.engines.common import PATCHABLE_SYMPTOMS
 
     listen = deployment.recipe.listen
     if not listen.key_env:
@@ -164,8 +164,10 @@ def warn(deployment: "Deployment") -> None:
         talk().print(said, markup=False, soft_wrap=True)
     for note in deployment.notes:
         talk().print(f"note: {note}", markup=False)
-    for caution in engines.refusals(deployment.on(detect.box())):
-        if caution.severity != "note" and caution.symptom not in PATCHABLE:  # which are refused, or were patched
+    for caution in engines.find_refusals(deployment.on(detect.box())):
+        if (
+            caution.severity != "note" and caution.symptom not in PATCHABLE_SYMPTOMS
+        ):  # which are refused, or were patched
             remedy = f" ({caution.remedy})" if caution.remedy else ""
             talk().print(f"warning: {caution.text}{remedy}", markup=False)
 

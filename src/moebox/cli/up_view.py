@@ -8,7 +8,7 @@ from moebox.cli.eta import Estimate
 from moebox.cli.output import people, talk
 from moebox.core.event import PlannedAndReal
 from moebox.core.symptom import Finding
-from moebox.engines.events import Event
+from moebox.engines.events import LogEvent
 from moebox.units import count, gib, percent, seconds
 
 
@@ -57,7 +57,7 @@ class Phases:
         if value is None:
             self.estimate.done()
 
-    def __call__(self, news: Event | Finding) -> None:
+    def __call__(self, news: LogEvent | Finding) -> None:
         if isinstance(news, Finding):
             if news.severity == "warning":  # a fatal one is told when the engine has ended of it
                 self._say(f"{news.severity}: {news.cause} ({news.remedy})")
@@ -77,7 +77,7 @@ class Phases:
                 self._bars.remove_task(self._task)
             self._task = self._bars.add_task("asking for a first answer" if phase == "ready" else phase, total=None)
 
-    def _advance(self, news: Event) -> None:
+    def _advance(self, news: LogEvent) -> None:
         if not news.total:
             return
         if self._bars and self._task is not None:

@@ -10,47 +10,47 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from moebox.core import registry
-from moebox.engines import rooms
+from moebox.engines import modules
 
 if TYPE_CHECKING:
     from moebox.core.deployment import Deployment
     from moebox.core.plan import Caution, Launch, Memory
-    from moebox.engines.arguments import Node
-    from moebox.engines.assemble import LABEL, command, contained, shown
-    from moebox.engines.events import Event
-    from moebox.engines.flags import newest, version_of
+    from moebox.engines.arguments import LaunchNode
+    from moebox.engines.assemble import LABEL, launch_command, runs_in_container, shell_text
+    from moebox.engines.events import LogEvent
+    from moebox.engines.flags import newest_version, version_or_newest
     from moebox.engines.parse import parse_command
-    from moebox.engines.rules import check
+    from moebox.engines.rules import check_recipe
 
 __all__ = [
     "LABEL",
-    "Event",
-    "Node",
-    "budget",
-    "check",
-    "command",
-    "contained",
-    "launch",
-    "newest",
+    "LaunchNode",
+    "LogEvent",
+    "build_launch",
+    "check_recipe",
+    "find_refusals",
+    "launch_command",
+    "memory_budget",
+    "modules",
+    "newest_version",
     "parse_command",
-    "refusals",
     "registry",
-    "rooms",
-    "shown",
-    "version_of",
+    "runs_in_container",
+    "shell_text",
+    "version_or_newest",
 ]
 WORST_FIRST = {"fatal": 0, "warning": 1, "note": 2}
 _LATER = {
     "LABEL": "assemble",
-    "Event": "events",
-    "Node": "arguments",
-    "check": "rules",
-    "command": "assemble",
-    "contained": "assemble",
-    "newest": "flags",
+    "LogEvent": "events",
+    "LaunchNode": "arguments",
+    "check_recipe": "rules",
+    "launch_command": "assemble",
+    "runs_in_container": "assemble",
+    "newest_version": "flags",
     "parse_command": "parse",
-    "shown": "assemble",
-    "version_of": "flags",
+    "shell_text": "assemble",
+    "version_or_newest": "flags",
 }
 
 
@@ -61,19 +61,19 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(f"moebox.engines.{_LATER[name]}"), name)
 
 
-def launch(deployment: Deployment, *, rank: int = 0, master: str = "", addresses: tuple[str, ...] = ()) -> Launch:
+def build_launch(deployment: Deployment, *, rank: int = 0, master: str = "", addresses: tuple[str, ...] = ()) -> Launch:
     """What to run; `command` puts docker or podman around it."""
     from moebox.engines import arguments, assemble
 
-    return assemble.assemble(deployment, node=arguments.Node.of(rank, master, addresses))
+    return assemble.assemble_launch(deployment, node=arguments.LaunchNode.with_rank(rank, master, addresses))
 
 
-def refusals(deployment: Deployment) -> list[Caution]:
+def find_refusals(deployment: Deployment) -> list[Caution]:
     """Known reasons why this will not start on its box, or will disappoint; the worst first."""
-    found = rooms.refuse(deployment.engine.name).refusals(deployment.settled)
+    found = modules.refuse_module(deployment.engine.name).find_refusals(deployment.settled)
     return sorted(found, key=lambda caution: WORST_FIRST[caution.severity])
 
 
-def budget(deployment: Deployment) -> Memory:
+def memory_budget(deployment: Deployment) -> Memory:
     """The memory of every device of the box; `fits` is false where it would not start or not serve."""
-    return rooms.memory(deployment.engine.name).budget(deployment.settled)
+    return modules.memory_module(deployment.engine.name).memory_budget(deployment.settled)

@@ -14,11 +14,11 @@ from moebox.core import families
 from moebox.core.change import setting
 from moebox.core.deployment import Deployment
 from moebox.core.recipe import Flag, Recipe
-from moebox.engines.flags import Catalogue, Spec, Word, is_flag
+from moebox.engines.flags import Argument, FlagCatalogue, FlagSpec, is_flag
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class LaunchNode:
     """Which of the machines this launch is for; texts are variables of a scheduler."""
 
     rank: int | str = 0
@@ -28,23 +28,25 @@ class Node:
     addresses: tuple[str, ...] = ()  # of all nodes by rank, where they are known
 
     @classmethod
-    def of(cls, rank: int, master: str, addresses: tuple[str, ...] = ()) -> "Node":
+    def with_rank(cls, rank: int, master: str, addresses: tuple[str, ...] = ()) -> "LaunchNode":
         """The node with this number."""
         return cls(rank=rank, master=master or "127.0.0.1", follows=rank > 0, addresses=addresses)
 
 
-def flatten(words: Iterable[Word]) -> tuple[str, ...]:
+def flatten(words: Iterable[Argument]) -> tuple[str, ...]:
     """Words as an argv."""
     return tuple(part for word in words for part in word)
 
 
-def field_words(recipe: Recipe, fields: Mapping[str, str], known: Catalogue, *, host: str = "") -> list[Word]:
+def field_arguments(
+    recipe: Recipe, fields: Mapping[str, str], known: FlagCatalogue, *, host: str = ""
+) -> list[Argument]:
     """A word for every field that says something else than the engine's own default; `host` stands for listen.host."""
-    words: list[Word] = []
+    words: list[Argument] = []
     for flag, path in fields.items():
         value = host if host and path == "listen.host" else setting(recipe, path)
         if isinstance(value, bool):
-            words += _switched(flag, path, value, known.find(flag))
+            words += _switched(flag, path, value, known.find_spec(flag))
         elif not _unset(path, value):
             words.append((flag, str(value)))
     return words
@@ -55,33 +57,33 @@ def _unset(path: str, value: object) -> bool:
     return value in (None, "", 0) or (path.startswith("parallel.") and value == 1)
 
 
-def _switched(flag: str, path: str, value: bool, spec: Spec | None) -> list[Word]:
+def _switched(flag: str, path: str, value: bool, spec: FlagSpec | None) -> list[Argument]:
     """A field that is true or false; false is said only where the engine's own default may be true."""
     if value:
         return [(flag,)]
     return [(spec.off[0],)] if path == "prefix_caching" and spec and spec.off else []
 
 
-def flag_words(flags: Mapping[str, Flag], known: Catalogue) -> list[Word]:
+def flag_arguments(flags: Mapping[str, Flag], known: FlagCatalogue) -> list[Argument]:
     """The recipe's own flags as words."""
-    words: list[Word] = []
+    words: list[Argument] = []
     for key, value in flags.items():
-        name = spelled(key, known)
-        words += _valued(name, value, known.find(name))
+        name = full_flag_name(key, known)
+        words += _valued(name, value, known.find_spec(name))
     return words
 
 
-def spelled(key: str, known: Catalogue) -> str:
+def full_flag_name(key: str, known: FlagCatalogue) -> str:
     """The flag meant by a key of `[flags]`, which may leave the dashes out."""
     if key.startswith("-"):
         return key
     for name in (f"--{key}", f"-{key}"):
-        if known.find(name):
+        if known.find_spec(name):
             return name
     return f"--{key}"
 
 
-def _valued(name: str, value: Flag, spec: Spec | None) -> list[Word]:
+def _valued(name: str, value: Flag, spec: FlagSpec | None) -> list[Argument]:
     if isinstance(value, bool):
         return _yes_or_no(name, value, spec)
     if isinstance(value, list):
@@ -90,21 +92,21 @@ def _valued(name: str, value: Flag, spec: Spec | None) -> list[Word]:
     return [(name, str(value))]
 
 
-def _yes_or_no(name: str, value: bool, spec: Spec | None) -> list[Word]:
+def _yes_or_no(name: str, value: bool, spec: FlagSpec | None) -> list[Argument]:
     """A switch of its own, with the one that turns it off; "true" or "false" where it takes a value."""
-    if spec is None or spec.takes != 0 or spec.key(name):
+    if spec is None or spec.takes != 0 or spec.dotted_key(name):
         return [(name, str(value).lower())]
     if value:
         return [(name,)]
     return [(off,) for off in spec.off[:1]]
 
 
-def merge(words: Sequence[Word], more: Iterable[Word], known: Catalogue) -> list[Word]:
+def merge_arguments(words: Sequence[Argument], more: Iterable[Argument], known: FlagCatalogue) -> list[Argument]:
     """`words` with `more`: a flag that is there already is replaced where it stands, the first time it comes."""
     merged = list(words)
     seen: set[str] = set()
     for word in more:
-        name = canonical(word[0], known)
+        name = canonical_name(word[0], known)
         places = [] if name in seen else _places(merged, name, known)
         if places:
             merged[places[0]] = word
@@ -116,36 +118,36 @@ def merge(words: Sequence[Word], more: Iterable[Word], known: Catalogue) -> list
     return merged
 
 
-def _places(words: Sequence[Word], name: str, known: Catalogue) -> list[int]:
+def _places(words: Sequence[Argument], name: str, known: FlagCatalogue) -> list[int]:
     """Where a flag stands, however it is spelled."""
-    return [place for place, word in enumerate(words) if is_flag(word[0]) and canonical(word[0], known) == name]
+    return [place for place, word in enumerate(words) if is_flag(word[0]) and canonical_name(word[0], known) == name]
 
 
-def without(words: Sequence[Word], flags: Mapping[str, Flag], known: Catalogue) -> list[Word]:
+def drop_disabled(words: Sequence[Argument], flags: Mapping[str, Flag], known: FlagCatalogue) -> list[Argument]:
     """`words` less those that the recipe switches off by `flag = false`."""
-    off = {canonical(spelled(key, known), known) for key, value in flags.items() if value is False}
-    return [word for word in words if not is_flag(word[0]) or canonical(word[0], known) not in off]
+    off = {canonical_name(full_flag_name(key, known), known) for key, value in flags.items() if value is False}
+    return [word for word in words if not is_flag(word[0]) or canonical_name(word[0], known) not in off]
 
 
-def canonical(name: str, known: Catalogue) -> str:
+def canonical_name(name: str, known: FlagCatalogue) -> str:
     """One spelling for all of a flag's; a dotted key stays with it."""
-    spec = known.find(name)
+    spec = known.find_spec(name)
     if spec is None:
         return name
-    key = spec.key(name)
+    key = spec.dotted_key(name)
     return f"{spec.name}.{key}" if key else spec.name
 
 
-def split(argv: Sequence[str], known: Catalogue) -> list[Word]:
+def split_argv(argv: Sequence[str], known: FlagCatalogue) -> list[Argument]:
     """An argv as words, by how many values each flag takes; an unknown flag takes what is not a flag."""
-    words: list[Word] = []
+    words: list[Argument] = []
     rest = list(argv)
     while rest:
         words.append(_next_word(rest, known))
     return words
 
 
-def _next_word(rest: list[str], known: Catalogue) -> Word:
+def _next_word(rest: list[str], known: FlagCatalogue) -> Argument:
     head = rest.pop(0)
     if not is_flag(head):
         return (head,)
@@ -154,10 +156,10 @@ def _next_word(rest: list[str], known: Catalogue) -> Word:
     if head.startswith("--") and "=" in head:
         name, _, value = head.partition("=")
         return (name, value)
-    return (head, *_take(rest, known.find(head), head))
+    return (head, *_take(rest, known.find_spec(head), head))
 
 
-def _take(rest: list[str], spec: Spec | None, name: str) -> list[str]:
+def _take(rest: list[str], spec: FlagSpec | None, name: str) -> list[str]:
     takes = _takes(spec, name)
     most = takes if isinstance(takes, int) else {"?": 1}.get(takes, len(rest))
     values = rest[:most]
@@ -167,16 +169,16 @@ def _take(rest: list[str], spec: Spec | None, name: str) -> list[str]:
     return values
 
 
-def _takes(spec: Spec | None, name: str) -> int | str:
+def _takes(spec: FlagSpec | None, name: str) -> int | str:
     """How many values stand after `name`; an unknown flag takes one where there is one."""
     if spec is None:
         return 1 if "." in name else "?"
-    if spec.key(name):
+    if spec.dotted_key(name):
         return 1
     return 0 if name in spec.off else spec.takes
 
 
-def number(text: str) -> Flag:
+def parse_number(text: str) -> Flag:
     """`text` as the number it is, or as text."""
     for kind in (int, float):
         try:
@@ -186,12 +188,12 @@ def number(text: str) -> Flag:
     return text
 
 
-def thinking_off(deployment: Deployment) -> str:
+def thinking_off_json(deployment: Deployment) -> str:
     """The template's arguments that turn thinking off, as JSON."""
     return json.dumps(families.thinking_off(deployment.found_model), separators=(",", ":"))
 
 
-def tower_words(deployment: Deployment, copied: Word) -> list[Word]:
+def vision_arguments(deployment: Deployment, copied: Argument) -> list[Argument]:
     """What becomes of a vision tower; it is small, so a copy per GPU (`copied`) beats slicing it."""
     if not deployment.vision_tower:
         return []

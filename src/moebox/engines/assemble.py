@@ -12,9 +12,9 @@ from moebox.core import grammar, presets
 from moebox.core.deployment import Deployment
 from moebox.core.plan import Launch
 from moebox.core.recipe import Recipe
-from moebox.engines import rooms
-from moebox.engines.arguments import Node, flatten
-from moebox.engines.flags import newest
+from moebox.engines import modules
+from moebox.engines.arguments import LaunchNode, flatten
+from moebox.engines.flags import newest_version
 from moebox.errors import BadInput
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -24,35 +24,35 @@ LABEL = "moebox.run"
 GPU_OPTIONS = {"docker": ("--gpus", "all"), "podman": ("--device", "nvidia.com/gpu=all")}
 
 
-def assemble(deployment: Deployment, *, node: Node) -> Launch:
+def assemble_launch(deployment: Deployment, *, node: LaunchNode) -> Launch:
     """The engine's own command with everything it needs around it."""
-    recipe, argv = deployment.recipe, rooms.argv(deployment.engine.name)
+    recipe, argv = deployment.recipe, modules.argv_module(deployment.engine.name)
     if node.follows and deployment.engine.workers:  # it serves the first node and no client: it gets no key
-        return Launch(argv=argv.worker(deployment, node), env=argv.environment(deployment), rank=int(node.rank))
-    inside = contained(recipe)
-    host = "0.0.0.0" if inside and network(recipe) != "host" else recipe.listen.host  # noqa: S104
-    start = image_entry(deployment) if inside else argv.entry(recipe)
-    words = (*start, *flatten(argv.words(deployment, node=node, host=host)))
+        return Launch(argv=argv.worker_command(deployment, node), env=argv.environment(deployment), rank=int(node.rank))
+    inside = runs_in_container(recipe)
+    host = "0.0.0.0" if inside and container_network(recipe) != "host" else recipe.listen.host  # noqa: S104
+    start = image_entry(deployment) if inside else argv.entry_command(recipe)
+    words = (*start, *flatten(argv.arguments(deployment, node=node, host=host)))
     launch = Launch(
-        argv=argv.guarded(words) if recipe.listen.key_env else words,
-        env=argv.environment(deployment) | (downloads(deployment, HUB_CACHE_INSIDE) if inside else {}),
-        secret_env=secrets(deployment),
+        argv=argv.hide_api_key(words) if recipe.listen.key_env else words,
+        env=argv.environment(deployment) | (download_variable(deployment, HUB_CACHE_INSIDE) if inside else {}),
+        secret_env=secret_variables(deployment),
         port=recipe.listen.port,
         host=recipe.listen.host,
         rank=node.rank if isinstance(node.rank, int) else 0,
     )
-    return replace(launch, image=image(deployment), mounts=mounts(deployment)) if inside else launch
+    return replace(launch, image=image_name(deployment), mounts=container_mounts(deployment)) if inside else launch
 
 
-def contained(recipe: Recipe) -> bool:
+def runs_in_container(recipe: Recipe) -> bool:
     """Whether it runs in a container."""
     return recipe.runtime.kind in ("docker", "podman")
 
 
-def image(deployment: Deployment) -> str:
+def image_name(deployment: Deployment) -> str:
     """The recipe's image, its preset's, or the engine's own for this version."""
     recipe, engine = deployment.recipe, deployment.engine
-    own = engine.image.format(version=recipe.engine_version or newest(engine.name))
+    own = engine.image.format(version=recipe.engine_version or newest_version(engine.name))
     return recipe.runtime.image or presets.of(recipe).image or own
 
 
@@ -62,7 +62,7 @@ def image_entry(deployment: Deployment) -> tuple[str, ...]:
     return grammar.entry(given) if given else deployment.engine.image_entry
 
 
-def network(recipe: Recipe) -> str:
+def container_network(recipe: Recipe) -> str:
     """ "host" where the container shares the machine's network, "" where its port is published."""
     if recipe.parallel.nodes > 1:
         return "host"  # the ranks of other machines must find this one
@@ -74,7 +74,7 @@ def network(recipe: Recipe) -> str:
     return presets.of(recipe).network
 
 
-def mounts(deployment: Deployment) -> dict[str, str]:
+def container_mounts(deployment: Deployment) -> dict[str, str]:
     """Host path to path inside: the recipe's own, and where the weights are."""
     recipe = deployment.recipe
     mounted = dict(recipe.runtime.mounts)
@@ -82,7 +82,7 @@ def mounts(deployment: Deployment) -> dict[str, str]:
     cache = presets.of(recipe).cache
     if cache and cache not in mounted.values():
         # named after the image: kernels of an older one must not be found again
-        mounted[f"moebox-jit-{image(deployment).rpartition(':')[2]}"] = cache
+        mounted[f"moebox-jit-{image_name(deployment).rpartition(':')[2]}"] = cache
     return mounted
 
 
@@ -97,7 +97,7 @@ def _weights_mount(deployment: Deployment, mounted: Mapping[str, str]) -> dict[s
     return {} if there else {folder: f"{folder}:ro"}
 
 
-def downloads(deployment: Deployment, folder: str) -> dict[str, str]:
+def download_variable(deployment: Deployment, folder: str) -> dict[str, str]:
     """The variable that makes an engine keep downloads of weights in a mounted folder: a container forgets its own."""
     name = deployment.engine.cache_variable
     kept_elsewhere = not name or name in deployment.recipe.env or weights_folder(deployment)
@@ -119,17 +119,17 @@ def weights_folder(deployment: Deployment) -> str:
     return str(path.parent) if weights.endswith(".gguf") else weights
 
 
-def secrets(deployment: Deployment) -> dict[str, str]:
+def secret_variables(deployment: Deployment) -> dict[str, str]:
     """Variables handed through by name: the key, and the Hub's token."""
     key_env = deployment.recipe.listen.key_env
     key = {deployment.engine.key_env: key_env} if key_env else {}
     return key | ({} if weights_folder(deployment) else {"HF_TOKEN": "HF_TOKEN"})
 
 
-def command(deployment: Deployment, launch: Launch, *, run: str = "", home: str = "") -> tuple[str, ...]:
+def launch_command(deployment: Deployment, launch: Launch, *, run: str = "", home: str = "") -> tuple[str, ...]:
     """The argv to execute: the engine's own, or docker's or podman's around it. `home` stands for a leading ~."""
     recipe = deployment.recipe
-    if not contained(recipe):
+    if not runs_in_container(recipe):
         return launch.argv
     tool = recipe.runtime.kind
     argv = [tool, "run", "--rm"]
@@ -142,7 +142,7 @@ def command(deployment: Deployment, launch: Launch, *, run: str = "", home: str 
         argv += ["-e", f"{name}={value}"]
     for name in launch.secret_env:
         argv += ["-e", name]
-    before, after = around_image(deployment, launch)
+    before, after = split_at_image(deployment, launch)
     return (*argv, *before, launch.image, *after)
 
 
@@ -157,8 +157,8 @@ def container_options(deployment: Deployment, launch: Launch) -> list[str]:
     if deployment.engine.shares_memory:
         options.append("--ipc=host")  # NCCL and the workers share memory; a container's own 64 MB is too little
     own = [*recipe.runtime.options, *presets.of(recipe).options]
-    if network(recipe) != "host":
-        options += ["-p", published(launch)]
+    if container_network(recipe) != "host":
+        options += ["-p", published_port(launch)]
     elif not any(option.startswith(("--network", "--net")) for option in own):
         options += ["--network", "host"]
     return options + own
@@ -171,7 +171,7 @@ def uses_gpus(deployment: Deployment) -> bool:
     return not alone
 
 
-def published(launch: Launch) -> str:
+def published_port(launch: Launch) -> str:
     """The -p value: on loopback unless the recipe says otherwise."""
     if launch.host == "0.0.0.0":  # noqa: S104
         return f"{launch.port}:{launch.port}"
@@ -180,7 +180,7 @@ def published(launch: Launch) -> str:
     return f"{host}:{launch.port}:{launch.port}"
 
 
-def around_image(deployment: Deployment, launch: Launch) -> tuple[list[str], list[str]]:
+def split_at_image(deployment: Deployment, launch: Launch) -> tuple[list[str], list[str]]:
     """Options that must stand before the image, and the words after it."""
     recipe, engine = deployment.recipe, deployment.engine
     if recipe.runtime.setup:
@@ -193,7 +193,7 @@ def around_image(deployment: Deployment, launch: Launch) -> tuple[list[str], lis
     return [], list(launch.argv)
 
 
-def entry_words(recipe: Recipe, *, program: tuple[str, ...], module: tuple[str, ...]) -> tuple[str, ...]:
+def python_entry(recipe: Recipe, *, program: tuple[str, ...], module: tuple[str, ...]) -> tuple[str, ...]:
     """The words that start a Python engine here: from PATH, a venv, or a named interpreter."""
     if recipe.runtime.entry:
         return grammar.entry(recipe.runtime.entry)
@@ -205,7 +205,7 @@ def entry_words(recipe: Recipe, *, program: tuple[str, ...], module: tuple[str, 
     return (f"{python.rstrip('/')}/bin/{program[0]}", *program[1:])
 
 
-def shown(launch: Launch, argv: tuple[str, ...]) -> str:
+def shell_text(launch: Launch, argv: tuple[str, ...]) -> str:
     """The command as a person would paste it; secrets stand as the variables they come from."""
     env = [f"{name}={shlex.quote(value)}" for name, value in launch.env.items()] if not launch.image else []
     for name, source in launch.secret_env.items():

@@ -19,10 +19,10 @@ from moebox.core.recipe import Recipe
 
 Severity = Literal["note", "warning", "fatal"]
 MLA_FP8 = "smem-vllm-mla-fp8"  # the symptom of a decode kernel that a patch fixes
-PATCHABLE = (MLA_FP8,)
+PATCHABLE_SYMPTOMS = (MLA_FP8,)
 
 
-def caution(severity: Severity, text: str, remedy: str = "", source: str = "", symptom: str = "") -> Caution:
+def plan_warning(severity: Severity, text: str, remedy: str = "", source: str = "", symptom: str = "") -> Caution:
     """A Caution, written shortly."""
     return Caution(symptom=symptom, text=text, remedy=remedy, severity=severity, source=source)
 
@@ -32,25 +32,25 @@ def major(gpu: Gpu | None) -> str:
     return gpu.sm.split(".")[0] if gpu and "." in gpu.sm else ""
 
 
-def majors(deployment: Deployment) -> set[str]:
+def sm_majors(deployment: Deployment) -> set[str]:
     """The same of every GPU that is used."""
     return {major(gpu) for gpu in deployment.gpus} - {""}
 
 
-def everywhere(deployment: Deployment) -> list[Caution]:
+def common_refusals(deployment: Deployment) -> list[Caution]:
     """What holds for every engine."""
     recipe, box, engine = deployment.recipe, deployment.box, deployment.engine
-    found = shapes(recipe, deployment.found_model) if deployment.found_model else []
+    found = layout_refusals(recipe, deployment.found_model) if deployment.found_model else []
     found += _format(deployment)
     if box and (reason := engine.excluded(deployment.gpus, deployment.found_model)):
-        found.append(caution("fatal", reason))
+        found.append(plan_warning("fatal", reason))
     refused, source = support.refusal(engine.name, engine.title, deployment.found_model, recipe.engine_version)
     if refused:
-        found.append(caution("fatal", refused, others_that_run(deployment), source))
+        found.append(plan_warning("fatal", refused, others_that_run(deployment), source))
     found += _enough_gpus(recipe, box) if box else []
     if recipe.listen.port > engine.last_port:
         text = f"{engine.title} also listens {max(engine.ports):,} ports above {recipe.listen.port}, beyond 65,535"
-        found.append(caution("fatal", text, f"listen.port = {engine.last_port} or less"))
+        found.append(plan_warning("fatal", text, f"listen.port = {engine.last_port} or less"))
     return found
 
 
@@ -58,7 +58,7 @@ def _enough_gpus(recipe: Recipe, box: Box) -> list[Caution]:
     have, wanted = len(box.gpus) * box.nodes, recipe.parallel.gpus
     if have == 0 or have >= wanted:
         return []
-    return [caution("fatal", f"it spreads over {wanted} GPUs and {box.name} has {have}")]
+    return [plan_warning("fatal", f"it spreads over {wanted} GPUs and {box.name} has {have}")]
 
 
 def others_that_run(deployment: Deployment) -> str:
@@ -73,53 +73,55 @@ def others_that_run(deployment: Deployment) -> str:
 def _format(deployment: Deployment) -> list[Caution]:
     """A checkpoint that the engine does not read."""
     engine, known = deployment.engine, deployment.found_checkpoint
-    form = format_of(deployment)
+    form = checkpoint_format(deployment)
     if form and form not in engine.formats:
         text = f"{engine.title} reads {written(*engine.formats)}, not {written(form)}"
-        return [caution("fatal", text, f"a checkpoint in {written(*engine.formats)}")]
+        return [plan_warning("fatal", text, f"a checkpoint in {written(*engine.formats)}")]
     if known and known.engines and engine.name not in known.engines:
-        return [caution("fatal", f"{known.name} loads in {', '.join(known.engines)} only", source=known.source)]
+        return [plan_warning("fatal", f"{known.name} loads in {', '.join(known.engines)} only", source=known.source)]
     return []
 
 
-def format_of(deployment: Deployment) -> str:
+def checkpoint_format(deployment: Deployment) -> str:
     """The checkpoint's format: as known, or by the file's ending; "" where neither tells."""
     if deployment.found_checkpoint:
         return deployment.found_checkpoint.format
     return "gguf" if deployment.recipe.checkpoint.endswith(".gguf") else ""
 
 
-def shapes(recipe: Recipe, model: Model) -> list[Caution]:
+def layout_refusals(recipe: Recipe, model: Model) -> list[Caution]:
     """What cannot be divided."""
     spread, found = recipe.parallel, []
     if model.attention.heads % spread.tp:
         text = f"{model.title} has {model.attention.heads} attention heads, which tp = {spread.tp} does not divide"
-        found.append(caution("fatal", text, "parallel.tp = 1, 2, 4 or 8"))
+        found.append(plan_warning("fatal", text, "parallel.tp = 1, 2, 4 or 8"))
     if spread.tp % spread.dcp:
-        found.append(caution("fatal", f"dcp = {spread.dcp} does not divide tp = {spread.tp}"))
+        found.append(plan_warning("fatal", f"dcp = {spread.dcp} does not divide tp = {spread.tp}"))
     if spread.pp > model.layers:
-        found.append(caution("fatal", f"pp = {spread.pp} is more than the model's {model.layers} layers"))
+        found.append(plan_warning("fatal", f"pp = {spread.pp} is more than the model's {model.layers} layers"))
     if model.moe and spread.ep and model.moe.experts % (spread.tp * spread.dp):
-        found.append(caution("fatal", f"{model.moe.experts} experts do not divide over {spread.tp * spread.dp} ranks"))
+        found.append(
+            plan_warning("fatal", f"{model.moe.experts} experts do not divide over {spread.tp * spread.dp} ranks")
+        )
     if recipe.context > model.context:
         text = f"context {recipe.context:,} is beyond the model's own {model.context:,}"
-        found.append(caution("warning", text, f"context = {model.context}: most engines refuse more at the start"))
+        found.append(plan_warning("warning", text, f"context = {model.context}: most engines refuse more at the start"))
     return found
 
 
-def compressed_in_fp8(source: str) -> Caution:
+def fp8_cache_required(source: str) -> Caution:
     """DeepSeek V4's cache in another type than the one its kernels have."""
     text = "DeepSeek V4's kernels hold their compressed cache in fp8 alone: with bf16 it does not start"
-    return caution("fatal", text, 'kv = "fp8"', source)
+    return plan_warning("fatal", text, 'kv = "fp8"', source)
 
 
-def weights_want_newer_gpus(deployment: Deployment) -> Iterator[Caution]:
+def weight_format_refusals(deployment: Deployment) -> Iterator[Caution]:
     """Weight formats that older GPUs unpack instead of computing with: the oldest one used decides."""
-    known, sms = deployment.found_checkpoint, majors(deployment)
+    known, sms = deployment.found_checkpoint, sm_majors(deployment)
     quant = (known.quant if known else deployment.recipe.checkpoint).lower()
     if "nvfp4" in quant and any(gpu.generation == "cdna" for gpu in deployment.gpus):
         text = "NVFP4 is a format of NVIDIA's GPUs: no kernel for it runs on AMD's"
-        yield caution("fatal", text, "a checkpoint in int4, fp8, mxfp4 or bf16")
+        yield plan_warning("fatal", text, "a checkpoint in int4, fp8, mxfp4 or bf16")
     elif sms:
         yield from _below(quant, min(map(int, sms)))
 
@@ -128,14 +130,14 @@ def _below(quant: str, sm: int) -> Iterator[Caution]:
     """What a compute capability is too old for."""
     if "nvfp4" in quant and sm < 10:
         text = "NVFP4 weights want Blackwell; older GPUs unpack them through Marlin: the memory is saved, the speed not"
-        yield caution("warning", text)
+        yield plan_warning("warning", text)
     if "fp8" in quant and sm == 8:
-        yield caution("warning", "fp8 weights run through Marlin, weight-only, below compute capability 8.9")
+        yield plan_warning("warning", "fp8 weights run through Marlin, weight-only, below compute capability 8.9")
     if sm < 8:
-        yield caution("fatal", f"compute capability {sm}.x is too old: Marlin's INT4 kernels begin at 8.0")
+        yield plan_warning("fatal", f"compute capability {sm}.x is too old: Marlin's INT4 kernels begin at 8.0")
 
 
-def quant_of(deployment: Deployment) -> str:
+def quantization_of(deployment: Deployment) -> str:
     """The checkpoint's quantisation: as known, or out of the file's name."""
     if deployment.found_checkpoint:
         return deployment.found_checkpoint.quant
@@ -144,7 +146,7 @@ def quant_of(deployment: Deployment) -> str:
     return named.group(0) if named else ""
 
 
-def fewer_layers(deployment: Deployment, layers: int) -> str:
+def layer_override(deployment: Deployment, layers: int) -> str:
     """The change to config.json, as JSON, with which an engine builds only so many layers."""
     override: dict[str, object] = {"num_hidden_layers": layers}
     nested = {"text_config": override} if text_config_nested(deployment) else override
@@ -159,7 +161,7 @@ def text_config_nested(deployment: Deployment) -> bool:
     return deployment.vision_tower
 
 
-def other_readers(deployment: Deployment) -> str:
+def engines_for_format(deployment: Deployment) -> str:
     """Other engines that read the same format, as a remedy."""
     own = deployment.engine
     others = [traits for traits in registry.all_traits() if traits.name != own.name and traits.formats == own.formats]

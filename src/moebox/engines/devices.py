@@ -10,11 +10,11 @@ from moebox.core.deployment import Deployment
 from moebox.core.model import Component
 from moebox.core.plan import DeviceMemory, Memory
 from moebox.core.recipe import Recipe
-from moebox.sizing.constants import hosted, reserved
+from moebox.sizing.constants import host_reserved_bytes, reserved_bytes
 from moebox.sizing.kv import token_bytes
 
 
-def device(
+def device_memory(
     name: str,
     total: int,
     weights: dict[Component, int],
@@ -37,49 +37,50 @@ def device(
     )
 
 
-def every_gpu(gpus: Sequence[Gpu], used: Mapping[int, DeviceMemory]) -> tuple[DeviceMemory, ...]:
+def all_gpu_memory(gpus: Sequence[Gpu], used: Mapping[int, DeviceMemory]) -> tuple[DeviceMemory, ...]:
     """All GPUs in their order; one that is not used holds what other programs hold of it."""
     return tuple(
-        used[index] if index in used else gpu_list.idle(index, gpu, reserved(gpu)) for index, gpu in enumerate(gpus)
+        used[index] if index in used else gpu_list.idle(index, gpu, reserved_bytes(gpu))
+        for index, gpu in enumerate(gpus)
     )
 
 
-def with_host(box: Box, gpus: Sequence[DeviceMemory], ram: DeviceMemory) -> tuple[DeviceMemory, ...]:
+def add_host_memory(box: Box, gpus: Sequence[DeviceMemory], ram: DeviceMemory) -> tuple[DeviceMemory, ...]:
     """GPUs and RAM; where they are one memory, RAM's part lies on the first GPU, which has the system's already."""
     if not box.unified:
         return (*gpus, ram)
     first, *others = gpus
     weights = {name: first.weights.get(name, 0) + ram.weights.get(name, 0) for name in (*first.weights, *ram.weights)}
     kv, activations = first.kv + ram.kv, first.activations + ram.activations
-    joined = device(first.device, first.total, weights, kv=kv, activations=activations, overhead=first.overhead)
+    joined = device_memory(first.device, first.total, weights, kv=kv, activations=activations, overhead=first.overhead)
     return (joined, *others)
 
 
 class RankMemory(Protocol):
     """What an engine does with the memory of one GPU: a rank of one pipeline stage lies on it."""
 
-    def tokens(self, gpu: Gpu, stage: int) -> int:
+    def cache_tokens(self, gpu: Gpu, stage: int) -> int:
         """Tokens that its cache could hold."""
 
-    def missing(self, gpu: Gpu, stage: int) -> int:
+    def missing_bytes(self, gpu: Gpu, stage: int) -> int:
         """Bytes it lacks for the recipe's context; 0 or less where there is room."""
 
-    def device(self, gpu: Gpu, stage: int, tokens: int) -> DeviceMemory:
+    def device_budget(self, gpu: Gpu, stage: int, tokens: int) -> DeviceMemory:
         """Its budget, with the tokens that all ranks can hold."""
 
 
-def over_ranks(deployment: Deployment, rank: RankMemory) -> Memory:
+def budget_over_ranks(deployment: Deployment, rank: RankMemory) -> Memory:
     """The budget of an engine whose cache is as large on every rank as on the fullest."""
     box, model, _, recipe = deployment.facts
     gpus, used = gpu_list.all_gpus(box), gpu_list.used_gpus(box, recipe)
     stages = gpu_list.stages_of(used, recipe)
     alike = _kinds(gpus, stages)
-    tokens = min(starmap(rank.tokens, alike), default=0)
-    short = max(starmap(rank.missing, alike), default=0)
-    kinds = {(gpu, stage): rank.device(gpu, stage, tokens) for gpu, stage in alike}
+    tokens = min(starmap(rank.cache_tokens, alike), default=0)
+    short = max(starmap(rank.missing_bytes, alike), default=0)
+    kinds = {(gpu, stage): rank.device_budget(gpu, stage, tokens) for gpu, stage in alike}
     devices = {index: _named(kinds[gpus[index], stage], f"gpu{index}") for index, stage in stages.items()}
     return Memory(
-        devices=every_gpu(gpus, devices),
+        devices=all_gpu_memory(gpus, devices),
         kv_tokens=tokens,
         kv_bytes_per_token=token_bytes(model, recipe),
         fits=short <= 0 and recipe.parallel.gpus <= len(used) and tokens >= recipe.context,
@@ -106,11 +107,11 @@ def _kinds(gpus: Sequence[Gpu], stages: Mapping[int, int]) -> dict[tuple[Gpu, in
     return dict.fromkeys((gpus[index], stage) for index, stage in stages.items())
 
 
-def fullest(deployment: Deployment, rank: RankMemory) -> tuple[Gpu, int] | None:
+def fullest_gpu(deployment: Deployment, rank: RankMemory) -> tuple[Gpu, int] | None:
     """The GPU and the stage whose cache holds the fewest tokens: these decide for all; None without GPUs."""
     box, recipe = deployment.place, deployment.recipe
     stages = gpu_list.stages_of(gpu_list.used_gpus(box, recipe), recipe)
-    return min(_kinds(gpu_list.all_gpus(box), stages), key=lambda kind: rank.tokens(*kind), default=None)
+    return min(_kinds(gpu_list.all_gpus(box), stages), key=lambda kind: rank.cache_tokens(*kind), default=None)
 
 
 def first_gpu(box: Box, recipe: Recipe) -> Gpu | None:
@@ -122,4 +123,4 @@ def first_gpu(box: Box, recipe: Recipe) -> Gpu | None:
 def ram_overhead(box: Box) -> int:
     """RAM that is not the engine's to fill: what is held now, at least a system's own, and the process itself."""
     held = 0 if box.ram_free is None else max(0, box.ram - box.ram_free)
-    return hosted(held)
+    return host_reserved_bytes(held)

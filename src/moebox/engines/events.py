@@ -5,15 +5,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-Kind = Literal["phase", "progress", "fact", "ready", "error"]
+EventKind = Literal["phase", "progress", "fact", "ready", "error"]
 Phase = Literal["starting", "loading weights", "compiling", "allocating cache", "capturing graphs", "ready"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class LogEvent:
     """One thing worth showing. `facts` use the suffixes of the journal: _bytes, _s, kv_tokens, …"""
 
-    kind: Kind
+    kind: EventKind
     phase: Phase | None = None
     done: int | None = None
     total: int | None = None
@@ -23,11 +23,11 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sign:
+class LogPattern:
     """A pattern and what it means; named groups become facts, times the unit given for them."""
 
     pattern: re.Pattern[str]
-    kind: Kind
+    kind: EventKind
     phase: Phase | None = None
     units: dict[str, float] = field(default_factory=dict)
 
@@ -35,26 +35,26 @@ class Sign:
 GIB, MIB = float(2**30), float(2**20)
 
 
-def sign(pattern: str, kind: Kind, phase: Phase | None = None, **units: float) -> Sign:
+def log_pattern(pattern: str, kind: EventKind, phase: Phase | None = None, **units: float) -> LogPattern:
     """A Sign from a pattern's text."""
-    return Sign(pattern=re.compile(pattern), kind=kind, phase=phase, units=units)
+    return LogPattern(pattern=re.compile(pattern), kind=kind, phase=phase, units=units)
 
 
-def read(line: str, signs: Sequence[Sign]) -> Event | None:
+def match_line(line: str, patterns: Sequence[LogPattern]) -> LogEvent | None:
     """The event of the first sign that the line shows."""
-    for known in signs:
+    for known in patterns:
         match = known.pattern.search(line)
         if match:
             return _event(known, match, line)
     return None
 
 
-def _event(known: Sign, match: re.Match[str], line: str) -> Event:
+def _event(known: LogPattern, match: re.Match[str], line: str) -> LogEvent:
     groups = {name: text for name, text in match.groupdict().items() if text is not None}
     counts = {name: int(groups.pop(name)) for name in ("done", "total") if name in groups}
     device = groups.pop("device", "")
     facts = {name: _number(text) * known.units.get(name, 1.0) for name, text in groups.items()}
-    return Event(
+    return LogEvent(
         kind=known.kind,
         phase=known.phase,
         done=counts.get("done"),

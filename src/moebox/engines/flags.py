@@ -17,15 +17,15 @@ from moebox import codec
 from moebox.core import registry
 from moebox.core.recipe import EngineName, Recipe
 from moebox.data import FOLDER
-from moebox.engines.retired import order, replaced, replaced_part, was_there
+from moebox.engines.retired import existed_in, replacement, value_replacement, version_key
 from moebox.errors import BadInput
 
 JSON = re.compile(r"(config|kwargs|overrides|per-prompt)$")  # flags whose value is a JSON object
-Word = tuple[str, ...]  # one flag with its values, or a positional
+Argument = tuple[str, ...]  # one flag with its values, or a positional
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spec:
+class FlagSpec:
     """One flag: its first name, its other names, what turns it off, and how many values it takes."""
 
     name: str
@@ -39,31 +39,31 @@ class Spec:
         """Every spelling that turns it on."""
         return (self.name, *self.also)
 
-    def key(self, name: str) -> str:
+    def dotted_key(self, name: str) -> str:
         """What stands after the flag's own name: "a.b" of --config.a.b, "" of --fim-qwen-1.5b-default."""
         return "" if name in (*self.names, *self.off) else name.partition(".")[2]
 
     @property
-    def long(self) -> str:
+    def long_name(self) -> str:
         """The spelling people read most easily: the first one with two dashes."""
         return next((name for name in self.names if name.startswith("--")), self.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Catalogue:
+class FlagCatalogue:
     """Every flag of one engine at one version."""
 
     engine: EngineName
     version: str
     abbreviations: bool  # argparse takes any beginning that only one flag has
-    specs: dict[str, Spec]  # by every spelling
+    specs: dict[str, FlagSpec]  # by every spelling
     removed: dict[str, str]
 
-    def title(self, version: str) -> str:
+    def versioned_title(self, version: str) -> str:
         """The engine at the version that was asked for."""
         return f"{self.engine} {version or self.version}"
 
-    def find(self, name: str) -> Spec | None:
+    def find_spec(self, name: str) -> FlagSpec | None:
         """The flag written as `name`: an alias, a beginning of it, or with a dotted key after it."""
         head = name.partition(".")[0]
         for spelling in (name, head, head.replace("_", "-")):
@@ -77,9 +77,9 @@ class Catalogue:
 
 
 @functools.cache
-def versions(engine: EngineName) -> tuple[str, ...]:
+def known_versions(engine: EngineName) -> tuple[str, ...]:
     """Versions with a catalogue, oldest first."""
-    return tuple(sorted(_tables(engine), key=order))
+    return tuple(sorted(_tables(engine), key=version_key))
 
 
 @functools.cache
@@ -90,35 +90,35 @@ def _tables(engine: EngineName) -> dict[str, Path]:
     return {file.stem.removeprefix(f"{engine}-"): file for file in files}
 
 
-def newest(engine: EngineName) -> str:
+def newest_version(engine: EngineName) -> str:
     """The newest version moebox knows."""
-    return versions(engine)[-1]
+    return known_versions(engine)[-1]
 
 
-def version_of(recipe: Recipe) -> str:
+def version_or_newest(recipe: Recipe) -> str:
     """The version that a recipe names, or the newest that moebox knows."""
-    return recipe.engine_version or newest(recipe.engine)
+    return recipe.engine_version or newest_version(recipe.engine)
 
 
 @functools.cache
-def catalogue(engine: EngineName, version: str = "") -> Catalogue:
+def flag_catalogue(engine: EngineName, version: str = "") -> FlagCatalogue:
     """The newest catalogue that is not newer than `version`, or the oldest there is."""
-    known = versions(engine)
-    older = [release for release in known if not version or order(release) <= order(version)]
+    known = known_versions(engine)
+    older = [release for release in known if not version or version_key(release) <= version_key(version)]
     chosen = older[-1] if older else known[0]
     file = _tables(engine)[chosen]
-    table = codec.decode(Table, json.loads(file.read_text(encoding="utf-8")), where=file.name)
-    specs: dict[str, Spec] = {}
+    table = codec.decode(FlagTable, json.loads(file.read_text(encoding="utf-8")), where=file.name)
+    specs: dict[str, FlagSpec] = {}
     for name, row in table.flags.items():
-        spec = Spec(name=name, also=row.also, off=row.off, takes=row.takes, choices=row.choices)
+        spec = FlagSpec(name=name, also=row.also, off=row.off, takes=row.takes, choices=row.choices)
         specs |= dict.fromkeys((name, *spec.also, *spec.off), spec)
-    return Catalogue(
+    return FlagCatalogue(
         engine=engine, version=chosen, abbreviations=table.abbreviations, specs=specs, removed=table.removed
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class FlagRow:
     """A flag as a catalogue's file has it."""
 
     also: tuple[str, ...] = ()
@@ -128,7 +128,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class FlagTable:
     """A catalogue's file."""
 
     engine: EngineName
@@ -136,18 +136,18 @@ class Table:
     source: str = ""
     made: str = ""
     abbreviations: bool = False
-    flags: dict[str, Row]
+    flags: dict[str, FlagRow]
     removed: dict[str, str] = field(default_factory=dict)
 
 
-def covered(engine: EngineName, version: str) -> bool:
+def is_covered(engine: EngineName, version: str) -> bool:
     """Whether a catalogue is as old as `version` ("" is the newest)."""
-    return not version or order(version) >= order(versions(engine)[0])
+    return not version or version_key(version) >= version_key(known_versions(engine)[0])
 
 
-def check(engine: EngineName, version: str, words: Iterable[Word], *, where: str = "flags") -> None:
+def check_arguments(engine: EngineName, version: str, words: Iterable[Argument], *, where: str = "flags") -> None:
     """Raise BadInput for the first flag or value that this version of the engine would refuse."""
-    known = catalogue(engine, version)
+    known = flag_catalogue(engine, version)
     for word in words:
         if not is_flag(word[0]):
             raise BadInput(f"{where}: {word[0]!r} belongs to no flag", hint="a flag before it takes no value")
@@ -159,39 +159,41 @@ def is_flag(text: str) -> bool:
     return bool(re.match(r"-{1,2}[A-Za-z]", text))
 
 
-def _check_word(known: Catalogue, version: str, word: Word, where: str) -> None:
+def _check_word(known: FlagCatalogue, version: str, word: Argument, where: str) -> None:
     name, values = word[0], word[1:]
-    spec = known.find(name)
-    absent = f"{where}: {known.title(version)} has no flag {name}"
-    if told := replaced(known.engine, version, name, "flag"):
+    spec = known.find_spec(name)
+    absent = f"{where}: {known.versioned_title(version)} has no flag {name}"
+    if told := replacement(known.engine, version, name, "flag"):
         raise BadInput(absent, hint=f"use {told}")
-    older = not covered(known.engine, version)
-    if spec is None and older and was_there(known.engine, version, name):
+    older = not is_covered(known.engine, version)
+    if spec is None and older and existed_in(known.engine, version, name):
         return
     if spec is None:
-        raise BadInput(absent, hint=known.removed.get(name) or near(name, known))
+        raise BadInput(absent, hint=known.removed.get(name) or suggest_flags(name, known))
     if not older:
         _check_values(known, version, spec, name, values, where)
 
 
-def _check_values(known: Catalogue, version: str, spec: Spec, name: str, values: Sequence[str], where: str) -> None:
-    title = f"{where}: {known.title(version)}'s {name}"
-    key = spec.key(name)
+def _check_values(
+    known: FlagCatalogue, version: str, spec: FlagSpec, name: str, values: Sequence[str], where: str
+) -> None:
+    title = f"{where}: {known.versioned_title(version)}'s {name}"
+    key = spec.dotted_key(name)
     if key:
         _check_key(known, version, spec, key, where)
     else:
         _check_count(title, spec, name, values)
     for value in values:
-        if new := replaced_part(known.engine, spec.names, value, "value"):
+        if new := value_replacement(known.engine, spec.names, value, "value"):
             raise BadInput(f"{title} does not take {value!r}", hint=f"use {new}")
     if not key:
         _check_choices(title, spec, values)
-    if values and values[0].startswith("{") and JSON.search(spec.long):  # a chat template may begin so too
+    if values and values[0].startswith("{") and JSON.search(spec.long_name):  # a chat template may begin so too
         for inner in _keys(values[0], f"{where}: {name}"):
             _check_key(known, version, spec, inner, where)
 
 
-def _check_count(title: str, spec: Spec, name: str, values: Sequence[str]) -> None:
+def _check_count(title: str, spec: FlagSpec, name: str, values: Sequence[str]) -> None:
     """Whether a flag has as many values as it takes."""
     takes = 0 if name in spec.off else spec.takes
     if takes == 0 and values:
@@ -202,16 +204,16 @@ def _check_count(title: str, spec: Spec, name: str, values: Sequence[str]) -> No
         raise BadInput(f"{title} takes at least one value")
 
 
-def _check_choices(title: str, spec: Spec, values: Sequence[str]) -> None:
+def _check_choices(title: str, spec: FlagSpec, values: Sequence[str]) -> None:
     """Whether every value is one of those there are."""
     odd = [value for value in values if spec.choices and value not in spec.choices]
     if odd:
         raise BadInput(f"{title} does not take {odd[0]!r}", hint=f"choices: {', '.join(spec.choices)}")
 
 
-def _check_key(known: Catalogue, version: str, spec: Spec, key: str, where: str) -> None:
-    if new := replaced_part(known.engine, spec.names, key, "key"):
-        raise BadInput(f"{where}: {known.title(version)}'s {spec.name} has no key {key}", hint=f"use {new}")
+def _check_key(known: FlagCatalogue, version: str, spec: FlagSpec, key: str, where: str) -> None:
+    if new := value_replacement(known.engine, spec.names, key, "key"):
+        raise BadInput(f"{where}: {known.versioned_title(version)}'s {spec.name} has no key {key}", hint=f"use {new}")
 
 
 def _keys(text: str, where: str) -> list[str]:
@@ -228,7 +230,7 @@ def _dotted(document: object, under: str) -> Iterator[str]:
         yield from _dotted(value, f"{under}{key}.")
 
 
-def near(name: str, known: Catalogue) -> str:
+def suggest_flags(name: str, known: FlagCatalogue) -> str:
     """The sentence that names the nearest flags."""
     spellings = difflib.get_close_matches(name, list(known.specs), n=3, cutoff=0.6)
     return f"did you mean {' or '.join(spellings)}?" if spellings else f"`--help` of {known.engine} lists its flags"

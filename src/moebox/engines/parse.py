@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from moebox import codec
 from moebox.core import registry
 from moebox.core.recipe import EngineName, Flag, Recipe
-from moebox.engines import rooms
-from moebox.engines.arguments import canonical, number, split
-from moebox.engines.flags import Catalogue, Word, catalogue, is_flag
+from moebox.engines import modules
+from moebox.engines.arguments import canonical_name, parse_number, split_argv
+from moebox.engines.flags import Argument, FlagCatalogue, flag_catalogue, is_flag
 from moebox.engines.reading import Reading, Setting
 from moebox.errors import BadInput
 
@@ -46,7 +46,7 @@ def parse_command(engine: EngineName, argv: Sequence[str] | str, *, version: str
     words = _variables(words, reading)
     if words and words[0] in ("docker", "podman"):
         words = _container(words, reading)
-    _engine(engine, words, reading, catalogue(engine, version))
+    _engine(engine, words, reading, flag_catalogue(engine, version))
     checkpoint = reading.text("checkpoint")
     reading.put("name", name or re.sub(r"[^\w.-]+", "-", checkpoint.rpartition("/")[2]).lower())
     reading.settings.setdefault("model", checkpoint)
@@ -160,19 +160,19 @@ OWN: dict[str, Callable[[str, str, Reading], bool]] = {
 }
 
 
-def _engine(engine: EngineName, words: list[str], reading: Reading, known: Catalogue) -> None:
+def _engine(engine: EngineName, words: list[str], reading: Reading, known: FlagCatalogue) -> None:
     """The engine's own part: its entry, then flags to fields."""
-    argv = rooms.argv(engine)
+    argv = modules.argv_module(engine)
     entry, words = _entry(words)
-    usual = registry.traits(engine).image_entry if reading.contained else argv.entry(_bare(engine))
+    usual = registry.traits(engine).image_entry if reading.contained else argv.entry_command(_bare(engine))
     if entry and tuple(entry) != usual:
         reading.settings.setdefault("runtime.kind", "native")
         reading.put("runtime.entry", shlex.join(entry))
-    fields = {canonical(flag, known): path for flag, path in argv.READS.items()}
-    split_words = split(words, known)
+    fields = {canonical_name(flag, known): path for flag, path in argv.READS.items()}
+    split_words = split_argv(words, known)
     for word in split_words:
         _word(argv, word, reading, fields, known)
-    argv.finished({canonical(word[0], known) for word in split_words if is_flag(word[0])}, reading)
+    argv.finished({canonical_name(word[0], known) for word in split_words if is_flag(word[0])}, reading)
     if "checkpoint" not in reading.settings:
         raise BadInput("the command names no model")
 
@@ -204,9 +204,11 @@ def _bare(engine: EngineName) -> Recipe:
     return Recipe(name="x", engine=engine, model="x", checkpoint="x", served_name="")
 
 
-def _word(argv: rooms.Argv, word: Word, reading: Reading, fields: Mapping[str, str], known: Catalogue) -> None:
+def _word(
+    argv: modules.ArgvModule, word: Argument, reading: Reading, fields: Mapping[str, str], known: FlagCatalogue
+) -> None:
     """One flag with its values, or the model where it stands alone."""
-    name = canonical(word[0], known) if is_flag(word[0]) else "--model"
+    name = canonical_name(word[0], known) if is_flag(word[0]) else "--model"
     dotted = is_flag(word[0]) and "." in word[0]
     if name in ("--model", "--model-path", "-m") and not dotted:
         reading.put("checkpoint", word[-1])
@@ -216,11 +218,11 @@ def _word(argv: rooms.Argv, word: Word, reading: Reading, fields: Mapping[str, s
         _keep(word, reading.flags, known)
 
 
-def _field(word: Word, path: str, reading: Reading, known: Catalogue) -> None:
+def _field(word: Argument, path: str, reading: Reading, known: FlagCatalogue) -> None:
     """A flag that is one field of the recipe."""
     if reading.published and path.startswith("listen."):
         return
-    spec = known.find(word[0])
+    spec = known.find_spec(word[0])
     if spec and spec.takes == 0:
         reading.put(path, word[0] not in spec.off)
     else:
@@ -228,15 +230,15 @@ def _field(word: Word, path: str, reading: Reading, known: Catalogue) -> None:
 
 
 def _typed(path: str, value: str) -> Flag:
-    return value if path in ("served_name", "tool_parser", "reasoning_parser", "listen.host") else number(value)
+    return value if path in ("served_name", "tool_parser", "reasoning_parser", "listen.host") else parse_number(value)
 
 
-def _keep(word: Word, flags: dict[str, Flag], known: Catalogue) -> None:
+def _keep(word: Argument, flags: dict[str, Flag], known: FlagCatalogue) -> None:
     """A flag without a field, under its own name."""
-    spec = known.find(word[0])
+    spec = known.find_spec(word[0])
     key, value = _key(word[0], known), _value(word[1:])
     if spec and word[0] in spec.off:
-        key, value = spec.long.lstrip("-"), False
+        key, value = spec.long_name.lstrip("-"), False
     before = flags.get(key)
     if before is None:
         flags[key] = value
@@ -245,10 +247,10 @@ def _keep(word: Word, flags: dict[str, Flag], known: Catalogue) -> None:
         flags[key] = [*earlier, str(value)]
 
 
-def _key(flag: str, known: Catalogue) -> str:
+def _key(flag: str, known: FlagCatalogue) -> str:
     """A flag without its dashes; a short one keeps its own where a long one is called the same."""
     bare = flag.lstrip("-")
-    mistaken = not flag.startswith("--") and known.find(f"--{bare}") is not None
+    mistaken = not flag.startswith("--") and known.find_spec(f"--{bare}") is not None
     return flag if mistaken else bare
 
 
@@ -262,4 +264,4 @@ def _value(values: Sequence[str]) -> Flag:
 
 
 def _number(value: str) -> Flag:
-    return value if value.startswith("{") else number(value)
+    return value if value.startswith("{") else parse_number(value)

@@ -6,23 +6,23 @@ from moebox.core.deployment import Deployment
 from moebox.core.plan import Caution, Line, Memory
 from moebox.core.recipe import Flag, Recipe
 from moebox.engines import common
-from moebox.engines.events import Event, read, sign
+from moebox.engines.events import LogEvent, log_pattern, match_line
 
-SIGNS = (
-    sign(r"Application startup complete|Uvicorn running on|listening on http", "ready", "ready"),
-    sign(r"out of memory|OutOfMemoryError|[Aa]ddress already in use", "error"),
+PATTERNS = (
+    log_pattern(r"Application startup complete|Uvicorn running on|listening on http", "ready", "ready"),
+    log_pattern(r"out of memory|OutOfMemoryError|[Aa]ddress already in use", "error"),
 )
-SEQUENCES = 64
+DEFAULT_MAX_SEQS = 64
 PROMPTS_FIRST = False
-RESERVES = False
-AHEAD = False
+RESERVES_OUTPUT = False
+SCHEDULES_AHEAD = False
 EVEN_ROUTING: dict[str, str] = {}
-INVENTED: dict[str, Flag] = {}
+DUMMY_FLAGS: dict[str, Flag] = {}
 
 
-def event(line: str) -> Event | None:
+def parse_log_line(line: str) -> LogEvent | None:
     """What a line of the log tells."""
-    return read(line, SIGNS)
+    return match_line(line, PATTERNS)
 
 
 def step_tokens(recipe: Recipe, gpu: Gpu | None = None) -> int:
@@ -30,22 +30,22 @@ def step_tokens(recipe: Recipe, gpu: Gpu | None = None) -> int:
     return recipe.batched_tokens or registry.traits(recipe.engine).step_tokens
 
 
-def refusals(deployment: Deployment) -> list[Caution]:
+def find_refusals(deployment: Deployment) -> list[Caution]:
     """What holds for every engine."""
-    return common.everywhere(deployment)
+    return common.common_refusals(deployment)
 
 
-def dummy(deployment: Deployment, layers: int) -> dict[str, Flag]:
+def dummy_weight_flags(deployment: Deployment, layers: int) -> dict[str, Flag]:
     """No way to invent weights is known."""
     return {}
 
 
-def reasons(deployment: Deployment, memory: Memory) -> list[str]:
+def setting_reasons(deployment: Deployment, memory: Memory) -> list[str]:
     """Nothing of its own is known."""
     return []
 
 
-def lines(deployment: Deployment, memory: Memory) -> tuple[Line, ...]:
+def memory_lines(deployment: Deployment, memory: Memory) -> tuple[Line, ...]:
     """Every device's parts, without formulas."""
     rows = [(f"{device.device}: {name}", size) for device in memory.devices for name, size in device.weights.items()]
     rows += [(f"{device.device}: cache", device.kv) for device in memory.devices if device.kv]

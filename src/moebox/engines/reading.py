@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from moebox.core import families
 from moebox.core.recipe import Flag
-from moebox.engines.flags import Word
+from moebox.engines.flags import Argument
 
 Setting = Flag | list[int] | list[list[int]] | dict[str, str]
 Foreign = Mapping[str, object]  # a JSON object that somebody else wrote
@@ -58,7 +58,7 @@ Reader = Callable[[str, Reading], bool]  # takes a flag's value; False where it 
 
 
 def taken(
-    word: Word, name: str, reading: Reading, said: Mapping[Word, tuple[str, Flag]], by: Mapping[str, Reader]
+    word: Argument, name: str, reading: Reading, said: Mapping[Argument, tuple[str, Flag]], by: Mapping[str, Reader]
 ) -> bool:
     """Read a word that stands in `said` as it is, or whose flag has a reader."""
     setting = said.get((name, *word[1:]))

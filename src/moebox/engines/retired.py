@@ -10,11 +10,11 @@ from moebox import codec
 from moebox.core.catalogue import table
 from moebox.core.recipe import EngineName
 
-Kind = Literal["flag", "env", "value", "key"]
+RetiredKind = Literal["flag", "env", "value", "key"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Retired:
+class RetiredName:
     """One of them: flags and variables by their names, values and keys by the flag they belonged to."""
 
     engine: EngineName
@@ -24,37 +24,37 @@ class Retired:
     flag: str = ""
     old: str = ""
 
-    def gone(self, version: str) -> bool:
+    def is_gone(self, version: str) -> bool:
         """Whether `version` ("" is the newest) refuses it."""
-        return not version or order(version) >= order(self.since)
+        return not version or version_key(version) >= version_key(self.since)
 
 
 @functools.cache
-def retired() -> dict[Kind, tuple[Retired, ...]]:
+def retired_names() -> dict[RetiredKind, tuple[RetiredName, ...]]:
     """The table."""
-    return codec.decode(dict[Kind, tuple[Retired, ...]], table("flags/retired"), where="retired.toml")
+    return codec.decode(dict[RetiredKind, tuple[RetiredName, ...]], table("flags/retired"), where="retired.toml")
 
 
-def rows(engine: EngineName, kind: Kind) -> Iterator[Retired]:
+def names_of_engine(engine: EngineName, kind: RetiredKind) -> Iterator[RetiredName]:
     """What is gone of one engine."""
-    return (row for row in retired().get(kind, ()) if row.engine == engine)
+    return (row for row in retired_names().get(kind, ()) if row.engine == engine)
 
 
-def replaced(engine: EngineName, version: str, name: str, kind: Literal["flag", "env"]) -> str:
+def replacement(engine: EngineName, version: str, name: str, kind: Literal["flag", "env"]) -> str:
     """What stands for `name` now, when this version no longer has it; "" otherwise."""
-    return next((row.new for row in rows(engine, kind) if name in row.names and row.gone(version)), "")
+    return next((row.new for row in names_of_engine(engine, kind) if name in row.names and row.is_gone(version)), "")
 
 
-def replaced_part(engine: EngineName, names: tuple[str, ...], old: str, kind: Literal["value", "key"]) -> str:
+def value_replacement(engine: EngineName, names: tuple[str, ...], old: str, kind: Literal["value", "key"]) -> str:
     """What stands for a value or a key of the flag with these names; "" where it is still taken."""
-    return next((row.new for row in rows(engine, kind) if row.flag in names and row.old == old), "")
+    return next((row.new for row in names_of_engine(engine, kind) if row.flag in names and row.old == old), "")
 
 
-def was_there(engine: EngineName, version: str, name: str) -> bool:
+def existed_in(engine: EngineName, version: str, name: str) -> bool:
     """Whether an older `version` still had a flag that is gone since."""
-    return any(name in row.names and not row.gone(version) for row in rows(engine, "flag"))
+    return any(name in row.names and not row.is_gone(version) for row in names_of_engine(engine, "flag"))
 
 
-def order(version: str) -> tuple[int, ...]:
+def version_key(version: str) -> tuple[int, ...]:
     """A version as numbers that sort: "0.5.23" is (0, 5, 23), "b11669" (11669,), "2026-04" (2026, 4)."""
     return tuple(map(int, re.findall(r"\d+", version)))

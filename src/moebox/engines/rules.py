@@ -7,11 +7,11 @@ from moebox.core.deployment import Deployment
 from moebox.core.model import Model
 from moebox.core.recipe import Hybrid, Recipe, Speculate
 from moebox.core.traits import LAST_PORT, Traits
-from moebox.engines import flags, rooms
-from moebox.engines.arguments import canonical, flag_words, spelled
-from moebox.engines.assemble import contained
-from moebox.engines.flags import catalogue
-from moebox.engines.retired import replaced
+from moebox.engines import flags, modules
+from moebox.engines.arguments import canonical_name, flag_arguments, full_flag_name
+from moebox.engines.assemble import runs_in_container
+from moebox.engines.flags import flag_catalogue
+from moebox.engines.retired import replacement
 from moebox.errors import BadInput, refuse_if
 
 LEAST = {"context": 0, "max_seqs": 1, "batched_tokens": 1} | dict.fromkeys(
@@ -19,7 +19,7 @@ LEAST = {"context": 0, "max_seqs": 1, "batched_tokens": 1} | dict.fromkeys(
 )
 
 
-def check(deployment: Deployment) -> None:
+def check_recipe(deployment: Deployment) -> None:
     """Raise BadInput naming the first setting that cannot be."""
     recipe = deployment.recipe
     grammar.refuse(recipe)
@@ -51,7 +51,7 @@ def _port(port: int, engine: Traits) -> None:
 
 def _runtime(recipe: Recipe, engine: Traits) -> None:
     """How it is started: natively, embedded or in a container."""
-    runtime, inside = recipe.runtime, contained(recipe)
+    runtime, inside = recipe.runtime, runs_in_container(recipe)
     strange = runtime.kind == "embedded" and not engine.embedded
     refuse_if(strange, f"runtime.kind: only {_titles('embedded')} runs embedded, not {engine.title}")
     if runtime.preset:
@@ -156,15 +156,15 @@ def _trusted() -> set[str]:
 
 
 def _flags(deployment: Deployment) -> None:
-    recipe, argv = deployment.recipe, rooms.argv(deployment.engine.name)
-    known = catalogue(recipe.engine, recipe.engine_version)
-    fields = {canonical(flag, known): path for flag, path in argv.FIELDS.items()}
+    recipe, argv = deployment.recipe, modules.argv_module(deployment.engine.name)
+    known = flag_catalogue(recipe.engine, recipe.engine_version)
+    fields = {canonical_name(flag, known): path for flag, path in argv.FIELDS.items()}
     for key in recipe.flags:
-        path = fields.get(canonical(spelled(key, known), known))
+        path = fields.get(canonical_name(full_flag_name(key, known), known))
         refuse_if(path, f"flags.{key}: the recipe has a field for this", hint=f"set {path}")
     version = recipe.engine_version or known.version
     for name in recipe.env:
-        new = replaced(recipe.engine, recipe.engine_version, name, "env")
+        new = replacement(recipe.engine, recipe.engine_version, name, "env")
         refuse_if(new, f"env.{name}: {recipe.engine} {version} does not read it", hint=f"use {new}")
-    flags.check(recipe.engine, recipe.engine_version, flag_words(recipe.flags, known))
-    flags.check(recipe.engine, recipe.engine_version, argv.words(deployment)[1:], where="recipe")
+    flags.check_arguments(recipe.engine, recipe.engine_version, flag_arguments(recipe.flags, known))
+    flags.check_arguments(recipe.engine, recipe.engine_version, argv.arguments(deployment)[1:], where="recipe")

@@ -14,7 +14,7 @@ from moebox.core.measure import Slo
 from moebox.errors import refuse_if, refuse_outside
 from moebox.fleet.route import Policy, Router
 from moebox.fleet.users import Draws, User, UserWorkload
-from moebox.planner.schedule import Request, Rules, Scheduler, Slice
+from moebox.planner.schedule import Scheduler, SchedulerRules, ScheduleSlice, SimulatedRequest
 from moebox.planner.simulate import Histogram
 from moebox.planner.speed import Speed
 
@@ -27,7 +27,7 @@ class BoxModel:
 
     name: str
     speed: Speed
-    rules: Rules
+    rules: SchedulerRules
     watts: float = 0.0  # at full load
 
 
@@ -120,8 +120,15 @@ class Steps(Scheduler):
         """Seconds until something happens if nobody disturbs it; 0 when its next slice is one that reads prompts."""
         if self.reading or self.waiting or not self.running:
             return 0.0
-        steps = max(min(self._until_finish(), (self.rules.kv_tokens - self.used) // (self.running * self.gain)), 1)
-        return steps * self.speed.step_s(self.running, self.used / self.running + self.gain * (steps - 1) / 2)
+        steps = max(
+            min(
+                self._until_finish(), (self.rules.kv_tokens - self.used_tokens) // (self.running * self.tokens_per_step)
+            ),
+            1,
+        )
+        return steps * self.speed.step_s(
+            self.running, self.used_tokens / self.running + self.tokens_per_step * (steps - 1) / 2
+        )
 
 
 class PrefixCache:
@@ -149,7 +156,7 @@ class PrefixCache:
         """A request has ended: its tokens stay until the room is needed."""
         self.held[user] = tokens
         self.total += tokens
-        room = self.scheduler.rules.kv_tokens - self.scheduler.used
+        room = self.scheduler.rules.kv_tokens - self.scheduler.used_tokens
         while self.held and self.total > room:
             self.total -= self.held.popitem(last=False)[1]
 
@@ -175,7 +182,7 @@ class Due:
 
     server: Server
     epoch: int
-    done: Slice | None = None
+    done: ScheduleSlice | None = None
 
 
 class _Run:
@@ -238,19 +245,19 @@ class _Run:
         server = self.servers[index]
         if server.now < now:
             self._catch_up(server, now)
-        request = Request(id=next(self.ids), input=prompt, output=output, arrival=now)
+        request = SimulatedRequest(id=next(self.ids), input=prompt, output=output, arrival=now)
         if not server.scheduler.submit(request):
             self.tally.refused += now >= self.question.warm_s
             self._push(now + self.draws.seconds(self.question.work.rest_s or self.question.work.think_s), user)
             self.draws.forget(user)
             return
-        request.cached = server.cache.take(user.id, prompt, begins=user.turn == 1)
+        request.cached_tokens = server.cache.take(user.id, prompt, begins=user.turn == 1)
         self._move(user, index)
         server.users[request.id] = user
         server.open += 1
         if now >= self.question.warm_s:
             self.tally.input_tokens += prompt
-            self.tally.cached_tokens += request.cached
+            self.tally.cached_tokens += request.cached_tokens
         if not server.stepping:
             self._plan(server)
 
@@ -286,17 +293,17 @@ class _Run:
     def _catch_up(self, server: Server, now: float) -> None:
         """Bring a decoding box's clock to `now`, at the end of the step that falls into it."""
         if server.open and not server.stepping:
-            done = server.scheduler.advance(within=now - server.now)
+            done = server.scheduler.advance(max_seconds=now - server.now)
             if done is not None:
                 self._count(server, done)
         server.now = max(server.now, now)
 
     def _attend(self, server: Server, now: float) -> None:
         within = now - server.now
-        done = server.scheduler.advance(within=within) if within > 0 else server.scheduler.advance()
+        done = server.scheduler.advance(max_seconds=within) if within > 0 else server.scheduler.advance()
         if done is None:
             return
-        if done.read:
+        if done.tokens_read:
             server.stepping = True
             server.busy += done.seconds
             server.now += done.seconds
@@ -305,22 +312,22 @@ class _Run:
             self._count(server, done)
             self._plan(server)
 
-    def _ended(self, server: Server, done: Slice) -> None:
+    def _ended(self, server: Server, done: ScheduleSlice) -> None:
         server.stepping = False
         self._credit(server, done)
         self._plan(server)
 
-    def _count(self, server: Server, done: Slice) -> None:
+    def _count(self, server: Server, done: ScheduleSlice) -> None:
         server.busy += done.seconds
         server.now += done.seconds
         self._credit(server, done)
 
-    def _credit(self, server: Server, done: Slice) -> None:
+    def _credit(self, server: Server, done: ScheduleSlice) -> None:
         """Replies that began and ended in a slice, at the box's clock."""
         for request in done.started:
-            if request.first < 0:
-                request.first = server.now
-        server.peak = max(server.peak, server.scheduler.used)
+            if request.first_token_at < 0:
+                request.first_token_at = server.now
+        server.peak = max(server.peak, server.scheduler.used_tokens)
         for request in done.finished:
             user = server.users.pop(request.id)
             server.open -= 1
@@ -331,12 +338,12 @@ class _Run:
             self._score(request, server.now)
             self._push(server.now + self.draws.pause(user), user)
 
-    def _score(self, request: Request, now: float) -> None:
+    def _score(self, request: SimulatedRequest, now: float) -> None:
         if request.arrival < self.question.warm_s:
             return
         tally = self.tally
-        ttft = request.first - request.arrival
-        tpot = (now - request.first) / (request.output - 1) if request.output > 1 else 0.0
+        ttft = request.first_token_at - request.arrival
+        tpot = (now - request.first_token_at) / (request.output - 1) if request.output > 1 else 0.0
         tally.requests += 1
         tally.output_tokens += request.output
         tally.ttft.add(ttft)
@@ -370,7 +377,7 @@ def _within(value: float, limit: float | None) -> bool:
     return limit is None or value <= limit
 
 
-def _inside(scheduler: Steps) -> list[Request]:
+def _inside(scheduler: Steps) -> list[SimulatedRequest]:
     """Every request in a box, wherever it stands."""
     return [*scheduler.waiting, *scheduler.reading, *scheduler._running.values()]
 

@@ -256,4 +256,6 @@ class _Work:
         whole = Deployment.of(facts.recipe, facts.model, facts.checkpoint, facts.box)
         if whole.engine.offloads or not facts.box.gpus:
             return ()
-        return expecting.expected(whole, ((step.batch, step.context) for boot in self.done for step in boot.decode))
+        return expecting.expected_steps(
+            whole, ((step.batch, step.context) for boot in self.done for step in boot.decode)
+        )

@@ -12,7 +12,7 @@ from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Hybrid, Recipe
 from moebox.detect import host, nvml
-from moebox.engines import rooms
+from moebox.engines import modules
 from moebox.flows.calibrate_depths import Depth
 from moebox.serve import preflight
 from moebox.serve.dummy import type_of, write_gguf
@@ -30,8 +30,8 @@ def at_depth(recipe: Recipe, model: Model, form: Checkpoint, depth: Depth, dummy
         quant, dense, types = quant_of(form), dense_of(form, model), types_of(form)
         write_gguf(dummy, model, layers=depth.layers, quant=quant, dense=dense, types=types, even=True)
         return replace(small, checkpoint=str(dummy), hybrid=placed(recipe.hybrid, model, depth))
-    probe = rooms.probe(recipe.engine)
-    flags = {**recipe.flags, **probe.dummy(Deployment.of(recipe, model, form), depth.layers)}
+    probe = modules.rehearsal_module(recipe.engine)
+    flags = {**recipe.flags, **probe.dummy_weight_flags(Deployment.of(recipe, model, form), depth.layers)}
     return replace(small, flags=flags, env={**recipe.env, **probe.EVEN_ROUTING})
 
 

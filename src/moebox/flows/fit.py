@@ -37,7 +37,7 @@ def _short_of_ram(memory: Memory) -> str:
 
 def refused(deployment: Deployment) -> str:
     """Why it is known not to start on its box; "" where nothing is known against it."""
-    known = engines.refusals(deployment) if deployment.known else []
+    known = engines.find_refusals(deployment) if deployment.known else []
     return next((f"does not start: {caution.text}" for caution in known if caution.severity == "fatal"), "")
 
 
@@ -48,6 +48,6 @@ def _planned(deployment: Deployment) -> Memory | None:
     if deployment.recipe.runtime.kind == "embedded":  # it has no GPU, whatever the machine has
         box = dataclasses.replace(box, gpus=(), links=())
     try:
-        return engines.budget(deployment.on(box))
+        return engines.memory_budget(deployment.on(box))
     except MoeboxError:
         return None

@@ -9,16 +9,16 @@ from moebox.checkpoint import deploy, resolve
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
 from moebox.core.recipe import Recipe
-from moebox.engines import budget, check
+from moebox.engines import check_recipe, memory_budget
 from moebox.errors import BadInput
 from moebox.fleet.cost import Cost, Prices, cost
 from moebox.fleet.file import Fleet, recipe_path
 from moebox.fleet.simulate import BoxModel, FleetOutcome, Question, run
 from moebox.fleet.size import MOST, Sized, size
 from moebox.flows import boxes
-from moebox.planner.choose import choose
-from moebox.planner.pins import Pins
-from moebox.planner.simulate import rules_of
+from moebox.planner.choose import choose_plan
+from moebox.planner.constraints import Constraints
+from moebox.planner.simulate import scheduler_rules
 from moebox.planner.speed import Speed
 from moebox.serve.recipes import read_recipe
 
@@ -41,12 +41,12 @@ class Candidate:
     @property
     def band(self) -> tuple[float, float]:
         """Factors on its forecast speed between which four of five published results lie."""
-        return self.model.speed.band
+        return self.model.speed.decode_range
 
     @property
     def basis(self) -> str:
         """What that rests on, in words."""
-        return self.model.speed.basis
+        return self.model.speed.range_basis
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,12 +77,12 @@ def context_for(longest: int, limit: int) -> int:
     return min(context, limit)
 
 
-def by_model(name: str, box: str, question: Question, pins: Pins) -> Candidate:
+def by_model(name: str, box: str, question: Question, pins: Constraints) -> Candidate:
     """What `plan` would choose for the model on this box."""
     model, forms = resolve(name)
     where = boxes.box(box)
     pins = replace(pins, context=pins.context or context_for(question.work.longest, model.context))
-    plan = choose(where, model, forms, pins)
+    plan = choose_plan(where, model, forms, pins)
     return _candidate(deploy(plan.recipe, where), plan.memory.kv_tokens)
 
 
@@ -90,17 +90,19 @@ def by_recipe(path: str, box: str) -> Candidate:
     """A recipe as it is, on this box or the one that it was planned for."""
     recipe = read_recipe(path)
     deployment = deploy(recipe, boxes.box_for(recipe, box))
-    check(deployment)
-    return _candidate(deployment.settled, budget(deployment).kv_tokens)
+    check_recipe(deployment)
+    return _candidate(deployment.settled, memory_budget(deployment).kv_tokens)
 
 
 def _candidate(deployment: Deployment, kv_tokens: int) -> Candidate:
     box, recipe = deployment.place, deployment.recipe
     if kv_tokens < 1:
         raise BadInput(f"{recipe.name} on {box.name} leaves no room for a cache", hint="`moebox plan` shows the memory")
-    speed = Speed.of(deployment)
+    speed = Speed.for_deployment(deployment)
     return Candidate(
-        box=box, recipe=recipe, model=BoxModel(name=box.name, speed=speed, rules=rules_of(recipe, kv_tokens, speed))
+        box=box,
+        recipe=recipe,
+        model=BoxModel(name=box.name, speed=speed, rules=scheduler_rules(recipe, kv_tokens, speed)),
     )
 
 

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from moebox import yaml_text as yaml
 from moebox.checkpoint import deploy
 from moebox.core.recipe import Recipe
-from moebox.engines import launch
+from moebox.engines import build_launch
 from moebox.errors import BadInput
 from moebox.fleet import k8s, routers
 from moebox.fleet.file import Fleet, RouterKind, read, recipe_path, served_name
@@ -94,7 +94,7 @@ def _targets(fleet: Fleet, recipes: dict[str, Recipe], *, host: str = "") -> tup
                 name=member.name,
                 root=f"http://{where}:{recipe.listen.port}",
                 key_env=recipe.listen.key_env,
-                command=launch(deploy(recipe)).argv if own else (),
+                command=build_launch(deploy(recipe)).argv if own else (),
                 weight=member.weight,
             )
         )

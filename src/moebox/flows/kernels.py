@@ -48,7 +48,7 @@ def looked_up(deployment: Deployment) -> KernelFindings | None:
         return None
     if model is None or model.mla is None:
         return None
-    version, kv = engines.version_of(recipe), "fp8" if recipe.kv == "fp8" else "bf16"
+    version, kv = engines.version_or_newest(recipe), "fp8" if recipe.kv == "fp8" else "bf16"
     name = f"sm_{gpu.sm.replace('.', '')}"
     findings = KernelFindings(
         engine=recipe.engine,

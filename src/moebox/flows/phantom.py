@@ -22,12 +22,12 @@ QUIET = 0.25  # share of the cores that others may use beside several threads
 
 def plan(box: Box) -> Plan:
     """The planner's own answer for the phantom on this machine, in the embedded engine."""
-    from moebox.planner.choose import choose
-    from moebox.planner.pins import Pins
+    from moebox.planner.choose import choose_plan
+    from moebox.planner.constraints import Constraints
 
     model, checkpoints = resolve(str(gguf_path()))
-    pins = Pins(engine=embedded(), context=CONTEXT, ubatch=512, concurrency=SLOTS, threads=threads())
-    found = choose(dataclasses.replace(box, gpus=(), links=()), model, checkpoints, pins)
+    pins = Constraints(engine=embedded(), context=CONTEXT, ubatch=512, concurrency=SLOTS, threads=threads())
+    found = choose_plan(dataclasses.replace(box, gpus=(), links=()), model, checkpoints, pins)
     return dataclasses.replace(found, recipe=recipe(found.recipe))
 
 

@@ -18,7 +18,7 @@ from moebox.core.habits import failure
 from moebox.core.model import Model
 from moebox.core.recipe import Hybrid, Recipe
 from moebox.core.verdict import Ladder
-from moebox.engines import rooms
+from moebox.engines import modules
 from moebox.errors import AnswerIsNo, BadInput, MoeboxError, Unsupported
 from moebox.loose import figure
 from moebox.serve import ask
@@ -108,7 +108,7 @@ def reduced(deployment: Deployment, dummy: Path, layers: int) -> tuple[Recipe, i
     if "gguf" in deployment.engine.formats:
         notes += generated(dummy, model, kept)
         return dataclasses.replace(small, checkpoint=str(dummy), hybrid=placed(recipe.hybrid, kept)), kept, tuple(notes)
-    invented = rooms.probe(recipe.engine).dummy(deployment, kept)
+    invented = modules.rehearsal_module(recipe.engine).dummy_weight_flags(deployment, kept)
     if not invented:
         raise Unsupported(f"moebox does not know how {deployment.engine.title} starts without weights")
     return dataclasses.replace(small, flags={**recipe.flags, **invented}), kept, tuple(notes)

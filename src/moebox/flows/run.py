@@ -180,11 +180,11 @@ class Runner:
     def _planned(self, box: Box) -> Plan:
         if not self.request.model:
             return phantom.plan(box)
-        from moebox.planner.choose import choose
-        from moebox.planner.pins import Pins
+        from moebox.planner.choose import choose_plan
+        from moebox.planner.constraints import Constraints
 
         model, checkpoints = resolve(self.request.model)
-        plan, asked = choose(box, model, checkpoints, Pins()), self.request
+        plan, asked = choose_plan(box, model, checkpoints, Constraints()), self.request
         return boxes.planned_for(plan, asked.box, ram=asked.ram, ram_bandwidth=asked.ram_bandwidth)
 
     def _doctor(self) -> None:
@@ -234,7 +234,7 @@ class Runner:
             return
         box = calibrations.attached(self._box())
         self.run.write("box.toml", codec.to_toml(box))
-        speed = Speed.of(deploy(self._recipe(), box))
+        speed = Speed.for_deployment(deploy(self._recipe(), box))
         self._figures |= {"forecast": speed.measured.text if speed.measured else found.id}
 
     def _up(self) -> None:

@@ -11,7 +11,7 @@ from moebox.core import grammar, registry
 from moebox.core.recipe import Recipe, Speculate
 from moebox.errors import BadInput, refuse_if, suggest
 from moebox.planner import drafting
-from moebox.planner.pins import DRAFTS
+from moebox.planner.constraints import DRAFT_METHODS
 
 # Setting -> rungs that a change of it can break. Anything else can break everything that is cheap to look at.
 BREAKS: dict[str, tuple[str, ...]] = {
@@ -72,7 +72,7 @@ def _draft(recipe: Recipe, method: str) -> Speculate:
         return recipe.speculate
     deployment = deploy(recipe)
     if deployment.known:
-        return drafting.draft(deployment.model, method, recipe.runtime.preset)
+        return drafting.make_draft(deployment.model, method, recipe.runtime.preset)
     refuse_if(method == "eagle3", "the recipe names no draft model", hint="[speculate] draft = …")
     return Speculate(method=method)
 
@@ -80,7 +80,7 @@ def _draft(recipe: Recipe, method: str) -> Speculate:
 def no_draft(recipe: Recipe, method: str) -> str:
     """Why the recipe cannot draft that way, or nothing."""
     traits = registry.traits(recipe.engine)
-    if method in DRAFTS and method not in (*traits.drafts, "none"):
+    if method in DRAFT_METHODS and method not in (*traits.drafts, "none"):
         return f"{traits.title} has no {method} drafts"
     try:
         _speculation(recipe, method)
@@ -97,7 +97,9 @@ def check(recipe: Recipe) -> None:
         hint = "write them in ascending order: a climb goes on to longer ones"
         refuse_if(length <= before, f"climb.contexts: {length} after {before} would not be tried", hint=hint)
     for method in recipe.climb.speculate:
-        refuse_if(_mistyped(method), f"climb.speculate: no draft method {method!r}", hint=suggest(method, DRAFTS))
+        refuse_if(
+            _mistyped(method), f"climb.speculate: no draft method {method!r}", hint=suggest(method, DRAFT_METHODS)
+        )
     for path, values in recipe.climb.settings.items():
         if not values:
             raise BadInput(f"climb setting {path!r} has no values to try")
@@ -107,8 +109,8 @@ def check(recipe: Recipe) -> None:
 
 def _mistyped(method: str) -> bool:
     """No word at all, or nearly one of ours; engines have methods of their own beside those."""
-    near = difflib.get_close_matches(method, DRAFTS, cutoff=0.75)
-    return not re.fullmatch(r"[A-Za-z][\w.-]*", method) or (method not in DRAFTS and bool(near))
+    near = difflib.get_close_matches(method, DRAFT_METHODS, cutoff=0.75)
+    return not re.fullmatch(r"[A-Za-z][\w.-]*", method) or (method not in DRAFT_METHODS and bool(near))
 
 
 def _check_value(recipe: Recipe, path: str, value: Any) -> None:
@@ -116,6 +118,6 @@ def _check_value(recipe: Recipe, path: str, value: Any) -> None:
     tried = changed(recipe, path, value)
     try:
         grammar.refuse(tried)
-        engines.check(deploy(tried))
+        engines.check_recipe(deploy(tried))
     except BadInput as problem:
         raise BadInput(f"climb setting {path!r} = {value!r}: {problem.message}", hint=problem.hint) from None

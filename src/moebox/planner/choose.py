@@ -8,43 +8,43 @@ from moebox.core.plan import Plan
 from moebox.core.recipe import Climb
 from moebox.errors import UnknownName, refuse_if
 from moebox.planner import drafting, nofit, prefer, reasons, warnings
-from moebox.planner.candidates import SHORTER, candidates, engines_for
-from moebox.planner.pins import Pins
-from moebox.planner.weigh import Weighed, claiming_enough, forecast, weigh
-from moebox.planner.why import why
+from moebox.planner.candidates import SHORTER_CONTEXTS, make_candidates, possible_engines
+from moebox.planner.constraints import Constraints
+from moebox.planner.rate import RatedCandidate, forecast_rows, raise_utilization, rate_candidates
+from moebox.planner.why import arithmetic_lines
 
 
-def choose(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pins) -> Plan:
+def choose_plan(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], constraints: Constraints) -> Plan:
     """The plan for `model` on `box` within `pins`; DoesNotFit when nothing holds it."""
-    _refuse_unknown(model, checkpoints, pins)
-    tried, fitting = search(box, model, checkpoints, pins)
+    _refuse_unknown(model, checkpoints, constraints)
+    tried, fitting = search_candidates(box, model, checkpoints, constraints)
     if not fitting:
-        raise nofit.problem(box, model, checkpoints, pins, tried)
-    best, *others = ranked(fitting)
-    climb = climb_of(best)
+        raise nofit.no_fit_error(box, model, checkpoints, constraints, tried)
+    best, *others = rank_by_worth(fitting)
+    climb = viable_climb(best)
     return Plan(
         recipe=replace(best.recipe, climb=climb),
         box=box.name,
-        goal=pins.goal,
+        goal=constraints.goal,
         memory=best.memory,
-        forecast=forecast(best),
-        reasons=reasons.reasons(best, others, tried, pins, climb),
+        forecast=forecast_rows(best),
+        reasons=reasons.explain_choice(best, others, tried, constraints, climb),
         warnings=(
-            *best.troubles,
-            *warnings.from_numbers(best.deployment, best.memory, pins.concurrency or 1),
-            *reasons.warned(best, others, pins),
-            *reasons.limited(best),
+            *best.known_issues,
+            *warnings.budget_warnings(best.deployment, best.memory, constraints.concurrency or 1),
+            *reasons.image_warnings(best, others, constraints),
+            *reasons.thread_limit_warnings(best),
         ),
-        alternatives=reasons.alternatives(best, others),
-        refused=reasons.refused(best, tried),
-        why=why(best),
+        alternatives=reasons.list_alternatives(best, others),
+        refused=reasons.list_rejected(best, tried),
+        why=arithmetic_lines(best),
         answer_tok_s=round(best.score, 2),
-        measured=best.speed.source,
-        basis=best.speed.basis,
+        measured=best.speed.calibration_text,
+        basis=best.speed.range_basis,
     )
 
 
-def _refuse_unknown(model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pins) -> None:
+def _refuse_unknown(model: Model, checkpoints: tuple[Checkpoint, ...], pins: Constraints) -> None:
     """BadInput for a form or a context that the model does not have."""
     if pins.checkpoint and not any(form.called(pins.checkpoint) for form in checkpoints):
         raise UnknownName(f"{model.title} checkpoint", pins.checkpoint, [form.name for form in checkpoints])
@@ -55,7 +55,7 @@ def _refuse_unknown(model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pin
     )
 
 
-def climb_of(chosen: Weighed) -> Climb:
+def viable_climb(chosen: RatedCandidate) -> Climb:
     """What a climb from there tries: what fits, and nothing over several nodes, where it starts no engine."""
     recipe = chosen.recipe
     first, *longer = recipe.climb.contexts
@@ -66,56 +66,56 @@ def climb_of(chosen: Weighed) -> Climb:
     return replace(recipe.climb, contexts=contexts, speculate=drafts)
 
 
-def _able_by(chosen: Weighed, method: str) -> bool:
+def _able_by(chosen: RatedCandidate, method: str) -> bool:
     """Whether the same recipe fits and starts when it drafts by `method`."""
     recipe = chosen.recipe
     if method in ("none", recipe.speculate and recipe.speculate.method):
         return True
-    drafted = replace(recipe, speculate=drafting.draft(chosen.model, method, recipe.runtime.preset))
+    drafted = replace(recipe, speculate=drafting.make_draft(chosen.model, method, recipe.runtime.preset))
     candidate = replace(chosen.candidate, recipe=drafted)
-    return replace(chosen, candidate=candidate, memory=chosen.memory_as(candidate)).able
+    return replace(chosen, candidate=candidate, memory=chosen.memory_with(candidate)).is_viable
 
 
-def _fits_at(chosen: Weighed, context: int) -> bool:
+def _fits_at(chosen: RatedCandidate, context: int) -> bool:
     longer = replace(chosen.candidate, recipe=replace(chosen.recipe, context=context))
-    return chosen.memory_as(longer).fits
+    return chosen.memory_with(longer).fits
 
 
-def search(
-    box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pins
-) -> tuple[list[Weighed], list[Weighed]]:
+def search_candidates(
+    box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], constraints: Constraints
+) -> tuple[list[RatedCandidate], list[RatedCandidate]]:
     """All candidates of the longest context that something fits, and those that fit."""
-    first, *shorter = contexts(model, pins)
-    tried, fitting = at_context(box, model, checkpoints, pins, first)
+    first, *shorter = contexts_to_try(model, constraints)
+    tried, fitting = candidates_at_context(box, model, checkpoints, constraints, first)
     if fitting or not shorter:
         return tried, fitting
-    least = at_context(box, model, checkpoints, pins, shorter[-1])
+    least = candidates_at_context(box, model, checkpoints, constraints, shorter[-1])
     if not least[1]:  # no context is short enough
         return least
     for context in shorter[:-1]:
-        tried, fitting = at_context(box, model, checkpoints, pins, context)
+        tried, fitting = candidates_at_context(box, model, checkpoints, constraints, context)
         if fitting:
             return tried, fitting
     return least
 
 
-def at_context(
-    box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pins, context: int
-) -> tuple[list[Weighed], list[Weighed]]:
+def candidates_at_context(
+    box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Constraints, context: int
+) -> tuple[list[RatedCandidate], list[RatedCandidate]]:
     """All candidates for one context, of every engine, and those that fit and start."""
-    found = candidates(box, model, checkpoints, replace(pins, context=context), engines_for(box, pins))
-    tried = [claiming_enough(one) for one in weigh(box, model, found, pins)]
-    return tried, [one for one in tried if one.able]
+    found = make_candidates(box, model, checkpoints, replace(pins, context=context), possible_engines(box, pins))
+    tried = [raise_utilization(one) for one in rate_candidates(box, model, found, pins)]
+    return tried, [one for one in tried if one.is_viable]
 
 
-def contexts(model: Model, pins: Pins) -> tuple[int, ...]:
+def contexts_to_try(model: Model, pins: Constraints) -> tuple[int, ...]:
     """Contexts to try, longest first: the pinned one alone; the model's own when context is the goal."""
     if pins.context:
         return (pins.context,)
     longest = model.context if pins.goal == "context" else min(65536, model.context)
-    return (longest, *(size for size in SHORTER if size < longest))
+    return (longest, *(size for size in SHORTER_CONTEXTS if size < longest))
 
 
-def ranked(fitting: list[Weighed]) -> list[Weighed]:
+def rank_by_worth(fitting: list[RatedCandidate]) -> list[RatedCandidate]:
     """What is worth most by the goal first."""
-    return sorted(fitting, key=lambda weighed: (prefer.worth(weighed), weighed.score), reverse=True)
+    return sorted(fitting, key=lambda weighed: (prefer.discounted_figure(weighed), weighed.score), reverse=True)

@@ -9,21 +9,21 @@ from moebox.core.model import Checkpoint, Model
 from moebox.planner.speed import Speed
 
 
-def cut(deployment: Deployment, layers: int) -> Deployment:
+def cut_layers(deployment: Deployment, layers: int) -> Deployment:
     """The deployment with that many layers of its model, and as many of the checkpoint's bytes."""
     box, model, checkpoint, recipe = deployment.facts
-    small = shallow(model, layers)
-    return Deployment.of(recipe, small, fewer(checkpoint, model, small), box)
+    small = shallow_model(model, layers)
+    return Deployment.of(recipe, small, shallow_checkpoint(checkpoint, model, small), box)
 
 
-def shallow(model: Model, layers: int) -> Model:
+def shallow_model(model: Model, layers: int) -> Model:
     """The model with fewer layers, other kinds of layers in proportion."""
     share = layers / model.layers
     others = tuple(replace(each, count=max(1, round(share * each.count))) for each in model.others)
     return replace(model, layers=layers, others=others, counted={})
 
 
-def fewer(checkpoint: Checkpoint, model: Model, small: Model) -> Checkpoint:
+def shallow_checkpoint(checkpoint: Checkpoint, model: Model, small: Model) -> Checkpoint:
     """The checkpoint with each component in proportion to the parameters that are left of it."""
     before, after = replace(model, counted={}).by_component, small.by_component
     sizes = {
@@ -33,13 +33,13 @@ def fewer(checkpoint: Checkpoint, model: Model, small: Model) -> Checkpoint:
     return replace(checkpoint, bytes_by_component=sizes)
 
 
-def expected(deployment: Deployment, steps: Iterable[tuple[int, int]]) -> tuple[Expected, ...]:
+def expected_steps(deployment: Deployment, steps: Iterable[tuple[int, int]]) -> tuple[Expected, ...]:
     """What the forecast from published rows says of decode steps (batch, context), as a line in the layers."""
     model = deployment.facts[1]
     few = max(model.dense_layers + 1, model.layers // 2)
     if few == model.layers:
         return ()
-    half, whole = (Speed.fitted(cut(deployment, layers)) for layers in (few, model.layers))
+    half, whole = (Speed.from_published(cut_layers(deployment, layers)) for layers in (few, model.layers))
     found = []
     for batch, context in sorted(set(steps)):
         seconds = half.step_s(batch, context)

@@ -5,14 +5,14 @@ from moebox.core.recipe import Speculate
 from moebox.errors import BadInput
 
 
-def own_method(model: Model) -> str:
+def default_draft_method(model: Model) -> str:
     """How a model's next tokens are best drafted: a model trained for it, its own layers, or not at all."""
     if model.drafts:
         return "eagle3"
     return "mtp" if model.mtp_layers else "none"
 
 
-def draft(model: Model, method: str, preset: str = "") -> Speculate:
+def make_draft(model: Model, method: str, preset: str = "") -> Speculate:
     """What a recipe says to draft by `method`; BadInput where the model has nothing for it."""
     if method == "eagle3":
         return Speculate(method=method, draft=_trained(model, preset), tokens=3)

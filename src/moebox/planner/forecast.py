@@ -6,16 +6,16 @@ Rows are plain dicts under the names that scripts rely on; every rate comes with
 from collections.abc import Iterable
 from typing import Any
 
-from moebox.planner.schedule import Rules
-from moebox.planner.simulate import Histogram, Outcome, Workload, simulate
+from moebox.planner.schedule import SchedulerRules
+from moebox.planner.simulate import Histogram, SimulatedWorkload, SimulationResult, simulate
 from moebox.planner.speed import Speed
 
-Row = dict[str, Any]
+ForecastRow = dict[str, Any]
 
 
 def decode_rows(
     speed: Speed, contexts: Iterable[int], streams: Iterable[int], kv_tokens: int, max_seqs: int | None = None
-) -> list[Row]:
+) -> list[ForecastRow]:
     """`streams` sequences that decode at `context`, no prompts: as decode benchmarks report it.
 
     A row `fits` where the cache and the engine's limit of sequences admit all of them.
@@ -25,11 +25,11 @@ def decode_rows(
     return [{**row, "fits": row["fits"] and row["concurrency"] <= (max_seqs or row["concurrency"])} for row in rows]
 
 
-def prefill_rows(speed: Speed, prompts: Iterable[int]) -> list[Row]:
+def prefill_rows(speed: Speed, prompts: Iterable[int]) -> list[ForecastRow]:
     """One cold prompt alone on the machine."""
     rows = []
     for tokens in prompts:
-        low, high = speed.prompt_band(tokens)
+        low, high = speed.prompt_range(tokens)
         seconds = speed.prefill_s(tokens)
         rate = tokens / seconds
         rows.append(
@@ -44,10 +44,10 @@ def prefill_rows(speed: Speed, prompts: Iterable[int]) -> list[Row]:
     return rows
 
 
-def stream_rows(speed: Speed, contexts: Iterable[int], prompt: int) -> list[Row]:
+def stream_rows(speed: Speed, contexts: Iterable[int], prompt: int) -> list[ForecastRow]:
     """CPU+GPU engines: one stream's token generation and prompt processing."""
-    low, high = speed.band
-    slow, fast = speed.prompt_band(prompt)
+    low, high = speed.decode_range
+    slow, fast = speed.prompt_range(prompt)
     pp = speed.prefill_tok_s(prompt)
     rows = []
     for context in contexts:
@@ -68,17 +68,17 @@ def stream_rows(speed: Speed, contexts: Iterable[int], prompt: int) -> list[Row]
     return rows
 
 
-def serving_rows(speed: Speed, rules: Rules, workloads: Iterable[Workload]) -> list[Row]:
+def serving_rows(speed: Speed, rules: SchedulerRules, workloads: Iterable[SimulatedWorkload]) -> list[ForecastRow]:
     """Each workload simulated, under the field names of vLLM's serving benchmark."""
     return [serving_row(simulate(speed, rules, workload), speed) for workload in workloads]
 
 
-def serving_row(outcome: Outcome, speed: Speed) -> Row:
+def serving_row(outcome: SimulationResult, speed: Speed) -> ForecastRow:
     """One simulated run."""
-    low, high = speed.band
+    low, high = speed.decode_range
     work = outcome.workload
     seconds = outcome.duration_s or 1.0
-    row: Row = {
+    row: ForecastRow = {
         "max_concurrency": work.concurrency or None,
         "request_rate": work.rate or "inf",
         "input_len": work.input,
@@ -99,14 +99,14 @@ def serving_row(outcome: Outcome, speed: Speed) -> Row:
         row |= _times(name, getattr(outcome, name))
     row |= {
         "preemptions": outcome.preemptions,
-        "peak_kv_tokens": round(outcome.peak_kv),
+        "peak_kv_tokens": round(outcome.peak_kv_tokens),
         "kv_tokens": outcome.kv_tokens,
     }
     return row
 
 
-def _decode(speed: Speed, context: int, streams: int, kv_tokens: int) -> Row:
-    low, high = speed.band
+def _decode(speed: Speed, context: int, streams: int, kv_tokens: int) -> ForecastRow:
+    low, high = speed.decode_range
     rate = speed.decode_tok_s(streams, context)
     return {
         "context": context,
@@ -120,7 +120,7 @@ def _decode(speed: Speed, context: int, streams: int, kv_tokens: int) -> Row:
     }
 
 
-def _times(name: str, times: Histogram) -> Row:
+def _times(name: str, times: Histogram) -> ForecastRow:
     return {
         f"mean_{name}_ms": round(times.mean * 1e3, 3),
         f"median_{name}_ms": round(times.quantile(0.5) * 1e3, 3),

@@ -11,9 +11,16 @@ from moebox.core.model import Checkpoint, Model, written
 from moebox.core.recipe import EngineName, Recipe
 from moebox.core.traits import Traits
 from moebox.errors import BadInput, DoesNotFit, MoeboxError
-from moebox.planner.candidates import LEAST_BITS, SHORTER, candidates, cannot_run, engines_for, forms
-from moebox.planner.pins import SIZES, Pins, serving, sharing
-from moebox.planner.weigh import Weighed, claiming_enough, weigh
+from moebox.planner.candidates import (
+    LEAST_BITS,
+    SHORTER_CONTEXTS,
+    make_candidates,
+    possible_engines,
+    reason_to_skip,
+    usable_checkpoints,
+)
+from moebox.planner.constraints import PARALLEL_SIZES, Constraints, gpu_only_engines, hybrid_engines
+from moebox.planner.rate import RatedCandidate, raise_utilization, rate_candidates
 from moebox.units import count, gb, gib
 
 ROUND = 2**34  # remedies name RAM in steps of 16 GiB
@@ -42,66 +49,66 @@ PINNED = {
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class FitQuery:
     """What was asked for: a model in some forms, on a box, within pins."""
 
     box: Box
     model: Model
     checkpoints: tuple[Checkpoint, ...]
-    pins: Pins
+    constraints: Constraints
 
-    def within(self, **pins: object) -> "Asked":
+    def with_constraints(self, **pins: object) -> "FitQuery":
         """The same with other pins."""
-        return replace(self, pins=replace(self.pins, **pins))  # type: ignore[arg-type]
+        return replace(self, constraints=replace(self.constraints, **pins))  # type: ignore[arg-type]
 
-    def weighed(self) -> Iterator[Weighed]:
+    def rated_candidates(self) -> Iterator[RatedCandidate]:
         """Candidates of all engines, each weighed when it is looked at."""
-        engines = engines_for(self.box, self.pins)
-        for candidate in candidates(self.box, self.model, self.checkpoints, self.pins, engines):
-            yield from map(claiming_enough, weigh(self.box, self.model, [candidate], self.pins))
+        engines = possible_engines(self.box, self.constraints)
+        for candidate in make_candidates(self.box, self.model, self.checkpoints, self.constraints, engines):
+            yield from map(raise_utilization, rate_candidates(self.box, self.model, [candidate], self.constraints))
 
-    def fitting(self) -> Iterator[Weighed]:
+    def viable_candidates(self) -> Iterator[RatedCandidate]:
         """Those that fit and start."""
-        return (weighed for weighed in self.weighed() if weighed.able)
+        return (weighed for weighed in self.rated_candidates() if weighed.is_viable)
 
     @property
-    def fits(self) -> bool:
+    def has_viable(self) -> bool:
         """Whether one does; stops at the first."""
-        return next(self.fitting(), None) is not None
+        return next(self.viable_candidates(), None) is not None
 
     @property
-    def offloads(self) -> bool:
+    def allows_hybrid(self) -> bool:
         """Whether an engine that keeps experts in RAM may be meant."""
-        return not self.pins.engine or registry.traits(self.pins.engine).offloads
+        return not self.constraints.engine or registry.traits(self.constraints.engine).offloads
 
     @property
-    def gpus(self) -> int:
+    def gpu_count(self) -> int:
         """How many there are, in all nodes."""
         return len(self.box.gpus) * self.box.nodes
 
     @property
-    def serves(self) -> bool:
+    def allows_gpu_only(self) -> bool:
         """Whether an engine that serves from GPUs alone may be meant."""
-        return not self.pins.engine or registry.traits(self.pins.engine).serves
+        return not self.constraints.engine or registry.traits(self.constraints.engine).serves
 
 
-def problem(
-    box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pins, tried: list[Weighed]
+def no_fit_error(
+    box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Constraints, tried: list[RatedCandidate]
 ) -> MoeboxError:
     """The error for a box that holds no candidate."""
-    asked = Asked(box, model, checkpoints, pins)
+    asked = FitQuery(box, model, checkpoints, pins)
     if not tried:
-        return nothing_to_try(asked)
+        return no_candidate_error(asked)
     least = min(one.recipe.parallel.gpus for one in tried)
-    if least > asked.gpus and not tried[0].recipe.hybrid:
+    if least > asked.gpu_count and not tried[0].recipe.hybrid:
         return _too_few_gpus(asked, least)
     refused = _refused(tried)
     if refused:
-        hint = _first(itertools.chain(_without_pins(asked), remedies(asked, tried)))
+        hint = _first(itertools.chain(_without_pins(asked), suggest_remedies(asked, tried)))
         return DoesNotFit(f"{model.title} does not run on {box.name}{_as_pinned(pins)}: {refused}", hint=hint)
     nearest = min(tried, key=lambda one: (one.memory.shortfall or 2**62, one.candidate.tier))
     shortfall = nearest.memory.shortfall
-    return DoesNotFit(_lacking(asked, nearest), shortfall=shortfall, hint=_first(remedies(asked, tried)))
+    return DoesNotFit(_lacking(asked, nearest), shortfall=shortfall, hint=_first(suggest_remedies(asked, tried)))
 
 
 def _first(ways: Iterator[str]) -> str | None:
@@ -109,43 +116,43 @@ def _first(ways: Iterator[str]) -> str | None:
     return "; ".join(itertools.islice(ways, 3)) or None
 
 
-def _too_few_gpus(asked: Asked, least: int) -> BadInput:
+def _too_few_gpus(asked: FitQuery, least: int) -> BadInput:
     """What is pinned takes more GPUs than there are."""
-    pins = asked.pins
+    pins = asked.constraints
     groups = f" × dp {pins.dp}" if pins.dp else ""
     layout = f"tp {pins.tp or 1} × pp {pins.pp or 1}{groups}"
-    text = f"{layout} takes {least} GPUs and {asked.box.name} has {asked.gpus}"
+    text = f"{layout} takes {least} GPUs and {asked.box.name} has {asked.gpu_count}"
     return BadInput(text, hint="smaller --tp, --pp or --dp, or none to let moebox choose")
 
 
-def _refused(tried: list[Weighed]) -> str:
+def _refused(tried: list[RatedCandidate]) -> str:
     """Why what would fit does not start, or why nothing would even if it did fit; "" where memory is what lacks."""
     fitting = [one for one in tried if one.memory.fits] or tried
-    return fitting[0].refused if all(one.refused for one in fitting) else ""
+    return fitting[0].fatal_issue if all(one.fatal_issue for one in fitting) else ""
 
 
-def _given(pins: Pins, among: Mapping[str, str]) -> dict[str, str]:
+def _given(pins: Constraints, among: Mapping[str, str]) -> dict[str, str]:
     """Those of these pins that are set, flag to field."""
     return {flag: field for flag, field in among.items() if getattr(pins, field) is not None}
 
 
-def _as_pinned(pins: Pins) -> str:
+def _as_pinned(pins: Constraints) -> str:
     """The pins, as what is said of them begins."""
     shown = " ".join(f"{flag} {getattr(pins, field)}" for flag, field in _given(pins, PINNED).items())
     return f" with {shown}" if shown else ""
 
 
-def _without_pins(asked: Asked) -> Iterator[str]:
+def _without_pins(asked: FitQuery) -> Iterator[str]:
     """The one pin, or all of them, without which something starts."""
-    given = _given(asked.pins, PINNED)
-    enough = [flag for flag, field in given.items() if asked.within(**{field: None}).fits]
+    given = _given(asked.constraints, PINNED)
+    enough = [flag for flag, field in given.items() if asked.with_constraints(**{field: None}).has_viable]
     if enough:
         yield f"it runs without {' or without '.join(enough)}"
-    elif len(given) > 1 and asked.within(**dict.fromkeys(given.values())).fits:
+    elif len(given) > 1 and asked.with_constraints(**dict.fromkeys(given.values())).has_viable:
         yield f"it runs without {' and '.join(given)}"
 
 
-def _lacking(asked: Asked, nearest: Weighed) -> str:
+def _lacking(asked: FitQuery, nearest: RatedCandidate) -> str:
     """How much the nearest candidate lacks, and where."""
     recipe = nearest.recipe
     place = f"on {asked.box.name}" if asked.box.gpus else "here without a GPU"
@@ -156,7 +163,7 @@ def _lacking(asked: Asked, nearest: Weighed) -> str:
     )
 
 
-def _full_device(nearest: Weighed) -> str:
+def _full_device(nearest: RatedCandidate) -> str:
     """What lacks memory where GPUs and RAM share a model."""
     fullest = min(nearest.memory.devices, key=lambda device: device.free)
     return "of RAM" if fullest.device.startswith("ram") else "on the fullest GPU"
@@ -167,58 +174,58 @@ def _full_gpu(recipe: Recipe) -> str:
     return "on the fullest GPU" if recipe.parallel.pp > 1 else "on each GPU"
 
 
-def nothing_to_try(asked: Asked) -> MoeboxError:
+def no_candidate_error(asked: FitQuery) -> MoeboxError:
     """No candidate at all: no GPU, no form the engine reads, or no cut of the model over these GPUs."""
-    box, pins = asked.box, asked.pins
-    if not box.gpus and asked.serves:
+    box, pins = asked.box, asked.constraints
+    if not box.gpus and asked.allows_gpu_only:
         name = pins.engine or "an engine that takes these settings"
         return DoesNotFit(f"{name} needs a GPU, and there is none", hint=_without_gpu(asked))
-    engines = engines_for(box, pins)
-    reading = [name for name in engines if forms(asked.checkpoints, name, pins)]
+    engines = possible_engines(box, pins)
+    reading = [name for name in engines if usable_checkpoints(asked.checkpoints, name, pins)]
     if not reading:
         return _unread(asked, engines)
-    excluded = [cannot_run(name, box, asked.model) for name in reading]
+    excluded = [reason_to_skip(name, box, asked.model) for name in reading]
     if all(excluded) and not pins.engine:
         return DoesNotFit(f"{asked.model.title} does not run on {box.name}: {'; '.join(excluded)}")
     return _uncut(asked)
 
 
-def _without_gpu(asked: Asked) -> str:
+def _without_gpu(asked: FitQuery) -> str:
     """What to do without a GPU: no engine that runs on CPUs takes the pins that only serving engines have."""
     other = "--box plans for another box, such as 8x-rtx-pro-6000-server"
-    if asked.pins.serving or asked.pins.image:
+    if asked.constraints.gpu_only_flag or asked.constraints.image:
         return other
     able = next(traits for traits in registry.all_traits() if traits.without_gpu and not traits.not_on)
-    if forms(asked.checkpoints, able.name, replace(asked.pins, engine=able.name)):
+    if usable_checkpoints(asked.checkpoints, able.name, replace(asked.constraints, engine=able.name)):
         return f"--engine {able.name} runs on CPUs; {other}"
     return f"{able.name} runs on CPUs, from a {written(*able.formats)} of the model; {other}"
 
 
-def _unread(asked: Asked, engines: tuple[EngineName, ...]) -> MoeboxError:
+def _unread(asked: FitQuery, engines: tuple[EngineName, ...]) -> MoeboxError:
     """No engine that may be meant reads a form that may be meant."""
-    wanted, does = asked.pins.checkpoint or "any known checkpoint", "does" if len(engines) == 1 else "do"
+    wanted, does = asked.constraints.checkpoint or "any known checkpoint", "does" if len(engines) == 1 else "do"
     text = f"{' and '.join(engines)} {does} not read {wanted} of {asked.model.name}"
-    return BadInput(text, hint=_readers(asked) if asked.pins.checkpoint else _readable(asked, engines))
+    return BadInput(text, hint=_readers(asked) if asked.constraints.checkpoint else _readable(asked, engines))
 
 
-def _readable(asked: Asked, engines: tuple[EngineName, ...]) -> str:
+def _readable(asked: FitQuery, engines: tuple[EngineName, ...]) -> str:
     """What engines read, and in what the model is there."""
     known = sorted({f"{form.name} ({written(form.format)})" for form in asked.checkpoints})
     read = written(*(kind for name in engines for kind in registry.traits(name).formats))
     return f"it reads {read}; known forms: {', '.join(known)}"
 
 
-def _readers(asked: Asked) -> str:
+def _readers(asked: FitQuery) -> str:
     """The engines that read the form which is pinned."""
-    free = replace(asked.pins, engine=None)
-    readers = [name for name in registry.names() if forms(asked.checkpoints, name, free)]
+    free = replace(asked.constraints, engine=None)
+    readers = [name for name in registry.names() if usable_checkpoints(asked.checkpoints, name, free)]
     return f"it is read by {' and '.join(readers)}"
 
 
-def _uncut(asked: Asked) -> MoeboxError:
+def _uncut(asked: FitQuery) -> MoeboxError:
     """Heads, experts or layers do not divide by what was pinned."""
     model = asked.model
-    cut = ", ".join(f"{flag} {size}" for flag, size in asked.pins.sizes.items())
+    cut = ", ".join(f"{flag} {size}" for flag, size in asked.constraints.parallel_sizes.items())
     experts = f", {model.moe.experts} experts by ep, which is 1 or tp × dp" if model.moe else ""
     return BadInput(
         f"{model.title} cannot be cut that way: {cut or 'no layout'} over {len(asked.box.gpus)} GPUs",
@@ -226,7 +233,7 @@ def _uncut(asked: Asked) -> MoeboxError:
     )
 
 
-def remedies(asked: Asked, tried: list[Weighed]) -> Iterator[str]:
+def suggest_remedies(asked: FitQuery, tried: list[RatedCandidate]) -> Iterator[str]:
     """The nearest things that would make it fit, what costs least first: asking for less, another form, RAM, GPUs."""
     yield from _asking_less(asked)
     yield from _other_form(asked, tried)
@@ -238,29 +245,31 @@ def remedies(asked: Asked, tried: list[Weighed]) -> Iterator[str]:
     yield from _more_gpus(asked)
 
 
-def _asking_less(asked: Asked) -> Iterator[str]:
+def _asking_less(asked: FitQuery) -> Iterator[str]:
     """The longest context, the most requests or the usual claim that fit, where more was asked for."""
     yield from _smaller(asked, "context", _shorter(asked))
-    yield from _smaller(asked, "concurrency", _fewer(asked.pins))
-    if asked.pins.memory_utilization:
-        usual = (one.recipe.memory_utilization for one in asked.within(memory_utilization=None).fitting())
+    yield from _smaller(asked, "concurrency", _fewer(asked.constraints))
+    if asked.constraints.memory_utilization:
+        usual = (
+            one.recipe.memory_utilization for one in asked.with_constraints(memory_utilization=None).viable_candidates()
+        )
         yield from (f"--memory-utilization {share:g} fits" for share in itertools.islice(usual, 1) if share)
 
 
-def _smaller(asked: Asked, pin: str, values: Iterator[int]) -> Iterator[str]:
+def _smaller(asked: FitQuery, pin: str, values: Iterator[int]) -> Iterator[str]:
     """The first value of a pin that fits."""
-    fitting = (value for value in values if asked.within(**{pin: value}).fits)
+    fitting = (value for value in values if asked.with_constraints(**{pin: value}).has_viable)
     yield from (f"--{pin} {value} fits" for value in itertools.islice(fitting, 1))
 
 
-def _shorter(asked: Asked) -> Iterator[int]:
+def _shorter(asked: FitQuery) -> Iterator[int]:
     """Usual contexts below the one asked for, longest first."""
     longest = asked.model.context
-    below = min(asked.pins.context or 0, longest + 1)
-    return (size for size in (longest, *SHORTER) if size < below)
+    below = min(asked.constraints.context or 0, longest + 1)
+    return (size for size in (longest, *SHORTER_CONTEXTS) if size < below)
 
 
-def _fewer(pins: Pins) -> Iterator[int]:
+def _fewer(pins: Constraints) -> Iterator[int]:
     """Fewer requests at a time, most first."""
     number = (pins.concurrency or 1) // 2
     while number >= 1:
@@ -268,11 +277,11 @@ def _fewer(pins: Pins) -> Iterator[int]:
         number //= 2
 
 
-def _other_form(asked: Asked, tried: list[Weighed]) -> Iterator[str]:
+def _other_form(asked: FitQuery, tried: list[RatedCandidate]) -> Iterator[str]:
     """The largest form that fits, if need be without other pins; one nobody has seen where no other does."""
-    given = _given(asked.pins, FREED)
+    given = _given(asked.constraints, FREED)
     for freed in [{}, given] if given else [{}]:
-        form = _largest_form(asked.within(checkpoint=None, **dict.fromkeys(freed.values())))
+        form = _largest_form(asked.with_constraints(checkpoint=None, **dict.fromkeys(freed.values())))
         if form and form not in [one.checkpoint for one in tried]:
             seen = ", a file not verified to exist" if form.unverified else ""
             without = f" without {' and '.join(freed)}" if freed else ""
@@ -280,41 +289,41 @@ def _other_form(asked: Asked, tried: list[Weighed]) -> Iterator[str]:
             return
 
 
-def _largest_form(asked: Asked) -> Checkpoint | None:
+def _largest_form(asked: FitQuery) -> Checkpoint | None:
     """The largest form that fits, or one nobody has seen where no other does."""
-    found = max((one.checkpoint for one in asked.fitting()), key=lambda form: form.bytes, default=None)
+    found = max((one.checkpoint for one in asked.viable_candidates()), key=lambda form: form.bytes, default=None)
     return found or next((form for form in _unseen(asked) if _fits_as(asked, form)), None)
 
 
-def _unseen(asked: Asked) -> Iterator[Checkpoint]:
+def _unseen(asked: FitQuery) -> Iterator[Checkpoint]:
     """Forms that nobody has verified to exist, the largest first, as far as they keep quality."""
     largest_first = sorted(asked.checkpoints, key=lambda form: -form.bytes)
     unseen = (form for form in largest_first if form.unverified)
     return (form for form in unseen if form.bits_per_weight(asked.model) >= LEAST_BITS)
 
 
-def _fits_as(asked: Asked, form: Checkpoint) -> bool:
-    return replace(asked.within(checkpoint=form.name), checkpoints=(form,)).fits
+def _fits_as(asked: FitQuery, form: Checkpoint) -> bool:
+    return replace(asked.with_constraints(checkpoint=form.name), checkpoints=(form,)).has_viable
 
 
-def _more_gpus(asked: Asked) -> Iterator[str]:
+def _more_gpus(asked: FitQuery) -> Iterator[str]:
     """How many such GPUs would do, when fewer than 65 do."""
-    box, pins = asked.box, asked.pins
-    if not box.gpus or not asked.serves or pins.experts or pins.memory_utilization:
+    box, pins = asked.box, asked.constraints
+    if not box.gpus or not asked.allows_gpu_only or pins.experts or pins.memory_utilization:
         return
-    for number in LARGER[bisect_right(LARGER, asked.gpus) :]:
+    for number in LARGER[bisect_right(LARGER, asked.gpu_count) :]:
         engine = _serving_on(asked, number)
         if engine:
             yield f"it fits on {number}x {box.gpus[0].title} under {engine.title}"
             return
 
 
-def _serving_on(asked: Asked, number: int) -> Traits | None:
+def _serving_on(asked: FitQuery, number: int) -> Traits | None:
     """The engine that serves from so many of these GPUs, however they are laid out."""
-    free = asked.within(**dict.fromkeys(SIZES), context=asked.pins.context or LEAST_CONTEXT)
+    free = asked.with_constraints(**dict.fromkeys(PARALLEL_SIZES), context=asked.constraints.context or LEAST_CONTEXT)
     larger = replace(free, box=_with_gpus(asked.box, number))
-    engines = (asked.pins.engine,) if asked.pins.engine else serving()
-    return next((registry.traits(name) for name in engines if larger.within(engine=name).fits), None)
+    engines = (asked.constraints.engine,) if asked.constraints.engine else gpu_only_engines()
+    return next((registry.traits(name) for name in engines if larger.with_constraints(engine=name).has_viable), None)
 
 
 def _with_gpus(box: Box, number: int) -> Box:
@@ -323,7 +332,7 @@ def _with_gpus(box: Box, number: int) -> Box:
     return in_nodes(replace(box, gpus=(gpu,) * number, nodes=1, name=f"{number}x-{gpu.name}"))
 
 
-def _ram_needed(asked: Asked) -> str:
+def _ram_needed(asked: FitQuery) -> str:
     """How much RAM beside these GPUs would do, with what; "" when RAM is not what lacks or the engine uses none."""
     able = sorted(_with_ram(asked), key=_ram_of)
     if not able:
@@ -339,23 +348,25 @@ def _ram_needed(asked: Asked) -> str:
     return f"--ram {_ram_size(nearest)}: with that much RAM {form} fits {here} ({have}){more}"
 
 
-def _ram_size(weighed: Weighed) -> str:
+def _ram_size(weighed: RatedCandidate) -> str:
     """RAM that would do, as --ram takes it, in round steps."""
     size = -(-_ram_of(weighed) // ROUND) * ROUND
     return f"{size // 2**30}GiB"
 
 
-def _with_ram(asked: Asked) -> list[Weighed]:
+def _with_ram(asked: FitQuery) -> list[RatedCandidate]:
     """All that fits with more RAM."""
-    box, pins = asked.box, asked.pins
-    if pins.serving or not asked.offloads or box.unified:
+    box, pins = asked.box, asked.constraints
+    if pins.gpu_only_flag or not asked.allows_hybrid or box.unified:
         return []
     roomy = replace(box, ram=MOST_RAM, ram_free=None)
-    engines = (pins.engine,) if pins.engine else sharing()
-    found = weigh(roomy, asked.model, candidates(roomy, asked.model, asked.checkpoints, pins, engines), pins)
-    return [one for one in found if _ram_of(one) > box.ram and one.able]
+    engines = (pins.engine,) if pins.engine else hybrid_engines()
+    found = rate_candidates(
+        roomy, asked.model, make_candidates(roomy, asked.model, asked.checkpoints, pins, engines), pins
+    )
+    return [one for one in found if _ram_of(one) > box.ram and one.is_viable]
 
 
-def _ram_of(weighed: Weighed) -> int:
+def _ram_of(weighed: RatedCandidate) -> int:
     ram = weighed.memory.devices[-1]
     return ram.total - ram.free

@@ -8,10 +8,10 @@ from moebox.core.box import Box
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Parallel, Recipe
 from moebox.engines.llama_cpp import spread
-from moebox.planner.place import even
+from moebox.planner.place import divide_evenly
 
 
-def recipes(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe) -> Iterator[Recipe]:
+def multi_node_recipes(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe) -> Iterator[Recipe]:
     """`recipe` over two nodes and more, as many as the box has; nothing for engines that have no workers."""
     if not registry.traits(recipe.engine).workers or not (box.gpus or box.ram):
         return
@@ -21,14 +21,15 @@ def recipes(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe) -> I
 
 def _over(nodes: int, box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe) -> Recipe:
     assert recipe.hybrid is not None
-    places = spread.places(box, nodes)
+    places = spread.layer_devices(box, nodes)
     last = len(places) - 1
     rooms = [
-        spread.room(place, box, model, checkpoint, recipe, last=number == last) for number, place in enumerate(places)
+        spread.layer_room(place, box, model, checkpoint, recipe, last=number == last)
+        for number, place in enumerate(places)
     ]
     if sum(rooms) < model.layers:  # too little: the budget says by how much
         rooms = [model.layers] * len(places)
-    counts = list(even(rooms, model.layers))
+    counts = list(divide_evenly(rooms, model.layers))
     counts[-1] += 1  # the output
     split = tuple(counts) if box.gpus else tuple(counts[1:])
     layers = recipe.hybrid.gpu_layers if box.gpus else sum(split)

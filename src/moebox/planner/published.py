@@ -7,14 +7,14 @@ from moebox.core import catalogue
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
 from moebox.core.recipe import EngineName, Parallel, Recipe, Runtime, Speculate
-from moebox.engines import budget
-from moebox.sizing.constants import GRAPHS_COUNTED
+from moebox.engines import memory_budget
+from moebox.sizing.constants import GRAPH_ESTIMATE_ENV
 
 GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class PublishedStart:
     """One start that somebody published; `kv_tokens` or `weights_gib` is what was seen."""
 
     run: str
@@ -40,14 +40,14 @@ class Row:
     source: str
 
     @property
-    def at(self) -> str:
+    def settings_text(self) -> str:
         """The settings in short."""
         words = [self.engine, f"TP{self.tp}", f"DCP{self.dcp}" if self.dcp > 1 else "", self.kv]
-        words += [f"{self.memory_utilization:g}" if self.memory_utilization else "", "draft" if self.drafts else ""]
+        words += [f"{self.memory_utilization:g}" if self.memory_utilization else "", "draft" if self.has_draft else ""]
         return " ".join(filter(None, words))
 
     @property
-    def drafts(self) -> bool:
+    def has_draft(self) -> bool:
         """Whether a draft was loaded."""
         return bool(self.draft) or self.method != "eagle3"
 
@@ -67,9 +67,9 @@ class Row:
             memory_utilization=self.memory_utilization,
             vision=True,
             parallel=Parallel(tp=self.tp, dcp=self.dcp, ep=self.ep),
-            speculate=Speculate(method=self.method, draft=self.draft) if self.drafts else None,
+            speculate=Speculate(method=self.method, draft=self.draft) if self.has_draft else None,
             runtime=Runtime(image=self.image, preset="community" if self.image else ""),
-            env={} if self.graphs_counted else {GRAPHS_COUNTED: "0"},
+            env={} if self.graphs_counted else {GRAPH_ESTIMATE_ENV: "0"},
         )
 
     @property
@@ -81,17 +81,17 @@ class Row:
         return Deployment.of(self.recipe, model, catalogue.checkpoint(model.name, self.checkpoint), box)
 
 
-def rows(kind: str) -> tuple[Row, ...]:
+def published_starts(kind: str) -> tuple[PublishedStart, ...]:
     """Every published `pool`, or every published `weights`."""
     found = catalogue.table("published/memory")[kind]
-    return tuple(codec.decode(Row, row, where=f"published/memory.toml [{row['run']}]") for row in found)
+    return tuple(codec.decode(PublishedStart, row, where=f"published/memory.toml [{row['run']}]") for row in found)
 
 
-def tokens(row: Row) -> int:
+def forecast_kv_tokens(row: PublishedStart) -> int:
     """The pool the model gives for a row."""
-    return budget(row.deployment).kv_tokens
+    return memory_budget(row.deployment).kv_tokens
 
 
-def weights(row: Row) -> float:
+def forecast_weights_gib(row: PublishedStart) -> float:
     """The weights on a GPU, in GiB, that the model gives for a row."""
-    return budget(row.deployment).devices[0].weights_total / GIB
+    return memory_budget(row.deployment).devices[0].weights_total / GIB

@@ -9,12 +9,12 @@ from moebox.core.gpu_list import all_gpus
 from moebox.core.plan import Alternative, Caution, DeviceMemory, Memory
 from moebox.core.recipe import Climb, Recipe, Runtime
 from moebox.core.registry import titled
-from moebox.engines import rooms
+from moebox.engines import modules
 from moebox.planner import climbing, prefer
 from moebox.planner.candidates import START_CONTEXT, START_UTILIZATION
-from moebox.planner.pins import Pins
-from moebox.planner.speed.links import between_nodes
-from moebox.planner.weigh import HIGHER, PROMPT, Weighed
+from moebox.planner.constraints import Constraints
+from moebox.planner.rate import HIGHER_UTILIZATIONS, PROMPT_TOKENS, RatedCandidate
+from moebox.planner.speed.links import describe_network
 from moebox.units import count, gb, gib, plural, seconds
 
 MOST = 5  # runners-up shown
@@ -27,7 +27,9 @@ COMPARED = {  # by cache or by speed: more, less, the same
 }
 
 
-def reasons(best: Weighed, others: list[Weighed], tried: list[Weighed], pins: Pins, climb: Climb) -> tuple[str, ...]:
+def explain_choice(
+    best: RatedCandidate, others: list[RatedCandidate], tried: list[RatedCandidate], pins: Constraints, climb: Climb
+) -> tuple[str, ...]:
     """Sentences for the choice, most important first; `others` are those that fit and start, the best first."""
     shared = (_placement(best), _engine(best, others, pins), _quant(best, others))
     served = (_engine(best, others, pins), _cache(best, tried))
@@ -35,31 +37,31 @@ def reasons(best: Weighed, others: list[Weighed], tried: list[Weighed], pins: Pi
         _weights(best),
         _layout(best, others),
         *(shared if best.recipe.hybrid else served),
-        *rooms.lines(best.recipe.engine).reasons(best.deployment, best.memory),
+        *modules.lines_module(best.recipe.engine).setting_reasons(best.deployment, best.memory),
         _claim(best, pins),
         _caution(best, pins, climb),
-        between_nodes(best.box) if best.recipe.parallel.nodes > 1 else "",
+        describe_network(best.box) if best.recipe.parallel.nodes > 1 else "",
         _context(best, pins),
         f"speed {best.speed.measured.text}" if best.speed.measured else "",
     )
     return tuple(filter(None, out))
 
 
-def _weights(best: Weighed) -> str:
+def _weights(best: RatedCandidate) -> str:
     form = best.checkpoint
     kind = "as its makers published it" if form.native else "requantised"
     bits = f"{form.bits_per_weight(best.model):.2f} bits a weight"
     return f"{best.model.title} in {form.label}, {kind}: {gb(form.bytes)}, {bits}"
 
 
-def _layout(best: Weighed, others: list[Weighed]) -> str:
+def _layout(best: RatedCandidate, others: list[RatedCandidate]) -> str:
     parallel, every = best.recipe.parallel, len(all_gpus(best.box))
     if best.recipe.hybrid:
         return ""
     text = f"{parallel.text} leaves {_held(best.memory)} of weights on each GPU"
     rival = _best(others, lambda one: _same_but(one, best, "parallel") and one.recipe.parallel.text != parallel.text)
     if rival:
-        text += f"; {rival.recipe.parallel.text} is {compared(rival, best)}"
+        text += f"; {rival.recipe.parallel.text} is {compare_figures(rival, best)}"
     if parallel.gpus < every:
         text += f"; {every - parallel.gpus} of {every} GPUs stay free"
     return text
@@ -72,40 +74,42 @@ def _held(memory: Memory) -> str:
     return most if len(sizes) == 1 else f"up to {most}"
 
 
-def _engine(best: Weighed, others: list[Weighed], pins: Pins) -> str:
+def _engine(best: RatedCandidate, others: list[RatedCandidate], pins: Constraints) -> str:
     if pins.engine:
         return f"{titled(pins.engine)} was asked for"
     rival = _best(others, lambda one: one.recipe.engine != best.recipe.engine and one.recipe.hybrid is None)
     if rival is None:
         return ""
-    return f"{titled(best.recipe.engine)} over {titled(rival.recipe.engine)}, which is {lost(rival, best)}"
+    return (
+        f"{titled(best.recipe.engine)} over {titled(rival.recipe.engine)}, which is {compare_and_explain(rival, best)}"
+    )
 
 
-def _cache(best: Weighed, tried: list[Weighed]) -> str:
+def _cache(best: RatedCandidate, tried: list[RatedCandidate]) -> str:
     if best.recipe.kv == "fp8":
         return _rounded_cache(best)
     rounded = (one for one in tried if one.recipe.kv == "fp8" and _same_but(one, best, "kv"))
-    why = next(filter(None, (one.refused for one in rounded)), "")
+    why = next(filter(None, (one.fatal_issue for one in rounded)), "")
     return f"a {best.recipe.kv} cache, not fp8: {why}" if why else ""
 
 
-def _rounded_cache(best: Weighed) -> str:
+def _rounded_cache(best: RatedCandidate) -> str:
     """Why an fp8 cache: the plain one is refused, or holds less."""
     plain = replace(best.candidate, recipe=replace(best.recipe, kv="bf16"))
-    if needed := replace(best, candidate=plain).refused:
+    if needed := replace(best, candidate=plain).fatal_issue:
         return f"an fp8 cache: {needed}"
-    more = best.memory_as(plain).kv_bytes_per_token / best.memory.kv_bytes_per_token
+    more = best.memory_with(plain).kv_bytes_per_token / best.memory.kv_bytes_per_token
     return f"an fp8 cache holds {more:.2g} times the tokens of bf16"
 
 
-def _claim(best: Weighed, pins: Pins) -> str:
+def _claim(best: RatedCandidate, pins: Constraints) -> str:
     claim = best.recipe.memory_utilization or 0
-    if claim not in HIGHER or best.recipe.hybrid or pins.memory_utilization or pins.bold:
+    if claim not in HIGHER_UTILIZATIONS or best.recipe.hybrid or pins.memory_utilization or pins.bold:
         return ""
     return f"{claim} of each GPU is claimed: {START_UTILIZATION} does not hold it"
 
 
-def _placement(best: Weighed) -> str:
+def _placement(best: RatedCandidate) -> str:
     hybrid, ram = best.recipe.hybrid, best.memory.devices[-1]
     if hybrid is None or hybrid.gpu_experts is not None:
         return ""
@@ -116,7 +120,7 @@ def _placement(best: Weighed) -> str:
     return _on_gpus([len(layers) for layers in hybrid.experts], best)
 
 
-def _on_gpus(counts: list[int], best: Weighed) -> str:
+def _on_gpus(counts: list[int], best: RatedCandidate) -> str:
     """Expert layers by GPU, and where the others are."""
     placed, shown, total = sum(counts), "+".join(map(str, counts)), best.model.moe_layers
     if placed >= total:
@@ -132,9 +136,9 @@ def _left_to_cpu(box: Box, ram: DeviceMemory) -> str:
     return f"{gib(ram.weights_total)} of weights stay in RAM, {gib(ram.free)} of RAM is left free"
 
 
-def _over_nodes(best: Weighed) -> str:
+def _over_nodes(best: RatedCandidate) -> str:
     """Whole layers over nodes, and what their weights cost at every start."""
-    nodes, hops = best.recipe.parallel.nodes, best.speed.shared.hops if best.speed.shared else None
+    nodes, hops = best.recipe.parallel.nodes, best.speed.hybrid_step.hops if best.speed.hybrid_step else None
     assert hops is not None
     away = _away(best)
     where = "GPUs" if best.box.gpus else "RAM"
@@ -144,23 +148,23 @@ def _over_nodes(best: Weighed) -> str:
     )
 
 
-def _away(best: Weighed) -> int:
+def _away(best: RatedCandidate) -> int:
     """Bytes of weights on nodes other than the first."""
     own = {f"gpu{number}" for number in range(len(best.box.gpus))} | {"ram"}
     return sum(device.weights_total for device in best.memory.devices if device.device not in own)
 
 
-def _quant(best: Weighed, others: list[Weighed]) -> str:
+def _quant(best: RatedCandidate, others: list[RatedCandidate]) -> str:
     rival = _best(others, lambda one: one.recipe.engine == best.recipe.engine and one.checkpoint != best.checkpoint)
     if rival is None:
         return ""
-    return f"{best.checkpoint.label} over {rival.checkpoint.label}, which is {lost(rival, best)}"
+    return f"{best.checkpoint.label} over {rival.checkpoint.label}, which is {compare_and_explain(rival, best)}"
 
 
-def _caution(best: Weighed, pins: Pins, climb: Climb) -> str:
+def _caution(best: RatedCandidate, pins: Constraints, climb: Climb) -> str:
     if pins.bold:
         return "bold: speculative decoding and community images are allowed; a plain start is safer (leave --bold out)"
-    return "; ".join(filter(None, (_careful(best.recipe), climbing.text(climb))))
+    return "; ".join(filter(None, (_careful(best.recipe), climbing.describe_climb(climb))))
 
 
 def _careful(recipe: Recipe) -> str:
@@ -173,40 +177,40 @@ def _careful(recipe: Recipe) -> str:
     return f"a careful start: {plain}" if plain else ""
 
 
-def _context(best: Weighed, pins: Pins) -> str:
+def _context(best: RatedCandidate, pins: Constraints) -> str:
     wanted = min(START_CONTEXT, best.model.context)
     if not pins.context and best.recipe.context < wanted:
         return f"context {count(best.recipe.context)}: {count(wanted)} does not fit"
     return ""
 
 
-def alternatives(best: Weighed, others: list[Weighed]) -> tuple[Alternative, ...]:
+def list_alternatives(best: RatedCandidate, others: list[RatedCandidate]) -> tuple[Alternative, ...]:
     """The best of each other kind that starts, and what taking it would change."""
     found = [_most(others, best), *(_best(others, kind) for kind in _kinds(best))]
     once = {id(one): one for one in found if one}
     return tuple(_alternative(one, best) for one in list(once.values())[:MOST])
 
 
-def _most(others: list[Weighed], best: Weighed) -> Weighed | None:
+def _most(others: list[RatedCandidate], best: RatedCandidate) -> RatedCandidate | None:
     """What has most of the goal's figure, where that is more than the choice has; drafts and images as the choice."""
     mine = best.recipe
     alike = [one for one in others if (one.recipe.runtime, one.recipe.speculate) == (mine.runtime, mine.speculate)]
-    more = [one for one in alike if prefer.figure(one) > 1.005 * prefer.figure(best)]
-    return max(more, key=prefer.figure, default=None)
+    more = [one for one in alike if prefer.goal_figure(one) > 1.005 * prefer.goal_figure(best)]
+    return max(more, key=prefer.goal_figure, default=None)
 
 
-def _alternative(one: Weighed, best: Weighed) -> Alternative:
+def _alternative(one: RatedCandidate, best: RatedCandidate) -> Alternative:
     return Alternative(
-        title=title(one, best),
+        title=candidate_title(one, best),
         recipe=one.recipe,
-        decode_tok_s=round(one.speed.decode_tok_s(one.streams, min(PROMPT, one.recipe.context)), 2),
+        decode_tok_s=round(one.speed.decode_tok_s(one.streams, min(PROMPT_TOKENS, one.recipe.context)), 2),
         answer_tok_s=round(one.score, 2),
         kv_tokens=one.memory.kv_tokens,
         loses=_loses(one, best),
     )
 
 
-def _kinds(best: Weighed) -> list[Callable[[Weighed], bool]]:
+def _kinds(best: RatedCandidate) -> list[Callable[[RatedCandidate], bool]]:
     """What a runner-up may differ in, in the order they are worth hearing of."""
     recipe = best.recipe
     if recipe.hybrid:
@@ -223,11 +227,11 @@ def _kinds(best: Weighed) -> list[Callable[[Weighed], bool]]:
         lambda one: one.recipe.parallel.dcp > recipe.parallel.dcp and _same_but(one, best, "parallel"),
         lambda one: _same_but(one, best, "parallel") and one.recipe.parallel.pp != recipe.parallel.pp,
         lambda one: one.checkpoint != best.checkpoint and one.recipe.engine == recipe.engine,
-        lambda one: one.recipe.hybrid is not None and prefer.figure(one) > prefer.figure(best) / 2,
+        lambda one: one.recipe.hybrid is not None and prefer.goal_figure(one) > prefer.goal_figure(best) / 2,
     ]
 
 
-def title(one: Weighed, best: Weighed) -> str:
+def candidate_title(one: RatedCandidate, best: RatedCandidate) -> str:
     """A runner-up in words: engine, layout, and what sets it apart."""
     recipe = one.recipe
     engine = [titled(recipe.engine), "patched community image" if recipe.runtime.preset else ""]
@@ -249,59 +253,59 @@ def _shared_out(recipe: Recipe) -> str:
     return f"{shown} expert layer" + "s" * (shown != "1")
 
 
-def _loses(one: Weighed, best: Weighed) -> str:
+def _loses(one: RatedCandidate, best: RatedCandidate) -> str:
     """Why it was not taken, and how its cache compares."""
-    parts = [lost(one, best)]
+    parts = [compare_and_explain(one, best)]
     share = f"{one.memory.kv_tokens / best.memory.kv_tokens:.2g}" if best.memory.kv_tokens else "0"
-    if share not in ("0", "1") and best.pins.goal != "context":
+    if share not in ("0", "1") and best.constraints.goal != "context":
         parts.append(f"{share}× the cache")
     return "; ".join(parts)
 
 
-def lost(one: Weighed, best: Weighed) -> str:
+def compare_and_explain(one: RatedCandidate, best: RatedCandidate) -> str:
     """How a runner-up compares, and what it would have had to make up for."""
-    text = compared(one, best)
+    text = compare_figures(one, best)
     if text.endswith(("slower", "smaller in cache")):
         return text
-    return ", but ".join(filter(None, (text, "; ".join(each.reason for each in prefer.decisive(one, best)))))
+    return ", but ".join(filter(None, (text, "; ".join(each.reason for each in prefer.deciding_discounts(one, best)))))
 
 
-def compared(one: Weighed, best: Weighed) -> str:
+def compare_figures(one: RatedCandidate, best: RatedCandidate) -> str:
     """By the goal's yardstick: cache, or answer tokens a second while the requests of a comparison are served."""
-    by_cache = best.pins.goal == "context" and bool(best.memory.kv_tokens)
+    by_cache = best.constraints.goal == "context" and bool(best.memory.kv_tokens)
     share = one.memory.kv_tokens / best.memory.kv_tokens if by_cache else one.score / best.score
     more, less, same = COMPARED[by_cache]
     change = round(share - 1, 2)
     return f"{abs(change):.0%} {more if change > 0 else less}" if change else same
 
 
-def refused(best: Weighed, tried: list[Weighed]) -> dict[str, str]:
+def list_rejected(best: RatedCandidate, tried: list[RatedCandidate]) -> dict[str, str]:
     """What was dropped, by kind: what does not start and what does not fit."""
     alike = [one for one in tried if _same_kind(one, best)]
     out = _not_starting(alike, best)
     for one in _lacking(alike):
         if len(out) < MOST_REFUSED:
             lack = f"lacks {gb(one.memory.shortfall)} for {count(one.recipe.context)} tokens"
-            out.setdefault(title(one, best), lack)
+            out.setdefault(candidate_title(one, best), lack)
     return out
 
 
-def _not_starting(alike: list[Weighed], best: Weighed) -> dict[str, str]:
+def _not_starting(alike: list[RatedCandidate], best: RatedCandidate) -> dict[str, str]:
     """Every reason not to start once, with the first that has it."""
     out: dict[str, str] = {}
     for one in alike:
-        if one.refused and one.refused not in out.values():
-            out[title(one, best)] = one.refused
+        if one.fatal_issue and one.fatal_issue not in out.values():
+            out[candidate_title(one, best)] = one.fatal_issue
     return out
 
 
-def _lacking(alike: list[Weighed]) -> list[Weighed]:
+def _lacking(alike: list[RatedCandidate]) -> list[RatedCandidate]:
     """Those that would start and do not fit, the plainest first."""
-    lacking = [one for one in alike if not one.memory.fits and not one.refused]
+    lacking = [one for one in alike if not one.memory.fits and not one.fatal_issue]
     return sorted(lacking, key=lambda one: one.candidate.tier)
 
 
-def _same_kind(one: Weighed, best: Weighed) -> bool:
+def _same_kind(one: RatedCandidate, best: RatedCandidate) -> bool:
     """Both share the work with the CPU, or neither does and they take as many GPUs alike."""
     if one.recipe.hybrid or best.recipe.hybrid:
         return bool(one.recipe.hybrid and best.recipe.hybrid)
@@ -309,7 +313,7 @@ def _same_kind(one: Weighed, best: Weighed) -> bool:
     return (mine.gpus, mine.ep) == (its.gpus, its.ep)
 
 
-def warned(best: Weighed, others: list[Weighed], pins: Pins) -> Iterator[Caution]:
+def image_warnings(best: RatedCandidate, others: list[RatedCandidate], pins: Constraints) -> Iterator[Caution]:
     """What the patched image gains where the stock one cannot do what it does, or why it was taken."""
     if best.recipe.runtime.preset and pins.image:
         yield from _untried(best)
@@ -319,7 +323,7 @@ def warned(best: Weighed, others: list[Weighed], pins: Pins) -> Iterator[Caution
         yield from _gained(best, others)
 
 
-def _untried(best: Weighed) -> Iterator[Caution]:
+def _untried(best: RatedCandidate) -> Iterator[Caution]:
     """A patched image that was asked for beyond what it was built for."""
     preset, gpu = best.recipe.runtime.preset, best.deployment.gpu
     if gpu is None or (gpu.generation == "blackwell-rtx" and families.made_for(best.model, preset)):
@@ -330,49 +334,49 @@ def _untried(best: Weighed) -> Iterator[Caution]:
     yield Caution(symptom="", text=text, remedy="leave --image out for the stock image", source=IMAGE_SOURCE)
 
 
-def _patched(best: Weighed) -> Iterator[Caution]:
+def _patched(best: RatedCandidate) -> Iterator[Caution]:
     stock = replace(best.candidate, recipe=replace(best.recipe, runtime=Runtime()))
-    trouble = replace(best, candidate=stock).refused
+    trouble = replace(best, candidate=stock).fatal_issue
     if trouble:
         stock_name = f"stock {titled(best.recipe.engine)}"
         text = f"the patched community image was taken, because {stock_name} does not start with this: {trouble}"
         yield Caution(symptom="", text=text, remedy='kv = "bf16" for the stock image')
 
 
-def _gained(best: Weighed, others: list[Weighed]) -> Iterator[Caution]:
+def _gained(best: RatedCandidate, others: list[RatedCandidate]) -> Iterator[Caution]:
     patched = _best(others, lambda one: _same_but(one, best, "kv", "runtime") and bool(one.recipe.runtime.preset))
     if patched and patched.recipe.kv == "fp8":
         text = (
             f"the patched community image runs an fp8 cache on these GPUs: {count(patched.memory.kv_tokens)} tokens "
-            f"instead of {count(best.memory.kv_tokens)}, {compared(patched, best)} {_streams(patched, best)}"
+            f"instead of {count(best.memory.kv_tokens)}, {compare_figures(patched, best)} {_streams(patched, best)}"
         )
         yield Caution(symptom="", text=text, remedy="--image community", severity="note", source=IMAGE_SOURCE)
 
 
-def _streams(one: Weighed, best: Weighed) -> str:
+def _streams(one: RatedCandidate, best: RatedCandidate) -> str:
     """The streams at which two candidates were compared."""
     theirs = "" if one.streams == best.streams else f" against {best.streams}"
     return f"at {plural(one.streams, 'stream')}{theirs}"
 
 
-def limited(best: Weighed) -> Iterator[Caution]:
+def thread_limit_warnings(best: RatedCandidate) -> Iterator[Caution]:
     """Where threads, not RAM, are what limits decoding: more of the one does not help without the other."""
-    shared, paper = best.speed.shared, best.box.ram_rate
-    if not shared or not paper or not shared.unpacking:
+    shared, paper = best.speed.hybrid_step, best.box.ram_rate
+    if not shared or not paper or not shared.is_thread_bound:
         return
     threads = best.recipe.hybrid.threads if best.recipe.hybrid else None
     text = (
-        f"{threads or shared.cores} threads unpack at most {shared.ram / 1e9:,.0f} GB/s of experts; "
+        f"{threads or shared.cores} threads unpack at most {shared.ram_rate / 1e9:,.0f} GB/s of experts; "
         f"RAM of {paper / 1e9:,.0f} GB/s would give more"
     )
     yield Caution(symptom="", text=text, remedy="more threads, on more cores", severity="note")
 
 
-def _best(found: list[Weighed], kind: Callable[[Weighed], bool]) -> Weighed | None:
+def _best(found: list[RatedCandidate], kind: Callable[[RatedCandidate], bool]) -> RatedCandidate | None:
     """What is worth most of a kind: they come in that order."""
     return next(filter(kind, found), None)
 
 
-def _same_but(one: Weighed, best: Weighed, *settings: str) -> bool:
+def _same_but(one: RatedCandidate, best: RatedCandidate, *settings: str) -> bool:
     """Whether two recipes differ in nothing but these settings (and their names)."""
     return all(getattr(one.recipe, name) == getattr(best.recipe, name) for name in SETTINGS.difference(settings))

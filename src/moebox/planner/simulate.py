@@ -11,22 +11,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from moebox.core.recipe import Recipe
-from moebox.engines import rooms
+from moebox.engines import modules
 from moebox.planner.histogram import Histogram
-from moebox.planner.schedule import Request, Rules, Scheduler, Slice
+from moebox.planner.schedule import Scheduler, SchedulerRules, ScheduleSlice, SimulatedRequest
 from moebox.planner.speed import Speed
-from moebox.planner.workload import Workload
+from moebox.planner.workload import SimulatedWorkload
 
-__all__ = ["Histogram", "Outcome", "Workload", "rules_of", "simulate"]
+__all__ = ["Histogram", "SimulatedWorkload", "SimulationResult", "scheduler_rules", "simulate"]
 
 HANDOVER = 25e9  # bytes/s of cache from an engine that reads prompts to one that decodes: one 200 Gb/s port
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class SimulationResult:
     """What a simulated run did."""
 
-    workload: Workload
+    workload: SimulatedWorkload
     completed: int
     rejected: int  # longer than the cache or the context
     duration_s: float
@@ -37,7 +37,7 @@ class Outcome:
     itl: Histogram
     e2el: Histogram
     preemptions: int
-    peak_kv: float
+    peak_kv_tokens: float
     kv_tokens: int
     slices: int
 
@@ -52,45 +52,47 @@ class Outcome:
         return (self.input_tokens + self.output_tokens) / self.duration_s if self.duration_s else 0.0
 
 
-def rules_of(recipe: Recipe, kv_tokens: int, speed: Speed) -> Rules:
+def scheduler_rules(recipe: Recipe, kv_tokens: int, speed: Speed) -> SchedulerRules:
     """How the recipe's engine schedules; `speed` knows the GPUs, on which its defaults hang."""
-    schedule = rooms.schedule(recipe.engine)
+    schedule = modules.schedule_module(recipe.engine)
     step = speed.gpu_step
     in_turn = step is not None and step.overhead is not None  # versions that put a step together after the one before
-    return Rules(
+    return SchedulerRules(
         kv_tokens=kv_tokens,
         context=recipe.context,
-        max_seqs=recipe.max_seqs or schedule.SEQUENCES,
-        budget=speed.piece,
+        max_seqs=recipe.max_seqs or schedule.DEFAULT_MAX_SEQS,
+        step_tokens=speed.chunk_tokens,
         prompts_first=schedule.PROMPTS_FIRST,
-        reserves=schedule.RESERVES,
-        ahead=schedule.AHEAD and not in_turn,
+        reserves_output=schedule.RESERVES_OUTPUT,
+        schedules_ahead=schedule.SCHEDULES_AHEAD and not in_turn,
     )
 
 
-def simulate(speed: Speed, rules: Rules, workload: Workload) -> Outcome:
+def simulate(speed: Speed, rules: SchedulerRules, workload: SimulatedWorkload) -> SimulationResult:
     """Run `workload` through the engine in virtual time."""
-    workload.check()
-    return _Run(Scheduler(speed=speed, rules=rules), workload).run()
+    workload.validate()
+    return _SimulatedRun(Scheduler(speed=speed, rules=rules), workload).run()
 
 
 @dataclass(slots=True, kw_only=True)
-class _Talk:
+class _Conversation:
     """Where a conversation stands."""
 
     turn: int = 0
     history: int = 0  # tokens of the turns before
 
 
-class _Run:
+class _SimulatedRun:
     """One run's clock and tallies."""
 
-    def __init__(self, scheduler: Scheduler, workload: Workload) -> None:
+    def __init__(self, scheduler: Scheduler, workload: SimulatedWorkload) -> None:
         self.scheduler, self.workload = scheduler, workload
         self.coming = _arrivals(workload)
-        self.entering: list[tuple[float, int, Request]] = []  # sent, and on their way through HTTP and tokenizer
+        self.entering: list[
+            tuple[float, int, SimulatedRequest]
+        ] = []  # sent, and on their way through HTTP and tokenizer
         self.order = itertools.count()
-        self.talks: dict[int, _Talk] = {}  # by request
+        self.talks: dict[int, _Conversation] = {}  # by request
         self.readers = [0.0] * workload.prefill_engines  # when each engine that only reads prompts is free
         self.now = self.last_in = 0.0
         self.stalls: list[tuple[int, float]] = []  # since the last decode step: who waited for a prompt, and how long
@@ -101,11 +103,11 @@ class _Run:
         self.peak = 0.0
         self.ttft, self.tpot, self.itl, self.e2el = Histogram(), Histogram(), Histogram(), Histogram()
 
-    def run(self) -> Outcome:
+    def run(self) -> SimulationResult:
         self._send_first()
         while True:
             self._enter()
-            done = self.scheduler.advance(within=self._until_next())
+            done = self.scheduler.advance(max_seconds=self._until_next())
             if done is not None:
                 self._count(done)
             elif self.entering:
@@ -124,24 +126,24 @@ class _Run:
         for number, request in enumerate(itertools.islice(self.coming, self.workload.concurrency)):
             self._send(request, number * self.workload.spacing_s)
 
-    def _send(self, request: Request, at: float) -> None:
+    def _send(self, request: SimulatedRequest, at: float) -> None:
         """A client sends `request`; it reaches the engine when HTTP and tokenizer are done with it."""
         request.arrival = at
         speed = self.scheduler.speed
         self.last_in = max(at + speed.request_s, self.last_in + speed.intake_s)
         heapq.heappush(self.entering, (self._read_elsewhere(request, self.last_in), next(self.order), request))
 
-    def _read_elsewhere(self, request: Request, at: float) -> float:
+    def _read_elsewhere(self, request: SimulatedRequest, at: float) -> float:
         """When a prompt that another engine reads has been read and its cache handed over."""
         if not self.readers:
             return at
         engine = min(range(len(self.readers)), key=self.readers.__getitem__)
-        fresh = request.prompt - request.cached
-        read = max(at, self.readers[engine]) + self.scheduler.speed.prefill_s(fresh, request.cached)
+        fresh = request.tokens_to_read - request.cached_tokens
+        read = max(at, self.readers[engine]) + self.scheduler.speed.prefill_s(fresh, request.cached_tokens)
         self.readers[engine] = read
-        request.first = read
-        request.cached = request.prompt
-        return read + request.prompt * self.scheduler.speed.token_bytes / HANDOVER
+        request.first_token_at = read
+        request.cached_tokens = request.tokens_to_read
+        return read + request.tokens_to_read * self.scheduler.speed.token_bytes / HANDOVER
 
     def _until_next(self) -> float:
         """Seconds to the next request that enters."""
@@ -149,15 +151,15 @@ class _Run:
 
     def _enter(self) -> None:
         """What is due enters the queue: by now, or by the begin of the running step where steps are made ahead."""
-        ahead = self.scheduler.rules.ahead and self.scheduler.busy
+        ahead = self.scheduler.rules.schedules_ahead and self.scheduler.busy
         due = self.step_began if ahead else self.now
         while self.entering and self.entering[0][0] <= due:
             self._submit(heapq.heappop(self.entering)[2])
 
-    def _submit(self, request: Request) -> None:
+    def _submit(self, request: SimulatedRequest) -> None:
         """The engine takes a request, or refuses it for its length."""
-        if request.first >= 0:
-            self.ttft.add(request.first - request.arrival)
+        if request.first_token_at >= 0:
+            self.ttft.add(request.first_token_at - request.arrival)
         if not self.scheduler.submit(request):
             self.rejected += 1
             self.talks.pop(request.id, None)
@@ -170,9 +172,9 @@ class _Run:
         if request is not None:
             self._send(request, request.arrival if self.workload.rate else self.now)
 
-    def _go_on(self, request: Request) -> None:
+    def _go_on(self, request: SimulatedRequest) -> None:
         """After `request` ended: its conversation's next turn, or another request."""
-        talk = self.talks.pop(request.id, None) or _Talk()
+        talk = self.talks.pop(request.id, None) or _Conversation()
         following = next(self.coming, None) if not self.workload.rate else None
         if following is None:
             return
@@ -182,14 +184,14 @@ class _Run:
             return
         talk.history = request.input + request.output
         following.input += talk.history
-        room = self.scheduler.rules.kv_tokens - self.scheduler.used
-        following.cached = talk.history if talk.history <= room else 0
+        room = self.scheduler.rules.kv_tokens - self.scheduler.used_tokens
+        following.cached_tokens = talk.history if talk.history <= room else 0
         self.talks[following.id] = talk
         self._send(following, self.now + self.workload.think_s)
 
     # -- figures
 
-    def _count(self, done: Slice) -> None:
+    def _count(self, done: ScheduleSlice) -> None:
         self.slices += 1
         self.now += done.seconds + self.cold
         self.step_began = self.now - done.seconds / max(done.steps, 1)
@@ -200,14 +202,14 @@ class _Run:
             self.stalls.append((self.scheduler.running - len(begun), done.seconds))
         self.cold = 0.0
         for request in done.started:
-            if request.first < 0:
-                request.first = self.now
+            if request.first_token_at < 0:
+                request.first_token_at = self.now
                 self.ttft.add(self.now - request.arrival)
         for request in done.finished:
             self._finished(request)
-        self.peak = max(self.peak, self.scheduler.used)
+        self.peak = max(self.peak, self.scheduler.used_tokens)
 
-    def _decoded(self, done: Slice) -> None:
+    def _decoded(self, done: ScheduleSlice) -> None:
         """Gaps between tokens: the first after the prompts that were read in between is longer."""
         each = (done.seconds + self.cold) / done.steps
         for stall, sequences in self._stalled(done.batch):
@@ -225,17 +227,17 @@ class _Run:
                 counted = waiting
             left -= seconds
 
-    def _finished(self, request: Request) -> None:
+    def _finished(self, request: SimulatedRequest) -> None:
         self.completed += 1
         self.input_tokens += request.input
         self.output_tokens += request.output
         self.e2el.add(self.now - request.arrival)
         if request.output > 1:
-            self.tpot.add((self.now - request.first) / (request.output - 1))
+            self.tpot.add((self.now - request.first_token_at) / (request.output - 1))
         self._go_on(request)
 
-    def _outcome(self) -> Outcome:
-        return Outcome(
+    def _outcome(self) -> SimulationResult:
+        return SimulationResult(
             workload=self.workload,
             completed=self.completed,
             rejected=self.rejected,
@@ -247,19 +249,19 @@ class _Run:
             itl=self.itl,
             e2el=self.e2el,
             preemptions=self.scheduler.preemptions,
-            peak_kv=self.peak,
+            peak_kv_tokens=self.peak,
             kv_tokens=self.scheduler.rules.kv_tokens,
             slices=self.slices,
         )
 
 
-def _arrivals(workload: Workload) -> Iterator[Request]:
+def _arrivals(workload: SimulatedWorkload) -> Iterator[SimulatedRequest]:
     """The requests one after another; those of a rate have a time, those of a concurrency are sent on an end."""
     draw = random.Random(workload.seed)
     at = 0.0
     for number in range(workload.requests):
         at = at + draw.expovariate(workload.rate) if workload.rate else 0.0
-        prompt, output = workload.lengths_of(number)
+        prompt, output = workload.request_lengths(number)
         warm = workload.warm is None or number < workload.warm
         cached = int(prompt * workload.prefix_hit) if warm else 0
-        yield Request(id=number, input=prompt, output=output, arrival=at, cached=cached)
+        yield SimulatedRequest(id=number, input=prompt, output=output, arrival=at, cached_tokens=cached)

@@ -12,16 +12,16 @@ from moebox.core.deployment import Deployment
 from moebox.core.kernel import known_bad
 from moebox.core.plan import Caution, Memory
 from moebox.core.recipe import Recipe
-from moebox.sizing.constants import taken
+from moebox.sizing.constants import bytes_held_by_others
 from moebox.units import count, gb, plural
 
 HELD = 2e9  # bytes that a desktop may hold without a word
 LINK = re.compile(r"https?://[^\s;,)]+")
 
 
-def known_troubles(deployment: Deployment) -> tuple[Caution, ...]:
+def known_issues(deployment: Deployment) -> tuple[Caution, ...]:
     """What engines refuse on that hardware, and symptoms of that engine, version, model and GPU."""
-    refused = tuple(engines.refusals(deployment))
+    refused = tuple(engines.find_refusals(deployment))
     told = (*refused, *_symptoms(deployment, refused))
     if any("shared memory" in caution.text for caution in told) or not _runs_triton_mla(deployment):
         return told
@@ -37,7 +37,7 @@ def _symptoms(deployment: Deployment, refused: tuple[Caution, ...]) -> Iterator[
 
 def _foreseen(deployment: Deployment) -> Iterable[symptom.Symptom]:
     """What is known of that engine, version and model on any of these GPUs, each once."""
-    recipe, version = deployment.recipe, engines.version_of(deployment.recipe)
+    recipe, version = deployment.recipe, engines.version_or_newest(deployment.recipe)
     found: dict[str, symptom.Symptom] = {}
     for sm in [gpu.sm for gpu in deployment.gpus] or [""]:
         known = symptom.foreseen(
@@ -49,7 +49,7 @@ def _foreseen(deployment: Deployment) -> Iterable[symptom.Symptom]:
 
 def _kernels(recipe: Recipe, gpu: Gpu) -> Iterator[Caution]:
     """Kernels of this release that were compiled for this GPU's architecture and do not fit it."""
-    version, kv = engines.version_of(recipe), "fp8" if recipe.kv == "fp8" else "bf16"
+    version, kv = engines.version_or_newest(recipe), "fp8" if recipe.kv == "fp8" else "bf16"
     for bad in known_bad(engine=recipe.engine, version=version, sm=gpu.sm, kv=kv):
         yield Caution(
             symptom="",
@@ -69,11 +69,11 @@ def _runs_triton_mla(deployment: Deployment) -> bool:
     return recipe.flags.get("attention-backend", "triton") == "triton"
 
 
-def from_numbers(deployment: Deployment, memory: Memory, concurrency: int) -> tuple[Caution, ...]:
+def budget_warnings(deployment: Deployment, memory: Memory, concurrency: int) -> tuple[Caution, ...]:
     """What the budget itself says."""
     recipe, box = deployment.recipe, deployment.place
     return (
-        *short_cache(deployment, memory, concurrency, recipe.context),
+        *short_cache_warnings(deployment, memory, concurrency, recipe.context),
         *_unknown_ram(recipe, box),
         *_gpus(recipe, box),
         *_stoppable(box),
@@ -103,7 +103,7 @@ def _gpus(recipe: Recipe, box: Box) -> Iterator[Caution]:
         yield Caution(symptom="", text=text, remedy="nvidia-smi -mig 0, or one slice alone")
 
 
-def short_cache(deployment: Deployment, memory: Memory, concurrency: int, length: int) -> list[Caution]:
+def short_cache_warnings(deployment: Deployment, memory: Memory, concurrency: int, length: int) -> list[Caution]:
     """A warning where the cache holds fewer requests of `length` tokens than are to run at a time."""
     holds = memory.kv_tokens // max(length, 1)
     if not 0 < holds < concurrency:
@@ -124,7 +124,7 @@ def _more_cache(deployment: Deployment) -> Iterator[str]:
 
 def _takes_fp8_cache(deployment: Deployment) -> bool:
     halved = deployment.with_recipe(replace(deployment.recipe, kv="fp8"))
-    fatal = (caution for caution in known_troubles(halved) if caution.severity == "fatal")
+    fatal = (caution for caution in known_issues(halved) if caution.severity == "fatal")
     return "fp8" in deployment.engine.kv and next(fatal, None) is None
 
 
@@ -144,12 +144,12 @@ def _stoppable(box: Box) -> Iterator[Caution]:
 
 def _others(box: Box) -> Iterator[Caution]:
     """Other programs that hold memory of the GPUs now."""
-    busy = [gpu for gpu in box.gpus if taken(gpu) > HELD]
+    busy = [gpu for gpu in box.gpus if bytes_held_by_others(gpu) > HELD]
     if not busy:
         return
     names = _programs(box)
     who, holds = ", ".join(names[:4]) or "other programs", "holds" if len(names) == 1 else "hold"
-    text = f"{who} {holds} up to {gb(max(map(taken, busy)))} on {plural(len(busy), 'GPU')}"
+    text = f"{who} {holds} up to {gb(max(map(bytes_held_by_others, busy)))} on {plural(len(busy), 'GPU')}"
     yield Caution(symptom="", text=text, remedy="stop them, or leave the lower memory utilization as planned")
 
 

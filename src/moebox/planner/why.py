@@ -1,11 +1,11 @@
 """The whole arithmetic of a plan, line by line: memory, then one decode step."""
 
 from moebox.core.plan import Line
-from moebox.engines import rooms
-from moebox.planner.weigh import PROMPT, Weighed
+from moebox.engines import modules
+from moebox.planner.rate import PROMPT_TOKENS, RatedCandidate
 
 
-def why(one: Weighed) -> tuple[Line, ...]:
+def arithmetic_lines(one: RatedCandidate) -> tuple[Line, ...]:
     """What a person would type into a calculator to check the plan."""
-    memory = rooms.lines(one.recipe.engine).lines(one.deployment, one.memory)
-    return (*memory, *one.speed.lines(one.streams, min(PROMPT, one.recipe.context)))
+    memory = modules.lines_module(one.recipe.engine).memory_lines(one.deployment, one.memory)
+    return (*memory, *one.speed.explain_lines(one.streams, min(PROMPT_TOKENS, one.recipe.context)))

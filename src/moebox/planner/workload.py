@@ -12,7 +12,7 @@ GOLDEN, SILVER = (math.sqrt(5) - 1) / 2, math.sqrt(2) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
+class SimulatedWorkload:
     """What is asked of the engine: lengths, how many, and how they come."""
 
     input: int
@@ -30,14 +30,14 @@ class Workload:
     prefill_engines: int = 0  # engines of their own that read prompts and hand the cache over; 0: the same engine
     seed: int = 1
 
-    def lengths_of(self, number: int) -> tuple[int, int]:
+    def request_lengths(self, number: int) -> tuple[int, int]:
         """Prompt and output tokens of request `number`."""
         if self.lengths == "fixed":
             return self.input, self.output
         shift = number + self.seed * 0.5
         return 1 + int(shift * GOLDEN % 1 * self.input), 1 + int(shift * SILVER % 1 * self.output)
 
-    def check(self) -> None:
+    def validate(self) -> None:
         """Raise BadInput for what cannot be meant."""
         waits = self.turns == 1 or not self.rate
         require(

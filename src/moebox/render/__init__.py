@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 from moebox.core.deployment import Deployment
 from moebox.core.recipe import Recipe, RuntimeKind
-from moebox.engines import check
+from moebox.engines import check_recipe
 from moebox.errors import BadInput
 from moebox.render import cluster, grafana, kustomize, machine, quoting
 from moebox.render.context import Context
@@ -33,10 +33,10 @@ CONTEXTS: dict[Form, Callable[[Deployment], Context]] = {
 
 def render(deployment: Deployment, form: Form) -> str:
     """The text of the file."""
-    check(deployment)
+    check_recipe(deployment)
     refuse_unfit(deployment.recipe)
     deployment = deployment.with_recipe(_as_kind(deployment.recipe, form))
-    check(deployment)
+    check_recipe(deployment)
     _refuse_workers(deployment)
     context = CONTEXTS[form](deployment)
     return str(_template(context.pop("template")).render(**context))

@@ -6,8 +6,8 @@ import shlex
 
 from moebox.core.deployment import Deployment
 from moebox.core.recipe import Recipe
-from moebox.engines import Node, launch
-from moebox.engines.assemble import around_image, downloads, image, uses_gpus, weights_folder
+from moebox.engines import LaunchNode, build_launch
+from moebox.engines.assemble import download_variable, image_name, split_at_image, uses_gpus, weights_folder
 from moebox.engines.reasons import variable_reason
 from moebox.errors import refuse_if
 from moebox.render import comments, machine, options, quoting
@@ -18,7 +18,7 @@ from moebox.render.quoting import slot
 from moebox.units import plural
 
 # Variables that LeaderWorkerSet puts into every pod of a group (lws.sigs.k8s.io, since v0.3; worker index since v0.5).
-LEADER = Node(rank=slot("LWS_WORKER_INDEX"), master=slot("LWS_LEADER_ADDRESS"), count=slot("LWS_GROUP_SIZE"))
+LEADER = LaunchNode(rank=slot("LWS_WORKER_INDEX"), master=slot("LWS_LEADER_ADDRESS"), count=slot("LWS_GROUP_SIZE"))
 EVERYWHERE = "0.0.0.0"  # noqa: S104
 CORES = 16  # to ask for where the recipe does not say how many threads compute
 OWN_GIB = 16  # RAM of the engine itself; plans count 12 GiB
@@ -60,9 +60,9 @@ def k8s(deployment: Deployment) -> Context:
     opened = _open(deployment)
     whole = pieces(opened, node=LEADER if many else None, variable=False)
     follow = pieces(opened, node=WORKER, variable=False) if many else whole
-    started = launch(opened)
-    env = started.env | downloads(opened, MODELS)
-    before, after = around_image(opened, started)
+    started = build_launch(opened)
+    env = started.env | download_variable(opened, MODELS)
+    before, after = split_at_image(opened, started)
     head, command = _head(started.argv, tuple(after), before, whole, opened.recipe)
     return {
         "template": "k8s.yaml.j2",
@@ -70,7 +70,7 @@ def k8s(deployment: Deployment) -> Context:
         "name": quoting.slug(recipe.name),
         "engine": recipe.engine,
         "version": whole.version,
-        "image": image(deployment),
+        "image": image_name(deployment),
         "nodes": recipe.parallel.nodes,
         "memory": _memory(deployment),
         "cores": recipe.hybrid.threads or CORES if recipe.hybrid else CORES,

@@ -8,13 +8,13 @@ from moebox.core import presets
 from moebox.core.deployment import Deployment
 from moebox.core.plan import Launch
 from moebox.core.recipe import Recipe
-from moebox.engines import Node, launch
+from moebox.engines import LaunchNode, build_launch
 from moebox.engines.assemble import (
-    around_image,
+    container_network,
     container_options,
-    image,
-    network,
-    published,
+    image_name,
+    published_port,
+    split_at_image,
     uses_gpus,
     weights_folder,
 )
@@ -26,14 +26,14 @@ from moebox.render.context import Context
 from moebox.render.pieces import Piece, Pieces, pieces
 from moebox.render.quoting import slot
 
-MANY = Node(rank=slot("NODE_RANK"), master=slot("MASTER_ADDR"))
+MANY = LaunchNode(rank=slot("NODE_RANK"), master=slot("MASTER_ADDR"))
 
 
 def script(deployment: Deployment) -> Context:
     """A bash script that starts it here, natively or in a container."""
     recipe = deployment.recipe
     whole = pieces(deployment, node=_node(recipe))
-    started = launch(deployment)
+    started = build_launch(deployment)
     context = _common(whole, deployment) | {
         "template": "script.sh.j2",
         "args": _explained(whole, whole.args),
@@ -74,9 +74,9 @@ def _default(name: str, value: str, *, inside: bool) -> str:
 
 def _container(deployment: Deployment, whole: Pieces) -> Context:
     recipe = deployment.recipe
-    started = launch(deployment)
-    before, after = around_image(deployment, started)
-    shown = [published(started)] if network(recipe) != "host" else []
+    started = build_launch(deployment)
+    before, after = split_at_image(deployment, started)
+    shown = [published_port(started)] if container_network(recipe) != "host" else []
     given = [option for option in container_options(deployment, started) if option not in ("-p", *shown)]
     head = entry_of(tuple(after), whole) if not recipe.runtime.setup else ()
     own = weights_folder(deployment)  # the script mounts what MODEL_PATH says instead
@@ -86,7 +86,7 @@ def _container(deployment: Deployment, whole: Pieces) -> Context:
         "options": comments.lines(_paired(given)),
         "publish": shown[0].removesuffix(f"{started.port}:{started.port}") if shown else None,
         "mounts": [_mounted(*mount) for mount in mounts.items()],
-        "image": shlex.quote(image(deployment)),
+        "image": shlex.quote(image_name(deployment)),
         "before": shlex.join(before),
         "head": shlex.join(head),
         "setup": recipe.runtime.setup,
@@ -121,7 +121,7 @@ def _mounted(outside: str, inside: str) -> str:
     return f'"$HOME{text}"' if outside.startswith("~/") else f'"{text}"'
 
 
-def _node(recipe: Recipe) -> Node | None:
+def _node(recipe: Recipe) -> LaunchNode | None:
     return MANY if recipe.parallel.nodes > 1 else None
 
 
@@ -142,7 +142,7 @@ def _common(whole: Pieces, deployment: Deployment) -> Context:
         "engine": recipe.engine,
         "version": whole.version,
         "variables": whole.variables,
-        "image": image(deployment),
+        "image": image_name(deployment),
     }
 
 
@@ -150,8 +150,8 @@ def compose(deployment: Deployment) -> Context:
     """A Compose file with one service."""
     recipe = deployment.recipe
     whole = pieces(deployment)
-    started = launch(deployment)
-    before, after = around_image(deployment, started)
+    started = build_launch(deployment)
+    before, after = split_at_image(deployment, started)
     given = (*whole.args, *_given(whole))
     if recipe.runtime.setup:
         command = _after_setup(recipe.runtime.setup, whole, started, given)
@@ -169,7 +169,7 @@ def compose(deployment: Deployment) -> Context:
         "why": _reasons(deployment, started),
         "mounts": [quoting.compose(f"{outside}:{inside}") for outside, inside in started.mounts.items()],
         "volumes": [outside for outside in started.mounts if not outside.startswith(("/", "~", "."))],
-        "publish": _published(started) if network(recipe) != "host" else "",
+        "publish": _published(started) if container_network(recipe) != "host" else "",
         "shares_memory": deployment.engine.shares_memory,
         "options": _service(deployment),
         "uses_gpus": uses_gpus(deployment),
@@ -195,8 +195,8 @@ def systemd(deployment: Deployment) -> Context:
     """A unit that keeps it running."""
     recipe = deployment.recipe
     whole = pieces(deployment)
-    started = launch(deployment)
-    before, after = around_image(deployment, started)
+    started = build_launch(deployment)
+    before, after = split_at_image(deployment, started)
     start = entry_of(tuple(after) if whole.inside else started.argv, whole)
     why_not = "runtime.setup: a unit does not install things at every start"
     refuse_if(recipe.runtime.setup, why_not, hint="build an image with it")
@@ -216,7 +216,7 @@ def systemd(deployment: Deployment) -> Context:
 
 def _published(started: Launch) -> str:
     """The port's mapping, with the file's variable for the port."""
-    address = published(started).removesuffix(f"{started.port}:{started.port}")
+    address = published_port(started).removesuffix(f"{started.port}:{started.port}")
     return f"{address}${{PORT:-{started.port}}}:${{PORT:-{started.port}}}"
 
 
@@ -227,12 +227,12 @@ def _unit_run(deployment: Deployment, started: Launch, before: list[str]) -> lis
     lines += [f"-e {quoting.unit_word(f'{name}={value}')}" for name, value in started.env.items()]
     lines += [f"-e {name}" for name in started.secret_env]
     lines += [" ".join(map(quoting.unit_word, before))] if before else []
-    return [*lines, quoting.unit_word(image(deployment))]
+    return [*lines, quoting.unit_word(image_name(deployment))]
 
 
 def _option_lines(given: Iterable[str], started: Launch) -> list[str]:
     """A flag and its value on one line, the port as the unit's variable."""
-    shown = published(started)
+    shown = published_port(started)
     address = shown.removesuffix(f"{started.port}:{started.port}")
     lines: list[str] = []
     for option in given:

@@ -12,9 +12,9 @@ from moebox.core.deployment import Deployment
 from moebox.core.model import Model
 from moebox.core.recipe import Recipe, Speculate
 from moebox.core.traits import Traits
-from moebox.engines import Node, rooms
-from moebox.engines.assemble import contained, network
-from moebox.engines.flags import Word, newest
+from moebox.engines import LaunchNode, modules
+from moebox.engines.assemble import container_network, runs_in_container
+from moebox.engines.flags import Argument, newest_version
 from moebox.engines.reasons import flag_reason
 from moebox.errors import refuse_if
 from moebox.render import quoting
@@ -63,13 +63,13 @@ class Pieces:
     why: Mapping[Piece, str]  # the reason for each, one line
 
 
-def pieces(deployment: Deployment, *, node: Node | None = None, variable: bool = True) -> Pieces:
+def pieces(deployment: Deployment, *, node: LaunchNode | None = None, variable: bool = True) -> Pieces:
     """The launch of `recipe` in pieces; without `variable` every value stands as it is."""
-    recipe, argv = deployment.recipe, rooms.argv(deployment.engine.name)
-    inside = contained(recipe)
-    bind = "0.0.0.0" if inside and network(recipe) != "host" else recipe.listen.host  # noqa: S104
+    recipe, argv = deployment.recipe, modules.argv_module(deployment.engine.name)
+    inside = runs_in_container(recipe)
+    bind = "0.0.0.0" if inside and container_network(recipe) != "host" else recipe.listen.host  # noqa: S104
     plain = deployment.with_recipe(dataclasses.replace(recipe, speculate=None))
-    words = argv.words(plain, node=node, host=bind)
+    words = argv.arguments(plain, node=node, host=bind)
     names = argv.VARIABLES if variable else {}
     args = tuple(_piece(word, names, place, recipe) for place, word in enumerate(words))
     drafting = _draft_words(deployment, variable=variable)
@@ -78,7 +78,7 @@ def pieces(deployment: Deployment, *, node: Node | None = None, variable: bool =
     return Pieces(
         recipe=recipe,
         engine=deployment.engine,
-        version=recipe.engine_version or newest(recipe.engine),
+        version=recipe.engine_version or newest_version(recipe.engine),
         args=args,
         draft=draft,
         variables=_variables(args, deployment, drafts=bool(draft) and variable),
@@ -87,7 +87,7 @@ def pieces(deployment: Deployment, *, node: Node | None = None, variable: bool =
     )
 
 
-def _draft_piece(word: Word, deployment: Deployment, *, variable: bool) -> Piece:
+def _draft_piece(word: Argument, deployment: Deployment, *, variable: bool) -> Piece:
     """A word of the draft, its name a variable where the file has any."""
     return tuple(_split(part, deployment) if variable else (part,) for part in word)
 
@@ -116,7 +116,7 @@ def _draft_model(deployment: Deployment) -> Var:
     return _var("EAGLE3_MODEL", speculate.draft if speculate else _draft_of(deployment.found_model))
 
 
-def _piece(word: Word, names: Mapping[str, str], place: int, recipe: Recipe) -> Piece:
+def _piece(word: Argument, names: Mapping[str, str], place: int, recipe: Recipe) -> Piece:
     flag, *values = word
     if place == 0 and names:
         return (*((part,) for part in word[:-1]), (_weights(word),))
@@ -127,7 +127,7 @@ def _piece(word: Word, names: Mapping[str, str], place: int, recipe: Recipe) -> 
     return ((flag,), (_var(names[flag], values[0]),))
 
 
-def _draft_words(deployment: Deployment, *, variable: bool) -> list[Word]:
+def _draft_words(deployment: Deployment, *, variable: bool) -> list[Argument]:
     """The draft's words; with variables they are there even if the recipe has none, to be turned on later."""
     recipe = deployment.recipe
     chosen = recipe.speculate
@@ -136,7 +136,7 @@ def _draft_words(deployment: Deployment, *, variable: bool) -> list[Word]:
     asked = chosen or Speculate(draft=MARK)
     if variable and asked.draft:
         asked = dataclasses.replace(asked, draft=MARK)
-    return rooms.argv(recipe.engine).speculation(dataclasses.replace(recipe, speculate=asked))
+    return modules.argv_module(recipe.engine).draft_arguments(dataclasses.replace(recipe, speculate=asked))
 
 
 def _split(text: str, deployment: Deployment) -> Value:
@@ -161,7 +161,7 @@ def _var(name: str, default: str, *, times: int = 1) -> Var:
     return Var(name=name, default=default, about=ABOUT[name], times=times)
 
 
-def _weights(word: Word) -> Var:
+def _weights(word: Argument) -> Var:
     """The weights as a variable: of the Hub, or a file or folder of the machine's."""
     named = _var("MODEL_PATH", word[-1])
     if Path(word[-1]).is_absolute():

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from moebox.core.calibration import Calibration
-from moebox.planner.speed.measured import Measured
+from moebox.planner.speed.measured import MeasuredSpeed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,15 +17,15 @@ class StepTime:
     tok_s: float
 
 
-def reading_of(calibration: Calibration) -> Measured:
+def reading_of(calibration: Calibration) -> MeasuredSpeed:
     """It at the depth of its whole model."""
     most = max((prompt.tokens for boot in calibration.boots for prompt in boot.prefill), default=1)
-    return Measured(calibration=calibration, layers=calibration.layers, chunk=calibration.layout.chunk or most)
+    return MeasuredSpeed(calibration=calibration, layers=calibration.layers, chunk=calibration.layout.chunk or most)
 
 
 def solved(calibration: Calibration) -> bool:
     """Whether it says anything of the whole model."""
-    return bool(reading_of(calibration).decode)
+    return bool(reading_of(calibration).decode_times)
 
 
 def depths(calibration: Calibration) -> str:
@@ -35,7 +35,7 @@ def depths(calibration: Calibration) -> str:
 
 def error(calibration: Calibration) -> str:
     """How far off it may be."""
-    return f"±{reading_of(calibration).error:.0%}" if solved(calibration) else "unfinished"
+    return f"±{reading_of(calibration).decode_error:.0%}" if solved(calibration) else "unfinished"
 
 
 def step_times(calibration: Calibration) -> tuple[StepTime, ...]:
@@ -43,11 +43,11 @@ def step_times(calibration: Calibration) -> tuple[StepTime, ...]:
     reading = reading_of(calibration)
     decoded = [
         StepTime(kind="decode", streams=batch, tokens=int(context), seconds=step, tok_s=batch / step)
-        for batch, line in sorted(reading.decode.items())
+        for batch, line in sorted(reading.decode_times.items())
         for context, step in line
     ]
     prompts = [
         StepTime(kind="prompt", streams=1, tokens=int(tokens), seconds=time, tok_s=tokens / time)
-        for tokens, time in reading.prompts
+        for tokens, time in reading.prompt_times
     ]
     return (*decoded, *prompts)

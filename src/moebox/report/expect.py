@@ -10,9 +10,9 @@ from moebox.checkpoint import deploy
 from moebox.codec import plain
 from moebox.core.box import Box
 from moebox.core.recipe import Recipe
-from moebox.engines import budget
+from moebox.engines import memory_budget
 from moebox.errors import MoeboxError
-from moebox.planner.simulate import Workload, rules_of, simulate
+from moebox.planner.simulate import SimulatedWorkload, scheduler_rules, simulate
 from moebox.planner.speed import Speed
 from moebox.report.reading.measured import shape
 from moebox.report.reading.planned import planned_of
@@ -38,7 +38,7 @@ def foretold(record: RunRecord) -> RunRecord:
 def planned(record: RunRecord, recipe: Recipe, box: Box) -> Planned:
     """The run's own plan, or the memory of one, with a row for each of its loads."""
     deployment = deploy(recipe, box if box.calibrations else calibrations.attached(box)).settled
-    memory, speed = budget(deployment), Speed.of(deployment)
+    memory, speed = memory_budget(deployment), Speed.for_deployment(deployment)
     rows = (expected(level, speed, deployment.recipe, memory.kv_tokens) for level in record.levels[:MOST_LEVELS])
     plan = planned_of({"memory": plain(memory)}) if record.planned == Planned() else record.planned
     basis = (f"speed {speed.measured.text}",) if speed.measured else ()
@@ -60,8 +60,8 @@ def expected(level: Level, speed: Speed, recipe: Recipe, kv_tokens: int) -> Fore
     work = workload(level)
     if slow_to_simulate(work, kv_tokens):
         return None
-    done = simulate(speed, rules_of(recipe, kv_tokens, speed), work)
-    low, high = speed.band
+    done = simulate(speed, scheduler_rules(recipe, kv_tokens, speed), work)
+    low, high = speed.decode_range
     return ForecastRow(
         concurrency=level.concurrency,
         workload=level.workload,
@@ -74,13 +74,13 @@ def expected(level: Level, speed: Speed, recipe: Recipe, kv_tokens: int) -> Fore
     )
 
 
-def lengths(level: Level, work: Workload) -> str:
+def lengths(level: Level, work: SimulatedWorkload) -> str:
     """Of prompts and replies, where they are not what was asked."""
     asked, were = (level.input_tokens, level.output_tokens), (work.input, work.output)
     return shape(*were) if were != asked else ""
 
 
-def slow_to_simulate(work: Workload, kv_tokens: int) -> bool:
+def slow_to_simulate(work: SimulatedWorkload, kv_tokens: int) -> bool:
     """Whether there are more at once than are simulated, or many queue before a cache that does not hold the load."""
     if work.concurrency > MOST_REQUESTS:
         return True
@@ -92,7 +92,7 @@ def alone(level: Level, speed: Speed) -> ForecastRow:
     """Prefill and decode of one stream."""
     prompt = int(level.input_tokens or PROMPT)
     rate = speed.decode_tok_s(1, prompt)
-    low, high = speed.band
+    low, high = speed.decode_range
     return ForecastRow(
         concurrency=level.concurrency or 1.0,
         workload=level.workload,
@@ -108,7 +108,7 @@ def described(level: Level) -> bool:
     return all((level.concurrency, level.input_tokens, level.output_tokens, level.output_tok_s))
 
 
-def workload(level: Level) -> Workload:
+def workload(level: Level) -> SimulatedWorkload:
     """What was really read and replied, as the simulation takes it: a chat's template adds to a prompt, and not every
     server goes on after the model has ended its reply. One request a slot where their number is not known.
     """
@@ -116,7 +116,7 @@ def workload(level: Level) -> Workload:
     requests = int(level.requests or level.completed or together)
     uniform = level.raw.get("lengths") == "uniform"
     read, replied = (None, None) if uniform else (level.read_tokens, level.reply_tokens)
-    return Workload(
+    return SimulatedWorkload(
         input=max(round(read or level.input_tokens or 1), 1),
         output=max(round(replied or level.output_tokens or 1), 1),
         requests=max(min(requests, 20 * together, MOST_REQUESTS), 1),

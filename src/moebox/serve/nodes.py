@@ -212,7 +212,7 @@ def conducted(deployment: Deployment, nodes: Nodes, name: str) -> Conducted:
         addresses=addresses,
         ranks=tuple(_rank(deployment, rank, addresses) for rank in range(len(addresses))),
         ways=nodes.ways(),
-        secret_names=tuple(engines.launch(deployment).secret_env),
+        secret_names=tuple(engines.build_launch(deployment).secret_env),
         ladder=tuple((sign.name, wait) for sign, wait in LADDER),
     )
 
@@ -228,14 +228,14 @@ def commands(deployment: Deployment, where: Where) -> dict[str, str]:
     addresses = nodes.addresses
     opened, shown = _opened(deployment, addresses[0]), {}
     for rank, name in enumerate(nodes.names):
-        launch = engines.launch(opened, rank=rank, master=addresses[0], addresses=addresses)
-        shown[name] = engines.shown(launch, launch.argv)
+        launch = engines.build_launch(opened, rank=rank, master=addresses[0], addresses=addresses)
+        shown[name] = engines.shell_text(launch, launch.argv)
     return shown
 
 
 def _rank(deployment: Deployment, rank: int, addresses: tuple[str, ...]) -> RankOrder:
     """One node's command. Where the first connects to workers on the others, it starts once they listen."""
-    launch = engines.launch(deployment, rank=rank, master=MASTER, addresses=addresses)
+    launch = engines.build_launch(deployment, rank=rank, master=MASTER, addresses=addresses)
     env = {"PYTHONUNBUFFERED": "1", **launch.env}
     workers = deployment.engine.workers
     if not workers:
@@ -252,7 +252,7 @@ def order_for(deployment: Deployment, nodes: Nodes, run: Run) -> Order:
     address = nodes.nodes[0].address
     opened = _opened(deployment, address)
     path = run.write("nodes.json", codec.to_json(conducted(opened, nodes, run.id)))
-    launch = engines.launch(opened, addresses=tuple(node.address for node in nodes.nodes))
+    launch = engines.build_launch(opened, addresses=tuple(node.address for node in nodes.nodes))
     key = os.environ.get(recipe.listen.key_env)
     where = f"[{address}]" if _is_v6(address) else address
     endpoint = endpoint_of(f"{where}:{recipe.listen.port}", recipe.served_name, key=key, engine=recipe.engine)
@@ -285,7 +285,7 @@ def _check_spanning(deployment: Deployment, nodes: Nodes) -> None:
         )
     if not recipe.listen.port:
         raise BadInput("listen.port: an engine on other nodes needs a port that is known", hint="e.g. 8000")
-    engines.check(deployment)
+    engines.check_recipe(deployment)
     if deployment.engine.workers and any(map(_is_v6, nodes.addresses)):
         raise BadInput(f"{deployment.engine.title}'s workers are named by IPv4 addresses or host names, not by IPv6")
 

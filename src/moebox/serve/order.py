@@ -93,11 +93,11 @@ def prepare(deployment: Deployment, *, name: str = "") -> Order:
         raise Unsupported(f"{recipe.name} spans {recipe.parallel.nodes} nodes, and none is named", hint=hint)
     deployment = _with_port(deployment)
     recipe = deployment.recipe
-    engines.check(deployment)  # settings that cannot be meant, flags the engine does not have
-    launch = engines.launch(deployment)
-    argv = engines.command(deployment, launch, run=name, home=str(Path.home()))
+    engines.check_recipe(deployment)  # settings that cannot be meant, flags the engine does not have
+    launch = engines.build_launch(deployment)
+    argv = engines.launch_command(deployment, launch, run=name, home=str(Path.home()))
     if recipe.runtime.kind == "embedded":
-        words = launch.argv[len(engines.rooms.argv(recipe.engine).entry(recipe)) :]
+        words = launch.argv[len(engines.modules.argv_module(recipe.engine).entry_command(recipe)) :]
         argv = (sys.executable, "-m", "moebox.serve.embedded", *words)
     endpoint = endpoint_of(_address(launch), recipe.served_name, key=key, engine=recipe.engine)
     return Order(

@@ -18,8 +18,8 @@ from moebox.core.gpu_list import VISIBLE
 from moebox.core.plan import Launch
 from moebox.core.recipe import Recipe
 from moebox.core.traits import LAST_PORT, Traits
-from moebox.engines import rooms
-from moebox.engines.common import PATCHABLE
+from moebox.engines import modules
+from moebox.engines.common import PATCHABLE_SYMPTOMS
 from moebox.errors import AnswerIsNo, BadInput, NotInstalled, Outside
 from moebox.loose import within
 
@@ -42,7 +42,7 @@ def check(deployment: Deployment, launch: Launch, argv: tuple[str, ...]) -> None
 
 def invents_weights(recipe: Recipe) -> bool:
     """Whether the engine makes its weights up, as in a rehearsal before the download."""
-    invented = rooms.probe(recipe.engine).INVENTED
+    invented = modules.rehearsal_module(recipe.engine).DUMMY_FLAGS
     return bool(invented) and invented.items() <= recipe.flags.items()
 
 
@@ -173,8 +173,8 @@ def kernels(deployment: Deployment, argv: tuple[str, ...], look: Callable[[], Bo
     recipe = deployment.recipe
     if look is None or recipe.runtime.preset:
         return
-    for caution in engines.refusals(deployment.on(look())):
-        if caution.symptom in PATCHABLE and not _patched(recipe, argv):
+    for caution in engines.find_refusals(deployment.on(look())):
+        if caution.symptom in PATCHABLE_SYMPTOMS and not _patched(recipe, argv):
             raise AnswerIsNo(caution.text, hint=caution.remedy)
 
 

@@ -20,7 +20,7 @@ def planned(deployment: Deployment) -> Memory | None:
     if not deployment.known:
         return None
     try:
-        return engines.budget(deployment if deployment.box else deployment.on(detect.box()))
+        return engines.memory_budget(deployment if deployment.box else deployment.on(detect.box()))
     except MoeboxError:
         return None
 

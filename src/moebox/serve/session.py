@@ -28,7 +28,7 @@ from moebox.core.event import (
     Stopped,
 )
 from moebox.core.symptom import Finding
-from moebox.engines.events import Event
+from moebox.engines.events import LogEvent
 from moebox.errors import BadInput
 from moebox.serve import ask, facts, preflight, state
 from moebox.serve.faults import LaunchFailed, ending, failed
@@ -270,7 +270,7 @@ class Session:
         )
         self._note_phase()
 
-    def _hear(self, news: Event | Finding) -> None:
+    def _hear(self, news: LogEvent | Finding) -> None:
         """Journal what the log tells, and pass it on."""
         if isinstance(news, Finding):
             self.run.event(EngineFinding(**codec.plain(news)))
@@ -344,7 +344,7 @@ def _instance(order: Order, run: Run, guard: int) -> state.Instance:
         gpus=order.gpus,
         key_env=recipe.listen.key_env,
         runtime=recipe.runtime.kind,
-        container=f"moebox-{run.id}" if engines.contained(recipe) else "",
+        container=f"moebox-{run.id}" if engines.runs_in_container(recipe) else "",
         job=order.job,
         guard=guard,
         guard_started=state.start_tick(guard),

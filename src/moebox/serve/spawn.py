@@ -45,7 +45,7 @@ def tell(guard: "subprocess.Popen[bytes]", words: bytes) -> None:
 def engine_guard(order: Order, run: Run, leases: tuple[int, ...], ladder: Ladder) -> "subprocess.Popen[bytes]":
     """The guard of an engine, which stops it down `ladder`, or its own where that is empty."""
     name = run.id
-    contained = engines.contained(order.recipe)
+    contained = engines.runs_in_container(order.recipe)
     after = (order.recipe.runtime.kind, "rm", "--force", f"moebox-{name}") if contained else ()
     env = {} if contained or order.nodes else order.launch.env
     guarded = GuardOrder(

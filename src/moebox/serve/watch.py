@@ -11,8 +11,8 @@ from pathlib import Path
 
 from moebox.core.symptom import Finding
 from moebox.doctor.logs import DIGITS, Search
-from moebox.engines import rooms
-from moebox.engines.events import Event
+from moebox.engines import modules
+from moebox.engines.events import LogEvent
 from moebox.serve.tail import Tail
 
 SHAPES = 5_000  # kinds of lines remembered when looking for progress; a start prints some hundreds
@@ -36,14 +36,14 @@ class Seen:
         """The phase with its progress: "loading weights (61 of 62)"."""
         return f"{self.phase} ({self.done} of {self.total})" if self.total else self.phase
 
-    def take(self, event: Event) -> None:
+    def take(self, event: LogEvent) -> None:
         """The facts of an event, of a device or of the whole engine; and whether it is the one that says ready."""
         place = self.devices.setdefault(event.device, {}) if event.device and event.facts else self.facts
         place.update(event.facts)
         self.ready = self.ready or event.kind == "ready"
 
 
-Listener = Callable[[Event | Finding], None]
+Listener = Callable[[LogEvent | Finding], None]
 Tell = Callable[[str], None]  # takes a line of news
 
 
@@ -52,7 +52,7 @@ class Watch:
 
     def __init__(self, log: Path, engine: str, *, start: int = 0, listener: Listener | None = None) -> None:
         self.tail = Tail(log, start=start)
-        self.engine = rooms.log(engine)
+        self.engine = modules.log_module(engine)
         self.search = Search(engine=engine)
         self.search.lines = lines_before(log, start)
         self.seen = Seen()
@@ -90,14 +90,14 @@ class Watch:
 
     def _line(self, line: bytes, shape: bytes) -> None:
         """A line, unless one alike but for its digits was read before and told nothing."""
-        event = self.engine.event(line[:LONGEST].decode("utf-8", "replace"))
+        event = self.engine.parse_log_line(line[:LONGEST].decode("utf-8", "replace"))
         if shape not in self._shapes and len(self._shapes) < SHAPES:  # a flood of new kinds is no progress either
             self._shapes[shape] = event is not None
             self.progress()
         if event:
             self._event(event)
 
-    def _event(self, event: Event) -> None:
+    def _event(self, event: LogEvent) -> None:
         before = (self.seen.phase, self.seen.done)
         self.seen.take(event)
         if event.phase and event.kind in ("phase", "progress", "ready"):
@@ -108,7 +108,7 @@ class Watch:
         if moved:
             self.progress()
 
-    def _phase(self, event: Event) -> None:
+    def _phase(self, event: LogEvent) -> None:
         if event.phase != self.seen.phase:
             self.seen.phase = str(event.phase)
             self.seen.done = self.seen.total = None
@@ -116,7 +116,7 @@ class Watch:
         if event.total:
             self.seen.done, self.seen.total = event.done, event.total
 
-    def _tell(self, news: Event | Finding) -> None:
+    def _tell(self, news: LogEvent | Finding) -> None:
         if self._listener:
             self._listener(news)
 

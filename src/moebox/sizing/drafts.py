@@ -7,7 +7,7 @@ from moebox.sizing.kv import kv_type, layer_bytes
 
 # A Llama-style EAGLE3 draft of Kimi keeps 64 KV heads of 128 (vLLM's own message: "total num kv heads 64").
 LLAMA_STYLE_WIDTH = 2 * 64 * 128
-NATIVE = ("mtp", "nextn", "deepseek_mtp")
+NATIVE_METHODS = ("mtp", "nextn", "deepseek_mtp")
 
 
 def draft_name(model: Model, recipe: Recipe) -> str:
@@ -20,7 +20,7 @@ def draft_bytes(model: Model, checkpoint: Checkpoint, recipe: Recipe) -> int:
     """Bytes of the draft on one rank: cut by TP, its embedding shared with the target."""
     if recipe.speculate is None or recipe.speculate.method == "ngram":
         return 0
-    if recipe.speculate.method in NATIVE:
+    if recipe.speculate.method in NATIVE_METHODS:
         return _one_layer(model, checkpoint) // recipe.parallel.tp
     table = catalogue.table("memory")["draft"]
     size = table.get(draft_name(model, recipe), table["default"])
@@ -32,7 +32,7 @@ def draft_token_bytes(model: Model, recipe: Recipe) -> int:
     """Bytes of the draft's own cache a token on one rank; a Llama-style draft is not divided by DCP."""
     if recipe.speculate is None or recipe.speculate.method == "ngram":
         return 0
-    if model.mla is None or recipe.speculate.method in NATIVE or "mla" in draft_name(model, recipe):
+    if model.mla is None or recipe.speculate.method in NATIVE_METHODS or "mla" in draft_name(model, recipe):
         return round(layer_bytes(model, recipe))
     width = LLAMA_STYLE_WIDTH * KV_BYTES[kv_type(recipe)] / recipe.parallel.tp
     return round(width * recipe.parallel.dcp)

@@ -13,11 +13,11 @@ from moebox.core.recipe import Recipe
 from moebox.errors import BadInput, suggest
 
 # vLLM's fp8 form of a sparse-attention latent: 512 fp8, 64 bf16 and four fp32 scales (kv_cache_interface.py).
-SPARSE_FP8 = 656
+SPARSE_FP8_BYTES = 656
 # The fp8 form of a DeepSeek V4 entry: 448 fp8, 64 bf16 and eight scales of one byte (the same file; SGLang's
 # deepseek_v4_memory_pool.py has the same).
-COMPRESSED_FP8 = 584
-INDEX_SCALE = 4  # bytes beside an indexer key's fp8 elements (vLLM and SGLang alike)
+COMPRESSED_FP8_BYTES = 584
+INDEX_SCALE_BYTES = 4  # bytes beside an indexer key's fp8 elements (vLLM and SGLang alike)
 
 
 def kv_type(recipe: Recipe) -> str:
@@ -32,10 +32,10 @@ def entry_bytes(kind: LayerKind, recipe: Recipe) -> float:
     """Bytes of one cached entry of one layer on one rank."""
     name = kv_type(recipe)
     if name == "fp8" and isinstance(kind, Compressed):
-        return COMPRESSED_FP8
+        return COMPRESSED_FP8_BYTES
     if name == "fp8" and _packed(kind, recipe):
-        return SPARSE_FP8
-    if isinstance(kind, Mla) and every_head(kind, recipe):
+        return SPARSE_FP8_BYTES
+    if isinstance(kind, Mla) and keeps_all_heads(kind, recipe):
         return kind.heads_width * KV_BYTES[name]
     tp = recipe.parallel.tp  # 1 for engines that cut no heads
     return kind.width(tp) * KV_BYTES[name]
@@ -48,7 +48,7 @@ def _packed(kind: LayerKind, recipe: Recipe) -> bool:
 
 def index_bytes(kind: LayerKind) -> float:
     """Bytes of selector keys that one token costs in one layer, the same on every rank."""
-    return (kind.index_width + INDEX_SCALE) * kind.growth if kind.index_width else 0.0
+    return (kind.index_width + INDEX_SCALE_BYTES) * kind.growth if kind.index_width else 0.0
 
 
 def token_bytes(model: Model, recipe: Recipe, layers: int | None = None) -> int:
@@ -87,7 +87,7 @@ def _part(model: Model, layers: int | None) -> float:
     return 1.0 if layers is None else layers / model.layers
 
 
-def every_head(kind: Mla, recipe: Recipe) -> bool:
+def keeps_all_heads(kind: Mla, recipe: Recipe) -> bool:
     """Whether every head's keys and values are kept instead of the latent.
 
     By ik_llama.cpp's -mla 0, and by llama.cpp where the file has them in one matrix, which ik_llama.cpp takes apart.

@@ -22,7 +22,7 @@ class RankLayers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rank:
+class RankWork:
     """One rank's share of every layer; with pipeline stages, all of them one after another."""
 
     model: Model
@@ -37,30 +37,32 @@ class Rank:
     expert_bytes: float  # one expert of one layer, all ranks together
     expert_flops: float  # of one token in the experts it uses, in one layer, all ranks together
     layers: tuple[RankLayers, ...]
-    narrow: bool = False  # attention weights of fewer than 16 bits: what goes into a product is quantised first
+    narrow_attention: bool = (
+        False  # attention weights of fewer than 16 bits: what goes into a product is quantised first
+    )
 
-    def distinct(self, tokens: float) -> float:
+    def distinct_experts(self, tokens: float) -> float:
         """Expected distinct experts a batch wakes in one layer: E(1 - (1 - k/E)^B)."""
         moe = self.model.moe
         if not moe or tokens <= 0:
             return 0.0
         return moe.experts * (1 - float((1 - moe.used / moe.experts) ** tokens))
 
-    def expert_read(self, tokens: float) -> float:
+    def expert_bytes_read(self, tokens: float) -> float:
         """Expert bytes this rank reads in a step of `tokens`, all layers; the fullest rank when experts are whole."""
         moe = self.model.moe
-        share = self.distinct(tokens) / self.expert_ranks
+        share = self.distinct_experts(tokens) / self.expert_ranks
         if moe and self.whole_experts:
             # Whole experts land unevenly: the fullest of n ranks holds about sqrt(2 x ln n) more than the mean x.
             uneven = math.sqrt(2 * share * math.log(max(self.expert_ranks, 1)))
             share = min(share + uneven, moe.experts / self.expert_ranks)
         return share * self.expert_bytes * self.model.moe_layers
 
-    def expert_work(self, tokens: float) -> float:
+    def expert_step_flops(self, tokens: float) -> float:
         """Expert operations of this rank in a step, all layers."""
         return tokens * self.expert_flops * self.model.moe_layers / self.expert_ranks
 
-    def cache_read(self, context: float) -> float:
+    def cache_bytes_read(self, context: float) -> float:
         """Bytes of cache one query reads on this rank at `context`, all layers; not yet divided by DCP."""
         return sum(
             layers.count
@@ -73,12 +75,12 @@ class Rank:
         )
 
 
-def rank_of(model: Model, checkpoint: Checkpoint, recipe: Recipe) -> Rank:
+def rank_work(model: Model, checkpoint: Checkpoint, recipe: Recipe) -> RankWork:
     """One rank's share under the recipe's spread."""
     spread = recipe.parallel
     tp, dp = max(spread.tp, 1), max(spread.dp, 1)
     experts = model.experts * model.moe_layers or 1
-    return Rank(
+    return RankWork(
         model=model,
         tp=tp,
         pp=max(spread.pp, 1),
@@ -86,12 +88,13 @@ def rank_of(model: Model, checkpoint: Checkpoint, recipe: Recipe) -> Rank:
         dcp=max(spread.dcp, 1),
         expert_ranks=tp * dp,
         whole_experts=spread.ep,
-        dense_bytes=shards.on_rank(model, checkpoint.bytes_by_component, tp),
-        dense_flops=2 * shards.on_rank(model, model.by_component, tp),
+        dense_bytes=shards.dense_per_rank(model, checkpoint.bytes_by_component, tp),
+        dense_flops=2 * shards.dense_per_rank(model, model.by_component, tp),
         expert_bytes=checkpoint.bytes_by_component.get("routed_experts", 0) / experts,
         expert_flops=2 * model.expert_parameters * model.experts_used,
         layers=layers_of(model, recipe, tp),
-        narrow=checkpoint.bytes_by_component.get("attention", 0) < 1.5 * model.by_component.get("attention", 0),
+        narrow_attention=checkpoint.bytes_by_component.get("attention", 0)
+        < 1.5 * model.by_component.get("attention", 0),
     )
 
 

@@ -10,7 +10,7 @@ from moebox.core.model import Checkpoint, Component, Model, Moe
 from moebox.core.recipe import Parallel
 
 
-def stages(layers: int, pp: int) -> tuple[int, ...]:
+def stage_layers(layers: int, pp: int) -> tuple[int, ...]:
     """Layers of each stage; what does not divide goes to the later ones but the last (vLLM's get_pp_indices)."""
     sizes = [layers // pp] * pp
     for extra in range(layers % pp):
@@ -18,15 +18,15 @@ def stages(layers: int, pp: int) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def in_stage(model: Model, pp: int, stage: int) -> tuple[int, int]:
+def layers_in_stage(model: Model, pp: int, stage: int) -> tuple[int, int]:
     """Layers of one stage without experts, and with them."""
-    counts = stages(model.layers, pp)
+    counts = stage_layers(model.layers, pp)
     here, first = counts[stage], sum(counts[:stage])
     dense = max(0, min(first + here, model.layers - model.moe_layers) - first)
     return dense, here - dense
 
 
-def copied_share(model: Model, tp: int) -> float:
+def replicated_share(model: Model, tp: int) -> float:
     """The part of the attention weights that every rank of `tp` holds whole."""
     hidden, total, whole = model.hidden, 0, 0.0
     for layers in model.stack:
@@ -35,19 +35,19 @@ def copied_share(model: Model, tp: int) -> float:
     return whole / total
 
 
-def on_rank(model: Model, sizes: Mapping[Component, int], tp: int) -> float:
+def dense_per_rank(model: Model, sizes: Mapping[Component, int], tp: int) -> float:
     """Of `sizes` (bytes or parameters of a component), what a rank of `tp` goes through for every token.
 
     All layers; routed experts, the embedding, a vision tower and prediction layers are not part of it.
     """
-    whole = copied_share(model, tp)
+    whole = replicated_share(model, tp)
     attention = sizes.get("attention", 0)
     head = sizes.get("lm_head", 0) or (sizes.get("embed", 0) if model.tied else 0)
     cut = attention * (1 - whole) + sizes.get("shared_experts", 0) + sizes.get("dense_ffn", 0) + head
     return cut / tp + attention * whole + sizes.get("router", 0) + sizes.get("norms", 0)
 
 
-def absorbed(model: Model, tp: int, layers: int) -> int:
+def absorbed_kv_bytes(model: Model, tp: int, layers: int) -> int:
     """Bytes of the second copy of kv_b that the absorbed form of MLA decodes with, in bf16."""
     mla = model.mla
     if mla is None:
@@ -56,22 +56,22 @@ def absorbed(model: Model, tp: int, layers: int) -> int:
     return round(layers * latent * mla.kv_lora * mla.heads * (mla.nope + mla.v) * 2 / tp)
 
 
-def on_card(
-    model: Model, checkpoint: Checkpoint, parallel: Parallel, stage: int, *, vision: float
+def weights_per_gpu(
+    model: Model, checkpoint: Checkpoint, parallel: Parallel, stage: int, *, vision_share: float
 ) -> dict[Component, int]:
     """Bytes of each component on one rank of a stage; `vision` is the share of the tower it holds."""
     sizes, tp = checkpoint.bytes_by_component, parallel.tp
-    dense, with_experts = in_stage(model, parallel.pp, stage)
+    dense, with_experts = layers_in_stage(model, parallel.pp, stage)
     here = dense + with_experts
     part = here / model.layers
-    whole = copied_share(model, tp)
+    whole = replicated_share(model, tp)
     out: dict[Component, float] = {
-        "attention": sizes.get("attention", 0) * part * (whole + (1 - whole) / tp) + absorbed(model, tp, here),
+        "attention": sizes.get("attention", 0) * part * (whole + (1 - whole) / tp) + absorbed_kv_bytes(model, tp, here),
         "router": sizes.get("router", 0) * part,
         "norms": sizes.get("norms", 0) * part,
         "embed": sizes.get("embed", 0) / tp if stage == 0 or (model.tied and stage == parallel.pp - 1) else 0,
         "lm_head": sizes.get("lm_head", 0) / tp if stage == parallel.pp - 1 else 0,
-        "vision": sizes.get("vision", 0) * vision if stage == 0 else 0,
+        "vision": sizes.get("vision", 0) * vision_share if stage == 0 else 0,
     }
     out["dense_ffn"] = sizes.get("dense_ffn", 0) * dense / max(model.layers - model.moe_layers, 1) / tp
     if model.moe:
@@ -88,7 +88,7 @@ def expert_share(model: Model, parallel: Parallel) -> float:
     return -(-model.moe.experts // ranks) / model.moe.experts if parallel.ep else 1 / ranks
 
 
-def why_not(model: Model, parallel: Parallel, group: int = 1) -> str:
+def invalid_layout(model: Model, parallel: Parallel, group: int = 1) -> str:
     """Why the model cannot be cut this way, or ""; `group` is the quantisation's group along an expert's width."""
     tp, heads = parallel.tp, model.attention.heads
     if heads % tp:
@@ -98,7 +98,7 @@ def why_not(model: Model, parallel: Parallel, group: int = 1) -> str:
     if parallel.pp > model.layers:
         return f"{model.layers} layers do not fill {parallel.pp} stages"
     uncut = _experts_why_not(model.moe, parallel, group) if model.moe else ""
-    return uncut or dcp_why_not(model, parallel)
+    return uncut or invalid_dcp(model, parallel)
 
 
 def _experts_why_not(moe: Moe, parallel: Parallel, group: int) -> str:
@@ -112,7 +112,7 @@ def _experts_why_not(moe: Moe, parallel: Parallel, group: int) -> str:
     return f"an expert's width of {moe.intermediate} does not divide by {name} in groups of {group}"
 
 
-def dcp_why_not(model: Model, parallel: Parallel) -> str:
+def invalid_dcp(model: Model, parallel: Parallel) -> str:
     """Why decode context parallelism of this size cannot be, or ""."""
     dcp, tp = parallel.dcp, parallel.tp
     if dcp == 1:

@@ -48,7 +48,7 @@ def build(engine: Engine, *, model: str, context: int, title: str, key: str) -> 
             "speed": f"{engine.faster:g}× real time",
             "running": busy.running,
             "waiting": len(busy.waiting) + len(busy.reading),
-            "cache": f"{busy.used:,.0f} of {busy.rules.kv_tokens:,} tokens",
+            "cache": f"{busy.used_tokens:,.0f} of {busy.rules.kv_tokens:,} tokens",
             "tokens made": f"{engine.counters.generation_tokens:,}",
         }
         cells = "".join(f"<tr><th>{name}<td>{html.escape(str(value))}" for name, value in rows.items())
@@ -69,7 +69,7 @@ def build(engine: Engine, *, model: str, context: int, title: str, key: str) -> 
             model=model,
             running=busy.running + len(busy.reading),
             waiting=len(busy.waiting),
-            used=busy.used,
+            used=busy.used_tokens,
             kv_tokens=busy.rules.kv_tokens,
             context=context,
             preempted=busy.preemptions,

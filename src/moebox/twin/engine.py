@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass, field
 
-from moebox.planner.schedule import Request, Rules, Scheduler, Slice
+from moebox.planner.schedule import Scheduler, SchedulerRules, ScheduleSlice, SimulatedRequest
 from moebox.planner.speed import Speed
 from moebox.twin.metrics import Counters
 
@@ -15,7 +15,7 @@ from moebox.twin.metrics import Counters
 class Job:
     """One request and the client that waits for it."""
 
-    request: Request
+    request: SimulatedRequest
     sent: int = 0  # tokens the client was told of
     last: float = 0.0  # when
     news: "asyncio.Queue[int]" = field(default_factory=asyncio.Queue)  # tokens it has by now
@@ -24,7 +24,7 @@ class Job:
 class Engine:
     """Steps while there is work; `faster` divides every time."""
 
-    def __init__(self, speed: Speed, rules: Rules, *, faster: float = 1.0) -> None:
+    def __init__(self, speed: Speed, rules: SchedulerRules, *, faster: float = 1.0) -> None:
         self.scheduler = Scheduler(speed=speed, rules=rules)
         self.counters = Counters()
         self.faster = faster
@@ -36,7 +36,7 @@ class Engine:
         """Step for ever."""
         due = time.monotonic()
         while True:
-            done = self.scheduler.advance(most=1)
+            done = self.scheduler.advance(max_steps=1)
             if done is None:
                 self._wake.clear()
                 await self._wake.wait()
@@ -50,7 +50,7 @@ class Engine:
     async def tokens(self, prompt: int, output: int) -> AsyncGenerator[int, None]:
         """Ask for `output` tokens after `prompt`; yields how many there are by now, each time there are more."""
         now = time.monotonic()
-        job = Job(request=Request(id=next(self._ids), input=prompt, output=output, arrival=now), last=now)
+        job = Job(request=SimulatedRequest(id=next(self._ids), input=prompt, output=output, arrival=now), last=now)
         if not self.scheduler.submit(job.request):
             raise ValueError(
                 f"{prompt} + {output} tokens are more than the cache of {self.scheduler.rules.kv_tokens} holds"
@@ -68,25 +68,25 @@ class Engine:
                 self.scheduler.cancel(job.request)
                 self.counters.finished["abort"] += 1
 
-    def _deliver(self, done: Slice) -> None:
+    def _deliver(self, done: ScheduleSlice) -> None:
         """Tell every client whose request has more tokens than before."""
         now = time.monotonic()
         self._start(done.started, now)
-        begun = [job for job in self._jobs.values() if job.request.first >= 0]
+        begun = [job for job in self._jobs.values() if job.request.first_token_at >= 0]
         for job in begun:
-            made = int(self.scheduler.made(job.request) + 1e-9)
+            made = int(self.scheduler.tokens_made(job.request) + 1e-9)
             if made > job.sent:
                 self._tell(job, made, now)
         self._finish(done.finished, now)
 
-    def _start(self, requests: Iterable[Request], now: float) -> None:
+    def _start(self, requests: Iterable[SimulatedRequest], now: float) -> None:
         """The first token of each is there."""
         for request in requests:
-            if request.id in self._jobs and request.first < 0:
-                request.first = now
+            if request.id in self._jobs and request.first_token_at < 0:
+                request.first_token_at = now
                 self.counters.ttft.add(now - request.arrival)
 
-    def _finish(self, requests: Iterable[Request], now: float) -> None:
+    def _finish(self, requests: Iterable[SimulatedRequest], now: float) -> None:
         """All tokens of each are there."""
         for request in requests:
             if self._jobs.pop(request.id, None) is not None:

@@ -20,8 +20,8 @@ from moebox.core.plan import Goal, Plan
 from moebox.core.recipe import EngineName, Recipe
 from moebox.errors import BadInput, MoeboxError
 from moebox.flows import boxes
-from moebox.planner.choose import choose
-from moebox.planner.pins import Pins
+from moebox.planner.choose import choose_plan
+from moebox.planner.constraints import Constraints
 from moebox.planner.speed import Speed
 from moebox.report.bars import collapse
 from moebox.report.block import Block, Bullets, Chart, Charts, Part, Tile, Tiles
@@ -113,7 +113,7 @@ def full(one: Asked) -> Answer:
     if one not in _answers:
         if len(_answers) >= MOST_ANSWERS:
             _answers.pop(next(iter(_answers)), None)
-        _answers[one] = answered(one, Pins(goal=one.goal, bold=one.bold, engine=one.engine))
+        _answers[one] = answered(one, Constraints(goal=one.goal, bold=one.bold, engine=one.engine))
     return _answers[one]
 
 
@@ -137,9 +137,9 @@ def quick(one: Asked, layout: Asked) -> Answer:
         return full(one)
 
 
-def pinned(recipe: Recipe, goal: Goal) -> Pins:
+def pinned(recipe: Recipe, goal: Goal) -> Constraints:
     """The layout of a recipe as pins."""
-    return Pins(
+    return Constraints(
         goal=goal,
         engine=recipe.engine,
         checkpoint=recipe.checkpoint,
@@ -160,14 +160,14 @@ def before(one: Asked, layout: str) -> Asked | None:
     return replace(one, context=int(context), concurrency=int(concurrency))
 
 
-def answered(one: Asked, pins: Pins) -> Answer:
+def answered(one: Asked, pins: Constraints) -> Answer:
     """The plan for these controls within these pins."""
     model, checkpoints = resolve(one.model)
     box = boxes.box(one.box or None, ram=one.ram, ram_bandwidth=one.ram_bandwidth)
-    plan = choose(box, model, checkpoints, replace(pins, context=one.context, concurrency=one.concurrency))
+    plan = choose_plan(box, model, checkpoints, replace(pins, context=one.context, concurrency=one.concurrency))
     plan = boxes.planned_for(plan, one.box, ram=one.ram, ram_bandwidth=one.ram_bandwidth)
     deployment = Deployment.of(plan.recipe, model, form_of(plan.recipe, checkpoints), box)
-    return Answer(asked=one, plan=plan, speed=Speed.of(deployment))
+    return Answer(asked=one, plan=plan, speed=Speed.for_deployment(deployment))
 
 
 def blocks(answer: Answer) -> list[Block]:
@@ -237,7 +237,7 @@ def streams_of(answer: Answer) -> int:
 def forecast(answer: Answer) -> tuple[float, float, float]:
     """Decode tok/s at the asked load, and its band."""
     rate = answer.speed.decode_tok_s(streams_of(answer), answer.asked.context)
-    low, high = answer.speed.band
+    low, high = answer.speed.decode_range
     return rate, rate * low, rate * high
 
 
@@ -300,7 +300,7 @@ def decode_series(answer: Answer, context: int, place: int) -> Series:
     held = answer.plan.memory.kv_tokens // context
     loads = [load for load in CONCURRENCIES if load <= min(most, held)]
     points = tuple((float(load), answer.speed.decode_tok_s(load, context)) for load in loads)
-    low, high = answer.speed.band
+    low, high = answer.speed.decode_range
     band = tuple((load, rate * low, rate * high) for load, rate in points)
     shown = band if context == answer.asked.context else ()
     return Series(name=f"{units.count(context)} tokens", colour=colour(place), points=points, band=shown)

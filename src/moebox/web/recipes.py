@@ -53,7 +53,7 @@ async def edited(request: Request, *, site: Site) -> Response:
 def checked(text: str) -> Recipe:
     """The recipe in `text`; BadInput names the first thing that cannot be meant, as `moebox up` would."""
     recipe = codec.decode(Recipe, codec.parse_toml(text, where="recipe"), where="recipe")
-    engines.check(deploy(recipe))
+    engines.check_recipe(deploy(recipe))
     return recipe
 
 

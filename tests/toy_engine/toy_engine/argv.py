@@ -2,9 +2,9 @@
 
 from moebox.core.deployment import Deployment
 from moebox.core.recipe import Recipe
-from moebox.engines.arguments import Node, field_words, flag_words, merge
-from moebox.engines.assemble import entry_words
-from moebox.engines.flags import Word, catalogue
+from moebox.engines.arguments import LaunchNode, field_arguments, flag_arguments, merge_arguments
+from moebox.engines.assemble import python_entry
+from moebox.engines.flags import Argument, flag_catalogue
 from moebox.engines.reading import Reading
 
 FIELDS = {
@@ -20,24 +20,24 @@ READS = FIELDS
 VARIABLES = {"--name": "SERVED_MODEL_NAME", "--length": "MAX_MODEL_LEN", "--port": "PORT"}
 
 
-def words(deployment: Deployment, *, node: Node | None = None, host: str = "") -> list[Word]:
+def arguments(deployment: Deployment, *, node: LaunchNode | None = None, host: str = "") -> list[Argument]:
     """The command line after the entry."""
     recipe = deployment.recipe
-    known = catalogue("toy", recipe.engine_version)
-    out = [("--model", deployment.weights), *field_words(recipe, FIELDS, known, host=host)]
+    known = flag_catalogue("toy", recipe.engine_version)
+    out = [("--model", deployment.weights), *field_arguments(recipe, FIELDS, known, host=host)]
     if recipe.kv != "auto":
         out.append(("--cache", recipe.kv))
-    return merge(out, flag_words(recipe.flags, known), known)
+    return merge_arguments(out, flag_arguments(recipe.flags, known), known)
 
 
-def speculation(recipe: Recipe) -> list[Word]:
+def draft_arguments(recipe: Recipe) -> list[Argument]:
     """It has no drafts."""
     return []
 
 
-def entry(recipe: Recipe) -> tuple[str, ...]:
+def entry_command(recipe: Recipe) -> tuple[str, ...]:
     """The words that start it here."""
-    return entry_words(recipe, program=("toy-serve",), module=("-m", "toy_engine.server"))
+    return python_entry(recipe, program=("toy-serve",), module=("-m", "toy_engine.server"))
 
 
 def environment(deployment: Deployment) -> dict[str, str]:
@@ -45,12 +45,12 @@ def environment(deployment: Deployment) -> dict[str, str]:
     return dict(deployment.recipe.env)
 
 
-def guarded(argv: tuple[str, ...]) -> tuple[str, ...]:
+def hide_api_key(argv: tuple[str, ...]) -> tuple[str, ...]:
     """It reads TOY_API_KEY."""
     return argv
 
 
-def understood(word: Word, name: str, reading: Reading) -> bool:
+def understood(word: Argument, name: str, reading: Reading) -> bool:
     """--cache is the recipe's kv."""
     if name != "--cache":
         return False

@@ -2,11 +2,11 @@
 
 from moebox.core.deployment import Deployment
 from moebox.core.plan import DeviceMemory, Memory
-from moebox.sizing.constants import visible
+from moebox.sizing.constants import visible_bytes
 from moebox.sizing.kv import token_bytes
 
 
-def budget(deployment: Deployment) -> Memory:
+def memory_budget(deployment: Deployment) -> Memory:
     """Every GPU's bytes."""
     box, model, checkpoint, recipe = deployment.facts
     tp = recipe.parallel.tp
@@ -14,7 +14,7 @@ def budget(deployment: Deployment) -> Memory:
     devices, least = [], 2**62
     for place, gpu in enumerate(box.gpus[:tp]):
         weights = {name: size // tp for name, size in checkpoint.bytes_by_component.items()}
-        claim = round(visible(gpu) * (recipe.memory_utilization or 0.9))
+        claim = round(visible_bytes(gpu) * (recipe.memory_utilization or 0.9))
         left = claim - sum(weights.values())
         least = min(least, left)
         kv = max(0, left)

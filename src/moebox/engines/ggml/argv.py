@@ -5,7 +5,7 @@ import re
 from moebox.core.catalogue import checkpoints, models
 from moebox.core.deployment import Deployment
 from moebox.core.recipe import Hybrid, Recipe
-from moebox.engines.flags import Word
+from moebox.engines.flags import Argument
 from moebox.engines.reading import Reader, Reading, ignored, note_absent
 from moebox.errors import BadInput
 
@@ -26,52 +26,52 @@ HYBRID: dict[str, str] = {
 }
 KV = {"f16": "f16", "bf16": "bf16", "q8_0": "q8_0", "q4_0": "q4_0"}
 # The model's own template, and figures for whoever watches: a benchmark, `moebox watch`, Prometheus.
-ALWAYS = ("--jinja", "--metrics")
+ALWAYS_ON = ("--jinja", "--metrics")
 ALL_LAYERS = 999  # more than any model has: every layer's dense part on the GPUs
 
 
-def mainline_words(deployment: Deployment) -> list[Word]:
+def mainline_weights(deployment: Deployment) -> list[Argument]:
     """The file to load, or the repository with its quant; mainline finds the first part by itself."""
     weights, found = deployment.weights, deployment.found_checkpoint
-    if is_file(weights):
+    if is_local_file(weights):
         return [("-m", weights)]
     return [("-hf", f"{weights}:{found.name}" if found and not found.path else weights)]
 
 
-def fork_words(deployment: Deployment) -> list[Word]:
+def fork_weights(deployment: Deployment) -> list[Argument]:
     """The file to load, or the repository and the file in it, without which the fork refuses to start."""
     weights, found = deployment.weights, deployment.found_checkpoint
-    if is_file(weights):
+    if is_local_file(weights):
         return [("-m", weights)]
     return [("--hf-repo", weights), *([("--hf-file", found.file)] if found and found.file else [])]
 
 
-def is_file(weights: str) -> bool:
+def is_local_file(weights: str) -> bool:
     """Whether the weights are a file of this machine, or a variable that holds one."""
     return weights.endswith(".gguf") or weights.startswith(("/", "~", ".", "$"))
 
 
-def context_words(recipe: Recipe) -> list[Word]:
+def context_arguments(recipe: Recipe) -> list[Argument]:
     """The server divides -c over its slots, so it is asked for as many times the context as there are."""
     return [("-c", str(recipe.context * recipe.slots))] if recipe.context else []
 
 
-def hybrid_words(recipe: Recipe) -> list[Word]:
+def hybrid_arguments(recipe: Recipe) -> list[Argument]:
     """Threads, batches and where the experts go; without a hybrid part everything is on the GPUs."""
     hybrid = recipe.hybrid
     if hybrid is None:
         return [("-ngl", str(ALL_LAYERS))]
-    words: list[Word] = []
+    words: list[Argument] = []
     for flag, path in HYBRID.items():
         value = getattr(hybrid, path.removeprefix("hybrid."))
         if value is not None:
             words.append((flag, str(value)))
     if hybrid.split:
         words.append(("-ts", ",".join(map(str, hybrid.split))))
-    return words + [("-ot", rule) for rule in placement(recipe)]
+    return words + [("-ot", rule) for rule in placement_rules(recipe)]
 
 
-def placement(recipe: Recipe) -> tuple[str, ...]:
+def placement_rules(recipe: Recipe) -> tuple[str, ...]:
     """Rules that say which tensors go where; the first that matches wins, so the GPUs come before RAM.
 
     Layers are named one by one: -ncmoe counts from the front in llama.cpp and otherwise in ik_llama.cpp.
@@ -96,7 +96,7 @@ RULE = re.compile(r"blk\\\.\((?P<layers>[\d|]+)\)\\\.ffn_\.\*_exps=(?P<device>[A
 def finished(names: set[str], reading: Reading) -> None:
     """What follows from several words together, and from those that are not there."""
     _name_form(reading)
-    note_absent(names, reading, *ALWAYS)
+    note_absent(names, reading, *ALWAYS_ON)
     reading.put("context", reading.count("context", 0) // (reading.count("max_seqs", 1) or 1))
     rules = reading.settings.get("hybrid.ranges", [])
     found = experts_of([str(rule) for rule in rules] if isinstance(rules, list) else [])
@@ -153,7 +153,7 @@ def _file(value: str, reading: Reading) -> bool:
 
 # Words both servers have that are more than one field.
 READERS: dict[str, Reader] = {
-    **dict.fromkeys(ALWAYS, ignored),
+    **dict.fromkeys(ALWAYS_ON, ignored),
     "-ctk": _kv,
     "-c": _context,
     "-ot": _rule,

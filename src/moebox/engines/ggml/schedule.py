@@ -4,10 +4,10 @@ from moebox.core import registry
 from moebox.core.box import Gpu
 from moebox.core.recipe import Recipe
 
-SEQUENCES = 1
+DEFAULT_MAX_SEQS = 1
 PROMPTS_FIRST = False
-RESERVES = False
-AHEAD = False
+RESERVES_OUTPUT = False
+SCHEDULES_AHEAD = False
 
 
 def step_tokens(recipe: Recipe, gpu: Gpu | None = None) -> int:

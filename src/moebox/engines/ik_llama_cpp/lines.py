@@ -2,17 +2,17 @@
 
 from moebox.core.deployment import Deployment
 from moebox.core.plan import Memory
-from moebox.engines.ggml.lines import lines
-from moebox.engines.ggml.memory import offload_threshold, placed
+from moebox.engines.ggml.lines import memory_lines
+from moebox.engines.ggml.memory import expert_layers_on_gpus, offload_threshold
 from moebox.units import count
 
-__all__ = ["lines", "reasons"]
+__all__ = ["memory_lines", "setting_reasons"]
 
 
-def reasons(deployment: Deployment, memory: Memory) -> list[str]:
+def setting_reasons(deployment: Deployment, memory: Memory) -> list[str]:
     """From which micro-batch on the GPUs work on the experts in RAM, where there are any."""
     hybrid, model = deployment.recipe.hybrid, deployment.model
-    if hybrid is None or not deployment.place.gpus or placed(deployment.recipe) >= model.moe_layers:
+    if hybrid is None or not deployment.place.gpus or expert_layers_on_gpus(deployment.recipe) >= model.moe_layers:
         return []
     least = offload_threshold(model)
     if hybrid.ubatch >= least:

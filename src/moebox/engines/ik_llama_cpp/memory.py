@@ -1,5 +1,5 @@
 """ik_llama.cpp's memory: the rules both servers share."""
 
-from moebox.engines.ggml.memory import budget
+from moebox.engines.ggml.memory import memory_budget
 
-__all__ = ["budget"]
+__all__ = ["memory_budget"]

@@ -1,5 +1,5 @@
 """How ik_llama.cpp's server batches."""
 
-from moebox.engines.ggml.schedule import AHEAD, PROMPTS_FIRST, RESERVES, SEQUENCES, step_tokens
+from moebox.engines.ggml.schedule import DEFAULT_MAX_SEQS, PROMPTS_FIRST, RESERVES_OUTPUT, SCHEDULES_AHEAD, step_tokens
 
-__all__ = ["AHEAD", "PROMPTS_FIRST", "RESERVES", "SEQUENCES", "step_tokens"]
+__all__ = ["DEFAULT_MAX_SEQS", "PROMPTS_FIRST", "RESERVES_OUTPUT", "SCHEDULES_AHEAD", "step_tokens"]

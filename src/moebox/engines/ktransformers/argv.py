@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from moebox.core.deployment import Deployment
 from moebox.core.recipe import Recipe
-from moebox.engines.arguments import Node, flag_words, merge, without
-from moebox.engines.flags import Word, catalogue
+from moebox.engines.arguments import LaunchNode, drop_disabled, flag_arguments, merge_arguments
+from moebox.engines.flags import Argument, flag_catalogue
 from moebox.engines.reading import Reading
 from moebox.engines.sglang import argv as sglang
 
@@ -23,19 +23,19 @@ METHODS = {"int4-g32": "RAWINT4", "fp8-block": "FP8", "bf16": "BF16"}
 THRESHOLD = 400
 
 
-def words(deployment: Deployment, *, node: Node | None = None, host: str = "") -> list[Word]:
+def arguments(deployment: Deployment, *, node: LaunchNode | None = None, host: str = "") -> list[Argument]:
     """The command line after the entry, word by word."""
     recipe = deployment.recipe
-    known = catalogue(recipe.engine, recipe.engine_version)
+    known = flag_catalogue(recipe.engine, recipe.engine_version)
     undrafted = deployment.with_recipe(replace(recipe, speculate=None))  # see `speculation`
-    out = [*sglang.serving_words(undrafted, node=node, host=host), *kernel_words(deployment)]
-    return merge(without(out, recipe.flags, known), flag_words(recipe.flags, known), known)
+    out = [*sglang.base_arguments(undrafted, node=node, host=host), *kernel_arguments(deployment)]
+    return merge_arguments(drop_disabled(out, recipe.flags, known), flag_arguments(recipe.flags, known), known)
 
 
-def kernel_words(deployment: Deployment) -> list[Word]:
+def kernel_arguments(deployment: Deployment) -> list[Argument]:
     """What kt-kernel is told: where the experts are, in which form, and who computes them."""
     hybrid = deployment.recipe.hybrid
-    out: list[Word] = [("--kt-weight-path", deployment.weights), ("--kt-method", method(deployment))]
+    out: list[Argument] = [("--kt-weight-path", deployment.weights), ("--kt-method", method(deployment))]
     for flag, path in HYBRID.items():
         value = getattr(hybrid, path.removeprefix("hybrid.")) if hybrid else None
         if value is not None:
@@ -50,21 +50,21 @@ def method(deployment: Deployment) -> str:
     return METHODS.get(known.quant if known else "", "AMXINT4")
 
 
-def speculation(recipe: Recipe) -> list[Word]:
+def draft_arguments(recipe: Recipe) -> list[Argument]:
     """Nothing: drafts beside kt-kernel are not proven, and `refusals` says so."""
     return []
 
 
-def entry(recipe: Recipe) -> tuple[str, ...]:
+def entry_command(recipe: Recipe) -> tuple[str, ...]:
     """The words that start it on this machine: the fork's module, for both packages bring `sglang`."""
     return sglang.module_entry(recipe)
 
 
 environment = sglang.environment
-guarded = sglang.guarded
+hide_api_key = sglang.hide_api_key
 
 
-def understood(word: Word, name: str, reading: Reading) -> bool:
+def understood(word: Argument, name: str, reading: Reading) -> bool:
     """Take a word that is more than one field, or follows from others, into `reading`."""
     if name in ("--kt-weight-path", "--kt-method", "--disable-shared-experts-fusion"):
         return True

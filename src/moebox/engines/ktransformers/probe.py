@@ -4,9 +4,9 @@ from moebox.core.deployment import Deployment
 from moebox.core.recipe import Flag
 
 EVEN_ROUTING: dict[str, str] = {}
-INVENTED: dict[str, Flag] = {}
+DUMMY_FLAGS: dict[str, Flag] = {}
 
 
-def dummy(deployment: Deployment, layers: int) -> dict[str, Flag]:
+def dummy_weight_flags(deployment: Deployment, layers: int) -> dict[str, Flag]:
     """No flags make up weights for the CPU."""
     return {}

@@ -5,9 +5,9 @@ import re
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
 from moebox.core.plan import Caution
-from moebox.engines.common import caution, everywhere
+from moebox.engines.common import common_refusals, plan_warning
 from moebox.engines.ktransformers.argv import METHODS
-from moebox.engines.sglang.refuse import compressed
+from moebox.engines.sglang.refuse import bf16_cache_refusals
 
 # Processors without AVX-512: Zen 2 and 3, Xeons before Skylake-SP, Core of the 12th generation and later.
 NO_AVX512 = re.compile(
@@ -17,17 +17,22 @@ FORK = "the parser of sglang-kt 0.7.2"
 SOURCE = "kvcache-ai/ktransformers, Native-Precision-Tutorial.md"
 
 
-def refusals(deployment: Deployment) -> list[Caution]:
+def find_refusals(deployment: Deployment) -> list[Caution]:
     """Known reasons why this will not start, or will disappoint."""
     recipe = deployment.recipe
-    found = everywhere(deployment) + _experts(deployment) + _processor(deployment.box) + compressed(deployment)
+    found = (
+        common_refusals(deployment)
+        + _experts(deployment)
+        + _processor(deployment.box)
+        + bf16_cache_refusals(deployment)
+    )
     if recipe.speculate:
-        found.append(caution("fatal", "drafts beside experts on the CPU are not proven", "leave speculate out"))
+        found.append(plan_warning("fatal", "drafts beside experts on the CPU are not proven", "leave speculate out"))
     if recipe.vision:
-        found.append(caution("warning", "a vision tower beside kt-kernel was not tried", "vision = false"))
+        found.append(plan_warning("warning", "a vision tower beside kt-kernel was not tried", "vision = false"))
     if not recipe.thinking:
         text = "the fork has no flag that turns thinking off: every request must"
-        found.append(caution("warning", text, "chat_template_kwargs in each request", FORK))
+        found.append(plan_warning("warning", text, "chat_template_kwargs in each request", FORK))
     return found
 
 
@@ -36,11 +41,11 @@ def _experts(deployment: Deployment) -> list[Caution]:
     found, known = [], deployment.found_checkpoint
     if known and known.format == "safetensors" and known.quant not in METHODS:
         text = f"kt-kernel does not compute {known.quant} experts on a CPU"
-        found.append(caution("fatal", text, f"a checkpoint in {', '.join(METHODS)}", SOURCE))
+        found.append(plan_warning("fatal", text, f"a checkpoint in {', '.join(METHODS)}", SOURCE))
     if not deployment.weights.startswith(("/", "~", ".")):
         text = f"kt-kernel reads experts from a folder, not from the Hub's {deployment.weights}"
         remedy = f"hf download {deployment.weights} --local-dir FOLDER, then plan FOLDER"
-        found.append(caution("warning", text, remedy, SOURCE))  # the settings are right once the weights are there
+        found.append(plan_warning("warning", text, remedy, SOURCE))  # the settings are right once the weights are there
     return found
 
 
@@ -48,8 +53,8 @@ def _processor(box: Box | None) -> list[Caution]:
     if box is None:
         return []
     if not box.cpu.model:
-        return [caution("note", "kt-kernel wants a CPU with AVX-512 or AMX", source=SOURCE)]
+        return [plan_warning("note", "kt-kernel wants a CPU with AVX-512 or AMX", source=SOURCE)]
     if not NO_AVX512.search(box.cpu.model):
         return []
     text = f"{box.cpu.model} has no AVX-512, which kt-kernel's native forms need"
-    return [caution("fatal", text, "llama.cpp or ik_llama.cpp run on it", SOURCE)]
+    return [plan_warning("fatal", text, "llama.cpp or ik_llama.cpp run on it", SOURCE)]

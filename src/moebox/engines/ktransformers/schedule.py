@@ -2,10 +2,10 @@
 
 from moebox.core.box import Gpu
 from moebox.core.recipe import Recipe
-from moebox.engines.sglang.schedule import AHEAD, PROMPTS_FIRST, RESERVES
+from moebox.engines.sglang.schedule import PROMPTS_FIRST, RESERVES_OUTPUT, SCHEDULES_AHEAD
 
-__all__ = ["AHEAD", "CHUNK", "PROMPTS_FIRST", "RESERVES", "SEQUENCES", "step_tokens"]
-SEQUENCES = 4  # --max-running-requests of the project's launches
+__all__ = ["CHUNK", "DEFAULT_MAX_SEQS", "PROMPTS_FIRST", "RESERVES_OUTPUT", "SCHEDULES_AHEAD", "step_tokens"]
+DEFAULT_MAX_SEQS = 4  # --max-running-requests of the project's launches
 CHUNK = 16384  # --chunked-prefill-size of its launches for eight GPUs; a chunk's experts are copied to the GPUs once
 
 

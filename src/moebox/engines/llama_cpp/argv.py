@@ -4,9 +4,16 @@ from pathlib import PurePosixPath
 
 from moebox.core.deployment import Deployment
 from moebox.core.recipe import Recipe
-from moebox.engines.arguments import Node, field_words, flag_words, merge, thinking_off, without
-from moebox.engines.assemble import entry_words
-from moebox.engines.flags import Word, catalogue
+from moebox.engines.arguments import (
+    LaunchNode,
+    drop_disabled,
+    field_arguments,
+    flag_arguments,
+    merge_arguments,
+    thinking_off_json,
+)
+from moebox.engines.assemble import python_entry
+from moebox.engines.flags import Argument, flag_catalogue
 from moebox.engines.ggml import argv as ggml
 from moebox.engines.llama_cpp.traits import TRAITS
 from moebox.engines.reading import Reader, Reading, taken, template_arguments
@@ -18,36 +25,36 @@ LOOKUP = "ngram-simple"
 LOUD_ENOUGH = "4"  # the lowest verbosity that prints buffer sizes
 
 
-def words(deployment: Deployment, *, node: Node | None = None, host: str = "") -> list[Word]:
+def arguments(deployment: Deployment, *, node: LaunchNode | None = None, host: str = "") -> list[Argument]:
     """The command line after the entry, word by word."""
     recipe = deployment.recipe
-    known = catalogue(TRAITS.name, recipe.engine_version)
-    out = [*ggml.mainline_words(deployment), *field_words(recipe, FIELDS, known, host=host)]
-    out += ggml.context_words(recipe) + ggml.hybrid_words(recipe)
+    known = flag_catalogue(TRAITS.name, recipe.engine_version)
+    out = [*ggml.mainline_weights(deployment), *field_arguments(recipe, FIELDS, known, host=host)]
+    out += ggml.context_arguments(recipe) + ggml.hybrid_arguments(recipe)
     if recipe.kv != "auto":
         kind = ggml.KV.get(recipe.kv, recipe.kv)
         out += [("-ctk", kind), ("-ctv", kind)]  # MLA's one cache is read as both: they must be alike
-    out += [(flag,) for flag in ggml.ALWAYS]
+    out += [(flag,) for flag in ggml.ALWAYS_ON]
     if not recipe.thinking:
-        out.append(("--chat-template-kwargs", thinking_off(deployment)))
-    out += speculation(recipe)
+        out.append(("--chat-template-kwargs", thinking_off_json(deployment)))
+    out += draft_arguments(recipe)
     out += _workers(recipe, node)
     out.append(("-lv", LOUD_ENOUGH))
-    return merge(without(out, recipe.flags, known), flag_words(recipe.flags, known), known)
+    return merge_arguments(drop_disabled(out, recipe.flags, known), flag_arguments(recipe.flags, known), known)
 
 
-def speculation(recipe: Recipe) -> list[Word]:
+def draft_arguments(recipe: Recipe) -> list[Argument]:
     """The words that turn a draft on; empty without one."""
     draft = recipe.speculate
     if draft is None:
         return []
-    chosen: list[Word] = [("--spec-type", _kind(draft.method))]
+    chosen: list[Argument] = [("--spec-type", _kind(draft.method))]
     if draft.draft:
         chosen.append(("--spec-draft-model", draft.draft))
     return [*chosen, ("--spec-draft-n-max", str(draft.tokens))]
 
 
-def _workers(recipe: Recipe, node: Node | None) -> list[Word]:
+def _workers(recipe: Recipe, node: LaunchNode | None) -> list[Argument]:
     """Where the first node finds the RPC servers of the others; their names stand for addresses not known yet."""
     others = range(1, recipe.parallel.nodes)
     if not others or "rpc" in recipe.flags:
@@ -57,7 +64,7 @@ def _workers(recipe: Recipe, node: Node | None) -> list[Word]:
     return [("--rpc", ",".join(f"{known[rank] if known else f'node{rank}'}:{port}" for rank in others))]
 
 
-def worker(deployment: Deployment, node: Node) -> tuple[str, ...]:
+def worker_command(deployment: Deployment, node: LaunchNode) -> tuple[str, ...]:
     """The RPC server of a node: it offers that node's GPUs, or its CPU, and listens where the first node can reach it.
 
     It answers whoever connects, so it takes the address the nodes use and never all of them.
@@ -66,7 +73,7 @@ def worker(deployment: Deployment, node: Node) -> tuple[str, ...]:
     address = node.addresses[rank] if node.addresses else f"node{rank}"
     threads = recipe.hybrid.threads if recipe.hybrid else None
     own = ("-t", str(threads)) if threads else ()
-    program = str(PurePosixPath(entry(recipe)[0]).with_name(TRAITS.workers[0]))
+    program = str(PurePosixPath(entry_command(recipe)[0]).with_name(TRAITS.workers[0]))
     return (program, "-H", address, "-p", str(recipe.listen.port + TRAITS.worker_port), *own)
 
 
@@ -82,17 +89,17 @@ def environment(deployment: Deployment) -> dict[str, str]:
     return dict(deployment.recipe.env)
 
 
-def entry(recipe: Recipe) -> tuple[str, ...]:
+def entry_command(recipe: Recipe) -> tuple[str, ...]:
     """The words that start it on this machine."""
-    return entry_words(recipe, program=("llama-server",), module=("-m", "xllamacpp.server"))
+    return python_entry(recipe, program=("llama-server",), module=("-m", "xllamacpp.server"))
 
 
-def guarded(argv: tuple[str, ...]) -> tuple[str, ...]:
+def hide_api_key(argv: tuple[str, ...]) -> tuple[str, ...]:
     """`argv` so that the key reaches the engine without being in it: the server reads LLAMA_API_KEY itself."""
     return argv
 
 
-def understood(word: Word, name: str, reading: Reading) -> bool:
+def understood(word: Argument, name: str, reading: Reading) -> bool:
     """Take a word that is more than one field, or a field said otherwise, into `reading`."""
     if (name, word[-1]) == ("-lv", LOUD_ENOUGH):
         return True

@@ -6,6 +6,10 @@ from moebox.engines.ggml import memory as ggml
 from moebox.engines.llama_cpp import spread
 
 
-def budget(deployment: Deployment) -> Memory:
+def memory_budget(deployment: Deployment) -> Memory:
     """Every device's bytes, and the tokens the cache holds."""
-    return spread.budget(deployment) if spread.spans(deployment.recipe) else ggml.budget(deployment)
+    return (
+        spread.multi_node_budget(deployment)
+        if spread.spans_nodes(deployment.recipe)
+        else ggml.memory_budget(deployment)
+    )

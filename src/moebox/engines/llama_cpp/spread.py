@@ -14,14 +14,14 @@ from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Component, Model
 from moebox.core.plan import DeviceMemory, Memory
 from moebox.core.recipe import Recipe
-from moebox.engines.devices import device, ram_overhead, with_host
+from moebox.engines.devices import add_host_memory, device_memory, ram_overhead
 from moebox.engines.ggml import memory as rules
-from moebox.sizing.constants import MIB, gibibytes
+from moebox.sizing.constants import MIB, memory_constant_bytes
 from moebox.sizing.kv import layer_bytes, token_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class LayerDevice:
     """A device that holds whole layers: a GPU of a node, or a node's RAM."""
 
     node: int
@@ -34,20 +34,20 @@ class Place:
         return f"ram{self.node}" if self.node else "ram"
 
 
-def spans(recipe: Recipe) -> bool:
+def spans_nodes(recipe: Recipe) -> bool:
     """Whether whole layers lie on several nodes."""
     return recipe.parallel.nodes > 1 and bool(recipe.hybrid and recipe.hybrid.split)
 
 
-def places(box: Box, nodes: int) -> tuple[Place, ...]:
+def layer_devices(box: Box, nodes: int) -> tuple[LayerDevice, ...]:
     """Every device in the order of its layers."""
     servers = range(1, nodes)
     if box.gpus:
-        return tuple(Place(node=node, gpu=gpu) for node in (*servers, 0) for gpu in range(len(box.gpus)))
-    return tuple(Place(node=node) for node in (0, *servers))
+        return tuple(LayerDevice(node=node, gpu=gpu) for node in (*servers, 0) for gpu in range(len(box.gpus)))
+    return tuple(LayerDevice(node=node) for node in (0, *servers))
 
 
-def layers_by_place(box: Box, model: Model, recipe: Recipe) -> tuple[range, ...]:
+def layers_by_device(box: Box, model: Model, recipe: Recipe) -> tuple[range, ...]:
     """The layers of each place; `split` counts those of devices, the output among the last one's."""
     assert recipe.hybrid is not None
     split = recipe.hybrid.split
@@ -56,17 +56,19 @@ def layers_by_place(box: Box, model: Model, recipe: Recipe) -> tuple[range, ...]
     return tuple(range(first, after) for first, after in pairwise(edges))
 
 
-def budget(deployment: Deployment) -> Memory:
+def multi_node_budget(deployment: Deployment) -> Memory:
     """Every device's bytes on every node; the first node's RAM comes last."""
     box, model, checkpoint, recipe = deployment.facts
-    parts = layers_by_place(box, model, recipe)
+    parts = layers_by_device(box, model, recipe)
     held = [
-        held_by(place, box, model, checkpoint, recipe, layers, last=number == len(parts) - 1)
-        for number, (place, layers) in enumerate(zip(places(box, recipe.parallel.nodes), parts, strict=False))
+        device_budget(place, box, model, checkpoint, recipe, layers, last=number == len(parts) - 1)
+        for number, (place, layers) in enumerate(zip(layer_devices(box, recipe.parallel.nodes), parts, strict=False))
     ]
     held.sort(key=lambda one: (one.device == "ram", len(one.device), one.device))
     if box.gpus:
-        held = list(with_host(box, held, rules.ram_budget(box, model, checkpoint, _all_on_devices(model, recipe))))
+        held = list(
+            add_host_memory(box, held, rules.ram_budget(box, model, checkpoint, _all_on_devices(model, recipe)))
+        )
     short = max(-one.free for one in held)
     return Memory(
         devices=tuple(held),
@@ -77,18 +79,20 @@ def budget(deployment: Deployment) -> Memory:
     )
 
 
-def room(place: Place, box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe, *, last: bool) -> int:
+def layer_room(
+    place: LayerDevice, box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe, *, last: bool
+) -> int:
     """Whole layers that a device has room for, beside its buffers and a margin."""
-    empty = held_by(place, box, model, checkpoint, recipe, range(0), last=last)
-    dense = sum(rules.dense_on_gpu(model, checkpoint, [model.layers - 1], last=False).values())
+    empty = device_budget(place, box, model, checkpoint, recipe, range(0), last=last)
+    dense = sum(rules.dense_weights(model, checkpoint, [model.layers - 1], last=False).values())
     cache = round(rules.cache_tokens(recipe) * layer_bytes(model, recipe))
     each = checkpoint.expert_layer_bytes + dense + cache
-    beside = 0 if place.gpu is None else rules.shared_bytes(box.gpus[place.gpu], model, checkpoint, recipe)
-    return max(0, empty.free - beside - gibibytes("llama", "margin")) // max(each, 1)
+    beside = 0 if place.gpu is None else rules.unified_cpu_bytes(box.gpus[place.gpu], model, checkpoint, recipe)
+    return max(0, empty.free - beside - memory_constant_bytes("llama", "margin")) // max(each, 1)
 
 
-def held_by(
-    place: Place, box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe, layers: range, *, last: bool
+def device_budget(
+    place: LayerDevice, box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe, layers: range, *, last: bool
 ) -> DeviceMemory:
     """One device's bytes with these layers on it."""
     if place.gpu is None:
@@ -110,17 +114,17 @@ def held_by(
 
 
 def _ram(
-    place: Place, box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe, layers: range, *, last: bool
+    place: LayerDevice, box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe, layers: range, *, last: bool
 ) -> DeviceMemory:
     """A node's RAM: its layers, their cache, and what the machine itself needs."""
-    weights: dict[Component, int] = dict(rules.dense_on_gpu(model, checkpoint, list(layers), last=last))
+    weights: dict[Component, int] = dict(rules.dense_weights(model, checkpoint, list(layers), last=last))
     if experts := _expert_bytes(model, checkpoint, layers):
         weights["routed_experts"] = experts
     if not place.node:
         weights["embed"] = checkpoint.bytes_by_component.get("embed", 0)
     kv = round(rules.cache_tokens(recipe) * layer_bytes(model, recipe) * len(layers))
-    activations = rules.placement(recipe).ubatch * MIB // 2
-    return device(place.name(box), box.ram, weights, kv=kv, activations=activations, overhead=ram_overhead(box))
+    activations = rules.hybrid_settings(recipe).ubatch * MIB // 2
+    return device_memory(place.name(box), box.ram, weights, kv=kv, activations=activations, overhead=ram_overhead(box))
 
 
 def _expert_bytes(model: Model, checkpoint: Checkpoint, layers: range) -> int:

@@ -2,9 +2,18 @@
 
 from moebox.core.deployment import Deployment
 from moebox.core.recipe import Flag, Recipe, Speculate
-from moebox.engines.arguments import Node, field_words, flag_words, merge, number, thinking_off, tower_words, without
-from moebox.engines.assemble import entry_words
-from moebox.engines.flags import Word, catalogue
+from moebox.engines.arguments import (
+    LaunchNode,
+    drop_disabled,
+    field_arguments,
+    flag_arguments,
+    merge_arguments,
+    parse_number,
+    thinking_off_json,
+    vision_arguments,
+)
+from moebox.engines.assemble import python_entry
+from moebox.engines.flags import Argument, flag_catalogue
 from moebox.engines.reading import Reader, Reading, ignored, note_absent, taken, template_arguments
 
 FIELDS: dict[str, str] = {
@@ -41,9 +50,9 @@ DRAFT_FIELDS = {
 # The model's own prediction layers go by the name of the paper that calls them next-n (speculative/spec_info.py).
 OWN_LAYERS = "NEXTN"
 ALGORITHMS = {"mtp": OWN_LAYERS}
-LOADED_ONCE = {"SGLANG_ENABLE_SPEC_V2": "True"}  # rtx6kpro wiki, sglang; newer versions have it on
+SPEC_V2_ENV = {"SGLANG_ENABLE_SPEC_V2": "True"}  # rtx6kpro wiki, sglang; newer versions have it on
 # Figures for whoever watches, and in every reply how much of its prompt was cached: a benchmark must know.
-ALWAYS = ("--enable-metrics", "--enable-cache-report")
+ALWAYS_ON = ("--enable-metrics", "--enable-cache-report")
 MODULE = "sglang.launch_server"
 # SGLang takes its key from argv alone (server_args.py); this puts it there inside the process, where no `ps` sees it.
 ENTER_WITH_KEY = (
@@ -52,41 +61,41 @@ ENTER_WITH_KEY = (
 )
 
 
-def words(deployment: Deployment, *, node: Node | None = None, host: str = "") -> list[Word]:
+def arguments(deployment: Deployment, *, node: LaunchNode | None = None, host: str = "") -> list[Argument]:
     """The command line after the entry, word by word."""
     recipe = deployment.recipe
-    known = catalogue(recipe.engine, recipe.engine_version)
-    out = serving_words(deployment, node=node, host=host)
-    return merge(without(out, recipe.flags, known), flag_words(recipe.flags, known), known)
+    known = flag_catalogue(recipe.engine, recipe.engine_version)
+    out = base_arguments(deployment, node=node, host=host)
+    return merge_arguments(drop_disabled(out, recipe.flags, known), flag_arguments(recipe.flags, known), known)
 
 
-def serving_words(deployment: Deployment, *, node: Node | None, host: str) -> list[Word]:
+def base_arguments(deployment: Deployment, *, node: LaunchNode | None, host: str) -> list[Argument]:
     """The same before the recipe's own flags; forks add theirs."""
     recipe = deployment.recipe
-    known = catalogue(recipe.engine, recipe.engine_version)
-    out: list[Word] = [("--model-path", deployment.weights), *field_words(recipe, FIELDS, known, host=host)]
+    known = flag_catalogue(recipe.engine, recipe.engine_version)
+    out: list[Argument] = [("--model-path", deployment.weights), *field_arguments(recipe, FIELDS, known, host=host)]
     ranks = recipe.parallel.tp * recipe.parallel.dp
     if recipe.parallel.dp > 1:
         # SGLang counts all GPUs of its data-parallel attention groups under --tp-size.
-        out = [*merge(out, [("--tp-size", str(ranks))], known), ("--enable-dp-attention",)]
+        out = [*merge_arguments(out, [("--tp-size", str(ranks))], known), ("--enable-dp-attention",)]
     if recipe.parallel.ep:
         out.append(("--ep-size", str(ranks)))
     if recipe.kv != "auto":
         out.append(("--kv-cache-dtype", KV.get(recipe.kv, recipe.kv)))
     if recipe.prefix_caching is False:
         out.append(("--disable-radix-cache",))
-    optional = [*tower_words(deployment, ("--mm-enable-dp-encoder",)), *_thinking_words(deployment)]
+    optional = [*vision_arguments(deployment, ("--mm-enable-dp-encoder",)), *_thinking_words(deployment)]
     out += [word for word in optional if word[0] in known.specs]  # a fork may have no such flag
-    out += speculation(recipe)
-    out += [(flag,) for flag in ALWAYS]
-    return _for_node(out, deployment, node or Node())
+    out += draft_arguments(recipe)
+    out += [(flag,) for flag in ALWAYS_ON]
+    return _for_node(out, deployment, node or LaunchNode())
 
 
-def _thinking_words(deployment: Deployment) -> list[Word]:
-    return [] if deployment.recipe.thinking else [("--default-chat-template-kwargs", thinking_off(deployment))]
+def _thinking_words(deployment: Deployment) -> list[Argument]:
+    return [] if deployment.recipe.thinking else [("--default-chat-template-kwargs", thinking_off_json(deployment))]
 
 
-def _for_node(out: list[Word], deployment: Deployment, node: Node) -> list[Word]:
+def _for_node(out: list[Argument], deployment: Deployment, node: LaunchNode) -> list[Argument]:
     """One machine's share of a launch over several."""
     nodes = deployment.recipe.parallel.nodes
     if nodes == 1 and node.count is None:
@@ -97,12 +106,12 @@ def _for_node(out: list[Word], deployment: Deployment, node: Node) -> list[Word]
     return [*kept, ("--dist-init-addr", f"{node.master}:{deployment.engine.meets_at}")]
 
 
-def speculation(recipe: Recipe) -> list[Word]:
+def draft_arguments(recipe: Recipe) -> list[Argument]:
     """The words that turn a draft on; empty without one."""
     draft = recipe.speculate
     if draft is None:
         return []
-    chosen: list[Word] = [("--speculative-algorithm", _algorithm(draft))]
+    chosen: list[Argument] = [("--speculative-algorithm", _algorithm(draft))]
     if draft.draft:
         chosen.append(("--speculative-draft-model-path", draft.draft))
     # A chain without branches: as many steps as guesses, and one verified token more than guessed.
@@ -114,24 +123,24 @@ def environment(deployment: Deployment) -> dict[str, str]:
     """Variables the engine needs beside those of the recipe: without this one the model is loaded twice to draft."""
     recipe = deployment.recipe
     own_layers = recipe.speculate is not None and _algorithm(recipe.speculate) == OWN_LAYERS
-    return (LOADED_ONCE if own_layers else {}) | recipe.env
+    return (SPEC_V2_ENV if own_layers else {}) | recipe.env
 
 
 def _algorithm(draft: Speculate) -> str:
     return ALGORITHMS.get(draft.method, draft.method.upper())
 
 
-def entry(recipe: Recipe) -> tuple[str, ...]:
+def entry_command(recipe: Recipe) -> tuple[str, ...]:
     """The words that start it on this machine."""
-    return entry_words(recipe, program=("sglang", "serve"), module=("-m", MODULE))
+    return python_entry(recipe, program=("sglang", "serve"), module=("-m", MODULE))
 
 
 def module_entry(recipe: Recipe) -> tuple[str, ...]:
     """The same by its module."""
-    return entry_words(recipe, program=("python3", "-m", MODULE), module=("-m", MODULE))
+    return python_entry(recipe, program=("python3", "-m", MODULE), module=("-m", MODULE))
 
 
-def guarded(argv: tuple[str, ...]) -> tuple[str, ...]:
+def hide_api_key(argv: tuple[str, ...]) -> tuple[str, ...]:
     """`argv` so that the key reaches the engine without being in it: Python hands it over from SGLANG_API_KEY."""
     first = next(place for place, word in enumerate(argv) if word.startswith("--"))
     folder, slash, name = argv[0].rpartition("/")
@@ -139,7 +148,7 @@ def guarded(argv: tuple[str, ...]) -> tuple[str, ...]:
     return (python, "-c", ENTER_WITH_KEY, *argv[first:])
 
 
-def understood(word: Word, name: str, reading: Reading) -> bool:
+def understood(word: Argument, name: str, reading: Reading) -> bool:
     """Take a word that is more than one field, or a field said otherwise, into `reading`."""
     if name in DRAFT_FIELDS:
         _drafting(DRAFT_FIELDS[name], word[-1], reading)
@@ -153,7 +162,7 @@ def finished(names: set[str], reading: Reading) -> None:
     if reading.flags.pop("enable-dp-attention", False) and groups > 1:
         reading.put("parallel.tp", max(reading.count("parallel.tp", 1) // groups, 1))
     reading.settings.setdefault("vision", True)
-    note_absent(names, reading, *ALWAYS)
+    note_absent(names, reading, *ALWAYS_ON)
     if "speculate.draft" not in reading.settings:
         return
     tokens = reading.count("speculate.tokens", 3)
@@ -168,7 +177,7 @@ def _drafting(path: str, value: str, reading: Reading) -> None:
     reading.settings.setdefault("speculate.draft", "")
     methods = {algorithm: method for method, algorithm in ALGORITHMS.items()}
     read = {"draft": value, "method": methods.get(value.upper(), value.lower())}
-    reading.put(f"speculate.{path}", read.get(path, number(value)))
+    reading.put(f"speculate.{path}", read.get(path, parse_number(value)))
 
 
 def _kv(value: str, reading: Reading) -> bool:
@@ -185,13 +194,13 @@ def _experts(value: str, reading: Reading) -> bool:
     return True
 
 
-SAID: dict[Word, tuple[str, Flag]] = {
+SAID: dict[Argument, tuple[str, Flag]] = {
     ("--disable-radix-cache",): ("prefix_caching", False),
     ("--language-model-only",): ("vision", False),
     ("--mm-enable-dp-encoder",): ("vision", True),
 }
 READERS: dict[str, Reader] = {
-    **dict.fromkeys(ALWAYS, ignored),
+    **dict.fromkeys(ALWAYS_ON, ignored),
     "--kv-cache-dtype": _kv,
     "--ep-size": _experts,
     "--default-chat-template-kwargs": template_arguments,

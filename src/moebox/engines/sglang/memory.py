@@ -14,9 +14,9 @@ from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Component, Model
 from moebox.core.plan import DeviceMemory, Memory
 from moebox.core.recipe import Recipe
-from moebox.engines.devices import device, over_ranks
+from moebox.engines.devices import budget_over_ranks, device_memory
 from moebox.sizing import shards
-from moebox.sizing.constants import GIB, MIB, constant, gibibytes, reserved, visible
+from moebox.sizing.constants import GIB, MIB, memory_constant, memory_constant_bytes, reserved_bytes, visible_bytes
 from moebox.sizing.drafts import draft_bytes, draft_token_bytes
 from moebox.sizing.kv import token_bytes, window_bytes
 
@@ -26,7 +26,7 @@ LARGEST_TIER = (16384, 512, 512)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Needs:
+class SglangNeeds:
     """What one rank of one stage takes, in bytes."""
 
     weights: dict[Component, int]
@@ -35,48 +35,48 @@ class Needs:
     window: int
 
     @property
-    def loaded(self) -> int:
+    def loaded_bytes(self) -> int:
         """All that is loaded before the cache is made; a draft model comes after it, out of the rest."""
         return sum(self.weights.values()) + self.window
 
 
-def budget(deployment: Deployment) -> Memory:
+def memory_budget(deployment: Deployment) -> Memory:
     """Every GPU's bytes under SGLang, and the tokens the cache holds."""
-    return over_ranks(deployment, Ranks(deployment))
+    return budget_over_ranks(deployment, SglangRanks(deployment))
 
 
-class Ranks:
+class SglangRanks:
     """The ranks of one deployment."""
 
     def __init__(self, deployment: Deployment) -> None:
         _, self.model, checkpoint, self.recipe = deployment.facts
         stages = range(self.recipe.parallel.pp)
-        self.needs = [needs_of(self.model, checkpoint, self.recipe, stage) for stage in stages]
+        self.needs = [rank_needs(self.model, checkpoint, self.recipe, stage) for stage in stages]
 
-    def tokens(self, gpu: Gpu, stage: int) -> int:
+    def cache_tokens(self, gpu: Gpu, stage: int) -> int:
         """Tokens that the cache of a GPU could hold."""
-        return tokens_on(gpu, self.model, self.recipe, self.needs[stage])
+        return tokens_on_gpu(gpu, self.model, self.recipe, self.needs[stage])
 
-    def missing(self, gpu: Gpu, stage: int) -> int:
+    def missing_bytes(self, gpu: Gpu, stage: int) -> int:
         """Bytes it lacks for the context."""
         return _missing(gpu, self.model, self.recipe, self.needs[stage])
 
-    def device(self, gpu: Gpu, stage: int, tokens: int) -> DeviceMemory:
+    def device_budget(self, gpu: Gpu, stage: int, tokens: int) -> DeviceMemory:
         """Its budget."""
         return _device(gpu, self.model, self.recipe, self.needs[stage], tokens)
 
 
-def needs_of(model: Model, checkpoint: Checkpoint, recipe: Recipe, stage: int) -> Needs:
+def rank_needs(model: Model, checkpoint: Checkpoint, recipe: Recipe, stage: int) -> SglangNeeds:
     """What a rank of `stage` takes; the vision tower is loaded whole on every rank, asked for or not."""
-    weights = shards.on_card(model, checkpoint, recipe.parallel, stage, vision=1.0)
-    weights["norms"] = weights.get("norms", 0) + gibibytes("load", "slack")
+    weights = shards.weights_per_gpu(model, checkpoint, recipe.parallel, stage, vision_share=1.0)
+    weights["norms"] = weights.get("norms", 0) + memory_constant_bytes("load", "slack")
     if checkpoint.quant == "nvfp4" and "routed_experts" in weights:
         scales = 0.5 / 4.5  # of an NVFP4 weight's 4.5 bits, the block scale's half bit
-        copies = constant("load", "sglang_nvfp4_scale_copies")
+        copies = memory_constant("load", "sglang_nvfp4_scale_copies")
         weights["routed_experts"] += round(weights["routed_experts"] * scales * copies)
     last = stage == recipe.parallel.pp - 1
-    layers = shards.stages(model.layers, recipe.parallel.pp)[stage]
-    return Needs(
+    layers = shards.stage_layers(model.layers, recipe.parallel.pp)[stage]
+    return SglangNeeds(
         weights=weights,
         draft=draft_bytes(model, checkpoint, recipe) if last else 0,
         token=token_bytes(model, recipe, layers) + (draft_token_bytes(model, recipe) if last else 0),
@@ -84,82 +84,84 @@ def needs_of(model: Model, checkpoint: Checkpoint, recipe: Recipe, stage: int) -
     )
 
 
-def before_loading(gpu: Gpu) -> int:
+def free_before_loading(gpu: Gpu) -> int:
     """Bytes SGLang finds free once its process group stands."""
-    return visible(gpu) - reserved(gpu) - gibibytes("sglang", "context")
+    return visible_bytes(gpu) - reserved_bytes(gpu) - memory_constant_bytes("sglang", "context")
 
 
-def chunk(gpu: Gpu, recipe: Recipe) -> tuple[int, int]:
+def chunk_and_batch(gpu: Gpu, recipe: Recipe) -> tuple[int, int]:
     """Prefill chunk in tokens and largest CUDA-graph batch that SGLang takes for this GPU."""
     gib = gpu.memory / GIB
     tier = next(((c, small, large) for below, c, small, large in TIERS if gib < below), LARGEST_TIER)
     return recipe.batched_tokens or tier[0], tier[2] if recipe.parallel.tp >= 4 else tier[1]
 
 
-def fraction(gpu: Gpu, model: Model, recipe: Recipe) -> float:
+def static_fraction(gpu: Gpu, model: Model, recipe: Recipe) -> float:
     """mem_fraction_static: as given, or as SGLang chooses."""
     return recipe.memory_utilization or automatic_fraction(gpu, model, recipe)
 
 
 def automatic_fraction(gpu: Gpu, model: Model, recipe: Recipe) -> float:
     """The fraction SGLang picks when it is not told."""
-    tokens, batch = chunk(gpu, recipe)
+    tokens, batch = chunk_and_batch(gpu, recipe)
     total = gpu.memory / MIB
-    reserve = constant("sglang", "reserve_base") + max(tokens, 2048) * constant("sglang", "reserve_per_prefill_token")
-    reserve += batch * constant("sglang", "reserve_per_graph_batch")
-    reserve += recipe.parallel.tp * recipe.parallel.pp * constant("sglang", "reserve_per_gpu")
+    reserve = memory_constant("sglang", "reserve_base") + max(tokens, 2048) * memory_constant(
+        "sglang", "reserve_per_prefill_token"
+    )
+    reserve += batch * memory_constant("sglang", "reserve_per_graph_batch")
+    reserve += recipe.parallel.tp * recipe.parallel.pp * memory_constant("sglang", "reserve_per_gpu")
     if total > 60 * 1024:
-        reserve = max(reserve, constant("sglang", "reserve_least"))
+        reserve = max(reserve, memory_constant("sglang", "reserve_least"))
     if recipe.speculate:
-        reserve += constant("sglang", "reserve_speculative")
-    return float(round((total - reserve) / total, 3)) * vision_cut(model)
+        reserve += memory_constant("sglang", "reserve_speculative")
+    return float(round((total - reserve) / total, 3)) * vision_factor(model)
 
 
-def vision_cut(model: Model) -> float:
+def vision_factor(model: Model) -> float:
     """What a vision tower multiplies the automatic fraction by."""
     if not model.vision:
         return 1.0
-    dynamic = 1.0 - 0.1 * (constant("sglang", "vision_tower") - 1.0)
-    return float(constant("sglang", "vision_factor") * max(0.8, min(1.05, dynamic)))
+    dynamic = 1.0 - 0.1 * (memory_constant("sglang", "vision_tower") - 1.0)
+    return float(memory_constant("sglang", "vision_factor") * max(0.8, min(1.05, dynamic)))
 
 
-def kv_budget(gpu: Gpu, model: Model, recipe: Recipe, needs: Needs) -> int:
+def kv_budget(gpu: Gpu, model: Model, recipe: Recipe, needs: SglangNeeds) -> int:
     """Bytes left for the cache."""
-    return math.floor(before_loading(gpu) * fraction(gpu, model, recipe)) - needs.loaded
+    return math.floor(free_before_loading(gpu) * static_fraction(gpu, model, recipe)) - needs.loaded_bytes
 
 
-def tokens_on(gpu: Gpu, model: Model, recipe: Recipe, needs: Needs) -> int:
+def tokens_on_gpu(gpu: Gpu, model: Model, recipe: Recipe, needs: SglangNeeds) -> int:
     """Tokens the cache holds on one GPU, times the data-parallel ranks."""
     return max(0, kv_budget(gpu, model, recipe, needs)) // needs.token * recipe.parallel.dp
 
 
-def request_table(model: Model, recipe: Recipe, tokens: int) -> int:
+def request_table_bytes(model: Model, recipe: Recipe, tokens: int) -> int:
     """Bytes of the table from requests to cache slots: one int32 a request and position of the context."""
-    most, least = constant("sglang", "requests_most"), constant("sglang", "requests_least")
+    most, least = memory_constant("sglang", "requests_most"), memory_constant("sglang", "requests_least")
     requests = recipe.max_seqs or min(max(tokens * 512 // max(recipe.context, 1), least), most)
     return int(requests * (recipe.context + 4) * 4)
 
 
-def _missing(gpu: Gpu, model: Model, recipe: Recipe, needs: Needs) -> int:
+def _missing(gpu: Gpu, model: Model, recipe: Recipe, needs: SglangNeeds) -> int:
     one = recipe.context * needs.token
     inside = one - kv_budget(gpu, model, recipe, needs)
-    rest = before_loading(gpu) * (1 - fraction(gpu, model, recipe))
-    return max(inside, round(step_room(gpu, model, recipe) + needs.draft - rest))
+    rest = free_before_loading(gpu) * (1 - static_fraction(gpu, model, recipe))
+    return max(inside, round(step_bytes(gpu, model, recipe) + needs.draft - rest))
 
 
-def step_room(gpu: Gpu, model: Model, recipe: Recipe) -> int:
+def step_bytes(gpu: Gpu, model: Model, recipe: Recipe) -> int:
     """Bytes a step and its table need outside the fraction."""
-    tokens, _ = chunk(gpu, recipe)
-    step = tokens * model.hidden * 2 * (model.experts_used + constant("load", "live_copies"))
-    draft = gibibytes("sglang", "draft_activations") if recipe.speculate else 0
-    return int(step + draft + request_table(model, recipe, recipe.context))
+    tokens, _ = chunk_and_batch(gpu, recipe)
+    step = tokens * model.hidden * 2 * (model.experts_used + memory_constant("load", "live_copies"))
+    draft = memory_constant_bytes("sglang", "draft_activations") if recipe.speculate else 0
+    return int(step + draft + request_table_bytes(model, recipe, recipe.context))
 
 
-def _device(gpu: Gpu, model: Model, recipe: Recipe, needs: Needs, tokens: int) -> DeviceMemory:
+def _device(gpu: Gpu, model: Model, recipe: Recipe, needs: SglangNeeds, tokens: int) -> DeviceMemory:
     kv = tokens // recipe.parallel.dp * needs.token + needs.window
-    activations = step_room(gpu, model, recipe)
-    outside = before_loading(gpu) - math.floor(before_loading(gpu) * fraction(gpu, model, recipe))
-    overhead = gpu.memory - before_loading(gpu) + max(0, outside - activations - needs.draft)
-    return device(
+    activations = step_bytes(gpu, model, recipe)
+    outside = free_before_loading(gpu) - math.floor(free_before_loading(gpu) * static_fraction(gpu, model, recipe))
+    overhead = gpu.memory - free_before_loading(gpu) + max(0, outside - activations - needs.draft)
+    return device_memory(
         "gpu", gpu.memory, needs.weights, draft=needs.draft, kv=kv, activations=activations, overhead=overhead
     )

@@ -5,9 +5,17 @@ import json
 from moebox.core import presets
 from moebox.core.deployment import Deployment
 from moebox.core.recipe import Flag, Recipe
-from moebox.engines.arguments import Node, field_words, flag_words, merge, thinking_off, tower_words, without
-from moebox.engines.assemble import entry_words
-from moebox.engines.flags import Word, catalogue
+from moebox.engines.arguments import (
+    LaunchNode,
+    drop_disabled,
+    field_arguments,
+    flag_arguments,
+    merge_arguments,
+    thinking_off_json,
+    vision_arguments,
+)
+from moebox.engines.assemble import python_entry
+from moebox.engines.flags import Argument, flag_catalogue
 from moebox.engines.reading import Reader, Reading, ignored, json_object, taken, template_arguments
 from moebox.engines.vllm.traits import TRAITS
 
@@ -43,31 +51,31 @@ VARIABLES = {
 }
 
 
-def words(deployment: Deployment, *, node: Node | None = None, host: str = "") -> list[Word]:
+def arguments(deployment: Deployment, *, node: LaunchNode | None = None, host: str = "") -> list[Argument]:
     """The command line after the entry, word by word."""
-    node, recipe = node or Node(), deployment.recipe
-    known = catalogue(TRAITS.name, recipe.engine_version)
-    out: list[Word] = [_model_word(deployment), *field_words(recipe, FIELDS, known, host=host)]
+    node, recipe = node or LaunchNode(), deployment.recipe
+    known = flag_catalogue(TRAITS.name, recipe.engine_version)
+    out: list[Argument] = [_model_word(deployment), *field_arguments(recipe, FIELDS, known, host=host)]
     if recipe.tool_parser:
         out.append(("--enable-auto-tool-choice",))
     if recipe.kv != "auto":
         out.append(("--kv-cache-dtype", KV.get(recipe.kv, recipe.kv)))
-    out += tower_words(deployment, ("--mm-encoder-tp-mode", "data"))
+    out += vision_arguments(deployment, ("--mm-encoder-tp-mode", "data"))
     if not recipe.thinking:
-        out.append(("--default-chat-template-kwargs", thinking_off(deployment)))
-    out += speculation(recipe)
+        out.append(("--default-chat-template-kwargs", thinking_off_json(deployment)))
+    out += draft_arguments(recipe)
     out = _for_node(out, recipe, node)
-    out = merge(out, flag_words(presets.of(recipe).flags, known), known)
-    return merge(without(out, recipe.flags, known), flag_words(recipe.flags, known), known)
+    out = merge_arguments(out, flag_arguments(presets.of(recipe).flags, known), known)
+    return merge_arguments(drop_disabled(out, recipe.flags, known), flag_arguments(recipe.flags, known), known)
 
 
-def _model_word(deployment: Deployment) -> Word:
+def _model_word(deployment: Deployment) -> Argument:
     """Positional after `vllm serve`; the older module entry wants --model."""
     named = "api_server" in deployment.recipe.runtime.entry
     return ("--model", deployment.weights) if named else (deployment.weights,)
 
 
-def speculation(recipe: Recipe) -> list[Word]:
+def draft_arguments(recipe: Recipe) -> list[Argument]:
     """The words that turn a draft on; empty without one."""
     draft = recipe.speculate
     if draft is None:
@@ -79,7 +87,7 @@ def speculation(recipe: Recipe) -> list[Word]:
     return [("--speculative-config", json.dumps(settings, separators=(",", ":")))]
 
 
-def _for_node(out: list[Word], recipe: Recipe, node: Node) -> list[Word]:
+def _for_node(out: list[Argument], recipe: Recipe, node: LaunchNode) -> list[Argument]:
     """One machine's share of a launch over several, by vLLM's own multiprocessing (no Ray)."""
     if recipe.parallel.nodes == 1 and node.count is None:
         return out
@@ -97,17 +105,17 @@ def environment(deployment: Deployment) -> dict[str, str]:
     return (READY_TIMEOUT if large else {}) | presets.of(recipe).environment | recipe.env
 
 
-def entry(recipe: Recipe) -> tuple[str, ...]:
+def entry_command(recipe: Recipe) -> tuple[str, ...]:
     """The words that start it on this machine."""
-    return entry_words(recipe, program=("vllm", "serve"), module=("-m", "vllm.entrypoints.cli.main", "serve"))
+    return python_entry(recipe, program=("vllm", "serve"), module=("-m", "vllm.entrypoints.cli.main", "serve"))
 
 
-def guarded(argv: tuple[str, ...]) -> tuple[str, ...]:
+def hide_api_key(argv: tuple[str, ...]) -> tuple[str, ...]:
     """`argv` so that the key reaches the engine without being in it: vLLM reads VLLM_API_KEY itself."""
     return argv
 
 
-def understood(word: Word, name: str, reading: Reading) -> bool:
+def understood(word: Argument, name: str, reading: Reading) -> bool:
     """Take a word that is more than one field, or a field said otherwise, into `reading`."""
     return taken(word, name, reading, SAID, READERS)
 
@@ -136,7 +144,7 @@ def _drafting(value: str, reading: Reading) -> bool:
     return True
 
 
-SAID: dict[Word, tuple[str, Flag]] = {
+SAID: dict[Argument, tuple[str, Flag]] = {
     ("--language-model-only",): ("vision", False),
     ("--mm-encoder-tp-mode", "data"): ("vision", True),
 }

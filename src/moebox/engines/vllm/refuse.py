@@ -4,8 +4,15 @@ from moebox.core.deployment import Deployment
 from moebox.core.model import Mla
 from moebox.core.plan import Caution
 from moebox.core.symptom import in_range
-from moebox.engines.common import MLA_FP8, caution, compressed_in_fp8, everywhere, majors, weights_want_newer_gpus
-from moebox.engines.flags import newest
+from moebox.engines.common import (
+    MLA_FP8,
+    common_refusals,
+    fp8_cache_required,
+    plan_warning,
+    sm_majors,
+    weight_format_refusals,
+)
+from moebox.engines.flags import newest_version
 from moebox.engines.vllm.memory import max_seqs, workspace_bytes
 from moebox.engines.vllm.traits import TRAITS
 from moebox.units import gib
@@ -27,13 +34,13 @@ PLAIN_ROWS = "FLASHINFER_MLA_SPARSE_DSV4"
 COMPRESSED = "https://github.com/vllm-project/vllm/issues/47174; https://github.com/vllm-project/vllm/pull/55134"
 
 
-def refusals(deployment: Deployment) -> list[Caution]:
+def find_refusals(deployment: Deployment) -> list[Caution]:
     """Known reasons why this will not start, or will disappoint."""
-    found = everywhere(deployment)
+    found = common_refusals(deployment)
     if _dense_mla(deployment):
         found += _fp8_on_consumer_blackwell(deployment) + _backend(deployment) + _workspace(deployment)
     found += _compressed(deployment)
-    return [*found, *_drafts_under_dcp(deployment), *weights_want_newer_gpus(deployment), *_pcie(deployment)]
+    return [*found, *_drafts_under_dcp(deployment), *weight_format_refusals(deployment), *_pcie(deployment)]
 
 
 def _dense_mla(deployment: Deployment) -> bool:
@@ -54,12 +61,12 @@ def _asked_backend(deployment: Deployment) -> str:
 
 def _fp8_on_consumer_blackwell(deployment: Deployment) -> list[Caution]:
     recipe = deployment.recipe
-    version = recipe.engine_version or newest(TRAITS.name)
-    fp8_there = "12" in majors(deployment) and recipe.kv == "fp8"
+    version = recipe.engine_version or newest_version(TRAITS.name)
+    fp8_there = "12" in sm_majors(deployment) and recipe.kv == "fp8"
     if not fp8_there or not _stock(deployment) or not in_range(version, ">=0.24,<=0.32.99"):
         return []
     return [
-        caution(
+        plan_warning(
             "fatal",
             "TRITON_MLA with an fp8 cache needs 102,400 bytes of shared memory in its two-stage decode tile, "
             "and SM120 has 101,376: it does not start",
@@ -75,15 +82,15 @@ def _compressed(deployment: Deployment) -> list[Caution]:
     model = deployment.found_model
     if model is None or not model.compressed or deployment.recipe.kv == "fp8":
         return []
-    plain_rows = majors(deployment) == {"10"} and _asked_backend(deployment) == PLAIN_ROWS
-    return [] if plain_rows else [compressed_in_fp8(COMPRESSED)]
+    plain_rows = sm_majors(deployment) == {"10"} and _asked_backend(deployment) == PLAIN_ROWS
+    return [] if plain_rows else [fp8_cache_required(COMPRESSED)]
 
 
 def _backend(deployment: Deployment) -> list[Caution]:
     backend = _asked_backend(deployment)
-    without = [sm for sm in majors(deployment) & DENSE_MLA.keys() if backend and backend not in DENSE_MLA[sm]]
+    without = [sm for sm in sm_majors(deployment) & DENSE_MLA.keys() if backend and backend not in DENSE_MLA[sm]]
     text = "{} has no kernel for SM {}.x; dense MLA decodes with {} there"
-    return [caution("fatal", text.format(backend, sm, " or ".join(DENSE_MLA[sm]))) for sm in sorted(without)]
+    return [plan_warning("fatal", text.format(backend, sm, " or ".join(DENSE_MLA[sm]))) for sm in sorted(without)]
 
 
 def _drafts_under_dcp(deployment: Deployment) -> list[Caution]:
@@ -91,7 +98,7 @@ def _drafts_under_dcp(deployment: Deployment) -> list[Caution]:
     if recipe.parallel.dcp == 1 or recipe.speculate is None or not _stock(deployment):
         return []
     return [
-        caution(
+        plan_warning(
             "warning",
             "speculative decoding under DCP takes the prefill path: acceptance collapses past the first token",
             "parallel.dcp = 1, or speculate.tokens = 1",
@@ -103,7 +110,7 @@ def _drafts_under_dcp(deployment: Deployment) -> list[Caution]:
 def _workspace(deployment: Deployment) -> list[Caution]:
     """TRITON_MLA's decode workspace, which the engine does not plan for."""
     recipe, model, gpu = deployment.recipe, deployment.found_model, deployment.gpu
-    on_triton = majors(deployment) & {"8", "12"} or _asked_backend(deployment) == TRITON
+    on_triton = sm_majors(deployment) & {"8", "12"} or _asked_backend(deployment) == TRITON
     if gpu is None or model is None or recipe.max_seqs is not None or not on_triton:
         return []
     size = workspace_bytes(gpu, model, recipe)
@@ -111,7 +118,7 @@ def _workspace(deployment: Deployment) -> list[Caution]:
         return []
     seqs = max_seqs(gpu, recipe)
     text = f"without max_seqs, TRITON_MLA sets {gib(size)} a GPU aside for {seqs:,} sequences, after memory was planned"
-    return [caution("warning", text, "max_seqs = 64", "vLLM 0.32.0 triton_mla.py")]
+    return [plan_warning("warning", text, "max_seqs = 64", "vLLM 0.32.0 triton_mla.py")]
 
 
 def _pcie(deployment: Deployment) -> list[Caution]:
@@ -120,5 +127,7 @@ def _pcie(deployment: Deployment) -> list[Caution]:
         return []
     text = "custom all-reduce is off above two PCIe GPUs: NCCL carries every layer"
     return [
-        caution("note", text, 'env.VLLM_ALLREDUCE_USE_FLASHINFER_PCIE_IPC = "1" to try', "vLLM custom_all_reduce.py")
+        plan_warning(
+            "note", text, 'env.VLLM_ALLREDUCE_USE_FLASHINFER_PCIE_IPC = "1" to try', "vLLM custom_all_reduce.py"
+        )
     ]

@@ -5,10 +5,10 @@ from moebox.core.recipe import Recipe
 from moebox.engines.vllm import memory
 from moebox.engines.vllm.traits import TRAITS
 
-SEQUENCES = 1024  # on GPUs of 70 GiB and more (engine/arg_utils.py)
+DEFAULT_MAX_SEQS = 1024  # on GPUs of 70 GiB and more (engine/arg_utils.py)
 PROMPTS_FIRST = False
-RESERVES = False
-AHEAD = True  # asynchronous scheduling, the default since 0.14
+RESERVES_OUTPUT = False
+SCHEDULES_AHEAD = True  # asynchronous scheduling, the default since 0.14
 
 
 def step_tokens(recipe: Recipe, gpu: Gpu | None = None) -> int:

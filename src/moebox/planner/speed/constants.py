@@ -26,7 +26,7 @@ NEAREST = {
     "ampere": ("ampere", "hopper", "blackwell"),
     "cdna": ("cdna", "hopper", "blackwell"),
 }
-FAMILIES = ("nvfp4", "mxfp4", "fp8", "int4", "bf16")  # of quantisations, that expert kernels are made for
+QUANT_FAMILIES = ("nvfp4", "mxfp4", "fp8", "int4", "bf16")  # of quantisations, that expert kernels are made for
 NEWEST = "999"
 STEP_AWAY = 1.35  # the band widens by this much for each step to a neighbour
 
@@ -103,7 +103,7 @@ class ExpertKernel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unified:
+class UnifiedMemory:
     """Memory that CPU and GPU share."""
 
     rate: float  # of the datasheet's bandwidth what a kernel reads
@@ -131,7 +131,7 @@ class Wire:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
+class DraftCost:
     """A way of guessing ahead: how often a guess is right and what one costs."""
 
     method: str
@@ -142,7 +142,7 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostSide:
+class HostEfficiency:
     """CPU+GPU engines: what the CPU side reaches."""
 
     engine: str
@@ -179,13 +179,13 @@ def _rows(key: str, kind: type[T]) -> tuple[T, ...]:
     return rows
 
 
-def forget() -> None:
+def clear_caches() -> None:
     """Read the tables again: for the fitting script, which changes them between looks."""
     _decoded.cache_clear()
-    unified.cache_clear()
+    unified_memory.cache_clear()
 
 
-def efficiency(engine: EngineName, preset: str, generation: str) -> tuple[Efficiency, int]:
+def find_efficiency(engine: EngineName, preset: str, generation: str) -> tuple[Efficiency, int]:
     """The constants for an engine on a generation, and how many steps away the row is."""
     best: tuple[int, tuple[int, bool, bool], Efficiency] | None = None
     near = NEAREST.get(generation, ("blackwell-rtx",))
@@ -230,13 +230,13 @@ def _plain_rows(engine: EngineName) -> dict[str, Efficiency]:
     return {row.generation: row for row in _rows("engine", Efficiency) if row.engine == engine and not row.preset}
 
 
-def overhead(engine: EngineName, version: str) -> Overhead | None:
+def find_overhead(engine: EngineName, version: str) -> Overhead | None:
     """What a version needs of the host beyond what the constants were fitted on; None for a newer or unknown one."""
     rows = (row for row in _rows("overhead", Overhead) if row.engine == engine)
     return next((row for row in rows if version and in_range(version, f"<{row.before}")), None)
 
 
-def fused_norms(engine: EngineName, version: str, generation: str, architecture: str) -> bool:
+def has_fused_norms(engine: EngineName, version: str, generation: str, architecture: str) -> bool:
     """Whether the engine does a layer's norms inside its all-reduces; a version nobody names is the newest."""
     return any(
         architecture in row.architectures and in_range(version or NEWEST, f">={row.since}")
@@ -245,18 +245,20 @@ def fused_norms(engine: EngineName, version: str, generation: str, architecture:
     )
 
 
-def widened(row: Efficiency, away: int) -> Efficiency:
+def widen_spread(row: Efficiency, away: int) -> Efficiency:
     """The same constants with the band of a guess `away` steps from what was measured."""
     factor = STEP_AWAY**away
     return replace(row, decode_spread=row.decode_spread * factor, prefill_spread=row.prefill_spread * factor)
 
 
-def expert_kernel(quant: str, generation: str, engine: EngineName, architecture: str, version: str) -> ExpertKernel:
+def find_expert_kernel(
+    quant: str, generation: str, engine: EngineName, architecture: str, version: str
+) -> ExpertKernel:
     """The expert kernel for a quantisation, on this generation or the nearest that was measured.
 
     Engines differ in which kernel they take: what is told of this version and architecture goes before the rest.
     """
-    family = next((name for name in FAMILIES if name in quant.lower()), "int4")
+    family = next((name for name in QUANT_FAMILIES if name in quant.lower()), "int4")
     rows = (row for row in _rows("experts", ExpertKernel) if row.quant == family)
     meant = [row for row in rows if _is_meant(row, engine, architecture, version)]
     near = NEAREST.get(generation, ("blackwell-rtx",))
@@ -278,7 +280,7 @@ def _is_meant(row: ExpertKernel, engine: str, architecture: str, version: str) -
     return not row.before or (bool(version) and in_range(version, f"<{row.before}"))
 
 
-def kernel_named(quant: str, generation: str, kernel: str) -> ExpertKernel:
+def named_expert_kernel(quant: str, generation: str, kernel: str) -> ExpertKernel:
     """The row of one kernel, whoever uses it."""
     rows = (row for row in _rows("experts", ExpertKernel) if (row.quant, row.generation) == (quant, generation))
     return next(row for row in rows if row.kernel == kernel and not row.before)
@@ -297,14 +299,14 @@ class HostCpu:
 
 
 @functools.cache
-def cpu(name: str) -> HostCpu:
+def find_cpu(name: str) -> HostCpu:
     """What is known of a CPU by its name; one as fast as the reference when nothing is."""
     rows: list[dict[str, Any]] = catalogue.table("cpus")["cpu"]
     found = next((row for row in rows if name and row["match"] in name), {})
     return codec.decode(HostCpu, found, where="cpus.toml")
 
 
-def between_hosts(row: Efficiency | HostSide, away: int) -> float:
+def spread_between_hosts(row: Efficiency | HostEfficiency, away: int) -> float:
     """Standard deviation of ln(published / model) on another host: that of its group, or of groups that had no row."""
     bands: dict[str, float] = catalogue.table("efficiency")["bands"]
     if away:
@@ -313,9 +315,9 @@ def between_hosts(row: Efficiency | HostSide, away: int) -> float:
 
 
 @functools.cache
-def unified() -> Unified:
+def unified_memory() -> UnifiedMemory:
     """What is known of memory that CPU and GPU share."""
-    return codec.decode(Unified, catalogue.table("efficiency")["unified"], where="efficiency.toml [unified]")
+    return codec.decode(UnifiedMemory, catalogue.table("efficiency")["unified"], where="efficiency.toml [unified]")
 
 
 def intake_ms(engine: EngineName) -> float:
@@ -330,18 +332,18 @@ def kernel_counts() -> dict[str, float]:
     return table
 
 
-def wire_of(name: str) -> Wire:
+def find_wire(name: str) -> Wire:
     """The row of [[link]] called `name`."""
     return next(row for row in _rows("link", Wire) if row.name == name)
 
 
-def draft(method: str) -> Draft:
+def draft_cost(method: str) -> DraftCost:
     """The row of [[draft]] for a speculation method; unknown ones behave like EAGLE3."""
-    rows = {row.method: row for row in _rows("draft", Draft)}
+    rows = {row.method: row for row in _rows("draft", DraftCost)}
     return rows.get(method.lower(), rows["eagle3"])
 
 
-def host_side(engine: EngineName) -> HostSide:
+def host_efficiency(engine: EngineName) -> HostEfficiency:
     """The row of [[host]] for a CPU+GPU engine; the most careful one for an engine without a row."""
-    rows = {row.engine: row for row in _rows("host", HostSide)}
+    rows = {row.engine: row for row in _rows("host", HostEfficiency)}
     return rows.get(engine) or min(rows.values(), key=lambda row: row.ram)

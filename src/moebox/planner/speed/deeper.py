@@ -24,14 +24,14 @@ LOWEST, LOW = 0.1, 0.3  # shares of the steps that lie below the correction, and
 GROWN = 1.1  # a deeper boot that takes no longer than this times the shallow one shows the host
 
 
-def deeper(
+def extrapolate_decode(
     table: Mapping[Key, Series], expected: Mapping[Key, Expected], layers: int
 ) -> dict[Key, tuple[float, float]]:
     """Seconds of every step at `layers`, and their relative error."""
     known = {key: table[key] for key in sorted(table, reverse=True) if key in expected}
-    moved = [fixed(series) - expected[key].fixed_s for key, series in known.items()]
-    correction = share_of(moved, LOWEST)
-    doubt = (share_of(moved, LOW) - correction) / 2
+    moved = [fixed_seconds(series) - expected[key].fixed_s for key, series in known.items()]
+    correction = quantile_of(moved, LOWEST)
+    doubt = (quantile_of(moved, LOW) - correction) / 2
     factors: dict[Key, float] = {}
     found: dict[Key, tuple[float, float]] = {}
     for key, series in known.items():
@@ -49,14 +49,14 @@ def deeper(
     return found
 
 
-def fixed(series: Series) -> float:
+def fixed_seconds(series: Series) -> float:
     """Seconds of a step with no layers, on the line through the shallowest and the deepest boot."""
     (few, _), (sooner, _) = min(series.items())
     (more, _), (later, _) = max(series.items())
     return (sooner * more - later * few) / (more - few)
 
 
-def share_of(values: Sequence[float], share: float) -> float:
+def quantile_of(values: Sequence[float], share: float) -> float:
     """The value below which `share` of them lie."""
     ranked = sorted(values)
     place = share * (len(ranked) - 1)

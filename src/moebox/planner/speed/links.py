@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from moebox.core.box import Box, Gpu, Link
 from moebox.core.recipe import Parallel
-from moebox.planner.speed.constants import Efficiency, Wire, wire_of
+from moebox.planner.speed.constants import Efficiency, Wire, find_wire
 from moebox.units import rate as rate_text
 
 # A link nobody described: PCIe 4.0 x16, and 400 Gb/s a GPU between nodes (HGX reference design, one ConnectX-7 each).
@@ -48,7 +48,7 @@ class Fabric:
         """Seconds until every rank has the `size` bytes that all hold together."""
         return self._ring(ranks, size, rounds=1) if ranks > 1 and size > 0 else 0.0
 
-    def stages(self, count: int, size: float, ranks: int) -> float:
+    def stage_transfer(self, count: int, size: float, ranks: int) -> float:
         """Seconds for `size` bytes to go through `count` stages; between nodes each of `ranks` sends a share."""
         across = min(count - 1, self.machines - 1)
         inside = self.all_gather(2, size) if count - 1 > across else 0.0
@@ -69,7 +69,7 @@ class Fabric:
         return seconds
 
 
-def fabric(box: Box, gpu: Gpu, constants: Efficiency, parallel: Parallel) -> Fabric:
+def make_fabric(box: Box, gpu: Gpu, constants: Efficiency, parallel: Parallel) -> Fabric:
     """The links that a tensor-parallel group talks over."""
     ranks, per_node = parallel.tp, max(len(box.gpus), 1)
     nodes = min(box.nodes, max(parallel.group_nodes, -(-ranks // per_node)))
@@ -88,12 +88,12 @@ def fabric(box: Box, gpu: Gpu, constants: Efficiency, parallel: Parallel) -> Fab
 
 def _switch(gpu: Gpu) -> Wire:
     """What joins GPUs that have links of their own."""
-    return wire_of("fabric" if gpu.generation == "cdna" else "nvlink")
+    return find_wire("fabric" if gpu.generation == "cdna" else "nvlink")
 
 
 def _slots(box: Box, constants: Efficiency, ranks: int) -> Wire:
     """What joins GPUs over the host's slots."""
-    wire = wire_of(constants.link or "pcie")
+    wire = find_wire(constants.link or "pcie")
     return replace(wire, bus=wire.bus_sockets) if wire.bus_sockets and _spans_sockets(box, ranks) else wire
 
 
@@ -111,7 +111,7 @@ def pcie_rate(gpu: Gpu) -> float:
     return float(gpu.pcie.rate) if gpu.pcie else PCIE
 
 
-def between_nodes(box: Box) -> str:
+def describe_network(box: Box) -> str:
     """What lies between the nodes, and how that is known; "" for one node."""
     if box.nodes < 2:
         return ""

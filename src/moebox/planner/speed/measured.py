@@ -16,9 +16,9 @@ from moebox.core.box import Box
 from moebox.core.calibration import Boot, Calibration, DecodeStep, gpu_experts_of
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Recipe
-from moebox.planner.speed.deeper import GROWN, Depth, Key, Series, deeper, fixed
+from moebox.planner.speed.deeper import GROWN, Depth, Key, Series, extrapolate_decode, fixed_seconds
 
-BAND_SIGMAS = 1.28  # a band holds four of five figures
+RANGE_SIGMAS = 1.28  # a band holds four of five figures
 # What a load differs by from the steps that were timed, beside their noise (standard deviation of the logarithm: 5 %
 # either way): loads that were measured after a calibration lay 2 to 5 % beside its forecast.
 FLOOR = 0.04
@@ -31,7 +31,7 @@ BOOTS_APART_S = 0.002
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class MeasuredSpeed:
     """A calibration read for one depth."""
 
     calibration: Calibration
@@ -40,7 +40,7 @@ class Measured:
     chunk: int  # prompt tokens a step
 
     @cached_property
-    def decode(self) -> dict[int, list[tuple[float, float]]]:
+    def decode_times(self) -> dict[int, list[tuple[float, float]]]:
         """By batch: (context, seconds) of a decode step at this depth."""
         rows: dict[int, list[tuple[float, float]]] = {}
         for (batch, context), (seconds, _) in self._steps.items():
@@ -53,24 +53,24 @@ class Measured:
         table = decode_series(self.calibration.boots, self.layers)
         expected = {(step.batch, step.context): step for step in self.calibration.expected}
         solved = {key: series for key, series in table.items() if len(series) > 1}
-        read = deeper(solved, expected, self.layers) if expected.keys() & solved.keys() else {}
-        return {key: read.get(key) or carried(series, self._depth) for key, series in table.items()}
+        read = extrapolate_decode(solved, expected, self.layers) if expected.keys() & solved.keys() else {}
+        return {key: read.get(key) or extrapolate_depth(series, self._depth) for key, series in table.items()}
 
     @cached_property
-    def prompts(self) -> list[tuple[float, float]]:
+    def prompt_times(self) -> list[tuple[float, float]]:
         """(tokens, seconds) of new prompts at this depth."""
         series = prefill_series(self.calibration.boots, self.layers)
-        return [(float(tokens), carried(depths, self._depth)[0]) for tokens, depths in series.items()]
+        return [(float(tokens), extrapolate_depth(depths, self._depth)[0]) for tokens, depths in series.items()]
 
     @cached_property
     def past_s(self) -> float:
         """Seconds for one prompt token to attend to one token of an earlier chunk: from the longest prompt."""
-        whole = [point for point in self.prompts if point[0] <= self.chunk]
-        tokens, seconds = self.prompts[-1] if self.prompts else (0.0, 0.0)
+        whole = [point for point in self.prompt_times if point[0] <= self.chunk]
+        tokens, seconds = self.prompt_times[-1] if self.prompt_times else (0.0, 0.0)
         if not whole or tokens <= self.chunk:
             return 0.0
         count, rest = divmod(tokens, self.chunk)
-        alone = count * along(whole, self.chunk) + (along(whole, rest) if rest else 0.0)
+        alone = count * interpolate(whole, self.chunk) + (interpolate(whole, rest) if rest else 0.0)
         pairs = self.chunk**2 * count * (count - 1) / 2 + rest * count * self.chunk
         return max(0.0, (seconds - alone) / pairs) if pairs else 0.0
 
@@ -87,12 +87,14 @@ class Measured:
 
     def decode_s(self, batch: float, context: float) -> float:
         """Seconds of a decode step."""
-        return along([(float(size), along(line, context)) for size, line in sorted(self.decode.items())], batch)
+        return interpolate(
+            [(float(size), interpolate(line, context)) for size, line in sorted(self.decode_times.items())], batch
+        )
 
     def prefill_s(self, fresh: float, past: float) -> float:
         """Seconds of one step of a prompt."""
-        whole = [point for point in self.prompts if point[0] <= self.chunk] or self.prompts
-        return along(whole, fresh) + self.past_s * fresh * past
+        whole = [point for point in self.prompt_times if point[0] <= self.chunk] or self.prompt_times
+        return interpolate(whole, fresh) + self.past_s * fresh * past
 
     @property
     def decode_spread(self) -> float:
@@ -123,16 +125,16 @@ class Measured:
         """(tokens, relative error) of new prompts at this depth."""
         found = []
         for tokens, depths in prefill_series(self.calibration.boots, self.layers).items():
-            seconds, error = carried(depths, self._depth)
-            between = math.hypot(*weights(tuple(depths), self._depth)) if len(depths) > 1 else 0.0
+            seconds, error = extrapolate_depth(depths, self._depth)
+            between = math.hypot(*depth_weights(tuple(depths), self._depth)) if len(depths) > 1 else 0.0
             apart = BOOTS_APART_S * between if self.calibration.expected else 0.0
             found.append((float(tokens), math.hypot(error, apart / seconds) if seconds else error))
         return found
 
     @property
-    def error(self) -> float:
+    def decode_error(self) -> float:
         """How far the band of decode reaches above the forecast."""
-        return math.expm1(BAND_SIGMAS * self.decode_spread)
+        return math.expm1(RANGE_SIGMAS * self.decode_spread)
 
     @property
     def cache_tokens(self) -> int:
@@ -163,25 +165,27 @@ class Measured:
         whole = found.depths == (self.layers,)
         layers = f"all {self.layers} layers" if whole else f"{self.layers} layers from {depths}"
         where = "measured on the same box" if found.imported else "measured on this box"
-        return f"{where} {found.date}, {layers}: ±{self.error:.0%}"
+        return f"{where} {found.date}, {layers}: ±{self.decode_error:.0%}"
 
     @property
     def _depth(self) -> Depth:
         return self.layers, self.gpu_experts
 
 
-def measured_on(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe, *, chunk: int) -> Measured | None:
+def find_measured(
+    box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe, *, chunk: int
+) -> MeasuredSpeed | None:
     """The newest calibration of `box` that holds for `recipe`, read for the model's depth and the engine's chunk."""
     for found in sorted(box.calibrations, key=lambda one: (one.date, one.id), reverse=True):
         if not found.holds(box, model, checkpoint, recipe):
             continue
-        reading = Measured(calibration=found, layers=model.layers, gpu_experts=gpu_experts_of(recipe), chunk=chunk)
-        if reading.decode and reading.prompts and reaches(found.boots, reading.gpu_experts):
+        reading = MeasuredSpeed(calibration=found, layers=model.layers, gpu_experts=gpu_experts_of(recipe), chunk=chunk)
+        if reading.decode_times and reading.prompt_times and covers_gpu_experts(found.boots, reading.gpu_experts):
             return reading
     return None
 
 
-def reaches(boots: Sequence[Boot], gpu_experts: int) -> bool:
+def covers_gpu_experts(boots: Sequence[Boot], gpu_experts: int) -> bool:
     """Whether the boots tell layers with experts on GPUs from others, or neither they nor the recipe have any."""
     seen = {boot.gpu_experts for boot in boots}
     return len(seen) > 1 or seen == {0} == {gpu_experts}
@@ -190,20 +194,20 @@ def reaches(boots: Sequence[Boot], gpu_experts: int) -> bool:
 def decode_series(boots: Sequence[Boot], layers: int) -> dict[tuple[int, int], Series]:
     """Every (batch, context) that two depths have in common, or that was timed with all `layers`."""
     table: dict[tuple[int, int], dict[Depth, tuple[float, float]]] = {}
-    for boot, steps in zip(boots, in_proportion(boots), strict=True):
+    for boot, steps in zip(boots, bound_by_deeper_boots(boots), strict=True):
         for step in steps:
             rows = table.setdefault((step.batch, step.context), {})
             rows[boot.layers, boot.gpu_experts] = (step.seconds, step.spread)
     return {key: rows for key, rows in sorted(table.items()) if _solvable(rows, layers)}
 
 
-def in_proportion(boots: Sequence[Boot]) -> list[list[DecodeStep]]:
+def bound_by_deeper_boots(boots: Sequence[Boot]) -> list[list[DecodeStep]]:
     """The steps of every boot without what came between, as far as the boots show it of one another.
 
     A longer context or more sequences cost time in every layer, so with fewer layers they add no more than with more.
     Where a shallow boot says otherwise its longer step was disturbed: short steps are, before long ones.
     """
-    steps = [undisturbed(boot.decode) for boot in boots]
+    steps = [remove_disturbances(boot.decode) for boot in boots]
     kept: list[list[DecodeStep]] = []
     for boot, here in zip(boots, steps, strict=True):
         deeper = [there for other, there in zip(boots, steps, strict=True) if _has_more(other, boot)]
@@ -227,7 +231,7 @@ def _added(step: DecodeStep, here: Sequence[DecodeStep], deeper: Sequence[Sequen
                 yield less.seconds + same - before
 
 
-def undisturbed(steps: Sequence[DecodeStep]) -> list[DecodeStep]:
+def remove_disturbances(steps: Sequence[DecodeStep]) -> list[DecodeStep]:
     """Steps without what came between: more sequences or a longer context never take less time.
 
     Disturbances only ever add time, so a step that took longer than one that does more is set to that one's time. And
@@ -276,7 +280,7 @@ def _in_order(table: dict[int, Series]) -> dict[int, Series]:
         few, more = min(series), max(series)
         later = series[more][0]
         if later > GROWN * series[few][0]:
-            least = fixed(series)
+            least = fixed_seconds(series)
         elif few != more and least < later:
             sooner = least + (later - least) * few[0] / more[0]
             found[tokens] = {**series, few: (min(sooner, series[few][0]), series[few][1])}
@@ -288,10 +292,10 @@ def _solvable(rows: Series, layers: int) -> bool:
     return len(depths) > 1 or layers in depths
 
 
-def carried(series: Series, depth: Depth) -> tuple[float, float]:
+def extrapolate_depth(series: Series, depth: Depth) -> tuple[float, float]:
     """Seconds at `depth`, and the relative error that the noise of the measured depths leaves there."""
     times, spreads = zip(*series.values(), strict=True)
-    shares = weights(tuple(series), depth)
+    shares = depth_weights(tuple(series), depth)
     # More layers are never faster: below that the difference was noise.
     shallower = [time for at, (time, _) in series.items() if at[0] <= depth[0] and at[1] <= depth[1]]
     seconds = max([_dot(shares, times), *shallower])
@@ -300,13 +304,13 @@ def carried(series: Series, depth: Depth) -> tuple[float, float]:
 
 
 @lru_cache(maxsize=256)
-def weights(depths: tuple[Depth, ...], target: Depth) -> tuple[float, ...]:
+def depth_weights(depths: tuple[Depth, ...], target: Depth) -> tuple[float, ...]:
     """What each measured depth counts for at `target`: least squares on 1, layers and layers with experts on GPUs."""
     both = len({gpu for _, gpu in depths}) > 1
     rows = [_features(depth, both=both) for depth in depths]
     columns = list(zip(*rows, strict=True))
     square = [[_dot(one, other) for other in columns] for one in columns]
-    solved = solve(square, _features(target, both=both))
+    solved = solve_linear(square, _features(target, both=both))
     return tuple(_dot(solved, row) for row in rows)
 
 
@@ -319,7 +323,7 @@ def _dot(one: Sequence[float], other: Sequence[float]) -> float:
     return sum(a * b for a, b in zip(one, other, strict=True))
 
 
-def solve(square: list[list[float]], right: list[float]) -> list[float]:
+def solve_linear(square: list[list[float]], right: list[float]) -> list[float]:
     """The solution of a small linear system, by elimination; an unknown nothing tells of is 0."""
     rows = [[*row, value] for row, value in zip(square, right, strict=True)]
     for column in range(len(rows)):
@@ -339,7 +343,7 @@ def _eliminate(rows: list[list[float]], column: int) -> None:
             rows[row] = [here - factor * there for here, there in zip(values, rows[column], strict=True)]
 
 
-def along(points: Sequence[tuple[float, float]], x: float) -> float:
+def interpolate(points: Sequence[tuple[float, float]], x: float) -> float:
     """The value at `x` on the line through `points`; beyond them it goes on, below them it does not fall under half."""
     return max(_on_line(points, x), points[0][1] / 2)
 

@@ -20,7 +20,7 @@ ROUND_TRIP_US = 120.0  # over switched Ethernet and TCP, where nobody has timed 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hops:
+class RpcHops:
     """The way to the RPC servers of a recipe and back."""
 
     servers: int
@@ -30,39 +30,39 @@ class Hops:
     vocab: int  # of logits that come back over the network; 0 where the output lies on the first node
     layers: int  # on servers
 
-    def sent(self, tokens: float, context: float, *, prompt: bool) -> float:
+    def bytes_sent(self, tokens: float, context: float, *, prompt: bool) -> float:
         """Bytes to all servers for a step of `tokens`, each at `context` of cache."""
         graph = self.layers * GRAPH if prompt else 0  # decoding keeps its graph for 256 tokens
         return self.servers * (tokens * (self.hidden * F32 + context * F16) + MESSAGE) + graph
 
-    def returned(self, tokens: float, *, prompt: bool) -> float:
+    def bytes_returned(self, tokens: float, *, prompt: bool) -> float:
         """Bytes back; of a prompt only the last token has logits."""
         between = self.servers - 1 if self.vocab else self.servers
         logits = (1 if prompt else tokens) * self.vocab * F32
         return between * tokens * self.hidden * F32 + logits
 
-    def seconds(self, tokens: float, context: float, *, prompt: bool = False) -> float:
+    def step_seconds(self, tokens: float, context: float, *, prompt: bool = False) -> float:
         """Seconds of a step on the network."""
-        moved = self.sent(tokens, context, prompt=prompt) + self.returned(tokens, prompt=prompt)
+        moved = self.bytes_sent(tokens, context, prompt=prompt) + self.bytes_returned(tokens, prompt=prompt)
         return self.servers * self.round_trip_us * 1e-6 + moved / self.rate
 
     def formula(self, tokens: float, context: float) -> str:
         """The same to check with a calculator."""
-        moved = self.sent(tokens, context, prompt=False) + self.returned(tokens, prompt=False)
+        moved = self.bytes_sent(tokens, context, prompt=False) + self.bytes_returned(tokens, prompt=False)
         return (
             f"{self.servers} × {self.round_trip_us / 1e3:.3f} ms there and back + {moved / 1e6:.4f} MB / "
             f"{self.rate / 1e9:g} GB/s; activations, mask and {'logits' if self.vocab else 'activations'} of a token"
         )
 
 
-def hops_of(box: Box, model: Model, recipe: Recipe) -> Hops | None:
+def rpc_hops(box: Box, model: Model, recipe: Recipe) -> RpcHops | None:
     """The hops of a recipe whose layers lie on several nodes; None for any other."""
     split = recipe.hybrid.split if recipe.hybrid else ()
     servers = recipe.parallel.nodes - 1
     if not split or servers < 1:
         return None
     here = len(box.gpus)
-    return Hops(
+    return RpcHops(
         servers=servers,
         rate=connection_rate(box),
         round_trip_us=ROUND_TRIP_US if box.network_us is None else 2 * box.network_us,

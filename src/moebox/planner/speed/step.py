@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from moebox.core.box import Gpu
 from moebox.core.layer_kind import LayerKind
 from moebox.core.layers import Compressed, Gqa
-from moebox.planner.speed.constants import Draft, Efficiency, ExpertKernel, Overhead, kernel_counts
-from moebox.planner.speed.drafts import each_accepted, slower_by, tokens_per_step
+from moebox.planner.speed.constants import DraftCost, Efficiency, ExpertKernel, Overhead, kernel_counts
+from moebox.planner.speed.drafts import acceptance_per_token, draft_slowdown, tokens_per_step
 from moebox.planner.speed.links import Fabric
-from moebox.sizing.rank import Rank, RankLayers
+from moebox.sizing.rank import RankLayers, RankWork
 
 # Pipeline stages wait for each other: what each further stage costs of a step. No published row; stages of 61 layers
 # differ by one layer and the head, and engines schedule them less tightly.
@@ -22,19 +22,19 @@ FULL = 4  # and of a sum of squares (float32)
 class GpuStep:
     """Everything that decides a step's time on GPUs."""
 
-    rank: Rank
+    rank: RankWork
     gpu: Gpu
     constants: Efficiency
     kernel: ExpertKernel
     fabric: Fabric
-    draft: Draft | None = None
-    guesses: int = 0
+    draft: DraftCost | None = None
+    draft_tokens: int = 0
     graphs: bool = True
-    host: float = 1.0  # host time of this CPU over that of the one the constants were fitted on
-    fused: bool = False  # all-reduces do the norms after them
+    host_factor: float = 1.0  # host time of this CPU over that of the one the constants were fitted on
+    fused_norms: bool = False  # all-reduces do the norms after them
     overhead: Overhead | None = None  # what this version of the engine needs more of the host
 
-    def parts(self, batch: float, context: float, fresh: float = 0.0, past: float = 0.0) -> dict[str, float]:
+    def step_parts(self, batch: float, context: float, fresh: float = 0.0, past: float = 0.0) -> dict[str, float]:
         """Seconds by part of a step that decodes `batch` sequences at `context` and reads `fresh` prompt tokens
         that have `past` tokens before them."""
         # Pipeline stages and data-parallel groups work on their own share of the sequences at the same time.
@@ -43,88 +43,88 @@ class GpuStep:
         if fresh and batch < 1:
             batch = 0.0
         batch = max(batch, 1.0) if batch else 0.0
-        queries = batch * (1 + self.guesses)
+        queries = batch * (1 + self.draft_tokens)
         tokens = queries + fresh
-        dense = self.dense(tokens)
+        dense = self.dense_seconds(tokens)
         # Under data parallelism the experts of all groups work on the tokens of all groups.
-        experts = self.experts(tokens * self.rank.dp)
+        experts = self.expert_seconds(tokens * self.rank.dp)
         parts = {
-            "host": self.hosting(batch),
-            "small kernels": self.small_kernels(dense, fresh),
+            "host": self.host_seconds(batch),
+            "small kernels": self.small_kernel_seconds(dense, fresh),
             "dense weights": dense,
             "experts": experts,
             "attention": self.cached_attention(batch, context) + self.prompt_attention(fresh, past),
-            "all-reduce": self.reduce(tokens),
-            "context parallel": self.context_parallel(queries),
-            "draft": self.drafting(batch, fresh),
+            "all-reduce": self.all_reduce_seconds(tokens),
+            "context parallel": self.context_parallel_seconds(queries),
+            "draft": self.draft_seconds(batch, fresh),
         }
         if lost:  # micro-batches that decode wait for each other; a prompt's tokens are one micro-batch of their own
             parts["waiting for stages"] = sum(parts.values()) * lost * queries / tokens
-        parts["waiting for launches"] = self.waiting(sum(parts.values()), prompt=fresh > 0)
+        parts["waiting for launches"] = self.launch_wait(sum(parts.values()), prompt=fresh > 0)
         return {name: seconds for name, seconds in parts.items() if seconds}
 
-    def waiting(self, device: float, *, prompt: bool) -> float:
+    def launch_wait(self, device: float, *, prompt: bool) -> float:
         """What a step of `device` seconds on the GPU waits for its launches."""
-        launching = self.launching(prompt=prompt)
-        return longer(launching, device) - device if launching else 0.0
+        launching = self.launch_seconds(prompt=prompt)
+        return overlap_seconds(launching, device) - device if launching else 0.0
 
     def stage_loss(self, batch: float) -> float:
         """What stages lose by waiting for each other, of a step: nothing with one sequence, all once each has one."""
         others = self.rank.pp - 1
         return STAGE_LOSS * others * min(max(batch / self.rank.dp - 1, 0.0) / others, 1.0) if others else 0.0
 
-    def hosting(self, batch: float) -> float:
+    def host_seconds(self, batch: float) -> float:
         """Scheduling, sampling and output, once a step and for each sequence."""
         micro = self.constants.step_us
         if self.overhead:
             micro += self.overhead.step_us + self.overhead.sequence_us * batch
-        return micro * self.host * 1e-6
+        return micro * self.host_factor * 1e-6
 
-    def small_kernels(self, dense: float, fresh: float) -> float:
+    def small_kernel_seconds(self, dense: float, fresh: float) -> float:
         """What the kernels around the experts add to `dense`, the reading of their weights, which hides a part of it.
 
         Expert kernels hide nothing: they run alone, and their own least time is in their row.
         """
         each = max(self.constants.layer_us, self.constants.piecewise_us) if fresh else self.constants.layer_us
-        return math.hypot(self.kernels * each * 1e-6, dense) - dense
+        return math.hypot(self.kernel_layers * each * 1e-6, dense) - dense
 
     @property
-    def kernels(self) -> float:
+    def kernel_layers(self) -> float:
         """Layers, weighed by how many kernels each is beside one of plain attention and 16-bit weights."""
-        counts, narrow = kernel_counts(), self.rank.narrow
-        less = counts["norms"] / counts["plain"] if self.fused and self.rank.tp > 1 and self.rank.dp == 1 else 0.0
-        each = ((layers.count, kernels_of(layers.kind, counts, narrow=narrow)) for layers in self.rank.layers)
+        counts, narrow = kernel_counts(), self.rank.narrow_attention
+        less = counts["norms"] / counts["plain"] if self.fused_norms and self.rank.tp > 1 and self.rank.dp == 1 else 0.0
+        each = ((layers.count, relative_kernels(layers.kind, counts, narrow=narrow)) for layers in self.rank.layers)
         return sum(count * (kernels - less) for count, kernels in each)
 
-    def launching(self, *, prompt: bool) -> float:
+    def launch_seconds(self, *, prompt: bool) -> float:
         """Host time to launch a step outside graphs; 0 inside them."""
         each = self.constants.prompt_us if prompt else 0.0
         if not self.graphs:
             each = max(each, self.constants.eager_us)
-        return self.kernels * each * self.host * 1e-6
+        return self.kernel_layers * each * self.host_factor * 1e-6
 
-    def dense(self, tokens: float) -> float:
+    def dense_seconds(self, tokens: float) -> float:
         """Reading attention, shared and dense weights, or multiplying by them, whichever weighs more."""
         read = self.rank.dense_bytes / (self.gpu.bandwidth * self.constants.dense_bw)
         work = tokens * self.rank.dense_flops / (self.gpu.bf16 * self.constants.gemm)
         return math.hypot(read, work)
 
-    def experts(self, tokens: float) -> float:
+    def expert_seconds(self, tokens: float) -> float:
         """The expert kernels of all layers."""
         if not self.rank.model.moe:
             return 0.0
-        return expert_seconds(self.rank, self.gpu, self.kernel, tokens, share=self.constants.experts)
+        return expert_kernel_seconds(self.rank, self.gpu, self.kernel, tokens, share=self.constants.experts)
 
     def cached_attention(self, batch: float, context: float) -> float:
         """Decoding attention: reads the cache, and works on it for every query token."""
         if batch <= 0 or context <= 0:
             return 0.0
-        return sum(layers.count * self.one_layer(layers, batch, context) for layers in self.rank.layers)
+        return sum(layers.count * self.layer_attention(layers, batch, context) for layers in self.rank.layers)
 
-    def one_layer(self, layers: RankLayers, batch: float, context: float) -> float:
+    def layer_attention(self, layers: RankLayers, batch: float, context: float) -> float:
         """Seconds of decoding attention in one layer of a kind."""
         c, kind = self.constants, layers.kind
-        queries = batch * (1 + self.guesses)
+        queries = batch * (1 + self.draft_tokens)
         local = kind.attended(context) / self.rank.dcp
         reads = queries if kind.shared_cache and not c.joint_queries else batch
         moved = reads * (local * layers.entry_bytes + context * layers.index_bytes)
@@ -139,7 +139,7 @@ class GpuStep:
         """Seconds of all heads over `local` entries that they share; `read`: of reading those."""
         c = self.constants
         # Joint queries: the heads of all draft tokens of a sequence lie in one tile, and each tile goes over the cache.
-        together, tiles = (1 + self.guesses, batch) if c.joint_queries else (1, batch * (1 + self.guesses))
+        together, tiles = (1 + self.draft_tokens, batch) if c.joint_queries else (1, batch * (1 + self.draft_tokens))
         heads = layers.heads * self.rank.dcp * together
         tile = c.head_tile if heads <= c.head_tile else c.wide_tile
         padded = math.ceil(heads / tile) * tile
@@ -158,22 +158,22 @@ class GpuStep:
             seconds += layers.count * layers.kind.index_flops(before) / (self.gpu.bf16 * self.constants.gemm)
         return fresh * seconds
 
-    def reduce(self, tokens: float) -> float:
+    def all_reduce_seconds(self, tokens: float) -> float:
         """Two all-reduces a layer of the hidden state, one more where norms go over all heads; hops between stages."""
         size = tokens * self.rank.model.hidden * HALF
         seconds = 2 * self.rank.model.layers * self.fabric.all_reduce(self.rank.tp, size)
-        seconds += self.norm_reduces * self.fabric.all_reduce(self.rank.tp, 2 * FULL * tokens)
+        seconds += self.norm_reduce_layers * self.fabric.all_reduce(self.rank.tp, 2 * FULL * tokens)
         if self.rank.model.moe and self.rank.dp > 1:
             ranks = self.rank.expert_ranks
             seconds += 2 * self.rank.model.moe_layers * self.fabric.all_gather(ranks, size * self.rank.dp)
-        return seconds + self.fabric.stages(self.rank.pp, size, self.rank.tp)
+        return seconds + self.fabric.stage_transfer(self.rank.pp, size, self.rank.tp)
 
     @property
-    def norm_reduces(self) -> int:
+    def norm_reduce_layers(self) -> int:
         """Layers whose norms of q and k go over all heads: ranks add up their squares (MiniMax M2)."""
         return sum(layers.count for layers in self.rank.layers if isinstance(layers.kind, Gqa) and layers.kind.reduces)
 
-    def context_parallel(self, queries: float) -> float:
+    def context_parallel_seconds(self, queries: float) -> float:
         """With a divided cache every layer gathers the queries of the group and brings its outputs back together."""
         rank, mla = self.rank, self.rank.model.mla
         if rank.dcp < 2 or not queries:
@@ -185,38 +185,40 @@ class GpuStep:
         back = self.fabric.all_gather(rank.dcp, queries * heads * (width[1] * HALF + 4))
         return rank.model.layers * (there + back + self.constants.dcp_us * 1e-6)
 
-    def drafting(self, batch: float, fresh: float) -> float:
+    def draft_seconds(self, batch: float, fresh: float) -> float:
         """Guessing ahead: one pass of the draft for each guess."""
         if not self.draft or not (batch or fresh):
             return 0.0
         read = self.draft.bytes / self.rank.tp / (self.gpu.bandwidth * self.constants.dense_bw)
         talk = 2 * self.fabric.all_reduce(self.rank.tp, max(batch, 1) * self.rank.model.hidden * HALF)
-        return self.guesses * (read + talk + self.draft.pass_us * 1e-6)
+        return self.draft_tokens * (read + talk + self.draft.pass_us * 1e-6)
 
     @property
     def tokens_per_step(self) -> float:
         """Expected tokens a sequence gains in a step."""
-        return tokens_per_step(self.draft.accept, self.guesses) if self.draft else 1.0
+        return tokens_per_step(self.draft.accept, self.draft_tokens) if self.draft else 1.0
 
-    def slower_by(self, rank: float) -> float:
+    def draft_slowdown(self, rank: float) -> float:
         """TPOT of the request at `rank` (0 to 1) of all over the mean: drafts suit some requests better than others."""
-        return slower_by(self.draft.accept, self.guesses, rank) if self.draft else 1.0
+        return draft_slowdown(self.draft.accept, self.draft_tokens, rank) if self.draft else 1.0
 
-    def accepting(self, share: float) -> "GpuStep":
+    def with_acceptance(self, share: float) -> "GpuStep":
         """The same where `share` of the draft tokens are accepted, over all of them as servers report it."""
         if self.draft is None:
             return self
-        return replace(self, draft=replace(self.draft, accept=each_accepted(share, self.guesses)))
+        return replace(self, draft=replace(self.draft, accept=acceptance_per_token(share, self.draft_tokens)))
 
 
-def expert_seconds(rank: Rank, gpu: Gpu, kernel: ExpertKernel, tokens: float, *, share: float = 1.0) -> float:
+def expert_kernel_seconds(
+    rank: RankWork, gpu: Gpu, kernel: ExpertKernel, tokens: float, *, share: float = 1.0
+) -> float:
     """Expert kernels of all layers for `tokens`: a fixed time, and reading or operations, whichever weighs more."""
-    read = rank.expert_read(tokens) / (gpu.bandwidth * min(kernel.bandwidth * share, 1.0))
-    work = rank.expert_work(tokens) / (gpu.bf16 * kernel.flops)
+    read = rank.expert_bytes_read(tokens) / (gpu.bandwidth * min(kernel.bandwidth * share, 1.0))
+    work = rank.expert_step_flops(tokens) / (gpu.bf16 * kernel.flops)
     return rank.model.moe_layers * kernel.fixed_us * 1e-6 + math.hypot(read, work)
 
 
-def longer(launching: float, device: float) -> float:
+def overlap_seconds(launching: float, device: float) -> float:
     """Seconds of a step whose kernels the host launches one by one while the GPU works: the longer of the two.
 
     Where they are about even some layers wait for the one and some for the other, a fifth more together.
@@ -225,7 +227,7 @@ def longer(launching: float, device: float) -> float:
     return float(most * (1 + (min(launching, device) / most) ** 4) ** 0.25) if most else 0.0
 
 
-def kernels_of(kind: LayerKind, counts: dict[str, float], *, narrow: bool) -> float:
+def relative_kernels(kind: LayerKind, counts: dict[str, float], *, narrow: bool) -> float:
     """Kernels of a layer without its experts and all-reduces, over those of the plainest layer.
 
     `narrow`: its weights have fewer than 16 bits, so what goes into each product is quantised by a kernel of its own.

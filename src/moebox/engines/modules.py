@@ -30,135 +30,137 @@ if TYPE_CHECKING:
     from moebox.core.deployment import Deployment
     from moebox.core.plan import Caution, Line, Memory
     from moebox.core.recipe import Flag, Recipe
-    from moebox.engines.arguments import Node
-    from moebox.engines.events import Event
-    from moebox.engines.flags import Word
+    from moebox.engines.arguments import LaunchNode
+    from moebox.engines.events import LogEvent
+    from moebox.engines.flags import Argument
     from moebox.engines.reading import Reading
 
 OPTIONAL = ("lines", "log", "schedule", "refuse", "probe")
 
 
-class Argv(Protocol):
+class ArgvModule(Protocol):
     """argv.py"""
 
     FIELDS: Mapping[str, str]  # flag -> recipe field
     READS: Mapping[str, str]  # the same for reading a command line back; more, where `words` writes some by rule
     VARIABLES: Mapping[str, str]  # flag -> variable that a rendered script takes its value from
 
-    def words(self, deployment: Deployment, *, node: Node | None = None, host: str = "") -> list[Word]:
+    def arguments(self, deployment: Deployment, *, node: LaunchNode | None = None, host: str = "") -> list[Argument]:
         """The command line after the entry, word by word."""
 
-    def speculation(self, recipe: Recipe) -> list[Word]:
+    def draft_arguments(self, recipe: Recipe) -> list[Argument]:
         """The words that turn a draft on."""
 
-    def entry(self, recipe: Recipe) -> tuple[str, ...]:
+    def entry_command(self, recipe: Recipe) -> tuple[str, ...]:
         """The words that start it on this machine."""
 
-    def worker(self, deployment: Deployment, node: Node) -> tuple[str, ...]:
+    def worker_command(self, deployment: Deployment, node: LaunchNode) -> tuple[str, ...]:
         """What a node other than the first runs; only of engines with Traits.workers."""
 
     def environment(self, deployment: Deployment) -> dict[str, str]:
         """Variables to set."""
 
-    def guarded(self, argv: tuple[str, ...]) -> tuple[str, ...]:
+    def hide_api_key(self, argv: tuple[str, ...]) -> tuple[str, ...]:
         """`argv` so that the key reaches the engine without standing in it."""
 
-    def understood(self, word: Word, name: str, reading: Reading) -> bool:
+    def understood(self, word: Argument, name: str, reading: Reading) -> bool:
         """Take a word that is more than one field into `reading`; False where it is none of those."""
 
     def finished(self, names: set[str], reading: Reading) -> None:
         """Settle in `reading` what follows from all words together; `names` are the flags that stood there."""
 
 
-class Log(Protocol):
+class LogModule(Protocol):
     """log.py"""
 
-    def event(self, line: str) -> Event | None:
+    def parse_log_line(self, line: str) -> LogEvent | None:
         """What a line of the log tells."""
 
 
-class MemoryRules(Protocol):
+class MemoryModule(Protocol):
     """memory.py"""
 
-    def budget(self, deployment: Deployment) -> Memory:
+    def memory_budget(self, deployment: Deployment) -> Memory:
         """Every device's bytes, and the tokens the cache holds."""
 
-    def most_gpu_experts(self, deployment: Deployment) -> int:
+    def max_gpu_experts(self, deployment: Deployment) -> int:
         """Experts of each layer that fit on the GPUs; only of engines with hybrid.gpu_experts."""
 
 
-class Lines(Protocol):
+class LinesModule(Protocol):
     """lines.py"""
 
-    def lines(self, deployment: Deployment, memory: Memory) -> tuple[Line, ...]:
+    def memory_lines(self, deployment: Deployment, memory: Memory) -> tuple[Line, ...]:
         """The memory arithmetic, line by line."""
 
-    def reasons(self, deployment: Deployment, memory: Memory) -> list[str]:
+    def setting_reasons(self, deployment: Deployment, memory: Memory) -> list[str]:
         """Why settings that are this engine's alone are as they are."""
 
 
-class Schedule(Protocol):
+class ScheduleModule(Protocol):
     """schedule.py"""
 
-    SEQUENCES: int  # a step holds unless the recipe says otherwise
+    DEFAULT_MAX_SEQS: int  # a step holds unless the recipe says otherwise
     PROMPTS_FIRST: bool  # a step reads prompts or decodes, never both
-    RESERVES: bool  # keeps room for tokens that requests have yet to write
-    AHEAD: bool  # puts a step together while the one before runs
+    RESERVES_OUTPUT: bool  # keeps room for tokens that requests have yet to write
+    SCHEDULES_AHEAD: bool  # puts a step together while the one before runs
 
     def step_tokens(self, recipe: Recipe, gpu: Gpu | None = None) -> int:
         """Prompt tokens one step may read on such a GPU."""
 
 
-class Refuse(Protocol):
+class RefuseModule(Protocol):
     """refuse.py"""
 
-    def refusals(self, deployment: Deployment) -> list[Caution]:
+    def find_refusals(self, deployment: Deployment) -> list[Caution]:
         """Known reasons why this will not start, or will disappoint."""
 
 
-class Probe(Protocol):
+class RehearsalModule(Protocol):
     """probe.py"""
 
     EVEN_ROUTING: Mapping[str, str]  # variables that spread tokens evenly over experts
-    INVENTED: Mapping[str, Flag]  # flags that make it invent its weights, so that none need be there; empty: it cannot
+    DUMMY_FLAGS: Mapping[
+        str, Flag
+    ]  # flags that make it invent its weights, so that none need be there; empty: it cannot
 
-    def dummy(self, deployment: Deployment, layers: int) -> dict[str, Flag]:
+    def dummy_weight_flags(self, deployment: Deployment, layers: int) -> dict[str, Flag]:
         """Flags with which it invents weights for `layers`; empty where a file must be written for it."""
 
 
-def argv(engine: str) -> Argv:
+def argv_module(engine: str) -> ArgvModule:
     """How `engine` is called."""
-    return cast(Argv, _room(engine, "argv"))
+    return cast(ArgvModule, _room(engine, "argv"))
 
 
-def log(engine: str) -> Log:
+def log_module(engine: str) -> LogModule:
     """What `engine` prints."""
-    return cast(Log, _room(engine, "log"))
+    return cast(LogModule, _room(engine, "log"))
 
 
-def memory(engine: str) -> MemoryRules:
+def memory_module(engine: str) -> MemoryModule:
     """What `engine` claims and reserves."""
-    return cast(MemoryRules, _room(engine, "memory"))
+    return cast(MemoryModule, _room(engine, "memory"))
 
 
-def lines(engine: str) -> Lines:
+def lines_module(engine: str) -> LinesModule:
     """How the memory of `engine` is written out."""
-    return cast(Lines, _room(engine, "lines"))
+    return cast(LinesModule, _room(engine, "lines"))
 
 
-def schedule(engine: str) -> Schedule:
+def schedule_module(engine: str) -> ScheduleModule:
     """How `engine` batches."""
-    return cast(Schedule, _room(engine, "schedule"))
+    return cast(ScheduleModule, _room(engine, "schedule"))
 
 
-def refuse(engine: str) -> Refuse:
+def refuse_module(engine: str) -> RefuseModule:
     """What `engine` will not run."""
-    return cast(Refuse, _room(engine, "refuse"))
+    return cast(RefuseModule, _room(engine, "refuse"))
 
 
-def probe(engine: str) -> Probe:
+def rehearsal_module(engine: str) -> RehearsalModule:
     """How `engine` is rehearsed."""
-    return cast(Probe, _room(engine, "probe"))
+    return cast(RehearsalModule, _room(engine, "probe"))
 
 
 def _room(engine: str, name: str) -> ModuleType:

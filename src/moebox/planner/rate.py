@@ -11,35 +11,35 @@ from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Model
 from moebox.core.plan import Caution, Forecast, Line, Memory
 from moebox.core.recipe import Recipe
-from moebox.engines import budget
-from moebox.planner.candidates import Candidate, utilization
-from moebox.planner.pins import Pins
+from moebox.engines import memory_budget
+from moebox.planner.candidates import Candidate, limit_utilization
+from moebox.planner.constraints import Constraints
 from moebox.planner.speed import Speed
-from moebox.planner.warnings import known_troubles
+from moebox.planner.warnings import known_issues
 
 # The request that candidates are compared by: a prompt and an answer of ordinary agent turns.
-PROMPT, ANSWER = 4096, 1024
+PROMPT_TOKENS, ANSWER_TOKENS = 4096, 1024
 STREAMS = {"throughput": 32, "latency": 1, "context": 1}
 CONTEXTS = (1024, 8192, 32768, 65536, 131072, 262144)
-HIGHER = (0.92, 0.94, 0.95)  # claims to try where 0.90 does not hold the model
+HIGHER_UTILIZATIONS = (0.92, 0.94, 0.95)  # claims to try where 0.90 does not hold the model
 CONCURRENCIES = (1, 8, 32, 64, 128)
 
 
-def request(context: int) -> tuple[int, int]:
+def comparison_request(context: int) -> tuple[int, int]:
     """Tokens of prompt and answer that candidates of this context are compared by: four to one where it is short."""
-    answer = max(1, min(ANSWER, context // 5))
-    return max(1, min(PROMPT, context - answer)), answer
+    answer = max(1, min(ANSWER_TOKENS, context // 5))
+    return max(1, min(PROMPT_TOKENS, context - answer)), answer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Weighed:
+class RatedCandidate:
     """A candidate that was looked at."""
 
     box: Box
     model: Model
     candidate: Candidate
     memory: Memory
-    pins: Pins
+    constraints: Constraints
 
     @property
     def recipe(self) -> Recipe:
@@ -57,31 +57,31 @@ class Weighed:
         return self.candidate.checkpoint
 
     @cached_property
-    def troubles(self) -> tuple[Caution, ...]:
+    def known_issues(self) -> tuple[Caution, ...]:
         """What is known to go wrong."""
-        return known_troubles(self.deployment)
+        return known_issues(self.deployment)
 
     @property
-    def refused(self) -> str:
+    def fatal_issue(self) -> str:
         """Why it would not start, or ""."""
-        return next((one.text for one in self.troubles if one.severity == "fatal"), "")
+        return next((one.text for one in self.known_issues if one.severity == "fatal"), "")
 
     @property
-    def able(self) -> bool:
+    def is_viable(self) -> bool:
         """Whether it fits and is not known to fail at the start: what is, is never a plan, whoever pinned it."""
-        return self.memory.fits and not self.refused
+        return self.memory.fits and not self.fatal_issue
 
     @cached_property
     def speed(self) -> Speed:
         """Its speed model."""
-        return Speed.of(self.deployment)
+        return Speed.for_deployment(self.deployment)
 
     @property
     def streams(self) -> int:
         """Streams it is compared at: as many as asked for and as its cache holds."""
-        wanted = self.pins.concurrency or STREAMS[self.pins.goal]
-        length = min(self.recipe.context, PROMPT + ANSWER)
-        if self.pins.context and self.pins.concurrency:
+        wanted = self.constraints.concurrency or STREAMS[self.constraints.goal]
+        length = min(self.recipe.context, PROMPT_TOKENS + ANSWER_TOKENS)
+        if self.constraints.context and self.constraints.concurrency:
             length = self.recipe.context
         most = self.recipe.max_seqs or wanted
         return max(1, min(wanted, most, self.memory.kv_tokens // max(length, 1)))
@@ -89,44 +89,46 @@ class Weighed:
     @cached_property
     def score(self) -> float:
         """Answer tokens a second when `streams` such requests are read and answered together."""
-        prompt, answer = request(self.recipe.context)
+        prompt, answer = comparison_request(self.recipe.context)
         step = self.speed.step_s(self.streams, prompt + answer // 2) / self.speed.tokens_per_step
         reading = self.speed.prefills_s(prompt, self.streams)
         return self.streams * answer / (reading + answer * step)
 
-    def memory_as(self, other: Candidate) -> Memory:
+    def memory_with(self, other: Candidate) -> Memory:
         """What another candidate would take in its place."""
-        return memory_of(Deployment.of(other.recipe, self.model, other.checkpoint, self.box))
+        return memory_of_deployment(Deployment.of(other.recipe, self.model, other.checkpoint, self.box))
 
     @cached_property
-    def decode(self) -> float:
+    def decode_rate(self) -> float:
         """Decode tokens a second at the streams it is compared at."""
-        return self.speed.decode_tok_s(self.streams, min(PROMPT, self.recipe.context))
+        return self.speed.decode_tok_s(self.streams, min(PROMPT_TOKENS, self.recipe.context))
 
 
-def weigh(box: Box, model: Model, found: Iterable[Candidate], pins: Pins) -> list[Weighed]:
+def rate_candidates(
+    box: Box, model: Model, candidates: Iterable[Candidate], constraints: Constraints
+) -> list[RatedCandidate]:
     """The memory of every candidate; speed and troubles are worked out when asked for."""
     return [
-        Weighed(
+        RatedCandidate(
             box=box,
             model=model,
             candidate=one,
-            memory=memory_of(Deployment.of(one.recipe, model, one.checkpoint, box)),
-            pins=pins,
+            memory=memory_of_deployment(Deployment.of(one.recipe, model, one.checkpoint, box)),
+            constraints=constraints,
         )
-        for one in found
+        for one in candidates
     ]
 
 
-def memory_of(deployment: Deployment) -> Memory:
+def memory_of_deployment(deployment: Deployment) -> Memory:
     """The budget; the cache holds what a calibration of this box saw the engine allocate, where there is one.
 
     Engines that share the work with the CPU make the cache as large as they are asked to, whatever memory is left.
     """
-    memory = budget(deployment)
+    memory = memory_budget(deployment)
     if deployment.engine.offloads or not deployment.place.calibrations or not memory.fits:
         return memory
-    measured = Speed.of(deployment).measured
+    measured = Speed.for_deployment(deployment).measured
     if measured is None or not measured.cache_tokens:
         return memory
     tokens = measured.cache_tokens
@@ -135,47 +137,47 @@ def memory_of(deployment: Deployment) -> Memory:
     return replace(memory, kv_tokens=tokens, lines=(*memory.lines, line))
 
 
-def claiming_enough(one: Weighed) -> Weighed:
+def raise_utilization(candidate: RatedCandidate) -> RatedCandidate:
     """It with the least higher claim on each GPU that holds it, where the usual one does not and one would."""
-    claim = one.recipe.memory_utilization
-    if one.memory.fits or claim is None or one.pins.memory_utilization:
-        return one
-    for share in _higher_claims(one, claim):
-        larger = replace(one.candidate, recipe=replace(one.recipe, memory_utilization=share))
-        memory = one.memory_as(larger)
+    claim = candidate.recipe.memory_utilization
+    if candidate.memory.fits or claim is None or candidate.constraints.memory_utilization:
+        return candidate
+    for share in _higher_claims(candidate, claim):
+        larger = replace(candidate.candidate, recipe=replace(candidate.recipe, memory_utilization=share))
+        memory = candidate.memory_with(larger)
         if memory.fits:
-            return replace(one, candidate=larger, memory=memory)
-    return one
+            return replace(candidate, candidate=larger, memory=memory)
+    return candidate
 
 
-def _higher_claims(one: Weighed, claim: float) -> Iterator[float]:
+def _higher_claims(one: RatedCandidate, claim: float) -> Iterator[float]:
     """Claims above `claim` that add as much as the fullest GPU lacks."""
     used = gpu_list.used_gpus(one.box, one.recipe)
     largest = max(gpu.memory for gpu in gpu_list.all_gpus(one.box))
-    shares = (utilization(one.box, used, share) for share in HIGHER)
+    shares = (limit_utilization(one.box, used, share) for share in HIGHER_UTILIZATIONS)
     return (share for share in shares if one.memory.shortfall <= (share - claim) * largest)
 
 
-def forecast(one: Weighed) -> tuple[Forecast, ...]:
+def forecast_rows(candidate: RatedCandidate) -> tuple[Forecast, ...]:
     """Rows by context and concurrency, as far as the cache holds them."""
-    lengths = up_to(one.recipe.context, CONTEXTS)[-4:]
-    many = sorted({*CONCURRENCIES, one.pins.concurrency or 1})
+    lengths = sizes_up_to(candidate.recipe.context, CONTEXTS)[-4:]
+    many = sorted({*CONCURRENCIES, candidate.constraints.concurrency or 1})
     pairs = itertools.product(lengths, many)
-    return tuple(_row(one, *pair) for pair in pairs if _holds(one, *pair))
+    return tuple(_row(candidate, *pair) for pair in pairs if _holds(candidate, *pair))
 
 
-def up_to(limit: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
+def sizes_up_to(limit: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
     """The sizes that a context holds, and the context itself."""
     return (*(size for size in sizes if size < limit), limit)
 
 
-def _holds(one: Weighed, context: int, streams: int) -> bool:
+def _holds(one: RatedCandidate, context: int, streams: int) -> bool:
     most = one.recipe.max_seqs or streams
     return streams == 1 or (streams <= most and streams * context <= one.memory.kv_tokens)
 
 
-def _row(one: Weighed, context: int, streams: int) -> Forecast:
-    low, high = one.speed.band
+def _row(one: RatedCandidate, context: int, streams: int) -> Forecast:
+    low, high = one.speed.decode_range
     rate, reading = one.speed.decode_tok_s(streams, context), one.speed.prefill_s(context)
     return Forecast(
         context=context,

@@ -12,15 +12,15 @@ from moebox.core.traits import Traits
 from moebox.errors import BadInput, UnknownName, refuse_if, refuse_outside
 
 IMAGES = ("stock", "community")
-DRAFTS = ("none", "eagle3", "mtp", "ngram")
+DRAFT_METHODS = ("none", "eagle3", "mtp", "ngram")
 # Flags that only engines have which share the work between CPU and GPUs, and the field of [hybrid] each pins.
-SIZES = ("tp", "pp", "dp", "ep", "dcp")
-SHARING = {"--experts-on-gpu": "experts", "--ub": "ubatch", "--mla": "mla", "--threads": "threads"}
-LONGEST = 2**31  # tokens; more is a typing error, not a context
+PARALLEL_SIZES = ("tp", "pp", "dp", "ep", "dcp")
+HYBRID_FLAGS = {"--experts-on-gpu": "experts", "--ub": "ubatch", "--mla": "mla", "--threads": "threads"}
+MAX_CONTEXT = 2**31  # tokens; more is a typing error, not a context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class CommonConstraints:
     """What the planner takes as the command line writes it; None is free."""
 
     engine: EngineName | None = None
@@ -38,7 +38,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pins(Settings):
+class Constraints(CommonConstraints):
     """Settings that must hold in the recipe; None is free."""
 
     goal: Goal = "throughput"
@@ -53,12 +53,12 @@ class Pins(Settings):
         _known("goal", self.goal, get_args(Goal))
         _known("engine", self.engine, registry.names())
         _known("KV cache type", self.kv, tuple(KV_BYTES))
-        _known("draft method", self.speculate, DRAFTS)
+        _known("draft method", self.speculate, DRAFT_METHODS)
         _known("image", self.image, IMAGES)
-        for name in (*SIZES, "concurrency", "threads"):
+        for name in (*PARALLEL_SIZES, "concurrency", "threads"):
             refuse_outside(f"--{name}", getattr(self, name), 1, 2**20)
         refuse_outside("--ub", self.ubatch, 1, 2**20)
-        refuse_outside("--context", self.context, 1, LONGEST)
+        refuse_outside("--context", self.context, 1, MAX_CONTEXT)
         refuse_outside("--mla", self.mla, 0, 3)
         share = self.memory_utilization
         if share is not None and not 0 < share <= 1:
@@ -67,9 +67,9 @@ class Pins(Settings):
         self._refuse_contradictions()
 
     @property
-    def serving(self) -> str:
+    def gpu_only_flag(self) -> str:
         """The first pin that only engines serving from GPUs have, as its flag; ""."""
-        given = {flag: size > 1 for flag, size in self.sizes.items()} | {
+        given = {flag: size > 1 for flag, size in self.parallel_sizes.items()} | {
             "--memory-utilization": self.memory_utilization is not None,
             "--image": self.image == "community",
             "--speculate": self.speculate not in (None, "none"),
@@ -77,24 +77,27 @@ class Pins(Settings):
         return next((flag for flag, there in given.items() if there), "")
 
     @property
-    def sharing(self) -> str:
+    def hybrid_flag(self) -> str:
         """The first pin that only engines sharing the work between CPU and GPUs have, as its flag; ""."""
-        return next((flag for flag, field in SHARING.items() if getattr(self, field) is not None), "")
+        return next((flag for flag, field in HYBRID_FLAGS.items() if getattr(self, field) is not None), "")
 
     def _refuse_contradictions(self) -> None:
         """What no engine has together."""
-        if self.serving and self.sharing:
-            raise BadInput(f"{self.serving} is for {_listed(serving())}, {self.sharing} for {_listed(sharing())}")
+        if self.gpu_only_flag and self.hybrid_flag:
+            raise BadInput(
+                f"{self.gpu_only_flag} is for {_listed(gpu_only_engines())}, "
+                f"{self.hybrid_flag} for {_listed(hybrid_engines())}"
+            )
         if self.engine:
             self._refuse_for(registry.traits(self.engine))
 
     def _refuse_for(self, engine: Traits) -> None:
         """What the engine that was asked for does not have."""
-        if self.serving and engine.offloads and not engine.divides(self.serving[2:]):
-            other = f"--engine {self.engine} for {_listed(sharing())}"
-            raise BadInput(f"{self.serving} is for {_listed(serving())}, {other}")
-        alone = self.sharing and engine.serves
-        refuse_if(alone, f"{self.sharing} is for {_listed(sharing())}, not {self.engine}")
+        if self.gpu_only_flag and engine.offloads and not engine.divides(self.gpu_only_flag[2:]):
+            other = f"--engine {self.engine} for {_listed(hybrid_engines())}"
+            raise BadInput(f"{self.gpu_only_flag} is for {_listed(gpu_only_engines())}, {other}")
+        alone = self.hybrid_flag and engine.serves
+        refuse_if(alone, f"{self.hybrid_flag} is for {_listed(hybrid_engines())}, not {self.engine}")
         self._refuse_image(engine)
         self._refuse_sharing(engine)
         unknown = self.kv and self.kv not in engine.kv
@@ -103,21 +106,21 @@ class Pins(Settings):
     def _refuse_image(self, engine: Traits) -> None:
         """A patched image that is made of another engine."""
         if self.image and self.image not in ("stock", *engine.presets):
-            raise BadInput(f"--image {self.image} is a {_listed(with_preset(self.image))}, not {self.engine}")
+            raise BadInput(f"--image {self.image} is a {_listed(engines_with_preset(self.image))}, not {self.engine}")
 
     def _refuse_sharing(self, engine: Traits) -> None:
         """Fields of [hybrid] that are pinned and that the engine does not have."""
         for flag in ("--experts-on-gpu", "--ub", "--mla"):
-            field = SHARING[flag]
+            field = HYBRID_FLAGS[flag]
             if getattr(self, field) is None or field in engine.hybrid:
                 continue
             hint = "llama.cpp always absorbs latent attention" if field == "mla" else None
-            raise BadInput(f"{flag} is for {_listed(with_hybrid(field))}, not {self.engine}", hint=hint)
+            raise BadInput(f"{flag} is for {_listed(engines_with_hybrid(field))}, not {self.engine}", hint=hint)
 
     @property
-    def sizes(self) -> dict[str, int]:
+    def parallel_sizes(self) -> dict[str, int]:
         """Sizes of parallelism that are pinned, by flag."""
-        return {f"--{name}": getattr(self, name) for name in SIZES if getattr(self, name)}
+        return {f"--{name}": getattr(self, name) for name in PARALLEL_SIZES if getattr(self, name)}
 
 
 def _engines(wanted: Callable[[Traits], bool]) -> tuple[EngineName, ...]:
@@ -125,22 +128,22 @@ def _engines(wanted: Callable[[Traits], bool]) -> tuple[EngineName, ...]:
     return tuple(traits.name for traits in registry.all_traits() if wanted(traits))
 
 
-def serving() -> tuple[EngineName, ...]:
+def gpu_only_engines() -> tuple[EngineName, ...]:
     """Engines that serve from GPUs alone, the preferred ones first."""
     return _engines(lambda traits: traits.serves)
 
 
-def sharing() -> tuple[EngineName, ...]:
+def hybrid_engines() -> tuple[EngineName, ...]:
     """Engines that share the work between CPU and GPUs."""
     return _engines(lambda traits: traits.offloads)
 
 
-def with_preset(preset: str) -> tuple[EngineName, ...]:
+def engines_with_preset(preset: str) -> tuple[EngineName, ...]:
     """Engines that a patched image is made of."""
     return _engines(lambda traits: preset in traits.presets)
 
 
-def with_hybrid(*fields: str) -> tuple[EngineName, ...]:
+def engines_with_hybrid(*fields: str) -> tuple[EngineName, ...]:
     """Engines that share the work and have all these fields of [hybrid]."""
     return _engines(lambda traits: traits.offloads and traits.hybrid >= set(fields))
 
@@ -150,7 +153,7 @@ def _listed(names: tuple[EngineName, ...]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def experts_of(text: str) -> tuple[int, ...]:
+def parse_expert_counts(text: str) -> tuple[int, ...]:
     """Expert layers by GPU: "3+3" is three on the first and three on the last of two; "0" is none."""
     parts = text.replace(" ", "").split("+")
     if not all(part.isdigit() and len(part) < 5 for part in parts):
