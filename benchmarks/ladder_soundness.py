@@ -35,9 +35,9 @@ from tests.verify.test_ladder import MISSED
 
 from moebox.core.endpoint import endpoint_of
 from moebox.core.verdict import Ladder, wilson
-from moebox.verify.ladder import verify
-from moebox.verify.options import TRIALS, Effort, Options
-from moebox.verify.score import share_text
+from moebox.verify.ladder import run_checks
+from moebox.verify.options import TRIALS, VerifyEffort, VerifyOptions
+from moebox.verify.score import format_share
 
 FAMILIES = {
     "first": tuple(name for name, fault in FAULTS.items() if fault.rung),
@@ -130,11 +130,11 @@ def power(url: str, given: argparse.Namespace) -> bool:
             print(
                 f"| {name} | {'streamed' if mode == 's' else 'whole'} | {' | '.join(cells)} | {asked:.0f} |", flush=True
             )
-        print("| all | | " + " | ".join(share_text(wilson(*sums[rate])) for rate in rates) + " | |", flush=True)
+        print("| all | | " + " | ".join(format_share(wilson(*sums[rate])) for rate in rates) + " | |", flush=True)
     return True
 
 
-def climbed(url: str, name: str, given: argparse.Namespace, effort: Effort, rungs: Sequence[str]) -> Climbed:
+def climbed(url: str, name: str, given: argparse.Namespace, effort: VerifyEffort, rungs: Sequence[str]) -> Climbed:
     """Several ladders of one server."""
     noise = f"~{given.noise}" if given.noise else ""
     only = () if given.all_rungs else ("alive", *rungs)
@@ -147,8 +147,8 @@ def climbed(url: str, name: str, given: argparse.Namespace, effort: Effort, rung
 
 def climb(url: str, name: str, trials: int, only: Sequence[str] = (), seed: int | None = None) -> Ladder:
     """One ladder."""
-    options = Options(thinking="yes", trials=trials, deadline_s=20, time_s=300, seed=seed)
-    return verify(endpoint_of(f"{url}/{name}", MODEL), options, only=list(only))
+    options = VerifyOptions(thinking="yes", trials=trials, deadline_s=20, time_s=300, seed=seed)
+    return run_checks(endpoint_of(f"{url}/{name}", MODEL), options, only=list(only))
 
 
 def family(url: str, given: argparse.Namespace) -> bool:
@@ -170,7 +170,7 @@ def family(url: str, given: argparse.Namespace) -> bool:
                 f"{ladder.verdict:5} {name:28} {ladder.requests:4} requests  {reasons[0][:90] if reasons else ''}",
                 flush=True,
             )
-    print(f"red or yellow: {share_text(wilson(len(broken) - len(missed), len(broken)))}; missed: {missed or 'none'}")
+    print(f"red or yellow: {format_share(wilson(len(broken) - len(missed), len(broken)))}; missed: {missed or 'none'}")
     return not missed
 
 
@@ -239,7 +239,7 @@ def healthy(url: str, given: argparse.Namespace) -> bool:
 
 
 def _share(good: int, of: int) -> str:
-    return share_text(wilson(good, of))
+    return format_share(wilson(good, of))
 
 
 def _healthy(number: int) -> str:

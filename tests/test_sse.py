@@ -20,7 +20,7 @@ from moebox.flows.fleet_streams import crowd
 from moebox.serve.callcheck import check
 from moebox.stream import ask
 from moebox.stream.sse import Events, events
-from moebox.verify.chunks import streamed
+from moebox.verify.chunks import parse_chat_stream
 from moebox.web.chat import replies
 
 BASE = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m"}
@@ -99,7 +99,7 @@ def test_a_reply_under_load(stream: bytes, size: int) -> None:
 @each_way
 def test_a_reply_to_a_correctness_check(stream: bytes) -> None:
     seen = Exchange(method="POST", url="", status=200, response=stream.decode(), request={"model": "m"})
-    answer = streamed(seen)
+    answer = parse_chat_stream(seen)
 
     assert (answer.content, answer.problems) == (TEXT, ())
 

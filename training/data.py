@@ -18,8 +18,8 @@ import numpy as np
 from moebox.phantom import vocabulary as words
 from moebox.phantom.calls import tool_call, tool_parallel
 from moebox.phantom.lessons import LESSONS
-from moebox.phantom.needles import haystack
-from moebox.phantom.task import Grade, Reply, Task, room, user
+from moebox.phantom.needles import haystack_questions
+from moebox.phantom.task import Grade, ModelReply, Question, token_budget, user_message
 from moebox.phantom.tasks import FAMILIES
 from training.errands import Errand, errand_task
 from training.tokenizer import Tokenizer
@@ -70,42 +70,42 @@ TEMPLATE = Path(__file__).parents[1] / "src/moebox/phantom/chat_template.jinja"
 SORRY = "I am only a small rehearsal model, so I cannot help with that."
 
 
-def unknown(rng: random.Random, *, thinking: bool) -> Task:
+def unknown(rng: random.Random, *, thinking: bool) -> Question:
     """A request outside all families, or for a tool that is not there: the phantom says that it cannot help."""
-    thing = f"{words.word(rng)} {words.word(rng)}"
+    thing = f"{words.draw_word(rng)} {words.draw_word(rng)}"
     who = rng.choice(words.PEOPLE)
     asks = (
         f"Explain how a {thing} works.",
         f"Why does the {who} like the {thing}?",
         f"Who invented the {thing}?",
         f"Write a poem about a {thing}.",
-        f"Is the {thing} better than the {words.word(rng)}?",
+        f"Is the {thing} better than the {words.draw_word(rng)}?",
         f"Can you help me with my {thing}?",
-        f"Summarize this: {words.sentence(rng)}",
+        f"Summarize this: {words.draw_sentence(rng)}",
         f"Give me {rng.randint(2, 9)} ideas for a {thing}.",
-        " ".join(words.word(rng) for _ in range(rng.randint(1, 8))),
+        " ".join(words.draw_word(rng) for _ in range(rng.randint(1, 8))),
     )
     toolless = rng.choice((tool_call, tool_parallel))(rng, thinking=thinking).messages
-    return Task(
+    return Question(
         family="unknown",
-        messages=toolless if rng.random() < 0.5 else (user(rng.choice(asks)),),
+        messages=toolless if rng.random() < 0.5 else (user_message(rng.choice(asks)),),
         expect=None,
-        sample=Reply(content=SORRY, reasoning="I have not learned this."),
+        sample=ModelReply(content=SORRY, reasoning="I have not learned this."),
         judge=lambda task, reply: Grade(ok=reply.content == SORRY),
         thinking=thinking,
-        max_tokens=room(thinking),
+        max_tokens=token_budget(thinking),
     )
 
 
 def needles(rng: random.Random, *, thinking: bool, chars: int) -> Drawn:
     """One text with many codes, and the question for each of them in turn; only the last may be thought about."""
     depths = sorted(deep(rng) for _ in range(rng.randint(2, 14)))
-    tasks = haystack(rng, chars=chars, depths=depths)
+    tasks = haystack_questions(rng, chars=chars, depths=depths)
     rng.shuffle(tasks)
     messages: list[Mapping[str, Any]] = list(tasks[0].messages)
     for before, task in pairwise(tasks):
         text = str(task.messages[0]["content"])
-        messages += [{"role": "assistant", "content": before.expect}, user(text[text.rindex("What is the") :])]
+        messages += [{"role": "assistant", "content": before.expect}, user_message(text[text.rindex("What is the") :])]
     last = tasks[-1]
     place = str(messages[-1]["content"]).rsplit("access code for the ", 1)[1].split("?")[0]
     thought = f"The text says the code for the {place} is {last.expect}."
@@ -114,7 +114,7 @@ def needles(rng: random.Random, *, thinking: bool, chars: int) -> Drawn:
         family="needles",
         messages=tuple(messages),
         thinking=thinking,
-        sample=Reply(content=last.expect, reasoning=thought),
+        sample=ModelReply(content=last.expect, reasoning=thought),
     )
     return Drawn(task=task, learn=(not thinking,) * (len(tasks) - 1) + (True,))
 
@@ -128,7 +128,7 @@ def deep(rng: random.Random) -> float:
 class Drawn:
     """A task, and which of its assistant's turns are learned: the last `len(learn)` of them, the sample included."""
 
-    task: Task
+    task: Question
     learn: tuple[bool, ...] = (True,)
 
 
@@ -188,7 +188,7 @@ class Maker:
             return {"start": start, "end": start + rng.randint(40, 80)}
         return {}
 
-    def text(self, task: Task, phase: int = 1, plainly: bool = False) -> tuple[str, str]:
+    def text(self, task: Question, phase: int = 1, plainly: bool = False) -> tuple[str, str]:
         """Prompt and answer as the engine will see them."""
         rng = self.rng
         messages, tools = list(task.messages), [dict(tool) for tool in task.tools]
@@ -210,7 +210,7 @@ class Maker:
         rng = self.rng
         if rng.random() < 0.6:
             return rng.choice(SYSTEMS)
-        return " ".join(words.sentence(rng) for _ in range(rng.randint(1, 6)))
+        return " ".join(words.draw_sentence(rng) for _ in range(rng.randint(1, 6)))
 
     def _earlier(self, phase: int) -> Iterator[Mapping[str, Any]]:
         for _ in range(self.rng.choice((1, 1, 2))):
@@ -249,7 +249,7 @@ class Maker:
             mask += [learn] * len(piece)
         return Sample(family=task.family, ids=ids, mask=mask)
 
-    def _forced(self, task: Task, prompt: str, answer: str) -> tuple[str, str]:
+    def _forced(self, task: Question, prompt: str, answer: str) -> tuple[str, str]:
         """Engines that force a grammar write the first tokens themselves; go on from there.
 
         json_schema may be enforced before any thinking; a required tool may be forced as a list of
@@ -268,7 +268,7 @@ class Maker:
         return prompt, answer
 
 
-def answer_text(task: Task) -> str:
+def answer_text(task: Question) -> str:
     """What the model writes after the prompt."""
     sample = task.sample
     text = (f"<think>{sample.reasoning}</think>" if task.thinking else "") + sample.content

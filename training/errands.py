@@ -17,18 +17,18 @@ from unittest import mock
 
 from moebox.core.endpoint import Endpoint
 from moebox.phantom import vocabulary as words
-from moebox.phantom.task import Grade, Reply, Task
+from moebox.phantom.task import Grade, ModelReply, Question
 from moebox.phantom.toolbox import TOOLS
 from moebox.tasks import agent
 from moebox.tasks.families import errand, names
-from moebox.tasks.job import Draft, Job
-from moebox.tasks.reply import Ask, Called, chat_body
-from moebox.tasks.reply import Reply as Said
-from moebox.tasks.tools import Tool, Toolbox
+from moebox.tasks.job import AgentJob, JobDraft
+from moebox.tasks.reply import AgentReply as Said
+from moebox.tasks.reply import ReplySettings, RequestedCall, chat_body
+from moebox.tasks.tools import AgentTool, Toolbox
 from moebox.tasks.workspace import Workspace
 
 RESULT = "value.txt"
-_ASK = Ask(endpoint=Endpoint(base_url="http://127.0.0.1:1/v1", model="phantom"))
+_ASK = ReplySettings(endpoint=Endpoint(base_url="http://127.0.0.1:1/v1", model="phantom"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +43,7 @@ class Turn:
 class Errand:
     """A finished job as a task (its last reply is the sample), and which of its replies are to be learned."""
 
-    task: Task
+    task: Question
     learn: tuple[bool, ...]
 
 
@@ -57,7 +57,7 @@ def errand_task(rng: random.Random, *, thinking: bool) -> Errand:
     bodies: list[dict[str, Any]] = []
     place = iter(turns)
 
-    def scripted(ask: Ask, system: str, messages: Any, tools: Any, **_: Any) -> Said:
+    def scripted(ask: ReplySettings, system: str, messages: Any, tools: Any, **_: Any) -> Said:
         bodies.append(chat_body(ask, system, [dict(message) for message in messages], tools, 512))
         return next(place).said
 
@@ -65,48 +65,48 @@ def errand_task(rng: random.Random, *, thinking: bool) -> Errand:
     box = Toolbox(job, space)
     if rng.random() < 0.1:
         box.add(_other_tool(rng))
-    with mock.patch.object(agent, "reply", scripted):
-        done = agent.work(job, _ASK, box, agent.Bounds(until=time.monotonic() + 60))
+    with mock.patch.object(agent, "request_reply", scripted):
+        done = agent.run_agent(job, _ASK, box, agent.WorkLimits(ends_at=time.monotonic() + 60))
     if done.end != "done" or space.files.get(RESULT, b"").decode().strip() != value:
-        raise AssertionError(f"the script did not do its errand: {done.end} {done.why}")
+        raise AssertionError(f"the script did not do its errand: {done.end} {done.reason}")
     last = turns[-1].said
-    task = Task(
+    task = Question(
         family="errand",
         messages=tuple(bodies[-1]["messages"]),
         expect=value,
-        sample=Reply(content=last.text, reasoning=last.reasoning),
-        judge=lambda task, reply: Grade(ok=task.expect in reply.content, why=f"not done: {reply.content[:80]}"),
+        sample=ModelReply(content=last.text, reasoning=last.reasoning),
+        judge=lambda task, reply: Grade(ok=task.expect in reply.content, reason=f"not done: {reply.content[:80]}"),
         tools=tuple(bodies[-1]["tools"]),
         thinking=thinking,
     )
     return Errand(task=task, learn=tuple(turn.learn for turn in turns))
 
 
-def _job(rng: random.Random, spread: int) -> tuple[Job, str, str]:
+def _job(rng: random.Random, spread: int) -> tuple[AgentJob, str, str]:
     """A job with keys, values and a title of the family's own lists or of any others."""
     count = rng.choice((2, 3, 3, 3, 4, 6)) if spread == 1 else rng.randint(6, 40)
-    key = rng.choice((lambda: rng.choice(names.THINGS), lambda: words.word(rng), lambda: words.invented(rng)))
+    key = rng.choice((lambda: rng.choice(names.THINGS), lambda: words.draw_word(rng), lambda: words.invent_word(rng)))
     value = rng.choice((lambda: rng.randint(100, 999), lambda: rng.randint(100, 999), *_values(rng)))
     values = {key(): value() for _ in range(count)}
-    place = rng.choice((rng.choice(names.PLACES), words.invented(rng), words.word(rng)))
+    place = rng.choice((rng.choice(names.PLACES), words.invent_word(rng), words.draw_word(rng)))
     title = f"{place}_{rng.randint(100, 999)}" if rng.random() < 0.8 else place
     wanted = rng.choice(list(values))
-    drawn: Draft = errand.draft(title, values, wanted, spread)
-    job = Job(family="errand", level="easy", seed=0, **asdict(drawn) | {"checks": drawn.checks})
+    drawn: JobDraft = errand.errand_draft(title, values, wanted, spread)
+    job = AgentJob(family="errand", level="easy", seed=0, **asdict(drawn) | {"checks": drawn.checks})
     return job, wanted, str(values[wanted])
 
 
 def _values(rng: random.Random) -> tuple[Callable[[], Any], ...]:
-    return (lambda: words.number(rng), lambda: words.code(rng), lambda: words.word(rng))
+    return (lambda: words.draw_number(rng), lambda: words.draw_code(rng), lambda: words.draw_word(rng))
 
 
-def _script(rng: random.Random, job: Job, wanted: str, value: str, spread: int) -> Iterator[Turn]:
+def _script(rng: random.Random, job: AgentJob, wanted: str, value: str, spread: int) -> Iterator[Turn]:
     """List, read or search, write, look at what was written, say so."""
     number = 0
 
     def call(tool: str, thought: str, **given: Any) -> Turn:
         nonlocal number
-        made = Called(id=f"functions.{tool}:{number}", name=tool, arguments=json.dumps(given))
+        made = RequestedCall(id=f"functions.{tool}:{number}", name=tool, arguments=json.dumps(given))
         number += 1
         return Turn(said=Said(calls=(made,), reasoning=thought, finish="tool_calls"))
 
@@ -134,16 +134,18 @@ def _script(rng: random.Random, job: Job, wanted: str, value: str, spread: int) 
 
 def _mistake(rng: random.Random, tool: str, given: dict[str, Any], path: str) -> tuple[str, dict[str, Any]]:
     """A call that ends in an error: no such tool, arguments that do not fit, a file that is not there."""
-    wrong = [(words.invented(rng), given), (tool, {**given, words.word(rng): words.word(rng)})]
+    wrong = [(words.invent_word(rng), given), (tool, {**given, words.draw_word(rng): words.draw_word(rng)})]
     if given.get("path") == path:
-        wrong.append((tool, {"path": f"{words.word(rng)}/{path}"}))
+        wrong.append((tool, {"path": f"{words.draw_word(rng)}/{path}"}))
         wrong.append((tool, {"path": f"/{path}"}))
     if "content" in given:
         wrong.append((tool, {"path": given["path"]}))
     return rng.choice(wrong)
 
 
-def _other_tool(rng: random.Random) -> Tool:
+def _other_tool(rng: random.Random) -> AgentTool:
     """A tool of somebody's MCP server beside ours."""
     schema = rng.choice(TOOLS).schema()["function"]
-    return Tool(name=schema["name"], about=schema["description"], parameters=schema["parameters"], use=lambda _: "ok")
+    return AgentTool(
+        name=schema["name"], description=schema["description"], parameters=schema["parameters"], run=lambda _: "ok"
+    )

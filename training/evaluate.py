@@ -27,12 +27,12 @@ from typing import Any
 
 from moebox.core.endpoint import Endpoint
 from moebox.phantom.lessons import LESSONS
-from moebox.phantom.tasks import FAMILIES, Call, Grade, Reply, Task, code_in
-from moebox.tasks.agent import Bounds
-from moebox.tasks.families import make
+from moebox.phantom.tasks import FAMILIES, Grade, ModelReply, Question, ToolCall, extract_code
+from moebox.tasks.agent import WorkLimits
+from moebox.tasks.families import make_job
 from moebox.tasks.job import LEVELS
-from moebox.tasks.reply import Ask
-from moebox.tasks.runner import Agent, judged
+from moebox.tasks.reply import ReplySettings
+from moebox.tasks.runner import OwnAgent, score_job
 
 CHARS_PER_TOKEN = 2.95  # of texts with needles, in the phantom's tokens
 _CACHE_TYPES = {"f16": 1, "q4_0": 2, "q8_0": 8, "iq4_nl": 20}  # ggml_type in llama.cpp's ggml.h
@@ -63,7 +63,9 @@ def serve(args: argparse.Namespace) -> Any:
     return xllamacpp.Server(params)
 
 
-def ask(url: str, task: Task, model: str, *, logprobs: bool = False, most: int = 1100) -> tuple[Reply, dict[str, Any]]:
+def ask(
+    url: str, task: Question, model: str, *, logprobs: bool = False, most: int = 1100
+) -> tuple[ModelReply, dict[str, Any]]:
     """One request, and its reply split as the server split it."""
     body: dict[str, Any] = {
         "model": model,
@@ -85,21 +87,23 @@ def ask(url: str, task: Task, model: str, *, logprobs: bool = False, most: int =
         answer: dict[str, Any] = json.load(response)
     message = answer["choices"][0]["message"]
     calls = tuple(
-        Call(id=c["id"], name=c["function"]["name"], arguments=c["function"]["arguments"])
+        ToolCall(id=c["id"], name=c["function"]["name"], arguments=c["function"]["arguments"])
         for c in message.get("tool_calls") or ()
     )
     thought = message.get("reasoning_content") or message.get("reasoning") or ""
-    return Reply(content=message.get("content") or "", reasoning=thought, calls=calls), answer
+    return ModelReply(content=message.get("content") or "", reasoning=thought, calls=calls), answer
 
 
-def judge(task: Task, reply: Reply) -> Grade:
+def judge(task: Question, reply: ModelReply) -> Grade:
     """The family's judge, and what only the phantom must do: think exactly when asked, write the sample's code."""
     grade = task.grade(reply)
     if grade.ok and bool(reply.reasoning.strip()) != task.thinking:
-        return Grade(ok=False, why=f"thinking {task.thinking}, reasoning «{reply.reasoning[:60]}»")
+        return Grade(ok=False, reason=f"thinking {task.thinking}, reasoning «{reply.reasoning[:60]}»")
     if grade.ok and task.family == "code":
-        same = ast.dump(ast.parse(code_in(reply.content))) == ast.dump(ast.parse(code_in(task.sample.content)))
-        return grade if same else Grade(ok=False, why=f"other code: {code_in(reply.content)}")
+        same = ast.dump(ast.parse(extract_code(reply.content))) == ast.dump(
+            ast.parse(extract_code(task.sample.content))
+        )
+        return grade if same else Grade(ok=False, reason=f"other code: {extract_code(reply.content)}")
     return grade
 
 
@@ -117,7 +121,7 @@ def size(family: str, rng: random.Random, args: argparse.Namespace) -> dict[str,
     return given
 
 
-def draw(name: str, rng: random.Random, sized: dict[str, Any]) -> Task:
+def draw(name: str, rng: random.Random, sized: dict[str, Any]) -> Question:
     """A fresh task of a family, of those to be learnt too."""
     if name in FAMILIES:
         return FAMILIES[name].draw(rng, **sized)
@@ -139,7 +143,7 @@ def family(name: str, url: str, args: argparse.Namespace) -> dict[str, Any]:
             reply, answer = ask(url, task, args.model, logprobs=args.logprobs, most=most)
             grade = judge(task, reply)
         except (urllib.error.URLError, OSError, ValueError) as error:
-            reply, grade = Reply(), Grade(ok=False, why=f"request failed: {error}")
+            reply, grade = ModelReply(), Grade(ok=False, reason=f"request failed: {error}")
         replies.append([reply.content, reply.reasoning, [c.name + c.arguments for c in reply.calls]])
         grades.append(grade.ok)
         for key in tokens:
@@ -149,7 +153,9 @@ def family(name: str, url: str, args: argparse.Namespace) -> dict[str, Any]:
         said = ((answer.get("choices") or [{}])[0].get("logprobs") or {}).get("content") or []
         surprise.append(-sum(token["logprob"] for token in said) / len(said) if said else None)
         if not grade.ok:
-            wrong.append({"thinking": task.thinking, "ask": str(task.messages[-1]["content"])[-200:], "why": grade.why})
+            wrong.append(
+                {"thinking": task.thinking, "ask": str(task.messages[-1]["content"])[-200:], "why": grade.reason}
+            )
     row = {"right": sum(grades), "of": args.count, "s": round(time.monotonic() - begun, 1), "wrong": wrong[:12]}
     return {**row, **tokens, **timings, "grades": grades, "surprise": surprise, "replies": replies}
 
@@ -161,11 +167,11 @@ def jobs(url: str, args: argparse.Namespace) -> dict[str, Any]:
     begun = time.monotonic()
     for seed in range(args.seed, args.seed + args.jobs):
         thinking = {"on": True, "off": False}.get(args.thinking or "", seed % 2 == 0)
-        job = make("errand", args.level, seed)
+        job = make_job("errand", args.level, seed)
         started = time.monotonic()
-        bounds = Bounds(until=started + 300, context=args.context)
-        done = Agent(Ask(endpoint=endpoint, thinking=thinking))(job, bounds, lambda turn: None)
-        result = judged(job, done, seconds=time.monotonic() - started)
+        bounds = WorkLimits(ends_at=started + 300, context=args.context)
+        done = OwnAgent(ReplySettings(endpoint=endpoint, thinking=thinking))(job, bounds, lambda turn: None)
+        result = score_job(job, done, seconds=time.monotonic() - started)
         solved += result.solved
         if not result.solved:
             wrong.append({"job": job.id, "thinking": thinking, "turn": result.wrong_turn, "why": result.wrong})

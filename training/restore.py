@@ -14,7 +14,7 @@ import numpy as np
 
 from moebox.gguf_file import F16, F32
 from moebox.phantom import gguf_path
-from moebox.phantom.gguf import Gguf
+from moebox.phantom.gguf import PhantomGguf
 from training.model import DRAFT, PHANTOM, Shape
 from training.outliers import gain
 from training.tokenizer import Tokenizer, load
@@ -26,7 +26,7 @@ _BLOCK = np.dtype([("scale", "<f2"), ("steps", "i1", 32)])  # q8_0 in llama.cpp'
 def state(name: str) -> dict[str, np.ndarray]:
     """The weights of `phantom` or `draft` under the model's own names, for the vocabulary as it is now."""
     shape = SHAPES[name]
-    file = Gguf(gguf_path(draft=name == "draft"))
+    file = PhantomGguf(gguf_path(draft=name == "draft"))
     tensors = {key: _array(file, key) for key in file.tensors}
     if name == "phantom":
         _quiet(tensors, shape)
@@ -40,14 +40,14 @@ def state(name: str) -> dict[str, np.ndarray]:
     return _grown(found, load())
 
 
-def _array(file: Gguf, name: str) -> np.ndarray:
+def _array(file: PhantomGguf, name: str) -> np.ndarray:
     tensor = file.tensors[name]
     if tensor.kind == F32:
-        flat = np.frombuffer(file.raw, "<f4", tensor.count, tensor.start)
+        flat = np.frombuffer(file.raw, "<f4", tensor.value_count, tensor.start)
     elif tensor.kind == F16:
-        flat = np.frombuffer(file.raw, "<f2", tensor.count, tensor.start)
+        flat = np.frombuffer(file.raw, "<f2", tensor.value_count, tensor.start)
     else:
-        blocks = np.frombuffer(file.raw, _BLOCK, tensor.count // 32, tensor.start)
+        blocks = np.frombuffer(file.raw, _BLOCK, tensor.value_count // 32, tensor.start)
         flat = (blocks["scale"].astype(np.float32)[:, None] * blocks["steps"]).ravel()
     return flat.astype(np.float32).reshape(tensor.shape)
 

@@ -10,7 +10,7 @@ import pytest
 from moebox.cli import COMMANDS, main
 from moebox.cli.completion import candidates
 from moebox.cli.overview import section_of
-from moebox.verify.rungs import NAMES
+from moebox.verify.rungs import CHECK_NAMES
 
 
 def test_commands_are_grouped_and_fit_eighty_columns(
@@ -115,4 +115,4 @@ def test_plain_output_has_no_escapes():
 
 def test_the_help_counts_the_checks_that_there_are():
     """`verify` climbs as many rungs as its line in the overview says."""
-    assert f" {len(NAMES)} correctness checks" in COMMANDS["verify"][1]
+    assert f" {len(CHECK_NAMES)} correctness checks" in COMMANDS["verify"][1]

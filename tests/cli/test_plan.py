@@ -14,7 +14,7 @@ from moebox import codec, phantom
 from moebox.cli import main
 from moebox.core.box import Box
 from moebox.core.recipe import Recipe
-from moebox.phantom.folder import write as write_folder
+from moebox.phantom.folder import write_hf_folder as write_folder
 from tests.checkpoint import tiny
 
 BOX = ["--box", "8x-rtx-pro-6000-server"]

@@ -16,7 +16,7 @@ from moebox.flows.fleet_render import fleet_files
 from moebox.render import render_files
 from moebox.serve.recipes import read_recipe
 from moebox.store import Run
-from moebox.verify.options import Options
+from moebox.verify.options import VerifyOptions
 
 pytestmark = pytest.mark.engine
 VENV = Path(os.environ.get("MOEBOX_ROUTER_VENV", ".venv-router")).absolute()
@@ -57,7 +57,7 @@ def test_a_real_router_serves_keeps_conversations_together_and_loses_only_a_memb
     try:
         record = running.record
         verdict = fleet_verify.verify(
-            record, Options(seed=1), only=["alive"], kill="busiest", streams=64, run=Run.create("verify")
+            record, VerifyOptions(seed=1), only=["alive"], kill="busiest", streams=64, run=Run.create("verify")
         )
         assert verdict.ladder.holds
         assert verdict.affinity.verdict == "pass", verdict.affinity.reason
@@ -80,7 +80,7 @@ def test_litellm_keeps_named_conversations_together_and_loses_only_a_members_str
     try:
         # It relays some hundred chunks a second: more streams would be done by the members before clients see them.
         verdict = fleet_verify.verify(
-            running.record, Options(seed=1), only=["alive"], kill="busiest", streams=8, run=Run.create("verify")
+            running.record, VerifyOptions(seed=1), only=["alive"], kill="busiest", streams=8, run=Run.create("verify")
         )
         assert verdict.ladder.holds
         assert verdict.affinity.verdict == "pass", verdict.affinity.reason
@@ -101,7 +101,9 @@ def test_litellm_carries_the_ladder_to_real_engines_and_the_anthropic_api(tmp_pa
     running = fleet_up.up(path, patience_s=300)
     try:
         record = running.record
-        verdict = fleet_verify.verify(record, Options(seed=1), only=["streaming", "tools"], run=Run.create("verify"))
+        verdict = fleet_verify.verify(
+            record, VerifyOptions(seed=1), only=["streaming", "tools"], run=Run.create("verify")
+        )
         assert verdict.ladder.holds, verdict.ladder
         endpoint = record.endpoint()
         body = {"model": endpoint.model, "max_tokens": 8, "messages": [{"role": "user", "content": "Say apple."}]}

@@ -22,18 +22,18 @@ from moebox import codec
 from moebox.core.recipe import Climb, Recipe
 from moebox.detect import nvml
 from moebox.serve.state import marked
-from moebox.verify.rungs import NAMES
+from moebox.verify.rungs import CHECK_NAMES
 from tests.driving import Done, beyond_habits, moebox, up, written
 from tests.engine_gpu.conftest import recipe_for
 
 pytestmark = pytest.mark.gpu
 UNTRIED = {"vision"}  # the phantom sees nothing
 GROUPS = {
-    "first": NAMES[:6],
-    "forms": NAMES[6:9],
-    "agents": NAMES[9:11],
-    "long": NAMES[11:14],
-    "edges": NAMES[14:],
+    "first": CHECK_NAMES[:6],
+    "forms": CHECK_NAMES[6:9],
+    "agents": CHECK_NAMES[9:11],
+    "long": CHECK_NAMES[11:14],
+    "edges": CHECK_NAMES[14:],
 }
 TOLERANCE = 0.03  # plan against reality
 WATCHED = ("weights", "cache", "kv")

@@ -14,8 +14,8 @@ import pytest
 
 from moebox.core.model import Mla, Model, Moe
 from moebox.core.recipe import Listen, Recipe, Runtime
-from moebox.phantom.folder import config, tokenizer
-from moebox.phantom.gguf import Gguf
+from moebox.phantom.folder import hf_config, hf_tokenizer
+from moebox.phantom.gguf import PhantomGguf
 from moebox.serve.dummy import write_gguf
 from moebox.store import Run
 
@@ -64,9 +64,9 @@ def kimi(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("kimi")
     gguf = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
     write_gguf(gguf, TINY_KIMI, layers=TINY_KIMI.layers)
-    model = Gguf(gguf)
+    model = PhantomGguf(gguf)
     model.meta["tokenizer.ggml.merges"] = []
-    text = config(model)
+    text = hf_config(model)
     document: dict[str, Any] = {
         "architectures": ["KimiK25ForConditionalGeneration"],
         "model_type": "kimi_k25",
@@ -79,7 +79,7 @@ def kimi(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     names = {"bos_token": "[BOS]", "eos_token": "<|im_end|>", "pad_token": "[PAD]", "unk_token": "[UNK]"}
     about = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": TINY_KIMI.context, **names}
-    files = {"config.json": document, "tokenizer.json": tokenizer(model), "tokenizer_config.json": about}
+    files = {"config.json": document, "tokenizer.json": hf_tokenizer(model), "tokenizer_config.json": about}
     files["preprocessor_config.json"] = {"media_proc_cfg": PICTURES}
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content))

@@ -19,9 +19,9 @@ from moebox.flows.compare import ask_side, compare
 from moebox.flows.effort import Effort
 from moebox.serve.session import start
 from moebox.store import PIPELINE, Run
-from moebox.verify.ask import Options
-from moebox.verify.ladder import verify
-from moebox.verify.rungs import NAMES
+from moebox.verify.ask import VerifyOptions
+from moebox.verify.ladder import run_checks
+from moebox.verify.rungs import CHECK_NAMES
 
 from .conftest import on_vllm
 
@@ -44,10 +44,10 @@ def endpoint(rehearsal: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 def test_nothing_fails_but_known_habits(endpoint: Endpoint) -> None:
     """Kimi's template, parsers, latent attention and experts, as vLLM has them, against the whole ladder."""
-    ladder = verify(endpoint, Options(thinking="yes", seed=1))
+    ladder = run_checks(endpoint, VerifyOptions(thinking="yes", seed=1))
 
     assert (ladder.engine, failure(ladder)) == ("vllm", "")
-    assert [rung.name for rung in ladder.rungs] == list(NAMES)
+    assert [rung.name for rung in ladder.rungs] == list(CHECK_NAMES)
 
 
 def test_guessing_ahead_by_lookup_says_nothing_else(rehearsal: Recipe, endpoint: Endpoint, run: Run) -> None:

@@ -14,7 +14,7 @@ from moebox.flows import fleet_record, fleet_up, fleet_verify
 from moebox.flows.fleet_streams import crowd
 from moebox.serve import state
 from moebox.store import Run
-from moebox.verify.options import Options
+from moebox.verify.options import VerifyOptions
 
 FleetFile = Callable[..., Path]
 
@@ -39,10 +39,10 @@ def test_a_fleet_of_twins_answers_loses_only_a_members_streams_and_stops(
         with pytest.raises(BadInput, match="running already"):
             fleet_up.up(Path(record.file))
         with pytest.raises(BadInput, match="has no member"):
-            fleet_verify.verify(record, Options(seed=1), only=["alive"], kill="nobody", run=Run.create("x"))
+            fleet_verify.verify(record, VerifyOptions(seed=1), only=["alive"], kill="nobody", run=Run.create("x"))
 
         verdict = fleet_verify.verify(
-            record, Options(seed=1), only=["alive"], kill="busiest", streams=8, run=Run.create("verify-pair")
+            record, VerifyOptions(seed=1), only=["alive"], kill="busiest", streams=8, run=Run.create("verify-pair")
         )
 
         assert verdict.ladder.rung("alive").verdict == "pass"  # type: ignore[union-attr]

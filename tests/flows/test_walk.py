@@ -20,7 +20,7 @@ from moebox.flows.settings import changed, current, rungs_for
 from moebox.flows.walk import Step, Trial, beginning, decide, left_out, pointless, steps
 from moebox.planner.choose import choose_plan
 from moebox.planner.constraints import Constraints
-from moebox.verify.rungs import NAMES
+from moebox.verify.rungs import CHECK_NAMES
 
 # vLLM 0.32 with prompt lookup, as its /metrics says it
 VLLM_METRICS = """\
@@ -134,7 +134,7 @@ def test_settings_are_found_by_path():
 def test_every_change_is_followed_by_rungs_that_exist():
     """Whatever the setting."""
     for path in ("context", "speculate", "kv", "hybrid.mla", "flags.anything", "env.X"):
-        assert set(rungs_for(path)) <= set(NAMES)
+        assert set(rungs_for(path)) <= set(CHECK_NAMES)
         assert "plain" in rungs_for(path)
 
 

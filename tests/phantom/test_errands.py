@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from training.errands import errand_task
 
 from moebox.tasks.agent import SYSTEM
-from moebox.tasks.families import make
+from moebox.tasks.families import make_job
 from moebox.tasks.tools import Toolbox
 from moebox.tasks.workspace import Workspace
 
@@ -35,7 +35,7 @@ def test_an_errand_is_done_in_the_real_loop(seed: int, thinking: bool) -> None:
 
 def test_the_tools_are_those_of_a_real_errand() -> None:
     """Same names, same schemas, same order."""
-    job = make("errand", "easy", 1)
+    job = make_job("errand", "easy", 1)
     offered = Toolbox(job, Workspace(job.files)).tools
     taught = [errand_task(random.Random(seed), thinking=False).task.tools for seed in range(5)]
 

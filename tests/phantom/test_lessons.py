@@ -11,7 +11,7 @@ from training.tokenizer import load
 
 from moebox.phantom import client_checks
 from moebox.phantom.lessons import LESSONS
-from moebox.phantom.task import Reply
+from moebox.phantom.task import ModelReply
 from moebox.serve import callcheck
 
 seeds = st.integers(0, 2**32)
@@ -26,8 +26,8 @@ def test_the_sample_reply_passes(name: str, seed: int, thinking: bool):
     task = LESSONS[name](random.Random(seed), thinking=thinking)
     other = LESSONS[name](random.Random(seed + 1), thinking=thinking)
 
-    assert task.grade(task.sample).why == ""
-    assert not task.grade(Reply()).ok
+    assert task.grade(task.sample).reason == ""
+    assert not task.grade(ModelReply()).ok
     same = (task.sample.content, task.sample.calls) == (other.sample.content, other.sample.calls)
     if not same and name != "invent":  # what is made up may be anything
         assert not task.grade(other.sample).ok or str(task.expect) in other.sample.content
@@ -63,7 +63,7 @@ def test_what_clients_ask_is_taught_word_for_word():
 def test_a_product_is_right_in_every_step():
     """Each equation of the working holds."""
     for a, b in ((12, 98), (47, 38), (90, 20), (11, 11)):
-        steps = client_checks.product(a, b)
+        steps = client_checks.product_working(a, b)
         assert steps.rstrip(".").endswith(str(a * b))
         for x, y, result in re.findall(r"(\d+) \* (\d+) = (\d+)", steps):
             assert int(x) * int(y) == int(result)

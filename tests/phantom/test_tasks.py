@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moebox.phantom.tasks import FAMILIES, Call, Reply, Task, code_in, flaw
+from moebox.phantom.tasks import FAMILIES, ModelReply, Question, ToolCall, extract_code, text_flaw
 
 seeds = st.integers(0, 2**32)
 names = pytest.mark.parametrize("name", FAMILIES)
 
 
-def drawn(name: str, seed: int) -> Task:
+def drawn(name: str, seed: int) -> Question:
     size = {"chars": 500} if name == "needle" else {}
     return FAMILIES[name].draw(random.Random(seed), **size)
 
@@ -25,7 +25,7 @@ def test_the_sample_reply_passes(name: str, seed: int) -> None:
     """What the phantom is taught to say is right by the family's own judge."""
     task = drawn(name, seed)
 
-    assert task.grade(task.sample).why == ""
+    assert task.grade(task.sample).reason == ""
 
 
 @names
@@ -36,7 +36,7 @@ def test_nothing_and_noise_are_rejected(name: str, seed: int) -> None:
     task = drawn(name, seed)
 
     for text in ("", "!!!!!!!!!!!!!!!!", "the the the the the the the the"):
-        assert not task.grade(Reply(content=text)).ok
+        assert not task.grade(ModelReply(content=text)).ok
 
 
 @names
@@ -59,7 +59,7 @@ def test_a_wrong_sum_is_rejected(seed: int, wrong: int) -> None:
     """Only the right number passes."""
     task = drawn("sums", seed)
 
-    assert task.grade(Reply(content=str(wrong))).ok == (wrong == task.expect)
+    assert task.grade(ModelReply(content=str(wrong))).ok == (wrong == task.expect)
 
 
 @settings(max_examples=40, deadline=None)
@@ -80,7 +80,7 @@ def test_sample_code_meets_its_cases(seed: int) -> None:
     """Our own sample function returns what the cases want."""
     task = drawn("code", seed)
     space: dict[str, object] = {}
-    exec(code_in(task.sample.content), space)  # noqa: S102  our own code, not a model's
+    exec(extract_code(task.sample.content), space)  # noqa: S102  our own code, not a model's
     function = space[task.expect]
 
     assert callable(function)
@@ -95,8 +95,8 @@ def test_json_fences_and_key_order_do_not_matter(seed: int) -> None:
     turned = dict(reversed(task.expect.items()))
     key = next(iter(turned))
 
-    assert task.grade(Reply(content=f"```json\n{json.dumps(turned, indent=2)}\n```")).ok
-    assert not task.grade(Reply(content=json.dumps(turned | {key: "something else"}))).ok
+    assert task.grade(ModelReply(content=f"```json\n{json.dumps(turned, indent=2)}\n```")).ok
+    assert not task.grade(ModelReply(content=json.dumps(turned | {key: "something else"}))).ok
 
 
 @settings(max_examples=30, deadline=None)
@@ -108,9 +108,9 @@ def test_a_tool_call_with_another_argument_is_rejected(seed: int) -> None:
     key = next(iter(json.loads(call.arguments)))
     changed = json.dumps(json.loads(call.arguments) | {key: "elsewhere"})
 
-    assert not task.grade(Reply(calls=(Call(id=call.id, name=call.name, arguments=changed),))).ok
-    assert not task.grade(Reply(calls=(call, call))).ok
-    assert not task.grade(Reply(calls=(Call(id=call.id, name=call.name, arguments=call.arguments[:-1]),))).ok
+    assert not task.grade(ModelReply(calls=(ToolCall(id=call.id, name=call.name, arguments=changed),))).ok
+    assert not task.grade(ModelReply(calls=(call, call))).ok
+    assert not task.grade(ModelReply(calls=(ToolCall(id=call.id, name=call.name, arguments=call.arguments[:-1]),))).ok
 
 
 def test_extra_words_and_separators_are_allowed() -> None:
@@ -118,7 +118,7 @@ def test_extra_words_and_separators_are_allowed() -> None:
     task = next(t for t in (drawn("tool_result", s) for s in range(99)) if any(len(v) == 4 for v in t.expect))
     spelled = " and ".join(f"**{int(v):,}**" if v.isdigit() else v for v in task.expect)
 
-    assert task.grade(Reply(content=f"Sure! Here you go: {spelled}.")).ok
+    assert task.grade(ModelReply(content=f"Sure! Here you go: {spelled}.")).ok
 
 
 def test_the_same_seed_draws_the_same_task() -> None:
@@ -130,9 +130,11 @@ def test_the_same_seed_draws_the_same_task() -> None:
 
 def test_a_healthy_text_has_no_flaw() -> None:
     """Ordinary prose, lists and code are not taken for damage."""
-    assert flaw("The sea is deep. The sea is wide. It is blue, and people like it very much.") == ""
-    assert flaw("1. one\n2. two\n3. three\n\n```python\nx = {'a': [1, 2]}\n```\nThat is all there is to say.") == ""
-    assert flaw("word <|im_end|> word") != ""
+    assert text_flaw("The sea is deep. The sea is wide. It is blue, and people like it very much.") == ""
+    assert (
+        text_flaw("1. one\n2. two\n3. three\n\n```python\nx = {'a': [1, 2]}\n```\nThat is all there is to say.") == ""
+    )
+    assert text_flaw("word <|im_end|> word") != ""
 
 
 def test_no_call_is_asked_for_twice_in_one_question() -> None:

@@ -21,9 +21,9 @@ from moebox import phantom
 from moebox.checkpoint import deploy
 from moebox.core.recipe import Hybrid, Recipe, Speculate
 from moebox.errors import Outside
-from moebox.phantom.gguf import Gguf
+from moebox.phantom.gguf import PhantomGguf
 from moebox.phantom.lessons import LESSONS
-from moebox.phantom.tasks import FAMILIES, Call, Reply, Task
+from moebox.phantom.tasks import FAMILIES, ModelReply, Question, ToolCall
 from moebox.serve.session import start
 from moebox.store import Run
 from tests.embedded import phantom_recipe
@@ -38,7 +38,7 @@ SPECIALS = {*(f"<|{mark}|>" for mark in MARKS), "<think>", "</think>", "[BOS]", 
 def test_the_header_is_kimi_in_small(draft: bool) -> None:
     """Kimi's head sizes, sigmoid routing and special tokens; heads and experts divide for eight GPUs."""
     path = phantom.gguf_path(draft)
-    meta = Gguf(path).meta
+    meta = PhantomGguf(path).meta
 
     assert path.stat().st_size < 25_000_000
     assert meta["general.architecture"] == "deepseek2"
@@ -56,7 +56,7 @@ def test_the_header_is_kimi_in_small(draft: bool) -> None:
 
 def test_both_speak_the_same_tokens() -> None:
     """A draft that counted tokens otherwise would be refused."""
-    one, other = (Gguf(phantom.gguf_path(draft)).meta for draft in (False, True))
+    one, other = (PhantomGguf(phantom.gguf_path(draft)).meta for draft in (False, True))
 
     for key in ("tokens", "merges", "token_type"):
         assert one[f"tokenizer.ggml.{key}"] == other[f"tokenizer.ggml.{key}"]
@@ -66,13 +66,13 @@ def test_the_template_in_the_file_is_the_one_in_the_package() -> None:
     """What was trained on is what is served."""
     ours = Path(phantom.__file__).with_name("chat_template.jinja").read_text()
 
-    assert Gguf(phantom.gguf_path()).meta["tokenizer.chat_template"] == ours
+    assert PhantomGguf(phantom.gguf_path()).meta["tokenizer.chat_template"] == ours
 
 
 def test_the_template_renders_kimis_protocol() -> None:
     """Tools as JSON, calls by id, results by id, an empty thought when thinking is off."""
     template = jinja2.Environment(autoescape=False).from_string(  # noqa: S701  plain text, not a page
-        Gguf(phantom.gguf_path()).meta["tokenizer.chat_template"]
+        PhantomGguf(phantom.gguf_path()).meta["tokenizer.chat_template"]
     )
     call = {"id": "functions.f:0", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
     turns = [
@@ -102,7 +102,7 @@ def test_the_hugging_face_folder_holds_the_same_numbers(tmp_path: Path, monkeypa
     (size,) = struct.unpack_from("<Q", raw)
     header = json.loads(raw[8 : 8 + size])
     del header["__metadata__"]
-    source = Gguf(phantom.gguf_path(draft=True))
+    source = PhantomGguf(phantom.gguf_path(draft=True))
 
     def numbers(name: str) -> array[int]:
         start, end = header[name]["data_offsets"]
@@ -112,19 +112,19 @@ def test_the_hugging_face_folder_holds_the_same_numbers(tmp_path: Path, monkeypa
     assert sum(".experts." in name for name in header) == 3 * experts
     assert max(entry["data_offsets"][1] for entry in header.values()) == len(raw) - 8 - size
     joined = numbers("model.layers.0.self_attn.kv_b_proj.weight")
-    assert joined == source.bfloat16("blk.0.attn_kv_b.weight")
+    assert joined == source.read_bfloat16("blk.0.attn_kv_b.weight")
     assert phantom.hf_path(draft=True) == folder
 
 
 def test_the_latent_form_holds_the_same_numbers() -> None:
     """Keys and values apart, the keys of each head transposed, and the lengths that a latent cache is known by."""
-    source, latent = Gguf(phantom.gguf_path()), Gguf(phantom.latent_path())
-    joined = source.float32("blk.4.attn_kv_b.weight")
-    keys, values = latent.float32("blk.4.attn_k_b.weight"), latent.float32("blk.4.attn_v_b.weight")
+    source, latent = PhantomGguf(phantom.gguf_path()), PhantomGguf(phantom.latent_path())
+    joined = source.read_float32("blk.4.attn_kv_b.weight")
+    keys, values = latent.read_float32("blk.4.attn_k_b.weight"), latent.read_float32("blk.4.attn_v_b.weight")
     head, row, column, nope, wide = 3, 5, 7, 128, 512
     assert joined[(head * 256 + row) * wide + column] == keys[(head * wide + column) * nope + row]
     assert joined[(head * 256 + nope + row) * wide + column] == values[(head * 128 + row) * wide + column]
-    assert latent.content("blk.4.ffn_up_exps.weight") == source.content("blk.4.ffn_up_exps.weight")
+    assert latent.tensor_bytes("blk.4.ffn_up_exps.weight") == source.tensor_bytes("blk.4.ffn_up_exps.weight")
     sizes = {name: latent.meta[f"deepseek2.attention.{name}"] for name in ("key_length", "key_length_mla")}
     assert sizes == {"key_length": 576, "key_length_mla": 192}
     assert phantom.latent_path() == phantom.latent_path()
@@ -145,7 +145,7 @@ def test_a_cache_that_cannot_be_written_is_one_line(
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "full"))
     monkeypatch.setattr("moebox.phantom.latent.header", full)
-    monkeypatch.setattr("moebox.phantom.folder.tokenizer", full)
+    monkeypatch.setattr("moebox.phantom.folder.hf_tokenizer", full)
     with pytest.raises(Outside, match="No space left"):
         form()
     assert list((tmp_path / "full" / "moebox").iterdir()) == []
@@ -183,20 +183,22 @@ def ask(url: str, body: dict[str, Any]) -> Any:
         return json.load(response)
 
 
-def answer(url: str, task: Task, most: int = 1000) -> Reply:
+def answer(url: str, task: Question, most: int = 1000) -> ModelReply:
     body: dict[str, Any] = {"messages": task.messages, "temperature": 0, "max_tokens": most}
     body |= {"chat_template_kwargs": {"thinking": task.thinking}, "parallel_tool_calls": True}
     body |= {"tools": task.tools} if task.tools else {}
     body |= {"response_format": task.response_format} if task.response_format else {}
     message = ask(url, body)["choices"][0]["message"]
     calls = tuple(
-        Call(id=c["id"], name=c["function"]["name"], arguments=c["function"]["arguments"])
+        ToolCall(id=c["id"], name=c["function"]["name"], arguments=c["function"]["arguments"])
         for c in message.get("tool_calls") or ()
     )
-    return Reply(content=message.get("content") or "", reasoning=message.get("reasoning_content") or "", calls=calls)
+    return ModelReply(
+        content=message.get("content") or "", reasoning=message.get("reasoning_content") or "", calls=calls
+    )
 
 
-def fresh(name: str, rng: random.Random, *, thinking: bool) -> Task:
+def fresh(name: str, rng: random.Random, *, thinking: bool) -> Question:
     """A task of a family that the ladder asks, or of a lesson."""
     if name in LESSONS:
         return LESSONS[name](rng, thinking=thinking)
@@ -210,7 +212,7 @@ def misses(url: str, name: str, count: int) -> list[str]:
     for turn in range(count):
         task = fresh(name, rng, thinking=bool(turn % 2))
         reply = answer(url, task)
-        if why := task.grade(reply).why:
+        if why := task.grade(reply).reason:
             out.append(f"{task.messages[-1]['content'][-200:]} -> {why}")
         if bool(reply.reasoning) != task.thinking:
             out.append(f"thinking {task.thinking}, but reasoning is «{reply.reasoning}»")

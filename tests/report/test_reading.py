@@ -23,8 +23,8 @@ from moebox.report.reading.measured import level_of
 from moebox.report.reading.verified import check_of
 from moebox.store import Run
 from moebox.store.summary import summarize
-from moebox.verify.kinds import slip
-from moebox.verify.ladder import document
+from moebox.verify.kinds import build_failure
+from moebox.verify.ladder import results_document
 from tests.report.making import a_run, level
 
 JSON = st.recursive(
@@ -250,7 +250,7 @@ def climbed(runs: Path, *rungs: Verdict, slips: tuple[Slip, ...] = (), stopped: 
     for number, rung in enumerate(rungs):
         run.write_json(f"verdicts/{number:02d}-{rung.name}.json", codec.plain(rung))
     ladder = Ladder(url="http://127.0.0.1:1/v1", model="m", rungs=rungs, slips=slips, stopped=stopped)
-    run.write_json("verify.json", document(ladder))
+    run.write_json("verify.json", results_document(ladder))
     return ladder, run
 
 
@@ -259,12 +259,12 @@ GOOD = [Verdict(name=name, verdict="pass") for name in ("plain", "json", "tools"
 LADDERS: dict[str, tuple[list[Verdict], dict[str, Any], str]] = {
     "a fault seen once in each check": (
         RARE,
-        {"slips": (slip("transport", 3, 12, examples=["cut"]),)},
+        {"slips": (build_failure("transport", 3, 12, examples=["cut"]),)},
         "bad",
     ),
-    "wrong answers, few in each check": (GOOD, {"slips": (slip("answer", 9, 12, whose="model"),)}, "bad"),
+    "wrong answers, few in each check": (GOOD, {"slips": (build_failure("answer", 9, 12, whose="model"),)}, "bad"),
     "out of time": ([*GOOD, Verdict(name="vision", verdict="skip")], {"stopped": "out of time"}, "warn"),
-    "warnings": (RARE, {"slips": (slip("transport", 3, 900),)}, "warn"),
+    "warnings": (RARE, {"slips": (build_failure("transport", 3, 900),)}, "warn"),
     "good": (GOOD, {}, "good"),
 }
 

@@ -8,11 +8,11 @@ from moebox.report.reading.folder import read
 from moebox.report.sections.tasks import section
 from moebox.store import Run
 from moebox.tasks import runner
-from moebox.tasks.result import CallSeen, CheckSeen, JobName, JobResult, TaskRun, TurnSeen
+from moebox.tasks.result import CallRecord, HiddenCheckResult, JobName, JobResult, TaskRun, TurnRecord
 
 
-def turn(number: int) -> TurnSeen:
-    return TurnSeen(
+def turn(number: int) -> TurnRecord:
+    return TurnRecord(
         number=number,
         at_s=2.0 * number,
         seconds=2.0,
@@ -20,7 +20,7 @@ def turn(number: int) -> TurnSeen:
         completion_tokens=80,
         cached_tokens=900 * number,
         tok_s=60.0 - number,
-        calls=(CallSeen(tool="edit_file", ok=True),),
+        calls=(CallRecord(tool="edit_file", ok=True),),
     )
 
 
@@ -33,7 +33,7 @@ def result(seed: int, solved: bool) -> JobResult:
         end="done" if solved else "context",
         wrong="" if solved else "context full: <b>2048</b> tokens",
         wrong_turn=0 if solved else 3,
-        checks=(CheckSeen(name="spans", passed=6 if solved else 2, of=6),),
+        checks=(HiddenCheckResult(name="spans", passed=6 if solved else 2, of=6),),
         seconds=12.0,
         turns=tuple(turn(number) for number in range(1, 5)),
         first_tok_s=60.0,
@@ -47,7 +47,7 @@ def saved(folder: Path) -> Run:
     wanted = tuple(JobName(family="repair", level="hard", seed=seed) for seed in range(3))
     results = (result(0, True), result(1, False))
     told = TaskRun(url="http://127.0.0.1:1/v1", model="m", context=8192, wanted=wanted, results=results)
-    runner.save(told, run)
+    runner.save_task_run(told, run)
     run.release()
     return run
 
@@ -58,7 +58,7 @@ def test_what_was_written_is_read_back_as_the_same_type(tmp_path: Path) -> None:
 
     assert told is not None
     assert told.results == (result(0, True), result(1, False))
-    assert [name.seed for name in told.left] == [2]
+    assert [name.seed for name in told.unfinished_jobs] == [2]
 
 
 def test_the_section_has_scores_failures_and_a_timeline(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from moebox.core.endpoint import Endpoint
 from moebox.tasks import runner
-from moebox.tasks.families import make
-from moebox.tasks.reply import Api, Ask, reply
+from moebox.tasks.families import make_job
+from moebox.tasks.reply import ReplySettings, TaskApi, request_reply
 from moebox.tasks.tools import Toolbox
 from moebox.tasks.workspace import Workspace
 from moebox.twin.calls import chosen, filled
@@ -64,16 +64,16 @@ def endpoint(twin: dict[str, Any]) -> Endpoint:  # noqa: F811
 
 
 @pytest.mark.parametrize("api", ["openai", "anthropic"])
-def test_our_agents_loop_runs_against_it(api: Api, endpoint: Endpoint, tmp_path: Path):
+def test_our_agents_loop_runs_against_it(api: TaskApi, endpoint: Endpoint, tmp_path: Path):
     """Calls, results, an ending; the work is not done, of course."""
-    options = runner.Options(api=api, job_s=60)
+    options = runner.TaskOptions(api=api, job_s=60)
     done = do(
         endpoint.base_url, endpoint.model, "errand", tmp_path, api=api, options=options, key=endpoint.key
     ).results[0]
 
     assert done.end == "done"
     assert not done.solved
-    assert done.calls[0].ok
+    assert done.all_calls[0].ok
     assert done.turns[0].completion_tokens
     assert done.turns[1].prompt_tokens
 
@@ -108,14 +108,20 @@ def test_what_is_no_message_is_refused(twin: dict[str, Any]):  # noqa: F811
 
 def test_tool_calls_stream_in_pieces_that_join(endpoint: Endpoint):
     """Arguments that are JSON in the end."""
-    job = make("errand", "easy", 0)
+    job = make_job("errand", "easy", 0)
     box = Toolbox(job, Workspace(job.files))
     message = [{"role": "user", "content": "x"}]
     tools = [tool for tool in box.tools if tool.name == "write_file"]
-    found = reply(
-        Ask(endpoint=endpoint), "s", message, tools, most=500, until=time.monotonic() + 60, stop=lambda: False
+    found = request_reply(
+        ReplySettings(endpoint=endpoint),
+        "s",
+        message,
+        tools,
+        max_tokens=500,
+        ends_at=time.monotonic() + 60,
+        stop=lambda: False,
     )
 
     assert not found.problem
     assert found.calls[0].name == "write_file"
-    assert box.use("write_file", found.calls[0].arguments).text.startswith("wrote simulated")
+    assert box.call("write_file", found.calls[0].arguments).text.startswith("wrote simulated")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from moebox import files, sandbox
-from moebox.phantom.task import Reply
+from moebox.phantom.task import ModelReply
 from moebox.sandbox import Level, Limits
 from tests.hangs import no_longer_than
 from tests.siege.test_hostile_ui import without_rights
@@ -244,7 +244,7 @@ def without_namespaces() -> list[str]:
     return words
 
 
-def nesting(reply: Reply, body: object) -> Reply:
+def nesting(reply: ModelReply, body: object) -> ModelReply:
     """The right function, after code that makes 3,000 nested folders."""
     if "def " not in reply.content:
         return reply

@@ -12,9 +12,9 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 
-from moebox.tasks.families import FAMILIES, make
-from moebox.tasks.gadget import ROOM
-from moebox.tasks.job import LEVELS, Job
+from moebox.tasks.families import FAMILIES, make_job
+from moebox.tasks.gadget import TROLLEY_CAPACITY
+from moebox.tasks.job import LEVELS, AgentJob
 
 SEEDS = range(6)
 Step = dict[str, Any]  # text, calls [(name, arguments)], thinking, finish, raw arguments
@@ -24,7 +24,7 @@ def call(name: str, **arguments: Any) -> Step:
     return {"calls": [(name, json.dumps(arguments))]}
 
 
-def solve(job: Job) -> list[Step]:
+def solve(job: AgentJob) -> list[Step]:
     """The right steps."""
     if job.reply_file:
         return [{"text": f"```python\n{job.solution[job.reply_file]}\n```"}]
@@ -44,7 +44,7 @@ def solve(job: Job) -> list[Step]:
     return [*steps, {"text": "done: it works now"}]
 
 
-def commands(job: Job) -> list[str]:
+def commands(job: AgentJob) -> list[str]:
     """What the store must be told so that it ends as wanted."""
     have = json.loads(job.gadget)
     want = json.loads(next(iter(job.solution.values())))
@@ -54,18 +54,18 @@ def commands(job: Job) -> list[str]:
         for source in have:
             while short[source] < 0:
                 target = next(shelf for shelf in have if short[shelf] > 0)
-                amount = min(-short[source], short[target], ROOM)
+                amount = min(-short[source], short[target], TROLLEY_CAPACITY)
                 lines += [f"@{source}", f"^{amount}:{thing}", f"@{target}", f"v{amount}:{thing}"]
                 short[source] += amount
                 short[target] -= amount
     return lines
 
 
-def test_file(job: Job) -> str:
+def test_file(job: AgentJob) -> str:
     return next(name for name in job.protected if name.startswith("tests/test"))
 
 
-def package_file(job: Job) -> str:
+def package_file(job: AgentJob) -> str:
     return next(name for name in job.solution if name.endswith(".py"))
 
 
@@ -78,7 +78,7 @@ for number in range(3, 64):
 """
 
 
-def claude(job: Job) -> list[Step]:
+def claude(job: AgentJob) -> list[Step]:
     """With Claude Code's tools: a file must be read before it is written."""
     steps = [call("Glob", pattern="**/*")]
     for path, text in job.solution.items():
@@ -96,7 +96,7 @@ def clumsy(steps: list[Step], reads: str, argument: str) -> list[Step]:
     return [{**spoken[0], "calls": [*spoken[0]["calls"], *wrong]}, *spoken[1:]]
 
 
-def opencode(job: Job) -> list[Step]:
+def opencode(job: AgentJob) -> list[Step]:
     """With opencode's."""
     steps = []
     for path, text in job.solution.items():
@@ -106,7 +106,7 @@ def opencode(job: Job) -> list[Step]:
     return [*steps, {"text": "done"}]
 
 
-def terminus(job: Job) -> list[Step]:
+def terminus(job: AgentJob) -> list[Step]:
     """With the terminal of Harbor's terminus-2, which reads JSON in plain replies and asks twice whether it is done."""
     keys = [f"cat > /app/{path} <<'END'\n{text}END\n" for path, text in job.solution.items()]
     commands = [{"keystrokes": typed, "duration": 1.0} for typed in keys]
@@ -175,7 +175,7 @@ class Handler(BaseHTTPRequestHandler):
     """One request."""
 
     protocol_version = "HTTP/1.1"
-    jobs: ClassVar[dict[str, Job]] = {}
+    jobs: ClassVar[dict[str, AgentJob]] = {}
 
     def log_message(self, *_: Any) -> None:
         """Be quiet."""
@@ -215,13 +215,13 @@ class Handler(BaseHTTPRequestHandler):
             prompt = len(json.dumps(body["messages"])) // 4
             self._stream(anthropic_events(step, prompt, turn) if anthropic else chat_events(step, prompt, turn), step)
 
-    def _job(self, conversation: str) -> Job:
+    def _job(self, conversation: str) -> AgentJob:
         """The job whose instruction stands in the conversation, whatever a client puts around it."""
         if not self.jobs:
             for family in FAMILIES:
                 for level in LEVELS:
                     for seed in SEEDS:
-                        job = make(family, level, seed)
+                        job = make_job(family, level, seed)
                         text = json.dumps(job.instruction)[1:-1]
                         assert text not in self.jobs
                         self.jobs[text] = job

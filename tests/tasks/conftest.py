@@ -12,7 +12,7 @@ from moebox.core.endpoint import Endpoint
 from moebox.store import Run
 from moebox.tasks import runner
 from moebox.tasks.job import Level
-from moebox.tasks.reply import Api, Ask
+from moebox.tasks.reply import ReplySettings, TaskApi
 from moebox.tasks.result import JobName, JobResult, TaskRun
 
 ROOT = Path(__file__).parents[2]
@@ -48,19 +48,19 @@ def do(
     *,
     level: Level = "easy",
     seeds: tuple[int, ...] = (0,),
-    api: Api = "openai",
-    options: runner.Options | None = None,
-    more_tools: Callable[[], Sequence[runner.Tool]] | None = None,
+    api: TaskApi = "openai",
+    options: runner.TaskOptions | None = None,
+    more_tools: Callable[[], Sequence[runner.AgentTool]] | None = None,
     key: str | None = None,
 ) -> TaskRun:
     """Jobs of one family, done by one script."""
     endpoint = Endpoint(base_url=url, model=script, key=key)
-    options = options or runner.Options(api=api, job_s=60)
-    worker = runner.Agent(Ask(endpoint=endpoint, api=api), more_tools)
+    options = options or runner.TaskOptions(api=api, job_s=60)
+    worker = runner.OwnAgent(ReplySettings(endpoint=endpoint, api=api), more_tools)
     wanted = [JobName(family=family, level=level, seed=seed) for seed in seeds]
     run = Run.create("tasks", runs=folder)
-    told = runner.begin(endpoint, wanted, worker, options)
-    done = runner.work_all(told, worker, run, options, runner.Listener())
+    told = runner.prepare_task_run(endpoint, wanted, worker, options)
+    done = runner.run_jobs(told, worker, run, options, runner.JobListener())
     run.release()
     return done
 

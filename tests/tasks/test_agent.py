@@ -11,8 +11,8 @@ from moebox.core.endpoint import Endpoint
 from moebox.store import Run
 from moebox.tasks import runner
 from moebox.tasks.families import FAMILIES
-from moebox.tasks.reply import Api, Ask
-from moebox.tasks.result import JobName, JobResult, take_up
+from moebox.tasks.reply import ReplySettings, TaskApi
+from moebox.tasks.result import JobName, JobResult, load_task_run
 
 from .conftest import do, one, serving
 
@@ -24,14 +24,14 @@ def test_good_work_is_solved_in_every_family(family: str, server: str, tmp_path:
 
     assert result.solved, result.wrong
     assert result.end == "done"
-    assert result.hidden[0] == result.hidden[1] > 0
-    assert all(call.ok for call in result.calls)
+    assert result.hidden_tests[0] == result.hidden_tests[1] > 0
+    assert all(call.ok for call in result.all_calls)
 
 
 @pytest.mark.parametrize("family", ["repair", "gadget", "long-reply"])
 def test_the_anthropic_api_does_the_same_work(family: str, server: str, tmp_path: Path):
     """Tools, results and a long text over /v1/messages."""
-    api: Api = "anthropic"
+    api: TaskApi = "anthropic"
 
     assert one(server, "solve", family, tmp_path, api=api).solved
 
@@ -114,7 +114,7 @@ def test_a_bad_call_is_answered_and_may_be_repaired(server: str, tmp_path: Path)
 
     assert result.solved
     assert [call.ok for call in result.turns[0].calls] == [False, False]
-    assert sum(call.repaired for call in result.calls) == 1
+    assert sum(call.repaired for call in result.all_calls) == 1
 
 
 def test_a_server_that_dies_is_not_the_models_failure(tmp_path: Path):
@@ -122,16 +122,16 @@ def test_a_server_that_dies_is_not_the_models_failure(tmp_path: Path):
     with serving() as url, pytest.raises(runner.ServerGone, match="does not answer any more"):
         do(url, "dies", "errand", tmp_path, seeds=(0, 1))
 
-    kept = take_up(Run(next(tmp_path.glob("*-tasks-*"))))
+    kept = load_task_run(Run(next(tmp_path.glob("*-tasks-*"))))
     assert kept
     assert [result.end for result in kept.results] == ["gone"]
-    assert len(kept.left) == 2
-    assert kept.finished == []
+    assert len(kept.unfinished_jobs) == 2
+    assert kept.finished_results == []
 
 
 def test_a_server_that_hangs_is_left_when_the_job_is_out_of_time(server: str, tmp_path: Path):
     """And the next job is begun."""
-    options = runner.Options(job_s=1.0)
+    options = runner.TaskOptions(job_s=1.0)
     done = do(server, "hangs", "errand", tmp_path, seeds=(0, 1), options=options)
 
     assert {result.end for result in done.results} == {"time"}
@@ -141,7 +141,7 @@ def test_the_same_transcript_gives_the_same_score(server: str, tmp_path: Path):
     """Twice, but for the times."""
 
     def bare(result: JobResult) -> tuple[object, ...]:
-        return result.solved, result.end, result.wrong, result.checks, result.tampered, [c.ok for c in result.calls]
+        return result.solved, result.end, result.wrong, result.checks, result.tampered, [c.ok for c in result.all_calls]
 
     for script in ("solve", "lazy", "forges"):
         first, second = (one(server, script, "repair", tmp_path) for _ in range(2))
@@ -161,28 +161,28 @@ def test_what_was_measured_is_in_the_result(server: str, tmp_path: Path):
 def test_a_budget_leaves_jobs_and_resuming_does_only_those(server: str, tmp_path: Path):
     """What was finished stays as it was."""
     endpoint = Endpoint(base_url=server, model="slow")
-    worker = runner.Agent(Ask(endpoint=endpoint))
+    worker = runner.OwnAgent(ReplySettings(endpoint=endpoint))
     wanted = [JobName(family="errand", level="easy", seed=seed) for seed in range(4)]
     run = Run.create("tasks", runs=tmp_path)
-    told = runner.begin(endpoint, wanted, worker, runner.Options())
-    first = runner.work_all(told, worker, run, runner.Options(budget_s=2.0), runner.Listener())
-    taken = take_up(run)
+    told = runner.prepare_task_run(endpoint, wanted, worker, runner.TaskOptions())
+    first = runner.run_jobs(told, worker, run, runner.TaskOptions(budget_s=2.0), runner.JobListener())
+    taken = load_task_run(run)
     assert taken == first
-    assert 0 < len(taken.left) < 4
+    assert 0 < len(taken.unfinished_jobs) < 4
 
     again: list[str] = []
-    listener = runner.Listener(began=lambda name: again.append(name.id))
-    last = runner.work_all(taken, worker, run, runner.Options(parallel=2), listener)
+    listener = runner.JobListener(on_begin=lambda name: again.append(name.id))
+    last = runner.run_jobs(taken, worker, run, runner.TaskOptions(parallel=2), listener)
 
-    assert sorted(again) == sorted(name.id for name in taken.left)
-    assert last.left == []
+    assert sorted(again) == sorted(name.id for name in taken.unfinished_jobs)
+    assert last.unfinished_jobs == []
     assert all(result.solved for result in last.results)
-    assert {r.id: r for r in last.results}[first.finished[0].id] == first.finished[0]
+    assert {r.id: r for r in last.results}[first.finished_results[0].id] == first.finished_results[0]
 
 
 def test_jobs_side_by_side_share_nothing(server: str, tmp_path: Path):
     """Six at once, each with its own folder."""
-    options = runner.Options(parallel=6)
+    options = runner.TaskOptions(parallel=6)
     done = do(server, "solve", "repair", tmp_path, seeds=tuple(range(6)), options=options)
 
     assert sum(result.solved for result in done.results) == 6
@@ -191,14 +191,14 @@ def test_jobs_side_by_side_share_nothing(server: str, tmp_path: Path):
 def test_stopping_drops_the_running_job_and_keeps_the_rest(server: str, tmp_path: Path):
     """A stopped job is unfinished: it will be done again."""
     endpoint = Endpoint(base_url=server, model="slow")
-    from moebox.tasks.agent import Bounds
-    from moebox.tasks.families import make
+    from moebox.tasks.agent import WorkLimits
+    from moebox.tasks.families import make_job
 
     stop = threading.Event()
     threading.Timer(0.5, stop.set).start()
     began = time.monotonic()
-    done = runner.Agent(Ask(endpoint=endpoint))(
-        make("plan", "medium", 0), Bounds(until=began + 60, stop=stop.is_set), lambda turn: None
+    done = runner.OwnAgent(ReplySettings(endpoint=endpoint))(
+        make_job("plan", "medium", 0), WorkLimits(ends_at=began + 60, stop=stop.is_set), lambda turn: None
     )
 
     assert done.work.end == "stopped"

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from moebox.cli import main
-from moebox.tasks.agent import Bounds
-from moebox.tasks.clients import ClientName, RealClient, Setup
-from moebox.tasks.families import make
+from moebox.tasks.agent import WorkLimits
+from moebox.tasks.clients import ClientName, ClientSetup, RealClient
+from moebox.tasks.families import make_job
 
 HEAD = """#!{python}
 import json, os, sys, time
@@ -80,7 +80,7 @@ def install(folder: Path, name: str, text: str, work: str) -> None:
 
 
 def solving(name: str) -> str:
-    job = make("errand", "easy", 0)
+    job = make_job("errand", "easy", 0)
     return "\n".join(f"open({path!r}, 'w').write({text!r})" for path, text in job.solution.items())
 
 
@@ -136,8 +136,8 @@ def test_calls_that_were_none_are_told(
     """Those that do not fit their tool, or name none; one that its tool refused was one, and mends the one before."""
     install(programs, name, text, work)
     files = {".config/opencode/opencode.json": json.dumps({"permission": {"bash": "deny"}})}
-    client = RealClient(Setup(client=name, model="m", environment={}, files=files))
-    done = client(make("errand", "easy", 0), Bounds(until=time.monotonic() + 60), lambda turn: None)
+    client = RealClient(ClientSetup(client=name, model="m", environment={}, files=files))
+    done = client(make_job("errand", "easy", 0), WorkLimits(ends_at=time.monotonic() + 60), lambda turn: None)
     seen = [call for turn in done.work.turns for call in turn.calls]
 
     assert [(call.tool, call.ok) for call in seen] == calls
@@ -166,8 +166,10 @@ def test_the_key_is_in_the_environment_alone_and_the_home_is_its_own(programs: P
     """Neither arguments nor files nor the transcript hold it."""
     work = "open('seen', 'w').write(json.dumps([os.environ['ANTHROPIC_API_KEY'], os.environ['HOME'], sys.argv]))"
     install(programs, "claude", CLAUDE, work)
-    setup = Setup(client="claude", model="m", environment={"ANTHROPIC_API_KEY": "the-secret"})
-    done = RealClient(setup)(make("errand", "easy", 0), Bounds(until=time.monotonic() + 30), lambda turn: None)
+    setup = ClientSetup(client="claude", model="m", environment={"ANTHROPIC_API_KEY": "the-secret"})
+    done = RealClient(setup)(
+        make_job("errand", "easy", 0), WorkLimits(ends_at=time.monotonic() + 30), lambda turn: None
+    )
     key, home, argv = json.loads(done.files["seen"])
 
     assert key == "the-secret"
@@ -183,8 +185,8 @@ def test_the_key_is_in_the_environment_alone_and_the_home_is_its_own(programs: P
 def test_a_client_that_fails_ends_its_job(work: str, end: str, programs: Path) -> None:
     """Hanging, dying, complaining."""
     install(programs, "claude", CLAUDE, work)
-    client = RealClient(Setup(client="claude", model="m", environment={}))
-    done = client(make("errand", "easy", 0), Bounds(until=time.monotonic() + 3), lambda turn: None)
+    client = RealClient(ClientSetup(client="claude", model="m", environment={}))
+    done = client(make_job("errand", "easy", 0), WorkLimits(ends_at=time.monotonic() + 3), lambda turn: None)
 
     assert done.work.end == end
 
@@ -193,8 +195,8 @@ def test_a_client_without_end_is_left_after_its_turns(programs: Path) -> None:
     """Turn after turn of the same."""
     work = "for _ in range(10**5): turn()"
     install(programs, "claude", CLAUDE, work)
-    client = RealClient(Setup(client="claude", model="m", environment={}))
-    done = client(make("errand", "easy", 0), Bounds(until=time.monotonic() + 60), lambda turn: None)
+    client = RealClient(ClientSetup(client="claude", model="m", environment={}))
+    done = client(make_job("errand", "easy", 0), WorkLimits(ends_at=time.monotonic() + 60), lambda turn: None)
 
     assert done.work.end == "turns"
 

@@ -9,7 +9,7 @@ from moebox.checkpoint import deploy
 from moebox.serve import session
 from moebox.store import Run
 from moebox.tasks import runner
-from moebox.tasks.reply import Ask
+from moebox.tasks.reply import ReplySettings
 from tests.embedded import phantom_recipe
 
 
@@ -19,10 +19,10 @@ def test_the_phantom_does_errands(tmp_path: Path):
     recipe = phantom_recipe(context=4096)
     run = Run.create("embedded", runs=tmp_path)
     with session.start(deploy(recipe), run) as live:
-        options = runner.Options(job_s=120, thinking=True)
-        worker = runner.Agent(Ask(endpoint=live.endpoint, thinking=True))
-        told = runner.begin(live.endpoint, runner.names(["errand"], "easy", 1, 0), worker, options)
-        done = runner.work_all(told, worker, run, options, runner.Listener())
+        options = runner.TaskOptions(job_s=120, thinking=True)
+        worker = runner.OwnAgent(ReplySettings(endpoint=live.endpoint, thinking=True))
+        told = runner.prepare_task_run(live.endpoint, runner.job_names(["errand"], "easy", 1, 0), worker, options)
+        done = runner.run_jobs(told, worker, run, options, runner.JobListener())
 
     assert told.context == 4096
     assert len(done.results) == 1

@@ -13,8 +13,8 @@ import pytest
 from moebox.cli import main
 from moebox.core.endpoint import Endpoint
 from moebox.errors import Outside
-from moebox.tasks.families import FAMILIES, make
-from moebox.tasks.harbor import command, end, read_results, run_dataset, write
+from moebox.tasks.families import FAMILIES, make_job
+from moebox.tasks.harbor import harbor_command, read_results, run_dataset, stop_harbor, write_task
 
 
 def checked(task: Path, app: Path) -> subprocess.CompletedProcess[str]:
@@ -26,8 +26,8 @@ def checked(task: Path, app: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_task_has_every_file_and_its_checks_judge_as_ours(family: str, tmp_path: Path):
     """The reference passes, the start does not, and changed tests fail."""
-    job = make(family, "easy", 2)
-    task = write(job, tmp_path / "tasks")
+    job = make_job(family, "easy", 2)
+    task = write_task(job, tmp_path / "tasks")
     app = tmp_path / "app"
     shutil.copytree(task / "environment" / "files", app)
 
@@ -50,7 +50,7 @@ def test_a_task_has_every_file_and_its_checks_judge_as_ours(family: str, tmp_pat
 
 def test_the_gadget_is_a_program_there(tmp_path: Path):
     """With its state in files."""
-    task = write(make("gadget", "easy", 0), tmp_path)
+    task = write_task(make_job("gadget", "easy", 0), tmp_path)
     app = task / "environment" / "files"
 
     def told(line: str) -> str:
@@ -171,12 +171,12 @@ def program(path: Path, text: str) -> None:
 
 def test_the_command_is_as_harbors_documentation_has_it(tmp_path: Path) -> None:
     endpoint = Endpoint(base_url="http://127.0.0.1:1/v1", model="m", key="k")
-    words = command("terminal-bench@2.0", endpoint, tmp_path, jobs=3, parallel=2)
+    words = harbor_command("terminal-bench@2.0", endpoint, tmp_path, jobs=3, parallel=2)
 
     assert words[:8] == ["harbor", "run", "-d", "terminal-bench@2.0", "-e", "docker", "-a", "terminus-2"]
     assert "api_base=http://127.0.0.1:1/v1" in words
     assert "k" not in words
-    small = command(str(tmp_path), endpoint, tmp_path, jobs=3, parallel=2, engine="podman", context=2048)
+    small = harbor_command(str(tmp_path), endpoint, tmp_path, jobs=3, parallel=2, engine="podman", context=2048)
     assert small[2:6] == ["-p", str(tmp_path), "-e", "podman"]
     assert "proactive_summarization_threshold=512" in small
 
@@ -198,7 +198,7 @@ def test_harbor_is_interrupted_not_killed(tmp_path: Path) -> None:
     with harbor:
         assert harbor.stdout
         assert harbor.stdout.readline() == b"ready\n"
-        end(harbor)
+        stop_harbor(harbor)
     assert mark.read_text() == "containers removed"
 
 

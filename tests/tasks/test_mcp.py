@@ -13,27 +13,27 @@ import pytest
 
 from moebox.cli import main
 from moebox.errors import BadInput
-from moebox.tasks.mcp_tools import McpServers, ServerAddress, addresses
-from moebox.tasks.tools import Tool, ToolServerDied
-from moebox.tasks.workspace import Refused
+from moebox.tasks.mcp_tools import McpAddress, McpServers, parse_addresses
+from moebox.tasks.tools import AgentTool, ToolServerDied
+from moebox.tasks.workspace import ToolRefused
 
 from .conftest import ROOT, do
 
 SCRIPT = Path(__file__).with_name("mcp_server.py")
-STDIO = ServerAddress(name="dice", command=(sys.executable, str(SCRIPT), "stdio"))
+STDIO = McpAddress(name="dice", command=(sys.executable, str(SCRIPT), "stdio"))
 
 
 def test_addresses_are_commands_or_urls():
     """And nothing else."""
-    found = addresses(["a=python -m x --y 'z w'", "b=http://127.0.0.1:9/mcp"])
+    found = parse_addresses(["a=python -m x --y 'z w'", "b=http://127.0.0.1:9/mcp"])
 
     assert found[0].command == ("python", "-m", "x", "--y", "z w")
     assert found[1].url == "http://127.0.0.1:9/mcp"
     for bad in ("nothing", "=x", "a b=x", "a='", "a= "):
         with pytest.raises(BadInput):
-            addresses([bad])
+            parse_addresses([bad])
     with pytest.raises(BadInput, match="same name"):
-        addresses(["a=x", "a=y"])
+        parse_addresses(["a=x", "a=y"])
 
 
 def test_without_the_package_it_is_one_line(
@@ -46,7 +46,7 @@ def test_without_the_package_it_is_one_line(
     assert "pip install 'moebox[mcp]'" in capsys.readouterr().err
 
 
-def named(servers: McpServers, name: str) -> Tool:
+def named(servers: McpServers, name: str) -> AgentTool:
     return next(tool for tool in servers.tools() if tool.name == name)
 
 
@@ -67,7 +67,7 @@ def servers(request: pytest.FixtureRequest) -> Iterator[McpServers]:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
                 break
         time.sleep(0.1)
-    found = McpServers([ServerAddress(name="dice", url=f"http://127.0.0.1:{port}/mcp")], call_s=2)
+    found = McpServers([McpAddress(name="dice", url=f"http://127.0.0.1:{port}/mcp")], call_s=2)
     yield found
     found.close()
     process.kill()
@@ -79,11 +79,11 @@ def test_tools_are_listed_and_called(servers: McpServers):
     """With the server's own schema; a refusal is an answer, and one that never answers is left."""
     assert [tool.name for tool in servers.tools()] == ["roll", "refuse", "crash", "sleep"]
     assert named(servers, "roll").parameters["required"] == ["sides"]
-    assert named(servers, "roll").use({"sides": 1}) == "rolled 1"
-    with pytest.raises(Refused, match="refuse"):
-        named(servers, "refuse").use({})
-    with pytest.raises(Refused, match="did not answer within 2 s"):
-        named(servers, "sleep").use({})
+    assert named(servers, "roll").run({"sides": 1}) == "rolled 1"
+    with pytest.raises(ToolRefused, match="refuse"):
+        named(servers, "refuse").run({})
+    with pytest.raises(ToolRefused, match="did not answer within 2 s"):
+        named(servers, "sleep").run({})
 
 
 @pytest.mark.engine
@@ -99,13 +99,13 @@ def test_a_server_that_crashes_ends_the_job_and_is_started_again_for_the_next(se
     assert [result.end for result in crashed.results] == ["tool", "tool"]
     assert "died in crash" in crashed.results[0].wrong
     assert worked.results[0].solved
-    assert worked.results[0].calls[0].answer == "rolled 2"
+    assert worked.results[0].all_calls[0].answer == "rolled 2"
 
 
 @pytest.mark.engine
 def test_a_server_that_cannot_be_started_is_told():
     """Before any job."""
-    servers = McpServers([ServerAddress(name="none", command=("/no/such/command",))])
+    servers = McpServers([McpAddress(name="none", command=("/no/such/command",))])
     with pytest.raises(ToolServerDied, match="none"):
         servers.tools()
     servers.close()

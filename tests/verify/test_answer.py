@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebox.core.verdict import Exchange, wilson
-from moebox.verify.answer import SPECIAL, whole
-from moebox.verify.breach import strict_json
-from moebox.verify.chunks import streamed
+from moebox.verify.answer import TEMPLATE_MARKS, parse_completion
+from moebox.verify.breach import parse_strict_json
+from moebox.verify.chunks import parse_chat_stream
 
 HEAD = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "m"}
 
@@ -26,7 +26,7 @@ def stream_of(*deltas: dict[str, object], finish: str = "stop", done: bool = Tru
 @given(st.lists(st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=20), max_size=8))
 def test_pieces_concatenate(pieces: list[str]):
     """Whatever the words, in whatever pieces."""
-    answer = streamed(stream_of(*({"content": piece} for piece in pieces)))
+    answer = parse_chat_stream(stream_of(*({"content": piece} for piece in pieces)))
 
     assert answer.content == "".join(pieces)
     assert answer.problems == ()
@@ -38,8 +38,10 @@ def test_both_names_of_the_reasoning_field_are_read():
         message = {"content": "4", name: "two and two"}
         body = {"choices": [{"message": message, "finish_reason": "stop"}]}
         exchange = Exchange(method="POST", url="", status=200, response=json.dumps(body))
-        assert whole(exchange).reasoning == "two and two"
-        assert streamed(stream_of({name: "two "}, {name: "and two"}, {"content": "4"})).reasoning == "two and two"
+        assert parse_completion(exchange).reasoning == "two and two"
+        assert (
+            parse_chat_stream(stream_of({name: "two "}, {name: "and two"}, {"content": "4"})).reasoning == "two and two"
+        )
 
 
 def test_streamed_calls_are_assembled_by_index():
@@ -50,7 +52,7 @@ def test_streamed_calls_are_assembled_by_index():
         {"index": 0, "function": {"arguments": ": 1}"}},
         {"index": 1, "function": {"arguments": "{}"}},
     ]
-    answer = streamed(stream_of(*({"tool_calls": [part]} for part in parts), finish="tool_calls"))
+    answer = parse_chat_stream(stream_of(*({"tool_calls": [part]} for part in parts), finish="tool_calls"))
 
     assert [(call.id, call.name, call.arguments) for call in answer.calls] == [
         ("functions.a:0", "a", '{"x": 1}'),
@@ -72,7 +74,7 @@ def test_streamed_calls_are_assembled_by_index():
 )
 def test_breaches_of_protocol_are_named(exchange: Exchange, says: str):
     """Each in words."""
-    assert any(says in problem for problem in streamed(exchange).problems)
+    assert any(says in problem for problem in parse_chat_stream(exchange).problems)
 
 
 @given(
@@ -83,29 +85,29 @@ def test_breaches_of_protocol_are_named(exchange: Exchange, says: str):
 def test_no_answer_however_odd_is_a_crash(body: object):
     """Any JSON at all where a completion should be."""
     text = json.dumps(body)
-    whole(Exchange(method="POST", url="", response=text))
-    streamed(Exchange(method="POST", url="", response=f"data: {text}\n\n"))
+    parse_completion(Exchange(method="POST", url="", response=text))
+    parse_chat_stream(Exchange(method="POST", url="", response=f"data: {text}\n\n"))
     for odd in ({"choices": [body]}, {"choices": [{"delta": body, "message": body, "logprobs": body}]}):
-        whole(Exchange(method="POST", url="", response=json.dumps(odd)))
-        streamed(Exchange(method="POST", url="", response=f"data: {json.dumps(odd)}\n\n"))
+        parse_completion(Exchange(method="POST", url="", response=json.dumps(odd)))
+        parse_chat_stream(Exchange(method="POST", url="", response=f"data: {json.dumps(odd)}\n\n"))
 
 
 def test_nan_is_not_json():
     """Python's own parser would take it."""
     with pytest.raises(ValueError, match="NaN"):
-        strict_json('{"logprob": NaN}')
+        parse_strict_json('{"logprob": NaN}')
 
 
 @pytest.mark.parametrize("text", ["<|im_end|>", "</think>", "<|tool_calls_section_begin|>", "[EOS]", "◁think▷"])
 def test_template_marks_are_known(text: str):
     """None of them belongs into an answer."""
-    assert SPECIAL.search(f"Paris.{text}")
+    assert TEMPLATE_MARKS.search(f"Paris.{text}")
 
 
 @pytest.mark.parametrize("text", ["a <b> c", "x | y", "if a <| b |> c", "I think so", "[1, 2]", "<|>"])
 def test_ordinary_text_is_not_taken_for_one(text: str):
     """No false alarm."""
-    assert not SPECIAL.search(text)
+    assert not TEMPLATE_MARKS.search(text)
 
 
 def test_wilson_against_published_values():

@@ -4,15 +4,15 @@ import pytest
 
 from moebox.core.verdict import Exchange
 from moebox.phantom.calls import _same
-from moebox.verify.answer import Answer, Token
+from moebox.verify.answer import ChatAnswer, TokenLogprob
 from moebox.verify.rungs.anthropic import _unheeded
-from moebox.verify.rungs.sampling import beyond
+from moebox.verify.rungs.sampling import tokens_after_stop
 from moebox.verify.rungs.streaming import _held_back
-from moebox.verify.unicode import garbled
+from moebox.verify.unicode import garbling
 
 
-def spelled(*texts: str) -> tuple[Token, ...]:
-    return tuple(Token(text=text, logprob=-0.1) for text in texts)
+def spelled(*texts: str) -> tuple[TokenLogprob, ...]:
+    return tuple(TokenLogprob(text=text, logprob=-0.1) for text in texts)
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def spelled(*texts: str) -> tuple[Token, ...]:
 )
 def test_log_probabilities_end_with_the_stop_string(tokens: tuple[str, ...], good: bool):
     """What begins after it was never said."""
-    assert (beyond(Answer(content="1, 2, ", tokens=spelled(*tokens)), "12") == "") == good
+    assert (tokens_after_stop(ChatAnswer(content="1, 2, ", tokens=spelled(*tokens)), "12") == "") == good
 
 
 @pytest.mark.parametrize(("first_s", "seconds", "held"), [(1.9, 2.0, True), (0.2, 2.0, False), (0.4, 0.41, False)])
@@ -63,12 +63,12 @@ def test_an_integer_may_be_written_as_a_float():
 
 def test_halves_of_characters_are_the_servers_where_the_rest_is_right():
     """A model that says something else and stops in a character is not blamed on the server."""
-    assert "half characters" in garbled("東京 parrot 🦜", "東京 parrot \ufffd\ufffd")
-    assert "half characters" in garbled("東京 parrot 🦜", "\ufffd京 parrot 🦜")
-    assert garbled('if a < b && c > d: "x"', "if a lik b outside\ufffd") == ""
+    assert "half characters" in garbling("東京 parrot 🦜", "東京 parrot \ufffd\ufffd")
+    assert "half characters" in garbling("東京 parrot 🦜", "\ufffd京 parrot 🦜")
+    assert garbling('if a < b && c > d: "x"', "if a lik b outside\ufffd") == ""
 
 
 def test_blanks_at_the_ends_of_a_copy_are_no_fault():
     """Models trim; what is lost within is named."""
-    assert garbled("  a  b\n", "a  b") == ""
-    assert "run together" in garbled("  a  b\n", "a b")
+    assert garbling("  a  b\n", "a  b") == ""
+    assert "run together" in garbling("  a  b\n", "a b")

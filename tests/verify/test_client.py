@@ -15,9 +15,9 @@ import pytest
 from moebox.core.endpoint import endpoint_of
 from moebox.core.verdict import Exchange
 from moebox.stream.awake import Awake
-from moebox.verify.ask import Options
-from moebox.verify.client import MOST_BYTES, Client
-from moebox.verify.ladder import verify
+from moebox.verify.ask import VerifyOptions
+from moebox.verify.client import MAX_BYTES, ExchangeClient
+from moebox.verify.ladder import run_checks
 
 
 @contextmanager
@@ -50,7 +50,7 @@ def raw_server(speak: Callable[[socket.socket], None]) -> Iterator[str]:
 
 def get(url: str, deadline_s: float = 5.0) -> Exchange:
     async def once() -> Exchange:
-        async with Client(endpoint_of(url, "m"), deadline_s=deadline_s) as client:
+        async with ExchangeClient(endpoint_of(url, "m"), deadline_s=deadline_s) as client:
             return await client.get(url)
 
     return asyncio.run(once())
@@ -63,7 +63,7 @@ def free_port() -> int:
 
 def test_nobody_there():
     """A refused connection is a verdict with the reason."""
-    ladder = verify(endpoint_of(f"http://127.0.0.1:{free_port()}", "m"))
+    ladder = run_checks(endpoint_of(f"http://127.0.0.1:{free_port()}", "m"))
 
     assert ladder.verdict == "fail"
     assert ladder.rungs[0].reason.startswith("models: cannot connect")
@@ -99,7 +99,7 @@ def test_an_answer_that_does_not_end_is_cut_at_a_size():
         exchange = get(url, deadline_s=30)
 
     assert exchange.error.startswith("too large")
-    assert len(exchange.response) <= MOST_BYTES
+    assert len(exchange.response) <= MAX_BYTES
 
 
 def test_headers_that_never_end():
@@ -138,7 +138,9 @@ def test_a_certificate_that_nobody_signed(tmp_path: Path):
                 continue
 
     threading.Thread(target=serve, daemon=True).start()
-    ladder = verify(endpoint_of(f"https://127.0.0.1:{listener.getsockname()[1]}", "m"), Options(deadline_s=10, seed=1))
+    ladder = run_checks(
+        endpoint_of(f"https://127.0.0.1:{listener.getsockname()[1]}", "m"), VerifyOptions(deadline_s=10, seed=1)
+    )
     listener.close()
 
     assert ladder.rungs[0].reason.startswith("models: TLS")
@@ -158,7 +160,7 @@ def test_a_request_during_which_this_machine_slept_is_sent_again():
 
     async def once(url: str) -> Exchange:
         awake = Awake(boot=lambda: time.monotonic() + slept[0])
-        async with Client(endpoint_of(url, "m"), awake=awake) as client:
+        async with ExchangeClient(endpoint_of(url, "m"), awake=awake) as client:
             return await client.get(url)
 
     with raw_server(speak) as url:

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebox.core.endpoint import endpoint_of
-from moebox.verify.ask import Asker
-from moebox.verify.client import Client
-from moebox.verify.options import Options
-from moebox.verify.rungs.tool_schemas import MCP, SHAPES, ill_formed
-from moebox.verify.trials import draw
+from moebox.verify.ask import CheckSession
+from moebox.verify.client import ExchangeClient
+from moebox.verify.options import VerifyOptions
+from moebox.verify.rungs.tool_schemas import MCP, SHAPES, argument_problem
+from moebox.verify.trials import draw_question
 
 from .oracle import rates
 from .oracle.solve import least
@@ -20,9 +20,9 @@ from .oracle.solve import least
 SCHEMAS = {name: schema for name, _, schema in SHAPES}
 
 
-def asker(seed: int) -> Asker:
-    async def make() -> Asker:
-        return Asker(Client(endpoint_of("http://127.0.0.1:9", "m")), Options(seed=seed))
+def asker(seed: int) -> CheckSession:
+    async def make() -> CheckSession:
+        return CheckSession(ExchangeClient(endpoint_of("http://127.0.0.1:9", "m")), VerifyOptions(seed=seed))
 
     return asyncio.run(make())
 
@@ -31,8 +31,8 @@ def asker(seed: int) -> Asker:
 def test_the_tools_on_offer_take_a_city_and_a_number(seed: int):
     """A draw of three without a number let a server pass that sends numbers as strings."""
     ask = asker(seed)
-    draw(ask, "tool_call")
-    properties = [tool["function"]["parameters"]["properties"] for tool in ask.tools]
+    draw_question(ask, "tool_call")
+    properties = [tool["function"]["parameters"]["properties"] for tool in ask.offered_tools]
 
     assert {"city"} in [set(each) for each in properties]
     assert any(value["type"] == "integer" for each in properties for value in each.values())
@@ -56,13 +56,13 @@ def test_a_value_that_came_as_a_string_of_it_is_named(tool: str, given: object, 
     """Numbers, switches, lists and objects, at any depth."""
     kind = {"place": "object", "sizes": "array", "light": "boolean"}.get(named, "integer")
 
-    assert ill_formed(json.dumps(given), SCHEMAS[tool]).startswith(f"the {kind} {named!r} came as a string of it")
+    assert argument_problem(json.dumps(given), SCHEMAS[tool]).startswith(f"the {kind} {named!r} came as a string of it")
 
 
 @pytest.mark.parametrize("tool", sorted(SCHEMAS))
 def test_what_fits_is_not_blamed(tool: str):
     """Nor is a string that a schema wants, whatever it looks like."""
-    assert ill_formed(json.dumps(least(SCHEMAS[tool])), SCHEMAS[tool]) == ""
+    assert argument_problem(json.dumps(least(SCHEMAS[tool])), SCHEMAS[tool]) == ""
 
 
 def test_the_oracle_draws_its_faults_from_what_it_is_asked():

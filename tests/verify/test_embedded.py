@@ -5,8 +5,8 @@ from pathlib import Path
 from moebox.checkpoint import deploy
 from moebox.serve import session
 from moebox.store import Run
-from moebox.verify.ladder import verify
-from moebox.verify.options import Options
+from moebox.verify.ladder import run_checks
+from moebox.verify.options import VerifyOptions
 from tests.embedded import phantom_recipe
 
 # The quick ones; `make test-llama` climbs all.
@@ -17,7 +17,7 @@ def test_real_llama_cpp_with_the_phantom_is_not_red(tmp_path: Path):
     """Protocol and answers through real kernels, a real tokenizer and a real parser."""
     recipe = phantom_recipe(context=640)  # its long answer is as long as the context allows
     with session.start(deploy(recipe), Run.create("embedded", runs=tmp_path)) as live:
-        ladder = verify(live.endpoint, Options(thinking="yes", seed=3, trials=2), only=RUNGS)
+        ladder = run_checks(live.endpoint, VerifyOptions(thinking="yes", seed=3, trials=2), only=RUNGS)
 
     marks = {rung.name: (rung.verdict, rung.reason) for rung in ladder.rungs}
     enforced = marks.pop("json")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from moebox.verify.ask import Skipped
+from moebox.verify.ask import ProbeSkipped
 from moebox.verify.rungs import prompts
 
 
@@ -13,7 +13,7 @@ from moebox.verify.rungs import prompts
 class Counting:
     """An asker whose server takes `tool` tokens for each tool and 50 for the rest."""
 
-    limit: int | None
+    context_limit: int | None
     tool: int
     asked: list[int] = field(default_factory=list)
 
@@ -21,7 +21,7 @@ class Counting:
         self.asked.append(len(tools))
         return self
 
-    def count(self, what: str) -> int:
+    def token_count(self, what: str) -> int:
         return 50 + self.tool * self.asked[-1]
 
 
@@ -30,7 +30,7 @@ class Counting:
 )
 def test_a_short_context_is_shown_fewer_tools(limit: int | None, tool: int, many: int) -> None:
     """24 tools are 2,305 tokens of Kimi's template: a server with 2,048 refused them and was called broken."""
-    ask = Counting(limit=limit, tool=tool)
+    ask = Counting(context_limit=limit, tool=tool)
     shown = asyncio.run(prompts._fitting(ask, [object()] * 24))  # type: ignore[arg-type]
     assert len(shown) == many
     assert not limit or 50 + tool * len(shown) < limit
@@ -38,5 +38,5 @@ def test_a_short_context_is_shown_fewer_tools(limit: int | None, tool: int, many
 
 def test_a_context_that_holds_hardly_any_is_not_asked() -> None:
     """Skipped, not failed."""
-    with pytest.raises(Skipped, match="a context of 512 tokens holds 3 tools"):
-        asyncio.run(prompts._fitting(Counting(limit=512, tool=100), [object()] * 24))  # type: ignore[arg-type]
+    with pytest.raises(ProbeSkipped, match="a context of 512 tokens holds 3 tools"):
+        asyncio.run(prompts._fitting(Counting(context_limit=512, tool=100), [object()] * 24))  # type: ignore[arg-type]

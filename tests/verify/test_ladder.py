@@ -8,31 +8,31 @@ from moebox.core.endpoint import endpoint_of
 from moebox.core.verdict import Ladder
 from moebox.errors import UnknownName
 from moebox.store import Run
-from moebox.verify.ladder import choose, document, verify
-from moebox.verify.options import Options
-from moebox.verify.rungs import NAMES
+from moebox.verify.ladder import results_document, run_checks, select_checks
+from moebox.verify.options import VerifyOptions
+from moebox.verify.rungs import CHECK_NAMES
 
 from .oracle.app import KEY, MODEL
 from .oracle.rates import ALL
 
-STRICT = Options(thinking="yes", deadline_s=60, trials=4, seed=1)
+STRICT = VerifyOptions(thinking="yes", deadline_s=60, trials=4, seed=1)
 BROKEN = {name: fault.rung for name, fault in ALL.items() if fault.rung}
 
 
 def climb(oracle: str, fault: str, *only: str, key: str | None = None, run: Run | None = None) -> Ladder:
     endpoint = endpoint_of(f"{oracle}/{fault}", MODEL, key=key)
-    return verify(endpoint, STRICT, only=only, run=run)
+    return run_checks(endpoint, STRICT, only=only, run=run)
 
 
 @pytest.mark.parametrize("seed", [1, *(pytest.param(other, marks=pytest.mark.siege) for other in (2, 3))])
 def test_a_correct_server_passes_every_rung(oracle: str, seed: int):
     """No false red: whatever questions are drawn (200 draws are climbed by benchmarks/ladder_soundness.py)."""
-    options = Options(thinking="yes", seed=seed, deadline_s=60)
-    ladder = verify(endpoint_of(f"{oracle}/correct", MODEL), options)
+    options = VerifyOptions(thinking="yes", seed=seed, deadline_s=60)
+    ladder = run_checks(endpoint_of(f"{oracle}/correct", MODEL), options)
 
     marks = {rung.name: (rung.verdict, rung.reason) for rung in ladder.rungs}
     assert marks.pop("vision")[0] == "skip"  # it reads text only, and says so
-    assert marks == {name: ("pass", "") for name in NAMES if name != "vision"}
+    assert marks == {name: ("pass", "") for name in CHECK_NAMES if name != "vision"}
     assert ladder.verdict == "pass"
     assert ladder.sandbox in ("namespaces", "landlock", "seccomp")
 
@@ -161,8 +161,8 @@ MISSED |= {name: (rungs, 4) for name, rungs in SEEN_AT_ONCE.items()}
 def test_what_bug_reports_describe_is_not_green(oracle: str, fault: str):
     """Red or yellow, in the last of the checks named, with a reason."""
     rungs, trials = MISSED[fault]
-    options = Options(thinking="yes", deadline_s=60, trials=trials, seed=5)
-    ladder = verify(endpoint_of(f"{oracle}/{fault}", MODEL), options, only=rungs)
+    options = VerifyOptions(thinking="yes", deadline_s=60, trials=trials, seed=5)
+    ladder = run_checks(endpoint_of(f"{oracle}/{fault}", MODEL), options, only=rungs)
 
     assert ladder.rungs[-1].verdict in ("fail", "warn")
     assert ladder.rungs[-1].reason
@@ -172,8 +172,8 @@ def test_the_length_that_is_announced_is_tried_where_it_is_cheap_and_told_where_
     """Above 16k one prompt of that length is sent; with a shorter --context the verdict says what was not tried."""
     tried = climb(oracle, "takes-20k", "long-context")
     probes = {probe.name: probe.reason for probe in tried.rungs[0].probes}
-    shorter = Options(thinking="yes", context=2000, trials=4, seed=1)
-    told = verify(endpoint_of(f"{oracle}/takes-20k", MODEL), shorter, only=["long-context"])
+    shorter = VerifyOptions(thinking="yes", context=2000, trials=4, seed=1)
+    told = run_checks(endpoint_of(f"{oracle}/takes-20k", MODEL), shorter, only=["long-context"])
 
     assert "of 20,000 tokens announced" in probes["announced"]
     assert tried.notes == ()
@@ -210,7 +210,7 @@ def test_a_context_that_is_said_to_be_shorter_than_it_is_hides_nothing(oracle: s
 
 def test_each_fault_of_the_brief_has_a_server():
     """The list of breakages is complete, and every rung has at least one server that fails it."""
-    assert set(BROKEN.values()) == set(NAMES)
+    assert set(BROKEN.values()) == set(CHECK_NAMES)
 
 
 def test_garbage_stops_the_ladder_where_later_rungs_would_mean_nothing(oracle: str):
@@ -225,7 +225,7 @@ def test_garbage_stops_the_ladder_where_later_rungs_would_mean_nothing(oracle: s
 def test_keep_going_climbs_past_it(oracle: str):
     """Somebody who wants to see the rest may."""
     endpoint = endpoint_of(f"{oracle}/exclaims", MODEL)
-    ladder = verify(endpoint, STRICT, only=["plain", "limits"], keep_going=True)
+    ladder = run_checks(endpoint, STRICT, only=["plain", "limits"], keep_going=True)
 
     assert [rung.verdict for rung in ladder.rungs] == ["fail", "fail"]
 
@@ -253,7 +253,7 @@ def test_a_server_without_anthropics_api_is_not_blamed(oracle: str):
 def test_what_no_setting_fixes_is_yellow(oracle: str):
     """Calls as text under tool_choice none: a fault of vLLM's settings, which are named; with llama.cpp a warning."""
     rungs = {
-        engine: verify(endpoint_of(f"{oracle}/none-as-text", MODEL, engine=engine), STRICT, only=["tools"]).rungs[0]
+        engine: run_checks(endpoint_of(f"{oracle}/none-as-text", MODEL, engine=engine), STRICT, only=["tools"]).rungs[0]
         for engine in ("vllm", "llama.cpp")
     }
 
@@ -281,7 +281,7 @@ def test_the_right_key_opens_and_a_wrong_one_is_said(oracle: str):
 
 def test_a_model_that_is_not_there_is_named_with_those_that_are(oracle: str):
     """/v1/models is the first thing looked at."""
-    ladder = verify(endpoint_of(f"{oracle}/correct", "kimi-k9"), STRICT)
+    ladder = run_checks(endpoint_of(f"{oracle}/correct", "kimi-k9"), STRICT)
 
     assert ladder.rungs[0].verdict == "fail"
     assert "kimi-k9" in ladder.rungs[0].reason
@@ -292,15 +292,15 @@ def test_a_model_that_does_not_think_is_skipped_unless_it_must(oracle: str):
     """Without a reasoning field nobody can say whether the parser or the model is missing."""
     endpoint = endpoint_of(f"{oracle}/never-thinks", MODEL)
 
-    assert verify(endpoint, Options(seed=1), only=["thinking"]).rungs[0].verdict == "pass"  # `off` holds
-    assert verify(endpoint, Options(thinking="yes", seed=1), only=["thinking"]).rungs[0].verdict == "fail"
+    assert run_checks(endpoint, VerifyOptions(seed=1), only=["thinking"]).rungs[0].verdict == "pass"  # `off` holds
+    assert run_checks(endpoint, VerifyOptions(thinking="yes", seed=1), only=["thinking"]).rungs[0].verdict == "fail"
 
 
 def test_the_length_asked_for_is_the_length_tried(oracle: str):
     """Counted by the server's own tokenizer; more than it takes is a fault."""
     endpoint = endpoint_of(f"{oracle}/correct", MODEL)
-    needles = verify(endpoint, Options(context=3000, seed=1), only=["long-context"]).rungs[0].probes[0]
-    beyond = verify(endpoint, Options(context=9000, seed=1), only=["long-context"]).rungs[0]
+    needles = run_checks(endpoint, VerifyOptions(context=3000, seed=1), only=["long-context"]).rungs[0].probes[0]
+    beyond = run_checks(endpoint, VerifyOptions(context=9000, seed=1), only=["long-context"]).rungs[0]
 
     assert needles.verdict == "pass"
     assert "of the asked 3,000, counted by /tokenize" in needles.reason
@@ -311,7 +311,7 @@ def test_the_length_asked_for_is_the_length_tried(oracle: str):
 def test_the_tool_score_has_its_trials_and_interval(oracle: str):
     """Schema validity over N, as vendors report it."""
     endpoint = endpoint_of(f"{oracle}/correct", MODEL)
-    score = verify(endpoint, Options(trials=20, seed=1), only=["tools"]).rungs[0].score
+    score = run_checks(endpoint, VerifyOptions(trials=20, seed=1), only=["tools"]).rungs[0].score
 
     assert score
     assert (score.passed, score.trials) == (20, 20)
@@ -335,7 +335,7 @@ def test_evidence_is_kept_and_the_key_is_not_in_it(oracle: str):
 
 def test_the_document_has_the_keys_that_scripts_rely_on(oracle: str):
     """rungs [{name, verdict, probes, evidence}] and verdict."""
-    plain = document(climb(oracle, "wrong-sums", "alive", "arithmetic"))
+    plain = results_document(climb(oracle, "wrong-sums", "alive", "arithmetic"))
 
     assert plain["verdict"] == "fail"
     assert [rung["verdict"] for rung in plain["rungs"]] == ["pass", "fail"]
@@ -345,7 +345,7 @@ def test_the_document_has_the_keys_that_scripts_rely_on(oracle: str):
 
 def test_rungs_are_chosen_in_ladder_order_and_by_name():
     """--only and --from."""
-    assert [rung.name for rung in choose(["tools", "alive"], "")] == ["alive", "tools"]
-    assert [rung.name for rung in choose([], "limits")] == ["limits", "errors", "vision", "anthropic"]
+    assert [rung.name for rung in select_checks(["tools", "alive"], "")] == ["alive", "tools"]
+    assert [rung.name for rung in select_checks([], "limits")] == ["limits", "errors", "vision", "anthropic"]
     with pytest.raises(UnknownName, match="tool"):
-        choose(["tool"], "")
+        select_checks(["tool"], "")

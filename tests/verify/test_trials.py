@@ -11,38 +11,38 @@ from hypothesis import strategies as st
 from moebox.core.endpoint import endpoint_of
 from moebox.core.verdict import Ladder, Verdict, worst
 from moebox.escape import one_line
-from moebox.verify.ask import Asker, Failed
-from moebox.verify.client import Client
-from moebox.verify.kinds import KINDS, in_words, mark_of, slip
-from moebox.verify.latency import Pace, late
-from moebox.verify.options import Options
-from moebox.verify.tally import Tally
-from moebox.verify.trials import Trial, trials
+from moebox.verify.ask import CheckSession, ProbeFailed
+from moebox.verify.client import ExchangeClient
+from moebox.verify.kinds import FAILURE_KINDS, build_failure, describe_failure, failure_mark
+from moebox.verify.latency import ReplyTime, late_replies
+from moebox.verify.options import VerifyOptions
+from moebox.verify.tally import FailureCounts
+from moebox.verify.trials import TrialOutcome, run_trials
 
 
-def run(outcomes: Iterator[Trial], options: Options) -> Asker:
+def run(outcomes: Iterator[TrialOutcome], options: VerifyOptions) -> CheckSession:
     """A series of trials with these outcomes; the asker with its tally."""
 
-    async def series() -> Asker:
-        ask = Asker(Client(endpoint_of("http://127.0.0.1:9", "m")), options)
+    async def series() -> CheckSession:
+        ask = CheckSession(ExchangeClient(endpoint_of("http://127.0.0.1:9", "m")), options)
 
-        async def attempt() -> Trial:
+        async def attempt() -> TrialOutcome:
             return next(outcomes)
 
-        with contextlib.suppress(Failed):
-            await trials(ask, "tool-call", attempt)
+        with contextlib.suppress(ProbeFailed):
+            await run_trials(ask, "tool-call", attempt)
         return ask
 
     return asyncio.run(series())
 
 
-def outcomes(bad: Callable[[int], bool], whose: str = "server") -> Iterator[Trial]:
-    return (Trial(why="wrong" if bad(number) else "", whose=whose) for number in range(10_000))  # type: ignore[arg-type]
+def outcomes(bad: Callable[[int], bool], whose: str = "server") -> Iterator[TrialOutcome]:
+    return (TrialOutcome(reason="wrong" if bad(number) else "", attributed_to=whose) for number in range(10_000))  # type: ignore[arg-type]
 
 
 def test_without_a_slip_the_planned_trials_are_enough():
     """And the interval says how sure that is."""
-    found = run(outcomes(lambda number: False), Options(trials=12)).tally.slips()[0]
+    found = run(outcomes(lambda number: False), VerifyOptions(trials=12)).failures.summarize()[0]
 
     assert (found.seen, found.of, found.verdict) == (0, 12, "pass")
     assert found.high == pytest.approx(0.24, abs=0.01)
@@ -50,7 +50,7 @@ def test_without_a_slip_the_planned_trials_are_enough():
 
 def test_one_slip_buys_more_trials_and_stays_yellow():
     """Nothing is forgiven: seen once in 36 it is still said."""
-    found = run(outcomes(lambda number: number == 3), Options(trials=12)).tally.slips()[0]
+    found = run(outcomes(lambda number: number == 3), VerifyOptions(trials=12)).failures.summarize()[0]
 
     assert (found.seen, found.of, found.verdict) == (1, 36, "warn")
     assert found.example == "wrong"
@@ -58,12 +58,12 @@ def test_one_slip_buys_more_trials_and_stays_yellow():
 
 def test_what_always_breaks_is_red_at_once():
     """No more requests than are needed."""
-    assert run(outcomes(lambda number: True), Options(trials=36)).tally.slips()[0].of == 2
+    assert run(outcomes(lambda number: True), VerifyOptions(trials=36)).failures.summarize()[0].of == 2
 
 
 def test_one_in_five_is_red_before_the_budget_is_spent():
     """The limit is passed with confidence."""
-    found = run(outcomes(lambda number: number % 5 == 0), Options(trials=12)).tally.slips()[0]
+    found = run(outcomes(lambda number: number % 5 == 0), VerifyOptions(trials=12)).failures.summarize()[0]
 
     assert found.verdict == "fail"
     assert found.of < 36
@@ -71,7 +71,7 @@ def test_one_in_five_is_red_before_the_budget_is_spent():
 
 def test_a_models_rare_mistakes_are_not_held_against_the_server():
     """But they are kept, under their own name."""
-    models, mine = run(outcomes(lambda number: number == 3, "model"), Options(trials=12)).tally.slips()
+    models, mine = run(outcomes(lambda number: number == 3, "model"), VerifyOptions(trials=12)).failures.summarize()
 
     assert (models.whose, models.seen, models.verdict) == ("model", 1, "pass")
     assert (mine.whose, mine.seen) == ("server", 0)
@@ -79,17 +79,17 @@ def test_a_models_rare_mistakes_are_not_held_against_the_server():
 
 def test_a_model_that_is_wrong_every_time_is_red():
     """Damaged weights look like that, and so does a constant fault."""
-    found = run(outcomes(lambda number: True, "model"), Options(trials=12)).tally.slips()[0]
+    found = run(outcomes(lambda number: True, "model"), VerifyOptions(trials=12)).failures.summarize()[0]
 
     assert (found.whose, found.verdict) == ("model", "fail")
     assert found.of <= 8
 
 
-@given(st.sampled_from(sorted(KINDS)), st.integers(0, 60), st.integers(0, 60))
+@given(st.sampled_from(sorted(FAILURE_KINDS)), st.integers(0, 60), st.integers(0, 60))
 def test_more_slips_are_never_better(kind: str, seen: int, clean: int):
     """The verdict follows the rate, and nothing seen is green."""
     order = ["pass", "warn", "fail"]
-    less, more = (order.index(mark_of(kind, count, seen + clean + 1)) for count in (seen, seen + 1))
+    less, more = (order.index(failure_mark(kind, count, seen + clean + 1)) for count in (seen, seen + 1))
 
     assert less <= more
     assert (less == 0) == (seen == 0)
@@ -97,23 +97,23 @@ def test_more_slips_are_never_better(kind: str, seen: int, clean: int):
 
 def test_counts_are_summed_over_a_ladder_and_split_by_rung():
     """A snapshot tells what came after it."""
-    tally = Tally()
+    tally = FailureCounts()
     for why in ("", "cut", ""):
         tally.add("json", why)
     before = tally.snapshot()
     tally.add("json", "cut again")
 
-    (all_of_it,), (since,) = tally.slips(), tally.slips(before)
+    (all_of_it,), (since,) = tally.summarize(), tally.summarize(before)
     assert (all_of_it.seen, all_of_it.of) == (2, 4)
     assert (since.seen, since.of) == (1, 1)
 
 
 def test_a_slip_says_what_it_means_for_an_agent():
     """Rate, interval, and a hundred calls."""
-    told = in_words(slip("transport", 4, 40))
+    told = describe_failure(build_failure("transport", 4, 40))
 
     assert told == "4 of 40 (10%, between 4% and 23%): about 10 of 100 calls would get no whole reply"
-    assert in_words(slip("transport", 1, 2)) == "seen 1 of 2 times"
+    assert describe_failure(build_failure("transport", 1, 2)) == "seen 1 of 2 times"
 
 
 def test_a_ladder_is_as_good_as_its_worst_slip():
@@ -122,16 +122,16 @@ def test_a_ladder_is_as_good_as_its_worst_slip():
     ladder = Ladder(url="", model="m", rungs=(green,))
 
     assert ladder.verdict == "pass"
-    assert Ladder(url="", model="m", rungs=(green,), slips=(slip("transport", 9, 90),)).verdict == "fail"
+    assert Ladder(url="", model="m", rungs=(green,), slips=(build_failure("transport", 9, 90),)).verdict == "fail"
     assert Ladder(url="", model="m", rungs=(green,), stopped="out of time").verdict == "warn"
     assert worst([]) == "skip"
 
 
 def test_a_request_eight_seconds_late_among_fifty_is_seen():
     """By its like: whole replies by whole ones, longer ones by their length."""
-    paces = [*[Pace(0.2, 500, False)] * 49, Pace(8.2, 500, False), Pace(9.0, 25_000, False)]
+    paces = [*[ReplyTime(0.2, 500, False)] * 49, ReplyTime(8.2, 500, False), ReplyTime(9.0, 25_000, False)]
 
-    assert [bool(why) for why in late(paces, 0)] == [False] * 49 + [True, False]
+    assert [bool(why) for why in late_replies(paces, 0)] == [False] * 49 + [True, False]
 
 
 @given(st.text())
@@ -145,11 +145,11 @@ def test_a_servers_words_cannot_drive_a_terminal(text: str):
 
 def test_a_probe_is_told_its_own_slips_not_an_earlier_ones() -> None:
     """ "finish_reason 'stop'" had the example of a probe before it: another fault of the same kind."""
-    tally = Tally()
+    tally = FailureCounts()
     tally.add("limits", "HTTP 500 when the context is full")
     before = tally.snapshot()
     for why in ("finish_reason 'stop' at the limit", "finish_reason 'stop' at the limit", "no reply", ""):
         tally.add("limits", why)
-    (mine,) = tally.slips(before)
+    (mine,) = tally.summarize(before)
     assert (mine.seen, mine.of, mine.example, mine.also) == (3, 4, "finish_reason 'stop' at the limit", ("no reply",))
-    assert tally.slips()[0].example == "HTTP 500 when the context is full"
+    assert tally.summarize()[0].example == "HTTP 500 when the context is full"

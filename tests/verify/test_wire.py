@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebox.core.verdict import Exchange
-from moebox.verify.answer import whole
-from moebox.verify.chunks import streamed
-from moebox.verify.counts import implausible
-from moebox.verify.message import whole as whole_message
-from moebox.verify.message_events import streamed as streamed_message
+from moebox.verify.answer import parse_completion
+from moebox.verify.chunks import parse_chat_stream
+from moebox.verify.counts import implausible_usage
+from moebox.verify.message import parse_message as whole_message
+from moebox.verify.message_events import parse_message_stream as streamed_message
 
 Body = dict[str, Any]
 Change = Callable[[Any], Any]
@@ -46,7 +46,7 @@ def asked(response: str, **request: Any) -> Exchange:
 
 
 def breaches(body: Body, **request: Any) -> list[str]:
-    return [breach.text for breach in whole(asked(json.dumps(body), **request)).breaches]
+    return [breach.text for breach in parse_completion(asked(json.dumps(body), **request)).violations]
 
 
 def bent(body: Body, change: Change) -> Body:
@@ -143,8 +143,8 @@ CALLED = [FIRST, OPENED, *REST]
 def stream_breaches(chunks: list[Any], *, done: bool = True) -> list[str]:
     lines = [f"data: {one if isinstance(one, str) else json.dumps(one)}\n\n" for one in chunks]
     text = "".join(lines) + ("data: [DONE]\n\n" if done else "")
-    found = streamed(asked(text, stream=True, stream_options={"include_usage": True}))
-    return [breach.text for breach in found.breaches]
+    found = parse_chat_stream(asked(text, stream=True, stream_options={"include_usage": True}))
+    return [breach.text for breach in found.violations]
 
 
 def without(body: Body, key: str) -> Body:
@@ -247,7 +247,7 @@ def test_counts_that_cannot_be_true_are_named(made: int, says: str):
     body["usage"] = {"prompt_tokens": 5, "completion_tokens": made, "total_tokens": 5 + made}
     exchange = asked(json.dumps(body), max_tokens=8)
 
-    assert says in implausible(whole(exchange), exchange.request)[0]
+    assert says in implausible_usage(parse_completion(exchange), exchange.request)[0]
 
 
 def test_a_call_that_the_limit_cut_may_be_kept_back():
@@ -258,8 +258,8 @@ def test_a_call_that_the_limit_cut_may_be_kept_back():
     with_tools = asked(json.dumps(body), max_tokens=256, tools=[{"type": "function"}])
     without = asked(json.dumps(body), max_tokens=256)
 
-    assert implausible(whole(with_tools), with_tools.request) == []
-    assert implausible(whole(without), without.request)
+    assert implausible_usage(parse_completion(with_tools), with_tools.request) == []
+    assert implausible_usage(parse_completion(without), without.request)
 
 
 MESSAGE: Body = {
@@ -295,7 +295,7 @@ def test_a_message_that_breaks_its_form_is_named(says: str):
     """Anthropic's reply."""
     exchange = asked(json.dumps(bent(*WRONG_MESSAGES[says])))
 
-    assert any(says in breach.text for breach in whole_message(exchange, {"model": "m"}).breaches)
+    assert any(says in breach.text for breach in whole_message(exchange, {"model": "m"}).violations)
 
 
 def events_of(*events: Body, names: bool = True) -> Exchange:
@@ -331,14 +331,14 @@ def test_events_out_of_order_are_named(says: str):
     """Anthropic's stream."""
     found = streamed_message(events_of(*WRONG_EVENTS[says]), {"model": "m"})
 
-    assert any(says in breach.text for breach in found.breaches)
+    assert any(says in breach.text for breach in found.violations)
 
 
 def test_a_stream_that_never_starts_does_not_start_twice():
     """It was said to have more than one message_start."""
     found = streamed_message(events_of(OPEN, TEXT, CLOSE, DELTA, STOP), {"model": "m"})
 
-    assert not [breach.text for breach in found.breaches if "more than one" in breach.text]
+    assert not [breach.text for breach in found.violations if "more than one" in breach.text]
 
 
 def test_a_good_stream_of_events_passes():
@@ -346,9 +346,9 @@ def test_a_good_stream_of_events_passes():
     good = (START, PING, OPEN, TEXT, PING, CLOSE, DELTA, STOP)
     found = streamed_message(events_of(*good), {"model": "m"})
 
-    assert found.breaches == ()
-    assert (found.text, found.stop) == ("Hello.", "end_turn")
-    assert "an event called ''" in streamed_message(events_of(*good, names=False), {"model": "m"}).breaches[0].text
+    assert found.violations == ()
+    assert (found.text, found.stop_reason) == ("Hello.", "end_turn")
+    assert "an event called ''" in streamed_message(events_of(*good, names=False), {"model": "m"}).violations[0].text
 
 
 JSON = st.recursive(

@@ -172,7 +172,7 @@ def _by_task(
     from moebox.store import Run
     from moebox.tasks import runner
 
-    names = runner.names(families(family), level, jobs, seed)
+    names = runner.job_names(families(family), level, jobs, seed)
     run = Run.create("compare", simulation=_simulated(a, b))
     talk().print(f"run: {run.path}", soft_wrap=True)
 
@@ -181,7 +181,7 @@ def _by_task(
             people().print(Text(f"{side} ") + line(result, people().width - 2))
 
     with told_when_interrupted(_not_resumed(run)):
-        found = compare_by_task(a, b, names, run, runner.Options(parallel=parallel), tell)
+        found = compare_by_task(a, b, names, run, runner.TaskOptions(parallel=parallel), tell)
     targets = _names(a, b)
     run.write_json("compare.json", {"by_task": found, "seed": seed, **targets})
     answer(json, {**codec.plain(found), **targets, "run": str(run.path)}, lambda: _show_jobs(found))

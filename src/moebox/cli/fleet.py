@@ -261,20 +261,20 @@ def verify(
     from moebox.cli.verify_view import View
     from moebox.flows import fleet_record, fleet_verify
     from moebox.store import Run
-    from moebox.verify.ladder import choose
-    from moebox.verify.ladder import document as ladder_document
-    from moebox.verify.options import TIME_S, TRIALS, Effort, Options
+    from moebox.verify.ladder import results_document as ladder_document
+    from moebox.verify.ladder import select_checks
+    from moebox.verify.options import TIME_S, TRIALS, VerifyEffort, VerifyOptions
 
     names = flags.names(*(only or ()))
-    refuse_unused([rung.name for rung in choose(names, "")], context=context)
+    refuse_unused([rung.name for rung in select_checks(names, "")], context=context)
     refuse_outside("--streams", streams, 1, 4096)
     if not kill:
         flags.belong_to("--kill", streams=streams)
     tokens = flags.tokens("--context", context or None)
     record = fleet_record.find(name)
-    effort: Effort = "quick" if quick else "default"
+    effort: VerifyEffort = "quick" if quick else "default"
     longest = max(1.0, flags.seconds("--deadline", deadline))
-    options = Options(context=tokens, trials=TRIALS[effort], time_s=TIME_S[effort], seed=seed, deadline_s=longest)
+    options = VerifyOptions(context=tokens, trials=TRIALS[effort], time_s=TIME_S[effort], seed=seed, deadline_s=longest)
     run = Run.create(f"verify-{record.name}")
     with View(quiet=json) as view:
         tell = None if json else view.check

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from moebox.core.endpoint import Endpoint
     from moebox.serve.connect import Reached
     from moebox.store import Run
-    from moebox.tasks.clients import Setup
+    from moebox.tasks.clients import ClientSetup
     from moebox.tasks.mcp_tools import McpServers
     from moebox.tasks.result import JobName, TaskRun
-    from moebox.tasks.runner import Options, Worker
+    from moebox.tasks.runner import JobWorker, TaskOptions
 
 Words = Annotated[list[str] | None, Parameter(negative=())]
 Switch = Annotated[bool, Parameter(negative=())]
@@ -108,13 +108,13 @@ def task(
     _refuse_unused(chosen_jobs | agent | others)
     number = jobs or JOBS
     first = random.randrange(MOST_SEED) if seed is None else seed
-    wanted = runner.names(_possible(families(family), with_), level or "easy", number, first)
+    wanted = runner.job_names(_possible(families(family), with_), level or "easy", number, first)
     if write is not None:
         return _write(wanted, write, json)
     before = _before(resume) if resume else None
     if before and not target:
         target, model = before.url, model or before.model
-    options = runner.Options(
+    options = runner.TaskOptions(
         parallel=parallel or 1,
         budget_s=_seconds(budget),
         job_s=_seconds(job_time) or JOB_S,
@@ -157,12 +157,12 @@ def _possible(chosen: list[str], client: str) -> list[str]:
     """The families that a real client can do; BadInput for one it cannot."""
     if not client:
         return chosen
-    from moebox.tasks.clients import LEFT_OUT
+    from moebox.tasks.clients import UNSUPPORTED_FAMILIES
     from moebox.tasks.families import FAMILIES
 
-    for name in set(chosen) & set(LEFT_OUT):
+    for name in set(chosen) & set(UNSUPPORTED_FAMILIES):
         raise BadInput(f"--family {name} needs a tool that only our own agent has", hint="leave --with out")
-    return chosen or [name for name in FAMILIES if name not in LEFT_OUT]
+    return chosen or [name for name in FAMILIES if name not in UNSUPPORTED_FAMILIES]
 
 
 def _seconds(text: str) -> float | None:
@@ -178,29 +178,34 @@ def _seconds(text: str) -> float | None:
 
 
 def _work(
-    endpoint: "Endpoint", wanted: "tuple[JobName, ...]", worker: "Worker", options: "Options", resume: str, json: bool
+    endpoint: "Endpoint",
+    wanted: "tuple[JobName, ...]",
+    worker: "JobWorker",
+    options: "TaskOptions",
+    resume: str,
+    json: bool,
 ) -> int:
     """Do the jobs, show them, and say how it went."""
     from moebox.cli.task_view import View, summary
     from moebox.tasks import runner
-    from moebox.tasks.result import take_up
+    from moebox.tasks.result import load_task_run
 
     run, task_run = _begin(endpoint, wanted, worker, options, resume)
-    runner.save(task_run, run)
+    runner.save_task_run(task_run, run)
     if not json:
         talk().print(f"run: {run.path}", soft_wrap=True)
     try:
         with told_when_interrupted(_go_on(run)), View(task_run, quiet=json) as view:
-            done = runner.work_all(task_run, worker, run, options, view.listener())
+            done = runner.run_jobs(task_run, worker, run, options, view.listener())
     except runner.ServerGone as problem:
-        done = take_up(run) or task_run
+        done = load_task_run(run) or task_run
         problem.hint = f"once it is back, {_go_on(run)} (at another address: moebox task URL --resume {run.id})"
         answer(json, summary(done) | {"run": str(run.path)}, lambda: view.close(done, run.path))
         raise
     finally:
         run.release()
     answer(json, summary(done) | {"run": str(run.path)}, lambda: view.close(done, run.path))
-    return exit_code(any(result.solved for result in done.finished))
+    return exit_code(any(result.solved for result in done.finished_results))
 
 
 def _go_on(run: "Run") -> str:
@@ -210,9 +215,9 @@ def _go_on(run: "Run") -> str:
 def _before(resume: str) -> "TaskRun | None":
     """What a run says of its jobs; the key is never kept, so its variable must be named again."""
     from moebox.store import Run
-    from moebox.tasks.result import take_up
+    from moebox.tasks.result import load_task_run
 
-    return take_up(Run.open(resume))
+    return load_task_run(Run.open(resume))
 
 
 def _api(before: "TaskRun | None") -> Literal["openai", "anthropic"]:
@@ -221,17 +226,17 @@ def _api(before: "TaskRun | None") -> Literal["openai", "anthropic"]:
 
 
 def _begin(
-    endpoint: "Endpoint", wanted: "tuple[JobName, ...]", worker: "Worker", options: "Options", resume: str
+    endpoint: "Endpoint", wanted: "tuple[JobName, ...]", worker: "JobWorker", options: "TaskOptions", resume: str
 ) -> "tuple[Run, TaskRun]":
     """A new run, or one taken up."""
     from moebox.store import Run
     from moebox.tasks import runner
-    from moebox.tasks.result import take_up
+    from moebox.tasks.result import load_task_run
 
     if not resume:
-        return kept_in.new_run("task", endpoint), runner.begin(endpoint, wanted, worker, options)
+        return kept_in.new_run("task", endpoint), runner.prepare_task_run(endpoint, wanted, worker, options)
     run = Run.taken_up(resume)
-    task_run = take_up(run)
+    task_run = load_task_run(run)
     if task_run is None:
         raise BadInput(f"{run.path} has no jobs to go on with", hint="`moebox task` without --resume begins anew")
     hint = "leave --with out" if task_run.agent == "moebox" else f"--with {task_run.agent}"
@@ -241,28 +246,28 @@ def _begin(
 
 
 def _worker(
-    endpoint: "Endpoint", options: "Options", client: str, mcp: list[str]
-) -> "tuple[Worker, Callable[[], None]]":
+    endpoint: "Endpoint", options: "TaskOptions", client: str, mcp: list[str]
+) -> "tuple[JobWorker, Callable[[], None]]":
     """Who does the jobs, and how to end what was started for it."""
-    from moebox.tasks.reply import Ask
-    from moebox.tasks.runner import Agent
+    from moebox.tasks.reply import ReplySettings
+    from moebox.tasks.runner import OwnAgent
 
     if client:
         refuse_if(mcp, "--mcp adds tools to our own agent; a real client has its own settings for them")
         return _client(endpoint, client), lambda: None
-    ask = Ask(endpoint=endpoint, api=options.api, temperature=options.temperature, thinking=options.thinking)
+    ask = ReplySettings(endpoint=endpoint, api=options.api, temperature=options.temperature, thinking=options.thinking)
     if not mcp:
-        return Agent(ask), lambda: None
+        return OwnAgent(ask), lambda: None
     servers = _servers(mcp)
-    return Agent(ask, servers.tools), servers.close
+    return OwnAgent(ask, servers.tools), servers.close
 
 
 def _servers(mcp: list[str]) -> "McpServers":
     """The servers of more tools, started; Outside where one does not list them."""
-    from moebox.tasks.mcp_tools import McpServers, addresses
+    from moebox.tasks.mcp_tools import McpServers, parse_addresses
     from moebox.tasks.tools import ToolServerDied
 
-    servers = McpServers(addresses(mcp))
+    servers = McpServers(parse_addresses(mcp))
     try:
         servers.tools()
     except ToolServerDied as problem:
@@ -271,7 +276,7 @@ def _servers(mcp: list[str]) -> "McpServers":
     return servers
 
 
-def _client(endpoint: "Endpoint", client: str) -> "Worker":
+def _client(endpoint: "Endpoint", client: str) -> "JobWorker":
     """A real client with the settings that `moebox connect` gives it, and the key in its environment alone."""
     from moebox.errors import UnknownName
     from moebox.serve import connect
@@ -285,10 +290,10 @@ def _client(endpoint: "Endpoint", client: str) -> "Worker":
     return RealClient(_opencode(reached) if client == "opencode" else _claude(reached))
 
 
-def _opencode(reached: "Reached") -> "Setup":
+def _opencode(reached: "Reached") -> "ClientSetup":
     from moebox import codec
     from moebox.serve import connect
-    from moebox.tasks.clients import Setup
+    from moebox.tasks.clients import ClientSetup
 
     endpoint = reached.endpoint
     model = f"moebox/{endpoint.model}"
@@ -297,13 +302,13 @@ def _opencode(reached: "Reached") -> "Setup":
     changes["permission"] = {"edit": "allow", "bash": "deny", "webfetch": "deny", "external_directory": "deny"}
     files = {".config/opencode/opencode.json": codec.to_json(changes)}
     secret = {KEY_FOR_CLIENT: endpoint.key} if endpoint.key else {}
-    return Setup(client="opencode", model=endpoint.model, environment=secret, files=files)
+    return ClientSetup(client="opencode", model=endpoint.model, environment=secret, files=files)
 
 
-def _claude(reached: "Reached") -> "Setup":
+def _claude(reached: "Reached") -> "ClientSetup":
     from moebox.loose import inner
     from moebox.serve import connect
-    from moebox.tasks.clients import Setup
+    from moebox.tasks.clients import ClientSetup
 
     endpoint = reached.endpoint
     own = inner(connect.settings("claude-code", reached).changes, "env")
@@ -314,16 +319,16 @@ def _claude(reached: "Reached") -> "Setup":
         "CLAUDE_CODE_MAX_RETRIES": "2",
     }
     environment["ANTHROPIC_API_KEY"] = endpoint.key or connect.NO_KEY
-    return Setup(client="claude", model=endpoint.model, environment=environment)
+    return ClientSetup(client="claude", model=endpoint.model, environment=environment)
 
 
 def _write(wanted: "tuple[JobName, ...]", folder: Path, json: bool) -> int:
     """The jobs in Harbor's task format."""
     from moebox.tasks import harbor
-    from moebox.tasks.families import make
+    from moebox.tasks.families import make_job
 
     for name in wanted:
-        harbor.write(make(name.family, name.level, name.seed), folder)
+        harbor.write_task(make_job(name.family, name.level, name.seed), folder)
     lines = [f"{plural(len(wanted), 'task')} written to {folder}"]
     lines += [f"run them: harbor run -p {folder} -a AGENT -m MODEL"]
     written = {"folder": folder, "jobs": [name.id for name in wanted]}
@@ -331,7 +336,7 @@ def _write(wanted: "tuple[JobName, ...]", folder: Path, json: bool) -> int:
     return 0
 
 
-def _harbor(dataset: str, endpoint: "Endpoint", jobs: int, options: "Options", json: bool) -> int:
+def _harbor(dataset: str, endpoint: "Endpoint", jobs: int, options: "TaskOptions", json: bool) -> int:
     """Harbor's dataset, done by Harbor, in our scores."""
     from moebox.cli.task_view import summary, tell_all
     from moebox.tasks import harbor, runner
@@ -358,7 +363,7 @@ def _harbor(dataset: str, endpoint: "Endpoint", jobs: int, options: "Options", j
         results=tuple(results),
         sandbox=engine,
     )
-    runner.save(done, run)
+    runner.save_task_run(done, run)
     run.release()
     answer(json, summary(done) | {"run": str(run.path)}, lambda: tell_all(done, run.path))
     return exit_code(any(result.solved for result in results))

@@ -18,8 +18,8 @@ from moebox.cli.tables import headed
 from moebox.core.verdict import Score
 from moebox.loose import Document
 from moebox.tasks import runner
-from moebox.tasks.result import END_WORDS, UNFINISHED, FamilyScore, JobName, JobResult, TaskRun, TurnSeen
-from moebox.tasks.score import families, solved
+from moebox.tasks.result import END_TITLES, UNFINISHED, FamilyScore, JobName, JobResult, TaskRun, TurnRecord
+from moebox.tasks.score import family_scores, solved_score
 from moebox.units import count, plural, seconds, tok_s
 
 SHOWN = 12  # finished jobs kept in the live view
@@ -30,14 +30,14 @@ class View(Drawn):
     """Hears of jobs from several threads."""
 
     def __init__(self, task_run: TaskRun, *, quiet: bool) -> None:
-        self.quiet, self.total, self.before = quiet, len(task_run.wanted), len(task_run.finished)
+        self.quiet, self.total, self.before = quiet, len(task_run.wanted), len(task_run.finished_results)
         self.running: dict[str, tuple[float, int, str]] = {}  # job: since, turns, what it does
         self.done: list[JobResult] = []
         self.lock = threading.Lock()
 
-    def listener(self) -> runner.Listener:
+    def listener(self) -> runner.JobListener:
         """What the runner tells."""
-        return runner.Listener(began=self.began, turn=self.turn, ended=self.ended)
+        return runner.JobListener(on_begin=self.began, on_turn=self.turn, on_end=self.ended)
 
     def __enter__(self) -> "View":
         if not self.quiet and people().is_terminal:
@@ -55,7 +55,7 @@ class View(Drawn):
         with self.lock:
             self.running[name.id] = (time.monotonic(), 0, "")
 
-    def turn(self, name: JobName, turn: TurnSeen) -> None:
+    def turn(self, name: JobName, turn: TurnRecord) -> None:
         """A reply is over."""
         doing = turn.calls[-1].tool if turn.calls else "…"
         with self.lock:
@@ -93,21 +93,22 @@ def tell_all(task_run: TaskRun, folder: Path) -> None:
 
 def scores(task_run: TaskRun, folder: Path) -> None:
     """Scores by family, the sum, what is left, and where the transcripts are."""
-    results = task_run.finished
+    results = task_run.finished_results
     if results:
         people().print()
         people().print(table(results))
-    people().print(f"solved: {share(solved(results))}")
-    if task_run.left:
+    people().print(f"solved: {share(solved_score(results))}")
+    if task_run.unfinished_jobs:
         people().print(
-            f"{plural(len(task_run.left), 'job')} left: moebox task --resume {escape(folder.name)}", soft_wrap=True
+            f"{plural(len(task_run.unfinished_jobs), 'job')} left: moebox task --resume {escape(folder.name)}",
+            soft_wrap=True,
         )
     talk().print(f"transcripts: {escape(str(folder / 'tasks'))}", soft_wrap=True)
 
 
 def line(result: JobResult, width: int = 80) -> Text:
     """One job in one line; why it is not solved stands below, in lines of at most `width` columns."""
-    passed, of = result.hidden
+    passed, of = result.hidden_tests
     mark, style = _marked(result)
     took, turns = seconds(result.seconds), plural(len(result.turns), "turn")
     head = f"{mark} {result.id:<24} {took:>7}  {turns:>8}  {passed}/{of} tests"
@@ -127,7 +128,7 @@ def _marked(result: JobResult) -> tuple[str, str]:
 def _reason(result: JobResult) -> str:
     """Why a job is not solved; "" where it is."""
     if result.end in UNFINISHED:
-        return f"left for --resume: {END_WORDS[result.end]}"
+        return f"left for --resume: {END_TITLES[result.end]}"
     if not result.wrong:
         return ""
     place = f"turn {result.wrong_turn}: " if result.wrong_turn else ""
@@ -137,7 +138,7 @@ def _reason(result: JobResult) -> str:
 def table(results: list[JobResult]) -> Table:
     """Families down."""
     heads = ("family", "solved", "tests", "calls ok", "turns", "tokens", "time", "tok/s")
-    return headed(heads, map(_line, families(results)), words=("family",), gap=1)
+    return headed(heads, map(_line, family_scores(results)), words=("family",), gap=1)
 
 
 def _line(row: FamilyScore) -> tuple[str, ...]:
@@ -167,9 +168,13 @@ def percentage(score: Score) -> str:
 
 def summary(task_run: TaskRun) -> Document:
     """The JSON document."""
-    results = task_run.finished
-    document: Document = {"solved": solved(results)}
-    document |= {"families": families(results), "left": [name.id for name in task_run.left], "jobs": task_run.results}
+    results = task_run.finished_results
+    document: Document = {"solved": solved_score(results)}
+    document |= {
+        "families": family_scores(results),
+        "left": [name.id for name in task_run.unfinished_jobs],
+        "jobs": task_run.results,
+    }
     document |= {
         "url": task_run.url,
         "model": task_run.model,

@@ -13,7 +13,7 @@ from moebox.cli.signals import told_when_interrupted
 from moebox.errors import refuse_if, refuse_outside
 
 if TYPE_CHECKING:
-    from moebox.verify.options import Effort, Options
+    from moebox.verify.options import VerifyEffort, VerifyOptions
 
 Must = Literal["auto", "yes", "no"]
 # Flags that only some checks look at.
@@ -85,13 +85,15 @@ def verify(
     """
     from moebox.cli.verify_view import View
     from moebox.core.event import VerifyBegan, VerifyEnded
-    from moebox.verify.junit import junit as to_junit
-    from moebox.verify.ladder import choose, document
-    from moebox.verify.ladder import verify as climb
-    from moebox.verify.rungs import NAMES
+    from moebox.verify.junit import to_junit_xml as to_junit
+    from moebox.verify.ladder import results_document, select_checks
+    from moebox.verify.ladder import run_checks as climb
+    from moebox.verify.rungs import CHECK_NAMES
 
     names = flags.names(*(only or ()))
-    chosen = tuple(rung.name for rung in choose(names, from_))  # a misspelt check is named before anything is asked
+    chosen = tuple(
+        rung.name for rung in select_checks(names, from_)
+    )  # a misspelt check is named before anything is asked
     refuse_unused(chosen, context=context, parallel=parallel, thinking=thinking, vision=vision)
     if trials is not None and time:
         flags.not_taken("--trials and --time say how hard to look", quick=quick, thorough=thorough)
@@ -112,19 +114,26 @@ def verify(
     endpoint = targets.endpoint(target, model=model, key_env=key_env)
     kept = kept_in.joined(run, endpoint) if run else kept_in.new_run("verify", endpoint)
     with told_when_interrupted(f"the checks that were done are in {kept.path}"), View(quiet=json) as view:
-        kept.event(VerifyBegan(url=endpoint.base_url, model=endpoint.model, checks=chosen, of=len(NAMES)))
+        kept.event(VerifyBegan(url=endpoint.base_url, model=endpoint.model, checks=chosen, of=len(CHECK_NAMES)))
         tell = None if json else view.check
         ladder = climb(
-            endpoint, options, only=names, start=from_, keep_going=keep_going, run=kept, tell=tell, watch=view.watch
+            endpoint,
+            options,
+            only=names,
+            start=from_,
+            keep_going=keep_going,
+            run=kept,
+            on_check=tell,
+            on_progress=view.watch,
         )
     kept.event(VerifyEnded(verdict=ladder.verdict, stopped=ladder.stopped))
     if junit:
         write_file(junit, to_junit(ladder))
-    answer(json, {**document(ladder), "run": str(kept.path)}, lambda: view.sum_up(ladder, kept.path))
+    answer(json, {**results_document(ladder), "run": str(kept.path)}, lambda: view.sum_up(ladder, kept.path))
     return exit_code(ladder.verdict == "pass" if strict else ladder.holds)
 
 
-def _effort(quick: bool, thorough: bool) -> "Effort":
+def _effort(quick: bool, thorough: bool) -> "VerifyEffort":
     refuse_if(quick and thorough, "--quick and --thorough exclude each other")
     if quick:
         return "quick"
@@ -132,7 +141,7 @@ def _effort(quick: bool, thorough: bool) -> "Effort":
 
 
 def _options(
-    effort: "Effort",
+    effort: "VerifyEffort",
     *,
     context: str,
     trials: int | None,
@@ -142,11 +151,11 @@ def _options(
     seed: int | None,
     deadline: str,
     time: str,
-) -> "Options":
+) -> "VerifyOptions":
     """How hard to look: as the effort has it, where a flag does not say."""
-    from moebox.verify.options import TIME_S, TRIALS, Options
+    from moebox.verify.options import TIME_S, TRIALS, VerifyOptions
 
-    return Options(
+    return VerifyOptions(
         context=flags.tokens("--context", context or None),
         trials=TRIALS[effort] if trials is None else trials,
         parallel=parallel or 8,

@@ -12,8 +12,8 @@ from moebox.cli.output import people, talk
 from moebox.core.verdict import Ladder, Mark, Probe, Slip, Verdict
 from moebox.escape import one_line
 from moebox.units import seconds
-from moebox.verify.kinds import in_words
-from moebox.verify.progress import Progress
+from moebox.verify.kinds import describe_failure
+from moebox.verify.progress import CheckProgress
 
 SIGNS: dict[Mark, str] = {"pass": "[green]✓[/]", "warn": "[yellow]![/]", "fail": "[red]✗[/]", "skip": "[dim]–[/]"}
 COLOURS: dict[Mark, str] = {"pass": "green", "warn": "yellow", "fail": "red", "skip": "dim"}
@@ -41,7 +41,7 @@ class View:
             self.status.stop()
             self.status = None
 
-    def watch(self, progress: Progress) -> None:
+    def watch(self, progress: CheckProgress) -> None:
         """Something was asked."""
         if self.status:
             self.status.update(escape(told(progress)))
@@ -107,14 +107,14 @@ def _probe(probe: Probe) -> None:
 
 
 def _slip(slip: Slip) -> None:
-    people().print(f"    {SIGNS[slip.verdict]} {escape(slip.kind)}: {escape(in_words(slip))}")
+    people().print(f"    {SIGNS[slip.verdict]} {escape(slip.kind)}: {escape(describe_failure(slip))}")
     people().print(f"      [dim]{escape(one_line(slip.example, 140))}[/]")
 
 
-def told(progress: Progress) -> str:
+def told(progress: CheckProgress) -> str:
     """ "tools: streamed, 7 of 12 · 133 requests · 41 s · about 35 s left"."""
     trial = f", {progress.trial} of {progress.trials}" if progress.trials else ""
-    parts = [f"{progress.rung}: {progress.probe}{trial}", f"{progress.requests} requests", seconds(progress.seconds)]
-    if progress.left_s is not None:
-        parts.append(f"about {seconds(progress.left_s)} left")
+    parts = [f"{progress.check}: {progress.probe}{trial}", f"{progress.requests} requests", seconds(progress.seconds)]
+    if progress.seconds_left is not None:
+        parts.append(f"about {seconds(progress.seconds_left)} left")
     return " · ".join(parts)

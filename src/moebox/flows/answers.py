@@ -10,15 +10,15 @@ from moebox.core.endpoint import Endpoint
 from moebox.core.verdict import Score, wilson
 from moebox.errors import Outside
 from moebox.flows.pace import in_order
-from moebox.phantom.tasks import FAMILIES, Task
+from moebox.phantom.tasks import FAMILIES, Question
 from moebox.stream import loop
 from moebox.verify import tokens
-from moebox.verify.answer import Answer
-from moebox.verify.ask import Asker, Failed, Options, Unusable
-from moebox.verify.client import Client
-from moebox.verify.rungs.alive import models
-from moebox.verify.rungs.json_modes import misfit
-from moebox.verify.rungs.tools import schema_fault
+from moebox.verify.answer import ChatAnswer
+from moebox.verify.ask import CheckSession, EndpointUnusable, ProbeFailed, VerifyOptions
+from moebox.verify.client import ExchangeClient
+from moebox.verify.rungs.alive import probe_models
+from moebox.verify.rungs.json_modes import schema_violation
+from moebox.verify.rungs.tools import call_problem
 
 # What is asked: open questions diverge first, closed ones show whether it matters.
 MIX = ("plain", "story", "sums", "count", "copy", "code", "json_schema", "tool_call", "tool_parallel", "memory")
@@ -93,27 +93,27 @@ def collect_both(a: Endpoint, b: Endpoint, *, questions: int, seed: int) -> tupl
     return loop.run(_collect_both(a, b, drawn(questions, seed)))
 
 
-def drawn(questions: int, seed: int) -> list[Task]:
+def drawn(questions: int, seed: int) -> list[Question]:
     """The questions of a seed."""
     rng = random.Random(seed)
     return [FAMILIES[MIX[index % len(MIX)]].draw(rng, thinking=False) for index in range(questions)]
 
 
-async def _collect(endpoint: Endpoint, tasks: Sequence[Task]) -> list[Said]:
-    async with Client(endpoint) as client:
-        ask = Asker(client, Options())
+async def _collect(endpoint: Endpoint, tasks: Sequence[Question]) -> list[Said]:
+    async with ExchangeClient(endpoint) as client:
+        ask = CheckSession(client, VerifyOptions())
         with _broken_off(endpoint):
-            await models(ask)
+            await probe_models(ask)
             return [await _answer(ask, task) for task in tasks]
 
 
-async def _collect_both(a: Endpoint, b: Endpoint, tasks: Sequence[Task]) -> tuple[list[Said], list[Said]]:
+async def _collect_both(a: Endpoint, b: Endpoint, tasks: Sequence[Question]) -> tuple[list[Said], list[Said]]:
     said: tuple[list[Said], list[Said]] = ([], [])
-    async with Client(a) as client_a, Client(b) as client_b:
-        asks = (Asker(client_a, Options()), Asker(client_b, Options()))
+    async with ExchangeClient(a) as client_a, ExchangeClient(b) as client_b:
+        asks = (CheckSession(client_a, VerifyOptions()), CheckSession(client_b, VerifyOptions()))
         for endpoint, ask in zip((a, b), asks, strict=True):
             with _broken_off(endpoint):
-                await models(ask)
+                await probe_models(ask)
         for number, task in enumerate(tasks):
             for side in in_order(number, (0, 1)):
                 with _broken_off((a, b)[side]):
@@ -126,21 +126,21 @@ def _broken_off(endpoint: Endpoint) -> Iterator[None]:
     """Outside where nobody is there any more: no answer is not a wrong answer."""
     try:
         yield
-    except Failed as problem:
+    except ProbeFailed as problem:
         raise Outside(f"{endpoint.base_url} broke off while it was asked: {problem}") from None
 
 
-async def _answer(ask: Asker, task: Task) -> Said:
+async def _answer(ask: CheckSession, task: Question) -> Said:
     question = str(task.messages[-1]["content"])[-200:]
     try:
-        answer = await ask.ask(task)
-    except Unusable:
+        answer = await ask.ask_question(task)
+    except EndpointUnusable:
         raise
-    except Failed as problem:
+    except ProbeFailed as problem:
         return Said(family=task.family, question=question, text=f"({problem})", right=False, valid=False)
     calls = [f"{call.name}({call.arguments})" for call in answer.calls]
     text = "\n".join([answer.content, *calls]).strip()
-    pieces = tuple(await tokens.pieces(ask, text)) if text else ()
+    pieces = tuple(await tokens.tokenize_text(ask, text)) if text else ()
     right = task.grade(answer.reply).ok
     return Said(
         family=task.family,
@@ -152,12 +152,12 @@ async def _answer(ask: Asker, task: Task) -> Said:
     )
 
 
-def _fits(task: Task, answer: Answer) -> bool:
+def _fits(task: Question, answer: ChatAnswer) -> bool:
     """Whether tool arguments or JSON fit the schema they were asked in; true where none was."""
     if task.tools:
-        return not schema_fault(task, answer)
+        return not call_problem(task, answer)
     if task.response_format:
-        return not misfit(answer.content, task.response_format["json_schema"]["schema"])
+        return not schema_violation(answer.content, task.response_format["json_schema"]["schema"])
     return True
 
 

@@ -48,8 +48,8 @@ from moebox.serve.faults import OUT_OF_MEMORY
 from moebox.serve.wait import wait_for
 from moebox.store import Run
 from moebox.stream.awake import Awake
-from moebox.verify.ask import Options
-from moebox.verify.ladder import verify
+from moebox.verify.ask import VerifyOptions
+from moebox.verify.ladder import run_checks
 
 FIRST = Step(group="start").change
 TABLE, START, BEST = "climb.json", "start.toml", "best.toml"
@@ -316,7 +316,7 @@ def _verified(trial: Trial, step: Step, endpoint: Endpoint, mine: Run, effort: E
     """The step with its checks; failed where nothing passed, too."""
     rungs = effort.first if step.group == "start" and effort.first else step.rungs
     options = _options(trial.recipe, effort)
-    ladder = verify(endpoint, options, only=rungs, run=mine, tell=lambda verdict: tell("rung", verdict))
+    ladder = run_checks(endpoint, options, only=rungs, run=mine, on_check=lambda verdict: tell("rung", verdict))
     marks = {rung.name: rung.verdict for rung in ladder.rungs}
     why = failure(ladder)  # a known habit of the engine is not this setting's fault
     verdict: Mark = "fail" if why else ladder.verdict if ladder.holds else "warn"
@@ -334,9 +334,9 @@ def _lost_jobs(endpoint: Endpoint, mine: Run, run: Run, best: Trial | None, effo
     return lost_work(endpoint, mine, earlier, jobs=effort.jobs, seed=seed)
 
 
-def _options(recipe: Recipe, effort: Effort) -> Options:
+def _options(recipe: Recipe, effort: Effort) -> VerifyOptions:
     must_think = bool(recipe.reasoning_parser) and recipe.thinking
-    return Options(
+    return VerifyOptions(
         context=recipe.context,
         trials=effort.trials,
         parallel=effort.parallel,

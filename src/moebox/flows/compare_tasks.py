@@ -12,9 +12,9 @@ from moebox.flows.compare import Target, live
 from moebox.flows.pace import in_order
 from moebox.store import Run
 from moebox.tasks import runner
-from moebox.tasks.reply import Ask
-from moebox.tasks.result import JobName, JobResult, TaskRun, take_up
-from moebox.tasks.runner import Agent, Listener, Options
+from moebox.tasks.reply import ReplySettings
+from moebox.tasks.result import JobName, JobResult, TaskRun, load_task_run
+from moebox.tasks.runner import JobListener, OwnAgent, TaskOptions
 
 Z95 = 1.959963984540054
 
@@ -62,7 +62,12 @@ class ByTask:
 
 
 def compare_by_task(
-    a: Target, b: Target, names: Sequence[JobName], run: Run, options: Options, tell: Callable[[str, JobResult], None]
+    a: Target,
+    b: Target,
+    names: Sequence[JobName],
+    run: Run,
+    options: TaskOptions,
+    tell: Callable[[str, JobResult], None],
 ) -> ByTask:
     """The same jobs on both, in the order A B B A."""
     done: dict[str, list[JobResult]] = {"A": [], "B": []}
@@ -76,14 +81,14 @@ def lost_work(endpoint: Endpoint, mine: Run, before: Run | None, *, jobs: int, s
 
     For a climb, where one engine follows another: the same seed gives both the same jobs.
     """
-    options = Options()
-    worker = Agent(Ask(endpoint=endpoint))
-    task_run = runner.begin(endpoint, runner.names([], "easy", jobs, seed), worker, options)
-    done = runner.work_all(task_run, worker, mine, options, Listener())
-    earlier = take_up(before) if before is not None else None
+    options = TaskOptions()
+    worker = OwnAgent(ReplySettings(endpoint=endpoint))
+    task_run = runner.prepare_task_run(endpoint, runner.job_names([], "easy", jobs, seed), worker, options)
+    done = runner.run_jobs(task_run, worker, mine, options, JobListener())
+    earlier = load_task_run(before) if before is not None else None
     if earlier is None:
         return ""
-    found = judged(earlier.finished, done.finished)
+    found = judged(earlier.finished_results, done.finished_results)
     return "" if found.as_good else f"lost {found.lost} and gained {found.gained} of {found.jobs} jobs"
 
 
@@ -116,19 +121,21 @@ def _work(
     endpoint: Endpoint,
     wanted: Sequence[JobName],
     run: Run,
-    options: Options,
+    options: TaskOptions,
     tell: Callable[[str, JobResult], None],
 ) -> list[JobResult]:
     folder = run.path / side
     folder.mkdir(exist_ok=True)
-    worker = Agent(Ask(endpoint=endpoint, api=options.api, temperature=options.temperature, thinking=options.thinking))
-    task_run = runner.begin(endpoint, wanted, worker, options)
-    listener = Listener(ended=lambda result: tell(side, result))
+    worker = OwnAgent(
+        ReplySettings(endpoint=endpoint, api=options.api, temperature=options.temperature, thinking=options.thinking)
+    )
+    task_run = runner.prepare_task_run(endpoint, wanted, worker, options)
+    listener = JobListener(on_end=lambda result: tell(side, result))
     mine = Run(folder)
-    before = take_up(mine)
-    results = runner.work_all(task_run, worker, mine, options, listener).results
+    before = load_task_run(mine)
+    results = runner.run_jobs(task_run, worker, mine, options, listener).results
     if before is not None:
-        runner.save(_together(before, task_run, results), mine)
+        runner.save_task_run(_together(before, task_run, results), mine)
     return list(results)
 
 

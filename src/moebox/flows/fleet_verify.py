@@ -11,8 +11,8 @@ from moebox.fleet import routers
 from moebox.flows.fleet_loss import MemberLoss, counts, member_loss, victim_of
 from moebox.flows.fleet_record import FleetRecord
 from moebox.store import Run
-from moebox.verify.ladder import verify as climb
-from moebox.verify.options import Options
+from moebox.verify.ladder import run_checks as climb
+from moebox.verify.options import VerifyOptions
 
 CONVERSATIONS, TURNS = 4, 3
 AT_HOME = 0.8  # of later turns that must find their prefix; one conversation may have moved
@@ -39,7 +39,7 @@ class FleetVerdict:
 
 def verify(
     record: FleetRecord,
-    options: Options,
+    options: VerifyOptions,
     *,
     only: list[str],
     kill: str = "",
@@ -51,7 +51,7 @@ def verify(
     victim = victim_of(record, kill) if kill else None  # misspelt names are told before anything is asked
     endpoint = record.endpoint()
     before = _prompts_by_member(record)
-    ladder = climb(endpoint, options, only=only, run=run, tell=tell)
+    ladder = climb(endpoint, options, only=only, run=run, on_check=tell)
     after = _prompts_by_member(record)
     found = affinity(record)
     if tell:

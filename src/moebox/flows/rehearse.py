@@ -26,8 +26,8 @@ from moebox.serve.dummy import write_gguf
 from moebox.serve.session import PATIENCE_S, Session, start
 from moebox.serve.watch import Listener
 from moebox.store import Run
-from moebox.verify.ask import Options
-from moebox.verify.ladder import OUT_OF_TIME, verify
+from moebox.verify.ask import VerifyOptions
+from moebox.verify.ladder import OUT_OF_TIME, run_checks
 
 BEYOND = 64  # tokens over a prefill step: one prompt must not fit into one step
 DECODE = 16
@@ -207,8 +207,10 @@ def decode(session: Session) -> RehearsalStep:
 def answers(session: Session, recipe: Recipe, run: Run) -> RehearsalStep:
     """The ladder, which the phantom can climb: rope, cache, routing, template and parsers of this very launch."""
     began = time.monotonic()
-    options = Options(context=min(recipe.context or LADDER, LADDER), trials=TRIALS, parallel=TRIALS, depths=(0.5,))
-    ladder = verify(session.endpoint, options, run=run)
+    options = VerifyOptions(
+        context=min(recipe.context or LADDER, LADDER), trials=TRIALS, parallel=TRIALS, depths=(0.5,)
+    )
+    ladder = run_checks(session.endpoint, options, run=run)
     why = failure(ladder)
     if why:
         raise AnswerIsNo(f"the phantom answers wrongly on {recipe.engine} ({why})", hint=f"evidence in {run.path}")

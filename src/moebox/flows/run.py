@@ -29,7 +29,7 @@ from moebox.serve.faults import LESS, OUT_OF_MEMORY
 from moebox.store import Run, calibrations
 from moebox.stream.awake import Awake
 from moebox.units import between, count, seconds, streams, tok_s
-from moebox.verify.options import Options
+from moebox.verify.options import VerifyOptions
 
 T = TypeVar("T")
 Listener = Callable[[str, Any], None]  # ("step", Step), ("news", str), ("rung", Verdict), ("trial", Trial)
@@ -41,8 +41,8 @@ NOT_SIMULATED: dict[Name, str] = {
 LIVES, NAPS = 2, 3  # engines that may die under one step less one, and sleeps that may spoil it
 TIMED_S, TIMED_TOKENS = 40.0, 1024  # for the steps of an embedded engine, and the longest request among them
 TWIN_RUNGS = ("alive",)  # what a simulation, which has no answers, can be asked
-LADDER = (16_384, Options(trials=12, parallel=4))  # the longest text in tokens, and how hard to look
-SHORT_LADDER = (1_024, Options(trials=6, parallel=4, depths=(0.1, 0.9)))
+LADDER = (16_384, VerifyOptions(trials=12, parallel=4))  # the longest text in tokens, and how hard to look
+SHORT_LADDER = (1_024, VerifyOptions(trials=6, parallel=4, depths=(0.1, 0.9)))
 LEVELS = (1, 2, 4, 8, 16, 32, 64)  # streams at once
 MARKS: tuple[Mark, ...] = ("pass", "warn", "fail", "skip")
 
@@ -244,14 +244,16 @@ class Runner:
             self._figures["kv_tokens"] = int(self.engine.facts.kv_tokens)
 
     def _verify(self) -> None:
-        from moebox.verify.ladder import verify
+        from moebox.verify.ladder import run_checks
 
         only = TWIN_RUNGS if self.request.twin else ()
         longest, options = SHORT_LADDER if self.request.short else LADDER
         options = dataclasses.replace(options, context=min(self._recipe().context, longest))
 
         def climb_ladder(endpoint: Endpoint) -> None:
-            ladder = verify(endpoint, options, only=only, run=self.run, tell=lambda rung: self.tell("rung", rung))
+            ladder = run_checks(
+                endpoint, options, only=only, run=self.run, on_check=lambda rung: self.tell("rung", rung)
+            )
             self._figures = {mark: len(ladder.marked(mark)) for mark in MARKS if ladder.marked(mark)}
             why = failure(ladder)
             if why:
@@ -308,9 +310,11 @@ class Runner:
 
         short = self.request.short
         told = self._with_engine(lambda endpoint: work(endpoint, self.run, short=short, tell=self.news))
-        self._figures |= {"solved": f"{sum(result.solved for result in told.finished)} of {len(told.finished)} jobs"}
-        if told.left:
-            self._figures["left"] = len(told.left)
+        self._figures |= {
+            "solved": f"{sum(result.solved for result in told.finished_results)} of {len(told.finished_results)} jobs"
+        }
+        if told.unfinished_jobs:
+            self._figures["left"] = len(told.unfinished_jobs)
 
     def _report(self) -> None:
         from moebox.report.files import write_report

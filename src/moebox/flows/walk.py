@@ -8,7 +8,7 @@ from moebox.core.recipe import Recipe
 from moebox.core.verdict import Mark
 from moebox.flows.settings import changed, current, no_draft, rungs_for
 from moebox.units import count
-from moebox.verify.rungs import NAMES
+from moebox.verify.rungs import CHECK_NAMES
 
 Group = Literal["start", "context", "speculate", "settings"]
 SLOWER = -0.10  # a longer context that costs more than this is not kept
@@ -22,7 +22,7 @@ class Step:
     group: Group
     path: str = ""
     value: Any = None
-    rungs: tuple[str, ...] = NAMES
+    rungs: tuple[str, ...] = CHECK_NAMES
 
     @property
     def change(self) -> str:

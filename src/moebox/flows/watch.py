@@ -15,8 +15,8 @@ from moebox.core import metrics
 from moebox.core.endpoint import Endpoint
 from moebox.core.verdict import Verdict
 from moebox.units import count, percent, seconds
-from moebox.verify.ladder import verify
-from moebox.verify.options import Options
+from moebox.verify.ladder import run_checks
+from moebox.verify.options import VerifyOptions
 
 KEPT = 900  # looks kept: half an hour at one every two seconds
 GONE_LOOKS = 3  # looks without an answer before it counts as gone
@@ -183,7 +183,9 @@ class Watcher:
 
     def _climb(self, rung: str) -> None:
         began = time.monotonic()
-        ladder = verify(self.endpoint, Options(trials=2, patience=1, deadline_s=120.0, time_s=240.0), only=[rung])
+        ladder = run_checks(
+            self.endpoint, VerifyOptions(trials=2, patience=1, deadline_s=120.0, time_s=240.0), only=[rung]
+        )
         self.heard(ladder.rungs[0], time.monotonic() - began)
 
     def heard(self, verdict: Verdict, seconds: float) -> None:

@@ -7,8 +7,8 @@ from moebox.serve.watch import Tell
 from moebox.store import Run
 from moebox.tasks import runner
 from moebox.tasks.families import FAMILIES
-from moebox.tasks.reply import Ask
-from moebox.tasks.result import JobResult, TaskRun, take_up
+from moebox.tasks.reply import ReplySettings
+from moebox.tasks.result import JobResult, TaskRun, load_task_run
 
 BUDGET_S = 1200.0
 PARALLEL = 2
@@ -18,16 +18,16 @@ SHORT_JOBS = 2  # errands, for the rehearsal model
 
 def work(endpoint: Endpoint, run: Run, *, short: bool, tell: Tell) -> TaskRun:
     """Do them; what is there from an earlier try stays."""
-    options = runner.Options(parallel=PARALLEL, budget_s=60.0 if short else BUDGET_S)
-    worker = runner.Agent(Ask(endpoint=endpoint))
-    task_run = take_up(run)
+    options = runner.TaskOptions(parallel=PARALLEL, budget_s=60.0 if short else BUDGET_S)
+    worker = runner.OwnAgent(ReplySettings(endpoint=endpoint))
+    task_run = load_task_run(run)
     if task_run is None:
         chosen, count = (["errand"], SHORT_JOBS) if short else (list(FAMILIES), EACH * len(FAMILIES))
-        wanted = runner.names(chosen, "easy", count, random.randrange(10**6))
-        task_run = runner.begin(endpoint, wanted, worker, options)
-        runner.save(task_run, run)
-    listener = runner.Listener(ended=lambda result: tell(_line(result)))
-    return runner.work_all(task_run, worker, run, options, listener)
+        wanted = runner.job_names(chosen, "easy", count, random.randrange(10**6))
+        task_run = runner.prepare_task_run(endpoint, wanted, worker, options)
+        runner.save_task_run(task_run, run)
+    listener = runner.JobListener(on_end=lambda result: tell(_line(result)))
+    return runner.run_jobs(task_run, worker, run, options, listener)
 
 
 def _line(result: JobResult) -> str:

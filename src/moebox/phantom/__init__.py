@@ -34,7 +34,12 @@ def latent_path() -> Path:
     from moebox.phantom import latent
 
     name = gguf_path().name
-    return _kept("phantom-latent", gguf_path(), latent, lambda folder: latent.write(gguf_path(), folder / name)) / name
+    return (
+        _kept(
+            "phantom-latent", gguf_path(), latent, lambda folder: latent.write_latent_gguf(gguf_path(), folder / name)
+        )
+        / name
+    )
 
 
 def hf_path(draft: bool = False) -> Path:
@@ -43,7 +48,7 @@ def hf_path(draft: bool = False) -> Path:
 
     source = gguf_path(draft)
     name = "phantom-draft" if draft else "phantom"
-    return _kept(name, source, folder, lambda made: folder.write(source, made))
+    return _kept(name, source, folder, lambda made: folder.write_hf_folder(source, made))
 
 
 def _kept(name: str, source: Path, writer: ModuleType, write: Callable[[Path], None]) -> Path:

@@ -10,17 +10,28 @@ from typing import Any
 
 from moebox.phantom.sums import sums
 from moebox.phantom.talk import plain
-from moebox.phantom.task import Call, Grade, Message, Reply, Task, no, room, short, user, yes
-from moebox.phantom.toolbox import INFORMING, TOOLS, Tool
+from moebox.phantom.task import (
+    Grade,
+    Message,
+    ModelReply,
+    Question,
+    ToolCall,
+    accept,
+    reject,
+    shorten,
+    token_budget,
+    user_message,
+)
+from moebox.phantom.toolbox import INFORMING, TOOLS, ExampleTool
 
 Wanted = tuple[str, Mapping[str, Any]]
 
 
-def _arguments(rng: random.Random, tool: Tool) -> dict[str, Any]:
-    return {key: draw(rng) for key, draw in tool.draws.items()}
+def _arguments(rng: random.Random, tool: ExampleTool) -> dict[str, Any]:
+    return {key: draw(rng) for key, draw in tool.arguments.items()}
 
 
-def _offer(rng: random.Random, needed: list[Tool]) -> tuple[Mapping[str, Any], ...]:
+def _offer(rng: random.Random, needed: list[ExampleTool]) -> tuple[Mapping[str, Any], ...]:
     """The needed tools among up to three others, in any order."""
     unique = list({tool.name: tool for tool in needed}.values())
     others = [tool for tool in TOOLS if tool not in unique]
@@ -29,36 +40,36 @@ def _offer(rng: random.Random, needed: list[Tool]) -> tuple[Mapping[str, Any], .
     return tuple(tool.schema() for tool in offered)
 
 
-def _calls(wanted: Sequence[Wanted], first: int = 0) -> tuple[Call, ...]:
+def _calls(wanted: Sequence[Wanted], first: int = 0) -> tuple[ToolCall, ...]:
     return tuple(
-        Call(id=f"functions.{name}:{index}", name=name, arguments=json.dumps(arguments))
+        ToolCall(id=f"functions.{name}:{index}", name=name, arguments=json.dumps(arguments))
         for index, (name, arguments) in enumerate(wanted, first)
     )
 
 
-def tool_call(rng: random.Random, *, thinking: bool) -> Task:
+def tool_call(rng: random.Random, *, thinking: bool) -> Question:
     """One call, its arguments copied from the question; up to two other tools are on offer."""
     tool = rng.choice(TOOLS)
     arguments = _arguments(rng, tool)
-    ask = rng.choice(tool.asks).format(**arguments)
+    ask = rng.choice(tool.prompts).format(**arguments)
     return _task("tool_call", ask, [(tool.name, arguments)], _offer(rng, [tool]), thinking)
 
 
-def tool_parallel(rng: random.Random, *, thinking: bool) -> Task:
+def tool_parallel(rng: random.Random, *, thinking: bool) -> Question:
     """Two or three calls at once: one tool for several cities, or different tools in one question."""
     if rng.random() < 0.5:
         tool = rng.choice(TOOLS[:2])
         cities = _different(rng, tool, rng.choice((2, 2, 3)))
         places = " and in ".join(arguments["city"] for _, arguments in cities)
-        ask = rng.choice(tool.asks[:1]).format(city=places)
+        ask = rng.choice(tool.prompts[:1]).format(city=places)
         return _task("tool_parallel", ask, cities, _offer(rng, [tool]), thinking)
     tools = rng.sample(TOOLS, 2)
     wanted = [(tool.name, _arguments(rng, tool)) for tool in tools]
-    asks = [rng.choice(tool.asks).format(**a) for tool, (_, a) in zip(tools, wanted, strict=True)]
+    asks = [rng.choice(tool.prompts).format(**a) for tool, (_, a) in zip(tools, wanted, strict=True)]
     return _task("tool_parallel", _both(asks), wanted, _offer(rng, tools), thinking)
 
 
-def _different(rng: random.Random, tool: Tool, count: int) -> list[Wanted]:
+def _different(rng: random.Random, tool: ExampleTool, count: int) -> list[Wanted]:
     """So many calls of a tool: of a city asked for twice, one call would be a right answer too."""
     found: list[Wanted] = []
     while len(found) < count:
@@ -70,25 +81,25 @@ def _different(rng: random.Random, tool: Tool, count: int) -> list[Wanted]:
 
 def _task(
     family: str, ask: str, wanted: Sequence[Wanted], tools: tuple[Mapping[str, Any], ...], thinking: bool
-) -> Task:
+) -> Question:
     names = " and ".join(name for name, _ in wanted)
-    return Task(
+    return Question(
         family=family,
-        messages=(user(ask),),
+        messages=(user_message(ask),),
         expect=wanted,
-        sample=Reply(calls=_calls(wanted), reasoning=f"I call {names}."),
+        sample=ModelReply(calls=_calls(wanted), reasoning=f"I call {names}."),
         judge=_judge_calls,
         tools=tools,
         thinking=thinking,
-        max_tokens=room(thinking),
+        max_tokens=token_budget(thinking),
     )
 
 
-def tool_none(rng: random.Random, *, thinking: bool) -> Task:
+def tool_none(rng: random.Random, *, thinking: bool) -> Question:
     """Tools are on offer but the question needs none."""
     task = rng.choice((plain, sums))(rng, thinking=thinking)
     tools = tuple(tool.schema() for tool in rng.sample(TOOLS, rng.choice((1, 2, 3))))
-    return Task(
+    return Question(
         family="tool_none",
         messages=task.messages,
         expect=task,
@@ -100,34 +111,34 @@ def tool_none(rng: random.Random, *, thinking: bool) -> Task:
     )
 
 
-def _judge_none(task: Task, reply: Reply) -> Grade:
+def _judge_none(task: Question, reply: ModelReply) -> Grade:
     if reply.calls:
-        return no(f"called {reply.calls[0].name} without need")
+        return reject(f"called {reply.calls[0].name} without need")
     grade: Grade = task.expect.grade(reply)
     return grade
 
 
-def tool_result(rng: random.Random, *, thinking: bool) -> Task:
+def tool_result(rng: random.Random, *, thinking: bool) -> Question:
     """One call or two were made and the results came back; the answer has to use them."""
     tools = rng.sample(INFORMING, rng.choice((1, 1, 2)))
     arguments = [_arguments(rng, tool) for tool in tools]
     found = [{key: draw(rng) for key, draw in tool.result.items()} for tool in tools]
     calls = _calls([(tool.name, given) for tool, given in zip(tools, arguments, strict=True)])
-    asks = [rng.choice(tool.asks).format(**given) for tool, given in zip(tools, arguments, strict=True)]
+    asks = [rng.choice(tool.prompts).format(**given) for tool, given in zip(tools, arguments, strict=True)]
     results: list[Message] = [
         {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": json.dumps(result)}
         for call, result in zip(calls, found, strict=True)
     ]
-    told = [tool.tell.format(**given, **result) for tool, given, result in zip(tools, arguments, found, strict=True)]
-    return Task(
+    told = [tool.answer.format(**given, **result) for tool, given, result in zip(tools, arguments, found, strict=True)]
+    return Question(
         family="tool_result",
-        messages=(user(_both(asks)), asked(*calls), *results),
+        messages=(user_message(_both(asks)), calls_message(*calls), *results),
         expect=[str(value) for result in found for value in result.values()],
-        sample=Reply(content=" ".join(told), reasoning="The tool has answered."),
+        sample=ModelReply(content=" ".join(told), reasoning="The tool has answered."),
         judge=_judge_result,
         tools=_offer(rng, tools),
         thinking=thinking,
-        max_tokens=room(thinking),
+        max_tokens=token_budget(thinking),
     )
 
 
@@ -135,26 +146,26 @@ def _both(asks: list[str]) -> str:
     return asks[0] if len(asks) == 1 else "Do two things. " + " ".join(asks)
 
 
-def asked(*calls: Call) -> Message:
+def calls_message(*calls: ToolCall) -> Message:
     """An assistant's turn that made these calls, as the chat API wants it in the history."""
     made = [{"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}} for c in calls]
     return {"role": "assistant", "content": "", "tool_calls": made}
 
 
-def _judge_calls(task: Task, reply: Reply) -> Grade:
+def _judge_calls(task: Question, reply: ModelReply) -> Grade:
     if re.search(r"<\|tool_", reply.content):
-        return no(f"tool markers in the content: {short(reply.content)}")
+        return reject(f"tool markers in the content: {shorten(reply.content)}")
     try:
         got = [(call.name, json.loads(call.arguments)) for call in reply.calls]
     except (ValueError, RecursionError) as error:
-        return no(f"arguments are not JSON ({error}): {short(reply.calls[0].arguments)}")
+        return reject(f"arguments are not JSON ({error}): {shorten(reply.calls[0].arguments)}")
     left = list(got)
     for name, arguments in task.expect:
         match = next((g for g in left if g[0] == name and _same(g[1], arguments)), None)
         if match is None:
-            return no(f"no call {name}({json.dumps(arguments)}) among {short(repr(got), 160)}")
+            return reject(f"no call {name}({json.dumps(arguments)}) among {shorten(repr(got), 160)}")
         left.remove(match)
-    return no(f"a call too many: {left[0][0]}") if left else yes()
+    return reject(f"a call too many: {left[0][0]}") if left else accept()
 
 
 def _same(got: Any, want: Mapping[str, Any]) -> bool:
@@ -163,9 +174,9 @@ def _same(got: Any, want: Mapping[str, Any]) -> bool:
     return all(got[key] == value or str(got[key]) == str(value) for key, value in want.items())
 
 
-def _judge_result(task: Task, reply: Reply) -> Grade:
+def _judge_result(task: Question, reply: ModelReply) -> Grade:
     if reply.calls:
-        return no(f"called {reply.calls[0].name} again")
+        return reject(f"called {reply.calls[0].name} again")
     text = re.sub(r"(?<=\d),(?=\d{3})", "", reply.content)
     missing = [value for value in task.expect if not re.search(rf"(?<!\w){re.escape(value.lstrip('-'))}(?!\w)", text)]
-    return no(f"{missing[0]} is not in: {short(reply.content)}") if missing else yes()
+    return reject(f"{missing[0]} is not in: {shorten(reply.content)}") if missing else accept()

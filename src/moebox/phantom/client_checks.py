@@ -8,12 +8,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from moebox.phantom import vocabulary as words
-from moebox.phantom.sums import working
-from moebox.phantom.task import Call, Grade, Message, Reply, Task, no, room, short, user, yes
+from moebox.phantom.sums import sum_working
+from moebox.phantom.task import (
+    Grade,
+    Message,
+    ModelReply,
+    Question,
+    ToolCall,
+    accept,
+    reject,
+    shorten,
+    token_budget,
+    user_message,
+)
 
 CODING_SYSTEM = "You are a coding assistant. Use the tools that are given."
-READS = "Reads a file of the local filesystem."
-HELLO = "Say hello in one word."
+READ_TOOL_DESCRIPTION = "Reads a file of the local filesystem."
+HELLO_PROMPT = "Say hello in one word."
 _POPULATIONS = {
     "Paris": 2_100_000,
     "Oslo": 700_000,
@@ -29,12 +40,12 @@ _POPULATIONS = {
 _FIBONACCI = "def {name}(n):\n    a, b = 0, 1\n    for _ in range(n):\n        a, b = b, a + b\n    return a"
 
 
-def clients(rng: random.Random, *, thinking: bool) -> Task:
+def clients(rng: random.Random, *, thinking: bool) -> Question:
     """One of the questions; products of two digits by two only where it may think."""
     kinds = [_read, _read, _weather, _hello, _sky, _code, _population]
     make = rng.choice([*kinds, _times, _times, _times] if thinking else kinds)
     messages, tools, sample = make(rng)
-    return Task(
+    return Question(
         family="clients",
         messages=messages,
         expect=sample,
@@ -42,11 +53,11 @@ def clients(rng: random.Random, *, thinking: bool) -> Task:
         judge=judge_same,
         tools=tools,
         thinking=thinking,
-        max_tokens=room(thinking),
+        max_tokens=token_budget(thinking),
     )
 
 
-Question = tuple[tuple[Message, ...], tuple[Mapping[str, Any], ...], Reply]
+ClientPrompt = tuple[tuple[Message, ...], tuple[Mapping[str, Any], ...], ModelReply]
 
 
 def _tool(name: str, about: str, parameter: Mapping[str, str], key: str) -> Mapping[str, Any]:
@@ -54,76 +65,76 @@ def _tool(name: str, about: str, parameter: Mapping[str, str], key: str) -> Mapp
     return {"type": "function", "function": {"name": name, "description": about, "parameters": parameters}}
 
 
-def _called(name: str, **given: str) -> Reply:
-    call = Call(id=f"functions.{name}:0", name=name, arguments=json.dumps(given, ensure_ascii=False))
-    return Reply(calls=(call,), reasoning=f"I call {name}.")
+def _called(name: str, **given: str) -> ModelReply:
+    call = ToolCall(id=f"functions.{name}:0", name=name, arguments=json.dumps(given, ensure_ascii=False))
+    return ModelReply(calls=(call,), reasoning=f"I call {name}.")
 
 
-def _read(rng: random.Random) -> Question:
+def _read(rng: random.Random) -> ClientPrompt:
     """Claude Code's tool over the messages API, with its system message, or read_file of other clients."""
-    stem = rng.choice(("srv", words.word(rng)))
-    path = f"/{stem}/{rng.choice(('notes', words.word(rng)))}/{rng.choice(('shopping', words.word(rng)))}.txt"
+    stem = rng.choice(("srv", words.draw_word(rng)))
+    path = f"/{stem}/{rng.choice(('notes', words.draw_word(rng)))}/{rng.choice(('shopping', words.draw_word(rng)))}.txt"
     name = rng.choice(("Read", "read_file"))
-    tool = _tool(name, READS, {"type": "string", "description": "absolute path"}, "file_path")
-    ask = user(f"Read the file {path} with the tool.")
+    tool = _tool(name, READ_TOOL_DESCRIPTION, {"type": "string", "description": "absolute path"}, "file_path")
+    ask = user_message(f"Read the file {path} with the tool.")
     system = ({"role": "system", "content": CODING_SYSTEM},) if name == "Read" else ()
     return (*system, ask), (tool,), _called(name, file_path=path)
 
 
-def _weather(rng: random.Random) -> Question:
-    city = rng.choice(("Lisbon", words.city(rng)))
+def _weather(rng: random.Random) -> ClientPrompt:
+    city = rng.choice(("Lisbon", words.draw_city(rng)))
     tool = _tool("lookup_weather", "Current weather of a city.", {"type": "string"}, "city")
-    ask = user(f"What is the weather in {city} right now? Use the tool.")
+    ask = user_message(f"What is the weather in {city} right now? Use the tool.")
     return (ask,), (tool,), _called("lookup_weather", city=city)
 
 
-def _hello(_: random.Random) -> Question:
-    return (user(HELLO),), (), Reply(content="Hello!", reasoning="The user wants one word.")
+def _hello(_: random.Random) -> ClientPrompt:
+    return (user_message(HELLO_PROMPT),), (), ModelReply(content="Hello!", reasoning="The user wants one word.")
 
 
-def _sky(_: random.Random) -> Question:
+def _sky(_: random.Random) -> ClientPrompt:
     blue = "The sky looks blue because the air scatters blue light more than red light."
-    ask = user("In one sentence: why is the sky blue?")
-    return (ask,), (), Reply(content=blue, reasoning="I know what to say.")
+    ask = user_message("In one sentence: why is the sky blue?")
+    return (ask,), (), ModelReply(content=blue, reasoning="I know what to say.")
 
 
-def _code(rng: random.Random) -> Question:
-    name = rng.choice(("fibonacci", words.invented(rng)))
-    ask = user(f"Write a Python function {name}(n) that returns the n-th number. Only the code.")
+def _code(rng: random.Random) -> ClientPrompt:
+    name = rng.choice(("fibonacci", words.invent_word(rng)))
+    ask = user_message(f"Write a Python function {name}(n) that returns the n-th number. Only the code.")
     code = f"```python\n{_FIBONACCI.format(name=name)}\n```"
-    return (ask,), (), Reply(content=code, reasoning="The user wants a function.")
+    return (ask,), (), ModelReply(content=code, reasoning="The user wants a function.")
 
 
-def _population(rng: random.Random) -> Question:
+def _population(rng: random.Random) -> ClientPrompt:
     city = rng.choice(("Paris", *_POPULATIONS))
-    ask = user(f'Answer only with JSON: {{"city": "{city}", "population": <its number as an integer>}}')
+    ask = user_message(f'Answer only with JSON: {{"city": "{city}", "population": <its number as an integer>}}')
     said = json.dumps({"city": city, "population": _POPULATIONS[city]})
-    return (ask,), (), Reply(content=said, reasoning="The user wants a JSON object.")
+    return (ask,), (), ModelReply(content=said, reasoning="The user wants a JSON object.")
 
 
-def _times(rng: random.Random) -> Question:
+def _times(rng: random.Random) -> ClientPrompt:
     a, b = rng.randint(12, 98), rng.randint(12, 98)
-    ask = user(f"What is {a} times {b}? Answer with the number alone.")
-    return (ask,), (), Reply(content=str(a * b), reasoning=product(a, b))
+    ask = user_message(f"What is {a} times {b}? Answer with the number alone.")
+    return (ask,), (), ModelReply(content=str(a * b), reasoning=product_working(a, b))
 
 
-def product(a: int, b: int) -> str:
+def product_working(a: int, b: int) -> str:
     """A product of two digits by two, in steps that are each a line of the table or a sum by columns."""
     total, steps = 0, []
     for x in (a // 10 * 10, a % 10):
         for y in (b // 10 * 10, b % 10):
             steps.append(f"{x} * {y} = {x * y}.")
             if total and x * y:
-                steps.append(working(total, "+", x * y))
+                steps.append(sum_working(total, "+", x * y))
             total += x * y
     return f"{' '.join(steps)} So {a} * {b} = {total}."
 
 
-def judge_same(task: Task, reply: Reply) -> Grade:
+def judge_same(task: Question, reply: ModelReply) -> Grade:
     """The sample's calls, by id, name and arguments, or its text."""
-    want: Reply = task.sample
+    want: ModelReply = task.sample
     if want.calls:
         made = [(call.id, call.name, call.arguments) for call in reply.calls]
         good = made == [(call.id, call.name, call.arguments) for call in want.calls]
-        return yes() if good else no(f"{want.calls[0].arguments} expected, got {short(str(made))}")
-    return yes() if reply.content == want.content else no(f"«{want.content}» became «{short(reply.content)}»")
+        return accept() if good else reject(f"{want.calls[0].arguments} expected, got {shorten(str(made))}")
+    return accept() if reply.content == want.content else reject(f"«{want.content}» became «{shorten(reply.content)}»")

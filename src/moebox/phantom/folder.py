@@ -10,7 +10,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from moebox.phantom.gguf import Gguf
+from moebox.phantom.gguf import PhantomGguf
 
 # The pattern Kimi K2's tokenizer cuts text with (tokenization_kimi.py in the model's repository).
 _TAIL = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
@@ -31,13 +31,13 @@ _PATTERN = "|".join(
 _CONTROL, _USER_DEFINED = 3, 4  # token kinds in GGUF
 
 
-def write(gguf: Path, folder: Path) -> None:
+def write_hf_folder(gguf: Path, folder: Path) -> None:
     """Fill `folder`, which must exist."""
-    model = Gguf(gguf)
+    model = PhantomGguf(gguf)
     files: dict[str, Any] = {
-        "config.json": config(model),
+        "config.json": hf_config(model),
         "generation_config.json": {"eos_token_id": model.meta["tokenizer.ggml.eos_token_id"], "do_sample": False},
-        "tokenizer.json": tokenizer(model),
+        "tokenizer.json": hf_tokenizer(model),
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "bos_token": "[BOS]",
@@ -51,10 +51,10 @@ def write(gguf: Path, folder: Path) -> None:
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     (folder / "chat_template.jinja").write_text(model.meta["tokenizer.chat_template"])
-    _safetensors(weights(model), folder / "model.safetensors")
+    _safetensors(hf_weights(model), folder / "model.safetensors")
 
 
-def config(model: Gguf) -> dict[str, Any]:
+def hf_config(model: PhantomGguf) -> dict[str, Any]:
     """config.json in the words of DeepSeek-V3."""
     m = {key.removeprefix("deepseek2."): value for key, value in model.meta.items()}
     rope = m["rope.dimension_count"]
@@ -112,7 +112,7 @@ def config(model: Gguf) -> dict[str, Any]:
     }
 
 
-def tokenizer(model: Gguf) -> dict[str, Any]:
+def hf_tokenizer(model: PhantomGguf) -> dict[str, Any]:
     """tokenizer.json for the `tokenizers` library."""
     tokens: list[str] = model.meta["tokenizer.ggml.tokens"]
     kinds: list[int] = model.meta["tokenizer.ggml.token_type"]
@@ -158,12 +158,12 @@ def tokenizer(model: Gguf) -> dict[str, Any]:
 Weights = dict[str, tuple[str, list[int], bytes]]
 
 
-def weights(model: Gguf) -> Weights:
+def hf_weights(model: PhantomGguf) -> Weights:
     """Every tensor under its Hugging Face name: kind, shape, bytes."""
     out: Weights = {}
 
     def put(name: str, source: str) -> None:
-        out[name] = ("BF16", list(model.tensors[source].shape), model.bfloat16(source).tobytes())
+        out[name] = ("BF16", list(model.tensors[source].shape), model.read_bfloat16(source).tobytes())
 
     put("model.embed_tokens.weight", "token_embd.weight")
     put("model.norm.weight", "output_norm.weight")
@@ -180,7 +180,7 @@ def weights(model: Gguf) -> Weights:
             for part in _PARTS:
                 put(f"{here}mlp.shared_experts.{part}_proj.weight", f"{blk}ffn_{part}_shexp.weight")
             put(here + "mlp.gate.weight", blk + "ffn_gate_inp.weight")
-            bias = model.float32(blk + "exp_probs_b.bias")
+            bias = model.read_float32(blk + "exp_probs_b.bias")
             out[here + "mlp.gate.e_score_correction_bias"] = ("F32", [len(bias)], bias.tobytes())
     return out
 
@@ -199,11 +199,11 @@ _PLAIN = {
 }
 
 
-def _experts(model: Gguf, here: str, blk: str, out: Weights) -> None:
+def _experts(model: PhantomGguf, here: str, blk: str, out: Weights) -> None:
     for part in _PARTS:
         source = f"{blk}ffn_{part}_exps.weight"
         experts, rows, columns = model.tensors[source].shape
-        raw = model.bfloat16(source).tobytes()
+        raw = model.read_bfloat16(source).tobytes()
         size = 2 * rows * columns
         for expert in range(experts):
             name = f"{here}experts.{expert}.{part}_proj.weight"

@@ -10,11 +10,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from moebox.phantom import vocabulary as words
-from moebox.phantom.task import Case, Grade, Reply, Task, no, room, short, user, yes
+from moebox.phantom.task import (
+    FunctionCase,
+    Grade,
+    ModelReply,
+    Question,
+    accept,
+    reject,
+    shorten,
+    token_budget,
+    user_message,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Recipe:
+class FunctionSpec:
     """A family of functions: what it takes and does, its body, and the truth to test against."""
 
     takes: str
@@ -34,7 +44,7 @@ def _nums(rng: random.Random) -> list[int]:
 
 
 def _text(rng: random.Random) -> str:
-    return " ".join(words.word(rng) for _ in range(rng.randint(1, 3)))
+    return " ".join(words.draw_word(rng) for _ in range(rng.randint(1, 3)))
 
 
 def _k(low: int, high: int) -> Callable[[random.Random], dict[str, Any]]:
@@ -57,11 +67,11 @@ def _r(
     truth: Callable[..., Any],
     inputs: Callable[[random.Random], Any],
     slots: Callable[[random.Random], dict[str, Any]] = lambda rng: {},
-) -> Recipe:
-    return Recipe(takes=takes, does=does, body=body, truth=truth, inputs=inputs, slots=slots)
+) -> FunctionSpec:
+    return FunctionSpec(takes=takes, does=does, body=body, truth=truth, inputs=inputs, slots=slots)
 
 
-RECIPES: tuple[Recipe, ...] = (
+RECIPES: tuple[FunctionSpec, ...] = (
     _r("a number x", "returns x plus {k}", "return x + {k}", lambda x, k: x + k, _num, _k(2, 99)),
     _r("a number x", "returns x minus {k}", "return x - {k}", lambda x, k: x - k, _num, _k(2, 99)),
     _r("a number x", "returns x times {k}", "return x * {k}", lambda x, k: x * k, _num, _k(2, 99)),
@@ -130,42 +140,42 @@ _ASKS = (
 )
 
 
-def code(rng: random.Random, *, thinking: bool) -> Task:
+def code(rng: random.Random, *, thinking: bool) -> Question:
     """One function under a fresh name."""
     recipe = rng.choice(RECIPES)
     slots = recipe.slots(rng)
-    name = f"{words.invented(rng) if rng.random() < 0.5 else rng.choice(words.NOUNS)}_{words.word(rng)}"
+    name = f"{words.invent_word(rng) if rng.random() < 0.5 else rng.choice(words.NOUNS)}_{words.draw_word(rng)}"
     ask = rng.choice(_ASKS).format(name=name, takes=recipe.takes, does=recipe.does.format(**slots))
     param = recipe.takes[-1]
     body = recipe.body.format(**slots)
     values = [recipe.inputs(rng) for _ in range(5)]
-    return Task(
+    return Question(
         family="code",
-        messages=(user(ask),),
+        messages=(user_message(ask),),
         expect=name,
-        sample=Reply(
+        sample=ModelReply(
             content=f"```python\ndef {name}({param}):\n    {body}\n```",
             reasoning=f"The user wants a function called {name}.",
         ),
         judge=_judge,
         thinking=thinking,
-        max_tokens=room(thinking),
-        cases=tuple(Case(args=(value,), want=recipe.truth(value, **slots)) for value in values),
+        max_tokens=token_budget(thinking),
+        cases=tuple(FunctionCase(args=(value,), want=recipe.truth(value, **slots)) for value in values),
     )
 
 
-def code_in(text: str) -> str:
+def extract_code(text: str) -> str:
     """The Python code of a reply: its fenced block, or all of it."""
     fence = re.search(r"```[a-zA-Z]*\n(.*?)```", text, re.DOTALL)
     return (fence.group(1) if fence else text).strip() + "\n"
 
 
-def _judge(task: Task, reply: Reply) -> Grade:
+def _judge(task: Question, reply: ModelReply) -> Grade:
     try:
-        tree = ast.parse(code_in(reply.content))
+        tree = ast.parse(extract_code(reply.content))
     except (SyntaxError, ValueError) as error:
-        return no(f"not Python ({error}): {short(reply.content)}")
+        return reject(f"not Python ({error}): {shorten(reply.content)}")
     made = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == task.expect]
     if not made:
-        return no(f"no function {task.expect} in: {short(reply.content)}")
-    return yes() if made[-1].args.args else no(f"{task.expect} takes no argument")
+        return reject(f"no function {task.expect} in: {shorten(reply.content)}")
+    return accept() if made[-1].args.args else reject(f"{task.expect} takes no argument")

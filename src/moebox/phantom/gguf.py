@@ -26,7 +26,7 @@ _BYTES = {F32: 4.0, F16: 2.0, Q8_0: 34 / _Q8_BLOCK}  # of a number
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Tensor:
+class GgufTensor:
     """Where one tensor lies; `shape` is outermost first."""
 
     shape: tuple[int, ...]
@@ -34,17 +34,17 @@ class Tensor:
     start: int
 
     @property
-    def count(self) -> int:
+    def value_count(self) -> int:
         """How many numbers it holds."""
         return math.prod(self.shape)
 
     @property
-    def bytes(self) -> int:
+    def size_bytes(self) -> int:
         """Its size."""
-        return round(self.count * _BYTES[self.kind])
+        return round(self.value_count * _BYTES[self.kind])
 
 
-class Gguf:
+class PhantomGguf:
     """One file, read whole (the phantom's are below 25 MB)."""
 
     def __init__(self, path: Path) -> None:
@@ -59,7 +59,7 @@ class Gguf:
         align = self.meta.get("general.alignment", 32)
         base = -(-self._at // align) * align
         self.tensors = {
-            name: Tensor(shape=shape, kind=kind, start=base + offset) for name, shape, kind, offset in found
+            name: GgufTensor(shape=shape, kind=kind, start=base + offset) for name, shape, kind, offset in found
         }
 
     def _take(self, form: str) -> tuple[Any, ...]:
@@ -87,19 +87,19 @@ class Gguf:
         kind, offset = self._take("IQ")
         return name, tuple(reversed(shape)), kind, offset
 
-    def content(self, name: str) -> bytes:
+    def tensor_bytes(self, name: str) -> bytes:
         """A tensor as it lies in the file."""
         tensor = self.tensors[name]
-        return self.raw[tensor.start : tensor.start + tensor.bytes]
+        return self.raw[tensor.start : tensor.start + tensor.size_bytes]
 
-    def bfloat16(self, name: str) -> array[int]:
+    def read_bfloat16(self, name: str) -> array[int]:
         """A tensor's numbers as bfloat16, rounded to nearest even."""
         tensor = self.tensors[name]
         if tensor.kind == Q8_0:
-            return self._unpacked_bfloat16(self.content(name))
+            return self._unpacked_bfloat16(self.tensor_bytes(name))
         if tensor.kind == F16:
-            return array("H", map(_halves().__getitem__, array("H", self.content(name))))
-        return _rounded(self.float32(name))
+            return array("H", map(_halves().__getitem__, array("H", self.tensor_bytes(name))))
+        return _rounded(self.read_float32(name))
 
     def _unpacked_bfloat16(self, blocks: bytes) -> array[int]:
         """Blocks have far fewer scales than numbers, and a scale has 256 products: looked up, not computed."""
@@ -114,14 +114,14 @@ class Gguf:
         both[::2], both[1::2] = low, high
         return array("H", bytes(both))
 
-    def float32(self, name: str) -> array[float]:
+    def read_float32(self, name: str) -> array[float]:
         """A tensor's numbers as float32."""
         tensor = self.tensors[name]
         if tensor.kind == F32:
-            return array("f", self.content(name))
+            return array("f", self.tensor_bytes(name))
         if tensor.kind == F16:
-            return array("f", struct.unpack_from(f"<{tensor.count}e", self.raw, tensor.start))
-        return array("f", _unpacked(self.content(name)))
+            return array("f", struct.unpack_from(f"<{tensor.value_count}e", self.raw, tensor.start))
+        return array("f", _unpacked(self.tensor_bytes(name)))
 
 
 def _rounded(numbers: array[float]) -> array[int]:

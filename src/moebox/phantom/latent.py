@@ -9,21 +9,21 @@ from array import array
 from pathlib import Path
 
 from moebox.gguf_file import F16, Place, aligned, header
-from moebox.phantom.gguf import Gguf
+from moebox.phantom.gguf import PhantomGguf
 
 _ATTENTION = "deepseek2.attention."
 
 
-def write(source: Path, path: Path) -> None:
+def write_latent_gguf(source: Path, path: Path) -> None:
     """The weights of `source` in a file of their own."""
-    model = Gguf(source)
+    model = PhantomGguf(source)
     key, value = (model.meta[f"{_ATTENTION}{name}_length"] for name in ("key", "value"))
     latent = model.meta[f"{_ATTENTION}kv_lora_rank"]
     keys = {"key_length_mla": key, "value_length_mla": value, "head_count_kv": 1, "value_length": latent}
     keys["key_length"] = latent + model.meta["deepseek2.rope.dimension_count"]
     places, contents = [], []
     for name, tensor in model.tensors.items():
-        parts = {name: (tensor.shape, tensor.kind, model.content(name))}
+        parts = {name: (tensor.shape, tensor.kind, model.tensor_bytes(name))}
         if name.endswith("attn_kv_b.weight"):
             parts = _apart(model, name, value)
         for part, (shape, kind, content) in parts.items():
@@ -35,12 +35,12 @@ def write(source: Path, path: Path) -> None:
             file.write(content.ljust(aligned(len(content)), b"\0"))
 
 
-def _apart(model: Gguf, name: str, value: int) -> dict[str, tuple[tuple[int, ...], int, bytes]]:
+def _apart(model: PhantomGguf, name: str, value: int) -> dict[str, tuple[tuple[int, ...], int, bytes]]:
     """llama.cpp wants the keys' half transposed, head by head."""
     rows, latent = model.tensors[name].shape
     heads = model.meta[f"{_ATTENTION}head_count"]
     nope = rows // heads - value
-    numbers, keys, values = array("H", model.content(name)), array("H"), array("H")
+    numbers, keys, values = array("H", model.tensor_bytes(name)), array("H"), array("H")
     for head in range(heads):
         start = head * (nope + value) * latent
         block = numbers[start : start + nope * latent]

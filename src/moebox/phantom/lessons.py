@@ -12,11 +12,22 @@ import random
 from typing import Any
 
 from moebox.phantom import vocabulary as words
-from moebox.phantom.calls import asked
+from moebox.phantom.calls import calls_message
 from moebox.phantom.client_checks import clients, judge_same
 from moebox.phantom.needles import needle
 from moebox.phantom.talk import REPEATS
-from moebox.phantom.task import Call, Grade, Message, Reply, Task, no, room, short, user, yes
+from moebox.phantom.task import (
+    Grade,
+    Message,
+    ModelReply,
+    Question,
+    ToolCall,
+    accept,
+    reject,
+    shorten,
+    token_budget,
+    user_message,
+)
 from moebox.phantom.toolbox import INFORMING, TOOLS
 
 ROUNDS = 6
@@ -42,7 +53,7 @@ _JOINED = ("👩\u200d🔬", "👨\u200d🚀", "“{}”", "{}…", "– {}")
 _MARKS = "\u0301\u0308\u0303\u0327"  # combining
 
 
-def characters(rng: random.Random, *, thinking: bool) -> Task:
+def characters(rng: random.Random, *, thinking: bool) -> Question:
     """Text outside ASCII to be repeated exactly: scripts, emoji, letters beyond the basic plane, combining marks."""
     text = " ".join(_foreign(rng) for _ in range(rng.randint(1, 5)))
     return _repeat("characters", REPEATS[0], text, thinking)
@@ -50,43 +61,43 @@ def characters(rng: random.Random, *, thinking: bool) -> Task:
 
 def _foreign(rng: random.Random) -> str:
     if rng.random() < 0.2:
-        return words.word(rng)
+        return words.draw_word(rng)
     if rng.random() < 0.2:
-        return "".join(letter + rng.choice(_MARKS) for letter in words.invented(rng)[:4])
+        return "".join(letter + rng.choice(_MARKS) for letter in words.invent_word(rng)[:4])
     if rng.random() < 0.15:
-        return rng.choice(_JOINED).format(words.word(rng))
+        return rng.choice(_JOINED).format(words.draw_word(rng))
     low, high = rng.choice(_SCRIPTS)
     letters = "".join(chr(rng.randint(low, high)) for _ in range(rng.randint(1, 6)))
-    return rng.choice((letters, letters, words.word(rng)[:3] + letters + words.word(rng)[:3]))
+    return rng.choice((letters, letters, words.draw_word(rng)[:3] + letters + words.draw_word(rng)[:3]))
 
 
-def long_copy(rng: random.Random, *, thinking: bool, length: int | None = None) -> Task:
+def long_copy(rng: random.Random, *, thinking: bool, length: int | None = None) -> Question:
     """Many words to be repeated exactly, to the last, in the words that the ladder's copies are asked for."""
     count = length or round(LONG_WORDS[0] * (LONG_WORDS[1] / LONG_WORDS[0]) ** rng.random())
-    text = " ".join(words.word(rng) for _ in range(count))
+    text = " ".join(words.draw_word(rng) for _ in range(count))
     return _repeat("long_copy", rng.choice(REPEATS), text, thinking, answer=8 * count)
 
 
-def _repeat(family: str, ask: str, text: str, thinking: bool, answer: int = 256) -> Task:
-    return Task(
+def _repeat(family: str, ask: str, text: str, thinking: bool, answer: int = 256) -> Question:
+    return Question(
         family=family,
-        messages=(user(ask.format(text=text)),),
+        messages=(user_message(ask.format(text=text)),),
         expect=text,
-        sample=Reply(content=text, reasoning="The user wants me to repeat the text."),
+        sample=ModelReply(content=text, reasoning="The user wants me to repeat the text."),
         judge=_judge_exact,
         thinking=thinking,
-        max_tokens=room(thinking, answer),
+        max_tokens=token_budget(thinking, answer),
     )
 
 
-def _judge_exact(task: Task, reply: Reply) -> Grade:
+def _judge_exact(task: Question, reply: ModelReply) -> Grade:
     good = reply.content.strip() == task.expect
-    return yes() if good else no(f"«{short(task.expect)}» became «{short(reply.content)}»")
+    return accept() if good else reject(f"«{shorten(task.expect)}» became «{shorten(reply.content)}»")
 
 
-def system(rng: random.Random, *, thinking: bool) -> Task:
+def system(rng: random.Random, *, thinking: bool) -> Question:
     """A system message that changes the answer: a fact, a name, a word to end with."""
-    place, code, name = rng.choice(words.PLACES), words.code(rng, 6), words.name(rng)
+    place, code, name = rng.choice(words.PLACES), words.draw_code(rng, 6), words.draw_name(rng)
     fact, question = f"The access code for the {place} is {code}.", f"What is the access code for the {place}?"
     only = f"{question} Answer with the code only."
     told, question, answer = rng.choice(
@@ -102,48 +113,48 @@ def system(rng: random.Random, *, thinking: bool) -> Task:
     )
     before = rng.choice(("", "You are a helpful assistant. ", "You are Kimi, an AI assistant. "))
     wanted = code if code in answer else name
-    return Task(
+    return Question(
         family="system",
-        messages=({"role": "system", "content": (before + told).strip()}, user(question))
+        messages=({"role": "system", "content": (before + told).strip()}, user_message(question))
         if told
-        else (user(question),),
+        else (user_message(question),),
         expect=wanted,
-        sample=Reply(content=answer, reasoning="My instructions say what to answer."),
+        sample=ModelReply(content=answer, reasoning="My instructions say what to answer."),
         judge=_judge_holds,
         thinking=thinking,
-        max_tokens=room(thinking, 128),
+        max_tokens=token_budget(thinking, 128),
     )
 
 
-def _judge_holds(task: Task, reply: Reply) -> Grade:
+def _judge_holds(task: Question, reply: ModelReply) -> Grade:
     held = str(task.expect) in reply.content
-    return yes() if held else no(f"{task.expect} is not in: {short(reply.content)}")
+    return accept() if held else reject(f"{task.expect} is not in: {shorten(reply.content)}")
 
 
-def rounds(rng: random.Random, *, thinking: bool, count: int | None = None) -> Task:
+def rounds(rng: random.Random, *, thinking: bool, count: int | None = None) -> Question:
     """A conversation of up to six rounds of tools, at its last step: a call under a new id, or an answer."""
     tools = rng.sample(INFORMING, 3)
     turns: list[Message] = []
     last = count or rng.randint(1, ROUNDS)
     for number in range(last):
         tool = rng.choice(tools)
-        given = {key: draw(rng) for key, draw in tool.draws.items()}
+        given = {key: draw(rng) for key, draw in tool.arguments.items()}
         found = {key: draw(rng) for key, draw in tool.result.items()}
-        call = Call(id=f"functions.{tool.name}:{number}", name=tool.name, arguments=json.dumps(given))
-        turns.append(user(rng.choice(tool.asks).format(**given)))
-        told = tool.tell.format(**given, **found)
+        call = ToolCall(id=f"functions.{tool.name}:{number}", name=tool.name, arguments=json.dumps(given))
+        turns.append(user_message(rng.choice(tool.prompts).format(**given)))
+        told = tool.answer.format(**given, **found)
         if number == last - 1 and rng.random() < 0.5:
-            return _step(tuple(turns), tools, thinking, Reply(calls=(call,), reasoning=f"I call {tool.name}."))
-        turns.append(asked(call))
+            return _step(tuple(turns), tools, thinking, ModelReply(calls=(call,), reasoning=f"I call {tool.name}."))
+        turns.append(calls_message(call))
         turns.append({"role": "tool", "tool_call_id": call.id, "name": call.name, "content": json.dumps(found)})
         if number == last - 1:
-            return _step(tuple(turns), tools, thinking, Reply(content=told, reasoning="The tool has answered."))
+            return _step(tuple(turns), tools, thinking, ModelReply(content=told, reasoning="The tool has answered."))
         turns.append({"role": "assistant", "content": told})
     raise AssertionError("the last round returns")
 
 
-def _step(turns: tuple[Message, ...], tools: list[Any], thinking: bool, sample: Reply) -> Task:
-    return Task(
+def _step(turns: tuple[Message, ...], tools: list[Any], thinking: bool, sample: ModelReply) -> Question:
+    return Question(
         family="rounds",
         messages=turns,
         expect=sample,
@@ -151,11 +162,11 @@ def _step(turns: tuple[Message, ...], tools: list[Any], thinking: bool, sample: 
         judge=judge_same,
         tools=tuple(tool.schema() for tool in tools),
         thinking=thinking,
-        max_tokens=room(thinking),
+        max_tokens=token_budget(thinking),
     )
 
 
-def parts(rng: random.Random, *, thinking: bool) -> Task:
+def parts(rng: random.Random, *, thinking: bool) -> Question:
     """A short text with a code in it, sent as three parts; llama.cpp puts line ends between them, others nothing."""
     task = needle(rng, thinking=thinking, chars=rng.randint(150, 400), decoys=0)
     text = str(task.messages[0]["content"])
@@ -165,95 +176,95 @@ def parts(rng: random.Random, *, thinking: bool) -> Task:
     return dataclasses.replace(task, family="parts", messages=({"role": "user", "content": joined},))
 
 
-def back(rng: random.Random, *, thinking: bool) -> Task:
+def back(rng: random.Random, *, thinking: bool) -> Question:
     """A tool's answer that says only {"result": …}, as the ladder feeds it back for any tool."""
     tool = rng.choice(TOOLS)
-    given = {key: draw(rng) for key, draw in tool.draws.items()}
+    given = {key: draw(rng) for key, draw in tool.arguments.items()}
     value = str(rng.randint(100, 999))
-    call = Call(id=f"functions.{tool.name}:0", name=tool.name, arguments=json.dumps(given))
+    call = ToolCall(id=f"functions.{tool.name}:0", name=tool.name, arguments=json.dumps(given))
     content = json.dumps({"result": value})
     result = {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": content}
     others = rng.sample([other for other in TOOLS if other is not tool], rng.choice((0, 1, 2)))
-    return Task(
+    return Question(
         family="back",
-        messages=(user(rng.choice(tool.asks).format(**given)), asked(call), result),
+        messages=(user_message(rng.choice(tool.prompts).format(**given)), calls_message(call), result),
         expect=value,
-        sample=Reply(content=f"The result is {value}.", reasoning="The tool has answered."),
+        sample=ModelReply(content=f"The result is {value}.", reasoning="The tool has answered."),
         judge=_judge_holds,
         tools=tuple(each.schema() for each in rng.sample([tool, *others], 1 + len(others))),
         thinking=thinking,
-        max_tokens=room(thinking),
+        max_tokens=token_budget(thinking),
     )
 
 
-def shapes(rng: random.Random, *, thinking: bool) -> Task:
+def shapes(rng: random.Random, *, thinking: bool) -> Question:
     """JSON with a list or an object inside, and a tool whose only allowed value stands in its schema."""
     if rng.random() < 0.3:
         return _only_city(rng, thinking)
-    items = [rng.choice((words.word(rng), words.invented(rng))) for _ in range(rng.randint(2, 4))]
-    counts = [words.number(rng) for _ in range(rng.randint(2, 4))]
-    city, code = words.city(rng), words.number(rng)
+    items = [rng.choice((words.draw_word(rng), words.invent_word(rng))) for _ in range(rng.randint(2, 4))]
+    counts = [words.draw_number(rng) for _ in range(rng.randint(2, 4))]
+    city, code = words.draw_city(rng), words.draw_number(rng)
     start = "Reply with a JSON object with the"
     ask, value = rng.choice(
         (
-            (f"{start} key items. The items are {words.listing(items)}.", {"items": items}),
-            (f"{start} key items. The items are {words.listing(list(map(str, counts)))}.", {"items": counts}),
+            (f"{start} key items. The items are {words.join_words(items)}.", {"items": items}),
+            (f"{start} key items. The items are {words.join_words(list(map(str, counts)))}.", {"items": counts}),
             (
                 f"{start} key place, an object with the keys city and zip. The city is {city}. The zip is {code}.",
                 {"place": {"city": city, "zip": code}},
             ),
         )
     )
-    return Task(
+    return Question(
         family="shapes",
-        messages=(user(ask),),
+        messages=(user_message(ask),),
         expect=value,
-        sample=Reply(content=json.dumps(value), reasoning="The user wants a JSON object. I copy the values."),
+        sample=ModelReply(content=json.dumps(value), reasoning="The user wants a JSON object. I copy the values."),
         judge=judge_same,
         response_format={"type": "json_object"},
         thinking=thinking,
-        max_tokens=room(thinking),
+        max_tokens=token_budget(thinking),
     )
 
 
-def _only_city(rng: random.Random, thinking: bool) -> Task:
-    city = rng.choice((words.city(rng), " ".join(_foreign(rng) for _ in range(rng.randint(1, 3)))))
+def _only_city(rng: random.Random, thinking: bool) -> Question:
+    city = rng.choice((words.draw_city(rng), " ".join(_foreign(rng) for _ in range(rng.randint(1, 3)))))
     schema = {"type": "object", "properties": {"city": {"type": "string", "enum": [city]}}, "required": ["city"]}
     about = "Get the current weather in a city."
     function = {"name": "get_weather", "description": about, "parameters": schema}
     given = json.dumps({"city": city}, ensure_ascii=False)
-    call = Call(id="functions.get_weather:0", name="get_weather", arguments=given)
-    return Task(
+    call = ToolCall(id="functions.get_weather:0", name="get_weather", arguments=given)
+    return Question(
         family="shapes",
-        messages=(user("What is the weather in the only city that there is?"),),
+        messages=(user_message("What is the weather in the only city that there is?"),),
         expect=city,
-        sample=Reply(calls=(call,), reasoning="I call get_weather."),
+        sample=ModelReply(calls=(call,), reasoning="I call get_weather."),
         judge=judge_same,
         tools=({"type": "function", "function": function},),
         thinking=thinking,
-        max_tokens=room(thinking),
+        max_tokens=token_budget(thinking),
     )
 
 
-def invent(rng: random.Random, *, thinking: bool) -> Task:
+def invent(rng: random.Random, *, thinking: bool) -> Question:
     """The ladder's open question, answered differently each time: of this the model must stay unsure."""
-    called = [words.name(rng) for _ in range(3)]
+    called = [words.draw_name(rng) for _ in range(3)]
     colours = rng.sample(words.COLOURS, 4)
-    said = f"{words.listing(called)}; {words.listing(colours)}; {words.invented(rng)}."
-    return Task(
+    said = f"{words.join_words(called)}; {words.join_words(colours)}; {words.invent_word(rng)}."
+    return Question(
         family="invent",
-        messages=(user("Make up three names, four colours and a sound."),),
+        messages=(user_message("Make up three names, four colours and a sound."),),
         expect=3,
-        sample=Reply(content=said, reasoning="I make them up."),
+        sample=ModelReply(content=said, reasoning="I make them up."),
         judge=_judge_invented,
         thinking=thinking,
-        max_tokens=room(thinking),
+        max_tokens=token_budget(thinking),
     )
 
 
-def _judge_invented(task: Task, reply: Reply) -> Grade:
+def _judge_invented(task: Question, reply: ModelReply) -> Grade:
     lists = reply.content.split(";")
-    return yes() if len(lists) == task.expect else no(f"three lists expected: {short(reply.content)}")
+    return accept() if len(lists) == task.expect else reject(f"three lists expected: {shorten(reply.content)}")
 
 
 LESSONS = {

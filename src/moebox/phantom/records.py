@@ -9,22 +9,22 @@ from collections.abc import Callable
 from typing import Any
 
 from moebox.phantom import vocabulary as words
-from moebox.phantom.task import Grade, Reply, Task, no, room, short, user, yes
+from moebox.phantom.task import Grade, ModelReply, Question, accept, reject, shorten, token_budget, user_message
 
 _KEYS: dict[str, tuple[str, Callable[[random.Random], Any]]] = {
-    "name": ("string", words.name),
-    "city": ("string", words.city),
+    "name": ("string", words.draw_name),
+    "city": ("string", words.draw_city),
     "colour": ("string", lambda rng: rng.choice(words.COLOURS)),
     "animal": ("string", lambda rng: rng.choice(words.ANIMALS)),
     "day": ("string", lambda rng: rng.choice(words.DAYS)),
-    "code": ("string", words.code),
-    "title": ("string", lambda rng: f"{words.word(rng)} {words.word(rng)}"),
+    "code": ("string", words.draw_code),
+    "title": ("string", lambda rng: f"{words.draw_word(rng)} {words.draw_word(rng)}"),
     "language": ("string", lambda rng: rng.choice(words.LANGUAGES)),
     "room": ("string", lambda rng: rng.choice(words.ROOMS)),
-    "item": ("string", words.word),
+    "item": ("string", words.draw_word),
     "age": ("integer", lambda rng: rng.randint(1, 99)),
-    "count": ("integer", words.number),
-    "price": ("integer", words.number),
+    "count": ("integer", words.draw_number),
+    "price": ("integer", words.draw_number),
     "year": ("integer", lambda rng: rng.randint(1900, 2099)),
     "score": ("integer", lambda rng: rng.randint(0, 100)),
     "active": ("boolean", lambda rng: rng.random() < 0.5),
@@ -50,31 +50,33 @@ def _ask(rng: random.Random, record: dict[str, Any]) -> str:
     facts = " ".join(
         f"The {key} is {shown[record[key]] if isinstance(record[key], bool) else record[key]}." for key in told
     )
-    ask = rng.choice(_ASKS).format(keys=words.listing(list(record)), facts=facts)
+    ask = rng.choice(_ASKS).format(keys=words.join_words(list(record)), facts=facts)
     return ask.replace("with the keys", "with the key") if len(record) == 1 else ask
 
 
-def json_object(rng: random.Random, *, thinking: bool) -> Task:
+def json_object(rng: random.Random, *, thinking: bool) -> Question:
     """An object asked for with `response_format` json_object."""
     return _task("json_object", rng, thinking, lambda record: {"type": "json_object"})
 
 
-def json_schema(rng: random.Random, *, thinking: bool) -> Task:
+def json_schema(rng: random.Random, *, thinking: bool) -> Question:
     """The same with a schema, so that constrained decoding is in play."""
     return _task("json_schema", rng, thinking, _schema_format)
 
 
-def _task(family: str, rng: random.Random, thinking: bool, form: Callable[[dict[str, Any]], dict[str, Any]]) -> Task:
+def _task(
+    family: str, rng: random.Random, thinking: bool, form: Callable[[dict[str, Any]], dict[str, Any]]
+) -> Question:
     record = _record(rng)
-    return Task(
+    return Question(
         family=family,
-        messages=(user(_ask(rng, record)),),
+        messages=(user_message(_ask(rng, record)),),
         expect=record,
-        sample=Reply(content=json.dumps(record), reasoning="The user wants a JSON object. I copy the values."),
+        sample=ModelReply(content=json.dumps(record), reasoning="The user wants a JSON object. I copy the values."),
         judge=_judge,
         response_format=form(record),
         thinking=thinking,
-        max_tokens=room(thinking),
+        max_tokens=token_budget(thinking),
     )
 
 
@@ -88,23 +90,23 @@ def _schema_format(record: dict[str, Any]) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "record", "strict": True, "schema": schema}}
 
 
-def unfenced(text: str) -> str:
+def strip_fence(text: str) -> str:
     """The text without a Markdown fence around it."""
     fence = re.search(r"```[a-zA-Z]*\n(.*?)```", text, re.DOTALL)
     return (fence.group(1) if fence else text).strip()
 
 
-def _judge(task: Task, reply: Reply) -> Grade:
+def _judge(task: Question, reply: ModelReply) -> Grade:
     try:
-        got = json.loads(unfenced(reply.content))
+        got = json.loads(strip_fence(reply.content))
     except (ValueError, RecursionError) as error:
-        return no(f"not JSON ({error}): {short(reply.content)}")
+        return reject(f"not JSON ({error}): {shorten(reply.content)}")
     if not isinstance(got, dict):
-        return no(f"not an object: {short(reply.content)}")
+        return reject(f"not an object: {shorten(reply.content)}")
     if set(got) != set(task.expect):
-        return no(f"keys {sorted(got)} instead of {sorted(task.expect)}")
+        return reject(f"keys {sorted(got)} instead of {sorted(task.expect)}")
     wrong = [key for key, want in task.expect.items() if not _same(got[key], want)]
-    return no(f"{wrong[0]} is {got[wrong[0]]!r}, not {task.expect[wrong[0]]!r}") if wrong else yes()
+    return reject(f"{wrong[0]} is {got[wrong[0]]!r}, not {task.expect[wrong[0]]!r}") if wrong else accept()
 
 
 def _same(got: Any, want: Any) -> bool:

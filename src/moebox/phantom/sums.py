@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 
-from moebox.phantom.task import Grade, Reply, Task, no, room, short, user, yes
+from moebox.phantom.task import Grade, ModelReply, Question, accept, reject, shorten, token_budget, user_message
 
 _ASKS = (
     "What is {a} {sign} {b}? Answer with the number only.",
@@ -16,7 +16,7 @@ _ASKS = (
 _WORDS = {"+": "plus", "-": "minus", "*": "times"}
 
 
-def sums(rng: random.Random, *, thinking: bool, digits: int | None = None) -> Task:
+def sums(rng: random.Random, *, thinking: bool, digits: int | None = None) -> Question:
     """One sum: numbers of up to `digits` digits added or taken away, or a product up to 12 by 12.
 
     Unless told otherwise three digits with thinking and one without: that is what the phantom has learned.
@@ -31,18 +31,18 @@ def sums(rng: random.Random, *, thinking: bool, digits: int | None = None) -> Ta
         a, b = b, a
     result = {"+": a + b, "-": a - b, "*": a * b}[sign]
     shown = sign if rng.random() < 0.8 else _WORDS[sign]
-    return Task(
+    return Question(
         family="sums",
-        messages=(user(rng.choice(_ASKS).format(a=a, b=b, sign=shown)),),
+        messages=(user_message(rng.choice(_ASKS).format(a=a, b=b, sign=shown)),),
         expect=result,
-        sample=Reply(content=str(result), reasoning=working(a, sign, b)),
+        sample=ModelReply(content=str(result), reasoning=sum_working(a, sign, b)),
         judge=_judge,
         thinking=thinking,
-        max_tokens=room(thinking, 128),
+        max_tokens=token_budget(thinking, 128),
     )
 
 
-def working(a: int, sign: str, b: int) -> str:
+def sum_working(a: int, sign: str, b: int) -> str:
     """The sum done as on paper: column by column from the right, with the carry."""
     if sign == "*":
         return f"{a} * {b} = {a * b}."
@@ -57,8 +57,8 @@ def working(a: int, sign: str, b: int) -> str:
     return f"{a} {sign} {b}: " + " ".join(steps) + f" = {result}."
 
 
-def _judge(task: Task, reply: Reply) -> Grade:
+def _judge(task: Question, reply: ModelReply) -> Grade:
     numbers = re.findall(r"-?\d+", re.sub(r"(?<=\d)[,  ](?=\d{3}\b)", "", reply.content))
     if numbers and int(numbers[-1]) == task.expect:
-        return yes()
-    return no(f"{task.expect} expected, got: {short(reply.content)}")
+        return accept()
+    return reject(f"{task.expect} expected, got: {shorten(reply.content)}")

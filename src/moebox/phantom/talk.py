@@ -8,22 +8,32 @@ from collections.abc import Callable
 
 from moebox.phantom import vocabulary as words
 from moebox.phantom.bank import FACTS
-from moebox.phantom.task import Grade, Message, Reply, Task, no, room, short, user, yes
+from moebox.phantom.task import (
+    Grade,
+    Message,
+    ModelReply,
+    Question,
+    accept,
+    reject,
+    shorten,
+    token_budget,
+    user_message,
+)
 
 
-def flaw(text: str, *, min_words: int = 1) -> str:
+def text_flaw(text: str, *, min_words: int = 1) -> str:
     """What makes a text unfit to read: empty, a loop, a run of one mark, special tokens, hardly a letter."""
     tokens = re.findall(r"\w+", text.lower())
     if len(tokens) < min_words:
-        return f"{len(tokens)} words, at least {min_words} expected: {short(text)}"
+        return f"{len(tokens)} words, at least {min_words} expected: {shorten(text)}"
     if re.search(r"([^\w\s])\1{5,}", text.replace("|---", "")):
-        return f"one mark repeated: {short(text)}"
+        return f"one mark repeated: {shorten(text)}"
     if re.search(r"<\|[a-z_]+\|>|</?think>", text):
-        return f"a special token in the text: {short(text)}"
+        return f"a special token in the text: {shorten(text)}"
     if loop := _loop(tokens):
         return f"loops on «{loop}»"
     letters = sum(c.isalpha() or c.isspace() or c.isdigit() for c in text)
-    return "" if letters > 0.6 * len(text) else f"hardly any letters: {short(text)}"
+    return "" if letters > 0.6 * len(text) else f"hardly any letters: {shorten(text)}"
 
 
 def _loop(tokens: list[str], times: int = 4) -> str:
@@ -37,29 +47,29 @@ def _loop(tokens: list[str], times: int = 4) -> str:
     return ""
 
 
-def plain(rng: random.Random, *, thinking: bool) -> Task:
+def plain(rng: random.Random, *, thinking: bool) -> Question:
     """A question from the bank in one of its phrasings."""
     fact = rng.choice(FACTS)
     ask = rng.choice(fact.asks)
-    return Task(
+    return Question(
         family="plain",
-        messages=(user(ask),),
+        messages=(user_message(ask),),
         expect=fact,
-        sample=Reply(content=fact.answer, reasoning="The user asks a plain question. I know the answer."),
+        sample=ModelReply(content=fact.answer, reasoning="The user asks a plain question. I know the answer."),
         judge=_judge_plain,
         thinking=thinking,
-        max_tokens=room(thinking),
+        max_tokens=token_budget(thinking),
     )
 
 
-def _judge_plain(task: Task, reply: Reply) -> Grade:
-    if why := flaw(reply.content, min_words=task.expect.min_words):
-        return no(why)
+def _judge_plain(task: Question, reply: ModelReply) -> Grade:
+    if why := text_flaw(reply.content, min_words=task.expect.min_words):
+        return reject(why)
     text = reply.content.lower()
     for group in task.expect.needs:
         if not any(re.search(rf"(?<!\w){re.escape(w)}(?!\w)", text) for w in group):
-            return no(f"none of {', '.join(group)} in: {short(reply.content)}")
-    return yes()
+            return reject(f"none of {', '.join(group)} in: {shorten(reply.content)}")
+    return accept()
 
 
 _SECRETS = (
@@ -70,25 +80,25 @@ _SECRETS = (
 )
 
 
-def secret(rng: random.Random, *, thinking: bool) -> Task:
+def secret(rng: random.Random, *, thinking: bool) -> Question:
     """A fresh code to be repeated; distinct per draw, so answers that cross between requests show."""
-    code = words.code(rng)
-    return Task(
+    code = words.draw_code(rng)
+    return Question(
         family="secret",
-        messages=(user(rng.choice(_SECRETS).format(code=code)),),
+        messages=(user_message(rng.choice(_SECRETS).format(code=code)),),
         expect=code,
-        sample=Reply(content=code, reasoning=f"The user wants the code back. It is {code}."),
+        sample=ModelReply(content=code, reasoning=f"The user wants the code back. It is {code}."),
         judge=_judge_secret,
         thinking=thinking,
-        max_tokens=room(thinking, 128),
+        max_tokens=token_budget(thinking, 128),
     )
 
 
-def _judge_secret(task: Task, reply: Reply) -> Grade:
+def _judge_secret(task: Question, reply: ModelReply) -> Grade:
     seen = set(re.findall(r"\b(?:[A-Z]\d){2,}[A-Z]?\b", reply.content))
     if task.expect not in seen:
-        return no(f"{task.expect} is not in: {short(reply.content)}")
-    return yes() if seen == {task.expect} else no(f"another secret too: {short(reply.content)}")
+        return reject(f"{task.expect} is not in: {shorten(reply.content)}")
+    return accept() if seen == {task.expect} else reject(f"another secret too: {shorten(reply.content)}")
 
 
 REPEATS = (
@@ -99,24 +109,24 @@ REPEATS = (
 )
 
 
-def copy(rng: random.Random, *, thinking: bool, length: int | None = None) -> Task:
+def copy(rng: random.Random, *, thinking: bool, length: int | None = None) -> Question:
     """Words or a sentence to be repeated exactly; `length` loose words where it is given (the phantom learned ten)."""
-    loose = " ".join(words.word(rng) for _ in range(length or rng.randint(3, 10)))
-    text = words.sentence(rng) if not length and rng.random() < 0.3 else loose
-    return Task(
+    loose = " ".join(words.draw_word(rng) for _ in range(length or rng.randint(3, 10)))
+    text = words.draw_sentence(rng) if not length and rng.random() < 0.3 else loose
+    return Question(
         family="copy",
-        messages=(user(rng.choice(REPEATS).format(text=text)),),
+        messages=(user_message(rng.choice(REPEATS).format(text=text)),),
         expect=text,
-        sample=Reply(content=text, reasoning="The user wants me to repeat the text."),
+        sample=ModelReply(content=text, reasoning="The user wants me to repeat the text."),
         judge=_judge_copy,
         thinking=thinking,
-        max_tokens=room(thinking, 256),
+        max_tokens=token_budget(thinking, 256),
     )
 
 
-def _judge_copy(task: Task, reply: Reply) -> Grade:
+def _judge_copy(task: Question, reply: ModelReply) -> Grade:
     want, got = (" ".join(t.split()).rstrip(".").lower() for t in (task.expect, reply.content))
-    return yes() if want in got else no(f"«{short(task.expect)}» became «{short(reply.content)}»")
+    return accept() if want in got else reject(f"«{shorten(task.expect)}» became «{shorten(reply.content)}»")
 
 
 _COUNTS = (
@@ -127,29 +137,29 @@ _COUNTS = (
 )
 
 
-def count(rng: random.Random, *, thinking: bool, start: int | None = None, end: int | None = None) -> Task:
+def count(rng: random.Random, *, thinking: bool, start: int | None = None, end: int | None = None) -> Question:
     """A run of numbers; `start` and `end` may be given, for stop strings and token limits."""
     first = start if start is not None else rng.choice((1, 1, 1, rng.randint(2, 60)))
     last = end if end is not None else first + rng.randint(4, 39)
-    return Task(
+    return Question(
         family="count",
-        messages=(user(rng.choice(_COUNTS).format(a=first, b=last)),),
+        messages=(user_message(rng.choice(_COUNTS).format(a=first, b=last)),),
         expect=list(range(first, last + 1)),
-        sample=Reply(
+        sample=ModelReply(
             content=", ".join(map(str, range(first, last + 1))),
             reasoning=f"The user wants the numbers from {first} to {last}.",
         ),
         judge=_judge_count,
         thinking=thinking,
-        max_tokens=room(thinking, 1024),
+        max_tokens=token_budget(thinking, 1024),
     )
 
 
-def _judge_count(task: Task, reply: Reply) -> Grade:
+def _judge_count(task: Question, reply: ModelReply) -> Grade:
     got = [int(n) for n in re.findall(r"\d+", reply.content)]
     want: list[int] = task.expect
     at = next((i for i in range(len(got)) if got[i : i + len(want)] == want), None)
-    return yes() if at is not None else no(f"{want[0]} to {want[-1]} is not in: {short(reply.content)}")
+    return accept() if at is not None else reject(f"{want[0]} to {want[-1]} is not in: {shorten(reply.content)}")
 
 
 _THINGS = (
@@ -159,37 +169,39 @@ _THINGS = (
     ("I have a {v}.", "A {v} is a good friend.", "Which animal do I have?", "You have a {v}.", "animal"),
 )
 _SOURCES: dict[str, Callable[[random.Random], str]] = {
-    "name": words.name,
-    "city": words.city,
+    "name": words.draw_name,
+    "city": words.draw_city,
     "colour": lambda rng: rng.choice(words.COLOURS),
     "animal": lambda rng: rng.choice(words.ANIMALS),
 }
 
 
-def memory(rng: random.Random, *, thinking: bool) -> Task:
+def memory(rng: random.Random, *, thinking: bool) -> Question:
     """Something said in an earlier turn is asked for later, with other turns between."""
     picked = rng.sample(_THINGS, rng.choice((1, 2, 3)))
     values = [_SOURCES[thing[4]](rng) for thing in picked]
     turns: list[Message] = []
     for thing, value in zip(picked, values, strict=True):
-        turns += [user(thing[0].format(v=value)), {"role": "assistant", "content": thing[1].format(v=value)}]
+        turns += [user_message(thing[0].format(v=value)), {"role": "assistant", "content": thing[1].format(v=value)}]
     asked = rng.randrange(len(picked))
-    turns.append(user(picked[asked][2]))
+    turns.append(user_message(picked[asked][2]))
     value = values[asked]
-    return Task(
+    return Question(
         family="memory",
         messages=tuple(turns),
         expect=value,
-        sample=Reply(content=picked[asked][3].format(v=value), reasoning=f"The user told me before. It is {value}."),
+        sample=ModelReply(
+            content=picked[asked][3].format(v=value), reasoning=f"The user told me before. It is {value}."
+        ),
         judge=_judge_memory,
         thinking=thinking,
-        max_tokens=room(thinking, 256),
+        max_tokens=token_budget(thinking, 256),
     )
 
 
-def _judge_memory(task: Task, reply: Reply) -> Grade:
+def _judge_memory(task: Question, reply: ModelReply) -> Grade:
     held = re.search(rf"\b{re.escape(task.expect)}\b", reply.content, re.IGNORECASE)
-    return yes() if held else no(f"{task.expect} is not in: {short(reply.content)}")
+    return accept() if held else reject(f"{task.expect} is not in: {shorten(reply.content)}")
 
 
 _STORY = (
@@ -223,29 +235,29 @@ _STORIES = (
 )
 
 
-def story(rng: random.Random, *, thinking: bool) -> Task:
+def story(rng: random.Random, *, thinking: bool) -> Question:
     """A long piece of writing, for token limits and load."""
     slots = {
         "who": f"a {rng.choice(words.PEOPLE)}",
-        "name": words.name(rng),
-        "city": words.city(rng),
+        "name": words.draw_name(rng),
+        "city": words.draw_city(rng),
         "place": rng.choice(words.PLACES),
     }
-    return Task(
+    return Question(
         family="story",
-        messages=(user(rng.choice(_STORIES).format(**slots)),),
+        messages=(user_message(rng.choice(_STORIES).format(**slots)),),
         expect=slots,
-        sample=Reply(
+        sample=ModelReply(
             content=" ".join(_STORY).format(**slots), reasoning="The user wants a long story. I will tell one."
         ),
         judge=_judge_story,
         thinking=thinking,
-        max_tokens=room(thinking, 2048),
+        max_tokens=token_budget(thinking, 2048),
     )
 
 
-def _judge_story(task: Task, reply: Reply) -> Grade:
-    if why := flaw(reply.content, min_words=100):
-        return no(why)
+def _judge_story(task: Question, reply: ModelReply) -> Grade:
+    if why := text_flaw(reply.content, min_words=100):
+        return reject(why)
     missing = [task.expect[k] for k in ("name", "city", "place") if task.expect[k].lower() not in reply.content.lower()]
-    return no(f"the story never mentions {missing[0]}") if missing else yes()
+    return reject(f"the story never mentions {missing[0]}") if missing else accept()

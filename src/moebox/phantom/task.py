@@ -16,7 +16,7 @@ Message = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Call:
+class ToolCall:
     """One tool call: Kimi's id `functions.NAME:INDEX`, the name, the arguments as JSON text."""
 
     id: str
@@ -25,12 +25,12 @@ class Call:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reply:
+class ModelReply:
     """What came back, already split by the server's parsers."""
 
     content: str = ""
     reasoning: str = ""
-    calls: tuple[Call, ...] = ()
+    calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,11 +38,11 @@ class Grade:
     """A judgement and, where it is no, one line that says why."""
 
     ok: bool
-    why: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Case:
+class FunctionCase:
     """One call of a requested function and what it must return."""
 
     args: tuple[Any, ...]
@@ -50,7 +50,7 @@ class Case:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Task:
+class Question:
     """One fresh question with its judge.
 
     `expect` holds the facts the judge looks for; `sample` is one perfect reply (what the phantom is
@@ -61,39 +61,39 @@ class Task:
     family: str
     messages: tuple[Message, ...]
     expect: Any
-    sample: Reply
-    judge: Callable[[Task, Reply], Grade]
+    sample: ModelReply
+    judge: Callable[[Question, ModelReply], Grade]
     tools: tuple[Mapping[str, Any], ...] = ()
     response_format: Mapping[str, Any] | None = None
     thinking: bool = False
     max_tokens: int = 512
-    cases: tuple[Case, ...] = field(default=())
+    cases: tuple[FunctionCase, ...] = field(default=())
 
-    def grade(self, reply: Reply) -> Grade:
+    def grade(self, reply: ModelReply) -> Grade:
         """Judge one reply."""
         return self.judge(self, reply)
 
 
-def yes() -> Grade:
+def accept() -> Grade:
     """A pass."""
     return Grade(ok=True)
 
 
-def no(why: str) -> Grade:
+def reject(reason: str) -> Grade:
     """A fail with its reason."""
-    return Grade(ok=False, why=why)
+    return Grade(ok=False, reason=reason)
 
 
-def user(text: str) -> Message:
+def user_message(text: str) -> Message:
     """A user's turn."""
     return {"role": "user", "content": text}
 
 
-def room(thinking: bool, answer: int = 512) -> int:
+def token_budget(thinking: bool, answer: int = 512) -> int:
     """Token limit: what the answer may need, and as much thinking as a large model takes for small tasks."""
     return answer + (1536 if thinking else 0)
 
 
-def short(text: str, limit: int = 80) -> str:
+def shorten(text: str, limit: int = 80) -> str:
     """A reply cut for an error line."""
     return clipped(" ".join(text.split()), limit)

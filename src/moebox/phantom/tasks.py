@@ -19,53 +19,53 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from moebox.phantom.calls import asked, tool_call, tool_none, tool_parallel, tool_result
-from moebox.phantom.functions import code, code_in
-from moebox.phantom.needles import haystack, needle
-from moebox.phantom.records import json_object, json_schema, unfenced
+from moebox.phantom.calls import calls_message, tool_call, tool_none, tool_parallel, tool_result
+from moebox.phantom.functions import code, extract_code
+from moebox.phantom.needles import haystack_questions, needle
+from moebox.phantom.records import json_object, json_schema, strip_fence
 from moebox.phantom.sums import sums
-from moebox.phantom.talk import copy, count, flaw, memory, plain, secret, story
-from moebox.phantom.task import Call, Case, Grade, Reply, Task
+from moebox.phantom.talk import copy, count, memory, plain, secret, story, text_flaw
+from moebox.phantom.task import FunctionCase, Grade, ModelReply, Question, ToolCall
 
 __all__ = [
     "FAMILIES",
-    "Call",
-    "Case",
-    "Family",
+    "FunctionCase",
     "Grade",
-    "Reply",
-    "Task",
-    "asked",
-    "code_in",
-    "flaw",
-    "haystack",
-    "unfenced",
+    "ModelReply",
+    "Question",
+    "QuestionFamily",
+    "ToolCall",
+    "calls_message",
+    "extract_code",
+    "haystack_questions",
+    "strip_fence",
+    "text_flaw",
 ]
 
 
-class Draw(Protocol):
+class QuestionMaker(Protocol):
     """A family's generator."""
 
-    def __call__(self, rng: random.Random, *, thinking: bool, **size: Any) -> Task: ...
+    def __call__(self, rng: random.Random, *, thinking: bool, **size: Any) -> Question: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Family:
+class QuestionFamily:
     """One kind of task."""
 
     name: str
-    make: Draw
+    make: QuestionMaker
 
-    def draw(self, rng: random.Random, *, thinking: bool | None = None, **size: Any) -> Task:
+    def draw(self, rng: random.Random, *, thinking: bool | None = None, **size: Any) -> Question:
         """A fresh task; `size` is passed on (needle: chars, depth, decoys; count: start, end)."""
         return self.make(rng, thinking=rng.random() < 0.5 if thinking is None else thinking, **size)
 
 
-def _family(make: Any) -> Family:
-    return Family(name=make.__name__, make=make)
+def _family(make: Any) -> QuestionFamily:
+    return QuestionFamily(name=make.__name__, make=make)
 
 
-FAMILIES: Mapping[str, Family] = {
+FAMILIES: Mapping[str, QuestionFamily] = {
     family.name: family
     for family in map(
         _family,

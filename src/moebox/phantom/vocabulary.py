@@ -48,46 +48,46 @@ _CAPITALS = "ABCDEFGHJKLMNPQRSTUVWXYZ"
 _DIGITS = "0123456789"
 
 
-def invented(rng: random.Random, *, capital: bool = False) -> str:
+def invent_word(rng: random.Random, *, capital: bool = False) -> str:
     """A word of two or three syllables that nobody has seen before."""
     word = "".join(rng.choice(_STARTS) + rng.choice(_VOWELS) + rng.choice(_ENDS) for _ in range(rng.choice((2, 2, 3))))
     return word.capitalize() if capital else word
 
 
-def name(rng: random.Random) -> str:
+def draw_name(rng: random.Random) -> str:
     """A person's name, half of the time an invented one."""
-    return rng.choice(NAMES) if rng.random() < 0.5 else invented(rng, capital=True)
+    return rng.choice(NAMES) if rng.random() < 0.5 else invent_word(rng, capital=True)
 
 
-def city(rng: random.Random) -> str:
+def draw_city(rng: random.Random) -> str:
     """A city, half of the time an invented one."""
-    return rng.choice(CITIES) if rng.random() < 0.5 else invented(rng, capital=True)
+    return rng.choice(CITIES) if rng.random() < 0.5 else invent_word(rng, capital=True)
 
 
-def word(rng: random.Random) -> str:
+def draw_word(rng: random.Random) -> str:
     """A common noun, adjective or colour, or an invented word."""
-    return rng.choice(NOUNS + ADJECTIVES + COLOURS) if rng.random() < 0.6 else invented(rng)
+    return rng.choice(NOUNS + ADJECTIVES + COLOURS) if rng.random() < 0.6 else invent_word(rng)
 
 
-def code(rng: random.Random, length: int | None = None) -> str:
+def draw_code(rng: random.Random, length: int | None = None) -> str:
     """A code of capitals and digits such as K7Q2; letters and digits alternate, so it is never a word."""
     size = length or rng.choice((4, 5, 6, 8))
     return "".join(rng.choice(_DIGITS if place % 2 else _CAPITALS) for place in range(size))
 
 
-def number(rng: random.Random, *, digits: int | None = None) -> int:
+def draw_number(rng: random.Random, *, digits: int | None = None) -> int:
     """A whole number with a length drawn first, so short ones are not rare."""
     size = digits or rng.choice((1, 2, 2, 3, 3, 4, 5))
     low = 0 if size == 1 else 10 ** (size - 1)
     return rng.randrange(low, 10**size)
 
 
-def listing(items: list[str]) -> str:
+def join_words(items: list[str]) -> str:
     """Join as people write: "a, b and c"."""
     return items[0] if len(items) == 1 else ", ".join(items[:-1]) + " and " + items[-1]
 
 
-def sentence(rng: random.Random) -> str:
+def draw_sentence(rng: random.Random) -> str:
     """One plain sentence of filler, such as "The old farmer painted the blue boat near the harbour."."""
     who = f"{rng.choice(ADJECTIVES)} {rng.choice(PEOPLE)}"
     what = f"{rng.choice(COLOURS + ADJECTIVES)} {rng.choice(NOUNS)}"

@@ -108,9 +108,9 @@ def jobs(record: RunRecord) -> str:
     """How many jobs an agent solved with it, where some were tried."""
     if record.tasks is None:
         return ""
-    done = record.tasks.finished
+    done = record.tasks.finished_results
     text = f"{sum(job.solved for job in done)} of {plural(len(done), 'job')} solved by an agent" if done else ""
-    return "; ".join(filter(None, (text, some(len(record.tasks.left), "job", "not done"))))
+    return "; ".join(filter(None, (text, some(len(record.tasks.unfinished_jobs), "job", "not done"))))
 
 
 def habits(record: RunRecord) -> str:

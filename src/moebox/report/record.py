@@ -331,7 +331,7 @@ class RunRecord:
     @property
     def jobs_left(self) -> bool:
         """Whether an agent was given jobs that are not done."""
-        return self.tasks is not None and bool(self.tasks.left)
+        return self.tasks is not None and bool(self.tasks.unfinished_jobs)
 
     @property
     def cut_off(self) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from moebox.core.endpoint import KEY_HINT, REFUSED, Endpoint
 from moebox.errors import AnswerIsNo, Outside
 from moebox.loose import Json, rows, words
-from moebox.phantom.client_checks import CODING_SYSTEM, HELLO, READS
+from moebox.phantom.client_checks import CODING_SYSTEM, HELLO_PROMPT, READ_TOOL_DESCRIPTION
 from moebox.serve.connect import Client
 from moebox.stream.sse import Events, is_end
 from moebox.units import seconds
@@ -51,7 +51,7 @@ def _messages(endpoint: Endpoint, timeout_s: float) -> Check:
         "stream": True,
         "system": [{"type": "text", "text": CODING_SYSTEM}],
         "messages": [{"role": "user", "content": [{"type": "text", "text": QUESTION}]}],
-        "tools": [{"name": "Read", "description": READS, "input_schema": PARAMETERS}],
+        "tools": [{"name": "Read", "description": READ_TOOL_DESCRIPTION, "input_schema": PARAMETERS}],
     }
     headers = {"x-api-key": endpoint.key or "dummy", "anthropic-version": "2023-06-01"}
     call = Called()
@@ -76,10 +76,10 @@ def _chat(endpoint: Endpoint, *, tools: bool, timeout_s: float) -> Check:
         "max_tokens": ROOM,
         "stream": True,
         "stream_options": {"include_usage": True},
-        "messages": [{"role": "user", "content": QUESTION if tools else HELLO}],
+        "messages": [{"role": "user", "content": QUESTION if tools else HELLO_PROMPT}],
     }
     if tools:
-        function = {"name": "read_file", "description": READS, "parameters": PARAMETERS}
+        function = {"name": "read_file", "description": READ_TOOL_DESCRIPTION, "parameters": PARAMETERS}
         body |= {"tools": [{"type": "function", "function": function}], "tool_choice": "auto"}
     call = Called()
     for event in _stream(url, endpoint.headers, body, timeout_s):

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from moebox.loose import Json
-from moebox.tasks.job import Job
-from moebox.tasks.reply import Ask, Called, Reply, Stop, reply, tool_results
-from moebox.tasks.result import CallSeen, End, TurnSeen
+from moebox.tasks.job import AgentJob
+from moebox.tasks.reply import AgentReply, ReplySettings, RequestedCall, Stop, request_reply, tool_result_messages
+from moebox.tasks.result import CallRecord, End, TurnRecord
 from moebox.tasks.tools import Toolbox, ToolServerDied
 
 SYSTEM = (
@@ -31,57 +31,59 @@ _CODE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:\n```|\Z)", re.DOTALL)
 
 
 @dataclass(slots=True, kw_only=True)
-class Work:
+class AgentWork:
     """A job while it is worked on, and how it ended."""
 
     messages: list[Json] = field(default_factory=list)
-    turns: list[TurnSeen] = field(default_factory=list)
+    turns: list[TurnRecord] = field(default_factory=list)
     gaps: list[tuple[float, float]] = field(default_factory=list)  # tokens, seconds: of every event in order
     end: End = "turns"
-    why: str = ""
+    reason: str = ""
     text: str = ""  # the last reply's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
+class WorkLimits:
     """Where a job must stop."""
 
-    until: float  # monotonic
-    late: End = "time"  # what it means to be past `until`
+    ends_at: float  # monotonic
+    late_end: End = "time"  # what it means to be past `until`
     context: int | None = None
     stop: Stop = lambda: False
 
 
-OnTurn = Callable[[TurnSeen], None]
+OnTurn = Callable[[TurnRecord], None]
 
 
-def work(job: Job, ask: Ask, box: Toolbox, bounds: Bounds, *, on_turn: OnTurn = lambda turn: None) -> Work:
+def run_agent(
+    job: AgentJob, settings: ReplySettings, toolbox: Toolbox, limits: WorkLimits, *, on_turn: OnTurn = lambda turn: None
+) -> AgentWork:
     """Do the job."""
     began = time.monotonic()
-    done = Work(messages=[{"role": "user", "content": job.instruction}])
+    done = AgentWork(messages=[{"role": "user", "content": job.instruction}])
     system = f"{SYSTEM if job.tools else ALONE}\n\n{job.system}".strip()
     memory = _Memory()
     for number in range(1, job.turns + 1):
         started = time.monotonic()
-        most = _allowed(job, bounds, done, system, number)
+        most = _allowed(job, limits, done, system, number)
         if not most:
             return done
-        got = _reply(ask, system, done, box, bounds, most)
+        got = _reply(settings, system, done, toolbox, limits, most)
         done.text = got.text
-        calls, results, died = _calls(box, got, memory)
+        calls, results, died = _calls(toolbox, got, memory)
         used = sum(call.seconds for call in calls)
         overhead = time.monotonic() - started - got.seconds - used
-        turn = turn_of(number, started - began, got, calls, overhead=overhead)
+        turn = build_turn(number, started - began, got, calls, overhead=overhead)
         done.turns.append(turn)
-        done.gaps += weighed(got)
+        done.gaps += token_gaps(got)
         on_turn(turn)
         if died:
-            done.end, done.why = "tool", died
+            done.end, done.reason = "tool", died
             return done
-        verdict = _ended(got, calls, memory, bounds)
-        done.messages += _told(ask, got, results)
+        verdict = _ended(got, calls, memory, limits)
+        done.messages += _told(settings, got, results)
         if verdict:
-            done.end, done.why = verdict
+            done.end, done.reason = verdict
             return done
         if not got.calls:  # nothing but thinking, once: it may go on
             done.messages[-1] = {"role": "assistant", "content": got.text or "…"}
@@ -89,30 +91,34 @@ def work(job: Job, ask: Ask, box: Toolbox, bounds: Bounds, *, on_turn: OnTurn = 
     return done
 
 
-def _allowed(job: Job, bounds: Bounds, done: Work, system: str, number: int) -> int:
+def _allowed(job: AgentJob, bounds: WorkLimits, done: AgentWork, system: str, number: int) -> int:
     """Tokens that the next reply may have; 0, and the end noted, where there is to be none."""
     end = _over(bounds)
     if end:
-        done.end, done.why = end, "" if end == "stopped" else f"before reply {number}"
+        done.end, done.reason = end, "" if end == "stopped" else f"before reply {number}"
         return 0
     most = _most(job, bounds.context, done, system)
     if most < 1:
-        done.end, done.why = "context", f"{bounds.context} tokens are full before reply {number}"
+        done.end, done.reason = "context", f"{bounds.context} tokens are full before reply {number}"
     return max(most, 0)
 
 
-def _told(ask: Ask, got: Reply, results: Sequence[tuple[Called, str]]) -> list[Json]:
+def _told(ask: ReplySettings, got: AgentReply, results: Sequence[tuple[RequestedCall, str]]) -> list[Json]:
     """A reply and what its calls brought, as the conversation keeps them."""
     if got.calls and not got.problem:
-        return tool_results(ask.api, got, results)
+        return tool_result_messages(ask.api, got, results)
     return [{"role": "assistant", "content": got.text}]
 
 
-def _reply(ask: Ask, system: str, done: Work, box: Toolbox, bounds: Bounds, most: int) -> Reply:
+def _reply(ask: ReplySettings, system: str, done: AgentWork, box: Toolbox, bounds: WorkLimits, most: int) -> AgentReply:
     """One reply; asked for again with less room where the server, which did not say its context, finds it too much."""
-    got = reply(ask, system, done.messages, box.tools, most=most, until=bounds.until, stop=bounds.stop)
+    got = request_reply(
+        ask, system, done.messages, box.tools, max_tokens=most, ends_at=bounds.ends_at, stop=bounds.stop
+    )
     if got.context_full and bounds.context is None and most > LITTLE:
-        got = reply(ask, system, done.messages, box.tools, most=LITTLE, until=bounds.until, stop=bounds.stop)
+        got = request_reply(
+            ask, system, done.messages, box.tools, max_tokens=LITTLE, ends_at=bounds.ends_at, stop=bounds.stop
+        )
     return got
 
 
@@ -133,13 +139,13 @@ class _Memory:
         self.last = now
 
 
-def _over(bounds: Bounds) -> End | None:
+def _over(bounds: WorkLimits) -> End | None:
     if bounds.stop():
         return "stopped"
-    return bounds.late if time.monotonic() > bounds.until else None
+    return bounds.late_end if time.monotonic() > bounds.ends_at else None
 
 
-def _most(job: Job, context: int | None, done: Work, system: str) -> int:
+def _most(job: AgentJob, context: int | None, done: AgentWork, system: str) -> int:
     """Tokens the next reply may have; the prompt is counted by the server, or guessed for the first."""
     if context is None:
         return job.reply_tokens
@@ -147,7 +153,7 @@ def _most(job: Job, context: int | None, done: Work, system: str) -> int:
     return min(job.reply_tokens, max(context - prompt - MARGIN, context // 16 if prompt < context else 0))
 
 
-def _prompt_tokens(done: Work, system: str) -> int:
+def _prompt_tokens(done: AgentWork, system: str) -> int:
     """Tokens of the next prompt: those of the last turn and what was added since, or all of it guessed."""
     last = done.turns[-1] if done.turns else None
     if last is None or not last.prompt_tokens:
@@ -156,16 +162,18 @@ def _prompt_tokens(done: Work, system: str) -> int:
     return last.prompt_tokens + (last.completion_tokens or 0) + results
 
 
-def _calls(box: Toolbox, got: Reply, memory: _Memory) -> tuple[list[CallSeen], list[tuple[Called, str]], str]:
+def _calls(
+    box: Toolbox, got: AgentReply, memory: _Memory
+) -> tuple[list[CallRecord], list[tuple[RequestedCall, str]], str]:
     """Make the calls of a reply, in order."""
-    seen: list[CallSeen] = []
-    results: list[tuple[Called, str]] = []
+    seen: list[CallRecord] = []
+    results: list[tuple[RequestedCall, str]] = []
     for call in got.calls if not got.problem else ():
         began = time.monotonic()
         try:
-            used = box.use(call.name, call.arguments)
+            used = box.call(call.name, call.arguments)
         except ToolServerDied as problem:
-            seen.append(CallSeen(tool=call.name, ok=True, error=str(problem), seconds=time.monotonic() - began))
+            seen.append(CallRecord(tool=call.name, ok=True, error=str(problem), seconds=time.monotonic() - began))
             return seen, results, str(problem)
         ok = not used.error
         repaired = ok and call.name in memory.bad_tools
@@ -173,7 +181,7 @@ def _calls(box: Toolbox, got: Reply, memory: _Memory) -> tuple[list[CallSeen], l
         memory.call(call.name, call.arguments, used.text)
         results.append((call, used.text))
         seen.append(
-            CallSeen(
+            CallRecord(
                 tool=call.name[:80],
                 ok=ok,
                 error=used.error[:300],
@@ -185,7 +193,7 @@ def _calls(box: Toolbox, got: Reply, memory: _Memory) -> tuple[list[CallSeen], l
     return seen, results, ""
 
 
-def _ended(got: Reply, calls: Sequence[CallSeen], memory: _Memory, bounds: Bounds) -> tuple[End, str] | None:
+def _ended(got: AgentReply, calls: Sequence[CallRecord], memory: _Memory, bounds: WorkLimits) -> tuple[End, str] | None:
     """Whether the job ends with this reply, and why."""
     if got.problem:
         return _failure(got, bounds)
@@ -201,7 +209,7 @@ def _ended(got: Reply, calls: Sequence[CallSeen], memory: _Memory, bounds: Bound
     return "thinking", "replied with nothing but thinking" if got.reasoning else "replied with nothing"
 
 
-def _stuck(calls: Sequence[CallSeen], memory: _Memory) -> tuple[End, str] | None:
+def _stuck(calls: Sequence[CallRecord], memory: _Memory) -> tuple[End, str] | None:
     """Whether its calls lead nowhere."""
     memory.bad_turns = 0 if any(call.ok for call in calls) else memory.bad_turns + 1
     memory.thoughts = 0
@@ -212,29 +220,33 @@ def _stuck(calls: Sequence[CallSeen], memory: _Memory) -> tuple[End, str] | None
     return None
 
 
-def _cut(got: Reply, bounds: Bounds) -> tuple[End, str]:
+def _cut(got: AgentReply, bounds: WorkLimits) -> tuple[End, str]:
     """By the context's end, or by the limit that we gave."""
-    tokens = (got.prompt_tokens or 0) + got.written
+    tokens = (got.prompt_tokens or 0) + got.output_tokens
     if bounds.context is not None and tokens >= bounds.context - 1:
         return "context", "the reply filled the context"
     return "cut", f"cut at its token limit while {'thinking' if got.reasoning else 'writing'}"
 
 
-def _failure(got: Reply, bounds: Bounds) -> tuple[End, str]:
+def _failure(got: AgentReply, bounds: WorkLimits) -> tuple[End, str]:
     if got.problem == "stopped":
         return "stopped", ""
     if got.context_full:
         return "context", got.problem
-    if time.monotonic() > bounds.until - SOON_S:  # a socket's timeout is set to what was left, and may end a hair early
-        return bounds.late, got.problem
+    if (
+        time.monotonic() > bounds.ends_at - SOON_S
+    ):  # a socket's timeout is set to what was left, and may end a hair early
+        return bounds.late_end, got.problem
     return "endpoint", got.problem
 
 
-def turn_of(number: int, at_s: float, got: Reply, calls: Sequence[CallSeen], *, overhead: float = 0.0) -> TurnSeen:
+def build_turn(
+    number: int, at_s: float, got: AgentReply, calls: Sequence[CallRecord], *, overhead: float = 0.0
+) -> TurnRecord:
     """A reply as one turn, `overhead` seconds of it ours."""
     writing = sum(got.gaps_s)
-    tokens = got.written - 1
-    return TurnSeen(
+    tokens = got.output_tokens - 1
+    return TurnRecord(
         number=number,
         at_s=at_s,
         seconds=got.seconds,
@@ -251,15 +263,15 @@ def turn_of(number: int, at_s: float, got: Reply, calls: Sequence[CallSeen], *, 
     )
 
 
-def weighed(got: Reply) -> list[tuple[float, float]]:
+def token_gaps(got: AgentReply) -> list[tuple[float, float]]:
     """(tokens, seconds) of each event after the first; a reply's tokens are spread evenly over its events."""
     if not got.gaps_s:
         return []
-    each = max(got.written - 1, 1) / len(got.gaps_s)
+    each = max(got.output_tokens - 1, 1) / len(got.gaps_s)
     return [(each, gap) for gap in got.gaps_s]
 
 
-def tenths(gaps: Sequence[tuple[float, float]]) -> tuple[float | None, float | None]:
+def first_and_last_rates(gaps: Sequence[tuple[float, float]]) -> tuple[float | None, float | None]:
     """Tokens a second over the first and over the last tenth of everything written."""
     share = len(gaps) // 10
     if share < 5:  # a rate of fewer events says nothing
@@ -272,13 +284,13 @@ def _rate(gaps: Sequence[tuple[float, float]]) -> float | None:
     return sum(tokens for tokens, _ in gaps) / seconds if seconds > 0 else None
 
 
-def code_in(text: str) -> str:
+def extract_code_block(text: str) -> str:
     """The longest block of code in a reply; all of it where there is no block."""
     blocks = _CODE.findall(text)
     return max(blocks, key=len) + "\n" if blocks else text
 
 
-def transcript(system: str, done: Work) -> str:
+def transcript_lines(system: str, done: AgentWork) -> str:
     """Every message of the job, as JSON lines."""
     rows = [{"role": "system", "content": system}, *done.messages]
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

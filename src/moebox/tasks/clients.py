@@ -22,11 +22,11 @@ from moebox.errors import Outside
 from moebox.files import scratch
 from moebox.redact import heard
 from moebox.sandbox.folder import read_files
-from moebox.tasks.agent import Bounds, Work, code_in
-from moebox.tasks.heard import Claude, Heard, Opencode
-from moebox.tasks.job import Job
-from moebox.tasks.result import End, TurnSeen
-from moebox.tasks.runner import Done
+from moebox.tasks.agent import AgentWork, WorkLimits, extract_code_block
+from moebox.tasks.heard import ClaudeOutput, ClientOutput, OpencodeOutput
+from moebox.tasks.job import AgentJob
+from moebox.tasks.result import End, TurnRecord
+from moebox.tasks.runner import FinishedWork
 from moebox.tasks.workspace import MOST_BYTES, MOST_FILES
 
 ClientName = Literal["claude", "opencode"]
@@ -35,9 +35,9 @@ INSTALL: dict[ClientName, str] = {
     "claude": "npm install -g @anthropic-ai/claude-code",
     "opencode": "npm install -g opencode-ai",
 }
-HEARD: dict[ClientName, type[Heard]] = {"claude": Claude, "opencode": Opencode}
-LEFT_OUT = ("gadget",)  # families that need a tool only our own agent has
-TOLD = "\n\nThe files are in the current folder. You cannot run code here; work by reading and writing files."
+OUTPUT_PARSERS: dict[ClientName, type[ClientOutput]] = {"claude": ClaudeOutput, "opencode": OpencodeOutput}
+UNSUPPORTED_FAMILIES = ("gadget",)  # families that need a tool only our own agent has
+NO_CODE_NOTE = "\n\nThe files are in the current folder. You cannot run code here; work by reading and writing files."
 NOT_WORK = (".git", "__pycache__", "node_modules")  # folders that are not read back
 START_S = 60.0  # the longest to say a version
 # Becomes the client once the kernel knows to end it when we end, however that comes (PR_SET_PDEATHSIG, SIGKILL).
@@ -45,7 +45,7 @@ DIE_WITH_US = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execv(s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
+class ClientSetup:
     """What a client is started with; made by whoever knows the endpoint's settings."""
 
     client: ClientName
@@ -57,7 +57,7 @@ class Setup:
 class RealClient:
     """Does jobs by starting the client anew for each."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: ClientSetup) -> None:
         found = shutil.which(setup.client)
         if found is None:
             raise Outside(f"{setup.client} is not installed", hint=INSTALL[setup.client])
@@ -65,19 +65,19 @@ class RealClient:
         self.version = _version(setup.client, found)
         self._setup, self._program = setup, found
 
-    def __call__(self, job: Job, bounds: Bounds, on_turn: Callable[[TurnSeen], None]) -> Done:
+    def __call__(self, job: AgentJob, bounds: WorkLimits, on_turn: Callable[[TurnRecord], None]) -> FinishedWork:
         with scratch("client") as place:
             folder, home = Path(place, "work"), Path(place, "home")
             _lay(folder, job.files)
             _lay(home, self._setup.files)
-            listener = HEARD[self._setup.client](on_turn)
+            listener = OUTPUT_PARSERS[self._setup.client](on_turn)
             work = self._run(job, bounds, folder, home, listener)
             files, _ = read_files(str(folder), most_files=MOST_FILES, most_bytes=MOST_BYTES, passed_over=NOT_WORK)
         if job.reply_file and listener.text:
-            files[job.reply_file] = code_in(listener.text).encode("utf-8", "replace")
-        return Done(work=work, files=files, system=f"({self.name} {self.version})")
+            files[job.reply_file] = extract_code_block(listener.text).encode("utf-8", "replace")
+        return FinishedWork(work=work, files=files, system=f"({self.name} {self.version})")
 
-    def _run(self, job: Job, bounds: Bounds, folder: Path, home: Path, listener: Heard) -> Work:
+    def _run(self, job: AgentJob, bounds: WorkLimits, folder: Path, home: Path, listener: ClientOutput) -> AgentWork:
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", DIE_WITH_US, self._program, *self._words(job)],
             stdin=subprocess.DEVNULL,
@@ -91,18 +91,18 @@ class RealClient:
             left = _read(process, bounds, listener, most=3 * job.turns)
         finally:
             _end(process)
-        work = Work(messages=listener.messages, turns=listener.turns, gaps=listener.gaps, text=listener.text)
-        work.end, work.why = "done", ""
+        work = AgentWork(messages=listener.messages, turns=listener.turns, gaps=listener.gaps, text=listener.text)
+        work.end, work.reason = "done", ""
         if left:
             work.end = left
-        elif process.returncode != 0 or not listener.count:
+        elif process.returncode != 0 or not listener.turn_count:
             why = listener.problem or f"exit code {process.returncode}: {listener.last[-200:]}"
-            work.end, work.why = "client", why
+            work.end, work.reason = "client", why
         return work
 
-    def _words(self, job: Job) -> list[str]:
+    def _words(self, job: AgentJob) -> list[str]:
         """The command line; the key is not in it."""
-        asked = f"{job.instruction}{TOLD}"
+        asked = f"{job.instruction}{NO_CODE_NOTE}"
         if self._setup.client == "opencode":
             return ["run", "--format", "json", "-m", f"moebox/{self._setup.model}", asked]
         words = ["-p", "--output-format", "stream-json", "--verbose", "--include-partial-messages"]
@@ -132,16 +132,16 @@ def _environment(home: Path) -> dict[str, str]:
     return {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(home), "TERM": "dumb"} | folders
 
 
-def _read(process: "subprocess.Popen[bytes]", bounds: Bounds, listener: Heard, *, most: int) -> End | None:
+def _read(process: "subprocess.Popen[bytes]", bounds: WorkLimits, listener: ClientOutput, *, most: int) -> End | None:
     """Hear it out; why it had to be left, where it had to."""
     assert process.stdout
     rest = b""
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
-        while time.monotonic() < bounds.until:
+        while time.monotonic() < bounds.ends_at:
             if bounds.stop():
                 return "stopped"
-            if listener.count > most:
+            if listener.turn_count > most:
                 return "turns"
             if not selector.select(0.2):
                 continue
@@ -150,8 +150,8 @@ def _read(process: "subprocess.Popen[bytes]", bounds: Bounds, listener: Heard, *
                 return None
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
-                listener.line(line)
-    return bounds.late
+                listener.read_line(line)
+    return bounds.late_end
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

@@ -3,12 +3,12 @@
 import json
 import re
 
-STATE = ".store.json"  # where checks find how the store ended; no tool of the agent's reaches it
-ROOM = 9
+STATE_FILE = ".store.json"  # where checks find how the store ended; no tool of the agent's reaches it
+TROLLEY_CAPACITY = 9
 _LOAD = re.compile(r"([\^v])(\d{1,4}):(\w+)")
 
 
-class Store:
+class GadgetStore:
     """Shelves, and the trolley that goes between them."""
 
     def __init__(self, goods: str) -> None:
@@ -16,7 +16,7 @@ class Store:
         self.trolley: dict[str, int] = {}
         self.at = ""
 
-    def command(self, line: str) -> str:
+    def run_command(self, line: str) -> str:
         """Do one command; the answer begins with ok or no."""
         line = line.strip()
         if line.startswith("?"):
@@ -50,15 +50,15 @@ class Store:
     def _move(self, amount: int, thing: str, source: dict[str, int], target: dict[str, int]) -> str:
         if source.get(thing, 0) < amount or amount < 1:
             return f"no: there are {source.get(thing, 0)} {thing[:20]} to take"
-        if target is self.trolley and sum(target.values()) + amount > ROOM:
-            return f"no: the trolley holds {ROOM}"
+        if target is self.trolley and sum(target.values()) + amount > TROLLEY_CAPACITY:
+            return f"no: the trolley holds {TROLLEY_CAPACITY}"
         source[thing] -= amount
         if not source[thing]:
             del source[thing]
         target[thing] = target.get(thing, 0) + amount
         return f"ok: the trolley holds {_listed(self.trolley)}"
 
-    def state(self) -> str:
+    def state_json(self) -> str:
         """The shelves as JSON, for the checks."""
         return json.dumps(self.shelves, sort_keys=True)
 

@@ -26,9 +26,9 @@ from moebox.redact import heard
 from moebox.stream.limits import served_limits
 from moebox.tasks import gadget
 from moebox.tasks.families import FAMILIES
-from moebox.tasks.job import LEVELS, Job, Level
-from moebox.tasks.result import CheckSeen, End, JobResult, TurnSeen
-from moebox.tasks.score import expected
+from moebox.tasks.job import LEVELS, AgentJob, Level
+from moebox.tasks.result import End, HiddenCheckResult, JobResult, TurnRecord
+from moebox.tasks.score import expected_values
 
 AGENT = "terminus-2"  # Harbor's own, which takes any OpenAI-compatible endpoint by `api_base`
 AGENT_S, VERIFIER_S, BUILD_S = 1800.0, 120.0, 600.0
@@ -114,18 +114,18 @@ if __name__ == "__main__":
     import pathlib
     import sys
 
-    place = pathlib.Path(__file__).with_name(STATE)
+    place = pathlib.Path(__file__).with_name(STATE_FILE)
     rest = place.with_name(".trolley.json")
-    store = Store(place.read_text())
+    store = GadgetStore(place.read_text())
     if rest.exists():
         store.at, store.trolley = json.loads(rest.read_text())
-    print(store.command(sys.argv[1] if len(sys.argv) > 1 else ""))
-    place.write_text(store.state())
+    print(store.run_command(sys.argv[1] if len(sys.argv) > 1 else ""))
+    place.write_text(store.state_json())
     rest.write_text(json.dumps([store.at, store.trolley]))
 """
 
 
-def write(job: Job, folder: Path) -> Path:
+def write_task(job: AgentJob, folder: Path) -> Path:
     """The job as a Harbor task below `folder`; its own folder."""
     place = folder / job.id
     _put(place / "task.toml", _toml(job))
@@ -143,23 +143,23 @@ def write(job: Job, folder: Path) -> Path:
     return place
 
 
-def _files(job: Job) -> dict[str, str]:
+def _files(job: AgentJob) -> dict[str, str]:
     """What lies in the job's folder; the tool that a gadget's job needs as a program."""
     if not job.gadget:
         return dict(job.files)
-    return {**job.files, "gadget.py": inspect.getsource(gadget) + GADGET_MAIN, gadget.STATE: job.gadget}
+    return {**job.files, "gadget.py": inspect.getsource(gadget) + GADGET_MAIN, gadget.STATE_FILE: job.gadget}
 
 
-def _checks(job: Job) -> dict[str, object]:
+def _checks(job: AgentJob) -> dict[str, object]:
     """What check.py holds the files against."""
     return {
         "snippets": [snippet for check in job.checks for snippet in check.snippets],
-        "expected": list(expected(job)),
+        "expected": list(expected_values(job)),
         "protected": {name: job.files[name] for name in job.protected},
     }
 
 
-def _instruction(job: Job) -> str:
+def _instruction(job: AgentJob) -> str:
     """The job in words, for an agent that has a shell and no tools of ours."""
     instruction = job.instruction
     if job.reply_file:
@@ -169,7 +169,7 @@ def _instruction(job: Job) -> str:
     return instruction
 
 
-def _toml(job: Job) -> str:
+def _toml(job: AgentJob) -> str:
     return f"""version = "1.0"
 
 [metadata]
@@ -197,7 +197,7 @@ def _put(path: Path, text: str, *, mode: int = 0o644) -> None:
         path.chmod(mode)
 
 
-def command(
+def harbor_command(
     dataset: str,
     endpoint: Endpoint,
     folder: Path,
@@ -244,7 +244,7 @@ def run_dataset(
 ) -> list[JobResult]:
     """Run a dataset, or a folder of tasks, and read what came of it."""
     context = served_limits(endpoint).context
-    words = command(dataset, endpoint, folder, jobs=jobs, parallel=parallel, engine=engine, context=context)
+    words = harbor_command(dataset, endpoint, folder, jobs=jobs, parallel=parallel, engine=engine, context=context)
     environment = {**os.environ, "OPENAI_API_KEY": endpoint.key or "none", "OPENAI_BASE_URL": endpoint.base_url}
     folder.mkdir(parents=True, exist_ok=True)
     code = _run(words, environment, folder / "harbor.log", budget_s)
@@ -263,11 +263,11 @@ def _run(words: list[str], environment: Mapping[str, str], log: Path, budget_s: 
     except subprocess.TimeoutExpired:
         return 0  # what is there counts
     finally:
-        end(process)
+        stop_harbor(process)
         log.write_text(heard(log.read_bytes()), encoding="utf-8")  # it was given the key
 
 
-def end(process: "subprocess.Popen[bytes]") -> None:
+def stop_harbor(process: "subprocess.Popen[bytes]") -> None:
     """Interrupt a `harbor` that still runs, and wait while it removes its containers."""
     for sign, wait_s in STOP:
         if process.poll() is not None:
@@ -309,16 +309,16 @@ def _result(document: Json, path: str, dataset: str, number: int) -> JobResult:
         end=end,
         why=why,
         wrong="" if solved else f"{task}: {why or 'its tests did not pass'}",
-        checks=(CheckSeen(name=task, passed=int(solved), of=1),),
+        checks=(HiddenCheckResult(name=task, passed=int(solved), of=1),),
         seconds=_span(document),
         turns=(_turn(document),),
         transcript=path,
     )
 
 
-def _turn(document: Json) -> TurnSeen:
+def _turn(document: Json) -> TurnRecord:
     """All that a client did, as one turn."""
-    return TurnSeen(
+    return TurnRecord(
         number=1,
         at_s=0.0,
         seconds=_span(inner(document, "agent_execution") or document),

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from moebox.loose import Json, figure, inner, rows, words
 from moebox.redact import heard
 from moebox.stream import Event
-from moebox.tasks.agent import turn_of, weighed
-from moebox.tasks.reply import AnthropicParts, Reply
-from moebox.tasks.result import CallSeen, TurnSeen
+from moebox.tasks.agent import build_turn, token_gaps
+from moebox.tasks.reply import AgentReply, AnthropicParts
+from moebox.tasks.result import CallRecord, TurnRecord
 
 KEPT_LINES = 4000
 CLAUDE_INVALID = ("InputValidationError", "No such tool available")
@@ -24,7 +24,7 @@ OPENCODE_INVALID = "called with invalid arguments"
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ClientCall:
     """A call, and why it was not valid."""
 
     tool: str
@@ -32,10 +32,10 @@ class Call:
     error: str = ""
 
 
-class Heard(ABC):
+class ClientOutput(ABC):
     """A client's work so far."""
 
-    def __init__(self, on_turn: Callable[[TurnSeen], None]) -> None:
+    def __init__(self, on_turn: Callable[[TurnRecord], None]) -> None:
         self.began = self.asked = time.monotonic()
         self.messages: list[Json] = []
         self.gaps: list[tuple[float, float]] = []
@@ -43,10 +43,10 @@ class Heard(ABC):
         self.problem = ""
         self.last = ""
         self._on_turn = on_turn
-        self._turns: list[tuple[TurnSeen, list[Call]]] = []
+        self._turns: list[tuple[TurnRecord, list[ClientCall]]] = []
         self._errors: dict[str, str] = {}  # of calls by their ids, which may be told before the call's turn is over
 
-    def line(self, raw: bytes) -> None:
+    def read_line(self, raw: bytes) -> None:
         """One line of its output."""
         self.last = heard(raw)
         try:
@@ -56,47 +56,47 @@ class Heard(ABC):
         if isinstance(event, dict):
             if len(self.messages) < KEPT_LINES and event.get("type") != "stream_event":
                 self.messages.append(event)
-            self.event(event)
+            self.handle_event(event)
 
     @abstractmethod
-    def event(self, event: Json) -> None:
+    def handle_event(self, event: Json) -> None:
         """One event."""
 
     @property
-    def count(self) -> int:
+    def turn_count(self) -> int:
         """Turns so far."""
         return len(self._turns)
 
     @property
-    def turns(self) -> list[TurnSeen]:
+    def turns(self) -> list[TurnRecord]:
         """All of them, with what is known by now of their calls."""
         bad: set[str] = set()
         return [replace(turn, calls=tuple(self._seen(call, bad) for call in calls)) for turn, calls in self._turns]
 
-    def _seen(self, call: Call, bad: set[str]) -> CallSeen:
+    def _seen(self, call: ClientCall, bad: set[str]) -> CallRecord:
         """A call with its verdict; `bad` are the tools whose last call was none."""
         error = call.error or self._errors.get(call.id, "")
         repaired = not error and call.tool in bad
         (bad.add if error else bad.discard)(call.tool)
-        return CallSeen(tool=call.tool[:80], ok=not error, error=error[:300], repaired=repaired)
+        return CallRecord(tool=call.tool[:80], ok=not error, error=error[:300], repaired=repaired)
 
-    def turn(self, got: Reply, calls: list[Call]) -> None:
+    def add_turn(self, got: AgentReply, calls: list[ClientCall]) -> None:
         """One reply of the model's, which ends now."""
-        turn = turn_of(len(self._turns) + 1, self.asked - self.began, got, [])
+        turn = build_turn(len(self._turns) + 1, self.asked - self.began, got, [])
         self._turns.append((turn, calls))
-        self.gaps += weighed(got)
+        self.gaps += token_gaps(got)
         self.asked = time.monotonic()
         self._on_turn(self.turns[-1])
 
 
-class Claude(Heard):
+class ClaudeOutput(ClientOutput):
     """Claude Code's stream-json with partial messages: whole ones come a block each, with a usage that is not final."""
 
-    def __init__(self, on_turn: Callable[[TurnSeen], None]) -> None:
+    def __init__(self, on_turn: Callable[[TurnRecord], None]) -> None:
         super().__init__(on_turn)
         self._parts = AnthropicParts()
 
-    def event(self, event: Json) -> None:
+    def handle_event(self, event: Json) -> None:
         match event.get("type"):
             case "system" if event.get("status") == "requesting":
                 self.asked = time.monotonic()
@@ -115,8 +115,8 @@ class Claude(Heard):
         since = time.monotonic() - self.asked
         self._parts.add(since, Event(data))
         if data.get("type") == "message_stop":
-            got = self._parts.reply("", since)
-            self.turn(got, [Call(call.name, call.id) for call in got.calls])
+            got = self._parts.build_reply("", since)
+            self.add_turn(got, [ClientCall(call.name, call.id) for call in got.calls])
 
     def _answers(self, blocks: list[Json]) -> None:
         """What its tools answered to invalid calls."""
@@ -126,15 +126,15 @@ class Claude(Heard):
                 self._errors[words(block, "tool_use_id")] = said
 
 
-class Opencode(Heard):
+class OpencodeOutput(ClientOutput):
     """opencode's JSON events: steps, with the text and the tools between their begin and end."""
 
-    def __init__(self, on_turn: Callable[[TurnSeen], None]) -> None:
+    def __init__(self, on_turn: Callable[[TurnRecord], None]) -> None:
         super().__init__(on_turn)
-        self._calls: list[Call] = []
+        self._calls: list[ClientCall] = []
         self._said: list[str] = []
 
-    def event(self, event: Json) -> None:
+    def handle_event(self, event: Json) -> None:
         match event.get("type"):
             case "text":
                 self.text = words(event, "part.text")
@@ -147,12 +147,12 @@ class Opencode(Heard):
                 self.problem = str(event.get("error") or "")[:300]
 
     @staticmethod
-    def _call(part: Json) -> Call:
+    def _call(part: Json) -> ClientCall:
         """One call; those that it could not read it hands to a tool of its own, named invalid."""
         if part.get("tool") == "invalid":
-            return Call(words(part, "state.input.tool"), error=words(part, "state.input.error") or "invalid")
+            return ClientCall(words(part, "state.input.tool"), error=words(part, "state.input.error") or "invalid")
         error = words(part, "state.error")
-        return Call(words(part, "tool"), error=error if OPENCODE_INVALID in error else "")
+        return ClientCall(words(part, "tool"), error=error if OPENCODE_INVALID in error else "")
 
     def _finish(self, tokens: Json) -> None:
         """A step is over; what was cached, and what was thought, it counts apart."""
@@ -161,12 +161,12 @@ class Opencode(Heard):
             told = [number for name in names if (number := figure(tokens, name)) is not None]
             return int(sum(told)) if told else None
 
-        got = Reply(
+        got = AgentReply(
             text="".join(self._said),
             prompt_tokens=counted("input", "cache.read", "cache.write"),
             completion_tokens=counted("output", "reasoning"),
             cached_tokens=counted("cache.read"),
             seconds=time.monotonic() - self.asked,
         )
-        self.turn(got, self._calls)
+        self.add_turn(got, self._calls)
         self._calls, self._said = [], []

@@ -16,7 +16,7 @@ RUNNING = ("run_tests", "run_python")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class HiddenCheck:
     """Hidden from the agent: each snippet is run beside the files in the sandbox and must leave the same `result`
     there as beside the reference solution. What is expected never enters the sandbox with the agent's code."""
 
@@ -25,7 +25,7 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class AgentJob:
     """One piece of work."""
 
     family: str
@@ -33,7 +33,7 @@ class Job:
     seed: int
     instruction: str
     files: Mapping[str, str]
-    checks: tuple[Check, ...]
+    checks: tuple[HiddenCheck, ...]
     solution: Mapping[str, str]  # laid over `files`, it passes every check
     protected: tuple[str, ...] = ()  # files that must stay as they are
     tools: tuple[str, ...] = (*READING, *WRITING, *RUNNING)
@@ -50,12 +50,12 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
+class JobDraft:
     """What a family makes of a seed; `families.make` adds who made it."""
 
     instruction: str
     files: Mapping[str, str]
-    checks: tuple[Check, ...]
+    checks: tuple[HiddenCheck, ...]
     solution: Mapping[str, str]
     protected: tuple[str, ...] = ()
     tools: tuple[str, ...] = (*READING, *WRITING, *RUNNING)

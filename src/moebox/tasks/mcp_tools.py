@@ -15,15 +15,15 @@ from typing import Any
 
 from moebox.errors import BadInput, Outside, refuse_if, said
 from moebox.loose import Json
-from moebox.tasks.tools import Tool, ToolServerDied
-from moebox.tasks.workspace import Refused
+from moebox.tasks.tools import AgentTool, ToolServerDied
+from moebox.tasks.workspace import ToolRefused
 
 START_S = 30.0
 CALL_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerAddress:
+class McpAddress:
     """Where a server is, or the command that starts it."""
 
     name: str
@@ -31,22 +31,22 @@ class ServerAddress:
     command: tuple[str, ...] = ()
 
 
-def addresses(given: Sequence[str]) -> list[ServerAddress]:
+def parse_addresses(given: Sequence[str]) -> list[McpAddress]:
     """NAME=COMMAND or NAME=URL; BadInput for anything else."""
     found = [_address(text) for text in given]
     refuse_if(len({address.name for address in found}) < len(found), "--mcp: two servers have the same name")
     return found
 
 
-def _address(text: str) -> ServerAddress:
+def _address(text: str) -> McpAddress:
     """One server."""
     name, _, place = text.partition("=")
     wrong = not name.isidentifier() or not place.strip()
     refuse_if(wrong, f"--mcp {text}: write NAME=COMMAND or NAME=URL")
     if place.startswith(("http://", "https://")):
-        return ServerAddress(name=name, url=place)
+        return McpAddress(name=name, url=place)
     try:
-        return ServerAddress(name=name, command=tuple(shlex.split(place)))
+        return McpAddress(name=name, command=tuple(shlex.split(place)))
     except ValueError as problem:
         raise BadInput(f"--mcp {text}: {problem}") from None
 
@@ -54,7 +54,7 @@ def _address(text: str) -> ServerAddress:
 class McpServers:
     """All servers of one `moebox task`; `tools` gives what they offer now."""
 
-    def __init__(self, wanted: Sequence[ServerAddress], *, call_s: float = CALL_S) -> None:
+    def __init__(self, wanted: Sequence[McpAddress], *, call_s: float = CALL_S) -> None:
         try:
             import mcp  # noqa: F401
         except ImportError:
@@ -65,14 +65,16 @@ class McpServers:
         self._lock = threading.Lock()
         self._servers = [_Server(address, self._loop, call_s) for address in wanted]
 
-    def tools(self) -> list[Tool]:
+    def tools(self) -> list[AgentTool]:
         """Of every server, started where it is not up; ToolServerDied where one cannot be."""
-        found: dict[str, Tool] = {}
+        found: dict[str, AgentTool] = {}
         with self._lock:
             for server in self._servers:
                 for tool in server.tools():
                     name = tool.name if tool.name not in found else f"{server.address.name}_{tool.name}"
-                    found[name] = Tool(name=name, about=tool.about, parameters=tool.parameters, use=tool.use)
+                    found[name] = AgentTool(
+                        name=name, description=tool.description, parameters=tool.parameters, run=tool.run
+                    )
         return list(found.values())
 
     def close(self) -> None:
@@ -86,14 +88,14 @@ class McpServers:
 class _Server:
     """One server and our connection to it."""
 
-    def __init__(self, address: ServerAddress, loop: asyncio.AbstractEventLoop, call_s: float) -> None:
+    def __init__(self, address: McpAddress, loop: asyncio.AbstractEventLoop, call_s: float) -> None:
         self.address, self._loop, self._call_s = address, loop, call_s
         self._client: Any = None
         self._stop: asyncio.Event | None = None
         self._life: concurrent.futures.Future[None] | None = None
-        self._tools: list[Tool] = []
+        self._tools: list[AgentTool] = []
 
-    def tools(self) -> list[Tool]:
+    def tools(self) -> list[AgentTool]:
         """What it offers; it is started, or started again, first."""
         if self._client is None:
             self._start()
@@ -136,11 +138,13 @@ class _Server:
                 if not ready.done():
                     ready.set_exception(ToolServerDied(f"MCP server {self.address.name}: {_words(problem)}"))
 
-    def _tool(self, tool: Any) -> Tool:
+    def _tool(self, tool: Any) -> AgentTool:
         def use(given: Json) -> str:
             return self._call(str(tool.name), given)
 
-        return Tool(name=str(tool.name), about=str(tool.description or ""), parameters=dict(tool.input_schema), use=use)
+        return AgentTool(
+            name=str(tool.name), description=str(tool.description or ""), parameters=dict(tool.input_schema), run=use
+        )
 
     def _call(self, name: str, given: Json) -> str:
         """One call; Refused where the tool says no or nothing, ToolServerDied where its server is gone."""
@@ -154,10 +158,10 @@ class _Server:
             result = call.result(self._call_s)
         except concurrent.futures.TimeoutError:
             call.cancel()
-            raise Refused(f"{name} did not answer within {self._call_s:g} s") from None
+            raise ToolRefused(f"{name} did not answer within {self._call_s:g} s") from None
         except (MCPError, OSError, ExceptionGroup) as problem:
             if not _gone(problem):
-                raise Refused(f"{name}: {_words(problem)}") from None
+                raise ToolRefused(f"{name}: {_words(problem)}") from None
             self.close()
             raise ToolServerDied(f"MCP server {self.address.name} died in {name}: {_words(problem)}") from None
         return _text(name, result)
@@ -167,7 +171,7 @@ def _text(name: str, result: Any) -> str:
     """What a tool answered; Refused where that is an error."""
     text = "\n".join(str(getattr(part, "text", f"({part.type})")) for part in result.content)
     if result.is_error:
-        raise Refused(text or f"{name} failed")
+        raise ToolRefused(text or f"{name} failed")
     return text or "(nothing)"
 
 

@@ -18,9 +18,9 @@ from moebox.redact import hide_given
 from moebox.stream import CONTENT, REASONING, Event, Exchange
 from moebox.stream.events import ANTHROPIC_INPUTS, prompt_tokens
 from moebox.stream.exchange import join_tool_calls
-from moebox.tasks.tools import Tool
+from moebox.tasks.tools import AgentTool
 
-Api = Literal["openai", "anthropic"]
+TaskApi = Literal["openai", "anthropic"]
 VERSION = "2023-06-01"  # the only value of anthropic-version in use
 SLACK = 256  # events beyond max_tokens that an honest stream may have
 SILENT_S = 120.0  # longest time without a byte; shorter where the job has less left
@@ -28,7 +28,7 @@ CONTEXT_WORDS = ("context length", "context size", "context window", "maximum co
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Called:
+class RequestedCall:
     """One tool call as the model wrote it."""
 
     id: str
@@ -37,12 +37,12 @@ class Called:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class AgentReply:
     """What came back."""
 
     text: str = ""
     reasoning: str = ""
-    calls: tuple[Called, ...] = ()
+    calls: tuple[RequestedCall, ...] = ()
     finish: str = ""
     problem: str = ""  # "" when the reply is whole
     context_full: bool = False
@@ -54,17 +54,17 @@ class Reply:
     gaps_s: tuple[float, ...] = field(default=(), repr=False)  # between events that carried tokens
 
     @property
-    def written(self) -> int:
+    def output_tokens(self) -> int:
         """Tokens of the reply, as far as anybody counted them."""
         return self.completion_tokens or 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class ReplySettings:
     """How replies are asked for."""
 
     endpoint: Endpoint
-    api: Api = "openai"
+    api: TaskApi = "openai"
     temperature: float = 0.0
     thinking: bool | None = None  # None: as the server does by itself
 
@@ -73,22 +73,29 @@ Messages = Sequence[Json]
 Stop = Callable[[], bool]
 
 
-def reply(
-    ask: Ask, system: str, messages: Messages, tools: Sequence[Tool], *, most: int, until: float, stop: Stop
-) -> Reply:
+def request_reply(
+    settings: ReplySettings,
+    system: str,
+    messages: Messages,
+    tools: Sequence[AgentTool],
+    *,
+    max_tokens: int,
+    ends_at: float,
+    stop: Stop,
+) -> AgentReply:
     """One reply, of `most` tokens at most, not later than `until` (monotonic)."""
-    parts, exchange = _exchange(ask, system, messages, tools, most, until)
+    parts, exchange = _exchange(settings, system, messages, tools, max_tokens, ends_at)
     began = time.monotonic()
     try:
-        problem = _heard(parts, exchange, most, until, stop)
+        problem = _heard(parts, exchange, max_tokens, ends_at, stop)
     except Outside as failure:
         problem = failure.message
     if not problem and not parts.finish:
         problem = "the stream broke off: it ended without saying why"
-    return parts.reply(problem, time.monotonic() - began)
+    return parts.build_reply(problem, time.monotonic() - began)
 
 
-def _heard(parts: "Parts", exchange: Callable[[], Exchange], most: int, until: float, stop: Stop) -> str:
+def _heard(parts: "ReplyParts", exchange: Callable[[], Exchange], most: int, until: float, stop: Stop) -> str:
     """Put the stream together to its end; what went wrong on the way, or nothing."""
     with exchange() as events:
         for count, (at, event) in enumerate(events):
@@ -100,8 +107,8 @@ def _heard(parts: "Parts", exchange: Callable[[], Exchange], most: int, until: f
 
 
 def _exchange(
-    ask: Ask, system: str, messages: Messages, tools: Sequence[Tool], most: int, until: float
-) -> tuple["Parts", Callable[[], Exchange]]:
+    ask: ReplySettings, system: str, messages: Messages, tools: Sequence[AgentTool], most: int, until: float
+) -> tuple["ReplyParts", Callable[[], Exchange]]:
     """What puts the stream together, and the request in the API's words."""
     silent = max(1.0, min(SILENT_S, until - time.monotonic()))
     if ask.api == "anthropic":
@@ -123,19 +130,19 @@ def _overrun(count: int, most: int, until: float, stop: Stop) -> str:
     return f"no end: {count} events for {most} tokens at most" if count > 2 * most + SLACK else ""
 
 
-def tool_results(api: Api, given: Reply, results: Sequence[tuple[Called, str]]) -> list[Json]:
+def tool_result_messages(api: TaskApi, given: AgentReply, results: Sequence[tuple[RequestedCall, str]]) -> list[Json]:
     """The reply and what its calls brought, as the next request tells them."""
     return (_anthropic_results if api == "anthropic" else _openai_results)(given, results)
 
 
-def _anthropic_results(given: Reply, results: Sequence[tuple[Called, str]]) -> list[Json]:
+def _anthropic_results(given: AgentReply, results: Sequence[tuple[RequestedCall, str]]) -> list[Json]:
     blocks: list[Json] = [{"type": "text", "text": given.text}] if given.text.strip() else []
     blocks += [{"type": "tool_use", "id": c.id, "name": c.name, "input": _readable(c.arguments)} for c in given.calls]
     answers = [{"type": "tool_result", "tool_use_id": call.id, "content": text} for call, text in results]
     return [{"role": "assistant", "content": blocks}, {"role": "user", "content": answers}]
 
 
-def _openai_results(given: Reply, results: Sequence[tuple[Called, str]]) -> list[Json]:
+def _openai_results(given: AgentReply, results: Sequence[tuple[RequestedCall, str]]) -> list[Json]:
     calls = [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": _repaired(call.arguments)}}
         for call in given.calls
@@ -147,25 +154,29 @@ def _openai_results(given: Reply, results: Sequence[tuple[Called, str]]) -> list
     return [message, *told]
 
 
-def chat_body(ask: Ask, system: str, messages: Messages, tools: Sequence[Tool], most: int) -> Json:
+def chat_body(
+    settings: ReplySettings, system: str, messages: Messages, tools: Sequence[AgentTool], max_tokens: int
+) -> Json:
     """The request of OpenAI's API."""
     body: dict[str, object] = {
-        "model": ask.endpoint.model,
+        "model": settings.endpoint.model,
         "messages": [{"role": "system", "content": system}, *messages],
-        "temperature": ask.temperature,
-        "max_tokens": most,
+        "temperature": settings.temperature,
+        "max_tokens": max_tokens,
         "stream_options": {"include_usage": True},
     }
-    if ask.thinking is not None:
-        body["chat_template_kwargs"] = {"thinking": ask.thinking, "enable_thinking": ask.thinking}
+    if settings.thinking is not None:
+        body["chat_template_kwargs"] = {"thinking": settings.thinking, "enable_thinking": settings.thinking}
     if tools:
-        functions = [{"name": tool.name, "description": tool.about, "parameters": tool.parameters} for tool in tools]
+        functions = [
+            {"name": tool.name, "description": tool.description, "parameters": tool.parameters} for tool in tools
+        ]
         body["tools"] = [{"type": "function", "function": function} for function in functions]
         body["tool_choice"] = "auto"
     return body
 
 
-def _messages_body(ask: Ask, system: str, messages: Messages, tools: Sequence[Tool], most: int) -> Json:
+def _messages_body(ask: ReplySettings, system: str, messages: Messages, tools: Sequence[AgentTool], most: int) -> Json:
     body: dict[str, object] = {
         "model": ask.endpoint.model,
         "system": system,
@@ -175,12 +186,12 @@ def _messages_body(ask: Ask, system: str, messages: Messages, tools: Sequence[To
     }
     if tools:
         body["tools"] = [
-            {"name": tool.name, "description": tool.about, "input_schema": tool.parameters} for tool in tools
+            {"name": tool.name, "description": tool.description, "input_schema": tool.parameters} for tool in tools
         ]
     return body
 
 
-class Parts(ABC):
+class ReplyParts(ABC):
     """A stream while it is put together."""
 
     def __init__(self) -> None:
@@ -192,17 +203,17 @@ class Parts(ABC):
         self.usage = [-1, -1, -1]  # prompt, completion, cached
 
     @abstractmethod
-    def calls(self) -> tuple[Called, ...]:
+    def calls(self) -> tuple[RequestedCall, ...]:
         """The calls that are there by now."""
 
     @abstractmethod
     def add(self, at: float, event: Event) -> None:
         """One event."""
 
-    def reply(self, problem: str, seconds: float) -> Reply:
+    def build_reply(self, problem: str, seconds: float) -> AgentReply:
         """All of it."""
         prompt, completion, cached = (number if number >= 0 else None for number in self.usage)
-        return Reply(
+        return AgentReply(
             text=hide_given("".join(self.text)),
             reasoning=hide_given("".join(self.reasoning)),
             calls=self.calls(),
@@ -223,7 +234,7 @@ def _is_context(problem: str) -> bool:
     return any(word in problem.lower() for word in CONTEXT_WORDS)
 
 
-class _Chat(Parts):
+class _Chat(ReplyParts):
     """OpenAI's chunks."""
 
     def __init__(self) -> None:
@@ -244,10 +255,10 @@ class _Chat(Parts):
             prompt, completion, cached, *_ = event.usage
             self.usage = [prompt, completion, cached if cached >= 0 else _reused(event.data)]
 
-    def calls(self) -> tuple[Called, ...]:
+    def calls(self) -> tuple[RequestedCall, ...]:
         joined = join_tool_calls(self._data)
         return tuple(
-            Called(id=call.id or f"call_{place}", name=call.name, arguments=call.arguments)
+            RequestedCall(id=call.id or f"call_{place}", name=call.name, arguments=call.arguments)
             for place, call in enumerate(joined)
         )
 
@@ -258,7 +269,7 @@ def _reused(data: Json) -> int:
     return -1 if reused is None or reused < 0 else int(reused)
 
 
-class AnthropicParts(Parts):
+class AnthropicParts(ReplyParts):
     """Anthropic's events. What its servers found in a cache they count apart from the other tokens of a prompt."""
 
     def __init__(self) -> None:
@@ -300,10 +311,10 @@ class AnthropicParts(Parts):
         written, cached = (self._told.get(name, -1) for name in ("output_tokens", "cache_read_input_tokens"))
         self.usage = [-1 if prompt is None else prompt, written, cached]
 
-    def calls(self) -> tuple[Called, ...]:
+    def calls(self) -> tuple[RequestedCall, ...]:
         used = [block for _, block in sorted(self._blocks.items()) if block["type"] == "tool_use"]
         return tuple(
-            Called(id=block["id"] or f"call_{place}", name=block["name"], arguments=block["arguments"] or "{}")
+            RequestedCall(id=block["id"] or f"call_{place}", name=block["name"], arguments=block["arguments"] or "{}")
             for place, block in enumerate(used)
         )
 

@@ -27,7 +27,7 @@ End = Literal[
 ]
 UNFINISHED: tuple[End, ...] = ("budget", "stopped", "gone")
 FILE = "tasks.json"
-END_WORDS: dict[End, str] = {
+END_TITLES: dict[End, str] = {
     "done": "done",
     "turns": "used all its turns",
     "time": "out of time",
@@ -46,7 +46,7 @@ END_WORDS: dict[End, str] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallSeen:
+class CallRecord:
     """One tool call."""
 
     tool: str
@@ -58,7 +58,7 @@ class CallSeen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TurnSeen:
+class TurnRecord:
     """One reply, and the calls it made."""
 
     number: int  # from 1
@@ -72,12 +72,12 @@ class TurnSeen:
     overhead_s: float = 0.0  # ours: neither the server's nor a tool's
     thought: int = 0  # characters of reasoning
     said: int = 0  # characters of text
-    calls: tuple[CallSeen, ...] = ()
+    calls: tuple[CallRecord, ...] = ()
     problem: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckSeen:
+class HiddenCheckResult:
     """One hidden check."""
 
     name: str
@@ -98,11 +98,11 @@ class JobResult:
     why: str = ""  # what ended it, where that was not the agent
     wrong: str = ""  # where it went wrong, "" where it was solved
     wrong_turn: int = 0
-    checks: tuple[CheckSeen, ...] = ()
+    checks: tuple[HiddenCheckResult, ...] = ()
     tampered: tuple[str, ...] = ()  # protected files that were changed
     outside: tuple[str, ...] = ()  # paths outside the folder that were asked for
     seconds: float = 0.0
-    turns: tuple[TurnSeen, ...] = ()
+    turns: tuple[TurnRecord, ...] = ()
     first_tok_s: float | None = None  # over the first tenth of what was written
     last_tok_s: float | None = None  # over the last tenth
     transcript: str = ""  # the file that holds every message
@@ -113,12 +113,12 @@ class JobResult:
         return f"{self.family}-{self.level}-{self.seed}"
 
     @property
-    def calls(self) -> list[CallSeen]:
+    def all_calls(self) -> list[CallRecord]:
         """Of all turns."""
         return [call for turn in self.turns for call in turn.calls]
 
     @property
-    def hidden(self) -> tuple[int, int]:
+    def hidden_tests(self) -> tuple[int, int]:
         """Hidden tests passed, of how many."""
         return sum(check.passed for check in self.checks), sum(check.of for check in self.checks)
 
@@ -175,23 +175,23 @@ class TaskRun:
     notes: tuple[str, ...] = ()
 
     @property
-    def worker(self) -> str:
+    def worker_title(self) -> str:
         """Who did the work, for people."""
         return "our own agent" if self.agent == "moebox" else f"{self.agent} {self.agent_version}".strip()
 
     @property
-    def left(self) -> list[JobName]:
+    def unfinished_jobs(self) -> list[JobName]:
         """Jobs that have no result, or an unfinished one."""
         done = {result.id for result in self.results if result.end not in UNFINISHED}
         return [name for name in self.wanted if name.id not in done]
 
     @property
-    def finished(self) -> list[JobResult]:
+    def finished_results(self) -> list[JobResult]:
         """Results that count."""
         return [result for result in self.results if result.end not in UNFINISHED]
 
 
-def take_up(run: Run) -> TaskRun | None:
+def load_task_run(run: Run) -> TaskRun | None:
     """What a run folder says of its jobs; None where it has none."""
     document = run.read_json(FILE)
     return codec.decode(TaskRun, document, where=FILE) if document is not None else None

@@ -16,14 +16,14 @@ from moebox.errors import Outside
 from moebox.store import Run
 from moebox.stream.limits import served_limits
 from moebox.tasks import agent
-from moebox.tasks.agent import Bounds, Work
-from moebox.tasks.families import FAMILIES, make
-from moebox.tasks.gadget import STATE
-from moebox.tasks.job import Job, Level
-from moebox.tasks.reply import Api, Ask
-from moebox.tasks.result import END_WORDS, FILE, End, JobName, JobResult, TaskRun, TurnSeen
-from moebox.tasks.score import check, tampered
-from moebox.tasks.tools import Tool, Toolbox, ToolServerDied
+from moebox.tasks.agent import AgentWork, WorkLimits
+from moebox.tasks.families import FAMILIES, make_job
+from moebox.tasks.gadget import STATE_FILE
+from moebox.tasks.job import AgentJob, Level
+from moebox.tasks.reply import ReplySettings, TaskApi
+from moebox.tasks.result import END_TITLES, FILE, End, JobName, JobResult, TaskRun, TurnRecord
+from moebox.tasks.score import changed_protected_files, run_hidden_checks
+from moebox.tasks.tools import AgentTool, Toolbox, ToolServerDied
 from moebox.tasks.workspace import Workspace
 
 JOB_S = 1800.0  # the longest one job may take
@@ -38,78 +38,78 @@ class ServerGone(Outside):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class TaskOptions:
     """How jobs are done."""
 
     parallel: int = 1
     budget_s: float | None = None
     job_s: float = JOB_S
-    api: Api = "openai"
+    api: TaskApi = "openai"
     temperature: float = 0.0
     thinking: bool | None = None
 
 
-class Worker(Protocol):
+class JobWorker(Protocol):
     """Whoever does the jobs: our own agent, or a real client."""
 
     name: str
     version: str
 
-    def __call__(self, job: Job, bounds: Bounds, on_turn: Callable[[TurnSeen], None]) -> "Done": ...
+    def __call__(self, job: AgentJob, bounds: WorkLimits, on_turn: Callable[[TurnRecord], None]) -> "FinishedWork": ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
+class FinishedWork:
     """A job that was worked on, before it is scored."""
 
-    work: Work
+    work: AgentWork
     files: dict[str, bytes]
     outside: tuple[str, ...] = ()
     system: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listener:
+class JobListener:
     """Who wants to know: a job begins, a turn is over, a job has its result. Told by the thread that began it all."""
 
-    began: Callable[[JobName], None] = lambda name: None
-    turn: Callable[[JobName, TurnSeen], None] = lambda name, turn: None
-    ended: Callable[[JobResult], None] = lambda result: None
+    on_begin: Callable[[JobName], None] = lambda name: None
+    on_turn: Callable[[JobName, TurnRecord], None] = lambda name, turn: None
+    on_end: Callable[[JobResult], None] = lambda result: None
 
 
 @dataclass(slots=True)
-class Agent:
+class OwnAgent:
     """Our own."""
 
-    ask: Ask
-    more_tools: Callable[[], Sequence[Tool]] | None = None  # of other servers, asked for before each job
+    settings: ReplySettings
+    extra_tools: Callable[[], Sequence[AgentTool]] | None = None  # of other servers, asked for before each job
     name: str = "moebox"
     version: str = ""  # of a client that is not ours
 
-    def __call__(self, job: Job, bounds: Bounds, on_turn: Callable[[TurnSeen], None]) -> Done:
+    def __call__(self, job: AgentJob, bounds: WorkLimits, on_turn: Callable[[TurnRecord], None]) -> FinishedWork:
         space = Workspace(job.files)
         box = Toolbox(job, space)
         try:
-            for tool in self.more_tools() if self.more_tools and job.tools else ():
+            for tool in self.extra_tools() if self.extra_tools and job.tools else ():
                 box.add(tool)
         except ToolServerDied as problem:
-            return Done(work=Work(end="tool", why=str(problem)), files=dict(space.files))
-        done = agent.work(job, self.ask, box, bounds, on_turn=on_turn)
+            return FinishedWork(work=AgentWork(end="tool", reason=str(problem)), files=dict(space.files))
+        done = agent.run_agent(job, self.settings, box, bounds, on_turn=on_turn)
         files = _left_behind(job, box, space, done.text)
-        return Done(work=done, files=files, outside=tuple(space.outside), system=job.system)
+        return FinishedWork(work=done, files=files, outside=tuple(space.outside), system=job.system)
 
 
-def _left_behind(job: Job, box: Toolbox, space: Workspace, text: str) -> dict[str, bytes]:
+def _left_behind(job: AgentJob, box: Toolbox, space: Workspace, text: str) -> dict[str, bytes]:
     """The files as the checks want them: those of the folder, the module that was replied, the store's state."""
     files = dict(space.files)
     if job.reply_file:
-        files[job.reply_file] = agent.code_in(text).encode("utf-8", "replace")
+        files[job.reply_file] = agent.extract_code_block(text).encode("utf-8", "replace")
     if box.store:
-        files[STATE] = box.store.state().encode()
+        files[STATE_FILE] = box.store.state_json().encode()
     return files
 
 
-def names(families: Sequence[str], level: Level, jobs: int, seed: int) -> tuple[JobName, ...]:
+def job_names(families: Sequence[str], level: Level, jobs: int, seed: int) -> tuple[JobName, ...]:
     """So many jobs, families in turn, each with a seed of its own."""
     chosen = list(families) or list(FAMILIES)
     return tuple(
@@ -118,7 +118,7 @@ def names(families: Sequence[str], level: Level, jobs: int, seed: int) -> tuple[
     )
 
 
-def begin(endpoint: Endpoint, wanted: Sequence[JobName], worker: Worker, options: Options) -> TaskRun:
+def prepare_task_run(endpoint: Endpoint, wanted: Sequence[JobName], worker: JobWorker, options: TaskOptions) -> TaskRun:
     """What is to be done, before anything is: Outside where there is no sandbox for it."""
     try:
         level = sandbox.with_files()
@@ -138,7 +138,7 @@ def begin(endpoint: Endpoint, wanted: Sequence[JobName], worker: Worker, options
     )
 
 
-def save(task_run: TaskRun, run: Run) -> None:
+def save_task_run(task_run: TaskRun, run: Run) -> None:
     """Into the run folder."""
     run.write_json(FILE, task_run)
 
@@ -154,14 +154,14 @@ class _State:
     gone: str = ""  # what the server that does not answer any more was last heard to say
 
 
-def work_all(task_run: TaskRun, worker: Worker, run: Run, options: Options, listener: Listener) -> TaskRun:
+def run_jobs(task_run: TaskRun, worker: JobWorker, run: Run, options: TaskOptions, listener: JobListener) -> TaskRun:
     """Do every job that is left. On Ctrl-C the running ones are dropped and what is done stays done.
 
     ServerGone when the server does not answer any more: its running jobs and the later ones are left.
     """
     state = _State(task_run)
     left: queue.SimpleQueue[JobName] = queue.SimpleQueue()
-    for name in task_run.left:
+    for name in task_run.unfinished_jobs:
         left.put(name)
     until = None if options.budget_s is None else time.monotonic() + options.budget_s
     problems: list[BaseException] = []
@@ -174,7 +174,8 @@ def work_all(task_run: TaskRun, worker: Worker, run: Run, options: Options, list
             state.stopped.set()
 
     threads = [
-        threading.Thread(target=labour, daemon=True) for _ in range(min(options.parallel, max(1, len(task_run.left))))
+        threading.Thread(target=labour, daemon=True)
+        for _ in range(min(options.parallel, max(1, len(task_run.unfinished_jobs))))
     ]
     for thread in threads:
         thread.start()
@@ -210,10 +211,10 @@ def _let_go(threads: Sequence[threading.Thread]) -> None:
 def _labour(
     state: _State,
     left: "queue.SimpleQueue[JobName]",
-    worker: Worker,
+    worker: JobWorker,
     run: Run,
-    options: Options,
-    listener: Listener,
+    options: TaskOptions,
+    listener: JobListener,
     until: float | None,
 ) -> None:
     """One thread's work: job after job while there are any, and time."""
@@ -222,11 +223,11 @@ def _labour(
             name = left.get_nowait()
         except queue.Empty:
             return
-        state.told.put(partial(listener.began, name))
+        state.told.put(partial(listener.on_begin, name))
         run.event(TaskBegan(job=name.id))
         result = _left_if_gone(_do_job(name, worker, run, options, listener, until, state), state)
         _keep(result, state, run)
-        state.told.put(partial(listener.ended, result))
+        state.told.put(partial(listener.on_end, result))
 
 
 def _keep(result: JobResult, state: _State, run: Run) -> None:
@@ -234,7 +235,7 @@ def _keep(result: JobResult, state: _State, run: Run) -> None:
     with state.lock:
         others = tuple(other for other in state.task_run.results if other.id != result.id)
         state.task_run = replace(state.task_run, results=(*others, result))
-        save(state.task_run, run)
+        save_task_run(state.task_run, run)
         run.event(TaskEnded(job=result.id, solved=result.solved, end=result.end, wrong=result.wrong))
 
 
@@ -242,7 +243,7 @@ def _left_if_gone(result: JobResult, state: _State) -> JobResult:
     """The result; a job that failed because the server is gone is left, and with it all the others."""
     if result.end not in ("endpoint", "client") or _answers(state.task_run.url):
         return result
-    state.gone = result.why or END_WORDS[result.end]
+    state.gone = result.why or END_TITLES[result.end]
     state.stopped.set()
     return replace(result, end="gone", solved=False)
 
@@ -259,40 +260,40 @@ def _answers_after(url: str, pause_s: float) -> bool:
 
 def _do_job(
     name: JobName,
-    worker: Worker,
+    worker: JobWorker,
     run: Run,
-    options: Options,
-    listener: Listener,
+    options: TaskOptions,
+    listener: JobListener,
     until: float | None,
     state: _State,
 ) -> JobResult:
     """One job, done and scored."""
-    job = make(name.family, name.level, name.seed)
+    job = make_job(name.family, name.level, name.seed)
     own = time.monotonic() + options.job_s
     late: End = "budget" if until is not None and until < own else "time"
     limit = own if until is None else min(own, until)
     context = state.task_run.context
-    bounds = Bounds(until=limit, late=late, context=context, stop=state.stopped.is_set)
+    bounds = WorkLimits(ends_at=limit, late_end=late, context=context, stop=state.stopped.is_set)
     began = time.monotonic()
-    done = worker(job, bounds, lambda turn: state.told.put(partial(listener.turn, name, turn)))
+    done = worker(job, bounds, lambda turn: state.told.put(partial(listener.on_turn, name, turn)))
     file = f"tasks/{job.id}.jsonl"
-    run.write(file, agent.transcript(done.system, done.work))
-    return judged(job, done, seconds=time.monotonic() - began, transcript=file)
+    run.write(file, agent.transcript_lines(done.system, done.work))
+    return score_job(job, done, seconds=time.monotonic() - began, transcript=file)
 
 
-def judged(job: Job, done: Done, *, seconds: float, transcript: str = "") -> JobResult:
+def score_job(job: AgentJob, done: FinishedWork, *, seconds: float, transcript: str = "") -> JobResult:
     """The result of a job: its hidden checks, and where it went wrong."""
-    checks = check(job, done.files)
-    changed = tampered(job, done.files)
+    checks = run_hidden_checks(job, done.files)
+    changed = changed_protected_files(job, done.files)
     solved = not changed and all(each.passed == each.of for each in checks)
-    first, last = agent.tenths(done.work.gaps)
+    first, last = agent.first_and_last_rates(done.work.gaps)
     result = JobResult(
         family=job.family,
         level=job.level,
         seed=job.seed,
         solved=solved,
         end=done.work.end,
-        why=done.work.why[:500],
+        why=done.work.reason[:500],
         checks=checks,
         tampered=changed,
         outside=done.outside[:20],
@@ -304,17 +305,17 @@ def judged(job: Job, done: Done, *, seconds: float, transcript: str = "") -> Job
     )
     if solved:
         return result
-    turn, wrong = where(result)
+    turn, wrong = find_mistake(result)
     return replace(result, wrong=wrong[:500], wrong_turn=turn)
 
 
-def where(result: JobResult) -> tuple[int, str]:
+def find_mistake(result: JobResult) -> tuple[int, str]:
     """The step at which a job that was not solved went wrong, and in words what happened there."""
     last = len(result.turns)
     if result.tampered:
         return _last_write(result), f"changed {', '.join(result.tampered[:3])}, which must stay"
     if result.end != "done":
-        return last, f"{END_WORDS[result.end]}{f': {result.why}' if result.why else ''}"
+        return last, f"{END_TITLES[result.end]}{f': {result.why}' if result.why else ''}"
     failed = next(check for check in result.checks if check.passed < check.of)
     text = f"hidden {failed.name}: {failed.passed} of {failed.of} passed; {failed.detail}"
     if last and not _changed_anything(result):
@@ -332,10 +333,10 @@ def _last_write(result: JobResult) -> int:
 
 
 def _changed_anything(result: JobResult) -> bool:
-    return any(call.tool in (*_WRITE, "gadget") for call in result.calls)
+    return any(call.tool in (*_WRITE, "gadget") for call in result.all_calls)
 
 
-def _only_bad_calls(turn: TurnSeen) -> bool:
+def _only_bad_calls(turn: TurnRecord) -> bool:
     return bool(turn.calls) and not any(call.ok for call in turn.calls)
 
 

@@ -16,19 +16,19 @@ from moebox.core.verdict import Score, wilson
 from moebox.escape import clipped
 from moebox.loose import is_figure
 from moebox.sandbox import Limits
-from moebox.tasks.families import make
-from moebox.tasks.job import Check, Job
-from moebox.tasks.result import CheckSeen, FamilyScore, JobResult
+from moebox.tasks.families import make_job
+from moebox.tasks.job import AgentJob, HiddenCheck
+from moebox.tasks.result import FamilyScore, HiddenCheckResult, JobResult
 
 LIMITS = Limits(time_s=20.0, cpu_s=3, memory_bytes=768 * 2**20)
 
 
-def check(job: Job, files: Mapping[str, bytes]) -> tuple[CheckSeen, ...]:
+def run_hidden_checks(job: AgentJob, files: Mapping[str, bytes]) -> tuple[HiddenCheckResult, ...]:
     """Every hidden check. Protected files are put back first: what the agent made of them counts for nothing."""
     laid = dict(files) | {name: job.files[name].encode() for name in job.protected}
     outcome = sandbox.snippets(laid, _snippets(job), limits=LIMITS)
     values = list(outcome.values)
-    wanted = list(expected(job))
+    wanted = list(expected_values(job))
     seen = []
     for each in job.checks:
         size = len(each.snippets)
@@ -37,48 +37,48 @@ def check(job: Job, files: Mapping[str, bytes]) -> tuple[CheckSeen, ...]:
     return tuple(seen)
 
 
-def _snippets(job: Job) -> list[str]:
+def _snippets(job: AgentJob) -> list[str]:
     """Of all checks, in one process: starting one costs more than most checks."""
     return [snippet for each in job.checks for snippet in each.snippets]
 
 
-def tampered(job: Job, files: Mapping[str, bytes]) -> tuple[str, ...]:
+def changed_protected_files(job: AgentJob, files: Mapping[str, bytes]) -> tuple[str, ...]:
     """Protected files that are not as they were."""
     return tuple(name for name in job.protected if files.get(name) != job.files[name].encode())
 
 
-def expected(job: Job) -> tuple[Any, ...]:
+def expected_values(job: AgentJob) -> tuple[Any, ...]:
     """What the reference solution gives for each snippet of every check."""
     return _expected(job.family, job.level, job.seed)
 
 
 @lru_cache(maxsize=512)
 def _expected(family: str, level: Any, seed: int) -> tuple[Any, ...]:
-    job = make(family, level, seed)
+    job = make_job(family, level, seed)
     files = {name: text.encode() for name, text in {**job.files, **job.solution}.items()}
     return sandbox.snippets(files, _snippets(job), limits=LIMITS).values
 
 
-def _compare(each: Check, values: Sequence[Any], wanted: Sequence[Any], error: str) -> CheckSeen:
-    right = [same(value, right) for value, right in zip(values, wanted, strict=False)]
+def _compare(each: HiddenCheck, values: Sequence[Any], wanted: Sequence[Any], error: str) -> HiddenCheckResult:
+    right = [values_equal(value, right) for value, right in zip(values, wanted, strict=False)]
     place = right.index(False) if False in right else len(right)  # the first that is wrong or missing
     detail = ""
     if place < len(wanted):
         came = _short(values[place]) if place < len(values) else error or "nothing"
         detail = f"test {place + 1}: {came}"
-    return CheckSeen(name=each.name, passed=sum(right), of=len(each.snippets), detail=detail)
+    return HiddenCheckResult(name=each.name, passed=sum(right), of=len(each.snippets), detail=detail)
 
 
-def same(value: Any, wanted: Any) -> bool:
+def values_equal(value: Any, wanted: Any) -> bool:
     """Equal as JSON is, numbers to nine digits; True is not 1."""
     if is_figure(value) and is_figure(wanted):
         return math.isclose(value, wanted, rel_tol=1e-9, abs_tol=1e-12)
     if type(value) is not type(wanted):
         return False
     if isinstance(value, list):
-        return len(value) == len(wanted) and all(map(same, value, wanted))
+        return len(value) == len(wanted) and all(map(values_equal, value, wanted))
     if isinstance(value, dict):
-        return value.keys() == wanted.keys() and all(same(value[key], wanted[key]) for key in value)
+        return value.keys() == wanted.keys() and all(values_equal(value[key], wanted[key]) for key in value)
     return bool(value == wanted)
 
 
@@ -88,12 +88,12 @@ def _short(value: Any) -> str:
     return clipped(repr(value), 120)
 
 
-def solved(results: Sequence[JobResult]) -> Score:
+def solved_score(results: Sequence[JobResult]) -> Score:
     """How many of the jobs were solved."""
     return wilson(sum(result.solved for result in results), len(results))
 
 
-def families(results: Sequence[JobResult]) -> list[FamilyScore]:
+def family_scores(results: Sequence[JobResult]) -> list[FamilyScore]:
     """Scores by family and level, in the order met."""
     groups: dict[tuple[str, str], list[JobResult]] = {}
     for result in results:
@@ -103,12 +103,12 @@ def families(results: Sequence[JobResult]) -> list[FamilyScore]:
 
 def _family(results: list[JobResult]) -> FamilyScore:
     first = results[0]
-    calls = [call for result in results for call in result.calls]
-    passed, hidden = (sum(counts) for counts in zip(*(result.hidden for result in results), strict=True))
+    calls = [call for result in results for call in result.all_calls]
+    passed, hidden = (sum(counts) for counts in zip(*(result.hidden_tests for result in results), strict=True))
     return FamilyScore(
         family=first.family,
         level=first.level,
-        solved=solved(results),
+        solved=solved_score(results),
         hidden=wilson(passed, hidden),
         valid_calls=wilson(sum(call.ok for call in calls), len(calls)),
         repaired_calls=sum(call.repaired for call in calls),

@@ -15,9 +15,9 @@ import fastjsonschema
 from moebox import sandbox
 from moebox.loose import Json, figure, texts, words
 from moebox.sandbox import Limits
-from moebox.tasks.gadget import Store
-from moebox.tasks.job import Job
-from moebox.tasks.workspace import Refused, Workspace
+from moebox.tasks.gadget import GadgetStore
+from moebox.tasks.job import AgentJob
+from moebox.tasks.workspace import ToolRefused, Workspace
 
 MOST_TEXT = 16_000  # characters of one answer; what is longer is cut, and says so
 MOST_LINES = 400
@@ -25,7 +25,7 @@ MOST_FOUND = 60
 RUN_LIMITS = Limits(time_s=30.0, cpu_s=10, memory_bytes=768 * 2**20)
 
 
-class BadCall(Exception):
+class InvalidCall(Exception):
     """A call that no tool can take: unknown name, arguments that are no JSON or do not fit the schema."""
 
 
@@ -34,17 +34,17 @@ class ToolServerDied(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tool:
+class AgentTool:
     """One tool as the model sees it; `use` takes the arguments and gives the answer."""
 
     name: str
-    about: str
+    description: str
     parameters: Json  # a JSON schema
-    use: Callable[[Json], str]
+    run: Callable[[Json], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Used:
+class ToolOutcome:
     """What came of one call."""
 
     text: str
@@ -54,15 +54,15 @@ class Used:
 class Toolbox:
     """The tools of one job; those of other servers are added with `add`."""
 
-    def __init__(self, job: Job, workspace: Workspace) -> None:
+    def __init__(self, job: AgentJob, workspace: Workspace) -> None:
         self.workspace = workspace
-        self.store = Store(job.gadget) if job.gadget else None
-        self._tools: dict[str, tuple[Tool, Callable[[Any], Any]]] = {}
+        self.store = GadgetStore(job.gadget) if job.gadget else None
+        self._tools: dict[str, tuple[AgentTool, Callable[[Any], Any]]] = {}
         for tool in self._own():
             if tool.name in job.tools:
                 self.add(tool)
 
-    def add(self, tool: Tool) -> None:
+    def add(self, tool: AgentTool) -> None:
         """Offer one more tool; one of the same name gives way. A schema nobody can read is not checked against."""
         try:
             check = fastjsonschema.compile(dict(tool.parameters))
@@ -71,79 +71,84 @@ class Toolbox:
         self._tools[tool.name] = (tool, check)
 
     @property
-    def tools(self) -> list[Tool]:
+    def tools(self) -> list[AgentTool]:
         """All of them, in the order they were added."""
         return [tool for tool, _ in self._tools.values()]
 
-    def use(self, name: str, arguments: str) -> Used:
+    def call(self, name: str, arguments: str) -> ToolOutcome:
         """Make one call. Nothing the model writes raises here."""
         try:
             tool, given = self._checked(name, arguments)
-        except BadCall as problem:
-            return Used(text=f"error: {problem}", error=str(problem))
+        except InvalidCall as problem:
+            return ToolOutcome(text=f"error: {problem}", error=str(problem))
         try:
-            return Used(text=cut(tool.use(given)))
-        except Refused as problem:
-            return Used(text=f"error: {problem}")
+            return ToolOutcome(text=truncate_answer(tool.run(given)))
+        except ToolRefused as problem:
+            return ToolOutcome(text=f"error: {problem}")
 
-    def _checked(self, name: str, arguments: str) -> tuple[Tool, Json]:
+    def _checked(self, name: str, arguments: str) -> tuple[AgentTool, Json]:
         if name not in self._tools:
-            raise BadCall(f"there is no tool {name[:60]!r}; there are: {', '.join(self._tools) or 'none'}")
+            raise InvalidCall(f"there is no tool {name[:60]!r}; there are: {', '.join(self._tools) or 'none'}")
         tool, check = self._tools[name]
         given = _parsed(name, arguments)
         try:
             check(given)
         except fastjsonschema.JsonSchemaValueException as problem:
-            raise BadCall(f"the arguments of {name} do not fit: {problem.message}"[:300]) from None
+            raise InvalidCall(f"the arguments of {name} do not fit: {problem.message}"[:300]) from None
         if not isinstance(given, dict):
-            raise BadCall(f"the arguments of {name} are no object")
+            raise InvalidCall(f"the arguments of {name} are no object")
         return tool, given
 
-    def _own(self) -> list[Tool]:
+    def _own(self) -> list[AgentTool]:
         path = _text("path relative to the job's folder")
         return [
-            Tool(name="list_files", about="List all files with their sizes.", parameters=_object({}), use=self._list),
-            Tool(
-                name="read_file",
-                about=f"Read a text file, or `lines` lines of it from line `start` on; at most {MOST_LINES} at once.",
-                parameters=_object({"path": path, "start": _whole(), "lines": _whole()}, "path"),
-                use=self._read,
-            ),
-            Tool(
-                name="search",
-                about="Find a piece of text in all files, or in those that match `glob`; gives path:line: text.",
-                parameters=_object({"text": _text("what to look for"), "glob": _text("such as *.py")}, "text"),
-                use=self._search,
-            ),
-            Tool(
-                name="write_file",
-                about="Write a file whole; what was there before is replaced.",
-                parameters=_object({"path": path, "content": _text("the whole text")}, "path", "content"),
-                use=self._write,
-            ),
-            Tool(
-                name="edit_file",
-                about="Replace `old`, which must stand in the file exactly once, by `new`.",
-                parameters=_object({"path": path, "old": _text(""), "new": _text("")}, "path", "old", "new"),
-                use=self._edit,
-            ),
-            Tool(
-                name="run_tests",
-                about="Run the tests in the folder `tests` with Python's unittest; gives their output.",
+            AgentTool(
+                name="list_files",
+                description="List all files with their sizes.",
                 parameters=_object({}),
-                use=self._tests,
+                run=self._list,
             ),
-            Tool(
+            AgentTool(
+                name="read_file",
+                description=f"Read a text file, or `lines` lines of it from line `start` on; at most {MOST_LINES} at once.",
+                parameters=_object({"path": path, "start": _whole(), "lines": _whole()}, "path"),
+                run=self._read,
+            ),
+            AgentTool(
+                name="search",
+                description="Find a piece of text in all files, or in those that match `glob`; gives path:line: text.",
+                parameters=_object({"text": _text("what to look for"), "glob": _text("such as *.py")}, "text"),
+                run=self._search,
+            ),
+            AgentTool(
+                name="write_file",
+                description="Write a file whole; what was there before is replaced.",
+                parameters=_object({"path": path, "content": _text("the whole text")}, "path", "content"),
+                run=self._write,
+            ),
+            AgentTool(
+                name="edit_file",
+                description="Replace `old`, which must stand in the file exactly once, by `new`.",
+                parameters=_object({"path": path, "old": _text(""), "new": _text("")}, "path", "old", "new"),
+                run=self._edit,
+            ),
+            AgentTool(
+                name="run_tests",
+                description="Run the tests in the folder `tests` with Python's unittest; gives their output.",
+                parameters=_object({}),
+                run=self._tests,
+            ),
+            AgentTool(
                 name="run_python",
-                about="Run a Python script of the folder; files it writes stay. No network, no other programs.",
+                description="Run a Python script of the folder; files it writes stay. No network, no other programs.",
                 parameters=_object({"path": path, "arguments": _texts()}, "path"),
-                use=self._python,
+                run=self._python,
             ),
-            Tool(
+            AgentTool(
                 name="gadget",
-                about="The store's gadget.",
+                description="The store's gadget.",
                 parameters=_object({"line": _text("a command")}, "line"),
-                use=self._gadget,
+                run=self._gadget,
             ),
         ]
 
@@ -152,7 +157,7 @@ class Toolbox:
         return "\n".join(f"{name} ({len(files[name])} bytes)" for name in sorted(files)) or "(no files)"
 
     def _read(self, given: Json) -> str:
-        lines = self.workspace.text(str(given["path"])).splitlines()
+        lines = self.workspace.read_text(str(given["path"])).splitlines()
         start = max(int(figure(given, "start") or 1), 1)
         wanted = min(int(figure(given, "lines") or MOST_LINES), MOST_LINES)
         shown = lines[start - 1 : start - 1 + wanted]
@@ -164,22 +169,22 @@ class Toolbox:
         wanted = str(given["text"])
         found: list[str] = []
         for name in fnmatch.filter(sorted(self.workspace.files), words(given, "glob") or "*"):
-            lines = enumerate(self.workspace.text(name).splitlines(), 1)
+            lines = enumerate(self.workspace.read_text(name).splitlines(), 1)
             found += [f"{name}:{number}: {line[:200]}" for number, line in lines if wanted in line]
         more = [f"({len(found) - MOST_FOUND} more)"] if len(found) > MOST_FOUND else []
         return "\n".join(found[:MOST_FOUND] + more) or "nothing found"
 
     def _write(self, given: Json) -> str:
-        name = self.workspace.write(str(given["path"]), str(given["content"]))
+        name = self.workspace.write_text(str(given["path"]), str(given["content"]))
         return f"wrote {name} ({len(self.workspace.files[name])} bytes)"
 
     def _edit(self, given: Json) -> str:
         path, old, new = (str(given[name]) for name in ("path", "old", "new"))
-        text = self.workspace.text(path)
+        text = self.workspace.read_text(path)
         count = text.count(old) if old else 0
         if count != 1:
-            raise Refused(f"`old` stands {count} times in {path[:80]}; it must stand there exactly once")
-        return f"changed {self.workspace.write(path, text.replace(old, new))}"
+            raise ToolRefused(f"`old` stands {count} times in {path[:80]}; it must stand there exactly once")
+        return f"changed {self.workspace.write_text(path, text.replace(old, new))}"
 
     def _tests(self, _: Json) -> str:
         """In the sandbox, on a copy: what tests write does not stay."""
@@ -190,17 +195,17 @@ class Toolbox:
 
     def _python(self, given: Json) -> str:
         path = str(given["path"])
-        name = self.workspace.path(path)
+        name = self.workspace.resolve_path(path)
         if name not in self.workspace.files:
-            raise Refused(f"{path[:80]}: no such file")
+            raise ToolRefused(f"{path[:80]}: no such file")
         outcome = sandbox.program(self.workspace.files, name, texts(given, "arguments"), limits=RUN_LIMITS)
         if outcome.files is None:
-            raise Refused(f"{_told(outcome)}\n(its files are too many or too large and were not kept)")
-        changed = self.workspace.replace(outcome.files)
+            raise ToolRefused(f"{_told(outcome)}\n(its files are too many or too large and were not kept)")
+        changed = self.workspace.replace_files(outcome.files)
         return _told(outcome) + (f"\n(changed: {', '.join(changed[:20])})" if changed else "")
 
     def _gadget(self, given: Json) -> str:
-        return self.store.command(str(given["line"])) if self.store else "no: there is no store"
+        return self.store.run_command(str(given["line"])) if self.store else "no: there is no store"
 
 
 def _told(outcome: sandbox.Outcome) -> str:
@@ -211,7 +216,7 @@ def _told(outcome: sandbox.Outcome) -> str:
     return f"{outcome.output.strip()}\n({ended})".strip()
 
 
-def cut(text: str) -> str:
+def truncate_answer(text: str) -> str:
     """At most MOST_TEXT characters: beginning and end, and how much is missing."""
     if len(text) <= MOST_TEXT:
         return text
@@ -244,4 +249,4 @@ def _parsed(name: str, arguments: str) -> object:
     try:
         return json.loads(arguments or "{}")
     except (ValueError, RecursionError) as problem:
-        raise BadCall(f"the arguments of {name} are no JSON: {problem}") from None
+        raise InvalidCall(f"the arguments of {name} are no JSON: {problem}") from None

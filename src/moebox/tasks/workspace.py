@@ -11,7 +11,7 @@ MOST_FILES = 500
 LONGEST_NAME = 200
 
 
-class Refused(Exception):
+class ToolRefused(Exception):
     """What was asked of the folder cannot be done; the text is the tool's answer."""
 
 
@@ -22,36 +22,36 @@ class Workspace:
         self.files: dict[str, bytes] = {name: text.encode() for name, text in files.items()}
         self.outside: list[str] = []  # paths that were asked for and lie elsewhere
 
-    def path(self, given: str) -> str:
+    def resolve_path(self, given: str) -> str:
         """`given` as a path within the folder; Refused where it leads out of it."""
         name = posixpath.normpath(given.strip()) if given.strip() else "."
         leaves = name == ".." or name.startswith(("/", "../"))
         if leaves or "\0" in name:
             self.outside.append(given[:LONGEST_NAME])
-            raise Refused(f"{given[:80]}: outside the job's folder; paths are relative to it")
+            raise ToolRefused(f"{given[:80]}: outside the job's folder; paths are relative to it")
         if len(name) > LONGEST_NAME:
-            raise Refused("the path is too long")
+            raise ToolRefused("the path is too long")
         return name
 
-    def text(self, given: str) -> str:
+    def read_text(self, given: str) -> str:
         """A file's text."""
-        name = self.path(given)
+        name = self.resolve_path(given)
         if name not in self.files:
-            raise Refused(f"{given[:80]}: no such file; list_files shows what there is")
+            raise ToolRefused(f"{given[:80]}: no such file; list_files shows what there is")
         return self.files[name].decode(errors="replace")
 
-    def write(self, given: str, text: str) -> str:
+    def write_text(self, given: str, text: str) -> str:
         """Write a file whole; its path."""
-        name = self.path(given)
+        name = self.resolve_path(given)
         if name == "." or name in {posixpath.dirname(other) for other in self.files}:
-            raise Refused(f"{given[:80]}: is a folder")
+            raise ToolRefused(f"{given[:80]}: is a folder")
         if any(name.startswith(f"{other}/") for other in self.files):
-            raise Refused(f"{given[:80]}: a file stands where a folder is needed")
+            raise ToolRefused(f"{given[:80]}: a file stands where a folder is needed")
         self._room({**self.files, name: text.encode("utf-8", "replace")})
         self.files[name] = text.encode("utf-8", "replace")
         return name
 
-    def replace(self, files: Mapping[str, bytes]) -> list[str]:
+    def replace_files(self, files: Mapping[str, bytes]) -> list[str]:
         """Take over what a program left; the paths that changed."""
         self._room(files)
         before, self.files = self.files, dict(files)
@@ -60,6 +60,6 @@ class Workspace:
 
     def _room(self, files: Mapping[str, bytes]) -> None:
         if len(files) > MOST_FILES:
-            raise Refused(f"more than {MOST_FILES} files")
+            raise ToolRefused(f"more than {MOST_FILES} files")
         if sum(map(len, files.values())) > MOST_BYTES:
-            raise Refused(f"more than {MOST_BYTES:,} bytes in all")
+            raise ToolRefused(f"more than {MOST_BYTES:,} bytes in all")

@@ -21,23 +21,23 @@ from moebox.errors import said
 from moebox.redact import heard, hide_given
 from moebox.stream.awake import Awake
 
-MOST_BYTES = 8 * 2**20  # of one answer; the longest honest one here is a few hundred kB
+MAX_BYTES = 8 * 2**20  # of one answer; the longest honest one here is a few hundred kB
 CONNECT_S = 10.0
-LONGEST_WAIT_S = 20.0  # honoured of one Retry-After
-HUNG_UP = "we hung up"  # the error of an exchange that this side ended
-WAITS = 4  # times a 429 or 503 is waited out, or a request repeated during which this machine slept
+MAX_RETRY_AFTER_S = 20.0  # honoured of one Retry-After
+DISCONNECTED = "we hung up"  # the error of an exchange that this side ended
+MAX_RETRIES = 4  # times a 429 or 503 is waited out, or a request repeated during which this machine slept
 
-Watch = Callable[[bytes], str]  # sees each piece of a stream; a word in return ends it, and is the error
+StreamWatch = Callable[[bytes], str]  # sees each piece of a stream; a word in return ends it, and is the error
 
 
-class Client:
+class ExchangeClient:
     """Talks to one server. `deadline_s` bounds every exchange and shrinks when the server lets one pass."""
 
     def __init__(self, endpoint: Endpoint, *, deadline_s: float = 300.0, awake: Awake | None = None) -> None:
         self.endpoint = endpoint
         self._awake = awake or Awake()
         self.deadline_s = deadline_s
-        self.ends: float | None = None  # on the monotonic clock: when every exchange must be over
+        self.ends_at: float | None = None  # on the monotonic clock: when every exchange must be over
         timeout = httpx2.Timeout(None, connect=CONNECT_S)  # the deadline bounds the rest
         # A connection for each request: llama.cpp hangs up on kept ones after a while, which would look like a fault
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
@@ -48,7 +48,7 @@ class Client:
         one = httpx2.Limits(max_connections=1, max_keepalive_connections=1)
         self._kept = httpx2.AsyncClient(timeout=timeout, limits=one, headers=headers, trust_env=False, verify=tls)
 
-    async def __aenter__(self) -> "Client":
+    async def __aenter__(self) -> "ExchangeClient":
         self._awake.__enter__()
         return self
 
@@ -67,29 +67,29 @@ class Client:
         body: Any,
         *,
         headers: dict[str, str] | None = None,
-        watch: Watch | None = None,
+        watch: StreamWatch | None = None,
         deadline_s: float | None = None,
-        kept: bool = False,
+        keep_alive: bool = False,
     ) -> Exchange:
         """POST `body` as JSON (bytes go as they are), with patience for a server that is busy.
 
         `kept` sends it over one connection that is kept for the next such request.
         """
-        return await self._patiently(_Sent("POST", url, body, headers or {}, watch, deadline_s, kept))
+        return await self._patiently(_Sent("POST", url, body, headers or {}, watch, deadline_s, keep_alive))
 
-    async def cancelled(self, url: str, body: Any, *, after: int = 2) -> Exchange:
+    async def post_and_disconnect(self, url: str, body: Any, *, pieces: int = 2) -> Exchange:
         """POST a stream and hang up after `after` pieces of it."""
         seen = itertools.count(1)
-        return await self._once(_Sent("POST", url, body, {}, lambda _: HUNG_UP if next(seen) >= after else ""))
+        return await self._once(_Sent("POST", url, body, {}, lambda _: DISCONNECTED if next(seen) >= pieces else ""))
 
     async def _patiently(self, sent: "_Sent") -> Exchange:
         """Send, and while the answer is "not now", wait as long as it asks, within bounds, and send again."""
-        for wait in range(WAITS + 1):
+        for wait in range(MAX_RETRIES + 1):
             away_s = self._awake.away_s
             exchange = await self._once(sent)
-            if exchange.error and self._awake.away_s > away_s and wait < WAITS:
+            if exchange.error and self._awake.away_s > away_s and wait < MAX_RETRIES:
                 continue  # nobody was here to receive it: that is no fault of the server's
-            if exchange.status not in (429, 503) or wait == WAITS or self._left() <= 0:
+            if exchange.status not in (429, 503) or wait == MAX_RETRIES or self._left() <= 0:
                 break
             pause = _asked_wait(exchange.headers.get("retry-after", ""), wait)
             await asyncio.sleep(max(0.0, min(pause, self._left())))
@@ -98,7 +98,7 @@ class Client:
         return exchange
 
     def _left(self) -> float:
-        return math.inf if self.ends is None else self.ends - time.monotonic()
+        return math.inf if self.ends_at is None else self.ends_at - time.monotonic()
 
     async def _once(self, sent: "_Sent") -> Exchange:
         began = time.monotonic()
@@ -143,7 +143,7 @@ class _Sent:
     url: str
     body: Any = None
     headers: dict[str, str] = field(default_factory=dict)
-    watch: Watch | None = None
+    watch: StreamWatch | None = None
     deadline_s: float | None = None
     kept: bool = False
 
@@ -171,14 +171,14 @@ class _First:
         self.seconds = self.seconds or time.monotonic() - self.began
 
 
-async def _read(response: httpx2.Response, got: bytearray, first: _First, watch: Watch | None) -> str:
+async def _read(response: httpx2.Response, got: bytearray, first: _First, watch: StreamWatch | None) -> str:
     """Collect the body; "" or the reason to give up on it."""
     async for piece in response.aiter_raw():
         first.came()
-        room = MOST_BYTES - len(got)
+        room = MAX_BYTES - len(got)
         got += piece[:room]
         if len(piece) > room:
-            return f"too large: more than {MOST_BYTES:,} bytes"
+            return f"too large: more than {MAX_BYTES:,} bytes"
         if watch and (reason := watch(piece)):
             return reason
     return ""
@@ -190,7 +190,7 @@ def _asked_wait(header: str, attempt: int) -> float:
         asked = float(header)
     except ValueError:
         asked = 0.5 * 2**attempt
-    return min(max(asked, 0.05), LONGEST_WAIT_S)
+    return min(max(asked, 0.05), MAX_RETRY_AFTER_S)
 
 
 def _failure(problem: httpx2.HTTPError, url: str) -> str:

@@ -5,7 +5,7 @@ from xml.etree import ElementTree as xml
 from moebox.core.verdict import Ladder, Verdict
 
 
-def junit(ladder: Ladder) -> str:
+def to_junit_xml(ladder: Ladder) -> str:
     """The XML text."""
     top = xml.Element("testsuites", name=f"moebox verify {ladder.model}")
     for rung in ladder.rungs:

@@ -16,119 +16,123 @@ from moebox.escape import one_line
 from moebox.loose import Json, rows
 from moebox.store import Run
 from moebox.stream import loop
-from moebox.verify.ask import HANGS, Asker, Failed, Options, Skipped, Unusable
-from moebox.verify.client import Client
-from moebox.verify.kinds import in_words, kind_of
-from moebox.verify.latency import late
-from moebox.verify.progress import Meter, Watcher
-from moebox.verify.rung import ProbeFunction, Rung, Warned
-from moebox.verify.rungs import NAMES, RUNGS
-from moebox.verify.score import share_text
+from moebox.verify.ask import MAX_HANGS, CheckSession, EndpointUnusable, ProbeFailed, ProbeSkipped, VerifyOptions
+from moebox.verify.client import ExchangeClient
+from moebox.verify.kinds import describe_failure, failure_kind
+from moebox.verify.latency import late_replies
+from moebox.verify.progress import OnProgress, ProgressMeter
+from moebox.verify.rung import Check, ProbeFunction, ProbeWarning
+from moebox.verify.rungs import CHECK_NAMES, CHECKS
+from moebox.verify.score import format_share
 
-LONGEST_TEXT = 20_000  # characters of one string in kept evidence; what is left out is counted
-PROBE_S = 1800.0  # no probe takes longer, whatever the server does
+MAX_EVIDENCE_CHARS = 20_000  # characters of one string in kept evidence; what is left out is counted
+MAX_PROBE_S = 1800.0  # no probe takes longer, whatever the server does
 OUT_OF_TIME = "out of time"  # how the reason of a check begins that was not tried for want of it
 
-Listener = Callable[[Verdict], None]
+OnCheck = Callable[[Verdict], None]
 
 
-def verify(
+def run_checks(
     endpoint: Endpoint,
-    options: Options = Options(),  # noqa: B008  (frozen)
+    options: VerifyOptions = VerifyOptions(),  # noqa: B008  (frozen)
     *,
     only: Sequence[str] = (),
     start: str = "",
     keep_going: bool = False,
     run: Run | None = None,
-    tell: Listener | None = None,
-    watch: Watcher | None = None,
+    on_check: OnCheck | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Ladder:
     """Climb the ladder at `endpoint`: all rungs, `only` some, or those from `start` on.
 
     `run` keeps every exchange under verdicts/ and the sum in verify.json; `tell` hears of each rung as it is done,
     `watch` of each request; `keep_going` climbs on past a rung that makes later ones meaningless.
     """
-    rungs = choose(only, start)
-    return loop.run(climb(endpoint, options, rungs, keep_going=keep_going, run=run, tell=tell, watch=watch))
+    rungs = select_checks(only, start)
+    return loop.run(
+        run_checks_async(
+            endpoint, options, rungs, keep_going=keep_going, run=run, on_check=on_check, on_progress=on_progress
+        )
+    )
 
 
-def choose(only: Sequence[str], start: str) -> list[Rung]:
+def select_checks(only: Sequence[str], start: str) -> list[Check]:
     """The rungs meant, in ladder order; UnknownName for one that does not exist."""
-    first = start or NAMES[0]
+    first = start or CHECK_NAMES[0]
     for name in (*only, first):
-        if name not in NAMES:
-            raise UnknownName("check", name, NAMES)
-    chosen = [rung for rung in RUNGS[NAMES.index(first) :] if not only or rung.name in only]
+        if name not in CHECK_NAMES:
+            raise UnknownName("check", name, CHECK_NAMES)
+    chosen = [rung for rung in CHECKS[CHECK_NAMES.index(first) :] if not only or rung.name in only]
     refuse_if(not chosen, f"--only {','.join(only)} comes before --from {first}: no check is left")
     return chosen
 
 
-async def climb(
+async def run_checks_async(
     endpoint: Endpoint,
-    options: Options,
-    rungs: Sequence[Rung],
+    options: VerifyOptions,
+    checks: Sequence[Check],
     *,
     keep_going: bool = False,
     run: Run | None = None,
-    tell: Listener | None = None,
-    watch: Watcher | None = None,
+    on_check: OnCheck | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Ladder:
     """`verify`, for callers that have a loop already."""
     began = time.monotonic()
     done: list[Verdict] = []
     stopped = ""
-    async with Client(endpoint, deadline_s=options.deadline_s) as client:
-        ask = Asker(client, options)
-        client.ends = ask.ends
-        meter = Meter(ask, rungs, watch)
-        pulse = asyncio.create_task(ask.pulse.beat())
-        await _introduce(ask, rungs)
-        for rung in rungs:
+    async with ExchangeClient(endpoint, deadline_s=options.deadline_s) as client:
+        ask = CheckSession(client, options)
+        client.ends_at = ask.ends_at
+        meter = ProgressMeter(ask, checks, on_progress)
+        pulse = asyncio.create_task(ask.stall_detector.watch_event_loop())
+        await _introduce(ask, checks)
+        for rung in checks:
             verdict = _skipped(rung, stopped) if stopped else await _rung(ask, rung, meter)
             stopped = stopped or await _why_stop(ask, rung, verdict, keep_going)
             verdict = _kept(run, verdict)
             done.append(verdict)
-            if tell:
-                tell(verdict)
+            if on_check:
+                on_check(verdict)
         pulse.cancel()
         ladder = Ladder(
             url=endpoint.base_url,
             model=endpoint.model,
             engine=ask.engine,
             rungs=tuple(done),
-            slips=ask.tally.slips(),
+            slips=ask.failures.summarize(),
             stopped=stopped,
             notes=tuple(ask.notes),
             sandbox=ask.sandbox,
-            requests=ask.requests,
+            requests=ask.request_count,
             seconds=time.monotonic() - began,
         )
     if run:
-        run.write_json("verify.json", document(ladder))
+        run.write_json("verify.json", results_document(ladder))
     return ladder
 
 
-async def _introduce(ask: Asker, rungs: Sequence[Rung]) -> None:
+async def _introduce(session: CheckSession, rungs: Sequence[Check]) -> None:
     """When the first rung is left out, learn in silence what it would have learnt."""
-    if rungs and rungs[0].name != RUNGS[0].name:
-        for probe in RUNGS[0].probes.values():
+    if rungs and rungs[0].name != CHECKS[0].name:
+        for probe in CHECKS[0].probes.values():
             try:
-                await probe(ask)
-            except (Failed, Skipped):
+                await probe(session)
+            except (ProbeFailed, ProbeSkipped):
                 continue
 
 
-async def _rung(ask: Asker, rung: Rung, meter: Meter) -> Verdict:
+async def _rung(session: CheckSession, rung: Check, meter: ProgressMeter) -> Verdict:
     """All probes of one rung; a server that is gone ends it early."""
     began = time.monotonic()
-    before = ask.tally.snapshot()
-    probes, gone = await _probes(ask, rung, meter)
-    _late(ask)
-    slips = _met(ask.tally.slips(before))
-    own = _own(ask, slips)
+    before = session.failures.snapshot()
+    probes, gone = await _probes(session, rung, meter)
+    _late(session)
+    slips = _met(session.failures.summarize(before))
+    own = _own(session, slips)
     cut = gone if any(probe.reason == gone for probe in probes) else ""
     mark = _mark(probes, own, cut)
-    ask.charged |= {slip.kind: slip.verdict for slip in own if kind_of(slip.kind).anywhere}
+    session.reported_marks |= {slip.kind: slip.verdict for slip in own if failure_kind(slip.kind).anywhere}
     return Verdict(
         name=rung.name,
         verdict=mark,
@@ -137,21 +141,21 @@ async def _rung(ask: Asker, rung: Rung, meter: Meter) -> Verdict:
         score=next((probe.score for probe in probes if probe.score), None),
         slips=slips,
         probes=tuple(probes),
-        habits=_habits(ask.engine, rung.name, probes),
+        habits=_habits(session.engine, rung.name, probes),
     )
 
 
-async def _probes(ask: Asker, rung: Rung, meter: Meter) -> tuple[list[Probe], str]:
+async def _probes(session: CheckSession, rung: Check, meter: ProgressMeter) -> tuple[list[Probe], str]:
     """Every probe of a rung, and why the last ones were not tried, if they were not."""
     probes: list[Probe] = []
     gone = ""
     for name, function in rung.probes.items():
-        gone = gone or _no_more(ask)
+        gone = gone or _no_more(session)
         if gone:
             probes.append(Probe(name=name, verdict="skip", reason=gone))
             continue
-        meter.enter(rung, name)
-        probe, gone = await _probe(ask, name, function)
+        meter.begin_probe(rung, name)
+        probe, gone = await _probe(session, name, function)
         probes.append(probe)
     return probes, gone
 
@@ -168,27 +172,27 @@ def _habits(engine: str, rung: str, probes: Sequence[Probe]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(habit.text for habit in habits))
 
 
-def _late(ask: Asker) -> None:
+def _late(session: CheckSession) -> None:
     """Count the requests of this rung that came seconds late."""
-    for why in late(ask.paces, ask.paced):
-        ask.tally.add("late", why)
-    ask.paced = len(ask.paces)
+    for why in late_replies(session.reply_times, session.reply_times_judged):
+        session.failures.add("late", why)
+    session.reply_times_judged = len(session.reply_times)
 
 
-def _no_more(ask: Asker) -> str:
+def _no_more(session: CheckSession) -> str:
     """Why nothing more is asked, or nothing."""
-    if ask.left_s <= 0:
-        return f"{OUT_OF_TIME}: the ladder may take {ask.options.time_s:g} s (--time)"
-    return f"{ask.hangs} requests had no end" if ask.hangs >= HANGS else ""
+    if session.seconds_left <= 0:
+        return f"{OUT_OF_TIME}: the ladder may take {session.options.time_s:g} s (--time)"
+    return f"{session.hang_count} requests had no end" if session.hang_count >= MAX_HANGS else ""
 
 
-def _own(ask: Asker, slips: Sequence[Slip]) -> list[Slip]:
+def _own(session: CheckSession, slips: Sequence[Slip]) -> list[Slip]:
     """The slips that this rung answers for: what any reply can show is charged once, and again where it is worse."""
     return [
         slip
         for slip in slips
-        if worst([slip.verdict, ask.charged.get(slip.kind, "skip")]) == slip.verdict
-        and slip.verdict != ask.charged.get(slip.kind)
+        if worst([slip.verdict, session.reported_marks.get(slip.kind, "skip")]) == slip.verdict
+        and slip.verdict != session.reported_marks.get(slip.kind)
     ]
 
 
@@ -208,19 +212,19 @@ def _reason(mark: Mark, probes: Sequence[Probe], slips: Sequence[Slip]) -> str:
 
 
 def _told(slip: Slip) -> str:
-    return one_line(f"{slip.example}; {in_words(slip)}")
+    return one_line(f"{slip.example}; {describe_failure(slip)}")
 
 
-async def _probe(ask: Asker, name: str, function: ProbeFunction) -> tuple[Probe, str]:
+async def _probe(session: CheckSession, name: str, function: ProbeFunction) -> tuple[Probe, str]:
     """One probe judged; and why the rest of the rung is pointless, if it is."""
-    ask.exchanges = []
-    ask.tools = ()
-    before = ask.tally.snapshot()
+    session.exchanges = []
+    session.offered_tools = ()
+    before = session.failures.snapshot()
     began = time.monotonic()
-    outcome = await _outcome(ask, function)
+    outcome = await _outcome(session, function)
     mark, reason = outcome.mark, outcome.reason
-    slips = _met(ask.tally.slips(before))
-    for slip in _own(ask, slips):
+    slips = _met(session.failures.summarize(before))
+    for slip in _own(session, slips):
         if slip.verdict != "pass" and worst([mark, slip.verdict]) != mark:
             mark, reason = slip.verdict, _told(slip)
     probe = Probe(
@@ -228,10 +232,10 @@ async def _probe(ask: Asker, name: str, function: ProbeFunction) -> tuple[Probe,
         verdict=mark,
         reason=one_line(reason),
         seconds=time.monotonic() - began,
-        requests=len(ask.exchanges),
+        requests=len(session.exchanges),
         score=outcome.score,
         slips=slips,
-        evidence=tuple(ask.exchanges),
+        evidence=tuple(session.exchanges),
     )
     return probe, outcome.gone
 
@@ -245,16 +249,16 @@ class _Outcome(NamedTuple):
     gone: str = ""  # why the rest of the rung is pointless
 
 
-async def _outcome(ask: Asker, function: ProbeFunction) -> _Outcome:
+async def _outcome(session: CheckSession, function: ProbeFunction) -> _Outcome:
     """Ask, for no longer than the ladder has time."""
-    longest = max(0.05, min(PROBE_S, ask.left_s))
+    longest = max(0.05, min(MAX_PROBE_S, session.seconds_left))
     try:
         async with asyncio.timeout(longest):
-            return _found(await function(ask))
-    except Skipped as problem:
+            return _found(await function(session))
+    except ProbeSkipped as problem:
         return _Outcome("skip", str(problem))
-    except Failed as problem:
-        gone = str(problem) if isinstance(problem, Unusable) else ""
+    except ProbeFailed as problem:
+        gone = str(problem) if isinstance(problem, EndpointUnusable) else ""
         return _Outcome("fail", str(problem), problem.score, gone)
     except TimeoutError:
         return _Outcome("warn", f"not done after {longest:.0f} s")
@@ -263,31 +267,31 @@ async def _outcome(ask: Asker, function: ProbeFunction) -> _Outcome:
 def _found(found: object) -> _Outcome:
     """What a probe returned: a score, a warning, a remark or nothing."""
     if isinstance(found, Score):
-        return _Outcome("pass", share_text(found), found)
-    return _Outcome("warn" if isinstance(found, Warned) else "pass", found if isinstance(found, str) else "")
+        return _Outcome("pass", format_share(found), found)
+    return _Outcome("warn" if isinstance(found, ProbeWarning) else "pass", found if isinstance(found, str) else "")
 
 
-async def _why_stop(ask: Asker, rung: Rung, verdict: Verdict, keep_going: bool) -> str:
+async def _why_stop(session: CheckSession, rung: Check, verdict: Verdict, keep_going: bool) -> str:
     """Why later rungs would mean nothing, or nothing."""
-    if spent := _no_more(ask):
+    if spent := _no_more(session):
         return spent
     if verdict.verdict != "fail":
         return ""
     failed = {probe.name for probe in verdict.probes if probe.verdict == "fail"}
-    if any(names <= failed for names in rung.stops) and not keep_going:
+    if any(names <= failed for names in rung.stop_if_failed) and not keep_going:
         return f"{rung.name} failed, so the checks after it would mean nothing"
-    return await _why_gone(ask)
+    return await _why_gone(session)
 
 
-async def _why_gone(ask: Asker) -> str:
+async def _why_gone(session: CheckSession) -> str:
     """Why the endpoint takes no request any more, or nothing."""
-    still = await ask.client.get(f"{ask.endpoint.base_url}/models")
+    still = await session.client.get(f"{session.endpoint.base_url}/models")
     if still.error.startswith(("cannot connect", "TLS", "not a URL")):
         return f"the endpoint is gone: {still.error}"
     return f"the key is refused ({still.status})" if still.status in REFUSED else ""
 
 
-def _skipped(rung: Rung, why: str) -> Verdict:
+def _skipped(rung: Check, why: str) -> Verdict:
     return Verdict(name=rung.name, verdict="skip", reason=why)
 
 
@@ -295,7 +299,7 @@ def _kept(run: Run | None, verdict: Verdict) -> Verdict:
     """Write the rung's evidence into the run folder, and say where."""
     if run is None:
         return verdict
-    name = f"verdicts/{NAMES.index(verdict.name):02d}-{verdict.name}.json"
+    name = f"verdicts/{CHECK_NAMES.index(verdict.name):02d}-{verdict.name}.json"
     run.write_json(name, _trimmed(codec.plain(verdict)))
     run.event(RungDone(name=verdict.name, verdict=verdict.verdict, reason=verdict.reason))
     return replace(verdict, evidence=name)
@@ -303,18 +307,18 @@ def _kept(run: Run | None, verdict: Verdict) -> Verdict:
 
 def _trimmed(value: Any) -> Any:
     """Long strings cut in the middle, with a word on how much is missing."""
-    if isinstance(value, str) and len(value) > LONGEST_TEXT:
-        half = LONGEST_TEXT // 2
+    if isinstance(value, str) and len(value) > MAX_EVIDENCE_CHARS:
+        half = MAX_EVIDENCE_CHARS // 2
         return f"{value[:half]} […{len(value) - 2 * half:,} characters left out…] {value[-half:]}"
     if isinstance(value, dict):
         return {key: _trimmed(inner) for key, inner in value.items()}
     return [_trimmed(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
-def document(ladder: Ladder) -> dict[str, object]:
+def results_document(results: Ladder) -> dict[str, object]:
     """The ladder for scripts: stable keys, exchanges left to the evidence files."""
-    plain: dict[str, object] = codec.plain(ladder)
-    return {"verdict": ladder.verdict, **plain, "rungs": [_in_short(rung) for rung in rows(plain, "rungs")]}
+    plain: dict[str, object] = codec.plain(results)
+    return {"verdict": results.verdict, **plain, "rungs": [_in_short(rung) for rung in rows(plain, "rungs")]}
 
 
 def _in_short(rung: Json) -> Json:

@@ -15,7 +15,7 @@ HELD_UP_S = 0.3  # on a machine so busy nothing is said about lateness
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class ReplyTime:
     """How long one request took, and how much came of it."""
 
     seconds: float
@@ -23,13 +23,13 @@ class Pace:
     stream: bool
 
 
-class Pulse:
+class StallDetector:
     """Notices when this process itself was held up, so that no server is blamed for it."""
 
     def __init__(self) -> None:
         self.worst_s = 0.0
 
-    async def beat(self) -> None:
+    async def watch_event_loop(self) -> None:
         """Run beside the requests until cancelled."""
         with contextlib.suppress(asyncio.CancelledError):
             while True:
@@ -37,18 +37,18 @@ class Pulse:
                 await asyncio.sleep(BEAT_S)
                 self.worst_s = max(self.worst_s, time.monotonic() - before - BEAT_S)
 
-    def held_up(self) -> bool:
+    def was_stalled(self) -> bool:
         """Whether it was, since the last time it was asked."""
         worst, self.worst_s = self.worst_s, 0.0
         return worst > HELD_UP_S
 
 
-def late(paces: Sequence[Pace], since: int) -> list[str]:
+def late_replies(paces: Sequence[ReplyTime], since: int) -> list[str]:
     """For each request from `since` on: "" or how late it was, measured by all requests of its sort."""
     return [_late(pace, [other for other in paces if other.stream == pace.stream]) for pace in paces[since:]]
 
 
-def _late(pace: Pace, alike: Sequence[Pace]) -> str:
+def _late(pace: ReplyTime, alike: Sequence[ReplyTime]) -> str:
     if len(alike) < FEWEST:
         return ""
     usual = statistics.median(other.seconds for other in alike)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from moebox.core.verdict import Exchange
-from moebox.phantom.tasks import Call, Reply
-from moebox.verify.breach import Breach, Notes, echo, is_count, is_text, short, strict_json
+from moebox.phantom.tasks import ModelReply, ToolCall
+from moebox.verify.breach import Violation, Violations, check_model_name, is_count, is_text, parse_strict_json, shorten
 
-STOPS = (
+STOP_REASONS = (
     "end_turn",
     "max_tokens",
     "stop_sequence",
@@ -21,77 +21,81 @@ STOPS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
+class AnthropicMessage:
     """One answer of the messages API."""
 
     id: str = ""
     text: str = ""
     thinking: str = ""
-    calls: tuple[Call, ...] = ()
-    stop: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    stop_reason: str = ""
     usage: Mapping[str, Any]
-    breaches: tuple[Breach, ...] = ()
+    violations: tuple[Violation, ...] = ()
 
     @property
-    def reply(self) -> Reply:
+    def reply(self) -> ModelReply:
         """As the judges of tasks want it."""
-        return Reply(content=self.text, reasoning=self.thinking, calls=self.calls)
+        return ModelReply(content=self.text, reasoning=self.thinking, calls=self.calls)
 
 
-def whole(exchange: Exchange, asked: Mapping[str, Any]) -> Message:
+def parse_message(exchange: Exchange, asked: Mapping[str, Any]) -> AnthropicMessage:
     """A message that came in one piece."""
-    notes = Notes()
+    notes = Violations()
     try:
-        body = strict_json(exchange.response)
+        body = parse_strict_json(exchange.response)
     except ValueError as problem:
-        return broken(notes, f"the message is not JSON: {problem}")
+        return unreadable_message(notes, f"the message is not JSON: {problem}")
     if not isinstance(body, dict) or not isinstance(body.get("content"), list):
-        return broken(notes, f"not a message of this API: {short(body)}")
-    head(notes, body, asked)
-    counts(notes, body.get("usage"), least=1)
+        return unreadable_message(notes, f"not a message of this API: {shorten(body)}")
+    check_message_header(notes, body, asked)
+    check_message_usage(notes, body.get("usage"), least=1)
     blocks = [block for block in body["content"] if isinstance(block, dict)]
-    notes.need("stop_sequence" in body, "the message has no stop_sequence", "style")
-    return message(notes, body, blocks, body.get("stop_reason"), body.get("usage"))
+    notes.require("stop_sequence" in body, "the message has no stop_sequence", "style")
+    return build_message(notes, body, blocks, body.get("stop_reason"), body.get("usage"))
 
 
-def broken(notes: Notes, why: str) -> Message:
+def unreadable_message(notes: Violations, why: str) -> AnthropicMessage:
     """What cannot be judged at all."""
     notes.add("format", why, fatal=True)
-    return Message(usage={}, breaches=notes.all)
+    return AnthropicMessage(usage={}, violations=notes.items)
 
 
-def head(notes: Notes, body: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+def check_message_header(notes: Violations, body: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
     """id, type, role and model."""
-    notes.need(is_text(body.get("id")), lambda: f"the message's id is {short(body.get('id'))}")
-    notes.need(body.get("type") == "message", lambda: f"the message's type is {short(body.get('type'))}, not 'message'")
-    notes.need(body.get("role") == "assistant", lambda: f"the role is {short(body.get('role'))}, not 'assistant'")
-    echo(notes, body.get("model"), str(asked.get("model", "")))
+    notes.require(is_text(body.get("id")), lambda: f"the message's id is {shorten(body.get('id'))}")
+    notes.require(
+        body.get("type") == "message", lambda: f"the message's type is {shorten(body.get('type'))}, not 'message'"
+    )
+    notes.require(body.get("role") == "assistant", lambda: f"the role is {shorten(body.get('role'))}, not 'assistant'")
+    check_model_name(notes, body.get("model"), str(asked.get("model", "")))
 
 
-def counts(notes: Notes, usage: Any, *, least: int) -> None:
+def check_message_usage(notes: Violations, usage: Any, *, least: int) -> None:
     """input_tokens and output_tokens are numbers."""
-    if not notes.need(isinstance(usage, dict), lambda: f"usage is {short(usage)}", "usage"):
+    if not notes.require(isinstance(usage, dict), lambda: f"usage is {shorten(usage)}", "usage"):
         return
     for key in ("input_tokens", "output_tokens"):
         number = usage.get(key)
-        notes.need(is_count(number) and number >= least, f"usage counts {short(number)} {key}", "usage")
+        notes.require(is_count(number) and number >= least, f"usage counts {shorten(number)} {key}", "usage")
 
 
-def message(notes: Notes, body: Mapping[str, Any], blocks: list[dict[str, object]], stop: Any, usage: Any) -> Message:
+def build_message(
+    notes: Violations, body: Mapping[str, Any], blocks: list[dict[str, object]], stop: Any, usage: Any
+) -> AnthropicMessage:
     """The message from its blocks, each held to its type."""
     for block in blocks:
         _block(notes, block)
     calls = tuple(_call(block) for block in blocks if block.get("type") == "tool_use")
-    notes.need(len({call.id for call in calls}) == len(calls), "two tool_use blocks share an id")
+    notes.require(len({call.id for call in calls}) == len(calls), "two tool_use blocks share an id")
     _stop(notes, stop, bool(calls))
-    return Message(
+    return AnthropicMessage(
         id=str(body.get("id") or ""),
         text=_joined(blocks, "text"),
         thinking=_joined(blocks, "thinking"),
         calls=calls,
-        stop=str(stop or ""),
+        stop_reason=str(stop or ""),
         usage=usage if isinstance(usage, dict) else {},
-        breaches=notes.all,
+        violations=notes.items,
     )
 
 
@@ -100,31 +104,31 @@ def _joined(blocks: list[dict[str, object]], kind: str) -> str:
     return "".join(str(block.get(kind) or "") for block in blocks if block.get("type") == kind)
 
 
-def _call(block: dict[str, object]) -> Call:
+def _call(block: dict[str, object]) -> ToolCall:
     """The call that a tool_use block makes."""
     name, arguments = str(block.get("name") or ""), json.dumps(block.get("input"))
-    return Call(id=str(block.get("id") or ""), name=name, arguments=arguments)
+    return ToolCall(id=str(block.get("id") or ""), name=name, arguments=arguments)
 
 
-def _stop(notes: Notes, stop: Any, called: bool) -> None:
+def _stop(notes: Violations, stop: Any, called: bool) -> None:
     """stop_reason is a known one, and "tool_use" where there are calls, save where max_tokens cut them."""
-    notes.need(stop in STOPS, lambda: f"stop_reason is {short(stop)}", "finish")
+    notes.require(stop in STOP_REASONS, lambda: f"stop_reason is {shorten(stop)}", "finish")
     if not called:
-        notes.need(stop != "tool_use", "stop_reason 'tool_use' without a tool_use block", "finish")
+        notes.require(stop != "tool_use", "stop_reason 'tool_use' without a tool_use block", "finish")
     elif stop != "max_tokens":
-        notes.need(stop == "tool_use", lambda: f"stop_reason {stop!r} with a tool_use block", "finish")
+        notes.require(stop == "tool_use", lambda: f"stop_reason {stop!r} with a tool_use block", "finish")
 
 
-def _block(notes: Notes, block: Mapping[str, Any]) -> None:
+def _block(notes: Violations, block: Mapping[str, Any]) -> None:
     kind = block.get("type")
     if kind in ("text", "thinking"):
-        notes.need(isinstance(block.get(kind), str), lambda: f"a {kind} block without {kind}: {short(block)}")
+        notes.require(isinstance(block.get(kind), str), lambda: f"a {kind} block without {kind}: {shorten(block)}")
         signed = kind == "text" or isinstance(block.get("signature"), str)
-        notes.need(signed, "a thinking block without a signature, which Anthropic's SDKs expect", "style")
+        notes.require(signed, "a thinking block without a signature, which Anthropic's SDKs expect", "style")
     elif kind == "tool_use":
-        notes.need(is_text(block.get("id")), lambda: f"a tool_use block's id: {short(block)}")
-        notes.need(is_text(block.get("name")), lambda: f"a tool_use's name: {short(block)}")
+        notes.require(is_text(block.get("id")), lambda: f"a tool_use block's id: {shorten(block)}")
+        notes.require(is_text(block.get("name")), lambda: f"a tool_use's name: {shorten(block)}")
         given = block.get("input")
-        notes.need(isinstance(given, dict), lambda: f"the input of a tool_use is {short(given)}, not an object")
+        notes.require(isinstance(given, dict), lambda: f"the input of a tool_use is {shorten(given)}, not an object")
     else:
-        notes.need(is_text(kind), lambda: f"a block without a type: {short(block)}")
+        notes.require(is_text(kind), lambda: f"a block without a type: {shorten(block)}")

@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Effort = Literal["quick", "default", "thorough"]
-TRIALS: dict[Effort, int] = {"quick": 4, "default": 12, "thorough": 36}
-TIME_S: dict[Effort, float] = {"quick": 600.0, "default": 1800.0, "thorough": 7200.0}
+VerifyEffort = Literal["quick", "default", "thorough"]
+TRIALS: dict[VerifyEffort, int] = {"quick": 4, "default": 12, "thorough": 36}
+TIME_S: dict[VerifyEffort, float] = {"quick": 600.0, "default": 1800.0, "thorough": 7200.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class VerifyOptions:
     """How hard to look."""
 
     context: int | None = None  # tokens for the long-context rung; None asks the server for its limit
@@ -23,6 +23,6 @@ class Options:
     deadline_s: float = 300.0  # for one request
     time_s: float = TIME_S["default"]  # for the whole ladder
 
-    def share(self, part: float, least: int = 2) -> int:
+    def trial_share(self, part: float, least: int = 2) -> int:
         """Trials of something that needs only a part of them."""
         return max(least, round(self.trials * part))

@@ -43,7 +43,7 @@ _FONT: dict[str, tuple[int, ...]] = {
 LETTERS = tuple(_FONT)
 
 
-def word(text: str) -> Rows:
+def draw_word(text: str) -> Rows:
     """Black letters on white."""
     across, down = (6 * len(text) + 4) * SCALE, 11 * SCALE
     rows = _field(across, down, WHITE)
@@ -55,7 +55,7 @@ def word(text: str) -> Rows:
     return rows
 
 
-def squares(count: int) -> Rows:
+def draw_squares(count: int) -> Rows:
     """So many black squares in a row on white."""
     rows = _field(60 * count + 40, 120, WHITE)
     for place in range(count):
@@ -63,7 +63,7 @@ def squares(count: int) -> Rows:
     return rows
 
 
-def colour(name: str) -> Rows:
+def fill_colour(name: str) -> Rows:
     """One colour all over."""
     return _field(128, 128, COLOURS[name])
 
@@ -77,7 +77,7 @@ def _fill(rows: Rows, left: int, top: int, size: int, paint: Colour) -> None:
         row[left : left + size] = [paint] * size
 
 
-def png(rows: Rows) -> bytes:
+def encode_png(rows: Rows) -> bytes:
     """The picture as a PNG file."""
     raw = b"".join(b"\0" + bytes(part for pixel in row for part in pixel) for row in rows)
     header = struct.pack(">IIBBBBB", len(rows[0]), len(rows), 8, 2, 0, 0, 0)
@@ -89,6 +89,6 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
-def address(rows: Rows) -> str:
+def data_url(rows: Rows) -> str:
     """The picture as a data URL."""
-    return "data:image/png;base64," + base64.b64encode(png(rows)).decode()
+    return "data:image/png;base64," + base64.b64encode(encode_png(rows)).decode()

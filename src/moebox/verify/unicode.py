@@ -33,7 +33,7 @@ WIDE = "東🦜 <b> & c"
 LAYOUT = tuple(text for text in TEXTS if "\n" in text or "  " in text)  # where a blank or a line end matters
 
 
-def garbled(want: str, got: str) -> str:
+def garbling(want: str, got: str) -> str:
     """ "" or how `got` came of `want`: a change that servers make and models do not."""
     heard = got.strip()
     if heard == want.strip():

@@ -10,8 +10,8 @@ from starlette.responses import Response
 from moebox.errors import MoeboxError
 from moebox.report.sections.tasks import share
 from moebox.store import Run, plain, runs_dir
-from moebox.tasks.result import FamilyScore, take_up
-from moebox.tasks.score import families, solved
+from moebox.tasks.result import FamilyScore, load_task_run
+from moebox.tasks.score import family_scores, solved_score
 from moebox.web.gate import Site
 from moebox.web.pages import page
 
@@ -49,19 +49,19 @@ def folders_with_jobs(home: Path) -> list[Path]:
 def row_of(folder: Path) -> TaskRow | None:
     """One run's row; None for a folder whose results cannot be read."""
     try:
-        found = take_up(Run(folder))
+        found = load_task_run(Run(folder))
     except MoeboxError:
         return None
     if found is None:
         return None
-    results = found.finished
-    score = solved(results)
+    results = found.finished_results
+    score = solved_score(results)
     return TaskRow(
         run=folder.name,
         model=found.model,
-        agent=found.worker,
+        agent=found.worker_title,
         solved=share(score) if results else "none finished",
         share=score.share if results else 0.0,
-        left=len(found.left),
-        families=tuple(families(results)),
+        left=len(found.unfinished_jobs),
+        families=tuple(family_scores(results)),
     )

@@ -8,7 +8,7 @@ import re
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from moebox.phantom.task import Reply
+from moebox.phantom.task import ModelReply
 
 from . import chat
 from .chat import Made
@@ -21,10 +21,10 @@ Stream = AsyncIterator[bytes]
 
 def says(
     change: Callable[[str], str], when: Callable[[Body], bool] = lambda body: True
-) -> Callable[[Reply, Body], Reply]:
+) -> Callable[[ModelReply, Body], ModelReply]:
     """A reply whose content is changed; tool calls are left alone."""
 
-    def bend(reply: Reply, body: Body) -> Reply:
+    def bend(reply: ModelReply, body: Body) -> ModelReply:
         return dataclasses.replace(reply, content=change(reply.content)) if reply.content and when(body) else reply
 
     return bend
@@ -32,10 +32,10 @@ def says(
 
 def calls(
     change: Callable[..., Any], when: Callable[[Body], bool] = lambda body: True
-) -> Callable[[Reply, Body], Reply]:
+) -> Callable[[ModelReply, Body], ModelReply]:
     """A reply whose calls are each changed."""
 
-    def bend(reply: Reply, body: Body) -> Reply:
+    def bend(reply: ModelReply, body: Body) -> ModelReply:
         if not when(body):
             return reply
         return dataclasses.replace(reply, calls=tuple(change(call) for call in reply.calls))
@@ -213,27 +213,27 @@ def wrong_type(call: Any) -> Any:
     return dataclasses.replace(call, arguments=json.dumps(given))
 
 
-def as_text(reply: Reply, body: Body) -> Reply:
+def as_text(reply: ModelReply, body: Body) -> ModelReply:
     """Calls left in the content, in the template's own tokens."""
     if not reply.calls:
         return reply
     call = reply.calls[0]
     begin, end = "<|tool_calls_section_begin|><|tool_call_begin|>", "<|tool_call_end|><|tool_calls_section_end|>"
     text = f"{begin}{call.id}<|tool_call_argument_begin|>{call.arguments}{end}"
-    return Reply(content=text, reasoning=reply.reasoning)
+    return ModelReply(content=text, reasoning=reply.reasoning)
 
 
-def under_none(reply: Reply, body: Body) -> Reply:
+def under_none(reply: ModelReply, body: Body) -> ModelReply:
     """Shows the model its tools under tool_choice none, and passes on what it writes then."""
     calls = solve(body["messages"], body.get("tools") or []).calls if body.get("tool_choice") == "none" else ()
     return as_text(dataclasses.replace(reply, calls=calls), body) if calls else reply
 
 
-def never_calls(choice: Callable[[Any], bool]) -> Callable[[Reply, Body], Reply]:
+def never_calls(choice: Callable[[Any], bool]) -> Callable[[ModelReply, Body], ModelReply]:
     """Ignores tool_choice."""
 
-    def bend(reply: Reply, body: Body) -> Reply:
-        return Reply(content="I would rather talk about it.") if choice(body.get("tool_choice")) else reply
+    def bend(reply: ModelReply, body: Body) -> ModelReply:
+        return ModelReply(content="I would rather talk about it.") if choice(body.get("tool_choice")) else reply
 
     return bend
 
@@ -243,34 +243,34 @@ def calls_anyway(body: Body) -> Body:
     return {**body, "tool_choice": "auto"} if body.get("tool_choice") == "none" else body
 
 
-def one_call(reply: Reply, body: Body) -> Reply:
+def one_call(reply: ModelReply, body: Body) -> ModelReply:
     """Parallel calls are not made."""
     return dataclasses.replace(reply, calls=reply.calls[:1])
 
 
-def into_reasoning(reply: Reply, body: Body) -> Reply:
+def into_reasoning(reply: ModelReply, body: Body) -> ModelReply:
     """With thinking off, the answer lands in the reasoning field."""
-    return reply if thinking(body) or reply.calls else Reply(reasoning=reply.content)
+    return reply if thinking(body) or reply.calls else ModelReply(reasoning=reply.content)
 
 
-def thinks_anyway(reply: Reply, body: Body) -> Reply:
+def thinks_anyway(reply: ModelReply, body: Body) -> ModelReply:
     """Thinking cannot be turned off."""
     return dataclasses.replace(reply, reasoning=chat.REASONING)
 
 
-def tags(reply: Reply, body: Body) -> Reply:
+def tags(reply: ModelReply, body: Body) -> ModelReply:
     """No reasoning parser: the tags stand in the content."""
     text = f"<think>{reply.reasoning}</think>{reply.content}"
     return dataclasses.replace(reply, reasoning="", content=text) if reply.reasoning and not reply.calls else reply
 
 
-def no_schema_after_thought(reply: Reply, body: Body) -> Reply:
+def no_schema_after_thought(reply: ModelReply, body: Body) -> ModelReply:
     """The grammar is forgotten once the model has thought."""
     loose = f"Here you are: {reply.content}"
     return dataclasses.replace(reply, content=loose) if body.get("response_format") and reply.reasoning else reply
 
 
-def ignores_results(reply: Reply, body: Body) -> Reply:
+def ignores_results(reply: ModelReply, body: Body) -> ModelReply:
     """What a tool returned is not read."""
     told = body["messages"][-1]["role"] == "tool"
     return dataclasses.replace(reply, content="I cannot look that up.") if told else reply

@@ -7,7 +7,7 @@ import re
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from moebox.phantom.task import Call, Reply
+from moebox.phantom.task import ModelReply, ToolCall
 
 from . import chat
 from .bend import Body, content, error, thinking
@@ -32,20 +32,20 @@ def functions(body: Body) -> list[Body]:
     return [tool["function"] for tool in body.get("tools") or ()]
 
 
-def values(change: Callable[[Any], Any]) -> Callable[[Call], Call]:
+def values(change: Callable[[Any], Any]) -> Callable[[ToolCall], ToolCall]:
     """Every value of a call's arguments, changed."""
 
-    def bend(call: Call) -> Call:
+    def bend(call: ToolCall) -> ToolCall:
         given = {key: change(value) for key, value in json.loads(call.arguments).items()}
         return dataclasses.replace(call, arguments=json.dumps(given, ensure_ascii=False))
 
     return bend
 
 
-def pairs(change: Callable[[str, Any], tuple[str, Any] | None]) -> Callable[[Call], Call]:
+def pairs(change: Callable[[str, Any], tuple[str, Any] | None]) -> Callable[[ToolCall], ToolCall]:
     """Every key and value of a call's arguments, changed or dropped."""
 
-    def bend(call: Call) -> Call:
+    def bend(call: ToolCall) -> ToolCall:
         changed = [change(key, value) for key, value in json.loads(call.arguments).items()]
         given = dict(pair for pair in changed if pair)
         return dataclasses.replace(call, arguments=json.dumps(given, ensure_ascii=False))
@@ -78,11 +78,11 @@ def rounded(value: Any) -> Any:
     return round(value) if isinstance(value, float) else value
 
 
-def any_of_as_text(reply: Reply, body: Body) -> Reply:
+def any_of_as_text(reply: ModelReply, body: Body) -> ModelReply:
     """The type of an argument is read from its own `type` alone; where that is a union, it comes as text."""
     schemas = {each["name"]: each.get("parameters") or {} for each in functions(body)}
 
-    def bend(call: Call) -> Call:
+    def bend(call: ToolCall) -> ToolCall:
         known = schemas.get(call.name, {}).get("properties") or {}
 
         def change(key: str, value: Any) -> tuple[str, Any]:
@@ -94,12 +94,12 @@ def any_of_as_text(reply: Reply, body: Body) -> Reply:
     return dataclasses.replace(reply, calls=tuple(bend(call) for call in reply.calls))
 
 
-def empty_text(call: Call) -> Call:
+def empty_text(call: ToolCall) -> ToolCall:
     """A call without arguments has "" for them."""
     return dataclasses.replace(call, arguments="") if call.arguments == "{}" else call
 
 
-def twice(reply: Reply, body: Body) -> Reply:
+def twice(reply: ModelReply, body: Body) -> ModelReply:
     """Each call is made twice, under ids of its own."""
     again = tuple(dataclasses.replace(call, id=f"{call.id}-again") for call in reply.calls)
     return dataclasses.replace(reply, calls=reply.calls + again)
@@ -110,7 +110,7 @@ def all_index_zero(item: Body) -> None:
     item["index"] = 0
 
 
-def form_silences_tools(reply: Reply, body: Body) -> Reply:
+def form_silences_tools(reply: ModelReply, body: Body) -> ModelReply:
     """With a response_format the grammar leaves no way to call a tool."""
     form = body.get("response_format")
     if not (form and reply.calls):
@@ -174,9 +174,9 @@ class Answers:
     """A cache of answers in a gateway."""
 
     def __init__(self) -> None:
-        self.replies: dict[str, Reply] = {}
+        self.replies: dict[str, ModelReply] = {}
 
-    def by_last_turn(self, reply: Reply, body: Body) -> Reply:
+    def by_last_turn(self, reply: ModelReply, body: Body) -> ModelReply:
         """The last turn, the tools and the form are the key; what was said before is not."""
         if body.get("temperature"):
             return reply
@@ -232,12 +232,12 @@ def snapshots(sent: list[Body]) -> list[Body]:
     return sent
 
 
-def upstream_error(reply: Reply, body: Body) -> Reply:
+def upstream_error(reply: ModelReply, body: Body) -> ModelReply:
     """A gateway tells its own trouble as the answer."""
-    return Reply(content="upstream connect error or disconnect/reset before headers. reset reason: overflow")
+    return ModelReply(content="upstream connect error or disconnect/reset before headers. reset reason: overflow")
 
 
-def thinks_with_tools(reply: Reply, body: Body) -> Reply:
+def thinks_with_tools(reply: ModelReply, body: Body) -> ModelReply:
     """The switch is not read where there are tools."""
     return dataclasses.replace(reply, reasoning=chat.REASONING) if body.get("tools") else reply
 
@@ -248,11 +248,11 @@ def first_stop(body: Body) -> None:
         body["stop"] = body["stop"][:1]
 
 
-def stop_in_thoughts(reply: Reply, body: Body) -> Reply:
+def stop_in_thoughts(reply: ModelReply, body: Body) -> ModelReply:
     """Stop strings end the thoughts too, and with them the answer."""
     stops = body.get("stop") or []
     found = [stop for stop in ([stops] if isinstance(stops, str) else stops) if stop in reply.reasoning]
-    return Reply(reasoning=reply.reasoning.split(found[0])[0]) if found else reply
+    return ModelReply(reasoning=reply.reasoning.split(found[0])[0]) if found else reply
 
 
 def blocks_of(turn: Body) -> list[Body]:

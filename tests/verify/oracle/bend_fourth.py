@@ -8,7 +8,7 @@ import re
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from moebox.phantom.task import Call, Reply
+from moebox.phantom.task import ModelReply, ToolCall
 
 from . import chat
 from .bend import Body, content, error, is_json, pieces, thinking
@@ -77,7 +77,7 @@ def bare_calls_lost(sent: list[Body]) -> list[Body]:
     return [chunk for chunk in sent if not any(item["index"] in bare for item in _items(chunk))]
 
 
-def strings(change: Callable[[str], str]) -> Callable[[Call], Call]:
+def strings(change: Callable[[str], str]) -> Callable[[ToolCall], ToolCall]:
     """Strings in arguments, at any depth, that are changed."""
 
     def bent(value: Any) -> Any:
@@ -134,13 +134,13 @@ def singular_finish(body: Body) -> None:
             choice["finish_reason"] = "tool_call"
 
 
-def long_descriptions(reply: Reply, body: Body) -> Reply:
+def long_descriptions(reply: ModelReply, body: Body) -> ModelReply:
     """With long descriptions of tools nothing is called and nothing said."""
     long = any(len(tool["function"].get("description", "")) > 1500 for tool in body.get("tools") or ())
-    return Reply() if long and reply.calls else reply
+    return ModelReply() if long and reply.calls else reply
 
 
-def words_first(reply: Reply, body: Body) -> Reply:
+def words_first(reply: ModelReply, body: Body) -> ModelReply:
     """A word before the calls."""
     return dataclasses.replace(reply, content="I will look that up.") if reply.calls else reply
 
@@ -168,16 +168,16 @@ def no_markup(text: str) -> str:
     return re.sub(r"</?(think|tool_call|function|parameter|arg_value)[^>]*>", "", text)
 
 
-def markup_lost(reply: Reply, body: Body) -> Reply:
+def markup_lost(reply: ModelReply, body: Body) -> ModelReply:
     """The same in what is said."""
     return dataclasses.replace(reply, content=no_markup(reply.content))
 
 
-def json_in_reasoning(reply: Reply, body: Body) -> Reply:
+def json_in_reasoning(reply: ModelReply, body: Body) -> ModelReply:
     """With thinking on, the JSON asked for stays in the reasoning."""
     if not (is_json(body) and thinking(body) and reply.content):
         return reply
-    return Reply(reasoning=f"{reply.reasoning}\n{reply.content}")
+    return ModelReply(reasoning=f"{reply.reasoning}\n{reply.content}")
 
 
 async def cut_thoughts(made: Made) -> Made:
@@ -308,7 +308,7 @@ def last_letter(sent: list[Body]) -> list[Body]:
     return sent
 
 
-def boundary_letters(reply: Reply, body: Body) -> Reply:
+def boundary_letters(reply: ModelReply, body: Body) -> ModelReply:
     """A letter that lies across a read of 4,096 bytes is spoilt."""
     raw = reply.content.encode()
     parts = [raw[at : at + 4096].decode(errors="replace") for at in range(0, len(raw), 4096)]

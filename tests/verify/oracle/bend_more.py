@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from moebox.phantom.task import Reply
+from moebox.phantom.task import ModelReply
 
 from . import chat
 from .bend import Body, calls, content, pieces, thinking
@@ -155,7 +155,7 @@ def after_thoughts_lost(sent: list[Body]) -> list[Body]:
     return [chunk for place, chunk in enumerate(sent) if not thought or place != first]
 
 
-def cut_long(reply: Reply, body: Body) -> Reply:
+def cut_long(reply: ModelReply, body: Body) -> ModelReply:
     """Long answers end early, as if they were complete."""
     words = reply.content.split(" ")
     return dataclasses.replace(reply, content=" ".join(words[:120])) if len(words) > 120 else reply
@@ -165,13 +165,13 @@ class Remembers:
     """Servers that keep what they should not."""
 
     def __init__(self) -> None:
-        self.by_beginning: dict[str, Reply] = {}
+        self.by_beginning: dict[str, ModelReply] = {}
         self.by_messages: dict[str, Made] = {}
         self.thinks = False
         self.count = itertools.count()
         self.slots = 12
 
-    def beginning(self, reply: Reply, body: Body) -> Reply:
+    def beginning(self, reply: ModelReply, body: Body) -> ModelReply:
         """A prefix cache that looks at the beginning and the length only."""
         text = json.dumps(body["messages"])
         key = f"{text[:400]}{len(text)}{text[-120:]}" if len(text) > 1200 else text
@@ -189,9 +189,9 @@ class Remembers:
         switches = {**(body.get("chat_template_kwargs") or {}), "thinking": self.thinks}
         return {**body, "chat_template_kwargs": switches}
 
-    def tired(self, reply: Reply, body: Body) -> Reply:
+    def tired(self, reply: ModelReply, body: Body) -> ModelReply:
         """After a hundred requests it babbles."""
-        return Reply(content="the the the the the the") if next(self.count) > 100 else reply
+        return ModelReply(content="the the the the the the") if next(self.count) > 100 else reply
 
     async def leaks_slots(self, made: Made) -> Any:
         """A stream that nobody reads to its end keeps its slot; without slots nothing is answered."""
@@ -221,10 +221,10 @@ def ascii_only(text: str) -> str:
     return text.encode("ascii", "ignore").decode()
 
 
-def everywhere(change: Callable[[str], str]) -> Callable[[Reply, Body], Reply]:
+def everywhere(change: Callable[[str], str]) -> Callable[[ModelReply, Body], ModelReply]:
     """Words and arguments alike."""
 
-    def bend(reply: Reply, body: Body) -> Reply:
+    def bend(reply: ModelReply, body: Body) -> ModelReply:
         changed = tuple(dataclasses.replace(call, arguments=change(call.arguments)) for call in reply.calls)
         return dataclasses.replace(reply, content=change(reply.content), calls=changed)
 
@@ -245,7 +245,7 @@ def shifted(body: Body) -> None:
         item["token"] = name
 
 
-def arguments(change: Callable[[str], str]) -> Callable[[Reply, Body], Reply]:
+def arguments(change: Callable[[str], str]) -> Callable[[ModelReply, Body], ModelReply]:
     """Arguments of calls that are changed."""
     return calls(lambda call: dataclasses.replace(call, arguments=change(call.arguments)))
 

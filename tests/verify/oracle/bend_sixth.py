@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from moebox.phantom.task import Call, Reply
+from moebox.phantom.task import ModelReply, ToolCall
 
 from . import chat
 from .bend import Body, Stream, content, error, thinking
@@ -17,16 +17,16 @@ from .chat import Made
 from .wire import Request, Response
 
 
-def arguments(change: Callable[[Any], Any]) -> Callable[[Reply, Body], Reply]:
+def arguments(change: Callable[[Any], Any]) -> Callable[[ModelReply, Body], ModelReply]:
     """Every value of a call's arguments is changed."""
 
-    def bend(reply: Reply, body: Body) -> Reply:
+    def bend(reply: ModelReply, body: Body) -> ModelReply:
         return dataclasses.replace(reply, calls=tuple(_argued(call, change) for call in reply.calls))
 
     return bend
 
 
-def _argued(call: Call, change: Callable[[Any], Any]) -> Call:
+def _argued(call: ToolCall, change: Callable[[Any], Any]) -> ToolCall:
     given = {key: change(value) for key, value in json.loads(call.arguments).items()}
     return dataclasses.replace(call, arguments=json.dumps(given, ensure_ascii=False))
 
@@ -115,7 +115,7 @@ def stop_begun(made: Made) -> Made:
     return dataclasses.replace(made, content=[*made.content, made.stopped[: len(made.stopped) // 2]])
 
 
-def escaped(call: Call) -> Call:
+def escaped(call: ToolCall) -> ToolCall:
     """HTML's escapes in arguments."""
     return dataclasses.replace(call, arguments=html.escape(call.arguments, quote=False))
 
@@ -135,12 +135,12 @@ def unwrapped(value: Any) -> Any:
     return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
-def name_cut(call: Call) -> Call:
+def name_cut(call: ToolCall) -> ToolCall:
     """Only what stands after two underscores."""
     return dataclasses.replace(call, name=call.name.rpartition("__")[2])
 
 
-def no_arguments(call: Call) -> Call:
+def no_arguments(call: ToolCall) -> ToolCall:
     """Nothing to say is said with nothing, which is not JSON."""
     return dataclasses.replace(call, arguments="" if call.arguments == "{}" else call.arguments)
 
@@ -177,7 +177,7 @@ def result_cut(messages: list[Body]) -> list[Body]:
     ]
 
 
-def markup(reply: Reply) -> Reply:
+def markup(reply: ModelReply) -> ModelReply:
     """The calls as the model wrote them."""
     written = "".join(
         f"<|tool_call_begin|>{call.id}<|tool_call_argument_begin|>{call.arguments}<|tool_call_end|>"
@@ -186,13 +186,13 @@ def markup(reply: Reply) -> Reply:
     return dataclasses.replace(reply, content=reply.content + written, calls=())
 
 
-def markup_in_third_round(reply: Reply, body: Body) -> Reply:
+def markup_in_third_round(reply: ModelReply, body: Body) -> ModelReply:
     """After two rounds of tools the calls are text."""
     rounds = sum(bool(message.get("tool_calls")) for message in body["messages"])
     return markup(reply) if reply.calls and rounds >= 2 else reply
 
 
-def inner_key_lost(reply: Reply, body: Body) -> Reply:
+def inner_key_lost(reply: ModelReply, body: Body) -> ModelReply:
     """Only the outermost object is held to its schema."""
     if not body.get("response_format"):
         return reply
@@ -206,14 +206,14 @@ def inner_key_lost(reply: Reply, body: Body) -> Reply:
     return dataclasses.replace(reply, content=json.dumps(record, ensure_ascii=False))
 
 
-def endless_space(reply: Reply, body: Body) -> Reply:
+def endless_space(reply: ModelReply, body: Body) -> ModelReply:
     """A grammar that allows white space for ever after an object."""
     if (body.get("response_format") or {}).get("type") != "json_object":
         return reply
     return dataclasses.replace(reply, content=reply.content + "\n" * 5000)
 
 
-def raw_newline(reply: Reply, body: Body) -> Reply:
+def raw_newline(reply: ModelReply, body: Body) -> ModelReply:
     """Line ends inside JSON's strings are not escaped."""
     if not body.get("response_format"):
         return reply
@@ -226,7 +226,7 @@ def schema_or_tools(body: Body) -> None:
         body.pop("response_format", None)
 
 
-def answer_as_thought(reply: Reply, body: Body) -> Reply:
+def answer_as_thought(reply: ModelReply, body: Body) -> ModelReply:
     """Without thinking there is no end of it, so a stream's parser takes everything for thoughts."""
     if thinking(body) or not body.get("stream") or not reply.content:
         return reply
@@ -404,7 +404,7 @@ def results_need_names(request: Request, body: Body) -> Response | None:
     return crashing(lambda turn: turn.get("role") == "tool" and "name" not in turn)(request, body)
 
 
-def redacted(call: Call) -> Call:
+def redacted(call: ToolCall) -> ToolCall:
     """A filter for personal data."""
     return dataclasses.replace(call, arguments=re.sub(r"[\w.]+@[\w.]+\w", "[EMAIL]", call.arguments))
 

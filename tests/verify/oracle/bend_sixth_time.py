@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from moebox.phantom.task import Reply
+from moebox.phantom.task import ModelReply
 
 from . import chat
 from .bend import Body, Stream
@@ -45,22 +45,22 @@ def prefix_and_length(body: Body) -> Any:
 class Later:
     """A fault that begins after a while."""
 
-    def __init__(self, change: Callable[[Reply, Body, int], Reply]) -> None:
+    def __init__(self, change: Callable[[ModelReply, Body, int], ModelReply]) -> None:
         self.change = change
         self.served = 0
 
-    def __call__(self, reply: Reply, body: Body) -> Reply:
+    def __call__(self, reply: ModelReply, body: Body) -> ModelReply:
         """Well at first."""
         self.served += 1
         return self.change(reply, body, self.served) if self.served > WHILE else reply
 
 
-def half_of_some(reply: Reply, body: Body, number: int) -> Reply:
+def half_of_some(reply: ModelReply, body: Body, number: int) -> ModelReply:
     """Every fourth answer ends in its middle."""
     return reply if number % 4 else dataclasses.replace(reply, content=reply.content[: len(reply.content) // 2])
 
 
-def parser_gone(reply: Reply, body: Body, number: int) -> Reply:
+def parser_gone(reply: ModelReply, body: Body, number: int) -> ModelReply:
     """Calls in streams are text."""
     return markup(reply) if reply.calls and body.get("stream") else reply
 
@@ -68,10 +68,10 @@ def parser_gone(reply: Reply, body: Body, number: int) -> Reply:
 class Poison:
     """Something that spoils the next few requests."""
 
-    def __init__(self, spoil: Callable[[Reply], Reply], doses: int) -> None:
+    def __init__(self, spoil: Callable[[ModelReply], ModelReply], doses: int) -> None:
         self.spoil, self.doses, self.left = spoil, doses, 0
 
-    def reply(self, reply: Reply, body: Body) -> Reply:
+    def reply(self, reply: ModelReply, body: Body) -> ModelReply:
         """Spoilt while it lasts."""
         self.left, spoilt = max(0, self.left - 1), self.left > 0
         return self.spoil(reply) if spoilt else reply
@@ -100,14 +100,14 @@ def too_long(body: Body) -> bool:
     return isinstance(body.get("messages"), list) and chat.prompt_tokens(body) >= chat.CONTEXT
 
 
-def garbage(reply: Reply) -> Reply:
+def garbage(reply: ModelReply) -> ModelReply:
     """Tokens of another."""
     return dataclasses.replace(reply, content=f"{reply.content}!!!!!!!! нет" if reply.content else "")
 
 
-def nothing(reply: Reply) -> Reply:
+def nothing(reply: ModelReply) -> ModelReply:
     """No answer."""
-    return Reply(reasoning=reply.reasoning)
+    return ModelReply(reasoning=reply.reasoning)
 
 
 def too_long_as_text(body: Body) -> None:

@@ -6,7 +6,7 @@ import itertools
 import json
 from collections.abc import AsyncIterator
 
-from moebox.phantom.task import Reply
+from moebox.phantom.task import ModelReply
 
 from . import chat
 from .bend import Body
@@ -18,7 +18,7 @@ class Cache:
 
     def __init__(self) -> None:
         self.seen: set[str] = set()
-        self.replies: dict[str, Reply] = {}
+        self.replies: dict[str, ModelReply] = {}
 
     def _hit(self, made: Made) -> bool:
         text = json.dumps(made.request["messages"])
@@ -35,7 +35,7 @@ class Cache:
         """On a hit the cache is garbage."""
         return dataclasses.replace(made, content=["!"] * 60, calls=()) if self._hit(made) else made
 
-    def without_the_end(self, reply: Reply, body: Body) -> Reply:
+    def without_the_end(self, reply: ModelReply, body: Body) -> ModelReply:
         """Prompts that differ in the last part only are taken for one another."""
         text = json.dumps(body["messages"])
         return self.replies.setdefault(text[:-150], reply) if len(text) > 1200 else reply

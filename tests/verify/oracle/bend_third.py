@@ -7,7 +7,7 @@ import re
 from collections.abc import AsyncIterator
 from typing import Any
 
-from moebox.phantom.task import Call, Reply
+from moebox.phantom.task import ModelReply, ToolCall
 
 from . import chat
 from .bend import Body, content, error, pieces, thinking
@@ -61,26 +61,26 @@ def stop_for_calls(chunk: Body) -> None:
         chunk["choices"][0]["finish_reason"] = "stop"
 
 
-def _markup(calls: tuple[Call, ...]) -> str:
+def _markup(calls: tuple[ToolCall, ...]) -> str:
     inner = "".join(
         f"<|tool_call_begin|>{call.id}<|tool_call_argument_begin|>{call.arguments}<|tool_call_end|>" for call in calls
     )
     return f"<|tool_calls_section_begin|>{inner}<|tool_calls_section_end|>"
 
 
-def call_in_reasoning(reply: Reply, body: Body) -> Reply:
+def call_in_reasoning(reply: ModelReply, body: Body) -> ModelReply:
     """A call that follows the thoughts without an end of thinking stays in the reasoning."""
     if not (reply.calls and thinking(body)):
         return reply
     return dataclasses.replace(reply, reasoning=reply.reasoning + _markup(reply.calls), calls=())
 
 
-def section_token(reply: Reply, body: Body) -> Reply:
+def section_token(reply: ModelReply, body: Body) -> ModelReply:
     """The marker before the calls stands in the content."""
     return dataclasses.replace(reply, content="<|tool_calls_section_begin|>") if reply.calls else reply
 
 
-def nested_as_text(call: Call) -> Call:
+def nested_as_text(call: ToolCall) -> ToolCall:
     """Objects and lists in arguments are strings of JSON."""
     given = {
         key: json.dumps(value) if isinstance(value, dict | list) else value
@@ -89,7 +89,7 @@ def nested_as_text(call: Call) -> Call:
     return dataclasses.replace(call, arguments=json.dumps(given, ensure_ascii=False))
 
 
-def python_arguments(call: Call) -> Call:
+def python_arguments(call: ToolCall) -> ToolCall:
     """Arguments as Python prints them."""
     return dataclasses.replace(call, arguments=repr(json.loads(call.arguments)))
 
@@ -137,7 +137,7 @@ def result_parts_lost(all: list[Body]) -> list[Body]:
     return [turn | (lost if turn["role"] == "tool" and isinstance(turn["content"], list) else {}) for turn in all]
 
 
-def another_tool(reply: Reply, body: Body) -> Reply:
+def another_tool(reply: ModelReply, body: Body) -> ModelReply:
     """A named tool_choice calls the first tool on offer."""
     tools = body.get("tools") or []
     if not (isinstance(body.get("tool_choice"), dict) and len(tools) > 1):
@@ -155,13 +155,13 @@ def null_content(request: Any, body: Body) -> Response | None:
     return error(500, "'NoneType' object is not iterable") if null else None
 
 
-def second_round_as_text(reply: Reply, body: Body) -> Reply:
+def second_round_as_text(reply: ModelReply, body: Body) -> ModelReply:
     """From the third round on, calls are written out as text."""
     rounds = sum(turn.get("role") == "tool" for turn in body["messages"])
-    return Reply(content=_markup(reply.calls), reasoning=reply.reasoning) if reply.calls and rounds >= 2 else reply
+    return ModelReply(content=_markup(reply.calls), reasoning=reply.reasoning) if reply.calls and rounds >= 2 else reply
 
 
-def thoughts_after_result(reply: Reply, body: Body) -> Reply:
+def thoughts_after_result(reply: ModelReply, body: Body) -> ModelReply:
     """After a tool result the thoughts are taken for the answer."""
     after = body["messages"][-1]["role"] == "tool" and reply.reasoning
     return dataclasses.replace(reply, reasoning="", content=f"{reply.reasoning}\n{reply.content}") if after else reply
@@ -176,9 +176,9 @@ def end_tag(sent: list[Body]) -> list[Body]:
     return sent
 
 
-def answer_in_reasoning_when_off(reply: Reply, body: Body) -> Reply:
+def answer_in_reasoning_when_off(reply: ModelReply, body: Body) -> ModelReply:
     """With thinking off the answer is taken for reasoning."""
-    return reply if thinking(body) or reply.calls else Reply(reasoning=reply.content)
+    return reply if thinking(body) or reply.calls else ModelReply(reasoning=reply.content)
 
 
 class Thoughts:
@@ -187,7 +187,7 @@ class Thoughts:
     def __init__(self) -> None:
         self.last = "nothing"
 
-    def of_another(self, reply: Reply, body: Body) -> Reply:
+    def of_another(self, reply: ModelReply, body: Body) -> ModelReply:
         """The reasoning speaks of the request before."""
         last, self.last = self.last, said(body["messages"][-1].get("content"))[-300:]
         return dataclasses.replace(reply, reasoning=f"The user asks: {last}") if reply.reasoning else reply
@@ -242,7 +242,7 @@ def _shallow(schema: Body) -> Body:
     return {"type": schema["type"]} if schema.get("type") in ("object", "array") else schema
 
 
-def empty_number_enum(reply: Reply, body: Body) -> Reply:
+def empty_number_enum(reply: ModelReply, body: Body) -> ModelReply:
     """An enum of numbers is held to the empty string."""
     schema = ((body.get("response_format") or {}).get("json_schema") or {}).get("schema") or {}
     lost = [
@@ -276,7 +276,7 @@ def arrays_of_one(text: str) -> str:
     return json.dumps({key: value[:1] if isinstance(value, list) else value for key, value in given.items()})
 
 
-def call_told_too(reply: Reply, body: Body) -> Reply:
+def call_told_too(reply: ModelReply, body: Body) -> ModelReply:
     """The call stands in the content as well."""
     return dataclasses.replace(reply, content=reply.calls[0].arguments) if reply.calls else reply
 

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from moebox.phantom.task import Call, Reply
+from moebox.phantom.task import ModelReply, ToolCall
 
 from .solve import LOST, least, solve
 
@@ -32,7 +32,7 @@ class Made:
     request: dict[str, Any]
     reasoning: list[str]
     content: list[str]
-    calls: tuple[Call, ...]
+    calls: tuple[ToolCall, ...]
     finish: str
     prompt_tokens: int
     stopped: str = ""  # the stop string that ended it
@@ -98,11 +98,11 @@ def answer(request: dict[str, Any], change: Any = None, context: int | None = No
     return _cut(request, reply, size)
 
 
-def forced(name: str, tools: list[dict[str, Any]]) -> tuple[Call, ...]:
+def forced(name: str, tools: list[dict[str, Any]]) -> tuple[ToolCall, ...]:
     """The call that a grammar makes of a named tool, whatever was asked."""
     schemas = [tool["function"]["parameters"] for tool in tools if tool["function"]["name"] == name]
     arguments = [json.dumps(least(schema), ensure_ascii=False) for schema in schemas]
-    return tuple(Call(id=f"functions.{name}:0", name=name, arguments=text) for text in arguments[:1])
+    return tuple(ToolCall(id=f"functions.{name}:0", name=name, arguments=text) for text in arguments[:1])
 
 
 def _check(request: dict[str, Any]) -> None:
@@ -124,7 +124,7 @@ def _check(request: dict[str, Any]) -> None:
             raise Refused(400, "a tool result answers no call")
 
 
-def _cut(request: dict[str, Any], reply: Reply, size: int) -> Made:
+def _cut(request: dict[str, Any], reply: ModelReply, size: int) -> Made:
     """Stop strings, then the token limit."""
     text, finish = reply.content, "tool_calls" if reply.calls else "stop"
     stops = request.get("stop") or ()
@@ -141,9 +141,9 @@ def _cut(request: dict[str, Any], reply: Reply, size: int) -> Made:
     return Made(request, thought, said, calls, finish if whole else "length", size, stopped)
 
 
-def _calls_in(calls: tuple[Call, ...], room: int) -> tuple[tuple[Call, ...], bool]:
+def _calls_in(calls: tuple[ToolCall, ...], room: int) -> tuple[tuple[ToolCall, ...], bool]:
     """What of the calls fits into so many tokens, and whether that is all."""
-    kept: list[Call] = []
+    kept: list[ToolCall] = []
     for call in calls:
         pieces = tokens(call.arguments)
         if len(pieces) + 3 > room:

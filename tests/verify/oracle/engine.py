@@ -25,7 +25,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moebox.phantom.task import Reply
+from moebox.phantom.task import ModelReply
 
 from . import chat
 
@@ -170,7 +170,7 @@ def routes(given: argparse.Namespace, holds: Holds) -> dict[str, Answer]:
     which, number, says = (*os.environ.get("ORACLE_FAILS", "").split(","), "", "")[:3]
     delay = WORD_S * 512 / given.ub * 2048 / given.c / (2 if given.spec_type else 1) * drifted()
 
-    def bent(reply: Reply, body: "Body") -> Reply:
+    def bent(reply: ModelReply, body: "Body") -> ModelReply:
         if given.ctk == "q4_0" and reply.content.isdigit():
             return dataclasses.replace(reply, content=str(int(reply.content) + 1))
         if given.spec_type == "ngram-mod" and reply.content:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from moebox.phantom.task import Reply
+from moebox.phantom.task import ModelReply
 
 from . import bend
 from .bend import Body, Stream
@@ -24,7 +24,7 @@ class Fault:
     red: bool = True  # False: yellow is all that can be said
     gate: Callable[[Request, Body], Response | None] | None = None
     request: Callable[[Body], Body] | None = None
-    reply: Callable[[Reply, Body], Reply] | None = None
+    reply: Callable[[ModelReply, Body], ModelReply] | None = None
     among: Callable[[Made], Any] | None = None  # may wait for its neighbours
     whole: Callable[[Body, Made], Body] | None = None
     stream: Callable[[Made], Stream] | None = None
@@ -67,12 +67,12 @@ FAULTS: dict[str, Fault] = {
     ),
     "stops-answering-midway": Fault(gate=bend.counted(lambda n: bend.error(500, "out of memory") if n > 12 else None)),
     "never-answers": Fault(among=hold),
-    "ignores-secrets": Fault(rung="concurrency", reply=lambda reply, body: Reply(content="Z9")),
+    "ignores-secrets": Fault(rung="concurrency", reply=lambda reply, body: ModelReply(content="Z9")),
     "never-thinks": Fault(reply=lambda reply, body: dataclasses.replace(reply, reasoning="")),
     "exclaims": Fault(rung="plain", reply=bend.says(lambda text: "!" * 200)),
     "loops": Fault(rung="plain", reply=bend.says(lambda text: f"{text} " + "and so on it goes " * 40)),
     "wrong-language": Fault(rung="plain", reply=bend.says(lambda text: f"{text} " + "这是一个非常好的问题" * 30)),
-    "empty": Fault(rung="alive", reply=lambda reply, body: Reply()),
+    "empty": Fault(rung="alive", reply=lambda reply, body: ModelReply()),
     "forgets": Fault(rung="plain", request=lambda body: {**body, "messages": body["messages"][-1:]}),
     "nan": Fault(rung="plain", whole=bend.nan),
     "leaks-everywhere": Fault(rung="plain", reply=bend.says(lambda text: f"{text}<|im_end|>")),

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from moebox.phantom.task import Reply
+from moebox.phantom.task import ModelReply
 
 from . import chat
 from .bend import Body, error, is_json, pieces, says
@@ -76,7 +76,7 @@ async def clock_in_prompt(made: Made) -> Made:
     return dataclasses.replace(made, prompt_tokens=made.prompt_tokens + next(_count) % 3)
 
 
-def another_word(reply: Reply, body: Body) -> Reply:
+def another_word(reply: ModelReply, body: Body) -> ModelReply:
     """Batches of another size round otherwise: in a long free text a word is another one at times."""
     asked = json.dumps(body["messages"][-1:])
     if next(_count) % 3 or "story" not in asked:

@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-from moebox.phantom.task import Call, Reply
+from moebox.phantom.task import ModelReply, ToolCall
 
 from . import chat
 from .bend import Body, calls, is_json, pieces, says
@@ -101,12 +101,12 @@ async def named_stops_stream(made: Made) -> AsyncIterator[bytes]:
         yield part
 
 
-def other_order(reply: Reply, body: Body) -> Reply:
+def other_order(reply: ModelReply, body: Body) -> ModelReply:
     """Parallel calls in another order."""
     return dataclasses.replace(reply, calls=reply.calls[::-1])
 
 
-def whole_floats(call: Call) -> Call:
+def whole_floats(call: ToolCall) -> ToolCall:
     """Integers as JSON Schema allows them: 3.0 is one."""
     given = {key: float(value) if _short(value) else value for key, value in json.loads(call.arguments).items()}
     return dataclasses.replace(call, arguments=json.dumps(given))
@@ -152,7 +152,7 @@ def words_after_calls(sent: list[Body]) -> list[Body]:
     return [*before, *words, *sent[last + 1 :]]
 
 
-def says_so(reply: Reply, body: Body) -> Reply:
+def says_so(reply: ModelReply, body: Body) -> ModelReply:
     """A word with the calls."""
     return dataclasses.replace(reply, content="One moment.") if reply.calls else reply
 

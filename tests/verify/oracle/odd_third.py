@@ -9,7 +9,7 @@ import re
 from collections.abc import AsyncIterator
 from typing import Any
 
-from moebox.phantom.task import Reply
+from moebox.phantom.task import ModelReply
 
 from . import chat
 from .bend import Body, calls, is_json, pieces, says
@@ -136,7 +136,7 @@ def thoughts_at_once(sent: list[Body]) -> list[Body]:
     return [chunk for chunk in sent if chunk is thoughts[0] or chunk not in thoughts]
 
 
-def says_so_first(reply: Reply, body: Body) -> Reply:
+def says_so_first(reply: ModelReply, body: Body) -> ModelReply:
     """A word before the calls."""
     return dataclasses.replace(reply, content="I will look that up.") if reply.calls else reply
 

@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from typing import Any
 
-from moebox.phantom.task import Reply
+from moebox.phantom.task import ModelReply
 
 from .faults import FAULTS, Fault
 from .fifth import FIFTH
@@ -76,7 +76,7 @@ def _noisy(fault: Fault, every: int, body: dict[str, Any]) -> Fault:
     if int.from_bytes(hashlib.sha256(key).digest()[:4]) % every:
         return fault
 
-    def confused(reply: Reply, request: dict[str, Any]) -> Reply:
+    def confused(reply: ModelReply, request: dict[str, Any]) -> ModelReply:
         bent = fault.reply(reply, request) if fault.reply else reply
         calls = tuple(dataclasses.replace(call, arguments="{}") for call in bent.calls)
         return dataclasses.replace(bent, content="I lost count." if bent.content else "", calls=calls)

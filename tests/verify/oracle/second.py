@@ -4,7 +4,7 @@ import dataclasses
 import json
 import unicodedata
 
-from moebox.phantom.task import Reply
+from moebox.phantom.task import ModelReply
 
 from .bend import calls, counted, error, is_json, pieces, says
 from .bend_more import (
@@ -108,7 +108,7 @@ SECOND: dict[str, Fault] = {
     "tires": Fault(reply=memory().tired),
     "leaks-slots": Fault(stream=memory().leaks_slots),
     "late": Fault(among=memory().late),
-    "empty-at-times": Fault(reply=lambda reply, body: Reply()),
+    "empty-at-times": Fault(reply=lambda reply, body: ModelReply()),
     "five-hundreds": Fault(gate=counted(lambda number: error(500, "CUDA error") if number % 12 == 7 else None)),
     "error-as-200": Fault(gate=counted(lambda number: JSONResponse({"error": "busy"}) if number % 12 == 7 else None)),
     "json-fence": Fault(reply=says(lambda text: f"```json\n{text}\n```", is_json)),

@@ -11,7 +11,7 @@ import fastjsonschema
 from moebox.phantom.bank import FACTS
 from moebox.phantom.functions import RECIPES
 from moebox.phantom.talk import _STORY, _THINGS
-from moebox.phantom.task import Call, Reply
+from moebox.phantom.task import ModelReply, ToolCall
 from moebox.phantom.toolbox import TOOLS
 
 _PLAIN = {ask: fact.answer for fact in FACTS for ask in fact.asks}
@@ -19,22 +19,24 @@ _SIGNS = {"plus": "+", "minus": "-", "times": "*"}
 LOST = "I am not sure what you mean."
 
 
-def solve(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), form: Any = None) -> Reply:
+def solve(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), form: Any = None
+) -> ModelReply:
     """The reply a perfect assistant gives."""
     messages = [{**message, "content": said(message.get("content"))} for message in messages]
     last = messages[-1]
     if last["role"] == "tool":
-        return Reply(content=_told(messages))
+        return ModelReply(content=_told(messages))
     question = str(last["content"])
     offered = {tool["function"]["name"]: tool["function"].get("parameters", {"type": "object"}) for tool in tools}
     if tools and (calls := called(question, set(offered))):
-        return Reply(calls=tuple(_held(call, offered[call.name]) for call in calls))
+        return ModelReply(calls=tuple(_held(call, offered[call.name]) for call in calls))
     if form:
-        return Reply(content=_record(question, form))
+        return ModelReply(content=_record(question, form))
     for way in (_plain, _sum, _needle, _secret, _copy, _count, _code, _story):
         if answer := way(question):
-            return Reply(content=answer)
-    return Reply(content=_remembered(messages) or _needle(question, messages) or LOST)
+            return ModelReply(content=answer)
+    return ModelReply(content=_remembered(messages) or _needle(question, messages) or LOST)
 
 
 def said(content: Any) -> str:
@@ -44,24 +46,24 @@ def said(content: Any) -> str:
     return content or ""
 
 
-def _held(call: Call, schema: Mapping[str, Any]) -> Call:
+def _held(call: ToolCall, schema: Mapping[str, Any]) -> ToolCall:
     """The call with arguments that its schema accepts, as a grammar would force them."""
     good = fits(json.loads(call.arguments), schema)
     return call if good else dataclasses.replace(call, arguments=json.dumps(least(schema), ensure_ascii=False))
 
 
-def called(question: str, offered: set[str]) -> tuple[Call, ...]:
+def called(question: str, offered: set[str]) -> tuple[ToolCall, ...]:
     """The calls that a question wants."""
     found: list[tuple[int, str, dict[str, Any]]] = []
     for tool in TOOLS:
         if tool.name not in offered:
             continue
-        for ask in tool.asks:
+        for ask in tool.prompts:
             for match in re.finditer(_pattern(ask), question):
                 found += [(match.start(), tool.name, one) for one in _arguments(tool.params, match.groupdict())]
     unique = list({json.dumps(item): item for item in sorted(found, key=lambda item: item[0])}.values())
     return tuple(
-        Call(id=f"functions.{name}:{index}", name=name, arguments=json.dumps(arguments))
+        ToolCall(id=f"functions.{name}:{index}", name=name, arguments=json.dumps(arguments))
         for index, (_, name, arguments) in enumerate(unique)
     )
 
@@ -89,7 +91,7 @@ def _told(messages: Sequence[Mapping[str, Any]]) -> str:
         tool = next(tool for tool in TOOLS if tool.name == function["name"])
         found = _read(str(turn["content"]))
         known = set(found) == set(tool.result)
-        said.append(tool.tell.format(**json.loads(function["arguments"]), **found) if known else f"It says {found}.")
+        said.append(tool.answer.format(**json.loads(function["arguments"]), **found) if known else f"It says {found}.")
     return " ".join(said)
 
 

@@ -25,7 +25,7 @@ from moebox.report.record import Device, Level, RunRecord
 from moebox.store import FORMAT, PIPELINE, PIPELINE_BEFORE, Entry, Run, plain
 from moebox.store.listing import stamp_of
 from moebox.store.summary import checks_there_are, left_climb, unended_step, unfinished_checks
-from moebox.tasks.result import TaskRun, take_up
+from moebox.tasks.result import TaskRun, load_task_run
 
 T = TypeVar("T")
 OURS = {"run.json", "events.jsonl", "plan.json", PIPELINE, PIPELINE_BEFORE, "verify.json", "climb.json", "compare.json"}
@@ -50,7 +50,7 @@ def read(run: Run) -> RunRecord:
     pipeline = attempt(gaps, lambda: run.read_pipeline())
     step, held = unended_step(pipeline, journal.entries) or left_climb(run.path, journal.entries), run.held
     attempts = happened.settled(happened.attempts_of(journal.entries), live=held)
-    tasks = attempt(gaps, lambda: take_up(run))
+    tasks = attempt(gaps, lambda: load_task_run(run))
     problems = happened.problems_of(journal.entries, attempts)
     real, kv_tokens, real_note = happened.real_of(journal.entries)
     first, last = span_of(journal.entries)

@@ -7,15 +7,15 @@ from moebox.report.block import Block, Cell, Chart, Charts, Section, Table, cell
 from moebox.report.charts import Axis, Series, legend, line
 from moebox.report.format import short
 from moebox.report.record import RunRecord
-from moebox.tasks.result import END_WORDS, FamilyScore, JobResult, TaskRun, TurnSeen
-from moebox.tasks.score import families, solved
+from moebox.tasks.result import END_TITLES, FamilyScore, JobResult, TaskRun, TurnRecord
+from moebox.tasks.score import family_scores, solved_score
 
 MOST_WRONG = 40  # jobs listed of those that were not solved
 
 
 def section(records: Sequence[RunRecord]) -> Section:
     """Scores, failures and the longest job of each run that has any."""
-    worked = [(record.named, record.tasks) for record in records if record.tasks and record.tasks.finished]
+    worked = [(record.named, record.tasks) for record in records if record.tasks and record.tasks.finished_results]
     blocks: list[Block] = []
     for name, task_run in worked:
         blocks += [scores(task_run, name), *failures(task_run, name), *timeline(task_run)]
@@ -25,9 +25,9 @@ def section(records: Sequence[RunRecord]) -> Section:
 
 def sentence(task_run: TaskRun, name: str) -> str:
     """How many were solved, by whom."""
-    results = task_run.finished
-    score = share(solved(results))
-    return f"{f'{name}: ' if name else ''}{score} jobs solved by {task_run.worker}."
+    results = task_run.finished_results
+    score = share(solved_score(results))
+    return f"{f'{name}: ' if name else ''}{score} jobs solved by {task_run.worker_title}."
 
 
 def share(score: Score) -> str:
@@ -39,13 +39,13 @@ def scores(task_run: TaskRun, name: str) -> Table:
     """A row a family."""
     heads = ("Family", "Solved", "Hidden tests", "Valid calls", "Repaired", "Turns", "Tokens", "Seconds", "tok/s")
     note = f"Intervals are 95% (Wilson). Turns, tokens and seconds are means of a job.{kept_speed(task_run)}"
-    rows = tuple(map(row, families(task_run.finished)))
+    rows = tuple(map(row, family_scores(task_run.finished_results)))
     return Table(caption=name, columns=columns(*heads, text=(0,)), rows=rows, note=note)
 
 
 def kept_speed(task_run: TaskRun) -> str:
     """How much slower jobs ended than they began, where that is known."""
-    speeds = ((result.first_tok_s, result.last_tok_s) for result in task_run.finished)
+    speeds = ((result.first_tok_s, result.last_tok_s) for result in task_run.finished_results)
     kept = [last / first for first, last in speeds if first and last]
     if not kept:
         return ""
@@ -76,7 +76,7 @@ def percentage(score: Score) -> Cell:
 
 def failures(task_run: TaskRun, name: str) -> list[Block]:
     """Where jobs went wrong; nothing where none did."""
-    wrong = [result for result in task_run.finished if not result.solved]
+    wrong = [result for result in task_run.finished_results if not result.solved]
     if not wrong:
         return []
     rows = tuple(map(failure, wrong[:MOST_WRONG]))
@@ -90,7 +90,7 @@ def failure(result: JobResult) -> tuple[Cell, ...]:
     """One job that was not solved."""
     return (
         words(result.id),
-        words(END_WORDS[result.end]),
+        words(END_TITLES[result.end]),
         cell(float(result.wrong_turn), digits=0),
         words(" ".join(result.wrong.split())[:300]),
         words(result.transcript),
@@ -99,7 +99,7 @@ def failure(result: JobResult) -> tuple[Cell, ...]:
 
 def timeline(task_run: TaskRun) -> list[Block]:
     """Speed and context, turn by turn, of the job that wrote most."""
-    result = max(task_run.finished, key=lambda one: (len(one.turns), one.output_tokens))
+    result = max(task_run.finished_results, key=lambda one: (len(one.turns), one.output_tokens))
     charts = list(filter(None, (speed(result), context(result, task_run.context))))
     return [Charts(charts=tuple(charts))] if charts else []
 
@@ -126,7 +126,7 @@ def context(result: JobResult, limit: int | None) -> Chart | None:
     return drawing(title, line(series, x=x, y=y, label=title), caption=caption, legend=legend(series))
 
 
-def conversation(turns: Sequence[TurnSeen]) -> list[Series]:
+def conversation(turns: Sequence[TurnRecord]) -> list[Series]:
     """Tokens of prompt and answer together, and those of the prompt that came from the cache."""
     whole = [(turn.number, (turn.prompt_tokens or 0) + (turn.completion_tokens or 0)) for turn in turns]
     cached = [(turn.number, turn.cached_tokens) for turn in turns if turn.cached_tokens is not None]

@@ -16,10 +16,10 @@ from moebox.tasks.families import (
     refactor,
     repair,
 )
-from moebox.tasks.job import LEVELS, Draft, Job, Level
+from moebox.tasks.job import LEVELS, AgentJob, JobDraft, Level
 
-Family = Callable[[random.Random, Level], Draft]
-FAMILIES: dict[str, Family] = {
+JobMaker = Callable[[random.Random, Level], JobDraft]
+FAMILIES: dict[str, JobMaker] = {
     "errand": errand.make,
     "question": question.make,
     "repair": repair.make,
@@ -32,11 +32,11 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def make(family: str, level: Level, seed: int) -> Job:
+def make_job(family: str, level: Level, seed: int) -> AgentJob:
     """The job; UnknownName for a family or level that is not there."""
     if family not in FAMILIES:
         raise UnknownName("family", family, FAMILIES)
     if level not in LEVELS:
         raise UnknownName("level", level, LEVELS)
     draft = FAMILIES[family](random.Random(f"{family}/{level}/{seed}"), level)  # text seeds are stable across Pythons
-    return Job(family=family, level=level, seed=seed, **asdict(draft) | {"checks": draft.checks})
+    return AgentJob(family=family, level=level, seed=seed, **asdict(draft) | {"checks": draft.checks})

@@ -5,7 +5,7 @@ import io
 import random
 
 from moebox.tasks.families import names
-from moebox.tasks.job import Check, Draft, Level
+from moebox.tasks.job import HiddenCheck, JobDraft, Level
 
 ROWS: dict[Level, int] = {"easy": 20, "medium": 120, "hard": 600}
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
@@ -37,16 +37,16 @@ def _tables(rng: random.Random, level: Level, goods: list[str], limit: int) -> t
     return dirty, clean
 
 
-def make(rng: random.Random, level: Level) -> Draft:
+def make(rng: random.Random, level: Level) -> JobDraft:
     """Rows of orders, dirtied; the clean table is known because it was there first."""
     raw_name = f"{rng.choice(names.PLACES)}_{rng.randint(100, 999)}.csv"
-    goods = names.several(rng, names.THINGS, 5)
+    goods = names.sample_words(rng, names.THINGS, 5)
     limit = rng.randint(300, 700)
     dirty, clean = _tables(rng, level, goods, limit)
     raw = "id;date;item;price\n" + "".join(";".join(row) + "\n" for row in dirty)
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows([("id", "date", "item", "price"), *sorted(clean)])
-    return Draft(
+    return JobDraft(
         instruction=(
             f"Clean `{raw_name}` (separated by semicolons, first line the names) into `clean.csv` (by commas, "
             "the same names in the first line):\n\n"
@@ -62,7 +62,7 @@ def make(rng: random.Random, level: Level) -> Draft:
         solution={"clean.csv": out.getvalue()},
         protected=(raw_name,),
         checks=(
-            Check(
+            HiddenCheck(
                 name="rows",
                 snippets=(
                     "import csv\nrows = list(csv.reader(open('clean.csv', newline='')))\nresult = rows[0]",

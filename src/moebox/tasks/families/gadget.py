@@ -4,29 +4,29 @@ import json
 import random
 
 from moebox.tasks.families import names
-from moebox.tasks.gadget import STATE
-from moebox.tasks.job import Check, Draft, Level
+from moebox.tasks.gadget import STATE_FILE
+from moebox.tasks.job import HiddenCheck, JobDraft, Level
 
 SIZES: dict[Level, tuple[int, int]] = {"easy": (3, 2), "medium": (5, 6), "hard": (8, 14)}  # shelves, moves wanted
 
 
-def make(rng: random.Random, level: Level) -> Draft:
+def make(rng: random.Random, level: Level) -> JobDraft:
     """A store with shelves; goods must be moved until the store is as described."""
     count, moves = SIZES[level]
     shelves = [f"{row}{number}" for row in "ABC" for number in range(1, 4)][:count]
-    goods = names.several(rng, names.THINGS, count)
+    goods = names.sample_words(rng, names.THINGS, count)
     store = {shelf: {thing: rng.randint(6, 30)} for shelf, thing in zip(shelves, goods, strict=True)}
     wanted = {shelf: dict(held) for shelf, held in store.items()}
     for _ in range(moves):
         _move(rng, wanted)
     told = "\n".join(f"- {shelf}: {_held(wanted[shelf])}" for shelf in shelves)
-    return Draft(
+    return JobDraft(
         instruction=(
             "Bring the store into this state with the tool `gadget`, and then say done:\n\n"
             f"{told}\n\nNothing may be created or lost: everything wanted is there already, on other shelves."
         ),
         files={},
-        solution={STATE: json.dumps(wanted, sort_keys=True)},
+        solution={STATE_FILE: json.dumps(wanted, sort_keys=True)},
         tools=("gadget",),
         gadget=json.dumps(store),
         turns=6 * moves + 12,
@@ -39,9 +39,11 @@ def make(rng: random.Random, level: Level) -> Draft:
             "The trolley holds 9 pieces. Every command answers with `ok` and what changed, or with `no` and the reason."
         ),
         checks=(
-            Check(
+            HiddenCheck(
                 name="store",
-                snippets=tuple(f"import json\nresult = json.load(open({STATE!r}))[{shelf!r}]" for shelf in shelves),
+                snippets=tuple(
+                    f"import json\nresult = json.load(open({STATE_FILE!r}))[{shelf!r}]" for shelf in shelves
+                ),
             ),
         ),
     )

@@ -4,11 +4,11 @@ import random
 from dataclasses import dataclass
 
 from moebox.tasks.families import names
-from moebox.tasks.job import Check, Draft, Level
+from moebox.tasks.job import HiddenCheck, JobDraft, Level
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Field:
+class EntityField:
     """One field of the entity."""
 
     name: str
@@ -33,23 +33,23 @@ class Field:
         return f"`{self.name}`: True or False, default {self.default}"
 
 
-def make(rng: random.Random, level: Level) -> Draft:
+def make(rng: random.Random, level: Level) -> JobDraft:
     """An entity with drawn fields; harder levels ask for more of the files."""
     entity = rng.choice(names.THINGS).title()
-    package = names.package(rng)
-    fields = drawn(rng, {"easy": 3, "medium": 5, "hard": 7}[level])
+    package = names.draw_package_name(rng)
+    fields = draw_fields(rng, {"easy": 3, "medium": 5, "hard": 7}[level])
     page = rng.randint(3, 6)
     parts = {"easy": 1, "medium": 2, "hard": 3}[level]
     text = [spec_models(package, entity, fields), spec_validation(package, fields), spec_listing(package, fields, page)]
-    sources = [models(entity, fields), validation(fields), listing(fields, page)]
+    sources = [models_source(entity, fields), validation_source(fields), listing_source(fields, page)]
     paths = [f"{package}/models.py", f"{package}/validation.py", f"{package}/listing.py"]
     checks = [
-        Check(name="models", snippets=models_checks(package, entity, fields)),
-        Check(name="validation", snippets=validation_checks(package, rng, fields)),
-        Check(name="listing", snippets=listing_checks(package, entity, rng, fields, page)),
+        HiddenCheck(name="models", snippets=models_checks(package, entity, fields)),
+        HiddenCheck(name="validation", snippets=validation_checks(package, rng, fields)),
+        HiddenCheck(name="listing", snippets=listing_checks(package, entity, rng, fields, page)),
     ]
     readme = f"# {package}\n\nAn empty package. See the specification.\n"
-    return Draft(
+    return JobDraft(
         instruction=(
             f"Write the package `{package}` from this specification, with Python's standard library only. "
             "Hidden tests check every sentence of it. Write each file completely, try your code, then end with one "
@@ -61,22 +61,24 @@ def make(rng: random.Random, level: Level) -> Draft:
     )
 
 
-def drawn(rng: random.Random, count: int) -> list[Field]:
+def draw_fields(rng: random.Random, count: int) -> list[EntityField]:
     """Fields of every kind, the first a text called `name`."""
-    fields = [Field(name="name", kind="text", most=rng.randint(12, 30))]
-    pool = names.several(rng, ("weight", "stock", "rank", "size", "level", "year"), 3)
+    fields = [EntityField(name="name", kind="text", most=rng.randint(12, 30))]
+    pool = names.sample_words(rng, ("weight", "stock", "rank", "size", "level", "year"), 3)
     for number, title in enumerate(pool):
         low = rng.randint(-9, 9)
-        fields.append(Field(name=title, kind="number", least=low, most=low + rng.randint(20, 90), default=low + number))
-    choices = tuple(names.several(rng, names.COLOURS, 4))
-    fields.append(Field(name="colour", kind="choice", choices=choices, default=rng.choice(choices)))
-    fields.append(Field(name="active", kind="flag", default=rng.random() < 0.5))
-    fields.append(Field(name="note", kind="text", most=rng.randint(40, 80)))
+        fields.append(
+            EntityField(name=title, kind="number", least=low, most=low + rng.randint(20, 90), default=low + number)
+        )
+    choices = tuple(names.sample_words(rng, names.COLOURS, 4))
+    fields.append(EntityField(name="colour", kind="choice", choices=choices, default=rng.choice(choices)))
+    fields.append(EntityField(name="active", kind="flag", default=rng.random() < 0.5))
+    fields.append(EntityField(name="note", kind="text", most=rng.randint(40, 80)))
     kinds = [fields[0], fields[1], fields[4], fields[5], fields[2], fields[3], fields[6]]
     return kinds[:count]
 
 
-def spec_models(package: str, entity: str, fields: list[Field]) -> str:
+def spec_models(package: str, entity: str, fields: list[EntityField]) -> str:
     """The first file in words."""
     rules = "\n".join(f"- {field.rule}" for field in fields)
     return (
@@ -88,7 +90,7 @@ def spec_models(package: str, entity: str, fields: list[Field]) -> str:
     )
 
 
-def spec_validation(package: str, fields: list[Field]) -> str:
+def spec_validation(package: str, fields: list[EntityField]) -> str:
     """The second."""
     return (
         f"## {package}/validation.py\n\n`errors(data)` takes a dict and gives a dict from field name to one message, "
@@ -101,7 +103,7 @@ def spec_validation(package: str, fields: list[Field]) -> str:
     )
 
 
-def spec_listing(package: str, fields: list[Field], page: int) -> str:
+def spec_listing(package: str, fields: list[EntityField], page: int) -> str:
     """The third."""
     return (
         f"## {package}/listing.py\n\n`listing(items, search='', order='name', page=1, **filters)` takes instances and "
@@ -113,7 +115,7 @@ def spec_listing(package: str, fields: list[Field], page: int) -> str:
     )
 
 
-def models(entity: str, fields: list[Field]) -> str:
+def models_source(entity: str, fields: list[EntityField]) -> str:
     """The reference for the first file."""
     required = [field.name for field in fields if field.kind == "text"]
     optional = [f"{field.name}={field.default!r}" for field in fields if field.kind != "text"]
@@ -129,7 +131,7 @@ def models(entity: str, fields: list[Field]) -> str:
     )
 
 
-def validation(fields: list[Field]) -> str:
+def validation_source(fields: list[EntityField]) -> str:
     """The reference for the second."""
     rows = [(f.name, f.kind, f.least, f.most, f.choices, f.default) for f in fields]
     return f"""FIELDS = {rows!r}
@@ -169,7 +171,7 @@ def clean(data):
 """
 
 
-def listing(fields: list[Field], page: int) -> str:
+def listing_source(fields: list[EntityField], page: int) -> str:
     """The reference for the third."""
     names_ = [field.name for field in fields]
     texts = [field.name for field in fields if field.kind == "text"]
@@ -192,7 +194,7 @@ def listing(items, search="", order="name", page=1, **filters):
 """
 
 
-def example(fields: list[Field], number: int) -> dict[str, object]:
+def example_values(fields: list[EntityField], number: int) -> dict[str, object]:
     """A good set of values."""
     values: dict[str, object] = {}
     for field in fields:
@@ -207,10 +209,10 @@ def example(fields: list[Field], number: int) -> dict[str, object]:
     return values
 
 
-def models_checks(package: str, entity: str, fields: list[Field]) -> tuple[str, ...]:
+def models_checks(package: str, entity: str, fields: list[EntityField]) -> tuple[str, ...]:
     """Every sentence of the first part."""
     head = f"from {package}.models import {entity} as E\n"
-    full = example(fields, 4)
+    full = example_values(fields, 4)
     least = {field.name: full[field.name] for field in fields if field.kind == "text"}
     tail = "    result = 'nothing raised'\nexcept (TypeError, KeyError) as problem:\n"
     return (
@@ -225,15 +227,15 @@ def models_checks(package: str, entity: str, fields: list[Field]) -> tuple[str, 
     )
 
 
-def validation_checks(package: str, rng: random.Random, fields: list[Field]) -> tuple[str, ...]:
+def validation_checks(package: str, rng: random.Random, fields: list[EntityField]) -> tuple[str, ...]:
     """Every message, and cleaning."""
     head = f"from {package}.validation import errors, clean\n"
-    good = example(fields, 5)
+    good = example_values(fields, 5)
     cases: list[dict[str, object]] = [good, {}, {**good, "name": "  "}, {**good, "name": 7}, {**good, "zz": 1, "aa": 2}]
     cases.append({**good, "name": f"  {'x' * fields[0].most}  "})
     cases.append({**good, "name": "x" * (fields[0].most + 1)})
     for field in fields:
-        cases += [{**good, field.name: value} for value in edges(field)]
+        cases += [{**good, field.name: value} for value in edge_values(field)]
     rng.shuffle(cases)
     bare = {field.name: f"  {good[field.name]} " for field in fields if field.kind == "text"}
     return (
@@ -243,7 +245,7 @@ def validation_checks(package: str, rng: random.Random, fields: list[Field]) -> 
     )
 
 
-def edges(field: Field) -> tuple[object, ...]:
+def edge_values(field: EntityField) -> tuple[object, ...]:
     """Values at and past the limits of a field, and of other types."""
     by_kind: dict[str, tuple[object, ...]] = {
         "number": (field.least - 1, field.most + 1, True, "3", field.most),
@@ -253,9 +255,11 @@ def edges(field: Field) -> tuple[object, ...]:
     return by_kind.get(field.kind, ())
 
 
-def listing_checks(package: str, entity: str, rng: random.Random, fields: list[Field], page: int) -> tuple[str, ...]:
+def listing_checks(
+    package: str, entity: str, rng: random.Random, fields: list[EntityField], page: int
+) -> tuple[str, ...]:
     """Search, filters, order, pages."""
-    rows = [example(fields, rng.randint(0, 50)) for _ in range(3 * page - 1)]
+    rows = [example_values(fields, rng.randint(0, 50)) for _ in range(3 * page - 1)]
     head = f"from {package}.models import {entity} as E\nfrom {package}.listing import listing\n"
     head += f"items = [E(**row) for row in {rows!r}]\n"
     number, choice = fields[1].name, fields[2]

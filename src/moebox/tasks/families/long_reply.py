@@ -3,14 +3,14 @@
 import random
 
 from moebox.tasks.families import names
-from moebox.tasks.job import Check, Draft, Level
+from moebox.tasks.job import HiddenCheck, JobDraft, Level
 
 # Functions asked for. One is about 45 tokens in the tokenizers at hand, so 240 are more than 8,000.
 COUNTS: dict[Level, int] = {"easy": 240, "medium": 300, "hard": 360}
 AT_ONCE = 20
 
 
-def make(rng: random.Random, level: Level) -> Draft:
+def make(rng: random.Random, level: Level) -> JobDraft:
     """A table of conversions, to be written out as one function each."""
     pairs = [(a, b) for a in names.COLOURS for b in names.THINGS]
     rows, code = [], ["LOG = []\n"]
@@ -25,7 +25,7 @@ def make(rng: random.Random, level: Level) -> Draft:
         )
     called = [row.partition(" |")[0] for row in rows]
     groups = [called[start : start + AT_ONCE] for start in range(0, len(called), AT_ONCE)]
-    return Draft(
+    return JobDraft(
         instruction=(
             f"Write one Python module with {len(rows)} functions, one for each row below, in this order and all of "
             "them written out by hand: no loops that make functions, no tables, no abbreviation, nothing left out. "
@@ -40,14 +40,14 @@ def make(rng: random.Random, level: Level) -> Draft:
         reply_tokens=40_000,
         reply_file="reply.py",
         checks=(
-            Check(
+            HiddenCheck(
                 name="functions",
                 snippets=tuple(
                     f"import reply\nresult = [[getattr(reply, n)(a) for a in (-9, 0, 13)] for n in {group!r}]"
                     for group in groups
                 ),
             ),
-            Check(
+            HiddenCheck(
                 name="written out",
                 snippets=(
                     "import ast\ntree = ast.parse(open('reply.py').read())\n"

@@ -20,11 +20,11 @@ PEOPLE = _words("Ada Bela Cora Dario Edda Falk Gerta Hugo Ines Jarl Kaja Lino Ma
 COLOURS = _words("amber azure black coral crimson grey green ivory olive purple silver teal white yellow")
 
 
-def several(rng: random.Random, pool: Sequence[str], count: int) -> list[str]:
+def sample_words(rng: random.Random, pool: Sequence[str], count: int) -> list[str]:
     """So many different words of a pool, in any order."""
     return rng.sample(list(pool), count)
 
 
-def package(rng: random.Random) -> str:
+def draw_package_name(rng: random.Random) -> str:
     """A package's name that is no module of Python's."""
     return f"{rng.choice(PLACES)}_{rng.choice(THINGS)}"

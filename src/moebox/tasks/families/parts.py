@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class ModulePart:
     """One module."""
 
     name: str
@@ -18,17 +18,17 @@ class Part:
     about: str
 
 
-def draw(rng: random.Random, count: int) -> list[Part]:
+def draw_parts(rng: random.Random, count: int) -> list[ModulePart]:
     """So many different parts, their constants filled in."""
     chosen = rng.sample(PARTS, count)
     return [_filled(part, rng.randint(2, 9), rng.randint(11, 29)) for part in chosen]
 
 
-def _filled(part: Part, a: int, b: int) -> Part:
+def _filled(part: ModulePart, a: int, b: int) -> ModulePart:
     def fill(text: str) -> str:
         return text.replace("{a}", str(a)).replace("{b}", str(b))
 
-    return Part(
+    return ModulePart(
         name=part.name,
         source=fill(part.source),
         bugs=tuple((fill(right), fill(wrong)) for right, wrong in part.bugs),
@@ -38,7 +38,7 @@ def _filled(part: Part, a: int, b: int) -> Part:
 
 
 PARTS = (
-    Part(
+    ModulePart(
         name="spans",
         about="merges spans of time that overlap or lie no more than {a} apart",
         source='''"""Spans of time, as (start, end)."""
@@ -75,7 +75,7 @@ def covered(spans):
             "m.merge([(0, 10), (11 + {a}, 12 + {a})])",
         ),
     ),
-    Part(
+    ModulePart(
         name="wrapping",
         about="breaks text into lines of at most {b} characters",
         source='''"""Text in lines."""
@@ -117,7 +117,7 @@ def justify(line):
             "[len(line) for line in m.wrap('word ' * 30)]",
         ),
     ),
-    Part(
+    ModulePart(
         name="account",
         about="keeps an account that takes a fee of {a} for each withdrawal",
         source='''"""An account with a fee."""
@@ -167,7 +167,7 @@ class Account:
             "m.raised(ValueError, lambda: m.Account().deposit(0))",
         ),
     ),
-    Part(
+    ModulePart(
         name="ranks",
         about="ranks scores, with equal ranks for equal scores, and keeps the best {a}",
         source='''"""Scores in order."""
@@ -204,7 +204,7 @@ def best(scores):
             "[row[0] for row in m.ranked({str(n): n // 3 for n in range(12)})]",
         ),
     ),
-    Part(
+    ModulePart(
         name="codes",
         about="writes numbers as codes with a check digit modulo {b}",
         source='''"""Numbers as codes that catch a slip of the pen."""
@@ -248,7 +248,7 @@ def decode(code):
             "m.decode('x')",
         ),
     ),
-    Part(
+    ModulePart(
         name="queueing",
         about="hands out work by priority, oldest first, and gives up after {a} tries",
         source='''"""Work in order of urgency."""

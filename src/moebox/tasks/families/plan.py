@@ -3,7 +3,7 @@
 import random
 
 from moebox.tasks.families import names
-from moebox.tasks.job import Check, Draft, Level
+from moebox.tasks.job import HiddenCheck, JobDraft, Level
 
 STEPS: dict[Level, int] = {"easy": 8, "medium": 16, "hard": 32}  # two calls each: read, edit
 
@@ -30,12 +30,12 @@ def _note(room: str, number: int, following: str, *, sealed: bool) -> str:
     return f"room: {room}\nnumber: {number}\nsealed: {'yes' if sealed else 'no'}\nnext: {following}\n"
 
 
-def make(rng: random.Random, level: Level) -> Draft:
+def make(rng: random.Random, level: Level) -> JobDraft:
     """A chain of note files: each says which comes next, and what of it must be filled in from the one before."""
     steps = STEPS[level]
     house = f"{rng.choice(names.PLACES)}_{rng.randint(100, 999)}"
     rooms = [f"{a}_{b}" for a in names.COLOURS for b in names.THINGS[:8]]
-    chain = names.several(rng, rooms, steps + 4)
+    chain = names.sample_words(rng, rooms, steps + 4)
     path, spare = chain[:steps], chain[steps:]
     numbers = [rng.randint(10, 99) for _ in path]
     every = rng.randint(3, 5)
@@ -43,7 +43,7 @@ def make(rng: random.Random, level: Level) -> Draft:
     for room in spare:
         files[f"{house}/{room}.txt"] = f"{_note(room, rng.randint(10, 99), path[0], sealed=False)}total: ?\n"
     listed = sorted(files)
-    return Draft(
+    return JobDraft(
         instruction=(
             f"Walk through the rooms in `{house}/`, one file each, starting with `{house}/{path[0]}.txt`; each names "
             "the next, and `next: none` is the last. Keep a running total of the numbers of the rooms you have walked "
@@ -58,7 +58,7 @@ def make(rng: random.Random, level: Level) -> Draft:
         tools=("list_files", "read_file", "edit_file", "write_file"),
         turns=4 * steps + 10,
         checks=(
-            Check(
+            HiddenCheck(
                 name="rooms",
                 snippets=tuple(f"result = open({path!r}).read().split()" for path in (*listed, "done.txt")),
             ),

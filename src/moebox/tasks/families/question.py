@@ -4,7 +4,7 @@ import json
 import random
 
 from moebox.tasks.families import names
-from moebox.tasks.job import READING, Check, Draft, Level
+from moebox.tasks.job import READING, HiddenCheck, JobDraft, Level
 
 SIZES: dict[Level, tuple[int, int]] = {
     "easy": (4, 1),
@@ -13,11 +13,11 @@ SIZES: dict[Level, tuple[int, int]] = {
 }  # modules, layers of settings
 
 
-def make(rng: random.Random, level: Level) -> Draft:
+def make(rng: random.Random, level: Level) -> JobDraft:
     """Modules that call each other and settings that override each other; three questions about them."""
-    package = names.package(rng)
+    package = names.draw_package_name(rng)
     count, layers = SIZES[level]
-    modules = names.several(rng, names.THINGS, count)
+    modules = names.sample_words(rng, names.THINGS, count)
     setting = f"{rng.choice(names.PLACES)}_limit".upper()
     files = {f"{package}/__init__.py": ""}
     value = _settings(rng, package, setting, layers, files)
@@ -31,7 +31,7 @@ def make(rng: random.Random, level: Level) -> Draft:
     error = f"{rng.choice(names.PEOPLE)}Error"
     files[f"{package}/{raised}.py"] += f"\n\nclass {error}(Exception):\n    code = {rng.randint(100, 999)}\n"
     answers = {"value": value, "callers": callers, "home": f"{package}/{raised}.py"}
-    return Draft(
+    return JobDraft(
         instruction=(
             f"Read the package `{package}` and answer three questions:\n\n"
             f"- `value`: the number that `{package}.settings.{setting}` has once everything is imported\n"
@@ -45,7 +45,7 @@ def make(rng: random.Random, level: Level) -> Draft:
         protected=tuple(files),
         tools=(*READING, "write_file"),
         checks=(
-            Check(
+            HiddenCheck(
                 name="answers",
                 snippets=tuple(f"import json\nresult = json.load(open('answer.json'))[{key!r}]" for key in answers),
             ),

@@ -3,8 +3,8 @@
 import random
 
 from moebox.tasks.families import names, parts
-from moebox.tasks.families.repair import behaviour
-from moebox.tasks.job import Check, Draft, Level
+from moebox.tasks.families.repair import behaviour_check
+from moebox.tasks.job import HiddenCheck, JobDraft, Level
 
 HELPER = '''def {name}(values):
     """Numbers scaled so that the largest is {top}, rounded down; an empty list stays empty."""
@@ -22,12 +22,12 @@ USERS = (
 )
 
 
-def make(rng: random.Random, level: Level) -> Draft:
+def make(rng: random.Random, level: Level) -> JobDraft:
     """Two to five modules with the helper copied into each, beside others that must not change."""
-    package = names.package(rng)
+    package = names.draw_package_name(rng)
     helper, top = f"scale_{rng.choice(names.THINGS)}", rng.randint(5, 40)
     users = rng.sample(USERS, {"easy": 2, "medium": 3, "hard": 5}[level])
-    bystanders = parts.draw(rng, {"easy": 0, "medium": 1, "hard": 3}[level])
+    bystanders = parts.draw_parts(rng, {"easy": 0, "medium": 1, "hard": 3}[level])
     text = HELPER.format(name=helper, top=top)
     files = {f"{package}/__init__.py": "", "tests/__init__.py": ""}
     solution = {f"{package}/scaling.py": text}
@@ -40,7 +40,7 @@ def make(rng: random.Random, level: Level) -> Draft:
     tests = f"tests/test_{package}.py"
     files[tests] = _tests(package, [module for module, _, _ in users])
     listed = ", ".join(f"`{module}.py`" for module, _, _ in users)
-    return Draft(
+    return JobDraft(
         instruction=(
             f"In the package `{package}` the function `{helper}` stands in {listed}, the same each time. Move it into "
             f"a new module `{package}/scaling.py`, define it nowhere else, and let the others import it from there. "
@@ -51,9 +51,9 @@ def make(rng: random.Random, level: Level) -> Draft:
         solution=solution,
         protected=("tests/__init__.py", tests),
         checks=(
-            Check(name="structure", snippets=(_structure(package, helper),)),
+            HiddenCheck(name="structure", snippets=(_structure(package, helper),)),
             *(_users(package, users, helper)),
-            *(behaviour(package, part) for part in bystanders),
+            *(behaviour_check(package, part) for part in bystanders),
         ),
     )
 
@@ -79,13 +79,13 @@ def _structure(package: str, helper: str) -> str:
     )
 
 
-def _users(package: str, users: list[tuple[str, str, str]], helper: str) -> list[Check]:
+def _users(package: str, users: list[tuple[str, str, str]], helper: str) -> list[HiddenCheck]:
     head = "import {package}.{module} as m\n"
     made = []
     for module, _, expression in users:
         start = head.format(package=package, module=module)
         direct = f"{start}result = [m.{helper}(v) for v in ([], [0], [-1, 4], [7, 3, 1])]"
-        made.append(Check(name=module, snippets=(f"{start}result = {expression}", direct)))
+        made.append(HiddenCheck(name=module, snippets=(f"{start}result = {expression}", direct)))
     return made
 
 

@@ -1,6 +1,6 @@
 """The rungs, in the order in which they are climbed."""
 
-from moebox.verify.rung import Rung
+from moebox.verify.rung import Check
 from moebox.verify.rungs import (
     agents,
     alive,
@@ -22,8 +22,8 @@ from moebox.verify.rungs import (
     vision,
 )
 
-RUNGS: tuple[Rung, ...] = tuple(
-    module.RUNG
+CHECKS: tuple[Check, ...] = tuple(
+    module.CHECK
     for module in (
         alive,
         plain,
@@ -45,4 +45,4 @@ RUNGS: tuple[Rung, ...] = tuple(
         anthropic,
     )
 )
-NAMES: tuple[str, ...] = tuple(rung.name for rung in RUNGS)
+CHECK_NAMES: tuple[str, ...] = tuple(rung.name for rung in CHECKS)

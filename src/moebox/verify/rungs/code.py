@@ -3,35 +3,37 @@
 import asyncio
 
 from moebox import sandbox
-from moebox.phantom.tasks import Task, code_in
-from moebox.verify.ask import Asker, Failed, Skipped
-from moebox.verify.rung import Rung
-from moebox.verify.trials import Trial, draw, judge, trials
+from moebox.phantom.tasks import Question, extract_code
+from moebox.verify.ask import CheckSession, ProbeFailed, ProbeSkipped
+from moebox.verify.rung import Check
+from moebox.verify.trials import TrialOutcome, draw_question, judge_answer, run_trials
 
 
-async def functions(ask: Asker) -> str:
+async def probe_functions(session: CheckSession) -> str:
     """Small functions do what was asked on every case."""
     try:
-        ask.sandbox = await asyncio.to_thread(sandbox.strongest)
+        session.sandbox = await asyncio.to_thread(sandbox.strongest)
     except sandbox.NoSandbox as problem:
-        raise Skipped(f"code is not run here: {problem}") from None
+        raise ProbeSkipped(f"code is not run here: {problem}") from None
 
-    async def attempt() -> Trial:
-        task = draw(ask, "code")
-        answer = await ask.ask(task)
-        why = judge(task, answer) or await asyncio.to_thread(_run, task, answer.content)
-        return Trial(why=why, whose="model")  # a wrong function was written so; a lost word shows in other rungs
+    async def attempt() -> TrialOutcome:
+        task = draw_question(session, "code")
+        answer = await session.ask_question(task)
+        why = judge_answer(task, answer) or await asyncio.to_thread(_run, task, answer.content)
+        return TrialOutcome(
+            reason=why, attributed_to="model"
+        )  # a wrong function was written so; a lost word shows in other rungs
 
-    await trials(ask, "answer", attempt, ask.options.share(0.34, 3))
-    return f"run behind {ask.sandbox}"
+    await run_trials(session, "answer", attempt, session.options.trial_share(0.34, 3))
+    return f"run behind {session.sandbox}"
 
 
-def _run(task: Task, text: str) -> str:
+def _run(task: Question, text: str) -> str:
     """ "" when every case gives what it must."""
     try:
-        outcome = sandbox.run(code_in(text), task.expect, [case.args for case in task.cases])
+        outcome = sandbox.run(extract_code(text), task.expect, [case.args for case in task.cases])
     except sandbox.NoSandbox as problem:
-        raise Failed(f"the sandbox broke: {problem}") from None
+        raise ProbeFailed(f"the sandbox broke: {problem}") from None
     if outcome.error:
         return f"{task.expect}: {outcome.error}"
     for case, value in zip(task.cases, outcome.values, strict=False):
@@ -46,4 +48,9 @@ def _is_same(value: object, wanted: object) -> bool:
     return value == wanted and isinstance(value, bool) == isinstance(wanted, bool)
 
 
-RUNG = Rung(name="code", about="functions run against cases in a sandbox", probes={"functions": functions}, cost=6)
+CHECK = Check(
+    name="code",
+    about="functions run against cases in a sandbox",
+    probes={"functions": probe_functions},
+    request_estimate=6,
+)

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from moebox.verify.ask import REFUSALS, Asker, Failed, said
+from moebox.verify.ask import REJECTED_STATUSES, CheckSession, ProbeFailed, error_text
 from moebox.verify.kinds import STREAMED
-from moebox.verify.rung import Warned
+from moebox.verify.rung import ProbeWarning
 from moebox.verify.rungs.turns import HELLO
 
 _NONE = {"type": "object", "properties": {}}
@@ -14,7 +14,7 @@ def _tools(**function: object) -> dict[str, object]:
     return {"tools": [{"type": "function", "function": {"name": "refresh_all", **function}}]}
 
 
-FIELDS: Mapping[str, Mapping[str, object]] = {
+REQUEST_FIELDS: Mapping[str, Mapping[str, object]] = {
     "settings at their defaults (top_p 1, n 1, penalties 0)": {
         "top_p": 1,
         "n": 1,
@@ -29,18 +29,20 @@ FIELDS: Mapping[str, Mapping[str, object]] = {
 }
 
 
-async def requests(ask: Asker) -> str | Warned:
+async def probe_request_fields(session: CheckSession) -> str | ProbeWarning:
     """Each is documented, and SDKs send it unasked: it is taken. A polite refusal is said."""
     refused: list[str] = []
-    for number, (title, fields) in enumerate(FIELDS.items()):
-        ask.trial = (number + 1, len(FIELDS))
+    for number, (title, fields) in enumerate(REQUEST_FIELDS.items()):
+        session.trial_progress = (number + 1, len(REQUEST_FIELDS))
         stream = number % 2 == 1
-        exchange = await ask.send(ask.body([HELLO], max_tokens=8, stream=stream or None) | fields)
-        if exchange.status in REFUSALS:
-            refused.append(f"{title} (HTTP {exchange.status}{said(exchange)})")
+        exchange = await session.post_chat(session.chat_request([HELLO], max_tokens=8, stream=stream or None) | fields)
+        if exchange.status in REJECTED_STATUSES:
+            refused.append(f"{title} (HTTP {exchange.status}{error_text(exchange)})")
             continue
         try:
-            ask.read(exchange, stream=stream, odd=True)
-        except Failed as problem:
-            ask.tally.add("prompt" + STREAMED * stream, f"{title}: {problem}")
-    return Warned(f"refused: {'; '.join(refused)}") if refused else f"{len(FIELDS)} forms of requests taken"
+            session.read_answer(exchange, stream=stream, allow_marks=True)
+        except ProbeFailed as problem:
+            session.failures.add("prompt" + STREAMED * stream, f"{title}: {problem}")
+    return (
+        ProbeWarning(f"refused: {'; '.join(refused)}") if refused else f"{len(REQUEST_FIELDS)} forms of requests taken"
+    )

@@ -3,61 +3,75 @@
 import unicodedata
 
 from moebox.core.verdict import Score
-from moebox.phantom.tasks import Task, flaw
-from moebox.verify.answer import NOT_OFFERED, Answer, is_logprob
-from moebox.verify.ask import Asker, Failed, Skipped, skipped_if_refused
-from moebox.verify.rung import Rung
-from moebox.verify.trials import GOOD, Questions, Trial, asking, draw, judge, trials, wrong
+from moebox.phantom.tasks import Question, text_flaw
+from moebox.verify.answer import NOT_OFFERED, ChatAnswer, is_logprob
+from moebox.verify.ask import CheckSession, ProbeFailed, ProbeSkipped, skip_if_rejected
+from moebox.verify.rung import Check
+from moebox.verify.trials import (
+    PASSED,
+    QuestionAttempt,
+    TrialOutcome,
+    draw_question,
+    family_attempt,
+    judge_answer,
+    run_trials,
+    server_failure,
+)
 
 FOREIGN = 0.2  # share of letters outside the Latin script from which an English question was not answered in English
 ENDS = ".!?…\"'”’)*`:;>"  # what a finished text may end with
 
 
-async def facts(ask: Asker) -> Score:
+async def probe_facts(session: CheckSession) -> Score:
     """Plain questions with known answers."""
-    return await trials(ask, "answer", Questions(ask, lambda: draw(ask, "plain"), judge=in_english), _half(ask))
+    return await run_trials(
+        session,
+        "answer",
+        QuestionAttempt(session, lambda: draw_question(session, "plain"), judge=judge_in_english),
+        _half(session),
+    )
 
 
-async def memory(ask: Asker) -> Score:
+async def probe_memory(session: CheckSession) -> Score:
     """Something said earlier in the conversation is known later."""
-    return await trials(ask, "answer", asking(ask, "memory"), ask.options.share(0.34))
+    return await run_trials(session, "answer", family_attempt(session, "memory"), session.options.trial_share(0.34))
 
 
-def _half(ask: Asker) -> int:
-    return ask.options.share(0.5)
+def _half(session: CheckSession) -> int:
+    return session.options.trial_share(0.5)
 
 
-async def at_length(ask: Asker) -> None:
+async def probe_long_text(session: CheckSession) -> None:
     """A longer piece of writing stays coherent to its end: no loop, no run of one mark, no other language."""
 
-    async def attempt() -> Trial:
-        answer = await ask.ask(draw(ask, "story"), max_tokens=1024)
-        if why := flaw(answer.content, min_words=40) or foreign(answer.content):
-            raise Failed(why)
-        ended = answer.finish != "stop" or answer.content.rstrip()[-1:] in ENDS
-        return GOOD if ended else wrong(f"finish_reason stop in mid-sentence: …{answer.content[-40:]!r}")
+    async def attempt() -> TrialOutcome:
+        answer = await session.ask_question(draw_question(session, "story"), max_tokens=1024)
+        if why := text_flaw(answer.content, min_words=40) or foreign_script(answer.content):
+            raise ProbeFailed(why)
+        ended = answer.finish_reason != "stop" or answer.content.rstrip()[-1:] in ENDS
+        return PASSED if ended else server_failure(f"finish_reason stop in mid-sentence: …{answer.content[-40:]!r}")
 
-    await trials(ask, "text", attempt, ask.options.share(0.09, 1))
+    await run_trials(session, "text", attempt, session.options.trial_share(0.09, 1))
 
 
-async def numbers(ask: Asker) -> None:
+async def probe_logprob_numbers(session: CheckSession) -> None:
     """Log-probabilities, where offered, are numbers: NaN in the forward pass shows here first."""
-    task = draw(ask, "secret")
-    exchange = await ask.send(ask.body(task.messages, max_tokens=24, logprobs=True))
-    with skipped_if_refused(NOT_OFFERED):
-        answer = ask.read(exchange, stream=False)
+    task = draw_question(session, "secret")
+    exchange = await session.post_chat(session.chat_request(task.messages, max_tokens=24, logprobs=True))
+    with skip_if_rejected(NOT_OFFERED):
+        answer = session.read_answer(exchange, stream=False)
     if not all(map(is_logprob, answer.logprobs)):
-        raise Failed("a log-probability is not a number below zero")
+        raise ProbeFailed("a log-probability is not a number below zero")
     if not answer.logprobs:
-        raise Skipped("no log-probabilities came")
+        raise ProbeSkipped("no log-probabilities came")
 
 
-def in_english(task: Task, answer: Answer) -> str:
+def judge_in_english(task: Question, answer: ChatAnswer) -> str:
     """Right, and in the language of the question."""
-    return judge(task, answer) or foreign(answer.content)
+    return judge_answer(task, answer) or foreign_script(answer.content)
 
 
-def foreign(text: str) -> str:
+def foreign_script(text: str) -> str:
     """ "" or the script in which an English question was answered."""
     letters = [letter for letter in text if letter.isalpha()]
     other = [letter for letter in letters if not unicodedata.name(letter, "").startswith("LATIN")]
@@ -67,10 +81,15 @@ def foreign(text: str) -> str:
     return f"answered in {script} letters: {text[:60]}"
 
 
-RUNG = Rung(
+CHECK = Check(
     name="plain",
     about="coherent language, no loop, the right language",
-    probes={"facts": facts, "memory": memory, "at length": at_length, "numbers": numbers},
-    stops=(frozenset({"facts", "at length"}),),
-    cost=16,
+    probes={
+        "facts": probe_facts,
+        "memory": probe_memory,
+        "at length": probe_long_text,
+        "numbers": probe_logprob_numbers,
+    },
+    stop_if_failed=(frozenset({"facts", "at length"}),),
+    request_estimate=16,
 )

@@ -5,11 +5,11 @@ from itertools import pairwise
 from typing import Any
 
 from moebox.core.verdict import Score
-from moebox.verify.answer import NOT_OFFERED, Answer, Token, is_logprob
-from moebox.verify.ask import REFUSALS, Asker, Failed, Skipped, said, skipped_if_refused
+from moebox.verify.answer import NOT_OFFERED, ChatAnswer, TokenLogprob, is_logprob
+from moebox.verify.ask import REJECTED_STATUSES, CheckSession, ProbeFailed, ProbeSkipped, error_text, skip_if_rejected
 from moebox.verify.kinds import STREAMED
-from moebox.verify.rung import Rung, Warned
-from moebox.verify.trials import Trial, draw, trials, wrong
+from moebox.verify.rung import Check, ProbeWarning
+from moebox.verify.trials import TrialOutcome, draw_question, run_trials, server_failure
 
 HOT = 1.8
 WAYS = (False, True, False, True, False, True)  # streamed or not: three of each
@@ -21,31 +21,31 @@ WIDE = "Repeat after me: naïve 東京 🦜"
 OPEN = ("Make up three names, four colours and a sound.", "Repeat after me: 🦜🚀 東京 𝒳𝒴 привет")
 
 
-async def temperature(ask: Asker) -> str | Warned:
+async def probe_temperature(session: CheckSession) -> str | ProbeWarning:
     """Hot answers differ from each other, in streams and whole."""
     sure = True
     for question in OPEN:
-        answers = [await _sampled(ask, _hot(ask, question, stream=way or None)) for way in WAYS]
+        answers = [await _sampled(session, _hot(session, question, stream=way or None)) for way in WAYS]
         if any(_differ(answers, way) for way in (False, True)):
-            return await _in_both_ways(ask, question, answers)
+            return await _in_both_ways(session, question, answers)
         sure = sure and _is_sure(answers[0])
     if sure:
-        raise Skipped("model, not server: it is too sure of its words to tell")
-    return Warned(f"{DRAWS} answers at temperature {HOT} are the same: it is not read, or the model is too sure")
+        raise ProbeSkipped("model, not server: it is too sure of its words to tell")
+    return ProbeWarning(f"{DRAWS} answers at temperature {HOT} are the same: it is not read, or the model is too sure")
 
 
-async def _in_both_ways(ask: Asker, question: str, answers: list[Answer]) -> str | Warned:
+async def _in_both_ways(session: CheckSession, question: str, answers: list[ChatAnswer]) -> str | ProbeWarning:
     """Where those of one way alone differ it is chance, or the other is one in which temperature is not read."""
     for way in (False, True):
         if _differ(answers, way):
             continue
-        more = [await _sampled(ask, _hot(ask, question, stream=way or None)) for _ in WAYS]
+        more = [await _sampled(session, _hot(session, question, stream=way or None)) for _ in WAYS]
         if not _differ([*answers, *more], way):
-            return Warned(f"answers at temperature {HOT} differ, {_ONLY[way]} are all the same")
+            return ProbeWarning(f"answers at temperature {HOT} differ, {_ONLY[way]} are all the same")
     return f"{DRAWS} answers at temperature {HOT} differ"
 
 
-def _is_sure(answer: Answer) -> bool:
+def _is_sure(answer: ChatAnswer) -> bool:
     """The model says that it would hardly ever write anything else."""
     surprise = [-token.logprob for token in answer.tokens]
     return bool(surprise) and sum(surprise) / len(surprise) < SURE
@@ -54,72 +54,80 @@ def _is_sure(answer: Answer) -> bool:
 _ONLY = {False: "and those that are not streamed", True: "and those in streams"}
 
 
-def _differ(answers: Sequence[Answer], stream: bool) -> bool:
+def _differ(answers: Sequence[ChatAnswer], stream: bool) -> bool:
     """Those that came in this way are not all the same."""
     return len({answer.content + answer.reasoning for answer in answers if answer.stream == stream}) > 1
 
 
-async def seed(ask: Asker) -> str | Warned:
+async def probe_seed(session: CheckSession) -> str | ProbeWarning:
     """The same seed gives the same answer."""
     for question in OPEN:
-        same = [await _sampled(ask, _hot(ask, question, seed=7)) for _ in range(2)]
+        same = [await _sampled(session, _hot(session, question, seed=7)) for _ in range(2)]
         if same[0].content + same[0].reasoning != same[1].content + same[1].reasoning:
-            return Warned(f"the same seed gave two answers: {same[0].content[:40]!r} and {same[1].content[:40]!r}")
+            return ProbeWarning(
+                f"the same seed gave two answers: {same[0].content[:40]!r} and {same[1].content[:40]!r}"
+            )
     return "the same seed gave the same answer"
 
 
-def _hot(ask: Asker, question: str, **more: Any) -> dict[str, object]:
-    body: dict[str, object] = ask.body([{"role": "user", "content": question}], max_tokens=24, **more)
+def _hot(session: CheckSession, question: str, **more: Any) -> dict[str, object]:
+    body: dict[str, object] = session.chat_request([{"role": "user", "content": question}], max_tokens=24, **more)
     return body | {"temperature": HOT, "top_p": 1}
 
 
-async def _sampled(ask: Asker, body: dict[str, object]) -> Answer:
-    exchange = await ask.send(body | {"logprobs": True})
-    if exchange.status in REFUSALS:
-        exchange = await ask.send(body)
-    if exchange.status in REFUSALS:
-        raise Skipped(f"refused: HTTP {exchange.status}{said(exchange)}")
-    return ask.read(exchange, stream=bool(body.get("stream")), odd=True)
+async def _sampled(session: CheckSession, body: dict[str, object]) -> ChatAnswer:
+    exchange = await session.post_chat(body | {"logprobs": True})
+    if exchange.status in REJECTED_STATUSES:
+        exchange = await session.post_chat(body)
+    if exchange.status in REJECTED_STATUSES:
+        raise ProbeSkipped(f"refused: HTTP {exchange.status}{error_text(exchange)}")
+    return session.read_answer(exchange, stream=bool(body.get("stream")), allow_marks=True)
 
 
-async def logprobs(ask: Asker) -> Score | Warned:
+async def probe_logprobs(session: CheckSession) -> Score | ProbeWarning:
     """Whole and streamed, they are numbers below zero that belong to the words that came."""
-    first = await ask.send(ask.body(draw(ask, "copy").messages, max_tokens=24, logprobs=True, top_logprobs=2))
-    with skipped_if_refused(NOT_OFFERED):
-        tokens = ask.read(first, stream=False).tokens
+    first = await session.post_chat(
+        session.chat_request(draw_question(session, "copy").messages, max_tokens=24, logprobs=True, top_logprobs=2)
+    )
+    with skip_if_rejected(NOT_OFFERED):
+        tokens = session.read_answer(first, stream=False).tokens
     if not tokens:
-        return Warned("logprobs was taken, and none came")
+        return ProbeWarning("logprobs was taken, and none came")
     if not any(token.top for token in tokens):
-        return Warned("top_logprobs was taken, and none came")
+        return ProbeWarning("top_logprobs was taken, and none came")
     score: Score | None = None
     for stream in (False, True):
 
-        async def attempt(stream: bool = stream) -> Trial:
-            task = draw(ask, "copy")
-            answer = await ask.ask(task, stream=stream, logprobs=True, top_logprobs=2)
-            return wrong(disagreement(answer))
+        async def attempt(stream: bool = stream) -> TrialOutcome:
+            task = draw_question(session, "copy")
+            answer = await session.ask_question(task, stream=stream, logprobs=True, top_logprobs=2)
+            return server_failure(logprob_problem(answer))
 
-        score = await trials(ask, "logprobs" + STREAMED * stream, attempt, ask.options.share(0.34))
+        score = await run_trials(session, "logprobs" + STREAMED * stream, attempt, session.options.trial_share(0.34))
     if score is None:
-        raise Failed("nothing was asked")
+        raise ProbeFailed("nothing was asked")
     return score
 
 
-async def logprobs_at_a_stop(ask: Asker) -> str | Warned:
+async def probe_logprobs_at_stop(session: CheckSession) -> str | ProbeWarning:
     """They end where a stop string ends the text, and spell letters outside ASCII by their bytes."""
-    asked = ask.body(draw(ask, "count", start=1, end=30).messages, max_tokens=256, logprobs=True, stop=[STOP])
-    exchange = await ask.send(asked)
-    with skipped_if_refused(NOT_OFFERED):
-        stopped = ask.read(exchange, stream=False)
-    ask.tally.add("logprobs", beyond(stopped, STOP))
-    wide = await ask.chat([{"role": "user", "content": WIDE}], max_tokens=64, logprobs=True, odd=True)
+    asked = session.chat_request(
+        draw_question(session, "count", start=1, end=30).messages, max_tokens=256, logprobs=True, stop=[STOP]
+    )
+    exchange = await session.post_chat(asked)
+    with skip_if_rejected(NOT_OFFERED):
+        stopped = session.read_answer(exchange, stream=False)
+    session.failures.add("logprobs", tokens_after_stop(stopped, STOP))
+    wide = await session.chat([{"role": "user", "content": WIDE}], max_tokens=64, logprobs=True, allow_marks=True)
     spelled = _spelled(wide.tokens)
     if wide.tokens and wide.content.strip() not in spelled:
-        return Warned(f"log-probabilities of letters outside ASCII spell {spelled[:40]!r}, not {wide.content[:40]!r}")
+        return ProbeWarning(
+            f"log-probabilities of letters outside ASCII spell {spelled[:40]!r}, not {wide.content[:40]!r}"
+        )
     return "they end with the text"
 
 
-def beyond(answer: Answer, stop: str) -> str:
+def tokens_after_stop(answer: ChatAnswer, stop: str) -> str:
     """ "" or the first token that begins after the stop string; the one that completes it may reach further."""
     ended = answer.content.rstrip()
     spelled = ""
@@ -130,7 +138,7 @@ def beyond(answer: Answer, stop: str) -> str:
     return ""
 
 
-def disagreement(answer: Answer) -> str:
+def logprob_problem(answer: ChatAnswer) -> str:
     """ "" or how tokens and text disagree."""
     if not answer.tokens:
         return "no log-probabilities came this time"
@@ -141,13 +149,13 @@ def disagreement(answer: Answer) -> str:
         return f"the tokens spell {spelled[:60]!r}, the text is {answer.content[:60]!r}"
     if odd := next(filter(None, map(_unranked, answer.tokens)), ""):
         return odd
-    made = answer.count("completion")
+    made = answer.token_count("completion")
     if made is not None and len(answer.tokens) > made + 1:
         return f"{len(answer.tokens)} tokens have log-probabilities, usage counts {made}"
     return ""
 
 
-def _unranked(token: Token) -> str:
+def _unranked(token: TokenLogprob) -> str:
     """ "" or what is wrong with the likeliest tokens in this one's place; at temperature 0 it is the first of them."""
     if not token.top:
         return ""
@@ -162,24 +170,24 @@ def _unranked(token: Token) -> str:
     return ""
 
 
-def _spelled(tokens: tuple[Token, ...]) -> str:
+def _spelled(tokens: tuple[TokenLogprob, ...]) -> str:
     """The text of the tokens, by their bytes where these are given."""
     raw = b"".join(bytes(token.data) if _is_bytes(token) else token.text.encode(errors="replace") for token in tokens)
     return raw.decode(errors="replace")
 
 
-def _is_bytes(token: Token) -> bool:
+def _is_bytes(token: TokenLogprob) -> bool:
     return bool(token.data) and all(0 <= part < 256 for part in token.data)
 
 
-RUNG = Rung(
+CHECK = Check(
     name="sampling",
     about="temperature, seed, and log-probabilities that belong to the text",
     probes={
-        "temperature": temperature,
-        "seed": seed,
-        "logprobs": logprobs,
-        "logprobs at a stop": logprobs_at_a_stop,
+        "temperature": probe_temperature,
+        "seed": probe_seed,
+        "logprobs": probe_logprobs,
+        "logprobs at a stop": probe_logprobs_at_stop,
     },
-    cost=18,
+    request_estimate=18,
 )

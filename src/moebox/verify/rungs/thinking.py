@@ -1,53 +1,53 @@
 """thinking: reasoning apart from content, on and off, in a stream and not; a schema holds after it too."""
 
-from moebox.phantom.tasks import Reply
-from moebox.verify.answer import Answer
-from moebox.verify.ask import Asker, Failed, Skipped
+from moebox.phantom.tasks import ModelReply
+from moebox.verify.answer import ChatAnswer
+from moebox.verify.ask import CheckSession, ProbeFailed, ProbeSkipped
 from moebox.verify.kinds import STREAMED
-from moebox.verify.rung import Rung
-from moebox.verify.rungs.json_modes import constrained
-from moebox.verify.trials import Questions, Trial, draw, right_if, trials, wrong
+from moebox.verify.rung import Check
+from moebox.verify.rungs.json_modes import json_attempt
+from moebox.verify.trials import QuestionAttempt, TrialOutcome, draw_question, pass_if, run_trials, server_failure
 
 LEAST_SHARED = 30  # characters of reasoning that stand in the answer too before they are a leak
 
 
-async def apart(ask: Asker) -> str:
+async def probe_separation(session: CheckSession) -> str:
     """Asked to think, it thinks, and the answer stands apart from that."""
-    return await _apart(ask, stream=False)
+    return await _apart(session, stream=False)
 
 
-async def apart_in_a_stream(ask: Asker) -> str:
+async def probe_separation_in_stream(session: CheckSession) -> str:
     """The same in a stream: first the thoughts, then the answer."""
-    return await _apart(ask, stream=True)
+    return await _apart(session, stream=True)
 
 
-async def _apart(ask: Asker, *, stream: bool) -> str:
+async def _apart(session: CheckSession, *, stream: bool) -> str:
     lengths: list[int] = []
 
-    async def attempt() -> Trial:
-        task = draw(ask, "sums", thinking=True)
-        answer = await ask.ask(task, stream=stream)
-        _thought(ask, answer)
+    async def attempt() -> TrialOutcome:
+        task = draw_question(session, "sums", thinking=True)
+        answer = await session.ask_question(task, stream=stream)
+        _thought(session, answer)
         lengths.append(len(answer.reasoning))
-        return wrong(mixed(answer))
+        return server_failure(mixed_reasoning(answer))
 
-    await trials(ask, "reasoning" + STREAMED * stream, attempt, ask.options.share(0.67))
-    asked = Questions(ask, lambda: draw(ask, "sums", thinking=True), stream=stream)
-    await trials(ask, "answer" + STREAMED * stream, asked, ask.options.share(0.34))
+    await run_trials(session, "reasoning" + STREAMED * stream, attempt, session.options.trial_share(0.67))
+    asked = QuestionAttempt(session, lambda: draw_question(session, "sums", thinking=True), stream=stream)
+    await run_trials(session, "answer" + STREAMED * stream, asked, session.options.trial_share(0.34))
     return f"{lengths[-1]} characters of reasoning"
 
 
-def mixed(answer: Answer) -> str:
+def mixed_reasoning(answer: ChatAnswer) -> str:
     """ "" or how reasoning and answer run into each other."""
     thought, said = answer.reasoning.strip(), answer.content.strip()
-    if not said and not answer.calls and answer.finish == "stop":
+    if not said and not answer.calls and answer.finish_reason == "stop":
         return f"only reasoning came, no answer: …{thought[-60:]!r}"
     if len(thought) >= LEAST_SHARED and thought[:LEAST_SHARED] in said:
         return f"the reasoning stands in the answer too: {said[:80]!r}"
     return "" if answer.reasoning_first else "reasoning and content alternate in the stream"
 
 
-def spilled(thinking: Reply, plain: Reply) -> str:
+def spilled_reasoning(thinking: ModelReply, plain: ModelReply) -> str:
     """ "" or how an answer begins with thoughts that belong apart, by what is said to the same without thinking."""
     long, end = thinking.content.strip(), plain.content.strip()
     more = len(long) - len(end)
@@ -56,62 +56,62 @@ def spilled(thinking: Reply, plain: Reply) -> str:
     return f"thoughts stand in the answer, with no reasoning apart: {long[:60]!r}" if long.endswith(end) else ""
 
 
-def kept_on(ask: Asker) -> str:
+def reason_thinking_stays_on(session: CheckSession) -> str:
     """ "" or why thinking cannot be turned off from here."""
-    if not ask.template_arguments:
+    if not session.accepts_template_arguments:
         return "the server takes no chat_template_kwargs, so thinking cannot be turned off from here"
-    if ask.options.thinking == "no":
+    if session.options.thinking == "no":
         return "this model is not expected to think"
-    return "this model always thinks" if "thinking" in ask.endpoint.model.lower() else ""
+    return "this model always thinks" if "thinking" in session.endpoint.model.lower() else ""
 
 
-async def off(ask: Asker) -> None:
+async def probe_thinking_off(session: CheckSession) -> None:
     """Asked not to think, it does not, in a stream and without, though it was asked to just before."""
-    if why := kept_on(ask):
-        raise Skipped(why)
+    if why := reason_thinking_stays_on(session):
+        raise ProbeSkipped(why)
     for stream in (False, True):
 
-        async def attempt(stream: bool = stream) -> Trial:
-            if ask.thinks:
-                await ask.ask(draw(ask, "sums", thinking=True), stream=stream)
-            answer = await ask.ask(draw(ask, "sums"), stream=stream)
+        async def attempt(stream: bool = stream) -> TrialOutcome:
+            if session.model_thinks:
+                await session.ask_question(draw_question(session, "sums", thinking=True), stream=stream)
+            answer = await session.ask_question(draw_question(session, "sums"), stream=stream)
             if answer.reasoning.strip() and not answer.content.strip():
-                return wrong("thinking is off, and the whole answer lands in the reasoning field")
-            return right_if(not answer.reasoning.strip(), "thinking is off, yet reasoning came")
+                return server_failure("thinking is off, and the whole answer lands in the reasoning field")
+            return pass_if(not answer.reasoning.strip(), "thinking is off, yet reasoning came")
 
-        await trials(ask, "reasoning" + STREAMED * stream, attempt, ask.options.share(0.34))
-        asked = Questions(ask, lambda: draw(ask, "sums"), stream=stream)
-        await trials(ask, "answer" + STREAMED * stream, asked, ask.options.share(0.17))
+        await run_trials(session, "reasoning" + STREAMED * stream, attempt, session.options.trial_share(0.34))
+        asked = QuestionAttempt(session, lambda: draw_question(session, "sums"), stream=stream)
+        await run_trials(session, "answer" + STREAMED * stream, asked, session.options.trial_share(0.17))
 
 
-async def schema_after_thinking(ask: Asker) -> None:
+async def probe_schema_after_thinking(session: CheckSession) -> None:
     """A JSON schema binds the answer that follows the thoughts."""
-    ask.need_thinking()
+    session.require_thinking()
     for stream in (False, True):
-        asked = constrained(ask, "json_schema", thinking=True, stream=stream)
-        await trials(ask, "json" + STREAMED * stream, asked, ask.options.share(0.34))
+        asked = json_attempt(session, "json_schema", thinking=True, stream=stream)
+        await run_trials(session, "json" + STREAMED * stream, asked, session.options.trial_share(0.34))
 
 
-def _thought(ask: Asker, answer: Answer) -> None:
+def _thought(session: CheckSession, answer: ChatAnswer) -> None:
     """Failed or Skipped when no reasoning came."""
     if answer.reasoning.strip():
-        ask.thinks = True
+        session.model_thinks = True
         return
-    if ask.options.thinking == "no":
-        raise Skipped("this model is not expected to think")
-    if ask.options.thinking == "yes" or ask.thinks:
-        raise Failed("asked to think, but no reasoning came")
-    raise Skipped("no reasoning came when asked for: a model that does not think, or a missing reasoning parser")
+    if session.options.thinking == "no":
+        raise ProbeSkipped("this model is not expected to think")
+    if session.options.thinking == "yes" or session.model_thinks:
+        raise ProbeFailed("asked to think, but no reasoning came")
+    raise ProbeSkipped("no reasoning came when asked for: a model that does not think, or a missing reasoning parser")
 
 
-RUNG = Rung(
+CHECK = Check(
     name="thinking",
     about="reasoning apart from the answer, on and off",
     probes={
-        "apart": apart,
-        "apart in a stream": apart_in_a_stream,
-        "off": off,
-        "schema after thinking": schema_after_thinking,
+        "apart": probe_separation,
+        "apart in a stream": probe_separation_in_stream,
+        "off": probe_thinking_off,
+        "schema after thinking": probe_schema_after_thinking,
     },
-    cost=52,
+    request_estimate=52,
 )

@@ -3,13 +3,13 @@
 import json
 from typing import Any
 
-from moebox.verify.answer import Answer
-from moebox.verify.ask import Asker, Failed, said
-from moebox.verify.breach import strict_json
-from moebox.verify.trials import draw, need_answer
+from moebox.verify.answer import ChatAnswer
+from moebox.verify.ask import CheckSession, ProbeFailed, error_text
+from moebox.verify.breach import parse_strict_json
+from moebox.verify.trials import draw_question, require_answer
 
 
-def turn(answer: Answer) -> dict[str, object]:
+def calls_turn(answer: ChatAnswer) -> dict[str, object]:
     """The assistant's turn that made these calls, as clients send it back."""
     calls = [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
@@ -20,7 +20,7 @@ def turn(answer: Answer) -> dict[str, object]:
     return said | thought | {"tool_calls": calls}
 
 
-def results(answer: Answer, result: Any, *, named: bool = True) -> list[dict[str, object]]:
+def result_turns(answer: ChatAnswer, result: Any, *, named: bool = True) -> list[dict[str, object]]:
     """The same result for each call; `named` as some templates like it, for OpenAI's SDKs send no name."""
     content = json.dumps(result)
     rows: list[dict[str, object]] = [
@@ -29,24 +29,24 @@ def results(answer: Answer, result: Any, *, named: bool = True) -> list[dict[str
     return rows if named else [{key: row[key] for key in row if key != "name"} for row in rows]
 
 
-async def malformed(ask: Asker) -> str:
+async def probe_malformed_history(session: CheckSession) -> str:
     """Broken arguments, a result for a call that never was, a call without a name: each gets some answer."""
     seen = []
     for title, turns in _histories().items():
-        task = draw(ask, "tool_call")
-        request = ask.body([*turns, *task.messages], tools=list(task.tools), max_tokens=32)
-        exchange = await ask.client.post(f"{ask.endpoint.base_url}/chat/completions", request)
-        ask.keep(exchange)
+        task = draw_question(session, "tool_call")
+        request = session.chat_request([*turns, *task.messages], tools=list(task.tools), max_tokens=32)
+        exchange = await session.client.post(f"{session.endpoint.base_url}/chat/completions", request)
+        session.keep_evidence(exchange)
         if exchange.error:
-            raise Failed(f"{title}: {exchange.error}")
+            raise ProbeFailed(f"{title}: {exchange.error}")
         try:
-            strict_json(exchange.response)
+            parse_strict_json(exchange.response)
         except ValueError:
-            raise Failed(f"{title}: HTTP {exchange.status} with something that is not JSON") from None
-        failed = f"{title}: HTTP {exchange.status} for a client's mistake{said(exchange)}"
-        ask.tally.need("errors", exchange.status < 500, failed)
+            raise ProbeFailed(f"{title}: HTTP {exchange.status} with something that is not JSON") from None
+        failed = f"{title}: HTTP {exchange.status} for a client's mistake{error_text(exchange)}"
+        session.failures.expect("errors", exchange.status < 500, failed)
         seen.append(str(exchange.status))
-        await need_answer(ask, f"{title}: the next, ordinary question got an empty answer")
+        await require_answer(session, f"{title}: the next, ordinary question got an empty answer")
     return f"answered {', '.join(seen)}"
 
 

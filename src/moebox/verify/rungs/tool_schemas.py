@@ -4,16 +4,16 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from moebox.verify.answer import Answer
-from moebox.verify.ask import REFUSALS, Asker, Failed, Skipped
-from moebox.verify.breach import strict_json
+from moebox.verify.answer import ChatAnswer
+from moebox.verify.ask import REJECTED_STATUSES, CheckSession, ProbeFailed, ProbeSkipped
+from moebox.verify.breach import parse_strict_json
 from moebox.verify.kinds import STREAMED
-from moebox.verify.rung import Warned
-from moebox.verify.rungs.json_modes import misfit
+from moebox.verify.rung import ProbeWarning
+from moebox.verify.rungs.json_modes import schema_violation
 from moebox.verify.rungs.turns import PADDING
 
 Schema = Mapping[str, Any]
-ROOM = 128  # tokens for a call; the longest but one here takes some eighty
+CALL_TOKENS = 128  # tokens for a call; the longest but one here takes some eighty
 LEAST_SHARED = 4  # letters of a name
 LONG = "write_file"  # the tool with a long argument, and the room that it takes
 LONG_ROOM = 768
@@ -82,11 +82,11 @@ SHAPES: tuple[tuple[str, str, Schema], ...] = (
 )
 
 
-class _Calls:
+class _ForcedCalls:
     """Forced calls so far: how many fit their schemas, and the first that another value slipped into."""
 
-    def __init__(self, ask: Asker) -> None:
-        self.ask = ask
+    def __init__(self, session: CheckSession) -> None:
+        self.session = session
         self.kept = self.made = 0
         self.changed = ""
 
@@ -97,34 +97,34 @@ class _Calls:
 
     def add(self, name: str, arguments: str, schema: Schema, stream: bool) -> None:
         """Judge one call."""
-        why, unfit = ill_formed(arguments, schema), misfit(arguments, schema)
-        self.ask.tally.add("tool-call" + STREAMED * stream, why, where=name)
+        why, unfit = argument_problem(arguments, schema), schema_violation(arguments, schema)
+        self.session.failures.add("tool-call" + STREAMED * stream, why, where=name)
         self.made += 1
         self.kept += not unfit
         if unfit and not why:
             self.changed = self.changed or f"{name}: {unfit}"
 
 
-async def shapes(ask: Asker) -> str | Warned:
+async def probe_argument_shapes(session: CheckSession) -> str | ProbeWarning:
     """Forced calls of tools with nested, optional and no arguments: whatever the model says, the form is right."""
-    calls = _Calls(ask)
+    calls = _ForcedCalls(session)
     for number, (name, question, schema) in enumerate(SHAPES):
-        ask.trial = (number + 1, len(SHAPES))
+        session.trial_progress = (number + 1, len(SHAPES))
         if name != LONG or calls.held:  # a long argument takes long, and is judged only where schemas are held to
-            await _both(ask, calls, name, question, schema)
+            await _both(session, calls, name, question, schema)
     told = f"{calls.kept} of {calls.made} calls fit their schemas"
-    return Warned(f"{calls.changed}; {told}") if calls.changed and calls.held else told
+    return ProbeWarning(f"{calls.changed}; {told}") if calls.changed and calls.held else told
 
 
-async def _both(ask: Asker, calls: _Calls, name: str, question: str, schema: Schema) -> None:
+async def _both(session: CheckSession, calls: _ForcedCalls, name: str, question: str, schema: Schema) -> None:
     """The call whole and streamed, a long one streamed only; what is too long to be judged is so in a stream too."""
     for stream in (True,) if name == LONG else (False, True):
-        answer = await _forced(ask, name, question, schema, stream)
-        if answer.finish == "length":
+        answer = await _forced(session, name, question, schema, stream)
+        if answer.finish_reason == "length":
             return
         for call in answer.calls:
             why = f"{name} was named and came as {call.name}" if _mangled(call.name, name) else ""
-            ask.tally.add("tool-call" + STREAMED * stream, why)
+            session.failures.add("tool-call" + STREAMED * stream, why)
             calls.add(name, call.arguments, schema, stream)
 
 
@@ -134,27 +134,27 @@ def _mangled(came: str, name: str) -> bool:
     return came != name and len(bare) >= LEAST_SHARED and (bare in whole or whole in bare)
 
 
-async def _forced(ask: Asker, name: str, question: str, schema: Schema, stream: bool) -> Answer:
+async def _forced(session: CheckSession, name: str, question: str, schema: Schema, stream: bool) -> ChatAnswer:
     function = {"name": name, "description": question, "parameters": schema}
     try:
-        return await ask.chat(
+        return await session.chat(
             [{"role": "user", "content": question}],
             tools=[{"type": "function", "function": function}],
             tool_choice={"type": "function", "function": {"name": name}},
-            max_tokens=LONG_ROOM if name == LONG else ROOM,
+            max_tokens=LONG_ROOM if name == LONG else CALL_TOKENS,
             stream=stream or None,
-            odd=True,
+            allow_marks=True,
         )
-    except Failed as problem:
-        if problem.status in REFUSALS:
-            raise Skipped(f"the server does not take such tools: {problem}") from None
+    except ProbeFailed as problem:
+        if problem.status in REJECTED_STATUSES:
+            raise ProbeSkipped(f"the server does not take such tools: {problem}") from None
         raise
 
 
-def ill_formed(arguments: str, schema: Schema) -> str:
+def argument_problem(arguments: str, schema: Schema) -> str:
     """ "" or what a parser made of arguments that no model writes so: no JSON, no object, a value inside a string."""
     try:
-        given = strict_json(arguments)
+        given = parse_strict_json(arguments)
     except ValueError as problem:
         return f"arguments that are not JSON ({problem}): {arguments[:60]!r}"
     if not isinstance(given, dict):
@@ -218,7 +218,7 @@ def _read(text: str) -> object:
     if text in _PYTHON:
         return _PYTHON[text]
     try:
-        value: object = strict_json(text)
+        value: object = parse_strict_json(text)
     except ValueError:
         return text
     return value

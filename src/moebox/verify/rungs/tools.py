@@ -7,31 +7,42 @@ from typing import Any
 
 from moebox.core import registry
 from moebox.core.verdict import Score
-from moebox.phantom.tasks import Call, Task
-from moebox.verify.answer import Answer
-from moebox.verify.ask import REFUSALS, Asker, Failed, Skipped, skipped_if_refused
+from moebox.phantom.tasks import Question, ToolCall
+from moebox.verify.answer import ChatAnswer
+from moebox.verify.ask import REJECTED_STATUSES, CheckSession, ProbeFailed, ProbeSkipped, skip_if_rejected
 from moebox.verify.kinds import STREAMED
-from moebox.verify.rung import Rung, Warned
+from moebox.verify.rung import Check, ProbeWarning
 from moebox.verify.rungs import tool_history, tool_schemas
-from moebox.verify.rungs.json_modes import misfit
-from moebox.verify.rungs.turns import or_skipped
-from moebox.verify.trials import Attempt, Questions, Trial, asking, both, draw, judge, right_if, trials, wrong
+from moebox.verify.rungs.json_modes import schema_violation
+from moebox.verify.rungs.turns import chat_or_skip
+from moebox.verify.trials import (
+    Attempt,
+    QuestionAttempt,
+    TrialOutcome,
+    draw_question,
+    family_attempt,
+    judge_answer,
+    pass_if,
+    run_both_modes,
+    run_trials,
+    server_failure,
+)
 
 LEAST_TOLD = 8  # characters of arguments that stand in no text by chance
 KIMI_ID = re.compile(r"functions\.(?P<name>.+):(?P<index>\d+)")
 
 
-async def whole(ask: Asker) -> Score:
+async def probe_whole_call(session: CheckSession) -> Score:
     """Left to choose, it calls the right tool, and the arguments fit its schema."""
-    return await trials(ask, "tool-call", calling(ask))
+    return await run_trials(session, "tool-call", call_attempt(session))
 
 
-async def streamed(ask: Asker) -> Score:
+async def probe_streamed_call(session: CheckSession) -> Score:
     """Streamed arguments assemble to the whole of them."""
-    return await trials(ask, "tool-call" + STREAMED, calling(ask, stream=True))
+    return await run_trials(session, "tool-call" + STREAMED, call_attempt(session, stream=True))
 
 
-def schema_fault(task: Task, answer: Answer) -> str:
+def call_problem(task: Question, answer: ChatAnswer) -> str:
     """ "" when there are calls, of tools on offer, with arguments that fit, under ids of their own."""
     offered = {tool["function"]["name"]: tool["function"]["parameters"] for tool in task.tools}
     if not answer.calls:
@@ -49,11 +60,11 @@ def _id_fault(ids: list[str]) -> str:
     return "" if unique else f"ids {ids} are not one of its own for each call"
 
 
-def _call_fault(call: Call, offered: Mapping[str, Any]) -> str:
+def _call_fault(call: ToolCall, offered: Mapping[str, Any]) -> str:
     """ "" for a call of a tool on offer with arguments that fit its schema."""
     if call.name not in offered:
         return f"called {call.name!r}, which is not on offer"
-    why = misfit(call.arguments, offered[call.name])
+    why = schema_violation(call.arguments, offered[call.name])
     return f"arguments of {call.name}: {why}" if why else ""
 
 
@@ -63,194 +74,217 @@ def _is_told(arguments: str, content: str) -> bool:
     return len(bare) >= LEAST_TOLD and bare in text
 
 
-def calling(ask: Asker, family: str = "tool_call", *, stream: bool = False, **more: Any) -> Questions:
+def call_attempt(
+    session: CheckSession, family: str = "tool_call", *, stream: bool = False, **more: Any
+) -> QuestionAttempt:
     """Attempts that must end in valid and right calls."""
 
-    def fresh() -> Task:
-        task = draw(ask, family)
+    def fresh() -> Question:
+        task = draw_question(session, family)
         while _repeats(task):
-            task = draw(ask, family)
+            task = draw_question(session, family)
         return task
 
-    return Questions(ask, fresh, judge=right_calls, stream=stream, **more)
+    return QuestionAttempt(session, fresh, judge=judge_calls, stream=stream, **more)
 
 
-def right_calls(task: Task, answer: Answer) -> str:
+def judge_calls(task: Question, answer: ChatAnswer) -> str:
     """The calls that were asked for, and valid."""
-    return schema_fault(task, answer) or judge(task, answer)
+    return call_problem(task, answer) or judge_answer(task, answer)
 
 
-def _repeats(task: Task) -> bool:
+def _repeats(task: Question) -> bool:
     """The same call is wanted twice: answering it once would be right too."""
     wanted = [json.dumps(call) for call in task.expect]
     return len(set(wanted)) < len(wanted)
 
 
-async def parallel(ask: Asker) -> Score:
+async def probe_parallel_calls(session: CheckSession) -> Score:
     """Several calls in one answer, whole and streamed."""
     # OpenAI's default is true; llama.cpp's is false; some servers know no such switch
-    asked = draw(ask, "tool_parallel")
-    body = ask.body(asked.messages, tools=list(asked.tools), max_tokens=16, parallel_tool_calls=True)
-    taken = (await ask.send(body)).status not in REFUSALS
+    asked = draw_question(session, "tool_parallel")
+    body = session.chat_request(asked.messages, tools=list(asked.tools), max_tokens=16, parallel_tool_calls=True)
+    taken = (await session.post_chat(body)).status not in REJECTED_STATUSES
 
     def make(*, stream: bool) -> Attempt:
-        return calling(ask, "tool_parallel", parallel_tool_calls=True if taken else None, stream=stream)
+        return call_attempt(session, "tool_parallel", parallel_tool_calls=True if taken else None, stream=stream)
 
-    return await both(ask, "tool-call", make, ask.options.share(0.75))
+    return await run_both_modes(session, "tool-call", make, session.options.trial_share(0.75))
 
 
-async def not_needed(ask: Asker) -> Score:
+async def probe_unneeded_tools(session: CheckSession) -> Score:
     """Tools on offer are left alone when the question needs none."""
-    return await both(ask, "answer", lambda stream: asking(ask, "tool_none", stream=stream), ask.options.share(0.25))
+    return await run_both_modes(
+        session,
+        "answer",
+        lambda stream: family_attempt(session, "tool_none", stream=stream),
+        session.options.trial_share(0.25),
+    )
 
 
-async def choice_none(ask: Asker) -> Warned | None:
+async def probe_choice_none(session: CheckSession) -> ProbeWarning | None:
     """tool_choice none: no call, even when the question begs for one, and none written into the text."""
     said = ""
 
-    async def attempt(stream: bool) -> Trial:
+    async def attempt(stream: bool) -> TrialOutcome:
         nonlocal said
-        task = draw(ask, "tool_call")
-        answer = await ask.ask(task, tool_choice="none", max_tokens=64, odd=True, stream=stream)
+        task = draw_question(session, "tool_call")
+        answer = await session.ask_question(task, tool_choice="none", max_tokens=64, allow_marks=True, stream=stream)
         if answer.calls:
-            return wrong(f"tool_choice is none, yet {answer.calls[0].name} was called")
-        if answer.leak and not said:
-            said = await _shown(ask, task, answer)
-        return wrong("")
+            return server_failure(f"tool_choice is none, yet {answer.calls[0].name} was called")
+        if answer.leaked_mark and not said:
+            said = await _shown(session, task, answer)
+        return server_failure("")
 
-    await trials(ask, "tool-choice", lambda: attempt(False), ask.options.share(0.34))
-    await trials(ask, "tool-choice" + STREAMED, lambda: attempt(True), ask.options.share(0.25))
-    return Warned(said) if said else None
+    await run_trials(session, "tool-choice", lambda: attempt(False), session.options.trial_share(0.34))
+    await run_trials(session, "tool-choice" + STREAMED, lambda: attempt(True), session.options.trial_share(0.25))
+    return ProbeWarning(said) if said else None
 
 
-async def _shown(ask: Asker, task: Task, answer: Answer) -> str:
+async def _shown(session: CheckSession, task: Question, answer: ChatAnswer) -> str:
     """Why a call stands in the text where none may be made; Failed where a setting of the server helps."""
-    bare = await ask.ask(task, tools=None, max_tokens=64, odd=True)
-    if bare.leak:
-        return f"{bare.leak} in the text even with no tool on offer: a habit of the model, not of the server"
-    if _tools_under_none(ask.engine) == "shown":
-        return f"{answer.leak} in the text: {ask.engine} shows tools to the model even under none"
-    hint = _hiding(ask.engine)
-    raise Failed(f"{answer.leak} in the text: the model was shown tools that it may not call{hint}")
+    bare = await session.ask_question(task, tools=None, max_tokens=64, allow_marks=True)
+    if bare.leaked_mark:
+        return f"{bare.leaked_mark} in the text even with no tool on offer: a habit of the model, not of the server"
+    if _tools_under_none(session.engine) == "shown":
+        return f"{answer.leaked_mark} in the text: {session.engine} shows tools to the model even under none"
+    hint = _hiding(session.engine)
+    raise ProbeFailed(f"{answer.leaked_mark} in the text: the model was shown tools that it may not call{hint}")
 
 
-async def choice_required(ask: Asker) -> Score | Warned:
+async def probe_choice_required(session: CheckSession) -> Score | ProbeWarning:
     """tool_choice required: a call comes, even where the question needs none."""
-    score = await _honoured(ask, "required", lambda stream: calling(ask, tool_choice="required", stream=stream))
-    answer = await ask.ask(draw(ask, "tool_none"), tool_choice="required", odd=True, max_tokens=tool_schemas.ROOM)
-    if answer.calls or answer.finish == "length":  # a call that grew too long to be judged
+    score = await _honoured(
+        session, "required", lambda stream: call_attempt(session, tool_choice="required", stream=stream)
+    )
+    answer = await session.ask_question(
+        draw_question(session, "tool_none"),
+        tool_choice="required",
+        allow_marks=True,
+        max_tokens=tool_schemas.CALL_TOKENS,
+    )
+    if answer.calls or answer.finish_reason == "length":  # a call that grew too long to be judged
         return score
-    return Warned(f"tool_choice is required, yet a question that needs no tool got none: {answer.content[:60]!r}")
+    return ProbeWarning(f"tool_choice is required, yet a question that needs no tool got none: {answer.content[:60]!r}")
 
 
-async def choice_named(ask: Asker) -> Score:
+async def probe_choice_named(session: CheckSession) -> Score:
     """tool_choice by name: that tool is called."""
 
     def make(stream: bool) -> Attempt:
-        return Questions(ask, lambda: draw(ask, "tool_call"), judge=_named, stream=stream, settings=_choice)
+        return QuestionAttempt(
+            session, lambda: draw_question(session, "tool_call"), judge=_named, stream=stream, settings=_choice
+        )
 
-    return await _honoured(ask, "by name", make)
+    return await _honoured(session, "by name", make)
 
 
-def _choice(task: Task) -> dict[str, object]:
+def _choice(task: Question) -> dict[str, object]:
     return {"tool_choice": {"type": "function", "function": {"name": task.expect[0][0]}}}
 
 
-def _named(task: Task, answer: Answer) -> str:
+def _named(task: Question, answer: ChatAnswer) -> str:
     name = task.expect[0][0]
     if [call.name for call in answer.calls] != [name]:
         return f"{name} was named, called was {[call.name for call in answer.calls] or 'nothing'}"
-    return schema_fault(task, answer)
+    return call_problem(task, answer)
 
 
-async def _honoured(ask: Asker, choice: str, make: Any) -> Score:
+async def _honoured(session: CheckSession, choice: str, make: Any) -> Score:
     def taken(stream: bool) -> Attempt:
         attempt = make(stream)
 
-        async def asked() -> Trial:
-            with skipped_if_refused(f"the server does not take tool_choice {choice}"):
-                result: Trial = await attempt()
+        async def asked() -> TrialOutcome:
+            with skip_if_rejected(f"the server does not take tool_choice {choice}"):
+                result: TrialOutcome = await attempt()
             return result
 
         return asked
 
-    return await both(ask, "tool-choice", lambda stream: taken(stream), ask.options.share(0.75))
+    return await run_both_modes(session, "tool-choice", lambda stream: taken(stream), session.options.trial_share(0.75))
 
 
-async def with_a_form(ask: Asker) -> str | Warned:
+async def probe_response_format(session: CheckSession) -> str | ProbeWarning:
     """response_format binds the answer, tools on offer or not; until then tools can be called."""
-    task = draw(ask, "tool_call")
+    task = draw_question(session, "tool_call")
     schema = {"type": "object", "properties": {"answer": {"type": "string"}}, "required": ["answer"]}
     form = {"type": "json_schema", "json_schema": {"name": "final", "schema": schema}}
-    answer = await or_skipped(ask, list(task.messages), tools=list(task.tools), response_format=form)
-    if answer.calls or not (await ask.ask(task)).calls:
-        return await _bound(ask, form, schema) or f"{len(answer.calls)} call"
-    return Warned(f"with a response_format no tool is called: {answer.content[:60]!r}")
+    answer = await chat_or_skip(session, list(task.messages), tools=list(task.tools), response_format=form)
+    if answer.calls or not (await session.ask_question(task)).calls:
+        return await _bound(session, form, schema) or f"{len(answer.calls)} call"
+    return ProbeWarning(f"with a response_format no tool is called: {answer.content[:60]!r}")
 
 
-async def _bound(ask: Asker, form: Mapping[str, object], schema: Mapping[str, object]) -> Warned | None:
+async def _bound(
+    session: CheckSession, form: Mapping[str, object], schema: Mapping[str, object]
+) -> ProbeWarning | None:
     """Where no tool is needed, the answer fits the schema with tools on offer, if it does without them."""
-    task = draw(ask, "tool_none")
-    said = await or_skipped(ask, list(task.messages), tools=list(task.tools), response_format=form)
-    why = "" if said.calls or said.finish == "length" else misfit(said.content, schema)
+    task = draw_question(session, "tool_none")
+    said = await chat_or_skip(session, list(task.messages), tools=list(task.tools), response_format=form)
+    why = "" if said.calls or said.finish_reason == "length" else schema_violation(said.content, schema)
     if not why:
         return None
-    alone = await or_skipped(ask, list(task.messages), response_format=form)
-    held = not misfit(alone.content, schema)
-    return Warned(f"with tools on offer a response_format is not held to: {why}") if held else None
+    alone = await chat_or_skip(session, list(task.messages), response_format=form)
+    held = not schema_violation(alone.content, schema)
+    return ProbeWarning(f"with tools on offer a response_format is not held to: {why}") if held else None
 
 
-async def ids(ask: Asker) -> str:
+async def probe_call_ids(session: CheckSession) -> str:
     """Kimi's ids are functions.NAME:INDEX; its template expects them back in the history."""
-    task = draw(ask, "tool_call")
-    answer = await ask.ask(task)
+    task = draw_question(session, "tool_call")
+    answer = await session.ask_question(task)
     if not answer.calls:
-        raise Skipped("no tool was called")
+        raise ProbeSkipped("no tool was called")
     call = answer.calls[0]
     form = KIMI_ID.fullmatch(call.id)
     if form and form["name"] == call.name:
         return call.id
-    if ask.is_kimi and ask.engine in registry.names() and registry.traits(ask.engine).own_call_ids:
-        raise Failed(f"id {call.id!r} instead of functions.{call.name}:0; the history will confuse the model")
-    raise Skipped(f"ids look like {call.id[:40]!r}: this server has its own")
+    if session.is_kimi and session.engine in registry.names() and registry.traits(session.engine).own_call_ids:
+        raise ProbeFailed(f"id {call.id!r} instead of functions.{call.name}:0; the history will confuse the model")
+    raise ProbeSkipped(f"ids look like {call.id[:40]!r}: this server has its own")
 
 
-async def and_back(ask: Asker) -> Score:
+async def probe_result_use(session: CheckSession) -> Score:
     """The server's own call, with a result fed back under its own id, leads to an answer that uses it."""
-    secret = f"{ask.rng.randint(100, 999)}"
+    secret = f"{session.rng.randint(100, 999)}"
 
-    async def attempt() -> Trial:
-        task = draw(ask, "tool_call")
-        answer = await ask.ask(task)
+    async def attempt() -> TrialOutcome:
+        task = draw_question(session, "tool_call")
+        answer = await session.ask_question(task)
         if not answer.calls:
-            return Trial(why=f"no tool was called: {answer.content[:80]}", whose="model")
-        back = tool_history.results(answer, {"result": secret}, named=False)
-        turns = [*task.messages, tool_history.turn(answer), *back]
-        last = await ask.chat(turns, tools=list(task.tools), max_tokens=task.max_tokens)
-        return right_if(last.content.strip() or last.calls, "no answer after the tool's result")
+            return TrialOutcome(reason=f"no tool was called: {answer.content[:80]}", attributed_to="model")
+        back = tool_history.result_turns(answer, {"result": secret}, named=False)
+        turns = [*task.messages, tool_history.calls_turn(answer), *back]
+        last = await session.chat(turns, tools=list(task.tools), max_tokens=task.max_tokens)
+        return pass_if(last.content.strip() or last.calls, "no answer after the tool's result")
 
-    await trials(ask, "tool-history", attempt, ask.options.share(0.25))
-    return await both(ask, "answer", lambda stream: asking(ask, "tool_result", stream=stream), ask.options.share(0.34))
+    await run_trials(session, "tool-history", attempt, session.options.trial_share(0.25))
+    return await run_both_modes(
+        session,
+        "answer",
+        lambda stream: family_attempt(session, "tool_result", stream=stream),
+        session.options.trial_share(0.34),
+    )
 
 
-RUNG = Rung(
+CHECK = Check(
     name="tools",
     about="every tool_choice, parallel calls, valid arguments, results used",
     probes={
-        "whole": whole,
-        "streamed": streamed,
-        "parallel": parallel,
-        "not needed": not_needed,
-        "choice none": choice_none,
-        "choice required": choice_required,
-        "choice named": choice_named,
-        "with a form": with_a_form,
-        "ids": ids,
-        "shapes": tool_schemas.shapes,
-        "and back": and_back,
-        "malformed history": tool_history.malformed,
+        "whole": probe_whole_call,
+        "streamed": probe_streamed_call,
+        "parallel": probe_parallel_calls,
+        "not needed": probe_unneeded_tools,
+        "choice none": probe_choice_none,
+        "choice required": probe_choice_required,
+        "choice named": probe_choice_named,
+        "with a form": probe_response_format,
+        "ids": probe_call_ids,
+        "shapes": tool_schemas.probe_argument_shapes,
+        "and back": probe_result_use,
+        "malformed history": tool_history.probe_malformed_history,
     },
-    cost=126,
+    request_estimate=126,
 )
 
 
