@@ -23,7 +23,7 @@ from moebox.checkpoint import deploy
 from moebox.core.calibration import Boot, Calibration
 from moebox.core.recipe import Hybrid, Listen, Recipe, Runtime
 from moebox.flows.calibrate import calibrate, measure_depth
-from moebox.flows.rehearse import chunk_of
+from moebox.flows.rehearse import prefill_chunk
 from moebox.planner.depths import cut_layers
 from moebox.planner.speed import Speed
 from moebox.planner.speed.measured import MeasuredSpeed
@@ -67,7 +67,7 @@ def main() -> int:
     began = time.monotonic()
     if asked.stage != "check":
         run = Run.create("measure", runs=home / "runs")
-        calibrate(recipe, run, layers=depths, budget_s=asked.budget, tell=say)
+        calibrate(recipe, run, layers=depths, budget_s=asked.budget, notify=say)
     if asked.stage == "calibrate":
         return 0
     found = store.shelf().calibrations[0]
@@ -79,7 +79,7 @@ def main() -> int:
         asked.check,
         known=known,
         budget_s=asked.budget / 2,
-        tell=say,
+        notify=say,
     )
     (home / "check.json").write_text(json.dumps(dataclasses.asdict(check)))
     rows = compared(found, check, recipe, asked.box)
@@ -147,7 +147,7 @@ def recipe_of(asked: argparse.Namespace) -> Recipe:
 
 def compared(found: Calibration, check: Boot, recipe: Recipe, asked_box: str = "") -> list[Row]:
     """Every figure of the check beside both forecasts."""
-    reading = MeasuredSpeed(calibration=found, layers=check.layers, chunk=chunk_of(recipe))
+    reading = MeasuredSpeed(calibration=found, layers=check.layers, chunk=prefill_chunk(recipe))
     plain = uncalibrated(recipe, check.layers, asked_box)
     rows = [
         Row(

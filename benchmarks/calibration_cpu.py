@@ -23,7 +23,7 @@ from pathlib import Path
 from moebox.core.calibration import Boot, Calibration, DecodeStep, Prefill, layout_of, place_of, shape_of
 from moebox.core.recipe import EngineName, Flag, Hybrid, Listen, Recipe, Runtime
 from moebox.flows import calibrate_timing as timing
-from moebox.flows.calibrate import measure_depth, resolved
+from moebox.flows.calibrate import deploy_for_calibration, measure_depth
 from moebox.planner.speed.measured import MeasuredSpeed
 from moebox.store import Run
 
@@ -137,7 +137,7 @@ def measured(recipe: Recipe, home: Path, depths: Sequence[int]) -> list[Boot]:
 def booted(recipe: Recipe, home: Path, depth: int) -> Boot:
     """One boot at the points that count."""
     run = Run.create(f"{recipe.engine}-{depth}", runs=home / "runs")
-    boot = measure_depth(recipe, run, depth, known=POINTS, budget_s=BOOT_S, tell=say)
+    boot = measure_depth(recipe, run, depth, known=POINTS, budget_s=BOOT_S, notify=say)
     decode = ", ".join(f"{1 / step.seconds:.2f} tok/s" for step in boot.decode)
     prompts = ", ".join(f"{prompt.tokens / prompt.seconds:.1f} tok/s of {prompt.tokens}" for prompt in boot.prefill)
     say(f"{recipe.engine}, {depth} layers: decode {decode}; prompts {prompts}; load {os.getloadavg()[0]:.1f}")
@@ -146,7 +146,7 @@ def booted(recipe: Recipe, home: Path, depth: int) -> Boot:
 
 def doubtful(boots: Sequence[Boot]) -> bool:
     """Whether the boots of a depth disagree by more than their looks may."""
-    return any(timing.disagreement(looks) > timing.QUIET for looks in looks_of(boots).values())
+    return any(timing.look_disagreement(looks) > timing.QUIET for looks in looks_of(boots).values())
 
 
 def looks_of(boots: Sequence[Boot]) -> dict[tuple[int, int], list[float]]:
@@ -166,12 +166,14 @@ def joined(boots: Sequence[Boot]) -> Boot:
     return dataclasses.replace(
         boots[0],
         decode=tuple(
-            DecodeStep(batch=batch, context=context, seconds=timing.shortest(seen), spread=timing.disagreement(seen))
+            DecodeStep(
+                batch=batch, context=context, seconds=timing.agreed_time(seen), spread=timing.look_disagreement(seen)
+            )
             for (batch, context), seen in sorted(looks.items())
             if batch
         ),
         prefill=tuple(
-            Prefill(tokens=tokens, seconds=timing.shortest(seen), spread=timing.disagreement(seen))
+            Prefill(tokens=tokens, seconds=timing.agreed_time(seen), spread=timing.look_disagreement(seen))
             for (batch, tokens), seen in sorted(looks.items())
             if not batch
         ),
@@ -180,7 +182,7 @@ def joined(boots: Sequence[Boot]) -> Boot:
 
 def compared(recipe: Recipe, boots: Sequence[Boot]) -> Iterator[Row]:
     """What the first two depths foretell of the third."""
-    subject = resolved(recipe)
+    subject = deploy_for_calibration(recipe)
     found = Calibration(
         id="cpu",
         date=time.strftime("%Y-%m-%d"),

@@ -16,8 +16,8 @@ from moebox.bench.generator.recorder import Recorder
 from moebox.core.endpoint import Endpoint, endpoint_of
 from moebox.core.verdict import Exchange
 from moebox.errors import AnswerIsNo
-from moebox.flows.fleet_streams import crowd
-from moebox.serve.callcheck import check
+from moebox.flows.fleet_streams import run_streams
+from moebox.serve.callcheck import call_as_client
 from moebox.stream import ask
 from moebox.stream.sse import Events, events
 from moebox.verify.chunks import parse_chat_stream
@@ -107,16 +107,16 @@ def test_a_reply_to_a_correctness_check(stream: bytes) -> None:
 @each_way
 def test_a_clients_call(stream: bytes) -> None:
     with serving(stream) as endpoint:
-        assert check("openai", endpoint).evidence == TEXT
+        assert call_as_client("openai", endpoint).evidence == TEXT
 
 
 @each_way
 def test_a_stream_of_a_fleet(stream: bytes) -> None:
     """One whose end is written without a space is not lost."""
     with serving(stream) as endpoint:
-        seen = asyncio.run(crowd(endpoint, streams=1, tokens=4, deadline_s=60))
+        seen = asyncio.run(run_streams(endpoint, streams=1, tokens=4, deadline_s=60))
 
-    assert (seen.finished, seen.lost) == (1, ())
+    assert (seen.finished_count, seen.lost_streams) == (1, ())
     assert seen.streams[0].chunks == len(TEXT) + 1
 
 
@@ -162,19 +162,19 @@ def test_an_event_without_end_is_given_up(line: bytes, monkeypatch: pytest.Monke
     """No reader holds more of a line than its limit."""
     monkeypatch.setattr("moebox.stream.sse.MOST_EVENT", 1000)
     with serving(line * 1000, pieces=500) as endpoint, pytest.raises(Exception, match="more than 1,000 bytes"):
-        check("openai", endpoint)
+        call_as_client("openai", endpoint)
     with serving(line * 1000, pieces=500) as endpoint:
-        seen = asyncio.run(crowd(endpoint, streams=1, tokens=4, deadline_s=60))
+        seen = asyncio.run(run_streams(endpoint, streams=1, tokens=4, deadline_s=60))
     assert "more than 1,000 bytes" in seen.streams[0].error
 
 
 def test_a_reply_whose_server_does_not_hang_up_is_over_at_its_end() -> None:
     """A client's call waited five minutes for more and then called a good answer a failure."""
     with serving(WAYS["LF"], hangs_up=False) as endpoint:
-        assert check("openai", endpoint, timeout_s=30).evidence == TEXT
+        assert call_as_client("openai", endpoint, timeout_s=30).evidence == TEXT
     with serving(WAYS["LF"], hangs_up=False) as endpoint:
-        seen = asyncio.run(crowd(endpoint, streams=1, tokens=4, deadline_s=30))
-    assert (seen.finished, seen.streams[0].error) == (1, "")
+        seen = asyncio.run(run_streams(endpoint, streams=1, tokens=4, deadline_s=30))
+    assert (seen.finished_count, seen.streams[0].error) == (1, "")
 
 
 CALL = {
@@ -191,4 +191,4 @@ HOSTILE = {
 def test_what_no_client_can_use_is_said_in_one_line(stream: bytes, said: str) -> None:
     """However deep it is nested, and though it never ends."""
     with serving(stream, pieces=65536) as endpoint, pytest.raises(AnswerIsNo, match=said):
-        check("zed", endpoint)
+        call_as_client("zed", endpoint)

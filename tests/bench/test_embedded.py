@@ -15,7 +15,7 @@ from tests.embedded import phantom_recipe
 def test_prefill_decode_and_a_sweep_on_a_real_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The one token that --pp asks for is <think>, which llama.cpp swallows; its cache answers no prompt."""
     recipe = phantom_recipe()
-    with session.start(deploy(recipe), Run.create("embedded", runs=tmp_path)) as live:
+    with session.engine_session(deploy(recipe), Run.create("embedded", runs=tmp_path)) as live:
         where = ["bench", live.endpoint.base_url, "--model", "phantom", "--json"]
         assert main([*where, "--pp", "64", "--tg", "8", "--repeat", "2"]) == 0
         tests = json.loads(capsys.readouterr().out)

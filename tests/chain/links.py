@@ -14,8 +14,8 @@ from moebox.core.model import Model
 from moebox.core.plan import Plan
 from moebox.core.recipe import Hybrid, Recipe
 from moebox.errors import MoeboxError
-from moebox.flows.settings import changed
-from moebox.flows.walk import beginning, steps
+from moebox.flows.settings import with_setting
+from moebox.flows.walk import list_steps, starting_recipe
 from moebox.planner.choose import choose_plan
 from moebox.planner.constraints import Constraints
 from moebox.planner.speed import Speed
@@ -155,13 +155,15 @@ def excluded(case: Case, deployment: Deployment) -> Iterator[str]:
 def climbed(deployment: Deployment) -> Iterator[str]:
     """Where `moebox climb` would begin elsewhere than the plan, or try what can only be refused."""
     recipe, model = deployment.recipe, deployment.model
-    if beginning(recipe) != dataclasses.replace(recipe, speculate=None if recipe.climb.speculate else recipe.speculate):
+    if starting_recipe(recipe) != dataclasses.replace(
+        recipe, speculate=None if recipe.climb.speculate else recipe.speculate
+    ):
         yield "a climb begins with another recipe"
-    for step in steps(recipe)[1:]:
+    for step in list_steps(recipe)[1:]:
         if step.path == "context" and not recipe.context < step.value <= model.context:
             yield f"a climb tries {step.change}, and the model has {model.context}"
         if step.path == "speculate" and recipe.speculate is None:
-            draft = changed(recipe, step.path, step.value).speculate
+            draft = with_setting(recipe, step.path, step.value).speculate
             if (
                 draft is None
                 or step.value not in deployment.engine.drafts

@@ -247,8 +247,8 @@ def test_a_folder_without_weights_is_told_by_the_plan(tmp_path: Path, capsys: py
     first = capsys.readouterr().out.splitlines()[0]
     assert first.startswith("Kimi K2.6 nvfp4 on")  # the form it holds, not the name of its folder
     with pytest.raises(MoeboxError, match="no weights"):
-        preflight.checkpoint(deploy(recipe).weights, recipe)
-    assert not preflight.invents_weights(recipe)
+        preflight.check_checkpoint(deploy(recipe).weights, recipe)
+    assert not preflight.uses_dummy_weights(recipe)
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])

@@ -52,7 +52,7 @@ def test_a_recipe_is_forecast_as_it_was_planned(
     (row, *_) = plan["forecast"]
     load = ["--context", str(row["context"]), "--concurrency", str(row["concurrency"])]
     forecast = said(capsys, "forecast", str(path), "--decode", *load)
-    member = fleet_plan.by_recipe(str(path), "")
+    member = fleet_plan.candidate_for_recipe(str(path), "")
 
     assert forecast["box"] == plan["box"] == member.box.name
     assert forecast["rows"][0]["decode_tok_s"] == row["decode_tok_s"]

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from moebox.cli import main
-from moebox.serve.recipes import shipped
+from moebox.serve.recipes import shipped_recipes
 
 
-@pytest.mark.parametrize("name", sorted(shipped()))
+@pytest.mark.parametrize("name", sorted(shipped_recipes()))
 def test_every_shipped_recipe_is_forecast_rendered_and_planned(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -18,17 +18,17 @@ from moebox import codec
 from moebox.checkpoint import deploy
 from moebox.core.recipe import Listen, Parallel, Recipe, Runtime
 from moebox.serve import state
-from moebox.serve.agent import marked
+from moebox.serve.agent import processes_with_mark
 from moebox.serve.nodes import prepare_nodes
-from moebox.serve.preflight import free_port
+from moebox.serve.preflight import find_free_port
 from moebox.serve.recipes import read_recipe
-from moebox.serve.session import Session, launch
-from moebox.serve.where import Where
+from moebox.serve.session import EngineSession, launch_engine
+from moebox.serve.where import NodeSelection
 from moebox.store import Run
 
 ENGINE = Path(__file__).with_name("engine.py")
 START_S = 60.0
-SLURM = Where(slurm=True, node_python=sys.executable)
+SLURM = NodeSelection(slurm=True, node_python=sys.executable)
 QUIET = iter(range(20_000 + os.getpid() % 5_000 * 2, 32_000, 2))
 NAMES = ("n1", "n2")
 CONF = """ClusterName=loop
@@ -114,11 +114,12 @@ def slurm_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]
         (folder / f"gpu{number}").touch()
     host = socket.gethostname().partition(".")[0]
     nodes = "\n".join(
-        f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={free_port()} CPUs=4 RealMemory=1000 Gres=gpu:8"
+        f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={find_free_port()} "
+        "CPUs=4 RealMemory=1000 Gres=gpu:8"
         for name in NAMES
     )
     conf = folder / "slurm.conf"
-    conf.write_text(CONF.format(folder=folder, host=host, ctld=free_port(), nodes=nodes))
+    conf.write_text(CONF.format(folder=folder, host=host, ctld=find_free_port(), nodes=nodes))
     (folder / "gres.conf").write_text("".join(f"NodeName={name} Name=gpu File={folder}/gpu[0-7]\n" for name in NAMES))
     munge = {word: f"{folder}/munge/{word}" for word in ("key", "sock", "pid", "log", "seed")}
     words = ["munged", "--foreground", "--force", f"--key-file={munge['key']}", f"--socket={munge['sock']}"]
@@ -193,7 +194,7 @@ def ssh_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("ssh")
     for name in ("host", "user"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
-    port = free_port()
+    port = find_free_port()
     keys = folder / "authorized"
     shutil.copy(folder / "user.pub", keys)
     keys.chmod(0o600)
@@ -254,7 +255,7 @@ def spanning(tmp_path: Path) -> Callable[..., Path]:
             parallel=Parallel(tp=1, pp=2, nodes=2),
             runtime=Runtime(entry=f"{sys.executable} {ENGINE} serve"),
             listen=Listen(port=quiet_port()),
-            env={"SMALL_ENGINE": mode, "SMALL_ENGINE_PORT": str(free_port())},
+            env={"SMALL_ENGINE": mode, "SMALL_ENGINE_PORT": str(find_free_port())},
         )
         path = tmp_path / "span.toml"
         path.write_text(codec.to_toml(recipe))
@@ -265,21 +266,21 @@ def spanning(tmp_path: Path) -> Callable[..., Path]:
 
 def ranks_gone(mark: str) -> None:
     """No process of any rank is left, on any node: they all are this machine."""
-    until(lambda: not marked(mark), f"left: {marked(mark)}")
+    until(lambda: not processes_with_mark(mark), f"left: {processes_with_mark(mark)}")
 
 
 @contextlib.contextmanager
-def session(recipe: Path, where: Where = SLURM) -> Iterator[Session]:
+def session(recipe: Path, where: NodeSelection = SLURM) -> Iterator[EngineSession]:
     run = Run.create("span")
-    running = launch(prepare_nodes(deploy(read_recipe(str(recipe))), run, where, lambda _: None), run)
+    running = launch_engine(prepare_nodes(deploy(read_recipe(str(recipe))), run, where, lambda _: None), run)
     try:
         yield running
     finally:
         running.stop()
-        ranks_gone(state.mark(run.id))
+        ranks_gone(state.instance_mark(run.id))
 
 
-def hosts(tmp_path: Path, text: str = "s1 127.0.0.1\ns2 127.0.0.1\n") -> Where:
+def hosts(tmp_path: Path, text: str = "s1 127.0.0.1\ns2 127.0.0.1\n") -> NodeSelection:
     path = tmp_path / "hosts"
     path.write_text(text)
-    return Where(hosts=path, node_python=sys.executable)
+    return NodeSelection(hosts=path, node_python=sys.executable)

@@ -18,9 +18,9 @@ from moebox.serve import node_checks, state
 from moebox.serve.faults import LaunchFailed
 from moebox.serve.nodes import prepare_nodes
 from moebox.serve.recipes import read_recipe
-from moebox.serve.session import Session
-from moebox.serve.stop import stop
-from moebox.serve.where import Where
+from moebox.serve.session import EngineSession
+from moebox.serve.stop import stop_instance
+from moebox.serve.where import NodeSelection
 from moebox.store import Run
 from tests.cluster.conftest import SLURM, Cluster, hosts, ranks_gone, said, session, until
 from tests.ranks import of_rank
@@ -35,14 +35,14 @@ def small_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_checks, "REACH_BYTES", 4 << 20)
 
 
-def processes(running: Session, rank: int) -> list[int]:
+def processes(running: EngineSession, rank: int) -> list[int]:
     """Processes of one rank."""
-    return of_rank(state.mark(running.run.id), rank)
+    return of_rank(state.instance_mark(running.run.id), rank)
 
 
-def to_its_end(running: Session) -> None:
+def to_its_end(running: EngineSession) -> None:
     running.wait_ready(patience_s=60)
-    running.wait()
+    running.wait_until_exit()
 
 
 @pytest.mark.parametrize("way", ["slurm", "ssh"])
@@ -67,7 +67,7 @@ def test_a_rank_killed_under_traffic_is_named(
         running.wait_ready(patience_s=60)
         os.kill(min(processes(running, 1)), signal.SIGKILL)
         with pytest.raises(LaunchFailed):
-            running.wait()
+            running.wait_until_exit()
         name = "n2" if way == "slurm" else "s2"
         assert (
             f"moebox: rank 1 on {name} was killed by SIGKILL; the other ranks were stopped" in running.log.read_text()
@@ -98,7 +98,7 @@ def test_an_agent_that_is_killed_takes_its_rank_and_the_others_with_it(
         agent = int(Path(f"/proc/{min(processes(running, 1))}/stat").read_text().rsplit(")", 1)[1].split()[1])
         os.kill(agent, signal.SIGKILL)
         with pytest.raises(LaunchFailed):
-            running.wait()
+            running.wait_until_exit()
         assert "rank 1 on" in running.log.read_text().splitlines()[-1]
 
 
@@ -106,9 +106,9 @@ def test_an_agent_that_is_killed_takes_its_rank_and_the_others_with_it(
 def test_a_killed_head_leaves_no_rank_and_no_allocation(victim: str, slurm: Cluster, spanning: Spanning) -> None:
     with session(spanning(), SLURM) as running:
         running.wait_ready(patience_s=60)
-        pid = running.guard.pid if victim == "guard" else running.instance.life.engine
+        pid = running.guard.pid if victim == "guard" else running.instance.guard_state.engine
         os.kill(pid, signal.SIGKILL)
-        ranks_gone(state.mark(running.run.id))
+        ranks_gone(state.instance_mark(running.run.id))
         until(lambda: not said(["squeue", "--noheader"]).strip(), "the allocation stays")
 
 
@@ -117,19 +117,19 @@ def test_an_allocation_that_is_cancelled_leaves_no_process_that_ignores_it(slurm
     with session(spanning("stubborn"), SLURM) as running:
         running.wait_ready(patience_s=60)
         subprocess.run(["scancel", running.instance.job], check=True)
-        ranks_gone(state.mark(running.run.id))
+        ranks_gone(state.instance_mark(running.run.id))
 
 
 def test_a_moebox_that_is_killed_leaves_nothing(slurm: Cluster, spanning: Spanning) -> None:
     words = [sys.executable, "-m", "moebox", "up", str(spanning()), "--slurm", "--node-python", sys.executable]
     moebox = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    until(lambda: any(one.ready for one in state.instances()), "it never served")
-    (instance,) = state.instances()
+    until(lambda: any(one.ready for one in state.list_instances()), "it never served")
+    (instance,) = state.list_instances()
     moebox.kill()
     moebox.wait()
-    ranks_gone(state.mark(instance.id))
+    ranks_gone(state.instance_mark(instance.id))
     until(lambda: not said(["squeue", "--noheader"]).strip(), "the allocation stays")
-    stop(instance)
+    stop_instance(instance)
 
 
 def test_detached_nodes_are_listed_and_stopped(
@@ -137,12 +137,12 @@ def test_detached_nodes_are_listed_and_stopped(
 ) -> None:
     began = time.monotonic()
     assert main(["up", str(spanning()), "--slurm", "--node-python", sys.executable, "--detach"]) == 0
-    (instance,) = state.instances()
+    (instance,) = state.list_instances()
     assert instance.job
     assert instance.status == "ready"
     assert main(["down"]) == 0
     assert time.monotonic() - began < 600  # a bound for a hung suite, not a figure
-    ranks_gone(state.mark(instance.id))
+    ranks_gone(state.instance_mark(instance.id))
 
 
 def test_what_cannot_start_is_one_line_and_leaves_no_allocation(
@@ -151,9 +151,9 @@ def test_what_cannot_start_is_one_line_and_leaves_no_allocation(
     deployment = deploy(read_recipe(str(spanning())))
     run = Run.create("span")
     with pytest.raises(Outside, match=r"Slurm: .*partition"):
-        prepare_nodes(deployment, run, Where(slurm=True, partition="nowhere"), lambda _: None)
+        prepare_nodes(deployment, run, NodeSelection(slurm=True, partition="nowhere"), lambda _: None)
     with pytest.raises(Outside, match="n1 does not answer"):
-        prepare_nodes(deployment, run, Where(slurm=True, node_python="/nowhere/python3"), lambda _: None)
+        prepare_nodes(deployment, run, NodeSelection(slurm=True, node_python="/nowhere/python3"), lambda _: None)
     until(lambda: not said(["squeue", "--noheader"]).strip(), "the allocation stays")
 
 

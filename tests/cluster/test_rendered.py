@@ -13,7 +13,7 @@ import pytest
 from moebox import codec, http
 from moebox.checkpoint import deploy
 from moebox.core.recipe import Parallel
-from moebox.flows.fleet_render import fleet_files
+from moebox.flows.fleet_render import render_fleet
 from moebox.render import render
 from moebox.serve.recipes import read_recipe
 from tests.cluster.conftest import Cluster, no_jobs, quiet_port, said, until
@@ -81,7 +81,7 @@ def rendered_fleet(spanning: Callable[..., Path], folder: Path) -> Iterator[tupl
     )
     out = folder / "out"
     out.mkdir()
-    for name, text in fleet_files(path, "slurm").items():
+    for name, text in render_fleet(path, "slurm").items():
         (out / name).write_text(text)
     with open(folder / "fleet.log", "wb") as log:
         fleet = subprocess.Popen(

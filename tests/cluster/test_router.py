@@ -12,7 +12,7 @@ from moebox import codec, detect, http
 from moebox.checkpoint import deploy
 from moebox.fleet.file import RouterKind
 from moebox.flows import fleet_bench, fleet_record, fleet_up, fleet_verify, phantom
-from moebox.flows.fleet_render import fleet_files
+from moebox.flows.fleet_render import render_fleet
 from moebox.render import render_files
 from moebox.serve.recipes import read_recipe
 from moebox.store import Run
@@ -37,7 +37,7 @@ def fleet(tmp_path: Path, kind: RouterKind, *, port: int = 8080) -> Path:
 
 @pytest.mark.parametrize("kind", ["sglang-router", "vllm-router"])
 def test_the_routers_own_parsers_take_every_flag(tmp_path: Path, kind: RouterKind) -> None:
-    script = fleet_files(fleet(tmp_path, kind), "router")["router.sh"]
+    script = render_fleet(fleet(tmp_path, kind), "router")["router.sh"]
     words = script.splitlines()[-1].split()
     flags = words[words.index("--host") :]
     done = subprocess.run(
@@ -53,20 +53,20 @@ def test_the_routers_own_parsers_take_every_flag(tmp_path: Path, kind: RouterKin
 def test_a_real_router_serves_keeps_conversations_together_and_loses_only_a_members_streams(
     tmp_path: Path, kind: RouterKind
 ) -> None:
-    running = fleet_up.up(fleet(tmp_path, kind, port=0), twins=True, patience_s=120)
+    running = fleet_up.start_fleet(fleet(tmp_path, kind, port=0), twins=True, patience_s=120)
     try:
         record = running.record
-        verdict = fleet_verify.verify(
+        verdict = fleet_verify.verify_fleet(
             record, VerifyOptions(seed=1), only=["alive"], kill="busiest", streams=64, run=Run.create("verify")
         )
-        assert verdict.ladder.holds
+        assert verdict.checks.holds
         assert verdict.affinity.verdict == "pass", verdict.affinity.reason
         assert verdict.loss is not None
-        assert verdict.loss.good, verdict.loss
+        assert verdict.loss.is_good, verdict.loss
         assert 0 < len(verdict.loss.lost) <= (verdict.loss.inside or 0)
-        record = fleet_record.find(record.name)
-        load = fleet_bench.BenchLoad(concurrency=2, requests=8, output_tokens=16, probes=8)
-        steps = fleet_bench.bench(record, (1, 2), load)
+        record = fleet_record.find_fleet(record.name)
+        load = fleet_bench.FleetLoad(concurrency=2, requests=8, output_tokens=16, probes=8)
+        steps = fleet_bench.bench_fleet(record, (1, 2), load)
         assert [step.failed for step in steps] == [0, 0]
         assert all(step.router_cpu_s > 0 for step in steps)
     finally:
@@ -76,17 +76,17 @@ def test_a_real_router_serves_keeps_conversations_together_and_loses_only_a_memb
 def test_litellm_keeps_named_conversations_together_and_loses_only_a_members_streams(
     tmp_path: Path,
 ) -> None:
-    running = fleet_up.up(fleet(tmp_path, "litellm", port=0), twins=True, patience_s=120)
+    running = fleet_up.start_fleet(fleet(tmp_path, "litellm", port=0), twins=True, patience_s=120)
     try:
         # It relays some hundred chunks a second: more streams would be done by the members before clients see them.
-        verdict = fleet_verify.verify(
+        verdict = fleet_verify.verify_fleet(
             running.record, VerifyOptions(seed=1), only=["alive"], kill="busiest", streams=8, run=Run.create("verify")
         )
-        assert verdict.ladder.holds
+        assert verdict.checks.holds
         assert verdict.affinity.verdict == "pass", verdict.affinity.reason
         assert "x-litellm-session-id" in verdict.affinity.reason
         assert verdict.loss is not None
-        assert verdict.loss.good, verdict.loss
+        assert verdict.loss.is_good, verdict.loss
         assert verdict.loss.counted_by == "router"
     finally:
         running.stop()
@@ -95,16 +95,16 @@ def test_litellm_keeps_named_conversations_together_and_loses_only_a_members_str
 def test_litellm_carries_the_ladder_to_real_engines_and_the_anthropic_api(tmp_path: Path) -> None:
     path = tmp_path / "fleet.toml"
     recipe = tmp_path / "phantom.toml"
-    recipe.write_text(codec.to_toml(phantom.plan(detect.box()).recipe))
+    recipe.write_text(codec.to_toml(phantom.plan_phantom(detect.box()).recipe))
     text = f'name = "real"\n[router]\nkind = "litellm"\nport = 0\npython = "{LITELLM}"\n'
     path.write_text(f'{text}[[member]]\nname = "p"\nrecipe = "{recipe}"\ncount = 2\n')
-    running = fleet_up.up(path, patience_s=300)
+    running = fleet_up.start_fleet(path, patience_s=300)
     try:
         record = running.record
-        verdict = fleet_verify.verify(
+        verdict = fleet_verify.verify_fleet(
             record, VerifyOptions(seed=1), only=["streaming", "tools"], run=Run.create("verify")
         )
-        assert verdict.ladder.holds, verdict.ladder
+        assert verdict.checks.holds, verdict.checks
         endpoint = record.endpoint()
         body = {"model": endpoint.model, "max_tokens": 8, "messages": [{"role": "user", "content": "Say apple."}]}
         reply = http.post_json(f"{endpoint.root}/v1/messages", body, timeout_s=120)
@@ -117,7 +117,7 @@ def test_litellm_carries_the_ladder_to_real_engines_and_the_anthropic_api(tmp_pa
 @pytest.mark.parametrize("kind", ["Deployment", "LeaderWorkerSet", "fleet"])
 def test_kubernetes_own_schemas_take_every_object(tmp_path: Path, kind: str) -> None:
     if kind == "fleet":
-        texts = fleet_files(fleet(tmp_path, "sglang-router"), "k8s")
+        texts = render_fleet(fleet(tmp_path, "sglang-router"), "k8s")
     else:
         recipe = read_recipe("kimi-k26-vllm")
         if kind == "LeaderWorkerSet":

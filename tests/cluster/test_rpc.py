@@ -16,10 +16,10 @@ from moebox.core.box import Box, Cpu
 from moebox.core.deployment import Deployment
 from moebox.core.recipe import Listen, Parallel, Runtime
 from moebox.serve import node_checks, state
-from moebox.serve.agent import marked
+from moebox.serve.agent import processes_with_mark
 from moebox.serve.faults import LaunchFailed
 from moebox.serve.recipes import read_recipe
-from moebox.serve.session import Session
+from moebox.serve.session import EngineSession
 from tests.cluster.conftest import SLURM, Cluster, hosts, quiet_port, ranks_gone, session
 from tests.embedded import phantom_recipe
 
@@ -52,15 +52,15 @@ def rpc(tmp_path: Path) -> Path:
     return path
 
 
-def worker(running: Session) -> int:
+def worker(running: EngineSession) -> int:
     """The process of the second node's RPC server."""
-    for pid in marked(state.mark(running.run.id)):
+    for pid in processes_with_mark(state.instance_mark(running.run.id)):
         if b"rpc-server" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]:
             return pid
     raise AssertionError("no RPC server runs")
 
 
-def answer(running: Session) -> str:
+def answer(running: EngineSession) -> str:
     body = {
         "model": "phantom",
         "messages": [{"role": "user", "content": "Say the word apple and nothing else."}],
@@ -115,7 +115,7 @@ def test_a_worker_killed_under_traffic_is_named(rpc: Path, slurm: Cluster) -> No
         running.wait_ready(patience_s=PATIENCE_S)
         os.kill(worker(running), signal.SIGKILL)
         with pytest.raises(LaunchFailed):
-            running.wait()
+            running.wait_until_exit()
         assert "moebox: rank 1 on n2 was killed by SIGKILL; the other ranks were stopped" in running.log.read_text()
 
 
@@ -140,7 +140,7 @@ def test_it_is_started_listed_and_stopped_from_the_command_line(
     rpc: Path, slurm: Cluster, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["up", str(rpc), "--slurm", "--node-python", sys.executable, "--detach"]) == 0
-    (instance,) = state.instances()
+    (instance,) = state.list_instances()
     assert main(["ps"]) == 0
     assert main(["down"]) == 0
-    ranks_gone(state.mark(instance.id))
+    ranks_gone(state.instance_mark(instance.id))

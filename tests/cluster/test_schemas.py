@@ -16,7 +16,7 @@ import yaml
 
 from moebox.checkpoint import deploy
 from moebox.core.recipe import Recipe
-from moebox.flows.fleet_render import fleet_files
+from moebox.flows.fleet_render import render_fleet
 from moebox.render import render_files
 from moebox.serve.recipes import read_recipe
 from tests.serve import schemas as hand_written
@@ -111,5 +111,5 @@ def test_llama_swaps_own_schema_takes_its_configuration(tmp_path: Path) -> None:
         '[[member]]\nname = "far"\nurl = "http://10.0.0.1:8000"\nmodel = "m"\nkey_env = "K"\n',
     ):
         path.write_text(f'name = "team"\n[router]\nkey_env = "K"\n{members}')
-        text = fleet_files(path, "router", kind="llama-swap")["llama-swap.yaml"]
+        text = render_fleet(path, "router", kind="llama-swap")["llama-swap.yaml"]
         assert not problem(schema, yaml.safe_load(text))

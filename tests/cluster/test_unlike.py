@@ -65,4 +65,4 @@ def test_a_node_that_differs_is_one_line(
     error = capfd.readouterr().err
     assert SAYS[fault] in " ".join(error.split())
     assert "Traceback" not in error
-    assert state.instances() == []
+    assert state.list_instances() == []

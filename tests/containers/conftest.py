@@ -16,7 +16,7 @@ import pytest
 
 from moebox import phantom
 from moebox.core.recipe import EngineName, Hybrid, Listen, Recipe, Runtime
-from moebox.serve.preflight import free_port
+from moebox.serve.preflight import find_free_port
 from tests.driving import environment, suite_folders
 
 IMAGE = "localhost/moebox-suite/llama.cpp:local"
@@ -106,7 +106,7 @@ def recipe(image: str, engine: EngineName) -> Recipe:
         max_seqs=2,
         hybrid=Hybrid(threads=1, gpu_layers=0),
         runtime=Runtime(kind="podman", image=image, options=("--network=host",)),
-        listen=Listen(port=free_port()),
+        listen=Listen(port=find_free_port()),
         flags={"repack": False} if engine == "llama.cpp" else {},
     )
 
@@ -121,4 +121,4 @@ def containers() -> list[str]:
 
 def with_port(recipe: Recipe) -> Recipe:
     """The same on another port."""
-    return dataclasses.replace(recipe, listen=dataclasses.replace(recipe.listen, port=free_port()))
+    return dataclasses.replace(recipe, listen=dataclasses.replace(recipe.listen, port=find_free_port()))

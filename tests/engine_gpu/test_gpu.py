@@ -21,7 +21,7 @@ import pytest
 from moebox import codec
 from moebox.core.recipe import Climb, Recipe
 from moebox.detect import nvml
-from moebox.serve.state import marked
+from moebox.serve.state import marked_processes
 from moebox.verify.rungs import CHECK_NAMES
 from tests.driving import Done, beyond_habits, moebox, up, written
 from tests.engine_gpu.conftest import recipe_for
@@ -76,12 +76,12 @@ def on_gpu() -> set[int]:
 @contextmanager
 def nothing_left() -> Iterator[None]:
     """After the block the GPU and the process table are as before it."""
-    gpu, engines = on_gpu(), set(marked())
+    gpu, engines = on_gpu(), set(marked_processes())
     yield
     until = time.monotonic() + GONE_S
-    while (on_gpu() - gpu or set(marked()) - engines) and time.monotonic() < until:
+    while (on_gpu() - gpu or set(marked_processes()) - engines) and time.monotonic() < until:
         time.sleep(1)
-    processes, instances = on_gpu() - gpu, set(marked()) - engines
+    processes, instances = on_gpu() - gpu, set(marked_processes()) - engines
     say(f"left on the GPU: {processes or 'nothing'}; engines left: {instances or 'none'}")
     assert not processes
     assert not instances

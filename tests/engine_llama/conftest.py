@@ -13,7 +13,7 @@ import pytest
 
 from moebox import phantom
 from moebox.core.recipe import EngineName, Hybrid, Listen, Recipe, Runtime
-from moebox.serve.preflight import free_port
+from moebox.serve.preflight import find_free_port
 from tests.driving import environment, moebox, suite_folders, up, written
 
 BUILDS: dict[EngineName, str] = {"llama.cpp": "llama", "ik_llama.cpp": "ik"}
@@ -54,7 +54,7 @@ def recipe_for(engine: EngineName, name: str, **more: Any) -> Recipe:
         max_seqs=2,
         hybrid=Hybrid(threads=THREADS, gpu_layers=0),
         runtime=Runtime(entry=str(program(engine))),
-        listen=Listen(port=free_port()),
+        listen=Listen(port=find_free_port()),
         # Mainline of August 2026 aborts on repacked q8_0 weights of latent attention (symptom llama-repacked-…).
         flags={"repack": False} if engine == "llama.cpp" else {},
     )

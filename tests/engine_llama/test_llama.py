@@ -13,7 +13,7 @@ from moebox.core.habits import habits_of
 from moebox.core.model import Gqa, Model, Moe
 from moebox.core.recipe import EngineName, Hybrid, Recipe, Runtime
 from moebox.serve.dummy import write_gguf
-from moebox.serve.preflight import free_port
+from moebox.serve.preflight import find_free_port
 from tests.driving import beyond_habits, moebox, up, written
 from tests.engine_llama.conftest import BUILDS, THREADS, program, recipe_for
 
@@ -64,7 +64,7 @@ def test_a_climb_goes_on_from_its_plan(engine: EngineName, folders: Path) -> Non
     runs = dataclasses.replace(
         planned,
         runtime=Runtime(entry=str(program(engine))),
-        listen=dataclasses.replace(planned.listen, port=free_port()),
+        listen=dataclasses.replace(planned.listen, port=find_free_port()),
         flags={**planned.flags, **recipe_for(engine, "x").flags},
     )
     told = moebox("climb", written(runs, folders), "--rounds", "2", "--questions", "6", "--concurrency", "1", "--json")

@@ -14,10 +14,10 @@ from moebox.core.event import AttemptStarted
 from moebox.core.habits import failure
 from moebox.core.recipe import Climb, Recipe
 from moebox.flows.climb import climb
-from moebox.flows.compare import Effort as Asked
-from moebox.flows.compare import ask_side, compare
-from moebox.flows.effort import Effort
-from moebox.serve.session import start
+from moebox.flows.compare import CompareEffort as Asked
+from moebox.flows.compare import compare_sides, measure_side
+from moebox.flows.effort import ClimbEffort
+from moebox.serve.session import engine_session
 from moebox.store import PIPELINE, Run
 from moebox.verify.ask import VerifyOptions
 from moebox.verify.ladder import run_checks
@@ -38,7 +38,7 @@ def rehearsal(venv: Path) -> Recipe:
 def endpoint(rehearsal: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
     """One engine for all questions."""
     run = Run.create("phantom", runs=tmp_path_factory.mktemp("phantom"))
-    with start(deploy(rehearsal), run, patience_s=600) as session:
+    with engine_session(deploy(rehearsal), run, patience_s=600) as session:
         yield session.endpoint
 
 
@@ -56,10 +56,10 @@ def test_guessing_ahead_by_lookup_says_nothing_else(rehearsal: Recipe, endpoint:
         rehearsal,
         flags={**rehearsal.flags, "speculative-config": '{"method":"ngram","num_speculative_tokens":4}'},
     )
-    plain = ask_side("plain", endpoint, Asked(concurrency=(1,), rounds=2))
-    with start(deploy(guessing), run, patience_s=600) as session:
-        ahead = ask_side("ahead", session.endpoint, Asked(concurrency=(1,), rounds=2))
-    found = compare(plain, ahead)
+    plain = measure_side("plain", endpoint, Asked(concurrency=(1,), rounds=2))
+    with engine_session(deploy(guessing), run, patience_s=600) as session:
+        ahead = measure_side("ahead", session.endpoint, Asked(concurrency=(1,), rounds=2))
+    found = compare_sides(plain, ahead)
 
     assert found.as_good, found.verdict
     assert found.answers.right_b.share == 1
@@ -71,7 +71,9 @@ def test_guessing_ahead_by_lookup_says_nothing_else(rehearsal: Recipe, endpoint:
 def test_a_climb_restarts_and_verifies_the_real_engine(rehearsal: Recipe, run: Run) -> None:
     """One longer context, then lookup: each step comes up, passes its rungs and is measured."""
     recipe = dataclasses.replace(rehearsal, climb=Climb(contexts=(1024, 2048), speculate=("none", "ngram")))
-    light = Effort(concurrency=2, rounds=2, tokens=32, questions=8, trials=4, parallel=4, first=("alive", "plain"))
+    light = ClimbEffort(
+        concurrency=2, rounds=2, tokens=32, questions=8, trials=4, parallel=4, first_checks=("alive", "plain")
+    )
     summit = climb(recipe, run, effort=light)
 
     assert [(trial.change, trial.verdict) for trial in summit.trials] == [

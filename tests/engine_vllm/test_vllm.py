@@ -13,8 +13,8 @@ from moebox.engines.flags import flag_catalogue
 from moebox.errors import Outside
 from moebox.flows.rehearse import rehearse
 from moebox.serve.faults import LaunchFailed
-from moebox.serve.session import launch, prepare, start
-from moebox.serve.state import marked
+from moebox.serve.session import engine_session, launch_engine, prepare_launch
+from moebox.serve.state import marked_processes
 from moebox.store import Run
 
 from .conftest import dtype
@@ -25,13 +25,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_the_real_kimi_class_comes_up_tells_its_facts_and_goes_down(recipe: Recipe, run: Run) -> None:
     """From a configuration alone; the cache's tokens come from vLLM's own metrics, and no worker is left."""
-    with start(deploy(recipe), run, patience_s=600) as session:
-        assert session.alive
+    with engine_session(deploy(recipe), run, patience_s=600) as session:
+        assert session.is_alive
         assert (session.facts.kv_tokens or 0) > 10_000
-        assert [name for name, _ in session.watch.seen.phases][-1] == "ready"
+        assert [name for name, _ in session.watch.summary.phases][-1] == "ready"
         assert b"KimiK25ForConditionalGeneration" in session.log.read_bytes()
 
-    assert not marked()
+    assert not marked_processes()
     kinds = [event.kind for event in run.events()]
     assert kinds[0] == "attempt.started"
     assert {"attempt.ready", "engine.stopped"} <= set(kinds)
@@ -45,13 +45,13 @@ def test_a_rehearsal_prompts_the_real_engine_beyond_one_prefill_block(recipe: Re
     found = rehearse(deploy(small), run, patience_s=600)
     assert found.layers == 2
     assert [step.name for step in found.steps] == ["boot", "long prompt", "decode", "down"]
-    assert not marked()
+    assert not marked_processes()
 
 
 def test_a_context_that_does_not_fit_is_explained_by_vllm_itself(recipe: Recipe, run: Run) -> None:
     """vLLM names the longest context that its cache holds; moebox makes it a change to the recipe."""
     large = dataclasses.replace(recipe, context=524288, batched_tokens=None)
-    with pytest.raises(LaunchFailed) as caught, start(deploy(large), run, patience_s=600):
+    with pytest.raises(LaunchFailed) as caught, engine_session(deploy(large), run, patience_s=600):
         pass
     assert caught.value.finding is not None
     assert caught.value.finding.symptom == "oom-context-too-long"
@@ -61,7 +61,7 @@ def test_a_context_that_does_not_fit_is_explained_by_vllm_itself(recipe: Recipe,
 def test_settings_that_vllm_refuses_are_told_in_its_own_words(recipe: Recipe, run: Run) -> None:
     """Its validation error names the setting on the line after; both are in the cause."""
     odd = dataclasses.replace(recipe, batched_tokens=16, max_seqs=64)
-    with pytest.raises(LaunchFailed) as caught, start(deploy(odd), run, patience_s=600):
+    with pytest.raises(LaunchFailed) as caught, engine_session(deploy(odd), run, patience_s=600):
         pass
     assert "refused the combination of settings" in caught.value.message
     assert "max_num_batched_tokens" in caught.value.message
@@ -81,7 +81,7 @@ def test_another_version_is_refused_before_anything_starts(recipe: Recipe, run: 
     """The version is read from the venv's own metadata, without importing vLLM."""
     other = dataclasses.replace(recipe, engine_version="0.31.0")
     with pytest.raises(Outside, match=r"wants vllm 0\.31\.0, this machine has 0\.32\.0"):
-        launch(prepare(deploy(other)), run)
+        launch_engine(prepare_launch(deploy(other)), run)
 
 
 def _names(document: object) -> set[str]:

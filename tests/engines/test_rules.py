@@ -12,7 +12,7 @@ from moebox.core.change import changed
 from moebox.core.recipe import EngineName, Recipe
 from moebox.core.registry import names
 from moebox.errors import BadInput
-from moebox.serve.recipes import read_recipe, shipped
+from moebox.serve.recipes import read_recipe, shipped_recipes
 
 VLLM = read_recipe("kimi-k26-vllm")
 HYBRID = changed(
@@ -29,7 +29,7 @@ HYBRID = changed(
 )
 
 
-@pytest.mark.parametrize("name", shipped())
+@pytest.mark.parametrize("name", shipped_recipes())
 def test_shipped_recipes_are_sound(name: str):
     """What comes with moebox passes its own rules."""
     engines.check_recipe(deploy(read_recipe(name)))

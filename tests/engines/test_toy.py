@@ -18,7 +18,7 @@ from moebox.engines import flags
 from moebox.planner.choose import choose_plan
 from moebox.planner.constraints import Constraints
 from moebox.render import render
-from moebox.serve.session import start
+from moebox.serve.session import engine_session
 from moebox.store import Run
 
 TOY = Path(__file__).parents[1] / "toy_engine"
@@ -85,9 +85,9 @@ def test_it_is_launched_and_answers(installed: Install, tmp_path: Path) -> None:
     entry = shlex.join([sys.executable, str(TOY / "toy_engine" / "server.py")])
     recipe = dataclasses.replace(planned(), runtime=Runtime(entry=entry), max_seqs=8)
     recipe = dataclasses.replace(recipe, listen=dataclasses.replace(recipe.listen, port=0))
-    with start(deploy(recipe), Run.create("toy", runs=tmp_path / "runs"), patience_s=30) as session:
-        assert session.alive
-        assert session.watch.seen.ready
+    with engine_session(deploy(recipe), Run.create("toy", runs=tmp_path / "runs"), patience_s=30) as session:
+        assert session.is_alive
+        assert session.watch.summary.ready
 
 
 def test_without_it_recipes_that_name_it_are_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

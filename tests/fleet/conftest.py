@@ -8,7 +8,7 @@ import pytest
 
 from moebox.flows import fleet_record, fleet_up
 from moebox.serve import state
-from moebox.serve.stop import stop
+from moebox.serve.stop import stop_instance
 
 PROGRAM = Path(__file__).with_name("router_program.py")
 
@@ -55,11 +55,11 @@ def fleet_file(tmp_path: Path, router_venv: Callable[[str], Path]) -> Callable[.
 def nothing_left(own_folders: None) -> Iterator[None]:
     """Whatever a test started is gone after it; a test that left something fails."""
     yield
-    left = [one.id for one in state.instances() if one.alive]
-    strays = state.strays()
-    for record in fleet_record.records():
-        fleet_up.down(record)
-    for one in state.instances():
-        stop(one)
+    left = [one.id for one in state.list_instances() if one.is_alive]
+    strays = state.orphan_processes()
+    for record in fleet_record.list_fleets():
+        fleet_up.stop_fleet(record)
+    for one in state.list_instances():
+        stop_instance(one)
     assert not left
     assert not strays

@@ -6,7 +6,7 @@ import pytest
 
 from moebox.cli import main
 from moebox.errors import BadInput, MoeboxError
-from moebox.fleet.file import Fleet, read
+from moebox.fleet.file import Fleet, read_fleet
 
 GOOD = """
 name = "team"
@@ -27,7 +27,7 @@ hour = 24.0
 def fleet(tmp_path: Path, text: str) -> Fleet:
     path = tmp_path / "fleet.toml"
     path.write_text(text)
-    return read(path)
+    return read_fleet(path)
 
 
 def test_members_are_spelled_out_and_named(tmp_path: Path) -> None:

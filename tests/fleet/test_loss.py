@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from moebox.cli.fleet_view import loss_lines
 from moebox.core.endpoint import endpoint_of
 from moebox.fleet.file import RouterKind, RouterSettings
-from moebox.flows.fleet_loss import in_flight, judged
+from moebox.flows.fleet_loss import judge_loss, streams_in_flight
 from moebox.flows.fleet_record import FleetRecord, MemberRecord
-from moebox.flows.fleet_streams import Crowd, Stream, crowd
+from moebox.flows.fleet_streams import FollowedStream, StreamsOutcome, run_streams
 
 
 def fleet(kind: RouterKind) -> FleetRecord:
@@ -27,17 +27,19 @@ def fleet(kind: RouterKind) -> FleetRecord:
     )
 
 
-def streams(*served: str) -> tuple[Stream, ...]:
+def streams(*served: str) -> tuple[FollowedStream, ...]:
     """One stream a letter: in capitals it broke."""
     return tuple(
-        Stream(name=f"s{number}", member=name.lower().strip("-"), finished=name.islower(), over=True, error="broke")
+        FollowedStream(
+            name=f"s{number}", member=name.lower().strip("-"), finished=name.islower(), over=True, error="broke"
+        )
         for number, name in enumerate(served)
     )
 
 
-def lines(kind: RouterKind, inside: int | None, seen: Sequence[Stream]) -> str:
-    crowd_seen = Crowd(streams=tuple(seen), disturbed_s=1.0)
-    return "\n".join(loss_lines(judged(fleet(kind), "a", inside, crowd_seen, served_after_s=0.1)))
+def lines(kind: RouterKind, inside: int | None, seen: Sequence[FollowedStream]) -> str:
+    crowd_seen = StreamsOutcome(streams=tuple(seen), disturbed_s=1.0)
+    return "\n".join(loss_lines(judge_loss(fleet(kind), "a", inside, crowd_seen, served_after_s=0.1)))
 
 
 def test_behind_a_slow_router_a_members_streams_are_those_the_router_says_it_serves() -> None:
@@ -64,9 +66,13 @@ def test_where_the_router_names_nobody_the_members_count_decides() -> None:
 
 
 def test_streams_in_flight_are_counted_by_the_member_that_serves_them() -> None:
-    seen = [Stream(name="1", member="a"), Stream(name="2", member="a", over=True), Stream(name="3", member="b")]
+    seen = [
+        FollowedStream(name="1", member="a"),
+        FollowedStream(name="2", member="a", over=True),
+        FollowedStream(name="3", member="b"),
+    ]
 
-    assert in_flight(fleet("litellm"), [*seen, Stream(name="4")]) == {"a": 1, "b": 1}
+    assert streams_in_flight(fleet("litellm"), [*seen, FollowedStream(name="4")]) == {"a": 1, "b": 1}
 
 
 def test_the_member_is_read_from_the_reply() -> None:
@@ -77,13 +83,13 @@ def test_the_member_is_read_from_the_reply() -> None:
         await writer.drain()
         writer.close()
 
-    async def both() -> Crowd:
+    async def both() -> StreamsOutcome:
         server = await asyncio.start_server(reply, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         async with server:
             endpoint = endpoint_of(f"127.0.0.1:{port}", "m")
-            return await crowd(endpoint, streams=2, tokens=4, deadline_s=60, member_header="x-member")
+            return await run_streams(endpoint, streams=2, tokens=4, deadline_s=60, member_header="x-member")
 
     seen = asyncio.run(both())
     assert [stream.member for stream in seen.streams] == ["b", "b"]
-    assert not seen.lost
+    assert not seen.lost_streams

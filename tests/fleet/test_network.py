@@ -9,7 +9,7 @@ from moebox import codec, detect
 from moebox.cli import main
 from moebox.core.box import Box
 from moebox.planner.speed.links import describe_network, network_rate
-from moebox.serve.node_checks import NodeLink, measured
+from moebox.serve.node_checks import NodeLink, with_measured_network
 
 SLOW = NodeLink(tcp=1e9, round_trip_us=200.0)
 
@@ -38,7 +38,7 @@ def saved(box: Box, tmp_path: Path, name: str) -> Path:
 
 def test_a_slow_network_slows_the_forecast_and_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     usual = saved(two(), tmp_path, "usual")
-    slow = saved(measured(two(), SLOW, tcp_only=False), tmp_path, "slow")
+    slow = saved(with_measured_network(two(), SLOW, tcp_only=False), tmp_path, "slow")
 
     for spread in (("--tp", "8", "--pp", "2"), ("--tp", "16")):
         assert decode(slow, capsys, *spread) < decode(usual, capsys, *spread)
@@ -49,9 +49,9 @@ def test_a_slow_network_slows_the_forecast_and_is_named(tmp_path: Path, capsys: 
 def test_nccl_takes_rdma_and_rpc_servers_tcp() -> None:
     link = replace(SLOW, rdma=400_000_000_000)
 
-    fast = measured(two(), link, tcp_only=False)
+    fast = with_measured_network(two(), link, tcp_only=False)
     assert (fast.network_measured, fast.network_us) == (50_000_000_000, None)
-    assert measured(two(), link, tcp_only=True).network_measured == 125_000_000
+    assert with_measured_network(two(), link, tcp_only=True).network_measured == 125_000_000
 
 
 def test_machines_with_a_network_built_in_have_that_one() -> None:

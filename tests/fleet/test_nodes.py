@@ -21,33 +21,33 @@ from moebox import codec, http
 from moebox.core.event import NodeFacts
 from moebox.errors import MoeboxError
 from moebox.serve import node_checks, node_link
-from moebox.serve.agent import MASTER, marked
-from moebox.serve.conduct import Conducted, Conductor, RankOrder, agent_source, open_agents
-from moebox.serve.node_checks import alike, reach
+from moebox.serve.agent import MASTER, processes_with_mark
+from moebox.serve.conduct import Conductor, ConductorConfig, RankCommand, agent_source, start_agents
+from moebox.serve.node_checks import measure_links, require_same_setup
 from moebox.serve.nodes import read_hosts
-from moebox.serve.preflight import free_port
+from moebox.serve.preflight import find_free_port
 from tests.ranks import of_rank
 
 ENGINE = Path(__file__).parents[1] / "cluster" / "engine.py"
 PATIENCE_S = 60.0
 
 
-def order(tmp_path: Path, *, mode: str = "", lifeline_s: float = 20.0) -> Conducted:
-    port, meeting = free_port(), free_port()
+def order(tmp_path: Path, *, mode: str = "", lifeline_s: float = 20.0) -> ConductorConfig:
+    port, meeting = find_free_port(), find_free_port()
     ranks = []
     for rank in range(2):
         argv = (sys.executable, str(ENGINE), "serve", "m", "--nnodes", "2", "--node-rank", str(rank))
         argv += ("--master-addr", MASTER, "--port", str(port))
-        ranks.append(RankOrder(argv=argv, env={"SMALL_ENGINE": mode, "SMALL_ENGINE_PORT": str(meeting)}))
-    return Conducted(
+        ranks.append(RankCommand(argv=argv, env={"SMALL_ENGINE": mode, "SMALL_ENGINE_PORT": str(meeting)}))
+    return ConductorConfig(
         mark=f"{tmp_path.name}-{port}",
         names=("a", "b"),
         master="127.0.0.1",
         addresses=("127.0.0.1", "127.0.0.1"),
         ranks=tuple(ranks),
-        ways=((sys.executable, "-c", agent_source()),) * 2,
+        agent_argvs=((sys.executable, "-c", agent_source()),) * 2,
         cwd=str(tmp_path),
-        ladder=(("SIGINT", 1.0), ("SIGKILL", 5.0)),
+        stop_signals=(("SIGINT", 1.0), ("SIGKILL", 5.0)),
         lifeline_s=lifeline_s,
     )
 
@@ -68,13 +68,13 @@ def test_a_rank_that_lost_another_is_not_the_cause_whichever_is_heard_first(
     for line in lines:
         ended = re.fullmatch(r"(\d) (-?\d+)", line)
         text = f"moebox-agent: rank {ended[1]} ended with {ended[2]}" if ended else line
-        conductor.hear(text.encode())
+        conductor.note_line(text.encode())
 
-    assert conductor.cause().rank == rank
+    assert conductor.first_cause().rank == rank
 
 
 @contextlib.contextmanager
-def conducted(tmp_path: Path, asked: Conducted) -> Iterator["subprocess.Popen[bytes]"]:
+def conducted(tmp_path: Path, asked: ConductorConfig) -> Iterator["subprocess.Popen[bytes]"]:
     path = tmp_path / "nodes.json"
     path.write_text(codec.to_json(asked))
     with open(tmp_path / "log", "wb") as log:
@@ -84,15 +84,15 @@ def conducted(tmp_path: Path, asked: Conducted) -> Iterator["subprocess.Popen[by
     finally:
         running.kill()
         running.wait()
-        for pid in marked(asked.mark):
+        for pid in processes_with_mark(asked.mark):
             os.kill(pid, signal.SIGKILL)
 
 
-def url(asked: Conducted) -> str:
+def url(asked: ConductorConfig) -> str:
     return f"http://127.0.0.1:{asked.ranks[0].argv[-1]}"
 
 
-def serving(asked: Conducted) -> None:
+def serving(asked: ConductorConfig) -> None:
     body = {"messages": [], "max_tokens": 4}
     until = time.monotonic() + PATIENCE_S
     while not http.post_json(f"{url(asked)}/v1/chat/completions", body).ok:
@@ -100,10 +100,10 @@ def serving(asked: Conducted) -> None:
         time.sleep(0.1)
 
 
-def nothing_left(asked: Conducted) -> None:
+def nothing_left(asked: ConductorConfig) -> None:
     until = time.monotonic() + PATIENCE_S
-    while marked(asked.mark):
-        assert time.monotonic() < until, f"left: {marked(asked.mark)}"
+    while processes_with_mark(asked.mark):
+        assert time.monotonic() < until, f"left: {processes_with_mark(asked.mark)}"
         time.sleep(0.1)
 
 
@@ -111,7 +111,7 @@ def test_two_ranks_serve_as_one_with_one_log_and_stop_without_a_trace(tmp_path: 
     asked = order(tmp_path)
     with conducted(tmp_path, asked) as running:
         serving(asked)
-        assert len(marked(asked.mark)) == 4  # two ranks with a worker each
+        assert len(processes_with_mark(asked.mark)) == 4  # two ranks with a worker each
         running.send_signal(signal.SIGINT)
         assert running.wait(PATIENCE_S) == 0
         nothing_left(asked)
@@ -151,8 +151,10 @@ def test_a_head_that_is_killed_leaves_no_rank_running(tmp_path: Path) -> None:
 
 def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
     good = order(tmp_path)
-    broken = RankOrder(argv=("/nowhere/engine",))
-    asked = codec.decode(Conducted, {**codec.plain(good), "ranks": codec.plain((good.ranks[0], broken))}, where="test")
+    broken = RankCommand(argv=("/nowhere/engine",))
+    asked = codec.decode(
+        ConductorConfig, {**codec.plain(good), "ranks": codec.plain((good.ranks[0], broken))}, where="test"
+    )
     with conducted(tmp_path, asked) as running:
         assert running.wait(PATIENCE_S) == 127
         nothing_left(asked)
@@ -164,24 +166,24 @@ def test_the_way_between_nodes_is_tried_and_timed(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(node_checks, "REACH_S", 3.0)
     asked = order(tmp_path)
 
-    (way,) = reach(asked, free_port())
+    (way,) = measure_links(asked, find_free_port())
     assert way.tcp > 1e6
     assert 0 < way.round_trip_us < 1e6
-    (other,) = reach(asked, free_port(), workers_listen=True)
+    (other,) = measure_links(asked, find_free_port(), workers_listen=True)
     assert other.tcp > 1e6
 
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
         pytest.raises(MoeboxError, match="Address already in use"),
     ):
-        reach(asked, taken.getsockname()[1])
+        measure_links(asked, taken.getsockname()[1])
 
 
 def test_another_program_on_the_network_is_not_taken_for_a_node() -> None:
     """A caller without the token gets no reply, and the node that has it is still accepted."""
     token = b"f" * 32
     listening = socket.create_server(("127.0.0.1", 0))
-    order: node_link.ReachOrder = {
+    order: node_link.ReachConfig = {
         "addresses": ["127.0.0.1", "127.0.0.1"],
         "port": listening.getsockname()[1],
         "reach_s": 30.0,
@@ -190,14 +192,14 @@ def test_another_program_on_the_network_is_not_taken_for_a_node() -> None:
         "workers_listen": False,
     }
     came: list[int] = []
-    thread = threading.Thread(target=lambda: came.append(node_link.serve(listening, 1, token, 30.0)))
+    thread = threading.Thread(target=lambda: came.append(node_link.echo_links(listening, 1, token, 30.0)))
     thread.start()
     for wrong in (b"p" * 50, b"f" * 31 + b"x" + b"p"):
         with socket.create_connection(listening.getsockname(), timeout=10) as other:
             other.sendall(wrong)
             with contextlib.suppress(ConnectionResetError):
                 assert other.recv(1) == b""
-    way = node_link.dial("127.0.0.1", order)
+    way = node_link.dial_node("127.0.0.1", order)
     thread.join()
     listening.close()
 
@@ -207,11 +209,11 @@ def test_another_program_on_the_network_is_not_taken_for_a_node() -> None:
 
 def test_secrets_reach_a_rank_and_stand_in_no_file_and_no_argv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENGINE_KEY", "very-secret")
-    show = RankOrder(argv=(sys.executable, "-c", "import os; print('it has', len(os.environ['ENGINE_KEY']))"))
+    show = RankCommand(argv=(sys.executable, "-c", "import os; print('it has', len(os.environ['ENGINE_KEY']))"))
     document = {**codec.plain(order(tmp_path)), "ranks": codec.plain((show, show)), "secret_names": ["ENGINE_KEY"]}
-    asked = codec.decode(Conducted, document, where="test")
+    asked = codec.decode(ConductorConfig, document, where="test")
     assert "very-secret" not in codec.to_json(asked)
-    agents = open_agents(asked, "run")
+    agents = start_agents(asked, "run")
     said = b""
     for agent in agents:  # their stdin stays open: its end would stop the rank
         agent.wait(PATIENCE_S)
@@ -240,7 +242,7 @@ def facts(rank: int, **fields: object) -> NodeFacts:
 )
 def test_nodes_that_differ_are_one_line(other: dict[str, object], says: str) -> None:
     with pytest.raises(MoeboxError) as problem:
-        alike([facts(0), facts(1, **other)], ("a", "b"))
+        require_same_setup([facts(0), facts(1, **other)], ("a", "b"))
 
     assert problem.value.message == says
 

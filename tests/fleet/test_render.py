@@ -8,7 +8,7 @@ import yaml
 from moebox.cli import main
 from moebox.errors import BadInput, MoeboxError, Unsupported
 from moebox.fleet.file import ROUTERS, RouterKind
-from moebox.flows.fleet_render import FORMS, FleetForm, fleet_files
+from moebox.flows.fleet_render import FLEET_FORMATS, FleetFormat, render_fleet
 from tests import shellcheck
 
 TWO = '[[member]]\nname = "k26"\nrecipe = "kimi-k26-vllm"\ncount = 2\n'
@@ -22,17 +22,17 @@ def fleet(tmp_path: Path, text: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", FLEET_FORMATS)
 @pytest.mark.parametrize("kind", ROUTERS)
-def test_every_router_in_every_form_is_well_formed(tmp_path: Path, kind: RouterKind, form: FleetForm) -> None:
+def test_every_router_in_every_form_is_well_formed(tmp_path: Path, kind: RouterKind, form: FleetFormat) -> None:
     path = fleet(tmp_path, f'name = "team"\n{TWO}')
     if kind == "litellm":  # it does not start without a key where others can reach it
         path = fleet(tmp_path, KEYED + TWO)
     if kind == "llama-swap" and form != "router":
         with pytest.raises(MoeboxError, match="starts its members itself"):
-            fleet_files(path, form, kind=kind)
+            render_fleet(path, form, kind=kind)
         return
-    for name, text in fleet_files(path, form, kind=kind).items():
+    for name, text in render_fleet(path, form, kind=kind).items():
         if name.endswith(".yaml"):
             assert all(yaml.safe_load_all(text))
         if name.endswith((".sh", ".sbatch")):
@@ -40,14 +40,14 @@ def test_every_router_in_every_form_is_well_formed(tmp_path: Path, kind: RouterK
 
 
 def test_members_on_one_machine_get_ports_of_their_own_and_the_router_asks_each(tmp_path: Path) -> None:
-    text = fleet_files(fleet(tmp_path, f'name = "team"\n{TWO}'), "router")["router.sh"]
+    text = render_fleet(fleet(tmp_path, f'name = "team"\n{TWO}'), "router")["router.sh"]
 
     assert "--worker-urls http://127.0.0.1:8000 http://127.0.0.1:8001 " in text
     assert "--policy cache_aware" in text
 
 
 def test_in_a_cluster_members_have_names_and_only_the_router_may_ask_them(tmp_path: Path) -> None:
-    files = fleet_files(fleet(tmp_path, f'name = "team"\n{TWO}'), "k8s")
+    files = render_fleet(fleet(tmp_path, f'name = "team"\n{TWO}'), "k8s")
     objects = [one for one in yaml.safe_load_all(files["router.yaml"]) if one]
     command = next(one for one in objects if one["kind"] == "Deployment")["spec"]["template"]["spec"]["containers"][0]
 
@@ -58,7 +58,7 @@ def test_in_a_cluster_members_have_names_and_only_the_router_may_ask_them(tmp_pa
 
 
 def test_the_slurm_script_fills_in_hosts_once_jobs_run(tmp_path: Path) -> None:
-    text = fleet_files(fleet(tmp_path, f'name = "team"\n{TWO}'), "slurm")["fleet.sh"]
+    text = render_fleet(fleet(tmp_path, f'name = "team"\n{TWO}'), "slurm")["fleet.sh"]
 
     assert '"http://$host_0:8000" "http://$host_1:8001"' in text
     assert "@k26" not in text
@@ -68,33 +68,33 @@ def test_no_key_stands_in_any_file(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("TEAM_KEY", "very-secret")
     path = fleet(tmp_path, KEYED + KEYS)
     for kind in ROUTERS:
-        for text in fleet_files(path, "router", kind=kind).values():
+        for text in render_fleet(path, "router", kind=kind).values():
             assert "very-secret" not in text
-    assert "os.environ/TEAM_KEY" in fleet_files(path, "router", kind="litellm")["litellm.yaml"]
+    assert "os.environ/TEAM_KEY" in render_fleet(path, "router", kind="litellm")["litellm.yaml"]
 
 
 def test_litellm_without_a_key_is_for_this_machine_alone(tmp_path: Path) -> None:
     path = fleet(tmp_path, f'name = "team"\n{TWO}')
 
-    config = yaml.safe_load(fleet_files(path, "router", kind="litellm")["litellm.yaml"])
+    config = yaml.safe_load(render_fleet(path, "router", kind="litellm")["litellm.yaml"])
     assert config["general_settings"] == {"dangerously_permit_weak_or_unset_master_key": True}
     with pytest.raises(BadInput, match="LiteLLM does not start without a key"):
-        fleet_files(path, "k8s", kind="litellm")
+        render_fleet(path, "k8s", kind="litellm")
 
 
 def test_what_a_router_cannot_do_is_one_line(tmp_path: Path) -> None:
     own = '[[member]]\nname = "b"\nurl = "http://10.0.0.2:8000"\nmodel = "m"\nkey_env = "OTHER"\n'
     with pytest.raises(Unsupported, match="members with keys of their own"):
-        fleet_files(fleet(tmp_path, KEYED + KEYS + own), "router")
+        render_fleet(fleet(tmp_path, KEYED + KEYS + own), "router")
     away = KEYS.replace('key_env = "TEAM_KEY"\n', "")
     with pytest.raises(Unsupported, match="does not balance: b would never be asked"):
-        fleet_files(
+        render_fleet(
             fleet(tmp_path, 'name = "t"\n' + away + away.replace('"a"', '"b"').replace(".1:", ".2:")),
             "router",
             kind="llama-swap",
         )
     with pytest.raises(BadInput, match="needs a port"):
-        fleet_files(fleet(tmp_path, f'name = "t"\n[router]\nport = 0\n{TWO}'), "router")
+        render_fleet(fleet(tmp_path, f'name = "t"\n[router]\nport = 0\n{TWO}'), "router")
 
 
 def test_render_writes_a_folder_whose_scripts_can_be_run(tmp_path: Path) -> None:

@@ -9,30 +9,30 @@ from moebox.checkpoint import resolve
 from moebox.core.measure import Slo
 from moebox.errors import BadInput
 from moebox.fleet.route import POLICIES, Policy
-from moebox.fleet.simulate import BoxModel, Question, run
-from moebox.fleet.size import size
-from moebox.fleet.users import UserWorkload, known, workload
-from moebox.flows.fleet_plan import by_model
+from moebox.fleet.simulate import BoxModel, FleetQuestion, simulate_fleet
+from moebox.fleet.size import size_fleet
+from moebox.fleet.users import UserWorkload, find_workload, shipped_workloads
+from moebox.flows.fleet_plan import candidate_for_model
 from moebox.planner.constraints import Constraints
 from moebox.planner.simulate import SimulatedWorkload, simulate
 
 SLO = Slo(ttft_s=2.0, tpot_s=0.05)
-CHAT = workload("chat")
+CHAT = find_workload("chat")
 
 
 @functools.cache
 def box() -> BoxModel:
-    question = Question(work=CHAT, users=1)
-    return by_model(
+    question = FleetQuestion(work=CHAT, users=1)
+    return candidate_for_model(
         "kimi-k2.6", "8x-h200", question, Constraints(engine="vllm", checkpoint="int4", tp=8, context=131072)
     ).model
 
 
 def test_the_same_seed_gives_the_same_fleet_and_another_seed_another() -> None:
-    question = Question(work=CHAT, users=40, seconds=300, warm_s=60, slo=SLO)
+    question = FleetQuestion(work=CHAT, users=40, seconds=300, warm_s=60, slo=SLO)
 
-    first, again = run([box()] * 2, question), run([box()] * 2, question)
-    other = run([box()] * 2, Question(work=CHAT, users=40, seconds=300, warm_s=60, slo=SLO, seed=2))
+    first, again = simulate_fleet([box()] * 2, question), simulate_fleet([box()] * 2, question)
+    other = simulate_fleet([box()] * 2, FleetQuestion(work=CHAT, users=40, seconds=300, warm_s=60, slo=SLO, seed=2))
 
     assert first.tally.ttft.total == again.tally.ttft.total
     assert first.tally.ttft.total != other.tally.ttft.total
@@ -41,8 +41,10 @@ def test_the_same_seed_gives_the_same_fleet_and_another_seed_another() -> None:
 def test_users_stay_with_their_prefix_and_round_robin_reads_it_again() -> None:
     shares = {}
     for policy in ("prefix", "round-robin"):
-        question = Question(work=workload("agents"), users=24, seconds=600, warm_s=120, slo=SLO, policy=policy)
-        shares[policy] = run([box()] * 4, question)
+        question = FleetQuestion(
+            work=find_workload("agents"), users=24, seconds=600, warm_s=120, slo=SLO, policy=policy
+        )
+        shares[policy] = simulate_fleet([box()] * 4, question)
 
     assert shares["prefix"].hit_share > 0.9
     assert shares["round-robin"].hit_share < shares["prefix"].hit_share - 0.05
@@ -52,14 +54,16 @@ def test_users_stay_with_their_prefix_and_round_robin_reads_it_again() -> None:
 def test_a_new_conversation_finds_only_what_everybody_shares() -> None:
     """The same user's last conversation is no prefix of the next."""
     once = UserWorkload(first=1000, shared=400, output=50, turns=1, rest_s=5.0)
-    outcome = run([box()], Question(work=once, users=8, seconds=300, warm_s=60, slo=SLO))
+    outcome = simulate_fleet([box()], FleetQuestion(work=once, users=8, seconds=300, warm_s=60, slo=SLO))
 
     assert outcome.hit_share == pytest.approx(0.4, abs=0.001)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_gives_every_box_its_share(policy: Policy) -> None:
-    outcome = run([box()] * 4, Question(work=CHAT, users=120, seconds=600, warm_s=60, slo=SLO, policy=policy))
+    outcome = simulate_fleet(
+        [box()] * 4, FleetQuestion(work=CHAT, users=120, seconds=600, warm_s=60, slo=SLO, policy=policy)
+    )
 
     served = [one.requests for one in outcome.boxes]
     assert min(served) > 0.6 * max(served)
@@ -68,7 +72,9 @@ def test_every_policy_gives_every_box_its_share(policy: Policy) -> None:
 
 def test_a_box_that_dies_loses_its_own_requests_only_and_the_others_go_on() -> None:
     busy = UserWorkload(first=2000, output=400, turns=20, grows=100, think_s=1.0)
-    outcome = run([box()] * 3, Question(work=busy, users=60, seconds=300, warm_s=30, slo=SLO, fail_at=150.0))
+    outcome = simulate_fleet(
+        [box()] * 3, FleetQuestion(work=busy, users=60, seconds=300, warm_s=30, slo=SLO, fail_at=150.0)
+    )
 
     dead, *others = outcome.boxes
     assert not dead.alive
@@ -80,9 +86,9 @@ def test_a_box_that_dies_loses_its_own_requests_only_and_the_others_go_on() -> N
 def test_a_single_box_whose_users_never_come_back_agrees_with_the_planners_simulation() -> None:
     """Users that rest for ever after one turn are a Poisson stream of single requests."""
     once = UserWorkload(first=3000, output=200, turns=1, rest_s=1e7)
-    fleet = run([box()], Question(work=once, users=600, seconds=700, warm_s=600, slo=SLO))
+    fleet = simulate_fleet([box()], FleetQuestion(work=once, users=600, seconds=700, warm_s=600, slo=SLO))
     # all arrive within the warm-up, spread evenly: count them by asking from the beginning
-    whole = run([box()], Question(work=once, users=600, seconds=700, warm_s=0.0, slo=SLO))
+    whole = simulate_fleet([box()], FleetQuestion(work=once, users=600, seconds=700, warm_s=0.0, slo=SLO))
     alone = simulate(box().speed, box().rules, SimulatedWorkload(input=3000, output=200, requests=600, rate=600.0))
 
     assert fleet.tally.requests <= 3
@@ -91,9 +97,9 @@ def test_a_single_box_whose_users_never_come_back_agrees_with_the_planners_simul
 
 
 def test_sizing_finds_the_smallest_fleet_and_one_more_when_a_box_may_die() -> None:
-    question = Question(work=CHAT, users=600, seconds=400, warm_s=100, slo=Slo(ttft_s=1.0, tpot_s=0.03))
+    question = FleetQuestion(work=CHAT, users=600, seconds=400, warm_s=100, slo=Slo(ttft_s=1.0, tpot_s=0.03))
 
-    sized = size(box(), question, most=16)
+    sized = size_fleet(box(), question, most=16)
 
     assert sized.enough is not None
     tried = dict(sized.tried)
@@ -104,9 +110,9 @@ def test_sizing_finds_the_smallest_fleet_and_one_more_when_a_box_may_die() -> No
 
 
 def test_sizing_says_when_no_number_is_enough() -> None:
-    question = Question(work=CHAT, users=10, seconds=100, warm_s=20, slo=Slo(tpot_s=1e-4))
+    question = FleetQuestion(work=CHAT, users=10, seconds=100, warm_s=20, slo=Slo(tpot_s=1e-4))
 
-    sized = size(box(), question, most=2)
+    sized = size_fleet(box(), question, most=2)
 
     assert sized.enough is None
     assert sized.spare is None
@@ -114,16 +120,16 @@ def test_sizing_says_when_no_number_is_enough() -> None:
 
 def test_what_cannot_be_simulated_is_bad_input() -> None:
     with pytest.raises(BadInput, match="what is enough"):
-        size(box(), Question(work=CHAT, users=10))
+        size_fleet(box(), FleetQuestion(work=CHAT, users=10))
     with pytest.raises(BadInput, match="nothing left"):
-        run([box()], Question(work=CHAT, users=10, fail_at=10.0))
+        simulate_fleet([box()], FleetQuestion(work=CHAT, users=10, fail_at=10.0))
     with pytest.raises(BadInput, match="boxes cannot be simulated"):
-        run([], Question(work=CHAT, users=10))
+        simulate_fleet([], FleetQuestion(work=CHAT, users=10))
 
 
 def test_workloads_that_ship_are_checked_and_have_a_source() -> None:
-    for name, work in known().items():
-        assert work.check(name).source
+    for name, work in shipped_workloads().items():
+        assert work.validate(name).source
 
 
 def test_a_model_and_a_box_by_name_are_all_that_is_needed() -> None:

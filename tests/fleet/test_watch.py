@@ -10,7 +10,7 @@ from moebox.cli import main
 from moebox.cli.watch_view import bars, line, page
 from moebox.core.endpoint import endpoint_of
 from moebox.core.verdict import Verdict
-from moebox.flows.watch import GONE_LOOKS, SILENT_S, Look, Watcher
+from moebox.flows.watch import GONE_LOOKS, SILENT_S, EndpointWatcher, MetricsLook
 from tests.serving import live
 
 TEXT = """vllm:num_requests_running{{model="m"}} {running}
@@ -56,19 +56,19 @@ def shown(server: ThreadingHTTPServer, **figures: float) -> None:
     server.text = TEXT.format(**{**usual, **figures})  # type: ignore[attr-defined]
 
 
-def watcher(server: ThreadingHTTPServer, clock: Clock) -> Watcher:
-    return Watcher(endpoint_of(f"127.0.0.1:{server.server_port}", "m"), clock=clock)
+def watcher(server: ThreadingHTTPServer, clock: Clock) -> EndpointWatcher:
+    return EndpointWatcher(endpoint_of(f"127.0.0.1:{server.server_port}", "m"), clock=clock)
 
 
 def test_counters_become_rates_and_histograms_means(server: ThreadingHTTPServer) -> None:
     clock = Clock()
     watched = watcher(server, clock)
     shown(server, tokens=1000, ttft=10, count=10)
-    assert "output_tokens_s" not in watched.look().figures  # nothing to compare with yet
+    assert "output_tokens_s" not in watched.look_once().figures  # nothing to compare with yet
     clock.now += 4
     shown(server, tokens=1400, ttft=16, count=13)
 
-    figures = watched.look().figures
+    figures = watched.look_once().figures
 
     assert figures["output_tokens_s"] == 100.0
     assert figures["ttft"] == 2.0
@@ -79,11 +79,11 @@ def test_an_engine_that_began_anew_has_no_negative_rate(server: ThreadingHTTPSer
     clock = Clock()
     watched = watcher(server, clock)
     shown(server, tokens=1000)
-    watched.look()
+    watched.look_once()
     clock.now += 2
     shown(server, tokens=3)
 
-    assert "output_tokens_s" not in watched.look().figures
+    assert "output_tokens_s" not in watched.look_once().figures
 
 
 def test_alerts_come_once_and_again_after_it_was_well(server: ThreadingHTTPServer) -> None:
@@ -91,10 +91,10 @@ def test_alerts_come_once_and_again_after_it_was_well(server: ThreadingHTTPServe
     watched = watcher(server, clock)
     for kv in (0.99, 0.99, 0.5, 0.99):
         shown(server, kv=kv)
-        watched.look()
+        watched.look_once()
 
     assert [alert.name for alert in watched.alerts] == ["cache", "cache"]
-    assert watched.raised == {"cache"}
+    assert watched.active_alerts == {"cache"}
 
 
 def test_requests_without_tokens_are_an_alert_after_a_while(server: ThreadingHTTPServer) -> None:
@@ -102,23 +102,23 @@ def test_requests_without_tokens_are_an_alert_after_a_while(server: ThreadingHTT
     watched = watcher(server, clock)
     for _ in range(4):
         shown(server, tokens=1000)
-        watched.look()
+        watched.look_once()
         clock.now += SILENT_S / 2
 
     assert [alert.name for alert in watched.alerts] == ["silent"]
 
 
 def test_an_endpoint_that_is_gone_is_an_alert() -> None:
-    watched = Watcher(endpoint_of("127.0.0.1:9", "m"), clock=Clock())
+    watched = EndpointWatcher(endpoint_of("127.0.0.1:9", "m"), clock=Clock())
     for _ in range(GONE_LOOKS + 1):
-        watched.look()
+        watched.look_once()
 
     assert [alert.name for alert in watched.alerts] == ["gone"]
 
 
 def test_a_rung_that_fails_is_an_alert() -> None:
-    watched = Watcher(endpoint_of("127.0.0.1:9", "m"), clock=Clock())
-    watched.heard(Verdict(name="tools", verdict="fail", reason="3 of 4 calls were not JSON"), 1.0)
+    watched = EndpointWatcher(endpoint_of("127.0.0.1:9", "m"), clock=Clock())
+    watched.add_canary(Verdict(name="tools", verdict="fail", reason="3 of 4 calls were not JSON"), 1.0)
 
     assert watched.alerts[0].text == "tools: 3 of 4 calls were not JSON"
 
@@ -148,7 +148,7 @@ def test_charts_fit_a_narrow_terminal(server: ThreadingHTTPServer) -> None:
     watched = watcher(server, clock)
     for step in range(60):
         shown(server, tokens=step * step * 10, running=step % 7)
-        watched.look()
+        watched.look_once()
         clock.now += 2
     console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(page(watched))
@@ -158,7 +158,7 @@ def test_charts_fit_a_narrow_terminal(server: ThreadingHTTPServer) -> None:
     assert "output tok/s" in text
     assert "█" in text
     assert bars([None, 0.0, 1.0]) == "  █"
-    assert line(Look(at=0.0, answered=False)) == "no answer"
+    assert line(MetricsLook(at=0.0, answered=False)) == "no answer"
 
 
 def test_a_cache_of_two_ranks_is_as_full_as_they_are_on_average(server: ThreadingHTTPServer) -> None:
@@ -170,7 +170,7 @@ def test_a_cache_of_two_ranks_is_as_full_as_they_are_on_average(server: Threadin
     server.text = "".join(ranks)  # type: ignore[attr-defined]
     watched = watcher(server, Clock())
 
-    figures = watched.look().figures
+    figures = watched.look_once().figures
 
     assert (figures["kv_use"], figures["running"]) == (0.5, 6.0)
-    assert watched.raised == set()
+    assert watched.active_alerts == set()

@@ -10,7 +10,7 @@ from moebox.checkpoint import deploy
 from moebox.cli import main
 from moebox.core.recipe import Hybrid, Listen, Parallel, Recipe, Runtime
 from moebox.errors import BadInput
-from moebox.serve.nodes import NodeAt, Nodes, conducted, order_for
+from moebox.serve.nodes import NodeAddress, Nodes, conductor_config, prepare_conductor
 from moebox.store import Run
 from tests.embedded import phantom_recipe
 
@@ -30,11 +30,13 @@ def recipe(**more: object) -> Recipe:
 
 
 def nodes(*addresses: str) -> Nodes:
-    return Nodes(nodes=tuple(NodeAt(name=f"n{rank}", address=address) for rank, address in enumerate(addresses, 1)))
+    return Nodes(
+        nodes=tuple(NodeAddress(name=f"n{rank}", address=address) for rank, address in enumerate(addresses, 1))
+    )
 
 
 def test_the_first_node_connects_to_the_workers_of_the_others_and_waits_for_them() -> None:
-    first, *others = conducted(deploy(recipe()), nodes(*ADDRESSES), "r").ranks
+    first, *others = conductor_config(deploy(recipe()), nodes(*ADDRESSES), "r").ranks
 
     assert first.argv[first.argv.index("--rpc") + 1] == "10.0.0.2:8001,10.0.0.3:8001"
     assert first.waits_for == 8001
@@ -68,7 +70,7 @@ def test_whoever_plans_it_hears_that_the_port_is_open_to_all() -> None:
 
 def test_addresses_of_ipv6_are_one_line() -> None:
     with pytest.raises(BadInput, match="not by IPv6"):
-        order_for(deploy(recipe()), nodes("fd00::1", "fd00::2", "fd00::3"), Run.create("rpc"))
+        prepare_conductor(deploy(recipe()), nodes("fd00::1", "fd00::2", "fd00::3"), Run.create("rpc"))
 
 
 @pytest.mark.parametrize("form", ["script", "slurm", "k8s", "compose"])

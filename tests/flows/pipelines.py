@@ -14,7 +14,7 @@ import pytest
 from moebox import codec
 from moebox.cli import main
 from moebox.core.recipe import Climb, Hybrid, Listen, Recipe, Runtime
-from moebox.flows.pipeline import PIPELINE, STEPS, Name
+from moebox.flows.pipeline import PIPELINE, STEPS, StepName
 from moebox.phantom import gguf_path
 from moebox.store import Entry, Run
 
@@ -24,7 +24,7 @@ WAIT_S = 120.0  # for what comes within a second or two on an idle machine
 MEASURED = 64  # max_tokens of a measurement in a story without a model's name
 # The Nth such request: each level warms up with as many requests as it has streams and then sends four of each.
 SECOND_LEVEL = 8
-ASKED: dict[Name, tuple[str | int, int]] = {
+ASKED: dict[StepName, tuple[str | int, int]] = {
     "up": ("any", 1),
     "verify": ("any", 12),
     "climb": ("any", 3),
@@ -59,7 +59,7 @@ def oracle_recipe(folder: Path) -> Path:
     return path
 
 
-def only(*names: Name, streams: str = "1") -> list[str]:
+def only(*names: StepName, streams: str = "1") -> list[str]:
     """Words for a story of the plan and these steps alone; memory is not measured."""
     wanted = ("plan", *names)
     left = [name for name in STEPS[: STEPS.index(wanted[-1])] if name not in wanted]
@@ -151,7 +151,7 @@ class Hold:
         self.path.with_name(f"{self.path.name}.go").touch()
 
 
-def held_in(step: Name, recipe: Path, hold: Hold) -> tuple["subprocess.Popen[str]", Run]:
+def held_in(step: StepName, recipe: Path, hold: Hold) -> tuple["subprocess.Popen[str]", Run]:
     """A story in the middle of that step: its engine waits before it answers. In a bench, one level is measured."""
     hold.at(*ASKED[step])
     moebox = begin("--recipe", str(recipe), *only(step, streams="1,2"))

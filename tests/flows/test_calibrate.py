@@ -21,13 +21,13 @@ from moebox.detect import box
 from moebox.errors import AnswerIsNo, BadInput
 from moebox.flows import calibrate_timing as timing
 from moebox.flows.calibrate import FILE, calibrate
-from moebox.flows.calibrate_depths import Depth, depths_for, shallower
-from moebox.flows.calibrate_grid import Point, grid, outer_first
-from moebox.flows.calibrate_merge import merged
-from moebox.flows.calibrate_recipe import at_depth
+from moebox.flows.calibrate_depths import BootDepth, choose_depths, shallower_depth
+from moebox.flows.calibrate_grid import TimingPoint, order_outer_first, timing_grid
+from moebox.flows.calibrate_merge import merge_boots
+from moebox.flows.calibrate_recipe import recipe_at_depth
 from moebox.planner.speed.measured import MeasuredSpeed
 from moebox.serve.faults import LaunchFailed
-from moebox.serve.state import marked
+from moebox.serve.state import marked_processes
 from moebox.store import Run, calibrations
 
 ENGINE = Path(__file__).with_name("stepping.py")
@@ -65,8 +65,8 @@ def boots(run: Run) -> tuple[Boot, ...]:
 @pytest.fixture(autouse=True)
 def any_version(monkeypatch: pytest.MonkeyPatch) -> None:
     """The stand-in is a script of this Python, which has no vLLM to be asked for its version."""
-    monkeypatch.setattr("moebox.serve.preflight.version", lambda *_: None)
-    monkeypatch.setattr("moebox.flows.calibrate_boot.STEPS", (8, 8))  # what is timed matters here, not how well
+    monkeypatch.setattr("moebox.serve.preflight.check_version", lambda *_: None)
+    monkeypatch.setattr("moebox.flows.calibrate_boot.STEP_LIMITS", (8, 8))  # what is timed matters here, not how well
     monkeypatch.setattr("moebox.flows.calibrate_timing.TRIES", 1)
     monkeypatch.setattr("moebox.flows.calibrate_timing.MANY", 1)
 
@@ -74,7 +74,7 @@ def any_version(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_two_boots_become_a_calibration(run: Run) -> None:
     """Prompts and decode steps at both depths, the cache's tokens carried on, nothing left running."""
     lines: list[str] = []
-    found = calibrate(acting("good"), run, layers=(4, 8), budget_s=BUDGET_S, tell=lines.append)
+    found = calibrate(acting("good"), run, layers=(4, 8), budget_s=BUDGET_S, notify=lines.append)
 
     assert found.depths == (4, 8)
     assert (found.layers, found.engine, found.version) == (61, "vllm", "0.32.0")
@@ -84,7 +84,7 @@ def test_two_boots_become_a_calibration(run: Run) -> None:
     assert reading.cache_tokens == pytest.approx((120e9 - 12 * 9e9) / 1152 / 12, rel=0.001)
     assert calibrations.get(found.id) == found
     assert "booting with 4 layers, 8 layers" in lines[0]
-    assert not marked()
+    assert not marked_processes()
 
 
 def test_a_second_run_refines_the_first(run: Run, tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_depth_that_is_too_large_is_taken_shallower(run: Run) -> None:
     assert found.depths == (4, 6)
     assert "12 layers ran out of memory; 8 layers taken instead" in found.notes
     assert "8 layers ran out of memory; 6 layers taken instead" in found.notes
-    assert not marked()
+    assert not marked_processes()
 
 
 def test_an_engine_that_dies_at_the_second_depth_leaves_no_half_calibration(run: Run) -> None:
@@ -110,7 +110,7 @@ def test_an_engine_that_dies_at_the_second_depth_leaves_no_half_calibration(run:
         calibrate(acting("dies-above-4"), run, layers=(4, 8), budget_s=BUDGET_S)
     assert [boot.layers for boot in boots(run)][:1] == [4]
     assert not calibrations.shelf().calibrations
-    assert not marked()
+    assert not marked_processes()
 
 
 def test_no_memory_for_any_second_depth_is_told(run: Run) -> None:
@@ -131,7 +131,7 @@ def test_requests_that_fail_are_told_in_the_servers_words(run: Run) -> None:
     """HTTP 500 is the answer no."""
     with pytest.raises(AnswerIsNo, match="HTTP 500: EngineCore encountered an issue"):
         calibrate(acting("refuses"), run, layers=(4, 8), budget_s=BUDGET_S)
-    assert not marked()
+    assert not marked_processes()
 
 
 def test_prompts_from_a_cache_are_never_timed(run: Run) -> None:
@@ -197,9 +197,9 @@ def test_ctrl_c_keeps_what_was_measured_and_stops_the_engine(tmp_path: Path) -> 
     assert "interrupted: what was measured until then" in kept["notes"]
     assert not calibrations.shelf().calibrations
     until = time.monotonic() + 20
-    while marked() and time.monotonic() < until:
+    while marked_processes() and time.monotonic() < until:
         time.sleep(0.2)
-    assert not marked()
+    assert not marked_processes()
     assert os.environ["MOEBOX_CALIBRATIONS"]
 
 
@@ -207,11 +207,11 @@ def test_depths_have_every_kind_and_fit() -> None:
     """One dense layer and three with experts, then as many as half of the memory holds."""
     model, forms = resolve("kimi-k2.6")
     form = next(one for one in forms if one.quant == "int4-g32")
-    few, more = depths_for(acting("good"), model, form, box("8x-h200"))
+    few, more = choose_depths(acting("good"), model, form, box("8x-h200"))
     assert few.layers == 4
     assert few.layers < more.layers <= 24
     with pytest.raises(BadInput, match="takes two depths"):
-        depths_for(acting("good"), model, form, box("8x-h200"), (8, 4))
+        choose_depths(acting("good"), model, form, box("8x-h200"), (8, 4))
 
 
 def test_experts_on_gpus_and_in_ram_take_a_third_boot(tmp_path: Path) -> None:
@@ -221,28 +221,30 @@ def test_experts_on_gpus_and_in_ram_take_a_third_boot(tmp_path: Path) -> None:
     recipe = dataclasses.replace(
         acting("good"), engine="ik_llama.cpp", hybrid=Hybrid(experts=((1, 2, 3), (58, 59, 60)))
     )
-    depths = depths_for(recipe, model, form, box("2x-rtx-pro-6000-max-q", ram="768GiB"), (4, 8))
+    depths = choose_depths(recipe, model, form, box("2x-rtx-pro-6000-max-q", ram="768GiB"), (4, 8))
     assert [(depth.layers, depth.gpu_experts) for depth in depths] == [(4, 0), (8, 0), (8, 3)]
-    assert shallower(Depth(layers=8, gpu_experts=7), above=4) == Depth(layers=6, gpu_experts=5)
+    assert shallower_depth(BootDepth(layers=8, gpu_experts=7), above=4) == BootDepth(layers=6, gpu_experts=5)
     tiny = dataclasses.replace(
         model, hidden=64, vocab=512, moe=dataclasses.replace(model.moe, experts=8, used=2, intermediate=64)
     )
-    small = at_depth(recipe, tiny, dataclasses.replace(form, quant="Q4_0"), depths[2], tmp_path / "x.gguf")
+    small = recipe_at_depth(recipe, tiny, dataclasses.replace(form, quant="Q4_0"), depths[2], tmp_path / "x.gguf")
     assert small.hybrid is not None
     assert small.hybrid.experts == ((1, 3), (2,))
 
 
 def test_the_most_telling_points_come_first() -> None:
     """One prompt and one stream before anything else; the widest batch soon; no point beyond context or cache."""
-    points = grid(dataclasses.replace(acting("good"), max_seqs=64), chunk=8192, longest=32768, cache_tokens=100_000)
+    points = timing_grid(
+        dataclasses.replace(acting("good"), max_seqs=64), chunk=8192, longest=32768, cache_tokens=100_000
+    )
     assert points[0].batch == 0
-    assert points[1] == Point(batch=1, context=256)
-    assert points[2] == Point(batch=64, context=256)
+    assert points[1] == TimingPoint(batch=1, context=256)
+    assert points[2] == TimingPoint(batch=64, context=256)
     assert max(point.context for point in points) <= 32768
     assert max(point.batch * point.context for point in points) <= 100_000
     assert len(set(points)) == len(points)
-    assert sorted(outer_first([1, 2, 4, 8, 16])) == [1, 2, 4, 8, 16]
-    assert outer_first([1]) == [1]
+    assert sorted(order_outer_first([1, 2, 4, 8, 16])) == [1, 2, 4, 8, 16]
+    assert order_outer_first([1]) == [1]
 
 
 def test_only_steps_in_which_all_streams_decode_count() -> None:
@@ -261,7 +263,7 @@ def test_boots_of_the_same_depth_are_averaged() -> None:
         prefill=(Prefill(tokens=128, seconds=0.1, spread=0.01),),
     )
     second = Boot(layers=4, decode=(DecodeStep(batch=1, context=256, seconds=0.012, spread=0.01),))
-    both = merged((first,), (second,))[0]
+    both = merge_boots((first,), (second,))[0]
     assert both.decode[0].seconds == pytest.approx(0.011)
     assert both.decode[0].spread == pytest.approx(0.001 / 0.011)
     assert both.prefill == first.prefill

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from moebox.core.calibration import DecodeStep, Prefill
 from moebox.core.endpoint import Endpoint
 from moebox.flows import calibrate_timing as timing
-from moebox.flows.calibrate_boot import LOOKS, Measuring, unsure
-from moebox.flows.calibrate_depths import Depth
-from moebox.flows.calibrate_grid import Point
-from moebox.flows.calibrate_timing import lateness
+from moebox.flows.calibrate_boot import MAX_LOOKS, BootMeasurement, needs_another_look
+from moebox.flows.calibrate_depths import BootDepth
+from moebox.flows.calibrate_grid import TimingPoint
+from moebox.flows.calibrate_timing import start_delay
 from moebox.loose import Json
 from tests.serving import live
 
@@ -40,10 +40,10 @@ def test_short_steps_on_a_disturbed_host_are_timed_within_three_percent(seed: in
     phases = [chance.random() < 0.33 for _ in range(5)]
     looks: list[DecodeStep] = []
     for busy in phases:
-        looks.append(timing.look(noisy_gaps(0.002, 700, chance, busy=busy), batch=1, context=256))
-        if not unsure(looks):
+        looks.append(timing.step_from_gaps(noisy_gaps(0.002, 700, chance, busy=busy), batch=1, context=256))
+        if not needs_another_look(looks):
             break
-    step = timing.together_seen(looks)
+    step = timing.combine_looks(looks)
     assert step.seconds == pytest.approx(0.00202, rel=0.03) or phases[: len(looks)].count(False) < 2
     assert step.spread < 0.35
 
@@ -65,7 +65,7 @@ def test_tokens_that_arrive_in_bunches_are_timed_right(seed: int, pause_s: float
     """A client without a core reads a hundred tokens at once: most gaps are nought, and the step is not."""
     chance = random.Random(seed)
     gaps = read_late([0.001 * chance.uniform(0.98, 1.02) for _ in range(768)], chance, pause_s=pause_s)
-    step = timing.look(gaps, batch=1, context=256)
+    step = timing.step_from_gaps(gaps, batch=1, context=256)
     assert step.seconds == pytest.approx(0.001, rel=within)
     assert timing.bunch_size(gaps) > 1
 
@@ -73,7 +73,7 @@ def test_tokens_that_arrive_in_bunches_are_timed_right(seed: int, pause_s: float
 @given(st.lists(st.floats(0, 2, allow_nan=False), min_size=8, max_size=200).filter(any))
 def test_whatever_arrives_when_a_step_takes_time(gaps: list[float]) -> None:
     """All at once after a single wait, in any pattern: never nought, never longer than the longest wait."""
-    step = timing.look(gaps, batch=1, context=256)
+    step = timing.step_from_gaps(gaps, batch=1, context=256)
     assert 0 < step.seconds <= max(gaps) * 1.001
     assert step.spread >= 0
 
@@ -81,37 +81,40 @@ def test_whatever_arrives_when_a_step_takes_time(gaps: list[float]) -> None:
 def test_two_looks_that_agree_are_enough_and_others_are_taken_again() -> None:
     """A step is never settled by one look, however even it was: two streams once took 11.3 ms so, and 7 in truth."""
     once = [DecodeStep(batch=2, context=256, seconds=0.0113, spread=0.003)]
-    assert unsure(once)
-    assert not unsure(once, once=True)
-    assert unsure([dataclasses.replace(once[0], spread=0.03)], once=True)
-    assert unsure([*once, dataclasses.replace(once[0], seconds=0.0071)])
-    assert not unsure([*once, dataclasses.replace(once[0], seconds=0.0114)])
-    assert not unsure([dataclasses.replace(once[0], seconds=0.002 * 1.1**times) for times in range(LOOKS)])
+    assert needs_another_look(once)
+    assert not needs_another_look(once, once=True)
+    assert needs_another_look([dataclasses.replace(once[0], spread=0.03)], once=True)
+    assert needs_another_look([*once, dataclasses.replace(once[0], seconds=0.0071)])
+    assert not needs_another_look([*once, dataclasses.replace(once[0], seconds=0.0114)])
+    assert not needs_another_look(
+        [dataclasses.replace(once[0], seconds=0.002 * 1.1**times) for times in range(MAX_LOOKS)]
+    )
 
 
 def test_what_is_quick_to_look_at_comes_before_what_is_not() -> None:
     """So that short of time the most points have a second look; long prompts whose tries agreed need none."""
-    work = Measuring(depth=Depth(layers=5), chunk=512)
+    work = BootMeasurement(depth=BootDepth(layers=5), chunk=512)
     work.prompts = {
-        Point(context=tokens): [Prefill(tokens=tokens, seconds=tokens / 720, spread=0.001)] for tokens in (832, 64)
+        TimingPoint(context=tokens): [Prefill(tokens=tokens, seconds=tokens / 720, spread=0.001)]
+        for tokens in (832, 64)
     }
     for batch, context in ((4, 832), (1, 832), (2, 256)):
         step = DecodeStep(batch=batch, context=context, seconds=0.01, spread=0.003)
-        work.looks[Point(batch=batch, context=context)] = [step]
+        work.looks[TimingPoint(batch=batch, context=context)] = [step]
 
-    assert [point.text for point in work.doubtful(all_again=False)] == [
+    assert [point.text for point in work.doubtful_points(all_again=False)] == [
         "a prompt of 64 tokens",
         "2 streams at 256 tokens",
         "1 stream at 832 tokens",
         "4 streams at 832 tokens",
     ]
-    assert Point(context=832) in work.doubtful(all_again=True)
+    assert TimingPoint(context=832) in work.doubtful_points(all_again=True)
 
 
 def test_a_drift_is_no_doubt_of_prompts_that_were_looked_at_after_it() -> None:
     """Looks that agree, before and after speed moved, say that it was not theirs; a single look says nothing."""
-    short, long = Point(context=128), Point(context=8192)
-    work = Measuring(depth=Depth(layers=8), chunk=8192, drift=-0.31)
+    short, long = TimingPoint(context=128), TimingPoint(context=8192)
+    work = BootMeasurement(depth=BootDepth(layers=8), chunk=8192, drift=-0.31)
     work.prompts = {
         short: [Prefill(tokens=128, seconds=0.0110, spread=0.004)],
         long: [Prefill(tokens=8192, seconds=seconds, spread=0.004) for seconds in (0.0795, 0.0800)],
@@ -124,18 +127,18 @@ def test_a_drift_is_no_doubt_of_prompts_that_were_looked_at_after_it() -> None:
 
 def test_a_reply_never_goes_beyond_the_context() -> None:
     """Many steps of 2 ms, as far as prompt and reply fit together, and no more than the prompt is long."""
-    work = Measuring(depth=Depth(layers=4), chunk=8192, longest=1024, pace_s=0.002)
-    assert work.steps(Point(batch=1, context=256)) == 256
-    assert work.steps(Point(batch=1, context=832)) == 1024 - 832 - 3
-    assert Measuring(depth=Depth(layers=4), chunk=8192).steps(Point(batch=1, context=256)) == 24
+    work = BootMeasurement(depth=BootDepth(layers=4), chunk=8192, longest=1024, pace_s=0.002)
+    assert work.step_count(TimingPoint(batch=1, context=256)) == 256
+    assert work.step_count(TimingPoint(batch=1, context=832)) == 1024 - 832 - 3
+    assert BootMeasurement(depth=BootDepth(layers=4), chunk=8192).step_count(TimingPoint(batch=1, context=256)) == 24
 
 
 def test_a_stream_that_waits_for_anothers_end_is_told_from_one_that_is_only_late() -> None:
     """Longer replies bring late streams together; they only make a queue longer."""
     early, late, queued = [1.0, 2.0, 3.0], [2.5, 3.5], [3.5, 4.5]
-    assert lateness([early, late]) == 0.0
-    assert lateness([early, queued]) == 2.5
-    assert lateness([early, []]) == lateness([]) == 0.0
+    assert start_delay([early, late]) == 0.0
+    assert start_delay([early, queued]) == 2.5
+    assert start_delay([early, []]) == start_delay([]) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -144,7 +147,7 @@ def test_a_stream_that_waits_for_anothers_end_is_told_from_one_that_is_only_late
 def test_a_token_shared_by_chance_is_no_cached_prompt(prompt: int, known: int, wrong: bool) -> None:
     """SGLang's pages hold one token: one of 64 warm-up prompts began as another did, and ended a whole calibration."""
     event = timing.Event({}, usage=(prompt, 1, known, 0))
-    assert bool(timing.cached(event)) == wrong
+    assert bool(timing.cache_problem(event)) == wrong
 
 
 class AtOnce(BaseHTTPRequestHandler):
@@ -166,12 +169,12 @@ class AtOnce(BaseHTTPRequestHandler):
         """Nothing."""
 
 
-class Slow(timing.Target):
+class Slow(timing.TimedEngine):
     """Takes its time to make up a prompt: 20,000 ids take as long as a layer."""
 
-    def prompt(self, tokens: int) -> list[int]:
+    def draw_prompt(self, tokens: int) -> list[int]:
         time.sleep(0.3)
-        return super().prompt(tokens)
+        return super().draw_prompt(tokens)
 
 
 def test_a_prompt_takes_what_the_server_takes_and_not_what_its_making_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,13 +182,13 @@ def test_a_prompt_takes_what_the_server_takes_and_not_what_its_making_does(monke
     monkeypatch.setattr(timing, "MANY", 1)
     with live(ThreadingHTTPServer(("127.0.0.1", 0), AtOnce)) as server:
         endpoint = Endpoint(base_url=f"http://127.0.0.1:{server.server_port}/v1", model="m")
-        found = timing.prefill(Slow(endpoint=endpoint, vocab=2000), 16, deadline=time.monotonic() + 60)
+        found = timing.time_prefill(Slow(endpoint=endpoint, vocab=2000), 16, deadline=time.monotonic() + 60)
     assert found.seconds < 0.3
 
 
 def test_short_prompts_are_tried_often_and_long_ones_are_not() -> None:
     """What the host adds to a prompt of 10 ms is multiplied with the layers that were not booted."""
-    assert [timing.tries_of(seconds) for seconds in (0.01, 0.5, 5.0)] == [15, 3, 2]
+    assert [timing.prompt_tries(seconds) for seconds in (0.01, 0.5, 5.0)] == [15, 3, 2]
 
 
 class Forty(AtOnce):
@@ -194,21 +197,21 @@ class Forty(AtOnce):
     tokens, pause_s = 40, 0.001
 
 
-class Asking(timing.Target):
+class Asking(timing.TimedEngine):
     """Remembers how long the prompts and replies were that it asked for."""
 
     asked: ClassVar[list[tuple[int, int]]] = []
 
-    def body(self, prompt: int, output: int, *, slot: int = 0) -> Json:
+    def request_body(self, prompt: int, output: int, *, slot: int = 0) -> Json:
         self.asked.append((prompt, output))
-        return super().body(prompt, output, slot=slot)
+        return super().request_body(prompt, output, slot=slot)
 
 
 def test_a_step_is_timed_at_its_context_on_average() -> None:
     """The prompt is shorter by half of the steps: attention takes longer with every token that was decoded."""
     with live(ThreadingHTTPServer(("127.0.0.1", 0), Forty)) as server:
         endpoint = Endpoint(base_url=f"http://127.0.0.1:{server.server_port}/v1", model="m")
-        step = timing.decode(Asking(endpoint=endpoint, vocab=1000), 1, 256, chunk=8192, steps=200)
+        step = timing.time_decode(Asking(endpoint=endpoint, vocab=1000), 1, 256, chunk=8192, steps=200)
     ((prompt, reply),) = Asking.asked
 
     assert prompt + reply / 2 == pytest.approx(256, abs=2)
@@ -219,13 +222,15 @@ def test_streams_of_llama_cpp_take_neighbouring_slots(monkeypatch: pytest.Monkey
     """It decodes no others in one step: two streams took 6.5 ms on slots 0 and 1, and 9.1 on 0 and 2."""
     sent: list[Json] = []
 
-    def told(_: timing.Target, bodies: Sequence[Json]) -> list[timing.Stream]:
+    def told(_: timing.TimedEngine, bodies: Sequence[Json]) -> list[timing.TokenTimes]:
         sent.extend(bodies)
-        return [timing.Stream(times=[0.01 * step for step in range(40)]) for _ in bodies]
+        return [timing.TokenTimes(times=[0.01 * step for step in range(40)]) for _ in bodies]
 
-    monkeypatch.setattr(timing, "together", told)
+    monkeypatch.setattr(timing, "run_together", told)
     for ggml in (True, False):
-        target = timing.Target(endpoint=Endpoint(base_url="http://127.0.0.1:1/v1", model="m"), vocab=1000, ggml=ggml)
-        timing.decode(target, 2, 256, chunk=512, steps=32)
+        target = timing.TimedEngine(
+            endpoint=Endpoint(base_url="http://127.0.0.1:1/v1", model="m"), vocab=1000, ggml=ggml
+        )
+        timing.time_decode(target, 2, 256, chunk=512, steps=32)
 
     assert [body.get("id_slot") for body in sent] == [0, 1, None, None]

@@ -10,7 +10,7 @@ from moebox.core.event import ClimbTry
 from moebox.core.recipe import Climb, Recipe
 from moebox.errors import AnswerIsNo
 from moebox.flows.climb import climb
-from moebox.flows.fit import misfit
+from moebox.flows.fit import memory_problem
 from moebox.serve import oom
 from moebox.serve.recipes import read_recipe
 from moebox.store import Run
@@ -34,7 +34,7 @@ def test_what_ran_out_of_memory_is_never_started_again(recipe: Recipe, tmp_path:
     """One start, the words "out of memory", and no longer context is tried; nor by a resumed climb."""
     counter = tmp_path / "memory.events"
     counter.write_text("oom_kill 0\n")
-    monkeypatch.setattr(oom, "counters", lambda: [str(counter)])
+    monkeypatch.setattr(oom, "oom_counter_files", lambda: [str(counter)])
     monkeypatch.setenv("ORACLE_OOM", f"{counter},8192")  # two slots of 4,096
     run = Run.create("climb")
     summit = climb(recipe, run, effort=LIGHT)
@@ -65,8 +65,8 @@ def test_a_step_that_does_not_fit_is_not_started(recipe: Recipe):
     """The planner is asked first: Kimi on one small GPU is told in bytes, and no engine is started."""
     box = detect.box("1x-rtx-5090", ram="64GiB")
     kimi = read_recipe("kimi-k26-vllm")
-    assert "out of memory by the plan" in misfit(deploy(kimi).on(box))
-    assert misfit(deploy(recipe).on(box)) == ""
+    assert "out of memory by the plan" in memory_problem(deploy(kimi).on(box))
+    assert memory_problem(deploy(recipe).on(box)) == ""
     run = Run.create("climb")
     with pytest.raises(AnswerIsNo, match="out of memory by the plan"):
         climb(kimi, run, effort=LIGHT, box=box)

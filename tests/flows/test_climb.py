@@ -18,9 +18,9 @@ from moebox.core.endpoint import Endpoint
 from moebox.core.recipe import Climb, Hybrid, Listen, Recipe, Runtime
 from moebox.errors import AnswerIsNo, BadInput
 from moebox.flows.climb import climb
-from moebox.flows.effort import Effort
-from moebox.flows.pace import TOKENS, Pace
-from moebox.flows.walk import Trial
+from moebox.flows.effort import ClimbEffort
+from moebox.flows.pace import TOKENS, SpeedRounds
+from moebox.flows.walk import ClimbTrial
 from moebox.serve import state
 from moebox.store import Run
 from moebox.store.summary import summarize
@@ -32,15 +32,19 @@ from .pipelines import weights
 ROOT = Path(__file__).parents[2]
 
 
-def told(endpoint: Endpoint, *, concurrency: int, rounds: int, tokens: int) -> Pace:
+def told(endpoint: Endpoint, *, concurrency: int, rounds: int, tokens: int) -> SpeedRounds:
     """The oracle's own word for its speed, with a little scatter: a busy machine would hide what a clock sees."""
     page = http.get(f"{endpoint.root}/metrics").text
     rate = concurrency / float(page.rpartition("oracle:word_seconds ")[2])
     scatter = itertools.islice(itertools.cycle((0.99, 1.01)), rounds)
-    return Pace(concurrency=concurrency, tok_s=tuple(rate * factor for factor in scatter), ttft_ms=(20.0,) * rounds)
+    return SpeedRounds(
+        concurrency=concurrency, tok_s=tuple(rate * factor for factor in scatter), ttft_ms=(20.0,) * rounds
+    )
 
 
-LIGHT = Effort(concurrency=2, rounds=4, tokens=PACED, questions=12, trials=2, parallel=4, patience_s=120, pace=told)
+LIGHT = ClimbEffort(
+    concurrency=2, rounds=4, tokens=PACED, questions=12, trials=2, parallel=4, patience_s=120, measure_speed=told
+)
 
 
 @pytest.fixture
@@ -70,7 +74,7 @@ def test_the_oracle_knows_the_streams_that_are_timed():
     assert engine.TOKENS == TOKENS
 
 
-def by_change(trials: tuple[Trial, ...]) -> dict[str, Trial]:
+def by_change(trials: tuple[ClimbTrial, ...]) -> dict[str, ClimbTrial]:
     return {trial.change: trial for trial in trials}
 
 
@@ -94,7 +98,7 @@ def test_a_climb_keeps_what_is_verified_and_better(recipe: Recipe):
     kinds = [event.kind for event in run.events()]
     assert kinds.count("climb.kept") == 3
     assert kinds.count("climb.dropped") == 4
-    assert state.instances() == []
+    assert state.list_instances() == []
 
 
 def test_a_machine_that_becomes_faster_is_not_taken_for_a_setting(
@@ -111,7 +115,7 @@ def test_a_machine_that_becomes_faster_is_not_taken_for_a_setting(
     assert trial.why.startswith("no difference seen")
     assert trial.gain
     assert trial.gain.high > 0.5  # what it would have claimed
-    assert state.instances() == []
+    assert state.list_instances() == []
 
 
 def test_an_engine_that_is_no_good_ends_the_climb(recipe: Recipe):
@@ -159,7 +163,7 @@ def test_a_killed_climb_is_taken_up_where_it_stopped(recipe: Recipe, tmp_path: P
     assert [step["change"] for step in table["steps"]] == ["start", "context 4096"]
     assert table["steps"][0] == done["steps"][0]
     assert [step["verdict"] for step in table["steps"]] == ["pass", "pass"]
-    assert state.strays() == {}
+    assert state.orphan_processes() == {}
     other = tmp_path / "other.toml"
     other.write_text(path.read_text().replace("oracle-k2", "oracle-k3"))
     with pytest.raises(BadInput, match="another recipe"):
@@ -181,7 +185,7 @@ def test_an_interrupted_climb_says_how_to_go_on(recipe: Recipe, tmp_path: Path):
     assert process.wait(timeout=60) == 130
     (run,) = (tmp_path / "runs").iterdir()
     assert said.splitlines()[-1] == f"interrupted; go on with: moebox climb --resume {run.name}"
-    assert state.strays() == {}
+    assert state.orphan_processes() == {}
 
 
 def test_two_recipes_are_compared_with_judgement(recipe: Recipe, tmp_path: Path, capfd: pytest.CaptureFixture[str]):

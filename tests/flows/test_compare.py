@@ -11,11 +11,11 @@ import pytest
 
 from moebox.cli import main
 from moebox.core.endpoint import Endpoint
-from moebox.flows.answers import Change, Said, sign_test
-from moebox.flows.compare import Effort, Side, ask_both, compare
-from moebox.flows.compare_tasks import judged, lost_work
-from moebox.flows.gain import gain, paired, student
-from moebox.flows.pace import Pace
+from moebox.flows.answers import AnswerChange, ServerAnswer, sign_test
+from moebox.flows.compare import CompareEffort, MeasuredSide, compare_sides, measure_both
+from moebox.flows.compare_tasks import compare_results, find_lost_work
+from moebox.flows.gain import paired_gain, student_t, welch_gain
+from moebox.flows.pace import SpeedRounds
 from moebox.store import Run
 from moebox.tasks.result import JobResult
 
@@ -34,13 +34,13 @@ def _runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MOEBOX_RUNS", str(tmp_path))
 
 
-def side(name: str, said: list[Said], tok_s: tuple[float, ...] = (100.0, 101.0, 99.0)) -> Side:
-    pace = Pace(concurrency=1, tok_s=tok_s, ttft_ms=(10.0,) * len(tok_s))
-    return Side(name=name, said=tuple(said), paces=(pace,), acceptance=None)
+def side(name: str, said: list[ServerAnswer], tok_s: tuple[float, ...] = (100.0, 101.0, 99.0)) -> MeasuredSide:
+    pace = SpeedRounds(concurrency=1, tok_s=tok_s, ttft_ms=(10.0,) * len(tok_s))
+    return MeasuredSide(name=name, said=tuple(said), paces=(pace,), acceptance=None)
 
 
-def said(family: str, number: int, *, right: bool = True, valid: bool = True) -> Said:
-    return Said(family=family, question=f"{family} {number}", text=f"{right} {valid}", right=right, valid=valid)
+def said(family: str, number: int, *, right: bool = True, valid: bool = True) -> ServerAnswer:
+    return ServerAnswer(family=family, question=f"{family} {number}", text=f"{right} {valid}", right=right, valid=valid)
 
 
 def test_lost_tool_calls_make_b_worse():
@@ -48,11 +48,11 @@ def test_lost_tool_calls_make_b_worse():
     plain = [said("plain", number) for number in range(20)]
     a = [*plain, *(said("tool_call", number, right=False) for number in range(6))]
     b = [*plain, *(said("tool_call", number, right=False, valid=False) for number in range(6))]
-    found = compare(side("A", a), side("B", b))
+    found = compare_sides(side("A", a), side("B", b))
 
     assert not found.as_good
     assert found.verdict == "B is worse: valid tool calls: lost 6 of 6"
-    assert compare(side("B", b), side("A", a)).as_good
+    assert compare_sides(side("B", b), side("A", a)).as_good
 
 
 def test_lost_json_makes_b_worse():
@@ -60,7 +60,7 @@ def test_lost_json_makes_b_worse():
     a = [said("json_schema", number, right=False) for number in range(5)]
     b = [dataclasses.replace(one, valid=False) for one in a]
 
-    assert "valid JSON: lost 5 of 5" in compare(side("A", a), side("B", b)).verdict
+    assert "valid JSON: lost 5 of 5" in compare_sides(side("A", a), side("B", b)).verdict
 
 
 def test_a_server_that_loses_its_tool_calls_is_worse_for_a_person(oracle: str, capsys: pytest.CaptureFixture[str]):
@@ -116,11 +116,11 @@ def test_chance_alone_is_seen_as_a_difference_in_one_run_of_twenty_at_most():
                 order.reverse()
             a.append(order[0] * rng.lognormvariate(0, 0.05))
             b.append(order[1] * rng.lognormvariate(0, 0.05))
-        seen += compare(side("A", [], tuple(a)), side("B", [], tuple(b))).different
+        seen += compare_sides(side("A", [], tuple(a)), side("B", [], tuple(b))).different
     assert seen / 2000 <= 0.055
 
     drifting = [100 * 0.95**number for number in range(12)]
-    unpaired = gain(drifting[:6], drifting[6:])
+    unpaired = welch_gain(drifting[:6], drifting[6:])
     assert unpaired is not None
     assert unpaired.seen  # all of A and then all of B: the drift alone was a difference
 
@@ -128,7 +128,9 @@ def test_chance_alone_is_seen_as_a_difference_in_one_run_of_twenty_at_most():
 @pytest.mark.parametrize(("factor", "slower"), [(0.13, True), (0.9, True), (1.0, False), (0.985, False), (1.5, False)])
 def test_a_build_can_fail_for_a_slower_server(factor: float, slower: bool):
     """Not for what is small, nor for what may be chance."""
-    found = compare(side("A", [], (100.0, 101.0, 99.0)), side("B", [], (100 * factor, 101.1 * factor, 98.9 * factor)))
+    found = compare_sides(
+        side("A", [], (100.0, 101.0, 99.0)), side("B", [], (100 * factor, 101.1 * factor, 98.9 * factor))
+    )
 
     assert found.slower == slower
     assert found.as_good
@@ -152,7 +154,7 @@ def test_a_real_difference_is_seen():
     rng = random.Random(5)
     before = tuple(100 * rng.lognormvariate(0, 0.02) for _ in range(6))
     after = tuple(value * 1.1 * rng.lognormvariate(0, 0.02) for value in before)
-    found = compare(side("A", [], before), side("B", [], after))
+    found = compare_sides(side("A", [], before), side("B", [], after))
 
     assert found.different
     assert found.gains[0].gain is not None
@@ -164,24 +166,24 @@ def test_the_quantiles_are_students():
     book = {(1, 0.95): 12.706, (2, 0.95): 4.303, (3, 0.95): 3.182, (5, 0.95): 2.571, (5, 0.99): 4.032}
     book |= {(9, 0.95): 2.262, (4, 0.975): 3.495, (30, 0.99): 2.750}
     for (freedom, confidence), value in book.items():
-        assert student(freedom, confidence) == pytest.approx(value, rel=0.015)
-    assert paired([1.0], [1.0]) is None
+        assert student_t(freedom, confidence) == pytest.approx(value, rel=0.015)
+    assert paired_gain([1.0], [1.0]) is None
 
 
 def test_the_sign_test_counts_what_changed():
     """Five lost and none gained is the fewest that chance does not explain."""
     assert sign_test(0, 0) == 1
     assert sign_test(5, 0) == pytest.approx(1 / 32)
-    assert not Change(what="", of=100, lost=4, gained=0).worse
-    assert Change(what="", of=100, lost=5, gained=0).worse
-    assert not Change(what="", of=100, lost=6, gained=3).worse
-    assert Change(what="", of=4, lost=2, gained=0).worse
+    assert not AnswerChange(what="", of=100, lost=4, gained=0).is_worse
+    assert AnswerChange(what="", of=100, lost=5, gained=0).is_worse
+    assert not AnswerChange(what="", of=100, lost=6, gained=3).is_worse
+    assert AnswerChange(what="", of=4, lost=2, gained=0).is_worse
 
 
 def test_both_sides_are_asked_in_turn_and_never_the_same_prompt_twice_for_speed(oracle: str):
     """A B, B A: seen at the server, which is one and the same here."""
     endpoint = Endpoint(base_url=f"{oracle}/correct/v1", model=MODEL)
-    a, b = ask_both(endpoint, endpoint, Effort(concurrency=(1,), questions=4, rounds=3))
+    a, b = measure_both(endpoint, endpoint, CompareEffort(concurrency=(1,), questions=4, rounds=3))
 
     assert [one.question for one in a.said] == [one.question for one in b.said]
     assert len(a.paces[0].tok_s) == len(b.paces[0].tok_s) == 3
@@ -195,14 +197,14 @@ def test_jobs_are_paired_by_seed():
     """What both solve says nothing; what only one solves decides."""
     a = [result(seed, True) for seed in range(20)]
     b = [result(seed, seed >= 6) for seed in range(20)]
-    found = judged(a, list(reversed(b)))
+    found = compare_results(a, list(reversed(b)))
 
     assert not found.as_good
     assert (found.lost, found.gained, found.jobs) == (6, 0, 20)
     assert found.high < 0
     assert found.pairs[0].why_b == "x"
-    assert judged(b, a).verdict.startswith("B is better at the work")
-    assert judged(a, a).verdict == "no difference: the same result in all 20 jobs"
+    assert compare_results(b, a).verdict.startswith("B is better at the work")
+    assert compare_results(a, a).verdict == "no difference: the same result in all 20 jobs"
 
 
 def test_compare_by_task_finds_the_worse_model(capsys: pytest.CaptureFixture[str]):
@@ -228,9 +230,9 @@ def test_a_climb_finds_the_work_that_a_step_lost(tmp_path: Path):
         folders.append(Run(tmp_path / name))
     with agents() as url:
         good, bad = (Endpoint(base_url=url, model=model) for model in ("solve", "lazy"))
-        first = lost_work(good, folders[0], None, jobs=9, seed=0)
-        same = lost_work(good, folders[1], folders[0], jobs=9, seed=0)
-        worse = lost_work(bad, folders[2], folders[0], jobs=9, seed=0)
+        first = find_lost_work(good, folders[0], None, jobs=9, seed=0)
+        same = find_lost_work(good, folders[1], folders[0], jobs=9, seed=0)
+        worse = find_lost_work(bad, folders[2], folders[0], jobs=9, seed=0)
 
     assert (first, same) == ("", "")
     assert worse == "lost 9 and gained 0 of 9 jobs"

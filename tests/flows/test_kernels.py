@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from moebox import codec, detect
-from moebox.flows.pipeline import Request, Step, begin
+from moebox.flows.pipeline import PipelineStep, RunRequest, begin_pipeline
 from moebox.flows.run import Runner
 from moebox.report.reading import read
 from moebox.serve.recipes import read_recipe
@@ -18,16 +18,18 @@ def test_the_doctors_step_leaves_kernel_findings(tmp_path: Path) -> None:
     run.write("box.toml", codec.to_toml(detect.box("8x-rtx-pro-6000")))
     recipe = dataclasses.replace(read_recipe("kimi-k26-vllm"), kv="fp8", engine_version="0.32.0")
     run.write("recipe.toml", codec.to_toml(recipe))
-    pipeline = begin(Request(model="kimi-k2.6", until="doctor"), run).with_step(Step(name="plan", state="done"))
+    pipeline = begin_pipeline(RunRequest(model="kimi-k2.6", until="doctor"), run).with_step(
+        PipelineStep(name="plan", state="done")
+    )
     news: list[str] = []
     teller = Runner(
         run,
         pipeline,
         awake=Awake(),
-        tell=lambda kind, what: news.append(what) if kind == "news" else None,
-        ask=lambda question: True,
+        notify=lambda kind, what: news.append(what) if kind == "news" else None,
+        confirm=lambda question: True,
     )
-    told = teller.go()
+    told = teller.run_steps()
     assert told.step("doctor").figures["kernels_failing"] == 1
     assert any("moebox doctor kernels --engine vllm --kv fp8 --fix" in line for line in news)
     (seen,) = read(run).kernels

@@ -11,7 +11,7 @@ import pytest
 from moebox.core.endpoint import endpoint_of
 from moebox.core.habits import failure
 from moebox.core.verdict import Ladder, Mark, Probe, Slip, Verdict
-from moebox.flows.rehearse import answered, prompted
+from moebox.flows.rehearse import describe_answers, send_prompt
 from tests.serving import live
 
 HABIT = Probe(name="too long", verdict="fail", reason="a prompt beyond 2,048 tokens: HTTP 500: the request exceeds")
@@ -33,7 +33,7 @@ def test_a_known_habit_passes_and_is_named() -> None:
     climbed = ladder(*rungs)
     assert failure(climbed) == ""
     expected = "answered right on 1 of 2 checks of the ladder (known habits of ik_llama.cpp: limits)"
-    assert answered(climbed, "ik_llama.cpp") == expected
+    assert describe_answers(climbed, "ik_llama.cpp") == expected
     assert failure(ladder(*rungs, engine="vllm")).startswith("limits: a prompt beyond")
 
 
@@ -67,7 +67,7 @@ def test_checks_that_were_not_tried_for_want_of_time_are_named() -> None:
     """They are neither right nor wrong."""
     late = rung("cache", "skip", "out of time: the ladder may take 600 s (--time)")
     assert (
-        answered(ladder(rung("alive"), late), "vllm")
+        describe_answers(ladder(rung("alive"), late), "vllm")
         == "answered right on 1 check of the ladder (out of time for cache)"
     )
 
@@ -107,6 +107,7 @@ def test_a_server_that_counts_no_prompt_is_told_in_words(usage: object) -> None:
 
     with live(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as server:
         session: Any = SimpleNamespace(
-            endpoint=endpoint_of(f"127.0.0.1:{server.server_port}", "m"), watch=SimpleNamespace(look=lambda: False)
+            endpoint=endpoint_of(f"127.0.0.1:{server.server_port}", "m"),
+            watch=SimpleNamespace(read_new_lines=lambda: False),
         )
-        assert prompted(session, "word", tokens=1) == (0, "an answer without usage")
+        assert send_prompt(session, "word", tokens=1) == (0, "an answer without usage")

@@ -13,8 +13,8 @@ from moebox.cli import main
 from moebox.core.recipe import PlannedFor, Recipe
 from moebox.errors import Outside
 from moebox.flows import recipes
-from moebox.flows.pipeline import PIPELINE, Request
-from moebox.flows.twin import Twin
+from moebox.flows.pipeline import PIPELINE, RunRequest
+from moebox.flows.twin import TwinProcess
 from moebox.serve import state
 from moebox.store import Run
 from moebox.web import live
@@ -38,7 +38,7 @@ def test_the_story_is_told_to_its_end(story_recipe: Path, capsys: pytest.Capture
         assert (folder / name).exists(), name
     assert "oracle" in (folder / "report.html").read_text()
     assert gone()
-    assert state.instances() == []
+    assert state.list_instances() == []
 
 
 def test_a_known_habit_of_the_engine_is_told_and_does_not_end_the_run(
@@ -132,9 +132,9 @@ def test_a_recipe_is_run_on_its_own_port_and_not_cut_short(story_recipe: Path, c
     up = next(step for step in told["steps"] if step["name"] == "up")
 
     assert f":{port}/" in up["figures"]["url"]
-    assert not Request(recipe=told["request"]["recipe"]).short
-    assert Request(recipe="x", quick=True).short
-    assert Request().short
+    assert not RunRequest(recipe=told["request"]["recipe"]).is_short
+    assert RunRequest(recipe="x", quick=True).is_short
+    assert RunRequest().is_short
     assert gone()
 
 
@@ -153,7 +153,7 @@ def test_a_simulation_has_the_memory_that_was_given():
     """`--ram` was planned with and not simulated: the twin says so where it cannot be meant."""
     place = PlannedFor(box="2x-rtx-pro-6000-max-q", ram="12")
     with pytest.raises(Outside, match="--ram 12 is less than 1 GiB"):
-        Twin(recipes.read("kimi-k26-ik"), place=place, run=Run.create("twin"))
+        TwinProcess(recipes.load_recipe("kimi-k26-ik"), planned_for=place, run=Run.create("twin"))
 
 
 @pytest.mark.parametrize(

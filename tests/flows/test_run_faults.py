@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from moebox.cli import main
-from moebox.flows.pipeline import PIPELINE, Name
+from moebox.flows.pipeline import PIPELINE, StepName
 from moebox.serve import preflight, state
 from moebox.store import Run
 from moebox.stream.awake import STOPPED_S
@@ -52,7 +52,7 @@ def over(moebox: "subprocess.Popen[str]") -> str:
 
 @pytest.mark.parametrize("step", ["up", "verify", "climb", "bench"])
 def test_moebox_killed_in_a_step_leaves_no_orphan_and_resumes(
-    step: Name, story_recipe: Path, hold: Hold, capsys: pytest.CaptureFixture[str]
+    step: StepName, story_recipe: Path, hold: Hold, capsys: pytest.CaptureFixture[str]
 ):
     """kill -9 of moebox: the guard takes the engine down; --resume completes without measuring again what was kept."""
     moebox, run = held_in(step, story_recipe, hold)
@@ -167,7 +167,7 @@ def test_an_engine_killed_while_it_starts_is_started_by_resume(
 @pytest.mark.parametrize(
     ("step", "kind"), [("verify", "pipeline.engine_lost"), ("climb", "climb.again"), ("bench", "pipeline.engine_lost")]
 )
-def test_an_engine_killed_under_a_step_is_started_again(step: Name, kind: str, story_recipe: Path, hold: Hold):
+def test_an_engine_killed_under_a_step_is_started_again(step: StepName, kind: str, story_recipe: Path, hold: Hold):
     """kill -9 of the engine: the story notes it, goes on with a fresh one, and keeps no figure of the dead one."""
     moebox, run = held_in(step, story_recipe, hold)
     for process in oracles():
@@ -184,7 +184,7 @@ def test_an_engine_killed_under_a_step_is_started_again(step: Name, kind: str, s
     ids=["climb's questions", "as bench begins"],
 )
 def test_an_engine_killed_between_measurements_is_started_again(
-    step: Name, which: str | int, number: int, kind: str, story_recipe: Path, hold: Hold
+    step: StepName, which: str | int, number: int, kind: str, story_recipe: Path, hold: Hold
 ):
     """kill -9 while the climb asks its questions, or at the first word of a bench: no traceback, and all is done."""
     hold.at(which, number)
@@ -200,7 +200,7 @@ def test_an_engine_killed_between_measurements_is_started_again(
 
 @pytest.mark.parametrize("step", [LADDER, "climb", "bench"])
 def test_without_room_it_stops_and_resumes_when_there_is_some(
-    step: Name, story_recipe: Path, hold: Hold, capsys: pytest.CaptureFixture[str]
+    step: StepName, story_recipe: Path, hold: Hold, capsys: pytest.CaptureFixture[str]
 ):
     """Every write is refused from the middle of a step on: one line, exit code 3, nothing half-written, nothing lost.
 
@@ -237,7 +237,7 @@ def asleep(moebox: "subprocess.Popen[str]") -> Iterator[None]:
 
 
 @pytest.mark.parametrize("step", ["up", LADDER, "climb", "bench"])
-def test_a_sleep_in_a_step_is_in_no_figure(step: Name, story_recipe: Path, hold: Hold):
+def test_a_sleep_in_a_step_is_in_no_figure(step: StepName, story_recipe: Path, hold: Hold):
     """All processes stopped in mid-answer: the story goes on, says so, and measures again what the sleep spoilt."""
     moebox, run = held_in(step, story_recipe, hold)
     with asleep(moebox):
@@ -258,7 +258,7 @@ def test_a_sleep_in_a_step_is_in_no_figure(step: Name, story_recipe: Path, hold:
 
 def test_a_port_stolen_after_the_plan_is_left_to_the_thief(story_recipe: Path, capsys: pytest.CaptureFixture[str]):
     """The engine takes another port, and says so."""
-    port = preflight.free_port()
+    port = preflight.find_free_port()
     assert main(["run", "--recipe", str(story_recipe), "--port", str(port), "--skip", "doctor,rehearse", *only()]) == 0
     run = the_run()
     with socket.socket() as thief:
@@ -273,10 +273,10 @@ def test_a_port_stolen_after_the_plan_is_left_to_the_thief(story_recipe: Path, c
 
 @pytest.mark.parametrize("step", [LADDER, "climb", "bench"])
 def test_a_port_stolen_before_a_step_is_left_to_the_thief(
-    step: Name, story_recipe: Path, capsys: pytest.CaptureFixture[str]
+    step: StepName, story_recipe: Path, capsys: pytest.CaptureFixture[str]
 ):
     """The engines of every later step take another port too, and the thief's server is not taken for theirs."""
-    port = preflight.free_port()
+    port = preflight.find_free_port()
     words = ["run", "--recipe", str(story_recipe), "--port", str(port), *only("up")]
     assert main(words) == 0
     run = the_run()
@@ -296,7 +296,7 @@ def test_a_port_stolen_before_a_step_is_left_to_the_thief(
 
 def test_two_at_once_keep_apart(story_recipe: Path, hold: Hold):
     """The second one, told the same port while the first one's engine loads, takes another, and its own folder."""
-    port = preflight.free_port()
+    port = preflight.find_free_port()
     words = ["--recipe", str(story_recipe), "--port", str(port), *only("up")]
     hold.at("start")
     first = begin(*words)
@@ -307,7 +307,7 @@ def test_two_at_once_keep_apart(story_recipe: Path, hold: Hold):
     assert f"http://127.0.0.1:{port}/v1" in over(first)
     assert len(list(Path(os.environ["MOEBOX_RUNS"]).iterdir())) == 2
     assert gone()
-    assert state.instances() == []
+    assert state.list_instances() == []
 
 
 def test_one_run_is_not_told_twice(story_recipe: Path, hold: Hold, capsys: pytest.CaptureFixture[str]):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from moebox.cli import main
-from moebox.flows.pipeline import Name
+from moebox.flows.pipeline import StepName
 from moebox.report.files import report
 from moebox.report.markdown import markdown
 from moebox.serve import state
@@ -26,7 +26,7 @@ def states(run: Run) -> dict[str, str]:
     ("step", "how"), [("up", signal.SIGKILL), ("verify", signal.SIGTERM), ("bench", signal.SIGHUP)]
 )
 def test_an_interrupted_run_says_in_which_step(
-    step: Name, how: signal.Signals, story_recipe: Path, hold: Hold, capsys: pytest.CaptureFixture[str]
+    step: StepName, how: signal.Signals, story_recipe: Path, hold: Hold, capsys: pytest.CaptureFixture[str]
 ):
     """It once read as working: pipeline.json never said that a step had begun."""
     moebox, run = held_in(step, story_recipe, hold)
@@ -57,12 +57,12 @@ def test_an_engine_that_is_still_being_stopped_is_no_work(tmp_path: Path):
     """Its moebox was killed: the list said that the run goes on while the run's own page called it interrupted."""
     run = Run.create("killed", runs=tmp_path)
     engines = {run.path.resolve(): "its engine"}
-    assert state.works_on(run, {}, left_in="up")  # by us
+    assert state.is_run_active(run, {}, unfinished_step="up")  # by us
     run.release()
 
-    assert not state.works_on(run, engines, left_in="up")
-    assert state.works_on(run, engines, left_in="")  # it serves
-    assert not state.works_on(run, {}, left_in="")
+    assert not state.is_run_active(run, engines, unfinished_step="up")
+    assert state.is_run_active(run, engines, unfinished_step="")  # it serves
+    assert not state.is_run_active(run, {}, unfinished_step="")
 
 
 def test_a_run_that_ended_is_not_called_interrupted(story_recipe: Path, capsys: pytest.CaptureFixture[str]):

@@ -13,11 +13,19 @@ from moebox.core.recipe import Climb, Recipe, Speculate
 from moebox.core.verdict import Mark
 from moebox.detect.declared import box_of
 from moebox.errors import BadInput
-from moebox.flows.acceptance import Drafts, accepted, read
-from moebox.flows.fit import refused
-from moebox.flows.gain import bracketed, gain
-from moebox.flows.settings import changed, current, rungs_for
-from moebox.flows.walk import Step, Trial, beginning, decide, left_out, pointless, steps
+from moebox.flows.acceptance import DraftCounts, acceptance_rate, parse_draft_counts
+from moebox.flows.fit import startup_problem
+from moebox.flows.gain import bracketing_gain, welch_gain
+from moebox.flows.settings import checks_for, current_value, with_setting
+from moebox.flows.walk import (
+    ClimbTrial,
+    SettingStep,
+    decide_trial,
+    list_steps,
+    skip_reason,
+    starting_recipe,
+    unreachable_settings,
+)
 from moebox.planner.choose import choose_plan
 from moebox.planner.constraints import Constraints
 from moebox.verify.rungs import CHECK_NAMES
@@ -44,8 +52,8 @@ POSITIVE = st.floats(0.1, 1e5)
 
 def trial(
     verdict: Mark = "pass", *, gained: Gain | None = None, kv: int = 100, right: int = 20, why: str = ""
-) -> Trial:
-    return Trial(
+) -> ClimbTrial:
+    return ClimbTrial(
         number=0,
         change="",
         path="",
@@ -62,7 +70,7 @@ def trial(
 
 def test_a_gain_agrees_with_a_hand_calculation():
     """Logarithms spread by 0.0200 and 0.0182: standard error 0.0156, 3.96 degrees taken as 3, t 3.182, reach 0.0497."""
-    found = gain([100, 102, 98], [110, 112, 108])
+    found = welch_gain([100, 102, 98], [110, 112, 108])
 
     assert found
     assert found.share == pytest.approx(0.1, abs=1e-3)
@@ -73,7 +81,7 @@ def test_a_gain_agrees_with_a_hand_calculation():
 @given(st.lists(POSITIVE, min_size=2, max_size=6), st.lists(POSITIVE, min_size=2, max_size=6))
 def test_the_interval_holds_the_gain_and_turns_round(before: list[float], after: list[float]):
     """B over A is the inverse of A over B."""
-    there, back = gain(before, after), gain(after, before)
+    there, back = welch_gain(before, after), welch_gain(after, before)
 
     assert there
     assert back
@@ -83,9 +91,9 @@ def test_the_interval_holds_the_gain_and_turns_round(before: list[float], after:
 
 def test_too_little_says_nothing_and_the_same_is_no_difference():
     """No difference seen is an answer."""
-    assert gain([100], [200]) is None
-    assert gain([100, 0], [100, 100]) is None
-    same = gain([100, 101, 99], [100, 99, 101])
+    assert welch_gain([100], [200]) is None
+    assert welch_gain([100, 0], [100, 100]) is None
+    same = welch_gain([100, 101, 99], [100, 99, 101])
     assert same
     assert str(same).startswith("no difference seen")
 
@@ -93,19 +101,19 @@ def test_too_little_says_nothing_and_the_same_is_no_difference():
 def test_a_bracketed_gain_holds_both_sides_and_no_drift_passes_for_a_gain():
     """A B A: the interval covers B against each A, so what the machine gained meanwhile is inside it."""
     before, after, again = [100.0, 101, 99], [145.0, 146, 144], [144.0, 145, 146]
-    gained = bracketed(before, after, again)
+    gained = bracketing_gain(before, after, again)
     assert gained
     assert not gained.seen
     assert gained.low < 0 < 0.4 < gained.high
-    steady = bracketed(before, after, [99.0, 100, 101])
+    steady = bracketing_gain(before, after, [99.0, 100, 101])
     assert steady
     assert steady.low > 0.4
-    assert bracketed(before, after, [100.0]) is None
+    assert bracketing_gain(before, after, [100.0]) is None
 
 
 def test_the_walk_is_context_then_guessing_then_settings():
     """One setting at a time, from the first context and without a draft."""
-    assert [step.change for step in steps(RECIPE)] == [
+    assert [step.change for step in list_steps(RECIPE)] == [
         "start",
         "context 98304",
         "speculate eagle3",
@@ -113,29 +121,29 @@ def test_the_walk_is_context_then_guessing_then_settings():
         "flags.block-size 32",
         "flags.block-size 64",
     ]
-    start = beginning(RECIPE)
+    start = starting_recipe(RECIPE)
     assert (start.context, start.speculate) == (65536, None)
 
 
 def test_settings_are_found_by_path():
     """Nested ones and the engine's own flags too; misspelt ones are refused."""
-    assert changed(RECIPE, "parallel.tp", 8).parallel.tp == 8
-    assert changed(RECIPE, "flags.block-size", 32).flags == {"block-size": 32}
-    assert changed(RECIPE, "hybrid.ubatch", 2048).hybrid.ubatch == 2048  # type: ignore[union-attr]
-    assert changed(RECIPE, "speculate", "none").speculate is None
-    assert changed(RECIPE, "speculate", "eagle3").speculate == RECIPE.speculate
-    assert current(RECIPE, "speculate") == "eagle3"
-    assert current(RECIPE, "flags.block-size") is None
+    assert with_setting(RECIPE, "parallel.tp", 8).parallel.tp == 8
+    assert with_setting(RECIPE, "flags.block-size", 32).flags == {"block-size": 32}
+    assert with_setting(RECIPE, "hybrid.ubatch", 2048).hybrid.ubatch == 2048  # type: ignore[union-attr]
+    assert with_setting(RECIPE, "speculate", "none").speculate is None
+    assert with_setting(RECIPE, "speculate", "eagle3").speculate == RECIPE.speculate
+    assert current_value(RECIPE, "speculate") == "eagle3"
+    assert current_value(RECIPE, "flags.block-size") is None
     for path, value in (("contxt", 1), ("parallel.tq", 1), ("context", "long")):
         with pytest.raises(BadInput):
-            changed(RECIPE, path, value)
+            with_setting(RECIPE, path, value)
 
 
 def test_every_change_is_followed_by_rungs_that_exist():
     """Whatever the setting."""
     for path in ("context", "speculate", "kv", "hybrid.mla", "flags.anything", "env.X"):
-        assert set(rungs_for(path)) <= set(CHECK_NAMES)
-        assert "plain" in rungs_for(path)
+        assert set(checks_for(path)) <= set(CHECK_NAMES)
+        assert "plain" in checks_for(path)
 
 
 @pytest.mark.parametrize(
@@ -151,9 +159,9 @@ def test_every_change_is_followed_by_rungs_that_exist():
         ("context", trial(gained=Gain(share=-0.4, low=-0.5, high=-0.3)), False, "slower"),
     ],
 )
-def test_a_step_is_kept_or_dropped_for_a_reason(step: str, after: Trial, kept: bool, says: str):
+def test_a_step_is_kept_or_dropped_for_a_reason(step: str, after: ClimbTrial, kept: bool, says: str):
     """Each reason in words."""
-    decided, why = decide(Step(group=step, path="x", value=1), after, trial())  # type: ignore[arg-type]
+    decided, why = decide_trial(SettingStep(group=step, path="x", value=1), after, trial())  # type: ignore[arg-type]
 
     assert decided is kept
     assert says in why
@@ -163,28 +171,29 @@ def test_what_need_not_be_tried_is_said():
     """Set already, or no draft to guess with."""
     best = trial()
     assert (
-        pointless(Step(group="settings", path="context", value=RECIPE.context), best, [], RECIPE) == "it is set already"
+        skip_reason(SettingStep(group="settings", path="context", value=RECIPE.context), best, [], RECIPE)
+        == "it is set already"
     )
-    bare = changed(changed(RECIPE, "speculate", "none"), "model", "deepseek-v3.2")
+    bare = with_setting(with_setting(RECIPE, "speculate", "none"), "model", "deepseek-v3.2")
     bare = dataclasses.replace(bare, checkpoint="deepseek-ai/DeepSeek-V3.2")
     draftless = dataclasses.replace(best, recipe=bare)
-    eagle = Step(group="speculate", path="speculate", value="eagle3")
-    assert pointless(eagle, draftless, [], bare) == "no EAGLE3 draft of DeepSeek V3.2 is known"
-    assert not pointless(dataclasses.replace(eagle, value="mtp"), draftless, [], bare)
+    eagle = SettingStep(group="speculate", path="speculate", value="eagle3")
+    assert skip_reason(eagle, draftless, [], bare) == "no EAGLE3 draft of DeepSeek V3.2 is known"
+    assert not skip_reason(dataclasses.replace(eagle, value="mtp"), draftless, [], bare)
     unknown = dataclasses.replace(bare, model="mine", checkpoint="me/mine")
-    assert pointless(eagle, draftless, [], unknown) == "the recipe names no draft model"
+    assert skip_reason(eagle, draftless, [], unknown) == "the recipe names no draft model"
 
 
 def test_a_draft_that_the_recipe_does_not_name_is_the_catalogues():
     """A plan starts without one and says that a climb tries it: it was passed over for want of a name."""
-    bare = changed(RECIPE, "speculate", "none")
+    bare = with_setting(RECIPE, "speculate", "none")
     best = dataclasses.replace(trial(), recipe=bare)
-    assert not pointless(Step(group="speculate", path="speculate", value="eagle3"), best, [], bare)
-    draft = changed(bare, "speculate", "eagle3").speculate
+    assert not skip_reason(SettingStep(group="speculate", path="speculate", value="eagle3"), best, [], bare)
+    draft = with_setting(bare, "speculate", "eagle3").speculate
     assert draft
     assert draft.draft in catalogue.model("kimi-k2.6").drafts
     own = dataclasses.replace(bare, model="deepseek-v3.2", checkpoint="deepseek-ai/DeepSeek-V3.2")
-    assert changed(own, "speculate", "mtp").speculate == Speculate(method="mtp", tokens=1)
+    assert with_setting(own, "speculate", "mtp").speculate == Speculate(method="mtp", tokens=1)
 
 
 @pytest.mark.parametrize(
@@ -194,36 +203,36 @@ def test_a_draft_that_the_recipe_does_not_name_is_the_catalogues():
 def test_a_climb_begins_no_higher_than_the_recipe(own: int, walk: list[int]):
     """A recipe planned for 8,192 tokens was begun with 65,536, which did not fit, and the climb was over."""
     recipe = dataclasses.replace(RECIPE, context=own)
-    assert beginning(recipe).context == walk[0]
-    assert [step.value for step in steps(recipe) if step.path == "context"] == walk[1:]
+    assert starting_recipe(recipe).context == walk[0]
+    assert [step.value for step in list_steps(recipe) if step.path == "context"] == walk[1:]
     alone = dataclasses.replace(recipe, climb=Climb(contexts=(), speculate=()))
-    assert beginning(alone) == alone
+    assert starting_recipe(alone) == alone
 
 
 def test_what_the_recipe_has_and_the_walk_never_comes_to_is_said():
     """A recipe of 131,072 tokens whose table ends at 98,304 came out shorter, and nothing told why."""
     longer = dataclasses.replace(RECIPE, context=131072, speculate=Speculate(method="mtp", tokens=1))
 
-    assert left_out(longer) == {
+    assert unreachable_settings(longer) == {
         "context 131072": "the recipe's own, which climb.contexts leaves out",
         "speculate mtp": "the recipe's own, which climb.speculate leaves out",
     }
-    assert not left_out(dataclasses.replace(RECIPE, context=8192))
+    assert not unreachable_settings(dataclasses.replace(RECIPE, context=8192))
 
 
 def test_what_is_known_not_to_start_is_not_tried():
     """An fp8 cache on GPUs whose shared memory is too small: said, and no engine is started for it."""
     box = box_of("8x-rtx-pro-6000-server")
     recipe = choose_plan(box, *resolve("kimi-k2.6"), Constraints(engine="vllm", tp=8)).recipe
-    assert not refused(deploy(recipe, box))
-    assert "shared memory" in refused(deploy(changed(recipe, "kv", "fp8"), box))
+    assert not startup_problem(deploy(recipe, box))
+    assert "shared memory" in startup_problem(deploy(with_setting(recipe, "kv", "fp8"), box))
 
 
 def test_acceptance_is_read_from_the_engines_counters():
     """Accepted over guessed; SGLang's own rate where it has no counters."""
-    vllm = read(VLLM_METRICS)
+    vllm = parse_draft_counts(VLLM_METRICS)
 
     assert (vllm.drafted, vllm.accepted) == (102, 54)
-    assert accepted(vllm, Drafts(drafted=302, accepted=174)) == pytest.approx(0.6)
-    assert accepted(Drafts(), read('sglang:spec_accept_rate{model_name="k2"} 0.7\n')) == 0.7
-    assert accepted(Drafts(), Drafts()) is None
+    assert acceptance_rate(vllm, DraftCounts(drafted=302, accepted=174)) == pytest.approx(0.6)
+    assert acceptance_rate(DraftCounts(), parse_draft_counts('sglang:spec_accept_rate{model_name="k2"} 0.7\n')) == 0.7
+    assert acceptance_rate(DraftCounts(), DraftCounts()) is None

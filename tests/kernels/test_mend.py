@@ -49,21 +49,23 @@ def test_asked_for_it_is_one_line_that_names_the_mend(box: Box, tmp_path: Path) 
     program.write_text(f"#!{venv}/bin/python\n")
     argv = (str(program), "serve")
     with pytest.raises(AnswerIsNo, match="102,400") as refused:
-        preflight.kernels(deploy(fp8()), argv, lambda: box)
+        preflight.check_kernels(deploy(fp8()), argv, lambda: box)
     assert MEND in (refused.value.hint or "")
     (ops / f"triton_decode_attention.py{BACKUP}").touch()
-    preflight.kernels(deploy(fp8()), argv, lambda: box)
+    preflight.check_kernels(deploy(fp8()), argv, lambda: box)
     with pytest.raises(AnswerIsNo):  # what is in an image was not patched
-        preflight.kernels(deploy(fp8(runtime=Runtime(kind="docker", image="vllm/vllm-openai"))), argv, lambda: box)
+        preflight.check_kernels(
+            deploy(fp8(runtime=Runtime(kind="docker", image="vllm/vllm-openai"))), argv, lambda: box
+        )
 
 
 def test_what_is_not_concerned_starts(box: Box) -> None:
     """A bf16 cache, a patched image, other cards, and models with sparse attention, whose kernels are others."""
     argv = ("vllm", "serve")
-    preflight.kernels(deploy(dataclasses.replace(fp8(), kv="bf16")), argv, lambda: box)
-    preflight.kernels(deploy(fp8(runtime=Runtime(kind="docker", preset="community"))), argv, lambda: box)
-    preflight.kernels(deploy(fp8()), argv, lambda: detect.box("8x-h200"))
-    preflight.kernels(deploy(fp8(model="deepseek-v3.2")), argv, lambda: box)
+    preflight.check_kernels(deploy(dataclasses.replace(fp8(), kv="bf16")), argv, lambda: box)
+    preflight.check_kernels(deploy(fp8(runtime=Runtime(kind="docker", preset="community"))), argv, lambda: box)
+    preflight.check_kernels(deploy(fp8()), argv, lambda: detect.box("8x-h200"))
+    preflight.check_kernels(deploy(fp8(model="deepseek-v3.2")), argv, lambda: box)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from moebox.errors import Outside
 from moebox.phantom.gguf import PhantomGguf
 from moebox.phantom.lessons import LESSONS
 from moebox.phantom.tasks import FAMILIES, ModelReply, Question, ToolCall
-from moebox.serve.session import start
+from moebox.serve.session import engine_session
 from moebox.store import Run
 from tests.embedded import phantom_recipe
 
@@ -155,7 +155,9 @@ def test_the_latent_form_answers_the_same(server: str, tmp_path: Path) -> None:
     """Greedily, the same words: one model in two forms."""
     rng = random.Random(11)
     tasks = [FAMILIES[name].draw(rng, thinking=False) for name in ("count", "json_object", "sums")]
-    with start(deploy(recipe(checkpoint=str(phantom.latent_path()))), Run.create("latent", runs=tmp_path)) as session:
+    with engine_session(
+        deploy(recipe(checkpoint=str(phantom.latent_path()))), Run.create("latent", runs=tmp_path)
+    ) as session:
         assert [answer(session.endpoint.root, task) for task in tasks] == [answer(server, task) for task in tasks]
 
 
@@ -240,7 +242,7 @@ def test_the_draft_guesses_and_changes_nothing(server: str, tmp_path: Path) -> N
     drafted = recipe(speculate=Speculate(method="draft-simple", draft=str(phantom.gguf_path(draft=True)), tokens=3))
     rng = random.Random(7)  # the same tasks each time: batches of another size may break a tie otherwise
     tasks = [FAMILIES[name].draw(rng, thinking=False) for name in ("count", "code", "json_object")]
-    with start(deploy(drafted), Run.create("drafted", runs=tmp_path)) as session:
+    with engine_session(deploy(drafted), Run.create("drafted", runs=tmp_path)) as session:
         for task in tasks:
             body = {"messages": task.messages, "temperature": 0, "max_tokens": 300}
             body |= {"chat_template_kwargs": {"thinking": False}}
@@ -259,9 +261,9 @@ def test_a_cache_in_four_bits_shows(form: Callable[[], Path], tmp_path: Path) ->
         return sum(task.grade(answer(url, task, most=80)).ok for task in tasks)
 
     weights = str(form())
-    with start(deploy(recipe(kv="q8_0", checkpoint=weights)), Run.create("eight", runs=tmp_path)) as session:
+    with engine_session(deploy(recipe(kv="q8_0", checkpoint=weights)), Run.create("eight", runs=tmp_path)) as session:
         assert right(session.endpoint.root) >= 5
-    with start(deploy(recipe(kv="q4_0", checkpoint=weights)), Run.create("four", runs=tmp_path)) as session:
+    with engine_session(deploy(recipe(kv="q4_0", checkpoint=weights)), Run.create("four", runs=tmp_path)) as session:
         assert right(session.endpoint.root) <= 4
 
 

@@ -11,7 +11,7 @@ from moebox.core.recipe import Hybrid, Parallel, Recipe
 from moebox.errors import Outside
 from moebox.render import render
 from moebox.serve.nodes import prepare_nodes
-from moebox.serve.where import Where
+from moebox.serve.where import NodeSelection
 from moebox.store import Run
 from tests.embedded import phantom_recipe
 
@@ -73,7 +73,7 @@ def test_slurm_is_asked_for_gpus_of_every_node_that_gets_layers(
     recipe = planned("kimi-k2.6 --box 2x4x-rtx-pro-6000-server --engine llama.cpp", tmp_path)
 
     with pytest.raises(Outside, match="granted nothing"):
-        prepare_nodes(deploy(recipe), Run.create("rpc"), Where(slurm=True), lambda _: None)
+        prepare_nodes(deploy(recipe), Run.create("rpc"), NodeSelection(slurm=True), lambda _: None)
     assert "--gpus-per-node=4" in (tmp_path / "asked").read_text().splitlines()
 
 

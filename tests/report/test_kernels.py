@@ -9,7 +9,7 @@ from moebox.checkpoint import deploy
 from moebox.core.event import KernelsJudged
 from moebox.core.kernel import KernelLaunch, KernelScan, NotCovered
 from moebox.core.recipe import Recipe
-from moebox.flows.kernels import compiled, keep, looked_up
+from moebox.flows.kernels import lookup_findings, save_findings, summarize_scan
 from moebox.report.files import report
 from moebox.report.markdown import markdown
 from moebox.report.page import html
@@ -53,7 +53,7 @@ def recipe(**changes: object) -> Recipe:
 def test_a_scan_reaches_the_report(tmp_path: Path) -> None:
     """What was judged and how, what will not launch and why, what was not covered; escaped; the event is there."""
     run = a_run(tmp_path)
-    keep(run, compiled(SCAN))
+    save_findings(run, summarize_scan(SCAN))
     (event,) = [event for event in run.events() if isinstance(event, KernelsJudged)]
     assert (event.by, event.bad) == ("compiling", 1)
     page = report([run])
@@ -70,9 +70,9 @@ def test_a_scan_reaches_the_report(tmp_path: Path) -> None:
 def test_a_second_look_takes_the_place_of_the_first(tmp_path: Path) -> None:
     """Mended and scanned again, the old verdict is gone; another cache type stands beside it."""
     run = a_run(tmp_path)
-    keep(run, compiled(SCAN))
-    keep(run, compiled(dataclasses.replace(SCAN, kv="bf16", launches=(FITS,))))
-    keep(run, compiled(dataclasses.replace(SCAN, launches=(FITS,))))
+    save_findings(run, summarize_scan(SCAN))
+    save_findings(run, summarize_scan(dataclasses.replace(SCAN, kv="bf16", launches=(FITS,))))
+    save_findings(run, summarize_scan(dataclasses.replace(SCAN, launches=(FITS,))))
     seen = read(run).kernels
     assert [(one.kv, len(one.bad)) for one in seen] == [("bf16", 0), ("fp8", 0)]
     assert "all of them fit" in markdown(report([run]))
@@ -82,19 +82,19 @@ def test_without_triton_the_table_answers(tmp_path: Path) -> None:
     """A scanned release is looked up and marked so; an unknown one is not passed over in silence."""
     box = detect.box("8x-rtx-pro-6000")
     run = a_run(tmp_path)
-    found = looked_up(deploy(recipe(kv="fp8"), box))
+    found = lookup_findings(deploy(recipe(kv="fp8"), box))
     assert found
     assert {(bad.shared_bytes, bad.limit_bytes) for bad in found.bad} == {(102_400, 101_376)}
-    keep(run, found)
+    save_findings(run, found)
     assert "by table" in markdown(report([run]))
-    unknown = looked_up(deploy(dataclasses.replace(recipe(), engine_version="0.99.0"), box))
+    unknown = lookup_findings(deploy(dataclasses.replace(recipe(), engine_version="0.99.0"), box))
     assert unknown
     assert "moebox doctor kernels --engine vllm" in unknown.not_covered[0].why
-    sparse = looked_up(deploy(recipe(kv="fp8", model="deepseek-v3.2"), box))
+    sparse = lookup_findings(deploy(recipe(kv="fp8", model="deepseek-v3.2"), box))
     assert sparse
     assert (sparse.bad, sparse.launches) == ((), 0)
-    assert looked_up(deploy(dataclasses.replace(recipe(), engine="llama.cpp"), box)) is None
-    assert looked_up(deploy(dataclasses.replace(recipe(), model="x", checkpoint="x"), box)) is None
+    assert lookup_findings(deploy(dataclasses.replace(recipe(), engine="llama.cpp"), box)) is None
+    assert lookup_findings(deploy(dataclasses.replace(recipe(), model="x", checkpoint="x"), box)) is None
 
 
 def test_findings_that_cannot_be_read_cost_only_themselves(tmp_path: Path) -> None:
@@ -105,5 +105,5 @@ def test_findings_that_cannot_be_read_cost_only_themselves(tmp_path: Path) -> No
         assert html(report([run]))
     (run.path / "kernels.json").write_text("{")
     assert any("kernels.json" in gap for gap in read(run).gaps)
-    keep(run, compiled(SCAN))
+    save_findings(run, summarize_scan(SCAN))
     assert len(read(Run(run.path)).kernels) == 1

@@ -13,7 +13,7 @@ from moebox.core.model import Mla, Model, Moe
 from moebox.core.recipe import Hybrid, Listen, Recipe, Runtime
 from moebox.serve import preflight, state
 from moebox.serve.dummy import write_gguf
-from moebox.serve.stop import stop
+from moebox.serve.stop import stop_instance
 from moebox.store import Run
 
 ENGINE = Path(__file__).with_name("engine.py")
@@ -71,7 +71,7 @@ def acting(tmp_path: Path) -> Callable[..., Recipe]:
             checkpoint="moonshotai/Kimi-K2.6",
             served_name="kimi",
             runtime=Runtime(entry=entry),
-            listen=Listen(port=preflight.free_port()),
+            listen=Listen(port=preflight.find_free_port()),
         )
         return dataclasses.replace(recipe, **fields)  # type: ignore[arg-type]
 
@@ -88,9 +88,9 @@ def run(tmp_path: Path) -> Run:
 def nothing_left() -> Iterator[None]:
     """No test leaves a process behind, whether it fails or not."""
     yield
-    for one in state.instances():
-        stop(one)
-    assert not gone_within(lambda: state.strays(), 10.0)
+    for one in state.list_instances():
+        stop_instance(one)
+    assert not gone_within(lambda: state.orphan_processes(), 10.0)
 
 
 def gone_within(left: Callable[[], object], wait_s: float) -> object:
@@ -103,9 +103,9 @@ def gone_within(left: Callable[[], object], wait_s: float) -> object:
 
 def alive(pid: int) -> bool:
     """A process that is there and no zombie."""
-    return state.start_tick(pid) >= 0
+    return state.process_start_tick(pid) >= 0
 
 
 def marked(name: str) -> list[int]:
     """Processes that carry an instance's mark."""
-    return state.marked().get(name, [])
+    return state.marked_processes().get(name, [])

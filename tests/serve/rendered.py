@@ -12,7 +12,7 @@ from moebox import engines
 from moebox.core.change import changed
 from moebox.core.recipe import Recipe
 from moebox.render import FORMS
-from moebox.serve.recipes import read_recipe, shipped
+from moebox.serve.recipes import read_recipe, shipped_recipes
 
 # As Slurm's own answers: the names of a list of nodes, and a node on one line.
 SCONTROL = """#!/bin/sh
@@ -40,7 +40,7 @@ HYBRID = Recipe(
 @functools.cache
 def recipes() -> dict[str, Recipe]:
     """One recipe of every shape that is rendered differently."""
-    found = {name: read_recipe(name) for name in shipped()}
+    found = {name: read_recipe(name) for name in shipped_recipes()}
     found["hybrid"] = HYBRID
     found["mainline"] = changed(
         HYBRID, {"engine": "llama.cpp", "hybrid.mla": None, "hybrid.attention_buffer": None, "kv": "f16"}

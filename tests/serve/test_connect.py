@@ -21,9 +21,9 @@ from moebox.core.endpoint import endpoint_of
 from moebox.core.recipe import Recipe
 from moebox.errors import AnswerIsNo, BadInput
 from moebox.serve import jsonc
-from moebox.serve.callcheck import check
-from moebox.serve.connect import CLIENTS, Reached, settings, write
-from moebox.serve.session import start
+from moebox.serve.callcheck import call_as_client
+from moebox.serve.connect import CLIENTS, LiveModel, client_settings, write_settings
+from moebox.serve.session import engine_session
 from moebox.store import Run
 from tests.serving import live
 
@@ -36,10 +36,10 @@ GUIDE = (
 )
 
 
-def reached(key_env: str = "") -> Reached:
+def reached(key_env: str = "") -> LiveModel:
     """A model somewhere."""
     found = endpoint_of("http://127.0.0.1:8001", "kimi-k2.6", key=KEY if key_env else None)
-    return Reached(endpoint=found, key_env=key_env, context=131072)
+    return LiveModel(endpoint=found, key_env=key_env, context=131072)
 
 
 class Server(ThreadingHTTPServer):
@@ -135,7 +135,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_claude_code_gets_every_variable_of_the_guide():
     """The exports can be sourced, and say what the guide says."""
-    shown = settings("claude-code", reached()).shown.removesuffix("claude")
+    shown = client_settings("claude-code", reached()).text.removesuffix("claude")
     env = subprocess.run(["bash", "-c", f"{shown}\nenv"], capture_output=True, text=True, check=True, env={}).stdout
     found = dict(line.split("=", 1) for line in env.splitlines() if "=" in line)
 
@@ -147,8 +147,8 @@ def test_claude_code_gets_every_variable_of_the_guide():
 @pytest.mark.parametrize("client", CLIENTS)
 def test_no_client_is_given_the_key_itself(client: Any):
     """Only the name of the variable that holds it is printed or written."""
-    wanted = settings(client, reached("MY_KEY"))
-    everything = wanted.shown + json.dumps(wanted.changes) + " ".join(wanted.notes)
+    wanted = client_settings(client, reached("MY_KEY"))
+    everything = wanted.text + json.dumps(wanted.changes) + " ".join(wanted.notes)
 
     assert KEY not in everything
     assert "MY_KEY" in everything
@@ -157,7 +157,7 @@ def test_no_client_is_given_the_key_itself(client: Any):
 def test_curl_is_a_command_that_works(server: Server):
     """Pasted into bash it reaches the server with the key, which no process list shows."""
     found = endpoint_of(f"http://127.0.0.1:{server.server_port}", "kimi-k2.6", key=KEY)
-    shown = settings("curl", Reached(endpoint=found, key_env="MY_KEY")).shown
+    shown = client_settings("curl", LiveModel(endpoint=found, key_env="MY_KEY")).text
     subprocess.run(["bash", "-c", shown], check=True, capture_output=True, env=os.environ | {"MY_KEY": KEY})
 
     _, headers, body = server.seen[0]
@@ -175,7 +175,7 @@ def test_writing_keeps_what_is_there(home: Path):
     )
     path.write_text(before)
     path.chmod(0o640)
-    written, backup = write(settings("zed", reached()))
+    written, backup = write_settings(client_settings("zed", reached()))
 
     after = path.read_text()
     assert written == path
@@ -186,7 +186,7 @@ def test_writing_keeps_what_is_there(home: Path):
     assert '"ollama": {"a": 1}' in after
     assert '"moebox"' in after
     assert path.stat().st_mode & 0o777 == 0o640
-    assert write(settings("zed", reached())) == (path, None)  # a second time changes nothing
+    assert write_settings(client_settings("zed", reached())) == (path, None)  # a second time changes nothing
 
 
 def test_writing_updates_only_what_is_moeboxs(home: Path):
@@ -194,7 +194,7 @@ def test_writing_updates_only_what_is_moeboxs(home: Path):
     path = home / ".claude" / "settings.json"
     path.parent.mkdir()
     path.write_text('{"permissions": {"allow": ["Bash(ls)"]}, "env": {"MINE": "1", "ANTHROPIC_MODEL": "old"}}')
-    write(settings("claude-code", reached("MY_KEY")))
+    write_settings(client_settings("claude-code", reached("MY_KEY")))
     now = json.loads(path.read_text())
 
     assert now["permissions"] == {"allow": ["Bash(ls)"]}
@@ -206,7 +206,7 @@ def test_writing_updates_only_what_is_moeboxs(home: Path):
 
 def test_a_new_file_is_private(home: Path):
     """Nobody else reads a settings file that moebox made."""
-    path, backup = write(settings("opencode", reached()))
+    path, backup = write_settings(client_settings("opencode", reached()))
 
     assert backup is None
     assert path == home / ".config" / "opencode" / "opencode.json"
@@ -216,8 +216,8 @@ def test_a_new_file_is_private(home: Path):
 
 def test_opencode_is_told_of_images():
     """It strips them for a custom model that does not say so: `--vision` was ignored."""
-    seeing = settings("opencode", dataclasses.replace(reached(), vision=True)).shown
-    blind = settings("opencode", reached()).shown
+    seeing = client_settings("opencode", dataclasses.replace(reached(), vision=True)).text
+    blind = client_settings("opencode", reached()).text
 
     assert json.loads(seeing)["provider"]["moebox"]["models"]["kimi-k2.6"]["modalities"]["input"] == ["text", "image"]
     assert "modalities" not in blind
@@ -233,7 +233,7 @@ def test_a_file_that_cannot_be_merged_is_left_alone(home: Path, text: str):
     path.write_text(text)
 
     with pytest.raises(BadInput, match=str(path)):
-        write(settings("claude-code", reached()))
+        write_settings(client_settings("claude-code", reached()))
     assert path.read_text() == text
     assert list(path.parent.iterdir()) == [path]
 
@@ -251,7 +251,7 @@ def test_merging_changes_nothing_else(document: dict[str, Any], indent: int | No
     changes = {"env": {"A": "1", "B": ["x"]}, "deep": {"er": {"est": True}}}
     document.pop("env", None)
     document.pop("deep", None)
-    after = json.loads(jsonc.merged(json.dumps(document, indent=indent), changes, "file"))
+    after = json.loads(jsonc.merge_changes(json.dumps(document, indent=indent), changes, "file"))
 
     assert after == changes | document
 
@@ -260,7 +260,7 @@ def test_merging_changes_nothing_else(document: dict[str, Any], indent: int | No
 def test_any_text_is_merged_or_refused(text: str):
     """The reader never fails otherwise than by saying that the file is no JSON."""
     try:
-        merged = jsonc.merged(text, {"a": 1}, "file")
+        merged = jsonc.merge_changes(text, {"a": 1}, "file")
     except BadInput:
         return
     assert '"a": 1' in merged
@@ -311,9 +311,9 @@ def test_no_client_is_pointed_at_an_engine_that_is_dead(
     words: list[str], embedded: Recipe, run: Run, home: Path, capsys: pytest.CaptureFixture[str]
 ):
     """kill -9 of one that `moebox ps` lists: exit code 3, and the client's settings stay as they are."""
-    with start(deploy(embedded), run) as live_engine:
+    with engine_session(deploy(embedded), run) as live_engine:
         name = live_engine.instance.id
-        os.kill(live_engine.instance.life.engine, signal.SIGKILL)
+        os.kill(live_engine.instance.guard_state.engine, signal.SIGKILL)
         live_engine.guard.wait()
         before = sorted(home.rglob("*.json"))
         assert main(["connect", "opencode", name, "--write", *words]) == 3
@@ -332,10 +332,10 @@ def test_the_served_context_is_told_to_the_client(server: Server, capsys: pytest
 
 def test_a_real_server_is_called_in_both_protocols(embedded: Recipe, run: Run):
     """llama.cpp answers Anthropic's and OpenAI's calls; a model without knowledge streams, and calls no tool."""
-    with start(deploy(embedded), run) as session:
-        seen = check("openai", session.endpoint)
+    with engine_session(deploy(embedded), run) as session:
+        seen = call_as_client("openai", session.endpoint)
         with pytest.raises(AnswerIsNo, match="without calling the tool"):
-            check("claude-code", session.endpoint)
+            call_as_client("claude-code", session.endpoint)
 
     assert seen.protocol == "openai chat"
     assert seen.events > 2
@@ -345,7 +345,7 @@ def test_every_client_is_told_what_the_real_server_has(embedded: Recipe, run: Ru
     """llama.cpp's own context, 2,048 tokens here, and not a guess of 65,536 or 200,000."""
     small = dataclasses.replace(embedded, context=2048)
     shown = {}
-    with start(deploy(small), run) as session:
+    with engine_session(deploy(small), run) as session:
         for client in CLIENTS:
             assert main(["connect", client, "--url", session.endpoint.base_url, "--json"]) == 0
             shown[client] = json.loads(capsys.readouterr().out)
@@ -361,10 +361,10 @@ def test_every_client_is_told_what_the_real_server_has(embedded: Recipe, run: Ru
 
 def test_claude_code_compacts_before_the_context_is_full():
     """A large window as it is; of one below what Claude Code takes, a share."""
-    large = settings("claude-code", reached()).changes["env"]
+    large = client_settings("claude-code", reached()).changes["env"]
     assert large["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] == "131072"
     assert "CLAUDE_AUTOCOMPACT_PCT_OVERRIDE" not in large
-    small = settings("claude-code", dataclasses.replace(reached(), context=65536)).changes["env"]
+    small = client_settings("claude-code", dataclasses.replace(reached(), context=65536)).changes["env"]
     window, share = int(small["CLAUDE_CODE_AUTO_COMPACT_WINDOW"]), int(small["CLAUDE_AUTOCOMPACT_PCT_OVERRIDE"])
     assert window * share / 100 < 65536
     assert window * share / 100 > 0.7 * 65536

@@ -12,8 +12,8 @@ import pytest
 from moebox.checkpoint import deploy
 from moebox.core.recipe import Recipe, Runtime
 from moebox.errors import Outside
-from moebox.serve.session import launch, prepare, start
-from moebox.serve.stop import containers
+from moebox.serve.session import engine_session, launch_engine, prepare_launch
+from moebox.serve.stop import list_containers
 from moebox.store import Run
 from tests.serve.conftest import ENGINE, QUICK
 
@@ -56,15 +56,15 @@ def contained(recipe: Recipe) -> Recipe:
 
 def test_a_container_is_named_labelled_and_removed(acting, run: Run, calls) -> None:  # type: ignore[no-untyped-def]
     """The engine's command stands behind docker's; the label finds it again, and stopping removes it by name."""
-    with start(deploy(contained(acting("good"))), run, patience_s=30, ladder=QUICK) as session:
+    with engine_session(deploy(contained(acting("good"))), run, patience_s=30, stop_signals=QUICK) as session:
         argv = next(call for call in calls() if call[0] == "run")
         assert f"moebox.run={run.id}" in argv
         assert "--ipc=host" in argv
-        assert containers() == {run.id: ("docker", f"moebox-{run.id}")}
+        assert list_containers() == {run.id: ("docker", f"moebox-{run.id}")}
         assert session.instance.container == f"moebox-{run.id}"
 
     assert ["rm", "--force", f"moebox-{run.id}"] in calls()
-    assert containers() == {}
+    assert list_containers() == {}
 
 
 def test_a_key_reaches_a_container_by_name_only(acting, run: Run, calls, monkeypatch) -> None:  # type: ignore[no-untyped-def]
@@ -72,7 +72,7 @@ def test_a_key_reaches_a_container_by_name_only(acting, run: Run, calls, monkeyp
     monkeypatch.setenv("MY_KEY", "sk-secret-1234567890")
     recipe = contained(acting("good"))
     recipe = dataclasses.replace(recipe, listen=dataclasses.replace(recipe.listen, key_env="MY_KEY"))
-    with start(deploy(recipe), run, patience_s=30, ladder=QUICK):
+    with engine_session(deploy(recipe), run, patience_s=30, stop_signals=QUICK):
         argv = next(call for call in calls() if call[0] == "run")
         assert argv[argv.index("VLLM_API_KEY") - 1] == "-e"
         assert "sk-secret" not in shlex.join(argv)
@@ -82,4 +82,4 @@ def test_a_missing_container_tool_is_told(acting, run: Run, monkeypatch) -> None
     """Without docker on PATH nothing starts."""
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(Outside, match="docker is not installed here"):
-        launch(prepare(deploy(contained(acting("good")))), run)
+        launch_engine(prepare_launch(deploy(contained(acting("good")))), run)

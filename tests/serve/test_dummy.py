@@ -14,8 +14,8 @@ from moebox.checkpoint import resolve
 from moebox.core.calibration import shape_of
 from moebox.core.model import Gqa, Model, Moe
 from moebox.errors import BadInput
-from moebox.flows.calibrate_recipe import dense_of, types_of
-from moebox.serve.dummy import CONTROL, scattered, type_of, vocabulary, write_gguf
+from moebox.flows.calibrate_recipe import dense_type, tensor_types
+from moebox.serve.dummy import CONTROL_TOKENS, build_vocabulary, ggml_type, random_floats, write_gguf
 from tests.serve.conftest import TINY
 
 QWEN = Model(
@@ -34,7 +34,7 @@ QWEN = Model(
 @given(st.integers(1, 300), st.integers(0, 12), st.booleans(), st.integers(0, 9))
 def test_scattered_floats_are_of_one_size_and_either_sign(number: int, small: int, wide: bool, seed: int) -> None:
     """Between 2^-small and twice that, never zero, never infinite: every score counts and none drowns the others."""
-    raw = scattered(random.Random(seed), number, wide=wide, small=small)
+    raw = random_floats(random.Random(seed), number, wide=wide, small=small)
     values = struct.unpack(f"<{number}{'f' if wide else 'e'}", raw)
     assert all(2.0**-small <= abs(value) < 2.0 ** (1 - small) for value in values)
     if number > 60:
@@ -46,7 +46,7 @@ def test_the_file_has_the_shapes_of_the_model(model: Model, tmp_path: Path) -> N
     """As our own reader of GGUF files sees them, with even routing or without."""
     for even in (False, True):
         path = tmp_path / f"even-{even}.gguf"
-        size = write_gguf(path, model, layers=model.layers, even=even)
+        size = write_gguf(path, model, layers=model.layers, even_routing=even)
         assert path.stat().st_size == size
         found, _ = resolve(str(path))
         assert (found.layers, found.hidden, found.vocab) == (model.layers, model.hidden, model.vocab)
@@ -59,10 +59,10 @@ def test_the_file_has_the_shapes_of_the_model(model: Model, tmp_path: Path) -> N
 def test_keys_and_values_in_one_matrix_stay_so(tmp_path: Path) -> None:
     """What is timed with few layers is what is served: the other form takes three times as long on a CPU."""
     whole, (form,) = resolve(str(phantom.gguf_path()))
-    there = types_of(form)
-    write_gguf(tmp_path / "cut.gguf", whole, layers=2, quant=form.quant, types=there, even=True)
+    there = tensor_types(form)
+    write_gguf(tmp_path / "cut.gguf", whole, layers=2, quant=form.quant, types=there, even_routing=True)
     cut, (small,) = resolve(str(tmp_path / "cut.gguf"))
-    here = {name: kind for name, kind in types_of(small).items() if name.startswith("blk.")}
+    here = {name: kind for name, kind in tensor_types(small).items() if name.startswith("blk.")}
 
     assert here == {name: kind for name, kind in there.items() if name.startswith(("blk.0.", "blk.1."))}
     assert len(set(here.values())) == 3
@@ -77,10 +77,10 @@ def test_attention_and_shared_weights_have_the_bits_of_the_checkpoint(tmp_path: 
     sizes = {}
     for dense in ("f16", "q8_0"):
         path = tmp_path / f"{dense}.gguf"
-        write_gguf(path, QWEN, layers=QWEN.layers, quant="q8_0", dense=dense, even=True)
+        write_gguf(path, QWEN, layers=QWEN.layers, quant="q8_0", dense=dense, even_routing=True)
         model, (form,) = resolve(str(path))
         sizes[dense] = form.bytes_by_component
-        assert dense_of(form, model) == dense
+        assert dense_type(form, model) == dense
     assert sizes["q8_0"]["attention"] == pytest.approx(sizes["f16"]["attention"] * 8.5 / 16, rel=0.01)
     assert sizes["q8_0"]["routed_experts"] == sizes["f16"]["routed_experts"]
 
@@ -98,22 +98,22 @@ def test_even_routing_fills_routers_and_nothing_large(tmp_path: Path) -> None:
         gqa=Gqa(heads=8, kv_heads=2, head_dim=64),
         moe=Moe(experts=64, used=4, intermediate=1024),
     )
-    size = write_gguf(tmp_path / "large.gguf", large, layers=2, even=True)
+    size = write_gguf(tmp_path / "large.gguf", large, layers=2, even_routing=True)
     on_disk = (tmp_path / "large.gguf").stat().st_blocks * 512
     assert on_disk < size / 4
 
 
 def test_every_token_of_a_prompt_has_a_text_of_its_own() -> None:
     """A server that compares prompts by text must be able to tell them apart."""
-    names, kinds = vocabulary(2000)
+    names, kinds = build_vocabulary(2000)
     assert len(set(names)) == 2000
-    assert [name for name, kind in zip(names, kinds, strict=True) if kind != 1] == list(CONTROL)
+    assert [name for name, kind in zip(names, kinds, strict=True) if kind != 1] == list(CONTROL_TOKENS)
 
 
 def test_types_are_those_of_ggml(tmp_path: Path) -> None:
     """Q4_X is a recipe of Q4_0 experts; a mix is no type; a name that is none is refused."""
-    assert type_of("q4_0") == type_of("Q4_X") == 2
-    assert type_of("IQ3_K") is not None
-    assert type_of("Q4_K_M") is None
+    assert ggml_type("q4_0") == ggml_type("Q4_X") == 2
+    assert ggml_type("IQ3_K") is not None
+    assert ggml_type("Q4_K_M") is None
     with pytest.raises(BadInput, match="is not a type of ggml"):
         write_gguf(tmp_path / "x.gguf", TINY, quant="mix-IQ3_K")

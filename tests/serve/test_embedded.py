@@ -4,11 +4,11 @@ import argparse
 
 import pytest
 
-from moebox.serve.embedded import FLASH, REASONING, parameters, parser
+from moebox.serve.embedded import FLASH, REASONING, argument_parser, server_parameters
 
 
 def given(*flags: str) -> argparse.Namespace:
-    return parser().parse_args(["-m", "any.gguf", *flags])
+    return argument_parser().parse_args(["-m", "any.gguf", *flags])
 
 
 @pytest.mark.parametrize("word", FLASH)
@@ -16,15 +16,15 @@ def test_flash_attention_is_set(word: str) -> None:
     """On, off and auto differ."""
     import xllamacpp
 
-    asked = parameters(given("--flash-attn", word)).flash_attn_type
+    asked = server_parameters(given("--flash-attn", word)).flash_attn_type
     assert asked == getattr(xllamacpp.llama_flash_attn_type, f"LLAMA_FLASH_ATTN_TYPE_{FLASH[word]}")
 
 
 def test_every_reasoning_format_is_another() -> None:
     """None leaves thinking in the text; the others take it out."""
-    assert len({int(parameters(given("--reasoning-format", word)).reasoning_format) for word in REASONING}) == 4
+    assert len({int(server_parameters(given("--reasoning-format", word)).reasoning_format) for word in REASONING}) == 4
 
 
 def test_metrics_are_served_where_asked_for() -> None:
-    assert parameters(given("--metrics")).endpoint_metrics
-    assert not parameters(given()).endpoint_metrics
+    assert server_parameters(given("--metrics")).endpoint_metrics
+    assert not server_parameters(given()).endpoint_metrics

@@ -20,7 +20,7 @@ from moebox.core.event import EngineStopped
 from moebox.core.recipe import Recipe, Runtime
 from moebox.errors import BadInput, Outside
 from moebox.serve.faults import LaunchFailed
-from moebox.serve.session import launch, prepare, start
+from moebox.serve.session import engine_session, launch_engine, prepare_launch
 from moebox.store import Run
 from moebox.store.log import pieces
 from tests.serve.conftest import QUICK, marked
@@ -32,7 +32,10 @@ MOEBOX = [sys.executable, "-c", "import sys; from moebox.cli import main; sys.ex
 
 def refused(recipe: Recipe, run: Run, *, patience_s: float = 30.0) -> LaunchFailed:
     """The failure of a launch that must not become ready; nothing of it may be left."""
-    with pytest.raises(LaunchFailed) as caught, start(deploy(recipe), run, patience_s=patience_s, ladder=QUICK):
+    with (
+        pytest.raises(LaunchFailed) as caught,
+        engine_session(deploy(recipe), run, patience_s=patience_s, stop_signals=QUICK),
+    ):
         pass
     assert caught.value.exit_code == 3
     assert not marked(run.id)
@@ -48,7 +51,7 @@ def test_a_port_that_another_program_has_is_refused_before_anything_starts(actin
         recipe = acting("good")
         recipe = dataclasses.replace(recipe, listen=dataclasses.replace(recipe.listen, port=other.getsockname()[1]))
         with pytest.raises(Outside, match=r"port \d+ on 127\.0\.0\.1 is taken by another program") as caught:
-            launch(prepare(deploy(recipe)), run)
+            launch_engine(prepare_launch(deploy(recipe)), run)
     assert caught.value.exit_code == 3
     assert not (run.path / "engine.log").exists()
 
@@ -57,7 +60,7 @@ def test_an_engine_that_is_not_installed_is_told_with_how_to_get_it(acting: Acti
     """No traceback of exec: which program, and what to install."""
     recipe = acting("good", runtime=Runtime(entry="no-such-engine serve"))
     with pytest.raises(Outside, match="vllm is not installed here: no-such-engine is not on PATH") as caught:
-        launch(prepare(deploy(recipe)), run)
+        launch_engine(prepare_launch(deploy(recipe)), run)
     assert "pip install vllm" in str(caught.value.hint)
 
 
@@ -92,14 +95,14 @@ def test_a_wrong_version_is_refused_before_anything_starts(embedded: Recipe, run
     server.chmod(server.stat().st_mode | stat.S_IXUSR)
     recipe = dataclasses.replace(embedded, engine_version="b11669", runtime=Runtime(entry=str(server)))
     with pytest.raises(Outside, match=r"wants llama\.cpp b11669, this machine has b9999"):
-        launch(prepare(deploy(recipe)), run)
+        launch_engine(prepare_launch(deploy(recipe)), run)
 
 
 @pytest.mark.parametrize("name", ["/nowhere/model", "./nowhere.gguf"])
 def test_a_checkpoint_that_is_not_there_is_refused_before_anything_starts(acting: Acting, run: Run, name: str) -> None:
     """A path that does not exist is not left for the engine to find out."""
     with pytest.raises(Outside, match=f"checkpoint {name} is not there"):
-        launch(prepare(deploy(acting("good", checkpoint=name))), run)
+        launch_engine(prepare_launch(deploy(acting("good", checkpoint=name))), run)
 
 
 def test_an_incomplete_checkpoint_is_refused_by_its_index(acting: Acting, run: Run, tmp_path: Path) -> None:
@@ -111,10 +114,10 @@ def test_an_incomplete_checkpoint_is_refused_by_its_index(acting: Acting, run: R
     (tmp_path / "model-00002-of-00003.safetensors").write_bytes(b"")
     wanted = "2 of 3 shards are missing or empty, the first is model-00002-of-00003.safetensors"
     with pytest.raises(BadInput, match=wanted):
-        launch(prepare(deploy(acting("good", checkpoint=str(tmp_path)))), run)
+        launch_engine(prepare_launch(deploy(acting("good", checkpoint=str(tmp_path)))), run)
     (tmp_path / "model.safetensors.index.json").write_text("[]")
     with pytest.raises(BadInput, match="not a safetensors index"):
-        launch(prepare(deploy(acting("good", checkpoint=str(tmp_path)))), run)
+        launch_engine(prepare_launch(deploy(acting("good", checkpoint=str(tmp_path)))), run)
 
 
 def test_a_split_gguf_needs_all_its_parts(embedded: Recipe, run: Run, tmp_path: Path) -> None:
@@ -122,7 +125,7 @@ def test_a_split_gguf_needs_all_its_parts(embedded: Recipe, run: Run, tmp_path: 
     first = tmp_path / "kimi-00001-of-00002.gguf"
     first.write_bytes(b"GGUF")
     with pytest.raises(BadInput, match=r"1 of 2 parts are missing, the first is kimi-00002-of-00002\.gguf"):
-        launch(prepare(deploy(dataclasses.replace(embedded, checkpoint=str(first)))), run)
+        launch_engine(prepare_launch(deploy(dataclasses.replace(embedded, checkpoint=str(first)))), run)
 
 
 def test_an_engine_that_stands_still_at_99_percent_is_given_up(acting: Acting, run: Run) -> None:
@@ -159,11 +162,11 @@ def test_a_chat_that_is_never_answered_is_a_failure(acting: Acting, run: Run) ->
 
 def test_an_engine_that_dies_after_it_was_ready_is_told(acting: Acting, run: Run) -> None:
     """Its exit code is in the line."""
-    with start(deploy(acting("dies-after-ready")), run, patience_s=30, ladder=QUICK) as session:
+    with engine_session(deploy(acting("dies-after-ready")), run, patience_s=30, stop_signals=QUICK) as session:
         with pytest.raises(LaunchFailed, match="vllm ended with code 7 after it was ready") as caught:
-            session.wait()
+            session.wait_until_exit()
         assert caught.value.fault == "died"
-        assert not session.alive
+        assert not session.is_alive
 
 
 @pytest.mark.parametrize(
@@ -188,7 +191,9 @@ def test_a_gigabyte_of_log_stays_bounded_on_disk_and_in_memory(acting: Acting, r
     """The beginning and the end are kept, the middle goes, and neither moebox nor the guard grows."""
     size = 10**9
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with start(deploy(acting("flood", env={"FLOOD_BYTES": str(size)})), run, patience_s=60, ladder=QUICK) as session:
+    with engine_session(
+        deploy(acting("flood", env={"FLOOD_BYTES": str(size)})), run, patience_s=60, stop_signals=QUICK
+    ) as session:
         guard = Path(f"/proc/{session.guard.pid}/status").read_text()
     stopped = next(event for event in run.events() if isinstance(event, EngineStopped))
     assert (stopped.log_bytes or 0) > 0.99 * size

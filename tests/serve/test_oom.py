@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from moebox.serve import oom
-from moebox.serve.faults import ending
+from moebox.serve.faults import describe_exit
 
 DIES = "import os, pathlib, signal, sys; {}; os.kill(os.getpid(), signal.SIGKILL)"
 
@@ -25,9 +25,9 @@ def guarded(tmp_path: Path, program: str, *, join: str = "") -> dict[str, Any]:
         "env": {},
         "mark": "test",
         "log": str(tmp_path / "log"),
-        "life": str(tmp_path / "life.json"),
+        "state_path": str(tmp_path / "life.json"),
         "cwd": str(tmp_path),
-        "oom": [] if join else [str(counter)],
+        "oom_files": [] if join else [str(counter)],
     }
 
     def enter() -> None:
@@ -54,16 +54,16 @@ def test_the_kernels_kill_is_told_from_anybodys(tmp_path: Path):
 
     assert (killed["code"], killed["oom"]) == (-signal.SIGKILL, False)
     assert (out["code"], out["oom"]) == (-signal.SIGKILL, True)
-    assert "out of memory" in ending(out["code"], oom=True)
-    assert ending(killed["code"]) == "was killed by SIGKILL"
+    assert "out of memory" in describe_exit(out["code"], oom=True)
+    assert describe_exit(killed["code"]) == "was killed by SIGKILL"
 
 
 def test_this_machine_counts():
     """A file with a count is found here, whatever control groups there are."""
-    files = oom.counters()
+    files = oom.oom_counter_files()
 
     assert files
-    assert oom.kills(files) >= 0
+    assert oom.count_oom_kills(files) >= 0
 
 
 @pytest.mark.siege

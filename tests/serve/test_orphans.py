@@ -47,7 +47,7 @@ def up(recipe: Recipe, folder: Path) -> Iterator["subprocess.Popen[str]"]:
 def test_kill_9_of_moebox_leaves_no_orphan(acting: Acting, tmp_path: Path) -> None:
     """Workers in sessions of their own, deaf to signals, are gone soon after moebox is."""
     with up(acting("forks"), tmp_path) as shown:
-        (instance,) = state.instances()
+        (instance,) = state.list_instances()
         assert len(marked(instance.id)) == 3
         shown.kill()
         assert not gone_within(lambda: marked(instance.id), 60)
@@ -57,8 +57,8 @@ def test_kill_9_of_moebox_leaves_no_orphan(acting: Acting, tmp_path: Path) -> No
 def test_kill_9_of_the_guard_kills_the_engine_and_ps_names_what_is_left(acting: Acting, tmp_path: Path) -> None:
     """The engine itself dies with its guard; workers that hid are named by ps and cleared by down."""
     with up(acting("forks"), tmp_path) as shown:
-        (instance,) = state.instances()
-        engine = instance.life.engine
+        (instance,) = state.list_instances()
+        engine = instance.guard_state.engine
         os.kill(instance.guard, signal.SIGKILL)
         assert not gone_within(lambda: alive(engine), 10)
         assert shown.wait(30) == 3
@@ -75,17 +75,17 @@ def test_kill_9_of_the_guard_kills_the_engine_and_ps_names_what_is_left(acting: 
 def test_ctrl_c_stops_the_engine_and_exits_130(acting: Acting, tmp_path: Path) -> None:
     """SIGINT to moebox is passed down the ladder before it returns."""
     with up(acting("good"), tmp_path) as shown:
-        (instance,) = state.instances()
+        (instance,) = state.list_instances()
         shown.send_signal(signal.SIGINT)
         assert shown.wait(60) == 130
         assert not marked(instance.id)
-        assert not state.instances()
+        assert not state.list_instances()
 
 
 def test_sigterm_stops_the_engine_too(acting: Acting, tmp_path: Path) -> None:
     """A service manager's way of stopping moebox leaves nothing either."""
     with up(acting("good"), tmp_path) as shown:
-        (instance,) = state.instances()
+        (instance,) = state.list_instances()
         shown.terminate()
         assert shown.wait(60) == 130
         assert not marked(instance.id)
@@ -137,11 +137,11 @@ def test_a_detached_engine_that_died_is_shown_with_its_code(acting: Acting, tmp_
     path.write_text(codec.to_toml(acting("dies-after-ready")))
     ready = json.loads(said("up", str(path), "--detach", "--json").stdout)
     assert not gone_within(lambda: marked(ready["id"]), 30)
-    (instance,) = state.instances()
-    assert not gone_within(lambda: instance.alive, 10)
+    (instance,) = state.list_instances()
+    assert not gone_within(lambda: instance.is_alive, 10)
     assert "exited (7)" in said("ps").stdout
     assert said("down", ready["id"]).returncode == 0
-    assert not state.instances()
+    assert not state.list_instances()
 
 
 def test_a_remedy_is_tried_once_and_journaled(acting: Acting, tmp_path: Path) -> None:
@@ -208,19 +208,19 @@ def test_waiting_for_nothing_is_told() -> None:
 DROPPING = """
 import os, signal, sys, time
 from moebox.cli import main
-from moebox.serve.session import Session
+from moebox.serve.session import EngineSession
 
 class Dropped:
     def __del__(self):
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.2)
 
-def catch_up(self, once=[Dropped()], was=Session._catch_up):
+def catch_up(self, once=[Dropped()], was=EngineSession._catch_up):
     if self.instance.status == "ready":
         once.clear()
     return was(self)
 
-Session._catch_up = catch_up
+EngineSession._catch_up = catch_up
 sys.exit(main())
 """
 
@@ -234,4 +234,4 @@ def test_an_interrupt_that_python_dropped_still_stops_the_engine(acting: Acting,
 
     assert "Exception ignored" in done.stderr
     assert done.returncode == 130
-    assert not state.instances()
+    assert not state.list_instances()

@@ -25,9 +25,9 @@ def on(port: int) -> Recipe:
 def test_free_ports_are_chosen_together() -> None:
     """Fifty of them, and never one whose gRPC port would lie above 65,535: most rehearsals of SGLang died of that."""
     for _ in range(50):
-        port = preflight.free_port(beside=SGLANG.ports)
+        port = preflight.find_free_port(offsets=SGLANG.ports)
         assert port <= SGLANG.last_port
-        assert all(preflight.is_free("127.0.0.1", taken) for taken in SGLANG.ports_of(port))
+        assert all(preflight.port_is_free("127.0.0.1", taken) for taken in SGLANG.ports_of(port))
 
 
 def test_a_port_too_high_is_one_line() -> None:
@@ -40,14 +40,14 @@ def test_a_port_too_high_is_one_line() -> None:
 
 def test_a_taken_port_beside_its_own_is_told() -> None:
     """Somebody listens where gRPC would: named before the launch."""
-    port = preflight.free_port(beside=SGLANG.ports)
+    port = preflight.find_free_port(offsets=SGLANG.ports)
     with socket.socket() as other:
         other.bind(("127.0.0.1", port + SGLANG.ports[0]))
         other.listen()
-        assert not preflight.is_free("127.0.0.1", port + SGLANG.ports[0])
+        assert not preflight.port_is_free("127.0.0.1", port + SGLANG.ports[0])
         deployment = deploy(on(port))
         with pytest.raises(Outside, match=f"port {port + SGLANG.ports[0]}"):
-            preflight.ports(deployment, engines.build_launch(deployment))
+            preflight.check_ports(deployment, engines.build_launch(deployment))
 
 
 def listening(port: int = 0) -> socket.socket:
@@ -66,15 +66,15 @@ def test_connections_that_an_engine_left_behind_do_not_take_its_port() -> None:
         with socket.create_connection(("127.0.0.1", port)) as client:
             engine.accept()[0].close()  # the server hangs up first, as one that is stopped does
             assert client.recv(1) == b""
-    preflight.port("127.0.0.1", port)
-    preflight.port("0.0.0.0", port)
+    preflight.check_port("127.0.0.1", port)
+    preflight.check_port("0.0.0.0", port)
     with listening(port):
-        assert not preflight.is_free("127.0.0.1", port)
-        assert not preflight.is_free("0.0.0.0", port)
+        assert not preflight.port_is_free("127.0.0.1", port)
+        assert not preflight.port_is_free("0.0.0.0", port)
 
 
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "203.0.113.7"])
 def test_an_address_of_no_machine_or_of_another_is_one_line(host: str) -> None:
     """Unknown names and others' addresses: said with the host, not a traceback."""
     with pytest.raises(Outside, match=f"cannot listen on {host}"):
-        preflight.port(host, 18999)
+        preflight.check_port(host, 18999)

@@ -15,7 +15,7 @@ from moebox.core.box import Box
 from moebox.core.event import AttemptStarted
 from moebox.core.recipe import Parallel, Recipe, Speculate
 from moebox.errors import AnswerIsNo, BadInput
-from moebox.flows.rehearse import fewest, reduced, rehearse
+from moebox.flows.rehearse import fewest_layers, reduce_recipe, rehearse
 from moebox.planner.speed import Speed
 from moebox.serve.recipes import read_recipe
 from moebox.store import Run
@@ -71,7 +71,7 @@ def test_a_run_times_the_embedded_engine_and_forecasts_from_that(
     embedded: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One boot with all layers; the run's box has the calibration, and its recipe is still the one asked for."""
-    monkeypatch.setattr("moebox.flows.calibrate_boot.STEPS", (200, 200))  # a tenth of a millisecond each
+    monkeypatch.setattr("moebox.flows.calibrate_boot.STEP_LIMITS", (200, 200))  # a tenth of a millisecond each
     monkeypatch.setattr("moebox.flows.calibrate_timing.TRIES", 1)
     monkeypatch.setattr("moebox.flows.calibrate_timing.MANY", 1)
     monkeypatch.setattr("moebox.flows.run.TIMED_S", 8.0)
@@ -90,7 +90,7 @@ def test_a_run_times_the_embedded_engine_and_forecasts_from_that(
 def test_dummy_weights_are_asked_for_in_the_engines_own_flags(name: str, tmp_path: Path) -> None:
     """Few layers and dummy weights by flags that the engine's catalogue knows; parallelism and the rest stay."""
     recipe = read_recipe(name)
-    small, kept, _ = reduced(deploy(recipe), tmp_path / "unused.gguf", 0)
+    small, kept, _ = reduce_recipe(deploy(recipe), tmp_path / "unused.gguf", 0)
     argv = engines.build_launch(deploy(small)).argv
     assert argv[argv.index("--load-format") + 1] == "dummy"
     override = next(word for word in argv if word.startswith("{") and "num_hidden_layers" in word)
@@ -102,14 +102,14 @@ def test_the_layers_kept_are_one_of_each_kind_and_one_per_stage() -> None:
     """Kimi has one dense layer before its experts; four pipeline stages need four layers."""
     kimi = catalogue.model("kimi-k2.6")
     recipe = read_recipe("kimi-k26-vllm")
-    assert fewest(kimi, recipe) == 2
-    assert fewest(kimi, dataclasses.replace(recipe, parallel=Parallel(tp=2, pp=4))) == 4
+    assert fewest_layers(kimi, recipe) == 2
+    assert fewest_layers(kimi, dataclasses.replace(recipe, parallel=Parallel(tp=2, pp=4))) == 4
 
 
 def test_what_is_left_out_is_said(tmp_path: Path) -> None:
     """A draft model cannot follow when its layers are gone."""
     recipe = dataclasses.replace(read_recipe("kimi-k26-vllm"), speculate=Speculate(draft="some/draft"))
-    small, _, notes = reduced(deploy(recipe), tmp_path / "unused.gguf", 0)
+    small, _, notes = reduce_recipe(deploy(recipe), tmp_path / "unused.gguf", 0)
     assert small.speculate is None
     assert any("speculative decoding" in note for note in notes)
 
@@ -117,4 +117,4 @@ def test_what_is_left_out_is_said(tmp_path: Path) -> None:
 def test_more_layers_than_there_are_is_bad_input(embedded: Recipe, tmp_path: Path) -> None:
     """A number that cannot be meant."""
     with pytest.raises(BadInput, match="--layers 99"):
-        reduced(deploy(embedded), tmp_path / "x.gguf", 99)
+        reduce_recipe(deploy(embedded), tmp_path / "x.gguf", 99)

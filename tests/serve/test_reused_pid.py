@@ -18,15 +18,15 @@ def test_a_reused_pid_is_not_alive_and_never_signalled() -> None:
     """The record of an engine whose guard is gone, and whose pid now belongs to a stranger: dead, and left alone."""
     stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
-        tick = state.start_tick(stranger.pid)
+        tick = state.process_start_tick(stranger.pid)
         own = record("run-1", stranger.pid, tick)
         reused = record("run-2", stranger.pid, tick - 1)
 
-        assert own.alive
-        assert not reused.alive
+        assert own.is_alive
+        assert not reused.is_alive
         assert reused.status != "ready"
-        assert not record("run-3", 0, state.start_tick(0)).alive
+        assert not record("run-3", 0, state.process_start_tick(0)).is_alive
     finally:
         os.kill(stranger.pid, signal.SIGKILL)
         stranger.wait()
-    assert not own.alive
+    assert not own.is_alive

@@ -13,8 +13,8 @@ from moebox.core.symptom import Finding
 from moebox.engines.events import LogEvent
 from moebox.errors import BadInput, Outside
 from moebox.serve import state
-from moebox.serve.reality import compare, planned
-from moebox.serve.session import launch, prepare, start
+from moebox.serve.reality import compare_with_plan, planned_memory
+from moebox.serve.session import engine_session, launch_engine, prepare_launch
 from moebox.store import Run
 from tests.serve.conftest import QUICK, alive, gone_within, marked
 
@@ -22,8 +22,8 @@ from tests.serve.conftest import QUICK, alive, gone_within, marked
 def test_the_embedded_engine_answers_a_chat_and_is_gone_afterwards(embedded: Recipe, run: Run) -> None:
     """llama.cpp boots under supervision, speaks the OpenAI API on loopback, and leaves no process."""
     heard: list[LogEvent | Finding] = []
-    with start(deploy(embedded), run, patience_s=60, listener=heard.append) as session:
-        assert session.alive
+    with engine_session(deploy(embedded), run, patience_s=60, listener=heard.append) as session:
+        assert session.is_alive
         assert session.endpoint.base_url.startswith("http://127.0.0.1:")
         body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
         url = f"{session.endpoint.base_url}/chat/completions"
@@ -32,10 +32,10 @@ def test_the_embedded_engine_answers_a_chat_and_is_gone_afterwards(embedded: Rec
         )
         with urllib.request.urlopen(request, timeout=60) as reply:
             assert json.load(reply)["usage"]["completion_tokens"] == 4
-        pid = session.instance.life.engine
+        pid = session.instance.guard_state.engine
 
     assert gone_within(lambda: alive(pid), 10) is False
-    assert not state.instances()
+    assert not state.list_instances()
     phases = [one.phase for one in heard if isinstance(one, LogEvent) and one.kind in ("phase", "ready")]
     assert phases[0] == "loading weights"
     assert phases[-1] == "ready"
@@ -43,8 +43,8 @@ def test_the_embedded_engine_answers_a_chat_and_is_gone_afterwards(embedded: Rec
 
 def test_facts_of_the_engine_stand_beside_the_plan(embedded: Recipe, run: Run) -> None:
     """The cache that llama.cpp allocates for two slots of 2,048 tokens is the one that was planned."""
-    with start(deploy(embedded), run, patience_s=60) as session:
-        rows = compare(session.facts, planned(session.order.deployment))
+    with engine_session(deploy(embedded), run, patience_s=60) as session:
+        rows = compare_with_plan(session.facts, planned_memory(session.prepared.deployment))
 
     by_name = {(row.what, row.device): row for row in rows}
     assert by_name[("cache", "")].real == by_name[("cache", "")].planned == 4096
@@ -53,7 +53,7 @@ def test_facts_of_the_engine_stand_beside_the_plan(embedded: Recipe, run: Run) -
 
 def test_a_run_tells_its_story(embedded: Recipe, run: Run) -> None:
     """Start, phases, readiness with facts, and the stop are in the journal; the recipe lies beside it."""
-    with start(deploy(embedded), run, patience_s=60):
+    with engine_session(deploy(embedded), run, patience_s=60):
         pass
 
     kinds = [event.kind for event in run.events()]
@@ -67,36 +67,42 @@ def test_a_run_tells_its_story(embedded: Recipe, run: Run) -> None:
 
 def test_two_on_one_port_are_refused_before_anything_starts(embedded: Recipe, run: Run, tmp_path: Path) -> None:
     """The second `up` names the first and leaves no trace of a process."""
-    with start(deploy(embedded), run, patience_s=60) as session:
+    with engine_session(deploy(embedded), run, patience_s=60) as session:
         other = Run.create("second", runs=tmp_path / "runs")
         with pytest.raises(Outside, match=rf"port {session.recipe.listen.port} is in use by {run.id}"):
-            launch(prepare(deploy(session.recipe)), other)
+            launch_engine(prepare_launch(deploy(session.recipe)), other)
         assert "attempt.started" not in [event.kind for event in other.events()]
         assert not marked(other.id)
 
 
 def test_two_on_one_card_are_refused_before_anything_starts(acting, run: Run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     """Two recipes whose CUDA_VISIBLE_DEVICES overlap cannot both run, whatever their ports."""
-    with start(deploy(acting("good", env={"CUDA_VISIBLE_DEVICES": "0,1"})), run, patience_s=30, ladder=QUICK):
+    with engine_session(
+        deploy(acting("good", env={"CUDA_VISIBLE_DEVICES": "0,1"})), run, patience_s=30, stop_signals=QUICK
+    ):
         other = Run.create("second", runs=tmp_path / "runs")
         with pytest.raises(Outside, match="gpu 1 is in use by"):
-            launch(prepare(deploy(acting("good", env={"CUDA_VISIBLE_DEVICES": "1,2"}))), other)
-        with start(deploy(acting("good", env={"CUDA_VISIBLE_DEVICES": "2"})), other, patience_s=30, ladder=QUICK):
-            assert len(state.instances()) == 2
+            launch_engine(prepare_launch(deploy(acting("good", env={"CUDA_VISIBLE_DEVICES": "1,2"}))), other)
+        with engine_session(
+            deploy(acting("good", env={"CUDA_VISIBLE_DEVICES": "2"})), other, patience_s=30, stop_signals=QUICK
+        ):
+            assert len(state.list_instances()) == 2
 
 
 def test_a_lease_ends_with_its_holder(acting, run: Run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     """After an engine has gone, its port and cards are free again at once."""
     recipe = acting("good", env={"CUDA_VISIBLE_DEVICES": "5"})
     for name in ("first", "second"):
-        with start(deploy(recipe), Run.create(name, runs=tmp_path / "runs"), patience_s=30, ladder=QUICK) as session:
+        with engine_session(
+            deploy(recipe), Run.create(name, runs=tmp_path / "runs"), patience_s=30, stop_signals=QUICK
+        ) as session:
             assert session.instance.gpus == (5,)
 
 
 def test_a_stubborn_engine_is_killed_with_all_that_came_from_it(acting, run: Run) -> None:  # type: ignore[no-untyped-def]
     """SIGINT and SIGTERM are ignored, a grandchild sits in its own session: the ladder ends all of them."""
     ladder = (("SIGINT", 0.3), ("SIGTERM", 0.3), ("SIGKILL", 5.0))
-    with start(deploy(acting("stubborn")), run, patience_s=30, ladder=ladder) as session:
+    with engine_session(deploy(acting("stubborn")), run, patience_s=30, stop_signals=ladder) as session:
         assert len(marked(session.instance.id)) == 3
 
     assert not marked(session.instance.id)
@@ -111,7 +117,7 @@ def test_a_key_is_in_no_artefact_of_a_run(acting, run: Run, tmp_path: Path, monk
     monkeypatch.setenv("MY_KEY", key)
     recipe = acting("leaks-key")
     recipe = Recipe(**{**_fields(recipe), "listen": type(recipe.listen)(port=recipe.listen.port, key_env="MY_KEY")})
-    with start(deploy(recipe), run, patience_s=30, ladder=QUICK) as session:
+    with engine_session(deploy(recipe), run, patience_s=30, stop_signals=QUICK) as session:
         assert session.endpoint.key == key
         assert key not in repr(session.endpoint)
         arguments = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in marked(session.instance.id)]
@@ -129,7 +135,7 @@ def test_a_key_that_is_not_there_is_told(acting) -> None:  # type: ignore[no-unt
     recipe = acting("good")
     recipe = Recipe(**{**_fields(recipe), "listen": type(recipe.listen)(port=1, key_env="NO_SUCH_KEY")})
     with pytest.raises(BadInput, match=r"\$NO_SUCH_KEY, which is not set"):
-        prepare(deploy(recipe))
+        prepare_launch(deploy(recipe))
 
 
 def _fields(recipe: Recipe) -> dict[str, object]:

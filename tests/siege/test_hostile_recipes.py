@@ -20,7 +20,7 @@ from moebox.core.recipe import Recipe
 from moebox.engines.assemble import container_network
 from moebox.errors import BadInput
 from moebox.render import FORMS, Form, render
-from moebox.serve.order import prepare
+from moebox.serve.order import prepare_launch
 from tests import shellcheck
 from tests.serve.rendered import recipes
 from tests.siege import readback, slurm
@@ -174,7 +174,7 @@ def test_what_a_recipe_may_not_say_is_one_line(changes: dict[str, Any], said: st
             render(deploy(recipe), form)
         assert "\n" not in problem.value.message
     with pytest.raises(BadInput, match=said):
-        prepare(deploy(recipe))
+        prepare_launch(deploy(recipe))
 
 
 def test_hostile_recipes_run_nothing_and_parse(tmp_path: Path):

@@ -77,7 +77,7 @@ def recipe() -> Path:
     """The rehearsal model on the embedded engine."""
     path = Path(os.environ["MOEBOX_RUNS"]).parent / "embedded.toml"
     box = dataclasses.replace(detect(), gpus=(), links=())
-    made = dataclasses.replace(phantom.plan(box).recipe, climb=Climb(contexts=(1024,), speculate=()))
+    made = dataclasses.replace(phantom.plan_phantom(box).recipe, climb=Climb(contexts=(1024,), speculate=()))
     path.write_text(codec.to_toml(made))
     return path
 
@@ -105,10 +105,10 @@ def pids_of(victim: str, moebox: "subprocess.Popen[bytes]") -> list[int]:
     """The processes that play this part now."""
     if victim == "moebox":
         return [moebox.pid]
-    instances = state.instances()
+    instances = state.list_instances()
     if victim == "guard":
-        return [instance.guard for instance in instances if instance.alive]
-    return [instance.life.engine for instance in instances]
+        return [instance.guard for instance in instances if instance.is_alive]
+    return [instance.guard_state.engine for instance in instances]
 
 
 def kill(moment: Moment, moebox: "subprocess.Popen[bytes]") -> None:
@@ -131,7 +131,7 @@ def kill(moment: Moment, moebox: "subprocess.Popen[bytes]") -> None:
 
 def orphans() -> list[str]:
     """Processes of this test's engines that are left."""
-    return [f"{name}: {pids}" for name, pids in state.marked().items()]
+    return [f"{name}: {pids}" for name, pids in state.marked_processes().items()]
 
 
 def besiege(moment: Moment, *, without: str = "") -> int:

@@ -74,9 +74,9 @@ def test_the_lists_show_it(run: Run) -> None:
 
 def test_it_can_be_resumed(run: Run) -> None:
     """The old file is taken up, and goes on under the new name."""
-    resumed = pipeline.resume(run)
+    resumed = pipeline.resume_pipeline(run)
     assert [step.name for step in resumed.steps if step.state == "waiting"] == ["bench", "report"]  # without random-c1
     assert (run.path / "pipeline.json").is_file()
     after = Run.create("next", runs=run.path.parent)
-    pipeline.begin(resumed.request, after)
-    assert pipeline.expected(after)["verify"] > 0
+    pipeline.begin_pipeline(resumed.request, after)
+    assert pipeline.expected_step_seconds(after)["verify"] > 0

@@ -18,7 +18,7 @@ def test_the_phantom_does_errands(tmp_path: Path):
     """Real tokens, a real tool parser, a real context limit; the hidden checks find the value in its file."""
     recipe = phantom_recipe(context=4096)
     run = Run.create("embedded", runs=tmp_path)
-    with session.start(deploy(recipe), run) as live:
+    with session.engine_session(deploy(recipe), run) as live:
         options = runner.TaskOptions(job_s=120, thinking=True)
         worker = runner.OwnAgent(ReplySettings(endpoint=live.endpoint, thinking=True))
         told = runner.prepare_task_run(live.endpoint, runner.job_names(["errand"], "easy", 1, 0), worker, options)

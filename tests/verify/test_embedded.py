@@ -16,7 +16,7 @@ RUNGS = ("alive", "streaming", "json", "thinking")
 def test_real_llama_cpp_with_the_phantom_is_not_red(tmp_path: Path):
     """Protocol and answers through real kernels, a real tokenizer and a real parser."""
     recipe = phantom_recipe(context=640)  # its long answer is as long as the context allows
-    with session.start(deploy(recipe), Run.create("embedded", runs=tmp_path)) as live:
+    with session.engine_session(deploy(recipe), Run.create("embedded", runs=tmp_path)) as live:
         ladder = run_checks(live.endpoint, VerifyOptions(thinking="yes", seed=3, trials=2), only=RUNGS)
 
     marks = {rung.name: (rung.verdict, rung.reason) for rung in ladder.rungs}

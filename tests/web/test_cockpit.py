@@ -150,19 +150,19 @@ def test_the_time_left_goes_by_the_last_run_that_did_each_step(tmp_path: Path):
     """The last run left verify out by hand: seven minutes were then told as twenty seconds."""
     took = {"plan": 1.0, "verify": 430.0, "bench": 20.0, "task": 9.0}
     for name, left_out in (("a", ()), ("b", ("verify",)), ("c", ())):
-        pipeline = pipelines.Pipeline(request=pipelines.Request(model="kimi-k2.6", until="bench", quick=name == "c"))
+        pipeline = pipelines.Pipeline(request=pipelines.RunRequest(model="kimi-k2.6", until="bench", quick=name == "c"))
         for step in pipelines.STEPS:
             state, why = ("skipped", pipelines.BY_HAND) if step in left_out else ("done", "")
-            done = pipelines.Step(name=step, state=state, why=why, seconds=took.get(step, 0.0))  # type: ignore[arg-type]
+            done = pipelines.PipelineStep(name=step, state=state, why=why, seconds=took.get(step, 0.0))  # type: ignore[arg-type]
             pipeline = pipeline.with_step(done)
-        pipelines.save(pipeline, Run.create(name, runs=tmp_path))
+        pipelines.save_pipeline(pipeline, Run.create(name, runs=tmp_path))
     run = Run.create("now", runs=tmp_path)
-    asked = pipelines.begin(pipelines.Request(model="kimi-k2.6", until="bench"), run)
-    pipelines.save(asked.with_step(pipelines.Step(name="plan", state="done")), run)
+    asked = pipelines.begin_pipeline(pipelines.RunRequest(model="kimi-k2.6", until="bench"), run)
+    pipelines.save_pipeline(asked.with_step(pipelines.PipelineStep(name="plan", state="done")), run)
 
     assert live.view(run).left == "about 7 min 30 s left, going by earlier runs"
     never = Run.create("never", runs=tmp_path)
-    pipelines.begin(pipelines.Request(model="glm-5"), never)
+    pipelines.begin_pipeline(pipelines.RunRequest(model="glm-5"), never)
     assert live.view(never).left == ""
 
 

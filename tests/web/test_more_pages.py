@@ -118,10 +118,10 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         base_url=f"http://127.0.0.1:{port}/v1",
         port=port,
         guard=os.getpid(),
-        guard_started=state.start_tick(os.getpid()),
+        guard_started=state.process_start_tick(os.getpid()),
         ready=1.0,
     )
-    monkeypatch.setattr(state, "instances", lambda: [instance])
+    monkeypatch.setattr(state, "list_instances", lambda: [instance])
     with live(server):
         yield instance.id
 

@@ -38,9 +38,9 @@ def box(
         flags.belong_to("--hosts", node_python=node_python)
     found = described(box, ram=ram, ram_bandwidth=ram_bandwidth, measure=measure)
     if hosts:
-        from moebox.serve.nodes import timed
+        from moebox.serve.nodes import measure_network
 
-        found = timed(found, hosts, python=node_python or "python3")
+        found = measure_network(found, hosts, python=node_python or "python3")
     if json:
         emit(found)
     else:

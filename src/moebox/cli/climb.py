@@ -17,9 +17,9 @@ from moebox.units import count, seconds, tok_s
 if TYPE_CHECKING:
     from moebox.core.recipe import Recipe
     from moebox.core.verdict import Verdict
-    from moebox.flows.climb import Summit
-    from moebox.flows.effort import Effort
-    from moebox.flows.walk import Trial
+    from moebox.flows.climb import ClimbResult
+    from moebox.flows.effort import ClimbEffort
+    from moebox.flows.walk import ClimbTrial
     from moebox.store import Run
 
 JOBS = 20  # with --by task
@@ -73,15 +73,15 @@ def climb(
     effort = _effort(run, {flag: value for flag, value in given.items() if value is not None})
     talk().print(f"run: {run.path}", soft_wrap=True)
     with told_when_interrupted(f"go on with: moebox climb --resume {run.id}"):
-        summit = flow.climb(chosen, run, effort=effort, tell=_silent if json else _tell, box=detect(measure=False))
+        summit = flow.climb(chosen, run, effort=effort, notify=_silent if json else _tell, box=detect(measure=False))
     best = summit.best
     assert best is not None  # AnswerIsNo was raised otherwise
     if output:
         write_file(output, codec.to_toml(best.recipe))
     answer(
         json,
-        {**run.read_json(flow.TABLE), "recipe": codec.plain(best.recipe), "run": str(run.path)},
-        lambda: _show(summit, output or run.path / flow.BEST),
+        {**run.read_json(flow.TABLE_FILE), "recipe": codec.plain(best.recipe), "run": str(run.path)},
+        lambda: _show(summit, output or run.path / flow.BEST_FILE),
     )
     return 0
 
@@ -90,12 +90,12 @@ def _begun(name: str) -> "tuple[Recipe, Run]":
     """A new climb; what cannot be meant, and an engine that is not installed, is named before a folder is made."""
     from moebox.checkpoint import deploy
     from moebox.flows import recipes, settings
-    from moebox.serve.order import refuse_missing
+    from moebox.serve.order import require_engine
     from moebox.store import Run
 
-    recipe = recipes.read(name)
-    settings.check(recipe)
-    refuse_missing(deploy(recipe))
+    recipe = recipes.load_recipe(name)
+    settings.check_climb_settings(recipe)
+    require_engine(deploy(recipe))
     return recipe, Run.create(f"climb-{recipe.name}")
 
 
@@ -105,20 +105,20 @@ def _resumed(name: str) -> "tuple[Recipe, Run]":
     from moebox.store import Run
 
     run = Run.open(name)
-    recipe = flow.recipe_of(run)
+    recipe = flow.climb_recipe(run)
     refuse_if(not run.hold(), f"{run.path} is being climbed by another moebox")
     return recipe, run
 
 
-def _effort(run: "Run", given: Json) -> "Effort":
+def _effort(run: "Run", given: Json) -> "ClimbEffort":
     """As the climb was begun, for its steps are compared; by the flags where it is new, or does not say."""
     from moebox.flows import effort as efforts
 
-    kept = efforts.effort_of(run)
+    kept = efforts.load_effort(run)
     if kept is None:
         if given.get("by") != "task":
             flags.belong_to("--by task", jobs=given.get("jobs"))
-        return efforts.effort_by(_measures(**given), where="climb")
+        return efforts.effort_from(_measures(**given), where="climb")
     efforts.refuse_contradiction(kept, given, run)
     return kept
 
@@ -144,12 +144,12 @@ def _rung(check: "Verdict") -> str:
 _LINES: dict[str, Callable[[Any], str]] = {
     "try": lambda step: f"[bold]{escape(step.change)}[/] …",
     "news": lambda line: f"  {escape(line)}",
-    "rung": _rung,
+    "check": _rung,
     "done": lambda trial: f"  {'kept' if trial.kept else 'dropped'}: {escape(trial.why)}",
 }
 
 
-def _show(summit: "Summit", best: Path) -> None:
+def _show(summit: "ClimbResult", best: Path) -> None:
     """The table of every step."""
     from rich.table import Table
 
@@ -164,7 +164,7 @@ def _show(summit: "Summit", best: Path) -> None:
     people().print(f"best verified recipe: {escape(str(best))}", soft_wrap=True)
 
 
-def _cells(trial: "Trial") -> list[str]:
+def _cells(trial: "ClimbTrial") -> list[str]:
     measured = trial.output_tok_s > 0
     return [
         escape(trial.change),

@@ -17,8 +17,8 @@ from moebox.units import percent, plural, seconds, tok_s
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from moebox.flows.compare import Comparison, Target
-    from moebox.flows.compare_tasks import ByTask
+    from moebox.flows.compare import CompareTarget, Comparison
+    from moebox.flows.compare_tasks import TaskComparison
     from moebox.store import Run
     from moebox.tasks.job import Level
     from moebox.tasks.result import JobResult
@@ -87,10 +87,10 @@ def compare(
     left, right = _target(a, model, key_env), _target(b, model_b or model, key_env)
     if by == "task":
         return _by_task(left, right, family, level or "easy", jobs or JOBS, parallel or 1, first, json)
-    from moebox.flows.compare import Effort, compare_targets
-    from moebox.flows.compare import compare as judged
+    from moebox.flows.compare import CompareEffort, compare_targets
+    from moebox.flows.compare import compare_sides as judged
 
-    effort = Effort(concurrency=streams, questions=questions or QUESTIONS, rounds=rounds or ROUNDS, seed=first)
+    effort = CompareEffort(concurrency=streams, questions=questions or QUESTIONS, rounds=rounds or ROUNDS, seed=first)
     run = Run.create("compare", simulation=_simulated(left, right))
     with told_when_interrupted(_not_resumed(run)):
         talk().print(f"run: {run.path}", soft_wrap=True)
@@ -115,17 +115,17 @@ def _refuse_for_recipes(a: str, b: str, *, model: str, model_b: str, key_env: st
         flags.not_taken("A is a recipe, which names its model, and --model-b is B's", model=model)
 
 
-def _names(a: "Target", b: "Target") -> dict[str, str]:
+def _names(a: "CompareTarget", b: "CompareTarget") -> dict[str, str]:
     """What A and B are."""
     return {"target_a": _name(a), "target_b": _name(b)}
 
 
-def _name(side: "Target") -> str:
+def _name(side: "CompareTarget") -> str:
     """The URL of a server, the name of a recipe."""
     return side.base_url if isinstance(side, Endpoint) else side.name
 
 
-def _simulated(left: "Target", right: "Target") -> bool:
+def _simulated(left: "CompareTarget", right: "CompareTarget") -> bool:
     """Whether both are; BadInput where only one is: a forecast and a measurement say nothing about each other."""
     twins = [isinstance(side, Endpoint) and simulated(side) for side in (left, right)]
     names = ("A", "B") if twins[0] else ("B", "A")
@@ -145,22 +145,29 @@ def _streams(given: list[str] | None) -> tuple[int, ...]:
     return flags.numbers(words, int, lambda number: 1 <= number <= 256, wrong=wrong, beyond=limits)
 
 
-def _target(target: str, model: str, key_env: str) -> "Target":
+def _target(target: str, model: str, key_env: str) -> "CompareTarget":
     from moebox.cli import target as targets
     from moebox.flows import recipes
 
     if recipes.is_recipe(target):
         from moebox.checkpoint import deploy
-        from moebox.serve.order import refuse_missing
+        from moebox.serve.order import require_engine
 
-        recipe = recipes.read(target)
-        refuse_missing(deploy(recipe))
+        recipe = recipes.load_recipe(target)
+        require_engine(deploy(recipe))
         return recipe
     return targets.endpoint(target, model=model, key_env=key_env)
 
 
 def _by_task(
-    a: "Target", b: "Target", family: list[str] | None, level: "Level", jobs: int, parallel: int, seed: int, json: bool
+    a: "CompareTarget",
+    b: "CompareTarget",
+    family: list[str] | None,
+    level: "Level",
+    jobs: int,
+    parallel: int,
+    seed: int,
+    json: bool,
 ) -> int:
     """The same jobs on both sides."""
     from rich.text import Text
@@ -188,7 +195,7 @@ def _by_task(
     return exit_code(found.as_good)
 
 
-def _show_jobs(found: "ByTask") -> None:
+def _show_jobs(found: "TaskComparison") -> None:
     people().print(f"solved: A {found.solved_a} of {found.jobs}, B {found.solved_b} of {found.jobs}")
     people().print(f"B less A: {found.share:+.0%} of jobs ({found.low:+.0%} to {found.high:+.0%})")
     people().print(found.verdict, markup=False)

@@ -121,7 +121,7 @@ def _engines() -> Iterable[str]:
 def _recipes() -> Iterable[str]:
     from moebox.serve import recipes
 
-    return [*recipes.shipped(), *recipes.saved()]
+    return [*recipes.shipped_recipes(), *recipes.saved_recipes()]
 
 
 def _runs() -> Iterable[str]:
@@ -134,7 +134,7 @@ def _runs() -> Iterable[str]:
 def _live() -> Iterable[str]:
     from moebox.serve import state
 
-    return [instance.id for instance in state.instances()]
+    return [instance.id for instance in state.list_instances()]
 
 
 VALUES: dict[str, Callable[[], Iterable[str]]] = {

@@ -20,11 +20,11 @@ from moebox.stream.limits import ServedLimits, served_limits
 from moebox.units import parse_tokens
 
 if TYPE_CHECKING:
-    from moebox.serve.callcheck import Check
+    from moebox.serve.callcheck import ClientCall
 
 
 def connect(
-    client: connecting.Client,
+    client: connecting.ClientName,
     url: str = "",
     *,
     model: str = "",
@@ -48,9 +48,9 @@ def connect(
         check: Make one real call the way this client does.
         json: Print JSON.
     """
-    if client not in connecting.TOLD_CONTEXT:
+    if client not in connecting.CLIENTS_WITH_CONTEXT:
         flags.not_taken(f"{client} has no setting for it", context=context)
-    if client not in connecting.TOLD_VISION:
+    if client not in connecting.CLIENTS_WITH_VISION:
         flags.not_taken(f"{client} sends images without a setting", vision=vision)
     endpoint = target.endpoint(url, model=model, key_env=key_env)
     served = served_limits(endpoint)
@@ -59,8 +59,8 @@ def connect(
     if endpoint.key and not variable:
         variable = TWIN_KEY
         source = (*source, f"{TWIN_KEY} is to hold the key that `moebox twin` printed")
-    reached = connecting.Reached(endpoint=endpoint, key_env=variable, context=limit, vision=vision)
-    wanted = connecting.settings(client, reached)
+    reached = connecting.LiveModel(endpoint=endpoint, key_env=variable, context=limit, vision=vision)
+    wanted = connecting.client_settings(client, reached)
     tell_simulation(served.simulation)
     if served.away:
         _say_away(endpoint, served.away, written=bool(write and wanted.path))
@@ -68,7 +68,7 @@ def connect(
     if write:
         told |= _written(wanted)
     elif not json:
-        sys.stdout.write(wanted.shown + "\n")
+        sys.stdout.write(wanted.text + "\n")
     habits = [f"{habit.does}: {habit.client}" for habit in habits_of(endpoint.engine)]
     told["habits"] = habits
     for note in (*source, *wanted.notes, *habits):
@@ -80,32 +80,34 @@ def connect(
     return 0
 
 
-def _told(client: connecting.Client, reached: connecting.Reached, wanted: connecting.Settings) -> dict[str, object]:
+def _told(
+    client: connecting.ClientName, reached: connecting.LiveModel, wanted: connecting.ClientSettings
+) -> dict[str, object]:
     """The settings under the keys that scripts rely on."""
     return {
         "client": client,
         "base_url": reached.endpoint.base_url,
         "model": reached.endpoint.model,
         "context": reached.context,
-        "output": connecting.output_tokens(reached),
-        "shown": wanted.shown,
+        "output": connecting.max_output_tokens(reached),
+        "shown": wanted.text,
         "path": wanted.path,
         "settings": wanted.changes,
     }
 
 
-def _written(wanted: connecting.Settings) -> dict[str, object]:
+def _written(wanted: connecting.ClientSettings) -> dict[str, object]:
     """The client's settings file, and the copy of what it was."""
-    path, backup = connecting.write(wanted)
+    path, backup = connecting.write_settings(wanted)
     talk().print(f"written: {path}" + (f" (what it was: {backup.name})" if backup else ""), soft_wrap=True)
     return {"written": path, "backup": backup}
 
 
-def _called(client: connecting.Client, endpoint: Endpoint) -> "Check":
+def _called(client: connecting.ClientName, endpoint: Endpoint) -> "ClientCall":
     """One real call as the client makes it."""
-    from moebox.serve.callcheck import check
+    from moebox.serve.callcheck import call_as_client
 
-    seen = check(client, endpoint)
+    seen = call_as_client(client, endpoint)
     talk().print(f"works: {seen.protocol}: {seen.evidence}", markup=False, soft_wrap=True)
     return seen
 
@@ -116,7 +118,7 @@ def _key_variable(url: str) -> str:
         return codec.read_toml(Recipe, Path(url)).listen.key_env
     if target.is_url(url):
         return ""
-    return state.find(url or None).key_env
+    return state.find_instance(url or None).key_env
 
 
 def _say_away(endpoint: Endpoint, why: str, *, written: bool) -> None:
@@ -138,5 +140,5 @@ def _context(given: str, url: str, served: ServedLimits) -> tuple[int, tuple[str
     planned = codec.read_toml(Recipe, Path(url)).context if url.endswith(".toml") else 0
     if planned:
         return planned, (f"the server does not {missing}; {planned:,} is the recipe's",)
-    guess = connecting.MODEST_CONTEXT
+    guess = connecting.DEFAULT_CONTEXT
     return guess, (f"the server does not {missing}; {guess:,} is assumed; `--context` sets it",)

@@ -41,29 +41,29 @@ def _chosen(name: str | None, *, all_: bool, ownerless: bool) -> "list[Instance]
     from moebox.serve import state
 
     if all_:
-        return state.instances()
-    return [] if ownerless else [state.find(name)]
+        return state.list_instances()
+    return [] if ownerless else [state.find_instance(name)]
 
 
 def _without_owner() -> set[str]:
     """Names of processes and containers that no record tells of."""
     from moebox.serve import state
-    from moebox.serve.stop import containers
+    from moebox.serve.stop import list_containers
 
-    return {*state.strays(), *containers()} - {instance.id for instance in state.instances()}
+    return {*state.orphan_processes(), *list_containers()} - {instance.id for instance in state.list_instances()}
 
 
 def _stopped(instance: "Instance") -> Document:
-    from moebox.serve.stop import stop
+    from moebox.serve.stop import stop_instance
 
-    return {"id": instance.id, "was": instance.status, "signals": stop(instance)}
+    return {"id": instance.id, "was": instance.status, "signals": stop_instance(instance)}
 
 
 def _swept(name: str) -> Document:
     """Its container removed and its processes ended."""
-    from moebox.serve.stop import containers, remove_container, sweep
+    from moebox.serve.stop import kill_orphans, list_containers, remove_container
 
-    found = containers()
+    found = list_containers()
     if name in found:
         remove_container(*found[name])
-    return {"id": name, "was": "left behind", "signals": ["SIGKILL"] if sweep(name) else []}
+    return {"id": name, "was": "left behind", "signals": ["SIGKILL"] if kill_orphans(name) else []}

@@ -15,14 +15,14 @@ from moebox.fleet import file as files
 from moebox.fleet import routers
 from moebox.fleet.file import Fleet
 from moebox.fleet.route import Policy
-from moebox.fleet.simulate import FleetOutcome, Question
-from moebox.fleet.users import workload as workload_called
+from moebox.fleet.simulate import FleetOutcome, FleetQuestion
+from moebox.fleet.users import find_workload as workload_called
 from moebox.serve.keys import TWIN_KEY
 
 if TYPE_CHECKING:
     from moebox.cli.verify_view import View
-    from moebox.flows.fleet_bench import Step
-    from moebox.flows.fleet_plan import Candidate, FleetPlan
+    from moebox.flows.fleet_bench import FleetBenchStep
+    from moebox.flows.fleet_plan import FleetCandidate, FleetPlan
     from moebox.flows.fleet_record import FleetRecord
     from moebox.flows.fleet_verify import FleetVerdict
 
@@ -76,7 +76,7 @@ def plan(
         flags.not_taken("the members of a fleet file have recipes", **asdict(pinned))
     fleet = _fleet(path, prices)
     seconds = flags.seconds("--time", time)
-    question = Question(
+    question = FleetQuestion(
         work=workload_called(workload, fleet.workload),
         users=users,
         seconds=seconds,
@@ -85,15 +85,17 @@ def plan(
         policy=policy or fleet.router.policy,
         seed=seed,
     )
-    question.check()
-    listed = fleet_plan.members(fleet, path) if path and fleet.member and not box else []
+    question.validate()
+    listed = fleet_plan.member_candidates(fleet, path) if path and fleet.member and not box else []
     refused: dict[str, str] = {}
     candidates = _unique(listed) if listed else _candidates(target, box, question, pinned, refused)
     watch = None if json else _progress
-    found = fleet_plan.plan(candidates, question, workload, fleet.prices, refused=refused, most=most, watch=watch)
+    found = fleet_plan.plan_fleet(
+        candidates, question, workload, fleet.prices, refused=refused, most=most, on_outcome=watch
+    )
     if listed:
-        found = fleet_plan.with_listed(found, listed)
-    answer(json, fleet_plan.document(found), lambda: _show_plan(found, fleet))
+        found = fleet_plan.with_listed_fleet(found, listed)
+    answer(json, fleet_plan.plan_document(found), lambda: _show_plan(found, fleet))
     return exit_code(any(size.sized.enough for size in found.answers))
 
 
@@ -108,12 +110,12 @@ def _fleet(path: Path | None, prices: Path | None) -> Fleet:
     hint = "name a fleet file, or a model with --box: moebox fleet plan kimi-k2.6 --box 8x-h200 …"
     refuse_if(path and not path.exists(), f"{path}: no such file", hint=hint)
     source = path or prices
-    return files.read(source) if source else Fleet()
+    return files.read_fleet(source) if source else Fleet()
 
 
 def _candidates(
-    target: str, box: str, question: Question, pinned: Pinned, refused: dict[str, str]
-) -> "list[Candidate]":
+    target: str, box: str, question: FleetQuestion, pinned: Pinned, refused: dict[str, str]
+) -> "list[FleetCandidate]":
     """The model on each of the boxes; those it does not fit on go to `refused`, with the reason."""
     from moebox.flows import fleet_plan
 
@@ -122,7 +124,7 @@ def _candidates(
     found = []
     for name in dict.fromkeys(names):
         try:
-            found.append(fleet_plan.by_model(target, name, question, pinned.pins()))
+            found.append(fleet_plan.candidate_for_model(target, name, question, pinned.pins()))
         except DoesNotFit as problem:
             refused[name] = problem.message
     if not found:
@@ -139,7 +141,7 @@ def _refuse_boxes(target: str, names: list[str]) -> None:
     refuse_if(not names, "no boxes to compare", hint="--box 8x-h200,8x-rtx-pro-6000-server")
 
 
-def _unique(listed: "list[Candidate]") -> "list[Candidate]":
+def _unique(listed: "list[FleetCandidate]") -> "list[FleetCandidate]":
     """Each kind of box once."""
     return list({(candidate.box.name, candidate.recipe.name): candidate for candidate in listed}.values())
 
@@ -172,7 +174,7 @@ def up(
     from moebox.flows import fleet_up
 
     asked = asked_to_stop()
-    running = fleet_up.up(file, twins=twin, patience_s=flags.seconds("--patience", patience), tell=_say)
+    running = fleet_up.start_fleet(file, twins=twin, patience_s=flags.seconds("--patience", patience), notify=_say)
     try:
         answer(json, running.record, lambda: _show_up(running.record))
         if detach:
@@ -189,7 +191,7 @@ def _show_up(record: "FleetRecord") -> None:
     people().print(f"{record.name}: {record.base_url} serves {record.model}", markup=False, soft_wrap=True)
     if record.router.key_env == TWIN_KEY:
         print(f"export {TWIN_KEY}={record.endpoint().key}", file=sys.stderr)  # the console would hide it
-    _say(f"{record.router.kind} {routers.traits()[record.router.kind].note}")
+    _say(f"{record.router.kind} {routers.router_traits()[record.router.kind].note}")
 
 
 def ps(*, json: Annotated[bool, Parameter(negative=())] = False) -> int:
@@ -201,7 +203,7 @@ def ps(*, json: Annotated[bool, Parameter(negative=())] = False) -> int:
     from moebox.cli.fleet_view import listed
     from moebox.flows import fleet_record, fleet_up
 
-    found = [(record, fleet_up.status(record)) for record in fleet_record.records()]
+    found = [(record, fleet_up.fleet_status(record)) for record in fleet_record.list_fleets()]
     fleets = [
         {"name": record.name, "base_url": record.base_url, "model": record.model, "parts": rows}
         for record, rows in found
@@ -219,8 +221,8 @@ def down(name: str = "", /, *, json: Annotated[bool, Parameter(negative=())] = F
     """
     from moebox.flows import fleet_record, fleet_up
 
-    record = fleet_record.find(name)
-    stopped = fleet_up.down(record)
+    record = fleet_record.find_fleet(name)
+    stopped = fleet_up.stop_fleet(record)
     answer(
         json,
         {"fleet": record.name, "stopped": stopped},
@@ -271,22 +273,22 @@ def verify(
     if not kill:
         flags.belong_to("--kill", streams=streams)
     tokens = flags.tokens("--context", context or None)
-    record = fleet_record.find(name)
+    record = fleet_record.find_fleet(name)
     effort: VerifyEffort = "quick" if quick else "default"
     longest = max(1.0, flags.seconds("--deadline", deadline))
     options = VerifyOptions(context=tokens, trials=TRIALS[effort], time_s=TIME_S[effort], seed=seed, deadline_s=longest)
     run = Run.create(f"verify-{record.name}")
     with View(quiet=json) as view:
         tell = None if json else view.check
-        verdict = fleet_verify.verify(
-            record, options, only=names, kill=kill, streams=streams or STREAMS, run=run, tell=tell
+        verdict = fleet_verify.verify_fleet(
+            record, options, only=names, kill=kill, streams=streams or STREAMS, run=run, notify=tell
         )
     answer(
         json,
-        {**ladder_document(verdict.ladder), **fleet_verify.document(verdict), "run": str(run.path)},
+        {**ladder_document(verdict.checks), **fleet_verify.verdict_document(verdict), "run": str(run.path)},
         lambda: _show_verdict(verdict, view, run.path),
     )
-    return exit_code(verdict.good)
+    return exit_code(verdict.is_good)
 
 
 def _show_verdict(verdict: "FleetVerdict", view: "View", folder: Path) -> None:
@@ -295,8 +297,8 @@ def _show_verdict(verdict: "FleetVerdict", view: "View", folder: Path) -> None:
 
     for line in (*affinity_lines(verdict.affinity), *loss_lines(verdict.loss)):
         people().print(line, markup=False)
-    view.sum_up(verdict.ladder, folder)
-    if not verdict.good and verdict.ladder.holds:
+    view.sum_up(verdict.checks, folder)
+    if not verdict.is_good and verdict.checks.holds:
         people().print("every check passed, and the fleet did not: see above", style="red")
 
 
@@ -324,14 +326,14 @@ def bench(
     """
     from moebox.flows import fleet_bench, fleet_record
 
-    record = fleet_record.find(name)
+    record = fleet_record.find_fleet(name)
     sizes = _sizes(members, len(record.members))
     least = min(concurrency, requests, input_len, output_len)
     refuse_if(least < 1, "--concurrency, --requests, --input-len and --output-len are 1 or more")
-    load = fleet_bench.BenchLoad(
+    load = fleet_bench.FleetLoad(
         concurrency=concurrency, requests=requests, input_tokens=input_len, output_tokens=output_len
     )
-    steps = fleet_bench.bench(record, sizes, load, tell=_say)
+    steps = fleet_bench.bench_fleet(record, sizes, load, notify=_say)
     answer(
         json,
         {"fleet": record.name, "router": record.router.kind, "simulation": record.twins, "steps": steps},
@@ -340,7 +342,7 @@ def bench(
     return exit_code(not any(step.failed for step in steps))
 
 
-def _show_steps(record: "FleetRecord", steps: "list[Step]") -> None:
+def _show_steps(record: "FleetRecord", steps: "list[FleetBenchStep]") -> None:
     from moebox.cli.fleet_view import bench_page
 
     people().print(bench_page(record, steps))
@@ -376,9 +378,9 @@ def render(
         output: A folder to write them to; otherwise they are printed.
         json: Print the files as one JSON document.
     """
-    from moebox.flows.fleet_render import fleet_files
+    from moebox.flows.fleet_render import render_fleet
 
-    texts = fleet_files(file, form, kind=router)
+    texts = render_fleet(file, form, kind=router)
     if output:
         for name, text in texts.items():
             write_file(output / name, text, executable=name.endswith((".sh", ".sbatch")))

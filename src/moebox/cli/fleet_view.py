@@ -11,9 +11,9 @@ from moebox.core.measure import Slo
 from moebox.core.verdict import Verdict
 from moebox.fleet.cost import Prices
 from moebox.fleet.simulate import FleetOutcome
-from moebox.flows.fleet_bench import Step
+from moebox.flows.fleet_bench import FleetBenchStep
 from moebox.flows.fleet_loss import MemberLoss
-from moebox.flows.fleet_plan import Answer, FleetPlan
+from moebox.flows.fleet_plan import FleetAnswer, FleetPlan
 from moebox.flows.fleet_record import FleetRecord
 from moebox.units import percent, seconds
 
@@ -49,7 +49,7 @@ def _table(found: FleetPlan) -> Table:
     return headed(heads, map(_line, found.answers), words=("box",), gap=1)
 
 
-def _line(answer: Answer) -> tuple[str, ...]:
+def _line(answer: FleetAnswer) -> tuple[str, ...]:
     sized, outcome = answer.sized, answer.sized.outcome
     return (
         answer.candidate.box.name,
@@ -63,20 +63,20 @@ def _line(answer: Answer) -> tuple[str, ...]:
     )
 
 
-def _remarks(answer: Answer, found: FleetPlan) -> list[str]:
+def _remarks(answer: FleetAnswer, found: FleetPlan) -> list[str]:
     sized, name = answer.sized, answer.candidate.box.name
     lines = [""]
     if sized.enough is None:
         lines.append(f"{name}: not even {len(sized.outcome.boxes)} boxes are enough{_why(sized.outcome, found)}")
         return lines
     if found.question.policy == "prefix":
-        plain = sized.plain
+        plain = sized.round_robin
         lines.append(
             f"{name}: with round-robin {percent(plain.good_share)} good, "
             f"{percent(plain.hit_share)} of prompt tokens cached"
         )
-    if sized.failed is not None:
-        failed = sized.failed
+    if sized.with_failure is not None:
+        failed = sized.with_failure
         lines.append(
             f"{name}: one of {len(failed.boxes)} dies: {failed.tally.lost} requests lost and sent again, "
             f"{percent(failed.good_after_failure)} good after it"
@@ -96,7 +96,7 @@ def _why(outcome: FleetOutcome, found: FleetPlan) -> str:
     return ""
 
 
-def _money(answer: Answer, prices: Prices) -> list[str]:
+def _money(answer: FleetAnswer, prices: Prices) -> list[str]:
     paid, name, currency = answer.cost, answer.candidate.box.name, prices.currency
     if paid.per_million is None or paid.box_hour is None:
         return []
@@ -112,8 +112,8 @@ def _money(answer: Answer, prices: Prices) -> list[str]:
 
 
 def _small_print(found: FleetPlan) -> str:
-    low = min(answer.candidate.band[0] for answer in found.answers)
-    high = max(answer.candidate.band[1] for answer in found.answers)
+    low = min(answer.candidate.speed_range[0] for answer in found.answers)
+    high = max(answer.candidate.speed_range[1] for answer in found.answers)
     bases = "; ".join(sorted({answer.candidate.basis for answer in found.answers} - {""}))
     text = f"\nSimulated: {seconds(found.question.seconds)} of virtual time a fleet, {found.question.policy} routing. "
     return f"{text}Speeds are forecasts: expect {low - 1:+.0%} to {high - 1:+.0%} ({bases or 'measured on these'})."
@@ -139,7 +139,7 @@ def loss_lines(loss: MemberLoss | None) -> list[str]:
         lines.append("  no request was answered after it")
         return lines
     lines.append(f"  a new request was answered after {seconds(loss.served_after_s)}")
-    if not loss.good:
+    if not loss.is_good:
         lines.append(f"  more streams broke behind {loss.router} than the member held")
     return lines
 
@@ -153,7 +153,7 @@ def affinity_lines(found: Verdict) -> list[str]:
     return [f"affinity: {found.reason}", *(f"  {probe.name}: {probe.reason}" for probe in found.probes)]
 
 
-def bench_page(record: FleetRecord, steps: list[Step]) -> RenderableType:
+def bench_page(record: FleetRecord, steps: list[FleetBenchStep]) -> RenderableType:
     """Scaling and the router's price."""
     heads = ("members", "tok/s", "scaling", "TTFT direct", "routed", "added", "router CPU", "a request")
     notes = ["Scaling is against one member behind the same router; router CPU is of one core, under load."]
@@ -164,7 +164,7 @@ def bench_page(record: FleetRecord, steps: list[Step]) -> RenderableType:
     return Group(headed(heads, map(_measured, steps)), *(Text(note, style="dim") for note in notes))
 
 
-def _measured(step: Step) -> tuple[str, ...]:
+def _measured(step: FleetBenchStep) -> tuple[str, ...]:
     return (
         str(step.members),
         f"{step.output_throughput:,.0f}",

@@ -146,7 +146,7 @@ def forecast(
         fixed = settings != NOTHING or bold
         subject = subjects.from_recipe(target, box, pinned=fixed, ram=ram, ram_bandwidth=ram_bandwidth)
     else:
-        where = boxes.box(box, ram=ram, ram_bandwidth=ram_bandwidth)
+        where = boxes.calibrated_box(box, ram=ram, ram_bandwidth=ram_bandwidth)
         serving = max(streams, default=0) if asked.serving else 0
         subject = _planned(target, where, settings.pins(bold=bold), asked, contexts, serving)
     subject = _as_asked(subject, asked)

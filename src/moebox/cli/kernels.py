@@ -156,9 +156,9 @@ def scanned(request: "Request", folder: "Run | None") -> KernelScan:
     with Waiting(f"compiling {request.engine}'s kernels for {request.arch.name}", _key(request)):
         found = scans.scan(request)
     if folder:
-        from moebox.flows.kernels import compiled, keep
+        from moebox.flows.kernels import save_findings, summarize_scan
 
-        keep(folder, compiled(found))
+        save_findings(folder, summarize_scan(found))
     return found
 
 

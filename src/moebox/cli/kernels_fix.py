@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from moebox.cli.output import answer, exit_code, people, talk
 from moebox.core.kernel import KernelScan
 from moebox.errors import Outside
-from moebox.flows.kernels import compiled, keep
+from moebox.flows.kernels import save_findings, summarize_scan
 from moebox.kernels import fix, patch
 from moebox.kernels.scan import Request, engine_root, scan
 
@@ -57,7 +57,7 @@ def _applied(request: Request, made: tuple[patch.Patch, ...], *, anyway: bool, r
         talk().print(f"patched {change.path}; the original is {backup.name}", soft_wrap=True, markup=False)
     again = scan(request)
     if run:
-        keep(run, compiled(again))
+        save_findings(run, summarize_scan(again))
     talk().print("every launch fits now" if not again.bad else f"{len(again.bad)} launches still do not fit")
     return exit_code(not again.bad)
 

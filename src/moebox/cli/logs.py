@@ -13,7 +13,7 @@ from moebox.errors import BadInput, refuse_if
 from moebox.escape import visible
 
 if TYPE_CHECKING:
-    from moebox.serve.tail import Tail
+    from moebox.serve.tail import LogTail
 
 COLOURS = re.compile(r"\x1b\[[\d;]*m")  # engines colour their logs; left out rather than spelled out
 
@@ -34,7 +34,7 @@ def logs(
     """
     refuse_if(lines is not None and lines < 0, f"--lines {lines}: must not be negative")
     path, alive = source(name)
-    from moebox.serve.tail import Tail
+    from moebox.serve.tail import LogTail
     from moebox.store import plain
     from moebox.store.log import pieces
 
@@ -43,14 +43,14 @@ def logs(
     if lines is None:
         for piece in pieces(path)[:-1]:  # a long log is kept in pieces: its beginning, and the newest
             show_file(piece)
-    show_rest(Tail(path, start=last_lines(path, lines) if lines is not None else 0), alive, follow=follow)
+    show_rest(LogTail(path, start=last_lines(path, lines) if lines is not None else 0), alive, follow=follow)
     return 0
 
 
-def show_rest(tail: "Tail", alive: Callable[[], bool], *, follow: bool) -> None:
+def show_rest(tail: "LogTail", alive: Callable[[], bool], *, follow: bool) -> None:
     """Everything up to the end of a log; `follow` waits for more while its engine is alive."""
     while True:
-        data = tail.read()
+        data = tail.read_new()
         if data:
             show(data)
         elif not follow or not alive():
@@ -80,13 +80,13 @@ def source(name: str | None) -> tuple[Path, Callable[[], bool]]:
     from moebox.store import Run
 
     try:
-        found = state.find(name)
+        found = state.find_instance(name)
     except BadInput:
         if name is None:
             raise
         run = Run.open(name)
         return run.path / "engine.log", lambda: False
-    return Path(found.run) / "engine.log", lambda: found.alive
+    return Path(found.run) / "engine.log", lambda: found.is_alive
 
 
 def last_lines(path: Path, wanted: int) -> int:

@@ -52,7 +52,7 @@ def plan(
     """
     known = look_up(model)
     found, checkpoints = known.model, known.checkpoints
-    where = boxes.box(box, ram=ram, ram_bandwidth=ram_bandwidth)
+    where = boxes.calibrated_box(box, ram=ram, ram_bandwidth=ram_bandwidth)
     try:
         chosen = choose_plan(where, found, checkpoints, pinned.pins(goal=goal, bold=bold))
     except DoesNotFit as problem:
@@ -61,7 +61,7 @@ def plan(
         raise
     notes = tuple(Caution(symptom="", text=note, severity="note") for note in known.notes)
     chosen = replace(chosen, warnings=(*notes, *chosen.warnings))
-    chosen = boxes.planned_for(chosen, box, ram=ram, ram_bandwidth=ram_bandwidth)
+    chosen = boxes.with_planned_box(chosen, box, ram=ram, ram_bandwidth=ram_bandwidth)
     grammar.refuse(chosen.recipe)  # what `up` would refuse is not written first
     if output:
         write(chosen, output)

@@ -49,13 +49,13 @@ class Listed:
 def listing() -> list[Listed]:
     """Every engine with a record, then what only a mark or a label still tells of."""
     from moebox.serve import state
-    from moebox.serve.stop import containers
+    from moebox.serve.stop import list_containers
 
-    strays, boxes = state.strays(), containers()
+    strays, boxes = state.orphan_processes(), list_containers()
     rows = []
-    for instance in state.instances():
+    for instance in state.list_instances():
         rows.append(_listed(instance, tuple(strays.pop(instance.id, ()))))
-        if instance.alive:
+        if instance.is_alive:
             boxes.pop(instance.id, None)
     for name in sorted({*strays, *boxes}):
         left, container = tuple(strays.get(name, ())), boxes.get(name, ("", ""))[1]
@@ -64,7 +64,7 @@ def listing() -> list[Listed]:
 
 
 def _listed(instance: "Instance", left: tuple[int, ...]) -> Listed:
-    life = instance.life
+    life = instance.guard_state
     return Listed(
         id=instance.id,
         status=instance.status,

@@ -55,9 +55,9 @@ def rehearse(
     from moebox.cli.signals import asked_to_stop
     from moebox.cli.up import settled
     from moebox.flows import recipes
-    from moebox.serve.order import refuse_missing
+    from moebox.serve.order import require_engine
 
-    chosen = settled(recipes.read(recipe), port=None, host="", runtime=runtime)
+    chosen = settled(recipes.load_recipe(recipe), port=None, host="", runtime=runtime)
     patience_s, budget_s = flags.seconds("--patience", patience), flags.seconds("--budget", budget or BUDGET)
     depths = counts(layers)
     refuse_if(measure and phantom, "--measure needs the real model's shapes; leave --phantom out")
@@ -67,7 +67,7 @@ def rehearse(
         flags.not_taken("--phantom has few layers of its own", layers=layers)
     refuse_if(len(depths) > 1 and not measure, f"--layers {layers}: two depths are for --measure")
     asked_to_stop()
-    refuse_missing(deploy(chosen))
+    require_engine(deploy(chosen))
     if measure:
         return measured(chosen, depths, budget_s=budget_s, patience_s=patience_s, runs=runs, json=json)
     kept = depths[0] if depths else 0
@@ -130,7 +130,7 @@ def measured(
     kept = told_when_interrupted(f"what was measured is in {run.path}")
     try:
         with kept, Waiting(f"measuring {recipe.name}", key, limit_s=budget_s):
-            calibration = calibrate(recipe, run, layers=depths, budget_s=budget_s, patience_s=patience_s, tell=tell)
+            calibration = calibrate(recipe, run, layers=depths, budget_s=budget_s, patience_s=patience_s, notify=tell)
     except LaunchFailed as problem:
         raise AnswerIsNo(problem.message, hint=problem.hint) from None
     told = {"run": str(run.path), "notes": calibration.notes, "unseen": calibration.unseen}

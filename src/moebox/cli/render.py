@@ -31,7 +31,7 @@ def render(
         output: Where to write it; otherwise it is printed.
         json: Print the text with its warnings as one JSON document.
     """
-    asked = deploy(recipes.read(recipe))
+    asked = deploy(recipes.load_recipe(recipe))
     files = rendering.render_files(asked, form)
     warnings = find_refusals(asked)
     if output:

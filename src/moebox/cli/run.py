@@ -69,7 +69,7 @@ def run(
         flags.not_taken(again, concurrency=concurrency, port=port, keep=keep, quick=quick)
         folder, pipeline = resumed(resume, until, runs)
     else:
-        request = pipelines.Request(
+        request = pipelines.RunRequest(
             model="" if recipes.is_phantom(model) else model,
             recipe=str(Path(recipe).resolve()) if Path(recipe).is_file() else recipe,
             box=box,
@@ -92,17 +92,17 @@ def run(
 def resumed(name: str, until: str, runs: Path | None) -> tuple[Run, pipelines.Pipeline]:
     """A run to go on with, held against any other moebox."""
     folder = Run.taken_up(name, runs=runs)
-    pipelines.check([until] if until else [])
-    with pipelines.room(folder):
-        return folder, pipelines.resume(folder, until=until or None)  # type: ignore[arg-type]
+    pipelines.check_step_names([until] if until else [])
+    with pipelines.raise_disk_full(folder):
+        return folder, pipelines.resume_pipeline(folder, until=until or None)  # type: ignore[arg-type]
 
 
-def begun(request: pipelines.Request, runs: Path | None) -> tuple[Run, pipelines.Pipeline]:
+def begun(request: pipelines.RunRequest, runs: Path | None) -> tuple[Run, pipelines.Pipeline]:
     """A new run in a folder named after its model or recipe."""
     name = Path(request.model).name.removesuffix(".gguf") or Path(request.recipe).stem or "phantom"
     folder = Run.create(f"run-{name}", runs=runs)
-    with pipelines.room(folder):
-        return folder, pipelines.begin(request, folder)
+    with pipelines.raise_disk_full(folder):
+        return folder, pipelines.begin_pipeline(request, folder)
 
 
 def followed(folder: Run, pipeline: pipelines.Pipeline, *, yes: bool, json: bool) -> int:
@@ -112,11 +112,11 @@ def followed(folder: Run, pipeline: pipelines.Pipeline, *, yes: bool, json: bool
     from moebox.stream.awake import Awake
 
     awake = Awake()
-    view = View(pipeline, folder, pipelines.expected(folder), now=awake.now, quiet=json)
-    runner = Runner(folder, pipeline, awake=awake, tell=view.hear, ask=lambda question: yes or confirm(question))
+    view = View(pipeline, folder, pipelines.expected_step_seconds(folder), now=awake.now, quiet=json)
+    runner = Runner(folder, pipeline, awake=awake, notify=view.hear, confirm=lambda question: yes or confirm(question))
     try:
         with awake, view:
-            ended = runner.go()
+            ended = runner.run_steps()
     except KeyboardInterrupt:
         talk().print(f"\ngo on with: moebox run --resume {folder.id}", soft_wrap=True)
         raise
@@ -126,7 +126,7 @@ def followed(folder: Run, pipeline: pipelines.Pipeline, *, yes: bool, json: bool
             emit({"run": str(folder.path), **codec.document(runner.pipeline)})
     if not json:
         view.close(ended, runner)
-    return exit_code(not any(pipelines.shown_state(step.state, step.figures) == "failed" for step in ended.steps))
+    return exit_code(not any(pipelines.display_state(step.state, step.figures) == "failed" for step in ended.steps))
 
 
 def levels(text: str) -> tuple[int, ...]:
@@ -140,9 +140,9 @@ def levels(text: str) -> tuple[int, ...]:
     )
 
 
-def refuse(request: pipelines.Request) -> None:
+def refuse(request: pipelines.RunRequest) -> None:
     """BadInput for steps and ports that do not exist, and for a box that is neither here nor simulated."""
-    pipelines.check([request.until, *request.skip])
+    pipelines.check_step_names([request.until, *request.skip])
     refuse_outside("--port", request.port, 0, LAST_PORT)
     refuse_if(request.model and request.recipe, f"--recipe names its model: it does not take {request.model}")
     if request.twin:
@@ -153,22 +153,22 @@ def refuse(request: pipelines.Request) -> None:
     refuse_if(request.twin and not named, "--twin simulates a box: name one with --box, and a model")
 
 
-def _refuse_elsewhere(request: pipelines.Request) -> None:
+def _refuse_elsewhere(request: pipelines.RunRequest) -> None:
     """BadInput for a box that does not exist, or that something would be started on."""
-    boxes.box(request.box)
+    boxes.calibrated_box(request.box)
     started = not request.twin and request.until != pipelines.STEPS[0]
     hint = "add --twin to simulate it, or --until plan"
     refuse_if(started, f"{request.box} is not this machine", hint=hint)
 
 
-def check_names(request: pipelines.Request) -> None:
+def check_names(request: pipelines.RunRequest) -> None:
     """BadInput or UnknownName for a box, recipe or model that does not exist: before a run folder is made."""
     from moebox.checkpoint import resolve
 
     if request.box or request.ram or request.ram_bandwidth:
-        boxes.box(request.box or None, ram=request.ram, ram_bandwidth=request.ram_bandwidth)
+        boxes.calibrated_box(request.box or None, ram=request.ram, ram_bandwidth=request.ram_bandwidth)
     if request.recipe:
-        recipes.read(request.recipe)
+        recipes.load_recipe(request.recipe)
     elif request.model:
         resolve(request.model)
 

@@ -12,15 +12,15 @@ from rich.text import Text
 
 from moebox.cli.drawn import Drawn
 from moebox.cli.output import people, talk
-from moebox.flows.pipeline import REPORT, Pipeline, Step, shown_state, time_left
+from moebox.flows.pipeline import REPORT, Pipeline, PipelineStep, display_state, time_left_text
 from moebox.store import Run
 from moebox.units import count, seconds, tok_s
 
 if TYPE_CHECKING:
     from moebox.core.verdict import Verdict
     from moebox.flows.run import Runner
-    from moebox.flows.walk import Trial
-    from moebox.serve.session import Session
+    from moebox.flows.walk import ClimbTrial
+    from moebox.serve.session import EngineSession
 
 _MARKS = {"waiting": "·", "done": "✓", "failed": "✗", "skipped": "–"}
 _STYLES = {"waiting": "dim", "done": "green", "failed": "bold red", "skipped": "dim", "running": "bold"}
@@ -77,7 +77,7 @@ class View(Drawn):
         if not self.live and not self.quiet:
             self._print(kind, what)
 
-    def _step(self, step: Step) -> None:
+    def _step(self, step: PipelineStep) -> None:
         """A step began or ended."""
         self.steps[step.name] = step
         self.lines = []
@@ -91,7 +91,7 @@ class View(Drawn):
             people().print(f"{what.name}: {_ABOUT[what.name]}")
         else:
             people().print(
-                f"{_MARKS[shown_state(what.state, what.figures)]} {what.name} {escape(self._told(what))}",
+                f"{_MARKS[display_state(what.state, what.figures)]} {what.name} {escape(self._told(what))}",
                 soft_wrap=True,
             )
 
@@ -101,12 +101,12 @@ class View(Drawn):
         for width in (2, 9):
             table.add_column(no_wrap=True, min_width=width)
         table.add_column(overflow="fold")
-        for name in self.request.wanted:
+        for name in self.request.wanted_steps:
             step = self.steps[name]
             if step.state == "running":
                 table.add_row(self.spinner, Text(name, style="bold"), self._running(name))
             else:
-                state = shown_state(step.state, step.figures)
+                state = display_state(step.state, step.figures)
                 style = _STYLES[state]
                 table.add_row(
                     Text(_MARKS[state], style=style),
@@ -122,7 +122,7 @@ class View(Drawn):
         lines = [Text(line, style="dim", overflow="ellipsis", no_wrap=True) for line in self.lines[-14:]]
         return Group(Text(f"{_ABOUT[name]} ({past})"), *lines)
 
-    def _told(self, step: Step) -> str:
+    def _told(self, step: PipelineStep) -> str:
         if step.state == "waiting":
             return _ABOUT[step.name]
         if step.state in ("skipped", "failed"):
@@ -134,7 +134,7 @@ class View(Drawn):
     def left(self) -> str:
         """How long it will still take, going by earlier runs; "" when nobody knows."""
         past_s = self.now() - max(self.started.values(), default=self.now())
-        return time_left(self.steps.values(), self.request, self.expected, past_s=past_s)
+        return time_left_text(self.steps.values(), self.request, self.expected, past_s=past_s)
 
     def close(self, pipeline: Pipeline, runner: "Runner") -> None:
         """The four answers, where the files are, and how to reach or start the endpoint."""
@@ -150,9 +150,9 @@ class View(Drawn):
             _tell_endpoint(runner.engine.live)
 
 
-def _tell_endpoint(live: "Session | None") -> None:
+def _tell_endpoint(live: "EngineSession | None") -> None:
     """How to reach the engine that was left up, or how to leave it so."""
-    if live is not None and live.alive:
+    if live is not None and live.is_alive:
         people().print(f"endpoint  {live.endpoint.base_url}  model {escape(live.endpoint.model)}")
         people().print("connect   moebox connect claude-code | zed | opencode | openai | curl")
         people().print(f"stop      moebox down {live.instance.id}")
@@ -164,12 +164,12 @@ def _rung(check: "Verdict") -> str:
     return f"{_RUNGS[check.verdict]} {check.name} {check.reason}".rstrip()
 
 
-def _trial(trial: "Trial") -> str:
+def _trial(trial: "ClimbTrial") -> str:
     kept = "kept" if trial.kept else "dropped"
     return f"{trial.change}: {tok_s(trial.output_tok_s)}, {kept} ({trial.why})"
 
 
-_NEWS: dict[str, Callable[[Any], str]] = {"rung": _rung, "trial": _trial}  # anything else is a line already
+_NEWS: dict[str, Callable[[Any], str]] = {"check": _rung, "trial": _trial}  # anything else is a line already
 
 
 def _figure(value: Any) -> str:

@@ -35,8 +35,8 @@ def runs(*, runs: Path | None = None, json: Annotated[bool, Parameter(negative=(
         json: Print JSON.
     """
     home = runs_dir(runs)
-    found, engines = summaries(runs), state.folders()
-    live = {row.id for row in found if state.works_on(Run(home / row.id), engines, left_in=row.left_in)}
+    found, engines = summaries(runs), state.live_run_folders()
+    live = {row.id for row in found if state.is_run_active(Run(home / row.id), engines, unfinished_step=row.left_in)}
     if json:
         emit({"runs": [_listed(row, brief(Run(home / row.id)), live) for row in found], "folder": home})
     elif found:
@@ -119,7 +119,7 @@ def show(
     from moebox.report.sections.summary import scaling
 
     people().print(f"[bold]{found.id}[/bold]  {found.path}", soft_wrap=True)
-    serving = bool(state.writing(state.folders(), found.path))
+    serving = bool(state.engine_writing_to(state.live_run_folders(), found.path))
     decision_view.show(decide(foretold(record), serving=serving))
     people().print()
     for line in scaling(record):
@@ -154,7 +154,7 @@ def document(run: Run, record: "RunRecord") -> Document:
     """One run under stable keys."""
     return {
         **_values(brief(run), "id", "path", "started", "last", "last_kind", "bytes"),
-        "live": state.works_on(run, state.folders(), left_in=record.interrupted),
+        "live": state.is_run_active(run, state.live_run_folders(), unfinished_step=record.interrupted),
         "simulation": record.simulation,
         "recipe": record.recipe,
         "box": record.box.name if record.box else None,
@@ -203,6 +203,6 @@ def _deletable(name: str, runs: Path | None) -> Run:
     refuse_if(not looks_like_one(folder.path), f"{folder.path}: is not a run's folder, so it is left alone")
     if folder.held:
         raise Outside(f"{folder.id} is being worked on", hint="stop that first")
-    if engine := state.writing(state.folders(), folder.path):
+    if engine := state.engine_writing_to(state.live_run_folders(), folder.path):
         raise Outside(f"{folder.id}: its engine is running", hint=f"stop that first: `moebox down {engine}`")
     return folder

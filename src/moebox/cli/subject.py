@@ -57,8 +57,8 @@ class Subject:
 def from_recipe(name: str, box: str | None, *, pinned: bool, ram: str = "", ram_bandwidth: str = "") -> Subject:
     """The recipe called `name`, on the box that is named or that it was planned for; nothing of it can be `pinned`."""
     refuse_if(pinned, "a recipe file has its settings already", hint="edit it, or name the model to pin settings")
-    recipe = recipes.read(name)
-    deployment = deploy(recipe, boxes.box_for(recipe, box, ram=ram, ram_bandwidth=ram_bandwidth))
+    recipe = recipes.load_recipe(name)
+    deployment = deploy(recipe, boxes.box_for_recipe(recipe, box, ram=ram, ram_bandwidth=ram_bandwidth))
     check_recipe(deployment)
     return _subject(deployment.settled)
 

@@ -48,7 +48,7 @@ def _endpoint(target: str, *, model: str, key_env: str) -> Endpoint:
         return _made(target, model, key_env, "")
     from moebox.serve import state
 
-    found = state.find(target or None)
+    found = state.find_instance(target or None)
     return _made(found.base_url, model or found.model, key_env or found.key_env, found.engine)
 
 

@@ -17,7 +17,7 @@ from moebox.units import parse_seconds, plural
 
 if TYPE_CHECKING:
     from moebox.core.endpoint import Endpoint
-    from moebox.serve.connect import Reached
+    from moebox.serve.connect import LiveModel
     from moebox.store import Run
     from moebox.tasks.clients import ClientSetup
     from moebox.tasks.mcp_tools import McpServers
@@ -285,19 +285,19 @@ def _client(endpoint: "Endpoint", client: str) -> "JobWorker":
 
     if client not in CLIENTS:
         raise UnknownName("client", client, CLIENTS)
-    context = served_limits(endpoint).context or connect.MODEST_CONTEXT
-    reached = connect.Reached(endpoint=endpoint, key_env=KEY_FOR_CLIENT if endpoint.key else "", context=context)
+    context = served_limits(endpoint).context or connect.DEFAULT_CONTEXT
+    reached = connect.LiveModel(endpoint=endpoint, key_env=KEY_FOR_CLIENT if endpoint.key else "", context=context)
     return RealClient(_opencode(reached) if client == "opencode" else _claude(reached))
 
 
-def _opencode(reached: "Reached") -> "ClientSetup":
+def _opencode(reached: "LiveModel") -> "ClientSetup":
     from moebox import codec
     from moebox.serve import connect
     from moebox.tasks.clients import ClientSetup
 
     endpoint = reached.endpoint
     model = f"moebox/{endpoint.model}"
-    changes = dict(connect.settings("opencode", reached).changes)
+    changes = dict(connect.client_settings("opencode", reached).changes)
     changes |= {"model": model, "small_model": model, "share": "disabled", "autoupdate": False}
     changes["permission"] = {"edit": "allow", "bash": "deny", "webfetch": "deny", "external_directory": "deny"}
     files = {".config/opencode/opencode.json": codec.to_json(changes)}
@@ -305,13 +305,13 @@ def _opencode(reached: "Reached") -> "ClientSetup":
     return ClientSetup(client="opencode", model=endpoint.model, environment=secret, files=files)
 
 
-def _claude(reached: "Reached") -> "ClientSetup":
+def _claude(reached: "LiveModel") -> "ClientSetup":
     from moebox.loose import inner
     from moebox.serve import connect
     from moebox.tasks.clients import ClientSetup
 
     endpoint = reached.endpoint
-    own = inner(connect.settings("claude-code", reached).changes, "env")
+    own = inner(connect.client_settings("claude-code", reached).changes, "env")
     environment = {name: str(value) for name, value in own.items()}
     environment |= {
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",

@@ -64,7 +64,7 @@ def twin(
         fixed = pinned != NOTHING
         subject = subjects.from_recipe(target, box, pinned=fixed, ram=ram, ram_bandwidth=ram_bandwidth)
     else:
-        where = boxes.box(box, ram=ram, ram_bandwidth=ram_bandwidth)
+        where = boxes.calibrated_box(box, ram=ram, ram_bandwidth=ram_bandwidth)
         subject = subjects.chosen(target, where, pinned.pins())
     capacity = kv_tokens if kv_tokens is not None else subject.memory.kv_tokens
     subjects.refuse_no_cache(capacity)

@@ -15,16 +15,16 @@ from moebox.core.symptom import as_text
 from moebox.core.traits import LAST_PORT
 from moebox.errors import refuse_outside
 from moebox.escape import visible
-from moebox.serve.where import Where
+from moebox.serve.where import NodeSelection
 
 if TYPE_CHECKING:
     from moebox.core.deployment import Deployment
     from moebox.core.event import PlannedAndReal
     from moebox.serve.faults import LaunchFailed
-    from moebox.serve.session import Session
+    from moebox.serve.session import EngineSession
     from moebox.store import Run
 
-HERE = Where()
+HERE = NodeSelection()
 
 
 def up(
@@ -37,7 +37,7 @@ def up(
     patience: str = "15m",
     apply_remedy: Annotated[bool, Parameter(negative=())] = False,
     dry_run: Annotated[bool, Parameter(negative=())] = False,
-    where: Annotated[Where, Parameter(name="*")] = HERE,
+    where: Annotated[NodeSelection, Parameter(name="*")] = HERE,
     runs: Path | None = None,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
@@ -61,13 +61,13 @@ def up(
     from moebox.checkpoint import deploy
     from moebox.flows import recipes
 
-    asked = deploy(settled(recipes.read(recipe), port=port, host=host, runtime=runtime))
+    asked = deploy(settled(recipes.load_recipe(recipe), port=port, host=host, runtime=runtime))
     patience_s = flags.seconds("--patience", patience)
     if not where.slurm:
         flags.belong_to("--slurm", partition=where.partition, account=where.account, time_limit=where.time_limit)
-    if not where.given:
+    if not where.is_given:
         flags.belong_to("--hosts or --slurm", node_python=where.node_python)
-    where.check(asked.recipe)
+    where.check_recipe(asked.recipe)
     if dry_run:
         return show_command(asked, where, json=json)
     return serve(
@@ -85,20 +85,20 @@ def settled(recipe: Recipe, *, port: int | None, host: str, runtime: RuntimeKind
     return dataclasses.replace(recipe, listen=listen, runtime=dataclasses.replace(recipe.runtime, kind=kind))
 
 
-def show_command(deployment: "Deployment", where: Where = HERE, *, json: bool = False) -> int:
+def show_command(deployment: "Deployment", where: NodeSelection = HERE, *, json: bool = False) -> int:
     """What would be run, ready to paste; keys stand as the variables they come from."""
     from moebox import engines
-    from moebox.serve.session import prepare
+    from moebox.serve.session import prepare_launch
 
     told: dict[str, object] = {"recipe": deployment.recipe.name, "engine": deployment.recipe.engine}
-    if where.given:
-        from moebox.serve.nodes import commands
+    if where.is_given:
+        from moebox.serve.nodes import node_commands
 
-        nodes = commands(deployment, where)
+        nodes = node_commands(deployment, where)
         told |= {"nodes": nodes}
         text = "\n".join(f"# {node}\n{command}" for node, command in nodes.items())
     else:
-        order = prepare(deployment)
+        order = prepare_launch(deployment)
         text = engines.shell_text(order.launch, order.argv)
         told |= {"command": text, "argv": order.argv, "env": order.launch.env, "base_url": order.endpoint.base_url}
     answer(json, told, lambda: print(visible(text)))
@@ -113,18 +113,18 @@ def serve(
     apply_remedy: bool,
     runs: Path | None,
     json: bool,
-    where: Where = HERE,
+    where: NodeSelection = HERE,
 ) -> int:
     """Start, show, and stay or let go."""
     from moebox.core.event import PlanReality, RemedyApplied
     from moebox.serve import reality
     from moebox.serve.faults import LaunchFailed
-    from moebox.serve.order import refuse_missing
+    from moebox.serve.order import require_engine
     from moebox.store import Run
 
     asked = asked_to_stop()
-    if not where.given:
-        refuse_missing(deployment)
+    if not where.is_given:
+        require_engine(deployment)
     warn(deployment)
     run = Run.create(deployment.recipe.name, runs=runs)
     try:
@@ -138,14 +138,14 @@ def serve(
         talk().print(f"{problem.message}\ntrying the remedy: {as_text(change)}", markup=False)
         session = attempt(deployment.with_recipe(recipe), run, patience_s, where)
     try:
-        rows = reality.compare(session.facts, reality.planned(session.order.deployment))
+        rows = reality.compare_with_plan(session.facts, reality.planned_memory(session.prepared.deployment))
         run.event(PlanReality(rows=tuple(rows)))
         document = about(session, rows)
         answer(json, document, lambda: up_view.ready(document, rows, detached=detach))
         if detach:
             session.detach()
         else:
-            session.wait(stop=asked.is_set)
+            session.wait_until_exit(stop=asked.is_set)
     finally:
         session.stop()
     return 0
@@ -172,19 +172,19 @@ def warn(deployment: "Deployment") -> None:
             talk().print(f"warning: {caution.text}{remedy}", markup=False)
 
 
-def attempt(deployment: "Deployment", run: "Run", patience_s: float, where: Where = HERE) -> "Session":
+def attempt(deployment: "Deployment", run: "Run", patience_s: float, where: NodeSelection = HERE) -> "EngineSession":
     """One try at a launch; a session that answers, or nothing is left of it."""
     from moebox.serve.nodes import prepare_nodes
-    from moebox.serve.session import launch, prepare
+    from moebox.serve.session import launch_engine, prepare_launch
 
     recipe = deployment.recipe
     talk().print(f"starting {deployment.engine.title} with {recipe.checkpoint}", markup=False)
-    if where.given:
+    if where.is_given:
         order = prepare_nodes(deployment, run, where, lambda line: talk().print(line, markup=False))
     else:
-        order = prepare(deployment, name=run.id)
+        order = prepare_launch(deployment, name=run.id)
     with up_view.Phases(f"up {recipe.engine} {recipe.checkpoint} {recipe.runtime.kind}") as phases:
-        session = launch(order, run, listener=phases)
+        session = launch_engine(order, run, listener=phases)
         try:
             session.wait_ready(patience_s=patience_s)
         except BaseException:
@@ -201,7 +201,7 @@ def remedy(recipe: Recipe, problem: "LaunchFailed") -> tuple[Recipe, dict[str, A
     return (fixed, change) if fixed != recipe else None
 
 
-def about(session: "Session", rows: "list[PlannedAndReal]") -> dict[str, Any]:
+def about(session: "EngineSession", rows: "list[PlannedAndReal]") -> dict[str, Any]:
     """The document of a ready engine."""
     return {
         "id": session.instance.id,
@@ -210,7 +210,7 @@ def about(session: "Session", rows: "list[PlannedAndReal]") -> dict[str, Any]:
         "engine": session.recipe.engine,
         "base_url": session.endpoint.base_url,
         "model": session.endpoint.model,
-        "pid": session.instance.life.engine or None,
+        "pid": session.instance.guard_state.engine or None,
         "startup_s": session.startup_s,
         "facts": session.facts,
         "reality": [

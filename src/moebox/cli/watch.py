@@ -15,7 +15,7 @@ from moebox.stream.limits import simulated
 
 if TYPE_CHECKING:
     from moebox.cli.watch_view import Screen
-    from moebox.flows.watch import Watcher
+    from moebox.flows.watch import EndpointWatcher
 
 LAST_CHECK_S = 120.0  # a check under way may still end
 
@@ -45,7 +45,7 @@ def watch(
         json: Print what was seen as one JSON document at the end; needs --time.
     """
     from moebox.cli.watch_view import Screen
-    from moebox.flows.watch import Watcher
+    from moebox.flows.watch import EndpointWatcher
 
     pause, check_s = flags.seconds("--every", every), flags.seconds("--canary", canary)
     long_s = flags.seconds("--time", time or "0")
@@ -54,7 +54,7 @@ def watch(
     refuse_if(json and not long_s, endless, hint="--time 1m")
     endpoint = targets.endpoint(target, model=model, key_env=key_env)
     tell_simulation(simulated(endpoint))
-    watcher = Watcher(endpoint)
+    watcher = EndpointWatcher(endpoint)
     interrupted = False
     try:
         with Screen(talk() if json else people(), watcher, quiet=json) as screen:
@@ -67,7 +67,7 @@ def watch(
     return INTERRUPTED if interrupted else exit_code(not watcher.alerts)
 
 
-def _look(watcher: "Watcher", screen: "Screen", *, pause_s: float, check_s: float, long_s: float) -> None:
+def _look(watcher: "EndpointWatcher", screen: "Screen", *, pause_s: float, check_s: float, long_s: float) -> None:
     """Look again and again, with a check now and then, until time is up; for ever where `long_s` is 0."""
     from moebox.flows.watch import CANARIES
 
@@ -77,9 +77,9 @@ def _look(watcher: "Watcher", screen: "Screen", *, pause_s: float, check_s: floa
         looked = clock.monotonic()
         if looked >= next_check:
             next_check = looked + check_s
-            watcher.climb(next(checks))
-        watcher.look()
+            watcher.start_canary(next(checks))
+        watcher.look_once()
         screen.show()
         clock.sleep(max(pause_s - (clock.monotonic() - looked), 0.0))
-    watcher.finish(LAST_CHECK_S)
+    watcher.wait_for_canary(LAST_CHECK_S)
     screen.show()

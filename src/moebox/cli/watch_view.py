@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from moebox.cli.drawn import Drawn
-from moebox.flows.watch import SHOWN, Look, Watcher
+from moebox.flows.watch import SHOWN, EndpointWatcher, MetricsLook
 from moebox.units import seconds
 
 BARS = " ▁▂▃▄▅▆▇█"
@@ -20,7 +20,7 @@ PLAIN_EVERY_S = 10.0  # between lines where nothing can be drawn over
 class Screen(Drawn):
     """Redraws itself in a terminal, prints a line now and then elsewhere."""
 
-    def __init__(self, console: Console, watcher: Watcher, *, quiet: bool = False) -> None:
+    def __init__(self, console: Console, watcher: EndpointWatcher, *, quiet: bool = False) -> None:
         self.console, self.watcher, self.quiet = console, watcher, quiet
         self.live = Live(console=console, auto_refresh=False) if console.is_terminal and not quiet else None
         self.told = 0.0
@@ -51,7 +51,7 @@ class Screen(Drawn):
             self.console.print(line(watcher.looks[-1]), markup=False)
 
 
-def line(look: Look) -> str:
+def line(look: MetricsLook) -> str:
     """One look as a line."""
     if not look.answered:
         return "no answer"
@@ -59,7 +59,7 @@ def line(look: Look) -> str:
     return ", ".join(shown) or "it answers, and shows no metrics"
 
 
-def page(watcher: Watcher) -> RenderableType:
+def page(watcher: EndpointWatcher) -> RenderableType:
     """The whole screen."""
     looks = list(watcher.looks)[-WIDE:]
     state = Text("answers", style="green") if looks[-1].answered else Text("no answer", style="bold red")
@@ -76,7 +76,7 @@ def page(watcher: Watcher) -> RenderableType:
     return Group(*parts)
 
 
-def figures(looks: list[Look]) -> Table:
+def figures(looks: list[MetricsLook]) -> Table:
     """A row for each figure that the engine shows: its name, its newest value, and how it went."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     for _ in range(3):

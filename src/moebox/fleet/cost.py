@@ -26,7 +26,7 @@ class BoxPrice:
     years: float = 4.0
     watts: float = 0.0  # of the whole box under load, measured at the wall; 0 estimates it from its GPUs
 
-    def written_off(self) -> bool:
+    def has_write_off(self) -> bool:
         """Whether a box that was bought says over how many years."""
         return not self.buy or self.years > 0
 
@@ -51,7 +51,7 @@ class Prices:
     box: dict[str, BoxPrice] = field(default_factory=dict)  # box name -> price
     api: ApiPrice | None = None
 
-    def check(self, where: str) -> None:
+    def validate(self, where: str) -> None:
         """Raise BadInput for what cannot be meant."""
         numbers = [self.kwh, self.hours_per_day, *chain.from_iterable(map(astuple, self.box.values()))]
         if self.api:
@@ -59,7 +59,7 @@ class Prices:
         require(
             where,
             {
-                "prices.box: a bought box needs years above 0": all(map(BoxPrice.written_off, self.box.values())),
+                "prices.box: a bought box needs years above 0": all(map(BoxPrice.has_write_off, self.box.values())),
                 "prices are numbers, and not negative": all(0 <= number < math.inf for number in numbers),
                 "prices.hours_per_day is above 0 and at most 24": 0 < self.hours_per_day <= 24,
             },
@@ -79,17 +79,17 @@ class Cost:
     break_even: float | None  # share of this load at which the API costs the same
 
 
-def watts(gpu_watts: float, busy: float) -> float:
+def box_watts(gpu_watts: float, busy: float) -> float:
     """A box's draw when it is busy for this share of the time and its GPUs run at their limit meanwhile."""
     return gpu_watts * AROUND_GPUS * (IDLE_SHARE + (1 - IDLE_SHARE) * busy)
 
 
-def cost(outcome: "FleetOutcome", prices: Prices, *, box: str, gpu_watts: float) -> Cost:
+def fleet_cost(outcome: "FleetOutcome", prices: Prices, *, box: str, gpu_watts: float) -> Cost:
     """What the simulated fleet of boxes called `box` costs."""
     known = prices.box.get(box)
     tally, hours = outcome.tally, outcome.seconds / 3600
     measured = known.watts if known else 0.0
-    draw = sum(measured or watts(gpu_watts, member.busy) for member in outcome.boxes)
+    draw = sum(measured or box_watts(gpu_watts, member.busy) for member in outcome.boxes)
     hour = _hour(known, len(outcome.boxes), draw, prices)
     in_use = prices.hours_per_day / 24
     output = tally.output_tokens / hours / 1e6 * in_use

@@ -78,7 +78,7 @@ class Fleet:
     workload: dict[str, UserWorkload] = field(default_factory=dict)
 
 
-def read(path: Path) -> Fleet:
+def read_fleet(path: Path) -> Fleet:
     """The fleet in a file, checked; members that are several alike are spelled out, each has a name."""
     fleet = codec.read_toml(Fleet, path)
     where = str(path)
@@ -93,8 +93,8 @@ def read(path: Path) -> Fleet:
         _named(where, "member name", member.name)
     _duplicates(where, members)
     for name, work in fleet.workload.items():
-        work.check(f"{where}: workload {name}")
-    fleet.prices.check(where)
+        work.validate(f"{where}: workload {name}")
+    fleet.prices.validate(where)
     return replace(fleet, member=members)
 
 
@@ -131,8 +131,8 @@ def _url(where: str, url: str) -> None:
         raise BadInput(f"{where}: {url!r} is not a URL: {problem}") from None
     strange = parts.scheme not in ("http", "https") or not parts.hostname or port == 0
     refuse_if(strange, f"{where}: {url!r} is not a URL of a server", hint="write it like http://10.0.0.7:8000")
-    told = f"{where}: a password in a URL would be written into files"
-    refuse_if(parts.username or parts.password, told, hint="name a variable in key_env")
+    password_problem = f"{where}: a password in a URL would be written into files"
+    refuse_if(parts.username or parts.password, password_problem, hint="name a variable in key_env")
 
 
 def _spelled(members: tuple[Member, ...]) -> list[Member]:

@@ -4,15 +4,15 @@ import shlex
 
 from moebox.errors import Unsupported
 from moebox.fleet.file import RouterSettings
-from moebox.fleet.routers import RouterStart, metrics_port, traits
+from moebox.fleet.routers import RouterStart, metrics_port, router_traits
 from moebox.loose import Document
 
 DRAIN_S = 180  # for replies in flight when the router is asked to stop
 
 
-def router(name: str, settings: RouterSettings, started: RouterStart) -> list[Document]:
+def router_manifests(name: str, settings: RouterSettings, started: RouterStart) -> list[Document]:
     """ConfigMap (where it reads a file), Deployment, Service and NetworkPolicy of the router."""
-    known = traits()[settings.kind]
+    known = router_traits()[settings.kind]
     if not known.package:
         raise Unsupported(f"{settings.kind} starts its members itself and is not rendered for Kubernetes")
     labels = {"app": name}
@@ -35,7 +35,7 @@ def router(name: str, settings: RouterSettings, started: RouterStart) -> list[Do
 
 
 def _pod(name: str, settings: RouterSettings, started: RouterStart) -> Document:
-    known = traits()[settings.kind]
+    known = router_traits()[settings.kind]
     install = f"pip install --quiet --no-cache-dir '{known.package}=={known.tested}'"
     probe = {"httpGet": {"path": known.health, "port": "http"}}
     container: Document = {
@@ -67,7 +67,7 @@ def _pod(name: str, settings: RouterSettings, started: RouterStart) -> Document:
     return pod
 
 
-def members_policy(fleet: str, members: dict[str, int]) -> list[Document]:
+def network_policies(fleet: str, members: dict[str, int]) -> list[Document]:
     """Only the router may talk to the members' API; each member's own pods may talk to each other."""
     return [
         _object("networking.k8s.io/v1", "NetworkPolicy", f"{name}-from-router")
@@ -88,7 +88,7 @@ def members_policy(fleet: str, members: dict[str, int]) -> list[Document]:
     ]
 
 
-def kustomization(resources: list[str], *, labels: dict[str, str]) -> Document:
+def kustomization_manifest(resources: list[str], *, labels: dict[str, str]) -> Document:
     """A base that overlays can build on."""
     return {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",

@@ -17,10 +17,10 @@ POLICIES: tuple[Policy, ...] = get_args(Policy)
 # streams that share a system prompt all went to one of four boxes (sglang-router 0.3.2, 2026-11-15). Too low, and
 # conversations lose their prefix: with 4, 8 and 16, of the requests of 200 simulated agents on 12 boxes of eight H200,
 # 57, 97 and 99.7% were good.
-ABSOLUTE, RELATIVE = 16, 1.5
+BALANCE_ABSOLUTE, BALANCE_RELATIVE = 16, 1.5
 
 
-class Loaded(Protocol):
+class RoutableBox(Protocol):
     """What a policy sees of a box."""
 
     @property
@@ -37,7 +37,7 @@ class Loaded(Protocol):
 
 
 @dataclass(slots=True, kw_only=True)
-class Router:
+class RequestRouter:
     """Picks a box for each request."""
 
     policy: Policy = "prefix"
@@ -47,7 +47,7 @@ class Router:
         if self.policy not in POLICIES:
             raise UnknownName("routing policy", self.policy, POLICIES)
 
-    def pick(self, boxes: Sequence[Loaded], home: int) -> int:
+    def pick_box(self, boxes: Sequence[RoutableBox], home: int) -> int:
         """The index of the box for a request whose prefix lies at `home` (-1: nowhere); -1 when none is alive."""
         if self.policy == "round-robin":
             return self._next(boxes)
@@ -61,13 +61,13 @@ class Router:
             return home
         return min(alive, key=lambda index: (boxes[index].homes, boxes[index].open))
 
-    def _next(self, boxes: Sequence[Loaded]) -> int:
+    def _next(self, boxes: Sequence[RoutableBox]) -> int:
         for _ in boxes:
             self.turn = (self.turn + 1) % len(boxes)
             if boxes[self.turn].alive:
                 return self.turn
         return -1
 
-    def _unbalanced(self, boxes: Sequence[Loaded], least: int) -> bool:
+    def _unbalanced(self, boxes: Sequence[RoutableBox], least: int) -> bool:
         most = max(box.open for box in boxes if box.alive)
-        return most - least > ABSOLUTE and most > least * RELATIVE
+        return most - least > BALANCE_ABSOLUTE and most > least * BALANCE_RELATIVE

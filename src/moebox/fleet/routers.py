@@ -9,7 +9,7 @@ from moebox import yaml_text as yaml
 from moebox.core import catalogue
 from moebox.errors import BadInput, Unsupported, refuse_if
 from moebox.fleet.file import RouterKind, RouterSettings
-from moebox.fleet.route import ABSOLUTE, RELATIVE, Policy
+from moebox.fleet.route import BALANCE_ABSOLUTE, BALANCE_RELATIVE, Policy
 from moebox.loose import Document
 
 # A dead member is noticed by its failing requests at once; these decide how soon an idle one is, and when it is back.
@@ -38,7 +38,7 @@ class RouterTraits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class RouterMember:
     """A member as a router sees it."""
 
     name: str
@@ -60,7 +60,7 @@ class RouterStart:
 
 
 @functools.cache
-def traits() -> dict[RouterKind, RouterTraits]:
+def router_traits() -> dict[RouterKind, RouterTraits]:
     """Every router that moebox knows."""
     return {
         name: codec.decode(RouterTraits, row, where=f"routers.toml: {name}")  # type: ignore[misc]
@@ -68,14 +68,16 @@ def traits() -> dict[RouterKind, RouterTraits]:
     }
 
 
-def start(router: RouterSettings, model: str, targets: tuple[Target, ...], *, host: str = "") -> RouterStart:
+def router_start(
+    router: RouterSettings, model: str, members: tuple[RouterMember, ...], *, host: str = ""
+) -> RouterStart:
     """What starts this router in front of these members."""
-    refuse_if(not targets, "a fleet without members has nothing to route to", hint="[[member]] in the fleet file")
+    refuse_if(not members, "a fleet without members has nothing to route to", hint="[[member]] in the fleet file")
     if router.kind == "litellm":
-        return _litellm(router, model, targets, host or router.host)
+        return _litellm(router, model, members, host or router.host)
     if router.kind == "llama-swap":
-        return _llama_swap(router, model, targets, host or router.host)
-    return _rust(router, targets, host or router.host)
+        return _llama_swap(router, model, members, host or router.host)
+    return _rust(router, members, host or router.host)
 
 
 def metrics_port(router: RouterSettings) -> int:
@@ -83,7 +85,7 @@ def metrics_port(router: RouterSettings) -> int:
     return router.metrics_port or (router.port + 1 if router.port < 65535 else router.port - 1)
 
 
-def _rust(router: RouterSettings, targets: tuple[Target, ...], host: str) -> RouterStart:
+def _rust(router: RouterSettings, targets: tuple[RouterMember, ...], host: str) -> RouterStart:
     """sglang-router and vllm-router: one is a fork of the other, and these flags are the same in both."""
     keys = {target.key_env for target in targets}
     if keys not in ({""}, {router.key_env}):
@@ -91,11 +93,11 @@ def _rust(router: RouterSettings, targets: tuple[Target, ...], host: str) -> Rou
             f"{router.kind} hands the client's key on: members with keys of their own cannot stand behind it",
             hint="give all members and the router the same key_env, or use litellm",
         )
-    argv = ["-m", traits()[router.kind].module, "--host", host, "--port", str(router.port)]
+    argv = ["-m", router_traits()[router.kind].module, "--host", host, "--port", str(router.port)]
     argv += ["--worker-urls", *(target.root for target in targets)]
-    argv += ["--policy", traits()[router.kind].policies[router.policy]]
+    argv += ["--policy", router_traits()[router.kind].policies[router.policy]]
     if router.policy == "prefix":
-        argv += ["--balance-abs-threshold", str(ABSOLUTE), "--balance-rel-threshold", f"{RELATIVE:g}"]
+        argv += ["--balance-abs-threshold", str(BALANCE_ABSOLUTE), "--balance-rel-threshold", f"{BALANCE_RELATIVE:g}"]
     argv += ["--prometheus-host", host, "--prometheus-port", str(metrics_port(router))]
     argv += ["--worker-startup-timeout-secs", str(STARTUP_S), "--worker-startup-check-interval", "1"]
     argv += ["--health-check-interval-secs", str(HEALTH_S), "--health-check-endpoint", targets[0].health]
@@ -103,7 +105,7 @@ def _rust(router: RouterSettings, targets: tuple[Target, ...], host: str) -> Rou
     return RouterStart(argv=tuple(argv), key_envs=(router.key_env,) if router.key_env else ())
 
 
-def _litellm(router: RouterSettings, model: str, targets: tuple[Target, ...], host: str) -> RouterStart:
+def _litellm(router: RouterSettings, model: str, targets: tuple[RouterMember, ...], host: str) -> RouterStart:
     models: list[Document] = [
         {
             "model_name": model,
@@ -118,7 +120,7 @@ def _litellm(router: RouterSettings, model: str, targets: tuple[Target, ...], ho
         for target in targets
     ]
     settings: Document = {
-        "routing_strategy": traits()["litellm"].policies[router.policy],
+        "routing_strategy": router_traits()["litellm"].policies[router.policy],
         "num_retries": 2,
         "allowed_fails": 1,
         "cooldown_time": 10,
@@ -139,7 +141,7 @@ def _litellm(router: RouterSettings, model: str, targets: tuple[Target, ...], ho
     )
 
 
-def _key_envs(router: RouterSettings, targets: tuple[Target, ...]) -> tuple[str, ...]:
+def _key_envs(router: RouterSettings, targets: tuple[RouterMember, ...]) -> tuple[str, ...]:
     """The variables that hold keys, the router's own and its members'."""
     return tuple(sorted({router.key_env, *(target.key_env for target in targets)} - {""}))
 
@@ -156,7 +158,7 @@ def _litellm_key(router: RouterSettings, host: str) -> Document:
     return {"dangerously_permit_weak_or_unset_master_key": True}
 
 
-def _llama_swap(router: RouterSettings, model: str, targets: tuple[Target, ...], host: str) -> RouterStart:
+def _llama_swap(router: RouterSettings, model: str, targets: tuple[RouterMember, ...], host: str) -> RouterStart:
     """One entry a member; the first also answers to the model's own name."""
     own = [target for target in targets if target.command]
     away = [target for target in targets if not target.command]
@@ -177,7 +179,7 @@ def _llama_swap(router: RouterSettings, model: str, targets: tuple[Target, ...],
     )
 
 
-def _refuse_unbalanced(own: list[Target], away: list[Target]) -> None:
+def _refuse_unbalanced(own: list[RouterMember], away: list[RouterMember]) -> None:
     """llama-swap swaps what it starts, or passes on to one peer: members beside that would never be asked."""
     idle = away if own else away[1:]
     if idle:
@@ -188,7 +190,7 @@ def _refuse_unbalanced(own: list[Target], away: list[Target]) -> None:
         )
 
 
-def _swapped(target: Target, model: str, *, first: bool) -> Document:
+def _swapped(target: RouterMember, model: str, *, first: bool) -> Document:
     entry: Document = {
         "cmd": shlex.join(target.command),
         "proxy": target.root,
@@ -198,14 +200,14 @@ def _swapped(target: Target, model: str, *, first: bool) -> Document:
     return entry | ({"aliases": [model]} if first else {})
 
 
-def _peer(target: Target, model: str) -> Document:
+def _peer(target: RouterMember, model: str) -> Document:
     key = {"apiKey": f"${{env.{target.key_env}}}"} if target.key_env else {}
     return {"proxy": target.root, "models": [model], **key}
 
 
-def script(router: RouterSettings, started: RouterStart, *, title: str) -> str:
+def router_script(router: RouterSettings, started: RouterStart, *, title: str) -> str:
     """A shell script that starts the router beside its files."""
-    known = traits()[router.kind]
+    known = router_traits()[router.kind]
     lines = [
         "#!/usr/bin/env bash",
         f"# {title}: {router.kind} (written for {known.tested}) at http://{router.host}:{router.port}/v1",
@@ -227,7 +229,7 @@ def script(router: RouterSettings, started: RouterStart, *, title: str) -> str:
 
 def compose_service(router: RouterSettings, started: RouterStart, after: list[str]) -> Document:
     """The router as a Compose service on the machine's own network, where members publish their ports."""
-    known = traits()[router.kind]
+    known = router_traits()[router.kind]
     if not known.package:
         raise Unsupported(
             f"{router.kind} starts its members itself and is not rendered for Compose", hint="--as script"

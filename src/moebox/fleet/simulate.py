@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from moebox.core.measure import Slo
 from moebox.errors import refuse_if, refuse_outside
-from moebox.fleet.route import Policy, Router
-from moebox.fleet.users import Draws, User, UserWorkload
+from moebox.fleet.route import Policy, RequestRouter
+from moebox.fleet.users import User, UserDraws, UserWorkload
 from moebox.planner.schedule import Scheduler, SchedulerRules, ScheduleSlice, SimulatedRequest
 from moebox.planner.simulate import Histogram
 from moebox.planner.speed import Speed
@@ -32,7 +32,7 @@ class BoxModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class FleetQuestion:
     """What is simulated."""
 
     work: UserWorkload
@@ -44,7 +44,7 @@ class Question:
     fail_at: float = 0.0  # when the first box dies; 0: none does
     seed: int = 1
 
-    def check(self) -> None:
+    def validate(self) -> None:
         """Raise BadInput for what is out of range."""
         refuse_outside("--users", self.users, 1, MOST_USERS)
         refuse_if(
@@ -54,7 +54,7 @@ class Question:
 
 
 @dataclass(slots=True, kw_only=True)
-class Tally:
+class FleetTally:
     """What the counted requests did."""
 
     ttft: Histogram = field(default_factory=Histogram)
@@ -88,8 +88,8 @@ class BoxOutcome:
 class FleetOutcome:
     """What a simulated fleet did."""
 
-    question: Question
-    tally: Tally
+    question: FleetQuestion
+    tally: FleetTally
     boxes: tuple[BoxOutcome, ...]
     seconds: float  # counted
 
@@ -113,7 +113,7 @@ class FleetOutcome:
         return self.tally.cached_tokens / self.tally.input_tokens if self.tally.input_tokens else 0.0
 
 
-class Steps(Scheduler):
+class StepScheduler(Scheduler):
     """A scheduler that can tell when it will next need attention."""
 
     def calm_s(self) -> float:
@@ -140,7 +140,7 @@ class PrefixCache:
         self.total = 0
         self.warm = False  # the shared prefix has been read once
 
-    def take(self, user: int, prompt: int, *, begins: bool) -> int:
+    def take_prefix(self, user: int, prompt: int, *, begins: bool) -> int:
         """Tokens of `prompt` that need not be read; they belong to the running request from now on.
 
         A conversation that `begins` shares nothing with the user's last one but what everybody shares.
@@ -152,7 +152,7 @@ class PrefixCache:
         self.warm = True
         return min(found, prompt - 1)
 
-    def keep(self, user: int, tokens: int) -> None:
+    def keep_tokens(self, user: int, tokens: int) -> None:
         """A request has ended: its tokens stay until the room is needed."""
         self.held[user] = tokens
         self.total += tokens
@@ -161,12 +161,12 @@ class PrefixCache:
             self.total -= self.held.popitem(last=False)[1]
 
 
-class Server:
+class SimulatedBox:
     """One box of the fleet."""
 
     def __init__(self, model: BoxModel, shared: int) -> None:
         self.model = model
-        self.scheduler = Steps(speed=model.speed, rules=model.rules)
+        self.scheduler = StepScheduler(speed=model.speed, rules=model.rules)
         self.cache = PrefixCache(self.scheduler, shared)
         self.now = self.busy = self.peak = 0.0
         self.open = self.requests = self.output_tokens = self.epoch = 0
@@ -177,24 +177,24 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Due:
+class DueCheck:
     """A box that must be looked at, unless something happened to it meanwhile; with the step that ends then."""
 
-    server: Server
+    server: SimulatedBox
     epoch: int
     done: ScheduleSlice | None = None
 
 
-class _Run:
+class _FleetRun:
     """One run's events and tallies."""
 
-    def __init__(self, boxes: Sequence[BoxModel], question: Question) -> None:
+    def __init__(self, boxes: Sequence[BoxModel], question: FleetQuestion) -> None:
         self.question = question
-        self.servers = [Server(model, question.work.shared) for model in boxes]
-        self.draws = Draws(question.work, question.seed, limit=min(box.rules.context for box in boxes))
-        self.router = Router(policy=question.policy)
-        self.tally = Tally()
-        self.events: list[tuple[float, int, User | Server | Due]] = []
+        self.servers = [SimulatedBox(model, question.work.shared) for model in boxes]
+        self.draws = UserDraws(question.work, question.seed, limit=min(box.rules.context for box in boxes))
+        self.router = RequestRouter(policy=question.policy)
+        self.tally = FleetTally()
+        self.events: list[tuple[float, int, User | SimulatedBox | DueCheck]] = []
         self.order = itertools.count()
         self.ids = itertools.count()
 
@@ -217,13 +217,13 @@ class _Run:
             seconds=counted,
         )
 
-    def _push(self, at: float, about: User | Server | Due) -> None:
+    def _push(self, at: float, about: User | SimulatedBox | DueCheck) -> None:
         heapq.heappush(self.events, (at, next(self.order), about))
 
-    def _handle(self, now: float, about: User | Server | Due) -> None:
+    def _handle(self, now: float, about: User | SimulatedBox | DueCheck) -> None:
         if isinstance(about, User):
             self._arrive(now, about)
-        elif isinstance(about, Server):
+        elif isinstance(about, SimulatedBox):
             self._fail(now, about)
         elif about.epoch == about.server.epoch and about.done is not None:
             self._ended(about.server, about.done)
@@ -233,10 +233,10 @@ class _Run:
     # -- users
 
     def _arrive(self, now: float, user: User) -> None:
-        prompt, output = self.draws.turn(user)
+        prompt, output = self.draws.next_turn(user)
         if user.turn == 1:
             self._move(user, -1)
-        index = self.router.pick(self.servers, user.home)
+        index = self.router.pick_box(self.servers, user.home)
         if index < 0:
             return
         self._send(now, user, prompt, output, index)
@@ -248,10 +248,10 @@ class _Run:
         request = SimulatedRequest(id=next(self.ids), input=prompt, output=output, arrival=now)
         if not server.scheduler.submit(request):
             self.tally.refused += now >= self.question.warm_s
-            self._push(now + self.draws.seconds(self.question.work.rest_s or self.question.work.think_s), user)
-            self.draws.forget(user)
+            self._push(now + self.draws.draw_pause(self.question.work.rest_s or self.question.work.think_s), user)
+            self.draws.end_conversation(user)
             return
-        request.cached_tokens = server.cache.take(user.id, prompt, begins=user.turn == 1)
+        request.cached_tokens = server.cache.take_prefix(user.id, prompt, begins=user.turn == 1)
         self._move(user, index)
         server.users[request.id] = user
         server.open += 1
@@ -269,7 +269,7 @@ class _Run:
             self.servers[home].homes += 1
         user.home = home
 
-    def _fail(self, now: float, server: Server) -> None:
+    def _fail(self, now: float, server: SimulatedBox) -> None:
         """The box dies: its requests are lost, and their clients send them again at once."""
         server.alive = False
         server.epoch += 1
@@ -277,20 +277,20 @@ class _Run:
         self.tally.lost += len(lost)
         for user, request in lost:
             self._move(user, -1)
-            index = self.router.pick(self.servers, -1)
+            index = self.router.pick_box(self.servers, -1)
             if index >= 0:
                 self._send(now, user, request.input, request.output, index)
         server.open = 0
 
     # -- boxes
 
-    def _plan(self, server: Server) -> None:
+    def _plan(self, server: SimulatedBox) -> None:
         """Say when this box must next be looked at."""
         server.epoch += 1
         if server.open:
-            self._push(server.now + server.scheduler.calm_s(), Due(server=server, epoch=server.epoch))
+            self._push(server.now + server.scheduler.calm_s(), DueCheck(server=server, epoch=server.epoch))
 
-    def _catch_up(self, server: Server, now: float) -> None:
+    def _catch_up(self, server: SimulatedBox, now: float) -> None:
         """Bring a decoding box's clock to `now`, at the end of the step that falls into it."""
         if server.open and not server.stepping:
             done = server.scheduler.advance(max_seconds=now - server.now)
@@ -298,7 +298,7 @@ class _Run:
                 self._count(server, done)
         server.now = max(server.now, now)
 
-    def _attend(self, server: Server, now: float) -> None:
+    def _attend(self, server: SimulatedBox, now: float) -> None:
         within = now - server.now
         done = server.scheduler.advance(max_seconds=within) if within > 0 else server.scheduler.advance()
         if done is None:
@@ -307,22 +307,22 @@ class _Run:
             server.stepping = True
             server.busy += done.seconds
             server.now += done.seconds
-            self._push(server.now, Due(server=server, epoch=server.epoch, done=done))
+            self._push(server.now, DueCheck(server=server, epoch=server.epoch, done=done))
         else:
             self._count(server, done)
             self._plan(server)
 
-    def _ended(self, server: Server, done: ScheduleSlice) -> None:
+    def _ended(self, server: SimulatedBox, done: ScheduleSlice) -> None:
         server.stepping = False
         self._credit(server, done)
         self._plan(server)
 
-    def _count(self, server: Server, done: ScheduleSlice) -> None:
+    def _count(self, server: SimulatedBox, done: ScheduleSlice) -> None:
         server.busy += done.seconds
         server.now += done.seconds
         self._credit(server, done)
 
-    def _credit(self, server: Server, done: ScheduleSlice) -> None:
+    def _credit(self, server: SimulatedBox, done: ScheduleSlice) -> None:
         """Replies that began and ended in a slice, at the box's clock."""
         for request in done.started:
             if request.first_token_at < 0:
@@ -334,9 +334,9 @@ class _Run:
             server.requests += 1
             server.output_tokens += request.output
             user.context = request.input + request.output
-            server.cache.keep(user.id, user.context)
+            server.cache.keep_tokens(user.id, user.context)
             self._score(request, server.now)
-            self._push(server.now + self.draws.pause(user), user)
+            self._push(server.now + self.draws.pause_after(user), user)
 
     def _score(self, request: SimulatedRequest, now: float) -> None:
         if request.arrival < self.question.warm_s:
@@ -357,15 +357,15 @@ class _Run:
             tally.good_after_failure += good
 
 
-def run(boxes: Sequence[BoxModel], question: Question) -> FleetOutcome:
+def simulate_fleet(boxes: Sequence[BoxModel], question: FleetQuestion) -> FleetOutcome:
     """Run `question` through these boxes in virtual time."""
-    question.check()
+    question.validate()
     many = len(boxes)
     refuse_if(
         not 1 <= many <= MOST_BOXES, f"a fleet of {many} boxes cannot be simulated", hint=f"from 1 to {MOST_BOXES}"
     )
     refuse_if(question.fail_at and many < 2, "a fleet of one box has nothing left when it fails")
-    return _Run(boxes, question).run()
+    return _FleetRun(boxes, question).run()
 
 
 def _met(slo: Slo, ttft: float, tpot: float, e2e: float) -> bool:
@@ -377,12 +377,12 @@ def _within(value: float, limit: float | None) -> bool:
     return limit is None or value <= limit
 
 
-def _inside(scheduler: Steps) -> list[SimulatedRequest]:
+def _inside(scheduler: StepScheduler) -> list[SimulatedRequest]:
     """Every request in a box, wherever it stands."""
     return [*scheduler.waiting, *scheduler.reading, *scheduler._running.values()]
 
 
-def _box(server: Server, seconds: float) -> BoxOutcome:
+def _box(server: SimulatedBox, seconds: float) -> BoxOutcome:
     return BoxOutcome(
         name=server.model.name,
         requests=server.requests,

@@ -6,40 +6,42 @@ from dataclasses import dataclass, replace
 from moebox.core.measure import Slo
 from moebox.errors import refuse_if
 from moebox.fleet.route import Policy
-from moebox.fleet.simulate import BoxModel, FleetOutcome, Question, run
+from moebox.fleet.simulate import BoxModel, FleetOutcome, FleetQuestion, simulate_fleet
 
-MOST = 64  # boxes tried
-Watch = Callable[[FleetOutcome], None]
+MAX_BOXES = 64  # boxes tried
+OutcomeListener = Callable[[FleetOutcome], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sized:
+class SizedFleet:
     """One kind of box: how many of it, and how each fleet does."""
 
     box: BoxModel
     enough: int | None  # boxes that meet the SLO; None: not even MOST do
     outcome: FleetOutcome  # of that fleet, or of the largest tried
-    plain: FleetOutcome  # the same fleet, requests sent round and round
-    failed: FleetOutcome | None  # the same fleet when a box dies half-way; None for a single box
+    round_robin: FleetOutcome  # the same fleet, requests sent round and round
+    with_failure: FleetOutcome | None  # the same fleet when a box dies half-way; None for a single box
     spare: int | None  # boxes that meet the SLO after one of them died
     tried: tuple[tuple[int, float], ...]  # boxes and share of good requests, every fleet that was simulated
 
 
-def size(box: BoxModel, question: Question, *, most: int = MOST, watch: Watch | None = None) -> Sized:
+def size_fleet(
+    box: BoxModel, question: FleetQuestion, *, most: int = MAX_BOXES, on_outcome: OutcomeListener | None = None
+) -> SizedFleet:
     """The smallest fleet of `box` for `question`, and what becomes of it when one box dies."""
     no_limit = question.slo == Slo(share=question.slo.share)
     refuse_if(no_limit, "how many boxes are enough depends on what is enough", hint="--slo ttft=2s,tpot=50ms")
-    search = _Search(box, question, most, watch)
+    search = _Search(box, question, most, on_outcome)
     enough = search.least(lambda number: search.good(number, fail=False))
     number = enough or most
     # With one box down for long, what is left must be enough; and so must it be while conversations move.
     spare = search.least(lambda count: search.good(count, fail=True), start=number + 1) if enough else None
-    return Sized(
+    return SizedFleet(
         box=box,
         enough=enough,
         outcome=search.at(number),
-        plain=search.at(number, policy="round-robin"),
-        failed=search.at(number, fail=True) if number > 1 else None,
+        round_robin=search.at(number, policy="round-robin"),
+        with_failure=search.at(number, fail=True) if number > 1 else None,
         spare=spare,
         tried=tuple(
             sorted((key[0], value.good_share) for key, value in search.done.items() if key[1:] == search.usual)
@@ -50,7 +52,7 @@ def size(box: BoxModel, question: Question, *, most: int = MOST, watch: Watch | 
 class _Search:
     """Simulated fleets, each once."""
 
-    def __init__(self, box: BoxModel, question: Question, most: int, watch: Watch | None) -> None:
+    def __init__(self, box: BoxModel, question: FleetQuestion, most: int, watch: OutcomeListener | None) -> None:
         self.box, self.question, self.most, self.watch = box, question, most, watch
         self.usual: tuple[Policy, bool] = (question.policy, False)
         self.done: dict[tuple[int, Policy, bool], FleetOutcome] = {}
@@ -60,7 +62,7 @@ class _Search:
         if key not in self.done:
             half = self.question.warm_s + (self.question.seconds - self.question.warm_s) / 2
             asked = replace(self.question, policy=key[1], fail_at=half if fail else 0.0)
-            self.done[key] = run([self.box] * number, asked)
+            self.done[key] = simulate_fleet([self.box] * number, asked)
             if self.watch:
                 self.watch(self.done[key])
         return self.done[key]

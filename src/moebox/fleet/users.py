@@ -27,7 +27,7 @@ class UserWorkload:
     spread: float = 0.0  # sigma of the draws
     source: str = ""
 
-    def check(self, where: str) -> "UserWorkload":
+    def validate(self, where: str) -> "UserWorkload":
         """Itself, or BadInput for what cannot be meant."""
         least, most = min(self.first, self.output, self.turns), max(self.first, self.output)
         lengths = least >= 1 and most <= LONGEST and self.turns <= 100_000
@@ -52,18 +52,18 @@ class UserWorkload:
 
 
 @functools.cache
-def known() -> dict[str, UserWorkload]:
+def shipped_workloads() -> dict[str, UserWorkload]:
     """The workloads that ship with moebox."""
     rows = catalogue.table("users")
     return {name: codec.decode(UserWorkload, row, where=f"users.toml: {name}") for name, row in rows.items()}
 
 
-def workload(name: str, own: dict[str, UserWorkload] | None = None) -> UserWorkload:
+def find_workload(name: str, own: dict[str, UserWorkload] | None = None) -> UserWorkload:
     """The workload called `name`: the fleet file's own, or one that ships."""
-    found = {**known(), **(own or {})}
+    found = {**shipped_workloads(), **(own or {})}
     if name not in found:
         raise UnknownName("workload", name, found)
-    return found[name].check(f"workload {name}")
+    return found[name].validate(f"workload {name}")
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -77,7 +77,7 @@ class User:
     home: int = -1  # the box that served it last
 
 
-class Draws:
+class UserDraws:
     """Seeded draws of one run; the same seed gives the same users."""
 
     def __init__(self, work: UserWorkload, seed: int, *, limit: int) -> None:
@@ -85,38 +85,38 @@ class Draws:
         self.random = random.Random(seed)
         self.shift = math.exp(-(work.spread**2) / 2)  # keeps the mean of exp(N(0, spread)) at 1
 
-    def tokens(self, mean: int) -> int:
+    def draw_tokens(self, mean: int) -> int:
         """A count around `mean`, at least 1."""
         if not self.work.spread:
             return mean
         return max(1, round(mean * self.shift * math.exp(self.random.gauss(0, self.work.spread))))
 
-    def seconds(self, mean: float) -> float:
+    def draw_pause(self, mean: float) -> float:
         """A pause around `mean`."""
         return self.random.expovariate(1 / mean) if mean > 0 else 0.0
 
-    def turn(self, user: User) -> tuple[int, int]:
+    def next_turn(self, user: User) -> tuple[int, int]:
         """Prompt and reply tokens of the user's next turn; a conversation that would not fit begins anew."""
-        output = min(self.tokens(self.work.output), max(self.limit // 2, 1))
+        output = min(self.draw_tokens(self.work.output), max(self.limit // 2, 1))
         if user.turn:
-            prompt = user.context + self.tokens(self.work.grows)
+            prompt = user.context + self.draw_tokens(self.work.grows)
             if prompt + output <= self.limit:
                 user.turn += 1
                 return prompt, output
         return self._first(user, output), output
 
     def _first(self, user: User, output: int) -> int:
-        own = self.tokens(self.work.first - self.work.shared) if self.work.first > self.work.shared else 0
-        user.turn, user.turns, user.context = 1, self.tokens(self.work.turns), 0
+        own = self.draw_tokens(self.work.first - self.work.shared) if self.work.first > self.work.shared else 0
+        user.turn, user.turns, user.context = 1, self.draw_tokens(self.work.turns), 0
         return min(self.work.shared + max(own, 1), max(self.limit - output, 1))
 
-    def pause(self, user: User) -> float:
+    def pause_after(self, user: User) -> float:
         """Seconds until the next turn; after the last one the user rests and forgets the conversation."""
         if user.turn < user.turns:
-            return self.seconds(self.work.think_s)
-        self.forget(user)
-        return self.seconds(self.work.rest_s)
+            return self.draw_pause(self.work.think_s)
+        self.end_conversation(user)
+        return self.draw_pause(self.work.rest_s)
 
-    def forget(self, user: User) -> None:
+    def end_conversation(self, user: User) -> None:
         """The conversation is over; the next one has no box yet."""
         user.turn = user.context = 0

@@ -14,7 +14,7 @@ _GAUGE = re.compile(r"^sglang:spec_accept_rate(?:\{[^}]*\})? ([\d.e+-]+)$", re.M
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drafts:
+class DraftCounts:
     """What the counters stood at; zeros where there are none."""
 
     drafted: float = 0.0
@@ -22,22 +22,22 @@ class Drafts:
     rate: float | None = None  # SGLang's own, of its last steps
 
 
-def count(endpoint: Endpoint) -> Drafts:
+def read_draft_counts(endpoint: Endpoint) -> DraftCounts:
     """Read them now."""
     page = http.get(f"{endpoint.root}/metrics", headers=endpoint.headers)
-    return read(page.text if page.ok else "")
+    return parse_draft_counts(page.text if page.ok else "")
 
 
-def read(text: str) -> Drafts:
+def parse_draft_counts(text: str) -> DraftCounts:
     """The counters in a page of Prometheus metrics."""
     sums = {"draft": 0.0, "accepted": 0.0}
     for kind, value in _COUNTER.findall(text):
         sums[kind] += float(value)
     gauge = _GAUGE.search(text)
-    return Drafts(drafted=sums["draft"], accepted=sums["accepted"], rate=float(gauge[1]) if gauge else None)
+    return DraftCounts(drafted=sums["draft"], accepted=sums["accepted"], rate=float(gauge[1]) if gauge else None)
 
 
-def accepted(before: Drafts, after: Drafts) -> float | None:
+def acceptance_rate(before: DraftCounts, after: DraftCounts) -> float | None:
     """The share of draft tokens that were accepted in between; None where there were none."""
     drafted = after.drafted - before.drafted
     return (after.accepted - before.accepted) / drafted if drafted > 0 else after.rate

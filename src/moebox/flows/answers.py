@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from moebox.core.endpoint import Endpoint
 from moebox.core.verdict import Score, wilson
 from moebox.errors import Outside
-from moebox.flows.pace import in_order
+from moebox.flows.pace import alternate_order
 from moebox.phantom.tasks import FAMILIES, Question
 from moebox.stream import loop
 from moebox.verify import tokens
@@ -21,14 +21,14 @@ from moebox.verify.rungs.json_modes import schema_violation
 from moebox.verify.rungs.tools import call_problem
 
 # What is asked: open questions diverge first, closed ones show whether it matters.
-MIX = ("plain", "story", "sums", "count", "copy", "code", "json_schema", "tool_call", "tool_parallel", "memory")
+FAMILY_MIX = ("plain", "story", "sums", "count", "copy", "code", "json_schema", "tool_call", "tool_parallel", "memory")
 QUESTIONS = 30
-LEVEL = 0.05  # how often chance alone may be taken for a loss
-CLEAR = 0.2  # of a kind's questions: losing so many of few is no chance either
+SIGNIFICANCE = 0.05  # how often chance alone may be taken for a loss
+CLEAR_SHARE = 0.2  # of a kind's questions: losing so many of few is no chance either
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class ServerAnswer:
     """One answer."""
 
     family: str
@@ -52,7 +52,7 @@ class Divergence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class AnswerChange:
     """What B lost and gained of one kind of good answer, question by question."""
 
     what: str
@@ -61,14 +61,14 @@ class Change:
     gained: int
 
     @property
-    def worse(self) -> bool:
+    def is_worse(self) -> bool:
         """B lost more than chance would take: by the sign test, or a good part of the few there are."""
-        clearly = self.lost - self.gained >= max(2, self.of * CLEAR)
-        return clearly or sign_test(self.lost, self.gained) <= LEVEL
+        clearly = self.lost - self.gained >= max(2, self.of * CLEAR_SHARE)
+        return clearly or sign_test(self.lost, self.gained) <= SIGNIFICANCE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
+class AnswerComparison:
     """Two servers' answers, side by side."""
 
     asked: int
@@ -79,27 +79,29 @@ class Judgement:
     json_b: Score
     tools_a: Score
     tools_b: Score
-    changes: tuple[Change, ...] = ()
+    changes: tuple[AnswerChange, ...] = ()
     divergences: tuple[Divergence, ...] = ()
 
 
-def collect(endpoint: Endpoint, *, questions: int = QUESTIONS, seed: int = 0) -> list[Said]:
+def collect_answers(endpoint: Endpoint, *, questions: int = QUESTIONS, seed: int = 0) -> list[ServerAnswer]:
     """Ask a fixed set of questions; the same seed asks the same. Outside-of-order answers count as wrong."""
-    return loop.run(_collect(endpoint, drawn(questions, seed)))
+    return loop.run(_collect(endpoint, draw_tasks(questions, seed)))
 
 
-def collect_both(a: Endpoint, b: Endpoint, *, questions: int, seed: int) -> tuple[list[Said], list[Said]]:
+def collect_from_both(
+    a: Endpoint, b: Endpoint, *, questions: int, seed: int
+) -> tuple[list[ServerAnswer], list[ServerAnswer]]:
     """Ask two servers the same, question by question and in turn: A B, B A, A B …"""
-    return loop.run(_collect_both(a, b, drawn(questions, seed)))
+    return loop.run(_collect_both(a, b, draw_tasks(questions, seed)))
 
 
-def drawn(questions: int, seed: int) -> list[Question]:
+def draw_tasks(questions: int, seed: int) -> list[Question]:
     """The questions of a seed."""
     rng = random.Random(seed)
-    return [FAMILIES[MIX[index % len(MIX)]].draw(rng, thinking=False) for index in range(questions)]
+    return [FAMILIES[FAMILY_MIX[index % len(FAMILY_MIX)]].draw(rng, thinking=False) for index in range(questions)]
 
 
-async def _collect(endpoint: Endpoint, tasks: Sequence[Question]) -> list[Said]:
+async def _collect(endpoint: Endpoint, tasks: Sequence[Question]) -> list[ServerAnswer]:
     async with ExchangeClient(endpoint) as client:
         ask = CheckSession(client, VerifyOptions())
         with _broken_off(endpoint):
@@ -107,15 +109,17 @@ async def _collect(endpoint: Endpoint, tasks: Sequence[Question]) -> list[Said]:
             return [await _answer(ask, task) for task in tasks]
 
 
-async def _collect_both(a: Endpoint, b: Endpoint, tasks: Sequence[Question]) -> tuple[list[Said], list[Said]]:
-    said: tuple[list[Said], list[Said]] = ([], [])
+async def _collect_both(
+    a: Endpoint, b: Endpoint, tasks: Sequence[Question]
+) -> tuple[list[ServerAnswer], list[ServerAnswer]]:
+    said: tuple[list[ServerAnswer], list[ServerAnswer]] = ([], [])
     async with ExchangeClient(a) as client_a, ExchangeClient(b) as client_b:
         asks = (CheckSession(client_a, VerifyOptions()), CheckSession(client_b, VerifyOptions()))
         for endpoint, ask in zip((a, b), asks, strict=True):
             with _broken_off(endpoint):
                 await probe_models(ask)
         for number, task in enumerate(tasks):
-            for side in in_order(number, (0, 1)):
+            for side in alternate_order(number, (0, 1)):
                 with _broken_off((a, b)[side]):
                     said[side].append(await _answer(asks[side], task))
     return said
@@ -130,19 +134,19 @@ def _broken_off(endpoint: Endpoint) -> Iterator[None]:
         raise Outside(f"{endpoint.base_url} broke off while it was asked: {problem}") from None
 
 
-async def _answer(ask: CheckSession, task: Question) -> Said:
+async def _answer(ask: CheckSession, task: Question) -> ServerAnswer:
     question = str(task.messages[-1]["content"])[-200:]
     try:
         answer = await ask.ask_question(task)
     except EndpointUnusable:
         raise
     except ProbeFailed as problem:
-        return Said(family=task.family, question=question, text=f"({problem})", right=False, valid=False)
+        return ServerAnswer(family=task.family, question=question, text=f"({problem})", right=False, valid=False)
     calls = [f"{call.name}({call.arguments})" for call in answer.calls]
     text = "\n".join([answer.content, *calls]).strip()
     pieces = tuple(await tokens.tokenize_text(ask, text)) if text else ()
     right = task.grade(answer.reply).ok
-    return Said(
+    return ServerAnswer(
         family=task.family,
         question=question,
         text=text,
@@ -161,11 +165,11 @@ def _fits(task: Question, answer: ChatAnswer) -> bool:
     return True
 
 
-def judge(a: Sequence[Said], b: Sequence[Said]) -> Judgement:
+def compare_answers(a: Sequence[ServerAnswer], b: Sequence[ServerAnswer]) -> AnswerComparison:
     """Compare answers to the same questions."""
     pairs = list(zip(a, b, strict=True))
     apart = tuple(_where(left, right) for left, right in pairs if left.text != right.text)
-    return Judgement(
+    return AnswerComparison(
         asked=len(pairs),
         same=len(pairs) - len(apart),
         right_a=_share(a, _right),
@@ -183,18 +187,20 @@ def judge(a: Sequence[Said], b: Sequence[Said]) -> Judgement:
     )
 
 
-def _right(said: Said) -> bool:
+def _right(said: ServerAnswer) -> bool:
     return said.right
 
 
-def _valid(said: Said) -> bool:
+def _valid(said: ServerAnswer) -> bool:
     return said.valid
 
 
-def _change(what: str, pairs: Sequence[tuple[Said, Said]], good: Callable[[Said], bool]) -> Change:
+def _change(
+    what: str, pairs: Sequence[tuple[ServerAnswer, ServerAnswer]], good: Callable[[ServerAnswer], bool]
+) -> AnswerChange:
     lost = sum(good(a) and not good(b) for a, b in pairs)
     gained = sum(good(b) and not good(a) for a, b in pairs)
-    return Change(what=what, of=len(pairs), lost=lost, gained=gained)
+    return AnswerChange(what=what, of=len(pairs), lost=lost, gained=gained)
 
 
 def sign_test(lost: int, gained: int) -> float:
@@ -203,11 +209,11 @@ def sign_test(lost: int, gained: int) -> float:
     return math.fsum(math.comb(changed, number) * 0.5**changed for number in range(lost, changed + 1))
 
 
-def _of(said: Sequence[Said], kind: str) -> list[Said]:
+def _of(said: Sequence[ServerAnswer], kind: str) -> list[ServerAnswer]:
     return [answer for answer in said if answer.family.startswith(kind)]
 
 
-def _share(said: Sequence[Said], good: Callable[[Said], bool]) -> Score:
+def _share(said: Sequence[ServerAnswer], good: Callable[[ServerAnswer], bool]) -> Score:
     return wilson(sum(map(good, said)), len(said))
 
 
@@ -217,7 +223,7 @@ def _parting(left: Sequence[object], right: Sequence[object]) -> int:
     return next((index for index, (one, other) in pairs if one != other), min(len(left), len(right)))
 
 
-def _where(a: Said, b: Said) -> Divergence:
+def _where(a: ServerAnswer, b: ServerAnswer) -> Divergence:
     """The first token that differs, or word where a server has no tokenizer to ask."""
     by_token = bool(a.pieces and b.pieces)
     left, right = (a.pieces, b.pieces) if by_token else (a.text.split(), b.text.split())

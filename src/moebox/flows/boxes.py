@@ -12,11 +12,11 @@ from moebox.errors import BadInput
 from moebox.store import calibrations
 
 
-def box_for(recipe: Recipe, name: str | None = None, *, ram: str = "", ram_bandwidth: str = "") -> Box:
+def box_for_recipe(recipe: Recipe, name: str | None = None, *, ram: str = "", ram_bandwidth: str = "") -> Box:
     """The box that is named, else the one that `recipe` was planned for, else this machine."""
     planned = recipe.planned_for
     if name and name != planned.box:
-        return box(name, ram=ram, ram_bandwidth=ram_bandwidth)
+        return calibrated_box(name, ram=ram, ram_bandwidth=ram_bandwidth)
     memory = {"ram": ram or planned.ram, "ram_bandwidth": ram_bandwidth or planned.ram_bandwidth}
     try:
         return calibrations.attached(_kept(planned, memory))
@@ -33,7 +33,7 @@ def _kept(planned: PlannedFor, memory: dict[str, str]) -> Box:
     return declared.named(planned.box, **memory)
 
 
-def planned_for(plan: Plan, name: str | None, *, ram: str = "", ram_bandwidth: str = "") -> Plan:
+def with_planned_box(plan: Plan, name: str | None, *, ram: str = "", ram_bandwidth: str = "") -> Plan:
     """The plan with its box kept in the recipe; of a box file what it says, for files move."""
     place = PlannedFor(box=name or "", ram=ram, ram_bandwidth=ram_bandwidth)
     if name and declared.names_a_file(name):
@@ -41,6 +41,6 @@ def planned_for(plan: Plan, name: str | None, *, ram: str = "", ram_bandwidth: s
     return replace(plan, recipe=replace(plan.recipe, planned_for=place))
 
 
-def box(name: str | None = None, *, ram: str = "", ram_bandwidth: str = "") -> Box:
+def calibrated_box(name: str | None = None, *, ram: str = "", ram_bandwidth: str = "") -> Box:
     """This machine, or the one that `name` describes, with its calibrations."""
     return calibrations.attached(detect.box(name, ram=ram, ram_bandwidth=ram_bandwidth))

@@ -18,14 +18,14 @@ from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Recipe
 from moebox.errors import AnswerIsNo, BadInput, Outside, Unsupported
 from moebox.flows import calibrate_merge, calibrate_recipe, rehearse
-from moebox.flows.calibrate_boot import Measuring, measured_boot
-from moebox.flows.calibrate_depths import Depth, depths_for, out_of_memory, shallower
+from moebox.flows.calibrate_boot import BootMeasurement, measure_boot
+from moebox.flows.calibrate_depths import BootDepth, choose_depths, is_out_of_memory, shallower_depth
 from moebox.planner import depths as expecting
 from moebox.planner.speed.measured import decode_series
 from moebox.serve import preflight
 from moebox.serve.faults import LaunchFailed
-from moebox.serve.session import PATIENCE_S, start
-from moebox.serve.watch import Tell
+from moebox.serve.session import PATIENCE_S, engine_session
+from moebox.serve.watch import Notify
 from moebox.sizing.kv import token_bytes
 from moebox.store import Run, calibrations
 from moebox.units import seconds
@@ -36,7 +36,7 @@ FILE = "calibration.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
+class CalibrationSubject:
     """What is calibrated: a recipe with the facts around it."""
 
     recipe: Recipe
@@ -46,7 +46,7 @@ class Subject:
 
 
 @dataclass(slots=True, kw_only=True)
-class Clock:
+class TimeBudget:
     """The time there is, and how it is divided over the boots that are left."""
 
     budget_s: float
@@ -72,13 +72,13 @@ def calibrate(
     longest: int = 0,
     budget_s: float = BUDGET_S,
     patience_s: float = PATIENCE_S,
-    tell: Tell = lambda line: None,
+    notify: Notify = lambda line: None,
 ) -> Calibration:
     """Boot twice (thrice where experts are on GPUs and in RAM), time steps, write the calibration.
 
     `longest`: tokens of one request at most, where the context allows more.
     """
-    work = _Work(resolved(recipe), run, Clock(budget_s=budget_s), tell)
+    work = _Work(deploy_for_calibration(recipe), run, TimeBudget(budget_s=budget_s), notify)
     work.longest = longest
     try:
         work.boots(layers, patience_s)
@@ -100,21 +100,21 @@ def measure_depth(
     *,
     known: Boot | None = None,
     budget_s: float = BUDGET_S,
-    tell: Tell = lambda line: None,
+    notify: Notify = lambda line: None,
 ) -> Boot:
     """One boot alone, timed at the points of `known`: to see how well a calibration from other depths foretold it."""
-    work = _Work(resolved(recipe), run, Clock(budget_s=budget_s), tell)
-    work.measure(Depth(layers=layers), after=0, patience_s=PATIENCE_S, known=known)
+    work = _Work(deploy_for_calibration(recipe), run, TimeBudget(budget_s=budget_s), notify)
+    work.measure(BootDepth(layers=layers), after=0, patience_s=PATIENCE_S, known=known)
     return work.done[0]
 
 
-def resolved(recipe: Recipe) -> Subject:
+def deploy_for_calibration(recipe: Recipe) -> CalibrationSubject:
     """The recipe with its model, checkpoint and this box."""
     if recipe.parallel.nodes > 1:
         raise Unsupported("a launch over several nodes cannot be measured from one of them")
     deployment = deploy(replace(recipe, speculate=None), detect.box())
     try:
-        return Subject(
+        return CalibrationSubject(
             recipe=deployment.recipe, model=deployment.model, checkpoint=deployment.checkpoint, box=deployment.place
         )
     except BadInput as problem:
@@ -124,11 +124,11 @@ def resolved(recipe: Recipe) -> Subject:
 class _Work:
     """One calibration in the making."""
 
-    def __init__(self, subject: Subject, run: Run, clock: Clock, tell: Tell) -> None:
-        self.subject, self.run, self.clock, self.tell = subject, run, clock, tell
+    def __init__(self, subject: CalibrationSubject, run: Run, clock: TimeBudget, notify: Notify) -> None:
+        self.subject, self.run, self.clock, self.notify = subject, run, clock, notify
         self.done: list[Boot] = []
-        self.notes = list(calibrate_recipe.left_out(subject.recipe, subject.model, subject.checkpoint))
-        self.current: Measuring | None = None
+        self.notes = list(calibrate_recipe.missing_parts(subject.recipe, subject.model, subject.checkpoint))
+        self.current: BootMeasurement | None = None
         self.version = subject.recipe.engine_version
         self.longest = 0
 
@@ -138,61 +138,63 @@ class _Work:
             return
         self.notes.append(text)
         self.run.event(CalibrateNote(text=text))
-        self.tell(f"note: {text}")
+        self.notify(f"note: {text}")
 
     def boots(self, layers: tuple[int, ...], patience_s: float) -> None:
         """Every depth, the shallowest first; one that runs out of memory is taken shallower."""
-        depths = depths_for(self.subject.recipe, self.subject.model, self.subject.checkpoint, self.subject.box, layers)
+        depths = choose_depths(
+            self.subject.recipe, self.subject.model, self.subject.checkpoint, self.subject.box, layers
+        )
         self.run.event(
             CalibrateStarted(recipe=self.subject.recipe.name, depths=tuple(depth.layers for depth in depths))
         )
         words = ", ".join(depth.text for depth in depths)
-        self.tell(f"booting with {words}; about {self.takes(depths)}, at most {seconds(self.clock.budget_s)}")
+        self.notify(f"booting with {words}; about {self.takes(depths)}, at most {seconds(self.clock.budget_s)}")
         for place, depth in enumerate(depths):
             self._boot(depth, after=len(depths) - place - 1, patience_s=patience_s)
 
-    def takes(self, depths: tuple[Depth, ...]) -> str:
+    def takes(self, depths: tuple[BootDepth, ...]) -> str:
         """About how long it takes: starts, and half of the time there is for timing."""
         starting = len(depths) * self.clock.startup_s if len(depths) > 1 else 0.0
         return seconds(starting + 0.5 * max(self.clock.budget_s - starting, 0.0))
 
-    def _boot(self, depth: Depth, *, after: int, patience_s: float) -> None:
+    def _boot(self, depth: BootDepth, *, after: int, patience_s: float) -> None:
         while True:
             try:
                 self.measure(depth, after=after, patience_s=patience_s)
                 return
             except LaunchFailed as problem:
                 fewest = max((boot.layers for boot in self.done), default=0)
-                less = shallower(depth, above=fewest)
-                if not out_of_memory(problem) or less is None:
+                less = shallower_depth(depth, above=fewest)
+                if not is_out_of_memory(problem) or less is None:
                     raise
                 self.note(f"{depth.text} ran out of memory; {less.text} taken instead")
                 depth = less
 
-    def measure(self, depth: Depth, *, after: int, patience_s: float, known: Boot | None = None) -> None:
+    def measure(self, depth: BootDepth, *, after: int, patience_s: float, known: Boot | None = None) -> None:
         """One depth: boot, time, stop."""
         dummy = self.run.path / "rehearsal.gguf"
         try:
             facts = self.subject
-            small = calibrate_recipe.at_depth(facts.recipe, facts.model, facts.checkpoint, depth, dummy)
-            for text in calibrate_recipe.disturbances(small, facts.box):
+            small = calibrate_recipe.recipe_at_depth(facts.recipe, facts.model, facts.checkpoint, depth, dummy)
+            for text in calibrate_recipe.list_disturbances(small, facts.box):
                 self.note(text)
             whole = Deployment.of(facts.recipe, facts.model, facts.checkpoint, facts.box)
             launched = rehearse.with_weights(whole, small)
-            with start(launched, self.run, patience_s=patience_s, aside=True) as session:
+            with engine_session(launched, self.run, patience_s=patience_s, rehearsal=True) as session:
                 self.clock.startup_s = session.startup_s
-                self.version = self.version or preflight.installed(launched.engine, session.order.argv)
-                self.current = Measuring(
+                self.version = self.version or preflight.engine_version(launched.engine, session.prepared.argv)
+                self.current = BootMeasurement(
                     depth=depth,
                     known=self.done[0] if self.done else known,
-                    chunk=rehearse.chunk_of(small),
+                    chunk=rehearse.prefill_chunk(small),
                     longest=self.longest,
                     ggml=calibrate_recipe.reads_gguf(small),
                 )
                 deadline = self.clock.deadline(after)
-                there = calibrate_recipe.on_gpus(small, facts.box)  # the engine's own, and those named already
-                measured_boot(self.current, session, facts.model, deadline=deadline, tell=self.tell)
-                self.current.notes += calibrate_recipe.arrivals(small, facts.box, there)
+                there = calibrate_recipe.gpu_processes(small, facts.box)  # the engine's own, and those named already
+                measure_boot(self.current, session, facts.model, deadline=deadline, notify=self.notify)
+                self.current.notes += calibrate_recipe.new_gpu_processes(small, facts.box, there)
         finally:
             dummy.unlink(missing_ok=True)
             self._take()
@@ -216,7 +218,7 @@ class _Work:
         if not final and not self.notes_of_ending:
             return found
         if decode_series(found.boots, found.layers):
-            whole = calibrate_merge.with_earlier(found)
+            whole = calibrate_merge.merge_with_stored(found)
             calibrations.keep(whole)
             self.run.event(CalibrateFinished(id=whole.id, depths=tuple(whole.depths)))
             return whole

@@ -10,33 +10,33 @@ from moebox.core.calibration import Boot, DecodeStep, Prefill
 from moebox.core.model import Model
 from moebox.errors import AnswerIsNo, Outside
 from moebox.flows import calibrate_timing as timing
-from moebox.flows.calibrate_depths import Depth
-from moebox.flows.calibrate_grid import Point, grid
-from moebox.serve.faults import ending
-from moebox.serve.session import Session
-from moebox.serve.watch import Tell
+from moebox.flows.calibrate_depths import BootDepth
+from moebox.flows.calibrate_grid import TimingPoint, timing_grid
+from moebox.serve.faults import describe_exit
+from moebox.serve.session import EngineSession
+from moebox.serve.watch import Notify
 from moebox.units import seconds
 
 POINT_S = 1.5  # decoding at each point, in seconds
-STEPS = (12, 768)  # at least and at most
-LOOKS = 5  # at most, at one point
+STEP_LIMITS = (12, 768)  # at least and at most
+MAX_LOOKS = 5  # at most, at one point
 DRIFT = 0.05  # by which the first point may differ when it is timed again at the end
 WARM = 16  # tokens decoded before anything counts
 WARM_S = 8.0  # longest prompt that is read for that alone
 
 
 @dataclass(slots=True, kw_only=True)
-class Measuring:
+class BootMeasurement:
     """A boot in the making; what it holds when it is interrupted is what was measured."""
 
-    depth: Depth
+    depth: BootDepth
     chunk: int  # prompt tokens a step
     ggml: bool = False  # see timing.Target
     known: Boot | None = None  # an earlier boot: the same points are timed, no others
     longest: int = 0  # tokens of one request, prompt and reply
     pace_s: float = 0.0  # of a step, as far as it is known before the first look
-    looks: dict[Point, list[DecodeStep]] = field(default_factory=dict)
-    prompts: dict[Point, list[Prefill]] = field(default_factory=dict)
+    looks: dict[TimingPoint, list[DecodeStep]] = field(default_factory=dict)
+    prompts: dict[TimingPoint, list[Prefill]] = field(default_factory=dict)
     drift: float = 0.0  # by which speed moved while it was measured
     notes: list[str] = field(default_factory=list)
     weights_bytes: int = 0
@@ -46,12 +46,12 @@ class Measuring:
     @property
     def decode(self) -> list[DecodeStep]:
         """Every point by what its looks agree on."""
-        return [timing.together_seen(looks) for looks in self.looks.values()]
+        return [timing.combine_looks(looks) for looks in self.looks.values()]
 
     @property
     def prefill(self) -> list[Prefill]:
         """Every prompt by what its looks agree on; one that was seen once is doubted by half of what speed moved by."""
-        return [doubted(timing.together_seen(looks), len(looks), self.drift) for looks in self.prompts.values()]
+        return [doubted(timing.combine_looks(looks), len(looks), self.drift) for looks in self.prompts.values()]
 
     @property
     def boot(self) -> Boot:
@@ -66,64 +66,64 @@ class Measuring:
             startup_s=round(self.startup_s, 1),
         )
 
-    def wanted(self, point: Point) -> bool:
+    def is_wanted(self, point: TimingPoint) -> bool:
         """Whether the earlier boot has this point, or there is none."""
         if self.known is None:
             return True
-        prompts = {Point(context=prompt.tokens) for prompt in self.known.prefill}
-        steps = {Point(batch=step.batch, context=step.context) for step in self.known.decode}
+        prompts = {TimingPoint(context=prompt.tokens) for prompt in self.known.prefill}
+        steps = {TimingPoint(batch=step.batch, context=step.context) for step in self.known.decode}
         return point in prompts | steps
 
-    def prefill_s(self, tokens: int) -> float:
+    def estimate_prefill_s(self, tokens: int) -> float:
         """About how long so many prompt tokens take to read."""
         rates = [prompt.seconds / prompt.tokens for prompt in self.prefill]
         return tokens * min(rates) if rates else 0.0
 
-    def steps(self, point: Point) -> int:
+    def step_count(self, point: TimingPoint) -> int:
         """How many steps are decoded at a point: for about as long everywhere, and no more than its own context.
 
         So that most of the context is the prompt's, and none beyond what a request may hold.
         """
         alike = [step.seconds for step in self.decode if step.batch <= point.batch]
         pace = max(alike, default=self.pace_s)
-        least, most = STEPS
+        least, most = STEP_LIMITS
         wanted = max(least, min(most, point.context, round(POINT_S / pace))) if pace else 2 * least
-        room = self.longest - point.context - timing.lead(point.batch, point.context, self.chunk)
+        room = self.longest - point.context - timing.lead_tokens(point.batch, point.context, self.chunk)
         return max(timing.LEAST_STEPS, min(wanted, room)) if self.longest else wanted
 
-    def look(self, target: timing.Target, point: Point, deadline: float) -> None:
+    def time_point(self, target: timing.TimedEngine, point: TimingPoint, deadline: float) -> None:
         """Time a point, once more or for the first time: a step of streams, or a prompt alone."""
         if not point.batch:
-            prompt = timing.prefill(target, point.context, deadline=deadline)
+            prompt = timing.time_prefill(target, point.context, deadline=deadline)
             self.prompts.setdefault(point, []).append(prompt)
             return
-        steps, room = self.steps(point), max(self.longest - point.context, 0)
-        step = timing.decode(target, point.batch, point.context, chunk=self.chunk, steps=steps, room=room)
+        steps, room = self.step_count(point), max(self.longest - point.context, 0)
+        step = timing.time_decode(target, point.batch, point.context, chunk=self.chunk, steps=steps, room=room)
         self.looks.setdefault(point, []).append(step)
 
-    def doubtful(self, *, all_again: bool) -> list[Point]:
+    def doubtful_points(self, *, all_again: bool) -> list[TimingPoint]:
         """Points that need another look, the quickest first: their shortest two differ, or one look is no proof.
 
         A step never is settled by one: another program that is busy for as long slows it evenly. A prompt has several
         tries in a look, and a long one is hardly disturbed.
         """
-        steps = [point for point, looks in self.looks.items() if unsure(looks)]
+        steps = [point for point, looks in self.looks.items() if needs_another_look(looks)]
         prompts = [
             point
             for point, looks in self.prompts.items()
-            if unsure(looks, once=not all_again and looks[0].seconds >= timing.SHORT_S)
+            if needs_another_look(looks, once=not all_again and looks[0].seconds >= timing.SHORT_S)
         ]
-        return sorted([*prompts, *steps], key=self.takes_s)
+        return sorted([*prompts, *steps], key=self.estimate_s)
 
-    def widen(self, off: float) -> None:
+    def note_drift(self, off: float) -> None:
         """Doubt what was measured while speed moved."""
         text = f"{self.depth.text}: speed drifted by {off:+.0%} while it was measured; repeated, band widened"
         self.notes.append(text)
         self.drift = off
 
-    def takes_s(self, point: Point) -> float:
+    def estimate_s(self, point: TimingPoint) -> float:
         """About how long a look takes."""
-        return self.prefill_s(point.context * max(point.batch, 1)) + POINT_S
+        return self.estimate_prefill_s(point.context * max(point.batch, 1)) + POINT_S
 
 
 def doubted(prompt: Prefill, looks: int, drift: float) -> Prefill:
@@ -131,31 +131,33 @@ def doubted(prompt: Prefill, looks: int, drift: float) -> Prefill:
     return replace(prompt, spread=max(prompt.spread, abs(drift) / 2)) if looks == 1 else prompt
 
 
-def unsure(looks: Sequence[DecodeStep | Prefill], *, once: bool = False) -> bool:
+def needs_another_look(looks: Sequence[DecodeStep | Prefill], *, once: bool = False) -> bool:
     """Whether these looks do not settle how long a step or a prompt takes; `once`: a single quiet one does."""
-    if len(looks) >= LOOKS:
+    if len(looks) >= MAX_LOOKS:
         return False
     if len(looks) > 1:
-        return timing.disagreement([step.seconds for step in looks]) > timing.QUIET
+        return timing.look_disagreement([step.seconds for step in looks]) > timing.QUIET
     return not once or looks[0].spread > timing.QUIET
 
 
-def measured_boot(work: Measuring, session: Session, model: Model, *, deadline: float, tell: Tell) -> None:
+def measure_boot(
+    work: BootMeasurement, session: EngineSession, model: Model, *, deadline: float, notify: Notify
+) -> None:
     """Time every point of the grid, then the first again; raises AnswerIsNo when the engine dies of it."""
-    note_facts(work, session, model)
-    target = timing.Target(endpoint=session.endpoint, vocab=model.vocab, ggml=work.ggml)
-    points = grid(session.recipe, chunk=work.chunk, longest=work.longest, cache_tokens=work.cache_tokens)
-    points = [point for point in points if work.wanted(point)]
-    tell(f"{work.depth.text}: up after {seconds(session.startup_s)}; timing {len(points)} kinds of step")
+    copy_engine_facts(work, session, model)
+    target = timing.TimedEngine(endpoint=session.endpoint, vocab=model.vocab, ggml=work.ggml)
+    points = timing_grid(session.recipe, chunk=work.chunk, longest=work.longest, cache_tokens=work.cache_tokens)
+    points = [point for point in points if work.is_wanted(point)]
+    notify(f"{work.depth.text}: up after {seconds(session.startup_s)}; timing {len(points)} kinds of step")
     try:
-        work.pace_s = warm(target, points)
-        timed(work, target, points, deadline=deadline, tell=tell)
-        again(work, target, deadline=deadline)
+        work.pace_s = warm_up(target, points)
+        time_points(work, target, points, deadline=deadline, notify=notify)
+        repeat_doubtful(work, target, deadline=deadline)
     except Outside as problem:
-        raise died(session, work, problem) from None
+        raise explain_failure(session, work, problem) from None
 
 
-def note_facts(work: Measuring, session: Session, model: Model) -> None:
+def copy_engine_facts(work: BootMeasurement, session: EngineSession, model: Model) -> None:
     """What the engine said of itself at its start."""
     facts = session.facts
     work.startup_s = session.startup_s
@@ -165,7 +167,7 @@ def note_facts(work: Measuring, session: Session, model: Model) -> None:
     work.longest = min(longest, work.longest or longest)
 
 
-def warm(target: timing.Target, points: list[Point]) -> float:
+def warm_up(target: timing.TimedEngine, points: list[TimingPoint]) -> float:
     """Prompts from short to long, and the widest batch: kernels are compiled and pages are read before anything counts.
 
     An engine so slow that a prompt would take long is not kept reading for the sake of it. Returns about the seconds
@@ -176,42 +178,46 @@ def warm(target: timing.Target, points: list[Point]) -> float:
         if last and took * tokens / last > WARM_S:
             break
         began = time.monotonic()
-        streams = timing.together(target, [target.body(tokens, WARM)])
+        streams = timing.run_together(target, [target.request_body(tokens, WARM)])
         took, last = time.monotonic() - began, tokens
         gaps = timing.shared_gaps([stream.times for stream in streams])
         pace = statistics.median(gaps) if gaps else pace
     widest = max(point.batch for point in points)
-    timing.together(target, [target.body(16, WARM, slot=slot) for slot in range(max(widest, 1))])
+    timing.run_together(target, [target.request_body(16, WARM, slot=slot) for slot in range(max(widest, 1))])
     return pace
 
 
-def timed(work: Measuring, target: timing.Target, points: list[Point], *, deadline: float, tell: Tell) -> None:
+def time_points(
+    work: BootMeasurement, target: timing.TimedEngine, points: list[TimingPoint], *, deadline: float, notify: Notify
+) -> None:
     """Every point for which there is time."""
     left_out = 0
     for number, point in enumerate(points, 1):
-        takes = work.prefill_s(point.context * max(point.batch, 1))
+        takes = work.estimate_prefill_s(point.context * max(point.batch, 1))
         needed = not work.looks and point.batch == 1  # without the first step nothing can be said
         if time.monotonic() + takes > deadline and not needed:
             left_out += 1
             continue
         if number == 1 or number % 5 == 0:
-            tell(f"{work.depth.text}: {number} of {len(points)}, {point.text}, {left(deadline)}")
+            notify(f"{work.depth.text}: {number} of {len(points)}, {point.text}, {left(deadline)}")
         look_once(work, target, point, deadline, needed=needed)
     if left_out:
         work.notes.append(f"{work.depth.text}: {left_out} of {len(points)} kinds of step left out, time was up")
 
 
-def look_once(work: Measuring, target: timing.Target, point: Point, deadline: float, *, needed: bool) -> None:
+def look_once(
+    work: BootMeasurement, target: timing.TimedEngine, point: TimingPoint, deadline: float, *, needed: bool
+) -> None:
     """One look; a point that cannot be timed is noted and left out, unless it is needed."""
     try:
-        work.look(target, point, deadline)
-    except timing.NotTogether as problem:
+        work.time_point(target, point, deadline)
+    except timing.StreamsNotConcurrent as problem:
         if needed:
             raise
         work.notes.append(f"{work.depth.text}: left out: {problem.message}")
 
 
-def again(work: Measuring, target: timing.Target, *, deadline: float) -> None:
+def repeat_doubtful(work: BootMeasurement, target: timing.TimedEngine, *, deadline: float) -> None:
     """Further looks, minutes after the first: at steps and short prompts, and at everything where speed has moved.
 
     What a busy host adds comes and goes, so looks lie apart: all points once, then all doubtful ones once more.
@@ -219,32 +225,32 @@ def again(work: Measuring, target: timing.Target, *, deadline: float) -> None:
     first = next(iter(work.looks), None)
     if first is None:
         return
-    work.look(target, first, deadline)
+    work.time_point(target, first, deadline)
     sooner, later = (step.seconds for step in work.looks[first])
     off = later / sooner - 1
     drifted = abs(off) > DRIFT
-    for _ in range(LOOKS - 1):
-        look_again(work, target, work.doubtful(all_again=drifted), deadline)
+    for _ in range(MAX_LOOKS - 1):
+        look_again(work, target, work.doubtful_points(all_again=drifted), deadline)
     if drifted:
-        work.widen(off)
+        work.note_drift(off)
 
 
-def look_again(work: Measuring, target: timing.Target, points: list[Point], deadline: float) -> None:
+def look_again(work: BootMeasurement, target: timing.TimedEngine, points: list[TimingPoint], deadline: float) -> None:
     """Every point once more for which there is time."""
     for point in points:
-        if time.monotonic() + work.takes_s(point) < deadline:
-            with contextlib.suppress(timing.NotTogether):  # an earlier look stands
-                work.look(target, point, deadline)
+        if time.monotonic() + work.estimate_s(point) < deadline:
+            with contextlib.suppress(timing.StreamsNotConcurrent):  # an earlier look stands
+                work.time_point(target, point, deadline)
 
 
-def died(session: Session, work: Measuring, problem: Outside) -> AnswerIsNo | Outside:
+def explain_failure(session: EngineSession, work: BootMeasurement, problem: Outside) -> AnswerIsNo | Outside:
     """A failed request in the words of what really happened."""
-    session.settle()
+    session.wait_for_cause()
     cause = session.watch.search.cause
     hint = f"{cause.cause} {cause.remedy}" if cause else f"the log is {session.log}"
-    if session.alive:
+    if session.is_alive:
         return AnswerIsNo(f"{problem.message} ({work.depth.text})", hint=hint)
-    how = ending(session.instance.life.code)
+    how = describe_exit(session.instance.guard_state.code)
     return AnswerIsNo(f"{session.recipe.engine} {how} while {work.depth.text} were measured", hint=hint)
 
 

@@ -17,7 +17,7 @@ OUTSIDE_LAYERS = ("embed", "lm_head", "vision", "mtp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Depth:
+class BootDepth:
     """Layers of a boot, and of these how many have their experts on GPUs while others' are in RAM."""
 
     layers: int
@@ -29,56 +29,60 @@ class Depth:
         return f"{self.layers} layers" + (f" ({self.gpu_experts} with experts on GPUs)" if self.gpu_experts else "")
 
 
-def depths_for(
-    recipe: Recipe, model: Model, checkpoint: Checkpoint, box: Box, asked: tuple[int, ...] = ()
-) -> tuple[Depth, ...]:
+def choose_depths(
+    recipe: Recipe, model: Model, checkpoint: Checkpoint, box: Box, layers: tuple[int, ...] = ()
+) -> tuple[BootDepth, ...]:
     """Few and more layers, each with all kinds; a third boot where experts are on GPUs and in RAM.
 
     A small model is booted once, with all its layers.
     """
     split = gpu_experts_of(recipe) if box.gpus else 0
-    if not asked and not split and checkpoint.bytes <= SMALL:
-        return (Depth(layers=model.layers),)
+    if not layers and not split and checkpoint.bytes <= SMALL:
+        return (BootDepth(layers=model.layers),)
     least = model.dense_layers + max(1, recipe.parallel.pp)
-    room = affordable(recipe, model, checkpoint, box)
-    few, more = chosen(asked, least, model) if asked else usual(least, model, room)
+    room = layers_that_fit(recipe, model, checkpoint, box)
+    few, more = requested_depths(layers, least, model) if layers else default_depths(least, model, room)
     if few < least:
         raise BadInput(f"{model.title} has {model.layers} layers: too few to measure with two depths")
     if not split:
-        return Depth(layers=few), Depth(layers=more)
+        return BootDepth(layers=few), BootDepth(layers=more)
     if split >= model.moe_layers:
         dense = model.dense_layers
-        return Depth(layers=few, gpu_experts=few - dense), Depth(layers=more, gpu_experts=more - dense)
-    return Depth(layers=few), Depth(layers=more), Depth(layers=more, gpu_experts=max(1, (more - least) // 2))
+        return BootDepth(layers=few, gpu_experts=few - dense), BootDepth(layers=more, gpu_experts=more - dense)
+    return (
+        BootDepth(layers=few),
+        BootDepth(layers=more),
+        BootDepth(layers=more, gpu_experts=max(1, (more - least) // 2)),
+    )
 
 
-def usual(least: int, model: Model, room: int) -> tuple[int, int]:
+def default_depths(least: int, model: Model, room: int) -> tuple[int, int]:
     """Few layers with all kinds among them, and more where `room` has them."""
     few = min(max(model.dense_layers + FEW, least), model.layers)
     more = min(max(room, few + 1), MOST, model.layers)
     return min(few, more - 1), more
 
 
-def chosen(asked: tuple[int, ...], least: int, model: Model) -> tuple[int, int]:
+def requested_depths(layers: tuple[int, ...], least: int, model: Model) -> tuple[int, int]:
     """Depths that were asked for."""
-    if len(asked) != 2 or not least <= asked[0] < asked[1] <= model.layers:
-        told = ",".join(map(str, asked))
+    if len(layers) != 2 or not least <= layers[0] < layers[1] <= model.layers:
+        text = ",".join(map(str, layers))
         raise BadInput(
-            f"--layers {told}: --measure takes two depths, such as --layers {least + 2},{least + 6}",
+            f"--layers {text}: --measure takes two depths, such as --layers {least + 2},{least + 6}",
             hint=f"{model.title} has {model.layers} layers; {least} are the fewest that have every kind",
         )
-    return asked[0], asked[1]
+    return layers[0], layers[1]
 
 
-def affordable(recipe: Recipe, model: Model, checkpoint: Checkpoint, box: Box) -> int:
+def layers_that_fit(recipe: Recipe, model: Model, checkpoint: Checkpoint, box: Box) -> int:
     """Layers whose weights take half of the memory they go to."""
     size = checkpoint.bytes_by_component
     outside = sum(size.get(name, 0) for name in OUTSIDE_LAYERS)  # type: ignore[call-overload]
     layer = (checkpoint.bytes - outside) / model.layers
-    return int((SHARE * memory_for(recipe, box) - outside) // max(layer, 1))
+    return int((SHARE * free_memory(recipe, box) - outside) // max(layer, 1))
 
 
-def memory_for(recipe: Recipe, box: Box) -> int:
+def free_memory(recipe: Recipe, box: Box) -> int:
     """Bytes free where the layers go: on the GPUs, or in RAM."""
     if recipe.hybrid is not None or not box.gpus:
         return box.ram_free or box.ram
@@ -86,7 +90,7 @@ def memory_for(recipe: Recipe, box: Box) -> int:
     return round(smallest * recipe.parallel.gpus * (recipe.memory_utilization or 0.9))
 
 
-def shallower(depth: Depth, *, above: int) -> Depth | None:
+def shallower_depth(depth: BootDepth, *, above: int) -> BootDepth | None:
     """Half way down to what was measured already; None where nothing lies between."""
     layers = (depth.layers + above) // 2
     if layers <= above or layers < 1:
@@ -94,7 +98,7 @@ def shallower(depth: Depth, *, above: int) -> Depth | None:
     return replace(depth, layers=layers, gpu_experts=min(depth.gpu_experts, layers - 1))
 
 
-def out_of_memory(problem: LaunchFailed) -> bool:
+def is_out_of_memory(problem: LaunchFailed) -> bool:
     """Whether a launch failed for want of memory."""
     known = problem.finding is not None and problem.finding.symptom.startswith("oom")
     return known or "SIGKILL" in problem.message  # the kernel's killer leaves nothing in the engine's log

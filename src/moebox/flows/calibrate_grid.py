@@ -15,7 +15,7 @@ MOST_TOKENS = 262_144  # cached at once in one point; more would be spent on rea
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class TimingPoint:
     """A step to time: a prompt alone (`batch` 0), or `batch` streams decoding."""
 
     batch: int = 0
@@ -29,7 +29,7 @@ class Point:
         return f"{plural(self.batch, 'stream')} at {self.context:,} tokens"
 
 
-def grid(recipe: Recipe, *, chunk: int, longest: int, cache_tokens: int) -> list[Point]:
+def timing_grid(recipe: Recipe, *, chunk: int, longest: int, cache_tokens: int) -> list[TimingPoint]:
     """Every point, the most telling first, so that whatever time allows is the best that can be had of it.
 
     `longest` is what one request may hold, prompt and reply; `cache_tokens` what all together may.
@@ -38,14 +38,14 @@ def grid(recipe: Recipe, *, chunk: int, longest: int, cache_tokens: int) -> list
     room = min(MOST_TOKENS, cache_tokens or MOST_TOKENS)
     contexts = at_most(longest, CONTEXTS)
     prompts = at_most(longest, (*PROMPTS, chunk, round(LONG * chunk)))
-    batches = outer_first(batches_of(recipe.slots))
+    batches = order_outer_first(batches_of(recipe.slots))
     decode = [
-        Point(batch=size, context=context)
+        TimingPoint(batch=size, context=context)
         for context in (contexts[0], *reversed(contexts[1:]))
         for size in batches
         if size * context <= room
     ]
-    reading = [Point(context=tokens) for tokens in outer_first(prompts)]
+    reading = [TimingPoint(context=tokens) for tokens in order_outer_first(prompts)]
     first, second = reading[:1] + decode[:2], reading[1:3]
     return [*first, *second, *reading[3:], *decode[2:]]
 
@@ -61,7 +61,7 @@ def batches_of(most: int) -> list[int]:
     return [*sizes, most] if most not in sizes and most <= BATCHES[-1] else sizes
 
 
-def outer_first(sizes: list[int]) -> list[int]:
+def order_outer_first(sizes: list[int]) -> list[int]:
     """The ends, then what lies between them, widest gap first: 1 64 8 2 32 4 16."""
     left = sorted(sizes)
     taken = [left[0], left[-1]] if len(left) > 1 else left

@@ -14,7 +14,7 @@ T = TypeVar("T")
 DEPTH, POINT, PROMPT = attrgetter("layers", "gpu_experts"), attrgetter("batch", "context"), attrgetter("tokens")
 
 
-def with_earlier(found: Calibration) -> Calibration:
+def merge_with_stored(found: Calibration) -> Calibration:
     """`found` together with what the store has under its id, where that was measured here."""
     try:
         earlier = calibrations.get(found.id)
@@ -24,12 +24,12 @@ def with_earlier(found: Calibration) -> Calibration:
         return found
     return replace(
         found,
-        boots=merged(earlier.boots, found.boots),
-        expected=united(earlier.expected, found.expected, POINT, lambda before, after: after),
+        boots=merge_boots(earlier.boots, found.boots),
+        expected=merge_by_key(earlier.expected, found.expected, POINT, lambda before, after: after),
     )
 
 
-def united(
+def merge_by_key(
     earlier: Iterable[T], later: Iterable[T], key: Callable[[T], Any], both: Callable[[T, T], T]
 ) -> tuple[T, ...]:
     """What is in either, by `key`; what is in both, put together by `both`."""
@@ -39,18 +39,18 @@ def united(
     return tuple(table[place] for place in sorted(table))
 
 
-def merged(earlier: tuple[Boot, ...], later: tuple[Boot, ...]) -> tuple[Boot, ...]:
+def merge_boots(earlier: tuple[Boot, ...], later: tuple[Boot, ...]) -> tuple[Boot, ...]:
     """Boots of both, one for each depth."""
-    return united(earlier, later, DEPTH, joined)
+    return merge_by_key(earlier, later, DEPTH, merge_boot_pair)
 
 
-def joined(before: Boot, after: Boot) -> Boot:
+def merge_boot_pair(before: Boot, after: Boot) -> Boot:
     """Two boots of the same depth."""
-    decode = united(before.decode, after.decode, POINT, mean)
-    return replace(after, decode=decode, prefill=united(before.prefill, after.prefill, PROMPT, mean))
+    decode = merge_by_key(before.decode, after.decode, POINT, average_timing)
+    return replace(after, decode=decode, prefill=merge_by_key(before.prefill, after.prefill, PROMPT, average_timing))
 
 
-def mean(before: Timed, after: Timed) -> Timed:
+def average_timing(before: Timed, after: Timed) -> Timed:
     """The mean of two looks; its error is theirs together, or half of what they disagree by."""
     seconds = (before.seconds + after.seconds) / 2
     apart = abs(before.seconds - after.seconds) / 2 / seconds

@@ -13,9 +13,9 @@ from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Hybrid, Recipe
 from moebox.detect import host, nvml
 from moebox.engines import modules
-from moebox.flows.calibrate_depths import Depth
+from moebox.flows.calibrate_depths import BootDepth
 from moebox.serve import preflight
-from moebox.serve.dummy import type_of, write_gguf
+from moebox.serve.dummy import ggml_type, write_gguf
 from moebox.units import gib
 
 FALLBACK = "q4_0"
@@ -23,13 +23,13 @@ NARROW = 12  # bits of a weight, between the 8.5 of Q8_0 and the 16 that are gen
 BUSY = 0.25  # of the cores, used by others before the engine starts
 
 
-def at_depth(recipe: Recipe, model: Model, form: Checkpoint, depth: Depth, dummy: Path) -> Recipe:
+def recipe_at_depth(recipe: Recipe, model: Model, form: Checkpoint, depth: BootDepth, dummy: Path) -> Recipe:
     """What is really started; `dummy` is the file that GGUF engines get."""
     small = replace(recipe.on_port(0), speculate=None)
     if reads_gguf(recipe):
-        quant, dense, types = quant_of(form), dense_of(form, model), types_of(form)
-        write_gguf(dummy, model, layers=depth.layers, quant=quant, dense=dense, types=types, even=True)
-        return replace(small, checkpoint=str(dummy), hybrid=placed(recipe.hybrid, model, depth))
+        quant, dense, types = expert_quant(form), dense_type(form, model), tensor_types(form)
+        write_gguf(dummy, model, layers=depth.layers, quant=quant, dense=dense, types=types, even_routing=True)
+        return replace(small, checkpoint=str(dummy), hybrid=place_experts(recipe.hybrid, model, depth))
     probe = modules.rehearsal_module(recipe.engine)
     flags = {**recipe.flags, **probe.dummy_weight_flags(Deployment.of(recipe, model, form), depth.layers)}
     return replace(small, flags=flags, env={**recipe.env, **probe.EVEN_ROUTING})
@@ -40,12 +40,12 @@ def reads_gguf(recipe: Recipe) -> bool:
     return "gguf" in registry.traits(recipe.engine).formats
 
 
-def quant_of(form: Checkpoint) -> str:
+def expert_quant(form: Checkpoint) -> str:
     """The type of the generated experts: the checkpoint's own where ggml has it."""
-    return form.quant if type_of(form.quant) is not None else FALLBACK
+    return form.quant if ggml_type(form.quant) is not None else FALLBACK
 
 
-def types_of(form: Checkpoint) -> dict[str, str]:
+def tensor_types(form: Checkpoint) -> dict[str, str]:
     """The type of every weight of a GGUF that is here; elsewhere they are not known one by one."""
     if form.format != "gguf" or not form.path:
         return {}
@@ -53,14 +53,14 @@ def types_of(form: Checkpoint) -> dict[str, str]:
     return {tensor.name: tensor.type for header in headers for tensor in header.tensors}
 
 
-def dense_of(form: Checkpoint, model: Model) -> str:
+def dense_type(form: Checkpoint, model: Model) -> str:
     """The type of the generated attention and shared weights, by the bits that the checkpoint's own have."""
     parameters = model.by_component.get("attention", 0)
     bits = 8 * form.bytes_by_component.get("attention", 0) / max(parameters, 1)
     return "q8_0" if 0 < bits < NARROW else "f16"
 
 
-def placed(hybrid: Hybrid | None, model: Model, depth: Depth) -> Hybrid | None:
+def place_experts(hybrid: Hybrid | None, model: Model, depth: BootDepth) -> Hybrid | None:
     """The same GPUs with as many expert layers as this depth puts there."""
     if hybrid is None:
         return None
@@ -69,28 +69,28 @@ def placed(hybrid: Hybrid | None, model: Model, depth: Depth) -> Hybrid | None:
     return replace(hybrid, experts=tuple(tuple(layers[gpu::count]) for gpu in range(count)))
 
 
-def disturbances(recipe: Recipe, box: Box) -> Iterator[str]:
+def list_disturbances(recipe: Recipe, box: Box) -> Iterator[str]:
     """What else uses the machine just now, in a line each."""
     if reads_gguf(recipe):
         used = host.busy_share()
         if used > BUSY:
             yield f"the machine was busy: other programs used {used:.0%} of its cores"
-    yield from (named(pid, gpu, size) for (gpu, pid), size in on_gpus(recipe, box).items())
+    yield from (named(pid, gpu, size) for (gpu, pid), size in gpu_processes(recipe, box).items())
 
 
-def arrivals(recipe: Recipe, box: Box, before: Mapping[tuple[int, int], int]) -> Iterator[str]:
+def new_gpu_processes(recipe: Recipe, box: Box, before: Mapping[tuple[int, int], int]) -> Iterator[str]:
     """Processes that came to the engine's GPUs after `before` was seen, in a line each."""
-    for (gpu, pid), size in on_gpus(recipe, box).items():
+    for (gpu, pid), size in gpu_processes(recipe, box).items():
         if (gpu, pid) not in before:
             yield named(pid, gpu, size)
 
 
-def on_gpus(recipe: Recipe, box: Box) -> dict[tuple[int, int], int]:
+def gpu_processes(recipe: Recipe, box: Box) -> dict[tuple[int, int], int]:
     """Bytes by GPU and process, on the GPUs that the recipe takes."""
     driver = nvml.load() if box.gpus else None
     if driver is None:
         return {}
-    taken = preflight.gpus_taken(checkpoint.deploy(recipe))
+    taken = preflight.recipe_gpus(checkpoint.deploy(recipe))
     return {(gpu, pid): size for gpu in taken for pid, size in nvml.processes(driver, gpu)}
 
 
@@ -99,12 +99,12 @@ def named(pid: int, gpu: int, size: int) -> str:
     return f"another process used GPU {gpu}: pid {pid}, {gib(size)}"
 
 
-def left_out(recipe: Recipe, model: Model, form: Checkpoint) -> tuple[str, ...]:
+def missing_parts(recipe: Recipe, model: Model, form: Checkpoint) -> tuple[str, ...]:
     """What the generated weights do not have of the real ones."""
     if not reads_gguf(recipe):
         return ()
     notes = []
-    if type_of(form.quant) is None:
+    if ggml_type(form.quant) is None:
         notes.append(f"experts were {FALLBACK}: {form.quant} is a mix that cannot be generated")
     if not model.mla and model.moe and model.moe.shared:
         notes.append("shared experts were left out: the generated GGUF has none beside grouped-query attention")

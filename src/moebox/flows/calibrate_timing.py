@@ -17,7 +17,7 @@ from moebox.core.calibration import DecodeStep, Prefill, Timed
 from moebox.core.endpoint import Endpoint
 from moebox.errors import Outside
 from moebox.loose import Json
-from moebox.serve.dummy import SPOKEN
+from moebox.serve.dummy import PROMPT_TOKENS
 from moebox.stream import Exchange
 from moebox.stream.events import Event
 from moebox.units import plural
@@ -40,12 +40,12 @@ CHANCE = 4  # tokens that two drawn prompts may share by chance at their beginni
 QUIET = 0.02  # by which two looks may differ, and the relative standard error below which one is enough
 
 
-class NotTogether(Outside):
+class StreamsNotConcurrent(Outside):
     """Streams that the engine does not decode in one step: there is no such step to time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class TimedEngine:
     """A live engine with what its prompts may be made of."""
 
     endpoint: Endpoint
@@ -55,17 +55,17 @@ class Target:
     ggml: bool = False
     draw: random.Random = field(default_factory=lambda: random.Random(time.time_ns()))
 
-    def prompt(self, tokens: int) -> list[int]:
+    def draw_prompt(self, tokens: int) -> list[int]:
         """`tokens` ids that were never sent before."""
-        last = min(self.vocab, SPOKEN)
+        last = min(self.vocab, PROMPT_TOKENS)
         first = min(FIRST_ID, last // 2)
         return self.draw.choices(range(first, last), k=tokens)
 
-    def body(self, prompt: int, output: int, *, slot: int = 0) -> Json:
+    def request_body(self, prompt: int, output: int, *, slot: int = 0) -> Json:
         """A completion that decodes exactly `output` tokens, whatever they are; in that slot where there are any."""
         return {
             "model": self.endpoint.model,
-            "prompt": self.prompt(prompt),
+            "prompt": self.draw_prompt(prompt),
             "max_tokens": output,
             "temperature": 1.0 if self.ggml else 0.0,
             "ignore_eos": True,
@@ -75,7 +75,7 @@ class Target:
 
 
 @dataclass(slots=True)
-class Stream:
+class TokenTimes:
     """When the tokens of one request came, in seconds of the monotonic clock; or why they did not."""
 
     times: list[float] = field(default_factory=list)
@@ -83,37 +83,37 @@ class Stream:
     sent: float = 0.0
 
 
-def streamed(target: Target, body: Json, out: Stream) -> None:
+def record_stream(target: TimedEngine, body: Json, out: TokenTimes) -> None:
     """Send one request and note its tokens."""
     out.sent = time.monotonic()
     try:
         with Exchange(target.endpoint, body, path="/completions", timeout_s=TIMEOUT_S) as exchange:
             for at, event in exchange:
-                problem = event.error or cached(event)
+                problem = event.error or cache_problem(event)
                 out.error = problem or out.error
-                if not problem and brings_token(event):
+                if not problem and is_token(event):
                     out.times.append(out.sent + at)
     except Outside as problem:
         out.error = problem.message
 
 
-def cached(event: Event) -> str:
+def cache_problem(event: Event) -> str:
     """That the prompt was not read, where the usage says so."""
     prompt, _, known, _ = event.usage or (0, 0, 0, 0)
     wrong = known > max(CACHED * prompt, CHANCE)
     return f"{known:,} of {prompt:,} prompt tokens came from the server's prefix cache" if wrong else ""
 
 
-def brings_token(event: Event) -> bool:
+def is_token(event: Event) -> bool:
     """Whether an event of a completion is a token: one that only says why it ends is none."""
     return bool(event.data.get("choices")) and (bool(event.text) or not event.finish)
 
 
-def together(target: Target, bodies: Sequence[Json]) -> list[Stream]:
+def run_together(target: TimedEngine, bodies: Sequence[Json]) -> list[TokenTimes]:
     """All requests at once; raises Outside when any of them fails."""
-    streams = [Stream() for _ in bodies]
+    streams = [TokenTimes() for _ in bodies]
     threads = [
-        threading.Thread(target=streamed, args=(target, body, stream), daemon=True)
+        threading.Thread(target=record_stream, args=(target, body, stream), daemon=True)
         for body, stream in zip(bodies, streams, strict=True)
     ]
     for thread in threads:
@@ -126,56 +126,60 @@ def together(target: Target, bodies: Sequence[Json]) -> list[Stream]:
     return streams
 
 
-def prefill(target: Target, tokens: int, *, deadline: float) -> Prefill:
+def time_prefill(target: TimedEngine, tokens: int, *, deadline: float) -> Prefill:
     """A new prompt alone, a few times, until the shortest two agree or time is up."""
     looks: list[float] = []
     tries = TRIES
     while len(looks) < tries + 2:
-        stream = together(target, [target.body(tokens, 1)])[0]
+        stream = run_together(target, [target.request_body(tokens, 1)])[0]
         if not stream.times:
             raise Outside(f"a prompt of {tokens:,} tokens brought no token")
         looks.append(stream.times[0] - stream.sent)
-        tries = tries_of(min(looks))
-        agreed = len(looks) >= tries and disagreement(looks) < QUIET
+        tries = prompt_tries(min(looks))
+        agreed = len(looks) >= tries and look_disagreement(looks) < QUIET
         if agreed or time.monotonic() + looks[-1] > deadline:
             break
     return Prefill(
-        tokens=tokens, seconds=shortest(looks), spread=max(disagreement(looks), error_of(undisturbed(looks)))
+        tokens=tokens,
+        seconds=agreed_time(looks),
+        spread=max(look_disagreement(looks), relative_error(without_outliers(looks))),
     )
 
 
-def tries_of(seconds: float) -> int:
+def prompt_tries(seconds: float) -> int:
     """How often a prompt is sent that takes so long, where its tries agree."""
     if seconds > LONG_S:
         return min(TRIES, 2)
     return TRIES * MANY if seconds < SHORT_S else TRIES
 
 
-def decode(target: Target, batch: int, context: int, *, chunk: int, steps: int, room: int = 0) -> DecodeStep:
+def time_decode(target: TimedEngine, batch: int, context: int, *, chunk: int, steps: int, room: int = 0) -> DecodeStep:
     """One look at `batch` streams decoding together at `context`, for `steps` steps after the last has begun.
 
     The context grows with every step, so prompts are shorter by half of them, and `context` is what it is on average.
     Streams that begin far apart on a busy host get longer replies, up to `room` tokens. Where the last begins the
     later the longer replies are, it waits for another's end, and still longer ones would change nothing.
     """
-    ahead, waited = lead(batch, context, chunk), math.inf
+    ahead, waited = lead_tokens(batch, context, chunk), math.inf
     prompt = max(context - steps // 2, 1)
     for more in LONGER:
         reply = ahead + steps * more
-        bodies = [target.body(prompt, min(reply, room or reply), slot=slot) for slot in range(batch)]
-        streams = together(target, bodies)
+        bodies = [target.request_body(prompt, min(reply, room or reply), slot=slot) for slot in range(batch)]
+        streams = run_together(target, bodies)
         times = [stream.times for stream in streams]
         gaps = shared_gaps(times)
         if len(gaps) >= min(LEAST_STEPS, steps) and any(gaps):
-            return look(gaps, batch=batch, context=context)
-        late = lateness(times)
+            return step_from_gaps(gaps, batch=batch, context=context)
+        late = start_delay(times)
         if late > QUEUED * waited:
             break
         waited = late or math.inf
-    raise NotTogether(f"{plural(batch, 'stream')} at {context:,} tokens never decoded together for {LEAST_STEPS} steps")
+    raise StreamsNotConcurrent(
+        f"{plural(batch, 'stream')} at {context:,} tokens never decoded together for {LEAST_STEPS} steps"
+    )
 
 
-def lateness(times: Sequence[Sequence[float]]) -> float:
+def start_delay(times: Sequence[Sequence[float]]) -> float:
     """Seconds after the first stream's beginning that the last begins, where the first is over by then; 0 elsewhere."""
     begun = [stream for stream in times if stream]
     if not begun:
@@ -184,18 +188,18 @@ def lateness(times: Sequence[Sequence[float]]) -> float:
     return max(starts) - min(starts) if max(starts) >= first_end else 0.0
 
 
-def lead(batch: int, context: int, chunk: int) -> int:
+def lead_tokens(batch: int, context: int, chunk: int) -> int:
     """Tokens that the first streams decode while later prompts are read: about one for every chunk."""
     return math.ceil(batch * context / max(chunk, 1)) + 2
 
 
-def look(gaps: Sequence[float], *, batch: int, context: int) -> DecodeStep:
+def step_from_gaps(gaps: Sequence[float], *, batch: int, context: int) -> DecodeStep:
     """The usual step among `gaps`: the median of blocks, so that pauses of the server count for nothing."""
     bunch = bunch_size(gaps)
     parts = len(gaps) // BLOCK_STEPS if bunch == 1 else len(gaps) // max(BLOCK_STEPS, BUNCHES * bunch)
-    blocks = [statistics.fmean(block) for block in cut(gaps, max(parts, BLOCKS if bunch == 1 else 1))]
+    blocks = [statistics.fmean(block) for block in split_evenly(gaps, max(parts, BLOCKS if bunch == 1 else 1))]
     seconds = statistics.median(blocks) or statistics.fmean(gaps)
-    return DecodeStep(batch=batch, context=context, seconds=seconds, spread=error_of(undisturbed(blocks)))
+    return DecodeStep(batch=batch, context=context, seconds=seconds, spread=relative_error(without_outliers(blocks)))
 
 
 def bunch_size(gaps: Sequence[float]) -> int:
@@ -210,20 +214,20 @@ def bunch_size(gaps: Sequence[float]) -> int:
     return tokens[math.ceil(0.9 * len(tokens)) - 1]
 
 
-def together_seen(looks: Sequence[Timed]) -> Timed:
+def combine_looks(looks: Sequence[Timed]) -> Timed:
     """All looks at one point as one: the time its shortest two agree on, and by how much they do not."""
     times = [step.seconds for step in looks]
     noise = min(looks, key=lambda step: step.seconds).spread
-    return replace(looks[0], seconds=shortest(times), spread=max(noise, disagreement(times)))
+    return replace(looks[0], seconds=agreed_time(times), spread=max(noise, look_disagreement(times)))
 
 
-def shortest(looks: Sequence[float]) -> float:
+def agreed_time(looks: Sequence[float]) -> float:
     """The mean of the two shortest looks where they agree, the shortest alone where they do not."""
     two = sorted(looks)[:2]
-    return statistics.fmean(two) if disagreement(looks) < QUIET else two[0]
+    return statistics.fmean(two) if look_disagreement(looks) < QUIET else two[0]
 
 
-def disagreement(looks: Sequence[float]) -> float:
+def look_disagreement(looks: Sequence[float]) -> float:
     """By what share the second shortest look is longer than the shortest; 0 of a single one."""
     two = sorted(looks)[:2]
     return two[-1] / two[0] - 1
@@ -244,20 +248,20 @@ def gaps_within(times: Sequence[float], begin: float, end: float) -> list[float]
     return [later - sooner for sooner, later in itertools.pairwise(inside)]
 
 
-def cut(values: Sequence[float], parts: int) -> list[Sequence[float]]:
+def split_evenly(values: Sequence[float], parts: int) -> list[Sequence[float]]:
     """`values` in `parts` pieces of about the same length."""
     parts = max(1, min(parts, len(values)))
     edges = [round(place * len(values) / parts) for place in range(parts + 1)]
     return [values[low:high] for low, high in itertools.pairwise(edges)]
 
 
-def undisturbed(values: Sequence[float]) -> list[float]:
+def without_outliers(values: Sequence[float]) -> list[float]:
     """Those within a fifth of the median: a page fault or another program's burst is no property of a step."""
     middle = statistics.median(values)
     return [value for value in values if abs(value - middle) <= 0.2 * middle] or [middle]
 
 
-def error_of(values: Sequence[float]) -> float:
+def relative_error(values: Sequence[float]) -> float:
     """The relative standard error of their mean."""
     if len(values) < 2 or not any(values):
         return 0.05  # a single try says nothing of its noise

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from moebox.core.endpoint import Endpoint
 from moebox.core.recipe import Recipe
-from moebox.flows.answers import LEVEL, sign_test
-from moebox.flows.compare import Target, live
-from moebox.flows.pace import in_order
+from moebox.flows.answers import SIGNIFICANCE, sign_test
+from moebox.flows.compare import CompareTarget, live_endpoint
+from moebox.flows.pace import alternate_order
 from moebox.store import Run
 from moebox.tasks import runner
 from moebox.tasks.reply import ReplySettings
@@ -20,7 +20,7 @@ Z95 = 1.959963984540054
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
+class TaskPair:
     """One job on both sides."""
 
     job: str
@@ -29,18 +29,18 @@ class Pair:
     why_b: str = ""  # where B went wrong on a job that A solved
 
     @property
-    def lost(self) -> bool:
+    def is_lost(self) -> bool:
         """Solved on A, not on B."""
         return self.a and not self.b
 
     @property
-    def gained(self) -> bool:
+    def is_gained(self) -> bool:
         """Solved on B, not on A."""
         return self.b and not self.a
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ByTask:
+class TaskComparison:
     """Both sides' work, and the verdict."""
 
     jobs: int
@@ -55,28 +55,28 @@ class ByTask:
     tokens_b: float
     seconds_a: float
     seconds_b: float
-    pairs: tuple[Pair, ...]
+    pairs: tuple[TaskPair, ...]
     verdict: str
     as_good: bool
     different: bool
 
 
 def compare_by_task(
-    a: Target,
-    b: Target,
+    a: CompareTarget,
+    b: CompareTarget,
     names: Sequence[JobName],
     run: Run,
     options: TaskOptions,
-    tell: Callable[[str, JobResult], None],
-) -> ByTask:
+    notify: Callable[[str, JobResult], None],
+) -> TaskComparison:
     """The same jobs on both, in the order A B B A."""
     done: dict[str, list[JobResult]] = {"A": [], "B": []}
     for side, endpoint, wanted in _blocks(a, b, names, run, options.parallel):
-        done[side] += _work(side, endpoint, wanted, run, options, tell)
-    return judged(done["A"], done["B"])
+        done[side] += _work(side, endpoint, wanted, run, options, notify)
+    return compare_results(done["A"], done["B"])
 
 
-def lost_work(endpoint: Endpoint, mine: Run, before: Run | None, *, jobs: int, seed: int) -> str:
+def find_lost_work(endpoint: Endpoint, mine: Run, before: Run | None, *, jobs: int, seed: int) -> str:
     """Do jobs and keep them in `mine`; what was lost of the work that `before` holds, or nothing.
 
     For a climb, where one engine follows another: the same seed gives both the same jobs.
@@ -88,21 +88,21 @@ def lost_work(endpoint: Endpoint, mine: Run, before: Run | None, *, jobs: int, s
     earlier = load_task_run(before) if before is not None else None
     if earlier is None:
         return ""
-    found = judged(earlier.finished_results, done.finished_results)
+    found = compare_results(earlier.finished_results, done.finished_results)
     return "" if found.as_good else f"lost {found.lost} and gained {found.gained} of {found.jobs} jobs"
 
 
 def _blocks(
-    a: Target, b: Target, names: Sequence[JobName], run: Run, size: int
+    a: CompareTarget, b: CompareTarget, names: Sequence[JobName], run: Run, size: int
 ) -> Iterator[tuple[str, Endpoint, Sequence[JobName]]]:
     """Who does which jobs when. Two recipes: half of A's, all of B's, the rest of A's, so that one engine is up."""
     if isinstance(a, Recipe) and isinstance(b, Recipe):
         yield from _engine_by_engine(a, b, names, run)
         return
-    with live(a, "A", run) as left, live(b, "B", run) as right:
+    with live_endpoint(a, "A", run) as left, live_endpoint(b, "B", run) as right:
         for number, start in enumerate(range(0, len(names), size)):
             wanted = names[start : start + size]
-            for side, endpoint in in_order(number, (("A", left), ("B", right))):
+            for side, endpoint in alternate_order(number, (("A", left), ("B", right))):
                 yield side, endpoint, wanted
 
 
@@ -112,7 +112,7 @@ def _engine_by_engine(
     half = (len(names) + 1) // 2
     for side, target, wanted in (("A", a, names[:half]), ("B", b, names), ("A", a, names[half:])):
         if wanted:
-            with live(target, side, run) as endpoint:
+            with live_endpoint(target, side, run) as endpoint:
                 yield side, endpoint, wanted
 
 
@@ -122,7 +122,7 @@ def _work(
     wanted: Sequence[JobName],
     run: Run,
     options: TaskOptions,
-    tell: Callable[[str, JobResult], None],
+    notify: Callable[[str, JobResult], None],
 ) -> list[JobResult]:
     folder = run.path / side
     folder.mkdir(exist_ok=True)
@@ -130,7 +130,7 @@ def _work(
         ReplySettings(endpoint=endpoint, api=options.api, temperature=options.temperature, thinking=options.thinking)
     )
     task_run = runner.prepare_task_run(endpoint, wanted, worker, options)
-    listener = JobListener(on_end=lambda result: tell(side, result))
+    listener = JobListener(on_end=lambda result: notify(side, result))
     mine = Run(folder)
     before = load_task_run(mine)
     results = runner.run_jobs(task_run, worker, mine, options, listener).results
@@ -144,16 +144,16 @@ def _together(before: TaskRun, task_run: TaskRun, results: tuple[JobResult, ...]
     return dataclasses.replace(before, wanted=wanted, results=done)
 
 
-def judged(a: Sequence[JobResult], b: Sequence[JobResult]) -> ByTask:
+def compare_results(a: Sequence[JobResult], b: Sequence[JobResult]) -> TaskComparison:
     """Pair by seed and judge; jobs that one side did not finish count on neither."""
     on_a, on_b = _on_both(a, b)
     pairs = tuple(map(_pair, on_a, on_b))
-    lost = sum(pair.lost for pair in pairs)
-    gained = sum(pair.gained for pair in pairs)
+    lost = sum(pair.is_lost for pair in pairs)
+    gained = sum(pair.is_gained for pair in pairs)
     count = len(pairs)
     share, low, high = _difference(lost, gained, count)
-    worse, better = sign_test(lost, gained) <= LEVEL, sign_test(gained, lost) <= LEVEL
-    return ByTask(
+    worse, better = sign_test(lost, gained) <= SIGNIFICANCE, sign_test(gained, lost) <= SIGNIFICANCE
+    return TaskComparison(
         jobs=count,
         solved_a=sum(pair.a for pair in pairs),
         solved_b=sum(pair.b for pair in pairs),
@@ -180,9 +180,9 @@ def _on_both(a: Sequence[JobResult], b: Sequence[JobResult]) -> tuple[list[JobRe
     return on_a, [by_id[result.id] for result in on_a]
 
 
-def _pair(a: JobResult, b: JobResult) -> Pair:
-    pair = Pair(job=a.id, a=a.solved, b=b.solved)
-    return dataclasses.replace(pair, why_b=b.wrong) if pair.lost else pair
+def _pair(a: JobResult, b: JobResult) -> TaskPair:
+    pair = TaskPair(job=a.id, a=a.solved, b=b.solved)
+    return dataclasses.replace(pair, why_b=b.wrong) if pair.is_lost else pair
 
 
 def _tokens(results: Sequence[JobResult]) -> float:

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 
 from moebox import codec
 from moebox.errors import refuse_if
-from moebox.flows.pace import Pace, pace
+from moebox.flows.pace import SpeedRounds, measure_speed
 from moebox.loose import Json
 from moebox.serve import session
 from moebox.store import Run
 
-FILE = "effort.toml"
+EFFORT_FILE = "effort.toml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measures:
+class ClimbMeasures:
     """What must be the same at every step."""
 
     concurrency: int = 4
@@ -34,37 +34,39 @@ class Measures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Effort(Measures):
+class ClimbEffort(ClimbMeasures):
     """The same, and how it is done this time."""
 
-    first: tuple[str, ...] = ()  # rungs of the first step; all when empty, few when it was verified just before
+    first_checks: tuple[str, ...] = ()  # rungs of the first step; all when empty, few when it was verified just before
     patience_s: float = session.PATIENCE_S
-    pace: Callable[..., Pace] = pace  # how speed is measured
+    measure_speed: Callable[..., SpeedRounds] = measure_speed  # how speed is measured
 
 
 # Those of `moebox run`: it was verified just before, so the first step looks at little.
-CLIMB = Effort(first=("alive", "plain"))
-SHORT_CLIMB = Effort(rounds=3, questions=8, tokens=48, trials=4, concurrency=2, depths=(0.5,), first=("alive",))
+NORMAL_CLIMB = ClimbEffort(first_checks=("alive", "plain"))
+SHORT_CLIMB = ClimbEffort(
+    rounds=3, questions=8, tokens=48, trials=4, concurrency=2, depths=(0.5,), first_checks=("alive",)
+)
 
 
-def effort_by(measures: Json, *, where: str) -> Effort:
+def effort_from(measures: Json, *, where: str) -> ClimbEffort:
     """With these measures, and the usual ones for the rest."""
-    return Effort(**dataclasses.asdict(codec.decode(Measures, measures, where=where)))
+    return ClimbEffort(**dataclasses.asdict(codec.decode(ClimbMeasures, measures, where=where)))
 
 
-def keep(effort: Effort, run: Run) -> None:
+def save_effort(effort: ClimbEffort, run: Run) -> None:
     """Write the measures of a climb that begins."""
-    names = [field.name for field in dataclasses.fields(Measures)]
-    run.write(FILE, codec.to_toml({name: getattr(effort, name) for name in names}))
+    names = [field.name for field in dataclasses.fields(ClimbMeasures)]
+    run.write(EFFORT_FILE, codec.to_toml({name: getattr(effort, name) for name in names}))
 
 
-def effort_of(run: Run) -> Effort | None:
+def load_effort(run: Run) -> ClimbEffort | None:
     """As a climb was begun; None where an earlier moebox began it and did not say."""
-    path = run.path / FILE
-    return effort_by(codec.load_toml(path), where=str(path)) if path.exists() else None
+    path = run.path / EFFORT_FILE
+    return effort_from(codec.load_toml(path), where=str(path)) if path.exists() else None
 
 
-def refuse_contradiction(effort: Effort, given: Json, run: Run) -> None:
+def refuse_contradiction(effort: ClimbEffort, given: Json, run: Run) -> None:
     """BadInput for a flag that says otherwise than the climb that is resumed."""
     for flag, value in given.items():
         begun = getattr(effort, flag)

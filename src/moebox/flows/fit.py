@@ -16,7 +16,7 @@ from moebox.units import gib
 MARGIN = 0.05  # of the device: the planner's own error; a step that misses by less is tried
 
 
-def misfit(deployment: Deployment) -> str:
+def memory_problem(deployment: Deployment) -> str:
     """Why it should not be started on its box; "" where it fits, or where the planner does not know the weights."""
     memory = _planned(deployment)
     if memory is None:
@@ -35,7 +35,7 @@ def _short_of_ram(memory: Memory) -> str:
     return ""
 
 
-def refused(deployment: Deployment) -> str:
+def startup_problem(deployment: Deployment) -> str:
     """Why it is known not to start on its box; "" where nothing is known against it."""
     known = engines.find_refusals(deployment) if deployment.known else []
     return next((f"does not start: {caution.text}" for caution in known if caution.severity == "fatal"), "")

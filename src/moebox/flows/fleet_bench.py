@@ -11,14 +11,14 @@ from moebox.core.endpoint import Endpoint
 from moebox.core.measure import Load, Workload
 from moebox.errors import BadInput
 from moebox.flows.fleet_record import FleetRecord
-from moebox.flows.fleet_up import interpreter, start_router
-from moebox.serve.program import Program
-from moebox.serve.watch import Tell
+from moebox.flows.fleet_up import find_router_program, start_router
+from moebox.serve.program import GuardedProgram
+from moebox.serve.watch import Notify
 from moebox.units import plural
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BenchLoad:
+class FleetLoad:
     """What is asked for each member count."""
 
     concurrency: int = 8  # for each member
@@ -30,7 +30,7 @@ class BenchLoad:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class FleetBenchStep:
     """One number of members behind the router."""
 
     members: int
@@ -54,24 +54,26 @@ class Step:
         return self.routed_ttft_ms - self.direct_ttft_ms
 
 
-def bench(record: FleetRecord, sizes: tuple[int, ...], load: BenchLoad, *, tell: Tell = lambda _: None) -> list[Step]:
+def bench_fleet(
+    record: FleetRecord, sizes: tuple[int, ...], load: FleetLoad, *, notify: Notify = lambda _: None
+) -> list[FleetBenchStep]:
     """Measure with a router of its own in front of the first 1, 2, … members."""
     if not sizes or min(sizes) < 1 or max(sizes) > len(record.members):
         raise BadInput(f"{record.name} has {len(record.members)} members", hint="--members 1,2")
-    steps: list[Step] = []
+    steps: list[FleetBenchStep] = []
     for size in sizes:
-        tell(f"{plural(size, 'member')} behind {record.router.kind}")
+        notify(f"{plural(size, 'member')} behind {record.router.kind}")
         steps.append(_step(record, size, load))
     return _scaled(steps)
 
 
-def _scaled(steps: Sequence[Step]) -> list[Step]:
+def _scaled(steps: Sequence[FleetBenchStep]) -> list[FleetBenchStep]:
     """The steps with their throughput against that of a member alone."""
     alone = next((step.output_throughput / step.members for step in steps if step.output_throughput), 1.0)
     return [replace(step, scaling=step.output_throughput / (alone * step.members)) for step in steps]
 
 
-def _step(record: FleetRecord, size: int, load: BenchLoad) -> Step:
+def _step(record: FleetRecord, size: int, load: FleetLoad) -> FleetBenchStep:
     members = record.members[:size]
     direct = _median_ttft(record.member_endpoint(members[0]), load, offset=size << 20)
     with _router(record, size) as router:
@@ -79,7 +81,7 @@ def _step(record: FleetRecord, size: int, load: BenchLoad) -> Step:
         before = _cpu(router)
         result = _loaded(router.endpoint, size, load).result
         spent = _cpu(router) - before
-    return Step(
+    return FleetBenchStep(
         members=size,
         output_throughput=result.output_throughput,
         scaling=0.0,
@@ -98,18 +100,18 @@ def _step(record: FleetRecord, size: int, load: BenchLoad) -> Step:
 
 
 @contextmanager
-def _router(record: FleetRecord, size: int) -> Iterator[Program]:
+def _router(record: FleetRecord, size: int) -> Iterator[GuardedProgram]:
     """A router of the fleet's kind on a port of its own."""
     settings = replace(record.router, port=0, metrics_port=0)
     members = record.members[:size]
-    program = start_router(f"{record.name}-bench", settings, record.model, members, interpreter(settings))
+    program = start_router(f"{record.name}-bench", settings, record.model, members, find_router_program(settings))
     try:
         yield program
     finally:
         program.stop()
 
 
-def _median_ttft(endpoint: Endpoint, load: BenchLoad, *, offset: int) -> float:
+def _median_ttft(endpoint: Endpoint, load: FleetLoad, *, offset: int) -> float:
     """Median TTFT of short requests, one after another; `offset` keeps prompts out of each other's prefix cache."""
     work = Workload(input_tokens=load.input_tokens, output_tokens=2, seed=load.seed)
     found = measure(
@@ -123,16 +125,16 @@ def _median_ttft(endpoint: Endpoint, load: BenchLoad, *, offset: int) -> float:
     return float(found.result.ttft.median or 0.0)
 
 
-def _loaded(endpoint: Endpoint, size: int, load: BenchLoad) -> Measured:
+def _loaded(endpoint: Endpoint, size: int, load: FleetLoad) -> Measured:
     work = Workload(input_tokens=load.input_tokens, output_tokens=load.output_tokens, seed=load.seed + size)
     asked = Load(concurrency=load.concurrency * size, requests=load.requests * size)
     return measure(subject_of(endpoint), work, asked, warmup=size, scrape=False)
 
 
-def _cpu(program: Program) -> float:
+def _cpu(program: GuardedProgram) -> float:
     """CPU seconds of the router and all its processes so far."""
     try:
-        root = psutil.Process(program.instance.life.engine)
+        root = psutil.Process(program.instance.guard_state.engine)
         family = [root, *root.children(recursive=True)]
         return float(sum(sum(process.cpu_times()[:2]) for process in family))
     except psutil.Error:

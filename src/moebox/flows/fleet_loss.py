@@ -17,11 +17,11 @@ from moebox.bench.scrape import parse, pick
 from moebox.core.recipe import Recipe
 from moebox.errors import Outside, refuse_if
 from moebox.fleet import routers
-from moebox.flows.fleet_record import FleetRecord, MemberRecord, save
-from moebox.flows.fleet_streams import Crowd, Stream, crowd, names
-from moebox.flows.fleet_up import answers, start_member, wait_ready
+from moebox.flows.fleet_record import FleetRecord, MemberRecord, save_fleet
+from moebox.flows.fleet_streams import FollowedStream, StreamsOutcome, request_ids, run_streams
+from moebox.flows.fleet_up import answers_chat, start_member, wait_for_member
 from moebox.serve import preflight, state
-from moebox.serve.stop import stop as stop_instance
+from moebox.serve.stop import stop_instance as stop_instance
 from moebox.serve.wait import wait_for
 from moebox.stream import loop
 
@@ -48,16 +48,16 @@ class MemberLoss:
     served_after_s: float | None  # until a new request was answered; None when none was
 
     @property
-    def good(self) -> bool:
+    def is_good(self) -> bool:
         """Only streams of the dead member broke, and the fleet went on."""
         only_own = not self.elsewhere and (self.inside is None or len(self.lost) <= self.inside)
         return only_own and self.served_after_s is not None
 
 
-def victim_of(record: FleetRecord, name: str) -> MemberRecord | None:
+def choose_victim(record: FleetRecord, name: str) -> MemberRecord | None:
     """The member to be killed; None for the one that is busiest when it comes to it."""
     members = {member.name: member for member in record.members}
-    if name == BUSIEST and len(members) > 1 and record.all_started:
+    if name == BUSIEST and len(members) > 1 and record.started_all_members:
         return None
     refuse_if(name not in members, f"{record.name} has no member {name!r}", hint=", ".join(members))
     foreign = f"{name} was not started by moebox, so it is not killed"
@@ -66,19 +66,21 @@ def victim_of(record: FleetRecord, name: str) -> MemberRecord | None:
     return members[name]
 
 
-def member_loss(record: FleetRecord, victim: MemberRecord | None, *, streams: int, tokens: int = 400) -> MemberLoss:
+def measure_member_loss(
+    record: FleetRecord, victim: MemberRecord | None, *, streams: int, tokens: int = 400
+) -> MemberLoss:
     """Kill a member with -9 under `streams` streams, count what broke, and start it again."""
-    header = routers.traits()[record.router.kind].member_header
+    header = routers.router_traits()[record.router.kind].member_header
     killed: list[tuple[MemberRecord, int | None]] = []
 
-    async def disturb(followed: list[Stream]) -> None:
-        held = in_flight(record, followed) if header else await asyncio.to_thread(_counted, record)
+    async def disturb(followed: list[FollowedStream]) -> None:
+        held = streams_in_flight(record, followed) if header else await asyncio.to_thread(_counted, record)
         chosen = victim or max(record.members, key=lambda member: held[member.name] or 0)
         killed.append((chosen, held[chosen.name]))
         _kill(chosen)
 
     seen = loop.run(
-        crowd(
+        run_streams(
             record.endpoint(),
             streams=streams,
             tokens=tokens,
@@ -88,43 +90,43 @@ def member_loss(record: FleetRecord, victim: MemberRecord | None, *, streams: in
         )
     )
     member, inside = killed[0]
-    loss = judged(record, member.name, inside, seen, served_after_s=_served_again(record))
-    restart(record, member)
+    loss = judge_loss(record, member.name, inside, seen, served_after_s=_served_again(record))
+    restart_member(record, member)
     return loss
 
 
-def judged(
-    record: FleetRecord, member: str, inside: int | None, seen: Crowd, *, served_after_s: float | None
+def judge_loss(
+    record: FleetRecord, member: str, inside: int | None, seen: StreamsOutcome, *, served_after_s: float | None
 ) -> MemberLoss:
     """Whose streams broke. Where the router names the member of each, that decides; else the member's own count.
 
     A member's own count is of requests it computes. Behind a router that is slower than its members (LiteLLM) it has
     computed more than it has sent: the rest lies in the member, dies with it, and is counted nowhere.
     """
-    named = bool(routers.traits()[record.router.kind].member_header)
+    named = bool(routers.router_traits()[record.router.kind].member_header)
     by_member: CountedBy = "" if inside is None else "member"
-    elsewhere = [stream for stream in seen.lost if stream.member != member]
+    elsewhere = [stream for stream in seen.lost_streams if stream.member != member]
     return MemberLoss(
         member=member,
         router=record.router.kind,
         streams=len(seen.streams),
         inside=inside,
         counted_by="router" if named else by_member,
-        finished=seen.finished,
-        lost=names(seen.lost),
-        elsewhere=names(elsewhere) if named else (),
+        finished=seen.finished_count,
+        lost=request_ids(seen.lost_streams),
+        elsewhere=request_ids(elsewhere) if named else (),
         reasons=_reasons(seen),
         served_after_s=served_after_s,
     )
 
 
-def in_flight(record: FleetRecord, streams: Sequence[Stream]) -> dict[str, int | None]:
+def streams_in_flight(record: FleetRecord, streams: Sequence[FollowedStream]) -> dict[str, int | None]:
     """Streams of each member that have begun and not ended, as clients see them."""
     members = [stream.member for stream in streams if not stream.over]
     return {member.name: members.count(member.name) for member in record.members}
 
 
-def counts(record: FleetRecord, member: MemberRecord) -> dict[str, float]:
+def member_counters(record: FleetRecord, member: MemberRecord) -> dict[str, float]:
     """The member's own counters, under our names; empty where it has none."""
     endpoint = record.member_endpoint(member)
     reply = http.get(f"{endpoint.root}/metrics", headers=endpoint.headers, timeout_s=5.0)
@@ -133,7 +135,7 @@ def counts(record: FleetRecord, member: MemberRecord) -> dict[str, float]:
 
 def _counted(record: FleetRecord) -> dict[str, int | None]:
     """Requests in each member now, by its own count."""
-    counted = {member.name: counts(record, member) for member in record.members}
+    counted = {member.name: member_counters(record, member) for member in record.members}
     return {
         name: round(numbers["running"] + numbers.get("waiting", 0.0)) if "running" in numbers else None
         for name, numbers in counted.items()
@@ -143,27 +145,27 @@ def _counted(record: FleetRecord) -> dict[str, int | None]:
 def _served_again(record: FleetRecord) -> float | None:
     """Seconds until a request whose prefix any member may have is answered; a router takes a while to notice."""
     began = time.monotonic()
-    served = wait_for(lambda: answers(record.endpoint()), NOTICE_S, every_s=0.2)
+    served = wait_for(lambda: answers_chat(record.endpoint()), NOTICE_S, every_s=0.2)
     return time.monotonic() - began if served else None
 
 
-def _reasons(seen: Crowd) -> dict[str, int]:
-    return dict(Counter(stream.error for stream in seen.lost))
+def _reasons(seen: StreamsOutcome) -> dict[str, int]:
+    return dict(Counter(stream.error for stream in seen.lost_streams))
 
 
 def _kill(member: MemberRecord) -> None:
     instance = _instance(member)
-    pid = instance.life.engine if instance else 0
+    pid = instance.guard_state.engine if instance else 0
     if pid > 1:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
 
 
 def _instance(member: MemberRecord) -> state.Instance | None:
-    return state.by_id().get(member.instance)
+    return state.instances_by_id().get(member.instance)
 
 
-def restart(record: FleetRecord, member: MemberRecord) -> FleetRecord:
+def restart_member(record: FleetRecord, member: MemberRecord) -> FleetRecord:
     """The member again, at the address the router knows."""
     old = _instance(member)
     if old is None:
@@ -181,14 +183,14 @@ def restart(record: FleetRecord, member: MemberRecord) -> FleetRecord:
         port=port,
     )
     try:
-        wait_ready(part, BACK_S)
+        wait_for_member(part, BACK_S)
     except BaseException:
         part.stop()
         raise
     part.detach()
     back = replace(member, instance=part.instance.id)
     members = tuple(back if other.name == member.name else other for other in record.members)
-    return save(replace(record, members=members))
+    return save_fleet(replace(record, members=members))
 
 
 def _wait_for_port(url: str, port: int) -> None:
@@ -197,7 +199,7 @@ def _wait_for_port(url: str, port: int) -> None:
     until = time.monotonic() + PORT_S
     while True:
         try:
-            preflight.port(host, port)
+            preflight.check_port(host, port)
             return
         except Outside:
             if time.monotonic() > until:

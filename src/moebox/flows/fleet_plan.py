@@ -11,10 +11,10 @@ from moebox.core.deployment import Deployment
 from moebox.core.recipe import Recipe
 from moebox.engines import check_recipe, memory_budget
 from moebox.errors import BadInput
-from moebox.fleet.cost import Cost, Prices, cost
+from moebox.fleet.cost import Cost, Prices, fleet_cost
 from moebox.fleet.file import Fleet, recipe_path
-from moebox.fleet.simulate import BoxModel, FleetOutcome, Question, run
-from moebox.fleet.size import MOST, Sized, size
+from moebox.fleet.simulate import BoxModel, FleetOutcome, FleetQuestion, simulate_fleet
+from moebox.fleet.size import MAX_BOXES, SizedFleet, size_fleet
 from moebox.flows import boxes
 from moebox.planner.choose import choose_plan
 from moebox.planner.constraints import Constraints
@@ -26,7 +26,7 @@ SHORTEST = 8192  # tokens of context that a plan for users asks for at least
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class FleetCandidate:
     """A box with the recipe it would run."""
 
     box: Box
@@ -39,7 +39,7 @@ class Candidate:
         return float(sum(gpu.tdp for gpu in self.box.gpus) * self.box.nodes)
 
     @property
-    def band(self) -> tuple[float, float]:
+    def speed_range(self) -> tuple[float, float]:
         """Factors on its forecast speed between which four of five published results lie."""
         return self.model.speed.decode_range
 
@@ -50,11 +50,11 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class FleetAnswer:
     """One kind of box, sized and priced."""
 
-    candidate: Candidate
-    sized: Sized
+    candidate: FleetCandidate
+    sized: SizedFleet
     cost: Cost
 
 
@@ -62,14 +62,14 @@ class Answer:
 class FleetPlan:
     """The answers, best first; and the fleet as its file lists it."""
 
-    question: Question
+    question: FleetQuestion
     workload: str
-    answers: tuple[Answer, ...]
+    answers: tuple[FleetAnswer, ...]
     refused: dict[str, str]  # box -> why the model does not run on it
     listed: FleetOutcome | None = None
 
 
-def context_for(longest: int, limit: int) -> int:
+def context_for_workload(longest: int, limit: int) -> int:
     """The context a recipe for these conversations gets: the power of two that holds the mean one."""
     context = SHORTEST
     while context < longest:
@@ -77,36 +77,38 @@ def context_for(longest: int, limit: int) -> int:
     return min(context, limit)
 
 
-def by_model(name: str, box: str, question: Question, pins: Constraints) -> Candidate:
+def candidate_for_model(name: str, box: str, question: FleetQuestion, constraints: Constraints) -> FleetCandidate:
     """What `plan` would choose for the model on this box."""
     model, forms = resolve(name)
-    where = boxes.box(box)
-    pins = replace(pins, context=pins.context or context_for(question.work.longest, model.context))
-    plan = choose_plan(where, model, forms, pins)
+    where = boxes.calibrated_box(box)
+    constraints = replace(
+        constraints, context=constraints.context or context_for_workload(question.work.longest, model.context)
+    )
+    plan = choose_plan(where, model, forms, constraints)
     return _candidate(deploy(plan.recipe, where), plan.memory.kv_tokens)
 
 
-def by_recipe(path: str, box: str) -> Candidate:
+def candidate_for_recipe(path: str, box: str) -> FleetCandidate:
     """A recipe as it is, on this box or the one that it was planned for."""
     recipe = read_recipe(path)
-    deployment = deploy(recipe, boxes.box_for(recipe, box))
+    deployment = deploy(recipe, boxes.box_for_recipe(recipe, box))
     check_recipe(deployment)
     return _candidate(deployment.settled, memory_budget(deployment).kv_tokens)
 
 
-def _candidate(deployment: Deployment, kv_tokens: int) -> Candidate:
+def _candidate(deployment: Deployment, kv_tokens: int) -> FleetCandidate:
     box, recipe = deployment.place, deployment.recipe
     if kv_tokens < 1:
         raise BadInput(f"{recipe.name} on {box.name} leaves no room for a cache", hint="`moebox plan` shows the memory")
     speed = Speed.for_deployment(deployment)
-    return Candidate(
+    return FleetCandidate(
         box=box,
         recipe=recipe,
         model=BoxModel(name=box.name, speed=speed, rules=scheduler_rules(recipe, kv_tokens, speed)),
     )
 
 
-def members(fleet: Fleet, path: Path) -> list[Candidate]:
+def member_candidates(fleet: Fleet, path: Path) -> list[FleetCandidate]:
     """Every member of a fleet file that a plan can be made for."""
     found = []
     for member in fleet.member:
@@ -114,45 +116,45 @@ def members(fleet: Fleet, path: Path) -> list[Candidate]:
             raise BadInput(
                 f"{path}: {member.name} is a url, and a plan needs its recipe and box", hint='recipe = "…", box = "…"'
             )
-        found.append(by_recipe(recipe_path(path, member), member.box))
+        found.append(candidate_for_recipe(recipe_path(path, member), member.box))
     return found
 
 
-def plan(
-    candidates: list[Candidate],
-    question: Question,
+def plan_fleet(
+    candidates: list[FleetCandidate],
+    question: FleetQuestion,
     workload: str,
     prices: Prices,
     *,
     refused: dict[str, str],
-    most: int = MOST,
-    watch: Callable[[FleetOutcome], None] | None = None,
+    most: int = MAX_BOXES,
+    on_outcome: Callable[[FleetOutcome], None] | None = None,
 ) -> FleetPlan:
     """Size every candidate; the cheapest first where prices are known, then the fewest boxes, then the fewest watts."""
     answers = []
     for candidate in candidates:
-        sized = size(candidate.model, question, most=most, watch=watch)
-        paid = cost(sized.outcome, prices, box=candidate.box.name, gpu_watts=candidate.gpu_watts)
-        answers.append(Answer(candidate=candidate, sized=sized, cost=paid))
+        sized = size_fleet(candidate.model, question, most=most, on_outcome=on_outcome)
+        paid = fleet_cost(sized.outcome, prices, box=candidate.box.name, gpu_watts=candidate.gpu_watts)
+        answers.append(FleetAnswer(candidate=candidate, sized=sized, cost=paid))
     return FleetPlan(question=question, workload=workload, answers=tuple(sorted(answers, key=_rank)), refused=refused)
 
 
-def with_listed(found: FleetPlan, listed: list[Candidate]) -> FleetPlan:
+def with_listed_fleet(found: FleetPlan, listed: list[FleetCandidate]) -> FleetPlan:
     """The plan with the fleet as its file lists it, mixed boxes and all."""
-    return replace(found, listed=run([candidate.model for candidate in listed], found.question))
+    return replace(found, listed=simulate_fleet([candidate.model for candidate in listed], found.question))
 
 
-def _rank(answer: Answer) -> tuple[bool, float, int, float]:
+def _rank(answer: FleetAnswer) -> tuple[bool, float, int, float]:
     hour = answer.cost.box_hour
     return (
         answer.sized.enough is None,
         hour if hour is not None else float("inf"),
-        answer.sized.enough or MOST,
+        answer.sized.enough or MAX_BOXES,
         answer.cost.watts,
     )
 
 
-def document(found: FleetPlan) -> dict[str, object]:
+def plan_document(found: FleetPlan) -> dict[str, object]:
     """The plan under the keys that scripts rely on."""
     question = found.question
     return {
@@ -168,9 +170,9 @@ def document(found: FleetPlan) -> dict[str, object]:
     }
 
 
-def _row(answer: Answer) -> dict[str, object]:
+def _row(answer: FleetAnswer) -> dict[str, object]:
     sized, candidate = answer.sized, answer.candidate
-    low, high = candidate.band
+    low, high = candidate.speed_range
     return {
         "box": candidate.box.name,
         "recipe": codec.plain(candidate.recipe),
@@ -179,8 +181,8 @@ def _row(answer: Answer) -> dict[str, object]:
         "boxes": sized.enough,
         "boxes_with_one_down": sized.spare,
         "fleet": outcome_row(sized.outcome),
-        "round_robin": outcome_row(sized.plain),
-        "one_down": None if sized.failed is None else outcome_row(sized.failed),
+        "round_robin": outcome_row(sized.round_robin),
+        "one_down": None if sized.with_failure is None else outcome_row(sized.with_failure),
         "tried": [{"boxes": number, "good_share": round(share, 4)} for number, share in sized.tried],
         "cost": codec.plain(answer.cost),
     }

@@ -45,13 +45,13 @@ class FleetRecord:
     started: float
     twins: bool = False
 
-    def is_called(self, name: str) -> bool:
+    def matches_name(self, name: str) -> bool:
         """By its own name, by the file it was started from, or by any where none is given."""
         file = str(Path(name).resolve()) if name.endswith(".toml") else ""
         return name in ("", self.name) or file == self.file
 
     @property
-    def all_started(self) -> bool:
+    def started_all_members(self) -> bool:
         """Whether moebox started every member, so that it may stop any."""
         return all(member.instance for member in self.members)
 
@@ -89,27 +89,27 @@ def fleets_dir() -> Path:
     return state.state_dir() / "fleets"
 
 
-def save(record: FleetRecord) -> FleetRecord:
+def save_fleet(record: FleetRecord) -> FleetRecord:
     """Note the fleet, whole or not at all."""
     write_atomic(fleets_dir() / f"{record.name}.json", codec.to_json(record))
     return record
 
 
-def forget(name: str) -> None:
+def forget_fleet(name: str) -> None:
     """The fleet is gone."""
     (fleets_dir() / f"{name}.json").unlink(missing_ok=True)
 
 
-def records() -> list[FleetRecord]:
+def list_fleets() -> list[FleetRecord]:
     """Fleets that were started, by name."""
     paths = sorted(fleets_dir().glob("*.json")) if fleets_dir().is_dir() else []
     return [codec.decode(FleetRecord, codec.load_json(path), where=str(path)) for path in paths]
 
 
-def find(name: str) -> FleetRecord:
+def find_fleet(name: str) -> FleetRecord:
     """The fleet called so, started from that file, or the only one."""
-    known = records()
-    meant = [fleet for fleet in known if fleet.is_called(name)]
+    known = list_fleets()
+    meant = [fleet for fleet in known if fleet.matches_name(name)]
     if len(meant) == 1:
         return meant[0]
     if meant:

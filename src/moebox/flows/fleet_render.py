@@ -11,12 +11,12 @@ from moebox.core.recipe import Recipe
 from moebox.engines import build_launch
 from moebox.errors import BadInput
 from moebox.fleet import k8s, routers
-from moebox.fleet.file import Fleet, RouterKind, read, recipe_path, served_name
+from moebox.fleet.file import Fleet, RouterKind, read_fleet, recipe_path, served_name
 from moebox.render import render
 from moebox.serve.recipes import read_recipe
 
-FleetForm = Literal["router", "compose", "k8s", "slurm"]
-FORMS: tuple[FleetForm, ...] = get_args(FleetForm)
+FleetFormat = Literal["router", "compose", "k8s", "slurm"]
+FLEET_FORMATS: tuple[FleetFormat, ...] = get_args(FleetFormat)
 Files = dict[str, str]  # name -> text
 GPUS_NOTE = """# Needs Compose 2.20 or newer (include). Every member takes all GPUs of its machine:
 # where several share a machine, give each its own `device_ids`.
@@ -49,9 +49,9 @@ wait_for() {
 WRITTEN = "# Written by moebox from {file}; change that and render again."
 
 
-def fleet_files(path: Path, form: FleetForm, *, kind: RouterKind | None = None) -> Files:
+def render_fleet(path: Path, fleet_format: FleetFormat, *, kind: RouterKind | None = None) -> Files:
     """Every file of the fleet in this form."""
-    fleet = read(path)
+    fleet = read_fleet(path)
     if kind:
         fleet = replace(fleet, router=replace(fleet.router, kind=kind))
     if not fleet.router.port:
@@ -59,7 +59,7 @@ def fleet_files(path: Path, form: FleetForm, *, kind: RouterKind | None = None) 
     recipes = _recipes(fleet, path)
     model = served_name(fleet.member, recipes)
     forms = {"router": _router, "compose": _compose, "k8s": _kubernetes, "slurm": _slurm}
-    return forms[form](fleet, recipes, model, WRITTEN.format(file=path.name))
+    return forms[fleet_format](fleet, recipes, model, WRITTEN.format(file=path.name))
 
 
 def _recipes(fleet: Fleet, path: Path) -> dict[str, Recipe]:
@@ -78,19 +78,21 @@ def _recipes(fleet: Fleet, path: Path) -> dict[str, Recipe]:
     return found
 
 
-def _targets(fleet: Fleet, recipes: dict[str, Recipe], *, host: str = "") -> tuple[routers.Target, ...]:
+def _targets(fleet: Fleet, recipes: dict[str, Recipe], *, host: str = "") -> tuple[routers.RouterMember, ...]:
     """Members as the router reaches them; `host` is a pattern for the host of those that are started."""
     targets = []
     for member in fleet.member:
         recipe = recipes.get(member.name)
         if recipe is None:
             root = member.url.rstrip("/").removesuffix("/v1")
-            targets.append(routers.Target(name=member.name, root=root, key_env=member.key_env, weight=member.weight))
+            targets.append(
+                routers.RouterMember(name=member.name, root=root, key_env=member.key_env, weight=member.weight)
+            )
             continue
         where = host.format(name=member.name) if host else recipe.listen.host
         own = fleet.router.kind == "llama-swap"
         targets.append(
-            routers.Target(
+            routers.RouterMember(
                 name=member.name,
                 root=f"http://{where}:{recipe.listen.port}",
                 key_env=recipe.listen.key_env,
@@ -102,13 +104,13 @@ def _targets(fleet: Fleet, recipes: dict[str, Recipe], *, host: str = "") -> tup
 
 
 def _router(fleet: Fleet, recipes: dict[str, Recipe], model: str, written: str) -> Files:
-    start = routers.start(fleet.router, model, _targets(fleet, recipes))
+    start = routers.router_start(fleet.router, model, _targets(fleet, recipes))
     files = {name: f"{written}\n{text}" for name, text in start.files.items()}
-    return {"router.sh": routers.script(fleet.router, start, title=fleet.name), **files}
+    return {"router.sh": routers.router_script(fleet.router, start, title=fleet.name), **files}
 
 
 def _compose(fleet: Fleet, recipes: dict[str, Recipe], model: str, written: str) -> Files:
-    start = routers.start(fleet.router, model, _targets(fleet, recipes))
+    start = routers.router_start(fleet.router, model, _targets(fleet, recipes))
     files = {f"{name}.yaml": render(deploy(recipe), "compose") for name, recipe in recipes.items()}
     service = routers.compose_service(fleet.router, start, list(recipes))
     document: dict[str, object] = {"include": list(files)} if files else {}
@@ -120,26 +122,26 @@ def _compose(fleet: Fleet, recipes: dict[str, Recipe], model: str, written: str)
 
 def _kubernetes(fleet: Fleet, recipes: dict[str, Recipe], model: str, written: str) -> Files:
     # In a cluster every member has a Service, and so an address, of its own.
-    start = routers.start(fleet.router, model, _targets(fleet, recipes, host="{name}"), host="0.0.0.0")  # noqa: S104
+    start = routers.router_start(fleet.router, model, _targets(fleet, recipes, host="{name}"), host="0.0.0.0")  # noqa: S104
     files = {f"{name}.yaml": render(deploy(recipe), "k8s") for name, recipe in recipes.items()}
     name = f"{fleet.name}-router"
-    documents = k8s.router(name, fleet.router, start)
-    documents += k8s.members_policy(name, {member: recipe.listen.port for member, recipe in recipes.items()})
+    documents = k8s.router_manifests(name, fleet.router, start)
+    documents += k8s.network_policies(name, {member: recipe.listen.port for member, recipe in recipes.items()})
     files["router.yaml"] = f"{written}\n" + yaml.documents(documents)
-    base = k8s.kustomization(sorted(files), labels={"app.kubernetes.io/part-of": fleet.name})
+    base = k8s.kustomization_manifest(sorted(files), labels={"app.kubernetes.io/part-of": fleet.name})
     return {"kustomization.yaml": f"{written}\n" + yaml.dump(base), **files}
 
 
 def _slurm(fleet: Fleet, recipes: dict[str, Recipe], model: str, written: str) -> Files:
     files = {f"{name}.sbatch": render(deploy(recipe), "slurm") for name, recipe in recipes.items()}
-    start = routers.start(fleet.router, model, _targets(fleet, recipes, host="@{name}@"))
+    start = routers.router_start(fleet.router, model, _targets(fleet, recipes, host="@{name}@"))
     configs = {name: f"{written}\n{text}" for name, text in start.files.items()}
     return {"fleet.sh": _submit(fleet, recipes, start, written), **files, **configs}
 
 
 def _submit(fleet: Fleet, recipes: dict[str, Recipe], start: routers.RouterStart, written: str) -> str:
     """A script that submits every member, waits until each answers, and runs the router; its end cancels the jobs."""
-    known = routers.traits()[fleet.router.kind]
+    known = routers.router_traits()[fleet.router.kind]
     if not known.balances:
         raise BadInput(f"{fleet.router.kind} starts its members itself and is not rendered for Slurm")
     lines = [

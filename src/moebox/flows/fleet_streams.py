@@ -17,7 +17,7 @@ CALM_S = 3.0  # no further stream began for so long: the others wait in a queue
 
 
 @dataclass(slots=True, kw_only=True)
-class Stream:
+class FollowedStream:
     """One reply on its way."""
 
     name: str  # sent as X-Request-Id, so that logs of routers and engines know it
@@ -29,57 +29,57 @@ class Stream:
     over: bool = False
 
     @property
-    def begun(self) -> bool:
+    def has_begun(self) -> bool:
         """Something of it came, or its end."""
         return self.chunks > 0 or self.over
 
     @property
-    def lost(self) -> bool:
+    def is_lost(self) -> bool:
         """It ended, and not as a reply does."""
         return self.over and not self.finished
 
-    def end(self, why: str) -> None:
+    def mark_end(self, reason: str) -> None:
         """Nothing more comes; `why` is the reason where there is no other."""
         self.over = True
         if not self.finished:
-            self.error = self.error or why
+            self.error = self.error or reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Crowd:
+class StreamsOutcome:
     """What became of all of them."""
 
-    streams: tuple[Stream, ...]
+    streams: tuple[FollowedStream, ...]
     disturbed_s: float | None  # when the disturbance came, since the beginning
 
     @property
-    def lost(self) -> tuple[Stream, ...]:
+    def lost_streams(self) -> tuple[FollowedStream, ...]:
         """Those that broke."""
-        return tuple(stream for stream in self.streams if stream.lost)
+        return tuple(stream for stream in self.streams if stream.is_lost)
 
     @property
-    def finished(self) -> int:
+    def finished_count(self) -> int:
         """How many ended as a reply does."""
         return sum(stream.finished for stream in self.streams)
 
 
-def names(streams: Iterable[Stream]) -> tuple[str, ...]:
+def request_ids(streams: Iterable[FollowedStream]) -> tuple[str, ...]:
     """X-Request-Id of each."""
     return tuple(stream.name for stream in streams)
 
 
-async def crowd(
+async def run_streams(
     endpoint: Endpoint,
     *,
     streams: int,
     tokens: int,
     deadline_s: float,
     member_header: str = "",
-    disturb: Callable[[list[Stream]], Awaitable[None]] | None = None,
-) -> Crowd:
+    disturb: Callable[[list[FollowedStream]], Awaitable[None]] | None = None,
+) -> StreamsOutcome:
     """Start streams; once they have begun (or the rest waits in a queue), `disturb`; follow all to the end."""
     zero = time.monotonic()
-    followed = [Stream(name=f"moebox-{int(time.time())}-{number:03d}") for number in range(streams)]
+    followed = [FollowedStream(name=f"moebox-{int(time.time())}-{number:03d}") for number in range(streams)]
     timeout = httpx2.Timeout(deadline_s, connect=CONNECT_S)
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
     disturbed: float | None = None
@@ -97,15 +97,15 @@ async def crowd(
             followed[tasks.index(task)].error = f"no end within {deadline_s:g} s"
             task.cancel()
         await asyncio.gather(*late, return_exceptions=True)
-    return Crowd(streams=tuple(followed), disturbed_s=disturbed)
+    return StreamsOutcome(streams=tuple(followed), disturbed_s=disturbed)
 
 
-async def _begun(streams: list[Stream], deadline_s: float) -> None:
+async def _begun(streams: list[FollowedStream], deadline_s: float) -> None:
     """Until every stream has begun, or no further one has for a while."""
     until = time.monotonic() + deadline_s
     seen, since = 0, time.monotonic()
     while time.monotonic() < until:
-        begun = sum(stream.begun for stream in streams)
+        begun = sum(stream.has_begun for stream in streams)
         if begun != seen:
             seen, since = begun, time.monotonic()
         calm = seen > 0 and time.monotonic() - since > CALM_S
@@ -115,7 +115,7 @@ async def _begun(streams: list[Stream], deadline_s: float) -> None:
 
 
 async def _follow(
-    client: httpx2.AsyncClient, endpoint: Endpoint, stream: Stream, tokens: int, zero: float, member_header: str
+    client: httpx2.AsyncClient, endpoint: Endpoint, stream: FollowedStream, tokens: int, zero: float, member_header: str
 ) -> None:
     number = stream.name.rpartition("-")[2]  # first, so that no two prompts share a prefix
     text = f"{number} is the number of this request. Count upwards from one, a number a line, and do not stop."
@@ -132,10 +132,10 @@ async def _follow(
     except httpx2.HTTPError as problem:
         stream.error = said(problem)
     finally:
-        stream.end("ended without [DONE]")
+        stream.mark_end("ended without [DONE]")
 
 
-async def _read(stream: Stream, reply: httpx2.Response, zero: float) -> None:
+async def _read(stream: FollowedStream, reply: httpx2.Response, zero: float) -> None:
     """Count its events until its end, or one that has none; not every server hangs up then."""
     parser = Events()
     async for piece in reply.aiter_bytes():
@@ -148,7 +148,7 @@ async def _read(stream: Stream, reply: httpx2.Response, zero: float) -> None:
         _heed(stream, data, zero)
 
 
-def _heed(stream: Stream, data: bytes, zero: float) -> None:
+def _heed(stream: FollowedStream, data: bytes, zero: float) -> None:
     if is_end(data):
         stream.finished = True
         return

@@ -14,28 +14,28 @@ from moebox.core.endpoint import Endpoint, endpoint_of
 from moebox.core.recipe import Recipe
 from moebox.errors import BadInput, Outside
 from moebox.fleet import routers
-from moebox.fleet.file import Fleet, Member, RouterSettings, read, recipe_path, served_name
-from moebox.flows.fleet_record import FleetRecord, MemberRecord, forget, records, save
+from moebox.fleet.file import Fleet, Member, RouterSettings, read_fleet, recipe_path, served_name
+from moebox.flows.fleet_record import FleetRecord, MemberRecord, forget_fleet, list_fleets, save_fleet
 from moebox.loose import Json
 from moebox.serve import preflight, state
 from moebox.serve.keys import TWIN_KEY, find_key, keep_key, make_key
-from moebox.serve.program import Program, ProgramOrder, stop_all
+from moebox.serve.program import GuardedProgram, ProgramConfig, stop_all
 from moebox.serve.recipes import read_recipe
-from moebox.serve.session import Session, launch, prepare
-from moebox.serve.stop import stop as stop_instance
-from moebox.serve.watch import Tell
+from moebox.serve.session import EngineSession, launch_engine, prepare_launch
+from moebox.serve.stop import stop_instance as stop_instance
+from moebox.serve.watch import Notify
 from moebox.store import Run
 
 PATIENCE_S = 900.0
 ROUTER_S = 180.0  # for a router to be up and to have noticed members that are; LiteLLM imports for most of a minute
 ASK_S = 30.0
-Part = Session | Program  # a member that was started
+StartedMember = EngineSession | GuardedProgram  # a member that was started
 
 
-class Running:
+class RunningFleet:
     """A fleet that this process started."""
 
-    def __init__(self, record: FleetRecord, members: list[Part], router: Program) -> None:
+    def __init__(self, record: FleetRecord, members: list[StartedMember], router: GuardedProgram) -> None:
         self.record, self.members, self.router = record, members, router
 
     def detach(self) -> None:
@@ -45,31 +45,31 @@ class Running:
 
     def wait(self, *, stop: Callable[[], bool] = lambda: False) -> None:
         """Until the router ends; members that die are told of by `fleet ps`. KeyboardInterrupt where `stop` says so."""
-        while self.router.alive:
+        while self.router.is_alive:
             if stop():
                 raise KeyboardInterrupt
             time.sleep(0.5)
-        raise Outside(f"{self.record.router.kind} ended: {self.router.last_words()}", hint=f"log: {self.router.log}")
+        raise Outside(f"{self.record.router.kind} ended: {self.router.last_log_line()}", hint=f"log: {self.router.log}")
 
     def stop(self) -> None:
         """Router first, then the members; also those that were started again meanwhile."""
-        latest = next((fleet for fleet in records() if fleet.name == self.record.name), self.record)
-        stop_all([self.router.stop, *(member.stop for member in self.members), lambda: _discard(down(latest))])
+        latest = next((fleet for fleet in list_fleets() if fleet.name == self.record.name), self.record)
+        stop_all([self.router.stop, *(member.stop for member in self.members), lambda: _discard(stop_fleet(latest))])
 
 
 # -- starting
 
 
-def interpreter(router: RouterSettings) -> str:
+def find_router_program(router: RouterSettings) -> str:
     """What the router is run with; Outside when it is missing or of a version nobody has tried."""
-    known = routers.traits()[router.kind]
+    known = routers.router_traits()[router.kind]
     if not known.package:
         return _program(router)
     install = f"pip install '{known.package}=={known.tested}'"
     hint = f"{install}, and name that environment in router.python"
     missing = Outside(f"{router.kind} is not installed here", hint=hint)
     python = _python(router, missing)
-    version = preflight.said(preflight.version_words(python, known.package))
+    version = preflight.command_output(preflight.version_command(python, known.package))
     if not version:
         raise missing
     if not any(f"{version}.".startswith(f"{wanted}.") for wanted in known.versions):
@@ -97,19 +97,21 @@ def _python(router: RouterSettings, missing: Outside) -> str:
     script = shutil.which(router.kind)
     if script is None:
         raise missing
-    return preflight.interpreter(script)
+    return preflight.find_interpreter(script)
 
 
-def up(path: Path, *, twins: bool = False, patience_s: float = PATIENCE_S, tell: Tell = lambda _: None) -> Running:
+def start_fleet(
+    path: Path, *, twins: bool = False, patience_s: float = PATIENCE_S, notify: Notify = lambda _: None
+) -> RunningFleet:
     """Start every member that has a recipe, then the router; nothing is left when any of it fails."""
     fleet = _startable(path)
     if twins:  # the routers that hand a client's key on need the same one in front of all members
         fleet = replace(fleet, router=replace(fleet.router, key_env=fleet.router.key_env or TWIN_KEY))
     recipes = {member.name: read_recipe(recipe_path(path, member)) for member in fleet.member if member.recipe}
     model = served_name(fleet.member, recipes)
-    python = interpreter(fleet.router)
+    python = find_router_program(fleet.router)
     key = os.environ.get(TWIN_KEY) or make_key()  # of twins whose recipe names none
-    started: list[Part] = []
+    started: list[StartedMember] = []
     stops: list[Callable[[], None]] = []  # of what runs, the router's first
     try:
         members: list[MemberRecord] = []
@@ -125,22 +127,22 @@ def up(path: Path, *, twins: bool = False, patience_s: float = PATIENCE_S, tell:
             started.append(part)
             stops.append(part.stop)
             members.append(_record(member, recipe, part))
-            tell(f"{member.name}: starting at {part.endpoint.root}")
-        _wait_for(started, members, patience_s, tell)
+            notify(f"{member.name}: starting at {part.endpoint.root}")
+        _wait_for(started, members, patience_s, notify)
         router = start_router(fleet.name, fleet.router, model, members, python)
         stops.insert(0, router.stop)
         record = FleetRecord(
             name=fleet.name,
             file=str(path.resolve()),
             model=model,
-            router=replace(fleet.router, port=router.order.port),
+            router=replace(fleet.router, port=router.config.port),
             instance=router.instance.id,
             base_url=router.endpoint.base_url,
             members=tuple(members),
             started=time.time(),
             twins=twins,
         )
-        return Running(save(record), started, router)
+        return RunningFleet(save_fleet(record), started, router)
     except BaseException:
         stop_all(stops)
         raise
@@ -148,36 +150,38 @@ def up(path: Path, *, twins: bool = False, patience_s: float = PATIENCE_S, tell:
 
 def _startable(path: Path) -> Fleet:
     """The fleet in a file; BadInput where it runs already or has nothing to start."""
-    fleet = read(path)
-    if any(record.name == fleet.name for record in records()):
+    fleet = read_fleet(path)
+    if any(record.name == fleet.name for record in list_fleets()):
         raise BadInput(f"a fleet called {fleet.name} is running already", hint=f"`moebox fleet down {fleet.name}`")
     if not fleet.member:
         raise BadInput(f"{path}: a fleet without members has nothing to start", hint="[[member]] in the fleet file")
     return fleet
 
 
-def _wait_for(started: Sequence[Part], members: Sequence[MemberRecord], patience_s: float, tell: Tell) -> None:
+def _wait_for(
+    started: Sequence[StartedMember], members: Sequence[MemberRecord], patience_s: float, notify: Notify
+) -> None:
     """Until every part answers."""
     for part in started:
-        wait_ready(part, patience_s)
+        wait_for_member(part, patience_s)
     for member in members:
-        tell(f"{member.name}: ready")
+        notify(f"{member.name}: ready")
 
 
-def start_member(name: str, recipe: Recipe, box: str, *, twins: bool, key: str = "", port: int = 0) -> Part:
+def start_member(name: str, recipe: Recipe, box: str, *, twins: bool, key: str = "", port: int = 0) -> StartedMember:
     """Start a member in a run folder of its own; a twin listens on `port`, an engine where its recipe says.
 
     The variable that the recipe names holds a twin's key; `key` is the key if that is moebox's own variable.
     """
     run = Run.create(name)
     if not twins:
-        return launch(prepare(deploy(recipe), name=run.id), run)
-    port = port or preflight.free_port()
+        return launch_engine(prepare_launch(deploy(recipe), name=run.id), run)
+    port = port or preflight.find_free_port()
     path = run.write("twin.toml", codec.to_toml(recipe))
     variable = recipe.listen.key_env
     key = key if variable == TWIN_KEY else _secret(variable, name)
     argv = (sys.executable, "-m", "moebox", "twin", str(path), "--port", str(port), "--key-env", variable)
-    order = ProgramOrder(
+    order = ProgramConfig(
         title=name,
         kind="twin",
         argv=(*argv, *(("--box", box) if box else ())),
@@ -187,30 +191,30 @@ def start_member(name: str, recipe: Recipe, box: str, *, twins: bool, key: str =
         secrets={variable: key},
         key_env=variable,
     )
-    return _with_key(Program(order, run))
+    return _with_key(GuardedProgram(order, run))
 
 
-def _with_key(program: Program) -> Program:
+def _with_key(program: GuardedProgram) -> GuardedProgram:
     """The program, with its key kept for this user's other commands if moebox made it."""
     try:
-        if program.order.key_env == TWIN_KEY:
-            keep_key(program.order.port, program.order.secrets[TWIN_KEY], pid=program.guard.pid)
+        if program.config.key_env == TWIN_KEY:
+            keep_key(program.config.port, program.config.secrets[TWIN_KEY], pid=program.guard.pid)
     except BaseException:
         program.stop()
         raise
     return program
 
 
-def wait_ready(part: Part, patience_s: float) -> None:
+def wait_for_member(part: StartedMember, patience_s: float) -> None:
     """Until the member answers."""
-    if isinstance(part, Session):
+    if isinstance(part, EngineSession):
         part.wait_ready(patience_s=patience_s)
     else:
         health = f"{part.endpoint.root}/health"
-        part.wait_until(lambda: http.get(health, timeout_s=2.0).ok, patience_s=patience_s)
+        part.wait_until_ready(lambda: http.get(health, timeout_s=2.0).ok, patience_s=patience_s)
 
 
-def _record(member: Member, recipe: Recipe, part: Part) -> MemberRecord:
+def _record(member: Member, recipe: Recipe, part: StartedMember) -> MemberRecord:
     return MemberRecord(
         name=member.name,
         base_url=part.endpoint.base_url,
@@ -245,34 +249,34 @@ def _listed(member: Member, endpoint: Endpoint) -> Json:
     return served[endpoint.model]
 
 
-def _secret(variable: str, whose: str, url: str = "") -> str:
+def _secret(variable: str, owner: str, url: str = "") -> str:
     """What an environment variable holds, or the key that moebox made for the server at `url`."""
     secret = find_key(variable, url)
     if not secret:
-        raise BadInput(f"{whose}: the environment variable {variable} holds no key", hint=f"export {variable}=…")
+        raise BadInput(f"{owner}: the environment variable {variable} holds no key", hint=f"export {variable}=…")
     return secret
 
 
 def start_router(
     name: str, router: RouterSettings, model: str, members: Sequence[MemberRecord], python: str
-) -> Program:
+) -> GuardedProgram:
     """The router in front of `members`; it answers a chat when this returns."""
-    port = router.port or preflight.free_port(router.host)
-    router = replace(router, port=port, metrics_port=router.metrics_port or preflight.free_port(router.host))
+    port = router.port or preflight.find_free_port(router.host)
+    router = replace(router, port=port, metrics_port=router.metrics_port or preflight.find_free_port(router.host))
     made = router.key_env if router.key_env == TWIN_KEY else ""  # members that ask for no key get it too
     targets = tuple(
-        routers.Target(name=member.name, root=member.root, key_env=member.key_env or made) for member in members
+        routers.RouterMember(name=member.name, root=member.root, key_env=member.key_env or made) for member in members
     )
-    start = routers.start(router, model, targets)
+    start = routers.router_start(router, model, targets)
     run = Run.create(f"{name}-router")
     for file, text in start.files.items():
         run.write(file, text)
     addresses = {member.key_env: member.base_url for member in members}
     secrets = {variable: _secret(variable, router.kind, addresses.get(variable, "")) for variable in start.key_envs}
     order = _router_order(f"{name}-router", router, model, start, python, secrets)
-    program = _with_key(Program(replace(order, cwd=str(run.path)), run))
+    program = _with_key(GuardedProgram(replace(order, cwd=str(run.path)), run))
     try:
-        program.wait_until(lambda: answers(order.endpoint), patience_s=ROUTER_S, every_s=0.3)
+        program.wait_until_ready(lambda: answers_chat(order.endpoint), patience_s=ROUTER_S, every_s=0.3)
     except BaseException:
         program.stop()
         raise
@@ -286,11 +290,11 @@ def _router_order(
     start: routers.RouterStart,
     python: str,
     secrets: dict[str, str],
-) -> ProgramOrder:
+) -> ProgramConfig:
     """The router's program, with the keys that it needs in its environment."""
-    package = routers.traits()[router.kind].package
+    package = routers.router_traits()[router.kind].package
     host = "127.0.0.1" if router.host == "0.0.0.0" else router.host  # noqa: S104
-    return ProgramOrder(
+    return ProgramConfig(
         title=title,
         kind=router.kind,
         argv=(python, *start.argv) if package else start.argv,
@@ -304,7 +308,7 @@ def _router_order(
     )
 
 
-def answers(endpoint: Endpoint) -> bool:
+def answers_chat(endpoint: Endpoint) -> bool:
     """One token of a chat comes back."""
     body = {"model": endpoint.model, "messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 1}
     url = f"{endpoint.base_url}/chat/completions"
@@ -318,9 +322,9 @@ def _discard(_: object) -> None:
 # -- listing and stopping
 
 
-def status(record: FleetRecord) -> list[dict[str, str]]:
+def fleet_status(record: FleetRecord) -> list[dict[str, str]]:
     """Router and members, each with what it is and whether it answers now."""
-    known = {instance.id: instance.status for instance in state.instances()}
+    known = {instance.id: instance.status for instance in state.list_instances()}
     status = known.get(record.instance, "gone")
     router = {"name": "router", "kind": record.router.kind, "url": record.base_url, "status": status}
     return [router, *(_member_status(record, member, known) for member in record.members)]
@@ -335,13 +339,13 @@ def _member_status(record: FleetRecord, member: MemberRecord, known: Mapping[str
     return {"name": member.name, "kind": member.engine or "?", "url": member.base_url, "status": status}
 
 
-def down(record: FleetRecord) -> list[str]:
+def stop_fleet(record: FleetRecord) -> list[str]:
     """Stop the router, then every member that moebox started; their names."""
-    known = state.by_id()
+    known = state.instances_by_id()
     stopped = []
     for name, instance in (("router", record.instance), *((member.name, member.instance) for member in record.members)):
         if instance in known:
             stop_instance(known[instance])
             stopped.append(name)
-    forget(record.name)
+    forget_fleet(record.name)
     return stopped

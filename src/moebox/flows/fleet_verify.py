@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from moebox import codec, http
 from moebox.core.verdict import Ladder, Probe, Verdict
 from moebox.fleet import routers
-from moebox.flows.fleet_loss import MemberLoss, counts, member_loss, victim_of
+from moebox.flows.fleet_loss import MemberLoss, choose_victim, measure_member_loss, member_counters
 from moebox.flows.fleet_record import FleetRecord
 from moebox.store import Run
 from moebox.verify.ladder import run_checks as climb
@@ -24,20 +24,22 @@ ANSWER_S = 120.0
 class FleetVerdict:
     """The ladder through the router, and the fleet's own rungs."""
 
-    ladder: Ladder
+    checks: Ladder
     affinity: Verdict
     loss: MemberLoss | None
     by_member: dict[str, int]  # requests each member served during the ladder, by its own count of prompts
 
     @property
-    def good(self) -> bool:
+    def is_good(self) -> bool:
         """Everything that was tried passed."""
         return (
-            self.ladder.verdict == "pass" and self.affinity.verdict != "fail" and (self.loss is None or self.loss.good)
+            self.checks.verdict == "pass"
+            and self.affinity.verdict != "fail"
+            and (self.loss is None or self.loss.is_good)
         )
 
 
-def verify(
+def verify_fleet(
     record: FleetRecord,
     options: VerifyOptions,
     *,
@@ -45,39 +47,39 @@ def verify(
     kill: str = "",
     streams: int = 64,
     run: Run,
-    tell: Callable[[Verdict], None] | None = None,
+    notify: Callable[[Verdict], None] | None = None,
 ) -> FleetVerdict:
     """Climb the ladder through the router, look at affinity; with `kill`, end a member under load and restart it."""
-    victim = victim_of(record, kill) if kill else None  # misspelt names are told before anything is asked
+    victim = choose_victim(record, kill) if kill else None  # misspelt names are told before anything is asked
     endpoint = record.endpoint()
     before = _prompts_by_member(record)
-    ladder = climb(endpoint, options, only=only, run=run, on_check=tell)
+    checks = climb(endpoint, options, only=only, run=run, on_check=notify)
     after = _prompts_by_member(record)
-    found = affinity(record)
-    if tell:
-        tell(found)
-    loss = member_loss(record, victim, streams=streams) if kill else None
+    found = check_affinity(record)
+    if notify:
+        notify(found)
+    loss = measure_member_loss(record, victim, streams=streams) if kill else None
     verdict = FleetVerdict(
-        ladder=ladder,
+        checks=checks,
         affinity=found,
         loss=loss,
         by_member={name: round(after[name] - before[name]) for name in after},
     )
-    run.write_json("fleet.json", document(verdict))
+    run.write_json("fleet.json", verdict_document(verdict))
     return verdict
 
 
 def _prompts_by_member(record: FleetRecord) -> dict[str, float]:
-    return {member.name: _prompts(counts(record, member)) for member in record.members}
+    return {member.name: _prompts(member_counters(record, member)) for member in record.members}
 
 
-def document(verdict: FleetVerdict) -> dict[str, object]:
+def verdict_document(verdict: FleetVerdict) -> dict[str, object]:
     """The fleet's own results for scripts; the ladder's stand beside them."""
     loss = verdict.loss
     return {
-        "verdict": "pass" if verdict.good else "fail",
+        "verdict": "pass" if verdict.is_good else "fail",
         "affinity": codec.plain(verdict.affinity),
-        "member_loss": {**codec.plain(loss), "good": loss.good} if loss else None,
+        "member_loss": {**codec.plain(loss), "good": loss.is_good} if loss else None,
         "prompt_tokens_by_member": verdict.by_member,
     }
 
@@ -89,7 +91,7 @@ def _prompts(counted: dict[str, float]) -> float:
 # -- affinity
 
 
-def affinity(record: FleetRecord) -> Verdict:
+def check_affinity(record: FleetRecord) -> Verdict:
     """Turns of one conversation go to the member that has its prefix."""
     began = time.monotonic()
     if why := _no_affinity(record):
@@ -113,7 +115,7 @@ def _no_affinity(record: FleetRecord) -> str:
         return f"the router's policy is {record.router.policy}"
     if len(record.members) < 2:
         return "one member alone is always at home"
-    if not all("prompt_tokens_total" in counts(record, member) for member in record.members):
+    if not all("prompt_tokens_total" in member_counters(record, member) for member in record.members):
         return "a member shows no /metrics, so who served a request is unknown"
     return ""
 
@@ -126,7 +128,7 @@ def _at_home(turns: list[str]) -> int:
 
 def _caveats(record: FleetRecord, homes: list[list[str]]) -> str:
     text = ""
-    if header := routers.traits()[record.router.kind].session_header:
+    if header := routers.router_traits()[record.router.kind].session_header:
         text += f", where clients name the conversation in {header}; {record.router.kind} cannot tell otherwise"
     firsts = {turns[0] for turns in homes}
     if len(firsts) == 1:
@@ -146,7 +148,7 @@ def _conversation(record: FleetRecord, number: int) -> list[str]:
     system = {"role": "system", "content": "You are one of several helpers who share this line."}
     messages: list[dict[str, str]] = [system, {"role": "user", "content": f"{number}. Remember: {words}"}]
     served = []
-    header = routers.traits()[record.router.kind].session_header
+    header = routers.router_traits()[record.router.kind].session_header
     named = {header: f"moebox-{os.getpid()}-{number}"} if header else {}
     for turn in range(TURNS):
         before = _prompts_by_member(record)
@@ -167,7 +169,7 @@ def _grew(record: FleetRecord, before: dict[str, float]) -> str:
     until = time.monotonic() + SETTLE_S
     while time.monotonic() < until:
         for member in record.members:
-            if _prompts(counts(record, member)) > before[member.name]:
+            if _prompts(member_counters(record, member)) > before[member.name]:
                 return member.name
         time.sleep(0.1)
     return ""

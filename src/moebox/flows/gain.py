@@ -12,7 +12,7 @@ _T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8
 _T95 |= {12: 2.179, 15: 2.131, 20: 2.086, 30: 2.042, 60: 2.000, 10**9: 1.960}
 
 
-def gain(before: Sequence[float], after: Sequence[float]) -> Gain | None:
+def welch_gain(before: Sequence[float], after: Sequence[float]) -> Gain | None:
     """Welch's interval on the logarithms; None where there is too little to say anything."""
     if min(len(before), len(after)) < 2 or min(*before, *after) <= 0:
         return None
@@ -26,12 +26,12 @@ def gain(before: Sequence[float], after: Sequence[float]) -> Gain | None:
     return Gain(share=math.expm1(middle), low=math.expm1(middle - reach), high=math.expm1(middle + reach))
 
 
-def bracketed(before: Sequence[float], after: Sequence[float], again: Sequence[float]) -> Gain | None:
+def bracketing_gain(before: Sequence[float], after: Sequence[float], again: Sequence[float]) -> Gain | None:
     """How `after` compares with a setting measured before and `again` after it: the hull of both intervals.
 
     A machine that became faster or slower meanwhile widens it, and is not taken for the setting's doing.
     """
-    sides = [gain(before, after), gain(again, after)]
+    sides = [welch_gain(before, after), welch_gain(again, after)]
     known = list(filter(None, sides))
     if len(known) < len(sides):
         return None
@@ -39,7 +39,7 @@ def bracketed(before: Sequence[float], after: Sequence[float], again: Sequence[f
     return Gain(share=math.expm1(middle), low=min(side.low for side in known), high=max(side.high for side in known))
 
 
-def paired(before: Sequence[float], after: Sequence[float], *, confidence: float = CONFIDENCE) -> Gain | None:
+def paired_gain(before: Sequence[float], after: Sequence[float], *, confidence: float = CONFIDENCE) -> Gain | None:
     """The interval on the ratio of measurements made in pairs, one right after the other: what drifts falls out.
 
     None where there is too little to say anything.
@@ -48,11 +48,11 @@ def paired(before: Sequence[float], after: Sequence[float], *, confidence: float
         return None
     ratios = [math.log(new / old) for old, new in zip(before, after, strict=True)]
     middle = statistics.fmean(ratios)
-    reach = student(len(ratios) - 1, confidence) * statistics.stdev(ratios) / math.sqrt(len(ratios))
+    reach = student_t(len(ratios) - 1, confidence) * statistics.stdev(ratios) / math.sqrt(len(ratios))
     return Gain(share=math.expm1(middle), low=math.expm1(middle - reach), high=math.expm1(middle + reach))
 
 
-def student(freedom: int, confidence: float) -> float:
+def student_t(freedom: int, confidence: float) -> float:
     """Student's t, two-sided; exact for one and two degrees of freedom, from three on by Fisher's expansion.
 
     Abramowitz and Stegun 26.7.5: within 1.5% at three degrees of freedom and 99%, better elsewhere.

@@ -22,7 +22,7 @@ _UNNAMED = "kernels that are not Triton's, or launches that need a GPU; `moebox 
 _SAME = ("engine", "version", "arch", "model", "tp", "kv")
 
 
-def compiled(scan: KernelScan) -> KernelFindings:
+def summarize_scan(scan: KernelScan) -> KernelFindings:
     """A scan, short: what fits is counted, what does not is told."""
     return KernelFindings(
         engine=scan.engine,
@@ -41,7 +41,7 @@ def compiled(scan: KernelScan) -> KernelFindings:
     )
 
 
-def looked_up(deployment: Deployment) -> KernelFindings | None:
+def lookup_findings(deployment: Deployment) -> KernelFindings | None:
     """What the table of scanned releases says of a recipe; None where no Triton kernels are foreseen."""
     recipe, model, gpu = deployment.recipe, deployment.found_model, deployment.place.gpu
     if deployment.engine.offloads or gpu is None or not gpu.sm:
@@ -98,7 +98,7 @@ def _judged(engine: str, version: str, arch_name: str, model: str) -> tuple[NotC
         return ()
 
 
-def keep(run: Run, findings: KernelFindings) -> None:
+def save_findings(run: Run, findings: KernelFindings) -> None:
     """Write the findings into the run's folder, and say so in its journal."""
     try:
         before = run.read_json(FILE)

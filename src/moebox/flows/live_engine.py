@@ -7,9 +7,9 @@ from moebox.core.endpoint import Endpoint
 from moebox.core.engine_facts import EngineFacts
 from moebox.core.recipe import PlannedFor, Recipe
 from moebox.serve import ports, state
-from moebox.serve.session import Session
+from moebox.serve.session import EngineSession
 from moebox.serve.wait import wait_for
-from moebox.serve.watch import Tell
+from moebox.serve.watch import Notify
 from moebox.store import Run
 
 DYING_S, LOOK_S = 1.0, 0.05  # a process closes its connections a moment before it is gone
@@ -18,23 +18,23 @@ DYING_S, LOOK_S = 1.0, 0.05  # a process closes its connections a moment before 
 class LiveEngine:
     """At most one live engine, or the twin of one."""
 
-    def __init__(self, run: Run, *, twin: bool, place: PlannedFor, tell: Tell) -> None:
-        self.run, self.twin, self.place, self.tell = run, twin, place, tell
-        self.live: Session | None = None
+    def __init__(self, run: Run, *, twin: bool, planned_for: PlannedFor, notify: Notify) -> None:
+        self.run, self.twin, self.planned_for, self.notify = run, twin, planned_for, notify
+        self.live: EngineSession | None = None
         self._twin: Any = None
         self._recipe: Recipe | None = None
 
-    def up(self, recipe: Recipe) -> Endpoint:
+    def start(self, recipe: Recipe) -> Endpoint:
         """The endpoint of a live engine with this recipe; started now unless it is up already."""
-        if self._same(recipe) and self.alive:
+        if self._same(recipe) and self.is_alive:
             return self.endpoint
-        self.down()
+        self.stop()
         if self.twin:
-            from moebox.flows.twin import Twin
+            from moebox.flows.twin import TwinProcess
 
-            self._twin = Twin(recipe, place=self.place, run=self.run)
+            self._twin = TwinProcess(recipe, planned_for=self.planned_for, run=self.run)
         else:
-            self.live = ports.start(deploy(recipe), self.run, on_news=self.tell)
+            self.live = ports.start_on_free_port(deploy(recipe), self.run, notify=self.notify)
         self._recipe = recipe
         return self.endpoint
 
@@ -43,17 +43,17 @@ class LiveEngine:
         return self._recipe is not None and self._recipe.on_port(0) == recipe.on_port(0)
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """There is one, and its process is there."""
         if self._twin is not None:
-            return bool(self._twin.alive)
-        if self.live is None or not self.live.alive:
+            return bool(self._twin.is_alive)
+        if self.live is None or not self.live.is_alive:
             return False
-        return state.start_tick(self.live.instance.life.engine) >= 0
+        return state.process_start_tick(self.live.instance.guard_state.engine) >= 0
 
-    def died(self) -> bool:
+    def is_dead(self) -> bool:
         """It is dead; one that has just been killed gets the moment that takes to show."""
-        return wait_for(lambda: not self.alive, DYING_S, every_s=LOOK_S)
+        return wait_for(lambda: not self.is_alive, DYING_S, every_s=LOOK_S)
 
     @property
     def endpoint(self) -> Endpoint:
@@ -74,7 +74,7 @@ class LiveEngine:
         """How long it took to answer."""
         return self.live.startup_s if self.live else 0.0
 
-    def down(self) -> bool:
+    def stop(self) -> bool:
         """Stop it, harmless when there is none; True where the kernel had ended it for want of memory."""
         oom = False
         if self.live is not None:
@@ -88,7 +88,7 @@ class LiveEngine:
 
     def close(self, *, detach: bool) -> None:
         """The end of the run: leave it running, or leave nothing."""
-        if detach and self.live is not None and self.live.alive:
+        if detach and self.live is not None and self.live.is_alive:
             self.live.detach()
             return
-        self.down()
+        self.stop()

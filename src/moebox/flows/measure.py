@@ -15,7 +15,7 @@ from moebox.doctor.logs import known_causes
 from moebox.errors import AnswerIsNo, BadInput, Outside
 from moebox.escape import printable
 from moebox.loose import as_json
-from moebox.serve.watch import Tell
+from moebox.serve.watch import Notify
 from moebox.store import Run
 from moebox.units import seconds, streams, tok_s
 
@@ -26,14 +26,14 @@ SHORT = Workload(input_tokens=96, output_tokens=64)
 LONG = Workload(input_tokens=1024, output_tokens=256)
 
 
-def measure(
+def measure_loads(
     endpoint: Endpoint,
     run: Run,
     *,
-    levels: Sequence[int],
+    loads: Sequence[int],
     short: bool,
-    tell: Tell,
-    alive: Callable[[], bool] = lambda: True,
+    notify: Notify,
+    is_alive: Callable[[], bool] = lambda: True,
 ) -> list[Measurement]:
     """Measure each level that has no measurement in the run yet; all of them are returned.
 
@@ -41,16 +41,16 @@ def measure(
     """
     subject = subject_of(endpoint)
     rows: list[Measurement] = []
-    for level in levels:
+    for level in loads:
         kept = _kept(run, NAME.format(level))
         if kept is None:
-            measured = _level(subject, level, run, short=short, tell=tell)
-            if measured.result.bad and not alive():
+            measured = _level(subject, level, run, short=short, notify=notify)
+            if measured.result.bad and not is_alive():
                 raise Outside(f"the engine died while it was measured with {streams(level)}")
             kept = _keep(run, level, measured)
         rows.append(kept)
         for line in _lines(kept):
-            tell(f"{streams(level)}: {line}")
+            notify(f"{streams(level)}: {line}")
     return rows
 
 
@@ -103,13 +103,13 @@ def _read(run: Run, name: str) -> Measurement | None:
     return measurement(as_json(values), f"{name}.json")
 
 
-def whole(run: Run) -> bool:
+def are_measurements_readable(run: Run) -> bool:
     """Whether every level that the run measured can still be read; BadInput where one is damaged."""
     levels = {event.concurrency for event in run.events() if isinstance(event, LevelDone)}
     return all(_read(run, NAME.format(level)) for level in levels)
 
 
-def _level(subject: Subject, level: int, run: Run, *, short: bool, tell: Tell) -> Measured:
+def _level(subject: Subject, level: int, run: Run, *, short: bool, notify: Notify) -> Measured:
     """One level; once more where the machine slept meanwhile."""
     load = Load(concurrency=level, requests=ROUNDS * level)
     for left in reversed(range(TRIES)):
@@ -121,7 +121,7 @@ def _level(subject: Subject, level: int, run: Run, *, short: bool, tell: Tell) -
         if not away_s:
             break
         run.event(LevelSlept(concurrency=level, away_s=away_s))
-        tell(
+        notify(
             f"{streams(level)}: the machine slept for {seconds(away_s)}; {'once more' if left else 'kept, and marked'}"
         )
     return made

@@ -25,7 +25,7 @@ PATIENCE_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class SpeedRounds:
     """Output tokens a second of each round, over all its streams, and the median time to the first token."""
 
     concurrency: int
@@ -43,7 +43,7 @@ class Pace:
         return statistics.fmean(self.ttft_ms)
 
 
-class Pacer:
+class SpeedMeter:
     """Measures one server a round at a time, so that two can be measured in turn."""
 
     def __init__(self, endpoint: Endpoint, *, concurrency: int, tokens: int = TOKENS) -> None:
@@ -62,7 +62,7 @@ class Pacer:
     ) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def round(self, *, keep: bool = True) -> None:
+    def run_round(self, *, keep: bool = True) -> None:
         """One round; Outside when the server does not answer. Nothing is kept of a warm-up."""
         bodies = [self._body() for _ in range(self.concurrency)]
         began = time.monotonic()
@@ -74,18 +74,18 @@ class Pacer:
         self._ttft_ms.append(statistics.median(1e3 * (reply.ttft_s or 0.0) for reply in replies))
 
     @property
-    def rounds(self) -> int:
+    def round_count(self) -> int:
         """How many are kept."""
         return len(self._tok_s)
 
-    def forget(self, count: int) -> None:
+    def keep_rounds(self, count: int) -> None:
         """Keep the first `count` rounds: the machine slept through what came after."""
         del self._tok_s[count:]
         del self._ttft_ms[count:]
 
-    def pace(self) -> Pace:
+    def speeds(self) -> SpeedRounds:
         """All rounds that were kept."""
-        return Pace(concurrency=self.concurrency, tok_s=tuple(self._tok_s), ttft_ms=tuple(self._ttft_ms))
+        return SpeedRounds(concurrency=self.concurrency, tok_s=tuple(self._tok_s), ttft_ms=tuple(self._ttft_ms))
 
     def _replies(self, bodies: list[dict[str, object]]) -> list[stream.Reply]:
         """All streams of a round, at once; Outside when one of them breaks off."""
@@ -124,52 +124,54 @@ def _broken(reply: stream.Reply) -> bool:
     return bool(reply.error) or reply.status != 200 or not reply.times_s
 
 
-def pace(endpoint: Endpoint, *, concurrency: int = 1, rounds: int = ROUNDS, tokens: int = TOKENS) -> Pace:
+def measure_speed(
+    endpoint: Endpoint, *, concurrency: int = 1, rounds: int = ROUNDS, tokens: int = TOKENS
+) -> SpeedRounds:
     """Measure one server; Outside when it does not answer."""
-    with Pacer(endpoint, concurrency=concurrency, tokens=tokens) as pacer, Awake() as awake:
+    with SpeedMeter(endpoint, concurrency=concurrency, tokens=tokens) as pacer, Awake() as awake:
         for _ in range(WARM):
-            pacer.round(keep=False)
+            pacer.run_round(keep=False)
         for _ in range(rounds):
             _awake(awake, [pacer])
-        return pacer.pace()
+        return pacer.speeds()
 
 
-def in_order(number: int, pair: tuple[T, T]) -> tuple[T, T]:
+def alternate_order(number: int, pair: tuple[T, T]) -> tuple[T, T]:
     """A B, B A, A B …: what drifts meets both alike."""
     a, b = pair
     return (b, a) if number % 2 else (a, b)
 
 
-def in_turn(a: Pacer, b: Pacer, *, rounds: int) -> tuple[Pace, Pace]:
+def measure_in_turn(a: SpeedMeter, b: SpeedMeter, *, rounds: int) -> tuple[SpeedRounds, SpeedRounds]:
     """Measure two servers, or one twice, in pairs of rounds: A B, B A, A B …, so that what drifts meets both alike."""
     for pacer in (a, b):
         for _ in range(WARM):
-            pacer.round(keep=False)
+            pacer.run_round(keep=False)
     with Awake() as awake:
         for number in range(rounds):
-            _awake(awake, in_order(number, (a, b)))
-    return a.pace(), b.pace()
+            _awake(awake, alternate_order(number, (a, b)))
+    return a.speeds(), b.speeds()
 
 
-def _awake(awake: Awake, pacers: Sequence[Pacer]) -> None:
+def _awake(awake: Awake, pacers: Sequence[SpeedMeter]) -> None:
     """A round of each; again where the machine slept through it, which says nothing of the servers."""
     for nap in range(NAPS + 1):
         away = awake.away_s
-        counts = [pacer.rounds for pacer in pacers]
+        counts = [pacer.round_count for pacer in pacers]
         problem = _round(pacers)
         if awake.away_s == away or nap == NAPS:
             break
         for pacer, count in zip(pacers, counts, strict=True):
-            pacer.forget(count)
+            pacer.keep_rounds(count)
     if problem:
         raise problem
 
 
-def _round(pacers: Sequence[Pacer]) -> Outside | None:
+def _round(pacers: Sequence[SpeedMeter]) -> Outside | None:
     """One round of each, and what went wrong with it."""
     try:
         for pacer in pacers:
-            pacer.round()
+            pacer.run_round()
     except Outside as problem:
         return problem
     return None

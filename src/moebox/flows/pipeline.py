@@ -19,17 +19,17 @@ from moebox.loose import Json, figure, inner, rows, words
 from moebox.store import FULL, PIPELINE, Run, plain
 from moebox.units import seconds
 
-Name = Literal["plan", "doctor", "rehearse", "up", "verify", "climb", "bench", "task", "report"]
-Figures = dict[str, str | int | float | bool]  # by name
+StepName = Literal["plan", "doctor", "rehearse", "up", "verify", "climb", "bench", "task", "report"]
+StepFigures = dict[str, str | int | float | bool]  # by name
 LOOKED_AT = 100  # runs that are read for how long this one takes
 REPORT = "report.html"
 BAD = ("fail", "requests_failed")  # figures of a step that was done, and did not find everything good
 BY_HAND = "left out by --skip"
-STEPS: tuple[Name, ...] = ("plan", "doctor", "rehearse", "up", "verify", "climb", "bench", "task", "report")
+STEPS: tuple[StepName, ...] = ("plan", "doctor", "rehearse", "up", "verify", "climb", "bench", "task", "report")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class RunRequest:
     """What was asked for."""
 
     model: str = ""  # "" is the phantom
@@ -38,47 +38,47 @@ class Request:
     ram: str = ""
     ram_bandwidth: str = ""
     twin: bool = False
-    until: Name = "report"
-    skip: tuple[Name, ...] = ()
+    until: StepName = "report"
+    skip: tuple[StepName, ...] = ()
     concurrency: tuple[int, ...] = ()
     keep: bool = False
     port: int | None = None
     quick: bool = False  # fewer trials, shorter prompts and measurements
 
     @property
-    def wanted(self) -> tuple[Name, ...]:
+    def wanted_steps(self) -> tuple[StepName, ...]:
         """The steps up to the one that was asked for."""
         return STEPS[: STEPS.index(self.until) + 1]
 
     @property
-    def rehearsal(self) -> bool:
+    def is_rehearsal(self) -> bool:
         """Whether it is the phantom's own run: nothing was named."""
         return not (self.model or self.recipe)
 
     @property
-    def short(self) -> bool:
+    def is_short(self) -> bool:
         """Whether checks and measurements are cut short: where that was asked for, and with the phantom."""
-        return self.quick or self.rehearsal
+        return self.quick or self.is_rehearsal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class PipelineStep:
     """One step and what came of it."""
 
-    name: Name
+    name: StepName
     state: StepState = "waiting"
     why: str = ""
     hint: str = ""  # how to go on after a failure
     seconds: float = 0.0
-    figures: Figures = field(default_factory=dict)  # what a person wants to see of it at a glance
+    figures: StepFigures = field(default_factory=dict)  # what a person wants to see of it at a glance
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """It is not to be done any more."""
         return self.state in ("done", "skipped")
 
 
-def shown_state(state: str, figures: Mapping[str, object]) -> str:
+def display_state(state: str, figures: Mapping[str, object]) -> str:
     """How a step is shown: one that was done and found checks or requests that fail is not shown as good."""
     return "failed" if any(figures.get(name) for name in BAD) else state
 
@@ -87,32 +87,32 @@ def shown_state(state: str, figures: Mapping[str, object]) -> str:
 class Pipeline:
     """The request and its steps."""
 
-    request: Request
-    steps: tuple[Step, ...] = tuple(Step(name=name) for name in STEPS)
+    request: RunRequest
+    steps: tuple[PipelineStep, ...] = tuple(PipelineStep(name=name) for name in STEPS)
     simulated: bool = False
 
-    def step(self, name: Name) -> Step:
+    def step(self, name: StepName) -> PipelineStep:
         """The step of that name."""
         return next(step for step in self.steps if step.name == name)
 
-    def with_step(self, step: Step) -> "Pipeline":
+    def with_step(self, step: PipelineStep) -> "Pipeline":
         """The pipeline with one step changed."""
         return replace(self, steps=tuple(step if step.name == known.name else known for known in self.steps))
 
 
-def check(names: Iterable[str]) -> None:
+def check_step_names(names: Iterable[str]) -> None:
     """UnknownName for a step that does not exist."""
     for name in names:
         if name not in STEPS:
             raise UnknownName("step", name, STEPS, hint=f"the steps are {', '.join(STEPS)}")
 
 
-class NoRoom(Outside):
+class DiskFull(Outside):
     """The disk is full; nothing is half-written, and the run can go on from where it was."""
 
 
 @contextmanager
-def room(run: Run) -> Iterator[None]:
+def raise_disk_full(run: Run) -> Iterator[None]:
     """NoRoom for what a full disk refused in the block."""
     try:
         yield
@@ -123,7 +123,7 @@ def room(run: Run) -> Iterator[None]:
         if refused is None:
             raise
         hint = f"free some space, then `moebox run --resume {run.id}`; what was measured is kept"
-        raise NoRoom(f"{run.path} cannot be written: {refused.strerror}", hint=hint) from problem
+        raise DiskFull(f"{run.path} cannot be written: {refused.strerror}", hint=hint) from problem
 
 
 def _refused(problem: OSError | Outside) -> OSError | None:
@@ -132,16 +132,16 @@ def _refused(problem: OSError | Outside) -> OSError | None:
     return cause if isinstance(cause, OSError) and cause.errno in FULL else None
 
 
-def begin(request: Request, run: Run) -> Pipeline:
+def begin_pipeline(request: RunRequest, run: Run) -> Pipeline:
     """A new pipeline in a new run."""
     run.strict = True
     pipeline = Pipeline(request=request, simulated=request.twin)
     asked = {name: getattr(request, name) for name in PipelineBegan.__struct_fields__ if name != "simulation"}
     run.event(PipelineBegan(simulation=request.twin, **asked), sync=True)
-    return save(pipeline, run)
+    return save_pipeline(pipeline, run)
 
 
-def resume(run: Run, *, until: Name | None = None) -> Pipeline:
+def resume_pipeline(run: Run, *, until: StepName | None = None) -> Pipeline:
     """The pipeline in a run folder, to go on `until` a step; what was cut off or failed is to be done again."""
     run.strict = True
     run.tidy()
@@ -152,26 +152,26 @@ def resume(run: Run, *, until: Name | None = None) -> Pipeline:
     pipeline = replace(pipeline, request=replace(pipeline.request, until=until or pipeline.request.until))
     steps = _resumed(pipeline, run)
     run.event(PipelineResumed(done=tuple(step.name for step in steps if step.state == "done")))
-    return save(replace(pipeline, steps=steps), run)
+    return save_pipeline(replace(pipeline, steps=steps), run)
 
 
-def _resumed(pipeline: Pipeline, run: Run) -> tuple[Step, ...]:
+def _resumed(pipeline: Pipeline, run: Run) -> tuple[PipelineStep, ...]:
     """All steps; what was cut off, failed or lost waits again."""
     there = {step.name: step for step in pipeline.steps if _stays(step, run)}
-    *steps, report = (there.get(name, Step(name=name)) for name in STEPS)  # an earlier moebox had fewer steps
+    *steps, report = (there.get(name, PipelineStep(name=name)) for name in STEPS)  # an earlier moebox had fewer steps
     waiting = any(step.state == "waiting" for step in steps)
     if waiting and report.state == "done":  # a report of what was there is not one of what will be
-        report = Step(name=report.name)
+        report = PipelineStep(name=report.name)
     return (*steps, report)
 
 
-def _stays(step: Step, run: Run) -> bool:
+def _stays(step: PipelineStep, run: Run) -> bool:
     if step.state == "done":
         return _kept(step.name, run)
     return step.state not in ("running", "failed")
 
 
-def _kept(name: Name, run: Run) -> bool:
+def _kept(name: StepName, run: Run) -> bool:
     """Whether what a step found is still there, and can be read."""
     look = {"verify": _verdicts_whole, "bench": _measurements_whole, "report": _report_whole}.get(name)
     try:
@@ -186,22 +186,22 @@ def _verdicts_whole(run: Run) -> bool:
 
 
 def _measurements_whole(run: Run) -> bool:
-    from moebox.flows.measure import whole
+    from moebox.flows.measure import are_measurements_readable
 
-    return whole(run)
+    return are_measurements_readable(run)
 
 
 def _report_whole(run: Run) -> bool:
     return (run.path / REPORT).exists()
 
 
-def save(pipeline: Pipeline, run: Run) -> Pipeline:
+def save_pipeline(pipeline: Pipeline, run: Run) -> Pipeline:
     """Write it down."""
     run.write_json(PIPELINE, pipeline)
     return pipeline
 
 
-def expected(run: Run) -> dict[str, float]:
+def expected_step_seconds(run: Run) -> dict[str, float]:
     """Seconds that each step took the last time a pipeline like this one came to it, on this machine."""
     others = (folder for folder in sorted(run.path.parent.iterdir(), reverse=True) if folder != run.path)
     asked = _asked(_document(run))
@@ -231,7 +231,9 @@ def _was_due(row: Json) -> bool:
     return state == "done" or (state == "skipped" and words(row, "why") != BY_HAND)
 
 
-def time_left(steps: Iterable[Step], request: Request, took: Mapping[str, float], *, past_s: float) -> str:
+def time_left_text(
+    steps: Iterable[PipelineStep], request: RunRequest, took: Mapping[str, float], *, past_s: float
+) -> str:
     """How long the steps take that are still to be done, `past_s` into the running one; "" when nobody knows."""
     ahead = _ahead(steps, request)
     if any(step.name not in took for step in ahead):
@@ -240,12 +242,12 @@ def time_left(steps: Iterable[Step], request: Request, took: Mapping[str, float]
     return f"about {seconds(left)} left, going by earlier runs" if left >= 1 else ""
 
 
-def _ahead(steps: Iterable[Step], request: Request) -> list[Step]:
-    due = {*request.wanted} - {*request.skip}
+def _ahead(steps: Iterable[PipelineStep], request: RunRequest) -> list[PipelineStep]:
+    due = {*request.wanted_steps} - {*request.skip}
     return [step for step in steps if step.name in due and step.state in ("waiting", "running")]
 
 
-def _rest(step: Step, lasts: float, past_s: float) -> float:
+def _rest(step: PipelineStep, lasts: float, past_s: float) -> float:
     return max(0.0, lasts - past_s) if step.state == "running" else lasts
 
 

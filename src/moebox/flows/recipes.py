@@ -12,17 +12,17 @@ def is_recipe(name: str) -> bool:
     return name.endswith(".toml") or (not Path(name).exists() and name in _names())
 
 
-def read(name: str) -> Recipe:
+def load_recipe(name: str) -> Recipe:
     """The recipe called `name`."""
-    if name == phantom.NAME and not Path(name).is_file() and name not in recipes.saved():
-        return phantom.plan(boxes.box()).recipe
-    return recipes.read_recipe(name, besides=(phantom.NAME,))
+    if name == phantom.PHANTOM and not Path(name).is_file() and name not in recipes.saved_recipes():
+        return phantom.plan_phantom(boxes.calibrated_box()).recipe
+    return recipes.read_recipe(name, other_names=(phantom.PHANTOM,))
 
 
 def is_phantom(name: str) -> bool:
     """Whether `name` means the rehearsal model, and no file or folder."""
-    return name == phantom.NAME and not Path(name).exists()
+    return name == phantom.PHANTOM and not Path(name).exists()
 
 
 def _names() -> set[str]:
-    return {*recipes.shipped(), *recipes.saved(), phantom.NAME}
+    return {*recipes.shipped_recipes(), *recipes.saved_recipes(), phantom.PHANTOM}

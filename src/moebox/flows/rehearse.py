@@ -23,15 +23,18 @@ from moebox.errors import AnswerIsNo, BadInput, MoeboxError, Unsupported
 from moebox.loose import figure
 from moebox.serve import ask
 from moebox.serve.dummy import write_gguf
-from moebox.serve.session import PATIENCE_S, Session, start
-from moebox.serve.watch import Listener
+from moebox.serve.session import PATIENCE_S, EngineSession, engine_session
+from moebox.serve.watch import LogListener
 from moebox.store import Run
 from moebox.verify.ask import VerifyOptions
 from moebox.verify.ladder import OUT_OF_TIME, run_checks
 
 BEYOND = 64  # tokens over a prefill step: one prompt must not fit into one step
 DECODE = 16
-LADDER, TRIALS = 1024, 4  # the ladder's longest text in tokens and its tries of each kind: a minute on a laptop
+CHECK_CONTEXT, CHECK_TRIALS = (
+    1024,
+    4,
+)  # the ladder's longest text in tokens and its tries of each kind: a minute on a laptop
 WORD = "word "  # one or two tokens in every vocabulary met so far; what it comes to is read from the answer
 ALWAYS = (
     "loading and downloading the real weights is not rehearsed",
@@ -63,19 +66,21 @@ def rehearse(
     layers: int = 0,
     phantom: bool = False,
     patience_s: float = PATIENCE_S,
-    listener: Listener | None = None,
+    listener: LogListener | None = None,
 ) -> Rehearsal:
     """Boot, prompt beyond one prefill block, decode, stop; raises when any of it fails."""
     dummy = run.path / "rehearsal.gguf"
     try:
-        small, kept, notes = with_phantom(deployment.recipe) if phantom else reduced(deployment, dummy, layers)
+        small, kept, notes = (
+            with_phantom_weights(deployment.recipe) if phantom else reduce_recipe(deployment, dummy, layers)
+        )
         run.event(RehearseStarted(recipe=deployment.recipe.name, layers=kept, phantom=phantom))
         began = time.monotonic()
         as_real = with_weights(deployment, small)  # its flags are those of the real model
-        with start(as_real, run, patience_s=patience_s, listener=listener, aside=True) as session:
+        with engine_session(as_real, run, patience_s=patience_s, listener=listener, rehearsal=True) as session:
             steps = [RehearsalStep(name="boot", detail="booted and answered a chat", seconds=time.monotonic() - began)]
-            steps += [long_prompt(session, small), decode(session)]
-            steps += [answers(session, small, run)] if phantom else []
+            steps += [rehearse_long_prompt(session, small), rehearse_decode(session)]
+            steps += [rehearse_answers(session, small, run)] if phantom else []
             facts = session.facts
     finally:
         dummy.unlink(missing_ok=True)
@@ -92,10 +97,10 @@ def with_weights(deployment: Deployment, recipe: Recipe) -> Deployment:
     return deployment.with_recipe(recipe)
 
 
-def reduced(deployment: Deployment, dummy: Path, layers: int) -> tuple[Recipe, int, tuple[str, ...]]:
+def reduce_recipe(deployment: Deployment, dummy: Path, layers: int) -> tuple[Recipe, int, tuple[str, ...]]:
     """The recipe with few layers and dummy weights, how many it keeps, and what that leaves out."""
-    recipe, model = deployment.recipe, model_of(deployment)
-    kept = layers or fewest(model, recipe)
+    recipe, model = deployment.recipe, require_model(deployment)
+    kept = layers or fewest_layers(model, recipe)
     if kept > model.layers or kept < 1:
         raise BadInput(f"--layers {kept}: {model.title} has {model.layers}")
     notes = [f"{model.layers - kept} of {model.layers} layers are left out", *ALWAYS]
@@ -107,7 +112,11 @@ def reduced(deployment: Deployment, dummy: Path, layers: int) -> tuple[Recipe, i
         raise Unsupported("a launch over several nodes cannot be rehearsed from one of them")
     if "gguf" in deployment.engine.formats:
         notes += generated(dummy, model, kept)
-        return dataclasses.replace(small, checkpoint=str(dummy), hybrid=placed(recipe.hybrid, kept)), kept, tuple(notes)
+        return (
+            dataclasses.replace(small, checkpoint=str(dummy), hybrid=keep_expert_layers(recipe.hybrid, kept)),
+            kept,
+            tuple(notes),
+        )
     invented = modules.rehearsal_module(recipe.engine).dummy_weight_flags(deployment, kept)
     if not invented:
         raise Unsupported(f"moebox does not know how {deployment.engine.title} starts without weights")
@@ -121,7 +130,7 @@ def generated(dummy: Path, model: Model, layers: int) -> list[str]:
     return [*notes, f"the real quantisation: the generated GGUF is q4_0 ({size / 1e9:.1f} GB, sparse)"]
 
 
-def model_of(deployment: Deployment) -> Model:
+def require_model(deployment: Deployment) -> Model:
     """The model's shape."""
     try:
         return deployment.model
@@ -130,13 +139,13 @@ def model_of(deployment: Deployment) -> Model:
         raise Unsupported(text, hint=problem.hint) from None
 
 
-def fewest(model: Model, recipe: Recipe) -> int:
+def fewest_layers(model: Model, recipe: Recipe) -> int:
     """One layer of each kind, and at least one for every pipeline stage."""
     kinds = model.dense_layers + 1 if model.moe else 1  # the dense ones come first
     return min(model.layers, max(kinds, recipe.parallel.pp))
 
 
-def placed(hybrid: Hybrid | None, kept: int) -> Hybrid | None:
+def keep_expert_layers(hybrid: Hybrid | None, kept: int) -> Hybrid | None:
     """The same GPUs with those of their expert layers that are kept."""
     if hybrid is None:
         return None
@@ -144,7 +153,7 @@ def placed(hybrid: Hybrid | None, kept: int) -> Hybrid | None:
     return dataclasses.replace(hybrid, experts=experts)
 
 
-def with_phantom(recipe: Recipe) -> tuple[Recipe, int, tuple[str, ...]]:
+def with_phantom_weights(recipe: Recipe) -> tuple[Recipe, int, tuple[str, ...]]:
     """The recipe with the phantom's weights: few layers that do know something."""
     from moebox import phantom
 
@@ -161,24 +170,24 @@ def with_phantom(recipe: Recipe) -> tuple[Recipe, int, tuple[str, ...]]:
         checkpoint=str(weights),
         context=min(recipe.context or phantom.CONTEXT, phantom.CONTEXT),
         speculate=None,
-        hybrid=placed(recipe.hybrid, model.layers),
+        hybrid=keep_expert_layers(recipe.hybrid, model.layers),
         listen=dataclasses.replace(recipe.listen, port=0),
     )
     notes = ("the real model's shapes: the phantom is far smaller", *ALWAYS[:2], "speed means nothing with the phantom")
     return small, model.layers, notes
 
 
-def long_prompt(session: Session, recipe: Recipe) -> RehearsalStep:
+def rehearse_long_prompt(session: EngineSession, recipe: Recipe) -> RehearsalStep:
     """One prompt that needs more than one prefill step, counted by the server itself."""
-    block = chunk_of(recipe)
+    block = prefill_chunk(recipe)
     room = (recipe.context or 4096) - DECODE - 1
     wanted = min(block + BEYOND, room)
     began, words, counted = time.monotonic(), max(wanted // 4, 8), 0
     while counted < wanted:
-        counted, problem = prompted(session, WORD * words, tokens=DECODE)
+        counted, problem = send_prompt(session, WORD * words, tokens=DECODE)
         if problem:
             raise AnswerIsNo(
-                f"{recipe.engine} failed at a prompt of about {words} words: {problem}", hint=explain(session)
+                f"{recipe.engine} failed at a prompt of about {words} words: {problem}", hint=explain_failure(session)
             )
         grown = min(round(words * 1.02 * wanted / counted) + 4, words * room // counted)  # never beyond the context
         if words >= grown:
@@ -189,39 +198,44 @@ def long_prompt(session: Session, recipe: Recipe) -> RehearsalStep:
     return RehearsalStep(name="long prompt", detail=detail, seconds=time.monotonic() - began)
 
 
-def chunk_of(recipe: Recipe) -> int:
+def prefill_chunk(recipe: Recipe) -> int:
     """Prompt tokens of one step."""
     own = recipe.hybrid.ubatch if recipe.hybrid else recipe.batched_tokens
     return own or registry.traits(recipe.engine).step_tokens
 
 
-def decode(session: Session) -> RehearsalStep:
+def rehearse_decode(session: EngineSession) -> RehearsalStep:
     """A short prompt with a longer answer."""
     began = time.monotonic()
-    _, problem = prompted(session, "Count to twenty:", tokens=4 * DECODE)
+    _, problem = send_prompt(session, "Count to twenty:", tokens=4 * DECODE)
     if problem:
-        raise AnswerIsNo(f"{session.recipe.engine} failed while decoding: {problem}", hint=explain(session))
+        raise AnswerIsNo(f"{session.recipe.engine} failed while decoding: {problem}", hint=explain_failure(session))
     return RehearsalStep(name="decode", detail=f"decoded up to {4 * DECODE} tokens", seconds=time.monotonic() - began)
 
 
-def answers(session: Session, recipe: Recipe, run: Run) -> RehearsalStep:
+def rehearse_answers(session: EngineSession, recipe: Recipe, run: Run) -> RehearsalStep:
     """The ladder, which the phantom can climb: rope, cache, routing, template and parsers of this very launch."""
     began = time.monotonic()
     options = VerifyOptions(
-        context=min(recipe.context or LADDER, LADDER), trials=TRIALS, parallel=TRIALS, depths=(0.5,)
+        context=min(recipe.context or CHECK_CONTEXT, CHECK_CONTEXT),
+        trials=CHECK_TRIALS,
+        parallel=CHECK_TRIALS,
+        depths=(0.5,),
     )
-    ladder = run_checks(session.endpoint, options, run=run)
-    why = failure(ladder)
-    if why:
-        raise AnswerIsNo(f"the phantom answers wrongly on {recipe.engine} ({why})", hint=f"evidence in {run.path}")
-    return RehearsalStep(name="answers", detail=answered(ladder, recipe.engine), seconds=time.monotonic() - began)
+    checks = run_checks(session.endpoint, options, run=run)
+    problem = failure(checks)
+    if problem:
+        raise AnswerIsNo(f"the phantom answers wrongly on {recipe.engine} ({problem})", hint=f"evidence in {run.path}")
+    return RehearsalStep(
+        name="answers", detail=describe_answers(checks, recipe.engine), seconds=time.monotonic() - began
+    )
 
 
-def answered(ladder: Ladder, engine: str) -> str:
+def describe_answers(checks: Ladder, engine: str) -> str:
     """How many checks passed, which the engine fails by a known habit, and which there was no time for."""
-    skipped, failing = ladder.marked("skip"), [rung.name for rung in ladder.marked("fail")]
+    skipped, failing = checks.marked("skip"), [rung.name for rung in checks.marked("fail")]
     late = [rung.name for rung in skipped if rung.reason.startswith(OUT_OF_TIME)]
-    tried = len(ladder.rungs) - len(skipped)
+    tried = len(checks.rungs) - len(skipped)
     count = f"{tried - len(failing)} of {tried}" if failing else f"{tried}"
     detail = f"answered right on {count} check{'s' * (tried != 1)} of the ladder"
     named = {f"known habits of {engine}: ": failing, "out of time for ": late}
@@ -229,13 +243,13 @@ def answered(ladder: Ladder, engine: str) -> str:
     return f"{detail} ({notes})" if notes else detail
 
 
-def prompted(session: Session, text: str, *, tokens: int) -> tuple[int, str]:
+def send_prompt(session: EngineSession, text: str, *, tokens: int) -> tuple[int, str]:
     """The prompt's tokens as the server counted them, and what went wrong, if anything."""
     endpoint = session.endpoint
     body = {"model": endpoint.model, "prompt": text, "max_tokens": tokens, "temperature": 0}
     url = f"{endpoint.base_url}/completions"
-    answer = http.post_json(url, body, headers=endpoint.headers, timeout_s=ask.CHAT_WAIT_S)
-    while session.watch.look():
+    answer = http.post_json(url, body, headers=endpoint.headers, timeout_s=ask.CHAT_TIMEOUT_S)
+    while session.watch.read_new_lines():
         pass
     if not answer.ok:
         return 0, answer.error
@@ -243,8 +257,8 @@ def prompted(session: Session, text: str, *, tokens: int) -> tuple[int, str]:
     return counted, "" if counted > 0 else "an answer without usage"
 
 
-def explain(session: Session) -> str:
+def explain_failure(session: EngineSession) -> str:
     """What the log says about it."""
-    session.settle()
+    session.wait_for_cause()
     cause = session.watch.search.cause
     return f"{cause.cause} {cause.remedy}" if cause else f"the log is {session.log}"

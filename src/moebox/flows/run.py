@@ -24,26 +24,37 @@ from moebox.doctor.logs import passing
 from moebox.errors import AnswerIsNo, BadInput, MoeboxError, Outside
 from moebox.flows import boxes, phantom, recipes
 from moebox.flows.live_engine import LiveEngine
-from moebox.flows.pipeline import BY_HAND, REPORT, Figures, Name, NoRoom, Pipeline, Request, Step, room, save
-from moebox.serve.faults import LESS, OUT_OF_MEMORY
+from moebox.flows.pipeline import (
+    BY_HAND,
+    REPORT,
+    DiskFull,
+    Pipeline,
+    PipelineStep,
+    RunRequest,
+    StepFigures,
+    StepName,
+    raise_disk_full,
+    save_pipeline,
+)
+from moebox.serve.faults import MEMORY_HINT, OUT_OF_MEMORY
 from moebox.store import Run, calibrations
 from moebox.stream.awake import Awake
 from moebox.units import between, count, seconds, streams, tok_s
 from moebox.verify.options import VerifyOptions
 
 T = TypeVar("T")
-Listener = Callable[[str, Any], None]  # ("step", Step), ("news", str), ("rung", Verdict), ("trial", Trial)
-NOT_SIMULATED: dict[Name, str] = {
+RunListener = Callable[[str, Any], None]  # ("step", Step), ("news", str), ("check", Verdict), ("trial", Trial)
+NOT_SIMULATED: dict[StepName, str] = {
     "rehearse": "a simulation",
     "climb": "a simulation has no settings that could break",
     "task": "a simulation does no work",
 }
 LIVES, NAPS = 2, 3  # engines that may die under one step less one, and sleeps that may spoil it
 TIMED_S, TIMED_TOKENS = 40.0, 1024  # for the steps of an embedded engine, and the longest request among them
-TWIN_RUNGS = ("alive",)  # what a simulation, which has no answers, can be asked
-LADDER = (16_384, VerifyOptions(trials=12, parallel=4))  # the longest text in tokens, and how hard to look
-SHORT_LADDER = (1_024, VerifyOptions(trials=6, parallel=4, depths=(0.1, 0.9)))
-LEVELS = (1, 2, 4, 8, 16, 32, 64)  # streams at once
+TWIN_CHECKS = ("alive",)  # what a simulation, which has no answers, can be asked
+CHECK_OPTIONS = (16_384, VerifyOptions(trials=12, parallel=4))  # the longest text in tokens, and how hard to look
+SHORT_CHECK_OPTIONS = (1_024, VerifyOptions(trials=6, parallel=4, depths=(0.1, 0.9)))
+LOADS = (1, 2, 4, 8, 16, 32, 64)  # streams at once
 MARKS: tuple[Mark, ...] = ("pass", "warn", "fail", "skip")
 
 
@@ -51,13 +62,13 @@ class Runner:
     """Runs one pipeline in one run folder."""
 
     def __init__(
-        self, run: Run, pipeline: Pipeline, *, awake: Awake, tell: Listener, ask: Callable[[str], bool]
+        self, run: Run, pipeline: Pipeline, *, awake: Awake, notify: RunListener, confirm: Callable[[str], bool]
     ) -> None:
-        self.run, self.pipeline, self.awake, self.tell, self.ask = run, pipeline, awake, tell, ask
-        self.request: Request = pipeline.request
-        self.engine = LiveEngine(run, twin=pipeline.request.twin, place=self._place, tell=self.news)
-        self._figures: Figures = {}
-        self._work: dict[Name, Callable[[], None]] = {
+        self.run, self.pipeline, self.awake, self.notify, self.confirm = run, pipeline, awake, notify, confirm
+        self.request: RunRequest = pipeline.request
+        self.engine = LiveEngine(run, twin=pipeline.request.twin, planned_for=self._place, notify=self.report_news)
+        self._figures: StepFigures = {}
+        self._work: dict[StepName, Callable[[], None]] = {
             "plan": self._plan,
             "doctor": self._doctor,
             "rehearse": self._rehearse,
@@ -75,7 +86,7 @@ class Runner:
         asked = self.request
         return PlannedFor(box=asked.box, ram=asked.ram, ram_bandwidth=asked.ram_bandwidth)
 
-    def go(self) -> Pipeline:
+    def run_steps(self) -> Pipeline:
         """Every step that is left, up to the one asked for; the report is made whatever happened before it."""
         problem: MoeboxError | None = None
         try:
@@ -88,21 +99,21 @@ class Runner:
             raise problem
         return self.pipeline
 
-    def _left(self) -> list[Name]:
-        return [name for name in self.request.wanted if not self.pipeline.step(name).over]
+    def _left(self) -> list[StepName]:
+        return [name for name in self.request.wanted_steps if not self.pipeline.step(name).is_over]
 
-    def _step(self, name: Name) -> MoeboxError | None:
+    def _step(self, name: StepName) -> MoeboxError | None:
         """One step, marked before and after; its failure is its result."""
         why = self._pointless(name)
         if why:
-            with room(self.run):
-                self._mark(Step(name=name, state="skipped", why=why))
+            with raise_disk_full(self.run):
+                self._mark(PipelineStep(name=name, state="skipped", why=why))
             return None
         self._figures, began, away = {}, self.awake.now(), self.awake.away_s
-        step = Step(name=name, state="running")
+        step = PipelineStep(name=name, state="running")
         problem: MoeboxError | None = None
         try:
-            with room(self.run):
+            with raise_disk_full(self.run):
                 self._mark(step)
                 self._work[name]()
                 if self.awake.away_s > away:
@@ -114,20 +125,20 @@ class Runner:
             failed = dataclasses.replace(
                 step, state="failed", why=found.message, hint=found.hint or "", figures=self._figures
             )
-            with contextlib.suppress(NoRoom), room(self.run):  # then the file still says that it runs
+            with contextlib.suppress(DiskFull), raise_disk_full(self.run):  # then the file still says that it runs
                 self._mark(dataclasses.replace(failed, seconds=self.awake.now() - began))
         return problem
 
-    def _mark(self, step: Step) -> None:
+    def _mark(self, step: PipelineStep) -> None:
         self.pipeline = self.pipeline.with_step(step)
         self.run.event(STEP_EVENTS[step.state](step=step.name, why=step.why), sync=step.state == "done")
         if step.state == "failed":  # first: the full disk that it may be about refuses the file too
-            self.tell("step", step)
-        save(self.pipeline, self.run)
+            self.notify("step", step)
+        save_pipeline(self.pipeline, self.run)
         if step.state != "failed":
-            self.tell("step", step)
+            self.notify("step", step)
 
-    def _pointless(self, name: Name) -> str:
+    def _pointless(self, name: StepName) -> str:
         """Why a step is left out; "" when it is to be done."""
         if name in self.request.skip:
             return BY_HAND
@@ -143,16 +154,16 @@ class Runner:
     def _no_doctor(self) -> str:
         return f"{self.request.box} is described, not this machine" if self.request.box else ""
 
-    def news(self, text: str) -> None:
+    def report_news(self, text: str) -> None:
         """Something worth a line."""
-        self.tell("news", text)
+        self.notify("news", text)
 
     # The steps.
 
     def _plan(self) -> None:
         box = self._box()
         self.run.write("box.toml", codec.to_toml(box))
-        recipe = recipes.read(self.request.recipe) if self.request.recipe else self._planned_recipe(box)
+        recipe = recipes.load_recipe(self.request.recipe) if self.request.recipe else self._planned_recipe(box)
         if self.request.port is not None:
             recipe = recipe.on_port(self.request.port)
         self._figures |= {
@@ -179,13 +190,13 @@ class Runner:
 
     def _planned(self, box: Box) -> Plan:
         if not self.request.model:
-            return phantom.plan(box)
+            return phantom.plan_phantom(box)
         from moebox.planner.choose import choose_plan
         from moebox.planner.constraints import Constraints
 
         model, checkpoints = resolve(self.request.model)
         plan, asked = choose_plan(box, model, checkpoints, Constraints()), self.request
-        return boxes.planned_for(plan, asked.box, ram=asked.ram, ram_bandwidth=asked.ram_bandwidth)
+        return boxes.with_planned_box(plan, asked.box, ram=asked.ram, ram_bandwidth=asked.ram_bandwidth)
 
     def _doctor(self) -> None:
         from moebox.doctor.box import examine_here
@@ -196,22 +207,22 @@ class Runner:
         self._figures |= {"checked": len(checks), "failed": len(bad)}
         self._kernels()
         for check in bad:
-            self.news(f"{check.name}: {check.found}. {check.mend}")
-        if bad and not self.ask(f"{len(bad)} checks of this machine failed; go on?"):
+            self.report_news(f"{check.name}: {check.found}. {check.mend}")
+        if bad and not self.confirm(f"{len(bad)} checks of this machine failed; go on?"):
             raise AnswerIsNo(f"{bad[0].name}: {bad[0].found}", hint=bad[0].mend)
 
     def _kernels(self) -> None:
         """Which kernels of the engine are known not to launch here, from the table; the report shows it."""
         from moebox.flows import kernels
 
-        found = kernels.looked_up(deploy(self._recipe(), self._box()))
+        found = kernels.lookup_findings(deploy(self._recipe(), self._box()))
         if found is None:
             return
-        kernels.keep(self.run, found)
+        kernels.save_findings(self.run, found)
         self._figures["kernels_failing"] = len(found.bad)
         for bad in found.bad:
             asked = f"{bad.kernel} asks {count(bad.shared_bytes)} bytes of {count(bad.limit_bytes)}"
-            self.news(f"{asked}: `moebox doctor kernels --engine {found.engine} --kv {found.kv} --fix` fixes it")
+            self.report_news(f"{asked}: `moebox doctor kernels --engine {found.engine} --kv {found.kv} --fix` fixes it")
 
     def _rehearse(self) -> None:
         from moebox.flows.rehearse import rehearse
@@ -230,7 +241,7 @@ class Runner:
         try:
             found = calibrate(self._recipe(), self.run, longest=TIMED_TOKENS, budget_s=TIMED_S)
         except (AnswerIsNo, Outside) as problem:
-            self.news(f"the forecast stays as planned: {problem.message}")
+            self.report_news(f"the forecast stays as planned: {problem.message}")
             return
         box = calibrations.attached(self._box())
         self.run.write("box.toml", codec.to_toml(box))
@@ -238,7 +249,7 @@ class Runner:
         self._figures |= {"forecast": speed.measured.text if speed.measured else found.id}
 
     def _up(self) -> None:
-        endpoint = self.engine.up(self._recipe())
+        endpoint = self.engine.start(self._recipe())
         self._figures |= {"url": endpoint.base_url, "startup": seconds(self.engine.startup_s)}
         if self.engine.facts.kv_tokens:
             self._figures["kv_tokens"] = int(self.engine.facts.kv_tokens)
@@ -246,13 +257,13 @@ class Runner:
     def _verify(self) -> None:
         from moebox.verify.ladder import run_checks
 
-        only = TWIN_RUNGS if self.request.twin else ()
-        longest, options = SHORT_LADDER if self.request.short else LADDER
+        only = TWIN_CHECKS if self.request.twin else ()
+        longest, options = SHORT_CHECK_OPTIONS if self.request.is_short else CHECK_OPTIONS
         options = dataclasses.replace(options, context=min(self._recipe().context, longest))
 
-        def climb_ladder(endpoint: Endpoint) -> None:
+        def run_checks(endpoint: Endpoint) -> None:
             ladder = run_checks(
-                endpoint, options, only=only, run=self.run, on_check=lambda rung: self.tell("rung", rung)
+                endpoint, options, only=only, run=self.run, on_check=lambda rung: self.notify("check", rung)
             )
             self._figures = {mark: len(ladder.marked(mark)) for mark in MARKS if ladder.marked(mark)}
             why = failure(ladder)
@@ -260,18 +271,18 @@ class Runner:
                 raise AnswerIsNo(f"the endpoint did not pass the ladder ({why})", hint=f"evidence in {self.run.path}")
             # What every server of this engine does is no reason to stop; `moebox run` still ends with exit code 1.
             for rung in ladder.marked("fail"):
-                self.news(f"{rung.name} fails by a known habit of {'; '.join(rung.habits)}")
+                self.report_news(f"{rung.name} fails by a known habit of {'; '.join(rung.habits)}")
 
-        self._with_engine(climb_ladder)
+        self._with_engine(run_checks)
 
     def _climb(self) -> None:
         from moebox.flows.climb import climb
-        from moebox.flows.effort import CLIMB, SHORT_CLIMB
+        from moebox.flows.effort import NORMAL_CLIMB, SHORT_CLIMB
 
-        self.engine.down()
-        effort = SHORT_CLIMB if self.request.short else CLIMB
+        self.engine.stop()
+        effort = SHORT_CLIMB if self.request.is_short else NORMAL_CLIMB
         asked = codec.read_toml(Recipe, self.run.path / "asked.toml")
-        summit = climb(asked, self.run, effort=effort, tell=self._climbing, box=self._box())
+        summit = climb(asked, self.run, effort=effort, notify=self._climbing, box=self._box())
         kept = [trial for trial in summit.trials if trial.kept]
         self._figures |= {"steps": len(summit.trials), "kept": len(kept)}
         if summit.best:
@@ -282,9 +293,9 @@ class Runner:
 
     def _climbing(self, kind: str, what: Any) -> None:
         if kind == "done":
-            self.tell("trial", what)
+            self.notify("trial", what)
         elif kind == "news":
-            self.news(what)
+            self.report_news(what)
 
     def _bench(self) -> None:
         rows = self._with_engine(self._measured)
@@ -297,19 +308,24 @@ class Runner:
         }
 
     def _measured(self, endpoint: Endpoint) -> list[Measurement]:
-        from moebox.flows.measure import measure
+        from moebox.flows.measure import measure_loads
 
-        short, most = self.request.short, self._recipe().max_seqs or 32
-        levels = self.request.concurrency or tuple(level for level in LEVELS if level <= 2 * most)
-        return measure(
-            endpoint, self.run, levels=levels, short=short, tell=self.news, alive=lambda: not self.engine.died()
+        short, most = self.request.is_short, self._recipe().max_seqs or 32
+        levels = self.request.concurrency or tuple(level for level in LOADS if level <= 2 * most)
+        return measure_loads(
+            endpoint,
+            self.run,
+            loads=levels,
+            short=short,
+            notify=self.report_news,
+            is_alive=lambda: not self.engine.is_dead(),
         )
 
     def _task(self) -> None:
-        from moebox.flows.work import work
+        from moebox.flows.work import run_tasks
 
-        short = self.request.short
-        told = self._with_engine(lambda endpoint: work(endpoint, self.run, short=short, tell=self.news))
+        short = self.request.is_short
+        told = self._with_engine(lambda endpoint: run_tasks(endpoint, self.run, short=short, notify=self.report_news))
         self._figures |= {
             "solved": f"{sum(result.solved for result in told.finished_results)} of {len(told.finished_results)} jobs"
         }
@@ -328,16 +344,16 @@ class Runner:
         """Do `work` against the live engine; once more when the engine dies under it, or when it slept and failed."""
         deaths, naps = 0, NAPS
         while True:
-            endpoint = self.engine.up(self._recipe())
+            endpoint = self.engine.start(self._recipe())
             away = self.awake.away_s
             try:
                 return work(endpoint)
             except MoeboxError:
-                if self.engine.died():
+                if self.engine.is_dead():
                     deaths += 1
                 elif self.awake.away_s > away and naps:  # deadlines passed while nobody was here
                     naps -= 1
-                    self.news("the machine slept or moebox was stopped; once more")
+                    self.report_news("the machine slept or moebox was stopped; once more")
                     continue
                 else:
                     raise
@@ -346,12 +362,12 @@ class Runner:
     def _lost(self, deaths: int) -> None:
         """The engine died; Outside where it is not started again."""
         self.run.event(EngineLost(attempt=deaths))
-        if self.engine.down():
-            raise Outside(f"the engine {OUT_OF_MEMORY}", hint=LESS)
+        if self.engine.stop():
+            raise Outside(f"the engine {OUT_OF_MEMORY}", hint=MEMORY_HINT)
         if deaths == LIVES:
             log = f"{self.run.path}/engine.log"
             raise Outside("the engine died twice under the same step", hint=f"`moebox doctor logs {log}`")
-        self.news("the engine died; it is started again")
+        self.report_news("the engine died; it is started again")
 
     @property
     def _recipe_path(self) -> Path:
@@ -359,9 +375,9 @@ class Runner:
         planned = self.run.path / "recipe.toml"
         if self.pipeline.step("climb").state != "done":
             return planned
-        from moebox.flows.climb import BEST
+        from moebox.flows.climb import BEST_FILE
 
-        best = self.run.path / BEST
+        best = self.run.path / BEST_FILE
         return best if best.exists() else planned
 
     def _recipe(self) -> Recipe:
@@ -369,7 +385,7 @@ class Runner:
         if not path.exists():
             raise BadInput(f"{self.run.path} has no recipe yet", hint="the plan is the first step")
         recipe = codec.read_toml(Recipe, path)
-        if not self.request.rehearsal or self.request.port is not None:
+        if not self.request.is_rehearsal or self.request.port is not None:
             return recipe
         return recipe.on_port(0)
 
@@ -380,9 +396,9 @@ class Runner:
         asked = self.request
         memory = {"ram": asked.ram, "ram_bandwidth": asked.ram_bandwidth}
         if asked.twin and asked.recipe:  # the twin is of the box that the recipe was planned for
-            return boxes.box_for(recipes.read(asked.recipe), asked.box, **memory)
+            return boxes.box_for_recipe(recipes.load_recipe(asked.recipe), asked.box, **memory)
         if asked.box:
-            return boxes.box(asked.box, **memory)
+            return boxes.calibrated_box(asked.box, **memory)
         from moebox.detect.declared import with_ram
         from moebox.detect.machine import detect as look
 
@@ -391,12 +407,12 @@ class Runner:
         return calibrations.attached(here)
 
 
-def _reached(name: Name, problem: MoeboxError | None) -> bool:
+def _reached(name: StepName, problem: MoeboxError | None) -> bool:
     """Whether a step is done after `problem`: a report is made of whatever there is, but not on a full disk."""
-    return problem is None or (name == "report" and not isinstance(problem, NoRoom))
+    return problem is None or (name == "report" and not isinstance(problem, DiskFull))
 
 
-def _failures(rows: Sequence[Measurement]) -> Figures:
+def _failures(rows: Sequence[Measurement]) -> StepFigures:
     """How many requests failed, and how many by a known habit of the engine; nothing where none did."""
     asked, bad = sum(row.num_prompts for row in rows), sum(row.bad for row in rows)
     known = sum(times for row in rows for error, times in row.errors.items() if passing(error))

@@ -14,7 +14,7 @@ from moebox.planner import drafting
 from moebox.planner.constraints import DRAFT_METHODS
 
 # Setting -> rungs that a change of it can break. Anything else can break everything that is cheap to look at.
-BREAKS: dict[str, tuple[str, ...]] = {
+CHECKS_BY_SETTING: dict[str, tuple[str, ...]] = {
     "context": ("alive", "plain", "long-context", "limits"),
     "speculate": ("alive", "plain", "arithmetic", "code", "json", "streaming", "tools", "concurrency"),
     "kv": ("alive", "plain", "arithmetic", "json", "tools", "long-context"),
@@ -27,18 +27,18 @@ BREAKS: dict[str, tuple[str, ...]] = {
     "batched_tokens": ("alive", "plain", "concurrency", "long-context"),
     "memory_utilization": ("alive", "plain", "concurrency", "long-context"),
 }
-ANYTHING = ("alive", "plain", "arithmetic", "json", "streaming", "tools", "long-context", "concurrency", "limits")
+DEFAULT_CHECKS = ("alive", "plain", "arithmetic", "json", "streaming", "tools", "long-context", "concurrency", "limits")
 
 
-def rungs_for(path: str) -> tuple[str, ...]:
+def checks_for(path: str) -> tuple[str, ...]:
     """The rungs to climb again after a change of this setting."""
-    return BREAKS.get(path, BREAKS.get(path.split(".")[0], ANYTHING))
+    return CHECKS_BY_SETTING.get(path, CHECKS_BY_SETTING.get(path.split(".")[0], DEFAULT_CHECKS))
 
 
-def changed(recipe: Recipe, path: str, value: Any) -> Recipe:
+def with_setting(recipe: Recipe, path: str, value: Any) -> Recipe:
     """The recipe with one setting changed; BadInput where there is no such setting or value."""
     if path == "speculate" and isinstance(value, str):
-        return changed(recipe, path, _speculation(recipe, value))
+        return with_setting(recipe, path, _speculation(recipe, value))
     document = codec.plain(recipe)
     head, _, rest = path.partition(".")
     if rest:
@@ -51,7 +51,7 @@ def changed(recipe: Recipe, path: str, value: Any) -> Recipe:
     return codec.decode(Recipe, document, where=f"climb setting {path!r}")
 
 
-def current(recipe: Recipe, path: str) -> Any:
+def current_value(recipe: Recipe, path: str) -> Any:
     """What the setting is now; None where it is not set."""
     if path == "speculate":
         return recipe.speculate.method if recipe.speculate else "none"
@@ -77,7 +77,7 @@ def _draft(recipe: Recipe, method: str) -> Speculate:
     return Speculate(method=method)
 
 
-def no_draft(recipe: Recipe, method: str) -> str:
+def draft_problem(recipe: Recipe, method: str) -> str:
     """Why the recipe cannot draft that way, or nothing."""
     traits = registry.traits(recipe.engine)
     if method in DRAFT_METHODS and method not in (*traits.drafts, "none"):
@@ -89,7 +89,7 @@ def no_draft(recipe: Recipe, method: str) -> str:
     return ""
 
 
-def check(recipe: Recipe) -> None:
+def check_climb_settings(recipe: Recipe) -> None:
     """Every setting that the climb names exists and may be so, told before anything is started."""
     for length in recipe.climb.contexts:
         refuse_if(length < 1, f"climb.contexts: {length} is no number of tokens")
@@ -115,7 +115,7 @@ def _mistyped(method: str) -> bool:
 
 def _check_value(recipe: Recipe, path: str, value: Any) -> None:
     """BadInput where no engine could be started with it."""
-    tried = changed(recipe, path, value)
+    tried = with_setting(recipe, path, value)
     try:
         grammar.refuse(tried)
         engines.check_recipe(deploy(tried))

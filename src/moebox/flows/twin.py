@@ -18,12 +18,12 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 WAIT_S = 30.0
 
 
-class Twin:
+class TwinProcess:
     """A simulation that is listening."""
 
-    def __init__(self, recipe: Recipe, *, place: PlannedFor, run: Run) -> None:
+    def __init__(self, recipe: Recipe, *, planned_for: PlannedFor, run: Run) -> None:
         path = run.write("twin.toml", codec.to_toml(recipe))
-        given = {"--box": place.box, "--ram": place.ram, "--ram-bandwidth": place.ram_bandwidth}
+        given = {"--box": planned_for.box, "--ram": planned_for.ram, "--ram-bandwidth": planned_for.ram_bandwidth}
         command = [sys.executable, "-m", "moebox", "twin", str(path), "--port", "0", "--json", "--key-env", TWIN_KEY]
         self.key = make_key()
         self.process = subprocess.Popen(
@@ -43,22 +43,22 @@ class Twin:
         for line in self.process.stdout:
             text += line
             try:
-                told = json.loads(text)
+                document = json.loads(text)
             except json.JSONDecodeError:
                 continue
-            return endpoint_of(told["url"], told["model"], key=self.key, engine="twin")
+            return endpoint_of(document["url"], document["model"], key=self.key, engine="twin")
         problem = self.process.stderr.read().strip().splitlines()
         self.process.wait()
         raise Outside(f"the twin did not start: {problem[0] if problem else 'no reason given'}")
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """It is there."""
         return self.process.poll() is None
 
     def stop(self) -> None:
         """End it and wait for its end."""
-        if self.alive:
+        if self.is_alive:
             self.process.terminate()
         try:
             self.process.wait(timeout=WAIT_S)

@@ -6,23 +6,23 @@ from typing import Any, Literal
 from moebox.core.gain import Gain
 from moebox.core.recipe import Recipe
 from moebox.core.verdict import Mark
-from moebox.flows.settings import changed, current, no_draft, rungs_for
+from moebox.flows.settings import checks_for, current_value, draft_problem, with_setting
 from moebox.units import count
 from moebox.verify.rungs import CHECK_NAMES
 
-Group = Literal["start", "context", "speculate", "settings"]
+StepGroup = Literal["start", "context", "speculate", "settings"]
 SLOWER = -0.10  # a longer context that costs more than this is not kept
 MORE_CACHE = 1.02  # cache that grows by less is no gain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class SettingStep:
     """One setting to try."""
 
-    group: Group
+    group: StepGroup
     path: str = ""
     value: Any = None
-    rungs: tuple[str, ...] = CHECK_NAMES
+    checks: tuple[str, ...] = CHECK_NAMES
 
     @property
     def change(self) -> str:
@@ -31,7 +31,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class ClimbTrial:
     """What came of a step."""
 
     number: int
@@ -57,15 +57,15 @@ class Trial:
     folder: str = ""  # of this step's engine, in the run
 
 
-def beginning(recipe: Recipe) -> Recipe:
+def starting_recipe(recipe: Recipe) -> Recipe:
     """Where the climb starts: the first context of the walk or the recipe's own, if shorter; no draft."""
-    start = changed(recipe, "context", _lengths(recipe)[0])
-    return changed(start, "speculate", "none") if "none" in recipe.climb.speculate else start
+    start = with_setting(recipe, "context", _lengths(recipe)[0])
+    return with_setting(start, "speculate", "none") if "none" in recipe.climb.speculate else start
 
 
-def steps(recipe: Recipe) -> list[Step]:
+def list_steps(recipe: Recipe) -> list[SettingStep]:
     """All that may be tried, in order."""
-    walk = [Step(group="start")]
+    walk = [SettingStep(group="start")]
     walk += [_step("context", "context", length) for length in _lengths(recipe)[1:]]
     walk += [_step("speculate", "speculate", method) for method in recipe.climb.speculate if method != "none"]
     for path, values in recipe.climb.settings.items():
@@ -73,9 +73,9 @@ def steps(recipe: Recipe) -> list[Step]:
     return walk
 
 
-def left_out(recipe: Recipe) -> dict[str, str]:
+def unreachable_settings(recipe: Recipe) -> dict[str, str]:
     """What the recipe itself is set to and the walk never comes to, as a step would change it, and why."""
-    method, listed = current(recipe, "speculate"), recipe.climb.speculate
+    method, listed = current_value(recipe, "speculate"), recipe.climb.speculate
     found = {}
     if recipe.context and recipe.context not in _lengths(recipe):
         found[_step("context", "context", recipe.context).change] = "the recipe's own, which climb.contexts leaves out"
@@ -93,30 +93,30 @@ def _lengths(recipe: Recipe) -> list[int]:
     return [first, *(length for length in listed if length > first)]
 
 
-def _step(group: Group, path: str, value: Any) -> Step:
-    return Step(group=group, path=path, value=value, rungs=rungs_for(path))
+def _step(group: StepGroup, path: str, value: Any) -> SettingStep:
+    return SettingStep(group=group, path=path, value=value, checks=checks_for(path))
 
 
-def pointless(step: Step, best: Trial | None, trials: list[Trial], recipe: Recipe) -> str:
+def skip_reason(step: SettingStep, best: ClimbTrial | None, trials: list[ClimbTrial], recipe: Recipe) -> str:
     """Why a step need not be tried, or nothing."""
     if step.group == "start":
         return ""
     if best is None:
         return "there is no good step to change"
-    if current(best.recipe, step.path) == step.value:
+    if current_value(best.recipe, step.path) == step.value:
         return "it is set already"
     if step.group == "context":
         return _too_long(trials)
-    return no_draft(recipe, step.value) if step.path == "speculate" else ""
+    return draft_problem(recipe, step.value) if step.path == "speculate" else ""
 
 
-def _too_long(trials: list[Trial]) -> str:
+def _too_long(trials: list[ClimbTrial]) -> str:
     """Why no longer context is tried: a shorter one failed."""
     failed = [trial for trial in trials if trial.path == "context" and trial.verdict == "fail"]
     return f"{failed[-1].change} failed already" if failed else ""
 
 
-def by_speed(step: Step, trial: Trial) -> bool:
+def needs_sure_gain(step: SettingStep, trial: ClimbTrial) -> bool:
     """Whether the step is about to be judged by a difference in speed, so that the difference must be sure."""
     gain = trial.gain
     if trial.verdict == "fail" or gain is None:
@@ -124,7 +124,7 @@ def by_speed(step: Step, trial: Trial) -> bool:
     return gain.high < SLOWER if step.group == "context" else gain.seen
 
 
-def decide(step: Step, trial: Trial, best: Trial | None) -> tuple[bool, str]:
+def decide_trial(step: SettingStep, trial: ClimbTrial, best: ClimbTrial | None) -> tuple[bool, str]:
     """Keep it or not, and why."""
     if trial.verdict == "fail":
         return False, trial.why
@@ -135,14 +135,14 @@ def decide(step: Step, trial: Trial, best: Trial | None) -> tuple[bool, str]:
     return _longer(trial) if step.group == "context" else _better(trial, best)
 
 
-def _longer(trial: Trial) -> tuple[bool, str]:
+def _longer(trial: ClimbTrial) -> tuple[bool, str]:
     """A longer context is kept unless it costs speed; it makes nothing faster: a gain is the machine's."""
     if trial.gain and trial.gain.high < SLOWER:
         return False, f"longer, but slower: {_speed(trial)}"
     return True, f"verified at {count(trial.recipe.context)} tokens, no slower"
 
 
-def _better(trial: Trial, best: Trial) -> tuple[bool, str]:
+def _better(trial: ClimbTrial, best: ClimbTrial) -> tuple[bool, str]:
     """Any other setting is kept where it is faster, or leaves more room for the cache."""
     speed = _speed(trial)
     if trial.gain and trial.gain.seen:
@@ -153,7 +153,7 @@ def _better(trial: Trial, best: Trial) -> tuple[bool, str]:
     return False, speed
 
 
-def _speed(trial: Trial) -> str:
+def _speed(trial: ClimbTrial) -> str:
     """How much faster it is, and how many draft tokens were accepted."""
     gain = str(trial.gain) if trial.gain else "not measured"
     accepted = f"; {trial.acceptance:.0%} of draft tokens accepted" if trial.acceptance is not None else ""

@@ -44,7 +44,7 @@ SHOWN: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class MetricsLook:
     """One look at /metrics, in our words; a figure the engine does not show is missing."""
 
     at: float
@@ -72,12 +72,12 @@ class Canary:
     seconds: float
 
 
-class Watcher:
+class EndpointWatcher:
     """Looks at one endpoint and remembers."""
 
     def __init__(self, endpoint: Endpoint, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.endpoint, self.clock = endpoint, clock
-        self.looks: deque[Look] = deque(maxlen=KEPT)
+        self.looks: deque[MetricsLook] = deque(maxlen=KEPT)
         self.alerts: list[Alert] = []
         self.canaries: list[Canary] = []
         self._counters: dict[str, float] = {}
@@ -86,19 +86,19 @@ class Watcher:
         self._since: dict[str, float] = {}
         self._climbing: threading.Thread | None = None
 
-    def look(self) -> Look:
+    def look_once(self) -> MetricsLook:
         """Ask once, remember, and judge."""
         reply = http.get(f"{self.endpoint.root}/metrics", headers=self.endpoint.headers, timeout_s=5.0)
         if not reply.ok:  # an endpoint without /metrics is still watched: does it answer at all?
             alive = http.get(f"{self.endpoint.base_url}/models", headers=self.endpoint.headers, timeout_s=5.0).ok
-            look = Look(at=self.clock(), answered=alive)
+            look = MetricsLook(at=self.clock(), answered=alive)
         else:
-            look = Look(at=self.clock(), answered=True, figures=self.figures(parse(reply.text)))
+            look = MetricsLook(at=self.clock(), answered=True, figures=self.derive_figures(parse(reply.text)))
         self.looks.append(look)
-        self.judge(look)
+        self.update_alerts(look)
         return look
 
-    def figures(self, shown: dict[str, float]) -> dict[str, float]:
+    def derive_figures(self, shown: dict[str, float]) -> dict[str, float]:
         """Gauges as they are, counters as rates, histograms as means, since the last look."""
         now = self.clock()
         passed = now - self._at if self._at else 0.0
@@ -131,7 +131,7 @@ class Watcher:
 
     # -- alerts
 
-    def judge(self, look: Look) -> None:
+    def update_alerts(self, look: MetricsLook) -> None:
         """Raise an alert when something begins to be wrong, once; and again only after it was well."""
         figures = look.figures
         recent = list(self.looks)[-GONE_LOOKS:]
@@ -168,13 +168,13 @@ class Watcher:
             self._raised.discard(name)
 
     @property
-    def raised(self) -> set[str]:
+    def active_alerts(self) -> set[str]:
         """Alerts that hold now."""
         return set(self._raised)
 
     # -- canaries
 
-    def climb(self, rung: str) -> None:
+    def start_canary(self, rung: str) -> None:
         """One rung beside the looking; a second one waits for the first."""
         if self._climbing is not None and self._climbing.is_alive():
             return
@@ -186,9 +186,9 @@ class Watcher:
         ladder = run_checks(
             self.endpoint, VerifyOptions(trials=2, patience=1, deadline_s=120.0, time_s=240.0), only=[rung]
         )
-        self.heard(ladder.rungs[0], time.monotonic() - began)
+        self.add_canary(ladder.rungs[0], time.monotonic() - began)
 
-    def heard(self, verdict: Verdict, seconds: float) -> None:
+    def add_canary(self, verdict: Verdict, seconds: float) -> None:
         """Remember a rung; one that failed is an alert."""
         canary = Canary(
             at=self.clock(), rung=verdict.name, verdict=verdict.verdict, reason=verdict.reason, seconds=seconds
@@ -196,7 +196,7 @@ class Watcher:
         self.canaries.append(canary)
         self._alert(f"canary {verdict.name}", verdict.verdict == "fail", f"{verdict.name}: {verdict.reason}")
 
-    def finish(self, patience_s: float) -> None:
+    def wait_for_canary(self, patience_s: float) -> None:
         """Wait for a rung that is being climbed."""
         if self._climbing is not None:
             self._climbing.join(patience_s)

@@ -3,7 +3,7 @@
 import random
 
 from moebox.core.endpoint import Endpoint
-from moebox.serve.watch import Tell
+from moebox.serve.watch import Notify
 from moebox.store import Run
 from moebox.tasks import runner
 from moebox.tasks.families import FAMILIES
@@ -16,7 +16,7 @@ EACH = 2  # jobs of a family
 SHORT_JOBS = 2  # errands, for the rehearsal model
 
 
-def work(endpoint: Endpoint, run: Run, *, short: bool, tell: Tell) -> TaskRun:
+def run_tasks(endpoint: Endpoint, run: Run, *, short: bool, notify: Notify) -> TaskRun:
     """Do them; what is there from an earlier try stays."""
     options = runner.TaskOptions(parallel=PARALLEL, budget_s=60.0 if short else BUDGET_S)
     worker = runner.OwnAgent(ReplySettings(endpoint=endpoint))
@@ -26,7 +26,7 @@ def work(endpoint: Endpoint, run: Run, *, short: bool, tell: Tell) -> TaskRun:
         wanted = runner.job_names(chosen, "easy", count, random.randrange(10**6))
         task_run = runner.prepare_task_run(endpoint, wanted, worker, options)
         runner.save_task_run(task_run, run)
-    listener = runner.JobListener(on_end=lambda result: tell(_line(result)))
+    listener = runner.JobListener(on_end=lambda result: notify(_line(result)))
     return runner.run_jobs(task_run, worker, run, options, listener)
 
 

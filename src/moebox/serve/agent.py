@@ -24,17 +24,17 @@ import sys
 import time
 from typing import IO, TypedDict
 
-from moebox.serve.node_link import Answer, ReachOrder, is_open, reach
+from moebox.serve.node_link import AgentReply, ReachConfig, port_is_open, try_links
 
 MARK = "MOEBOX_RANK"  # every process of a rank carries it, and nothing else does
 MASTER = "@MASTER@"  # stands in argv for the first node's address
 PIECE = 1 << 16
 # Told by a signal to end (a cancelled allocation, its time limit): Slurm sends SIGKILL 30 s later (KillWait), and what
 # hangs below an agent that has ended by then is nobody's.
-CANCELLED = (("SIGTERM", 3.0), ("SIGKILL", 2.0))
+CANCEL_SIGNALS = (("SIGTERM", 3.0), ("SIGKILL", 2.0))
 
 
-class RankPart(TypedDict):
+class RankCommandJson(TypedDict):
     """conduct.RankOrder, as JSON has it."""
 
     argv: list[str]
@@ -43,7 +43,7 @@ class RankPart(TypedDict):
     waits_for: int
 
 
-class Order(ReachOrder):
+class AgentConfig(ReachConfig):
     """conduct.Conducted as JSON, with what a mode needs besides."""
 
     mark: str
@@ -51,22 +51,22 @@ class Order(ReachOrder):
     rank: int | None
     names: list[str]
     master: str
-    ranks: list[RankPart]
+    ranks: list[RankCommandJson]
     secrets: dict[str, str]
     cwd: str
-    ladder: list[tuple[str, float]]
+    stop_signals: list[tuple[str, float]]
     lifeline_s: float
     version: list[str]  # from here on for probe
     weights: str
     first_only: bool
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     """One whole line, so that nodes do not write into each other's."""
     os.write(1, text.encode(errors="replace") + b"\n")
 
 
-def read_order() -> Order:
+def read_config() -> AgentConfig:
     """The first line of stdin, byte by byte: what follows is the lifeline's."""
     line = b""
     while not line.endswith(b"\n"):
@@ -74,8 +74,8 @@ def read_order() -> Order:
         if not piece:
             sys.exit(3)
         line += piece
-    order: Order = json.loads(line)
-    return order
+    config: AgentConfig = json.loads(line)
+    return config
 
 
 def descendants() -> list[int]:
@@ -94,7 +94,7 @@ def descendants() -> list[int]:
     return found
 
 
-def marked(mark: str) -> list[int]:
+def processes_with_mark(mark: str) -> list[int]:
     """Processes that carry this launch's mark, wherever they hang now."""
     wanted = f"{MARK}={mark}".encode()
     found: list[int] = []
@@ -105,56 +105,56 @@ def marked(mark: str) -> list[int]:
     return [pid for pid in found if pid != os.getpid()]
 
 
-def kill(pids: list[int], number: int) -> None:
+def send_signal(pids: list[int], number: int) -> None:
     """Send a signal to each; gone already is as good."""
     for pid in pids:
         with contextlib.suppress(OSError):
             os.kill(pid, number)
 
 
-def kill_all() -> None:
+def kill_descendants() -> None:
     """Kill everything below this process, also what is forked meanwhile."""
     until = time.monotonic() + 5.0
     while time.monotonic() < until and (left := descendants()):
-        kill(left, signal.SIGKILL)
+        send_signal(left, signal.SIGKILL)
         time.sleep(0.02)
 
 
-class Rank:
+class RankProcess:
     """One rank: its process, its output, and the lifeline."""
 
     child: subprocess.Popen[bytes]
 
-    def __init__(self, order: Order, rank: int) -> None:
-        self.order, self.rank = order, rank
-        self.prefix = b"" if rank == 0 else f"[{rank} {order['names'][rank]}] ".encode()
+    def __init__(self, config: AgentConfig, rank: int) -> None:
+        self.config, self.rank = config, rank
+        self.prefix = b"" if rank == 0 else f"[{rank} {config['names'][rank]}] ".encode()
         self.rest = b""
-        self.heard = time.monotonic()
+        self.last_input = time.monotonic()
         self.stopping = False
-        self.silent = False
-        self.cancelled = 0  # the signal that told this agent to end
+        self.head_gone = False
+        self.cancel_signal = 0  # the signal that told this agent to end
         for sign in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(sign, self.cancel)
 
     def cancel(self, number: int, _: object) -> None:
         """End the rank before this agent ends: as long as it is there, it inherits what the rank leaves."""
-        self.cancelled = number
+        self.cancel_signal = number
 
     def run(self) -> int:
         """Until the rank has ended; its exit code."""
         libc = ctypes.CDLL(None)
         libc.prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
-        own = self.order["ranks"][self.rank]
-        if own["waits_for"] and not self.others_listen(own["waits_for"]):
+        own = self.config["ranks"][self.rank]
+        if own["waits_for"] and not self.wait_for_others(own["waits_for"]):
             return 0
-        argv = [word.replace(MASTER, self.order["master"]) for word in own["argv"]]
-        argv[0] = program_of(own) or argv[0]
-        env = {**os.environ, **own["env"], **self.order["secrets"], MARK: self.order["mark"]}
+        argv = [word.replace(MASTER, self.config["master"]) for word in own["argv"]]
+        argv[0] = find_program(own) or argv[0]
+        env = {**os.environ, **own["env"], **self.config["secrets"], MARK: self.config["mark"]}
         try:
             self.child = subprocess.Popen(
                 argv,
                 env=env,
-                cwd=self.order["cwd"] or None,
+                cwd=self.config["cwd"] or None,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -162,56 +162,56 @@ class Rank:
                 preexec_fn=lambda: libc.prctl(1, signal.SIGKILL, 0, 0, 0),  # PR_SET_PDEATHSIG
             )
         except OSError as problem:
-            say(f"moebox-agent: rank {self.rank} cannot be started: {problem.strerror}: {argv[0]}")
+            print_line(f"moebox-agent: rank {self.rank} cannot be started: {problem.strerror}: {argv[0]}")
             return 127
-        return self.followed()
+        return self.follow_output()
 
-    def followed(self) -> int:
+    def follow_output(self) -> int:
         """Copy what the rank prints and heed the head until it has ended; its exit code."""
         assert self.child.stdout
         self.out = self.child.stdout
         os.set_blocking(self.out.fileno(), False)
         while self.child.poll() is None:
-            self.look()
-        self.finish()
+            self.poll_once()
+        self.clean_up()
         return self.child.returncode
 
-    def others_listen(self, port: int) -> bool:
+    def wait_for_others(self, port: int) -> bool:
         """Wait until every other node has that port open; False where the head said stop or fell silent first."""
-        left = [address for rank, address in enumerate(self.order["addresses"]) if rank != self.rank]
+        left = [address for rank, address in enumerate(self.config["addresses"]) if rank != self.rank]
         while left:
             ready = select.select([sys.stdin], [], [], 0.2)[0]
-            if self.ends(heard=bool(ready)):
+            if self.should_stop(has_input=bool(ready)):
                 return False
-            left = [address for address in left if not is_open(address, port)]
+            left = [address for address in left if not port_is_open(address, port)]
         return True
 
-    def look(self) -> None:
+    def poll_once(self) -> None:
         """Copy what it prints, heed the lifeline."""
         sources: list[IO[bytes] | IO[str]] = [self.out] if self.stopping else [self.out, sys.stdin]
         ready, _, _ = select.select(sources, [], [], 0.2)
         if self.out in ready:
-            self.copy()
-        if not self.stopping and self.ends(heard=sys.stdin in ready):
+            self.copy_output()
+        if not self.stopping and self.should_stop(has_input=sys.stdin in ready):
             self.stop()
 
-    def ends(self, *, heard: bool) -> bool:
+    def should_stop(self, *, has_input: bool) -> bool:
         """Whether the end was asked for, or the head is gone; `heard`: it said something just now."""
-        if self.cancelled:
-            say(f"moebox-agent: rank {self.rank} was told to end by {signal.Signals(self.cancelled).name}")
+        if self.cancel_signal:
+            print_line(f"moebox-agent: rank {self.rank} was told to end by {signal.Signals(self.cancel_signal).name}")
             return True
-        if heard:
+        if has_input:
             data = os.read(0, PIECE)
-            self.heard = time.monotonic()
-            self.silent = not data  # an end without a word: the head is gone
+            self.last_input = time.monotonic()
+            self.head_gone = not data  # an end without a word: the head is gone
             return not data or b"stop" in data
-        if time.monotonic() - self.heard <= self.order["lifeline_s"]:
+        if time.monotonic() - self.last_input <= self.config["lifeline_s"]:
             return False
-        self.silent = True
-        say(f"moebox-agent: rank {self.rank} heard nothing from the head for {self.order['lifeline_s']:g} s")
+        self.head_gone = True
+        print_line(f"moebox-agent: rank {self.rank} heard nothing from the head for {self.config['lifeline_s']:g} s")
         return True
 
-    def copy(self) -> bool:
+    def copy_output(self) -> bool:
         """What has been printed, in whole lines; False at its end."""
         try:
             data = os.read(self.out.fileno(), PIECE)
@@ -227,23 +227,23 @@ class Rank:
     def stop(self) -> None:
         """Ask, ask harder, kill; waits no longer than the ladder says."""
         self.stopping = True
-        for name, wait in CANCELLED if self.cancelled else self.order["ladder"]:
-            kill([-self.child.pid], getattr(signal, name))
+        for name, wait in CANCEL_SIGNALS if self.cancel_signal else self.config["stop_signals"]:
+            send_signal([-self.child.pid], getattr(signal, name))
             until = time.monotonic() + wait
             while time.monotonic() < until and self.child.poll() is None:
                 if select.select([self.out], [], [], 0.1)[0]:
-                    self.copy()
+                    self.copy_output()
             if self.child.poll() is not None:
                 return
 
-    def finish(self) -> None:
+    def clean_up(self) -> None:
         """The last words, and nothing left of what it started."""
         until = time.monotonic() + 2.0
         while time.monotonic() < until and select.select([self.out], [], [], 0.05)[0]:
-            if not self.copy():
+            if not self.copy_output():
                 break
-        kill_all()
-        if self.silent and self.rank == 0:
+        kill_descendants()
+        if self.head_gone and self.rank == 0:
             cancel_job()
 
 
@@ -254,7 +254,7 @@ def cancel_job() -> None:
         subprocess.run(["scancel", job], check=False)
 
 
-def program_of(part: RankPart) -> str:
+def find_program(part: RankCommandJson) -> str:
     """The rank's program under any of its names; "" where it has none here."""
     program = part["argv"][0]
     folder = os.path.dirname(program)
@@ -264,19 +264,19 @@ def program_of(part: RankPart) -> str:
     return ""
 
 
-def gpus() -> list[str]:
+def gpu_names() -> list[str]:
     """Names of the GPUs as the driver tells them."""
     ask = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    return [line.strip() for line in printed(ask) if line.strip()]
+    return [line.strip() for line in output_lines(ask) if line.strip()]
 
 
-def version(words: list[str]) -> str:
+def engine_version(words: list[str]) -> str:
     """The engine's version, by the words that ask for it; "" where that is not known."""
-    lines = printed(words) if words else []
+    lines = output_lines(words) if words else []
     return lines[-1][:80] if lines else ""
 
 
-def printed(words: list[str]) -> list[str]:
+def output_lines(words: list[str]) -> list[str]:
     """The lines that a program prints; none where it is missing, fails or hangs."""
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
@@ -285,7 +285,7 @@ def printed(words: list[str]) -> list[str]:
     return done.stdout.strip().splitlines() if done.returncode == 0 else []
 
 
-def rdma() -> int:
+def rdma_bytes_per_s() -> int:
     """Bytes a second of all active RDMA ports, as they say: "400 Gb/sec (4X NDR)"."""
     total = 0.0
     for port in glob.glob("/sys/class/infiniband/*/ports/*"):
@@ -295,35 +295,35 @@ def rdma() -> int:
     return int(total)
 
 
-def probe(order: Order, rank: int) -> Answer:
+def probe_node(config: AgentConfig, rank: int) -> AgentReply:
     """What this node is."""
-    wanted = order["weights"] if rank == 0 or not order["first_only"] else ""
+    wanted = config["weights"] if rank == 0 or not config["first_only"] else ""
     return {
         "host": socket.gethostname(),
         "time": time.time(),
-        "program": program_of(order["ranks"][rank]),
-        "version": version(order["version"]),
-        "gpus": gpus(),
+        "program": find_program(config["ranks"][rank]),
+        "version": engine_version(config["version"]),
+        "gpus": gpu_names(),
         "weights": not wanted or os.path.exists(os.path.expanduser(wanted)),
-        "rdma": rdma(),
+        "rdma": rdma_bytes_per_s(),
     }
 
 
 def main() -> int:
     """Do what the first line says."""
-    order = read_order()
-    rank = order["rank"] if order["rank"] is not None else int(os.environ.get("SLURM_NODEID", 0))
-    mode = order["mode"]
+    config = read_config()
+    rank = config["rank"] if config["rank"] is not None else int(os.environ.get("SLURM_NODEID", 0))
+    mode = config["mode"]
     if mode == "sweep":
-        kill(marked(order["mark"]), signal.SIGKILL)
+        send_signal(processes_with_mark(config["mark"]), signal.SIGKILL)
         return 0
     if mode in ("probe", "reach"):
-        told = probe(order, rank) if mode == "probe" else reach(order, rank)
-        say("moebox-told: " + json.dumps({"rank": rank, **told}))
+        reply = probe_node(config, rank) if mode == "probe" else try_links(config, rank)
+        print_line("moebox-reply: " + json.dumps({"rank": rank, **reply}))
         return 0
-    say(f"moebox-agent: rank {rank} on {order['names'][rank]} ({socket.gethostname()}), process {os.getpid()}")
-    code = Rank(order, rank).run()
-    say(f"moebox-agent: rank {rank} ended with {code}")
+    print_line(f"moebox-agent: rank {rank} on {config['names'][rank]} ({socket.gethostname()}), process {os.getpid()}")
+    code = RankProcess(config, rank).run()
+    print_line(f"moebox-agent: rank {rank} ended with {code}")
     return code if code >= 0 else 128 - code
 
 

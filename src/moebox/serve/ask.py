@@ -6,17 +6,17 @@ from moebox import http
 from moebox.core.endpoint import Endpoint
 from moebox.loose import figure, rows, words
 
-HEALTH_WAIT_S = 2.0
-CHAT_WAIT_S = 900.0  # the first request may compile kernels; patience with the log decides before this does
+HEALTH_TIMEOUT_S = 2.0
+CHAT_TIMEOUT_S = 900.0  # the first request may compile kernels; patience with the log decides before this does
 
 
-class Chat(threading.Thread):
+class ChatProbe(threading.Thread):
     """One short chat, asked beside the watching of the log; `answer` is None while it thinks."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         super().__init__(daemon=True)
         self.endpoint = endpoint
-        self.answer: http.Reply | None = None
+        self.reply: http.Reply | None = None
 
     def run(self) -> None:
         """Ask."""
@@ -24,17 +24,17 @@ class Chat(threading.Thread):
         if self.endpoint.model:
             body["model"] = self.endpoint.model
         url = f"{self.endpoint.base_url}/chat/completions"
-        self.answer = http.post_json(url, body, headers=self.endpoint.headers, timeout_s=CHAT_WAIT_S)
+        self.reply = http.post_json(url, body, headers=self.endpoint.headers, timeout_s=CHAT_TIMEOUT_S)
 
     @property
-    def loading(self) -> bool:
+    def is_loading(self) -> bool:
         """It answered that it is not ready yet: some servers answer health first."""
-        return self.answer is not None and self.answer.status == 503
+        return self.reply is not None and self.reply.status == 503
 
     @property
-    def complaint(self) -> str:
+    def problem(self) -> str:
         """Why the answer is none, or "" when it is one."""
-        answer = self.answer
+        answer = self.reply
         assert answer is not None
         if not answer.ok:
             return answer.error

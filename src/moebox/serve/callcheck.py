@@ -9,7 +9,7 @@ from moebox.core.endpoint import KEY_HINT, REFUSED, Endpoint
 from moebox.errors import AnswerIsNo, Outside
 from moebox.loose import Json, rows, words
 from moebox.phantom.client_checks import CODING_SYSTEM, HELLO_PROMPT, READ_TOOL_DESCRIPTION
-from moebox.serve.connect import Client
+from moebox.serve.connect import ClientName
 from moebox.stream.sse import Events, is_end
 from moebox.units import seconds
 
@@ -20,13 +20,13 @@ PARAMETERS = {
     "properties": {"file_path": {"type": "string", "description": "absolute path"}},
     "required": ["file_path"],
 }
-ROOM = 4096  # tokens: a model that thinks must come to the call
-MOST_EVENTS = 4 * ROOM  # some servers send a token in several
-LONGEST_S = 1800.0  # of all of a reply: two tokens a second
+MAX_TOKENS = 4096  # tokens: a model that thinks must come to the call
+MAX_EVENTS = 4 * MAX_TOKENS  # some servers send a token in several
+MAX_REPLY_S = 1800.0  # of all of a reply: two tokens a second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class ClientCall:
     """What the call brought."""
 
     protocol: str
@@ -35,45 +35,45 @@ class Check:
     events: int
 
 
-def check(client: Client, endpoint: Endpoint, *, timeout_s: float = 300.0) -> Check:
+def call_as_client(client: ClientName, endpoint: Endpoint, *, timeout_s: float = 300.0) -> ClientCall:
     """Call as `client` does; AnswerIsNo when the answer is not what that client can use."""
     if client == "claude-code":
-        return _messages(endpoint, timeout_s)
-    return _chat(endpoint, tools=client in ("zed", "opencode"), timeout_s=timeout_s)
+        return _call_messages(endpoint, timeout_s)
+    return _call_chat(endpoint, tools=client in ("zed", "opencode"), timeout_s=timeout_s)
 
 
-def _messages(endpoint: Endpoint, timeout_s: float) -> Check:
+def _call_messages(endpoint: Endpoint, timeout_s: float) -> ClientCall:
     """Anthropic's /v1/messages, streamed, with a tool that must be called."""
     url = f"{endpoint.root}/v1/messages"
     body = {
         "model": endpoint.model,
-        "max_tokens": ROOM,
+        "max_tokens": MAX_TOKENS,
         "stream": True,
         "system": [{"type": "text", "text": CODING_SYSTEM}],
         "messages": [{"role": "user", "content": [{"type": "text", "text": QUESTION}]}],
         "tools": [{"name": "Read", "description": READ_TOOL_DESCRIPTION, "input_schema": PARAMETERS}],
     }
     headers = {"x-api-key": endpoint.key or "dummy", "anthropic-version": "2023-06-01"}
-    call = Called()
+    call = StreamedCall()
     reason = ""
-    for event in _stream(url, headers | endpoint.headers, body, timeout_s):
+    for event in _stream_events(url, headers | endpoint.headers, body, timeout_s):
         call.events += 1
         if words(event, "content_block.type") == "tool_use":
             call.name = words(event, "content_block.name")
         call.arguments += words(event, "delta.partial_json")
         call.text += words(event, "delta.text")
         reason = words(event, "delta.stop_reason") or reason
-    call.judge(url, "Read", f" (stop_reason {reason or 'missing'})")
+    call.require_call(url, "Read", f" (stop_reason {reason or 'missing'})")
     evidence = f"{call.name}({call.arguments}), {reason}"
-    return Check(protocol="anthropic messages", url=url, evidence=evidence, events=call.events)
+    return ClientCall(protocol="anthropic messages", url=url, evidence=evidence, events=call.events)
 
 
-def _chat(endpoint: Endpoint, *, tools: bool, timeout_s: float) -> Check:
+def _call_chat(endpoint: Endpoint, *, tools: bool, timeout_s: float) -> ClientCall:
     """OpenAI's chat completions, streamed; with a tool for the clients that work by tools."""
     url = f"{endpoint.base_url}/chat/completions"
     body: dict[str, object] = {
         "model": endpoint.model,
-        "max_tokens": ROOM,
+        "max_tokens": MAX_TOKENS,
         "stream": True,
         "stream_options": {"include_usage": True},
         "messages": [{"role": "user", "content": QUESTION if tools else HELLO_PROMPT}],
@@ -81,27 +81,27 @@ def _chat(endpoint: Endpoint, *, tools: bool, timeout_s: float) -> Check:
     if tools:
         function = {"name": "read_file", "description": READ_TOOL_DESCRIPTION, "parameters": PARAMETERS}
         body |= {"tools": [{"type": "function", "function": function}], "tool_choice": "auto"}
-    call = Called()
-    for event in _stream(url, endpoint.headers, body, timeout_s):
+    call = StreamedCall()
+    for event in _stream_events(url, endpoint.headers, body, timeout_s):
         call.events += 1
         for choice in rows(event, "choices"):
-            call.chat(choice)
+            call.add_choice(choice)
     if not tools:
         return _spoken(url, call)
-    call.judge(url, "read_file")
+    call.require_call(url, "read_file")
     evidence = f"{call.name}({call.arguments})"
-    return Check(protocol="openai chat with tools", url=url, evidence=evidence, events=call.events)
+    return ClientCall(protocol="openai chat with tools", url=url, evidence=evidence, events=call.events)
 
 
-def _spoken(url: str, call: "Called") -> Check:
+def _spoken(url: str, call: "StreamedCall") -> ClientCall:
     """A reply in words; AnswerIsNo where there are none."""
     if not call.text.strip():
         raise AnswerIsNo(f"{url}: answered with no text", hint="does the reasoning parser swallow the answer?")
-    return Check(protocol="openai chat", url=url, evidence=call.text.strip()[:120], events=call.events)
+    return ClientCall(protocol="openai chat", url=url, evidence=call.text.strip()[:120], events=call.events)
 
 
 @dataclass
-class Called:
+class StreamedCall:
     """What the stream has brought so far."""
 
     events: int = 0
@@ -109,17 +109,17 @@ class Called:
     arguments: str = ""
     text: str = ""
 
-    def chat(self, choice: Json) -> None:
+    def add_choice(self, choice: Json) -> None:
         """A choice of OpenAI's protocol."""
         self.text += words(choice, "delta.content")
         for call in rows(choice, "delta.tool_calls"):
             self.name = self.name or words(call, "function.name")
             self.arguments += words(call, "function.arguments")
 
-    def judge(self, url: str, wanted: str, why: str = "") -> None:
+    def require_call(self, url: str, wanted: str, suffix: str = "") -> None:
         """AnswerIsNo unless `wanted` was called with the path that was asked for."""
         if not self.name:
-            said = f"{self.text[:120]!r}{why}"
+            said = f"{self.text[:120]!r}{suffix}"
             raise AnswerIsNo(f"{url}: answered without calling the tool: {said}", hint="is a tool parser set?")
         try:
             given = json.loads(self.arguments or "{}")
@@ -129,7 +129,7 @@ class Called:
             raise AnswerIsNo(f"{url}: called {self.name}({self.arguments[:120]}) instead of {wanted} with {PATH}")
 
 
-def _stream(url: str, headers: Mapping[str, str], body: Json, timeout_s: float) -> Iterator[Json]:
+def _stream_events(url: str, headers: Mapping[str, str], body: Json, timeout_s: float) -> Iterator[Json]:
     """The JSON of every event; Outside when the server cannot be reached or refuses."""
     import httpx2
 
@@ -137,7 +137,7 @@ def _stream(url: str, headers: Mapping[str, str], body: Json, timeout_s: float) 
         with httpx2.stream("POST", url, headers=dict(headers), json=body, timeout=timeout_s, trust_env=False) as answer:
             if answer.status_code != 200:
                 answer.read()
-                raise _refused(url, answer.status_code, answer.text)
+                raise _refusal_error(url, answer.status_code, answer.text)
             yield from _events(url, answer.iter_bytes())
     except (httpx2.HTTPError, httpx2.InvalidURL) as problem:
         raise Outside(f"{url}: {problem or type(problem).__name__}", hint="is the server up?") from None
@@ -145,13 +145,13 @@ def _stream(url: str, headers: Mapping[str, str], body: Json, timeout_s: float) 
 
 def _events(url: str, pieces: Iterable[bytes]) -> Iterator[Json]:
     """The JSON of every event up to the one that ends the reply: not every server hangs up then, or ever ends."""
-    until = time.monotonic() + LONGEST_S
+    until = time.monotonic() + MAX_REPLY_S
     for number, data in enumerate(_whole(url, pieces, until)):
         if is_end(data):
             return
-        if number == MOST_EVENTS:
-            raise AnswerIsNo(f"{url}: more than {MOST_EVENTS:,} events, though asked for {ROOM:,} tokens at most")
-        event = _event(url, data.decode(errors="replace"))
+        if number == MAX_EVENTS:
+            raise AnswerIsNo(f"{url}: more than {MAX_EVENTS:,} events, though asked for {MAX_TOKENS:,} tokens at most")
+        event = _parse_event(url, data.decode(errors="replace"))
         yield event
         if event.get("type") == "message_stop":
             return
@@ -165,7 +165,7 @@ def _whole(url: str, pieces: Iterable[bytes], until: float) -> Iterator[bytes]:
         if parser.problem:
             raise AnswerIsNo(f"{url}: streamed {parser.problem}")
         if time.monotonic() > until:
-            raise AnswerIsNo(f"{url}: the reply had no end within {seconds(LONGEST_S)}")
+            raise AnswerIsNo(f"{url}: the reply had no end within {seconds(MAX_REPLY_S)}")
     yield from _said(parser.close())
 
 
@@ -173,7 +173,7 @@ def _said(found: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
     return (data for _, data in found if data.strip())
 
 
-def _event(url: str, text: str) -> Json:
+def _parse_event(url: str, text: str) -> Json:
     try:
         event = json.loads(text)
     except (ValueError, RecursionError):
@@ -185,7 +185,7 @@ def _event(url: str, text: str) -> Json:
     return event
 
 
-def _refused(url: str, status: int, text: str) -> AnswerIsNo | Outside:
+def _refusal_error(url: str, status: int, text: str) -> AnswerIsNo | Outside:
     said = " ".join(text.split())[:200]
     if status in (404, 405, 501):
         hint = "vLLM, SGLang and llama.cpp of 2026 have it; older ones need a translating proxy"

@@ -16,136 +16,136 @@ from moebox.errors import BadInput
 from moebox.loose import Json
 from moebox.serve import jsonc
 
-Client = Literal["claude-code", "zed", "opencode", "openai", "curl"]
-CLIENTS: tuple[Client, ...] = get_args(Client)
-TOLD_CONTEXT: tuple[Client, ...] = ("claude-code", "zed", "opencode")
-TOLD_VISION: tuple[Client, ...] = ("zed", "opencode")
+ClientName = Literal["claude-code", "zed", "opencode", "openai", "curl"]
+CLIENTS: tuple[ClientName, ...] = get_args(ClientName)
+CLIENTS_WITH_CONTEXT: tuple[ClientName, ...] = ("claude-code", "zed", "opencode")
+CLIENTS_WITH_VISION: tuple[ClientName, ...] = ("zed", "opencode")
 NO_KEY = "dummy"  # clients insist on a key; a server without one takes any
-MODEST_CONTEXT = 65536  # told to clients when the server does not say: what first runs are planned for
-CLAUDE_LEAST = 100_000  # the smallest window that Claude Code lets compaction be set to
-CLAUDE_NEEDS = 32_768  # its own prompt and tools, and room to work
-COMPACT_AT = 80  # per cent of the context
-ROOM_TO_ANSWER = 32768  # most tokens that editors ask for in one answer; never more than half the context
+DEFAULT_CONTEXT = 65536  # told to clients when the server does not say: what first runs are planned for
+CLAUDE_MIN_WINDOW = 100_000  # the smallest window that Claude Code lets compaction be set to
+CLAUDE_MIN_CONTEXT = 32_768  # its own prompt and tools, and room to work
+COMPACT_PERCENT = 80  # per cent of the context
+MAX_OUTPUT = 32768  # most tokens that editors ask for in one answer; never more than half the context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class ClientSettings:
     """What one client needs."""
 
-    client: Client
-    shown: str  # to paste: exports, JSON or a command
+    client: ClientName
+    text: str  # to paste: exports, JSON or a command
     path: Path | None = None  # the file `--write` merges into
     changes: Json = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reached:
+class LiveModel:
     """A live model as clients see it."""
 
     endpoint: Endpoint
     key_env: str = ""
-    context: int = MODEST_CONTEXT
+    context: int = DEFAULT_CONTEXT
     vision: bool = False
 
 
-def settings(client: Client, reached: Reached) -> Settings:
+def client_settings(client: ClientName, live: LiveModel) -> ClientSettings:
     """The configuration of `client`."""
     return {
-        "claude-code": _claude_code,
-        "zed": _zed,
-        "opencode": _opencode,
-        "openai": _openai,
-        "curl": _curl,
-    }[client](reached)
+        "claude-code": _claude_settings,
+        "zed": _zed_settings,
+        "opencode": _opencode_settings,
+        "openai": _openai_settings,
+        "curl": _curl_settings,
+    }[client](live)
 
 
-def _claude_code(reached: Reached) -> Settings:
+def _claude_settings(live: LiveModel) -> ClientSettings:
     """The variables of Lambda's guide to Kimi K2.6; in the file, a key is fetched by a command."""
-    model = reached.endpoint.model
+    model = live.endpoint.model
     names = ["ANTHROPIC_MODEL"]
     names += [f"ANTHROPIC_DEFAULT_{size}_MODEL" for size in ("SONNET", "OPUS", "HAIKU")]
     names += ["ANTHROPIC_SMALL_FAST_MODEL", "ANTHROPIC_FAST_MODEL"]
-    env = {"ANTHROPIC_BASE_URL": reached.endpoint.root, "ANTHROPIC_API_KEY": NO_KEY} | dict.fromkeys(names, model)
-    env |= {"DISABLE_TELEMETRY": "1", "ENABLE_PROMPT_CACHING_1H": "1"} | _claude_limits(reached)
+    env = {"ANTHROPIC_BASE_URL": live.endpoint.root, "ANTHROPIC_API_KEY": NO_KEY} | dict.fromkeys(names, model)
+    env |= {"DISABLE_TELEMETRY": "1", "ENABLE_PROMPT_CACHING_1H": "1"} | _claude_limits(live)
     exports = {name: f"export {name}={shlex.quote(value)}" for name, value in env.items()}
     changes: dict[str, object] = {"env": env}
-    if reached.key_env:
-        exports["ANTHROPIC_API_KEY"] = _key_line("ANTHROPIC_API_KEY", reached)
+    if live.key_env:
+        exports["ANTHROPIC_API_KEY"] = _key_line("ANTHROPIC_API_KEY", live)
         del env["ANTHROPIC_API_KEY"]
-        changes["apiKeyHelper"] = f"printenv {reached.key_env}"
+        changes["apiKeyHelper"] = f"printenv {live.key_env}"
     folder = Path(os.environ.get("CLAUDE_CONFIG_DIR") or Path.home() / ".claude")
-    short = f"Claude Code's own prompt is about 20,000 tokens; a context of {reached.context:,} is too short for it"
-    return Settings(
+    short = f"Claude Code's own prompt is about 20,000 tokens; a context of {live.context:,} is too short for it"
+    return ClientSettings(
         client="claude-code",
-        shown="\n".join([*exports.values(), "", "claude"]),
+        text="\n".join([*exports.values(), "", "claude"]),
         path=folder / "settings.json",
         changes=changes,
-        notes=(short,) if reached.context < CLAUDE_NEEDS else (),
+        notes=(short,) if live.context < CLAUDE_MIN_CONTEXT else (),
     )
 
 
-def _claude_limits(reached: Reached) -> dict[str, str]:
+def _claude_limits(live: LiveModel) -> dict[str, str]:
     """What the server has. Claude Code takes a model it does not know for one of 200,000 tokens.
 
     As 2.1.197 reads them: the window for compaction is never taken below CLAUDE_LEAST, so for less the share of it at
     which compaction begins is lowered instead; CLAUDE_CODE_MAX_CONTEXT_TOKENS counts where compaction is off.
     """
-    window = max(reached.context, CLAUDE_LEAST)
+    window = max(live.context, CLAUDE_MIN_WINDOW)
     limits = {
-        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(output_tokens(reached)),
-        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(reached.context),
+        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(max_output_tokens(live)),
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(live.context),
         "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(window),
     }
-    if reached.context < CLAUDE_LEAST:
-        limits["CLAUDE_AUTOCOMPACT_PCT_OVERRIDE"] = str(max(1, COMPACT_AT * reached.context // window))
+    if live.context < CLAUDE_MIN_WINDOW:
+        limits["CLAUDE_AUTOCOMPACT_PCT_OVERRIDE"] = str(max(1, COMPACT_PERCENT * live.context // window))
     return limits
 
 
-def _key_line(name: str, reached: Reached) -> str:
+def _key_line(name: str, reached: LiveModel) -> str:
     return f'export {name}="${reached.key_env}"'
 
 
-def output_tokens(reached: Reached) -> int:
+def max_output_tokens(live: LiveModel) -> int:
     """The most tokens a client should ask for in one reply."""
-    return min(ROOM_TO_ANSWER, reached.context // 2)
+    return min(MAX_OUTPUT, live.context // 2)
 
 
-def _zed(reached: Reached) -> Settings:
+def _zed_settings(live: LiveModel) -> ClientSettings:
     model = {
-        "name": reached.endpoint.model,
-        "display_name": f"{reached.endpoint.model} (moebox)",
-        "max_tokens": reached.context,
-        "max_output_tokens": output_tokens(reached),
+        "name": live.endpoint.model,
+        "display_name": f"{live.endpoint.model} (moebox)",
+        "max_tokens": live.context,
+        "max_output_tokens": max_output_tokens(live),
         "capabilities": {
             "tools": True,
-            "images": reached.vision,
+            "images": live.vision,
             "parallel_tool_calls": False,
             "prompt_cache_key": False,
         },
     }
-    provider = {"api_url": reached.endpoint.base_url, "available_models": [model]}
+    provider = {"api_url": live.endpoint.base_url, "available_models": [model]}
     changes = {"language_models": {"openai_compatible": {"moebox": provider}}}
     home = files.config_home()
     # Zed takes a provider's key from NAME_API_KEY, or asks for it once and keeps it in the system's keychain.
-    key = f'export MOEBOX_API_KEY="${reached.key_env}"' if reached.key_env else f"export MOEBOX_API_KEY={NO_KEY}"
-    return Settings(
+    key = f'export MOEBOX_API_KEY="${live.key_env}"' if live.key_env else f"export MOEBOX_API_KEY={NO_KEY}"
+    return ClientSettings(
         client="zed",
-        shown=_json(changes),
+        text=_json(changes),
         path=home / "zed" / "settings.json",
         changes=changes,
         notes=(f"start Zed where `{key}` holds: it reads the key from there",),
     )
 
 
-def _opencode(reached: Reached) -> Settings:
-    model = reached.endpoint.model
-    options = {"baseURL": reached.endpoint.base_url}
-    if reached.key_env:
-        options["apiKey"] = f"{{env:{reached.key_env}}}"
-    limit = {"context": reached.context, "output": output_tokens(reached)}
+def _opencode_settings(live: LiveModel) -> ClientSettings:
+    model = live.endpoint.model
+    options = {"baseURL": live.endpoint.base_url}
+    if live.key_env:
+        options["apiKey"] = f"{{env:{live.key_env}}}"
+    limit = {"context": live.context, "output": max_output_tokens(live)}
     entry: dict[str, object] = {"name": model, "limit": limit, "tool_call": True}
-    if reached.vision:  # a custom model is taken to read text alone (anomalyco/opencode#25229)
+    if live.vision:  # a custom model is taken to read text alone (anomalyco/opencode#25229)
         entry |= {"attachment": True, "modalities": {"input": ["text", "image"], "output": ["text"]}}
     provider = {
         "npm": "@ai-sdk/openai-compatible",
@@ -156,39 +156,39 @@ def _opencode(reached: Reached) -> Settings:
     changes = {"$schema": "https://opencode.ai/config.json", "provider": {"moebox": provider}}
     folder = files.config_home() / "opencode"
     path = folder / "opencode.jsonc" if (folder / "opencode.jsonc").exists() else folder / "opencode.json"
-    return Settings(
+    return ClientSettings(
         client="opencode",
-        shown=_json(changes),
+        text=_json(changes),
         path=path,
         changes=changes,
         notes=(f"`opencode -m moebox/{model}` uses it",),
     )
 
 
-def _openai(reached: Reached) -> Settings:
-    key = _key_line("OPENAI_API_KEY", reached) if reached.key_env else f"export OPENAI_API_KEY={NO_KEY}"
-    lines = [f"export OPENAI_BASE_URL={shlex.quote(reached.endpoint.base_url)}", key, ""]
+def _openai_settings(live: LiveModel) -> ClientSettings:
+    key = _key_line("OPENAI_API_KEY", live) if live.key_env else f"export OPENAI_API_KEY={NO_KEY}"
+    lines = [f"export OPENAI_BASE_URL={shlex.quote(live.endpoint.base_url)}", key, ""]
     lines += [
         "python3 - <<'CODE'",
         "from openai import OpenAI",
         "answer = OpenAI().chat.completions.create(",
-        f"    model={reached.endpoint.model!r}, messages=[{{'role': 'user', 'content': 'Say hello.'}}]",
+        f"    model={live.endpoint.model!r}, messages=[{{'role': 'user', 'content': 'Say hello.'}}]",
         ")",
         "print(answer.choices[0].message.content)",
         "CODE",
     ]
-    return Settings(client="openai", shown="\n".join(lines))
+    return ClientSettings(client="openai", text="\n".join(lines))
 
 
-def _curl(reached: Reached) -> Settings:
-    body = {"model": reached.endpoint.model, "messages": [{"role": "user", "content": "Say hello."}]}
-    lines = [f"curl -sS {shlex.quote(reached.endpoint.base_url + '/chat/completions')}"]
+def _curl_settings(live: LiveModel) -> ClientSettings:
+    body = {"model": live.endpoint.model, "messages": [{"role": "user", "content": "Say hello."}]}
+    lines = [f"curl -sS {shlex.quote(live.endpoint.base_url + '/chat/completions')}"]
     lines.append("-H 'Content-Type: application/json'")
-    if reached.key_env:
+    if live.key_env:
         # a file that is a pipe: the key stands in no process list
-        lines.append(f"-H @<(printf 'Authorization: Bearer %s' \"${reached.key_env}\")")
+        lines.append(f"-H @<(printf 'Authorization: Bearer %s' \"${live.key_env}\")")
     lines.append(f"-d {shlex.quote(_json(body, indent=None))}")
-    return Settings(client="curl", shown=" \\\n  ".join(lines))
+    return ClientSettings(client="curl", text=" \\\n  ".join(lines))
 
 
 def _json(value: Any, indent: int | None = 2) -> str:
@@ -205,14 +205,14 @@ def _read(path: Path) -> str | None:
         raise BadInput(f"{path}: cannot be read: {problem}") from None
 
 
-def write(wanted: Settings) -> tuple[Path, Path | None]:
+def write_settings(settings: ClientSettings) -> tuple[Path, Path | None]:
     """Merge into the client's own file: that file, and the backup of what it was (None where nothing was changed)."""
-    if wanted.path is None:
+    if settings.path is None:
         hint = "leave --write out and paste what is printed"
-        raise BadInput(f"{wanted.client} has no settings file to write", hint=hint)
-    path = wanted.path.resolve()
+        raise BadInput(f"{settings.client} has no settings file to write", hint=hint)
+    path = settings.path.resolve()
     before = _read(path)
-    after = jsonc.merged(before or "", wanted.changes, str(path))
+    after = jsonc.merge_changes(before or "", settings.changes, str(path))
     if after == before:
         return path, None
     with files.writing(path, refused=BadInput):

@@ -19,7 +19,7 @@ FLASH = {"on": "ENABLED", "off": "DISABLED", "auto": "AUTO"}
 REASONING = {"none": "NONE", "auto": "AUTO", "deepseek": "DEEPSEEK", "deepseek-legacy": "DEEPSEEK_LEGACY"}
 
 
-def parser() -> argparse.ArgumentParser:
+def argument_parser() -> argparse.ArgumentParser:
     """llama-server's spelling of what can be set here."""
     words = argparse.ArgumentParser(prog="moebox-embedded", allow_abbrev=False, description=__doc__)
     add = words.add_argument
@@ -51,18 +51,18 @@ def parser() -> argparse.ArgumentParser:
     add("--spec-type", choices=("none", "draft-simple"), default="none")
     add("-md", "--spec-draft-model", default="")
     add("--spec-draft-n-max", type=int, default=3)
-    add("-ot", "--override-tensor", type=in_memory, action="append")
+    add("-ot", "--override-tensor", type=check_placement, action="append")
     return words
 
 
-def in_memory(rule: str) -> str:
+def check_placement(rule: str) -> str:
     """A placement rule; the wheel is built for the CPU, so memory is the only place there is."""
     if not rule.endswith("=CPU"):
         raise argparse.ArgumentTypeError(f"{rule}: the embedded engine has no GPU; only =CPU can be meant")
     return rule
 
 
-def parameters(given: argparse.Namespace) -> Any:
+def server_parameters(given: argparse.Namespace) -> Any:
     """The wheel's parameter object, filled in."""
     import xllamacpp as x
 
@@ -117,14 +117,14 @@ def default_threads() -> int:
 
 def main(argv: list[str] | None = None) -> int:
     """Serve until SIGINT or SIGTERM."""
-    given = parser().parse_args(argv)
+    given = argument_parser().parse_args(argv)
     try:
         import xllamacpp
     except ImportError as problem:
         print(f"error: the embedded engine cannot be loaded: {problem}", file=sys.stderr)
         return 3
     try:
-        server = xllamacpp.Server(parameters(given))
+        server = xllamacpp.Server(server_parameters(given))
     except RuntimeError as problem:
         print(f"error: {problem}", file=sys.stderr)
         return 1

@@ -9,32 +9,34 @@ from moebox import http
 from moebox.core import registry
 from moebox.core.endpoint import Endpoint
 from moebox.core.engine_facts import DeviceFacts, EngineFacts
-from moebox.serve.watch import Seen
+from moebox.serve.watch import LogSummary
 
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 # vLLM's info metric carries these as labels (0.32).
 CACHE_LABELS = {"kv_cache_size_tokens": "kv_tokens", "kv_cache_max_concurrency": "max_concurrency"}
 
 
-def gather(endpoint: Endpoint, seen: Seen) -> EngineFacts:
+def gather_facts(endpoint: Endpoint, summary: LogSummary) -> EngineFacts:
     """Facts of the whole engine and of each device."""
-    figures = dict(seen.facts)
-    told_by = registry.traits(endpoint.engine).tells_cache if endpoint.engine in registry.names() else ""
-    if told_by:
-        text = http.get(f"{endpoint.root}{told_by}", headers=endpoint.headers).text
-        figures |= of_props(text) if told_by == "/props" else of_metrics(text)
-    devices = tuple(msgspec.convert({**sizes, "device": name}, DeviceFacts) for name, sizes in by_device(seen).items())
+    figures = dict(summary.facts)
+    cache_path = registry.traits(endpoint.engine).tells_cache if endpoint.engine in registry.names() else ""
+    if cache_path:
+        text = http.get(f"{endpoint.root}{cache_path}", headers=endpoint.headers).text
+        figures |= parse_props(text) if cache_path == "/props" else parse_cache_metrics(text)
+    devices = tuple(
+        msgspec.convert({**sizes, "device": name}, DeviceFacts) for name, sizes in by_device(summary).items()
+    )
     return EngineFacts.of(figures, devices)
 
 
-def by_device(seen: Seen) -> dict[str, dict[str, float]]:
+def by_device(seen: LogSummary) -> dict[str, dict[str, float]]:
     """What each device holds; an engine with one worker names no device, so its bytes are the first GPU's."""
     if seen.devices or "weights_bytes" not in seen.facts:
         return seen.devices
     return {"gpu0": {name: value for name, value in seen.facts.items() if name.endswith("_bytes")}}
 
 
-def of_metrics(text: str) -> dict[str, float]:
+def parse_cache_metrics(text: str) -> dict[str, float]:
     """The cache's size from vLLM's `cache_config_info`, exact where the log rounds."""
     found: dict[str, float] = {}
     for line in text.splitlines():
@@ -45,7 +47,7 @@ def of_metrics(text: str) -> dict[str, float]:
     return found
 
 
-def of_props(text: str) -> dict[str, float]:
+def parse_props(text: str) -> dict[str, float]:
     """Context of a slot and number of slots from llama.cpp's /props."""
     try:
         document = json.loads(text)

@@ -26,13 +26,13 @@ class LaunchFailed(Outside):
         self.finding = finding
 
 
-def failed(fault: Fault, what: str, search: Search, *, log: str) -> LaunchFailed:
+def launch_failure(fault: Fault, what: str, search: Search, *, log: str) -> LaunchFailed:
     """The failure in one line, with the first cause the log gives and how to mend it."""
     search.finish()
     cause = search.cause
     if cause is None:
         reason = f": {search.unexplained}" if search.unexplained else ""
-        hint = f"{LESS}. The log is {log}" if fault == "oom" else f"no known symptom; the log is {log}"
+        hint = f"{MEMORY_HINT}. The log is {log}" if fault == "oom" else f"no known symptom; the log is {log}"
         return LaunchFailed(f"{what}{reason}", fault=fault, hint=hint)
     hint = cause.remedy
     if cause.change:
@@ -45,11 +45,13 @@ def failed(fault: Fault, what: str, search: Search, *, log: str) -> LaunchFailed
     )
 
 
-LESS = "give it less to hold: a shorter context, fewer sequences or a smaller batch; `moebox plan` says what fits"
+MEMORY_HINT = (
+    "give it less to hold: a shorter context, fewer sequences or a smaller batch; `moebox plan` says what fits"
+)
 OUT_OF_MEMORY = "ran out of memory: the kernel's OOM killer ended it"
 
 
-def ending(code: int | None, *, oom: bool = False) -> str:
+def describe_exit(code: int | None, *, oom: bool = False) -> str:
     """How a process ended, in words."""
     import signal
 

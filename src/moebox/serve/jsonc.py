@@ -27,55 +27,55 @@ class Span:
     items: list["Span"] = field(default_factory=list)
 
 
-def parse(text: str, where: str) -> Span:
+def parse_spans(text: str, where: str) -> Span:
     """The spans of a whole document; BadInput says where it is not one."""
-    reader = _Reader(text, where)
-    if not text[reader.blank(0) :]:
+    reader = _SpanReader(text, where)
+    if not text[reader.skip_blank(0) :]:
         return Span(start=0, end=0, members=None)
-    span = reader.value(reader.blank(0), 0)
-    if reader.blank(span.end) != len(text):
-        reader.wrong(reader.blank(span.end))
+    span = reader.read_value(reader.skip_blank(0), 0)
+    if reader.skip_blank(span.end) != len(text):
+        reader.fail_at(reader.skip_blank(span.end))
     return span
 
 
-class _Reader:
+class _SpanReader:
     def __init__(self, text: str, where: str) -> None:
         self.text, self.where = text, where
 
-    def wrong(self, at: int) -> NoReturn:
+    def fail_at(self, at: int) -> NoReturn:
         line = self.text.count("\n", 0, at) + 1
         hint = "fix the file, or paste the settings by hand"
         raise BadInput(f"{self.where}: line {line} is not valid JSON", hint=hint)
 
-    def blank(self, at: int) -> int:
+    def skip_blank(self, at: int) -> int:
         match = BLANK.match(self.text, at)
         return match.end() if match else at
 
-    def value(self, at: int, depth: int) -> Span:
+    def read_value(self, at: int, depth: int) -> Span:
         head = self.text[at : at + 1]
         if depth > DEEPEST:
-            self.wrong(at)
+            self.fail_at(at)
         if head == "{":
-            return self.object(at, depth)
+            return self.read_object(at, depth)
         if head == "[":
-            return self.array(at, depth)
+            return self.read_array(at, depth)
         match = (STRING if head == '"' else SCALAR).match(self.text, at)
         if not match:
-            self.wrong(at)
+            self.fail_at(at)
         return Span(start=at, end=match.end())
 
-    def object(self, at: int, depth: int) -> Span:
+    def read_object(self, at: int, depth: int) -> Span:
         span = Span(start=at, members={})
         assert span.members is not None
-        at = self.blank(at + 1)
+        at = self.skip_blank(at + 1)
         while self.text[at : at + 1] != "}":
             match = STRING.match(self.text, at)
-            colon = self.blank(match.end()) if match else at
+            colon = self.skip_blank(match.end()) if match else at
             if not match or self.text[colon : colon + 1] != ":":
-                self.wrong(at)
-            inner = self.value(self.blank(colon + 1), depth + 1)
+                self.fail_at(at)
+            inner = self.read_value(self.skip_blank(colon + 1), depth + 1)
             span.members[self.name(match)] = inner
-            at = self.comma(inner.end, "}")
+            at = self.skip_comma(inner.end, "}")
         span.end = at + 1
         return span
 
@@ -83,61 +83,61 @@ class _Reader:
         try:
             return str(json.loads(match.group(0)))
         except ValueError:
-            self.wrong(match.start())
+            self.fail_at(match.start())
 
-    def array(self, at: int, depth: int) -> Span:
+    def read_array(self, at: int, depth: int) -> Span:
         span = Span(start=at)
-        at = self.blank(at + 1)
+        at = self.skip_blank(at + 1)
         while self.text[at : at + 1] != "]":
-            inner = self.value(at, depth + 1)
+            inner = self.read_value(at, depth + 1)
             span.items.append(inner)
-            at = self.comma(inner.end, "]")
+            at = self.skip_comma(inner.end, "]")
         span.end = at + 1
         return span
 
-    def comma(self, at: int, close: str) -> int:
-        at = self.blank(at)
+    def skip_comma(self, at: int, close: str) -> int:
+        at = self.skip_blank(at)
         if self.text[at : at + 1] == ",":
-            return self.blank(at + 1)
+            return self.skip_blank(at + 1)
         if self.text[at : at + 1] != close:
-            self.wrong(at)
+            self.fail_at(at)
         return at
 
 
-def merged(text: str, changes: Json, where: str) -> str:
+def merge_changes(text: str, changes: Json, where: str) -> str:
     """`text` with every leaf of `changes` set; lists are leaves."""
-    for path, value in leaves(changes):
-        text = put(text, path, value, where)
+    for path, value in list_leaves(changes):
+        text = set_value(text, path, value, where)
     return text
 
 
-def leaves(changes: Json, under: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], object]]:
+def list_leaves(changes: Json, under: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], object]]:
     """Paths and values of nested dicts."""
     found: list[tuple[tuple[str, ...], object]] = []
     for key, value in changes.items():
-        found += leaves(value, (*under, key)) if isinstance(value, dict) and value else [((*under, key), value)]
+        found += list_leaves(value, (*under, key)) if isinstance(value, dict) and value else [((*under, key), value)]
     return found
 
 
-def put(text: str, path: tuple[str, ...], value: Any, where: str) -> str:
+def set_value(text: str, path: tuple[str, ...], value: Any, where: str) -> str:
     """`text` with the value at `path` set, and objects on the way made."""
-    text = _object(text, where)
-    span = parse(text, where)
+    text = _ensure_object(text, where)
+    span = parse_spans(text, where)
     for depth, key in enumerate(path):
         members = span.members
         if members is None:
             raise BadInput(f"{where}: {'.'.join(path[:depth])} is no object", hint="paste the settings by hand")
         if key not in members:
-            return _insert(text, span, path[depth:], value, depth)
+            return _insert_member(text, span, path[depth:], value, depth)
         span = members[key]
     if text[span.start : span.end] == json.dumps(value) or _same(text[span.start : span.end], value):
         return text
-    return text[: span.start] + _shown(value, len(path)) + text[span.end :]
+    return text[: span.start] + _format_value(value, len(path)) + text[span.end :]
 
 
-def _object(text: str, where: str) -> str:
+def _ensure_object(text: str, where: str) -> str:
     """`text`, or an empty object behind its comments where it holds nothing else."""
-    span = parse(text, where)
+    span = parse_spans(text, where)
     if span.members is not None:
         return text
     if text[span.start : span.end].strip() or BLANK.sub("", text):
@@ -152,11 +152,11 @@ def _same(text: str, value: Any) -> bool:
         return False
 
 
-def _insert(text: str, span: Span, path: tuple[str, ...], value: Any, depth: int) -> str:
+def _insert_member(text: str, span: Span, path: tuple[str, ...], value: Any, depth: int) -> str:
     """The new member goes first: nothing that stands there needs a comma it has not got."""
     for key in reversed(path[1:]):
         value = {key: value}
-    member = f"\n{'  ' * (depth + 1)}{json.dumps(path[0])}: {_shown(value, depth + 1)}"
+    member = f"\n{'  ' * (depth + 1)}{json.dumps(path[0])}: {_format_value(value, depth + 1)}"
     before, rest = text[: span.start + 1], text[span.start + 1 :]
     if span.members:
         return f"{before}{member},{rest if rest[:1] in (chr(10), chr(13)) else ' ' + rest.lstrip(' ')}"
@@ -165,6 +165,6 @@ def _insert(text: str, span: Span, path: tuple[str, ...], value: Any, depth: int
     return f"{before}{member}{' ' + inside.lstrip() if inside.strip() else ''}\n{'  ' * depth}{closing}"
 
 
-def _shown(value: Any, depth: int) -> str:
+def _format_value(value: Any, depth: int) -> str:
     """JSON text, indented for its place."""
     return json.dumps(value, indent=2, ensure_ascii=False).replace("\n", "\n" + "  " * depth)

@@ -29,7 +29,7 @@ class ServerKey:
     @property
     def counts(self) -> bool:
         """The process is still there."""
-        return state.start_tick(self.pid) == self.started
+        return state.process_start_tick(self.pid) == self.started
 
 
 def make_key() -> str:
@@ -48,7 +48,7 @@ def keep_key(port: int, key: str, *, pid: int) -> Path:
         for old in folder.glob("*.json"):
             if _read(old) is None:
                 old.unlink(missing_ok=True)
-        kept = ServerKey(pid=pid, started=state.start_tick(pid), key=key)
+        kept = ServerKey(pid=pid, started=state.process_start_tick(pid), key=key)
         return files.write_atomic(folder / f"{port}.json", codec.to_json(kept), mode=0o600)
     except OSError as problem:
         raise BadInput(f"{folder}: cannot be written: {problem.strerror}", hint=hint) from None

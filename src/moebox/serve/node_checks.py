@@ -13,12 +13,12 @@ from moebox.core.deployment import Deployment
 from moebox.core.event import NodeFacts, NodesProbed, NodesReached
 from moebox.errors import Outside
 from moebox.loose import Json
-from moebox.serve.conduct import Conducted, open_agents
-from moebox.serve.preflight import version_words
+from moebox.serve.conduct import ConductorConfig, start_agents
+from moebox.serve.preflight import version_command
 from moebox.store import Run
 from moebox.units import rate as rate_text
 
-CLOCKS_S = 5.0  # by which two nodes' clocks may differ; NCCL does not care, logs and certificates do
+MAX_CLOCK_SKEW_S = 5.0  # by which two nodes' clocks may differ; NCCL does not care, logs and certificates do
 PROBE_S = 120.0
 REACH_S = 15.0
 REACH_BYTES = 256 << 20
@@ -34,12 +34,12 @@ class NodeLink:
     rdma: int = 0  # bytes/s a node, as its ports say; 0: a node has none
 
 
-def check(deployment: Deployment, order: Conducted, run: Run) -> NodeLink:
+def check_nodes(deployment: Deployment, config: ConductorConfig, run: Run) -> NodeLink:
     """Raise for the first thing that differs or is closed; what lies between the nodes."""
-    facts = probe(deployment, order)
+    facts = probe_nodes(deployment, config)
     run.event(NodesProbed(nodes=tuple(facts)))
-    alike(facts, order.names)
-    ways = reach(order, meeting_port(deployment), workers_listen=bool(deployment.engine.workers))
+    require_same_setup(facts, config.names)
+    ways = measure_links(config, rendezvous_port(deployment), workers_listen=bool(deployment.engine.workers))
     link = NodeLink(
         tcp=min((way.tcp for way in ways), default=0.0),
         round_trip_us=max((way.round_trip_us for way in ways), default=0.0),
@@ -49,26 +49,26 @@ def check(deployment: Deployment, order: Conducted, run: Run) -> NodeLink:
     return link
 
 
-def meeting_port(deployment: Deployment) -> int:
+def rendezvous_port(deployment: Deployment) -> int:
     """Where the nodes meet: the engine's rendezvous on the first, or the workers' own port on each of the others."""
     engine = deployment.engine
     return deployment.recipe.listen.port + engine.worker_port if engine.workers else engine.meets_at
 
 
-def probe(deployment: Deployment, order: Conducted) -> list[NodeFacts]:
+def probe_nodes(deployment: Deployment, config: ConductorConfig) -> list[NodeFacts]:
     """What every node is, asked at the same time."""
     package = deployment.engine.package
-    ask = version_words("python3", package) if package else []
+    ask = version_command("python3", package) if package else []
     weights = deployment.weights
     local = weights if weights.startswith(("/", "~")) else ""
     began = time.time()
     # The workers of an engine get their share of the weights from the first node.
-    told = _answers(order, "probe", version=ask, weights=local, first_only=bool(deployment.engine.workers))
-    heard = time.time()
-    return [codec.decode(NodeFacts, {**node, "asked_at": began, "heard_at": heard}, where="a node") for node in told]
+    replies = _agent_replies(config, "probe", version=ask, weights=local, first_only=bool(deployment.engine.workers))
+    ended = time.time()
+    return [codec.decode(NodeFacts, {**node, "asked_at": began, "heard_at": ended}, where="a node") for node in replies]
 
 
-def alike(facts: list[NodeFacts], names: tuple[str, ...]) -> None:
+def require_same_setup(facts: list[NodeFacts], names: tuple[str, ...]) -> None:
     """Every node has the engine, its weights, the same version, GPUs and time."""
     first = facts[0]
     for node in facts:
@@ -81,7 +81,7 @@ def alike(facts: list[NodeFacts], names: tuple[str, ...]) -> None:
         if node.gpus != first.gpus:
             raise Outside(f"nodes differ: {names[0]} has {_gpus(first)}, {name} {_gpus(node)}")
         apart = _apart(node)
-        if apart > CLOCKS_S:
+        if apart > MAX_CLOCK_SKEW_S:
             raise Outside(f"the clock of {name} is {apart:.0f} s off this machine's", hint="is NTP running there?")
 
 
@@ -102,10 +102,10 @@ def _gpus(node: NodeFacts) -> str:
     return " and ".join(f"{count}× {name}" for name, count in kinds.items()) or "no GPU"
 
 
-def reach(order: Conducted, port: int, *, workers_listen: bool = False) -> list[NodeLink]:
+def measure_links(config: ConductorConfig, port: int, *, workers_listen: bool = False) -> list[NodeLink]:
     """The port at which the nodes meet is open between the first and each other; how fast the way is."""
-    answers = _answers(
-        order,
+    answers = _agent_replies(
+        config,
         "reach",
         port=port,
         reach_s=REACH_S,
@@ -116,7 +116,7 @@ def reach(order: Conducted, port: int, *, workers_listen: bool = False) -> list[
     for rank, answer in enumerate(answers):
         if problem := loose.words(answer, "problem"):
             what = "the workers listen there" if workers_listen else "ranks meet there"
-            raise Outside(f"{order.names[rank]}: {problem}", hint=f"open port {port} between the nodes; {what}")
+            raise Outside(f"{config.names[rank]}: {problem}", hint=f"open port {port} between the nodes; {what}")
     return [_link(way) for answer in answers for way in loose.rows(answer, "ways")]
 
 
@@ -124,7 +124,7 @@ def _link(way: Json) -> NodeLink:
     return NodeLink(tcp=loose.figure(way, "rate") or 0.0, round_trip_us=loose.figure(way, "round_trip_us") or 0.0)
 
 
-def described(link: NodeLink) -> str:
+def describe_link(link: NodeLink) -> str:
     """The way between nodes in words; NCCL over RDMA is faster than TCP."""
     if not link.tcp:
         return "one node"
@@ -132,7 +132,7 @@ def described(link: NodeLink) -> str:
     return f"{rate_text(link.tcp)} and {link.round_trip_us:,.0f} µs there and back over TCP{rdma}"
 
 
-def measured(box: Box, link: NodeLink, *, tcp_only: bool) -> Box:
+def with_measured_network(box: Box, link: NodeLink, *, tcp_only: bool) -> Box:
     """The box with what was timed between its nodes; NCCL takes RDMA where every node has it, RPC servers TCP."""
     gpus = max(len(box.gpus), 1)
     if link.rdma and not tcp_only:
@@ -140,10 +140,10 @@ def measured(box: Box, link: NodeLink, *, tcp_only: bool) -> Box:
     return replace(box, network_measured=round(link.tcp / gpus), network_us=round(link.round_trip_us / 2, 1))
 
 
-def survey(order: Conducted, port: int) -> NodeLink:
+def survey_links(config: ConductorConfig, port: int) -> NodeLink:
     """What lies between nodes on which nothing is to be started."""
-    facts = [codec.decode(NodeFacts, node, where="a node") for node in _answers(order, "probe", **NOTHING)]
-    ways = reach(order, port)
+    facts = [codec.decode(NodeFacts, node, where="a node") for node in _agent_replies(config, "probe", **NOTHING)]
+    ways = measure_links(config, port)
     return NodeLink(
         tcp=min(way.tcp for way in ways),
         round_trip_us=max(way.round_trip_us for way in ways),
@@ -151,21 +151,22 @@ def survey(order: Conducted, port: int) -> NodeLink:
     )
 
 
-def _answers(order: Conducted, mode: str, **more: object) -> list[Json]:
+def _agent_replies(config: ConductorConfig, mode: str, **more: object) -> list[Json]:
     """What the agents of all nodes answer, by rank; Outside for a node that does not."""
-    agents = open_agents(order, mode, **more)
+    agents = start_agents(config, mode, **more)
     answers: dict[int, Json] = {}
     printed: dict[int, str] = {}
     for place, agent in enumerate(agents):
-        printed[place] = _printed(agent)
-        answers |= _told(printed[place])
-    for rank, name in enumerate(order.names):
+        printed[place] = _read_output(agent)
+        answers |= _parse_replies(printed[place])
+    for rank, name in enumerate(config.names):
         if rank not in answers:
-            said = printed.get(rank if len(agents) > 1 else 0, "")
+            output = printed.get(rank if len(agents) > 1 else 0, "")
             raise Outside(
-                f"{name} does not answer: {last_line(said)}", hint=f"try it by hand: {shlex.join(order.ways[0][:2])} …"
+                f"{name} does not answer: {last_line(output)}",
+                hint=f"try it by hand: {shlex.join(config.agent_argvs[0][:2])} …",
             )
-    return [answers[rank] for rank in range(len(order.names))]
+    return [answers[rank] for rank in range(len(config.names))]
 
 
 def last_line(text: str) -> str:
@@ -174,7 +175,7 @@ def last_line(text: str) -> str:
     return lines[-1][:200] if lines else "it said nothing"
 
 
-def _printed(agent: "subprocess.Popen[bytes]") -> str:
+def _read_output(agent: "subprocess.Popen[bytes]") -> str:
     """All that an agent prints; it is killed where it takes too long."""
     try:
         out, _ = agent.communicate(timeout=PROBE_S)
@@ -184,8 +185,8 @@ def _printed(agent: "subprocess.Popen[bytes]") -> str:
     return out.decode(errors="replace")
 
 
-def _told(printed: str) -> dict[int, Json]:
+def _parse_replies(printed: str) -> dict[int, Json]:
     """The answers in what was printed, by rank; with Slurm one agent's output has all."""
-    documents = [line.partition("moebox-told: ")[2] for line in printed.splitlines()]
+    documents = [line.partition("moebox-reply: ")[2] for line in printed.splitlines()]
     answers = [json.loads(document) for document in documents if document]
     return {int(answer["rank"]): answer for answer in answers}

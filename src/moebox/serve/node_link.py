@@ -13,10 +13,10 @@ from typing import TypedDict
 
 TOKEN_S = 3.0  # for a caller to send its token; others wait meanwhile
 PINGS = 50  # there and back, before anything is sent: the middle one is the round trip
-Answer = dict[str, object]  # what a node tells, for JSON
+AgentReply = dict[str, object]  # what a node tells, for JSON
 
 
-class ReachOrder(TypedDict):
+class ReachConfig(TypedDict):
     """Of an agent's order, what this needs."""
 
     addresses: list[str]
@@ -27,23 +27,23 @@ class ReachOrder(TypedDict):
     workers_listen: bool
 
 
-def is_open(address: str, port: int) -> bool:
+def port_is_open(address: str, port: int) -> bool:
     with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=1):
         return True
     return False
 
 
-def reach(order: ReachOrder, rank: int) -> Answer:
+def try_links(config: ReachConfig, rank: int) -> AgentReply:
     """Connect where the engine will, send, and time it: the others to the first node, or that to its workers."""
-    first, *others = order["addresses"]
-    if order["workers_listen"]:
-        return listen(order, others[rank - 1], 1) if rank else dial_all(order, others)
-    return dial_all(order, [first]) if rank else listen(order, first, len(others))
+    first, *others = config["addresses"]
+    if config["workers_listen"]:
+        return accept_links(config, others[rank - 1], 1) if rank else dial_nodes(config, others)
+    return dial_nodes(config, [first]) if rank else accept_links(config, first, len(others))
 
 
-def listen(order: ReachOrder, address: str, callers: int) -> Answer:
+def accept_links(config: ReachConfig, address: str, callers: int) -> AgentReply:
     """Take in what other nodes send."""
-    port = order["port"]
+    port = config["port"]
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -51,10 +51,10 @@ def listen(order: ReachOrder, address: str, callers: int) -> Answer:
         except OSError as problem:
             return {"problem": f"port {port} on {address}: {problem.strerror}"}
         listening.listen(64)
-        return {"reached": serve(listening, callers, order["reach_token"].encode(), order["reach_s"])}
+        return {"reached": echo_links(listening, callers, config["reach_token"].encode(), config["reach_s"])}
 
 
-def serve(listening: socket.socket, wanted: int, token: bytes, patience: float) -> int:
+def echo_links(listening: socket.socket, wanted: int, token: bytes, patience: float) -> int:
     """Answer pings of callers that have the token, take in what follows; how many came before `patience` was over."""
     came, until = 0, time.monotonic() + patience
     while came < wanted and time.monotonic() < until:
@@ -84,18 +84,18 @@ def receive(connection: socket.socket, size: int) -> bytes:
     return data
 
 
-def dial_all(order: ReachOrder, addresses: list[str]) -> Answer:
+def dial_nodes(config: ReachConfig, addresses: list[str]) -> AgentReply:
     """The way to each of these nodes, or the first that is closed."""
-    ways: list[Answer] = []
+    ways: list[AgentReply] = []
     for address in addresses:
-        way = dial(address, order)
+        way = dial_node(address, config)
         if "problem" in way:
             return way
         ways.append(way)
     return {"ways": ways}
 
 
-def dial(address: str, order: ReachOrder) -> Answer:
+def dial_node(address: str, order: ReachConfig) -> AgentReply:
     """Connect until it works or time is up, and time the way."""
     port, patience = order["port"], order["reach_s"]
     until = time.monotonic() + patience
@@ -106,16 +106,16 @@ def dial(address: str, order: ReachOrder) -> Answer:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 connection.settimeout(patience)  # another program may listen there, and say nothing
                 connection.sendall(order["reach_token"].encode())
-                trip = round_trip(connection)
+                trip = measure_round_trip(connection)
                 connection.settimeout(30)
-                return {"round_trip_us": trip * 1e6, "rate": send(connection, order["reach_bytes"])}
+                return {"round_trip_us": trip * 1e6, "rate": measure_rate(connection, order["reach_bytes"])}
         except OSError as failed:
             problem = failed
             time.sleep(0.2)
     return {"problem": f"cannot reach {address} port {port}: {(problem and problem.strerror) or problem}"}
 
 
-def round_trip(connection: socket.socket) -> float:
+def measure_round_trip(connection: socket.socket) -> float:
     """Seconds of one byte there and back: the median."""
     times = []
     for _ in range(PINGS):
@@ -127,7 +127,7 @@ def round_trip(connection: socket.socket) -> float:
     return sorted(times)[PINGS // 2]
 
 
-def send(connection: socket.socket, size: int) -> float:
+def measure_rate(connection: socket.socket, size: int) -> float:
     """Bytes a second, until the other side has them all."""
     began = time.monotonic()
     left, piece = size, bytes(1 << 20)

@@ -19,13 +19,20 @@ from moebox.core.deployment import Deployment
 from moebox.core.endpoint import endpoint_of
 from moebox.errors import BadInput, Outside, Unsupported, refuse_if
 from moebox.serve.agent import MASTER
-from moebox.serve.conduct import Conducted, RankOrder, agent_source
-from moebox.serve.guard import LADDER
-from moebox.serve.node_checks import check, described, last_line, measured, meeting_port, survey
-from moebox.serve.order import Order, secrets_of
-from moebox.serve.state import mark
-from moebox.serve.watch import Tell
-from moebox.serve.where import Where
+from moebox.serve.conduct import ConductorConfig, RankCommand, agent_source
+from moebox.serve.guard import STOP_SIGNALS
+from moebox.serve.node_checks import (
+    check_nodes,
+    describe_link,
+    last_line,
+    rendezvous_port,
+    survey_links,
+    with_measured_network,
+)
+from moebox.serve.order import PreparedLaunch, launch_secrets
+from moebox.serve.state import instance_mark
+from moebox.serve.watch import Notify
+from moebox.serve.where import NodeSelection
 from moebox.store import Run
 
 GRANT_S = 600.0
@@ -36,7 +43,7 @@ SSH = ("ssh", *(word for option in SSH_OPTIONS for word in ("-o", option)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeAt:
+class NodeAddress:
     """One node: how it is called, and where the others find it."""
 
     name: str
@@ -47,7 +54,7 @@ class NodeAt:
 class Nodes:
     """The nodes of a launch, in rank order, and the way to them."""
 
-    nodes: tuple[NodeAt, ...]
+    nodes: tuple[NodeAddress, ...]
     job: str = ""  # Slurm's number; "" over ssh
     python: str = "python3"
 
@@ -61,7 +68,7 @@ class Nodes:
         """Where they find each other."""
         return tuple(node.address for node in self.nodes)
 
-    def ways(self) -> tuple[tuple[str, ...], ...]:
+    def agent_argvs(self) -> tuple[tuple[str, ...], ...]:
         """The argv that runs an agent: one for all with Slurm, one a node with ssh."""
         words = (self.python, "-c", agent_source())
         if self.job:
@@ -72,9 +79,9 @@ class Nodes:
         return tuple((*SSH, node.name, shlex.join(words)) for node in self.nodes)
 
 
-def read_hosts(path: Path) -> tuple[NodeAt, ...]:
+def read_hosts(path: Path) -> tuple[NodeAddress, ...]:
     """The nodes that a hosts file lists."""
-    nodes: dict[str, NodeAt] = {}
+    nodes: dict[str, NodeAddress] = {}
     for number, line in enumerate(codec.read_text(path).splitlines(), 1):
         words = line.partition("#")[0].split()
         if words:
@@ -85,190 +92,195 @@ def read_hosts(path: Path) -> tuple[NodeAt, ...]:
     return tuple(nodes.values())
 
 
-def _node(words: list[str], *, where: str) -> NodeAt:
+def _node(words: list[str], *, where: str) -> NodeAddress:
     if len(words) > 2 or not all(map(HOST.fullmatch, words)):
         raise BadInput(f"{where}: a node is a name and, if need be, its address", hint="n1 10.0.0.1")
-    return NodeAt(name=words[0], address=words[-1].rpartition("@")[2])
+    return NodeAddress(name=words[0], address=words[-1].rpartition("@")[2])
 
 
-def over_ssh(hosts: tuple[NodeAt, ...], count: int, *, python: str) -> Nodes:
+def nodes_over_ssh(hosts: tuple[NodeAddress, ...], count: int, *, python: str) -> Nodes:
     """The first `count` of these hosts, to be asked."""
     if shutil.which("ssh") is None:
         raise Outside("ssh is not installed here", hint="install openssh-client, or use --slurm")
-    return first_of(hosts, count, python=python)
+    return first_nodes(hosts, count, python=python)
 
 
-def first_of(hosts: tuple[NodeAt, ...], count: int, *, python: str) -> Nodes:
+def first_nodes(hosts: tuple[NodeAddress, ...], count: int, *, python: str) -> Nodes:
     """The first `count` of these hosts; BadInput where there are fewer."""
     if len(hosts) < count:
         raise BadInput(f"the recipe spans {count} nodes and the hosts file lists {len(hosts)}")
     return Nodes(nodes=hosts[:count], python=python)
 
 
-def over_slurm(count: int, gpus: int, asked: Where, *, name: str) -> Nodes:
+def allocate_slurm_nodes(count: int, gpus: int, selection: NodeSelection, *, name: str) -> Nodes:
     """An allocation of `count` nodes; it is the caller's to release."""
     if shutil.which("salloc") is None:
         raise Outside("Slurm is not installed here: salloc is not on PATH", hint="use --hosts FILE, or a login node")
     argv = ["salloc", "--no-shell", f"--job-name=moebox-{name}"[:120], f"--nodes={count}", "--ntasks-per-node=1"]
-    more = {"gpus-per-node": gpus, "partition": asked.partition, "account": asked.account, "time": asked.time_limit}
+    more = {
+        "gpus-per-node": gpus,
+        "partition": selection.partition,
+        "account": selection.account,
+        "time": selection.time_limit,
+    }
     argv += [f"--{flag}={value}" for flag, value in more.items() if value]
-    said = _granted(argv, count)
-    granted = re.search(r"Granted job allocation (\d+)", said)
+    output = _run_salloc(argv, count)
+    granted = re.search(r"Granted job allocation (\d+)", output)
     if not granted:
-        raise Outside(f"Slurm granted nothing: {last_line(said)}")
+        raise Outside(f"Slurm granted nothing: {last_line(output)}")
     job = granted[1]
     try:
-        return Nodes(nodes=_allocated(job), job=job, python=asked.python)
+        return Nodes(nodes=_allocated(job), job=job, python=selection.python)
     except BaseException:
-        release(Nodes(nodes=(), job=job))
+        release_nodes(Nodes(nodes=(), job=job))
         raise
 
 
-def _granted(argv: list[str], count: int) -> str:
+def _run_salloc(argv: list[str], count: int) -> str:
     """What salloc says; a request that is not waited for any longer is taken back, which SIGKILL would not do."""
-    asking = subprocess.Popen(
+    salloc = subprocess.Popen(
         argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     try:
-        said, _ = asking.communicate(timeout=GRANT_S)
+        output, _ = salloc.communicate(timeout=GRANT_S)
     except BaseException as problem:
-        asking.terminate()
-        said, _ = asking.communicate()
+        salloc.terminate()
+        output, _ = salloc.communicate()
         if isinstance(problem, subprocess.TimeoutExpired):
-            raise Outside(f"Slurm gave no {count} nodes within {GRANT_S:.0f} s: {last_line(said)}") from None
+            raise Outside(f"Slurm gave no {count} nodes within {GRANT_S:.0f} s: {last_line(output)}") from None
         raise
-    if asking.returncode:
-        raise Outside(f"Slurm: {last_line(said)}", hint="`sinfo` shows its nodes; --partition and --account choose")
-    return said
+    if salloc.returncode:
+        raise Outside(f"Slurm: {last_line(output)}", hint="`sinfo` shows its nodes; --partition and --account choose")
+    return output
 
 
-def _allocated(job: str) -> tuple[NodeAt, ...]:
-    listed = _run(["squeue", "--noheader", "--jobs", job, "--format", "%N"], what="squeue").strip()
-    names = _run(["scontrol", "show", "hostnames", listed], what="scontrol").split()
-    return tuple(NodeAt(name=name, address=_address(name)) for name in names)
+def _allocated(job: str) -> tuple[NodeAddress, ...]:
+    listed = _run_tool(["squeue", "--noheader", "--jobs", job, "--format", "%N"], what="squeue").strip()
+    names = _run_tool(["scontrol", "show", "hostnames", listed], what="scontrol").split()
+    return tuple(NodeAddress(name=name, address=_address(name)) for name in names)
 
 
 def _address(name: str) -> str:
     """Where Slurm itself reaches the node: it need not have a name that resolves."""
-    address = re.search(r"NodeAddr=(\S+)", _run(["scontrol", "show", "node", name, "--oneliner"], what="scontrol"))
+    address = re.search(r"NodeAddr=(\S+)", _run_tool(["scontrol", "show", "node", name, "--oneliner"], what="scontrol"))
     return address[1] if address else name
 
 
-def release(nodes: Nodes) -> None:
+def release_nodes(nodes: Nodes) -> None:
     """Give an allocation back; harmless when it is gone."""
     if nodes.job and shutil.which("scancel"):
         subprocess.run(["scancel", nodes.job], capture_output=True, timeout=60, check=False)
 
 
-def prepare_nodes(deployment: Deployment, run: Run, where: Where, tell: Tell) -> Order:
+def prepare_nodes(deployment: Deployment, run: Run, selection: NodeSelection, notify: Notify) -> PreparedLaunch:
     """Find the nodes, look at them, and decide what each runs; an allocation is given back when that fails."""
     recipe = deployment.recipe
-    where.check(recipe)
+    selection.check_recipe(recipe)
     count = recipe.parallel.nodes
-    if where.hosts:
-        nodes = over_ssh(read_hosts(where.hosts), count, python=where.python)
+    if selection.hosts:
+        nodes = nodes_over_ssh(read_hosts(selection.hosts), count, python=selection.python)
     else:
-        nodes = over_slurm(count, recipe.gpus_per_node, where, name=run.id)
+        nodes = allocate_slurm_nodes(count, recipe.gpus_per_node, selection, name=run.id)
     try:
-        order = order_for(deployment, nodes, run)
-        link = check(order.deployment, conducted(order.deployment, nodes, run.id), run)
-        tell(f"{count} nodes: {', '.join(order.nodes)}; {described(link)}")
-        return order
+        prepared = prepare_conductor(deployment, nodes, run)
+        link = check_nodes(prepared.deployment, conductor_config(prepared.deployment, nodes, run.id), run)
+        notify(f"{count} nodes: {', '.join(prepared.nodes)}; {describe_link(link)}")
+        return prepared
     except BaseException:
-        release(nodes)
+        release_nodes(nodes)
         raise
 
 
-def timed(box: Box, hosts: Path, *, python: str) -> Box:
+def measure_network(box: Box, hosts: Path, *, python: str) -> Box:
     """The box, as many nodes as the file lists, with the way between them as it was timed over ssh."""
     listed = read_hosts(hosts)
     if len(listed) < 2:
         raise BadInput(f"{hosts}: lists one node; the way between two or more is timed")
     if box.nodes not in (1, len(listed)):
         raise BadInput(f"{hosts}: lists {len(listed)} nodes, and {box.name} has {box.nodes}")
-    nodes = over_ssh(listed, len(listed), python=python)
-    order = Conducted(
-        mark=mark("survey"),
+    nodes = nodes_over_ssh(listed, len(listed), python=python)
+    config = ConductorConfig(
+        mark=instance_mark("survey"),
         names=nodes.names,
         master=nodes.addresses[0],
         addresses=nodes.addresses,
-        ranks=(RankOrder(argv=("true",)),) * len(listed),
-        ways=nodes.ways(),
+        ranks=(RankCommand(argv=("true",)),) * len(listed),
+        agent_argvs=nodes.agent_argvs(),
     )
-    link = survey(order, SURVEY_PORT)
-    return measured(replace(box, nodes=len(listed)), link, tcp_only=False)
+    link = survey_links(config, SURVEY_PORT)
+    return with_measured_network(replace(box, nodes=len(listed)), link, tcp_only=False)
 
 
 # -- what each node runs
 
 
-def conducted(deployment: Deployment, nodes: Nodes, name: str) -> Conducted:
+def conductor_config(deployment: Deployment, nodes: Nodes, name: str) -> ConductorConfig:
     """Every rank's command, with the first node's address where it belongs."""
     addresses = nodes.addresses
-    return Conducted(
-        mark=mark(name),
+    return ConductorConfig(
+        mark=instance_mark(name),
         names=nodes.names,
         master=addresses[0],
         addresses=addresses,
-        ranks=tuple(_rank(deployment, rank, addresses) for rank in range(len(addresses))),
-        ways=nodes.ways(),
+        ranks=tuple(_rank_command(deployment, rank, addresses) for rank in range(len(addresses))),
+        agent_argvs=nodes.agent_argvs(),
         secret_names=tuple(engines.build_launch(deployment).secret_env),
-        ladder=tuple((sign.name, wait) for sign, wait in LADDER),
+        stop_signals=tuple((sign.name, wait) for sign, wait in STOP_SIGNALS),
     )
 
 
-def commands(deployment: Deployment, where: Where) -> dict[str, str]:
+def node_commands(deployment: Deployment, selection: NodeSelection) -> dict[str, str]:
     """What every node of a hosts file would run, by its name; nothing is asked of the nodes."""
-    if where.hosts is None:
+    if selection.hosts is None:
         job = "`moebox render --as slurm` writes the job"
         hint = "`--hosts FILE` prints what each node runs" if deployment.engine.workers else job
         raise Unsupported("which nodes there are is known when Slurm starts it", hint=hint)
-    nodes = first_of(read_hosts(where.hosts), deployment.recipe.parallel.nodes, python=where.python)
+    nodes = first_nodes(read_hosts(selection.hosts), deployment.recipe.parallel.nodes, python=selection.python)
     _check_spanning(deployment, nodes)
     addresses = nodes.addresses
-    opened, shown = _opened(deployment, addresses[0]), {}
+    opened, shown = _with_open_host(deployment, addresses[0]), {}
     for rank, name in enumerate(nodes.names):
         launch = engines.build_launch(opened, rank=rank, master=addresses[0], addresses=addresses)
         shown[name] = engines.shell_text(launch, launch.argv)
     return shown
 
 
-def _rank(deployment: Deployment, rank: int, addresses: tuple[str, ...]) -> RankOrder:
+def _rank_command(deployment: Deployment, rank: int, addresses: tuple[str, ...]) -> RankCommand:
     """One node's command. Where the first connects to workers on the others, it starts once they listen."""
     launch = engines.build_launch(deployment, rank=rank, master=MASTER, addresses=addresses)
     env = {"PYTHONUNBUFFERED": "1", **launch.env}
     workers = deployment.engine.workers
     if not workers:
-        return RankOrder(argv=launch.argv, env=env)
+        return RankCommand(argv=launch.argv, env=env)
     if rank:
-        return RankOrder(argv=launch.argv, env=env, other_names=workers[1:])
-    return RankOrder(argv=launch.argv, env=env, waits_for=meeting_port(deployment))
+        return RankCommand(argv=launch.argv, env=env, other_names=workers[1:])
+    return RankCommand(argv=launch.argv, env=env, waits_for=rendezvous_port(deployment))
 
 
-def order_for(deployment: Deployment, nodes: Nodes, run: Run) -> Order:
+def prepare_conductor(deployment: Deployment, nodes: Nodes, run: Run) -> PreparedLaunch:
     """What the guard runs here: the conductor, which runs an agent on every node."""
     recipe = deployment.recipe
     _check_spanning(deployment, nodes)
     address = nodes.nodes[0].address
-    opened = _opened(deployment, address)
-    path = run.write("nodes.json", codec.to_json(conducted(opened, nodes, run.id)))
+    opened = _with_open_host(deployment, address)
+    path = run.write("nodes.json", codec.to_json(conductor_config(opened, nodes, run.id)))
     launch = engines.build_launch(opened, addresses=tuple(node.address for node in nodes.nodes))
     key = os.environ.get(recipe.listen.key_env)
     where = f"[{address}]" if _is_v6(address) else address
     endpoint = endpoint_of(f"{where}:{recipe.listen.port}", recipe.served_name, key=key, engine=recipe.engine)
-    return Order(
+    return PreparedLaunch(
         deployment=opened,
         launch=launch,
         argv=(sys.executable, "-m", "moebox.serve.conduct", str(path)),
         endpoint=endpoint,
-        secrets=secrets_of(launch),
+        secrets=launch_secrets(launch),
         gpus=(),
         nodes=tuple(node.name for node in nodes.nodes),
         job=nodes.job,
     )
 
 
-def _opened(deployment: Deployment, address: str) -> Deployment:
+def _with_open_host(deployment: Deployment, address: str) -> Deployment:
     """The other ranks and this machine must reach it: it listens on the address they use, which is no public one."""
     recipe = deployment.recipe
     host = recipe.listen.host if recipe.listen.host != "127.0.0.1" else address
@@ -297,7 +309,7 @@ def _is_v6(address: str) -> bool:
         return False
 
 
-def _run(argv: list[str], *, what: str, timeout_s: float = 60.0) -> str:
+def _run_tool(argv: list[str], *, what: str, timeout_s: float = 60.0) -> str:
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired:

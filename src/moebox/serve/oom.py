@@ -12,7 +12,7 @@ GROUPS = "/sys/fs/cgroup"
 NAME = "oom_kill"  # in cgroup v2's memory.events, v1's memory.oom_control and vmstat alike
 
 
-def counters() -> list[str]:
+def oom_counter_files() -> list[str]:
     """The files to watch: those of this process's control group, or the machine's where it has none."""
     found = [str(path) for path in _of_group() if _read(path) is not None]
     return found or [MACHINE]
@@ -33,7 +33,7 @@ def _of_group() -> list[Path]:
     return places
 
 
-def kills(files: list[str]) -> int:
+def count_oom_kills(files: list[str]) -> int:
     """How often the kernel has killed, by all of these files together."""
     return sum(_read(Path(name)) or 0 for name in files)
 

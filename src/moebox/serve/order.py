@@ -16,7 +16,7 @@ from moebox.serve import preflight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class PreparedLaunch:
     """Everything decided before anything starts: what to run, where it will answer."""
 
     deployment: Deployment
@@ -33,7 +33,7 @@ class Order:
         """The recipe that is launched, its port settled."""
         return self.deployment.recipe
 
-    def attempt(self, name: str, *, aside: bool) -> AttemptStarted:
+    def started_event(self, name: str, *, rehearsal: bool) -> AttemptStarted:
         """Its beginning, for the journal."""
         return AttemptStarted(
             id=name,
@@ -43,7 +43,7 @@ class Order:
             env=dict(self.launch.env),
             port=self.launch.port,
             gpus=self.gpus,
-            aside=aside,
+            aside=rehearsal,
         )
 
 
@@ -57,7 +57,7 @@ def _key(variable: str) -> str | None:
     return key
 
 
-def secrets_of(launch: Launch) -> dict[str, str]:
+def launch_secrets(launch: Launch) -> dict[str, str]:
     """What the variables hold that are handed through by name; those that are not set are left out."""
     return {inner: os.environ[outer] for inner, outer in launch.secret_env.items() if os.environ.get(outer)}
 
@@ -67,7 +67,7 @@ def _with_port(deployment: Deployment) -> Deployment:
     recipe = deployment.recipe
     if recipe.listen.port:
         return deployment
-    port = preflight.free_port(recipe.listen.host, deployment.engine.ports)
+    port = preflight.find_free_port(recipe.listen.host, deployment.engine.ports)
     return deployment.with_recipe(recipe.on_port(port))
 
 
@@ -77,13 +77,13 @@ def _address(launch: Launch) -> str:
     return f"[{host}]:{launch.port}" if ":" in host else f"{host}:{launch.port}"
 
 
-def refuse_missing(deployment: Deployment) -> None:
+def require_engine(deployment: Deployment) -> None:
     """Raise for a recipe that cannot be launched or an engine that is not there: before a run folder is made for it."""
-    order = prepare(deployment)
-    preflight.engine(order.deployment, order.argv)
+    prepared = prepare_launch(deployment)
+    preflight.check_engine(prepared.deployment, prepared.argv)
 
 
-def prepare(deployment: Deployment, *, name: str = "") -> Order:
+def prepare_launch(deployment: Deployment, *, name: str = "") -> PreparedLaunch:
     """Decide what to run; raises for a recipe that cannot be launched."""
     recipe = deployment.recipe
     key = _key(recipe.listen.key_env)
@@ -100,11 +100,11 @@ def prepare(deployment: Deployment, *, name: str = "") -> Order:
         words = launch.argv[len(engines.modules.argv_module(recipe.engine).entry_command(recipe)) :]
         argv = (sys.executable, "-m", "moebox.serve.embedded", *words)
     endpoint = endpoint_of(_address(launch), recipe.served_name, key=key, engine=recipe.engine)
-    return Order(
+    return PreparedLaunch(
         deployment=deployment,
         launch=launch,
         argv=argv,
         endpoint=endpoint,
-        secrets=secrets_of(launch),
-        gpus=preflight.gpus_taken(deployment),
+        secrets=launch_secrets(launch),
+        gpus=preflight.recipe_gpus(deployment),
     )

@@ -11,32 +11,34 @@ from moebox.core.deployment import Deployment
 from moebox.core.recipe import Recipe
 from moebox.errors import MoeboxError, Outside
 from moebox.serve import preflight, state
-from moebox.serve.session import PATIENCE_S, Session, launch, prepare
-from moebox.serve.watch import Tell
+from moebox.serve.session import PATIENCE_S, EngineSession, launch_engine, prepare_launch
+from moebox.serve.watch import Notify
 from moebox.store import Run
 
-TRIES = 3  # ports, when others take them between our look and the engine's
+PORT_TRIES = 3  # ports, when others take them between our look and the engine's
 LISTEN = "0A"  # state of a listening socket in /proc/net/tcp
 
 
-def start(deployment: Deployment, run: Run, *, on_news: Tell, patience_s: float = PATIENCE_S) -> Session:
+def start_on_free_port(
+    deployment: Deployment, run: Run, *, notify: Notify, patience_s: float = PATIENCE_S
+) -> EngineSession:
     """A ready engine on the recipe's port, or on a free one where that is taken; the caller stops it."""
-    for left in reversed(range(TRIES)):
-        recipe = on_free_port(deployment.recipe, run.id, on_news=on_news)
+    for left in reversed(range(PORT_TRIES)):
+        recipe = with_free_port(deployment.recipe, run.id, notify=notify)
         try:
             return _ready(deployment.with_recipe(recipe), run, patience_s=patience_s)
         except Outside:
-            if not left or is_free(recipe, run.id):
+            if not left or recipe_port_is_free(recipe, run.id):
                 raise
     raise AssertionError("the last try raises")
 
 
-def _ready(deployment: Deployment, run: Run, *, patience_s: float) -> Session:
-    session = launch(prepare(deployment, name=run.id), run)
+def _ready(deployment: Deployment, run: Run, *, patience_s: float) -> EngineSession:
+    session = launch_engine(prepare_launch(deployment, name=run.id), run)
     try:
         session.wait_ready(patience_s=patience_s)
-        port = session.order.launch.port
-        if deployment.recipe.runtime.kind in ("native", "embedded") and not answers_itself(port, session.run.id):
+        port = session.prepared.launch.port
+        if deployment.recipe.runtime.kind in ("native", "embedded") and not engine_listens_on(port, session.run.id):
             raise Outside(f"port {port} is answered by another program than the engine that was started")
     except BaseException:
         session.stop()
@@ -44,33 +46,33 @@ def _ready(deployment: Deployment, run: Run, *, patience_s: float) -> Session:
     return session
 
 
-def on_free_port(recipe: Recipe, holder: str, *, on_news: Tell) -> Recipe:
+def with_free_port(recipe: Recipe, holder: str, *, notify: Notify) -> Recipe:
     """The recipe on a port that is free: its own if it is, another one otherwise."""
     listen = recipe.listen
-    if listen.port and is_free(recipe, holder):
+    if listen.port and recipe_port_is_free(recipe, holder):
         return recipe
-    port = preflight.free_port(listen.host, registry.traits(recipe.engine).ports)
+    port = preflight.find_free_port(listen.host, registry.traits(recipe.engine).ports)
     if listen.port:
-        on_news(f"port {listen.port} is taken; using {port}")
+        notify(f"port {listen.port} is taken; using {port}")
     return recipe.on_port(port)
 
 
-def is_free(recipe: Recipe, holder: str) -> bool:
+def recipe_port_is_free(recipe: Recipe, holder: str) -> bool:
     """Nobody listens on the recipe's port, and no other moebox has taken it for an engine that is starting."""
     with contextlib.suppress(MoeboxError):
         for port in registry.traits(recipe.engine).ports_of(recipe.listen.port):
-            preflight.port(recipe.listen.host, port)
+            preflight.check_port(recipe.listen.host, port)
             state.Lease(f"port-{port}", holder).close()
         return True
     return False
 
 
-def answers_itself(port: int, name: str) -> bool:
+def engine_listens_on(port: int, name: str) -> bool:
     """Whether a process of the engine `name` listens on `port`; True where the kernel does not tell."""
     sockets = _listening(port)
     if not sockets:
         return True
-    mine = _sockets(state.marked().get(name, ()))
+    mine = _sockets(state.marked_processes().get(name, ()))
     return not mine or bool(sockets & mine)
 
 

@@ -29,24 +29,24 @@ PORTS_FROM = 20_000  # below the range that kernels give out by themselves
 VERSION_WAIT_S = 60.0  # importing an engine's metadata is quick; a cold disk is not
 
 
-def check(deployment: Deployment, launch: Launch, argv: tuple[str, ...]) -> None:
+def check_launch(deployment: Deployment, launch: Launch, argv: tuple[str, ...]) -> None:
     """Raise for the first thing that cannot work."""
     recipe = deployment.recipe
-    if not invents_weights(recipe):
-        checkpoint(deployment.weights, recipe)
-    engine(deployment, argv)
-    version(deployment, argv)
-    kernels(deployment, argv, detect.box if recipe.kv == "fp8" else None)
-    ports(deployment, launch)
+    if not uses_dummy_weights(recipe):
+        check_checkpoint(deployment.weights, recipe)
+    check_engine(deployment, argv)
+    check_version(deployment, argv)
+    check_kernels(deployment, argv, detect.box if recipe.kv == "fp8" else None)
+    check_ports(deployment, launch)
 
 
-def invents_weights(recipe: Recipe) -> bool:
+def uses_dummy_weights(recipe: Recipe) -> bool:
     """Whether the engine makes its weights up, as in a rehearsal before the download."""
     invented = modules.rehearsal_module(recipe.engine).DUMMY_FLAGS
     return bool(invented) and invented.items() <= recipe.flags.items()
 
 
-def checkpoint(weights: str, recipe: Recipe) -> None:
+def check_checkpoint(weights: str, recipe: Recipe) -> None:
     """A checkpoint on this machine must be there, whole."""
     path = Path(weights).expanduser()
     if recipe.runtime.mounts or not _local(weights, path):
@@ -86,7 +86,7 @@ def missing_shards(path: Path) -> list[str]:
     """Files that the checkpoint names and that are not there, or are empty."""
     folder = path.parent if path.is_file() else path
     names = _parts(path.name) if path.is_file() else sorted(_indexed(path))
-    return [name for name in names if not filled(folder / name)]
+    return [name for name in names if not is_nonempty_file(folder / name)]
 
 
 def _indexed(folder: Path) -> set[str]:
@@ -110,7 +110,7 @@ def _parts(name: str) -> list[str]:
     return [f"{split[1]}-{number:05d}-of-{split[3]}.gguf" for number in range(1, int(split[3]) + 1)]
 
 
-def filled(path: Path) -> bool:
+def is_nonempty_file(path: Path) -> bool:
     """A file with something in it."""
     try:
         return path.stat().st_size > 0
@@ -118,7 +118,7 @@ def filled(path: Path) -> bool:
         return False
 
 
-def engine(deployment: Deployment, argv: tuple[str, ...]) -> None:
+def check_engine(deployment: Deployment, argv: tuple[str, ...]) -> None:
     """What is to be executed must exist."""
     recipe, traits = deployment.recipe, deployment.engine
     if recipe.runtime.kind == "embedded":
@@ -140,13 +140,13 @@ def _embedded(traits: Traits) -> None:
         raise NotInstalled("the embedded engine is not installed", hint="pip install 'moebox[embedded]'")
 
 
-def version(deployment: Deployment, argv: tuple[str, ...]) -> None:
+def check_version(deployment: Deployment, argv: tuple[str, ...]) -> None:
     """A recipe that names a version gets that one."""
     recipe = deployment.recipe
     wanted = recipe.engine_version
     if not wanted or recipe.runtime.kind != "native":
         return
-    here = installed(deployment.engine, argv)
+    here = engine_version(deployment.engine, argv)
     if here and not (here == wanted or here.startswith((f"{wanted}.", f"{wanted}+"))):
         raise Outside(
             f"the recipe wants {recipe.engine} {wanted}, this machine has {here}",
@@ -154,39 +154,39 @@ def version(deployment: Deployment, argv: tuple[str, ...]) -> None:
         )
 
 
-def version_words(python: str, package: str) -> list[str]:
+def version_command(python: str, package: str) -> list[str]:
     """The command that prints the version of a package under that Python."""
     return [python, "-c", f"import importlib.metadata as m; print(m.version({package!r}))"]
 
 
-def installed(traits: Traits, argv: tuple[str, ...]) -> str:
+def engine_version(traits: Traits, argv: tuple[str, ...]) -> str:
     """The version that would run, or "" where it cannot be told."""
     if traits.package:
-        return said(version_words(interpreter(argv[0]), traits.package))
-    text = said([argv[0], "--version"])
+        return command_output(version_command(find_interpreter(argv[0]), traits.package))
+    text = command_output([argv[0], "--version"])
     match = re.search(r"version:\s*(\d+)", text)
     return f"b{match.group(1)}" if match else ""
 
 
-def kernels(deployment: Deployment, argv: tuple[str, ...], look: Callable[[], Box] | None) -> None:
+def check_kernels(deployment: Deployment, argv: tuple[str, ...], detect_box: Callable[[], Box] | None) -> None:
     """A kernel that cannot launch on these GPUs is refused, unless the engine that would run carries the patch."""
     recipe = deployment.recipe
-    if look is None or recipe.runtime.preset:
+    if detect_box is None or recipe.runtime.preset:
         return
-    for caution in engines.find_refusals(deployment.on(look())):
-        if caution.symptom in PATCHABLE_SYMPTOMS and not _patched(recipe, argv):
-            raise AnswerIsNo(caution.text, hint=caution.remedy)
+    for warning in engines.find_refusals(deployment.on(detect_box())):
+        if warning.symptom in PATCHABLE_SYMPTOMS and not _patched(recipe, argv):
+            raise AnswerIsNo(warning.text, hint=warning.remedy)
 
 
 def _patched(recipe: Recipe, argv: tuple[str, ...]) -> bool:
     from moebox.kernels.patch import patched
     from moebox.kernels.scan import packages
 
-    places = packages(Path(interpreter(argv[0]))) if recipe.runtime.kind == "native" else []
+    places = packages(Path(find_interpreter(argv[0]))) if recipe.runtime.kind == "native" else []
     return any(patched(place, recipe.engine) for place in places)
 
 
-def interpreter(program: str) -> str:
+def find_interpreter(program: str) -> str:
     """The Python that a console script runs in: the one its first line names."""
     path = shutil.which(program) or program
     if Path(path).name.startswith("python"):
@@ -208,7 +208,7 @@ def _named_by(first_line: str) -> str:
     return program if "python" in program else sys.executable
 
 
-def said(argv: list[str]) -> str:
+def command_output(argv: list[str]) -> str:
     """The last line a short command prints, or ""."""
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=VERSION_WAIT_S, check=False)
@@ -220,61 +220,61 @@ def said(argv: list[str]) -> str:
     return next(iter(named), "".join(lines[-1:]) if well else "")
 
 
-def ports(deployment: Deployment, launch: Launch) -> None:
+def check_ports(deployment: Deployment, launch: Launch) -> None:
     """Nobody else may listen on any port that the engine takes."""
     for number in deployment.engine.ports_of(launch.port):
-        port(launch.host, number)
+        check_port(launch.host, number)
 
 
-def port(host: str, number: int) -> None:
+def check_port(host: str, number: int) -> None:
     """Nobody else may listen there."""
-    with socket.socket(family(host), socket.SOCK_STREAM) as probe:
+    with socket.socket(address_family(host), socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         # llama.cpp shares its port, so closed connections of one that ended keep it from all who do not, for a minute.
         # An engine that listens shares it as well: then, and only then, somebody answers.
-        if not answers(host, number):
+        if not accepts_connections(host, number):
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        bind(probe, host, number)
+        bind_port(probe, host, number)
 
 
-def answers(host: str, number: int) -> bool:
+def accepts_connections(host: str, number: int) -> bool:
     """Whether somebody accepts connections there."""
-    with socket.socket(family(host), socket.SOCK_STREAM) as probe:
+    with socket.socket(address_family(host), socket.SOCK_STREAM) as probe:
         probe.settimeout(1)
         with contextlib.suppress(OSError):  # a name that nobody knows: binding says so
             return probe.connect_ex((host, number)) == 0
     return False
 
 
-def free_port(host: str = "127.0.0.1", beside: tuple[int, ...] = ()) -> int:
+def find_free_port(host: str = "127.0.0.1", offsets: tuple[int, ...] = ()) -> int:
     """A port nobody uses now, so that those `beside` it (counted from it) are there and free too."""
-    last = LAST_PORT - max(beside, default=0)
+    last = LAST_PORT - max(offsets, default=0)
     for _ in range(PORTS_TRIED):
-        with socket.socket(family(host), socket.SOCK_STREAM) as probe:
-            bind(probe, host, 0)
+        with socket.socket(address_family(host), socket.SOCK_STREAM) as probe:
+            bind_port(probe, host, 0)
             number = int(probe.getsockname()[1])
         if number > last:  # kernels give out ports up to 60,999
             number = PORTS_FROM + number % (last - PORTS_FROM)
-        if all(is_free(host, number + offset) for offset in (0, *beside)):
+        if all(port_is_free(host, number + offset) for offset in (0, *offsets)):
             return number
     raise Outside(f"no free port was found on {host}", hint="choose one with --port")
 
 
-def is_free(host: str, number: int) -> bool:
+def port_is_free(host: str, number: int) -> bool:
     """Whether nobody listens there now."""
     try:
-        port(host, number)
+        check_port(host, number)
     except Outside:
         return False
     return True
 
 
-def family(host: str) -> socket.AddressFamily:
+def address_family(host: str) -> socket.AddressFamily:
     """IPv6 by its colons."""
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
-def bind(probe: socket.socket, host: str, number: int) -> None:
+def bind_port(probe: socket.socket, host: str, number: int) -> None:
     """Take the address, or say why it cannot be had."""
     try:
         probe.bind((host, number))
@@ -288,7 +288,7 @@ def bind(probe: socket.socket, host: str, number: int) -> None:
         ) from None
 
 
-def gpus_taken(deployment: Deployment) -> tuple[int, ...]:
+def recipe_gpus(deployment: Deployment) -> tuple[int, ...]:
     """The GPUs that the recipe takes on this machine; none where there are none."""
     recipe = deployment.recipe
     if recipe.runtime.kind == "embedded":

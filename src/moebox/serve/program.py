@@ -13,16 +13,16 @@ from moebox.core.event import ProgramStarted
 from moebox.errors import Outside
 from moebox.redact import spellings
 from moebox.serve import preflight, state
-from moebox.serve.guard import LADDER, GuardOrder
-from moebox.serve.spawn import tell, under_guard
-from moebox.serve.stop import stop as stop_instance
+from moebox.serve.guard import STOP_SIGNALS, GuardConfig
+from moebox.serve.spawn import send_to_guard, start_guard
+from moebox.serve.stop import stop_instance as stop_instance
 from moebox.store import Run
 
 LOOK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramOrder:
+class ProgramConfig:
     """What to run and where it will answer."""
 
     title: str  # as ps shows it
@@ -38,34 +38,34 @@ class ProgramOrder:
     ports: tuple[int, ...] = ()  # others that it listens on
 
 
-class Program:
+class GuardedProgram:
     """One program under its guard, until it is stopped or let go."""
 
-    def __init__(self, order: ProgramOrder, run: Run) -> None:
-        self.order, self.run, self.endpoint = order, run, order.endpoint
-        ports = (order.port, *order.ports)
-        with state.leases([f"port-{port}" for port in ports], run.id) as leases:
+    def __init__(self, config: ProgramConfig, run: Run) -> None:
+        self.config, self.run, self.endpoint = config, run, config.endpoint
+        ports = (config.port, *config.ports)
+        with state.take_leases([f"port-{port}" for port in ports], run.id) as leases:
             for port in ports:
-                preflight.port(order.host, port)
-            run.event(ProgramStarted(id=run.id, program=order.kind, argv=order.argv, port=order.port))
-            self.guard = under_guard(run.id, run, self._guarded(tuple(lease.descriptor for lease in leases)))
-        self.instance = state.save(self._instance())
+                preflight.check_port(config.host, port)
+            run.event(ProgramStarted(id=run.id, program=config.kind, argv=config.argv, port=config.port))
+            self.guard = start_guard(run.id, run, self._guarded(tuple(lease.descriptor for lease in leases)))
+        self.instance = state.save_instance(self._instance())
 
-    def _guarded(self, leases: tuple[int, ...]) -> GuardOrder:
-        order = self.order
-        return GuardOrder(
-            mark=state.mark(self.run.id),
+    def _guarded(self, leases: tuple[int, ...]) -> GuardConfig:
+        order = self.config
+        return GuardConfig(
+            mark=state.instance_mark(self.run.id),
             argv=order.argv,
             env={"PYTHONUNBUFFERED": "1", **order.env, **order.secrets},
-            hide=tuple(spellings(order.secrets.values())),
+            secrets=tuple(spellings(order.secrets.values())),
             log=str(self.log),
-            life=str(state.life_path(self.run.id)),
+            state_path=str(state.guard_state_path(self.run.id)),
             cwd=order.cwd or os.getcwd(),
             leases=leases,
         )
 
     def _instance(self) -> state.Instance:
-        order = self.order
+        order = self.config
         return state.Instance(
             id=self.run.id,
             run=str(self.run.path),
@@ -76,7 +76,7 @@ class Program:
             port=order.port,
             key_env=order.key_env,
             guard=self.guard.pid,
-            guard_started=state.start_tick(self.guard.pid),
+            guard_started=state.process_start_tick(self.guard.pid),
             started=time.time(),
         )
 
@@ -86,27 +86,29 @@ class Program:
         return self.run.path / "engine.log"
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """Its guard is there, and with it the program."""
         return self.guard.poll() is None
 
-    def wait_until(self, ready: Callable[[], bool], *, patience_s: float, every_s: float = LOOK_S) -> None:
+    def wait_until_ready(self, is_ready: Callable[[], bool], *, patience_s: float, every_s: float = LOOK_S) -> None:
         """Until `ready`; Outside with the program's own last words when it ends or takes too long."""
         until = time.monotonic() + patience_s
-        while not ready():
-            if not self.alive:
-                raise Outside(f"{self.order.kind} ended while starting: {self.last_words()}", hint=f"log: {self.log}")
+        while not is_ready():
+            if not self.is_alive:
+                raise Outside(
+                    f"{self.config.kind} ended while starting: {self.last_log_line()}", hint=f"log: {self.log}"
+                )
             if time.monotonic() > until:
                 raise Outside(
-                    f"{self.order.kind} did not answer within {patience_s:.0f} s: {self.last_words()}",
+                    f"{self.config.kind} did not answer within {patience_s:.0f} s: {self.last_log_line()}",
                     hint=f"log: {self.log}",
                 )
             time.sleep(every_s)
-        self.instance = state.changed(self.instance, ready=time.time())
+        self.instance = state.update_instance(self.instance, ready=time.time())
 
-    def last_words(self) -> str:
+    def last_log_line(self) -> str:
         """The last line it printed that says something, short."""
-        error = self.instance.life.error
+        error = self.instance.guard_state.error
         try:
             lines = self.log.read_text(errors="replace").strip().splitlines()
         except OSError:
@@ -115,18 +117,18 @@ class Program:
 
     def stop(self) -> None:
         """Down its ladder until nothing is left; harmless when it is over."""
-        tell(self.guard, b"stop\n")
+        send_to_guard(self.guard, b"stop\n")
         if self.guard.stdin:
             with contextlib.suppress(OSError):
                 self.guard.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.guard.wait(sum(wait for _, wait in LADDER) + 15.0)
+            self.guard.wait(sum(wait for _, wait in STOP_SIGNALS) + 15.0)
         stop_instance(self.instance)
 
     def detach(self) -> None:
         """Let it go on without us."""
-        tell(self.guard, b"detach\n")
-        self.instance = state.changed(self.instance, detached=True)
+        send_to_guard(self.guard, b"detach\n")
+        self.instance = state.update_instance(self.instance, detached=True)
 
 
 def stop_all(stops: Sequence[Callable[[], None]]) -> None:

@@ -13,7 +13,7 @@ CPU_NAMES = ("cpu", "host", "ram")
 COMPARED = ("weights", "kv", "activation", "graph")
 
 
-def planned(deployment: Deployment) -> Memory | None:
+def planned_memory(deployment: Deployment) -> Memory | None:
     """The planner's budget for it on this machine; None where model or checkpoint is unknown."""
     from moebox import detect
 
@@ -25,23 +25,23 @@ def planned(deployment: Deployment) -> Memory | None:
         return None
 
 
-def compare(facts: EngineFacts, memory: Memory | None) -> list[PlannedAndReal]:
+def compare_with_plan(facts: EngineFacts, memory: Memory | None) -> list[PlannedAndReal]:
     """Rows for every figure the engine reported; `planned` is None where there is no plan for it."""
     rows = []
     if facts.kv_tokens:
         planned = float(memory.kv_tokens) if memory else None
         rows.append(PlannedAndReal(what="cache", planned=planned, real=facts.kv_tokens, unit="tokens"))
-    for place in merged(facts.devices):
+    for place in merge_host_buffers(facts.devices):
         sizes = place.sizes()
         for what in COMPARED:
             real = sizes.get(f"{what}_bytes")
             if real:
-                planned = expected(memory, place.device, what)
+                planned = planned_bytes(memory, place.device, what)
                 rows.append(PlannedAndReal(what=what, device=place.device, planned=planned, real=real, unit="bytes"))
     return rows
 
 
-def merged(devices: Sequence[DeviceFacts]) -> list[DeviceFacts]:
+def merge_host_buffers(devices: Sequence[DeviceFacts]) -> list[DeviceFacts]:
     """llama.cpp's several host buffers (CPU, CPU_Mapped, CPU_REPACK, CUDA_Host) as one place."""
     places: dict[str, DeviceFacts] = {}
     for row in devices:
@@ -54,18 +54,18 @@ def _on_host(device: str) -> bool:
     return device.lower().startswith(CPU_NAMES) or device.endswith("_Host")
 
 
-def expected(memory: Memory | None, device: str, what: str) -> float | None:
+def planned_bytes(memory: Memory | None, device: str, what: str) -> float | None:
     """The plan's figure for that device: "CUDA1", "TP1" and "gpu1" are the same GPU."""
     if memory is None:
         return None
-    planned = {place.device: place for place in memory.devices}.get(planned_name(device))
+    planned = {place.device: place for place in memory.devices}.get(plan_device_name(device))
     if planned is None:
         return None
     figure = {"weights": planned.weights_total, "kv": planned.kv, "activation": planned.activations}.get(what)
     return float(figure) if figure else None
 
 
-def planned_name(device: str) -> str:
+def plan_device_name(device: str) -> str:
     """How plans call the device that an engine names."""
     digits = "".join(char for char in device if char.isdigit())
     return "ram" if device == "ram" else f"gpu{digits or 0}"

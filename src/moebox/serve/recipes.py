@@ -10,26 +10,26 @@ from moebox.data import FOLDER
 from moebox.errors import BadInput, suggest
 
 
-def shipped() -> dict[str, Path]:
+def shipped_recipes() -> dict[str, Path]:
     """Recipes that come with moebox, by name."""
     return {path.stem: path for path in FOLDER.glob("recipes/*.toml")}
 
 
-def saved_dir() -> Path:
+def saved_recipes_dir() -> Path:
     """Where the local page saves recipes."""
     return files.data_home() / "moebox" / "recipes"
 
 
-def saved() -> dict[str, Path]:
+def saved_recipes() -> dict[str, Path]:
     """The person's own recipes, by name."""
-    return {path.stem: path for path in sorted(saved_dir().glob("*.toml"))}
+    return {path.stem: path for path in sorted(saved_recipes_dir().glob("*.toml"))}
 
 
-def read_recipe(name: str, *, besides: Iterable[str] = ()) -> Recipe:
+def read_recipe(name: str, *, other_names: Iterable[str] = ()) -> Recipe:
     """The recipe in the file `name`, or the saved or shipped one of that name; `besides` are known elsewhere."""
-    known = {**shipped(), **saved()}
+    known = {**shipped_recipes(), **saved_recipes()}
     if name in known and not Path(name).is_file():
         return grammar.read(known[name])
     if not Path(name).exists() and not name.endswith(".toml"):
-        raise BadInput(f"no recipe {name!r}", hint=f"a .toml file, or {suggest(name, sorted({*known, *besides}))}")
+        raise BadInput(f"no recipe {name!r}", hint=f"a .toml file, or {suggest(name, sorted({*known, *other_names}))}")
     return grammar.read(Path(name))

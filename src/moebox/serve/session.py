@@ -31,51 +31,51 @@ from moebox.core.symptom import Finding
 from moebox.engines.events import LogEvent
 from moebox.errors import BadInput
 from moebox.serve import ask, facts, preflight, state
-from moebox.serve.faults import LaunchFailed, ending, failed
-from moebox.serve.guard import LADDER, Life
-from moebox.serve.order import Order, prepare
-from moebox.serve.spawn import Ladder, engine_guard, tell
+from moebox.serve.faults import LaunchFailed, describe_exit, launch_failure
+from moebox.serve.guard import STOP_SIGNALS, GuardState
+from moebox.serve.order import PreparedLaunch, prepare_launch
+from moebox.serve.spawn import StopSignals, send_to_guard, start_engine_guard
 from moebox.serve.wait import wait_for
-from moebox.serve.watch import Listener, Watch
+from moebox.serve.watch import LogListener, LogWatch
 from moebox.store import Run
 from moebox.stream.awake import Awake
 
 PATIENCE_S = 900.0  # without progress; a cold autotune of FlashInfer's kernels was seen to take 20 min in pieces
-FIRST_WORD_S = 60.0  # at least, before the first line: importing vLLM from a cold disk takes half of it
+FIRST_LINE_S = 60.0  # at least, before the first line: importing vLLM from a cold disk takes half of it
 LOOK_S = 0.1
 GRACE_S = 5.0  # for a guard to write its last word, beyond the waits of its ladder
-ASK_S = 0.5
+POLL_S = 0.5
 DYING_S = 1.0  # a process closes its connections a moment before it is gone
 SETTLE_S = 1.0  # from an engine's print to our eyes: its buffer, the guard, the disk
 
-__all__ = ["Order", "Session", "launch", "prepare", "start"]
+__all__ = ["EngineSession", "PreparedLaunch", "engine_session", "launch_engine", "prepare_launch"]
 
 
-class Session:
+class EngineSession:
     """One engine that was started, until it is stopped."""
 
     def __init__(
         self,
-        order: Order,
+        prepared: PreparedLaunch,
         run: Run,
         instance: state.Instance,
         guard: "subprocess.Popen[bytes]",
         *,
         start: int = 0,
-        listener: Listener | None = None,
+        listener: LogListener | None = None,
     ) -> None:
-        self.order, self.run, self.instance, self.guard = order, run, instance, guard
-        self.endpoint = order.endpoint
-        self.recipe = order.recipe
+        self.prepared, self.run, self.instance, self.guard = prepared, run, instance, guard
+        self.endpoint = prepared.endpoint
+        self.recipe = prepared.recipe
         self.listener = listener
-        self.watch = Watch(run.path / "engine.log", order.recipe.engine, start=start, listener=self._hear)
+        self.watch = LogWatch(run.path / "engine.log", prepared.recipe.engine, start=start, listener=self._on_news)
         self.facts = EngineFacts()
         self.startup_s = 0.0
         self.oom = False  # the kernel ended it for want of memory; known once it is over
         self._detached = self._failed = self._lossy = False
         self._phase = ""
 
-    def __enter__(self) -> "Session":
+    def __enter__(self) -> "EngineSession":
         return self
 
     def __exit__(
@@ -84,9 +84,9 @@ class Session:
         self.stop()
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """The engine's process is there."""
-        return self.guard.poll() is None and self.instance.life.status in ("starting", "running")
+        return self.guard.poll() is None and self.instance.guard_state.status in ("starting", "running")
 
     @property
     def log(self) -> Path:
@@ -100,89 +100,91 @@ class Session:
         self._became_ready()
 
     def _wait_ready(self, awake: Awake, patience_s: float) -> None:
-        asked, chat, away = 0.0, None, 0.0
+        polled_at, chat, away = 0.0, None, 0.0
         while True:
             if awake.away_s > away:  # the machine slept, and so did the engine: neither patience nor a chat counts
                 away, chat = awake.away_s, None
-                self.watch.progress()
+                self.watch.note_progress()
             self._catch_up()
             self._raise_if_ended()
             if chat is not None:
                 if self._answered(chat):
                     return
-                chat = None if chat.loading else chat
-            elif time.monotonic() - asked >= ASK_S:
-                asked = time.monotonic()
-                self._tell_losses()
+                chat = None if chat.is_loading else chat
+            elif time.monotonic() - polled_at >= POLL_S:
+                polled_at = time.monotonic()
+                self._report_lost_log()
                 chat = self._asked_for_chat() if self._healthy() else None
-            self._raise_if_idle(patience_s, asked=chat is not None)
+            self._raise_if_idle(patience_s, chat_sent=chat is not None)
             time.sleep(LOOK_S)
 
     def _catch_up(self) -> None:
-        while self.watch.look():
+        while self.watch.read_new_lines():
             pass
 
-    def _asked_for_chat(self) -> ask.Chat:
-        chat = ask.Chat(self.endpoint)
+    def _asked_for_chat(self) -> ask.ChatProbe:
+        chat = ask.ChatProbe(self.endpoint)
         chat.start()
-        self.watch.progress()
+        self.watch.note_progress()
         return chat
 
-    def _answered(self, chat: ask.Chat) -> bool:
+    def _answered(self, chat: ask.ChatProbe) -> bool:
         """Whether the chat was answered well; LaunchFailed when it was answered badly."""
-        if chat.answer is None or chat.loading:
+        if chat.reply is None or chat.is_loading:
             return False
-        if chat.complaint:
+        if chat.problem:
             self._raise_if_dying()
-            raise self._fail("mute", f"{self.recipe.engine} answers {self._health} but no chat ({chat.complaint})")
+            raise self._launch_failed(
+                "mute", f"{self.recipe.engine} answers {self._health} but no chat ({chat.problem})"
+            )
         return True
 
-    def _raise_if_idle(self, patience_s: float, *, asked: bool) -> None:
+    def _raise_if_idle(self, patience_s: float, *, chat_sent: bool) -> None:
         idle_s = self.watch.idle_s
-        if idle_s <= (patience_s if self.watch.heard else max(patience_s, FIRST_WORD_S)):
+        if idle_s <= (patience_s if self.watch.has_output else max(patience_s, FIRST_LINE_S)):
             return
-        if asked:
+        if chat_sent:
             what = f"answers {self._health} but left a chat unanswered for {idle_s:.0f} s"
-            raise self._fail("mute", f"{self.recipe.engine} {what}")
-        what = f"made no progress for {idle_s:.0f} s while {self.watch.seen.where}"
-        raise self._fail("stuck", f"{self.recipe.engine} {what}")
+            raise self._launch_failed("mute", f"{self.recipe.engine} {what}")
+        what = f"made no progress for {idle_s:.0f} s while {self.watch.summary.phase_text}"
+        raise self._launch_failed("stuck", f"{self.recipe.engine} {what}")
 
-    def wait(self, *, stop: Callable[[], bool] = lambda: False) -> None:
+    def wait_until_exit(self, *, stop: Callable[[], bool] = lambda: False) -> None:
         """Until it ends, which a ready engine should not do by itself; KeyboardInterrupt where `stop` says so."""
         while True:
             if stop():
                 raise KeyboardInterrupt
             self._catch_up()
-            self._tell_losses()
+            self._report_lost_log()
             if self.guard.poll() is not None:
-                self._raise_if_unasked(self.instance.life)
+                self._raise_if_unasked(self.instance.guard_state)
                 return
-            time.sleep(ASK_S)
+            time.sleep(POLL_S)
 
-    def _raise_if_unasked(self, life: Life) -> None:
+    def _raise_if_unasked(self, life: GuardState) -> None:
         if not life.asked:
-            how = ending(life.code, oom=life.oom)
-            raise self._fail("oom" if life.oom else "died", f"{self.recipe.engine} {how} after it was ready")
+            how = describe_exit(life.code, oom=life.oom)
+            raise self._launch_failed("oom" if life.oom else "died", f"{self.recipe.engine} {how} after it was ready")
 
     def stop(self) -> None:
         """Down the ladder until nothing is left; harmless when it is over already."""
         if self._detached:
             return
-        tell(self.guard, b"stop\n")
+        send_to_guard(self.guard, b"stop\n")
         with contextlib.suppress(OSError):
             if self.guard.stdin:
                 self.guard.stdin.close()
         self.guard.wait()
         if not (self.run.path / "guard.log").stat().st_size:
             (self.run.path / "guard.log").unlink()
-        life = self.instance.life
+        life = self.instance.guard_state
         self.oom = life.oom
-        if life.known and not self._failed:
+        if life.is_written and not self._failed:
             self.run.event(self._stopped(life))
-        state.forget(self.instance.id)
+        state.forget_instance(self.instance.id)
         self.watch.tail.close()
 
-    def _stopped(self, life: Life) -> Stopped:
+    def _stopped(self, life: GuardState) -> Stopped:
         kind = EngineStopped if self.instance.ready else AttemptStopped
         return kind(
             id=self.instance.id,
@@ -196,50 +198,50 @@ class Session:
 
     def detach(self) -> None:
         """Let it go on without us."""
-        tell(self.guard, b"detach\n")
-        self.instance = state.changed(self.instance, detached=True)
+        send_to_guard(self.guard, b"detach\n")
+        self.instance = state.update_instance(self.instance, detached=True)
         self._detached = True
         self.run.event(EngineDetached(id=self.instance.id))
 
-    def settle(self) -> None:
+    def wait_for_cause(self) -> None:
         """Let the log catch up with what was just seen on the wire, until it names a cause."""
         until = time.monotonic() + SETTLE_S
         while time.monotonic() < until and self.watch.search.cause is None:
-            if not self.watch.look():
+            if not self.watch.read_new_lines():
                 time.sleep(LOOK_S / 2)
 
     @property
     def _health(self) -> str:
-        return self.order.deployment.engine.health
+        return self.prepared.deployment.engine.health
 
     def _healthy(self) -> bool:
         return http.get(
-            f"{self.endpoint.root}{self._health}", headers=self.endpoint.headers, timeout_s=ask.HEALTH_WAIT_S
+            f"{self.endpoint.root}{self._health}", headers=self.endpoint.headers, timeout_s=ask.HEALTH_TIMEOUT_S
         ).ok
 
     def _raise_if_ended(self) -> None:
         if self.guard.poll() is None:
             return
         self._catch_up()
-        life = self.instance.life
+        life = self.instance.guard_state
         if life.error:
-            raise self._fail("unstartable", f"{self.recipe.engine} cannot be started: {life.error}")
+            raise self._launch_failed("unstartable", f"{self.recipe.engine} cannot be started: {life.error}")
         if life.code == 0:
-            raise self._fail("quit", f"{self.recipe.engine} ended with code 0 without ever serving")
-        what = f"{self.recipe.engine} {ending(life.code, oom=life.oom)} while {self.watch.seen.where}"
-        raise self._fail("oom" if life.oom else "exited", what)
+            raise self._launch_failed("quit", f"{self.recipe.engine} ended with code 0 without ever serving")
+        what = f"{self.recipe.engine} {describe_exit(life.code, oom=life.oom)} while {self.watch.summary.phase_text}"
+        raise self._launch_failed("oom" if life.oom else "exited", what)
 
     def _raise_if_dying(self) -> None:
         """A broken connection is often the first sign of an end that the guard is still cleaning up after."""
-        engine = self.instance.life.engine
-        if engine and wait_for(lambda: state.start_tick(engine) < 0, DYING_S, every_s=LOOK_S / 2):
+        engine = self.instance.guard_state.engine
+        if engine and wait_for(lambda: state.process_start_tick(engine) < 0, DYING_S, every_s=LOOK_S / 2):
             self.guard.wait()
             self._raise_if_ended()
 
-    def _fail(self, fault: Any, what: str) -> LaunchFailed:
+    def _launch_failed(self, fault: Any, what: str) -> LaunchFailed:
         if fault == "mute":
-            self.settle()
-        problem = failed(fault, what, self.watch.search, log=str(self.log))
+            self.wait_for_cause()
+        problem = launch_failure(fault, what, self.watch.search, log=str(self.log))
         kind = EngineDied if self.instance.ready else AttemptFailed
         self.run.event(
             kind(
@@ -256,9 +258,9 @@ class Session:
 
     def _became_ready(self) -> None:
         self.startup_s = time.monotonic() - self.watch.started
-        self._tell_losses()
-        self.instance = state.changed(self.instance, ready=time.time())
-        self.facts = facts.gather(self.endpoint, self.watch.seen)
+        self._report_lost_log()
+        self.instance = state.update_instance(self.instance, ready=time.time())
+        self.facts = facts.gather_facts(self.endpoint, self.watch.summary)
         self.run.event(
             AttemptReady(
                 id=self.instance.id,
@@ -268,24 +270,24 @@ class Session:
                 facts=self.facts,
             )
         )
-        self._note_phase()
+        self._journal_phase()
 
-    def _hear(self, news: LogEvent | Finding) -> None:
+    def _on_news(self, news: LogEvent | Finding) -> None:
         """Journal what the log tells, and pass it on."""
         if isinstance(news, Finding):
             self.run.event(EngineFinding(**codec.plain(news)))
-        elif self.watch.seen.phase != self._phase:
-            self._note_phase()
+        elif self.watch.summary.phase != self._phase:
+            self._journal_phase()
         if self.listener:
             self.listener(news)
 
-    def _tell_losses(self) -> None:
+    def _report_lost_log(self) -> None:
         """A full disk does not stop an engine; it is told once."""
-        life = self.instance.life
+        life = self.instance.guard_state
         if life.lost_bytes and not self._lossy:
             self._lossy = True
             cause = f"{self.log} cannot be written ({life.lost_why}): the engine goes on, its log is being lost"
-            self._hear(
+            self._on_news(
                 Finding(
                     symptom="host-disk-full",
                     area="host",
@@ -297,33 +299,40 @@ class Session:
                 )
             )
 
-    def _note_phase(self) -> None:
-        before, self._phase = self._phase, self.watch.seen.phase if not self.instance.ready else "ready"
+    def _journal_phase(self) -> None:
+        before, self._phase = self._phase, self.watch.summary.phase if not self.instance.ready else "ready"
         if before:
             self.run.event(PhaseDone(phase=before))
         if self._phase not in ("ready", before):
             self.run.event(PhaseStarted(phase=self._phase))
 
 
-def launch(
-    order: Order, run: Run, *, ladder: Ladder | None = None, listener: Listener | None = None, aside: bool = False
-) -> Session:
+def launch_engine(
+    prepared: PreparedLaunch,
+    run: Run,
+    *,
+    stop_signals: StopSignals | None = None,
+    listener: LogListener | None = None,
+    rehearsal: bool = False,
+) -> EngineSession:
     """Start the engine under its guard; it is not ready yet. `aside`: a rehearsal, and the run's recipe stays."""
     name = run.id
     if not _ended(name):
         raise BadInput(f"run {name} has a running engine already", hint=f"`moebox down {name}` stops it")
-    with state.leases(_held(order), name) as leases:
-        if not order.nodes:  # which were looked at by `nodes.check`
-            preflight.check(order.deployment, order.launch, order.argv)
-        if not aside or not (run.path / "recipe.toml").exists():
-            run.write("recipe.toml", codec.to_toml(order.recipe))
-        run.event(order.attempt(name, aside=aside))
+    with state.take_leases(_held(prepared), name) as leases:
+        if not prepared.nodes:  # which were looked at by `nodes.check`
+            preflight.check_launch(prepared.deployment, prepared.launch, prepared.argv)
+        if not rehearsal or not (run.path / "recipe.toml").exists():
+            run.write("recipe.toml", codec.to_toml(prepared.recipe))
+        run.event(prepared.started_event(name, rehearsal=rehearsal))
         begins = log.stat().st_size if (log := run.path / "engine.log").exists() else 0
-        guard = engine_guard(order, run, tuple(lease.descriptor for lease in leases), ladder or ())
-    return Session(order, run, state.save(_instance(order, run, guard.pid)), guard, start=begins, listener=listener)
+        guard = start_engine_guard(prepared, run, tuple(lease.descriptor for lease in leases), stop_signals or ())
+    return EngineSession(
+        prepared, run, state.save_instance(_instance(prepared, run, guard.pid)), guard, start=begins, listener=listener
+    )
 
 
-def _held(order: Order) -> list[str]:
+def _held(order: PreparedLaunch) -> list[str]:
     """What no other engine of this machine may take meanwhile; nothing where it runs on other nodes."""
     if order.nodes:
         return []
@@ -331,7 +340,7 @@ def _held(order: Order) -> list[str]:
     return [*(f"port-{port}" for port in ports), *(f"gpu-{gpu}" for gpu in order.gpus)]
 
 
-def _instance(order: Order, run: Run, guard: int) -> state.Instance:
+def _instance(order: PreparedLaunch, run: Run, guard: int) -> state.Instance:
     recipe = order.recipe
     return state.Instance(
         id=run.id,
@@ -347,17 +356,17 @@ def _instance(order: Order, run: Run, guard: int) -> state.Instance:
         container=f"moebox-{run.id}" if engines.runs_in_container(recipe) else "",
         job=order.job,
         guard=guard,
-        guard_started=state.start_tick(guard),
+        guard_started=state.process_start_tick(guard),
         started=time.time(),
     )
 
 
 def _ended(name: str) -> bool:
     """Whether no engine of this run lives; one whose moebox was killed gets the time its guard takes to stop it."""
-    until = time.monotonic() + sum(wait for _, wait in LADDER) + GRACE_S
+    until = time.monotonic() + sum(wait for _, wait in STOP_SIGNALS) + GRACE_S
     while True:
-        known = state.by_id().get(name)
-        if known is None or not known.alive:
+        known = state.instances_by_id().get(name)
+        if known is None or not known.is_alive:
             return True
         if known.detached or time.monotonic() > until:
             return False
@@ -365,17 +374,19 @@ def _ended(name: str) -> bool:
 
 
 @contextlib.contextmanager
-def start(
+def engine_session(
     deployment: Deployment,
     run: Run,
     *,
     patience_s: float = PATIENCE_S,
-    ladder: Ladder | None = None,
-    listener: Listener | None = None,
-    aside: bool = False,
-) -> Iterator[Session]:
+    stop_signals: StopSignals | None = None,
+    listener: LogListener | None = None,
+    rehearsal: bool = False,
+) -> Iterator[EngineSession]:
     """A live engine for the length of a `with` block. A listen.port of 0 takes a free one."""
-    session = launch(prepare(deployment, name=run.id), run, ladder=ladder, listener=listener, aside=aside)
+    session = launch_engine(
+        prepare_launch(deployment, name=run.id), run, stop_signals=stop_signals, listener=listener, rehearsal=rehearsal
+    )
     try:
         session.wait_ready(patience_s=patience_s)
         yield session

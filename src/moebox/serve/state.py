@@ -20,7 +20,7 @@ import msgspec
 
 from moebox import codec, files
 from moebox.errors import BadInput, Outside, suggest
-from moebox.serve.guard import MARK, Life
+from moebox.serve.guard import MARK, GuardState
 
 if TYPE_CHECKING:
     from moebox.store import Run
@@ -54,23 +54,23 @@ class Instance:
     detached: bool = False
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """Its guard lives; with it the engine, or what is being done about it."""
-        return self.guard > 0 and start_tick(self.guard) == self.guard_started
+        return self.guard > 0 and process_start_tick(self.guard) == self.guard_started
 
     @property
-    def life(self) -> Life:
+    def guard_state(self) -> GuardState:
         """What its guard last wrote; blank before its first word."""
         try:
-            return msgspec.json.decode(life_path(self.id).read_bytes(), type=Life)
+            return msgspec.json.decode(guard_state_path(self.id).read_bytes(), type=GuardState)
         except (OSError, msgspec.DecodeError):
-            return Life()
+            return GuardState()
 
     @property
     def status(self) -> str:
         """starting, ready, stopping, exited, or lost: the guard vanished without a word."""
-        written = self.life.status
-        if not self.alive:
+        written = self.guard_state.status
+        if not self.is_alive:
             return "exited" if written == "exited" else "lost"
         if written == "stopping":
             return written
@@ -89,25 +89,25 @@ def instances_dir() -> Path:
     return path
 
 
-def life_path(name: str) -> Path:
+def guard_state_path(name: str) -> Path:
     """Where a guard writes how its engine is."""
     return instances_dir() / f"{name}.life.json"
 
 
-def save(instance: Instance) -> Instance:
+def save_instance(instance: Instance) -> Instance:
     """Write the record, whole or not at all."""
     path = instances_dir() / f"{instance.id}.json"
     files.write_atomic(path, codec.to_json(instance))
     return instance
 
 
-def forget(name: str) -> None:
+def forget_instance(name: str) -> None:
     """Remove the record of an engine that is gone."""
-    for path in (instances_dir() / f"{name}.json", life_path(name)):
+    for path in (instances_dir() / f"{name}.json", guard_state_path(name)):
         path.unlink(missing_ok=True)
 
 
-def instances() -> list[Instance]:
+def list_instances() -> list[Instance]:
     """Every record, oldest first; one that cannot be read is passed over."""
     found = []
     for path in instances_dir().glob("*.json"):
@@ -118,33 +118,33 @@ def instances() -> list[Instance]:
     return sorted(found, key=lambda instance: (instance.started, instance.id))
 
 
-def by_id() -> dict[str, Instance]:
+def instances_by_id() -> dict[str, Instance]:
     """Every record, by its id."""
-    return {instance.id: instance for instance in instances()}
+    return {instance.id: instance for instance in list_instances()}
 
 
-def folders() -> dict[Path, str]:
+def live_run_folders() -> dict[Path, str]:
     """The engines that live, by the folder they write into; asking makes no folder."""
-    known = instances() if state_dir().is_dir() else []
-    return {Path(instance.run).resolve(): instance.id for instance in known if instance.alive}
+    known = list_instances() if state_dir().is_dir() else []
+    return {Path(instance.run).resolve(): instance.id for instance in known if instance.is_alive}
 
 
-def writing(engines: dict[Path, str], run: Path) -> str:
+def engine_writing_to(engines: dict[Path, str], run: Path) -> str:
     """The one of `folders` that writes into this run's; "" where none does."""
     return next((name for folder, name in engines.items() if folder.is_relative_to(run.resolve())), "")
 
 
-def works_on(run: "Run", engines: dict[Path, str], *, left_in: str) -> bool:
+def is_run_active(run: "Run", engines: dict[Path, str], *, unfinished_step: str) -> bool:
     """Whether somebody works on a run, or one of the engines of `folders` serves from it.
 
     An engine of a run that was left in a step (`left_in`) serves nobody: its guard is stopping it.
     """
-    return run.held or (not left_in and bool(writing(engines, run.path)))
+    return run.held or (not unfinished_step and bool(engine_writing_to(engines, run.path)))
 
 
-def find(name: str | None) -> Instance:
+def find_instance(name: str | None) -> Instance:
     """The instance called `name` (id, its beginning, or the recipe's name); the only live one when None."""
-    known = instances()
+    known = list_instances()
     if name is None:
         return _only_live(known)
     matching = _called(known, name)
@@ -171,7 +171,7 @@ def _only_live(known: list[Instance]) -> Instance:
 
 
 def _living(known: list[Instance]) -> list[Instance]:
-    return [instance for instance in known if instance.alive]
+    return [instance for instance in known if instance.is_alive]
 
 
 def _called(known: list[Instance], name: str) -> list[Instance]:
@@ -184,7 +184,7 @@ def _ids(instances: list[Instance]) -> str:
     return ", ".join(instance.id for instance in instances)
 
 
-def start_tick(pid: int) -> int:
+def process_start_tick(pid: int) -> int:
     """When `pid` started, in the kernel's ticks; -1 when there is no such process."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
@@ -193,18 +193,18 @@ def start_tick(pid: int) -> int:
     return -1 if fields[0] == "Z" else int(fields[19])  # field 22 of proc(5), counted after the name
 
 
-def mark(name: str) -> str:
+def instance_mark(name: str) -> str:
     """What every process of an engine carries in its environment: which one it is, and of whose records."""
     return f"{name}@{state_dir().absolute()}"
 
 
-def strays() -> dict[str, list[int]]:
+def orphan_processes() -> dict[str, list[int]]:
     """Processes of engines whose guard is gone, by instance; those of other state folders are not ours to name."""
-    guarded = {instance.id for instance in _living(instances())}
-    return {name: pids for name, pids in marked().items() if name not in guarded}
+    guarded = {instance.id for instance in _living(list_instances())}
+    return {name: pids for name, pids in marked_processes().items() if name not in guarded}
 
 
-def marked() -> dict[str, list[int]]:
+def marked_processes() -> dict[str, list[int]]:
     """Every process that carries a mark of this state folder, by instance."""
     found: dict[str, list[int]] = {}
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
@@ -256,7 +256,7 @@ class Lease:
 
 
 @contextlib.contextmanager
-def leases(names: Iterable[str], holder: str) -> Any:
+def take_leases(names: Iterable[str], holder: str) -> Any:
     """All of these leases or none; this process's copies are closed at the end."""
     held: list[Lease] = []
     try:
@@ -268,6 +268,6 @@ def leases(names: Iterable[str], holder: str) -> Any:
             lease.close()
 
 
-def changed(instance: Instance, **fields: Any) -> Instance:
+def update_instance(instance: Instance, **fields: Any) -> Instance:
     """The record with some fields new, saved."""
-    return save(dataclasses.replace(instance, **fields))
+    return save_instance(dataclasses.replace(instance, **fields))

@@ -10,26 +10,26 @@ from pathlib import Path
 from moebox.core.event import EngineStopped
 from moebox.engines import LABEL
 from moebox.serve import state
-from moebox.serve.guard import LADDER
+from moebox.serve.guard import STOP_SIGNALS
 from moebox.serve.wait import wait_for
 from moebox.store import Run
 
 MARGIN_S = 15.0  # beyond the whole ladder, for the guard to notice and clean up
 
 
-def stop(instance: state.Instance) -> list[str]:
+def stop_instance(instance: state.Instance) -> list[str]:
     """Stop it and forget it; the signals that were needed."""
-    if instance.alive:
+    if instance.is_alive:
         _end_guard(instance)
-    signals = list(instance.life.signals)
-    swept = sweep(instance.id)
+    signals = list(instance.guard_state.signals)
+    swept = kill_orphans(instance.id)
     if instance.container:
         remove_container(instance.runtime, instance.container)
     if instance.job and shutil.which("scancel"):
         subprocess.run(["scancel", instance.job], capture_output=True, timeout=60, check=False)
     if os.path.isdir(instance.run):
         Run(Path(instance.run)).event(EngineStopped(id=instance.id, signals=tuple(signals), swept=swept))
-    state.forget(instance.id)
+    state.forget_instance(instance.id)
     return signals + ["SIGKILL"] * bool(swept)
 
 
@@ -37,15 +37,15 @@ def _end_guard(instance: state.Instance) -> None:
     """Ask the guard to stop its engine; kill it where it does not come to an end."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(instance.guard, signal.SIGTERM)
-    patience_s = sum(wait for _, wait in LADDER) + MARGIN_S
-    if not wait_for(lambda: not instance.alive, patience_s, every_s=0.05):
+    patience_s = sum(wait for _, wait in STOP_SIGNALS) + MARGIN_S
+    if not wait_for(lambda: not instance.is_alive, patience_s, every_s=0.05):
         with contextlib.suppress(ProcessLookupError):
             os.kill(instance.guard, signal.SIGKILL)
 
 
-def sweep(name: str) -> int:
+def kill_orphans(name: str) -> int:
     """Kill every process that carries the mark of an engine without a guard; how many there were."""
-    found = state.strays().get(name, [])
+    found = state.orphan_processes().get(name, [])
     for pid in found:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
@@ -58,7 +58,7 @@ def remove_container(tool: str, name: str) -> None:
         subprocess.run([tool, "rm", "--force", name], capture_output=True, timeout=60, check=False)
 
 
-def containers() -> dict[str, tuple[str, str]]:
+def list_containers() -> dict[str, tuple[str, str]]:
     """Containers that moebox started, by its instance: the tool and the container's name."""
     found: dict[str, tuple[str, str]] = {}
     for tool in ("docker", "podman"):

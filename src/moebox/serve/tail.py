@@ -7,7 +7,7 @@ from typing import BinaryIO
 BLOCK = 1 << 20
 
 
-class Tail:
+class LogTail:
     """What was added to `path` since the last look."""
 
     def __init__(self, path: Path, *, start: int = 0) -> None:
@@ -15,7 +15,7 @@ class Tail:
         self._file: BinaryIO | None = None
         self._start = start  # bytes that are somebody else's, or read before
 
-    def read(self) -> bytes:
+    def read_new(self) -> bytes:
         """The next piece, or nothing when there is none yet."""
         if self._file is None and not self._open():
             return b""
@@ -24,7 +24,7 @@ class Tail:
         if not data and self._turned():  # the old file is read to its end, the new one comes next
             self._file.close()
             self._file = None
-            return self.read()
+            return self.read_new()
         return data
 
     def close(self) -> None:

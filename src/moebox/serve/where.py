@@ -8,7 +8,7 @@ from moebox.errors import refuse_if
 
 
 @dataclass(frozen=True, kw_only=True)
-class Where:
+class NodeSelection:
     """Where an engine that spans several nodes runs.
 
     Attributes:
@@ -32,13 +32,13 @@ class Where:
         """The Python on each node."""
         return self.node_python or "python3"
 
-    def check(self, recipe: Recipe) -> None:
+    def check_recipe(self, recipe: Recipe) -> None:
         """BadInput where nodes are named in two ways, or for a recipe of one node."""
         refuse_if(self.slurm and self.hosts, "--hosts and --slurm are two ways to name nodes; give one")
-        one = self.given and recipe.parallel.nodes < 2
+        one = self.is_given and recipe.parallel.nodes < 2
         refuse_if(one, f"{recipe.name} runs on one node", hint="plan it for a box of several: --box 2x8x-h200")
 
     @property
-    def given(self) -> bool:
+    def is_given(self) -> bool:
         """Nodes were named."""
         return self.slurm or self.hosts is not None

@@ -31,7 +31,7 @@ async def shown(request: Request, *, site: Site) -> Response:
 
 def running() -> list[state.Instance]:
     """Engines that answer, the newest first."""
-    return [instance for instance in reversed(state.instances()) if instance.status == "ready"]
+    return [instance for instance in reversed(state.list_instances()) if instance.status == "ready"]
 
 
 def endpoint_named(name: str) -> Endpoint:

@@ -15,14 +15,14 @@ from moebox.web.pages import NotThere, page
 
 async def listing(request: Request, *, site: Site) -> Response:
     """Every engine that moebox started and that is there."""
-    found = await run_in_threadpool(state.instances)
-    alive = [instance for instance in found if instance.alive]
+    found = await run_in_threadpool(state.list_instances)
+    alive = [instance for instance in found if instance.is_alive]
     return page(site, "engines.html", title="Engines", here="engines", engines=alive)
 
 
 def engine_of(name: str) -> state.Instance:
     """The engine of that name."""
-    found = next((instance for instance in state.instances() if instance.id == name), None)
+    found = next((instance for instance in state.list_instances() if instance.id == name), None)
     if found is None:
         raise NotThere(f"no engine called {name!r}")
     return found
@@ -39,7 +39,7 @@ async def metrics(request: Request, *, site: Site) -> Response:
 async def stop(request: Request, *, site: Site) -> Response:
     """Stop it as `moebox down` does."""
     instance = await run_in_threadpool(engine_of, request.path_params["name"])
-    if not instance.alive:
+    if not instance.is_alive:
         raise BadInput(f"{instance.id} is not running")
-    await run_in_threadpool(stopping.stop, instance)
+    await run_in_threadpool(stopping.stop_instance, instance)
     return JSONResponse({"stopped": instance.id})

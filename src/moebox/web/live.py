@@ -81,12 +81,12 @@ def view(run: Run) -> View:
     """What there is to say right now."""
     told = labelled([foretold(read(run))])
     document = run_document(run)
-    engines, summary = state.folders(), summarize(run)
-    serving = bool(state.writing(engines, run.path))
+    engines, summary = state.live_run_folders(), summarize(run)
+    serving = bool(state.engine_writing_to(engines, run.path))
     return View(
         id=run.id,
         live=run.held or serving,
-        state=summary.state(live=state.works_on(run, engines, left_in=summary.left_in)),
+        state=summary.state(live=state.is_run_active(run, engines, unfinished_step=summary.left_in)),
         simulation=told[0].simulation,
         decision=decide(told[0], serving=serving),
         steps=steps(document, live=run.held),
@@ -110,7 +110,7 @@ def steps(document: Json, *, live: bool) -> tuple[StepView, ...]:
     """Each step with its state and what came of it; what still runs while nobody works on it was interrupted."""
     unended = {} if live else {"running": "interrupted"}
     told = [(row, words(row, "state") or "waiting") for row in rows(document, "steps")]
-    shown = [(row, pipelines.shown_state(unended.get(state, state), inner(row, "figures"))) for row, state in told]
+    shown = [(row, pipelines.display_state(unended.get(state, state), inner(row, "figures"))) for row, state in told]
     return tuple(StepView(name=words(row, "name"), state=state, text=_came(row)) for row, state in shown)
 
 
@@ -139,7 +139,9 @@ def left(run: Run, document: Json) -> str:
         return ""
     begun = [entry.time for entry in run.journal().entries if isinstance(entry.event, StepRunning)]
     past_s = max(0.0, time.time() - begun[-1]) if begun else 0.0
-    return pipelines.time_left(pipeline.steps, pipeline.request, pipelines.expected(run), past_s=past_s)
+    return pipelines.time_left_text(
+        pipeline.steps, pipeline.request, pipelines.expected_step_seconds(run), past_s=past_s
+    )
 
 
 def log(run: Run) -> list[LogLine]:

@@ -163,9 +163,9 @@ def before(one: Asked, layout: str) -> Asked | None:
 def answered(one: Asked, pins: Constraints) -> Answer:
     """The plan for these controls within these pins."""
     model, checkpoints = resolve(one.model)
-    box = boxes.box(one.box or None, ram=one.ram, ram_bandwidth=one.ram_bandwidth)
+    box = boxes.calibrated_box(one.box or None, ram=one.ram, ram_bandwidth=one.ram_bandwidth)
     plan = choose_plan(box, model, checkpoints, replace(pins, context=one.context, concurrency=one.concurrency))
-    plan = boxes.planned_for(plan, one.box, ram=one.ram, ram_bandwidth=one.ram_bandwidth)
+    plan = boxes.with_planned_box(plan, one.box, ram=one.ram, ram_bandwidth=one.ram_bandwidth)
     deployment = Deployment.of(plan.recipe, model, form_of(plan.recipe, checkpoints), box)
     return Answer(asked=one, plan=plan, speed=Speed.for_deployment(deployment))
 

@@ -23,7 +23,8 @@ NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 async def listing(request: Request, *, site: Site) -> Response:
     """Every recipe there is by name: the person's own and those that ship with moebox."""
     own, shipped = (
-        {name: about(path) for name, path in sorted(found.items())} for found in (recipes.saved(), recipes.shipped())
+        {name: about(path) for name, path in sorted(found.items())}
+        for found in (recipes.saved_recipes(), recipes.shipped_recipes())
     )
     return page(site, "recipes.html", title="Recipes", here="recipes", own=own, shipped=shipped)
 
@@ -43,11 +44,13 @@ def about(path: Path) -> str:
 async def edited(request: Request, *, site: Site) -> Response:
     """One recipe's text."""
     name = request.path_params["name"]
-    known = {**recipes.shipped(), **recipes.saved()}
+    known = {**recipes.shipped_recipes(), **recipes.saved_recipes()}
     if name not in known:
         raise NotThere(f"no recipe called {name!r}")
     text = codec.read_text(known[name])
-    return page(site, "recipe.html", title=name, here="recipes", name=name, text=text, own=name in recipes.saved())
+    return page(
+        site, "recipe.html", title=name, here="recipes", name=name, text=text, own=name in recipes.saved_recipes()
+    )
 
 
 def checked(text: str) -> Recipe:
@@ -70,10 +73,10 @@ async def save(request: Request, *, site: Site) -> Response:
     name = fields.get("name", "").strip()
     if not NAME.fullmatch(name):
         raise BadInput(f"name {name!r}: small letters, digits, dots and dashes")
-    if name in recipes.shipped():
+    if name in recipes.shipped_recipes():
         raise BadInput(f"{name} ships with moebox", hint="save it under another name")
     await run_in_threadpool(checked, fields.get("text", ""))
-    path = recipes.saved_dir() / f"{name}.toml"
+    path = recipes.saved_recipes_dir() / f"{name}.toml"
     with files.writing(path):
         await run_in_threadpool(files.write_atomic, path, fields.get("text", ""))
     return JSONResponse({"go": f"/recipes/{name}", "path": str(path)}, 201)

@@ -57,9 +57,11 @@ async def listing(request: Request, *, site: Site) -> Response:
 
 def with_life(site: Site, rows: list[Summary]) -> list[Row]:
     """Each with whether somebody works on it, or an engine of it lives."""
-    engines = state.folders()
+    engines = state.live_run_folders()
     home = _home(site)
-    return [Row(run=row, live=state.works_on(Run(home / row.id), engines, left_in=row.left_in)) for row in rows]
+    return [
+        Row(run=row, live=state.is_run_active(Run(home / row.id), engines, unfinished_step=row.left_in)) for row in rows
+    ]
 
 
 def matching(site: Site, words: list[str]) -> list[Summary]:

@@ -11,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from moebox.flows.watch import SHOWN, Watcher
+from moebox.flows.watch import SHOWN, EndpointWatcher
 from moebox.report.svg import sparkline
 from moebox.web.chat import endpoint_named
 from moebox.web.engines import engine_of
@@ -40,27 +40,27 @@ async def shown(request: Request, *, site: Site) -> Response:
 async def events(request: Request, *, site: Site) -> Response:
     """The figures again every two seconds, until the page is closed."""
     endpoint = await run_in_threadpool(endpoint_named, request.path_params["name"])
-    watcher = Watcher(endpoint)
+    watcher = EndpointWatcher(endpoint)
 
     async def stream() -> AsyncIterator[str]:
         while not site.over.is_set():
             began = time.monotonic()
-            await run_in_threadpool(watcher.look)
+            await run_in_threadpool(watcher.look_once)
             yield f"data: {json.dumps(fragment(watcher))}\n\n"
             await asyncio.sleep(max(0.0, EVERY_S - (time.monotonic() - began)))
 
     return StreamingResponse(stream(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
 
-def fragment(watcher: Watcher) -> Markup:
+def fragment(watcher: EndpointWatcher) -> Markup:
     """What was seen so far."""
     alerts = [alert.text for alert in watcher.alerts[-10:]]
     answers = watcher.looks[-1].answered if watcher.looks else False
-    holding = len(watcher.raised)
+    holding = len(watcher.active_alerts)
     return rendered("watch_part.html", gauges=gauges(watcher), alerts=alerts, answers=answers, holding=holding)
 
 
-def gauges(watcher: Watcher) -> list[Gauge]:
+def gauges(watcher: EndpointWatcher) -> list[Gauge]:
     """Every figure that the engine shows."""
     looks = list(watcher.looks)[-LOOKS:]
     found = []
