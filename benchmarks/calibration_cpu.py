@@ -20,7 +20,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from moebox.core.calibration import Boot, Calibration, DecodeStep, Prefill, layout_of, place_of, shape_of
+from moebox.core.calibration import (
+    Boot,
+    Calibration,
+    DecodeStep,
+    PrefillStep,
+    calibrated_box,
+    calibrated_layout,
+    shape_id,
+)
 from moebox.core.recipe import EngineName, Flag, Hybrid, Listen, Recipe, Runtime
 from moebox.flows import calibrate_timing as timing
 from moebox.flows.calibrate import deploy_for_calibration, measure_depth
@@ -35,7 +43,7 @@ CHUNK = 512
 POINTS = Boot(
     layers=1,
     decode=(DecodeStep(batch=1, context=256, seconds=1.0),),
-    prefill=(Prefill(tokens=128, seconds=1.0), Prefill(tokens=512, seconds=1.0)),
+    prefill=(PrefillStep(tokens=128, seconds=1.0), PrefillStep(tokens=512, seconds=1.0)),
 )
 BOOT_S = 110.0  # longest time of one boot, loading included
 ENGINE_S = 600.0  # longest time of one engine
@@ -173,7 +181,7 @@ def joined(boots: Sequence[Boot]) -> Boot:
             if batch
         ),
         prefill=tuple(
-            Prefill(tokens=tokens, seconds=timing.agreed_time(seen), spread=timing.look_disagreement(seen))
+            PrefillStep(tokens=tokens, seconds=timing.agreed_time(seen), spread=timing.look_disagreement(seen))
             for (batch, tokens), seen in sorted(looks.items())
             if not batch
         ),
@@ -186,13 +194,13 @@ def compared(recipe: Recipe, boots: Sequence[Boot]) -> Iterator[Row]:
     found = Calibration(
         id="cpu",
         date=time.strftime("%Y-%m-%d"),
-        place=place_of(subject.box),
+        place=calibrated_box(subject.box),
         engine=recipe.engine,
         model=subject.model.title,
-        shape=shape_of(subject.model),
+        shape=shape_id(subject.model),
         layers=subject.model.layers,
         quant=QUANT,
-        layout=layout_of(recipe),
+        layout=calibrated_layout(recipe),
         boots=tuple(boots[:2]),
     )
     check = boots[2]

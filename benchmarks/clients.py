@@ -163,10 +163,10 @@ def c_client(program: Path, url: str, streams: int, requests: int) -> Row:
 def moebox(url: str, streams: int, requests: int) -> Row:
     """Ours, one worker process; its CPU time is that of the worker from the first request to the last."""
     from moebox.bench.measure import measure, subject_of
-    from moebox.core.endpoint import endpoint_of
+    from moebox.core.endpoint import endpoint_from_url
     from moebox.core.measure import Load, Workload
 
-    endpoint = endpoint_of(url, "schedule")
+    endpoint = endpoint_from_url(url, "schedule")
     subject = subject_of(endpoint)
     get(f"{url}/control")  # forget the look
     load = Load(concurrency=streams, requests=requests, workers=1)

@@ -118,7 +118,7 @@ def _hybrid(engine: str, group: str) -> Callable[[], list[Case]]:
 
 def _row(knob: Knob) -> dict[str, Any]:
     table, keys, _ = knob
-    found = catalogue.table("efficiency")[table]
+    found = catalogue.load_table("efficiency")[table]
     rows: list[dict[str, Any]] = found if isinstance(found, list) else [found]
     wanted = {"preset": "", **keys} if table != "kernels" else {}
     return next(row for row in rows if all(row.get(key, "") == value for key, value in wanted.items()))
@@ -126,7 +126,7 @@ def _row(knob: Knob) -> dict[str, Any]:
 
 def patched(text: str) -> str:
     """The file's text with the fitted numbers in it; comments and order stay."""
-    data = catalogue.table("efficiency")
+    data = catalogue.load_table("efficiency")
     counts: dict[str, int] = {}
     row: dict[str, Any] = {}
     lines = []

@@ -68,16 +68,16 @@ def write(folder: Path) -> int:
 
 def main() -> None:
     """Write, read, print."""
-    from moebox.checkpoint import resolve
+    from moebox.checkpoint import resolve_model
 
     with tempfile.TemporaryDirectory() as name:
         written = write(Path(name))
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         began = time.perf_counter()
-        _, (checkpoint,) = resolve(name)
+        _, (checkpoint,) = resolve_model(name)
         took = time.perf_counter() - began
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        print(f"{checkpoint.bytes / 1e12:.3f} TB in {checkpoint.shards} shards ({written / 1e12:.3f} written)")
+        print(f"{checkpoint.total_bytes / 1e12:.3f} TB in {checkpoint.shards} shards ({written / 1e12:.3f} written)")
         print(f"{took:.2f} s; peak memory {peak / 1024:.0f} MB (of which {before / 1024:.0f} MB before reading)")
 
 

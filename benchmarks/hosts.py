@@ -49,7 +49,7 @@ class Left:
 
 def table(*, write: bool = False) -> bool:
     """Each host: how many rates it has, and how far they are when nothing was fitted to it; True where bands hold."""
-    kept = copy.deepcopy(dict(catalogue.table("efficiency")))
+    kept = copy.deepcopy(dict(catalogue.load_table("efficiency")))
     left = [_left_out(host, kept) for host in _hosts()]
     _store(left)
     print(f"{'host left out':24} {'rates':>5} {'median':>8} {'mean':>8} {'in band':>9}")
@@ -98,7 +98,7 @@ def _store(left: list[Left]) -> None:
     }
     spreads.between_hosts({name: (key, mean) for name, (key, mean, alone) in means.items() if not alone})
     strange = [mean for _, mean, alone in means.values() if alone]
-    bands = catalogue.table("efficiency")["bands"]
+    bands = catalogue.load_table("efficiency")["bands"]
     bands["neighbour"] = round(math.sqrt(statistics.mean(mean**2 for mean in strange)), 4)
     constants.clear_caches()
 
@@ -122,7 +122,7 @@ def _fall_back(group: fit_speed.Group) -> set[spreads.Key]:
     """Nobody else measured this: the rows are as if they were not there, so that the nearest ones are taken."""
     gone: set[spreads.Key] = set()
     for table_name, keys, _ in group.knobs:
-        rows = catalogue.table("efficiency").get(table_name)
+        rows = catalogue.load_table("efficiency").get(table_name)
         if not isinstance(rows, list):
             continue
         others = [row for row in rows if not _same(row, keys)]
@@ -151,7 +151,7 @@ def _same(row: dict[str, object], keys: dict[str, object]) -> bool:
 
 
 def _restore(kept: dict[str, object]) -> None:
-    shown = cast("dict[str, object]", catalogue.table("efficiency"))  # the table itself, which everything reads
+    shown = cast("dict[str, object]", catalogue.load_table("efficiency"))  # the table itself, which everything reads
     shown.clear()
     shown.update(copy.deepcopy(kept))
     constants.clear_caches()

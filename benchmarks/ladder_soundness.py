@@ -33,8 +33,8 @@ from tests.verify.oracle.sixth import SOME as SOME_SIXTH
 from tests.verify.oracle.third import THIRD
 from tests.verify.test_ladder import MISSED
 
-from moebox.core.endpoint import endpoint_of
-from moebox.core.verdict import Ladder, wilson
+from moebox.core.endpoint import endpoint_from_url
+from moebox.core.verdict import CheckResults, wilson_score
 from moebox.verify.ladder import run_checks
 from moebox.verify.options import TRIALS, VerifyEffort, VerifyOptions
 from moebox.verify.score import format_share
@@ -130,7 +130,7 @@ def power(url: str, given: argparse.Namespace) -> bool:
             print(
                 f"| {name} | {'streamed' if mode == 's' else 'whole'} | {' | '.join(cells)} | {asked:.0f} |", flush=True
             )
-        print("| all | | " + " | ".join(format_share(wilson(*sums[rate])) for rate in rates) + " | |", flush=True)
+        print("| all | | " + " | ".join(format_share(wilson_score(*sums[rate])) for rate in rates) + " | |", flush=True)
     return True
 
 
@@ -145,10 +145,10 @@ def climbed(url: str, name: str, given: argparse.Namespace, effort: VerifyEffort
     return Climbed(caught=caught, climbs=given.climbs, requests=requests)
 
 
-def climb(url: str, name: str, trials: int, only: Sequence[str] = (), seed: int | None = None) -> Ladder:
+def climb(url: str, name: str, trials: int, only: Sequence[str] = (), seed: int | None = None) -> CheckResults:
     """One ladder."""
     options = VerifyOptions(thinking="yes", trials=trials, deadline_s=20, time_s=300, seed=seed)
-    return run_checks(endpoint_of(f"{url}/{name}", MODEL), options, only=list(only))
+    return run_checks(endpoint_from_url(f"{url}/{name}", MODEL), options, only=list(only))
 
 
 def family(url: str, given: argparse.Namespace) -> bool:
@@ -165,12 +165,14 @@ def family(url: str, given: argparse.Namespace) -> bool:
         for name in broken:
             ladder = climb(url, name, TRIALS[effort])
             reasons = [f"{rung.name}: {rung.reason}" for rung in ladder.rungs if rung.verdict in ("warn", "fail")]
-            missed += [name] if ladder.holds and ladder.verdict == "pass" else []
+            missed += [name] if ladder.has_passed and ladder.verdict == "pass" else []
             print(
                 f"{ladder.verdict:5} {name:28} {ladder.requests:4} requests  {reasons[0][:90] if reasons else ''}",
                 flush=True,
             )
-    print(f"red or yellow: {format_share(wilson(len(broken) - len(missed), len(broken)))}; missed: {missed or 'none'}")
+    print(
+        f"red or yellow: {format_share(wilson_score(len(broken) - len(missed), len(broken)))}; missed: {missed or 'none'}"
+    )
     return not missed
 
 
@@ -201,7 +203,7 @@ def wanted(given: argparse.Namespace, names: Iterable[str]) -> list[str]:
     return [name for name in names if not asked or name in asked]
 
 
-def told(ladder: Ladder) -> str:
+def told(ladder: CheckResults) -> str:
     """What the first rung that is not green says."""
     wrong = [rung for rung in ladder.rungs if rung.verdict in ("warn", "fail")]
     return f"{wrong[0].name}: {wrong[0].reason}" if wrong else ""
@@ -239,7 +241,7 @@ def healthy(url: str, given: argparse.Namespace) -> bool:
 
 
 def _share(good: int, of: int) -> str:
-    return format_share(wilson(good, of))
+    return format_share(wilson_score(good, of))
 
 
 def _healthy(number: int) -> str:

@@ -14,9 +14,9 @@ from moebox.core import catalogue
 from moebox.core.box import Box, Cpu, Link
 from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Model
-from moebox.core.quant import CheckpointRow, checkpoint_of
+from moebox.core.quant import CheckpointRow, checkpoint_from_row
 from moebox.core.recipe import Hybrid, Parallel, Recipe, Runtime, Speculate
-from moebox.detect.declared import from_name
+from moebox.detect.declared import box_from_name
 from moebox.planner.simulate import SimulatedWorkload, SimulationResult, scheduler_rules, simulate
 from moebox.planner.speed import Speed, constants
 from moebox.planner.speed.step import expert_kernel_seconds
@@ -69,7 +69,7 @@ class Case:
 
 def box_of(text: str, row: dict[str, Any] | None = None) -> Box:
     """COUNTx-GPU, with what a row says of its host."""
-    box, row = from_name(text), row or {}
+    box, row = box_from_name(text), row or {}
     if "sockets" in row:
         box = replace(box, cpu=Cpu(sockets=row["sockets"]))
     if row.get("p2p") is False:
@@ -79,18 +79,18 @@ def box_of(text: str, row: dict[str, Any] | None = None) -> Box:
 
 def facts(recipe: Recipe, layers: int = 0) -> tuple[Model, Checkpoint]:
     """The model and checkpoint of a recipe; cut to so many layers, text only, where a run did that."""
-    model = catalogue.model(recipe.model)
+    model = catalogue.find_model(recipe.model)
     if not layers:
-        return model, catalogue.checkpoint(model.name, recipe.checkpoint)
+        return model, catalogue.find_checkpoint(model.name, recipe.checkpoint)
     model = replace(model, layers=layers, vision=0, counted={})
-    rows = catalogue.table("checkpoints")["checkpoint"]
+    rows = catalogue.load_table("checkpoints")["checkpoint"]
     row = next(row for row in rows if recipe.model in row["models"] and row["name"] == recipe.checkpoint)
-    return model, checkpoint_of(model, codec.decode(CheckpointRow, row, where="checkpoints.toml"))
+    return model, checkpoint_from_row(model, codec.decode(CheckpointRow, row, where="checkpoints.toml"))
 
 
 def speed_of(box: Box, recipe: Recipe, layers: int = 0) -> Speed:
     """The speed model of a recipe whose model and checkpoint are in the catalogue."""
-    return Speed.for_deployment(Deployment.of(recipe, *facts(recipe, layers), box))
+    return Speed.for_deployment(Deployment.from_parts(recipe, *facts(recipe, layers), box))
 
 
 def recipe_of(engine: Any, model: str, checkpoint: str, **settings: Any) -> Recipe:
@@ -162,7 +162,7 @@ def expert_kernels(*, quant: str, generation: str, kernel: str) -> Iterator[Case
 
 @functools.cache
 def _generation(gpu: str) -> str:
-    return catalogue.gpu(gpu).generation
+    return catalogue.find_gpu(gpu).generation
 
 
 def timed_steps() -> Iterator[Case]:
@@ -350,7 +350,7 @@ def _prefill(speed: Callable[[], Speed], row: dict[str, str]) -> float:
 
 def _kernel(row: dict[str, str]) -> float:
     rank = _expert_rank(row["model"], row["quant"], int(row["tp"]), int(row["ep"]))
-    gpu = catalogue.gpu(row["gpu"])
+    gpu = catalogue.find_gpu(row["gpu"])
     kernel = constants.named_expert_kernel(row["quant"], gpu.generation, row["kernel"])
     return expert_kernel_seconds(rank, gpu, kernel, float(row["tokens"])) / rank.model.moe_layers * 1e6
 
@@ -358,12 +358,12 @@ def _kernel(row: dict[str, str]) -> float:
 @functools.cache
 def _expert_rank(name: str, quant: str, tp: int, ep: int) -> RankWork:
     """A rank of a model whose experts have that quantisation, whether or not somebody published such weights."""
-    model = catalogue.model(name)
+    model = catalogue.find_model(name)
     form = CheckpointRow(
         name=quant, models=(name,), format="safetensors", quant=quant, other=16.0, routed_experts=BITS[quant]
     )
     recipe = recipe_of("vllm", name, quant, parallel=Parallel(tp=tp * ep, ep=ep > 1))
-    return rank_work(model, checkpoint_of(model, form), recipe)
+    return rank_work(model, checkpoint_from_row(model, form), recipe)
 
 
 @functools.cache
@@ -379,7 +379,7 @@ def _single(row: dict[str, Any]) -> Speed:
 
 
 def _hybrid(row: dict[str, Any]) -> Speed:
-    cards = (catalogue.gpu(row["gpu"]),) * row["gpus"] if row["gpus"] else ()
+    cards = (catalogue.find_gpu(row["gpu"]),) * row["gpus"] if row["gpus"] else ()
     measured = row.get("ram_measured_gb_s")
     box = Box(
         name=row["name"],
@@ -395,7 +395,7 @@ def _hybrid(row: dict[str, Any]) -> Speed:
 
 
 def _sliced(row: dict[str, Any]) -> Speed:
-    gpu = catalogue.gpu(row["gpu"])
+    gpu = catalogue.find_gpu(row["gpu"])
     gpu = replace(gpu, memory=row["memory_gib"] * 2**30) if "memory_gib" in row else gpu
     box = Box(
         name=row["name"],

@@ -77,7 +77,7 @@ def _one_prompt(case: Case) -> bool:
 def between_hosts(means: dict[str, tuple[Key, float]]) -> None:
     """Store what hosts left out of the fit are off by on average, by group and for all together."""
     pooled = _rms(mean for _, mean in means.values())
-    catalogue.table("efficiency")["bands"]["between_hosts"] = round(pooled, 4)
+    catalogue.load_table("efficiency")["bands"]["between_hosts"] = round(pooled, 4)
     for key, row in stored():
         own = [mean for at, mean in means.values() if at == key]
         variance = (sum(mean**2 for mean in own) + SHRINK * pooled**2) / (len(own) + SHRINK)
@@ -88,7 +88,7 @@ def between_hosts(means: dict[str, tuple[Key, float]]) -> None:
 def holds(key: Key, error: float, *, alone: bool) -> bool:
     """Whether an error lies in the band that a forecast prints; `alone`: its constants would be a neighbour's."""
     row = next(row for at, row in stored() if at == key)
-    between = catalogue.table("efficiency")["bands"]["neighbour"] if alone else row["host_spread"]
+    between = catalogue.load_table("efficiency")["bands"]["neighbour"] if alone else row["host_spread"]
     within = row["decode_spread"] * (constants.STEP_AWAY if alone else 1.0)
     return bool(abs(error) <= RANGE_SIGMAS * math.hypot(within, between))
 
@@ -117,7 +117,7 @@ def left_out() -> list[bool]:
 
 def stored() -> Iterator[tuple[Key, dict[str, Any]]]:
     """The rows that carry spreads, with their keys."""
-    table = catalogue.table("efficiency")
+    table = catalogue.load_table("efficiency")
     for name in ("engine", "host"):
         for row in table[name]:
             yield (name, row["engine"], row.get("generation", ""), row.get("preset", "")), row

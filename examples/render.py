@@ -17,9 +17,9 @@ from typing import Any
 from moebox import codec
 from moebox.core.box import Box, Cpu, Link
 from moebox.core.engine_facts import DeviceFacts, EngineFacts
-from moebox.core.event import AttemptEnded, EngineFactsSaid, EngineFinding
+from moebox.core.event import AttemptEnded, EngineFinding, PublishedFacts
 from moebox.core.recipe import Recipe
-from moebox.detect.declared import box_of
+from moebox.detect.declared import parse_box
 from moebox.report.files import write_report
 from moebox.store import Run
 
@@ -62,7 +62,7 @@ def imported(example: dict[str, Any], home: Path) -> list[Run]:
 
 def box(row: dict[str, Any]) -> Box:
     """A box by name with what else was published of it: NUMA nodes, switch pairs, CPU."""
-    made = box_of(row["name"], ram=row.get("ram", ""), ram_bandwidth=row.get("ram_bandwidth", ""))
+    made = parse_box(row["name"], ram=row.get("ram", ""), ram_bandwidth=row.get("ram_bandwidth", ""))
     numa = row.get("numa") or [None] * len(made.gpus)
     pairs = {tuple(pair) for pair in row.get("pix", [])}
     links = [
@@ -95,8 +95,8 @@ def write(run: Run, example: dict[str, Any], row: dict[str, Any], where: Box, no
     recipe = codec.decode(
         Recipe, {**example.get("defaults", {}).get("recipe", {}), **row["recipe"]}, where=row["label"]
     )
-    run.write("recipe.toml", codec.to_toml(recipe))
-    run.write("box.toml", codec.to_toml(where))
+    run.write_file("recipe.toml", codec.to_toml(recipe))
+    run.write_file("box.toml", codec.to_toml(where))
     levels = row.get("levels") or table(row.get("measured", {}))
     run.write_json("measurements/published.json", {"levels": levels})
     if row.get("rungs"):
@@ -104,16 +104,16 @@ def write(run: Run, example: dict[str, Any], row: dict[str, Any], where: Box, no
     if row.get("step"):
         run.write_json("climb.json", {"steps": row["step"]})
     for attempt in row.get("attempt", []):
-        run.event(AttemptEnded(undated=True, model=recipe.served_name, **attempt))
+        run.add_event(AttemptEnded(undated=True, model=recipe.served_name, **attempt))
     for problem in row.get("problem", []):
-        run.event(EngineFinding(**problem))
+        run.add_event(EngineFinding(**problem))
     facts = EngineFacts(
         devices=tuple(device for part in row.get("memory", []) for device in devices(part)),
         kv_tokens=row.get("kv_tokens"),
         memory_note=row.get("memory_note", ""),
     )
     if facts.devices or facts.kv_tokens:
-        run.event(EngineFactsSaid(facts=facts))
+        run.add_event(PublishedFacts(facts=facts))
 
 
 def table(measured: dict[str, Any]) -> list[dict[str, Any]]:

@@ -14,13 +14,13 @@ from importlib import resources
 from pathlib import Path
 
 from moebox import detect
-from moebox.checkpoint import resolve
+from moebox.checkpoint import resolve_model
 from moebox.core import registry
 from moebox.core.plan import Plan
 from moebox.errors import DoesNotFit
 from moebox.planner.choose import choose_plan
 from moebox.planner.constraints import Constraints
-from moebox.units import count
+from moebox.units import format_count
 
 README = Path(__file__).parents[1] / "README.md"
 BEGIN, END = "<!-- table: boxes -->", "<!-- end of table -->"
@@ -59,7 +59,7 @@ def published_serving() -> str:
     run = next(run for run in tomllib.loads(_published("serving.toml"))["run"] if run["name"] == "lambda-k2.6")
     row = run["rows"][0]
     lengths = f"{run['input'] // 1024}k in, {run['output'] // 1024}k out"
-    return f"{count(row['output_tok_s'])} output at {row['concurrency']} requests, {lengths}, EAGLE3 (vLLM)"
+    return f"{format_count(row['output_tok_s'])} output at {row['concurrency']} requests, {lengths}, EAGLE3 (vLLM)"
 
 
 def _published(name: str) -> str:
@@ -94,8 +94,8 @@ def table() -> str:
 
 def line(row: Row) -> str:
     """One box."""
-    box = detect.box(row.box, ram=row.ram, ram_bandwidth=row.bandwidth)
-    model, checkpoints = resolve(MODEL)
+    box = detect.load_box(row.box, ram=row.ram, ram_bandwidth=row.bandwidth)
+    model, checkpoints = resolve_model(MODEL)
     try:
         plan = choose_plan(box, model, checkpoints, Constraints())
     except DoesNotFit as problem:
@@ -108,8 +108,8 @@ def what(plan: Plan) -> str:
     recipe = plan.recipe
     sizes = ((name.upper(), getattr(recipe.parallel, name)) for name in ("tp", "pp", "dcp"))
     layout = " ".join(f"{name}{size}" for name, size in sizes if size > 1) or "experts in RAM"
-    title = registry.traits(recipe.engine).title
-    return f"{title}, {recipe.checkpoint}, {layout}, {count(recipe.context)} tokens"
+    title = registry.engine_traits(recipe.engine).title
+    return f"{title}, {recipe.checkpoint}, {layout}, {format_count(recipe.context)} tokens"
 
 
 def rates(plan: Plan) -> str:

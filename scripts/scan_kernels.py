@@ -11,7 +11,7 @@ import tomllib
 from pathlib import Path
 
 from moebox.core import catalogue
-from moebox.core.kernel import KernelScan, arch
+from moebox.core.kernel import KernelScan, find_arch
 from moebox.kernels.scan import Request, scan
 
 ARCHS = ("sm_120", "sm_90", "sm_100")
@@ -27,7 +27,7 @@ def row(found: KernelScan) -> str:
     lines += [f'kv = "{found.kv}"', f'triton = "{found.triton}"', f"launches = {len(found.launches)}"]
     lines += [f"not_covered = {len(found.not_covered)}"]
     groups: dict[tuple[str, int], list[str]] = {}
-    for one in found.bad:
+    for one in found.failing_launches:
         groups.setdefault((one.kernel, one.shared_bytes), []).append(one.case)
     bad = [
         f'{{ kernel = "{kernel}", shared_bytes = {size}, case = "{cases[0]}" }}'
@@ -51,7 +51,7 @@ def main(folder: Path, python: Path) -> None:
                 found = look(release, name, kv, python)
                 rows.append(row(found))
                 out.write_text(HEAD + "\n".join(rows))
-                worst = sorted({(one.kernel, one.shared_bytes) for one in found.bad})
+                worst = sorted({(one.kernel, one.shared_bytes) for one in found.failing_launches})
                 print(release.name, name, kv, len(found.launches), worst, flush=True)
 
 
@@ -65,8 +65,8 @@ def look(release: Path, arch_name: str, kv: str, python: Path) -> KernelScan:
     return scan(
         Request(
             engine=release.name.split("-")[0],
-            arch=arch(arch_name),
-            model=catalogue.model("kimi-k2.6"),
+            arch=find_arch(arch_name),
+            model=catalogue.find_model("kimi-k2.6"),
             kv=kv,
             site_packages=release,
             python=python,

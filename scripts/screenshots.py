@@ -26,7 +26,7 @@ from tests.web.entry import remember  # noqa: E402
 
 from moebox.report.files import write_report  # noqa: E402
 from moebox.store import Run  # noqa: E402
-from moebox.store.summary import summaries  # noqa: E402
+from moebox.store.summary import list_summaries  # noqa: E402
 from moebox.web.serve import prepare  # noqa: E402
 
 TARGET = ROOT / "docs" / "images"
@@ -95,7 +95,7 @@ def make_runs(home: Path) -> None:
 def kinds(home: Path) -> dict[str, Run]:
     """The newest run of each kind."""
     found: dict[str, Run] = {}
-    for row in summaries(home):
+    for row in list_summaries(home):
         kind = "simulation" if row.simulation else "failed" if row.failed else "good"
         found.setdefault(kind, Run(home / row.id))
     return found

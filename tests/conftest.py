@@ -70,7 +70,7 @@ def nothing_is_left() -> Iterator[None]:
     while (left := processes()) and time.monotonic() < until:
         time.sleep(0.05)
     assert not left, f"processes left behind: {left}"
-    files.sweep()  # what killed processes leave is swept by the next one
+    files.remove_stale_scratch()  # what killed processes leave is swept by the next one
     assert not [path for path in _SCRATCH.iterdir() if not SOCKET.fullmatch(path.name)]
 
 

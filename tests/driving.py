@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from moebox import codec
-from moebox.core.habits import unexplained
+from moebox.core.quirks import unexpected_failure
 from moebox.core.recipe import Recipe
-from moebox.core.verdict import Verdict
+from moebox.core.verdict import CheckVerdict
 
 WAIT_S = 900
 
@@ -87,6 +87,6 @@ def environment(values: dict[str, str]) -> Iterator[None]:
 
 def beyond_habits(ladder: dict[str, Any]) -> dict[str, str]:
     """The checks of `verify --json` that failed by no known habit of their engine, with what was seen."""
-    rungs = [codec.decode(Verdict, rung, where="verify --json") for rung in ladder["rungs"]]
-    found = {rung.name: unexplained(ladder["engine"], rung) for rung in rungs}
+    rungs = [codec.decode(CheckVerdict, rung, where="verify --json") for rung in ladder["rungs"]]
+    found = {rung.name: unexpected_failure(ladder["engine"], rung) for rung in rungs}
     return {name: why for name, why in found.items() if why}

@@ -8,7 +8,7 @@ import pytest
 
 from moebox.bench.generator.job import Gauge
 from moebox.stream import sockets
-from moebox.stream.awake import Awake
+from moebox.stream.awake import AwakeClock
 
 HOUR = 3600.0
 
@@ -19,8 +19,8 @@ class Clocks:
     def __init__(self) -> None:
         self.monotonic = self.boot = 100.0
 
-    def awake(self) -> Awake:
-        return Awake(monotonic=lambda: self.monotonic, boot=lambda: self.boot)
+    def awake(self) -> AwakeClock:
+        return AwakeClock(monotonic=lambda: self.monotonic, boot=lambda: self.boot)
 
     def run(self, seconds: float) -> None:
         """Time goes by on both."""
@@ -37,7 +37,7 @@ def test_a_suspended_machine_is_noticed_and_its_time_not_counted():
     clocks.boot += HOUR
     clocks.run(0.25)
     assert awake.away_s == pytest.approx(HOUR)
-    assert awake.now() == pytest.approx(100.5)
+    assert awake.active_now() == pytest.approx(100.5)
 
 
 def test_stopped_processes_are_noticed_and_their_time_not_counted():
@@ -45,11 +45,11 @@ def test_stopped_processes_are_noticed_and_their_time_not_counted():
     clocks = Clocks()
     awake = clocks.awake()
     clocks.run(0.25)
-    assert awake.now() == pytest.approx(100.25)
+    assert awake.active_now() == pytest.approx(100.25)
     clocks.run(HOUR)
     assert awake.away_s == pytest.approx(HOUR)
     clocks.run(0.25)
-    assert awake.now() == pytest.approx(100.5)
+    assert awake.active_now() == pytest.approx(100.5)
     assert awake.away_s == pytest.approx(HOUR)
 
 
@@ -60,7 +60,7 @@ def test_mere_lateness_is_no_absence():
     for _ in range(100):
         clocks.run(0.75)
         assert awake.away_s == 0
-    assert awake.now() == pytest.approx(175.0)
+    assert awake.active_now() == pytest.approx(175.0)
 
 
 def ancillary(wall_ns: int) -> list[tuple[int, int, bytes]]:
@@ -73,7 +73,7 @@ def test_a_wall_clock_that_jumps_moves_no_token(jump_s: float):
     """Kernel stamps follow the wall clock; one from before the request or from the future is not believed."""
     sent = time.monotonic_ns()
     offset = sockets.clock_offset()
-    came = sockets.stamp_of(ancillary(time.time_ns() + int(jump_s * 1e9)), offset, sent)
+    came = sockets.receive_time(ancillary(time.time_ns() + int(jump_s * 1e9)), offset, sent)
     assert sent <= came <= time.monotonic_ns()
 
 

@@ -90,9 +90,9 @@ def test_a_box_reads_back_as_itself():
     """box.toml of the capture bundle can be given to --box."""
     import tomllib
 
-    from moebox.detect import box
+    from moebox.detect import load_box
 
-    found = box("2x-rtx-pro-6000-max-q", ram="768GiB")
+    found = load_box("2x-rtx-pro-6000-max-q", ram="768GiB")
     assert codec.decode(Box, tomllib.loads(codec.to_toml(found)), where="test") == found
 
 

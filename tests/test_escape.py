@@ -23,10 +23,10 @@ def drives(text: str) -> list[str]:
 @given(st.text(st.characters(exclude_categories=())))
 def test_nothing_that_is_shown_drives_anything(text: str):
     """Any text, half characters included: it can be encoded, and holds no control character but line breaks."""
-    assert not drives(escape.printable(text).replace("\u200d", ""))
-    assert not drives(escape.visible(text).replace("\n", "").replace("\t", "").replace("\u200d", ""))
-    escape.visible(text).encode()
-    assert len(escape.one_line(text)) <= escape.LONGEST
+    assert not drives(escape.printable_line(text).replace("\u200d", ""))
+    assert not drives(escape.escape_invisible(text).replace("\n", "").replace("\t", "").replace("\u200d", ""))
+    escape.escape_invisible(text).encode()
+    assert len(escape.one_line(text)) <= escape.MAX_REASON_CHARS
 
 
 @given(st.text())

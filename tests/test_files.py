@@ -84,7 +84,7 @@ def test_what_a_killed_process_left_is_swept(tmp_path: Path, monkeypatch: pytest
     for name in (f"moebox-jail-{gone.pid}-abc", f"moebox-jail-{os.getpid()}-abc", "moebox-mine", "other-1-x"):
         (tmp_path / name / "inner").mkdir(parents=True)
     (tmp_path / f"moebox-pack-{gone.pid}-link").symlink_to(tmp_path / "moebox-mine")
-    with files.scratch("pack") as folder:
+    with files.scratch_folder("pack") as folder:
         there = {path.name for path in tmp_path.iterdir()}
         assert folder.name in there
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import moebox
-from moebox.core.event import LevelBegan
+from moebox.core.event import LoadBegan
 from moebox.store import Run
 
 SOURCE = Path(moebox.__file__).parent
@@ -154,7 +154,7 @@ def test_every_command_shows_its_help():
 
 def test_runs_show_works_in_a_fresh_process():
     """It crashed on a circular import unless a report had been made in the same process before."""
-    Run.create("here").event(LevelBegan(concurrency=1))
+    Run.create("here").add_event(LoadBegan(concurrency=1))
     done = subprocess.run(
         [sys.executable, "-m", "moebox", "runs", "show", "latest"], capture_output=True, text=True, check=False
     )

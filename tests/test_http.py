@@ -21,7 +21,9 @@ class Pages(BaseHTTPRequestHandler):
         if self.path == "/moved":
             self.send_header("Location", "/elsewhere")
         self.end_headers()
-        self.wfile.write(b'{"path": "%s"}' % self.path.encode() if self.path != "/large" else b"x" * (http.LARGEST * 2))
+        self.wfile.write(
+            b'{"path": "%s"}' % self.path.encode() if self.path != "/large" else b"x" * (http.MAX_REPLY_BYTES * 2)
+        )
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -45,7 +47,7 @@ def test_a_proxy_variable_does_not_come_between(server: str, monkeypatch: pytest
         monkeypatch.setenv(name, "http://127.0.0.1:9")
 
     assert http.get(f"{server}/metrics").json() == {"path": "/metrics"}
-    with http.client(timeout_s=5) as client:
+    with http.make_client(timeout_s=5) as client:
         assert client.get(f"{server}/tokenize").status_code == 200
 
 
@@ -58,7 +60,7 @@ def test_a_refused_connection_is_a_reply():
 
 
 def test_an_endless_reply_is_cut(server: str):
-    assert len(http.get(f"{server}/large").text) == http.LARGEST
+    assert len(http.get(f"{server}/large").text) == http.MAX_REPLY_BYTES
 
 
 def test_a_redirect_is_not_followed(server: str):
@@ -75,8 +77,8 @@ def test_the_message_of_an_error_document_is_found(server: str):
 
 def test_the_authorities_are_read_only_where_https_asks_them():
     """Reading them takes longer than most commands do anything; what has not read them trusts no one."""
-    assert http.trust("https://example.org").cert_store_stats()["x509_ca"]
-    plain = http.trust("http://127.0.0.1:8000")
+    assert http.trusted_certificates("https://example.org").cert_store_stats()["x509_ca"]
+    plain = http.trusted_certificates("http://127.0.0.1:8000")
     assert plain.cert_store_stats()["x509_ca"] == 0
     assert plain.verify_mode == ssl.CERT_REQUIRED
 

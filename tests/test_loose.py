@@ -18,21 +18,21 @@ JSON = st.recursive(
 def test_any_value_is_read_as_the_kind_that_was_asked_for(value: object) -> None:
     """Wherever a name leads, what comes back is of one kind, and numbers are finite."""
     for name in ("a", "a.b", "a.b.c"):
-        number = loose.figure(value, name, "c")
+        number = loose.get_number(value, name, "c")
         assert number is None or math.isfinite(number)
-        assert all(map(math.isfinite, loose.figures(value, name)))
-        assert isinstance(loose.words(value, name), str)
-        assert all(isinstance(row, dict) for row in loose.rows(value, name))
-        assert all(isinstance(text, str) for text in loose.texts(value, name))
-        assert isinstance(loose.inner(value, name), dict)
-        assert loose.truth(value, name) in (True, False)
-    assert isinstance(loose.as_json(value), dict)
+        assert all(map(math.isfinite, loose.get_numbers(value, name)))
+        assert isinstance(loose.get_text(value, name), str)
+        assert all(isinstance(row, dict) for row in loose.get_objects(value, name))
+        assert all(isinstance(text, str) for text in loose.get_texts(value, name))
+        assert isinstance(loose.get_object(value, name), dict)
+        assert loose.is_true(value, name) in (True, False)
+    assert isinstance(loose.as_object(value), dict)
 
 
 def test_the_first_name_that_holds_something_usable_counts() -> None:
     """Older names stand behind the new one."""
     row = {"new": None, "old": 3, "much": {"deeper": "x"}, "yes": True, "endless": 10**400}
-    assert loose.figure(row, "new", "old") == 3.0
-    assert loose.words(row, "gone", "much.deeper") == "x"
-    assert loose.figure(row, "yes") is None
-    assert loose.figure(row, "endless") is None
+    assert loose.get_number(row, "new", "old") == 3.0
+    assert loose.get_text(row, "gone", "much.deeper") == "x"
+    assert loose.get_number(row, "yes") is None
+    assert loose.get_number(row, "endless") is None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from moebox.stream.events import prompt_tokens
+from moebox.stream.events import anthropic_prompt_tokens
 
 
 @pytest.mark.parametrize(
@@ -18,4 +18,4 @@ from moebox.stream.events import prompt_tokens
 )
 def test_what_a_cache_gave_counts_as_well(usage: dict[str, object], tokens: int | None) -> None:
     """Servers with a prompt cache were taken to lose the system prompt."""
-    assert prompt_tokens(usage) == tokens
+    assert anthropic_prompt_tokens(usage) == tokens

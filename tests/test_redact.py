@@ -43,12 +43,12 @@ TOKENS += ["ABCDEFGH12345678", "-----BEGIN PRIVATE KEY-----", "-----BEGIN", ".",
 def test_a_text_that_is_passed_over_holds_nothing(text: str):
     """What decides whether the slower patterns are tried never hides a match from them."""
     everything = text
-    for pattern in redact.TOKENS:
+    for pattern in redact.TOKEN_PATTERNS:
         everything = re.sub(pattern, redact.HIDDEN, everything)
-    for pattern in redact.NAMED:
+    for pattern in redact.NAMED_SECRET_PATTERNS:
         everything = re.sub(pattern, redact._hide, everything)
 
-    assert redact.hide_keys(text) == everything
+    assert redact.hide_secrets(text) == everything
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_text_that_is_passed_over_holds_nothing(text: str):
     ],
 )
 def test_a_named_secret_is_hidden(text: str):
-    hidden = redact.hide_keys(text)
+    hidden = redact.hide_secrets(text)
 
     assert "abcdef" not in hidden
     assert redact.HIDDEN in hidden

@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebox.bench.generator.recorder import Recorder
-from moebox.core.endpoint import Endpoint, endpoint_of
-from moebox.core.verdict import Exchange
+from moebox.core.endpoint import Endpoint, endpoint_from_url
+from moebox.core.verdict import HttpExchange
 from moebox.errors import AnswerIsNo
 from moebox.flows.fleet_streams import run_streams
 from moebox.serve.callcheck import call_as_client
-from moebox.stream import ask
-from moebox.stream.sse import Events, events
+from moebox.stream import send_request
+from moebox.stream.sse import EventParser, parse_events
 from moebox.verify.chunks import parse_chat_stream
 from moebox.web.chat import replies
 
@@ -71,14 +71,14 @@ def serving(stream: bytes, *, pieces: int = 5, hangs_up: bool = True) -> Iterato
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        yield endpoint_of(f"http://127.0.0.1:{listener.getsockname()[1]}/v1", "m")
+        yield endpoint_from_url(f"http://127.0.0.1:{listener.getsockname()[1]}/v1", "m")
         thread.join(10)
 
 
 @each_way
 def test_an_agents_reply(stream: bytes) -> None:
     with serving(stream) as endpoint:
-        reply = ask(endpoint, {})
+        reply = send_request(endpoint, {})
 
     assert (reply.error, reply.text, reply.finish, reply.done) == ("", TEXT, "stop", True)
 
@@ -98,7 +98,7 @@ def test_a_reply_under_load(stream: bytes, size: int) -> None:
 
 @each_way
 def test_a_reply_to_a_correctness_check(stream: bytes) -> None:
-    seen = Exchange(method="POST", url="", status=200, response=stream.decode(), request={"model": "m"})
+    seen = HttpExchange(method="POST", url="", status=200, response=stream.decode(), request={"model": "m"})
     answer = parse_chat_stream(seen)
 
     assert (answer.content, answer.problems) == (TEXT, ())
@@ -140,13 +140,13 @@ def test_the_page_gets_every_event_on_one_line(stream: bytes) -> None:
 @given(st.binary(max_size=300) | st.text("\r\n:dataev ", max_size=80).map(str.encode), st.integers(1, 7))
 def test_events_do_not_depend_on_how_bytes_arrive(data: bytes, size: int) -> None:
     """The same events from one piece and from many."""
-    one, many = Events(), Events()
+    one, many = EventParser(), EventParser()
     together = one.feed(data) + one.close()
     apart = [event for at in range(0, len(data), size) for event in many.feed(data[at : at + size])] + many.close()
 
     assert apart == together
-    assert one.between
-    assert many.between
+    assert one.at_boundary
+    assert many.at_boundary
 
 
 def test_events_as_servers_write_them() -> None:
@@ -154,13 +154,13 @@ def test_events_as_servers_write_them() -> None:
     text = "\ufeff: ping\n\nevent: a\ndata: 1\ndata: 2\n\nretry: 3\nid: 4\n\ndata:\n\ndata\n\ndata:3"
 
     for end in ("\n", "\r", "\r\n"):
-        assert events(text.replace("\n", end)) == [("a", "1\n2"), ("", "3")]
+        assert parse_events(text.replace("\n", end)) == [("a", "1\n2"), ("", "3")]
 
 
 @pytest.mark.parametrize("line", [b"data: x", b": x"])
 def test_an_event_without_end_is_given_up(line: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """No reader holds more of a line than its limit."""
-    monkeypatch.setattr("moebox.stream.sse.MOST_EVENT", 1000)
+    monkeypatch.setattr("moebox.stream.sse.MAX_EVENT_BYTES", 1000)
     with serving(line * 1000, pieces=500) as endpoint, pytest.raises(Exception, match="more than 1,000 bytes"):
         call_as_client("openai", endpoint)
     with serving(line * 1000, pieces=500) as endpoint:

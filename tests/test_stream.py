@@ -17,11 +17,11 @@ from moebox.bench.generator.conversation import OneTurn
 from moebox.bench.generator.finished import Finished
 from moebox.bench.generator.recorder import Recorder
 from moebox.bench.samples import Samples
-from moebox.core.endpoint import endpoint_of
-from moebox.errors import Outside
-from moebox.stream import CONTENT, REASONING, TOOL, Exchange, ask
-from moebox.stream.events import GUESSED, decode, tokens_by_chunk
-from moebox.stream.exchange import ToolCall
+from moebox.core.endpoint import endpoint_from_url
+from moebox.errors import ExternalError
+from moebox.stream import CONTENT, REASONING, TOOL, StreamExchange, send_request
+from moebox.stream.events import ESTIMATED_TIME, decode_event, tokens_by_chunk
+from moebox.stream.exchange import ReplyToolCall
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -279,10 +279,10 @@ def test_ask_reads_a_whole_reply_over_a_real_socket() -> None:
         b"data: [DONE]\n\n",
     )
     with serving(lambda peer: peer.sendall(stream)) as url:
-        reply = ask(endpoint_of(url, "m"), {"model": "m", "messages": []})
+        reply = send_request(endpoint_from_url(url, "m"), {"model": "m", "messages": []})
 
     assert (reply.status, reply.error, reply.text, reply.reasoning) == (200, "", "hello", "hm")
-    assert reply.tool_calls == (ToolCall(id="c1", name="add", arguments='{"a":1}'),)
+    assert reply.tool_calls == (ReplyToolCall(id="c1", name="add", arguments='{"a":1}'),)
     assert (reply.completion_tokens, reply.prompt_tokens, reply.finish, reply.done) == (5, 7, "tool_calls", True)
     assert reply.ttft_s is not None
     assert reply.ttfc_s is not None
@@ -294,12 +294,12 @@ def test_ask_tells_an_http_error_and_a_hang_up() -> None:
     """A refusal is a reply with an error; a server that says nothing raises."""
     refusal = b'HTTP/1.1 404 Not Found\r\ncontent-length: 35\r\n\r\n{"error":{"message":"no such mode"}}'[:-1] + b"}"
     with serving(lambda peer: peer.sendall(refusal)) as url:
-        reply = ask(endpoint_of(url, "m"), {})
+        reply = send_request(endpoint_from_url(url, "m"), {})
     assert reply.status == 404
     assert "no such mode" in reply.error or "HTTP 404" in reply.error
 
-    with serving(lambda peer: None) as url, pytest.raises(Outside, match="without an answer"):
-        ask(endpoint_of(url, "m"), {})
+    with serving(lambda peer: None) as url, pytest.raises(ExternalError, match="without an answer"):
+        send_request(endpoint_from_url(url, "m"), {})
 
 
 def test_leaving_an_exchange_early_hangs_up() -> None:
@@ -312,7 +312,7 @@ def test_leaving_an_exchange_early_hangs_up() -> None:
         if peer.recv(1) == b"":
             closed.set()
 
-    with serving(answer) as url, Exchange(endpoint_of(url, "m"), {}) as exchange:
+    with serving(answer) as url, StreamExchange(endpoint_from_url(url, "m"), {}) as exchange:
         _, first = next(iter(exchange))
         exchange.close()
         assert first.text == "x"
@@ -330,7 +330,7 @@ def test_tokens_a_late_reader_found_together_get_even_gaps() -> None:
     recorder.record(piece * 3, 180, since=165)
     recorder.record(piece, 200, since=190)
     assert list(recorder.times) == [100, 120, 140, 150, 150, 165, 170, 180, 200]
-    assert [i for i, kind in enumerate(recorder.kinds) if kind & GUESSED] == [1, 5, 6]
+    assert [i for i, kind in enumerate(recorder.kinds) if kind & ESTIMATED_TIME] == [1, 5, 6]
     assert recorder.estimated == 3
 
 
@@ -373,7 +373,7 @@ def test_tokens_after_the_end_belong_to_no_reply() -> None:
 
 def test_true_is_no_count() -> None:
     """JSON's true is 1 to Python: one token was counted for a reply of eight."""
-    found = decode(b'{"choices":[],"usage":{"prompt_tokens":true,"completion_tokens":false}}')
+    found = decode_event(b'{"choices":[],"usage":{"prompt_tokens":true,"completion_tokens":false}}')
 
     assert found is not None
     assert found.usage == (-1, -1, -1, -1)

@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from moebox.errors import BadInput, suggest
+from moebox.errors import BadInput, suggest_names
 
 T = TypeVar("T")
-LARGEST = 16 * 2**20  # bytes; a hand-written file larger than this is not one of ours
-MOST_PARTS = 100  # of a dotted key; tomllib takes time with the square of them
+MAX_FILE_BYTES = 16 * 2**20  # bytes; a hand-written file larger than this is not one of ours
+MAX_KEY_PARTS = 100  # of a dotted key; tomllib takes time with the square of them
 _LONG_KEY = re.compile(r"""(?<![\w"'.-])(?:[\w"'-]++[ \t]*+\.[ \t]*+){100}""")
 
 
@@ -47,7 +47,7 @@ def load_toml(path: Path) -> dict[str, object]:
 def parse_toml(text: str, *, where: str) -> dict[str, object]:
     """TOML text as plain dicts."""
     if _LONG_KEY.search(text):
-        raise BadInput(f"{where}: not valid TOML: a key of more than {MOST_PARTS} parts")
+        raise BadInput(f"{where}: not valid TOML: a key of more than {MAX_KEY_PARTS} parts")
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as problem:  # ValueError: also numbers and dates beyond Python's own
@@ -67,16 +67,18 @@ def parse_json(text: str, *, where: str) -> Any:
         raise BadInput(f"{where}: not valid JSON: {problem}") from None
 
 
-def read_text(path: Path, *, most: int = LARGEST) -> str:
+def read_text(path: Path, *, max_bytes: int = MAX_FILE_BYTES) -> str:
     """The text of a file of at most `most` bytes; BadInput says what is wrong with it otherwise."""
     try:
         facts = path.stat()
         if stat.S_ISFIFO(facts.st_mode) and not str(path).startswith(("/dev/", "/proc/")):  # <(…) is meant
             raise BadInput(f"{path}: is a pipe, not a file")
         with open(path, "rb") as file:
-            data = file.read(min(most, max(facts.st_size, LARGEST)) + 1)  # a device has no size, and perhaps no end
-        if len(data) > most:
-            raise BadInput(f"{path}: more than {most:,} bytes, which is too large")
+            data = file.read(
+                min(max_bytes, max(facts.st_size, MAX_FILE_BYTES)) + 1
+            )  # a device has no size, and perhaps no end
+        if len(data) > max_bytes:
+            raise BadInput(f"{path}: more than {max_bytes:,} bytes, which is too large")
         return data.decode("utf-8")
     except FileNotFoundError:
         raise BadInput(f"{path}: no such file") from None
@@ -86,25 +88,25 @@ def read_text(path: Path, *, most: int = LARGEST) -> str:
         raise BadInput(f"{path}: cannot be read: {problem}") from None
 
 
-def plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """Dataclasses and paths as dicts and strings; tuples stay tuples."""
     return msgspec.to_builtins(value, str_keys=True, enc_hook=str)
 
 
-def document(value: Any) -> dict[str, object]:
+def to_document(value: Any) -> dict[str, object]:
     """A dataclass as one JSON object."""
-    fields: dict[str, object] = plain(value)
+    fields: dict[str, object] = to_plain(value)
     return fields
 
 
 def to_toml(value: Any) -> str:
     """`value` as TOML text; fields that are None are left out."""
-    return msgspec.toml.encode(_without_none(plain(value))).decode()
+    return msgspec.toml.encode(_without_none(to_plain(value))).decode()
 
 
 def to_json(value: Any, *, indent: int | None = 2) -> str:
     """`value` as JSON text, keys in field order."""
-    built = plain(value)
+    built = to_plain(value)
     text = json.dumps(built, ensure_ascii=False, allow_nan=False)
     if indent is None:
         return text
@@ -146,7 +148,7 @@ def _fields(kind: Any, value: dict[Any, Any], where: str, at: str) -> list[tuple
     hints, before = _hints(kind), f"{at}." if at else ""
     for key in value:
         if key not in hints:
-            raise BadInput(f"{where}: unknown setting {f'{before}{key}'!r}", hint=suggest(str(key), hints))
+            raise BadInput(f"{where}: unknown setting {f'{before}{key}'!r}", hint=suggest_names(str(key), hints))
     return [(hint, value[key], f"{before}{key}") for key, hint in _nested(kind).items() if key in value]
 
 

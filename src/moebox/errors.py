@@ -56,7 +56,7 @@ def refuse_if(wrong: object, message: str, *, hint: str | None = None) -> None:
         raise BadInput(message, hint=hint)
 
 
-def said(problem: BaseException) -> str:
+def exception_text(problem: BaseException) -> str:
     """An exception in its own words; by its name where it has none."""
     return str(problem) or type(problem).__name__
 
@@ -66,7 +66,7 @@ class UnknownName(BadInput):
 
     def __init__(self, kind: str, name: str, known: Iterable[str], *, hint: str | None = None) -> None:
         names = sorted(known)
-        super().__init__(f"unknown {kind} {name!r}", hint=hint or suggest(name, names))
+        super().__init__(f"unknown {kind} {name!r}", hint=hint or suggest_names(name, names))
         self.name = name
 
 
@@ -74,17 +74,17 @@ class Unsupported(BadInput):
     """Understood, but outside what moebox can handle."""
 
 
-class Outside(MoeboxError):
+class ExternalError(MoeboxError):
     """Something outside moebox is missing or failed."""
 
     exit_code = 3
 
 
-class NotInstalled(Outside):
+class NotInstalled(ExternalError):
     """The engine or container program is not on this machine: no setting of a recipe changes that."""
 
 
-def suggest(name: str, known: Iterable[str]) -> str:
+def suggest_names(name: str, known: Iterable[str]) -> str:
     """The sentence that names the nearest known names, or all of them when few."""
     names = list(known)
     near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.55)
@@ -95,13 +95,13 @@ def suggest(name: str, known: Iterable[str]) -> str:
     return f"known: {', '.join(names[:10])}, … ({len(names)} in all)"
 
 
-def refuse_outside(flag: str, value: int | None, least: int, most: int) -> None:
+def refuse_out_of_range(flag: str, value: int | None, least: int, most: int) -> None:
     """BadInput for a value that was given and does not lie between two others."""
     if value is not None and not least <= value <= most:
         raise BadInput(f"{flag} {value} is out of range", hint=f"from {least:,} to {most:,}")
 
 
-def require(where: str, rules: Mapping[str, bool]) -> None:
+def require_all(where: str, rules: Mapping[str, bool]) -> None:
     """BadInput with the first sentence that does not hold; `where` names the file or the table it is about."""
     broken = next((rule for rule, holds in rules.items() if not holds), "")
     if broken:

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from moebox.errors import MoeboxError, Outside
+from moebox.errors import ExternalError, MoeboxError
 
-REMOVAL_S = 30.0  # for one tree; `rm -rf` of 3,000 nested folders took 0.2 to 10 s on ext4 (November 2026)
+MAX_REMOVAL_S = 30.0  # for one tree; `rm -rf` of 3,000 nested folders took 0.2 to 10 s on ext4 (November 2026)
 _READ_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _SCRATCH = re.compile(r"moebox-[a-z]+-(\d+)-\w+")
 _left: set[str] = set()  # scratch folders that could not be removed: each is one warning of this process
@@ -25,13 +25,13 @@ def write_atomic(path: Path, data: str | bytes, *, mode: int | None = None, sync
     A pipe or a device takes the text itself: a file in its place would be a surprise. OSError leaves nothing behind.
     """
     raw = data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data
-    with becoming(path, mode=mode, sync=sync) as file:
+    with open_atomic(path, mode=mode, sync=sync) as file:
         file.write(raw)
     return path
 
 
 @contextlib.contextmanager
-def becoming(path: Path, *, mode: int | None = None, sync: bool = False) -> Iterator[BinaryIO]:
+def open_atomic(path: Path, *, mode: int | None = None, sync: bool = False) -> Iterator[BinaryIO]:
     """`write_atomic` for what is written piece by piece: it takes the place of `path` when the block ends well."""
     if is_stream(path):
         number = _descriptor(path)
@@ -56,7 +56,7 @@ def becoming(path: Path, *, mode: int | None = None, sync: bool = False) -> Iter
         raise
 
 
-def try_out(path: Path) -> None:
+def check_writable(path: Path) -> None:
     """OSError where `path` cannot be written, before the work whose result it is to hold; what is there stays."""
     if is_stream(path):  # not opened: whoever reads from a pipe would take that for its end
         number = errno.EISDIR if path.is_dir() else 0 if os.access(path, os.W_OK) else errno.EACCES
@@ -90,18 +90,20 @@ def _part(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def writing(path: Path, *, refused: type[MoeboxError] = Outside, hint: str | None = None) -> Iterator[None]:
+def report_write_errors(
+    path: Path, *, error_type: type[MoeboxError] = ExternalError, hint: str | None = None
+) -> Iterator[None]:
     """What is written in the block belongs to `path`: an error names it where it cannot be."""
     try:
         yield
     except OSError as problem:
-        raise refused(f"{path}: cannot be written: {problem.strerror}", hint=hint) from problem
+        raise error_type(f"{path}: cannot be written: {problem.strerror}", hint=hint) from problem
 
 
 @contextlib.contextmanager
-def scratch(purpose: str) -> Iterator[Path]:
+def scratch_folder(purpose: str) -> Iterator[Path]:
     """A folder below the system's for temporary files, gone afterwards; those that killed processes left go first."""
-    sweep()
+    remove_stale_scratch()
     folder = tempfile.mkdtemp(prefix=f"moebox-{purpose}-{os.getpid()}-")
     try:
         yield Path(folder)
@@ -109,7 +111,7 @@ def scratch(purpose: str) -> Iterator[Path]:
         _remove_scratch(folder)
 
 
-def sweep() -> int:
+def remove_stale_scratch() -> int:
     """Remove our own scratch folders whose process is gone; return how many were removed."""
     swept = 0
     with contextlib.suppress(OSError):
@@ -131,7 +133,7 @@ def _remove_scratch(folder: str) -> bool:
     return False
 
 
-def remove_tree(path: str | Path, *, within_s: float = REMOVAL_S) -> bool:
+def remove_tree(path: str | Path, *, within_s: float = MAX_REMOVAL_S) -> bool:
     """Remove a folder with everything in it; return False if something is left. Never raises, never follows a link.
 
     Only the current folder is open, whatever the depth: the way back up is "..", compared with the folder that was
@@ -215,7 +217,7 @@ def cache_home() -> Path:
     return _home("XDG_CACHE_HOME", ".cache")
 
 
-def own_cache() -> Path:
+def moebox_cache() -> Path:
     """Where moebox keeps what it can make again: $MOEBOX_CACHE, or moebox in the user's cache directory."""
     return Path(os.environ.get("MOEBOX_CACHE") or cache_home() / "moebox").expanduser()
 

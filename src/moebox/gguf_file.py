@@ -5,13 +5,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-Value = bool | int | float | str | list[str] | list[int]  # of a GGUF's metadata
-ALIGN = 32
+MetadataValue = bool | int | float | str | list[str] | list[int]  # of a GGUF's metadata
+ALIGNMENT = 32
 F32, F16 = 0, 1  # ggml.h, enum ggml_type
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class WeightEntry:
     """A weight as the header names it; dimensions innermost first, as ggml counts them."""
 
     name: str
@@ -20,21 +20,21 @@ class Place:
     bytes: int
 
 
-def header(pairs: Mapping[str, Value], places: Iterable[Place]) -> bytes:
+def header_bytes(pairs: Mapping[str, MetadataValue], weights: Iterable[WeightEntry]) -> bytes:
     """Everything before the weights, which follow in the same order, each from a multiple of `ALIGN`."""
-    weights = list(places)
+    weights = list(weights)
     head = bytearray(b"GGUF" + struct.pack("<IQQ", 3, len(weights), len(pairs)))
     for key, value in pairs.items():
-        head += text(key) + typed(value)
+        head += string_bytes(key) + typed_value(value)
     offset = 0
     for place in weights:
-        head += text(place.name) + struct.pack(f"<I{len(place.shape)}Q", len(place.shape), *place.shape)
+        head += string_bytes(place.name) + struct.pack(f"<I{len(place.shape)}Q", len(place.shape), *place.shape)
         head += struct.pack("<IQ", place.type, offset)
-        offset += aligned(place.bytes)
-    return bytes(head).ljust(aligned(len(head)), b"\0")
+        offset += align_up(place.bytes)
+    return bytes(head).ljust(align_up(len(head)), b"\0")
 
 
-def typed(value: Value) -> bytes:
+def typed_value(value: MetadataValue) -> bytes:
     """A metadata value with its type: u32 4, i32 5, f32 6, bool 7, string 8, array 9."""
     if isinstance(value, bool):
         return struct.pack("<IB", 7, value)
@@ -43,23 +43,23 @@ def typed(value: Value) -> bytes:
     if isinstance(value, float):
         return struct.pack("<If", 6, value)
     if isinstance(value, str):
-        return struct.pack("<I", 8) + text(value)
-    return array(value)
+        return struct.pack("<I", 8) + string_bytes(value)
+    return array_value(value)
 
 
-def array(values: Sequence[Any]) -> bytes:
+def array_value(values: Sequence[Any]) -> bytes:
     """A list of strings or of i32."""
     if isinstance(values[0], str):
-        return struct.pack("<IIQ", 9, 8, len(values)) + b"".join(map(text, values))
+        return struct.pack("<IIQ", 9, 8, len(values)) + b"".join(map(string_bytes, values))
     return struct.pack(f"<IIQ{len(values)}i", 9, 5, len(values), *values)
 
 
-def text(value: str) -> bytes:
+def string_bytes(value: str) -> bytes:
     """A string with its length before it."""
     raw = value.encode()
     return struct.pack("<Q", len(raw)) + raw
 
 
-def aligned(size: int) -> int:
+def align_up(size: int) -> int:
     """`size` rounded up to the file's alignment."""
-    return -(-size // ALIGN) * ALIGN
+    return -(-size // ALIGNMENT) * ALIGNMENT

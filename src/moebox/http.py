@@ -15,27 +15,27 @@ from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
-from moebox.errors import Outside, said
-from moebox.redact import heard
+from moebox.errors import ExternalError, exception_text
+from moebox.redact import decode_reply
 
 if TYPE_CHECKING:
     import ssl
 
     import httpx2
 
-PLAIN, WRITE_HTTP = "answers in plain HTTP, not TLS", "write http:// instead of https://"
-ANSWERS_S = 2.0  # that a server may take to begin a plain answer
-LARGEST = 4 << 20  # bytes of a reply that are read
+PLAIN_HTTP, WRITE_HTTP = "answers in plain HTTP, not TLS", "write http:// instead of https://"
+PLAIN_REPLY_S = 2.0  # that a server may take to begin a plain answer
+MAX_REPLY_BYTES = 4 << 20  # bytes of a reply that are read
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class HttpReply:
     """A status and a text; status 0 when no reply came, and the text says why."""
 
     status: int
     text: str
-    names: frozenset[str] = frozenset()  # of its headers, in small letters
+    header_names: frozenset[str] = frozenset()  # of its headers, in small letters
 
     @property
     def ok(self) -> bool:
@@ -56,7 +56,7 @@ class Reply:
             return None
 
 
-def client(
+def make_client(
     *, timeout_s: float, headers: Mapping[str, str] = NO_HEADERS, tls: "ssl.SSLContext | None" = None
 ) -> "httpx2.Client":
     """A client for several requests; `tls` says which certificates it trusts."""
@@ -66,7 +66,7 @@ def client(
     return httpx2.Client(timeout=timeout_s, headers=dict(headers), trust_env=False, verify=verify)
 
 
-def trust(url: str) -> "ssl.SSLContext":
+def trusted_certificates(url: str) -> "ssl.SSLContext":
     """Whom a client of `url` trusts: the authorities for https; nobody for http, which never asks."""
     return _nobody() if url.lower().startswith("http://") else _certificates()
 
@@ -92,25 +92,25 @@ def get(
     headers: Mapping[str, str] = NO_HEADERS,
     timeout_s: float = 10.0,
     tls: "ssl.SSLContext | None" = None,
-) -> Reply:
+) -> HttpReply:
     """One GET, over after `timeout_s` whatever arrives; a refused connection is a Reply too."""
-    with Session(headers=headers, tls=tls or trust(url)) as session:
+    with HttpSession(headers=headers, tls=tls or trusted_certificates(url)) as session:
         return session.get(url, timeout_s=timeout_s)
 
 
 def post_json(
     url: str, body: Mapping[str, Any], *, headers: Mapping[str, str] = NO_HEADERS, timeout_s: float = 10.0
-) -> Reply:
+) -> HttpReply:
     """One POST of a JSON document, over after `timeout_s` whatever arrives; a refused connection is a Reply too."""
-    with Session(headers=headers, tls=trust(url)) as session:
+    with HttpSession(headers=headers, tls=trusted_certificates(url)) as session:
         return session.post_json(url, body, timeout_s=timeout_s)
 
 
-class Session:
+class HttpSession:
     """Requests one after another over connections that are kept, each over after its own time whatever arrives."""
 
     def __init__(self, *, headers: Mapping[str, str] = NO_HEADERS, tls: "ssl.SSLContext | None" = None) -> None:
-        self._client = client(timeout_s=10.0, headers=headers, tls=tls)
+        self._client = make_client(timeout_s=10.0, headers=headers, tls=tls)
         self._sockets: list[socket.socket] = []
 
     def __enter__(self) -> Self:
@@ -125,15 +125,15 @@ class Session:
         """Hang up."""
         self._client.close()
 
-    def get(self, url: str, *, timeout_s: float) -> Reply:
+    def get(self, url: str, *, timeout_s: float) -> HttpReply:
         """A GET; a refused connection is a Reply too."""
         return self._send("GET", url, timeout_s)
 
-    def post_json(self, url: str, body: Mapping[str, Any], *, timeout_s: float) -> Reply:
+    def post_json(self, url: str, body: Mapping[str, Any], *, timeout_s: float) -> HttpReply:
         """A POST of a JSON document; a refused connection is a Reply too."""
         return self._send("POST", url, timeout_s, body)
 
-    def _send(self, method: str, url: str, timeout_s: float, body: Mapping[str, Any] | None = None) -> Reply:
+    def _send(self, method: str, url: str, timeout_s: float, body: Mapping[str, Any] | None = None) -> HttpReply:
         import httpx2
 
         try:
@@ -144,10 +144,10 @@ class Session:
                 ) as response,
             ):
                 names = frozenset(name.lower() for name in response.headers)
-                reply = Reply(status=response.status_code, text=_text(response), names=names)
-                return Reply(status=0, text=f"not over after {timeout_s:g} s") if over.is_set() else reply
+                reply = HttpReply(status=response.status_code, text=_text(response), header_names=names)
+                return HttpReply(status=0, text=f"not over after {timeout_s:g} s") if over.is_set() else reply
         except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as problem:
-            return Reply(status=0, text=failure(problem, url))
+            return HttpReply(status=0, text=failure_text(problem, url))
 
     def _trace(self, name: str, info: Mapping[str, Any]) -> None:
         if name == "connection.connect_tcp.complete":
@@ -184,21 +184,23 @@ async def post_stream(
     try:
         async with (
             asyncio.timeout(timeout_s),
-            httpx2.AsyncClient(timeout=None, headers=dict(headers), trust_env=False, verify=trust(url)) as http,
+            httpx2.AsyncClient(
+                timeout=None, headers=dict(headers), trust_env=False, verify=trusted_certificates(url)
+            ) as http,
             http.stream("POST", url, json=body) as response,
         ):
             if response.status_code != 200:
-                text = error_text(heard((await response.aread())[:LARGEST], response.status_code))
-                raise HttpFailed(f"HTTP {response.status_code}: {text}")
+                text = error_text(decode_reply((await response.aread())[:MAX_REPLY_BYTES], response.status_code))
+                raise HttpError(f"HTTP {response.status_code}: {text}")
             async for chunk in response.aiter_bytes():
                 yield chunk
     except TimeoutError:
-        raise HttpFailed(f"no end within {timeout_s:g} s") from None
+        raise HttpError(f"no end within {timeout_s:g} s") from None
     except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as problem:
-        raise HttpFailed(failure(problem, url)) from None
+        raise HttpError(failure_text(problem, url)) from None
 
 
-def failure(problem: Exception, url: str) -> str:
+def failure_text(problem: Exception, url: str) -> str:
     """Why no reply came, in one line; OpenSSL has no word for a port that is asked for TLS and has none."""
     import ssl
 
@@ -206,11 +208,11 @@ def failure(problem: Exception, url: str) -> str:
     while seen is not None and not isinstance(seen, ssl.SSLError):
         seen = seen.__cause__ or seen.__context__
     if seen is None:
-        return said(problem)
+        return exception_text(problem)
     parts = urlsplit(url)
     if speaks_plain(str(parts.hostname), parts.port or 443, seen):
-        return f"{parts.netloc} {PLAIN}"
-    return f"TLS: {said(problem)}"
+        return f"{parts.netloc} {PLAIN_HTTP}"
+    return f"TLS: {exception_text(problem)}"
 
 
 def speaks_plain(host: str, port: int, problem: OSError) -> bool:
@@ -221,14 +223,14 @@ def speaks_plain(host: str, port: int, problem: OSError) -> bool:
     if "CERT" in str(problem).upper():
         return False
     try:
-        with socket.create_connection((host, port), timeout=ANSWERS_S) as sock:
+        with socket.create_connection((host, port), timeout=PLAIN_REPLY_S) as sock:
             sock.sendall(f"GET / HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n".encode())
             return sock.recv(5) == b"HTTP/"
     except OSError:
         return False
 
 
-class HttpFailed(Outside):
+class HttpError(ExternalError):
     """No reply, or one that says no."""
 
 
@@ -236,9 +238,9 @@ def _text(response: "httpx2.Response") -> str:
     raw = bytearray()
     for chunk in response.iter_bytes():
         raw += chunk
-        if len(raw) >= LARGEST:
+        if len(raw) >= MAX_REPLY_BYTES:
             break
-    return heard(raw[:LARGEST], response.status_code)
+    return decode_reply(raw[:MAX_REPLY_BYTES], response.status_code)
 
 
 def error_text(text: str) -> str:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 HIDDEN = "‹hidden›"
-SHORTEST, UNLIKE_WORDS, LONG = 4, 8, 16  # characters of a key
+MIN_KEY_CHARS, MIN_MIXED_CHARS, MIN_LONG_CHARS = 4, 8, 16  # characters of a key
 _NOT_SECRET = ("none", "null", "true", "false", "auto", HIDDEN)
 _NEVER = r"(?!)"  # matches nowhere
 _given: set[str] = set()  # keys of this process
@@ -22,7 +22,7 @@ _anywhere = _by_itself = re.compile(_NEVER)  # what is hidden of them in all tex
 # Compiled when they are first needed, which most commands never do.
 # Texts that are a secret wherever they stand, by the form their issuers gave them; with each pattern what a text must
 # hold for it to match, since most texts are long and hold none of it.
-TOKENS = {
+TOKEN_PATTERNS = {
     r"\b(?:sk|pk|rk|ghp|gho|ghu|ghs|ghr|xox[abeoprs]|glpat|nvapi|npm|dckr_pat)[-_][A-Za-z0-9_-]{8,}": (
         *("sk-", "sk_", "pk-", "pk_", "rk-", "rk_", "ghp", "gho", "ghu", "ghs", "ghr", "xox", "glpat", "nvapi"),
         *("npm", "dckr_pat"),
@@ -47,7 +47,7 @@ _NAMES = (
 # What a text must hold, in lower case; the letter that Unicode folds in two ways (i) is in none of it.
 _HINTS = ("key", "token", "secret", "pass", "pwd", "cred", "nature", "author", "bearer", "aws")
 _QUOTED = ('key"', "key'", 'token"', "token'", "secret", "pass", "pwd", "cred", "nature", "author")
-NAMED = {
+NAMED_SECRET_PATTERNS = {
     r"(?i)\bbearer[\s:=]+[\"']?(?P<value>[A-Za-z0-9._~+/=-]{6,})": ("bearer",),
     r"(?i)\bauthorization[\"']?\s*[:=]\s*[\"']?(?:basic|token|bearer)?\s*(?P<value>[A-Za-z0-9._~+/=-]{6,})": (
         "author",
@@ -61,15 +61,15 @@ NAMED = {
 }
 
 
-def remember(key: str | None) -> None:
+def remember_key(key: str | None) -> None:
     """From now on `key` is taken out of what servers say and of what is printed or kept."""
     global _anywhere, _by_itself  # of the whole process, whoever prints
     key = (key or "").strip()
-    if len(key) < SHORTEST or key.lower() in _NOT_SECRET or key in _given:
+    if len(key) < MIN_KEY_CHARS or key.lower() in _NOT_SECRET or key in _given:
         return
     _given.add(key)
     strong = set(filter(_is_strong, _given))
-    _anywhere = re.compile(_any_of(spellings(strong)))
+    _anywhere = re.compile(_any_of(key_spellings(strong)))
     _by_itself = re.compile(rf"(?<![\w-])(?:{_any_of(_given - strong)})(?![\w-])")
 
 
@@ -77,9 +77,9 @@ def _any_of(texts: Iterable[str]) -> str:
     return "|".join(map(re.escape, texts)) or _NEVER
 
 
-def spellings(keys: Iterable[str]) -> list[str]:
+def key_spellings(keys: Iterable[str]) -> list[str]:
     """`keys` as others write them, the longest first; nothing for those that are too short to be hidden."""
-    forms = {form for key in keys if len(key) >= SHORTEST for form in _spellings(key)}
+    forms = {form for key in keys if len(key) >= MIN_KEY_CHARS for form in _spellings(key)}
     return sorted(forms, key=len, reverse=True)
 
 
@@ -106,42 +106,42 @@ def _base64(raw: bytes) -> Iterator[str]:
 
 
 def _is_strong(key: str) -> bool:
-    return len(key) >= LONG or (len(key) >= UNLIKE_WORDS and not key.isalpha())
+    return len(key) >= MIN_LONG_CHARS or (len(key) >= MIN_MIXED_CHARS and not key.isalpha())
 
 
-def hide_given(text: str) -> str:
+def hide_known_keys(text: str) -> str:
     """`text` without the keys that moebox was given."""
     return _anywhere.sub(HIDDEN, text)
 
 
 def hide_in_error(text: str) -> str:
     """`hide_given` for what a server says of an error, where a key that is also a word goes too."""
-    return _by_itself.sub(HIDDEN, hide_given(text))
+    return _by_itself.sub(HIDDEN, hide_known_keys(text))
 
 
-def heard(data: bytes | bytearray, status: int = 200) -> str:
+def decode_reply(data: bytes | bytearray, status: int = 200) -> str:
     """What a server said, whole, before anything is cut from it: half a key is a key's half."""
     text = data.decode("utf-8", "replace")
-    return hide_given(text) if status == 200 else hide_in_error(text)
+    return hide_known_keys(text) if status == 200 else hide_in_error(text)
 
 
-def hide_keys(text: str) -> str:
+def hide_secrets(text: str) -> str:
     """`text` without keys, tokens and passwords."""
     text = hide_in_error(text)
-    for pattern, marks in TOKENS.items():
+    for pattern, marks in TOKEN_PATTERNS.items():
         if any(mark in text for mark in marks):
             text = re.sub(pattern, HIDDEN, text)
     folded = text.casefold()
     if any(hint in folded for hint in _HINTS):
-        for pattern, marks in NAMED.items():
+        for pattern, marks in NAMED_SECRET_PATTERNS.items():
             if any(mark in folded for mark in marks):
                 text = re.sub(pattern, _hide, text)
     return text
 
 
-def holds_token(text: str) -> bool:
+def contains_token(text: str) -> bool:
     """Whether `text` holds something that only a secret looks like."""
-    return any(re.search(pattern, text) for pattern in TOKENS)
+    return any(re.search(pattern, text) for pattern in TOKEN_PATTERNS)
 
 
 def _hide(match: re.Match[str]) -> str:

@@ -50,21 +50,21 @@ def parse_seconds(text: str) -> float:
     return float(match.group(1)) * factor[match.group(2)]
 
 
-def gb(size: float) -> str:
+def format_gb(size: float) -> str:
     """Decimal gigabytes, as checkpoints are sold: "595.1 GB", "1.03 TB"."""
     if abs(size) >= 1e12:
         return f"{size / 1e12:.2f} TB"
     return f"{size / 1e9:.1f} GB" if abs(size) >= 1e9 else f"{size / 1e6:.1f} MB"
 
 
-def gib(size: float) -> str:
+def format_gib(size: float) -> str:
     """Binary gibibytes, as drivers report memory: "94.97 GiB"."""
     if abs(size) >= 2**40:
         return f"{size / 2**40:.2f} TiB"
     return f"{size / 2**30:.2f} GiB" if abs(size) >= 2**30 else f"{size / 2**20:.1f} MiB"
 
 
-def count(number: float) -> str:
+def format_count(number: float) -> str:
     """A count with thousands separators: "180,191"."""
     return f"{number:,.0f}"
 
@@ -74,17 +74,17 @@ def plural(number: float, noun: str) -> str:
     return f"{number:,.0f} {noun}" + "s" * (number != 1)
 
 
-def streams(number: int | None) -> str:
+def format_streams(number: int | None) -> str:
     """1 stream, 8 streams; any number of them where there is no limit."""
     return plural(number, "stream") if number else "any number of streams"
 
 
-def params(number: float) -> str:
+def format_params(number: float) -> str:
     """Parameters as people say them: "1,026.4 B", "416.9 M"."""
     return f"{number / 1e9:,.1f} B" if number >= 1e9 else f"{number / 1e6:,.1f} M"
 
 
-def rate(per_second: float) -> str:
+def format_rate(per_second: float) -> str:
     """Bytes per second: "614 GB/s"."""
     if per_second >= 1e12:
         return f"{per_second / 1e12:.2f} TB/s"
@@ -93,17 +93,17 @@ def rate(per_second: float) -> str:
     return f"{per_second / 1e9:.3g} GB/s" if per_second < 1e10 else f"{per_second / 1e9:.0f} GB/s"
 
 
-def tok_s(per_second: float) -> str:
+def format_tok_s(per_second: float) -> str:
     """Tokens per second with as many digits as they deserve: "18.9 tok/s", "1,650 tok/s"."""
     return f"{per_second:,.0f} tok/s" if per_second >= 100 else f"{per_second:.1f} tok/s"
 
 
-def between(low: float, high: float) -> str:
+def format_range(low: float, high: float) -> str:
     """Two rates as a band: "16.8 to 24.1", "826 to 1,290"."""
-    return " to ".join(tok_s(end).removesuffix(" tok/s") for end in (low, high))
+    return " to ".join(format_tok_s(end).removesuffix(" tok/s") for end in (low, high))
 
 
-def seconds(value: float) -> str:
+def format_seconds(value: float) -> str:
     """A duration: "363 ms", "2.3 s", "4 min 05 s", "2 h 10 min"."""
     if value < 1:
         return f"{value * 1e3:.0f} ms" if value >= 0.001 or value == 0 else f"{value * 1e6:.0f} us"
@@ -115,6 +115,6 @@ def seconds(value: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def percent(share: float) -> str:
+def format_percent(share: float) -> str:
     """A share as a percentage: 0.125 is "12.5%"."""
     return f"{share * 100:.1f}%"

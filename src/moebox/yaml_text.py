@@ -12,22 +12,24 @@ WITHOUT_POINT = re.compile(r"^(-?\d+)e")
 NOT_TEXT = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n"})
 
 
-def dump(value: Any, *, indent: int = 0) -> str:
+def dump_yaml(value: Any, *, indent: int = 0) -> str:
     """`value` (dicts, lists, strings, numbers, booleans, None) as YAML, ending in a newline."""
     return "\n".join(_lines(value, indent)) + "\n"
 
 
-def documents(values: list[Any]) -> str:
+def dump_documents(values: list[Any]) -> str:
     """Several documents in one file."""
-    return "---\n".join(map(dump, values))
+    return "---\n".join(map(dump_yaml, values))
 
 
 def _lines(value: Any, indent: int) -> list[str]:
     pad = " " * indent
     if not _nested(value):
-        return [pad + scalar(value)]
+        return [pad + scalar_yaml(value)]
     if isinstance(value, dict):
-        return [*chain.from_iterable(_entry(f"{pad}{scalar(key)}:", inner, indent) for key, inner in value.items())]
+        return [
+            *chain.from_iterable(_entry(f"{pad}{scalar_yaml(key)}:", inner, indent) for key, inner in value.items())
+        ]
     return [*chain.from_iterable(_item(pad, inner, indent) for inner in value)]
 
 
@@ -39,7 +41,7 @@ def _nested(value: Any) -> bool:
 def _entry(head: str, value: Any, indent: int) -> list[str]:
     if _nested(value):
         return [head, *_lines(value, indent + 2)]
-    return [f"{head} {scalar(value)}"]
+    return [f"{head} {scalar_yaml(value)}"]
 
 
 def _item(pad: str, value: Any, indent: int) -> list[str]:
@@ -47,7 +49,7 @@ def _item(pad: str, value: Any, indent: int) -> list[str]:
     return [f"{pad}- {lines[0].lstrip(' ')}", *lines[1:]]
 
 
-def scalar(value: Any) -> str:
+def scalar_yaml(value: Any) -> str:
     """One value on one line."""
     if isinstance(value, str):
         return _string(value)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from moebox.core.measure import Load, Workload
-from moebox.core.result import ClientCheck, Measurement, Spread
+from moebox.core.result import ClientCheck, LatencyStats, Measurement
 
 CLIENT = ClientCheck(
     clock="kernel",
@@ -51,7 +51,7 @@ MEASUREMENT = Measurement(
     max_concurrent_requests=4,
     cached_input_tokens=0,
     stopped_early=0,
-    ttft=Spread(mean=200.0, median=200.0, std=1.0, p50=200.0, p90=201.0, p95=201.0, p99=202.0),
+    ttft=LatencyStats(mean=200.0, median=200.0, std=1.0, p50=200.0, p90=201.0, p95=201.0, p99=202.0),
     workload=Workload(),
     load=Load(concurrency=4, requests=10),
     token_counts="usage",

@@ -17,7 +17,7 @@ from moebox.cli import main
 from moebox.cli.bench_plan import Asked, Plan, counts, plan_of
 from moebox.core import result
 from moebox.core.measure import Load, Slo, Workload
-from moebox.core.result import PrefillDecode, document
+from moebox.core.result import PrefillDecode, result_document
 from moebox.report.reading import measured
 from moebox.report.record import Level
 from moebox.report.sections.reproduce import benched
@@ -210,7 +210,7 @@ def test_what_was_typed_is_stored_and_printed_and_asks_the_same_again(typed: lis
     plan = before.plan
     levels = []
     for load in plan.loads:
-        stored = document(measurement(workload=plan.workload, load=load, warmup=plan.warmup, slo=before.slo))
+        stored = result_document(measurement(workload=plan.workload, load=load, warmup=plan.warmup, slo=before.slo))
         levels += typed_levels(stored)
     again = [words_of(flags) for flags in printed(levels)]
 
@@ -220,7 +220,7 @@ def test_what_was_typed_is_stored_and_printed_and_asks_the_same_again(typed: lis
     assert sorted(map(repr, loads)) == sorted(map(repr, plan.loads))
 
 
-ROW = result.TestRow(
+ROW = result.PrefillDecodeRow(
     test="", cold=True, tokens=0, mean_tok_s=1.0, std_tok_s=0.0, tries=1, mean_ttft_ms=1.0, prompt_tokens=9.0
 )  # fmt: skip
 
@@ -239,7 +239,7 @@ def test_tests_that_were_typed_are_printed_as_they_were(typed: list[str]) -> Non
         tool="moebox 0", date="", model_id="m", tokenizer_id="", rows=rows, repeat=before.repeat,
         workload=before.plan.workload, load=before.plan.loads[0],
     )  # fmt: skip
-    (flags,) = printed(typed_levels(document(stored)))
+    (flags,) = printed(typed_levels(result_document(stored)))
     again = words_of(flags)
 
     assert again.tests == tuple(tuple(dict.fromkeys(lengths)) for lengths in before.tests)
@@ -258,7 +258,7 @@ def test_tests_that_were_typed_are_printed_as_they_were(typed: list[str]) -> Non
 def test_a_report_says_how_to_measure_the_same_again(flags: list[str]) -> None:
     """The command in the report of a run asks what the run asked."""
     run = Run.create("again")
-    run.write("recipe.toml", 'name = "r"\nengine = "vllm"\nmodel = "m"\ncheckpoint = "c"\nserved_name = "m"\n')
+    run.write_file("recipe.toml", 'name = "r"\nengine = "vllm"\nmodel = "m"\ncheckpoint = "c"\nserved_name = "m"\n')
     with serving(good) as server:
         assert main(["bench", server.url, "--model", "m", *flags, "--run", run.id]) == 0
     assert main(["report", run.id, "--md", "-o", str(run.path / "report.html")]) == 0

@@ -17,7 +17,7 @@ from moebox.bench.certainty import TOLERANCE, p99_is_sure
 from moebox.bench.generator.recorder import Recorder
 from moebox.bench.measure import measure, subject_of
 from moebox.bench.samples import COMPLETED, Samples
-from moebox.core.endpoint import endpoint_of
+from moebox.core.endpoint import endpoint_from_url
 from moebox.core.measure import Load, Workload
 from tests.bench.server import HEAD, Peer, chunk, event, serving, tail
 
@@ -131,7 +131,7 @@ def test_a_client_that_was_kept_from_reading_says_so() -> None:
         return True
 
     with serving(unheard) as server:
-        subject = subject_of(endpoint_of(server.url, "m"))
+        subject = subject_of(endpoint_from_url(server.url, "m"))
         result = measure(subject, Workload(output_tokens=61), Load(concurrency=1, requests=1, workers=1)).result
 
     true = p99([(after - before) / MS for before, after in itertools.pairwise(sent)])

@@ -10,7 +10,7 @@ import pytest
 
 from moebox.bench.samples import read
 from moebox.cli import main
-from moebox.store.summary import summaries
+from moebox.store.summary import list_summaries
 from tests.bench.server import Peer, good, serving
 
 
@@ -38,9 +38,9 @@ def test_results_that_nobody_asked_to_keep_are_kept_in_a_run_of_their_own(
     words = ["--model", "m", "--requests", "2", "--output", "3", "--input", "8"]
     with serving(good) as server:
         assert main(["bench", server.url, *words, "-o", str(tmp_path / "mine.json")]) == 0
-        assert not summaries()
+        assert not list_summaries()
         assert main(["bench", server.url, *words]) == 0
-    (row,) = summaries()
+    (row,) = list_summaries()
     assert row.model == "m"
     assert row.output_tok_s
     assert f"`moebox report {row.id}`" in capsys.readouterr().err

@@ -72,7 +72,7 @@ def drive(behaviour: Behaviour, *, timeout_s: float = 20.0) -> Samples:
     work = Workload(input_tokens=8, output_tokens=3)
     with serving(behaviour) as server:
         load = Load(concurrency=2, requests=6, timeout_s=timeout_s)
-        target, text = sockets.target_of(server.url), Text(words=("a", "b"))
+        target, text = sockets.address_from_url(server.url), Text(words=("a", "b"))
         job = Job(target=target, path="/v1/chat/completions", model="m", workload=work, load=load, text=text)
         loop = Loop(job, open_source(work, text, "m", keep=job.keeps), report=lambda progress: None)
         loop.connect()

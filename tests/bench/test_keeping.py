@@ -154,7 +154,7 @@ def test_what_is_no_file_of_a_run_is_left_alone(runs: Path, tmp_path: Path, caps
     (foldered.path / "measurements" / "random-c1.json").mkdir(parents=True)
     with serving(good) as server:
         for run in (linked, piped):
-            run.release()
+            run.release_lock()
             assert bench(server, "--run", run.id) == 2
             assert capsys.readouterr().err.count("error: ") == 1
         assert not server.connections
@@ -166,11 +166,11 @@ def test_what_is_no_file_of_a_run_is_left_alone(runs: Path, tmp_path: Path, caps
 def test_a_run_is_held_while_something_is_measured_for_it(runs: Path) -> None:
     """So that `runs rm` spares it."""
     run = Run.create("mine", runs=runs)
-    run.release()
+    run.release_lock()
     seen: list[bool] = []
 
     def behaviour(peer: Peer, body: dict[str, object]) -> bool:
-        seen.append(Run(run.path).held)
+        seen.append(Run(run.path).is_locked)
         return good(peer, body)
 
     spied: Behaviour = behaviour

@@ -15,9 +15,9 @@ import pytest
 from moebox.bench.measure import Measured, look, measure
 from moebox.bench.self_check import joined_share, merged_share
 from moebox.bench.vocabulary import text_for
-from moebox.core.endpoint import endpoint_of
+from moebox.core.endpoint import endpoint_from_url
 from moebox.core.measure import Load, Workload
-from moebox.core.result import document
+from moebox.core.result import result_document
 from moebox.stream import sockets
 from tests.bench.server import HEAD, Behaviour, Peer, chunk, event, good, serving, tail
 
@@ -27,7 +27,7 @@ LOAD = Load(concurrency=4, requests=12)
 
 def run(url: str, work: Workload = WORK, load: Load = LOAD, **more: object) -> Measured:
     """One measurement of the server at `url`."""
-    endpoint = endpoint_of(url, "m", key=str(more.pop("key")) if "key" in more else None)
+    endpoint = endpoint_from_url(url, "m", key=str(more.pop("key")) if "key" in more else None)
     return measure(look(endpoint, text_for(endpoint)), work, load, scrape=False, **more)  # type: ignore[arg-type]
 
 
@@ -239,11 +239,11 @@ def test_silence_ends_a_request() -> None:
 def test_a_server_that_is_gone_fails_every_request() -> None:
     """No connection is a failure with a reason, not a traceback."""
     with serving(good) as server:
-        endpoint = endpoint_of(server.url, "m")
+        endpoint = endpoint_from_url(server.url, "m")
         subject = look(endpoint, text_for(endpoint))
         server.listener.close()
         time.sleep(0.05)
-    gone = replace(subject, target=sockets.target_of("http://127.0.0.1:9/v1"))
+    gone = replace(subject, target=sockets.address_from_url("http://127.0.0.1:9/v1"))
     result = measure(gone, WORK, Load(concurrency=2, requests=2), scrape=False).result
 
     assert (result.failed, list(result.errors)) == (2, ["connection refused"])
@@ -337,7 +337,7 @@ def test_the_key_travels_in_the_header_and_nowhere_else() -> None:
         made = run(server.url, key="sk-secret-1")
 
     assert ("authorization", "Bearer sk-secret-1") in server.headers
-    assert "sk-secret-1" not in json.dumps(document(made.result))
+    assert "sk-secret-1" not in json.dumps(result_document(made.result))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

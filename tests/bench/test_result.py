@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from moebox import codec
 from moebox.cli import main
-from moebox.core.result import Measurement, document, measurement, ours, prefill_decode
+from moebox.core.result import Measurement, is_own_document, parse_measurement, parse_prefill_decode, result_document
 from moebox.errors import BadInput
 from moebox.report.reading import measured
 from tests.bench.example import measurement as example
@@ -26,10 +26,10 @@ def test_a_file_is_read_back_as_it_was_written(extra: list[str], tmp_path: Path)
         words = ["--model", "m", "--requests", "3", "--output", "60", "-o", str(file), *extra]
         assert main(["bench", server.url, *words]) == 0
     kept = json.loads(file.read_text())
-    read = measurement(kept, str(file))
+    read = parse_measurement(kept, str(file))
 
     assert isinstance(read, Measurement)
-    assert json.loads(codec.to_json(document(read))) == kept
+    assert json.loads(codec.to_json(result_document(read))) == kept
     assert read.server is not None
     assert read.ttft.mean == kept["mean_ttft_ms"]
 
@@ -42,27 +42,27 @@ def test_tests_alone_are_read_back_too(tmp_path: Path) -> None:
         assert main(["bench", server.url, *words]) == 0
     kept = json.loads(file.read_text())
 
-    assert json.loads(codec.to_json(document(prefill_decode(kept, str(file))))) == kept
+    assert json.loads(codec.to_json(result_document(parse_prefill_decode(kept, str(file))))) == kept
 
 
 def test_a_file_of_the_first_version_still_opens() -> None:
     """Written before salts, flags and checks were kept: what it lacks has a default, and the report shows it."""
     kept = json.loads(OLD.read_text())
-    read = measurement(kept, str(OLD))
+    read = parse_measurement(kept, str(OLD))
     (level,) = [level for level in measured.read(OLD.parent)[0] if level.name == OLD.stem]
 
-    assert ours(kept)
+    assert is_own_document(kept)
     assert (read.completed, read.workload.salt, read.flags) == (kept["completed"], "", ())
     assert level.asked is not None
     assert level.ttft == read.ttft
     assert level.output_tok_s == kept["output_throughput"]
 
 
-@given(field=st.sampled_from(sorted(document(example()))), value=st.sampled_from(["x", -1, None, [], {}, 1e400]))
+@given(field=st.sampled_from(sorted(result_document(example()))), value=st.sampled_from(["x", -1, None, [], {}, 1e400]))
 def test_a_damaged_file_is_bad_input_or_read(field: str, value: object) -> None:
     """Never a traceback, and never a type that is not what it says."""
     try:
-        read = measurement({**document(example()), field: value}, "file")
+        read = parse_measurement({**result_document(example()), field: value}, "file")
     except BadInput:
         return
     assert isinstance(read, Measurement)
@@ -70,7 +70,7 @@ def test_a_damaged_file_is_bad_input_or_read(field: str, value: object) -> None:
 
 def test_a_cut_file_is_named_by_the_report(tmp_path: Path) -> None:
     """Half a file is a gap, not a crash."""
-    text = json.dumps(document(example()))
+    text = json.dumps(result_document(example()))
     (tmp_path / "half.json").write_text(text[: len(text) // 2])
     levels, gaps = measured.read(tmp_path)
 

@@ -12,7 +12,7 @@ import pytest
 from moebox.bench.measure import look, measure
 from moebox.bench.vocabulary import text_for
 from moebox.cli import main
-from moebox.core.endpoint import endpoint_of
+from moebox.core.endpoint import endpoint_from_url
 from moebox.core.measure import Load, Workload
 from tests.bench.server import good, serving
 
@@ -41,7 +41,7 @@ def tls(certificate: tuple[Path, Path]) -> Callable[[socket.socket], socket.sock
 def test_streams_over_tls(certificate: tuple[Path, Path]) -> None:
     """Certificates are checked unless told otherwise, and kernel times are kept."""
     with serving(good, wrap=tls(certificate)) as server:
-        endpoint = endpoint_of(server.url.replace("http://", "https://"), "m")
+        endpoint = endpoint_from_url(server.url.replace("http://", "https://"), "m")
         subject_ = look(endpoint, text_for(endpoint), ca_file=str(certificate[0]))
         result = measure(subject_, WORK, LOAD, scrape=False).result
 
@@ -70,7 +70,7 @@ def test_tokenizer_metrics_and_model_names_over_tls_trust_what_the_streams_trust
 def test_words_are_chosen_over_one_connection() -> None:
     """Each of some thirty questions to /tokenize opened one of its own."""
     with serving(good, tokenizes=True) as server:
-        endpoint = endpoint_of(server.url, "m")
+        endpoint = endpoint_from_url(server.url, "m")
         text = text_for(endpoint)
         connections = server.connections
 

@@ -57,7 +57,7 @@ class Case:
 def box_of(name: str) -> Box:
     """COUNTxGPU with a terabyte of RAM beside it."""
     count, _, gpu = name.partition("x-")
-    return Box(name=name, gpus=(catalogue.gpu(gpu),) * int(count), **RAM)  # type: ignore[arg-type]
+    return Box(name=name, gpus=(catalogue.find_gpu(gpu),) * int(count), **RAM)  # type: ignore[arg-type]
 
 
 def said(recipe: Recipe) -> Recipe:
@@ -96,14 +96,14 @@ def said_back(deployment: Deployment) -> Recipe:
     """The launch read back, its weights by the name the recipe gives them."""
     back = read_back(deployment)
     recipe = deployment.recipe
-    weights = {deployment.weights, f"{deployment.checkpoint.repo}:{deployment.checkpoint.name}"}
+    weights = {deployment.weights_path, f"{deployment.checkpoint.repo}:{deployment.checkpoint.name}"}
     checkpoint = recipe.checkpoint if back.checkpoint in weights else back.checkpoint
     same = dataclasses.replace(back, checkpoint=checkpoint)
     # A preset adds flags of its own; without one every flag of the launch is the recipe's.
     flags = {name: value for name, value in back.flags.items() if name in recipe.flags or not recipe.runtime.preset}
     runtime = dataclasses.replace(recipe.runtime, preset="") if engines.runs_in_container(recipe) else back.runtime
-    unsaid = {"vision": recipe.vision} if not deployment.vision_tower or deployment.engine.offloads else {}
-    if recipe.trust_remote_code != back.trust_remote_code and not deployment.engine.takes_parsers:
+    unsaid = {"vision": recipe.vision} if not deployment.has_vision_tower or deployment.engine.offloads_experts else {}
+    if recipe.trust_remote_code != back.trust_remote_code and not deployment.engine.needs_parser_flags:
         unsaid["trust_remote_code"] = recipe.trust_remote_code
     return said(dataclasses.replace(same, flags=flags, runtime=runtime, **unsaid))
 
@@ -121,20 +121,20 @@ def differences(ours: Recipe, theirs: Recipe) -> Iterator[str]:
 def named(deployment: Deployment) -> Iterator[str]:
     """Files and images that the data does not have."""
     recipe, checkpoint = deployment.recipe, deployment.checkpoint
-    known = catalogue.checkpoints(deployment.model.name)
+    known = catalogue.published_checkpoints(deployment.model.name)
     if not any((checkpoint.repo, checkpoint.file) == (row.repo, row.file) for row in known):
         yield f"no row of data has {checkpoint.repo}/{checkpoint.file}"
-    if recipe.runtime.preset and recipe.runtime.preset not in presets.names():
+    if recipe.runtime.preset and recipe.runtime.preset not in presets.preset_names():
         yield f"no preset {recipe.runtime.preset}"
     image = engines.build_launch(deployment).image
-    if image and image not in (recipe.runtime.image, presets.of(recipe).image):
+    if image and image not in (recipe.runtime.image, presets.recipe_preset(recipe).image):
         yield f"image {image} is nobody's"
 
 
 def excluded(case: Case, deployment: Deployment) -> Iterator[str]:
     """What the engine's traits say it cannot do."""
     recipe, engine = deployment.recipe, deployment.engine
-    reason = engine.excluded(deployment.gpus, deployment.found_model)
+    reason = engine.hardware_problem(deployment.gpu_kinds, deployment.known_model)
     if reason and not case.pins.engine:
         yield f"planned although {reason}"
     if recipe.kv not in engine.kv:
@@ -144,7 +144,7 @@ def excluded(case: Case, deployment: Deployment) -> Iterator[str]:
     cut += ["ep"] if parallel.ep else []
     if not set(cut) <= engine.shards:
         yield f"{engine.name} does not divide by {cut}"
-    if recipe.speculate and recipe.speculate.method not in engine.drafts:
+    if recipe.speculate and recipe.speculate.method not in engine.draft_methods:
         yield f"{engine.name} has no {recipe.speculate.method}"
     if deployment.checkpoint.format not in engine.formats:
         yield f"{engine.name} does not read {deployment.checkpoint.format}"
@@ -166,7 +166,7 @@ def climbed(deployment: Deployment) -> Iterator[str]:
             draft = with_setting(recipe, step.path, step.value).speculate
             if (
                 draft is None
-                or step.value not in deployment.engine.drafts
+                or step.value not in deployment.engine.draft_methods
                 or (step.value == "eagle3") != bool(draft.draft)
             ):
                 yield f"a climb tries {step.change} with {draft}"
@@ -188,9 +188,9 @@ def agreeing(plan: Plan, deployment: Deployment) -> Iterator[str]:
 
 def problems(case: Case) -> list[str]:
     """Everything that is wrong with the plan of a case and its runners-up; none where nothing fits."""
-    box, model = box_of(case.box), catalogue.model(case.model)
+    box, model = box_of(case.box), catalogue.find_model(case.model)
     try:
-        plan = choose_plan(box, model, catalogue.checkpoints(model.name), case.pins)
+        plan = choose_plan(box, model, catalogue.published_checkpoints(model.name), case.pins)
     except MoeboxError:
         return []
     recipes = [plan.recipe, *(other.recipe for other in plan.alternatives)]
@@ -205,9 +205,9 @@ def launches(cases: Iterable[Case], engine: str) -> list[list[str]]:
     """Command lines of `engine` among the plans of `cases` and their runners-up, without what starts it."""
     lines: list[list[str]] = []
     for case in cases:
-        box, model = box_of(case.box), catalogue.model(case.model)
+        box, model = box_of(case.box), catalogue.find_model(case.model)
         try:
-            plan = choose_plan(box, model, catalogue.checkpoints(model.name), case.pins)
+            plan = choose_plan(box, model, catalogue.published_checkpoints(model.name), case.pins)
         except MoeboxError:
             continue
         recipes = [plan.recipe, *(other.recipe for other in plan.alternatives)]

@@ -50,7 +50,7 @@ def cases() -> Iterator[Case]:
 
 def settings() -> Iterator[Constraints]:
     """Every engine, and none, with every pin that it takes."""
-    for engine, pins in itertools.product((None, *registry.names()), PINS):
+    for engine, pins in itertools.product((None, *registry.engine_names()), PINS):
         with contextlib.suppress(BadInput):
             yield Constraints(engine=engine, **pins)  # type: ignore[arg-type]
 
@@ -63,7 +63,7 @@ def sampled() -> list[Case]:
 
 def at_home(every: list[Case], engine: str = "") -> list[Case]:
     """Every engine, or one, with every pin on a box that suits it."""
-    homes = {traits.name: HOME[traits.serves] for traits in registry.all_traits() if engine in ("", traits.name)}
+    homes = {traits.name: HOME[traits.is_gpu_only] for traits in registry.all_traits() if engine in ("", traits.name)}
     return [case for case in every if (case.model, case.box) == (KIMI, homes.get(case.pins.engine or ""))]
 
 
@@ -93,23 +93,23 @@ def test_every_plan_holds_together(part: int) -> None:
 )
 def test_what_traits_exclude_is_never_planned(model: str, box: str, engine: str, why: str) -> None:
     """Left to choose, the planner takes another engine or none; asked for, it says why not and what runs instead."""
-    forms, where = catalogue.checkpoints(model), box_of(box)
-    tried, _ = search_candidates(where, catalogue.model(model), forms, Constraints())
+    forms, where = catalogue.published_checkpoints(model), box_of(box)
+    tried, _ = search_candidates(where, catalogue.find_model(model), forms, Constraints())
     assert engine not in {weighed.recipe.engine for weighed in tried}
     with pytest.raises(DoesNotFit, match=why) as told:
-        choose_plan(where, catalogue.model(model), forms, Constraints(engine=engine))
+        choose_plan(where, catalogue.find_model(model), forms, Constraints(engine=engine))
     assert (told.value.hint or "").startswith("it runs without --engine")
 
 
 def test_expert_parallelism_reaches_every_engine_that_has_it() -> None:
     """`--ep 8` was planned, weighed and forecast, and never launched."""
     for traits in registry.all_traits():
-        if not traits.divides("ep"):
+        if not traits.can_shard("ep"):
             continue
         plan = choose_plan(
             box_of("8x-b200"),
-            catalogue.model(KIMI),
-            catalogue.checkpoints(KIMI),
+            catalogue.find_model(KIMI),
+            catalogue.published_checkpoints(KIMI),
             Constraints(engine=traits.name, tp=8, ep=8),
         )
         assert plan.recipe.parallel.ep

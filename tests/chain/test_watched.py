@@ -37,6 +37,6 @@ def test_a_launch_turns_the_figures_on(engine: EngineName) -> None:
 def test_the_embedded_engine_shows_its_figures(tmp_path: Path) -> None:
     """Through the launch that any recipe gets."""
     with session.engine_session(deploy(phantom_recipe()), Run.create("watched", runs=tmp_path)) as live:
-        page = http.get(f"{live.endpoint.root}/metrics", headers=live.endpoint.headers)
+        page = http.get(f"{live.endpoint.server_url}/metrics", headers=live.endpoint.headers)
     assert page.ok
-    assert metrics.of("llama.cpp").name("running") in page.text
+    assert metrics.engine_metrics("llama.cpp").newest_name("running") in page.text

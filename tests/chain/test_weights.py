@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from moebox import codec, engines
-from moebox.checkpoint import deploy, look_up
+from moebox.checkpoint import deploy, look_up_model
 from moebox.cli import main
 from moebox.core import catalogue, registry
 from moebox.core.recipe import Recipe
-from moebox.detect.declared import box_of
+from moebox.detect.declared import parse_box
 from moebox.errors import MoeboxError, UnknownName
 from moebox.planner.choose import choose_plan
 from moebox.planner.constraints import Constraints
@@ -34,7 +34,7 @@ def published() -> list[tuple[str, str]]:
     for file in sorted(CONFIGS.glob("*.json")):
         owner, _, name = file.stem.partition("--")
         try:
-            found.append((file.stem, catalogue.model(f"{owner}/{name}").name))
+            found.append((file.stem, catalogue.find_model(f"{owner}/{name}").name))
         except UnknownName:
             continue
     return found
@@ -43,7 +43,7 @@ def published() -> list[tuple[str, str]]:
 def test_a_checkpoint_is_the_one_that_its_engine_reads() -> None:
     """gpt-oss is published in mxfp4 as safetensors and as GGUF: llama.cpp was started with the former."""
     for name, traits in itertools.product(catalogue.models(), registry.all_traits()):
-        for form in catalogue.checkpoints(name):
+        for form in catalogue.published_checkpoints(name):
             if form.format in traits.formats:
                 recipe = Recipe(name="x", engine=traits.name, model=name, checkpoint=form.name, served_name="x")
                 assert deploy(recipe).checkpoint == form
@@ -70,7 +70,11 @@ def launched(recipe: Recipe) -> list[str]:
     """The launch without the words that name the weights."""
     deployment = deploy(recipe)
     argv = list(engines.build_launch(deployment).argv)
-    names = {deployment.weights, deployment.checkpoint.file, f"{deployment.weights}:{deployment.checkpoint.name}"}
+    names = {
+        deployment.weights_path,
+        deployment.checkpoint.file,
+        f"{deployment.weights_path}:{deployment.checkpoint.name}",
+    }
     return [word for word in argv if word not in names and word not in ("-m", "-hf", "--hf-repo", "--hf-file")]
 
 
@@ -94,7 +98,7 @@ def test_a_folder_is_planned_like_its_name(
 def test_a_gguf_is_launched_like_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A file called by its title is planned, written, and its recipe starts: names with blanks become slugs."""
     file = tmp_path / "Kimi K2.6.gguf"
-    write_gguf(file, catalogue.model("kimi-k2.6"), layers=61)
+    write_gguf(file, catalogue.find_model("kimi-k2.6"), layers=61)
     pins = (*ATTIC, "--engine", "llama.cpp", "--experts-on-gpu", "3+3", "--ub", "2048")
     ours = planned(tmp_path, capsys, str(file), *pins)
     theirs = planned(tmp_path, capsys, "kimi-k2.6", *pins, "--checkpoint", "Q4_X")
@@ -121,18 +125,18 @@ def test_a_folder_in_place_is_written_with_its_whole_path(
 
 def test_fp8_on_rtx_blackwell_is_refused_for_a_kimi_on_disk_too(tmp_path: Path) -> None:
     """The refusal hangs on the shape, not on the name."""
-    from moebox.detect import box
+    from moebox.detect import load_box
 
     weights = folder(tmp_path / "mine", KIMI, TEMPLATE)
     recipe = Recipe(name="x", engine="vllm", model="mine", checkpoint=str(weights), served_name="x", kv="fp8")
-    told = engines.find_refusals(deploy(recipe, box("8x-rtx-pro-6000-server")))
+    told = engines.find_refusals(deploy(recipe, load_box("8x-rtx-pro-6000-server")))
     assert any("102,400" in caution.text for caution in told)
 
 
 def test_a_model_that_only_resembles_one_gets_its_parsers_and_a_line(tmp_path: Path) -> None:
     """Fewer layers than any Kimi: the template tells the family; its own code is not run by itself."""
     text = {**KIMI["text_config"], "num_hidden_layers": 20}
-    found = look_up(str(folder(tmp_path / "small", {**KIMI, "text_config": text}, TEMPLATE)))
+    found = look_up_model(str(folder(tmp_path / "small", {**KIMI, "text_config": text}, TEMPLATE)))
 
     assert (found.model.tool_parser, found.model.reasoning_parser) == ("kimi_k2", "kimi_k2")
     assert not found.model.trust_remote_code
@@ -143,7 +147,7 @@ def test_a_model_that_only_resembles_one_gets_its_parsers_and_a_line(tmp_path: P
 def test_among_models_of_one_shape_the_name_decides_and_doubt_is_told(tmp_path: Path) -> None:
     """K2.5, K2.6 and K2.7 have one shape: a repository's name is believed, a folder called `weights` gets a line."""
     hub = tmp_path / "models--moonshotai--Kimi-K2.5" / "snapshots" / "0123abc"
-    named, unnamed = look_up(str(folder(hub, KIMI))), look_up(str(folder(tmp_path / "weights", KIMI)))
+    named, unnamed = look_up_model(str(folder(hub, KIMI))), look_up_model(str(folder(tmp_path / "weights", KIMI)))
 
     assert (named.model.name, len(named.notes)) == ("kimi-k2.5", 1)
     assert f"{hub} holds no weights: bytes are computed from config.json" in named.notes[0]
@@ -156,7 +160,7 @@ def hub_cache(at: Path) -> Path:
     repository = at / "hub" / "models--ubergarm--Kimi-K2.6-GGUF"
     blob = repository / "blobs" / "0123abcd"
     blob.parent.mkdir(parents=True)
-    write_gguf(blob, catalogue.model("kimi-k2.6"), layers=61)
+    write_gguf(blob, catalogue.find_model("kimi-k2.6"), layers=61)
     shard = repository / "snapshots" / "e5f6" / "IQ3_K" / "Kimi-K2.6-IQ3_K.gguf"
     shard.parent.mkdir(parents=True)
     shard.symlink_to(os.path.relpath(blob, shard.parent))
@@ -207,7 +211,7 @@ def test_a_form_nobody_has_seen_is_planned_only_when_asked_for(
     assert main(["plan", "kimi-k2.6", *ATTIC, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     seen = {document["recipe"]["checkpoint"], *(other["recipe"]["checkpoint"] for other in document["alternatives"])}
-    unverified = {form.name for form in catalogue.checkpoints("kimi-k2.6") if form.unverified}
+    unverified = {form.name for form in catalogue.published_checkpoints("kimi-k2.6") if form.unverified}
     assert unverified
     assert not seen & unverified
     pinned = planned(tmp_path, capsys, "kimi-k2.6", *ATTIC, "--checkpoint", "smol-IQ3_KS")
@@ -247,7 +251,7 @@ def test_a_folder_without_weights_is_told_by_the_plan(tmp_path: Path, capsys: py
     first = capsys.readouterr().out.splitlines()[0]
     assert first.startswith("Kimi K2.6 nvfp4 on")  # the form it holds, not the name of its folder
     with pytest.raises(MoeboxError, match="no weights"):
-        preflight.check_checkpoint(deploy(recipe).weights, recipe)
+        preflight.check_checkpoint(deploy(recipe).weights_path, recipe)
     assert not preflight.uses_dummy_weights(recipe)
 
 
@@ -277,12 +281,12 @@ def test_a_folder_published_with_a_vision_tower_is_the_model_that_the_catalogue_
     place = tmp_path / "m3"
     place.mkdir()
     (place / "config.json").write_text(json.dumps(config))
-    found, known = look_up(str(place)), catalogue.model("minimax-m3")
+    found, known = look_up_model(str(place)), catalogue.find_model("minimax-m3")
 
     assert (found.model.name, found.model.tool_parser) == (known.name, known.tool_parser)
-    form = catalogue.checkpoint("minimax-m3", "nvfp4")
-    assert found.checkpoints[0].bytes == form.bytes
-    box = box_of("8x-b200")
+    form = catalogue.find_checkpoint("minimax-m3", "nvfp4")
+    assert found.checkpoints[0].total_bytes == form.total_bytes
+    box = parse_box("8x-b200")
     theirs = choose_plan(box, known, (form,), Constraints()).recipe
     mine = choose_plan(box, found.model, found.checkpoints, Constraints()).recipe
     assert dataclasses.replace(mine, checkpoint=theirs.checkpoint) == theirs

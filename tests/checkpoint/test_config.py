@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebox.checkpoint import resolve
-from moebox.checkpoint.config import model_of
+from moebox.checkpoint import resolve_model
+from moebox.checkpoint.config import model_from_config
 from moebox.core import catalogue
 from moebox.errors import BadInput, MoeboxError, Unsupported
 from tests.checkpoint.tiny import KIMI, QWEN, folder
@@ -17,16 +17,16 @@ from tests.checkpoint.tiny import KIMI, QWEN, folder
 
 def test_a_folder_gives_the_same_model_as_the_catalogue(tmp_path: Path):
     """Kimi K2's own shape, counted from its config."""
-    model, (checkpoint,) = resolve(str(folder(tmp_path / "k2", KIMI)))
-    assert model.total == catalogue.model("kimi-k2-instruct").total
+    model, (checkpoint,) = resolve_model(str(folder(tmp_path / "k2", KIMI)))
+    assert model.total_parameters == catalogue.find_model("kimi-k2-instruct").total_parameters
     assert checkpoint.quant == "fp8-block"
-    assert checkpoint.bytes == pytest.approx(1.029e12, rel=1e-3)
+    assert checkpoint.total_bytes == pytest.approx(1.029e12, rel=1e-3)
 
 
 def test_grouped_attention_is_counted_too(tmp_path: Path):
     """Qwen3-235B-A22B: 235.09 B by its makers."""
-    model, _ = resolve(str(folder(tmp_path / "qwen", QWEN)))
-    assert model.total / 1e9 == pytest.approx(235.09, rel=1e-3)
+    model, _ = resolve_model(str(folder(tmp_path / "qwen", QWEN)))
+    assert model.total_parameters / 1e9 == pytest.approx(235.09, rel=1e-3)
 
 
 def test_rules_that_spare_modules_are_followed(tmp_path: Path):
@@ -34,8 +34,8 @@ def test_rules_that_spare_modules_are_followed(tmp_path: Path):
     ignore = ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", r"re:.*mlp\.(gate|up|gate_up|down)_proj.*"]
     group = {"group_0": {"weights": {"num_bits": 4, "group_size": 32, "type": "int"}}}
     quant = {"quant_method": "compressed-tensors", "ignore": ignore, "config_groups": group}
-    _, (checkpoint,) = resolve(str(folder(tmp_path / "k2t", {**KIMI, "quantization_config": quant})))
-    assert checkpoint.bytes == catalogue.checkpoint("kimi-k2-thinking", "int4").bytes
+    _, (checkpoint,) = resolve_model(str(folder(tmp_path / "k2t", {**KIMI, "quantization_config": quant})))
+    assert checkpoint.total_bytes == catalogue.find_checkpoint("kimi-k2-thinking", "int4").total_bytes
 
 
 def test_quantisation_beside_the_config_is_read(tmp_path: Path):
@@ -45,9 +45,11 @@ def test_quantisation_beside_the_config_is_read(tmp_path: Path):
     excluded = [f"model.layers.{n}.self_attn*" for n in range(61)]
     beside = {"quantization": {"quant_algo": "NVFP4", "exclude_modules": [*excluded, "lm_head"]}}
     (path / "hf_quant_config.json").write_text(json.dumps(beside))
-    _, (checkpoint,) = resolve(str(path))
+    _, (checkpoint,) = resolve_model(str(path))
     assert checkpoint.quant == "nvfp4"
-    assert checkpoint.bytes == 589_837_622_272  # by exact count: all but attention, head and embedding in 4.5 bits
+    assert (
+        checkpoint.total_bytes == 589_837_622_272
+    )  # by exact count: all but attention, head and embedding in 4.5 bits
 
 
 @pytest.mark.parametrize(
@@ -57,22 +59,22 @@ def test_quantisation_beside_the_config_is_read(tmp_path: Path):
 def test_missing_and_absurd_fields_are_named(field: str, value: Any):
     """The message names the field and the file."""
     with pytest.raises(BadInput, match=field):
-        model_of({**KIMI, field: value}, name="x", where="x/config.json")
+        model_from_config({**KIMI, field: value}, name="x", where="x/config.json")
 
 
 def test_contradictions_are_named():
     """More experts used than there are; more dense layers than layers."""
     with pytest.raises(BadInput, match="num_experts_per_tok"):
-        model_of({**KIMI, "num_experts_per_tok": 400}, name="x", where="x")
+        model_from_config({**KIMI, "num_experts_per_tok": 400}, name="x", where="x")
     with pytest.raises(BadInput, match="first_k_dense_replace"):
-        model_of({**KIMI, "first_k_dense_replace": 62}, name="x", where="x")
+        model_from_config({**KIMI, "first_k_dense_replace": 62}, name="x", where="x")
 
 
 def test_an_architecture_that_cannot_be_counted_is_refused_by_name() -> None:
     """An architecture nobody has counted: a total would be a guess."""
     config = {"architectures": ["RwkvForCausalLM"], "hidden_size": 4096}
     with pytest.raises(Unsupported, match=r"RwkvForCausalLM is not supported"):
-        model_of(config, name="rwkv", where="config.json")
+        model_from_config(config, name="rwkv", where="config.json")
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=5), lambda x: st.lists(x, max_size=3)))
@@ -80,7 +82,7 @@ def test_no_value_of_any_field_crashes(value: Any):
     """Every field of the config takes anything: an answer or one line."""
     for field in KIMI:
         try:
-            model_of({**KIMI, field: value}, name="x", where="x")
+            model_from_config({**KIMI, field: value}, name="x", where="x")
         except MoeboxError as problem:
             assert problem.exit_code == 2
 
@@ -91,19 +93,19 @@ def test_broken_json_is_one_line(tmp_path: Path, text: str):
     path = tmp_path / "config.json"
     path.write_text(text)
     with pytest.raises(BadInput):
-        resolve(str(path))
+        resolve_model(str(path))
 
 
 def test_an_empty_folder_and_a_missing_path_say_so(tmp_path: Path):
     """Each its own line."""
     with pytest.raises(BadInput, match=r"neither config\.json"):
-        resolve(str(tmp_path))
+        resolve_model(str(tmp_path))
     with pytest.raises(BadInput, match="no such file"):
-        resolve(str(tmp_path / "none"))
+        resolve_model(str(tmp_path / "none"))
 
 
 def test_a_context_that_yarn_stretches_is_the_stretched_one() -> None:
     """Qwen3's own advice for 131,072 tokens: rope_scaling in config.json, beside 40,960 positions."""
     scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
-    assert model_of(QWEN, name="x", where="x").context == 40960
-    assert model_of({**QWEN, "rope_scaling": scaling}, name="x", where="x").context == 131072
+    assert model_from_config(QWEN, name="x", where="x").context == 40960
+    assert model_from_config({**QWEN, "rope_scaling": scaling}, name="x", where="x").context == 131072

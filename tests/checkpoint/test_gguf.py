@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moebox import phantom
-from moebox.checkpoint import gguf, resolve
+from moebox.checkpoint import gguf, resolve_model
 from moebox.errors import BadInput, MoeboxError, Unsupported
 from tests.checkpoint.mutation import mutated
 from tests.checkpoint.tiny import DEEPSEEK2, TENSORS
@@ -19,10 +19,10 @@ from tests.checkpoint.tiny import gguf as write
 def test_a_file_gives_model_and_bytes(tmp_path: Path):
     """Shape from metadata, parameters and bytes from the tensor table."""
     path = write(tmp_path / "tiny.gguf", DEEPSEEK2, TENSORS)
-    model, (checkpoint,) = resolve(str(path))
+    model, (checkpoint,) = resolve_model(str(path))
     assert model.mla is not None
     assert model.mla.kv_width == 576
-    assert model.by_component["embed"] == 64 * 256
+    assert model.parameters_by_component["embed"] == 64 * 256
     assert checkpoint.bytes_by_component["routed_experts"] == 256 * 32 * 8 // 256 * 110
     assert checkpoint.engines == ("ik_llama.cpp",), "IQ3_K loads in ik_llama.cpp only"
     assert checkpoint.quant == "IQ3_K"
@@ -32,17 +32,17 @@ def test_split_parts_are_read_together_and_a_missing_one_is_named(tmp_path: Path
     """Any part may be given."""
     first = write(tmp_path / "m-00001-of-00002.gguf", DEEPSEEK2, TENSORS[:3])
     with pytest.raises(BadInput, match=r"1 of 2 parts are missing.*m-00002-of-00002"):
-        resolve(str(first))
+        resolve_model(str(first))
     second = write(tmp_path / "m-00002-of-00002.gguf", {}, TENSORS[3:])
-    whole = resolve(str(first))[1][0].bytes_by_component
+    whole = resolve_model(str(first))[1][0].bytes_by_component
     assert "routed_experts" in whole
-    assert resolve(str(second))[1][0].bytes_by_component == whole
+    assert resolve_model(str(second))[1][0].bytes_by_component == whole
 
 
 def test_an_unknown_architecture_is_refused_by_name(tmp_path: Path):
     """llama is a fine model, but not one of ours."""
     with pytest.raises(Unsupported, match="llama"):
-        resolve(str(write(tmp_path / "l.gguf", {"general.architecture": "llama"}, [])))
+        resolve_model(str(write(tmp_path / "l.gguf", {"general.architecture": "llama"}, [])))
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_absurd_counts_are_refused(tmp_path: Path, raw: bytes, why: str):
 
 def test_keys_and_values_in_one_matrix_are_seen():
     """A file from before llama.cpp knew latent attention: the same sizes, but every head is cached."""
-    (old, _), (new, _) = (resolve(str(path)) for path in (phantom.gguf_path(), phantom.latent_path()))
+    (old, _), (new, _) = (resolve_model(str(path)) for path in (phantom.gguf_path(), phantom.latent_path()))
     assert old.mla
     assert new.mla
     assert old.mla.whole_heads
@@ -90,6 +90,6 @@ def test_no_mutation_of_a_real_file_crashes_the_reader(tmp_path_factory: pytest.
     path = write(tmp_path_factory.mktemp("fuzz") / "x.gguf", DEEPSEEK2, TENSORS)
     path.write_bytes(mutated(path.read_bytes(), data))
     try:
-        resolve(str(path))
+        resolve_model(str(path))
     except MoeboxError as problem:
         assert problem.exit_code == 2

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from moebox.checkpoint import resolve
-from moebox.checkpoint.config import model_of
+from moebox.checkpoint import resolve_model
+from moebox.checkpoint.config import model_from_config
 from moebox.core.layers import Compressed, Gqa, Layers, Linear, Mla
 from moebox.core.model import Model
 from moebox.core.recipe import Recipe
-from moebox.detect.declared import box_of
+from moebox.detect.declared import parse_box
 from moebox.errors import BadInput
 from moebox.planner.choose import choose_plan
 from moebox.planner.constraints import Constraints
@@ -50,7 +50,7 @@ FILES = sorted(CONFIGS.glob("*.json"))
 def read(name: str) -> Model:
     """The model of one config."""
     path = CONFIGS / f"{name}.json"
-    return model_of(json.loads(path.read_text()), name=name, where=path.name)
+    return model_from_config(json.loads(path.read_text()), name=name, where=path.name)
 
 
 def test_the_collection_is_whole() -> None:
@@ -63,15 +63,15 @@ def test_the_collection_is_whole() -> None:
 def test_parameters_are_within_a_percent_of_the_published_count(file: Path) -> None:
     """The sum over components, counted from the shape alone."""
     known = max((name for name in PUBLISHED if file.stem.startswith(name)), key=len)
-    assert read(file.stem).total / 1e9 == pytest.approx(PUBLISHED[known], rel=0.01)
+    assert read(file.stem).total_parameters / 1e9 == pytest.approx(PUBLISHED[known], rel=0.01)
 
 
 def test_every_config_gives_a_plan() -> None:
     """On a box that holds the largest of them, each is planned; none is refused for its kind of layers."""
-    box = box_of("8x-b300")
+    box = parse_box("8x-b300")
     for file in FILES:
-        model, checkpoints = resolve(str(file))
-        roomy = box if model.total < 2e12 else replace(box, gpus=box.gpus * 2, name="16x-b300")
+        model, checkpoints = resolve_model(str(file))
+        roomy = box if model.total_parameters < 2e12 else replace(box, gpus=box.gpus * 2, name="16x-b300")
         plan = choose_plan(roomy, model, checkpoints, Constraints(context=8192))
         assert plan.memory.fits, file.stem
         assert plan.forecast[0].decode_tok_s > 0, file.stem
@@ -120,7 +120,7 @@ def test_cache_and_state_by_formula() -> None:
     assert token_bytes(oss, recipe) == 18 * 2 * 8 * 64 * 2
     assert sequence_bytes(oss, recipe) == 18 * 128 * 2 * 8 * 64 * 2
     four = Compressed(heads=64, head_dim=512, q_lora=1024, o_lora=1024, o_groups=8, window=128, ratio=4)
-    assert four.growth * four.width(8) == 128
+    assert four.entries_per_token * four.entry_width(8) == 128
 
 
 def test_a_window_is_read_no_further_than_it_reaches() -> None:
@@ -128,9 +128,9 @@ def test_a_window_is_read_no_further_than_it_reaches() -> None:
     window = Gqa(heads=64, kv_heads=8, head_dim=64, window=128)
     state = Linear(heads=64, key_heads=16, key_dim=128, value_dim=128)
     full = Mla(heads=64, q_lora=1536, kv_lora=512, nope=128, rope=64, v=128)
-    assert window.attended(100_000) == 128
-    assert state.attended(100_000) == state.attended(10)
-    assert full.attended(100_000) == 100_000
+    assert window.entries_read(100_000) == 128
+    assert state.entries_read(100_000) == state.entries_read(10)
+    assert full.entries_read(100_000) == 100_000
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_a_broken_stack_is_refused_by_field(change: dict[str, object], word: str
     """One line that names the field."""
     config = json.loads((CONFIGS / "deepseek-ai--DeepSeek-V4-Flash.json").read_text()) | change
     with pytest.raises(BadInput, match=word):
-        model_of(config, name="x", where="x.json")
+        model_from_config(config, name="x", where="x.json")
 
 
 def test_more_linear_layers_than_layers_are_refused() -> None:
@@ -149,7 +149,7 @@ def test_more_linear_layers_than_layers_are_refused() -> None:
     config = json.loads((CONFIGS / "Qwen--Qwen3.5-397B-A17B.json").read_text())
     config["text_config"]["num_hidden_layers"] = 12
     with pytest.raises(BadInput, match="only 12"):
-        model_of(config, name="x", where="x.json")
+        model_from_config(config, name="x", where="x.json")
 
 
 def test_layers_without_a_kind_cannot_be() -> None:

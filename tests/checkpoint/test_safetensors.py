@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moebox.checkpoint import resolve, safetensors
+from moebox.checkpoint import resolve_model, safetensors
 from moebox.errors import BadInput, MoeboxError
 from tests.checkpoint.mutation import mutated
 from tests.checkpoint.tiny import KIMI as WHOLE
@@ -43,9 +43,9 @@ def test_bytes_are_accounted_by_component_and_layer(tmp_path: Path):
     """Every component, the MTP layer apart, and nothing counted twice."""
     path = folder(tmp_path / "m", KIMI)
     shard(path / "model-00001-of-00001.safetensors", PARTS)
-    _, (checkpoint,) = resolve(str(path))
+    _, (checkpoint,) = resolve_model(str(path))
     assert checkpoint.how == "read"
-    assert checkpoint.bytes == sum(size for _, _, size in PARTS.values())
+    assert checkpoint.total_bytes == sum(size for _, _, size in PARTS.values())
     assert checkpoint.bytes_by_component["routed_experts"] == 128
     assert checkpoint.bytes_by_component["mtp"] == 128
     assert checkpoint.bytes_by_component["vision"] == 128
@@ -59,7 +59,7 @@ def test_an_incomplete_download_is_told_before_anything_else(tmp_path: Path):
     weights = {"x": "a.safetensors", "y": "b.safetensors"}
     (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weights}))
     with pytest.raises(BadInput, match=r"1 of 2 shards are missing.*b\.safetensors"):
-        resolve(str(path))
+        resolve_model(str(path))
 
 
 def test_an_index_cannot_point_outside_its_folder(tmp_path: Path):
@@ -67,7 +67,7 @@ def test_an_index_cannot_point_outside_its_folder(tmp_path: Path):
     path = folder(tmp_path / "m", KIMI)
     (path / "model.safetensors.index.json").write_text('{"weight_map": {"x": "../../etc/passwd"}}')
     with pytest.raises(BadInput, match="outside the folder"):
-        resolve(str(path))
+        resolve_model(str(path))
 
 
 def test_weights_of_another_model_than_config_tells_are_refused(tmp_path: Path):
@@ -75,7 +75,7 @@ def test_weights_of_another_model_than_config_tells_are_refused(tmp_path: Path):
     path = folder(tmp_path / "m", {**KIMI, "num_hidden_layers": 61})
     shard(path / "model-00001-of-00001.safetensors", PARTS)
     with pytest.raises(BadInput, match="tells of 61 layers, the weights hold 3"):
-        resolve(str(path))
+        resolve_model(str(path))
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_shapes_that_config_does_not_tell_are_refused(tmp_path: Path, changed: d
     path = folder(tmp_path / "m", {**KIMI, **changed})
     shard(path / "model-00001-of-00001.safetensors", PARTS)
     with pytest.raises(BadInput, match=told) as refused:
-        resolve(str(path))
+        resolve_model(str(path))
     assert "\n" not in str(refused.value)
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from moebox import cli, codec, detect
-from moebox.checkpoint import resolve
-from moebox.core.calibration import Calibration, layout_of, place_of, shape_of
+from moebox.checkpoint import resolve_model
+from moebox.core.calibration import Calibration, calibrated_box, calibrated_layout, shape_id
 from moebox.core.recipe import Recipe
 from moebox.store import calibrations as store
 from tests.planner.test_measured import calibration, step
@@ -35,17 +35,17 @@ def planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
 def kept(planned: Path) -> Calibration:
     """A calibration of that very recipe, in the store."""
     recipe = codec.read_toml(Recipe, planned)
-    model, forms = resolve("kimi-k2.6")
+    model, forms = resolve_model("kimi-k2.6")
     form = next(one for one in forms if recipe.checkpoint in (one.name, one.repo))
     found = calibration(
         id="kimi-vllm-1",
         engine=recipe.engine,
-        shape=shape_of(model),
+        shape=shape_id(model),
         quant=form.quant,
-        place=place_of(detect.box(BOX)),
-        layout=layout_of(recipe),
+        place=calibrated_box(detect.load_box(BOX)),
+        layout=calibrated_layout(recipe),
     )
-    store.keep(found)
+    store.store_calibration(found)
     return found
 
 
@@ -84,9 +84,9 @@ def test_it_is_listed_shown_and_handed_on(
     file = tmp_path / "shared.json"
     assert run(capsys, "calibrations", "export", "kimi-vllm-1", str(file))[0] == 0
     assert str(tmp_path) not in file.read_text()
-    store.remove(kept.id)
+    store.remove_calibration(kept.id)
     assert run(capsys, "calibrations", "import", str(file))[0] == 0
-    assert store.get(kept.id) == replace(kept, imported="shared.json")
+    assert store.find_calibration(kept.id) == replace(kept, imported="shared.json")
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_broken_file_is_named_and_does_not_stop_a_plan(
     content: str, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One line with the file's name; planning goes on without it."""
-    path = store.folder() / "broken.json"
+    path = store.calibrations_dir() / "broken.json"
     path.parent.mkdir(parents=True)
     path.write_text(content)
     code, _, err = run(capsys, "calibrations", "import", str(path))
@@ -128,10 +128,10 @@ def test_impossible_times_of_a_shared_file_are_one_line(
     """Calibrations are handed from owner to owner: what was expected of a step is checked like what was timed."""
     usual = {"batch": 1, "context": 128, "fixed_s": 1e-3, "layer_s": 2e-4}
     file = tmp_path / "shared.json"
-    file.write_text(json.dumps({**codec.plain(kept), "expected": [usual | wrong]}))
+    file.write_text(json.dumps({**codec.to_plain(kept), "expected": [usual | wrong]}))
     code, _, err = run(capsys, "calibrations", "import", str(file))
     assert (code, "impossible times" in err) == (2, True)
-    file.write_text(json.dumps({**codec.plain(kept), "expected": [usual]}))
+    file.write_text(json.dumps({**codec.to_plain(kept), "expected": [usual]}))
     assert run(capsys, "calibrations", "import", str(file))[0] == 0
 
 
@@ -140,6 +140,6 @@ def test_half_a_calibration_is_not_handed_on(
 ) -> None:
     """One depth says nothing of the whole model."""
     file = tmp_path / "half.json"
-    store.write(replace(kept, boots=kept.boots[:1]), file)
+    store.write_calibration(replace(kept, boots=kept.boots[:1]), file)
     code, _, err = run(capsys, "calibrations", "import", str(file))
     assert (code, "no two depths" in err) == (2, True)

@@ -8,7 +8,7 @@ from moebox.cli import main, output
 from moebox.core import catalogue
 from moebox.core.event import PipelineBegan
 from moebox.store import Run
-from moebox.store.summary import summaries
+from moebox.store.summary import list_summaries
 from tests.report.making import a_run
 
 BOX = ("--box", "8x-rtx-pro-6000-server")
@@ -72,8 +72,8 @@ def test_a_serving_forecast_warns_of_its_own_requests(capsys: pytest.CaptureFixt
 def test_a_run_can_be_copied_from_the_list(capsys: pytest.CaptureFixture[str]):
     """The name of a run stands in one piece, whatever else the row holds."""
     run = Run.create("verify-gpt-oss-120b-fp8")
-    run.event(PipelineBegan(simulation=True))
-    run.release()
+    run.add_event(PipelineBegan(simulation=True))
+    run.release_lock()
     shown = lines(capsys, "runs")
     assert max(map(len, shown)) <= 80
     assert any(line.startswith(f"{run.id} ") for line in shown)
@@ -92,7 +92,7 @@ def test_nothing_of_a_run_is_cut_on_a_narrow_terminal(
     shown = lines(capsys, "runs")
     assert max(map(len, shown)) <= columns
     told = " ".join(" ".join(shown).split())
-    for word in ("tok/s", "checks", "ended", f"{summaries(tmp_path / 'runs')[0].output_tok_s:,.0f}"):
+    for word in ("tok/s", "checks", "ended", f"{list_summaries(tmp_path / 'runs')[0].output_tok_s:,.0f}"):
         assert word in told
     assert run.id in "".join("".join(shown).split())
     assert "…" not in told

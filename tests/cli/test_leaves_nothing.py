@@ -82,12 +82,12 @@ def test_a_report_has_the_form_that_its_name_says(
 
 def test_times_are_remembered_and_a_spoilt_file_is_no_error(tmp_path: Path):
     """The next one can say when it will be done; a file nobody can read means that it cannot, nothing else."""
-    assert durations.last("kernels vllm") is None
-    durations.remember("kernels vllm", 41.2)
-    assert durations.last("kernels vllm") == 41.2
+    assert durations.last_duration("kernels vllm") is None
+    durations.remember_duration("kernels vllm", 41.2)
+    assert durations.last_duration("kernels vllm") == 41.2
     (tmp_path / "cache" / "durations.json").write_text("[1, 2")
-    assert durations.last("kernels vllm") is None
-    for number in range(durations.MOST + 5):
-        durations.remember(f"key {number}", 1.0)
-    assert durations.last("key 0") is None
-    assert durations.last(f"key {durations.MOST + 4}") == 1.0
+    assert durations.last_duration("kernels vllm") is None
+    for number in range(durations.MAX_ENTRIES + 5):
+        durations.remember_duration(f"key {number}", 1.0)
+    assert durations.last_duration("key 0") is None
+    assert durations.last_duration(f"key {durations.MAX_ENTRIES + 4}") == 1.0

@@ -367,7 +367,7 @@ def test_a_folder_on_a_machine_without_a_gpu_is_not_sent_to_an_engine_that_canno
     folder = tmp_path / "phantom"
     folder.mkdir()
     write_folder(phantom.gguf_path(draft=True), folder)  # the smaller one is written sooner
-    monkeypatch.setattr("moebox.detect.machine.detect", lambda *, measure=True: Box(name="bare", ram=2**36))
+    monkeypatch.setattr("moebox.detect.machine.detect_machine", lambda *, measure=True: Box(name="bare", ram=2**36))
 
     assert main(["plan", str(folder)]) == 1
     assert "llama.cpp runs on CPUs, from a GGUF of the model" in capsys.readouterr().err

@@ -27,7 +27,7 @@ def test_a_first_time_is_bounded_by_its_limit():
 
 
 def test_a_second_time_goes_by_the_first():
-    durations.remember("measure vllm kimi-k2.6", 3_600.0)
+    durations.remember_duration("measure vllm kimi-k2.6", 3_600.0)
     estimate = Estimate("measure vllm kimi-k2.6", limit_s=7_200.0)
 
     assert estimate.before().endswith(", as last time")

@@ -13,7 +13,7 @@ import pytest
 from moebox import detect, http
 from moebox.checkpoint import deploy
 from moebox.cli import main
-from moebox.errors import MoeboxError, Outside
+from moebox.errors import ExternalError, MoeboxError
 from moebox.serve import node_checks, state
 from moebox.serve.faults import LaunchFailed
 from moebox.serve.nodes import prepare_nodes
@@ -150,9 +150,9 @@ def test_what_cannot_start_is_one_line_and_leaves_no_allocation(
 ) -> None:
     deployment = deploy(read_recipe(str(spanning())))
     run = Run.create("span")
-    with pytest.raises(Outside, match=r"Slurm: .*partition"):
+    with pytest.raises(ExternalError, match=r"Slurm: .*partition"):
         prepare_nodes(deployment, run, NodeSelection(slurm=True, partition="nowhere"), lambda _: None)
-    with pytest.raises(Outside, match="n1 does not answer"):
+    with pytest.raises(ExternalError, match="n1 does not answer"):
         prepare_nodes(deployment, run, NodeSelection(slurm=True, node_python="/nowhere/python3"), lambda _: None)
     until(lambda: not said(["squeue", "--noheader"]).strip(), "the allocation stays")
 
@@ -162,9 +162,9 @@ def test_hosts_that_do_not_answer_are_one_line(ssh: Cluster, spanning: Spanning,
     run = Run.create("span")
     with pytest.raises(MoeboxError, match="the recipe spans 2 nodes and the hosts file lists 1"):
         prepare_nodes(deployment, run, hosts(tmp_path, "s1\n"), lambda _: None)
-    with pytest.raises(Outside, match=r"nowhere\.invalid does not answer"):
+    with pytest.raises(ExternalError, match=r"nowhere\.invalid does not answer"):
         prepare_nodes(deployment, run, hosts(tmp_path, "s1 127.0.0.1\nnowhere.invalid 127.0.0.1\n"), lambda _: None)
-    with pytest.raises(Outside, match=r"s2: cannot reach 127\.0\.0\.99|s1: port"):
+    with pytest.raises(ExternalError, match=r"s2: cannot reach 127\.0\.0\.99|s1: port"):
         prepare_nodes(deployment, run, hosts(tmp_path, "s1 192.0.2.1\ns2 127.0.0.1\n"), lambda _: None)
 
 
@@ -175,7 +175,7 @@ def test_the_network_between_nodes_is_timed_and_kept_with_the_box(
     words = ["box", "--box", "2x8x-h200", "--hosts", str(tmp_path / "hosts"), "--node-python", sys.executable]
     assert main([*words, "--save", str(tmp_path / "two")]) == 0
     assert "measured between nodes" in " ".join(capfd.readouterr().out.split())
-    box = detect.box(str(tmp_path / "two" / "box.toml"))
+    box = detect.load_box(str(tmp_path / "two" / "box.toml"))
     assert (box.network_measured or 0) > 1e5
     assert (box.network_us or 0) > 0
 

@@ -59,7 +59,7 @@ def test_a_real_router_serves_keeps_conversations_together_and_loses_only_a_memb
         verdict = fleet_verify.verify_fleet(
             record, VerifyOptions(seed=1), only=["alive"], kill="busiest", streams=64, run=Run.create("verify")
         )
-        assert verdict.checks.holds
+        assert verdict.checks.has_passed
         assert verdict.affinity.verdict == "pass", verdict.affinity.reason
         assert verdict.loss is not None
         assert verdict.loss.is_good, verdict.loss
@@ -82,7 +82,7 @@ def test_litellm_keeps_named_conversations_together_and_loses_only_a_members_str
         verdict = fleet_verify.verify_fleet(
             running.record, VerifyOptions(seed=1), only=["alive"], kill="busiest", streams=8, run=Run.create("verify")
         )
-        assert verdict.checks.holds
+        assert verdict.checks.has_passed
         assert verdict.affinity.verdict == "pass", verdict.affinity.reason
         assert "x-litellm-session-id" in verdict.affinity.reason
         assert verdict.loss is not None
@@ -95,7 +95,7 @@ def test_litellm_keeps_named_conversations_together_and_loses_only_a_members_str
 def test_litellm_carries_the_ladder_to_real_engines_and_the_anthropic_api(tmp_path: Path) -> None:
     path = tmp_path / "fleet.toml"
     recipe = tmp_path / "phantom.toml"
-    recipe.write_text(codec.to_toml(phantom.plan_phantom(detect.box()).recipe))
+    recipe.write_text(codec.to_toml(phantom.plan_phantom(detect.load_box()).recipe))
     text = f'name = "real"\n[router]\nkind = "litellm"\nport = 0\npython = "{LITELLM}"\n'
     path.write_text(f'{text}[[member]]\nname = "p"\nrecipe = "{recipe}"\ncount = 2\n')
     running = fleet_up.start_fleet(path, patience_s=300)
@@ -104,10 +104,10 @@ def test_litellm_carries_the_ladder_to_real_engines_and_the_anthropic_api(tmp_pa
         verdict = fleet_verify.verify_fleet(
             record, VerifyOptions(seed=1), only=["streaming", "tools"], run=Run.create("verify")
         )
-        assert verdict.checks.holds, verdict.checks
+        assert verdict.checks.has_passed, verdict.checks
         endpoint = record.endpoint()
         body = {"model": endpoint.model, "max_tokens": 8, "messages": [{"role": "user", "content": "Say apple."}]}
-        reply = http.post_json(f"{endpoint.root}/v1/messages", body, timeout_s=120)
+        reply = http.post_json(f"{endpoint.server_url}/v1/messages", body, timeout_s=120)
         assert reply.ok, reply
         assert reply.json()["type"] == "message"
     finally:

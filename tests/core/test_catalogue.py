@@ -8,15 +8,15 @@ from moebox.errors import UnknownName
 
 
 def form(model: str, name: str) -> tuple[Model, Checkpoint]:
-    return catalogue.model(model), catalogue.checkpoint(model, name)
+    return catalogue.find_model(model), catalogue.find_checkpoint(model, name)
 
 
 def test_the_kimi_text_core_has_1026_billion_parameters_and_31_7_active():
     """1,026,408,232,448 by exact count of the tensor shapes; ik_llama.cpp prints 1026.41 B when it loads one."""
-    kimi = catalogue.model("kimi-k2-instruct")
-    assert kimi.total == 1_026_408_232_448
-    assert kimi.active == 31_687_095_808
-    assert catalogue.model("kimi-k2.6").text_total == kimi.total
+    kimi = catalogue.find_model("kimi-k2-instruct")
+    assert kimi.total_parameters == 1_026_408_232_448
+    assert kimi.active_parameters == 31_687_095_808
+    assert catalogue.find_model("kimi-k2.6").text_parameters == kimi.total_parameters
 
 
 @pytest.mark.parametrize(
@@ -33,12 +33,12 @@ def test_the_kimi_text_core_has_1026_billion_parameters_and_31_7_active():
 )
 def test_checkpoint_sizes_match_what_was_published(model: str, name: str, published: float):
     """Within a tenth of a percent: the planner stands on these."""
-    assert form(model, name)[1].bytes == pytest.approx(published, rel=1e-3)
+    assert form(model, name)[1].total_bytes == pytest.approx(published, rel=1e-3)
 
 
 def test_mla_keeps_576_elements_a_layer_and_token():
     """35,136 bytes a token in fp8 and 70,272 in bf16, over Kimi's 61 layers."""
-    kimi = catalogue.model("kimi-k2.6")
+    kimi = catalogue.find_model("kimi-k2.6")
     assert kimi.attention.kv_width == 576
     assert kimi.kv_bytes_per_token("fp8") == 35_136
     assert kimi.kv_bytes_per_token("bf16") == 70_272
@@ -60,7 +60,7 @@ def test_mla_keeps_576_elements_a_layer_and_token():
 )
 def test_totals_of_the_other_models(model: str, billions: float):
     """Within 0.1% of the makers' own counts (MTP layers left out, as they leave them out)."""
-    assert catalogue.model(model).total / 1e9 == pytest.approx(billions, rel=1e-3)
+    assert catalogue.find_model(model).total_parameters / 1e9 == pytest.approx(billions, rel=1e-3)
 
 
 def test_every_row_of_the_catalogue_has_a_source():
@@ -68,22 +68,22 @@ def test_every_row_of_the_catalogue_has_a_source():
     assert all(gpu.source for gpu in catalogue.gpus().values())
     for model in catalogue.models().values():
         assert model.source
-        assert all(one.source for one in catalogue.checkpoints(model.name))
-        assert catalogue.checkpoints(model.name), model.name
+        assert all(one.source for one in catalogue.published_checkpoints(model.name))
+        assert catalogue.published_checkpoints(model.name), model.name
 
 
 def test_components_of_a_checkpoint_are_components_of_its_model():
     """Bytes are accounted to components the model really has."""
     for model in catalogue.models().values():
-        for one in catalogue.checkpoints(model.name):
-            assert set(one.bytes_by_component) <= set(model.by_component)
+        for one in catalogue.published_checkpoints(model.name):
+            assert set(one.bytes_by_component) <= set(model.parameters_by_component)
             assert all(size > 0 for size in one.bytes_by_component.values())
 
 
 def test_an_unknown_model_suggests_the_nearest():
     """A typing error costs one line."""
     with pytest.raises(UnknownName) as caught:
-        catalogue.model("kimi-k26")
+        catalogue.find_model("kimi-k26")
     assert "kimi-k2.6" in (caught.value.hint or "")
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from moebox.core.engine_facts import DeviceFacts, EngineFacts
 from moebox.core.event import (
-    KINDS,
+    EVENT_KINDS,
     AttemptReady,
     AttemptStarted,
     ClimbKept,
@@ -16,12 +16,12 @@ from moebox.core.event import (
     Event,
     PipelineBegan,
     StepRunning,
-    Unknown,
-    event_of,
-    simulated,
+    UnknownEvent,
+    marks_simulation,
+    parse_event,
 )
 from moebox.core.gain import Gain
-from moebox.store.journal import line_of, parse
+from moebox.store.journal import journal_line, parse_line
 
 FACTS = EngineFacts(kv_tokens=4096.0, devices=(DeviceFacts(device="gpu0", weights_bytes=1e9),), other={"odd": 1.0})
 FULL = (
@@ -29,7 +29,7 @@ FULL = (
     AttemptReady(id="a", startup_s=2.5, facts=FACTS),
     ClimbKept(change="kv fp8", value="fp8", gain=Gain(share=0.1, low=0.05, high=0.15), rungs={"alive": "pass"}),
     EngineStopped(id="a", code=-9, signals=("SIGINT", "SIGKILL"), oom=True),
-    Unknown(name="later.kind", fields={"x": [1, {"y": None}]}),
+    UnknownEvent(name="later.kind", fields={"x": [1, {"y": None}]}),
 )
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
@@ -38,38 +38,40 @@ JSON = st.recursive(
 )
 
 
-@pytest.mark.parametrize("event", [*FULL, *(kind() for kind in KINDS.values())], ids=lambda event: event.kind)
+@pytest.mark.parametrize("event", [*FULL, *(kind() for kind in EVENT_KINDS.values())], ids=lambda event: event.kind)
 def test_an_event_comes_back_as_it_was_written(event: Event) -> None:
     """Of every kind, empty and full; and the line is what other programs read: time, kind, data."""
-    line = line_of(5.0, event)
+    line = journal_line(5.0, event)
     assert set(json.loads(line)) == {"time", "kind", "data"}
-    entry = parse(line)
+    entry = parse_line(line)
     assert entry is not None
     assert (entry.time, entry.kind, entry.event) == (5.0, event.kind, event)
 
 
 def test_a_field_that_is_not_what_it_should_be_costs_only_itself() -> None:
     """A later version may write another type there."""
-    event = event_of("attempt.started", {"id": "a", "port": "eighty", "argv": ["x"], "colour": "red"})
+    event = parse_event("attempt.started", {"id": "a", "port": "eighty", "argv": ["x"], "colour": "red"})
     assert event == AttemptStarted(id="a", argv=("x",))
 
 
 def test_kinds_of_before_read_under_their_new_names() -> None:
     """What 0.1 called a story is a pipeline."""
-    assert event_of("story.running", {"step": "plan", "why": ""}) == StepRunning(step="plan")
+    assert parse_event("story.running", {"step": "plan", "why": ""}) == StepRunning(step="plan")
 
 
 def test_a_simulation_is_known_whoever_wrote_it() -> None:
     """By our own event or by one that nobody knows."""
-    assert simulated(PipelineBegan(simulation=True))
-    assert simulated(Unknown(name="plan.made", fields={"simulation": True}))
-    assert not simulated(Unknown(name="plan.made", fields={"simulation": "no"}))
+    assert marks_simulation(PipelineBegan(simulation=True))
+    assert marks_simulation(UnknownEvent(name="plan.made", fields={"simulation": True}))
+    assert not marks_simulation(UnknownEvent(name="plan.made", fields={"simulation": "no"}))
 
 
-@given(st.sampled_from([*KINDS, "story.begin", "x"]), st.dictionaries(st.text(max_size=6), JSON, max_size=4), JSON)
+@given(
+    st.sampled_from([*EVENT_KINDS, "story.begin", "x"]), st.dictionaries(st.text(max_size=6), JSON, max_size=4), JSON
+)
 def test_whatever_stands_in_an_event_it_can_be_read(kind: str, data: dict[str, object], value: object) -> None:
     """Any value under any field."""
-    known = KINDS.get(kind)
+    known = EVENT_KINDS.get(kind)
     fields = known.__struct_fields__ if known else ()
-    event = event_of(kind, {**data, **dict.fromkeys(fields, value)})
+    event = parse_event(kind, {**data, **dict.fromkeys(fields, value)})
     assert isinstance(event.data, dict)

@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from moebox.core.change import changed, setting
+from moebox.core.change import get_setting, with_settings
 from moebox.core.recipe import Recipe, Speculate
-from moebox.core.symptom import Symptom, foreseen, in_range, symptoms
+from moebox.core.symptom import Symptom, predicted_symptoms, symptoms, version_in_range
 from moebox.errors import BadInput
 
 KIMI = Recipe(
@@ -38,27 +38,27 @@ def test_a_remedy_is_a_change_that_a_recipe_can_take(symptom: Symptom) -> None:
         path: (64 if isinstance(value, str) and value[:1] == "{" else value) for path, value in symptom.change.items()
     }
     start = dataclasses.replace(KIMI, speculate=Speculate())
-    assert changed(start, filled) is not start
+    assert with_settings(start, filled) is not start
 
 
 def test_fp8_cache_on_sm120_is_foreseen_and_bf16_is_not() -> None:
     """The stock wheel crashes with MLA and an fp8 cache on SM120; the community image does not."""
     known = {"engine": "vllm", "version": "0.32.0", "sm": "12.0", "model": "kimi-k2.6"}
-    assert "smem-vllm-mla-fp8" in [one.id for one in foreseen(**known, recipe=KIMI)]
-    calm = changed(KIMI, {"kv": "bf16", "max_seqs": 64})
-    assert "smem-vllm-mla-fp8" not in [one.id for one in foreseen(**known, recipe=calm)]
-    patched = changed(KIMI, {"runtime.preset": "community"})
-    assert "smem-vllm-mla-fp8" not in [one.id for one in foreseen(**known, recipe=patched)]
-    assert "smem-vllm-mla-fp8" not in [one.id for one in foreseen(**{**known, "sm": "9.0"}, recipe=KIMI)]
+    assert "smem-vllm-mla-fp8" in [one.id for one in predicted_symptoms(**known, recipe=KIMI)]
+    calm = with_settings(KIMI, {"kv": "bf16", "max_seqs": 64})
+    assert "smem-vllm-mla-fp8" not in [one.id for one in predicted_symptoms(**known, recipe=calm)]
+    patched = with_settings(KIMI, {"runtime.preset": "community"})
+    assert "smem-vllm-mla-fp8" not in [one.id for one in predicted_symptoms(**known, recipe=patched)]
+    assert "smem-vllm-mla-fp8" not in [one.id for one in predicted_symptoms(**{**known, "sm": "9.0"}, recipe=KIMI)]
 
 
 def test_what_is_not_known_contradicts_nothing() -> None:
     """An engine, a version or a GPU that nobody named may be the one that is meant; another one is not."""
     where = called("smem-vllm-mla-fp8").applies
-    assert where.admits()
-    assert where.admits(engine="vllm", version="0.32", sm="12.0")
-    assert not where.admits(engine="sglang")
-    assert not where.admits(engine="vllm", sm="9.0")
+    assert where.covers()
+    assert where.covers(engine="vllm", version="0.32", sm="12.0")
+    assert not where.covers(engine="sglang")
+    assert not where.covers(engine="vllm", sm="9.0")
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_what_is_not_known_contradicts_nothing() -> None:
 )
 def test_versions_are_compared_as_numbers(version: str, wanted: str, holds: bool) -> None:
     """An unknown version is taken for the newest, which old faults do not concern."""
-    assert in_range(version, wanted) is holds
+    assert version_in_range(version, wanted) is holds
 
 
 def test_a_number_in_the_line_becomes_the_change() -> None:
@@ -83,18 +83,18 @@ def test_a_number_in_the_line_becomes_the_change() -> None:
     symptom = called("oom-context-too-long")
     line = "is larger than the available KV cache memory (1.0 GiB). the estimated maximum model length is 155328."
     match = re.search(symptom.pattern, line)
-    assert symptom.changes(match) == {"context": 155328}
-    assert symptom.changes(None) == {}
+    assert symptom.recipe_changes(match) == {"context": 155328}
+    assert symptom.recipe_changes(None) == {}
 
 
 def test_a_path_reads_and_changes_one_setting() -> None:
     """Fields, nested fields, flags and variables; what is not there reads as None."""
-    mended = changed(KIMI, {"parallel.dcp": 8, "flags.max-num-seqs": 64, "env.A.B": "1", "speculate.tokens": 2})
-    assert [setting(mended, path) for path in ("parallel.dcp", "flags.max-num-seqs", "env.A.B")] == [8, 64, "1"]
-    assert setting(mended, "speculate.tokens") == 2
-    assert setting(KIMI, "speculate.tokens") is None
-    assert changed(mended, {"flags.max-num-seqs": None}).flags == {}
+    mended = with_settings(KIMI, {"parallel.dcp": 8, "flags.max-num-seqs": 64, "env.A.B": "1", "speculate.tokens": 2})
+    assert [get_setting(mended, path) for path in ("parallel.dcp", "flags.max-num-seqs", "env.A.B")] == [8, 64, "1"]
+    assert get_setting(mended, "speculate.tokens") == 2
+    assert get_setting(KIMI, "speculate.tokens") is None
+    assert with_settings(mended, {"flags.max-num-seqs": None}).flags == {}
     with pytest.raises(BadInput, match=r"no setting 'parallel\.dpc'"):
-        changed(KIMI, {"parallel.dpc": 2})
+        with_settings(KIMI, {"parallel.dpc": 2})
     with pytest.raises(BadInput, match="Expected `int`"):
-        changed(KIMI, {"context": "long"})
+        with_settings(KIMI, {"context": "long"})

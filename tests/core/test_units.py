@@ -56,10 +56,10 @@ def test_contexts_are_binary_and_times_have_units():
 
 def test_words_have_as_many_digits_as_they_deserve():
     """What people read in every table."""
-    assert units.gb(595_148_146_656) == "595.1 GB"
-    assert units.gb(1.029e12) == "1.03 TB"
-    assert units.gib(102_641_958_912) == "95.59 GiB"
-    assert units.tok_s(18.94) == "18.9 tok/s"
-    assert units.tok_s(1650) == "1,650 tok/s"
-    assert units.seconds(0.363) == "363 ms"
-    assert units.seconds(245) == "4 min 05 s"
+    assert units.format_gb(595_148_146_656) == "595.1 GB"
+    assert units.format_gb(1.029e12) == "1.03 TB"
+    assert units.format_gib(102_641_958_912) == "95.59 GiB"
+    assert units.format_tok_s(18.94) == "18.9 tok/s"
+    assert units.format_tok_s(1650) == "1,650 tok/s"
+    assert units.format_seconds(0.363) == "363 ms"
+    assert units.format_seconds(245) == "4 min 05 s"

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebox import codec
-from moebox.detect import box
+from moebox.detect import load_box
 from moebox.errors import BadInput, MoeboxError, UnknownName
 
 
 def test_a_name_gives_count_and_card():
     """Eight cards with their own figures."""
-    found = box("8x-rtx-pro-6000-server")
+    found = load_box("8x-rtx-pro-6000-server")
     assert len(found.gpus) == 8
     assert found.gpus[0].smem == 101_376
     assert found.gpu_memory == 8 * 102_641_958_912
@@ -21,16 +21,16 @@ def test_a_name_gives_count_and_card():
 
 def test_cards_can_be_mixed_and_machines_counted():
     """A mixed box is ruled by its smallest card; 2n- means two machines."""
-    mixed = box("1x-rtx-5090+1x-rtx-4090")
-    assert mixed.mixed
-    assert mixed.gpu is not None
-    assert mixed.gpu.name == "rtx-4090"
-    assert box("2n-8x-h200").nodes == 2
+    mixed = load_box("1x-rtx-5090+1x-rtx-4090")
+    assert mixed.is_mixed
+    assert mixed.smallest_gpu is not None
+    assert mixed.smallest_gpu.name == "rtx-4090"
+    assert load_box("2n-8x-h200").nodes == 2
 
 
 def test_memory_on_the_command_line_wins():
     """--ram and --ram-bandwidth, in the units people use."""
-    found = box("1x-rtx-5090", ram="768GiB", ram_bandwidth="614GB/s")
+    found = load_box("1x-rtx-5090", ram="768GiB", ram_bandwidth="614GB/s")
     assert found.ram == 768 * 2**30
     assert found.ram_bandwidth == 614_000_000_000
 
@@ -41,7 +41,7 @@ def test_memory_on_the_command_line_wins():
 def test_what_is_no_box_is_refused_in_one_line(name: str):
     """Unknown cards suggest the nearest; absurd counts are absurd."""
     with pytest.raises(BadInput) as caught:
-        box(name or " ")
+        load_box(name or " ")
     assert "\n" not in caught.value.message
 
 
@@ -51,7 +51,7 @@ def test_no_name_crashes_the_grammar(text: str):
     if text.strip("\x00") != text or not text:
         return
     try:
-        box(text)
+        load_box(text)
     except MoeboxError as problem:
         assert problem.exit_code == 2
 
@@ -62,7 +62,7 @@ def test_a_short_file_describes_a_box(tmp_path: Path):
     path.write_text(
         'gpus = ["2x-rtx-pro-6000-max-q"]\nram = "768GiB"\nram_bandwidth = "614GB/s"\ncpu = { cores = 16 }\n'
     )
-    found = box(str(path))
+    found = load_box(str(path))
     assert found.name == "attic"
     assert len(found.gpus) == 2
     assert found.cpu.cores == 16
@@ -71,8 +71,8 @@ def test_a_short_file_describes_a_box(tmp_path: Path):
 def test_a_captured_file_describes_a_box(tmp_path: Path):
     """box.toml of the capture bundle."""
     path = tmp_path / "box.toml"
-    path.write_text(codec.to_toml(box("4x-l40s", ram="1TiB")))
-    assert box(str(path)) == box("4x-l40s", ram="1TiB")
+    path.write_text(codec.to_toml(load_box("4x-l40s", ram="1TiB")))
+    assert load_box(str(path)) == load_box("4x-l40s", ram="1TiB")
 
 
 @pytest.mark.parametrize(
@@ -84,37 +84,37 @@ def test_a_broken_file_names_itself(tmp_path: Path, text: str, why: str):
     path = tmp_path / "box.toml"
     path.write_text(text)
     with pytest.raises(BadInput, match=why):
-        box(str(path))
+        load_box(str(path))
 
 
 def test_a_missing_file_is_not_a_card(tmp_path: Path):
     """A path that ends in .toml is a file, not a name."""
     with pytest.raises(BadInput, match="no such file"):
-        box(str(tmp_path / "none.toml"))
+        load_box(str(tmp_path / "none.toml"))
 
 
 def test_unknown_cards_suggest_near_names():
     """rtx-pro-600 is one letter from rtx-pro-6000."""
     with pytest.raises(UnknownName) as caught:
-        box("8x-rtx-pro-600")
+        load_box("8x-rtx-pro-600")
     assert "rtx-pro-6000" in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize("text", ["2x8x-rtx-pro-6000-server", "2n-8x-rtx-pro-6000-server"])
 def test_nodes_times_gpus(text: str) -> None:
     """Sixteen cards, eight in each of two nodes; nothing is said of what lies between."""
-    found = box(text)
+    found = load_box(text)
 
     assert (found.nodes, len(found.gpus), found.network) == (2, 8, 0)
 
 
 def test_the_rate_between_nodes_stands_after_an_at() -> None:
     """It is for each GPU, in bytes."""
-    assert box("4x8x-h200@25GB/s").network == 25_000_000_000
+    assert load_box("4x8x-h200@25GB/s").network == 25_000_000_000
 
 
 @pytest.mark.parametrize("text", ["8x-h200@50GB/s", "2x8x-h200@fast", "2x8x-h200@", "2x8x-h200@1B/s", "999x8x-h200"])
 def test_nodes_that_cannot_be_meant(text: str) -> None:
     """One line each."""
     with pytest.raises(BadInput):
-        box(text)
+        load_box(text)

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from moebox import codec
-from moebox.checkpoint import deploy, resolve
+from moebox.checkpoint import deploy, resolve_model
 from moebox.cli.box_view import panel, troubles
 from moebox.core import catalogue
 from moebox.core.box import Box
@@ -23,7 +23,7 @@ from moebox.core.gpu_list import used_gpus
 from moebox.core.plan import Memory
 from moebox.core.recipe import Recipe
 from moebox.detect import bundle, host, machine, nvml
-from moebox.detect.bandwidth import measure
+from moebox.detect.bandwidth import measure_bandwidth
 from moebox.planner.choose import choose_plan
 from moebox.planner.constraints import Constraints
 from moebox.planner.warnings import budget_warnings
@@ -116,8 +116,8 @@ def box_with(driver: Driver, tmp_path: Path) -> Box:
         device = tmp_path / "bus/pci/devices" / f"0000:{index:02x}:00.0"
         device.mkdir(parents=True)
         (device / "numa_node").write_text(f"{index // 4}\n")
-    found = nvml.read(driver, sysfs=tmp_path)
-    return Box(name=machine.name_of(found), gpus=found.gpus, links=found.links, source="detected")
+    found = nvml.read_driver(driver, sysfs=tmp_path)
+    return Box(name=machine.machine_name(found), gpus=found.gpus, links=found.links, source="detected")
 
 
 def test_the_stand_in_asks_nothing_that_nvml_does_not_have():
@@ -157,7 +157,7 @@ def test_an_unknown_card_is_described_and_marked(tmp_path: Path):
 
 def test_a_machine_without_a_driver_is_a_valid_box():
     """No GPUs, no noise."""
-    box = machine.detect()
+    box = machine.detect_machine()
     assert box.source == "detected"
     assert box.ram > 0
     assert box.host is not None
@@ -166,7 +166,7 @@ def test_a_machine_without_a_driver_is_a_valid_box():
 
 def test_memory_bandwidth_is_a_real_measurement():
     """Something between a slow laptop and the fastest server."""
-    speed, threads = measure(seconds=0.05)
+    speed, threads = measure_bandwidth(seconds=0.05)
     assert 10**8 < speed < 10**13
     assert threads >= 1
 
@@ -176,13 +176,13 @@ def test_the_bundle_tells_the_machine_but_not_whose_it_is(tmp_path: Path, monkey
     monkeypatch.setattr("socket.gethostname", lambda: "kirstens-tower")
     monkeypatch.setenv("HOME", "/home/kirsten")
     monkeypatch.setenv("LOGNAME", "kirsten")
-    files = bundle.save(machine.detect(), tmp_path / "configs")
+    files = bundle.save_bundle(machine.detect_machine(), tmp_path / "configs")
     names = {file.name for file in files}
     assert {"box.toml", "cpu-info.txt", "memory-info.txt", "python-packages.txt", "gpu-info.txt"} <= names
     assert all("kirsten" not in file.read_text() for file in files)
     uuid = "GPU-12345678-1234-1234-1234-123456789abc"
     dirty = f"Serial Number : 1650\n GPU UUID : {uuid}\nat kirstens-tower {uuid} /home/kirsten/x\n"
-    clean = bundle.redact(dirty)
+    clean = bundle.anonymize(dirty)
     assert "1650" not in clean
     assert "12345678" not in clean
     assert "kirsten" not in clean
@@ -190,10 +190,10 @@ def test_the_bundle_tells_the_machine_but_not_whose_it_is(tmp_path: Path, monkey
 
 def test_a_bundle_can_be_planned_with(tmp_path: Path):
     """box.toml goes back into --box."""
-    from moebox.detect import box
+    from moebox.detect import load_box
 
-    bundle.save(machine.detect(), tmp_path)
-    assert codec.to_toml(box(str(tmp_path / "box.toml")))
+    bundle.save_bundle(machine.detect_machine(), tmp_path)
+    assert codec.to_toml(load_box(str(tmp_path / "box.toml")))
 
 
 def test_who_holds_memory_is_named_and_what_moebox_runs_counts_as_free(tmp_path: Path) -> None:
@@ -203,12 +203,12 @@ def test_who_holds_memory_is_named_and_what_moebox_runs_counts_as_free(tmp_path:
         folder.mkdir()
         (folder / "comm").write_text(f"{name}\n")
         (folder / "environ").write_bytes(environment)
-    ours, other, gone = (nvml.holder(pid, 10 * 2**30, proc=tmp_path) for pid in (41, 42, 43))
+    ours, other, gone = (nvml.identify_process(pid, 10 * 2**30, proc=tmp_path) for pid in (41, 42, 43))
 
     assert (ours.name, ours.instance) == ("python", "kimi-7")
     assert (other.name, other.instance) == ("blender", "")
     assert (gone.name, gone.instance) == ("", "")
-    gpu = catalogue.gpu("h200")
+    gpu = catalogue.find_gpu("h200")
     busy = replace(gpu, memory_free=visible_bytes(gpu) - 20 * 2**30, holders=(ours, other))
     assert bytes_held_by_others(busy) == 10 * 2**30
     box = Box(name="here", gpus=(busy,))
@@ -230,8 +230,8 @@ def test_who_holds_memory_is_named_and_what_moebox_runs_counts_as_free(tmp_path:
 )
 def test_cpus_that_the_kernel_knows_by_number_have_names(told: str, found: tuple[str, int]):
     """On Arm /proc/cpuinfo has implementer and part; lscpu knows what they are called."""
-    assert host.lscpu(told) == found
-    assert host.cpu().model not in ("", "aarch64", "x86_64")
+    assert host.parse_lscpu(told) == found
+    assert host.detect_cpu().model not in ("", "aarch64", "x86_64")
 
 
 @pytest.mark.parametrize(
@@ -240,15 +240,17 @@ def test_cpus_that_the_kernel_knows_by_number_have_names(told: str, found: tuple
 )
 def test_gpus_that_cuda_hides_are_not_counted(told: str, numbers: tuple[int, ...]):
     """By number or UUID, up to the first that is not there, as CUDA reads the variable."""
-    assert nvml.visible(told, [f"GPU-{number:012d}-x" for number in range(8)]) == numbers
+    assert nvml.visible_gpu_numbers(told, [f"GPU-{number:012d}-x" for number in range(8)]) == numbers
 
 
 def test_a_plan_is_made_for_the_gpus_that_are_visible(tmp_path: Path):
     """The same shell starts it, or another one: the recipe names them as the driver counts them."""
-    found = nvml.read(Driver(), sysfs=tmp_path, only="4,5,6,7")
-    box = Box(name=machine.name_of(found), gpus=found.gpus, gpu_numbers=found.numbers, links=found.links, ram=2**40)
+    found = nvml.read_driver(Driver(), sysfs=tmp_path, only="4,5,6,7")
+    box = Box(
+        name=machine.machine_name(found), gpus=found.gpus, gpu_numbers=found.numbers, links=found.links, ram=2**40
+    )
     assert box.name == "4x-rtx-pro-6000-server"
-    recipe = choose_plan(box, *resolve("minimax-m2.7"), Constraints(tp=4)).recipe
+    recipe = choose_plan(box, *resolve_model("minimax-m2.7"), Constraints(tp=4)).recipe
     assert recipe.env["CUDA_VISIBLE_DEVICES"] == "4,5,6,7"
     assert used_gpus(box, recipe) == (0, 1, 2, 3)
     assert used_gpus(box, replace(recipe, env={"CUDA_VISIBLE_DEVICES": "7, 5,"})) == (3, 1)
@@ -258,9 +260,9 @@ def test_a_plan_is_made_for_the_gpus_that_are_visible(tmp_path: Path):
 def test_all_visible_gpus_need_no_names(tmp_path: Path):
     """Nor does a list of all of them."""
     for only in (None, "0,1,2,3,4,5,6,7"):
-        assert nvml.read(Driver(), sysfs=tmp_path, only=only).numbers == ()
+        assert nvml.read_driver(Driver(), sysfs=tmp_path, only=only).numbers == ()
 
 
 def test_parts_of_gpus_hide_none():
     """CUDA names a MIG part by its own UUID: which GPU it lies on is not told apart here."""
-    assert nvml.visible("MIG-1f2e3d4c", ["GPU-a", "GPU-b"]) == (0, 1)
+    assert nvml.visible_gpu_numbers("MIG-1f2e3d4c", ["GPU-a", "GPU-b"]) == (0, 1)

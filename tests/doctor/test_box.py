@@ -8,11 +8,11 @@ import sys
 import pytest
 
 from moebox.core.box import Box, Host, Link, Pcie
-from moebox.core.catalogue import gpu
-from moebox.doctor.box import Check, Limits, Pages, examine, limits, pages
+from moebox.core.catalogue import find_gpu
+from moebox.doctor.box import HostCheck, PageSettings, UserLimits, check_box, read_limits, read_page_settings
 
 CARD = dataclasses.replace(
-    gpu("rtx-pro-6000-server"), pcie=Pcie(generation=5, width=16, max_generation=5, max_width=16)
+    find_gpu("rtx-pro-6000-server"), pcie=Pcie(generation=5, width=16, max_generation=5, max_width=16)
 )
 GOOD = Host(
     driver="580.95.05", cuda="13.0", iommu="off", acs="off", shm=64 * 2**30, disk_free=10**13, disk_path="/models"
@@ -26,16 +26,17 @@ def box(**fields: object) -> Box:
     return Box(name="two", gpus=(CARD, CARD), links=links, host=host, source="detected")
 
 
-def verdict(checks: list[Check], name: str) -> str:
+def verdict(checks: list[HostCheck], name: str) -> str:
     """What became of one check."""
     return next(one.verdict for one in checks if one.name == name)
 
 
 def test_a_healthy_box_passes_every_check() -> None:
     """Nothing to mend, nothing unknown."""
-    assert {one.verdict for one in examine(box(), limits=Limits(files=65536), pages=Pages(transparent="madvise"))} == {
-        "pass"
-    }
+    assert {
+        one.verdict
+        for one in check_box(box(), limits=UserLimits(files=65536), pages=PageSettings(transparent="madvise"))
+    } == {"pass"}
 
 
 @pytest.mark.parametrize(
@@ -57,16 +58,16 @@ def test_a_healthy_box_passes_every_check() -> None:
 )
 def test_a_host_fault_is_found_and_says_how_to_mend_it(fields: dict[str, object], name: str, wanted: str) -> None:
     """One thing wrong at a time."""
-    checks = examine(box(**fields))
+    checks = check_box(box(**fields))
     assert verdict(checks, name) == wanted
-    assert wanted in ("pass", "unknown") or next(one.mend for one in checks if one.name == name)
+    assert wanted in ("pass", "unknown") or next(one.fix for one in checks if one.name == name)
 
 
 def test_cards_without_peer_access_or_lanes_are_found() -> None:
     """P2P that the driver denies, and a card in a narrow slot."""
     narrow = dataclasses.replace(CARD, pcie=Pcie(generation=5, width=4, max_generation=5, max_width=16))
     sick = dataclasses.replace(box(), gpus=(CARD, narrow), links=(Link(a=0, b=1, kind="sys", p2p=False),))
-    checks = examine(sick)
+    checks = check_box(sick)
     assert verdict(checks, "p2p") == "warn"
     assert verdict(checks, "gpu1 pcie") == "fail"
     assert verdict(checks, "topology") == "warn"
@@ -75,10 +76,10 @@ def test_cards_without_peer_access_or_lanes_are_found() -> None:
 def test_low_limits_and_memory_settings_are_found() -> None:
     """What a shell allows, and what a CPU+GPU engine suffers from."""
     two_sockets = dataclasses.replace(box(), cpu=dataclasses.replace(box().cpu, numa_nodes=2))
-    checks = examine(
+    checks = check_box(
         two_sockets,
-        limits=Limits(files=1024, processes=2048, locked=65536),
-        pages=Pages(transparent="never", numa_balancing=True, swappiness=100),
+        limits=UserLimits(files=1024, processes=2048, locked=65536),
+        pages=PageSettings(transparent="never", numa_balancing=True, swappiness=100),
     )
     wanted = {"open files": "fail", "processes": "warn", "locked memory": "warn", "huge pages": "warn", "numa": "warn"}
     assert {name: verdict(checks, name) for name in wanted} == wanted
@@ -86,14 +87,14 @@ def test_low_limits_and_memory_settings_are_found() -> None:
 
 def test_a_download_that_does_not_fit_fails() -> None:
     """The bytes needed decide, not the usual size."""
-    assert verdict(examine(box(disk_free=5 * 10**11), need=6 * 10**11), "disk") == "fail"
-    assert verdict(examine(box(disk_free=5 * 10**11), need=10**11), "disk") == "pass"
+    assert verdict(check_box(box(disk_free=5 * 10**11), need=6 * 10**11), "disk") == "fail"
+    assert verdict(check_box(box(disk_free=5 * 10**11), need=10**11), "disk") == "pass"
 
 
 def test_this_machine_can_be_read() -> None:
     """Limits and page settings of whatever runs the tests."""
-    assert limits().files != 0
-    assert pages().huge_total >= 0
+    assert read_limits().files != 0
+    assert read_page_settings().huge_total >= 0
 
 
 def test_the_command_prints_one_document() -> None:
@@ -109,4 +110,4 @@ def test_the_command_prints_one_document() -> None:
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     document = json.loads(done.stdout)
     assert done.returncode == (1 if document["verdict"] == "fail" else 0)
-    assert {"name", "verdict", "found", "mend"} == set(document["checks"][0])
+    assert {"name", "verdict", "found", "fix"} == set(document["checks"][0])

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebox.core.symptom import symptoms
-from moebox.doctor.literals import required
-from moebox.doctor.logs import COMPLAINT, Search, search, search_file
+from moebox.doctor.literals import required_words
+from moebox.doctor.logs import COMPLAINT, LogSearch, search_file, search_pieces
 
 LOGS = Path(__file__).parents[1] / "logs"
 MOEBOX = [sys.executable, "-c", "import sys; from moebox.cli import main; sys.exit(main())"]
@@ -64,7 +64,7 @@ def test_the_first_exception_is_told_where_no_symptom_is_known() -> None:
         b"(Worker_TP0 pid=9) ERROR 11-15 02:04:02 [multiproc_executor.py:953] ZeroDivisionError: the real reason\n"
         b"RuntimeError: Engine core initialization failed. See root cause above.\n"
     )
-    found = search([log], engine="vllm")
+    found = search_pieces([log], engine="vllm")
     assert found.cause is None
     assert found.exception == "ZeroDivisionError: the real reason"
     assert found.exception_line == 3
@@ -73,7 +73,10 @@ def test_the_first_exception_is_told_where_no_symptom_is_known() -> None:
 @pytest.mark.parametrize("word", ["error", "Error", "ERROR", "fatal", "Fatal", "FATAL"])
 def test_a_complaint_is_told_however_it_is_written(word: str) -> None:
     """A line that began with "Fatal" was passed over before it was looked at."""
-    assert search([f"loading\n{word}: the tray is empty\nbye\n".encode()]).unexplained == f"{word}: the tray is empty"
+    assert (
+        search_pieces([f"loading\n{word}: the tray is empty\nbye\n".encode()]).unknown_failure
+        == f"{word}: the tray is empty"
+    )
 
 
 @pytest.mark.parametrize(
@@ -92,27 +95,29 @@ def test_a_line_that_llama_cpp_marks_as_an_error_is_told(log: str, told: str) ->
     found = search_file(LOGS / log, engine="llama.cpp")
 
     assert found.cause is None
-    assert found.unexplained == told
+    assert found.unknown_failure == told
 
 
 def test_a_line_that_ik_llama_cpp_marks_as_an_error_is_told() -> None:
     """Its server writes ERR where llama.cpp's writes E."""
     last = (LOGS / "ik_llama.cpp-2026-08-no-gguf.log").read_bytes().splitlines()[-1]
 
-    assert search([last + b"\n"], engine="ik_llama.cpp").unexplained.startswith("ERR [              load_model] unable")
+    assert search_pieces([last + b"\n"], engine="ik_llama.cpp").unknown_failure.startswith(
+        "ERR [              load_model] unable"
+    )
 
 
 @given(st.from_regex(COMPLAINT, alphabet=st.characters(codec="ascii", exclude_characters="\r\n")))
 def test_every_line_that_complains_is_looked_at(line: str) -> None:
     """What is looked for before the patterns are tried leaves out nothing that they match."""
-    assert search([f"{line}\n".encode()]).unexplained
+    assert search_pieces([f"{line}\n".encode()]).unknown_failure
 
 
 def test_a_later_error_is_told_instead_of_one_long_ago() -> None:
     """A request that failed is not why the engine died an hour later."""
     log = b"0.01.000.000 E srv    send_error: too long\n" + b"0.02.000.000 I slot done\n" * 9 + b"1.00.000.001 E a: b\n"
 
-    assert search([log]).unexplained == "1.00.000.001 E a: b"
+    assert search_pieces([log]).unknown_failure == "1.00.000.001 E a: b"
 
 
 def test_a_cause_that_goes_on_in_the_next_line_is_told_whole() -> None:
@@ -121,7 +126,7 @@ def test_a_cause_that_goes_on_in_the_next_line_is_told_whole() -> None:
         b"(APIServer pid=1) ERROR 11-15 02:04:02 [x.py:9] ValidationError: 1 validation error for VllmConfig\n"
         b"(APIServer pid=1) ERROR 11-15 02:04:02 [x.py:9]   Value error, max_num_batched_tokens (2048) is too small\n"
     )
-    cause = search([log], engine="vllm").cause
+    cause = search_pieces([log], engine="vllm").cause
     assert cause is not None
     assert cause.cause.endswith("settings. Value error, max_num_batched_tokens (2048) is too small")
 
@@ -129,7 +134,7 @@ def test_a_cause_that_goes_on_in_the_next_line_is_told_whole() -> None:
 def test_lines_are_counted_as_an_editor_counts_them() -> None:
     """A progress bar rewrites its line many times; it stays one line."""
     bar = b"\r".join(b"Loading shards: %d%%" % done for done in range(100))
-    found = search([bar + b"\nOSError: [Errno 98] Address already in use\n"])
+    found = search_pieces([bar + b"\nOSError: [Errno 98] Address already in use\n"])
     assert found.cause is not None
     assert found.cause.line == 2
 
@@ -137,14 +142,14 @@ def test_lines_are_counted_as_an_editor_counts_them() -> None:
 def test_another_engines_symptoms_are_left_out() -> None:
     """SGLang's remedy is of no use to vLLM."""
     line = b"Not enough memory. Please try to increase --mem-fraction-static.\n"
-    assert search([line], engine="sglang").cause is not None
-    assert search([line], engine="vllm").cause is None
+    assert search_pieces([line], engine="sglang").cause is not None
+    assert search_pieces([line], engine="vllm").cause is None
 
 
 @given(st.lists(st.binary(max_size=200), max_size=20))
 def test_any_bytes_are_a_log(pieces: list[bytes]) -> None:
     """Whatever a log holds and however it is cut, reading it ends."""
-    found = search(pieces)
+    found = search_pieces(pieces)
     assert found.lines >= 0
 
 
@@ -153,13 +158,13 @@ def test_a_cause_is_found_however_the_log_is_cut(cut: list[int]) -> None:
     """Streaming in pieces finds what reading at once finds, on the same line."""
     data = (LOGS / "vllm-0.32-kv-too-small.log").read_bytes()
     places = sorted({0, *(min(one, len(data)) for one in cut), len(data)})
-    whole = search([data]).cause
-    assert search(data[a:b] for a, b in pairwise(places)).cause == whole
+    whole = search_pieces([data]).cause
+    assert search_pieces(data[a:b] for a, b in pairwise(places)).cause == whole
 
 
 def test_memory_stays_bounded_whatever_the_log() -> None:
     """Endless lines, endless kinds of lines: tens of megabytes leave next to nothing behind."""
-    looking = Search()
+    looking = LogSearch()
     tracemalloc.start()
     for number in range(60):
         looking.feed(b"x" * 65536)
@@ -172,7 +177,7 @@ def test_memory_stays_bounded_whatever_the_log() -> None:
 @pytest.mark.parametrize("symptom", [one for one in symptoms() if one.pattern], ids=lambda one: one.id)
 def test_a_symptoms_words_are_in_whatever_it_matches(symptom) -> None:  # type: ignore[no-untyped-def]
     """The quick look for words never hides a match: each pattern needs one of them."""
-    words = required(symptom.pattern)
+    words = required_words(symptom.pattern)
     assert words
     for line in _lines():
         if re.search(symptom.pattern, line):
@@ -196,4 +201,4 @@ def test_the_command_explains_a_log_and_a_stream() -> None:
 
 def test_a_stream_that_ends_in_mid_line_is_read_to_its_end() -> None:
     """The last line of a killed engine lacks its newline, and may be the one that matters."""
-    assert search([io.BytesIO(b"OSError: [Errno 98] Address already in use").read()]).cause is not None
+    assert search_pieces([io.BytesIO(b"OSError: [Errno 98] Address already in use").read()]).cause is not None

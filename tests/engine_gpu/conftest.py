@@ -32,7 +32,7 @@ FLAGS = {
 @pytest.fixture(scope="session")
 def engine() -> str:
     """The engine that is tried, where there is a GPU for it."""
-    if nvml.load() is None:
+    if nvml.load_nvml() is None:
         pytest.skip("no NVIDIA driver on this machine")
     asked = os.environ.get("MOEBOX_GPU_ENGINE", "")
     python = os.environ.get("MOEBOX_GPU_ENGINE_PYTHON", "")

@@ -69,8 +69,8 @@ def climbed(ladder: dict[str, Any]) -> dict[str, str]:
 
 def on_gpu() -> set[int]:
     """Processes that hold memory of the first GPU."""
-    driver = nvml.load()
-    return {pid for pid, _ in nvml.processes(driver, 0)} if driver else set()
+    driver = nvml.load_nvml()
+    return {pid for pid, _ in nvml.gpu_processes(driver, 0)} if driver else set()
 
 
 @contextmanager

@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from moebox import codec, phantom
-from moebox.core.habits import habits_of
 from moebox.core.model import Gqa, Model, Moe
+from moebox.core.quirks import engine_quirks
 from moebox.core.recipe import EngineName, Hybrid, Recipe, Runtime
 from moebox.serve.dummy import write_gguf
 from moebox.serve.preflight import find_free_port
@@ -88,7 +88,7 @@ def test_every_rung_is_green_or_a_known_habit(engine: EngineName, ladder: dict[s
     assert ladder["engine"] == engine
     assert {rung["name"] for rung in rungs if rung["verdict"] == "skip"} <= UNTRIED
     named = [text for rung in rungs for text in rung["habits"]]
-    assert {habit.text for habit in habits_of(engine) if habit.id in SURE[engine]} <= set(named)
+    assert {habit.text for habit in engine_quirks(engine) if habit.id in SURE[engine]} <= set(named)
 
 
 UNTRIED = {"vision"}  # the phantom sees nothing
@@ -97,7 +97,7 @@ UNTRIED = {"vision"}  # the phantom sees nothing
 def test_clients_are_warned_of_habits(engine: EngineName, server: dict[str, Any]) -> None:
     """`connect` says what a client should do about each."""
     told = moebox("connect", "openai", server["id"], "--json").good().document
-    assert told["habits"] == [f"{habit.does}: {habit.client}" for habit in habits_of(engine)]
+    assert told["habits"] == [f"{habit.does}: {habit.client}" for habit in engine_quirks(engine)]
 
 
 def test_tool_calls_are_parsed(ladder: dict[str, Any]) -> None:
@@ -181,7 +181,7 @@ def test_a_rehearsal_with_the_phantom(engine: EngineName, recipe: Path) -> None:
     print(steps["answers"], flush=True)
     assert list(steps) == ["boot", "long prompt", "decode", "answers", "down"]
     failing = re.search(r"known habits of (\S+): ([a-z, ]+)\)", steps["answers"])
-    expected = {habit.rung for habit in habits_of(engine) if habit.id in SURE[engine]}
+    expected = {habit.check for habit in engine_quirks(engine) if habit.id in SURE[engine]}
     assert expected <= set(failing[2].split(", ") if failing else ())
 
 

@@ -11,7 +11,7 @@ from moebox.checkpoint import deploy
 from moebox.cli import main
 from moebox.core.endpoint import Endpoint
 from moebox.core.event import AttemptStarted
-from moebox.core.habits import failure
+from moebox.core.quirks import first_unexpected_failure
 from moebox.core.recipe import Climb, Recipe
 from moebox.flows.climb import climb
 from moebox.flows.compare import CompareEffort as Asked
@@ -46,7 +46,7 @@ def test_nothing_fails_but_known_habits(endpoint: Endpoint) -> None:
     """Kimi's template, parsers, latent attention and experts, as vLLM has them, against the whole ladder."""
     ladder = run_checks(endpoint, VerifyOptions(thinking="yes", seed=1))
 
-    assert (ladder.engine, failure(ladder)) == ("vllm", "")
+    assert (ladder.engine, first_unexpected_failure(ladder)) == ("vllm", "")
     assert [rung.name for rung in ladder.rungs] == list(CHECK_NAMES)
 
 
@@ -96,7 +96,7 @@ def test_a_whole_run_on_the_real_engine(rehearsal: Recipe, tmp_path: Path) -> No
     ladder = run.read_json("verify.json")
     assert code == any(rung["verdict"] == "fail" for rung in ladder["rungs"])
     states = {step["name"]: step["state"] for step in run.read_json(PIPELINE)["steps"]}
-    launches = [event for event in run.events() if isinstance(event, AttemptStarted)]
+    launches = [event for event in run.read_events() if isinstance(event, AttemptStarted)]
     assert {name for name, state in states.items() if state != "done"} <= {"task"}
     assert [launch.aside for launch in launches] == [True] + [False] * (len(launches) - 1)
     assert ["dummy" in launch.argv for launch in launches] == [launch.aside for launch in launches]

@@ -10,7 +10,7 @@ import pytest
 from moebox.checkpoint import deploy
 from moebox.core.recipe import Recipe
 from moebox.engines.flags import flag_catalogue
-from moebox.errors import Outside
+from moebox.errors import ExternalError
 from moebox.flows.rehearse import rehearse
 from moebox.serve.faults import LaunchFailed
 from moebox.serve.session import engine_session, launch_engine, prepare_launch
@@ -32,7 +32,7 @@ def test_the_real_kimi_class_comes_up_tells_its_facts_and_goes_down(recipe: Reci
         assert b"KimiK25ForConditionalGeneration" in session.log.read_bytes()
 
     assert not marked_processes()
-    kinds = [event.kind for event in run.events()]
+    kinds = [event.kind for event in run.read_events()]
     assert kinds[0] == "attempt.started"
     assert {"attempt.ready", "engine.stopped"} <= set(kinds)
 
@@ -80,7 +80,7 @@ def test_the_flag_catalogue_is_what_the_real_parser_takes(venv: Path) -> None:
 def test_another_version_is_refused_before_anything_starts(recipe: Recipe, run: Run) -> None:
     """The version is read from the venv's own metadata, without importing vLLM."""
     other = dataclasses.replace(recipe, engine_version="0.31.0")
-    with pytest.raises(Outside, match=r"wants vllm 0\.31\.0, this machine has 0\.32\.0"):
+    with pytest.raises(ExternalError, match=r"wants vllm 0\.31\.0, this machine has 0\.32\.0"):
         launch_engine(prepare_launch(deploy(other)), run)
 
 

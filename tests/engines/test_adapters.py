@@ -9,16 +9,16 @@ from moebox import engines
 from moebox.checkpoint import deploy
 from moebox.core import presets
 from moebox.core.box import Box
-from moebox.core.catalogue import gpu, model
-from moebox.core.change import changed
+from moebox.core.catalogue import find_gpu, find_model
+from moebox.core.change import with_settings
 from moebox.core.recipe import EngineName, Recipe, Speculate
 from moebox.serve.recipes import read_recipe
 
-KIMI = model("kimi-k2.6")
+KIMI = find_model("kimi-k2.6")
 VLLM = read_recipe("kimi-k26-vllm")
 SGLANG = read_recipe("kimi-k26-sglang")
 COMMUNITY = read_recipe("kimi-k26-community")
-HYBRID = changed(
+HYBRID = with_settings(
     VLLM,
     {
         "engine": "ik_llama.cpp",
@@ -54,8 +54,8 @@ def test_vllm_gets_what_kimi_needs():
 
 def test_vision_is_served_by_a_copy_per_card():
     """The small tower runs data-parallel in both engines."""
-    assert pairs(changed(VLLM, {"vision": True}))["--mm-encoder-tp-mode"] == "data"
-    assert "--mm-enable-dp-encoder" in pairs(changed(SGLANG, {"vision": True}))
+    assert pairs(with_settings(VLLM, {"vision": True}))["--mm-encoder-tp-mode"] == "data"
+    assert "--mm-enable-dp-encoder" in pairs(with_settings(SGLANG, {"vision": True}))
 
 
 @pytest.mark.parametrize(
@@ -64,12 +64,12 @@ def test_vision_is_served_by_a_copy_per_card():
         (VLLM, "--default-chat-template-kwargs", '{"thinking":false}'),
         (SGLANG, "--default-chat-template-kwargs", '{"thinking":false}'),
         (HYBRID, "--reasoning-budget", "0"),
-        (changed(HYBRID, {"engine_version": "2026-04"}), "--chat-template-kwargs", '{"thinking":false}'),
+        (with_settings(HYBRID, {"engine_version": "2026-04"}), "--chat-template-kwargs", '{"thinking":false}'),
     ],
 )
 def test_thinking_is_turned_off_in_each_engines_way(recipe: Recipe, flag: str, value: str):
     """ik_llama.cpp of August 2026 would send the whole answer to reasoning_content by the template's switch."""
-    assert pairs(changed(recipe, {"thinking": False}))[flag] == value
+    assert pairs(with_settings(recipe, {"thinking": False}))[flag] == value
     assert flag not in pairs(recipe)
 
 
@@ -91,12 +91,12 @@ def test_experts_are_placed_layer_by_layer():
 
 def test_slots_share_the_context():
     """llama.cpp divides -c over its slots, so two requests of 131,072 need twice that."""
-    assert pairs(changed(HYBRID, {"context": 131072, "max_seqs": 2}))["-c"] == "262144"
+    assert pairs(with_settings(HYBRID, {"context": 131072, "max_seqs": 2}))["-c"] == "262144"
 
 
 def test_llama_cpp_takes_its_own_words():
     """Mainline has no -mla, and wants K and V of one type; a repository is fetched by -hf."""
-    recipe = changed(HYBRID, {"engine": "llama.cpp", "hybrid": {"experts": [[1]]}, "checkpoint": "a/b-GGUF"})
+    recipe = with_settings(HYBRID, {"engine": "llama.cpp", "hybrid": {"experts": [[1]]}, "checkpoint": "a/b-GGUF"})
     found = pairs(recipe)
 
     assert found["-ctk"] == found["-ctv"] == "q8_0"
@@ -108,25 +108,25 @@ def test_a_draft_is_said_in_each_engines_way():
     """EAGLE3 with three guesses."""
     draft = {"speculate": {"method": "eagle3", "draft": "a/draft", "tokens": 3}}
 
-    assert '"num_speculative_tokens":3' in pairs(changed(VLLM, draft))["--speculative-config"]
-    found = pairs(changed(SGLANG, draft))
+    assert '"num_speculative_tokens":3' in pairs(with_settings(VLLM, draft))["--speculative-config"]
+    found = pairs(with_settings(SGLANG, draft))
     assert (found["--speculative-algorithm"], found["--speculative-num-draft-tokens"]) == ("EAGLE3", "4")
 
 
 def test_the_recipes_own_flags_win_over_the_adapters():
     """A flag that is there already is replaced where it stands; false takes it away."""
-    found = engines.build_launch(deploy(changed(COMMUNITY, {"flags.load-format": "auto", "vision": True}))).argv
+    found = engines.build_launch(deploy(with_settings(COMMUNITY, {"flags.load-format": "auto", "vision": True}))).argv
 
     assert found.count("--load-format") == 1
     assert found[found.index("--load-format") + 1] == "auto"
-    assert "--jinja" not in engines.build_launch(deploy(changed(HYBRID, {"flags.jinja": False}))).argv
+    assert "--jinja" not in engines.build_launch(deploy(with_settings(HYBRID, {"flags.jinja": False}))).argv
 
 
 def test_the_community_image_brings_its_environment():
     """Every variable has a reason; those that only help elsewhere are named and left alone."""
     launch = engines.build_launch(deploy(COMMUNITY))
     command = engines.launch_command(deploy(COMMUNITY), launch, run="r1", home="/home/x")
-    preset = presets.preset("community")
+    preset = presets.load_preset("community")
 
     assert all(one.why for one in preset.variable)
     assert launch.env["NCCL_P2P_LEVEL"] == "SYS"
@@ -143,7 +143,7 @@ def test_the_community_image_brings_its_environment():
 @pytest.mark.parametrize(("host", "shown"), [("127.0.0.1", "127.0.0.1:8000:8000"), ("0.0.0.0", "8000:8000")])
 def test_a_container_publishes_on_loopback_unless_told(kind: str, host: str, shown: str):
     """Inside it listens on all addresses; what is reachable is decided by -p."""
-    recipe = changed(VLLM, {"runtime.kind": kind, "listen.host": host})
+    recipe = with_settings(VLLM, {"runtime.kind": kind, "listen.host": host})
     command = engines.launch_command(deploy(recipe), engines.build_launch(deploy(recipe)))
 
     assert command[command.index("-p") + 1] == shown
@@ -154,8 +154,8 @@ def test_a_container_publishes_on_loopback_unless_told(kind: str, host: str, sho
 
 def test_weights_on_this_machine_are_mounted():
     """A folder as it is, a GGUF file with its neighbours."""
-    folder = changed(VLLM, {"runtime.kind": "docker", "checkpoint": "/data/kimi"})
-    file = changed(HYBRID, {"runtime.kind": "podman"})
+    folder = with_settings(VLLM, {"runtime.kind": "docker", "checkpoint": "/data/kimi"})
+    file = with_settings(HYBRID, {"runtime.kind": "podman"})
 
     assert engines.build_launch(deploy(folder)).mounts == {"/data/kimi": "/data/kimi:ro"}
     assert engines.build_launch(deploy(file)).mounts == {"/models": "/models:ro"}
@@ -167,10 +167,10 @@ def test_keys_are_passed_by_name(recipe: Recipe, kind: str):
     """The engine's variable gets the caller's value; the argv holds neither."""
     if recipe is COMMUNITY and kind == "native":
         kind = "podman"
-    keyed = changed(recipe, {"runtime.kind": kind, "listen.key_env": "MY_KEY"})
+    keyed = with_settings(recipe, {"runtime.kind": kind, "listen.key_env": "MY_KEY"})
     launch = engines.build_launch(deploy(keyed))
     command = engines.launch_command(deploy(keyed), launch)
-    name = engines.registry.traits(recipe.engine).key_env
+    name = engines.registry.engine_traits(recipe.engine).key_env
 
     assert launch.secret_env[name] == "MY_KEY"
     assert "--api-key" not in command
@@ -181,8 +181,11 @@ def test_keys_are_passed_by_name(recipe: Recipe, kind: str):
 
 def test_a_venv_or_interpreter_is_used():
     """`runtime.python` may be either."""
-    assert engines.build_launch(deploy(changed(VLLM, {"runtime.python": "/v"}))).argv[:2] == ("/v/bin/vllm", "serve")
-    assert engines.build_launch(deploy(changed(SGLANG, {"runtime.python": "/v/bin/python3"}))).argv[:3] == (
+    assert engines.build_launch(deploy(with_settings(VLLM, {"runtime.python": "/v"}))).argv[:2] == (
+        "/v/bin/vllm",
+        "serve",
+    )
+    assert engines.build_launch(deploy(with_settings(SGLANG, {"runtime.python": "/v/bin/python3"}))).argv[:3] == (
         "/v/bin/python3",
         "-m",
         "sglang.launch_server",
@@ -191,7 +194,7 @@ def test_a_venv_or_interpreter_is_used():
 
 def box(name: str, count: int = 8) -> Box:
     """So many of a card."""
-    return Box(name=f"{count}x-{name}", gpus=(gpu(name),) * count)
+    return Box(name=f"{count}x-{name}", gpus=(find_gpu(name),) * count)
 
 
 SERVER = box("rtx-pro-6000-server")
@@ -225,7 +228,7 @@ SERVER = box("rtx-pro-6000-server")
 )
 def test_known_troubles_are_told(recipe: Recipe, changes: dict[str, Any], where: Any, severity: str, text: str):
     """Each with what to do about it, the worst first."""
-    told = engines.find_refusals(deploy(changed(recipe, changes), where))
+    told = engines.find_refusals(deploy(with_settings(recipe, changes), where))
 
     assert any(one.severity == severity and text in one.text for one in told), [one.text for one in told]
     order = {"fatal": 0, "warning": 1, "note": 2}
@@ -237,10 +240,10 @@ def test_known_troubles_are_told(recipe: Recipe, changes: dict[str, Any], where:
 def test_a_file_from_before_latent_attention_costs_cache(engine: EngineName, context: int, said: int, ours: bool):
     """A word where it is a gigabyte and more; ik_llama.cpp makes the latent's matrices itself."""
     changes: dict[str, Any] = {"engine": engine if ours else "ik_llama.cpp", "hybrid": {}, "max_seqs": 1}
-    deployment = deploy(changed(HYBRID, changes | {"context": context, "kv": "f16"}), SERVER)
+    deployment = deploy(with_settings(HYBRID, changes | {"context": context, "kv": "f16"}), SERVER)
     assert deployment.model.mla
     old = dataclasses.replace(deployment.model, mla=dataclasses.replace(deployment.model.mla, whole_heads=True))
-    told = engines.find_refusals(dataclasses.replace(deployment, found_model=old))
+    told = engines.find_refusals(dataclasses.replace(deployment, known_model=old))
 
     text = "keeps them for every head: 76.25 GiB of cache at 32,768 tokens, where the latent takes 2.14 GiB"
     assert sum(text in one.text for one in told) == (said if ours else 0)

@@ -10,14 +10,14 @@ from moebox.engines.vllm import memory as rules
 from moebox.sizing.constants import memory_constant_bytes, visible_bytes
 from tests.planner.deployed import kimi
 
-GPU = catalogue.gpu("rtx-pro-6000-server")
+GPU = catalogue.find_gpu("rtx-pro-6000-server")
 BOX = Box(name="8x", gpus=(GPU,) * 8)
 
 
 def test_memory_taken_after_profiling_counts_against_the_gpu() -> None:
     """Triton MLA's workspace comes outside the claim: a claim that leaves less than it does not fit, by that much."""
     recipe = kimi(max_seqs=256, kv="bf16")
-    later = rules.workspace_bytes(GPU, catalogue.model("kimi-k2.6"), recipe)
+    later = rules.workspace_bytes(GPU, catalogue.find_model("kimi-k2.6"), recipe)
     assert later > 2**29
     margin = memory_constant_bytes("load", "margin")
     tight = (visible_bytes(GPU) - margin - later // 2) / visible_bytes(GPU)

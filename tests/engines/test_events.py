@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebox.core.registry import names
+from moebox.core.registry import engine_names
 from moebox.engines import LogEvent, modules
 
 LOGS = Path(__file__).parent / "logs"
@@ -150,7 +150,7 @@ def test_sglang_lines(line: str, kind: str, wanted: dict[str, float]):
     assert (event.kind, event.facts) == (kind, wanted)
 
 
-@given(st.text(max_size=200), st.sampled_from(names()))
+@given(st.text(max_size=200), st.sampled_from(engine_names()))
 def test_no_line_breaks_the_reader(line: str, engine: str):
     """Logs hold anything."""
     event = modules.log_module(engine).parse_log_line(line)

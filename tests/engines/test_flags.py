@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebox.core.registry import names
+from moebox.core.registry import engine_names
 from moebox.engines.arguments import canonical_name, flatten, split_argv
 from moebox.engines.flags import check_arguments, flag_catalogue, known_versions, newest_version
 from moebox.engines.retired import version_key
@@ -95,7 +95,7 @@ def test_a_value_must_be_one_of_the_choices():
     assert judge("llama.cpp", "", "--fim-qwen-1.5b-default --metrics") == ""  # a dot that is no key
 
 
-@pytest.mark.parametrize("engine", names())
+@pytest.mark.parametrize("engine", engine_names())
 def test_catalogues_are_small_and_whole(engine: str):
     """Every spelling leads to one flag, and the file stays small."""
     for version in known_versions(engine):  # type: ignore[arg-type]
@@ -111,7 +111,7 @@ def test_catalogues_are_small_and_whole(engine: str):
 WORDS = st.lists(st.sampled_from(sorted(flag_catalogue("vllm").specs)) | st.text(max_size=8), max_size=8)
 
 
-@given(WORDS, st.sampled_from(names()))
+@given(WORDS, st.sampled_from(engine_names()))
 def test_any_words_are_split_without_loss_and_judged(argv: list[str], engine: str):
     """Splitting loses nothing, and judging fails by saying so or not at all."""
     known = flag_catalogue(engine)  # type: ignore[arg-type]

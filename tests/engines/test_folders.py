@@ -17,7 +17,7 @@ def own_folder(path: Path, package: str) -> bool:
 def test_an_engine_is_named_in_its_own_folder_only() -> None:
     """What else needs to know asks for traits."""
     found = []
-    for name, registered in registry.registry().engines.items():
+    for name, registered in registry.load_registry().engines.items():
         literal = re.compile(rf"""(["']){re.escape(name)}\1""")
         for path in SOURCE.rglob("*.py"):
             if own_folder(path, registered.package):
@@ -30,6 +30,6 @@ def test_an_engine_is_named_in_its_own_folder_only() -> None:
 def test_every_engine_has_every_module() -> None:
     """moebox's own leave nothing to the plain rules."""
     wanted = {"traits", "argv", "log", "memory", "lines", "schedule", "refuse", "probe"}
-    for registered in registry.registry().engines.values():
+    for registered in registry.load_registry().engines.values():
         folder = SOURCE.parent.joinpath(*registered.package.split("."))
         assert {path.stem for path in folder.glob("*.py")} >= wanted, registered.package

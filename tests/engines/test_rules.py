@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from moebox import engines
 from moebox.checkpoint import deploy
-from moebox.core.change import changed
+from moebox.core.change import with_settings
 from moebox.core.recipe import EngineName, Recipe
-from moebox.core.registry import names
+from moebox.core.registry import engine_names
 from moebox.errors import BadInput
 from moebox.serve.recipes import read_recipe, shipped_recipes
 
 VLLM = read_recipe("kimi-k26-vllm")
-HYBRID = changed(
+HYBRID = with_settings(
     VLLM,
     {
         "engine": "ik_llama.cpp",
@@ -73,10 +73,10 @@ def test_shipped_recipes_are_sound(name: str):
 def test_what_cannot_be_is_refused_by_name(changes: dict[str, Any], named: str):
     """One line with the setting in it."""
     if not named:
-        engines.check_recipe(deploy(changed(VLLM, changes)))
+        engines.check_recipe(deploy(with_settings(VLLM, changes)))
         return
     with pytest.raises(BadInput) as refused:
-        engines.check_recipe(deploy(changed(VLLM, changes)))
+        engines.check_recipe(deploy(with_settings(VLLM, changes)))
     assert named in refused.value.message
 
 
@@ -94,14 +94,14 @@ def test_what_cannot_be_is_refused_by_name(changes: dict[str, Any], named: str):
 def test_hybrids_have_rules_of_their_own(changes: dict[str, Any], named: str):
     """What llama.cpp and its fork do not have, or have differently."""
     with pytest.raises(BadInput) as refused:
-        engines.check_recipe(deploy(changed(HYBRID, changes)))
+        engines.check_recipe(deploy(with_settings(HYBRID, changes)))
     assert named in refused.value.message
 
 
 SETTINGS = st.fixed_dictionaries(
     {},
     optional={
-        "engine": st.sampled_from(names()),
+        "engine": st.sampled_from(engine_names()),
         "context": st.integers(-5, 300000),
         "max_seqs": st.none() | st.integers(0, 300),
         "kv": st.sampled_from(["auto", "fp8", "bf16", "f16", "q8_0", "x"]),
@@ -124,7 +124,7 @@ SETTINGS = st.fixed_dictionaries(
 @given(SETTINGS)
 def test_a_recipe_is_refused_or_can_be_launched(changes: dict[str, Any]):
     """Whatever passes the rules has a command, and its key is in none of the command's words."""
-    recipe = changed(VLLM, changes)
+    recipe = with_settings(VLLM, changes)
     try:
         engines.check_recipe(deploy(recipe))
     except BadInput:
@@ -142,7 +142,7 @@ PARTS += ["--port", "-np", "0", "-ot", "[1]", "vllm", "serve", "-d", "image", "-
 PARTS += ["--speculative-config", "{}", "python3", "-m", "a.gguf", "--model", "--tp", "-ctk", "--ipc=host", "--jinja"]
 
 
-@given(st.sampled_from(names()), st.text(max_size=60) | st.lists(st.sampled_from(PARTS), max_size=12))
+@given(st.sampled_from(engine_names()), st.text(max_size=60) | st.lists(st.sampled_from(PARTS), max_size=12))
 def test_any_text_is_a_command_or_refused(engine: EngineName, argv: Any):
     """Reading a command fails by saying so or not at all."""
     try:

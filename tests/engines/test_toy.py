@@ -22,7 +22,7 @@ from moebox.serve.session import engine_session
 from moebox.store import Run
 
 TOY = Path(__file__).parents[1] / "toy_engine"
-BOX = Box(name="8x-b200", gpus=(catalogue.gpu("b200"),) * 8)
+BOX = Box(name="8x-b200", gpus=(catalogue.find_gpu("b200"),) * 8)
 Install = Callable[..., None]
 
 
@@ -50,15 +50,15 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Insta
 
 def forget() -> None:
     """Look for engines again."""
-    registry.registry.cache_clear()
+    registry.load_registry.cache_clear()
     for cached in (flags.known_versions, flags.flag_catalogue, flags._tables):
         cached.cache_clear()
 
 
 def planned() -> Recipe:
     """The planner's recipe for the toy."""
-    model = catalogue.model("kimi-k2.6")
-    return choose_plan(BOX, model, catalogue.checkpoints(model.name), Constraints(engine="toy")).recipe
+    model = catalogue.find_model("kimi-k2.6")
+    return choose_plan(BOX, model, catalogue.published_checkpoints(model.name), Constraints(engine="toy")).recipe
 
 
 def test_it_is_found_planned_and_rendered(installed: Install) -> None:
@@ -67,7 +67,7 @@ def test_it_is_found_planned_and_rendered(installed: Install) -> None:
     recipe = planned()
     deployment = deploy(recipe, BOX)
 
-    assert registry.names()[-1] == "toy"
+    assert registry.engine_names()[-1] == "toy"
     assert recipe.engine == "toy"
     assert recipe.parallel.tp > 1
     assert engines.memory_budget(deployment).fits
@@ -132,7 +132,7 @@ def test_of_two_engines_with_one_name_the_first_is_kept(
     package = tmp_path / "second_toy"
     package.mkdir()
     (package / "__init__.py").write_text("")
-    kept = registry.names()[0]
+    kept = registry.engine_names()[0]
     (package / "traits.py").write_text(
         "from dataclasses import replace\nfrom toy_engine.traits import TRAITS as TOY\n"
         f"TRAITS = replace(TOY, name={kept!r})\n"
@@ -140,5 +140,5 @@ def test_of_two_engines_with_one_name_the_first_is_kept(
     installed(second="second_toy")
 
     assert main(["plan", "kimi-k2.6", "--box", "8x-b200", "--json"]) == 0
-    assert registry.registered(kept).package.startswith("moebox.")
+    assert registry.find_engine(kept).package.startswith("moebox.")
     assert f"engine {kept!r} of second_toy is left out" in capsys.readouterr().err

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 from moebox.cli.fleet_view import loss_lines
-from moebox.core.endpoint import endpoint_of
+from moebox.core.endpoint import endpoint_from_url
 from moebox.fleet.file import RouterKind, RouterSettings
 from moebox.flows.fleet_loss import judge_loss, streams_in_flight
 from moebox.flows.fleet_record import FleetRecord, MemberRecord
@@ -87,7 +87,7 @@ def test_the_member_is_read_from_the_reply() -> None:
         server = await asyncio.start_server(reply, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         async with server:
-            endpoint = endpoint_of(f"127.0.0.1:{port}", "m")
+            endpoint = endpoint_from_url(f"127.0.0.1:{port}", "m")
             return await run_streams(endpoint, streams=2, tokens=4, deadline_s=60, member_header="x-member")
 
     seen = asyncio.run(both())

@@ -15,7 +15,7 @@ SLOW = NodeLink(tcp=1e9, round_trip_us=200.0)
 
 
 def two() -> Box:
-    return detect.box("2x8x-h200")
+    return detect.load_box("2x8x-h200")
 
 
 def forecast(path: Path, capsys: pytest.CaptureFixture[str]) -> str:
@@ -56,7 +56,7 @@ def test_nccl_takes_rdma_and_rpc_servers_tcp() -> None:
 
 def test_machines_with_a_network_built_in_have_that_one() -> None:
     """A DGX Spark comes with 200 GbE, not with the 400 Gb/s a GPU of an HGX rack."""
-    sparks = detect.box("2x1x-gb10")
+    sparks = detect.load_box("2x1x-gb10")
 
     assert describe_network(sparks).startswith("200 Gb/s a GPU as these machines have it between nodes")
     assert network_rate(sparks) == 25e9
@@ -65,7 +65,7 @@ def test_machines_with_a_network_built_in_have_that_one() -> None:
 
 
 def test_one_node_has_nothing_between_nodes() -> None:
-    assert describe_network(detect.box("8x-h200")) == ""
+    assert describe_network(detect.load_box("8x-h200")) == ""
 
 
 @pytest.mark.parametrize(

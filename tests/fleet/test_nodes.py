@@ -153,7 +153,7 @@ def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
     good = order(tmp_path)
     broken = RankCommand(argv=("/nowhere/engine",))
     asked = codec.decode(
-        ConductorConfig, {**codec.plain(good), "ranks": codec.plain((good.ranks[0], broken))}, where="test"
+        ConductorConfig, {**codec.to_plain(good), "ranks": codec.to_plain((good.ranks[0], broken))}, where="test"
     )
     with conducted(tmp_path, asked) as running:
         assert running.wait(PATIENCE_S) == 127
@@ -210,7 +210,11 @@ def test_another_program_on_the_network_is_not_taken_for_a_node() -> None:
 def test_secrets_reach_a_rank_and_stand_in_no_file_and_no_argv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENGINE_KEY", "very-secret")
     show = RankCommand(argv=(sys.executable, "-c", "import os; print('it has', len(os.environ['ENGINE_KEY']))"))
-    document = {**codec.plain(order(tmp_path)), "ranks": codec.plain((show, show)), "secret_names": ["ENGINE_KEY"]}
+    document = {
+        **codec.to_plain(order(tmp_path)),
+        "ranks": codec.to_plain((show, show)),
+        "secret_names": ["ENGINE_KEY"],
+    }
     asked = codec.decode(ConductorConfig, document, where="test")
     assert "very-secret" not in codec.to_json(asked)
     agents = start_agents(asked, "run")

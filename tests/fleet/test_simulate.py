@@ -5,7 +5,7 @@ import functools
 import pytest
 
 from moebox import detect
-from moebox.checkpoint import resolve
+from moebox.checkpoint import resolve_model
 from moebox.core.measure import Slo
 from moebox.errors import BadInput
 from moebox.fleet.route import POLICIES, Policy
@@ -133,6 +133,6 @@ def test_workloads_that_ship_are_checked_and_have_a_source() -> None:
 
 
 def test_a_model_and_a_box_by_name_are_all_that_is_needed() -> None:
-    model, _ = resolve("kimi-k2.6")
-    assert detect.box("8x-h200").gpus
+    model, _ = resolve_model("kimi-k2.6")
+    assert detect.load_box("8x-h200").gpus
     assert box().rules.context <= model.context

@@ -9,7 +9,7 @@ import pytest
 
 from moebox import http
 from moebox.cli import main
-from moebox.errors import BadInput, Outside
+from moebox.errors import BadInput, ExternalError
 from moebox.flows import fleet_record, fleet_up, fleet_verify
 from moebox.flows.fleet_streams import run_streams
 from moebox.serve import state
@@ -45,7 +45,7 @@ def test_a_fleet_of_twins_answers_loses_only_a_members_streams_and_stops(
             record, VerifyOptions(seed=1), only=["alive"], kill="busiest", streams=8, run=Run.create("verify-pair")
         )
 
-        assert verdict.checks.rung("alive").verdict == "pass"  # type: ignore[union-attr]
+        assert verdict.checks.find_check("alive").verdict == "pass"  # type: ignore[union-attr]
         assert verdict.affinity.verdict == "skip"  # round and round: nothing to keep
         assert verdict.loss is not None
         assert verdict.loss.is_good
@@ -60,16 +60,16 @@ def test_a_fleet_of_twins_answers_loses_only_a_members_streams_and_stops(
 
 
 def test_streams_to_nobody_are_lost_and_named() -> None:
-    from moebox.core.endpoint import endpoint_of
+    from moebox.core.endpoint import endpoint_from_url
 
-    seen = asyncio.run(run_streams(endpoint_of("127.0.0.1:9", "m"), streams=2, tokens=4, deadline_s=20))
+    seen = asyncio.run(run_streams(endpoint_from_url("127.0.0.1:9", "m"), streams=2, tokens=4, deadline_s=20))
 
     assert [stream.name[-3:] for stream in seen.lost_streams] == ["000", "001"]
     assert all(stream.error for stream in seen.lost_streams)
 
 
 def test_a_router_of_another_version_is_one_line(fleet_file: FleetFile) -> None:
-    with pytest.raises(Outside, match=r"sglang-router 9\.9\.9 is installed, and moebox knows 0\.2, 0\.3"):
+    with pytest.raises(ExternalError, match=r"sglang-router 9\.9\.9 is installed, and moebox knows 0\.2, 0\.3"):
         fleet_up.start_fleet(fleet_file(version="9.9.9"), twins=True)
 
 
@@ -80,13 +80,13 @@ def test_a_missing_router_is_one_line(tmp_path: Path, fleet_file: FleetFile) -> 
     bare.mkdir(parents=True)
     (bare / "python").write_text("#!/bin/sh\nexit 1\n")
     (bare / "python").chmod(0o755)
-    with pytest.raises(Outside, match="sglang-router is not installed here"):
+    with pytest.raises(ExternalError, match="sglang-router is not installed here"):
         fleet_up.start_fleet(fleet_file(python=str(bare.parent)), twins=True)
 
 
 def test_members_that_do_not_answer_or_serve_another_model_are_one_line(fleet_file: FleetFile) -> None:
     away = '[[member]]\nname = "away"\nurl = "http://127.0.0.1:9"\nmodel = "m"\n'
-    with pytest.raises(Outside, match=r"away: http://127\.0\.0\.1:9 does not answer"):
+    with pytest.raises(ExternalError, match=r"away: http://127\.0\.0\.1:9 does not answer"):
         fleet_up.start_fleet(fleet_file(members=away))
 
 
@@ -99,7 +99,7 @@ def test_two_models_behind_one_router_are_refused(fleet_file: FleetFile) -> None
 def test_a_member_that_cannot_start_takes_the_others_down_with_it(tmp_path: Path, fleet_file: FleetFile) -> None:
     boxes = ("8x-h200", "1x-rtx-4090")
     members = "".join(f'[[member]]\nrecipe = "kimi-k26-vllm"\nbox = "{box}"\n' for box in boxes)
-    with pytest.raises(Outside, match="twin ended while starting"):
+    with pytest.raises(ExternalError, match="twin ended while starting"):
         fleet_up.start_fleet(fleet_file(members=members), twins=True, patience_s=60)
 
     assert [one for one in state.list_instances() if one.is_alive] == []

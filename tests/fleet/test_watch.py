@@ -8,8 +8,8 @@ import pytest
 
 from moebox.cli import main
 from moebox.cli.watch_view import bars, line, page
-from moebox.core.endpoint import endpoint_of
-from moebox.core.verdict import Verdict
+from moebox.core.endpoint import endpoint_from_url
+from moebox.core.verdict import CheckVerdict
 from moebox.flows.watch import GONE_LOOKS, SILENT_S, EndpointWatcher, MetricsLook
 from tests.serving import live
 
@@ -57,7 +57,7 @@ def shown(server: ThreadingHTTPServer, **figures: float) -> None:
 
 
 def watcher(server: ThreadingHTTPServer, clock: Clock) -> EndpointWatcher:
-    return EndpointWatcher(endpoint_of(f"127.0.0.1:{server.server_port}", "m"), clock=clock)
+    return EndpointWatcher(endpoint_from_url(f"127.0.0.1:{server.server_port}", "m"), clock=clock)
 
 
 def test_counters_become_rates_and_histograms_means(server: ThreadingHTTPServer) -> None:
@@ -109,7 +109,7 @@ def test_requests_without_tokens_are_an_alert_after_a_while(server: ThreadingHTT
 
 
 def test_an_endpoint_that_is_gone_is_an_alert() -> None:
-    watched = EndpointWatcher(endpoint_of("127.0.0.1:9", "m"), clock=Clock())
+    watched = EndpointWatcher(endpoint_from_url("127.0.0.1:9", "m"), clock=Clock())
     for _ in range(GONE_LOOKS + 1):
         watched.look_once()
 
@@ -117,8 +117,8 @@ def test_an_endpoint_that_is_gone_is_an_alert() -> None:
 
 
 def test_a_rung_that_fails_is_an_alert() -> None:
-    watched = EndpointWatcher(endpoint_of("127.0.0.1:9", "m"), clock=Clock())
-    watched.add_canary(Verdict(name="tools", verdict="fail", reason="3 of 4 calls were not JSON"), 1.0)
+    watched = EndpointWatcher(endpoint_from_url("127.0.0.1:9", "m"), clock=Clock())
+    watched.add_canary(CheckVerdict(name="tools", verdict="fail", reason="3 of 4 calls were not JSON"), 1.0)
 
     assert watched.alerts[0].text == "tools: 3 of 4 calls were not JSON"
 

@@ -16,7 +16,7 @@ from moebox.cli import main
 from moebox.core.recipe import Climb, Hybrid, Listen, Recipe, Runtime
 from moebox.flows.pipeline import PIPELINE, STEPS, StepName
 from moebox.phantom import gguf_path
-from moebox.store import Entry, Run
+from moebox.store import JournalEntry, Run
 
 ROOT = Path(__file__).parents[2]
 ENGINE = "tests.verify.oracle.engine"
@@ -99,9 +99,9 @@ def the_run() -> Run:
     return Run(found[0])
 
 
-def events(run: Run, kind: str, **data: object) -> list[Entry]:
+def events(run: Run, kind: str, **data: object) -> list[JournalEntry]:
     """Those of this kind with this data."""
-    entries = run.journal().entries
+    entries = run.read_journal().entries
     return [entry for entry in entries if entry.kind == kind and data.items() <= entry.event.data.items()]
 
 

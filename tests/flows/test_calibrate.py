@@ -14,10 +14,10 @@ from types import SimpleNamespace
 import pytest
 
 from moebox import codec
-from moebox.checkpoint import resolve
-from moebox.core.calibration import Boot, Calibration, DecodeStep, Prefill
+from moebox.checkpoint import resolve_model
+from moebox.core.calibration import Boot, Calibration, DecodeStep, PrefillStep
 from moebox.core.recipe import Hybrid, Listen, Recipe, Runtime
-from moebox.detect import box
+from moebox.detect import load_box
 from moebox.errors import AnswerIsNo, BadInput
 from moebox.flows import calibrate_timing as timing
 from moebox.flows.calibrate import FILE, calibrate
@@ -82,7 +82,7 @@ def test_two_boots_become_a_calibration(run: Run) -> None:
     assert reading.decode_times[1]
     assert reading.prompt_times
     assert reading.cache_tokens == pytest.approx((120e9 - 12 * 9e9) / 1152 / 12, rel=0.001)
-    assert calibrations.get(found.id) == found
+    assert calibrations.find_calibration(found.id) == found
     assert "booting with 4 layers, 8 layers" in lines[0]
     assert not marked_processes()
 
@@ -92,7 +92,7 @@ def test_a_second_run_refines_the_first(run: Run, tmp_path: Path) -> None:
     first = calibrate(acting("good"), run, layers=(4, 8), budget_s=BUDGET_S)
     second = calibrate(acting("good"), Run.create("again", runs=tmp_path / "more"), layers=(4, 6), budget_s=BUDGET_S)
     assert (second.id, second.depths) == (first.id, (4, 6, 8))
-    assert len(calibrations.shelf().calibrations) == 1
+    assert len(calibrations.stored_calibrations().calibrations) == 1
 
 
 def test_a_depth_that_is_too_large_is_taken_shallower(run: Run) -> None:
@@ -109,7 +109,7 @@ def test_an_engine_that_dies_at_the_second_depth_leaves_no_half_calibration(run:
     with pytest.raises(AnswerIsNo, match=r"vllm ended with code 7 while 8 layers were measured"):
         calibrate(acting("dies-above-4"), run, layers=(4, 8), budget_s=BUDGET_S)
     assert [boot.layers for boot in boots(run)][:1] == [4]
-    assert not calibrations.shelf().calibrations
+    assert not calibrations.stored_calibrations().calibrations
     assert not marked_processes()
 
 
@@ -117,7 +117,7 @@ def test_no_memory_for_any_second_depth_is_told(run: Run) -> None:
     """Nothing lies between 4 and 5."""
     with pytest.raises(LaunchFailed, match="memory"):
         calibrate(acting("oom-above-4"), run, layers=(4, 5), budget_s=BUDGET_S)
-    assert not calibrations.shelf().calibrations
+    assert not calibrations.stored_calibrations().calibrations
 
 
 def test_streams_that_never_decode_together_are_left_out_and_named(run: Run) -> None:
@@ -138,7 +138,7 @@ def test_prompts_from_a_cache_are_never_timed(run: Run) -> None:
     """ik_llama.cpp compares prompts by their text, and tokens without text were all the same to it."""
     with pytest.raises(AnswerIsNo, match=r"127 of 128 prompt tokens came from the server's prefix cache"):
         calibrate(acting("caches"), run, layers=(4, 8), budget_s=BUDGET_S)
-    assert not calibrations.shelf().calibrations
+    assert not calibrations.stored_calibrations().calibrations
 
 
 def test_drift_is_seen_and_widens_the_band(run: Run) -> None:
@@ -167,8 +167,8 @@ class OneGpu:
 def test_another_process_on_the_gpu_is_named_whenever_it_comes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that was there before the boots, once; one that came while the second boot was timed."""
     driver = OneGpu(later=6)  # three looks a boot: before it, when it is up, when it is timed
-    monkeypatch.setattr("moebox.detect.nvml.load", lambda: driver)
-    monkeypatch.setattr("moebox.flows.calibrate.detect.box", lambda: box("1x-h200"))
+    monkeypatch.setattr("moebox.detect.nvml.load_nvml", lambda: driver)
+    monkeypatch.setattr("moebox.flows.calibrate.detect.load_box", lambda: load_box("1x-h200"))
     recipe = dataclasses.replace(acting("good"), env={"CUDA_VISIBLE_DEVICES": "0"})
     found = calibrate(recipe, run, layers=(4, 8), budget_s=BUDGET_S)
 
@@ -195,7 +195,7 @@ def test_ctrl_c_keeps_what_was_measured_and_stops_the_engine(tmp_path: Path) -> 
     kept = json.loads((folder / FILE).read_text())
     assert kept["boots"][0]["layers"] == 4
     assert "interrupted: what was measured until then" in kept["notes"]
-    assert not calibrations.shelf().calibrations
+    assert not calibrations.stored_calibrations().calibrations
     until = time.monotonic() + 20
     while marked_processes() and time.monotonic() < until:
         time.sleep(0.2)
@@ -205,23 +205,23 @@ def test_ctrl_c_keeps_what_was_measured_and_stops_the_engine(tmp_path: Path) -> 
 
 def test_depths_have_every_kind_and_fit() -> None:
     """One dense layer and three with experts, then as many as half of the memory holds."""
-    model, forms = resolve("kimi-k2.6")
+    model, forms = resolve_model("kimi-k2.6")
     form = next(one for one in forms if one.quant == "int4-g32")
-    few, more = choose_depths(acting("good"), model, form, box("8x-h200"))
+    few, more = choose_depths(acting("good"), model, form, load_box("8x-h200"))
     assert few.layers == 4
     assert few.layers < more.layers <= 24
     with pytest.raises(BadInput, match="takes two depths"):
-        choose_depths(acting("good"), model, form, box("8x-h200"), (8, 4))
+        choose_depths(acting("good"), model, form, load_box("8x-h200"), (8, 4))
 
 
 def test_experts_on_gpus_and_in_ram_take_a_third_boot(tmp_path: Path) -> None:
     """Seed 004's kind of box: the third boot has some expert layers on GPUs, spread over the same GPUs."""
-    model, forms = resolve("kimi-k2.6")
+    model, forms = resolve_model("kimi-k2.6")
     form = next(one for one in forms if one.format == "gguf")
     recipe = dataclasses.replace(
         acting("good"), engine="ik_llama.cpp", hybrid=Hybrid(experts=((1, 2, 3), (58, 59, 60)))
     )
-    depths = choose_depths(recipe, model, form, box("2x-rtx-pro-6000-max-q", ram="768GiB"), (4, 8))
+    depths = choose_depths(recipe, model, form, load_box("2x-rtx-pro-6000-max-q", ram="768GiB"), (4, 8))
     assert [(depth.layers, depth.gpu_experts) for depth in depths] == [(4, 0), (8, 0), (8, 3)]
     assert shallower_depth(BootDepth(layers=8, gpu_experts=7), above=4) == BootDepth(layers=6, gpu_experts=5)
     tiny = dataclasses.replace(
@@ -260,7 +260,7 @@ def test_boots_of_the_same_depth_are_averaged() -> None:
     first = Boot(
         layers=4,
         decode=(DecodeStep(batch=1, context=256, seconds=0.01, spread=0.01),),
-        prefill=(Prefill(tokens=128, seconds=0.1, spread=0.01),),
+        prefill=(PrefillStep(tokens=128, seconds=0.1, spread=0.01),),
     )
     second = Boot(layers=4, decode=(DecodeStep(batch=1, context=256, seconds=0.012, spread=0.01),))
     both = merge_boots((first,), (second,))[0]

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebox.core.calibration import DecodeStep, Prefill
+from moebox.core.calibration import DecodeStep, PrefillStep
 from moebox.core.endpoint import Endpoint
 from moebox.flows import calibrate_timing as timing
 from moebox.flows.calibrate_boot import MAX_LOOKS, BootMeasurement, needs_another_look
@@ -95,7 +95,7 @@ def test_what_is_quick_to_look_at_comes_before_what_is_not() -> None:
     """So that short of time the most points have a second look; long prompts whose tries agreed need none."""
     work = BootMeasurement(depth=BootDepth(layers=5), chunk=512)
     work.prompts = {
-        TimingPoint(context=tokens): [Prefill(tokens=tokens, seconds=tokens / 720, spread=0.001)]
+        TimingPoint(context=tokens): [PrefillStep(tokens=tokens, seconds=tokens / 720, spread=0.001)]
         for tokens in (832, 64)
     }
     for batch, context in ((4, 832), (1, 832), (2, 256)):
@@ -116,8 +116,8 @@ def test_a_drift_is_no_doubt_of_prompts_that_were_looked_at_after_it() -> None:
     short, long = TimingPoint(context=128), TimingPoint(context=8192)
     work = BootMeasurement(depth=BootDepth(layers=8), chunk=8192, drift=-0.31)
     work.prompts = {
-        short: [Prefill(tokens=128, seconds=0.0110, spread=0.004)],
-        long: [Prefill(tokens=8192, seconds=seconds, spread=0.004) for seconds in (0.0795, 0.0800)],
+        short: [PrefillStep(tokens=128, seconds=0.0110, spread=0.004)],
+        long: [PrefillStep(tokens=8192, seconds=seconds, spread=0.004) for seconds in (0.0795, 0.0800)],
     }
     alone, again = work.prefill
 
@@ -146,7 +146,7 @@ def test_a_stream_that_waits_for_anothers_end_is_told_from_one_that_is_only_late
 )
 def test_a_token_shared_by_chance_is_no_cached_prompt(prompt: int, known: int, wrong: bool) -> None:
     """SGLang's pages hold one token: one of 64 warm-up prompts began as another did, and ended a whole calibration."""
-    event = timing.Event({}, usage=(prompt, 1, known, 0))
+    event = timing.StreamEvent({}, usage=(prompt, 1, known, 0))
     assert bool(timing.cache_problem(event)) == wrong
 
 

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from moebox.core.calibration import Boot, DecodeStep, Prefill
+from moebox.core.calibration import Boot, DecodeStep, PrefillStep
 from moebox.core.recipe import Recipe
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "calibration_cpu.py"
@@ -34,7 +34,7 @@ class Server:
         """What one boot shows."""
         self.boots += 1
         slow = self.chance.uniform(1.1, 1.5) if self.boots % 3 == 0 else self.chance.uniform(1.0, 1.015)
-        reading = [Prefill(tokens=tokens, seconds=slow * tokens / 512 * (1 + 0.4 * depth)) for tokens in (128, 512)]
+        reading = [PrefillStep(tokens=tokens, seconds=slow * tokens / 512 * (1 + 0.4 * depth)) for tokens in (128, 512)]
         return Boot(
             layers=depth,
             decode=(DecodeStep(batch=1, context=256, seconds=slow * (0.06 + 0.01 * depth)),),

@@ -6,7 +6,7 @@ import pytest
 
 from moebox import codec, detect
 from moebox.checkpoint import deploy
-from moebox.core.event import ClimbTry
+from moebox.core.event import ClimbTried
 from moebox.core.recipe import Climb, Recipe
 from moebox.errors import AnswerIsNo
 from moebox.flows.climb import climb
@@ -25,7 +25,7 @@ def recipe(story_recipe: Path) -> Recipe:
     asked = codec.read_toml(Recipe, story_recipe)
     return codec.decode(
         Recipe,
-        {**codec.plain(asked), "climb": codec.plain(Climb(contexts=(2048, 4096, 8192), speculate=()))},
+        {**codec.to_plain(asked), "climb": codec.to_plain(Climb(contexts=(2048, 4096, 8192), speculate=()))},
         where="test",
     )
 
@@ -54,8 +54,8 @@ def test_what_ran_out_of_memory_is_never_started_again(recipe: Recipe, tmp_path:
 def test_a_step_that_took_the_machine_down_is_not_tried_again(recipe: Recipe):
     """It was begun before the machine last started, and nothing came of it."""
     run = Run.create("climb")
-    run.write("start.toml", codec.to_toml(recipe))
-    run.event(ClimbTry(change="start", boot="another-start-of-the-machine"))
+    run.write_file("start.toml", codec.to_toml(recipe))
+    run.add_event(ClimbTried(change="start", boot="another-start-of-the-machine"))
     with pytest.raises(AnswerIsNo, match="the machine restarted while it was tried"):
         climb(recipe, run, effort=LIGHT)
     assert not (run.path / "climb").exists()
@@ -63,10 +63,10 @@ def test_a_step_that_took_the_machine_down_is_not_tried_again(recipe: Recipe):
 
 def test_a_step_that_does_not_fit_is_not_started(recipe: Recipe):
     """The planner is asked first: Kimi on one small GPU is told in bytes, and no engine is started."""
-    box = detect.box("1x-rtx-5090", ram="64GiB")
+    box = detect.load_box("1x-rtx-5090", ram="64GiB")
     kimi = read_recipe("kimi-k26-vllm")
-    assert "out of memory by the plan" in memory_problem(deploy(kimi).on(box))
-    assert memory_problem(deploy(recipe).on(box)) == ""
+    assert "out of memory by the plan" in memory_problem(deploy(kimi).on_box(box))
+    assert memory_problem(deploy(recipe).on_box(box)) == ""
     run = Run.create("climb")
     with pytest.raises(AnswerIsNo, match="out of memory by the plan"):
         climb(kimi, run, effort=LIGHT, box=box)

@@ -23,7 +23,7 @@ from moebox.flows.pace import TOKENS, SpeedRounds
 from moebox.flows.walk import ClimbTrial
 from moebox.serve import state
 from moebox.store import Run
-from moebox.store.summary import summarize
+from moebox.store.summary import summarize_run
 
 from ..verify.oracle import engine
 from ..verify.oracle.engine import PACED
@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[2]
 
 def told(endpoint: Endpoint, *, concurrency: int, rounds: int, tokens: int) -> SpeedRounds:
     """The oracle's own word for its speed, with a little scatter: a busy machine would hide what a clock sees."""
-    page = http.get(f"{endpoint.root}/metrics").text
+    page = http.get(f"{endpoint.server_url}/metrics").text
     rate = concurrency / float(page.rpartition("oracle:word_seconds ")[2])
     scatter = itertools.islice(itertools.cycle((0.99, 1.01)), rounds)
     return SpeedRounds(
@@ -95,7 +95,7 @@ def test_a_climb_keeps_what_is_verified_and_better(recipe: Recipe):
     assert steps["hybrid.ubatch 4096"].same == LIGHT.questions
     best = codec.read_toml(Recipe, run.path / "best.toml")
     assert (best.context, best.hybrid and best.hybrid.ubatch, best.kv) == (4096, 4096, "auto")
-    kinds = [event.kind for event in run.events()]
+    kinds = [event.kind for event in run.read_events()]
     assert kinds.count("climb.kept") == 3
     assert kinds.count("climb.dropped") == 4
     assert state.list_instances() == []
@@ -120,21 +120,21 @@ def test_a_machine_that_becomes_faster_is_not_taken_for_a_setting(
 
 def test_an_engine_that_is_no_good_ends_the_climb(recipe: Recipe):
     """Nothing to climb from is an answer, with the reason."""
-    broken = codec.decode(Recipe, {**codec.plain(recipe), "kv": "q4_0"}, where="test")
+    broken = codec.decode(Recipe, {**codec.to_plain(recipe), "kv": "q4_0"}, where="test")
     with pytest.raises(AnswerIsNo, match="arithmetic"):
         climb(broken, Run.create("climb"), effort=LIGHT)
 
 
 def test_a_setting_that_does_not_exist_is_told_before_anything_starts(recipe: Recipe):
     """A misspelt setting costs no engine start."""
-    document = {**codec.plain(recipe), "climb": {"settings": {"hybrid.ubatches": [512]}}}
+    document = {**codec.to_plain(recipe), "climb": {"settings": {"hybrid.ubatches": [512]}}}
     with pytest.raises(BadInput, match="ubatches"):
         climb(codec.decode(Recipe, document, where="test"), Run.create("climb"), effort=LIGHT)
 
 
 def test_a_killed_climb_is_taken_up_where_it_stopped(recipe: Recipe, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     """kill -9 in the middle of a step: steps before it are not repeated, it is, and nothing is left over."""
-    document = {**codec.plain(recipe), "climb": {"contexts": [2048, 4096], "speculate": [], "settings": {}}}
+    document = {**codec.to_plain(recipe), "climb": {"contexts": [2048, 4096], "speculate": [], "settings": {}}}
     path = tmp_path / "recipe.toml"
     path.write_text(codec.to_toml(codec.decode(Recipe, document, where="test")))
     marker = tmp_path / "reached"
@@ -192,7 +192,7 @@ def test_two_recipes_are_compared_with_judgement(recipe: Recipe, tmp_path: Path,
     """What is said, how right, how valid, how many guesses were accepted, and how fast, with an interval."""
     plain, guessing = tmp_path / "a.toml", tmp_path / "b.toml"
     plain.write_text(codec.to_toml(recipe))
-    document = {**codec.plain(recipe), "speculate": {"method": "ngram-mod"}}
+    document = {**codec.to_plain(recipe), "speculate": {"method": "ngram-mod"}}
     guessing.write_text(codec.to_toml(codec.decode(Recipe, document, where="test")))
     words = ["--json", "--questions", "10", "--rounds", "2", "--concurrency", "1,2"]
 
@@ -276,8 +276,8 @@ def test_a_table_that_cannot_be_meant_starts_nothing(
 def test_a_damaged_table_is_one_line(recipe: Recipe, table: str):
     """On resume, where steps of an earlier climb are read."""
     run = Run.create("climb-x")
-    run.write("start.toml", codec.to_toml(recipe))
-    run.write("climb.json", table)
+    run.write_file("start.toml", codec.to_toml(recipe))
+    run.write_file("climb.json", table)
     with pytest.raises(BadInput, match=r"climb\.json"):
         climb(recipe, run, effort=LIGHT)
 
@@ -285,9 +285,9 @@ def test_a_damaged_table_is_one_line(recipe: Recipe, table: str):
 def test_a_climb_that_found_nothing_good_is_listed_as_failed(recipe: Recipe):
     """It gave its answer: that is no interruption."""
     run = Run.create("climb-x")
-    broken = codec.decode(Recipe, {**codec.plain(recipe), "kv": "q4_0"}, where="test")
+    broken = codec.decode(Recipe, {**codec.to_plain(recipe), "kv": "q4_0"}, where="test")
     with pytest.raises(AnswerIsNo):
         climb(broken, run, effort=LIGHT)
-    row = summarize(run)
-    assert row.state(live=False) == "failed in climb"
+    row = summarize_run(run)
+    assert row.state_text(live=False) == "failed in climb"
     assert "arithmetic" in row.failed

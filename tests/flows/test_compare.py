@@ -122,7 +122,7 @@ def test_chance_alone_is_seen_as_a_difference_in_one_run_of_twenty_at_most():
     drifting = [100 * 0.95**number for number in range(12)]
     unpaired = welch_gain(drifting[:6], drifting[6:])
     assert unpaired is not None
-    assert unpaired.seen  # all of A and then all of B: the drift alone was a difference
+    assert unpaired.is_significant  # all of A and then all of B: the drift alone was a difference
 
 
 @pytest.mark.parametrize(("factor", "slower"), [(0.13, True), (0.9, True), (1.0, False), (0.985, False), (1.5, False)])

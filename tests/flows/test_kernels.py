@@ -9,15 +9,15 @@ from moebox.flows.run import Runner
 from moebox.report.reading import read
 from moebox.serve.recipes import read_recipe
 from moebox.store import Run
-from moebox.stream.awake import Awake
+from moebox.stream.awake import AwakeClock
 
 
 def test_the_doctors_step_leaves_kernel_findings(tmp_path: Path) -> None:
     """An fp8 cache on SM120: one line of news that names the mend, and an entry the report reads."""
     run = Run.create("k26", runs=tmp_path)
-    run.write("box.toml", codec.to_toml(detect.box("8x-rtx-pro-6000")))
+    run.write_file("box.toml", codec.to_toml(detect.load_box("8x-rtx-pro-6000")))
     recipe = dataclasses.replace(read_recipe("kimi-k26-vllm"), kv="fp8", engine_version="0.32.0")
-    run.write("recipe.toml", codec.to_toml(recipe))
+    run.write_file("recipe.toml", codec.to_toml(recipe))
     pipeline = begin_pipeline(RunRequest(model="kimi-k2.6", until="doctor"), run).with_step(
         PipelineStep(name="plan", state="done")
     )
@@ -25,7 +25,7 @@ def test_the_doctors_step_leaves_kernel_findings(tmp_path: Path) -> None:
     teller = Runner(
         run,
         pipeline,
-        awake=Awake(),
+        awake=AwakeClock(),
         notify=lambda kind, what: news.append(what) if kind == "news" else None,
         confirm=lambda question: True,
     )

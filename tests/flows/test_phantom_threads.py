@@ -16,13 +16,13 @@ def no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("busy", "alone"), [(0.0, True), (0.9, False)])
 def test_an_idle_machine_gives_it_several(busy: float, alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "busy_share", lambda: busy)
+    monkeypatch.setattr(host, "cpu_busy_share", lambda: busy)
     cores = len(os.sched_getaffinity(0))
     assert phantom.phantom_threads() == (min(cores, phantom.MOST_THREADS) if alone else 1)
 
 
 def test_the_variable_decides_where_it_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "busy_share", lambda: 0.9)
+    monkeypatch.setattr(host, "cpu_busy_share", lambda: 0.9)
     monkeypatch.setenv(phantom.THREADS, "3")
     assert phantom.phantom_threads() == 3
 

@@ -8,59 +8,62 @@ from typing import Any
 
 import pytest
 
-from moebox.core.endpoint import endpoint_of
-from moebox.core.habits import failure
-from moebox.core.verdict import Ladder, Mark, Probe, Slip, Verdict
+from moebox.core.endpoint import endpoint_from_url
+from moebox.core.quirks import first_unexpected_failure
+from moebox.core.verdict import CheckResults, CheckVerdict, Failure, Mark, Probe
 from moebox.flows.rehearse import describe_answers, send_prompt
 from tests.serving import live
 
 HABIT = Probe(name="too long", verdict="fail", reason="a prompt beyond 2,048 tokens: HTTP 500: the request exceeds")
 
 
-def rung(name: str, verdict: Mark = "pass", reason: str = "", *probes: Probe) -> Verdict:
+def rung(name: str, verdict: Mark = "pass", reason: str = "", *probes: Probe) -> CheckVerdict:
     """One check."""
-    return Verdict(name=name, verdict=verdict, reason=reason, probes=probes)
+    return CheckVerdict(name=name, verdict=verdict, reason=reason, probes=probes)
 
 
-def ladder(*rungs: Verdict, engine: str = "ik_llama.cpp", slips: tuple[Slip, ...] = ()) -> Ladder:
+def ladder(*rungs: CheckVerdict, engine: str = "ik_llama.cpp", slips: tuple[Failure, ...] = ()) -> CheckResults:
     """A climb."""
-    return Ladder(url="http://127.0.0.1:1/v1", model="phantom", engine=engine, rungs=rungs, slips=slips)
+    return CheckResults(url="http://127.0.0.1:1/v1", model="phantom", engine=engine, rungs=rungs, slips=slips)
 
 
 def test_a_known_habit_passes_and_is_named() -> None:
     """On the engine that has it; on another it is this launch's own fault."""
     rungs = (rung("alive"), rung("limits", "fail", HABIT.reason, HABIT), rung("vision", "skip", "text only"))
     climbed = ladder(*rungs)
-    assert failure(climbed) == ""
+    assert first_unexpected_failure(climbed) == ""
     expected = "answered right on 1 of 2 checks of the ladder (known habits of ik_llama.cpp: limits)"
     assert describe_answers(climbed, "ik_llama.cpp") == expected
-    assert failure(ladder(*rungs, engine="vllm")).startswith("limits: a prompt beyond")
+    assert first_unexpected_failure(ladder(*rungs, engine="vllm")).startswith("limits: a prompt beyond")
 
 
 def test_everything_else_fails() -> None:
     """A wrong answer beside a habit, a rung that fails as a whole, a ladder on which nothing passed."""
     other = Probe(name="count", verdict="fail", reason="17 is not 18")
-    assert failure(ladder(rung("limits", "fail", "", HABIT, other))) == "limits: 17 is not 18"
-    assert failure(ladder(rung("alive", "fail", "refused"))) == "alive: refused"
-    assert failure(ladder(rung("alive", "skip"))) == "nothing passed"
-    often = Slip(kind="usage", seen=9, of=40, low=0.1, high=0.4, verdict="fail")
-    assert failure(ladder(rung("alive"), slips=(often,))) == "usage: 9 of 40"
+    assert first_unexpected_failure(ladder(rung("limits", "fail", "", HABIT, other))) == "limits: 17 is not 18"
+    assert first_unexpected_failure(ladder(rung("alive", "fail", "refused"))) == "alive: refused"
+    assert first_unexpected_failure(ladder(rung("alive", "skip"))) == "nothing passed"
+    often = Failure(kind="usage", seen=9, of=40, low=0.1, high=0.4, verdict="fail")
+    assert first_unexpected_failure(ladder(rung("alive"), slips=(often,))) == "usage: 9 of 40"
 
 
-def red(kind: str, example: str) -> Slip:
+def red(kind: str, example: str) -> Failure:
     """A kind of fault that is seen far too often."""
-    return Slip(kind=kind, seen=5, of=6, low=0.4, high=0.9, verdict="fail", example=example)
+    return Failure(kind=kind, seen=5, of=6, low=0.4, high=0.9, verdict="fail", example=example)
 
 
 def test_a_habit_forgives_nothing_beside_itself() -> None:
     """A second fault in the same probe, another kind over the whole ladder, or a ladder that was cut short."""
     habit, other = red("limits", HABIT.reason), red("answer", "another client's text")
     both = replace(HABIT, slips=(habit, other))
-    assert failure(ladder(rung("limits", "fail", "", replace(HABIT, slips=(habit,))), slips=(habit,))) == ""
-    assert failure(ladder(rung("limits", "fail", "", both))) == "limits: another client's text"
-    assert failure(ladder(rung("limits", "fail", "", HABIT), slips=(other,))) == "answer: 5 of 6"
+    assert (
+        first_unexpected_failure(ladder(rung("limits", "fail", "", replace(HABIT, slips=(habit,))), slips=(habit,)))
+        == ""
+    )
+    assert first_unexpected_failure(ladder(rung("limits", "fail", "", both))) == "limits: another client's text"
+    assert first_unexpected_failure(ladder(rung("limits", "fail", "", HABIT), slips=(other,))) == "answer: 5 of 6"
     short = replace(ladder(rung("limits", "fail", "", HABIT)), stopped="three requests hung")
-    assert failure(short) == "three requests hung"
+    assert first_unexpected_failure(short) == "three requests hung"
 
 
 def test_checks_that_were_not_tried_for_want_of_time_are_named() -> None:
@@ -77,7 +80,8 @@ def test_a_second_fault_of_the_same_kind_is_looked_at_too() -> None:
     several = replace(red("limits", HABIT.reason), also=("an answer in another's words",))
     mixed = replace(HABIT, slips=(several,))
     assert (
-        failure(ladder(rung("limits", "fail", "", mixed), slips=(several,))) == "limits: an answer in another's words"
+        first_unexpected_failure(ladder(rung("limits", "fail", "", mixed), slips=(several,)))
+        == "limits: an answer in another's words"
     )
 
 
@@ -86,7 +90,7 @@ def test_a_check_that_fails_in_sum_is_explained_by_the_probes_it_is_the_sum_of()
     for why, told in ((HABIT.reason, ""), ("other", "limits: other")):
         few = replace(HABIT, verdict="warn", slips=(replace(red("limits", why), verdict="warn"),))
         whole = replace(rung("limits", "fail", why, few), slips=(red("limits", why),))
-        assert failure(ladder(whole, slips=(red("limits", why),))) == told
+        assert first_unexpected_failure(ladder(whole, slips=(red("limits", why),))) == told
 
 
 @pytest.mark.parametrize("usage", [{"prompt_tokens": 0}, {"prompt_tokens": None}, {}, None])
@@ -107,7 +111,7 @@ def test_a_server_that_counts_no_prompt_is_told_in_words(usage: object) -> None:
 
     with live(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as server:
         session: Any = SimpleNamespace(
-            endpoint=endpoint_of(f"127.0.0.1:{server.server_port}", "m"),
+            endpoint=endpoint_from_url(f"127.0.0.1:{server.server_port}", "m"),
             watch=SimpleNamespace(read_new_lines=lambda: False),
         )
         assert send_prompt(session, "word", tokens=1) == (0, "an answer without usage")

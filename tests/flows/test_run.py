@@ -11,7 +11,7 @@ import pytest
 from moebox import codec
 from moebox.cli import main
 from moebox.core.recipe import PlannedFor, Recipe
-from moebox.errors import Outside
+from moebox.errors import ExternalError
 from moebox.flows import recipes
 from moebox.flows.pipeline import PIPELINE, RunRequest
 from moebox.flows.twin import TwinProcess
@@ -152,7 +152,7 @@ def test_a_simulated_story_is_marked_everywhere(capsys: pytest.CaptureFixture[st
 def test_a_simulation_has_the_memory_that_was_given():
     """`--ram` was planned with and not simulated: the twin says so where it cannot be meant."""
     place = PlannedFor(box="2x-rtx-pro-6000-max-q", ram="12")
-    with pytest.raises(Outside, match="--ram 12 is less than 1 GiB"):
+    with pytest.raises(ExternalError, match="--ram 12 is less than 1 GiB"):
         TwinProcess(recipes.load_recipe("kimi-k26-ik"), planned_for=place, run=Run.create("twin"))
 
 
@@ -178,6 +178,6 @@ def test_bad_input_is_one_line(words: list[str], says: str, capsys: pytest.Captu
 def test_a_folder_without_a_story_cannot_be_resumed(capsys: pytest.CaptureFixture[str]):
     """It says what can."""
     run = Run.create("other")
-    run.release()
+    run.release_lock()
     assert main(["run", "--resume", run.id]) == 2
     assert "was not made by `moebox run`" in capsys.readouterr().err

@@ -11,7 +11,7 @@ from moebox.report.files import report
 from moebox.report.markdown import markdown
 from moebox.serve import state
 from moebox.store import Run
-from moebox.store.summary import summarize
+from moebox.store.summary import summarize_run
 from moebox.web import live
 
 from .pipelines import Hold, gone, held_in, only
@@ -31,7 +31,7 @@ def test_an_interrupted_run_says_in_which_step(
     """It once read as working: pipeline.json never said that a step had begun."""
     moebox, run = held_in(step, story_recipe, hold)
     assert states(run)[step] == "running"
-    assert summarize(run).state(live=True) == f"running {step}"
+    assert summarize_run(run).state_text(live=True) == f"running {step}"
     moebox.send_signal(how)
     hold.go()
     moebox.communicate()
@@ -58,7 +58,7 @@ def test_an_engine_that_is_still_being_stopped_is_no_work(tmp_path: Path):
     run = Run.create("killed", runs=tmp_path)
     engines = {run.path.resolve(): "its engine"}
     assert state.is_run_active(run, {}, unfinished_step="up")  # by us
-    run.release()
+    run.release_lock()
 
     assert not state.is_run_active(run, engines, unfinished_step="up")
     assert state.is_run_active(run, engines, unfinished_step="")  # it serves

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebox.checkpoint import deploy, resolve
+from moebox.checkpoint import deploy, resolve_model
 from moebox.core import catalogue
 from moebox.core.gain import Gain
 from moebox.core.recipe import Climb, Recipe, Speculate
 from moebox.core.verdict import Mark
-from moebox.detect.declared import box_of
+from moebox.detect.declared import parse_box
 from moebox.errors import BadInput
 from moebox.flows.acceptance import DraftCounts, acceptance_rate, parse_draft_counts
 from moebox.flows.fit import startup_problem
@@ -75,7 +75,7 @@ def test_a_gain_agrees_with_a_hand_calculation():
     assert found
     assert found.share == pytest.approx(0.1, abs=1e-3)
     assert (found.low, found.high) == (pytest.approx(0.0469, abs=1e-3), pytest.approx(0.1563, abs=1e-3))
-    assert found.seen
+    assert found.is_significant
 
 
 @given(st.lists(POSITIVE, min_size=2, max_size=6), st.lists(POSITIVE, min_size=2, max_size=6))
@@ -103,7 +103,7 @@ def test_a_bracketed_gain_holds_both_sides_and_no_drift_passes_for_a_gain():
     before, after, again = [100.0, 101, 99], [145.0, 146, 144], [144.0, 145, 146]
     gained = bracketing_gain(before, after, again)
     assert gained
-    assert not gained.seen
+    assert not gained.is_significant
     assert gained.low < 0 < 0.4 < gained.high
     steady = bracketing_gain(before, after, [99.0, 100, 101])
     assert steady
@@ -191,7 +191,7 @@ def test_a_draft_that_the_recipe_does_not_name_is_the_catalogues():
     assert not skip_reason(SettingStep(group="speculate", path="speculate", value="eagle3"), best, [], bare)
     draft = with_setting(bare, "speculate", "eagle3").speculate
     assert draft
-    assert draft.draft in catalogue.model("kimi-k2.6").drafts
+    assert draft.draft in catalogue.find_model("kimi-k2.6").drafts
     own = dataclasses.replace(bare, model="deepseek-v3.2", checkpoint="deepseek-ai/DeepSeek-V3.2")
     assert with_setting(own, "speculate", "mtp").speculate == Speculate(method="mtp", tokens=1)
 
@@ -222,8 +222,8 @@ def test_what_the_recipe_has_and_the_walk_never_comes_to_is_said():
 
 def test_what_is_known_not_to_start_is_not_tried():
     """An fp8 cache on GPUs whose shared memory is too small: said, and no engine is started for it."""
-    box = box_of("8x-rtx-pro-6000-server")
-    recipe = choose_plan(box, *resolve("kimi-k2.6"), Constraints(engine="vllm", tp=8)).recipe
+    box = parse_box("8x-rtx-pro-6000-server")
+    recipe = choose_plan(box, *resolve_model("kimi-k2.6"), Constraints(engine="vllm", tp=8)).recipe
     assert not startup_problem(deploy(recipe, box))
     assert "shared memory" in startup_problem(deploy(with_setting(recipe, "kv", "fp8"), box))
 

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from moebox.cli import main
-from moebox.errors import BadInput, MoeboxError, Outside
+from moebox.errors import BadInput, ExternalError, MoeboxError
 from moebox.kernels import fix, patch
 from moebox.kernels.patch import BACKUP, Patch
 from moebox.kernels.probe.protocol import LaunchRecord
@@ -85,7 +85,7 @@ def test_a_second_file_that_cannot_be_patched_takes_the_first_back(tmp_path: Pat
     """All of them or none, byte for byte, and nothing left behind."""
     first, second = prepared(tmp_path, "a.py"), prepared(tmp_path, "b.py")
     second.path.write_text("edited\n")
-    with pytest.raises(Outside, match="changed"):
+    with pytest.raises(ExternalError, match="changed"):
         patch.apply_all((first, second), anyway=True)
     assert first.path.read_text() == BEFORE
     assert second.path.read_text() == "edited\n"
@@ -135,7 +135,7 @@ def test_a_read_only_file_is_left_alone_and_permissions_are_kept(tmp_path: Path)
     """Also for root, who could."""
     made = prepared(tmp_path)
     made.path.chmod(0o444)
-    with pytest.raises(Outside, match="read-only"):
+    with pytest.raises(ExternalError, match="read-only"):
         patch.apply(made, anyway=True)
     assert left(tmp_path) == []
     made.path.chmod(0o640)
@@ -189,7 +189,7 @@ def test_a_python_that_answers_nonsense_is_told(tmp_path: Path) -> None:
     asked = request(tmp_path, "vllm", "0.32.0", "vllm-0.32.0-sm_120-fp8.jsonl")
     assert asked.python
     asked.python.write_text("#!/bin/sh\necho\n")
-    with pytest.raises(Outside, match="no Triton"):
+    with pytest.raises(ExternalError, match="no Triton"):
         scan(asked)
     asked.python.unlink()
     with pytest.raises(BadInput, match="cannot be run"):
@@ -230,6 +230,6 @@ def test_only_what_a_patch_can_say_is_proposed() -> None:
     """vLLM's decode writes its warps down as a number: candidates keep them."""
     lines = (HERE / "vllm-0.32.0-sm_120-fp8.jsonl").read_text().splitlines()
     one = msgspec.convert(next(json.loads(line)["launch"] for line in lines if "stage1" in line), LaunchRecord)
-    from moebox.core.kernel import arch
+    from moebox.core.kernel import find_arch
 
-    assert {choice["num_warps"] for choice in fix.proposals(one, arch("sm_120"))} == {one.num_warps}
+    assert {choice["num_warps"] for choice in fix.proposals(one, find_arch("sm_120"))} == {one.num_warps}

@@ -10,8 +10,8 @@ import pynvml
 import pytest
 
 from moebox.cli import main
-from moebox.core.kernel import KernelLaunch, arch
-from moebox.errors import BadInput, Outside, Unsupported
+from moebox.core.kernel import KernelLaunch, find_arch
+from moebox.errors import BadInput, ExternalError, Unsupported
 from moebox.kernels import cache, configs, patch
 from moebox.kernels.fix import Candidate, Remedy
 
@@ -77,7 +77,7 @@ def test_tuned_files_that_cannot_launch_are_named(tmp_path: Path, capsys: pytest
     tuned(tmp_path, "E=384,N=256,device_name=NVIDIA_H100.json")
     tuned(tmp_path, "E=384,N=256,device_name=NVIDIA_H100,dtype=fp8_w8a8,block_shape=[128,128].json", BLOCK_SIZE_K=256)
     tuned(tmp_path, "E=384,N=256,device_name=NVIDIA_H100,dtype=int8_w8a16.json")
-    plain, block, packed = sorted(configs.check(tmp_path, arch("sm_120")), key=lambda one: len(one.file))
+    plain, block, packed = sorted(configs.check(tmp_path, find_arch("sm_120")), key=lambda one: len(one.file))
     assert plain.bad is not None
     assert [entry.shared_bytes for entry in plain.bad] == [4 * 192 * 128 * 2]
     verdicts = {one.file.split("dtype=")[-1][:4]: one.verdict for one in (plain, block, packed)}
@@ -91,7 +91,7 @@ def test_int4_files_are_judged_and_those_of_other_kernels_are_not(tmp_path: Path
     """int4: (stages - 1) x M x K x 2 + N x K x 2 bytes; files without Triton's blocks need another judge."""
     tuned(tmp_path, "E=384,N=128,device_name=X,dtype=int4_w4a16_down.json", BLOCK_SIZE_N=256)
     (tmp_path / "E=384,N=256,device_name=X,dtype=int4_w4a16,backend=flydsl.json").write_text('{"1": {"tile_m": 16}}')
-    other, ours = sorted(configs.check(tmp_path, arch("sm_120")), key=lambda one: one.bad is not None)
+    other, ours = sorted(configs.check(tmp_path, find_arch("sm_120")), key=lambda one: one.bad is not None)
     assert other.verdict == "needs compiling"
     assert ours.bad is not None
     assert [entry.shared_bytes for entry in ours.bad] == [4 * 64 * 128 * 2 + 256 * 128 * 2]
@@ -101,7 +101,7 @@ def test_a_file_that_is_no_configuration_is_named(tmp_path: Path):
     """Not a traceback out of JSON."""
     (tmp_path / "E=1,N=1,device_name=X.json").write_text("[]")
     with pytest.raises(BadInput, match="not a fused-MoE configuration"):
-        configs.check(tmp_path, arch("sm_120"))
+        configs.check(tmp_path, find_arch("sm_120"))
 
 
 def site(tmp_path: Path) -> Path:
@@ -145,7 +145,7 @@ def test_a_file_that_changed_meanwhile_or_has_no_place_is_left_alone(tmp_path: P
     """A patch applies whole or not at all."""
     (made,) = patch.patches((Remedy(launch=LAUNCH, found=(BEST,)),), site(tmp_path), 120)
     (tmp_path / "vllm/ops.py").write_text("print()\n")
-    with pytest.raises(Outside, match="changed"):
+    with pytest.raises(ExternalError, match="changed"):
         patch.apply(made, anyway=True)
     with pytest.raises(Unsupported, match="no known place"):
         patch.patches((Remedy(launch=LAUNCH, found=(BEST,)),), tmp_path, 120)
@@ -157,7 +157,7 @@ def test_the_table_knows_every_scanned_release():
     """Plans warn from it without Triton: vLLM's fp8 cache on SM120 up to the newest release."""
     from moebox.core import catalogue
 
-    rows = catalogue.table("kernels")["scan"]
+    rows = catalogue.load_table("kernels")["scan"]
     stuck = [row["version"] for row in rows if row["engine"] == "vllm" and row["arch"] == "sm_120" and row["bad"]]
     assert "0.32.0" in stuck
     clean = [

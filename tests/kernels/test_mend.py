@@ -23,7 +23,7 @@ MEND = "moebox doctor kernels --engine vllm --kv fp8 --fix --apply"
 
 @pytest.fixture(scope="module")
 def box() -> Box:
-    return detect.box("8x-rtx-pro-6000")
+    return detect.load_box("8x-rtx-pro-6000")
 
 
 def fp8(**changes: object) -> Recipe:
@@ -33,8 +33,8 @@ def fp8(**changes: object) -> Recipe:
 
 def test_the_plan_keeps_clear_of_it(box: Box) -> None:
     """Unasked, the stock engine gets a bf16 cache, and the plan says why."""
-    model = catalogue.model("kimi-k2.6")
-    found = choose_plan(box, model, catalogue.checkpoints(model.name), Constraints(engine="vllm"))
+    model = catalogue.find_model("kimi-k2.6")
+    found = choose_plan(box, model, catalogue.published_checkpoints(model.name), Constraints(engine="vllm"))
     assert found.recipe.kv == "bf16"
     assert not any(one.severity == "fatal" for one in found.warnings)
 
@@ -64,7 +64,7 @@ def test_what_is_not_concerned_starts(box: Box) -> None:
     argv = ("vllm", "serve")
     preflight.check_kernels(deploy(dataclasses.replace(fp8(), kv="bf16")), argv, lambda: box)
     preflight.check_kernels(deploy(fp8(runtime=Runtime(kind="docker", preset="community"))), argv, lambda: box)
-    preflight.check_kernels(deploy(fp8()), argv, lambda: detect.box("8x-h200"))
+    preflight.check_kernels(deploy(fp8()), argv, lambda: detect.load_box("8x-h200"))
     preflight.check_kernels(deploy(fp8(model="deepseek-v3.2")), argv, lambda: box)
 
 
@@ -75,7 +75,7 @@ def test_what_is_not_concerned_starts(box: Box) -> None:
 def test_sparse_attention_has_other_kernels(box: Box, model: str, concerned: bool) -> None:
     """Neither the symptom base nor the table of compiled kernels speaks of them."""
     recipe = fp8(model=model)
-    found = symptom.foreseen(engine="vllm", version="0.32.0", sm="12.0", model=model, recipe=recipe)
+    found = symptom.predicted_symptoms(engine="vllm", version="0.32.0", sm="12.0", model=model, recipe=recipe)
     assert any(one.id == "smem-vllm-mla-fp8" for one in found) == concerned
     told = known_issues(deploy(recipe, box))
     assert any("shared memory" in one.text for one in told) == concerned

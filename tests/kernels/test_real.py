@@ -12,8 +12,8 @@ import pytest
 import moebox
 from moebox.cli import main
 from moebox.core import catalogue
-from moebox.core.kernel import KernelScan, arch
-from moebox.errors import Outside
+from moebox.core.kernel import KernelScan, find_arch
+from moebox.errors import ExternalError
 from moebox.kernels import blocktable, moefiles, tuning
 from moebox.kernels.probe import space
 from moebox.kernels.probe.protocol import TunedRow
@@ -34,8 +34,8 @@ def look(venv: Path, engine: str, version: str, **settings: str) -> KernelScan:
     return scan(
         Request(
             engine=engine,
-            arch=arch("sm_120"),
-            model=catalogue.model("kimi-k2.6"),
+            arch=find_arch("sm_120"),
+            model=catalogue.find_model("kimi-k2.6"),
             site_packages=venv / "engines" / f"{engine}-{version}",
             python=venv / "bin" / "python",
             **settings,  # type: ignore[arg-type]
@@ -46,13 +46,13 @@ def look(venv: Path, engine: str, version: str, **settings: str) -> KernelScan:
 def test_the_figures_known_from_real_gpus(venv: Path):
     """SGLang 0.5.8: 106,496 and 147,456; 0.5.23: clean, 71,680; vLLM 0.32.0 with an fp8 cache: 102,400."""
     old = look(venv, "sglang", "0.5.8")
-    assert {one.shared_bytes for one in old.bad} == {106_496, 147_456}
+    assert {one.shared_bytes for one in old.failing_launches} == {106_496, 147_456}
     new = look(venv, "sglang", "0.5.23")
-    assert new.bad == ()
+    assert new.failing_launches == ()
     assert 71_680 in {one.shared_bytes for one in new.launches}
     fp8 = look(venv, "vllm", "0.32.0", kv="fp8", only="decode")
-    assert {one.shared_bytes for one in fp8.bad} == {102_400}
-    assert look(venv, "vllm", "0.32.0", kv="bf16", only="decode").bad == ()
+    assert {one.shared_bytes for one in fp8.failing_launches} == {102_400}
+    assert look(venv, "vllm", "0.32.0", kv="bf16", only="decode").failing_launches == ()
 
 
 def test_a_fix_compiles_applies_and_reverts(venv: Path, capsys: pytest.CaptureFixture[str]):
@@ -81,18 +81,18 @@ def test_an_edited_kernel_that_no_longer_compiles_is_told(venv: Path, tmp_path: 
     body = whole.index("\n):\n", start) + len("\n):\n")
     copy.write_text(whole[:body] + '    tl.static_assert(False, "edited by hand")\n' + whole[body:])
     asked = Request(
-        engine="vllm", arch=arch("sm_120"), model=catalogue.model("kimi-k2.6"), site_packages=tmp_path / "site",
+        engine="vllm", arch=find_arch("sm_120"), model=catalogue.find_model("kimi-k2.6"), site_packages=tmp_path / "site",
         python=venv / "bin/python", only="decode, batch 1,",
     )  # fmt: skip
     notes = tmp_path / "cache/kernels"
     notes.mkdir(parents=True)
     for version in ("3.5.1", "3.6.0", "3.7.1", "3.8.0", "3.9.0"):
         (notes / f"costs-{version}.json").write_text("[1, 2]")
-    (broken,) = scan(asked).bad
+    (broken,) = scan(asked).failing_launches
     assert broken.verdict == "does not compile"
     assert "edited by hand" in broken.error
     copy.write_text("def decode_attention_fwd(:\n")
-    with pytest.raises(Outside, match="SyntaxError"):
+    with pytest.raises(ExternalError, match="SyntaxError"):
         scan(asked)
 
 
@@ -107,12 +107,12 @@ def test_a_tuned_block_table_reaches_the_launch(venv: Path, tmp_path: Path, rele
         about = {"case": f"extend {name}, 4096 new on 4096", "best": choice, "ms": 1.0, "baselines": {}}
         rows.append(msgspec.convert({**about, "field": [{"config": choice, "ms": 1.0}]}, TunedRow))
     found = tuning.Tuned(engine="sglang", triton="3.7.1", rows=rows)
-    (made,) = blocktable.patches(found, root, arch("sm_120"))
+    (made,) = blocktable.patches(found, root, find_arch("sm_120"))
     shutil.copytree(root.resolve() / "sglang", tmp_path / "sglang", copy_function=os.symlink)
     (tmp_path / made.name).unlink()
     (tmp_path / made.name).write_text(made.after)
     asked = Request(
-        engine="sglang", arch=arch("sm_120"), model=catalogue.model("kimi-k2.6"), site_packages=tmp_path,
+        engine="sglang", arch=find_arch("sm_120"), model=catalogue.find_model("kimi-k2.6"), site_packages=tmp_path,
         python=venv / "bin/python", only="256 new",
     )  # fmt: skip
     launches = scan(asked).launches

@@ -13,8 +13,8 @@ import pytest
 
 from moebox.cli import main
 from moebox.core import catalogue
-from moebox.core.kernel import arch
-from moebox.errors import BadInput, MoeboxError, Outside, UnknownName, Unsupported
+from moebox.core.kernel import find_arch
+from moebox.errors import BadInput, ExternalError, MoeboxError, UnknownName, Unsupported
 from moebox.kernels import fix
 from moebox.kernels.probe.protocol import LaunchRecord
 from moebox.kernels.scan import Request, engine_version, scan
@@ -49,8 +49,8 @@ def request(folder: Path, name: str, version: str, recording: str, **settings: o
     values: dict[str, object] = {"tp": 8, "kv": "bf16", **settings}
     return Request(
         engine=name,
-        arch=arch("sm_120"),
-        model=catalogue.model("kimi-k2.6"),
+        arch=find_arch("sm_120"),
+        model=catalogue.find_model("kimi-k2.6"),
         site_packages=engine(folder / "site", name, version),
         python=python_that_answers(folder, recording),
         **values,  # type: ignore[arg-type]
@@ -61,9 +61,9 @@ def test_the_january_2026_crash_is_found(tmp_path: Path):
     """SGLang 0.5.8's extend attention asks 106,496 bytes of SM120's 101,376: the SM120 report's error, to the byte."""
     found = scan(request(tmp_path, "sglang", "0.5.8", "sglang-0.5.8-sm_120-bf16.jsonl"))
     assert found.version == "0.5.8"
-    bad = {(one.kernel, one.shared_bytes) for one in found.bad}
+    bad = {(one.kernel, one.shared_bytes) for one in found.failing_launches}
     assert bad == {("_fwd_kernel", 106_496), ("fused_moe_kernel", 147_456)}
-    worst = next(one for one in found.bad if one.kernel == "_fwd_kernel")
+    worst = next(one for one in found.failing_launches if one.kernel == "_fwd_kernel")
     assert worst.limit_bytes == 101_376
     assert worst.file.endswith("extend_attention.py")
     assert worst.blocks["BLOCK_N"] == 64
@@ -73,7 +73,7 @@ def test_the_january_2026_crash_is_found(tmp_path: Path):
 def test_the_fp8_cache_crash_of_the_newest_vllm_is_found(tmp_path: Path):
     """vLLM 0.32.0's MLA decode asks 102,400 bytes with an fp8 cache (vllm-project/vllm#53748)."""
     found = scan(request(tmp_path, "vllm", "0.32.0", "vllm-0.32.0-sm_120-fp8.jsonl", kv="fp8"))
-    assert {one.shared_bytes for one in found.bad} == {102_400}
+    assert {one.shared_bytes for one in found.failing_launches} == {102_400}
     assert any("CUDA" in one.why for one in found.not_covered), "what goes to another kernel is said"
     assert found.judged, "what Triton does not compile is judged by version"
 
@@ -100,10 +100,10 @@ def test_the_command_keeps_its_findings_in_a_run(tmp_path: Path, capsys: pytest.
     python = python_that_answers(tmp_path, "sglang-0.5.8-sm_120-bf16.jsonl")
     words = ["doctor", "kernels", "--engine", "sglang", "--site-packages", str(site), "--python", str(python)]
     run = Run.create("k26", runs=tmp_path / "runs")
-    run.release()
+    run.release_lock()
     assert main([*words, "--run", str(run.path)]) == 1
     assert "106,496" in markdown(report([run]))
-    assert [event.kind for event in run.events()] == ["kernels.judged"]
+    assert [event.kind for event in run.read_events()] == ["kernels.judged"]
     assert main([*words, "--run", str(tmp_path / "none")]) == 2
     (run.path / "patches").symlink_to(tmp_path)
     assert main([*words, "--run", str(run.path)]) == 2, "a link in it leads elsewhere"
@@ -127,17 +127,17 @@ def test_a_triton_nobody_tried_is_refused(tmp_path: Path, versions: str, kind: t
 
 def test_what_is_missing_is_told_apart(tmp_path: Path):
     """No engine, no such folder, a probe that breaks, a tensor-parallel size that does not divide."""
-    model = catalogue.model("kimi-k2.6")
-    with pytest.raises(Outside, match="sglang is not installed"):
-        scan(Request(engine="sglang", arch=arch("sm_120"), model=model))
+    model = catalogue.find_model("kimi-k2.6")
+    with pytest.raises(ExternalError, match="sglang is not installed"):
+        scan(Request(engine="sglang", arch=find_arch("sm_120"), model=model))
     with pytest.raises(BadInput, match="holds no vllm"):
-        scan(Request(engine="vllm", arch=arch("sm_120"), model=model, site_packages=tmp_path))
+        scan(Request(engine="vllm", arch=find_arch("sm_120"), model=model, site_packages=tmp_path))
     with pytest.raises(BadInput, match="--tp 7"):
         scan(request(tmp_path / "a", "vllm", "1", "vllm-0.32.0-sm_120-fp8.jsonl", tp=7))
-    with pytest.raises(Outside, match="boom"):
+    with pytest.raises(ExternalError, match="boom"):
         scan(request(tmp_path / "b", "vllm", "1", ""))
     with pytest.raises(UnknownName, match="sm_999"):
-        arch("sm_999")
+        find_arch("sm_999")
 
 
 def test_a_version_is_read_from_the_wheel(tmp_path: Path):
@@ -151,7 +151,7 @@ def test_candidates_that_cannot_fit_are_not_compiled():
     """The estimate prunes; the engine's own blocks with fewer stages are always among them."""
     lines = (HERE / "vllm-0.32.0-sm_120-fp8.jsonl").read_text().splitlines()
     launch = msgspec.convert(next(json.loads(line)["launch"] for line in lines if "stage1" in line), LaunchRecord)
-    tried = fix.proposals(launch, arch("sm_120"))
+    tried = fix.proposals(launch, find_arch("sm_120"))
     assert {"BLOCK_N": 32, "num_warps": 4, "num_stages": 1} in tried
     assert all(fix.estimate(launch, one) <= 101_376 * fix.SLACK for one in tried)
     assert len(tried) <= fix.COMPILED + 4
@@ -165,7 +165,7 @@ def test_the_cost_model_prefers_what_was_measured_faster():
 
 def test_occupancy_is_bounded_by_every_resource():
     """Shared memory, registers and threads each limit the blocks of a multiprocessor."""
-    here = arch("12.0")
+    here = find_arch("12.0")
     assert here.blocks_per_sm(106_496, 64, 4) == 0
     assert here.blocks_per_sm(49_152, 64, 4) == 2
     assert here.blocks_per_sm(0, 255, 8) == 1

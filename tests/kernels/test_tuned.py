@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from moebox.core import catalogue
-from moebox.core.kernel import arch
-from moebox.errors import Outside, Unsupported
+from moebox.core.kernel import find_arch
+from moebox.errors import ExternalError, Unsupported
 from moebox.kernels import blocktable, moefiles, tuning
 from moebox.kernels.probe import space
 from moebox.kernels.probe.protocol import TunedRow
@@ -72,8 +72,8 @@ def test_names_are_the_engines_own():
 def test_another_split_has_other_sizes_and_another_name(tmp_path: Path):
     """TP4 doubles heads and experts' width on a rank; vLLM's CUDA kernel ends where its tokens an expert do."""
     (tmp_path / "vllm").mkdir()
-    asked = Request(engine="vllm", arch=arch("sm_120"), model=catalogue.model("kimi-k2.6"), tp=4)
-    shape = tuning.question(asked, tmp_path, arch("sm_90"), limit=arch("sm_120")).shape
+    asked = Request(engine="vllm", arch=find_arch("sm_120"), model=catalogue.find_model("kimi-k2.6"), tp=4)
+    shape = tuning.question(asked, tmp_path, find_arch("sm_90"), limit=find_arch("sm_120")).shape
     assert shape == space.Shape(heads=16, intermediate=512)
     assert moefiles.vllm_name("bf16", DEVICE, shape) == f"E=384,N=512,device_name={NAMED}.json"
     few = space.Shape(experts=64)
@@ -142,7 +142,7 @@ def test_sglangs_default_stays_where_a_pair_gains_nothing():
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path):
     """Not a traceback at the end of minutes of timing."""
     (tmp_path / "file").touch()
-    with pytest.raises(Outside, match="cannot be written"):
+    with pytest.raises(ExternalError, match="cannot be written"):
         moefiles.write(vllm("bf16"), tmp_path / "file", DEVICE)
 
 
@@ -183,14 +183,14 @@ def test_one_choice_serves_every_length_and_becomes_a_patch(tmp_path: Path):
     path.parent.mkdir(parents=True)
     path.write_text(SGLANG)
     tuned = tuning.Tuned(engine="sglang", triton="3.7.1", rows=rows)
-    (made,) = blocktable.patches(tuned, tmp_path, arch("sm_120"))
+    (made,) = blocktable.patches(tuned, tmp_path, find_arch("sm_120"))
     compile(made.after, "extend_attention.py", "exec")
     assert "+    if _is_cuda and CUDA_CAPABILITY[0] == 12 and Lq == 192:" in made.diff
     assert "+        num_stages = 3" in made.diff
     assert made.after.count("Lq == 576") == 1, "one stage is what the engine has"
     path.write_text("def _get_block_sizes_for_extend_attention(: changed\n")
     with pytest.raises(Unsupported, match="no known place"):
-        blocktable.patches(tuned, tmp_path, arch("sm_120"))
+        blocktable.patches(tuned, tmp_path, find_arch("sm_120"))
 
 
 def test_the_cost_model_keeps_what_was_measured_fastest():
@@ -209,7 +209,7 @@ def test_the_cost_model_keeps_what_was_measured_fastest():
 @pytest.mark.parametrize("kind", space.KEPT)
 def test_candidates_fit_are_few_and_reach_every_height(kind: str):
     """Each case stays within minutes; both products find a height in common; int4 tries shallow and deep tiles."""
-    limit = arch("sm_120").smem
+    limit = find_arch("sm_120").smem
     depths = set()
     for tokens in space.SIZES:
         both = [space.moe(kind, tokens, (product,), smem=limit, sms=188) for product in (0, 1)]

@@ -20,7 +20,7 @@ import pytest
 from moebox import phantom
 from moebox.checkpoint import deploy
 from moebox.core.recipe import Hybrid, Recipe, Speculate
-from moebox.errors import Outside
+from moebox.errors import ExternalError
 from moebox.phantom.gguf import PhantomGguf
 from moebox.phantom.lessons import LESSONS
 from moebox.phantom.tasks import FAMILIES, ModelReply, Question, ToolCall
@@ -137,16 +137,16 @@ def test_a_cache_that_cannot_be_written_is_one_line(
     """No folder there, or a disk that is full half way: what and where, and nothing half written stays."""
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(Outside, match=f"cannot be written to {tmp_path}/file/moebox: Not a directory"):
+    with pytest.raises(ExternalError, match=f"cannot be written to {tmp_path}/file/moebox: Not a directory"):
         form()
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "full"))
-    monkeypatch.setattr("moebox.phantom.latent.header", full)
+    monkeypatch.setattr("moebox.phantom.latent.header_bytes", full)
     monkeypatch.setattr("moebox.phantom.folder.hf_tokenizer", full)
-    with pytest.raises(Outside, match="No space left"):
+    with pytest.raises(ExternalError, match="No space left"):
         form()
     assert list((tmp_path / "full" / "moebox").iterdir()) == []
 
@@ -158,7 +158,7 @@ def test_the_latent_form_answers_the_same(server: str, tmp_path: Path) -> None:
     with engine_session(
         deploy(recipe(checkpoint=str(phantom.latent_path()))), Run.create("latent", runs=tmp_path)
     ) as session:
-        assert [answer(session.endpoint.root, task) for task in tasks] == [answer(server, task) for task in tasks]
+        assert [answer(session.endpoint.server_url, task) for task in tasks] == [answer(server, task) for task in tasks]
 
 
 @pytest.fixture(scope="module")
@@ -246,7 +246,7 @@ def test_the_draft_guesses_and_changes_nothing(server: str, tmp_path: Path) -> N
         for task in tasks:
             body = {"messages": task.messages, "temperature": 0, "max_tokens": 300}
             body |= {"chat_template_kwargs": {"thinking": False}}
-            said = [ask(url, body) for url in (server, session.endpoint.root)]
+            said = [ask(url, body) for url in (server, session.endpoint.server_url)]
             assert said[0]["choices"][0]["message"]["content"] == said[1]["choices"][0]["message"]["content"]
             assert said[1]["timings"]["draft_n_accepted"] > 0
 
@@ -262,9 +262,9 @@ def test_a_cache_in_four_bits_shows(form: Callable[[], Path], tmp_path: Path) ->
 
     weights = str(form())
     with engine_session(deploy(recipe(kv="q8_0", checkpoint=weights)), Run.create("eight", runs=tmp_path)) as session:
-        assert right(session.endpoint.root) >= 5
+        assert right(session.endpoint.server_url) >= 5
     with engine_session(deploy(recipe(kv="q4_0", checkpoint=weights)), Run.create("four", runs=tmp_path)) as session:
-        assert right(session.endpoint.root) <= 4
+        assert right(session.endpoint.server_url) <= 4
 
 
 def test_a_tool_that_is_not_on_offer_is_not_called(server: str) -> None:

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moebox import codec
-from moebox.checkpoint import deploy, resolve
+from moebox.checkpoint import deploy, resolve_model
 from moebox.core import catalogue
 from moebox.core.plan import Plan
 from moebox.core.recipe import Recipe
-from moebox.detect.declared import box_of
+from moebox.detect.declared import parse_box
 from moebox.engines import build_launch, check_recipe, parse_command
 from moebox.errors import BadInput, DoesNotFit, UnknownName
 from moebox.planner.choose import choose_plan
@@ -101,7 +101,7 @@ def test_the_attic_gets_a_layout_as_good_as_its_author_found() -> None:
     model, _ = facts("kimi-k2.6")
     chosen = plan(box=ATTIC)
     ours = Speed.for_deployment(
-        on(ATTIC, model, catalogue.checkpoint(model.name, chosen.recipe.checkpoint), chosen.recipe)
+        on(ATTIC, model, catalogue.find_checkpoint(model.name, chosen.recipe.checkpoint), chosen.recipe)
     )
 
     assert chosen.recipe.engine == "ik_llama.cpp"
@@ -115,7 +115,7 @@ def test_the_attic_gets_a_layout_as_good_as_its_author_found() -> None:
         ("Q4_X", (5, 5), 4096),
     ):
         tried = plan(box=ATTIC, engine="ik_llama.cpp", checkpoint=form, experts=counts, ubatch=ubatch).recipe
-        his = Speed.for_deployment(on(ATTIC, model, catalogue.checkpoint(model.name, form), tried))
+        his = Speed.for_deployment(on(ATTIC, model, catalogue.find_checkpoint(model.name, form), tried))
         assert ours.decode_tok_s(1, 4096) >= his.decode_tok_s(1, 4096)
 
 
@@ -151,7 +151,7 @@ def test_every_number_of_cards_is_answered(cards: int) -> None:
     """Odd counts use what the heads and layers allow, over all cards or fewer."""
     recipe = plan(name="gpt-oss-120b", box=box_with(cards, "h200")).recipe
 
-    assert recipe.parallel.gpus <= cards
+    assert recipe.parallel.gpu_count <= cards
     assert 64 % recipe.parallel.tp == 0
 
 
@@ -160,12 +160,12 @@ def test_three_cards_become_stages() -> None:
     parallel = plan(box=box_with(3, "b300")).recipe.parallel
 
     assert parallel.tp in (1, 2)
-    assert parallel.gpus in (2, 3)
+    assert parallel.gpu_count in (2, 3)
 
 
 def test_mixed_cards_make_a_group_of_equals() -> None:
     """Four large cards and a small one: the recipe names the four."""
-    small = catalogue.gpu("rtx-4090")
+    small = catalogue.find_gpu("rtx-4090")
     box = replace(EIGHT, gpus=(small, *EIGHT.gpus[:4]), name="mixed")
     recipe = plan(name="gpt-oss-120b", box=box, tp=4).recipe
 
@@ -194,7 +194,7 @@ def test_no_gpu_runs_from_ram() -> None:
 
 def test_mig_slices_are_warned_of() -> None:
     """Tensor parallelism over slices of a card does not start."""
-    gpu = replace(catalogue.gpu("h200"), mig=True)
+    gpu = replace(catalogue.find_gpu("h200"), mig=True)
     chosen = plan(name="gpt-oss-120b", box=replace(EIGHT, gpus=(gpu,) * 2, name="slices"))
 
     assert any("MIG" in one.text for one in chosen.warnings)
@@ -282,21 +282,21 @@ def test_a_larger_box_never_fits_less(count: int, ram: int, more: int) -> None:
 
 def test_nvfp4_is_not_chosen_on_amd() -> None:
     """A neighbour's figures made NVIDIA's format look twice as fast on MI300X, where no kernel reads it."""
-    found = plan("kimi-k2-thinking", box_of("8x-mi300x"))
+    found = plan("kimi-k2-thinking", parse_box("8x-mi300x"))
     assert found.recipe.checkpoint == "int4"
     assert any("no kernel for it runs on AMD" in reason for reason in found.refused.values())
 
 
 def test_bold_does_not_take_what_is_known_to_be_slow() -> None:
     """SGLang with an fp8 cache gave 16 tok/s on SM120 where bf16 gave 90; the forecast knows no reason for it."""
-    found = plan("kimi-k2.6", box_of("8x-rtx-pro-6000-server"), bold=True)
+    found = plan("kimi-k2.6", parse_box("8x-rtx-pro-6000-server"), bold=True)
     assert (found.recipe.engine, found.recipe.kv) != ("sglang", "fp8")
 
 
 @pytest.mark.parametrize(("box", "name"), [("2x-mi300x", "ROCm"), ("2x-rtx-pro-6000-server", "CUDA")])
 def test_experts_go_to_gpus_by_the_name_that_the_build_gives_them(box: str, name: str) -> None:
     """A HIP build knows no CUDA0: llama.cpp ended with "unknown buffer type" on every AMD box."""
-    where = box_of(box, ram="512GiB", ram_bandwidth="400GB/s")
+    where = parse_box(box, ram="512GiB", ram_bandwidth="400GB/s")
     recipe = plan("minimax-m2.7", where, engine="llama.cpp").recipe
     argv = build_launch(deploy(recipe, where)).argv
     placed = [word for word in argv if "_exps=" in word]
@@ -312,12 +312,12 @@ def test_experts_go_to_gpus_by_the_name_that_the_build_gives_them(box: str, name
 
 def test_a_plan_promises_no_climb_that_cannot_be():
     """Nothing that does not fit, and nothing over several nodes, where no climb can start an engine."""
-    short = choose_plan(replace(box_of("1x-rtx-5090"), ram=512 * 2**30), *resolve("glm-4.7"), Constraints())
+    short = choose_plan(replace(parse_box("1x-rtx-5090"), ram=512 * 2**30), *resolve_model("glm-4.7"), Constraints())
     assert short.recipe.climb.contexts == (49152,)
-    spread = choose_plan(box_of("2x8x-h100"), *resolve("kimi-k2.6"), Constraints())
+    spread = choose_plan(parse_box("2x8x-h100"), *resolve_model("kimi-k2.6"), Constraints())
     assert spread.recipe.parallel.nodes == 2
     assert (len(spread.recipe.climb.contexts), spread.recipe.climb.speculate) == (1, ())
     assert not any("moebox climb" in reason for plan in (short, spread) for reason in plan.reasons)
-    whole = choose_plan(box_of("8x-h200"), *resolve("kimi-k2.6"), Constraints())
+    whole = choose_plan(parse_box("8x-h200"), *resolve_model("kimi-k2.6"), Constraints())
     assert whole.recipe.climb.contexts[:2] == (65536, 98304)
     assert any("`moebox climb` walks context up and then tries eagle3 drafts" in reason for reason in whole.reasons)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from moebox.checkpoint import deploy
-from moebox.core.plan import Caution
+from moebox.core.plan import PlanWarning
 from moebox.core.recipe import Parallel, Recipe
 from moebox.engines import build_launch, find_refusals
 from moebox.planner.choose import choose_plan
@@ -24,7 +24,7 @@ RECIPE = Recipe(
 )
 
 
-def fatal(recipe: Recipe, gpu: str) -> list[Caution]:
+def fatal(recipe: Recipe, gpu: str) -> list[PlanWarning]:
     """What keeps a recipe from starting on eight such GPUs."""
     return [each for each in find_refusals(deploy(recipe, box_with(8, gpu))) if each.severity == "fatal"]
 

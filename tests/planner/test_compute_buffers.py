@@ -5,7 +5,7 @@ Read on 15 November 2026 from ik_llama.cpp 8337e4c and llama.cpp b21e4de with ge
 
 import pytest
 
-from moebox.checkpoint import resolve
+from moebox.checkpoint import resolve_model
 from moebox.core import catalogue
 from moebox.core.model import Model
 from moebox.core.recipe import EngineName, Hybrid, Recipe
@@ -45,7 +45,7 @@ SEEN = [
 
 def model_of(name: str) -> Model:
     files = {"phantom": latent_path, "whole heads": gguf_path}  # the same model in both forms
-    return resolve(str(files[name]()))[0] if name in files else catalogue.model(name)
+    return resolve_model(str(files[name]()))[0] if name in files else catalogue.find_model(name)
 
 
 @pytest.mark.parametrize(("engine", "name", "context", "slots", "ubatch", "mla", "amb", "mebibytes"), SEEN)

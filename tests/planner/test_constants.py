@@ -23,7 +23,7 @@ SHARES = (
 ROWS = [
     (table, place, row)
     for table in ("engine", "experts", "link", "draft", "host")
-    for place, row in enumerate(catalogue.table("efficiency")[table])
+    for place, row in enumerate(catalogue.load_table("efficiency")[table])
 ]
 
 
@@ -40,14 +40,14 @@ def test_shares_are_shares(table: str, place: int, row: dict[str, object]) -> No
 
 def test_editions_differ() -> None:
     """The Server Edition has slower memory than the Workstation and Max-Q editions (NVIDIA's datasheets)."""
-    rates = {name: catalogue.gpu(f"rtx-pro-6000-{name}").bandwidth for name in ("server", "workstation", "max-q")}
+    rates = {name: catalogue.find_gpu(f"rtx-pro-6000-{name}").bandwidth for name in ("server", "workstation", "max-q")}
     assert rates == {"server": 1_597 * 10**9, "workstation": 1_792 * 10**9, "max-q": 1_792 * 10**9}
 
 
 def test_every_form_names_its_source() -> None:
     """Each checkpoint says where its bytes come from; what was not seen says that."""
     for model in catalogue.models():
-        for checkpoint in catalogue.checkpoints(model):
+        for checkpoint in catalogue.published_checkpoints(model):
             assert checkpoint.source, (model, checkpoint.name)
             if "was not seen" in checkpoint.source:
                 assert checkpoint.unverified, (model, checkpoint.name)

@@ -15,8 +15,8 @@ from moebox.planner.speed import Speed
 from tests.planner.boxes import box_with
 
 BOX = box_with(8, "b200")
-MODEL = catalogue.model("deepseek-v3.1")
-FORMS = catalogue.checkpoints("deepseek-v3.1")
+MODEL = catalogue.find_model("deepseek-v3.1")
+FORMS = catalogue.published_checkpoints("deepseek-v3.1")
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])

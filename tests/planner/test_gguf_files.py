@@ -11,7 +11,7 @@ from moebox.planner.choose import choose_plan
 from moebox.planner.constraints import Constraints
 from tests.planner.boxes import box_with
 
-ROWS = [row for row in catalogue.table("checkpoints")["checkpoint"] if row["format"] == "gguf"]
+ROWS = [row for row in catalogue.load_table("checkpoints")["checkpoint"] if row["format"] == "gguf"]
 IN_RAM = (
     "deepseek-v3",
     "deepseek-r1",
@@ -50,9 +50,9 @@ def test_a_row_names_its_file_or_says_that_nobody_saw_it(row: dict[str, object])
 def test_a_box_with_ram_ends_in_a_launch(name: str, engine: str) -> None:
     """The plan takes a file that was seen, and the command names it where the engine must be told."""
     box = box_with(1, "rtx-5090", ram=768 * 2**30, ram_bandwidth=460_800_000_000)
-    model = catalogue.model(name)
-    plan = choose_plan(box, model, catalogue.checkpoints(name), Constraints(engine=engine))
-    form = catalogue.checkpoint(name, plan.recipe.checkpoint)
+    model = catalogue.find_model(name)
+    plan = choose_plan(box, model, catalogue.published_checkpoints(name), Constraints(engine=engine))
+    form = catalogue.find_checkpoint(name, plan.recipe.checkpoint)
     words = [part for word in modules.argv_module(engine).arguments(deploy(plan.recipe, box)) for part in word]
     assert not form.unverified
     assert not [warning for warning in plan.warnings if warning.severity == "fatal"]

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from moebox.checkpoint import deploy, from_file
+from moebox.checkpoint import deploy, model_from_file
 from moebox.core.box import Box, Cpu
 from moebox.core.deployment import Deployment
 from moebox.core.recipe import Hybrid, Parallel, Recipe, Speculate
-from moebox.detect.declared import box_of
+from moebox.detect.declared import parse_box
 from moebox.planner.schedule import Scheduler, SchedulerRules, SimulatedRequest
 from moebox.planner.speed import Speed, constants
 from moebox.planner.speed.step import GpuStep
@@ -29,7 +29,7 @@ def step(model: str, checkpoint: str, *, engine: str = "sglang", gpu: str = "b20
         engine_version=version,
         parallel=Parallel(tp=8),
     )
-    found = Speed.for_deployment(deploy(recipe, box_of(f"8x-{gpu}"))).gpu_step
+    found = Speed.for_deployment(deploy(recipe, parse_box(f"8x-{gpu}"))).gpu_step
     assert found is not None
     return found
 
@@ -101,7 +101,7 @@ def test_replies_whose_drafts_suit_less_end_later() -> None:
     """Two replies of one length do not end together under speculation; without it they do."""
     recipe = kimi(speculate=Speculate(tokens=3))
     for speculate, apart in ((recipe.speculate, True), (None, False)):
-        speed = Speed.for_deployment(deploy(replace(recipe, speculate=speculate), box_of("8x-b200")))
+        speed = Speed.for_deployment(deploy(replace(recipe, speculate=speculate), parse_box("8x-b200")))
         rules = SchedulerRules(
             kv_tokens=10**6, context=8192, max_seqs=8, step_tokens=8192, prompts_first=False, reserves_output=False
         )
@@ -120,7 +120,7 @@ def test_a_cpu_gains_little_by_streams() -> None:
 
     Every token unpacks the weights for itself and goes over its own cache, by one thread.
     """
-    resolved = from_file(PHANTOM)
+    resolved = model_from_file(PHANTOM)
     recipe = Recipe(
         name="t",
         engine="llama.cpp",
@@ -131,7 +131,7 @@ def test_a_cpu_gains_little_by_streams() -> None:
         hybrid=Hybrid(threads=1, ubatch=512),
     )
     box = Box(name="t", cpu=Cpu(cores=2, threads=2), ram=24 * 2**30)
-    speed = Speed.for_deployment(Deployment.of(recipe, resolved.model, resolved.checkpoints[0], box))
+    speed = Speed.for_deployment(Deployment.from_parts(recipe, resolved.model, resolved.checkpoints[0], box))
     low, high = speed.decode_range
     for streams, measured in ((1, 153), (8, 164)):
         rate = speed.decode_tok_s(streams, 1000)

@@ -24,14 +24,14 @@ BY_NAME = {row["name"]: row for row in ROWS}
 
 def deployment(row: dict[str, Any]) -> Deployment:
     """A published run as a deployment on its box."""
-    gpu = catalogue.gpu(row["gpu"])
+    gpu = catalogue.find_gpu(row["gpu"])
     if "memory_gib" in row:
         gpu = dataclasses.replace(gpu, memory=row["memory_gib"] * 2**30)
     cpu = Cpu(sockets=row["sockets"], cores=row["cores"], threads=row["cores"])
     rate = round(row["ram_gb_s"] * 1e9)
     box = Box(name=row["name"], gpus=(gpu,) * row["gpus"], cpu=cpu, ram=2**41, ram_bandwidth=rate)
-    model = catalogue.model(row["model"])
-    form = catalogue.checkpoint(model.name, row["checkpoint"])
+    model = catalogue.find_model(row["model"])
+    form = catalogue.find_checkpoint(model.name, row["checkpoint"])
     recipe = Recipe(
         name="x",
         engine="ktransformers",
@@ -45,7 +45,7 @@ def deployment(row: dict[str, Any]) -> Deployment:
         parallel=Parallel(tp=row["gpus"]),
         hybrid=Hybrid(threads=row["cores"], pools=row["sockets"], gpu_experts=row["gpu_experts"]),
     )
-    return Deployment.of(recipe, model, form, box)
+    return Deployment.from_parts(recipe, model, form, box)
 
 
 @pytest.mark.parametrize("name", [row["name"] for row in ROWS if "pp" in row])
@@ -81,20 +81,22 @@ def test_it_is_planned_when_asked_for_and_shown_beside_others() -> None:
     """One GPU and much RAM: the recipe fits, launches, and never displaces what is measured better."""
     box = Box(
         name="attic",
-        gpus=(catalogue.gpu("rtx-pro-6000-workstation"),),
+        gpus=(catalogue.find_gpu("rtx-pro-6000-workstation"),),
         cpu=Cpu(model="Intel(R) Xeon(R) 6960P", cores=72, threads=144),
         ram=768 * 2**30,
         ram_bandwidth=614_400_000_000,
     )
-    model = catalogue.model("kimi-k2.6")
-    forms = catalogue.checkpoints(model.name)
+    model = catalogue.find_model("kimi-k2.6")
+    forms = catalogue.published_checkpoints(model.name)
     asked = choose_plan(box, model, forms, Constraints(engine="ktransformers"))
     free = choose_plan(box, model, forms, Constraints())
 
     assert asked.memory.fits
     assert asked.recipe.hybrid is not None
     assert (asked.recipe.hybrid.gpu_experts or 0) > 10
-    launch = engines.build_launch(Deployment.of(asked.recipe, model, catalogue.checkpoint(model.name, "int4"), box))
+    launch = engines.build_launch(
+        Deployment.from_parts(asked.recipe, model, catalogue.find_checkpoint(model.name, "int4"), box)
+    )
     assert ("--kt-method", "RAWINT4") in zip(launch.argv, launch.argv[1:], strict=False)
     assert free.recipe.engine != "ktransformers"
 
@@ -102,9 +104,9 @@ def test_it_is_planned_when_asked_for_and_shown_beside_others() -> None:
 def test_it_is_told_only_what_its_fork_of_sglang_has() -> None:
     """sglang-kt 0.7.2 refused --language-model-only and has no flag for thinking: 30 of 139 launches ended at once."""
     row = deployment(BY_NAME["kt-4x4090"])
-    model = catalogue.model("kimi-k2.6")
+    model = catalogue.find_model("kimi-k2.6")
     recipe = dataclasses.replace(row.recipe, model=model.name, checkpoint="int4", vision=False, thinking=False)
-    kimi = Deployment.of(recipe, model, catalogue.checkpoint(model.name, "int4"), row.box)
+    kimi = Deployment.from_parts(recipe, model, catalogue.find_checkpoint(model.name, "int4"), row.box)
 
     engines.check_recipe(kimi)
     argv = engines.build_launch(kimi).argv

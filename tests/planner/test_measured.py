@@ -10,17 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebox import codec, detect
-from moebox.checkpoint import deploy, resolve
+from moebox.checkpoint import deploy, resolve_model
 from moebox.core.calibration import (
     Boot,
+    CalibratedBox,
     Calibration,
     DecodeStep,
-    Expected,
-    Place,
-    Prefill,
-    layout_of,
-    place_of,
-    shape_of,
+    ExpectedStep,
+    PrefillStep,
+    calibrated_box,
+    calibrated_layout,
+    shape_id,
 )
 from moebox.core.recipe import Hybrid, Recipe, Speculate
 from moebox.planner.choose import choose_plan
@@ -65,7 +65,7 @@ def boot(layers: int, **more: int) -> Boot:
         decode=tuple(
             DecodeStep(batch=b, context=c, seconds=step(layers, b, c), spread=0.01) for b in BATCHES for c in CONTEXTS
         ),
-        prefill=tuple(Prefill(tokens=t, seconds=prompt(layers, t), spread=0.01) for t in PROMPTS),
+        prefill=tuple(PrefillStep(tokens=t, seconds=prompt(layers, t), spread=0.01) for t in PROMPTS),
         weights_bytes=more.get("weights", 10**9 * layers),
         cache_tokens=more.get("tokens", (100 * 10**9 - 9 * 10**9 * layers) // (1152 * layers)),
     )
@@ -79,13 +79,13 @@ def calibration(**more: object) -> Calibration:
     usual = Calibration(
         id="c",
         date="2026-11-15",
-        place=Place(gpus="8x h200"),
+        place=CalibratedBox(gpus="8x h200"),
         engine="vllm",
         model="kimi",
         shape="",
         layers=61,
         quant="int4-g32",
-        layout=layout_of(RECIPE),
+        layout=calibrated_layout(RECIPE),
         boots=(boot(4), boot(8)),
     )
     return replace(usual, **more)  # type: ignore[arg-type]
@@ -168,11 +168,13 @@ def test_interpolation_never_gives_nothing(points: list[tuple[float, float]], x:
 
 def test_the_speed_model_takes_the_calibration_of_its_own_recipe_only() -> None:
     """Another engine, layout, quantisation, draft or box goes on with fitted constants."""
-    model, forms = resolve("kimi-k2.6")
+    model, forms = resolve_model("kimi-k2.6")
     form = next(one for one in forms if one.quant == "int4-g32")
-    plain = detect.box("8x-h200")
+    plain = detect.load_box("8x-h200")
     recipe = replace(RECIPE, parallel=replace(RECIPE.parallel, tp=8))
-    found = calibration(shape=shape_of(model), place=place_of(plain), layout=layout_of(recipe), quant=form.quant)
+    found = calibration(
+        shape=shape_id(model), place=calibrated_box(plain), layout=calibrated_layout(recipe), quant=form.quant
+    )
     box = replace(plain, calibrations=(found,))
 
     speed = Speed.for_deployment(on(box, model, form, recipe))
@@ -192,21 +194,24 @@ def test_the_speed_model_takes_the_calibration_of_its_own_recipe_only() -> None:
     )
     assert [find_measured(box, model, form, other, chunk=CHUNK) for other in others] == [None] * len(others)
     assert (
-        find_measured(replace(detect.box("8x-b200"), calibrations=(found,)), model, form, recipe, chunk=CHUNK) is None
+        find_measured(replace(detect.load_box("8x-b200"), calibrations=(found,)), model, form, recipe, chunk=CHUNK)
+        is None
     )
     assert find_measured(box, model, replace(form, quant="nvfp4"), recipe, chunk=CHUNK) is None
 
 
 def test_a_plan_takes_the_cache_that_was_measured() -> None:
     """Room for 3 billion layer-tokens at every depth: 49,180 tokens at 61 layers, whatever the arithmetic says."""
-    model, forms = resolve("kimi-k2.6")
+    model, forms = resolve_model("kimi-k2.6")
     form = next(one for one in forms if one.quant == "int4-g32")
-    plain = detect.box("8x-h200")
+    plain = detect.load_box("8x-h200")
     pins = Constraints(engine="vllm", tp=8, ep=1, dcp=1, kv="bf16", speculate="none", context=8192)
     without = choose_plan(plain, model, (form,), pins)
     boots = tuple(boot(layers, tokens=3 * 10**6 // layers) for layers in (4, 8))
-    layout = layout_of(without.recipe)
-    found = calibration(shape=shape_of(model), place=place_of(plain), layout=layout, quant=form.quant, boots=boots)
+    layout = calibrated_layout(without.recipe)
+    found = calibration(
+        shape=shape_id(model), place=calibrated_box(plain), layout=layout, quant=form.quant, boots=boots
+    )
     plan = choose_plan(replace(plain, calibrations=(found,)), model, (form,), pins)
     assert plan.memory.kv_tokens == 3 * 10**6 // 61 < without.memory.kv_tokens
     line = next(line for line in plan.memory.lines if line.what == "cache, measured")
@@ -216,30 +221,34 @@ def test_a_plan_takes_the_cache_that_was_measured() -> None:
 
 def test_an_interrupted_calibration_is_not_used_until_it_can_be_solved() -> None:
     """One depth says nothing of a layer."""
-    model, forms = resolve("kimi-k2.6")
-    box = detect.box("8x-h200")
-    half = calibration(shape=shape_of(model), place=place_of(box), quant=forms[0].quant, boots=(boot(4),))
+    model, forms = resolve_model("kimi-k2.6")
+    box = detect.load_box("8x-h200")
+    half = calibration(shape=shape_id(model), place=calibrated_box(box), quant=forms[0].quant, boots=(boot(4),))
     box = replace(box, calibrations=(half,))
     assert find_measured(box, model, forms[0], RECIPE, chunk=CHUNK) is None
 
 
 def test_a_host_calibration_wants_the_same_cpu() -> None:
     """llama.cpp's steps are the CPU's as well; vLLM's are not."""
-    here = Place(gpus="2x rtx-pro-6000-max-q", cpu="EPYC 9554", cores=64, ram_bytes=768 * 2**30)
+    here = CalibratedBox(gpus="2x rtx-pro-6000-max-q", cpu="EPYC 9554", cores=64, ram_bytes=768 * 2**30)
     other = replace(here, cpu="Xeon 6972P")
-    assert here.same(other, host=False)
-    assert not here.same(other, host=True)
-    assert here.same(replace(here, ram_bytes=760 * 2**30), host=True)
+    assert here.matches(other, host=False)
+    assert not here.matches(other, host=True)
+    assert here.matches(replace(here, ram_bytes=760 * 2**30), host=True)
 
 
 def test_partly_offloaded_experts_need_boots_that_tell_them_apart() -> None:
     """Two boots with all experts in RAM say nothing of experts on a GPU."""
-    model, forms = resolve("kimi-k2.6")
+    model, forms = resolve_model("kimi-k2.6")
     form = next(one for one in forms if one.format == "gguf")
-    box = detect.box("2x-rtx-pro-6000-max-q", ram="768GiB", ram_bandwidth="614GB/s")
+    box = detect.load_box("2x-rtx-pro-6000-max-q", ram="768GiB", ram_bandwidth="614GB/s")
     recipe = replace(RECIPE, engine="ik_llama.cpp", hybrid=Hybrid(experts=((1, 2, 3), ())))
     usual = calibration(
-        engine="ik_llama.cpp", shape=shape_of(model), place=place_of(box), quant=form.quant, layout=layout_of(recipe)
+        engine="ik_llama.cpp",
+        shape=shape_id(model),
+        place=calibrated_box(box),
+        quant=form.quant,
+        layout=calibrated_layout(recipe),
     )
     third = replace(boot(8), gpu_experts=3)
     assert find_measured(replace(box, calibrations=(usual,)), model, form, recipe, chunk=CHUNK) is None
@@ -250,8 +259,8 @@ def test_partly_offloaded_experts_need_boots_that_tell_them_apart() -> None:
 @pytest.mark.parametrize(("cores", "within"), [(2, 0.12), (16, 0.06)])
 def test_an_engine_that_shares_every_core_with_its_client_has_a_wider_band(cores: int, within: float) -> None:
     """12 loads of the embedded engine with two threads on two cores lay 0.5 to 15% beside; others 2 to 5%."""
-    layout = replace(layout_of(RECIPE), threads=2)
-    found = calibration(boots=(boot(8),), layers=8, place=Place(cpu="Neoverse-N1", cores=cores), layout=layout)
+    layout = replace(calibrated_layout(RECIPE), threads=2)
+    found = calibration(boots=(boot(8),), layers=8, place=CalibratedBox(cpu="Neoverse-N1", cores=cores), layout=layout)
     reading = MeasuredSpeed(calibration=found, layers=8, chunk=CHUNK)
 
     assert within - 0.02 < reading.decode_error < within
@@ -272,7 +281,7 @@ def h200(model: str, layers: int) -> tuple[MeasuredSpeed, Boot]:
 @pytest.mark.parametrize(("kept", "name"), [("kimi", "kimi-k2.6"), ("dsv3", "deepseek-v3"), ("qwen", "qwen3-235b")])
 def test_calibrations_of_before_are_still_found(kept: str, name: str) -> None:
     """By the name of their model's shape, which no new field of a layer may change."""
-    assert h200(kept, 12 if kept != "qwen" else 36)[0].calibration.shape == shape_of(resolve(name)[0])
+    assert h200(kept, 12 if kept != "qwen" else 36)[0].calibration.shape == shape_id(resolve_model(name)[0])
 
 
 @pytest.mark.parametrize(("model", "layers"), [("kimi", 12), ("qwen", 36), ("qwen-again", 36)])
@@ -378,7 +387,7 @@ def test_whatever_was_timed_and_expected_more_layers_take_no_less(
         )
         for place, layers in enumerate((4, 8))
     )
-    foretold = tuple(Expected(batch=size, context=256, fixed_s=fixed, layer_s=layer * size) for size in sizes)
+    foretold = tuple(ExpectedStep(batch=size, context=256, fixed_s=fixed, layer_s=layer * size) for size in sizes)
     deep, deeper = (
         MeasuredSpeed(chunk=CHUNK, calibration=calibration(boots=boots, expected=foretold), layers=layers)
         for layers in (12, 61)
@@ -391,8 +400,8 @@ def test_whatever_was_timed_and_expected_more_layers_take_no_less(
 @pytest.mark.parametrize("name", ["kimi-k2.6", "gpt-oss-120b", "qwen3.5-397b-a17b", "deepseek-v3.2"])
 def test_what_is_expected_of_a_step_is_the_forecast_as_a_line_in_the_layers(name: str) -> None:
     """Layers of one kind and mixed stacks: at the whole depth it is the forecast itself."""
-    model, forms = resolve(name)
-    box = detect.box("8x-b200")
+    model, forms = resolve_model(name)
+    box = detect.load_box("8x-b200")
     planned = deploy(choose_plan(box, model, forms, Constraints()).recipe, box)
     fitted = Speed.from_published(planned)
 
@@ -429,7 +438,8 @@ def test_layers_are_seen_behind_a_host_that_is_slower(
         for layers in (4, 8)
     )
     foretold = tuple(
-        Expected(batch=size, context=256, fixed_s=fixed + moved, layer_s=wrong * layer * size**0.6) for size in batches
+        ExpectedStep(batch=size, context=256, fixed_s=fixed + moved, layer_s=wrong * layer * size**0.6)
+        for size in batches
     )
     found = MeasuredSpeed(chunk=CHUNK, calibration=calibration(boots=boots, expected=foretold), layers=61)
     shown = [size for size in batches if gpu(8, size) >= 1.06 * max(host, gpu(4, size))]

@@ -22,8 +22,8 @@ CARDS = ("rtx-pro-6000-server", "h200", "b200", "rtx-5090", "rtx-4090")
 @st.composite
 def served(draw: st.DrawFn) -> tuple[Box, Model, Checkpoint, Recipe]:
     """A recipe of an engine that serves from cards, on a box with enough of them."""
-    model = catalogue.model(draw(st.sampled_from(MODELS)))
-    forms = [one for one in catalogue.checkpoints(model.name) if one.format == "safetensors"]
+    model = catalogue.find_model(draw(st.sampled_from(MODELS)))
+    forms = [one for one in catalogue.published_checkpoints(model.name) if one.format == "safetensors"]
     form = draw(st.sampled_from(forms))
     tp, pp = draw(st.sampled_from((1, 2, 4, 8))), draw(st.sampled_from((1, 2, 3)))
     dcp = draw(st.sampled_from([size for size in (1, 2, 4, 8) if size <= tp]))
@@ -92,7 +92,7 @@ def test_the_parts_of_cards_and_ram_sum_under_llama_cpp(
     cards: int, placed: list[int], ubatch: int, ram: int, context: int, engine: str
 ) -> None:
     """The same to the byte where experts lie in RAM, and more RAM never fits less."""
-    model, form = catalogue.model("kimi-k2.6"), catalogue.checkpoint("kimi-k2.6", "Q4_X")
+    model, form = catalogue.find_model("kimi-k2.6"), catalogue.find_checkpoint("kimi-k2.6", "Q4_X")
     experts = tuple(tuple(range(1 + 10 * i, 1 + 10 * i + count)) for i, count in enumerate(placed[:cards]))
     recipe = Recipe(
         name="x",
@@ -115,7 +115,7 @@ def test_the_parts_of_cards_and_ram_sum_under_llama_cpp(
     assert more.fits or not memory.fits
     total = sum(one.weights_total for one in memory.devices)
     tied = form.bytes_by_component["embed"] if model.tied else 0
-    assert abs(total - tied - (form.bytes - form.bytes_by_component.get("vision", 0))) < 100
+    assert abs(total - tied - (form.total_bytes - form.bytes_by_component.get("vision", 0))) < 100
 
 
 @given(layers=st.integers(1, 200), pp=st.integers(1, 16))
@@ -131,7 +131,7 @@ def test_stages_hold_every_layer_once(layers: int, pp: int) -> None:
 
 def test_mla_is_copied_by_tp_and_divided_by_dcp() -> None:
     """Eight ranks hold eight copies of the latent; DCP8 makes one pool of eight parts."""
-    model, form = catalogue.model("kimi-k2.6"), catalogue.checkpoint("kimi-k2.6", "int4")
+    model, form = catalogue.find_model("kimi-k2.6"), catalogue.find_checkpoint("kimi-k2.6", "int4")
     box = box_with(8, "h200")
     one = kimi(max_seqs=16, kv="bf16", memory_utilization=0.9)
     plain = memory_budget(on(box, model, form, one))
@@ -143,7 +143,7 @@ def test_mla_is_copied_by_tp_and_divided_by_dcp() -> None:
 
 def test_gqa_splits_by_head_until_each_rank_has_one() -> None:
     """Qwen3's four KV heads: a token costs half on TP2, a quarter on TP4 and no less on TP8."""
-    model, form = catalogue.model("qwen3-235b"), catalogue.checkpoint("qwen3-235b", "fp8")
+    model, form = catalogue.find_model("qwen3-235b"), catalogue.find_checkpoint("qwen3-235b", "fp8")
     costs = []
     for tp in (1, 2, 4, 8):
         recipe = Recipe(
@@ -162,7 +162,7 @@ def test_gqa_splits_by_head_until_each_rank_has_one() -> None:
 
 def test_a_card_that_others_use_has_less_room() -> None:
     """Memory held by other programs is overhead on that card, and a claim beyond what is free does not start."""
-    model, form = catalogue.model("kimi-k2.6"), catalogue.checkpoint("kimi-k2.6", "int4")
+    model, form = catalogue.find_model("kimi-k2.6"), catalogue.find_checkpoint("kimi-k2.6", "int4")
     box = box_with(8, "rtx-pro-6000-server")
     busy = replace(box.gpus[0], memory_free=70 * 2**30)
     held = replace(box, gpus=(busy, *box.gpus[1:]))
@@ -175,7 +175,7 @@ def test_a_card_that_others_use_has_less_room() -> None:
 
 def test_what_comes_after_profiling_counts_against_the_gpu() -> None:
     """vLLM's Triton workspace is allocated outside the claim: at 0.985 there is no room left for 2 GiB of it."""
-    box = Box(name="t", gpus=(catalogue.gpu("rtx-pro-6000-server"),) * 8)
+    box = Box(name="t", gpus=(catalogue.find_gpu("rtx-pro-6000-server"),) * 8)
     recipe = kimi(context=8192, kv="bf16", memory_utilization=0.985)
     few, many = (memory_budget(deploy(replace(recipe, max_seqs=seqs, context=65536), box)) for seqs in (16, 1024))
     assert few.fits

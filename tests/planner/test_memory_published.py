@@ -50,7 +50,7 @@ def test_the_tables_are_whole() -> None:
 def test_sglang_picks_the_fractions_of_the_january_report() -> None:
     """0.848 for the text model; 0.7714564 for the one with a vision tower, which cost 175,000 tokens of cache."""
     card = EIGHT.gpus[0]
-    thinking, k25 = catalogue.model("kimi-k2-thinking"), catalogue.model("kimi-k2.5")
+    thinking, k25 = catalogue.find_model("kimi-k2-thinking"), catalogue.find_model("kimi-k2.5")
     plain = next(row for row in published_starts("pool") if row.run == "K2-Thinking NVFP4").recipe
 
     assert sglang.automatic_fraction(card, thinking, plain) == pytest.approx(0.848, abs=1e-9)
@@ -76,8 +76,8 @@ def llama(engine: str, form: str, experts: tuple[tuple[int, ...], ...], ubatch: 
 
 def test_llama_cpp_places_tensors_and_cache_as_fit_params_prints_them() -> None:
     """b11669, Kimi K2.6 in Q4_X over two cards at 131,072: 5,233 + 4,464 and 5,919 + 4,320 MiB; host 545,510."""
-    model = catalogue.model("kimi-k2.6")
-    form = catalogue.checkpoint("kimi-k2.6", "Q4_X")
+    model = catalogue.find_model("kimi-k2.6")
+    form = catalogue.find_checkpoint("kimi-k2.6", "Q4_X")
     first, last, ram = memory_budget(on(ATTIC, model, form, llama("llama.cpp", "Q4_X", (), 512))).devices
 
     assert [round(one.weights_total / MIB) for one in (first, last)] == pytest.approx([5233, 5919], abs=1)
@@ -102,7 +102,7 @@ def test_compute_buffers_are_those_of_fit_params(cards: int, ubatch: int, contex
     """MiB of llama-fit-params b11669 for Kimi K2.6 in Q4_X with all experts in RAM, by micro-batch and context."""
     from moebox.engines.ggml.memory import compute_bytes
 
-    model, recipe = catalogue.model("kimi-k2.6"), llama("llama.cpp", "Q4_X", (), ubatch, context)
+    model, recipe = catalogue.find_model("kimi-k2.6"), llama("llama.cpp", "Q4_X", (), ubatch, context)
     sizes = [compute_bytes(model, recipe, last=i == cards - 1, alone=cards == 1) / MIB for i in range(cards)]
 
     assert sizes == pytest.approx(seen, rel=0.03)
@@ -116,8 +116,8 @@ def test_ik_llama_cpp_fills_the_cards_as_the_max_q_write_up_saw(
     counts: tuple[int, int], ubatch: int, seen: tuple[float, float]
 ) -> None:
     """VRAM of the K2.6 write-up: ~11 GiB bare, mid to high 30s with 2+2, 43/44 with 3+3, 52/60 with ten layers."""
-    model = catalogue.model("kimi-k2.6")
-    form = catalogue.checkpoint("kimi-k2.6", "IQ3_K")
+    model = catalogue.find_model("kimi-k2.6")
+    form = catalogue.find_checkpoint("kimi-k2.6", "IQ3_K")
     head, tail = counts
     layers = (tuple(range(1, 1 + head)), tuple(range(61 - tail, 61)))
     memory = memory_budget(on(ATTIC, model, form, llama("ik_llama.cpp", "IQ3_K", layers, ubatch)))
@@ -133,7 +133,7 @@ def test_triton_mla_workspace_is_sixteen_gib_at_vllm_defaults() -> None:
     from moebox.core.recipe import Parallel
     from moebox.engines.vllm import memory as vllm
 
-    model, card = catalogue.model("kimi-k2.6"), EIGHT.gpus[0]
+    model, card = catalogue.find_model("kimi-k2.6"), EIGHT.gpus[0]
     recipe = kimi(parallel=Parallel(tp=8, dcp=8))
 
     assert vllm.workspace_bytes(card, model, recipe) / GIB == pytest.approx(16, rel=0.01)
@@ -171,7 +171,7 @@ def test_the_pool_of_kimi_shapes_on_one_h200(
         memory_utilization=share,
         flags={"load-format": "dummy", **({"enforce-eager": True} if eager else {})},
     )
-    planned = memory_budget(deploy(recipe, detect.box("1x-h200")))
+    planned = memory_budget(deploy(recipe, detect.load_box("1x-h200")))
 
     (gpu,) = planned.devices
     assert planned.kv_tokens == pytest.approx(tokens, rel=0.01)

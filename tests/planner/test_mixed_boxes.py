@@ -8,7 +8,7 @@ import pytest
 from moebox import cli
 from moebox.checkpoint import deploy
 from moebox.core.plan import Plan
-from moebox.detect.declared import box_of
+from moebox.detect.declared import parse_box
 from moebox.engines import find_refusals
 from moebox.planner.choose import choose_plan
 from moebox.planner.constraints import Constraints
@@ -17,7 +17,7 @@ from tests.planner.boxes import facts
 
 def plan(model: str, box: str, **pins: object) -> Plan:
     """The plan for a catalogue model on a box of that name."""
-    return choose_plan(box_of(box), *facts(model), Constraints(**pins))  # type: ignore[arg-type]
+    return choose_plan(parse_box(box), *facts(model), Constraints(**pins))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("model", ["deepseek-v3.1", "kimi-k2.6-reap-519b"])
@@ -34,7 +34,7 @@ def test_gpus_that_stay_free_change_nothing(model: str, box: str) -> None:
 
 def test_a_group_of_several_kinds_is_refused_by_any_of_them() -> None:
     """An fp8 cache on an H200 and a PRO 6000 together: the second has no room for its tile."""
-    box = box_of("4x-h200+4x-rtx-pro-6000-server")
+    box = parse_box("4x-h200+4x-rtx-pro-6000-server")
     recipe = replace(plan("kimi-k2.6", "8x-h200", engine="vllm").recipe, kv="fp8")
     told = find_refusals(deploy(recipe, box))
     assert any("102,400" in each.text for each in told if each.severity == "fatal")

@@ -15,7 +15,7 @@ from moebox.core import catalogue
 from moebox.core.box import Box
 from moebox.core.plan import Goal
 from moebox.core.recipe import Parallel, Recipe
-from moebox.detect.declared import box_of
+from moebox.detect.declared import parse_box
 from moebox.errors import DoesNotFit
 from moebox.planner import choose, prefer, reasons
 from moebox.planner.constraints import Constraints
@@ -28,8 +28,8 @@ MODELS = ("kimi-k2.6", "glm-5.1", "gpt-oss-120b", "qwen3-235b", "qwen3.5-397b", 
 
 def best(box: Box, model: str, pins: Constraints) -> RatedCandidate | None:
     """What is chosen there; None when nothing fits."""
-    known = catalogue.model(model)
-    _, fitting = choose.search_candidates(box, known, catalogue.checkpoints(model), pins)
+    known = catalogue.find_model(model)
+    _, fitting = choose.search_candidates(box, known, catalogue.published_checkpoints(model), pins)
     return choose.rank_by_worth(fitting)[0] if fitting else None
 
 
@@ -51,7 +51,7 @@ def test_more_of_the_same_gpus_is_never_worse(gpu: str, model: str, few: int, mo
     """With every GPU of a smaller box and others beside them, the plan is worth at least as much."""
     pins = Constraints(goal=goal, context=16384)  # type: ignore[arg-type]
     small, large = sorted((few, more))
-    assert worth(box_of(f"{large}x-{gpu}"), model, pins) >= worth(box_of(f"{small}x-{gpu}"), model, pins) * 0.9999
+    assert worth(parse_box(f"{large}x-{gpu}"), model, pins) >= worth(parse_box(f"{small}x-{gpu}"), model, pins) * 0.9999
 
 
 @settings(max_examples=8, deadline=None)
@@ -64,7 +64,7 @@ def test_more_of_the_same_gpus_is_never_worse(gpu: str, model: str, few: int, mo
 def test_more_ram_or_bandwidth_is_never_worse(model: str, gpus: int, ram: int, bandwidth: int) -> None:
     """Twice the RAM, or twice its rate, on a box that keeps experts there."""
     pins = Constraints(context=16384)
-    here = box_of(f"{gpus}x-rtx-pro-6000-max-q", ram=f"{ram}GiB", ram_bandwidth=f"{bandwidth}GB/s")
+    here = parse_box(f"{gpus}x-rtx-pro-6000-max-q", ram=f"{ram}GiB", ram_bandwidth=f"{bandwidth}GB/s")
     larger = replace(here, ram=2 * here.ram)
     quicker = replace(here, ram_bandwidth=2 * here.ram_bandwidth)
     assert worth(larger, model, pins) >= worth(here, model, pins) * 0.9999
@@ -77,14 +77,14 @@ def test_more_ram_or_bandwidth_is_never_worse(model: str, gpus: int, ram: int, b
 )
 def test_a_looser_pin_is_never_worse(gpu: str, pin: dict[str, object]) -> None:
     """What is pinned is one of the things that are weighed without the pin."""
-    pinned = worth(box_of(f"8x-{gpu}"), "kimi-k2.6", Constraints(context=16384, **pin))  # type: ignore[arg-type]
+    pinned = worth(parse_box(f"8x-{gpu}"), "kimi-k2.6", Constraints(context=16384, **pin))  # type: ignore[arg-type]
     assert unpinned(gpu) >= pinned * 0.9999
 
 
 @functools.cache
 def unpinned(gpu: str) -> float:
     """What eight of a GPU are worth without a pin."""
-    return worth(box_of(f"8x-{gpu}"), "kimi-k2.6", Constraints(context=16384))
+    return worth(parse_box(f"8x-{gpu}"), "kimi-k2.6", Constraints(context=16384))
 
 
 @pytest.mark.parametrize("goal", ["latency", "throughput"])
@@ -99,7 +99,7 @@ def unpinned(gpu: str) -> float:
 )
 def test_tensor_parallelism_over_nodes_is_weighed_unasked(model: str, box: str, tp: int, goal: Goal) -> None:
     """With one GPU a node nothing but stages was weighed: 4.2 tok/s where --tp 4 gave 13.2."""
-    pinned, free = (worth(box_of(box), model, Constraints(goal=goal, tp=size)) for size in (tp, None))
+    pinned, free = (worth(parse_box(box), model, Constraints(goal=goal, tp=size)) for size in (tp, None))
     assert free >= pinned
 
 
@@ -122,7 +122,7 @@ def test_a_group_that_straddles_nodes_talks_over_the_network(parallel: Parallel,
 def test_a_straddling_group_is_no_faster_than_its_network() -> None:
     """The same shape, the same GPUs: what lies between the nodes counts."""
     quick, slow = (
-        best(box_of(f"2x6x-rtx-pro-6000-server@{rate}"), "kimi-k2.6", Constraints(tp=4, pp=3))
+        best(parse_box(f"2x6x-rtx-pro-6000-server@{rate}"), "kimi-k2.6", Constraints(tp=4, pp=3))
         for rate in ("50GB/s", "1GB/s")
     )
     assert quick is not None
@@ -132,7 +132,7 @@ def test_a_straddling_group_is_no_faster_than_its_network() -> None:
 
 def test_eight_b300_are_not_slower_than_eight_b200() -> None:
     """GLM-5.1 went from 1,763 tok/s to 1,087, because the larger box took the larger weights."""
-    small, large = (best(box_of(f"8x-{gpu}"), "glm-5.1", Constraints()) for gpu in ("b200", "b300"))
+    small, large = (best(parse_box(f"8x-{gpu}"), "glm-5.1", Constraints()) for gpu in ("b200", "b300"))
     assert small is not None
     assert large is not None
     assert large.score >= small.score
@@ -140,8 +140,8 @@ def test_eight_b300_are_not_slower_than_eight_b200() -> None:
 
 def test_an_engine_that_is_not_the_first_must_be_clearly_better() -> None:
     """SGLang is taken from 18% ahead on, and not before."""
-    box, model = box_of("8x-h200"), catalogue.model("kimi-k2.6")
-    _, fitting = choose.search_candidates(box, model, catalogue.checkpoints(model.name), Constraints())
+    box, model = parse_box("8x-h200"), catalogue.find_model("kimi-k2.6")
+    _, fitting = choose.search_candidates(box, model, catalogue.published_checkpoints(model.name), Constraints())
     plain = [
         weighed
         for weighed in fitting
@@ -157,7 +157,7 @@ def test_an_engine_that_is_not_the_first_must_be_clearly_better() -> None:
 
 def test_what_nobody_has_seen_is_never_chosen() -> None:
     """Not even boldly; by name it is planned. Few bits are taken only when nothing larger fits."""
-    box = box_of("2x-rtx-pro-6000-max-q", ram="768GiB", ram_bandwidth="614GB/s")
+    box = parse_box("2x-rtx-pro-6000-max-q", ram="768GiB", ram_bandwidth="614GB/s")
     bold = best(box, "kimi-k2.6", Constraints(bold=True))
     assert bold is not None
     assert not bold.checkpoint.unverified
@@ -178,7 +178,7 @@ def speed(gpu: str, count: int, model: str = "kimi-k2.6", checkpoint: str = "int
         kv="bf16",
         parallel=Parallel(tp=count),
     )
-    return Speed.for_deployment(deploy(replace(recipe, **settings), box_of(f"{count}x-{gpu}")))  # type: ignore[arg-type]
+    return Speed.for_deployment(deploy(replace(recipe, **settings), parse_box(f"{count}x-{gpu}")))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("gpu", ["rtx-pro-6000-server", "h200", "b200", "mi300x"])
@@ -193,7 +193,7 @@ def test_one_stream_more_is_never_less(gpu: str, context: int) -> None:
 @pytest.mark.parametrize("model", ["kimi-k2.6", "deepseek-v4-flash", "qwen3.5-397b", "gpt-oss-120b"])
 def test_a_longer_context_never_decodes_faster(model: str) -> None:
     """Across windows, selectors and compressed entries too."""
-    form = catalogue.checkpoints(model)[0].name
+    form = catalogue.published_checkpoints(model)[0].name
     here = speed("b200", 8, model, form)
     steps = [here.step_s(16, context) for context in range(0, 20_000, 250)]
     assert all(after >= before for before, after in itertools.pairwise(steps))
@@ -201,7 +201,7 @@ def test_a_longer_context_never_decodes_faster(model: str) -> None:
 
 def test_sixteen_h100_are_two_machines() -> None:
     """Eight to a board; the second eight are a network away. 3090s have bridges between two, not a mesh."""
-    box = box_of("16x-h100")
+    box = parse_box("16x-h100")
     assert (len(box.gpus), box.nodes) == (8, 2)
     pair, four = (speed("rtx-3090", count, "gpt-oss-120b", "mxfp4").gpu_step for count in (2, 4))
     assert pair is not None
@@ -214,14 +214,17 @@ def test_sixteen_h100_are_two_machines() -> None:
 def test_a_bandwidth_no_platform_has_is_refused(ram: str) -> None:
     """One line with both numbers."""
     with pytest.raises(Exception, match=r"no platform has more than 1,690 GB/s"):
-        box_of("1x-rtx-5090", ram="768GiB", ram_bandwidth=ram)
+        parse_box("1x-rtx-5090", ram="768GiB", ram_bandwidth=ram)
 
 
 def test_nothing_fits_is_worth_nothing() -> None:
     """The search says so instead of choosing."""
     with pytest.raises(DoesNotFit):
         choose.choose_plan(
-            box_of("1x-rtx-3090"), catalogue.model("kimi-k2.6"), catalogue.checkpoints("kimi-k2.6"), Constraints()
+            parse_box("1x-rtx-3090"),
+            catalogue.find_model("kimi-k2.6"),
+            catalogue.published_checkpoints("kimi-k2.6"),
+            Constraints(),
         )
 
 
@@ -236,7 +239,7 @@ def test_a_sequence_more_than_there_are_stages_is_never_less(stages: int) -> Non
 def test_more_memory_never_holds_less_where_context_is_the_goal() -> None:
     """GPUs a third larger held fp8 weights, and with them a shorter cache than GGUF weights had left before."""
     pins = Constraints(goal="context", context=16384, concurrency=16)
-    small = box_of("3x-gb200", ram="768GiB", ram_bandwidth="100GB/s")
+    small = parse_box("3x-gb200", ram="768GiB", ram_bandwidth="100GB/s")
     large = replace(small, gpus=tuple(replace(gpu, memory=int(1.3 * gpu.memory)) for gpu in small.gpus))
     assert worth(large, "deepseek-r1", pins) >= worth(small, "deepseek-r1", pins)
 
@@ -245,14 +248,16 @@ def test_more_memory_never_holds_less_where_context_is_the_goal() -> None:
 @pytest.mark.parametrize(("model", "few"), [("minimax-m3", 2), ("kimi-k2-thinking", 5), ("kimi-k2-instruct", 4)])
 def test_a_larger_box_may_claim_what_a_smaller_one_may(model: str, few: int, goal: Goal) -> None:
     """Two H200 held it by claiming 0.92 of each; three took stages at 0.90 and lost a third of the speed."""
-    small, large = (worth(box_of(f"{count}x-h200"), model, Constraints(goal=goal)) for count in (few, few + 1))
+    small, large = (worth(parse_box(f"{count}x-h200"), model, Constraints(goal=goal)) for count in (few, few + 1))
     assert large >= small * 0.9999
 
 
 def test_what_is_dropped_is_not_what_is_chosen() -> None:
     """The usual claim lacked some; the plan claims more, and listed itself as dropped."""
     model, pins = "kimi-k2-thinking", Constraints(goal="latency", engine="vllm")
-    plan = choose.choose_plan(box_of("5x-h200"), catalogue.model(model), catalogue.checkpoints(model), pins)
+    plan = choose.choose_plan(
+        parse_box("5x-h200"), catalogue.find_model(model), catalogue.published_checkpoints(model), pins
+    )
     parallel = plan.recipe.parallel
     assert plan.recipe.memory_utilization == 0.92
     assert f"vLLM, {parallel.text}, {plan.recipe.kv} cache" not in plan.refused
@@ -274,7 +279,9 @@ def not_worse(model: str, boxes: Iterable[Box], goal: Goal) -> None:
     """Each box's plan is worth as much as the one before it; a figure that falls stands among the runners-up."""
     pins, before = Constraints(goal=goal), None
     for box in boxes:
-        _, fitting = choose.search_candidates(box, catalogue.model(model), catalogue.checkpoints(model), pins)
+        _, fitting = choose.search_candidates(
+            box, catalogue.find_model(model), catalogue.published_checkpoints(model), pins
+        )
         chosen, *others = choose.rank_by_worth(fitting) or [None]
         assert chosen or not before, f"{box.name}: nothing fits"
         if not chosen or not before:
@@ -294,7 +301,7 @@ def not_worse(model: str, boxes: Iterable[Box], goal: Goal) -> None:
 @pytest.mark.parametrize(("model", "gpu"), PAIRS)
 def test_one_gpu_more_is_never_worse(model: str, gpu: str, goal: Goal) -> None:
     """One engine's group was weighed only where nothing of another's fitted: a second GB10 halved the speed."""
-    not_worse(model, (box_of(f"{count}x-{gpu}") for count in (*range(1, 9), 16)), goal)
+    not_worse(model, (parse_box(f"{count}x-{gpu}") for count in (*range(1, 9), 16)), goal)
 
 
 @pytest.mark.parametrize("goal", GOALS)
@@ -303,18 +310,20 @@ def test_one_gpu_more_is_never_worse(model: str, gpu: str, goal: Goal) -> None:
 )
 def test_more_ram_is_never_worse_and_the_faster_form_is_named(model: str, box: str, goal: Goal) -> None:
     """With 384 GiB it takes weights of 4.84 bits instead of 2.59 and is slower: the page says what for."""
-    not_worse(model, (box_of(box, ram=f"{ram}GiB") for ram in (128, 192, 256, 384, 512, 768)), goal)
+    not_worse(model, (parse_box(box, ram=f"{ram}GiB") for ram in (128, 192, 256, 384, 512, 768)), goal)
 
 
 def test_larger_gpus_name_the_faster_form_of_smaller_ones() -> None:
     """Four B300 hold the makers' weights, four B200 only 2.89 bits of each, which is faster."""
-    not_worse("kimi-k2-instruct", (box_of(f"4x-{gpu}") for gpu in ("b200", "b300")), "latency")
+    not_worse("kimi-k2-instruct", (parse_box(f"4x-{gpu}") for gpu in ("b200", "b300")), "latency")
 
 
 def test_every_engine_is_weighed_where_others_fit() -> None:
     """vLLM held gpt-oss on a GB10, so ik_llama.cpp at twice its speed was never looked at."""
     model, pins = "gpt-oss-120b", Constraints(goal="latency")
-    plan = choose.choose_plan(box_of("1x-gb10"), catalogue.model(model), catalogue.checkpoints(model), pins)
+    plan = choose.choose_plan(
+        parse_box("1x-gb10"), catalogue.find_model(model), catalogue.published_checkpoints(model), pins
+    )
     engines = {other.recipe.engine for other in plan.alternatives} | {plan.recipe.engine}
     assert plan.recipe.engine == "ik_llama.cpp"
     assert {"vllm", "llama.cpp"} <= engines
@@ -324,6 +333,8 @@ def test_every_engine_is_weighed_where_others_fit() -> None:
 def test_the_reason_a_faster_one_lost_is_the_one_that_decided() -> None:
     """A draft that is 31% faster was lost to "vLLM is preferred where speeds are close"."""
     model, pins = "minimax-m3", Constraints(goal="latency")
-    plan = choose.choose_plan(box_of("2x-h200"), catalogue.model(model), catalogue.checkpoints(model), pins)
+    plan = choose.choose_plan(
+        parse_box("2x-h200"), catalogue.find_model(model), catalogue.published_checkpoints(model), pins
+    )
     draft = next(other for other in plan.alternatives if other.recipe.speculate)
     assert "faster, but drafts are tried once it runs;" in draft.loses

@@ -7,7 +7,7 @@ import pytest
 from moebox.checkpoint import deploy
 from moebox.core import catalogue, registry
 from moebox.core.recipe import Recipe
-from moebox.detect.declared import box_of
+from moebox.detect.declared import parse_box
 from moebox.errors import BadInput, DoesNotFit, MoeboxError
 from moebox.planner.choose import choose_plan, search_candidates
 from moebox.planner.constraints import Constraints
@@ -32,7 +32,7 @@ RAM_MODELS = (
 def hint(model: str, box: str, pins: Constraints, ram: str = "") -> str:
     """The remedies for a box that holds nothing."""
     with pytest.raises(DoesNotFit) as problem:
-        choose_plan(box_of(box, ram=ram), catalogue.model(model), catalogue.checkpoints(model), pins)
+        choose_plan(parse_box(box, ram=ram), catalogue.find_model(model), catalogue.published_checkpoints(model), pins)
     error: MoeboxError = problem.value
     return error.hint or ""
 
@@ -40,8 +40,8 @@ def hint(model: str, box: str, pins: Constraints, ram: str = "") -> str:
 @pytest.mark.parametrize("model", RAM_MODELS)
 def test_every_model_runs_from_ram(model: str) -> None:
     """One GPU and 768 GiB of RAM hold a form of each; 72 of 72 such plans used to say that GPUs must be bought."""
-    box = box_of("1x-rtx-pro-6000-max-q", ram="768GiB", ram_bandwidth="614GB/s")
-    plan = choose_plan(box, catalogue.model(model), catalogue.checkpoints(model), Constraints())
+    box = parse_box("1x-rtx-pro-6000-max-q", ram="768GiB", ram_bandwidth="614GB/s")
+    plan = choose_plan(box, catalogue.find_model(model), catalogue.published_checkpoints(model), Constraints())
     assert plan.memory.fits
     assert plan.forecast[0].decode_tok_s > 0
 
@@ -78,9 +78,9 @@ def test_what_is_named_does_fit_and_is_the_nearest(model: str, cards: str) -> No
     told = hint(model, cards, Constraints())
     size = int(told.partition("--ram ")[2].partition("GiB")[0])
     for less, fits in ((0, True), (32, False)):
-        box = box_of(cards, ram=f"{size - less}GiB", ram_bandwidth="460GB/s")
+        box = parse_box(cards, ram=f"{size - less}GiB", ram_bandwidth="460GB/s")
         with contextlib.nullcontext() if fits else pytest.raises(DoesNotFit):
-            choose_plan(box, catalogue.model(model), catalogue.checkpoints(model), Constraints())
+            choose_plan(box, catalogue.find_model(model), catalogue.published_checkpoints(model), Constraints())
 
 
 @pytest.mark.parametrize(
@@ -91,9 +91,12 @@ def test_so_many_gpus_do_fit(model: str, cards: str) -> None:
     """Counted over all nodes, and no larger a box than is needed of those that are sold."""
     number, _, title = hint(model, cards, Constraints(engine=None)).partition("it fits on ")[2].partition("x ")
     engine = next(traits.name for traits in registry.all_traits() if title.endswith(f"under {traits.title}"))
-    name = catalogue.gpus()[box_of(cards).gpus[0].name].name
+    name = catalogue.gpus()[parse_box(cards).gpus[0].name].name
     assert choose_plan(
-        box_of(f"{number}x-{name}"), catalogue.model(model), catalogue.checkpoints(model), Constraints(engine=engine)
+        parse_box(f"{number}x-{name}"),
+        catalogue.find_model(model),
+        catalogue.published_checkpoints(model),
+        Constraints(engine=engine),
     )
 
 
@@ -114,7 +117,9 @@ def test_a_form_that_needs_other_pins_to_go_says_so() -> None:
 def test_what_no_engine_runs_there_is_no_plan(model: str, cards: str, why: str) -> None:
     """It was planned with a warning that it does not start, or refused for a layout that nobody had pinned."""
     with pytest.raises(DoesNotFit, match=f"does not run on {cards}: .*{why}"):
-        choose_plan(box_of(cards), catalogue.model(model), catalogue.checkpoints(model), Constraints())
+        choose_plan(
+            parse_box(cards), catalogue.find_model(model), catalogue.published_checkpoints(model), Constraints()
+        )
 
 
 @pytest.mark.parametrize(
@@ -132,14 +137,14 @@ def test_no_pin_makes_a_plan_of_what_does_not_start(pins: Constraints) -> None:
     """Exit code 1 without pins, and a full plan at 0 with `--pp 1`."""
     model = "glm-5.2-reap-504b"
     with pytest.raises(DoesNotFit, match="NVFP4 is a format of NVIDIA's GPUs"):
-        choose_plan(box_of("8x-mi300x"), catalogue.model(model), catalogue.checkpoints(model), pins)
+        choose_plan(parse_box("8x-mi300x"), catalogue.find_model(model), catalogue.published_checkpoints(model), pins)
 
 
 def test_a_larger_claim_is_tried_where_what_fits_does_not_start() -> None:
     """What fits and fails at the start kept the rest from being weighed at a larger share."""
-    model, box = "glm-5.2-reap-504b", box_of("4x-rtx-pro-6000-server")
+    model, box = "glm-5.2-reap-504b", parse_box("4x-rtx-pro-6000-server")
     _, fitting = search_candidates(
-        box, catalogue.model(model), catalogue.checkpoints(model), Constraints(engine="vllm")
+        box, catalogue.find_model(model), catalogue.published_checkpoints(model), Constraints(engine="vllm")
     )
     assert all(weighed.is_viable for weighed in fitting)
 
@@ -147,7 +152,10 @@ def test_a_larger_claim_is_tried_where_what_fits_does_not_start() -> None:
 def test_another_engine_is_asked_where_the_first_cannot_start() -> None:
     """MiniMax in nvfp4 fits an MI300X and does not start there; llama.cpp holds a form that does."""
     plan = choose_plan(
-        box_of("mi300x"), catalogue.model("minimax-m2.7"), catalogue.checkpoints("minimax-m2.7"), Constraints()
+        parse_box("mi300x"),
+        catalogue.find_model("minimax-m2.7"),
+        catalogue.published_checkpoints("minimax-m2.7"),
+        Constraints(),
     )
     assert not [caution.text for caution in plan.warnings if caution.severity == "fatal"]
 
@@ -156,8 +164,8 @@ def test_memory_that_gpu_and_cpu_share_is_counted_once() -> None:
     """A DGX Spark has no RAM beside it, and two of them are two machines."""
     assert "--ram" not in hint("qwen3-235b", "dgx-spark", Constraints())
     with pytest.raises(BadInput, match="use the same memory"):
-        box_of("dgx-spark", ram="48GiB")
-    assert (box_of("2x-dgx-spark").nodes, len(box_of("2x-dgx-spark").gpus)) == (2, 1)
+        parse_box("dgx-spark", ram="48GiB")
+    assert (parse_box("2x-dgx-spark").nodes, len(parse_box("2x-dgx-spark").gpus)) == (2, 1)
 
 
 @pytest.mark.parametrize("cards", ["mi300x", "4x-rtx-3090", "8x-rtx-pro-6000-server", "8x-a100"])
@@ -165,7 +173,10 @@ def test_nothing_that_does_not_start_is_weighed_against_what_does(cards: str) ->
     """At any context: what fits and is known not to start must not keep a shorter one from being tried."""
     for model in ("minimax-m2.7", "glm-5.2-reap-504b", "kimi-k2.6"):
         _, fitting = search_candidates(
-            box_of(cards, ram="512GiB"), catalogue.model(model), catalogue.checkpoints(model), Constraints()
+            parse_box(cards, ram="512GiB"),
+            catalogue.find_model(model),
+            catalogue.published_checkpoints(model),
+            Constraints(),
         )
         assert not [weighed.fatal_issue for weighed in fitting if weighed.fatal_issue]
 
@@ -174,11 +185,11 @@ def test_a_context_beyond_the_models_own_is_told_once() -> None:
     """It was planned, with two warnings in two wordings; a recipe that somebody wrote is warned of once."""
     with pytest.raises(BadInput, match="--context 65536: qwen3-235b has 40,960"):
         choose_plan(
-            box_of("8x-h200"),
-            catalogue.model("qwen3-235b"),
-            catalogue.checkpoints("qwen3-235b"),
+            parse_box("8x-h200"),
+            catalogue.find_model("qwen3-235b"),
+            catalogue.published_checkpoints("qwen3-235b"),
             Constraints(context=65536),
         )
     recipe = Recipe(name="t", engine="vllm", model="qwen3-235b", checkpoint="bf16", served_name="t", context=65536)
-    told = [each.text for each in known_issues(deploy(recipe, box_of("8x-h200"))) if "40,960" in each.text]
+    told = [each.text for each in known_issues(deploy(recipe, parse_box("8x-h200"))) if "40,960" in each.text]
     assert len(told) == 1

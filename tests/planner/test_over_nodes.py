@@ -27,7 +27,7 @@ TWO = "2x2x-rtx-4090@1.25GB/s"
 
 
 def plan(box: Box, name: str = "gpt-oss-120b", pins: Constraints = PINS) -> Plan:
-    return choose_plan(box, catalogue.model(name), catalogue.checkpoints(name), pins)
+    return choose_plan(box, catalogue.find_model(name), catalogue.published_checkpoints(name), pins)
 
 
 def in_ram(nodes: int, ram: int, network: int = 1_250_000_000) -> Box:
@@ -36,22 +36,22 @@ def in_ram(nodes: int, ram: int, network: int = 1_250_000_000) -> Box:
 
 
 def test_a_model_too_large_for_one_nodes_gpus_lies_on_those_of_two() -> None:
-    found = plan(detect.box(TWO))
+    found = plan(detect.load_box(TWO))
     hybrid = found.recipe.hybrid
     assert hybrid is not None
     assert found.recipe.parallel.nodes == 2
     assert len(hybrid.split) == 4
-    assert sum(hybrid.split) == catalogue.model("gpt-oss-120b").layers + 1  # the output counts as one
+    assert sum(hybrid.split) == catalogue.find_model("gpt-oss-120b").layers + 1  # the output counts as one
     assert [device.device for device in found.memory.devices] == ["gpu0", "gpu1", "gpu2", "gpu3", "ram"]
     assert found.memory.fits
-    experts = catalogue.checkpoint("gpt-oss-120b", found.recipe.checkpoint).expert_layer_bytes
+    experts = catalogue.find_checkpoint("gpt-oss-120b", found.recipe.checkpoint).expert_layer_bytes
     held = sum(device.weights.get("routed_experts", 0) for device in found.memory.devices)
-    assert held == experts * catalogue.model("gpt-oss-120b").moe_layers
+    assert held == experts * catalogue.find_model("gpt-oss-120b").moe_layers
     assert "go over the network at every start" in " ".join(found.reasons)
 
 
 def test_the_launch_names_the_layers_of_every_device_and_is_read_back() -> None:
-    recipe = plan(detect.box(TWO)).recipe
+    recipe = plan(detect.load_box(TWO)).recipe
     argv = engines.build_launch(deploy(recipe), addresses=("10.0.0.1", "10.0.0.2")).argv
     assert recipe.hybrid is not None
     assert argv[argv.index("-ts") + 1] == ",".join(map(str, recipe.hybrid.split))
@@ -73,7 +73,7 @@ def test_without_gpus_the_ram_of_both_nodes_holds_it() -> None:
 
 
 def test_what_one_node_holds_stays_there() -> None:
-    assert plan(detect.box("2x8x-h200")).recipe.parallel.nodes == 1
+    assert plan(detect.load_box("2x8x-h200")).recipe.parallel.nodes == 1
     assert plan(in_ram(2, 1024), "kimi-k2.6", Constraints()).recipe.parallel.nodes == 1
 
 
@@ -83,7 +83,7 @@ def test_three_nodes_are_taken_where_two_are_too_few() -> None:
 
 def test_a_slower_network_is_slower_by_what_the_formula_says() -> None:
     fast, slow = (
-        plan(detect.box(f"2x2x-rtx-4090@{rate}"), pins=dataclasses.replace(PINS, checkpoint="Q4_K_M", ubatch=512))
+        plan(detect.load_box(f"2x2x-rtx-4090@{rate}"), pins=dataclasses.replace(PINS, checkpoint="Q4_K_M", ubatch=512))
         for rate in ("12.5GB/s", "0.125GB/s")
     )
     hops = RpcHops(servers=1, rate=1.0, round_trip_us=120.0, hidden=2880, vocab=0, layers=18)
@@ -114,10 +114,10 @@ def test_bytes_are_those_counted_on_a_real_server() -> None:
     name=st.sampled_from(["kimi-k2.6", "gpt-oss-120b"]),
 )
 def test_every_layer_lies_on_one_device(nodes: int, gpus: int, ram: int, name: str) -> None:
-    gpu = catalogue.gpu("rtx-4090")
+    gpu = catalogue.find_gpu("rtx-4090")
     box = dataclasses.replace(in_ram(nodes, ram), gpus=(gpu,) * gpus)
-    model = catalogue.model(name)
-    form = next(form for form in catalogue.checkpoints(name) if form.format == "gguf")
+    model = catalogue.find_model(name)
+    form = next(form for form in catalogue.published_checkpoints(name) if form.format == "gguf")
     recipe = dataclasses.replace(base_recipe(model, form, "llama.cpp", PINS), hybrid=Hybrid())
     for spanning in over_nodes.multi_node_recipes(box, model, form, recipe):
         parts = spread.layers_by_device(box, model, spanning)
@@ -134,12 +134,12 @@ def test_every_layer_lies_on_one_device(nodes: int, gpus: int, ram: int, name: s
     ],
 )
 def test_a_split_that_cannot_be_is_one_line(hybrid: Hybrid, says: str) -> None:
-    recipe = dataclasses.replace(plan(detect.box(TWO)).recipe, hybrid=hybrid)
+    recipe = dataclasses.replace(plan(detect.load_box(TWO)).recipe, hybrid=hybrid)
     with pytest.raises(BadInput, match=says):
         engines.check_recipe(deploy(recipe))
 
 
 def test_only_llama_cpp_has_it() -> None:
-    recipe = dataclasses.replace(plan(detect.box(TWO)).recipe, engine="ik_llama.cpp")
+    recipe = dataclasses.replace(plan(detect.load_box(TWO)).recipe, engine="ik_llama.cpp")
     with pytest.raises(BadInput):
         engines.check_recipe(deploy(recipe))

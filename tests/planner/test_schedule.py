@@ -1,7 +1,7 @@
 """Who is admitted and who is put back, as the engines do it."""
 
 from moebox.checkpoint import deploy
-from moebox.detect.declared import box_of
+from moebox.detect.declared import parse_box
 from moebox.planner.schedule import Scheduler, SchedulerRules, SimulatedRequest
 from moebox.planner.speed import Speed
 from tests.planner.deployed import kimi
@@ -10,7 +10,7 @@ from tests.planner.deployed import kimi
 def scheduler(*, kv_tokens: int, sglang: bool = False) -> Scheduler:
     """An engine on eight B200 with so much cache."""
     recipe = kimi(engine="sglang" if sglang else "vllm")
-    speed = Speed.for_deployment(deploy(recipe, box_of("8x-b200")))
+    speed = Speed.for_deployment(deploy(recipe, parse_box("8x-b200")))
     rules = SchedulerRules(
         kv_tokens=kv_tokens, context=65536, max_seqs=64, step_tokens=8192, prompts_first=sglang, reserves_output=sglang
     )

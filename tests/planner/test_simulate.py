@@ -22,7 +22,7 @@ RECIPE = kimi(kv="fp8", context=262144)
 
 def speed(recipe: Recipe = RECIPE, gpu: str = "b200") -> Speed:
     """The recipe on eight cards."""
-    box = Box(name="t", gpus=(catalogue.gpu(gpu),) * 8)
+    box = Box(name="t", gpus=(catalogue.find_gpu(gpu),) * 8)
     return Speed.for_deployment(deploy(recipe, box))
 
 

@@ -7,7 +7,7 @@ import pytest
 from moebox.core import catalogue
 from moebox.core.plan import DeviceMemory
 from moebox.core.recipe import Parallel, Recipe
-from moebox.detect.declared import box_of
+from moebox.detect.declared import parse_box
 from moebox.engines import devices
 from moebox.planner.speed import Speed
 from moebox.sizing import kv, shards
@@ -34,8 +34,8 @@ def recipe_of(model: str, tp: int, *, engine: str = "vllm", kv_type: str = "bf16
 @pytest.mark.parametrize("tp", [1, 4, 8])
 def test_what_a_rank_holds_is_what_it_reads(name: str, tp: int) -> None:
     """Attention, shared experts, router, norms and head of one rank, in both models of the box."""
-    model = catalogue.model(name)
-    for checkpoint in catalogue.checkpoints(name):
+    model = catalogue.find_model(name)
+    for checkpoint in catalogue.published_checkpoints(name):
         recipe = recipe_of(name, tp)
         held = shards.weights_per_gpu(model, checkpoint, recipe.parallel, 0, vision_share=0.0)
         idle = {"routed_experts", "vision", "mtp"} | ({"embed"} if not model.tied else set())
@@ -47,7 +47,7 @@ def test_what_a_rank_holds_is_what_it_reads(name: str, tp: int) -> None:
 
 def test_the_indexer_is_copied_to_every_rank() -> None:
     """DeepSeek-V3.2 reads 3.09 GB of attention on each of eight ranks, not 2.34."""
-    model, checkpoint = catalogue.model("deepseek-v3.2"), catalogue.checkpoint("deepseek-v3.2", "fp8")
+    model, checkpoint = catalogue.find_model("deepseek-v3.2"), catalogue.find_checkpoint("deepseek-v3.2", "fp8")
     whole = shards.replicated_share(model, 8)
     attention = checkpoint.bytes_by_component["attention"]
     assert attention * (whole + (1 - whole) / 8) / 1e9 == pytest.approx(3.09, abs=0.01)
@@ -57,13 +57,15 @@ def test_the_indexer_is_copied_to_every_rank() -> None:
 @pytest.mark.parametrize("kv_type", ["bf16", "fp8"])
 def test_a_full_cache_is_read_as_it_is_held(name: str, kv_type: str) -> None:
     """One query at a context within every window and selection reads what the cache holds of it."""
-    model = catalogue.model(name)
+    model = catalogue.find_model(name)
     recipe = recipe_of(name, 4, kv_type=kv_type)
-    rank = rank_work(model, catalogue.checkpoints(name)[0], recipe)
+    rank = rank_work(model, catalogue.published_checkpoints(name)[0], recipe)
     context = 100
     held = context * kv.token_bytes(model, recipe)
     windows = sum(
-        layers.count * context * kv.entry_bytes(layers.kind, recipe) for layers in model.stack if layers.kind.kept()
+        layers.count * context * kv.entry_bytes(layers.kind, recipe)
+        for layers in model.stack
+        if layers.kind.window_entries()
     )
     states = 2 * sum(layers.count * layers.kind.state_bytes(4) for layers in model.stack)  # read and written
     assert rank.cache_bytes_read(context) == pytest.approx(held + windows + states, rel=1e-3)
@@ -71,7 +73,7 @@ def test_a_full_cache_is_read_as_it_is_held(name: str, kv_type: str) -> None:
 
 def test_grouped_heads_are_divided_by_tensor_parallelism() -> None:
     """Qwen3 has four KV heads: TP4 reads a quarter of the cache a rank, TP8 no less than one head."""
-    model, checkpoint = catalogue.model("qwen3-235b"), catalogue.checkpoints("qwen3-235b")[0]
+    model, checkpoint = catalogue.find_model("qwen3-235b"), catalogue.published_checkpoints("qwen3-235b")[0]
     read = {
         tp: rank_work(model, checkpoint, recipe_of("qwen3-235b", tp)).cache_bytes_read(30_000) for tp in (1, 2, 4, 8)
     }
@@ -82,8 +84,8 @@ def test_grouped_heads_are_divided_by_tensor_parallelism() -> None:
 
 def test_grouped_heads_divided_show_in_the_forecast() -> None:
     """At a long context the attention of four ranks takes a quarter of one rank's time."""
-    model, checkpoint = catalogue.model("qwen3-235b"), catalogue.checkpoints("qwen3-235b")[0]
-    box = box_of("8x-b200")
+    model, checkpoint = catalogue.find_model("qwen3-235b"), catalogue.published_checkpoints("qwen3-235b")[0]
+    box = parse_box("8x-b200")
     times = {}
     for tp in (1, 4):
         speed = Speed.for_deployment(on(box, model, checkpoint, recipe_of("qwen3-235b", tp)))

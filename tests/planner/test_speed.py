@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moebox import phantom
-from moebox.checkpoint import resolve
+from moebox.checkpoint import resolve_model
 from moebox.core import catalogue
 from moebox.core.box import Box, Cpu
 from moebox.core.recipe import Hybrid, Parallel, Recipe, Runtime, Speculate
@@ -30,9 +30,9 @@ def recipe(**settings: object) -> Recipe:
 def speed(gpu: str = "rtx-pro-6000-server", many: int = 8, **settings: object) -> Speed:
     """The model of that recipe on `many` cards."""
     one = recipe(**settings)
-    box = Box(name="t", gpus=(catalogue.gpu(gpu),) * many)
+    box = Box(name="t", gpus=(catalogue.find_gpu(gpu),) * many)
     return Speed.for_deployment(
-        on(box, catalogue.model(one.model), catalogue.checkpoint(one.model, one.checkpoint), one)
+        on(box, catalogue.find_model(one.model), catalogue.find_checkpoint(one.model, one.checkpoint), one)
     )
 
 
@@ -42,7 +42,7 @@ def hybrid(
     """Kimi K2.6 Q4_X with experts in RAM but for `layers`."""
     box = Box(
         name="t",
-        gpus=(catalogue.gpu("rtx-pro-6000-max-q"),) * cards,
+        gpus=(catalogue.find_gpu("rtx-pro-6000-max-q"),) * cards,
         cpu=Cpu(cores=16),
         ram_bandwidth=int(ram),
     )
@@ -52,7 +52,9 @@ def hybrid(
         kv="f16",
         hybrid=Hybrid(experts=(tuple(range(1, layers + 1)),), ubatch=ubatch),
     )
-    return Speed.for_deployment(on(box, catalogue.model("kimi-k2.6"), catalogue.checkpoint("kimi-k2.6", "Q4_X"), one))
+    return Speed.for_deployment(
+        on(box, catalogue.find_model("kimi-k2.6"), catalogue.find_checkpoint("kimi-k2.6", "Q4_X"), one)
+    )
 
 
 def test_distinct_experts_follow_the_formula() -> None:
@@ -81,10 +83,12 @@ def test_more_work_never_takes_less_time(batch: int, context: int, dcp: int) -> 
 def test_faster_memory_is_never_slower(gpu: str) -> None:
     """The same card with twice the bandwidth decodes at least as fast, and does not reach twice the speed."""
     plain = speed(gpu)
-    card = replace(catalogue.gpu(gpu), bandwidth=2 * catalogue.gpu(gpu).bandwidth)
+    card = replace(catalogue.find_gpu(gpu), bandwidth=2 * catalogue.find_gpu(gpu).bandwidth)
     one = recipe()
     box = Box(name="t", gpus=(card,) * 8)
-    quick = Speed.for_deployment(on(box, catalogue.model("kimi-k2.6"), catalogue.checkpoint("kimi-k2.6", "int4"), one))
+    quick = Speed.for_deployment(
+        on(box, catalogue.find_model("kimi-k2.6"), catalogue.find_checkpoint("kimi-k2.6", "int4"), one)
+    )
 
     for batch in (1, 32, 256):
         assert (
@@ -210,7 +214,7 @@ def test_published_rows_of_cpu_and_cards() -> None:
 def test_a_cpu_alone_has_the_band_of_what_nobody_has_measured():
     """The rehearsal model on two Arm cores: 248 tok/s were forecast, -17% to +20%, and 58 came."""
     gguf = str(phantom.gguf_path())
-    model, checkpoints = resolve(gguf)
+    model, checkpoints = resolve_model(gguf)
     bare = Box(name="mine", gpus=(), cpu=Cpu(cores=2), ram=16 * 2**30, ram_bandwidth=40_000_000_000)
     plan = choose_plan(bare, model, checkpoints, Constraints(engine="llama.cpp"))
     first = plan.forecast[0]

@@ -30,7 +30,7 @@ NEW = (
 @pytest.mark.parametrize("name", NEW)
 def test_new_architectures_have_a_row(name: str) -> None:
     """Each says where its figures come from, and some engine runs it."""
-    row = support.architecture(catalogue.model(name))
+    row = support.architecture_support(catalogue.find_model(name))
     assert row is not None
     assert row.source
     assert any(first != support.NEVER for first in row.first.values())
@@ -55,8 +55,8 @@ def test_a_version_from_before_is_refused_with_the_first_that_runs_it() -> None:
 
 def test_an_engine_that_never_runs_it_is_not_weighed() -> None:
     """ik_llama.cpp has no Kimi K3: a box with RAM gets llama.cpp, and pinning it says so."""
-    model = catalogue.model("kimi-k3")
-    plan = choose_plan(RAM, model, catalogue.checkpoints("kimi-k3"), Constraints())
+    model = catalogue.find_model("kimi-k3")
+    plan = choose_plan(RAM, model, catalogue.published_checkpoints("kimi-k3"), Constraints())
     assert plan.recipe.engine == "llama.cpp"
     with pytest.raises(MoeboxError, match=r"ik_llama\.cpp does not read|does not run"):
-        choose_plan(RAM, model, catalogue.checkpoints("kimi-k3"), Constraints(engine="ik_llama.cpp"))
+        choose_plan(RAM, model, catalogue.published_checkpoints("kimi-k3"), Constraints(engine="ik_llama.cpp"))

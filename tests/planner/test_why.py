@@ -8,7 +8,7 @@ import pytest
 
 from moebox.checkpoint import deploy
 from moebox.core.recipe import Parallel, Speculate
-from moebox.detect.declared import box_of
+from moebox.detect.declared import parse_box
 from moebox.planner.speed import Speed
 from tests.planner.deployed import kimi
 
@@ -48,7 +48,7 @@ def test_a_calculator_agrees(box: str, changes: dict[str, object], streams: int,
     """Every part of a step, its sum and the rate."""
     recipe = replace(RECIPE, **changes)  # type: ignore[arg-type]
     lines = {
-        line.what: line for line in Speed.for_deployment(deploy(recipe, box_of(box))).explain_lines(streams, context)
+        line.what: line for line in Speed.for_deployment(deploy(recipe, parse_box(box))).explain_lines(streams, context)
     }
     for name in CHECKED:
         if name in lines:

@@ -6,14 +6,14 @@ import pytest
 
 from moebox.checkpoint import deploy
 from moebox.core.recipe import Speculate
-from moebox.detect.declared import box_of
+from moebox.detect.declared import parse_box
 from moebox.errors import BadInput
 from moebox.planner.simulate import SimulatedWorkload, scheduler_rules, simulate
 from moebox.planner.speed import Speed
 from tests.planner.deployed import kimi
 
 RECIPE = kimi(context=262144)
-SPEED = Speed.for_deployment(deploy(RECIPE, box_of("8x-b200")))
+SPEED = Speed.for_deployment(deploy(RECIPE, parse_box("8x-b200")))
 BASE = SimulatedWorkload(input=2000, output=200, requests=64, concurrency=4)
 
 
@@ -59,7 +59,7 @@ def test_prompts_read_elsewhere_do_not_disturb_decoding() -> None:
 
 def test_acceptance_given_is_acceptance_used() -> None:
     """Half of three draft tokens taken are one and a half more a step."""
-    drafting = Speed.for_deployment(deploy(replace(RECIPE, speculate=Speculate(tokens=3)), box_of("8x-b200")))
+    drafting = Speed.for_deployment(deploy(replace(RECIPE, speculate=Speculate(tokens=3)), parse_box("8x-b200")))
     assert drafting.with_acceptance(0.5).tokens_per_step == pytest.approx(2.5, rel=1e-6)
     assert drafting.with_acceptance(0.0).tokens_per_step == pytest.approx(1.0, rel=1e-6)
     assert SPEED.with_acceptance(0.5).tokens_per_step == 1.0

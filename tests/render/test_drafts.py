@@ -7,7 +7,7 @@ import pytest
 from moebox import codec
 from moebox.checkpoint import deploy
 from moebox.cli import main
-from moebox.core.change import changed
+from moebox.core.change import with_settings
 from moebox.core.recipe import Recipe
 from moebox.engines import build_launch
 from moebox.render import render
@@ -19,7 +19,7 @@ from tests.siege import readback
 def test_a_draft_beside_kt_kernel_leaves_the_entry_whole() -> None:
     """The words of the draft were in the launch and not in the file's arguments: the entry was cut in the middle."""
     recipe = recipes()["experts-in-ram"]
-    drafting = changed(recipe, {"speculate": {"method": "eagle3", "draft": "a/draft", "tokens": 2}})
+    drafting = with_settings(recipe, {"speculate": {"method": "eagle3", "draft": "a/draft", "tokens": 2}})
 
     assert render(deploy(drafting), "script") == render(deploy(recipe), "script")
 
@@ -27,7 +27,9 @@ def test_a_draft_beside_kt_kernel_leaves_the_entry_whole() -> None:
 def test_a_draft_called_like_our_own_mark_is_still_that_draft() -> None:
     """In a file without variables the mark stands for nothing."""
     name = f"/data/{MARK}"
-    drafting = changed(recipes()["kimi-k26-vllm"], {"speculate": {"method": "eagle3", "draft": name, "tokens": 2}})
+    drafting = with_settings(
+        recipes()["kimi-k26-vllm"], {"speculate": {"method": "eagle3", "draft": name, "tokens": 2}}
+    )
     words = readback.kubernetes(render(deploy(drafting), "k8s"))
 
     assert sum(f'"model":"{name}"' in word for word in words) == 1
@@ -38,8 +40,8 @@ def test_a_draft_called_like_our_own_mark_is_still_that_draft() -> None:
 def test_a_method_without_a_draft_model_gets_none(engine: str, method: str) -> None:
     """DeepSeek's own layers were rendered with Kimi's draft model, and the program's name was cut off before it."""
     settings = {"engine": engine, "model": "deepseek-v3.2", "checkpoint": "fp8", "flags": {}, "served_name": "d"}
-    recipe = changed(recipes()["kimi-k26-sglang"], settings | {"tool_parser": "", "reasoning_parser": ""})
-    drafting = deploy(changed(recipe, {"speculate": {"method": method, "draft": "", "tokens": 1}}))
+    recipe = with_settings(recipes()["kimi-k26-sglang"], settings | {"tool_parser": "", "reasoning_parser": ""})
+    drafting = deploy(with_settings(recipe, {"speculate": {"method": method, "draft": "", "tokens": 1}}))
     wanted = list(build_launch(drafting).argv)
     script = render(drafting, "script")
 
@@ -58,4 +60,4 @@ def test_a_script_offers_no_draft_that_the_plan_dropped(tmp_path: Path) -> None:
 
     assert recipe.climb.speculate == ()
     assert "EAGLE3" not in render(deploy(recipe), "script")
-    assert "ENABLE_EAGLE3" in render(deploy(changed(recipe, {"climb.speculate": ["none", "eagle3"]})), "script")
+    assert "ENABLE_EAGLE3" in render(deploy(with_settings(recipe, {"climb.speculate": ["none", "eagle3"]})), "script")

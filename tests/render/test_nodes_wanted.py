@@ -8,7 +8,7 @@ from moebox import codec
 from moebox.checkpoint import deploy
 from moebox.cli import main
 from moebox.core.recipe import Hybrid, Parallel, Recipe
-from moebox.errors import Outside
+from moebox.errors import ExternalError
 from moebox.render import render
 from moebox.serve.nodes import prepare_nodes
 from moebox.serve.where import NodeSelection
@@ -72,7 +72,7 @@ def test_slurm_is_asked_for_gpus_of_every_node_that_gets_layers(
     monkeypatch.setenv("ASKED", str(tmp_path / "asked"))
     recipe = planned("kimi-k2.6 --box 2x4x-rtx-pro-6000-server --engine llama.cpp", tmp_path)
 
-    with pytest.raises(Outside, match="granted nothing"):
+    with pytest.raises(ExternalError, match="granted nothing"):
         prepare_nodes(deploy(recipe), Run.create("rpc"), NodeSelection(slurm=True), lambda _: None)
     assert "--gpus-per-node=4" in (tmp_path / "asked").read_text().splitlines()
 

@@ -7,7 +7,7 @@ from moebox import codec
 from moebox.core.engine_facts import DeviceFacts, EngineFacts
 from moebox.core.event import AttemptReady, AttemptStarted
 from moebox.core.recipe import Parallel, Recipe
-from moebox.detect.declared import box_of
+from moebox.detect.declared import parse_box
 from moebox.store import Run
 
 RECIPE = Recipe(
@@ -47,14 +47,14 @@ def level(concurrency: int, *, factor: float = 1.0, **more: Any) -> dict[str, An
 def a_run(runs: Path, *, name: str = "k26", factor: float = 1.0, levels: tuple[int, ...] = (1, 8, 64)) -> Run:
     """A whole run: recipe, box, attempts, facts, verdicts, measurements."""
     run = Run.create(name, runs=runs)
-    run.release()
+    run.release_lock()
     run.write_json("run.json", {**run.read_json("run.json"), "label": name})
-    run.write("recipe.toml", codec.to_toml(RECIPE))
-    run.write("box.toml", codec.to_toml(box_of("8x-rtx-pro-6000-server")))
+    run.write_file("recipe.toml", codec.to_toml(RECIPE))
+    run.write_file("box.toml", codec.to_toml(parse_box("8x-rtx-pro-6000-server")))
     argv = ("vllm", "serve", "--api-key", "sk-verysecret99")
-    run.event(AttemptStarted(id="a", model="int4", engine="vllm", argv=argv))
+    run.add_event(AttemptStarted(id="a", model="int4", engine="vllm", argv=argv))
     devices = tuple(DeviceFacts(device=f"gpu{n}", weights_bytes=72.0 * 2**30, kv_bytes=10.0 * 2**30) for n in range(8))
-    run.event(AttemptReady(id="a", facts=EngineFacts(kv_tokens=600_000, devices=devices)))
+    run.add_event(AttemptReady(id="a", facts=EngineFacts(kv_tokens=600_000, devices=devices)))
     rung = {"name": "arithmetic", "verdict": "pass", "score": {"passed": 10, "trials": 10, "low": 0.72, "high": 1.0}}
     run.write_json("verdicts/02-arithmetic.json", rung)
     for number in levels:

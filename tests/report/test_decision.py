@@ -15,7 +15,7 @@ from moebox.core.event import (
     StepRunning,
     VerifyBegan,
 )
-from moebox.core.result import document
+from moebox.core.result import result_document
 from moebox.report.block import Table
 from moebox.report.decision import DecisionCell, decide, decided, judged
 from moebox.report.expect import foretold
@@ -30,7 +30,7 @@ from moebox.report.sections.models import status
 from moebox.report.sections.plan import Pair, band
 from moebox.report.sections.reproduce import commands
 from moebox.store import Run
-from moebox.store.summary import summarize
+from moebox.store.summary import summarize_run
 from tests.bench.example import measurement
 from tests.report.making import RECIPE, a_run, level
 
@@ -42,9 +42,9 @@ def answers(record: RunRecord) -> dict[str, DecisionCell]:
 def failing(runs: Path) -> Run:
     """A run whose engine died of a known cause."""
     run = Run.create("k26", runs=runs)
-    run.release()
-    run.event(AttemptStarted(id="a", model="int4", engine="vllm", argv=("vllm", "serve")))
-    run.event(
+    run.release_lock()
+    run.add_event(AttemptStarted(id="a", model="int4", engine="vllm", argv=("vllm", "serve")))
+    run.add_event(
         EngineFinding(
             symptom="kv-too-small",
             title="The cache is too small",
@@ -54,7 +54,7 @@ def failing(runs: Path) -> Run:
             severity="fatal",
         )
     )
-    run.event(AttemptFailed(id="a", message="the engine exited with 1"))
+    run.add_event(AttemptFailed(id="a", message="the engine exited with 1"))
     steps = [{"name": "plan", "state": "done"}, {"name": "up", "state": "failed", "why": "the engine exited with 1"}]
     run.write_json("pipeline.json", {"request": {"model": "kimi-k2.6"}, "steps": steps})
     return run
@@ -96,12 +96,12 @@ def test_a_part_of_the_checks_is_not_green_anywhere(tmp_path: Path):
 def test_a_rehearsal_alone_is_no_sign_that_the_model_works(tmp_path: Path):
     """Stopped before the real engine was ever started; up to 0.2 pipeline.json did not say so, only the journal did."""
     run = Run.create("k26", runs=tmp_path)
-    run.release()
-    run.write("recipe.toml", codec.to_toml(RECIPE))
+    run.release_lock()
+    run.write_file("recipe.toml", codec.to_toml(RECIPE))
     run.write_json("pipeline.json", {"request": {"model": "kimi-k2.6"}, "steps": [{"name": "plan", "state": "done"}]})
-    run.event(StepRunning(step="rehearse"))
-    run.event(AttemptStarted(id="a", model="dummy", engine="vllm", aside=True))
-    run.event(AttemptReady(id="a"))
+    run.add_event(StepRunning(step="rehearse"))
+    run.add_event(AttemptStarted(id="a", model="dummy", engine="vllm", aside=True))
+    run.add_event(AttemptReady(id="a"))
     record = read(run)
 
     assert [attempt.title for attempt in record.attempts] == ["rehearsal 1"]
@@ -110,7 +110,7 @@ def test_a_rehearsal_alone_is_no_sign_that_the_model_works(tmp_path: Path):
     assert answers(record)["next"].text == f"moebox run --resume {run.id}"
     assert status(record) == "INTERRUPTED"
     assert status(replace(record, interrupted="")) == "not tried"
-    assert summarize(run).state(live=False) == "interrupted in rehearse"
+    assert summarize_run(run).state_text(live=False) == "interrupted in rehearse"
 
 
 def test_a_boot_that_failed_beside_a_run_that_goes_on_is_no_failure_of_the_run(tmp_path: Path):
@@ -120,16 +120,16 @@ def test_a_boot_that_failed_beside_a_run_that_goes_on_is_no_failure_of_the_run(t
     run.write_json("pipeline.json", {"request": {"model": "kimi-k2.6"}, "steps": steps})
 
     assert answers(read(run))["next"].text == f"moebox run --resume {run.id}"
-    assert summarize(run).state(live=False) == "interrupted in up"
-    run.hold()
+    assert summarize_run(run).state_text(live=False) == "interrupted in up"
+    run.acquire_lock()
     assert answers(read(run))["next"].text == "moebox ps"
-    run.release()
+    run.release_lock()
 
 
 def test_checks_made_by_hand_are_taken_up_by_hand(tmp_path: Path):
     """After `moebox up`, `moebox verify --run` was interrupted: there is no whole run to resume."""
     run = a_run(tmp_path)
-    run.event(VerifyBegan(checks=("reply", "tools")))
+    run.add_event(VerifyBegan(checks=("reply", "tools")))
     assert answers(read(run))["next"].text == f"moebox verify --run {run.id}"
 
 
@@ -183,7 +183,7 @@ def test_the_forecast_is_of_what_was_really_read_and_replied(tmp_path: Path):
     asked, shorter = (measurement(total_input_tokens=2780, total_output_tokens=tokens) for tokens in (1000, 410))
     forecasts = []
     for found in (asked, shorter):
-        run.write_json("measurements/c4.json", document(found))
+        run.write_json("measurements/c4.json", result_document(found))
         (row,) = (row for row in foretold(read(run)).planned.rows if not row.decode_only)
         forecasts.append(row)
 
@@ -237,7 +237,7 @@ def test_report_and_markdown_show_why_a_run_failed(tmp_path: Path):
 
 def test_a_plan_that_does_not_fit_names_it(tmp_path: Path):
     run = Run.create("big", runs=tmp_path)
-    run.release()
+    run.release_lock()
     step = {"name": "plan", "state": "failed", "why": "Kimi K2.6 does not fit on 1x-rtx-5090", "hint": "208 GiB of RAM"}
     run.write_json("pipeline.json", {"request": {"model": "kimi-k2.6"}, "steps": [step]})
     found = answers(read(run))
@@ -317,7 +317,7 @@ def test_strip_tile_and_list_name_one_highest_rate(tmp_path: Path):
 
     assert answers(record)["fast"].text.startswith("80.1 tok/s at 8 requests")
     assert (tile.figure, tile.detail.partition(",")[0]) == ("80.1", "at 8 concurrent")
-    assert summarize(run).output_tok_s == level(8)["output_throughput"]
+    assert summarize_run(run).output_tok_s == level(8)["output_throughput"]
 
 
 def test_warnings_are_not_green_anywhere(tmp_path: Path):
@@ -334,7 +334,7 @@ def test_warnings_are_not_green_anywhere(tmp_path: Path):
 def test_a_plan_that_failed_is_asked_again_with_what_its_hint_changes(tmp_path: Path):
     """The same command would fail in the same way."""
     run = Run.create("kimi", runs=tmp_path)
-    run.release()
+    run.release_lock()
     step = {"name": "plan", "state": "failed", "why": "does not fit", "hint": "--ram 480GiB: with that much it fits"}
     run.write_json("pipeline.json", {"request": {"model": "kimi-k2.6"}, "steps": [step]})
     record = read(run)
@@ -354,23 +354,23 @@ def test_a_simulation_is_reproduced_as_a_simulation(tmp_path: Path):
 def test_a_climb_that_was_cut_off_is_taken_up_as_one(tmp_path: Path):
     """It has the recipe it began with, and no other yet."""
     run = Run.create("climb-k26", runs=tmp_path)
-    run.write("start.toml", codec.to_toml(RECIPE))
-    run.event(ClimbBegan(recipe="k26"))
-    run.release()
+    run.write_file("start.toml", codec.to_toml(RECIPE))
+    run.add_event(ClimbBegan(recipe="k26"))
+    run.release_lock()
     found = answers(read(run))
 
     assert found["chosen"].text.startswith("vLLM 0.32.0 · int4-g32")
     assert found["next"].text == f"moebox climb --resume {run.id}"
-    assert summarize(run).state(live=False) == "interrupted in climb"
-    run.write("best.toml", codec.to_toml(RECIPE))
-    assert summarize(run).state(live=False) == "ended"
+    assert summarize_run(run).state_text(live=False) == "interrupted in climb"
+    run.write_file("best.toml", codec.to_toml(RECIPE))
+    assert summarize_run(run).state_text(live=False) == "ended"
     assert "--resume" not in answers(read(run))["next"].text
 
 
 def test_a_recipe_that_leaves_the_context_open_has_the_models_in_every_table(tmp_path: Path):
     """Tables and names of runs said 0."""
     runs = [a_run(tmp_path, name=name) for name in ("open", "set")]
-    runs[0].write("recipe.toml", codec.to_toml(replace(RECIPE, context=0)))
+    runs[0].write_file("recipe.toml", codec.to_toml(replace(RECIPE, context=0)))
     records = [replace(read(run), label="") for run in runs]
 
     assert [features(record)[-2] for record in records] == ["the model's context", "64k"]

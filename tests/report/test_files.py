@@ -16,7 +16,7 @@ from moebox.cli import main
 from moebox.report import samples
 from moebox.report.files import write_report
 from moebox.store import Run
-from moebox.store.summary import summarize
+from moebox.store.summary import summarize_run
 from tests.report.making import a_run, level
 
 MEASURED = """
@@ -145,9 +145,9 @@ def test_runs_are_listed_shown_and_deleted(tmp_path: Path, capsys: pytest.Captur
     assert "vLLM 0.32.0 · int4-g32 · TP8 · 65,536 tokens of context" in out
     assert "1 of 1 checks passed" in out
     assert main(["runs", "rm", run.id[:15], "--yes", *home]) == 2
-    assert run.hold()
+    assert run.acquire_lock()
     assert main(["runs", "rm", run.id, "--yes", *home]) == 3
-    run.release()
+    run.release_lock()
     assert main(["runs", "rm", run.id, "--yes", *home]) == 0
     assert not run.path.exists()
 
@@ -192,7 +192,7 @@ def test_a_run_that_is_not_there_is_one_clear_line(tmp_path: Path, capsys: pytes
     """Exit 2 and the command that lists the runs."""
     assert main(["report", "nothing", "--runs", str(tmp_path)]) == 2
     assert "moebox runs" in capsys.readouterr().err
-    Run.create("x", runs=tmp_path).release()
+    Run.create("x", runs=tmp_path).release_lock()
     assert main(["report", "latest", "--runs", str(tmp_path), "-o", "/proc/nowhere/r.html"]) == 2
 
 
@@ -225,7 +225,7 @@ def test_the_recipe_on_the_page_is_the_recipe(tmp_path: Path) -> None:
 def test_a_run_without_a_recipe_says_one_p99_and_not_that_nothing_was_measured(tmp_path: Path) -> None:
     """`moebox bench URL`: the caption had percentiles of its own, and the page said that nothing was measured."""
     run = Run.create("bench", runs=tmp_path)
-    run.release()
+    run.release_lock()
     (run.path / "measurements").mkdir()
     columns.write(run.path / "measurements" / "a.samples", sampled(64, 100))
     measured = level(4, median_itl_ms=21.0, p50_itl_ms=21.0, p99_itl_ms=77.7)
@@ -241,8 +241,8 @@ def test_a_run_without_a_recipe_says_one_p99_and_not_that_nothing_was_measured(t
 def test_a_benchmark_of_a_twin_is_marked_as_a_simulation_in_every_list(tmp_path: Path) -> None:
     """No recipe says so there: the replies did, and the measurement kept it."""
     run = Run.create("bench", runs=tmp_path)
-    run.release()
+    run.release_lock()
     run.write_json("measurements/a.json", level(4, simulation=True))
-    assert summarize(run).simulation
+    assert summarize_run(run).simulation
     write_report([run], tmp_path / "r.html")
     assert "moebox verify URL" not in (tmp_path / "r.html").read_text()

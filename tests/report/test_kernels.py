@@ -6,7 +6,7 @@ from pathlib import Path
 
 from moebox import detect
 from moebox.checkpoint import deploy
-from moebox.core.event import KernelsJudged
+from moebox.core.event import KernelsChecked
 from moebox.core.kernel import KernelLaunch, KernelScan, NotCovered
 from moebox.core.recipe import Recipe
 from moebox.flows.kernels import lookup_findings, save_findings, summarize_scan
@@ -54,7 +54,7 @@ def test_a_scan_reaches_the_report(tmp_path: Path) -> None:
     """What was judged and how, what will not launch and why, what was not covered; escaped; the event is there."""
     run = a_run(tmp_path)
     save_findings(run, summarize_scan(SCAN))
-    (event,) = [event for event in run.events() if isinstance(event, KernelsJudged)]
+    (event,) = [event for event in run.read_events() if isinstance(event, KernelsChecked)]
     assert (event.by, event.bad) == ("compiling", 1)
     page = report([run])
     text = markdown(page)
@@ -80,7 +80,7 @@ def test_a_second_look_takes_the_place_of_the_first(tmp_path: Path) -> None:
 
 def test_without_triton_the_table_answers(tmp_path: Path) -> None:
     """A scanned release is looked up and marked so; an unknown one is not passed over in silence."""
-    box = detect.box("8x-rtx-pro-6000")
+    box = detect.load_box("8x-rtx-pro-6000")
     run = a_run(tmp_path)
     found = lookup_findings(deploy(recipe(kv="fp8"), box))
     assert found

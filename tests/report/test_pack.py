@@ -35,8 +35,8 @@ def test_a_package_is_complete_and_clean(tmp_path: Path) -> None:
         f"started on {host} at 10.23.4.5 HF_TOKEN=hf_abcdefghijklmnop\npassword: x\n{SECRETS[3]}\n"
     )
     (run.path / "engine.log.0").write_text("VLLM_API_KEY='hunter2hunter2' MAX_TOKENS=4096 tokens: 512\n")
-    run.write("patches/a.patch", "--- a\n+++ b\n")
-    run.write("model.gguf", b"GGUF")
+    run.write_file("patches/a.patch", "--- a\n+++ b\n")
+    run.write_file("model.gguf", b"GGUF")
     (run.path / "measurements" / "link.json").symlink_to("/etc/passwd")
     folder, left_out = pack([run], tmp_path / "packed", pdf=False)
     names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
@@ -90,7 +90,7 @@ def test_a_disk_that_fills_up_leaves_the_archive_that_was_there(
     folder, _ = pack([run], tmp_path / "packed", pdf=False)
     largest = max(path.stat().st_size for path in folder.rglob("*"))
     for number in range(4):
-        run.write(f"patches/{number}.txt", random.Random(number).randbytes(largest // 2 - 1).hex())
+        run.write_file(f"patches/{number}.txt", random.Random(number).randbytes(largest // 2 - 1).hex())
     target = tmp_path / "k26.tar.gz"
     target.write_text("earlier")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from moebox import codec
 from moebox.core.engine_facts import DeviceFacts, EngineFacts
-from moebox.core.event import AttemptReady, AttemptStarted, Unknown
-from moebox.core.verdict import Ladder, Slip, Verdict, worst
+from moebox.core.event import AttemptReady, AttemptStarted, UnknownEvent
+from moebox.core.verdict import CheckResults, CheckVerdict, Failure, worst_mark
 from moebox.report.decision import decide
 from moebox.report.expect import foretold
 from moebox.report.files import report
@@ -22,7 +22,7 @@ from moebox.report.reading import read
 from moebox.report.reading.measured import level_of
 from moebox.report.reading.verified import check_of
 from moebox.store import Run
-from moebox.store.summary import summarize
+from moebox.store.summary import summarize_run
 from moebox.verify.kinds import build_failure
 from moebox.verify.ladder import results_document
 from tests.report.making import a_run, level
@@ -43,7 +43,7 @@ def test_files_of_moebox_are_not_called_strange(tmp_path: Path) -> None:
     for name in ("A", f"{run.id}-B"):
         (run.path / name).mkdir()
     assert not any("not written by moebox" in gap for gap in read(run).gaps)
-    run.write("notes.txt", "mine")
+    run.write_file("notes.txt", "mine")
     assert "left aside, not written by moebox: notes.txt" in read(run).gaps
 
 
@@ -51,8 +51,8 @@ def test_the_memory_of_a_rehearsal_is_not_the_engines(tmp_path: Path) -> None:
     """Few layers leave much room; a launch that fails afterwards has no memory to show, and the attempt is named."""
     run = a_run(tmp_path)
     small = tuple(DeviceFacts(device=f"gpu{n}", weights_bytes=2.0**30, kv_bytes=2.0**36) for n in range(8))
-    run.event(AttemptStarted(id="a", engine="vllm", aside=True))
-    run.event(AttemptReady(id="a", facts=EngineFacts(kv_tokens=9_000_000, devices=small)))
+    run.add_event(AttemptStarted(id="a", engine="vllm", aside=True))
+    run.add_event(AttemptReady(id="a", facts=EngineFacts(kv_tokens=9_000_000, devices=small)))
     record = read(run)
     assert record.kv_tokens == 600_000
     assert [one.configuration for one in record.attempts] == ["vllm", "rehearsal, vllm"]
@@ -103,8 +103,8 @@ def test_a_folder_of_another_version_is_read_as_far_as_it_goes(tmp_path: Path) -
     (run.path / "recipe.toml").write_text(
         recipe.replace("[parallel]", "[parallel]\nquantum = 3\n") + "\n[telepathy]\nrange = 4\n"
     )
-    run.event(Unknown(name="attempt.teleported", fields={"where": {"a": [1, 2]}}))
-    run.write("holiday.png", b"\x89PNG")
+    run.add_event(UnknownEvent(name="attempt.teleported", fields={"where": {"a": [1, 2]}}))
+    run.write_file("holiday.png", b"\x89PNG")
     record = read(run)
     assert record.recipe is not None
     assert record.recipe.parallel.tp == 8
@@ -132,7 +132,7 @@ def test_a_torn_journal_and_a_full_disk_are_told(tmp_path: Path) -> None:
     """The report says that the last event was torn and which writes a full disk refused."""
     run = a_run(tmp_path)
     run.lost["measurements/x.json"] = 2
-    run.event(Unknown(name="later"))
+    run.add_event(UnknownEvent(name="later"))
     with open(run.path / "events.jsonl", "a") as journal:
         journal.write('{"time": 3, "kind": "att')
     text = html(report([run]))
@@ -226,7 +226,7 @@ def test_any_document_anywhere_gives_a_report(
     """Whatever JSON stands in any file or event, there is a page."""
     run = Run(tmp_path_factory.mktemp("run"))
     run.write_json(name, document)
-    run.event(Unknown(name=kind, fields=data))
+    run.add_event(UnknownEvent(name=kind, fields=data))
     assert html(report([run]))
 
 
@@ -243,27 +243,29 @@ def test_a_ladder_of_thousands_of_exchanges_stays_small(tmp_path: Path) -> None:
     assert "more pieces of evidence in the run folder" in text
 
 
-def climbed(runs: Path, *rungs: Verdict, slips: tuple[Slip, ...] = (), stopped: str = "") -> tuple[Ladder, Run]:
+def climbed(
+    runs: Path, *rungs: CheckVerdict, slips: tuple[Failure, ...] = (), stopped: str = ""
+) -> tuple[CheckResults, Run]:
     """A ladder, and the folder of a run as the ladder leaves it."""
     run = a_run(runs)
     (run.path / "verdicts" / "02-arithmetic.json").unlink()
     for number, rung in enumerate(rungs):
-        run.write_json(f"verdicts/{number:02d}-{rung.name}.json", codec.plain(rung))
-    ladder = Ladder(url="http://127.0.0.1:1/v1", model="m", rungs=rungs, slips=slips, stopped=stopped)
+        run.write_json(f"verdicts/{number:02d}-{rung.name}.json", codec.to_plain(rung))
+    ladder = CheckResults(url="http://127.0.0.1:1/v1", model="m", rungs=rungs, slips=slips, stopped=stopped)
     run.write_json("verify.json", results_document(ladder))
     return ladder, run
 
 
-RARE = [Verdict(name=name, verdict="warn", reason="no reply") for name in ("plain", "json", "tools")]
-GOOD = [Verdict(name=name, verdict="pass") for name in ("plain", "json", "tools")]
-LADDERS: dict[str, tuple[list[Verdict], dict[str, Any], str]] = {
+RARE = [CheckVerdict(name=name, verdict="warn", reason="no reply") for name in ("plain", "json", "tools")]
+GOOD = [CheckVerdict(name=name, verdict="pass") for name in ("plain", "json", "tools")]
+LADDERS: dict[str, tuple[list[CheckVerdict], dict[str, Any], str]] = {
     "a fault seen once in each check": (
         RARE,
         {"slips": (build_failure("transport", 3, 12, examples=["cut"]),)},
         "bad",
     ),
     "wrong answers, few in each check": (GOOD, {"slips": (build_failure("answer", 9, 12, whose="model"),)}, "bad"),
-    "out of time": ([*GOOD, Verdict(name="vision", verdict="skip")], {"stopped": "out of time"}, "warn"),
+    "out of time": ([*GOOD, CheckVerdict(name="vision", verdict="skip")], {"stopped": "out of time"}, "warn"),
     "warnings": (RARE, {"slips": (build_failure("transport", 3, 900),)}, "warn"),
     "good": (GOOD, {}, "good"),
 }
@@ -271,7 +273,7 @@ LADDERS: dict[str, tuple[list[Verdict], dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("rungs", "more", "tone"), LADDERS.values(), ids=LADDERS)
 def test_a_report_never_contradicts_the_ladder(
-    rungs: list[Verdict], more: dict[str, Any], tone: str, tmp_path: Path
+    rungs: list[CheckVerdict], more: dict[str, Any], tone: str, tmp_path: Path
 ) -> None:
     """`moebox verify` said fail, and the report of the same run and the list of runs said warning, or all good."""
     ladder, run = climbed(tmp_path, *rungs, **more)
@@ -279,10 +281,10 @@ def test_a_report_never_contradicts_the_ladder(
     right = next(answer for answer in decide(record).answers if answer.name == "right")
 
     assert right.tone == tone
-    assert summarize(run).verdict == ladder.verdict
-    passed, tried = len(ladder.marked("pass")), len([rung for rung in rungs if rung.verdict != "skip"])
+    assert summarize_run(run).verdict == ladder.verdict
+    passed, tried = len(ladder.checks_with("pass")), len([rung for rung in rungs if rung.verdict != "skip"])
     assert right.text.startswith(f"{passed} of {tried} checks passed")
-    assert ("all checks together" in right.text) == (ladder.verdict != worst(rung.verdict for rung in rungs))
+    assert ("all checks together" in right.text) == (ladder.verdict != worst_mark(rung.verdict for rung in rungs))
 
 
 @pytest.mark.parametrize(
@@ -301,7 +303,7 @@ def test_a_list_of_runs_says_what_the_report_says_of_checks_in_others_words(
     run.write_json("verify.json", {"verdict": told, "rungs": [others]})
     marks = {check.mark for check in read(run).checks}
 
-    assert summarize(run).verdict == next((mark for mark in ("fail", "warn", "pass") if mark in marks), "")
+    assert summarize_run(run).verdict == next((mark for mark in ("fail", "warn", "pass") if mark in marks), "")
 
 
 def test_a_ladder_with_faults_without_end_is_told_in_some_lines(tmp_path: Path) -> None:
@@ -312,7 +314,7 @@ def test_a_ladder_with_faults_without_end_is_told_in_some_lines(tmp_path: Path) 
     slips = [{"kind": "k" * 10_000, "verdict": "fail", "example": "e" * 100_000}] * 50
     run.write_json("verify.json", {"verdict": "fail", "rungs": [{"name": "plain", "verdict": "pass"}], "slips": slips})
 
-    assert summarize(run).verdict == "fail"
+    assert summarize_run(run).verdict == "fail"
     assert len(read(run).checks[-1].detail) < 10_000
 
 
@@ -328,10 +330,10 @@ def test_a_sum_of_checks_that_were_made_again_is_not_told(tmp_path: Path) -> Non
     """The folder has newer checks than the sum."""
     rungs, more, _ = LADDERS["a fault seen once in each check"]
     _, run = climbed(tmp_path, *rungs, **more)
-    run.write_json("verdicts/00-plain.json", codec.plain(GOOD[0]))
+    run.write_json("verdicts/00-plain.json", codec.to_plain(GOOD[0]))
 
     assert read(run).marked("fail") == []
-    assert summarize(run).verdict == "warn"
+    assert summarize_run(run).verdict == "warn"
 
 
 def test_a_sum_that_failed_is_told_with_the_fault_and_how_to_check_again(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def saved(folder: Path) -> Run:
     results = (result(0, True), result(1, False))
     told = TaskRun(url="http://127.0.0.1:1/v1", model="m", context=8192, wanted=wanted, results=results)
     runner.save_task_run(told, run)
-    run.release()
+    run.release_lock()
     return run
 
 
@@ -87,7 +87,7 @@ def test_the_page_holds_it_and_escapes_what_models_say(tmp_path: Path) -> None:
 def test_a_file_that_is_not_ours_costs_only_itself(tmp_path: Path) -> None:
     """The rest of the report is made, with a note."""
     run = saved(tmp_path)
-    run.write("tasks.json", '{"url": 3}')
+    run.write_file("tasks.json", '{"url": 3}')
     record = read(run)
 
     assert record.tasks is None

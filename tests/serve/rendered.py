@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from moebox import engines
-from moebox.core.change import changed
+from moebox.core.change import with_settings
 from moebox.core.recipe import Recipe
 from moebox.render import FORMS
 from moebox.serve.recipes import read_recipe, shipped_recipes
@@ -42,10 +42,10 @@ def recipes() -> dict[str, Recipe]:
     """One recipe of every shape that is rendered differently."""
     found = {name: read_recipe(name) for name in shipped_recipes()}
     found["hybrid"] = HYBRID
-    found["mainline"] = changed(
+    found["mainline"] = with_settings(
         HYBRID, {"engine": "llama.cpp", "hybrid.mla": None, "hybrid.attention_buffer": None, "kv": "f16"}
     )
-    found["experts-in-ram"] = changed(
+    found["experts-in-ram"] = with_settings(
         found["kimi-k26-sglang"],
         {
             "engine": "ktransformers",
@@ -54,12 +54,12 @@ def recipes() -> dict[str, Recipe]:
             "hybrid": {"threads": 64, "pools": 2, "gpu_experts": 8},
         },
     )
-    found["keyed"] = changed(found["kimi-k26-vllm"], {"listen.key_env": "MY_KEY", "thinking": False})
-    found["keyed-sglang"] = changed(found["kimi-k26-sglang"], {"listen.key_env": "MY_KEY"})
-    found["keyed-hybrid"] = changed(HYBRID, {"listen.key_env": "MY_KEY"})
-    found["two-nodes"] = changed(found["kimi-k26-vllm"], {"parallel.nodes": 2, "parallel.pp": 2})
-    found["two-nodes-sglang"] = changed(found["kimi-k26-sglang"], {"parallel.nodes": 2, "parallel.tp": 16})
-    found["speculating"] = changed(
+    found["keyed"] = with_settings(found["kimi-k26-vllm"], {"listen.key_env": "MY_KEY", "thinking": False})
+    found["keyed-sglang"] = with_settings(found["kimi-k26-sglang"], {"listen.key_env": "MY_KEY"})
+    found["keyed-hybrid"] = with_settings(HYBRID, {"listen.key_env": "MY_KEY"})
+    found["two-nodes"] = with_settings(found["kimi-k26-vllm"], {"parallel.nodes": 2, "parallel.pp": 2})
+    found["two-nodes-sglang"] = with_settings(found["kimi-k26-sglang"], {"parallel.nodes": 2, "parallel.tp": 16})
+    found["speculating"] = with_settings(
         found["kimi-k26-vllm"], {"speculate": {"method": "eagle3", "draft": "a/draft", "tokens": 2}, "vision": True}
     )
     return found

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from moebox.checkpoint import deploy
 from moebox.cli import main
-from moebox.core.endpoint import endpoint_of
+from moebox.core.endpoint import endpoint_from_url
 from moebox.core.recipe import Recipe
 from moebox.errors import AnswerIsNo, BadInput
 from moebox.serve import jsonc
@@ -38,7 +38,7 @@ GUIDE = (
 
 def reached(key_env: str = "") -> LiveModel:
     """A model somewhere."""
-    found = endpoint_of("http://127.0.0.1:8001", "kimi-k2.6", key=KEY if key_env else None)
+    found = endpoint_from_url("http://127.0.0.1:8001", "kimi-k2.6", key=KEY if key_env else None)
     return LiveModel(endpoint=found, key_env=key_env, context=131072)
 
 
@@ -156,7 +156,7 @@ def test_no_client_is_given_the_key_itself(client: Any):
 
 def test_curl_is_a_command_that_works(server: Server):
     """Pasted into bash it reaches the server with the key, which no process list shows."""
-    found = endpoint_of(f"http://127.0.0.1:{server.server_port}", "kimi-k2.6", key=KEY)
+    found = endpoint_from_url(f"http://127.0.0.1:{server.server_port}", "kimi-k2.6", key=KEY)
     shown = client_settings("curl", LiveModel(endpoint=found, key_env="MY_KEY")).text
     subprocess.run(["bash", "-c", shown], check=True, capture_output=True, env=os.environ | {"MY_KEY": KEY})
 

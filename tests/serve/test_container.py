@@ -11,7 +11,7 @@ import pytest
 
 from moebox.checkpoint import deploy
 from moebox.core.recipe import Recipe, Runtime
-from moebox.errors import Outside
+from moebox.errors import ExternalError
 from moebox.serve.session import engine_session, launch_engine, prepare_launch
 from moebox.serve.stop import list_containers
 from moebox.store import Run
@@ -81,5 +81,5 @@ def test_a_key_reaches_a_container_by_name_only(acting, run: Run, calls, monkeyp
 def test_a_missing_container_tool_is_told(acting, run: Run, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     """Without docker on PATH nothing starts."""
     monkeypatch.setenv("PATH", "/nonexistent")
-    with pytest.raises(Outside, match="docker is not installed here"):
+    with pytest.raises(ExternalError, match="docker is not installed here"):
         launch_engine(prepare_launch(deploy(contained(acting("good")))), run)

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebox import phantom
-from moebox.checkpoint import resolve
-from moebox.core.calibration import shape_of
+from moebox.checkpoint import resolve_model
+from moebox.core.calibration import shape_id
 from moebox.core.model import Gqa, Model, Moe
 from moebox.errors import BadInput
 from moebox.flows.calibrate_recipe import dense_type, tensor_types
@@ -48,7 +48,7 @@ def test_the_file_has_the_shapes_of_the_model(model: Model, tmp_path: Path) -> N
         path = tmp_path / f"even-{even}.gguf"
         size = write_gguf(path, model, layers=model.layers, even_routing=even)
         assert path.stat().st_size == size
-        found, _ = resolve(str(path))
+        found, _ = resolve_model(str(path))
         assert (found.layers, found.hidden, found.vocab) == (model.layers, model.hidden, model.vocab)
         assert found.moe is not None
         assert model.moe is not None
@@ -58,17 +58,19 @@ def test_the_file_has_the_shapes_of_the_model(model: Model, tmp_path: Path) -> N
 
 def test_keys_and_values_in_one_matrix_stay_so(tmp_path: Path) -> None:
     """What is timed with few layers is what is served: the other form takes three times as long on a CPU."""
-    whole, (form,) = resolve(str(phantom.gguf_path()))
+    whole, (form,) = resolve_model(str(phantom.gguf_path()))
     there = tensor_types(form)
     write_gguf(tmp_path / "cut.gguf", whole, layers=2, quant=form.quant, types=there, even_routing=True)
-    cut, (small,) = resolve(str(tmp_path / "cut.gguf"))
+    cut, (small,) = resolve_model(str(tmp_path / "cut.gguf"))
     here = {name: kind for name, kind in tensor_types(small).items() if name.startswith("blk.")}
 
     assert here == {name: kind for name, kind in there.items() if name.startswith(("blk.0.", "blk.1."))}
     assert len(set(here.values())) == 3
     assert cut.mla == whole.mla
     assert (
-        shape_of(replace(cut, vocab=whole.vocab)) == shape_of(whole) != shape_of(resolve(str(phantom.latent_path()))[0])
+        shape_id(replace(cut, vocab=whole.vocab))
+        == shape_id(whole)
+        != shape_id(resolve_model(str(phantom.latent_path()))[0])
     )
 
 
@@ -78,7 +80,7 @@ def test_attention_and_shared_weights_have_the_bits_of_the_checkpoint(tmp_path: 
     for dense in ("f16", "q8_0"):
         path = tmp_path / f"{dense}.gguf"
         write_gguf(path, QWEN, layers=QWEN.layers, quant="q8_0", dense=dense, even_routing=True)
-        model, (form,) = resolve(str(path))
+        model, (form,) = resolve_model(str(path))
         sizes[dense] = form.bytes_by_component
         assert dense_type(form, model) == dense
     assert sizes["q8_0"]["attention"] == pytest.approx(sizes["f16"]["attention"] * 8.5 / 16, rel=0.01)

@@ -18,11 +18,11 @@ from moebox import codec
 from moebox.checkpoint import deploy
 from moebox.core.event import EngineStopped
 from moebox.core.recipe import Recipe, Runtime
-from moebox.errors import BadInput, Outside
+from moebox.errors import BadInput, ExternalError
 from moebox.serve.faults import LaunchFailed
 from moebox.serve.session import engine_session, launch_engine, prepare_launch
 from moebox.store import Run
-from moebox.store.log import pieces
+from moebox.store.log import log_pieces
 from tests.serve.conftest import QUICK, marked
 
 Acting = Callable[..., Recipe]
@@ -39,7 +39,7 @@ def refused(recipe: Recipe, run: Run, *, patience_s: float = 30.0) -> LaunchFail
         pass
     assert caught.value.exit_code == 3
     assert not marked(run.id)
-    assert "attempt.failed" in [event.kind for event in run.events()]
+    assert "attempt.failed" in [event.kind for event in run.read_events()]
     return caught.value
 
 
@@ -50,7 +50,7 @@ def test_a_port_that_another_program_has_is_refused_before_anything_starts(actin
         other.listen()
         recipe = acting("good")
         recipe = dataclasses.replace(recipe, listen=dataclasses.replace(recipe.listen, port=other.getsockname()[1]))
-        with pytest.raises(Outside, match=r"port \d+ on 127\.0\.0\.1 is taken by another program") as caught:
+        with pytest.raises(ExternalError, match=r"port \d+ on 127\.0\.0\.1 is taken by another program") as caught:
             launch_engine(prepare_launch(deploy(recipe)), run)
     assert caught.value.exit_code == 3
     assert not (run.path / "engine.log").exists()
@@ -59,7 +59,7 @@ def test_a_port_that_another_program_has_is_refused_before_anything_starts(actin
 def test_an_engine_that_is_not_installed_is_told_with_how_to_get_it(acting: Acting, run: Run) -> None:
     """No traceback of exec: which program, and what to install."""
     recipe = acting("good", runtime=Runtime(entry="no-such-engine serve"))
-    with pytest.raises(Outside, match="vllm is not installed here: no-such-engine is not on PATH") as caught:
+    with pytest.raises(ExternalError, match="vllm is not installed here: no-such-engine is not on PATH") as caught:
         launch_engine(prepare_launch(deploy(recipe)), run)
     assert "pip install vllm" in str(caught.value.hint)
 
@@ -94,14 +94,14 @@ def test_a_wrong_version_is_refused_before_anything_starts(embedded: Recipe, run
     server.write_text("#!/bin/sh\necho 'version: 9999 (abcdef)' >&2\n")
     server.chmod(server.stat().st_mode | stat.S_IXUSR)
     recipe = dataclasses.replace(embedded, engine_version="b11669", runtime=Runtime(entry=str(server)))
-    with pytest.raises(Outside, match=r"wants llama\.cpp b11669, this machine has b9999"):
+    with pytest.raises(ExternalError, match=r"wants llama\.cpp b11669, this machine has b9999"):
         launch_engine(prepare_launch(deploy(recipe)), run)
 
 
 @pytest.mark.parametrize("name", ["/nowhere/model", "./nowhere.gguf"])
 def test_a_checkpoint_that_is_not_there_is_refused_before_anything_starts(acting: Acting, run: Run, name: str) -> None:
     """A path that does not exist is not left for the engine to find out."""
-    with pytest.raises(Outside, match=f"checkpoint {name} is not there"):
+    with pytest.raises(ExternalError, match=f"checkpoint {name} is not there"):
         launch_engine(prepare_launch(deploy(acting("good", checkpoint=name))), run)
 
 
@@ -195,9 +195,9 @@ def test_a_gigabyte_of_log_stays_bounded_on_disk_and_in_memory(acting: Acting, r
         deploy(acting("flood", env={"FLOOD_BYTES": str(size)})), run, patience_s=60, stop_signals=QUICK
     ) as session:
         guard = Path(f"/proc/{session.guard.pid}/status").read_text()
-    stopped = next(event for event in run.events() if isinstance(event, EngineStopped))
+    stopped = next(event for event in run.read_events() if isinstance(event, EngineStopped))
     assert (stopped.log_bytes or 0) > 0.99 * size
-    kept = sum(path.stat().st_size for path in pieces(run.path / "engine.log"))
+    kept = sum(path.stat().st_size for path in log_pieces(run.path / "engine.log"))
     assert kept < 200 * 2**20
     peak = int(next(line for line in guard.splitlines() if line.startswith("VmHWM")).split()[1])
     assert peak < 200 * 1024  # KiB

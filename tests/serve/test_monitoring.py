@@ -61,7 +61,7 @@ def deployment(engine: str) -> Deployment:
     return deploy(recipe)
 
 
-@pytest.mark.parametrize("engine", sorted(metrics.engines()))
+@pytest.mark.parametrize("engine", sorted(metrics.all_engine_metrics()))
 def test_a_dashboard_asks_only_for_what_the_engine_shows(engine: str) -> None:
     board = json.loads(render_files(deployment(engine), "grafana")[""])
     fastjsonschema.validate(DASHBOARD, board)
@@ -74,17 +74,19 @@ def test_a_dashboard_asks_only_for_what_the_engine_shows(engine: str) -> None:
 
 
 def _names(engine: str, figure: str) -> tuple[str, ...]:
-    value = getattr(metrics.of(engine), figure)
+    value = getattr(metrics.engine_metrics(engine), figure)
     return value if isinstance(value, tuple) else ()
 
 
-@pytest.mark.parametrize("engine", sorted(metrics.engines()))
+@pytest.mark.parametrize("engine", sorted(metrics.all_engine_metrics()))
 def test_alerts_are_rules_as_prometheus_reads_them(engine: str) -> None:
     (group,) = yaml.safe_load(render_files(deployment(engine), "prometheus")[""])["groups"]
 
     names = [rule["alert"] for rule in group["rules"]]
     assert {"EngineDown", "QueueGrows"} <= set(names)
-    assert ("EngineSilent" in names) == (not metrics.of(engine).counts_at_end)  # a rate of 0 would be no news there
+    assert ("EngineSilent" in names) == (
+        not metrics.engine_metrics(engine).counts_at_end
+    )  # a rate of 0 would be no news there
     for rule in group["rules"]:
         assert set(rule) == {"alert", "expr", "for", "labels", "annotations"}
         assert rule["expr"].count("(") == rule["expr"].count(")")

@@ -9,11 +9,11 @@ from moebox import engines
 from moebox.checkpoint import deploy
 from moebox.core import registry
 from moebox.core.recipe import Recipe
-from moebox.errors import BadInput, Outside
+from moebox.errors import BadInput, ExternalError
 from moebox.serve import preflight
 from moebox.serve.recipes import read_recipe
 
-SGLANG = registry.traits("sglang")
+SGLANG = registry.engine_traits("sglang")
 
 
 def on(port: int) -> Recipe:
@@ -27,7 +27,7 @@ def test_free_ports_are_chosen_together() -> None:
     for _ in range(50):
         port = preflight.find_free_port(offsets=SGLANG.ports)
         assert port <= SGLANG.last_port
-        assert all(preflight.port_is_free("127.0.0.1", taken) for taken in SGLANG.ports_of(port))
+        assert all(preflight.port_is_free("127.0.0.1", taken) for taken in SGLANG.ports_used(port))
 
 
 def test_a_port_too_high_is_one_line() -> None:
@@ -46,7 +46,7 @@ def test_a_taken_port_beside_its_own_is_told() -> None:
         other.listen()
         assert not preflight.port_is_free("127.0.0.1", port + SGLANG.ports[0])
         deployment = deploy(on(port))
-        with pytest.raises(Outside, match=f"port {port + SGLANG.ports[0]}"):
+        with pytest.raises(ExternalError, match=f"port {port + SGLANG.ports[0]}"):
             preflight.check_ports(deployment, engines.build_launch(deployment))
 
 
@@ -76,5 +76,5 @@ def test_connections_that_an_engine_left_behind_do_not_take_its_port() -> None:
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "203.0.113.7"])
 def test_an_address_of_no_machine_or_of_another_is_one_line(host: str) -> None:
     """Unknown names and others' addresses: said with the host, not a traceback."""
-    with pytest.raises(Outside, match=f"cannot listen on {host}"):
+    with pytest.raises(ExternalError, match=f"cannot listen on {host}"):
         preflight.check_port(host, 18999)

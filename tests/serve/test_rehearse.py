@@ -33,7 +33,7 @@ def test_a_rehearsal_boots_prompts_beyond_a_block_decodes_and_cleans_up(embedded
     assert not (run.path / "rehearsal.gguf").exists()
     assert any("layers are left out" in note for note in found.not_rehearsed)
     assert {"rehearse.started", "attempt.ready", "engine.stopped", "rehearse.finished"} <= {
-        event.kind for event in run.events()
+        event.kind for event in run.read_events()
     }
 
 
@@ -61,7 +61,7 @@ def test_what_a_run_serves_after_its_rehearsal_is_the_recipe_itself(acting: Acti
     file.write_text(codec.to_toml(recipe))
     assert main(["run", "--recipe", str(file), "--runs", str(runs), "--skip", "doctor", "--until", "up"]) == 0
     folder = next(runs.iterdir())
-    rehearsed, served = (event for event in Run(folder).events() if isinstance(event, AttemptStarted))
+    rehearsed, served = (event for event in Run(folder).read_events() if isinstance(event, AttemptStarted))
     assert ("dummy" in rehearsed.argv, "dummy" in served.argv) == (True, False)
     assert (rehearsed.aside, served.aside) == (True, False)
     assert codec.read_toml(Recipe, folder / "recipe.toml").flags == recipe.flags
@@ -100,7 +100,7 @@ def test_dummy_weights_are_asked_for_in_the_engines_own_flags(name: str, tmp_pat
 
 def test_the_layers_kept_are_one_of_each_kind_and_one_per_stage() -> None:
     """Kimi has one dense layer before its experts; four pipeline stages need four layers."""
-    kimi = catalogue.model("kimi-k2.6")
+    kimi = catalogue.find_model("kimi-k2.6")
     recipe = read_recipe("kimi-k26-vllm")
     assert fewest_layers(kimi, recipe) == 2
     assert fewest_layers(kimi, dataclasses.replace(recipe, parallel=Parallel(tp=2, pp=4))) == 4

@@ -16,7 +16,7 @@ import yaml
 from moebox import phantom
 from moebox.checkpoint import deploy
 from moebox.cli import main
-from moebox.core.change import changed
+from moebox.core.change import with_settings
 from moebox.engines import build_launch, flags, modules
 from moebox.engines.arguments import split_argv
 from moebox.errors import BadInput
@@ -95,9 +95,9 @@ def test_every_flag_carries_its_reason(name: str, form: str):
 def test_a_reason_speaks_of_the_value_and_of_who_set_it():
     """On and off are told apart, whole numbers are named, a flag of the recipe's own says where it is from."""
     base = read_recipe("kimi-k26-vllm")
-    on = explained(render(deploy(changed(base, {"prefix_caching": True})), "script"))
-    off = explained(render(deploy(changed(base, {"prefix_caching": False})), "script"))
-    own = explained(render(deploy(changed(base, {"flags.seed": 3, "flags.api-server-count": 2})), "script"))
+    on = explained(render(deploy(with_settings(base, {"prefix_caching": True})), "script"))
+    off = explained(render(deploy(with_settings(base, {"prefix_caching": False})), "script"))
+    own = explained(render(deploy(with_settings(base, {"flags.seed": 3, "flags.api-server-count": 2})), "script"))
 
     assert "not read again" in on["--enable-prefix-caching"]
     assert "no prefix cache" in off["--no-enable-prefix-caching"]
@@ -157,7 +157,7 @@ def test_a_leader_worker_set_gives_each_pod_its_rank():
 
 def test_a_unit_has_one_start_line_with_the_engines_flags():
     """systemd's continuation lines join to the launch; percent and dollar signs are doubled."""
-    recipe = changed(read_recipe("kimi-k26-vllm"), {"flags.chat-template": "/100%/$x.jinja"})
+    recipe = with_settings(read_recipe("kimi-k26-vllm"), {"flags.chat-template": "/100%/$x.jinja"})
     text = render(deploy(recipe), "systemd").replace("\\\n", " ")
     start = next(line for line in text.splitlines() if line.startswith("ExecStart="))
     words = shlex.split(start.removeprefix("ExecStart="))
@@ -180,7 +180,7 @@ def test_a_unit_has_one_start_line_with_the_engines_flags():
 def test_a_form_that_cannot_be_is_refused(name: str, form: Any, changes: dict[str, Any], message: str):
     """Rather than write a file that cannot work."""
     with pytest.raises(BadInput, match=message):
-        render(deploy(changed(read_recipe(name), changes)), form)
+        render(deploy(with_settings(read_recipe(name), changes)), form)
 
 
 def test_no_form_names_moebox_at_run_time():
@@ -208,11 +208,13 @@ def test_the_command_writes_the_file(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_downloads_of_llama_cpp_survive_the_container():
     """It keeps them in a folder of its own, not in the Hub's cache: 494 GB were fetched again at every start."""
     recipe = read_recipe("kimi-k26-ik")
-    inside = changed(recipe, {"runtime.kind": "docker", "runtime.image": "ik:1"})
+    inside = with_settings(recipe, {"runtime.kind": "docker", "runtime.image": "ik:1"})
     launched = build_launch(deploy(inside))
     (target,) = launched.mounts.values()
     assert launched.env["LLAMA_CACHE"].startswith(f"{target}/")
     pods = render(deploy(recipe), "k8s")
     assert 'name: "LLAMA_CACHE", value: "/models/ik_llama.cpp"' in pods
     assert "LLAMA_CACHE" not in render(deploy(recipe), "script")
-    assert "LLAMA_CACHE" not in build_launch(deploy(changed(inside, {"checkpoint": str(phantom.gguf_path())}))).env
+    assert (
+        "LLAMA_CACHE" not in build_launch(deploy(with_settings(inside, {"checkpoint": str(phantom.gguf_path())}))).env
+    )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from moebox import engines
 from moebox.checkpoint import deploy
-from moebox.core.change import changed
+from moebox.core.change import with_settings
 from moebox.engines import flags
 from moebox.engines.arguments import split_argv
 from moebox.errors import BadInput
@@ -46,7 +46,7 @@ def test_a_script_honours_its_variables(name: str, program: str, tmp_path: Path)
     env = stand_in(tmp_path / "bin", program) | given
     argv = run(render(deploy(recipe), "script"), tmp_path, env, "--log-level", "debug")["argv"]
 
-    expected = changed(
+    expected = with_settings(
         recipe,
         {
             "checkpoint": given["MODEL_PATH"],
@@ -66,7 +66,7 @@ def test_a_script_honours_its_variables(name: str, program: str, tmp_path: Path)
 def test_no_text_of_a_recipe_escapes_its_quotes(name: str):
     """Whatever the name, path or flag holds, bash hands it to the engine as it is and runs nothing of it."""
     name = name.lstrip("-") or "x"
-    recipe = changed(
+    recipe = with_settings(
         read_recipe("kimi-k26-vllm"),
         {"served_name": name, "checkpoint": f"/w/{name}", "env": {"X": name}, "flags": {"chat-template": name}},
     )
@@ -82,7 +82,7 @@ def test_no_text_of_a_recipe_escapes_its_quotes(name: str):
 def test_a_line_break_in_a_recipe_is_refused():
     """It could end a comment or a unit's line."""
     with pytest.raises(BadInput, match=r"served_name: holds a control character"):
-        render(deploy(changed(read_recipe("kimi-k26-vllm"), {"served_name": "a\nb"})), "script")
+        render(deploy(with_settings(read_recipe("kimi-k26-vllm"), {"served_name": "a\nb"})), "script")
 
 
 def test_the_community_script_starts_its_container(tmp_path: Path):

@@ -11,7 +11,7 @@ from moebox.core.event import AttemptReady, EngineStopped
 from moebox.core.recipe import Recipe
 from moebox.core.symptom import Finding
 from moebox.engines.events import LogEvent
-from moebox.errors import BadInput, Outside
+from moebox.errors import BadInput, ExternalError
 from moebox.serve import state
 from moebox.serve.reality import compare_with_plan, planned_memory
 from moebox.serve.session import engine_session, launch_engine, prepare_launch
@@ -48,7 +48,7 @@ def test_facts_of_the_engine_stand_beside_the_plan(embedded: Recipe, run: Run) -
 
     by_name = {(row.what, row.device): row for row in rows}
     assert by_name[("cache", "")].real == by_name[("cache", "")].planned == 4096
-    assert by_name[("kv", "ram")].off == pytest.approx(0, abs=0.05)
+    assert by_name[("kv", "ram")].relative_error == pytest.approx(0, abs=0.05)
 
 
 def test_a_run_tells_its_story(embedded: Recipe, run: Run) -> None:
@@ -56,10 +56,10 @@ def test_a_run_tells_its_story(embedded: Recipe, run: Run) -> None:
     with engine_session(deploy(embedded), run, patience_s=60):
         pass
 
-    kinds = [event.kind for event in run.events()]
+    kinds = [event.kind for event in run.read_events()]
     assert kinds[0] == "attempt.started"
     assert kinds.index("attempt.ready") < kinds.index("engine.stopped")
-    ready = next(event for event in run.events() if isinstance(event, AttemptReady))
+    ready = next(event for event in run.read_events() if isinstance(event, AttemptReady))
     assert ready.facts.kv_tokens == 4096
     assert (run.path / "recipe.toml").exists()
     assert b"listening" in (run.path / "engine.log").read_bytes()
@@ -69,9 +69,9 @@ def test_two_on_one_port_are_refused_before_anything_starts(embedded: Recipe, ru
     """The second `up` names the first and leaves no trace of a process."""
     with engine_session(deploy(embedded), run, patience_s=60) as session:
         other = Run.create("second", runs=tmp_path / "runs")
-        with pytest.raises(Outside, match=rf"port {session.recipe.listen.port} is in use by {run.id}"):
+        with pytest.raises(ExternalError, match=rf"port {session.recipe.listen.port} is in use by {run.id}"):
             launch_engine(prepare_launch(deploy(session.recipe)), other)
-        assert "attempt.started" not in [event.kind for event in other.events()]
+        assert "attempt.started" not in [event.kind for event in other.read_events()]
         assert not marked(other.id)
 
 
@@ -81,7 +81,7 @@ def test_two_on_one_card_are_refused_before_anything_starts(acting, run: Run, tm
         deploy(acting("good", env={"CUDA_VISIBLE_DEVICES": "0,1"})), run, patience_s=30, stop_signals=QUICK
     ):
         other = Run.create("second", runs=tmp_path / "runs")
-        with pytest.raises(Outside, match="gpu 1 is in use by"):
+        with pytest.raises(ExternalError, match="gpu 1 is in use by"):
             launch_engine(prepare_launch(deploy(acting("good", env={"CUDA_VISIBLE_DEVICES": "1,2"}))), other)
         with engine_session(
             deploy(acting("good", env={"CUDA_VISIBLE_DEVICES": "2"})), other, patience_s=30, stop_signals=QUICK
@@ -106,7 +106,7 @@ def test_a_stubborn_engine_is_killed_with_all_that_came_from_it(acting, run: Run
         assert len(marked(session.instance.id)) == 3
 
     assert not marked(session.instance.id)
-    stopped = next(event for event in run.events() if isinstance(event, EngineStopped))
+    stopped = next(event for event in run.read_events() if isinstance(event, EngineStopped))
     assert stopped.signals == ("SIGINT", "SIGTERM", "SIGKILL")
     assert (stopped.killed or 0) >= 2
 

@@ -63,7 +63,7 @@ def hostile(seed: int, canary: Path) -> Recipe:
     """One recipe with one to three hostile texts; BadInput where its types already refuse it."""
     draw = random.Random(seed)
     base = draw.choice(sorted(recipes()))
-    document = codec.plain(recipes()[base])
+    document = codec.to_plain(recipes()[base])
     if not document["runtime"]["preset"]:
         document["runtime"]["kind"] = draw.choice(KINDS)
     for _ in range(draw.choice((1, 1, 1, 2))):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from moebox.core.result import document
+from moebox.core.result import result_document
 from moebox.flows.pipeline import PIPELINE
 from moebox.store import Run
 from tests.bench.example import measurement
@@ -26,7 +26,7 @@ STEPS = ("plan", "doctor", "rehearse", "up", "verify", "climb", "bench", "task",
 def good(runs: Path) -> Run:
     """A whole run with measurements of our own, and a pipeline that ended after its plan."""
     run = a_run(runs)
-    run.write_json("measurements/own.json", document(measurement()))
+    run.write_json("measurements/own.json", result_document(measurement()))
     steps = [{"name": name, "state": "done" if name == "plan" else "waiting"} for name in STEPS]
     run.write_json(PIPELINE, {"request": {"until": "plan", "recipe": "k26", "ram_bandwidth": "20GB/s"}, "steps": steps})
     return run
@@ -94,7 +94,7 @@ def of_ours(**figures: object) -> Callable[[Run], None]:
     def attack(run: Run) -> None:
         for number, (name, value) in enumerate({"": None, **figures}.items()):
             told = {name: value} if name else figures
-            run.write_json(f"measurements/own-{number}.json", {**document(measurement()), **told})
+            run.write_json(f"measurements/own-{number}.json", {**result_document(measurement()), **told})
 
     return attack
 

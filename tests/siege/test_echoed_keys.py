@@ -10,7 +10,7 @@ import pytest
 
 from moebox import redact
 from moebox.cli import main, output
-from moebox.core.endpoint import endpoint_of
+from moebox.core.endpoint import endpoint_from_url
 from tests.bench.server import HEAD, Behaviour, Peer, chunk, event, serving, tail
 from tests.hangs import no_longer_than
 
@@ -104,14 +104,14 @@ def _shows_it(text: str) -> bool:
 @pytest.mark.parametrize("key", ["", "a", "123", "none"])
 def test_a_key_that_is_hardly_one_leaves_texts_as_they_are(key: str) -> None:
     """It would blank out half of everything."""
-    endpoint_of("127.0.0.1:1", "m", key=key)
+    endpoint_from_url("127.0.0.1:1", "m", key=key)
     assert redact.hide_in_error("a 123 none abc") == "a 123 none abc"
 
 
 def test_a_key_that_is_also_a_word_goes_from_errors_alone() -> None:
     """Where it stands by itself: a recipe of that name, and longer words, stay."""
-    endpoint_of("127.0.0.1:1", "m", key="quokka")
-    assert redact.hide_given('name = "quokka"') == 'name = "quokka"'
+    endpoint_from_url("127.0.0.1:1", "m", key="quokka")
+    assert redact.hide_known_keys('name = "quokka"') == 'name = "quokka"'
     assert redact.hide_in_error("no such key: quokka (quokkas, my-quokka)") == (
         f"no such key: {redact.HIDDEN} (quokkas, my-quokka)"
     )
@@ -120,7 +120,7 @@ def test_a_key_that_is_also_a_word_goes_from_errors_alone() -> None:
 @pytest.mark.parametrize("before", ["", "x", "Bearer ", "user:"])
 def test_a_key_in_another_spelling_is_found(before: str) -> None:
     """Whatever stands before it in the same base64."""
-    endpoint_of("127.0.0.1:1", "m", key=KEY)
+    endpoint_from_url("127.0.0.1:1", "m", key=KEY)
     coded = base64.b64encode(f"{before}{KEY}, and more".encode()).decode()
     for text in (coded, json.dumps({"key": KEY}), quote(KEY, safe=""), KEY.encode().hex()):
-        assert redact.HIDDEN in redact.hide_given(f"<{text}>")
+        assert redact.HIDDEN in redact.hide_known_keys(f"<{text}>")

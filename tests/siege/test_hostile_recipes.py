@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from moebox import engines
 from moebox.checkpoint import deploy
-from moebox.core.change import changed
+from moebox.core.change import with_settings
 from moebox.core.recipe import Recipe
 from moebox.engines.assemble import container_network
 from moebox.errors import BadInput
@@ -139,7 +139,7 @@ def siege(tmp_path_factory: pytest.TempPathFactory) -> Siege:
 def test_any_text_is_refused_or_read_back(siege: Siege, text: str, base: str, where: str):
     """Whatever somebody calls their model, each target's own parser reads the same text again."""
     recipe = recipes()[base]
-    siege.attack(0, changed(recipe, {f"flags.{FREE[recipe.engine]}" if where == "flags" else where: text}))
+    siege.attack(0, with_settings(recipe, {f"flags.{FREE[recipe.engine]}" if where == "flags" else where: text}))
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_any_text_is_refused_or_read_back(siege: Siege, text: str, base: str, wh
 )
 def test_what_a_recipe_may_not_say_is_one_line(changes: dict[str, Any], said: str):
     """Refused wherever it is used, with the field's name."""
-    recipe = changed(recipes()["kimi-k26-vllm"], changes)
+    recipe = with_settings(recipes()["kimi-k26-vllm"], changes)
     for form in FORMS:
         with pytest.raises(BadInput, match=said) as problem:
             render(deploy(recipe), form)

@@ -20,7 +20,7 @@ import pytest
 from moebox import codec
 from moebox.core.event import StepRunning
 from moebox.core.recipe import Climb
-from moebox.detect.machine import detect
+from moebox.detect.machine import detect_machine
 from moebox.flows import phantom
 from moebox.flows.pipeline import PIPELINE, STEPS
 from moebox.serve import state
@@ -76,7 +76,7 @@ def words(step: str, *, without: str = "") -> list[str]:
 def recipe() -> Path:
     """The rehearsal model on the embedded engine."""
     path = Path(os.environ["MOEBOX_RUNS"]).parent / "embedded.toml"
-    box = dataclasses.replace(detect(), gpus=(), links=())
+    box = dataclasses.replace(detect_machine(), gpus=(), links=())
     made = dataclasses.replace(phantom.plan_phantom(box).recipe, climb=Climb(contexts=(1024,), speculate=()))
     path.write_text(codec.to_toml(made))
     return path
@@ -98,7 +98,7 @@ def the_run() -> Run | None:
 def reached(step: str) -> bool:
     """The run has begun this step."""
     run = the_run()
-    return run is not None and StepRunning(step=step) in run.events()
+    return run is not None and StepRunning(step=step) in run.read_events()
 
 
 def pids_of(victim: str, moebox: "subprocess.Popen[bytes]") -> list[int]:

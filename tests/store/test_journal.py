@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moebox.core.event import JournalLost, PipelineResumed, Unknown
+from moebox.core.event import JournalLost, PipelineResumed, UnknownEvent
 from moebox.store import Run
-from moebox.store.journal import Journal, append, line_of, parse, read
+from moebox.store.journal import Journal, append_line, journal_line, parse_line, read_journal
 
 
-def tick(number: int, **more: object) -> Unknown:
+def tick(number: int, **more: object) -> UnknownEvent:
     """An event with a number."""
-    return Unknown(name="tick", fields={"n": number, **more})
+    return UnknownEvent(name="tick", fields={"n": number, **more})
 
 
 def numbers(journal: Journal) -> list[object]:
@@ -29,29 +29,29 @@ def numbers(journal: Journal) -> list[object]:
 
 def test_a_journal_cut_at_any_byte_gives_every_whole_event_and_tells_of_the_torn_one(tmp_path: Path) -> None:
     """Killed at any byte: all events whose last brace is there come back; a piece of one is dropped and told."""
-    lines = [line_of(float(number), tick(number, text="größer — 試し")) for number in range(4)]
+    lines = [journal_line(float(number), tick(number, text="größer — 試し")) for number in range(4)]
     whole = b"".join(lines)
     path = tmp_path / "events.jsonl"
     for cut in range(len(whole) + 1):
         path.write_bytes(whole[:cut])
         ends = [len(b"".join(lines[: number + 1])) for number in range(4)]
         complete = sum(cut >= end - 1 for end in ends)  # without its newline an event is still whole
-        journal = read(path)
+        journal = read_journal(path)
         assert numbers(journal) == list(range(complete))
         left = cut - (ends[complete - 1] if complete else 0)
-        assert len(journal.torn) == (1 if left > 0 else 0)
-        assert all(torn.last and "torn" in note for torn, note in zip(journal.torn, journal.notes, strict=True))
+        assert len(journal.incomplete) == (1 if left > 0 else 0)
+        assert all(torn.last and "torn" in note for torn, note in zip(journal.incomplete, journal.notes, strict=True))
 
 
 def test_a_journal_cut_at_any_byte_can_be_written_on(tmp_path: Path) -> None:
     """Resuming after a crash: the next event is never swallowed by the torn line before it."""
-    whole = line_of(1.0, tick(1)) + line_of(2.0, tick(2, text="x"))
+    whole = journal_line(1.0, tick(1)) + journal_line(2.0, tick(2, text="x"))
     path = tmp_path / "events.jsonl"
     for cut in range(len(whole) + 1):
         path.write_bytes(whole[:cut])
-        before = len(read(path).entries)
-        append(path, line_of(3.0, PipelineResumed()))
-        journal = read(path)
+        before = len(read_journal(path).entries)
+        append_line(path, journal_line(3.0, PipelineResumed()))
+        journal = read_journal(path)
         assert len(journal.entries) == before + 1
         assert journal.entries[-1].event == PipelineResumed()
 
@@ -59,9 +59,9 @@ def test_a_journal_cut_at_any_byte_can_be_written_on(tmp_path: Path) -> None:
 def test_a_writer_killed_in_mid_flow_leaves_a_readable_journal(tmp_path: Path) -> None:
     """kill -9 of a real process that writes as fast as it can: every number up to the last is there, in order."""
     code = (
-        "import sys; from pathlib import Path; from moebox.store import Run; from moebox.core.event import Unknown\n"
+        "import sys; from pathlib import Path; from moebox.store import Run; from moebox.core.event import UnknownEvent\n"
         "run = Run(Path(sys.argv[1])); n = 0\n"
-        "while True:\n run.event(Unknown(name='tick', fields=dict(n=n, pad='x' * 500))); n += 1\n"
+        "while True:\n run.add_event(UnknownEvent(name='tick', fields=dict(n=n, pad='x' * 500))); n += 1\n"
         " if n == 50: print('go', flush=True)\n"
     )
     child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
@@ -70,7 +70,7 @@ def test_a_writer_killed_in_mid_flow_leaves_a_readable_journal(tmp_path: Path) -
     child.send_signal(signal.SIGKILL)
     child.wait()
     child.stdout.close()
-    journal = Run(tmp_path).journal()
+    journal = Run(tmp_path).read_journal()
     assert numbers(journal) == list(range(len(journal.entries)))
     assert len(journal.entries) >= 50
 
@@ -78,13 +78,13 @@ def test_a_writer_killed_in_mid_flow_leaves_a_readable_journal(tmp_path: Path) -
 def test_two_writers_at_once_lose_nothing(tmp_path: Path) -> None:
     """Two processes append to one journal: all lines of both arrive whole."""
     code = (
-        "import sys; from pathlib import Path; from moebox.store import Run; from moebox.core.event import Unknown\n"
-        "run = Run(Path(sys.argv[1]))\nfor n in range(200): run.event(Unknown(name=sys.argv[2], fields={'n': n}))"
+        "import sys; from pathlib import Path; from moebox.store import Run; from moebox.core.event import UnknownEvent\n"
+        "run = Run(Path(sys.argv[1]))\nfor n in range(200): run.add_event(UnknownEvent(name=sys.argv[2], fields={'n': n}))"
     )
     children = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path), kind]) for kind in ("a", "b")]
     assert [child.wait() for child in children] == [0, 0]
-    journal = Run(tmp_path).journal()
-    assert not journal.torn
+    journal = Run(tmp_path).read_journal()
+    assert not journal.incomplete
     for kind in ("a", "b"):
         assert [entry.event.data["n"] for entry in journal.entries if entry.kind == kind] == list(range(200))
 
@@ -92,7 +92,7 @@ def test_two_writers_at_once_lose_nothing(tmp_path: Path) -> None:
 def test_nan_and_infinity_become_null(tmp_path: Path) -> None:
     """What JSON cannot say is written as null, so that every reader can read it."""
     run = Run(tmp_path)
-    run.event(Unknown(name="odd", fields={"value": math.nan, "inner": {"more": [math.inf, 1.5]}}))
+    run.add_event(UnknownEvent(name="odd", fields={"value": math.nan, "inner": {"more": [math.inf, 1.5]}}))
     line = (tmp_path / "events.jsonl").read_text()
     assert json.loads(line, parse_constant=lambda word: pytest.fail(word))["data"] == {
         "value": None,
@@ -107,17 +107,17 @@ def test_nan_and_infinity_become_null(tmp_path: Path) -> None:
 def test_any_bytes_at_all_can_be_read(raw: bytes) -> None:
     """No content of the file makes the reader fail."""
     for line in raw.split(b"\n"):
-        entry = parse(line)
+        entry = parse_line(line)
         assert entry is None or (isinstance(entry.event.data, dict) and math.isfinite(entry.time))
 
 
 def test_nesting_without_end_is_passed_over(tmp_path: Path) -> None:
     """A hostile line of a hundred thousand braces is one torn line, not a crash."""
     path = tmp_path / "events.jsonl"
-    path.write_bytes(b'{"kind": ' + b"[" * 100_000 + b"\n" + line_of(1.0, Unknown(name="fine")))
-    journal = read(path)
+    path.write_bytes(b'{"kind": ' + b"[" * 100_000 + b"\n" + journal_line(1.0, UnknownEvent(name="fine")))
+    journal = read_journal(path)
     assert [entry.kind for entry in journal.entries] == ["fine"]
-    assert not journal.torn[0].last
+    assert not journal.incomplete[0].last
 
 
 def test_a_full_disk_is_told_once_and_noted_when_there_is_room(
@@ -127,24 +127,24 @@ def test_a_full_disk_is_told_once_and_noted_when_there_is_room(
     run = Run(tmp_path)
     os.symlink("/dev/full", tmp_path / "events.jsonl")
     for number in range(3):
-        run.event(tick(number))
+        run.add_event(tick(number))
     assert capsys.readouterr().err.count("No space left") == 1
     (tmp_path / "events.jsonl").unlink()
-    run.event(tick(3))
-    assert list(run.events()) == [JournalLost(files={"events.jsonl": 3}), tick(3)]
+    run.add_event(tick(3))
+    assert list(run.read_events()) == [JournalLost(files={"events.jsonl": 3}), tick(3)]
 
 
 def test_a_file_that_does_not_fit_leaves_the_old_one_whole(tmp_path: Path) -> None:
     """Writing under a limit on file size: the previous version stays, no half file is left, the process goes on."""
     code = (
         "import resource, sys; from pathlib import Path\n"
-        "from moebox.store import Run; from moebox.core.event import Unknown\n"
-        "run = Run(Path(sys.argv[1])); run.write('plan.json', '{\"v\": 1}')\n"
+        "from moebox.store import Run; from moebox.core.event import UnknownEvent\n"
+        "run = Run(Path(sys.argv[1])); run.write_file('plan.json', '{\"v\": 1}')\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
-        "run.write('plan.json', 'x' * 100_000); run.event(Unknown(name='after')); print(run.lost)\n"
+        "run.write_file('plan.json', 'x' * 100_000); run.add_event(UnknownEvent(name='after')); print(run.lost)\n"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
     assert done.stderr.count("warning:") == 1
     assert Run(tmp_path).read_json("plan.json") == {"v": 1}
     assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".part")] == []
-    assert [event.kind for event in Run(tmp_path).events()] == ["journal.lost", "after"]
+    assert [event.kind for event in Run(tmp_path).read_events()] == ["journal.lost", "after"]

@@ -12,15 +12,15 @@ from moebox.core.event import (
     PipelineBegan,
     RemedyApplied,
     StepDone,
-    Unknown,
+    UnknownEvent,
 )
 from moebox.flows import pipeline
 from moebox.report.files import report
 from moebox.report.page import html
 from moebox.report.reading import read
 from moebox.store import Run
-from moebox.store.listing import brief
-from moebox.store.summary import summaries
+from moebox.store.listing import run_brief
+from moebox.store.summary import list_summaries
 
 KEPT = Path(__file__).parent / "kept"
 
@@ -35,10 +35,10 @@ def run(tmp_path: Path) -> Run:
 
 def test_the_journal_reads_as_types(run: Run) -> None:
     """Every event of it but the foreign one has a type."""
-    events = list(run.events())
+    events = list(run.read_events())
     assert isinstance(events[0], PipelineBegan)
     assert events[0].model == "kimi-k2.6"
-    assert [event.kind for event in events if isinstance(event, Unknown)] == ["weather.changed"]
+    assert [event.kind for event in events if isinstance(event, UnknownEvent)] == ["weather.changed"]
     ready = next(event for event in events if isinstance(event, AttemptReady))
     assert ready.facts.devices[1].weights_bytes == 75e9
     dropped = next(event for event in events if isinstance(event, ClimbDropped))
@@ -67,8 +67,8 @@ def test_the_report_tells_it(run: Run) -> None:
 
 def test_the_lists_show_it(run: Run) -> None:
     """In `runs` and on the page."""
-    assert brief(run).last_kind == "pipeline.done"
-    (row,) = summaries(run.path.parent)
+    assert run_brief(run).last_kind == "pipeline.done"
+    (row,) = list_summaries(run.path.parent)
     assert (row.model, row.step, row.simulation) == ("Kimi-K2.6", "report", True)
 
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from moebox.checkpoint import resolve
+from moebox.checkpoint import resolve_model
 from moebox.codec import read_text
 from moebox.errors import BadInput
 from moebox.report.files import report
 from moebox.report.markdown import markdown
 from moebox.store import Run, plain
-from moebox.store.summary import summaries
+from moebox.store.summary import list_summaries
 
 NAMES = ["run.json", "events.jsonl", "recipe.toml", "story.json", "measurements/x.json", "verdicts/x.json", "launch.sh"]
 
@@ -29,15 +29,15 @@ def test_a_report_of_a_hostile_folder_shows_nothing_from_elsewhere(
 ):
     """Whatever file of the run is a link or a pipe: the report is made, at once, without its content."""
     run = Run.create("shared", runs=tmp_path)
-    run.write("measurements/random-c1.json", '{"completed": 1, "output_throughput": 5.0, "max_concurrency": 1}')
+    run.write_file("measurements/random-c1.json", '{"completed": 1, "output_throughput": 5.0, "max_concurrency": 1}')
     path = run.path / name
     path.parent.mkdir(exist_ok=True)
     path.unlink(missing_ok=True)
     make(path)
-    run.release()
+    run.release_lock()
 
     assert "root:" not in markdown(report([run]))
-    assert [row.id for row in summaries(tmp_path)] == [run.id]
+    assert [row.id for row in list_summaries(tmp_path)] == [run.id]
 
 
 def test_only_plain_files_are_read(tmp_path: Path):
@@ -49,7 +49,7 @@ def test_only_plain_files_are_read(tmp_path: Path):
         with pytest.raises(BadInput, match=said):
             plain.read_bytes(tmp_path / name)
     with pytest.raises(BadInput, match="more than moebox writes"):
-        plain.read_bytes(tmp_path / "large.json", most=10)
+        plain.read_bytes(tmp_path / "large.json", max_bytes=10)
     with pytest.raises(BadInput, match="is a pipe"):
         read_text(tmp_path / "pipe.json")
 
@@ -58,4 +58,4 @@ def test_a_pipe_for_a_model_is_refused_at_once(tmp_path: Path):
     """The page plans in a few threads; one that waits for a pipe for good would take them all."""
     os.mkfifo(tmp_path / "model.gguf")
     with pytest.raises(BadInput, match="is a pipe"):
-        resolve(str(tmp_path / "model.gguf"))
+        resolve_model(str(tmp_path / "model.gguf"))

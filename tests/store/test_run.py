@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from moebox.core.event import Unknown
+from moebox.core.event import UnknownEvent
 from moebox.errors import BadInput
-from moebox.store import EngineLog, Run, rotate
-from moebox.store.listing import brief
-from moebox.store.log import pieces
-from moebox.store.summary import summaries
+from moebox.store import EngineLog, Run, rotate_by_copy
+from moebox.store.listing import run_brief
+from moebox.store.log import log_pieces
+from moebox.store.summary import list_summaries
 
 
 def test_a_run_is_found_by_path_name_beginning_and_as_the_latest(tmp_path: Path) -> None:
@@ -44,13 +44,13 @@ def test_a_run_is_held_while_its_process_lives_and_no_longer(tmp_path: Path) -> 
     child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     run = Run.open(child.stdout.readline().strip(), runs=tmp_path)
-    assert run.held
-    assert not run.hold()
+    assert run.is_locked
+    assert not run.acquire_lock()
     child.kill()
     child.wait()
     child.stdout.close()
-    assert not run.held
-    assert run.hold()
+    assert not run.is_locked
+    assert run.acquire_lock()
 
 
 def test_the_list_shows_what_there_is_and_survives_foreign_folders(tmp_path: Path) -> None:
@@ -60,12 +60,12 @@ def test_the_list_shows_what_there_is_and_survives_foreign_folders(tmp_path: Pat
     old.mkdir()
     (old / "run.json").write_text('{"created": 17')
     (old / "events.jsonl").write_text('{"time": 5, "kind": "up.ready", "data": {}}\n{"time": 6, "ki')
-    Run.create("new", runs=tmp_path).event(Unknown(name="plan.made", fields={"simulation": True}))
-    new, first = summaries(tmp_path)
+    Run.create("new", runs=tmp_path).add_event(UnknownEvent(name="plan.made", fields={"simulation": True}))
+    new, first = list_summaries(tmp_path)
     assert new.simulation
-    assert brief(Run(tmp_path / new.id)).last_kind == "plan.made"
+    assert run_brief(Run(tmp_path / new.id)).last_kind == "plan.made"
     assert first.started == 1767225600.0  # 2026-01-01, from the folder's name
-    assert len(brief(Run(old)).notes) == 2
+    assert len(run_brief(Run(old)).notes) == 2
 
 
 def test_the_engine_log_keeps_its_beginning_and_its_end(tmp_path: Path) -> None:
@@ -74,11 +74,11 @@ def test_the_engine_log_keeps_its_beginning_and_its_end(tmp_path: Path) -> None:
     for number in range(200):
         log.write(b"line %04d\n" % number)
     log.close()
-    text = b"".join(piece.read_bytes() for piece in pieces(tmp_path / "engine.log"))
+    text = b"".join(piece.read_bytes() for piece in log_pieces(tmp_path / "engine.log"))
     assert text.startswith(b"line 0000\n")
     assert text.endswith(b"line 0199\n")
     assert len(text) <= 400
-    assert len(pieces(tmp_path / "engine.log")) == 4
+    assert len(log_pieces(tmp_path / "engine.log")) == 4
 
 
 def test_a_log_that_an_engine_holds_open_is_turned_over_under_it(tmp_path: Path) -> None:
@@ -86,20 +86,20 @@ def test_a_log_that_an_engine_holds_open_is_turned_over_under_it(tmp_path: Path)
     path = tmp_path / "engine.log"
     with open(path, "ab", buffering=0) as engine:
         engine.write(b"a" * 50)
-        assert not rotate(path, limit=50)
+        assert not rotate_by_copy(path, limit=50)
         engine.write(b"b")
-        assert rotate(path, limit=50)
+        assert rotate_by_copy(path, limit=50)
         engine.write(b"after")
     assert path.read_bytes() == b"after"
-    assert pieces(path)[0].read_bytes() == b"a" * 50 + b"b"
+    assert log_pieces(path)[0].read_bytes() == b"a" * 50 + b"b"
 
 
 def test_the_list_says_how_many_jobs_were_solved(tmp_path: Path) -> None:
     """Where nothing was checked; a ladder's verdict says more."""
     run = Run.create("task-m", runs=tmp_path)
     run.write_json("tasks.json", {"results": [{"solved": True}, {"solved": False}, "not one"]})
-    (row,) = summaries(tmp_path)
-    assert (row.checks, row.jobs, row.solved) == ("1 of 2 jobs", 2, 1)
+    (row,) = list_summaries(tmp_path)
+    assert (row.checks_text, row.jobs, row.solved) == ("1 of 2 jobs", 2, 1)
     run.write_json("verify.json", {"verdict": "warn"})
-    (row,) = summaries(tmp_path)
-    assert row.checks == "warnings"
+    (row,) = list_summaries(tmp_path)
+    assert row.checks_text == "warnings"

@@ -61,7 +61,7 @@ def do(
     run = Run.create("tasks", runs=folder)
     told = runner.prepare_task_run(endpoint, wanted, worker, options)
     done = runner.run_jobs(told, worker, run, options, runner.JobListener())
-    run.release()
+    run.release_lock()
     return done
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from moebox.cli import main
 from moebox.core.endpoint import Endpoint
-from moebox.errors import Outside
+from moebox.errors import ExternalError
 from moebox.tasks.families import FAMILIES, make_job
 from moebox.tasks.harbor import harbor_command, read_results, run_dataset, stop_harbor, write_task
 
@@ -206,5 +206,5 @@ def test_a_budget_that_is_up_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyP
     program(tmp_path / "harbor", "#!/bin/sh\nexec /bin/sleep 600\n")
     monkeypatch.setenv("PATH", str(tmp_path))
     endpoint = Endpoint(base_url="http://127.0.0.1:1/v1", model="m")
-    with pytest.raises(Outside, match="left no results"):
+    with pytest.raises(ExternalError, match="left no results"):
         run_dataset("d", endpoint, tmp_path / "out", engine="podman", jobs=1, parallel=1, budget_s=0.2)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebox.core.verdict import Exchange, wilson
+from moebox.core.verdict import HttpExchange, wilson_score
 from moebox.verify.answer import TEMPLATE_MARKS, parse_completion
 from moebox.verify.breach import parse_strict_json
 from moebox.verify.chunks import parse_chat_stream
@@ -15,12 +15,12 @@ from moebox.verify.chunks import parse_chat_stream
 HEAD = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "m"}
 
 
-def stream_of(*deltas: dict[str, object], finish: str = "stop", done: bool = True) -> Exchange:
+def stream_of(*deltas: dict[str, object], finish: str = "stop", done: bool = True) -> HttpExchange:
     parts: list[dict[str, object]] = [{"role": "assistant", "content": ""}, *deltas]
     chunks = [HEAD | {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in parts]
     chunks.append(HEAD | {"choices": [{"index": 0, "delta": {}, "finish_reason": finish}]})
     text = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + ("data: [DONE]\n\n" if done else "")
-    return Exchange(method="POST", url="", status=200, response=text, request={"model": "m"})
+    return HttpExchange(method="POST", url="", status=200, response=text, request={"model": "m"})
 
 
 @given(st.lists(st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=20), max_size=8))
@@ -37,7 +37,7 @@ def test_both_names_of_the_reasoning_field_are_read():
     for name in ("reasoning", "reasoning_content"):
         message = {"content": "4", name: "two and two"}
         body = {"choices": [{"message": message, "finish_reason": "stop"}]}
-        exchange = Exchange(method="POST", url="", status=200, response=json.dumps(body))
+        exchange = HttpExchange(method="POST", url="", status=200, response=json.dumps(body))
         assert parse_completion(exchange).reasoning == "two and two"
         assert (
             parse_chat_stream(stream_of({name: "two "}, {name: "and two"}, {"content": "4"})).reasoning == "two and two"
@@ -65,14 +65,14 @@ def test_streamed_calls_are_assembled_by_index():
     [
         (stream_of({"content": "a"}, done=False), "without [DONE]"),
         (
-            Exchange(method="POST", url="", response='data: {"choices": []}\n\ndata: [DONE]\n\n'),
+            HttpExchange(method="POST", url="", response='data: {"choices": []}\n\ndata: [DONE]\n\n'),
             "without a finish_reason",
         ),
-        (Exchange(method="POST", url="", response='data: {"choi\n\ndata: [DONE]\n\n'), "not JSON"),
-        (Exchange(method="POST", url="", response='data: {"error": {"message": "oom"}}\n\n'), "oom"),
+        (HttpExchange(method="POST", url="", response='data: {"choi\n\ndata: [DONE]\n\n'), "not JSON"),
+        (HttpExchange(method="POST", url="", response='data: {"error": {"message": "oom"}}\n\n'), "oom"),
     ],
 )
-def test_breaches_of_protocol_are_named(exchange: Exchange, says: str):
+def test_breaches_of_protocol_are_named(exchange: HttpExchange, says: str):
     """Each in words."""
     assert any(says in problem for problem in parse_chat_stream(exchange).problems)
 
@@ -85,11 +85,11 @@ def test_breaches_of_protocol_are_named(exchange: Exchange, says: str):
 def test_no_answer_however_odd_is_a_crash(body: object):
     """Any JSON at all where a completion should be."""
     text = json.dumps(body)
-    parse_completion(Exchange(method="POST", url="", response=text))
-    parse_chat_stream(Exchange(method="POST", url="", response=f"data: {text}\n\n"))
+    parse_completion(HttpExchange(method="POST", url="", response=text))
+    parse_chat_stream(HttpExchange(method="POST", url="", response=f"data: {text}\n\n"))
     for odd in ({"choices": [body]}, {"choices": [{"delta": body, "message": body, "logprobs": body}]}):
-        parse_completion(Exchange(method="POST", url="", response=json.dumps(odd)))
-        parse_chat_stream(Exchange(method="POST", url="", response=f"data: {json.dumps(odd)}\n\n"))
+        parse_completion(HttpExchange(method="POST", url="", response=json.dumps(odd)))
+        parse_chat_stream(HttpExchange(method="POST", url="", response=f"data: {json.dumps(odd)}\n\n"))
 
 
 def test_nan_is_not_json():
@@ -112,7 +112,7 @@ def test_ordinary_text_is_not_taken_for_one(text: str):
 
 def test_wilson_against_published_values():
     """Wilson's interval for 8 of 10 is 0.490 to 0.943 (Newcombe 1998's method 3)."""
-    score = wilson(8, 10)
+    score = wilson_score(8, 10)
 
     assert math.isclose(score.low, 0.4902, abs_tol=1e-4)
     assert math.isclose(score.high, 0.9433, abs_tol=1e-4)
@@ -121,7 +121,7 @@ def test_wilson_against_published_values():
 @given(st.integers(0, 500), st.integers(0, 500))
 def test_the_interval_holds_the_share(passed: int, missed: int):
     """Whatever the counts."""
-    score = wilson(passed, passed + missed)
+    score = wilson_score(passed, passed + missed)
 
     assert 0 <= score.low <= score.share + 1e-9
     assert score.share - 1e-9 <= score.high <= 1

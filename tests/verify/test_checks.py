@@ -2,7 +2,7 @@
 
 import pytest
 
-from moebox.core.verdict import Exchange
+from moebox.core.verdict import HttpExchange
 from moebox.phantom.calls import _same
 from moebox.verify.answer import ChatAnswer, TokenLogprob
 from moebox.verify.rungs.anthropic import _unheeded
@@ -32,7 +32,7 @@ def test_log_probabilities_end_with_the_stop_string(tokens: tuple[str, ...], goo
 @pytest.mark.parametrize(("first_s", "seconds", "held"), [(1.9, 2.0, True), (0.2, 2.0, False), (0.4, 0.41, False)])
 def test_a_stream_that_begins_when_it_is_complete_is_held_back(first_s: float, seconds: float, held: bool):
     """Told by the first byte of its body, where it took long enough to tell."""
-    took = Exchange(method="POST", url="", first_s=first_s, seconds=seconds)
+    took = HttpExchange(method="POST", url="", first_s=first_s, seconds=seconds)
 
     assert bool(_held_back(took)) == held
 

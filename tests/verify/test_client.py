@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from moebox.core.endpoint import endpoint_of
-from moebox.core.verdict import Exchange
-from moebox.stream.awake import Awake
+from moebox.core.endpoint import endpoint_from_url
+from moebox.core.verdict import HttpExchange
+from moebox.stream.awake import AwakeClock
 from moebox.verify.ask import VerifyOptions
 from moebox.verify.client import MAX_BYTES, ExchangeClient
 from moebox.verify.ladder import run_checks
@@ -48,9 +48,9 @@ def raw_server(speak: Callable[[socket.socket], None]) -> Iterator[str]:
         thread.join(5)
 
 
-def get(url: str, deadline_s: float = 5.0) -> Exchange:
-    async def once() -> Exchange:
-        async with ExchangeClient(endpoint_of(url, "m"), deadline_s=deadline_s) as client:
+def get(url: str, deadline_s: float = 5.0) -> HttpExchange:
+    async def once() -> HttpExchange:
+        async with ExchangeClient(endpoint_from_url(url, "m"), deadline_s=deadline_s) as client:
             return await client.get(url)
 
     return asyncio.run(once())
@@ -63,7 +63,7 @@ def free_port() -> int:
 
 def test_nobody_there():
     """A refused connection is a verdict with the reason."""
-    ladder = run_checks(endpoint_of(f"http://127.0.0.1:{free_port()}", "m"))
+    ladder = run_checks(endpoint_from_url(f"http://127.0.0.1:{free_port()}", "m"))
 
     assert ladder.verdict == "fail"
     assert ladder.rungs[0].reason.startswith("models: cannot connect")
@@ -139,7 +139,7 @@ def test_a_certificate_that_nobody_signed(tmp_path: Path):
 
     threading.Thread(target=serve, daemon=True).start()
     ladder = run_checks(
-        endpoint_of(f"https://127.0.0.1:{listener.getsockname()[1]}", "m"), VerifyOptions(deadline_s=10, seed=1)
+        endpoint_from_url(f"https://127.0.0.1:{listener.getsockname()[1]}", "m"), VerifyOptions(deadline_s=10, seed=1)
     )
     listener.close()
 
@@ -158,9 +158,9 @@ def test_a_request_during_which_this_machine_slept_is_sent_again():
         else:
             line.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
 
-    async def once(url: str) -> Exchange:
-        awake = Awake(boot=lambda: time.monotonic() + slept[0])
-        async with ExchangeClient(endpoint_of(url, "m"), awake=awake) as client:
+    async def once(url: str) -> HttpExchange:
+        awake = AwakeClock(boot=lambda: time.monotonic() + slept[0])
+        async with ExchangeClient(endpoint_from_url(url, "m"), awake=awake) as client:
             return await client.get(url)
 
     with raw_server(speak) as url:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebox.core.endpoint import endpoint_of
+from moebox.core.endpoint import endpoint_from_url
 from moebox.verify.ask import CheckSession
 from moebox.verify.client import ExchangeClient
 from moebox.verify.options import VerifyOptions
@@ -22,7 +22,7 @@ SCHEMAS = {name: schema for name, _, schema in SHAPES}
 
 def asker(seed: int) -> CheckSession:
     async def make() -> CheckSession:
-        return CheckSession(ExchangeClient(endpoint_of("http://127.0.0.1:9", "m")), VerifyOptions(seed=seed))
+        return CheckSession(ExchangeClient(endpoint_from_url("http://127.0.0.1:9", "m")), VerifyOptions(seed=seed))
 
     return asyncio.run(make())
 

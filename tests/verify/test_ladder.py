@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from moebox.core.endpoint import endpoint_of
-from moebox.core.verdict import Ladder
+from moebox.core.endpoint import endpoint_from_url
+from moebox.core.verdict import CheckResults
 from moebox.errors import UnknownName
 from moebox.store import Run
 from moebox.verify.ladder import results_document, run_checks, select_checks
@@ -19,8 +19,8 @@ STRICT = VerifyOptions(thinking="yes", deadline_s=60, trials=4, seed=1)
 BROKEN = {name: fault.rung for name, fault in ALL.items() if fault.rung}
 
 
-def climb(oracle: str, fault: str, *only: str, key: str | None = None, run: Run | None = None) -> Ladder:
-    endpoint = endpoint_of(f"{oracle}/{fault}", MODEL, key=key)
+def climb(oracle: str, fault: str, *only: str, key: str | None = None, run: Run | None = None) -> CheckResults:
+    endpoint = endpoint_from_url(f"{oracle}/{fault}", MODEL, key=key)
     return run_checks(endpoint, STRICT, only=only, run=run)
 
 
@@ -28,7 +28,7 @@ def climb(oracle: str, fault: str, *only: str, key: str | None = None, run: Run 
 def test_a_correct_server_passes_every_rung(oracle: str, seed: int):
     """No false red: whatever questions are drawn (200 draws are climbed by benchmarks/ladder_soundness.py)."""
     options = VerifyOptions(thinking="yes", seed=seed, deadline_s=60)
-    ladder = run_checks(endpoint_of(f"{oracle}/correct", MODEL), options)
+    ladder = run_checks(endpoint_from_url(f"{oracle}/correct", MODEL), options)
 
     marks = {rung.name: (rung.verdict, rung.reason) for rung in ladder.rungs}
     assert marks.pop("vision")[0] == "skip"  # it reads text only, and says so
@@ -162,7 +162,7 @@ def test_what_bug_reports_describe_is_not_green(oracle: str, fault: str):
     """Red or yellow, in the last of the checks named, with a reason."""
     rungs, trials = MISSED[fault]
     options = VerifyOptions(thinking="yes", deadline_s=60, trials=trials, seed=5)
-    ladder = run_checks(endpoint_of(f"{oracle}/{fault}", MODEL), options, only=rungs)
+    ladder = run_checks(endpoint_from_url(f"{oracle}/{fault}", MODEL), options, only=rungs)
 
     assert ladder.rungs[-1].verdict in ("fail", "warn")
     assert ladder.rungs[-1].reason
@@ -173,7 +173,7 @@ def test_the_length_that_is_announced_is_tried_where_it_is_cheap_and_told_where_
     tried = climb(oracle, "takes-20k", "long-context")
     probes = {probe.name: probe.reason for probe in tried.rungs[0].probes}
     shorter = VerifyOptions(thinking="yes", context=2000, trials=4, seed=1)
-    told = run_checks(endpoint_of(f"{oracle}/takes-20k", MODEL), shorter, only=["long-context"])
+    told = run_checks(endpoint_from_url(f"{oracle}/takes-20k", MODEL), shorter, only=["long-context"])
 
     assert "of 20,000 tokens announced" in probes["announced"]
     assert tried.notes == ()
@@ -224,7 +224,7 @@ def test_garbage_stops_the_ladder_where_later_rungs_would_mean_nothing(oracle: s
 
 def test_keep_going_climbs_past_it(oracle: str):
     """Somebody who wants to see the rest may."""
-    endpoint = endpoint_of(f"{oracle}/exclaims", MODEL)
+    endpoint = endpoint_from_url(f"{oracle}/exclaims", MODEL)
     ladder = run_checks(endpoint, STRICT, only=["plain", "limits"], keep_going=True)
 
     assert [rung.verdict for rung in ladder.rungs] == ["fail", "fail"]
@@ -253,7 +253,9 @@ def test_a_server_without_anthropics_api_is_not_blamed(oracle: str):
 def test_what_no_setting_fixes_is_yellow(oracle: str):
     """Calls as text under tool_choice none: a fault of vLLM's settings, which are named; with llama.cpp a warning."""
     rungs = {
-        engine: run_checks(endpoint_of(f"{oracle}/none-as-text", MODEL, engine=engine), STRICT, only=["tools"]).rungs[0]
+        engine: run_checks(
+            endpoint_from_url(f"{oracle}/none-as-text", MODEL, engine=engine), STRICT, only=["tools"]
+        ).rungs[0]
         for engine in ("vllm", "llama.cpp")
     }
 
@@ -281,7 +283,7 @@ def test_the_right_key_opens_and_a_wrong_one_is_said(oracle: str):
 
 def test_a_model_that_is_not_there_is_named_with_those_that_are(oracle: str):
     """/v1/models is the first thing looked at."""
-    ladder = run_checks(endpoint_of(f"{oracle}/correct", "kimi-k9"), STRICT)
+    ladder = run_checks(endpoint_from_url(f"{oracle}/correct", "kimi-k9"), STRICT)
 
     assert ladder.rungs[0].verdict == "fail"
     assert "kimi-k9" in ladder.rungs[0].reason
@@ -290,7 +292,7 @@ def test_a_model_that_is_not_there_is_named_with_those_that_are(oracle: str):
 
 def test_a_model_that_does_not_think_is_skipped_unless_it_must(oracle: str):
     """Without a reasoning field nobody can say whether the parser or the model is missing."""
-    endpoint = endpoint_of(f"{oracle}/never-thinks", MODEL)
+    endpoint = endpoint_from_url(f"{oracle}/never-thinks", MODEL)
 
     assert run_checks(endpoint, VerifyOptions(seed=1), only=["thinking"]).rungs[0].verdict == "pass"  # `off` holds
     assert run_checks(endpoint, VerifyOptions(thinking="yes", seed=1), only=["thinking"]).rungs[0].verdict == "fail"
@@ -298,7 +300,7 @@ def test_a_model_that_does_not_think_is_skipped_unless_it_must(oracle: str):
 
 def test_the_length_asked_for_is_the_length_tried(oracle: str):
     """Counted by the server's own tokenizer; more than it takes is a fault."""
-    endpoint = endpoint_of(f"{oracle}/correct", MODEL)
+    endpoint = endpoint_from_url(f"{oracle}/correct", MODEL)
     needles = run_checks(endpoint, VerifyOptions(context=3000, seed=1), only=["long-context"]).rungs[0].probes[0]
     beyond = run_checks(endpoint, VerifyOptions(context=9000, seed=1), only=["long-context"]).rungs[0]
 
@@ -310,7 +312,7 @@ def test_the_length_asked_for_is_the_length_tried(oracle: str):
 
 def test_the_tool_score_has_its_trials_and_interval(oracle: str):
     """Schema validity over N, as vendors report it."""
-    endpoint = endpoint_of(f"{oracle}/correct", MODEL)
+    endpoint = endpoint_from_url(f"{oracle}/correct", MODEL)
     score = run_checks(endpoint, VerifyOptions(trials=20, seed=1), only=["tools"]).rungs[0].score
 
     assert score

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebox.core.endpoint import endpoint_of
-from moebox.core.verdict import Ladder, Verdict, worst
+from moebox.core.endpoint import endpoint_from_url
+from moebox.core.verdict import CheckResults, CheckVerdict, worst_mark
 from moebox.escape import one_line
 from moebox.verify.ask import CheckSession, ProbeFailed
 from moebox.verify.client import ExchangeClient
@@ -24,7 +24,7 @@ def run(outcomes: Iterator[TrialOutcome], options: VerifyOptions) -> CheckSessio
     """A series of trials with these outcomes; the asker with its tally."""
 
     async def series() -> CheckSession:
-        ask = CheckSession(ExchangeClient(endpoint_of("http://127.0.0.1:9", "m")), options)
+        ask = CheckSession(ExchangeClient(endpoint_from_url("http://127.0.0.1:9", "m")), options)
 
         async def attempt() -> TrialOutcome:
             return next(outcomes)
@@ -118,13 +118,13 @@ def test_a_slip_says_what_it_means_for_an_agent():
 
 def test_a_ladder_is_as_good_as_its_worst_slip():
     """Slips that no single rung shows clearly count in sum; one cut short is never green."""
-    green = Verdict(name="plain", verdict="pass")
-    ladder = Ladder(url="", model="m", rungs=(green,))
+    green = CheckVerdict(name="plain", verdict="pass")
+    ladder = CheckResults(url="", model="m", rungs=(green,))
 
     assert ladder.verdict == "pass"
-    assert Ladder(url="", model="m", rungs=(green,), slips=(build_failure("transport", 9, 90),)).verdict == "fail"
-    assert Ladder(url="", model="m", rungs=(green,), stopped="out of time").verdict == "warn"
-    assert worst([]) == "skip"
+    assert CheckResults(url="", model="m", rungs=(green,), slips=(build_failure("transport", 9, 90),)).verdict == "fail"
+    assert CheckResults(url="", model="m", rungs=(green,), stopped="out of time").verdict == "warn"
+    assert worst_mark([]) == "skip"
 
 
 def test_a_request_eight_seconds_late_among_fifty_is_seen():

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebox.core.verdict import Exchange
+from moebox.core.verdict import HttpExchange
 from moebox.verify.answer import parse_completion
 from moebox.verify.chunks import parse_chat_stream
 from moebox.verify.counts import implausible_usage
@@ -34,8 +34,8 @@ CALLS["choices"][0] |= {"message": {"role": "assistant", "content": None, "tool_
 CALLS["choices"][0]["finish_reason"] = "tool_calls"
 
 
-def asked(response: str, **request: Any) -> Exchange:
-    return Exchange(
+def asked(response: str, **request: Any) -> HttpExchange:
+    return HttpExchange(
         method="POST",
         url="",
         status=200,
@@ -298,7 +298,7 @@ def test_a_message_that_breaks_its_form_is_named(says: str):
     assert any(says in breach.text for breach in whole_message(exchange, {"model": "m"}).violations)
 
 
-def events_of(*events: Body, names: bool = True) -> Exchange:
+def events_of(*events: Body, names: bool = True) -> HttpExchange:
     lines = [(f"event: {one['type']}\n" if names else "") + f"data: {json.dumps(one)}\n\n" for one in events]
     return asked("".join(lines), stream=True)
 

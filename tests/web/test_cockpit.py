@@ -15,12 +15,12 @@ import pytest
 
 from moebox import codec
 from moebox.cli import main
-from moebox.core.event import AttemptFailed, AttemptStarted, LevelBegan, VerifyBegan, VerifyEnded
+from moebox.core.event import AttemptFailed, AttemptStarted, LoadBegan, VerifyBegan, VerifyEnded
 from moebox.core.recipe import Recipe
 from moebox.flows import pipeline as pipelines
 from moebox.serve.recipes import read_recipe
 from moebox.store import Run
-from moebox.store.summary import summaries
+from moebox.store.summary import list_summaries
 from moebox.web import live, planning
 from tests.report.making import a_run
 from tests.web.entry import cookie
@@ -66,7 +66,7 @@ def test_a_run_is_started_followed_and_ends_in_the_list(serve: Serve, tmp_path: 
 
     assert status == 201, text
     name = json.loads(text)["go"].split("/")[2]
-    until(lambda: not Run(tmp_path / name).held)
+    until(lambda: not Run(tmp_path / name).is_locked)
     assert "kimi-k2.6" in get(url + "runs")[1].lower()
     page = get(f"{url}runs/{name}/live")[1]
     assert "✓" in page
@@ -78,21 +78,21 @@ def test_a_run_is_stopped_as_ctrl_c_stops_it(serve: Serve, tmp_path: Path):
     fields = {"model": "kimi-k2.6", "box": "8x-b200", "twin": "1"}
     name = json.loads(post(url, "runs", fields)[1])["go"].split("/")[2]
     run = Run(tmp_path / name)
-    until(lambda: "bench" in str(run.read_pipeline()) and run.held)
+    until(lambda: "bench" in str(run.read_pipeline()) and run.is_locked)
 
     assert post(url, f"runs/{name}/stop", {})[0] == 200
-    until(lambda: not run.held)
+    until(lambda: not run.is_locked)
     assert post(url, f"runs/{name}/stop", {})[0] == 400
 
 
 def test_a_pid_in_a_file_is_not_believed(serve: Serve, tmp_path: Path):
     """run.json may name any process; only the one that holds this run's lock is interrupted."""
     run = a_run(tmp_path)
-    run.hold()
+    run.acquire_lock()
     run.write_json("run.json", {"pid": os.getppid()})
 
     status, text = post(serve(runs=tmp_path), f"runs/{run.id}/stop", {})
-    run.release()
+    run.release_lock()
 
     assert status == 503
     assert "not on this machine" in text
@@ -169,16 +169,16 @@ def test_the_time_left_goes_by_the_last_run_that_did_each_step(tmp_path: Path):
 def test_only_what_changed_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A long list is shown from memory; a run that went on is read anew."""
     first, second = a_run(tmp_path, name="a"), a_run(tmp_path, name="b")
-    assert {row.id for row in summaries(tmp_path)} == {first.id, second.id}
+    assert {row.id for row in list_summaries(tmp_path)} == {first.id, second.id}
     from moebox.store import summary
 
     read: list[str] = []
-    original = summary.summarize
-    monkeypatch.setattr(summary, "summarize", lambda run: read.append(run.id) or original(run))
-    summaries(tmp_path)
+    original = summary.summarize_run
+    monkeypatch.setattr(summary, "summarize_run", lambda run: read.append(run.id) or original(run))
+    list_summaries(tmp_path)
     assert read == []
-    first.event(LevelBegan(concurrency=1))
-    summaries(tmp_path)
+    first.add_event(LoadBegan(concurrency=1))
+    list_summaries(tmp_path)
     assert read == [first.id]
 
 
@@ -232,14 +232,14 @@ def test_a_chat_with_no_engine_is_one_line(serve: Serve):
 def test_lists_of_runs_say_how_each_ended(serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """Terminal and page alike: half a ladder has not passed, a launch that failed has not just ended."""
     whole, cut, failed = (a_run(tmp_path, name=name) for name in ("whole", "cut", "failed"))
-    cut.event(VerifyBegan(model="k", checks=("reply", "tools")))
-    failed.event(AttemptStarted(id="a"))
-    failed.event(AttemptFailed(id="a", message="out of memory"))
+    cut.add_event(VerifyBegan(model="k", checks=("reply", "tools")))
+    failed.add_event(AttemptStarted(id="a"))
+    failed.add_event(AttemptFailed(id="a", message="out of memory"))
     checked = Run.create("verify-m", runs=tmp_path)
-    checked.event(VerifyBegan(model="only-checked", checks=("reply",)))
-    checked.event(VerifyEnded(verdict="pass"))
+    checked.add_event(VerifyBegan(model="only-checked", checks=("reply",)))
+    checked.add_event(VerifyEnded(verdict="pass"))
     for run in (whole, cut, failed, checked):
-        run.release()
+        run.release_lock()
     page = get(serve(runs=tmp_path) + "runs")[1]
     assert main(["runs", "--runs", str(tmp_path)]) == 0
     terminal = capsys.readouterr().out

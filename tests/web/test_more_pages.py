@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from moebox import detect
-from moebox.checkpoint import resolve
-from moebox.core.calibration import Boot, Calibration, layout_of, place_of, shape_of
+from moebox.checkpoint import resolve_model
+from moebox.core.calibration import Boot, Calibration, calibrated_box, calibrated_layout, shape_id
 from moebox.planner.choose import choose_plan
 from moebox.planner.constraints import Constraints
 from moebox.serve import state
@@ -43,22 +43,22 @@ def faster(boot: Boot) -> Boot:
 @pytest.fixture
 def kept() -> Iterator[Calibration]:
     """A calibration of the plan that the page shows for Kimi on eight H200."""
-    model, forms = resolve("kimi-k2.6")
-    box = detect.box(BOX)
+    model, forms = resolve_model("kimi-k2.6")
+    box = detect.load_box(BOX)
     recipe = choose_plan(box, model, forms, Constraints(context=65536, concurrency=8)).recipe
     form = next(form for form in forms if recipe.checkpoint in (form.name, form.repo))
     found = calibration(
         id="kimi-vllm-1",
         engine=recipe.engine,
-        shape=shape_of(model),
+        shape=shape_id(model),
         quant=form.quant,
-        place=place_of(box),
-        layout=layout_of(recipe),
+        place=calibrated_box(box),
+        layout=calibrated_layout(recipe),
         notes=("a <b>note</b>",),
     )
-    store.keep(replace(found, boots=tuple(faster(boot) for boot in found.boots)))
+    store.store_calibration(replace(found, boots=tuple(faster(boot) for boot in found.boots)))
     yield found
-    (store.folder() / f"{found.id}.json").unlink(missing_ok=True)
+    (store.calibrations_dir() / f"{found.id}.json").unlink(missing_ok=True)
 
 
 def test_a_calibration_is_listed_shown_used_and_removed(serve: Serve, kept: Calibration):

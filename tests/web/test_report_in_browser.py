@@ -20,9 +20,9 @@ def page(tmp_path: Path) -> str:
     exchange = {"method": "POST", "url": HOSTILE, "request": {"q": HOSTILE}, "status": 200, "response": HOSTILE}
     probe = {"name": HOSTILE, "verdict": "fail", "reason": HOSTILE, "evidence": [exchange]}
     run.write_json("verdicts/plain.json", {"name": "plain", "verdict": "fail", "reason": HOSTILE, "probes": [probe]})
-    run.event(EngineFinding(title=HOSTILE, cause=HOSTILE, remedy=f"`{HOSTILE}`", excerpt=HOSTILE))
-    run.event(AttemptStarted(model=HOSTILE, argv=("vllm", HOSTILE)))
-    run.event(AttemptFailed(message=HOSTILE))
+    run.add_event(EngineFinding(title=HOSTILE, cause=HOSTILE, remedy=f"`{HOSTILE}`", excerpt=HOSTILE))
+    run.add_event(AttemptStarted(model=HOSTILE, argv=("vllm", HOSTILE)))
+    run.add_event(AttemptFailed(message=HOSTILE))
     run.write_json("measurements/odd.json", {"name": HOSTILE, "workload": HOSTILE, "tg_tok_s": 3.5, "note": HOSTILE})
     write_report([run], tmp_path / "report.html")
     return (tmp_path / "report.html").as_uri()

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from moebox.cli import main
-from moebox.core.event import RungDone
+from moebox.core.event import CheckDone
 from tests.report.making import a_run, level
 from tests.web.chromium import Tab
 from tests.web.entry import cookie, remember, with_token
@@ -74,7 +74,7 @@ def test_a_run_is_watched_live(tab: Tab, serve: Serve, tmp_path: Path) -> None:
     tab.open(f"{address}runs/{run.id}/live", ready="document.querySelector('#live .ladder')")
     rung = {"name": "tools", "verdict": "fail", "reason": "<b>arguments</b> cut in half"}
     run.write_json("verdicts/07-tools.json", rung)
-    run.event(RungDone(name="tools", verdict="fail"))
+    run.add_event(CheckDone(name="tools", verdict="fail"))
     tab.until("document.querySelector('#live .ladder').textContent.includes('<b>arguments</b> cut in half')")
     run.write_json("measurements/c0256.json", level(256))
     tab.until("document.querySelector('#live').textContent.includes('2,560')")

@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from moebox.bench.samples import COMPLETED, Request, Samples
-from moebox.stream.events import GUESSED
+from moebox.stream.events import ESTIMATED_TIME
 
 TOLERANCE = 0.08  # by which a P99 may be off before the client is called its limit
 
@@ -41,7 +41,7 @@ class Gaps:
 
 def p99_is_sure(samples: Samples, p99_ms: float | None) -> bool:
     """The true P99 of gaps between tokens is within TOLERANCE of `p99_ms`, however those read together came."""
-    if not p99_ms or not any(kind & GUESSED for kind in samples.kind):
+    if not p99_ms or not any(kind & ESTIMATED_TIME for kind in samples.kind):
         return True
     gaps = gaps_of(samples)
     rank = (gaps.total - 1) * 0.99
@@ -66,11 +66,11 @@ def gaps_of(samples: Samples) -> Gaps:
 def _add(gaps: Gaps, samples: Samples, request: Request) -> None:
     """A request's gaps; nothing of its reply came before it was sent."""
     time, tokens, kind = samples.time, samples.tokens, samples.kind
-    guessed = bool(kind[request.first] & GUESSED)
+    guessed = bool(kind[request.first] & ESTIMATED_TIME)
     since, count = (request.sent if guessed else time[request.first]), 0
     for i in range(request.first + 1, request.last):
         count += tokens[i]
-        if kind[i] & GUESSED:
+        if kind[i] & ESTIMATED_TIME:
             guessed = True
         elif count:  # a chunk that completed no token adds its gap to the next one's
             if guessed:

@@ -40,7 +40,7 @@ def complaint(workload: Workload, rate: float | None, *, template: float = 0.0) 
     `template` is the share of prompt tokens that are the chat template's: it opens every prompt of any client, so that
     a cache may know it.
     """
-    if rate is None or rate - template <= CACHED or not workload.shares_nothing:
+    if rate is None or rate - template <= CACHED or not workload.has_unique_prompts:
         return ""
     why = "--reuse-prompts asked them before" if workload.reuse_prompts else "though no two prompts share anything"
     return f"{rate:.1%} of prompt tokens came from the server's prefix cache, {why}"

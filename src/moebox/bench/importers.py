@@ -11,7 +11,7 @@ from typing import Any
 
 from moebox.bench import json_files
 from moebox.errors import BadInput
-from moebox.loose import Document, Json, figure, inner, is_figure, rows, texts, within, words
+from moebox.loose import Document, Json, get_number, get_object, get_objects, get_path, get_text, get_texts, is_number
 
 Result = dict[str, Any]
 _FIGURES = ("ttft", "tpot", "itl", "e2el")
@@ -81,17 +81,17 @@ def _guidellm(value: Result) -> list[Result]:
 
 def _guidellm_level(level: Result) -> Result:
     def stats(name: str) -> Json:
-        return inner(level, f"metrics.{name}.successful") or inner(level, f"metrics.{name}.total")
+        return get_object(level, f"metrics.{name}.successful") or get_object(level, f"metrics.{name}.total")
 
-    totals = inner(level, "metrics.request_totals", "request_totals")
-    config = inner(level, "config", "args")
-    strategy = inner(config, "strategy")
+    totals = get_object(level, "metrics.request_totals", "request_totals")
+    config = get_object(level, "config", "args")
+    strategy = get_object(config, "strategy")
     result: Result = {
         "kind": "serving",
         "tool": "guidellm",
-        "model_id": within(config, "backend.model"),
-        "max_concurrency": _whole(figure(strategy, "streams", "max_concurrency")),
-        "request_rate": figure(strategy, "rate") or "inf",
+        "model_id": get_path(config, "backend.model"),
+        "max_concurrency": _whole(get_number(strategy, "streams", "max_concurrency")),
+        "request_rate": get_number(strategy, "rate") or "inf",
         "duration": level.get("duration"),
         "completed": totals.get("successful"),
         "failed": totals.get("errored"),
@@ -106,7 +106,7 @@ def _guidellm_level(level: Result) -> Result:
         found = stats(theirs)
         middle = {"mean": found.get("mean"), "median": found.get("median"), "std": found.get("std_dev")}
         scale = 1e3 if name == "e2el" else 1.0
-        result |= _latency(name, middle | _percentiles(inner(found, "percentiles")), scale)
+        result |= _latency(name, middle | _percentiles(get_object(found, "percentiles")), scale)
     return result
 
 
@@ -116,7 +116,7 @@ def _percentiles(row: Json) -> Document:
 
 def _latency(name: str, figures: Document, scale: float) -> Result:
     """One latency in the serving benchmark's names; `scale` makes milliseconds of it."""
-    return {f"{kind}_{name}_ms": value * scale for kind, value in figures.items() if is_figure(value)}
+    return {f"{kind}_{name}_ms": value * scale for kind, value in figures.items() if is_number(value)}
 
 
 def _whole(value: Any) -> Any:
@@ -136,9 +136,9 @@ _UNITS = {"ms": 1.0, "milliseconds": 1.0, "sec": 1e3, "s": 1e3, "seconds": 1e3, 
 
 def _aiperf(value: Result) -> list[Result]:
     def average(*names: str) -> Any:
-        return _whole(figure(value, *(f"{name}.avg" for name in names)))
+        return _whole(get_number(value, *(f"{name}.avg" for name in names)))
 
-    loadgen, model = _aiperf_load(inner(value, "input_config"))
+    loadgen, model = _aiperf_load(get_object(value, "input_config"))
     result: Result = {
         "kind": "serving",
         "tool": "aiperf",
@@ -156,18 +156,18 @@ def _aiperf(value: Result) -> list[Result]:
         "token_counts": "tokenizer",
     }
     for name, theirs in _AIPERF.items():
-        found = inner(value, theirs)
+        found = get_object(value, theirs)
         middle = {"mean": found.get("avg"), "median": found.get("p50"), "std": found.get("std")}
-        result |= _latency(name, middle | _percentiles(found), _UNITS.get(words(found, "unit"), 1.0))
+        result |= _latency(name, middle | _percentiles(found), _UNITS.get(get_text(found, "unit"), 1.0))
     return [result]
 
 
 def _aiperf_load(config: Json) -> tuple[Json, str | None]:
     """Concurrency and rate, and the model, of newer files (0.13: phases, models) and older ones (loadgen, endpoint)."""
-    phases = [phase for phase in rows(config, "phases") if phase.get("kind") == "profiling"]
-    names = [words(model, "name") for model in rows(config, "models.items")]
-    names += texts(config, "endpoint.model_names")
-    return [*phases, inner(config, "loadgen")][0], next(iter(names), None)
+    phases = [phase for phase in get_objects(config, "phases") if phase.get("kind") == "profiling"]
+    names = [get_text(model, "name") for model in get_objects(config, "models.items")]
+    names += get_texts(config, "endpoint.model_names")
+    return [*phases, get_object(config, "loadgen")][0], next(iter(names), None)
 
 
 def _llama_bench(value: Any) -> list[Result]:

@@ -13,7 +13,7 @@ LARGEST = 2**31  # bytes; guidellm keeps every request in its file
 
 def read(path: Path) -> str:
     """The text of a file, however many requests it holds; BadInput says what is wrong with it otherwise."""
-    return codec.read_text(path, most=LARGEST)
+    return codec.read_text(path, max_bytes=LARGEST)
 
 
 def parse(text: str, where: str) -> Any:

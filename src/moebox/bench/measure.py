@@ -16,10 +16,10 @@ from moebox.bench.self_check import self_check
 from moebox.bench.subject import Subject, code_text, look, path_of, subject_of
 from moebox.bench.vocabulary import counter
 from moebox.core.measure import Load, Slo, Workload
-from moebox.core.result import ClientCheck, Measurement, Summary, TokenCounts, UsageCheck
-from moebox.errors import Outside
-from moebox.stream.awake import Awake
-from moebox.units import seconds
+from moebox.core.result import ClientCheck, LoadSummary, Measurement, TokenCounts, UsageCheck
+from moebox.errors import ExternalError
+from moebox.stream.awake import AwakeClock
+from moebox.units import format_seconds
 
 __all__ = ["Measured", "Subject", "Watch", "look", "measure", "subject_of"]
 
@@ -62,7 +62,10 @@ def measure(
     job = _job(subject, workload, load, offset)
     if warmup:
         job = replace(job, offset=offset + _warm_up(job, warmup))
-    with Awake() as awake, Scraper(subject.endpoint, enabled=scrape, tls=subject.tls if scrape else None) as scraper:
+    with (
+        AwakeClock() as awake,
+        Scraper(subject.endpoint, enabled=scrape, tls=subject.tls if scrape else None) as scraper,
+    ):
         driven = drive(job, watch=watch)
     counted, checked = _count(subject, driven.samples)
     if not counted:
@@ -92,7 +95,7 @@ def _count(subject: Subject, samples: Samples) -> tuple[bool, UsageCheck | None]
             checked = check(samples, count) if subject.counts else None
             recount(samples, count)
             return True, checked
-    except Outside:  # what was measured is not
+    except ExternalError:  # what was measured is not
         return False, None
 
 
@@ -158,7 +161,7 @@ def _figures(subject: Subject, job: Job, driven: Driven, *, slo: Slo | None, awa
     )
 
 
-def _client(job: Job, driven: Driven, figures: Summary, away_s: float) -> ClientCheck:
+def _client(job: Job, driven: Driven, figures: LoadSummary, away_s: float) -> ClientCheck:
     """Whether the client kept up with its server."""
     load = job.load
     unlimited = (bool(load.rate) or job.workload.kind == "trace") and not load.concurrency
@@ -166,7 +169,7 @@ def _client(job: Job, driven: Driven, figures: Summary, away_s: float) -> Client
     client = self_check(driven.samples, driven.gauges, open_loop=unlimited, itl_ms=gap_ms, p99_ms=p99_ms)
     if not away_s:
         return client
-    away = f"the machine slept, was stopped or its clock was set for {seconds(away_s)} meanwhile"
+    away = f"the machine slept, was stopped or its clock was set for {format_seconds(away_s)} meanwhile"
     return replace(client, reasons=(*client.reasons, away))
 
 

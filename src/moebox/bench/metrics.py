@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from moebox.bench.samples import COMPLETED, OUTCOMES, Request, Samples
 from moebox.core.measure import Slo
-from moebox.core.result import PositionSpeed, Spread, Steady, Summary, Timeline
-from moebox.stream.events import CONTENT, GUESSED, SILENT
+from moebox.core.result import LatencyStats, LoadSummary, PositionSpeed, SteadyState, Timeline
+from moebox.stream.events import CONTENT, ESTIMATED_TIME, SILENT
 
 PERCENTILES = (50, 90, 95, 99)
 EXACT = 200_000  # values up to which a distribution is kept exactly; above it, to a microsecond, which bounds memory
@@ -66,7 +66,7 @@ def _of_request(samples: Samples, request: Request) -> Figures:
 
 def _first_content_s(times: Sequence[int], kinds: Sequence[int], sent: int) -> float | None:
     """Seconds until something visible came; None where nothing did."""
-    visible = (at for at, kind in zip(times, kinds, strict=True) if kind & ~GUESSED == CONTENT)
+    visible = (at for at, kind in zip(times, kinds, strict=True) if kind & ~ESTIMATED_TIME == CONTENT)
     return next(((at - sent) / 1e9 for at in visible), None)
 
 
@@ -75,7 +75,7 @@ def output_tokens(samples: Samples, request: Request) -> int:
     return request.output if request.output >= 0 else sum(samples.tokens[request.first : request.last])
 
 
-def summary(samples: Samples, *, slo: Slo | None = None, prompt_tokens: int = 0) -> Summary:
+def summary(samples: Samples, *, slo: Slo | None = None, prompt_tokens: int = 0) -> LoadSummary:
     """The whole run. `prompt_tokens` stands in where the server does not count prompts."""
     done = figures(samples)
     counts = Counter(samples.columns["outcome"])
@@ -84,7 +84,7 @@ def summary(samples: Samples, *, slo: Slo | None = None, prompt_tokens: int = 0)
     total_output = sum(each.output for each in done)
     rate = 1 / duration if duration > 0 else 0.0
     token_gaps, chunk_gaps = gaps(samples, done)
-    return Summary(
+    return LoadSummary(
         duration=duration,
         **{name: counts.get(code, 0) for code, name in enumerate(OUTCOMES)},
         total_input_tokens=total_input,
@@ -107,26 +107,26 @@ def summary(samples: Samples, *, slo: Slo | None = None, prompt_tokens: int = 0)
     )
 
 
-def latency(done: Sequence[Figures], name: str) -> Spread:
+def latency(done: Sequence[Figures], name: str) -> LatencyStats:
     """One of the times of requests, over those that have it."""
     seconds = (getattr(each, name) for each in done)
     return spread(value * 1e3 for value in seconds if value is not None)
 
 
-def spread(values: Iterable[float]) -> Spread:
+def spread(values: Iterable[float]) -> LatencyStats:
     """Mean, median, standard deviation and percentiles, in milliseconds."""
     return spread_of(Counter(values))
 
 
-def spread_of(counter: "Counter[float]") -> Spread:
+def spread_of(counter: "Counter[float]") -> LatencyStats:
     """The same of values that are already counted."""
     total = sum(counter.values())
     if not total:
-        return Spread()
+        return LatencyStats()
     mean = sum(value * count for value, count in counter.items()) / total
     variance = sum((value - mean) ** 2 * count for value, count in counter.items()) / total
     p50, p90, p95, p99 = percentiles(counter, PERCENTILES)
-    return Spread(mean=mean, median=p50, std=math.sqrt(variance), p50=p50, p90=p90, p95=p95, p99=p99)
+    return LatencyStats(mean=mean, median=p50, std=math.sqrt(variance), p50=p50, p90=p90, p95=p95, p99=p99)
 
 
 def percentiles(counter: "Counter[float]", wanted: Sequence[float]) -> list[float]:
@@ -224,7 +224,7 @@ def peak_concurrency(samples: Samples) -> int:
     return most
 
 
-def steady(samples: Samples, *, ramp_s: float = 0.0) -> Steady | None:
+def steady(samples: Samples, *, ramp_s: float = 0.0) -> SteadyState | None:
     """The window in which load was neither building up nor running out; None where there is none worth the name.
 
     It opens when the ramp is over and the first request has ended (from then on requests are in all stages at once) and
@@ -241,10 +241,10 @@ def steady(samples: Samples, *, ramp_s: float = 0.0) -> Steady | None:
     return _between(samples, done, inside, begin, end)
 
 
-def _between(samples: Samples, done: Sequence[Figures], inside: Sequence[Figures], begin: int, end: int) -> Steady:
+def _between(samples: Samples, done: Sequence[Figures], inside: Sequence[Figures], begin: int, end: int) -> SteadyState:
     """The figures of a window; `inside` are the requests sent in it."""
     seconds = (end - begin) / 1e9
-    return Steady(
+    return SteadyState(
         start_s=(begin - samples.zero) / 1e9,
         end_s=(end - samples.zero) / 1e9,
         requests=len(inside),

@@ -10,8 +10,8 @@ from moebox.bench.freshness import CACHED, salted
 from moebox.bench.measure import Subject, measure
 from moebox.bench.metrics import Figures, figures, latency
 from moebox.core.measure import Load, Workload
-from moebox.core.result import PrefillDecode, TestRow
-from moebox.errors import Outside
+from moebox.core.result import PrefillDecode, PrefillDecodeRow
+from moebox.errors import ExternalError
 
 ONE = Load(concurrency=1)
 TG_PROMPT = 16  # tokens before a decode test: as little as a chat template allows
@@ -28,7 +28,7 @@ def pp_tg(
     on_test: Callable[[str], None],
 ) -> PrefillDecode:
     """A result with a row for each test: pp cold and warm, tg. Lengths are the tests', all else the workload's."""
-    rows: list[TestRow] = []
+    rows: list[PrefillDecodeRow] = []
     for tokens in pp:
         on_test(f"pp{tokens}")
         rows += _prefill(subject, replace(workload, input_tokens=tokens, output_tokens=1), load, repeat)
@@ -63,7 +63,7 @@ def decode_rate(reply: Figures) -> float | None:
     return 1 / reply.tpot_s if reply.tpot_s else None
 
 
-def _prefill(subject: Subject, work: Workload, load: Load, repeat: int) -> list[TestRow]:
+def _prefill(subject: Subject, work: Workload, load: Load, repeat: int) -> list[PrefillDecodeRow]:
     """Each prompt once when it is new and once again at once, when a prefix cache may know it."""
     cold, warm = [], []
     for number in range(repeat):
@@ -89,17 +89,17 @@ def _run(subject: Subject, work: Workload, load: Load, requests: int, offset: in
     done = figures(made.samples)
     if not done:
         reason = next(iter(made.result.errors), "no request was completed")
-        raise Outside(f"{subject.endpoint.base_url}: {reason}")
+        raise ExternalError(f"{subject.endpoint.base_url}: {reason}")
     return done
 
 
 def _row(
     name: str, tokens: int, done: list[Figures], rate: Callable[[Figures], float | None], *, cold: bool, asked: int
-) -> TestRow:
+) -> PrefillDecodeRow:
     rates = [value for each in done if (value := rate(each)) is not None]
     mean, std = _mean_and_std(rates)
     prefill = name.startswith("pp")
-    return TestRow(
+    return PrefillDecodeRow(
         test=name,
         cold=cold,
         tokens=tokens,
@@ -121,7 +121,7 @@ def _mean_and_std(rates: list[float]) -> tuple[float | None, float]:
     return statistics.fmean(rates), statistics.stdev(rates)
 
 
-def _cached(row: TestRow, subject: Subject) -> str:
+def _cached(row: PrefillDecodeRow, subject: Subject) -> str:
     """Why a cold prefill was none; "" when it was one."""
     asked = row.prompt_tokens * row.tries
     cached = row.cached_tokens - subject.template_tokens * row.tries

@@ -28,7 +28,7 @@ class Preset:
 @functools.cache
 def presets() -> dict[str, Preset]:
     """All of them."""
-    rows = catalogue.table("presets")
+    rows = catalogue.load_table("presets")
     return {name: codec.decode(Preset, row, where=f"preset {name}") for name, row in rows.items()}
 
 

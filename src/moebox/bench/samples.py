@@ -211,7 +211,7 @@ def write(path: Path, samples: Samples) -> None:
 def read(path: Path) -> Samples:
     """The samples of a file."""
     try:
-        return unpack(plain.read_bytes(path, most=PACKED), str(path))
+        return unpack(plain.read_bytes(path, max_bytes=PACKED), str(path))
     except OSError as problem:
         raise BadInput(f"{path}: cannot be read: {problem.strerror}") from None
 

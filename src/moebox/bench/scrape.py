@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from moebox import http
 from moebox.core.endpoint import Endpoint
-from moebox.core.metrics import anywhere, shown_as
+from moebox.core.metrics import all_names, find_metric
 from moebox.core.result import Power, ServerView
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ FIGURES = (
     "prefix_queries_total",
     "prefix_hits_total",
 )
-SHARES = {name for figure in ("kv_use", "accept_length", "cache_hit_rate") for name in anywhere(figure)}
+SHARES = {name for figure in ("kv_use", "accept_length", "cache_hit_rate") for name in all_names(figure)}
 _LINE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{[^}]*\})?\s+([-+0-9.eE]+|NaN|[+-]Inf)\s*\d*$", re.MULTILINE)
 
 
@@ -57,7 +57,7 @@ def parse(text: str) -> dict[str, float]:
 
 def pick(metrics: dict[str, float]) -> dict[str, float]:
     """The figures we know, under our names."""
-    names = {figure: shown_as(figure, metrics) for figure in FIGURES}
+    names = {figure: find_metric(figure, metrics) for figure in FIGURES}
     return {figure: metrics[name] for figure, name in names.items() if name}
 
 
@@ -119,7 +119,7 @@ class Scraper:
 
     def _ask(self) -> bool:
         """One more row; False where /metrics has nothing for us."""
-        url, headers = f"{self._endpoint.root}/metrics", self._endpoint.headers
+        url, headers = f"{self._endpoint.server_url}/metrics", self._endpoint.headers
         # A connection of its own each time: one that is kept would hold a thread of the server that is measured.
         reply = http.get(url, headers=headers, timeout_s=PATIENCE_S, tls=self._tls)
         row = pick(parse(reply.text)) if reply.ok else {}

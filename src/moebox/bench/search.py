@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterable
 
 from moebox.bench.measure import Measured
-from moebox.core.measure import Axis, Slo
+from moebox.core.measure import SearchAxis, Slo
 from moebox.core.result import Measurement
 from moebox.errors import BadInput
 from moebox.units import parse_seconds
 
 MOST_STEPS = 16  # of a search
-MOST: dict[Axis, float] = {"concurrency": 4096, "rate": 4096}  # where doubling stops: beyond what one box serves
+MOST: dict[SearchAxis, float] = {"concurrency": 4096, "rate": 4096}  # where doubling stops: beyond what one box serves
 CLOSE = 1.1  # a search ends when the best and the first failing load are within this ratio
 
 
@@ -49,7 +49,7 @@ def sweep(loads: Iterable[float], run: Callable[[float], Measured]) -> list[Meas
 
 
 def highest(
-    run: Callable[[float], Measured], slo: Slo, *, axis: Axis, start: float
+    run: Callable[[float], Measured], slo: Slo, *, axis: SearchAxis, start: float
 ) -> tuple[list[Measured], int | None]:
     """The highest load that meets the SLO: double until it does not, then halve the gap.
 
@@ -73,16 +73,16 @@ def highest(
     return done, best
 
 
-def _close(axis: Axis, best: float, worst: float) -> bool:
+def _close(axis: SearchAxis, best: float, worst: float) -> bool:
     """Whether there is nothing between the best load and the lowest that failed."""
     return worst / max(best, 1e-9) <= CLOSE if best else worst <= _least(axis)
 
 
-def _following(axis: Axis, load: float, best: float, worst: float) -> float:
+def _following(axis: SearchAxis, load: float, best: float, worst: float) -> float:
     """The load to try next: twice as much, or half way to what failed."""
     following = (best + worst) / 2 if worst else min(load * 2, MOST[axis])
     return float(round(following)) if axis == "concurrency" else following
 
 
-def _least(axis: Axis) -> float:
+def _least(axis: SearchAxis) -> float:
     return 1.0 if axis == "concurrency" else 0.01

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from moebox.bench import filler
 from moebox.bench.generator import Text
 from moebox.bench.vocabulary import MOST_PER_WORD, PLAIN, text_for
-from moebox.core.endpoint import KEY_HINT, REFUSED, SIMULATION, Endpoint
-from moebox.errors import Outside
+from moebox.core.endpoint import AUTH_STATUSES, KEY_HINT, SIMULATION_HEADER, Endpoint
+from moebox.errors import ExternalError
 from moebox.loose import Json
-from moebox.stream import Reply, ask, sockets
+from moebox.stream import StreamReply, send_request, sockets
 from moebox.stream.body import retry_after_s
 
 BY_USAGE = "calibrated words (by the server's count of a prompt)"
@@ -27,7 +27,7 @@ class Subject:
     """An endpoint that was looked at: how to reach it, what it understands, how its tokens are counted."""
 
     endpoint: Endpoint
-    target: sockets.Target
+    target: sockets.SocketAddress
     text: Text
     counts: bool  # its streams end with usage
     ignores_eos: bool  # it accepts ignore_eos
@@ -69,7 +69,7 @@ def look(
     timeout_s: float = 600.0,
 ) -> Subject:
     """Ask for a few tokens: is it there, does it stream, does it count, does it know ignore_eos?"""
-    target = sockets.target_of(endpoint.base_url, insecure=insecure, ca_file=ca_file)
+    target = sockets.address_from_url(endpoint.base_url, insecure=insecure, ca_file=ca_file)
     opening = " ".join(["one", "two", *random.sample(text.words, 3)])
     body = {**_body(endpoint, api, opening), "max_tokens": 4}
     until = time.monotonic() + timeout_s
@@ -78,32 +78,32 @@ def look(
     if reply.error and reply.status in (400, 422):
         reply = _ask(endpoint, body, api, target, until)
     if reply.error:
-        hint = KEY_HINT if reply.status in REFUSED else "--model must be a name that /v1/models lists"
-        raise Outside(f"{endpoint.base_url}: {reply.error}", hint=hint)
+        hint = KEY_HINT if reply.status in AUTH_STATUSES else "--model must be a name that /v1/models lists"
+        raise ExternalError(f"{endpoint.base_url}: {reply.error}", hint=hint)
     return Subject(
         endpoint=endpoint,
         target=target,
         text=text,
         counts=reply.completion_tokens is not None,
         ignores_eos=ignores,
-        simulation=SIMULATION in reply.headers,
+        simulation=SIMULATION_HEADER in reply.headers,
         template_tokens=_template_tokens(reply, opening),
     )
 
 
-def _template_tokens(reply: Reply, opening: str) -> int:
+def _template_tokens(reply: StreamReply, opening: str) -> int:
     """Tokens of a prompt that are the chat template's; 0 where the count makes no sense."""
     template = (reply.prompt_tokens or 0) - len(opening.split())
     return template if 0 < template < MOST_TEMPLATE else 0
 
 
-def _ask(endpoint: Endpoint, body: Json, api: str, target: sockets.Target, until: float) -> Reply:
+def _ask(endpoint: Endpoint, body: Json, api: str, target: sockets.SocketAddress, until: float) -> StreamReply:
     """One request within the time left; once more after a refusal that says when, if that is within it."""
     while True:
         left = until - time.monotonic()
         if left <= 0:
-            raise Outside(f"{endpoint.base_url}: not over in the time that --timeout gives it")
-        reply = ask(
+            raise ExternalError(f"{endpoint.base_url}: not over in the time that --timeout gives it")
+        reply = send_request(
             endpoint, body, path=path_of(api), target=target, timeout_s=left, total_s=left, most_events=MOST_EVENTS
         )
         pause = _pause(reply)
@@ -112,7 +112,7 @@ def _ask(endpoint: Endpoint, body: Json, api: str, target: sockets.Target, until
         time.sleep(pause)
 
 
-def _pause(reply: Reply) -> float | None:
+def _pause(reply: StreamReply) -> float | None:
     """Seconds after which a server that refused wants to be asked again."""
     if reply.status not in (429, 503):
         return None

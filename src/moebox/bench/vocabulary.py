@@ -13,7 +13,7 @@ from moebox import http
 from moebox.bench import filler
 from moebox.bench.generator import Text
 from moebox.core.endpoint import Endpoint
-from moebox.errors import BadInput, Outside
+from moebox.errors import BadInput, ExternalError
 
 if TYPE_CHECKING:
     import ssl
@@ -37,11 +37,13 @@ def text_for(
     """
     if tokenizer:
         return replace(calibrated(_local(tokenizer), "tokenizer.json"), tokenizer=tokenizer)
-    with http.Session(headers=endpoint.headers, tls=tls or http.trust(endpoint.root)) as session:
+    with http.HttpSession(
+        headers=endpoint.headers, tls=tls or http.trusted_certificates(endpoint.server_url)
+    ) as session:
         count = _remote(endpoint, session, time.monotonic() + min(timeout_s, TOKENIZE_S))
         try:
             text = calibrated(count, "the server's /tokenize") if count is not None else PLAIN
-        except Outside:
+        except ExternalError:
             return PLAIN
     sizes = (text.tokens_per_word, text.tokens_per_code_word)
     sane = all(FEWEST_PER_WORD <= size <= MOST_PER_WORD for size in sizes)
@@ -54,7 +56,9 @@ def counter(endpoint: Endpoint, text: Text, *, tls: "ssl.SSLContext | None" = No
     if text.tokenizer != REMOTE:
         yield _local(text.tokenizer) if text.tokenizer else None
         return
-    with http.Session(headers=endpoint.headers, tls=tls or http.trust(endpoint.root)) as session:
+    with http.HttpSession(
+        headers=endpoint.headers, tls=tls or http.trusted_certificates(endpoint.server_url)
+    ) as session:
         yield _remote(endpoint, session, math.inf)
 
 
@@ -93,14 +97,14 @@ def _single(candidates: list[str], count: Count) -> list[str]:
     return among(candidates, asked(candidates))
 
 
-def _remote(endpoint: Endpoint, session: http.Session, until: float) -> Count | None:
+def _remote(endpoint: Endpoint, session: http.HttpSession, until: float) -> Count | None:
     """The server's own tokenizer, in the words of vLLM and SGLang or of llama.cpp; its counts raise Outside."""
 
     def ask(body: Mapping[str, object]) -> list[int] | None:
         left = min(TOKENIZE_S, until - time.monotonic())
         if left <= 0:
             return None
-        reply = session.post_json(f"{endpoint.root}/tokenize", body, timeout_s=left)
+        reply = session.post_json(f"{endpoint.server_url}/tokenize", body, timeout_s=left)
         document = reply.json() if reply.ok else None
         tokens = document.get("tokens") if isinstance(document, dict) else None
         return tokens if isinstance(tokens, list) else None
@@ -118,7 +122,7 @@ def _remote(endpoint: Endpoint, session: http.Session, until: float) -> Count | 
             def count(text: str, body: Callable[[str], Mapping[str, object]] = body) -> int:
                 tokens = ask(body(text))
                 if tokens is None:
-                    raise Outside(f"{endpoint.root}/tokenize does not answer")
+                    raise ExternalError(f"{endpoint.server_url}/tokenize does not answer")
                 return len(tokens)
 
             return count

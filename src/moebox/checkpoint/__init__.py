@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from moebox import codec
-from moebox.checkpoint.recognise import Hints, recognised, slug
+from moebox.checkpoint.recognise import WeightHints, recognise_model, slugify
 from moebox.core import catalogue, grammar, registry
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
@@ -15,7 +15,7 @@ from moebox.errors import BadInput, UnknownName, Unsupported
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resolved:
+class ResolvedModel:
     """A model, the forms it is known in, and how it was recognised, where that is not plain."""
 
     model: Model
@@ -23,13 +23,13 @@ class Resolved:
     notes: tuple[str, ...] = ()
 
 
-def resolve(name: str) -> tuple[Model, tuple[Checkpoint, ...]]:
+def resolve_model(name: str) -> tuple[Model, tuple[Checkpoint, ...]]:
     """The model called `name`, or at the path `name`, with the forms it is known in."""
-    found = look_up(name)
+    found = look_up_model(name)
     return found.model, found.checkpoints
 
 
-def look_up(name: str) -> Resolved:
+def look_up_model(name: str) -> ResolvedModel:
     """The same with notes."""
     if not _is_there(Path(name)):
         return _named(name)
@@ -39,7 +39,7 @@ def look_up(name: str) -> Resolved:
     if name in catalogue.models() and _empty(path):
         note = f"the folder {name} holds no model, so the catalogue's {name} is meant; ./{name} means the folder"
         return replace(_named(name), notes=(note,))
-    return from_file(path) if path.is_file() else from_folder(path)
+    return model_from_file(path) if path.is_file() else model_from_folder(path)
 
 
 def _empty(path: Path) -> bool:
@@ -55,14 +55,14 @@ def _is_there(path: Path) -> bool:
         return False
 
 
-def _named(name: str) -> Resolved:
-    if is_path(name):
+def _named(name: str) -> ResolvedModel:
+    if is_weights_path(name):
         raise BadInput(f"{name}: no such file or folder")
-    model = catalogue.model(name)
-    return Resolved(model=model, checkpoints=catalogue.checkpoints(model.name))
+    model = catalogue.find_model(name)
+    return ResolvedModel(model=model, checkpoints=catalogue.published_checkpoints(model.name))
 
 
-def is_path(name: str) -> bool:
+def is_weights_path(name: str) -> bool:
     """Whether a checkpoint's name can only be a path."""
     return name.startswith(("/", "./", "../", "~")) or name.endswith(".gguf")
 
@@ -73,15 +73,17 @@ def deploy(recipe: Recipe, box: Box | None = None) -> Deployment:
     Weights on disk are read; otherwise the catalogue is asked for the recipe's model and its checkpoint. Weights that
     nobody knows can still be launched: see Deployment.
     """
-    if _is_there(Path(recipe.checkpoint)) and (is_path(recipe.checkpoint) or not _published(recipe)):
-        grammar.refuse(recipe)  # nothing of a recipe is opened that may not be named in one
+    if _is_there(Path(recipe.checkpoint)) and (is_weights_path(recipe.checkpoint) or not _published(recipe)):
+        grammar.validate_recipe(recipe)  # nothing of a recipe is opened that may not be named in one
         try:
-            found = look_up(recipe.checkpoint)
+            found = look_up_model(recipe.checkpoint)
         except Unsupported:
-            return Deployment.of(recipe, None, None, box)
-        return Deployment.of(recipe, found.model, _absolute(found.checkpoints[0], recipe), box, notes=found.notes)
+            return Deployment.from_parts(recipe, None, None, box)
+        return Deployment.from_parts(
+            recipe, found.model, _absolute(found.checkpoints[0], recipe), box, notes=found.notes
+        )
     pair = _published(recipe)
-    return Deployment.of(recipe, *pair, box) if pair else Deployment.of(recipe, None, None, box)
+    return Deployment.from_parts(recipe, *pair, box) if pair else Deployment.from_parts(recipe, None, None, box)
 
 
 def _absolute(checkpoint: Checkpoint, recipe: Recipe) -> Checkpoint:
@@ -92,29 +94,29 @@ def _absolute(checkpoint: Checkpoint, recipe: Recipe) -> Checkpoint:
 def _published(recipe: Recipe) -> tuple[Model, Checkpoint | None] | None:
     """The catalogue's model and form of a recipe, by name, alias or repository in any case."""
     try:
-        model = catalogue.model(recipe.model)
+        model = catalogue.find_model(recipe.model)
     except UnknownName:
         return _by_repository(recipe.checkpoint)
-    forms = _readable_first(recipe, catalogue.checkpoints(model.name))
+    forms = _readable_first(recipe, catalogue.published_checkpoints(model.name))
     return model, _form(recipe.checkpoint, forms) or _elsewhere(recipe, forms)
 
 
-def form_of(recipe: Recipe, forms: tuple[Checkpoint, ...]) -> Checkpoint:
+def planned_checkpoint(recipe: Recipe, checkpoints: tuple[Checkpoint, ...]) -> Checkpoint:
     """The one of `forms` that a recipe planned from them names."""
     named = recipe.checkpoint
-    return next(form for form in _readable_first(recipe, forms) if named in (form.name, form.repo, form.path))
+    return next(form for form in _readable_first(recipe, checkpoints) if named in (form.name, form.repo, form.path))
 
 
 def _readable_first(recipe: Recipe, forms: tuple[Checkpoint, ...]) -> tuple[Checkpoint, ...]:
     """Forms of different formats may share a name (gpt-oss comes in mxfp4 as both): the engine's own come first."""
-    reads = registry.traits(recipe.engine).formats
+    reads = registry.engine_traits(recipe.engine).formats
     return tuple(sorted(forms, key=lambda form: form.format not in reads))
 
 
 def _by_repository(name: str) -> tuple[Model, Checkpoint | None] | None:
     """The model of which `name` is a form's repository."""
     for model in catalogue.models().values():
-        forms = catalogue.checkpoints(model.name)
+        forms = catalogue.published_checkpoints(model.name)
         if any(form.repo and name.lower().partition(":")[0] == form.repo.lower() for form in forms):
             return model, _form(name, forms)
     return None
@@ -131,7 +133,7 @@ def _form(name: str, forms: tuple[Checkpoint, ...]) -> Checkpoint | None:
 def _elsewhere(recipe: Recipe, forms: tuple[Checkpoint, ...]) -> Checkpoint | None:
     """Weights at a path of another machine: the form that the path's name tells, or the published one."""
     path = recipe.checkpoint
-    form = _by_path(path, forms) if is_path(path) else None
+    form = _by_path(path, forms) if is_weights_path(path) else None
     return replace(form, path=path) if form else None
 
 
@@ -143,38 +145,38 @@ def _by_path(path: str, forms: tuple[Checkpoint, ...]) -> Checkpoint | None:
     return named or next((form for form in alike if form.native and not gguf), None)
 
 
-def from_file(path: Path) -> Resolved:
+def model_from_file(path: Path) -> ResolvedModel:
     """A GGUF file, or a bare config.json."""
     if path.suffix == ".json":
         model, computed = _from_config(path, path.parent.name if path.name == "config.json" else path.stem)
-        return _known(model, computed, Hints(names=_names(path.parent), template=_template(path.parent)))
+        return _known(model, computed, WeightHints(names=_names(path.parent), template=_template(path.parent)))
     from moebox.checkpoint import gguf_model
 
-    read, found, template = gguf_model.read(path)
-    return _known(read, found, Hints(names=(read.name, *_names(path)), template=template))
+    read, found, template = gguf_model.read_gguf_model(path)
+    return _known(read, found, WeightHints(names=(read.name, *_names(path)), template=template))
 
 
-def from_folder(folder: Path) -> Resolved:
+def model_from_folder(folder: Path) -> ResolvedModel:
     """A Hugging Face folder, or a folder of GGUF files."""
     config = folder / "config.json"
     if not config.is_file():
         files = sorted(folder.glob("*.gguf"))
         if files:
-            return from_file(files[0])
+            return model_from_file(files[0])
         hint = "name the folder that the weights lie in, or a model of `moebox models`"
         raise BadInput(f"{folder}: has neither config.json nor a .gguf file", hint=hint)
     from moebox.checkpoint import safetensors
-    from moebox.checkpoint.agreement import agree
+    from moebox.checkpoint.agreement import check_agreement
 
-    files = safetensors.shards(folder)
+    files = safetensors.shard_files(folder)
     model, computed = _from_config(config, folder.name)
-    hints = Hints(names=_names(folder), template=_template(folder))
+    hints = WeightHints(names=_names(folder), template=_template(folder))
     if not files:
         found = _known(model, replace(computed, path=_full(folder)), hints)
         bare = f"{folder} holds no weights: bytes are computed from config.json; `moebox up` needs them downloaded"
         return replace(found, notes=(*found.notes, bare))
     sizes = safetensors.read_sizes(files, model.layers)
-    agree(folder, model, sizes.by_layer, sizes.shapes)
+    check_agreement(folder, model, sizes.by_layer, sizes.shapes)
     read = replace(
         computed,
         path=_full(folder),
@@ -188,11 +190,11 @@ def from_folder(folder: Path) -> Resolved:
     return _known(model, read, hints)
 
 
-def _known(model: Model, checkpoint: Checkpoint, hints: Hints) -> Resolved:
+def _known(model: Model, checkpoint: Checkpoint, hints: WeightHints) -> ResolvedModel:
     """What was read, as the model it is."""
-    found, note = recognised(model, replace(hints, quant=checkpoint.quant))
+    found, note = recognise_model(model, replace(hints, quant=checkpoint.quant))
     notes = (note,) if note else ()
-    return Resolved(model=found, checkpoints=(replace(checkpoint, model=found.name),), notes=notes)
+    return ResolvedModel(model=found, checkpoints=(replace(checkpoint, model=found.name),), notes=notes)
 
 
 def _full(path: Path) -> str:
@@ -215,9 +217,9 @@ def _template(folder: Path) -> str:
 
 
 def _from_config(path: Path, name: str) -> tuple[Model, Checkpoint]:
-    from moebox.checkpoint.config import model_of
+    from moebox.checkpoint.config import model_from_config
     from moebox.checkpoint.quantized import checkpoint_from_config
 
     config = codec.load_json(path)
-    model = replace(model_of(config, name=name, where=str(path)), name=slug(name))
+    model = replace(model_from_config(config, name=name, where=str(path)), name=slugify(name))
     return model, checkpoint_from_config(model, config, name, path.parent)

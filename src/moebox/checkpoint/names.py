@@ -50,7 +50,7 @@ component_in_safetensors = _matcher(_SAFETENSORS)
 component_in_gguf = _matcher(_GGUF)
 
 
-def layer_of(name: str) -> int | None:
+def layer_number(name: str) -> int | None:
     """The layer a tensor belongs to, or None for those outside the stack."""
     match = _LAYER.search(name)
     return int(match.group(1)) if match else None

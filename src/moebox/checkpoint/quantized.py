@@ -10,7 +10,7 @@ from moebox import codec, loose
 from moebox.core.layer_kind import LayerKind
 from moebox.core.layers import Gqa, Linear, Mla
 from moebox.core.model import Checkpoint, Model
-from moebox.core.quant import CheckpointRow, checkpoint_of
+from moebox.core.quant import CheckpointRow, checkpoint_from_row
 from moebox.errors import refuse_if
 
 FP8_BLOCK = 8 + 32 / 16384  # bits: one float32 scale for each 128x128 block
@@ -28,7 +28,7 @@ def checkpoint_from_config(model: Model, config: dict[str, Any], name: str, fold
     bits, label = _bits(quant)
     row = CheckpointRow(name=name, models=(model.name,), format="safetensors", quant=label, other=16.0, native=True)
     if bits >= 16:
-        return checkpoint_of(model, row)
+        return checkpoint_from_row(model, row)
     kept = _ignored(quant)
     own = {part: None if kept(example) else bits for part, example in _EXAMPLES.items()}
     # modelopt's mixed form keeps in fp8 what is not nvfp4
@@ -44,7 +44,7 @@ def checkpoint_from_config(model: Model, config: dict[str, Any], name: str, fold
     row = replace(row, **_listed(quant))
     if label == "fp8-block" and str(config.get("expert_dtype", "")).lower() == "fp4":
         row = replace(row, quant="mxfp4", routed_experts=4.25)  # DeepSeek V4: fp8 with experts in mxfp4
-    return checkpoint_of(model, row)
+    return checkpoint_from_row(model, row)
 
 
 # Names of modules that tell the component, the more telling first.
@@ -60,8 +60,8 @@ LISTED = {"NVFP4": 4.5, "MXFP8": 8.25, "FP8": 8.0}  # bits a weight; MXFP8 has o
 def _listed(quant: dict[str, Any]) -> dict[str, Any]:
     """Bits by component where modelopt's mixed form lists every module with what it is in (nvidia/MiniMax-M3-NVFP4)."""
     found: dict[str, float] = {}
-    for name, settings in loose.inner(quant, "quantized_layers").items():
-        bits = LISTED.get(loose.words(settings, "quant_algo"))
+    for name, settings in loose.get_object(quant, "quantized_layers").items():
+        bits = LISTED.get(loose.get_text(settings, "quant_algo"))
         part = next((part for mark, part in PARTS.items() if mark in name), None)
         if bits and part:
             found.setdefault(part, bits)
@@ -69,11 +69,11 @@ def _listed(quant: dict[str, Any]) -> dict[str, Any]:
 
 
 def _settings(config: dict[str, Any], folder: Path) -> dict[str, Any]:
-    quant = loose.inner(config, "quantization_config", "text_config.quantization_config")
+    quant = loose.get_object(config, "quantization_config", "text_config.quantization_config")
     beside = folder / "hf_quant_config.json"
     if quant or not beside.is_file():
         return dict(quant)
-    stated = loose.inner(codec.load_json(beside), "quantization")
+    stated = loose.get_object(codec.load_json(beside), "quantization")
     refuse_if(not stated, f"{beside}: quantization is missing")
     return {"quant_method": "modelopt", **stated}
 

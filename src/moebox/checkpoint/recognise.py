@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, replace
 
 from moebox.core import catalogue, support
-from moebox.core.families import Family, family_of
+from moebox.core.families import ModelFamily, find_family
 from moebox.core.model import Model
 
 # GGUF files name an architecture by llama.cpp's word for it.
@@ -28,7 +28,7 @@ GGUF_NAMES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hints:
+class WeightHints:
     """What lies beside the shape: names it goes by, its chat template, how its experts are quantised."""
 
     names: tuple[str, ...] = ()
@@ -36,18 +36,18 @@ class Hints:
     quant: str = ""
 
 
-def recognised(model: Model, hints: Hints) -> tuple[Model, str]:
+def recognise_model(model: Model, hints: WeightHints) -> tuple[Model, str]:
     """The model with what the catalogue or its family knows of it, and the line that says how, or ""."""
-    alike = [known for known in catalogue.models().values() if same_shape(model, known)]
+    alike = [known for known in catalogue.models().values() if has_same_shape(model, known)]
     if alike:
         return _in_catalogue(model, alike, hints)
-    family = family_of(model, hints.template)
+    family = find_family(model, hints.template)
     if family is None:
         return model, f"{model.name}: no parser or template switch of {model.architecture} is known"
     return _as_family(model, family, hints), _resembles(model, family)
 
 
-def _in_catalogue(model: Model, alike: list[Model], hints: Hints) -> tuple[Model, str]:
+def _in_catalogue(model: Model, alike: list[Model], hints: WeightHints) -> tuple[Model, str]:
     """The one of several models of the same shape that its names tell, or the likeliest, which is said."""
     named = _named(alike, hints.names)
     known = named or _likeliest(alike, hints)
@@ -55,7 +55,7 @@ def _in_catalogue(model: Model, alike: list[Model], hints: Hints) -> tuple[Model
     return _as_known(model, known), note
 
 
-def same_shape(model: Model, known: Model) -> bool:
+def has_same_shape(model: Model, known: Model) -> bool:
     """Whether two models have the same architecture and sizes.
 
     Under another name of the architecture the vision tower may be missing: GGUF leaves it out, and some publish a model
@@ -68,14 +68,14 @@ def same_shape(model: Model, known: Model) -> bool:
 
 def _other_names(model: Model) -> tuple[str, ...]:
     """Names that the model's architecture goes by elsewhere."""
-    row = support.architecture(model)
+    row = support.architecture_support(model)
     return GGUF_NAMES.get(model.architecture, row.names if row else ())
 
 
 def _sizes(model: Model) -> tuple[int, ...]:
     attention, moe = model.attention, model.moe
     experts = (moe.experts, moe.used, moe.intermediate) if moe else ()
-    return model.hidden, model.layers, model.vocab, attention.heads, round(attention.width(1)), *experts
+    return model.hidden, model.layers, model.vocab, attention.heads, round(attention.entry_width(1)), *experts
 
 
 def _named(alike: list[Model], names: tuple[str, ...]) -> Model | None:
@@ -94,12 +94,12 @@ def _letters(text: str) -> str:
     return re.sub(r"[^a-z0-9]", "", text.lower())
 
 
-def _likeliest(alike: list[Model], hints: Hints) -> Model:
+def _likeliest(alike: list[Model], hints: WeightHints) -> Model:
     """Without a name: the same context and a form quantised alike, and of those the newest."""
     reasons = "<think>" in hints.template
 
     def fitness(known: Model) -> tuple[bool, bool, str]:
-        forms = catalogue.checkpoints(known.name)
+        forms = catalogue.published_checkpoints(known.name)
         native = any(form.native and form.quant == hints.quant for form in forms)
         thinks = not hints.template or bool(known.reasoning_parser) == reasons
         return thinks, native, known.released
@@ -112,7 +112,7 @@ def _as_known(model: Model, known: Model) -> Model:
     return replace(known, context=model.context, counted=model.counted, mtp_layers=model.mtp_layers)
 
 
-def _as_family(model: Model, family: Family, hints: Hints) -> Model:
+def _as_family(model: Model, family: ModelFamily, hints: WeightHints) -> Model:
     reasons = not family.reasoning_marker or family.reasoning_marker in hints.template
     return replace(
         model,
@@ -128,11 +128,11 @@ def _several(model: Model, known: Model, alike: list[Model]) -> str:
     return f"{shape}: put a name such as {others[0].repo.rpartition('/')[2]} into its path if it is another"
 
 
-def _resembles(model: Model, family: Family) -> str:
+def _resembles(model: Model, family: ModelFamily) -> str:
     own = "; its own code is not run unless the recipe says trust_remote_code" if family.trust_remote_code else ""
     return f"{model.name} resembles {family.title} and gets its parsers; no known model has its shape{own}"
 
 
-def slug(title: str) -> str:
+def slugify(title: str) -> str:
     """A name that recipes, files and command lines take, from a title such as "Kimi K2.6"."""
     return re.sub(r"[^\w.-]+", "-", title).strip("-.").lower() or "model"

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import msgspec
 
-from moebox.checkpoint.agreement import Shapes
-from moebox.checkpoint.names import component_in_safetensors, layer_of
+from moebox.checkpoint.agreement import SampleShapes
+from moebox.checkpoint.names import component_in_safetensors, layer_number
 from moebox.core.model import Component
 from moebox.errors import BadInput, refuse_if
 
-LARGEST_HEADER = 100 * 10**6  # the format's own limit (safetensors/src/tensor.rs, MAX_HEADER_SIZE)
+MAX_HEADER_BYTES = 100 * 10**6  # the format's own limit (safetensors/src/tensor.rs, MAX_HEADER_SIZE)
 _BITS = {
     "BOOL": 8,
     "U8": 8,
@@ -32,7 +32,7 @@ _BITS = {
 _BITS |= {"I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
 
 
-class Tensor(msgspec.Struct):
+class SafetensorsEntry(msgspec.Struct):
     """One entry of a header."""
 
     dtype: str = ""
@@ -40,10 +40,10 @@ class Tensor(msgspec.Struct):
     data_offsets: tuple[int, int] = (0, 0)
 
 
-_HEADER = msgspec.json.Decoder(dict[str, Tensor])
+_HEADER = msgspec.json.Decoder(dict[str, SafetensorsEntry])
 
 
-class Sizes:
+class ShardSizes:
     """Bytes by component and by layer, added up shard by shard."""
 
     def __init__(self, layers: int) -> None:
@@ -51,13 +51,13 @@ class Sizes:
         self.by_component: Counter[Component] = Counter()
         self.by_layer = [0] * layers
         self.dtypes: Counter[str] = Counter()
-        self.shapes = Shapes()
+        self.shapes = SampleShapes()
         self.tensors = 0
 
-    def add(self, name: str, tensor: Tensor) -> None:
+    def add(self, name: str, tensor: SafetensorsEntry) -> None:
         """Count one tensor."""
         size = tensor.data_offsets[1] - tensor.data_offsets[0]
-        layer = layer_of(name)
+        layer = layer_number(name)
         component = component_in_safetensors(name)
         if layer is not None and component != "vision":
             if layer >= self.layers:
@@ -71,7 +71,7 @@ class Sizes:
         self.tensors += 1
 
 
-def read_header(path: Path) -> Iterator[tuple[str, Tensor]]:
+def read_header(path: Path) -> Iterator[tuple[str, SafetensorsEntry]]:
     """The tensors of one file; BadInput when the header is not what the file can hold."""
     raw, room = _raw_header(path)
     try:
@@ -93,13 +93,13 @@ def _raw_header(path: Path) -> tuple[bytes, int]:
             refuse_if(len(head) < 8, f"{path}: {total} bytes is too short for a safetensors file")
             (length,) = struct.unpack("<Q", head)
             claimed = f"{path}: claims a header of {length:,} bytes; the file has {total:,}"
-            refuse_if(length > min(LARGEST_HEADER, total - 8), claimed)
+            refuse_if(length > min(MAX_HEADER_BYTES, total - 8), claimed)
             return file.read(length), total - 8 - length
     except OSError as problem:
         raise BadInput(f"{path}: cannot be read: {problem.strerror}") from None
 
 
-def _check(path: Path, name: str, tensor: Tensor, room: int) -> None:
+def _check(path: Path, name: str, tensor: SafetensorsEntry, room: int) -> None:
     start, end = tensor.data_offsets
     if not 0 <= start <= end <= room:
         raise BadInput(f"{path}: {name[:80]} lies at {start}..{end}, outside the file's {room:,} bytes of data")
@@ -112,12 +112,12 @@ def _check(path: Path, name: str, tensor: Tensor, room: int) -> None:
         raise BadInput(f"{path}: {name[:80]} has {end - start:,} bytes, but its shape and type need another number")
 
 
-def shards(folder: Path) -> list[Path]:
+def shard_files(folder: Path) -> list[Path]:
     """The weight files of a checkpoint; those that its index names and that are missing are an error."""
     index = folder / "model.safetensors.index.json"
     if index.exists():
         names = sorted(set(_weight_map(index).values()))
-        missing = [name for name in names if not filled(folder / name)]
+        missing = [name for name in names if not is_nonempty_file(folder / name)]
         if missing:
             raise BadInput(
                 f"{folder}: {len(missing)} of {len(names)} shards are missing or empty, the first is {missing[0]}",
@@ -127,7 +127,7 @@ def shards(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.safetensors"))
 
 
-def filled(path: Path) -> bool:
+def is_nonempty_file(path: Path) -> bool:
     """Whether there is such a file, with something in it."""
     return path.is_file() and path.stat().st_size > 0
 
@@ -146,9 +146,9 @@ def _weight_map(index: Path) -> dict[str, str]:
     return found
 
 
-def read_sizes(files: list[Path], layers: int) -> Sizes:
+def read_sizes(files: list[Path], layers: int) -> ShardSizes:
     """What the shards hold together."""
-    sizes = Sizes(layers)
+    sizes = ShardSizes(layers)
     for path in files:
         for name, tensor in read_header(path):
             sizes.add(name, tensor)

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, get_args, get_origin
 
 from moebox.errors import INTERRUPTED, BadInput, MoeboxError, UnknownName
-from moebox.escape import printable, visible
-from moebox.redact import hide_given
+from moebox.escape import escape_invisible, printable_line
+from moebox.redact import hide_known_keys
 
 if TYPE_CHECKING:
     from cyclopts import CycloptsError
@@ -188,8 +188,8 @@ def _wrong_value(flag: str, value: str, kind: object) -> str:
 def tell_problems() -> None:
     """One line for each engine of another package that was left out, if engines were asked for at all."""
     module = sys.modules.get("moebox.core.registry")
-    for problem in module.told() if module else ():
-        print(f"warning: {printable(str(problem))}", file=sys.stderr)
+    for problem in module.load_problems() if module else ():
+        print(f"warning: {printable_line(str(problem))}", file=sys.stderr)
 
 
 def show_overview() -> int:
@@ -204,6 +204,6 @@ def show_overview() -> int:
 
 def show(problem: MoeboxError) -> None:
     """One line for the error, and one for how to fix it."""
-    print(f"error: {printable(hide_given(problem.message))}", file=sys.stderr)
+    print(f"error: {printable_line(hide_known_keys(problem.message))}", file=sys.stderr)
     if problem.hint:
-        print(f"\nhint: {visible(hide_given(problem.hint))}", file=sys.stderr)
+        print(f"\nhint: {escape_invisible(hide_known_keys(problem.hint))}", file=sys.stderr)

@@ -14,10 +14,10 @@ from moebox.cli.bench_keep import Keeper
 from moebox.cli.bench_plan import Asked, Plan, counts, plan_of, refuse_load
 from moebox.cli.kept_in import tell_simulation
 from moebox.cli.output import answer, exit_code, people, talk
-from moebox.core.measure import Axis, Load, Slo
-from moebox.core.result import Measurement, document
-from moebox.errors import INTERRUPTED, AnswerIsNo, Outside, refuse_if
-from moebox.escape import printable
+from moebox.core.measure import Load, SearchAxis, Slo
+from moebox.core.result import Measurement, result_document
+from moebox.errors import INTERRUPTED, AnswerIsNo, ExternalError, refuse_if
+from moebox.escape import printable_line
 from moebox.loose import Document
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def bench(
     asked: Asked = Asked(),  # noqa: B008  (frozen)
     slo: str = "",
     slo_share: float | None = None,
-    search: Axis | None = None,
+    search: SearchAxis | None = None,
     pp: str = "",
     tg: str = "",
     repeat: int | None = None,
@@ -97,7 +97,7 @@ def bench(
         timeout_s=plan.loads[0].timeout_s,
     )
     if not json:
-        where = f"{printable(endpoint.model)} at {endpoint.base_url}; prompt lengths by {subject.text.how}"
+        where = f"{printable_line(endpoint.model)} at {endpoint.base_url}; prompt lengths by {subject.text.how}"
         talk().print(where, style="dim", markup=False)
     tell_simulation(subject.simulation)
     if any(tests):
@@ -117,7 +117,7 @@ def _command(target: str, values: dict[str, str], switches: dict[str, bool]) -> 
     return words + [flag for flag, given in switches.items() if given]
 
 
-class _Gone(Outside):
+class _Gone(ExternalError):
     """Nobody listens any more where requests were answered before."""
 
 
@@ -129,7 +129,7 @@ class _Sweep:
         self.done: list[Measured] = []
         self.sent = 0  # requests so far: prompts of a file go on where the load before ended
         self.stopped = False  # before the first request of a load was measured
-        self.gone: Outside | None = None  # why the server cannot be reached any more
+        self.gone: ExternalError | None = None  # why the server cannot be reached any more
 
     def measure(self, load: Load) -> "Measured":
         """One load."""
@@ -150,7 +150,7 @@ class _Sweep:
             )
         self.sent += self.plan.warmup + len(measured.samples)
         self.done.append(replace(measured, result=self.keeper.keep(measured, title)))
-        if measured.result.bad:
+        if measured.result.bad_requests:
             self._reach(title)
         return self.done[-1]
 
@@ -158,10 +158,10 @@ class _Sweep:
         """_Gone where the server died under a load: the others would measure nothing."""
         try:
             self.subject.still_there()
-        except Outside as problem:
+        except ExternalError as problem:
             raise _Gone(f"the server is gone since {title}: {problem.message}", hint="start it again") from None
 
-    def run(self, search: Axis | None) -> int | None:
+    def run(self, search: SearchAxis | None) -> int | None:
         """Every load of the plan, or the search for the highest that meets the SLO; that one's place, if any."""
         from moebox.bench.search import sweep
 
@@ -175,7 +175,7 @@ class _Sweep:
             self.gone = problem
         return None
 
-    def _highest(self, axis: Axis, slo: Slo) -> int | None:
+    def _highest(self, axis: SearchAxis, slo: Slo) -> int | None:
         from moebox.bench.search import highest
 
         first = self.plan.loads[0]
@@ -196,14 +196,14 @@ class _Sweep:
     @property
     def results(self) -> list[Document]:
         """What was measured, as documents."""
-        return [document(measured.result) for measured in self.done]
+        return [result_document(measured.result) for measured in self.done]
 
 
 def _serve(
     subject: "Subject",
     plan: Plan,
     slo: Slo | None,
-    search: Axis | None,
+    search: SearchAxis | None,
     keeper: Keeper,
     json: bool,
     allow_failures: bool,
@@ -229,7 +229,7 @@ def _serve(
     return _code([measured.result for measured in sweep.done], allow_failures=allow_failures)
 
 
-def _show(results: list[Document], search: Axis | None, best: int | None, keeper: Keeper, json: bool) -> None:
+def _show(results: list[Document], search: SearchAxis | None, best: int | None, keeper: Keeper, json: bool) -> None:
     """The results, and where they are kept."""
     from moebox.cli.bench_view import show
 
@@ -241,7 +241,7 @@ def _show(results: list[Document], search: Axis | None, best: int | None, keeper
     _say_where(keeper, json)
 
 
-def _together(results: list[Document], search: Axis | None, best: int | None) -> Document:
+def _together(results: list[Document], search: SearchAxis | None, best: int | None) -> Document:
     """One result as it is; several, or a search, as a sweep."""
     if search:
         return {"kind": "sweep", "results": results, "best": best}
@@ -254,7 +254,7 @@ def _say_where(keeper: Keeper, json: bool) -> None:
         talk().print(f"kept: `moebox report {keeper.own_run}` shows it", style="dim", soft_wrap=True)
 
 
-def _say_how_to_go_on(sweep: _Sweep, search: Axis | None, words: list[str]) -> None:
+def _say_how_to_go_on(sweep: _Sweep, search: SearchAxis | None, words: list[str]) -> None:
     """The command for what was not measured yet; a search begins anew."""
     from rich.text import Text
 
@@ -273,7 +273,7 @@ def _say_how_to_go_on(sweep: _Sweep, search: Axis | None, words: list[str]) -> N
 
 def _code(results: Sequence[Measurement], *, allow_failures: bool) -> int:
     """1 when requests failed, unless that is allowed, and when none was completed."""
-    bad = any(result.bad for result in results) and not allow_failures
+    bad = any(result.bad_requests for result in results) and not allow_failures
     completed = any(result.completed for result in results)
     return exit_code(completed and not bad)
 
@@ -300,7 +300,7 @@ def _tests(
         on_test=(lambda name: None) if json else (lambda name: talk().print(name, style="dim")),
     )
     try:
-        answer(json, document(result), lambda: show_rows(people(), document(result)))
+        answer(json, result_document(result), lambda: show_rows(people(), result_document(result)))
     finally:
         keeper.keep_tests(result)
     _say_where(keeper, json)

@@ -8,9 +8,9 @@ from cyclopts import Parameter
 
 from moebox.cli.bench_keep import Measurements
 from moebox.cli.output import answer, people
-from moebox.files import writing
+from moebox.files import report_write_errors
 from moebox.loose import Document
-from moebox.store.run import Run, tidied
+from moebox.store.run import Run, safe_name
 
 
 def import_(
@@ -30,7 +30,7 @@ def import_(
     from moebox.bench.importers import load
 
     results = [result for path in files for result in load(path)]
-    measurements = Measurements(Run.joined(run)) if run else None
+    measurements = Measurements(Run.open_shared(run)) if run else None
     answer(json, {"kind": "sweep", "results": results}, lambda: _show(results))
     if measurements:
         _keep(results, measurements)
@@ -39,9 +39,9 @@ def import_(
 
 def _keep(results: Sequence[Document], measurements: "Measurements") -> None:
     """In the run's measurements, so that its report shows them."""
-    with writing(measurements.run.path):
+    with report_write_errors(measurements.run.path):
         for place, result in enumerate(results):
-            measurements.write(f"{tidied(Path(str(result['source'])).stem) or 'imported'}-{place}", result)
+            measurements.write(f"{safe_name(Path(str(result['source'])).stem) or 'imported'}-{place}", result)
 
 
 def _show(results: Sequence[Document]) -> None:

@@ -14,12 +14,12 @@ from moebox.cli import kept_in
 from moebox.cli.output import try_file
 from moebox.core.endpoint import Endpoint
 from moebox.core.event import ServerMeasured
-from moebox.core.result import Measurement, PrefillDecode, document
-from moebox.errors import BadInput, MoeboxError, Outside, refuse_if
-from moebox.loose import Document, inner, rows, truth, words
-from moebox.redact import hide_given
+from moebox.core.result import Measurement, PrefillDecode, result_document
+from moebox.errors import BadInput, ExternalError, MoeboxError, refuse_if
+from moebox.loose import Document, get_object, get_objects, get_text, is_true
+from moebox.redact import hide_known_keys
 from moebox.store import Run, plain, runs_dir
-from moebox.store.run import ELSEWHERE, tidied
+from moebox.store.run import ELSEWHERE, safe_name
 
 if TYPE_CHECKING:
     from moebox.bench.measure import Measured
@@ -40,7 +40,7 @@ class Measurements:
             name = self._free(name, values)
             self.run.strict = True
             if samples is not None:
-                self.run.write(f"measurements/{name}.samples", samples)
+                self.run.write_file(f"measurements/{name}.samples", samples)
                 values = {**values, "samples": f"{name}.samples"}
             self.run.write_json(f"measurements/{name}.json", values)
         self._named.add(name)
@@ -60,7 +60,7 @@ class Measurements:
     def _may_be(self, name: str, values: Document) -> bool:
         path = self.run.path / "measurements" / f"{name}.json"
         samples = path.with_name(f"{name}.samples")
-        if os.path.lexists(samples) and not plain.is_plain(samples):
+        if os.path.lexists(samples) and not plain.is_plain_file(samples):
             return False
         if not os.path.lexists(path):
             return True
@@ -68,16 +68,16 @@ class Measurements:
             there = plain.load_json(path)
         except BadInput:  # damaged, or no file
             return False
-        return _asked(there) == _asked(values) and (truth(there, "partial") or there == values)
+        return _asked(there) == _asked(values) and (is_true(there, "partial") or there == values)
 
 
 def _asked(values: object) -> object:
     """What a measurement asked of whom, its salt aside, another one each time; all of one that was imported."""
-    if words(values, "source"):
+    if get_text(values, "source"):
         return values
-    work = {key: value for key, value in inner(values, "workload").items() if key != "salt"}
-    tests = [words(row, "test") for row in rows(values, "rows")]
-    return words(values, "kind"), words(values, "model_id"), work, tests
+    work = {key: value for key, value in get_object(values, "workload").items() if key != "salt"}
+    tests = [get_text(row, "test") for row in get_objects(values, "rows")]
+    return get_text(values, "kind"), get_text(values, "model_id"), work, tests
 
 
 class Keeper:
@@ -109,7 +109,9 @@ class Keeper:
         """One measurement's samples, and in a run its figures too; the result says where its samples are."""
         result, title = measured.result, title.replace("/", "-per-")
         samples = measured.samples.pack()
-        name = self._keep_in_run(f"{tidied(self.label) or result.workload.kind}-{title}", document(result), samples)
+        name = self._keep_in_run(
+            f"{safe_name(self.label) or result.workload.kind}-{title}", result_document(result), samples
+        )
         if name:
             result = replace(result, samples=f"{name}.samples")
         if self._file and self._samples_beside:
@@ -121,14 +123,14 @@ class Keeper:
 
     def keep_tests(self, tests: PrefillDecode) -> None:
         """The tests of --pp and --tg."""
-        self.write(document(tests))
-        self._keep_in_run(tidied(self.label) or "pp-tg", document(tests))
+        self.write(result_document(tests))
+        self._keep_in_run(safe_name(self.label) or "pp-tg", result_document(tests))
 
     def write(self, whole: Document) -> None:
         """The whole document; a run has a file for each measurement."""
         if self._file:
             with self._noting(self._file):
-                files.write_atomic(self._file, hide_given(codec.to_json(whole)) + "\n")
+                files.write_atomic(self._file, hide_known_keys(codec.to_json(whole)) + "\n")
 
     def output_flags(self, number: int) -> list[str]:
         """`-o` for the command that goes on: another file than the first, which what is measured already stays in."""
@@ -145,7 +147,7 @@ class Keeper:
     def _keep_in_run(self, name: str, values: Document, samples: bytes | None = None) -> str:
         """The name that it got; "" where there is no run to keep it in, or it could not be written."""
         with self._noting(self._measurements.run.path if self._measurements else self._home):
-            self._make_run(simulation=truth(values, "simulation"))
+            self._make_run(simulation=is_true(values, "simulation"))
             if self._measurements:
                 return self._measurements.write(name, values, samples)
         return ""
@@ -154,7 +156,7 @@ class Keeper:
         """An hour's measurement must not live on the screen alone."""
         if self._file is None and self._measurements is None:
             self._measurements = Measurements(Run.create(f"bench-{self._endpoint.model}", simulation=simulation))
-            self._measurements.run.event(ServerMeasured(url=self._endpoint.base_url, model=self._endpoint.model))
+            self._measurements.run.add_event(ServerMeasured(url=self._endpoint.base_url, model=self._endpoint.model))
             self.own_run = self._measurements.run.id
 
     @property
@@ -173,10 +175,10 @@ class Keeper:
     def _noting(self, path: Path) -> Iterator[None]:
         """What cannot be written in the block ends no measurement."""
         try:
-            with files.writing(path):
+            with files.report_write_errors(path):
                 yield
         except MoeboxError as problem:
-            self.lost = self.lost or Outside(problem.message, hint=problem.hint)
+            self.lost = self.lost or ExternalError(problem.message, hint=problem.hint)
 
 
 def _numbered(name: str) -> Iterator[str]:

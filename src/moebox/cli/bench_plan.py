@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from moebox.bench.command import PER_STREAM
 from moebox.cli import flags
-from moebox.core.measure import Api, Arrivals, Axis, Load, Workload, WorkloadKind
+from moebox.core.measure import Api, Arrivals, Load, SearchAxis, Workload, WorkloadKind
 from moebox.errors import BadInput, refuse_if
 from moebox.units import parse_tokens
 
@@ -112,7 +112,7 @@ class Plan:
         return replace(first, concurrency=streams, requests=scaled)
 
 
-def plan_of(asked: Asked, name: str, search: Axis | None = None) -> Plan:
+def plan_of(asked: Asked, name: str, search: SearchAxis | None = None) -> Plan:
     """Flags, over a preset where one is named, to a workload and loads; BadInput says which flag cannot be meant.
 
     `search`: along which axis loads are searched, beginning with the one that is asked for.
@@ -138,7 +138,7 @@ def refuse_load(asked: Asked, **others: object) -> None:
     )
 
 
-def _refuse_pace(asked: Asked, workload: Workload, search: Axis | None) -> None:
+def _refuse_pace(asked: Asked, workload: Workload, search: SearchAxis | None) -> None:
     """BadInput for flags of an open loop where there is none, and for loads of which only the first would count."""
     if asked.rate is None and search != "rate":
         flags.belong_to("--rate", arrivals=asked.arrivals, burstiness=asked.burstiness)
@@ -150,7 +150,7 @@ def _refuse_pace(asked: Asked, workload: Workload, search: Axis | None) -> None:
         _refuse_several("one limit is kept to in an open loop", concurrency=asked.concurrency)
 
 
-def _refuse_in_search(asked: Asked, workload: Workload, search: Axis) -> None:
+def _refuse_in_search(asked: Asked, workload: Workload, search: SearchAxis) -> None:
     """BadInput for what a search cannot change, and for more than it begins with."""
     if workload.kind == "trace" and search == "rate":
         flags.not_taken("a trace has its own times", search=search)

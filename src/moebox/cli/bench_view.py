@@ -12,8 +12,8 @@ from rich.text import Text
 
 from moebox.bench.generator import Progress
 from moebox.doctor.logs import known_causes
-from moebox.escape import printable
-from moebox.units import count, seconds, tok_s
+from moebox.escape import printable_line
+from moebox.units import format_count, format_seconds, format_tok_s
 
 _RATES = ("output_throughput", "total_token_throughput", "max_output_tokens_per_s")
 _TIMES = ("mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "mean_itl_ms", "p99_itl_ms", "mean_e2el_ms")
@@ -84,11 +84,14 @@ class LiveLine:
     def _parts(self, workers: list[Progress], ended: int, left: str) -> Iterator[tuple[str, str]]:
         """What the line says after the bar, with its style; the most important first."""
         failed, tokens, in_flight = (_sum(workers, name) for name in ("failed", "tokens", "in_flight"))
-        yield (f"{count(ended)}/{count(self._total)}" if self._total else f"{count(ended)} done"), ""
+        yield (
+            (f"{format_count(ended)}/{format_count(self._total)}" if self._total else f"{format_count(ended)} done"),
+            "",
+        )
         if failed:
             yield f"{failed} failed", "red"
         yield left, ""
-        yield (tok_s(self._rate) if tokens else "no token yet"), ""
+        yield (format_tok_s(self._rate) if tokens else "no token yet"), ""
         if self._ttft:
             yield f"TTFT {_ms(self._ttft)}", ""
         yield f"{in_flight} in flight", "dim"
@@ -98,7 +101,7 @@ class LiveLine:
         """Speed over time, from zero to its highest; a long run is shown whole, each cell the mean of its moments."""
         if len(self._rates) < 2:
             return Text("")
-        label, highest = "tok/s ", f" up to {tok_s(max(self._rates))}"
+        label, highest = "tok/s ", f" up to {format_tok_s(max(self._rates))}"
         cells = width - cell_len(label) - cell_len(highest)
         return Text.assemble((label, "dim"), sparks(self._rates, cells), (highest, "dim")) if cells > 0 else Text("")
 
@@ -126,8 +129,8 @@ def sparks(values: Sequence[float], cells: int) -> str:
 def remaining(share: float, elapsed_s: float) -> str:
     """Time left at the pace so far, or the time it took where nothing has ended yet."""
     if not share:
-        return seconds(elapsed_s)
-    return f"{seconds(max(0.0, elapsed_s * (1 - share) / share))} left"
+        return format_seconds(elapsed_s)
+    return f"{format_seconds(max(0.0, elapsed_s * (1 - share) / share))} left"
 
 
 def show(console: Console, results: Sequence[dict[str, Any]], *, best: int | None = None) -> None:
@@ -175,8 +178,8 @@ def _row(result: dict[str, Any], *, chosen: bool) -> list[Text]:
     bad = sum(result.get(key) or 0 for key in ("failed", "truncated", "empty"))
     return [
         Text(load_of(result) + (" ←" if chosen else "")),
-        Text(count(result.get("completed") or 0)),
-        Text(count(bad), style="red" if bad else "dim"),
+        Text(format_count(result.get("completed") or 0)),
+        Text(format_count(bad), style="red" if bad else "dim"),
         *(Text(_number(_rate(result, key))) for key in _RATES),
         Text(_number(result.get("request_throughput"), digits=2)),
         *(Text(_ms(result.get(key))) for key in _TIMES),
@@ -192,7 +195,7 @@ def _rate(result: dict[str, Any], key: str) -> Any:
 
 def _remarks(console: Console, result: dict[str, Any]) -> None:
     for text, style in _said(result):
-        console.print(Text(f"{load_of(result)}: {printable(text)}", style=style))
+        console.print(Text(f"{load_of(result)}: {printable_line(text)}", style=style))
 
 
 def _said(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -241,7 +244,7 @@ def show_rows(console: Console, result: dict[str, Any]) -> None:
     rows = [[Text(cell) for cell in _test(row)] for row in result["rows"]]
     stacked(console, ("test", "cache", "tok/s", "±", "TTFT", "tries"), rows)
     for flag in result.get("flags") or ():
-        console.print(Text(f"DO NOT TRUST: {printable(flag)}", style="bold red"))
+        console.print(Text(f"DO NOT TRUST: {printable_line(flag)}", style="bold red"))
 
 
 def _test(row: dict[str, Any]) -> tuple[str, ...]:

@@ -48,7 +48,7 @@ def box(
 
         people().print(panel(found))
     if save:
-        from moebox.detect.bundle import save as write
+        from moebox.detect.bundle import save_bundle as write
 
         files = write(found, save)
         talk().print(f"wrote {len(files)} files to {save}: {', '.join(file.name for file in files)}", soft_wrap=True)
@@ -60,8 +60,8 @@ def described(name: str | None, *, ram: str, ram_bandwidth: str, measure: bool) 
     if measure:
         flags.not_taken("--measure reads the memory of this machine", box=name, ram_bandwidth=ram_bandwidth)
     if not measure:
-        return detect.box(name, ram=ram, ram_bandwidth=ram_bandwidth)
+        return detect.load_box(name, ram=ram, ram_bandwidth=ram_bandwidth)
     from moebox.detect.declared import with_ram
-    from moebox.detect.machine import detect as look
+    from moebox.detect.machine import detect_machine as look
 
     return with_ram(look(measure=True), ram=ram, ram_bandwidth=ram_bandwidth)

@@ -11,9 +11,9 @@ from rich.text import Text
 
 from moebox.cli.tables import grid
 from moebox.core.box import Box, Cpu, Gpu, Host, Link
-from moebox.core.gpu_list import VISIBLE
+from moebox.core.gpu_list import VISIBLE_DEVICES
 from moebox.planner.speed.links import describe_network
-from moebox.units import gb, gib, plural, rate
+from moebox.units import format_gb, format_gib, format_rate, plural
 
 _SHORT = {"nvlink": "NV", "pix": "PIX", "pxb": "PXB", "phb": "PHB", "node": "NODE", "sys": "SYS"}
 _MEANING = {
@@ -74,7 +74,7 @@ _COLUMNS = (
     _Column(title=lambda box: "PCIe", read=lambda numbers, gpu: slot(gpu)),
     _Column(
         title=lambda box: "NVLink",
-        read=lambda numbers, gpu: rate(gpu.nvlink) if gpu.nvlink else "-",
+        read=lambda numbers, gpu: format_rate(gpu.nvlink) if gpu.nvlink else "-",
         there=lambda box: any(gpu.nvlink for gpu in box.gpus),
     ),
     _Column(
@@ -104,8 +104,8 @@ def alike(gpus: tuple[Gpu, ...]) -> list[tuple[str, Gpu]]:
 def memory(gpu: Gpu) -> str:
     """Total memory, and what is free where that is known."""
     if gpu.memory_free is None:
-        return gib(gpu.memory)
-    return f"{gpu.memory_free / 2**30:.1f} of {gib(gpu.memory)}"
+        return format_gib(gpu.memory)
+    return f"{gpu.memory_free / 2**30:.1f} of {format_gib(gpu.memory)}"
 
 
 def slot(gpu: Gpu) -> Text:
@@ -113,7 +113,7 @@ def slot(gpu: Gpu) -> Text:
     if not gpu.pcie:
         return Text("-")
     now = f"{gpu.pcie.generation}.0 x{gpu.pcie.width}"
-    return Text(f"{now} (of x{gpu.pcie.max_width}!)", style="bold red") if gpu.degraded else Text(now)
+    return Text(f"{now} (of x{gpu.pcie.max_width}!)", style="bold red") if gpu.degraded_slot else Text(now)
 
 
 def facts(box: Box) -> RenderableType:
@@ -129,13 +129,13 @@ def facts(box: Box) -> RenderableType:
 def _gpu_facts(box: Box) -> Iterator[tuple[str, str]]:
     """Each kind of GPU, and who holds memory of which."""
     for gpu in {gpu.name: gpu for gpu in box.gpus}.values():
-        kind = f"{rate(gpu.bandwidth)}, sm {gpu.sm}, {gpu.smem:,} B of shared memory a block"
+        kind = f"{format_rate(gpu.bandwidth)}, sm {gpu.sm}, {gpu.smem:,} B of shared memory a block"
         yield "GPU", f"{short(gpu)}: {kind}"
     for index, gpu in enumerate(box.gpus):
         for holder in gpu.holders:
             who = f"pid {holder.pid} {holder.name or '(another user)'}"
             ours = f", moebox's {holder.instance}: a plan counts it as free" if holder.instance else ""
-            yield f"gpu{index} held", f"{who}, {gb(holder.bytes)}{ours}"
+            yield f"gpu{index} held", f"{who}, {format_gb(holder.bytes)}{ours}"
 
 
 def _memory_facts(box: Box) -> Iterator[tuple[str, str]]:
@@ -143,9 +143,9 @@ def _memory_facts(box: Box) -> Iterator[tuple[str, str]]:
     if box.cpu.model or box.cpu.cores:
         yield "CPU", _processor(box.cpu)
     if box.ram:
-        free = f", {gib(box.ram_free)} free" if box.ram_free is not None else ""
-        yield "RAM", f"{gib(box.ram)}{free}{speed(box)}"
-    elif box.unified:
+        free = f", {format_gib(box.ram_free)} free" if box.ram_free is not None else ""
+        yield "RAM", f"{format_gib(box.ram)}{free}{speed(box)}"
+    elif box.has_unified_memory:
         yield "RAM", "the GPU's memory: both use the same"
     if box.nodes > 1:
         yield "network", describe_network(box)
@@ -160,8 +160,8 @@ def _host_facts(host: Host) -> Iterator[tuple[str, str]]:
     """Driver, system, disk, and what is installed."""
     yield "driver", f"{host.driver} (CUDA {host.cuda})" if host.driver else "none"
     state = "".join(f", {name} {value}" for name, value in (("IOMMU", host.iommu), ("ACS", host.acs)) if value)
-    yield "host", f"{host.system}, {gib(host.shm)} /dev/shm{state}"
-    yield "disk", f"{gb(host.disk_free)} free for models"
+    yield "host", f"{host.system}, {format_gib(host.shm)} /dev/shm{state}"
+    yield "disk", f"{format_gb(host.disk_free)} free for models"
     yield "containers", _versions(host.runtimes)
     yield "engines", _versions(host.engines)
 
@@ -173,8 +173,8 @@ def _versions(found: Mapping[str, str]) -> str:
 def speed(box: Box) -> str:
     """Memory bandwidth: measured before theoretical."""
     if box.ram_bandwidth_measured:
-        return f", {rate(box.ram_bandwidth_measured)} measured"
-    return f", {rate(box.ram_bandwidth)} in theory" if box.ram_bandwidth else ", bandwidth unknown (--measure)"
+        return f", {format_rate(box.ram_bandwidth_measured)} measured"
+    return f", {format_rate(box.ram_bandwidth)} in theory" if box.ram_bandwidth else ", bandwidth unknown (--measure)"
 
 
 def matrix(box: Box) -> RenderableType:
@@ -184,7 +184,7 @@ def matrix(box: Box) -> RenderableType:
     table.add_column("links")
     for index in places:
         table.add_column(f"gpu{index}", justify="center")
-    links = box.link_of
+    links = box.links_by_pair
     for a in places:
         table.add_row(Text(f"gpu{a}", style="bold"), *(Text(_joint(links.get((a, b)))) for b in places))
     kinds = {_SHORT.get(link.kind) for link in box.links}
@@ -206,15 +206,15 @@ def troubles(box: Box) -> list[str]:
     if any(link.p2p is False for link in box.links):
         lines.append("some GPUs cannot reach each other directly: tensor parallel goes through host memory")
     if box.gpu_numbers:
-        lines.append(f"{VISIBLE} hides all but the driver's GPU {', '.join(map(str, box.gpu_numbers))}")
-    if box.mixed:
+        lines.append(f"{VISIBLE_DEVICES} hides all but the driver's GPU {', '.join(map(str, box.gpu_numbers))}")
+    if box.is_mixed:
         lines.append("GPUs differ: tensor parallel runs at the pace and size of the smallest")
     return lines
 
 
 def _troubles_of(index: int, gpu: Gpu) -> Iterator[str]:
-    if gpu.degraded:
-        lanes = f"runs at x{gpu.degraded.width} and could run at x{gpu.degraded.max_width}"
+    if gpu.degraded_slot:
+        lanes = f"runs at x{gpu.degraded_slot.width} and could run at x{gpu.degraded_slot.max_width}"
         yield f"gpu{index} {lanes}: check slot, riser, BIOS"
     if gpu.mig:
         yield f"gpu{index} is in MIG mode: engines see its slices, not the GPU"

@@ -14,7 +14,7 @@ from moebox.errors import refuse_if
 from moebox.loose import Document
 from moebox.report.calibration import StepTime, depths, error, reading_of, solved, step_times
 from moebox.store import calibrations as store
-from moebox.units import count, gib, seconds
+from moebox.units import format_count, format_gib, format_seconds
 
 Json = Annotated[bool, Parameter(negative=())]
 
@@ -25,13 +25,13 @@ def calibrations(*, json: Json = False) -> int:
     Args:
         json: Print JSON.
     """
-    shelf = store.shelf()
+    shelf = store.stored_calibrations()
     listed = {"calibrations": [*map(brief, shelf.calibrations)], "unreadable": shelf.unreadable}
     answer(json, listed, lambda: _list(shelf))
     return 0
 
 
-def _list(shelf: store.Shelf) -> None:
+def _list(shelf: store.StoredCalibrations) -> None:
     for line in shelf.unreadable:
         talk().print(f"warning: {line}", markup=False)
     if not shelf.calibrations:
@@ -52,7 +52,7 @@ def show(name: str, *, json: Json = False) -> int:
         name: Its id, or the beginning of it.
         json: Print JSON.
     """
-    found = store.get(name)
+    found = store.find_calibration(name)
     answer(json, found, lambda: _show(found))
     return 0
 
@@ -67,15 +67,15 @@ def _show(found: Calibration) -> None:
         out.print(table_of(found))
         tokens = reading_of(found).cache_tokens
         if tokens:
-            out.print(f"  cache of {found.layers} layers: {count(tokens)} tokens", markup=False)
+            out.print(f"  cache of {found.layers} layers: {format_count(tokens)} tokens", markup=False)
     for line in (*found.notes, *(f"not seen: {line}" for line in found.unseen)):
         out.print(f"  {line}", markup=False, soft_wrap=True)
 
 
 def _booted(boot: Boot) -> str:
-    told = [f"{boot.layers} layers", f"started in {seconds(boot.startup_s)}"]
-    told += [f"weights {gib(boot.weights_bytes)}"] if boot.weights_bytes else []
-    told += [f"cache {count(boot.cache_tokens)} tokens"] if boot.cache_tokens else []
+    told = [f"{boot.layers} layers", f"started in {format_seconds(boot.startup_s)}"]
+    told += [f"weights {format_gib(boot.weights_bytes)}"] if boot.weights_bytes else []
+    told += [f"cache {format_count(boot.cache_tokens)} tokens"] if boot.cache_tokens else []
     return ", ".join(told)
 
 
@@ -86,7 +86,7 @@ def remove(name: str, *, json: Json = False) -> int:
         name: Its id, or the beginning of it.
         json: Print JSON.
     """
-    found = store.remove(name)
+    found = store.remove_calibration(name)
     answer(json, {"removed": found.id}, lambda: talk().print(f"removed {found.id}", markup=False))
     return 0
 
@@ -99,8 +99,8 @@ def export(name: str, path: Path, *, json: Json = False) -> int:
         path: The file to write.
         json: Print JSON.
     """
-    found = store.get(name)
-    store.write(found, path)
+    found = store.find_calibration(name)
+    store.write_calibration(found, path)
     answer(json, {"exported": found.id, "path": str(path)}, lambda: talk().print(f"wrote {path}", markup=False))
     return 0
 
@@ -112,10 +112,10 @@ def take(path: Path, *, json: Json = False) -> int:
         path: A file that `moebox calibrations export` wrote.
         json: Print JSON.
     """
-    found = store.read(path)
+    found = store.read_calibration(path)
     alone = f"{path}: no two depths with a step in common"
     refuse_if(not solved(found), alone, hint="export it after a finished rehearsal")
-    store.keep(replace(found, imported=path.name))
+    store.store_calibration(replace(found, imported=path.name))
     answer(
         json,
         {"imported": found.id},
@@ -152,4 +152,4 @@ def table_of(calibration: Calibration) -> Table:
 
 def _step(step: StepTime) -> tuple[str, ...]:
     rate = f"{step.tok_s:,.1f}" if step.kind == "decode" else f"{step.tok_s:,.0f}"
-    return step.kind, str(step.streams), count(step.tokens), seconds(step.seconds), rate
+    return step.kind, str(step.streams), format_count(step.tokens), format_seconds(step.seconds), rate

@@ -10,13 +10,13 @@ from rich.markup import escape
 from moebox.cli import flags
 from moebox.cli.output import answer, people, talk, try_file, write_file
 from moebox.cli.signals import told_when_interrupted
-from moebox.errors import refuse_if, refuse_outside
+from moebox.errors import refuse_if, refuse_out_of_range
 from moebox.loose import Json
-from moebox.units import count, seconds, tok_s
+from moebox.units import format_count, format_seconds, format_tok_s
 
 if TYPE_CHECKING:
     from moebox.core.recipe import Recipe
-    from moebox.core.verdict import Verdict
+    from moebox.core.verdict import CheckVerdict
     from moebox.flows.climb import ClimbResult
     from moebox.flows.effort import ClimbEffort
     from moebox.flows.walk import ClimbTrial
@@ -56,15 +56,15 @@ def climb(
         json: Print JSON.
     """
     from moebox import codec
-    from moebox.detect.machine import detect
+    from moebox.detect.machine import detect_machine
     from moebox.flows import climb as flow
 
     which = "name a recipe, or a run with --resume"
     refuse_if(bool(recipe) == bool(resume), which, hint="`moebox climb recipe.toml`")
-    refuse_outside("--concurrency", concurrency, 1, 256)
-    refuse_outside("--rounds", rounds, 2, 100)
-    refuse_outside("--questions", questions, 0, 1000)
-    refuse_outside("--jobs", jobs, 1, 1000)
+    refuse_out_of_range("--concurrency", concurrency, 1, 256)
+    refuse_out_of_range("--rounds", rounds, 2, 100)
+    refuse_out_of_range("--questions", questions, 0, 1000)
+    refuse_out_of_range("--jobs", jobs, 1, 1000)
     if recipe and by != "task":
         flags.belong_to("--by task", jobs=jobs)
     try_file(output)
@@ -73,14 +73,16 @@ def climb(
     effort = _effort(run, {flag: value for flag, value in given.items() if value is not None})
     talk().print(f"run: {run.path}", soft_wrap=True)
     with told_when_interrupted(f"go on with: moebox climb --resume {run.id}"):
-        summit = flow.climb(chosen, run, effort=effort, notify=_silent if json else _tell, box=detect(measure=False))
+        summit = flow.climb(
+            chosen, run, effort=effort, notify=_silent if json else _tell, box=detect_machine(measure=False)
+        )
     best = summit.best
     assert best is not None  # AnswerIsNo was raised otherwise
     if output:
         write_file(output, codec.to_toml(best.recipe))
     answer(
         json,
-        {**run.read_json(flow.TABLE_FILE), "recipe": codec.plain(best.recipe), "run": str(run.path)},
+        {**run.read_json(flow.TABLE_FILE), "recipe": codec.to_plain(best.recipe), "run": str(run.path)},
         lambda: _show(summit, output or run.path / flow.BEST_FILE),
     )
     return 0
@@ -106,7 +108,7 @@ def _resumed(name: str) -> "tuple[Recipe, Run]":
 
     run = Run.open(name)
     recipe = flow.climb_recipe(run)
-    refuse_if(not run.hold(), f"{run.path} is being climbed by another moebox")
+    refuse_if(not run.acquire_lock(), f"{run.path} is being climbed by another moebox")
     return recipe, run
 
 
@@ -136,9 +138,9 @@ def _tell(kind: str, news: Any) -> None:
     talk().print(_LINES[kind](news))
 
 
-def _rung(check: "Verdict") -> str:
+def _rung(check: "CheckVerdict") -> str:
     reason = f" {escape(check.reason)}" if check.reason else ""
-    return f"  {_MARKS[check.verdict]} {check.name} [dim]{seconds(check.seconds)}[/]{reason}"
+    return f"  {_MARKS[check.verdict]} {check.name} [dim]{format_seconds(check.seconds)}[/]{reason}"
 
 
 _LINES: dict[str, Callable[[Any], str]] = {
@@ -169,9 +171,9 @@ def _cells(trial: "ClimbTrial") -> list[str]:
     return [
         escape(trial.change),
         f"{_MARKS[trial.verdict]} {trial.verdict}",
-        tok_s(trial.output_tok_s).removesuffix(" tok/s") if measured else "",
-        seconds(trial.ttft_ms / 1e3) if measured else "",
-        count(trial.kv_tokens) if trial.kv_tokens else "",
+        format_tok_s(trial.output_tok_s).removesuffix(" tok/s") if measured else "",
+        format_seconds(trial.ttft_ms / 1e3) if measured else "",
+        format_count(trial.kv_tokens) if trial.kv_tokens else "",
         "[green]kept[/]" if trial.kept else "dropped",
         escape(trial.why),
     ]

@@ -10,9 +10,9 @@ from moebox.cli import flags
 from moebox.cli.output import answer, exit_code, people, talk
 from moebox.cli.signals import told_when_interrupted
 from moebox.core.endpoint import Endpoint
-from moebox.errors import refuse_if, refuse_outside
-from moebox.stream.limits import simulated
-from moebox.units import percent, plural, seconds, tok_s
+from moebox.errors import refuse_if, refuse_out_of_range
+from moebox.stream.limits import is_twin
+from moebox.units import format_percent, format_seconds, format_tok_s, plural
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -75,10 +75,10 @@ def compare(
 
     first = random.randrange(10**6) if seed is None else seed
     streams = _streams(concurrency)
-    refuse_outside("--rounds", rounds, 2, 100)
-    refuse_outside("--questions", questions, 1, 1000)
-    refuse_outside("--jobs", jobs, 2, 10_000)
-    refuse_outside("--parallel", parallel, 1, 256)
+    refuse_out_of_range("--rounds", rounds, 2, 100)
+    refuse_out_of_range("--questions", questions, 1, 1000)
+    refuse_out_of_range("--jobs", jobs, 2, 10_000)
+    refuse_out_of_range("--parallel", parallel, 1, 256)
     if by == "task":
         flags.not_taken("--by task judges jobs", concurrency=concurrency, questions=questions, rounds=rounds)
     else:
@@ -98,7 +98,7 @@ def compare(
     found = judged(*sides)
     names = _names(left, right)
     run.write_json("compare.json", {"comparison": found, "sides": sides, "seed": first, **names})
-    answer(json, {**codec.plain(found), **names, "run": str(run.path)}, lambda: _show(found, names))
+    answer(json, {**codec.to_plain(found), **names, "run": str(run.path)}, lambda: _show(found, names))
     return exit_code(found.as_good and not found.slower)
 
 
@@ -127,7 +127,7 @@ def _name(side: "CompareTarget") -> str:
 
 def _simulated(left: "CompareTarget", right: "CompareTarget") -> bool:
     """Whether both are; BadInput where only one is: a forecast and a measurement say nothing about each other."""
-    twins = [isinstance(side, Endpoint) and simulated(side) for side in (left, right)]
+    twins = [isinstance(side, Endpoint) and is_twin(side) for side in (left, right)]
     names = ("A", "B") if twins[0] else ("B", "A")
     refuse_if(twins[0] != twins[1], "{} is a simulation, and {} is not: nothing would be learned".format(*names))
     return twins[0]
@@ -191,7 +191,7 @@ def _by_task(
         found = compare_by_task(a, b, names, run, runner.TaskOptions(parallel=parallel), tell)
     targets = _names(a, b)
     run.write_json("compare.json", {"by_task": found, "seed": seed, **targets})
-    answer(json, {**codec.plain(found), **targets, "run": str(run.path)}, lambda: _show_jobs(found))
+    answer(json, {**codec.to_plain(found), **targets, "run": str(run.path)}, lambda: _show_jobs(found))
     return exit_code(found.as_good)
 
 
@@ -238,7 +238,7 @@ def _answer_rows(found: "Comparison") -> Iterator[tuple[str, ...]]:
 
 
 def _share(share: float | None) -> str:
-    return "" if share is None else percent(share)
+    return "" if share is None else format_percent(share)
 
 
 def _speed_rows(found: "Comparison") -> Iterator[tuple[str, ...]]:
@@ -246,5 +246,10 @@ def _speed_rows(found: "Comparison") -> Iterator[tuple[str, ...]]:
     from rich.markup import escape
 
     for row in found.gains:
-        yield plural(row.concurrency, "stream"), tok_s(row.a_tok_s), tok_s(row.b_tok_s), escape(str(row.gain or ""))
-        yield "  first token", seconds(row.a_ttft_ms / 1e3), seconds(row.b_ttft_ms / 1e3), ""
+        yield (
+            plural(row.concurrency, "stream"),
+            format_tok_s(row.a_tok_s),
+            format_tok_s(row.b_tok_s),
+            escape(str(row.gain or "")),
+        )
+        yield "  first token", format_seconds(row.a_ttft_ms / 1e3), format_seconds(row.b_ttft_ms / 1e3), ""

@@ -115,7 +115,7 @@ def _boxes() -> Iterable[str]:
 def _engines() -> Iterable[str]:
     from moebox.core import registry
 
-    return registry.names()
+    return registry.engine_names()
 
 
 def _recipes() -> Iterable[str]:

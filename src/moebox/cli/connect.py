@@ -11,7 +11,7 @@ from moebox.cli import flags, target
 from moebox.cli.kept_in import tell_simulation
 from moebox.cli.output import emit, talk
 from moebox.core.endpoint import Endpoint
-from moebox.core.habits import habits_of
+from moebox.core.quirks import engine_quirks
 from moebox.core.recipe import Recipe
 from moebox.serve import connect as connecting
 from moebox.serve import state
@@ -62,14 +62,14 @@ def connect(
     reached = connecting.LiveModel(endpoint=endpoint, key_env=variable, context=limit, vision=vision)
     wanted = connecting.client_settings(client, reached)
     tell_simulation(served.simulation)
-    if served.away:
-        _say_away(endpoint, served.away, written=bool(write and wanted.path))
+    if served.problem:
+        _say_away(endpoint, served.problem, written=bool(write and wanted.path))
     told = _told(client, reached, wanted)
     if write:
         told |= _written(wanted)
     elif not json:
         sys.stdout.write(wanted.text + "\n")
-    habits = [f"{habit.does}: {habit.client}" for habit in habits_of(endpoint.engine)]
+    habits = [f"{habit.does}: {habit.client}" for habit in engine_quirks(endpoint.engine)]
     told["habits"] = habits
     for note in (*source, *wanted.notes, *habits):
         talk().print(f"note: {note}", markup=False, soft_wrap=True)
@@ -136,7 +136,7 @@ def _context(given: str, url: str, served: ServedLimits) -> tuple[int, tuple[str
         return flags.read("--context", given, parse_tokens), ()
     if served.context:
         return served.context, (f"context {served.context:,} ({served.source})",)
-    missing = "answer, so its context is not known" if served.away else "say its context"
+    missing = "answer, so its context is not known" if served.problem else "say its context"
     planned = codec.read_toml(Recipe, Path(url)).context if url.endswith(".toml") else 0
     if planned:
         return planned, (f"the server does not {missing}; {planned:,} is the recipe's",)

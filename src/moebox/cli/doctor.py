@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from moebox.core.symptom import Finding
-    from moebox.doctor.box import Check
-    from moebox.doctor.logs import Search
+    from moebox.doctor.box import HostCheck
+    from moebox.doctor.logs import LogSearch
 
 _MARKS = {"pass": "[green]✓[/]", "warn": "[yellow]![/]", "fail": "[red]✗[/]", "unknown": "[dim]?[/]"}
 
@@ -49,36 +49,36 @@ def logs(
     return exit_code(not (found.cause or found.exception))
 
 
-def search_run(folder: Path, engine: str) -> "Search":
+def search_run(folder: Path, engine: str) -> "LogSearch":
     """The log of a run, all the pieces that are kept of it."""
-    from moebox.doctor.logs import Search, read_pieces
+    from moebox.doctor.logs import LogSearch, feed_file
     from moebox.store import plain
-    from moebox.store.log import pieces
+    from moebox.store.log import log_pieces
 
-    parts = pieces(folder / "engine.log")
+    parts = log_pieces(folder / "engine.log")
     refuse_if(not parts, f"{folder}: has no engine.log")
-    found = Search(engine=engine)
+    found = LogSearch(engine=engine)
     for part in parts:
-        plain.refuse_strange(part)
-        read_pieces(found, part)
+        plain.refuse_unusual(part)
+        feed_file(found, part)
     found.finish()
     return found
 
 
-def document(found: "Search") -> Document:
+def document(found: "LogSearch") -> Document:
     """The search as JSON."""
     findings = found.findings.values()
-    rows = [{**codec.document(finding), "count": found.counts[finding.symptom]} for finding in findings]
+    rows = [{**codec.to_document(finding), "count": found.counts[finding.symptom]} for finding in findings]
     reason = {"text": found.exception, "line": found.exception_line} if found.exception else None
     return {
         "lines": found.lines,
-        "cause": codec.document(found.cause) if found.cause else None,
+        "cause": codec.to_document(found.cause) if found.cause else None,
         "first_exception": reason,
         "findings": rows,
     }
 
 
-def show(found: "Search", *, every: bool) -> None:
+def show(found: "LogSearch", *, every: bool) -> None:
     """The cause with its remedy, then the rest in the order of the log."""
     out, cause = people(), found.cause
     out.print(f"{plural(found.lines, 'line')} read", markup=False)
@@ -123,10 +123,10 @@ def box(
     from moebox.doctor import box as checks
 
     size = flags.read("--need", need, parse_size) if need else 0
-    here = detect.box(box)
+    here = detect.load_box(box)
     if here.host is None:
         flags.not_taken(f"{here.name} is described without a disk", need=need)
-    found = checks.examine(here, need=size) if box else checks.examine_here(here, need=size)
+    found = checks.check_box(here, need=size) if box else checks.check_this_machine(here, need=size)
     counts = Counter(check.verdict for check in found)
     verdict = "fail" if counts["fail"] else "pass"
     summary = f"\n{len(found)} checks: {counts['fail']} failed, {counts['warn']} to look at"
@@ -138,7 +138,7 @@ def box(
     return exit_code(verdict != "fail")
 
 
-def listing(checks: "list[Check]") -> "Table":
+def listing(checks: "list[HostCheck]") -> "Table":
     """A row a check, and below it how to fix it; both wrap within their column."""
     from rich.table import Table
     from rich.text import Text
@@ -149,6 +149,6 @@ def listing(checks: "list[Check]") -> "Table":
     table.add_column(overflow="fold")
     for check in checks:
         table.add_row(_MARKS[check.verdict], Text(check.name), Text(check.found))
-        if check.mend:
-            table.add_row("", "", Text(check.mend))
+        if check.fix:
+            table.add_row("", "", Text(check.fix))
     return table

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from moebox.cli.output import talk
 from moebox.store import durations
-from moebox.units import seconds
+from moebox.units import format_seconds
 
 
 class Estimate:
@@ -17,7 +17,7 @@ class Estimate:
     def __init__(self, key: str, *, limit_s: float | None = None) -> None:
         self.key = key
         self.limit_s = limit_s  # it never takes longer
-        self.last_s = durations.last(key)
+        self.last_s = durations.last_duration(key)
         self.began = time.monotonic()
 
     @property
@@ -27,27 +27,27 @@ class Estimate:
 
     def text(self) -> str:
         """ "41 s, about 35 s left by the last time"."""
-        past = seconds(self.past_s)
+        past = format_seconds(self.past_s)
         if self.last_s is None:
             return f"{past}{self._at_most()}"
         left = self.last_s - self.past_s
         if left >= 1:
-            return f"{past}, about {seconds(left)} left by the last time"
+            return f"{past}, about {format_seconds(left)} left by the last time"
         return f"{past}, longer than last time{self._at_most()}"
 
     def _at_most(self) -> str:
         left = (self.limit_s or 0.0) - self.past_s
-        return f", at most {seconds(left)} left" if left >= 1 else ""
+        return f", at most {format_seconds(left)} left" if left >= 1 else ""
 
     def before(self) -> str:
         """ ": about 3 min, as last time", for a log that is told once; "" when nobody knows."""
         if self.last_s:
-            return f": about {seconds(self.last_s)}, as last time"
-        return f": at most {seconds(self.limit_s)}" if self.limit_s else ""
+            return f": about {format_seconds(self.last_s)}, as last time"
+        return f": at most {format_seconds(self.limit_s)}" if self.limit_s else ""
 
     def done(self) -> None:
         """It ended well."""
-        durations.remember(self.key, self.past_s)
+        durations.remember_duration(self.key, self.past_s)
 
 
 class Waiting:

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from moebox.cli import flags
 from moebox.cli.output import answer, exit_code, people, show_lines, talk, write_file
 from moebox.cli.pinned import Pinned
-from moebox.errors import BadInput, DoesNotFit, refuse_if, refuse_outside
+from moebox.errors import BadInput, DoesNotFit, refuse_if, refuse_out_of_range
 from moebox.fleet import file as files
 from moebox.fleet import routers
 from moebox.fleet.file import Fleet
@@ -69,7 +69,7 @@ def plan(
     from moebox.bench.search import parse_slo
     from moebox.flows import fleet_plan
 
-    refuse_outside("--most", most, 1, 512)
+    refuse_out_of_range("--most", most, 1, 512)
     path = Path(target) if target.endswith(".toml") else None
     if path:
         flags.not_taken(f"{path} has its own prices and workload", prices=prices)
@@ -269,7 +269,7 @@ def verify(
 
     names = flags.names(*(only or ()))
     refuse_unused([rung.name for rung in select_checks(names, "")], context=context)
-    refuse_outside("--streams", streams, 1, 4096)
+    refuse_out_of_range("--streams", streams, 1, 4096)
     if not kill:
         flags.belong_to("--kill", streams=streams)
     tokens = flags.tokens("--context", context or None)
@@ -298,7 +298,7 @@ def _show_verdict(verdict: "FleetVerdict", view: "View", folder: Path) -> None:
     for line in (*affinity_lines(verdict.affinity), *loss_lines(verdict.loss)):
         people().print(line, markup=False)
     view.sum_up(verdict.checks, folder)
-    if not verdict.is_good and verdict.checks.holds:
+    if not verdict.is_good and verdict.checks.has_passed:
         people().print("every check passed, and the fleet did not: see above", style="red")
 
 

@@ -8,14 +8,14 @@ from rich.text import Text
 
 from moebox.cli.tables import headed
 from moebox.core.measure import Slo
-from moebox.core.verdict import Verdict
+from moebox.core.verdict import CheckVerdict
 from moebox.fleet.cost import Prices
 from moebox.fleet.simulate import FleetOutcome
 from moebox.flows.fleet_bench import FleetBenchStep
 from moebox.flows.fleet_loss import MemberLoss
 from moebox.flows.fleet_plan import FleetAnswer, FleetPlan
 from moebox.flows.fleet_record import FleetRecord
-from moebox.units import percent, seconds
+from moebox.units import format_percent, format_seconds
 
 
 def page(found: FleetPlan, prices: Prices) -> RenderableType:
@@ -25,7 +25,7 @@ def page(found: FleetPlan, prices: Prices) -> RenderableType:
     parts += [Text(line) for answer in found.answers for line in _money(answer, prices)]
     parts += [Text(f"{box}: {why}") for box, why in found.refused.items()]
     if found.listed is not None:
-        good = percent(found.listed.good_share)
+        good = format_percent(found.listed.good_share)
         parts.append(Text(f"as listed ({len(found.listed.boxes)} boxes): {good} of requests good"))
     parts.append(Text(_small_print(found), style="dim"))
     return Group(*parts)
@@ -40,8 +40,8 @@ def _title(found: FleetPlan) -> str:
 def slo_text(slo: Slo) -> str:
     """An SLO in words."""
     names = {"TTFT": slo.ttft_s, "TPOT": slo.tpot_s, "ITL": slo.itl_s, "E2E": slo.e2e_s}
-    limits = ", ".join(f"{name} ≤ {seconds(limit)}" for name, limit in names.items() if limit is not None)
-    return f"{limits} for {percent(slo.share)} of requests"
+    limits = ", ".join(f"{name} ≤ {format_seconds(limit)}" for name, limit in names.items() if limit is not None)
+    return f"{limits} for {format_percent(slo.share)} of requests"
 
 
 def _table(found: FleetPlan) -> Table:
@@ -55,10 +55,10 @@ def _line(answer: FleetAnswer) -> tuple[str, ...]:
         answer.candidate.box.name,
         str(sized.enough or f">{len(outcome.boxes)}"),
         str(sized.spare or "–"),
-        percent(outcome.good_share),
-        seconds(outcome.tally.ttft.quantile(0.9)),
-        seconds(outcome.tally.tpot.quantile(0.9)),
-        percent(outcome.hit_share),
+        format_percent(outcome.good_share),
+        format_seconds(outcome.tally.ttft.quantile(0.9)),
+        format_seconds(outcome.tally.tpot.quantile(0.9)),
+        format_percent(outcome.hit_share),
         f"{answer.cost.watts / 1000:.0f}",
     )
 
@@ -72,14 +72,14 @@ def _remarks(answer: FleetAnswer, found: FleetPlan) -> list[str]:
     if found.question.policy == "prefix":
         plain = sized.round_robin
         lines.append(
-            f"{name}: with round-robin {percent(plain.good_share)} good, "
-            f"{percent(plain.hit_share)} of prompt tokens cached"
+            f"{name}: with round-robin {format_percent(plain.good_share)} good, "
+            f"{format_percent(plain.hit_share)} of prompt tokens cached"
         )
     if sized.with_failure is not None:
         failed = sized.with_failure
         lines.append(
             f"{name}: one of {len(failed.boxes)} dies: {failed.tally.lost} requests lost and sent again, "
-            f"{percent(failed.good_after_failure)} good after it"
+            f"{format_percent(failed.good_after_failure)} good after it"
         )
     elif sized.spare:
         lines.append(f"{name}: a single box has nothing left when it dies; {sized.spare} survive that")
@@ -90,9 +90,9 @@ def _why(outcome: FleetOutcome, found: FleetPlan) -> str:
     """What alone would already break the SLO."""
     slo = found.question.slo
     if slo.tpot_s and outcome.tally.tpot.quantile(1 - slo.share) > slo.tpot_s:
-        return f": TPOT is {seconds(outcome.tally.tpot.quantile(0.5))} however many there are"
+        return f": TPOT is {format_seconds(outcome.tally.tpot.quantile(0.5))} however many there are"
     if slo.ttft_s and outcome.tally.ttft.quantile(1 - slo.share) > slo.ttft_s:
-        return f": TTFT is {seconds(outcome.tally.ttft.quantile(0.5))} however many there are"
+        return f": TTFT is {format_seconds(outcome.tally.ttft.quantile(0.5))} however many there are"
     return ""
 
 
@@ -105,7 +105,7 @@ def _money(answer: FleetAnswer, prices: Prices) -> list[str]:
         return lines
     api = f"{name}: {prices.api.name} asks {paid.api_per_million:,.2f} {currency} a million for the same tokens"
     if paid.break_even <= 1:
-        lines.append(f"{api}; it is cheaper below {percent(paid.break_even)} of this load")
+        lines.append(f"{api}; it is cheaper below {format_percent(paid.break_even)} of this load")
     else:
         lines.append(f"{api}: cheaper up to {paid.break_even:.1f} times this load")
     return lines
@@ -115,7 +115,7 @@ def _small_print(found: FleetPlan) -> str:
     low = min(answer.candidate.speed_range[0] for answer in found.answers)
     high = max(answer.candidate.speed_range[1] for answer in found.answers)
     bases = "; ".join(sorted({answer.candidate.basis for answer in found.answers} - {""}))
-    text = f"\nSimulated: {seconds(found.question.seconds)} of virtual time a fleet, {found.question.policy} routing. "
+    text = f"\nSimulated: {format_seconds(found.question.seconds)} of virtual time a fleet, {found.question.policy} routing. "
     return f"{text}Speeds are forecasts: expect {low - 1:+.0%} to {high - 1:+.0%} ({bases or 'measured on these'})."
 
 
@@ -138,7 +138,7 @@ def loss_lines(loss: MemberLoss | None) -> list[str]:
     if loss.served_after_s is None:
         lines.append("  no request was answered after it")
         return lines
-    lines.append(f"  a new request was answered after {seconds(loss.served_after_s)}")
+    lines.append(f"  a new request was answered after {format_seconds(loss.served_after_s)}")
     if not loss.is_good:
         lines.append(f"  more streams broke behind {loss.router} than the member held")
     return lines
@@ -148,7 +148,7 @@ def _elsewhere(name: str, loss: MemberLoss) -> str:
     return ", which the member did not serve" if name in loss.elsewhere else ""
 
 
-def affinity_lines(found: Verdict) -> list[str]:
+def affinity_lines(found: CheckVerdict) -> list[str]:
     """Who served which conversation."""
     return [f"affinity: {found.reason}", *(f"  {probe.name}: {probe.reason}" for probe in found.probes)]
 
@@ -168,11 +168,11 @@ def _measured(step: FleetBenchStep) -> tuple[str, ...]:
     return (
         str(step.members),
         f"{step.output_throughput:,.0f}",
-        percent(step.scaling),
+        format_percent(step.scaling),
         f"{step.direct_ttft_ms:.1f} ms",
         f"{step.routed_ttft_ms:.1f} ms",
         f"{step.added_ttft_ms:+.1f} ms",
-        percent(step.router_cpu_share),
+        format_percent(step.router_cpu_share),
         f"{step.router_cpu_ms_per_request:.2f} ms",
     )
 

@@ -13,7 +13,7 @@ from moebox.cli.output import answer, people
 from moebox.cli.pinned import Pinned
 from moebox.cli.subject import Subject
 from moebox.core.box import Box
-from moebox.errors import BadInput, refuse_if, refuse_outside
+from moebox.errors import BadInput, refuse_if, refuse_out_of_range
 from moebox.flows import boxes, recipes
 from moebox.loose import Document
 from moebox.planner import forecast as rows_of
@@ -150,7 +150,7 @@ def forecast(
         serving = max(streams, default=0) if asked.serving else 0
         subject = _planned(target, where, settings.pins(bold=bold), asked, contexts, serving)
     subject = _as_asked(subject, asked)
-    usual: Mode = "stream" if subject.deployment.engine.offloads else "decode"
+    usual: Mode = "stream" if subject.deployment.engine.offloads_experts else "decode"
     mode = next(iter(asked.modes), usual)
     _refuse_unused(mode, asked, pinned, fixed=recipes.is_recipe(target))
     subject = subjects.beyond(subject, max((*contexts, *_prompts(asked, 0)))) if mode != "serving" else subject
@@ -337,9 +337,9 @@ def _load(base: SimulatedWorkload, asked: Asked, streams: int) -> SimulatedWorkl
 
 def _check(asked: Asked) -> None:
     """What of a serving run cannot be meant."""
-    refuse_outside("--requests", asked.requests, 1, LARGEST_RUN)
-    refuse_outside("--per-stream", asked.per_stream, 1, 10_000)
-    refuse_outside("--prefill-engines", asked.prefill_engines, 0, 1024)
+    refuse_out_of_range("--requests", asked.requests, 1, LARGEST_RUN)
+    refuse_out_of_range("--per-stream", asked.per_stream, 1, 10_000)
+    refuse_out_of_range("--prefill-engines", asked.prefill_engines, 0, 1024)
     if asked.warm is not None and not 0 <= asked.warm <= 1:
         raise BadInput(f"--warm {asked.warm:g} is not a share between 0 and 1")
 

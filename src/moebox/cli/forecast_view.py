@@ -6,10 +6,10 @@ from rich.text import Text
 
 from moebox.cli.subject import Subject
 from moebox.cli.tables import headed
-from moebox.core.registry import titled
+from moebox.core.registry import engine_display_name
 from moebox.planner.forecast import ForecastRow
 from moebox.planner.speed.links import describe_network
-from moebox.units import count, plural, seconds
+from moebox.units import format_count, format_seconds, plural
 
 
 def page(mode: str, subject: Subject, rows: list[ForecastRow]) -> RenderableType:
@@ -29,9 +29,9 @@ def page(mode: str, subject: Subject, rows: list[ForecastRow]) -> RenderableType
 def title(subject: Subject) -> Text:
     """Model, box, engine and layout in one line."""
     recipe, spread = subject.recipe, subject.recipe.parallel
-    words = [titled(recipe.engine)] + (["community image"] if recipe.runtime.preset else [])
-    words += spread.words if recipe.hybrid is None else []
-    words += [f"{recipe.kv} cache of {count(subject.memory.kv_tokens)} tokens"]
+    words = [engine_display_name(recipe.engine)] + (["community image"] if recipe.runtime.preset else [])
+    words += spread.labels if recipe.hybrid is None else []
+    words += [f"{recipe.kv} cache of {format_count(subject.memory.kv_tokens)} tokens"]
     words += [f"{recipe.speculate.method} ×{recipe.speculate.tokens}"] if recipe.speculate else []
     line = Text.assemble((f"{subject.model.title} {subject.deployment.checkpoint.label}", "bold"))
     return line.append(f" on {subject.box.name}: {', '.join(words)}")
@@ -53,15 +53,15 @@ def decode(rows: list[ForecastRow]) -> Table:
     lines: dict[int, dict[int, ForecastRow]] = {}
     for row in sorted(rows, key=lambda row: int(row["context"])):
         lines.setdefault(row["context"], {})[row["concurrency"]] = row
-    cells = ((count(context), *(_rate(line[many]) for many in streams)) for context, line in lines.items())
+    cells = ((format_count(context), *(_rate(line[many]) for many in streams)) for context, line in lines.items())
     return headed(("context", *(plural(many, "stream") for many in streams)), cells)
 
 
 def prefill(rows: list[ForecastRow]) -> Table:
     """Prompts down."""
     figures = ([row[key] for key in ("prompt_tokens", "prefill_tok_s", "low_tok_s", "high_tok_s")] for row in rows)
-    times = (seconds(row["ttft_s"]) for row in rows)
-    lines = ((*map(count, line), time) for line, time in zip(figures, times, strict=True))
+    times = (format_seconds(row["ttft_s"]) for row in rows)
+    lines = ((*map(format_count, line), time) for line, time in zip(figures, times, strict=True))
     return headed(("prompt", "tok/s", "low", "high", "read in"), lines)
 
 
@@ -72,8 +72,8 @@ def stream(rows: list[ForecastRow]) -> Table:
 
 def _stream(row: ForecastRow) -> tuple[str, ...]:
     tg = (f"{row[key]:.1f}" for key in ("tg_tok_s", "tg_low_tok_s", "tg_high_tok_s"))
-    pp = (count(row[key]) for key in ("pp_tok_s", "pp_low_tok_s", "pp_high_tok_s"))
-    return count(row["context"]), *tg, *pp
+    pp = (format_count(row[key]) for key in ("pp_tok_s", "pp_low_tok_s", "pp_high_tok_s"))
+    return format_count(row["context"]), *tg, *pp
 
 
 def serving(rows: list[ForecastRow]) -> Table:
@@ -82,10 +82,10 @@ def serving(rows: list[ForecastRow]) -> Table:
 
 
 def _serving(row: ForecastRow) -> tuple[str, ...]:
-    who = count(row["max_concurrency"]) if row["max_concurrency"] else f"{row['request_rate']:g}/s"
+    who = format_count(row["max_concurrency"]) if row["max_concurrency"] else f"{row['request_rate']:g}/s"
     keys = ("mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "mean_itl_ms", "p99_itl_ms")
-    times = (seconds(row[key] / 1e3) for key in keys)
-    return who, f"{row['request_throughput']:.2f}", count(row["output_throughput"]), *times
+    times = (format_seconds(row[key] / 1e3) for key in keys)
+    return who, f"{row['request_throughput']:.2f}", format_count(row["output_throughput"]), *times
 
 
 def remarks(mode: str, rows: list[ForecastRow]) -> str:
@@ -95,7 +95,7 @@ def remarks(mode: str, rows: list[ForecastRow]) -> str:
         over = "" if fits else "; * more than the engine runs at a time (cache or max_seqs)"
         return f"decode tok/s of all streams{over}"
     if mode == "stream":
-        return f"tg: one stream at that context; pp: a prompt of {count(rows[0]['prompt_tokens'])} tokens"
+        return f"tg: one stream at that context; pp: a prompt of {format_count(rows[0]['prompt_tokens'])} tokens"
     return _served(rows) if mode == "serving" else ""
 
 
@@ -106,9 +106,9 @@ def _served(rows: list[ForecastRow]) -> str:
         "preemptions": "up to {} preemptions: the cache is too small for these streams",
     }
     worst = {key: max(row[key] for row in rows) for key in troubles}
-    return "; ".join(troubles[key].format(count(number)) for key, number in worst.items() if number)
+    return "; ".join(troubles[key].format(format_count(number)) for key, number in worst.items() if number)
 
 
 def _rate(row: ForecastRow) -> str:
     rate = row["decode_tok_s"]
-    return (f"{rate:.1f}" if rate < 100 else count(rate)) + ("" if row["fits"] else "*")
+    return (f"{rate:.1f}" if rate < 100 else format_count(rate)) + ("" if row["fits"] else "*")

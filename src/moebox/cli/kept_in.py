@@ -4,8 +4,8 @@ from moebox.cli.output import talk
 from moebox.core.endpoint import Endpoint
 from moebox.errors import refuse_if
 from moebox.store import Run
-from moebox.store.summary import summarize
-from moebox.stream.limits import simulated
+from moebox.store.summary import summarize_run
+from moebox.stream.limits import is_twin
 
 NO_MODEL = "a simulation answers here: its speed is a forecast, and its text means nothing"
 
@@ -18,7 +18,7 @@ def tell_simulation(simulation: object) -> None:
 
 def new_run(kind: str, endpoint: Endpoint) -> Run:
     """One of its own, marked where no model answers."""
-    simulation = simulated(endpoint)
+    simulation = is_twin(endpoint)
     tell_simulation(simulation)
     return Run.create(f"{kind}-{endpoint.model}", simulation=simulation)
 
@@ -26,14 +26,16 @@ def new_run(kind: str, endpoint: Endpoint) -> Run:
 def joined(name: str, endpoint: Endpoint) -> Run:
     """The run called `name`; BadInput where it is about another model, or another moebox is at work on it."""
     run = Run.open(name)
-    told = summarize(run)
+    told = summarize_run(run)
     text = f"{run.id} is about {told.model}, and {endpoint.base_url} serves {endpoint.model}"
     hint = "without --run the results get a run of their own"
     refuse_if(told.model not in ("", endpoint.model), text, hint=hint)
-    at_work = run.held and told.unended and run.read_pipeline()  # an engine that is up holds its run as well
-    text = f"`moebox run` is at work on {run.id}: {told.unended}"
+    at_work = (
+        run.is_locked and told.unfinished_part and run.read_pipeline()
+    )  # an engine that is up holds its run as well
+    text = f"`moebox run` is at work on {run.id}: {told.unfinished_part}"
     refuse_if(at_work, text, hint="without --run, or when it has ended")
-    kept = Run.joined(name)
-    real = simulated(endpoint) and not told.simulation
+    kept = Run.open_shared(name)
+    real = is_twin(endpoint) and not told.simulation
     refuse_if(real, f"{run.id} is of a real engine, and a simulation answers at {endpoint.base_url}")
     return kept

@@ -11,7 +11,7 @@ from moebox.cli import flags
 from moebox.cli.eta import Waiting
 from moebox.cli.output import answer, exit_code, people, talk
 from moebox.core import catalogue, registry
-from moebox.core.kernel import Arch, KernelScan, arch
+from moebox.core.kernel import Arch, KernelScan, find_arch
 from moebox.errors import BadInput, Unsupported, refuse_if
 from moebox.kernels import cache as caches
 from moebox.kernels import configs as tuned
@@ -78,7 +78,7 @@ def kernels(
         run: Keep the findings in this run's folder; its report shows them.
         json: Print JSON.
     """
-    target = arch(arch_name or ARCH)
+    target = find_arch(arch_name or ARCH)
     others: dict[str, object] = {"engine": engine, "site_packages": site_packages, "python": python}
     others |= {"arch": arch_name, "model": model, "tp": tp, "kv": kv, "only": only, "run": run}
     _refuse_unused({"cache": cache, "configs": configs, "tune": tune, "revert": revert, "fix": fix}, others)
@@ -94,7 +94,7 @@ def kernels(
     request = scans.Request(
         engine=compiled_engine(engine),
         arch=target,
-        model=catalogue.model(model or MODEL),
+        model=catalogue.find_model(model or MODEL),
         tp=TP if tp is None else tp,
         kv=kv or "bf16",
         site_packages=site_packages,
@@ -165,7 +165,7 @@ def scanned(request: "Request", folder: "Run | None") -> KernelScan:
 def show_scan(found: KernelScan, *, as_json: bool) -> int:
     """The findings; 1 when a kernel will not launch."""
     answer(as_json, document(found), lambda: _show_scan(found))
-    return exit_code(not found.bad)
+    return exit_code(not found.failing_launches)
 
 
 def _show_scan(found: KernelScan) -> None:
@@ -189,7 +189,7 @@ def opened(run: str) -> "Run":
     """The run that the findings go to; told before minutes are spent."""
     from moebox.store import Run
 
-    return Run.joined(run)
+    return Run.open_shared(run)
 
 
 def tune_here(request: "Request", folder: Path, *, as_json: bool) -> int:
@@ -221,7 +221,7 @@ def how_to_use(engine: str, folder: Path, made: Sequence[Path]) -> list[str]:
     """The setting that makes an engine read its tuned fused-MoE files, where there are any."""
     if not any(path.name.startswith("E=") for path in made):
         return []
-    return [f"{registry.traits(engine).moe_config_env}={folder.resolve()} makes {engine} read them"]
+    return [f"{registry.engine_traits(engine).moe_config_env}={folder.resolve()} makes {engine} read them"]
 
 
 def attention(tuned: "Tuned", request: "Request") -> tuple[dict[str, str], list[str]]:
@@ -243,7 +243,11 @@ def attention(tuned: "Tuned", request: "Request") -> tuple[dict[str, str], list[
 
 def document(scan: KernelScan) -> Document:
     """A scan under the keys that scripts rely on."""
-    return {**codec.document(scan), "verdict": "does not launch" if scan.bad else "launches", "bad": len(scan.bad)}
+    return {
+        **codec.to_document(scan),
+        "verdict": "does not launch" if scan.failing_launches else "launches",
+        "bad": len(scan.failing_launches),
+    }
 
 
 def show_cache(folder: Path, arch_name: str, *, as_json: bool) -> int:
@@ -263,10 +267,10 @@ def _show_cache(bad: "list[caches.CachedKernel]", found: int) -> None:
 
 def show_configs(folder: Path, arch_name: str, *, as_json: bool) -> int:
     """Tuned fused-MoE files; 1 when one of them has an entry that cannot launch."""
-    target = arch(arch_name)
+    target = find_arch(arch_name)
     found = tuned.check(folder, target)
     bad = [file for file in found if file.bad]
-    files = [{"verdict": file.verdict, **codec.document(file)} for file in found]
+    files = [{"verdict": file.verdict, **codec.to_document(file)} for file in found]
     answer(as_json, {"arch": target.name, "files": files, "bad": len(bad)}, lambda: _show_configs(found, target))
     return exit_code(not bad)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from moebox.cli.output import answer, exit_code, people, talk
 from moebox.core.kernel import KernelScan
-from moebox.errors import Outside
+from moebox.errors import ExternalError
 from moebox.flows.kernels import save_findings, summarize_scan
 from moebox.kernels import fix, patch
 from moebox.kernels.scan import Request, engine_root, scan
@@ -19,7 +19,7 @@ def mend(
     request: Request, found: KernelScan, *, apply: bool, yes: bool, as_json: bool, run: "Run | None" = None
 ) -> int:
     """Search, show the patch, and apply it when asked; afterwards the scan is made again."""
-    if not found.bad:
+    if not found.failing_launches:
         talk().print(f"nothing to fix: every launch fits {request.arch.name}")
         answer(as_json, {"remedies": [], "diff": ""}, lambda: None)
         return 0
@@ -28,7 +28,7 @@ def mend(
     made = patch.patches(remedies, engine_root(request), request.arch.capability)
     diff = "".join(change.diff for change in made)
     if run:
-        run.write(f"patches/{found.engine}-{found.version}-{found.arch}-{found.kv}.diff", diff)
+        run.write_file(f"patches/{found.engine}-{found.version}-{found.arch}-{found.kv}.diff", diff)
     answer(as_json, {"remedies": remedies, "diff": diff}, lambda: _show(remedies, diff))
     if not apply:
         talk().print("`--fix --apply` writes it; the originals are kept, and `--revert` restores them")
@@ -38,9 +38,9 @@ def mend(
 
 def _refuse_uncompiled(found: KernelScan) -> None:
     """Outside where no launch compiles: other block sizes change nothing."""
-    if all(launch.verdict == "does not compile" for launch in found.bad):
-        raise Outside(
-            f"{found.bad[0].kernel} does not compile, which other block sizes do not fix: {found.bad[0].error}",
+    if all(launch.verdict == "does not compile" for launch in found.failing_launches):
+        raise ExternalError(
+            f"{found.failing_launches[0].kernel} does not compile, which other block sizes do not fix: {found.failing_launches[0].error}",
             hint="another version of Triton, or of the engine",
         )
 
@@ -58,8 +58,12 @@ def _applied(request: Request, made: tuple[patch.Patch, ...], *, anyway: bool, r
     again = scan(request)
     if run:
         save_findings(run, summarize_scan(again))
-    talk().print("every launch fits now" if not again.bad else f"{len(again.bad)} launches still do not fit")
-    return exit_code(not again.bad)
+    talk().print(
+        "every launch fits now"
+        if not again.failing_launches
+        else f"{len(again.failing_launches)} launches still do not fit"
+    )
+    return exit_code(not again.failing_launches)
 
 
 def _tell(remedy: fix.Remedy) -> None:

@@ -22,16 +22,16 @@ def report(scan: KernelScan, width: int = 120) -> RenderableType:
 
 def faults(scan: KernelScan) -> Iterator[Text]:
     """Each kernel that fails, where it is launched and in which cases; or that none does."""
-    if not scan.bad:
+    if not scan.failing_launches:
         yield Text(f"every one of {len(scan.launches)} launches fits {scan.arch}")
     failing: dict[str, list[KernelLaunch]] = {}
-    for launch in scan.bad:
+    for launch in scan.failing_launches:
         failing.setdefault(launch.kernel, []).append(launch)
     for launches in failing.values():
         first = launches[0]
         yield Text(f"{fault_of(first, scan.arch)}. It is launched at {first.launched_from}.", style="bold red")
         yield Text(f"It fails in: {'; '.join(dict.fromkeys(launch.case for launch in launches))}")
-    if any(launch.verdict == "does not fit" for launch in scan.bad):
+    if any(launch.verdict == "does not fit" for launch in scan.failing_launches):
         yield Text("`--fix` searches block sizes that fit and writes the patch.")
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from moebox.errors import BadInput, refuse_if
-from moebox.escape import visible
+from moebox.escape import escape_invisible
 
 if TYPE_CHECKING:
     from moebox.serve.tail import LogTail
@@ -36,12 +36,12 @@ def logs(
     path, alive = source(name)
     from moebox.serve.tail import LogTail
     from moebox.store import plain
-    from moebox.store.log import pieces
+    from moebox.store.log import log_pieces
 
-    for piece in pieces(path):
-        plain.refuse_strange(piece)
+    for piece in log_pieces(path):
+        plain.refuse_unusual(piece)
     if lines is None:
-        for piece in pieces(path)[:-1]:  # a long log is kept in pieces: its beginning, and the newest
+        for piece in log_pieces(path)[:-1]:  # a long log is kept in pieces: its beginning, and the newest
             show_file(piece)
     show_rest(LogTail(path, start=last_lines(path, lines) if lines is not None else 0), alive, follow=follow)
     return 0
@@ -69,7 +69,7 @@ def show_file(path: Path) -> None:
 def show(data: bytes) -> None:
     """A piece of a log: as it is into a file or a pipe, without what would drive a terminal on one."""
     if sys.stdout.isatty():
-        data = visible(COLOURS.sub("", data.decode("utf-8", "replace").replace("\r\n", "\n"))).encode()
+        data = escape_invisible(COLOURS.sub("", data.decode("utf-8", "replace").replace("\r\n", "\n"))).encode()
     sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()
 

@@ -5,7 +5,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from moebox import codec
-from moebox.checkpoint import resolve
+from moebox.checkpoint import resolve_model
 from moebox.cli.output import emit, people
 from moebox.core import catalogue
 from moebox.core.model import KV_BYTES, Checkpoint, Model
@@ -35,7 +35,7 @@ def show(model: str, *, json: Annotated[bool, Parameter(negative=())] = False) -
         model: A name from the catalogue, a folder with config.json, or a .gguf file (any of its parts).
         json: Print JSON.
     """
-    found, checkpoints = resolve(model)
+    found, checkpoints = resolve_model(model)
     if json:
         emit(document(found, checkpoints))
         return 0
@@ -51,11 +51,11 @@ def summary(model: Model) -> Document:
         "name": model.name,
         "title": model.title,
         "repo": model.repo,
-        "parameters": {"total": model.total, "active": model.active},
+        "parameters": {"total": model.total_parameters, "active": model.active_parameters},
         "context": model.context,
         "attention": _kind(model),
         "licence": model.licence.name,
-        "checkpoints": [checkpoint.name for checkpoint in catalogue.checkpoints(model.name)],
+        "checkpoints": [checkpoint.name for checkpoint in catalogue.published_checkpoints(model.name)],
     }
 
 
@@ -72,14 +72,14 @@ def document(model: Model, checkpoints: tuple[Checkpoint, ...]) -> Document:
         "dense_layers": model.dense_layers,
         "hidden": model.hidden,
         "vocab": model.vocab,
-        "attention": {"kind": _kind(model), **codec.document(model.attention)},
-        "stack": [codec.document(layers) for layers in model.stack],
-        "moe": codec.document(model.moe) if model.moe else None,
+        "attention": {"kind": _kind(model), **codec.to_document(model.attention)},
+        "stack": [codec.to_document(layers) for layers in model.stack],
+        "moe": codec.to_document(model.moe) if model.moe else None,
         "parameters": {
-            "total": model.total,
-            "text": model.text_total,
-            "active": model.active,
-            "by_component": model.by_component,
+            "total": model.total_parameters,
+            "text": model.text_parameters,
+            "active": model.active_parameters,
+            "by_component": model.parameters_by_component,
         },
         "kv_bytes_per_token": {kind: model.kv_bytes_per_token(kind) for kind in KV_BYTES},
         "licence": {"name": model.licence.name, "limits": model.licence.limits},
@@ -92,7 +92,7 @@ def document(model: Model, checkpoints: tuple[Checkpoint, ...]) -> Document:
                 "path": form.path,
                 "format": form.format,
                 "quant": form.quant,
-                "bytes": form.bytes,
+                "bytes": form.total_bytes,
                 "bits_per_weight": round(form.bits_per_weight(model), 3),
                 "by_component": form.bytes_by_component,
                 "shards": form.shards,

@@ -11,7 +11,7 @@ from moebox.cli.tables import grid
 from moebox.core import catalogue, registry
 from moebox.core.layers import Compressed, Gqa, Layers, Linear, Mla
 from moebox.core.model import COMPONENTS, Checkpoint, Component, Model
-from moebox.units import count, gb, gib, params, percent
+from moebox.units import format_count, format_gb, format_gib, format_params, format_percent
 
 WIDE = 96  # columns
 _HOW = {"computed": "computed", "published": "as published", "read": "read from headers"}
@@ -33,8 +33,8 @@ def listing(models: list[Model], *, width: int = 80) -> RenderableType:
 
 def _native(model: Model) -> str:
     """The form in which its makers published it."""
-    native = next((form for form in catalogue.checkpoints(model.name) if form.native), None)
-    return f"{gb(native.bytes):>8} {native.name}" if native else "-"
+    native = next((form for form in catalogue.published_checkpoints(model.name) if form.native), None)
+    return f"{format_gb(native.total_bytes):>8} {native.name}" if native else "-"
 
 
 def page(model: Model, checkpoints: tuple[Checkpoint, ...]) -> RenderableType:
@@ -49,18 +49,21 @@ def shape(model: Model) -> RenderableType:
 
 
 def _facts(model: Model) -> Iterator[tuple[str, str]]:
-    yield "parameters", f"{params(model.total)} in all, {params(model.active)} active for a token"
+    yield (
+        "parameters",
+        f"{format_params(model.total_parameters)} in all, {format_params(model.active_parameters)} active for a token",
+    )
     yield "layers", f"{model.layers}{_dense(model)}; hidden {model.hidden:,}, vocabulary {model.vocab:,}"
     if model.moe:
         shared = f" + {model.moe.shared} shared" if model.moe.shared else ""
-        each = params(model.expert_parameters)
+        each = format_params(model.expert_parameters)
         yield "experts", f"{model.moe.used} of {model.moe.experts}{shared} a token, {each} each"
     for layers in model.stack:
         many = f"{layers.count} × " if len(model.stack) > 1 else ""
         yield "attention", f"{many}{attention(layers)}"
     cache = ", ".join(f"{model.kv_bytes_per_token(kind):,} B {kind}" for kind in ("fp8", "bf16"))
-    yield "KV per token", f"{cache}; {gib(model.kv_bytes_per_token('bf16') * model.context)} at full context"
-    yield "context", count(model.context)
+    yield "KV per token", f"{cache}; {format_gib(model.kv_bytes_per_token('bf16') * model.context)} at full context"
+    yield "context", format_count(model.context)
     yield "licence", f"{model.licence.name}. {model.licence.limits}".strip()
 
 
@@ -68,7 +71,7 @@ def _dense(model: Model) -> str:
     """The layers without experts, where there are some."""
     if not model.dense_layers:
         return ""
-    return ", the first dense" if model.dense_layers == 1 else f", the first {count(model.dense_layers)} dense"
+    return ", the first dense" if model.dense_layers == 1 else f", the first {format_count(model.dense_layers)} dense"
 
 
 def kind_name(layers: Layers) -> str:
@@ -111,11 +114,11 @@ def _compressed(kind: Compressed) -> str:
 
 # Columns of the catalogue.
 FIGURES: dict[str, Callable[[Model], str]] = {
-    "params": lambda model: f"{model.total / 1e9:,.0f} B",
-    "active": lambda model: params(model.active),
+    "params": lambda model: f"{model.total_parameters / 1e9:,.0f} B",
+    "active": lambda model: format_params(model.active_parameters),
     "attention": lambda model: " + ".join(dict.fromkeys(map(kind_name, model.stack))),
-    "context": lambda model: count(model.context),
-    "KV/token": lambda model: count(model.kv_bytes_per_token("bf16")),
+    "context": lambda model: format_count(model.context),
+    "KV/token": lambda model: format_count(model.kv_bytes_per_token("bf16")),
 }
 ATTENTIONS: dict[type, Callable[[Any], str]] = {Mla: _mla, Linear: _linear, Gqa: _gqa, Compressed: _compressed}
 
@@ -130,22 +133,30 @@ def components(model: Model, checkpoints: tuple[Checkpoint, ...]) -> RenderableT
     for form in shown:
         table.add_column(form.name if len(form.name) < 16 else form.quant, justify="right", overflow="fold")
     for name in _there(model, shown):
-        number = model.by_component.get(name, 0)
+        number = model.parameters_by_component.get(name, 0)
         sizes = (_size(form, name) for form in shown)
-        table.add_row(name.replace("_", " "), params(number), percent(number / model.total), *sizes)
-    table.add_row("total", params(model.total), "", *(gb(form.bytes) for form in shown), style="bold")
+        table.add_row(
+            name.replace("_", " "), format_params(number), format_percent(number / model.total_parameters), *sizes
+        )
+    table.add_row(
+        "total",
+        format_params(model.total_parameters),
+        "",
+        *(format_gb(form.total_bytes) for form in shown),
+        style="bold",
+    )
     return table
 
 
 def _there(model: Model, shown: tuple[Checkpoint, ...]) -> list[Component]:
     """The components that the model or one of its forms has."""
-    there = set(model.by_component).union(*(form.bytes_by_component for form in shown))
+    there = set(model.parameters_by_component).union(*(form.bytes_by_component for form in shown))
     return [name for name in COMPONENTS if name in there]
 
 
 def _size(form: Checkpoint, component: str) -> str:
     """Bytes of a component in one form; a dash where it has none."""
-    return gb(form.bytes_by_component[component]) if component in form.bytes_by_component else "-"
+    return format_gb(form.bytes_by_component[component]) if component in form.bytes_by_component else "-"
 
 
 def forms(model: Model, checkpoints: tuple[Checkpoint, ...]) -> RenderableType:
@@ -157,7 +168,9 @@ def forms(model: Model, checkpoints: tuple[Checkpoint, ...]) -> RenderableType:
     table.add_column("where", overflow="fold")
     for form in checkpoints:
         native = " (native)" if form.native and not form.path else ""
-        table.add_row(form.name + native, gb(form.bytes), f"{form.bits_per_weight(model):.2f}", _where(form))
+        table.add_row(
+            form.name + native, format_gb(form.total_bytes), f"{form.bits_per_weight(model):.2f}", _where(form)
+        )
     return table
 
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from moebox import codec, files
 from moebox.errors import AnswerIsNo, BadInput
-from moebox.escape import json_text, visible
-from moebox.redact import hide_given
+from moebox.escape import escape_invisible, escape_json
+from moebox.redact import hide_known_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def emit(document: Any) -> None:
     """One JSON document on stdout, at once: whoever reads it from a pipe may wait for it while the command goes on."""
-    sys.stdout.write(json_text(hide_given(codec.to_json(document))) + "\n")
+    sys.stdout.write(escape_json(hide_known_keys(codec.to_json(document))) + "\n")
     sys.stdout.flush()
 
 
@@ -44,8 +44,8 @@ def show_lines(lines: "Iterable[object]") -> None:
 
 def write_file(path: "Path", text: str, *, executable: bool = False) -> None:
     """A file that was asked for, whole or not at all; BadInput where it cannot be."""
-    with files.writing(path, refused=BadInput):
-        files.write_atomic(path, hide_given(text), mode=0o755 if executable else 0o644)
+    with files.report_write_errors(path, error_type=BadInput):
+        files.write_atomic(path, hide_known_keys(text), mode=0o755 if executable else 0o644)
 
 
 def try_file(path: "Path | None", *, of: "Path | None" = None, hint: str | None = None) -> None:
@@ -54,8 +54,8 @@ def try_file(path: "Path | None", *, of: "Path | None" = None, hint: str | None 
     `of`: what is named then, where the file is one that stands for it.
     """
     if path:
-        with files.writing(of or path, refused=BadInput, hint=hint):
-            files.try_out(path)
+        with files.report_write_errors(of or path, error_type=BadInput, hint=hint):
+            files.check_writable(path)
 
 
 def asked(question: str) -> bool:
@@ -90,7 +90,7 @@ def console(*, stderr: bool = False) -> "Console":
             self, renderable: "RenderableType", options: "ConsoleOptions | None" = None
         ) -> "Iterable[Segment]":  # keys go before a text is broken into lines
             said = str(renderable) if isinstance(renderable, str | Text) else ""
-            hidden = hide_given(said)
+            hidden = hide_known_keys(said)
             return super().render(renderable if hidden == said else Text(hidden), options)
 
         def _render_buffer(self, buffer: "Iterable[Segment]") -> str:
@@ -99,6 +99,6 @@ def console(*, stderr: bool = False) -> "Console":
     def _shown(segment: "Segment") -> "Segment":
         if segment.control:  # rich's own: the cursor of a progress display
             return segment
-        return Segment(visible(segment.text), segment.style)
+        return Segment(escape_invisible(segment.text), segment.style)
 
     return Safe(stderr=stderr, highlight=False, emoji=False)

@@ -7,11 +7,11 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from moebox import codec
-from moebox.checkpoint import look_up
+from moebox.checkpoint import look_up_model
 from moebox.cli.output import emit, people, talk, write_file
 from moebox.cli.pinned import Pinned
 from moebox.core import grammar
-from moebox.core.plan import Caution, DeviceMemory, Goal, Plan
+from moebox.core.plan import DeviceMemory, Goal, Plan, PlanWarning
 from moebox.errors import DoesNotFit
 from moebox.flows import boxes
 from moebox.loose import Document
@@ -50,7 +50,7 @@ def plan(
         output: Write the recipe to this file.
         json: Print JSON.
     """
-    known = look_up(model)
+    known = look_up_model(model)
     found, checkpoints = known.model, known.checkpoints
     where = boxes.calibrated_box(box, ram=ram, ram_bandwidth=ram_bandwidth)
     try:
@@ -59,10 +59,10 @@ def plan(
         if json:
             emit(refusal(problem))
         raise
-    notes = tuple(Caution(symptom="", text=note, severity="note") for note in known.notes)
+    notes = tuple(PlanWarning(symptom="", text=note, severity="note") for note in known.notes)
     chosen = replace(chosen, warnings=(*notes, *chosen.warnings))
     chosen = boxes.with_planned_box(chosen, box, ram=ram, ram_bandwidth=ram_bandwidth)
-    grammar.refuse(chosen.recipe)  # what `up` would refuse is not written first
+    grammar.validate_recipe(chosen.recipe)  # what `up` would refuse is not written first
     if output:
         write(chosen, output)
     if json:

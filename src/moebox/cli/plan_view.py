@@ -15,11 +15,11 @@ from moebox.checkpoint import deploy
 from moebox.cli.tables import grid, headed
 from moebox.core.deployment import Deployment
 from moebox.core.model import Component, Model
-from moebox.core.plan import Caution, DeviceMemory, Forecast, Line, Plan
-from moebox.core.registry import titled
+from moebox.core.plan import ArithmeticLine, DeviceMemory, Forecast, Plan, PlanWarning
+from moebox.core.registry import engine_display_name
 from moebox.engines.reasons import flag_reason
 from moebox.planner.rate import comparison_request
-from moebox.units import count, gib, rate, seconds, tok_s
+from moebox.units import format_count, format_gib, format_rate, format_seconds, format_tok_s
 
 # Parts of a bar: name, letter (so that colour carries no meaning), colour, and the components of weights it sums.
 PARTS: tuple[tuple[str, str, str, tuple[Component, ...]], ...] = (
@@ -54,14 +54,14 @@ def page(plan: Plan, model: Model, *, saved: Path | None = None) -> RenderableTy
 def title(plan: Plan, model: Model) -> Text:
     """One line: model, engine, layout, box."""
     recipe, parallel = plan.recipe, plan.recipe.parallel
-    words = [titled(recipe.engine)]
+    words = [engine_display_name(recipe.engine)]
     if recipe.runtime.preset:
         words.append("patched community image")
     if recipe.hybrid is None:
-        words += parallel.words
+        words += parallel.labels
     elif parallel.nodes > 1:
         words.append(f"{parallel.nodes} nodes by RPC")
-    words += [f"{recipe.kv} cache", f"context {count(recipe.context)}"]
+    words += [f"{recipe.kv} cache", f"context {format_count(recipe.context)}"]
     words += [f"{recipe.speculate.method} draft"] if recipe.speculate else []
     line = Text.assemble((f"{model.title} {deploy(recipe).checkpoint.label}", "bold"), " on ", (plan.box, "bold"))
     return line.append(": " + ", ".join(words))
@@ -84,7 +84,7 @@ def memory(plan: Plan) -> RenderableType:
     table.add_column(ratio=1)
     table.add_column(no_wrap=True, justify="right")
     for name, device in groups(plan.memory.devices):
-        table.add_row(name, Bar(device), gib(device.total))
+        table.add_row(name, Bar(device), format_gib(device.total))
     return Group(table, figures(plan), holds(plan))
 
 
@@ -148,11 +148,11 @@ def figures(plan: Plan) -> RenderableType:
 def holds(plan: Plan) -> Text:
     """The cache in tokens and in requests."""
     tokens, context = plan.memory.kv_tokens, plan.recipe.context
-    line = Text("\ncache ").append(f"{count(tokens)} tokens", style="bold")
+    line = Text("\ncache ").append(f"{format_count(tokens)} tokens", style="bold")
     requests = tokens / max(context, 1)
-    line.append(f" = {requests:,.1f} requests of {count(context)}")
+    line.append(f" = {requests:,.1f} requests of {format_count(context)}")
     if requests >= 1 and context > 8192 and plan.recipe.hybrid is None:
-        line.append(f", or {count(tokens // 8192)} of 8,192")
+        line.append(f", or {format_count(tokens // 8192)} of 8,192")
     return line.append(f"; {plan.memory.kv_bytes_per_token:,} bytes a token")
 
 
@@ -172,11 +172,11 @@ def _forecast_line(cells: dict[int, Forecast], streams: list[int]) -> tuple[str,
     """One context: a rate for each number of streams, and how long a prompt of that length takes."""
     first = next(iter(cells.values()))
     rates = (_decode(cells.get(number)) for number in streams)
-    return count(first.context), *rates, seconds(first.ttft_s), count(first.prefill_tok_s)
+    return format_count(first.context), *rates, format_seconds(first.ttft_s), format_count(first.prefill_tok_s)
 
 
 def _decode(row: Forecast | None) -> str:
-    return tok_s(row.decode_tok_s).removesuffix(" tok/s") if row else "-"
+    return format_tok_s(row.decode_tok_s).removesuffix(" tok/s") if row else "-"
 
 
 def _basis(rows: tuple[Forecast, ...], measured: str, basis: str) -> str:
@@ -197,8 +197,8 @@ def runners(plan: Plan) -> RenderableType:
     rows = [("(this plan)", plan.answer_tok_s, plan.memory.kv_tokens, "")]
     rows += [(other.title, other.answer_tok_s, other.kv_tokens, other.loses) for other in plan.alternatives]
     for title, answers, cache, loses in rows:
-        table.add_row(Text(title), tok_s(answers).removesuffix(" tok/s"), count(cache), Text(loses))
-    prompt, answer = map(count, comparison_request(plan.recipe.context))
+        table.add_row(Text(title), format_tok_s(answers).removesuffix(" tok/s"), format_count(cache), Text(loses))
+    prompt, answer = map(format_count, comparison_request(plan.recipe.context))
     note = f"answers: tok/s while requests of {prompt} tokens are read and answered with {answer}, as many as the goal "
     return Group(table, Text(note + "asks for and the cache holds", style="dim"))
 
@@ -214,7 +214,7 @@ def cautions(plan: Plan) -> RenderableType:
     return grid(map(_caution, plan.warnings))
 
 
-def _caution(caution: Caution) -> tuple[Text, Text]:
+def _caution(caution: PlanWarning) -> tuple[Text, Text]:
     mark, style = MARKS[caution.severity]
     text = Text(caution.text)
     if caution.remedy:
@@ -240,7 +240,7 @@ def commands(plan: Plan, saved: Path | None) -> RenderableType:
 def _starting(file: str, deployment: Deployment) -> list[str]:
     """What renders and starts the recipe; over several nodes `up` is told which they are."""
     several = deployment.recipe.parallel.nodes > 1
-    rendered = [] if several and deployment.engine.workers else [f"moebox render {file} --as script"]
+    rendered = [] if several and deployment.engine.worker_programs else [f"moebox render {file} --as script"]
     return [*rendered, f"moebox up {file} --hosts hosts.txt" if several else f"moebox up {file}"]
 
 
@@ -265,23 +265,23 @@ def flags(plan: Plan) -> Table:
     return grid(((flag, Text(reason, style="dim")) for flag, reason in flags), gap=2)
 
 
-def value(line: Line) -> str:
+def value(line: ArithmeticLine) -> str:
     """A value with its unit, exact enough for a calculator."""
     return VALUES.get(line.unit, _number)(line)
 
 
-def _bytes(line: Line) -> str:
+def _bytes(line: ArithmeticLine) -> str:
     exact = f"{line.value:,.0f} B"
-    return f"{exact} ({gib(line.value)})" if abs(line.value) >= 2**20 else exact
+    return f"{exact} ({format_gib(line.value)})" if abs(line.value) >= 2**20 else exact
 
 
-def _number(line: Line) -> str:
+def _number(line: ArithmeticLine) -> str:
     whole = float(line.value).is_integer() and abs(line.value) >= 1
     return f"{line.value:,.0f} {line.unit}".strip() if whole else f"{line.value:,.4g} {line.unit}".strip()
 
 
-VALUES: dict[str, Callable[[Line], str]] = {  # by unit
+VALUES: dict[str, Callable[[ArithmeticLine], str]] = {  # by unit
     "B": _bytes,
     "s": lambda line: f"{line.value * 1e3:.3f} ms",
-    "B/s": lambda line: rate(line.value),
+    "B/s": lambda line: format_rate(line.value),
 }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from moebox.cli.output import answer, people
-from moebox.units import seconds
+from moebox.units import format_seconds
 
 if TYPE_CHECKING:
     from moebox.serve.state import Instance
@@ -93,7 +93,7 @@ def show(rows: Sequence[Listed]) -> None:
 
 def _lines(row: Listed) -> Iterator[str]:
     status = f"exited ({row.code})" if row.status == "exited" else row.status
-    age = seconds(time.time() - row.started) if row.started else ""
+    age = format_seconds(time.time() - row.started) if row.started else ""
     yield f"{row.id}  {status}  {age}".rstrip()
     if row.base_url:
         gpus = f"  GPUs {','.join(map(str, row.gpus))}" if row.gpus else ""

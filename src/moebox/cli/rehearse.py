@@ -12,7 +12,7 @@ from moebox.cli.output import answer, people, talk
 from moebox.cli.signals import told_when_interrupted
 from moebox.core.recipe import Recipe, RuntimeKind
 from moebox.errors import AnswerIsNo, refuse_if
-from moebox.units import seconds
+from moebox.units import format_seconds
 
 if TYPE_CHECKING:
     from moebox.core.calibration import Calibration
@@ -105,7 +105,7 @@ def booted(recipe: Recipe, layers: int, *, phantom: bool, patience_s: float, run
 def _show(rehearsal: "Rehearsal") -> None:
     """Each step, and what only the whole model can show."""
     for step in rehearsal.steps:
-        took = seconds(step.seconds) if step.seconds else ""
+        took = format_seconds(step.seconds) if step.seconds else ""
         people().print(f"✓ {step.name:<12} {step.detail}  {took}".rstrip(), markup=False)
     people().print("\nnot rehearsed:")
     for note in rehearsal.not_rehearsed:

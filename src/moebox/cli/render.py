@@ -10,9 +10,9 @@ from cyclopts import Parameter
 from moebox import render as rendering
 from moebox.checkpoint import deploy
 from moebox.cli.output import answer, write_file
-from moebox.core.plan import Caution
+from moebox.core.plan import PlanWarning
 from moebox.engines import find_refusals
-from moebox.escape import printable
+from moebox.escape import printable_line
 from moebox.flows import recipes
 
 
@@ -43,10 +43,10 @@ def render(
     return 0
 
 
-def _show(files: Mapping[str, str], warnings: Iterable[Caution]) -> None:
+def _show(files: Mapping[str, str], warnings: Iterable[PlanWarning]) -> None:
     """The files on stdout, and what to know of them beside it."""
     for name, text in files.items():
         sys.stdout.write(f"# ==> {name} <==\n{text}" if name else text)
     for warning in warnings:
         remedy = f" ({warning.remedy})" if warning.remedy else ""
-        print(printable(f"{warning.severity}: {warning.text}{remedy}"), file=sys.stderr)
+        print(printable_line(f"{warning.severity}: {warning.text}{remedy}"), file=sys.stderr)

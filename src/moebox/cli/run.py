@@ -10,7 +10,7 @@ from moebox import codec
 from moebox.cli import flags
 from moebox.cli.output import asked, emit, exit_code, talk
 from moebox.core.traits import LAST_PORT
-from moebox.errors import refuse_if, refuse_outside
+from moebox.errors import refuse_if, refuse_out_of_range
 from moebox.flows import boxes, recipes
 from moebox.flows import pipeline as pipelines
 from moebox.store import Run
@@ -91,7 +91,7 @@ def run(
 
 def resumed(name: str, until: str, runs: Path | None) -> tuple[Run, pipelines.Pipeline]:
     """A run to go on with, held against any other moebox."""
-    folder = Run.taken_up(name, runs=runs)
+    folder = Run.resume(name, runs=runs)
     pipelines.check_step_names([until] if until else [])
     with pipelines.raise_disk_full(folder):
         return folder, pipelines.resume_pipeline(folder, until=until or None)  # type: ignore[arg-type]
@@ -109,10 +109,10 @@ def followed(folder: Run, pipeline: pipelines.Pipeline, *, yes: bool, json: bool
     """Run it to its end, showing every step."""
     from moebox.cli.run_view import View
     from moebox.flows.run import Runner
-    from moebox.stream.awake import Awake
+    from moebox.stream.awake import AwakeClock
 
-    awake = Awake()
-    view = View(pipeline, folder, pipelines.expected_step_seconds(folder), now=awake.now, quiet=json)
+    awake = AwakeClock()
+    view = View(pipeline, folder, pipelines.expected_step_seconds(folder), now=awake.active_now, quiet=json)
     runner = Runner(folder, pipeline, awake=awake, notify=view.hear, confirm=lambda question: yes or confirm(question))
     try:
         with awake, view:
@@ -121,9 +121,9 @@ def followed(folder: Run, pipeline: pipelines.Pipeline, *, yes: bool, json: bool
         talk().print(f"\ngo on with: moebox run --resume {folder.id}", soft_wrap=True)
         raise
     finally:
-        folder.release()
+        folder.release_lock()
         if json:
-            emit({"run": str(folder.path), **codec.document(runner.pipeline)})
+            emit({"run": str(folder.path), **codec.to_document(runner.pipeline)})
     if not json:
         view.close(ended, runner)
     return exit_code(not any(pipelines.display_state(step.state, step.figures) == "failed" for step in ended.steps))
@@ -143,7 +143,7 @@ def levels(text: str) -> tuple[int, ...]:
 def refuse(request: pipelines.RunRequest) -> None:
     """BadInput for steps and ports that do not exist, and for a box that is neither here nor simulated."""
     pipelines.check_step_names([request.until, *request.skip])
-    refuse_outside("--port", request.port, 0, LAST_PORT)
+    refuse_out_of_range("--port", request.port, 0, LAST_PORT)
     refuse_if(request.model and request.recipe, f"--recipe names its model: it does not take {request.model}")
     if request.twin:
         flags.not_taken("--twin has a port of its own and ends with the run", port=request.port, keep=request.keep)
@@ -163,14 +163,14 @@ def _refuse_elsewhere(request: pipelines.RunRequest) -> None:
 
 def check_names(request: pipelines.RunRequest) -> None:
     """BadInput or UnknownName for a box, recipe or model that does not exist: before a run folder is made."""
-    from moebox.checkpoint import resolve
+    from moebox.checkpoint import resolve_model
 
     if request.box or request.ram or request.ram_bandwidth:
         boxes.calibrated_box(request.box or None, ram=request.ram, ram_bandwidth=request.ram_bandwidth)
     if request.recipe:
         recipes.load_recipe(request.recipe)
     elif request.model:
-        resolve(request.model)
+        resolve_model(request.model)
 
 
 def confirm(question: str) -> bool:

@@ -14,10 +14,10 @@ from moebox.cli.drawn import Drawn
 from moebox.cli.output import people, talk
 from moebox.flows.pipeline import REPORT, Pipeline, PipelineStep, display_state, time_left_text
 from moebox.store import Run
-from moebox.units import count, seconds, tok_s
+from moebox.units import format_count, format_seconds, format_tok_s
 
 if TYPE_CHECKING:
-    from moebox.core.verdict import Verdict
+    from moebox.core.verdict import CheckVerdict
     from moebox.flows.run import Runner
     from moebox.flows.walk import ClimbTrial
     from moebox.serve.session import EngineSession
@@ -118,7 +118,7 @@ class View(Drawn):
         return Group(head, Text(), table, Text(), Text(left, style="dim")) if left else Group(head, Text(), table)
 
     def _running(self, name: str) -> RenderableType:
-        past = seconds(self.now() - self.started.get(name, self.now()))
+        past = format_seconds(self.now() - self.started.get(name, self.now()))
         lines = [Text(line, style="dim", overflow="ellipsis", no_wrap=True) for line in self.lines[-14:]]
         return Group(Text(f"{_ABOUT[name]} ({past})"), *lines)
 
@@ -129,7 +129,7 @@ class View(Drawn):
             return step.why
         shown = {name.replace("_", " "): value for name, value in step.figures.items() if name != "report"}
         figures = ", ".join(f"{name} {_figure(value)}" for name, value in shown.items())
-        return f"{seconds(step.seconds)}{'  ' + figures if figures else ''}"
+        return f"{format_seconds(step.seconds)}{'  ' + figures if figures else ''}"
 
     def left(self) -> str:
         """How long it will still take, going by earlier runs; "" when nobody knows."""
@@ -160,17 +160,17 @@ def _tell_endpoint(live: "EngineSession | None") -> None:
         people().print("keep      `moebox run --keep` leaves the engine up at the end")
 
 
-def _rung(check: "Verdict") -> str:
+def _rung(check: "CheckVerdict") -> str:
     return f"{_RUNGS[check.verdict]} {check.name} {check.reason}".rstrip()
 
 
 def _trial(trial: "ClimbTrial") -> str:
     kept = "kept" if trial.kept else "dropped"
-    return f"{trial.change}: {tok_s(trial.output_tok_s)}, {kept} ({trial.why})"
+    return f"{trial.change}: {format_tok_s(trial.output_tok_s)}, {kept} ({trial.why})"
 
 
 _NEWS: dict[str, Callable[[Any], str]] = {"check": _rung, "trial": _trial}  # anything else is a line already
 
 
 def _figure(value: Any) -> str:
-    return count(value) if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    return format_count(value) if isinstance(value, int) and not isinstance(value, bool) else str(value)

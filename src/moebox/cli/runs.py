@@ -7,12 +7,12 @@ from cyclopts import Parameter
 
 from moebox import codec, files
 from moebox.cli.output import asked, emit, people
-from moebox.errors import Outside, refuse_if
+from moebox.errors import ExternalError, refuse_if
 from moebox.loose import Document
 from moebox.serve import state
-from moebox.store import Brief, Run, runs_dir
-from moebox.store.listing import brief, looks_like_one
-from moebox.store.summary import Summary, summaries
+from moebox.store import Run, RunBrief, runs_dir
+from moebox.store.listing import is_run_folder, run_brief
+from moebox.store.summary import RunSummary, list_summaries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -35,10 +35,10 @@ def runs(*, runs: Path | None = None, json: Annotated[bool, Parameter(negative=(
         json: Print JSON.
     """
     home = runs_dir(runs)
-    found, engines = summaries(runs), state.live_run_folders()
+    found, engines = list_summaries(runs), state.live_run_folders()
     live = {row.id for row in found if state.is_run_active(Run(home / row.id), engines, unfinished_step=row.left_in)}
     if json:
-        emit({"runs": [_listed(row, brief(Run(home / row.id)), live) for row in found], "folder": home})
+        emit({"runs": [_listed(row, run_brief(Run(home / row.id)), live) for row in found], "folder": home})
     elif found:
         _show_list(found, live, people().width)
     else:
@@ -46,27 +46,27 @@ def runs(*, runs: Path | None = None, json: Annotated[bool, Parameter(negative=(
     return 0
 
 
-def _show_list(found: "Sequence[Summary]", live: set[str], width: int) -> None:
+def _show_list(found: "Sequence[RunSummary]", live: set[str], width: int) -> None:
     """A table, or two lines a run where there is no room for one."""
     if width >= NARROW:
         people().print(listing(found, live, wide=width >= WIDE))
         return
     for row in found:
-        people().print(f"{row.id}\n  {_state(row, live)}, checks {row.checks}, {_speed(row)} tok/s", markup=False)
+        people().print(f"{row.id}\n  {_state(row, live)}, checks {row.checks_text}, {_speed(row)} tok/s", markup=False)
 
 
-def _listed(row: "Summary", told: "Brief", live: set[str]) -> Document:
+def _listed(row: "RunSummary", told: "RunBrief", live: set[str]) -> Document:
     """A row of the list under stable keys: what it says to people, and what lies in the folder."""
     shown = ("model", "engine", "box", "verdict", "output_tok_s", "ttft_ms", "failed", "simulation", "jobs", "solved")
     return {
-        **codec.plain(told),
+        **codec.to_plain(told),
         **_values(row, *shown),
         "live": row.id in live,
-        "state": row.state(live=row.id in live),
+        "state": row.state_text(live=row.id in live),
     }
 
 
-def listing(found: "Sequence[Summary]", live: set[str], *, wide: bool) -> "Table":
+def listing(found: "Sequence[RunSummary]", live: set[str], *, wide: bool) -> "Table":
     """A row a run; model and box only where there is room for them."""
     from rich.table import Table
 
@@ -79,15 +79,15 @@ def listing(found: "Sequence[Summary]", live: set[str], *, wide: bool) -> "Table
     table.add_column("tok/s", justify="right", no_wrap=True)
     for row in found:
         place = (getattr(row, name) or "–" for name in places)
-        table.add_row(row.id, _state(row, live), *place, row.checks, _speed(row))
+        table.add_row(row.id, _state(row, live), *place, row.checks_text, _speed(row))
     return table
 
 
-def _state(row: "Summary", live: set[str]) -> str:
-    return row.state(live=row.id in live) + (", simulated" if row.simulation else "")
+def _state(row: "RunSummary", live: set[str]) -> str:
+    return row.state_text(live=row.id in live) + (", simulated" if row.simulation else "")
 
 
-def _speed(row: "Summary") -> str:
+def _speed(row: "RunSummary") -> str:
     return f"{row.output_tok_s:,.0f}" if row.output_tok_s else "–"
 
 
@@ -153,7 +153,7 @@ def _happened(record: "RunRecord", advice: "Sequence[Advice]") -> "Iterator[tupl
 def document(run: Run, record: "RunRecord") -> Document:
     """One run under stable keys."""
     return {
-        **_values(brief(run), "id", "path", "started", "last", "last_kind", "bytes"),
+        **_values(run_brief(run), "id", "path", "started", "last", "last_kind", "bytes"),
         "live": state.is_run_active(run, state.live_run_folders(), unfinished_step=record.interrupted),
         "simulation": record.simulation,
         "recipe": record.recipe,
@@ -190,7 +190,7 @@ def rm(
         return 1
     for folder in found:
         if not files.remove_tree(folder.path):
-            raise Outside(f"{folder.path}: could not be removed completely", hint="is another user's file in it?")
+            raise ExternalError(f"{folder.path}: could not be removed completely", hint="is another user's file in it?")
         people().print(f"deleted {folder.id}", soft_wrap=True)
     return 0
 
@@ -200,9 +200,9 @@ def _deletable(name: str, runs: Path | None) -> Run:
     folder = Run.open(name, runs=runs)
     hint = f"deleting asks for the whole of it: {folder.id}"
     refuse_if(folder.id != Path(name).name, f"{name!r} is not a full name", hint=hint)
-    refuse_if(not looks_like_one(folder.path), f"{folder.path}: is not a run's folder, so it is left alone")
-    if folder.held:
-        raise Outside(f"{folder.id} is being worked on", hint="stop that first")
+    refuse_if(not is_run_folder(folder.path), f"{folder.path}: is not a run's folder, so it is left alone")
+    if folder.is_locked:
+        raise ExternalError(f"{folder.id} is being worked on", hint="stop that first")
     if engine := state.engine_writing_to(state.live_run_folders(), folder.path):
-        raise Outside(f"{folder.id}: its engine is running", hint=f"stop that first: `moebox down {engine}`")
+        raise ExternalError(f"{folder.id}: its engine is running", hint=f"stop that first: `moebox down {engine}`")
     return folder

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, replace
 
-from moebox.checkpoint import deploy, form_of, resolve
+from moebox.checkpoint import deploy, planned_checkpoint, resolve_model
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Model
-from moebox.core.plan import Caution, Memory
+from moebox.core.plan import Memory, PlanWarning
 from moebox.core.recipe import Recipe
 from moebox.engines import check_recipe, memory_budget
 from moebox.errors import DoesNotFit, refuse_if
@@ -15,7 +15,7 @@ from moebox.planner.choose import choose_plan, search_candidates
 from moebox.planner.constraints import Constraints
 from moebox.planner.speed import Speed
 from moebox.planner.warnings import known_issues, short_cache_warnings
-from moebox.units import count, gb
+from moebox.units import format_count, format_gb
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,13 +24,13 @@ class Subject:
 
     deployment: Deployment
     memory: Memory
-    warnings: tuple[Caution, ...] = ()
+    warnings: tuple[PlanWarning, ...] = ()
     accept: float | None = None  # share of draft tokens accepted, where somebody knows it
 
     @property
     def box(self) -> Box:
         """Where it runs."""
-        return self.deployment.place
+        return self.deployment.required_box
 
     @property
     def model(self) -> Model:
@@ -60,19 +60,19 @@ def from_recipe(name: str, box: str | None, *, pinned: bool, ram: str = "", ram_
     recipe = recipes.load_recipe(name)
     deployment = deploy(recipe, boxes.box_for_recipe(recipe, box, ram=ram, ram_bandwidth=ram_bandwidth))
     check_recipe(deployment)
-    return _subject(deployment.settled)
+    return _subject(deployment.with_default_context)
 
 
 def chosen(name: str, box: Box, pins: Constraints) -> Subject:
     """The recipe that `plan` would choose within `pins`; what is pinned is forecast even where it does not fit."""
-    model, forms = resolve(name)
+    model, forms = resolve_model(name)
     try:
         plan = choose_plan(box, model, forms, pins)
     except DoesNotFit as problem:
         if not _layout_pinned(pins):
             raise
         return _as_if(box, model, forms, pins, problem)
-    deployment = Deployment.of(plan.recipe, model, form_of(plan.recipe, forms), box)
+    deployment = Deployment.from_parts(plan.recipe, model, planned_checkpoint(plan.recipe, forms), box)
     return Subject(deployment=deployment, memory=plan.memory, warnings=plan.warnings)
 
 
@@ -98,8 +98,8 @@ def beyond(subject: Subject, length: int) -> Subject:
     limit = subject.recipe.context
     if not 0 < limit < length:
         return subject
-    text = f"{count(length)} tokens are beyond the recipe's context of {count(limit)}: the speed is as if it took them"
-    caution = Caution(symptom="", text=text, remedy=f"context = {length}")
+    text = f"{format_count(length)} tokens are beyond the recipe's context of {format_count(limit)}: the speed is as if it took them"
+    caution = PlanWarning(symptom="", text=text, remedy=f"context = {length}")
     return replace(subject, warnings=(*subject.warnings, caution))
 
 
@@ -138,9 +138,9 @@ def _subject(deployment: Deployment) -> Subject:
     return Subject(deployment=deployment, memory=memory, warnings=(*_short(memory), *known_issues(deployment)))
 
 
-def _short(memory: Memory) -> tuple[Caution, ...]:
+def _short(memory: Memory) -> tuple[PlanWarning, ...]:
     """A warning where the recipe does not fit the box, so that its speed is not read as a promise."""
     if memory.shortfall <= 0:
         return ()
-    text = f"does not fit by {gb(memory.shortfall)} on the fullest device: the speed is as if it did"
-    return (Caution(symptom="", text=text, severity="fatal"),)
+    text = f"does not fit by {format_gb(memory.shortfall)} on the fullest device: the speed is as if it did"
+    return (PlanWarning(symptom="", text=text, severity="fatal"),)

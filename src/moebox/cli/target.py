@@ -6,9 +6,9 @@ from pathlib import Path
 from moebox import http
 from moebox.cli import flags
 from moebox.core import grammar
-from moebox.core.endpoint import KEY_HINT, REFUSED, Endpoint, endpoint_of
+from moebox.core.endpoint import AUTH_STATUSES, KEY_HINT, Endpoint, endpoint_from_url
 from moebox.core.recipe import Recipe
-from moebox.errors import Outside, refuse_if
+from moebox.errors import ExternalError, refuse_if
 from moebox.stream import sockets
 
 NAME_IT = "`--model NAME` says which model is meant"
@@ -35,15 +35,15 @@ def is_url(target: str) -> bool:
     return ":" in target or target.startswith("localhost")
 
 
-def not_there(endpoint: Endpoint, why: str) -> Outside:
+def not_there(endpoint: Endpoint, why: str) -> ExternalError:
     """For a server that gives no answer; `why` as the system says it."""
-    hint = http.WRITE_HTTP if http.PLAIN in why else "is the server up?"
-    return Outside(f"{endpoint.base_url}: {_ERRNO.sub('', why)}", hint=hint)
+    hint = http.WRITE_HTTP if http.PLAIN_HTTP in why else "is the server up?"
+    return ExternalError(f"{endpoint.base_url}: {_ERRNO.sub('', why)}", hint=hint)
 
 
 def _endpoint(target: str, *, model: str, key_env: str) -> Endpoint:
     if target.endswith(".toml"):
-        return _of_recipe(grammar.read(Path(target)), model=model, key_env=key_env)
+        return _of_recipe(grammar.read_recipe(Path(target)), model=model, key_env=key_env)
     if is_url(target):
         return _made(target, model, key_env, "")
     from moebox.serve import state
@@ -68,7 +68,7 @@ def _made(url: str, model: str, key_env: str, engine: str) -> Endpoint:
 
     key = find_key(key_env, url)
     refuse_if(key_env and not key, f"the environment variable {key_env} holds no key", hint=f"export {key_env}=…")
-    return endpoint_of(url, model, key=key, engine=engine)
+    return endpoint_from_url(url, model, key=key, engine=engine)
 
 
 def _only_model(endpoint: Endpoint, *, insecure: bool, ca_file: str) -> Endpoint:
@@ -76,19 +76,19 @@ def _only_model(endpoint: Endpoint, *, insecure: bool, ca_file: str) -> Endpoint
     names = _served(endpoint, insecure=insecure, ca_file=ca_file)
     several = f"{endpoint.base_url} serves {len(names)} models: {', '.join(names[:6])}"
     refuse_if(len(names) != 1, several, hint=NAME_IT)
-    return endpoint_of(endpoint.base_url, names[0], key=endpoint.key, engine=endpoint.engine)
+    return endpoint_from_url(endpoint.base_url, names[0], key=endpoint.key, engine=endpoint.engine)
 
 
 def _served(endpoint: Endpoint, *, insecure: bool, ca_file: str) -> list[str]:
     """The models that a server lists; Outside where it does not."""
-    target = sockets.target_of(endpoint.base_url, insecure=insecure, ca_file=ca_file)
+    target = sockets.address_from_url(endpoint.base_url, insecure=insecure, ca_file=ca_file)
     tls = sockets.tls_context(target) if target.tls else None
     reply = http.get(f"{endpoint.base_url}/models", headers=endpoint.headers, tls=tls)
     if not reply.status:
         raise not_there(endpoint, reply.text)
-    if reply.status in REFUSED:
-        raise Outside(f"{endpoint.base_url}: refused the key ({reply.status})", hint=KEY_HINT)
+    if reply.status in AUTH_STATUSES:
+        raise ExternalError(f"{endpoint.base_url}: refused the key ({reply.status})", hint=KEY_HINT)
     try:
         return [str(item["id"]) for item in reply.json()["data"]]
     except (KeyError, TypeError):
-        raise Outside(f"{endpoint.base_url}/models gives no list of models", hint=NAME_IT) from None
+        raise ExternalError(f"{endpoint.base_url}/models gives no list of models", hint=NAME_IT) from None

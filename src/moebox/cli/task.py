@@ -12,7 +12,7 @@ from moebox.cli import flags, kept_in
 from moebox.cli import target as targets
 from moebox.cli.output import answer, exit_code, people, talk
 from moebox.cli.signals import told_when_interrupted
-from moebox.errors import BadInput, Outside, refuse_if, refuse_outside
+from moebox.errors import BadInput, ExternalError, refuse_if, refuse_out_of_range
 from moebox.units import parse_seconds, plural
 
 if TYPE_CHECKING:
@@ -99,8 +99,8 @@ def task(
     """
     from moebox.tasks import runner
 
-    refuse_outside("--jobs", jobs, 1, 10_000)
-    refuse_outside("--parallel", parallel, 1, 256)
+    refuse_out_of_range("--jobs", jobs, 1, 10_000)
+    refuse_out_of_range("--parallel", parallel, 1, 256)
     chosen_jobs: dict[str, object] = {"family": family, "level": level, "jobs": jobs, "seed": seed}
     agent: dict[str, object] = {"job_time": job_time, "api": api, "thinking": thinking, "temperature": temperature}
     others: dict[str, object] = {"target": target, "parallel": parallel, "budget": budget, "mcp": mcp}
@@ -203,7 +203,7 @@ def _work(
         answer(json, summary(done) | {"run": str(run.path)}, lambda: view.close(done, run.path))
         raise
     finally:
-        run.release()
+        run.release_lock()
     answer(json, summary(done) | {"run": str(run.path)}, lambda: view.close(done, run.path))
     return exit_code(any(result.solved for result in done.finished_results))
 
@@ -235,7 +235,7 @@ def _begin(
 
     if not resume:
         return kept_in.new_run("task", endpoint), runner.prepare_task_run(endpoint, wanted, worker, options)
-    run = Run.taken_up(resume)
+    run = Run.resume(resume)
     task_run = load_task_run(run)
     if task_run is None:
         raise BadInput(f"{run.path} has no jobs to go on with", hint="`moebox task` without --resume begins anew")
@@ -272,7 +272,7 @@ def _servers(mcp: list[str]) -> "McpServers":
         servers.tools()
     except ToolServerDied as problem:
         servers.close()
-        raise Outside(str(problem), hint="does the command run by itself?") from None
+        raise ExternalError(str(problem), hint="does the command run by itself?") from None
     return servers
 
 
@@ -306,12 +306,12 @@ def _opencode(reached: "LiveModel") -> "ClientSetup":
 
 
 def _claude(reached: "LiveModel") -> "ClientSetup":
-    from moebox.loose import inner
+    from moebox.loose import get_object
     from moebox.serve import connect
     from moebox.tasks.clients import ClientSetup
 
     endpoint = reached.endpoint
-    own = inner(connect.client_settings("claude-code", reached).changes, "env")
+    own = get_object(connect.client_settings("claude-code", reached).changes, "env")
     environment = {name: str(value) for name, value in own.items()}
     environment |= {
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
@@ -364,6 +364,6 @@ def _harbor(dataset: str, endpoint: "Endpoint", jobs: int, options: "TaskOptions
         sandbox=engine,
     )
     runner.save_task_run(done, run)
-    run.release()
+    run.release_lock()
     answer(json, summary(done) | {"run": str(run.path)}, lambda: tell_all(done, run.path))
     return exit_code(any(result.solved for result in results))

@@ -20,7 +20,7 @@ from moebox.loose import Document
 from moebox.tasks import runner
 from moebox.tasks.result import END_TITLES, UNFINISHED, FamilyScore, JobName, JobResult, TaskRun, TurnRecord
 from moebox.tasks.score import family_scores, solved_score
-from moebox.units import count, plural, seconds, tok_s
+from moebox.units import format_count, format_seconds, format_tok_s, plural
 
 SHOWN = 12  # finished jobs kept in the live view
 INDENT, MOST_LINES = 4, 4  # of the reason below a job; its transcript has all of it
@@ -74,7 +74,7 @@ class View(Drawn):
             rows = [line(result, people().width) for result in self.done[-SHOWN:]]
             now = time.monotonic()
             for name, (since, turns, doing) in self.running.items():
-                rows.append(Text(f"· {name:<24} {seconds(now - since):>7}  turn {turns} {doing}", style="dim"))
+                rows.append(Text(f"· {name:<24} {format_seconds(now - since):>7}  turn {turns} {doing}", style="dim"))
             solved = sum(result.solved for result in self.done)
             head = f"{len(self.done) + self.before} of {self.total} jobs, {solved} solved"
         return Group(*rows, Text(head, style="bold"))
@@ -110,7 +110,7 @@ def line(result: JobResult, width: int = 80) -> Text:
     """One job in one line; why it is not solved stands below, in lines of at most `width` columns."""
     passed, of = result.hidden_tests
     mark, style = _marked(result)
-    took, turns = seconds(result.seconds), plural(len(result.turns), "turn")
+    took, turns = format_seconds(result.seconds), plural(len(result.turns), "turn")
     head = f"{mark} {result.id:<24} {took:>7}  {turns:>8}  {passed}/{of} tests"
     text = Text(head, style=style)
     for reason in textwrap.wrap(_reason(result), max(width - INDENT, 20), max_lines=MOST_LINES, placeholder=" …"):
@@ -148,9 +148,9 @@ def _line(row: FamilyScore) -> tuple[str, ...]:
         percentage(row.hidden),
         percentage(row.valid_calls),
         f"{row.turns:.0f}",
-        count(round(row.output_tokens)),
-        seconds(row.seconds),
-        tok_s(row.tok_s).removesuffix(" tok/s") if row.tok_s else "",
+        format_count(round(row.output_tokens)),
+        format_seconds(row.seconds),
+        format_tok_s(row.tok_s).removesuffix(" tok/s") if row.tok_s else "",
     )
 
 
@@ -183,5 +183,5 @@ def summary(task_run: TaskRun) -> Document:
         "api": task_run.api,
         "sandbox": task_run.sandbox,
     }
-    plain: Document = codec.plain(document)
+    plain: Document = codec.to_plain(document)
     return plain

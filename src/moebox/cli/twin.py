@@ -15,7 +15,7 @@ from moebox.cli.output import answer, talk
 from moebox.cli.pinned import Pinned
 from moebox.cli.subject import Subject
 from moebox.core.traits import LAST_PORT
-from moebox.errors import Outside, refuse_if, refuse_outside
+from moebox.errors import ExternalError, refuse_if, refuse_out_of_range
 from moebox.flows import boxes, recipes
 from moebox.planner.simulate import scheduler_rules
 from moebox.serve.keys import TWIN_KEY, keep_key, make_key
@@ -58,7 +58,7 @@ def twin(
         ram_bandwidth: Its bandwidth, such as 614GB/s.
         json: Print one JSON document with the URL when it listens.
     """
-    refuse_outside("--port", port, 0, LAST_PORT)
+    refuse_out_of_range("--port", port, 0, LAST_PORT)
     refuse_if(not 0 < speed <= 1e6, f"--speed {speed:g} is out of range", hint="2 is twice as fast as the box")
     if recipes.is_recipe(target):
         fixed = pinned != NOTHING
@@ -83,7 +83,7 @@ def twin(
             document | ({"key": made} if made else {}),
             lambda: _show(subject, url, made, open=open),
         )
-        loop.run(serve(subject, listening, capacity, speed, key="" if open else key or made))
+        loop.run_to_end(serve(subject, listening, capacity, speed, key="" if open else key or made))
     return 0
 
 
@@ -110,7 +110,7 @@ def _show(subject: Subject, url: str, made: str, *, open: bool) -> None:
 def title(subject: Subject) -> str:
     """What is simulated, in a few words."""
     recipe, spread = subject.recipe, subject.recipe.parallel
-    layout = "CPU+GPU" if recipe.hybrid else " ".join(spread.words)
+    layout = "CPU+GPU" if recipe.hybrid else " ".join(spread.labels)
     return f"{subject.model.title} on {subject.box.name} with {recipe.engine}, {layout}, context {recipe.context:,}"
 
 
@@ -123,7 +123,7 @@ def bound(port: int) -> socket.socket:
         listening.listen(2048)
     except OSError as problem:
         listening.close()
-        raise Outside(f"port {port}: {problem.strerror}", hint="`--port 0` takes a free one") from None
+        raise ExternalError(f"port {port}: {problem.strerror}", hint="`--port 0` takes a free one") from None
     return listening
 
 

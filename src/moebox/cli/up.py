@@ -9,17 +9,17 @@ from cyclopts import Parameter
 from moebox.cli import flags, up_view
 from moebox.cli.output import answer, talk
 from moebox.cli.signals import asked_to_stop
-from moebox.core.change import changed
+from moebox.core.change import with_settings
 from moebox.core.recipe import Recipe, RuntimeKind
-from moebox.core.symptom import as_text
+from moebox.core.symptom import changes_text
 from moebox.core.traits import LAST_PORT
-from moebox.errors import refuse_outside
-from moebox.escape import visible
+from moebox.errors import refuse_out_of_range
+from moebox.escape import escape_invisible
 from moebox.serve.where import NodeSelection
 
 if TYPE_CHECKING:
     from moebox.core.deployment import Deployment
-    from moebox.core.event import PlannedAndReal
+    from moebox.core.event import PlanRealityRow
     from moebox.serve.faults import LaunchFailed
     from moebox.serve.session import EngineSession
     from moebox.store import Run
@@ -77,7 +77,7 @@ def up(
 
 def settled(recipe: Recipe, *, port: int | None, host: str, runtime: RuntimeKind | None) -> Recipe:
     """The recipe with what the command line says instead."""
-    refuse_outside("--port", port, 0, LAST_PORT)
+    refuse_out_of_range("--port", port, 0, LAST_PORT)
     listen = dataclasses.replace(
         recipe.listen, port=recipe.listen.port if port is None else port, host=host or recipe.listen.host
     )
@@ -101,7 +101,7 @@ def show_command(deployment: "Deployment", where: NodeSelection = HERE, *, json:
         order = prepare_launch(deployment)
         text = engines.shell_text(order.launch, order.argv)
         told |= {"command": text, "argv": order.argv, "env": order.launch.env, "base_url": order.endpoint.base_url}
-    answer(json, told, lambda: print(visible(text)))
+    answer(json, told, lambda: print(escape_invisible(text)))
     return 0
 
 
@@ -134,12 +134,12 @@ def serve(
         if fixed is None:
             raise
         recipe, change = fixed
-        run.event(RemedyApplied(symptom=problem.finding.symptom if problem.finding else None, change=change))
-        talk().print(f"{problem.message}\ntrying the remedy: {as_text(change)}", markup=False)
+        run.add_event(RemedyApplied(symptom=problem.finding.symptom if problem.finding else None, change=change))
+        talk().print(f"{problem.message}\ntrying the remedy: {changes_text(change)}", markup=False)
         session = attempt(deployment.with_recipe(recipe), run, patience_s, where)
     try:
         rows = reality.compare_with_plan(session.facts, reality.planned_memory(session.prepared.deployment))
-        run.event(PlanReality(rows=tuple(rows)))
+        run.add_event(PlanReality(rows=tuple(rows)))
         document = about(session, rows)
         answer(json, document, lambda: up_view.ready(document, rows, detached=detach))
         if detach:
@@ -164,7 +164,7 @@ def warn(deployment: "Deployment") -> None:
         talk().print(said, markup=False, soft_wrap=True)
     for note in deployment.notes:
         talk().print(f"note: {note}", markup=False)
-    for caution in engines.find_refusals(deployment.on(detect.box())):
+    for caution in engines.find_refusals(deployment.on_box(detect.load_box())):
         if (
             caution.severity != "note" and caution.symptom not in PATCHABLE_SYMPTOMS
         ):  # which are refused, or were patched
@@ -197,11 +197,11 @@ def attempt(deployment: "Deployment", run: "Run", patience_s: float, where: Node
 def remedy(recipe: Recipe, problem: "LaunchFailed") -> tuple[Recipe, dict[str, Any]] | None:
     """The recipe with the finding's change, or None where there is none or it changes nothing."""
     change = problem.finding.change if problem.finding else {}
-    fixed = changed(recipe, change) if change else recipe
+    fixed = with_settings(recipe, change) if change else recipe
     return (fixed, change) if fixed != recipe else None
 
 
-def about(session: "EngineSession", rows: "list[PlannedAndReal]") -> dict[str, Any]:
+def about(session: "EngineSession", rows: "list[PlanRealityRow]") -> dict[str, Any]:
     """The document of a ready engine."""
     return {
         "id": session.instance.id,
@@ -214,6 +214,7 @@ def about(session: "EngineSession", rows: "list[PlannedAndReal]") -> dict[str, A
         "startup_s": session.startup_s,
         "facts": session.facts,
         "reality": [
-            {**{k: getattr(r, k) for k in ("what", "device", "planned", "real", "unit")}, "off": r.off} for r in rows
+            {**{k: getattr(r, k) for k in ("what", "device", "planned", "real", "unit")}, "off": r.relative_error}
+            for r in rows
         ],
     }

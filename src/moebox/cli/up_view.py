@@ -6,10 +6,10 @@ from typing import Any
 
 from moebox.cli.eta import Estimate
 from moebox.cli.output import people, talk
-from moebox.core.event import PlannedAndReal
+from moebox.core.event import PlanRealityRow
 from moebox.core.symptom import Finding
 from moebox.engines.events import LogEvent
-from moebox.units import count, gib, percent, seconds
+from moebox.units import format_count, format_gib, format_percent, format_seconds
 
 
 class Phases:
@@ -46,7 +46,7 @@ class Phases:
             self._bars = Progress(*columns, TimeLeft(), console=talk(), transient=True)
             self._bars.start()
         elif self.estimate.last_s:
-            self._say(f"about {seconds(self.estimate.last_s)}, as last time")
+            self._say(f"about {format_seconds(self.estimate.last_s)}, as last time")
         return self
 
     def __exit__(
@@ -70,7 +70,7 @@ class Phases:
     def _next(self, phase: str) -> None:
         now = time.monotonic()
         if self.phase and self.phase != "ready":
-            self._say(f"{self.phase}: {seconds(now - self.began)}")
+            self._say(f"{self.phase}: {format_seconds(now - self.began)}")
         self.phase, self.began, self.shown = phase, now, 0
         if self._bars:
             if self._task is not None:
@@ -90,18 +90,23 @@ class Phases:
         talk().print(text, markup=False, soft_wrap=True)
 
 
-def ready(document: dict[str, Any], rows: list[PlannedAndReal], *, detached: bool) -> None:
+def ready(document: dict[str, Any], rows: list[PlanRealityRow], *, detached: bool) -> None:
     """The endpoint, what the engine reports beside the plan, and what to do next."""
     from rich.table import Table
 
     out = people()
     out.print(
-        f"ready after {seconds(document['startup_s'])}: {document['base_url']}  model {document['model']}", markup=False
+        f"ready after {format_seconds(document['startup_s'])}: {document['base_url']}  model {document['model']}",
+        markup=False,
     )
     if rows:
         table = Table("", "planned", "real", "off", box=None, pad_edge=False)
         for row in rows:
-            off = f"{'+' if row.off >= 0 else ''}{percent(row.off)}" if row.off is not None else ""
+            off = (
+                f"{'+' if row.relative_error >= 0 else ''}{format_percent(row.relative_error)}"
+                if row.relative_error is not None
+                else ""
+            )
             name = f"{row.what} {row.device}".strip()
             table.add_row(name, figure(row.planned, row.unit) if row.planned else "–", figure(row.real, row.unit), off)
         out.print(table)
@@ -111,4 +116,4 @@ def ready(document: dict[str, Any], rows: list[PlannedAndReal], *, detached: boo
 
 def figure(value: float, unit: str) -> str:
     """A figure with its unit."""
-    return f"{count(value)} tokens" if unit == "tokens" else gib(value)
+    return f"{format_count(value)} tokens" if unit == "tokens" else format_gib(value)

@@ -10,7 +10,7 @@ from moebox.cli import flags, kept_in
 from moebox.cli import target as targets
 from moebox.cli.output import answer, exit_code, try_file, write_file
 from moebox.cli.signals import told_when_interrupted
-from moebox.errors import refuse_if, refuse_outside
+from moebox.errors import refuse_if, refuse_out_of_range
 
 if TYPE_CHECKING:
     from moebox.verify.options import VerifyEffort, VerifyOptions
@@ -97,8 +97,8 @@ def verify(
     refuse_unused(chosen, context=context, parallel=parallel, thinking=thinking, vision=vision)
     if trials is not None and time:
         flags.not_taken("--trials and --time say how hard to look", quick=quick, thorough=thorough)
-    refuse_outside("--trials", trials, 1, 1000)
-    refuse_outside("--parallel", parallel, 1, 1024)
+    refuse_out_of_range("--trials", trials, 1, 1000)
+    refuse_out_of_range("--parallel", parallel, 1, 1024)
     options = _options(
         _effort(quick, thorough),
         context=context,
@@ -114,7 +114,7 @@ def verify(
     endpoint = targets.endpoint(target, model=model, key_env=key_env)
     kept = kept_in.joined(run, endpoint) if run else kept_in.new_run("verify", endpoint)
     with told_when_interrupted(f"the checks that were done are in {kept.path}"), View(quiet=json) as view:
-        kept.event(VerifyBegan(url=endpoint.base_url, model=endpoint.model, checks=chosen, of=len(CHECK_NAMES)))
+        kept.add_event(VerifyBegan(url=endpoint.base_url, model=endpoint.model, checks=chosen, of=len(CHECK_NAMES)))
         tell = None if json else view.check
         ladder = climb(
             endpoint,
@@ -126,11 +126,11 @@ def verify(
             on_check=tell,
             on_progress=view.watch,
         )
-    kept.event(VerifyEnded(verdict=ladder.verdict, stopped=ladder.stopped))
+    kept.add_event(VerifyEnded(verdict=ladder.verdict, stopped=ladder.stopped))
     if junit:
         write_file(junit, to_junit(ladder))
     answer(json, {**results_document(ladder), "run": str(kept.path)}, lambda: view.sum_up(ladder, kept.path))
-    return exit_code(ladder.verdict == "pass" if strict else ladder.holds)
+    return exit_code(ladder.verdict == "pass" if strict else ladder.has_passed)
 
 
 def _effort(quick: bool, thorough: bool) -> "VerifyEffort":

@@ -9,9 +9,9 @@ from rich.markup import escape
 from rich.status import Status
 
 from moebox.cli.output import people, talk
-from moebox.core.verdict import Ladder, Mark, Probe, Slip, Verdict
+from moebox.core.verdict import CheckResults, CheckVerdict, Failure, Mark, Probe
 from moebox.escape import one_line
-from moebox.units import seconds
+from moebox.units import format_seconds
 from moebox.verify.kinds import describe_failure
 from moebox.verify.progress import CheckProgress
 
@@ -49,11 +49,11 @@ class View:
             self.last = time.monotonic()
             talk().print(f"  … {escape(told(progress))}", style="dim")
 
-    def check(self, verdict: Verdict) -> None:
+    def check(self, verdict: CheckVerdict) -> None:
         """One line as each check is done, and one for each probe that did not pass."""
         self.last = time.monotonic()
         asked = sum(probe.requests for probe in verdict.probes)
-        note = f"{seconds(verdict.seconds)}, {asked} requests" if verdict.probes else "not tried"
+        note = f"{format_seconds(verdict.seconds)}, {asked} requests" if verdict.probes else "not tried"
         people().print(f"{SIGNS[verdict.verdict]} {verdict.name:<13} [dim]{note}[/]")
         for probe in verdict.probes:
             if probe.verdict != "pass":
@@ -63,7 +63,7 @@ class View:
         for slip in _deciding(verdict):
             _slip(slip)
 
-    def sum_up(self, ladder: Ladder, folder: Path) -> None:
+    def sum_up(self, ladder: CheckResults, folder: Path) -> None:
         """The verdict, and every slip with what it means."""
         met = [slip for slip in ladder.slips if slip.seen]
         if met:
@@ -80,7 +80,7 @@ class View:
         talk().print(f"evidence: {escape(str(folder / 'verdicts'))}", soft_wrap=True)
 
 
-def _deciding(verdict: Verdict) -> list[Slip]:
+def _deciding(verdict: CheckVerdict) -> list[Failure]:
     """The slips that a verdict rests on, where no probe already says so."""
     said = any(probe.verdict == verdict.verdict for probe in verdict.probes)
     if said or verdict.verdict == "pass":
@@ -88,7 +88,7 @@ def _deciding(verdict: Verdict) -> list[Slip]:
     return [slip for slip in verdict.slips if slip.verdict == verdict.verdict]
 
 
-def _counted(ladder: Ladder) -> str:
+def _counted(ladder: CheckResults) -> str:
     """ "15 of 17 checks passed, 2 with warnings, 1 skipped"."""
     count = Counter(verdict.verdict for verdict in ladder.rungs)
     words: dict[Mark, str] = {"warn": "with warnings", "fail": "failed", "skip": "skipped"}
@@ -97,16 +97,16 @@ def _counted(ladder: Ladder) -> str:
     return ", ".join([f"{count['pass']} of {tried} checks passed", *rest])
 
 
-def _sure(ladder: Ladder) -> str:
+def _sure(ladder: CheckResults) -> str:
     """How much was asked."""
-    return f"{ladder.requests} requests in {seconds(ladder.seconds)}"
+    return f"{ladder.requests} requests in {format_seconds(ladder.seconds)}"
 
 
 def _probe(probe: Probe) -> None:
     people().print(f"    {SIGNS[probe.verdict]} {probe.name}: {escape(one_line(probe.reason))}")
 
 
-def _slip(slip: Slip) -> None:
+def _slip(slip: Failure) -> None:
     people().print(f"    {SIGNS[slip.verdict]} {escape(slip.kind)}: {escape(describe_failure(slip))}")
     people().print(f"      [dim]{escape(one_line(slip.example, 140))}[/]")
 
@@ -114,7 +114,11 @@ def _slip(slip: Slip) -> None:
 def told(progress: CheckProgress) -> str:
     """ "tools: streamed, 7 of 12 · 133 requests · 41 s · about 35 s left"."""
     trial = f", {progress.trial} of {progress.trials}" if progress.trials else ""
-    parts = [f"{progress.check}: {progress.probe}{trial}", f"{progress.requests} requests", seconds(progress.seconds)]
+    parts = [
+        f"{progress.check}: {progress.probe}{trial}",
+        f"{progress.requests} requests",
+        format_seconds(progress.seconds),
+    ]
     if progress.seconds_left is not None:
-        parts.append(f"about {seconds(progress.seconds_left)} left")
+        parts.append(f"about {format_seconds(progress.seconds_left)} left")
     return " · ".join(parts)

@@ -11,7 +11,7 @@ from moebox.cli import target as targets
 from moebox.cli.kept_in import tell_simulation
 from moebox.cli.output import emit, exit_code, people, talk
 from moebox.errors import INTERRUPTED, refuse_if
-from moebox.stream.limits import simulated
+from moebox.stream.limits import is_twin
 
 if TYPE_CHECKING:
     from moebox.cli.watch_view import Screen
@@ -53,7 +53,7 @@ def watch(
     endless = "--json prints at the end, and there is none without --time"
     refuse_if(json and not long_s, endless, hint="--time 1m")
     endpoint = targets.endpoint(target, model=model, key_env=key_env)
-    tell_simulation(simulated(endpoint))
+    tell_simulation(is_twin(endpoint))
     watcher = EndpointWatcher(endpoint)
     interrupted = False
     try:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from moebox.cli.drawn import Drawn
 from moebox.flows.watch import SHOWN, EndpointWatcher, MetricsLook
-from moebox.units import seconds
+from moebox.units import format_seconds
 
 BARS = " ▁▂▃▄▅▆▇█"
 WIDE = 40  # looks shown
@@ -44,7 +44,9 @@ class Screen(Drawn):
             self.console.print(f"alert: {alert.text}", markup=False)
         for canary in watcher.canaries[self.canaries :]:
             reason = f": {canary.reason}" if canary.reason else ""
-            self.console.print(f"{canary.rung} {canary.verdict} in {seconds(canary.seconds)}{reason}", markup=False)
+            self.console.print(
+                f"{canary.rung} {canary.verdict} in {format_seconds(canary.seconds)}{reason}", markup=False
+            )
         self.alerts, self.canaries = len(watcher.alerts), len(watcher.canaries)
         if time.monotonic() - self.told >= PLAIN_EVERY_S:
             self.told = time.monotonic()
@@ -70,7 +72,7 @@ def page(watcher: EndpointWatcher) -> RenderableType:
         parts.append(Text("it shows no metrics: only its answers are watched", style="dim"))
     parts += [Text(f"! {alert.text}", style="bold yellow") for alert in watcher.alerts[-5:]]
     parts += [
-        Text(f"{canary.rung}: {canary.verdict} in {seconds(canary.seconds)}  {canary.reason}", style="dim")
+        Text(f"{canary.rung}: {canary.verdict} in {format_seconds(canary.seconds)}  {canary.reason}", style="dim")
         for canary in watcher.canaries[-4:]
     ]
     return Group(*parts)

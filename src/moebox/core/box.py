@@ -10,7 +10,7 @@ from typing import Literal
 from moebox.core.calibration import Calibration
 
 # Compute capability to architecture (CUDA programming guide, table of compute capabilities).
-FAMILIES = {
+GENERATIONS = {
     "8.0": "ampere",
     "8.6": "ampere-rtx",
     "8.9": "ada",
@@ -20,7 +20,7 @@ FAMILIES = {
     "12.0": "blackwell-rtx",
     "12.1": "blackwell-rtx",
 }
-size_of = operator.attrgetter("memory", "bandwidth")
+gpu_size = operator.attrgetter("memory", "bandwidth")
 LinkKind = Literal["nvlink", "pix", "pxb", "phb", "node", "sys", "fabric", "network"]
 
 
@@ -34,20 +34,20 @@ class Pcie:
     max_width: int
 
     @property
-    def rate(self) -> int:
+    def bytes_per_second(self) -> int:
         """Usable bytes per second one way, now."""
         # GB/s per lane after encoding (PCI-SIG base specifications): 3.0 0.985, 4.0 1.969, 5.0 3.938, 6.0 7.563
         per_lane = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
         return round(per_lane.get(self.generation, 0.25e9) * self.width)
 
     @property
-    def degraded(self) -> bool:
+    def is_degraded(self) -> bool:
         """Fewer lanes than the GPU and slot could have. (Generation drops at idle, so it does not count.)"""
         return self.width < self.max_width
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
+class GpuProcess:
     """A process that holds memory of a GPU."""
 
     pid: int
@@ -64,7 +64,7 @@ class Gpu:
     title: str  # as people and drivers write it
     memory: int  # bytes in total, as the driver reports it
     memory_free: int | None = None  # bytes free now, where detected
-    holders: tuple[Holder, ...] = ()  # who holds the rest, where the driver tells
+    holders: tuple[GpuProcess, ...] = ()  # who holds the rest, where the driver tells
     bandwidth: int  # bytes/s of device memory
     bf16: float  # dense FLOP/s
     fp8: float | None = None
@@ -89,7 +89,7 @@ class Gpu:
     @property
     def generation(self) -> str:
         """Architecture family that the speed constants are fitted by."""
-        return FAMILIES.get(self.sm, "cdna" if self.sm.startswith("gfx") else "unknown")
+        return GENERATIONS.get(self.sm, "cdna" if self.sm.startswith("gfx") else "unknown")
 
     @property
     def vendor(self) -> str:
@@ -97,9 +97,9 @@ class Gpu:
         return "AMD" if self.generation == "cdna" else "NVIDIA"
 
     @property
-    def degraded(self) -> Pcie | None:
+    def degraded_slot(self) -> Pcie | None:
         """Its slot, where that has fewer lanes than the GPU and the slot could have."""
-        return self.pcie if self.pcie and self.pcie.degraded else None
+        return self.pcie if self.pcie and self.pcie.is_degraded else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,17 +164,17 @@ class Box:
     source: Literal["detected", "declared"] = "declared"
 
     @property
-    def gpu(self) -> Gpu | None:
+    def smallest_gpu(self) -> Gpu | None:
         """The smallest GPU: the one that decides, on a mixed box."""
-        return min(self.gpus, key=size_of, default=None)
+        return min(self.gpus, key=gpu_size, default=None)
 
     @property
-    def unified(self) -> bool:
+    def has_unified_memory(self) -> bool:
         """Whether CPU and GPU use one memory, which is counted as the GPU's."""
         return any(gpu.unified for gpu in self.gpus)
 
     @property
-    def mixed(self) -> bool:
+    def is_mixed(self) -> bool:
         """Cards of more than one kind."""
         return len({gpu.name for gpu in self.gpus}) > 1
 
@@ -184,7 +184,7 @@ class Box:
         return self.ram_bandwidth_measured or self.ram_bandwidth
 
     @property
-    def link_of(self) -> dict[tuple[int, int], Link]:
+    def links_by_pair(self) -> dict[tuple[int, int], Link]:
         """The link between two GPUs, named in either order."""
         return {(link.a, link.b): link for link in self.links} | {(link.b, link.a): link for link in self.links}
 
@@ -194,10 +194,10 @@ class Box:
         return sum(gpu.memory for gpu in self.gpus) * self.nodes
 
 
-def in_nodes(box: Box) -> Box:
+def split_into_nodes(box: Box) -> Box:
     """The same GPUs in as many nodes as such GPUs come in: sixteen H100 are two machines of eight."""
-    gpu, number = box.gpu, len(box.gpus)
-    if gpu is None or box.mixed or box.nodes > 1 or not gpu.per_node or number <= gpu.per_node:
+    gpu, number = box.smallest_gpu, len(box.gpus)
+    if gpu is None or box.is_mixed or box.nodes > 1 or not gpu.per_node or number <= gpu.per_node:
         return box
     nodes = -(-number // gpu.per_node)
     return replace(box, gpus=box.gpus[: number // nodes], nodes=nodes) if number % nodes == 0 else box

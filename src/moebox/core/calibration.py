@@ -19,19 +19,19 @@ if TYPE_CHECKING:  # a box carries its calibrations
     from moebox.core.box import Box
 
 FORMAT = 1
-SIXTEEN_BIT = ("auto", "bf16", "f16", "")  # the cache's type where nothing else is asked for
+SIXTEEN_BIT_KV = ("auto", "bf16", "f16", "")  # the cache's type where nothing else is asked for
 EAGER_FLAGS = ("enforce-eager", "disable-cuda-graph")
 RAM_TOLERANCE = 0.05  # of the same modules two kernels leave a little more or less
-UNSEEN = (
+NOT_MEASURED = (
     "acceptance of draft tokens: dummy weights cannot be guessed",
     "skew of the real routing: experts were used evenly",
     "page faults of a cold start: the engine was warm",
 )
 
 
-def on_host(engine: str) -> bool:
+def uses_cpu(engine: str) -> bool:
     """Whether the CPU computes as well."""
-    return engine in registry.names() and registry.traits(engine).offloads
+    return engine in registry.engine_names() and registry.engine_traits(engine).offloads_experts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class DecodeStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prefill:
+class PrefillStep:
     """One new prompt alone on the engine, until its first token."""
 
     tokens: int
@@ -53,11 +53,11 @@ class Prefill:
     spread: float = 0.0
 
 
-Timed = TypeVar("Timed", DecodeStep, Prefill)
+StepT = TypeVar("StepT", DecodeStep, PrefillStep)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
+class ExpectedStep:
     """What the forecast from published rows said of a decode step: seconds whatever the depth, and of each layer."""
 
     batch: int
@@ -73,14 +73,14 @@ class Boot:
     layers: int
     gpu_experts: int = 0  # of these, layers with experts on GPUs where other layers' experts are in RAM
     decode: tuple[DecodeStep, ...] = ()
-    prefill: tuple[Prefill, ...] = ()
+    prefill: tuple[PrefillStep, ...] = ()
     weights_bytes: int = 0  # on the fullest device
     cache_tokens: int = 0
     startup_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class CalibratedBox:
     """The box in what decides speed, so that owners of the same box can share a calibration."""
 
     gpus: str = ""  # "8x h200"
@@ -88,7 +88,7 @@ class Place:
     cores: int = 0
     ram_bytes: int = 0
 
-    def same(self, other: "Place", *, host: bool) -> bool:
+    def matches(self, other: "CalibratedBox", *, host: bool) -> bool:
         """The same GPUs and, where the host computes as well, the same CPU and memory."""
         if self.gpus != other.gpus:
             return False
@@ -105,7 +105,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class CalibratedLayout:
     """The settings of a recipe that decide the time of a step."""
 
     tp: int = 1
@@ -142,19 +142,19 @@ class Calibration:
     format: int = FORMAT
     id: str
     date: str  # YYYY-MM-DD
-    place: Place
+    place: CalibratedBox
     engine: str
     version: str = ""
     model: str  # its title, for people
     shape: str  # of the model, whatever its number of layers
     layers: int  # of the whole model
     quant: str
-    layout: Layout = Layout()
+    layout: CalibratedLayout = CalibratedLayout()
     layer_bytes: float = 0.0  # of cache that a token takes in one layer, on one GPU; 0: not known
     boots: tuple[Boot, ...] = ()
-    expected: tuple[Expected, ...] = ()  # of an engine that works on GPUs alone
+    expected: tuple[ExpectedStep, ...] = ()  # of an engine that works on GPUs alone
     notes: tuple[str, ...] = ()  # what went differently than wanted
-    unseen: tuple[str, ...] = UNSEEN
+    unseen: tuple[str, ...] = NOT_MEASURED
     imported: str = ""  # the file's name; "" where measured here
 
     @property
@@ -162,7 +162,7 @@ class Calibration:
         """Layers of the boots, fewest first."""
         return tuple(sorted({boot.layers for boot in self.boots}))
 
-    def holds(self, box: "Box", model: Model, checkpoint: Checkpoint, recipe: Recipe) -> bool:
+    def applies_to(self, box: "Box", model: Model, checkpoint: Checkpoint, recipe: Recipe) -> bool:
         """Whether it was measured with what `recipe` starts on `box`."""
         if (self.engine, self.quant) != (recipe.engine, checkpoint.quant):
             return False
@@ -170,30 +170,30 @@ class Calibration:
             return False
         if self.version and recipe.engine_version and self.version != recipe.engine_version:
             return False
-        if self.shape != shape_of(model) or self.layout != layout_of(recipe):
+        if self.shape != shape_id(model) or self.layout != calibrated_layout(recipe):
             return False
-        return self.place.same(place_of(box), host=on_host(recipe.engine))
+        return self.place.matches(calibrated_box(box), host=uses_cpu(recipe.engine))
 
 
-def place_of(box: "Box") -> Place:
+def calibrated_box(box: "Box") -> CalibratedBox:
     """`box` in what decides speed."""
     names: dict[str, int] = {}
     for gpu in box.gpus:
         names[gpu.name] = names.get(gpu.name, 0) + box.nodes
     gpus = " + ".join(f"{count}x {name}" for name, count in sorted(names.items()))
-    return Place(gpus=gpus, cpu=box.cpu.model, cores=box.cpu.cores, ram_bytes=box.ram)
+    return CalibratedBox(gpus=gpus, cpu=box.cpu.model, cores=box.cpu.cores, ram_bytes=box.ram)
 
 
-def layout_of(recipe: Recipe) -> Layout:
+def calibrated_layout(recipe: Recipe) -> CalibratedLayout:
     """The settings of `recipe` that decide the time of a step."""
     spread, hybrid = recipe.parallel, recipe.hybrid
-    return Layout(
+    return CalibratedLayout(
         tp=spread.tp,
         pp=spread.pp,
         dp=spread.dp,
         dcp=spread.dcp,
         ep=spread.ep,
-        kv="" if recipe.kv in SIXTEEN_BIT else recipe.kv,
+        kv="" if recipe.kv in SIXTEEN_BIT_KV else recipe.kv,
         graphs=not any(map(recipe.flags.get, EAGER_FLAGS)),
         chunk=(hybrid.ubatch if hybrid else recipe.batched_tokens) or 0,
         threads=(hybrid.threads if hybrid else 0) or 0,
@@ -201,23 +201,23 @@ def layout_of(recipe: Recipe) -> Layout:
     )
 
 
-def gpu_experts_of(recipe: Recipe) -> int:
+def gpu_expert_layers(recipe: Recipe) -> int:
     """Layers whose experts the recipe puts on GPUs while others' stay in RAM."""
     return sum(map(len, recipe.hybrid.experts)) if recipe.hybrid else 0
 
 
-ADDED = ("whole_heads",)
+LATER_FIELDS = ("whole_heads",)
 
 
-def shape_of(model: Model) -> str:
+def shape_id(model: Model) -> str:
     """A short name for the shape of the model's layers; models that differ in depth alone share it."""
     kinds = [[type(layers.kind).__name__, _facts(layers.kind)] for layers in model.stack]
     widths = [model.hidden, model.dense_layers, model.dense_intermediate, model.vocab]
-    facts = [kinds, codec.plain(model.moe), widths]
+    facts = [kinds, codec.to_plain(model.moe), widths]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def _facts(kind: LayerKind) -> dict[str, object]:
     """What a kind of layer is; what was added to kinds later counts only where it is set, so that old names hold."""
-    facts: dict[str, object] = codec.plain(kind)
-    return {name: value for name, value in facts.items() if name not in ADDED or value}
+    facts: dict[str, object] = codec.to_plain(kind)
+    return {name: value for name, value in facts.items() if name not in LATER_FIELDS or value}

@@ -16,7 +16,7 @@ from moebox.errors import UnknownName
 
 
 @functools.cache
-def table(name: str) -> Mapping[str, Any]:
+def load_table(name: str) -> Mapping[str, Any]:
     """`moebox/data/NAME.toml` as plain dicts."""
     return tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
 
@@ -24,18 +24,18 @@ def table(name: str) -> Mapping[str, Any]:
 @functools.cache
 def gpus() -> dict[str, Gpu]:
     """Every GPU in the catalogue by name."""
-    rows = table("gpus")["gpu"]
+    rows = load_table("gpus")["gpu"]
     return {row["name"]: codec.decode(Gpu, row, where=f"gpus.toml [{row['name']}]") for row in rows}
 
 
 @functools.cache
 def models() -> dict[str, Model]:
     """Every model in the catalogue by name."""
-    rows = table("models")["model"]
+    rows = load_table("models")["model"]
     return {row["name"]: codec.decode(Model, row, where=f"models.toml [{row['name']}]") for row in rows}
 
 
-def gpu(name: str) -> Gpu:
+def find_gpu(name: str) -> Gpu:
     """The GPU called `name`."""
     found = gpus().get(name)
     if found is None:
@@ -43,7 +43,7 @@ def gpu(name: str) -> Gpu:
     return found
 
 
-def model(name: str) -> Model:
+def find_model(name: str) -> Model:
     """The model called `name`, by its name or an alias."""
     wanted = name.lower()
     for known in models().values():
@@ -53,18 +53,18 @@ def model(name: str) -> Model:
 
 
 @functools.cache
-def checkpoints(model_name: str) -> tuple[Checkpoint, ...]:
+def published_checkpoints(model_name: str) -> tuple[Checkpoint, ...]:
     """The published forms of a model."""
-    from moebox.core.quant import CheckpointRow, checkpoint_of
+    from moebox.core.quant import CheckpointRow, checkpoint_from_row
 
-    rows = [row for row in table("checkpoints")["checkpoint"] if model_name in row["models"]]
+    rows = [row for row in load_table("checkpoints")["checkpoint"] if model_name in row["models"]]
     decoded = [codec.decode(CheckpointRow, row, where=f"checkpoints.toml [{row['name']}]") for row in rows]
-    return tuple(checkpoint_of(model(model_name), row) for row in decoded)
+    return tuple(checkpoint_from_row(find_model(model_name), row) for row in decoded)
 
 
-def checkpoint(model_name: str, name: str) -> Checkpoint:
+def find_checkpoint(model_name: str, name: str) -> Checkpoint:
     """One published form of a model, by its name or repository."""
-    known = checkpoints(model_name)
+    known = published_checkpoints(model_name)
     for form in known:
         if name.lower() in (form.name.lower(), form.repo.lower()):
             return form

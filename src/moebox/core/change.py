@@ -9,12 +9,12 @@ from typing import Any
 
 from moebox import codec
 from moebox.core.recipe import Recipe
-from moebox.errors import BadInput, suggest
+from moebox.errors import BadInput, suggest_names
 
 _BY_KEY = ("flags", "env", "runtime.mounts")  # tables whose keys are free; a value of None removes the key
 
 
-def setting(recipe: Recipe, path: str) -> Any:
+def get_setting(recipe: Recipe, path: str) -> Any:
     """The value at `path`, or None where nothing is set there."""
     table, key = _split(path)
     value: Any = recipe
@@ -25,11 +25,11 @@ def setting(recipe: Recipe, path: str) -> Any:
     return value.get(key) if isinstance(value, Mapping) else None
 
 
-def changed(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
+def with_settings(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
     """`recipe` with every path of `changes` set; BadInput names a path or value that cannot be."""
-    document = codec.plain(recipe)
+    document = codec.to_plain(recipe)
     for path, value in changes.items():
-        _set(document, path, codec.plain(value))
+        _set(document, path, codec.to_plain(value))
     return codec.decode(Recipe, document, where="changed recipe")
 
 
@@ -64,7 +64,7 @@ def _refuse_unknown(kind: Any, name: str, path: str) -> Any:
         return None
     hints = typing.get_type_hints(kind)
     if name not in hints:
-        raise BadInput(f"a recipe has no setting {path!r}", hint=suggest(name, hints))
+        raise BadInput(f"a recipe has no setting {path!r}", hint=suggest_names(name, hints))
     inside = [hint for hint in (hints[name], *typing.get_args(hints[name])) if dataclasses.is_dataclass(hint)]
     return inside[0] if inside else None
 

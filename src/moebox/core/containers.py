@@ -3,7 +3,7 @@
 import re
 from pathlib import PurePosixPath
 
-from moebox.errors import BadInput, suggest
+from moebox.errors import BadInput, suggest_names
 
 # A reference as the OCI distribution specification writes it: [host[:port]/]path[:tag][@digest].
 IMAGE = re.compile(
@@ -71,13 +71,13 @@ OPTIONS: dict[str, str] = {
 RENDER = "`moebox render` writes a script: an option that hands over the machine is added there by its owner"
 
 
-def image(text: str) -> None:
+def check_image(text: str) -> None:
     """A reference that no tool takes for an option or a path."""
     if len(text) > 512 or not IMAGE.fullmatch(text):
         raise BadInput(f"runtime.image: {text!r} is no image", hint='e.g. "vllm/vllm-openai:v0.32.0"')
 
 
-def outside(path: str, text: str) -> None:
+def check_host_path(path: str, text: str) -> None:
     """A folder of this machine, or a volume's name, that a container may see."""
     if not text.startswith(("/", "~/")):
         if not VOLUME.fullmatch(text):
@@ -104,7 +104,7 @@ def _persons_own(folder: PurePosixPath) -> bool:
     return home or str(folder) in PEOPLE or not PRIVATE.isdisjoint(folder.parts)
 
 
-def inside(path: str, text: str) -> None:
+def check_container_path(path: str, text: str) -> None:
     """A path in the container, with a mode or without."""
     folder, _, mode = text.partition(":")
     if not folder.startswith("/") or folder == "/":
@@ -122,11 +122,11 @@ def _plain(path: str, text: str) -> None:
 
 def _meant(name: str) -> str:
     """The option that `name` resembles, or where options of one's own go."""
-    near = suggest(name, [option for option in OPTIONS if option.startswith("--")])
+    near = suggest_names(name, [option for option in OPTIONS if option.startswith("--")])
     return near if name.startswith("-") and "?" in near else RENDER
 
 
-def options(words: tuple[str, ...]) -> list[tuple[str, str]]:
+def parse_options(words: tuple[str, ...]) -> list[tuple[str, str]]:
     """The options with their values; BadInput for one that a recipe may not ask for."""
     found: list[tuple[str, str]] = []
     rest = list(words)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from moebox.core import gpu_list, registry
-from moebox.core.box import Box, Gpu, size_of
+from moebox.core.box import Box, Gpu, gpu_size
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Recipe
 from moebox.core.traits import Traits
@@ -26,12 +26,12 @@ class Deployment:
     recipe: Recipe
     engine: Traits
     box: Box | None = None
-    found_model: Model | None = None
-    found_checkpoint: Checkpoint | None = None
+    known_model: Model | None = None
+    known_checkpoint: Checkpoint | None = None
     notes: tuple[str, ...] = ()  # how the weights were recognised, where that is not plain
 
     @classmethod
-    def of(
+    def from_parts(
         cls,
         recipe: Recipe,
         model: Model | None,
@@ -43,85 +43,85 @@ class Deployment:
         """A deployment of what is at hand already."""
         return cls(
             recipe=recipe,
-            engine=registry.traits(recipe.engine),
+            engine=registry.engine_traits(recipe.engine),
             box=box,
-            found_model=model,
-            found_checkpoint=checkpoint,
+            known_model=model,
+            known_checkpoint=checkpoint,
             notes=notes,
         )
 
     @property
     def model(self) -> Model:
         """The model; BadInput where nobody knows it."""
-        if self.found_model is None:
+        if self.known_model is None:
             text = f"{self.recipe.name}: nothing is known of model {self.recipe.model!r} or {self.recipe.checkpoint!r}"
             raise BadInput(text, hint="name a model of `moebox models`, a folder with config.json or a .gguf file")
-        return self.found_model
+        return self.known_model
 
     @property
     def checkpoint(self) -> Checkpoint:
         """The checkpoint; BadInput where nobody knows it."""
-        if self.found_checkpoint is None:
+        if self.known_checkpoint is None:
             text = f"{self.recipe.name}: no checkpoint of {self.model.name} is called {self.recipe.checkpoint!r}"
             raise BadInput(text, hint=f"`moebox models show {self.model.name}` lists them")
-        return self.found_checkpoint
+        return self.known_checkpoint
 
     @property
-    def known(self) -> bool:
+    def is_known(self) -> bool:
         """Whether model and checkpoint are known, so that it can be planned and forecast."""
-        return self.found_model is not None and self.found_checkpoint is not None
+        return self.known_model is not None and self.known_checkpoint is not None
 
     @property
-    def place(self) -> Box:
+    def required_box(self) -> Box:
         """The box; BadInput where none was given."""
         if self.box is None:
             raise BadInput(f"{self.recipe.name}: no box was given to plan it for")
         return self.box
 
     @cached_property
-    def gpus(self) -> tuple[Gpu, ...]:
+    def gpu_kinds(self) -> tuple[Gpu, ...]:
         """One GPU of each kind that the recipe uses, the smallest first: others of the box are nothing to it."""
         if self.box is None:
             return ()
         every = gpu_list.all_gpus(self.box)
         used = [every[index] for index in gpu_list.used_gpus(self.box, self.recipe)] or every
-        return tuple(sorted({gpu.name: gpu for gpu in used}.values(), key=size_of))
+        return tuple(sorted({gpu.name: gpu for gpu in used}.values(), key=gpu_size))
 
     @property
-    def gpu(self) -> Gpu | None:
+    def smallest_gpu(self) -> Gpu | None:
         """The smallest GPU used, which decides; None where there is none, or no box was given."""
-        return next(iter(self.gpus), None)
+        return next(iter(self.gpu_kinds), None)
 
     @property
     def facts(self) -> tuple[Box, Model, Checkpoint, Recipe]:
         """Everything arithmetic needs; BadInput for the first that is missing."""
-        return self.place, self.model, self.checkpoint, self.recipe
+        return self.required_box, self.model, self.checkpoint, self.recipe
 
     @property
-    def weights(self) -> str:
+    def weights_path(self) -> str:
         """What the engine is told to load: a path as it stands, or the repository of a catalogue name."""
-        found = self.found_checkpoint
+        found = self.known_checkpoint
         if found is None or found.path:
             return self.recipe.checkpoint if found is None else found.path
         return found.repo or self.recipe.checkpoint
 
     @property
-    def vision_tower(self) -> bool:
+    def has_vision_tower(self) -> bool:
         """Whether there is a vision tower to speak of."""
-        return self.found_model is not None and self.found_model.vision > 0
+        return self.known_model is not None and self.known_model.vision > 0
 
     @property
-    def settled(self) -> "Deployment":
+    def with_default_context(self) -> "Deployment":
         """The same with the context that the engine takes where the recipe leaves it open: the model's own."""
-        if self.recipe.context or self.found_model is None:
+        if self.recipe.context or self.known_model is None:
             return self
-        return self.with_recipe(replace(self.recipe, context=self.found_model.context))
+        return self.with_recipe(replace(self.recipe, context=self.known_model.context))
 
-    def on(self, box: Box | None) -> "Deployment":
+    def on_box(self, box: Box | None) -> "Deployment":
         """The same on another box."""
         return replace(self, box=box)
 
     def with_recipe(self, recipe: Recipe) -> "Deployment":
         """Other settings for the same weights."""
-        engine = self.engine if recipe.engine == self.engine.name else registry.traits(recipe.engine)
+        engine = self.engine if recipe.engine == self.engine.name else registry.engine_traits(recipe.engine)
         return replace(self, recipe=recipe, engine=engine)

@@ -5,10 +5,10 @@ from typing import Literal
 
 from moebox import redact
 
-Family = Literal["openai", "anthropic"]
-REFUSED = (401, 403)  # statuses that say the key is missing or wrong
+ApiFamily = Literal["openai", "anthropic"]
+AUTH_STATUSES = (401, 403)  # statuses that say the key is missing or wrong
 KEY_HINT = "`--key-env NAME` names the variable that holds the key"
-SIMULATION = "x-moebox-simulation"  # a header of every reply of `moebox twin`
+SIMULATION_HEADER = "x-moebox-simulation"  # a header of every reply of `moebox twin`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,16 +18,16 @@ class Endpoint:
     base_url: str  # ends in /v1
     model: str
     key: str | None = field(default=None, repr=False)
-    families: tuple[Family, ...] = ("openai",)
+    families: tuple[ApiFamily, ...] = ("openai",)
     engine: str = ""  # when known
     router: str = ""  # the router that stands in front of it, which may hide what follows
     context: int = 0  # tokens of the longest sequence, when known from elsewhere than the server
 
     def __post_init__(self) -> None:
-        redact.remember(self.key)
+        redact.remember_key(self.key)
 
     @property
-    def root(self) -> str:
+    def server_url(self) -> str:
         """The server itself, above /v1: where /health and /metrics live."""
         return self.base_url.rstrip("/").removesuffix("/v1")
 
@@ -37,7 +37,7 @@ class Endpoint:
         return {"Authorization": f"Bearer {self.key}"} if self.key else {}
 
 
-def endpoint_of(url: str, model: str, *, key: str | None = None, engine: str = "") -> Endpoint:
+def endpoint_from_url(url: str, model: str, *, key: str | None = None, engine: str = "") -> Endpoint:
     """An Endpoint from whatever form of its URL a person has at hand."""
     url = url if "://" in url else f"http://{url}"
     url = url.rstrip("/").removesuffix("/chat/completions").removesuffix("/completions").rstrip("/")

@@ -6,7 +6,7 @@ from typing import Self
 import msgspec
 
 
-class Sizes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class MemorySizes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Bytes by what they hold; None where the engine does not say."""
 
     weights_bytes: float | None = None
@@ -16,27 +16,27 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     used_bytes: float | None = None
     free_bytes: float | None = None
 
-    def sizes(self) -> dict[str, float]:
+    def sizes_by_name(self) -> dict[str, float]:
         """Those that were said, by name."""
         said = {name: getattr(self, name) for name in self.__struct_fields__ if name.endswith("_bytes")}
         return {name: float(value) for name, value in said.items() if value is not None}
 
 
-class DeviceFacts(Sizes, frozen=True, omit_defaults=True):
+class DeviceFacts(MemorySizes, frozen=True, omit_defaults=True):
     """One device's part of it."""
 
     device: str = ""
     total_bytes: float | None = None
     overhead_bytes: float | None = None
 
-    def plus(self, other: "DeviceFacts") -> "DeviceFacts":
+    def merge_with(self, other: "DeviceFacts") -> "DeviceFacts":
         """Both as one device, under this one's name."""
-        mine, theirs = self.sizes(), other.sizes()
+        mine, theirs = self.sizes_by_name(), other.sizes_by_name()
         both = {name: mine.get(name, 0.0) + theirs.get(name, 0.0) for name in {**mine, **theirs}}
         return DeviceFacts(device=self.device, **both)
 
 
-class EngineFacts(Sizes, frozen=True, omit_defaults=True):
+class EngineFacts(MemorySizes, frozen=True, omit_defaults=True):
     """The whole engine."""
 
     kv_tokens: float | None = None
@@ -53,7 +53,7 @@ class EngineFacts(Sizes, frozen=True, omit_defaults=True):
     devices: tuple[DeviceFacts, ...] = msgspec.field(default_factory=lambda: ())  # by a function: written if empty too
 
     @classmethod
-    def of(cls, figures: Mapping[str, float], devices: tuple[DeviceFacts, ...] = ()) -> Self:
+    def from_figures(cls, figures: Mapping[str, float], devices: tuple[DeviceFacts, ...] = ()) -> Self:
         """Facts from figures by name; a name that is in no log of moebox's own engines goes to `other`."""
         known = {name: value for name, value in figures.items() if name in cls.__struct_fields__}
         other = {name: value for name, value in figures.items() if name not in known}

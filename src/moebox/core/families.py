@@ -7,12 +7,12 @@ import functools
 from dataclasses import dataclass, field
 
 from moebox import codec
-from moebox.core.catalogue import table
+from moebox.core.catalogue import load_table
 from moebox.core.model import Model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
+class ModelFamily:
     """One kind of models and what every one of them needs."""
 
     name: str
@@ -28,42 +28,42 @@ class Family:
     presets: tuple[str, ...] = ()  # patched images made for it
     source: str = ""
 
-    def marked(self, template: str) -> bool:
+    def has_marker(self, template: str) -> bool:
         """Whether a chat template holds the family's mark."""
         return self.marker != "" and self.marker in template
 
 
 @functools.cache
-def families() -> tuple[Family, ...]:
+def model_families() -> tuple[ModelFamily, ...]:
     """Every family in the table."""
-    rows = table("families")["family"]
-    return tuple(codec.decode(Family, row, where=f"families.toml [{row['name']}]") for row in rows)
+    rows = load_table("families")["family"]
+    return tuple(codec.decode(ModelFamily, row, where=f"families.toml [{row['name']}]") for row in rows)
 
 
-def family_of(model: Model | None, template: str = "") -> Family | None:
+def find_family(model: Model | None, template: str = "") -> ModelFamily | None:
     """The family of a model; the chat template decides where the vocabulary is none that is known."""
     if model is None:
         return None
-    alike = [family for family in families() if model.architecture in family.architectures]
+    alike = [family for family in model_families() if model.architecture in family.architectures]
     exact = [family for family in alike if family.vocab == model.vocab]
-    marked = [family for family in alike if family.marked(template)]
+    marked = [family for family in alike if family.has_marker(template)]
     free = [family for family in alike if not family.vocab]
     return next(iter([*exact, *marked, *free]), None)
 
 
-def thinking_off(model: Model | None) -> dict[str, bool | str]:
+def thinking_off_arguments(model: Model | None) -> dict[str, bool | str]:
     """The template arguments that turn thinking off; Kimi's where nothing better is known."""
-    family = family_of(model)
+    family = find_family(model)
     return family.thinking_off if family and family.thinking_off else {"thinking": False}
 
 
 @functools.cache
-def switches() -> tuple[dict[str, bool | str], ...]:
+def thinking_off_variants() -> tuple[dict[str, bool | str], ...]:
     """Every family's way to turn thinking off."""
-    return ({"thinking": False}, *(family.thinking_off for family in families() if family.thinking_off))
+    return ({"thinking": False}, *(family.thinking_off for family in model_families() if family.thinking_off))
 
 
-def made_for(model: Model, preset: str) -> bool:
+def has_preset(model: Model, preset: str) -> bool:
     """Whether a patched image was made for models like this one."""
-    family = family_of(model)
+    family = find_family(model)
     return family is not None and preset in family.presets

@@ -12,11 +12,11 @@ class Gain:
     high: float
 
     @property
-    def seen(self) -> bool:
+    def is_significant(self) -> bool:
         """The interval leaves out zero: there is a difference."""
         return self.low > 0 or self.high < 0
 
     def __str__(self) -> str:
-        if not self.seen:
+        if not self.is_significant:
             return f"no difference seen ({self.low:+.1%} to {self.high:+.1%})"
         return f"{self.share:+.1%} ({self.low:+.1%} to {self.high:+.1%})"

@@ -14,11 +14,11 @@ from typing import Any
 
 from moebox import codec
 from moebox.core import containers
-from moebox.core.change import setting
+from moebox.core.change import get_setting
 from moebox.core.recipe import FORMAT, Recipe, Runtime
 from moebox.core.traits import LAST_PORT
-from moebox.errors import BadInput, refuse_if, refuse_outside
-from moebox.redact import holds_token
+from moebox.errors import BadInput, refuse_if, refuse_out_of_range
+from moebox.redact import contains_token
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 WORD = re.compile(r"[A-Za-z0-9._+-]{0,64}")  # versions, parsers, methods
@@ -40,20 +40,20 @@ CODE = ("-c", "-e", "--eval", "--command", "-ic", "-lc")  # what an interpreter 
 INSTALLERS = ("pip", "pip3", "uv", "apt-get", "apt", "apk", "dnf", "microdnf", "yum", "conda", "mamba", "micromamba")
 
 
-def read(path: Path) -> Recipe:
+def read_recipe(path: Path) -> Recipe:
     """The recipe in a file; BadInput for one that should not be used, before anything of it is copied anywhere."""
     recipe = codec.read_toml(Recipe, path)
     try:
-        refuse(recipe)
+        validate_recipe(recipe)
     except BadInput as problem:
         raise BadInput(f"{path}: {problem.message}", hint=problem.hint) from None
     return recipe
 
 
-def refuse(recipe: Recipe) -> None:
+def validate_recipe(recipe: Recipe) -> None:
     """Raise BadInput naming the first text that cannot be meant, or should not."""
     refuse_if(recipe.format > FORMAT, f"format {recipe.format} is newer than this moebox, which reads up to {FORMAT}")
-    _texts(codec.plain(recipe), "")
+    _texts(codec.to_plain(recipe), "")
     _names(recipe)
     _variables(recipe)
     _secrets(recipe)
@@ -69,7 +69,7 @@ def _weights_inside(checkpoint: str) -> None:
     refuse_if(relative, f"checkpoint: a container needs the whole path, not {checkpoint!r}")
     if checkpoint.startswith(("/", "~")):
         weights = PurePosixPath(checkpoint)
-        containers.outside("checkpoint", str(weights.parent if weights.suffix == ".gguf" else weights))
+        containers.check_host_path("checkpoint", str(weights.parent if weights.suffix == ".gguf" else weights))
 
 
 def _texts(value: Any, at: str) -> None:
@@ -115,7 +115,7 @@ def _names(recipe: Recipe) -> None:
 
 
 def _text(recipe: Recipe, path: str) -> str:
-    return str(setting(recipe, path) or "")
+    return str(get_setting(recipe, path) or "")
 
 
 def _variables(recipe: Recipe) -> None:
@@ -136,16 +136,16 @@ def _secrets(recipe: Recipe) -> None:
     for table, names in (("flags", recipe.flags), ("env", recipe.env)):
         for name in names:
             refuse_if(SECRET.search(name.lstrip("-")), f"{table}.{name}: a recipe holds no secrets", hint=hint)
-    path = _token(codec.plain(recipe), "")
+    path = _token(codec.to_plain(recipe), "")
     refuse_if(path, f"{path}: looks like a key or password, and a recipe holds no secrets", hint=hint)
 
 
 def _token(value: Any, at: str) -> str:
     """The path of the first text that holds a secret; its value is never quoted."""
     if isinstance(value, str):
-        return at if holds_token(value) else ""
+        return at if contains_token(value) else ""
     for key, item in _inner(value):
-        if isinstance(key, str) and holds_token(key):
+        if isinstance(key, str) and contains_token(key):
             return f"a key of {at or 'the recipe'}"
         path = _token(item, _below(at, str(key)))
         if path:
@@ -154,7 +154,7 @@ def _token(value: Any, at: str) -> str:
 
 
 def _host(recipe: Recipe) -> None:
-    refuse_outside("listen.port", recipe.listen.port, 0, LAST_PORT)  # 0: any that is free
+    refuse_out_of_range("listen.port", recipe.listen.port, 0, LAST_PORT)  # 0: any that is free
     host = recipe.listen.host
     if _address(host):
         return
@@ -173,19 +173,19 @@ def _address(host: str) -> bool:
 
 
 def _runtime(runtime: Runtime) -> None:
-    entry(runtime.entry)
-    setup(runtime.setup)
+    parse_entry(runtime.entry)
+    check_setup(runtime.setup)
     if runtime.image:
-        containers.image(runtime.image)
+        containers.check_image(runtime.image)
     if runtime.models_dir:
-        containers.outside("runtime.models_dir", runtime.models_dir)
+        containers.check_host_path("runtime.models_dir", runtime.models_dir)
     for source, target in runtime.mounts.items():
-        containers.outside("runtime.mounts", source)
-        containers.inside("runtime.mounts", target)
-    containers.options(runtime.options)
+        containers.check_host_path("runtime.mounts", source)
+        containers.check_container_path("runtime.mounts", target)
+    containers.parse_options(runtime.options)
 
 
-def entry(text: str) -> tuple[str, ...]:
+def parse_entry(text: str) -> tuple[str, ...]:
     """The words of `runtime.entry`: a program and its arguments, no shell and no text of a program."""
     if not text:
         return ()
@@ -201,7 +201,7 @@ def entry(text: str) -> tuple[str, ...]:
     return words
 
 
-def setup(text: str) -> None:
+def check_setup(text: str) -> None:
     """`runtime.setup` is one or more installers joined by &&, without anything that a shell would expand."""
     if not text:
         return

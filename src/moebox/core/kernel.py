@@ -8,9 +8,9 @@ from moebox import codec
 from moebox.core import catalogue
 from moebox.errors import UnknownName
 
-Verdict = Literal["launches", "spills", "does not fit", "does not compile"]
+LaunchVerdict = Literal["launches", "spills", "does not fit", "does not compile"]
 REGISTERS_SM = 65_536  # 32-bit registers of a multiprocessor, the same on every architecture since Kepler
-RESERVED = 1_024  # bytes of shared memory the system keeps of each block since compute capability 8.0
+RESERVED_SMEM = 1_024  # bytes of shared memory the system keeps of each block since compute capability 8.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,17 +35,17 @@ class Arch:
         """Blocks that live on one multiprocessor at a time; 0 when not even one does."""
         if shared > self.smem:
             return 0
-        by_shared = self.smem_sm // (shared + RESERVED)
+        by_shared = self.smem_sm // (shared + RESERVED_SMEM)
         by_threads = self.threads_sm // (warps * 32)
         # Registers are given out in units of 256 to a warp.
         by_registers = REGISTERS_SM // (-(-registers * 32 // 256) * 256) // warps if registers else by_threads
         return max(0, min(by_shared, by_threads, by_registers, self.blocks_sm))
 
 
-def arch(name: str) -> Arch:
+def find_arch(name: str) -> Arch:
     """The architecture called `name`: sm_120, 120 or 12.0."""
     wanted = name.lower().removeprefix("sm_").replace(".", "").rstrip("af")
-    rows = catalogue.table("archs")["arch"]
+    rows = catalogue.load_table("archs")["arch"]
     if f"sm_{wanted}" not in rows:
         raise UnknownName("architecture", name, rows)
     return Arch(name=f"sm_{wanted}", **rows[f"sm_{wanted}"])
@@ -70,7 +70,7 @@ class KernelLaunch:
     spill_bytes: int = 0
     blocks_per_sm: int = 0
     error: str = ""  # the compiler's words, where it does not compile
-    verdict: Verdict
+    verdict: LaunchVerdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,13 +97,13 @@ class KernelScan:
     judged: tuple[NotCovered, ...] = ()  # kernels that are not Triton's: what is known of them by version
 
     @property
-    def bad(self) -> tuple[KernelLaunch, ...]:
+    def failing_launches(self) -> tuple[KernelLaunch, ...]:
         """Launches that fail."""
         return tuple(launch for launch in self.launches if launch.verdict in ("does not fit", "does not compile"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KnownBad:
+class KnownFailure:
     """A launch of a scanned release that does not fit, by the table."""
 
     kernel: str
@@ -123,10 +123,10 @@ class KnownScan:
     triton: str
     launches: int
     not_covered: int
-    bad: tuple[KnownBad, ...] = ()
+    bad: tuple[KnownFailure, ...] = ()
 
     @property
-    def attention(self) -> tuple[KnownBad, ...]:
+    def attention_failures(self) -> tuple[KnownFailure, ...]:
         """Those that every form of the weights meets."""
         return tuple(bad for bad in self.bad if not bad.case.startswith("fused MoE"))
 
@@ -134,7 +134,7 @@ class KnownScan:
 @functools.cache
 def known_scans() -> tuple[KnownScan, ...]:
     """Every scanned release."""
-    rows = catalogue.table("kernels")["scan"]
+    rows = catalogue.load_table("kernels")["scan"]
     return tuple(codec.decode(KnownScan, row, where=f"kernels.toml [{row.get('engine', '?')}]") for row in rows)
 
 
@@ -144,10 +144,10 @@ def known_scan(*, engine: str, version: str, sm: str, kv: str) -> KnownScan | No
     return next((scan for scan in known_scans() if (scan.engine, scan.version, scan.arch, scan.kv) == wanted), None)
 
 
-def known_bad(*, engine: str, version: str, sm: str, kv: str) -> tuple[KnownBad, ...]:
+def known_failures(*, engine: str, version: str, sm: str, kv: str) -> tuple[KnownFailure, ...]:
     """Attention kernels of a scanned release that do not launch on such a GPU with such a cache."""
     scan = known_scan(engine=engine, version=version, sm=sm, kv=kv)
-    return scan.attention if scan else ()
+    return scan.attention_failures if scan else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +164,6 @@ class KernelFindings:
     triton: str = ""
     launches: int = 0
     spills: int = 0
-    bad: tuple[KernelLaunch | KnownBad, ...] = ()
+    bad: tuple[KernelLaunch | KnownFailure, ...] = ()
     not_covered: tuple[NotCovered, ...] = ()
     judged: tuple[NotCovered, ...] = ()

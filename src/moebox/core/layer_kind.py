@@ -12,7 +12,7 @@ class LayerKind(Protocol):
         """Query heads; tensor parallelism divides them."""
 
     @property
-    def growth(self) -> float:
+    def entries_per_token(self) -> float:
         """Cached entries one more token of context adds."""
 
     @property
@@ -26,19 +26,19 @@ class LayerKind(Protocol):
     def parameters(self, hidden: int) -> int:
         """Weights of one layer, its inner norms included."""
 
-    def copied(self, hidden: int, tp: int) -> float:
+    def replicated_parameters(self, hidden: int, tp: int) -> float:
         """Weights that each of `tp` ranks holds beyond its even share, as the part that is copied whole."""
 
-    def width(self, tp: int) -> float:
+    def entry_width(self, tp: int) -> float:
         """Elements of one entry on a rank of `tp`."""
 
-    def kept(self) -> int:
+    def window_entries(self) -> int:
         """Entries of a window, however long the context is."""
 
     def state_bytes(self, tp: int) -> int:
         """Bytes of recurrent state of one sequence on a rank of `tp`."""
 
-    def attended(self, context: float) -> float:
+    def entries_read(self, context: float) -> float:
         """Entries one query reads at `context`."""
 
     def pair_flops(self, heads: float, *, prompt: bool) -> float:
@@ -59,10 +59,10 @@ class Indexer:
     shared: bool = False  # takes another layer's choice: neither weights nor keys of its own
 
     @property
-    def cached(self) -> int:
+    def key_width(self) -> int:
         """Elements of its key for one entry."""
         return 0 if self.shared else self.dim
 
-    def flops(self, entries: float) -> float:
+    def query_flops(self, entries: float) -> float:
         """Operations of one query against `entries` keys."""
         return 0.0 if self.shared else 2.0 * self.heads * self.dim * entries

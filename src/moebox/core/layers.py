@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from moebox.core.layer_kind import Indexer, LayerKind
 
 
-class Kind:
+class LayerBase:
     """What most kinds answer; each says where it differs."""
 
     __slots__ = ()
     indexer: Indexer | None = None
 
     @property
-    def growth(self) -> float:
+    def entries_per_token(self) -> float:
         """Every token is kept."""
         return 1.0
 
@@ -29,9 +29,9 @@ class Kind:
     @property
     def index_width(self) -> float:
         """The selector's key, where there is one."""
-        return self.indexer.cached if self.indexer else 0
+        return self.indexer.key_width if self.indexer else 0
 
-    def kept(self) -> int:
+    def window_entries(self) -> int:
         """No window."""
         return 0
 
@@ -39,21 +39,21 @@ class Kind:
         """No state."""
         return 0
 
-    def attended(self, context: float) -> float:
+    def entries_read(self, context: float) -> float:
         """All of it, or what the selector chooses."""
-        return self.selected(context)
+        return self.entries_selected(context)
 
-    def selected(self, entries: float) -> float:
+    def entries_selected(self, entries: float) -> float:
         """Entries that are read of so many."""
         return min(entries, self.indexer.topk) if self.indexer and self.indexer.topk else entries
 
     def index_flops(self, context: float) -> float:
         """Every entry's key against the selector's heads."""
-        return self.indexer.flops(context) if self.indexer else 0.0
+        return self.indexer.query_flops(context) if self.indexer else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mla(Kind):
+class Mla(LayerBase):
     """Multi-head latent attention: one compressed latent per token, shared by all heads."""
 
     heads: int
@@ -91,7 +91,7 @@ class Mla(Kind):
         gate = hidden * self.heads * self.v * self.output_gate
         return query + latent + gate + self.heads * self.v * hidden + self._indexer(hidden)
 
-    def copied(self, hidden: int, tp: int) -> float:
+    def replicated_parameters(self, hidden: int, tp: int) -> float:
         """The down projections and the indexer are whole on every rank."""
         return hidden * (self.q_lora + self.kv_width) + self.q_lora + self.kv_lora + self._indexer(hidden)
 
@@ -101,7 +101,7 @@ class Mla(Kind):
             return 0
         return self.q_lora * ix.heads * ix.dim + hidden * ix.dim + hidden * ix.heads + 2 * ix.dim
 
-    def width(self, tp: int) -> float:
+    def entry_width(self, tp: int) -> float:
         """The latent, the same on every rank."""
         return self.kv_width
 
@@ -112,7 +112,7 @@ class Mla(Kind):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gqa(Kind):
+class Gqa(LayerBase):
     """Grouped-query attention: keys and values per group of heads; with `window` it sees only the last tokens."""
 
     heads: int
@@ -129,7 +129,7 @@ class Gqa(Kind):
     indexer: Indexer | None = None  # chooses blocks of tokens (MiniMax M3)
 
     @property
-    def reduces(self) -> bool:
+    def norms_all_heads(self) -> bool:
         """Whether the norms of q and k go over all heads, so that ranks of tensor parallelism add up their parts."""
         return self.head_norm > 2 * self.head_dim
 
@@ -144,7 +144,7 @@ class Gqa(Kind):
         return self.kv_heads * (self.head_dim + self.value_dim)
 
     @property
-    def growth(self) -> float:
+    def entries_per_token(self) -> float:
         """Every token is kept, unless there is a window."""
         return 0.0 if self.window else 1.0
 
@@ -157,7 +157,7 @@ class Gqa(Kind):
         total += hidden * q * self.output_gate + hidden * self.heads * self.head_gate
         return total + self._indexer(hidden)
 
-    def copied(self, hidden: int, tp: int) -> float:
+    def replicated_parameters(self, hidden: int, tp: int) -> float:
         """Ranks beyond the KV heads hold copies: each has one whole head where an even cut would give less."""
         whole = float(self._indexer(hidden))
         if tp <= self.kv_heads:
@@ -169,17 +169,17 @@ class Gqa(Kind):
         ix = self.indexer
         return hidden * ix.dim * (ix.heads + 1) + 2 * ix.dim if ix and not ix.shared else 0
 
-    def width(self, tp: int) -> float:
+    def entry_width(self, tp: int) -> float:
         """Keys and values of the rank's heads: at least one."""
         return max(1, -(-self.kv_heads // tp)) * (self.head_dim + self.value_dim)
 
-    def kept(self) -> int:
+    def window_entries(self) -> int:
         """The window."""
         return self.window
 
-    def attended(self, context: float) -> float:
+    def entries_read(self, context: float) -> float:
         """All, the window, or the blocks the selector chooses."""
-        return min(context, self.window) if self.window else self.selected(context)
+        return min(context, self.window) if self.window else self.entries_selected(context)
 
     def pair_flops(self, heads: float, *, prompt: bool) -> float:
         """One product with the key, one with the value."""
@@ -187,7 +187,7 @@ class Gqa(Kind):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Linear(Kind):
+class Linear(LayerBase):
     """Linear attention with a recurrent state: gated delta net (Qwen3.5), or Kimi's with `channel_decay`.
 
     Sources: Qwen3-Next and Kimi-Linear modelling code; the state is kept in float32 (`mamba_ssm_dtype`).
@@ -202,7 +202,7 @@ class Linear(Kind):
     full_gate: bool = True  # the output gate is a full projection, not a low-rank one
 
     @property
-    def growth(self) -> float:
+    def entries_per_token(self) -> float:
         """Nothing grows."""
         return 0.0
 
@@ -221,12 +221,12 @@ class Linear(Kind):
             return total + hidden * self.key_dim + self.key_dim * channels + hidden * self.heads + channels + self.heads
         return total + 2 * hidden * self.heads + 2 * self.heads
 
-    def copied(self, hidden: int, tp: int) -> float:
+    def replicated_parameters(self, hidden: int, tp: int) -> float:
         """Only the low-rank halves of decay and gate."""
         decay = hidden * self.key_dim if self.channel_decay else 0
         return decay + (0 if self.full_gate else hidden * self.value_dim)
 
-    def width(self, tp: int) -> float:
+    def entry_width(self, tp: int) -> float:
         """No entries."""
         return 0
 
@@ -235,7 +235,7 @@ class Linear(Kind):
         state = self.heads * self.key_dim * self.value_dim * 4
         return (state + (self.conv - 1) * self._mixed * 2) // tp
 
-    def attended(self, context: float) -> float:
+    def entries_read(self, context: float) -> float:
         """One step of the recurrence, whatever the context."""
         return 1.0
 
@@ -245,7 +245,7 @@ class Linear(Kind):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compressed(Kind):
+class Compressed(LayerBase):
     """DeepSeek V4: a window of whole entries and, with `ratio`, one entry for that many tokens before it.
 
     Keys and values are one vector shared by all heads. Source: DeepSeek-V4's inference code and config.json.
@@ -261,7 +261,7 @@ class Compressed(Kind):
     indexer: Indexer | None = None  # chooses among the compressed entries
 
     @property
-    def growth(self) -> float:
+    def entries_per_token(self) -> float:
         """One entry for `ratio` tokens."""
         return 1 / self.ratio if self.ratio else 0.0
 
@@ -289,21 +289,21 @@ class Compressed(Kind):
             total += (2 * hidden + self.ratio) * overlap * ix.dim + ix.dim
         return total
 
-    def copied(self, hidden: int, tp: int) -> float:
+    def replicated_parameters(self, hidden: int, tp: int) -> float:
         """Down projections, compressor and selector."""
         return hidden * (self.q_lora + self.head_dim) + self._compressing(hidden)
 
-    def width(self, tp: int) -> float:
+    def entry_width(self, tp: int) -> float:
         """The shared vector."""
         return self.head_dim
 
-    def kept(self) -> int:
+    def window_entries(self) -> int:
         """The window."""
         return self.window
 
-    def attended(self, context: float) -> float:
+    def entries_read(self, context: float) -> float:
         """The window and the compressed entries, or those the selector chooses."""
-        return min(context, self.window) + self.selected(self._entries(context))
+        return min(context, self.window) + self.entries_selected(self._entries(context))
 
     def pair_flops(self, heads: float, *, prompt: bool) -> float:
         """The shared vector is key and value."""
@@ -311,7 +311,7 @@ class Compressed(Kind):
 
     def index_flops(self, context: float) -> float:
         """Every compressed entry's key."""
-        return Kind.index_flops(self, self._entries(context))
+        return LayerBase.index_flops(self, self._entries(context))
 
     def _entries(self, context: float) -> float:
         return context / self.ratio if self.ratio else 0.0

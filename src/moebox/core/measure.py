@@ -6,7 +6,7 @@ from typing import Literal
 WorkloadKind = Literal["random", "code", "prompts", "turns", "prefix", "trace"]
 Api = Literal["chat", "completions"]
 Arrivals = Literal["poisson", "constant"]
-Axis = Literal["concurrency", "rate"]  # along which a load is searched
+SearchAxis = Literal["concurrency", "rate"]  # along which a load is searched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class Workload:
     extra: dict[str, object] = field(default_factory=dict)  # merged into every request's body
 
     @property
-    def shares_nothing(self) -> bool:
+    def has_unique_prompts(self) -> bool:
         """No two of its prompts begin alike, so a prefix cache has nothing to answer from."""
         return self.kind in ("random", "code")
 

@@ -98,7 +98,7 @@ class Model:
         if self.mla or self.gqa:
             return self.mla or self.gqa  # type: ignore[return-value]
         assert self.others, f"{self.name} has no attention"
-        return max(self.others, key=lambda layers: (layers.kind.growth > 0, layers.count)).kind
+        return max(self.others, key=lambda layers: (layers.kind.entries_per_token > 0, layers.count)).kind
 
     @property
     def stack(self) -> tuple[Layers, ...]:
@@ -106,7 +106,7 @@ class Model:
         return _stack(self.layers, self.mla, self.gqa, self.others)
 
     @property
-    def compressed(self) -> bool:
+    def has_compressed_cache(self) -> bool:
         """Whether layers cache one entry for several tokens (DeepSeek V4), in kernels and a form of their own."""
         return any(isinstance(layers.kind, Compressed) for layers in self.stack)
 
@@ -134,7 +134,7 @@ class Model:
         return 3 * (self.moe.latent or self.hidden) * self.moe.intermediate + bias
 
     @property
-    def by_component(self) -> dict[Component, int]:
+    def parameters_by_component(self) -> dict[Component, int]:
         """Parameters of each component that the model has."""
         if self.counted:
             return dict(self.counted)
@@ -161,23 +161,23 @@ class Model:
         }
 
     @property
-    def total(self) -> int:
+    def total_parameters(self) -> int:
         """All parameters."""
-        return sum(self.by_component.values())
+        return sum(self.parameters_by_component.values())
 
     @property
-    def text_total(self) -> int:
+    def text_parameters(self) -> int:
         """All parameters of the text core."""
-        return self.total - self.by_component.get("vision", 0)
+        return self.total_parameters - self.parameters_by_component.get("vision", 0)
 
     @property
-    def active(self) -> int:
+    def active_parameters(self) -> int:
         """Parameters one token passes through: the used experts, lm_head in, embedding out."""
-        parts = self.by_component
+        parts = self.parameters_by_component
         idle = parts.get("embed", 0) * (not self.tied) + parts.get("vision", 0) + parts.get("mtp", 0)
         if self.moe:
             idle += parts["routed_experts"] * (self.moe.experts - self.moe.used) // self.moe.experts
-        return self.total - idle
+        return self.total_parameters - idle
 
     def kv_bytes_per_token(self, kv: str = "bf16") -> int:
         """Bytes of keys and values that one more token costs over all layers, all heads together.
@@ -185,7 +185,9 @@ class Model:
         The architecture's own figure: `sizing.kv` has what an engine allocates (its own forms, an indexer's keys, what
         tensor parallelism divides).
         """
-        elements = sum(layers.count * layers.kind.growth * layers.kind.width(1) for layers in self.stack)
+        elements = sum(
+            layers.count * layers.kind.entries_per_token * layers.kind.entry_width(1) for layers in self.stack
+        )
         return round(elements * KV_BYTES[kv])
 
 
@@ -227,7 +229,7 @@ class Checkpoint:
     how: Literal["computed", "published", "read"] = "computed"
 
     @property
-    def bytes(self) -> int:
+    def total_bytes(self) -> int:
         """All of it."""
         return sum(self.bytes_by_component.values())
 
@@ -236,20 +238,20 @@ class Checkpoint:
         """What people call it: a folder's own name says nothing of its form, so it goes by its quantisation."""
         return self.quant if self.path and self.format == "safetensors" else self.name
 
-    def called(self, text: str) -> bool:
+    def matches_name(self, text: str) -> bool:
         """Whether a person means this form by `text`: its name, repository, path or quantisation."""
         return text.lower() in {name.lower() for name in (self.name, self.repo, self.path, self.quant)}
 
-    def made_for(self, engine: str) -> bool:
+    def supports_engine(self, engine: str) -> bool:
         """Whether an engine that reads the format loads this form."""
         return not self.engines or engine in self.engines
 
     def bits_per_weight(self, model: Model) -> float:
         """Mean bits per parameter, over the components that this form carries."""
-        carried = sum(n for name, n in model.by_component.items() if name in self.bytes_by_component)
-        return self.bytes * 8 / max(carried, 1)
+        carried = sum(n for name, n in model.parameters_by_component.items() if name in self.bytes_by_component)
+        return self.total_bytes * 8 / max(carried, 1)
 
 
-def written(*formats: str) -> str:
+def format_names(*formats: str) -> str:
     """Formats of weights as people write them: "safetensors or GGUF"."""
     return " or ".join("GGUF" if name == "gguf" else name for name in dict.fromkeys(formats))

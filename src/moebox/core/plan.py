@@ -37,11 +37,11 @@ class Memory:
     kv_bytes_per_token: int
     fits: bool
     shortfall: int = 0  # bytes missing on the worst device
-    lines: tuple["Line", ...] = ()
+    lines: tuple["ArithmeticLine", ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class ArithmeticLine:
     """One line of arithmetic a person can check with a calculator."""
 
     what: str
@@ -52,7 +52,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Caution:
+class PlanWarning:
     """A known trouble that applies to this recipe on this box."""
 
     symptom: str  # id in the symptom base, or ""
@@ -97,10 +97,10 @@ class Plan:
     memory: Memory
     forecast: tuple[Forecast, ...]
     reasons: tuple[str, ...]
-    warnings: tuple[Caution, ...] = ()
+    warnings: tuple[PlanWarning, ...] = ()
     alternatives: tuple[Alternative, ...] = ()
     refused: dict[str, str] = field(default_factory=dict)  # what was dropped, and why
-    why: tuple[Line, ...] = ()
+    why: tuple[ArithmeticLine, ...] = ()
     answer_tok_s: float = 0.0  # by the yardstick of the alternatives
     measured: str = ""  # the calibration behind the forecast, in one line; "" where it is fitted to published rows
     basis: str = ""  # what the forecast's band rests on where it is fitted, in words

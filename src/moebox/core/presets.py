@@ -4,14 +4,14 @@ import functools
 from dataclasses import dataclass, field
 
 from moebox import codec
-from moebox.core.catalogue import table
+from moebox.core.catalogue import load_table
 from moebox.core.recipe import Flag, Recipe
 from moebox.data import FOLDER
 from moebox.errors import UnknownName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Variable:
+class PresetVariable:
     """One environment variable and the reason for it."""
 
     name: str
@@ -21,7 +21,7 @@ class Variable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Preset:
+class ImagePreset:
     """An image and what it is started with."""
 
     image: str
@@ -33,7 +33,7 @@ class Preset:
     flags: dict[str, Flag] = field(default_factory=dict)
     why: dict[str, str] = field(default_factory=dict)  # of each flag, one line
     speculate: dict[str, str] = field(default_factory=dict)  # keys added to the speculative configuration
-    variable: tuple[Variable, ...] = ()
+    variable: tuple[PresetVariable, ...] = ()
 
     @property
     def environment(self) -> dict[str, str]:
@@ -41,23 +41,23 @@ class Preset:
         return {variable.name: variable.value for variable in self.variable if variable.set}
 
 
-NOTHING = Preset(image="")
+NO_PRESET = ImagePreset(image="")
 
 
 @functools.cache
-def names() -> tuple[str, ...]:
+def preset_names() -> tuple[str, ...]:
     """Presets that there are."""
     return tuple(sorted(file.stem for file in FOLDER.glob("presets/*.toml")))
 
 
 @functools.cache
-def preset(name: str) -> Preset:
+def load_preset(name: str) -> ImagePreset:
     """The preset called `name`."""
-    if name not in names():
-        raise UnknownName("runtime.preset", name, names())
-    return codec.decode(Preset, table(f"presets/{name}"), where=f"presets/{name}.toml")
+    if name not in preset_names():
+        raise UnknownName("runtime.preset", name, preset_names())
+    return codec.decode(ImagePreset, load_table(f"presets/{name}"), where=f"presets/{name}.toml")
 
 
-def of(recipe: Recipe) -> Preset:
+def recipe_preset(recipe: Recipe) -> ImagePreset:
     """The recipe's preset; one that sets nothing where it names none."""
-    return preset(recipe.runtime.preset) if recipe.runtime.preset else NOTHING
+    return load_preset(recipe.runtime.preset) if recipe.runtime.preset else NO_PRESET

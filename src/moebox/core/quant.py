@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from moebox.core.model import Checkpoint, Component, Model
-from moebox.core.traits import Format
+from moebox.core.traits import WeightsFormat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,7 +13,7 @@ class CheckpointRow:
     name: str
     models: tuple[str, ...]
     repo: str = ""
-    format: Format
+    format: WeightsFormat
     quant: str
     other: float
     embed: float | None = None
@@ -36,15 +36,15 @@ class CheckpointRow:
     note: str = ""
     source: str = ""
 
-    def bits(self, component: Component) -> float:
+    def component_bits(self, component: Component) -> float:
         """Bits of one of its weights."""
         own: float | None = getattr(self, component, None)
         return self.other if own is None else own
 
 
-def checkpoint_of(model: Model, row: CheckpointRow) -> Checkpoint:
+def checkpoint_from_row(model: Model, row: CheckpointRow) -> Checkpoint:
     """The catalogue row `row` as a checkpoint of `model`."""
-    parts = bytes_by_component(model, row)
+    parts = component_bytes(model, row)
     if row.bytes:  # a published total: the experts are what is left of it
         parts["routed_experts"] = row.bytes - sum(size for name, size in parts.items() if name != "routed_experts")
     return Checkpoint(
@@ -67,9 +67,12 @@ def checkpoint_of(model: Model, row: CheckpointRow) -> Checkpoint:
     )
 
 
-def bytes_by_component(model: Model, row: CheckpointRow) -> dict[Component, int]:
+def component_bytes(model: Model, row: CheckpointRow) -> dict[Component, int]:
     """Each component's parameters times its bits a weight, and the side records of the experts."""
-    sizes = {name: round(parameters * row.bits(name) / 8) for name, parameters in model.by_component.items()}
+    sizes = {
+        name: round(parameters * row.component_bits(name) / 8)
+        for name, parameters in model.parameters_by_component.items()
+    }
     if model.moe and "routed_experts" in sizes:
         sizes["routed_experts"] += row.per_expert * model.moe_layers * model.moe.experts
     return {name: size for name, size in sizes.items() if size}

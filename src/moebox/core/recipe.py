@@ -26,15 +26,15 @@ class Parallel:
     nodes: int = 1
 
     @property
-    def gpus(self) -> int:
+    def gpu_count(self) -> int:
         """Cards it takes, over all nodes."""
         return self.tp * self.pp * self.dp
 
     @property
     def group_nodes(self) -> int:
         """Nodes that a tensor-parallel group lies on, at most: ranks are numbered node by node, group by group."""
-        on_each = max(1, self.gpus // self.nodes)
-        firsts = range(0, self.gpus, self.tp)
+        on_each = max(1, self.gpu_count // self.nodes)
+        firsts = range(0, self.gpu_count, self.tp)
         return max((first + self.tp - 1) // on_each - first // on_each + 1 for first in firsts)
 
     @property
@@ -44,7 +44,7 @@ class Parallel:
         return "×".join([f"TP{self.tp}", *(f"{name}{size}" for name, size in more.items() if size > 1)])
 
     @property
-    def words(self) -> tuple[str, ...]:
+    def labels(self) -> tuple[str, ...]:
         """The same with what it adds to plain ranks: TP8, DCP4, EP."""
         added = {f"DCP{self.dcp}": self.dcp > 1, "EP": self.ep}
         return (self.text, *(word for word, there in added.items() if there))
@@ -153,7 +153,7 @@ class Recipe:
     climb: Climb = Climb()
     planned_for: PlannedFor = PlannedFor()  # what `forecast` and `twin` take when no box is named
 
-    def on_port(self, port: int) -> "Recipe":
+    def with_port(self, port: int) -> "Recipe":
         """The recipe, listening there; 0 leaves the choice to the launch."""
         return replace(self, listen=replace(self.listen, port=port))
 
@@ -166,7 +166,7 @@ class Recipe:
     def gpus_per_node(self) -> int:
         """GPUs it takes on each node, where it says so: by its ranks, by expert layers, or by whole layers."""
         placed, nodes = self.hybrid or Hybrid(), self.parallel.nodes
-        return max(self.parallel.gpus // nodes, len(placed.experts), len(placed.split) // nodes)
+        return max(self.parallel.gpu_count // nodes, len(placed.experts), len(placed.split) // nodes)
 
     @property
     def draft_tokens(self) -> int:

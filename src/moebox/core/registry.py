@@ -14,11 +14,11 @@ from pathlib import Path
 from moebox.core.traits import Traits
 from moebox.errors import UnknownName
 
-GROUP = "moebox.engines"
-OWN = "moebox.engines"
-FOLDERS = Path(__file__).parents[1] / "engines"  # of moebox's own
+ENTRY_POINT_GROUP = "moebox.engines"
+OWN_PACKAGE = "moebox.engines"
+OWN_FOLDER = Path(__file__).parents[1] / "engines"  # of moebox's own
 # What another package's module may raise while it is imported.
-FAILURES = (
+IMPORT_ERRORS = (
     ImportError,
     SyntaxError,
     NameError,
@@ -35,7 +35,7 @@ FAILURES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Registered:
+class RegisteredEngine:
     """An engine and the package that holds what moebox knows of it."""
 
     traits: Traits
@@ -51,14 +51,14 @@ class Registered:
 class Registry:
     """The engines by name, the preferred ones first, and what was left out."""
 
-    engines: dict[str, Registered]
+    engines: dict[str, RegisteredEngine]
     problems: tuple[str, ...]
 
 
 @functools.cache
-def registry() -> Registry:
+def load_registry() -> Registry:
     """Everything that is there, read once."""
-    found: dict[str, Registered] = {}
+    found: dict[str, RegisteredEngine] = {}
     problems: list[str] = []
     for own in _own():
         found[own.traits.name] = own
@@ -74,60 +74,60 @@ def registry() -> Registry:
     return Registry(engines={engine.traits.name: engine for engine in ordered}, problems=tuple(problems))
 
 
-def told() -> tuple[str, ...]:
+def load_problems() -> tuple[str, ...]:
     """What was left out, where engines were looked for at all."""
-    return registry().problems if registry.cache_info().currsize else ()
+    return load_registry().problems if load_registry.cache_info().currsize else ()
 
 
-def names() -> tuple[str, ...]:
+def engine_names() -> tuple[str, ...]:
     """Every engine's name, the preferred ones first."""
-    return tuple(registry().engines)
+    return tuple(load_registry().engines)
 
 
 def all_traits() -> tuple[Traits, ...]:
     """Every engine's traits, the preferred ones first."""
-    return tuple(engine.traits for engine in registry().engines.values())
+    return tuple(engine.traits for engine in load_registry().engines.values())
 
 
-def registered(name: str) -> Registered:
+def find_engine(name: str) -> RegisteredEngine:
     """The engine called `name`."""
-    found = registry().engines.get(name)
+    found = load_registry().engines.get(name)
     if found is None:
-        raise UnknownName("engine", name, names())
+        raise UnknownName("engine", name, engine_names())
     return found
 
 
-def traits(name: str) -> Traits:
+def engine_traits(name: str) -> Traits:
     """The traits of the engine called `name`."""
-    return registered(name).traits
+    return find_engine(name).traits
 
 
-def titled(name: str) -> str:
+def engine_display_name(name: str) -> str:
     """The engine's title; the name itself where nobody knows it."""
-    found = registry().engines.get(name)
+    found = load_registry().engines.get(name)
     return found.traits.title if found else name
 
 
-def _own() -> Iterator[Registered]:
+def _own() -> Iterator[RegisteredEngine]:
     """Folders of moebox itself, whatever the installed metadata says of them."""
-    for path in FOLDERS.glob("*/traits.py"):
-        package = f"{OWN}.{path.parent.name}"
-        yield Registered(traits=importlib.import_module(f"{package}.traits").TRAITS, package=package)
+    for path in OWN_FOLDER.glob("*/traits.py"):
+        package = f"{OWN_PACKAGE}.{path.parent.name}"
+        yield RegisteredEngine(traits=importlib.import_module(f"{package}.traits").TRAITS, package=package)
 
 
 def _declared() -> Iterator[tuple[str, str]]:
     """Entry points of other packages: name and package."""
     from importlib import metadata  # slow to import, and many commands ask for no engine
 
-    for point in metadata.entry_points(group=GROUP):
-        if not point.value.startswith(f"{OWN}."):
+    for point in metadata.entry_points(group=ENTRY_POINT_GROUP):
+        if not point.value.startswith(f"{OWN_PACKAGE}."):
             yield point.name, point.value
 
 
-def _loaded(name: str, package: str, problems: list[str]) -> Registered | None:
+def _loaded(name: str, package: str, problems: list[str]) -> RegisteredEngine | None:
     try:
         found = importlib.import_module(f"{package}.traits").TRAITS
-    except FAILURES as problem:
+    except IMPORT_ERRORS as problem:
         reason = " ".join(str(problem).split())[:200]
         why = f"{type(problem).__name__}: {reason}; install it again or uninstall it"
         problems.append(f"engine {name!r} of {package} is left out: {why}")
@@ -136,4 +136,4 @@ def _loaded(name: str, package: str, problems: list[str]) -> Registered | None:
         why = f"{package}.traits.TRAITS is no Traits; see docs/engines.md"
         problems.append(f"engine {name!r} of {package} is left out: {why}")
         return None
-    return Registered(traits=found, package=package)
+    return RegisteredEngine(traits=found, package=package)

@@ -11,19 +11,19 @@ from typing import Any, Literal
 from moebox import codec
 from moebox.core.measure import Load, Slo, Workload
 from moebox.errors import BadInput
-from moebox.loose import Json, inner, is_figure, within, words
+from moebox.loose import Json, get_object, get_path, get_text, is_number
 
 FORMAT = 1
 TokenCounts = Literal["usage", "tokenizer", "chunks"]  # who counted the tokens
 STATS = ("mean", "median", "std", "p50", "p90", "p95", "p99")
 # What stands before the figures in a file.
-FIRST: tuple[str, ...] = ("format", "kind", "tool", "date", "label", "simulation", "backend", "endpoint_type")
-FIRST += ("model_id", "tokenizer_id", "num_prompts", "request_rate", "burstiness", "max_concurrency")
+LEADING_FIELDS: tuple[str, ...] = ("format", "kind", "tool", "date", "label", "simulation", "backend", "endpoint_type")
+LEADING_FIELDS += ("model_id", "tokenizer_id", "num_prompts", "request_rate", "burstiness", "max_concurrency")
 LATENCIES = ("ttft", "ttfc", "tpot", "itl", "chunk_gap", "e2el")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
+class LatencyStats:
     """A latency over many requests, in milliseconds; None where there is nothing to average."""
 
     mean: float | None = None
@@ -35,7 +35,7 @@ class Spread:
     p99: float | None = None
 
     @property
-    def middle(self) -> float | None:
+    def mean_or_median(self) -> float | None:
         """The mean, or the median where only that is known."""
         return self.mean if self.mean is not None else self.median if self.median is not None else self.p50
 
@@ -64,7 +64,7 @@ class ClientCheck:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Steady:
+class SteadyState:
     """The window in which load neither built up nor ran out."""
 
     start_s: float
@@ -73,8 +73,8 @@ class Steady:
     request_throughput: float
     output_throughput: float
     mean_concurrency: float
-    ttft: Spread = Spread()
-    tpot: Spread = Spread()
+    ttft: LatencyStats = LatencyStats()
+    tpot: LatencyStats = LatencyStats()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +147,7 @@ class UsageCheck:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
+class LoadSummary:
     """What the samples of one load come to (bench/metrics.py); latencies are a Spread each."""
 
     duration: float
@@ -167,16 +167,16 @@ class Summary:
     cached_input_tokens: int
     silent: int = 0
     stopped_early: int
-    ttft: Spread = Spread()
-    ttfc: Spread = Spread()
-    tpot: Spread = Spread()
-    itl: Spread = Spread()
-    chunk_gap: Spread = Spread()
-    e2el: Spread = Spread()
+    ttft: LatencyStats = LatencyStats()
+    ttfc: LatencyStats = LatencyStats()
+    tpot: LatencyStats = LatencyStats()
+    itl: LatencyStats = LatencyStats()
+    chunk_gap: LatencyStats = LatencyStats()
+    e2el: LatencyStats = LatencyStats()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement(Summary):
+class Measurement(LoadSummary):
     """One load, measured. Fields are named as in files, but for latencies, which are a Spread each."""
 
     format: int = FORMAT
@@ -202,7 +202,7 @@ class Measurement(Summary):
     token_counts: TokenCounts
     prompts_exact: bool
     errors: dict[str, int] = field(default_factory=dict)
-    steady: Steady | None = None
+    steady: SteadyState | None = None
     timeline: Timeline = Timeline()
     speed_by_position: tuple[PositionSpeed, ...] = ()
     client_limited: bool
@@ -219,13 +219,13 @@ class Measurement(Summary):
     samples: str | None = None
 
     @property
-    def bad(self) -> int:
+    def bad_requests(self) -> int:
         """Requests that ended, and not well."""
         return self.failed + self.truncated + self.empty
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TestRow:
+class PrefillDecodeRow:
     """Prefill or decode alone; `pp_tok_s` or `tg_tok_s` repeats the mean."""
 
     test: str
@@ -257,15 +257,15 @@ class PrefillDecode:
     load: Load = Load()
     repeat: int = 3
     flags: tuple[str, ...] = ()
-    rows: tuple[TestRow, ...] = ()
+    rows: tuple[PrefillDecodeRow, ...] = ()
 
 
-def document(result: Measurement | PrefillDecode) -> dict[str, object]:
+def result_document(result: Measurement | PrefillDecode) -> dict[str, object]:
     """A result as it stands in a file."""
-    plain = codec.plain(result)
+    plain = codec.to_plain(result)
     if isinstance(result, PrefillDecode):
         return {**plain, "rows": [_used(row) for row in plain["rows"]]}
-    flat = _flat({name: plain[name] for name in FIRST} | plain)
+    flat = _flat({name: plain[name] for name in LEADING_FIELDS} | plain)
     flat["steady"] = plain["steady"] and _flat(plain["steady"])
     flat["server"] = plain["server"] and {key: value for key, value in plain["server"].items() if value is not None}
     flat["speed_by_position"] = [_part(part) for part in plain["speed_by_position"]]
@@ -276,13 +276,13 @@ def _part(part: Mapping[str, object]) -> dict[str, object]:
     return {"from": part["first"], "to": part["last"], "tok_s": part["tok_s"]}
 
 
-def measurement(values: Json, where: str) -> Measurement:
+def parse_measurement(values: Json, where: str) -> Measurement:
     """The measurement in a file of ours, also of an older version; BadInput names what is wrong with it."""
     nested = _nested(values)
-    if inner(nested, "steady"):
-        nested["steady"] = _nested(inner(nested, "steady"))
-    if inner(nested, "server"):
-        nested["server"] = _known(ServerView, inner(nested, "server"))
+    if get_object(nested, "steady"):
+        nested["steady"] = _nested(get_object(nested, "steady"))
+    if get_object(nested, "server"):
+        nested["server"] = _known(ServerView, get_object(nested, "server"))
     parts = nested.get("speed_by_position")
     if isinstance(parts, list):
         nested["speed_by_position"] = [_position(part, where) for part in parts]
@@ -291,7 +291,7 @@ def measurement(values: Json, where: str) -> Measurement:
     return codec.decode(Measurement, nested, where=where)
 
 
-def prefill_decode(values: Json, where: str) -> PrefillDecode:
+def parse_prefill_decode(values: Json, where: str) -> PrefillDecode:
     """The tests in a file of ours; BadInput names what is wrong with it."""
     _refuse_endless(values, where)
     return codec.decode(PrefillDecode, {key: values[key] for key in values if key != "source"}, where=where)
@@ -302,18 +302,18 @@ def _refuse_endless(value: object, where: str) -> None:
     if isinstance(value, Mapping | list):
         for part in value.values() if isinstance(value, Mapping) else value:
             _refuse_endless(part, where)
-    elif type(value) is int and not is_figure(value):
+    elif type(value) is int and not is_number(value):
         raise BadInput(f"{where}: a count of some hundred digits")
 
 
-def ours(values: Any) -> bool:
+def is_own_document(values: Any) -> bool:
     """A document that moebox wrote itself."""
     return isinstance(values, dict) and str(values.get("tool", "")).startswith("moebox ")
 
 
 def _used(row: Json) -> Json:
     """Without the rate of the other kind of test."""
-    unused = "tg_tok_s" if words(row, "test").startswith("pp") else "pp_tok_s"
+    unused = "tg_tok_s" if get_text(row, "test").startswith("pp") else "pp_tok_s"
     return {key: value for key, value in row.items() if key != unused}
 
 
@@ -321,7 +321,7 @@ def _flat(plain: Json) -> dict[str, object]:
     """Each latency's figures as fields of their own, where it stood."""
     flat: dict[str, object] = {}
     for key, value in plain.items():
-        figures = {f"{stat}_{key}_ms": within(value, stat) for stat in STATS}
+        figures = {f"{stat}_{key}_ms": get_path(value, stat) for stat in STATS}
         flat |= figures if key in LATENCIES else {key: value}
     return flat
 

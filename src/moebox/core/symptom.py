@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from moebox import codec
-from moebox.core.catalogue import table
-from moebox.core.change import setting
+from moebox.core.catalogue import load_table
+from moebox.core.change import get_setting
 from moebox.core.recipe import Flag, Recipe
 
-Kind = Literal["log", "host", "behaviour"]
+SymptomKind = Literal["log", "host", "behaviour"]
 Severity = Literal["note", "warning", "fatal"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Applies:
+class Conditions:
     """Where a symptom holds; an empty field is no condition. A setting holds when any of its values does."""
 
     engine: tuple[str, ...] = ()
@@ -32,20 +32,20 @@ class Applies:
     except_models: tuple[str, ...] = ()  # beginnings of those among them that it does not concern
     settings: dict[str, tuple[str, ...]] = field(default_factory=dict)  # path -> "fp8", "*nvfp4*", ">1", "set", "unset"
 
-    def concerns(self, model: str) -> bool:
+    def covers_model(self, model: str) -> bool:
         """Whether a model of that name is meant."""
         name = model.lower()
         return name.startswith(self.models or ("",)) and not name.startswith(self.except_models)
 
-    def of_engine(self, engine: str) -> bool:
+    def covers_engine(self, engine: str) -> bool:
         """Whether that engine is meant; one that is not known ("") may be."""
         return _lists(self.engine, engine)
 
-    def admits(self, *, engine: str = "", version: str = "", sm: str = "") -> bool:
+    def covers(self, *, engine: str = "", version: str = "", sm: str = "") -> bool:
         """Whether that engine on such a GPU is meant. What is not known (an empty argument) contradicts nothing."""
-        if not self.of_engine(engine) or not _lists(self.sm, sm):
+        if not self.covers_engine(engine) or not _lists(self.sm, sm):
             return False
-        return not self.versions or in_range(version, self.versions)
+        return not self.versions or version_in_range(version, self.versions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class Symptom:
 
     id: str
     area: str
-    kind: Kind = "log"  # seen in a log, found on the host, or only in behaviour
+    kind: SymptomKind = "log"  # seen in a log, found on the host, or only in behaviour
     severity: Severity = "fatal"  # a note explains a line that is no failure
     pattern: str = ""  # regular expression on one log line; empty for what no log shows
     next_line: bool = False  # the line after it says what exactly, and belongs to the cause
@@ -62,11 +62,11 @@ class Symptom:
     remedy: str
     change: dict[str, Flag] = field(default_factory=dict)  # recipe path -> value; "{name}" is a group of the pattern
     foresee: bool = False  # worth a warning before anything starts, where it applies
-    applies: Applies = Applies()
+    applies: Conditions = Conditions()
     status: str = ""
     source: str
 
-    def changes(self, match: re.Match[str] | None) -> dict[str, Flag]:
+    def recipe_changes(self, match: re.Match[str] | None) -> dict[str, Flag]:
         """The recipe change, with groups of the matched line filled in; empty when a group is missing."""
         groups = match.groupdict() if match else {}
         filled: dict[str, Flag] = {}
@@ -95,13 +95,13 @@ class Finding:
     @property
     def change_text(self) -> str:
         """The recipe change in words, or nothing."""
-        return as_text(self.change)
+        return changes_text(self.change)
 
 
 @functools.cache
 def symptoms() -> tuple[Symptom, ...]:
     """The whole base, in file order: the more telling pattern stands first."""
-    rows = table("symptoms")["symptom"]
+    rows = load_table("symptoms")["symptom"]
     return tuple(codec.decode(Symptom, row, where=f"symptoms.toml [{row.get('id', '?')}]") for row in rows)
 
 
@@ -110,7 +110,9 @@ def _lists(listed: tuple[str, ...], value: str) -> bool:
     return not listed or not value or value in listed
 
 
-def foreseen(*, engine: str, version: str = "", sm: str = "", model: str, recipe: Recipe) -> tuple[Symptom, ...]:
+def predicted_symptoms(
+    *, engine: str, version: str = "", sm: str = "", model: str, recipe: Recipe
+) -> tuple[Symptom, ...]:
     """Symptoms worth a warning before this recipe is started on such a GPU."""
     possible = _possible(engine, version, sm, model)
     return tuple(symptom for symptom in possible if _set_so(symptom.applies.settings, recipe))
@@ -119,16 +121,16 @@ def foreseen(*, engine: str, version: str = "", sm: str = "", model: str, recipe
 @functools.lru_cache(maxsize=64)
 def _possible(engine: str, version: str, sm: str, model: str) -> tuple[Symptom, ...]:
     """Symptoms worth a warning, whatever the recipe's settings are; a plan asks for hundreds of recipes."""
-    worth_telling = (symptom for symptom in symptoms() if symptom.foresee and symptom.applies.concerns(model))
-    return tuple(one for one in worth_telling if one.applies.admits(engine=engine, version=version, sm=sm))
+    worth_telling = (symptom for symptom in symptoms() if symptom.foresee and symptom.applies.covers_model(model))
+    return tuple(one for one in worth_telling if one.applies.covers(engine=engine, version=version, sm=sm))
 
 
 def _set_so(settings: Mapping[str, tuple[str, ...]], recipe: Recipe) -> bool:
     """Whether a recipe has the settings that a symptom needs."""
-    return all(_any_holds(setting(recipe, path), wanted) for path, wanted in settings.items())
+    return all(_any_holds(get_setting(recipe, path), wanted) for path, wanted in settings.items())
 
 
-def in_range(version: str, wanted: str) -> bool:
+def version_in_range(version: str, wanted: str) -> bool:
     """Whether a version meets ">=0.24,<0.28". An unknown version is the newest: it meets no upper bound."""
     here = _numbers(version)
     for bound in wanted.split(","):
@@ -183,6 +185,6 @@ def _number(text: str) -> Flag:
     return int(plain) if plain.isdigit() else text
 
 
-def as_text(changes: Mapping[str, Flag]) -> str:
+def changes_text(changes: Mapping[str, Flag]) -> str:
     """A recipe change as a recipe writes it: `kv = "bf16", context = 8192`."""
     return ", ".join(f"{path} = {json.dumps(value, ensure_ascii=False)}" for path, value in changes.items())

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Mark = Literal["pass", "warn", "fail", "skip"]
-Whose = Literal["server", "model"]
+Attribution = Literal["server", "model"]
 
 Z95 = 1.959963984540054  # the normal quantile that leaves 2.5% on either side
 _WORST: tuple[Mark, ...] = ("fail", "warn", "pass", "skip")
 
 
-def worst(marks: Iterable[Mark]) -> Mark:
+def worst_mark(marks: Iterable[Mark]) -> Mark:
     """fail before warn before pass before skip; nothing at all is a skip."""
     given = set(marks)
     return next((mark for mark in _WORST if mark in given), "skip")
@@ -33,7 +33,7 @@ class Score:
         return self.passed / self.trials if self.trials else 0.0
 
 
-def wilson(passed: int, trials: int) -> Score:
+def wilson_score(passed: int, trials: int) -> Score:
     """Wilson's score interval: honest for few trials and for shares near 0 or 1."""
     if trials == 0:
         return Score(passed=0, trials=0, low=0.0, high=1.0)
@@ -45,7 +45,7 @@ def wilson(passed: int, trials: int) -> Score:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slip:
+class Failure:
     """A kind of fault: how often it was seen, of how many chances, and the interval of its rate (95%, Wilson)."""
 
     kind: str
@@ -54,7 +54,7 @@ class Slip:
     low: float
     high: float
     verdict: Mark = "pass"
-    whose: Whose = "server"
+    whose: Attribution = "server"
     example: str = ""  # what was wrong the first time
     also: tuple[str, ...] = ()  # what else was, where it was not always the same
 
@@ -65,7 +65,7 @@ class Slip:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
+class HttpExchange:
     """One request and its reply, as they went over the wire; the key is in neither."""
 
     method: str
@@ -89,12 +89,12 @@ class Probe:
     seconds: float = 0.0
     requests: int = 0
     score: Score | None = None
-    slips: tuple[Slip, ...] = ()
-    evidence: tuple[Exchange, ...] = ()
+    slips: tuple[Failure, ...] = ()
+    evidence: tuple[HttpExchange, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class CheckVerdict:
     """One rung: what its probes add up to."""
 
     name: str
@@ -102,21 +102,21 @@ class Verdict:
     reason: str = ""
     seconds: float = 0.0
     score: Score | None = None
-    slips: tuple[Slip, ...] = ()
+    slips: tuple[Failure, ...] = ()
     probes: tuple[Probe, ...] = ()
     habits: tuple[str, ...] = ()  # known habits of this engine that it shows, and what they mean for a client
     evidence: str = ""  # the file that holds every exchange of this rung
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ladder:
+class CheckResults:
     """Every rung in order, and the slips summed over all of them."""
 
     url: str
     model: str
     engine: str = ""
-    rungs: tuple[Verdict, ...] = ()
-    slips: tuple[Slip, ...] = ()
+    rungs: tuple[CheckVerdict, ...] = ()
+    slips: tuple[Failure, ...] = ()
     notes: tuple[str, ...] = ()  # what was not tried, and how to
     stopped: str = ""  # why the later rungs were not tried
     sandbox: str = ""  # which walls the model's code ran behind
@@ -126,18 +126,18 @@ class Ladder:
     @property
     def verdict(self) -> Mark:
         """The worst of the rungs and of the summed slips; a ladder that was cut short is never green."""
-        mark = worst([*(rung.verdict for rung in self.rungs), *(slip.verdict for slip in self.slips)])
+        mark = worst_mark([*(rung.verdict for rung in self.rungs), *(slip.verdict for slip in self.slips)])
         return "warn" if self.stopped and mark == "pass" else mark
 
     @property
-    def holds(self) -> bool:
+    def has_passed(self) -> bool:
         """Something passed and nothing failed: green or yellow."""
         return self.verdict in ("pass", "warn")
 
-    def marked(self, mark: Mark) -> tuple[Verdict, ...]:
+    def checks_with(self, mark: Mark) -> tuple[CheckVerdict, ...]:
         """The rungs that ended so."""
         return tuple(rung for rung in self.rungs if rung.verdict == mark)
 
-    def rung(self, name: str) -> Verdict | None:
+    def find_check(self, name: str) -> CheckVerdict | None:
         """The rung of that name, if it was climbed."""
         return next((rung for rung in self.rungs if rung.name == name), None)

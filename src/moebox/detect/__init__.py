@@ -3,12 +3,12 @@
 from moebox.core.box import Box
 
 
-def box(name: str | None = None, *, ram: str = "", ram_bandwidth: str = "") -> Box:
+def load_box(name: str | None = None, *, ram: str = "", ram_bandwidth: str = "") -> Box:
     """The box called `name` (COUNTxGPU or a TOML file), or this machine when no name is given."""
     from moebox.detect import declared
 
     if name:
-        return declared.box_of(name, ram=ram, ram_bandwidth=ram_bandwidth)
-    from moebox.detect.machine import detect
+        return declared.parse_box(name, ram=ram, ram_bandwidth=ram_bandwidth)
+    from moebox.detect.machine import detect_machine
 
-    return declared.with_ram(detect(), ram=ram, ram_bandwidth=ram_bandwidth)
+    return declared.with_ram(detect_machine(), ram=ram, ram_bandwidth=ram_bandwidth)

@@ -16,7 +16,7 @@ _BUFFER = 256 * MIB  # per thread; together they exceed the largest L3 on sale (
 _SECONDS = 0.6  # per thread count
 
 
-def measure(*, seconds: float = _SECONDS) -> tuple[int, int]:
+def measure_bandwidth(*, seconds: float = _SECONDS) -> tuple[int, int]:
     """Bytes read per second at the best number of threads, and that number.
 
     More threads are not always faster (one or two per chiplet is the usual best), so several are tried.

@@ -17,7 +17,7 @@ from pathlib import Path
 from moebox import codec, files
 from moebox.core.box import Box, Host, Pcie
 from moebox.detect import host as hosts
-from moebox.units import gib
+from moebox.units import format_gib
 
 _SECRET_LINE = re.compile(
     r"^\s*(serial|gpu uuid|board id|vbios|minor number|product part|host).*$", re.IGNORECASE | re.M
@@ -26,26 +26,26 @@ _UUID = re.compile(r"\b(?:GPU-|MIG-)?[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}
 _MAC = re.compile(r"\b(?:[0-9a-f]{2}:){5}[0-9a-f]{2}\b", re.IGNORECASE)
 
 
-def save(box: Box, folder: Path) -> list[Path]:
+def save_bundle(box: Box, folder: Path) -> list[Path]:
     """Write the bundle and return its files."""
     texts = {
         "gpu-info.txt": gpu_text(box),
         "gpu-topology.txt": _run("nvidia-smi", "topo", "-m") or link_text(box),
         "nvidia-smi-full.txt": _run("nvidia-smi", "-q"),
         "cpu-info.txt": _run("lscpu") or f"{box.cpu.model}\n{box.cpu.sockets} sockets, {box.cpu.cores} cores\n",
-        "memory-info.txt": hosts.read("/proc/meminfo"),
+        "memory-info.txt": hosts.read_kernel_file("/proc/meminfo"),
         "python-packages.txt": _packages(),
         "box.toml": codec.to_toml(box),
     }
-    written = {folder / name: redact(text) for name, text in texts.items() if text}
-    with files.writing(folder):
+    written = {folder / name: anonymize(text) for name, text in texts.items() if text}
+    with files.report_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for path, text in written.items():
             path.write_text(text, encoding="utf-8")
     return list(written)
 
 
-def redact(text: str) -> str:
+def anonymize(text: str) -> str:
     """`text` without host and user names, home folders, serial numbers, UUIDs and hardware addresses."""
     text = _SECRET_LINE.sub("", text)
     text = _MAC.sub("(address)", _UUID.sub("(uuid)", text))
@@ -70,7 +70,7 @@ def _names() -> list[tuple[str, str]]:
 def gpu_text(box: Box) -> str:
     """The GPUs in words."""
     gpus = [
-        f"gpu{index}: {gpu.title}, {gib(gpu.memory)}, sm {gpu.sm}, {_slot(gpu.pcie)}, NUMA {gpu.numa}"
+        f"gpu{index}: {gpu.title}, {format_gib(gpu.memory)}, sm {gpu.sm}, {_slot(gpu.pcie)}, NUMA {gpu.numa}"
         for index, gpu in enumerate(box.gpus)
     ]
     return "\n".join([_driver(box.host), *gpus, "" if gpus else "no GPUs\n"])
@@ -95,4 +95,4 @@ def _packages() -> str:
 
 
 def _run(*command: str) -> str:
-    return hosts.printed(command, seconds=30)[0]
+    return hosts.run_program(command, seconds=30)[0]

@@ -22,20 +22,20 @@ from pathlib import Path
 
 from moebox import codec
 from moebox.core import catalogue
-from moebox.core.box import Box, Cpu, Gpu, in_nodes
-from moebox.errors import BadInput, UnknownName, refuse_if, require
-from moebox.loose import rows
+from moebox.core.box import Box, Cpu, Gpu, split_into_nodes
+from moebox.errors import BadInput, UnknownName, refuse_if, require_all
+from moebox.loose import get_objects
 from moebox.units import parse_rate, parse_size
 
 _NODES = re.compile(r"(?:(\d+)(?:n-|x(?=\d+x)))?(.*)", re.DOTALL)
 _PART = re.compile(r"(?:(\d+)x-?)?([a-z0-9].*)")
-MOST_GPUS = 1024  # in one machine; more is a typing error
-MOST_NODES = 256
-MOST_NETWORK = 10**12  # bytes/s a GPU between nodes; NVLink's largest domains have 0.9
-LEAST_RAM = 2**30  # no machine that serves a model has less: a unit was left out
-CHANNEL = 8 * 8800 * 10**6  # bytes/s of one memory channel, MRDIMM-8800
-MOST_BANDWIDTH = 2 * 12 * CHANNEL  # bytes/s of RAM
-LEAST_BANDWIDTH = 10**9  # a single channel of DDR3 has ten times as much: a unit was left out
+MAX_GPUS = 1024  # in one machine; more is a typing error
+MAX_NODES = 256
+MAX_NETWORK = 10**12  # bytes/s a GPU between nodes; NVLink's largest domains have 0.9
+MIN_RAM = 2**30  # no machine that serves a model has less: a unit was left out
+CHANNEL_RATE = 8 * 8800 * 10**6  # bytes/s of one memory channel, MRDIMM-8800
+MAX_BANDWIDTH = 2 * 12 * CHANNEL_RATE  # bytes/s of RAM
+MIN_BANDWIDTH = 10**9  # a single channel of DDR3 has ten times as much: a unit was left out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,17 +51,17 @@ class ShortBox:
     network: str = ""
 
 
-def box_of(text: str, *, ram: str = "", ram_bandwidth: str = "") -> Box:
+def parse_box(text: str, *, ram: str = "", ram_bandwidth: str = "") -> Box:
     """The box that `text` names, or the file it points to; `ram` and `ram_bandwidth` win over either."""
-    return _whole(from_file(Path(text)) if names_a_file(text) else from_name(text), text, ram, ram_bandwidth)
+    return _whole(box_from_file(Path(text)) if is_box_file(text) else box_from_name(text), text, ram, ram_bandwidth)
 
 
-def named(text: str, *, ram: str = "", ram_bandwidth: str = "") -> Box:
+def parse_box_name(text: str, *, ram: str = "", ram_bandwidth: str = "") -> Box:
     """The box that `text` names; no file is read."""
-    return _whole(from_name(text), text, ram, ram_bandwidth)
+    return _whole(box_from_name(text), text, ram, ram_bandwidth)
 
 
-def names_a_file(text: str) -> bool:
+def is_box_file(text: str) -> bool:
     """Whether a box is meant by a file and not by its GPUs."""
     return Path(text).suffix == ".toml" or Path(text).is_file()
 
@@ -77,18 +77,18 @@ def _whole(box: Box, text: str, ram: str, ram_bandwidth: str) -> Box:
 def _refuse_contradictions(box: Box, where: str) -> None:
     """What no machine has together."""
     cpu, rate = box.cpu, box.ram_bandwidth
-    most = cpu.channels * CHANNEL or MOST_BANDWIDTH
+    most = cpu.channels * CHANNEL_RATE or MAX_BANDWIDTH
     channels = f"ram_bandwidth {rate / 1e9:,.0f} GB/s, channels = {cpu.channels}"
     enough_cores = not cpu.cores or cpu.cores >= cpu.sockets  # 0: not known
     enough_threads = not cpu.threads or cpu.threads >= cpu.cores
     rules = {
-        f"nodes = {box.nodes}: from 1 to {MOST_NODES}": 1 <= box.nodes <= MOST_NODES,
+        f"nodes = {box.nodes}: from 1 to {MAX_NODES}": 1 <= box.nodes <= MAX_NODES,
         f"sockets = {cpu.sockets}: a machine has at least one": cpu.sockets >= 1,
         f"cores = {cpu.cores}, sockets = {cpu.sockets}: a socket has one core at least": enough_cores,
         f"cores = {cpu.cores}, threads = {cpu.threads}: a core runs one thread at least": enough_threads,
         f"{channels}: so many give at most {most / 1e9:,.0f} GB/s (MRDIMM-8800)": 0 <= rate <= most,
     }
-    require(where, rules)
+    require_all(where, rules)
 
 
 def _refuse_two_vendors(box: Box) -> None:
@@ -120,27 +120,29 @@ def with_ram(box: Box, *, ram: str = "", ram_bandwidth: str = "") -> Box:
 
 def _refuse_ram(box: Box, ram: str, size: int) -> None:
     """So little, or memory that is the GPU's."""
-    refuse_if(size < LEAST_RAM, f"--ram {ram} is less than 1 GiB", hint="a bare number is bytes; write it like 768GiB")
-    if box.gpu and box.gpu.unified:
-        raise BadInput(f"--ram {ram}: {box.gpu.title} and its CPU use the same memory, which is counted as the GPU's")
+    refuse_if(size < MIN_RAM, f"--ram {ram} is less than 1 GiB", hint="a bare number is bytes; write it like 768GiB")
+    if box.smallest_gpu and box.smallest_gpu.unified:
+        raise BadInput(
+            f"--ram {ram}: {box.smallest_gpu.title} and its CPU use the same memory, which is counted as the GPU's"
+        )
 
 
 def _refuse_bandwidth(text: str, rate: int) -> None:
     """A rate that no memory has."""
     refuse_if(
-        rate < LEAST_BANDWIDTH,
+        rate < MIN_BANDWIDTH,
         f"--ram-bandwidth {text} is less than 1 GB/s",
         hint="a bare number is bytes a second; write it like 614GB/s, or leave it out where it is not known",
     )
     refuse_if(
-        rate > MOST_BANDWIDTH,
-        f"--ram-bandwidth {text}: no platform has more than {MOST_BANDWIDTH / 1e9:,.0f} GB/s "
+        rate > MAX_BANDWIDTH,
+        f"--ram-bandwidth {text}: no platform has more than {MAX_BANDWIDTH / 1e9:,.0f} GB/s "
         "(two sockets of 12 channels MRDIMM-8800)",
         hint="bytes, not bits, and of all sockets together: 614GB/s is twelve channels of DDR5-6400",
     )
 
 
-def from_name(text: str) -> Box:
+def box_from_name(text: str) -> Box:
     """The box called COUNTxGPU, several joined by +; several nodes as 2x8x-GPU, after an @ the rate between them."""
     alike, at, rate = text.strip().partition("@")
     alike = alike.lower()
@@ -148,9 +150,9 @@ def from_name(text: str) -> Box:
     assert match is not None  # all of it is optional
     nodes = int(match[1] or 1)
     refuse_if(
-        not 1 <= nodes <= MOST_NODES, f"box {text!r}: {nodes} nodes is out of range", hint="write it like 2x8x-h200"
+        not 1 <= nodes <= MAX_NODES, f"box {text!r}: {nodes} nodes is out of range", hint="write it like 2x8x-h200"
     )
-    box = in_nodes(Box(name=f"{alike}{at}{rate}", gpus=gpus_called(match[2]), nodes=nodes))
+    box = split_into_nodes(Box(name=f"{alike}{at}{rate}", gpus=parse_gpus(match[2]), nodes=nodes))
     if not at:
         return box
     one = f"box {text!r}: @{rate} is the rate between nodes, and this is one"
@@ -164,12 +166,12 @@ def _network(text: str, rate: str) -> int:
         network = parse_rate(rate)
     except ValueError as problem:
         raise BadInput(f"box {text!r}: {problem}") from None
-    if not 10**7 <= network <= MOST_NETWORK:
+    if not 10**7 <= network <= MAX_NETWORK:
         raise BadInput(f"box {text!r}: {rate} between nodes is out of range", hint="bytes, a GPU: 400 Gb/s is 50GB/s")
     return network
 
 
-def gpus_called(text: str) -> tuple[Gpu, ...]:
+def parse_gpus(text: str) -> tuple[Gpu, ...]:
     """The GPUs that "8x-h200" or "2x-rtx-5090+1x-rtx-4090" mean."""
     return tuple(chain.from_iterable(_alike(part, text) for part in text.split("+")))
 
@@ -180,13 +182,13 @@ def _alike(part: str, text: str) -> list[Gpu]:
     if not match:
         raise BadInput(f"box {text!r}: cannot read {part!r}", hint="write it like 8x-rtx-pro-6000-server")
     number = int(match[1] or 1)
-    refuse_if(not 1 <= number <= MOST_GPUS, f"box {text!r}: {number} GPUs is out of range")
-    return [gpu_called(match[2])] * number
+    refuse_if(not 1 <= number <= MAX_GPUS, f"box {text!r}: {number} GPUs is out of range")
+    return [gpu_by_alias(match[2])] * number
 
 
-def gpu_called(name: str) -> Gpu:
+def gpu_by_alias(name: str) -> Gpu:
     """The catalogue's GPU called `name`, or an alias of it."""
-    aliases: dict[str, str] = catalogue.table("gpus").get("aliases", {})
+    aliases: dict[str, str] = catalogue.load_table("gpus").get("aliases", {})
     known = catalogue.gpus()
     found = known.get(aliases.get(name, name))
     if found is None:
@@ -194,18 +196,18 @@ def gpu_called(name: str) -> Gpu:
     return found
 
 
-def from_file(path: Path) -> Box:
+def box_from_file(path: Path) -> Box:
     """The box that a TOML file describes, in either form."""
     return _from_document(codec.load_toml(path), where=str(path), name=path.stem)
 
 
-def described(document: dict[str, object], *, where: str, ram: str = "", ram_bandwidth: str = "") -> Box:
+def box_from_document(document: dict[str, object], *, where: str, ram: str = "", ram_bandwidth: str = "") -> Box:
     """The box that a box file's text describes, in either form."""
     return _whole(_from_document(document, where=where, name=where), where, ram, ram_bandwidth)
 
 
 def _from_document(document: dict[str, object], *, where: str, name: str) -> Box:
-    if rows(document, "gpus") or "source" in document:
+    if get_objects(document, "gpus") or "source" in document:
         return codec.decode(Box, document, where=where)
     if isinstance(document.get("gpus"), str):
         document = {**document, "gpus": [document["gpus"]]}
@@ -213,7 +215,7 @@ def _from_document(document: dict[str, object], *, where: str, name: str) -> Box
 
 
 def _from_short(short: ShortBox, *, where: str, name: str) -> Box:
-    gpus = tuple(chain.from_iterable(gpus_called(part.lower()) for part in short.gpus))
+    gpus = tuple(chain.from_iterable(parse_gpus(part.lower()) for part in short.gpus))
     try:
         network = parse_rate(short.network or "0")
         box = Box(name=short.name or name, gpus=gpus, cpu=short.cpu, nodes=short.nodes, network=network)

@@ -25,9 +25,9 @@ _LOOK_S = 0.4
 _SECONDS = 10.0  # for a program to say its version; vLLM imports for seconds, so its binary is asked last
 
 
-def cpu() -> Cpu:
+def detect_cpu() -> Cpu:
     """The processors."""
-    model, sockets = _package(read("/proc/cpuinfo"))
+    model, sockets = _package(read_kernel_file("/proc/cpuinfo"))
     return Cpu(
         model=model or platform.processor() or platform.machine(),
         sockets=sockets,
@@ -41,36 +41,36 @@ def _package(cpuinfo: str) -> tuple[str, int]:
     """Name and sockets."""
     named = set(re.findall(r"^model name\s*:\s*(.+?)\s*$", cpuinfo, re.MULTILINE))
     sockets = len(set(re.findall(r"^physical id\s*:\s*(\d+)$", cpuinfo, re.MULTILINE)))
-    model, counted = (next(iter(named)), 1) if named else lscpu(said_by(["lscpu"]))
+    model, counted = (next(iter(named)), 1) if named else parse_lscpu(program_output(["lscpu"]))
     return model, sockets or counted
 
 
-def lscpu(told: str) -> tuple[str, int]:
+def parse_lscpu(output: str) -> tuple[str, int]:
     """Name and sockets where the kernel gives numbers alone, on Arm; kinds of cores in one package are joined."""
-    names = dict.fromkeys(re.findall(r"^Model name:\s*(\S.*?)\s*$", told, re.MULTILINE))
-    sockets = [int(count) for count in re.findall(r"^Socket\(s\):\s*(\d+)$", told, re.MULTILINE)]
+    names = dict.fromkeys(re.findall(r"^Model name:\s*(\S.*?)\s*$", output, re.MULTILINE))
+    sockets = [int(count) for count in re.findall(r"^Socket\(s\):\s*(\d+)$", output, re.MULTILINE)]
     return " + ".join(names), max(sockets, default=1)
 
 
-def busy_share() -> float:
+def cpu_busy_share() -> float:
     """What share of the cores is in use just now; a load average would remember the last minute."""
     return psutil.cpu_percent(interval=_LOOK_S) / 100
 
 
-def host(*, driver: str = "", cuda: str = "") -> Host:
+def detect_host(*, driver: str = "", cuda: str = "") -> Host:
     """What else decides whether a launch works."""
     models = models_dir()
     return Host(
         system=f"{platform.system()} {platform.release()}",
         driver=driver,
         cuda=cuda,
-        iommu=iommu(),
-        acs=acs(),
+        iommu=iommu_state(),
+        acs=acs_state(),
         shm=_size(Path("/dev/shm")),  # noqa: S108  (asked for its size only)
-        disk_free=shutil.disk_usage(existing(models)).free,
+        disk_free=shutil.disk_usage(nearest_existing(models)).free,
         disk_path=str(models),
-        runtimes={name: version(command) for name, command in _RUNTIMES.items() if shutil.which(command[0])},
-        engines=engines(),
+        runtimes={name: program_version(command) for name, command in _RUNTIMES.items() if shutil.which(command[0])},
+        engines=installed_engines(),
         python=platform.python_version(),
     )
 
@@ -81,16 +81,16 @@ def models_dir() -> Path:
     return Path(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")).expanduser()
 
 
-def existing(path: Path) -> Path:
+def nearest_existing(path: Path) -> Path:
     """`path`, or the nearest folder above it that exists."""
     while not path.exists() and path != path.parent:
         path = path.parent
     return path
 
 
-def iommu() -> str:
+def iommu_state() -> str:
     """ "off", "passthrough" or "on", as the kernel runs it; "" when it cannot be told."""
-    command = read("/proc/cmdline")
+    command = read_kernel_file("/proc/cmdline")
     try:
         active = any(Path("/sys/kernel/iommu_groups").iterdir())
     except OSError:
@@ -100,15 +100,15 @@ def iommu() -> str:
     return "passthrough" if "iommu=pt" in command else "on"
 
 
-def acs() -> str:
+def acs_state() -> str:
     """Whether a PCIe bridge redirects peer traffic: "on", "off", or "" without lspci or the right to see it."""
-    control = re.findall(r"ACSCtl:.*?SrcValid([+-])", printed(["lspci", "-vvv"])[0])
+    control = re.findall(r"ACSCtl:.*?SrcValid([+-])", run_program(["lspci", "-vvv"])[0])
     if not control:
         return ""
     return "on" if "+" in control else "off"
 
 
-def engines() -> dict[str, str]:
+def installed_engines() -> dict[str, str]:
     """Engines that are installed here, with their versions."""
     found: dict[str, str] = {}
     for traits in registry.all_traits():
@@ -130,7 +130,7 @@ def _on_path(traits: Traits) -> dict[str, str]:
     """The engine's version as its program tells it, where that is on PATH."""
     if not traits.program or not shutil.which(traits.program[0]):
         return {}
-    return {traits.name: version([*traits.program, "--version"])}
+    return {traits.name: program_version([*traits.program, "--version"])}
 
 
 def _distribution(package: str) -> str:
@@ -141,18 +141,18 @@ def _distribution(package: str) -> str:
         return ""
 
 
-def version(command: list[str]) -> str:
+def program_version(command: list[str]) -> str:
     """The version a program prints about itself; "found" when it says none."""
-    match = _VERSION.search(said_by(command))
+    match = _VERSION.search(program_output(command))
     return match.group(0) if match else "found"
 
 
-def said_by(command: list[str]) -> str:
+def program_output(command: list[str]) -> str:
     """All that a program prints."""
-    return "".join(printed(command))
+    return "".join(run_program(command))
 
 
-def printed(command: Sequence[str], *, seconds: float = _SECONDS) -> tuple[str, str]:
+def run_program(command: Sequence[str], *, seconds: float = _SECONDS) -> tuple[str, str]:
     """What a program prints and what it complains of, in English; nothing where it cannot be asked."""
     plain = {**os.environ, "LC_ALL": "C"}
     try:
@@ -162,7 +162,7 @@ def printed(command: Sequence[str], *, seconds: float = _SECONDS) -> tuple[str, 
     return done.stdout, done.stderr
 
 
-def read(path: str) -> str:
+def read_kernel_file(path: str) -> str:
     """A file of the kernel's; nothing where it cannot be read."""
     try:
         return Path(path).read_text(errors="replace")

@@ -7,20 +7,20 @@ import psutil
 
 from moebox.core import catalogue
 from moebox.core.box import Box, Cpu
-from moebox.core.gpu_list import VISIBLE
+from moebox.core.gpu_list import VISIBLE_DEVICES
 from moebox.detect import host as hosts
 from moebox.detect import nvml
 
 
-def detect(*, measure: bool = False) -> Box:
+def detect_machine(*, measure: bool = False) -> Box:
     """What this machine is; `measure` also reads memory for a second or two to learn its bandwidth."""
-    module = nvml.load()
-    driver = nvml.read(module, only=os.environ.get(VISIBLE)) if module else nvml.Driver()
+    module = nvml.load_nvml()
+    driver = nvml.read_driver(module, only=os.environ.get(VISIBLE_DEVICES)) if module else nvml.DriverReport()
     memory = psutil.virtual_memory()
-    cpu, bandwidth = with_channels(hosts.cpu())
+    cpu, bandwidth = with_memory_channels(hosts.detect_cpu())
     shared = any(gpu.unified for gpu in driver.gpus)  # counted as the GPU's, and there is no other
     return Box(
-        name=name_of(driver),
+        name=machine_name(driver),
         gpus=driver.gpus,
         gpu_numbers=driver.numbers,
         links=driver.links,
@@ -29,7 +29,7 @@ def detect(*, measure: bool = False) -> Box:
         ram_free=None if shared else memory.available,
         ram_bandwidth=bandwidth,
         ram_bandwidth_measured=_measured() if measure else None,
-        host=hosts.host(driver=driver.version, cuda=driver.cuda),
+        host=hosts.detect_host(driver=driver.version, cuda=driver.cuda),
         source="detected",
     )
 
@@ -37,10 +37,10 @@ def detect(*, measure: bool = False) -> Box:
 def _measured() -> int:
     from moebox.detect import bandwidth as meter
 
-    return meter.measure()[0]
+    return meter.measure_bandwidth()[0]
 
 
-def name_of(driver: nvml.Driver) -> str:
+def machine_name(driver: nvml.DriverReport) -> str:
     """The machine in the words of the box grammar."""
     if not driver.gpus:
         return "no-gpu"
@@ -48,9 +48,9 @@ def name_of(driver: nvml.Driver) -> str:
     return "+".join(f"{names.count(name)}x-{name}" for name in dict.fromkeys(names))
 
 
-def with_channels(cpu: Cpu) -> tuple[Cpu, int]:
+def with_memory_channels(cpu: Cpu) -> tuple[Cpu, int]:
     """The CPU with its memory channels, and the theoretical bandwidth of all of them, where the table knows it."""
-    for row in catalogue.table("cpus")["cpu"]:
+    for row in catalogue.load_table("cpus")["cpu"]:
         if row["match"].lower() in cpu.model.lower():
             return replace(cpu, channels=row["channels"] * cpu.sockets), row["bandwidth"] * cpu.sockets
     return cpu, 0

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from moebox.core import catalogue
-from moebox.core.box import Gpu, Holder, Link, LinkKind, Pcie
+from moebox.core.box import Gpu, GpuProcess, Link, LinkKind, Pcie
 
 T = TypeVar("T")
-INSTANCE = "MOEBOX_INSTANCE"  # every process of an engine that moebox started carries it
+INSTANCE_ENV = "MOEBOX_INSTANCE"  # every process of an engine that moebox started carries it
 
 # Shared memory one block may opt in to, by compute capability (CUDA C++ programming guide, technical specifications).
 _SMEM = {"8.0": 166912, "8.6": 101376, "8.9": 101376, "9.0": 232448, "10.0": 232448, "10.3": 232448}
@@ -29,7 +29,7 @@ _SWITCH = "switch"  # the far end of an NVLink that is no GPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Driver:
+class DriverReport:
     """What the driver says about the machine."""
 
     version: str = ""
@@ -39,7 +39,7 @@ class Driver:
     links: tuple[Link, ...] = ()
 
 
-def load() -> Any | None:
+def load_nvml() -> Any | None:
     """The initialised NVML module, or None where there is no driver."""
     import pynvml
 
@@ -50,7 +50,7 @@ def load() -> Any | None:
     return pynvml
 
 
-def processes(nvml: Any, index: int) -> list[tuple[int, int]]:
+def gpu_processes(nvml: Any, index: int) -> list[tuple[int, int]]:
     """Process ids that compute on a GPU, and the bytes each holds there; empty where the driver does not tell."""
     ask = _asker(nvml)
     return _computing(nvml, ask, ask(lambda: nvml.nvmlDeviceGetHandleByIndex(index), None))
@@ -61,13 +61,17 @@ def _computing(nvml: Any, ask: Any, handle: Any) -> list[tuple[int, int]]:
     return [(int(row.pid), int(row.usedGpuMemory or 0)) for row in rows]
 
 
-def read(nvml: Any, *, sysfs: Path = Path("/sys"), only: str | None = None) -> Driver:
+def read_driver(nvml: Any, *, sysfs: Path = Path("/sys"), only: str | None = None) -> DriverReport:
     """Every GPU and the links between them; `only` is what CUDA_VISIBLE_DEVICES says."""
     ask = _asker(nvml)
     every = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-    numbers = tuple(range(len(every))) if only is None else visible(only, [_uuid(nvml, ask, each) for each in every])
+    numbers = (
+        tuple(range(len(every)))
+        if only is None
+        else visible_gpu_numbers(only, [_uuid(nvml, ask, each) for each in every])
+    )
     handles = [every[number] for number in numbers]
-    return Driver(
+    return DriverReport(
         version=ask(lambda: _text(nvml.nvmlSystemGetDriverVersion()), ""),
         cuda=_cuda(ask(nvml.nvmlSystemGetCudaDriverVersion, 0)),
         gpus=tuple(_gpu(nvml, ask, handle, sysfs) for handle in handles),
@@ -81,7 +85,7 @@ def _cuda(number: int) -> str:
     return f"{number // 1000}.{number % 1000 // 10}" if number else ""
 
 
-def visible(only: str, uuids: Sequence[str]) -> tuple[int, ...]:
+def visible_gpu_numbers(only: str, uuids: Sequence[str]) -> tuple[int, ...]:
     """Numbers of the GPUs that CUDA shows to programs: listed by number or UUID, up to the first it does not know.
 
     Parts of GPUs (MIG) are not told apart: where one is listed, all GPUs count.
@@ -138,12 +142,12 @@ def _gpu(nvml: Any, ask: Any, handle: Any, sysfs: Path) -> Gpu:
     )
 
 
-def _holders(nvml: Any, ask: Any, handle: Any) -> tuple[Holder, ...]:
+def _holders(nvml: Any, ask: Any, handle: Any) -> tuple[GpuProcess, ...]:
     """Processes that compute on a GPU, by what /proc says of them."""
-    return tuple(holder(pid, size) for pid, size in _computing(nvml, ask, handle))
+    return tuple(identify_process(pid, size) for pid, size in _computing(nvml, ask, handle))
 
 
-def holder(pid: int, size: int, *, proc: Path = Path("/proc")) -> Holder:
+def identify_process(pid: int, size: int, *, proc: Path = Path("/proc")) -> GpuProcess:
     """Who a process is: its name, and the instance that moebox started it as."""
     try:
         name = (proc / str(pid) / "comm").read_text(errors="replace").strip()
@@ -151,13 +155,13 @@ def holder(pid: int, size: int, *, proc: Path = Path("/proc")) -> Holder:
     except OSError:  # another user's, or gone
         name, environment = "", b""
     variables = dict(part.partition(b"=")[::2] for part in environment.split(b"\0"))
-    instance = variables.get(INSTANCE.encode(), b"").decode(errors="replace")
-    return Holder(pid=pid, name=name, bytes=size, instance=instance)
+    instance = variables.get(INSTANCE_ENV.encode(), b"").decode(errors="replace")
+    return GpuProcess(pid=pid, name=name, bytes=size, instance=instance)
 
 
 def _known(title: str) -> Gpu | None:
     """The catalogue's GPU for a driver's name."""
-    for row in catalogue.table("gpus")["driver"]:
+    for row in catalogue.load_table("gpus")["driver"]:
         if re.search(row["pattern"], title):
             return catalogue.gpus()[row["name"]]
     return None

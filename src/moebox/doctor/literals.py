@@ -5,7 +5,7 @@ A gigabyte of log is searched for a hundred patterns; nearly all of it contains 
 
 import re
 
-SHORTEST = 5  # characters; shorter words are in every log
+MIN_WORD_CHARS = 5  # characters; shorter words are in every log
 _PART = re.compile(r"\\.|\[\^?\]?[^\]]*\]|\{[^}]*\}|.", re.DOTALL)  # an escape, a class, a count, or one character
 _DEPTH = {"(": 1, ")": -1}
 _SPECIAL = (".", "^", "$", "?", "*", "+", "(", ")", "[", "{", "}")
@@ -13,18 +13,18 @@ _OPTIONAL = ("?", "*", "{")  # what stands before one of these need not be there
 _CLASSES = "dDwWsSbBAZ"
 
 
-def required(pattern: str) -> tuple[str, ...]:
+def required_words(pattern: str) -> tuple[str, ...]:
     """For each way the pattern can match, a word it needs; empty when one of the ways needs none."""
     words = []
-    for way in ways(pattern):
-        longest = max(runs(way), key=len, default="")
-        if len(longest) < SHORTEST:
+    for way in alternatives(pattern):
+        longest = max(literal_runs(way), key=len, default="")
+        if len(longest) < MIN_WORD_CHARS:
             return ()
         words.append(longest)
     return tuple(words)
 
 
-def ways(pattern: str) -> list[str]:
+def alternatives(pattern: str) -> list[str]:
     """The alternatives of a pattern at its top level."""
     found, depth = [""], 0
     for part in _PART.findall(pattern):
@@ -36,7 +36,7 @@ def ways(pattern: str) -> list[str]:
     return found
 
 
-def runs(way: str) -> list[str]:
+def literal_runs(way: str) -> list[str]:
     """Stretches of plain characters outside groups and classes that every match contains."""
     found, depth, tokens = [""], 0, _PART.findall(way)
     for part, following in zip(tokens, [*tokens[1:], ""], strict=True):

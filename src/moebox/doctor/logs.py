@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 from moebox.core.symptom import Finding, Symptom, symptoms
-from moebox.doctor.literals import required
+from moebox.doctor.literals import required_words
 from moebox.errors import BadInput
-from moebox.escape import printable
+from moebox.escape import printable_line
 
-LONGEST = 16_384  # characters of a line that are looked at; a line of base64 image is longer and says nothing
-BLOCK = 1 << 20
-SHAPES = 20_000  # kinds of lines remembered; a log has hundreds
+MAX_LINE_CHARS = 16_384  # characters of a line that are looked at; a line of base64 image is longer and says nothing
+BLOCK_BYTES = 1 << 20
+MAX_SHAPES = 20_000  # kinds of lines remembered; a log has hundreds
 DIGITS = b"0123456789"
 PREFIX = re.compile(r"^(?:\([^)]*\) )?(?:\[[^\]]*\] )?(?:[A-Z]+ [^\]]*\] )?")
 # An exception as Python prints it, behind the prefixes of vLLM ("(Worker_TP0 pid=1) ERROR 11-15 02:04:02 [x.py:9] ")
@@ -41,10 +41,10 @@ _MAYBE: tuple[str, ...] = ("Error", "error", "ERROR", "Exception", "OutOfResourc
 _MAYBE += ("GGML_ASSERT", "terminate", "Segm", "ERR [")
 TOGETHER = 3  # lines from one marked error to the next that belong to one failure; a message may have a few of its own
 
-Watched = tuple[Symptom, re.Pattern[str], tuple[str, ...]]  # with words, digits taken out, that a match contains
+WatchedSymptom = tuple[Symptom, re.Pattern[str], tuple[str, ...]]  # with words, digits taken out, that a match contains
 
 
-class Search:
+class LogSearch:
     """Reads a log piece by piece and remembers what it means."""
 
     def __init__(self, *, engine: str = "") -> None:
@@ -59,14 +59,14 @@ class Search:
         self._unfinished = ""  # the symptom whose next line is awaited
         self._dull: set[bytes] = set()  # shapes of lines that mean nothing
         # A line that matches is evidence enough: only another engine's symptoms are left out.
-        self._watched = [watched for watched in _gated() if watched[0].applies.of_engine(engine)]
+        self._watched = [watched for watched in _gated() if watched[0].applies.covers_engine(engine)]
 
     def feed(self, data: bytes) -> list[Finding]:
         """Take the next piece; what is newly found in its complete lines."""
         data = self._tail + data
         cut = data.rfind(b"\n") + 1
-        if not cut and len(data) > 4 * LONGEST:
-            data, cut = data[:LONGEST] + b"\n", LONGEST + 1  # a line without end: its beginning will do
+        if not cut and len(data) > 4 * MAX_LINE_CHARS:
+            data, cut = data[:MAX_LINE_CHARS] + b"\n", MAX_LINE_CHARS + 1  # a line without end: its beginning will do
         self._tail = data[cut:]
         return self._block(data[: cut - 1]) if cut else []
 
@@ -81,7 +81,7 @@ class Search:
         return next((finding for finding in self.findings.values() if finding.severity == "fatal"), None)
 
     @property
-    def unexplained(self) -> str:
+    def unknown_failure(self) -> str:
         """What the log itself gives as reason, where no symptom is known for it."""
         return self.exception or self.complaint
 
@@ -100,24 +100,24 @@ class Search:
         """What a line newly tells; its shape is remembered where it tells nothing."""
         parts = line.split(b"\r")  # progress bars return the carriage and go on in the same line
         told = [findings for part in parts if (findings := self._part(part)) is not None]
-        if not told and len(shape) < LONGEST:
+        if not told and len(shape) < MAX_LINE_CHARS:
             self._remember(shape)
         return [*chain.from_iterable(told)]
 
     def _part(self, part: bytes) -> list[Finding] | None:
         """What a line newly tells; None when no line of its shape can tell anything."""
-        words = part[:LONGEST].translate(None, DIGITS).decode("utf-8", "replace")
+        words = part[:MAX_LINE_CHARS].translate(None, DIGITS).decode("utf-8", "replace")
         candidates = [watched for watched in self._watched if _contains(words, watched[2])]
         if candidates or _contains(words, _MAYBE) or words.lstrip(". ").startswith("E "):
-            return self._line(part[:LONGEST].decode("utf-8", "replace"), candidates)
+            return self._line(part[:MAX_LINE_CHARS].decode("utf-8", "replace"), candidates)
         return None
 
     def _remember(self, shape: bytes) -> None:
-        if len(self._dull) >= SHAPES:
+        if len(self._dull) >= MAX_SHAPES:
             self._dull.clear()
         self._dull.add(shape)
 
-    def _line(self, line: str, candidates: list[Watched]) -> list[Finding]:
+    def _line(self, line: str, candidates: list[WatchedSymptom]) -> list[Finding]:
         self._trouble(line)
         for symptom, pattern, _ in candidates:
             match = pattern.search(line)
@@ -130,13 +130,13 @@ class Search:
         self.counts[symptom.id] = self.counts.get(symptom.id, 0) + 1
         if symptom.id in self.findings:
             return []
-        self.findings[symptom.id] = finding_of(symptom, match, line, self.lines)
+        self.findings[symptom.id] = make_finding(symptom, match, line, self.lines)
         self._unfinished = symptom.id if symptom.next_line else ""
         return [self.findings[symptom.id]]
 
     def _finish(self, line: bytes) -> None:
         """The line after a finding that belongs to it."""
-        text = PREFIX.sub("", line[:LONGEST].decode("utf-8", "replace")).strip()[:300]
+        text = PREFIX.sub("", line[:MAX_LINE_CHARS].decode("utf-8", "replace")).strip()[:300]
         before = self.findings[self._unfinished]
         self.findings[self._unfinished] = dataclasses.replace(before, cause=f"{before.cause} {text}")
         self._unfinished = ""
@@ -160,17 +160,21 @@ def _contains(text: str, words: Iterable[str]) -> bool:
 
 
 @functools.cache
-def _gated() -> tuple[Watched, ...]:
+def _gated() -> tuple[WatchedSymptom, ...]:
     """Every symptom that a log shows, with its pattern and the words without which it cannot match."""
     no_digits = str.maketrans("", "", "0123456789")
     return tuple(
-        (symptom, re.compile(symptom.pattern), tuple(word.translate(no_digits) for word in required(symptom.pattern)))
+        (
+            symptom,
+            re.compile(symptom.pattern),
+            tuple(word.translate(no_digits) for word in required_words(symptom.pattern)),
+        )
         for symptom in symptoms()
         if symptom.pattern
     )
 
 
-def finding_of(symptom: Symptom, match: re.Match[str], line: str, number: int) -> Finding:
+def make_finding(symptom: Symptom, match: re.Match[str], line: str, number: int) -> Finding:
     """The symptom as seen on this line."""
     return Finding(
         symptom=symptom.id,
@@ -180,25 +184,25 @@ def finding_of(symptom: Symptom, match: re.Match[str], line: str, number: int) -
         text=line.strip()[:500],
         cause=symptom.cause,
         remedy=symptom.remedy,
-        change=symptom.changes(match),
+        change=symptom.recipe_changes(match),
         source=symptom.source,
     )
 
 
-def search_file(path: Path, *, engine: str = "") -> Search:
+def search_file(path: Path, *, engine: str = "") -> LogSearch:
     """Search a whole log file; "-" is standard input."""
     import sys
 
-    found = Search(engine=engine)
+    found = LogSearch(engine=engine)
     if str(path) == "-":
         _read(found, sys.stdin.buffer)
     else:
-        read_pieces(found, path)
+        feed_file(found, path)
     found.finish()
     return found
 
 
-def read_pieces(found: Search, path: Path) -> None:
+def feed_file(found: LogSearch, path: Path) -> None:
     """Feed a file to a search, a block at a time."""
     try:
         with open(path, "rb") as file:
@@ -209,26 +213,26 @@ def read_pieces(found: Search, path: Path) -> None:
         raise BadInput(f"{path}: cannot be read: {problem.strerror}") from None
 
 
-def _read(found: Search, stream: BinaryIO) -> None:
-    while data := stream.read(BLOCK):
+def _read(found: LogSearch, stream: BinaryIO) -> None:
+    while data := stream.read(BLOCK_BYTES):
         found.feed(data)
 
 
 def known_causes(errors: Iterable[str]) -> list[str]:
     """What is known of errors like these, once each."""
-    found = search(f"{printable(error)}\n".encode() for error in errors)
+    found = search_pieces(f"{printable_line(error)}\n".encode() for error in errors)
     return [f"{finding.cause} Remedy: {finding.remedy}" for finding in found.findings.values()]
 
 
-def passing(error: str) -> bool:
+def is_transient(error: str) -> bool:
     """Whether an engine is known to give this error now and then, and to serve on."""
-    found = search([f"{printable(error)}\n".encode()]).findings.values()
+    found = search_pieces([f"{printable_line(error)}\n".encode()]).findings.values()
     return bool(found) and all(finding.severity == "warning" for finding in found)
 
 
-def search(pieces: Iterable[bytes], *, engine: str = "") -> Search:
+def search_pieces(pieces: Iterable[bytes], *, engine: str = "") -> LogSearch:
     """Search pieces of a log, in order."""
-    found = Search(engine=engine)
+    found = LogSearch(engine=engine)
     for piece in pieces:
         found.feed(piece)
     found.finish()

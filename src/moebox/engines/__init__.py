@@ -14,7 +14,7 @@ from moebox.engines import modules
 
 if TYPE_CHECKING:
     from moebox.core.deployment import Deployment
-    from moebox.core.plan import Caution, Launch, Memory
+    from moebox.core.plan import Launch, Memory, PlanWarning
     from moebox.engines.arguments import LaunchNode
     from moebox.engines.assemble import LABEL, launch_command, runs_in_container, shell_text
     from moebox.engines.events import LogEvent
@@ -68,12 +68,12 @@ def build_launch(deployment: Deployment, *, rank: int = 0, master: str = "", add
     return assemble.assemble_launch(deployment, node=arguments.LaunchNode.with_rank(rank, master, addresses))
 
 
-def find_refusals(deployment: Deployment) -> list[Caution]:
+def find_refusals(deployment: Deployment) -> list[PlanWarning]:
     """Known reasons why this will not start on its box, or will disappoint; the worst first."""
-    found = modules.refuse_module(deployment.engine.name).find_refusals(deployment.settled)
+    found = modules.refuse_module(deployment.engine.name).find_refusals(deployment.with_default_context)
     return sorted(found, key=lambda caution: WORST_FIRST[caution.severity])
 
 
 def memory_budget(deployment: Deployment) -> Memory:
     """The memory of every device of the box; `fits` is false where it would not start or not serve."""
-    return modules.memory_module(deployment.engine.name).memory_budget(deployment.settled)
+    return modules.memory_module(deployment.engine.name).memory_budget(deployment.with_default_context)

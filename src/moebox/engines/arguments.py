@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from moebox.core import families
-from moebox.core.change import setting
+from moebox.core.change import get_setting
 from moebox.core.deployment import Deployment
 from moebox.core.recipe import Flag, Recipe
 from moebox.engines.flags import Argument, FlagCatalogue, FlagSpec, is_flag
@@ -44,7 +44,7 @@ def field_arguments(
     """A word for every field that says something else than the engine's own default; `host` stands for listen.host."""
     words: list[Argument] = []
     for flag, path in fields.items():
-        value = host if host and path == "listen.host" else setting(recipe, path)
+        value = host if host and path == "listen.host" else get_setting(recipe, path)
         if isinstance(value, bool):
             words += _switched(flag, path, value, known.find_spec(flag))
         elif not _unset(path, value):
@@ -190,12 +190,12 @@ def parse_number(text: str) -> Flag:
 
 def thinking_off_json(deployment: Deployment) -> str:
     """The template's arguments that turn thinking off, as JSON."""
-    return json.dumps(families.thinking_off(deployment.found_model), separators=(",", ":"))
+    return json.dumps(families.thinking_off_arguments(deployment.known_model), separators=(",", ":"))
 
 
 def vision_arguments(deployment: Deployment, copied: Argument) -> list[Argument]:
     """What becomes of a vision tower; it is small, so a copy per GPU (`copied`) beats slicing it."""
-    if not deployment.vision_tower:
+    if not deployment.has_vision_tower:
         return []
     if not deployment.recipe.vision:
         return [("--language-model-only",)]

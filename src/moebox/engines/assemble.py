@@ -27,7 +27,7 @@ GPU_OPTIONS = {"docker": ("--gpus", "all"), "podman": ("--device", "nvidia.com/g
 def assemble_launch(deployment: Deployment, *, node: LaunchNode) -> Launch:
     """The engine's own command with everything it needs around it."""
     recipe, argv = deployment.recipe, modules.argv_module(deployment.engine.name)
-    if node.follows and deployment.engine.workers:  # it serves the first node and no client: it gets no key
+    if node.follows and deployment.engine.worker_programs:  # it serves the first node and no client: it gets no key
         return Launch(argv=argv.worker_command(deployment, node), env=argv.environment(deployment), rank=int(node.rank))
     inside = runs_in_container(recipe)
     host = "0.0.0.0" if inside and container_network(recipe) != "host" else recipe.listen.host  # noqa: S104
@@ -53,13 +53,13 @@ def image_name(deployment: Deployment) -> str:
     """The recipe's image, its preset's, or the engine's own for this version."""
     recipe, engine = deployment.recipe, deployment.engine
     own = engine.image.format(version=recipe.engine_version or newest_version(engine.name))
-    return recipe.runtime.image or presets.of(recipe).image or own
+    return recipe.runtime.image or presets.recipe_preset(recipe).image or own
 
 
 def image_entry(deployment: Deployment) -> tuple[str, ...]:
     """The words that start the engine inside its image."""
-    given = deployment.recipe.runtime.entry or presets.of(deployment.recipe).entry
-    return grammar.entry(given) if given else deployment.engine.image_entry
+    given = deployment.recipe.runtime.entry or presets.recipe_preset(deployment.recipe).entry
+    return grammar.parse_entry(given) if given else deployment.engine.image_entry
 
 
 def container_network(recipe: Recipe) -> str:
@@ -71,7 +71,7 @@ def container_network(recipe: Recipe) -> str:
             return "host"
         if option in ("--network", "--net") and recipe.runtime.options[place + 1 : place + 2] == ("host",):
             return "host"
-    return presets.of(recipe).network
+    return presets.recipe_preset(recipe).network
 
 
 def container_mounts(deployment: Deployment) -> dict[str, str]:
@@ -79,7 +79,7 @@ def container_mounts(deployment: Deployment) -> dict[str, str]:
     recipe = deployment.recipe
     mounted = dict(recipe.runtime.mounts)
     mounted |= _weights_mount(deployment, mounted)
-    cache = presets.of(recipe).cache
+    cache = presets.recipe_preset(recipe).cache
     if cache and cache not in mounted.values():
         # named after the image: kernels of an older one must not be found again
         mounted[f"moebox-jit-{image_name(deployment).rpartition(':')[2]}"] = cache
@@ -109,7 +109,7 @@ def weights_folder(deployment: Deployment) -> str:
 
     In a Hub cache the files are links from snapshots/ into blobs/, so the whole `models--…` folder counts.
     """
-    weights = deployment.weights
+    weights = deployment.weights_path
     if not weights.startswith(("/", "~", ".")):
         return ""
     path = PurePosixPath(weights)
@@ -156,7 +156,7 @@ def container_options(deployment: Deployment, launch: Launch) -> list[str]:
     options = [*GPU_OPTIONS[recipe.runtime.kind]] if uses_gpus(deployment) else []
     if deployment.engine.shares_memory:
         options.append("--ipc=host")  # NCCL and the workers share memory; a container's own 64 MB is too little
-    own = [*recipe.runtime.options, *presets.of(recipe).options]
+    own = [*recipe.runtime.options, *presets.recipe_preset(recipe).options]
     if container_network(recipe) != "host":
         options += ["-p", published_port(launch)]
     elif not any(option.startswith(("--network", "--net")) for option in own):
@@ -167,7 +167,7 @@ def container_options(deployment: Deployment, launch: Launch) -> list[str]:
 def uses_gpus(deployment: Deployment) -> bool:
     """Whether it wants any: a container that names devices does not start on a machine without them."""
     hybrid = deployment.recipe.hybrid
-    alone = deployment.engine.without_gpu and hybrid is not None and hybrid.gpu_layers == 0
+    alone = deployment.engine.runs_without_gpu and hybrid is not None and hybrid.gpu_layers == 0
     return not alone
 
 
@@ -186,7 +186,7 @@ def split_at_image(deployment: Deployment, launch: Launch) -> tuple[list[str], l
     if recipe.runtime.setup:
         return ["--entrypoint", "bash"], ["-c", f"{recipe.runtime.setup} && exec {shlex.join(launch.argv)}"]
     start = image_entry(deployment)
-    if engine.image_enters and start == engine.image_entry:
+    if engine.image_has_entrypoint and start == engine.image_entry:
         if launch.argv[: len(start)] == start:
             return [], list(launch.argv[len(start) :])
         return ["--entrypoint", launch.argv[0]], list(launch.argv[1:])
@@ -196,7 +196,7 @@ def split_at_image(deployment: Deployment, launch: Launch) -> tuple[list[str], l
 def python_entry(recipe: Recipe, *, program: tuple[str, ...], module: tuple[str, ...]) -> tuple[str, ...]:
     """The words that start a Python engine here: from PATH, a venv, or a named interpreter."""
     if recipe.runtime.entry:
-        return grammar.entry(recipe.runtime.entry)
+        return grammar.parse_entry(recipe.runtime.entry)
     python = recipe.runtime.python
     if not python:
         return program

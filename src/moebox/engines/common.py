@@ -13,8 +13,8 @@ from typing import Literal
 from moebox.core import registry, support
 from moebox.core.box import Box, Gpu
 from moebox.core.deployment import Deployment
-from moebox.core.model import Model, written
-from moebox.core.plan import Caution
+from moebox.core.model import Model, format_names
+from moebox.core.plan import PlanWarning
 from moebox.core.recipe import Recipe
 
 Severity = Literal["note", "warning", "fatal"]
@@ -22,9 +22,9 @@ MLA_FP8 = "smem-vllm-mla-fp8"  # the symptom of a decode kernel that a patch fix
 PATCHABLE_SYMPTOMS = (MLA_FP8,)
 
 
-def plan_warning(severity: Severity, text: str, remedy: str = "", source: str = "", symptom: str = "") -> Caution:
+def plan_warning(severity: Severity, text: str, remedy: str = "", source: str = "", symptom: str = "") -> PlanWarning:
     """A Caution, written shortly."""
-    return Caution(symptom=symptom, text=text, remedy=remedy, severity=severity, source=source)
+    return PlanWarning(symptom=symptom, text=text, remedy=remedy, severity=severity, source=source)
 
 
 def major(gpu: Gpu | None) -> str:
@@ -34,17 +34,19 @@ def major(gpu: Gpu | None) -> str:
 
 def sm_majors(deployment: Deployment) -> set[str]:
     """The same of every GPU that is used."""
-    return {major(gpu) for gpu in deployment.gpus} - {""}
+    return {major(gpu) for gpu in deployment.gpu_kinds} - {""}
 
 
-def common_refusals(deployment: Deployment) -> list[Caution]:
+def common_refusals(deployment: Deployment) -> list[PlanWarning]:
     """What holds for every engine."""
     recipe, box, engine = deployment.recipe, deployment.box, deployment.engine
-    found = layout_refusals(recipe, deployment.found_model) if deployment.found_model else []
+    found = layout_refusals(recipe, deployment.known_model) if deployment.known_model else []
     found += _format(deployment)
-    if box and (reason := engine.excluded(deployment.gpus, deployment.found_model)):
+    if box and (reason := engine.hardware_problem(deployment.gpu_kinds, deployment.known_model)):
         found.append(plan_warning("fatal", reason))
-    refused, source = support.refusal(engine.name, engine.title, deployment.found_model, recipe.engine_version)
+    refused, source = support.unsupported_reason(
+        engine.name, engine.title, deployment.known_model, recipe.engine_version
+    )
     if refused:
         found.append(plan_warning("fatal", refused, others_that_run(deployment), source))
     found += _enough_gpus(recipe, box) if box else []
@@ -54,8 +56,8 @@ def common_refusals(deployment: Deployment) -> list[Caution]:
     return found
 
 
-def _enough_gpus(recipe: Recipe, box: Box) -> list[Caution]:
-    have, wanted = len(box.gpus) * box.nodes, recipe.parallel.gpus
+def _enough_gpus(recipe: Recipe, box: Box) -> list[PlanWarning]:
+    have, wanted = len(box.gpus) * box.nodes, recipe.parallel.gpu_count
     if have == 0 or have >= wanted:
         return []
     return [plan_warning("fatal", f"it spreads over {wanted} GPUs and {box.name} has {have}")]
@@ -63,20 +65,20 @@ def _enough_gpus(recipe: Recipe, box: Box) -> list[Caution]:
 
 def others_that_run(deployment: Deployment) -> str:
     """Engines that run the model's architecture, as a remedy."""
-    model = deployment.found_model
+    model = deployment.known_model
     every = registry.all_traits()
-    able = [traits.title for traits in every if not support.refusal(traits.name, traits.title, model)[0]]
+    able = [traits.title for traits in every if not support.unsupported_reason(traits.name, traits.title, model)[0]]
     own = deployment.engine.title
     return f"a newer {own}" if own in able else " or ".join(able)
 
 
-def _format(deployment: Deployment) -> list[Caution]:
+def _format(deployment: Deployment) -> list[PlanWarning]:
     """A checkpoint that the engine does not read."""
-    engine, known = deployment.engine, deployment.found_checkpoint
+    engine, known = deployment.engine, deployment.known_checkpoint
     form = checkpoint_format(deployment)
     if form and form not in engine.formats:
-        text = f"{engine.title} reads {written(*engine.formats)}, not {written(form)}"
-        return [plan_warning("fatal", text, f"a checkpoint in {written(*engine.formats)}")]
+        text = f"{engine.title} reads {format_names(*engine.formats)}, not {format_names(form)}"
+        return [plan_warning("fatal", text, f"a checkpoint in {format_names(*engine.formats)}")]
     if known and known.engines and engine.name not in known.engines:
         return [plan_warning("fatal", f"{known.name} loads in {', '.join(known.engines)} only", source=known.source)]
     return []
@@ -84,12 +86,12 @@ def _format(deployment: Deployment) -> list[Caution]:
 
 def checkpoint_format(deployment: Deployment) -> str:
     """The checkpoint's format: as known, or by the file's ending; "" where neither tells."""
-    if deployment.found_checkpoint:
-        return deployment.found_checkpoint.format
+    if deployment.known_checkpoint:
+        return deployment.known_checkpoint.format
     return "gguf" if deployment.recipe.checkpoint.endswith(".gguf") else ""
 
 
-def layout_refusals(recipe: Recipe, model: Model) -> list[Caution]:
+def layout_refusals(recipe: Recipe, model: Model) -> list[PlanWarning]:
     """What cannot be divided."""
     spread, found = recipe.parallel, []
     if model.attention.heads % spread.tp:
@@ -109,24 +111,24 @@ def layout_refusals(recipe: Recipe, model: Model) -> list[Caution]:
     return found
 
 
-def fp8_cache_required(source: str) -> Caution:
+def fp8_cache_required(source: str) -> PlanWarning:
     """DeepSeek V4's cache in another type than the one its kernels have."""
     text = "DeepSeek V4's kernels hold their compressed cache in fp8 alone: with bf16 it does not start"
     return plan_warning("fatal", text, 'kv = "fp8"', source)
 
 
-def weight_format_refusals(deployment: Deployment) -> Iterator[Caution]:
+def weight_format_refusals(deployment: Deployment) -> Iterator[PlanWarning]:
     """Weight formats that older GPUs unpack instead of computing with: the oldest one used decides."""
-    known, sms = deployment.found_checkpoint, sm_majors(deployment)
+    known, sms = deployment.known_checkpoint, sm_majors(deployment)
     quant = (known.quant if known else deployment.recipe.checkpoint).lower()
-    if "nvfp4" in quant and any(gpu.generation == "cdna" for gpu in deployment.gpus):
+    if "nvfp4" in quant and any(gpu.generation == "cdna" for gpu in deployment.gpu_kinds):
         text = "NVFP4 is a format of NVIDIA's GPUs: no kernel for it runs on AMD's"
         yield plan_warning("fatal", text, "a checkpoint in int4, fp8, mxfp4 or bf16")
     elif sms:
         yield from _below(quant, min(map(int, sms)))
 
 
-def _below(quant: str, sm: int) -> Iterator[Caution]:
+def _below(quant: str, sm: int) -> Iterator[PlanWarning]:
     """What a compute capability is too old for."""
     if "nvfp4" in quant and sm < 10:
         text = "NVFP4 weights want Blackwell; older GPUs unpack them through Marlin: the memory is saved, the speed not"
@@ -139,8 +141,8 @@ def _below(quant: str, sm: int) -> Iterator[Caution]:
 
 def quantization_of(deployment: Deployment) -> str:
     """The checkpoint's quantisation: as known, or out of the file's name."""
-    if deployment.found_checkpoint:
-        return deployment.found_checkpoint.quant
+    if deployment.known_checkpoint:
+        return deployment.known_checkpoint.quant
     file = deployment.recipe.checkpoint.rpartition("/")[2]
     named = re.search(r"(?:UD-)?(?:I?Q\d\w*|NVFP4|MXFP4|BF16|F16)", file, re.IGNORECASE)
     return named.group(0) if named else ""
@@ -155,10 +157,10 @@ def layer_override(deployment: Deployment, layers: int) -> str:
 
 def text_config_nested(deployment: Deployment) -> bool:
     """Whether config.json keeps the text model's numbers a level down, as multimodal ones do."""
-    config = Path(deployment.weights).expanduser() / "config.json"
+    config = Path(deployment.weights_path).expanduser() / "config.json"
     if config.is_file():
         return '"text_config"' in config.read_text(encoding="utf-8", errors="replace")
-    return deployment.vision_tower
+    return deployment.has_vision_tower
 
 
 def engines_for_format(deployment: Deployment) -> str:

@@ -40,14 +40,14 @@ def device_memory(
 def all_gpu_memory(gpus: Sequence[Gpu], used: Mapping[int, DeviceMemory]) -> tuple[DeviceMemory, ...]:
     """All GPUs in their order; one that is not used holds what other programs hold of it."""
     return tuple(
-        used[index] if index in used else gpu_list.idle(index, gpu, reserved_bytes(gpu))
+        used[index] if index in used else gpu_list.idle_device_memory(index, gpu, reserved_bytes(gpu))
         for index, gpu in enumerate(gpus)
     )
 
 
 def add_host_memory(box: Box, gpus: Sequence[DeviceMemory], ram: DeviceMemory) -> tuple[DeviceMemory, ...]:
     """GPUs and RAM; where they are one memory, RAM's part lies on the first GPU, which has the system's already."""
-    if not box.unified:
+    if not box.has_unified_memory:
         return (*gpus, ram)
     first, *others = gpus
     weights = {name: first.weights.get(name, 0) + ram.weights.get(name, 0) for name in (*first.weights, *ram.weights)}
@@ -73,7 +73,7 @@ def budget_over_ranks(deployment: Deployment, rank: RankMemory) -> Memory:
     """The budget of an engine whose cache is as large on every rank as on the fullest."""
     box, model, _, recipe = deployment.facts
     gpus, used = gpu_list.all_gpus(box), gpu_list.used_gpus(box, recipe)
-    stages = gpu_list.stages_of(used, recipe)
+    stages = gpu_list.pipeline_stages(used, recipe)
     alike = _kinds(gpus, stages)
     tokens = min(starmap(rank.cache_tokens, alike), default=0)
     short = max(starmap(rank.missing_bytes, alike), default=0)
@@ -83,7 +83,7 @@ def budget_over_ranks(deployment: Deployment, rank: RankMemory) -> Memory:
         devices=all_gpu_memory(gpus, devices),
         kv_tokens=tokens,
         kv_bytes_per_token=token_bytes(model, recipe),
-        fits=short <= 0 and recipe.parallel.gpus <= len(used) and tokens >= recipe.context,
+        fits=short <= 0 and recipe.parallel.gpu_count <= len(used) and tokens >= recipe.context,
         shortfall=max(0, short),
     )
 
@@ -109,8 +109,8 @@ def _kinds(gpus: Sequence[Gpu], stages: Mapping[int, int]) -> dict[tuple[Gpu, in
 
 def fullest_gpu(deployment: Deployment, rank: RankMemory) -> tuple[Gpu, int] | None:
     """The GPU and the stage whose cache holds the fewest tokens: these decide for all; None without GPUs."""
-    box, recipe = deployment.place, deployment.recipe
-    stages = gpu_list.stages_of(gpu_list.used_gpus(box, recipe), recipe)
+    box, recipe = deployment.required_box, deployment.recipe
+    stages = gpu_list.pipeline_stages(gpu_list.used_gpus(box, recipe), recipe)
     return min(_kinds(gpu_list.all_gpus(box), stages), key=lambda kind: rank.cache_tokens(*kind), default=None)
 
 

@@ -85,7 +85,7 @@ def known_versions(engine: EngineName) -> tuple[str, ...]:
 @functools.cache
 def _tables(engine: EngineName) -> dict[str, Path]:
     """Catalogues by version: moebox's own, and for an engine of another package those in its folder `flags`."""
-    folders = (FOLDER, registry.registered(engine).folder)
+    folders = (FOLDER, registry.find_engine(engine).folder)
     files = (file for folder in folders for file in folder.glob(f"flags/{engine}-*.json"))
     return {file.stem.removeprefix(f"{engine}-"): file for file in files}
 

@@ -3,16 +3,16 @@
 from collections.abc import Mapping
 
 from moebox.core.model import KV_BYTES, Checkpoint, Component, Model
-from moebox.core.plan import Line
+from moebox.core.plan import ArithmeticLine
 from moebox.core.recipe import Parallel, Recipe
 from moebox.sizing import shards
 from moebox.sizing.constants import memory_constant
 from moebox.sizing.kv import index_bytes, keeps_all_heads, kv_type, token_bytes
 
 
-def bytes_line(what: str, value: float, formula: str = "", source: str = "") -> Line:
+def bytes_line(what: str, value: float, formula: str = "", source: str = "") -> ArithmeticLine:
     """A line whose value is in bytes."""
-    return Line(what=what, formula=formula, value=value, unit="B", source=source)
+    return ArithmeticLine(what=what, formula=formula, value=value, unit="B", source=source)
 
 
 def stage_note(recipe: Recipe, stage: int) -> str:
@@ -20,7 +20,7 @@ def stage_note(recipe: Recipe, stage: int) -> str:
     return f"; stage {stage + 1} of {recipe.parallel.pp} holds the fewest" if recipe.parallel.pp > 1 else ""
 
 
-def token_line(model: Model, recipe: Recipe, value: int, stage: int = 0) -> Line:
+def token_line(model: Model, recipe: Recipe, value: int, stage: int = 0) -> ArithmeticLine:
     """What one token of cache costs in a stage."""
     kind, mean = kv_type(recipe), "" if len(model.stack) == 1 else ", mean of all layers"
     each = token_bytes(model, recipe) / model.layers
@@ -37,7 +37,7 @@ def token_line(model: Model, recipe: Recipe, value: int, stage: int = 0) -> Line
 
 def weight_lines(
     weights: dict[Component, int], model: Model, checkpoint: Checkpoint, recipe: Recipe, stage: int, **hows: str
-) -> list[Line]:
+) -> list[ArithmeticLine]:
     """Each component's bytes on a rank of one stage; `hows` are an engine's own formulas."""
     usual = _formulas(model, checkpoint, recipe, stage) | hows
     sizes = checkpoint.bytes_by_component

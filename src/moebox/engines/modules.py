@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from moebox.core.box import Gpu
     from moebox.core.deployment import Deployment
-    from moebox.core.plan import Caution, Line, Memory
+    from moebox.core.plan import ArithmeticLine, Memory, PlanWarning
     from moebox.core.recipe import Flag, Recipe
     from moebox.engines.arguments import LaunchNode
     from moebox.engines.events import LogEvent
@@ -90,7 +90,7 @@ class MemoryModule(Protocol):
 class LinesModule(Protocol):
     """lines.py"""
 
-    def memory_lines(self, deployment: Deployment, memory: Memory) -> tuple[Line, ...]:
+    def memory_lines(self, deployment: Deployment, memory: Memory) -> tuple[ArithmeticLine, ...]:
         """The memory arithmetic, line by line."""
 
     def setting_reasons(self, deployment: Deployment, memory: Memory) -> list[str]:
@@ -112,7 +112,7 @@ class ScheduleModule(Protocol):
 class RefuseModule(Protocol):
     """refuse.py"""
 
-    def find_refusals(self, deployment: Deployment) -> list[Caution]:
+    def find_refusals(self, deployment: Deployment) -> list[PlanWarning]:
         """Known reasons why this will not start, or will disappoint."""
 
 
@@ -164,7 +164,7 @@ def rehearsal_module(engine: str) -> RehearsalModule:
 
 
 def _room(engine: str, name: str) -> ModuleType:
-    return _module(registry.registered(engine).package, name)
+    return _module(registry.find_engine(engine).package, name)
 
 
 @functools.cache

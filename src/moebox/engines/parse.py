@@ -39,7 +39,7 @@ PYTHON = re.compile(r"python3?(\.\d+)?")
 
 def parse_command(engine: EngineName, argv: Sequence[str] | str, *, version: str = "", name: str = "") -> Recipe:
     """The recipe that `argv` launches; flags without a field of their own land in `flags`."""
-    registry.traits(engine)  # UnknownName where there is none
+    registry.engine_traits(engine)  # UnknownName where there is none
     words = _words(argv) if isinstance(argv, str) else list(argv)
     usual: dict[str, Setting] = {"context": 0, "served_name": "", "listen.host": "127.0.0.1"}
     reading = Reading(settings={"engine": engine, "engine_version": version, **usual})
@@ -164,7 +164,7 @@ def _engine(engine: EngineName, words: list[str], reading: Reading, known: FlagC
     """The engine's own part: its entry, then flags to fields."""
     argv = modules.argv_module(engine)
     entry, words = _entry(words)
-    usual = registry.traits(engine).image_entry if reading.contained else argv.entry_command(_bare(engine))
+    usual = registry.engine_traits(engine).image_entry if reading.contained else argv.entry_command(_bare(engine))
     if entry and tuple(entry) != usual:
         reading.settings.setdefault("runtime.kind", "native")
         reading.put("runtime.entry", shlex.join(entry))

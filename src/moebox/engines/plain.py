@@ -3,7 +3,7 @@
 from moebox.core import registry
 from moebox.core.box import Gpu
 from moebox.core.deployment import Deployment
-from moebox.core.plan import Caution, Line, Memory
+from moebox.core.plan import ArithmeticLine, Memory, PlanWarning
 from moebox.core.recipe import Flag, Recipe
 from moebox.engines import common
 from moebox.engines.events import LogEvent, log_pattern, match_line
@@ -27,10 +27,10 @@ def parse_log_line(line: str) -> LogEvent | None:
 
 def step_tokens(recipe: Recipe, gpu: Gpu | None = None) -> int:
     """Prompt tokens one step may read."""
-    return recipe.batched_tokens or registry.traits(recipe.engine).step_tokens
+    return recipe.batched_tokens or registry.engine_traits(recipe.engine).step_tokens
 
 
-def find_refusals(deployment: Deployment) -> list[Caution]:
+def find_refusals(deployment: Deployment) -> list[PlanWarning]:
     """What holds for every engine."""
     return common.common_refusals(deployment)
 
@@ -45,8 +45,8 @@ def setting_reasons(deployment: Deployment, memory: Memory) -> list[str]:
     return []
 
 
-def memory_lines(deployment: Deployment, memory: Memory) -> tuple[Line, ...]:
+def memory_lines(deployment: Deployment, memory: Memory) -> tuple[ArithmeticLine, ...]:
     """Every device's parts, without formulas."""
     rows = [(f"{device.device}: {name}", size) for device in memory.devices for name, size in device.weights.items()]
     rows += [(f"{device.device}: cache", device.kv) for device in memory.devices if device.kv]
-    return tuple(Line(what=what, formula="", value=size, unit="B") for what, size in rows)
+    return tuple(ArithmeticLine(what=what, formula="", value=size, unit="B") for what, size in rows)

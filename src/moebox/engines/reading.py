@@ -71,7 +71,7 @@ def taken(
 
 def template_arguments(value: str, reading: Reading) -> bool:
     """Arguments of the chat template that only turn thinking off."""
-    if json_object(value) not in families.switches():
+    if json_object(value) not in families.thinking_off_variants():
         return False
     reading.put("thinking", False)
     return True

@@ -48,7 +48,7 @@ def flag_reason(deployment: Deployment, word: Argument) -> str:
 
 def variable_reason(deployment: Deployment, name: str) -> str:
     """Why the environment variable `name` is set."""
-    for variable in presets.of(deployment.recipe).variable:
+    for variable in presets.recipe_preset(deployment.recipe).variable:
         if variable.name == name:
             return variable.why
     if name in deployment.recipe.env:
@@ -62,7 +62,7 @@ def option_reason(option: str) -> str:
 
 
 def _preset_reason(deployment: Deployment, word: Argument, known: FlagCatalogue) -> str:
-    for key, why in presets.of(deployment.recipe).why.items():
+    for key, why in presets.recipe_preset(deployment.recipe).why.items():
         if _same(full_flag_name(key, known), word[0], known):
             return why
     return ""
@@ -96,7 +96,7 @@ def _turns_off(flag: str, known: FlagCatalogue) -> bool:
 
 
 def _package(engine: str) -> str:
-    return registry.registered(engine).package
+    return registry.find_engine(engine).package
 
 
 @functools.cache

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from moebox import codec
-from moebox.core.catalogue import table
+from moebox.core.catalogue import load_table
 from moebox.core.recipe import EngineName
 
 RetiredKind = Literal["flag", "env", "value", "key"]
@@ -32,7 +32,7 @@ class RetiredName:
 @functools.cache
 def retired_names() -> dict[RetiredKind, tuple[RetiredName, ...]]:
     """The table."""
-    return codec.decode(dict[RetiredKind, tuple[RetiredName, ...]], table("flags/retired"), where="retired.toml")
+    return codec.decode(dict[RetiredKind, tuple[RetiredName, ...]], load_table("flags/retired"), where="retired.toml")
 
 
 def names_of_engine(engine: EngineName, kind: RetiredKind) -> Iterator[RetiredName]:

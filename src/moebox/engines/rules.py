@@ -2,7 +2,7 @@
 
 from moebox.core import grammar, presets, registry
 from moebox.core.catalogue import models
-from moebox.core.change import setting
+from moebox.core.change import get_setting
 from moebox.core.deployment import Deployment
 from moebox.core.model import Model
 from moebox.core.recipe import Hybrid, Recipe, Speculate
@@ -22,29 +22,29 @@ LEAST = {"context": 0, "max_seqs": 1, "batched_tokens": 1} | dict.fromkeys(
 def check_recipe(deployment: Deployment) -> None:
     """Raise BadInput naming the first setting that cannot be."""
     recipe = deployment.recipe
-    grammar.refuse(recipe)
+    grammar.validate_recipe(recipe)
     _ranges(recipe, deployment.engine)
     _runtime(recipe, deployment.engine)
     _belongs(recipe, deployment.engine)
-    _trust(recipe, deployment.found_model)
+    _trust(recipe, deployment.known_model)
     _flags(deployment)
 
 
 def _ranges(recipe: Recipe, engine: Traits) -> None:
     spread, share = recipe.parallel, recipe.memory_utilization
     for path, least in LEAST.items():
-        value = setting(recipe, path)
+        value = get_setting(recipe, path)
         refuse_if(value is not None and value < least, f"{path}: {value} is less than {least}")
     refuse_if(share is not None and not 0 < share <= 1, f"memory_utilization: {share} is not a share between 0 and 1")
     _port(recipe.listen.port, engine)
-    uneven = spread.gpus % spread.nodes and not engine.takes_all_gpus
-    refuse_if(uneven, f"parallel.nodes: {spread.gpus} GPUs do not divide over {spread.nodes} nodes")
+    uneven = spread.gpu_count % spread.nodes and not engine.uses_all_gpus
+    refuse_if(uneven, f"parallel.nodes: {spread.gpu_count} GPUs do not divide over {spread.nodes} nodes")
     text = f"kv: {recipe.engine} has no cache type {recipe.kv!r}"
     refuse_if(recipe.kv not in engine.kv, text, hint=f"use {', '.join(engine.kv)}")
 
 
 def _port(port: int, engine: Traits) -> None:
-    others = " and ".join(f"{other:,}" for other in engine.ports_of(port)[1:])
+    others = " and ".join(f"{other:,}" for other in engine.ports_used(port)[1:])
     text = f"listen.port: {engine.title} on {port} also listens on {others}, and ports end at {LAST_PORT:,}"
     refuse_if(port > engine.last_port, text, hint=f"{engine.last_port} or less")
 
@@ -71,7 +71,7 @@ def _titles(trait: str) -> str:
 
 def _preset(name: str, engine: Traits, *, inside: bool) -> None:
     """A preset is an image of certain engines."""
-    presets.preset(name)
+    presets.load_preset(name)
     if name in engine.presets and inside:
         return
     titles = ", ".join(other.title for other in registry.all_traits() if name in other.presets)
@@ -91,13 +91,13 @@ def _parallel(recipe: Recipe, engine: Traits) -> None:
     """Ways of dividing a model that the engine has."""
     divided = [name for name in ("tp", "pp", "dcp", "dp", "nodes") if getattr(recipe.parallel, name) != 1]
     for name in divided:
-        alone = engine.takes_all_gpus and not engine.divides(name)
+        alone = engine.uses_all_gpus and not engine.can_shard(name)
         refuse_if(
             alone, f"parallel: {engine.title} spreads layers over the GPUs by itself", hint="leave [parallel] out"
         )
         text = f"parallel.{name}: {engine.title} does not divide a model that way"
-        refuse_if(not engine.divides(name), text, hint="leave it at 1")
-    whole = recipe.parallel.ep and not engine.divides("ep")
+        refuse_if(not engine.can_shard(name), text, hint="leave it at 1")
+    whole = recipe.parallel.ep and not engine.can_shard("ep")
     refuse_if(whole, f"parallel.ep: {engine.title} does not spread whole experts", hint="leave it out")
 
 
@@ -110,9 +110,9 @@ def _draft(draft: Speculate) -> None:
 
 def _hybrid(hybrid: Hybrid, engine: Traits) -> None:
     """Placement of experts: fields the engine has, layers given once."""
-    refuse_if(not engine.offloads, f"hybrid: {engine.title} keeps no experts in RAM", hint=_engines_with())
+    refuse_if(not engine.offloads_experts, f"hybrid: {engine.title} keeps no experts in RAM", hint=_engines_with())
     for path in ("mla", "attention_buffer", "gpu_experts", "pools", "experts", "split", "ranges"):
-        foreign = path not in engine.hybrid and getattr(hybrid, path) not in (None, ())
+        foreign = path not in engine.hybrid_fields and getattr(hybrid, path) not in (None, ())
         refuse_if(foreign, f"hybrid.{path}: {engine.title} has no such flag", hint=_engines_with(path))
     refuse_if(hybrid.mla not in (None, 0, 1, 2, 3), f"hybrid.mla: {hybrid.mla} is none of 0, 1, 2, 3")
     unnamed = not (hybrid.device.isascii() and hybrid.device.isalpha())
@@ -133,8 +133,8 @@ def _split(hybrid: Hybrid) -> None:
 
 def _engines_with(path: str = "") -> str:
     """Engines that keep experts in RAM, and have a field of [hybrid] where one is named, as a hint."""
-    able = (other for other in registry.all_traits() if other.offloads)
-    return " or ".join(f'engine = "{other.name}"' for other in able if not path or path in other.hybrid)
+    able = (other for other in registry.all_traits() if other.offloads_experts)
+    return " or ".join(f'engine = "{other.name}"' for other in able if not path or path in other.hybrid_fields)
 
 
 def _trust(recipe: Recipe, model: Model | None) -> None:

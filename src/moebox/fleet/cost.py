@@ -5,7 +5,7 @@ from dataclasses import astuple, dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from moebox.errors import require
+from moebox.errors import require_all
 
 if TYPE_CHECKING:
     from moebox.fleet.simulate import FleetOutcome
@@ -56,7 +56,7 @@ class Prices:
         numbers = [self.kwh, self.hours_per_day, *chain.from_iterable(map(astuple, self.box.values()))]
         if self.api:
             numbers += [self.api.input, self.api.output, self.api.cached or 0.0]
-        require(
+        require_all(
             where,
             {
                 "prices.box: a bought box needs years above 0": all(map(BoxPrice.has_write_off, self.box.values())),

@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 from moebox import codec
 from moebox.core.recipe import Recipe
 from moebox.core.traits import LAST_PORT
-from moebox.errors import BadInput, UnknownName, refuse_if, refuse_outside
+from moebox.errors import BadInput, UnknownName, refuse_if, refuse_out_of_range
 from moebox.fleet.cost import Prices
 from moebox.fleet.route import POLICIES, Policy
 from moebox.fleet.users import UserWorkload
@@ -110,13 +110,13 @@ def _router(where: str, router: RouterSettings) -> None:
     if router.policy not in POLICIES:
         raise UnknownName("routing policy", router.policy, POLICIES)
     for name, port in (("port", router.port), ("metrics_port", router.metrics_port)):
-        refuse_outside(f"{where}: router.{name}", port, 0, LAST_PORT)
+        refuse_out_of_range(f"{where}: router.{name}", port, 0, LAST_PORT)
 
 
 def _member(where: str, member: Member) -> None:
     how = "url for one that runs, recipe for one to start"
     refuse_if(bool(member.url) == bool(member.recipe), f"{where}: give either url or recipe", hint=how)
-    refuse_outside(f"{where}: count", member.count, 1, 256)
+    refuse_out_of_range(f"{where}: count", member.count, 1, 256)
     refuse_if(member.url and member.count > 1, f"{where}: a url is one endpoint; count is for recipes")
     refuse_if(member.context < 0 or not 0 < member.weight <= 1000, f"{where}: context and weight are positive")
     if member.url:

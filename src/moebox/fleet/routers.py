@@ -64,7 +64,7 @@ def router_traits() -> dict[RouterKind, RouterTraits]:
     """Every router that moebox knows."""
     return {
         name: codec.decode(RouterTraits, row, where=f"routers.toml: {name}")  # type: ignore[misc]
-        for name, row in catalogue.table("routers").items()
+        for name, row in catalogue.load_table("routers").items()
     }
 
 
@@ -134,7 +134,7 @@ def _litellm(router: RouterSettings, model: str, targets: tuple[RouterMember, ..
     run = "import sys; from litellm import run_server; sys.exit(run_server())"
     return RouterStart(
         argv=("-c", run, "--config", "litellm.yaml", "--host", host, "--port", str(router.port)),
-        files={"litellm.yaml": yaml.dump(config)},
+        files={"litellm.yaml": yaml.dump_yaml(config)},
         # Without it every start asks GitHub for a price list, and waits where that cannot be reached.
         env={"LITELLM_LOCAL_MODEL_COST_MAP": "True"},
         key_envs=_key_envs(router, targets),
@@ -174,7 +174,7 @@ def _llama_swap(router: RouterSettings, model: str, targets: tuple[RouterMember,
         config["apiKeys"] = [f"${{env.{router.key_env}}}"]
     return RouterStart(
         argv=("llama-swap", "--config", "llama-swap.yaml", "--listen", f"{host}:{router.port}"),
-        files={"llama-swap.yaml": yaml.dump(config)},
+        files={"llama-swap.yaml": yaml.dump_yaml(config)},
         key_envs=_key_envs(router, targets),
     )
 

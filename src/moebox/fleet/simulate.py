@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from moebox.core.measure import Slo
-from moebox.errors import refuse_if, refuse_outside
+from moebox.errors import refuse_if, refuse_out_of_range
 from moebox.fleet.route import Policy, RequestRouter
 from moebox.fleet.users import User, UserDraws, UserWorkload
 from moebox.planner.schedule import Scheduler, SchedulerRules, ScheduleSlice, SimulatedRequest
@@ -46,7 +46,7 @@ class FleetQuestion:
 
     def validate(self) -> None:
         """Raise BadInput for what is out of range."""
-        refuse_outside("--users", self.users, 1, MOST_USERS)
+        refuse_out_of_range("--users", self.users, 1, MOST_USERS)
         refuse_if(
             not 0 <= self.warm_s < self.seconds <= 7 * 86400,
             f"{self.seconds:g} s of virtual time with {self.warm_s:g} s to warm up cannot be simulated",

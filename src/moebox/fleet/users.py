@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from moebox import codec
 from moebox.core import catalogue
-from moebox.errors import UnknownName, require
+from moebox.errors import UnknownName, require_all
 
 LONGEST = 2**21  # tokens of a conversation; more is a typing error
 
@@ -32,7 +32,7 @@ class UserWorkload:
         least, most = min(self.first, self.output, self.turns), max(self.first, self.output)
         lengths = least >= 1 and most <= LONGEST and self.turns <= 100_000
         pauses = min(self.think_s, self.rest_s) >= 0 and max(self.think_s, self.rest_s) < math.inf
-        require(
+        require_all(
             where,
             {
                 f"first, output and turns must be 1 or more, and no more than {LONGEST:,} tokens": lengths,
@@ -54,7 +54,7 @@ class UserWorkload:
 @functools.cache
 def shipped_workloads() -> dict[str, UserWorkload]:
     """The workloads that ship with moebox."""
-    rows = catalogue.table("users")
+    rows = catalogue.load_table("users")
     return {name: codec.decode(UserWorkload, row, where=f"users.toml: {name}") for name, row in rows.items()}
 
 

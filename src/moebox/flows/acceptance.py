@@ -24,7 +24,7 @@ class DraftCounts:
 
 def read_draft_counts(endpoint: Endpoint) -> DraftCounts:
     """Read them now."""
-    page = http.get(f"{endpoint.root}/metrics", headers=endpoint.headers)
+    page = http.get(f"{endpoint.server_url}/metrics", headers=endpoint.headers)
     return parse_draft_counts(page.text if page.ok else "")
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from moebox.core.endpoint import Endpoint
-from moebox.core.verdict import Score, wilson
-from moebox.errors import Outside
+from moebox.core.verdict import Score, wilson_score
+from moebox.errors import ExternalError
 from moebox.flows.pace import alternate_order
 from moebox.phantom.tasks import FAMILIES, Question
 from moebox.stream import loop
@@ -85,14 +85,14 @@ class AnswerComparison:
 
 def collect_answers(endpoint: Endpoint, *, questions: int = QUESTIONS, seed: int = 0) -> list[ServerAnswer]:
     """Ask a fixed set of questions; the same seed asks the same. Outside-of-order answers count as wrong."""
-    return loop.run(_collect(endpoint, draw_tasks(questions, seed)))
+    return loop.run_to_end(_collect(endpoint, draw_tasks(questions, seed)))
 
 
 def collect_from_both(
     a: Endpoint, b: Endpoint, *, questions: int, seed: int
 ) -> tuple[list[ServerAnswer], list[ServerAnswer]]:
     """Ask two servers the same, question by question and in turn: A B, B A, A B …"""
-    return loop.run(_collect_both(a, b, draw_tasks(questions, seed)))
+    return loop.run_to_end(_collect_both(a, b, draw_tasks(questions, seed)))
 
 
 def draw_tasks(questions: int, seed: int) -> list[Question]:
@@ -131,7 +131,7 @@ def _broken_off(endpoint: Endpoint) -> Iterator[None]:
     try:
         yield
     except ProbeFailed as problem:
-        raise Outside(f"{endpoint.base_url} broke off while it was asked: {problem}") from None
+        raise ExternalError(f"{endpoint.base_url} broke off while it was asked: {problem}") from None
 
 
 async def _answer(ask: CheckSession, task: Question) -> ServerAnswer:
@@ -214,7 +214,7 @@ def _of(said: Sequence[ServerAnswer], kind: str) -> list[ServerAnswer]:
 
 
 def _share(said: Sequence[ServerAnswer], good: Callable[[ServerAnswer], bool]) -> Score:
-    return wilson(sum(map(good, said)), len(said))
+    return wilson_score(sum(map(good, said)), len(said))
 
 
 def _parting(left: Sequence[object], right: Sequence[object]) -> int:

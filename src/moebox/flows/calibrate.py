@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from moebox import detect
 from moebox.checkpoint import deploy
 from moebox.core.box import Box
-from moebox.core.calibration import Boot, Calibration, Expected, layout_of, place_of, shape_of
+from moebox.core.calibration import Boot, Calibration, ExpectedStep, calibrated_box, calibrated_layout, shape_id
 from moebox.core.deployment import Deployment
 from moebox.core.event import CalibrateFinished, CalibrateNote, CalibrateStarted
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Recipe
-from moebox.errors import AnswerIsNo, BadInput, Outside, Unsupported
+from moebox.errors import AnswerIsNo, BadInput, ExternalError, Unsupported
 from moebox.flows import calibrate_merge, calibrate_recipe, rehearse
 from moebox.flows.calibrate_boot import BootMeasurement, measure_boot
 from moebox.flows.calibrate_depths import BootDepth, choose_depths, is_out_of_memory, shallower_depth
@@ -28,7 +28,7 @@ from moebox.serve.session import PATIENCE_S, engine_session
 from moebox.serve.watch import Notify
 from moebox.sizing.kv import token_bytes
 from moebox.store import Run, calibrations
-from moebox.units import seconds
+from moebox.units import format_seconds
 
 BUDGET_S = 600.0
 FIRST_BOOT_S = 120.0  # until it is known: vLLM compiles and captures graphs for 90 to 190 s
@@ -86,7 +86,7 @@ def calibrate(
         work.note("interrupted: what was measured until then")
         work.keep(final=False)
         raise
-    except (LaunchFailed, AnswerIsNo, Outside) as problem:
+    except (LaunchFailed, AnswerIsNo, ExternalError) as problem:
         work.note(f"ended early: {problem.message}")
         work.keep(final=False)
         raise
@@ -112,10 +112,13 @@ def deploy_for_calibration(recipe: Recipe) -> CalibrationSubject:
     """The recipe with its model, checkpoint and this box."""
     if recipe.parallel.nodes > 1:
         raise Unsupported("a launch over several nodes cannot be measured from one of them")
-    deployment = deploy(replace(recipe, speculate=None), detect.box())
+    deployment = deploy(replace(recipe, speculate=None), detect.load_box())
     try:
         return CalibrationSubject(
-            recipe=deployment.recipe, model=deployment.model, checkpoint=deployment.checkpoint, box=deployment.place
+            recipe=deployment.recipe,
+            model=deployment.model,
+            checkpoint=deployment.checkpoint,
+            box=deployment.required_box,
         )
     except BadInput as problem:
         raise Unsupported(f"cannot measure {recipe.name}: {problem.message}", hint=problem.hint) from None
@@ -137,7 +140,7 @@ class _Work:
         if text in self.notes:
             return
         self.notes.append(text)
-        self.run.event(CalibrateNote(text=text))
+        self.run.add_event(CalibrateNote(text=text))
         self.notify(f"note: {text}")
 
     def boots(self, layers: tuple[int, ...], patience_s: float) -> None:
@@ -145,18 +148,18 @@ class _Work:
         depths = choose_depths(
             self.subject.recipe, self.subject.model, self.subject.checkpoint, self.subject.box, layers
         )
-        self.run.event(
+        self.run.add_event(
             CalibrateStarted(recipe=self.subject.recipe.name, depths=tuple(depth.layers for depth in depths))
         )
         words = ", ".join(depth.text for depth in depths)
-        self.notify(f"booting with {words}; about {self.takes(depths)}, at most {seconds(self.clock.budget_s)}")
+        self.notify(f"booting with {words}; about {self.takes(depths)}, at most {format_seconds(self.clock.budget_s)}")
         for place, depth in enumerate(depths):
             self._boot(depth, after=len(depths) - place - 1, patience_s=patience_s)
 
     def takes(self, depths: tuple[BootDepth, ...]) -> str:
         """About how long it takes: starts, and half of the time there is for timing."""
         starting = len(depths) * self.clock.startup_s if len(depths) > 1 else 0.0
-        return seconds(starting + 0.5 * max(self.clock.budget_s - starting, 0.0))
+        return format_seconds(starting + 0.5 * max(self.clock.budget_s - starting, 0.0))
 
     def _boot(self, depth: BootDepth, *, after: int, patience_s: float) -> None:
         while True:
@@ -179,7 +182,7 @@ class _Work:
             small = calibrate_recipe.recipe_at_depth(facts.recipe, facts.model, facts.checkpoint, depth, dummy)
             for text in calibrate_recipe.list_disturbances(small, facts.box):
                 self.note(text)
-            whole = Deployment.of(facts.recipe, facts.model, facts.checkpoint, facts.box)
+            whole = Deployment.from_parts(facts.recipe, facts.model, facts.checkpoint, facts.box)
             launched = rehearse.with_weights(whole, small)
             with engine_session(launched, self.run, patience_s=patience_s, rehearsal=True) as session:
                 self.clock.startup_s = session.startup_s
@@ -219,8 +222,8 @@ class _Work:
             return found
         if decode_series(found.boots, found.layers):
             whole = calibrate_merge.merge_with_stored(found)
-            calibrations.keep(whole)
-            self.run.event(CalibrateFinished(id=whole.id, depths=tuple(whole.depths)))
+            calibrations.store_calibration(whole)
+            self.run.add_event(CalibrateFinished(id=whole.id, depths=tuple(whole.depths)))
             return whole
         if final:
             raise AnswerIsNo("no step was timed at two depths, so nothing can be said of the whole model")
@@ -233,16 +236,16 @@ class _Work:
     def calibration(self) -> Calibration:
         """What there is so far."""
         facts = self.subject
-        layout = layout_of(facts.recipe)
+        layout = calibrated_layout(facts.recipe)
         words = [facts.model.name, facts.checkpoint.quant, facts.recipe.engine, self.version, layout.text]
         return Calibration(
             id=re.sub(r"[^a-z0-9.]+", "-", " ".join(words).lower()).strip("-"),
             date=time.strftime("%Y-%m-%d"),
-            place=place_of(facts.box),
+            place=calibrated_box(facts.box),
             engine=facts.recipe.engine,
             version=self.version,
             model=facts.model.title,
-            shape=shape_of(facts.model),
+            shape=shape_id(facts.model),
             layers=facts.model.layers,
             quant=facts.checkpoint.quant,
             layout=layout,
@@ -252,11 +255,11 @@ class _Work:
             notes=tuple(self.notes),
         )
 
-    def expected(self) -> tuple[Expected, ...]:
+    def expected(self) -> tuple[ExpectedStep, ...]:
         """What the forecast from published rows says of the steps that were timed: GPUs hide the host's time."""
         facts = self.subject
-        whole = Deployment.of(facts.recipe, facts.model, facts.checkpoint, facts.box)
-        if whole.engine.offloads or not facts.box.gpus:
+        whole = Deployment.from_parts(facts.recipe, facts.model, facts.checkpoint, facts.box)
+        if whole.engine.offloads_experts or not facts.box.gpus:
             return ()
         return expecting.expected_steps(
             whole, ((step.batch, step.context) for boot in self.done for step in boot.decode)

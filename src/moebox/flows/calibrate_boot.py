@@ -6,16 +6,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from moebox.core.calibration import Boot, DecodeStep, Prefill
+from moebox.core.calibration import Boot, DecodeStep, PrefillStep
 from moebox.core.model import Model
-from moebox.errors import AnswerIsNo, Outside
+from moebox.errors import AnswerIsNo, ExternalError
 from moebox.flows import calibrate_timing as timing
 from moebox.flows.calibrate_depths import BootDepth
 from moebox.flows.calibrate_grid import TimingPoint, timing_grid
 from moebox.serve.faults import describe_exit
 from moebox.serve.session import EngineSession
 from moebox.serve.watch import Notify
-from moebox.units import seconds
+from moebox.units import format_seconds
 
 POINT_S = 1.5  # decoding at each point, in seconds
 STEP_LIMITS = (12, 768)  # at least and at most
@@ -36,7 +36,7 @@ class BootMeasurement:
     longest: int = 0  # tokens of one request, prompt and reply
     pace_s: float = 0.0  # of a step, as far as it is known before the first look
     looks: dict[TimingPoint, list[DecodeStep]] = field(default_factory=dict)
-    prompts: dict[TimingPoint, list[Prefill]] = field(default_factory=dict)
+    prompts: dict[TimingPoint, list[PrefillStep]] = field(default_factory=dict)
     drift: float = 0.0  # by which speed moved while it was measured
     notes: list[str] = field(default_factory=list)
     weights_bytes: int = 0
@@ -49,7 +49,7 @@ class BootMeasurement:
         return [timing.combine_looks(looks) for looks in self.looks.values()]
 
     @property
-    def prefill(self) -> list[Prefill]:
+    def prefill(self) -> list[PrefillStep]:
         """Every prompt by what its looks agree on; one that was seen once is doubted by half of what speed moved by."""
         return [doubted(timing.combine_looks(looks), len(looks), self.drift) for looks in self.prompts.values()]
 
@@ -126,12 +126,12 @@ class BootMeasurement:
         return self.estimate_prefill_s(point.context * max(point.batch, 1)) + POINT_S
 
 
-def doubted(prompt: Prefill, looks: int, drift: float) -> Prefill:
+def doubted(prompt: PrefillStep, looks: int, drift: float) -> PrefillStep:
     """`prompt` with what a drift may have done to it; further looks, after the drift, show that themselves."""
     return replace(prompt, spread=max(prompt.spread, abs(drift) / 2)) if looks == 1 else prompt
 
 
-def needs_another_look(looks: Sequence[DecodeStep | Prefill], *, once: bool = False) -> bool:
+def needs_another_look(looks: Sequence[DecodeStep | PrefillStep], *, once: bool = False) -> bool:
     """Whether these looks do not settle how long a step or a prompt takes; `once`: a single quiet one does."""
     if len(looks) >= MAX_LOOKS:
         return False
@@ -148,12 +148,12 @@ def measure_boot(
     target = timing.TimedEngine(endpoint=session.endpoint, vocab=model.vocab, ggml=work.ggml)
     points = timing_grid(session.recipe, chunk=work.chunk, longest=work.longest, cache_tokens=work.cache_tokens)
     points = [point for point in points if work.is_wanted(point)]
-    notify(f"{work.depth.text}: up after {seconds(session.startup_s)}; timing {len(points)} kinds of step")
+    notify(f"{work.depth.text}: up after {format_seconds(session.startup_s)}; timing {len(points)} kinds of step")
     try:
         work.pace_s = warm_up(target, points)
         time_points(work, target, points, deadline=deadline, notify=notify)
         repeat_doubtful(work, target, deadline=deadline)
-    except Outside as problem:
+    except ExternalError as problem:
         raise explain_failure(session, work, problem) from None
 
 
@@ -243,7 +243,9 @@ def look_again(work: BootMeasurement, target: timing.TimedEngine, points: list[T
                 work.time_point(target, point, deadline)
 
 
-def explain_failure(session: EngineSession, work: BootMeasurement, problem: Outside) -> AnswerIsNo | Outside:
+def explain_failure(
+    session: EngineSession, work: BootMeasurement, problem: ExternalError
+) -> AnswerIsNo | ExternalError:
     """A failed request in the words of what really happened."""
     session.wait_for_cause()
     cause = session.watch.search.cause
@@ -256,4 +258,4 @@ def explain_failure(session: EngineSession, work: BootMeasurement, problem: Outs
 
 def left(deadline: float) -> str:
     """Time until this boot must be done."""
-    return f"{seconds(max(deadline - time.monotonic(), 0))} left for this boot at most"
+    return f"{format_seconds(max(deadline - time.monotonic(), 0))} left for this boot at most"

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from moebox.core.box import Box
-from moebox.core.calibration import gpu_experts_of
+from moebox.core.calibration import gpu_expert_layers
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Recipe
 from moebox.errors import BadInput
@@ -36,8 +36,8 @@ def choose_depths(
 
     A small model is booted once, with all its layers.
     """
-    split = gpu_experts_of(recipe) if box.gpus else 0
-    if not layers and not split and checkpoint.bytes <= SMALL:
+    split = gpu_expert_layers(recipe) if box.gpus else 0
+    if not layers and not split and checkpoint.total_bytes <= SMALL:
         return (BootDepth(layers=model.layers),)
     least = model.dense_layers + max(1, recipe.parallel.pp)
     room = layers_that_fit(recipe, model, checkpoint, box)
@@ -78,7 +78,7 @@ def layers_that_fit(recipe: Recipe, model: Model, checkpoint: Checkpoint, box: B
     """Layers whose weights take half of the memory they go to."""
     size = checkpoint.bytes_by_component
     outside = sum(size.get(name, 0) for name in OUTSIDE_LAYERS)  # type: ignore[call-overload]
-    layer = (checkpoint.bytes - outside) / model.layers
+    layer = (checkpoint.total_bytes - outside) / model.layers
     return int((SHARE * free_memory(recipe, box) - outside) // max(layer, 1))
 
 
@@ -87,7 +87,7 @@ def free_memory(recipe: Recipe, box: Box) -> int:
     if recipe.hybrid is not None or not box.gpus:
         return box.ram_free or box.ram
     smallest = min(gpu.memory_free or gpu.memory for gpu in box.gpus)
-    return round(smallest * recipe.parallel.gpus * (recipe.memory_utilization or 0.9))
+    return round(smallest * recipe.parallel.gpu_count * (recipe.memory_utilization or 0.9))
 
 
 def shallower_depth(depth: BootDepth, *, above: int) -> BootDepth | None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any, TypeVar
 
-from moebox.core.calibration import Boot, Calibration, Timed
+from moebox.core.calibration import Boot, Calibration, StepT
 from moebox.errors import UnknownName
 from moebox.store import calibrations
 
@@ -17,7 +17,7 @@ DEPTH, POINT, PROMPT = attrgetter("layers", "gpu_experts"), attrgetter("batch", 
 def merge_with_stored(found: Calibration) -> Calibration:
     """`found` together with what the store has under its id, where that was measured here."""
     try:
-        earlier = calibrations.get(found.id)
+        earlier = calibrations.find_calibration(found.id)
     except UnknownName:
         return found
     if earlier.id != found.id or earlier.imported or earlier.place != found.place:
@@ -50,7 +50,7 @@ def merge_boot_pair(before: Boot, after: Boot) -> Boot:
     return replace(after, decode=decode, prefill=merge_by_key(before.prefill, after.prefill, PROMPT, average_timing))
 
 
-def average_timing(before: Timed, after: Timed) -> Timed:
+def average_timing(before: StepT, after: StepT) -> StepT:
     """The mean of two looks; its error is theirs together, or half of what they disagree by."""
     seconds = (before.seconds + after.seconds) / 2
     apart = abs(before.seconds - after.seconds) / 2 / seconds

@@ -16,7 +16,7 @@ from moebox.engines import modules
 from moebox.flows.calibrate_depths import BootDepth
 from moebox.serve import preflight
 from moebox.serve.dummy import ggml_type, write_gguf
-from moebox.units import gib
+from moebox.units import format_gib
 
 FALLBACK = "q4_0"
 NARROW = 12  # bits of a weight, between the 8.5 of Q8_0 and the 16 that are generated otherwise
@@ -25,19 +25,19 @@ BUSY = 0.25  # of the cores, used by others before the engine starts
 
 def recipe_at_depth(recipe: Recipe, model: Model, form: Checkpoint, depth: BootDepth, dummy: Path) -> Recipe:
     """What is really started; `dummy` is the file that GGUF engines get."""
-    small = replace(recipe.on_port(0), speculate=None)
+    small = replace(recipe.with_port(0), speculate=None)
     if reads_gguf(recipe):
         quant, dense, types = expert_quant(form), dense_type(form, model), tensor_types(form)
         write_gguf(dummy, model, layers=depth.layers, quant=quant, dense=dense, types=types, even_routing=True)
         return replace(small, checkpoint=str(dummy), hybrid=place_experts(recipe.hybrid, model, depth))
     probe = modules.rehearsal_module(recipe.engine)
-    flags = {**recipe.flags, **probe.dummy_weight_flags(Deployment.of(recipe, model, form), depth.layers)}
+    flags = {**recipe.flags, **probe.dummy_weight_flags(Deployment.from_parts(recipe, model, form), depth.layers)}
     return replace(small, flags=flags, env={**recipe.env, **probe.EVEN_ROUTING})
 
 
 def reads_gguf(recipe: Recipe) -> bool:
     """Whether its engine gets a file that is generated."""
-    return "gguf" in registry.traits(recipe.engine).formats
+    return "gguf" in registry.engine_traits(recipe.engine).formats
 
 
 def expert_quant(form: Checkpoint) -> str:
@@ -49,13 +49,13 @@ def tensor_types(form: Checkpoint) -> dict[str, str]:
     """The type of every weight of a GGUF that is here; elsewhere they are not known one by one."""
     if form.format != "gguf" or not form.path:
         return {}
-    headers = map(gguf.read_header, gguf.parts(Path(form.path)))
+    headers = map(gguf.read_header, gguf.split_files(Path(form.path)))
     return {tensor.name: tensor.type for header in headers for tensor in header.tensors}
 
 
 def dense_type(form: Checkpoint, model: Model) -> str:
     """The type of the generated attention and shared weights, by the bits that the checkpoint's own have."""
-    parameters = model.by_component.get("attention", 0)
+    parameters = model.parameters_by_component.get("attention", 0)
     bits = 8 * form.bytes_by_component.get("attention", 0) / max(parameters, 1)
     return "q8_0" if 0 < bits < NARROW else "f16"
 
@@ -72,7 +72,7 @@ def place_experts(hybrid: Hybrid | None, model: Model, depth: BootDepth) -> Hybr
 def list_disturbances(recipe: Recipe, box: Box) -> Iterator[str]:
     """What else uses the machine just now, in a line each."""
     if reads_gguf(recipe):
-        used = host.busy_share()
+        used = host.cpu_busy_share()
         if used > BUSY:
             yield f"the machine was busy: other programs used {used:.0%} of its cores"
     yield from (named(pid, gpu, size) for (gpu, pid), size in gpu_processes(recipe, box).items())
@@ -87,16 +87,16 @@ def new_gpu_processes(recipe: Recipe, box: Box, before: Mapping[tuple[int, int],
 
 def gpu_processes(recipe: Recipe, box: Box) -> dict[tuple[int, int], int]:
     """Bytes by GPU and process, on the GPUs that the recipe takes."""
-    driver = nvml.load() if box.gpus else None
+    driver = nvml.load_nvml() if box.gpus else None
     if driver is None:
         return {}
     taken = preflight.recipe_gpus(checkpoint.deploy(recipe))
-    return {(gpu, pid): size for gpu in taken for pid, size in nvml.processes(driver, gpu)}
+    return {(gpu, pid): size for gpu in taken for pid, size in nvml.gpu_processes(driver, gpu)}
 
 
 def named(pid: int, gpu: int, size: int) -> str:
     """A process that may have disturbed the timing."""
-    return f"another process used GPU {gpu}: pid {pid}, {gib(size)}"
+    return f"another process used GPU {gpu}: pid {pid}, {format_gib(size)}"
 
 
 def missing_parts(recipe: Recipe, model: Model, form: Checkpoint) -> tuple[str, ...]:

@@ -13,13 +13,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from moebox.core.calibration import DecodeStep, Prefill, Timed
+from moebox.core.calibration import DecodeStep, PrefillStep, StepT
 from moebox.core.endpoint import Endpoint
-from moebox.errors import Outside
+from moebox.errors import ExternalError
 from moebox.loose import Json
 from moebox.serve.dummy import PROMPT_TOKENS
-from moebox.stream import Exchange
-from moebox.stream.events import Event
+from moebox.stream import StreamExchange
+from moebox.stream.events import StreamEvent
 from moebox.units import plural
 
 FIRST_ID = 512  # below are bytes and control tokens in every vocabulary met so far
@@ -40,7 +40,7 @@ CHANCE = 4  # tokens that two drawn prompts may share by chance at their beginni
 QUIET = 0.02  # by which two looks may differ, and the relative standard error below which one is enough
 
 
-class StreamsNotConcurrent(Outside):
+class StreamsNotConcurrent(ExternalError):
     """Streams that the engine does not decode in one step: there is no such step to time."""
 
 
@@ -87,24 +87,24 @@ def record_stream(target: TimedEngine, body: Json, out: TokenTimes) -> None:
     """Send one request and note its tokens."""
     out.sent = time.monotonic()
     try:
-        with Exchange(target.endpoint, body, path="/completions", timeout_s=TIMEOUT_S) as exchange:
+        with StreamExchange(target.endpoint, body, path="/completions", timeout_s=TIMEOUT_S) as exchange:
             for at, event in exchange:
                 problem = event.error or cache_problem(event)
                 out.error = problem or out.error
                 if not problem and is_token(event):
                     out.times.append(out.sent + at)
-    except Outside as problem:
+    except ExternalError as problem:
         out.error = problem.message
 
 
-def cache_problem(event: Event) -> str:
+def cache_problem(event: StreamEvent) -> str:
     """That the prompt was not read, where the usage says so."""
     prompt, _, known, _ = event.usage or (0, 0, 0, 0)
     wrong = known > max(CACHED * prompt, CHANCE)
     return f"{known:,} of {prompt:,} prompt tokens came from the server's prefix cache" if wrong else ""
 
 
-def is_token(event: Event) -> bool:
+def is_token(event: StreamEvent) -> bool:
     """Whether an event of a completion is a token: one that only says why it ends is none."""
     return bool(event.data.get("choices")) and (bool(event.text) or not event.finish)
 
@@ -122,24 +122,24 @@ def run_together(target: TimedEngine, bodies: Sequence[Json]) -> list[TokenTimes
         thread.join()
     for stream in streams:
         if stream.error:
-            raise Outside(f"a request failed while steps were timed: {stream.error}")
+            raise ExternalError(f"a request failed while steps were timed: {stream.error}")
     return streams
 
 
-def time_prefill(target: TimedEngine, tokens: int, *, deadline: float) -> Prefill:
+def time_prefill(target: TimedEngine, tokens: int, *, deadline: float) -> PrefillStep:
     """A new prompt alone, a few times, until the shortest two agree or time is up."""
     looks: list[float] = []
     tries = TRIES
     while len(looks) < tries + 2:
         stream = run_together(target, [target.request_body(tokens, 1)])[0]
         if not stream.times:
-            raise Outside(f"a prompt of {tokens:,} tokens brought no token")
+            raise ExternalError(f"a prompt of {tokens:,} tokens brought no token")
         looks.append(stream.times[0] - stream.sent)
         tries = prompt_tries(min(looks))
         agreed = len(looks) >= tries and look_disagreement(looks) < QUIET
         if agreed or time.monotonic() + looks[-1] > deadline:
             break
-    return Prefill(
+    return PrefillStep(
         tokens=tokens,
         seconds=agreed_time(looks),
         spread=max(look_disagreement(looks), relative_error(without_outliers(looks))),
@@ -214,7 +214,7 @@ def bunch_size(gaps: Sequence[float]) -> int:
     return tokens[math.ceil(0.9 * len(tokens)) - 1]
 
 
-def combine_looks(looks: Sequence[Timed]) -> Timed:
+def combine_looks(looks: Sequence[StepT]) -> StepT:
     """All looks at one point as one: the time its shortest two agree on, and by how much they do not."""
     times = [step.seconds for step in looks]
     noise = min(looks, key=lambda step: step.seconds).spread

@@ -21,19 +21,19 @@ from moebox.checkpoint import deploy
 from moebox.core.box import Box
 from moebox.core.endpoint import Endpoint
 from moebox.core.event import (
-    ClimbAgain,
     ClimbBegan,
     ClimbDropped,
+    ClimbInconclusive,
     ClimbKept,
-    ClimbPassedOver,
     ClimbResumed,
+    ClimbRetried,
+    ClimbSkipped,
     ClimbStep,
-    ClimbTry,
-    ClimbUnsure,
-    Failed,
-    Stopped,
+    ClimbTried,
+    FailureEvent,
+    StopEvent,
 )
-from moebox.core.habits import failure
+from moebox.core.quirks import first_unexpected_failure
 from moebox.core.recipe import Recipe
 from moebox.core.verdict import Mark
 from moebox.errors import AnswerIsNo, BadInput, MoeboxError, NotInstalled
@@ -56,7 +56,7 @@ from moebox.serve import ports, state
 from moebox.serve.faults import OUT_OF_MEMORY
 from moebox.serve.wait import wait_for
 from moebox.store import Run
-from moebox.stream.awake import Awake
+from moebox.stream.awake import AwakeClock
 from moebox.verify.ask import VerifyOptions
 from moebox.verify.ladder import run_checks
 
@@ -123,19 +123,19 @@ class _Done:
 
     def pass_over(self, change: str, why: str) -> None:
         self.passed_over[change] = why
-        self.run.event(ClimbPassedOver(change=change, why=why))
+        self.run.add_event(ClimbSkipped(change=change, why=why))
 
     def take(self, trial: ClimbTrial) -> None:
         self.trials.append(trial)
         self.best = trial if trial.kept else _newest(self.best, trial)
         self.write_down()
-        self.run.event(_result(trial), sync=True)
+        self.run.add_event(_result(trial), sync=True)
 
     def write_down(self, *, ended: bool = False) -> None:
         document = {
             "ended": ended,
             "best": self.best.number if self.best else None,
-            "steps": [codec.plain(trial) for trial in self.trials],
+            "steps": [codec.to_plain(trial) for trial in self.trials],
             "passed_over": self.passed_over,
         }
         self.run.write_json(TABLE_FILE, document)
@@ -144,7 +144,7 @@ class _Done:
         if self.best is None:
             why = self.trials[0].why if self.trials else self.passed_over[FIRST]
             raise AnswerIsNo(f"the recipe is not good at its first step: {why}", hint=f"evidence in {self.run.path}")
-        self.run.write(BEST_FILE, codec.to_toml(self.best.recipe))
+        self.run.write_file(BEST_FILE, codec.to_toml(self.best.recipe))
         return ClimbResult(trials=tuple(self.trials), best=self.best, passed_over=self.passed_over)
 
 
@@ -160,7 +160,7 @@ def _try(
     """One step: start, verify, ask, measure, judge. Whatever goes wrong is its result."""
     began = time.monotonic()
     notify("try", step)
-    run.event(ClimbTry(change=step.change, boot=_boot()), sync=True)
+    run.add_event(ClimbTried(change=step.change, boot=_boot()), sync=True)
     trial = ClimbTrial(
         number=number,
         change=step.change,
@@ -182,7 +182,7 @@ def _tried(
 ) -> ClimbTrial:
     """The step's result; a failure gets a second chance where its engine was killed or the machine slept."""
     for left in reversed(range(CHANCES)):
-        with Awake() as awake:
+        with AwakeClock() as awake:
             found = _result_of(trial, step, best, run, effort, notify)
         ended = _ending(run, trial)
         if ended == "oom":  # never again: what takes one engine's memory may take the machine's
@@ -191,7 +191,7 @@ def _tried(
         again = found.verdict == "fail" and spoilt and left
         if not again:
             break
-        run.event(ClimbAgain(change=step.change, why=spoilt))
+        run.add_event(ClimbRetried(change=step.change, why=spoilt))
     return found
 
 
@@ -230,7 +230,7 @@ def _bracketed(trial: ClimbTrial, best: ClimbTrial, run: Run, effort: ClimbEffor
                 live.endpoint, concurrency=effort.concurrency, rounds=effort.rounds, tokens=effort.tokens
             )
     except MoeboxError as problem:
-        run.event(ClimbUnsure(change=trial.change, why=problem.message))
+        run.add_event(ClimbInconclusive(change=trial.change, why=problem.message))
         return dataclasses.replace(trial, gain=None)
     mine.write_json("measurements/pace.json", speed)
     sure = bracketing_gain(best.samples, trial.samples, speed.tok_s)
@@ -244,23 +244,25 @@ def _newest(best: ClimbTrial | None, dropped: ClimbTrial) -> ClimbTrial | None:
 
 def _ending(run: Run, trial: ClimbTrial) -> str:
     """How the step's engine ended: "oom" by the kernel for want of memory, "killed" by anybody's SIGKILL but ours."""
-    ends = [event for event in Run(run.path / trial.folder).events() if isinstance(event, Failed | Stopped)]
+    ends = [
+        event for event in Run(run.path / trial.folder).read_events() if isinstance(event, FailureEvent | StopEvent)
+    ]
     return _how(ends[-1]) if ends else ""
 
 
-def _how(end: Failed | Stopped) -> str:
+def _how(end: FailureEvent | StopEvent) -> str:
     if _out_of_memory(end):
         return "oom"
     return "killed" if _killed(end) else ""
 
 
-def _out_of_memory(end: Failed | Stopped) -> bool:
-    return end.fault == "oom" if isinstance(end, Failed) else bool(end.oom)
+def _out_of_memory(end: FailureEvent | StopEvent) -> bool:
+    return end.fault == "oom" if isinstance(end, FailureEvent) else bool(end.oom)
 
 
-def _killed(end: Failed | Stopped) -> bool:
+def _killed(end: FailureEvent | StopEvent) -> bool:
     """By somebody else's SIGKILL: a stop of ours names the signals it sent."""
-    if isinstance(end, Failed):
+    if isinstance(end, FailureEvent):
         return "was killed by SIGKILL" in end.message
     return end.code == -signal.SIGKILL and "SIGKILL" not in (end.signals or ())
 
@@ -273,17 +275,17 @@ def _unwise(recipe: Recipe, step: SettingStep, best: ClimbTrial | None, run: Run
     """Why a step is not started: it does not fit, or it took the machine down the last time."""
     if _took_machine_down(step, run):
         return "the machine restarted while it was tried, so it is not tried again"
-    deployment = deploy(_changed(recipe, step, best)).on(box)
+    deployment = deploy(_changed(recipe, step, best)).on_box(box)
     return memory_problem(deployment) or (startup_problem(deployment) if best else "")
 
 
 def _took_machine_down(step: SettingStep, run: Run) -> bool:
     """Whether the step was begun before the machine last started, and never ended."""
     begun = ""
-    for event in run.events():
-        if not isinstance(event, ClimbTry | ClimbStep) or event.change != step.change:
+    for event in run.read_events():
+        if not isinstance(event, ClimbTried | ClimbStep) or event.change != step.change:
             continue
-        begun = event.boot if isinstance(event, ClimbTry) else ""
+        begun = event.boot if isinstance(event, ClimbTried) else ""
     return bool(begun) and begun != _boot()
 
 
@@ -347,8 +349,8 @@ def _verified(
     options = _options(trial.recipe, effort)
     ladder = run_checks(endpoint, options, only=rungs, run=mine, on_check=lambda verdict: notify("check", verdict))
     marks = {rung.name: rung.verdict for rung in ladder.rungs}
-    why = failure(ladder)  # a known habit of the engine is not this setting's fault
-    verdict: Mark = "fail" if why else ladder.verdict if ladder.holds else "warn"
+    why = first_unexpected_failure(ladder)  # a known habit of the engine is not this setting's fault
+    verdict: Mark = "fail" if why else ladder.verdict if ladder.has_passed else "warn"
     return dataclasses.replace(trial, verdict=verdict, rungs=marks, why=why)
 
 
@@ -388,16 +390,16 @@ def _taken_up(recipe: Recipe, run: Run, effort: ClimbEffort) -> list[ClimbTrial]
     if codec.read_toml(Recipe, begun) != recipe:
         raise BadInput(f"{run.path} is the climb of another recipe", hint=f"its recipe is {begun}")
     trials = [codec.decode(ClimbTrial, row, where=str(run.path / TABLE_FILE)) for row in _steps_of(run)]
-    run.event(ClimbResumed(steps=len(trials)))
+    run.add_event(ClimbResumed(steps=len(trials)))
     _settle(run)
     settled = any(trial.kept or "out of memory" in trial.why for trial in trials)
     return trials if settled else []  # a start that failed is tried again, unless it might take the machine down
 
 
 def _begin(recipe: Recipe, run: Run, effort: ClimbEffort) -> None:
-    run.write(START_FILE, codec.to_toml(recipe))
+    run.write_file(START_FILE, codec.to_toml(recipe))
     save_effort(effort, run)
-    run.event(ClimbBegan(recipe=recipe.name))
+    run.add_event(ClimbBegan(recipe=recipe.name))
 
 
 def _steps_of(run: Run) -> list[Json]:

@@ -55,7 +55,7 @@ class GainAtConcurrency:
     @property
     def is_different(self) -> bool:
         """Seen, and large enough to matter."""
-        return self.gain is not None and self.gain.seen and abs(self.gain.share) >= SMALL
+        return self.gain is not None and self.gain.is_significant and abs(self.gain.share) >= SMALL
 
     @property
     def is_slower(self) -> bool:

@@ -57,7 +57,7 @@ def effort_from(measures: Json, *, where: str) -> ClimbEffort:
 def save_effort(effort: ClimbEffort, run: Run) -> None:
     """Write the measures of a climb that begins."""
     names = [field.name for field in dataclasses.fields(ClimbMeasures)]
-    run.write(EFFORT_FILE, codec.to_toml({name: getattr(effort, name) for name in names}))
+    run.write_file(EFFORT_FILE, codec.to_toml({name: getattr(effort, name) for name in names}))
 
 
 def load_effort(run: Run) -> ClimbEffort | None:

@@ -11,7 +11,7 @@ from moebox import engines
 from moebox.core.deployment import Deployment
 from moebox.core.plan import Memory
 from moebox.errors import MoeboxError
-from moebox.units import gib
+from moebox.units import format_gib
 
 MARGIN = 0.05  # of the device: the planner's own error; a step that misses by less is tried
 
@@ -23,7 +23,7 @@ def memory_problem(deployment: Deployment) -> str:
         return ""
     largest = max((device.total for device in memory.devices), default=0)
     if not memory.fits and memory.shortfall > MARGIN * largest:
-        return f"out of memory by the plan: {gib(memory.shortfall)} are missing on the fullest device"
+        return f"out of memory by the plan: {format_gib(memory.shortfall)} are missing on the fullest device"
     return _short_of_ram(memory)
 
 
@@ -31,23 +31,25 @@ def _short_of_ram(memory: Memory) -> str:
     free = psutil.virtual_memory().available
     needed = sum(device.kv + device.activations for device in memory.devices if device.device == "ram")
     if needed > free:  # weights are mapped from their file and may be read again; these cannot
-        return f"out of memory by the plan: cache and buffers take {gib(needed)}, {gib(free)} are free now"
+        return (
+            f"out of memory by the plan: cache and buffers take {format_gib(needed)}, {format_gib(free)} are free now"
+        )
     return ""
 
 
 def startup_problem(deployment: Deployment) -> str:
     """Why it is known not to start on its box; "" where nothing is known against it."""
-    known = engines.find_refusals(deployment) if deployment.known else []
+    known = engines.find_refusals(deployment) if deployment.is_known else []
     return next((f"does not start: {caution.text}" for caution in known if caution.severity == "fatal"), "")
 
 
 def _planned(deployment: Deployment) -> Memory | None:
     box = deployment.box
-    if box is None or not deployment.known:
+    if box is None or not deployment.is_known:
         return None
     if deployment.recipe.runtime.kind == "embedded":  # it has no GPU, whatever the machine has
         box = dataclasses.replace(box, gpus=(), links=())
     try:
-        return engines.memory_budget(deployment.on(box))
+        return engines.memory_budget(deployment.on_box(box))
     except MoeboxError:
         return None

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from moebox import codec, http
 from moebox.bench.scrape import parse, pick
 from moebox.core.recipe import Recipe
-from moebox.errors import Outside, refuse_if
+from moebox.errors import ExternalError, refuse_if
 from moebox.fleet import routers
 from moebox.flows.fleet_record import FleetRecord, MemberRecord, save_fleet
 from moebox.flows.fleet_streams import FollowedStream, StreamsOutcome, request_ids, run_streams
@@ -79,7 +79,7 @@ def measure_member_loss(
         killed.append((chosen, held[chosen.name]))
         _kill(chosen)
 
-    seen = loop.run(
+    seen = loop.run_to_end(
         run_streams(
             record.endpoint(),
             streams=streams,
@@ -129,7 +129,7 @@ def streams_in_flight(record: FleetRecord, streams: Sequence[FollowedStream]) ->
 def member_counters(record: FleetRecord, member: MemberRecord) -> dict[str, float]:
     """The member's own counters, under our names; empty where it has none."""
     endpoint = record.member_endpoint(member)
-    reply = http.get(f"{endpoint.root}/metrics", headers=endpoint.headers, timeout_s=5.0)
+    reply = http.get(f"{endpoint.server_url}/metrics", headers=endpoint.headers, timeout_s=5.0)
     return pick(parse(reply.text)) if reply.ok else {}
 
 
@@ -201,7 +201,7 @@ def _wait_for_port(url: str, port: int) -> None:
         try:
             preflight.check_port(host, port)
             return
-        except Outside:
+        except ExternalError:
             if time.monotonic() > until:
                 raise
             time.sleep(1.0)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from moebox import codec
-from moebox.checkpoint import deploy, resolve
+from moebox.checkpoint import deploy, resolve_model
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
 from moebox.core.recipe import Recipe
@@ -79,7 +79,7 @@ def context_for_workload(longest: int, limit: int) -> int:
 
 def candidate_for_model(name: str, box: str, question: FleetQuestion, constraints: Constraints) -> FleetCandidate:
     """What `plan` would choose for the model on this box."""
-    model, forms = resolve(name)
+    model, forms = resolve_model(name)
     where = boxes.calibrated_box(box)
     constraints = replace(
         constraints, context=constraints.context or context_for_workload(question.work.longest, model.context)
@@ -93,11 +93,11 @@ def candidate_for_recipe(path: str, box: str) -> FleetCandidate:
     recipe = read_recipe(path)
     deployment = deploy(recipe, boxes.box_for_recipe(recipe, box))
     check_recipe(deployment)
-    return _candidate(deployment.settled, memory_budget(deployment).kv_tokens)
+    return _candidate(deployment.with_default_context, memory_budget(deployment).kv_tokens)
 
 
 def _candidate(deployment: Deployment, kv_tokens: int) -> FleetCandidate:
-    box, recipe = deployment.place, deployment.recipe
+    box, recipe = deployment.required_box, deployment.recipe
     if kv_tokens < 1:
         raise BadInput(f"{recipe.name} on {box.name} leaves no room for a cache", hint="`moebox plan` shows the memory")
     speed = Speed.for_deployment(deployment)
@@ -161,7 +161,7 @@ def plan_document(found: FleetPlan) -> dict[str, object]:
         "simulated": True,
         "users": question.users,
         "workload": found.workload,
-        "slo": codec.plain(question.slo),
+        "slo": codec.to_plain(question.slo),
         "policy": question.policy,
         "virtual_s": question.seconds,
         "answers": [_row(answer) for answer in found.answers],
@@ -175,7 +175,7 @@ def _row(answer: FleetAnswer) -> dict[str, object]:
     low, high = candidate.speed_range
     return {
         "box": candidate.box.name,
-        "recipe": codec.plain(candidate.recipe),
+        "recipe": codec.to_plain(candidate.recipe),
         "kv_tokens": candidate.model.rules.kv_tokens,
         "speed_band": {"low": round(low, 3), "high": round(high, 3)},
         "boxes": sized.enough,
@@ -184,7 +184,7 @@ def _row(answer: FleetAnswer) -> dict[str, object]:
         "round_robin": outcome_row(sized.round_robin),
         "one_down": None if sized.with_failure is None else outcome_row(sized.with_failure),
         "tried": [{"boxes": number, "good_share": round(share, 4)} for number, share in sized.tried],
-        "cost": codec.plain(answer.cost),
+        "cost": codec.to_plain(answer.cost),
     }
 
 
@@ -203,7 +203,7 @@ def outcome_row(outcome: FleetOutcome) -> dict[str, object]:
         "input_tok_s": round(tally.input_tokens / seconds, 1),
         "output_tok_s": round(tally.output_tokens / seconds, 1),
         "request_throughput": round(tally.requests / seconds, 4),
-        "by_box": codec.plain(outcome.boxes),
+        "by_box": codec.to_plain(outcome.boxes),
     }
     for name, times in (("ttft", tally.ttft), ("tpot", tally.tpot), ("e2el", tally.e2el)):
         row[f"mean_{name}_ms"] = round(times.mean * 1e3, 2)

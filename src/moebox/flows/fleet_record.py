@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from moebox import codec
-from moebox.core.endpoint import Endpoint, endpoint_of
-from moebox.errors import BadInput, MoeboxError, Outside, suggest
+from moebox.core.endpoint import Endpoint, endpoint_from_url
+from moebox.errors import BadInput, ExternalError, MoeboxError, suggest_names
 from moebox.files import write_atomic
 from moebox.fleet.file import RouterSettings
 from moebox.serve import state
@@ -75,13 +75,13 @@ class FleetRecord:
     def endpoint(self) -> Endpoint:
         """The fleet as clients see it, with what a router hides."""
         key = self.key(self.router.key_env)
-        found = endpoint_of(self.base_url, self.model, key=key, engine=self.engine)
+        found = endpoint_from_url(self.base_url, self.model, key=key, engine=self.engine)
         return replace(found, router=self.router.kind, context=self.context)
 
     def member_endpoint(self, member: MemberRecord) -> Endpoint:
         """One member, past the router."""
         key = self.key(member.key_env)
-        return endpoint_of(member.base_url, self.model, key=key, engine=member.engine)
+        return endpoint_from_url(member.base_url, self.model, key=key, engine=member.engine)
 
 
 def fleets_dir() -> Path:
@@ -119,8 +119,8 @@ def find_fleet(name: str) -> FleetRecord:
 
 def _unknown(name: str, known: Sequence[FleetRecord]) -> MoeboxError:
     if not known:
-        return Outside("no fleet is running", hint="`moebox fleet up FILE` starts one")
-    return BadInput(f"no fleet called {name!r} is running", hint=suggest(name, _names(known)))
+        return ExternalError("no fleet is running", hint="`moebox fleet up FILE` starts one")
+    return BadInput(f"no fleet called {name!r} is running", hint=suggest_names(name, _names(known)))
 
 
 def _names(fleets: Sequence[FleetRecord]) -> list[str]:

@@ -74,7 +74,7 @@ def _recipes(fleet: Fleet, path: Path) -> dict[str, Recipe]:
         while port in taken:
             port += 1
         taken.add(port)
-        found[member.name] = replace(recipe.on_port(port), name=member.name)
+        found[member.name] = replace(recipe.with_port(port), name=member.name)
     return found
 
 
@@ -117,7 +117,7 @@ def _compose(fleet: Fleet, recipes: dict[str, Recipe], model: str, written: str)
     document["services"] = {f"{fleet.name}-router": service}
     head = f"{written}\n{GPUS_NOTE}" if len(recipes) > 1 else f"{written}\n"
     configs = {name: f"{written}\n{text}" for name, text in start.files.items()}
-    return {"compose.yaml": head + yaml.dump(document), **files, **configs}
+    return {"compose.yaml": head + yaml.dump_yaml(document), **files, **configs}
 
 
 def _kubernetes(fleet: Fleet, recipes: dict[str, Recipe], model: str, written: str) -> Files:
@@ -127,9 +127,9 @@ def _kubernetes(fleet: Fleet, recipes: dict[str, Recipe], model: str, written: s
     name = f"{fleet.name}-router"
     documents = k8s.router_manifests(name, fleet.router, start)
     documents += k8s.network_policies(name, {member: recipe.listen.port for member, recipe in recipes.items()})
-    files["router.yaml"] = f"{written}\n" + yaml.documents(documents)
+    files["router.yaml"] = f"{written}\n" + yaml.dump_documents(documents)
     base = k8s.kustomization_manifest(sorted(files), labels={"app.kubernetes.io/part-of": fleet.name})
-    return {"kustomization.yaml": f"{written}\n" + yaml.dump(base), **files}
+    return {"kustomization.yaml": f"{written}\n" + yaml.dump_yaml(base), **files}
 
 
 def _slurm(fleet: Fleet, recipes: dict[str, Recipe], model: str, written: str) -> Files:

@@ -9,8 +9,8 @@ import httpx2
 
 from moebox import http
 from moebox.core.endpoint import Endpoint
-from moebox.errors import said
-from moebox.stream.sse import Events, is_end
+from moebox.errors import exception_text
+from moebox.stream.sse import EventParser, is_done_mark
 
 CONNECT_S = 10.0
 CALM_S = 3.0  # no further stream began for so long: the others wait in a queue
@@ -83,7 +83,7 @@ async def run_streams(
     timeout = httpx2.Timeout(deadline_s, connect=CONNECT_S)
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
     disturbed: float | None = None
-    tls = http.trust(endpoint.base_url)
+    tls = http.trusted_certificates(endpoint.base_url)
     async with httpx2.AsyncClient(timeout=timeout, limits=limits, trust_env=False, verify=tls) as client:
         tasks = [
             asyncio.create_task(_follow(client, endpoint, stream, tokens, zero, member_header)) for stream in followed
@@ -130,14 +130,14 @@ async def _follow(
                 return
             await _read(stream, reply, zero)
     except httpx2.HTTPError as problem:
-        stream.error = said(problem)
+        stream.error = exception_text(problem)
     finally:
         stream.mark_end("ended without [DONE]")
 
 
 async def _read(stream: FollowedStream, reply: httpx2.Response, zero: float) -> None:
     """Count its events until its end, or one that has none; not every server hangs up then."""
-    parser = Events()
+    parser = EventParser()
     async for piece in reply.aiter_bytes():
         for _, data in parser.feed(piece):
             _heed(stream, data, zero)
@@ -149,7 +149,7 @@ async def _read(stream: FollowedStream, reply: httpx2.Response, zero: float) -> 
 
 
 def _heed(stream: FollowedStream, data: bytes, zero: float) -> None:
-    if is_end(data):
+    if is_done_mark(data):
         stream.finished = True
         return
     if b'"error"' in data and b'"choices"' not in data:

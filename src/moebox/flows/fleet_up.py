@@ -10,9 +10,9 @@ from pathlib import Path
 
 from moebox import codec, http, loose
 from moebox.checkpoint import deploy
-from moebox.core.endpoint import Endpoint, endpoint_of
+from moebox.core.endpoint import Endpoint, endpoint_from_url
 from moebox.core.recipe import Recipe
-from moebox.errors import BadInput, Outside
+from moebox.errors import BadInput, ExternalError
 from moebox.fleet import routers
 from moebox.fleet.file import Fleet, Member, RouterSettings, read_fleet, recipe_path, served_name
 from moebox.flows.fleet_record import FleetRecord, MemberRecord, forget_fleet, list_fleets, save_fleet
@@ -49,7 +49,9 @@ class RunningFleet:
             if stop():
                 raise KeyboardInterrupt
             time.sleep(0.5)
-        raise Outside(f"{self.record.router.kind} ended: {self.router.last_log_line()}", hint=f"log: {self.router.log}")
+        raise ExternalError(
+            f"{self.record.router.kind} ended: {self.router.last_log_line()}", hint=f"log: {self.router.log}"
+        )
 
     def stop(self) -> None:
         """Router first, then the members; also those that were started again meanwhile."""
@@ -67,13 +69,13 @@ def find_router_program(router: RouterSettings) -> str:
         return _program(router)
     install = f"pip install '{known.package}=={known.tested}'"
     hint = f"{install}, and name that environment in router.python"
-    missing = Outside(f"{router.kind} is not installed here", hint=hint)
+    missing = ExternalError(f"{router.kind} is not installed here", hint=hint)
     python = _python(router, missing)
     version = preflight.command_output(preflight.version_command(python, known.package))
     if not version:
         raise missing
     if not any(f"{version}.".startswith(f"{wanted}.") for wanted in known.versions):
-        raise Outside(
+        raise ExternalError(
             f"{router.kind} {version} is installed, and moebox knows {', '.join(known.versions)}", hint=install
         )
     return python
@@ -83,11 +85,11 @@ def _program(router: RouterSettings) -> str:
     """A router that is a program of its own, on PATH."""
     program = shutil.which(router.kind)
     if program is None:
-        raise Outside(f"{router.kind} is not installed here", hint=f"put {router.kind} on PATH")
+        raise ExternalError(f"{router.kind} is not installed here", hint=f"put {router.kind} on PATH")
     return program
 
 
-def _python(router: RouterSettings, missing: Outside) -> str:
+def _python(router: RouterSettings, missing: ExternalError) -> str:
     if router.python:
         path = Path(router.python).expanduser()
         path = path / "bin" / "python" if path.is_dir() else path
@@ -123,11 +125,11 @@ def start_fleet(
             if twins and not recipe.listen.key_env:
                 recipe = replace(recipe, listen=replace(recipe.listen, key_env=fleet.router.key_env))
             name = f"{fleet.name}-{member.name}"
-            part = start_member(name, replace(recipe.on_port(0), name=name), member.box, twins=twins, key=key)
+            part = start_member(name, replace(recipe.with_port(0), name=name), member.box, twins=twins, key=key)
             started.append(part)
             stops.append(part.stop)
             members.append(_record(member, recipe, part))
-            notify(f"{member.name}: starting at {part.endpoint.root}")
+            notify(f"{member.name}: starting at {part.endpoint.server_url}")
         _wait_for(started, members, patience_s, notify)
         router = start_router(fleet.name, fleet.router, model, members, python)
         stops.insert(0, router.stop)
@@ -177,7 +179,7 @@ def start_member(name: str, recipe: Recipe, box: str, *, twins: bool, key: str =
     if not twins:
         return launch_engine(prepare_launch(deploy(recipe), name=run.id), run)
     port = port or preflight.find_free_port()
-    path = run.write("twin.toml", codec.to_toml(recipe))
+    path = run.write_file("twin.toml", codec.to_toml(recipe))
     variable = recipe.listen.key_env
     key = key if variable == TWIN_KEY else _secret(variable, name)
     argv = (sys.executable, "-m", "moebox", "twin", str(path), "--port", str(port), "--key-env", variable)
@@ -185,7 +187,7 @@ def start_member(name: str, recipe: Recipe, box: str, *, twins: bool, key: str =
         title=name,
         kind="twin",
         argv=(*argv, *(("--box", box) if box else ())),
-        endpoint=endpoint_of(f"127.0.0.1:{port}", recipe.served_name, key=key, engine="twin"),
+        endpoint=endpoint_from_url(f"127.0.0.1:{port}", recipe.served_name, key=key, engine="twin"),
         host="127.0.0.1",
         port=port,
         secrets={variable: key},
@@ -210,7 +212,7 @@ def wait_for_member(part: StartedMember, patience_s: float) -> None:
     if isinstance(part, EngineSession):
         part.wait_ready(patience_s=patience_s)
     else:
-        health = f"{part.endpoint.root}/health"
+        health = f"{part.endpoint.server_url}/health"
         part.wait_until_ready(lambda: http.get(health, timeout_s=2.0).ok, patience_s=patience_s)
 
 
@@ -229,9 +231,9 @@ def _record(member: Member, recipe: Recipe, part: StartedMember) -> MemberRecord
 def _found(member: Member, model: str) -> MemberRecord:
     """A member that runs already: it must answer, and serve the model."""
     key = _secret(member.key_env, member.name) if member.key_env else None
-    endpoint = endpoint_of(member.url, model, key=key)
+    endpoint = endpoint_from_url(member.url, model, key=key)
     listed = _listed(member, endpoint)
-    context = member.context or int(loose.figure(listed, "max_model_len", "meta.n_ctx") or 0)
+    context = member.context or int(loose.get_number(listed, "max_model_len", "meta.n_ctx") or 0)
     return MemberRecord(
         name=member.name, base_url=endpoint.base_url, engine=member.engine, context=context, key_env=member.key_env
     )
@@ -241,8 +243,10 @@ def _listed(member: Member, endpoint: Endpoint) -> Json:
     """What the server says of the model in /v1/models."""
     reply = http.get(f"{endpoint.base_url}/models", headers=endpoint.headers)
     if not reply.ok:
-        raise Outside(f"{member.name}: {member.url} does not answer: {http.error_text(reply.text)}", hint="is it up?")
-    served = {loose.words(row, "id"): row for row in loose.rows(reply.json(), "data")}
+        raise ExternalError(
+            f"{member.name}: {member.url} does not answer: {http.error_text(reply.text)}", hint="is it up?"
+        )
+    served = {loose.get_text(row, "id"): row for row in loose.get_objects(reply.json(), "data")}
     if endpoint.model not in served:
         names = ", ".join(served) or "nothing"
         raise BadInput(f"{member.name}: {member.url} serves {names}, the fleet {endpoint.model}")
@@ -270,7 +274,7 @@ def start_router(
     start = routers.router_start(router, model, targets)
     run = Run.create(f"{name}-router")
     for file, text in start.files.items():
-        run.write(file, text)
+        run.write_file(file, text)
     addresses = {member.key_env: member.base_url for member in members}
     secrets = {variable: _secret(variable, router.kind, addresses.get(variable, "")) for variable in start.key_envs}
     order = _router_order(f"{name}-router", router, model, start, python, secrets)
@@ -298,7 +302,7 @@ def _router_order(
         title=title,
         kind=router.kind,
         argv=(python, *start.argv) if package else start.argv,
-        endpoint=endpoint_of(f"{host}:{router.port}", model, key=secrets.get(router.key_env)),
+        endpoint=endpoint_from_url(f"{host}:{router.port}", model, key=secrets.get(router.key_env)),
         host=router.host,
         port=router.port,
         env=start.env,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from moebox import codec, http
-from moebox.core.verdict import Ladder, Probe, Verdict
+from moebox.core.verdict import CheckResults, CheckVerdict, Probe
 from moebox.fleet import routers
 from moebox.flows.fleet_loss import MemberLoss, choose_victim, measure_member_loss, member_counters
 from moebox.flows.fleet_record import FleetRecord
@@ -24,8 +24,8 @@ ANSWER_S = 120.0
 class FleetVerdict:
     """The ladder through the router, and the fleet's own rungs."""
 
-    checks: Ladder
-    affinity: Verdict
+    checks: CheckResults
+    affinity: CheckVerdict
     loss: MemberLoss | None
     by_member: dict[str, int]  # requests each member served during the ladder, by its own count of prompts
 
@@ -47,7 +47,7 @@ def verify_fleet(
     kill: str = "",
     streams: int = 64,
     run: Run,
-    notify: Callable[[Verdict], None] | None = None,
+    notify: Callable[[CheckVerdict], None] | None = None,
 ) -> FleetVerdict:
     """Climb the ladder through the router, look at affinity; with `kill`, end a member under load and restart it."""
     victim = choose_victim(record, kill) if kill else None  # misspelt names are told before anything is asked
@@ -78,8 +78,8 @@ def verdict_document(verdict: FleetVerdict) -> dict[str, object]:
     loss = verdict.loss
     return {
         "verdict": "pass" if verdict.is_good else "fail",
-        "affinity": codec.plain(verdict.affinity),
-        "member_loss": {**codec.plain(loss), "good": loss.is_good} if loss else None,
+        "affinity": codec.to_plain(verdict.affinity),
+        "member_loss": {**codec.to_plain(loss), "good": loss.is_good} if loss else None,
         "prompt_tokens_by_member": verdict.by_member,
     }
 
@@ -91,16 +91,16 @@ def _prompts(counted: dict[str, float]) -> float:
 # -- affinity
 
 
-def check_affinity(record: FleetRecord) -> Verdict:
+def check_affinity(record: FleetRecord) -> CheckVerdict:
     """Turns of one conversation go to the member that has its prefix."""
     began = time.monotonic()
     if why := _no_affinity(record):
-        return Verdict(name="affinity", verdict="skip", reason=why)
+        return CheckVerdict(name="affinity", verdict="skip", reason=why)
     homes = [_conversation(record, number) for number in range(CONVERSATIONS)]
     later = len(homes) * (TURNS - 1)
     kept = sum(map(_at_home, homes))
     text = f"{kept} of {later} later turns went to the member that had the prefix"
-    return Verdict(
+    return CheckVerdict(
         name="affinity",
         verdict="pass" if kept >= AT_HOME * later else "fail",
         reason=text + _caveats(record, homes),

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 from moebox import engines
 from moebox.core.deployment import Deployment
-from moebox.core.event import KernelsJudged
-from moebox.core.kernel import KernelFindings, KernelScan, KnownBad, KnownScan, NotCovered, arch, known_scan
+from moebox.core.event import KernelsChecked
+from moebox.core.kernel import KernelFindings, KernelScan, KnownFailure, KnownScan, NotCovered, find_arch, known_scan
 from moebox.errors import BadInput, UnknownName
 from moebox.kernels.judged import judged
-from moebox.loose import rows
+from moebox.loose import get_objects
 from moebox.store import Run
-from moebox.units import count, plural
+from moebox.units import format_count, plural
 
 FILE = "kernels.json"
 # A table row counts these, and does not name them.
@@ -35,7 +35,7 @@ def summarize_scan(scan: KernelScan) -> KernelFindings:
         triton=scan.triton,
         launches=len(scan.launches),
         spills=sum(launch.verdict == "spills" for launch in scan.launches),
-        bad=scan.bad,
+        bad=scan.failing_launches,
         not_covered=scan.not_covered,
         judged=scan.judged,
     )
@@ -43,8 +43,8 @@ def summarize_scan(scan: KernelScan) -> KernelFindings:
 
 def lookup_findings(deployment: Deployment) -> KernelFindings | None:
     """What the table of scanned releases says of a recipe; None where no Triton kernels are foreseen."""
-    recipe, model, gpu = deployment.recipe, deployment.found_model, deployment.place.gpu
-    if deployment.engine.offloads or gpu is None or not gpu.sm:
+    recipe, model, gpu = deployment.recipe, deployment.known_model, deployment.required_box.smallest_gpu
+    if deployment.engine.offloads_experts or gpu is None or not gpu.sm:
         return None
     if model is None or model.mla is None:
         return None
@@ -65,13 +65,13 @@ def lookup_findings(deployment: Deployment) -> KernelFindings | None:
 
 
 def _scanned(findings: KernelFindings, scan: KnownScan, limit: int) -> KernelFindings:
-    others = [bad for bad in scan.bad if bad not in scan.attention]
+    others = [bad for bad in scan.bad if bad not in scan.attention_failures]
     left_out = f"{plural(scan.not_covered, 'case')} of the scan"
     return replace(
         findings,
         triton=scan.triton,
         launches=scan.launches,
-        bad=tuple(replace(bad, limit_bytes=limit) for bad in scan.attention),
+        bad=tuple(replace(bad, limit_bytes=limit) for bad in scan.attention_failures),
         not_covered=(
             *([NotCovered(what=left_out, why=_UNNAMED)] if scan.not_covered else []),
             *map(_other_weights, others),
@@ -86,14 +86,14 @@ def _unscanned(findings: KernelFindings, model: str) -> KernelFindings:
     return replace(findings, not_covered=(NotCovered(what=what, why=why),))
 
 
-def _other_weights(bad: KnownBad) -> NotCovered:
-    what = f"{bad.kernel} ({bad.case}): {count(bad.shared_bytes)} bytes do not fit"
+def _other_weights(bad: KnownFailure) -> NotCovered:
+    what = f"{bad.kernel} ({bad.case}): {format_count(bad.shared_bytes)} bytes do not fit"
     return NotCovered(what=what, why="only weights of that kind use it")
 
 
 def _judged(engine: str, version: str, arch_name: str, model: str) -> tuple[NotCovered, ...]:
     try:
-        return judged(engine=engine, version=version, arch=arch(arch_name), model=model)
+        return judged(engine=engine, version=version, arch=find_arch(arch_name), model=model)
     except UnknownName:
         return ()
 
@@ -105,9 +105,9 @@ def save_findings(run: Run, findings: KernelFindings) -> None:
     except BadInput:  # somebody else's, or cut off: the new findings are worth more
         before = None
     mine = {name: getattr(findings, name) for name in _SAME}
-    others = [scan for scan in rows(before, "scans") if not mine.items() <= scan.items()]
+    others = [scan for scan in get_objects(before, "scans") if not mine.items() <= scan.items()]
     run.write_json(FILE, {"scans": [*others, findings]})
-    run.event(
-        KernelsJudged(**mine, by=findings.by, launches=findings.launches, bad=len(findings.bad)),
+    run.add_event(
+        KernelsChecked(**mine, by=findings.by, launches=findings.launches, bad=len(findings.bad)),
         sync=True,
     )

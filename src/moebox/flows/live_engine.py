@@ -40,7 +40,7 @@ class LiveEngine:
 
     def _same(self, recipe: Recipe) -> bool:
         """Whatever port it found: a launch writes the port it took back into the recipe."""
-        return self._recipe is not None and self._recipe.on_port(0) == recipe.on_port(0)
+        return self._recipe is not None and self._recipe.with_port(0) == recipe.with_port(0)
 
     @property
     def is_alive(self) -> bool:

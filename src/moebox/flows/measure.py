@@ -8,16 +8,16 @@ from moebox.bench import samples
 from moebox.bench.measure import Measured, Subject, subject_of
 from moebox.bench.measure import measure as one_measurement
 from moebox.core.endpoint import Endpoint
-from moebox.core.event import LevelBegan, LevelDone, LevelSlept, MeasurementDamaged
+from moebox.core.event import LoadBegan, LoadDone, LoadSlept, MeasurementDamaged
 from moebox.core.measure import Load, Workload
-from moebox.core.result import Measurement, document, measurement
+from moebox.core.result import Measurement, parse_measurement, result_document
 from moebox.doctor.logs import known_causes
-from moebox.errors import AnswerIsNo, BadInput, Outside
-from moebox.escape import printable
-from moebox.loose import as_json
+from moebox.errors import AnswerIsNo, BadInput, ExternalError
+from moebox.escape import printable_line
+from moebox.loose import as_object
 from moebox.serve.watch import Notify
 from moebox.store import Run
-from moebox.units import seconds, streams, tok_s
+from moebox.units import format_seconds, format_streams, format_tok_s
 
 NAME = "measurements/random-c{}"  # of a level's files, without their endings
 ROUNDS = 4  # requests of each lane
@@ -45,12 +45,12 @@ def measure_loads(
         kept = _kept(run, NAME.format(level))
         if kept is None:
             measured = _level(subject, level, run, short=short, notify=notify)
-            if measured.result.bad and not is_alive():
-                raise Outside(f"the engine died while it was measured with {streams(level)}")
+            if measured.result.bad_requests and not is_alive():
+                raise ExternalError(f"the engine died while it was measured with {format_streams(level)}")
             kept = _keep(run, level, measured)
         rows.append(kept)
         for line in _lines(kept):
-            notify(f"{streams(level)}: {line}")
+            notify(f"{format_streams(level)}: {line}")
     return rows
 
 
@@ -62,27 +62,27 @@ def _lines(result: Measurement) -> list[str]:
 def _keep(run: Run, level: int, measured: Measured) -> Measurement:
     """Write a level down, with its samples beside it; AnswerIsNo where no request was answered."""
     if not measured.result.completed:
-        raise AnswerIsNo(f"not one of {ROUNDS * level} requests with {streams(level)} was answered")
+        raise AnswerIsNo(f"not one of {ROUNDS * level} requests with {format_streams(level)} was answered")
     path = NAME.format(level)
     result = replace(measured.result, samples=f"{Path(path).name}.samples")
-    run.write(f"{path}.samples", measured.samples.pack())
-    run.write_json(f"{path}.json", document(result))
-    run.event(LevelDone(concurrency=level, output_tok_s=result.output_throughput), sync=True)
+    run.write_file(f"{path}.samples", measured.samples.pack())
+    run.write_json(f"{path}.json", result_document(result))
+    run.add_event(LoadDone(concurrency=level, output_tok_s=result.output_throughput), sync=True)
     return result
 
 
 def _headline(result: Measurement) -> str:
     limited = " (the client was the limit)" if result.client_limited else ""
-    return f"{tok_s(result.output_throughput)}, first token after {seconds((result.ttft.mean or 0.0) / 1e3)}{limited}"
+    return f"{format_tok_s(result.output_throughput)}, first token after {format_seconds((result.ttft.mean or 0.0) / 1e3)}{limited}"
 
 
 def _failures(result: Measurement) -> list[str]:
     """How many requests did not end well, of what most of them died, and what is known of that."""
-    if not result.bad:
+    if not result.bad_requests:
         return []
     why = max(result.errors, key=lambda name: result.errors[name], default="")
-    told = f"{result.bad} of {result.num_prompts} requests failed"
-    return [f"{told}: {printable(why)}" if why else told, *known_causes(result.errors)]
+    told = f"{result.bad_requests} of {result.num_prompts} requests failed"
+    return [f"{told}: {printable_line(why)}" if why else told, *known_causes(result.errors)]
 
 
 def _kept(run: Run, name: str) -> Measurement | None:
@@ -90,7 +90,7 @@ def _kept(run: Run, name: str) -> Measurement | None:
     try:
         return _read(run, name)
     except BadInput as problem:
-        run.event(MeasurementDamaged(file=f"{name}.json", why=problem.message))
+        run.add_event(MeasurementDamaged(file=f"{name}.json", why=problem.message))
         return None
 
 
@@ -100,12 +100,12 @@ def _read(run: Run, name: str) -> Measurement | None:
     if values is None:
         return None
     samples.read(run.path / f"{name}.samples")
-    return measurement(as_json(values), f"{name}.json")
+    return parse_measurement(as_object(values), f"{name}.json")
 
 
 def are_measurements_readable(run: Run) -> bool:
     """Whether every level that the run measured can still be read; BadInput where one is damaged."""
-    levels = {event.concurrency for event in run.events() if isinstance(event, LevelDone)}
+    levels = {event.concurrency for event in run.read_events() if isinstance(event, LoadDone)}
     return all(_read(run, NAME.format(level)) for level in levels)
 
 
@@ -113,15 +113,15 @@ def _level(subject: Subject, level: int, run: Run, *, short: bool, notify: Notif
     """One level; once more where the machine slept meanwhile."""
     load = Load(concurrency=level, requests=ROUNDS * level)
     for left in reversed(range(TRIES)):
-        run.event(LevelBegan(concurrency=level))
+        run.add_event(LoadBegan(concurrency=level))
         made = one_measurement(subject, SHORT if short else LONG, load, warmup=min(level, 4), label="random")
         if made.interrupted:
             raise KeyboardInterrupt
         away_s = made.result.away_s
         if not away_s:
             break
-        run.event(LevelSlept(concurrency=level, away_s=away_s))
+        run.add_event(LoadSlept(concurrency=level, away_s=away_s))
         notify(
-            f"{streams(level)}: the machine slept for {seconds(away_s)}; {'once more' if left else 'kept, and marked'}"
+            f"{format_streams(level)}: the machine slept for {format_seconds(away_s)}; {'once more' if left else 'kept, and marked'}"
         )
     return made

@@ -11,9 +11,9 @@ from typing import Self, TypeVar
 
 from moebox import stream
 from moebox.core.endpoint import Endpoint
-from moebox.errors import Outside
+from moebox.errors import ExternalError
 from moebox.phantom.tasks import FAMILIES
-from moebox.stream.awake import Awake
+from moebox.stream.awake import AwakeClock
 
 T = TypeVar("T")
 
@@ -87,7 +87,7 @@ class SpeedMeter:
         """All rounds that were kept."""
         return SpeedRounds(concurrency=self.concurrency, tok_s=tuple(self._tok_s), ttft_ms=tuple(self._ttft_ms))
 
-    def _replies(self, bodies: list[dict[str, object]]) -> list[stream.Reply]:
+    def _replies(self, bodies: list[dict[str, object]]) -> list[stream.StreamReply]:
         """All streams of a round, at once; Outside when one of them breaks off."""
         replies = self._ask(bodies)
         if self.full_length and any(reply.status in (400, 422) for reply in replies):
@@ -96,11 +96,13 @@ class SpeedMeter:
                 del body["ignore_eos"]
             replies = self._ask(bodies)
         for reply in filter(_broken, replies):
-            raise Outside(f"{self.endpoint.base_url} broke off while it was measured: {reply.error or reply.status}")
+            raise ExternalError(
+                f"{self.endpoint.base_url} broke off while it was measured: {reply.error or reply.status}"
+            )
         return replies
 
-    def _ask(self, bodies: list[dict[str, object]]) -> list[stream.Reply]:
-        return list(self._pool.map(lambda body: stream.ask(self.endpoint, body, timeout_s=PATIENCE_S), bodies))
+    def _ask(self, bodies: list[dict[str, object]]) -> list[stream.StreamReply]:
+        return list(self._pool.map(lambda body: stream.send_request(self.endpoint, body, timeout_s=PATIENCE_S), bodies))
 
     def _body(self) -> dict[str, object]:
         """A story to tell, fresh each time so that no prefix cache answers for the model, and of the same length."""
@@ -116,11 +118,11 @@ class SpeedMeter:
         return {**body, "ignore_eos": True} if self.full_length else body
 
 
-def _tokens(reply: stream.Reply) -> int:
+def _tokens(reply: stream.StreamReply) -> int:
     return reply.completion_tokens or len(reply.times_s)
 
 
-def _broken(reply: stream.Reply) -> bool:
+def _broken(reply: stream.StreamReply) -> bool:
     return bool(reply.error) or reply.status != 200 or not reply.times_s
 
 
@@ -128,7 +130,7 @@ def measure_speed(
     endpoint: Endpoint, *, concurrency: int = 1, rounds: int = ROUNDS, tokens: int = TOKENS
 ) -> SpeedRounds:
     """Measure one server; Outside when it does not answer."""
-    with SpeedMeter(endpoint, concurrency=concurrency, tokens=tokens) as pacer, Awake() as awake:
+    with SpeedMeter(endpoint, concurrency=concurrency, tokens=tokens) as pacer, AwakeClock() as awake:
         for _ in range(WARM):
             pacer.run_round(keep=False)
         for _ in range(rounds):
@@ -147,13 +149,13 @@ def measure_in_turn(a: SpeedMeter, b: SpeedMeter, *, rounds: int) -> tuple[Speed
     for pacer in (a, b):
         for _ in range(WARM):
             pacer.run_round(keep=False)
-    with Awake() as awake:
+    with AwakeClock() as awake:
         for number in range(rounds):
             _awake(awake, alternate_order(number, (a, b)))
     return a.speeds(), b.speeds()
 
 
-def _awake(awake: Awake, pacers: Sequence[SpeedMeter]) -> None:
+def _awake(awake: AwakeClock, pacers: Sequence[SpeedMeter]) -> None:
     """A round of each; again where the machine slept through it, which says nothing of the servers."""
     for nap in range(NAPS + 1):
         away = awake.away_s
@@ -167,11 +169,11 @@ def _awake(awake: Awake, pacers: Sequence[SpeedMeter]) -> None:
         raise problem
 
 
-def _round(pacers: Sequence[SpeedMeter]) -> Outside | None:
+def _round(pacers: Sequence[SpeedMeter]) -> ExternalError | None:
     """One round of each, and what went wrong with it."""
     try:
         for pacer in pacers:
             pacer.run_round()
-    except Outside as problem:
+    except ExternalError as problem:
         return problem
     return None

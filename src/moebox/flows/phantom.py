@@ -3,7 +3,7 @@
 import dataclasses
 import os
 
-from moebox.checkpoint import resolve
+from moebox.checkpoint import resolve_model
 from moebox.core import registry
 from moebox.core.box import Box
 from moebox.core.plan import Plan
@@ -25,7 +25,7 @@ def plan_phantom(box: Box) -> Plan:
     from moebox.planner.choose import choose_plan
     from moebox.planner.constraints import Constraints
 
-    model, checkpoints = resolve(str(gguf_path()))
+    model, checkpoints = resolve_model(str(gguf_path()))
     pins = Constraints(
         engine=embedded_engine(), context=CONTEXT, ubatch=512, concurrency=SLOTS, threads=phantom_threads()
     )
@@ -63,4 +63,4 @@ def phantom_threads() -> int:
             raise BadInput(f"{THREADS}: {given!r} is no number of threads", hint="write it like 2, or unset it")
         return int(given)
     cores = len(os.sched_getaffinity(0))
-    return min(cores, MOST_THREADS) if host.busy_share() < QUIET else 1
+    return min(cores, MOST_THREADS) if host.cpu_busy_share() < QUIET else 1

@@ -14,10 +14,10 @@ from typing import Literal
 
 from moebox import codec
 from moebox.core.event import PipelineBegan, PipelineResumed, StepState
-from moebox.errors import BadInput, Outside, UnknownName
-from moebox.loose import Json, figure, inner, rows, words
-from moebox.store import FULL, PIPELINE, Run, plain
-from moebox.units import seconds
+from moebox.errors import BadInput, ExternalError, UnknownName
+from moebox.loose import Json, get_number, get_object, get_objects, get_text
+from moebox.store import DISK_FULL_ERRORS, PIPELINE, Run, plain
+from moebox.units import format_seconds
 
 StepName = Literal["plan", "doctor", "rehearse", "up", "verify", "climb", "bench", "task", "report"]
 StepFigures = dict[str, str | int | float | bool]  # by name
@@ -107,7 +107,7 @@ def check_step_names(names: Iterable[str]) -> None:
             raise UnknownName("step", name, STEPS, hint=f"the steps are {', '.join(STEPS)}")
 
 
-class DiskFull(Outside):
+class DiskFull(ExternalError):
     """The disk is full; nothing is half-written, and the run can go on from where it was."""
 
 
@@ -118,7 +118,7 @@ def raise_disk_full(run: Run) -> Iterator[None]:
         yield
         if run.lost:
             raise OSError(ENOSPC, strerror(ENOSPC))
-    except (OSError, Outside) as problem:
+    except (OSError, ExternalError) as problem:
         refused = _refused(problem)
         if refused is None:
             raise
@@ -126,10 +126,10 @@ def raise_disk_full(run: Run) -> Iterator[None]:
         raise DiskFull(f"{run.path} cannot be written: {refused.strerror}", hint=hint) from problem
 
 
-def _refused(problem: OSError | Outside) -> OSError | None:
+def _refused(problem: OSError | ExternalError) -> OSError | None:
     """What a full disk said, where it is behind the problem."""
-    cause = problem.__cause__ if isinstance(problem, Outside) else problem
-    return cause if isinstance(cause, OSError) and cause.errno in FULL else None
+    cause = problem.__cause__ if isinstance(problem, ExternalError) else problem
+    return cause if isinstance(cause, OSError) and cause.errno in DISK_FULL_ERRORS else None
 
 
 def begin_pipeline(request: RunRequest, run: Run) -> Pipeline:
@@ -137,21 +137,21 @@ def begin_pipeline(request: RunRequest, run: Run) -> Pipeline:
     run.strict = True
     pipeline = Pipeline(request=request, simulated=request.twin)
     asked = {name: getattr(request, name) for name in PipelineBegan.__struct_fields__ if name != "simulation"}
-    run.event(PipelineBegan(simulation=request.twin, **asked), sync=True)
+    run.add_event(PipelineBegan(simulation=request.twin, **asked), sync=True)
     return save_pipeline(pipeline, run)
 
 
 def resume_pipeline(run: Run, *, until: StepName | None = None) -> Pipeline:
     """The pipeline in a run folder, to go on `until` a step; what was cut off or failed is to be done again."""
     run.strict = True
-    run.tidy()
+    run.remove_partial_files()
     document = run.read_pipeline()
     if document is None:
         raise BadInput(f"{run.path} was not made by `moebox run`", hint="only such runs can be resumed")
     pipeline = codec.decode(Pipeline, document, where=str(run.path / PIPELINE))
     pipeline = replace(pipeline, request=replace(pipeline.request, until=until or pipeline.request.until))
     steps = _resumed(pipeline, run)
-    run.event(PipelineResumed(done=tuple(step.name for step in steps if step.state == "done")))
+    run.add_event(PipelineResumed(done=tuple(step.name for step in steps if step.state == "done")))
     return save_pipeline(replace(pipeline, steps=steps), run)
 
 
@@ -181,7 +181,7 @@ def _kept(name: StepName, run: Run) -> bool:
 
 
 def _verdicts_whole(run: Run) -> bool:
-    each = [run.read_json(f"verdicts/{path.name}") for path in plain.entries(run.path / "verdicts", "*.json")]
+    each = [run.read_json(f"verdicts/{path.name}") for path in plain.list_entries(run.path / "verdicts", "*.json")]
     return run.read_json("verify.json") is not None and None not in each
 
 
@@ -216,19 +216,23 @@ def expected_step_seconds(run: Run) -> dict[str, float]:
 
 def _asked(document: object) -> tuple[object, ...]:
     """What makes two pipelines take alike."""
-    request = inner(document, "request")
+    request = get_object(document, "request")
     return tuple(request.get(name) or "" for name in ("model", "recipe", "box", "twin", "quick"))
 
 
 def _seconds(document: object) -> dict[str, float]:
     """How long each step took that was done; none where it is left out of every pipeline like this one."""
-    return {words(row, "name"): figure(row, "seconds") or 0.0 for row in rows(document, "steps") if _was_due(row)}
+    return {
+        get_text(row, "name"): get_number(row, "seconds") or 0.0
+        for row in get_objects(document, "steps")
+        if _was_due(row)
+    }
 
 
 def _was_due(row: Json) -> bool:
     """Whether a step came to its turn, and was not left out by hand."""
-    state = words(row, "state")
-    return state == "done" or (state == "skipped" and words(row, "why") != BY_HAND)
+    state = get_text(row, "state")
+    return state == "done" or (state == "skipped" and get_text(row, "why") != BY_HAND)
 
 
 def time_left_text(
@@ -239,7 +243,7 @@ def time_left_text(
     if any(step.name not in took for step in ahead):
         return ""
     left = sum(_rest(step, took[step.name], past_s) for step in ahead)
-    return f"about {seconds(left)} left, going by earlier runs" if left >= 1 else ""
+    return f"about {format_seconds(left)} left, going by earlier runs" if left >= 1 else ""
 
 
 def _ahead(steps: Iterable[PipelineStep], request: RunRequest) -> list[PipelineStep]:

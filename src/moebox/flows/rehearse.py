@@ -14,13 +14,13 @@ from moebox.core import registry
 from moebox.core.deployment import Deployment
 from moebox.core.engine_facts import EngineFacts
 from moebox.core.event import RehearsalStep, RehearseFinished, RehearseStarted
-from moebox.core.habits import failure
 from moebox.core.model import Model
+from moebox.core.quirks import first_unexpected_failure
 from moebox.core.recipe import Hybrid, Recipe
-from moebox.core.verdict import Ladder
+from moebox.core.verdict import CheckResults
 from moebox.engines import modules
 from moebox.errors import AnswerIsNo, BadInput, MoeboxError, Unsupported
-from moebox.loose import figure
+from moebox.loose import get_number
 from moebox.serve import ask
 from moebox.serve.dummy import write_gguf
 from moebox.serve.session import PATIENCE_S, EngineSession, engine_session
@@ -74,7 +74,7 @@ def rehearse(
         small, kept, notes = (
             with_phantom_weights(deployment.recipe) if phantom else reduce_recipe(deployment, dummy, layers)
         )
-        run.event(RehearseStarted(recipe=deployment.recipe.name, layers=kept, phantom=phantom))
+        run.add_event(RehearseStarted(recipe=deployment.recipe.name, layers=kept, phantom=phantom))
         began = time.monotonic()
         as_real = with_weights(deployment, small)  # its flags are those of the real model
         with engine_session(as_real, run, patience_s=patience_s, listener=listener, rehearsal=True) as session:
@@ -85,15 +85,15 @@ def rehearse(
     finally:
         dummy.unlink(missing_ok=True)
     steps.append(RehearsalStep(name="down", detail="stopped", seconds=0.0))
-    run.event(RehearseFinished(steps=tuple(steps), not_rehearsed=notes))
+    run.add_event(RehearseFinished(steps=tuple(steps), not_rehearsed=notes))
     return Rehearsal(recipe=small, layers=kept, steps=tuple(steps), facts=facts, not_rehearsed=notes)
 
 
 def with_weights(deployment: Deployment, recipe: Recipe) -> Deployment:
     """The deployment with other settings, and the weights that these name."""
-    form = deployment.found_checkpoint
+    form = deployment.known_checkpoint
     if form is not None and recipe.checkpoint != deployment.recipe.checkpoint:
-        deployment = dataclasses.replace(deployment, found_checkpoint=dataclasses.replace(form, path=recipe.checkpoint))
+        deployment = dataclasses.replace(deployment, known_checkpoint=dataclasses.replace(form, path=recipe.checkpoint))
     return deployment.with_recipe(recipe)
 
 
@@ -104,7 +104,7 @@ def reduce_recipe(deployment: Deployment, dummy: Path, layers: int) -> tuple[Rec
     if kept > model.layers or kept < 1:
         raise BadInput(f"--layers {kept}: {model.title} has {model.layers}")
     notes = [f"{model.layers - kept} of {model.layers} layers are left out", *ALWAYS]
-    small = recipe.on_port(0)
+    small = recipe.with_port(0)
     if recipe.speculate:
         small = dataclasses.replace(small, speculate=None)
         notes.append("speculative decoding: its draft reads layers that are left out")
@@ -159,10 +159,10 @@ def with_phantom_weights(recipe: Recipe) -> tuple[Recipe, int, tuple[str, ...]]:
 
     if not phantom.gguf_path().exists():
         raise Unsupported("the phantom's weights are not in this installation", hint="rehearse without --phantom")
-    reads_gguf = "gguf" in registry.traits(recipe.engine).formats
+    reads_gguf = "gguf" in registry.engine_traits(recipe.engine).formats
     weights = phantom.latent_path() if reads_gguf else phantom.hf_path()
-    model = checkpoint.resolve(str(weights))[0]
-    if recipe.parallel.gpus > 1 and model.attention.heads % recipe.parallel.tp:
+    model = checkpoint.resolve_model(str(weights))[0]
+    if recipe.parallel.gpu_count > 1 and model.attention.heads % recipe.parallel.tp:
         raise Unsupported(f"the phantom's {model.attention.heads} heads cannot be divided by TP {recipe.parallel.tp}")
     small = dataclasses.replace(
         recipe,
@@ -201,7 +201,7 @@ def rehearse_long_prompt(session: EngineSession, recipe: Recipe) -> RehearsalSte
 def prefill_chunk(recipe: Recipe) -> int:
     """Prompt tokens of one step."""
     own = recipe.hybrid.ubatch if recipe.hybrid else recipe.batched_tokens
-    return own or registry.traits(recipe.engine).step_tokens
+    return own or registry.engine_traits(recipe.engine).step_tokens
 
 
 def rehearse_decode(session: EngineSession) -> RehearsalStep:
@@ -223,7 +223,7 @@ def rehearse_answers(session: EngineSession, recipe: Recipe, run: Run) -> Rehear
         depths=(0.5,),
     )
     checks = run_checks(session.endpoint, options, run=run)
-    problem = failure(checks)
+    problem = first_unexpected_failure(checks)
     if problem:
         raise AnswerIsNo(f"the phantom answers wrongly on {recipe.engine} ({problem})", hint=f"evidence in {run.path}")
     return RehearsalStep(
@@ -231,9 +231,9 @@ def rehearse_answers(session: EngineSession, recipe: Recipe, run: Run) -> Rehear
     )
 
 
-def describe_answers(checks: Ladder, engine: str) -> str:
+def describe_answers(checks: CheckResults, engine: str) -> str:
     """How many checks passed, which the engine fails by a known habit, and which there was no time for."""
-    skipped, failing = checks.marked("skip"), [rung.name for rung in checks.marked("fail")]
+    skipped, failing = checks.checks_with("skip"), [rung.name for rung in checks.checks_with("fail")]
     late = [rung.name for rung in skipped if rung.reason.startswith(OUT_OF_TIME)]
     tried = len(checks.rungs) - len(skipped)
     count = f"{tried - len(failing)} of {tried}" if failing else f"{tried}"
@@ -253,7 +253,7 @@ def send_prompt(session: EngineSession, text: str, *, tokens: int) -> tuple[int,
         pass
     if not answer.ok:
         return 0, answer.error
-    counted = int(figure(answer.json(), "usage.prompt_tokens") or 0)
+    counted = int(get_number(answer.json(), "usage.prompt_tokens") or 0)
     return counted, "" if counted > 0 else "an answer without usage"
 
 

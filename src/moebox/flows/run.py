@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from moebox import codec
-from moebox.checkpoint import deploy, resolve
+from moebox.checkpoint import deploy, resolve_model
 from moebox.core.box import Box
 from moebox.core.endpoint import Endpoint
 from moebox.core.event import STEP_EVENTS, EngineLost, PipelineSlept
-from moebox.core.habits import failure
 from moebox.core.plan import Plan
+from moebox.core.quirks import first_unexpected_failure
 from moebox.core.recipe import PlannedFor, Recipe
 from moebox.core.result import Measurement
 from moebox.core.verdict import Mark
-from moebox.doctor.logs import passing
-from moebox.errors import AnswerIsNo, BadInput, MoeboxError, Outside
+from moebox.doctor.logs import is_transient
+from moebox.errors import AnswerIsNo, BadInput, ExternalError, MoeboxError
 from moebox.flows import boxes, phantom, recipes
 from moebox.flows.live_engine import LiveEngine
 from moebox.flows.pipeline import (
@@ -38,8 +38,8 @@ from moebox.flows.pipeline import (
 )
 from moebox.serve.faults import MEMORY_HINT, OUT_OF_MEMORY
 from moebox.store import Run, calibrations
-from moebox.stream.awake import Awake
-from moebox.units import between, count, seconds, streams, tok_s
+from moebox.stream.awake import AwakeClock
+from moebox.units import format_count, format_range, format_seconds, format_streams, format_tok_s
 from moebox.verify.options import VerifyOptions
 
 T = TypeVar("T")
@@ -62,7 +62,7 @@ class Runner:
     """Runs one pipeline in one run folder."""
 
     def __init__(
-        self, run: Run, pipeline: Pipeline, *, awake: Awake, notify: RunListener, confirm: Callable[[str], bool]
+        self, run: Run, pipeline: Pipeline, *, awake: AwakeClock, notify: RunListener, confirm: Callable[[str], bool]
     ) -> None:
         self.run, self.pipeline, self.awake, self.notify, self.confirm = run, pipeline, awake, notify, confirm
         self.request: RunRequest = pipeline.request
@@ -109,7 +109,7 @@ class Runner:
             with raise_disk_full(self.run):
                 self._mark(PipelineStep(name=name, state="skipped", why=why))
             return None
-        self._figures, began, away = {}, self.awake.now(), self.awake.away_s
+        self._figures, began, away = {}, self.awake.active_now(), self.awake.away_s
         step = PipelineStep(name=name, state="running")
         problem: MoeboxError | None = None
         try:
@@ -117,21 +117,21 @@ class Runner:
                 self._mark(step)
                 self._work[name]()
                 if self.awake.away_s > away:
-                    self.run.event(PipelineSlept(step=name, seconds=self.awake.away_s - away))
+                    self.run.add_event(PipelineSlept(step=name, seconds=self.awake.away_s - away))
                 done = dataclasses.replace(step, state="done", figures=self._figures)
-                self._mark(dataclasses.replace(done, seconds=self.awake.now() - began))
+                self._mark(dataclasses.replace(done, seconds=self.awake.active_now() - began))
         except MoeboxError as found:
             problem = found
             failed = dataclasses.replace(
                 step, state="failed", why=found.message, hint=found.hint or "", figures=self._figures
             )
             with contextlib.suppress(DiskFull), raise_disk_full(self.run):  # then the file still says that it runs
-                self._mark(dataclasses.replace(failed, seconds=self.awake.now() - began))
+                self._mark(dataclasses.replace(failed, seconds=self.awake.active_now() - began))
         return problem
 
     def _mark(self, step: PipelineStep) -> None:
         self.pipeline = self.pipeline.with_step(step)
-        self.run.event(STEP_EVENTS[step.state](step=step.name, why=step.why), sync=step.state == "done")
+        self.run.add_event(STEP_EVENTS[step.state](step=step.name, why=step.why), sync=step.state == "done")
         if step.state == "failed":  # first: the full disk that it may be about refuses the file too
             self.notify("step", step)
         save_pipeline(self.pipeline, self.run)
@@ -162,17 +162,17 @@ class Runner:
 
     def _plan(self) -> None:
         box = self._box()
-        self.run.write("box.toml", codec.to_toml(box))
+        self.run.write_file("box.toml", codec.to_toml(box))
         recipe = recipes.load_recipe(self.request.recipe) if self.request.recipe else self._planned_recipe(box)
         if self.request.port is not None:
-            recipe = recipe.on_port(self.request.port)
+            recipe = recipe.with_port(self.request.port)
         self._figures |= {
             "engine": recipe.engine,
             "checkpoint": Path(recipe.checkpoint).name,
             "context": recipe.context or "the model's",
         }
-        self.run.write("recipe.toml", codec.to_toml(recipe))
-        self.run.write("asked.toml", codec.to_toml(recipe))
+        self.run.write_file("recipe.toml", codec.to_toml(recipe))
+        self.run.write_file("asked.toml", codec.to_toml(recipe))
 
     def _planned_recipe(self, box: Box) -> Recipe:
         plan = self._planned(box)
@@ -180,9 +180,9 @@ class Runner:
         self._figures |= {"kv_tokens": plan.memory.kv_tokens}
         if plan.forecast:
             first = plan.forecast[0]
-            load = f"with {streams(first.concurrency)} at {count(first.context)} tokens"
-            band = between(first.low_tok_s, first.high_tok_s)
-            self._figures["forecast"] = f"{tok_s(first.decode_tok_s)} ({band}) {load}"
+            load = f"with {format_streams(first.concurrency)} at {format_count(first.context)} tokens"
+            band = format_range(first.low_tok_s, first.high_tok_s)
+            self._figures["forecast"] = f"{format_tok_s(first.decode_tok_s)} ({band}) {load}"
         for caution in plan.warnings:
             if caution.severity == "fatal":
                 raise AnswerIsNo(f"the plan would not start: {caution.text}", hint=caution.remedy)
@@ -194,22 +194,22 @@ class Runner:
         from moebox.planner.choose import choose_plan
         from moebox.planner.constraints import Constraints
 
-        model, checkpoints = resolve(self.request.model)
+        model, checkpoints = resolve_model(self.request.model)
         plan, asked = choose_plan(box, model, checkpoints, Constraints()), self.request
         return boxes.with_planned_box(plan, asked.box, ram=asked.ram, ram_bandwidth=asked.ram_bandwidth)
 
     def _doctor(self) -> None:
-        from moebox.doctor.box import examine_here
+        from moebox.doctor.box import check_this_machine
 
-        checks = examine_here(self._box())
+        checks = check_this_machine(self._box())
         self.run.write_json("doctor.json", {"checks": checks})
         bad = [check for check in checks if check.verdict == "fail"]
         self._figures |= {"checked": len(checks), "failed": len(bad)}
         self._kernels()
         for check in bad:
-            self.report_news(f"{check.name}: {check.found}. {check.mend}")
+            self.report_news(f"{check.name}: {check.found}. {check.fix}")
         if bad and not self.confirm(f"{len(bad)} checks of this machine failed; go on?"):
-            raise AnswerIsNo(f"{bad[0].name}: {bad[0].found}", hint=bad[0].mend)
+            raise AnswerIsNo(f"{bad[0].name}: {bad[0].found}", hint=bad[0].fix)
 
     def _kernels(self) -> None:
         """Which kernels of the engine are known not to launch here, from the table; the report shows it."""
@@ -221,7 +221,7 @@ class Runner:
         kernels.save_findings(self.run, found)
         self._figures["kernels_failing"] = len(found.bad)
         for bad in found.bad:
-            asked = f"{bad.kernel} asks {count(bad.shared_bytes)} bytes of {count(bad.limit_bytes)}"
+            asked = f"{bad.kernel} asks {format_count(bad.shared_bytes)} bytes of {format_count(bad.limit_bytes)}"
             self.report_news(f"{asked}: `moebox doctor kernels --engine {found.engine} --kv {found.kv} --fix` fixes it")
 
     def _rehearse(self) -> None:
@@ -240,17 +240,17 @@ class Runner:
 
         try:
             found = calibrate(self._recipe(), self.run, longest=TIMED_TOKENS, budget_s=TIMED_S)
-        except (AnswerIsNo, Outside) as problem:
+        except (AnswerIsNo, ExternalError) as problem:
             self.report_news(f"the forecast stays as planned: {problem.message}")
             return
-        box = calibrations.attached(self._box())
-        self.run.write("box.toml", codec.to_toml(box))
+        box = calibrations.with_calibrations(self._box())
+        self.run.write_file("box.toml", codec.to_toml(box))
         speed = Speed.for_deployment(deploy(self._recipe(), box))
         self._figures |= {"forecast": speed.measured.text if speed.measured else found.id}
 
     def _up(self) -> None:
         endpoint = self.engine.start(self._recipe())
-        self._figures |= {"url": endpoint.base_url, "startup": seconds(self.engine.startup_s)}
+        self._figures |= {"url": endpoint.base_url, "startup": format_seconds(self.engine.startup_s)}
         if self.engine.facts.kv_tokens:
             self._figures["kv_tokens"] = int(self.engine.facts.kv_tokens)
 
@@ -266,7 +266,7 @@ class Runner:
                 endpoint, options, only=only, run=self.run, on_check=lambda rung: self.notify("check", rung)
             )
             self._figures = {mark: len(ladder.marked(mark)) for mark in MARKS if ladder.marked(mark)}
-            why = failure(ladder)
+            why = first_unexpected_failure(ladder)
             if why:
                 raise AnswerIsNo(f"the endpoint did not pass the ladder ({why})", hint=f"evidence in {self.run.path}")
             # What every server of this engine does is no reason to stop; `moebox run` still ends with exit code 1.
@@ -286,9 +286,9 @@ class Runner:
         kept = [trial for trial in summit.trials if trial.kept]
         self._figures |= {"steps": len(summit.trials), "kept": len(kept)}
         if summit.best:
-            self.run.write("recipe.toml", codec.to_toml(summit.best.recipe))
+            self.run.write_file("recipe.toml", codec.to_toml(summit.best.recipe))
             self._figures["best"] = (
-                f"{tok_s(summit.best.output_tok_s)} of short prompts at context {count(summit.best.recipe.context)}"
+                f"{format_tok_s(summit.best.output_tok_s)} of short prompts at context {format_count(summit.best.recipe.context)}"
             )
 
     def _climbing(self, kind: str, what: Any) -> None:
@@ -302,8 +302,8 @@ class Runner:
         honest = [row for row in rows if not row.client_limited]
         best = max(honest or rows, key=lambda row: row.output_throughput)
         self._figures |= {
-            "output": f"{tok_s(best.output_throughput)} with {streams(best.max_concurrency)}",
-            "ttft": seconds((best.ttft.mean or 0.0) / 1e3),
+            "output": f"{format_tok_s(best.output_throughput)} with {format_streams(best.max_concurrency)}",
+            "ttft": format_seconds((best.ttft.mean or 0.0) / 1e3),
             **_failures(rows),
         }
 
@@ -361,12 +361,12 @@ class Runner:
 
     def _lost(self, deaths: int) -> None:
         """The engine died; Outside where it is not started again."""
-        self.run.event(EngineLost(attempt=deaths))
+        self.run.add_event(EngineLost(attempt=deaths))
         if self.engine.stop():
-            raise Outside(f"the engine {OUT_OF_MEMORY}", hint=MEMORY_HINT)
+            raise ExternalError(f"the engine {OUT_OF_MEMORY}", hint=MEMORY_HINT)
         if deaths == LIVES:
             log = f"{self.run.path}/engine.log"
-            raise Outside("the engine died twice under the same step", hint=f"`moebox doctor logs {log}`")
+            raise ExternalError("the engine died twice under the same step", hint=f"`moebox doctor logs {log}`")
         self.report_news("the engine died; it is started again")
 
     @property
@@ -387,7 +387,7 @@ class Runner:
         recipe = codec.read_toml(Recipe, path)
         if not self.request.is_rehearsal or self.request.port is not None:
             return recipe
-        return recipe.on_port(0)
+        return recipe.with_port(0)
 
     def _box(self) -> Box:
         saved = self.run.path / "box.toml"
@@ -400,11 +400,11 @@ class Runner:
         if asked.box:
             return boxes.calibrated_box(asked.box, **memory)
         from moebox.detect.declared import with_ram
-        from moebox.detect.machine import detect as look
+        from moebox.detect.machine import detect_machine as look
 
         told = self.request.ram_bandwidth
         here = with_ram(look(measure=not told), ram=self.request.ram, ram_bandwidth=told)
-        return calibrations.attached(here)
+        return calibrations.with_calibrations(here)
 
 
 def _reached(name: StepName, problem: MoeboxError | None) -> bool:
@@ -414,7 +414,7 @@ def _reached(name: StepName, problem: MoeboxError | None) -> bool:
 
 def _failures(rows: Sequence[Measurement]) -> StepFigures:
     """How many requests failed, and how many by a known habit of the engine; nothing where none did."""
-    asked, bad = sum(row.num_prompts for row in rows), sum(row.bad for row in rows)
-    known = sum(times for row in rows for error, times in row.errors.items() if passing(error))
+    asked, bad = sum(row.num_prompts for row in rows), sum(row.bad_requests for row in rows)
+    known = sum(times for row in rows for error, times in row.errors.items() if is_transient(error))
     counted = {"requests_failed": bad - known, "failed_by_a_known_habit": known}
     return {name: f"{number} of {asked}" for name, number in counted.items() if number > 0}

@@ -9,7 +9,7 @@ from moebox import codec, engines
 from moebox.checkpoint import deploy
 from moebox.core import grammar, registry
 from moebox.core.recipe import Recipe, Speculate
-from moebox.errors import BadInput, refuse_if, suggest
+from moebox.errors import BadInput, refuse_if, suggest_names
 from moebox.planner import drafting
 from moebox.planner.constraints import DRAFT_METHODS
 
@@ -39,7 +39,7 @@ def with_setting(recipe: Recipe, path: str, value: Any) -> Recipe:
     """The recipe with one setting changed; BadInput where there is no such setting or value."""
     if path == "speculate" and isinstance(value, str):
         return with_setting(recipe, path, _speculation(recipe, value))
-    document = codec.plain(recipe)
+    document = codec.to_plain(recipe)
     head, _, rest = path.partition(".")
     if rest:
         table = document.get(head)
@@ -55,7 +55,7 @@ def current_value(recipe: Recipe, path: str) -> Any:
     """What the setting is now; None where it is not set."""
     if path == "speculate":
         return recipe.speculate.method if recipe.speculate else "none"
-    value: Any = codec.plain(recipe)
+    value: Any = codec.to_plain(recipe)
     head, _, rest = path.partition(".")
     for key in (head, rest) if rest else (head,):
         value = value.get(key) if isinstance(value, dict) else None
@@ -63,7 +63,7 @@ def current_value(recipe: Recipe, path: str) -> Any:
 
 
 def _speculation(recipe: Recipe, method: str) -> Any:
-    return None if method == "none" else codec.plain(_draft(recipe, method))
+    return None if method == "none" else codec.to_plain(_draft(recipe, method))
 
 
 def _draft(recipe: Recipe, method: str) -> Speculate:
@@ -71,7 +71,7 @@ def _draft(recipe: Recipe, method: str) -> Speculate:
     if recipe.speculate and recipe.speculate.method == method:
         return recipe.speculate
     deployment = deploy(recipe)
-    if deployment.known:
+    if deployment.is_known:
         return drafting.make_draft(deployment.model, method, recipe.runtime.preset)
     refuse_if(method == "eagle3", "the recipe names no draft model", hint="[speculate] draft = …")
     return Speculate(method=method)
@@ -79,8 +79,8 @@ def _draft(recipe: Recipe, method: str) -> Speculate:
 
 def draft_problem(recipe: Recipe, method: str) -> str:
     """Why the recipe cannot draft that way, or nothing."""
-    traits = registry.traits(recipe.engine)
-    if method in DRAFT_METHODS and method not in (*traits.drafts, "none"):
+    traits = registry.engine_traits(recipe.engine)
+    if method in DRAFT_METHODS and method not in (*traits.draft_methods, "none"):
         return f"{traits.title} has no {method} drafts"
     try:
         _speculation(recipe, method)
@@ -98,7 +98,7 @@ def check_climb_settings(recipe: Recipe) -> None:
         refuse_if(length <= before, f"climb.contexts: {length} after {before} would not be tried", hint=hint)
     for method in recipe.climb.speculate:
         refuse_if(
-            _mistyped(method), f"climb.speculate: no draft method {method!r}", hint=suggest(method, DRAFT_METHODS)
+            _mistyped(method), f"climb.speculate: no draft method {method!r}", hint=suggest_names(method, DRAFT_METHODS)
         )
     for path, values in recipe.climb.settings.items():
         if not values:
@@ -117,7 +117,7 @@ def _check_value(recipe: Recipe, path: str, value: Any) -> None:
     """BadInput where no engine could be started with it."""
     tried = with_setting(recipe, path, value)
     try:
-        grammar.refuse(tried)
+        grammar.validate_recipe(tried)
         engines.check_recipe(deploy(tried))
     except BadInput as problem:
         raise BadInput(f"climb setting {path!r} = {value!r}: {problem.message}", hint=problem.hint) from None

@@ -7,9 +7,9 @@ import subprocess
 import sys
 
 from moebox import codec
-from moebox.core.endpoint import Endpoint, endpoint_of
+from moebox.core.endpoint import Endpoint, endpoint_from_url
 from moebox.core.recipe import PlannedFor, Recipe
-from moebox.errors import Outside
+from moebox.errors import ExternalError
 from moebox.serve.guard import prctl
 from moebox.serve.keys import TWIN_KEY, make_key
 from moebox.store import Run
@@ -22,7 +22,7 @@ class TwinProcess:
     """A simulation that is listening."""
 
     def __init__(self, recipe: Recipe, *, planned_for: PlannedFor, run: Run) -> None:
-        path = run.write("twin.toml", codec.to_toml(recipe))
+        path = run.write_file("twin.toml", codec.to_toml(recipe))
         given = {"--box": planned_for.box, "--ram": planned_for.ram, "--ram-bandwidth": planned_for.ram_bandwidth}
         command = [sys.executable, "-m", "moebox", "twin", str(path), "--port", "0", "--json", "--key-env", TWIN_KEY]
         self.key = make_key()
@@ -46,10 +46,10 @@ class TwinProcess:
                 document = json.loads(text)
             except json.JSONDecodeError:
                 continue
-            return endpoint_of(document["url"], document["model"], key=self.key, engine="twin")
+            return endpoint_from_url(document["url"], document["model"], key=self.key, engine="twin")
         problem = self.process.stderr.read().strip().splitlines()
         self.process.wait()
-        raise Outside(f"the twin did not start: {problem[0] if problem else 'no reason given'}")
+        raise ExternalError(f"the twin did not start: {problem[0] if problem else 'no reason given'}")
 
     @property
     def is_alive(self) -> bool:

@@ -7,7 +7,7 @@ from moebox.core.gain import Gain
 from moebox.core.recipe import Recipe
 from moebox.core.verdict import Mark
 from moebox.flows.settings import checks_for, current_value, draft_problem, with_setting
-from moebox.units import count
+from moebox.units import format_count
 from moebox.verify.rungs import CHECK_NAMES
 
 StepGroup = Literal["start", "context", "speculate", "settings"]
@@ -121,7 +121,7 @@ def needs_sure_gain(step: SettingStep, trial: ClimbTrial) -> bool:
     gain = trial.gain
     if trial.verdict == "fail" or gain is None:
         return False
-    return gain.high < SLOWER if step.group == "context" else gain.seen
+    return gain.high < SLOWER if step.group == "context" else gain.is_significant
 
 
 def decide_trial(step: SettingStep, trial: ClimbTrial, best: ClimbTrial | None) -> tuple[bool, str]:
@@ -139,17 +139,17 @@ def _longer(trial: ClimbTrial) -> tuple[bool, str]:
     """A longer context is kept unless it costs speed; it makes nothing faster: a gain is the machine's."""
     if trial.gain and trial.gain.high < SLOWER:
         return False, f"longer, but slower: {_speed(trial)}"
-    return True, f"verified at {count(trial.recipe.context)} tokens, no slower"
+    return True, f"verified at {format_count(trial.recipe.context)} tokens, no slower"
 
 
 def _better(trial: ClimbTrial, best: ClimbTrial) -> tuple[bool, str]:
     """Any other setting is kept where it is faster, or leaves more room for the cache."""
     speed = _speed(trial)
-    if trial.gain and trial.gain.seen:
+    if trial.gain and trial.gain.is_significant:
         faster = trial.gain.low > 0
         return faster, f"{'faster' if faster else 'slower'}: {speed}"
     if best.kv_tokens and trial.kv_tokens > MORE_CACHE * best.kv_tokens:
-        return True, f"{count(trial.kv_tokens - best.kv_tokens)} more tokens of cache; speed: {speed}"
+        return True, f"{format_count(trial.kv_tokens - best.kv_tokens)} more tokens of cache; speed: {speed}"
     return False, speed
 
 

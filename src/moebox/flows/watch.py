@@ -13,8 +13,8 @@ from moebox import http
 from moebox.bench.scrape import parse, pick
 from moebox.core import metrics
 from moebox.core.endpoint import Endpoint
-from moebox.core.verdict import Verdict
-from moebox.units import count, percent, seconds
+from moebox.core.verdict import CheckVerdict
+from moebox.units import format_count, format_percent, format_seconds
 from moebox.verify.ladder import run_checks
 from moebox.verify.options import VerifyOptions
 
@@ -32,14 +32,14 @@ RATES = ("prompt_tokens_total", "output_tokens_total", "preemptions_total", "fin
 SHOWN: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("running", "running", lambda value: f"{value:.0f}"),
     ("waiting", "waiting", lambda value: f"{value:.0f}"),
-    ("output_tokens_s", "output tok/s", lambda value: count(round(value))),
-    ("prompt_tokens_s", "prompt tok/s", lambda value: count(round(value))),
-    ("kv_use", "KV cache", percent),
-    ("ttft", "TTFT, mean", seconds),
-    ("tpot", "TPOT, mean", seconds),
-    ("queue", "queue, mean", seconds),
+    ("output_tokens_s", "output tok/s", lambda value: format_count(round(value))),
+    ("prompt_tokens_s", "prompt tok/s", lambda value: format_count(round(value))),
+    ("kv_use", "KV cache", format_percent),
+    ("ttft", "TTFT, mean", format_seconds),
+    ("tpot", "TPOT, mean", format_seconds),
+    ("queue", "queue, mean", format_seconds),
     ("accept_length", "accepted a step", lambda value: f"{value:.2f}"),
-    ("cache_hit_rate", "prefix hits", percent),
+    ("cache_hit_rate", "prefix hits", format_percent),
 )
 
 
@@ -88,7 +88,7 @@ class EndpointWatcher:
 
     def look_once(self) -> MetricsLook:
         """Ask once, remember, and judge."""
-        reply = http.get(f"{self.endpoint.root}/metrics", headers=self.endpoint.headers, timeout_s=5.0)
+        reply = http.get(f"{self.endpoint.server_url}/metrics", headers=self.endpoint.headers, timeout_s=5.0)
         if not reply.ok:  # an endpoint without /metrics is still watched: does it answer at all?
             alive = http.get(f"{self.endpoint.base_url}/models", headers=self.endpoint.headers, timeout_s=5.0).ok
             look = MetricsLook(at=self.clock(), answered=alive)
@@ -108,7 +108,7 @@ class EndpointWatcher:
     def _rates(self, shown: dict[str, float], passed: float) -> dict[str, float]:
         rates = {}
         for name in RATES:
-            grown = self._grown(shown, metrics.shown_as(name, shown), passed)
+            grown = self._grown(shown, metrics.find_metric(name, shown), passed)
             if grown is not None:
                 rates[name.removesuffix("_total") + "_s"] = grown / passed
         return rates
@@ -116,7 +116,7 @@ class EndpointWatcher:
     def _means(self, shown: dict[str, float], passed: float) -> dict[str, float]:
         means = {}
         for name in TIMES:
-            metric = metrics.shown_as(name, shown, suffix="_count")
+            metric = metrics.find_metric(name, shown, suffix="_count")
             total, count = (self._grown(shown, f"{metric}{end}", passed) for end in ("_sum", "_count"))
             if total is not None and count:
                 means[name] = total / count
@@ -136,7 +136,7 @@ class EndpointWatcher:
         figures = look.figures
         recent = list(self.looks)[-GONE_LOOKS:]
         gone = len(recent) == GONE_LOOKS and not any(each.answered for each in recent)
-        self._alert("gone", gone, f"{self.endpoint.root} does not answer")
+        self._alert("gone", gone, f"{self.endpoint.server_url} does not answer")
         running, tokens = figures.get("running", 0.0), figures.get("output_tokens_s")
         silent = self._counted_live and running > 0 and tokens is not None and tokens <= 0
         self._alert_after("silent", silent, SILENT_S, f"{running:.0f} requests are running and no token comes out")
@@ -150,7 +150,7 @@ class EndpointWatcher:
     @property
     def _counted_live(self) -> bool:
         """Whether the engine counts tokens as they come, and not only when a request ends."""
-        return any(map(metrics.counted_live, self._counters))
+        return any(map(metrics.counts_live, self._counters))
 
     def _alert_after(self, name: str, wrong: bool, seconds: float, text: str) -> None:
         if not wrong:
@@ -188,7 +188,7 @@ class EndpointWatcher:
         )
         self.add_canary(ladder.rungs[0], time.monotonic() - began)
 
-    def add_canary(self, verdict: Verdict, seconds: float) -> None:
+    def add_canary(self, verdict: CheckVerdict, seconds: float) -> None:
         """Remember a rung; one that failed is an alert."""
         canary = Canary(
             at=self.clock(), rung=verdict.name, verdict=verdict.verdict, reason=verdict.reason, seconds=seconds

@@ -54,7 +54,7 @@ def patches(tuned: Tuned, root: Path, limit: Arch) -> tuple[Patch, ...]:
     """The block table as a patch of SGLang's extend attention; nothing for other engines."""
     chosen = {name: choice for name, choice in block_table(tuned.rows).items() if name.startswith("extend ")}
     files = extend_files(root)
-    if not registry.traits(tuned.engine).moe_config_pairs or not chosen or not files:
+    if not registry.engine_traits(tuned.engine).moe_config_pairs or not chosen or not files:
         return ()
     before = after = read_text(files[0])
     for name, choice in chosen.items():

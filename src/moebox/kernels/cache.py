@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moebox.core.kernel import arch
+from moebox.core.kernel import find_arch
 from moebox.errors import BadInput, UnknownName
 
 LARGEST = 4 * 2**20  # bytes of a kernel's description; larger files are something else
@@ -62,7 +62,7 @@ def _kernel(path: Path, arch_name: str) -> CachedKernel | None:
             return None
         about: Any = json.loads(path.read_text())
         number = about["target"]["arch"]
-        limit = arch(arch_name or f"sm_{number}").smem
+        limit = find_arch(arch_name or f"sm_{number}").smem
         return CachedKernel(
             kernel=str(about.get("name") or path.stem),
             arch=f"sm_{number}",

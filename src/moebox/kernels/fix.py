@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from moebox.core.kernel import Arch, KernelLaunch
-from moebox.errors import Outside
+from moebox.errors import ExternalError
 from moebox.kernels import scan as scans
 from moebox.kernels.probe.protocol import Answer, Constant, LaunchRecord, Search, Variant
 from moebox.kernels.probe.space import Choice
@@ -134,7 +134,7 @@ def _remedy(launch: LaunchRecord, variants: Sequence[Variant], arch: Arch) -> Re
     candidates = [_candidate(launch, variant, arch) for variant in fitting]
     ranked = sorted({repr(candidate): candidate for candidate in candidates}.values(), key=lambda each: each.cost)
     if not ranked:
-        raise Outside(f"{launch.kernel}: no block sizes were found that fit {arch.name}")
+        raise ExternalError(f"{launch.kernel}: no block sizes were found that fit {arch.name}")
     return Remedy(launch=scans.judge(launch, arch), found=tuple(ranked))
 
 

@@ -15,5 +15,5 @@ def judged(*, engine: str, version: str, arch: Arch, model: str) -> tuple[NotCov
     return tuple(
         NotCovered(what=f"{symptom.id}: {symptom.cause}", why=symptom.remedy)
         for symptom in here
-        if symptom.applies.admits(version=version, sm=sm) and symptom.applies.concerns(model)
+        if symptom.applies.covers(version=version, sm=sm) and symptom.applies.covers_model(model)
     )

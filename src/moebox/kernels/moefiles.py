@@ -13,7 +13,7 @@ from pathlib import Path
 
 from moebox import codec
 from moebox.core import registry
-from moebox.files import write_atomic, writing
+from moebox.files import report_write_errors, write_atomic
 from moebox.kernels.probe.protocol import Baseline, TunedRow
 from moebox.kernels.probe.space import KIMI, SIZES, Choice, Shape
 from moebox.kernels.tuning import NOISE, Tuned
@@ -56,7 +56,7 @@ def files(tuned: Tuned, device: str) -> tuple[dict[str, Configs], list[str]]:
     """Every whole file by its name below the folder, and a line on each that would have gaps."""
     whole: dict[str, Configs] = {}
     gaps = []
-    pairs = registry.traits(tuned.engine).moe_config_pairs
+    pairs = registry.engine_traits(tuned.engine).moe_config_pairs
     for kind, found in (_sglang(tuned.rows) if pairs else _vllm(tuned.rows, tuned.shape)).items():
         missing = [tokens for tokens in SIZES if tokens not in found[0]]
         if missing:
@@ -142,10 +142,10 @@ def write(
 ) -> tuple[list[Path], list[str]]:
     """The files that the engine reads, the whole table and what goes beside it; and what was left out."""
     whole, gaps = files(tuned, device)
-    texts = {f"tuned-{tuned.engine}.json": json.dumps(codec.plain(tuned.rows), indent=1) + "\n", **(beside or {})}
+    texts = {f"tuned-{tuned.engine}.json": json.dumps(codec.to_plain(tuned.rows), indent=1) + "\n", **(beside or {})}
     texts |= {name: json.dumps(configs, indent=4) + "\n" for name, configs in whole.items()}
     made = [folder / name for name in texts]
-    with writing(folder):
+    with report_write_errors(folder):
         for path, text in zip(made, texts.values(), strict=True):
             write_atomic(path, text)
     return made, gaps

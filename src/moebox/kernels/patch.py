@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moebox.core import catalogue
-from moebox.errors import BadInput, Outside, Unsupported, refuse_if
-from moebox.files import write_atomic, writing
+from moebox.errors import BadInput, ExternalError, Unsupported, refuse_if
+from moebox.files import report_write_errors, write_atomic
 from moebox.kernels.fix import Remedy
 
 BACKUP = ".moebox-original"
@@ -139,7 +139,7 @@ def apply_all(made: tuple[Patch, ...], *, anyway: bool = False) -> list[Path]:
 def apply(patch: Patch, *, anyway: bool = False) -> Path:
     """Write the patched file, the original kept beside it; returns the backup."""
     backup = _backup(patch.path)
-    with writing(patch.path, hint="patch it as the user who owns the engine"), _alone(patch.path.parent):
+    with report_write_errors(patch.path, hint="patch it as the user who owns the engine"), _alone(patch.path.parent):
         _refuse(patch, backup, anyway=anyway)
         _write(backup, patch.before.encode(), like=patch.path)
         _write(patch.path, patch.after.encode(), like=patch.path)
@@ -151,9 +151,9 @@ def _refuse(patch: Patch, backup: Path, *, anyway: bool) -> None:
     if MARK in now or (backup.exists() and backup.read_bytes() != now.encode()):
         raise BadInput(f"{patch.path}: is patched already", hint="`--revert` restores the original first")
     if now != patch.before:
-        raise Outside(f"{patch.path}: changed while the patch was made")
+        raise ExternalError(f"{patch.path}: changed while the patch was made")
     if not patch.path.stat().st_mode & stat.S_IWUSR:
-        raise Outside(f"{patch.path}: is read-only", hint=f"chmod u+w {patch.path}, if it may be changed")
+        raise ExternalError(f"{patch.path}: is read-only", hint=f"chmod u+w {patch.path}, if it may be changed")
     if not anyway and not known(patch.path):
         raise BadInput(
             f"{patch.path}: is not a file of a release moebox knows; it may have been edited",
@@ -196,7 +196,7 @@ def revert(root: Path, engine: str) -> list[Path]:
             with _alone(path.parent):
                 _backup(path).replace(path)
         except OSError as problem:
-            raise Outside(f"{path}: cannot be restored: {problem.strerror}") from None
+            raise ExternalError(f"{path}: cannot be restored: {problem.strerror}") from None
         restored.append(path)
     refuse_if(not restored, f"{root / engine}: nothing was patched here")
     return restored
@@ -210,7 +210,7 @@ def patched(root: Path, engine: str) -> list[Path]:
 def known(path: Path) -> bool:
     """Whether the file is byte for byte one of a release in the table."""
     mark = hashlib.sha256(path.read_bytes()).hexdigest()
-    return mark in catalogue.table("kernel_files")["sha256"]
+    return mark in catalogue.load_table("kernel_files")["sha256"]
 
 
 def read_text(path: Path) -> str:
@@ -218,7 +218,7 @@ def read_text(path: Path) -> str:
     try:
         return path.read_bytes().decode()
     except OSError as problem:
-        raise Outside(f"{path}: cannot be read: {problem.strerror}") from None
+        raise ExternalError(f"{path}: cannot be read: {problem.strerror}") from None
     except UnicodeDecodeError:
         raise BadInput(f"{path}: is not text; it cannot be patched") from None
 

@@ -12,9 +12,9 @@ import msgspec
 
 import moebox
 from moebox import codec, files
-from moebox.core.kernel import Arch, KernelLaunch, KernelScan, NotCovered, Verdict
+from moebox.core.kernel import Arch, KernelLaunch, KernelScan, LaunchVerdict, NotCovered
 from moebox.core.model import Model
-from moebox.errors import BadInput, MoeboxError, Outside, Unsupported, refuse_if
+from moebox.errors import BadInput, ExternalError, MoeboxError, Unsupported, refuse_if
 from moebox.kernels.judged import judged
 from moebox.kernels.probe.protocol import Answer, LaunchRecord, ScanRequest, Target
 from moebox.kernels.probe.space import Shape
@@ -44,7 +44,7 @@ class Request:
 
 def cache_dir() -> Path:
     """Where compiled kernels and their costs are kept between scans."""
-    return files.own_cache() / "kernels"
+    return files.moebox_cache() / "kernels"
 
 
 def scan(request: Request) -> KernelScan:
@@ -53,7 +53,7 @@ def scan(request: Request) -> KernelScan:
     answers = run(request.compiler, ask(request, root))
     done = next((answer.done for answer in answers if answer.done), None)
     if done is None:
-        raise Outside("the kernel probe ended before it was done")
+        raise ExternalError("the kernel probe ended before it was done")
     launches = tuple(judge(answer.launch, request.arch) for answer in answers if answer.launch)
     version = engine_version(root, request.engine)
     missed = not_covered(answers)
@@ -91,7 +91,7 @@ def not_covered(answers: Sequence[Answer]) -> list[NotCovered]:
 def _nothing(request: Request, missed: list[NotCovered]) -> MoeboxError:
     """No launch at all is no clean bill: it means that the files are not what they should be, or a word misspelt."""
     if missed:
-        return Outside(
+        return ExternalError(
             f"no kernel of {request.engine} could be judged: {missed[0].what}: {missed[0].why}",
             hint="its files may have been edited, or be of a release this moebox does not know",
         )
@@ -107,7 +107,7 @@ def engine_root(request: Request) -> Path:
     for place in places:
         if is_package(place / request.engine):
             return place
-    raise Outside(
+    raise ExternalError(
         f"{request.engine} is not installed here",
         hint="name its venv with --python, or a folder with its unpacked wheel with --site-packages",
     )
@@ -182,10 +182,10 @@ def run(python: Path, request: ScanRequest) -> list[Answer]:
             command, input=text, capture_output=True, text=True, env=env, timeout=_SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
-        raise Outside(f"the kernel probe did not finish in {_SECONDS:.0f} s") from None
+        raise ExternalError(f"the kernel probe did not finish in {_SECONDS:.0f} s") from None
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise Outside(f"the kernel probe failed: {last[:300]}", hint="`--debug` shows more")
+        raise ExternalError(f"the kernel probe failed: {last[:300]}", hint="`--debug` shows more")
     return [msgspec.json.decode(line, type=Answer) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
@@ -197,9 +197,9 @@ def check_triton(python: Path) -> None:
     except OSError as problem:
         raise BadInput(f"{python}: cannot be run: {problem.strerror}") from None
     except subprocess.TimeoutExpired:
-        raise Outside(f"{python} did not answer in 60 s") from None
+        raise ExternalError(f"{python} did not answer in 60 s") from None
     if done.returncode or len(done.stdout.split()) != 2:
-        raise Outside(
+        raise ExternalError(
             f"{python} has no Triton and PyTorch",
             hint="`pip install moebox[kernels] torch`, or name the engine's own Python with --python",
         )
@@ -232,7 +232,7 @@ def judge(launch: LaunchRecord, arch: Arch) -> KernelLaunch:
     )
 
 
-def verdict_of(launch: LaunchRecord, arch: Arch) -> Verdict:
+def verdict_of(launch: LaunchRecord, arch: Arch) -> LaunchVerdict:
     """Whether the architecture can launch it."""
     if launch.error:
         return "does not compile"

@@ -15,9 +15,9 @@ import msgspec
 
 import moebox
 from moebox import codec
-from moebox.core.kernel import Arch, arch
-from moebox.errors import BadInput, Outside
-from moebox.files import scratch
+from moebox.core.kernel import Arch, find_arch
+from moebox.errors import BadInput, ExternalError
+from moebox.files import scratch_folder
 from moebox.kernels.probe.protocol import Baseline, TuneAnswer, TunedRow, TuneRequest
 from moebox.kernels.probe.space import KIMI, Shape
 from moebox.kernels.scan import Request, cache_dir, check_triton, engine_root, rank_shape
@@ -41,7 +41,7 @@ def tune(request: Request, here: Arch, *, limit: Arch) -> Tuned:
     root = engine_root(request)
     check_triton(request.compiler)
     asked = question(request, root, here, limit=limit)
-    with scratch("tuning") as folder:
+    with scratch_folder("tuning") as folder:
         given, answer = folder / "request.json", folder / "answer.json"
         given.write_text(codec.to_json(asked))
         command = [str(request.compiler), "-m", "moebox.kernels.probe.tune", str(given), str(answer)]
@@ -49,9 +49,9 @@ def tune(request: Request, here: Arch, *, limit: Arch) -> Tuned:
         try:
             done = subprocess.run(command, env=env, stdout=sys.stderr, check=False, timeout=SECONDS * 1.5)
         except subprocess.TimeoutExpired:
-            raise Outside(f"the tuner did not finish in {SECONDS * 1.5:.0f} s") from None
+            raise ExternalError(f"the tuner did not finish in {SECONDS * 1.5:.0f} s") from None
         if done.returncode:
-            raise Outside("the tuner failed; its words are above", hint="`--debug` shows more")
+            raise ExternalError("the tuner failed; its words are above", hint="`--debug` shows more")
         if not answer.exists():
             raise BadInput(f"--only {request.only}: no case that can be tuned has that in its name")
         timed = msgspec.convert(json.loads(answer.read_text()), TuneAnswer)  # msgspec's own reader knows no Infinity
@@ -86,8 +86,8 @@ def gpu_here() -> Arch:
         major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
         name = pynvml.nvmlDeviceGetName(handle)
     except pynvml.NVMLError:
-        raise Outside("tuning times kernels on a GPU, and this machine has none") from None
-    return replace(arch(f"{major}.{minor}"), device=name if isinstance(name, str) else name.decode())
+        raise ExternalError("tuning times kernels on a GPU, and this machine has none") from None
+    return replace(find_arch(f"{major}.{minor}"), device=name if isinstance(name, str) else name.decode())
 
 
 def settled(row: TunedRow) -> TunedRow:

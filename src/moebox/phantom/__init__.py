@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 
 from moebox import files
-from moebox.errors import Outside
+from moebox.errors import ExternalError
 
 __all__ = ["CONTEXT", "gguf_path", "hf_path", "latent_path"]
 
@@ -68,5 +68,5 @@ def _kept(name: str, source: Path, writer: ModuleType, write: Callable[[Path], N
                 made.rename(folder)
     except OSError as problem:
         hint = "make room there, or name another folder in XDG_CACHE_HOME"
-        raise Outside(f"the phantom cannot be written to {cache}: {problem.strerror}", hint=hint) from None
+        raise ExternalError(f"the phantom cannot be written to {cache}: {problem.strerror}", hint=hint) from None
     return folder

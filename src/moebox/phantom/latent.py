@@ -8,7 +8,7 @@ it does with Kimi, so rehearsals of real servers take this form.
 from array import array
 from pathlib import Path
 
-from moebox.gguf_file import F16, Place, aligned, header
+from moebox.gguf_file import F16, WeightEntry, align_up, header_bytes
 from moebox.phantom.gguf import PhantomGguf
 
 _ATTENTION = "deepseek2.attention."
@@ -27,12 +27,12 @@ def write_latent_gguf(source: Path, path: Path) -> None:
         if name.endswith("attn_kv_b.weight"):
             parts = _apart(model, name, value)
         for part, (shape, kind, content) in parts.items():
-            places.append(Place(name=part, shape=tuple(reversed(shape)), type=kind, bytes=len(content)))
+            places.append(WeightEntry(name=part, shape=tuple(reversed(shape)), type=kind, bytes=len(content)))
             contents.append(content)
     with path.open("wb") as file:
-        file.write(header(model.meta | {f"{_ATTENTION}{name}": size for name, size in keys.items()}, places))
+        file.write(header_bytes(model.meta | {f"{_ATTENTION}{name}": size for name, size in keys.items()}, places))
         for content in contents:
-            file.write(content.ljust(aligned(len(content)), b"\0"))
+            file.write(content.ljust(align_up(len(content)), b"\0"))
 
 
 def _apart(model: PhantomGguf, name: str, value: int) -> dict[str, tuple[tuple[int, ...], int, bytes]]:

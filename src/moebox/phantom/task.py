@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from moebox.escape import clipped
+from moebox.escape import clip_text
 
 Message = Mapping[str, Any]
 
@@ -96,4 +96,4 @@ def token_budget(thinking: bool, answer: int = 512) -> int:
 
 def shorten(text: str, limit: int = 80) -> str:
     """A reply cut for an error line."""
-    return clipped(" ".join(text.split()), limit)
+    return clip_text(" ".join(text.split()), limit)

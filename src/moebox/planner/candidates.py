@@ -62,25 +62,25 @@ def make_candidates(
     for engine in engines:
         if not constraints.engine and reason_to_skip(engine, box, model):
             continue
-        recipes = _maker(registry.traits(engine))
+        recipes = _maker(registry.engine_traits(engine))
         for checkpoint in usable_checkpoints(checkpoints, engine, constraints):
             yield from recipes(box, model, checkpoint, engine, constraints)
 
 
 def _maker(traits: Traits) -> Maker:
     """How recipes of an engine are made: by where it can keep experts."""
-    if traits.serves:
+    if traits.is_gpu_only:
         return gpu_candidates
-    return expert_split_candidates if "gpu_experts" in traits.hybrid else ggml_candidates
+    return expert_split_candidates if "gpu_experts" in traits.hybrid_fields else ggml_candidates
 
 
 def reason_to_skip(engine: EngineName, box: Box, model: Model) -> str:
     """Why an engine is not weighed at all: no kernels for these GPUs, or not for the model's architecture."""
-    traits = registry.traits(engine)
+    traits = registry.engine_traits(engine)
     kinds = {gpu.name: gpu for gpu in box.gpus}.values()
-    excluded = [traits.excluded((gpu,), model) for gpu in kinds] or [traits.excluded((), model)]
+    excluded = [traits.hardware_problem((gpu,), model) for gpu in kinds] or [traits.hardware_problem((), model)]
     runs_on_some = not all(excluded)
-    return support.refusal(engine, traits.title, model)[0] if runs_on_some else excluded[0]
+    return support.unsupported_reason(engine, traits.title, model)[0] if runs_on_some else excluded[0]
 
 
 def possible_engines(box: Box, pins: Constraints) -> tuple[EngineName, ...]:
@@ -114,22 +114,22 @@ def usable_checkpoints(
     checkpoints: tuple[Checkpoint, ...], engine: EngineName, pins: Constraints
 ) -> tuple[Checkpoint, ...]:
     """Checkpoints the engine reads, as far as they may be meant."""
-    traits = registry.traits(engine)
+    traits = registry.engine_traits(engine)
     return tuple(form for form in checkpoints if _reads(traits, form, pins) and _meant(form, traits, pins))
 
 
 def _reads(traits: Traits, form: Checkpoint, pins: Constraints) -> bool:
     """Whether an engine reads a form; one that reads folders, unasked, only what is there already."""
-    if traits.reads_folders and not pins.engine and not form.path:
+    if traits.local_weights_only and not pins.engine and not form.path:
         return False
-    return form.format in traits.formats and form.made_for(traits.name)
+    return form.format in traits.formats and form.supports_engine(traits.name)
 
 
 def _meant(form: Checkpoint, traits: Traits, pins: Constraints) -> bool:
     """The pinned one; without a pin what was seen to exist, by the file's name where the engine wants that."""
     if pins.checkpoint:
-        return form.called(pins.checkpoint)
-    named = form.file or form.path or not traits.names_files
+        return form.matches_name(pins.checkpoint)
+    named = form.file or form.path or not traits.needs_gguf_filename
     return bool(named) and not form.unverified
 
 
@@ -139,7 +139,7 @@ def gpu_candidates(
     """Recipes of an engine that serves from GPUs alone."""
     common = base_recipe(model, checkpoint, engine, pins)
     for parallel in layouts.possible_layouts(box, model, checkpoint, engine, pins):
-        generations = {gpu_list.all_gpus(box)[i].generation for i in gpu_list.fastest_alike(box, parallel.gpus)}
+        generations = {gpu_list.all_gpus(box)[i].generation for i in gpu_list.largest_gpus(box, parallel.gpu_count)}
         for preset in image_presets(generations, model, engine, pins):
             for kv in cache_types(model, preset, pins):
                 for draft in draft_options(model, preset, pins):
@@ -152,7 +152,7 @@ def recipe_tier(recipe: Recipe, checkpoint: Checkpoint, pins: Constraints, *, gp
     """How far a recipe is from the plainest; what a person pinned does not count."""
     parallel, preset = recipe.parallel, recipe.runtime.preset
     usual = "fp8" if preset == "community" else "bf16"
-    spread = parallel.gpus < gpus * nodes or (parallel.pp > 1 and parallel.tp < gpus)
+    spread = parallel.gpu_count < gpus * nodes or (parallel.pp > 1 and parallel.tp < gpus)
     steps = (
         (1, parallel.dcp > 1, pins.dcp),
         (1, spread, pins.tp),
@@ -169,8 +169,8 @@ def gpu_recipe(
     box: Box, common: Recipe, pins: Constraints, parallel: Parallel, kv: str, draft: Speculate | None, preset: str
 ) -> Recipe:
     """One recipe for vLLM or SGLang, from what all of the model share."""
-    used = gpu_list.fastest_alike(box, parallel.gpus)
-    env = gpu_list.named(box, used)
+    used = gpu_list.largest_gpus(box, parallel.gpu_count)
+    env = gpu_list.visible_devices_env(box, used)
     runtime = Runtime()
     if preset:  # as the image's own launches have it: graphs come out of what the claim leaves, not off the cache
         env |= {GRAPH_ESTIMATE_ENV: "0"}
@@ -198,7 +198,7 @@ def _first_share(pins: Constraints, parallel: Parallel, draft: Speculate | None,
 
 def base_recipe(model: Model, checkpoint: Checkpoint, engine: EngineName, pins: Constraints) -> Recipe:
     """What every recipe of a model shares."""
-    traits = registry.traits(engine)
+    traits = registry.engine_traits(engine)
     tools, thoughts = model.tool_parser, model.reasoning_parser
     flags = (traits.hide_tools_flag if tools else "", traits.cached_tokens_flag)
     context = pins.context or min(START_CONTEXT, model.context)
@@ -213,7 +213,7 @@ def base_recipe(model: Model, checkpoint: Checkpoint, engine: EngineName, pins: 
         flags=dict.fromkeys(filter(None, flags), True),
         climb=climbing.climb_table(model, context, traits, pins.speculate),
     )
-    if not traits.takes_parsers:
+    if not traits.needs_parser_flags:
         return recipe
     return replace(
         recipe,
@@ -241,15 +241,15 @@ def _free_share(gpu: Gpu) -> float:
 def image_presets(generations: set[str], model: Model, engine: EngineName, pins: Constraints) -> tuple[str, ...]:
     """Images to weigh: the stock one, and on RTX Blackwell the patched one that was built for Kimi there."""
     if pins.image:
-        return (pins.image,) if pins.image in registry.traits(engine).presets else ("",)
+        return (pins.image,) if pins.image in registry.engine_traits(engine).presets else ("",)
     if generations != {"blackwell-rtx"}:
         return ("",)
-    return ("", *(preset for preset in registry.traits(engine).presets if families.made_for(model, preset)))
+    return ("", *(preset for preset in registry.engine_traits(engine).presets if families.has_preset(model, preset)))
 
 
 def cache_types(model: Model, preset: str, pins: Constraints) -> tuple[str, ...]:
     """Cache types to weigh, the plainest first; compressed entries come in fp8 alone, as the engines' refusals say."""
-    if pins.kv or model.compressed:
+    if pins.kv or model.has_compressed_cache:
         return (pins.kv or "fp8",)
     return ("fp8", "bf16") if preset == "community" else ("bf16", "fp8")
 
@@ -289,7 +289,7 @@ def _micro_batched(
         name=f"{model.name}-{checkpoint.quant.lower()}-{engine}",
         max_seqs=pins.concurrency or 1,
         kv=pins.kv or "f16",
-        env=gpu_list.named(box, tuple(range(len(box.gpus)))),
+        env=gpu_list.visible_devices_env(box, tuple(range(len(box.gpus)))),
         hybrid=_ggml(box, model, engine, pins, ubatch),
     )
 
@@ -305,7 +305,7 @@ def _ggml(box: Box, model: Model, engine: EngineName, pins: Constraints, ubatch:
         ubatch=ubatch,
         mla=pins.mla,
     )
-    if model.mla and "mla" in registry.traits(engine).hybrid:
+    if model.mla and "mla" in registry.engine_traits(engine).hybrid_fields:
         return replace(hybrid, mla=3 if pins.mla is None else pins.mla, attention_buffer=512)
     return hybrid
 
@@ -321,7 +321,7 @@ def expert_split_candidates(
     """Recipes of engines that keep some experts of every layer on the GPUs: as many as fit, over all GPUs or one."""
     if not box.gpus or not model.moe:
         return
-    tier = 0 if registry.traits(engine).proven or pins.engine == engine else UNPROVEN_TIER
+    tier = 0 if registry.engine_traits(engine).is_proven or pins.engine == engine else UNPROVEN_TIER
     for tp in _ranks(len(box.gpus), pins):
         if not layouts.layout_problem(model, checkpoint, Parallel(tp=tp)):
             recipe = _filled(box, model, checkpoint, engine, pins, tp)
@@ -338,11 +338,11 @@ def _filled(box: Box, model: Model, checkpoint: Checkpoint, engine: EngineName, 
         kv=cache_types(model, "", pins)[0],
         memory_utilization=pins.memory_utilization or BOLD_UTILIZATION,
         parallel=Parallel(tp=tp),
-        env=gpu_list.named(box, tuple(range(tp))),
+        env=gpu_list.visible_devices_env(box, tuple(range(tp))),
         hybrid=none,
     )
     recipe = replace(recipe, batched_tokens=modules.schedule_module(engine).step_tokens(recipe))
-    most = modules.memory_module(engine).max_gpu_experts(Deployment.of(recipe, model, checkpoint, box))
+    most = modules.memory_module(engine).max_gpu_experts(Deployment.from_parts(recipe, model, checkpoint, box))
     return replace(recipe, hybrid=replace(none, gpu_experts=most))
 
 

@@ -46,7 +46,7 @@ def choose_plan(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], con
 
 def _refuse_unknown(model: Model, checkpoints: tuple[Checkpoint, ...], pins: Constraints) -> None:
     """BadInput for a form or a context that the model does not have."""
-    if pins.checkpoint and not any(form.called(pins.checkpoint) for form in checkpoints):
+    if pins.checkpoint and not any(form.matches_name(pins.checkpoint) for form in checkpoints):
         raise UnknownName(f"{model.title} checkpoint", pins.checkpoint, [form.name for form in checkpoints])
     refuse_if(
         (pins.context or 0) > model.context,

@@ -16,7 +16,7 @@ def climb_table(model: Model, context: int, traits: Traits, method: str | None) 
     """
     longer = [length for length in USUAL_CONTEXTS if context < length <= model.context][:MAX_LONGER_CONTEXTS]
     method = method or default_draft_method(model)
-    drafts = ("none", method) if traits.serves and method in traits.drafts else ()
+    drafts = ("none", method) if traits.is_gpu_only and method in traits.draft_methods else ()
     return Climb(contexts=(context, *longer), speculate=drafts)
 
 

@@ -9,7 +9,7 @@ from moebox.core.model import KV_BYTES
 from moebox.core.plan import Goal
 from moebox.core.recipe import EngineName
 from moebox.core.traits import Traits
-from moebox.errors import BadInput, UnknownName, refuse_if, refuse_outside
+from moebox.errors import BadInput, UnknownName, refuse_if, refuse_out_of_range
 
 IMAGES = ("stock", "community")
 DRAFT_METHODS = ("none", "eagle3", "mtp", "ngram")
@@ -51,15 +51,15 @@ class Constraints(CommonConstraints):
 
     def __post_init__(self) -> None:
         _known("goal", self.goal, get_args(Goal))
-        _known("engine", self.engine, registry.names())
+        _known("engine", self.engine, registry.engine_names())
         _known("KV cache type", self.kv, tuple(KV_BYTES))
         _known("draft method", self.speculate, DRAFT_METHODS)
         _known("image", self.image, IMAGES)
         for name in (*PARALLEL_SIZES, "concurrency", "threads"):
-            refuse_outside(f"--{name}", getattr(self, name), 1, 2**20)
-        refuse_outside("--ub", self.ubatch, 1, 2**20)
-        refuse_outside("--context", self.context, 1, MAX_CONTEXT)
-        refuse_outside("--mla", self.mla, 0, 3)
+            refuse_out_of_range(f"--{name}", getattr(self, name), 1, 2**20)
+        refuse_out_of_range("--ub", self.ubatch, 1, 2**20)
+        refuse_out_of_range("--context", self.context, 1, MAX_CONTEXT)
+        refuse_out_of_range("--mla", self.mla, 0, 3)
         share = self.memory_utilization
         if share is not None and not 0 < share <= 1:
             raise BadInput(f"--memory-utilization {share:g} is not a share of the GPU", hint="write it like 0.90")
@@ -89,14 +89,14 @@ class Constraints(CommonConstraints):
                 f"{self.hybrid_flag} for {_listed(hybrid_engines())}"
             )
         if self.engine:
-            self._refuse_for(registry.traits(self.engine))
+            self._refuse_for(registry.engine_traits(self.engine))
 
     def _refuse_for(self, engine: Traits) -> None:
         """What the engine that was asked for does not have."""
-        if self.gpu_only_flag and engine.offloads and not engine.divides(self.gpu_only_flag[2:]):
+        if self.gpu_only_flag and engine.offloads_experts and not engine.can_shard(self.gpu_only_flag[2:]):
             other = f"--engine {self.engine} for {_listed(hybrid_engines())}"
             raise BadInput(f"{self.gpu_only_flag} is for {_listed(gpu_only_engines())}, {other}")
-        alone = self.hybrid_flag and engine.serves
+        alone = self.hybrid_flag and engine.is_gpu_only
         refuse_if(alone, f"{self.hybrid_flag} is for {_listed(hybrid_engines())}, not {self.engine}")
         self._refuse_image(engine)
         self._refuse_sharing(engine)
@@ -112,7 +112,7 @@ class Constraints(CommonConstraints):
         """Fields of [hybrid] that are pinned and that the engine does not have."""
         for flag in ("--experts-on-gpu", "--ub", "--mla"):
             field = HYBRID_FLAGS[flag]
-            if getattr(self, field) is None or field in engine.hybrid:
+            if getattr(self, field) is None or field in engine.hybrid_fields:
                 continue
             hint = "llama.cpp always absorbs latent attention" if field == "mla" else None
             raise BadInput(f"{flag} is for {_listed(engines_with_hybrid(field))}, not {self.engine}", hint=hint)
@@ -130,12 +130,12 @@ def _engines(wanted: Callable[[Traits], bool]) -> tuple[EngineName, ...]:
 
 def gpu_only_engines() -> tuple[EngineName, ...]:
     """Engines that serve from GPUs alone, the preferred ones first."""
-    return _engines(lambda traits: traits.serves)
+    return _engines(lambda traits: traits.is_gpu_only)
 
 
 def hybrid_engines() -> tuple[EngineName, ...]:
     """Engines that share the work between CPU and GPUs."""
-    return _engines(lambda traits: traits.offloads)
+    return _engines(lambda traits: traits.offloads_experts)
 
 
 def engines_with_preset(preset: str) -> tuple[EngineName, ...]:
@@ -145,7 +145,7 @@ def engines_with_preset(preset: str) -> tuple[EngineName, ...]:
 
 def engines_with_hybrid(*fields: str) -> tuple[EngineName, ...]:
     """Engines that share the work and have all these fields of [hybrid]."""
-    return _engines(lambda traits: traits.offloads and traits.hybrid >= set(fields))
+    return _engines(lambda traits: traits.offloads_experts and traits.hybrid_fields >= set(fields))
 
 
 def _listed(names: tuple[EngineName, ...]) -> str:

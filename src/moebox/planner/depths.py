@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from moebox.core.calibration import Expected
+from moebox.core.calibration import ExpectedStep
 from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Model
 from moebox.planner.speed import Speed
@@ -13,7 +13,7 @@ def cut_layers(deployment: Deployment, layers: int) -> Deployment:
     """The deployment with that many layers of its model, and as many of the checkpoint's bytes."""
     box, model, checkpoint, recipe = deployment.facts
     small = shallow_model(model, layers)
-    return Deployment.of(recipe, small, shallow_checkpoint(checkpoint, model, small), box)
+    return Deployment.from_parts(recipe, small, shallow_checkpoint(checkpoint, model, small), box)
 
 
 def shallow_model(model: Model, layers: int) -> Model:
@@ -25,7 +25,7 @@ def shallow_model(model: Model, layers: int) -> Model:
 
 def shallow_checkpoint(checkpoint: Checkpoint, model: Model, small: Model) -> Checkpoint:
     """The checkpoint with each component in proportion to the parameters that are left of it."""
-    before, after = replace(model, counted={}).by_component, small.by_component
+    before, after = replace(model, counted={}).parameters_by_component, small.parameters_by_component
     sizes = {
         name: round(size * after.get(name, 0) / before[name]) if before.get(name) else size
         for name, size in checkpoint.bytes_by_component.items()
@@ -33,7 +33,7 @@ def shallow_checkpoint(checkpoint: Checkpoint, model: Model, small: Model) -> Ch
     return replace(checkpoint, bytes_by_component=sizes)
 
 
-def expected_steps(deployment: Deployment, steps: Iterable[tuple[int, int]]) -> tuple[Expected, ...]:
+def expected_steps(deployment: Deployment, steps: Iterable[tuple[int, int]]) -> tuple[ExpectedStep, ...]:
     """What the forecast from published rows says of decode steps (batch, context), as a line in the layers."""
     model = deployment.facts[1]
     few = max(model.dense_layers + 1, model.layers // 2)
@@ -44,5 +44,5 @@ def expected_steps(deployment: Deployment, steps: Iterable[tuple[int, int]]) -> 
     for batch, context in sorted(set(steps)):
         seconds = half.step_s(batch, context)
         layer = (whole.step_s(batch, context) - seconds) / (model.layers - few)
-        found.append(Expected(batch=batch, context=context, fixed_s=seconds - few * layer, layer_s=layer))
+        found.append(ExpectedStep(batch=batch, context=context, fixed_s=seconds - few * layer, layer_s=layer))
     return tuple(found)

@@ -35,7 +35,7 @@ def _hopeless(gpus: int, box: Box, checkpoint: Checkpoint, pins: Constraints) ->
     """Whether even the largest GPU is too small for its part of the weights, on fewer GPUs than there are."""
     every = gpu_list.all_gpus(box)
     free = not pins.tp and (pins.dp or 1) == 1
-    return free and gpus < len(every) and checkpoint.bytes / gpus > max(gpu.memory for gpu in every)
+    return free and gpus < len(every) and checkpoint.total_bytes / gpus > max(gpu.memory for gpu in every)
 
 
 def _depths(box: Box, model: Model, engine: EngineName, pins: Constraints, tp: int, pp: int) -> Iterator[Parallel]:
@@ -49,8 +49,8 @@ def _depths(box: Box, model: Model, engine: EngineName, pins: Constraints, tp: i
 
 def _lies_on(box: Box, parallel: Parallel, pins: Constraints) -> bool:
     """Whether there are as many GPUs, evenly over the nodes; a pinned size is weighed however large."""
-    enough = parallel.gpus <= len(box.gpus) * box.nodes or pins.tp is not None
-    return enough and parallel.gpus % parallel.nodes == 0
+    enough = parallel.gpu_count <= len(box.gpus) * box.nodes or pins.tp is not None
+    return enough and parallel.gpu_count % parallel.nodes == 0
 
 
 def expert_parallel(model: Model, pins: Constraints, ranks: int) -> tuple[bool, ...]:
@@ -68,7 +68,7 @@ def context_parallel(model: Model, tp: int, engine: EngineName, pins: Constraint
     if pins.dcp:
         return (pins.dcp,)
     chosen_with_it = ep and not pins.ep  # one thing less plain at a time
-    if chosen_with_it or model.mla is None or not registry.traits(engine).weighs_dcp:
+    if chosen_with_it or model.mla is None or not registry.engine_traits(engine).proposes_dcp:
         return (1,)
     return tuple(size for size in (1, 2, 4, 8) if tp % size == 0)
 

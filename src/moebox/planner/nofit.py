@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from moebox.core import registry
-from moebox.core.box import Box, in_nodes
-from moebox.core.model import Checkpoint, Model, written
+from moebox.core.box import Box, split_into_nodes
+from moebox.core.model import Checkpoint, Model, format_names
 from moebox.core.recipe import EngineName, Recipe
 from moebox.core.traits import Traits
 from moebox.errors import BadInput, DoesNotFit, MoeboxError
@@ -21,7 +21,7 @@ from moebox.planner.candidates import (
 )
 from moebox.planner.constraints import PARALLEL_SIZES, Constraints, gpu_only_engines, hybrid_engines
 from moebox.planner.rate import RatedCandidate, raise_utilization, rate_candidates
-from moebox.units import count, gb, gib
+from moebox.units import format_count, format_gb, format_gib
 
 ROUND = 2**34  # remedies name RAM in steps of 16 GiB
 MOST_RAM = 2**42  # no host has more
@@ -79,7 +79,7 @@ class FitQuery:
     @property
     def allows_hybrid(self) -> bool:
         """Whether an engine that keeps experts in RAM may be meant."""
-        return not self.constraints.engine or registry.traits(self.constraints.engine).offloads
+        return not self.constraints.engine or registry.engine_traits(self.constraints.engine).offloads_experts
 
     @property
     def gpu_count(self) -> int:
@@ -89,7 +89,7 @@ class FitQuery:
     @property
     def allows_gpu_only(self) -> bool:
         """Whether an engine that serves from GPUs alone may be meant."""
-        return not self.constraints.engine or registry.traits(self.constraints.engine).serves
+        return not self.constraints.engine or registry.engine_traits(self.constraints.engine).is_gpu_only
 
 
 def no_fit_error(
@@ -99,7 +99,7 @@ def no_fit_error(
     asked = FitQuery(box, model, checkpoints, pins)
     if not tried:
         return no_candidate_error(asked)
-    least = min(one.recipe.parallel.gpus for one in tried)
+    least = min(one.recipe.parallel.gpu_count for one in tried)
     if least > asked.gpu_count and not tried[0].recipe.hybrid:
         return _too_few_gpus(asked, least)
     refused = _refused(tried)
@@ -159,7 +159,7 @@ def _lacking(asked: FitQuery, nearest: RatedCandidate) -> str:
     shape, where = ("", _full_device(nearest)) if recipe.hybrid else (f"{recipe.parallel.text}, ", _full_gpu(recipe))
     return (
         f"{asked.model.title} does not fit {place}: the nearest ({recipe.engine}, {nearest.checkpoint.name}, "
-        f"{shape}{count(recipe.context)} tokens) lacks {gb(nearest.memory.shortfall)} {where}"
+        f"{shape}{format_count(recipe.context)} tokens) lacks {format_gb(nearest.memory.shortfall)} {where}"
     )
 
 
@@ -195,10 +195,12 @@ def _without_gpu(asked: FitQuery) -> str:
     other = "--box plans for another box, such as 8x-rtx-pro-6000-server"
     if asked.constraints.gpu_only_flag or asked.constraints.image:
         return other
-    able = next(traits for traits in registry.all_traits() if traits.without_gpu and not traits.not_on)
+    able = next(
+        traits for traits in registry.all_traits() if traits.runs_without_gpu and not traits.unsupported_generations
+    )
     if usable_checkpoints(asked.checkpoints, able.name, replace(asked.constraints, engine=able.name)):
         return f"--engine {able.name} runs on CPUs; {other}"
-    return f"{able.name} runs on CPUs, from a {written(*able.formats)} of the model; {other}"
+    return f"{able.name} runs on CPUs, from a {format_names(*able.formats)} of the model; {other}"
 
 
 def _unread(asked: FitQuery, engines: tuple[EngineName, ...]) -> MoeboxError:
@@ -210,15 +212,15 @@ def _unread(asked: FitQuery, engines: tuple[EngineName, ...]) -> MoeboxError:
 
 def _readable(asked: FitQuery, engines: tuple[EngineName, ...]) -> str:
     """What engines read, and in what the model is there."""
-    known = sorted({f"{form.name} ({written(form.format)})" for form in asked.checkpoints})
-    read = written(*(kind for name in engines for kind in registry.traits(name).formats))
+    known = sorted({f"{form.name} ({format_names(form.format)})" for form in asked.checkpoints})
+    read = format_names(*(kind for name in engines for kind in registry.engine_traits(name).formats))
     return f"it reads {read}; known forms: {', '.join(known)}"
 
 
 def _readers(asked: FitQuery) -> str:
     """The engines that read the form which is pinned."""
     free = replace(asked.constraints, engine=None)
-    readers = [name for name in registry.names() if usable_checkpoints(asked.checkpoints, name, free)]
+    readers = [name for name in registry.engine_names() if usable_checkpoints(asked.checkpoints, name, free)]
     return f"it is read by {' and '.join(readers)}"
 
 
@@ -285,19 +287,19 @@ def _other_form(asked: FitQuery, tried: list[RatedCandidate]) -> Iterator[str]:
         if form and form not in [one.checkpoint for one in tried]:
             seen = ", a file not verified to exist" if form.unverified else ""
             without = f" without {' and '.join(freed)}" if freed else ""
-            yield f"--checkpoint {form.name} ({gb(form.bytes)}{seen}) fits{without}"
+            yield f"--checkpoint {form.name} ({format_gb(form.total_bytes)}{seen}) fits{without}"
             return
 
 
 def _largest_form(asked: FitQuery) -> Checkpoint | None:
     """The largest form that fits, or one nobody has seen where no other does."""
-    found = max((one.checkpoint for one in asked.viable_candidates()), key=lambda form: form.bytes, default=None)
+    found = max((one.checkpoint for one in asked.viable_candidates()), key=lambda form: form.total_bytes, default=None)
     return found or next((form for form in _unseen(asked) if _fits_as(asked, form)), None)
 
 
 def _unseen(asked: FitQuery) -> Iterator[Checkpoint]:
     """Forms that nobody has verified to exist, the largest first, as far as they keep quality."""
-    largest_first = sorted(asked.checkpoints, key=lambda form: -form.bytes)
+    largest_first = sorted(asked.checkpoints, key=lambda form: -form.total_bytes)
     unseen = (form for form in largest_first if form.unverified)
     return (form for form in unseen if form.bits_per_weight(asked.model) >= LEAST_BITS)
 
@@ -323,13 +325,15 @@ def _serving_on(asked: FitQuery, number: int) -> Traits | None:
     free = asked.with_constraints(**dict.fromkeys(PARALLEL_SIZES), context=asked.constraints.context or LEAST_CONTEXT)
     larger = replace(free, box=_with_gpus(asked.box, number))
     engines = (asked.constraints.engine,) if asked.constraints.engine else gpu_only_engines()
-    return next((registry.traits(name) for name in engines if larger.with_constraints(engine=name).has_viable), None)
+    return next(
+        (registry.engine_traits(name) for name in engines if larger.with_constraints(engine=name).has_viable), None
+    )
 
 
 def _with_gpus(box: Box, number: int) -> Box:
     """As many of its first GPU, in as many nodes as such GPUs come in."""
     gpu = box.gpus[0]
-    return in_nodes(replace(box, gpus=(gpu,) * number, nodes=1, name=f"{number}x-{gpu.name}"))
+    return split_into_nodes(replace(box, gpus=(gpu,) * number, nodes=1, name=f"{number}x-{gpu.name}"))
 
 
 def _ram_needed(asked: FitQuery) -> str:
@@ -342,8 +346,8 @@ def _ram_needed(asked: FitQuery) -> str:
     if _ram_size(better) == _ram_size(nearest):
         nearest = better
     here = ("here", "on this GPU", "on these GPUs")[min(len(box.gpus), 2)]
-    have = f"{gib(box.ram)} is there" if box.ram else "none was declared"
-    form = f"{nearest.checkpoint.name} under {registry.titled(nearest.recipe.engine)}"
+    have = f"{format_gib(box.ram)} is there" if box.ram else "none was declared"
+    form = f"{nearest.checkpoint.name} under {registry.engine_display_name(nearest.recipe.engine)}"
     more = f", with {_ram_size(better)} {better.checkpoint.name}, which loses less" if better != nearest else ""
     return f"--ram {_ram_size(nearest)}: with that much RAM {form} fits {here} ({have}){more}"
 
@@ -357,7 +361,7 @@ def _ram_size(weighed: RatedCandidate) -> str:
 def _with_ram(asked: FitQuery) -> list[RatedCandidate]:
     """All that fits with more RAM."""
     box, pins = asked.box, asked.constraints
-    if pins.gpu_only_flag or not asked.allows_hybrid or box.unified:
+    if pins.gpu_only_flag or not asked.allows_hybrid or box.has_unified_memory:
         return []
     roomy = replace(box, ram=MOST_RAM, ram_free=None)
     engines = (pins.engine,) if pins.engine else hybrid_engines()

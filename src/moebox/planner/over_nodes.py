@@ -13,7 +13,7 @@ from moebox.planner.place import divide_evenly
 
 def multi_node_recipes(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe) -> Iterator[Recipe]:
     """`recipe` over two nodes and more, as many as the box has; nothing for engines that have no workers."""
-    if not registry.traits(recipe.engine).workers or not (box.gpus or box.ram):
+    if not registry.engine_traits(recipe.engine).worker_programs or not (box.gpus or box.ram):
         return
     for nodes in range(2, box.nodes + 1):
         yield _over(nodes, box, model, checkpoint, recipe)

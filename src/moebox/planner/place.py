@@ -33,7 +33,9 @@ def expert_counts_that_fit(box: Box, model: Model, checkpoint: Checkpoint, recip
     """As many expert layers on each GPU as its memory holds after cache, buffers and a margin; all, if they fit."""
     if not (model.moe and checkpoint.expert_layer_bytes and box.gpus):
         return ()
-    if box.unified:  # what a GPU leaves to the CPU takes the same memory: whether all of it fits, the budget says
+    if (
+        box.has_unified_memory
+    ):  # what a GPU leaves to the CPU takes the same memory: whether all of it fits, the budget says
         return divide_evenly([model.moe_layers] * len(box.gpus), model.moe_layers)
     whole = _room(box, model, checkpoint, recipe, all_placed=True)
     if sum(whole) >= model.moe_layers:

@@ -76,10 +76,10 @@ def _bits(weighed: RatedCandidate) -> Iterator[Discount]:
 
 def _engine(weighed: RatedCandidate) -> Iterator[Discount]:
     """Another engine or other weights than the first choice."""
-    checkpoint, engine = weighed.checkpoint, registry.traits(weighed.recipe.engine)
+    checkpoint, engine = weighed.checkpoint, registry.engine_traits(weighed.recipe.engine)
     if engine.rank > preferred_engine().rank:
         yield Discount(TOLERANCE, f"{preferred_engine().title} is preferred where speeds are close")
-    if not engine.proven:
+    if not engine.is_proven:
         yield Discount(FEW_ROWS, f"few have measured {engine.title}")
     if not checkpoint.native and not checkpoint.path:
         yield _other_form(weighed)
@@ -112,14 +112,14 @@ def _other_form(weighed: RatedCandidate) -> Discount:
 @functools.cache
 def native_bits_per_weight(name: str) -> float:
     """Bits a weight of the smallest form that a model's makers published; without end where none is known."""
-    own = [checkpoint for checkpoint in catalogue.checkpoints(name) if checkpoint.native]
-    return min((checkpoint.bits_per_weight(catalogue.model(name)) for checkpoint in own), default=math.inf)
+    own = [checkpoint for checkpoint in catalogue.published_checkpoints(name) if checkpoint.native]
+    return min((checkpoint.bits_per_weight(catalogue.find_model(name)) for checkpoint in own), default=math.inf)
 
 
 @functools.cache
 def preferred_engine() -> Traits:
     """The engine that is taken where forecasts tie."""
-    return min((engine for engine in registry.all_traits() if engine.serves), key=lambda engine: engine.rank)
+    return min((engine for engine in registry.all_traits() if engine.is_gpu_only), key=lambda engine: engine.rank)
 
 
 def discounted_figure(weighed: RatedCandidate) -> float:

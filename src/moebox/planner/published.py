@@ -76,14 +76,14 @@ class PublishedStart:
     def deployment(self) -> Deployment:
         """The start with its box, model and checkpoint."""
         count, _, name = self.box.partition("x-")
-        model = catalogue.model(self.model)
-        box = Box(name=self.box, gpus=(catalogue.gpu(name),) * int(count))
-        return Deployment.of(self.recipe, model, catalogue.checkpoint(model.name, self.checkpoint), box)
+        model = catalogue.find_model(self.model)
+        box = Box(name=self.box, gpus=(catalogue.find_gpu(name),) * int(count))
+        return Deployment.from_parts(self.recipe, model, catalogue.find_checkpoint(model.name, self.checkpoint), box)
 
 
 def published_starts(kind: str) -> tuple[PublishedStart, ...]:
     """Every published `pool`, or every published `weights`."""
-    found = catalogue.table("published/memory")[kind]
+    found = catalogue.load_table("published/memory")[kind]
     return tuple(codec.decode(PublishedStart, row, where=f"published/memory.toml [{row['run']}]") for row in found)
 
 

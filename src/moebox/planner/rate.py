@@ -9,7 +9,7 @@ from moebox.core import gpu_list
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Model
-from moebox.core.plan import Caution, Forecast, Line, Memory
+from moebox.core.plan import ArithmeticLine, Forecast, Memory, PlanWarning
 from moebox.core.recipe import Recipe
 from moebox.engines import memory_budget
 from moebox.planner.candidates import Candidate, limit_utilization
@@ -49,7 +49,7 @@ class RatedCandidate:
     @cached_property
     def deployment(self) -> Deployment:
         """It on its box, as everything after the plan takes it."""
-        return Deployment.of(self.recipe, self.model, self.checkpoint, self.box)
+        return Deployment.from_parts(self.recipe, self.model, self.checkpoint, self.box)
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -57,7 +57,7 @@ class RatedCandidate:
         return self.candidate.checkpoint
 
     @cached_property
-    def known_issues(self) -> tuple[Caution, ...]:
+    def known_issues(self) -> tuple[PlanWarning, ...]:
         """What is known to go wrong."""
         return known_issues(self.deployment)
 
@@ -96,7 +96,7 @@ class RatedCandidate:
 
     def memory_with(self, other: Candidate) -> Memory:
         """What another candidate would take in its place."""
-        return memory_of_deployment(Deployment.of(other.recipe, self.model, other.checkpoint, self.box))
+        return memory_of_deployment(Deployment.from_parts(other.recipe, self.model, other.checkpoint, self.box))
 
     @cached_property
     def decode_rate(self) -> float:
@@ -113,7 +113,7 @@ def rate_candidates(
             box=box,
             model=model,
             candidate=one,
-            memory=memory_of_deployment(Deployment.of(one.recipe, model, one.checkpoint, box)),
+            memory=memory_of_deployment(Deployment.from_parts(one.recipe, model, one.checkpoint, box)),
             constraints=constraints,
         )
         for one in candidates
@@ -126,14 +126,16 @@ def memory_of_deployment(deployment: Deployment) -> Memory:
     Engines that share the work with the CPU make the cache as large as they are asked to, whatever memory is left.
     """
     memory = memory_budget(deployment)
-    if deployment.engine.offloads or not deployment.place.calibrations or not memory.fits:
+    if deployment.engine.offloads_experts or not deployment.required_box.calibrations or not memory.fits:
         return memory
     measured = Speed.for_deployment(deployment).measured
     if measured is None or not measured.cache_tokens:
         return memory
     tokens = measured.cache_tokens
     formula = f"{memory.kv_tokens:,} by arithmetic; carried to {measured.layers} layers from what the engine allocated"
-    line = Line(what="cache, measured", formula=formula, value=tokens, unit="tokens", source=measured.calibration.id)
+    line = ArithmeticLine(
+        what="cache, measured", formula=formula, value=tokens, unit="tokens", source=measured.calibration.id
+    )
     return replace(memory, kv_tokens=tokens, lines=(*memory.lines, line))
 
 

@@ -6,16 +6,16 @@ from dataclasses import fields, replace
 from moebox.core import families
 from moebox.core.box import Box
 from moebox.core.gpu_list import all_gpus
-from moebox.core.plan import Alternative, Caution, DeviceMemory, Memory
+from moebox.core.plan import Alternative, DeviceMemory, Memory, PlanWarning
 from moebox.core.recipe import Climb, Recipe, Runtime
-from moebox.core.registry import titled
+from moebox.core.registry import engine_display_name
 from moebox.engines import modules
 from moebox.planner import climbing, prefer
 from moebox.planner.candidates import START_CONTEXT, START_UTILIZATION
 from moebox.planner.constraints import Constraints
 from moebox.planner.rate import HIGHER_UTILIZATIONS, PROMPT_TOKENS, RatedCandidate
 from moebox.planner.speed.links import describe_network
-from moebox.units import count, gb, gib, plural, seconds
+from moebox.units import format_count, format_gb, format_gib, format_seconds, plural
 
 MOST = 5  # runners-up shown
 MOST_REFUSED = 8
@@ -51,7 +51,7 @@ def _weights(best: RatedCandidate) -> str:
     form = best.checkpoint
     kind = "as its makers published it" if form.native else "requantised"
     bits = f"{form.bits_per_weight(best.model):.2f} bits a weight"
-    return f"{best.model.title} in {form.label}, {kind}: {gb(form.bytes)}, {bits}"
+    return f"{best.model.title} in {form.label}, {kind}: {format_gb(form.total_bytes)}, {bits}"
 
 
 def _layout(best: RatedCandidate, others: list[RatedCandidate]) -> str:
@@ -62,27 +62,25 @@ def _layout(best: RatedCandidate, others: list[RatedCandidate]) -> str:
     rival = _best(others, lambda one: _same_but(one, best, "parallel") and one.recipe.parallel.text != parallel.text)
     if rival:
         text += f"; {rival.recipe.parallel.text} is {compare_figures(rival, best)}"
-    if parallel.gpus < every:
-        text += f"; {every - parallel.gpus} of {every} GPUs stay free"
+    if parallel.gpu_count < every:
+        text += f"; {every - parallel.gpu_count} of {every} GPUs stay free"
     return text
 
 
 def _held(memory: Memory) -> str:
     """Weights of a GPU; stages are not equally large."""
-    sizes = {gib(device.weights_total) for device in memory.devices if device.weights}
-    most = gib(max(device.weights_total for device in memory.devices))
+    sizes = {format_gib(device.weights_total) for device in memory.devices if device.weights}
+    most = format_gib(max(device.weights_total for device in memory.devices))
     return most if len(sizes) == 1 else f"up to {most}"
 
 
 def _engine(best: RatedCandidate, others: list[RatedCandidate], pins: Constraints) -> str:
     if pins.engine:
-        return f"{titled(pins.engine)} was asked for"
+        return f"{engine_display_name(pins.engine)} was asked for"
     rival = _best(others, lambda one: one.recipe.engine != best.recipe.engine and one.recipe.hybrid is None)
     if rival is None:
         return ""
-    return (
-        f"{titled(best.recipe.engine)} over {titled(rival.recipe.engine)}, which is {compare_and_explain(rival, best)}"
-    )
+    return f"{engine_display_name(best.recipe.engine)} over {engine_display_name(rival.recipe.engine)}, which is {compare_and_explain(rival, best)}"
 
 
 def _cache(best: RatedCandidate, tried: list[RatedCandidate]) -> str:
@@ -116,7 +114,7 @@ def _placement(best: RatedCandidate) -> str:
     if hybrid.split:
         return _over_nodes(best)
     if not best.box.gpus:
-        return f"no GPU: everything runs from RAM, {gib(ram.weights_total)} of {gib(ram.total)}"
+        return f"no GPU: everything runs from RAM, {format_gib(ram.weights_total)} of {format_gib(ram.total)}"
     return _on_gpus([len(layers) for layers in hybrid.experts], best)
 
 
@@ -131,9 +129,9 @@ def _on_gpus(counts: list[int], best: RatedCandidate) -> str:
 
 
 def _left_to_cpu(box: Box, ram: DeviceMemory) -> str:
-    if box.unified:
+    if box.has_unified_memory:
         return "the CPU works on the others, out of the same memory"
-    return f"{gib(ram.weights_total)} of weights stay in RAM, {gib(ram.free)} of RAM is left free"
+    return f"{format_gib(ram.weights_total)} of weights stay in RAM, {format_gib(ram.free)} of RAM is left free"
 
 
 def _over_nodes(best: RatedCandidate) -> str:
@@ -144,7 +142,7 @@ def _over_nodes(best: RatedCandidate) -> str:
     where = "GPUs" if best.box.gpus else "RAM"
     return (
         f"whole layers on the {where} of {nodes} nodes over llama.cpp's RPC, {hops.layers} of them on other nodes; "
-        f"{gib(away)} of weights go over the network at every start, {seconds(away / hops.rate)} at least"
+        f"{format_gib(away)} of weights go over the network at every start, {format_seconds(away / hops.rate)} at least"
     )
 
 
@@ -180,7 +178,7 @@ def _careful(recipe: Recipe) -> str:
 def _context(best: RatedCandidate, pins: Constraints) -> str:
     wanted = min(START_CONTEXT, best.model.context)
     if not pins.context and best.recipe.context < wanted:
-        return f"context {count(best.recipe.context)}: {count(wanted)} does not fit"
+        return f"context {format_count(best.recipe.context)}: {format_count(wanted)} does not fit"
     return ""
 
 
@@ -234,13 +232,13 @@ def _kinds(best: RatedCandidate) -> list[Callable[[RatedCandidate], bool]]:
 def candidate_title(one: RatedCandidate, best: RatedCandidate) -> str:
     """A runner-up in words: engine, layout, and what sets it apart."""
     recipe = one.recipe
-    engine = [titled(recipe.engine), "patched community image" if recipe.runtime.preset else ""]
+    engine = [engine_display_name(recipe.engine), "patched community image" if recipe.runtime.preset else ""]
     if recipe.hybrid:
         parts = [one.checkpoint.label, _shared_out(recipe), f"-ub {recipe.hybrid.ubatch}"]
     else:
         form = one.checkpoint.label if one.checkpoint != best.checkpoint else ""
         draft = f"{recipe.speculate.method} draft" if recipe.speculate else ""
-        parts = [" ".join(recipe.parallel.words), f"{recipe.kv} cache", form, draft]
+        parts = [" ".join(recipe.parallel.labels), f"{recipe.kv} cache", form, draft]
     return ", ".join(filter(None, engine + parts))
 
 
@@ -285,7 +283,7 @@ def list_rejected(best: RatedCandidate, tried: list[RatedCandidate]) -> dict[str
     out = _not_starting(alike, best)
     for one in _lacking(alike):
         if len(out) < MOST_REFUSED:
-            lack = f"lacks {gb(one.memory.shortfall)} for {count(one.recipe.context)} tokens"
+            lack = f"lacks {format_gb(one.memory.shortfall)} for {format_count(one.recipe.context)} tokens"
             out.setdefault(candidate_title(one, best), lack)
     return out
 
@@ -310,10 +308,10 @@ def _same_kind(one: RatedCandidate, best: RatedCandidate) -> bool:
     if one.recipe.hybrid or best.recipe.hybrid:
         return bool(one.recipe.hybrid and best.recipe.hybrid)
     mine, its = one.recipe.parallel, best.recipe.parallel
-    return (mine.gpus, mine.ep) == (its.gpus, its.ep)
+    return (mine.gpu_count, mine.ep) == (its.gpu_count, its.ep)
 
 
-def image_warnings(best: RatedCandidate, others: list[RatedCandidate], pins: Constraints) -> Iterator[Caution]:
+def image_warnings(best: RatedCandidate, others: list[RatedCandidate], pins: Constraints) -> Iterator[PlanWarning]:
     """What the patched image gains where the stock one cannot do what it does, or why it was taken."""
     if best.recipe.runtime.preset and pins.image:
         yield from _untried(best)
@@ -323,34 +321,34 @@ def image_warnings(best: RatedCandidate, others: list[RatedCandidate], pins: Con
         yield from _gained(best, others)
 
 
-def _untried(best: RatedCandidate) -> Iterator[Caution]:
+def _untried(best: RatedCandidate) -> Iterator[PlanWarning]:
     """A patched image that was asked for beyond what it was built for."""
-    preset, gpu = best.recipe.runtime.preset, best.deployment.gpu
-    if gpu is None or (gpu.generation == "blackwell-rtx" and families.made_for(best.model, preset)):
+    preset, gpu = best.recipe.runtime.preset, best.deployment.smallest_gpu
+    if gpu is None or (gpu.generation == "blackwell-rtx" and families.has_preset(best.model, preset)):
         return
     text = (
         f"the patched image was built for Kimi on RTX Blackwell; with {best.model.title} on {gpu.title} it is untried"
     )
-    yield Caution(symptom="", text=text, remedy="leave --image out for the stock image", source=IMAGE_SOURCE)
+    yield PlanWarning(symptom="", text=text, remedy="leave --image out for the stock image", source=IMAGE_SOURCE)
 
 
-def _patched(best: RatedCandidate) -> Iterator[Caution]:
+def _patched(best: RatedCandidate) -> Iterator[PlanWarning]:
     stock = replace(best.candidate, recipe=replace(best.recipe, runtime=Runtime()))
     trouble = replace(best, candidate=stock).fatal_issue
     if trouble:
-        stock_name = f"stock {titled(best.recipe.engine)}"
+        stock_name = f"stock {engine_display_name(best.recipe.engine)}"
         text = f"the patched community image was taken, because {stock_name} does not start with this: {trouble}"
-        yield Caution(symptom="", text=text, remedy='kv = "bf16" for the stock image')
+        yield PlanWarning(symptom="", text=text, remedy='kv = "bf16" for the stock image')
 
 
-def _gained(best: RatedCandidate, others: list[RatedCandidate]) -> Iterator[Caution]:
+def _gained(best: RatedCandidate, others: list[RatedCandidate]) -> Iterator[PlanWarning]:
     patched = _best(others, lambda one: _same_but(one, best, "kv", "runtime") and bool(one.recipe.runtime.preset))
     if patched and patched.recipe.kv == "fp8":
         text = (
-            f"the patched community image runs an fp8 cache on these GPUs: {count(patched.memory.kv_tokens)} tokens "
-            f"instead of {count(best.memory.kv_tokens)}, {compare_figures(patched, best)} {_streams(patched, best)}"
+            f"the patched community image runs an fp8 cache on these GPUs: {format_count(patched.memory.kv_tokens)} tokens "
+            f"instead of {format_count(best.memory.kv_tokens)}, {compare_figures(patched, best)} {_streams(patched, best)}"
         )
-        yield Caution(symptom="", text=text, remedy="--image community", severity="note", source=IMAGE_SOURCE)
+        yield PlanWarning(symptom="", text=text, remedy="--image community", severity="note", source=IMAGE_SOURCE)
 
 
 def _streams(one: RatedCandidate, best: RatedCandidate) -> str:
@@ -359,7 +357,7 @@ def _streams(one: RatedCandidate, best: RatedCandidate) -> str:
     return f"at {plural(one.streams, 'stream')}{theirs}"
 
 
-def thread_limit_warnings(best: RatedCandidate) -> Iterator[Caution]:
+def thread_limit_warnings(best: RatedCandidate) -> Iterator[PlanWarning]:
     """Where threads, not RAM, are what limits decoding: more of the one does not help without the other."""
     shared, paper = best.speed.hybrid_step, best.box.ram_rate
     if not shared or not paper or not shared.is_thread_bound:
@@ -369,7 +367,7 @@ def thread_limit_warnings(best: RatedCandidate) -> Iterator[Caution]:
         f"{threads or shared.cores} threads unpack at most {shared.ram_rate / 1e9:,.0f} GB/s of experts; "
         f"RAM of {paper / 1e9:,.0f} GB/s would give more"
     )
-    yield Caution(symptom="", text=text, remedy="more threads, on more cores", severity="note")
+    yield PlanWarning(symptom="", text=text, remedy="more threads, on more cores", severity="note")
 
 
 def _best(found: list[RatedCandidate], kind: Callable[[RatedCandidate], bool]) -> RatedCandidate | None:

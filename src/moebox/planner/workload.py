@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from moebox.errors import require
+from moebox.errors import require_all
 
 # Evenly spread draws that need no memory: multiples of irrational numbers, modulo 1.
 DAY = 86_400  # seconds
@@ -40,7 +40,7 @@ class SimulatedWorkload:
     def validate(self) -> None:
         """Raise BadInput for what cannot be meant."""
         waits = self.turns == 1 or not self.rate
-        require(
+        require_all(
             "",
             {
                 "input, output and requests must be 1 or more": min(self.input, self.output, self.requests) >= 1,

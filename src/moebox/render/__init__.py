@@ -44,9 +44,9 @@ def render(deployment: Deployment, form: Form) -> str:
 
 def _refuse_workers(deployment: Deployment) -> None:
     """Nodes that run another program than the first have no file that starts them all."""
-    if deployment.recipe.parallel.nodes > 1 and deployment.engine.workers:
+    if deployment.recipe.parallel.nodes > 1 and deployment.engine.worker_programs:
         raise BadInput(
-            f"{deployment.engine.title} over several nodes is not rendered: they run {deployment.engine.workers[0]}",
+            f"{deployment.engine.title} over several nodes is not rendered: they run {deployment.engine.worker_programs[0]}",
             hint="`moebox up RECIPE --hosts FILE` or `--slurm` starts it; `--hosts FILE --dry-run` prints the commands",
         )
 

@@ -82,7 +82,7 @@ def k8s(deployment: Deployment) -> Context:
         "why": {name: variable_reason(opened, name) for name in env},
         "secrets": started.secret_env,
         "port": recipe.listen.port,
-        "health": deployment.engine.health,
+        "health": deployment.engine.health_path,
         "host_folder": recipe.runtime.models_dir,
         "storage": _storage(deployment),
         "shared_memory": options.shared_memory(recipe),
@@ -111,7 +111,7 @@ def _storage(deployment: Deployment) -> str:
 
 
 def _weights_size(deployment: Deployment) -> int:
-    known = deployment.found_checkpoint
+    known = deployment.known_checkpoint
     return sum(known.bytes_by_component.values()) if known else 0
 
 
@@ -123,7 +123,7 @@ def _head(
         line = f'{recipe.runtime.setup} && exec {shlex.join(machine.entry_of(argv, whole))} "$@"'
         return ["-c", line, "engine"], ["bash"]
     start = machine.entry_of(after, whole)
-    if not whole.engine.image_enters or recipe.runtime.entry:
+    if not whole.engine.image_has_entrypoint or recipe.runtime.entry:
         return [], list(start)  # the image starts nothing by itself
     return list(start), before[1:]
 

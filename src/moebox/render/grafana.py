@@ -31,7 +31,7 @@ class Chart:
 def grafana(deployment: Deployment) -> str:
     """The dashboard as JSON, to be imported or provisioned."""
     recipe = deployment.recipe
-    names = metrics.of(recipe.engine)
+    names = metrics.engine_metrics(recipe.engine)
     panels = [_panel(chart, number) for number, chart in enumerate(charts(names, SELECT))]
     document = {
         "uid": f"moebox-{quoting.slug(recipe.name)}"[:40],
@@ -50,7 +50,7 @@ def grafana(deployment: Deployment) -> str:
 
 
 def _variables(names: EngineMetrics) -> list[Document]:
-    query = f"label_values({names.name('running')}, instance)"
+    query = f"label_values({names.newest_name('running')}, instance)"
     return [
         {"name": "datasource", "type": "datasource", "query": "prometheus", "label": "Prometheus"},
         {
@@ -68,22 +68,26 @@ def _variables(names: EngineMetrics) -> list[Document]:
 
 def charts(names: EngineMetrics, select: str) -> list[Chart]:
     """Panels for the figures this engine shows; the others are left out."""
-    prompt, output = names.name("prompt_tokens_total"), names.name("output_tokens_total")
-    hits, queries = names.name("prefix_hits_total"), names.name("prefix_queries_total")
+    prompt, output = names.newest_name("prompt_tokens_total"), names.newest_name("output_tokens_total")
+    hits, queries = names.newest_name("prefix_hits_total"), names.newest_name("prefix_queries_total")
     found = [
-        _gauges("Requests", "short", select, running=names.name("running"), waiting=names.name("waiting")),
+        _gauges(
+            "Requests", "short", select, running=names.newest_name("running"), waiting=names.newest_name("waiting")
+        ),
         _rates("Tokens a second", select, prompt=prompt, output=output),
-        _gauges("KV cache in use", "percentunit", select, used=names.name("kv_use")),
-        _quantiles("Time to first token", names.name("ttft"), select),
-        _quantiles("Time per output token", names.name("tpot"), select),
-        _quantiles("End to end", names.name("e2e"), select),
-        _quantiles("Waiting in the queue", names.name("queue"), select),
-        _rates("Preemptions a second", select, unit="short", preempted=names.name("preemptions_total")),
+        _gauges("KV cache in use", "percentunit", select, used=names.newest_name("kv_use")),
+        _quantiles("Time to first token", names.newest_name("ttft"), select),
+        _quantiles("Time per output token", names.newest_name("tpot"), select),
+        _quantiles("End to end", names.newest_name("e2e"), select),
+        _quantiles("Waiting in the queue", names.newest_name("queue"), select),
+        _rates("Preemptions a second", select, unit="short", preempted=names.newest_name("preemptions_total")),
         _share("Prompt tokens found in the prefix cache", hits, queries, select),
-        _gauges("Prefix cache hit rate", "percentunit", select, hit=names.name("cache_hit_rate")),
-        _share("Draft tokens accepted", names.name("accepted_total"), names.name("drafted_total"), select),
-        _gauges("Tokens accepted a step", "short", select, accepted=names.name("accept_length")),
-        _rates("Requests finished a second", select, unit="reqps", finished=names.name("finished_total")),
+        _gauges("Prefix cache hit rate", "percentunit", select, hit=names.newest_name("cache_hit_rate")),
+        _share(
+            "Draft tokens accepted", names.newest_name("accepted_total"), names.newest_name("drafted_total"), select
+        ),
+        _gauges("Tokens accepted a step", "short", select, accepted=names.newest_name("accept_length")),
+        _rates("Requests finished a second", select, unit="reqps", finished=names.newest_name("finished_total")),
     ]
     return [chart for chart in found if chart.queries]
 
@@ -146,7 +150,7 @@ def _legend(query: str, legend: str) -> str:
 
 def prometheus(deployment: Deployment) -> str:
     """Alerting rules as Prometheus reads them (`rule_files`)."""
-    return _head(deployment) + yaml_text.dump({"groups": groups(deployment)})
+    return _head(deployment) + yaml_text.dump_yaml({"groups": groups(deployment)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,9 +181,9 @@ WARNINGS = {
 def groups(deployment: Deployment) -> list[Document]:
     """The alerts on what the ladder and the bench would call a slip."""
     recipe = deployment.recipe
-    names = metrics.of(recipe.engine)
+    names = metrics.engine_metrics(recipe.engine)
     slug = quoting.slug(recipe.name)
-    running, tokens = names.name("running"), names.name("output_tokens_total")
+    running, tokens = names.newest_name("running"), names.newest_name("output_tokens_total")
     alerts = [
         _alert("EngineDown", f'up{{job=~".*{slug}.*"}} == 0', "2m", "critical", "the engine does not answer Prometheus")
     ]
@@ -187,7 +191,7 @@ def groups(deployment: Deployment) -> list[Document]:
         silent = f"sum by (instance) ({running}) > 0 and sum by (instance) (rate({tokens}[3m])) == 0"
         alerts.append(_alert("EngineSilent", silent, "3m", "critical", "requests are running and no token comes out"))
     for figure, warning in WARNINGS.items():
-        if metric := names.name(figure):
+        if metric := names.newest_name(figure):
             query = warning.query.format(metric=metric)
             alerts.append(_alert(warning.name, query, warning.lasting, "warning", warning.about))
     return [{"name": f"moebox-{slug}", "rules": alerts}]
@@ -204,5 +208,5 @@ def _alert(name: str, query: str, lasting: str, severity: str, about: str) -> Do
 
 
 def _head(deployment: Deployment) -> str:
-    source = metrics.of(deployment.recipe.engine).source
+    source = metrics.engine_metrics(deployment.recipe.engine).source
     return f"# Alerts for {deployment.recipe.name}, in the names of {source or deployment.engine.title}.\n"

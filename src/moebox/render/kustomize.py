@@ -22,14 +22,14 @@ def base(deployment: Deployment, text: str) -> dict[str, str]:
     files = {FILES[_kind(document)]: head + document for document in documents}
     monitor = [service_monitor(name), prometheus_rule(deployment)]
     files["monitoring.yaml"] = "# Needs the Prometheus operator; leave it out of kustomization.yaml without.\n"
-    files["monitoring.yaml"] += yaml_text.documents(monitor)
+    files["monitoring.yaml"] += yaml_text.dump_documents(monitor)
     kustomization: Document = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
         "resources": sorted(files),
         "labels": [{"pairs": {"app.kubernetes.io/part-of": name}, "includeSelectors": False}],
     }
-    return {"kustomization.yaml": yaml_text.dump(kustomization), **files}
+    return {"kustomization.yaml": yaml_text.dump_yaml(kustomization), **files}
 
 
 def service_monitor(name: str) -> Document:

@@ -173,8 +173,8 @@ def compose(deployment: Deployment) -> Context:
         "shares_memory": deployment.engine.shares_memory,
         "options": _service(deployment),
         "uses_gpus": uses_gpus(deployment),
-        "privileged": "--privileged" in presets.of(recipe).options,
-        "health": deployment.engine.health,
+        "privileged": "--privileged" in presets.recipe_preset(recipe).options,
+        "health": deployment.engine.health_path,
     }
 
 

@@ -59,7 +59,7 @@ def compose_keys(recipe: Recipe) -> dict[str, str]:
     keys: dict[str, str] = {}
     lists: dict[str, list[str]] = {}
     logging: dict[str, str] = {}
-    for name, value in containers.options(recipe.runtime.options):
+    for name, value in containers.parse_options(recipe.runtime.options):
         if name == "--log-opt":
             option, _, given = value.partition("=")
             logging[option] = given
@@ -124,7 +124,7 @@ def _single(name: str, value: str) -> dict[str, str]:
 def shared_memory(recipe: Recipe) -> str:
     """How much of a pod's memory may be shared, as Kubernetes writes sizes; BadInput for what a pod has no word for."""
     size = "32Gi"
-    for name, value in containers.options(recipe.runtime.options):
+    for name, value in containers.parse_options(recipe.runtime.options):
         if name == "--shm-size":
             size = _quantity(value)
         elif (name, value) not in OF_EVERY_POD:

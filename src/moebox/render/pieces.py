@@ -113,7 +113,7 @@ def _draft_variables(deployment: Deployment) -> dict[str, Var]:
 def _draft_model(deployment: Deployment) -> Var:
     """The recipe's draft, or the one that goes with the model."""
     speculate = deployment.recipe.speculate
-    return _var("EAGLE3_MODEL", speculate.draft if speculate else _draft_of(deployment.found_model))
+    return _var("EAGLE3_MODEL", speculate.draft if speculate else _draft_of(deployment.known_model))
 
 
 def _piece(word: Argument, names: Mapping[str, str], place: int, recipe: Recipe) -> Piece:
@@ -149,8 +149,8 @@ def _split(text: str, deployment: Deployment) -> Value:
 
 def _has_draft(deployment: Deployment) -> bool:
     """Whether a draft may be turned on later: one is known, and the recipe's climb would try it."""
-    model, tried = deployment.found_model, Speculate().method in deployment.recipe.climb.speculate
-    return tried and bool(deployment.engine.drafts) and (model is None or bool(model.drafts))
+    model, tried = deployment.known_model, Speculate().method in deployment.recipe.climb.speculate
+    return tried and bool(deployment.engine.draft_methods) and (model is None or bool(model.drafts))
 
 
 def _draft_of(model: Model | None) -> str:

@@ -91,7 +91,7 @@ def stack(device: Device, across: Scale, y: float, height: float, kind: str, wid
     unit = scale_of(widest)[0]
     for name, size in device.parts.items():
         start, end = across.at(place), across.at(place + size)
-        words = f"{name} {units.gib(size)} ({size / device.total * 100:.1f}% of {units.gib(device.total)}, {kind})"
+        words = f"{name} {units.format_gib(size)} ({size / device.total * 100:.1f}% of {units.format_gib(device.total)}, {kind})"
         look = {"fill": f"var(--m{PLACES.get(name, 7)})", "stroke": "var(--panel)", "stroke_width": 1}
         inner = hint(words) + tag("rect", x=start, y=y, width=max(end - start, 0.5), height=height, **look)
         inner += part_label(name, size / unit, start, end, y + height / 2 + 4)
@@ -147,10 +147,10 @@ def phases(spans: Sequence[tuple[str, float, float]], *, label: str) -> Markup |
     body, y = "", 4.0
     for name, opened, closed in spans:
         a, b = across.at(opened - start), across.at(closed - start)
-        title = hint(f"{name}: {units.seconds(closed - opened)}")
+        title = hint(f"{name}: {units.format_seconds(closed - opened)}")
         inner = title + text(112, y + 13, name[:18], text_anchor="end", fill="var(--ink)")
         inner += tag("rect", x=a, y=y, width=max(b - a, 1.5), height=17, fill="var(--m2)", rx=1.5)
-        inner += text(b + 6, y + 13, units.seconds(closed - opened), fill="var(--soft)")
+        inner += text(b + 6, y + 13, units.format_seconds(closed - opened), fill="var(--soft)")
         body += tag("g", inner)
         y += 23
     return picture(body, width=WIDTH, height=y + 2, label=label)

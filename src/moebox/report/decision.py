@@ -17,7 +17,7 @@ from moebox.report.reading import read
 from moebox.report.record import CheckResult, Failure, Level, RunRecord
 from moebox.report.sections.plan import Pair, figures, match
 from moebox.store import Run
-from moebox.units import count, plural
+from moebox.units import format_count, plural
 
 _OPTION = re.compile(r"(--[a-z-]+ [\w.]+)\b")  # what a hint would change, at its beginning
 _COMMAND = re.compile(r"`((?:moebox|pip|apt-get|export|sudo) [^`]+)`")
@@ -72,7 +72,7 @@ def chosen(record: RunRecord) -> DecisionCell:
     if recipe is None:
         return DecisionCell(name="chosen", text="no recipe", tone="quiet")
     place = spread_title(record) or placed(record, alone="1 GPU")
-    context = f"{count(recipe.context)} tokens of context" if recipe.context else "the model's context"
+    context = f"{format_count(recipe.context)} tokens of context" if recipe.context else "the model's context"
     parts = [engine_title(record), quant_title(record), place, context]
     return DecisionCell(name="chosen", text=" · ".join(filter(None, parts)), link="models")
 
@@ -125,7 +125,7 @@ def fast(record: RunRecord) -> DecisionCell:
     if level is None:
         return DecisionCell(name="fast", text="not measured yet", tone="quiet")
     text = f"{number(level.tok_s)} tok/s{_load(level)}"
-    ttft = f"TTFT {milliseconds(level.ttft.middle)}" if level.ttft.middle else ""
+    ttft = f"TTFT {milliseconds(level.ttft.mean_or_median)}" if level.ttft.mean_or_median else ""
     if record.simulation or level.simulation:
         return DecisionCell(name="fast", text=f"simulated: {text}", tone="quiet", detail=ttft, link="performance")
     return _against_forecast(record, level, text, ttft)

@@ -7,7 +7,7 @@ that plan and measurement can stand side by side. Where the run brings its own p
 from dataclasses import replace
 
 from moebox.checkpoint import deploy
-from moebox.codec import plain
+from moebox.codec import to_plain
 from moebox.core.box import Box
 from moebox.core.recipe import Recipe
 from moebox.engines import memory_budget
@@ -37,10 +37,10 @@ def foretold(record: RunRecord) -> RunRecord:
 
 def planned(record: RunRecord, recipe: Recipe, box: Box) -> Planned:
     """The run's own plan, or the memory of one, with a row for each of its loads."""
-    deployment = deploy(recipe, box if box.calibrations else calibrations.attached(box)).settled
+    deployment = deploy(recipe, box if box.calibrations else calibrations.with_calibrations(box)).with_default_context
     memory, speed = memory_budget(deployment), Speed.for_deployment(deployment)
     rows = (expected(level, speed, deployment.recipe, memory.kv_tokens) for level in record.levels[:MOST_LEVELS])
-    plan = planned_of({"memory": plain(memory)}) if record.planned == Planned() else record.planned
+    plan = planned_of({"memory": to_plain(memory)}) if record.planned == Planned() else record.planned
     basis = (f"speed {speed.measured.text}",) if speed.measured else ()
     reasons = dict.fromkeys((*plan.reasons, *basis))
     return replace(plan, rows=(*plan.rows, *filter(None, rows)), reasons=tuple(reasons))

@@ -31,10 +31,10 @@ def write_report(
     }
     if target.parent in [run.path for run in runs]:  # elsewhere a link is the person's own
         for name in (target, target.with_suffix(".md"), target.with_suffix(".pdf")):
-            plain.refuse_strange(name)
+            plain.refuse_unusual(name)
     refuse_if(suffix not in FORMS, f"{target}: a report cannot be {suffix!r}", hint="name it .html, .md or .pdf")
-    with files.writing(target, refused=BadInput, hint=ELSEWHERE):
-        files.try_out(target)
+    with files.report_write_errors(target, error_type=BadInput, hint=ELSEWHERE):
+        files.check_writable(target)
     page = report(runs, title=title)
     return [write(page, target) for write, is_wanted in wanted.items() if is_wanted]
 
@@ -57,6 +57,6 @@ def _as_pdf(page: Page, target: Path) -> Path:
 
 def save(path: Path, text: str | bytes) -> Path:
     """Write a file whole or not at all, its folder made if need be."""
-    with files.writing(path, hint=ELSEWHERE):
+    with files.report_write_errors(path, hint=ELSEWHERE):
         files.write_atomic(path.resolve(), text)
     return path

@@ -73,7 +73,7 @@ def milliseconds(value: object) -> str:
     for below, divisor, digits, unit in _LATENCIES:
         if abs(latency) < below:
             return f"{latency / divisor:.{digits}f} {unit}"
-    return units.seconds(latency / 1e3)
+    return units.format_seconds(latency / 1e3)
 
 
 def tick_ms(value: float) -> str:

@@ -5,7 +5,7 @@ from itertools import chain
 from typing import Any
 
 from moebox.escape import code_block
-from moebox.escape import markdown as escape
+from moebox.escape import escape_markdown as escape
 from moebox.report.block import Block, Bullets, Cell, Chart, Charts, Part, Prose, Section, Table, Tile, Tiles
 from moebox.report.decision import Decision, DecisionCell
 from moebox.report.page import Page

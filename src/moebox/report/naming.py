@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from moebox.core import catalogue
 from moebox.core.box import Gpu
-from moebox.core.registry import titled
+from moebox.core.registry import engine_display_name
 from moebox.errors import UnknownName
 from moebox.report.record import RunRecord
 
@@ -17,7 +17,7 @@ LABEL = 3  # features that a label is made of at most
 def model_title(name: str) -> str:
     """The catalogue's title for a model, or its name."""
     try:
-        return catalogue.model(name).title
+        return catalogue.find_model(name).title
     except (UnknownName, FileNotFoundError):
         return name.rstrip("/").rpartition("/")[2]
 
@@ -51,7 +51,7 @@ def engine_title(record: RunRecord) -> str:
     """The engine with its version."""
     if not record.recipe:
         return ""
-    name = titled(record.recipe.engine)
+    name = engine_display_name(record.recipe.engine)
     return f"{name} {record.recipe.engine_version}".strip()
 
 
@@ -61,7 +61,7 @@ def quant_title(record: RunRecord) -> str:
     if not recipe:
         return ""
     try:
-        return catalogue.checkpoint(catalogue.model(recipe.model).name, recipe.checkpoint).quant
+        return catalogue.find_checkpoint(catalogue.find_model(recipe.model).name, recipe.checkpoint).quant
     except (UnknownName, FileNotFoundError, KeyError, AssertionError):
         return recipe.checkpoint.rstrip("/").rpartition("/")[2]
 
@@ -85,7 +85,7 @@ def features(record: RunRecord) -> list[str]:
     return [
         model_title(recipe.model),
         quant_title(record),
-        titled(recipe.engine),
+        engine_display_name(recipe.engine),
         box_title(record),
         spread_title(record),
         f"KV {recipe.kv}" if recipe.kv != "auto" else "",

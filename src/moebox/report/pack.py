@@ -15,8 +15,8 @@ from moebox import __version__, files
 from moebox.bench import samples
 from moebox.checkpoint import deploy
 from moebox.detect.bundle import gpu_text, link_text
-from moebox.errors import BadInput, MoeboxError, Outside
-from moebox.escape import markdown as escape
+from moebox.errors import BadInput, ExternalError, MoeboxError
+from moebox.escape import escape_markdown as escape
 from moebox.render import render
 from moebox.report.block import Part, Section
 from moebox.report.files import ELSEWHERE, report, save
@@ -26,7 +26,7 @@ from moebox.report.record import RunRecord
 from moebox.report.rules import advise
 from moebox.report.tidy import redact
 from moebox.store import Run, plain
-from moebox.store.log import pieces
+from moebox.store.log import log_pieces
 
 CONFIGS = ("recipe.toml", "box.toml", "plan.json", "climb.json", "best.toml", "run.json", "launch.sh", "kernels.json")
 FOLDERS = ("measurements", "verdicts", "patches", "configs", "kernels", "recipes")
@@ -57,21 +57,21 @@ def pack(runs: Sequence[Run], target: Path, *, pdf: bool = True) -> tuple[Path, 
         return target, _archive(runs, target, pdf=pdf)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise BadInput(f"{target}: is there already", hint="name a folder that is not, or one that is empty")
-    with files.writing(target, refused=BadInput, hint=ELSEWHERE):
-        files.try_out(target / "README.md")
+    with files.report_write_errors(target, error_type=BadInput, hint=ELSEWHERE):
+        files.check_writable(target / "README.md")
     return target, fill(runs, target, pdf=pdf)
 
 
 def _archive(runs: Sequence[Run], target: Path, *, pdf: bool) -> list[str]:
     """Whole or not at all; where it cannot be written, that is told before anything is read."""
     name = target.name.removesuffix(".gz").removesuffix(".tar").removesuffix(".tgz")
-    with files.writing(target, refused=BadInput, hint=ELSEWHERE):
-        files.try_out(target)
-    with files.scratch("pack") as folder:
+    with files.report_write_errors(target, error_type=BadInput, hint=ELSEWHERE):
+        files.check_writable(target)
+    with files.scratch_folder("pack") as folder:
         left_out = fill(runs, folder / name, pdf=pdf)
         with (
-            files.writing(target, hint=ELSEWHERE),
-            files.becoming(target) as file,
+            files.report_write_errors(target, hint=ELSEWHERE),
+            files.open_atomic(target) as file,
             tarfile.open(target.name, "w:gz", fileobj=file) as archive,
         ):
             archive.add(folder / name, arcname=name, filter=anonymous)
@@ -109,7 +109,7 @@ def print_out(text: str, target: Path, left_out: list[str]) -> None:
 
     try:
         pdf(text, target)
-    except Outside as problem:
+    except ExternalError as problem:
         left_out.append(f"{target.name}: {problem.message}")
 
 
@@ -130,7 +130,7 @@ def copy_run(run: Run, folder: Path, left_out: list[str]) -> None:
     """Everything of one run that may leave the machine."""
     for name in CONFIGS:
         copy(run.path / name, folder / "configs" / name, left_out)
-    logs = (run.path / "events.jsonl", *pieces(run.path / "engine.log"), *plain.entries(run.path, "*.log"))
+    logs = (run.path / "events.jsonl", *log_pieces(run.path / "engine.log"), *plain.list_entries(run.path, "*.log"))
     for log in logs:
         copy(log, folder / "logs" / log.name, left_out)
     for name in FOLDERS:
@@ -141,7 +141,7 @@ def copy_folder(source: Path, target: Path, left_out: list[str]) -> None:
     """All files of a folder, hidden ones aside."""
     if source.is_symlink():
         left_out.append(f"{source.name}: is a link or no plain file")
-    for path in plain.entries(source, "**/*"):
+    for path in plain.list_entries(source, "**/*"):
         if not path.is_dir() and not path.name.startswith("."):
             copy(path, target / path.relative_to(source), left_out)
 
@@ -163,7 +163,7 @@ def copy(source: Path, target: Path, left_out: list[str]) -> None:
 
 def _copy(source: Path, target: Path) -> None:
     """BadInput for what may not leave the machine, or cannot be looked through."""
-    if not plain.is_plain(source):
+    if not plain.is_plain_file(source):
         raise BadInput(f"{source}: is a link or no plain file")
     size = source.stat().st_size
     if size > LARGEST:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup, escape
 
 from moebox import __version__
-from moebox.escape import visible
+from moebox.escape import escape_invisible
 from moebox.report import palette
 from moebox.report.block import Section
 from moebox.report.chapters import sections
@@ -108,12 +108,12 @@ def environment(*packages: str) -> "Environment":
 
 def shown(value: object) -> object:
     """A value as a page shows it: letters that turn lines around or do not show are written as their numbers."""
-    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+    return escape_invisible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def ticked(text: str) -> Markup:
     """Text with `words in ticks` set as code."""
-    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(visible(text)))))  # noqa: S704  (escaped here)
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(escape_invisible(text)))))  # noqa: S704  (escaped here)
 
 
 @functools.cache

@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 
 from moebox import files
-from moebox.errors import Outside
+from moebox.errors import ExternalError
 from moebox.report.svg import settle
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge")
@@ -46,7 +46,7 @@ def pdf(html: str, target: Path) -> Path:
         return by_browser(found, html, target)
     if importlib.util.find_spec("weasyprint"):
         return by_weasyprint(html, target)
-    raise Outside(
+    raise ExternalError(
         "no way to make a PDF here: neither a Chromium nor WeasyPrint is installed",
         hint="`pip install 'moebox[pdf]'` or, on Debian, `apt install chromium`; any browser prints the HTML well too",
     )
@@ -54,7 +54,7 @@ def pdf(html: str, target: Path) -> Path:
 
 def by_browser(program: str, html: str, target: Path) -> Path:
     """Let Chromium print the page."""
-    with files.scratch("pdf") as folder:
+    with files.scratch_folder("pdf") as folder:
         page = folder / "report.html"
         page.write_text(html, encoding="utf-8")
         made = folder / "report.pdf"
@@ -64,10 +64,14 @@ def by_browser(program: str, html: str, target: Path) -> Path:
         try:
             done = subprocess.run(argv, capture_output=True, timeout=PATIENCE_S, check=False)
         except (OSError, subprocess.TimeoutExpired) as problem:
-            raise Outside(f"{program}: {problem}", hint="MOEBOX_BROWSER= (empty) uses WeasyPrint instead") from None
+            raise ExternalError(
+                f"{program}: {problem}", hint="MOEBOX_BROWSER= (empty) uses WeasyPrint instead"
+            ) from None
         if not made.exists():
             last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-            raise Outside(f"{program} made no PDF: {last[0]}", hint="MOEBOX_BROWSER= (empty) uses WeasyPrint instead")
+            raise ExternalError(
+                f"{program} made no PDF: {last[0]}", hint="MOEBOX_BROWSER= (empty) uses WeasyPrint instead"
+            )
         shutil.move(made, target)
     return target
 
@@ -89,7 +93,7 @@ def by_weasyprint(html: str, target: Path) -> Path:
         import weasyprint
     except OSError as problem:  # Pango is a system library that pip cannot bring
         hint = "Debian: apt install libpango-1.0-0 libpangoft2-1.0-0"
-        raise Outside(f"WeasyPrint cannot start: {problem}", hint=hint) from None
+        raise ExternalError(f"WeasyPrint cannot start: {problem}", hint=hint) from None
     page = re.sub(r'<button class="(?:copy|theme)".*?</button>', "", settle(html))
     page = re.sub(r"<button\b[^>]*>(.*?)</button>", r'<span class="key">\1</span>', page, flags=re.DOTALL)
     page = page.replace("</style>", f"{PLAIN}</style>", 1)

@@ -11,7 +11,7 @@ from typing import Literal
 from moebox.core.box import Box, Gpu
 from moebox.core.measure import Load, Slo, Workload
 from moebox.core.recipe import Recipe
-from moebox.core.result import Spread
+from moebox.core.result import LatencyStats
 from moebox.loose import Json
 from moebox.report.kernels import KernelsJudged
 from moebox.tasks.result import TaskRun
@@ -55,10 +55,10 @@ class Level:
     peak_tok_s: float | None = None
     tg_tok_s: float | None = None  # one stream's decode rate, as llama.cpp people report it
     pp_tok_s: float | None = None  # prompt processing rate
-    ttft: Spread = Spread()
-    tpot: Spread = Spread()
-    itl: Spread = Spread()
-    e2e: Spread = Spread()
+    ttft: LatencyStats = LatencyStats()
+    tpot: LatencyStats = LatencyStats()
+    itl: LatencyStats = LatencyStats()
+    e2e: LatencyStats = LatencyStats()
     tokens_per_joule: float | None = None
     acceptance: float | None = None  # tokens accepted per speculative step, where told
     client_limited: bool = False
@@ -96,7 +96,7 @@ class Level:
         """Tokens per second that one client sees while its answer streams."""
         if self.tg_tok_s:
             return self.tg_tok_s
-        return 1e3 / self.tpot.middle if self.tpot.middle else None
+        return 1e3 / self.tpot.mean_or_median if self.tpot.mean_or_median else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -87,15 +87,15 @@ def queueing(record: RunRecord) -> Iterator[Advice]:
 def queued(record: RunRecord, fit: float, low: Level, high: Level) -> str:
     """How many requests the cache holds, and how long the others wait."""
     return (
-        f"{units.count(record.kv_tokens or 0)} tokens, which is {number(fit, 0)} "
-        f"requests of this length. Beyond that they queue: mean TTFT goes from {milliseconds(low.ttft.middle)} at "
-        f"{number(low.concurrency)} to {milliseconds(high.ttft.middle)} at {number(high.concurrency)}."
+        f"{units.format_count(record.kv_tokens or 0)} tokens, which is {number(fit, 0)} "
+        f"requests of this length. Beyond that they queue: mean TTFT goes from {milliseconds(low.ttft.mean_or_median)} at "
+        f"{number(low.concurrency)} to {milliseconds(high.ttft.mean_or_median)} at {number(high.concurrency)}."
     )
 
 
 def waits(low: Level, high: Level) -> bool:
     """Whether the first token comes so much later at the higher load that requests must have queued."""
-    before, after = low.ttft.middle or math.inf, high.ttft.middle or 0.0
+    before, after = low.ttft.mean_or_median or math.inf, high.ttft.mean_or_median or 0.0
     return after > TAIL * before
 
 
@@ -109,9 +109,9 @@ def reclaim(record: RunRecord) -> str:
     if free < ROOM * cards[0].total:
         return ""
     return (
-        f" {units.gib(free)} per GPU stayed unused after loading; at {units.count(each)} bytes a token that would "
+        f" {units.format_gib(free)} per GPU stayed unused after loading; at {units.format_count(each)} bytes a token that would "
         "be about "
-        f"{units.count(round(free / each, -3))} tokens more. Raise the engine's memory fraction until little is left."
+        f"{units.format_count(round(free / each, -3))} tokens more. Raise the engine's memory fraction until little is left."
     )
 
 
@@ -137,9 +137,9 @@ def enough(stop: Level, top: Level) -> str:
     share = rate(stop) / (rate(top) or 1.0)
     rates = f"{number(stop.output_tok_s)} of {number(top.output_tok_s)} tok/s"
     gain = f"{share * 100:.0f}% of the highest output ({rates})"
-    if not stop.ttft.middle or not top.ttft.middle:
+    if not stop.ttft.mean_or_median or not top.ttft.mean_or_median:
         return gain
-    waits = f"{milliseconds(stop.ttft.middle)} instead of {milliseconds(top.ttft.middle)}"
+    waits = f"{milliseconds(stop.ttft.mean_or_median)} instead of {milliseconds(top.ttft.mean_or_median)}"
     return f"{gain} with a mean TTFT of {waits}"
 
 
@@ -151,7 +151,7 @@ def patience(record: RunRecord) -> Iterator[Advice]:
         if best is not levels[-1]:
             text = (
                 f"up to a concurrency of {number(best.concurrency)} the mean TTFT stays at "
-                f"{milliseconds(best.ttft.middle)} or less, at {number(best.output_tok_s)} output tok/s."
+                f"{milliseconds(best.ttft.mean_or_median)} or less, at {number(best.output_tok_s)} output tok/s."
             )
             title = f"For people at a prompt, stay at {number(best.concurrency)}"
             yield Advice(title=title, text=text, rule=rule, weight=4)
@@ -159,7 +159,7 @@ def patience(record: RunRecord) -> Iterator[Advice]:
 
 def quick(level: Level) -> bool:
     """Whether a person at a prompt accepts its time to first token."""
-    return (level.ttft.middle or math.inf) <= PATIENCE_MS
+    return (level.ttft.mean_or_median or math.inf) <= PATIENCE_MS
 
 
 def tail(record: RunRecord) -> Iterator[Advice]:
@@ -264,7 +264,7 @@ def client(record: RunRecord) -> Iterator[Advice]:
 
 def lanes(record: RunRecord) -> Iterator[Advice]:
     """GPUs on fewer PCIe lanes than they could have."""
-    slow = [str(place) for place, gpu in enumerate(record.gpus) if gpu.degraded]
+    slow = [str(place) for place, gpu in enumerate(record.gpus) if gpu.degraded_slot]
     if slow:
         yield Advice(
             title="Give every GPU its PCIe lanes",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-from moebox.escape import visible
+from moebox.escape import escape_invisible
 from moebox.report.palette import LIGHT
 
 FONT = "Inter, 'Segoe UI', system-ui, -apple-system, 'Helvetica Neue', 'Liberation Sans', Arial, sans-serif"
@@ -24,19 +24,19 @@ def tag(name: str, body: str = "", /, **attributes: object) -> str:
         if value is None:
             continue
         text = f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
-        words.append(f'{key.rstrip("_").replace("_", "-")}="{escape(visible(text))}"')
+        words.append(f'{key.rstrip("_").replace("_", "-")}="{escape(escape_invisible(text))}"')
     opened = " ".join([name, *words])
     return f"<{opened}>{body}</{name}>" if body else f"<{opened}/>"
 
 
 def text(x: float, y: float, words: str, /, **attributes: object) -> str:
     """A line of text."""
-    return tag("text", str(escape(visible(words))), x=x, y=y, **attributes)
+    return tag("text", str(escape(escape_invisible(words))), x=x, y=y, **attributes)
 
 
 def hint(words: str) -> str:
     """What is shown while the pointer rests on it."""
-    return tag("title", str(escape(visible(words))))
+    return tag("title", str(escape(escape_invisible(words))))
 
 
 def picture(body: str, *, width: float, height: float, label: str, data: str = "") -> Markup:

@@ -6,9 +6,9 @@ import re
 import socket
 from pathlib import Path
 
-from moebox.redact import HIDDEN, hide_keys
+from moebox.redact import HIDDEN, hide_secrets
 
-__all__ = ["HIDDEN", "hide_keys", "redact"]
+__all__ = ["HIDDEN", "hide_secrets", "redact"]
 
 HOST, USER, ADDRESS, SERIAL = "‹host›", "‹user›", "‹address›", "‹serial›"
 
@@ -24,7 +24,7 @@ _HARDWARE = re.compile(r"\b(?:GPU-[0-9a-f]{8}-[0-9a-f-]{27}|(?:[0-9a-f]{2}:){5}[
 
 def redact(text: str) -> str:
     """`text` without what must not be handed on."""
-    text = hide_keys(text)
+    text = hide_secrets(text)
     text = _HARDWARE.sub(SERIAL, text)
     text = _ADDRESS.sub(ADDRESS, text)
     text = _HOMES.sub("~", text)

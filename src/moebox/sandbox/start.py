@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from moebox.files import scratch
+from moebox.files import scratch_folder
 from moebox.sandbox.job import Job, Line, Work
 
 Level = Literal["namespaces", "landlock", "seccomp"]
@@ -134,7 +134,7 @@ def strongest(interpreter: str = sys.executable) -> Level:
 def _attempt(work: Work, files: Mapping[str, bytes], kind: Level, limits: Limits, interpreter: str) -> Outcome:
     began = time.monotonic()
     encoded = {_inside(name): base64.b64encode(data).decode() for name, data in files.items()}
-    with scratch("jail") as folder:
+    with scratch_folder("jail") as folder:
         job: Job = {
             "level": kind,
             "folder": str(folder),

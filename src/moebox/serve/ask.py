@@ -4,7 +4,7 @@ import threading
 
 from moebox import http
 from moebox.core.endpoint import Endpoint
-from moebox.loose import figure, rows, words
+from moebox.loose import get_number, get_objects, get_text
 
 HEALTH_TIMEOUT_S = 2.0
 CHAT_TIMEOUT_S = 900.0  # the first request may compile kernels; patience with the log decides before this does
@@ -16,7 +16,7 @@ class ChatProbe(threading.Thread):
     def __init__(self, endpoint: Endpoint) -> None:
         super().__init__(daemon=True)
         self.endpoint = endpoint
-        self.reply: http.Reply | None = None
+        self.reply: http.HttpReply | None = None
 
     def run(self) -> None:
         """Ask."""
@@ -39,8 +39,8 @@ class ChatProbe(threading.Thread):
         if not answer.ok:
             return answer.error
         reply = answer.json()
-        choices = rows(reply, "choices")
+        choices = get_objects(reply, "choices")
         if not choices or not isinstance(choices[0].get("message"), dict):
             return f"an answer that is no chat: {answer.text[:120]!r}"
-        said = words(choices[0], "message.content", "message.reasoning", "message.reasoning_content")
-        return "" if said or figure(reply, "usage.completion_tokens") else "an empty answer"
+        said = get_text(choices[0], "message.content", "message.reasoning", "message.reasoning_content")
+        return "" if said or get_number(reply, "usage.completion_tokens") else "an empty answer"

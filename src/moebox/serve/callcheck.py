@@ -5,13 +5,13 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from moebox.core.endpoint import KEY_HINT, REFUSED, Endpoint
-from moebox.errors import AnswerIsNo, Outside
-from moebox.loose import Json, rows, words
+from moebox.core.endpoint import AUTH_STATUSES, KEY_HINT, Endpoint
+from moebox.errors import AnswerIsNo, ExternalError
+from moebox.loose import Json, get_objects, get_text
 from moebox.phantom.client_checks import CODING_SYSTEM, HELLO_PROMPT, READ_TOOL_DESCRIPTION
 from moebox.serve.connect import ClientName
-from moebox.stream.sse import Events, is_end
-from moebox.units import seconds
+from moebox.stream.sse import EventParser, is_done_mark
+from moebox.units import format_seconds
 
 QUESTION = "Read the file /srv/notes/shopping.txt with the tool."
 PATH = "/srv/notes/shopping.txt"
@@ -44,7 +44,7 @@ def call_as_client(client: ClientName, endpoint: Endpoint, *, timeout_s: float =
 
 def _call_messages(endpoint: Endpoint, timeout_s: float) -> ClientCall:
     """Anthropic's /v1/messages, streamed, with a tool that must be called."""
-    url = f"{endpoint.root}/v1/messages"
+    url = f"{endpoint.server_url}/v1/messages"
     body = {
         "model": endpoint.model,
         "max_tokens": MAX_TOKENS,
@@ -58,11 +58,11 @@ def _call_messages(endpoint: Endpoint, timeout_s: float) -> ClientCall:
     reason = ""
     for event in _stream_events(url, headers | endpoint.headers, body, timeout_s):
         call.events += 1
-        if words(event, "content_block.type") == "tool_use":
-            call.name = words(event, "content_block.name")
-        call.arguments += words(event, "delta.partial_json")
-        call.text += words(event, "delta.text")
-        reason = words(event, "delta.stop_reason") or reason
+        if get_text(event, "content_block.type") == "tool_use":
+            call.name = get_text(event, "content_block.name")
+        call.arguments += get_text(event, "delta.partial_json")
+        call.text += get_text(event, "delta.text")
+        reason = get_text(event, "delta.stop_reason") or reason
     call.require_call(url, "Read", f" (stop_reason {reason or 'missing'})")
     evidence = f"{call.name}({call.arguments}), {reason}"
     return ClientCall(protocol="anthropic messages", url=url, evidence=evidence, events=call.events)
@@ -84,7 +84,7 @@ def _call_chat(endpoint: Endpoint, *, tools: bool, timeout_s: float) -> ClientCa
     call = StreamedCall()
     for event in _stream_events(url, endpoint.headers, body, timeout_s):
         call.events += 1
-        for choice in rows(event, "choices"):
+        for choice in get_objects(event, "choices"):
             call.add_choice(choice)
     if not tools:
         return _spoken(url, call)
@@ -111,10 +111,10 @@ class StreamedCall:
 
     def add_choice(self, choice: Json) -> None:
         """A choice of OpenAI's protocol."""
-        self.text += words(choice, "delta.content")
-        for call in rows(choice, "delta.tool_calls"):
-            self.name = self.name or words(call, "function.name")
-            self.arguments += words(call, "function.arguments")
+        self.text += get_text(choice, "delta.content")
+        for call in get_objects(choice, "delta.tool_calls"):
+            self.name = self.name or get_text(call, "function.name")
+            self.arguments += get_text(call, "function.arguments")
 
     def require_call(self, url: str, wanted: str, suffix: str = "") -> None:
         """AnswerIsNo unless `wanted` was called with the path that was asked for."""
@@ -125,7 +125,7 @@ class StreamedCall:
             given = json.loads(self.arguments or "{}")
         except (ValueError, RecursionError):
             raise AnswerIsNo(f"{url}: the tool's arguments are no JSON: {self.arguments[:120]!r}") from None
-        if self.name != wanted or words(given, "file_path") != PATH:
+        if self.name != wanted or get_text(given, "file_path") != PATH:
             raise AnswerIsNo(f"{url}: called {self.name}({self.arguments[:120]}) instead of {wanted} with {PATH}")
 
 
@@ -140,14 +140,14 @@ def _stream_events(url: str, headers: Mapping[str, str], body: Json, timeout_s: 
                 raise _refusal_error(url, answer.status_code, answer.text)
             yield from _events(url, answer.iter_bytes())
     except (httpx2.HTTPError, httpx2.InvalidURL) as problem:
-        raise Outside(f"{url}: {problem or type(problem).__name__}", hint="is the server up?") from None
+        raise ExternalError(f"{url}: {problem or type(problem).__name__}", hint="is the server up?") from None
 
 
 def _events(url: str, pieces: Iterable[bytes]) -> Iterator[Json]:
     """The JSON of every event up to the one that ends the reply: not every server hangs up then, or ever ends."""
     until = time.monotonic() + MAX_REPLY_S
     for number, data in enumerate(_whole(url, pieces, until)):
-        if is_end(data):
+        if is_done_mark(data):
             return
         if number == MAX_EVENTS:
             raise AnswerIsNo(f"{url}: more than {MAX_EVENTS:,} events, though asked for {MAX_TOKENS:,} tokens at most")
@@ -159,13 +159,13 @@ def _events(url: str, pieces: Iterable[bytes]) -> Iterator[Json]:
 
 def _whole(url: str, pieces: Iterable[bytes], until: float) -> Iterator[bytes]:
     """The data of every event."""
-    parser = Events()
+    parser = EventParser()
     for piece in pieces:
         yield from _said(parser.feed(piece))
         if parser.problem:
             raise AnswerIsNo(f"{url}: streamed {parser.problem}")
         if time.monotonic() > until:
-            raise AnswerIsNo(f"{url}: the reply had no end within {seconds(MAX_REPLY_S)}")
+            raise AnswerIsNo(f"{url}: the reply had no end within {format_seconds(MAX_REPLY_S)}")
     yield from _said(parser.close())
 
 
@@ -185,11 +185,11 @@ def _parse_event(url: str, text: str) -> Json:
     return event
 
 
-def _refusal_error(url: str, status: int, text: str) -> AnswerIsNo | Outside:
+def _refusal_error(url: str, status: int, text: str) -> AnswerIsNo | ExternalError:
     said = " ".join(text.split())[:200]
     if status in (404, 405, 501):
         hint = "vLLM, SGLang and llama.cpp of 2026 have it; older ones need a translating proxy"
         return AnswerIsNo(f"{url}: this server does not speak that protocol ({status})", hint=hint)
-    if status in REFUSED:
+    if status in AUTH_STATUSES:
         return AnswerIsNo(f"{url}: refused the key ({status})", hint=KEY_HINT)
     return AnswerIsNo(f"{url}: answered {status}: {said}")

@@ -68,7 +68,7 @@ class ConductorConfig:
 
     def first_line(self, mode: str, rank: int | None, **more: object) -> bytes:
         """The first line an agent reads."""
-        document = {**codec.plain(self), "mode": mode, "rank": rank, **more}
+        document = {**codec.to_plain(self), "mode": mode, "rank": rank, **more}
         document["secrets"] = {name: os.environ[name] for name in self.secret_names if name in os.environ}
         return json.dumps(document).encode() + b"\n"
 

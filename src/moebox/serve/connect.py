@@ -66,7 +66,7 @@ def _claude_settings(live: LiveModel) -> ClientSettings:
     names = ["ANTHROPIC_MODEL"]
     names += [f"ANTHROPIC_DEFAULT_{size}_MODEL" for size in ("SONNET", "OPUS", "HAIKU")]
     names += ["ANTHROPIC_SMALL_FAST_MODEL", "ANTHROPIC_FAST_MODEL"]
-    env = {"ANTHROPIC_BASE_URL": live.endpoint.root, "ANTHROPIC_API_KEY": NO_KEY} | dict.fromkeys(names, model)
+    env = {"ANTHROPIC_BASE_URL": live.endpoint.server_url, "ANTHROPIC_API_KEY": NO_KEY} | dict.fromkeys(names, model)
     env |= {"DISABLE_TELEMETRY": "1", "ENABLE_PROMPT_CACHING_1H": "1"} | _claude_limits(live)
     exports = {name: f"export {name}={shlex.quote(value)}" for name, value in env.items()}
     changes: dict[str, object] = {"env": env}
@@ -215,7 +215,7 @@ def write_settings(settings: ClientSettings) -> tuple[Path, Path | None]:
     after = jsonc.merge_changes(before or "", settings.changes, str(path))
     if after == before:
         return path, None
-    with files.writing(path, refused=BadInput):
+    with files.report_write_errors(path, error_type=BadInput):
         if before is None:
             files.write_atomic(path, after, mode=0o600)
             return path, None

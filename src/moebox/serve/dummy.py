@@ -20,7 +20,7 @@ from typing import Any
 from moebox.core import catalogue
 from moebox.core.model import Gqa, Mla, Model
 from moebox.errors import BadInput
-from moebox.gguf_file import ALIGN, F16, F32, Place, Value, aligned, header
+from moebox.gguf_file import ALIGNMENT, F16, F32, MetadataValue, WeightEntry, align_up, header_bytes
 
 PROMPT_TOKENS = 8192  # tokens with an embedding of their own, where routing is even: prompts are made of them
 PRINTABLE = range(33, 127)  # tokens that are sampled then: replies stay text that every parser takes
@@ -52,14 +52,14 @@ class DummyTensor:
 
 def block_sizes() -> dict[int, tuple[int, int]]:
     """Elements and bytes of a block by type."""
-    types = catalogue.table("ggml")["types"]
+    types = catalogue.load_table("ggml")["types"]
     return {row["id"]: (row["weights"], row["bytes"]) for row in types.values()}
 
 
 def ggml_type(quant: str) -> int | None:
     """The type that experts have in a checkpoint of this name; None where the name is no type of ggml."""
     name = {"Q4_X": "Q4_0"}.get(quant.upper(), quant.upper())  # Q4_X: experts in Q4_0, the rest in Q8_0
-    row = catalogue.table("ggml")["types"].get(name)
+    row = catalogue.load_table("ggml")["types"].get(name)
     return int(row["id"]) if row else None
 
 
@@ -81,19 +81,19 @@ def write_gguf(
     experts, others = require_ggml_type(quant), require_ggml_type(dense)
     weights = [in_blocks(tensor, others) for tensor in model_tensors(model, layers, experts)]
     weights = [as_there(tensor, types or {}) for tensor in weights]
-    places = [Place(name=each.name, shape=each.shape, type=each.type, bytes=each.bytes) for each in weights]
-    head = header(gguf_metadata(model, layers), places)
+    places = [WeightEntry(name=each.name, shape=each.shape, type=each.type, bytes=each.bytes) for each in weights]
+    head = header_bytes(gguf_metadata(model, layers), places)
     start = len(head)
     draw = random.Random(layers)
     with open(path, "wb") as file:
         file.write(head)
-        file.truncate(start + sum(aligned(tensor.bytes) for tensor in weights))
+        file.truncate(start + sum(align_up(tensor.bytes) for tensor in weights))
         for tensor in weights:
             content = initial_bytes(tensor, model, draw if even_routing else None)
             if content:
                 file.seek(start)
                 file.write(content)
-            start += aligned(tensor.bytes)
+            start += align_up(tensor.bytes)
     return start
 
 
@@ -230,10 +230,10 @@ def architecture_name(model: Model) -> str:
     return "qwen3moe" if model.moe else "llama"
 
 
-def gguf_metadata(model: Model, layers: int) -> dict[str, Value]:
+def gguf_metadata(model: Model, layers: int) -> dict[str, MetadataValue]:
     """The keys llama.cpp asks for, in its own names."""
     arch, moe = architecture_name(model), model.moe
-    words: dict[str, Value] = {
+    words: dict[str, MetadataValue] = {
         "context_length": model.context, "embedding_length": model.hidden, "block_count": layers,
         "feed_forward_length": max(model.dense_intermediate, 1), "head_count": model.attention.heads,
         "vocab_size": model.vocab, "rope.freq_base": 50000.0, "attention.layer_norm_rms_epsilon": 1e-5,
@@ -247,7 +247,7 @@ def gguf_metadata(model: Model, layers: int) -> dict[str, Value]:
         words |= {"expert_gating_func": 2}  # sigmoid
     names, kinds = build_vocabulary(model.vocab)
     return {
-        "general.architecture": arch, "general.name": f"{model.title} rehearsal", "general.alignment": ALIGN,
+        "general.architecture": arch, "general.name": f"{model.title} rehearsal", "general.alignment": ALIGNMENT,
         **{f"{arch}.{key}": value for key, value in words.items()},
         "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "kimi-k2" if model.mla else "default",
         "tokenizer.ggml.tokens": names, "tokenizer.ggml.token_type": kinds,

@@ -19,14 +19,16 @@ CACHE_LABELS = {"kv_cache_size_tokens": "kv_tokens", "kv_cache_max_concurrency":
 def gather_facts(endpoint: Endpoint, summary: LogSummary) -> EngineFacts:
     """Facts of the whole engine and of each device."""
     figures = dict(summary.facts)
-    cache_path = registry.traits(endpoint.engine).tells_cache if endpoint.engine in registry.names() else ""
+    cache_path = (
+        registry.engine_traits(endpoint.engine).kv_cache_endpoint if endpoint.engine in registry.engine_names() else ""
+    )
     if cache_path:
-        text = http.get(f"{endpoint.root}{cache_path}", headers=endpoint.headers).text
+        text = http.get(f"{endpoint.server_url}{cache_path}", headers=endpoint.headers).text
         figures |= parse_props(text) if cache_path == "/props" else parse_cache_metrics(text)
     devices = tuple(
         msgspec.convert({**sizes, "device": name}, DeviceFacts) for name, sizes in by_device(summary).items()
     )
-    return EngineFacts.of(figures, devices)
+    return EngineFacts.from_figures(figures, devices)
 
 
 def by_device(seen: LogSummary) -> dict[str, dict[str, float]]:

@@ -11,13 +11,13 @@ oom      ended by the kernel for want of memory, before or after
 from typing import Literal
 
 from moebox.core.symptom import Finding
-from moebox.doctor.logs import Search
-from moebox.errors import Outside
+from moebox.doctor.logs import LogSearch
+from moebox.errors import ExternalError
 
 Fault = Literal["exited", "quit", "stuck", "mute", "died", "unstartable", "oom"]
 
 
-class LaunchFailed(Outside):
+class LaunchFailed(ExternalError):
     """An engine that does not serve; `finding` is the known cause, where the log shows one."""
 
     def __init__(self, message: str, *, fault: Fault, finding: Finding | None = None, hint: str | None = None) -> None:
@@ -26,12 +26,12 @@ class LaunchFailed(Outside):
         self.finding = finding
 
 
-def launch_failure(fault: Fault, what: str, search: Search, *, log: str) -> LaunchFailed:
+def launch_failure(fault: Fault, what: str, search: LogSearch, *, log: str) -> LaunchFailed:
     """The failure in one line, with the first cause the log gives and how to mend it."""
     search.finish()
     cause = search.cause
     if cause is None:
-        reason = f": {search.unexplained}" if search.unexplained else ""
+        reason = f": {search.unknown_failure}" if search.unknown_failure else ""
         hint = f"{MEMORY_HINT}. The log is {log}" if fault == "oom" else f"no known symptom; the log is {log}"
         return LaunchFailed(f"{what}{reason}", fault=fault, hint=hint)
     hint = cause.remedy

@@ -11,12 +11,12 @@ from moebox import codec, loose
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
 from moebox.core.event import NodeFacts, NodesProbed, NodesReached
-from moebox.errors import Outside
+from moebox.errors import ExternalError
 from moebox.loose import Json
 from moebox.serve.conduct import ConductorConfig, start_agents
 from moebox.serve.preflight import version_command
 from moebox.store import Run
-from moebox.units import rate as rate_text
+from moebox.units import format_rate as rate_text
 
 MAX_CLOCK_SKEW_S = 5.0  # by which two nodes' clocks may differ; NCCL does not care, logs and certificates do
 PROBE_S = 120.0
@@ -37,33 +37,37 @@ class NodeLink:
 def check_nodes(deployment: Deployment, config: ConductorConfig, run: Run) -> NodeLink:
     """Raise for the first thing that differs or is closed; what lies between the nodes."""
     facts = probe_nodes(deployment, config)
-    run.event(NodesProbed(nodes=tuple(facts)))
+    run.add_event(NodesProbed(nodes=tuple(facts)))
     require_same_setup(facts, config.names)
-    ways = measure_links(config, rendezvous_port(deployment), workers_listen=bool(deployment.engine.workers))
+    ways = measure_links(config, rendezvous_port(deployment), workers_listen=bool(deployment.engine.worker_programs))
     link = NodeLink(
         tcp=min((way.tcp for way in ways), default=0.0),
         round_trip_us=max((way.round_trip_us for way in ways), default=0.0),
         rdma=min(node.rdma for node in facts),
     )
-    run.event(NodesReached(tcp_bytes_s=link.tcp, round_trip_us=round(link.round_trip_us, 1), rdma_bytes_s=link.rdma))
+    run.add_event(
+        NodesReached(tcp_bytes_s=link.tcp, round_trip_us=round(link.round_trip_us, 1), rdma_bytes_s=link.rdma)
+    )
     return link
 
 
 def rendezvous_port(deployment: Deployment) -> int:
     """Where the nodes meet: the engine's rendezvous on the first, or the workers' own port on each of the others."""
     engine = deployment.engine
-    return deployment.recipe.listen.port + engine.worker_port if engine.workers else engine.meets_at
+    return deployment.recipe.listen.port + engine.worker_port if engine.worker_programs else engine.rendezvous_port
 
 
 def probe_nodes(deployment: Deployment, config: ConductorConfig) -> list[NodeFacts]:
     """What every node is, asked at the same time."""
     package = deployment.engine.package
     ask = version_command("python3", package) if package else []
-    weights = deployment.weights
+    weights = deployment.weights_path
     local = weights if weights.startswith(("/", "~")) else ""
     began = time.time()
     # The workers of an engine get their share of the weights from the first node.
-    replies = _agent_replies(config, "probe", version=ask, weights=local, first_only=bool(deployment.engine.workers))
+    replies = _agent_replies(
+        config, "probe", version=ask, weights=local, first_only=bool(deployment.engine.worker_programs)
+    )
     ended = time.time()
     return [codec.decode(NodeFacts, {**node, "asked_at": began, "heard_at": ended}, where="a node") for node in replies]
 
@@ -75,21 +79,25 @@ def require_same_setup(facts: list[NodeFacts], names: tuple[str, ...]) -> None:
         name = names[node.rank]
         _fit(node, name)
         if node.version != first.version:
-            raise Outside(
+            raise ExternalError(
                 f"nodes differ: {names[0]} has version {first.version or 'none'}, {name} {node.version or 'none'}"
             )
         if node.gpus != first.gpus:
-            raise Outside(f"nodes differ: {names[0]} has {_gpus(first)}, {name} {_gpus(node)}")
+            raise ExternalError(f"nodes differ: {names[0]} has {_gpus(first)}, {name} {_gpus(node)}")
         apart = _apart(node)
         if apart > MAX_CLOCK_SKEW_S:
-            raise Outside(f"the clock of {name} is {apart:.0f} s off this machine's", hint="is NTP running there?")
+            raise ExternalError(
+                f"the clock of {name} is {apart:.0f} s off this machine's", hint="is NTP running there?"
+            )
 
 
 def _fit(node: NodeFacts, name: str) -> None:
     if not node.program:
-        raise Outside(f"{name}: the engine is not on PATH there", hint="install it on every node, or set runtime.entry")
+        raise ExternalError(
+            f"{name}: the engine is not on PATH there", hint="install it on every node, or set runtime.entry"
+        )
     if not node.weights:
-        raise Outside(f"{name}: the checkpoint is not there", hint="a shared folder, or a copy on every node")
+        raise ExternalError(f"{name}: the checkpoint is not there", hint="a shared folder, or a copy on every node")
 
 
 def _apart(node: NodeFacts) -> float:
@@ -114,14 +122,16 @@ def measure_links(config: ConductorConfig, port: int, *, workers_listen: bool = 
         workers_listen=workers_listen,
     )
     for rank, answer in enumerate(answers):
-        if problem := loose.words(answer, "problem"):
+        if problem := loose.get_text(answer, "problem"):
             what = "the workers listen there" if workers_listen else "ranks meet there"
-            raise Outside(f"{config.names[rank]}: {problem}", hint=f"open port {port} between the nodes; {what}")
-    return [_link(way) for answer in answers for way in loose.rows(answer, "ways")]
+            raise ExternalError(f"{config.names[rank]}: {problem}", hint=f"open port {port} between the nodes; {what}")
+    return [_link(way) for answer in answers for way in loose.get_objects(answer, "ways")]
 
 
 def _link(way: Json) -> NodeLink:
-    return NodeLink(tcp=loose.figure(way, "rate") or 0.0, round_trip_us=loose.figure(way, "round_trip_us") or 0.0)
+    return NodeLink(
+        tcp=loose.get_number(way, "rate") or 0.0, round_trip_us=loose.get_number(way, "round_trip_us") or 0.0
+    )
 
 
 def describe_link(link: NodeLink) -> str:
@@ -162,7 +172,7 @@ def _agent_replies(config: ConductorConfig, mode: str, **more: object) -> list[J
     for rank, name in enumerate(config.names):
         if rank not in answers:
             output = printed.get(rank if len(agents) > 1 else 0, "")
-            raise Outside(
+            raise ExternalError(
                 f"{name} does not answer: {last_line(output)}",
                 hint=f"try it by hand: {shlex.join(config.agent_argvs[0][:2])} …",
             )

@@ -16,8 +16,8 @@ from pathlib import Path
 from moebox import codec, engines
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
-from moebox.core.endpoint import endpoint_of
-from moebox.errors import BadInput, Outside, Unsupported, refuse_if
+from moebox.core.endpoint import endpoint_from_url
+from moebox.errors import BadInput, ExternalError, Unsupported, refuse_if
 from moebox.serve.agent import MASTER
 from moebox.serve.conduct import ConductorConfig, RankCommand, agent_source
 from moebox.serve.guard import STOP_SIGNALS
@@ -101,7 +101,7 @@ def _node(words: list[str], *, where: str) -> NodeAddress:
 def nodes_over_ssh(hosts: tuple[NodeAddress, ...], count: int, *, python: str) -> Nodes:
     """The first `count` of these hosts, to be asked."""
     if shutil.which("ssh") is None:
-        raise Outside("ssh is not installed here", hint="install openssh-client, or use --slurm")
+        raise ExternalError("ssh is not installed here", hint="install openssh-client, or use --slurm")
     return first_nodes(hosts, count, python=python)
 
 
@@ -115,7 +115,9 @@ def first_nodes(hosts: tuple[NodeAddress, ...], count: int, *, python: str) -> N
 def allocate_slurm_nodes(count: int, gpus: int, selection: NodeSelection, *, name: str) -> Nodes:
     """An allocation of `count` nodes; it is the caller's to release."""
     if shutil.which("salloc") is None:
-        raise Outside("Slurm is not installed here: salloc is not on PATH", hint="use --hosts FILE, or a login node")
+        raise ExternalError(
+            "Slurm is not installed here: salloc is not on PATH", hint="use --hosts FILE, or a login node"
+        )
     argv = ["salloc", "--no-shell", f"--job-name=moebox-{name}"[:120], f"--nodes={count}", "--ntasks-per-node=1"]
     more = {
         "gpus-per-node": gpus,
@@ -127,7 +129,7 @@ def allocate_slurm_nodes(count: int, gpus: int, selection: NodeSelection, *, nam
     output = _run_salloc(argv, count)
     granted = re.search(r"Granted job allocation (\d+)", output)
     if not granted:
-        raise Outside(f"Slurm granted nothing: {last_line(output)}")
+        raise ExternalError(f"Slurm granted nothing: {last_line(output)}")
     job = granted[1]
     try:
         return Nodes(nodes=_allocated(job), job=job, python=selection.python)
@@ -147,10 +149,12 @@ def _run_salloc(argv: list[str], count: int) -> str:
         salloc.terminate()
         output, _ = salloc.communicate()
         if isinstance(problem, subprocess.TimeoutExpired):
-            raise Outside(f"Slurm gave no {count} nodes within {GRANT_S:.0f} s: {last_line(output)}") from None
+            raise ExternalError(f"Slurm gave no {count} nodes within {GRANT_S:.0f} s: {last_line(output)}") from None
         raise
     if salloc.returncode:
-        raise Outside(f"Slurm: {last_line(output)}", hint="`sinfo` shows its nodes; --partition and --account choose")
+        raise ExternalError(
+            f"Slurm: {last_line(output)}", hint="`sinfo` shows its nodes; --partition and --account choose"
+        )
     return output
 
 
@@ -233,7 +237,7 @@ def node_commands(deployment: Deployment, selection: NodeSelection) -> dict[str,
     """What every node of a hosts file would run, by its name; nothing is asked of the nodes."""
     if selection.hosts is None:
         job = "`moebox render --as slurm` writes the job"
-        hint = "`--hosts FILE` prints what each node runs" if deployment.engine.workers else job
+        hint = "`--hosts FILE` prints what each node runs" if deployment.engine.worker_programs else job
         raise Unsupported("which nodes there are is known when Slurm starts it", hint=hint)
     nodes = first_nodes(read_hosts(selection.hosts), deployment.recipe.parallel.nodes, python=selection.python)
     _check_spanning(deployment, nodes)
@@ -249,7 +253,7 @@ def _rank_command(deployment: Deployment, rank: int, addresses: tuple[str, ...])
     """One node's command. Where the first connects to workers on the others, it starts once they listen."""
     launch = engines.build_launch(deployment, rank=rank, master=MASTER, addresses=addresses)
     env = {"PYTHONUNBUFFERED": "1", **launch.env}
-    workers = deployment.engine.workers
+    workers = deployment.engine.worker_programs
     if not workers:
         return RankCommand(argv=launch.argv, env=env)
     if rank:
@@ -263,11 +267,11 @@ def prepare_conductor(deployment: Deployment, nodes: Nodes, run: Run) -> Prepare
     _check_spanning(deployment, nodes)
     address = nodes.nodes[0].address
     opened = _with_open_host(deployment, address)
-    path = run.write("nodes.json", codec.to_json(conductor_config(opened, nodes, run.id)))
+    path = run.write_file("nodes.json", codec.to_json(conductor_config(opened, nodes, run.id)))
     launch = engines.build_launch(opened, addresses=tuple(node.address for node in nodes.nodes))
     key = os.environ.get(recipe.listen.key_env)
     where = f"[{address}]" if _is_v6(address) else address
-    endpoint = endpoint_of(f"{where}:{recipe.listen.port}", recipe.served_name, key=key, engine=recipe.engine)
+    endpoint = endpoint_from_url(f"{where}:{recipe.listen.port}", recipe.served_name, key=key, engine=recipe.engine)
     return PreparedLaunch(
         deployment=opened,
         launch=launch,
@@ -298,7 +302,7 @@ def _check_spanning(deployment: Deployment, nodes: Nodes) -> None:
     if not recipe.listen.port:
         raise BadInput("listen.port: an engine on other nodes needs a port that is known", hint="e.g. 8000")
     engines.check_recipe(deployment)
-    if deployment.engine.workers and any(map(_is_v6, nodes.addresses)):
+    if deployment.engine.worker_programs and any(map(_is_v6, nodes.addresses)):
         raise BadInput(f"{deployment.engine.title}'s workers are named by IPv4 addresses or host names, not by IPv6")
 
 
@@ -313,9 +317,9 @@ def _run_tool(argv: list[str], *, what: str, timeout_s: float = 60.0) -> str:
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired:
-        raise Outside(f"{what} did not answer within {timeout_s:.0f} s") from None
+        raise ExternalError(f"{what} did not answer within {timeout_s:.0f} s") from None
     except OSError as problem:
-        raise Outside(f"{what}: {problem.strerror}: {argv[0]}") from None
+        raise ExternalError(f"{what}: {problem.strerror}: {argv[0]}") from None
     if done.returncode:
-        raise Outside(f"{what}: {last_line(done.stderr or done.stdout)}")
+        raise ExternalError(f"{what}: {last_line(done.stderr or done.stdout)}")
     return done.stdout + done.stderr

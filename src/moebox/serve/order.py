@@ -7,7 +7,7 @@ from pathlib import Path
 
 from moebox import engines
 from moebox.core.deployment import Deployment
-from moebox.core.endpoint import Endpoint, endpoint_of
+from moebox.core.endpoint import Endpoint, endpoint_from_url
 from moebox.core.event import AttemptStarted
 from moebox.core.plan import Launch
 from moebox.core.recipe import Recipe
@@ -68,7 +68,7 @@ def _with_port(deployment: Deployment) -> Deployment:
     if recipe.listen.port:
         return deployment
     port = preflight.find_free_port(recipe.listen.host, deployment.engine.ports)
-    return deployment.with_recipe(recipe.on_port(port))
+    return deployment.with_recipe(recipe.with_port(port))
 
 
 def _address(launch: Launch) -> str:
@@ -89,7 +89,7 @@ def prepare_launch(deployment: Deployment, *, name: str = "") -> PreparedLaunch:
     key = _key(recipe.listen.key_env)
     if recipe.parallel.nodes > 1:
         files = "`moebox render --as script|slurm|k8s` writes what each node runs"
-        hint = "; ".join(["`moebox up --hosts FILE` or `--slurm`"] + [files] * (not deployment.engine.workers))
+        hint = "; ".join(["`moebox up --hosts FILE` or `--slurm`"] + [files] * (not deployment.engine.worker_programs))
         raise Unsupported(f"{recipe.name} spans {recipe.parallel.nodes} nodes, and none is named", hint=hint)
     deployment = _with_port(deployment)
     recipe = deployment.recipe
@@ -99,7 +99,7 @@ def prepare_launch(deployment: Deployment, *, name: str = "") -> PreparedLaunch:
     if recipe.runtime.kind == "embedded":
         words = launch.argv[len(engines.modules.argv_module(recipe.engine).entry_command(recipe)) :]
         argv = (sys.executable, "-m", "moebox.serve.embedded", *words)
-    endpoint = endpoint_of(_address(launch), recipe.served_name, key=key, engine=recipe.engine)
+    endpoint = endpoint_from_url(_address(launch), recipe.served_name, key=key, engine=recipe.engine)
     return PreparedLaunch(
         deployment=deployment,
         launch=launch,

@@ -9,7 +9,7 @@ from pathlib import Path
 from moebox.core import registry
 from moebox.core.deployment import Deployment
 from moebox.core.recipe import Recipe
-from moebox.errors import MoeboxError, Outside
+from moebox.errors import ExternalError, MoeboxError
 from moebox.serve import preflight, state
 from moebox.serve.session import PATIENCE_S, EngineSession, launch_engine, prepare_launch
 from moebox.serve.watch import Notify
@@ -27,7 +27,7 @@ def start_on_free_port(
         recipe = with_free_port(deployment.recipe, run.id, notify=notify)
         try:
             return _ready(deployment.with_recipe(recipe), run, patience_s=patience_s)
-        except Outside:
+        except ExternalError:
             if not left or recipe_port_is_free(recipe, run.id):
                 raise
     raise AssertionError("the last try raises")
@@ -39,7 +39,7 @@ def _ready(deployment: Deployment, run: Run, *, patience_s: float) -> EngineSess
         session.wait_ready(patience_s=patience_s)
         port = session.prepared.launch.port
         if deployment.recipe.runtime.kind in ("native", "embedded") and not engine_listens_on(port, session.run.id):
-            raise Outside(f"port {port} is answered by another program than the engine that was started")
+            raise ExternalError(f"port {port} is answered by another program than the engine that was started")
     except BaseException:
         session.stop()
         raise
@@ -51,16 +51,16 @@ def with_free_port(recipe: Recipe, holder: str, *, notify: Notify) -> Recipe:
     listen = recipe.listen
     if listen.port and recipe_port_is_free(recipe, holder):
         return recipe
-    port = preflight.find_free_port(listen.host, registry.traits(recipe.engine).ports)
+    port = preflight.find_free_port(listen.host, registry.engine_traits(recipe.engine).ports)
     if listen.port:
         notify(f"port {listen.port} is taken; using {port}")
-    return recipe.on_port(port)
+    return recipe.with_port(port)
 
 
 def recipe_port_is_free(recipe: Recipe, holder: str) -> bool:
     """Nobody listens on the recipe's port, and no other moebox has taken it for an engine that is starting."""
     with contextlib.suppress(MoeboxError):
-        for port in registry.traits(recipe.engine).ports_of(recipe.listen.port):
+        for port in registry.engine_traits(recipe.engine).ports_used(recipe.listen.port):
             preflight.check_port(recipe.listen.host, port)
             state.Lease(f"port-{port}", holder).close()
         return True

@@ -14,14 +14,14 @@ from pathlib import Path
 from moebox import codec, detect, engines
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
-from moebox.core.gpu_list import VISIBLE
+from moebox.core.gpu_list import VISIBLE_DEVICES
 from moebox.core.plan import Launch
 from moebox.core.recipe import Recipe
 from moebox.core.traits import LAST_PORT, Traits
 from moebox.engines import modules
 from moebox.engines.common import PATCHABLE_SYMPTOMS
-from moebox.errors import AnswerIsNo, BadInput, NotInstalled, Outside
-from moebox.loose import within
+from moebox.errors import AnswerIsNo, BadInput, ExternalError, NotInstalled
+from moebox.loose import get_path
 
 WEIGHTS = (".safetensors", ".gguf", ".bin")
 PORTS_TRIED = 50
@@ -33,10 +33,10 @@ def check_launch(deployment: Deployment, launch: Launch, argv: tuple[str, ...]) 
     """Raise for the first thing that cannot work."""
     recipe = deployment.recipe
     if not uses_dummy_weights(recipe):
-        check_checkpoint(deployment.weights, recipe)
+        check_checkpoint(deployment.weights_path, recipe)
     check_engine(deployment, argv)
     check_version(deployment, argv)
-    check_kernels(deployment, argv, detect.box if recipe.kv == "fp8" else None)
+    check_kernels(deployment, argv, detect.load_box if recipe.kv == "fp8" else None)
     check_ports(deployment, launch)
 
 
@@ -52,11 +52,11 @@ def check_checkpoint(weights: str, recipe: Recipe) -> None:
     if recipe.runtime.mounts or not _local(weights, path):
         return
     if not path.exists():
-        raise Outside(
+        raise ExternalError(
             f"checkpoint {weights} is not there", hint="check the path, or download it first with `hf download`"
         )
     if path.is_dir() and not _holds_weights(path):
-        raise Outside(
+        raise ExternalError(
             f"checkpoint {weights} holds no weights, only what lies beside them",
             hint="download it first: `hf download REPOSITORY --local-dir` this folder",
         )
@@ -67,7 +67,7 @@ def _whole(weights: str, path: Path) -> None:
     missing = missing_shards(path)
     if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        raise Outside(
+        raise ExternalError(
             f"checkpoint {weights} is incomplete: {', '.join(missing[:3])}{more} of its shards missing or empty",
             hint="download it again; `hf download` fetches only what is missing",
         )
@@ -96,7 +96,7 @@ def _indexed(folder: Path) -> set[str]:
 
 def _named_in(index: Path) -> set[str]:
     """Files that an index says tensors lie in."""
-    shards = within(codec.load_json(index), "weight_map")
+    shards = get_path(codec.load_json(index), "weight_map")
     if not isinstance(shards, dict):
         raise BadInput(f"{index}: has no weight_map")
     return {str(name) for name in shards.values()}
@@ -148,7 +148,7 @@ def check_version(deployment: Deployment, argv: tuple[str, ...]) -> None:
         return
     here = engine_version(deployment.engine, argv)
     if here and not (here == wanted or here.startswith((f"{wanted}.", f"{wanted}+"))):
-        raise Outside(
+        raise ExternalError(
             f"the recipe wants {recipe.engine} {wanted}, this machine has {here}",
             hint=f"install {wanted}, or change engine_version in the recipe (its flags are checked against it)",
         )
@@ -173,7 +173,7 @@ def check_kernels(deployment: Deployment, argv: tuple[str, ...], detect_box: Cal
     recipe = deployment.recipe
     if detect_box is None or recipe.runtime.preset:
         return
-    for warning in engines.find_refusals(deployment.on(detect_box())):
+    for warning in engines.find_refusals(deployment.on_box(detect_box())):
         if warning.symptom in PATCHABLE_SYMPTOMS and not _patched(recipe, argv):
             raise AnswerIsNo(warning.text, hint=warning.remedy)
 
@@ -222,7 +222,7 @@ def command_output(argv: list[str]) -> str:
 
 def check_ports(deployment: Deployment, launch: Launch) -> None:
     """Nobody else may listen on any port that the engine takes."""
-    for number in deployment.engine.ports_of(launch.port):
+    for number in deployment.engine.ports_used(launch.port):
         check_port(launch.host, number)
 
 
@@ -257,14 +257,14 @@ def find_free_port(host: str = "127.0.0.1", offsets: tuple[int, ...] = ()) -> in
             number = PORTS_FROM + number % (last - PORTS_FROM)
         if all(port_is_free(host, number + offset) for offset in (0, *offsets)):
             return number
-    raise Outside(f"no free port was found on {host}", hint="choose one with --port")
+    raise ExternalError(f"no free port was found on {host}", hint="choose one with --port")
 
 
 def port_is_free(host: str, number: int) -> bool:
     """Whether nobody listens there now."""
     try:
         check_port(host, number)
-    except Outside:
+    except ExternalError:
         return False
     return True
 
@@ -281,8 +281,8 @@ def bind_port(probe: socket.socket, host: str, number: int) -> None:
     except OSError as problem:
         if problem.errno == errno.EADDRINUSE:
             hint = "choose another with --port, or stop that program"
-            raise Outside(f"port {number} on {host} is taken by another program", hint=hint) from None
-        raise Outside(
+            raise ExternalError(f"port {number} on {host} is taken by another program", hint=hint) from None
+        raise ExternalError(
             f"cannot listen on {host}, port {number}: {problem.strerror}",
             hint="listen.host is an address of this machine",
         ) from None
@@ -293,11 +293,11 @@ def recipe_gpus(deployment: Deployment) -> tuple[int, ...]:
     recipe = deployment.recipe
     if recipe.runtime.kind == "embedded":
         return ()
-    named = recipe.env.get(VISIBLE, os.environ.get(VISIBLE))
+    named = recipe.env.get(VISIBLE_DEVICES, os.environ.get(VISIBLE_DEVICES))
     there = _gpus_here() if named is None else _numbers(named)
-    if VISIBLE in recipe.env or deployment.engine.takes_all_gpus:
+    if VISIBLE_DEVICES in recipe.env or deployment.engine.uses_all_gpus:
         return there
-    return there[: recipe.parallel.gpus // max(recipe.parallel.nodes, 1)]
+    return there[: recipe.parallel.gpu_count // max(recipe.parallel.nodes, 1)]
 
 
 def _numbers(named: str) -> tuple[int, ...]:

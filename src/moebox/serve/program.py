@@ -10,8 +10,8 @@ from pathlib import Path
 
 from moebox.core.endpoint import Endpoint
 from moebox.core.event import ProgramStarted
-from moebox.errors import Outside
-from moebox.redact import spellings
+from moebox.errors import ExternalError
+from moebox.redact import key_spellings
 from moebox.serve import preflight, state
 from moebox.serve.guard import STOP_SIGNALS, GuardConfig
 from moebox.serve.spawn import send_to_guard, start_guard
@@ -47,7 +47,7 @@ class GuardedProgram:
         with state.take_leases([f"port-{port}" for port in ports], run.id) as leases:
             for port in ports:
                 preflight.check_port(config.host, port)
-            run.event(ProgramStarted(id=run.id, program=config.kind, argv=config.argv, port=config.port))
+            run.add_event(ProgramStarted(id=run.id, program=config.kind, argv=config.argv, port=config.port))
             self.guard = start_guard(run.id, run, self._guarded(tuple(lease.descriptor for lease in leases)))
         self.instance = state.save_instance(self._instance())
 
@@ -57,7 +57,7 @@ class GuardedProgram:
             mark=state.instance_mark(self.run.id),
             argv=order.argv,
             env={"PYTHONUNBUFFERED": "1", **order.env, **order.secrets},
-            secrets=tuple(spellings(order.secrets.values())),
+            secrets=tuple(key_spellings(order.secrets.values())),
             log=str(self.log),
             state_path=str(state.guard_state_path(self.run.id)),
             cwd=order.cwd or os.getcwd(),
@@ -95,11 +95,11 @@ class GuardedProgram:
         until = time.monotonic() + patience_s
         while not is_ready():
             if not self.is_alive:
-                raise Outside(
+                raise ExternalError(
                     f"{self.config.kind} ended while starting: {self.last_log_line()}", hint=f"log: {self.log}"
                 )
             if time.monotonic() > until:
-                raise Outside(
+                raise ExternalError(
                     f"{self.config.kind} did not answer within {patience_s:.0f} s: {self.last_log_line()}",
                     hint=f"log: {self.log}",
                 )
@@ -137,7 +137,7 @@ def stop_all(stops: Sequence[Callable[[], None]]) -> None:
     for stop in stops:
         try:
             stop()
-        except (Outside, OSError, KeyboardInterrupt) as failed:
+        except (ExternalError, OSError, KeyboardInterrupt) as failed:
             problem = problem or failed
     if problem:
         raise problem

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from moebox import engines
 from moebox.core.deployment import Deployment
 from moebox.core.engine_facts import DeviceFacts, EngineFacts
-from moebox.core.event import PlannedAndReal
+from moebox.core.event import PlanRealityRow
 from moebox.core.plan import Memory
 from moebox.errors import MoeboxError
 
@@ -17,27 +17,27 @@ def planned_memory(deployment: Deployment) -> Memory | None:
     """The planner's budget for it on this machine; None where model or checkpoint is unknown."""
     from moebox import detect
 
-    if not deployment.known:
+    if not deployment.is_known:
         return None
     try:
-        return engines.memory_budget(deployment if deployment.box else deployment.on(detect.box()))
+        return engines.memory_budget(deployment if deployment.box else deployment.on_box(detect.load_box()))
     except MoeboxError:
         return None
 
 
-def compare_with_plan(facts: EngineFacts, memory: Memory | None) -> list[PlannedAndReal]:
+def compare_with_plan(facts: EngineFacts, memory: Memory | None) -> list[PlanRealityRow]:
     """Rows for every figure the engine reported; `planned` is None where there is no plan for it."""
     rows = []
     if facts.kv_tokens:
         planned = float(memory.kv_tokens) if memory else None
-        rows.append(PlannedAndReal(what="cache", planned=planned, real=facts.kv_tokens, unit="tokens"))
+        rows.append(PlanRealityRow(what="cache", planned=planned, real=facts.kv_tokens, unit="tokens"))
     for place in merge_host_buffers(facts.devices):
-        sizes = place.sizes()
+        sizes = place.sizes_by_name()
         for what in COMPARED:
             real = sizes.get(f"{what}_bytes")
             if real:
                 planned = planned_bytes(memory, place.device, what)
-                rows.append(PlannedAndReal(what=what, device=place.device, planned=planned, real=real, unit="bytes"))
+                rows.append(PlanRealityRow(what=what, device=place.device, planned=planned, real=real, unit="bytes"))
     return rows
 
 
@@ -46,7 +46,7 @@ def merge_host_buffers(devices: Sequence[DeviceFacts]) -> list[DeviceFacts]:
     places: dict[str, DeviceFacts] = {}
     for row in devices:
         name = "ram" if _on_host(row.device) else row.device
-        places[name] = places.get(name, DeviceFacts(device=name)).plus(row)
+        places[name] = places.get(name, DeviceFacts(device=name)).merge_with(row)
     return list(places.values())
 
 

@@ -7,7 +7,7 @@ from moebox import files
 from moebox.core import grammar
 from moebox.core.recipe import Recipe
 from moebox.data import FOLDER
-from moebox.errors import BadInput, suggest
+from moebox.errors import BadInput, suggest_names
 
 
 def shipped_recipes() -> dict[str, Path]:
@@ -29,7 +29,9 @@ def read_recipe(name: str, *, other_names: Iterable[str] = ()) -> Recipe:
     """The recipe in the file `name`, or the saved or shipped one of that name; `besides` are known elsewhere."""
     known = {**shipped_recipes(), **saved_recipes()}
     if name in known and not Path(name).is_file():
-        return grammar.read(known[name])
+        return grammar.read_recipe(known[name])
     if not Path(name).exists() and not name.endswith(".toml"):
-        raise BadInput(f"no recipe {name!r}", hint=f"a .toml file, or {suggest(name, sorted({*known, *other_names}))}")
-    return grammar.read(Path(name))
+        raise BadInput(
+            f"no recipe {name!r}", hint=f"a .toml file, or {suggest_names(name, sorted({*known, *other_names}))}"
+        )
+    return grammar.read_recipe(Path(name))

@@ -25,7 +25,7 @@ from moebox.core.event import (
     EngineStopped,
     PhaseDone,
     PhaseStarted,
-    Stopped,
+    StopEvent,
 )
 from moebox.core.symptom import Finding
 from moebox.engines.events import LogEvent
@@ -38,7 +38,7 @@ from moebox.serve.spawn import StopSignals, send_to_guard, start_engine_guard
 from moebox.serve.wait import wait_for
 from moebox.serve.watch import LogListener, LogWatch
 from moebox.store import Run
-from moebox.stream.awake import Awake
+from moebox.stream.awake import AwakeClock
 
 PATIENCE_S = 900.0  # without progress; a cold autotune of FlashInfer's kernels was seen to take 20 min in pieces
 FIRST_LINE_S = 60.0  # at least, before the first line: importing vLLM from a cold disk takes half of it
@@ -95,11 +95,11 @@ class EngineSession:
 
     def wait_ready(self, *, patience_s: float = PATIENCE_S) -> None:
         """Until it answers a chat; LaunchFailed with the first cause when it will not."""
-        with Awake() as awake:
+        with AwakeClock() as awake:
             self._wait_ready(awake, patience_s)
         self._became_ready()
 
-    def _wait_ready(self, awake: Awake, patience_s: float) -> None:
+    def _wait_ready(self, awake: AwakeClock, patience_s: float) -> None:
         polled_at, chat, away = 0.0, None, 0.0
         while True:
             if awake.away_s > away:  # the machine slept, and so did the engine: neither patience nor a chat counts
@@ -180,11 +180,11 @@ class EngineSession:
         life = self.instance.guard_state
         self.oom = life.oom
         if life.is_written and not self._failed:
-            self.run.event(self._stopped(life))
+            self.run.add_event(self._stopped(life))
         state.forget_instance(self.instance.id)
         self.watch.tail.close()
 
-    def _stopped(self, life: GuardState) -> Stopped:
+    def _stopped(self, life: GuardState) -> StopEvent:
         kind = EngineStopped if self.instance.ready else AttemptStopped
         return kind(
             id=self.instance.id,
@@ -201,7 +201,7 @@ class EngineSession:
         send_to_guard(self.guard, b"detach\n")
         self.instance = state.update_instance(self.instance, detached=True)
         self._detached = True
-        self.run.event(EngineDetached(id=self.instance.id))
+        self.run.add_event(EngineDetached(id=self.instance.id))
 
     def wait_for_cause(self) -> None:
         """Let the log catch up with what was just seen on the wire, until it names a cause."""
@@ -212,11 +212,11 @@ class EngineSession:
 
     @property
     def _health(self) -> str:
-        return self.prepared.deployment.engine.health
+        return self.prepared.deployment.engine.health_path
 
     def _healthy(self) -> bool:
         return http.get(
-            f"{self.endpoint.root}{self._health}", headers=self.endpoint.headers, timeout_s=ask.HEALTH_TIMEOUT_S
+            f"{self.endpoint.server_url}{self._health}", headers=self.endpoint.headers, timeout_s=ask.HEALTH_TIMEOUT_S
         ).ok
 
     def _raise_if_ended(self) -> None:
@@ -243,7 +243,7 @@ class EngineSession:
             self.wait_for_cause()
         problem = launch_failure(fault, what, self.watch.search, log=str(self.log))
         kind = EngineDied if self.instance.ready else AttemptFailed
-        self.run.event(
+        self.run.add_event(
             kind(
                 id=self.instance.id,
                 fault=fault,
@@ -261,7 +261,7 @@ class EngineSession:
         self._report_lost_log()
         self.instance = state.update_instance(self.instance, ready=time.time())
         self.facts = facts.gather_facts(self.endpoint, self.watch.summary)
-        self.run.event(
+        self.run.add_event(
             AttemptReady(
                 id=self.instance.id,
                 model=self.endpoint.model,
@@ -275,7 +275,7 @@ class EngineSession:
     def _on_news(self, news: LogEvent | Finding) -> None:
         """Journal what the log tells, and pass it on."""
         if isinstance(news, Finding):
-            self.run.event(EngineFinding(**codec.plain(news)))
+            self.run.add_event(EngineFinding(**codec.to_plain(news)))
         elif self.watch.summary.phase != self._phase:
             self._journal_phase()
         if self.listener:
@@ -302,9 +302,9 @@ class EngineSession:
     def _journal_phase(self) -> None:
         before, self._phase = self._phase, self.watch.summary.phase if not self.instance.ready else "ready"
         if before:
-            self.run.event(PhaseDone(phase=before))
+            self.run.add_event(PhaseDone(phase=before))
         if self._phase not in ("ready", before):
-            self.run.event(PhaseStarted(phase=self._phase))
+            self.run.add_event(PhaseStarted(phase=self._phase))
 
 
 def launch_engine(
@@ -323,8 +323,8 @@ def launch_engine(
         if not prepared.nodes:  # which were looked at by `nodes.check`
             preflight.check_launch(prepared.deployment, prepared.launch, prepared.argv)
         if not rehearsal or not (run.path / "recipe.toml").exists():
-            run.write("recipe.toml", codec.to_toml(prepared.recipe))
-        run.event(prepared.started_event(name, rehearsal=rehearsal))
+            run.write_file("recipe.toml", codec.to_toml(prepared.recipe))
+        run.add_event(prepared.started_event(name, rehearsal=rehearsal))
         begins = log.stat().st_size if (log := run.path / "engine.log").exists() else 0
         guard = start_engine_guard(prepared, run, tuple(lease.descriptor for lease in leases), stop_signals or ())
     return EngineSession(
@@ -336,7 +336,7 @@ def _held(order: PreparedLaunch) -> list[str]:
     """What no other engine of this machine may take meanwhile; nothing where it runs on other nodes."""
     if order.nodes:
         return []
-    ports = order.deployment.engine.ports_of(order.launch.port)
+    ports = order.deployment.engine.ports_used(order.launch.port)
     return [*(f"port-{port}" for port in ports), *(f"gpu-{gpu}" for gpu in order.gpus)]
 
 

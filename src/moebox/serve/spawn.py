@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from moebox import engines
-from moebox.redact import spellings
+from moebox.redact import key_spellings
 from moebox.serve import oom, state
 from moebox.serve.guard import GuardConfig
 from moebox.serve.order import PreparedLaunch
@@ -55,7 +55,7 @@ def start_engine_guard(
         argv=tuple(prepared.argv),
         # Unbuffered: what a Python engine prints must be in the log before it dies, not after.
         env={"PYTHONUNBUFFERED": "1", **env, **prepared.secrets},
-        secrets=tuple(spellings(prepared.secrets.values())),
+        secrets=tuple(key_spellings(prepared.secrets.values())),
         log=str(run.path / "engine.log"),
         state_path=str(state.guard_state_path(name)),
         cwd=os.getcwd(),

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from moebox import codec, files
-from moebox.errors import BadInput, Outside, suggest
+from moebox.errors import BadInput, ExternalError, suggest_names
 from moebox.serve.guard import MARK, GuardState
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def is_run_active(run: "Run", engines: dict[Path, str], *, unfinished_step: str)
 
     An engine of a run that was left in a step (`left_in`) serves nobody: its guard is stopping it.
     """
-    return run.held or (not unfinished_step and bool(engine_writing_to(engines, run.path)))
+    return run.is_locked or (not unfinished_step and bool(engine_writing_to(engines, run.path)))
 
 
 def find_instance(name: str | None) -> Instance:
@@ -150,7 +150,7 @@ def find_instance(name: str | None) -> Instance:
     matching = _called(known, name)
     matching = _living(matching) or matching
     if not matching:
-        hint = suggest(name, [instance.id for instance in known]) if known else "nothing is running"
+        hint = suggest_names(name, [instance.id for instance in known]) if known else "nothing is running"
         raise BadInput(f"no engine called {name!r}", hint=hint)
     if len(matching) > 1:
         raise BadInput(f"{len(matching)} engines are called {name!r}", hint=_ids(matching))
@@ -160,13 +160,13 @@ def find_instance(name: str | None) -> Instance:
 def _only_live(known: list[Instance]) -> Instance:
     """The one that lives; where none does, the one whose record is left."""
     if not known:
-        raise Outside("nothing is running", hint="`moebox up RECIPE` starts an engine")
+        raise ExternalError("nothing is running", hint="`moebox up RECIPE` starts an engine")
     live = _living(known)
     if len(live) > 1:
         raise BadInput(f"{len(live)} engines are running: say which", hint=_ids(live))
     if not live and len(known) > 1:
         hint = "`moebox up RECIPE` starts one; `moebox ps` lists those that ended"
-        raise Outside(f"nothing is running: {len(known)} engines have ended", hint=hint)
+        raise ExternalError(f"nothing is running: {len(known)} engines have ended", hint=hint)
     return (live or known)[0]
 
 
@@ -237,7 +237,7 @@ class Lease:
             self.file.seek(0)
             other = self.file.read(200).strip() or "another moebox"
             self.file.close()
-            raise Outside(
+            raise ExternalError(
                 f"{name.replace('-', ' ')} is in use by {other}",
                 hint=f"`moebox down {other}` stops it, or choose another",
             ) from None

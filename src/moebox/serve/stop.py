@@ -28,7 +28,7 @@ def stop_instance(instance: state.Instance) -> list[str]:
     if instance.job and shutil.which("scancel"):
         subprocess.run(["scancel", instance.job], capture_output=True, timeout=60, check=False)
     if os.path.isdir(instance.run):
-        Run(Path(instance.run)).event(EngineStopped(id=instance.id, signals=tuple(signals), swept=swept))
+        Run(Path(instance.run)).add_event(EngineStopped(id=instance.id, signals=tuple(signals), swept=swept))
     state.forget_instance(instance.id)
     return signals + ["SIGKILL"] * bool(swept)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from moebox.core.symptom import Finding
-from moebox.doctor.logs import DIGITS, Search
+from moebox.doctor.logs import DIGITS, LogSearch
 from moebox.engines import modules
 from moebox.engines.events import LogEvent
 from moebox.serve.tail import LogTail
@@ -53,7 +53,7 @@ class LogWatch:
     def __init__(self, log: Path, engine: str, *, start: int = 0, listener: LogListener | None = None) -> None:
         self.tail = LogTail(log, start=start)
         self.engine = modules.log_module(engine)
-        self.search = Search(engine=engine)
+        self.search = LogSearch(engine=engine)
         self.search.lines = lines_before(log, start)
         self.summary = LogSummary()
         self.started = self.progressed = time.monotonic()

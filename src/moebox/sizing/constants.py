@@ -31,7 +31,7 @@ class VllmBuild:
 @functools.cache
 def memory_constant(section: str, name: str) -> Any:
     """One figure of the table; a plan asks a hundred thousand times."""
-    return catalogue.table("memory")[section][name]
+    return catalogue.load_table("memory")[section][name]
 
 
 @functools.cache
@@ -43,7 +43,7 @@ def memory_constant_bytes(section: str, name: str) -> int:
 @functools.cache
 def vllm_builds() -> tuple[VllmBuild, ...]:
     """Every known line of vLLM builds."""
-    rows = catalogue.table("memory")["build"]
+    rows = catalogue.load_table("memory")["build"]
     return tuple(codec.decode(VllmBuild, row, where=f"memory.toml [{row['name']}]") for row in rows)
 
 
@@ -65,7 +65,7 @@ def _generation(image: str, community: bool) -> VllmBuild:
 
 def reserves_graph_memory(recipe: Recipe) -> bool:
     """Whether the build takes CUDA-graph room off the cache: vLLM does unless told not to (envs.py, 0.32)."""
-    known = presets.of(recipe).environment | recipe.env
+    known = presets.recipe_preset(recipe).environment | recipe.env
     return known.get(GRAPH_ESTIMATE_ENV, "1") == "1"
 
 
@@ -77,7 +77,7 @@ def visible_bytes(gpu: Gpu) -> int:
 @functools.cache
 def _kept(generation: str) -> int:
     """Bytes that the driver keeps of a GPU of this family."""
-    table = catalogue.table("memory")["driver"]
+    table = catalogue.load_table("memory")["driver"]
     return round(float(table.get(generation, table["other"])) * GIB)
 
 

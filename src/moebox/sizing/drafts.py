@@ -22,7 +22,7 @@ def draft_bytes(model: Model, checkpoint: Checkpoint, recipe: Recipe) -> int:
         return 0
     if recipe.speculate.method in NATIVE_METHODS:
         return _one_layer(model, checkpoint) // recipe.parallel.tp
-    table = catalogue.table("memory")["draft"]
+    table = catalogue.load_table("memory")["draft"]
     size = table.get(draft_name(model, recipe), table["default"])
     shared = model.vocab * model.hidden * 2 if table["shared_embedding"] else 0
     return int(max(size - shared, size // 4) // recipe.parallel.tp)

@@ -10,7 +10,7 @@ from moebox.core.layer_kind import LayerKind
 from moebox.core.layers import Compressed, Mla
 from moebox.core.model import KV_BYTES, Model
 from moebox.core.recipe import Recipe
-from moebox.errors import BadInput, suggest
+from moebox.errors import BadInput, suggest_names
 
 # vLLM's fp8 form of a sparse-attention latent: 512 fp8, 64 bf16 and four fp32 scales (kv_cache_interface.py).
 SPARSE_FP8_BYTES = 656
@@ -22,9 +22,9 @@ INDEX_SCALE_BYTES = 4  # bytes beside an indexer key's fp8 elements (vLLM and SG
 
 def kv_type(recipe: Recipe) -> str:
     """The cache type a recipe means."""
-    name = registry.traits(recipe.engine).kv_auto if recipe.kv in ("", "auto") else recipe.kv
+    name = registry.engine_traits(recipe.engine).kv_auto if recipe.kv in ("", "auto") else recipe.kv
     if name not in KV_BYTES:
-        raise BadInput(f"unknown KV cache type {name!r}", hint=suggest(name, KV_BYTES))
+        raise BadInput(f"unknown KV cache type {name!r}", hint=suggest_names(name, KV_BYTES))
     return name
 
 
@@ -38,17 +38,19 @@ def entry_bytes(kind: LayerKind, recipe: Recipe) -> float:
     if isinstance(kind, Mla) and keeps_all_heads(kind, recipe):
         return kind.heads_width * KV_BYTES[name]
     tp = recipe.parallel.tp  # 1 for engines that cut no heads
-    return kind.width(tp) * KV_BYTES[name]
+    return kind.entry_width(tp) * KV_BYTES[name]
 
 
 def _packed(kind: LayerKind, recipe: Recipe) -> bool:
     """Whether the engine has a form of its own for a latent that a selector chooses from."""
-    return registry.traits(recipe.engine).packs_sparse_latent and isinstance(kind, Mla) and kind.indexer is not None
+    return (
+        registry.engine_traits(recipe.engine).packs_sparse_latent and isinstance(kind, Mla) and kind.indexer is not None
+    )
 
 
 def index_bytes(kind: LayerKind) -> float:
     """Bytes of selector keys that one token costs in one layer, the same on every rank."""
-    return (kind.index_width + INDEX_SCALE_BYTES) * kind.growth if kind.index_width else 0.0
+    return (kind.index_width + INDEX_SCALE_BYTES) * kind.entries_per_token if kind.index_width else 0.0
 
 
 def token_bytes(model: Model, recipe: Recipe, layers: int | None = None) -> int:
@@ -67,7 +69,7 @@ def sequence_bytes(model: Model, recipe: Recipe, layers: int | None = None) -> i
     tp = recipe.parallel.tp
     total = 0.0
     for each in model.stack:
-        kept = each.kind.kept() * entry_bytes(each.kind, recipe)
+        kept = each.kind.window_entries() * entry_bytes(each.kind, recipe)
         total += each.count * (kept + each.kind.state_bytes(tp))
     return round(total * _part(model, layers))
 
@@ -80,7 +82,7 @@ def window_bytes(model: Model, recipe: Recipe, sequences: int, layers: int | Non
 def _growing(kind: LayerKind, recipe: Recipe) -> float:
     # Decode context parallelism divides the entries by tokens; a selector needs every token's key on every rank
     # (GLM-5.2 REAP at DCP4 holds 3.4 times the tokens of DCP1, not 4: hermia-ai/glm-5.2-sm120-stock-vllm).
-    return kind.growth * entry_bytes(kind, recipe) + index_bytes(kind) * recipe.parallel.dcp
+    return kind.entries_per_token * entry_bytes(kind, recipe) + index_bytes(kind) * recipe.parallel.dcp
 
 
 def _part(model: Model, layers: int | None) -> float:
@@ -92,6 +94,6 @@ def keeps_all_heads(kind: Mla, recipe: Recipe) -> bool:
 
     By ik_llama.cpp's -mla 0, and by llama.cpp where the file has them in one matrix, which ik_llama.cpp takes apart.
     """
-    if "mla" in registry.traits(recipe.engine).hybrid:
+    if "mla" in registry.engine_traits(recipe.engine).hybrid_fields:
         return recipe.hybrid is not None and recipe.hybrid.mla == 0
     return kind.whole_heads

@@ -67,7 +67,7 @@ class RankWork:
         return sum(
             layers.count
             * (
-                layers.kind.attended(context) * layers.entry_bytes
+                layers.kind.entries_read(context) * layers.entry_bytes
                 + context * layers.index_bytes
                 + 2 * layers.state_bytes  # read and written
             )
@@ -89,12 +89,12 @@ def rank_work(model: Model, checkpoint: Checkpoint, recipe: Recipe) -> RankWork:
         expert_ranks=tp * dp,
         whole_experts=spread.ep,
         dense_bytes=shards.dense_per_rank(model, checkpoint.bytes_by_component, tp),
-        dense_flops=2 * shards.dense_per_rank(model, model.by_component, tp),
+        dense_flops=2 * shards.dense_per_rank(model, model.parameters_by_component, tp),
         expert_bytes=checkpoint.bytes_by_component.get("routed_experts", 0) / experts,
         expert_flops=2 * model.expert_parameters * model.experts_used,
         layers=layers_of(model, recipe, tp),
         narrow_attention=checkpoint.bytes_by_component.get("attention", 0)
-        < 1.5 * model.by_component.get("attention", 0),
+        < 1.5 * model.parameters_by_component.get("attention", 0),
     )
 
 

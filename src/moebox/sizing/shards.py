@@ -31,7 +31,7 @@ def replicated_share(model: Model, tp: int) -> float:
     hidden, total, whole = model.hidden, 0, 0.0
     for layers in model.stack:
         total += layers.count * layers.kind.parameters(hidden)
-        whole += layers.count * layers.kind.copied(hidden, tp)
+        whole += layers.count * layers.kind.replicated_parameters(hidden, tp)
     return whole / total
 
 

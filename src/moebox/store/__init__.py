@@ -13,31 +13,31 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from moebox.store.journal import Entry, Journal, Torn
-    from moebox.store.listing import Brief
-    from moebox.store.log import EngineLog, rotate
-    from moebox.store.run import FORMAT, FULL, PIPELINE, PIPELINE_BEFORE, Run, runs_dir
+    from moebox.store.journal import IncompleteLine, Journal, JournalEntry
+    from moebox.store.listing import RunBrief
+    from moebox.store.log import EngineLog, rotate_by_copy
+    from moebox.store.run import DISK_FULL_ERRORS, FORMAT, PIPELINE, PIPELINE_BEFORE, Run, runs_dir
 
 __all__ = [
+    "DISK_FULL_ERRORS",
     "FORMAT",
-    "FULL",
     "PIPELINE",
     "PIPELINE_BEFORE",
-    "Brief",
     "EngineLog",
-    "Entry",
+    "IncompleteLine",
     "Journal",
+    "JournalEntry",
     "Run",
-    "Torn",
-    "rotate",
+    "RunBrief",
+    "rotate_by_copy",
     "runs_dir",
 ]
 
 _HOMES = {
-    "journal": ("Entry", "Journal", "Torn"),
-    "listing": ("Brief",),
-    "log": ("EngineLog", "rotate"),
-    "run": ("FORMAT", "FULL", "PIPELINE", "PIPELINE_BEFORE", "Run", "runs_dir"),
+    "journal": ("IncompleteLine", "Journal", "JournalEntry"),
+    "listing": ("RunBrief",),
+    "log": ("EngineLog", "rotate_by_copy"),
+    "run": ("DISK_FULL_ERRORS", "FORMAT", "PIPELINE", "PIPELINE_BEFORE", "Run", "runs_dir"),
 }
 
 

@@ -5,20 +5,20 @@ from pathlib import Path
 
 from moebox import files
 
-MOST = 200  # entries kept, the newest
+MAX_ENTRIES = 200  # entries kept, the newest
 
 
-def last(key: str) -> float | None:
+def last_duration(key: str) -> float | None:
     """Seconds that `key` took the last time; None when nobody knows."""
     return _read().get(key)
 
 
-def remember(key: str, seconds: float) -> None:
+def remember_duration(key: str, seconds: float) -> None:
     """Keep how long `key` took; a disk that is full or read-only costs an estimate, nothing more."""
     table = _read()
     table.pop(key, None)
     table[key] = round(seconds, 3)
-    newest = dict(list(table.items())[-MOST:])
+    newest = dict(list(table.items())[-MAX_ENTRIES:])
     try:
         files.write_atomic(_path(), json.dumps(newest))
     except OSError:
@@ -26,7 +26,7 @@ def remember(key: str, seconds: float) -> None:
 
 
 def _path() -> Path:
-    return files.own_cache() / "durations.json"
+    return files.moebox_cache() / "durations.json"
 
 
 def _read() -> dict[str, float]:

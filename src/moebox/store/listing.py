@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moebox.errors import BadInput
-from moebox.loose import figure
+from moebox.loose import get_number
 from moebox.store import plain
 from moebox.store.run import Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Brief:
+class RunBrief:
     """The files of one run, and what happened last."""
 
     id: str
@@ -29,27 +29,27 @@ class Brief:
     notes: tuple[str, ...] = ()
 
 
-def looks_like_one(folder: Path) -> bool:
+def is_run_folder(folder: Path) -> bool:
     """A folder with anything of ours in it; one that may not be looked into has nothing."""
     return any(os.path.exists(folder / name) for name in ("run.json", "events.jsonl", "recipe.toml", "measurements"))
 
 
-def brief(run: Run) -> Brief:
+def run_brief(run: Run) -> RunBrief:
     """What lies in its folder."""
-    journal = run.journal()
+    journal = run.read_journal()
     about, problems = _about(run)
     entries = journal.entries
     times = [entry.time for entry in entries if entry.time > 0]
-    started = figure(about, "created") or stamp_of(run.id) or min(times, default=0.0)
-    return Brief(
+    started = get_number(about, "created") or folder_time(run.id) or min(times, default=0.0)
+    return RunBrief(
         id=run.id,
         path=str(run.path),
         started=started,
         last=max(times, default=started),
         last_kind=entries[-1].kind if entries else "",
         events=len(entries),
-        measurements=len(plain.entries(run.path / "measurements", "*.json")),
-        verdicts=len(plain.entries(run.path / "verdicts", "*.json")),
+        measurements=len(plain.list_entries(run.path / "measurements", "*.json")),
+        verdicts=len(plain.list_entries(run.path / "verdicts", "*.json")),
         bytes=_bytes(run.path),
         report=(run.path / "report.html").exists(),
         notes=(*journal.notes, *problems),
@@ -57,7 +57,7 @@ def brief(run: Run) -> Brief:
 
 
 def _bytes(folder: Path) -> int:
-    return sum(file.lstat().st_size for file in folder.rglob("*") if plain.is_plain(file))
+    return sum(file.lstat().st_size for file in folder.rglob("*") if plain.is_plain_file(file))
 
 
 def _about(run: Run) -> tuple[object, list[str]]:
@@ -68,7 +68,7 @@ def _about(run: Run) -> tuple[object, list[str]]:
         return None, [problem.message]
 
 
-def stamp_of(name: str) -> float:
+def folder_time(name: str) -> float:
     """The moment in a run folder's name, or 0."""
     try:
         return float(calendar.timegm(time.strptime(name[:15], "%Y%m%d-%H%M%S")))

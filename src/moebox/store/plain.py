@@ -12,10 +12,10 @@ from typing import Any, BinaryIO
 from moebox import codec
 from moebox.errors import BadInput
 
-LARGEST = 64 * 2**20  # bytes; a journal of a long run has some
+MAX_FILE_BYTES = 64 * 2**20  # bytes; a journal of a long run has some
 
 
-def is_plain(path: Path) -> bool:
+def is_plain_file(path: Path) -> bool:
     """A file that is no link, pipe, device or folder."""
     try:
         return stat.S_ISREG(path.lstat().st_mode)
@@ -23,19 +23,19 @@ def is_plain(path: Path) -> bool:
         return False
 
 
-def entries(folder: Path, pattern: str) -> list[Path]:
+def list_entries(folder: Path, pattern: str) -> list[Path]:
     """What a folder holds by this pattern, sorted; nothing where it is a link, which may lead anywhere."""
     return [] if os.path.islink(folder) else sorted(folder.glob(pattern))
 
 
-def refuse_strange(path: Path) -> None:
+def refuse_unusual(path: Path) -> None:
     """BadInput where something else than a plain file stands, or would be written to through a link."""
-    if os.path.islink(path) or (path.exists() and not is_plain(path)):
+    if os.path.islink(path) or (path.exists() and not is_plain_file(path)):
         what = "a link" if os.path.islink(path) else "not a plain file"
         raise BadInput(f"{path}: is {what}", hint="moebox writes plain files only; remove it")
 
 
-def refuse_strange_within(folder: Path, *, but: str = "") -> None:
+def refuse_unusual_within(folder: Path, *, but: str = "") -> None:
     """The same for all that a folder holds, at any depth; what stands below `but` is somebody else's."""
     for place, names, file_names in os.walk(folder):
         if but and Path(place) == folder / but:
@@ -44,15 +44,15 @@ def refuse_strange_within(folder: Path, *, but: str = "") -> None:
         for name in (*names, *file_names):
             path = Path(place, name)
             if os.path.islink(path) or name not in names:
-                refuse_strange(path)
+                refuse_unusual(path)
 
 
-def refuse_strange_on_the_way(folder: Path, path: Path) -> None:
+def refuse_unusual_along(folder: Path, path: Path) -> None:
     """The same for a path below a folder, and for links among the folders between."""
     for place in list(path.relative_to(folder).parents)[:-1]:
         if os.path.islink(folder / place):
-            refuse_strange(folder / place)
-    refuse_strange(path)
+            refuse_unusual(folder / place)
+    refuse_unusual(path)
 
 
 def open_bytes(path: Path) -> BinaryIO:
@@ -64,7 +64,7 @@ def open_bytes(path: Path) -> BinaryIO:
     return open(descriptor, "rb")
 
 
-def read_bytes(path: Path, *, most: int = LARGEST) -> bytes:
+def read_bytes(path: Path, *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
     """The bytes of a plain file; FileNotFoundError where there is none, BadInput for what is not plain."""
     try:
         file = open_bytes(path)
@@ -77,14 +77,14 @@ def read_bytes(path: Path, *, most: int = LARGEST) -> bytes:
         raise BadInput(f"{path}: {why}", hint="moebox writes plain files only; put one in its place") from None
     with file:
         size = os.fstat(file.fileno()).st_size
-        if size > most:
+        if size > max_bytes:
             raise BadInput(f"{path}: {size:,} bytes is more than moebox writes")
-        return file.read(most)
+        return file.read(max_bytes)
 
 
 def read_text(path: Path) -> str:
     """The text of a plain file, whatever bytes are in it."""
-    return read_bytes(path, most=LARGEST).decode("utf-8", "replace")
+    return read_bytes(path, max_bytes=MAX_FILE_BYTES).decode("utf-8", "replace")
 
 
 def load_json(path: Path) -> Any:
@@ -99,7 +99,7 @@ def load_toml(path: Path) -> dict[str, object]:
 
 def _settings(path: Path) -> str:
     try:
-        return read_bytes(path, most=codec.LARGEST).decode("utf-8")
+        return read_bytes(path, max_bytes=codec.MAX_FILE_BYTES).decode("utf-8")
     except FileNotFoundError:
         raise BadInput(f"{path}: no such file") from None
     except UnicodeDecodeError as problem:

@@ -18,11 +18,11 @@ from typing import Any, BinaryIO
 from moebox import __version__, codec, files
 from moebox.core.event import Event, JournalLost
 from moebox.errors import BadInput, refuse_if
-from moebox.redact import hide_given
+from moebox.redact import hide_known_keys
 from moebox.store import journal, plain
 
 FORMAT = 1
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # the disk, the quota, the shell's file limit
+DISK_FULL_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # the disk, the quota, the shell's file limit
 LATEST = "latest"
 ELSEWHERE = "the variable MOEBOX_RUNS puts runs elsewhere"
 PIPELINE, PIPELINE_BEFORE = "pipeline.json", "story.json"  # what `moebox run` keeps; its name up to 0.1
@@ -35,7 +35,7 @@ def runs_dir(named: Path | None = None) -> Path:
     return home
 
 
-def tidied(name: str) -> str:
+def safe_name(name: str) -> str:
     """What of a name can stand in a file's, at most 60 characters; "" where nothing can."""
     return re.sub(r"[^A-Za-z0-9._+-]+", "-", name).strip("-.")[:60]
 
@@ -74,13 +74,13 @@ class Run:
     def create(cls, name: str, *, runs: Path | None = None, simulation: bool = False) -> "Run":
         """A new folder named by time, name and a few random letters, so that two at once never share one."""
         stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
-        path = runs_dir(runs) / f"{stamp}-{tidied(name) or 'run'}-{secrets.token_hex(2)}"
+        path = runs_dir(runs) / f"{stamp}-{safe_name(name) or 'run'}-{secrets.token_hex(2)}"
         try:
             path.mkdir(parents=True, exist_ok=False)
         except OSError as problem:
             raise BadInput(f"{path}: cannot make the run folder: {problem.strerror}", hint=ELSEWHERE) from None
         run = cls(path)
-        run.hold()
+        run.acquire_lock()
         about = {"format": FORMAT, "moebox": __version__, "name": name, "created": time.time(), "pid": os.getpid()}
         run.write_json("run.json", {**about, **({"simulation": True} if simulation else {})})
         return run
@@ -102,17 +102,17 @@ class Run:
         return cls(matches[0])
 
     @classmethod
-    def taken_up(cls, name: str, *, runs: Path | None = None) -> "Run":
+    def resume(cls, name: str, *, runs: Path | None = None) -> "Run":
         """The run called `name`, held; BadInput where another moebox works on it."""
         run = cls.open(name, runs=runs)
-        refuse_if(not run.hold(), f"{run.path} is being worked on by another moebox")
+        refuse_if(not run.acquire_lock(), f"{run.path} is being worked on by another moebox")
         return run
 
     @classmethod
-    def joined(cls, name: str, *, runs: Path | None = None) -> "Run":
+    def open_shared(cls, name: str, *, runs: Path | None = None) -> "Run":
         """The run called `name`, to add files to; held unless another moebox does so already, an `up` perhaps."""
         run = cls.open(name, runs=runs)
-        run.hold()
+        run.acquire_lock()
         return run
 
     @property
@@ -120,11 +120,11 @@ class Run:
         """The folder's name."""
         return self.path.name
 
-    def hold(self) -> bool:
+    def acquire_lock(self) -> bool:
         """Mark the run as being worked on until this process ends; False when another one holds it."""
         if self._lock is None:
-            plain.refuse_strange_within(self.path, but="tasks")  # a stranger's folder: we are about to write into it
-            with files.writing(self.path, refused=BadInput):
+            plain.refuse_unusual_within(self.path, but="tasks")  # a stranger's folder: we are about to write into it
+            with files.report_write_errors(self.path, error_type=BadInput):
                 lock = open(self.path / ".lock", "ab")  # noqa: SIM115  (held open on purpose)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -134,14 +134,14 @@ class Run:
             self._lock = lock
         return True
 
-    def release(self) -> None:
+    def release_lock(self) -> None:
         """Undo `hold`."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
     @property
-    def held(self) -> bool:
+    def is_locked(self) -> bool:
         """Somebody, this process included, is working on it."""
         if self._lock is not None:
             return True
@@ -154,50 +154,50 @@ class Run:
             return False
         return False
 
-    def event(self, event: Event, *, sync: bool = False) -> None:
+    def add_event(self, event: Event, *, sync: bool = False) -> None:
         """Append one event; `sync` forces it to disk before going on."""
         path, now = self.path / "events.jsonl", time.time()
         lines = b""
         if self.lost:
-            lines = journal.line_of(now, JournalLost(files=dict(self.lost)))
+            lines = journal.journal_line(now, JournalLost(files=dict(self.lost)))
         try:
-            journal.append(path, lines + journal.line_of(now, event), sync=sync)
+            journal.append_line(path, lines + journal.journal_line(now, event), sync=sync)
         except OSError as problem:
             self._losing("events.jsonl", problem)
             return
         self.lost.clear()
 
-    def events(self) -> Iterator[Event]:
+    def read_events(self) -> Iterator[Event]:
         """Events in order; a torn line is passed over (`journal` tells which)."""
-        return (entry.event for entry in self.journal().entries)
+        return (entry.event for entry in self.read_journal().entries)
 
-    def journal(self) -> journal.Journal:
+    def read_journal(self) -> journal.Journal:
         """The events and what of the journal could not be read."""
-        return journal.read(self.path / "events.jsonl")
+        return journal.read_journal(self.path / "events.jsonl")
 
-    def write(self, name: str, text: str | bytes) -> Path:
+    def write_file(self, name: str, text: str | bytes) -> Path:
         """Write a file of the run whole or not at all; refused by a full disk it is counted as lost, unless strict.
 
         BadInput where a link leads elsewhere, or something stands there that is no plain file.
         """
         path = self.path / name
-        plain.refuse_strange_on_the_way(self.path, path)
+        plain.refuse_unusual_along(self.path, path)
         try:
-            files.write_atomic(path, hide_given(text) if isinstance(text, str) else text, sync=True)
+            files.write_atomic(path, hide_known_keys(text) if isinstance(text, str) else text, sync=True)
         except OSError as problem:
             if self.strict:
                 raise
             self._losing(name, problem)
         return path
 
-    def tidy(self) -> None:
+    def remove_partial_files(self) -> None:
         """Remove what a writer that was killed left half-written; only for who holds the run."""
         for half in self.path.rglob(".*.part"):
             half.unlink(missing_ok=True)
 
     def write_json(self, name: str, value: Any) -> Path:
         """`write`, as JSON; NaN becomes null."""
-        return self.write(name, codec.to_json(journal.finite(codec.plain(value))))
+        return self.write_file(name, codec.to_json(journal.replace_nonfinite(codec.to_plain(value))))
 
     def read_json(self, name: str) -> Any:
         """A JSON file of the run, or None where there is none."""
@@ -211,7 +211,7 @@ class Run:
 
     def _losing(self, name: str, problem: OSError) -> None:
         """Count a write that a full disk refused; anything else is raised."""
-        if problem.errno not in FULL:
+        if problem.errno not in DISK_FULL_ERRORS:
             raise problem
         if not self._told and not self.strict:
             print(

@@ -4,7 +4,7 @@
 timestamps where it gives them. The load generator records thousands at once with the same parts (bench/generator).
 """
 
-from moebox.stream.events import CONTENT, REASONING, TOOL, Event
-from moebox.stream.exchange import Exchange, Reply, ask
+from moebox.stream.events import CONTENT, REASONING, TOOL, StreamEvent
+from moebox.stream.exchange import StreamExchange, StreamReply, send_request
 
-__all__ = ["CONTENT", "REASONING", "TOOL", "Event", "Exchange", "Reply", "ask"]
+__all__ = ["CONTENT", "REASONING", "TOOL", "StreamEvent", "StreamExchange", "StreamReply", "send_request"]

@@ -10,22 +10,22 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
-LOOK_S = 0.25
+CHECK_INTERVAL_S = 0.25
 STOPPED_S = 1.0  # between two looks: a thread that only wakes up is not kept waiting that long by mere load
 SUSPENDED_S = 0.5  # by which the clocks must drift apart; reading both is not one moment
 
 
-def boottime() -> float:
+def boot_seconds() -> float:
     """Seconds since boot, suspended ones included; CLOCK_MONOTONIC where there is no such clock."""
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if clock is None else time.clock_gettime(clock)
 
 
-class Awake:
+class AwakeClock:
     """Looks at the clocks for the length of a `with` block; the clocks can be others in a test."""
 
     def __init__(
-        self, *, monotonic: Callable[[], float] = time.monotonic, boot: Callable[[], float] = boottime
+        self, *, monotonic: Callable[[], float] = time.monotonic, boot: Callable[[], float] = boot_seconds
     ) -> None:
         self._monotonic, self._boot = monotonic, boot
         self._lock = threading.Lock()
@@ -33,7 +33,7 @@ class Awake:
         self._stopped_s = self._suspended_s = 0.0
         self._last, self._apart = self._read()
 
-    def __enter__(self) -> "Awake":
+    def __enter__(self) -> "AwakeClock":
         threading.Thread(target=self._watch, name="awake", daemon=True).start()
         return self
 
@@ -45,15 +45,15 @@ class Awake:
     @property
     def away_s(self) -> float:
         """Seconds lost so far, stopped and suspended."""
-        self.look()
+        self.compare_clocks()
         return self._stopped_s + self._suspended_s
 
-    def now(self) -> float:
+    def active_now(self) -> float:
         """A clock that stood still while nobody was here."""
-        self.look()
+        self.compare_clocks()
         return self._last - self._stopped_s
 
-    def look(self) -> None:
+    def compare_clocks(self) -> None:
         """Compare the clocks with the last look."""
         with self._lock:
             last, before = self._last, self._apart
@@ -74,5 +74,5 @@ class Awake:
         return tries[-1][1], min(tries)[2]
 
     def _watch(self) -> None:
-        while not self._over.wait(LOOK_S):
-            self.look()
+        while not self._over.wait(CHECK_INTERVAL_S):
+            self.compare_clocks()

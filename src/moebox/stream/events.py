@@ -8,19 +8,19 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from moebox.escape import printable
-from moebox.loose import Json, words
-from moebox.redact import heard, hide_in_error
+from moebox.escape import printable_line
+from moebox.loose import Json, get_text
+from moebox.redact import decode_reply, hide_in_error
 
 CONTENT, REASONING, TOOL = 1, 2, 3  # kinds of token, as kept in samples; 0 is none
 SILENT = 4  # tokens that the server counted and did not show
-GUESSED = 128  # added to a kind: when it came is only known to lie between two others
+ESTIMATED_TIME = 128  # added to a kind: when it came is only known to lie between two others
 ANTHROPIC_INPUTS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 _TEXTS = (("content", CONTENT), ("text", CONTENT), ("reasoning_content", REASONING), ("reasoning", REASONING))
 _decode = msgspec.json.Decoder().decode
 
 
-class Event(NamedTuple):
+class StreamEvent(NamedTuple):
     """One decoded event. `usage` is (prompt, completion, cached, reasoning) tokens, -1 where not told."""
 
     data: Json
@@ -32,7 +32,7 @@ class Event(NamedTuple):
     silent: bool = False  # a delta with nothing in it, as a token without text leaves one
 
 
-def decode(payload: bytes) -> Event | None:
+def decode_event(payload: bytes) -> StreamEvent | None:
     """The event in `payload`, or None where it is not a JSON object."""
     try:
         data = _decode(payload)
@@ -43,18 +43,18 @@ def decode(payload: bytes) -> Event | None:
     kind, text, finish, silent = _choice(data.get("choices"))
     error = _error(data["error"]) if "error" in data else ""
     usage = _usage(data["usage"]) if "usage" in data else None
-    return Event(data, kind, text, finish, error, usage, silent)
+    return StreamEvent(data, kind, text, finish, error, usage, silent)
 
 
-def describe(status: int, payload: bytes) -> str:
+def describe_error(status: int, payload: bytes) -> str:
     """An HTTP error in one line: its status and what the server said."""
-    event = decode(payload)
+    event = decode_event(payload)
     said = ""
     if event is not None:
         said = event.error or _error(event.data.get("detail")) or _error(event.data.get("message"))
     else:
-        said = heard(payload, status)[:200].strip().partition("\n")[0]
-    return f"HTTP {status}: {printable(said)}" if said else f"HTTP {status}"
+        said = decode_reply(payload, status)[:200].strip().partition("\n")[0]
+    return f"HTTP {status}: {printable_line(said)}" if said else f"HTTP {status}"
 
 
 def tokens_by_chunk(sizes: Sequence[int], counts: Sequence[int], total: int) -> "array[int]":
@@ -103,7 +103,7 @@ def _choice(choices: Any) -> tuple[int, str, str, bool]:
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
         return 0, "", "", False
     choice = choices[0]
-    finish = words(choice, "finish_reason")
+    finish = get_text(choice, "finish_reason")
     delta = choice.get("delta")
     if delta is None:
         delta = choice.get("message") or choice
@@ -128,7 +128,7 @@ def _error(value: Any) -> str:
         return ""
     if isinstance(value, dict):
         value = value.get("message") or value.get("detail") or value
-    return printable(hide_in_error(str(value))[:300])
+    return printable_line(hide_in_error(str(value))[:300])
 
 
 def _usage(value: Any) -> tuple[int, int, int, int] | None:
@@ -149,7 +149,7 @@ def _whole(value: Any) -> int:
     return min(value, 2**31 - 1) if counts and value >= 0 else -1
 
 
-def prompt_tokens(usage: Mapping[str, object]) -> int | None:
+def anthropic_prompt_tokens(usage: Mapping[str, object]) -> int | None:
     """All tokens of a prompt: what a cache gave or took Anthropic's API counts beside input_tokens, not in it."""
     counted, *cached = (usage.get(name) for name in ANTHROPIC_INPUTS)
     return counted + sum(count for count in cached if isinstance(count, int)) if isinstance(counted, int) else None

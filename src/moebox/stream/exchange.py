@@ -9,27 +9,27 @@ from types import TracebackType
 from typing import Self, TypedDict, Unpack
 
 from moebox.core.endpoint import Endpoint
-from moebox.errors import Outside
-from moebox.loose import Json, inner, rows
-from moebox.redact import hide_given
+from moebox.errors import ExternalError
+from moebox.loose import Json, get_object, get_objects
+from moebox.redact import hide_known_keys
 from moebox.stream import sockets
-from moebox.stream.body import Body
-from moebox.stream.events import CONTENT, REASONING, Event, decode, describe
-from moebox.stream.sse import is_end
+from moebox.stream.body import ResponseBody
+from moebox.stream.events import CONTENT, REASONING, StreamEvent, decode_event, describe_error
+from moebox.stream.sse import is_done_mark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToolCall:
+class ReplyToolCall:
     """A tool call of a reply, put together from its deltas."""
 
     id: str = ""
     name: str = ""
     arguments: str = ""  # JSON, if the model wrote some
 
-    def joined(self, delta: Json) -> "ToolCall":
+    def with_delta(self, delta: Json) -> "ReplyToolCall":
         """With what one more delta brings."""
-        function = inner(delta, "function")
-        return ToolCall(
+        function = get_object(delta, "function")
+        return ReplyToolCall(
             id=_text(delta.get("id")) or self.id,
             name=self.name + _text(function.get("name")),
             arguments=self.arguments + _text(function.get("arguments")),
@@ -37,14 +37,14 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class StreamReply:
     """A whole streamed reply. Times are seconds after the request was sent; None where that never came."""
 
     status: int
     error: str = ""  # what went wrong, "" when nothing did
     text: str = ""
     reasoning: str = ""
-    tool_calls: tuple[ToolCall, ...] = ()
+    tool_calls: tuple[ReplyToolCall, ...] = ()
     finish: str = ""
     done: bool = False  # [DONE] came
     prompt_tokens: int | None = None
@@ -58,7 +58,7 @@ class Reply:
     headers: dict[str, str] = field(default_factory=dict, repr=False)  # of the response, names in lower case
 
 
-class Exchange:
+class StreamExchange:
     """A request on its way: iterate for (seconds since sent, event) pairs, close to cancel.
 
     Raises Outside when the server cannot be reached, hangs up before answering, is silent for `timeout_s`, or is not
@@ -75,25 +75,25 @@ class Exchange:
         total_s: float = 7200.0,
         most_events: int = 1_000_000,
         headers: dict[str, str] | None = None,
-        target: sockets.Target | None = None,
+        target: sockets.SocketAddress | None = None,
     ) -> None:
-        target = target or sockets.target_of(endpoint.base_url)
+        target = target or sockets.address_from_url(endpoint.base_url)
         data = json.dumps({**body, "stream": True}).encode()
-        request = sockets.head(target, path, length=len(data), headers={**endpoint.headers, **(headers or {})})
+        request = sockets.request_head(target, path, length=len(data), headers={**endpoint.headers, **(headers or {})})
         self._where = f"{target.host}:{target.port}"
-        self._body = Body()
+        self._body = ResponseBody()
         self._silence_s, self._total_s, self._most = timeout_s, total_s, most_events
         self._until = time.monotonic() + total_s
         self.done = False
         self._sock = sockets.connect(target, min(timeout_s, total_s))
-        self._kernel = not target.tls and sockets.tune(self._sock)
+        self._kernel = not target.tls and sockets.tune_socket(self._sock)
         try:
             self._offset = sockets.clock_offset()
             self._sent = time.monotonic_ns()
             self._sock.sendall(request + data)
         except OSError as problem:
             self.close()
-            raise Outside(f"{self._where}: {problem.strerror or problem}", hint="is the server up?") from None
+            raise ExternalError(f"{self._where}: {problem.strerror or problem}", hint="is the server up?") from None
 
     def __enter__(self) -> Self:
         return self
@@ -118,16 +118,16 @@ class Exchange:
         """Response headers, names in lower case."""
         return {name.decode("latin-1"): value.decode("latin-1") for name, value in self._body.headers.items()}
 
-    def __iter__(self) -> Iterator[tuple[float, Event]]:
+    def __iter__(self) -> Iterator[tuple[float, StreamEvent]]:
         body, events, at = self._body, 0, 0.0
-        while not body.complete:
+        while not body.is_complete:
             data, at = self._read()
-            payloads = body.feed(data) if data else body.end()
+            payloads = body.feed(data) if data else body.close()
             for event in self._decoded(payloads):
                 yield at, event
             events += len(payloads)
             if events > self._most:
-                raise Outside(f"{self._where}: still streams after {events:,} events")
+                raise ExternalError(f"{self._where}: still streams after {events:,} events")
             if not data:
                 break
         self._raise_if_broken()
@@ -137,21 +137,21 @@ class Exchange:
     def _raise_if_broken(self) -> None:
         body = self._body
         if body.problem or not body.status:
-            raise Outside(f"{self._where}: {body.problem or 'hung up without an answer'}")
+            raise ExternalError(f"{self._where}: {body.problem or 'hung up without an answer'}")
 
-    def _decoded(self, payloads: Iterable[bytes]) -> Iterator[Event]:
+    def _decoded(self, payloads: Iterable[bytes]) -> Iterator[StreamEvent]:
         """The events of a read; the mark of the end is remembered."""
         for payload in payloads:
-            if is_end(payload):
+            if is_done_mark(payload):
                 self.done = True
-            elif event := decode(payload):
+            elif event := decode_event(payload):
                 yield event
 
-    def _unstreamed(self, at: float) -> Iterator[tuple[float, Event]]:
+    def _unstreamed(self, at: float) -> Iterator[tuple[float, StreamEvent]]:
         payload = bytes(self._body.rest)
-        event = decode(payload)
+        event = decode_event(payload)
         if self.status != 200:
-            yield at, Event(error=describe(self.status, payload), data=event.data if event else {})
+            yield at, StreamEvent(error=describe_error(self.status, payload), data=event.data if event else {})
         elif event:
             self.done = True
             yield at, event
@@ -159,18 +159,18 @@ class Exchange:
     def _read(self) -> tuple[bytes, float]:
         left = self._until - time.monotonic()
         if left <= 0:
-            raise Outside(f"{self._where}: not over after {self._total_s:g} s")
+            raise ExternalError(f"{self._where}: not over after {self._total_s:g} s")
         self._sock.settimeout(min(left, self._silence_s))
         try:
             return self._receive()
         except TimeoutError:
             silent = left > self._silence_s
             why = f"silent for {self._silence_s:g} s" if silent else f"not over after {self._total_s:g} s"
-            raise Outside(f"{self._where}: {why}") from None
+            raise ExternalError(f"{self._where}: {why}") from None
         except ConnectionError:
             return b"", (time.monotonic_ns() - self._sent) / 1e9
         except OSError as problem:
-            raise Outside(f"{self._where}: {problem.strerror or problem}") from None
+            raise ExternalError(f"{self._where}: {problem.strerror or problem}") from None
 
     def _receive(self) -> tuple[bytes, float]:
         """The next bytes, and when they came: by the kernel's stamp where it gives one."""
@@ -178,11 +178,11 @@ class Exchange:
             data = self._sock.recv(65536)
             return data, (time.monotonic_ns() - self._sent) / 1e9
         data, side, _, _ = self._sock.recvmsg(65536, sockets.SIDE_BYTES)
-        stamp = sockets.stamp_of(side, self._offset, self._sent)
+        stamp = sockets.receive_time(side, self._offset, self._sent)
         return data, (stamp - self._sent) / 1e9
 
 
-class Options(TypedDict, total=False):
+class ExchangeOptions(TypedDict, total=False):
     """How a request is sent, and when it is given up: what Exchange takes."""
 
     path: str
@@ -190,13 +190,13 @@ class Options(TypedDict, total=False):
     total_s: float
     most_events: int
     headers: dict[str, str] | None
-    target: sockets.Target | None  # stands for the endpoint's URL where TLS needs settings
+    target: sockets.SocketAddress | None  # stands for the endpoint's URL where TLS needs settings
 
 
-def ask(endpoint: Endpoint, body: Mapping[str, object], **options: Unpack[Options]) -> Reply:
+def send_request(endpoint: Endpoint, body: Mapping[str, object], **options: Unpack[ExchangeOptions]) -> StreamReply:
     """Send one request, read its stream to the end."""
     heard = _Heard()
-    with Exchange(endpoint, body, **options) as exchange:
+    with StreamExchange(endpoint, body, **options) as exchange:
         for at, event in exchange:
             heard.add(at, event)
         return heard.reply(exchange)
@@ -208,11 +208,11 @@ class _Heard:
     def __init__(self) -> None:
         self.said: dict[int, list[str]] = {CONTENT: [], REASONING: []}
         self.times: list[float] = []
-        self.seen: list[Event] = []
+        self.seen: list[StreamEvent] = []
         self.first_content: float | None = None
         self.usage: tuple[int, ...] = NO_USAGE  # the last that was told
 
-    def add(self, at: float, event: Event) -> None:
+    def add(self, at: float, event: StreamEvent) -> None:
         """An event, and when it came."""
         self.seen.append(event)
         self.usage = event.usage or self.usage
@@ -222,14 +222,14 @@ class _Heard:
         if event.kind == CONTENT and self.first_content is None:
             self.first_content = at
 
-    def reply(self, exchange: Exchange) -> Reply:
+    def reply(self, exchange: StreamExchange) -> StreamReply:
         """All of it."""
         prompt, completion, cached, *_ = map(_count, self.usage)
-        return Reply(
+        return StreamReply(
             status=exchange.status,
             error=_first(event.error for event in self.seen),
-            text=hide_given("".join(self.said[CONTENT])),
-            reasoning=hide_given("".join(self.said[REASONING])),
+            text=hide_known_keys("".join(self.said[CONTENT])),
+            reasoning=hide_known_keys("".join(self.said[REASONING])),
             tool_calls=join_tool_calls(event.data for event in self.seen),
             finish=_first(event.finish for event in reversed(self.seen)),
             done=exchange.done,
@@ -258,19 +258,19 @@ def _first(texts: Iterable[str]) -> str:
     return next(filter(None, texts), "")
 
 
-def join_tool_calls(events: Iterable[Json]) -> tuple[ToolCall, ...]:
+def join_tool_calls(events: Iterable[Json]) -> tuple[ReplyToolCall, ...]:
     """The tool calls of a reply, each put together from its deltas; what has not their form is left out."""
-    calls: dict[int, ToolCall] = {}
+    calls: dict[int, ReplyToolCall] = {}
     for place, part in (pair for data in events for pair in _parts(data)):
         index = part.get("index")
         key = index if isinstance(index, int) else place
-        calls[key] = calls.get(key, ToolCall()).joined(part)
+        calls[key] = calls.get(key, ReplyToolCall()).with_delta(part)
     return tuple(calls[index] for index in sorted(calls))
 
 
 def _parts(data: Json) -> Iterator[tuple[int, Json]]:
-    for choice in rows(data, "choices"):
-        parts = (inner(choice, "delta") or inner(choice, "message")).get("tool_calls")
+    for choice in get_objects(data, "choices"):
+        parts = (get_object(choice, "delta") or get_object(choice, "message")).get("tool_calls")
         for place, part in enumerate(parts if isinstance(parts, list) else ()):
             if isinstance(part, dict):
                 yield place, part

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from moebox import http
-from moebox.core.endpoint import SIMULATION, Endpoint
-from moebox.loose import Json, as_json, rows, within
+from moebox.core.endpoint import SIMULATION_HEADER, Endpoint
+from moebox.loose import Json, as_object, get_objects, get_path
 
 QUICK_S = 5.0
 
@@ -15,7 +15,7 @@ class ServedLimits:
 
     context: int | None = None  # None where the server does not say
     source: str = ""
-    away: str = ""  # why no answer came at all
+    problem: str = ""  # why no answer came at all
     simulation: bool = False  # a twin answers, and no model
 
 
@@ -23,12 +23,12 @@ def served_limits(endpoint: Endpoint) -> ServedLimits:
     """From /v1/models (vLLM, SGLang: max_model_len; llama.cpp: meta.n_ctx), or llama.cpp's /props."""
     listed = http.get(f"{endpoint.base_url}/models", headers=endpoint.headers, timeout_s=QUICK_S)
     if not listed.status:
-        return ServedLimits(away=listed.text)
-    models = rows(_json(listed), "data")
+        return ServedLimits(problem=listed.text)
+    models = get_objects(_json(listed), "data")
     only: Json = models[0] if len(models) == 1 else {}
     model = next((row for row in models if row.get("id") == endpoint.model), only)
     context, source = _context(endpoint, model)
-    return ServedLimits(context=context, source=source, simulation=SIMULATION in listed.names)
+    return ServedLimits(context=context, source=source, simulation=SIMULATION_HEADER in listed.header_names)
 
 
 def _context(endpoint: Endpoint, model: Json) -> tuple[int | None, str]:
@@ -37,21 +37,24 @@ def _context(endpoint: Endpoint, model: Json) -> tuple[int | None, str]:
     """
     if limit := _whole(model.get("max_model_len")):
         return limit, "max_model_len of /v1/models"
-    props = _json(http.get(f"{endpoint.root}/props", headers=endpoint.headers, timeout_s=QUICK_S))
-    if limit := _whole(within(props, "default_generation_settings.n_ctx")):
+    props = _json(http.get(f"{endpoint.server_url}/props", headers=endpoint.headers, timeout_s=QUICK_S))
+    if limit := _whole(get_path(props, "default_generation_settings.n_ctx")):
         return limit, "n_ctx of /props"
-    if limit := _whole(within(model, "meta.n_ctx")):
+    if limit := _whole(get_path(model, "meta.n_ctx")):
         return limit, "n_ctx of /v1/models"
     return None, ""
 
 
-def simulated(endpoint: Endpoint) -> bool:
+def is_twin(endpoint: Endpoint) -> bool:
     """Whether a twin answers there, and no model."""
-    return SIMULATION in http.get(f"{endpoint.base_url}/models", headers=endpoint.headers, timeout_s=QUICK_S).names
+    return (
+        SIMULATION_HEADER
+        in http.get(f"{endpoint.base_url}/models", headers=endpoint.headers, timeout_s=QUICK_S).header_names
+    )
 
 
-def _json(reply: http.Reply) -> Json:
-    return as_json(reply.json() if reply.ok else None)
+def _json(reply: http.HttpReply) -> Json:
+    return as_object(reply.json() if reply.ok else None)
 
 
 def _whole(value: object) -> int | None:

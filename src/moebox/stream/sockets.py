@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from moebox import http
-from moebox.errors import BadInput, Outside
+from moebox.errors import BadInput, ExternalError
 
 # asm-generic/socket.h: receive timestamps of nanosecond resolution, set by the network stack before the process is
 # woken.
@@ -22,7 +22,7 @@ HANDSHAKE_S = 2.0  # that a TLS server may take to say anything
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class SocketAddress:
     """A server's address. `prefix` is what stands before the path of every request."""
 
     host: str
@@ -39,7 +39,7 @@ class Target:
         return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
 
 
-def target_of(url: str, *, insecure: bool = False, ca_file: str = "") -> Target:
+def address_from_url(url: str, *, insecure: bool = False, ca_file: str = "") -> SocketAddress:
     """The Target of an http(s) URL."""
     try:
         parts = urlsplit(url)
@@ -49,7 +49,7 @@ def target_of(url: str, *, insecure: bool = False, ca_file: str = "") -> Target:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise BadInput(f"{url!r} is not a URL", hint="write it like http://127.0.0.1:8000/v1")
     tls = parts.scheme == "https"
-    return Target(
+    return SocketAddress(
         host=parts.hostname,
         port=port or (443 if tls else 80),
         tls=tls,
@@ -59,16 +59,16 @@ def target_of(url: str, *, insecure: bool = False, ca_file: str = "") -> Target:
     )
 
 
-def addresses(target: Target) -> list[tuple[socket.AddressFamily, tuple[str, int]]]:
+def resolve_addresses(target: SocketAddress) -> list[tuple[socket.AddressFamily, tuple[str, int]]]:
     """Where the name leads, best first; Outside when nowhere."""
     try:
         found = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as problem:
-        raise Outside(f"{target.host}: no such host ({problem})") from None
+        raise ExternalError(f"{target.host}: no such host ({problem})") from None
     return [(family, address[:2]) for family, _, _, _, address in found]  # type: ignore[misc]
 
 
-def tls_context(target: Target) -> ssl.SSLContext:
+def tls_context(target: SocketAddress) -> ssl.SSLContext:
     """How certificates are checked for this target."""
     try:
         context = ssl.create_default_context(cafile=target.ca_file or None)
@@ -81,18 +81,18 @@ def tls_context(target: Target) -> ssl.SSLContext:
     return context
 
 
-def connect(target: Target, timeout_s: float) -> socket.socket:
+def connect(target: SocketAddress, timeout_s: float) -> socket.socket:
     """A blocking connection, with TLS where asked; Outside says in one line why there is none."""
     where = f"{target.host}:{target.port}"
     try:
         sock = socket.create_connection((target.host, target.port), timeout=timeout_s)
     except (OSError, UnicodeError) as problem:
         reason = getattr(problem, "strerror", None) or problem
-        raise Outside(f"{where}: {reason}", hint="is the server up?") from None
+        raise ExternalError(f"{where}: {reason}", hint="is the server up?") from None
     return _secured(sock, target, timeout_s) if target.tls else sock
 
 
-def _secured(sock: socket.socket, target: Target, timeout_s: float) -> ssl.SSLSocket:
+def _secured(sock: socket.socket, target: SocketAddress, timeout_s: float) -> ssl.SSLSocket:
     where = f"{target.host}:{target.port}"
     secured = tls_context(target).wrap_socket(sock, server_hostname=target.host, do_handshake_on_connect=False)
     try:
@@ -100,13 +100,13 @@ def _secured(sock: socket.socket, target: Target, timeout_s: float) -> ssl.SSLSo
     except OSError as problem:
         secured.close()
         if http.speaks_plain(target.host, target.port, problem):
-            raise Outside(f"{where} {http.PLAIN}", hint=http.WRITE_HTTP) from None
+            raise ExternalError(f"{where} {http.PLAIN_HTTP}", hint=http.WRITE_HTTP) from None
         hint = "--ca-file trusts its certificate, --insecure any" if "CERT" in str(problem).upper() else None
-        raise Outside(f"{where}: TLS: {getattr(problem, 'reason', None) or problem}", hint=hint) from None
+        raise ExternalError(f"{where}: TLS: {getattr(problem, 'reason', None) or problem}", hint=hint) from None
     return secured
 
 
-def _shake_hands(secured: ssl.SSLSocket, target: Target, timeout_s: float) -> None:
+def _shake_hands(secured: ssl.SSLSocket, target: SocketAddress, timeout_s: float) -> None:
     """A plain server may wait for more of what it takes for a request: after a moment of silence, ask it plainly."""
     secured.settimeout(min(HANDSHAKE_S, timeout_s))
     try:
@@ -119,7 +119,7 @@ def _shake_hands(secured: ssl.SSLSocket, target: Target, timeout_s: float) -> No
     secured.settimeout(timeout_s)
 
 
-def tune(sock: socket.socket) -> bool:
+def tune_socket(sock: socket.socket) -> bool:
     """Send at once, and have the kernel note when bytes come; False where it cannot."""
     with contextlib.suppress(OSError):  # not every family knows it
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -151,7 +151,7 @@ def clock_offset() -> int:
     return min(tries)[1]
 
 
-def stamp_of(ancillary: Sequence[tuple[int, int, bytes]], offset: int, since: int) -> int:
+def receive_time(ancillary: Sequence[tuple[int, int, bytes]], offset: int, since: int) -> int:
     """When the kernel received what was just read, in CLOCK_MONOTONIC ns; now where it did not say.
 
     Nothing comes before `since` or after now: where a stamp says so, the wall clock was set or the machine slept after
@@ -166,8 +166,13 @@ def stamp_of(ancillary: Sequence[tuple[int, int, bytes]], offset: int, since: in
     return now
 
 
-def head(
-    target: Target, path: str, *, length: int | None = None, headers: dict[str, str] | None = None, accept: str = ""
+def request_head(
+    target: SocketAddress,
+    path: str,
+    *,
+    length: int | None = None,
+    headers: dict[str, str] | None = None,
+    accept: str = "",
 ) -> bytes:
     """The request head for `path`; a POST when there is a body of `length` bytes."""
     lines = [

@@ -5,15 +5,15 @@ event's data must be is for the caller to say. Every byte is looked at a bounded
 """
 
 BOM = b"\xef\xbb\xbf"
-MOST_EVENT = 16 * 2**20  # bytes of one event
+MAX_EVENT_BYTES = 16 * 2**20  # bytes of one event
 
 
-def is_end(data: bytes) -> bool:
+def is_done_mark(data: bytes) -> bool:
     """OpenAI's last event, which says that the reply is whole."""
     return data.strip() == b"[DONE]"
 
 
-class Events:
+class EventParser:
     """Feed it bytes in any pieces; it gives back whole events as (name, data)."""
 
     __slots__ = ("_after_cr", "_begun", "_data", "_held", "_line", "_name")
@@ -27,16 +27,16 @@ class Events:
         self._after_cr = False  # a LF that follows belongs to the line end before it
 
     @property
-    def between(self) -> bool:
+    def at_boundary(self) -> bool:
         """Nothing is open: what comes next begins an event."""
         return not (self._line or self._data or self._name or self._after_cr)
 
     @property
     def problem(self) -> str:
         """Why it is no use to go on, or ""."""
-        if len(self._line) + self._held <= MOST_EVENT:
+        if len(self._line) + self._held <= MAX_EVENT_BYTES:
             return ""
-        return f"an event of more than {MOST_EVENT:,} bytes"
+        return f"an event of more than {MAX_EVENT_BYTES:,} bytes"
 
     def feed(self, piece: bytes) -> list[tuple[bytes, bytes]]:
         """The events that `piece` completes."""
@@ -85,8 +85,8 @@ class Events:
             self._name = value.removeprefix(b" ")
 
 
-def events(raw: str) -> list[tuple[str, str]]:
+def parse_events(raw: str) -> list[tuple[str, str]]:
     """All events of a whole stream, as text."""
-    parser = Events()
+    parser = EventParser()
     found = parser.feed(raw.encode(errors="replace")) + parser.close()
     return [(name.decode(errors="replace"), data.decode(errors="replace")) for name, data in found]

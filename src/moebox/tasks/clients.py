@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
-from moebox.errors import Outside
-from moebox.files import scratch
-from moebox.redact import heard
+from moebox.errors import ExternalError
+from moebox.files import scratch_folder
+from moebox.redact import decode_reply
 from moebox.sandbox.folder import read_files
 from moebox.tasks.agent import AgentWork, WorkLimits, extract_code_block
 from moebox.tasks.heard import ClaudeOutput, ClientOutput, OpencodeOutput
@@ -60,13 +60,13 @@ class RealClient:
     def __init__(self, setup: ClientSetup) -> None:
         found = shutil.which(setup.client)
         if found is None:
-            raise Outside(f"{setup.client} is not installed", hint=INSTALL[setup.client])
+            raise ExternalError(f"{setup.client} is not installed", hint=INSTALL[setup.client])
         self.name: str = setup.client
         self.version = _version(setup.client, found)
         self._setup, self._program = setup, found
 
     def __call__(self, job: AgentJob, bounds: WorkLimits, on_turn: Callable[[TurnRecord], None]) -> FinishedWork:
-        with scratch("client") as place:
+        with scratch_folder("client") as place:
             folder, home = Path(place, "work"), Path(place, "home")
             _lay(folder, job.files)
             _lay(home, self._setup.files)
@@ -113,16 +113,18 @@ class RealClient:
 
 def _version(client: ClientName, program: str) -> str:
     """What it says of itself, such as 2.1.197; Outside where it does not even start."""
-    with scratch("client") as home:
+    with scratch_folder("client") as home:
         words, environment = [program, "--version"], _environment(Path(home))
         try:
             told = subprocess.run(words, env=environment, capture_output=True, timeout=START_S, check=False)
-            said, well = heard((told.stdout or told.stderr).strip()), told.returncode == 0
+            said, well = decode_reply((told.stdout or told.stderr).strip()), told.returncode == 0
         except (OSError, subprocess.TimeoutExpired) as problem:
             said, well = str(problem), False
     found = re.search(r"\d+\.\d+[\w.+-]*", said)
     if not well or not found:
-        raise Outside(f"{client} does not start: {said.splitlines()[0] if said else 'no word'}", hint=INSTALL[client])
+        raise ExternalError(
+            f"{client} does not start: {said.splitlines()[0] if said else 'no word'}", hint=INSTALL[client]
+        )
     return found[0]
 
 

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import cast
 
 from moebox.core.endpoint import Endpoint
-from moebox.errors import BadInput, Outside
-from moebox.files import writing
-from moebox.loose import Json, as_json, inner, is_figure, within, words
-from moebox.redact import heard
+from moebox.errors import BadInput, ExternalError
+from moebox.files import report_write_errors
+from moebox.loose import Json, as_object, get_object, get_path, get_text, is_number
+from moebox.redact import decode_reply
 from moebox.stream.limits import served_limits
 from moebox.tasks import gadget
 from moebox.tasks.families import FAMILIES
@@ -191,7 +191,7 @@ cpus = 1
 
 
 def _put(path: Path, text: str, *, mode: int = 0o644) -> None:
-    with writing(path, refused=BadInput):
+    with report_write_errors(path, error_type=BadInput):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
         path.chmod(mode)
@@ -221,14 +221,18 @@ def harbor_command(
 def container_engine() -> str:
     """What Harbor can run tasks in here; Outside where `harbor` or such an engine is missing."""
     if shutil.which("harbor") is None:
-        raise Outside("harbor is not installed", hint="uv tool install harbor (it needs Python 3.12)")
+        raise ExternalError("harbor is not installed", hint="uv tool install harbor (it needs Python 3.12)")
     there = [name for name in ("docker", "podman") if shutil.which(name)]
     if not there:
-        raise Outside("docker is not installed", hint="Harbor runs tasks in docker, or in podman with podman-compose")
+        raise ExternalError(
+            "docker is not installed", hint="Harbor runs tasks in docker, or in podman with podman-compose"
+        )
     for name in there:
         if _answers(name):
             return name
-    raise Outside(f"{' and '.join(there)} cannot be reached: `{there[0]} info` fails", hint="is its daemon running?")
+    raise ExternalError(
+        f"{' and '.join(there)} cannot be reached: `{there[0]} info` fails", hint="is its daemon running?"
+    )
 
 
 def _answers(engine: str) -> bool:
@@ -250,7 +254,9 @@ def run_dataset(
     code = _run(words, environment, folder / "harbor.log", budget_s)
     results = read_results(folder, Path(dataset).name)
     if not results:
-        raise Outside(f"harbor left no results (exit code {code})", hint=f"its output is in {folder / 'harbor.log'}")
+        raise ExternalError(
+            f"harbor left no results (exit code {code})", hint=f"its output is in {folder / 'harbor.log'}"
+        )
     return results
 
 
@@ -264,7 +270,7 @@ def _run(words: list[str], environment: Mapping[str, str], log: Path, budget_s: 
         return 0  # what is there counts
     finally:
         stop_harbor(process)
-        log.write_text(heard(log.read_bytes()), encoding="utf-8")  # it was given the key
+        log.write_text(decode_reply(log.read_bytes()), encoding="utf-8")  # it was given the key
 
 
 def stop_harbor(process: "subprocess.Popen[bytes]") -> None:
@@ -289,7 +295,7 @@ def read_results(folder: Path, dataset: str) -> list[JobResult]:
 
 def _document(path: Path) -> Json:
     try:
-        return as_json(json.loads(path.read_text(encoding="utf-8")))
+        return as_object(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, RecursionError):
         return {}
 
@@ -297,9 +303,9 @@ def _document(path: Path) -> Json:
 def _result(document: Json, path: str, dataset: str, number: int) -> JobResult:
     """One trial; somebody else's file, so nothing in it is taken for granted."""
     task = str(document["task_name"])
-    rewards = [value for value in inner(document, "verifier_result.rewards").values() if is_figure(value)]
+    rewards = [value for value in get_object(document, "verifier_result.rewards").values() if is_number(value)]
     solved = bool(rewards) and min(rewards) >= 1
-    end, why = _ending(inner(document, "exception_info"))
+    end, why = _ending(get_object(document, "exception_info"))
     family, level, seed = _named(task) or (dataset, "hard", number)
     return JobResult(
         family=family,
@@ -321,10 +327,10 @@ def _turn(document: Json) -> TurnRecord:
     return TurnRecord(
         number=1,
         at_s=0.0,
-        seconds=_span(inner(document, "agent_execution") or document),
-        prompt_tokens=_whole(within(document, "agent_result.n_input_tokens")),
-        completion_tokens=_whole(within(document, "agent_result.n_output_tokens")),
-        cached_tokens=_whole(within(document, "agent_result.n_cache_tokens")),
+        seconds=_span(get_object(document, "agent_execution") or document),
+        prompt_tokens=_whole(get_path(document, "agent_result.n_input_tokens")),
+        completion_tokens=_whole(get_path(document, "agent_result.n_output_tokens")),
+        cached_tokens=_whole(get_path(document, "agent_result.n_cache_tokens")),
     )
 
 
@@ -338,8 +344,8 @@ def _ending(failure: Json) -> tuple[End, str]:
     """How the trial ended, and why it failed where it did."""
     if not failure:
         return "done", ""
-    kind = words(failure, "exception_type")
-    why = f"{kind}: {words(failure, 'exception_message')}"[:300]
+    kind = get_text(failure, "exception_type")
+    why = f"{kind}: {get_text(failure, 'exception_message')}"[:300]
     return ("time" if "Timeout" in kind else "client"), why
 
 

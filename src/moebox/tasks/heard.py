@@ -11,9 +11,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from moebox.loose import Json, figure, inner, rows, words
-from moebox.redact import heard
-from moebox.stream import Event
+from moebox.loose import Json, get_number, get_object, get_objects, get_text
+from moebox.redact import decode_reply
+from moebox.stream import StreamEvent
 from moebox.tasks.agent import build_turn, token_gaps
 from moebox.tasks.reply import AgentReply, AnthropicParts
 from moebox.tasks.result import CallRecord, TurnRecord
@@ -48,7 +48,7 @@ class ClientOutput(ABC):
 
     def read_line(self, raw: bytes) -> None:
         """One line of its output."""
-        self.last = heard(raw)
+        self.last = decode_reply(raw)
         try:
             event = json.loads(self.last)
         except (ValueError, RecursionError):
@@ -101,11 +101,11 @@ class ClaudeOutput(ClientOutput):
             case "system" if event.get("status") == "requesting":
                 self.asked = time.monotonic()
             case "stream_event":
-                self._stream(inner(event, "event"))
+                self._stream(get_object(event, "event"))
             case "user":
-                self._answers(rows(event, "message.content"))
+                self._answers(get_objects(event, "message.content"))
             case "result":
-                self.text = words(event, "result")
+                self.text = get_text(event, "result")
                 self.problem = self.text[:300] if event.get("is_error") else ""
 
     def _stream(self, data: Json) -> None:
@@ -113,7 +113,7 @@ class ClaudeOutput(ClientOutput):
         if data.get("type") == "message_start":
             self._parts = AnthropicParts()
         since = time.monotonic() - self.asked
-        self._parts.add(since, Event(data))
+        self._parts.add(since, StreamEvent(data))
         if data.get("type") == "message_stop":
             got = self._parts.build_reply("", since)
             self.add_turn(got, [ClientCall(call.name, call.id) for call in got.calls])
@@ -121,9 +121,9 @@ class ClaudeOutput(ClientOutput):
     def _answers(self, blocks: list[Json]) -> None:
         """What its tools answered to invalid calls."""
         for block in blocks:
-            said = words(block, "content")
+            said = get_text(block, "content")
             if block.get("is_error") and any(sign in said for sign in CLAUDE_INVALID):
-                self._errors[words(block, "tool_use_id")] = said
+                self._errors[get_text(block, "tool_use_id")] = said
 
 
 class OpencodeOutput(ClientOutput):
@@ -137,12 +137,12 @@ class OpencodeOutput(ClientOutput):
     def handle_event(self, event: Json) -> None:
         match event.get("type"):
             case "text":
-                self.text = words(event, "part.text")
+                self.text = get_text(event, "part.text")
                 self._said.append(self.text)
             case "tool_use":
-                self._calls.append(self._call(inner(event, "part")))
+                self._calls.append(self._call(get_object(event, "part")))
             case "step_finish":
-                self._finish(inner(event, "part.tokens"))
+                self._finish(get_object(event, "part.tokens"))
             case "error":
                 self.problem = str(event.get("error") or "")[:300]
 
@@ -150,15 +150,17 @@ class OpencodeOutput(ClientOutput):
     def _call(part: Json) -> ClientCall:
         """One call; those that it could not read it hands to a tool of its own, named invalid."""
         if part.get("tool") == "invalid":
-            return ClientCall(words(part, "state.input.tool"), error=words(part, "state.input.error") or "invalid")
-        error = words(part, "state.error")
-        return ClientCall(words(part, "tool"), error=error if OPENCODE_INVALID in error else "")
+            return ClientCall(
+                get_text(part, "state.input.tool"), error=get_text(part, "state.input.error") or "invalid"
+            )
+        error = get_text(part, "state.error")
+        return ClientCall(get_text(part, "tool"), error=error if OPENCODE_INVALID in error else "")
 
     def _finish(self, tokens: Json) -> None:
         """A step is over; what was cached, and what was thought, it counts apart."""
 
         def counted(*names: str) -> int | None:
-            told = [number for name in names if (number := figure(tokens, name)) is not None]
+            told = [number for name in names if (number := get_number(tokens, name)) is not None]
             return int(sum(told)) if told else None
 
         got = AgentReply(

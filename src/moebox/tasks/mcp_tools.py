@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from moebox.errors import BadInput, Outside, refuse_if, said
+from moebox.errors import BadInput, ExternalError, exception_text, refuse_if
 from moebox.loose import Json
 from moebox.tasks.tools import AgentTool, ToolServerDied
 from moebox.tasks.workspace import ToolRefused
@@ -58,7 +58,7 @@ class McpServers:
         try:
             import mcp  # noqa: F401
         except ImportError:
-            raise Outside("--mcp needs the mcp package", hint="pip install 'moebox[mcp]'") from None
+            raise ExternalError("--mcp needs the mcp package", hint="pip install 'moebox[mcp]'") from None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -183,4 +183,4 @@ def _gone(problem: BaseException) -> bool:
 def _words(problem: BaseException) -> str:
     while isinstance(problem, BaseExceptionGroup):
         problem = problem.exceptions[0]
-    return said(problem)
+    return exception_text(problem)

@@ -12,11 +12,11 @@ from itertools import pairwise
 from typing import Literal
 
 from moebox.core.endpoint import Endpoint
-from moebox.errors import Outside
-from moebox.loose import Json, figure, inner, words
-from moebox.redact import hide_given
-from moebox.stream import CONTENT, REASONING, Event, Exchange
-from moebox.stream.events import ANTHROPIC_INPUTS, prompt_tokens
+from moebox.errors import ExternalError
+from moebox.loose import Json, get_number, get_object, get_text
+from moebox.redact import hide_known_keys
+from moebox.stream import CONTENT, REASONING, StreamEvent, StreamExchange
+from moebox.stream.events import ANTHROPIC_INPUTS, anthropic_prompt_tokens
 from moebox.stream.exchange import join_tool_calls
 from moebox.tasks.tools import AgentTool
 
@@ -88,14 +88,14 @@ def request_reply(
     began = time.monotonic()
     try:
         problem = _heard(parts, exchange, max_tokens, ends_at, stop)
-    except Outside as failure:
+    except ExternalError as failure:
         problem = failure.message
     if not problem and not parts.finish:
         problem = "the stream broke off: it ended without saying why"
     return parts.build_reply(problem, time.monotonic() - began)
 
 
-def _heard(parts: "ReplyParts", exchange: Callable[[], Exchange], most: int, until: float, stop: Stop) -> str:
+def _heard(parts: "ReplyParts", exchange: Callable[[], StreamExchange], most: int, until: float, stop: Stop) -> str:
     """Put the stream together to its end; what went wrong on the way, or nothing."""
     with exchange() as events:
         for count, (at, event) in enumerate(events):
@@ -108,17 +108,17 @@ def _heard(parts: "ReplyParts", exchange: Callable[[], Exchange], most: int, unt
 
 def _exchange(
     ask: ReplySettings, system: str, messages: Messages, tools: Sequence[AgentTool], most: int, until: float
-) -> tuple["ReplyParts", Callable[[], Exchange]]:
+) -> tuple["ReplyParts", Callable[[], StreamExchange]]:
     """What puts the stream together, and the request in the API's words."""
     silent = max(1.0, min(SILENT_S, until - time.monotonic()))
     if ask.api == "anthropic":
         body = _messages_body(ask, system, messages, tools, most)
         headers = {"anthropic-version": VERSION, "x-api-key": ask.endpoint.key or "none"}
-        return AnthropicParts(), lambda: Exchange(
+        return AnthropicParts(), lambda: StreamExchange(
             ask.endpoint, body, path="/messages", timeout_s=silent, headers=headers
         )
     chat = chat_body(ask, system, messages, tools, most)
-    return _Chat(), lambda: Exchange(ask.endpoint, chat, timeout_s=silent)
+    return _Chat(), lambda: StreamExchange(ask.endpoint, chat, timeout_s=silent)
 
 
 def _overrun(count: int, most: int, until: float, stop: Stop) -> str:
@@ -207,15 +207,15 @@ class ReplyParts(ABC):
         """The calls that are there by now."""
 
     @abstractmethod
-    def add(self, at: float, event: Event) -> None:
+    def add(self, at: float, event: StreamEvent) -> None:
         """One event."""
 
     def build_reply(self, problem: str, seconds: float) -> AgentReply:
         """All of it."""
         prompt, completion, cached = (number if number >= 0 else None for number in self.usage)
         return AgentReply(
-            text=hide_given("".join(self.text)),
-            reasoning=hide_given("".join(self.reasoning)),
+            text=hide_known_keys("".join(self.text)),
+            reasoning=hide_known_keys("".join(self.reasoning)),
             calls=self.calls(),
             finish=self.finish,
             problem=problem,
@@ -241,7 +241,7 @@ class _Chat(ReplyParts):
         super().__init__()
         self._data: list[Json] = []
 
-    def add(self, at: float, event: Event) -> None:
+    def add(self, at: float, event: StreamEvent) -> None:
         self.error = self.error or event.error
         if event.kind:
             self.times.append(at)
@@ -265,7 +265,7 @@ class _Chat(ReplyParts):
 
 def _reused(data: Json) -> int:
     """Prompt tokens that llama.cpp found in its slot, which it tells beside the usage; -1 where nobody does."""
-    reused = figure(data, "timings.cache_n")
+    reused = get_number(data, "timings.cache_n")
     return -1 if reused is None or reused < 0 else int(reused)
 
 
@@ -277,37 +277,37 @@ class AnthropicParts(ReplyParts):
         self._told: dict[str, int] = {}
         self._blocks: dict[int, dict[str, str]] = {}
 
-    def add(self, at: float, event: Event) -> None:
+    def add(self, at: float, event: StreamEvent) -> None:
         data = event.data
-        index = int(figure(data, "index") or 0)
+        index = int(get_number(data, "index") or 0)
         match data.get("type"):
             case "message_start":
-                self._count(inner(data, "message.usage"))
+                self._count(get_object(data, "message.usage"))
             case "content_block_start":
-                self._begin(index, inner(data, "content_block"))
+                self._begin(index, get_object(data, "content_block"))
             case "content_block_delta":
-                self._delta(at, index, inner(data, "delta"))
+                self._delta(at, index, get_object(data, "delta"))
             case "message_delta":
-                self.finish = words(data, "delta.stop_reason") or self.finish
-                self._count(inner(data, "usage"))
+                self.finish = get_text(data, "delta.stop_reason") or self.finish
+                self._count(get_object(data, "usage"))
             case "error":
                 self.error = event.error or "an error inside the stream"
         self.error = self.error or event.error
 
     def _begin(self, index: int, block: Json) -> None:
-        self._blocks[index] = {name: words(block, name) for name in ("type", "id", "name")} | {"arguments": ""}
+        self._blocks[index] = {name: get_text(block, name) for name in ("type", "id", "name")} | {"arguments": ""}
 
     def _delta(self, at: float, index: int, delta: Json) -> None:
         self.times.append(at)
-        self.text.append(words(delta, "text"))
-        self.reasoning.append(words(delta, "thinking"))
+        self.text.append(get_text(delta, "text"))
+        self.reasoning.append(get_text(delta, "thinking"))
         if index in self._blocks:
-            self._blocks[index]["arguments"] += words(delta, "partial_json")
+            self._blocks[index]["arguments"] += get_text(delta, "partial_json")
 
     def _count(self, usage: Json) -> None:
-        told = {name: figure(usage, name) for name in (*ANTHROPIC_INPUTS, "output_tokens")}
+        told = {name: get_number(usage, name) for name in (*ANTHROPIC_INPUTS, "output_tokens")}
         self._told |= {name: int(number) for name, number in told.items() if number is not None}
-        prompt = prompt_tokens(self._told)
+        prompt = anthropic_prompt_tokens(self._told)
         written, cached = (self._told.get(name, -1) for name in ("output_tokens", "cache_read_input_tokens"))
         self.usage = [-1 if prompt is None else prompt, written, cached]
 

@@ -12,7 +12,7 @@ from typing import Protocol
 from moebox import http, sandbox
 from moebox.core.endpoint import Endpoint
 from moebox.core.event import TaskBegan, TaskEnded
-from moebox.errors import Outside
+from moebox.errors import ExternalError
 from moebox.store import Run
 from moebox.stream.limits import served_limits
 from moebox.tasks import agent
@@ -33,7 +33,7 @@ ANSWER_S = 10.0  # to say anything at all
 AWAY = (0, 502, 503, 504)  # no reply, or a proxy's word that there is none behind it
 
 
-class ServerGone(Outside):
+class ServerGone(ExternalError):
     """The server does not answer any more; the jobs that are left are not lost."""
 
 
@@ -123,7 +123,7 @@ def prepare_task_run(endpoint: Endpoint, wanted: Sequence[JobName], worker: JobW
     try:
         level = sandbox.with_files()
     except sandbox.NoSandbox as problem:
-        raise Outside(
+        raise ExternalError(
             f"jobs cannot be done here: {problem}", hint="a kernel with user namespaces or Landlock"
         ) from None
     return TaskRun(
@@ -224,7 +224,7 @@ def _labour(
         except queue.Empty:
             return
         state.told.put(partial(listener.on_begin, name))
-        run.event(TaskBegan(job=name.id))
+        run.add_event(TaskBegan(job=name.id))
         result = _left_if_gone(_do_job(name, worker, run, options, listener, until, state), state)
         _keep(result, state, run)
         state.told.put(partial(listener.on_end, result))
@@ -236,7 +236,7 @@ def _keep(result: JobResult, state: _State, run: Run) -> None:
         others = tuple(other for other in state.task_run.results if other.id != result.id)
         state.task_run = replace(state.task_run, results=(*others, result))
         save_task_run(state.task_run, run)
-        run.event(TaskEnded(job=result.id, solved=result.solved, end=result.end, wrong=result.wrong))
+        run.add_event(TaskEnded(job=result.id, solved=result.solved, end=result.end, wrong=result.wrong))
 
 
 def _left_if_gone(result: JobResult, state: _State) -> JobResult:
@@ -277,7 +277,7 @@ def _do_job(
     began = time.monotonic()
     done = worker(job, bounds, lambda turn: state.told.put(partial(listener.on_turn, name, turn)))
     file = f"tasks/{job.id}.jsonl"
-    run.write(file, agent.transcript_lines(done.system, done.work))
+    run.write_file(file, agent.transcript_lines(done.system, done.work))
     return score_job(job, done, seconds=time.monotonic() - began, transcript=file)
 
 

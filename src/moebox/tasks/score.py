@@ -12,9 +12,9 @@ from functools import lru_cache
 from typing import Any
 
 from moebox import sandbox
-from moebox.core.verdict import Score, wilson
-from moebox.escape import clipped
-from moebox.loose import is_figure
+from moebox.core.verdict import Score, wilson_score
+from moebox.escape import clip_text
+from moebox.loose import is_number
 from moebox.sandbox import Limits
 from moebox.tasks.families import make_job
 from moebox.tasks.job import AgentJob, HiddenCheck
@@ -71,7 +71,7 @@ def _compare(each: HiddenCheck, values: Sequence[Any], wanted: Sequence[Any], er
 
 def values_equal(value: Any, wanted: Any) -> bool:
     """Equal as JSON is, numbers to nine digits; True is not 1."""
-    if is_figure(value) and is_figure(wanted):
+    if is_number(value) and is_number(wanted):
         return math.isclose(value, wanted, rel_tol=1e-9, abs_tol=1e-12)
     if type(value) is not type(wanted):
         return False
@@ -85,12 +85,12 @@ def values_equal(value: Any, wanted: Any) -> bool:
 def _short(value: Any) -> str:
     if isinstance(value, dict) and set(value) == {"!"}:
         return str(value["!"])[-160:]
-    return clipped(repr(value), 120)
+    return clip_text(repr(value), 120)
 
 
 def solved_score(results: Sequence[JobResult]) -> Score:
     """How many of the jobs were solved."""
-    return wilson(sum(result.solved for result in results), len(results))
+    return wilson_score(sum(result.solved for result in results), len(results))
 
 
 def family_scores(results: Sequence[JobResult]) -> list[FamilyScore]:
@@ -109,8 +109,8 @@ def _family(results: list[JobResult]) -> FamilyScore:
         family=first.family,
         level=first.level,
         solved=solved_score(results),
-        hidden=wilson(passed, hidden),
-        valid_calls=wilson(sum(call.ok for call in calls), len(calls)),
+        hidden=wilson_score(passed, hidden),
+        valid_calls=wilson_score(sum(call.ok for call in calls), len(calls)),
         repaired_calls=sum(call.repaired for call in calls),
         turns=_mean(results, lambda result: len(result.turns)),
         output_tokens=_mean(results, lambda result: result.output_tokens),

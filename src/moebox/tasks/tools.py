@@ -13,7 +13,7 @@ from typing import Any
 import fastjsonschema
 
 from moebox import sandbox
-from moebox.loose import Json, figure, texts, words
+from moebox.loose import Json, get_number, get_text, get_texts
 from moebox.sandbox import Limits
 from moebox.tasks.gadget import GadgetStore
 from moebox.tasks.job import AgentJob
@@ -158,8 +158,8 @@ class Toolbox:
 
     def _read(self, given: Json) -> str:
         lines = self.workspace.read_text(str(given["path"])).splitlines()
-        start = max(int(figure(given, "start") or 1), 1)
-        wanted = min(int(figure(given, "lines") or MOST_LINES), MOST_LINES)
+        start = max(int(get_number(given, "start") or 1), 1)
+        wanted = min(int(get_number(given, "lines") or MOST_LINES), MOST_LINES)
         shown = lines[start - 1 : start - 1 + wanted]
         rest = len(lines) - (start - 1) - len(shown)
         more = f"\n({rest} more lines; start={start + wanted} goes on)" if rest > 0 else ""
@@ -168,7 +168,7 @@ class Toolbox:
     def _search(self, given: Json) -> str:
         wanted = str(given["text"])
         found: list[str] = []
-        for name in fnmatch.filter(sorted(self.workspace.files), words(given, "glob") or "*"):
+        for name in fnmatch.filter(sorted(self.workspace.files), get_text(given, "glob") or "*"):
             lines = enumerate(self.workspace.read_text(name).splitlines(), 1)
             found += [f"{name}:{number}: {line[:200]}" for number, line in lines if wanted in line]
         more = [f"({len(found) - MOST_FOUND} more)"] if len(found) > MOST_FOUND else []
@@ -198,7 +198,7 @@ class Toolbox:
         name = self.workspace.resolve_path(path)
         if name not in self.workspace.files:
             raise ToolRefused(f"{path[:80]}: no such file")
-        outcome = sandbox.program(self.workspace.files, name, texts(given, "arguments"), limits=RUN_LIMITS)
+        outcome = sandbox.program(self.workspace.files, name, get_texts(given, "arguments"), limits=RUN_LIMITS)
         if outcome.files is None:
             raise ToolRefused(f"{_told(outcome)}\n(its files are too many or too large and were not kept)")
         changed = self.workspace.replace_files(outcome.files)

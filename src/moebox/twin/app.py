@@ -15,7 +15,7 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from moebox.core.endpoint import SIMULATION
+from moebox.core.endpoint import SIMULATION_HEADER
 from moebox.twin import messages, openai
 from moebox.twin.engine import Engine
 from moebox.twin.filler import tokens_in
@@ -171,7 +171,7 @@ class Marked:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def marked(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", []), (SIMULATION.encode(), b"true")]
+                message["headers"] = [*message.get("headers", []), (SIMULATION_HEADER.encode(), b"true")]
             await send(message)
 
         await self.app(scope, receive, marked if scope["type"] == "http" else send)

@@ -22,20 +22,20 @@ def chosen(body: Mapping[str, object]) -> tuple[str, str] | None:
         return None
     if choice == "auto" and _answered(body.get("messages")):
         return None
-    wanted = loose.within(choice, "function.name")
+    wanted = loose.get_path(choice, "function.name")
     name, schema = next((function for function in functions if function[0] == wanted), functions[0])
     return name, json.dumps(filled(schema))
 
 
 def _functions(body: loose.Json) -> list[tuple[str, object]]:
     """Names and schemas of what is offered."""
-    offered = [loose.inner(tool, "function") for tool in loose.rows(body, "tools")]
+    offered = [loose.get_object(tool, "function") for tool in loose.get_objects(body, "tools")]
     return [(str(function["name"]), function.get("parameters")) for function in offered if function.get("name")]
 
 
 def _answered(messages: object) -> bool:
     """The last message is a tool's result."""
-    return isinstance(messages, list) and bool(messages) and loose.within(messages[-1], "role") == "tool"
+    return isinstance(messages, list) and bool(messages) and loose.get_path(messages[-1], "role") == "tool"
 
 
 def filled(schema: object, depth: int = 0) -> object:
@@ -45,11 +45,11 @@ def filled(schema: object, depth: int = 0) -> object:
     choices = schema.get("enum")
     if isinstance(choices, list) and choices:
         return choices[0]
-    kind = next(iter(loose.texts(schema, "type")), "object")
+    kind = next(iter(loose.get_texts(schema, "type")), "object")
     if kind == "object":
         return _properties(schema, depth)
     if kind == "array":
-        items = min(int(loose.figure(schema, "minItems") or 0), MOST)
+        items = min(int(loose.get_number(schema, "minItems") or 0), MOST)
         return [filled(schema.get("items"), depth + 1)] * items
     if kind in ("integer", "number"):
         return _number(schema)
@@ -63,6 +63,6 @@ def _number(schema: Mapping[str, object]) -> int | float:
 
 
 def _properties(schema: Mapping[str, object], depth: int) -> dict[str, object]:
-    known, required = loose.inner(schema, "properties"), schema.get("required")
+    known, required = loose.get_object(schema, "properties"), schema.get("required")
     names = [name for name in required if isinstance(name, str)][:MOST] if isinstance(required, list) else []
     return {name: filled(known.get(name, {"type": "string"}), depth + 1) for name in names}

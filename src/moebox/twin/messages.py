@@ -18,7 +18,7 @@ def as_chat(body: Json) -> Json:
     messages += [_message(message) if isinstance(message, dict) else message for message in _messages(body)]
     tools = [
         {"function": {"name": tool.get("name"), "parameters": tool.get("input_schema")}}
-        for tool in loose.rows(body, "tools")
+        for tool in loose.get_objects(body, "tools")
     ]
     chat: Document = {key: body[key] for key in ("model", "stream", "max_tokens") if key in body}
     return {**chat, "messages": messages, "tools": tools, "tool_choice": _choice(body.get("tool_choice"))}
@@ -33,7 +33,7 @@ def _messages(body: Json) -> list[object]:
 def _message(message: Json) -> Json:
     """A turn; one that holds a tool's result counts as the tool's."""
     content = message.get("content")
-    if any(block.get("type") == "tool_result" for block in loose.rows(message, "content")):
+    if any(block.get("type") == "tool_result" for block in loose.get_objects(message, "content")):
         return {"role": "tool", "content": json.dumps(content)}
     return {"role": message.get("role"), "content": content}
 

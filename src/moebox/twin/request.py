@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeGuard
 
-from moebox.loose import rows, words
+from moebox.loose import get_objects, get_text
 from moebox.twin import calls, filler
 
 CALL_TOKENS = 12  # a call's name and marks
@@ -97,8 +97,8 @@ def _chat_prompt(messages: object) -> tuple[str, int]:
 
 def _content(message: Json) -> str:
     """A message's text, whole or in parts."""
-    parts = rows(message, "content")
-    return "".join(str(part.get("text", "")) for part in parts) or words(message, "content")
+    parts = get_objects(message, "content")
+    return "".join(str(part.get("text", "")) for part in parts) or get_text(message, "content")
 
 
 def _prompt(prompt: object) -> tuple[str, int]:

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from moebox.core.verdict import Exchange
-from moebox.loose import is_figure
+from moebox.core.verdict import HttpExchange
+from moebox.loose import is_number
 from moebox.phantom.tasks import ModelReply, ToolCall
 from moebox.verify import breach
 from moebox.verify.breach import Violation, Violations, object_of, objects_of, parse_strict_json, shorten, text_of
@@ -86,7 +86,7 @@ class ChatAnswer:
         return value if breach.is_count(value) else None
 
 
-def parse_completion(exchange: Exchange) -> ChatAnswer:
+def parse_completion(exchange: HttpExchange) -> ChatAnswer:
     """The answer of a request without `stream`."""
     notes = Violations()
     try:
@@ -159,7 +159,7 @@ def check_unique_ids(violations: Violations, ids: list[str]) -> None:
     violations.require(len(set(ids)) == len(ids), lambda: f"two tool calls share an id: {', '.join(ids)[:80]}")
 
 
-def _finish(notes: Violations, finish: Any, calls: bool, exchange: Exchange) -> str:
+def _finish(notes: Violations, finish: Any, calls: bool, exchange: HttpExchange) -> str:
     """Check the finish_reason against what came."""
     if not isinstance(finish, str) or not finish:
         notes.add("finish", f"finish_reason is {shorten(finish)}")
@@ -181,7 +181,7 @@ def check_finish_reason(violations: Violations, finish_reason: str, calls: bool,
         violations.require(finish_reason != "tool_calls", "finish_reason 'tool_calls' without a tool call", "finish")
 
 
-def _asked(exchange: Exchange) -> dict[str, object]:
+def _asked(exchange: HttpExchange) -> dict[str, object]:
     return object_of(exchange.request)
 
 
@@ -217,7 +217,7 @@ def parse_token_logprobs(choice: dict[str, object]) -> list[TokenLogprob]:
 
 def _token(item: dict[str, object]) -> TokenLogprob:
     value = item.get("logprob")
-    number = float(value) if is_figure(value) else float("nan")
+    number = float(value) if is_number(value) else float("nan")
     others = objects_of(item.get("top_logprobs"))
     top = tuple(float(value) for other in others if isinstance(value := other.get("logprob"), int | float))
     likely = tuple(text_of(other.get("token")) for other in others)

@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from moebox.core.endpoint import REFUSED, Endpoint
-from moebox.core.verdict import Exchange, Mark, Score
+from moebox.core.endpoint import AUTH_STATUSES, Endpoint
+from moebox.core.verdict import HttpExchange, Mark, Score
 from moebox.phantom.tasks import Question
-from moebox.stream.sse import Events
+from moebox.stream.sse import EventParser
 from moebox.verify import answer as reading
 from moebox.verify.answer import ChatAnswer
 from moebox.verify.breach import Violation, ViolationKind, object_of, parse_strict_json
@@ -77,7 +77,7 @@ class CheckSession:
         self.options = options
         self.rng = random.Random(options.seed)
         self.failures = FailureCounts()
-        self.exchanges: list[Exchange] = []  # of the present probe
+        self.exchanges: list[HttpExchange] = []  # of the present probe
         self.request_count = 0  # of all probes
         self.trial_progress: tuple[int, int] = (0, 0)  # which of how many the present probe is at
         self.on_request: Callable[[], None] = lambda: None  # called at each request, for progress
@@ -176,7 +176,7 @@ class CheckSession:
         words["response_format"] = task.response_format
         return await self.chat(task.messages, stream=stream or None, **{**words, **more})
 
-    async def post_chat(self, request: Any, path: str = "/chat/completions") -> Exchange:
+    async def post_chat(self, request: Any, path: str = "/chat/completions") -> HttpExchange:
         """POST to the API; the exchange is kept as evidence, and a lost reply is counted."""
         fields = object_of(request)
         stream = bool(fields.get("stream"))
@@ -213,25 +213,25 @@ class CheckSession:
         if not self.model_thinks:
             raise ProbeSkipped("no reasoning came when asked for")
 
-    def skip_if_context_too_short(self, exchange: Exchange) -> None:
+    def skip_if_context_too_short(self, exchange: HttpExchange) -> None:
         """Skipped where a context is so short that question and answer do not fit, and the server says so."""
         if not self.context_limit or self.context_limit > SHORT_CONTEXT or exchange.status < 400:
             return
         if f"{self.context_limit} tokens" in error_text(exchange).replace(",", ""):
             raise ProbeSkipped(f"question and answer need more than a context of {self.context_limit:,} tokens")
 
-    async def get(self, url: str) -> Exchange:
+    async def get(self, url: str) -> HttpExchange:
         """GET; kept as evidence."""
         return self.keep_evidence(await self.client.get(url))
 
-    def keep_evidence(self, exchange: Exchange) -> Exchange:
+    def keep_evidence(self, exchange: HttpExchange) -> HttpExchange:
         """Remember it for this probe."""
         self.exchanges.append(exchange)
         self.request_count += 1
         self.on_request()
         return exchange
 
-    def read_answer(self, exchange: Exchange, *, stream: bool, allow_marks: bool = False) -> ChatAnswer:
+    def read_answer(self, exchange: HttpExchange, *, stream: bool, allow_marks: bool = False) -> ChatAnswer:
         """The answer in it, with every breach of form counted; Failed with the reason where there is none."""
         self.skip_if_context_too_short(exchange)
         raise_for_failure(exchange)
@@ -258,14 +258,14 @@ class CheckSession:
         if fatal:
             raise ProbeFailed("; ".join(fatal[:3]))
 
-    def _need_events(self, exchange: Exchange) -> None:
+    def _need_events(self, exchange: HttpExchange) -> None:
         """Failed where a stream was asked for, and something else came."""
         kind = exchange.headers.get("content-type", "")
         if "text/event-stream" not in kind.lower():
             self.failures.add("reply-format" + STREAMED, why := f"asked for a stream, got {kind or 'no content type'}")
             raise ProbeFailed(why)
 
-    def _doubts(self, answer: ChatAnswer, exchange: Exchange) -> list[Violation]:
+    def _doubts(self, answer: ChatAnswer, exchange: HttpExchange) -> list[Violation]:
         """What is wrong with it beside what came before, and beside what was asked."""
         counts = implausible_usage(answer, exchange.request)
         counts += self.prompt_counts.count_change(exchange.request, answer.token_count("prompt"))
@@ -311,19 +311,19 @@ def _only_thought(answer: ChatAnswer) -> bool:
     return answer.finish_reason == "length" and bool(answer.reasoning) and not answer.content
 
 
-def transport_problem(exchange: Exchange) -> str:
+def transport_problem(exchange: HttpExchange) -> str:
     """ "" or why this is no reply at all."""
     if exchange.error:
         return exchange.error
     return f"HTTP {exchange.status}{error_text(exchange)}" if exchange.status >= 500 or exchange.status == 429 else ""
 
 
-def raise_for_failure(exchange: Exchange) -> None:
+def raise_for_failure(exchange: HttpExchange) -> None:
     """Raise Failed for an exchange that is not a whole and good answer."""
     if exchange.error:
         away = exchange.error.startswith(("cannot connect", "TLS", "not a URL"))
         raise (EndpointUnusable if away else ProbeFailed)(exchange.error)
-    if exchange.status in REFUSED:
+    if exchange.status in AUTH_STATUSES:
         raise EndpointUnusable(
             f"{exchange.status}: the key is missing or refused{error_text(exchange)}", status=exchange.status
         )
@@ -334,7 +334,7 @@ def raise_for_failure(exchange: Exchange) -> None:
         raise ProbeFailed(f"HTTP {exchange.status}{error_text(exchange)}", status=exchange.status)
 
 
-def error_text(exchange: Exchange) -> str:
+def error_text(exchange: HttpExchange) -> str:
     """What the server said about its error, short."""
     try:
         body = parse_strict_json(exchange.response)
@@ -350,7 +350,7 @@ class _Watch:
     """Ends a stream that goes on long after its token limit."""
 
     def __init__(self, max_tokens: int) -> None:
-        self.parser = Events()
+        self.parser = EventParser()
         self.seen = 0
         self.most = 2 * max_tokens + SLACK_EVENTS
         self.max_tokens = max_tokens

@@ -3,9 +3,9 @@
 import json
 from typing import Any
 
-from moebox.core.verdict import Exchange
+from moebox.core.verdict import HttpExchange
 from moebox.phantom.tasks import ToolCall
-from moebox.stream.sse import events
+from moebox.stream.sse import parse_events
 from moebox.verify import breach
 from moebox.verify.answer import (
     ChatAnswer,
@@ -18,10 +18,10 @@ from moebox.verify.answer import (
 from moebox.verify.breach import Violations, object_of, objects_of, parse_strict_json, shorten, text_of
 
 
-def parse_chat_stream(exchange: Exchange) -> ChatAnswer:
+def parse_chat_stream(exchange: HttpExchange) -> ChatAnswer:
     """The answer of a stream."""
     parts = _ChatStream(exchange.request if isinstance(exchange.request, dict) else {})
-    for _, data in events(exchange.response):
+    for _, data in parse_events(exchange.response):
         if parts.done:
             parts.violations.add("format", f"something came after [DONE]: {shorten(data)}")
             break

@@ -16,10 +16,10 @@ import httpx2
 
 from moebox import http
 from moebox.core.endpoint import Endpoint
-from moebox.core.verdict import Exchange
-from moebox.errors import said
-from moebox.redact import heard, hide_given
-from moebox.stream.awake import Awake
+from moebox.core.verdict import HttpExchange
+from moebox.errors import exception_text
+from moebox.redact import decode_reply, hide_known_keys
+from moebox.stream.awake import AwakeClock
 
 MAX_BYTES = 8 * 2**20  # of one answer; the longest honest one here is a few hundred kB
 CONNECT_S = 10.0
@@ -33,9 +33,9 @@ StreamWatch = Callable[[bytes], str]  # sees each piece of a stream; a word in r
 class ExchangeClient:
     """Talks to one server. `deadline_s` bounds every exchange and shrinks when the server lets one pass."""
 
-    def __init__(self, endpoint: Endpoint, *, deadline_s: float = 300.0, awake: Awake | None = None) -> None:
+    def __init__(self, endpoint: Endpoint, *, deadline_s: float = 300.0, awake: AwakeClock | None = None) -> None:
         self.endpoint = endpoint
-        self._awake = awake or Awake()
+        self._awake = awake or AwakeClock()
         self.deadline_s = deadline_s
         self.ends_at: float | None = None  # on the monotonic clock: when every exchange must be over
         timeout = httpx2.Timeout(None, connect=CONNECT_S)  # the deadline bounds the rest
@@ -43,7 +43,7 @@ class ExchangeClient:
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
         # identity: a compressed answer could be small on the wire and huge in memory
         headers = {"Accept-Encoding": "identity", "User-Agent": "moebox"}
-        tls = http.trust(endpoint.base_url)
+        tls = http.trusted_certificates(endpoint.base_url)
         self._http = httpx2.AsyncClient(timeout=timeout, limits=limits, headers=headers, trust_env=False, verify=tls)
         one = httpx2.Limits(max_connections=1, max_keepalive_connections=1)
         self._kept = httpx2.AsyncClient(timeout=timeout, limits=one, headers=headers, trust_env=False, verify=tls)
@@ -57,7 +57,7 @@ class ExchangeClient:
         await self._http.aclose()
         await self._kept.aclose()
 
-    async def get(self, url: str) -> Exchange:
+    async def get(self, url: str) -> HttpExchange:
         """GET, with patience for a server that is busy."""
         return await self._patiently(_Sent("GET", url))
 
@@ -70,19 +70,19 @@ class ExchangeClient:
         watch: StreamWatch | None = None,
         deadline_s: float | None = None,
         keep_alive: bool = False,
-    ) -> Exchange:
+    ) -> HttpExchange:
         """POST `body` as JSON (bytes go as they are), with patience for a server that is busy.
 
         `kept` sends it over one connection that is kept for the next such request.
         """
         return await self._patiently(_Sent("POST", url, body, headers or {}, watch, deadline_s, keep_alive))
 
-    async def post_and_disconnect(self, url: str, body: Any, *, pieces: int = 2) -> Exchange:
+    async def post_and_disconnect(self, url: str, body: Any, *, pieces: int = 2) -> HttpExchange:
         """POST a stream and hang up after `after` pieces of it."""
         seen = itertools.count(1)
         return await self._once(_Sent("POST", url, body, {}, lambda _: DISCONNECTED if next(seen) >= pieces else ""))
 
-    async def _patiently(self, sent: "_Sent") -> Exchange:
+    async def _patiently(self, sent: "_Sent") -> HttpExchange:
         """Send, and while the answer is "not now", wait as long as it asks, within bounds, and send again."""
         for wait in range(MAX_RETRIES + 1):
             away_s = self._awake.away_s
@@ -100,7 +100,7 @@ class ExchangeClient:
     def _left(self) -> float:
         return math.inf if self.ends_at is None else self.ends_at - time.monotonic()
 
-    async def _once(self, sent: "_Sent") -> Exchange:
+    async def _once(self, sent: "_Sent") -> HttpExchange:
         began = time.monotonic()
         first = _First(began)
         got = bytearray()
@@ -122,13 +122,13 @@ class ExchangeClient:
             error = _failure(problem, sent.url)
         except (httpx2.InvalidURL, UnicodeError) as problem:
             error = f"not a URL that can be asked: {problem}"
-        return Exchange(
+        return HttpExchange(
             method=sent.method,
             url=sent.url,
             request=sent.shown,
             status=status,
-            headers={key.lower(): hide_given(value)[:500] for key, value in answered.items()},
-            response=heard(got, status),
+            headers={key.lower(): hide_known_keys(value)[:500] for key, value in answered.items()},
+            response=decode_reply(got, status),
             seconds=time.monotonic() - began,
             first_s=first.seconds,
             error=error,
@@ -198,8 +198,8 @@ def _failure(problem: httpx2.HTTPError, url: str) -> str:
     if isinstance(problem, httpx2.ConnectTimeout):
         return f"cannot connect to {url}: no answer within {CONNECT_S:g} s"
     if isinstance(problem, httpx2.TimeoutException):
-        return f"no end: {said(problem)}"
-    text = http.failure(problem, url)
+        return f"no end: {exception_text(problem)}"
+    text = http.failure_text(problem, url)
     if text.startswith("TLS: "):
         return text
     if isinstance(problem, httpx2.ConnectError):

@@ -2,10 +2,10 @@
 
 from xml.etree import ElementTree as xml
 
-from moebox.core.verdict import Ladder, Verdict
+from moebox.core.verdict import CheckResults, CheckVerdict
 
 
-def to_junit_xml(ladder: Ladder) -> str:
+def to_junit_xml(ladder: CheckResults) -> str:
     """The XML text."""
     top = xml.Element("testsuites", name=f"moebox verify {ladder.model}")
     for rung in ladder.rungs:
@@ -14,7 +14,7 @@ def to_junit_xml(ladder: Ladder) -> str:
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + xml.tostring(top, encoding="unicode") + "\n"
 
 
-def _suite(rung: Verdict) -> xml.Element:
+def _suite(rung: CheckVerdict) -> xml.Element:
     failed = sum(probe.verdict == "fail" for probe in rung.probes)
     skipped = sum(probe.verdict == "skip" for probe in rung.probes) + (not rung.probes)
     suite = xml.Element("testsuite", name=rung.name, tests=str(max(1, len(rung.probes))), time=f"{rung.seconds:.3f}")

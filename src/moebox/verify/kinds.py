@@ -6,7 +6,7 @@ A kind ends in `/streamed` where it was met in a stream; both share one row here
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from moebox.core.verdict import Mark, Slip, Whose, wilson
+from moebox.core.verdict import Attribution, Failure, Mark, wilson_score
 
 FAIL_RATE = 0.03  # a server's fault is red when its rate is above this with 97.5% confidence, and was seen twice
 MAX_EXAMPLES = 200  # further examples of a kind of fault that are kept: more than any series of trials is long
@@ -61,11 +61,11 @@ def failure_kind(name: str) -> FailureKind:
     return FAILURE_KINDS[name.removesuffix(STREAMED)]
 
 
-def failure_mark(name: str, seen: int, of: int, whose: Whose = "server") -> Mark:
+def failure_mark(name: str, seen: int, of: int, whose: Attribution = "server") -> Mark:
     """Green, yellow or red for a count."""
     if not seen:
         return "pass"
-    low = wilson(seen, of).low
+    low = wilson_score(seen, of).low
     if whose == "model":
         return _model_mark(low, seen, of)
     if failure_kind(name).never_red:
@@ -80,11 +80,13 @@ def _model_mark(low: float, seen: int, of: int) -> Mark:
     return "fail" if enough and low > MODEL_FAIL_RATE else "warn"
 
 
-def build_failure(name: str, seen: int, of: int, *, whose: Whose = "server", examples: Sequence[str] = ()) -> Slip:
+def build_failure(
+    name: str, seen: int, of: int, *, whose: Attribution = "server", examples: Sequence[str] = ()
+) -> Failure:
     """A count with its interval and verdict."""
-    score = wilson(seen, of)
+    score = wilson_score(seen, of)
     example, *also = dict.fromkeys(examples) or ("",)
-    return Slip(
+    return Failure(
         kind=name,
         seen=seen,
         of=of,
@@ -97,7 +99,7 @@ def build_failure(name: str, seen: int, of: int, *, whose: Whose = "server", exa
     )
 
 
-def describe_failure(found: Slip) -> str:
+def describe_failure(found: Failure) -> str:
     """ "3 of 40 (8%, between 3 and 20%): about 8 of 100 calls would get no whole reply"."""
     whose = "" if found.whose == "server" else ", the same each time: the model's own, or a constant fault"
     if found.of < MIN_CHANCES:

@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from moebox import codec
-from moebox.core.endpoint import REFUSED, Endpoint
-from moebox.core.event import RungDone
-from moebox.core.habits import shown
-from moebox.core.verdict import Ladder, Mark, Probe, Score, Slip, Verdict, worst
+from moebox.core.endpoint import AUTH_STATUSES, Endpoint
+from moebox.core.event import CheckDone
+from moebox.core.quirks import quirks_shown
+from moebox.core.verdict import CheckResults, CheckVerdict, Failure, Mark, Probe, Score, worst_mark
 from moebox.errors import UnknownName, refuse_if
 from moebox.escape import one_line
-from moebox.loose import Json, rows
+from moebox.loose import Json, get_objects
 from moebox.store import Run
 from moebox.stream import loop
 from moebox.verify.ask import MAX_HANGS, CheckSession, EndpointUnusable, ProbeFailed, ProbeSkipped, VerifyOptions
@@ -29,7 +29,7 @@ MAX_EVIDENCE_CHARS = 20_000  # characters of one string in kept evidence; what i
 MAX_PROBE_S = 1800.0  # no probe takes longer, whatever the server does
 OUT_OF_TIME = "out of time"  # how the reason of a check begins that was not tried for want of it
 
-OnCheck = Callable[[Verdict], None]
+OnCheck = Callable[[CheckVerdict], None]
 
 
 def run_checks(
@@ -42,14 +42,14 @@ def run_checks(
     run: Run | None = None,
     on_check: OnCheck | None = None,
     on_progress: OnProgress | None = None,
-) -> Ladder:
+) -> CheckResults:
     """Climb the ladder at `endpoint`: all rungs, `only` some, or those from `start` on.
 
     `run` keeps every exchange under verdicts/ and the sum in verify.json; `tell` hears of each rung as it is done,
     `watch` of each request; `keep_going` climbs on past a rung that makes later ones meaningless.
     """
     rungs = select_checks(only, start)
-    return loop.run(
+    return loop.run_to_end(
         run_checks_async(
             endpoint, options, rungs, keep_going=keep_going, run=run, on_check=on_check, on_progress=on_progress
         )
@@ -76,10 +76,10 @@ async def run_checks_async(
     run: Run | None = None,
     on_check: OnCheck | None = None,
     on_progress: OnProgress | None = None,
-) -> Ladder:
+) -> CheckResults:
     """`verify`, for callers that have a loop already."""
     began = time.monotonic()
-    done: list[Verdict] = []
+    done: list[CheckVerdict] = []
     stopped = ""
     async with ExchangeClient(endpoint, deadline_s=options.deadline_s) as client:
         ask = CheckSession(client, options)
@@ -95,7 +95,7 @@ async def run_checks_async(
             if on_check:
                 on_check(verdict)
         pulse.cancel()
-        ladder = Ladder(
+        ladder = CheckResults(
             url=endpoint.base_url,
             model=endpoint.model,
             engine=ask.engine,
@@ -122,7 +122,7 @@ async def _introduce(session: CheckSession, rungs: Sequence[Check]) -> None:
                 continue
 
 
-async def _rung(session: CheckSession, rung: Check, meter: ProgressMeter) -> Verdict:
+async def _rung(session: CheckSession, rung: Check, meter: ProgressMeter) -> CheckVerdict:
     """All probes of one rung; a server that is gone ends it early."""
     began = time.monotonic()
     before = session.failures.snapshot()
@@ -133,7 +133,7 @@ async def _rung(session: CheckSession, rung: Check, meter: ProgressMeter) -> Ver
     cut = gone if any(probe.reason == gone for probe in probes) else ""
     mark = _mark(probes, own, cut)
     session.reported_marks |= {slip.kind: slip.verdict for slip in own if failure_kind(slip.kind).anywhere}
-    return Verdict(
+    return CheckVerdict(
         name=rung.name,
         verdict=mark,
         reason=_reason(mark, probes, own) or cut,
@@ -160,15 +160,15 @@ async def _probes(session: CheckSession, rung: Check, meter: ProgressMeter) -> t
     return probes, gone
 
 
-def _mark(probes: Sequence[Probe], own: Sequence[Slip], cut: str) -> Mark:
+def _mark(probes: Sequence[Probe], own: Sequence[Failure], cut: str) -> Mark:
     """The worst of a rung; a check that was cut short is not green, however well it began."""
-    mark = worst([*(probe.verdict for probe in probes), *(slip.verdict for slip in own)])
+    mark = worst_mark([*(probe.verdict for probe in probes), *(slip.verdict for slip in own)])
     return "warn" if cut and mark == "pass" else mark
 
 
 def _habits(engine: str, rung: str, probes: Sequence[Probe]) -> tuple[str, ...]:
     """What this engine is known to do, where a probe that did not pass shows it."""
-    habits = (habit for probe in probes for habit in shown(engine, rung, probe))
+    habits = (habit for probe in probes for habit in quirks_shown(engine, rung, probe))
     return tuple(dict.fromkeys(habit.text for habit in habits))
 
 
@@ -186,22 +186,22 @@ def _no_more(session: CheckSession) -> str:
     return f"{session.hang_count} requests had no end" if session.hang_count >= MAX_HANGS else ""
 
 
-def _own(session: CheckSession, slips: Sequence[Slip]) -> list[Slip]:
+def _own(session: CheckSession, slips: Sequence[Failure]) -> list[Failure]:
     """The slips that this rung answers for: what any reply can show is charged once, and again where it is worse."""
     return [
         slip
         for slip in slips
-        if worst([slip.verdict, session.reported_marks.get(slip.kind, "skip")]) == slip.verdict
+        if worst_mark([slip.verdict, session.reported_marks.get(slip.kind, "skip")]) == slip.verdict
         and slip.verdict != session.reported_marks.get(slip.kind)
     ]
 
 
-def _met(slips: Sequence[Slip]) -> tuple[Slip, ...]:
+def _met(slips: Sequence[Failure]) -> tuple[Failure, ...]:
     """The kinds that were seen, not only looked for."""
     return tuple(slip for slip in slips if slip.seen)
 
 
-def _reason(mark: Mark, probes: Sequence[Probe], slips: Sequence[Slip]) -> str:
+def _reason(mark: Mark, probes: Sequence[Probe], slips: Sequence[Failure]) -> str:
     """What made the rung's verdict: the first probe with it, else the slip that the probes share."""
     if mark == "pass":
         return ""
@@ -211,7 +211,7 @@ def _reason(mark: Mark, probes: Sequence[Probe], slips: Sequence[Slip]) -> str:
     return next((_told(slip) for slip in slips if slip.verdict == mark), "")
 
 
-def _told(slip: Slip) -> str:
+def _told(slip: Failure) -> str:
     return one_line(f"{slip.example}; {describe_failure(slip)}")
 
 
@@ -225,7 +225,7 @@ async def _probe(session: CheckSession, name: str, function: ProbeFunction) -> t
     mark, reason = outcome.mark, outcome.reason
     slips = _met(session.failures.summarize(before))
     for slip in _own(session, slips):
-        if slip.verdict != "pass" and worst([mark, slip.verdict]) != mark:
+        if slip.verdict != "pass" and worst_mark([mark, slip.verdict]) != mark:
             mark, reason = slip.verdict, _told(slip)
     probe = Probe(
         name=name,
@@ -271,7 +271,7 @@ def _found(found: object) -> _Outcome:
     return _Outcome("warn" if isinstance(found, ProbeWarning) else "pass", found if isinstance(found, str) else "")
 
 
-async def _why_stop(session: CheckSession, rung: Check, verdict: Verdict, keep_going: bool) -> str:
+async def _why_stop(session: CheckSession, rung: Check, verdict: CheckVerdict, keep_going: bool) -> str:
     """Why later rungs would mean nothing, or nothing."""
     if spent := _no_more(session):
         return spent
@@ -288,20 +288,20 @@ async def _why_gone(session: CheckSession) -> str:
     still = await session.client.get(f"{session.endpoint.base_url}/models")
     if still.error.startswith(("cannot connect", "TLS", "not a URL")):
         return f"the endpoint is gone: {still.error}"
-    return f"the key is refused ({still.status})" if still.status in REFUSED else ""
+    return f"the key is refused ({still.status})" if still.status in AUTH_STATUSES else ""
 
 
-def _skipped(rung: Check, why: str) -> Verdict:
-    return Verdict(name=rung.name, verdict="skip", reason=why)
+def _skipped(rung: Check, why: str) -> CheckVerdict:
+    return CheckVerdict(name=rung.name, verdict="skip", reason=why)
 
 
-def _kept(run: Run | None, verdict: Verdict) -> Verdict:
+def _kept(run: Run | None, verdict: CheckVerdict) -> CheckVerdict:
     """Write the rung's evidence into the run folder, and say where."""
     if run is None:
         return verdict
     name = f"verdicts/{CHECK_NAMES.index(verdict.name):02d}-{verdict.name}.json"
-    run.write_json(name, _trimmed(codec.plain(verdict)))
-    run.event(RungDone(name=verdict.name, verdict=verdict.verdict, reason=verdict.reason))
+    run.write_json(name, _trimmed(codec.to_plain(verdict)))
+    run.add_event(CheckDone(name=verdict.name, verdict=verdict.verdict, reason=verdict.reason))
     return replace(verdict, evidence=name)
 
 
@@ -315,17 +315,20 @@ def _trimmed(value: Any) -> Any:
     return [_trimmed(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
-def results_document(results: Ladder) -> dict[str, object]:
+def results_document(results: CheckResults) -> dict[str, object]:
     """The ladder for scripts: stable keys, exchanges left to the evidence files."""
-    plain: dict[str, object] = codec.plain(results)
-    return {"verdict": results.verdict, **plain, "rungs": [_in_short(rung) for rung in rows(plain, "rungs")]}
+    plain: dict[str, object] = codec.to_plain(results)
+    return {"verdict": results.verdict, **plain, "rungs": [_in_short(rung) for rung in get_objects(plain, "rungs")]}
 
 
 def _in_short(rung: Json) -> Json:
     """A rung without what its evidence file has."""
     probes = [
-        {**probe, "evidence": [] if rung["evidence"] else [_line(exchange) for exchange in rows(probe, "evidence")]}
-        for probe in rows(rung, "probes")
+        {
+            **probe,
+            "evidence": [] if rung["evidence"] else [_line(exchange) for exchange in get_objects(probe, "evidence")],
+        }
+        for probe in get_objects(rung, "probes")
     ]
     return {**rung, "probes": probes}
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from moebox.core.verdict import Exchange
+from moebox.core.verdict import HttpExchange
 from moebox.phantom.tasks import ModelReply, ToolCall
 from moebox.verify.breach import Violation, Violations, check_model_name, is_count, is_text, parse_strict_json, shorten
 
@@ -38,7 +38,7 @@ class AnthropicMessage:
         return ModelReply(content=self.text, reasoning=self.thinking, calls=self.calls)
 
 
-def parse_message(exchange: Exchange, asked: Mapping[str, Any]) -> AnthropicMessage:
+def parse_message(exchange: HttpExchange, asked: Mapping[str, Any]) -> AnthropicMessage:
     """A message that came in one piece."""
     notes = Violations()
     try:

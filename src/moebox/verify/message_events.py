@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from moebox.core.verdict import Exchange
+from moebox.core.verdict import HttpExchange
 from moebox.stream.events import ANTHROPIC_INPUTS
-from moebox.stream.sse import events
+from moebox.stream.sse import parse_events
 from moebox.verify.breach import Violations, is_count, object_of, parse_strict_json, shorten, text_of
 from moebox.verify.message import (
     AnthropicMessage,
@@ -19,13 +19,13 @@ DELTAS = {"text_delta": "text", "thinking_delta": "thinking", "input_json_delta"
 PIECES = {"text_delta": "text", "thinking_delta": "thinking", "input_json_delta": "partial_json"}
 
 
-def parse_message_stream(exchange: Exchange, asked: Mapping[str, Any]) -> AnthropicMessage:
+def parse_message_stream(exchange: HttpExchange, asked: Mapping[str, Any]) -> AnthropicMessage:
     """Put a stream together."""
     kind = exchange.headers.get("content-type", "")
     parts = _MessageStream(asked)
     if "text/event-stream" not in kind.lower():
         return unreadable_message(parts.violations, f"asked for a stream, got {kind or 'no content type'}")
-    for name, data in events(exchange.response):
+    for name, data in parse_events(exchange.response):
         if data.strip() == "[DONE]":
             parts.violations.add("style", "[DONE] at the end, which this API does not have")
             continue

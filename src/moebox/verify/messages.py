@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from moebox.core.verdict import Exchange
+from moebox.core.verdict import HttpExchange
 from moebox.phantom.tasks import Question
 from moebox.verify.answer import TEMPLATE_MARKS
 from moebox.verify.ask import CheckSession, ProbeSkipped, raise_for_failure, transport_problem
@@ -61,7 +61,7 @@ async def send_message(
     return message
 
 
-async def _post_as_taken(session: CheckSession, body: dict[str, object]) -> Exchange:
+async def _post_as_taken(session: CheckSession, body: dict[str, object]) -> HttpExchange:
     """The exchange; without the template's arguments where they are refused."""
     exchange = await post_message(session, body)
     if exchange.status in (400, 422) and "chat_template_kwargs" in body:
@@ -69,7 +69,7 @@ async def _post_as_taken(session: CheckSession, body: dict[str, object]) -> Exch
     return exchange
 
 
-async def post_message(session: CheckSession, body: dict[str, object]) -> Exchange:
+async def post_message(session: CheckSession, body: dict[str, object]) -> HttpExchange:
     """The bare exchange."""
     headers = {"anthropic-version": VERSION, **({"x-api-key": session.endpoint.key} if session.endpoint.key else {})}
     return session.keep_evidence(
@@ -77,7 +77,7 @@ async def post_message(session: CheckSession, body: dict[str, object]) -> Exchan
     )
 
 
-def read_message(exchange: Exchange) -> AnthropicMessage:
+def read_message(exchange: HttpExchange) -> AnthropicMessage:
     """The message in an exchange, with everything that is wrong with its form."""
     asked = exchange.request if isinstance(exchange.request, dict) else {}
     return parse_message_stream(exchange, asked) if asked.get("stream") else parse_message(exchange, asked)

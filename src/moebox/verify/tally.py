@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from moebox.core.verdict import Slip, Whose
+from moebox.core.verdict import Attribution, Failure
 from moebox.escape import one_line
 from moebox.verify.kinds import build_failure
 
@@ -18,7 +18,7 @@ class FailureCount:
     server: tuple[str, ...] = ()
     model: tuple[str, ...] = ()
 
-    def add_chance(self, reason: str, attributed_to: Whose) -> "FailureCount":
+    def add_chance(self, reason: str, attributed_to: Attribution) -> "FailureCount":
         """One chance more, and a slip where there is a `why`."""
         if not reason:
             return replace(self, of=self.of + 1)
@@ -36,7 +36,7 @@ class FailureCounts:
     def __init__(self) -> None:
         self._counts: dict[str, FailureCount] = {}
 
-    def add(self, kind: str, reason: str = "", attributed_to: Whose = "server", *, where: str = "") -> None:
+    def add(self, kind: str, reason: str = "", attributed_to: Attribution = "server", *, where: str = "") -> None:
         """One chance for `kind`; a slip where there is a `why`, which is told after `where` it was met."""
         told = f"{where}: {reason}" if where and reason else reason
         self._counts[kind] = self._counts.get(kind, NONE).add_chance(one_line(told), attributed_to)
@@ -49,12 +49,12 @@ class FailureCounts:
         """The counts as they are now."""
         return dict(self._counts)
 
-    def summarize(self, since: Mapping[str, FailureCount] | None = None) -> tuple[Slip, ...]:
+    def summarize(self, since: Mapping[str, FailureCount] | None = None) -> tuple[Failure, ...]:
         """Every kind that had a chance since `since`, slips or not, worst first."""
         found = [slip for kind in self._counts for slip in self._of(kind, since or {})]
         return tuple(sorted(found, key=lambda slip: (_ORDER[slip.verdict], -slip.rate, slip.kind)))
 
-    def _of(self, kind: str, since: Mapping[str, FailureCount]) -> Iterator[Slip]:
+    def _of(self, kind: str, since: Mapping[str, FailureCount]) -> Iterator[Failure]:
         now, before = self._counts[kind], since.get(kind, NONE)
         of, server, model = now.of - before.of, now.server[len(before.server) :], now.model[len(before.model) :]
         if of:

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from moebox.core.verdict import Exchange
+from moebox.core.verdict import HttpExchange
 from moebox.verify.ask import CheckSession, raise_for_failure
 from moebox.verify.breach import object_of, parse_strict_json
 
@@ -67,12 +67,12 @@ async def _by_usage(session: CheckSession, messages: Messages) -> int:
     return found if isinstance(found, int) else 0
 
 
-async def _post(session: CheckSession, path: str, body: Any) -> Exchange:
+async def _post(session: CheckSession, path: str, body: Any) -> HttpExchange:
     """A helper's call: not a probe's evidence."""
-    return await session.client.post(session.endpoint.root + path, body)
+    return await session.client.post(session.endpoint.server_url + path, body)
 
 
-def _json(exchange: Exchange) -> dict[str, object]:
+def _json(exchange: HttpExchange) -> dict[str, object]:
     try:
         return object_of(parse_strict_json(exchange.response)) if exchange.status == 200 else {}
     except ValueError:

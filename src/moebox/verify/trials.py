@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from moebox.core.verdict import Mark, Score, Whose, wilson
+from moebox.core.verdict import Attribution, Mark, Score, wilson_score
 from moebox.phantom.tasks import FAMILIES, Question
 from moebox.phantom.toolbox import TOOLS, ExampleTool
 from moebox.verify.answer import ChatAnswer
@@ -28,7 +28,7 @@ class TrialOutcome:
     """What came of one attempt: "" when it went well."""
 
     reason: str = ""
-    attributed_to: Whose = "server"
+    attributed_to: Attribution = "server"
 
 
 PASSED = TrialOutcome()
@@ -105,7 +105,7 @@ class QuestionAttempt:
     ) -> None:
         self.session, self.draw, self.judge, self.stream, self.more = session, draw, judge, stream, more
         self.settings = settings  # of the request, which hang on the task
-        self.attributions: list[Whose] = []
+        self.attributions: list[Attribution] = []
 
     async def __call__(self) -> TrialOutcome:
         """One attempt."""
@@ -118,11 +118,11 @@ class QuestionAttempt:
             task, await self.session.ask_question(task, stream=stream, **self.more, **self.settings(task))
         )
 
-    async def _attribute(self, task: Question) -> Whose:
+    async def _attribute(self, task: Question) -> Attribution:
         """A model says the same thing again at temperature 0, whole and streamed; a broken server does not."""
         if len(self.attributions) >= MAX_ATTRIBUTIONS:
             return max(set(self.attributions), key=self.attributions.count)
-        whose: Whose = "model"
+        whose: Attribution = "model"
         for stream in (self.stream, not self.stream):
             try:
                 again = await self._wrong(task, stream)
@@ -151,8 +151,8 @@ class TrialSeries:
         self.session, self.kind = session, kind
         self.planned, self.most = planned, planned * session.options.patience
         self.of = 0
-        self.wrong: Counter[Whose] = Counter()
-        self.first: dict[Whose, str] = {}
+        self.wrong: Counter[Attribution] = Counter()
+        self.first: dict[Attribution, str] = {}
 
     def add(self, trial: TrialOutcome) -> None:
         """Count it."""
@@ -163,7 +163,7 @@ class TrialSeries:
             self.wrong[trial.attributed_to] += 1
 
     @property
-    def failing_side(self) -> Whose | None:
+    def failing_side(self) -> Attribution | None:
         """Whose fault is surely too frequent."""
         if failure_mark(self.kind, self.wrong["server"], self.of) == "fail":
             return "server"
@@ -187,7 +187,7 @@ class TrialSeries:
     @property
     def score(self) -> Score:
         """How many went well."""
-        return wilson(self.of - self.wrong.total(), self.of)
+        return wilson_score(self.of - self.wrong.total(), self.of)
 
 
 async def run_trials(session: CheckSession, kind: str, attempt: Attempt, planned: int | None = None) -> Score:

@@ -107,7 +107,7 @@ async def plan_page(request: Request, *, site: Site) -> Response:
         asked=asked,
         models=models,
         boxes=sorted({*BOXES, *(f"8x-{name}" for name in catalogue.gpus())}),
-        engines=registry.names(),
+        engines=registry.engine_names(),
         contexts=planning.CONTEXTS,
         concurrencies=planning.CONCURRENCIES,
         body=body,

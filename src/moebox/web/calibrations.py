@@ -9,14 +9,14 @@ from moebox.errors import BadInput, UnknownName
 from moebox.report.block import Block, Bullets, Table, cell, columns, words
 from moebox.report.calibration import depths, error, solved, step_times
 from moebox.store import calibrations as store
-from moebox.units import count, gib, seconds
+from moebox.units import format_count, format_gib, format_seconds
 from moebox.web.gate import Site
 from moebox.web.pages import NotThere, page
 
 
 async def listing(request: Request, *, site: Site) -> Response:
     """Every calibration that plan and forecast use."""
-    shelf = await run_in_threadpool(store.shelf)
+    shelf = await run_in_threadpool(store.stored_calibrations)
     rows = [(calibration, depths(calibration), error(calibration)) for calibration in shelf.calibrations]
     return page(
         site,
@@ -30,7 +30,7 @@ async def listing(request: Request, *, site: Site) -> Response:
 
 def calibration_of(name: str) -> Calibration:
     """The calibration of that name, whole: a page deletes nothing by its beginning."""
-    found = next((each for each in store.shelf().calibrations if each.id == name), None)
+    found = next((each for each in store.stored_calibrations().calibrations if each.id == name), None)
     if found is None:
         raise NotThere(f"no calibration called {name!r}", hint="the list names them all")
     return found
@@ -55,9 +55,9 @@ def blocks(found: Calibration) -> list[Block]:
     boots = tuple(
         (
             cell(float(boot.layers), digits=0),
-            words(seconds(boot.startup_s)),
-            words(gib(boot.weights_bytes) if boot.weights_bytes else ""),
-            words(count(boot.cache_tokens) if boot.cache_tokens else ""),
+            words(format_seconds(boot.startup_s)),
+            words(format_gib(boot.weights_bytes) if boot.weights_bytes else ""),
+            words(format_count(boot.cache_tokens) if boot.cache_tokens else ""),
         )
         for boot in found.boots
     )
@@ -70,7 +70,7 @@ def blocks(found: Calibration) -> list[Block]:
                 words(step.kind),
                 cell(float(step.streams), digits=0),
                 cell(float(step.tokens), digits=0),
-                words(seconds(step.seconds)),
+                words(format_seconds(step.seconds)),
                 cell(step.tok_s, digits=0),
             )
             for step in step_times(found)
@@ -85,7 +85,7 @@ async def remove(request: Request, *, site: Site) -> Response:
     """Forget it; forecasts are fitted to published measurements again."""
     found = await run_in_threadpool(calibration_of, request.path_params["name"])
     try:
-        await run_in_threadpool(store.remove, found.id)
+        await run_in_threadpool(store.remove_calibration, found.id)
     except UnknownName as problem:
         raise BadInput(problem.message) from None
     return JSONResponse({"go": "/calibrations"})

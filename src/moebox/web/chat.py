@@ -9,12 +9,12 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from moebox import http
-from moebox.core.endpoint import Endpoint, endpoint_of
-from moebox.errors import BadInput, Outside
+from moebox.core.endpoint import Endpoint, endpoint_from_url
+from moebox.errors import BadInput, ExternalError
 from moebox.loose import Json
 from moebox.serve import state
 from moebox.serve.keys import find_key
-from moebox.stream.sse import Events
+from moebox.stream.sse import EventParser
 from moebox.web.gate import Site
 from moebox.web.pages import form_of, page
 
@@ -38,9 +38,9 @@ def endpoint_named(name: str) -> Endpoint:
     """The endpoint of a running engine; only ours, so that the page is no way to anywhere else."""
     instance = next((each for each in running() if each.id == name), None)
     if instance is None:
-        raise Outside(f"no running engine called {name!r}", hint="`moebox up RECIPE` or `moebox run --keep`")
+        raise ExternalError(f"no running engine called {name!r}", hint="`moebox up RECIPE` or `moebox run --keep`")
     key = find_key(instance.key_env, instance.base_url)
-    return endpoint_of(instance.base_url, instance.model, key=key, engine=instance.engine)
+    return endpoint_from_url(instance.base_url, instance.model, key=key, engine=instance.engine)
 
 
 def messages_of(text: str) -> list[Json]:
@@ -78,17 +78,17 @@ async def send(request: Request, *, site: Site) -> Response:
 async def replies(endpoint: Endpoint, body: Json) -> AsyncIterator[bytes]:
     """Events of the engine's stream as they come; a failure is one too, so that the page can say it."""
     began = time.monotonic()
-    parser = Events()
+    parser = EventParser()
     url = f"{endpoint.base_url}/chat/completions"
     try:
         async for chunk in http.post_stream(url, body, headers=endpoint.headers, timeout_s=LONGEST_S):
             for _, data in parser.feed(chunk):
                 yield _line(data)
             if parser.problem:
-                raise http.HttpFailed(parser.problem)
+                raise http.HttpError(parser.problem)
         for _, data in parser.close():
             yield _line(data)
-    except http.HttpFailed as problem:
+    except http.HttpError as problem:
         yield _line(json.dumps({"error": problem.message}).encode())
     yield _line(json.dumps({"moebox": {"seconds": time.monotonic() - began}}).encode())
 

@@ -65,7 +65,7 @@ def _open_browser(address: str) -> Iterator[None]:
     from moebox.web.gate import ARRIVAL
 
     path = state.state_dir() / f"ui-{os.getpid()}.html"
-    with files.writing(path):
+    with files.report_write_errors(path):
         files.write_atomic(path, ARRIVAL.format(url=html.escape(address)), mode=0o600)
     try:
         webbrowser.open(path.absolute().as_uri())

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from moebox import codec
 from moebox.core.event import StepRunning
-from moebox.doctor.logs import search
+from moebox.doctor.logs import search_pieces
 from moebox.errors import BadInput
-from moebox.escape import clipped
+from moebox.escape import clip_text
 from moebox.flows import pipeline as pipelines
-from moebox.loose import Json, as_json, figure, inner, rows, words
+from moebox.loose import Json, as_object, get_number, get_object, get_objects, get_text
 from moebox.report.block import Section
 from moebox.report.chapters import sections
 from moebox.report.decision import Decision, decide
@@ -25,8 +25,8 @@ from moebox.report.sections import attempts, climb, ladder, performance, problem
 from moebox.report.svg import sparkline
 from moebox.serve import state
 from moebox.store import PIPELINE, PIPELINE_BEFORE, Run, plain
-from moebox.store.summary import summarize
-from moebox.units import seconds
+from moebox.store.summary import summarize_run
+from moebox.units import format_seconds
 
 LOOK_S = 0.3  # how often the folder is looked at
 PING_S = 15.0  # proxies and browsers give up on a silent stream
@@ -81,16 +81,16 @@ def view(run: Run) -> View:
     """What there is to say right now."""
     told = labelled([foretold(read(run))])
     document = run_document(run)
-    engines, summary = state.live_run_folders(), summarize(run)
+    engines, summary = state.live_run_folders(), summarize_run(run)
     serving = bool(state.engine_writing_to(engines, run.path))
     return View(
         id=run.id,
-        live=run.held or serving,
-        state=summary.state(live=state.is_run_active(run, engines, unfinished_step=summary.left_in)),
+        live=run.is_locked or serving,
+        state=summary.state_text(live=state.is_run_active(run, engines, unfinished_step=summary.left_in)),
         simulation=told[0].simulation,
         decision=decide(told[0], serving=serving),
-        steps=steps(document, live=run.held),
-        left=left(run, document) if run.held else "",
+        steps=steps(document, live=run.is_locked),
+        left=left(run, document) if run.is_locked else "",
         rates=sparkline([level.output_tok_s for level in told[0].levels if level.output_tok_s]),
         sections=tuple(sections(told, CHAPTERS)),
         log=tuple(log(run)),
@@ -101,7 +101,7 @@ def view(run: Run) -> View:
 def run_document(run: Run) -> Json:
     """The pipeline's own file; empty where the run is no pipeline."""
     try:
-        return as_json(run.read_pipeline())
+        return as_object(run.read_pipeline())
     except BadInput:
         return {}
 
@@ -109,18 +109,20 @@ def run_document(run: Run) -> Json:
 def steps(document: Json, *, live: bool) -> tuple[StepView, ...]:
     """Each step with its state and what came of it; what still runs while nobody works on it was interrupted."""
     unended = {} if live else {"running": "interrupted"}
-    told = [(row, words(row, "state") or "waiting") for row in rows(document, "steps")]
-    shown = [(row, pipelines.display_state(unended.get(state, state), inner(row, "figures"))) for row, state in told]
-    return tuple(StepView(name=words(row, "name"), state=state, text=_came(row)) for row, state in shown)
+    told = [(row, get_text(row, "state") or "waiting") for row in get_objects(document, "steps")]
+    shown = [
+        (row, pipelines.display_state(unended.get(state, state), get_object(row, "figures"))) for row, state in told
+    ]
+    return tuple(StepView(name=get_text(row, "name"), state=state, text=_came(row)) for row, state in shown)
 
 
 def _came(row: Json) -> str:
     if row.get("state") in ("failed", "skipped"):
-        return words(row, "why")
-    took = figure(row, "seconds") or 0.0
-    pairs = ((name, value) for name, value in inner(row, "figures").items() if name != "report")
+        return get_text(row, "why")
+    took = get_number(row, "seconds") or 0.0
+    pairs = ((name, value) for name, value in get_object(row, "figures").items() if name != "report")
     figures = [f"{name.replace('_', ' ')} {_shown(value)}" for name, value in pairs]
-    return ", ".join([seconds(took), *figures] if took > 0 else figures)
+    return ", ".join([format_seconds(took), *figures] if took > 0 else figures)
 
 
 def _shown(value: object) -> str:
@@ -137,7 +139,7 @@ def left(run: Run, document: Json) -> str:
         pipeline = codec.decode(pipelines.Pipeline, document, where=PIPELINE)
     except BadInput:
         return ""
-    begun = [entry.time for entry in run.journal().entries if isinstance(entry.event, StepRunning)]
+    begun = [entry.time for entry in run.read_journal().entries if isinstance(entry.event, StepRunning)]
     past_s = max(0.0, time.time() - begun[-1]) if begun else 0.0
     return pipelines.time_left_text(
         pipeline.steps, pipeline.request, pipelines.expected_step_seconds(run), past_s=past_s
@@ -158,13 +160,13 @@ def log(run: Run) -> list[LogLine]:
 
 def meaning(line: str) -> str:
     """What moebox knows about a line of a log: cause and remedy, or ""."""
-    cause = search([line.encode() + b"\n"]).cause
+    cause = search_pieces([line.encode() + b"\n"]).cause
     return f"{cause.cause} {cause.remedy}".strip() if cause else ""
 
 
 def events(run: Run) -> list[tuple[str, str, str]]:
     """The newest events, newest first: moment, kind, what of the data fits in a line."""
-    rows = run.journal().entries[-SHOWN_EVENTS:]
+    rows = run.read_journal().entries[-SHOWN_EVENTS:]
     return [(clock(entry.time)[11:19], entry.kind, brief(entry.event.data)) for entry in reversed(rows)]
 
 
@@ -172,7 +174,7 @@ def brief(data: Json) -> str:
     """An event's data in one line, numbers as people write them."""
     plain = ((key, value) for key, value in data.items() if isinstance(value, str | int | float) and value != "")
     words = [f"{key} {_shown(value)}" for key, value in plain]
-    return clipped(", ".join(words), 160)
+    return clip_text(", ".join(words), 160)
 
 
 def written(run: Run) -> tuple[int, ...]:
@@ -180,9 +182,9 @@ def written(run: Run) -> tuple[int, ...]:
     names = ("events.jsonl", PIPELINE, PIPELINE_BEFORE, "engine.log")
     paths = [run.path / name for name in names]
     for folder in ("verdicts", "measurements"):
-        paths += plain.entries(run.path / folder, "*.json")
-    stats = [path.lstat() for path in paths if plain.is_plain(path)]
-    return (run.held, len(stats), *(number for stat in stats for number in (stat.st_size, stat.st_mtime_ns)))
+        paths += plain.list_entries(run.path / folder, "*.json")
+    stats = [path.lstat() for path in paths if plain.is_plain_file(path)]
+    return (run.is_locked, len(stats), *(number for stat in stats for number in (stat.st_size, stat.st_mtime_ns)))
 
 
 async def changes(run: Run, over: threading.Event) -> AsyncIterator[bool]:

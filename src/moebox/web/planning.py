@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from moebox import codec, units
-from moebox.checkpoint import form_of, resolve
+from moebox.checkpoint import planned_checkpoint, resolve_model
 from moebox.core import registry
 from moebox.core.deployment import Deployment
 from moebox.core.plan import Goal, Plan
@@ -61,7 +61,7 @@ def asked(query: Mapping[str, str]) -> Asked:
     engine: Any = query.get("engine") or None
     if goal not in get_args(Goal):
         raise BadInput(f"unknown goal {goal!r}")
-    if engine is not None and engine not in registry.names():
+    if engine is not None and engine not in registry.engine_names():
         raise BadInput(f"unknown engine {engine!r}")
     return Asked(
         box=query.get("box", Asked().box).strip(),
@@ -101,7 +101,7 @@ _calibrated: tuple[tuple[str, int], ...] = ()
 def refresh() -> None:
     """Forget answers that rest on other calibrations than there are now."""
     global _calibrated
-    now = calibrations.stamp()
+    now = calibrations.store_stamp()
     if now != _calibrated:
         _calibrated = now
         _answers.clear()
@@ -162,11 +162,11 @@ def before(one: Asked, layout: str) -> Asked | None:
 
 def answered(one: Asked, pins: Constraints) -> Answer:
     """The plan for these controls within these pins."""
-    model, checkpoints = resolve(one.model)
+    model, checkpoints = resolve_model(one.model)
     box = boxes.calibrated_box(one.box or None, ram=one.ram, ram_bandwidth=one.ram_bandwidth)
     plan = choose_plan(box, model, checkpoints, replace(pins, context=one.context, concurrency=one.concurrency))
     plan = boxes.with_planned_box(plan, one.box, ram=one.ram, ram_bandwidth=one.ram_bandwidth)
-    deployment = Deployment.of(plan.recipe, model, form_of(plan.recipe, checkpoints), box)
+    deployment = Deployment.from_parts(plan.recipe, model, planned_checkpoint(plan.recipe, checkpoints), box)
     return Answer(asked=one, plan=plan, speed=Speed.for_deployment(deployment))
 
 
@@ -206,10 +206,15 @@ def decision(answer: Answer) -> Decision:
     asked, plan = answer.asked, answer.plan
     recipe, memory = plan.recipe, plan.memory
     spread = [f"{name.upper()}{size}" for name in ("tp", "pp", "dcp") if (size := getattr(recipe.parallel, name)) > 1]
-    words = [registry.titled(recipe.engine), Path(recipe.checkpoint).name, " ".join(spread), f"{recipe.kv} cache"]
+    words = [
+        registry.engine_display_name(recipe.engine),
+        Path(recipe.checkpoint).name,
+        " ".join(spread),
+        f"{recipe.kv} cache",
+    ]
     held = int(memory.kv_tokens // max(asked.context, 1))
     enough = held >= asked.concurrency
-    fits = f"{held} requests of {units.count(asked.context)} tokens at a time ({asked.concurrency} asked for)"
+    fits = f"{held} requests of {units.format_count(asked.context)} tokens at a time ({asked.concurrency} asked for)"
     rate, low, high = forecast(answer)
     return Decision(
         answers=(
@@ -256,15 +261,17 @@ def tiles(answer: Answer) -> tuple[Tile, ...]:
             figure=number(rate / streams),
             unit="tok/s",
             label="each stream",
-            detail=f"with {units.count(one.context)} tokens behind it",
+            detail=f"with {units.format_count(one.context)} tokens behind it",
         ),
         Tile(
             figure=wait,
             unit=unit,
             label="to read a full prompt",
-            detail=f"{units.count(one.context)} tokens, nothing cached",
+            detail=f"{units.format_count(one.context)} tokens, nothing cached",
         ),
-        Tile(figure=short(memory.kv_tokens), unit="tokens", label="KV cache", detail=units.count(memory.kv_tokens)),
+        Tile(
+            figure=short(memory.kv_tokens), unit="tokens", label="KV cache", detail=units.format_count(memory.kv_tokens)
+        ),
         Tile(
             figure=number(fit, 1),
             label="requests at full context",
@@ -276,7 +283,7 @@ def tiles(answer: Answer) -> tuple[Tile, ...]:
 
 def bars(plan: Plan) -> list[Chart]:
     """Memory of every GPU, and of the host where weights lie there (its scale differs)."""
-    planned = planned_of({"memory": codec.plain(plan.memory)})
+    planned = planned_of({"memory": codec.to_plain(plan.memory)})
     rows = [(name, "planned", device) for name, device in collapse(planned.devices)]
     host = [row for row in rows if row[2].name == "ram"]
     held = {part for _, _, device in host for part in device.parts} - {"free", "unused", "in use"}
@@ -303,4 +310,4 @@ def decode_series(answer: Answer, context: int, place: int) -> Series:
     low, high = answer.speed.decode_range
     band = tuple((load, rate * low, rate * high) for load, rate in points)
     shown = band if context == answer.asked.context else ()
-    return Series(name=f"{units.count(context)} tokens", colour=colour(place), points=points, band=shown)
+    return Series(name=f"{units.format_count(context)} tokens", colour=colour(place), points=points, band=shown)

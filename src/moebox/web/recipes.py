@@ -13,7 +13,7 @@ from moebox.core import grammar, registry
 from moebox.core.recipe import Recipe
 from moebox.errors import BadInput
 from moebox.serve import recipes
-from moebox.units import count
+from moebox.units import format_count
 from moebox.web.gate import Site
 from moebox.web.pages import NotThere, form_of, page
 
@@ -32,12 +32,19 @@ async def listing(request: Request, *, site: Site) -> Response:
 def about(path: Path) -> str:
     """What the recipe in a file starts, in a line; what is wrong with it where it cannot be read."""
     try:
-        recipe = grammar.read(path)
+        recipe = grammar.read_recipe(path)
     except BadInput as problem:
         return problem.message
     place = "experts in RAM" if recipe.hybrid else recipe.parallel.text
-    context = f"context {count(recipe.context)}" if recipe.context else ""
-    parts = (recipe.model, recipe.checkpoint, registry.titled(recipe.engine), place, context, recipe.planned_for.box)
+    context = f"context {format_count(recipe.context)}" if recipe.context else ""
+    parts = (
+        recipe.model,
+        recipe.checkpoint,
+        registry.engine_display_name(recipe.engine),
+        place,
+        context,
+        recipe.planned_for.box,
+    )
     return ", ".join(filter(None, parts))
 
 
@@ -77,6 +84,6 @@ async def save(request: Request, *, site: Site) -> Response:
         raise BadInput(f"{name} ships with moebox", hint="save it under another name")
     await run_in_threadpool(checked, fields.get("text", ""))
     path = recipes.saved_recipes_dir() / f"{name}.toml"
-    with files.writing(path):
+    with files.report_write_errors(path):
         await run_in_threadpool(files.write_atomic, path, fields.get("text", ""))
     return JSONResponse({"go": f"/recipes/{name}", "path": str(path)}, 201)

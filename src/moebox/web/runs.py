@@ -21,12 +21,12 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 
 from moebox import files
-from moebox.errors import BadInput, Outside
+from moebox.errors import BadInput, ExternalError
 from moebox.report.files import report
 from moebox.report.page import html
 from moebox.serve import state
 from moebox.store import Run, runs_dir
-from moebox.store.summary import Summary, summaries
+from moebox.store.summary import RunSummary, list_summaries
 from moebox.web import live
 from moebox.web.gate import Site
 from moebox.web.pages import NotThere, form_of, page, rendered
@@ -41,7 +41,7 @@ STEPS = ("report", "task", "bench", "climb", "verify", "up", "rehearse", "doctor
 class Row:
     """One run of the list."""
 
-    run: Summary
+    run: RunSummary
     live: bool
 
 
@@ -55,7 +55,7 @@ async def listing(request: Request, *, site: Site) -> Response:
     )
 
 
-def with_life(site: Site, rows: list[Summary]) -> list[Row]:
+def with_life(site: Site, rows: list[RunSummary]) -> list[Row]:
     """Each with whether somebody works on it, or an engine of it lives."""
     engines = state.live_run_folders()
     home = _home(site)
@@ -64,16 +64,16 @@ def with_life(site: Site, rows: list[Summary]) -> list[Row]:
     ]
 
 
-def matching(site: Site, words: list[str]) -> list[Summary]:
+def matching(site: Site, words: list[str]) -> list[RunSummary]:
     """Runs whose row holds every word."""
-    rows = summaries(site.runs)
+    rows = list_summaries(site.runs)
     if not words:
         return rows
     return [row for row in rows if all(word in _searched(row) for word in words)]
 
 
-def _searched(row: Summary) -> str:
-    marks = ("simulated" if row.simulation else "", "interrupted" if row.unended else "")
+def _searched(row: RunSummary) -> str:
+    marks = ("simulated" if row.simulation else "", "interrupted" if row.unfinished_part else "")
     return " ".join((row.id, row.model, row.engine, row.box, row.verdict, row.failed, *marks)).lower()
 
 
@@ -110,7 +110,7 @@ async def followed(request: Request, *, site: Site) -> Response:
     """A run as it happens."""
     run = run_of(request.path_params["name"], site)
     body = await run_in_threadpool(fragment, run)
-    return page(site, "live.html", title=run.id, here="runs", name=run.id, body=body, live=run.held)
+    return page(site, "live.html", title=run.id, here="runs", name=run.id, body=body, live=run.is_locked)
 
 
 def fragment(run: Run) -> Markup:
@@ -175,7 +175,7 @@ def begin(words: list[str], site: Site) -> str:
             raise BadInput(_error(text) or f"moebox run ended with {child.returncode}")
         time.sleep(0.05)
     child.send_signal(signal.SIGINT)
-    raise Outside("the run did not begin", hint=f"its words are in {log}")
+    raise ExternalError("the run did not begin", hint=f"its words are in {log}")
 
 
 def _error(text: str) -> str:
@@ -194,10 +194,10 @@ def interrupt(run: Run) -> None:
     """SIGINT to the process that works on the run; only while it holds the run's lock."""
     about = run.read_json("run.json")
     pid = about.get("pid") if isinstance(about, dict) else None
-    if not run.held:
+    if not run.is_locked:
         raise BadInput(f"{run.id} is not running")
     if not isinstance(pid, int) or pid <= 1 or not _works_on(pid, run):
-        raise Outside(f"the process of {run.id} is not on this machine", hint="stop it where it was started")
+        raise ExternalError(f"the process of {run.id} is not on this machine", hint="stop it where it was started")
     os.kill(pid, signal.SIGINT)
 
 

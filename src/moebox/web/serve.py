@@ -9,7 +9,7 @@ from pathlib import Path
 import uvicorn
 
 from moebox.core.traits import LAST_PORT
-from moebox.errors import BadInput, Outside, refuse_if, refuse_outside
+from moebox.errors import BadInput, ExternalError, refuse_if, refuse_out_of_range
 from moebox.store import runs_dir
 from moebox.web import planning
 from moebox.web.app import application
@@ -21,7 +21,7 @@ QUEUE = 64  # connections that wait to be accepted
 
 def listen(host: str, port: int, *, insist: bool) -> socket.socket:
     """A bound socket; the next free port where the usual one is taken."""
-    refuse_outside("--port", port, 0, LAST_PORT)
+    refuse_out_of_range("--port", port, 0, LAST_PORT)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for number in range(port, port + (1 if insist or port == 0 else TRIES)):
         made = socket.socket(family, socket.SOCK_STREAM)
@@ -31,13 +31,13 @@ def listen(host: str, port: int, *, insist: bool) -> socket.socket:
         except OSError as problem:
             made.close()
             if insist or number == port + TRIES - 1:
-                raise Outside(
+                raise ExternalError(
                     f"cannot listen on {host} port {number}: {problem.strerror}", hint="choose another with --port"
                 ) from None
             continue
         made.listen(QUEUE)
         return made
-    raise Outside(f"no free port from {port} on")
+    raise ExternalError(f"no free port from {port} on")
 
 
 def listen_on_file(path: Path) -> socket.socket:
@@ -52,7 +52,9 @@ def listen_on_file(path: Path) -> socket.socket:
     except OSError as problem:
         made.close()
         why = problem.strerror or str(problem)  # a path that is too long has no number
-        raise Outside(f"--socket {path}: cannot listen there: {why}", hint="name a file in a folder of yours") from None
+        raise ExternalError(
+            f"--socket {path}: cannot listen there: {why}", hint="name a file in a folder of yours"
+        ) from None
     return made
 
 
@@ -70,7 +72,7 @@ def _remove_stale(path: Path) -> None:
             return
         except OSError:
             pass  # its process is busy, but there
-    raise Outside(f"--socket {path}: another process listens there", hint="stop it, or name another file")
+    raise ExternalError(f"--socket {path}: another process listens there", hint="stop it, or name another file")
 
 
 def is_loopback(host: str) -> bool:

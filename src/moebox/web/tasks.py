@@ -43,7 +43,7 @@ def folders_with_jobs(home: Path) -> list[Path]:
     """Run folders that hold results of jobs, newest first; nothing of them is read."""
     if not home.is_dir():
         return []
-    return sorted((folder for folder in home.iterdir() if plain.is_plain(folder / FILE)), reverse=True)
+    return sorted((folder for folder in home.iterdir() if plain.is_plain_file(folder / FILE)), reverse=True)
 
 
 def row_of(folder: Path) -> TaskRow | None:

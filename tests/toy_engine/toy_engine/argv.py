@@ -24,7 +24,7 @@ def arguments(deployment: Deployment, *, node: LaunchNode | None = None, host: s
     """The command line after the entry."""
     recipe = deployment.recipe
     known = flag_catalogue("toy", recipe.engine_version)
-    out = [("--model", deployment.weights), *field_arguments(recipe, FIELDS, known, host=host)]
+    out = [("--model", deployment.weights_path), *field_arguments(recipe, FIELDS, known, host=host)]
     if recipe.kv != "auto":
         out.append(("--cache", recipe.kv))
     return merge_arguments(out, flag_arguments(recipe.flags, known), known)

@@ -13,6 +13,6 @@ TRAITS = Traits(
     ports=(7,),
     image="toys/engine:{version}",
     image_entry=("toy-serve",),
-    image_enters=True,
+    image_has_entrypoint=True,
     install="pip install toy-engine",
 )

@@ -93,7 +93,7 @@ class Connection:
         try:
             self.sock = socket.socket(family, socket.SOCK_STREAM)
             self.sock.setblocking(False)
-            self.kernel = sockets.tune(self.sock)
+            self.kernel = sockets.tune_socket(self.sock)
             code = self.sock.connect_ex(address)
         except OSError as problem:
             self.close()
@@ -180,7 +180,7 @@ class Connection:
                 return True
             except OSError:
                 return False
-            if not data or not self._got(data, sockets.stamp_of(side, offset, self.sent)):
+            if not data or not self._got(data, sockets.receive_time(side, offset, self.sent)):
                 return False
             if len(data) < BUFFER:
                 return True

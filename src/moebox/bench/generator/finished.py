@@ -7,7 +7,7 @@ from moebox.bench.generator.connection import Connection, Got, feed
 from moebox.bench.generator.conversation import Conversation
 from moebox.bench.generator.recorder import Recorder
 from moebox.bench.samples import COMPLETED, EMPTY, FAILED, TRUNCATED, Samples
-from moebox.stream.events import CONTENT, GUESSED
+from moebox.stream.events import CONTENT, ESTIMATED_TIME
 
 TEMPLATE = 8192  # tokens that a chat template may add: the longest that ship have a few thousand
 PAST_THE_END = 16  # events for each token asked for: a server that streams letters sends a few
@@ -77,7 +77,7 @@ class Finished(NamedTuple):
     def text(self) -> str:
         """The visible part of the reply, where it was kept."""
         pairs = zip(self.recorder.text, self.recorder.kinds, strict=False)
-        return "".join(part for part, kind in pairs if kind & ~GUESSED == CONTENT)
+        return "".join(part for part, kind in pairs if kind & ~ESTIMATED_TIME == CONTENT)
 
 
 def judge(recorder: Recorder, *, asked: int, size: int) -> tuple[int, str]:
@@ -86,8 +86,8 @@ def judge(recorder: Recorder, *, asked: int, size: int) -> tuple[int, str]:
         return FAILED, recorder.error
     if not (recorder.done or recorder.finish):
         return (TRUNCATED, "ended without [DONE]") if recorder.times else (FAILED, "ended before the first token")
-    if recorder.body.missing:
-        return FAILED, f"the body ended {recorder.body.missing:,} bytes short of its content-length"
+    if recorder.body.missing_bytes:
+        return FAILED, f"the body ended {recorder.body.missing_bytes:,} bytes short of its content-length"
     if reason := miscount(recorder, asked=asked, size=size):
         return FAILED, reason
     if not recorder.times and recorder.completion_tokens <= 0:

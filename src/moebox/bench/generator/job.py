@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 
 from moebox.core.measure import Load, Workload
-from moebox.stream.sockets import Target
+from moebox.stream.sockets import SocketAddress
 
 LONGEST_NAP_S = 0.005  # keeps a closed loop's next request from being late by more than that
 LATE = 2e9 * LONGEST_NAP_S  # ns without a look, from which on events found together may have come apart
@@ -29,7 +29,7 @@ class Text:
 class Job:
     """One worker's share of a run. The headers hold the key, so a job travels through a pipe and nowhere else."""
 
-    target: Target
+    target: SocketAddress
     path: str
     headers: dict[str, str] = field(default_factory=dict, repr=False)
     model: str

@@ -13,7 +13,7 @@ from typing import IO
 from moebox import codec
 from moebox.bench.generator.job import Gauge, Job, Progress
 from moebox.bench.samples import Samples, unpack
-from moebox.errors import Outside
+from moebox.errors import ExternalError
 
 STREAMS_PER_WORKER = 4096  # one core kept 2,048 streams at 50 tok/s each to within the goals (measured 2026-11-15)
 
@@ -41,7 +41,7 @@ class _Worker:
         self.ready = False
         self.samples: Samples | None = None
         self.gauge = Gauge()
-        self.order(codec.plain(job))
+        self.order(codec.to_plain(job))
 
     def order(self, order: object) -> None:
         try:
@@ -54,11 +54,11 @@ class _Worker:
         """Its next line; raises Outside when it failed."""
         line = self.stdout.readline()
         if not line:
-            raise Outside(f"a load generator process ended early (exit code {self.process.wait()})")
+            raise ExternalError(f"a load generator process ended early (exit code {self.process.wait()})")
         said = json.loads(line)
         kind, data = said["kind"], said["data"]
         if kind == "error":
-            raise Outside(data["message"])
+            raise ExternalError(data["message"])
         if kind == "ready":
             self.ready = True
         elif kind == "progress":

@@ -11,10 +11,10 @@ from array import array
 from collections.abc import Sequence
 
 from moebox.bench.generator.template import END, Template, chunk_at, template_of
-from moebox.redact import heard
-from moebox.stream.body import Body
-from moebox.stream.events import GUESSED, SILENT, Event, decode, describe, tokens_by_chunk
-from moebox.stream.sse import is_end
+from moebox.redact import decode_reply
+from moebox.stream.body import ResponseBody
+from moebox.stream.events import ESTIMATED_TIME, SILENT, StreamEvent, decode_event, describe_error, tokens_by_chunk
+from moebox.stream.sse import is_done_mark
 
 LAST = b"0\r\n\r\n"  # the empty chunk that ends a response
 
@@ -47,7 +47,7 @@ class Recorder:
     )
 
     def __init__(self, *, keep: bool = False, since: int = 0) -> None:
-        self.body = Body()
+        self.body = ResponseBody()
         self.times = array("q")  # arrival, in the nanoseconds of whoever feeds
         self.kinds = array("B")
         self.since = since  # when the request was sent: nothing of its reply came before
@@ -71,12 +71,12 @@ class Recorder:
     @property
     def complete(self) -> bool:
         """The response has ended, as HTTP frames it."""
-        return self.body.complete
+        return self.body.is_complete
 
     @property
     def quiet(self) -> bool:
         """Between two events of a chunked stream: a segment that ends as events do can wait to be looked at."""
-        return self.body.between and self.body.streamed
+        return self.body.at_boundary and self.body.streamed
 
     def quick(self, segment: bytes, time: int, since: int = 0) -> bool:
         """Take a segment of events like the one before, at the cost of a few comparisons; False for any other.
@@ -124,7 +124,7 @@ class Recorder:
         start, end = times[first - 1] if first else since, times[last]
         for i in range(first, last):
             times[i] = min(end, max(since, start + (end - start) * (i + 1 - first) // (last + 1 - first)))
-            self.kinds[i] |= GUESSED
+            self.kinds[i] |= ESTIMATED_TIME
         self.estimated += last - first
 
     def rewind(self) -> None:
@@ -133,7 +133,7 @@ class Recorder:
         When they came there was no event before to tell a usual gap by.
         """
         times = self.times
-        count = next((i for i, kind in enumerate(self.kinds) if not kind & GUESSED), 0)
+        count = next((i for i, kind in enumerate(self.kinds) if not kind & ESTIMATED_TIME), 0)
         sure = self._sure_gaps(count)
         if not count or not sure:
             return
@@ -146,7 +146,7 @@ class Recorder:
         """Gaps behind event `first` whose both ends are known."""
         times, kinds = self.times, self.kinds
         later = range(first + 1, len(times))
-        return [times[i] - times[i - 1] for i in later if not (kinds[i] | kinds[i - 1]) & GUESSED]
+        return [times[i] - times[i - 1] for i in later if not (kinds[i] | kinds[i - 1]) & ESTIMATED_TIME]
 
     def count_silent(self) -> None:
         """Tokens that the server counted and did not show came with its empty events, the last at the latest."""
@@ -162,13 +162,13 @@ class Recorder:
     def _read(self, segment: bytes, time: int) -> None:
         at, length, body = 0, len(segment), self.body
         while at < length:
-            if body.between and body.streamed:
+            if body.at_boundary and body.streamed:
                 at = self._chunks(segment, at, time)
                 if at == length:
                     return
             # Up to where the next event may begin with its chunk; what follows a response's end is nobody's.
-            end = segment.find(b"\r\n\r\n" if body.fresh else END, at)
-            end = end + 4 if end >= 0 and not body.complete else length
+            end = segment.find(b"\r\n\r\n" if body.is_untouched else END, at)
+            end = end + 4 if end >= 0 and not body.is_complete else length
             self._take(body.feed(segment[at:end]), time)
             self._settle()
             at = end
@@ -187,7 +187,7 @@ class Recorder:
             self._take((chunk[0],), time)
             at = chunk[1]
         if length - at == len(LAST) and segment.endswith(LAST):
-            self.body.finish()
+            self.body.mark_complete()
             return length
         return at
 
@@ -202,9 +202,9 @@ class Recorder:
     def end(self, time: int) -> None:
         """The connection closed; an event that was whole but for its blank line still counts."""
         self.catch_up()
-        if self.body.complete:
+        if self.body.is_complete:
             return
-        self._take(self.body.end(), time, cut=True)
+        self._take(self.body.close(), time, cut=True)
         self._settle()
         if not self.body.status and not self.error:
             self.error = "the server closed the connection without an answer"
@@ -217,28 +217,28 @@ class Recorder:
         body = self.body
         if body.problem and not self.error:
             self.error = body.problem
-        if body.complete and not body.streamed and body.status and not body.problem:
+        if body.is_complete and not body.streamed and body.status and not body.problem:
             self._whole()
 
     def _take(self, payloads: Sequence[bytes], time: int, *, cut: bool = False) -> None:
         for payload in payloads:
             self.events += 1
-            if not self.done and is_end(payload):
+            if not self.done and is_done_mark(payload):
                 self.done, self.done_at, self.template = True, time, None
             if self.done:  # what follows belongs to no reply
                 continue
-            event = decode(payload)
+            event = decode_event(payload)
             if event is None:
                 if cut:  # half an event: the stream was cut, which `done` and `finish` tell
                     self.events -= 1
                 elif not self.error:
-                    self.error = f"an event that is not JSON: {heard(payload)[:60]!r}"
+                    self.error = f"an event that is not JSON: {decode_reply(payload)[:60]!r}"
                 continue
             self._note(event, len(payload), time)
             if event.kind and not self._all and not event.usage and not event.finish:
                 self.template = template_of(payload, event.kind)
 
-    def _note(self, event: Event, size: int, time: int) -> None:
+    def _note(self, event: StreamEvent, size: int, time: int) -> None:
         if event.error and not self.error:
             self.error = event.error
         if event.silent or (event.finish and not event.kind and not self.silent):
@@ -264,11 +264,11 @@ class Recorder:
         payload = bytes(self.body.rest)
         self.body.rest.clear()
         if self.body.status != 200:
-            self.error = describe(self.body.status, payload)
+            self.error = describe_error(self.body.status, payload)
             return
-        event = decode(payload)
+        event = decode_event(payload)
         if event is None:
-            self.error = self.error or f"neither events nor JSON came back: {heard(payload)[:60]!r}"
+            self.error = self.error or f"neither events nor JSON came back: {decode_reply(payload)[:60]!r}"
             return
         self.events = 1
         self.error = event.error or "a whole JSON reply came instead of a stream"

@@ -36,9 +36,9 @@ class Requests:
         self.ttft: list[int] = []  # of requests that ended since someone last asked
         self._job, self._load, self._schedule = job, job.load, schedule
         self._connections, self._hot, self._gauge = connections, hot, gauge
-        self._address = sockets.addresses(job.target)[0]
+        self._address = sockets.resolve_addresses(job.target)[0]
         self._stopping = False
-        head = sockets.head(job.target, job.path, length=-1, headers=job.headers, accept="text/event-stream")
+        head = sockets.request_head(job.target, job.path, length=-1, headers=job.headers, accept="text/event-stream")
         self._head = head.replace(b"%", b"%%").replace(b"Content-Length: -1", b"Content-Length: %d")
 
     # A connection gets a request.
@@ -107,7 +107,7 @@ class Requests:
         except OSError:
             self._lost(connection)
             return 0
-        at = sockets.stamp_of(side, self._hot.offset, connection.sent)
+        at = sockets.receive_time(side, self._hot.offset, connection.sent)
         self.came(connection, data, at)
         return at
 

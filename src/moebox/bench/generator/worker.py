@@ -19,7 +19,7 @@ from moebox.bench.generator.loop import Loop
 from moebox.bench.workloads import open_source
 from moebox.errors import MoeboxError
 from moebox.loose import Json
-from moebox.redact import remember
+from moebox.redact import remember_key
 
 
 def main() -> int:
@@ -53,7 +53,7 @@ def main() -> int:
 def _connected(job: Job) -> Loop:
     """The loop of a job, its connections open."""
     for value in job.headers.values():
-        remember(value.removeprefix("Bearer "))
+        remember_key(value.removeprefix("Bearer "))
     source = open_source(job.workload, job.text, job.model, keep=job.keeps)
     loop = Loop(job, source, report=lambda progress: say("progress", progress))
     loop.connect()

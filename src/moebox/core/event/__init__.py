@@ -10,17 +10,17 @@ from typing import get_args
 
 import msgspec
 
-from moebox.core.event.base import Event, JournalLost, Unknown
+from moebox.core.event.base import Event, JournalLost, UnknownEvent
 from moebox.core.event.climb import (
-    ClimbAgain,
     ClimbBegan,
     ClimbDropped,
+    ClimbInconclusive,
     ClimbKept,
-    ClimbPassedOver,
     ClimbResumed,
+    ClimbRetried,
+    ClimbSkipped,
     ClimbStep,
-    ClimbTry,
-    ClimbUnsure,
+    ClimbTried,
 )
 from moebox.core.event.engine import (
     AttemptEnded,
@@ -30,20 +30,20 @@ from moebox.core.event.engine import (
     AttemptStopped,
     EngineDetached,
     EngineDied,
-    EngineFactsSaid,
     EngineFinding,
     EngineStopped,
-    Failed,
+    FailureEvent,
     NodeFacts,
     NodesProbed,
     NodesReached,
     PhaseDone,
     PhaseStarted,
-    PlannedAndReal,
     PlanReality,
+    PlanRealityRow,
     ProgramStarted,
+    PublishedFacts,
     RemedyApplied,
-    Stopped,
+    StopEvent,
 )
 from moebox.core.event.pipeline import (
     STEP_EVENTS,
@@ -63,15 +63,15 @@ from moebox.core.event.work import (
     CalibrateFinished,
     CalibrateNote,
     CalibrateStarted,
-    KernelsJudged,
-    LevelBegan,
-    LevelDone,
-    LevelSlept,
+    CheckDone,
+    KernelsChecked,
+    LoadBegan,
+    LoadDone,
+    LoadSlept,
     MeasurementDamaged,
     RehearsalStep,
     RehearseFinished,
     RehearseStarted,
-    RungDone,
     ServerMeasured,
     TaskBegan,
     TaskEnded,
@@ -81,7 +81,7 @@ from moebox.core.event.work import (
 from moebox.loose import Json
 
 __all__ = [
-    "KINDS",
+    "EVENT_KINDS",
     "STEP_EVENTS",
     "AttemptEnded",
     "AttemptFailed",
@@ -91,29 +91,29 @@ __all__ = [
     "CalibrateFinished",
     "CalibrateNote",
     "CalibrateStarted",
-    "ClimbAgain",
+    "CheckDone",
     "ClimbBegan",
     "ClimbDropped",
+    "ClimbInconclusive",
     "ClimbKept",
-    "ClimbPassedOver",
     "ClimbResumed",
+    "ClimbRetried",
+    "ClimbSkipped",
     "ClimbStep",
-    "ClimbTry",
-    "ClimbUnsure",
+    "ClimbTried",
     "EngineDetached",
     "EngineDied",
-    "EngineFactsSaid",
     "EngineFinding",
     "EngineLost",
     "EngineStopped",
     "Event",
-    "Failed",
+    "FailureEvent",
     "JournalLost",
-    "KernelsJudged",
-    "Known",
-    "LevelBegan",
-    "LevelDone",
-    "LevelSlept",
+    "KernelsChecked",
+    "KnownEvent",
+    "LoadBegan",
+    "LoadDone",
+    "LoadSlept",
     "MeasurementDamaged",
     "NodeFacts",
     "NodesProbed",
@@ -124,13 +124,13 @@ __all__ = [
     "PipelineResumed",
     "PipelineSlept",
     "PlanReality",
-    "PlannedAndReal",
+    "PlanRealityRow",
     "ProgramStarted",
+    "PublishedFacts",
     "RehearsalStep",
     "RehearseFinished",
     "RehearseStarted",
     "RemedyApplied",
-    "RungDone",
     "ServerMeasured",
     "StepDone",
     "StepEvent",
@@ -139,18 +139,18 @@ __all__ = [
     "StepSkipped",
     "StepState",
     "StepWaiting",
-    "Stopped",
+    "StopEvent",
     "TaskBegan",
     "TaskEnded",
-    "Unknown",
+    "UnknownEvent",
     "VerifyBegan",
     "VerifyEnded",
-    "event_of",
-    "renamed",
-    "simulated",
+    "current_kind",
+    "marks_simulation",
+    "parse_event",
 ]
 
-Known = (
+KnownEvent = (
     AttemptStarted
     | AttemptReady
     | AttemptFailed
@@ -159,7 +159,7 @@ Known = (
     | EngineDied
     | EngineStopped
     | EngineFinding
-    | EngineFactsSaid
+    | PublishedFacts
     | PhaseStarted
     | PhaseDone
     | EngineDetached
@@ -178,11 +178,11 @@ Known = (
     | StepFailed
     | StepSkipped
     | VerifyBegan
-    | RungDone
+    | CheckDone
     | VerifyEnded
-    | LevelBegan
-    | LevelDone
-    | LevelSlept
+    | LoadBegan
+    | LoadDone
+    | LoadSlept
     | MeasurementDamaged
     | ServerMeasured
     | TaskBegan
@@ -192,35 +192,35 @@ Known = (
     | CalibrateStarted
     | CalibrateNote
     | CalibrateFinished
-    | KernelsJudged
+    | KernelsChecked
     | ClimbBegan
     | ClimbResumed
-    | ClimbPassedOver
-    | ClimbTry
-    | ClimbAgain
-    | ClimbUnsure
+    | ClimbSkipped
+    | ClimbTried
+    | ClimbRetried
+    | ClimbInconclusive
     | ClimbKept
     | ClimbDropped
     | JournalLost
 )
-KINDS: Mapping[str, type[Event]] = {str(kind.__struct_config__.tag): kind for kind in get_args(Known)}
-EARLIER = {"story.": "pipeline.", "climb.step": "climb.kept"}  # how kinds began before they were renamed
+EVENT_KINDS: Mapping[str, type[Event]] = {str(kind.__struct_config__.tag): kind for kind in get_args(KnownEvent)}
+RENAMED_KINDS = {"story.": "pipeline.", "climb.step": "climb.kept"}  # how kinds began before they were renamed
 
 
-def event_of(kind: str, data: Json) -> Event:
+def parse_event(kind: str, data: Json) -> Event:
     """The event of a journal's line; a field that is not what it should be reads as its default."""
-    known = KINDS.get(renamed(kind))
+    known = EVENT_KINDS.get(current_kind(kind))
     if known is None:
-        return Unknown(name=kind, fields=data)
+        return UnknownEvent(name=kind, fields=data)
     try:
         return msgspec.convert({**data, "kind": known.__struct_config__.tag}, known)
     except msgspec.ValidationError:
         return known(**_readable(known, data))
 
 
-def renamed(kind: str) -> str:
+def current_kind(kind: str) -> str:
     """The kind's name of today."""
-    for before, now in EARLIER.items():
+    for before, now in RENAMED_KINDS.items():
         if kind.startswith(before):
             return now + kind.removeprefix(before)
     return kind
@@ -238,8 +238,8 @@ def _readable(known: type[Event], data: Json) -> dict[str, object]:
     return fields
 
 
-def simulated(event: Event) -> bool:
+def marks_simulation(event: Event) -> bool:
     """Whether it says that a twin stood for the engine."""
-    if isinstance(event, Unknown):
+    if isinstance(event, UnknownEvent):
         return True in (event.fields.get("simulation"), event.fields.get("simulated"))
     return isinstance(event, PipelineBegan) and event.simulation

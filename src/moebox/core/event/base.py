@@ -18,12 +18,12 @@ class Event(msgspec.Struct, frozen=True, tag_field="kind"):
     @property
     def data(self) -> Json:
         """Its fields as they stand in the journal."""
-        fields: dict[str, object] = codec.plain(self)
+        fields: dict[str, object] = codec.to_plain(self)
         fields.pop("kind", None)
         return fields
 
 
-class Unknown(Event, frozen=True):
+class UnknownEvent(Event, frozen=True):
     """An event of another version, or of another program."""
 
     name: str

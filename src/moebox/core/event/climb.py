@@ -20,28 +20,28 @@ class ClimbResumed(Event, tag="climb.resumed", frozen=True):
     steps: int = 0
 
 
-class ClimbPassedOver(Event, tag="climb.passed_over", frozen=True):
+class ClimbSkipped(Event, tag="climb.passed_over", frozen=True):
     """A step that is not tried."""
 
     change: str = ""
     why: str = ""
 
 
-class ClimbTry(Event, tag="climb.try", frozen=True):
+class ClimbTried(Event, tag="climb.try", frozen=True):
     """A step begins; `boot` names this start of the machine, to know a step that took it down."""
 
     change: str = ""
     boot: str = ""
 
 
-class ClimbAgain(Event, tag="climb.again", frozen=True):
+class ClimbRetried(Event, tag="climb.again", frozen=True):
     """A step was spoilt and is tried again."""
 
     change: str = ""
     why: str = ""
 
 
-class ClimbUnsure(Event, tag="climb.unsure", frozen=True):
+class ClimbInconclusive(Event, tag="climb.unsure", frozen=True):
     """A step could not be told from the machine's own drift."""
 
     change: str = ""

@@ -10,7 +10,7 @@ from moebox.core.event.base import Event
 from moebox.core.recipe import Flag
 from moebox.core.symptom import Finding
 
-Outcome = Literal["", "success", "partial", "failed", "stopped"]
+AttemptOutcome = Literal["", "success", "partial", "failed", "stopped"]
 
 
 class AttemptStarted(Event, tag="attempt.started", frozen=True):
@@ -36,7 +36,7 @@ class AttemptReady(Event, tag="attempt.ready", frozen=True):
     facts: EngineFacts = EngineFacts()
 
 
-class Failed(Event, frozen=True):
+class FailureEvent(Event, frozen=True):
     """An engine that does not serve, and the known cause where the log shows one."""
 
     id: str = ""
@@ -47,15 +47,15 @@ class Failed(Event, frozen=True):
     finding: Finding | None = None
 
 
-class AttemptFailed(Failed, tag="attempt.failed", frozen=True):
+class AttemptFailed(FailureEvent, tag="attempt.failed", frozen=True):
     """It never served."""
 
 
-class EngineDied(Failed, tag="engine.died", frozen=True):
+class EngineDied(FailureEvent, tag="engine.died", frozen=True):
     """It had served."""
 
 
-class Stopped(Event, frozen=True):
+class StopEvent(Event, frozen=True):
     """An engine was stopped; what its guard wrote of its end."""
 
     id: str = ""
@@ -68,11 +68,11 @@ class Stopped(Event, frozen=True):
     lost_bytes: int | None = 0
 
 
-class AttemptStopped(Stopped, tag="attempt.stopped", frozen=True):
+class AttemptStopped(StopEvent, tag="attempt.stopped", frozen=True):
     """It never served."""
 
 
-class EngineStopped(Stopped, tag="engine.stopped", frozen=True):
+class EngineStopped(StopEvent, tag="engine.stopped", frozen=True):
     """It had served."""
 
 
@@ -80,7 +80,7 @@ class AttemptEnded(Event, tag="attempt.ended", frozen=True):
     """An attempt that somebody else made and published."""
 
     number: int = 0
-    outcome: Outcome = ""
+    outcome: AttemptOutcome = ""
     model: str = ""
     configuration: str = ""
     argv: tuple[str, ...] = ()
@@ -107,7 +107,7 @@ class EngineFinding(Event, tag="engine.finding", omit_defaults=True, frozen=True
     mended: bool = False
 
 
-class EngineFactsSaid(Event, tag="engine.facts", frozen=True):
+class PublishedFacts(Event, tag="engine.facts", frozen=True):
     """What somebody else published of their engine."""
 
     facts: EngineFacts = EngineFacts()
@@ -176,7 +176,7 @@ class RemedyApplied(Event, tag="remedy.applied", frozen=True):
     change: dict[str, Flag] = field(default_factory=dict)
 
 
-class PlannedAndReal(msgspec.Struct, frozen=True):
+class PlanRealityRow(msgspec.Struct, frozen=True):
     """One figure twice: what the plan promised, and what the engine reports."""
 
     what: str = ""
@@ -186,7 +186,7 @@ class PlannedAndReal(msgspec.Struct, frozen=True):
     unit: str = ""  # bytes or tokens
 
     @property
-    def off(self) -> float | None:
+    def relative_error(self) -> float | None:
         """How far reality is from the plan, as a share of the plan."""
         return self.real / self.planned - 1 if self.planned else None
 
@@ -194,4 +194,4 @@ class PlannedAndReal(msgspec.Struct, frozen=True):
 class PlanReality(Event, tag="plan.reality", frozen=True):
     """The plan against the live engine."""
 
-    rows: tuple[PlannedAndReal, ...] = ()
+    rows: tuple[PlanRealityRow, ...] = ()

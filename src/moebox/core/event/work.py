@@ -15,7 +15,7 @@ class VerifyBegan(Event, tag="verify.begin", frozen=True):
     of: int = 0  # that there are
 
 
-class RungDone(Event, tag="verify.rung", frozen=True):
+class CheckDone(Event, tag="verify.rung", frozen=True):
     """One rung's verdict."""
 
     name: str = ""
@@ -30,20 +30,20 @@ class VerifyEnded(Event, tag="verify.end", frozen=True):
     stopped: str = ""
 
 
-class LevelBegan(Event, tag="bench.begin", frozen=True):
+class LoadBegan(Event, tag="bench.begin", frozen=True):
     """A level of concurrency is measured."""
 
     concurrency: int = 0
 
 
-class LevelDone(Event, tag="bench.level", frozen=True):
+class LoadDone(Event, tag="bench.level", frozen=True):
     """A level is measured and written."""
 
     concurrency: int = 0
     output_tok_s: float = 0.0
 
 
-class LevelSlept(Event, tag="bench.slept", frozen=True):
+class LoadSlept(Event, tag="bench.slept", frozen=True):
     """The machine slept during a level."""
 
     concurrency: int = 0
@@ -122,7 +122,7 @@ class CalibrateFinished(Event, tag="calibrate.finished", frozen=True):
     depths: tuple[int, ...] = ()
 
 
-class KernelsJudged(Event, tag="kernels.judged", frozen=True):
+class KernelsChecked(Event, tag="kernels.judged", frozen=True):
     """Kernels of a release were compiled or looked up."""
 
     engine: str = ""

@@ -2,7 +2,7 @@
 
 import re
 
-from moebox.core.catalogue import checkpoints, models
+from moebox.core.catalogue import models, published_checkpoints
 from moebox.core.deployment import Deployment
 from moebox.core.recipe import Hybrid, Recipe
 from moebox.engines.flags import Argument
@@ -32,7 +32,7 @@ ALL_LAYERS = 999  # more than any model has: every layer's dense part on the GPU
 
 def mainline_weights(deployment: Deployment) -> list[Argument]:
     """The file to load, or the repository with its quant; mainline finds the first part by itself."""
-    weights, found = deployment.weights, deployment.found_checkpoint
+    weights, found = deployment.weights_path, deployment.known_checkpoint
     if is_local_file(weights):
         return [("-m", weights)]
     return [("-hf", f"{weights}:{found.name}" if found and not found.path else weights)]
@@ -40,7 +40,7 @@ def mainline_weights(deployment: Deployment) -> list[Argument]:
 
 def fork_weights(deployment: Deployment) -> list[Argument]:
     """The file to load, or the repository and the file in it, without which the fork refuses to start."""
-    weights, found = deployment.weights, deployment.found_checkpoint
+    weights, found = deployment.weights_path, deployment.known_checkpoint
     if is_local_file(weights):
         return [("-m", weights)]
     return [("--hf-repo", weights), *([("--hf-file", found.file)] if found and found.file else [])]
@@ -111,7 +111,7 @@ def _name_form(reading: Reading) -> None:
     """A repository and a file in it that the catalogue knows, as the form they are: REPOSITORY:NAME."""
     repository, file = reading.text("checkpoint"), reading.flags.get("hf-file")
     for model in models() if file else ():
-        for form in checkpoints(model):
+        for form in published_checkpoints(model):
             if (form.repo, form.file) == (repository, file):
                 reading.put("checkpoint", f"{repository}:{form.name}")
                 del reading.flags["hf-file"]

@@ -1,20 +1,20 @@
 """The memory arithmetic of both llama.cpp servers, written out."""
 
 from moebox.core.deployment import Deployment
-from moebox.core.plan import Line, Memory
+from moebox.core.plan import ArithmeticLine, Memory
 from moebox.engines.ggml import memory as rules
 from moebox.engines.lines import bytes_line, token_line
 from moebox.sizing.kv import token_bytes
 
 
-def memory_lines(deployment: Deployment, memory: Memory) -> tuple[Line, ...]:
+def memory_lines(deployment: Deployment, memory: Memory) -> tuple[ArithmeticLine, ...]:
     """Every device's bytes, one part a line."""
     model, checkpoint, recipe = deployment.model, deployment.checkpoint, deployment.recipe
     hybrid = rules.hybrid_settings(recipe)
     rows = [
         bytes_line("routed experts a layer", checkpoint.expert_layer_bytes, checkpoint.quant, checkpoint.source),
         token_line(model, recipe, token_bytes(model, recipe)),
-        Line(what="KV tokens", formula="context × slots", value=memory.kv_tokens, unit="tokens"),
+        ArithmeticLine(what="KV tokens", formula="context × slots", value=memory.kv_tokens, unit="tokens"),
     ]
     for device in memory.devices:
         if not device.weights:

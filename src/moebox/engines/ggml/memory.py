@@ -134,7 +134,7 @@ def compute_bytes(model: Model, recipe: Recipe, *, last: bool, alone: bool) -> i
     of two GPUs the first 344 and 2,752, the last 460 and 3,686. ik_llama.cpp: 2,672 at -ub 4096 with -amb 512.
     """
     ubatch, context = hybrid_settings(recipe).ubatch, recipe.context
-    if "mla" in registry.traits(recipe.engine).hybrid:
+    if "mla" in registry.engine_traits(recipe.engine).hybrid_fields:
         attention = fork_attention_bytes(model, recipe)
         return max(ubatch * (model.vocab * 4 + model.hidden * 8), attention) if last else attention
     attention = ubatch * (attention_width(model, recipe) + 2 * context)
@@ -184,7 +184,7 @@ def staging_bytes(model: Model, checkpoint: Checkpoint, recipe: Recipe) -> int:
     """
     if not model.moe or expert_layers_on_gpus(recipe) >= model.moe_layers:
         return 0
-    if "mla" in registry.traits(recipe.engine).hybrid:
+    if "mla" in registry.engine_traits(recipe.engine).hybrid_fields:
         large = hybrid_settings(recipe).ubatch >= offload_threshold(model)
         return checkpoint.expert_layer_bytes if large else 0
     return checkpoint.expert_layer_bytes // 3
@@ -210,7 +210,7 @@ def cpu_compute_bytes(model: Model, recipe: Recipe, *, alone: bool) -> int:
     experts = ubatch * experts_width(model)
     if not alone:
         return experts
-    if "mla" in registry.traits(recipe.engine).hybrid:
+    if "mla" in registry.engine_traits(recipe.engine).hybrid_fields:
         return max(experts, compute_bytes(model, recipe, last=True, alone=True))
     return max(experts, ubatch * attention_width(model, recipe)) + ubatch * 2 * recipe.context
 

@@ -3,16 +3,16 @@
 from collections.abc import Iterator
 
 from moebox.core.deployment import Deployment
-from moebox.core.plan import Caution
+from moebox.core.plan import PlanWarning
 from moebox.engines.common import common_refusals, plan_warning
 from moebox.engines.ggml.memory import cache_tokens
 from moebox.sizing.kv import keeps_all_heads, token_bytes
-from moebox.units import gib
+from moebox.units import format_gib
 
 NOTICED = 2**30  # bytes of cache that are worth a word
 
 
-def find_refusals(deployment: Deployment) -> list[Caution]:
+def find_refusals(deployment: Deployment) -> list[PlanWarning]:
     """What the two llama.cpp servers share."""
     recipe, found = deployment.recipe, common_refusals(deployment)
     if "special" in recipe.flags and recipe.flags.get("jinja", True):
@@ -27,16 +27,16 @@ def find_refusals(deployment: Deployment) -> list[Caution]:
     return [*found, *_whole_heads(deployment)]
 
 
-def _whole_heads(deployment: Deployment) -> Iterator[Caution]:
+def _whole_heads(deployment: Deployment) -> Iterator[PlanWarning]:
     """A cache of every head's keys and values, where the latent would do."""
-    model, recipe = deployment.found_model, deployment.recipe
+    model, recipe = deployment.known_model, deployment.recipe
     if model is None or model.mla is None or not keeps_all_heads(model.mla, recipe):
         return
     held = token_bytes(model, recipe) * cache_tokens(recipe)
     latent = held * model.mla.kv_width / model.mla.heads_width
     if held - latent < NOTICED:
         return
-    cost = f"{gib(held)} of cache at {recipe.context:,} tokens, where the latent takes {gib(latent)}"
+    cost = f"{format_gib(held)} of cache at {recipe.context:,} tokens, where the latent takes {format_gib(latent)}"
     if recipe.hybrid and recipe.hybrid.mla == 0:
         yield plan_warning("warning", f"-mla 0 keeps every head's keys and values: {cost}", "hybrid.mla = 3")
         return

@@ -12,5 +12,5 @@ SCHEDULES_AHEAD = False
 
 def step_tokens(recipe: Recipe, gpu: Gpu | None = None) -> int:
     """Prompt tokens one step may read."""
-    usual = recipe.hybrid.ubatch if recipe.hybrid else registry.traits(recipe.engine).step_tokens
+    usual = recipe.hybrid.ubatch if recipe.hybrid else registry.engine_traits(recipe.engine).step_tokens
     return recipe.batched_tokens or usual

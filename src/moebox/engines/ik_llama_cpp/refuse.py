@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from moebox.core.deployment import Deployment
-from moebox.core.plan import Caution
+from moebox.core.plan import PlanWarning
 from moebox.core.recipe import Recipe
 from moebox.engines.common import engines_for_format, plan_warning, quantization_of
 from moebox.engines.flags import newest_version
@@ -15,7 +15,7 @@ from moebox.engines.retired import version_key
 MAINLINE_QUANT = re.compile(r"NVFP4|Q1_0|Q2_0$", re.IGNORECASE)
 
 
-def find_refusals(deployment: Deployment) -> list[Caution]:
+def find_refusals(deployment: Deployment) -> list[PlanWarning]:
     """Known reasons why this will not start, or will disappoint."""
     return [
         *ggml.find_refusals(deployment),
@@ -25,9 +25,9 @@ def find_refusals(deployment: Deployment) -> list[Caution]:
     ]
 
 
-def _weights(deployment: Deployment) -> Iterator[Caution]:
+def _weights(deployment: Deployment) -> Iterator[PlanWarning]:
     """Files that it does not find or read."""
-    quant, known = quantization_of(deployment), deployment.found_checkpoint
+    quant, known = quantization_of(deployment), deployment.known_checkpoint
     if known and known.repo and not (known.path or known.file):
         text = f"which file of {known.repo} holds {known.name} is not known, and ik_llama.cpp starts only with its name"
         yield plan_warning("warning", text, f"hf download {known.repo} --include '*{known.name}*', then name the file")
@@ -35,7 +35,7 @@ def _weights(deployment: Deployment) -> Iterator[Caution]:
         yield plan_warning("fatal", f"ik_llama.cpp cannot read {quant}", engines_for_format(deployment))
 
 
-def _settings(recipe: Recipe) -> Iterator[Caution]:
+def _settings(recipe: Recipe) -> Iterator[PlanWarning]:
     """Settings that it does not have, or that do not pay."""
     if recipe.speculate:
         yield plan_warning("fatal", f"ik_llama.cpp has no {recipe.speculate.method} drafts", "leave speculate out")
@@ -45,7 +45,7 @@ def _settings(recipe: Recipe) -> Iterator[Caution]:
         yield plan_warning("warning", "Kimi's vision tower is not served by ik_llama.cpp", "vision = false")
 
 
-def _thinking(deployment: Deployment) -> Iterator[Caution]:
+def _thinking(deployment: Deployment) -> Iterator[PlanWarning]:
     """How thinking is turned off."""
     version = deployment.recipe.engine_version or newest_version(TRAITS.name)
     if not deployment.recipe.thinking and version_key(version) >= version_key("2026-08"):

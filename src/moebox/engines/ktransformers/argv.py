@@ -35,7 +35,7 @@ def arguments(deployment: Deployment, *, node: LaunchNode | None = None, host: s
 def kernel_arguments(deployment: Deployment) -> list[Argument]:
     """What kt-kernel is told: where the experts are, in which form, and who computes them."""
     hybrid = deployment.recipe.hybrid
-    out: list[Argument] = [("--kt-weight-path", deployment.weights), ("--kt-method", method(deployment))]
+    out: list[Argument] = [("--kt-weight-path", deployment.weights_path), ("--kt-method", method(deployment))]
     for flag, path in HYBRID.items():
         value = getattr(hybrid, path.removeprefix("hybrid.")) if hybrid else None
         if value is not None:
@@ -46,7 +46,7 @@ def kernel_arguments(deployment: Deployment) -> list[Argument]:
 
 def method(deployment: Deployment) -> str:
     """The precision kt-kernel computes experts in."""
-    known = deployment.found_checkpoint
+    known = deployment.known_checkpoint
     return METHODS.get(known.quant if known else "", "AMXINT4")
 
 

@@ -1,16 +1,16 @@
 """KTransformers' memory arithmetic, written out."""
 
 from moebox.core.deployment import Deployment
-from moebox.core.plan import Line, Memory
+from moebox.core.plan import ArithmeticLine, Memory
 from moebox.engines.ktransformers import memory as rules
 from moebox.engines.ktransformers.schedule import step_tokens
 from moebox.engines.lines import bytes_line, token_line, weight_lines
-from moebox.units import count
+from moebox.units import format_count
 
 SOURCE = "kvcache-ai/ktransformers, Kimi-K2-Thinking-Native.md"
 
 
-def memory_lines(deployment: Deployment, memory: Memory) -> tuple[Line, ...]:
+def memory_lines(deployment: Deployment, memory: Memory) -> tuple[ArithmeticLine, ...]:
     """Every part of the first GPU, then the RAM's."""
     model, checkpoint, recipe = deployment.model, deployment.checkpoint, deployment.recipe
     kept = rules.gpu_expert_count(recipe)
@@ -24,7 +24,7 @@ def memory_lines(deployment: Deployment, memory: Memory) -> tuple[Line, ...]:
             SOURCE,
         ),
         token_line(model, recipe, memory.kv_bytes_per_token),
-        Line(what="KV tokens", formula="context × sequences", value=memory.kv_tokens, unit="tokens"),
+        ArithmeticLine(what="KV tokens", formula="context × sequences", value=memory.kv_tokens, unit="tokens"),
     ]
     rows += [bytes_line(f"ram: {name}", size) for name, size in memory.devices[-1].weights.items()]
     return tuple(rows)
@@ -35,5 +35,5 @@ def setting_reasons(deployment: Deployment, memory: Memory) -> list[str]:
     model, kept = deployment.model, rules.gpu_expert_count(deployment.recipe)
     if model.moe is None:
         return []
-    text = f"{kept} of {count(model.moe.experts)} experts of each layer lie on the GPUs, all of them in RAM"
+    text = f"{kept} of {format_count(model.moe.experts)} experts of each layer lie on the GPUs, all of them in RAM"
     return [f"{text}; long prompts are read on the GPUs, one layer's experts at a time"]

@@ -39,7 +39,7 @@ def memory_budget(deployment: Deployment) -> Memory:
         devices=add_host_memory(box, all_gpu_memory(gpus, devices), ram),
         kv_tokens=min(tokens, wanted),
         kv_bytes_per_token=token,
-        fits=not short and recipe.parallel.gpus <= len(used) and bool(used),
+        fits=not short and recipe.parallel.gpu_count <= len(used) and bool(used),
         shortfall=short,
     )
 

@@ -4,7 +4,7 @@ import re
 
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
-from moebox.core.plan import Caution
+from moebox.core.plan import PlanWarning
 from moebox.engines.common import common_refusals, plan_warning
 from moebox.engines.ktransformers.argv import METHODS
 from moebox.engines.sglang.refuse import bf16_cache_refusals
@@ -17,7 +17,7 @@ FORK = "the parser of sglang-kt 0.7.2"
 SOURCE = "kvcache-ai/ktransformers, Native-Precision-Tutorial.md"
 
 
-def find_refusals(deployment: Deployment) -> list[Caution]:
+def find_refusals(deployment: Deployment) -> list[PlanWarning]:
     """Known reasons why this will not start, or will disappoint."""
     recipe = deployment.recipe
     found = (
@@ -36,20 +36,20 @@ def find_refusals(deployment: Deployment) -> list[Caution]:
     return found
 
 
-def _experts(deployment: Deployment) -> list[Caution]:
+def _experts(deployment: Deployment) -> list[PlanWarning]:
     """Weights that kt-kernel cannot compute with, or cannot read."""
-    found, known = [], deployment.found_checkpoint
+    found, known = [], deployment.known_checkpoint
     if known and known.format == "safetensors" and known.quant not in METHODS:
         text = f"kt-kernel does not compute {known.quant} experts on a CPU"
         found.append(plan_warning("fatal", text, f"a checkpoint in {', '.join(METHODS)}", SOURCE))
-    if not deployment.weights.startswith(("/", "~", ".")):
-        text = f"kt-kernel reads experts from a folder, not from the Hub's {deployment.weights}"
-        remedy = f"hf download {deployment.weights} --local-dir FOLDER, then plan FOLDER"
+    if not deployment.weights_path.startswith(("/", "~", ".")):
+        text = f"kt-kernel reads experts from a folder, not from the Hub's {deployment.weights_path}"
+        remedy = f"hf download {deployment.weights_path} --local-dir FOLDER, then plan FOLDER"
         found.append(plan_warning("warning", text, remedy, SOURCE))  # the settings are right once the weights are there
     return found
 
 
-def _processor(box: Box | None) -> list[Caution]:
+def _processor(box: Box | None) -> list[PlanWarning]:
     if box is None:
         return []
     if not box.cpu.model:

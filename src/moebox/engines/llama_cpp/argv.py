@@ -73,7 +73,7 @@ def worker_command(deployment: Deployment, node: LaunchNode) -> tuple[str, ...]:
     address = node.addresses[rank] if node.addresses else f"node{rank}"
     threads = recipe.hybrid.threads if recipe.hybrid else None
     own = ("-t", str(threads)) if threads else ()
-    program = str(PurePosixPath(entry_command(recipe)[0]).with_name(TRAITS.workers[0]))
+    program = str(PurePosixPath(entry_command(recipe)[0]).with_name(TRAITS.worker_programs[0]))
     return (program, "-H", address, "-p", str(recipe.listen.port + TRAITS.worker_port), *own)
 
 

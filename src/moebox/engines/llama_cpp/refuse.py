@@ -3,7 +3,7 @@
 import re
 
 from moebox.core.deployment import Deployment
-from moebox.core.plan import Caution
+from moebox.core.plan import PlanWarning
 from moebox.core.recipe import Hybrid
 from moebox.engines.common import engines_for_format, plan_warning, quantization_of
 from moebox.engines.ggml import refuse as ggml
@@ -11,7 +11,7 @@ from moebox.engines.ggml import refuse as ggml
 IK_QUANT = re.compile(r"IQ\d_K|IQ\d_KS|IQ\d_KL|IQ\d_KT|IQ\d_KSS|Q8_KV|IQ\d_S_R4|\w+_R[48]$", re.IGNORECASE)
 
 
-def find_refusals(deployment: Deployment) -> list[Caution]:
+def find_refusals(deployment: Deployment) -> list[PlanWarning]:
     """Known reasons why this will not start, or will disappoint."""
     recipe, found = deployment.recipe, ggml.find_refusals(deployment)
     quant = quantization_of(deployment)

@@ -73,7 +73,10 @@ def base_arguments(deployment: Deployment, *, node: LaunchNode | None, host: str
     """The same before the recipe's own flags; forks add theirs."""
     recipe = deployment.recipe
     known = flag_catalogue(recipe.engine, recipe.engine_version)
-    out: list[Argument] = [("--model-path", deployment.weights), *field_arguments(recipe, FIELDS, known, host=host)]
+    out: list[Argument] = [
+        ("--model-path", deployment.weights_path),
+        *field_arguments(recipe, FIELDS, known, host=host),
+    ]
     ranks = recipe.parallel.tp * recipe.parallel.dp
     if recipe.parallel.dp > 1:
         # SGLang counts all GPUs of its data-parallel attention groups under --tp-size.
@@ -103,7 +106,7 @@ def _for_node(out: list[Argument], deployment: Deployment, node: LaunchNode) -> 
     left_out = ("--nnodes", "--host", "--port") if node.follows else ("--nnodes",)
     kept = [word for word in out if word[0] not in left_out]
     kept += [("--nnodes", str(node.count or nodes)), ("--node-rank", str(node.rank))]
-    return [*kept, ("--dist-init-addr", f"{node.master}:{deployment.engine.meets_at}")]
+    return [*kept, ("--dist-init-addr", f"{node.master}:{deployment.engine.rendezvous_port}")]
 
 
 def draft_arguments(recipe: Recipe) -> list[Argument]:

@@ -4,16 +4,16 @@ from dataclasses import replace
 
 from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Model
-from moebox.core.plan import Line, Memory
+from moebox.core.plan import ArithmeticLine, Memory
 from moebox.core.recipe import Recipe
 from moebox.engines.devices import first_gpu, fullest_gpu
 from moebox.engines.lines import bytes_line, expert_formula, stage_note, token_line, weight_lines
 from moebox.engines.sglang import memory as rules
 from moebox.sizing.constants import memory_constant
-from moebox.units import count
+from moebox.units import format_count
 
 
-def memory_lines(deployment: Deployment, memory: Memory) -> tuple[Line, ...]:
+def memory_lines(deployment: Deployment, memory: Memory) -> tuple[ArithmeticLine, ...]:
     """Every step from the GPU's size to the tokens of cache, on the GPU that holds the fewest."""
     _, model, checkpoint, recipe = deployment.facts
     deciding = fullest_gpu(deployment, rules.SglangRanks(deployment))
@@ -27,7 +27,7 @@ def memory_lines(deployment: Deployment, memory: Memory) -> tuple[Line, ...]:
         bytes_line(
             "free before loading", before, f"{gpu.memory:,} - {gpu.memory - before:,}", "data/memory.toml [sglang]"
         ),
-        Line(
+        ArithmeticLine(
             what="mem_fraction_static",
             formula="as given" if recipe.memory_utilization else "SGLang's own choice",
             value=share,
@@ -37,7 +37,7 @@ def memory_lines(deployment: Deployment, memory: Memory) -> tuple[Line, ...]:
         *weight_lines(needs.weights, model, checkpoint, recipe, stage, **_own(model, checkpoint, recipe, stage)),
         bytes_line("= KV budget", left, f"{before:,} × {share:.6g} - {needs.loaded_bytes:,}"),
         token_line(model, recipe, needs.token, stage),
-        Line(
+        ArithmeticLine(
             what="KV tokens",
             formula=f"floor({left:,} / {needs.token:,})" + stage_note(recipe, stage),
             value=rules.tokens_on_gpu(gpu, model, recipe, needs),
@@ -71,5 +71,5 @@ def setting_reasons(deployment: Deployment, memory: Memory) -> list[str]:
         return []
     return [
         f"mem_fraction_static {recipe.memory_utilization:g} is set: left alone SGLang would take {own:.3f} "
-        f"and hold {count(alone.kv_tokens)} tokens instead of {count(memory.kv_tokens)}"
+        f"and hold {format_count(alone.kv_tokens)} tokens instead of {format_count(memory.kv_tokens)}"
     ]

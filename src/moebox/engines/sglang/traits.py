@@ -10,15 +10,15 @@ TRAITS = Traits(
     shards=frozenset({"tp", "pp", "dp", "ep", "dcp", "nodes"}),
     kv=("auto", "fp8", "bf16"),
     kv_auto="bf16",
-    drafts=("eagle3", "mtp", "ngram"),
-    no_sparse_mla_on=("ampere", "ampere-rtx", "ada"),  # its sparse decode kernels begin at Hopper
+    draft_methods=("eagle3", "mtp", "ngram"),
+    no_sparse_mla_generations=("ampere", "ampere-rtx", "ada"),  # its sparse decode kernels begin at Hopper
     ports=(10_000,),  # gRPC beside HTTP since 0.5.15 (server_args.py: grpc_port = port + 10000)
-    meets_at=20000,  # as in SGLang's own multi-node examples
+    rendezvous_port=20000,  # as in SGLang's own multi-node examples
     owned_by="sglang",
     key_env="SGLANG_API_KEY",
     image="lmsysorg/sglang:v{version}",
     image_entry=("python3", "-m", "sglang.launch_server"),
-    image_enters=False,  # the image has no server as its entry point: the whole command follows it
+    image_has_entrypoint=False,  # the image has no server as its entry point: the whole command follows it
     shares_memory=True,
     package="sglang",
     program=("sglang",),
@@ -27,7 +27,7 @@ TRAITS = Traits(
     install='pip install sglang, or runtime.kind = "docker" in the recipe',
     step_tokens=8192,
     eager_flag="disable-cuda-graph",
-    takes_parsers=True,
+    needs_parser_flags=True,
     # Names of 0.5.23's --tool-call-parser and --reasoning-parser choices, where vLLM's are others.
     tool_parsers={
         "deepseek_v3": "deepseekv3",

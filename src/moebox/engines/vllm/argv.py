@@ -65,14 +65,14 @@ def arguments(deployment: Deployment, *, node: LaunchNode | None = None, host: s
         out.append(("--default-chat-template-kwargs", thinking_off_json(deployment)))
     out += draft_arguments(recipe)
     out = _for_node(out, recipe, node)
-    out = merge_arguments(out, flag_arguments(presets.of(recipe).flags, known), known)
+    out = merge_arguments(out, flag_arguments(presets.recipe_preset(recipe).flags, known), known)
     return merge_arguments(drop_disabled(out, recipe.flags, known), flag_arguments(recipe.flags, known), known)
 
 
 def _model_word(deployment: Deployment) -> Argument:
     """Positional after `vllm serve`; the older module entry wants --model."""
     named = "api_server" in deployment.recipe.runtime.entry
-    return ("--model", deployment.weights) if named else (deployment.weights,)
+    return ("--model", deployment.weights_path) if named else (deployment.weights_path,)
 
 
 def draft_arguments(recipe: Recipe) -> list[Argument]:
@@ -83,7 +83,7 @@ def draft_arguments(recipe: Recipe) -> list[Argument]:
     settings: dict[str, object] = {"method": draft.method}
     settings |= {"model": draft.draft} if draft.draft else {}
     settings["num_speculative_tokens"] = draft.tokens
-    settings |= presets.of(recipe).speculate
+    settings |= presets.recipe_preset(recipe).speculate
     return [("--speculative-config", json.dumps(settings, separators=(",", ":")))]
 
 
@@ -100,9 +100,9 @@ def _for_node(out: list[Argument], recipe: Recipe, node: LaunchNode) -> list[Arg
 
 def environment(deployment: Deployment) -> dict[str, str]:
     """Variables the engine needs beside those of the recipe."""
-    recipe, model = deployment.recipe, deployment.found_model
-    large = model is None or model.total > 100e9
-    return (READY_TIMEOUT if large else {}) | presets.of(recipe).environment | recipe.env
+    recipe, model = deployment.recipe, deployment.known_model
+    large = model is None or model.total_parameters > 100e9
+    return (READY_TIMEOUT if large else {}) | presets.recipe_preset(recipe).environment | recipe.env
 
 
 def entry_command(recipe: Recipe) -> tuple[str, ...]:
@@ -133,7 +133,7 @@ def _kv(value: str, reading: Reading) -> bool:
 
 def _drafting(value: str, reading: Reading) -> bool:
     """--speculative-config, less what presets add to it; one with more in it than a recipe says stays a flag."""
-    added = [item for name in presets.names() for item in presets.preset(name).speculate.items()]
+    added = [item for name in presets.preset_names() for item in presets.load_preset(name).speculate.items()]
     own = {key: given for key, given in json_object(value).items() if (key, given) not in added}
     if not own.keys() <= {"method", "model", "num_speculative_tokens"}:
         return False

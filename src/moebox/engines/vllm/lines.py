@@ -6,7 +6,7 @@ from dataclasses import replace
 from moebox.core.box import Gpu
 from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Model
-from moebox.core.plan import Line, Memory
+from moebox.core.plan import ArithmeticLine, Memory
 from moebox.core.recipe import Recipe
 from moebox.engines.devices import first_gpu, fullest_gpu
 from moebox.engines.lines import bytes_line, norms_formula, stage_note, token_line, weight_lines
@@ -18,10 +18,10 @@ from moebox.sizing.constants import (
     visible_bytes,
     vllm_build,
 )
-from moebox.units import gib
+from moebox.units import format_gib
 
 
-def memory_lines(deployment: Deployment, memory: Memory) -> tuple[Line, ...]:
+def memory_lines(deployment: Deployment, memory: Memory) -> tuple[ArithmeticLine, ...]:
     """Every step from the GPU's size to the tokens of cache, on the GPU that holds the fewest."""
     _, model, checkpoint, recipe = deployment.facts
     deciding = fullest_gpu(deployment, rules.VllmRanks(deployment))
@@ -49,7 +49,7 @@ def memory_lines(deployment: Deployment, memory: Memory) -> tuple[Line, ...]:
         bytes_line("- CUDA graphs", needs.graphs, _graphs(model, recipe), "data/memory.toml [vllm]"),
         bytes_line("= KV budget", left, f"{claim:,} - {needs.inside_bytes:,}"),
         token_line(model, recipe, needs.token, stage),
-        Line(
+        ArithmeticLine(
             what="KV tokens",
             formula=f"floor({left:,} / ({needs.token:,} × {block})) × {block} × DCP {recipe.parallel.dcp}"
             + stage_note(recipe, stage),
@@ -123,6 +123,6 @@ def setting_reasons(deployment: Deployment, memory: Memory) -> list[str]:
     if default <= size:  # as many were asked for
         return []
     return [
-        f"max_seqs {recipe.max_seqs}: Triton MLA's workspace is {gib(size)} a GPU; "
-        f"at vLLM's default of 1,024 sequences it would be {gib(default)}, after memory was planned"
+        f"max_seqs {recipe.max_seqs}: Triton MLA's workspace is {format_gib(size)} a GPU; "
+        f"at vLLM's default of 1,024 sequences it would be {format_gib(default)}, after memory was planned"
     ]

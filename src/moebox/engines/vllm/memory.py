@@ -63,7 +63,7 @@ class VllmRanks:
         box, model, checkpoint, self.recipe = deployment.facts
         self.utilization = self.recipe.memory_utilization or memory_constant("vllm", "utilization")
         gpus, used = gpu_list.all_gpus(box), gpu_list.used_gpus(box, self.recipe)
-        stages = sorted(set(gpu_list.stages_of(used, self.recipe).values()))
+        stages = sorted(set(gpu_list.pipeline_stages(used, self.recipe).values()))
         self.needs = [rank_needs(gpus[used[0]], model, checkpoint, self.recipe, stage) for stage in stages]
 
     def utilized_bytes(self, gpu: Gpu) -> int:
@@ -162,7 +162,7 @@ def live_elements(model: Model, recipe: Recipe, used: int) -> float:
 
 def is_single_gpu(recipe: Recipe) -> bool:
     """One GPU by itself: no NCCL, no communication in its graphs."""
-    return recipe.parallel.gpus == 1
+    return recipe.parallel.gpu_count == 1
 
 
 def slack_gib(recipe: Recipe) -> float:

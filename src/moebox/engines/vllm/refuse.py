@@ -2,8 +2,8 @@
 
 from moebox.core.deployment import Deployment
 from moebox.core.model import Mla
-from moebox.core.plan import Caution
-from moebox.core.symptom import in_range
+from moebox.core.plan import PlanWarning
+from moebox.core.symptom import version_in_range
 from moebox.engines.common import (
     MLA_FP8,
     common_refusals,
@@ -15,7 +15,7 @@ from moebox.engines.common import (
 from moebox.engines.flags import newest_version
 from moebox.engines.vllm.memory import max_seqs, workspace_bytes
 from moebox.engines.vllm.traits import TRAITS
-from moebox.units import gib
+from moebox.units import format_gib
 
 # Decode backends for dense MLA by compute capability's major number (vLLM 0.32 platforms/cuda.py).
 # Consumer Blackwell (12) has none of those that want much shared memory.
@@ -34,7 +34,7 @@ PLAIN_ROWS = "FLASHINFER_MLA_SPARSE_DSV4"
 COMPRESSED = "https://github.com/vllm-project/vllm/issues/47174; https://github.com/vllm-project/vllm/pull/55134"
 
 
-def find_refusals(deployment: Deployment) -> list[Caution]:
+def find_refusals(deployment: Deployment) -> list[PlanWarning]:
     """Known reasons why this will not start, or will disappoint."""
     found = common_refusals(deployment)
     if _dense_mla(deployment):
@@ -45,7 +45,7 @@ def find_refusals(deployment: Deployment) -> list[Caution]:
 
 def _dense_mla(deployment: Deployment) -> bool:
     """Latent attention without an indexer: with one (DSA) other kernels decode, whose cache is fp8 by nature."""
-    model = deployment.found_model
+    model = deployment.known_model
     return model is not None and isinstance(model.attention, Mla) and model.attention.indexer is None
 
 
@@ -59,11 +59,11 @@ def _asked_backend(deployment: Deployment) -> str:
     return str(deployment.recipe.flags.get("attention-backend", "")).upper()
 
 
-def _fp8_on_consumer_blackwell(deployment: Deployment) -> list[Caution]:
+def _fp8_on_consumer_blackwell(deployment: Deployment) -> list[PlanWarning]:
     recipe = deployment.recipe
     version = recipe.engine_version or newest_version(TRAITS.name)
     fp8_there = "12" in sm_majors(deployment) and recipe.kv == "fp8"
-    if not fp8_there or not _stock(deployment) or not in_range(version, ">=0.24,<=0.32.99"):
+    if not fp8_there or not _stock(deployment) or not version_in_range(version, ">=0.24,<=0.32.99"):
         return []
     return [
         plan_warning(
@@ -78,22 +78,22 @@ def _fp8_on_consumer_blackwell(deployment: Deployment) -> list[Caution]:
     ]
 
 
-def _compressed(deployment: Deployment) -> list[Caution]:
-    model = deployment.found_model
-    if model is None or not model.compressed or deployment.recipe.kv == "fp8":
+def _compressed(deployment: Deployment) -> list[PlanWarning]:
+    model = deployment.known_model
+    if model is None or not model.has_compressed_cache or deployment.recipe.kv == "fp8":
         return []
     plain_rows = sm_majors(deployment) == {"10"} and _asked_backend(deployment) == PLAIN_ROWS
     return [] if plain_rows else [fp8_cache_required(COMPRESSED)]
 
 
-def _backend(deployment: Deployment) -> list[Caution]:
+def _backend(deployment: Deployment) -> list[PlanWarning]:
     backend = _asked_backend(deployment)
     without = [sm for sm in sm_majors(deployment) & DENSE_MLA.keys() if backend and backend not in DENSE_MLA[sm]]
     text = "{} has no kernel for SM {}.x; dense MLA decodes with {} there"
     return [plan_warning("fatal", text.format(backend, sm, " or ".join(DENSE_MLA[sm]))) for sm in sorted(without)]
 
 
-def _drafts_under_dcp(deployment: Deployment) -> list[Caution]:
+def _drafts_under_dcp(deployment: Deployment) -> list[PlanWarning]:
     recipe = deployment.recipe
     if recipe.parallel.dcp == 1 or recipe.speculate is None or not _stock(deployment):
         return []
@@ -107,9 +107,9 @@ def _drafts_under_dcp(deployment: Deployment) -> list[Caution]:
     ]
 
 
-def _workspace(deployment: Deployment) -> list[Caution]:
+def _workspace(deployment: Deployment) -> list[PlanWarning]:
     """TRITON_MLA's decode workspace, which the engine does not plan for."""
-    recipe, model, gpu = deployment.recipe, deployment.found_model, deployment.gpu
+    recipe, model, gpu = deployment.recipe, deployment.known_model, deployment.smallest_gpu
     on_triton = sm_majors(deployment) & {"8", "12"} or _asked_backend(deployment) == TRITON
     if gpu is None or model is None or recipe.max_seqs is not None or not on_triton:
         return []
@@ -117,12 +117,12 @@ def _workspace(deployment: Deployment) -> list[Caution]:
     if size < 2**30:
         return []
     seqs = max_seqs(gpu, recipe)
-    text = f"without max_seqs, TRITON_MLA sets {gib(size)} a GPU aside for {seqs:,} sequences, after memory was planned"
+    text = f"without max_seqs, TRITON_MLA sets {format_gib(size)} a GPU aside for {seqs:,} sequences, after memory was planned"
     return [plan_warning("warning", text, "max_seqs = 64", "vLLM 0.32.0 triton_mla.py")]
 
 
-def _pcie(deployment: Deployment) -> list[Caution]:
-    gpu = deployment.gpu
+def _pcie(deployment: Deployment) -> list[PlanWarning]:
+    gpu = deployment.smallest_gpu
     if gpu is None or gpu.nvlink or deployment.recipe.parallel.tp <= 2 or not _stock(deployment):
         return []
     text = "custom all-reduce is off above two PCIe GPUs: NCCL carries every layer"

@@ -10,19 +10,19 @@ TRAITS = Traits(
     shards=frozenset({"tp", "pp", "dp", "ep", "dcp", "nodes"}),
     kv=("auto", "fp8", "bf16", "f16"),
     kv_auto="bf16",
-    weighs_dcp=True,
+    proposes_dcp=True,
     packs_sparse_latent=True,
-    drafts=("eagle3", "mtp", "ngram"),
+    draft_methods=("eagle3", "mtp", "ngram"),
     # Sparse MLA decodes with FlashMLA's and FlashInfer's sparse kernels, which begin at Hopper (platforms/cuda.py).
-    no_sparse_mla_on=("ampere", "ampere-rtx", "ada"),
-    meets_at=29501,  # --master-port unless set
+    no_sparse_mla_generations=("ampere", "ampere-rtx", "ada"),
+    rendezvous_port=29501,  # --master-port unless set
     follower_flag="--headless",
-    tells_cache="/metrics",
+    kv_cache_endpoint="/metrics",
     owned_by="vllm",
     key_env="VLLM_API_KEY",
     image="vllm/vllm-openai:v{version}",
     image_entry=("vllm", "serve"),  # ENTRYPOINT of the image; what follows the image are its arguments
-    image_enters=True,
+    image_has_entrypoint=True,
     shares_memory=True,
     presets=("community",),
     package="vllm",
@@ -32,7 +32,7 @@ TRAITS = Traits(
     install='pip install vllm, or runtime.kind = "docker" in the recipe',
     step_tokens=8192,
     eager_flag="enforce-eager",
-    takes_parsers=True,
+    needs_parser_flags=True,
     # vLLM shows tools to the model even under tool_choice "none" unless told not to; then its call comes out as text.
     tools_under_none="flag",
     hide_tools_flag="exclude-tools-when-tool-choice-none",

@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass, replace
 
 from moebox.core.deployment import Deployment
-from moebox.core.plan import Line
+from moebox.core.plan import ArithmeticLine
 from moebox.engines import modules
 from moebox.errors import BadInput
 from moebox.planner.speed import constants as tables
@@ -71,7 +71,7 @@ class Speed:
     @classmethod
     def from_published(cls, deployment: Deployment) -> "Speed":
         """The model from constants fitted to published rows, whatever was measured on the box."""
-        return cls._sharing(deployment) if deployment.engine.offloads else cls._serving(deployment)
+        return cls._sharing(deployment) if deployment.engine.offloads_experts else cls._serving(deployment)
 
     @classmethod
     def _sharing(cls, deployment: Deployment) -> "Speed":
@@ -79,11 +79,11 @@ class Speed:
         box, model, checkpoint, recipe = deployment.facts
         constants = tables.host_efficiency(recipe.engine)
         apart = tables.unified_memory()
-        if box.unified:
+        if box.has_unified_memory:
             constants = replace(constants, gpu_bw=apart.rate)
         shared = make_hybrid_step(box, model, checkpoint, recipe, constants)
         return cls(
-            unified_spread=apart.spread_sharing * box.unified,
+            unified_spread=apart.spread_sharing * box.has_unified_memory,
             assumed_ram=assumed_ram(box, shared),
             hybrid_step=shared,
             chunk_tokens=shared.ubatch,
@@ -98,7 +98,7 @@ class Speed:
     def _serving(cls, deployment: Deployment) -> "Speed":
         """Of an engine that serves from GPUs alone."""
         box, model, checkpoint, recipe = deployment.facts
-        gpu = deployment.gpu
+        gpu = deployment.smallest_gpu
         if gpu is None:
             raise BadInput(f"{recipe.engine} needs a GPU, and there is none", hint="--box names the box it is for")
         if gpu.unified:
@@ -222,7 +222,7 @@ class Speed:
             return "no published results for this engine on these GPUs, the nearest ones stand in"
         return "80% of results on other hosts"
 
-    def explain_lines(self, batch: int, context: int) -> tuple[Line, ...]:
+    def explain_lines(self, batch: int, context: int) -> tuple[ArithmeticLine, ...]:
         """The arithmetic of a decode step, line by line."""
         if self.measured:
             return explain_measured(self.measured, batch, context, self.decode_range)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 from moebox import codec
 from moebox.core import catalogue
 from moebox.core.recipe import EngineName
-from moebox.core.symptom import in_range
+from moebox.core.symptom import version_in_range
 
 T = TypeVar("T")
 
@@ -170,7 +170,7 @@ class HostEfficiency:
 
 @functools.cache
 def _decoded(key: str, kind: type[Any]) -> tuple[Any, ...]:
-    rows = catalogue.table("efficiency")[key]
+    rows = catalogue.load_table("efficiency")[key]
     return tuple(codec.decode(kind, row, where=f"efficiency.toml [{key}]") for row in rows)
 
 
@@ -233,13 +233,13 @@ def _plain_rows(engine: EngineName) -> dict[str, Efficiency]:
 def find_overhead(engine: EngineName, version: str) -> Overhead | None:
     """What a version needs of the host beyond what the constants were fitted on; None for a newer or unknown one."""
     rows = (row for row in _rows("overhead", Overhead) if row.engine == engine)
-    return next((row for row in rows if version and in_range(version, f"<{row.before}")), None)
+    return next((row for row in rows if version and version_in_range(version, f"<{row.before}")), None)
 
 
 def has_fused_norms(engine: EngineName, version: str, generation: str, architecture: str) -> bool:
     """Whether the engine does a layer's norms inside its all-reduces; a version nobody names is the newest."""
     return any(
-        architecture in row.architectures and in_range(version or NEWEST, f">={row.since}")
+        architecture in row.architectures and version_in_range(version or NEWEST, f">={row.since}")
         for row in _rows("fused_norm", FusedNorm)
         if row.engine == engine and generation in row.generations
     )
@@ -277,7 +277,7 @@ def _is_meant(row: ExpertKernel, engine: str, architecture: str, version: str) -
         return False
     if row.architectures and architecture not in row.architectures:
         return False
-    return not row.before or (bool(version) and in_range(version, f"<{row.before}"))
+    return not row.before or (bool(version) and version_in_range(version, f"<{row.before}"))
 
 
 def named_expert_kernel(quant: str, generation: str, kernel: str) -> ExpertKernel:
@@ -301,14 +301,14 @@ class HostCpu:
 @functools.cache
 def find_cpu(name: str) -> HostCpu:
     """What is known of a CPU by its name; one as fast as the reference when nothing is."""
-    rows: list[dict[str, Any]] = catalogue.table("cpus")["cpu"]
+    rows: list[dict[str, Any]] = catalogue.load_table("cpus")["cpu"]
     found = next((row for row in rows if name and row["match"] in name), {})
     return codec.decode(HostCpu, found, where="cpus.toml")
 
 
 def spread_between_hosts(row: Efficiency | HostEfficiency, away: int) -> float:
     """Standard deviation of ln(published / model) on another host: that of its group, or of groups that had no row."""
-    bands: dict[str, float] = catalogue.table("efficiency")["bands"]
+    bands: dict[str, float] = catalogue.load_table("efficiency")["bands"]
     if away:
         return bands["neighbour"] * STEP_AWAY ** (away - 1)
     return row.host_spread or bands["between_hosts"]
@@ -317,18 +317,18 @@ def spread_between_hosts(row: Efficiency | HostEfficiency, away: int) -> float:
 @functools.cache
 def unified_memory() -> UnifiedMemory:
     """What is known of memory that CPU and GPU share."""
-    return codec.decode(UnifiedMemory, catalogue.table("efficiency")["unified"], where="efficiency.toml [unified]")
+    return codec.decode(UnifiedMemory, catalogue.load_table("efficiency")["unified"], where="efficiency.toml [unified]")
 
 
 def intake_ms(engine: EngineName) -> float:
     """How long a server's front process takes over each request, one after another."""
-    table: dict[str, float] = catalogue.table("efficiency")["intake"]
+    table: dict[str, float] = catalogue.load_table("efficiency")["intake"]
     return table.get(engine, 1.0)
 
 
 def kernel_counts() -> dict[str, float]:
     """Kernels of a layer of latent (or linear) and of compressed attention, beside one of plain attention."""
-    table: dict[str, float] = catalogue.table("efficiency")["kernels"]
+    table: dict[str, float] = catalogue.load_table("efficiency")["kernels"]
     return table
 
 

@@ -14,7 +14,7 @@ forecast from published rows expects of the same steps. That is a line in the la
 import math
 from collections.abc import Mapping, Sequence
 
-from moebox.core.calibration import Expected
+from moebox.core.calibration import ExpectedStep
 
 Depth = tuple[int, int]  # layers, of these with experts on GPUs
 Series = Mapping[Depth, tuple[float, float]]  # seconds and their spread by depth
@@ -25,7 +25,7 @@ GROWN = 1.1  # a deeper boot that takes no longer than this times the shallow on
 
 
 def extrapolate_decode(
-    table: Mapping[Key, Series], expected: Mapping[Key, Expected], layers: int
+    table: Mapping[Key, Series], expected: Mapping[Key, ExpectedStep], layers: int
 ) -> dict[Key, tuple[float, float]]:
     """Seconds of every step at `layers`, and their relative error."""
     known = {key: table[key] for key in sorted(table, reverse=True) if key in expected}

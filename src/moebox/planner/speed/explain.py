@@ -1,7 +1,7 @@
 """The arithmetic of a decode step as lines a person can check with a calculator."""
 
 from moebox.core.box import Gpu
-from moebox.core.plan import Line
+from moebox.core.plan import ArithmeticLine
 from moebox.planner.speed.constants import unified_memory
 from moebox.planner.speed.host import HybridStep
 from moebox.planner.speed.measured import MeasuredSpeed
@@ -16,7 +16,7 @@ def explain_step(
     gain: float,
     band: tuple[float, float],
     basis: str,
-) -> tuple[Line, ...]:
+) -> tuple[ArithmeticLine, ...]:
     """Every part of a step with its formula and where its constants come from, then the sum and the rate."""
     if gpu_step is not None:
         parts, wording = gpu_step.step_parts(batch, context), _on_gpus(gpu_step, batch, context)
@@ -26,13 +26,13 @@ def explain_step(
     lines = []
     for name, seconds in parts.items():
         formula, source = wording.get(name, ("", ""))
-        lines.append(Line(what=name, formula=formula, value=seconds * 1e3, unit="ms", source=source))
+        lines.append(ArithmeticLine(what=name, formula=formula, value=seconds * 1e3, unit="ms", source=source))
     step = sum(parts.values())
-    lines.append(Line(what="step", formula="sum of the above", value=step * 1e3, unit="ms"))
+    lines.append(ArithmeticLine(what="step", formula="sum of the above", value=step * 1e3, unit="ms"))
     rate = batch * gain / step
-    lines.append(Line(what="decode", formula=f"{batch} × {gain:.2f} tokens / step", value=rate, unit="tok/s"))
+    lines.append(ArithmeticLine(what="decode", formula=f"{batch} × {gain:.2f} tokens / step", value=rate, unit="tok/s"))
     lines.append(
-        Line(
+        ArithmeticLine(
             what="band",
             formula=f"× {band[0]:.2f} … × {band[1]:.2f}; {basis}",
             value=rate * band[0],
@@ -43,14 +43,18 @@ def explain_step(
     return tuple(lines)
 
 
-def explain_measured(measured: MeasuredSpeed, batch: int, context: int, band: tuple[float, float]) -> tuple[Line, ...]:
+def explain_measured(
+    measured: MeasuredSpeed, batch: int, context: int, band: tuple[float, float]
+) -> tuple[ArithmeticLine, ...]:
     """A step that was timed on the box: the depths it comes from, then the rate."""
     seconds = measured.step_s(batch, context)
     rate = batch / seconds
     return (
-        Line(what="step", formula=measured.text, value=seconds * 1e3, unit="ms", source=measured.calibration.id),
-        Line(what="decode", formula=f"{batch} tokens / step", value=rate, unit="tok/s"),
-        Line(what="band", formula=f"× {band[0]:.2f} … × {band[1]:.2f}", value=rate * band[0], unit="tok/s"),
+        ArithmeticLine(
+            what="step", formula=measured.text, value=seconds * 1e3, unit="ms", source=measured.calibration.id
+        ),
+        ArithmeticLine(what="decode", formula=f"{batch} tokens / step", value=rate, unit="tok/s"),
+        ArithmeticLine(what="band", formula=f"× {band[0]:.2f} … × {band[1]:.2f}", value=rate * band[0], unit="tok/s"),
     )
 
 

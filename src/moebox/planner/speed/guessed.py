@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from moebox.core.box import Box
 from moebox.planner.speed.host import RAM, HybridStep
-from moebox.units import rate
+from moebox.units import format_rate
 
 # Two channels of DDR4-3200, and twelve of MRDIMM-8800: what one socket is sold with (JEDEC rates × 8 bytes a channel).
 SLOWEST, FASTEST = 51.2e9, 844.8e9
@@ -27,13 +27,13 @@ class AssumedRam:
     @property
     def text(self) -> str:
         """What was guessed, and between what it may lie."""
-        return f"RAM at {rate(RAM)} is a guess: the band reaches from {rate(SLOWEST)} to {rate(FASTEST)}"
+        return f"RAM at {format_rate(RAM)} is a guess: the band reaches from {format_rate(SLOWEST)} to {format_rate(FASTEST)}"
 
 
 def assumed_ram(box: Box, shared: HybridStep) -> AssumedRam | None:
     """The range of the guess; None where the rate is known, or nothing runs from RAM."""
     from_ram = shared.layers_in_ram or not box.gpus
-    if box.ram_rate or box.unified or not from_ram:
+    if box.ram_rate or box.has_unified_memory or not from_ram:
         return None
     slow, fast = (_with_ram(shared, bandwidth / RAM) for bandwidth in (SLOWEST, FASTEST))
     return AssumedRam(slow=slow, middle=shared, fast=fast)

@@ -159,7 +159,7 @@ class HybridStep:
         return sum(
             layers.count
             * (
-                layers.kind.attended(context) * layers.kind.pair_flops(layers.heads, prompt=prompt)
+                layers.kind.entries_read(context) * layers.kind.pair_flops(layers.heads, prompt=prompt)
                 + layers.kind.index_flops(context)
             )
             for layers in self.rank.layers
@@ -184,7 +184,7 @@ def make_hybrid_step(
     return HybridStep(
         model=model,
         constants=constants,
-        gpu=box.gpu,
+        gpu=box.smallest_gpu,
         memory_rate=memory_rate(box, constants),
         unpack_rate=unpack_rate(constants, decoding),
         cores=cores,

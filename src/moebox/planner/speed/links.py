@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from moebox.core.box import Box, Gpu, Link
 from moebox.core.recipe import Parallel
 from moebox.planner.speed.constants import Efficiency, Wire, find_wire
-from moebox.units import rate as rate_text
+from moebox.units import format_rate as rate_text
 
 # A link nobody described: PCIe 4.0 x16, and 400 Gb/s a GPU between nodes (HGX reference design, one ConnectX-7 each).
 PCIE = 31.5e9
@@ -103,12 +103,12 @@ def network_rate(box: Box) -> float:
 
 
 def _built_in(box: Box) -> int:
-    return box.gpu.network if box.gpu else 0
+    return box.smallest_gpu.network if box.smallest_gpu else 0
 
 
 def pcie_rate(gpu: Gpu) -> float:
     """Bytes a second one way over a GPU's slot."""
-    return float(gpu.pcie.rate) if gpu.pcie else PCIE
+    return float(gpu.pcie.bytes_per_second) if gpu.pcie else PCIE
 
 
 def describe_network(box: Box) -> str:

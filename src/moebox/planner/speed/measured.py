@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from moebox.core.box import Box
-from moebox.core.calibration import Boot, Calibration, DecodeStep, gpu_experts_of
+from moebox.core.calibration import Boot, Calibration, DecodeStep, gpu_expert_layers
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Recipe
 from moebox.planner.speed.deeper import GROWN, Depth, Key, Series, extrapolate_decode, fixed_seconds
@@ -177,9 +177,11 @@ def find_measured(
 ) -> MeasuredSpeed | None:
     """The newest calibration of `box` that holds for `recipe`, read for the model's depth and the engine's chunk."""
     for found in sorted(box.calibrations, key=lambda one: (one.date, one.id), reverse=True):
-        if not found.holds(box, model, checkpoint, recipe):
+        if not found.applies_to(box, model, checkpoint, recipe):
             continue
-        reading = MeasuredSpeed(calibration=found, layers=model.layers, gpu_experts=gpu_experts_of(recipe), chunk=chunk)
+        reading = MeasuredSpeed(
+            calibration=found, layers=model.layers, gpu_experts=gpu_expert_layers(recipe), chunk=chunk
+        )
         if reading.decode_times and reading.prompt_times and covers_gpu_experts(found.boots, reading.gpu_experts):
             return reading
     return None

@@ -125,7 +125,7 @@ class GpuStep:
         """Seconds of decoding attention in one layer of a kind."""
         c, kind = self.constants, layers.kind
         queries = batch * (1 + self.draft_tokens)
-        local = kind.attended(context) / self.rank.dcp
+        local = kind.entries_read(context) / self.rank.dcp
         reads = queries if kind.shared_cache and not c.joint_queries else batch
         moved = reads * (local * layers.entry_bytes + context * layers.index_bytes)
         moved += 2 * batch * layers.state_bytes  # read and written
@@ -153,7 +153,7 @@ class GpuStep:
             return 0.0
         before, seconds = past + fresh / 2, 0.0
         for layers in self.rank.layers:
-            flops = layers.kind.attended(before) * layers.kind.pair_flops(layers.heads, prompt=True)
+            flops = layers.kind.entries_read(before) * layers.kind.pair_flops(layers.heads, prompt=True)
             seconds += layers.count * flops / (self.gpu.bf16 * self.constants.prefill_attention)
             seconds += layers.count * layers.kind.index_flops(before) / (self.gpu.bf16 * self.constants.gemm)
         return fresh * seconds
@@ -171,7 +171,9 @@ class GpuStep:
     @property
     def norm_reduce_layers(self) -> int:
         """Layers whose norms of q and k go over all heads: ranks add up their squares (MiniMax M2)."""
-        return sum(layers.count for layers in self.rank.layers if isinstance(layers.kind, Gqa) and layers.kind.reduces)
+        return sum(
+            layers.count for layers in self.rank.layers if isinstance(layers.kind, Gqa) and layers.kind.norms_all_heads
+        )
 
     def context_parallel_seconds(self, queries: float) -> float:
         """With a divided cache every layer gathers the queries of the group and brings its outputs back together."""
@@ -180,7 +182,7 @@ class GpuStep:
             return 0.0
         kind = rank.model.attention
         heads = kind.heads / rank.tp * rank.dcp
-        width = (mla.kv_width, mla.kv_lora) if mla else (kind.width(rank.model.attention.heads),) * 2
+        width = (mla.kv_width, mla.kv_lora) if mla else (kind.entry_width(rank.model.attention.heads),) * 2
         there = self.fabric.all_gather(rank.dcp, queries * heads * width[0] * HALF)
         back = self.fabric.all_gather(rank.dcp, queries * heads * (width[1] * HALF + 4))
         return rank.model.layers * (there + back + self.constants.dcp_us * 1e-6)
@@ -235,7 +237,7 @@ def relative_kernels(kind: LayerKind, counts: dict[str, float], *, narrow: bool)
     if isinstance(kind, Gqa):
         here = counts["plain"] + narrow * counts["plain_narrow"]
         if kind.head_norm:
-            here += counts["whole_norm"] if kind.reduces else counts["head_norm"]
+            here += counts["whole_norm"] if kind.norms_all_heads else counts["head_norm"]
     elif isinstance(kind, Compressed):
         here = counts["compressed"]
     else:

@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 
 from moebox.core.event import ClimbStep
-from moebox.loose import Json, figure, rows, truth, words
+from moebox.loose import Json, get_number, get_objects, get_text, is_true
 from moebox.report.record import Step
-from moebox.store import Entry
-from moebox.store.summary import mark_of
+from moebox.store import JournalEntry
+from moebox.store.summary import read_mark
 
 
-def steps_of(document: object, entries: Sequence[Entry]) -> list[Step]:
+def steps_of(document: object, entries: Sequence[JournalEntry]) -> list[Step]:
     """Every step in order: from the finished table, else from the journal."""
-    table = rows(document, "steps")
+    table = get_objects(document, "steps")
     if not table:
         table = [entry.event.data for entry in entries if isinstance(entry.event, ClimbStep)]
     return [step_of(row) for row in table]
@@ -19,21 +19,21 @@ def steps_of(document: object, entries: Sequence[Entry]) -> list[Step]:
 
 def interval_of(row: Json) -> tuple[float, float] | None:
     """Between what the gain lies; None where it was measured once."""
-    low, high = figure(row, "gain.low", "gain_low"), figure(row, "gain.high", "gain_high")
+    low, high = get_number(row, "gain.low", "gain_low"), get_number(row, "gain.high", "gain_high")
     return None if low is None or high is None else (low, high)
 
 
 def step_of(row: Json) -> Step:
     """One step."""
     return Step(
-        change=words(row, "change"),
-        mark=mark_of(row) if "verdict" in row else "skip",
-        kept=truth(row, "kept"),
-        why=words(row, "why"),
-        output_tok_s=figure(row, "output_tok_s"),
-        ttft_ms=figure(row, "ttft_ms"),
-        kv_tokens=figure(row, "kv_tokens"),
-        gain=figure(row, "gain.share", "gain"),
+        change=get_text(row, "change"),
+        mark=read_mark(row) if "verdict" in row else "skip",
+        kept=is_true(row, "kept"),
+        why=get_text(row, "why"),
+        output_tok_s=get_number(row, "output_tok_s"),
+        ttft_ms=get_number(row, "ttft_ms"),
+        kv_tokens=get_number(row, "kv_tokens"),
+        gain=get_number(row, "gain.share", "gain"),
         interval=interval_of(row),
-        source=words(row, "source"),
+        source=get_text(row, "source"),
     )

@@ -12,19 +12,19 @@ from moebox.core.event import (
     AttemptEnded,
     AttemptReady,
     AttemptStarted,
-    EngineFactsSaid,
+    PublishedFacts,
     ServerMeasured,
     VerifyBegan,
-    simulated,
+    marks_simulation,
 )
 from moebox.core.recipe import Recipe
 from moebox.errors import BadInput
-from moebox.loose import Json, as_json, figure, inner, rows, texts, truth, words, written
+from moebox.loose import Json, as_object, get_number, get_object, get_objects, get_text, get_texts, is_true, scalar_text
 from moebox.report.reading import climbed, happened, kernels, measured, planned, verified
 from moebox.report.record import Device, Level, RunRecord
-from moebox.store import FORMAT, PIPELINE, PIPELINE_BEFORE, Entry, Run, plain
-from moebox.store.listing import stamp_of
-from moebox.store.summary import checks_there_are, left_climb, unended_step, unfinished_checks
+from moebox.store import FORMAT, PIPELINE, PIPELINE_BEFORE, JournalEntry, Run, plain
+from moebox.store.listing import folder_time
+from moebox.store.summary import check_count, unfinished_checks, unfinished_climb, unfinished_step
 from moebox.tasks.result import TaskRun, load_task_run
 
 T = TypeVar("T")
@@ -37,18 +37,21 @@ OURS |= {"calibration.json", "nodes.json", "fleet.json", "A", "B"}  # the last t
 def read(run: Run) -> RunRecord:
     """The record of one run, as far as its folder tells."""
     gaps: list[str] = []
-    about = as_json(attempt(gaps, lambda: run.read_json("run.json")))
-    journal = run.journal()
+    about = as_object(attempt(gaps, lambda: run.read_json("run.json")))
+    journal = run.read_journal()
     gaps += [*journal.notes, *happened.losses_of(journal.entries), *unlike(about), *untold(journal.entries)]
     recipe = attempt(gaps, lambda: toml(Recipe, recipe_of(run.path)))
     box = attempt(gaps, lambda: toml(Box, run.path / "box.toml"))
     plan = planned.planned_of(attempt(gaps, lambda: run.read_json("plan.json")))
     levels, unread = measured.read(run.path / "measurements")
     checks, unreadable = verified.read(run.path / "verdicts")
-    checks += verified.together(as_json(attempt(gaps, lambda: run.read_json("verify.json"))), checks)
+    checks += verified.together(as_object(attempt(gaps, lambda: run.read_json("verify.json"))), checks)
     climb = attempt(gaps, lambda: run.read_json("climb.json"))
     pipeline = attempt(gaps, lambda: run.read_pipeline())
-    step, held = unended_step(pipeline, journal.entries) or left_climb(run.path, journal.entries), run.held
+    step, held = (
+        unfinished_step(pipeline, journal.entries) or unfinished_climb(run.path, journal.entries),
+        run.is_locked,
+    )
     attempts = happened.settled(happened.attempts_of(journal.entries), live=held)
     tasks = attempt(gaps, lambda: load_task_run(run))
     problems = happened.problems_of(journal.entries, attempts)
@@ -59,20 +62,20 @@ def read(run: Run) -> RunRecord:
     return RunRecord(
         id=run.id,
         path=run.path,
-        label=words(about, "label"),
-        title=words(about, "title"),
-        asked=words(pipeline, "request.model"),
-        started=figure(about, "created") or stamp_of(run.id) or first,
+        label=get_text(about, "label"),
+        title=get_text(about, "title"),
+        asked=get_text(pipeline, "request.model"),
+        started=get_number(about, "created") or folder_time(run.id) or first,
         ended=last,
-        version=words(about, "moebox"),
+        version=get_text(about, "moebox"),
         live=held and step != "report",  # which a run makes of itself when all the rest is over
         interrupted="" if held else step,
         resumed_by="run" if pipeline else "climb",
-        simulation=truth(pipeline, "simulated") or from_twin(about, journal.entries, levels),
-        imported=truth(about, "imported"),
+        simulation=is_true(pipeline, "simulated") or from_twin(about, journal.entries, levels),
+        imported=is_true(about, "imported"),
         sources=sources_of(about),
         box=box,
-        box_notes=tuple(texts(about, "box_notes")),
+        box_notes=tuple(get_texts(about, "box_notes")),
         recipe=recipe,
         planned=plan,
         real=tuple(filled(real, box)),
@@ -81,7 +84,7 @@ def read(run: Run) -> RunRecord:
         facts=facts_of(about),
         levels=tuple(levels),
         checks=tuple(checks),
-        all_checks=checks_there_are(journal.entries),
+        all_checks=check_count(journal.entries),
         url=asked_at(journal.entries, tasks),
         unfinished=unfinished_checks(pipeline, journal.entries),
         attempts=tuple(attempts),
@@ -93,17 +96,17 @@ def read(run: Run) -> RunRecord:
         phases=tuple(steps_of(pipeline) or happened.phases_of(journal.entries)),
         commands=commands_of(run.path, about, journal.entries),
         versions=versions_of(about, box, journal.entries),
-        notes=tuple(texts(about, "notes")),
+        notes=tuple(get_texts(about, "notes")),
         gaps=tuple(gaps),
     )
 
 
-def untold(entries: Sequence[Entry]) -> list[str]:
+def untold(entries: Sequence[JournalEntry]) -> list[str]:
     """A run without a journal."""
     return [] if entries else ["events.jsonl: none, so attempts, problems and timing are unknown"]
 
 
-def span_of(entries: Sequence[Entry]) -> tuple[float, float]:
+def span_of(entries: Sequence[JournalEntry]) -> tuple[float, float]:
     """The first and the last moment of a journal; 0 where no line says its own."""
     moments = [entry.time for entry in entries if entry.time > 0]
     return min(moments, default=0.0), max(moments, default=0.0)
@@ -111,18 +114,18 @@ def span_of(entries: Sequence[Entry]) -> tuple[float, float]:
 
 def sources_of(about: Json) -> tuple[tuple[str, str], ...]:
     """Where imported figures come from: what, and its address."""
-    return tuple((words(row, "title", "what"), words(row, "url")) for row in rows(about, "sources"))
+    return tuple((get_text(row, "title", "what"), get_text(row, "url")) for row in get_objects(about, "sources"))
 
 
 def unlike(about: Json) -> list[str]:
     """A folder in another format than this moebox's."""
-    form = figure(about, "format")
+    form = get_number(about, "format")
     if form is None or form == FORMAT:
         return []
     return [f"run.json: format {form:g}, this moebox writes {FORMAT}; read as far as the two agree"]
 
 
-def asked_at(entries: Sequence[Entry], tasks: TaskRun | None) -> str:
+def asked_at(entries: Sequence[JournalEntry], tasks: TaskRun | None) -> str:
     """The address of the server that was checked or measured last, or given jobs."""
     asked = [entry.event.url for entry in entries if isinstance(entry.event, VerifyBegan | ServerMeasured)]
     return [tasks.url if tasks else "", *filter(None, asked)][-1]
@@ -137,10 +140,10 @@ def recipe_of(folder: Path) -> Path:
 def steps_of(pipeline: object) -> list[tuple[str, float, float]]:
     """The steps of a whole run, one after the other."""
     spans, clock = [], 0.0
-    for row in rows(pipeline, "steps"):
-        took = figure(row, "seconds") or 0.0
+    for row in get_objects(pipeline, "steps"):
+        took = get_number(row, "seconds") or 0.0
         if took > 0:
-            spans.append((words(row, "name"), clock, clock + took))
+            spans.append((get_text(row, "name"), clock, clock + took))
         clock += took
     return spans
 
@@ -230,34 +233,34 @@ def ours(path: Path) -> bool:
     return name in OURS or name.startswith((".", "engine.log")) or path.suffix in (".toml", ".log")
 
 
-def from_twin(about: Json, entries: Sequence[Entry], levels: Sequence[Level]) -> bool:
+def from_twin(about: Json, entries: Sequence[JournalEntry], levels: Sequence[Level]) -> bool:
     """Whether any of it came from the twin instead of an engine."""
     return (
-        truth(about, "simulation")
-        or any(simulated(entry.event) for entry in entries)
+        is_true(about, "simulation")
+        or any(marks_simulation(entry.event) for entry in entries)
         or any(level.simulation for level in levels)
     )
 
 
 def facts_of(about: Json) -> tuple[tuple[str, str], ...]:
     """What an import says beside the figures."""
-    facts = ((str(key), written(value)) for key, value in inner(about, "facts").items())
+    facts = ((str(key), scalar_text(value)) for key, value in get_object(about, "facts").items())
     return tuple((key, value) for key, value in facts if value)
 
 
-def commands_of(folder: Path, about: Json, entries: Sequence[Entry]) -> tuple[tuple[str, str], ...]:
+def commands_of(folder: Path, about: Json, entries: Sequence[JournalEntry]) -> tuple[tuple[str, str], ...]:
     """The launch that worked last, and what an import brought along."""
-    found = [(words(row, "title"), words(row, "text")) for row in rows(about, "commands")]
+    found = [(get_text(row, "title"), get_text(row, "text")) for row in get_objects(about, "commands")]
     line = launch_of(entries)
     if line:
         found.append(("Launch", line))
     script = folder / "launch.sh"
-    if plain.is_plain(script) and script.stat().st_size < 200_000:
+    if plain.is_plain_file(script) and script.stat().st_size < 200_000:
         found.append(("launch.sh", plain.read_text(script)))
     return tuple(found)
 
 
-def launch_of(entries: Sequence[Entry]) -> str:
+def launch_of(entries: Sequence[JournalEntry]) -> str:
     """The last launch as one line; "" where none is told."""
     events = [entry.event for entry in reversed(entries)]
     launches = (happened.command_of(event.argv) for event in events if isinstance(event, AttemptStarted | AttemptEnded))
@@ -273,12 +276,12 @@ def installed(box: Box | None) -> dict[str, str]:
     return {**system, **host.engines, **host.runtimes}
 
 
-def versions_of(about: Json, box: Box | None, entries: Sequence[Entry]) -> tuple[tuple[str, str], ...]:
+def versions_of(about: Json, box: Box | None, entries: Sequence[JournalEntry]) -> tuple[tuple[str, str], ...]:
     """Software as it was found."""
     found = installed(box)
-    told = [entry.event.facts.version for entry in entries if isinstance(entry.event, AttemptReady | EngineFactsSaid)]
+    told = [entry.event.facts.version for entry in entries if isinstance(entry.event, AttemptReady | PublishedFacts)]
     found["engine"] = next(filter(None, reversed(told)), "")
-    noted = inner(about, "versions")
-    found |= {str(key): words(noted, key) for key in noted}
-    found.setdefault("moebox", words(about, "moebox"))
+    noted = get_object(about, "versions")
+    found |= {str(key): get_text(noted, key) for key in noted}
+    found.setdefault("moebox", get_text(about, "moebox"))
     return tuple((key, value) for key, value in found.items() if value)

@@ -14,19 +14,19 @@ from moebox.core.event import (
     AttemptReady,
     AttemptStarted,
     AttemptStopped,
-    EngineFactsSaid,
     EngineFinding,
     Event,
     JournalLost,
     PhaseDone,
     PhaseStarted,
+    PublishedFacts,
 )
-from moebox.escape import clipped
-from moebox.loose import Json, rows, words
+from moebox.escape import clip_text
+from moebox.loose import Json, get_objects, get_text
 from moebox.report.reading import planned
 from moebox.report.record import Attempt, Device, Failure, Outcome, Problem
-from moebox.report.tidy import hide_keys
-from moebox.store import Entry
+from moebox.report.tidy import hide_secrets
+from moebox.store import JournalEntry
 from moebox.units import plural
 
 PUBLISHED: dict[str, Outcome] = {
@@ -39,7 +39,7 @@ PUBLISHED: dict[str, Outcome] = {
 BEGINS, ENDS = ("started", "start", "begin"), ("finished", "done", "ready", "failed", "end", "stopped")
 
 
-def attempts_of(entries: Sequence[Entry]) -> list[Attempt]:
+def attempts_of(entries: Sequence[JournalEntry]) -> list[Attempt]:
     """Every attempt at a launch, in order; one without an end is still running, or was cut off."""
     attempts: dict[int, Attempt] = {}
     current = 0
@@ -77,7 +77,7 @@ def published(event: AttemptEnded, number: int, time: float) -> Attempt:
         model=event.model,
         configuration=event.configuration,
         command=command_of(event.argv),
-        why=hide_keys(event.why),
+        why=hide_secrets(event.why),
         remedy=event.remedy,
         started=moment,
         ended=moment,
@@ -113,15 +113,15 @@ def ended(attempt: Attempt, event: AttemptReady | AttemptFailed | AttemptStopped
 def failed(attempt: Attempt, event: AttemptFailed) -> Attempt:
     """An attempt that never served: what the engine said, or what its log is known to mean."""
     cause, remedy = (event.finding.cause, event.finding.remedy) if event.finding else ("", "")
-    return replace(attempt, outcome="FAILED", why=hide_keys(event.message or cause), remedy=event.remedy or remedy)
+    return replace(attempt, outcome="FAILED", why=hide_secrets(event.message or cause), remedy=event.remedy or remedy)
 
 
 def command_of(argv: Sequence[str]) -> str:
     """The launch as one line."""
-    return hide_keys(shlex.join(argv))
+    return hide_secrets(shlex.join(argv))
 
 
-def problems_of(entries: Sequence[Entry], attempts: Sequence[Attempt]) -> list[Problem]:
+def problems_of(entries: Sequence[JournalEntry], attempts: Sequence[Attempt]) -> list[Problem]:
     """Findings of the log matcher and the doctor, the same one counted once."""
     problems: dict[str, Problem] = {}
     fixed = last_outcome(attempts) == "SUCCESS"
@@ -145,7 +145,7 @@ def problem_of(finding: EngineFinding, *, fixed: bool) -> Problem:
         title=title,
         cause=finding.cause if finding.cause.rstrip(".") != title.rstrip(".") else "",
         remedy=finding.remedy,
-        excerpt=hide_keys(finding.excerpt or finding.text),
+        excerpt=hide_secrets(finding.excerpt or finding.text),
         severity=finding.severity or "warning",
         source=finding.source,
         mended=finding.mended or (fixed and finding.severity == "fatal"),
@@ -159,8 +159,8 @@ def title_of(finding: EngineFinding) -> str:
 
 def failure_of(pipeline: object, attempts: Sequence[Attempt], problems: Sequence[Problem]) -> Failure | None:
     """Why the run ended early: its failed step, or a last launch that failed; with the gravest finding of the log."""
-    steps = rows(pipeline, "steps")
-    step = next((row for row in steps if words(row, "state") == "failed"), {})
+    steps = get_objects(pipeline, "steps")
+    step = next((row for row in steps if get_text(row, "state") == "failed"), {})
     launch = attempts[-1] if last_outcome(attempts) == "FAILED" else None
     if not step and (launch is None or steps):  # a whole run goes on past a boot that failed
         return None
@@ -170,7 +170,9 @@ def failure_of(pipeline: object, attempts: Sequence[Attempt], problems: Sequence
 def by_step(row: Json) -> Failure:
     """What a step of the run said itself; where no step failed, it was the launch."""
     return Failure(
-        step=words(row, "name") or "up", what=hide_keys(words(row, "why")), hint=hide_keys(words(row, "hint"))
+        step=get_text(row, "name") or "up",
+        what=hide_secrets(get_text(row, "why")),
+        hint=hide_secrets(get_text(row, "hint")),
     )
 
 
@@ -198,10 +200,10 @@ def with_launch(failure: Failure, launch: Attempt | None) -> Failure:
 def first_sentence(text: str) -> str:
     """The beginning of a text, as a title."""
     head = re.split(r"(?<=[.;:]) ", text, maxsplit=1)[0].rstrip(".;:")
-    return clipped(head, 140)
+    return clip_text(head, 140)
 
 
-def real_of(entries: Sequence[Entry]) -> tuple[list[Device], float | None, str]:
+def real_of(entries: Sequence[JournalEntry]) -> tuple[list[Device], float | None, str]:
     """Memory as the engine reported it, its KV capacity in tokens, and a remark on it; the last word counts.
 
     What a rehearsal with few layers reported is left out.
@@ -212,22 +214,22 @@ def real_of(entries: Sequence[Entry]) -> tuple[list[Device], float | None, str]:
     return devices, kv_tokens, next(filter(None, (facts.memory_note for facts in told)), "")
 
 
-def facts_of(entries: Sequence[Entry]) -> Iterator[EngineFacts]:
+def facts_of(entries: Sequence[JournalEntry]) -> Iterator[EngineFacts]:
     """What engines said of themselves, but for attempts beside the run's own."""
     aside = False
     for entry in entries:
         if isinstance(entry.event, AttemptStarted):
             aside = entry.event.aside
-        elif isinstance(entry.event, AttemptReady | EngineFactsSaid) and not aside:
+        elif isinstance(entry.event, AttemptReady | PublishedFacts) and not aside:
             yield entry.event.facts
 
 
 def devices_of(facts: EngineFacts) -> list[Device]:
     """The devices that it tells of."""
-    return planned.devices_of(map(codec.plain, facts.devices))
+    return planned.devices_of(map(codec.to_plain, facts.devices))
 
 
-def phases_of(entries: Sequence[Entry]) -> list[tuple[str, float, float]]:
+def phases_of(entries: Sequence[JournalEntry]) -> list[tuple[str, float, float]]:
     """What took how long: pairs of started and finished events by the word before the dot, and engine phases."""
     opened: dict[str, float] = {}
     spans: list[tuple[str, float, float]] = []
@@ -248,7 +250,7 @@ def phase_of(event: Event) -> tuple[str, str]:
     return ("" if head == "engine" else head), tail
 
 
-def losses_of(entries: Sequence[Entry]) -> list[str]:
+def losses_of(entries: Sequence[JournalEntry]) -> list[str]:
     """What a full disk swallowed."""
     lost: Counter[str] = Counter()
     for entry in entries:

@@ -5,10 +5,10 @@ from typing import Any
 
 from moebox import codec
 from moebox.core import result
-from moebox.core.result import STATS, Measurement, PrefillDecode, Spread
+from moebox.core.result import STATS, LatencyStats, Measurement, PrefillDecode
 from moebox.errors import BadInput
-from moebox.escape import printable
-from moebox.loose import Json, as_json, figure, rows, truth, within, words
+from moebox.escape import printable_line
+from moebox.loose import Json, as_object, get_number, get_objects, get_path, get_text, is_true
 from moebox.report.record import Asked, Level
 from moebox.store import plain
 
@@ -19,7 +19,7 @@ def read(folder: Path) -> tuple[list[Level], list[str]]:
     """Every level in `folder`, by load; and what could not be read."""
     levels: list[Level] = []
     gaps: list[str] = []
-    for path in plain.entries(folder, "*.json"):
+    for path in plain.list_entries(folder, "*.json"):
         try:
             found = of_file(plain.load_json(path), path)
         except BadInput as problem:
@@ -36,24 +36,24 @@ def of_file(document: Any, path: Path) -> list[Level]:
     ours = typed(document, path)
     if ours is not None:
         return ours
-    common = shared(as_json(document))
+    common = shared(as_object(document))
     made = (level_of({**common, **row}, name=path.stem, folder=path.parent) for row in listed(document))
     return [level for level in made if says_something(level)]
 
 
 def listed(document: object) -> list[Json]:
     """The rows of a file of others: under a name, a list of its own, or the document itself."""
-    common = as_json(document)
-    return rows(common, *LISTS) or ([common] if common else rows({"all": document}, "all"))
+    common = as_object(document)
+    return get_objects(common, *LISTS) or ([common] if common else get_objects({"all": document}, "all"))
 
 
 def typed(document: Any, path: Path) -> list[Level] | None:
     """The levels of a file that moebox wrote itself, by its own types; None where it is someone else's, or damaged."""
-    kind = document.get("kind") if result.ours(document) else ""
+    kind = document.get("kind") if result.is_own_document(document) else ""
     try:
         if kind == "serving":
-            return [serving(result.measurement(document, str(path)), document, path)]
-        return tested(result.prefill_decode(document, str(path))) if kind == "pp-tg" else None
+            return [serving(result.parse_measurement(document, str(path)), document, path)]
+        return tested(result.parse_prefill_decode(document, str(path))) if kind == "pp-tg" else None
     except BadInput:
         return None
 
@@ -73,7 +73,7 @@ def serving(found: Measurement, document: Json, path: Path) -> Level:
         reply_tokens=mean(found.total_output_tokens, found),
         requests=found.num_prompts,
         completed=found.completed,
-        failed=found.bad,
+        failed=found.bad_requests,
         duration_s=found.duration,
         request_s=found.request_throughput,
         output_tok_s=found.output_throughput,
@@ -86,7 +86,7 @@ def serving(found: Measurement, document: Json, path: Path) -> Level:
         tokens_per_joule=found.tokens_per_joule,
         acceptance=found.server.accepted_per_step if found.server else None,
         client_limited=found.client_limited,
-        flags=tuple(map(printable, found.flags)),
+        flags=tuple(map(printable_line, found.flags)),
         partial=found.partial,
         simulation=found.simulation,
         samples=samples_of(document, path.parent, path.stem),
@@ -108,11 +108,11 @@ def tested(found: PrefillDecode) -> list[Level]:
             workload="prefill and decode alone",
             tg_tok_s=row.tg_tok_s,
             pp_tok_s=row.pp_tok_s,
-            ttft=Spread(mean=row.mean_ttft_ms),
-            flags=tuple(printable(flag) for flag in found.flags if flag.startswith(f"{row.test} ") and row.cold),
+            ttft=LatencyStats(mean=row.mean_ttft_ms),
+            flags=tuple(printable_line(flag) for flag in found.flags if flag.startswith(f"{row.test} ") and row.cold),
             simulation=found.simulation,
             asked=Asked(workload=found.workload, load=found.load, test=row.test, repeat=found.repeat),
-            raw=codec.plain(row),
+            raw=codec.to_plain(row),
         )
         for row in found.rows
     ]
@@ -131,42 +131,42 @@ def order(level: Level) -> tuple[str, float, float, str]:
 def says_something(level: Level) -> bool:
     """Has at least one figure, or says that nothing was completed."""
     rates = (level.output_tok_s, level.total_tok_s, level.tg_tok_s, level.pp_tok_s)
-    return any(value is not None for value in (*rates, level.ttft.middle, level.completed))
+    return any(value is not None for value in (*rates, level.ttft.mean_or_median, level.completed))
 
 
 def level_of(row: Json, *, name: str, folder: Path) -> Level:
     """One row as a level."""
-    completed = figure(row, "completed", "num_completed")
+    completed = get_number(row, "completed", "num_completed")
     ask, answer = (per_request(row, which, completed) for which in ("input", "output"))
     return Level(
         name=name_of(row) or name,
         workload=work_of(row, shape(ask, answer)),
-        concurrency=figure(row, "concurrency", "max_concurrency", "load.concurrency"),
-        rate=figure(row, "rate", "request_rate", "load.rate"),
+        concurrency=get_number(row, "concurrency", "max_concurrency", "load.concurrency"),
+        rate=get_number(row, "rate", "request_rate", "load.rate"),
         input_tokens=ask,
         output_tokens=answer,
-        requests=figure(row, "num_prompts", "requests"),
+        requests=get_number(row, "num_prompts", "requests"),
         completed=completed,
-        failed=figure(row, "failed", "num_failed"),
-        duration_s=figure(row, "duration", "duration_s"),
-        request_s=figure(row, "request_throughput"),
-        output_tok_s=figure(row, "output_throughput", "output_tok_s"),
-        total_tok_s=figure(row, "total_token_throughput", "total_tok_s"),
-        peak_tok_s=figure(row, "max_output_tokens_per_s", "peak_output_tok_s"),
-        tg_tok_s=figure(row, "tg_tok_s", "decode_tok_s"),
-        pp_tok_s=figure(row, "pp_tok_s", "prefill_tok_s"),
+        failed=get_number(row, "failed", "num_failed"),
+        duration_s=get_number(row, "duration", "duration_s"),
+        request_s=get_number(row, "request_throughput"),
+        output_tok_s=get_number(row, "output_throughput", "output_tok_s"),
+        total_tok_s=get_number(row, "total_token_throughput", "total_tok_s"),
+        peak_tok_s=get_number(row, "max_output_tokens_per_s", "peak_output_tok_s"),
+        tg_tok_s=get_number(row, "tg_tok_s", "decode_tok_s"),
+        pp_tok_s=get_number(row, "pp_tok_s", "prefill_tok_s"),
         ttft=spread(row, "ttft"),
         tpot=spread(row, "tpot"),
         itl=spread(row, "itl"),
         e2e=spread(row, "e2el"),
-        tokens_per_joule=figure(row, "tokens_per_joule", "power.tokens_per_joule", "power.output_tokens_per_joule"),
-        acceptance=figure(row, "accepted_per_step", "server.accepted_per_step", "acceptance_length"),
-        client_limited=truth(row, "client_limited"),
+        tokens_per_joule=get_number(row, "tokens_per_joule", "power.tokens_per_joule", "power.output_tokens_per_joule"),
+        acceptance=get_number(row, "accepted_per_step", "server.accepted_per_step", "acceptance_length"),
+        client_limited=is_true(row, "client_limited"),
         flags=flags_of(row),
-        partial=truth(row, "partial", "interrupted"),
-        simulation=truth(row, "simulation", "simulated"),
-        source=words(row, "source"),
-        note=words(row, "note"),
+        partial=is_true(row, "partial", "interrupted"),
+        simulation=is_true(row, "simulation", "simulated"),
+        source=get_text(row, "source"),
+        note=get_text(row, "note"),
         samples=samples_of(row, folder, name),
         raw=row,
     )
@@ -174,8 +174,8 @@ def level_of(row: Json, *, name: str, folder: Path) -> Level:
 
 def name_of(row: Json) -> str:
     """What the measurement is called: its label, or the test with the state of the cache."""
-    test = words(row, "test")
-    return test + cache_of(row, test) if test else words(row, "name", "label")
+    test = get_text(row, "test")
+    return test + cache_of(row, test) if test else get_text(row, "name", "label")
 
 
 def cache_of(row: Json, test: str) -> str:
@@ -187,18 +187,18 @@ def cache_of(row: Json, test: str) -> str:
 
 def flags_of(row: Json) -> tuple[str, ...]:
     """What the measurement itself says against its figures."""
-    flags = within(row, "flags")
+    flags = get_path(row, "flags")
     if not isinstance(flags, list):
         return ()
-    return tuple(printable(flag) for flag in flags if isinstance(flag, str))
+    return tuple(printable_line(flag) for flag in flags if isinstance(flag, str))
 
 
 def work_of(row: Json, lengths: str) -> str:
     """What was asked: a title, or the kind of text with its lengths."""
     if row.get("kind") == "pp-tg":
         return "prefill and decode alone"
-    title = words(row, "workload.title", "workload.name", "workload", "preset", "dataset_name")
-    parts = [telling(title), telling(words(row, "workload.kind")), "" if title else lengths]
+    title = get_text(row, "workload.title", "workload.name", "workload", "preset", "dataset_name")
+    parts = [telling(title), telling(get_text(row, "workload.kind")), "" if title else lengths]
     return ", ".join(filter(None, parts)) or lengths
 
 
@@ -209,10 +209,10 @@ def telling(kind: str) -> str:
 
 def per_request(row: Json, which: str, completed: float | None) -> float | None:
     """Tokens of one request: as asked, or the mean of what was counted."""
-    asked = figure(
+    asked = get_number(
         row, f"{which}_len", f"{which}_tokens", f"random_{which}_len", f"workload.{which}_tokens", f"workload.{which}"
     )
-    total = figure(row, f"total_{which}_tokens")
+    total = get_number(row, f"total_{which}_tokens")
     return asked if asked is not None else total / completed if total is not None and completed else None
 
 
@@ -221,15 +221,15 @@ def shape(ask: float | None, answer: float | None) -> str:
     return f"{ask:,.0f} in / {answer:,.0f} out" if ask and answer else ""
 
 
-def spread(row: Json, what: str) -> Spread:
+def spread(row: Json, what: str) -> LatencyStats:
     """mean_ttft_ms, p99_ttft_ms and so on; or a dict of its own under the name."""
-    values = {stat: figure(row, f"{stat}_{what}_ms", f"{what}_ms.{stat}", f"{what}.{stat}_ms") for stat in STATS}
-    return Spread(**values)
+    values = {stat: get_number(row, f"{stat}_{what}_ms", f"{what}_ms.{stat}", f"{what}.{stat}_ms") for stat in STATS}
+    return LatencyStats(**values)
 
 
 def samples_of(row: Json, folder: Path, name: str) -> Path | None:
     """The columnar file that belongs to this row, where it lies in the run's folder."""
-    named = within(row, "samples")
+    named = get_path(row, "samples")
     candidates = [named] if isinstance(named, str) else []
     for candidate in [*candidates, f"{name}.samples"]:
         path = (folder / candidate).resolve()

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from moebox.loose import Json, figure, inner, rows, texts, truth, words
+from moebox.loose import Json, get_number, get_object, get_objects, get_text, get_texts, is_true
 from moebox.report.record import Device, ForecastRow, Planned
 
 # Components as they are drawn: experts, attention, other weights, then what grows with use, then the rest.
@@ -33,14 +33,18 @@ ACTIVATIONS = ("activations", "activations_bytes", "compute_bytes", "activation_
 
 def planned_of(document: object) -> Planned:
     """The plan; one that says nothing where there is none."""
-    memory = inner(document, "memory")
+    memory = get_object(document, "memory")
     return Planned(
-        devices=tuple(devices_of(rows(memory, "devices", "per_device"))),
-        kv_tokens=figure(memory, "kv_tokens"),
-        rows=tuple(map(expected_of, rows(document, "forecast", "rows"))),
-        reasons=tuple(texts(document, "reasons")),
-        warnings=tuple((words(row, "text", "message"), words(row, "remedy")) for row in rows(document, "warnings")),
-        alternatives=tuple((words(row, "title"), words(row, "loses")) for row in rows(document, "alternatives")),
+        devices=tuple(devices_of(get_objects(memory, "devices", "per_device"))),
+        kv_tokens=get_number(memory, "kv_tokens"),
+        rows=tuple(map(expected_of, get_objects(document, "forecast", "rows"))),
+        reasons=tuple(get_texts(document, "reasons")),
+        warnings=tuple(
+            (get_text(row, "text", "message"), get_text(row, "remedy")) for row in get_objects(document, "warnings")
+        ),
+        alternatives=tuple(
+            (get_text(row, "title"), get_text(row, "loses")) for row in get_objects(document, "alternatives")
+        ),
     )
 
 
@@ -53,29 +57,29 @@ def device_of(row: Json) -> Device:
     """One device's bar, its weights by group where they are told apart."""
     parts = weights_of(row)
     for name, keys in OTHERS.items():
-        put(parts, name, figure(row, *keys))
+        put(parts, name, get_number(row, *keys))
     for name in ACTIVATIONS:
-        put(parts, "activations", figure(row, name))
+        put(parts, "activations", get_number(row, name))
     put(parts, "overhead", overhead_of(row))
-    total = figure(row, "total", "total_bytes") or sum(parts.values())
+    total = get_number(row, "total", "total_bytes") or sum(parts.values())
     ordered = {name: parts[name] for name in PARTS if name in parts}
-    return Device(name=words(row, "device", "name") or "gpu", total=total, parts=ordered)
+    return Device(name=get_text(row, "device", "name") or "gpu", total=total, parts=ordered)
 
 
 def weights_of(row: Json) -> dict[str, float]:
     """Weights by group, the draft's apart; in one where they are not told apart."""
-    parts = grouped(inner(row, "weights", "by_component"))
+    parts = grouped(get_object(row, "weights", "by_component"))
     if parts:
-        put(parts, "draft", figure(row, "draft", "draft_bytes"))
+        put(parts, "draft", get_number(row, "draft", "draft_bytes"))
     else:
-        put(parts, "weights", figure(row, "weights_bytes", "weights"))  # the draft's are among these
+        put(parts, "weights", get_number(row, "weights_bytes", "weights"))  # the draft's are among these
     return parts
 
 
 def overhead_of(row: Json) -> float | None:
     """What is neither weights nor cache, without the activations where those are given apart."""
-    both = figure(row, "overhead_bytes")
-    return figure(row, "overhead") if both is None else both - (figure(row, "activations_bytes") or 0)
+    both = get_number(row, "overhead_bytes")
+    return get_number(row, "overhead") if both is None else both - (get_number(row, "activations_bytes") or 0)
 
 
 def grouped(weights: Json) -> dict[str, float]:
@@ -95,18 +99,18 @@ def put(parts: dict[str, float], name: str, size: float | None) -> None:
 
 def expected_of(row: Json) -> ForecastRow:
     """One forecast row: the plan's own, the decode forecast's, or one in the serving benchmark's names."""
-    served = figure(row, "output_throughput", "output_tok_s")
-    ttft_s = figure(row, "ttft_s")
+    served = get_number(row, "output_throughput", "output_tok_s")
+    ttft_s = get_number(row, "ttft_s")
     return ForecastRow(
-        concurrency=figure(row, "concurrency", "max_concurrency"),
-        context=figure(row, "context"),
-        output_tok_s=served if served is not None else figure(row, "decode_tok_s"),
-        low_tok_s=figure(row, "low_tok_s", "low_output_throughput"),
-        high_tok_s=figure(row, "high_tok_s", "high_output_throughput"),
-        ttft_ms=figure(row, "mean_ttft_ms") or (ttft_s * 1e3 if ttft_s else None),
-        tpot_ms=figure(row, "mean_tpot_ms"),
-        tg_tok_s=figure(row, "tg_tok_s"),
-        pp_tok_s=figure(row, "pp_tok_s", "prefill_tok_s"),
-        workload=words(row, "workload"),
-        decode_only=served is None and not truth(row, "served"),
+        concurrency=get_number(row, "concurrency", "max_concurrency"),
+        context=get_number(row, "context"),
+        output_tok_s=served if served is not None else get_number(row, "decode_tok_s"),
+        low_tok_s=get_number(row, "low_tok_s", "low_output_throughput"),
+        high_tok_s=get_number(row, "high_tok_s", "high_output_throughput"),
+        ttft_ms=get_number(row, "mean_ttft_ms") or (ttft_s * 1e3 if ttft_s else None),
+        tpot_ms=get_number(row, "mean_tpot_ms"),
+        tg_tok_s=get_number(row, "tg_tok_s"),
+        pp_tok_s=get_number(row, "pp_tok_s", "prefill_tok_s"),
+        workload=get_text(row, "workload"),
+        decode_only=served is None and not is_true(row, "served"),
     )

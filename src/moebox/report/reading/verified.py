@@ -7,11 +7,11 @@ from typing import Any
 
 from moebox.errors import BadInput
 from moebox.escape import one_line
-from moebox.loose import Json, figure, rows, texts, within, words
+from moebox.loose import Json, get_number, get_objects, get_path, get_text, get_texts
 from moebox.report.record import CheckResult, Mark, Probe
-from moebox.report.tidy import hide_keys
+from moebox.report.tidy import hide_secrets
 from moebox.store import plain
-from moebox.store.summary import check_name, in_sum, mark_of
+from moebox.store.summary import check_name, read_mark, summed_verdict
 
 Piece = tuple[str, Any]  # of evidence: its title and what was kept, made text only where it is shown
 PIECES = {"pass": 2, "fail": 12}  # pieces of evidence shown for each probe; more for what went wrong
@@ -25,7 +25,7 @@ def read(folder: Path) -> tuple[list[CheckResult], list[str]]:
     """Every check's latest verdict, in the order of the files; and what could not be read."""
     latest: dict[str, CheckResult] = {}
     gaps: list[str] = []
-    for path in sorted(plain.entries(folder, "*.json"), key=lambda path: (path.lstat().st_mtime, path.name)):
+    for path in sorted(plain.list_entries(folder, "*.json"), key=lambda path: (path.lstat().st_mtime, path.name)):
         try:
             document = plain.load_json(path)
         except BadInput as problem:
@@ -38,41 +38,41 @@ def read(folder: Path) -> tuple[list[CheckResult], list[str]]:
 
 def together(ladder: Json, checks: Sequence[CheckResult]) -> list[CheckResult]:
     """What the newest ladder says of all its checks, as one more, where that is worse than each of them."""
-    mark = in_sum(ladder, {check.name: check.mark for check in checks})
+    mark = summed_verdict(ladder, {check.name: check.mark for check in checks})
     if not mark:
         return []
-    faults = [slip for slip in rows(ladder, "slips") if slip.get("verdict") == mark]
-    detail = "; ".join(map(fault, faults[: PIECES["fail"]])) or words(ladder, "stopped")
+    faults = [slip for slip in get_objects(ladder, "slips") if slip.get("verdict") == mark]
+    detail = "; ".join(map(fault, faults[: PIECES["fail"]])) or get_text(ladder, "stopped")
     return [CheckResult(name=TOGETHER, mark=mark, detail=detail, of_all=True)]
 
 
 def fault(slip: Json) -> str:
     """ "transport: 3 of 12, such as: no reply"."""
-    example = words(slip, "example")
-    counted = f"{words(slip, 'kind')}: {words(slip, 'seen')} of {words(slip, 'of')}"
-    return one_line(hide_keys(f"{counted}, such as: {example}" if example else counted))
+    example = get_text(slip, "example")
+    counted = f"{get_text(slip, 'kind')}: {get_text(slip, 'seen')} of {get_text(slip, 'of')}"
+    return one_line(hide_secrets(f"{counted}, such as: {example}" if example else counted))
 
 
 def verdicts(document: object) -> list[Json]:
     """The rows of a file: a list of its own, under a name, or the document itself."""
-    named = rows(document, "rungs", "verdicts")
+    named = get_objects(document, "rungs", "verdicts")
     if named:
         return named
-    return [document] if isinstance(document, dict) else rows({"all": document}, "all")
+    return [document] if isinstance(document, dict) else get_objects({"all": document}, "all")
 
 
 def check_of(row: Json, name: str) -> CheckResult:
     """One check."""
-    probes = enumerate(rows(row, "probes", "checks"), 1)
+    probes = enumerate(get_objects(row, "probes", "checks"), 1)
     return CheckResult(
         name=check_name(row, name),
-        mark=mark_of(row),
-        detail=words(row, *REASONS),
+        mark=read_mark(row),
+        detail=get_text(row, *REASONS),
         score=score_of(row),
-        habits=tuple(texts(row, "habits")),
+        habits=tuple(get_texts(row, "habits")),
         probes=tuple(probe_of(probe, number) for number, probe in probes),
-        evidence=shown(evidence_of(row), mark_of(row)),
-        seconds=figure(row, "seconds", "duration_s"),
+        evidence=shown(evidence_of(row), read_mark(row)),
+        seconds=get_number(row, "seconds", "duration_s"),
     )
 
 
@@ -80,11 +80,11 @@ def probe_of(row: Json, number: int) -> Probe:
     """One probe; what it has beyond the usual fields is evidence."""
     beside = titled({key: value for key, value in row.items() if key not in SHOWN})
     return Probe(
-        name=words(row, "name", "title") or f"probe {number}",
-        mark=mark_of(row),
-        detail=words(row, *REASONS),
-        evidence=shown([*evidence_of(row), *beside], mark_of(row)),
-        seconds=figure(row, "seconds", "duration_s"),
+        name=get_text(row, "name", "title") or f"probe {number}",
+        mark=read_mark(row),
+        detail=get_text(row, *REASONS),
+        evidence=shown([*evidence_of(row), *beside], read_mark(row)),
+        seconds=get_number(row, "seconds", "duration_s"),
     )
 
 
@@ -101,7 +101,7 @@ def score_of(row: Json) -> str:
     score = row.get("score")
     if isinstance(score, dict):
         return interval_text(score)
-    return number_text(score) or words(row, "score")
+    return number_text(score) or get_text(row, "score")
 
 
 def number_text(score: object) -> str:
@@ -114,7 +114,7 @@ def number_text(score: object) -> str:
 def interval_text(score: Json) -> str:
     """ "11 of 12 (95%: 65–99%)"."""
     text = share_text(score)
-    low, high = figure(score, "low"), figure(score, "high")
+    low, high = get_number(score, "low"), get_number(score, "high")
     if not text or low is None or high is None:
         return text
     return f"{text} (95%: {low * 100:.0f}–{high * 100:.0f}%)"
@@ -122,10 +122,10 @@ def interval_text(score: Json) -> str:
 
 def share_text(score: Json) -> str:
     """ "11 of 12", or the share where the counts are not told."""
-    passed, trials = figure(score, "passed"), figure(score, "trials", "n")
+    passed, trials = get_number(score, "passed"), get_number(score, "trials", "n")
     if passed is not None and trials:
         return f"{passed:.0f} of {trials:.0f}"
-    value = figure(score, "value", "share", "rate")
+    value = get_number(score, "value", "share", "rate")
     if value is None:
         return ""
     return f"{value * 100:.1f}%" if value <= 1 else f"{value:g}"
@@ -133,7 +133,7 @@ def share_text(score: Json) -> str:
 
 def evidence_of(row: Json) -> tuple[Piece, ...]:
     """Titled pieces, whatever form the evidence has."""
-    evidence = within(row, "evidence")
+    evidence = get_path(row, "evidence")
     if isinstance(evidence, dict):
         return titled(evidence)
     if isinstance(evidence, list):
@@ -154,24 +154,24 @@ def empty(value: object) -> bool:
 def exchange(piece: Any, number: int) -> list[Piece]:
     """A request and its answer, or whatever else was kept."""
     if not isinstance(piece, dict) or "response" not in piece:
-        return [(words(piece, "title", "name") or f"evidence {number}", piece)]
+        return [(get_text(piece, "title", "name") or f"evidence {number}", piece)]
     answer = (f"{number}: {outcome(piece)}", piece["response"])
     if empty(piece.get("request")):
         return [answer]
-    return [(f"{number}: {words(piece, 'method')} {words(piece, 'url')}", piece["request"]), answer]
+    return [(f"{number}: {get_text(piece, 'method')} {get_text(piece, 'url')}", piece["request"]), answer]
 
 
 def outcome(piece: Json) -> str:
     """What came back: an error, or the status and when."""
-    seconds = figure(piece, "seconds")
+    seconds = get_number(piece, "seconds")
     after = f" after {seconds:.2f} s" if seconds else ""
-    return words(piece, "error") or f"status {words(piece, 'status')}{after}"
+    return get_text(piece, "error") or f"status {get_text(piece, 'status')}{after}"
 
 
 def show(value: Any) -> str:
     """A value as readable text, cut where it is too long to help."""
     text = value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False, default=str)
-    text = hide_keys(text)
+    text = hide_secrets(text)
     if len(text) <= LONGEST:
         return text
     return f"{text[:LONGEST]}\n… {len(text) - LONGEST:,} more characters in the run folder"

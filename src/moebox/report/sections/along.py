@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from moebox.loose import Json, figure, figures, inner, rows
+from moebox.loose import Json, get_number, get_numbers, get_object, get_objects
 from moebox.report.block import Chart, drawing
 from moebox.report.charts import Axis, Series, legend, line
 from moebox.report.palette import colour
@@ -31,17 +31,17 @@ def sag(records: Sequence[RunRecord]) -> Chart | None:
 
 def longest(record: RunRecord) -> list[Json]:
     """The speed by position of the run's longest replies."""
-    return max((rows(level.raw, "speed_by_position") for level in record.levels), key=reach, default=[])
+    return max((get_objects(level.raw, "speed_by_position") for level in record.levels), key=reach, default=[])
 
 
 def positions(table: Sequence[Json]) -> tuple[tuple[float, float], ...]:
     """Tokens into the reply, and the speed there."""
-    return tuple((figure(row, "to") or 0.0, figure(row, "tok_s") or 0.0) for row in table)
+    return tuple((get_number(row, "to") or 0.0, get_number(row, "tok_s") or 0.0) for row in table)
 
 
 def reach(table: Sequence[Json]) -> float:
     """How far the replies went."""
-    return max((figure(row, "to") or 0.0 for row in table), default=0.0)
+    return max((get_number(row, "to") or 0.0 for row in table), default=0.0)
 
 
 def server(records: Sequence[RunRecord]) -> Chart | None:
@@ -54,10 +54,10 @@ def server(records: Sequence[RunRecord]) -> Chart | None:
 
 def seen_by_server(level: Level) -> Chart | None:
     """One load as the server counted it."""
-    series = list(queues(inner(level.raw, "server.series")))
+    series = list(queues(get_object(level.raw, "server.series")))
     x, y = Axis(title="seconds", zero=False), Axis(title="requests")
     svg = line(series, x=x, y=y, label="Requests running and waiting")
-    used = figure(level.raw, "server.peak_kv_use")
+    used = get_number(level.raw, "server.peak_kv_use")
     caption = f"At most {used:.0%} of the KV cache in use." if used is not None else ""
     at = f" at {level.concurrency:,.0f}" if level.concurrency else ""
     return drawing(f"On the server{at}", svg, legend=legend(series), caption=caption)
@@ -65,7 +65,7 @@ def seen_by_server(level: Level) -> Chart | None:
 
 def queues(table: Json) -> Iterator[Series]:
     """A line each for what ran and what waited, where the server counts it."""
-    times = figures(table, "time_s")
+    times = get_numbers(table, "time_s")
     for place, name in enumerate(("running", "waiting"), 1):
         points = paired(times, table.get(name))
         if points is not None:
@@ -82,5 +82,5 @@ def paired(times: Sequence[float], values: object) -> tuple[tuple[float, float],
 
 def looks(level: Level) -> int:
     """How often the server was asked during the measurement."""
-    times = inner(level.raw, "server.series").get("time_s")
+    times = get_object(level.raw, "server.series").get("time_s")
     return len(times) if isinstance(times, list) else 0

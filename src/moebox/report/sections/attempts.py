@@ -56,7 +56,7 @@ def entry(record: RunRecord, index: int, attempt: Attempt) -> dict[str, object]:
         "tone": TONES[attempt.outcome],
         "run": record.named,
         "colour": colour(index),
-        "took": units.seconds(took) if took > 0 else "",
+        "took": units.format_seconds(took) if took > 0 else "",
     }
 
 

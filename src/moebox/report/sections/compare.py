@@ -134,9 +134,13 @@ HEADLINES = (
     Headline(title="Token generation, tok/s", read=peak("tg_tok_s")),
     Headline(title="Prompt processing, tok/s", read=peak("pp_tok_s")),
     Headline(title="Fastest stream, tok/s", read=fastest),
-    Headline(title="Lowest mean TTFT", read=least(lambda level: level.ttft.middle), form=milliseconds, best=min),
-    Headline(title="Lowest mean TPOT", read=least(lambda level: level.tpot.middle), form=milliseconds, best=min),
-    Headline(title="KV capacity, tokens", read=capacity, form=units.count),
+    Headline(
+        title="Lowest mean TTFT", read=least(lambda level: level.ttft.mean_or_median), form=milliseconds, best=min
+    ),
+    Headline(
+        title="Lowest mean TPOT", read=least(lambda level: level.tpot.mean_or_median), form=milliseconds, best=min
+    ),
+    Headline(title="KV capacity, tokens", read=capacity, form=units.format_count),
 )
 
 

@@ -127,14 +127,14 @@ def numa_nodes(box: Box) -> Iterator[Node]:
 
 def cards(box: Box, group: Sequence[int]) -> tuple[Card, ...]:
     """GPUs behind one switch."""
-    return tuple(card(index, box.gpus[index], named=box.mixed) for index in group)
+    return tuple(card(index, box.gpus[index], named=box.is_mixed) for index in group)
 
 
 def fabric(box: Box) -> str:
     """NVLink in a line; "" without."""
     rates = [gpu.nvlink for gpu in box.gpus if gpu.nvlink]
     if rates:
-        return f"NVLink, {units.rate(rates[0])} per GPU, all GPUs joined"
+        return f"NVLink, {units.format_rate(rates[0])} per GPU, all GPUs joined"
     return "NVLink between the pairs marked in the matrix" if linked(box) else ""
 
 
@@ -142,7 +142,7 @@ def card(index: int, gpu: Gpu, *, named: bool) -> Card:
     """One GPU; its name only where they differ."""
     title = (short_title(gpu.title) or gpu.name) if named else ""
     slot = f"PCIe {gpu.pcie.generation} ×{gpu.pcie.width}" if gpu.pcie else ""
-    warn = f"runs at ×{gpu.degraded.width}, could be ×{gpu.degraded.max_width}" if gpu.degraded else ""
+    warn = f"runs at ×{gpu.degraded_slot.width}, could be ×{gpu.degraded_slot.max_width}" if gpu.degraded_slot else ""
     return Card(index=index, title=title, memory=gib(gpu.memory), slot=slot, warn=warn)
 
 
@@ -174,7 +174,7 @@ def host(box: Box) -> str:
         processors(box),
         f"{box.cpu.cores} cores" if box.cpu.cores else "",
         f"{gib(box.ram, 0)} RAM" if box.ram else "",
-        units.rate(box.ram_rate) if box.ram_rate else "",
+        units.format_rate(box.ram_rate) if box.ram_rate else "",
     ]
     return ", ".join(filter(None, parts))
 
@@ -197,7 +197,7 @@ def facts(box: Box) -> tuple[tuple[str, str], ...]:
 def machine_facts(box: Box) -> Iterator[tuple[str, str]]:
     """What of the machines around the GPUs decides."""
     if box.nodes > 1:
-        yield "Machines", f"{box.nodes}, {units.rate(box.network)} between them"
+        yield "Machines", f"{box.nodes}, {units.format_rate(box.network)} between them"
     if box.host:
         yield "Driver", box.host.driver
         yield "CUDA", box.host.cuda
@@ -207,14 +207,14 @@ def machine_facts(box: Box) -> Iterator[tuple[str, str]]:
 
 def gpu_facts(box: Box) -> Iterator[tuple[str, str]]:
     """What one GPU is, and how they are joined."""
-    gpu = box.gpu
+    gpu = box.smallest_gpu
     if gpu is None:
         return
-    yield "GPUs", "mixed" if box.mixed else f"{len(box.gpus)} × {gpu.title.removeprefix('NVIDIA ')}"
+    yield "GPUs", "mixed" if box.is_mixed else f"{len(box.gpus)} × {gpu.title.removeprefix('NVIDIA ')}"
     yield "Compute capability" if gpu.sm[:1].isdigit() else "Architecture", gpu.sm
     yield "Memory per GPU", gib(gpu.memory)
     yield "Memory in all", gib(box.gpu_memory)
-    yield "Memory bandwidth", f"{units.rate(gpu.bandwidth)} per GPU"
+    yield "Memory bandwidth", f"{units.format_rate(gpu.bandwidth)} per GPU"
     yield "Shared memory per block", f"{gpu.smem:,} B" if gpu.smem else ""
     yield "Between GPUs", between(box) if len(box.gpus) > 1 else ""
 
@@ -236,7 +236,7 @@ def behind_switches(box: Box) -> str:
 
 def matrix(box: Box) -> Table:
     """The link between every two GPUs, as nvidia-smi topo draws it."""
-    links = box.link_of
+    links = box.links_by_pair
     places = range(len(box.gpus))
     heads = ("From", *(f"GPU{index}" for index in places))
     rows = [(words(f"GPU{a}"), *(joint(a, b, links.get((a, b))) for b in places)) for a in places]

@@ -173,4 +173,4 @@ def agreement(record: RunRecord) -> str:
     if not expected or not seen:
         return ""
     off = change(seen / expected - 1)
-    return f"the plan promised {units.count(expected)} tokens of KV cache, the engine has {units.count(seen)} ({off})."
+    return f"the plan promised {units.format_count(expected)} tokens of KV cache, the engine has {units.format_count(seen)} ({off})."

@@ -53,7 +53,7 @@ def row(record: RunRecord, index: int) -> tuple[Cell, ...]:
 
 def size(count: int) -> Cell:
     """Bytes of a checkpoint; a dash where nobody knows."""
-    return Cell(text=units.gb(count), value=float(count)) if count else words("")
+    return Cell(text=units.format_gb(count), value=float(count)) if count else words("")
 
 
 def tokens(context: int) -> Cell:
@@ -70,7 +70,7 @@ def experts(model: Model | None) -> str:
 def model_of(name: str) -> Model | None:
     """The catalogue's entry, if there is one."""
     try:
-        return catalogue.model(name)
+        return catalogue.find_model(name)
     except (MoeboxError, FileNotFoundError):
         return None
 
@@ -78,7 +78,7 @@ def model_of(name: str) -> Model | None:
 def checkpoint_bytes(model: str, checkpoint: str) -> int:
     """Bytes of the checkpoint, where the catalogue knows it."""
     try:
-        return catalogue.checkpoint(catalogue.model(model).name, checkpoint).bytes
+        return catalogue.find_checkpoint(catalogue.find_model(model).name, checkpoint).total_bytes
     except (MoeboxError, FileNotFoundError, KeyError):
         return 0
 

@@ -34,8 +34,8 @@ class Curve:
 CURVES = (
     Curve("Output throughput", "output tok/s", lambda level: level.output_tok_s, "output_tok_s"),
     Curve("Total throughput", "input + output tok/s", lambda level: level.total_tok_s),
-    Curve("Time to first token", "mean TTFT", lambda level: level.ttft.middle, "ttft_ms", latency=True),
-    Curve("Time per output token", "mean TPOT", lambda level: level.tpot.middle, "tpot_ms", latency=True),
+    Curve("Time to first token", "mean TTFT", lambda level: level.ttft.mean_or_median, "ttft_ms", latency=True),
+    Curve("Time per output token", "mean TPOT", lambda level: level.tpot.mean_or_median, "tpot_ms", latency=True),
 )
 
 

@@ -106,8 +106,8 @@ def figures(index: int, level: Level, row: ForecastRow | None) -> list[Pair]:
         ("Output tok/s", served.output_tok_s, level.output_tok_s, "tok/s"),
         ("Token generation", generation(row), level.tg_tok_s, "tok/s"),
         ("Prompt processing", row.pp_tok_s, level.pp_tok_s, "tok/s"),
-        ("Mean TTFT", served.ttft_ms, level.ttft.middle, "ms"),
-        ("Mean TPOT", row.tpot_ms, level.tpot.middle, "ms"),
+        ("Mean TTFT", served.ttft_ms, level.ttft.mean_or_median, "ms"),
+        ("Mean TPOT", row.tpot_ms, level.tpot.mean_or_median, "ms"),
     )
     load = f"concurrency {level.concurrency:,.0f}" if level.concurrency else level.name
     load += f", {row.lengths}" if row.lengths else ""

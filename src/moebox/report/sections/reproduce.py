@@ -43,7 +43,7 @@ def code(title: str, text: str, *, shown: bool = False) -> Part:
 def lean(recipe: Recipe) -> Document:
     """The settings that differ from their defaults, which is all a recipe file needs."""
     needed = Recipe(**{name: getattr(recipe, name) for name in NEEDED})
-    return without(codec.plain(recipe), codec.plain(needed), keep=(*NEEDED, "format"))
+    return without(codec.to_plain(recipe), codec.to_plain(needed), keep=(*NEEDED, "format"))
 
 
 def without(values: Json, usual: Json, keep: tuple[str, ...] = ()) -> Document:
@@ -70,7 +70,7 @@ def of_server(record: RunRecord) -> str:
     """The same for a server of whose launch nothing is known; nothing for figures of others."""
     if record.imported or not record.url:
         return ""
-    models = [loose.words(level.raw, "model_id") for level in record.levels]
+    models = [loose.get_text(level.raw, "model_id") for level in record.levels]
     target = (record.url, *given({"--model": next(filter(None, models), "")}))
     checked = [redact(shlex.join(["moebox", "verify", *target]))] if record.checks else []
     return "\n".join([*checked, *benched(record.levels, target)])

@@ -56,17 +56,17 @@ def alone_tiles(record: RunRecord) -> Iterable[Tile]:
 
 def wait_tiles(record: RunRecord) -> Iterable[Tile]:
     """The shortest time to first token under a load."""
-    timed = [level for level in record.levels if level.ttft.middle and level.output_tok_s]
+    timed = [level for level in record.levels if level.ttft.mean_or_median and level.output_tok_s]
     if timed:
-        level = min(timed, key=lambda level: level.ttft.middle or 0)
-        figure, _, unit = milliseconds(level.ttft.middle).partition(" ")
+        level = min(timed, key=lambda level: level.ttft.mean_or_median or 0)
+        figure, _, unit = milliseconds(level.ttft.mean_or_median).partition(" ")
         yield Tile(figure=figure, unit=unit, label="lowest mean TTFT", detail=at(level))
 
 
 def cache_tiles(record: RunRecord) -> Iterable[Tile]:
     """The KV cache as the engine reported it."""
     if record.kv_tokens:
-        detail = f"{units.count(record.kv_tokens)} exactly"
+        detail = f"{units.format_count(record.kv_tokens)} exactly"
         yield Tile(figure=short(record.kv_tokens), unit="tokens", label="KV cache", detail=detail)
 
 
@@ -268,6 +268,6 @@ def scaling(record: RunRecord) -> list[str]:
 
 
 def _waiting(low: Level, high: Level) -> str:
-    if not low.ttft.middle or not high.ttft.middle:
+    if not low.ttft.mean_or_median or not high.ttft.mean_or_median:
         return ""
-    return f"; mean TTFT from {milliseconds(low.ttft.middle)} to {milliseconds(high.ttft.middle)}"
+    return f"; mean TTFT from {milliseconds(low.ttft.mean_or_median)} to {milliseconds(high.ttft.mean_or_median)}"

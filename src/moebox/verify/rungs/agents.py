@@ -4,7 +4,7 @@ import json
 import re
 from typing import Any
 
-from moebox.core.verdict import Whose
+from moebox.core.verdict import Attribution
 from moebox.phantom.toolbox import TOOLS, ExampleTool
 from moebox.units import plural
 from moebox.verify.answer import ChatAnswer
@@ -144,7 +144,7 @@ class _Conversation:
                 if call.name in schemas
                 else f"called {call.name!r}"
             )
-            whose: Whose = "model" if _is_object(call.arguments) else "server"
+            whose: Attribution = "model" if _is_object(call.arguments) else "server"
             self.session.failures.add("tool-call" + STREAMED * stream, why, whose)
             self._identified(call.id)
         first = answer.calls[0]

@@ -1,7 +1,7 @@
 """alive: the server is there, lists the model, and answers something."""
 
 from moebox.core import registry
-from moebox.core.verdict import Exchange
+from moebox.core.verdict import HttpExchange
 from moebox.verify.ask import (
     REJECTED_STATUSES,
     CheckSession,
@@ -40,7 +40,7 @@ def _unlisted(session: CheckSession, listed: list[dict[str, object]]) -> str:
     return f"{session.endpoint.router} lists {shown}; name and context are the fleet's"
 
 
-def _listed(exchange: Exchange) -> list[dict[str, object]]:
+def _listed(exchange: HttpExchange) -> list[dict[str, object]]:
     try:
         data = object_of(parse_strict_json(exchange.response)).get("data")
     except ValueError:
@@ -65,7 +65,7 @@ def _learn(session: CheckSession, item: dict[str, object]) -> None:
 
 def _has_slots(engine: str) -> bool:
     """Whether it divides its context over slots and tells of one at /props."""
-    return any(traits.name == engine and traits.tells_cache == "/props" for traits in registry.all_traits())
+    return any(traits.name == engine and traits.kv_cache_endpoint == "/props" for traits in registry.all_traits())
 
 
 def _engine(owner: str) -> str:
@@ -75,7 +75,7 @@ def _engine(owner: str) -> str:
 
 async def _props(session: CheckSession) -> int | None:
     """The context of one slot, where llama.cpp tells it beside the API."""
-    exchange = await session.client.get(f"{session.endpoint.root}/props")
+    exchange = await session.client.get(f"{session.endpoint.server_url}/props")
     try:
         found = parse_strict_json(exchange.response)["default_generation_settings"]["n_ctx"]
     except (ValueError, LookupError, TypeError):
@@ -85,7 +85,7 @@ async def _props(session: CheckSession) -> int | None:
 
 async def probe_health(session: CheckSession) -> None:
     """/health says yes, where there is one."""
-    exchange = await session.get(f"{session.endpoint.root}/health")
+    exchange = await session.get(f"{session.endpoint.server_url}/health")
     if exchange.status in (404, 405, 501):
         raise ProbeSkipped("the server has no /health")
     raise_for_failure(exchange)

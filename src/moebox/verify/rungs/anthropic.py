@@ -4,9 +4,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from moebox.core.verdict import Exchange, Score
+from moebox.core.verdict import HttpExchange, Score
 from moebox.phantom.tasks import Question
-from moebox.stream.events import prompt_tokens
+from moebox.stream.events import anthropic_prompt_tokens
 from moebox.verify import messages
 from moebox.verify.ask import (
     REJECTED_STATUSES,
@@ -166,7 +166,7 @@ def _inner(block: dict[str, object]) -> dict[str, object]:
 
 
 async def _input_tokens(session: CheckSession, body: dict[str, object]) -> int | None:
-    return prompt_tokens((await messages.send_message(session, body)).usage)
+    return anthropic_prompt_tokens((await messages.send_message(session, body)).usage)
 
 
 async def probe_thinking(session: CheckSession) -> str | ProbeWarning:
@@ -198,7 +198,7 @@ def _thinking_request(session: CheckSession, task: Question, stream: bool) -> di
     return body
 
 
-async def _thoughts_back(session: CheckSession, task: Question, exchange: Exchange) -> ProbeWarning | None:
+async def _thoughts_back(session: CheckSession, task: Question, exchange: HttpExchange) -> ProbeWarning | None:
     """The blocks that came, thoughts among them, are taken back as the assistant's turn: Claude Code sends them."""
     said = object_of(parse_strict_json(exchange.response)).get("content")
     turns = [*task.messages, {"role": "assistant", "content": said}, {"role": "user", "content": "Hello!"}]

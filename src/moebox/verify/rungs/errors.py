@@ -2,7 +2,7 @@
 
 import asyncio
 
-from moebox.core.verdict import Exchange, Whose
+from moebox.core.verdict import Attribution, HttpExchange
 from moebox.phantom.tasks import Question
 from moebox.verify.answer import ChatAnswer
 from moebox.verify.ask import CheckSession, ProbeFailed, error_text, raise_for_failure, transport_problem
@@ -35,7 +35,7 @@ async def probe_bad_requests(session: CheckSession) -> str:
     return f"answered {', '.join(seen)}"
 
 
-def rejection_problem(exchange: Exchange) -> str:
+def rejection_problem(exchange: HttpExchange) -> str:
     """ "" for a 4xx (or llama.cpp's 500) that explains itself in JSON."""
     if exchange.status < 400:
         return f"taken, with HTTP {exchange.status}"
@@ -97,7 +97,7 @@ async def probe_disconnects(session: CheckSession) -> str:
     return f"{gone} streams left in the middle"
 
 
-def _lost_before(exchange: Exchange) -> str:
+def _lost_before(exchange: HttpExchange) -> str:
     """ "" or why a stream ended before it was left; of so many at once some may be asked to wait."""
     expected = exchange.error == DISCONNECTED or exchange.status in (429, 503)
     return "" if expected else transport_problem(exchange)
@@ -128,7 +128,7 @@ async def _after(session: CheckSession, task: Question, before: ChatAnswer, gone
     same = said == first
     changed = not same and (said in first or first in said or await _said(session, task, stream) == first)
     why = judge_answer(task, answer) or (f"{said[:60]!r}; before that: {first[:40]!r}" if changed else "")
-    whose: Whose = "model" if same else "server"
+    whose: Attribution = "model" if same else "server"
     session.failures.add("answer" + STREAMED * stream, why, whose, where=f"after {gone} streams were left")
 
 

@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from moebox.core.verdict import Exchange, Score
+from moebox.core.verdict import HttpExchange, Score
 from moebox.phantom.tasks import Question
 from moebox.verify.answer import ChatAnswer
 from moebox.verify.ask import (
@@ -274,7 +274,7 @@ async def probe_too_long_prompt(session: CheckSession) -> str:
     return f"HTTP {exchange.status}{error_text(exchange)}"
 
 
-def _need_refusal(exchange: Exchange, what: str) -> None:
+def _need_refusal(exchange: HttpExchange, what: str) -> None:
     """Failed unless `what` was refused with a 4xx that explains itself in JSON."""
     if exchange.error:
         raise ProbeFailed(f"{what}: {exchange.error}")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from moebox.phantom.tasks import Question, haystack_questions
-from moebox.units import count as digits
+from moebox.units import format_count as digits
 from moebox.verify import tokens
 from moebox.verify.answer import ChatAnswer
 from moebox.verify.ask import CheckSession, ProbeFailed, ProbeSkipped

@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Sequence
 
-from moebox.core.verdict import Exchange
+from moebox.core.verdict import HttpExchange
 from moebox.phantom.tasks import Question
 from moebox.verify.answer import ChatAnswer
 from moebox.verify.ask import CheckSession, ProbeFailed, ProbeSkipped
@@ -117,7 +117,7 @@ async def probe_pieces(session: CheckSession) -> ProbeWarning | None:
     return ProbeWarning(why) if why else None
 
 
-def _held_back(took: Exchange) -> str:
+def _held_back(took: HttpExchange) -> str:
     """ "" or how late the first piece of a stream came that took long enough to tell."""
     if took.seconds <= SLOW_S or took.first_s <= HELD_BACK * took.seconds:
         return ""

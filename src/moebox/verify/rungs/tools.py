@@ -239,7 +239,11 @@ async def probe_call_ids(session: CheckSession) -> str:
     form = KIMI_ID.fullmatch(call.id)
     if form and form["name"] == call.name:
         return call.id
-    if session.is_kimi and session.engine in registry.names() and registry.traits(session.engine).own_call_ids:
+    if (
+        session.is_kimi
+        and session.engine in registry.engine_names()
+        and registry.engine_traits(session.engine).own_call_ids
+    ):
         raise ProbeFailed(f"id {call.id!r} instead of functions.{call.name}:0; the history will confuse the model")
     raise ProbeSkipped(f"ids look like {call.id[:40]!r}: this server has its own")
 
@@ -292,12 +296,12 @@ def _tools_under_none(engine: str) -> str:
     """Whether the model sees tools it may not call: "flag", "hidden" or "shown"; embedded servers show them."""
     if engine == "embedded":
         return "shown"
-    return registry.traits(engine).tools_under_none if engine in registry.names() else "hidden"
+    return registry.engine_traits(engine).tools_under_none if engine in registry.engine_names() else "hidden"
 
 
 def _hiding(engine: str) -> str:
     """How to hide them, where that takes a flag."""
     if _tools_under_none(engine) != "flag":
         return ""
-    traits = registry.traits(engine)
+    traits = registry.engine_traits(engine)
     return f"; start {traits.title} with --{traits.hide_tools_flag}"

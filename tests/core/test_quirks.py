@@ -2,8 +2,8 @@
 
 import pytest
 
-from moebox.core.habits import habits, habits_of, recognised, unexplained
-from moebox.core.verdict import Probe, Verdict
+from moebox.core.quirks import all_quirks, engine_quirks, match_quirk, unexpected_failure
+from moebox.core.verdict import CheckVerdict, Probe
 
 
 @pytest.mark.parametrize(
@@ -16,40 +16,40 @@ from moebox.core.verdict import Probe, Verdict
 )
 def test_a_reason_shows_a_habit(probe: str, reason: str, habit: str) -> None:
     """By engine, rung, probe and what the probe saw."""
-    found = recognised("ik_llama.cpp", "limits", probe, reason)
+    found = match_quirk("ik_llama.cpp", "limits", probe, reason)
     assert found is not None
     assert found.id == habit
-    assert recognised("vllm", "limits", probe, reason) is None
-    assert recognised("ik_llama.cpp", "plain", probe, reason) is None
+    assert match_quirk("vllm", "limits", probe, reason) is None
+    assert match_quirk("ik_llama.cpp", "plain", probe, reason) is None
 
 
 def test_every_habit_says_what_a_client_should_do() -> None:
     """Rows are whole, named once, and belong to engines."""
-    assert len({habit.id for habit in habits()}) == len(habits())
-    assert all(habit.does and habit.client and habit.source for habit in habits())
-    assert {habit.engine for habit in habits()} <= {"vllm", "sglang", "llama.cpp", "ik_llama.cpp"}
-    assert habits_of("nobody") == ()
+    assert len({habit.id for habit in all_quirks()}) == len(all_quirks())
+    assert all(habit.does and habit.client and habit.source for habit in all_quirks())
+    assert {habit.engine for habit in all_quirks()} <= {"vllm", "sglang", "llama.cpp", "ik_llama.cpp"}
+    assert engine_quirks("nobody") == ()
 
 
-def limits(*probes: tuple[str, str]) -> Verdict:
+def limits(*probes: tuple[str, str]) -> CheckVerdict:
     """A failed rung whose probes failed for these reasons."""
     failed = tuple(Probe(name=name, verdict="fail", reason=reason) for name, reason in probes)
-    return Verdict(name="limits", verdict="fail", reason="it failed", probes=failed)
+    return CheckVerdict(name="limits", verdict="fail", reason="it failed", probes=failed)
 
 
 def test_a_failure_beyond_the_habits_is_not_explained_by_them() -> None:
     """A rung fails by its habits alone only where every failed probe shows one."""
     habit = ("too long", "HTTP 500: the request exceeds")
-    assert unexplained("ik_llama.cpp", limits(habit)) == ""
-    assert unexplained("ik_llama.cpp", limits(habit, ("usage", "counts 3 of 8"))) == "counts 3 of 8"
-    assert unexplained("vllm", limits(habit)) == habit[1]
-    assert unexplained("ik_llama.cpp", limits()) == "it failed"
-    assert unexplained("ik_llama.cpp", Verdict(name="limits", verdict="warn")) == ""
+    assert unexpected_failure("ik_llama.cpp", limits(habit)) == ""
+    assert unexpected_failure("ik_llama.cpp", limits(habit, ("usage", "counts 3 of 8"))) == "counts 3 of 8"
+    assert unexpected_failure("vllm", limits(habit)) == habit[1]
+    assert unexpected_failure("ik_llama.cpp", limits()) == "it failed"
+    assert unexpected_failure("ik_llama.cpp", CheckVerdict(name="limits", verdict="warn")) == ""
 
 
 def test_a_refused_prompt_that_fails_the_next_request_is_a_habit() -> None:
     """Seen in the rung after the one that sends a prompt beyond the context."""
     reason = "HTTP 500: Input prompt is too big compared to KV size. Please try increasing KV size."
-    found = recognised("ik_llama.cpp", "errors", "kept alive", reason)
+    found = match_quirk("ik_llama.cpp", "errors", "kept alive", reason)
     assert found is not None
     assert found.id == "ik-too-long-fails-the-next"
