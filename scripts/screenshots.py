@@ -27,7 +27,7 @@ from tests.web.entry import remember  # noqa: E402
 from moebox.report.files import write_report  # noqa: E402
 from moebox.store import Run  # noqa: E402
 from moebox.store.summary import list_summaries  # noqa: E402
-from moebox.web.serve import prepare  # noqa: E402
+from moebox.web.serve import prepare_server  # noqa: E402
 
 TARGET = ROOT / "docs" / "images"
 QUALITY = 72
@@ -115,7 +115,7 @@ def reports(home: Path, folder: Path) -> dict[str, Path]:
 @contextmanager
 def site(runs: Path) -> Iterator[str]:
     """The ui, served until the pictures are taken."""
-    server, listening, printed = prepare("127.0.0.1", 0, insist=True, runs=runs)
+    server, listening, printed = prepare_server("127.0.0.1", 0, exact_port=True, runs=runs)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     while not server.started:

@@ -21,7 +21,7 @@ from moebox.serve.callcheck import call_as_client
 from moebox.stream import send_request
 from moebox.stream.sse import EventParser, parse_events
 from moebox.verify.chunks import parse_chat_stream
-from moebox.web.chat import replies
+from moebox.web.chat import stream_reply
 
 BASE = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m"}
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
@@ -125,7 +125,7 @@ def test_the_page_gets_every_event_on_one_line(stream: bytes) -> None:
     """So that its script needs to know one form alone."""
 
     async def sent(endpoint: Endpoint) -> str:
-        return b"".join([piece async for piece in replies(endpoint, {})]).decode()
+        return b"".join([piece async for piece in stream_reply(endpoint, {})]).decode()
 
     with serving(stream) as endpoint:
         lines = asyncio.run(sent(endpoint)).split("\n\n")

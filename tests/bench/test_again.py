@@ -19,8 +19,8 @@ from moebox.core import result
 from moebox.core.measure import Load, Slo, Workload
 from moebox.core.result import PrefillDecode, result_document
 from moebox.report.reading import measured
-from moebox.report.record import Level
-from moebox.report.sections.reproduce import benched
+from moebox.report.record import LoadResult
+from moebox.report.sections.reproduce import bench_commands
 from moebox.store import Run
 from tests.bench.example import measurement
 from tests.bench.server import good, serving
@@ -190,16 +190,16 @@ def lines_of_tests(draw: st.DrawFn) -> list[str]:
     return [word for each in (*kept, *(draw(one) for one in several)) for word in each]
 
 
-def typed_levels(stored: dict[str, object]) -> list[Level]:
+def typed_levels(stored: dict[str, object]) -> list[LoadResult]:
     """What the report makes of a file with this document."""
     levels = measured.typed(json.loads(json.dumps(stored)), Path("result.json"))
     assert levels is not None
     return levels
 
 
-def printed(levels: list[Level]) -> list[list[str]]:
+def printed(levels: list[LoadResult]) -> list[list[str]]:
     """The flags of every `moebox bench` in the report of these levels."""
-    return [shlex.split(line)[3:] for line in benched(levels)]
+    return [shlex.split(line)[3:] for line in bench_commands(levels)]
 
 
 @HALF
@@ -277,14 +277,14 @@ def test_a_report_says_how_to_measure_the_same_again(flags: list[str]) -> None:
 def test_figures_of_others_say_what_they_can() -> None:
     """Published rows: prefill and decode alone, turns by their name, and counts of requests."""
     levels = [
-        Level(name="one stream", tg_tok_s=18.9, pp_tok_s=185.0),
-        Level(name="t", workload="16-turn conversations", concurrency=1.0, tg_tok_s=18.85),
-        Level(
+        LoadResult(name="one stream", tg_tok_s=18.9, pp_tok_s=185.0),
+        LoadResult(name="t", workload="16-turn conversations", concurrency=1.0, tg_tok_s=18.85),
+        LoadResult(
             name="l", input_tokens=8192.0, output_tokens=2048.0, requests=512.0, concurrency=32.0, output_tok_s=900.0
         ),
     ]
 
-    assert benched(levels) == [
+    assert bench_commands(levels) == [
         "moebox bench recipe.toml --pp 512 --tg 128",
         "moebox bench recipe.toml --workload turns --turns 16 --concurrency 1",
         "moebox bench recipe.toml --input 8192 --output 2048 --requests 512 --concurrency 32",

@@ -49,11 +49,11 @@ def test_a_file_of_the_first_version_still_opens() -> None:
     """Written before salts, flags and checks were kept: what it lacks has a default, and the report shows it."""
     kept = json.loads(OLD.read_text())
     read = parse_measurement(kept, str(OLD))
-    (level,) = [level for level in measured.read(OLD.parent)[0] if level.name == OLD.stem]
+    (level,) = [level for level in measured.read_loads(OLD.parent)[0] if level.name == OLD.stem]
 
     assert is_own_document(kept)
     assert (read.completed, read.workload.salt, read.flags) == (kept["completed"], "", ())
-    assert level.asked is not None
+    assert level.request is not None
     assert level.ttft == read.ttft
     assert level.output_tok_s == kept["output_throughput"]
 
@@ -72,7 +72,7 @@ def test_a_cut_file_is_named_by_the_report(tmp_path: Path) -> None:
     """Half a file is a gap, not a crash."""
     text = json.dumps(result_document(example()))
     (tmp_path / "half.json").write_text(text[: len(text) // 2])
-    levels, gaps = measured.read(tmp_path)
+    levels, gaps = measured.read_loads(tmp_path)
 
     assert not levels
     assert "half.json" in gaps[0]

@@ -81,7 +81,7 @@ def test_requests_that_failed_are_told_and_make_the_exit_code_1(
     assert "✗ bench" in said
     assert "requests failed 1 of 12" in said
     run = the_run()
-    assert {step.name: step.state for step in live.view(run).steps}["bench"] == "failed"
+    assert {step.name: step.state for step in live.live_view(run).steps}["bench"] == "failed"
     assert main(["run", "--resume", run.id]) == 1
     assert gone()
 

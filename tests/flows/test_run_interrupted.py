@@ -7,8 +7,8 @@ import pytest
 
 from moebox.cli import main
 from moebox.flows.pipeline import StepName
-from moebox.report.files import report
-from moebox.report.markdown import markdown
+from moebox.report.files import make_page
+from moebox.report.markdown import render_markdown
 from moebox.serve import state
 from moebox.store import Run
 from moebox.store.summary import summarize_run
@@ -19,7 +19,7 @@ from .pipelines import Hold, gone, held_in, only
 
 def states(run: Run) -> dict[str, str]:
     """Of its steps, as the page shows them."""
-    return {step.name: step.state for step in live.view(run).steps}
+    return {step.name: step.state for step in live.live_view(run).steps}
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_an_interrupted_run_says_in_which_step(
     assert f"interrupted in {step}" in shown
     assert main(["runs"]) == 0
     assert f"interrupted in {step}" in " ".join(capsys.readouterr().out.split())
-    text = markdown(report([run]))
+    text = render_markdown(make_page([run]))
     assert f"interrupted in {step}" in text
     assert "INTERRUPTED" in text
     assert "WORKING" not in text

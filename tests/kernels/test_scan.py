@@ -18,8 +18,8 @@ from moebox.errors import BadInput, ExternalError, MoeboxError, UnknownName, Uns
 from moebox.kernels import fix
 from moebox.kernels.probe.protocol import LaunchRecord
 from moebox.kernels.scan import Request, engine_version, scan
-from moebox.report.files import report
-from moebox.report.markdown import markdown
+from moebox.report.files import make_page
+from moebox.report.markdown import render_markdown
 from moebox.store import Run
 
 HERE = Path(__file__).parent
@@ -102,7 +102,7 @@ def test_the_command_keeps_its_findings_in_a_run(tmp_path: Path, capsys: pytest.
     run = Run.create("k26", runs=tmp_path / "runs")
     run.release_lock()
     assert main([*words, "--run", str(run.path)]) == 1
-    assert "106,496" in markdown(report([run]))
+    assert "106,496" in render_markdown(make_page([run]))
     assert [event.kind for event in run.read_events()] == ["kernels.judged"]
     assert main([*words, "--run", str(tmp_path / "none")]) == 2
     (run.path / "patches").symlink_to(tmp_path)

@@ -6,11 +6,11 @@ from xml.etree import ElementTree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moebox.report.bars import collapse, memory, phases, ranked
-from moebox.report.charts import Axis, Series, line
+from moebox.report.bars import draw_memory, draw_phases, draw_ranking, group_equal_devices
+from moebox.report.charts import ChartAxis, ChartSeries, draw_lines
 from moebox.report.palette import DARK, LIGHT
-from moebox.report.record import Device
-from moebox.report.svg import settle, ticks
+from moebox.report.record import DeviceParts
+from moebox.report.svg import axis_ticks, inline_colours
 
 ANY = st.floats(allow_nan=True, allow_infinity=True, width=32)
 POINTS = st.lists(st.tuples(ANY, ANY), max_size=6).map(tuple)
@@ -22,8 +22,10 @@ def test_any_points_give_well_formed_svg(
     lines: list[tuple[str, tuple[tuple[float, float], ...]]], log: bool | None
 ) -> None:
     """NaN, infinities, zeros, one point, none: a drawing that parses, or none; never NaN in it."""
-    series = [Series(name=clean(name), colour=place + 1, points=points) for place, (name, points) in enumerate(lines)]
-    svg = line(series, x=Axis(title="x", log=log), y=Axis(title="y", log=log), label="test")
+    series = [
+        ChartSeries(name=clean(name), colour=place + 1, points=points) for place, (name, points) in enumerate(lines)
+    ]
+    svg = draw_lines(series, x=ChartAxis(title="x", log=log), y=ChartAxis(title="y", log=log), label="test")
     if svg is not None:
         ElementTree.fromstring(svg)  # noqa: S314  (our own)
         assert "nan" not in svg.lower().replace("finance", "")
@@ -38,7 +40,7 @@ def clean(name: str) -> str:
 @given(st.floats(1e-6, 1e9), st.floats(1.0001, 1e6), st.booleans())
 def test_ticks_lie_inside_and_are_few(low: float, ratio: float, log: bool) -> None:
     """Between one and a dozen or so round values, all within the axis."""
-    found = ticks(low, low * ratio, log=log)
+    found = axis_ticks(low, low * ratio, log=log)
     assert len(found) <= 14
     assert all(low * 0.99 <= value <= low * ratio * 1.01 for value in found)
 
@@ -68,22 +70,22 @@ def luminance(colour: str) -> float:
 
 def test_alike_devices_share_a_bar_and_unlike_ones_do_not() -> None:
     """Eight ranks of one tensor-parallel group are one row; a fuller card stands alone."""
-    alike = [Device(name=f"gpu{n}", total=100.0, parts={"weights": 70.0 + n * 0.01}) for n in range(7)]
-    rows = collapse([*alike, Device(name="gpu7", total=100.0, parts={"weights": 80.0})])
+    alike = [DeviceParts(name=f"gpu{n}", total=100.0, parts={"weights": 70.0 + n * 0.01}) for n in range(7)]
+    rows = group_equal_devices([*alike, DeviceParts(name="gpu7", total=100.0, parts={"weights": 80.0})])
     assert [name for name, _ in rows] == ["gpu0 – gpu6, each", "gpu7"]
 
 
 def test_every_other_drawing_is_well_formed_and_settles() -> None:
     """Bars, ranks and phases parse, and no variable is left once settled for print."""
-    device = Device(name="gpu0", total=96e9, parts={"experts": 67e9, "KV cache": 1e8, "free": 20e9})
+    device = DeviceParts(name="gpu0", total=96e9, parts={"experts": 67e9, "KV cache": 1e8, "free": 20e9})
     made = [
-        memory([("a <b>", "planned", device)], label="m"),
-        ranked([("a & b", 1, 0.0, "x")], label="r"),
-        phases([("up", 0.0, 5.0), ("up", 5.0, 5.0)], label="p"),
+        draw_memory([("a <b>", "planned", device)], label="m"),
+        draw_ranking([("a & b", 1, 0.0, "x")], label="r"),
+        draw_phases([("up", 0.0, 5.0), ("up", 5.0, 5.0)], label="p"),
     ]
     for svg in made:
         assert svg is not None
         ElementTree.fromstring(svg)  # noqa: S314
-        assert "var(--" not in settle(str(svg))
-    assert memory([], label="m") is None
-    assert ranked([], label="r") is None
+        assert "var(--" not in inline_colours(str(svg))
+    assert draw_memory([], label="m") is None
+    assert draw_ranking([], label="r") is None

@@ -16,18 +16,18 @@ from moebox.core.event import (
     VerifyBegan,
 )
 from moebox.core.result import result_document
-from moebox.report.block import Table
-from moebox.report.decision import DecisionCell, decide, decided, judged
-from moebox.report.expect import foretold
-from moebox.report.format import number as number_text
-from moebox.report.markdown import markdown
-from moebox.report.naming import features
-from moebox.report.page import html, page_of
-from moebox.report.reading import read
-from moebox.report.record import Device, ForecastRow, RunRecord
+from moebox.report.block import ReportTable
+from moebox.report.decision import DecisionCell, decide, decide_run, forecast_verdict
+from moebox.report.expect import with_forecast
+from moebox.report.format import format_number as number_text
+from moebox.report.markdown import render_markdown
+from moebox.report.naming import label_parts
+from moebox.report.page import build_page, render_html
+from moebox.report.reading import read_record
+from moebox.report.record import DeviceParts, ForecastRow, RunRecord
 from moebox.report.sections import compare, memory, models, summary
-from moebox.report.sections.models import status
-from moebox.report.sections.plan import Pair, band
+from moebox.report.sections.models import run_status
+from moebox.report.sections.plan import PlannedFigure, band
 from moebox.report.sections.reproduce import commands
 from moebox.store import Run
 from moebox.store.summary import summarize_run
@@ -61,7 +61,7 @@ def failing(runs: Path) -> Run:
 
 
 def test_a_good_run_answers_all_four_and_links_its_evidence(tmp_path: Path):
-    found = answers(read(a_run(tmp_path)))
+    found = answers(read_record(a_run(tmp_path)))
 
     assert found["chosen"].text == "vLLM 0.32.0 · int4-g32 · TP8 · 65,536 tokens of context"
     assert (found["right"].text, found["right"].tone) == ("1 of 1 checks passed", "good")
@@ -74,7 +74,7 @@ def test_a_run_that_was_cut_off_in_its_checks_is_not_green(tmp_path: Path):
     run = a_run(tmp_path)
     steps = [{"name": "plan", "state": "done"}, {"name": "verify", "state": "running"}]
     run.write_json("pipeline.json", {"request": {"model": "kimi-k2.6"}, "steps": steps})
-    record = read(run)
+    record = read_record(run)
 
     assert (answers(record)["right"].text, answers(record)["right"].tone) == ("interrupted: 1 check done", "warn")
     assert answers(replace(record, live=True))["right"].text == "still running: 1 check done"
@@ -84,7 +84,7 @@ def test_a_run_that_was_cut_off_in_its_checks_is_not_green(tmp_path: Path):
 
 def test_a_part_of_the_checks_is_not_green_anywhere(tmp_path: Path):
     """`verify --only` passed: the strip said that the others were not made, the tile below it was green."""
-    record = replace(read(a_run(tmp_path)), all_checks=12)
+    record = replace(read_record(a_run(tmp_path)), all_checks=12)
 
     assert (answers(record)["right"].text, answers(record)["right"].tone) == (
         "1 of 1 checks passed, 11 not made",
@@ -102,14 +102,14 @@ def test_a_rehearsal_alone_is_no_sign_that_the_model_works(tmp_path: Path):
     run.add_event(StepRunning(step="rehearse"))
     run.add_event(AttemptStarted(id="a", model="dummy", engine="vllm", aside=True))
     run.add_event(AttemptReady(id="a"))
-    record = read(run)
+    record = read_record(run)
 
     assert [attempt.title for attempt in record.attempts] == ["rehearsal 1"]
-    assert "1 rehearsal among them" in markdown(page_of([record]))
+    assert "1 rehearsal among them" in render_markdown(build_page([record]))
     assert answers(record)["right"].text == "not checked: interrupted in rehearse"
     assert answers(record)["next"].text == f"moebox run --resume {run.id}"
-    assert status(record) == "INTERRUPTED"
-    assert status(replace(record, interrupted="")) == "not tried"
+    assert run_status(record) == "INTERRUPTED"
+    assert run_status(replace(record, interrupted_step="")) == "not tried"
     assert summarize_run(run).state_text(live=False) == "interrupted in rehearse"
 
 
@@ -119,10 +119,10 @@ def test_a_boot_that_failed_beside_a_run_that_goes_on_is_no_failure_of_the_run(t
     steps = [{"name": "plan", "state": "done"}, {"name": "up", "state": "running"}]
     run.write_json("pipeline.json", {"request": {"model": "kimi-k2.6"}, "steps": steps})
 
-    assert answers(read(run))["next"].text == f"moebox run --resume {run.id}"
+    assert answers(read_record(run))["next"].text == f"moebox run --resume {run.id}"
     assert summarize_run(run).state_text(live=False) == "interrupted in up"
     run.acquire_lock()
-    assert answers(read(run))["next"].text == "moebox ps"
+    assert answers(read_record(run))["next"].text == "moebox ps"
     run.release_lock()
 
 
@@ -130,13 +130,13 @@ def test_checks_made_by_hand_are_taken_up_by_hand(tmp_path: Path):
     """After `moebox up`, `moebox verify --run` was interrupted: there is no whole run to resume."""
     run = a_run(tmp_path)
     run.add_event(VerifyBegan(checks=("reply", "tools")))
-    assert answers(read(run))["next"].text == f"moebox verify --run {run.id}"
+    assert answers(read_record(run))["next"].text == f"moebox verify --run {run.id}"
 
 
 def test_the_speed_stands_beside_its_forecast(tmp_path: Path):
     """The report's strip says in or out of band; the same words stand in the terminal and in Markdown."""
     run = a_run(tmp_path)
-    decision = decided(run)
+    decision = decide_run(run)
     fast = next(answer for answer in decision.answers if answer.name == "fast")
 
     assert "forecast" in fast.text
@@ -154,11 +154,11 @@ def test_the_speed_stands_beside_its_forecast(tmp_path: Path):
 )
 def test_how_far_outside_its_band_a_speed_is(measured: float, words: str):
     """A figure and the edge of its band may read the same."""
-    pair = Pair(run=0, what="decode", planned=121.0, measured=measured, band=(114.8, 128.0))
+    pair = PlannedFigure(run=0, what="decode", planned=121.0, measured=measured, expected_range=(114.8, 128.0))
 
-    assert judged(pair) == f"forecast 121 (115 to 128): {words}"
-    nothing = replace(pair, planned=0.0, band=(0.0, 0.0))  # in somebody's file
-    assert judged(nothing) == "forecast 0 (0 to 0): 100% above its band"
+    assert forecast_verdict(pair) == f"forecast 121 (115 to 128): {words}"
+    nothing = replace(pair, planned=0.0, expected_range=(0.0, 0.0))  # in somebody's file
+    assert forecast_verdict(nothing) == "forecast 0 (0 to 0): 100% above its band"
 
 
 def test_the_speed_is_judged_by_the_forecast_of_its_own_load(tmp_path: Path):
@@ -166,9 +166,9 @@ def test_the_speed_is_judged_by_the_forecast_of_its_own_load(tmp_path: Path):
     run = a_run(tmp_path, levels=())
     for number in (1, 64):
         run.write_json(f"measurements/c{number:04d}.json", level(number, label="random"))
-    record = foretold(read(run))
+    record = with_forecast(read_record(run))
     fast = answers(record)["fast"].text
-    row = next(row for row in record.planned.rows if row.concurrency == 64 and not row.decode_only)
+    row = next(row for row in record.plan.rows if row.concurrency == 64 and not row.decode_only)
 
     assert fast.startswith("640 tok/s at 64 requests")
     assert f"forecast {number_text(row.output_tok_s)} " in fast
@@ -184,12 +184,14 @@ def test_the_forecast_is_of_what_was_really_read_and_replied(tmp_path: Path):
     forecasts = []
     for found in (asked, shorter):
         run.write_json("measurements/c4.json", result_document(found))
-        (row,) = (row for row in foretold(read(run)).planned.rows if not row.decode_only)
+        (row,) = (row for row in with_forecast(read_record(run)).plan.rows if not row.decode_only)
         forecasts.append(row)
 
     assert [row.lengths for row in forecasts] == ["278 in / 100 out", "278 in / 41 out"]
     assert forecasts[1].output_tok_s < forecasts[0].output_tok_s
-    assert "concurrency 4, 278 in / 41 out" in markdown(page_of([foretold(read(run))])).replace("\u00a0", " ")
+    assert "concurrency 4, 278 in / 41 out" in render_markdown(build_page([with_forecast(read_record(run))])).replace(
+        "\u00a0", " "
+    )
 
 
 def test_a_climbs_speeds_are_told_from_those_of_a_load(tmp_path: Path):
@@ -199,16 +201,16 @@ def test_a_climbs_speeds_are_told_from_those_of_a_load(tmp_path: Path):
     run.write_json("climb.json", {"steps": [step], "best": 0})
     said = "Speeds here are of short prompts"
 
-    assert said in markdown(page_of([read(run)]))
+    assert said in render_markdown(build_page([read_record(run)]))
     run.write_json("climb.json", {"steps": [{**step, "output_tok_s": None}], "best": 0})  # by jobs
-    assert said not in markdown(page_of([read(run)]))
+    assert said not in render_markdown(build_page([read_record(run)]))
 
 
 def test_a_warning_is_not_counted_as_passed(tmp_path: Path):
     """The first screen, the tile and the section of the checks give one count."""
     run = a_run(tmp_path)
     run.write_json("verdicts/03-json.json", {"name": "json", "verdict": "warn", "why": "not held to the schema"})
-    text = markdown(page_of([read(run)]))
+    text = render_markdown(build_page([read_record(run)]))
 
     assert "1 of 2 checks passed; warnings: json" in text
     assert "**1 ** checks passed, of 2" in text
@@ -216,7 +218,7 @@ def test_a_warning_is_not_counted_as_passed(tmp_path: Path):
 
 
 def test_a_failed_run_says_what_why_and_the_command(tmp_path: Path):
-    found = answers(read(failing(tmp_path)))
+    found = answers(read_record(failing(tmp_path)))
 
     assert found["failed"].text == "up failed: the engine exited with 1"
     assert found["why"].text.startswith("the KV cache holds fewer tokens")
@@ -227,10 +229,10 @@ def test_a_failed_run_says_what_why_and_the_command(tmp_path: Path):
 
 def test_report_and_markdown_show_why_a_run_failed(tmp_path: Path):
     """0.1 wrote a report of a failed run without one word of the reason."""
-    page = page_of([read(failing(tmp_path))])
+    page = build_page([read_record(failing(tmp_path))])
 
-    assert "request <script>" not in html(page)
-    for text in (html(page), markdown(page)):
+    assert "request <script>" not in render_html(page)
+    for text in (render_html(page), render_markdown(page)):
         assert "the engine exited with 1" in text
         assert "fewer tokens than one request" in text
 
@@ -240,40 +242,40 @@ def test_a_plan_that_does_not_fit_names_it(tmp_path: Path):
     run.release_lock()
     step = {"name": "plan", "state": "failed", "why": "Kimi K2.6 does not fit on 1x-rtx-5090", "hint": "208 GiB of RAM"}
     run.write_json("pipeline.json", {"request": {"model": "kimi-k2.6"}, "steps": [step]})
-    found = answers(read(run))
+    found = answers(read_record(run))
 
     assert "does not fit" in found["failed"].text
     assert found["next"].detail == "208 GiB of RAM"
 
 
 def test_a_simulation_is_never_green(tmp_path: Path):
-    record = replace(read(a_run(tmp_path)), simulation=True)
+    record = replace(read_record(a_run(tmp_path)), simulation=True)
     decision = decide(record)
 
     assert decision.simulated
     assert all(answer.tone != "good" for answer in decision.answers)
     assert answers(record)["right"].text == "simulated: answers were not checked"
-    assert "works" not in html(page_of([record])).split("Hardware and topology")[0]
+    assert "works" not in render_html(build_page([record])).split("Hardware and topology")[0]
 
 
-def results(records: list[RunRecord]) -> Table:
+def results(records: list[RunRecord]) -> ReportTable:
     """The table of headline figures, which comes last."""
     section = compare.section(records)
     assert section is not None
     table = section.blocks[-1]
-    assert isinstance(table, Table)
+    assert isinstance(table, ReportTable)
     return table
 
 
 def test_unlike_runs_are_not_crowned(tmp_path: Path):
     """A simulated run or another load: figures side by side, no winner, and why not."""
-    one, two = read(a_run(tmp_path, name="a")), read(a_run(tmp_path, name="b", factor=0.1))
+    one, two = read_record(a_run(tmp_path, name="a")), read_record(a_run(tmp_path, name="b", factor=0.1))
     alike = results([one, two])
     simulated = results([one, replace(two, simulation=True)])
     other = Run.open(two.path.name, runs=tmp_path)
     for name in ("c0001", "c0008", "c0064"):
         other.write_json(f"measurements/{name}.json", {**level(8), "input_len": 1024, "output_len": 256})
-    loads = results([one, read(other)])
+    loads = results([one, read_record(other)])
 
     assert alike.note == ""
     assert any(cell.tone == "best" for row in alike.rows for cell in row)
@@ -286,11 +288,11 @@ def test_room_left_is_that_of_the_fullest_gpu(tmp_path: Path):
     """A box with experts in RAM once showed 313 GiB of host memory as room on a 95.6 GiB GPU."""
     gib = 2.0**30
     devices = (
-        Device(name="gpu0", total=96 * gib, parts={"KV cache": 52 * gib, "free": 44 * gib}),
-        Device(name="gpu1", total=96 * gib, parts={"KV cache": 60 * gib, "free": 36 * gib}),
-        Device(name="ram", total=768 * gib, parts={"weights": 455 * gib, "free": 313 * gib}),
+        DeviceParts(name="gpu0", total=96 * gib, parts={"KV cache": 52 * gib, "free": 44 * gib}),
+        DeviceParts(name="gpu1", total=96 * gib, parts={"KV cache": 60 * gib, "free": 36 * gib}),
+        DeviceParts(name="ram", total=768 * gib, parts={"weights": 455 * gib, "free": 313 * gib}),
     )
-    record = replace(read(a_run(tmp_path)), real=devices)
+    record = replace(read_record(a_run(tmp_path)), reported_devices=devices)
     row = memory.line(record, 0, "measured", devices, None)
 
     assert row[4].value == 36 * gib
@@ -312,7 +314,7 @@ def test_strip_tile_and_list_name_one_highest_rate(tmp_path: Path):
     """At 64 the client was the limit: nobody calls that the highest output, nor the run's speed."""
     run = a_run(tmp_path, levels=(1, 8))
     run.write_json("measurements/c0064.json", level(64, client_limited=True))
-    record = read(run)
+    record = read_record(run)
     tile = next(tile for tile in summary.for_one(record) if tile.label == "highest output")
 
     assert answers(record)["fast"].text.startswith("80.1 tok/s at 8 requests")
@@ -324,7 +326,7 @@ def test_warnings_are_not_green_anywhere(tmp_path: Path):
     """The strip warned in yellow beside a green tile that said how many checks passed."""
     run = a_run(tmp_path)
     run.write_json("verdicts/03-json.json", {"name": "json", "verdict": "warn", "reason": "once in 12"})
-    record = read(run)
+    record = read_record(run)
     tile = next(tile for tile in summary.for_one(record) if tile.label == "checks passed")
 
     assert (tile.figure, tile.detail, tile.tone) == ("1", "of 2; 1 with warnings", "warn")
@@ -337,7 +339,7 @@ def test_a_plan_that_failed_is_asked_again_with_what_its_hint_changes(tmp_path: 
     run.release_lock()
     step = {"name": "plan", "state": "failed", "why": "does not fit", "hint": "--ram 480GiB: with that much it fits"}
     run.write_json("pipeline.json", {"request": {"model": "kimi-k2.6"}, "steps": [step]})
-    record = read(run)
+    record = read_record(run)
 
     assert answers(record)["next"].text == "moebox plan kimi-k2.6 --ram 480GiB"
     assert summary.prose([record])[0] == "Plan failed: does not fit. --ram 480GiB: with that much it fits."
@@ -345,7 +347,7 @@ def test_a_plan_that_failed_is_asked_again_with_what_its_hint_changes(tmp_path: 
 
 def test_a_simulation_is_reproduced_as_a_simulation(tmp_path: Path):
     """`moebox up` of its recipe would want the box that nobody had."""
-    record = replace(read(a_run(tmp_path)), simulation=True)
+    record = replace(read_record(a_run(tmp_path)), simulation=True)
 
     assert commands(record).startswith("moebox run kimi-k2.6 --box ")
     assert commands(record).endswith(" --twin --concurrency 1,8,64")
@@ -357,24 +359,24 @@ def test_a_climb_that_was_cut_off_is_taken_up_as_one(tmp_path: Path):
     run.write_file("start.toml", codec.to_toml(RECIPE))
     run.add_event(ClimbBegan(recipe="k26"))
     run.release_lock()
-    found = answers(read(run))
+    found = answers(read_record(run))
 
     assert found["chosen"].text.startswith("vLLM 0.32.0 · int4-g32")
     assert found["next"].text == f"moebox climb --resume {run.id}"
     assert summarize_run(run).state_text(live=False) == "interrupted in climb"
     run.write_file("best.toml", codec.to_toml(RECIPE))
     assert summarize_run(run).state_text(live=False) == "ended"
-    assert "--resume" not in answers(read(run))["next"].text
+    assert "--resume" not in answers(read_record(run))["next"].text
 
 
 def test_a_recipe_that_leaves_the_context_open_has_the_models_in_every_table(tmp_path: Path):
     """Tables and names of runs said 0."""
     runs = [a_run(tmp_path, name=name) for name in ("open", "set")]
     runs[0].write_file("recipe.toml", codec.to_toml(replace(RECIPE, context=0)))
-    records = [replace(read(run), label="") for run in runs]
+    records = [replace(read_record(run), label="") for run in runs]
 
-    assert [features(record)[-2] for record in records] == ["the model's context", "64k"]
+    assert [label_parts(record)[-2] for record in records] == ["the model's context", "64k"]
     assert dict(compare.SETTINGS)["Context"](records[0]) == "the model's"
     cells = models.row(records[0], 0)
     assert "the model's" in [cell.text for cell in cells]
-    assert [row.output_tok_s > 0 for row in foretold(records[0]).planned.rows] == [True] * 3
+    assert [row.output_tok_s > 0 for row in with_forecast(records[0]).plan.rows] == [True] * 3

@@ -73,7 +73,7 @@ def test_twenty_thousand_requests_make_a_small_page_in_little_memory(tmp_path: P
 def test_the_digest_of_samples_is_right(tmp_path: Path) -> None:
     """Known gaps come back: P50 near 20 ms, every gap counted, tokens per second as sent."""
     columns.write(tmp_path / "a.samples", sampled(64, 100))
-    digest = samples.summarise(tmp_path / "a.samples")
+    digest = samples.digest_samples(tmp_path / "a.samples")
     assert digest is not None
     assert dict(digest.marks)["P50"] == pytest.approx(20, abs=0.5)
     assert sum(digest.counts) == 64 * 99
@@ -83,7 +83,7 @@ def test_the_digest_of_samples_is_right(tmp_path: Path) -> None:
 def test_tokens_that_came_together_share_their_gap(tmp_path: Path) -> None:
     """Five tokens in a chunk every 100 ms are 20 ms each, as with a draft model."""
     columns.write(tmp_path / "a.samples", sampled(8, 100, group=5))
-    digest = samples.summarise(tmp_path / "a.samples")
+    digest = samples.digest_samples(tmp_path / "a.samples")
     assert digest is not None
     assert dict(digest.marks)["P50"] == pytest.approx(20, abs=1.5)
     assert sum(digest.counts) == 8 * 95
@@ -95,7 +95,7 @@ def test_a_sample_file_that_is_none_costs_only_its_drawing(tmp_path: Path) -> No
     (run.path / "measurements" / "c0008.samples").write_bytes(b"junk")
     write_report([run], tmp_path / "r.html")
     assert "Output throughput" in (tmp_path / "r.html").read_text()
-    assert samples.summarise(run.path / "measurements" / "c0008.samples") is None
+    assert samples.digest_samples(run.path / "measurements" / "c0008.samples") is None
 
 
 def test_several_runs_stand_side_by_side(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_the_recipe_on_the_page_is_the_recipe(tmp_path: Path) -> None:
 
     from moebox import codec
     from moebox.core.recipe import Hybrid, Recipe, Speculate
-    from moebox.report.sections.reproduce import lean
+    from moebox.report.sections.reproduce import non_default_settings
     from tests.report.making import RECIPE
 
     for recipe in (
@@ -217,7 +217,7 @@ def test_the_recipe_on_the_page_is_the_recipe(tmp_path: Path) -> None:
         replace(RECIPE, hybrid=Hybrid(experts=((1, 2), (59, 60))), env={"A": "b"}, flags={"x": ["1", "y"]}),
         replace(RECIPE, speculate=Speculate(draft="d"), thinking=False, context=1024),
     ):
-        text = codec.to_toml(lean(recipe))
+        text = codec.to_toml(non_default_settings(recipe))
         assert codec.decode(Recipe, tomllib.loads(text), where="page") == recipe
         assert len(text) < 700
 

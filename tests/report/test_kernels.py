@@ -10,10 +10,10 @@ from moebox.core.event import KernelsChecked
 from moebox.core.kernel import KernelLaunch, KernelScan, NotCovered
 from moebox.core.recipe import Recipe
 from moebox.flows.kernels import lookup_findings, save_findings, summarize_scan
-from moebox.report.files import report
-from moebox.report.markdown import markdown
-from moebox.report.page import html
-from moebox.report.reading import read
+from moebox.report.files import make_page
+from moebox.report.markdown import render_markdown
+from moebox.report.page import render_html
+from moebox.report.reading import read_record
 from moebox.serve.recipes import read_recipe
 from moebox.store import Run
 from tests.report.making import a_run
@@ -56,15 +56,15 @@ def test_a_scan_reaches_the_report(tmp_path: Path) -> None:
     save_findings(run, summarize_scan(SCAN))
     (event,) = [event for event in run.read_events() if isinstance(event, KernelsChecked)]
     assert (event.by, event.bad) == ("compiling", 1)
-    page = report([run])
-    text = markdown(page)
+    page = make_page([run])
+    text = render_markdown(page)
     assert "by compiling (Triton 3.7.1)" in text
     assert "2 launches compiled; 1 will not launch" in text
     assert "102,400" in text
     assert "N=32, H=8, 4 warps, 2 stages" in text
     assert "goes to a CUDA kernel" in text
     assert "marlin-x: something → do this" in text
-    assert "<b>int</b>" not in html(page)
+    assert "<b>int</b>" not in render_html(page)
 
 
 def test_a_second_look_takes_the_place_of_the_first(tmp_path: Path) -> None:
@@ -73,9 +73,9 @@ def test_a_second_look_takes_the_place_of_the_first(tmp_path: Path) -> None:
     save_findings(run, summarize_scan(SCAN))
     save_findings(run, summarize_scan(dataclasses.replace(SCAN, kv="bf16", launches=(FITS,))))
     save_findings(run, summarize_scan(dataclasses.replace(SCAN, launches=(FITS,))))
-    seen = read(run).kernels
+    seen = read_record(run).kernels
     assert [(one.kv, len(one.bad)) for one in seen] == [("bf16", 0), ("fp8", 0)]
-    assert "all of them fit" in markdown(report([run]))
+    assert "all of them fit" in render_markdown(make_page([run]))
 
 
 def test_without_triton_the_table_answers(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_without_triton_the_table_answers(tmp_path: Path) -> None:
     assert found
     assert {(bad.shared_bytes, bad.limit_bytes) for bad in found.bad} == {(102_400, 101_376)}
     save_findings(run, found)
-    assert "by table" in markdown(report([run]))
+    assert "by table" in render_markdown(make_page([run]))
     unknown = lookup_findings(deploy(dataclasses.replace(recipe(), engine_version="0.99.0"), box))
     assert unknown
     assert "moebox doctor kernels --engine vllm" in unknown.not_covered[0].why
@@ -102,8 +102,8 @@ def test_findings_that_cannot_be_read_cost_only_themselves(tmp_path: Path) -> No
     run = a_run(tmp_path)
     for text in ("{", "[]", '{"scans": 3}', json.dumps({"scans": [3, {"bad": [{}, 4], "launches": "x"}]})):
         (run.path / "kernels.json").write_text(text)
-        assert html(report([run]))
+        assert render_html(make_page([run]))
     (run.path / "kernels.json").write_text("{")
-    assert any("kernels.json" in gap for gap in read(run).gaps)
+    assert any("kernels.json" in gap for gap in read_record(run).gaps)
     save_findings(run, summarize_scan(SCAN))
-    assert len(read(Run(run.path)).kernels) == 1
+    assert len(read_record(Run(run.path)).kernels) == 1

@@ -14,8 +14,8 @@ import pytest
 
 from moebox.cli import main
 from moebox.errors import BadInput
-from moebox.report.pack import pack
-from moebox.report.tidy import HIDDEN, redact
+from moebox.report.pack import pack_runs
+from moebox.report.tidy import HIDDEN, redact_text
 from tests.report.making import a_run
 
 SECRETS = (
@@ -38,7 +38,7 @@ def test_a_package_is_complete_and_clean(tmp_path: Path) -> None:
     run.write_file("patches/a.patch", "--- a\n+++ b\n")
     run.write_file("model.gguf", b"GGUF")
     (run.path / "measurements" / "link.json").symlink_to("/etc/passwd")
-    folder, left_out = pack([run], tmp_path / "packed", pdf=False)
+    folder, left_out = pack_runs([run], tmp_path / "packed", pdf=False)
     names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     expected = {"README.md", "FINDINGS.md", "report.html", "report.md", "configs/recipe.toml", "configs/box.toml"}
     expected |= {
@@ -61,7 +61,7 @@ def test_a_package_is_complete_and_clean(tmp_path: Path) -> None:
 
 def test_an_archive_names_no_owner(tmp_path: Path) -> None:
     """The tar holds one folder, and neither user nor group."""
-    path, _ = pack([a_run(tmp_path / "runs")], tmp_path / "out" / "k26.tar.gz", pdf=False)
+    path, _ = pack_runs([a_run(tmp_path / "runs")], tmp_path / "out" / "k26.tar.gz", pdf=False)
     with tarfile.open(path) as archive:
         members = archive.getmembers()
     assert all(member.name.split("/")[0] == "k26" for member in members)
@@ -87,7 +87,7 @@ def test_a_disk_that_fills_up_leaves_the_archive_that_was_there(
 ) -> None:
     """Each file fits, all of them together do not: the limit of a process on its files stands for the disk."""
     run = a_run(tmp_path / "runs")
-    folder, _ = pack([run], tmp_path / "packed", pdf=False)
+    folder, _ = pack_runs([run], tmp_path / "packed", pdf=False)
     largest = max(path.stat().st_size for path in folder.rglob("*"))
     for number in range(4):
         run.write_file(f"patches/{number}.txt", random.Random(number).randbytes(largest // 2 - 1).hex())
@@ -111,7 +111,7 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "mine.txt").write_text("x")
     with pytest.raises(BadInput, match="is there already"):
-        pack([a_run(tmp_path / "runs")], tmp_path / "there", pdf=False)
+        pack_runs([a_run(tmp_path / "runs")], tmp_path / "there", pdf=False)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
 )
 def test_keys_are_hidden_and_the_rest_is_kept(text: str, kept: str) -> None:
     """Each way a key is written down."""
-    tidy = redact(text)
+    tidy = redact_text(text)
     assert HIDDEN in tidy
     assert kept in tidy
     for secret in (
@@ -154,8 +154,8 @@ def test_keys_are_hidden_and_the_rest_is_kept(text: str, kept: str) -> None:
 
 def test_home_folders_name_nobody() -> None:
     """Whoever's they are: a log may come from another machine."""
-    assert redact("/home/alice/models /Users/bob/x /root/.cache /var/home/eve/y") == "~/models ~/x ~/.cache ~/y"
-    assert redact("/homework /rootfs /data/home/x") == "/homework /rootfs /data/home/x"
+    assert redact_text("/home/alice/models /Users/bob/x /root/.cache /var/home/eve/y") == "~/models ~/x ~/.cache ~/y"
+    assert redact_text("/homework /rootfs /data/home/x") == "/homework /rootfs /data/home/x"
 
 
 def mebibytes_of_nought(count: int) -> bytes:
@@ -172,7 +172,7 @@ def test_what_is_no_plain_file_is_left_out(tmp_path: Path) -> None:
     columns = [["time", "q", len(bomb := mebibytes_of_nought(600))]]
     head = {"magic": "moebox-samples-1", "zero": 0, "wall": 0.0, "reasons": [""], "columns": columns}
     (run.path / "measurements" / "bomb.samples").write_bytes(json.dumps(head).encode() + b"\n" + bomb)
-    folder, left_out = pack([run], tmp_path / "packed", pdf=False)
+    folder, left_out = pack_runs([run], tmp_path / "packed", pdf=False)
 
     assert not list(folder.rglob("pipe*"))
     assert not list(folder.rglob("bomb*"))
@@ -194,13 +194,13 @@ def test_what_is_no_plain_file_is_left_out(tmp_path: Path) -> None:
 def test_plain_words_are_not_taken_for_keys(text: str) -> None:
     """Talk about tokens is not a token."""
     if getpass.getuser() not in text:
-        assert redact(text) == text
+        assert redact_text(text) == text
 
 
 def test_several_runs_are_packed_with_one_report(tmp_path: Path) -> None:
     """Each run has its launch, GPUs and configs; the report compares them; the README says how to do it again."""
     runs = [a_run(tmp_path / "runs", name=name) for name in ("alpha", "beta")]
-    folder, _ = pack(runs, tmp_path / "packed", pdf=False)
+    folder, _ = pack_runs(runs, tmp_path / "packed", pdf=False)
     names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
     for run in runs:

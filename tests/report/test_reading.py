@@ -14,13 +14,13 @@ from moebox.core.engine_facts import DeviceFacts, EngineFacts
 from moebox.core.event import AttemptReady, AttemptStarted, UnknownEvent
 from moebox.core.verdict import CheckResults, CheckVerdict, Failure, worst_mark
 from moebox.report.decision import decide
-from moebox.report.expect import foretold
-from moebox.report.files import report
-from moebox.report.markdown import markdown
-from moebox.report.page import html
-from moebox.report.reading import read
-from moebox.report.reading.measured import level_of
-from moebox.report.reading.verified import check_of
+from moebox.report.expect import with_forecast
+from moebox.report.files import make_page
+from moebox.report.markdown import render_markdown
+from moebox.report.page import render_html
+from moebox.report.reading import read_record
+from moebox.report.reading.measured import imported_load
+from moebox.report.reading.verified import check_row
 from moebox.store import Run
 from moebox.store.summary import summarize_run
 from moebox.verify.kinds import build_failure
@@ -42,9 +42,9 @@ def test_files_of_moebox_are_not_called_strange(tmp_path: Path) -> None:
         run.write_json(name, {})
     for name in ("A", f"{run.id}-B"):
         (run.path / name).mkdir()
-    assert not any("not written by moebox" in gap for gap in read(run).gaps)
+    assert not any("not written by moebox" in gap for gap in read_record(run).gaps)
     run.write_file("notes.txt", "mine")
-    assert "left aside, not written by moebox: notes.txt" in read(run).gaps
+    assert "left aside, not written by moebox: notes.txt" in read_record(run).gaps
 
 
 def test_the_memory_of_a_rehearsal_is_not_the_engines(tmp_path: Path) -> None:
@@ -53,31 +53,31 @@ def test_the_memory_of_a_rehearsal_is_not_the_engines(tmp_path: Path) -> None:
     small = tuple(DeviceFacts(device=f"gpu{n}", weights_bytes=2.0**30, kv_bytes=2.0**36) for n in range(8))
     run.add_event(AttemptStarted(id="a", engine="vllm", aside=True))
     run.add_event(AttemptReady(id="a", facts=EngineFacts(kv_tokens=9_000_000, devices=small)))
-    record = read(run)
+    record = read_record(run)
     assert record.kv_tokens == 600_000
     assert [one.configuration for one in record.attempts] == ["vllm", "rehearsal, vllm"]
 
 
 def test_a_whole_run_is_read(tmp_path: Path) -> None:
     """Every kind of file ends up in its place."""
-    record = read(a_run(tmp_path))
+    record = read_record(a_run(tmp_path))
     assert record.recipe is not None
     assert record.box is not None
-    assert [one.concurrency for one in record.levels] == [1, 8, 64]
+    assert [one.concurrency for one in record.loads] == [1, 8, 64]
     assert [one.outcome for one in record.attempts] == ["SUCCESS"]
     assert record.kv_tokens == 600_000
-    assert record.real[0].total == record.box.gpus[0].memory
+    assert record.reported_devices[0].total == record.box.gpus[0].memory
     assert record.checks[0].score == "10 of 10 (95%: 72–100%)"
 
 
 def test_an_empty_folder_is_reported_with_what_is_not_there(tmp_path: Path) -> None:
     """Nothing at all still gives a page, and the page says what is missing."""
-    page = report([Run(tmp_path)])
-    text = html(page)
+    page = make_page([Run(tmp_path)])
+    text = render_html(page)
     for name in ("events.jsonl", "measurements/", "verdicts/", "recipe.toml", "box.toml"):
         assert name in text
     assert "Nothing was measured" in text
-    assert markdown(page)
+    assert render_markdown(page)
 
 
 def test_every_file_cut_at_many_places_still_gives_a_report(tmp_path: Path) -> None:
@@ -89,9 +89,9 @@ def test_every_file_cut_at_many_places_still_gives_a_report(tmp_path: Path) -> N
         whole = path.read_bytes()
         for cut in {0, 1, len(whole) // 3, len(whole) // 2, len(whole) - 2}:
             path.write_bytes(whole[:cut])
-            assert read(run).id == run.id
+            assert read_record(run).id == run.id
         path.write_bytes(b"\xff\xfe\x00 not text \x00")
-        assert read(run).gaps
+        assert read_record(run).gaps
         path.write_bytes(whole)
 
 
@@ -105,12 +105,12 @@ def test_a_folder_of_another_version_is_read_as_far_as_it_goes(tmp_path: Path) -
     )
     run.add_event(UnknownEvent(name="attempt.teleported", fields={"where": {"a": [1, 2]}}))
     run.write_file("holiday.png", b"\x89PNG")
-    record = read(run)
+    record = read_record(run)
     assert record.recipe is not None
     assert record.recipe.parallel.tp == 8
     assert any("format 7" in gap for gap in record.gaps)
     assert any("holiday.png" in gap for gap in record.gaps)
-    assert html(report([run]))
+    assert render_html(make_page([run]))
 
 
 def test_nan_and_nothing_completed_are_shown_as_such(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_nan_and_nothing_completed_are_shown_as_such(tmp_path: Path) -> None:
         json.dumps(empty).replace("NaN", "null").replace("Infinity", "null")
     )
     run.write_json("measurements/b.json", {**level(16), "completed": 0, "mean_tpot_ms": math.nan})
-    text = html(report([run]))
+    text = render_html(make_page([run]))
     assert "no request completed" in text
     assert "NaN" not in text.partition("<script>")[0]
     assert "Find out why requests fail" in text
@@ -135,7 +135,7 @@ def test_a_torn_journal_and_a_full_disk_are_told(tmp_path: Path) -> None:
     run.add_event(UnknownEvent(name="later"))
     with open(run.path / "events.jsonl", "a") as journal:
         journal.write('{"time": 3, "kind": "att')
-    text = html(report([run]))
+    text = render_html(make_page([run]))
     assert "was torn by a crash and dropped" in text
     assert "measurements/x.json: 2 writes lost to a full disk" in text
 
@@ -144,11 +144,11 @@ def test_a_simulation_is_marked_everywhere(tmp_path: Path) -> None:
     """Banner, every heading, every table row, Markdown: none can be cut out and shown as measured."""
     run = a_run(tmp_path, levels=())
     run.write_json("measurements/c8.json", {**level(8), "simulation": True})
-    page = report([run])
-    text = html(page)
+    page = make_page([run])
+    text = render_html(page)
     assert 'class="banner"' in text
     assert text.count("<h2>") == text.count('<span class="simulated">simulated</span></h2>') == len(page.sections)
-    rows = markdown(page)
+    rows = render_markdown(page)
     assert "> **Simulation:**" in rows
     assert all(line.endswith("(simulated)") for line in rows.splitlines() if line.startswith("## "))
 
@@ -157,7 +157,7 @@ def test_a_simulation_is_marked_everywhere(tmp_path: Path) -> None:
 @given(st.dictionaries(st.sampled_from(FIELDS) | st.text(max_size=6), JSON, max_size=8))
 def test_any_measurement_can_be_read(row: dict[str, object]) -> None:
     """Whatever the fields hold, a level comes of it and its figures are finite or absent."""
-    made = level_of(row, name="x", folder=Path("/nonexistent"))
+    made = imported_load(row, name="x", folder=Path("/nonexistent"))
     for value in (made.concurrency, made.output_tok_s, made.ttft.mean, made.input_tokens):
         assert value is None or math.isfinite(value)
 
@@ -172,13 +172,13 @@ def test_any_measurement_can_be_read(row: dict[str, object]) -> None:
 )
 def test_any_verdict_can_be_read(row: dict[str, object]) -> None:
     """Whatever the fields hold, a rung comes of it."""
-    assert check_of(row, "x").mark in ("pass", "fail", "skip", "warn")
+    assert check_row(row, "x").mark in ("pass", "fail", "skip", "warn")
 
 
 @pytest.mark.parametrize("name", ["samples", "../../../etc/passwd", "/etc/passwd"])
 def test_samples_are_only_taken_from_the_run_itself(tmp_path: Path, name: str) -> None:
     """A measurement that points elsewhere brings no foreign file into the report."""
-    made = level_of({"samples": name, "output_throughput": 1.0}, name="x", folder=tmp_path)
+    made = imported_load({"samples": name, "output_throughput": 1.0}, name="x", folder=tmp_path)
     assert made.samples is None
 
 
@@ -192,7 +192,7 @@ def test_keys_in_evidence_and_commands_are_hidden(tmp_path: Path) -> None:
     }
     probe = {"name": "p", "verdict": "fail", "evidence": [exchange]}
     run.write_json("verdicts/x.json", {"name": "x", "verdict": "fail", "probes": [probe]})
-    text = html(report([run])) + markdown(report([run]))
+    text = render_html(make_page([run])) + render_markdown(make_page([run]))
     for secret in ("sk-verysecret99", "abcdef123456", "tok-1234567890"):
         assert secret not in text
 
@@ -227,7 +227,7 @@ def test_any_document_anywhere_gives_a_report(
     run = Run(tmp_path_factory.mktemp("run"))
     run.write_json(name, document)
     run.add_event(UnknownEvent(name=kind, fields=data))
-    assert html(report([run]))
+    assert render_html(make_page([run]))
 
 
 def test_a_ladder_of_thousands_of_exchanges_stays_small(tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_a_ladder_of_thousands_of_exchanges_stays_small(tmp_path: Path) -> None:
         probes = [{"name": f"p{n}", "verdict": "pass", "evidence": [exchange] * 20} for n in range(12)]
         probes.append({"name": "wrong", "verdict": "fail", "evidence": [exchange] * 20})
         run.write_json(f"verdicts/{number:02d}.json", {"name": f"rung {number}", "verdict": "fail", "probes": probes})
-    text = html(report([run]))
+    text = render_html(make_page([run]))
     assert len(text) < 5e6
     assert "more pieces of evidence in the run folder" in text
 
@@ -277,7 +277,7 @@ def test_a_report_never_contradicts_the_ladder(
 ) -> None:
     """`moebox verify` said fail, and the report of the same run and the list of runs said warning, or all good."""
     ladder, run = climbed(tmp_path, *rungs, **more)
-    record = read(run)
+    record = read_record(run)
     right = next(answer for answer in decide(record).answers if answer.name == "right")
 
     assert right.tone == tone
@@ -301,7 +301,7 @@ def test_a_list_of_runs_says_what_the_report_says_of_checks_in_others_words(
     (run.path / "verdicts" / "02-arithmetic.json").unlink()
     run.write_json("verdicts/00-plain.json", others)
     run.write_json("verify.json", {"verdict": told, "rungs": [others]})
-    marks = {check.mark for check in read(run).checks}
+    marks = {check.mark for check in read_record(run).checks}
 
     assert summarize_run(run).verdict == next((mark for mark in ("fail", "warn", "pass") if mark in marks), "")
 
@@ -315,7 +315,7 @@ def test_a_ladder_with_faults_without_end_is_told_in_some_lines(tmp_path: Path) 
     run.write_json("verify.json", {"verdict": "fail", "rungs": [{"name": "plain", "verdict": "pass"}], "slips": slips})
 
     assert summarize_run(run).verdict == "fail"
-    assert len(read(run).checks[-1].detail) < 10_000
+    assert len(read_record(run).checks[-1].detail) < 10_000
 
 
 def test_a_load_beyond_what_is_simulated_has_no_forecast(tmp_path: Path) -> None:
@@ -323,7 +323,7 @@ def test_a_load_beyond_what_is_simulated_has_no_forecast(tmp_path: Path) -> None
     run = a_run(tmp_path, levels=(1,))
     run.write_json("measurements/many.json", level(70_000, input_len=1, output_len=1, num_prompts=10**9))
 
-    assert [row.concurrency for row in foretold(read(run)).planned.rows] == [1]
+    assert [row.concurrency for row in with_forecast(read_record(run)).plan.rows] == [1]
 
 
 def test_a_sum_of_checks_that_were_made_again_is_not_told(tmp_path: Path) -> None:
@@ -332,7 +332,7 @@ def test_a_sum_of_checks_that_were_made_again_is_not_told(tmp_path: Path) -> Non
     _, run = climbed(tmp_path, *rungs, **more)
     run.write_json("verdicts/00-plain.json", codec.to_plain(GOOD[0]))
 
-    assert read(run).marked("fail") == []
+    assert read_record(run).check_names("fail") == []
     assert summarize_run(run).verdict == "warn"
 
 
@@ -340,9 +340,9 @@ def test_a_sum_that_failed_is_told_with_the_fault_and_how_to_check_again(tmp_pat
     """The command names no check, for there is none of that name."""
     rungs, more, _ = LADDERS["a fault seen once in each check"]
     _, run = climbed(tmp_path, *rungs, **more)
-    record = read(run)
+    record = read_record(run)
 
-    (check,) = [check for check in record.checks if check.failed]
+    (check,) = [check for check in record.checks if check.has_failed]
     assert check.detail == "transport: 3 of 12, such as: cut"
     following = next(answer for answer in decide(record).answers if answer.name == "next")
     assert "moebox verify" in following.text
@@ -352,6 +352,6 @@ def test_a_sum_that_failed_is_told_with_the_fault_and_how_to_check_again(tmp_pat
 def test_a_check_and_its_probes_give_the_same_reason() -> None:
     """Of the words of other tools' files they took different ones."""
     row = {"name": "x", "verdict": "fail", "summary": "in short", "message": "at length"}
-    check = check_of({**row, "probes": [row]}, "x")
+    check = check_row({**row, "probes": [row]}, "x")
 
     assert check.detail == check.probes[0].detail

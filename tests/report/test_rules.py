@@ -4,11 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from moebox import codec
-from moebox.report.naming import labelled
-from moebox.report.page import html
-from moebox.report.reading import read
-from moebox.report.record import ForecastRow, Planned, RunRecord
-from moebox.report.rules import advise
+from moebox.report.naming import label_runs
+from moebox.report.page import render_html
+from moebox.report.reading import read_record
+from moebox.report.record import ForecastRow, PlanRecord, RunRecord
+from moebox.report.rules import make_advice
 from tests.report.making import a_run, level
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -18,12 +18,12 @@ def record(tmp_path: Path, **more: object) -> RunRecord:
     """A run with something particular about its highest load."""
     run = a_run(tmp_path, levels=(1, 8))
     run.write_json("measurements/c0064.json", level(64, **more))
-    return labelled([read(run)])[0]
+    return label_runs([read_record(run)])[0]
 
 
 def titles(*records: RunRecord) -> list[str]:
     """What is recommended."""
-    return [advice.title for advice in advise(records)]
+    return [advice.title for advice in make_advice(records)]
 
 
 def test_a_clean_run_that_scales_gets_no_advice_it_does_not_need(tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_a_clean_run_that_scales_gets_no_advice_it_does_not_need(tmp_path: Path)
 
 def test_the_knee_is_the_lowest_load_with_nine_tenths_of_the_output(tmp_path: Path) -> None:
     """Eight times the load for a twelfth more output is named, with both latencies."""
-    advice = advise([record(tmp_path, output_throughput=87.0, mean_ttft_ms=9_000.0)])
+    advice = make_advice([record(tmp_path, output_throughput=87.0, mean_ttft_ms=9_000.0)])
     knee = next(one for one in advice if one.title == "Limit concurrency to 8")
     assert "92% of the highest output" in knee.text
     assert "9.00 s" in knee.text
@@ -44,7 +44,7 @@ def test_failures_wrong_answers_and_a_slow_client_come_first(tmp_path: Path) -> 
     run = a_run(tmp_path, levels=(1, 8))
     run.write_json("verdicts/07-tools.json", {"name": "tools", "verdict": "fail", "reason": "cut in half"})
     run.write_json("measurements/c0064.json", level(64, failed=9, client_limited=True))
-    found = titles(labelled([read(run)])[0])
+    found = titles(label_runs([read_record(run)])[0])
     assert found[:2] == ["Fix the failing checks first", "Find out why requests fail"]
     assert "Measure again from a faster client" in found
 
@@ -54,7 +54,7 @@ def test_a_load_that_was_offered_is_named_by_its_rate(tmp_path: Path) -> None:
     run = a_run(tmp_path, levels=(1, 8))
     offered = {**level(64, failed=9, client_limited=True), "concurrency": None, "request_rate": 2.5}
     run.write_json("measurements/r2.json", offered)
-    texts = " ".join(advice.text for advice in advise(labelled([read(run)])))
+    texts = " ".join(advice.text for advice in make_advice(label_runs([read_record(run)])))
 
     assert "requests failed at 2.50 requests/s." in texts
     assert "At 2.50 requests/s the client was the bottleneck" in texts
@@ -63,9 +63,9 @@ def test_a_load_that_was_offered_is_named_by_its_rate(tmp_path: Path) -> None:
 def test_what_may_hold_it_back_is_something_the_box_has(tmp_path: Path) -> None:
     """Nobody looks for CUDA graphs on a CPU."""
     row = ForecastRow(concurrency=8, output_tok_s=500.0, low_tok_s=450.0, high_tok_s=550.0)
-    slow = replace(record(tmp_path), planned=Planned(rows=(row,)))
+    slow = replace(record(tmp_path), plan=PlanRecord(rows=(row,)))
     bare = replace(slow, box=replace(slow.box, gpus=()))
-    texts = [next(one.text for one in advise([it]) if one.title.startswith("Find what")) for it in (slow, bare)]
+    texts = [next(one.text for one in make_advice([it]) if one.title.startswith("Find what")) for it in (slow, bare)]
 
     assert "below the band's 450" in texts[0]
     assert [("CUDA graphs" in text, "threads" in text) for text in texts] == [(True, False), (False, True)]
@@ -73,7 +73,7 @@ def test_what_may_hold_it_back_is_something_the_box_has(tmp_path: Path) -> None:
 
 def test_several_tokens_a_chunk_are_recognised(tmp_path: Path) -> None:
     """ITL twice TPOT means a draft at work, as in the Lambda K2.6 guide (44.5 against 21.14 ms: 2.1 tokens)."""
-    advice = advise([record(tmp_path, mean_itl_ms=44.5, mean_tpot_ms=21.14)])
+    advice = make_advice([record(tmp_path, mean_itl_ms=44.5, mean_tpot_ms=21.14)])
     assert any("about 2.1 tokens" in one.text for one in advice)
 
 
@@ -87,15 +87,15 @@ def imported(name: str, home: Path) -> list[RunRecord]:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     runs = module.imported(codec.load_toml(EXAMPLES / f"{name}.toml"), home)
-    return labelled([read(run) for run in runs])
+    return label_runs([read_record(run) for run in runs])
 
 
 def test_the_january_report_is_read_better_than_its_authors_did(tmp_path: Path) -> None:
     """The INT4 run's small cache is found, with the room that was left; 1,024 is the knee of the NVFP4 run."""
     records = imported("sm120-january", tmp_path)
-    found = {one.title: one.text for one in advise(records)}
+    found = {one.title: one.text for one in make_advice(records)}
     assert "13 requests of this length" in found["Give the KV cache more room"] or any(
-        "13 requests of this length" in one.text and "19.71 GiB" in one.text for one in advise(records)
+        "13 requests of this length" in one.text and "19.71 GiB" in one.text for one in make_advice(records)
     )
     assert "3.56 s instead of 12.4 s" in found["Limit concurrency to 1,024"]
     assert "5.9×" in found["For throughput take K2-Thinking NVFP4"]
@@ -105,17 +105,17 @@ def test_the_january_report_is_read_better_than_its_authors_did(tmp_path: Path) 
 def test_placements_are_compared_by_prompt_length(tmp_path: Path) -> None:
     """IQ3_K generates faster, Q4_X reads faster: the break-even is prompts 2.2 times the answers."""
     records = imported("hybrid-max-q", tmp_path)
-    choice = next(one for one in advise(records) if one.title == "Choose by prompt length")
+    choice = next(one for one in make_advice(records) if one.title == "Choose by prompt length")
     assert "2.2 times" in choice.text
 
 
 def test_every_example_carries_its_sources(tmp_path: Path) -> None:
     """No figure without where it is from, in the file and on the page."""
-    from moebox.report.page import page_of
+    from moebox.report.page import build_page
 
     for path in sorted(EXAMPLES.glob("*.toml")):
         records = imported(path.stem, tmp_path / path.stem)
         assert all(record.sources for record in records)
-        assert all(one.source for record in records for one in record.levels)
-        text = html(page_of(records))
+        assert all(one.source for record in records for one in record.loads)
+        text = render_html(build_page(records))
         assert records[0].sources[0][0] in text

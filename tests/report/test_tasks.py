@@ -4,7 +4,7 @@ from pathlib import Path
 
 from moebox.report.decision import decide
 from moebox.report.files import write_report
-from moebox.report.reading.folder import read
+from moebox.report.reading.folder import read_record
 from moebox.report.sections.tasks import section
 from moebox.store import Run
 from moebox.tasks import runner
@@ -54,7 +54,7 @@ def saved(folder: Path) -> Run:
 
 def test_what_was_written_is_read_back_as_the_same_type(tmp_path: Path) -> None:
     """And what is left is known."""
-    told = read(saved(tmp_path)).tasks
+    told = read_record(saved(tmp_path)).tasks
 
     assert told is not None
     assert told.results == (result(0, True), result(1, False))
@@ -63,7 +63,7 @@ def test_what_was_written_is_read_back_as_the_same_type(tmp_path: Path) -> None:
 
 def test_the_section_has_scores_failures_and_a_timeline(tmp_path: Path) -> None:
     """With intervals, the step where it went wrong, and two charts."""
-    found = section([read(saved(tmp_path))])
+    found = section([read_record(saved(tmp_path))])
 
     assert found is not None
     assert found.lead == "1 of 2 (9–91%) jobs solved by our own agent."
@@ -88,7 +88,7 @@ def test_a_file_that_is_not_ours_costs_only_itself(tmp_path: Path) -> None:
     """The rest of the report is made, with a note."""
     run = saved(tmp_path)
     run.write_file("tasks.json", '{"url": 3}')
-    record = read(run)
+    record = read_record(run)
 
     assert record.tasks is None
     assert any("tasks.json" in gap for gap in record.gaps)
@@ -97,7 +97,7 @@ def test_a_file_that_is_not_ours_costs_only_itself(tmp_path: Path) -> None:
 def test_the_strip_names_the_jobs(tmp_path: Path) -> None:
     """A run of jobs alone said "not checked yet", "not measured yet" and nothing of what it was for."""
     run = saved(tmp_path)
-    _, right, _, following = decide(read(run)).answers
+    _, right, _, following = decide(read_record(run)).answers
 
     assert right.detail == "1 of 2 jobs solved by an agent; 1 job not done"
     assert following.text == f"moebox task --resume {run.id}"

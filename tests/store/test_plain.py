@@ -9,8 +9,8 @@ import pytest
 from moebox.checkpoint import resolve_model
 from moebox.codec import read_text
 from moebox.errors import BadInput
-from moebox.report.files import report
-from moebox.report.markdown import markdown
+from moebox.report.files import make_page
+from moebox.report.markdown import render_markdown
 from moebox.store import Run, plain
 from moebox.store.summary import list_summaries
 
@@ -36,7 +36,7 @@ def test_a_report_of_a_hostile_folder_shows_nothing_from_elsewhere(
     make(path)
     run.release_lock()
 
-    assert "root:" not in markdown(report([run]))
+    assert "root:" not in render_markdown(make_page([run]))
     assert [row.id for row in list_summaries(tmp_path)] == [run.id]
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from moebox.report.pdf import browser
+from moebox.report.pdf import find_browser
 from tests.web.entry import with_token
 
 FLAGS = (
@@ -38,7 +38,7 @@ NO_BROWSER = "no Chromium here, so no page is looked at (Debian: apt install chr
 
 def program() -> str:
     """Chromium's path."""
-    found = browser()
+    found = find_browser()
     if not found:
         pytest.skip(NO_BROWSER)
     return found

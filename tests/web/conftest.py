@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from moebox.report.pdf import browser as browser_path
-from moebox.web.serve import prepare
+from moebox.report.pdf import find_browser as browser_path
+from moebox.web.serve import prepare_server
 from tests.web.chromium import NO_BROWSER, Chromium, Tab, chromium
 from tests.web.entry import remember
 
@@ -46,7 +46,7 @@ def serve() -> Iterator[Callable[..., str]]:
     with ExitStack() as stack:
 
         def start(runs: Path | None = None, host: str = "127.0.0.1", file: Path | None = None) -> str:
-            server, listening, printed = prepare(host, 0, insist=True, runs=runs, file=file)
+            server, listening, printed = prepare_server(host, 0, exact_port=True, runs=runs, file=file)
             thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
             thread.start()
             while not server.started:

@@ -139,7 +139,7 @@ def test_a_step_whose_checks_failed_is_not_ticked_as_good(serve: Serve, tmp_path
 
 def test_a_run_is_watched_without_chapters_that_are_empty(tmp_path: Path):
     """A run that did not climb had a heading "What each setting gained" over "0 steps, 0 kept"."""
-    shown = [section.title for section in live.view(a_run(tmp_path)).sections]
+    shown = [section.title for section in live.live_view(a_run(tmp_path)).sections]
 
     assert "Does it answer right" in shown
     assert "What each setting gained" not in shown
@@ -160,10 +160,10 @@ def test_the_time_left_goes_by_the_last_run_that_did_each_step(tmp_path: Path):
     asked = pipelines.begin_pipeline(pipelines.RunRequest(model="kimi-k2.6", until="bench"), run)
     pipelines.save_pipeline(asked.with_step(pipelines.PipelineStep(name="plan", state="done")), run)
 
-    assert live.view(run).left == "about 7 min 30 s left, going by earlier runs"
+    assert live.live_view(run).time_left == "about 7 min 30 s left, going by earlier runs"
     never = Run.create("never", runs=tmp_path)
     pipelines.begin_pipeline(pipelines.RunRequest(model="glm-5"), never)
-    assert live.view(never).left == ""
+    assert live.live_view(never).time_left == ""
 
 
 def test_only_what_changed_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -214,11 +214,11 @@ def test_the_command_on_the_page_gives_the_plan_on_the_page(
 ):
     """Pasted into a shell it must write the same recipe, not the one of the default settings."""
     monkeypatch.chdir(tmp_path)
-    wanted = planning.asked(dict(urllib.parse.parse_qsl(controls)))
-    _, *words = shlex.split(planning.command(wanted))
+    wanted = planning.parse_query(dict(urllib.parse.parse_qsl(controls)))
+    _, *words = shlex.split(planning.plan_command(wanted))
 
     assert main(words) == 0
-    assert codec.read_toml(Recipe, tmp_path / "recipe.toml") == planning.full(wanted).plan.recipe
+    assert codec.read_toml(Recipe, tmp_path / "recipe.toml") == planning.plan_fully(wanted).plan.recipe
 
 
 def test_a_chat_with_no_engine_is_one_line(serve: Serve):

@@ -7,7 +7,7 @@ import pytest
 
 from moebox.errors import BadInput
 from moebox.web import mounts
-from moebox.web.mounts import MOST_HUNG, Mounts
+from moebox.web.mounts import MOST_HUNG, DiskProbe
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def gone(monkeypatch: pytest.MonkeyPatch):
         if path.startswith("/gone/"):
             over.wait()
 
-    monkeypatch.setattr(mounts, "stat", stat)
+    monkeypatch.setattr(mounts, "stat_path", stat)
     monkeypatch.setattr(mounts, "PATIENCE_S", 0.05)
     yield
     over.set()
@@ -27,21 +27,21 @@ def gone(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_path_that_never_answers_costs_one_thread(gone: None, tmp_path: Path):
     """However often it is asked for: forty questions took every thread of the page."""
-    known = Mounts()
+    known = DiskProbe()
     for _ in range(40):
         with pytest.raises(BadInput, match="the disk has not answered"):
-            known.insist("/gone/model")
-    assert known.threads == 1
+            known.require_answer("/gone/model")
+    assert known.waiting_threads == 1
 
-    known.insist(str(tmp_path))
-    known.insist("kimi-k2.6")
+    known.require_answer(str(tmp_path))
+    known.require_answer("kimi-k2.6")
 
 
 def test_many_paths_that_never_answer_are_bounded(gone: None):
     """After a few, others are refused without a try."""
-    known = Mounts()
+    known = DiskProbe()
     for number in range(40):
         with pytest.raises(BadInput):
-            known.insist(f"/gone/{number}")
+            known.require_answer(f"/gone/{number}")
 
-    assert known.threads == MOST_HUNG
+    assert known.waiting_threads == MOST_HUNG

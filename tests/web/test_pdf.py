@@ -4,10 +4,10 @@ import re
 import zlib
 from pathlib import Path
 
-from moebox.report.block import Table, cell, columns, words
+from moebox.report.block import ReportTable, figure_cell, table_columns, text_cell
 from moebox.report.files import write_report
-from moebox.report.page import environment, style
-from moebox.report.pdf import pdf
+from moebox.report.page import jinja_environment, style_sheet
+from moebox.report.pdf import write_pdf
 from tests.report.making import a_run
 from tests.web.chromium import program
 
@@ -35,10 +35,10 @@ def unpacked(piece: bytes) -> bytes:
 def test_the_head_of_a_long_table_stands_on_every_page(tmp_path: Path) -> None:
     """Chromium repeats no head that holds a button, as the heads of tables that sort do."""
     program()
-    rows = tuple((cell(float(number)), words(f"row {number}")) for number in range(200))
-    table = Table(caption="Long", columns=columns("QQQQQQQQ", "Name", text=(1,)), rows=rows)
-    body = environment().get_template("blocks.html").module.table(table)
-    raw = pdf(f"<!doctype html><style>{style()}</style>{body}", tmp_path / "long.pdf").read_bytes()
+    rows = tuple((figure_cell(float(number)), text_cell(f"row {number}")) for number in range(200))
+    table = ReportTable(caption="Long", columns=table_columns("QQQQQQQQ", "Name", text=(1,)), rows=rows)
+    body = jinja_environment().get_template("blocks.html").module.table(table)
+    raw = write_pdf(f"<!doctype html><style>{style_sheet()}</style>{body}", tmp_path / "long.pdf").read_bytes()
 
     pages = len(re.findall(rb"/Type /Page\b", raw))
     drawn = b"".join(unpacked(piece) for piece in re.findall(rb"stream\r?\n(.*?)endstream", raw, re.DOTALL))

@@ -131,9 +131,9 @@ def test_dark_follows_the_system_and_the_button_turns_it(tab: Tab, page: str) ->
 
 def test_a_packed_report_still_runs_its_script(tab: Tab, tmp_path: Path) -> None:
     """Taking names and keys out of the page leaves its script, and the hash that allows it, alone."""
-    from moebox.report.pack import pack
+    from moebox.report.pack import pack_runs
 
     run: Run = a_run(tmp_path / "runs")
-    folder, _ = pack([run], tmp_path / "packed", pdf=False)
+    folder, _ = pack_runs([run], tmp_path / "packed", pdf=False)
     tab.open((folder / "report.html").as_uri())
     assert tab.run("document.documentElement.classList.contains('js')")

@@ -12,7 +12,7 @@ from moebox.cli.tables import headed
 from moebox.core.calibration import Boot, Calibration
 from moebox.errors import refuse_if
 from moebox.loose import Document
-from moebox.report.calibration import StepTime, depths, error, reading_of, solved, step_times
+from moebox.report.calibration import StepTime, depths_text, error_text, full_depth, is_solved, step_times
 from moebox.store import calibrations as store
 from moebox.units import format_count, format_gib, format_seconds
 
@@ -41,7 +41,7 @@ def _list(shelf: store.StoredCalibrations) -> None:
     for title in ("id", "box", "layers from", "error"):
         table.add_column(title, overflow="fold")
     for found in shelf.calibrations:
-        table.add_row(found.id, found.place.text, f"{found.layers} from {depths(found)}", error(found))
+        table.add_row(found.id, found.place.text, f"{found.layers} from {depths_text(found)}", error_text(found))
     people().print(table)
 
 
@@ -63,9 +63,9 @@ def _show(found: Calibration) -> None:
     out.print(f"  {found.place.text}; {found.layout.text}; measured {found.date}", markup=False)
     for boot in found.boots:
         out.print(f"  boot: {_booted(boot)}", markup=False)
-    if solved(found):
+    if is_solved(found):
         out.print(table_of(found))
-        tokens = reading_of(found).cache_tokens
+        tokens = full_depth(found).cache_tokens
         if tokens:
             out.print(f"  cache of {found.layers} layers: {format_count(tokens)} tokens", markup=False)
     for line in (*found.notes, *(f"not seen: {line}" for line in found.unseen)):
@@ -114,7 +114,7 @@ def take(path: Path, *, json: Json = False) -> int:
     """
     found = store.read_calibration(path)
     alone = f"{path}: no two depths with a step in common"
-    refuse_if(not solved(found), alone, hint="export it after a finished rehearsal")
+    refuse_if(not is_solved(found), alone, hint="export it after a finished rehearsal")
     store.store_calibration(replace(found, imported=path.name))
     answer(
         json,
@@ -126,7 +126,7 @@ def take(path: Path, *, json: Json = False) -> int:
 
 def brief(calibration: Calibration) -> Document:
     """One in a list, for scripts."""
-    reading = reading_of(calibration)
+    reading = full_depth(calibration)
     return {
         "id": calibration.id,
         "date": calibration.date,

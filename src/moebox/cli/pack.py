@@ -27,7 +27,7 @@ def pack(
         runs: The folder that holds the runs.
         json: Print the path and what was left out as JSON.
     """
-    from moebox.report.pack import pack as packed
+    from moebox.report.pack import pack_runs as packed
 
     found = [Run.open(name, runs=runs) for name in run or ("latest",)]
     path, left_out = packed(found, output or Path(f"{found[0].id}.tar.gz"), pdf=pdf)

@@ -141,10 +141,10 @@ def measured(
 def _show_measured(calibration: "Calibration") -> None:
     """What the measurement says of the whole model."""
     from moebox.cli.calibrations import table_of
-    from moebox.report.calibration import reading_of
+    from moebox.report.calibration import full_depth
 
     people().print(table_of(calibration))
-    people().print(f"\n{reading_of(calibration).text}", markup=False)
+    people().print(f"\n{full_depth(calibration).text}", markup=False)
     for line in calibration.unseen:
         people().print(f"  not seen: {line}", markup=False)
     people().print(f"kept as {calibration.id}; plan and forecast use it", markup=False, soft_wrap=True)

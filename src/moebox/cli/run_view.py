@@ -139,10 +139,10 @@ class View(Drawn):
     def close(self, pipeline: Pipeline, runner: "Runner") -> None:
         """The four answers, where the files are, and how to reach or start the endpoint."""
         from moebox.cli import decision_view
-        from moebox.report.decision import decided
+        from moebox.report.decision import decide_run
 
         people().print()
-        decision_view.show(decided(self.run))
+        decision_view.show(decide_run(self.run))
         if pipeline.step("report").state == "done":
             people().print(f"\nreport    {escape(str(self.run.path / REPORT))}", soft_wrap=True)
         people().print(f"recipe    {escape(str(self.run.path / 'recipe.toml'))}", soft_wrap=True)

@@ -104,27 +104,27 @@ def show(
         runs: The folder that holds the runs.
         json: Print JSON.
     """
-    from moebox.report.naming import labelled
-    from moebox.report.reading import read
+    from moebox.report.naming import label_runs
+    from moebox.report.reading import read_record
 
     found = Run.open(run, runs=runs)
-    record = labelled([read(found)])[0]
+    record = label_runs([read_record(found)])[0]
     if json:
         emit(document(found, record))
         return 0
     from moebox.cli import decision_view
     from moebox.report.decision import decide
-    from moebox.report.expect import foretold
-    from moebox.report.rules import advise
-    from moebox.report.sections.summary import scaling
+    from moebox.report.expect import with_forecast
+    from moebox.report.rules import make_advice
+    from moebox.report.sections.summary import scaling_sentences
 
     people().print(f"[bold]{found.id}[/bold]  {found.path}", soft_wrap=True)
     serving = bool(state.engine_writing_to(state.live_run_folders(), found.path))
-    decision_view.show(decide(foretold(record), serving=serving))
+    decision_view.show(decide(with_forecast(record), serving=serving))
     people().print()
-    for line in scaling(record):
+    for line in scaling_sentences(record):
         people().print(line, markup=False)
-    people().print(_details(record, advise([record])))
+    people().print(_details(record, make_advice([record])))
     return 0
 
 
@@ -143,7 +143,7 @@ def _details(record: "RunRecord", advice: "Sequence[Advice]") -> "Table":
 
 def _happened(record: "RunRecord", advice: "Sequence[Advice]") -> "Iterator[tuple[str, str]]":
     """Starts, checks, problems, what to do about them, and what is missing."""
-    yield from ((attempt.title, f"{attempt.outcome} {attempt.why}".strip()) for attempt in record.attempts)
+    yield from ((attempt.title, f"{attempt.outcome} {attempt.reason}".strip()) for attempt in record.attempts)
     yield from ((f"{check.mark:<5} {check.name}", check.detail) for check in record.checks)
     yield from (("problem", f"{problem.title}. {problem.remedy}") for problem in record.problems)
     yield from (("advice", f"{found.title}. {found.text}") for found in advice)
@@ -154,14 +154,16 @@ def document(run: Run, record: "RunRecord") -> Document:
     """One run under stable keys."""
     return {
         **_values(run_brief(run), "id", "path", "started", "last", "last_kind", "bytes"),
-        "live": state.is_run_active(run, state.live_run_folders(), unfinished_step=record.interrupted),
+        "live": state.is_run_active(run, state.live_run_folders(), unfinished_step=record.interrupted_step),
         "simulation": record.simulation,
         "recipe": record.recipe,
         "box": record.box.name if record.box else None,
         "kv_tokens": record.kv_tokens,
-        "attempts": [_values(attempt, "number", "outcome", "why") for attempt in record.attempts],
+        "attempts": [
+            {"number": attempt.number, "outcome": attempt.outcome, "why": attempt.reason} for attempt in record.attempts
+        ],
         "rungs": [{"name": check.name, "verdict": check.mark, "reason": check.detail} for check in record.checks],
-        "measurements": [level.raw for level in record.levels],
+        "measurements": [level.raw for level in record.loads],
         "problems": record.problems,
         "missing": record.gaps,
     }

@@ -9,13 +9,13 @@ from typing import Any, Literal
 
 from markupsafe import Markup
 
-from moebox.report.format import DASH, number
+from moebox.report.format import DASH, format_number
 
 Tone = Literal["", "best", "good", "bad", "warn", "quiet"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class TableCell:
     """One field of a table: what is shown, what it sorts by, how it stands out."""
 
     text: str
@@ -27,7 +27,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class TableColumn:
     """One column's heading."""
 
     title: str
@@ -35,13 +35,13 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class ReportTable:
     """Rows that sort and copy as CSV."""
 
     kind: str = "table"
     caption: str = ""
-    columns: tuple[Column, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    columns: tuple[TableColumn, ...]
+    rows: tuple[tuple[TableCell, ...], ...]
     note: str = ""
     sortable: bool = True
     folded: bool = False  # shown as one line until asked for
@@ -86,7 +86,7 @@ class Bullets:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Key:
+class LegendKey:
     """One entry of a legend."""
 
     name: str
@@ -96,12 +96,12 @@ class Key:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chart:
+class ReportChart:
     """A drawing with its heading, legend and what to read from it."""
 
     title: str
     svg: Markup
-    legend: tuple[Key, ...] = ()
+    legend: tuple[LegendKey, ...] = ()
     caption: str = ""
     wide: bool = False
 
@@ -111,18 +111,18 @@ class Charts:
     """Drawings, two in a row where there is room."""
 
     kind: str = "charts"
-    charts: tuple[Chart, ...]
+    charts: tuple[ReportChart, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class CustomBlock:
     """A block whose look is its own template's business: ladder, attempts, topology, advice, code …"""
 
     kind: str
     data: Any
 
 
-Block = Table | Tiles | Prose | Bullets | Charts | Part
+Block = ReportTable | Tiles | Prose | Bullets | Charts | CustomBlock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,42 +135,42 @@ class Section:
     blocks: tuple[Block, ...] = field(default=())
 
 
-def cell(value: float | None, *, digits: int | None = None, tone: Tone = "", title: str = "") -> Cell:
+def figure_cell(value: float | None, *, digits: int | None = None, tone: Tone = "", title: str = "") -> TableCell:
     """A figure as a cell."""
-    return Cell(text=number(value, digits), value=value, tone=tone, title=title)
+    return TableCell(text=format_number(value, digits), value=value, tone=tone, title=title)
 
 
-def words(text: str, *, tone: Tone = "", colour: int = 0, title: str = "") -> Cell:
+def text_cell(text: str, *, tone: Tone = "", colour: int = 0, title: str = "") -> TableCell:
     """Text as a cell."""
-    return Cell(text=text or DASH, value=text, tone=tone, colour=colour, title=title)
+    return TableCell(text=text or DASH, value=text, tone=tone, colour=colour, title=title)
 
 
-def columns(*titles: str, text: Sequence[int] = (0,)) -> tuple[Column, ...]:
+def table_columns(*titles: str, text: Sequence[int] = (0,)) -> tuple[TableColumn, ...]:
     """Headings; those at the places in `text` hold words, the others figures."""
-    return tuple(Column(title=title, numeric=place not in text) for place, title in enumerate(titles))
+    return tuple(TableColumn(title=title, numeric=place not in text) for place, title in enumerate(titles))
 
 
-def bullets(title: str, items: Sequence[str]) -> list[Bullets]:
+def bullet_list(title: str, items: Sequence[str]) -> list[Bullets]:
     """A list, where there is anything in it."""
     return [Bullets(title=title, items=tuple(items))] if items else []
 
 
-def drawing(
-    title: str, svg: Markup | None, *, legend: Sequence[Key] = (), caption: str = "", wide: bool = False
-) -> Chart | None:
+def titled_chart(
+    title: str, svg: Markup | None, *, legend: Sequence[LegendKey] = (), caption: str = "", wide: bool = False
+) -> ReportChart | None:
     """A drawing with its heading, where there is anything to draw."""
-    return Chart(title=title, svg=svg, legend=tuple(legend), caption=caption, wide=wide) if svg else None
+    return ReportChart(title=title, svg=svg, legend=tuple(legend), caption=caption, wide=wide) if svg else None
 
 
-def without_empty(table: Table, *, alone: bool) -> Table:
+def drop_empty_columns(table: ReportTable, *, single_run: bool) -> ReportTable:
     """The table without columns that nobody filled, and without the runs' names where there is only one run."""
     columns = zip(table.columns, zip(*table.rows, strict=True), strict=True)
-    hidden = "Run" if alone else ""
+    hidden = "Run" if single_run else ""
     kept = [(head, cells) for head, cells in columns if filled(cells) and head.title != hidden]
     rows = zip(*(cells for _, cells in kept), strict=True)
     return replace(table, columns=tuple(head for head, _ in kept), rows=tuple(rows))
 
 
-def filled(cells: Sequence[Cell]) -> bool:
+def filled(cells: Sequence[TableCell]) -> bool:
     """Whether any of a column's cells says something."""
     return any(cell.text != DASH for cell in cells)

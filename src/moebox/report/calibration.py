@@ -17,30 +17,30 @@ class StepTime:
     tok_s: float
 
 
-def reading_of(calibration: Calibration) -> MeasuredSpeed:
+def full_depth(calibration: Calibration) -> MeasuredSpeed:
     """It at the depth of its whole model."""
     most = max((prompt.tokens for boot in calibration.boots for prompt in boot.prefill), default=1)
     return MeasuredSpeed(calibration=calibration, layers=calibration.layers, chunk=calibration.layout.chunk or most)
 
 
-def solved(calibration: Calibration) -> bool:
+def is_solved(calibration: Calibration) -> bool:
     """Whether it says anything of the whole model."""
-    return bool(reading_of(calibration).decode_times)
+    return bool(full_depth(calibration).decode_times)
 
 
-def depths(calibration: Calibration) -> str:
+def depths_text(calibration: Calibration) -> str:
     """Its boots' layers in words."""
     return " and ".join(map(str, calibration.depths))
 
 
-def error(calibration: Calibration) -> str:
+def error_text(calibration: Calibration) -> str:
     """How far off it may be."""
-    return f"±{reading_of(calibration).decode_error:.0%}" if solved(calibration) else "unfinished"
+    return f"±{full_depth(calibration).decode_error:.0%}" if is_solved(calibration) else "unfinished"
 
 
 def step_times(calibration: Calibration) -> tuple[StepTime, ...]:
     """Steps of the whole model at what was measured."""
-    reading = reading_of(calibration)
+    reading = full_depth(calibration)
     decoded = [
         StepTime(kind="decode", streams=batch, tokens=int(context), seconds=step, tok_s=batch / step)
         for batch, line in sorted(reading.decode_times.items())

@@ -46,6 +46,6 @@ CHAPTERS: tuple[Chapter, ...] = (
 )
 
 
-def sections(records: Sequence[RunRecord], chapters: Sequence[Chapter] = CHAPTERS) -> list[Section]:
+def make_sections(records: Sequence[RunRecord], chapters: Sequence[Chapter] = CHAPTERS) -> list[Section]:
     """Every chapter that has something to say."""
     return [found for chapter in chapters if (found := chapter(records)) and found.blocks]

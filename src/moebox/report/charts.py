@@ -14,9 +14,9 @@ from typing import TypeVar
 
 from markupsafe import Markup
 
-from moebox.report.block import Key
-from moebox.report.format import number, short
-from moebox.report.svg import Scale, hint, picture, spread, tag, text, ticks
+from moebox.report.block import LegendKey
+from moebox.report.format import format_number, short_number
+from moebox.report.svg import AxisScale, axis_ticks, svg_picture, svg_tag, svg_text, svg_title, thin_out
 
 WIDTH, HEIGHT = 540, 300
 LEFT, RIGHT, TOP, BOTTOM = 56, 16, 26, 40
@@ -34,7 +34,7 @@ Row = TypeVar("Row", tuple[float, float], tuple[float, float, float])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
+class ChartSeries:
     """One line: its name, its place in the palette, its points, and a band where it is a forecast."""
 
     name: str
@@ -45,29 +45,29 @@ class Series:
     band: tuple[tuple[float, float, float], ...] = ()  # x, low, high
 
     @property
-    def heights(self) -> list[float]:
+    def y_values(self) -> list[float]:
         """Every value that the upright axis must hold."""
         edges = chain.from_iterable((low, high) for _, low, high in self.band)
         return [*(value for _, value in self.points), *edges]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Axis:
+class ChartAxis:
     """What an axis measures and how its values are written."""
 
     title: str
     log: bool | None = None  # None: decided by the span of the values
     zero: bool = True  # a linear axis starts at zero
     ticks: tuple[float, ...] = ()
-    format: Callable[[float], str] = short  # in hover boxes and captions
+    format: Callable[[float], str] = short_number  # in hover boxes and captions
     tick: Callable[[float], str] | None = None  # on the axis, where that is shorter
 
-    def label(self, value: float) -> str:
+    def tick_label(self, value: float) -> str:
         """A value as the axis writes it."""
         return (self.tick or self.format)(value)
 
 
-def usable(series: Sequence[Series]) -> list[Series]:
+def finite_series(series: Sequence[ChartSeries]) -> list[ChartSeries]:
     """The series with their finite points only, those without any left out."""
     finite = [replace(curve, points=_finite(curve.points), band=_finite(curve.band)) for curve in series]
     return [curve for curve in finite if curve.points]
@@ -77,29 +77,31 @@ def _finite(rows: tuple[Row, ...]) -> tuple[Row, ...]:
     return tuple(row for row in rows if all(map(math.isfinite, row)))
 
 
-def line(series: Sequence[Series], *, x: Axis, y: Axis, label: str, height: float = HEIGHT) -> Markup | None:
+def draw_lines(
+    series: Sequence[ChartSeries], *, x: ChartAxis, y: ChartAxis, label: str, height: float = HEIGHT
+) -> Markup | None:
     """Lines over a common x; None when there is nothing to draw."""
-    shown = usable(series)
+    shown = finite_series(series)
     if not shown:
         return None
     across = axis_scale([at for curve in shown for at, _ in curve.points], x, LEFT, WIDTH - RIGHT)
-    up = axis_scale([*chain.from_iterable(curve.heights for curve in shown)], y, height - BOTTOM, TOP)
-    body = grid(across, up, x, y, height)
-    body += "".join(draw(curve, across, up, index, x, y) for index, curve in enumerate(shown))
-    body += tag(
+    up = axis_scale([*chain.from_iterable(curve.y_values for curve in shown)], y, height - BOTTOM, TOP)
+    body = draw_grid(across, up, x, y, height)
+    body += "".join(draw_series(curve, across, up, index, x, y) for index, curve in enumerate(shown))
+    body += svg_tag(
         "line", class_="cursor", x1=0, x2=0, y1=TOP, y2=height - BOTTOM, stroke="var(--faint)", visibility="hidden"
     )
-    return picture(body, width=WIDTH, height=height, label=label, data=hover(shown, across, x, y))
+    return svg_picture(body, width=WIDTH, height=height, label=label, data=hover_data(shown, across, x, y))
 
 
-def axis_scale(values: Sequence[float], axis: Axis, start: float, end: float) -> Scale:
+def axis_scale(values: Sequence[float], axis: ChartAxis, start: float, end: float) -> AxisScale:
     """A scale that holds all `values`, rounded outward on linear axes."""
     positive = [value for value in values if value > 0]
     if positive and _logarithmic(values, axis):
         low, high = _log_ends(min(positive), max(values), exact=bool(axis.ticks))
-        return Scale(low=low, high=high, start=start, end=end, log=True)
+        return AxisScale(low=low, high=high, start=start, end=end, log=True)
     low, high = _linear_ends(min(values), max(values), zero=axis.zero)
-    return Scale(low=low, high=high, start=start, end=end)
+    return AxisScale(low=low, high=high, start=start, end=end)
 
 
 def _linear_ends(low: float, high: float, *, zero: bool) -> tuple[float, float]:
@@ -109,7 +111,7 @@ def _linear_ends(low: float, high: float, *, zero: bool) -> tuple[float, float]:
     return low, high + (high - low) * 0.06 if zero else high
 
 
-def _logarithmic(values: Sequence[float], axis: Axis) -> bool:
+def _logarithmic(values: Sequence[float], axis: ChartAxis) -> bool:
     """As the axis says, or by the span of its values."""
     if axis.log is not None:
         return axis.log
@@ -125,94 +127,96 @@ def _log_ends(low: float, high: float, *, exact: bool) -> tuple[float, float]:
     return (low / 2, high * 2) if high / low < 1.01 else (low, high)
 
 
-def grid(across: Scale, up: Scale, x: Axis, y: Axis, height: float) -> str:
+def draw_grid(across: AxisScale, up: AxisScale, x: ChartAxis, y: ChartAxis, height: float) -> str:
     """Hairlines, tick labels and the two titles."""
     base = height - BOTTOM
-    parts = [text(LEFT - 46, 13, y.title, fill="var(--soft)", font_weight=600), *_rows(up, y)]
-    parts.append(tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=base, y2=base, stroke="var(--rule)"))
+    parts = [svg_text(LEFT - 46, 13, y.title, fill="var(--soft)", font_weight=600), *_rows(up, y)]
+    parts.append(svg_tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=base, y2=base, stroke="var(--rule)"))
     parts += _columns(across, x, base)
-    parts.append(text(WIDTH - RIGHT, height - 6, x.title, text_anchor="end", fill="var(--soft)"))
+    parts.append(svg_text(WIDTH - RIGHT, height - 6, x.title, text_anchor="end", fill="var(--soft)"))
     return "".join(parts)
 
 
-def _rows(up: Scale, y: Axis) -> Iterator[str]:
+def _rows(up: AxisScale, y: ChartAxis) -> Iterator[str]:
     """A hairline and a label for each tick of the upright axis."""
-    values = ticks(up.low, up.high, log=up.log)
+    values = axis_ticks(up.low, up.high, log=up.log)
     if len(values) > 6:
-        values = spread(values, 22, [up.at(value) for value in values])
+        values = thin_out(values, 22, [up.position(value) for value in values])
     for value in values:
-        place = up.at(value)
-        yield tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=place, y2=place, stroke="var(--hair)")
-        yield text(LEFT - 8, place + 4, y.label(value), text_anchor="end", fill="var(--soft)")
+        place = up.position(value)
+        yield svg_tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=place, y2=place, stroke="var(--hair)")
+        yield svg_text(LEFT - 8, place + 4, y.tick_label(value), text_anchor="end", fill="var(--soft)")
 
 
-def _columns(across: Scale, x: Axis, base: float) -> Iterator[str]:
+def _columns(across: AxisScale, x: ChartAxis, base: float) -> Iterator[str]:
     """A mark and a label for each tick of the lower axis: the given ones that lie on it, or round values."""
     given = [value for value in x.ticks if across.low * 0.999 <= value <= across.high * 1.001]
-    values = given or ticks(across.low, across.high, log=across.log, count=6)
-    for value in spread(values, 46, [across.at(value) for value in values]):
-        place = across.at(value)
+    values = given or axis_ticks(across.low, across.high, log=across.log, count=6)
+    for value in thin_out(values, 46, [across.position(value) for value in values]):
+        place = across.position(value)
         anchor = "end" if place > WIDTH - RIGHT - 12 else "middle"
-        yield tag("line", x1=place, x2=place, y1=base, y2=base + 4, stroke="var(--rule)")
-        yield text(min(place, WIDTH - 2), base + 17, x.label(value), text_anchor=anchor, fill="var(--soft)")
+        yield svg_tag("line", x1=place, x2=place, y1=base, y2=base + 4, stroke="var(--rule)")
+        yield svg_text(min(place, WIDTH - 2), base + 17, x.tick_label(value), text_anchor=anchor, fill="var(--soft)")
 
 
-def draw(curve: Series, across: Scale, up: Scale, index: int, x: Axis, y: Axis) -> str:
+def draw_series(curve: ChartSeries, across: AxisScale, up: AxisScale, index: int, x: ChartAxis, y: ChartAxis) -> str:
     """A series: band, line, markers with their titles."""
     colour = f"var(--s{curve.colour})"
-    places = [(across.at(a), up.at(b)) for a, b in curve.points]
+    places = [(across.position(a), up.position(b)) for a, b in curve.points]
     body = _band(curve, across, up, colour) + _stroke(curve, places, colour)
     if curve.markers:
         body += "".join(_marked(curve, point, place, x, y) for point, place in zip(curve.points, places, strict=True))
-    return tag("g", body, class_="series", data_series=index)
+    return svg_tag("g", body, class_="series", data_series=index)
 
 
-def _band(curve: Series, across: Scale, up: Scale, colour: str) -> str:
+def _band(curve: ChartSeries, across: AxisScale, up: AxisScale, colour: str) -> str:
     """The forecast's band as an area."""
     if len(curve.band) < 2:
         return ""
-    edge = [(across.at(load), up.at(high)) for load, _, high in curve.band]
-    edge += [(across.at(load), up.at(low)) for load, low, _ in reversed(curve.band)]
-    return tag("path", d=path(edge) + "Z", fill=colour, fill_opacity=0.13)
+    edge = [(across.position(load), up.position(high)) for load, _, high in curve.band]
+    edge += [(across.position(load), up.position(low)) for load, low, _ in reversed(curve.band)]
+    return svg_tag("path", d=svg_path(edge) + "Z", fill=colour, fill_opacity=0.13)
 
 
-def _stroke(curve: Series, places: Sequence[Point], colour: str) -> str:
+def _stroke(curve: ChartSeries, places: Sequence[Point], colour: str) -> str:
     """The line itself; a single point has none."""
     if len(places) < 2:
         return ""
     look = {"fill": "none", "stroke": colour, "stroke_width": 1.8 if curve.markers else 1.4}
     dashes = "5 4" if curve.dashed else None
-    return tag("path", d=path(places), **look, stroke_dasharray=dashes, stroke_linejoin="round")
+    return svg_tag("path", d=svg_path(places), **look, stroke_dasharray=dashes, stroke_linejoin="round")
 
 
-def _marked(curve: Series, point: Point, place: Point, x: Axis, y: Axis) -> str:
+def _marked(curve: ChartSeries, point: Point, place: Point, x: ChartAxis, y: ChartAxis) -> str:
     """One point with what it says when the mouse rests on it."""
-    title = hint(f"{curve.name}: {y.format(point[1])} at {x.format(point[0])}")
-    return tag("g", title + marker(curve.colour, *place, colour=f"var(--s{curve.colour})", hollow=curve.dashed))
+    title = svg_title(f"{curve.name}: {y.format(point[1])} at {x.format(point[0])}")
+    return svg_tag(
+        "g", title + draw_marker(curve.colour, *place, colour=f"var(--s{curve.colour})", hollow=curve.dashed)
+    )
 
 
-def path(places: Sequence[Point]) -> str:
+def svg_path(places: Sequence[Point]) -> str:
     """Points as a path."""
     return "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in places)
 
 
-def marker(shape: int, a: float, b: float, *, colour: str, hollow: bool = False, size: float = 3.8) -> str:
+def draw_marker(shape: int, a: float, b: float, *, colour: str, hollow: bool = False, size: float = 3.8) -> str:
     """One point, in the shape that belongs to the series."""
     kind = MARKERS[(shape - 1) % len(MARKERS)]
     look = {"fill": "var(--panel)" if hollow or kind == "ring" else colour, "stroke": colour, "stroke_width": 1.4}
     if kind in ("circle", "ring"):
-        return tag("circle", cx=a, cy=b, r=size, **look)
+        return svg_tag("circle", cx=a, cy=b, r=size, **look)
     if kind == "cross":
         look |= {"fill": "none", "stroke_width": 2.2}
-    strokes = (path([(a + x * size, b + y * size) for x, y in stroke]) for stroke in STROKES[kind])
-    return tag("path", d="".join(strokes) + "Z" * (kind != "cross"), **look)
+    strokes = (svg_path([(a + x * size, b + y * size) for x, y in stroke]) for stroke in STROKES[kind])
+    return svg_tag("path", d="".join(strokes) + "Z" * (kind != "cross"), **look)
 
 
-def hover(shown: Sequence[Series], across: Scale, x: Axis, y: Axis) -> str:
+def hover_data(shown: Sequence[ChartSeries], across: AxisScale, x: ChartAxis, y: ChartAxis) -> str:
     """What the script shows at each x: place, heading, and each series' value there."""
     tables = [{at: y.format(value) for at, value in curve.points} for curve in shown]
     stops = [
-        [round(across.at(at), 1), x.format(at), [table.get(at) for table in tables]]
+        [round(across.position(at), 1), x.format(at), [table.get(at) for table in tables]]
         for at in sorted(set(chain.from_iterable(tables)))
     ]
     names = [[curve.name, curve.colour] for curve in shown]
@@ -221,12 +225,12 @@ def hover(shown: Sequence[Series], across: Scale, x: Axis, y: Axis) -> str:
     )
 
 
-def legend(series: Sequence[Series]) -> tuple[Key, ...]:
+def series_legend(series: Sequence[ChartSeries]) -> tuple[LegendKey, ...]:
     """Keys for the series that are drawn."""
     drawn = [curve for curve in series if curve.points]
-    return tuple(Key(name=curve.name, colour=curve.colour, dashed=curve.dashed) for curve in drawn)
+    return tuple(LegendKey(name=curve.name, colour=curve.colour, dashed=curve.dashed) for curve in drawn)
 
 
-def thousands(value: float) -> str:
+def whole_number(value: float) -> str:
     """Counts on an axis where every digit matters: 128, 1,024."""
-    return number(value, 0)
+    return format_number(value, 0)

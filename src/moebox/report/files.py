@@ -5,18 +5,18 @@ from pathlib import Path
 
 from moebox import files
 from moebox.errors import BadInput, refuse_if
-from moebox.report.expect import foretold
-from moebox.report.page import Page, html, page_of
-from moebox.report.reading import read
+from moebox.report.expect import with_forecast
+from moebox.report.page import ReportPage, build_page, render_html
+from moebox.report.reading import read_record
 from moebox.store import Run, plain
 
-FORMS = ("", ".html", ".htm", ".md", ".pdf")
-ELSEWHERE = "`-o FILE` puts it elsewhere"
+SUFFIXES = ("", ".html", ".htm", ".md", ".pdf")
+OUTPUT_HINT = "`-o FILE` puts it elsewhere"
 
 
-def report(runs: Sequence[Run], *, title: str = "") -> Page:
+def make_page(runs: Sequence[Run], *, title: str = "") -> ReportPage:
     """What there is to say about these runs."""
-    return page_of([foretold(read(run)) for run in runs], title=title)
+    return build_page([with_forecast(read_record(run)) for run in runs], title=title)
 
 
 def write_report(
@@ -32,31 +32,31 @@ def write_report(
     if target.parent in [run.path for run in runs]:  # elsewhere a link is the person's own
         for name in (target, target.with_suffix(".md"), target.with_suffix(".pdf")):
             plain.refuse_unusual(name)
-    refuse_if(suffix not in FORMS, f"{target}: a report cannot be {suffix!r}", hint="name it .html, .md or .pdf")
-    with files.report_write_errors(target, error_type=BadInput, hint=ELSEWHERE):
+    refuse_if(suffix not in SUFFIXES, f"{target}: a report cannot be {suffix!r}", hint="name it .html, .md or .pdf")
+    with files.report_write_errors(target, error_type=BadInput, hint=OUTPUT_HINT):
         files.check_writable(target)
-    page = report(runs, title=title)
+    page = make_page(runs, title=title)
     return [write(page, target) for write, is_wanted in wanted.items() if is_wanted]
 
 
-def _as_html(page: Page, target: Path) -> Path:
-    return save(target, html(page))
+def _as_html(page: ReportPage, target: Path) -> Path:
+    return save_file(target, render_html(page))
 
 
-def _as_markdown(page: Page, target: Path) -> Path:
-    from moebox.report.markdown import markdown
+def _as_markdown(page: ReportPage, target: Path) -> Path:
+    from moebox.report.markdown import render_markdown
 
-    return save(target.with_suffix(".md"), markdown(page))
-
-
-def _as_pdf(page: Page, target: Path) -> Path:
-    from moebox.report.pdf import pdf
-
-    return pdf(html(page), target.with_suffix(".pdf"))
+    return save_file(target.with_suffix(".md"), render_markdown(page))
 
 
-def save(path: Path, text: str | bytes) -> Path:
+def _as_pdf(page: ReportPage, target: Path) -> Path:
+    from moebox.report.pdf import write_pdf
+
+    return write_pdf(render_html(page), target.with_suffix(".pdf"))
+
+
+def save_file(path: Path, text: str | bytes) -> Path:
     """Write a file whole or not at all, its folder made if need be."""
-    with files.report_write_errors(path, hint=ELSEWHERE):
+    with files.report_write_errors(path, hint=OUTPUT_HINT):
         files.write_atomic(path.resolve(), text)
     return path

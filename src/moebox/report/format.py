@@ -9,21 +9,21 @@ DASH = "–"
 LAST_MOMENT = 253_402_300_800.0  # the year 10000: whoever wrote that had no clock
 
 
-def known(value: object) -> float | None:
+def finite_or_none(value: object) -> float | None:
     """A figure that can be written; None for anything else, which a table shows as a dash."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return value if math.isfinite(value) else None
 
 
-def capital(text: str) -> str:
+def capitalize(text: str) -> str:
     """A sentence with its first letter large."""
     return text[:1].upper() + text[1:]
 
 
-def number(value: object, digits: int | None = None) -> str:
+def format_number(value: object, digits: int | None = None) -> str:
     """A figure for a table: thousands separated, as many decimals as it deserves; a dash where there is none."""
-    figure = known(value)
+    figure = finite_or_none(value)
     if figure is None:
         return DASH
     return f"{figure:,.{_decimals(figure) if digits is None else digits}f}"
@@ -39,12 +39,12 @@ def _decimals(figure: float) -> int:
     return 1 if size >= 10 else 2
 
 
-def some(count: int, noun: str, rest: str) -> str:
+def count_phrase(count: int, noun: str, rest: str) -> str:
     """So many of something with what is to be said of them; "" where there are none."""
     return f"{units.plural(count, noun)} {rest}" if count else ""
 
 
-def short(value: float) -> str:
+def short_number(value: float) -> str:
     """A figure for an axis: 0.5, 20, 1,500, 20k, 1.5M."""
     size = abs(value)
     if size >= 1e6:
@@ -65,9 +65,9 @@ _LATENCIES = (
 )
 
 
-def milliseconds(value: object) -> str:
+def format_ms(value: object) -> str:
     """A latency in the unit that suits it: 0.42 ms, 363 ms, 2.26 s, 1 min 26 s."""
-    latency = known(value)
+    latency = finite_or_none(value)
     if latency is None:
         return DASH
     for below, divisor, digits, unit in _LATENCIES:
@@ -85,9 +85,9 @@ def tick_ms(value: float) -> str:
     return f"{value / 1e3:.3g} s" if abs(value) < 180_000 else f"{value / 60e3:.3g} min"
 
 
-def gib(value: object, digits: int = 1) -> str:
+def format_gib(value: object, digits: int = 1) -> str:
     """Bytes as GiB, or as MiB where that would be nought point nothing."""
-    size = known(value)
+    size = finite_or_none(value)
     if size is None:
         return DASH
     if 0 < abs(size) < 2**30 / 10:
@@ -95,9 +95,9 @@ def gib(value: object, digits: int = 1) -> str:
     return f"{size / 2**30:,.{digits}f} GiB"
 
 
-def change(value: float | None) -> str:
+def format_change(value: float | None) -> str:
     """A relative change with its sign: +12.5%, −3.0%."""
-    share = known(value)
+    share = finite_or_none(value)
     if share is None:
         return DASH
     sign = "+" if share >= 0 else "−"
@@ -105,19 +105,19 @@ def change(value: float | None) -> str:
     return f"{sign}{abs(share) * 100:.{digits}f}%"
 
 
-def times(value: float) -> str:
+def format_ratio(value: float) -> str:
     """A ratio: 2.1×, 39×."""
     if value >= 10:
         return f"{value:.0f}×"
     return f"{value:.1f}×" if value >= 1.05 else f"{value:.2f}×"
 
 
-def day(moment: float) -> str:
+def format_date(moment: float) -> str:
     """A date: 29 January 2026."""
     return _written(moment, "%d %B %Y").lstrip("0")
 
 
-def clock(moment: float) -> str:
+def format_time(moment: float) -> str:
     """A moment: 2026-01-29 14:05:09 UTC."""
     return _written(moment, "%Y-%m-%d %H:%M:%S UTC")
 
@@ -127,7 +127,7 @@ def _written(moment: float, form: str) -> str:
     return time.strftime(form, time.gmtime(moment)) if 0 < moment < LAST_MOMENT else "undated"
 
 
-def listed(names: list[str]) -> str:
+def join_names(names: list[str]) -> str:
     """Names as a sentence lists them: "a", "a and b", "a, b and c"."""
     if len(names) < 2:
         return "".join(names)

@@ -9,14 +9,14 @@ class FailingKernel:
 
     name: str
     case: str = ""
-    asked: float | None = None  # bytes of shared memory
-    limit: float | None = None
+    needed_bytes: float | None = None  # bytes of shared memory
+    limit_bytes: float | None = None
     blocks: str = ""
-    place: str = ""
+    launched_from: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KernelsJudged:
+class KernelScanRow:
     """One look at the kernels of an engine release: compiled for the card, or looked up."""
 
     engine: str = ""
@@ -31,9 +31,9 @@ class KernelsJudged:
     spills: int = 0
     bad: tuple[FailingKernel, ...] = ()
     not_covered: tuple[tuple[str, str], ...] = ()  # what, why
-    judged: tuple[tuple[str, str], ...] = ()  # what is known by version, remedy
+    known_by_version: tuple[tuple[str, str], ...] = ()  # what is known by version, remedy
 
     @property
-    def how(self) -> str:
+    def method_text(self) -> str:
         """By what means its launches were judged."""
         return "compiled" if self.compiled else "looked up"

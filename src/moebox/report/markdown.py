@@ -6,34 +6,46 @@ from typing import Any
 
 from moebox.escape import code_block
 from moebox.escape import escape_markdown as escape
-from moebox.report.block import Block, Bullets, Cell, Chart, Charts, Part, Prose, Section, Table, Tile, Tiles
+from moebox.report.block import (
+    Block,
+    Bullets,
+    Charts,
+    CustomBlock,
+    Prose,
+    ReportChart,
+    ReportTable,
+    Section,
+    TableCell,
+    Tile,
+    Tiles,
+)
 from moebox.report.decision import Decision, DecisionCell
-from moebox.report.page import Page
-from moebox.report.record import Attempt, CheckResult, Problem
+from moebox.report.page import ReportPage
+from moebox.report.record import CheckRow, LaunchAttempt, LogProblem
 from moebox.report.rules import Advice
-from moebox.report.sections.hardware import Drawing
+from moebox.report.sections.hardware import TopologyDrawing
 from moebox.report.sections.ladder import SIGNS
-from moebox.report.sections.problems import Card
+from moebox.report.sections.problems import ProblemEntry
 
-Entry = Mapping[str, Any]  # what a template of blocks.html is given
+TemplateData = Mapping[str, Any]  # what a template of blocks.html is given
 
 
-def markdown(page: Page) -> str:
+def render_markdown(page: ReportPage) -> str:
     """The whole document."""
     lines = [f"# {escape(page.title)}", "", " · ".join(filter(None, (page.date, escape(page.subtitle)))), ""]
-    if page.simulation:
-        lines += [f"> **Simulation:** {escape(page.simulation)} No GPU produced these figures.", ""]
-    lines += answers(page)
+    if page.simulated_runs:
+        lines += [f"> **Simulation:** {escape(page.simulated_runs)} No GPU produced these figures.", ""]
+    lines += decision_lines(page)
     for section in page.sections:
-        lines += chapter(section, simulated=bool(page.simulation))
+        lines += chapter(section, simulated=bool(page.simulated_runs))
     lines += [f"Made by moebox on {page.made} from {', '.join(escape(record.id) for record in page.records)}.", ""]
     return "\n".join(lines)
 
 
-def answers(page: Page) -> list[str]:
+def decision_lines(page: ReportPage) -> list[str]:
     """The four answers of each run."""
     runs = zip(page.records, page.decisions, strict=True)
-    return [*chain.from_iterable([*heading(record.named), *strip(decision)] for record, decision in runs)]
+    return [*chain.from_iterable([*heading(record.page_label), *strip(decision)] for record, decision in runs)]
 
 
 def strip(decision: Decision) -> list[str]:
@@ -98,13 +110,13 @@ def tile(block: Tile) -> str:
     return f"- **{escape(block.figure)} {escape(block.unit)}** {escape(block.label)}, {escape(block.detail)}"
 
 
-def chart(block: Chart) -> str:
+def chart(block: ReportChart) -> str:
     """A drawing by its caption."""
     caption = f": {escape(block.caption)}" if block.caption else ""
     return f"*{escape(block.title)}*{caption}\n"
 
 
-def table(block: Table) -> list[str]:
+def table(block: ReportTable) -> list[str]:
     """A table with its alignment."""
     lines = heading(block.caption)
     lines.append(line(escape(column.title) or " " for column in block.columns))
@@ -118,13 +130,13 @@ def line(fields: Iterable[str]) -> str:
     return f"| {' | '.join(fields)} |"
 
 
-def field(cell: Cell) -> str:
+def field(cell: TableCell) -> str:
     """One cell; the best in bold."""
     text = f"**{escape(cell.text)}**" if cell.tone == "best" else escape(cell.text)
     return aside(text, cell.aside)
 
 
-def part(block: Part) -> list[str]:
+def custom_block(block: CustomBlock) -> list[str]:
     """Blocks with a look of their own, in words; nothing for one that is only a picture."""
     write = PARTS.get(block.kind)
     return [*write(block.data), ""] if write else []
@@ -135,40 +147,40 @@ def code(data: dict[str, str]) -> list[str]:
     return [f"**{escape(data['title'])}**", "", *code_block(data["text"])]
 
 
-def topology(data: Drawing) -> list[str]:
+def topology(data: TopologyDrawing) -> list[str]:
     """A box by its facts."""
     return [f"**{escape(data.title)}**", "", *(f"- {escape(name)}: {escape(value)}" for name, value in data.facts)]
 
 
-def ladder(data: Entry) -> list[str]:
+def ladder(data: TemplateData) -> list[str]:
     """Each check with its verdict."""
     return [*heading(data["name"]), *map(check, data["checks"])]
 
 
-def check(result: CheckResult) -> str:
+def check(result: CheckRow) -> str:
     """One check."""
     line = f"- {SIGNS[result.mark]} **{escape(result.name)}** {escape(result.detail)} {escape(result.score)}".rstrip()
-    return "\n".join([line, *(f"    - known habit of {escape(habit)}" for habit in result.habits)])
+    return "\n".join([line, *(f"    - known habit of {escape(habit)}" for habit in result.quirks)])
 
 
-def attempts(rows: Sequence[Entry]) -> list[str]:
+def attempts(rows: Sequence[TemplateData]) -> list[str]:
     """Each try at a launch."""
     return [f"{row['attempt'].number}. **{row['attempt'].outcome}** {escape(sentence(row))}" for row in rows]
 
 
-def sentence(row: Entry) -> str:
+def sentence(row: TemplateData) -> str:
     """An attempt in one line."""
-    attempt: Attempt = row["attempt"]
-    parts = [row["run"] or attempt.model, attempt.configuration, attempt.why]
+    attempt: LaunchAttempt = row["attempt"]
+    parts = [row["run"] or attempt.model, attempt.configuration, attempt.reason]
     return ": ".join(filter(None, parts))
 
 
-def problems(cards: Sequence[Card]) -> list[str]:
+def problems(cards: Sequence[ProblemEntry]) -> list[str]:
     """Each problem with cause and remedy."""
     return [line for card in cards for line in problem(card.problem)][:-1]
 
 
-def problem(met: Problem) -> list[str]:
+def problem(met: LogProblem) -> list[str]:
     """A problem with cause and remedy."""
     lines = [f"### {escape(met.title)}", ""]
     for name, text in (("Cause", met.cause), ("Remedy", met.remedy)):
@@ -176,7 +188,7 @@ def problem(met: Problem) -> list[str]:
     return [*lines, *([*code_block(met.excerpt), ""] if met.excerpt else [])]
 
 
-def advice(rows: Sequence[Entry]) -> list[str]:
+def advice(rows: Sequence[TemplateData]) -> list[str]:
     """Each recommendation with its rule."""
     given: list[Advice] = [row["advice"] for row in rows]
     return [f"- **{escape(item.title)}.** {escape(item.text)} *Rule: {escape(item.rule)}*" for item in given]
@@ -188,12 +200,12 @@ def sources(pairs: Sequence[tuple[str, str]]) -> list[str]:
 
 
 WRITERS: dict[type[Block], Callable[[Any], list[str]]] = {
-    Table: table,
+    ReportTable: table,
     Tiles: tiles,
     Prose: prose,
     Bullets: bullets,
     Charts: charts,
-    Part: part,
+    CustomBlock: custom_block,
 }
 PARTS: dict[str, Callable[[Any], list[str]]] = {
     "code": code,

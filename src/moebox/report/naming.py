@@ -66,7 +66,7 @@ def quant_title(record: RunRecord) -> str:
         return recipe.checkpoint.rstrip("/").rpartition("/")[2]
 
 
-def spread_title(record: RunRecord) -> str:
+def parallelism_title(record: RunRecord) -> str:
     """How the model is spread: "TP8", "TP8 DCP8", "TP8 PP2"."""
     recipe = record.recipe
     if not recipe:
@@ -76,7 +76,7 @@ def spread_title(record: RunRecord) -> str:
     return " ".join(parts + (["EP"] if recipe.parallel.ep else []))
 
 
-def features(record: RunRecord) -> list[str]:
+def label_parts(record: RunRecord) -> list[str]:
     """What tells one run from another, the most telling first."""
     recipe = record.recipe
     if not recipe:
@@ -87,7 +87,7 @@ def features(record: RunRecord) -> list[str]:
         quant_title(record),
         engine_display_name(recipe.engine),
         box_title(record),
-        spread_title(record),
+        parallelism_title(record),
         f"KV {recipe.kv}" if recipe.kv != "auto" else "",
         draft or "no draft",
         f"{recipe.context // 1024}k" if recipe.context else "the model's context",
@@ -95,9 +95,9 @@ def features(record: RunRecord) -> list[str]:
     ]
 
 
-def labelled(records: Sequence[RunRecord]) -> list[RunRecord]:
+def label_runs(records: Sequence[RunRecord]) -> list[RunRecord]:
     """The records with labels that tell them apart: given ones kept, others made of what differs."""
-    rows = [features(record) for record in records]
+    rows = [label_parts(record) for record in records]
     places = telling(rows)
     labels = [record.label or label(row, places) or record.id for record, row in zip(records, rows, strict=True)]
     several = Counter(labels)
@@ -110,7 +110,7 @@ def labelled(records: Sequence[RunRecord]) -> list[RunRecord]:
 def told_apart(record: RunRecord, label: str, *, twice: bool, alone: bool) -> RunRecord:
     """The record with its label, which a page shows where there are several runs."""
     text = f"{label} ({record.id[-4:]})" if twice else label
-    return replace(record, label=text, named="" if alone else text)
+    return replace(record, label=text, page_label="" if alone else text)
 
 
 def telling(rows: Sequence[Sequence[str]]) -> list[int]:
@@ -127,11 +127,11 @@ def label(row: Sequence[str], places: Sequence[int]) -> str:
     return " · ".join(row[place] for place in places if row[place])
 
 
-def placed(record: RunRecord, *, alone: str) -> str:
+def placement_title(record: RunRecord, *, single_gpu: str) -> str:
     """Where a model that is not split over GPUs lies; `alone` is what the one GPU is called."""
     hybrid = record.recipe.hybrid if record.recipe else None
-    if record.without_gpu:
+    if record.has_no_gpu:
         return "CPU"
     if hybrid is None:
-        return alone
+        return single_gpu
     return "CPU" if hybrid.gpu_layers == 0 else "CPU + GPU"

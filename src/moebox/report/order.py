@@ -7,12 +7,12 @@ T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 
 
-def once(names: Iterable[str]) -> list[str]:
+def unique_names(names: Iterable[str]) -> list[str]:
     """Each name once, empty ones left out."""
     return list(filter(None, dict.fromkeys(names)))
 
 
-def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+def group_by(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     """What has the same key together."""
     groups: dict[K, list[T]] = {}
     for item in items:

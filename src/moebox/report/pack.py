@@ -18,13 +18,13 @@ from moebox.detect.bundle import gpu_text, link_text
 from moebox.errors import BadInput, ExternalError, MoeboxError
 from moebox.escape import escape_markdown as escape
 from moebox.render import render
-from moebox.report.block import Part, Section
-from moebox.report.files import ELSEWHERE, report, save
-from moebox.report.markdown import answers, markdown, part
-from moebox.report.page import Page, html
+from moebox.report.block import CustomBlock, Section
+from moebox.report.files import OUTPUT_HINT, make_page, save_file
+from moebox.report.markdown import custom_block, decision_lines, render_markdown
+from moebox.report.page import ReportPage, render_html
 from moebox.report.record import RunRecord
-from moebox.report.rules import advise
-from moebox.report.tidy import redact
+from moebox.report.rules import make_advice
+from moebox.report.tidy import redact_text
 from moebox.store import Run, plain
 from moebox.store.log import log_pieces
 
@@ -49,7 +49,7 @@ ABOUT = {
 }
 
 
-def pack(runs: Sequence[Run], target: Path, *, pdf: bool = True) -> tuple[Path, list[str]]:
+def pack_runs(runs: Sequence[Run], target: Path, *, pdf: bool = True) -> tuple[Path, list[str]]:
     """Write the folder, or the archive where `target` ends in .tar.gz or .tgz; and what was left out."""
     if not runs:
         raise BadInput("name the runs to pack", hint="`moebox runs` lists them")
@@ -57,58 +57,58 @@ def pack(runs: Sequence[Run], target: Path, *, pdf: bool = True) -> tuple[Path, 
         return target, _archive(runs, target, pdf=pdf)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise BadInput(f"{target}: is there already", hint="name a folder that is not, or one that is empty")
-    with files.report_write_errors(target, error_type=BadInput, hint=ELSEWHERE):
+    with files.report_write_errors(target, error_type=BadInput, hint=OUTPUT_HINT):
         files.check_writable(target / "README.md")
-    return target, fill(runs, target, pdf=pdf)
+    return target, fill_package(runs, target, pdf=pdf)
 
 
 def _archive(runs: Sequence[Run], target: Path, *, pdf: bool) -> list[str]:
     """Whole or not at all; where it cannot be written, that is told before anything is read."""
     name = target.name.removesuffix(".gz").removesuffix(".tar").removesuffix(".tgz")
-    with files.report_write_errors(target, error_type=BadInput, hint=ELSEWHERE):
+    with files.report_write_errors(target, error_type=BadInput, hint=OUTPUT_HINT):
         files.check_writable(target)
     with files.scratch_folder("pack") as folder:
-        left_out = fill(runs, folder / name, pdf=pdf)
+        left_out = fill_package(runs, folder / name, pdf=pdf)
         with (
-            files.report_write_errors(target, hint=ELSEWHERE),
+            files.report_write_errors(target, hint=OUTPUT_HINT),
             files.open_atomic(target) as file,
             tarfile.open(target.name, "w:gz", fileobj=file) as archive,
         ):
-            archive.add(folder / name, arcname=name, filter=anonymous)
+            archive.add(folder / name, arcname=name, filter=drop_owner)
     return left_out
 
 
-def anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
+def drop_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:
     """No user and group names in the archive."""
     member.uid = member.gid = 0
     member.uname = member.gname = ""
     return member
 
 
-def fill(runs: Sequence[Run], folder: Path, *, pdf: bool) -> list[str]:
+def fill_package(runs: Sequence[Run], folder: Path, *, pdf: bool) -> list[str]:
     """Every part of the package."""
     left_out: list[str] = []
-    page = report(runs)
-    text = redact(html(page))
-    save(folder / "report.html", text)
-    save(folder / "report.md", redact(markdown(page)))
+    page = make_page(runs)
+    text = redact_text(render_html(page))
+    save_file(folder / "report.html", text)
+    save_file(folder / "report.md", redact_text(render_markdown(page)))
     if pdf:
         print_out(text, folder / "report.pdf", left_out)
     for run, record in zip(runs, page.records, strict=True):
         inside = folder if len(runs) == 1 else folder / "runs" / run.id
         launch_files(record, inside, left_out)
         copy_run(run, inside, left_out)
-    save(folder / "FINDINGS.md", redact(findings(page)))
-    save(folder / "README.md", redact(readme(page, folder, left_out)))
+    save_file(folder / "FINDINGS.md", redact_text(findings(page)))
+    save_file(folder / "README.md", redact_text(readme(page, folder, left_out)))
     return left_out
 
 
 def print_out(text: str, target: Path, left_out: list[str]) -> None:
     """The report as PDF, where this machine can make one."""
-    from moebox.report.pdf import pdf
+    from moebox.report.pdf import write_pdf
 
     try:
-        pdf(text, target)
+        write_pdf(text, target)
     except ExternalError as problem:
         left_out.append(f"{target.name}: {problem.message}")
 
@@ -116,12 +116,12 @@ def print_out(text: str, target: Path, left_out: list[str]) -> None:
 def launch_files(record: RunRecord, folder: Path, left_out: list[str]) -> None:
     """The launch as a script that needs no moebox, and the GPUs it ran on."""
     if record.box:
-        save(folder / "gpu-info.txt", redact(gpu_text(record.box)))
-        save(folder / "gpu-topology.txt", redact(link_text(record.box)))
+        save_file(folder / "gpu-info.txt", redact_text(gpu_text(record.box)))
+        save_file(folder / "gpu-topology.txt", redact_text(link_text(record.box)))
     if record.recipe is None:
         return
     try:
-        save(folder / "launch.sh", redact(render(deploy(record.recipe, record.box), "script")))
+        save_file(folder / "launch.sh", redact_text(render(deploy(record.recipe, record.box), "script")))
     except MoeboxError as problem:  # an embedded engine has no script, weights may be gone
         left_out.append(f"launch.sh: {problem.message}")
 
@@ -146,7 +146,7 @@ def copy_folder(source: Path, target: Path, left_out: list[str]) -> None:
             copy(path, target / path.relative_to(source), left_out)
 
 
-def recipes(page: Page, folder: Path) -> list[str]:
+def recipes(page: ReportPage, folder: Path) -> list[str]:
     """Where the recipes of the package lie, as its README names them."""
     places = ["configs"] if len(page.records) == 1 else [f"runs/{record.id}/configs" for record in page.records]
     return [f"{place}/recipe.toml" for place in places if (folder / place / "recipe.toml").exists()]
@@ -169,15 +169,15 @@ def _copy(source: Path, target: Path) -> None:
     if size > LARGEST:
         raise BadInput(f"{source}: {size / 2**20:,.0f} MiB is too large")
     if source.suffix in TEXT or source.name.startswith("engine.log"):
-        save(target, redact(plain.read_text(source)))
+        save_file(target, redact_text(plain.read_text(source)))
         return
     if source.suffix not in BINARY:
         raise BadInput(f"{source}: not text, so it was not looked through")
     samples.read(source)  # it goes to others, who will unpack it
-    save(target, plain.read_bytes(source))
+    save_file(target, plain.read_bytes(source))
 
 
-def findings(page: Page) -> str:
+def findings(page: ReportPage) -> str:
     """What was learned: problems and recommendations."""
     found = [section for section in page.sections if section.id in ("problems", "advice", "attempts")]
     lines = chain.from_iterable(map(learned, found))
@@ -187,16 +187,16 @@ def findings(page: Page) -> str:
 
 def learned(section: Section) -> list[str]:
     """A section in words: drawings say nothing there."""
-    lines = chain.from_iterable(part(block) for block in section.blocks if isinstance(block, Part))
+    lines = chain.from_iterable(custom_block(block) for block in section.blocks if isinstance(block, CustomBlock))
     return [f"## {section.title}", "", *lines]
 
 
-def readme(page: Page, folder: Path, left_out: list[str]) -> str:
+def readme(page: ReportPage, folder: Path, left_out: list[str]) -> str:
     """What is in the folder."""
     lines = [f"# {escape(page.title)}", "", escape(page.subtitle), ""]
-    lines += ["**Simulation: no GPU produced these figures.**", ""] if page.simulation else []
-    lines += answers(page)
-    lines += [f"- {escape(advice.title)}. {escape(advice.text)}" for advice in advise(page.records)[:3]]
+    lines += ["**Simulation: no GPU produced these figures.**", ""] if page.simulated_runs else []
+    lines += decision_lines(page)
+    lines += [f"- {escape(advice.title)}. {escape(advice.text)}" for advice in make_advice(page.records)[:3]]
     lines += ["", "## Contents", ""]
     lines += [f"- `{name}`: {words}" for name, words in ABOUT.items() if (folder / name).exists()]
     lines += ["", "## Do it again", ""]
@@ -205,7 +205,7 @@ def readme(page: Page, folder: Path, left_out: list[str]) -> str:
     return "\n".join(lines)
 
 
-def origin(page: Page) -> list[str]:
+def origin(page: ReportPage) -> list[str]:
     """What made the package of what."""
     return [
         f"Packed by moebox {__version__} from {', '.join(record.id for record in page.records)}. Keys, host and user "

@@ -16,12 +16,12 @@ from moebox import __version__
 from moebox.escape import escape_invisible
 from moebox.report import palette
 from moebox.report.block import Section
-from moebox.report.chapters import sections
+from moebox.report.chapters import make_sections
 from moebox.report.decision import Decision, decide
-from moebox.report.format import clock, day, listed
-from moebox.report.naming import box_title, engine_title, labelled, model_title, quant_title
-from moebox.report.order import once
-from moebox.report.palette import colour
+from moebox.report.format import format_date, format_time, join_names
+from moebox.report.naming import box_title, engine_title, label_runs, model_title, quant_title
+from moebox.report.order import unique_names
+from moebox.report.palette import run_colour
 from moebox.report.record import RunRecord
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
+class ReportPage:
     """A report before it is HTML or Markdown."""
 
     title: str
@@ -41,56 +41,56 @@ class Page:
     decisions: tuple[Decision, ...]  # one a run
 
     @property
-    def simulation(self) -> str:
+    def simulated_runs(self) -> str:
         """A sentence where any of it is simulated."""
         marked = [record.label for record in self.records if record.simulation]
         if not marked:
             return ""
-        return "all runs." if len(marked) == len(self.records) else f"{listed(marked)}."
+        return "all runs." if len(marked) == len(self.records) else f"{join_names(marked)}."
 
 
-def page_of(records: Sequence[RunRecord], *, title: str = "", now: float | None = None) -> Page:
+def build_page(records: Sequence[RunRecord], *, title: str = "", now: float | None = None) -> ReportPage:
     """What the report says, in order."""
-    named = labelled(records)
+    named = label_runs(records)
     moments = [record.started if record.imported else max(record.started, record.ended) for record in named]
-    return Page(
-        title=title or title_of(named),
-        subtitle=subtitle_of(named),
-        date=day(max(moments, default=0.0)),
-        made=clock(now if now is not None else time.time()),
+    return ReportPage(
+        title=title or page_title(named),
+        subtitle=page_subtitle(named),
+        date=format_date(max(moments, default=0.0)),
+        made=format_time(now if now is not None else time.time()),
         records=tuple(named),
-        sections=tuple(sections(named)),
+        sections=tuple(make_sections(named)),
         decisions=tuple(map(decide, named)),
     )
 
 
-def title_of(records: Sequence[RunRecord]) -> str:
+def page_title(records: Sequence[RunRecord]) -> str:
     """Models on boxes, or the run's own title."""
     if records[0].title:
         return records[0].title
-    models = once(model_title(model_asked(record)) for record in records)
+    models = unique_names(model_title(model_asked(record)) for record in records)
     if not models:
         return f"Run {records[0].id}" if len(records) == 1 else f"{len(records)} runs"
-    boxes = once(map(box_title, records))
-    return listed(models[:3]) + (f" on {listed(boxes[:2])}" if boxes else "")
+    boxes = unique_names(map(box_title, records))
+    return join_names(models[:3]) + (f" on {join_names(boxes[:2])}" if boxes else "")
 
 
 def model_asked(record: RunRecord) -> str:
     """The model of the recipe, or the one that was asked for where no recipe came of it."""
-    return record.recipe.model if record.recipe else record.asked
+    return record.recipe.model if record.recipe else record.requested_model
 
 
-def subtitle_of(records: Sequence[RunRecord]) -> str:
+def page_subtitle(records: Sequence[RunRecord]) -> str:
     """Engines and checkpoints."""
-    engines = once(map(engine_title, records))
-    quants = once(map(quant_title, records))
+    engines = unique_names(map(engine_title, records))
+    quants = unique_names(map(quant_title, records))
     published = all(record.imported for record in records)
-    words = [listed(engines[:3]), listed(quants[:4]), "published figures, imported" if published else ""]
+    words = [join_names(engines[:3]), join_names(quants[:4]), "published figures, imported" if published else ""]
     return " · ".join(filter(None, words))
 
 
 @functools.cache
-def environment(*packages: str) -> "Environment":
+def jinja_environment(*packages: str) -> "Environment":
     """Templates of the report, and before them those of `packages`; what is not marked as markup is escaped."""
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
@@ -117,25 +117,25 @@ def ticked(text: str) -> Markup:
 
 
 @functools.cache
-def asset(name: str) -> Markup:
+def read_asset(name: str) -> Markup:
     """A file of ours that goes into the page as it is."""
     return Markup(resources.files("moebox.report").joinpath("templates", name).read_text(encoding="utf-8"))  # noqa: S704
 
 
 @functools.cache
-def style() -> Markup:
+def style_sheet() -> Markup:
     """The sheet with its font inside, so that a page looks the same where Inter is not installed."""
     font = resources.files("moebox.report").joinpath("templates", "inter.woff2").read_bytes()
     face = f"url(data:font/woff2;base64,{base64.b64encode(font).decode()}) format('woff2')"
-    return Markup("@font-face{font-family:Inter;font-weight:100 900;src:" + face + "}\n") + asset("style.css")  # noqa: S704
+    return Markup("@font-face{font-family:Inter;font-weight:100 900;src:" + face + "}\n") + read_asset("style.css")  # noqa: S704
 
 
-def html(page: Page) -> str:
+def render_html(page: ReportPage) -> str:
     """The whole file. Only the page's own script may run: its hash is in the content policy."""
-    script = asset("script.js")
+    script = read_asset("script.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return (
-        environment()
+        jinja_environment()
         .get_template("report.html")
         .render(
             title=page.title,
@@ -143,13 +143,13 @@ def html(page: Page) -> str:
             date=page.date,
             made=page.made,
             version=__version__,
-            simulation=page.simulation,
+            simulation=page.simulated_runs,
             live=any(record.live for record in page.records),
             runs=[
                 {
                     "id": record.id,
                     "label": record.label,
-                    "colour": colour(index),
+                    "colour": run_colour(index),
                     "simulation": record.simulation,
                     "decision": page.decisions[index],
                 }
@@ -157,9 +157,9 @@ def html(page: Page) -> str:
             ],
             links=[section.id for section in page.sections],
             sections=page.sections,
-            light=Markup(palette.variables(palette.LIGHT)),  # noqa: S704
-            dark=Markup(palette.variables(palette.DARK)),  # noqa: S704
-            style=style(),
+            light=Markup(palette.css_variables(palette.LIGHT)),  # noqa: S704
+            dark=Markup(palette.css_variables(palette.DARK)),  # noqa: S704
+            style=style_sheet(),
             script=script,
             script_hash=f"sha256-{digest}",
         )

@@ -49,11 +49,11 @@ LIGHT: dict[str, str] = dict(zip(_NAMES, _LIGHT.split(), strict=True))
 DARK: dict[str, str] = dict(zip(_NAMES, _DARK.split(), strict=True))
 
 
-def variables(palette: dict[str, str]) -> str:
+def css_variables(palette: dict[str, str]) -> str:
     """The palette as CSS custom properties."""
     return "".join(f"--{name}:{colour};" for name, colour in palette.items())
 
 
-def colour(index: int) -> int:
+def run_colour(index: int) -> int:
     """The place in the palette of the run with this index; runs beyond it start again."""
     return index % SERIES + 1

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from moebox import files
 from moebox.errors import ExternalError
-from moebox.report.svg import settle
+from moebox.report.svg import inline_colours
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge")
 FLAGS = (
@@ -30,7 +30,7 @@ FLAGS = (
 PATIENCE_S = 120.0  # a five-megabyte page takes a few seconds; a browser that hangs takes for ever
 
 
-def browser() -> str | None:
+def find_browser() -> str | None:
     """The Chromium to use: $MOEBOX_BROWSER, or one on PATH."""
     named = os.environ.get("MOEBOX_BROWSER")
     if named is not None:
@@ -38,10 +38,10 @@ def browser() -> str | None:
     return next((found for name in BROWSERS if (found := shutil.which(name))), None)
 
 
-def pdf(html: str, target: Path) -> Path:
+def write_pdf(html: str, target: Path) -> Path:
     """Write `html` as PDF to `target`."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    found = browser()
+    found = find_browser()
     if found:
         return by_browser(found, html, target)
     if importlib.util.find_spec("weasyprint"):
@@ -94,13 +94,13 @@ def by_weasyprint(html: str, target: Path) -> Path:
     except OSError as problem:  # Pango is a system library that pip cannot bring
         hint = "Debian: apt install libpango-1.0-0 libpangoft2-1.0-0"
         raise ExternalError(f"WeasyPrint cannot start: {problem}", hint=hint) from None
-    page = re.sub(r'<button class="(?:copy|theme)".*?</button>', "", settle(html))
+    page = re.sub(r'<button class="(?:copy|theme)".*?</button>', "", inline_colours(html))
     page = re.sub(r"<button\b[^>]*>(.*?)</button>", r'<span class="key">\1</span>', page, flags=re.DOTALL)
     page = page.replace("</style>", f"{PLAIN}</style>", 1)
-    weasyprint.HTML(string=page, url_fetcher=refuse).write_pdf(str(target))
+    weasyprint.HTML(string=page, url_fetcher=refuse_fetch).write_pdf(str(target))
     return target
 
 
-def refuse(url: str, *_: object, **__: object) -> dict[str, object]:
+def refuse_fetch(url: str, *_: object, **__: object) -> dict[str, object]:
     """The report needs nothing from outside."""
     raise ValueError(f"{url} is not fetched")

@@ -13,7 +13,7 @@ from moebox.core.measure import Load, Slo, Workload
 from moebox.core.recipe import Recipe
 from moebox.core.result import LatencyStats
 from moebox.loose import Json
-from moebox.report.kernels import KernelsJudged
+from moebox.report.kernels import KernelScanRow
 from moebox.tasks.result import TaskRun
 from moebox.units import plural
 
@@ -22,7 +22,7 @@ Mark = Literal["pass", "fail", "skip", "warn"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class LoadRequest:
     """What a measurement of moebox asked, how hard, and what besides; `test` is one of --pp or --tg."""
 
     workload: Workload
@@ -34,17 +34,17 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Level:
+class LoadResult:
     """One measurement: a workload at one load."""
 
     name: str
     workload: str = ""
     concurrency: float | None = None
-    rate: float | None = None  # requests/s offered, open loop
+    request_rate: float | None = None  # requests/s offered, open loop
     input_tokens: float | None = None  # of one request, as asked
     output_tokens: float | None = None
-    read_tokens: float | None = None  # of one request, on average, as they were counted
-    reply_tokens: float | None = None
+    mean_input_tokens: float | None = None  # of one request, on average, as they were counted
+    mean_output_tokens: float | None = None
     requests: float | None = None
     completed: float | None = None
     failed: float | None = None
@@ -68,31 +68,31 @@ class Level:
     source: str = ""
     note: str = ""
     samples: Path | None = None
-    asked: "Asked | None" = None  # how to ask the same again, where moebox measured it
+    request: "LoadRequest | None" = None  # how to ask the same again, where moebox measured it
     raw: Json = field(default_factory=dict)
 
     @property
-    def tok_s(self) -> float | None:
+    def headline_tok_s(self) -> float | None:
         """The rate that is shown first: of all streams, or of one where only that was measured."""
         return self.output_tok_s or self.tg_tok_s
 
     @property
-    def load(self) -> float:
+    def load_value(self) -> float:
         """Where it stands on an axis of loads: requests at once, or a second; 0 where neither is known."""
-        return self.concurrency or self.rate or 0.0
+        return self.concurrency or self.request_rate or 0.0
 
     @property
-    def served(self) -> bool:
+    def is_serving_load(self) -> bool:
         """Whether it is a rate of serving at a known concurrency, one point of a sweep."""
         return bool(self.concurrency and self.output_tok_s)
 
     @property
-    def alone(self) -> bool:
+    def is_single_stream(self) -> bool:
         """Whether prefill or decode of one stream was measured."""
         return bool(self.tg_tok_s or self.pp_tok_s)
 
     @property
-    def per_stream(self) -> float | None:
+    def stream_tok_s(self) -> float | None:
         """Tokens per second that one client sees while its answer streams."""
         if self.tg_tok_s:
             return self.tg_tok_s
@@ -100,7 +100,7 @@ class Level:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
+class DeviceParts:
     """One device's memory: parts in drawing order; they need not fill `total`."""
 
     name: str
@@ -131,7 +131,7 @@ class ForecastRow:
     decode_only: bool = False  # decode at full batch, no prefill: not comparable with a serving benchmark
 
     @property
-    def edges(self) -> tuple[float, float] | None:
+    def tok_s_range(self) -> tuple[float, float] | None:
         """The ends of its band in tok/s; None without one."""
         if self.low_tok_s is None or self.high_tok_s is None:
             return None
@@ -139,10 +139,10 @@ class ForecastRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
+class PlanRecord:
     """What the plan said; nothing where there is none."""
 
-    devices: tuple[Device, ...] = ()
+    devices: tuple[DeviceParts, ...] = ()
     kv_tokens: float | None = None
     rows: tuple[ForecastRow, ...] = ()
     reasons: tuple[str, ...] = ()
@@ -151,15 +151,15 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class LaunchAttempt:
     """One try at a launch."""
 
     number: int
     outcome: Outcome
     model: str = ""
     configuration: str = ""
-    aside: bool = False  # a rehearsal: not what the run is about
-    why: str = ""
+    is_rehearsal: bool = False  # a rehearsal: not what the run is about
+    reason: str = ""
     remedy: str = ""
     started: float = 0.0
     ended: float = 0.0
@@ -169,11 +169,11 @@ class Attempt:
     @property
     def title(self) -> str:
         """What it is called where its number alone would say too little."""
-        return f"{'rehearsal' if self.aside else 'attempt'} {self.number}"
+        return f"{'rehearsal' if self.is_rehearsal else 'attempt'} {self.number}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Probe:
+class ProbeRow:
     """One question a check asked."""
 
     name: str
@@ -184,38 +184,38 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckResult:
+class CheckRow:
     """One check's verdict with its evidence."""
 
     name: str
     mark: Mark
     detail: str = ""
     score: str = ""
-    habits: tuple[str, ...] = ()  # known ones of the engine that it shows
-    probes: tuple[Probe, ...] = ()
+    quirks: tuple[str, ...] = ()  # known ones of the engine that it shows
+    probes: tuple[ProbeRow, ...] = ()
     evidence: tuple[tuple[str, str], ...] = ()
     seconds: float | None = None
-    of_all: bool = False  # what the others add up to: no check of its own
+    is_sum: bool = False  # what the others add up to: no check of its own
 
     @property
-    def failed(self) -> bool:
+    def has_failed(self) -> bool:
         """Whether it did not pass, for whatever reason."""
         return self.mark == "fail"
 
     @property
-    def at_fault(self) -> bool:
+    def failed_unexpectedly(self) -> bool:
         """Whether it failed, and not by a habit that every server of its engine has."""
-        return self.failed and not self.habits
+        return self.has_failed and not self.quirks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class ClimbRow:
     """One step of a climb."""
 
     change: str
     mark: Mark
     kept: bool
-    why: str = ""
+    reason: str = ""
     output_tok_s: float | None = None
     ttft_ms: float | None = None
     kv_tokens: float | None = None
@@ -225,7 +225,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class LogProblem:
     """Something that went wrong, with what is known about it."""
 
     title: str
@@ -235,17 +235,17 @@ class Problem:
     severity: str = "warning"
     source: str = ""
     count: int = 1
-    mended: bool = False
+    is_fixed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class RunFailure:
     """Why a run ended before its end: the step, what moebox said, and what the log says about it."""
 
     step: str = ""
-    what: str
+    message: str
     hint: str = ""
-    line: str = ""  # of the engine's log
+    log_line: str = ""  # of the engine's log
     cause: str = ""
     remedy: str = ""
 
@@ -257,36 +257,38 @@ class RunRecord:
     id: str
     path: Path
     label: str = ""
-    named: str = ""  # the label, on a page that shows several runs
+    page_label: str = ""  # the label, on a page that shows several runs
     title: str = ""
-    asked: str = ""  # the model that `run` was asked for, where no recipe came of it
+    requested_model: str = ""  # the model that `run` was asked for, where no recipe came of it
     started: float = 0.0
     ended: float = 0.0
     version: str = ""
     live: bool = False
-    interrupted: str = ""  # the step of `moebox run` in which it was, or the climb by itself
-    resumed_by: str = "run"  # the command that goes on with it
+    interrupted_step: str = ""  # the step of `moebox run` in which it was, or the climb by itself
+    resume_command: str = "run"  # the command that goes on with it
     simulation: bool = False
     imported: bool = False
     sources: tuple[tuple[str, str], ...] = ()  # what, URL
     box: Box | None = None
     box_notes: tuple[str, ...] = ()
     recipe: Recipe | None = None
-    planned: Planned = Planned()
-    real: tuple[Device, ...] = ()
-    real_note: str = ""
+    plan: PlanRecord = PlanRecord()
+    reported_devices: tuple[DeviceParts, ...] = ()
+    memory_note: str = ""
     kv_tokens: float | None = None
     facts: tuple[tuple[str, str], ...] = ()
-    levels: tuple[Level, ...] = ()
-    checks: tuple[CheckResult, ...] = ()
-    unfinished: tuple[str, ...] | None = None  # checks of a verification without an end; empty where it is not told
+    loads: tuple[LoadResult, ...] = ()
+    checks: tuple[CheckRow, ...] = ()
+    unfinished_checks: tuple[str, ...] | None = (
+        None  # checks of a verification without an end; empty where it is not told
+    )
     all_checks: int = 0  # that there are; 0 where it is not told
     url: str = ""  # of the server that was asked, where no recipe tells
-    attempts: tuple[Attempt, ...] = ()
-    steps: tuple[Step, ...] = ()
-    problems: tuple[Problem, ...] = ()
-    failure: Failure | None = None
-    kernels: tuple[KernelsJudged, ...] = ()
+    attempts: tuple[LaunchAttempt, ...] = ()
+    steps: tuple[ClimbRow, ...] = ()
+    problems: tuple[LogProblem, ...] = ()
+    failure: RunFailure | None = None
+    kernels: tuple[KernelScanRow, ...] = ()
     tasks: TaskRun | None = None
     phases: tuple[tuple[str, float, float], ...] = ()  # name, start, end
     commands: tuple[tuple[str, str], ...] = ()  # title, text
@@ -295,18 +297,18 @@ class RunRecord:
     gaps: tuple[str, ...] = ()
 
     @property
-    def of(self) -> str:
+    def title_suffix(self) -> str:
         """Whose it is, behind a title; "" on a page of one run."""
-        return f": {self.named}" if self.named else ""
+        return f": {self.page_label}" if self.page_label else ""
 
     @property
-    def start(self) -> str:
+    def sentence_prefix(self) -> str:
         """Whose it is, before a sentence; "" on a page of one run."""
-        return f"{self.named}: " if self.named else ""
+        return f"{self.page_label}: " if self.page_label else ""
 
-    def under(self, workload: str) -> list[Level]:
+    def loads_of(self, workload: str) -> list[LoadResult]:
         """The levels of one workload."""
-        return [level for level in self.levels if level.workload == workload]
+        return [level for level in self.loads if level.workload == workload]
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
@@ -314,70 +316,70 @@ class RunRecord:
         return self.box.gpus if self.box else ()
 
     @property
-    def without_gpu(self) -> bool:
+    def has_no_gpu(self) -> bool:
         """Whether its box is known to have no GPU."""
         return self.box is not None and not self.box.gpus
 
     @property
-    def made(self) -> tuple[CheckResult, ...]:
+    def single_checks(self) -> tuple[CheckRow, ...]:
         """The checks, without what they add up to."""
-        return tuple(check for check in self.checks if not check.of_all)
+        return tuple(check for check in self.checks if not check.is_sum)
 
     @property
-    def tried(self) -> tuple[CheckResult, ...]:
+    def checks_run(self) -> tuple[CheckRow, ...]:
         """The checks that were not skipped."""
-        return tuple(check for check in self.made if check.mark != "skip")
+        return tuple(check for check in self.single_checks if check.mark != "skip")
 
     @property
-    def jobs_left(self) -> bool:
+    def has_unfinished_jobs(self) -> bool:
         """Whether an agent was given jobs that are not done."""
         return self.tasks is not None and bool(self.tasks.unfinished_jobs)
 
     @property
-    def cut_off(self) -> str:
+    def unfinished_step(self) -> str:
         """The step in which it was interrupted, checks made by hand included; "" where it goes on or ended."""
-        if self.interrupted or self.live:
-            return self.interrupted
-        return "verify" if self.checking else ""
+        if self.interrupted_step or self.live:
+            return self.interrupted_step
+        return "verify" if self.is_verification_unfinished else ""
 
     @property
-    def checking(self) -> bool:
+    def is_verification_unfinished(self) -> bool:
         """Whether its verification has no end: it goes on, or was interrupted."""
-        return self.unfinished is not None
+        return self.unfinished_checks is not None
 
     @property
-    def check_count(self) -> str:
+    def check_count_text(self) -> str:
         """How many checks passed; of a verification without an end, how many were done."""
-        if self.unfinished is not None:
-            return f"{'still running' if self.live else 'interrupted'}: {self._done(len(self.unfinished))} done"
-        passed = f"{len(self.marked('pass'))} of {len(self.tried)} checks passed"
-        return f"{passed}, {self.not_made} not made" if self.in_part else passed
+        if self.unfinished_checks is not None:
+            return f"{'still running' if self.live else 'interrupted'}: {self._done(len(self.unfinished_checks))} done"
+        passed = f"{len(self.check_names('pass'))} of {len(self.checks_run)} checks passed"
+        return f"{passed}, {self.missing_check_count} not made" if self.is_partly_checked else passed
 
     def _done(self, wanted: int) -> str:
         """So many checks; of how many, where that is told."""
-        done = len(self.made)
+        done = len(self.single_checks)
         return f"{done} of {plural(wanted, 'check')}" if wanted else plural(done, "check")
 
     @property
-    def not_made(self) -> int:
+    def missing_check_count(self) -> int:
         """How many checks there are beside those that were made or skipped."""
-        return self.all_checks - len(self.made)
+        return self.all_checks - len(self.single_checks)
 
     @property
-    def in_part(self) -> bool:
+    def is_partly_checked(self) -> bool:
         """Some checks were never made: `verify --only`, say."""
-        return 0 < len(self.made) < self.all_checks
+        return 0 < len(self.single_checks) < self.all_checks
 
-    def marked(self, mark: Mark) -> list[str]:
+    def check_names(self, mark: Mark) -> list[str]:
         """The names of the checks with that verdict."""
         return [check.name for check in self.checks if check.mark == mark]
 
-    def highest(self, figure: str) -> float | None:
+    def highest_value(self, figure: str) -> float | None:
         """The highest value of `figure`; None where it was not measured."""
-        return getattr(self.peak(figure), figure, None)
+        return getattr(self.peak_load(figure), figure, None)
 
-    def peak(self, figure: str = "output_tok_s") -> Level | None:
+    def peak_load(self, figure: str = "output_tok_s") -> LoadResult | None:
         """The level where `figure` is highest; one that the client did not limit, where there is one."""
-        known = [level for level in self.levels if getattr(level, figure) is not None]
+        known = [level for level in self.loads if getattr(level, figure) is not None]
         honest = [level for level in known if not level.client_limited]
         return max(honest or known, key=lambda level: float(getattr(level, figure)), default=None)

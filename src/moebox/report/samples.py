@@ -20,7 +20,7 @@ NS, MS = 1e9, 1e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Digest:
+class SampleDigest:
     """A sample file in short."""
 
     edges: tuple[float, ...]  # ms
@@ -29,21 +29,21 @@ class Digest:
     over_time: tuple[tuple[float, float], ...]  # second, tokens per second in it
 
 
-def summarise(path: Path) -> Digest | None:
+def digest_samples(path: Path) -> SampleDigest | None:
     """The digest of a sample file, or None where it cannot be read or holds no gap."""
     try:
         samples = columns.read(path)
     except BadInput:
         return None
-    gaps = gaps_of(samples)
+    gaps = count_gaps(samples)
     if not gaps:
         return None
-    edges, counts = classes(gaps)
+    edges, counts = count_classes(gaps)
     marks = tuple((f"P{share}", quantile(gaps, share / 100)) for share in (50, 99))
-    return Digest(edges=edges, counts=counts, marks=marks, over_time=clock(samples))
+    return SampleDigest(edges=edges, counts=counts, marks=marks, over_time=tokens_over_time(samples))
 
 
-def gaps_of(samples: columns.Samples) -> Counter[int]:
+def count_gaps(samples: columns.Samples) -> Counter[int]:
     """Gaps between tokens in grains; several tokens in one chunk share its gap, as speculative decoding needs."""
     found: Counter[int] = Counter()
     time, tokens = samples.time, samples.tokens
@@ -61,7 +61,7 @@ def gaps_of(samples: columns.Samples) -> Counter[int]:
     return found
 
 
-def classes(gaps: Counter[int]) -> tuple[tuple[float, ...], tuple[int, ...]]:
+def count_classes(gaps: Counter[int]) -> tuple[tuple[float, ...], tuple[int, ...]]:
     """Counts between logarithmic edges, the outermost gaps folded into the last classes."""
     low, high = (max(quantile(gaps, share), GRAIN / MS) for share in (0.005, 0.999))
     low, high = low * 0.97, max(high * 1.03, low * 1.2)
@@ -83,7 +83,7 @@ def quantile(gaps: Counter[int], share: float) -> float:
     return 0.0
 
 
-def clock(samples: columns.Samples) -> tuple[tuple[float, float], ...]:
+def tokens_over_time(samples: columns.Samples) -> tuple[tuple[float, float], ...]:
     """Tokens per second along the measurement, in steps of a second or more, the unfinished last step left out."""
     if not samples.time:
         return ()

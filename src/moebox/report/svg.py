@@ -17,7 +17,7 @@ from moebox.report.palette import LIGHT
 FONT = "Inter, 'Segoe UI', system-ui, -apple-system, 'Helvetica Neue', 'Liberation Sans', Arial, sans-serif"
 
 
-def tag(name: str, body: str = "", /, **attributes: object) -> str:
+def svg_tag(name: str, body: str = "", /, **attributes: object) -> str:
     """One element; `class_` is class, underscores are hyphens, None is left out, floats are kept short."""
     words = []
     for key, value in attributes.items():
@@ -29,20 +29,20 @@ def tag(name: str, body: str = "", /, **attributes: object) -> str:
     return f"<{opened}>{body}</{name}>" if body else f"<{opened}/>"
 
 
-def text(x: float, y: float, words: str, /, **attributes: object) -> str:
+def svg_text(x: float, y: float, words: str, /, **attributes: object) -> str:
     """A line of text."""
-    return tag("text", str(escape(escape_invisible(words))), x=x, y=y, **attributes)
+    return svg_tag("text", str(escape(escape_invisible(words))), x=x, y=y, **attributes)
 
 
-def hint(words: str) -> str:
+def svg_title(words: str) -> str:
     """What is shown while the pointer rests on it."""
-    return tag("title", str(escape(escape_invisible(words))))
+    return svg_tag("title", str(escape(escape_invisible(words))))
 
 
-def picture(body: str, *, width: float, height: float, label: str, data: str = "") -> Markup:
+def svg_picture(body: str, *, width: float, height: float, label: str, data: str = "") -> Markup:
     """The whole drawing; `label` is what a screen reader says, `data` what the page's script reads."""
     return Markup(  # noqa: S704  (every part went through tag or text, which escape)
-        tag(
+        svg_tag(
             "svg",
             body,
             xmlns="http://www.w3.org/2000/svg",
@@ -58,27 +58,27 @@ def picture(body: str, *, width: float, height: float, label: str, data: str = "
     )
 
 
-def sparkline(
+def draw_sparkline(
     values: Sequence[float], *, width: float = 160, height: float = 32, label: str = "output tok/s by load, so far"
 ) -> Markup:
     """A small line without axes; nothing for fewer than two values."""
     if len(values) < 2:
         return Markup("")
-    x = Scale(low=0, high=len(values) - 1, start=3, end=width - 3)
-    y = Scale(low=0, high=max(values) or 1, start=height - 3, end=3)
-    points = " ".join(f"{x.at(place):.1f},{y.at(value):.1f}" for place, value in enumerate(values))
-    line = tag("polyline", points=points, fill="none", stroke="var(--s1)", stroke_width=2)
-    end = tag("circle", cx=x.at(len(values) - 1), cy=y.at(values[-1]), r=3, fill="var(--s1)")
-    return picture(line + end, width=width, height=height, label=label)
+    x = AxisScale(low=0, high=len(values) - 1, start=3, end=width - 3)
+    y = AxisScale(low=0, high=max(values) or 1, start=height - 3, end=3)
+    points = " ".join(f"{x.position(place):.1f},{y.position(value):.1f}" for place, value in enumerate(values))
+    line = svg_tag("polyline", points=points, fill="none", stroke="var(--s1)", stroke_width=2)
+    end = svg_tag("circle", cx=x.position(len(values) - 1), cy=y.position(values[-1]), r=3, fill="var(--s1)")
+    return svg_picture(line + end, width=width, height=height, label=label)
 
 
-def settle(html: str) -> str:
+def inline_colours(html: str) -> str:
     """`html` with the light palette's colours in place of variables."""
     return re.sub(r"var\(--(\w+)\)", lambda found: LIGHT.get(found[1], found[0]), html)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scale:
+class AxisScale:
     """Values to places along one axis."""
 
     low: float
@@ -87,7 +87,7 @@ class Scale:
     end: float
     log: bool = False
 
-    def at(self, value: float) -> float:
+    def position(self, value: float) -> float:
         """Where `value` stands."""
         low, high = self.low, self.high
         if self.log:
@@ -105,23 +105,23 @@ def nice_step(span: float, count: int) -> float:
     return next(step * power for step in (1, 2, 2.5, 5, 10) if step * power >= rough * 0.999)
 
 
-def ticks(low: float, high: float, *, log: bool = False, count: int = 5) -> list[float]:
+def axis_ticks(low: float, high: float, *, log: bool = False, count: int = 5) -> list[float]:
     """Round values between `low` and `high`: steps, or powers of ten (halves too where few) on a log axis."""
     if log:
-        return [value for value in decades(low, high) if low * 0.999 <= value <= high * 1.001]
+        return [value for value in log_ticks(low, high) if low * 0.999 <= value <= high * 1.001]
     step = nice_step(high - low, count)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [round(place * step, 12) for place in range(first, last + 1)]
 
 
-def decades(low: float, high: float) -> list[float]:
+def log_ticks(low: float, high: float) -> list[float]:
     """Powers of ten around `low` and `high`, with steps between them where they are few."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     steps = (1,) if last - first > 3 else (1, 3) if last - first > 1 else (1, 2, 5)
     return [step * 10.0**power for power in range(first, last + 1) for step in steps]
 
 
-def spread(values: Sequence[float], room: float, places: Sequence[float]) -> list[float]:
+def thin_out(values: Sequence[float], room: float, places: Sequence[float]) -> list[float]:
     """Those of `values` whose `places` leave at least `room` between them, the first and last kept."""
     if not values:
         return []

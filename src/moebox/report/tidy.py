@@ -8,7 +8,7 @@ from pathlib import Path
 
 from moebox.redact import HIDDEN, hide_secrets
 
-__all__ = ["HIDDEN", "hide_secrets", "redact"]
+__all__ = ["HIDDEN", "hide_secrets", "redact_text"]
 
 HOST, USER, ADDRESS, SERIAL = "‹host›", "‹user›", "‹address›", "‹serial›"
 
@@ -22,7 +22,7 @@ _ADDRESS = re.compile(
 _HARDWARE = re.compile(r"\b(?:GPU-[0-9a-f]{8}-[0-9a-f-]{27}|(?:[0-9a-f]{2}:){5}[0-9a-f]{2})\b", re.IGNORECASE)
 
 
-def redact(text: str) -> str:
+def redact_text(text: str) -> str:
     """`text` without what must not be handed on."""
     text = hide_secrets(text)
     text = _HARDWARE.sub(SERIAL, text)

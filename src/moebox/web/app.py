@@ -16,9 +16,9 @@ from moebox.core import catalogue, registry
 from moebox.errors import MoeboxError
 from moebox.report.block import Prose
 from moebox.web import calibrations, chat, engines, planning, recipes, runs, tasks, watching
-from moebox.web.gate import Gate, Site
-from moebox.web.mounts import MOUNTS
-from moebox.web.pages import failed, page, refusal, rendered, script
+from moebox.web.gate import AccessGate, WebSite
+from moebox.web.mounts import DISKS
+from moebox.web.pages import error_blocks, error_handler, render_page, render_part, serve_script
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -33,7 +33,7 @@ BOXES = (
 )
 
 
-def application(site: Site) -> "ASGIApp":
+def make_app(site: WebSite) -> "ASGIApp":
     """The whole site."""
 
     def get(path: str, handler: Any) -> Route:
@@ -46,60 +46,63 @@ def application(site: Site) -> "ASGIApp":
         get("/", plan_page),
         get("/plan", plan_part),
         Route("/plan.json", plan_json),
-        get("/runs", runs.listing),
-        post("/runs", runs.start),
-        get("/compare", runs.compared),
-        get("/runs/{name}", runs.one),
-        get("/runs/{name}/live", runs.followed),
-        get("/runs/{name}/events", runs.events),
-        post("/runs/{name}/stop", runs.stop),
-        get("/engines", engines.listing),
-        get("/engines/{name}/metrics", engines.metrics),
-        post("/engines/{name}/stop", engines.stop),
-        get("/engines/{name}/watch", watching.shown),
-        get("/engines/{name}/watch/events", watching.events),
-        get("/tasks", tasks.listing),
-        get("/calibrations", calibrations.listing),
-        get("/calibrations/{name}", calibrations.shown),
-        post("/calibrations/{name}/remove", calibrations.remove),
-        get("/chat", chat.shown),
-        post("/chat", chat.send),
-        get("/recipes", recipes.listing),
-        get("/recipes/{name}", recipes.edited),
-        post("/recipes/check", recipes.check),
-        post("/recipes", recipes.save),
-        Route("/page.js", script("script.js", "moebox.report")),
-        Route("/ui.js", script("ui.js", "moebox.web")),
+        get("/runs", runs.list_runs),
+        post("/runs", runs.start_run),
+        get("/compare", runs.compare_runs),
+        get("/runs/{name}", runs.show_report),
+        get("/runs/{name}/live", runs.follow_run),
+        get("/runs/{name}/events", runs.stream_events),
+        post("/runs/{name}/stop", runs.stop_run),
+        get("/engines", engines.list_engines),
+        get("/engines/{name}/metrics", engines.engine_metrics),
+        post("/engines/{name}/stop", engines.stop_engine),
+        get("/engines/{name}/watch", watching.show_watch),
+        get("/engines/{name}/watch/events", watching.stream_figures),
+        get("/tasks", tasks.list_task_runs),
+        get("/calibrations", calibrations.list_calibrations),
+        get("/calibrations/{name}", calibrations.show_calibration),
+        post("/calibrations/{name}/remove", calibrations.remove_calibration),
+        get("/chat", chat.show_chat),
+        post("/chat", chat.send_message),
+        get("/recipes", recipes.list_recipes),
+        get("/recipes/{name}", recipes.edit_recipe),
+        post("/recipes/check", recipes.check_recipe),
+        post("/recipes", recipes.save_recipe),
+        Route("/page.js", serve_script("script.js", "moebox.report")),
+        Route("/ui.js", serve_script("ui.js", "moebox.web")),
     ]
-    handlers: dict[Any, Any] = {MoeboxError: failed(site), HTTPException: functools.partial(no_page, site=site)}
-    return Gate(Starlette(routes=routes, exception_handlers=handlers), site)
+    handlers: dict[Any, Any] = {
+        MoeboxError: error_handler(site),
+        HTTPException: functools.partial(unknown_page, site=site),
+    }
+    return AccessGate(Starlette(routes=routes, exception_handlers=handlers), site)
 
 
-async def no_page(request: Request, problem: Exception, *, site: Site) -> Response:
+async def unknown_page(request: Request, problem: Exception, *, site: WebSite) -> Response:
     """An address that nothing has."""
     assert isinstance(problem, HTTPException)
     blocks = [Prose(paragraphs=("There is no such page. The pages are above.",))]
-    return page(site, "message.html", status=problem.status_code, title="moebox", here="", blocks=blocks)
+    return render_page(site, "message.html", status=problem.status_code, title="moebox", here="", blocks=blocks)
 
 
-def answer_of(request: Request) -> planning.Answer:
+def plan_from_address(request: Request) -> planning.PlanReply:
     """The plan that the address asks for; with `layout`, only that one is weighed again."""
-    planning.refresh()
-    asked = planning.asked(request.query_params)
+    planning.drop_stale_plans()
+    asked = planning.parse_query(request.query_params)
     for path in (asked.model, asked.box):
-        MOUNTS.insist(path)
-    layout = planning.before(asked, request.query_params.get("layout", ""))
-    return planning.quick(asked, layout) if layout else planning.full(asked)
+        DISKS.require_answer(path)
+    layout = planning.previous_query(asked, request.query_params.get("layout", ""))
+    return planning.plan_same_layout(asked, layout) if layout else planning.plan_fully(asked)
 
 
-async def plan_page(request: Request, *, site: Site) -> Response:
+async def plan_page(request: Request, *, site: WebSite) -> Response:
     """The controls, and the plan in the page where it is known already; else the page asks for it once it is there."""
-    planning.refresh()
-    asked = planning.asked(request.query_params)
+    planning.drop_stale_plans()
+    asked = planning.parse_query(request.query_params)
     models = [(model.name, model.title) for model in catalogue.models().values()]
-    ready = planning.known(asked) or "wait" in request.query_params
-    body = await run_in_threadpool(fragment, request) if ready else Markup("")
-    return page(
+    ready = planning.is_cached(asked) or "wait" in request.query_params
+    body = await run_in_threadpool(plan_fragment, request) if ready else Markup("")
+    return render_page(
         site,
         "plan.html",
         title="Plan",
@@ -114,21 +117,21 @@ async def plan_page(request: Request, *, site: Site) -> Response:
     )
 
 
-def fragment(request: Request) -> Markup:
+def plan_fragment(request: Request) -> Markup:
     """The answer's blocks as HTML."""
     try:
-        blocks = planning.blocks(answer_of(request))
+        blocks = planning.plan_blocks(plan_from_address(request))
     except MoeboxError as problem:
-        blocks = refusal(problem)
-    return rendered("part.html", blocks=blocks)
+        blocks = error_blocks(problem)
+    return render_part("part.html", blocks=blocks)
 
 
-async def plan_part(request: Request, *, site: Site) -> Response:
+async def plan_part(request: Request, *, site: WebSite) -> Response:
     """Only the answer, for when a control moved."""
-    return HTMLResponse(await run_in_threadpool(fragment, request), headers={"Cache-Control": "no-store"})
+    return HTMLResponse(await run_in_threadpool(plan_fragment, request), headers={"Cache-Control": "no-store"})
 
 
 async def plan_json(request: Request) -> Response:
     """The same for scripts."""
-    answer = await run_in_threadpool(answer_of, request)
+    answer = await run_in_threadpool(plan_from_address, request)
     return Response(codec.to_json(answer.plan), media_type="application/json")

@@ -15,35 +15,35 @@ from moebox.loose import Json
 from moebox.serve import state
 from moebox.serve.keys import find_key
 from moebox.stream.sse import EventParser
-from moebox.web.gate import Site
-from moebox.web.pages import form_of, page
+from moebox.web.gate import WebSite
+from moebox.web.pages import read_form, render_page
 
 ROLES = ("system", "user", "assistant")
 MOST_MESSAGES = 200
 LONGEST_S = 900.0
 
 
-async def shown(request: Request, *, site: Site) -> Response:
+async def show_chat(request: Request, *, site: WebSite) -> Response:
     """The engines that run, and the conversation."""
-    engines = await run_in_threadpool(running)
-    return page(site, "chat.html", title="Chat", here="chat", engines=engines)
+    engines = await run_in_threadpool(running_engines)
+    return render_page(site, "chat.html", title="Chat", here="chat", engines=engines)
 
 
-def running() -> list[state.Instance]:
+def running_engines() -> list[state.Instance]:
     """Engines that answer, the newest first."""
     return [instance for instance in reversed(state.list_instances()) if instance.status == "ready"]
 
 
-def endpoint_named(name: str) -> Endpoint:
+def find_endpoint(name: str) -> Endpoint:
     """The endpoint of a running engine; only ours, so that the page is no way to anywhere else."""
-    instance = next((each for each in running() if each.id == name), None)
+    instance = next((each for each in running_engines() if each.id == name), None)
     if instance is None:
         raise ExternalError(f"no running engine called {name!r}", hint="`moebox up RECIPE` or `moebox run --keep`")
     key = find_key(instance.key_env, instance.base_url)
     return endpoint_from_url(instance.base_url, instance.model, key=key, engine=instance.engine)
 
 
-def messages_of(text: str) -> list[Json]:
+def parse_messages(text: str) -> list[Json]:
     """The conversation so far: roles and texts, nothing else."""
     try:
         rows = json.loads(text)
@@ -62,20 +62,20 @@ def _message(row: object) -> Json:
     return {"role": role, "content": content}
 
 
-async def send(request: Request, *, site: Site) -> Response:
+async def send_message(request: Request, *, site: WebSite) -> Response:
     """One turn: the engine's own events, then one of ours with tokens and seconds."""
-    fields = await form_of(request)
-    endpoint = await run_in_threadpool(endpoint_named, fields.get("engine", ""))
+    fields = await read_form(request)
+    endpoint = await run_in_threadpool(find_endpoint, fields.get("engine", ""))
     body = {
         "model": endpoint.model,
-        "messages": messages_of(fields.get("messages", "")),
+        "messages": parse_messages(fields.get("messages", "")),
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    return StreamingResponse(replies(endpoint, body), media_type="text/event-stream")
+    return StreamingResponse(stream_reply(endpoint, body), media_type="text/event-stream")
 
 
-async def replies(endpoint: Endpoint, body: Json) -> AsyncIterator[bytes]:
+async def stream_reply(endpoint: Endpoint, body: Json) -> AsyncIterator[bytes]:
     """Events of the engine's stream as they come; a failure is one too, so that the page can say it."""
     began = time.monotonic()
     parser = EventParser()

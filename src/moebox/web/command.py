@@ -35,12 +35,12 @@ def ui(
         open: Open it in the browser.
         runs: The folder that holds the runs.
     """
-    from moebox.web.serve import prepare
+    from moebox.web.serve import prepare_server
 
     chosen = host != LOOPBACK or port is not None or open
     refuse_if(socket and chosen, "--socket takes the place of --host, --port and --open")
-    server, listening, address = prepare(
-        host, USUAL_PORT if port is None else port, insist=port is not None, runs=runs, file=socket
+    server, listening, address = prepare_server(
+        host, USUAL_PORT if port is None else port, exact_port=port is not None, runs=runs, file=socket
     )
     print(address, flush=True)
     try:
@@ -62,11 +62,11 @@ def _open_browser(address: str) -> Iterator[None]:
 
     from moebox import files
     from moebox.serve import state
-    from moebox.web.gate import ARRIVAL
+    from moebox.web.gate import REDIRECT_PAGE
 
     path = state.state_dir() / f"ui-{os.getpid()}.html"
     with files.report_write_errors(path):
-        files.write_atomic(path, ARRIVAL.format(url=html.escape(address)), mode=0o600)
+        files.write_atomic(path, REDIRECT_PAGE.format(url=html.escape(address)), mode=0o600)
     try:
         webbrowser.open(path.absolute().as_uri())
         yield

@@ -9,36 +9,36 @@ from moebox.bench.scrape import parse, pick
 from moebox.errors import BadInput
 from moebox.serve import state
 from moebox.serve import stop as stopping
-from moebox.web.gate import Site
-from moebox.web.pages import NotThere, page
+from moebox.web.gate import WebSite
+from moebox.web.pages import NotFound, render_page
 
 
-async def listing(request: Request, *, site: Site) -> Response:
+async def list_engines(request: Request, *, site: WebSite) -> Response:
     """Every engine that moebox started and that is there."""
     found = await run_in_threadpool(state.list_instances)
     alive = [instance for instance in found if instance.is_alive]
-    return page(site, "engines.html", title="Engines", here="engines", engines=alive)
+    return render_page(site, "engines.html", title="Engines", here="engines", engines=alive)
 
 
-def engine_of(name: str) -> state.Instance:
+def find_engine(name: str) -> state.Instance:
     """The engine of that name."""
     found = next((instance for instance in state.list_instances() if instance.id == name), None)
     if found is None:
-        raise NotThere(f"no engine called {name!r}")
+        raise NotFound(f"no engine called {name!r}")
     return found
 
 
-async def metrics(request: Request, *, site: Site) -> Response:
+async def engine_metrics(request: Request, *, site: WebSite) -> Response:
     """Running and waiting requests, cache use and token counters, as the engine counts them now."""
-    instance = await run_in_threadpool(engine_of, request.path_params["name"])
+    instance = await run_in_threadpool(find_engine, request.path_params["name"])
     root = instance.base_url.rstrip("/").removesuffix("/v1")
     reply = await run_in_threadpool(lambda: http.get(f"{root}/metrics", timeout_s=3.0))
     return JSONResponse(pick(parse(reply.text)) if reply.ok else {}, headers={"Cache-Control": "no-store"})
 
 
-async def stop(request: Request, *, site: Site) -> Response:
+async def stop_engine(request: Request, *, site: WebSite) -> Response:
     """Stop it as `moebox down` does."""
-    instance = await run_in_threadpool(engine_of, request.path_params["name"])
+    instance = await run_in_threadpool(find_engine, request.path_params["name"])
     if not instance.is_alive:
         raise BadInput(f"{instance.id} is not running")
     await run_in_threadpool(stopping.stop_instance, instance)

@@ -24,31 +24,31 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-HERE = ("localhost", "127.0.0.1", "[::1]", "::1")
-SAFE = ("GET", "HEAD")
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]", "::1")
+SAFE_METHODS = ("GET", "HEAD")
 TOKEN_BYTES = 24  # 192 bits
-ARRIVAL = '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0;url={url}">'
+REDIRECT_PAGE = '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0;url={url}">'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
+class WebSite:
     """What the pages show and to whom."""
 
     runs: Path | None = None
     token: str = field(default_factory=lambda: secrets.token_urlsafe(TOKEN_BYTES), repr=False)  # "" on a socket only
     any_host: bool = False  # reached from other machines, under names that are not known here
-    over: threading.Event = field(default_factory=threading.Event)  # set when the server stops
+    stopping: threading.Event = field(default_factory=threading.Event)  # set when the server stops
 
     @property
-    def cookie(self) -> str:
+    def cookie_name(self) -> str:
         """The cookie's name, different for each server: browsers send cookies of one port of a host to all of them."""
         return f"moebox-{hashlib.sha256(self.token.encode()).hexdigest()[:8]}"
 
 
-class Gate:
+class AccessGate:
     """Answers only whom it may."""
 
-    def __init__(self, app: "ASGIApp", site: Site) -> None:
+    def __init__(self, app: "ASGIApp", site: WebSite) -> None:
         self.app, self.site = app, site
 
     async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
@@ -59,17 +59,21 @@ class Gate:
     def refusal(self, request: Request) -> Response | None:
         """The reply to a request that gets no page, or None."""
         host = request.headers.get("host", "")
-        if not self.site.any_host and (host.rpartition(":")[0] or host) not in HERE:
+        if not self.site.any_host and (host.rpartition(":")[0] or host) not in LOOPBACK_NAMES:
             return PlainTextResponse("ask for localhost", 421)
-        if request.method in SAFE and self.site.token and same(request.query_params.get("token", ""), self.site.token):
-            return self.arrival(request)
-        if self.site.token and not same(request.cookies.get(self.site.cookie, ""), self.site.token):
+        if (
+            request.method in SAFE_METHODS
+            and self.site.token
+            and equal_secrets(request.query_params.get("token", ""), self.site.token)
+        ):
+            return self.accept_token(request)
+        if self.site.token and not equal_secrets(request.cookies.get(self.site.cookie_name, ""), self.site.token):
             return PlainTextResponse("open the address with its token, as `moebox ui` printed it", 403)
-        if request.method not in SAFE and urlsplit(request.headers.get("origin", "")).netloc != host:
+        if request.method not in SAFE_METHODS and urlsplit(request.headers.get("origin", "")).netloc != host:
             return PlainTextResponse("changes are taken from this page alone (Origin)", 403)
         return None
 
-    def arrival(self, request: Request) -> Response:
+    def accept_token(self, request: Request) -> Response:
         """Set the cookie and lead to the address without the token.
 
         A browser that follows a link from another site or a file sends a strict cookie only with what the page itself
@@ -79,11 +83,11 @@ class Gate:
         headers = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"}
         reply: Response = RedirectResponse(url, 303, headers=headers)
         if request.headers.get("sec-fetch-site") == "cross-site":
-            reply = HTMLResponse(ARRIVAL.format(url=html.escape(url)), headers=headers)
-        reply.set_cookie(self.site.cookie, self.site.token, httponly=True, samesite="strict")
+            reply = HTMLResponse(REDIRECT_PAGE.format(url=html.escape(url)), headers=headers)
+        reply.set_cookie(self.site.cookie_name, self.site.token, httponly=True, samesite="strict")
         return reply
 
 
-def same(given: str, wanted: str) -> bool:
+def equal_secrets(given: str, wanted: str) -> bool:
     """Compare in a time that does not depend on where they differ."""
     return hmac.compare_digest(given.encode(), wanted.encode())

@@ -15,14 +15,14 @@ from moebox.escape import clip_text
 from moebox.flows import pipeline as pipelines
 from moebox.loose import Json, as_object, get_number, get_object, get_objects, get_text
 from moebox.report.block import Section
-from moebox.report.chapters import sections
+from moebox.report.chapters import make_sections
 from moebox.report.decision import Decision, decide
-from moebox.report.expect import foretold
-from moebox.report.format import clock
-from moebox.report.naming import labelled
-from moebox.report.reading import read
+from moebox.report.expect import with_forecast
+from moebox.report.format import format_time
+from moebox.report.naming import label_runs
+from moebox.report.reading import read_record
 from moebox.report.sections import attempts, climb, ladder, performance, problems, tables
-from moebox.report.svg import sparkline
+from moebox.report.svg import draw_sparkline
 from moebox.serve import state
 from moebox.store import PIPELINE, PIPELINE_BEFORE, Run, plain
 from moebox.store.summary import summarize_run
@@ -61,7 +61,7 @@ class LogLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class LiveView:
     """Everything the page of a run shows."""
 
     id: str
@@ -70,31 +70,31 @@ class View:
     simulation: bool
     decision: Decision
     steps: tuple[StepView, ...]
-    left: str  # how long it will still take
+    time_left: str  # how long it will still take
     rates: str  # a drawing of output tok/s by load, as measured so far
     sections: tuple[Section, ...]
     log: tuple[LogLine, ...]
     events: tuple[tuple[str, str, str], ...]
 
 
-def view(run: Run) -> View:
+def live_view(run: Run) -> LiveView:
     """What there is to say right now."""
-    told = labelled([foretold(read(run))])
+    told = label_runs([with_forecast(read_record(run))])
     document = run_document(run)
     engines, summary = state.live_run_folders(), summarize_run(run)
     serving = bool(state.engine_writing_to(engines, run.path))
-    return View(
+    return LiveView(
         id=run.id,
         live=run.is_locked or serving,
         state=summary.state_text(live=state.is_run_active(run, engines, unfinished_step=summary.left_in)),
         simulation=told[0].simulation,
         decision=decide(told[0], serving=serving),
-        steps=steps(document, live=run.is_locked),
-        left=left(run, document) if run.is_locked else "",
-        rates=sparkline([level.output_tok_s for level in told[0].levels if level.output_tok_s]),
-        sections=tuple(sections(told, CHAPTERS)),
-        log=tuple(log(run)),
-        events=tuple(events(run)),
+        steps=step_views(document, live=run.is_locked),
+        time_left=time_left_text(run, document) if run.is_locked else "",
+        rates=draw_sparkline([level.output_tok_s for level in told[0].loads if level.output_tok_s]),
+        sections=tuple(make_sections(told, CHAPTERS)),
+        log=tuple(log_lines(run)),
+        events=tuple(newest_events(run)),
     )
 
 
@@ -106,7 +106,7 @@ def run_document(run: Run) -> Json:
         return {}
 
 
-def steps(document: Json, *, live: bool) -> tuple[StepView, ...]:
+def step_views(document: Json, *, live: bool) -> tuple[StepView, ...]:
     """Each step with its state and what came of it; what still runs while nobody works on it was interrupted."""
     unended = {} if live else {"running": "interrupted"}
     told = [(row, get_text(row, "state") or "waiting") for row in get_objects(document, "steps")]
@@ -133,7 +133,7 @@ def _shown(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def left(run: Run, document: Json) -> str:
+def time_left_text(run: Run, document: Json) -> str:
     """How long the rest takes, going by earlier runs; "" when nobody knows."""
     try:
         pipeline = codec.decode(pipelines.Pipeline, document, where=PIPELINE)
@@ -146,7 +146,7 @@ def left(run: Run, document: Json) -> str:
     )
 
 
-def log(run: Run) -> list[LogLine]:
+def log_lines(run: Run) -> list[LogLine]:
     """The last lines of the engine's log."""
     try:
         with plain.open_bytes(run.path / "engine.log") as file:
@@ -155,19 +155,19 @@ def log(run: Run) -> list[LogLine]:
     except OSError:
         return []
     lines = [line for line in text.splitlines() if line.strip()]
-    return [LogLine(text=line[:400], meaning=meaning(line)) for line in lines[-SHOWN_LOG:]]
+    return [LogLine(text=line[:400], meaning=explain_line(line)) for line in lines[-SHOWN_LOG:]]
 
 
-def meaning(line: str) -> str:
+def explain_line(line: str) -> str:
     """What moebox knows about a line of a log: cause and remedy, or ""."""
     cause = search_pieces([line.encode() + b"\n"]).cause
     return f"{cause.cause} {cause.remedy}".strip() if cause else ""
 
 
-def events(run: Run) -> list[tuple[str, str, str]]:
+def newest_events(run: Run) -> list[tuple[str, str, str]]:
     """The newest events, newest first: moment, kind, what of the data fits in a line."""
     rows = run.read_journal().entries[-SHOWN_EVENTS:]
-    return [(clock(entry.time)[11:19], entry.kind, brief(entry.event.data)) for entry in reversed(rows)]
+    return [(format_time(entry.time)[11:19], entry.kind, brief(entry.event.data)) for entry in reversed(rows)]
 
 
 def brief(data: Json) -> str:
@@ -177,7 +177,7 @@ def brief(data: Json) -> str:
     return clip_text(", ".join(words), 160)
 
 
-def written(run: Run) -> tuple[int, ...]:
+def folder_stamp(run: Run) -> tuple[int, ...]:
     """Changes whenever something was written: sizes and times of what the page shows."""
     names = ("events.jsonl", PIPELINE, PIPELINE_BEFORE, "engine.log")
     paths = [run.path / name for name in names]
@@ -187,12 +187,12 @@ def written(run: Run) -> tuple[int, ...]:
     return (run.is_locked, len(stats), *(number for stat in stats for number in (stat.st_size, stat.st_mtime_ns)))
 
 
-async def changes(run: Run, over: threading.Event) -> AsyncIterator[bool]:
+async def watch_changes(run: Run, over: threading.Event) -> AsyncIterator[bool]:
     """True each time there is something new (and at first), False when only a sign of life is due; until `over`."""
     seen: tuple[int, ...] | None = None
     shown_at = time.monotonic()
     while not over.is_set():
-        now = await asyncio.to_thread(written, run)
+        now = await asyncio.to_thread(folder_stamp, run)
         if now != seen:
             seen, shown_at = now, time.monotonic()
             yield True

@@ -13,7 +13,7 @@ PATIENCE_S = 3.0  # for a disk to say whether a file is there
 MOST_HUNG = 8  # paths that hold a thread, beyond which no further one is tried
 
 
-class Mounts:
+class DiskProbe:
     """Which paths are being asked for; threads of those that never answer stay in it."""
 
     def __init__(self) -> None:
@@ -21,11 +21,11 @@ class Mounts:
         self._asking: dict[str, threading.Thread] = {}
 
     @property
-    def threads(self) -> int:
+    def waiting_threads(self) -> int:
         """Threads that still wait for a disk."""
         return sum(thread.is_alive() for thread in self._asking.values())
 
-    def insist(self, text: str) -> None:
+    def require_answer(self, text: str) -> None:
         """BadInput where `text` is a path that does not answer; a name, or a path that is not there, is nobody's."""
         if "/" not in text:
             return
@@ -43,16 +43,16 @@ class Mounts:
                 return self._asking[path]
             if len(self._asking) >= MOST_HUNG:
                 raise BadInput(f"{path}: {MOST_HUNG} other paths do not answer; no further one is tried")
-            thread = threading.Thread(target=stat, args=(path,), daemon=True)
+            thread = threading.Thread(target=stat_path, args=(path,), daemon=True)
             thread.start()
             self._asking[path] = thread
             return thread
 
 
-def stat(path: str) -> None:
+def stat_path(path: str) -> None:
     """Ask the disk; what it says is not needed."""
     with contextlib.suppress(OSError, ValueError):
         os.stat(path)
 
 
-MOUNTS = Mounts()
+DISKS = DiskProbe()

@@ -11,74 +11,74 @@ from moebox import __version__
 from moebox.errors import BadInput, DoesNotFit, MoeboxError, refuse_if
 from moebox.report import palette
 from moebox.report.block import Block, Prose
-from moebox.report.page import environment, style
-from moebox.web.gate import Site
+from moebox.report.page import jinja_environment, style_sheet
+from moebox.web.gate import WebSite
 
 POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'self'; connect-src 'self'; img-src data:; "
     "font-src data:; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
 )
 HEADERS = {"Content-Security-Policy": POLICY, "Cache-Control": "no-store", "Referrer-Policy": "no-referrer"}
-LARGEST_FORM = 1 << 20
+MAX_FORM_BYTES = 1 << 20
 
 
-class NotThere(BadInput):
+class NotFound(BadInput):
     """Nothing has this address."""
 
 
-def page(site: Site, template: str, *, status: int = 200, **context: Any) -> HTMLResponse:
+def render_page(site: WebSite, template: str, *, status: int = 200, **context: Any) -> HTMLResponse:
     """A template with what all pages need."""
     text = (
-        environment("moebox.web")
+        jinja_environment("moebox.web")
         .get_template(template)
         .render(
             version=__version__,
-            light=Markup(palette.variables(palette.LIGHT)),  # noqa: S704  (ours)
-            dark=Markup(palette.variables(palette.DARK)),  # noqa: S704
-            style=style(),
+            light=Markup(palette.css_variables(palette.LIGHT)),  # noqa: S704  (ours)
+            dark=Markup(palette.css_variables(palette.DARK)),  # noqa: S704
+            style=style_sheet(),
             **context,
         )
     )
     return HTMLResponse(text, status, headers=HEADERS)
 
 
-def rendered(template: str, **context: Any) -> Markup:
+def render_part(template: str, **context: Any) -> Markup:
     """A part of a page."""
-    return Markup(environment("moebox.web").get_template(template).render(**context))  # noqa: S704  (rendered with escaping)
+    return Markup(jinja_environment("moebox.web").get_template(template).render(**context))  # noqa: S704  (rendered with escaping)
 
 
-def refusal(problem: MoeboxError) -> list[Block]:
+def error_blocks(problem: MoeboxError) -> list[Block]:
     """A failure as blocks: what is wrong, then how to fix it."""
     head = "Does not fit." if isinstance(problem, DoesNotFit) else "That did not work."
     words = [problem.message] + ([problem.hint] if problem.hint else [])
     return [Prose(paragraphs=(head,), tone="bad"), Prose(paragraphs=tuple(words))]
 
 
-def status_of(problem: MoeboxError) -> int:
+def http_status(problem: MoeboxError) -> int:
     """The HTTP status that says the same as the exit code."""
-    if isinstance(problem, NotThere):
+    if isinstance(problem, NotFound):
         return 404
     return 400 if isinstance(problem, BadInput) else 409 if problem.exit_code == 1 else 503
 
 
-def failed(site: Site) -> Any:
+def error_handler(site: WebSite) -> Any:
     """The handler that turns a failure into a page, or into JSON for scripts."""
 
     async def handler(request: Request, problem: Exception) -> Response:
         assert isinstance(problem, MoeboxError)
         if request.method != "GET":
             said = {"error": problem.message, "hint": problem.hint or ""}
-            return JSONResponse(said, status_of(problem), headers={"Cache-Control": "no-store"})
-        blocks = refusal(problem)
-        return page(site, "message.html", status=status_of(problem), title="moebox", here="", blocks=blocks)
+            return JSONResponse(said, http_status(problem), headers={"Cache-Control": "no-store"})
+        blocks = error_blocks(problem)
+        return render_page(site, "message.html", status=http_status(problem), title="moebox", here="", blocks=blocks)
 
     return handler
 
 
-async def form_of(request: Request) -> dict[str, str]:
+async def read_form(request: Request) -> dict[str, str]:
     """The fields of a JSON body, each a text; BadInput for anything else."""
     body = await request.body()
-    if len(body) > LARGEST_FORM:
+    if len(body) > MAX_FORM_BYTES:
         raise BadInput("the form is too large")
     try:
         fields = await request.json()
@@ -91,7 +91,7 @@ async def form_of(request: Request) -> dict[str, str]:
     return fields
 
 
-def script(name: str, package: str) -> Any:
+def serve_script(name: str, package: str) -> Any:
     """One of our scripts."""
     text = resources.files(package).joinpath("templates", name).read_text(encoding="utf-8")
 

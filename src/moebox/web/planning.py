@@ -23,15 +23,15 @@ from moebox.flows import boxes
 from moebox.planner.choose import choose_plan
 from moebox.planner.constraints import Constraints
 from moebox.planner.speed import Speed
-from moebox.report.bars import collapse
-from moebox.report.block import Block, Bullets, Chart, Charts, Part, Tile, Tiles
-from moebox.report.charts import Axis, Series, legend, line, thousands
+from moebox.report.bars import group_equal_devices
+from moebox.report.block import Block, Bullets, Charts, CustomBlock, ReportChart, Tile, Tiles
+from moebox.report.charts import ChartAxis, ChartSeries, draw_lines, series_legend, whole_number
 from moebox.report.decision import Decision, DecisionCell
-from moebox.report.format import milliseconds, number, short
-from moebox.report.palette import colour
-from moebox.report.reading.planned import planned_of
-from moebox.report.sections.memory import drawn
-from moebox.report.sections.plan import joined
+from moebox.report.format import format_ms, format_number, short_number
+from moebox.report.palette import run_colour
+from moebox.report.reading.planned import plan_record
+from moebox.report.sections.memory import memory_chart
+from moebox.report.sections.plan import join_texts
 from moebox.store import calibrations
 from moebox.units import plural
 
@@ -41,7 +41,7 @@ MOST_RUNNERS_UP = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class PlanQuery:
     """One position of all the controls."""
 
     box: str = "8x-rtx-pro-6000-server"
@@ -55,7 +55,7 @@ class Asked:
     ram_bandwidth: str = ""
 
 
-def asked(query: Mapping[str, str]) -> Asked:
+def parse_query(query: Mapping[str, str]) -> PlanQuery:
     """What the address asks for; BadInput names what cannot be meant."""
     goal: Any = query.get("goal") or "throughput"
     engine: Any = query.get("engine") or None
@@ -63,11 +63,11 @@ def asked(query: Mapping[str, str]) -> Asked:
         raise BadInput(f"unknown goal {goal!r}")
     if engine is not None and engine not in registry.engine_names():
         raise BadInput(f"unknown engine {engine!r}")
-    return Asked(
-        box=query.get("box", Asked().box).strip(),
-        model=query.get("model", Asked().model).strip(),
-        context=whole(query, "context", 65536),
-        concurrency=whole(query, "concurrency", 8),
+    return PlanQuery(
+        box=query.get("box", PlanQuery().box).strip(),
+        model=query.get("model", PlanQuery().model).strip(),
+        context=parse_count(query, "context", 65536),
+        concurrency=parse_count(query, "concurrency", 8),
         goal=goal,
         engine=engine,
         bold=query.get("bold") in ("1", "on", "true"),
@@ -76,7 +76,7 @@ def asked(query: Mapping[str, str]) -> Asked:
     )
 
 
-def whole(query: Mapping[str, str], name: str, default: int) -> int:
+def parse_count(query: Mapping[str, str], name: str, default: int) -> int:
     """A count from the address."""
     text = query.get(name, str(default))
     if not text.isascii() or not text.isdigit() or len(text) > 9 or int(text) < 1:
@@ -85,59 +85,59 @@ def whole(query: Mapping[str, str], name: str, default: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class PlanReply:
     """A plan and the speed model behind it."""
 
-    asked: Asked
+    query: PlanQuery
     plan: Plan
     speed: Speed
 
 
-_answers: dict[Asked, Answer] = {}
-MOST_ANSWERS = 256
+_plans: dict[PlanQuery, PlanReply] = {}
+MAX_CACHED_PLANS = 256
 _calibrated: tuple[tuple[str, int], ...] = ()
 
 
-def refresh() -> None:
+def drop_stale_plans() -> None:
     """Forget answers that rest on other calibrations than there are now."""
     global _calibrated
     now = calibrations.store_stamp()
     if now != _calibrated:
         _calibrated = now
-        _answers.clear()
-        quick.cache_clear()
+        _plans.clear()
+        plan_same_layout.cache_clear()
 
 
-def full(one: Asked) -> Answer:
+def plan_fully(query: PlanQuery) -> PlanReply:
     """Search every layout; answers are kept, since people go back and forth."""
-    if one not in _answers:
-        if len(_answers) >= MOST_ANSWERS:
-            _answers.pop(next(iter(_answers)), None)
-        _answers[one] = answered(one, Constraints(goal=one.goal, bold=one.bold, engine=one.engine))
-    return _answers[one]
+    if query not in _plans:
+        if len(_plans) >= MAX_CACHED_PLANS:
+            _plans.pop(next(iter(_plans)), None)
+        _plans[query] = plan_within(query, Constraints(goal=query.goal, bold=query.bold, engine=query.engine))
+    return _plans[query]
 
 
-def warm() -> None:
+def plan_default() -> None:
     """Plan what the page first shows, so that it is there at once."""
     with contextlib.suppress(MoeboxError):
-        full(Asked())
+        plan_fully(PlanQuery())
 
 
-def known(one: Asked) -> bool:
+def is_cached(query: PlanQuery) -> bool:
     """The answer is at hand."""
-    return one in _answers
+    return query in _plans
 
 
 @functools.lru_cache(maxsize=512)
-def quick(one: Asked, layout: Asked) -> Answer:
+def plan_same_layout(query: PlanQuery, layout: PlanQuery) -> PlanReply:
     """Weigh only the layout that `layout` led to; search everything where it does not hold."""
     try:
-        return answered(one, pinned(full(layout).plan.recipe, one.goal))
+        return plan_within(query, layout_constraints(plan_fully(layout).plan.recipe, query.goal))
     except MoeboxError:
-        return full(one)
+        return plan_fully(query)
 
 
-def pinned(recipe: Recipe, goal: Goal) -> Constraints:
+def layout_constraints(recipe: Recipe, goal: Goal) -> Constraints:
     """The layout of a recipe as pins."""
     return Constraints(
         goal=goal,
@@ -152,58 +152,60 @@ def pinned(recipe: Recipe, goal: Goal) -> Constraints:
     )
 
 
-def before(one: Asked, layout: str) -> Asked | None:
+def previous_query(query: PlanQuery, layout: str) -> PlanQuery | None:
     """The position of the sliders ("65536:8") from which the layout is to be kept, or None."""
     context, _, concurrency = layout.partition(":")
     if not all(text.isascii() and text.isdigit() and len(text) <= 9 for text in (context, concurrency)):
         return None
-    return replace(one, context=int(context), concurrency=int(concurrency))
+    return replace(query, context=int(context), concurrency=int(concurrency))
 
 
-def answered(one: Asked, pins: Constraints) -> Answer:
+def plan_within(query: PlanQuery, constraints: Constraints) -> PlanReply:
     """The plan for these controls within these pins."""
-    model, checkpoints = resolve_model(one.model)
-    box = boxes.calibrated_box(one.box or None, ram=one.ram, ram_bandwidth=one.ram_bandwidth)
-    plan = choose_plan(box, model, checkpoints, replace(pins, context=one.context, concurrency=one.concurrency))
-    plan = boxes.with_planned_box(plan, one.box, ram=one.ram, ram_bandwidth=one.ram_bandwidth)
+    model, checkpoints = resolve_model(query.model)
+    box = boxes.calibrated_box(query.box or None, ram=query.ram, ram_bandwidth=query.ram_bandwidth)
+    plan = choose_plan(
+        box, model, checkpoints, replace(constraints, context=query.context, concurrency=query.concurrency)
+    )
+    plan = boxes.with_planned_box(plan, query.box, ram=query.ram, ram_bandwidth=query.ram_bandwidth)
     deployment = Deployment.from_parts(plan.recipe, model, planned_checkpoint(plan.recipe, checkpoints), box)
-    return Answer(asked=one, plan=plan, speed=Speed.for_deployment(deployment))
+    return PlanReply(query=query, plan=plan, speed=Speed.for_deployment(deployment))
 
 
-def blocks(answer: Answer) -> list[Block]:
+def plan_blocks(answer: PlanReply) -> list[Block]:
     """What the page shows of it."""
     plan = answer.plan
-    shown: list[Block] = [Part(kind="decision", data=decision(answer)), Tiles(tiles=tiles(answer))]
-    shown.append(Charts(charts=tuple(bars(plan))))
-    forecast = curve(answer)
+    shown: list[Block] = [CustomBlock(kind="decision", data=plan_decision(answer)), Tiles(tiles=plan_tiles(answer))]
+    shown.append(Charts(charts=tuple(memory_charts(plan))))
+    forecast = forecast_chart(answer)
     shown += [Charts(charts=(forecast,))] if forecast else []
     if plan.warnings:
-        texts = (joined(caution.text, " – ", caution.remedy) for caution in plan.warnings)
+        texts = (join_texts(caution.text, " – ", caution.remedy) for caution in plan.warnings)
         shown.append(Bullets(title="Warnings", items=tuple(texts)))
     shown.append(Bullets(title="Why", items=plan.reasons))
     if plan.alternatives:
         others = (f"{other.title}: {other.loses}" for other in plan.alternatives[:MOST_RUNNERS_UP])
         shown.append(Bullets(title="Runners-up", items=tuple(others)))
     text = codec.to_toml(plan.recipe)
-    shown.append(Part(kind="recipe", data={"name": plan.recipe.name, "text": text}))
+    shown.append(CustomBlock(kind="recipe", data={"name": plan.recipe.name, "text": text}))
     return shown
 
 
-def command(asked: Asked) -> str:
+def plan_command(query: PlanQuery) -> str:
     """The command that gives the same plan: every control that changes it."""
-    words = ["moebox", "plan", asked.model, *(("--box", asked.box) if asked.box else ())]
-    words += ["--context", str(asked.context), "--concurrency", str(asked.concurrency)]
-    words += ["--goal", asked.goal] if asked.goal != Asked().goal else []
-    words += ["--engine", asked.engine] if asked.engine else []
-    words += ["--bold"] if asked.bold else []
-    words += ["--ram", asked.ram] if asked.ram else []
-    words += ["--ram-bandwidth", asked.ram_bandwidth] if asked.ram_bandwidth else []
+    words = ["moebox", "plan", query.model, *(("--box", query.box) if query.box else ())]
+    words += ["--context", str(query.context), "--concurrency", str(query.concurrency)]
+    words += ["--goal", query.goal] if query.goal != PlanQuery().goal else []
+    words += ["--engine", query.engine] if query.engine else []
+    words += ["--bold"] if query.bold else []
+    words += ["--ram", query.ram] if query.ram else []
+    words += ["--ram-bandwidth", query.ram_bandwidth] if query.ram_bandwidth else []
     return shlex.join([*words, "-o", "recipe.toml"])
 
 
-def decision(answer: Answer) -> Decision:
+def plan_decision(answer: PlanReply) -> Decision:
     """The same four cells as everywhere, for a plan: chosen, fits, forecast, next."""
-    asked, plan = answer.asked, answer.plan
+    asked, plan = answer.query, answer.plan
     recipe, memory = plan.recipe, plan.memory
     spread = [f"{name.upper()}{size}" for name in ("tp", "pp", "dcp") if (size := getattr(recipe.parallel, name)) > 1]
     words = [
@@ -215,50 +217,52 @@ def decision(answer: Answer) -> Decision:
     held = int(memory.kv_tokens // max(asked.context, 1))
     enough = held >= asked.concurrency
     fits = f"{held} requests of {units.format_count(asked.context)} tokens at a time ({asked.concurrency} asked for)"
-    rate, low, high = forecast(answer)
+    rate, low, high = decode_forecast(answer)
     return Decision(
         answers=(
             DecisionCell(name="chosen", text=" · ".join(filter(None, words))),
             DecisionCell(name="fits", text=fits, tone="good" if enough else "warn"),
             DecisionCell(
-                name="forecast", text=f"{number(rate)} tok/s", detail=f"{number(low)} to {number(high)}; {basis(plan)}"
+                name="forecast",
+                text=f"{format_number(rate)} tok/s",
+                detail=f"{format_number(low)} to {format_number(high)}; {forecast_basis(plan)}",
             ),
-            DecisionCell(name="next", text=command(asked), command=True, detail="or save the recipe below"),
+            DecisionCell(name="next", text=plan_command(asked), command=True, detail="or save the recipe below"),
         )
     )
 
 
-def basis(plan: Plan) -> str:
+def forecast_basis(plan: Plan) -> str:
     """What the forecast rests on: a calibration of this box, or published measurements of others."""
     return f"steps {plan.measured}" if plan.measured else f"no calibration of this box: {plan.basis}"
 
 
-def streams_of(answer: Answer) -> int:
+def streams_of(answer: PlanReply) -> int:
     """How many requests of full length decode together."""
-    held = int(answer.plan.memory.kv_tokens // max(answer.asked.context, 1))
-    return max(1, min(answer.asked.concurrency, held or 1))
+    held = int(answer.plan.memory.kv_tokens // max(answer.query.context, 1))
+    return max(1, min(answer.query.concurrency, held or 1))
 
 
-def forecast(answer: Answer) -> tuple[float, float, float]:
+def decode_forecast(answer: PlanReply) -> tuple[float, float, float]:
     """Decode tok/s at the asked load, and its band."""
-    rate = answer.speed.decode_tok_s(streams_of(answer), answer.asked.context)
+    rate = answer.speed.decode_tok_s(streams_of(answer), answer.query.context)
     low, high = answer.speed.decode_range
     return rate, rate * low, rate * high
 
 
-def tiles(answer: Answer) -> tuple[Tile, ...]:
+def plan_tiles(answer: PlanReply) -> tuple[Tile, ...]:
     """Headline figures of the plan at the asked load."""
-    one, memory = answer.asked, answer.plan.memory
+    one, memory = answer.query, answer.plan.memory
     streams = streams_of(answer)
-    rate, low, high = forecast(answer)
-    wait, _, unit = milliseconds(answer.speed.prefill_s(one.context) * 1e3).partition(" ")
+    rate, low, high = decode_forecast(answer)
+    wait, _, unit = format_ms(answer.speed.prefill_s(one.context) * 1e3).partition(" ")
     fit = memory.kv_tokens / max(one.context, 1)
     enough = fit >= one.concurrency
-    band = f"{number(low, 0)} to {number(high, 0)}, {plural(streams, 'request')}"
+    band = f"{format_number(low, 0)} to {format_number(high, 0)}, {plural(streams, 'request')}"
     return (
-        Tile(figure=number(rate), unit="tok/s", label="decode, all streams", detail=band),
+        Tile(figure=format_number(rate), unit="tok/s", label="decode, all streams", detail=band),
         Tile(
-            figure=number(rate / streams),
+            figure=format_number(rate / streams),
             unit="tok/s",
             label="each stream",
             detail=f"with {units.format_count(one.context)} tokens behind it",
@@ -270,10 +274,13 @@ def tiles(answer: Answer) -> tuple[Tile, ...]:
             detail=f"{units.format_count(one.context)} tokens, nothing cached",
         ),
         Tile(
-            figure=short(memory.kv_tokens), unit="tokens", label="KV cache", detail=units.format_count(memory.kv_tokens)
+            figure=short_number(memory.kv_tokens),
+            unit="tokens",
+            label="KV cache",
+            detail=units.format_count(memory.kv_tokens),
         ),
         Tile(
-            figure=number(fit, 1),
+            figure=format_number(fit, 1),
             label="requests at full context",
             detail=f"{one.concurrency} asked for",
             tone="good" if enough else "warn",
@@ -281,27 +288,33 @@ def tiles(answer: Answer) -> tuple[Tile, ...]:
     )
 
 
-def bars(plan: Plan) -> list[Chart]:
+def memory_charts(plan: Plan) -> list[ReportChart]:
     """Memory of every GPU, and of the host where weights lie there (its scale differs)."""
-    planned = planned_of({"memory": codec.to_plain(plan.memory)})
-    rows = [(name, "planned", device) for name, device in collapse(planned.devices)]
+    planned = plan_record({"memory": codec.to_plain(plan.memory)})
+    rows = [(name, "planned", device) for name, device in group_equal_devices(planned.devices)]
     host = [row for row in rows if row[2].name == "ram"]
     held = {part for _, _, device in host for part in device.parts} - {"free", "unused", "in use"}
-    charts = [drawn("Memory per GPU", [row for row in rows if row not in host])]
-    charts += [drawn("Host memory", host)] if held else []
+    charts = [memory_chart("Memory per GPU", [row for row in rows if row not in host])]
+    charts += [memory_chart("Host memory", host)] if held else []
     return list(filter(None, charts))
 
 
-def curve(answer: Answer) -> Chart | None:
+def forecast_chart(answer: PlanReply) -> ReportChart | None:
     """Decode rate over concurrency at a few contexts, as far as the cache holds them."""
-    contexts = sorted({1024, 8192, 32768, answer.asked.context})
+    contexts = sorted({1024, 8192, 32768, answer.query.context})
     series = [decode_series(answer, context, place) for place, context in enumerate(contexts)]
-    x = Axis(title="concurrent streams", log=True, ticks=tuple(map(float, CONCURRENCIES)), format=thousands)
-    svg = line(series, x=x, y=Axis(title="decode tok/s"), label="Forecast decode rate against streams, by context")
-    return Chart(title="Forecast by context behind each stream", svg=svg, legend=legend(series)) if svg else None
+    x = ChartAxis(title="concurrent streams", log=True, ticks=tuple(map(float, CONCURRENCIES)), format=whole_number)
+    svg = draw_lines(
+        series, x=x, y=ChartAxis(title="decode tok/s"), label="Forecast decode rate against streams, by context"
+    )
+    return (
+        ReportChart(title="Forecast by context behind each stream", svg=svg, legend=series_legend(series))
+        if svg
+        else None
+    )
 
 
-def decode_series(answer: Answer, context: int, place: int) -> Series:
+def decode_series(answer: PlanReply, context: int, place: int) -> ChartSeries:
     """The rate at one context; the band is drawn for the one that is asked for."""
     most = answer.plan.recipe.max_seqs or CONCURRENCIES[-1]
     held = answer.plan.memory.kv_tokens // context
@@ -309,5 +322,7 @@ def decode_series(answer: Answer, context: int, place: int) -> Series:
     points = tuple((float(load), answer.speed.decode_tok_s(load, context)) for load in loads)
     low, high = answer.speed.decode_range
     band = tuple((load, rate * low, rate * high) for load, rate in points)
-    shown = band if context == answer.asked.context else ()
-    return Series(name=f"{units.format_count(context)} tokens", colour=colour(place), points=points, band=shown)
+    shown = band if context == answer.query.context else ()
+    return ChartSeries(
+        name=f"{units.format_count(context)} tokens", colour=run_colour(place), points=points, band=shown
+    )

@@ -14,22 +14,22 @@ from moebox.core.recipe import Recipe
 from moebox.errors import BadInput
 from moebox.serve import recipes
 from moebox.units import format_count
-from moebox.web.gate import Site
-from moebox.web.pages import NotThere, form_of, page
+from moebox.web.gate import WebSite
+from moebox.web.pages import NotFound, read_form, render_page
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 
-async def listing(request: Request, *, site: Site) -> Response:
+async def list_recipes(request: Request, *, site: WebSite) -> Response:
     """Every recipe there is by name: the person's own and those that ship with moebox."""
     own, shipped = (
-        {name: about(path) for name, path in sorted(found.items())}
+        {name: describe_recipe(path) for name, path in sorted(found.items())}
         for found in (recipes.saved_recipes(), recipes.shipped_recipes())
     )
-    return page(site, "recipes.html", title="Recipes", here="recipes", own=own, shipped=shipped)
+    return render_page(site, "recipes.html", title="Recipes", here="recipes", own=own, shipped=shipped)
 
 
-def about(path: Path) -> str:
+def describe_recipe(path: Path) -> str:
     """What the recipe in a file starts, in a line; what is wrong with it where it cannot be read."""
     try:
         recipe = grammar.read_recipe(path)
@@ -48,41 +48,41 @@ def about(path: Path) -> str:
     return ", ".join(filter(None, parts))
 
 
-async def edited(request: Request, *, site: Site) -> Response:
+async def edit_recipe(request: Request, *, site: WebSite) -> Response:
     """One recipe's text."""
     name = request.path_params["name"]
     known = {**recipes.shipped_recipes(), **recipes.saved_recipes()}
     if name not in known:
-        raise NotThere(f"no recipe called {name!r}")
+        raise NotFound(f"no recipe called {name!r}")
     text = codec.read_text(known[name])
-    return page(
+    return render_page(
         site, "recipe.html", title=name, here="recipes", name=name, text=text, own=name in recipes.saved_recipes()
     )
 
 
-def checked(text: str) -> Recipe:
+def parse_recipe(text: str) -> Recipe:
     """The recipe in `text`; BadInput names the first thing that cannot be meant, as `moebox up` would."""
     recipe = codec.decode(Recipe, codec.parse_toml(text, where="recipe"), where="recipe")
     engines.check_recipe(deploy(recipe))
     return recipe
 
 
-async def check(request: Request, *, site: Site) -> Response:
+async def check_recipe(request: Request, *, site: WebSite) -> Response:
     """Whether it can be meant."""
-    fields = await form_of(request)
-    recipe = await run_in_threadpool(checked, fields.get("text", ""))
+    fields = await read_form(request)
+    recipe = await run_in_threadpool(parse_recipe, fields.get("text", ""))
     return JSONResponse({"good": f"{recipe.engine}, {recipe.checkpoint}: every setting is known"})
 
 
-async def save(request: Request, *, site: Site) -> Response:
+async def save_recipe(request: Request, *, site: WebSite) -> Response:
     """Check it and write it where `moebox up NAME` finds it; a shipped one is never overwritten."""
-    fields = await form_of(request)
+    fields = await read_form(request)
     name = fields.get("name", "").strip()
     if not NAME.fullmatch(name):
         raise BadInput(f"name {name!r}: small letters, digits, dots and dashes")
     if name in recipes.shipped_recipes():
         raise BadInput(f"{name} ships with moebox", hint="save it under another name")
-    await run_in_threadpool(checked, fields.get("text", ""))
+    await run_in_threadpool(parse_recipe, fields.get("text", ""))
     path = recipes.saved_recipes_dir() / f"{name}.toml"
     with files.report_write_errors(path):
         await run_in_threadpool(files.write_atomic, path, fields.get("text", ""))

@@ -22,14 +22,14 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 
 from moebox import files
 from moebox.errors import BadInput, ExternalError
-from moebox.report.files import report
-from moebox.report.page import html
+from moebox.report.files import make_page
+from moebox.report.page import render_html
 from moebox.serve import state
 from moebox.store import Run, runs_dir
 from moebox.store.summary import RunSummary, list_summaries
 from moebox.web import live
-from moebox.web.gate import Site
-from moebox.web.pages import NotThere, form_of, page, rendered
+from moebox.web.gate import WebSite
+from moebox.web.pages import NotFound, read_form, render_page, render_part
 
 NAME = re.compile(r"[A-Za-z0-9._+-]{1,200}")
 SHOWN = 200  # rows of one page of the list
@@ -38,33 +38,34 @@ STEPS = ("report", "task", "bench", "climb", "verify", "up", "rehearse", "doctor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class RunRow:
     """One run of the list."""
 
     run: RunSummary
     live: bool
 
 
-async def listing(request: Request, *, site: Site) -> Response:
+async def list_runs(request: Request, *, site: WebSite) -> Response:
     """The newest runs that match the filter."""
     words = request.query_params.get("q", "").lower().split()
-    rows = await run_in_threadpool(matching, site, words)
+    rows = await run_in_threadpool(matching_runs, site, words)
     shown = await run_in_threadpool(with_life, site, rows[:SHOWN])
-    return page(
+    return render_page(
         site, "runs.html", title="Runs", here="runs", rows=shown, total=len(rows), query=" ".join(words), steps=STEPS
     )
 
 
-def with_life(site: Site, rows: list[RunSummary]) -> list[Row]:
+def with_life(site: WebSite, rows: list[RunSummary]) -> list[RunRow]:
     """Each with whether somebody works on it, or an engine of it lives."""
     engines = state.live_run_folders()
     home = _home(site)
     return [
-        Row(run=row, live=state.is_run_active(Run(home / row.id), engines, unfinished_step=row.left_in)) for row in rows
+        RunRow(run=row, live=state.is_run_active(Run(home / row.id), engines, unfinished_step=row.left_in))
+        for row in rows
     ]
 
 
-def matching(site: Site, words: list[str]) -> list[RunSummary]:
+def matching_runs(site: WebSite, words: list[str]) -> list[RunSummary]:
     """Runs whose row holds every word."""
     rows = list_summaries(site.runs)
     if not words:
@@ -77,69 +78,69 @@ def _searched(row: RunSummary) -> str:
     return " ".join((row.id, row.model, row.engine, row.box, row.verdict, row.failed, *marks)).lower()
 
 
-def _home(site: Site) -> Path:
+def _home(site: WebSite) -> Path:
     return runs_dir(site.runs)
 
 
-def run_of(name: str, site: Site) -> Run:
+def find_run(name: str, site: WebSite) -> Run:
     """The run of that name; only folders of the list, never a path."""
     folder = _home(site) / name
     if not NAME.fullmatch(name) or name.startswith(".") or not folder.is_dir() or folder.is_symlink():
-        raise NotThere(f"no run called {name!r}", hint="the list of runs names them all")
+        raise NotFound(f"no run called {name!r}", hint="the list of runs names them all")
     return Run.open(name, runs=_home(site))
 
 
-async def one(request: Request, *, site: Site) -> Response:
+async def show_report(request: Request, *, site: WebSite) -> Response:
     """A run's report, made now."""
-    run = run_of(request.path_params["name"], site)
-    text = await run_in_threadpool(lambda: html(report([run])))
+    run = find_run(request.path_params["name"], site)
+    text = await run_in_threadpool(lambda: render_html(make_page([run])))
     return HTMLResponse(text, headers={"Cache-Control": "no-store"})
 
 
-async def compared(request: Request, *, site: Site) -> Response:
+async def compare_runs(request: Request, *, site: WebSite) -> Response:
     """Several runs side by side; the report itself says where they must not be compared."""
     names = list(dict.fromkeys(request.query_params.getlist("run")))
     if not 2 <= len(names) <= 20:
         raise BadInput("tick 2 to 20 runs to compare", hint="the boxes before their names")
-    chosen = [run_of(name, site) for name in names]
-    text = await run_in_threadpool(lambda: html(report(chosen)))
+    chosen = [find_run(name, site) for name in names]
+    text = await run_in_threadpool(lambda: render_html(make_page(chosen)))
     return HTMLResponse(text, headers={"Cache-Control": "no-store"})
 
 
-async def followed(request: Request, *, site: Site) -> Response:
+async def follow_run(request: Request, *, site: WebSite) -> Response:
     """A run as it happens."""
-    run = run_of(request.path_params["name"], site)
-    body = await run_in_threadpool(fragment, run)
-    return page(site, "live.html", title=run.id, here="runs", name=run.id, body=body, live=run.is_locked)
+    run = find_run(request.path_params["name"], site)
+    body = await run_in_threadpool(live_fragment, run)
+    return render_page(site, "live.html", title=run.id, here="runs", name=run.id, body=body, live=run.is_locked)
 
 
-def fragment(run: Run) -> Markup:
+def live_fragment(run: Run) -> Markup:
     """What there is right now."""
-    return rendered("live_part.html", view=live.view(run))
+    return render_part("live_part.html", view=live.live_view(run))
 
 
-async def events(request: Request, *, site: Site) -> Response:
+async def stream_events(request: Request, *, site: WebSite) -> Response:
     """The same again whenever the run folder changes, as server-sent events."""
-    run = run_of(request.path_params["name"], site)
+    run = find_run(request.path_params["name"], site)
 
     async def stream() -> AsyncIterator[str]:
-        async for fresh in live.changes(run, site.over):
+        async for fresh in live.watch_changes(run, site.stopping):
             if fresh:
-                yield f"data: {json.dumps(await run_in_threadpool(fragment, run))}\n\n"
+                yield f"data: {json.dumps(await run_in_threadpool(live_fragment, run))}\n\n"
             else:
                 yield ": still here\n\n"
 
     return StreamingResponse(stream(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
 
-async def start(request: Request, *, site: Site) -> Response:
+async def start_run(request: Request, *, site: WebSite) -> Response:
     """Start `moebox run`; the answer names its folder."""
-    fields = await form_of(request)
-    name = await run_in_threadpool(begin, command(fields), site)
+    fields = await read_form(request)
+    name = await run_in_threadpool(begin_run, run_command(fields), site)
     return JSONResponse({"go": f"/runs/{name}/live"}, 201)
 
 
-def command(fields: dict[str, str]) -> list[str]:
+def run_command(fields: dict[str, str]) -> list[str]:
     """The words of `moebox run` for a form; values cannot become options."""
     words = [sys.executable, "-m", "moebox", "run", "--yes"]
     for field, option in (("box", "--box"), ("until", "--until"), ("recipe", "--recipe"), ("ram", "--ram")):
@@ -154,7 +155,7 @@ def command(fields: dict[str, str]) -> list[str]:
     return [*words, model] if model else words
 
 
-def begin(words: list[str], site: Site) -> str:
+def begin_run(words: list[str], site: WebSite) -> str:
     """Start it and wait until its folder is there; its first words say where."""
     log = files.state_home() / "moebox" / f"ui-run-{os.getpid()}-{time.monotonic_ns()}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -183,14 +184,14 @@ def _error(text: str) -> str:
     return found[1] if found else ""
 
 
-async def stop(request: Request, *, site: Site) -> Response:
+async def stop_run(request: Request, *, site: WebSite) -> Response:
     """Interrupt a run as Ctrl-C does: the engine is stopped, what was measured is kept."""
-    run = run_of(request.path_params["name"], site)
-    await run_in_threadpool(interrupt, run)
+    run = find_run(request.path_params["name"], site)
+    await run_in_threadpool(interrupt_run, run)
     return JSONResponse({"stopped": run.id})
 
 
-def interrupt(run: Run) -> None:
+def interrupt_run(run: Run) -> None:
     """SIGINT to the process that works on the run; only while it holds the run's lock."""
     about = run.read_json("run.json")
     pid = about.get("pid") if isinstance(about, dict) else None

@@ -12,25 +12,25 @@ from moebox.core.traits import LAST_PORT
 from moebox.errors import BadInput, ExternalError, refuse_if, refuse_out_of_range
 from moebox.store import runs_dir
 from moebox.web import planning
-from moebox.web.app import application
-from moebox.web.gate import Site
+from moebox.web.app import make_app
+from moebox.web.gate import WebSite
 
-TRIES = 20  # ports after the asked one, when it is taken and nobody insisted on it
+PORT_TRIES = 20  # ports after the asked one, when it is taken and nobody insisted on it
 QUEUE = 64  # connections that wait to be accepted
 
 
-def listen(host: str, port: int, *, insist: bool) -> socket.socket:
+def listen(host: str, port: int, *, exact_port: bool) -> socket.socket:
     """A bound socket; the next free port where the usual one is taken."""
     refuse_out_of_range("--port", port, 0, LAST_PORT)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    for number in range(port, port + (1 if insist or port == 0 else TRIES)):
+    for number in range(port, port + (1 if exact_port or port == 0 else PORT_TRIES)):
         made = socket.socket(family, socket.SOCK_STREAM)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             made.bind((host, number))
         except OSError as problem:
             made.close()
-            if insist or number == port + TRIES - 1:
+            if exact_port or number == port + PORT_TRIES - 1:
                 raise ExternalError(
                     f"cannot listen on {host} port {number}: {problem.strerror}", hint="choose another with --port"
                 ) from None
@@ -87,42 +87,42 @@ def is_loopback(host: str) -> bool:
         ) from None
 
 
-def address(host: str, port: int, token: str) -> str:
+def page_address(host: str, port: int, token: str) -> str:
     """What to open."""
     name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
     return f"http://{name}:{port}/?token={token}"
 
 
-class Server(uvicorn.Server):
+class PageServer(uvicorn.Server):
     """Tells open streams when it stops, so that none has to be cut off."""
 
-    def __init__(self, config: uvicorn.Config, site: Site) -> None:
+    def __init__(self, config: uvicorn.Config, site: WebSite) -> None:
         super().__init__(config)
         self.site = site
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop."""
-        self.site.over.set()
+        self.site.stopping.set()
         await super().shutdown(sockets)
 
 
-def prepare(
-    host: str, port: int, *, insist: bool, runs: Path | None, file: Path | None = None
+def prepare_server(
+    host: str, port: int, *, exact_port: bool, runs: Path | None, file: Path | None = None
 ) -> tuple[uvicorn.Server, socket.socket, str]:
     """The server, its socket, and the address to open; `file` is a Unix socket in place of host and port."""
     runs_dir(runs)  # refuses what is none
-    planning.warm()
+    planning.plan_default()
     if file is not None:
-        site, made = Site(runs=runs, token=""), listen_on_file(file)
+        site, made = WebSite(runs=runs, token=""), listen_on_file(file)
         shown = f"unix:{file}"
     else:
-        site, made = Site(runs=runs, any_host=not is_loopback(host)), listen(host, port, insist=insist)
-        shown = address(host, made.getsockname()[1], site.token)
+        site, made = WebSite(runs=runs, any_host=not is_loopback(host)), listen(host, port, exact_port=exact_port)
+        shown = page_address(host, made.getsockname()[1], site.token)
     config = uvicorn.Config(
-        application(site),
+        make_app(site),
         log_level="warning",
         access_log=False,
         lifespan="off",
         timeout_graceful_shutdown=3,
     )
-    return Server(config, site), made, shown
+    return PageServer(config, site), made, shown

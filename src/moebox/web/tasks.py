@@ -8,12 +8,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from moebox.errors import MoeboxError
-from moebox.report.sections.tasks import share
+from moebox.report.sections.tasks import score_text
 from moebox.store import Run, plain, runs_dir
 from moebox.tasks.result import FamilyScore, load_task_run
 from moebox.tasks.score import family_scores, solved_score
-from moebox.web.gate import Site
-from moebox.web.pages import page
+from moebox.web.gate import WebSite
+from moebox.web.pages import render_page
 
 SHOWN = 50  # runs read for one page, the newest
 FILE = "tasks.json"
@@ -32,11 +32,11 @@ class TaskRow:
     families: tuple[FamilyScore, ...]
 
 
-async def listing(request: Request, *, site: Site) -> Response:
+async def list_task_runs(request: Request, *, site: WebSite) -> Response:
     """The newest runs with jobs."""
     folders = await run_in_threadpool(folders_with_jobs, runs_dir(site.runs))
-    rows = await run_in_threadpool(lambda: [row for folder in folders[:SHOWN] if (row := row_of(folder))])
-    return page(site, "tasks.html", title="Tasks", here="tasks", rows=rows, total=len(folders), share=share)
+    rows = await run_in_threadpool(lambda: [row for folder in folders[:SHOWN] if (row := task_row(folder))])
+    return render_page(site, "tasks.html", title="Tasks", here="tasks", rows=rows, total=len(folders), share=score_text)
 
 
 def folders_with_jobs(home: Path) -> list[Path]:
@@ -46,7 +46,7 @@ def folders_with_jobs(home: Path) -> list[Path]:
     return sorted((folder for folder in home.iterdir() if plain.is_plain_file(folder / FILE)), reverse=True)
 
 
-def row_of(folder: Path) -> TaskRow | None:
+def task_row(folder: Path) -> TaskRow | None:
     """One run's row; None for a folder whose results cannot be read."""
     try:
         found = load_task_run(Run(folder))
@@ -60,7 +60,7 @@ def row_of(folder: Path) -> TaskRow | None:
         run=folder.name,
         model=found.model,
         agent=found.worker_title,
-        solved=share(score) if results else "none finished",
+        solved=score_text(score) if results else "none finished",
         share=score.share if results else 0.0,
         left=len(found.unfinished_jobs),
         families=tuple(family_scores(results)),

@@ -12,18 +12,18 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from moebox.flows.watch import SHOWN, EndpointWatcher
-from moebox.report.svg import sparkline
-from moebox.web.chat import endpoint_named
-from moebox.web.engines import engine_of
-from moebox.web.gate import Site
-from moebox.web.pages import page, rendered
+from moebox.report.svg import draw_sparkline
+from moebox.web.chat import find_endpoint
+from moebox.web.engines import find_engine
+from moebox.web.gate import WebSite
+from moebox.web.pages import render_page, render_part
 
 EVERY_S = 2.0
 LOOKS = 150  # of the newest that are drawn: five minutes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gauge:
+class GaugeView:
     """One figure, and how it went."""
 
     title: str
@@ -31,36 +31,36 @@ class Gauge:
     drawing: Markup
 
 
-async def shown(request: Request, *, site: Site) -> Response:
+async def show_watch(request: Request, *, site: WebSite) -> Response:
     """The page; its figures come by events."""
-    engine = await run_in_threadpool(engine_of, request.path_params["name"])
-    return page(site, "watch.html", title=f"Watch {engine.model}", here="engines", engine=engine)
+    engine = await run_in_threadpool(find_engine, request.path_params["name"])
+    return render_page(site, "watch.html", title=f"Watch {engine.model}", here="engines", engine=engine)
 
 
-async def events(request: Request, *, site: Site) -> Response:
+async def stream_figures(request: Request, *, site: WebSite) -> Response:
     """The figures again every two seconds, until the page is closed."""
-    endpoint = await run_in_threadpool(endpoint_named, request.path_params["name"])
+    endpoint = await run_in_threadpool(find_endpoint, request.path_params["name"])
     watcher = EndpointWatcher(endpoint)
 
     async def stream() -> AsyncIterator[str]:
-        while not site.over.is_set():
+        while not site.stopping.is_set():
             began = time.monotonic()
             await run_in_threadpool(watcher.look_once)
-            yield f"data: {json.dumps(fragment(watcher))}\n\n"
+            yield f"data: {json.dumps(watch_fragment(watcher))}\n\n"
             await asyncio.sleep(max(0.0, EVERY_S - (time.monotonic() - began)))
 
     return StreamingResponse(stream(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
 
-def fragment(watcher: EndpointWatcher) -> Markup:
+def watch_fragment(watcher: EndpointWatcher) -> Markup:
     """What was seen so far."""
     alerts = [alert.text for alert in watcher.alerts[-10:]]
     answers = watcher.looks[-1].answered if watcher.looks else False
     holding = len(watcher.active_alerts)
-    return rendered("watch_part.html", gauges=gauges(watcher), alerts=alerts, answers=answers, holding=holding)
+    return render_part("watch_part.html", gauges=gauge_views(watcher), alerts=alerts, answers=answers, holding=holding)
 
 
-def gauges(watcher: EndpointWatcher) -> list[Gauge]:
+def gauge_views(watcher: EndpointWatcher) -> list[GaugeView]:
     """Every figure that the engine shows."""
     looks = list(watcher.looks)[-LOOKS:]
     found = []
@@ -68,5 +68,5 @@ def gauges(watcher: EndpointWatcher) -> list[Gauge]:
         values = [look.figures[name] for look in looks if name in look.figures]
         if values:
             label = f"{title}, the last {len(values)} looks"
-            found.append(Gauge(title=title, text=in_words(values[-1]), drawing=sparkline(values, label=label)))
+            found.append(GaugeView(title=title, text=in_words(values[-1]), drawing=draw_sparkline(values, label=label)))
     return found

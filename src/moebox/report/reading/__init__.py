@@ -3,6 +3,6 @@
 Nothing here raises for what a file holds: what cannot be read becomes a note of what is missing.
 """
 
-from moebox.report.reading.folder import read
+from moebox.report.reading.folder import read_record
 
-__all__ = ["read"]
+__all__ = ["read_record"]

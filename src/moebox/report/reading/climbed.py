@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 from moebox.core.event import ClimbStep
 from moebox.loose import Json, get_number, get_objects, get_text, is_true
-from moebox.report.record import Step
+from moebox.report.record import ClimbRow
 from moebox.store import JournalEntry
 from moebox.store.summary import read_mark
 
 
-def steps_of(document: object, entries: Sequence[JournalEntry]) -> list[Step]:
+def steps_of(document: object, entries: Sequence[JournalEntry]) -> list[ClimbRow]:
     """Every step in order: from the finished table, else from the journal."""
     table = get_objects(document, "steps")
     if not table:
@@ -23,13 +23,13 @@ def interval_of(row: Json) -> tuple[float, float] | None:
     return None if low is None or high is None else (low, high)
 
 
-def step_of(row: Json) -> Step:
+def step_of(row: Json) -> ClimbRow:
     """One step."""
-    return Step(
+    return ClimbRow(
         change=get_text(row, "change"),
         mark=read_mark(row) if "verdict" in row else "skip",
         kept=is_true(row, "kept"),
-        why=get_text(row, "why"),
+        reason=get_text(row, "why"),
         output_tok_s=get_number(row, "output_tok_s"),
         ttft_ms=get_number(row, "ttft_ms"),
         kv_tokens=get_number(row, "kv_tokens"),

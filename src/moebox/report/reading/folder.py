@@ -21,7 +21,7 @@ from moebox.core.recipe import Recipe
 from moebox.errors import BadInput
 from moebox.loose import Json, as_object, get_number, get_object, get_objects, get_text, get_texts, is_true, scalar_text
 from moebox.report.reading import climbed, happened, kernels, measured, planned, verified
-from moebox.report.record import Device, Level, RunRecord
+from moebox.report.record import DeviceParts, LoadResult, RunRecord
 from moebox.store import FORMAT, PIPELINE, PIPELINE_BEFORE, JournalEntry, Run, plain
 from moebox.store.listing import folder_time
 from moebox.store.summary import check_count, unfinished_checks, unfinished_climb, unfinished_step
@@ -34,7 +34,7 @@ OURS |= {"answers.json", "doctor.json", "report.html", "report.pdf", "report.md"
 OURS |= {"calibration.json", "nodes.json", "fleet.json", "A", "B"}  # the last two: the sides of a comparison
 
 
-def read(run: Run) -> RunRecord:
+def read_record(run: Run) -> RunRecord:
     """The record of one run, as far as its folder tells."""
     gaps: list[str] = []
     about = as_object(attempt(gaps, lambda: run.read_json("run.json")))
@@ -42,9 +42,9 @@ def read(run: Run) -> RunRecord:
     gaps += [*journal.notes, *happened.losses_of(journal.entries), *unlike(about), *untold(journal.entries)]
     recipe = attempt(gaps, lambda: toml(Recipe, recipe_of(run.path)))
     box = attempt(gaps, lambda: toml(Box, run.path / "box.toml"))
-    plan = planned.planned_of(attempt(gaps, lambda: run.read_json("plan.json")))
-    levels, unread = measured.read(run.path / "measurements")
-    checks, unreadable = verified.read(run.path / "verdicts")
+    plan = planned.plan_record(attempt(gaps, lambda: run.read_json("plan.json")))
+    levels, unread = measured.read_loads(run.path / "measurements")
+    checks, unreadable = verified.read_checks(run.path / "verdicts")
     checks += verified.together(as_object(attempt(gaps, lambda: run.read_json("verify.json"))), checks)
     climb = attempt(gaps, lambda: run.read_json("climb.json"))
     pipeline = attempt(gaps, lambda: run.read_pipeline())
@@ -64,29 +64,29 @@ def read(run: Run) -> RunRecord:
         path=run.path,
         label=get_text(about, "label"),
         title=get_text(about, "title"),
-        asked=get_text(pipeline, "request.model"),
+        requested_model=get_text(pipeline, "request.model"),
         started=get_number(about, "created") or folder_time(run.id) or first,
         ended=last,
         version=get_text(about, "moebox"),
         live=held and step != "report",  # which a run makes of itself when all the rest is over
-        interrupted="" if held else step,
-        resumed_by="run" if pipeline else "climb",
+        interrupted_step="" if held else step,
+        resume_command="run" if pipeline else "climb",
         simulation=is_true(pipeline, "simulated") or from_twin(about, journal.entries, levels),
         imported=is_true(about, "imported"),
         sources=sources_of(about),
         box=box,
         box_notes=tuple(get_texts(about, "box_notes")),
         recipe=recipe,
-        planned=plan,
-        real=tuple(filled(real, box)),
-        real_note=real_note,
+        plan=plan,
+        reported_devices=tuple(filled(real, box)),
+        memory_note=real_note,
         kv_tokens=kv_tokens,
         facts=facts_of(about),
-        levels=tuple(levels),
+        loads=tuple(levels),
         checks=tuple(checks),
         all_checks=check_count(journal.entries),
         url=asked_at(journal.entries, tasks),
-        unfinished=unfinished_checks(pipeline, journal.entries),
+        unfinished_checks=unfinished_checks(pipeline, journal.entries),
         attempts=tuple(attempts),
         steps=tuple(climbed.steps_of(climb, journal.entries)),
         problems=tuple(problems),
@@ -148,12 +148,12 @@ def steps_of(pipeline: object) -> list[tuple[str, float, float]]:
     return spans
 
 
-def filled(devices: list[Device], box: Box | None) -> list[Device]:
+def filled(devices: list[DeviceParts], box: Box | None) -> list[DeviceParts]:
     """GPUs that told their parts but not their size get it from the box; what nobody accounts for stays blank."""
     return [sized(device, box) for device in devices]
 
 
-def sized(device: Device, box: Box | None) -> Device:
+def sized(device: DeviceParts, box: Box | None) -> DeviceParts:
     """One of them: a device whose size is no more than its parts is as large as the box says."""
     spent = sum(device.parts.values())
     told = device.total > spent * 1.0001
@@ -233,7 +233,7 @@ def ours(path: Path) -> bool:
     return name in OURS or name.startswith((".", "engine.log")) or path.suffix in (".toml", ".log")
 
 
-def from_twin(about: Json, entries: Sequence[JournalEntry], levels: Sequence[Level]) -> bool:
+def from_twin(about: Json, entries: Sequence[JournalEntry], levels: Sequence[LoadResult]) -> bool:
     """Whether any of it came from the twin instead of an engine."""
     return (
         is_true(about, "simulation")

@@ -24,7 +24,7 @@ from moebox.core.event import (
 from moebox.escape import clip_text
 from moebox.loose import Json, get_objects, get_text
 from moebox.report.reading import planned
-from moebox.report.record import Attempt, Device, Failure, Outcome, Problem
+from moebox.report.record import DeviceParts, LaunchAttempt, LogProblem, Outcome, RunFailure
 from moebox.report.tidy import hide_secrets
 from moebox.store import JournalEntry
 from moebox.units import plural
@@ -39,9 +39,9 @@ PUBLISHED: dict[str, Outcome] = {
 BEGINS, ENDS = ("started", "start", "begin"), ("finished", "done", "ready", "failed", "end", "stopped")
 
 
-def attempts_of(entries: Sequence[JournalEntry]) -> list[Attempt]:
+def attempts_of(entries: Sequence[JournalEntry]) -> list[LaunchAttempt]:
     """Every attempt at a launch, in order; one without an end is still running, or was cut off."""
-    attempts: dict[int, Attempt] = {}
+    attempts: dict[int, LaunchAttempt] = {}
     current = 0
     for entry in entries:
         event = entry.event
@@ -53,31 +53,31 @@ def attempts_of(entries: Sequence[JournalEntry]) -> list[Attempt]:
             attempts[current] = begun(event, current, entry.time)
         elif isinstance(event, AttemptReady | AttemptFailed | AttemptStopped):
             current = max(current, 1)
-            before = attempts.get(current, Attempt(number=current, outcome="RUNNING", started=entry.time))
+            before = attempts.get(current, LaunchAttempt(number=current, outcome="RUNNING", started=entry.time))
             attempts[current] = replace(ended(before, event), ended=entry.time)
     return [attempt for _, attempt in sorted(attempts.items())]
 
 
-def settled(attempts: Sequence[Attempt], *, live: bool) -> list[Attempt]:
+def settled(attempts: Sequence[LaunchAttempt], *, live: bool) -> list[LaunchAttempt]:
     """Those without an end were cut off, where nobody works on the run any more."""
     return [attempt if live or attempt.outcome != "RUNNING" else cut_off(attempt) for attempt in attempts]
 
 
-def cut_off(attempt: Attempt) -> Attempt:
+def cut_off(attempt: LaunchAttempt) -> LaunchAttempt:
     """Neither ready nor failed."""
-    return replace(attempt, outcome="STOPPED", why="interrupted before it was ready")
+    return replace(attempt, outcome="STOPPED", reason="interrupted before it was ready")
 
 
-def published(event: AttemptEnded, number: int, time: float) -> Attempt:
+def published(event: AttemptEnded, number: int, time: float) -> LaunchAttempt:
     """An attempt of somebody else's."""
     moment = 0.0 if event.undated else time
-    return Attempt(
+    return LaunchAttempt(
         number=number,
         outcome=PUBLISHED[event.outcome],
         model=event.model,
         configuration=event.configuration,
         command=command_of(event.argv),
-        why=hide_secrets(event.why),
+        reason=hide_secrets(event.why),
         remedy=event.remedy,
         started=moment,
         ended=moment,
@@ -85,23 +85,23 @@ def published(event: AttemptEnded, number: int, time: float) -> Attempt:
     )
 
 
-def begun(event: AttemptStarted, number: int, time: float) -> Attempt:
+def begun(event: AttemptStarted, number: int, time: float) -> LaunchAttempt:
     """A launch, as far as its first event tells."""
     gpus = f"GPU {', '.join(map(str, event.gpus))}" if event.gpus else ""
     port = f"port {event.port}" if event.port else ""
-    return Attempt(
+    return LaunchAttempt(
         number=number,
         outcome="RUNNING",
         model=event.model,
         configuration=", ".join(filter(None, ("rehearsal" * event.aside, event.engine, gpus, port))),
-        aside=event.aside,
+        is_rehearsal=event.aside,
         command=command_of(event.argv),
         started=time,
         ended=time,
     )
 
 
-def ended(attempt: Attempt, event: AttemptReady | AttemptFailed | AttemptStopped) -> Attempt:
+def ended(attempt: LaunchAttempt, event: AttemptReady | AttemptFailed | AttemptStopped) -> LaunchAttempt:
     """The attempt with what a later event tells of it."""
     if isinstance(event, AttemptReady):
         return replace(attempt, outcome="SUCCESS", model=event.model or attempt.model)
@@ -110,10 +110,12 @@ def ended(attempt: Attempt, event: AttemptReady | AttemptFailed | AttemptStopped
     return failed(attempt, event)
 
 
-def failed(attempt: Attempt, event: AttemptFailed) -> Attempt:
+def failed(attempt: LaunchAttempt, event: AttemptFailed) -> LaunchAttempt:
     """An attempt that never served: what the engine said, or what its log is known to mean."""
     cause, remedy = (event.finding.cause, event.finding.remedy) if event.finding else ("", "")
-    return replace(attempt, outcome="FAILED", why=hide_secrets(event.message or cause), remedy=event.remedy or remedy)
+    return replace(
+        attempt, outcome="FAILED", reason=hide_secrets(event.message or cause), remedy=event.remedy or remedy
+    )
 
 
 def command_of(argv: Sequence[str]) -> str:
@@ -121,9 +123,9 @@ def command_of(argv: Sequence[str]) -> str:
     return hide_secrets(shlex.join(argv))
 
 
-def problems_of(entries: Sequence[JournalEntry], attempts: Sequence[Attempt]) -> list[Problem]:
+def problems_of(entries: Sequence[JournalEntry], attempts: Sequence[LaunchAttempt]) -> list[LogProblem]:
     """Findings of the log matcher and the doctor, the same one counted once."""
-    problems: dict[str, Problem] = {}
+    problems: dict[str, LogProblem] = {}
     fixed = last_outcome(attempts) == "SUCCESS"
     for entry in entries:
         if isinstance(entry.event, EngineFinding):
@@ -133,22 +135,22 @@ def problems_of(entries: Sequence[JournalEntry], attempts: Sequence[Attempt]) ->
     return list(problems.values())
 
 
-def last_outcome(attempts: Sequence[Attempt]) -> Outcome | None:
+def last_outcome(attempts: Sequence[LaunchAttempt]) -> Outcome | None:
     """What came of the last launch; None where there was none."""
     return attempts[-1].outcome if attempts else None
 
 
-def problem_of(finding: EngineFinding, *, fixed: bool) -> Problem:
+def problem_of(finding: EngineFinding, *, fixed: bool) -> LogProblem:
     """One finding; a fatal one was fixed where a later attempt serves."""
     title = title_of(finding)
-    return Problem(
+    return LogProblem(
         title=title,
         cause=finding.cause if finding.cause.rstrip(".") != title.rstrip(".") else "",
         remedy=finding.remedy,
         excerpt=hide_secrets(finding.excerpt or finding.text),
         severity=finding.severity or "warning",
         source=finding.source,
-        mended=finding.mended or (fixed and finding.severity == "fatal"),
+        is_fixed=finding.mended or (fixed and finding.severity == "fatal"),
     )
 
 
@@ -157,7 +159,9 @@ def title_of(finding: EngineFinding) -> str:
     return finding.title or first_sentence(finding.cause) or finding.symptom or "unnamed problem"
 
 
-def failure_of(pipeline: object, attempts: Sequence[Attempt], problems: Sequence[Problem]) -> Failure | None:
+def failure_of(
+    pipeline: object, attempts: Sequence[LaunchAttempt], problems: Sequence[LogProblem]
+) -> RunFailure | None:
     """Why the run ended early: its failed step, or a last launch that failed; with the gravest finding of the log."""
     steps = get_objects(pipeline, "steps")
     step = next((row for row in steps if get_text(row, "state") == "failed"), {})
@@ -167,34 +171,34 @@ def failure_of(pipeline: object, attempts: Sequence[Attempt], problems: Sequence
     return with_launch(with_finding(by_step(step), gravest(problems, launched=launch is not None)), launch)
 
 
-def by_step(row: Json) -> Failure:
+def by_step(row: Json) -> RunFailure:
     """What a step of the run said itself; where no step failed, it was the launch."""
-    return Failure(
+    return RunFailure(
         step=get_text(row, "name") or "up",
-        what=hide_secrets(get_text(row, "why")),
+        message=hide_secrets(get_text(row, "why")),
         hint=hide_secrets(get_text(row, "hint")),
     )
 
 
-def gravest(problems: Sequence[Problem], *, launched: bool) -> Problem | None:
+def gravest(problems: Sequence[LogProblem], *, launched: bool) -> LogProblem | None:
     """The first fatal finding that was not fixed; after a failed launch, the last of any other counts too."""
-    left = [problem for problem in problems if not problem.mended]
+    left = [problem for problem in problems if not problem.is_fixed]
     fatal = [problem for problem in left if problem.severity == "fatal"]
     return next(iter([*fatal, *left[-1:]] if launched else fatal), None)
 
 
-def with_finding(failure: Failure, found: Problem | None) -> Failure:
+def with_finding(failure: RunFailure, found: LogProblem | None) -> RunFailure:
     """What the log says about it."""
     if found is None:
         return failure
     lines = found.excerpt.strip().splitlines()
-    return replace(failure, line=lines[0] if lines else "", cause=found.cause or found.title, remedy=found.remedy)
+    return replace(failure, log_line=lines[0] if lines else "", cause=found.cause or found.title, remedy=found.remedy)
 
 
-def with_launch(failure: Failure, launch: Attempt | None) -> Failure:
+def with_launch(failure: RunFailure, launch: LaunchAttempt | None) -> RunFailure:
     """What the launch itself said, where nobody else said anything."""
-    why, remedy = (launch.why, launch.remedy) if launch else ("", "")
-    return replace(failure, what=failure.what or why or "stopped", remedy=failure.remedy or remedy)
+    why, remedy = (launch.reason, launch.remedy) if launch else ("", "")
+    return replace(failure, message=failure.message or why or "stopped", remedy=failure.remedy or remedy)
 
 
 def first_sentence(text: str) -> str:
@@ -203,7 +207,7 @@ def first_sentence(text: str) -> str:
     return clip_text(head, 140)
 
 
-def real_of(entries: Sequence[JournalEntry]) -> tuple[list[Device], float | None, str]:
+def real_of(entries: Sequence[JournalEntry]) -> tuple[list[DeviceParts], float | None, str]:
     """Memory as the engine reported it, its KV capacity in tokens, and a remark on it; the last word counts.
 
     What a rehearsal with few layers reported is left out.
@@ -224,7 +228,7 @@ def facts_of(entries: Sequence[JournalEntry]) -> Iterator[EngineFacts]:
             yield entry.event.facts
 
 
-def devices_of(facts: EngineFacts) -> list[Device]:
+def devices_of(facts: EngineFacts) -> list[DeviceParts]:
     """The devices that it tells of."""
     return planned.devices_of(map(codec.to_plain, facts.devices))
 

@@ -3,17 +3,17 @@
 from typing import Any
 
 from moebox.loose import Json, get_number, get_object, get_objects, get_text
-from moebox.report.kernels import FailingKernel, KernelsJudged
+from moebox.report.kernels import FailingKernel, KernelScanRow
 
 
-def kernels_of(document: Any) -> list[KernelsJudged]:
+def kernels_of(document: Any) -> list[KernelScanRow]:
     """Every look at an engine's kernels, in the order they were taken."""
     return [seen_of(row) for row in get_objects(document, "scans")]
 
 
-def seen_of(row: Json) -> KernelsJudged:
+def seen_of(row: Json) -> KernelScanRow:
     """One look."""
-    return KernelsJudged(
+    return KernelScanRow(
         engine=get_text(row, "engine"),
         version=get_text(row, "version"),
         arch=get_text(row, "arch"),
@@ -26,7 +26,7 @@ def seen_of(row: Json) -> KernelsJudged:
         spills=int(get_number(row, "spills") or 0),
         bad=tuple(map(failing, get_objects(row, "bad"))),
         not_covered=whats(get_objects(row, "not_covered")),
-        judged=whats(get_objects(row, "judged")),
+        known_by_version=whats(get_objects(row, "judged")),
     )
 
 
@@ -40,10 +40,10 @@ def failing(row: Json) -> FailingKernel:
     return FailingKernel(
         name=get_text(row, "kernel"),
         case=get_text(row, "error", "case"),
-        asked=get_number(row, "shared_bytes"),
-        limit=get_number(row, "limit_bytes"),
+        needed_bytes=get_number(row, "shared_bytes"),
+        limit_bytes=get_number(row, "limit_bytes"),
         blocks=", ".join([*sides(get_object(row, "blocks")), *depths(row)]),
-        place=get_text(row, "launched_from", "file"),
+        launched_from=get_text(row, "launched_from", "file"),
     )
 
 

@@ -9,15 +9,15 @@ from moebox.core.result import STATS, LatencyStats, Measurement, PrefillDecode
 from moebox.errors import BadInput
 from moebox.escape import printable_line
 from moebox.loose import Json, as_object, get_number, get_objects, get_path, get_text, is_true
-from moebox.report.record import Asked, Level
+from moebox.report.record import LoadRequest, LoadResult
 from moebox.store import plain
 
 LISTS = ("levels", "measurements", "rows", "results")
 
 
-def read(folder: Path) -> tuple[list[Level], list[str]]:
+def read_loads(folder: Path) -> tuple[list[LoadResult], list[str]]:
     """Every level in `folder`, by load; and what could not be read."""
-    levels: list[Level] = []
+    levels: list[LoadResult] = []
     gaps: list[str] = []
     for path in plain.list_entries(folder, "*.json"):
         try:
@@ -31,13 +31,13 @@ def read(folder: Path) -> tuple[list[Level], list[str]]:
     return sorted(levels, key=order), gaps
 
 
-def of_file(document: Any, path: Path) -> list[Level]:
+def of_file(document: Any, path: Path) -> list[LoadResult]:
     """The levels of one file, ours or another tool's."""
     ours = typed(document, path)
     if ours is not None:
         return ours
     common = shared(as_object(document))
-    made = (level_of({**common, **row}, name=path.stem, folder=path.parent) for row in listed(document))
+    made = (imported_load({**common, **row}, name=path.stem, folder=path.parent) for row in listed(document))
     return [level for level in made if says_something(level)]
 
 
@@ -47,7 +47,7 @@ def listed(document: object) -> list[Json]:
     return get_objects(common, *LISTS) or ([common] if common else get_objects({"all": document}, "all"))
 
 
-def typed(document: Any, path: Path) -> list[Level] | None:
+def typed(document: Any, path: Path) -> list[LoadResult] | None:
     """The levels of a file that moebox wrote itself, by its own types; None where it is someone else's, or damaged."""
     kind = document.get("kind") if result.is_own_document(document) else ""
     try:
@@ -58,19 +58,21 @@ def typed(document: Any, path: Path) -> list[Level] | None:
         return None
 
 
-def serving(found: Measurement, document: Json, path: Path) -> Level:
+def serving(found: Measurement, document: Json, path: Path) -> LoadResult:
     """A measurement of ours as a level."""
     work = found.workload
-    lengths = shape(work.input_tokens, work.output_tokens)
-    return Level(
+    lengths = lengths_text(work.input_tokens, work.output_tokens)
+    return LoadResult(
         name=found.label or path.stem,
         workload=", ".join(filter(None, (telling(work.kind), lengths))),
         concurrency=found.max_concurrency,
-        rate=found.request_rate if found.request_rate != "inf" else None,
+        request_rate=found.request_rate if found.request_rate != "inf" else None,
         input_tokens=work.input_tokens,
         output_tokens=work.output_tokens,
-        read_tokens=None if work.turns > 1 or found.cached_input_tokens else mean(found.total_input_tokens, found),
-        reply_tokens=mean(found.total_output_tokens, found),
+        mean_input_tokens=None
+        if work.turns > 1 or found.cached_input_tokens
+        else mean(found.total_input_tokens, found),
+        mean_output_tokens=mean(found.total_output_tokens, found),
         requests=found.num_prompts,
         completed=found.completed,
         failed=found.bad_requests,
@@ -90,7 +92,7 @@ def serving(found: Measurement, document: Json, path: Path) -> Level:
         partial=found.partial,
         simulation=found.simulation,
         samples=samples_of(document, path.parent, path.stem),
-        asked=Asked(workload=work, load=found.load, warmup=found.warmup, slo=found.slo),
+        request=LoadRequest(workload=work, load=found.load, warmup=found.warmup, slo=found.slo),
         raw=document,
     )
 
@@ -100,10 +102,10 @@ def mean(tokens: int, found: Measurement) -> float | None:
     return tokens / found.completed if found.completed and tokens else None
 
 
-def tested(found: PrefillDecode) -> list[Level]:
+def tested(found: PrefillDecode) -> list[LoadResult]:
     """Prefill and decode alone, a level for each test."""
     return [
-        Level(
+        LoadResult(
             name=name_of({"test": row.test, "cold": row.cold}),
             workload="prefill and decode alone",
             tg_tok_s=row.tg_tok_s,
@@ -111,7 +113,7 @@ def tested(found: PrefillDecode) -> list[Level]:
             ttft=LatencyStats(mean=row.mean_ttft_ms),
             flags=tuple(printable_line(flag) for flag in found.flags if flag.startswith(f"{row.test} ") and row.cold),
             simulation=found.simulation,
-            asked=Asked(workload=found.workload, load=found.load, test=row.test, repeat=found.repeat),
+            request=LoadRequest(workload=found.workload, load=found.load, test=row.test, repeat=found.repeat),
             raw=codec.to_plain(row),
         )
         for row in found.rows
@@ -123,26 +125,26 @@ def shared(document: Json) -> Json:
     return {key: value for key, value in document.items() if key not in LISTS}
 
 
-def order(level: Level) -> tuple[str, float, float, str]:
+def order(level: LoadResult) -> tuple[str, float, float, str]:
     """Workload, then load."""
-    return level.workload, level.concurrency or 0.0, level.rate or 0.0, level.name
+    return level.workload, level.concurrency or 0.0, level.request_rate or 0.0, level.name
 
 
-def says_something(level: Level) -> bool:
+def says_something(level: LoadResult) -> bool:
     """Has at least one figure, or says that nothing was completed."""
     rates = (level.output_tok_s, level.total_tok_s, level.tg_tok_s, level.pp_tok_s)
     return any(value is not None for value in (*rates, level.ttft.mean_or_median, level.completed))
 
 
-def level_of(row: Json, *, name: str, folder: Path) -> Level:
+def imported_load(row: Json, *, name: str, folder: Path) -> LoadResult:
     """One row as a level."""
     completed = get_number(row, "completed", "num_completed")
     ask, answer = (per_request(row, which, completed) for which in ("input", "output"))
-    return Level(
+    return LoadResult(
         name=name_of(row) or name,
-        workload=work_of(row, shape(ask, answer)),
+        workload=work_of(row, lengths_text(ask, answer)),
         concurrency=get_number(row, "concurrency", "max_concurrency", "load.concurrency"),
-        rate=get_number(row, "rate", "request_rate", "load.rate"),
+        request_rate=get_number(row, "rate", "request_rate", "load.rate"),
         input_tokens=ask,
         output_tokens=answer,
         requests=get_number(row, "num_prompts", "requests"),
@@ -216,7 +218,7 @@ def per_request(row: Json, which: str, completed: float | None) -> float | None:
     return asked if asked is not None else total / completed if total is not None and completed else None
 
 
-def shape(ask: float | None, answer: float | None) -> str:
+def lengths_text(ask: float | None, answer: float | None) -> str:
     """The workload's name from its lengths: "256 in / 100 out"."""
     return f"{ask:,.0f} in / {answer:,.0f} out" if ask and answer else ""
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from moebox.loose import Json, get_number, get_object, get_objects, get_text, get_texts, is_true
-from moebox.report.record import Device, ForecastRow, Planned
+from moebox.report.record import DeviceParts, ForecastRow, PlanRecord
 
 # Components as they are drawn: experts, attention, other weights, then what grows with use, then the rest.
 GROUPS = {
@@ -31,10 +31,10 @@ OTHERS = {
 ACTIVATIONS = ("activations", "activations_bytes", "compute_bytes", "activation_bytes", "graph_bytes")
 
 
-def planned_of(document: object) -> Planned:
+def plan_record(document: object) -> PlanRecord:
     """The plan; one that says nothing where there is none."""
     memory = get_object(document, "memory")
-    return Planned(
+    return PlanRecord(
         devices=tuple(devices_of(get_objects(memory, "devices", "per_device"))),
         kv_tokens=get_number(memory, "kv_tokens"),
         rows=tuple(map(expected_of, get_objects(document, "forecast", "rows"))),
@@ -48,12 +48,12 @@ def planned_of(document: object) -> Planned:
     )
 
 
-def devices_of(found: Iterable[Json]) -> list[Device]:
+def devices_of(found: Iterable[Json]) -> list[DeviceParts]:
     """The devices whose size is known."""
     return [device for device in map(device_of, found) if device.total > 0]
 
 
-def device_of(row: Json) -> Device:
+def device_of(row: Json) -> DeviceParts:
     """One device's bar, its weights by group where they are told apart."""
     parts = weights_of(row)
     for name, keys in OTHERS.items():
@@ -63,7 +63,7 @@ def device_of(row: Json) -> Device:
     put(parts, "overhead", overhead_of(row))
     total = get_number(row, "total", "total_bytes") or sum(parts.values())
     ordered = {name: parts[name] for name in PARTS if name in parts}
-    return Device(name=get_text(row, "device", "name") or "gpu", total=total, parts=ordered)
+    return DeviceParts(name=get_text(row, "device", "name") or "gpu", total=total, parts=ordered)
 
 
 def weights_of(row: Json) -> dict[str, float]:

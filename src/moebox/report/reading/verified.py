@@ -8,7 +8,7 @@ from typing import Any
 from moebox.errors import BadInput
 from moebox.escape import one_line
 from moebox.loose import Json, get_number, get_objects, get_path, get_text, get_texts
-from moebox.report.record import CheckResult, Mark, Probe
+from moebox.report.record import CheckRow, Mark, ProbeRow
 from moebox.report.tidy import hide_secrets
 from moebox.store import plain
 from moebox.store.summary import check_name, read_mark, summed_verdict
@@ -21,9 +21,9 @@ REASONS = ("detail", "reason", "why", "summary", "message")
 SHOWN = {"name", "rung", "verdict", "passed", *REASONS, "seconds", "score", "probes", "title", "evidence"}
 
 
-def read(folder: Path) -> tuple[list[CheckResult], list[str]]:
+def read_checks(folder: Path) -> tuple[list[CheckRow], list[str]]:
     """Every check's latest verdict, in the order of the files; and what could not be read."""
-    latest: dict[str, CheckResult] = {}
+    latest: dict[str, CheckRow] = {}
     gaps: list[str] = []
     for path in sorted(plain.list_entries(folder, "*.json"), key=lambda path: (path.lstat().st_mtime, path.name)):
         try:
@@ -31,19 +31,19 @@ def read(folder: Path) -> tuple[list[CheckResult], list[str]]:
         except BadInput as problem:
             gaps.append(f"verdicts/{path.name}: {problem.message.split(': ', 1)[-1]}")
             continue
-        checks = [check_of(row, path.stem) for row in verdicts(document)]
+        checks = [check_row(row, path.stem) for row in verdicts(document)]
         latest |= {check.name: check for check in checks}
     return list(latest.values()), gaps
 
 
-def together(ladder: Json, checks: Sequence[CheckResult]) -> list[CheckResult]:
+def together(ladder: Json, checks: Sequence[CheckRow]) -> list[CheckRow]:
     """What the newest ladder says of all its checks, as one more, where that is worse than each of them."""
     mark = summed_verdict(ladder, {check.name: check.mark for check in checks})
     if not mark:
         return []
     faults = [slip for slip in get_objects(ladder, "slips") if slip.get("verdict") == mark]
     detail = "; ".join(map(fault, faults[: PIECES["fail"]])) or get_text(ladder, "stopped")
-    return [CheckResult(name=TOGETHER, mark=mark, detail=detail, of_all=True)]
+    return [CheckRow(name=TOGETHER, mark=mark, detail=detail, is_sum=True)]
 
 
 def fault(slip: Json) -> str:
@@ -61,25 +61,25 @@ def verdicts(document: object) -> list[Json]:
     return [document] if isinstance(document, dict) else get_objects({"all": document}, "all")
 
 
-def check_of(row: Json, name: str) -> CheckResult:
+def check_row(row: Json, name: str) -> CheckRow:
     """One check."""
     probes = enumerate(get_objects(row, "probes", "checks"), 1)
-    return CheckResult(
+    return CheckRow(
         name=check_name(row, name),
         mark=read_mark(row),
         detail=get_text(row, *REASONS),
         score=score_of(row),
-        habits=tuple(get_texts(row, "habits")),
+        quirks=tuple(get_texts(row, "habits")),
         probes=tuple(probe_of(probe, number) for number, probe in probes),
         evidence=shown(evidence_of(row), read_mark(row)),
         seconds=get_number(row, "seconds", "duration_s"),
     )
 
 
-def probe_of(row: Json, number: int) -> Probe:
+def probe_of(row: Json, number: int) -> ProbeRow:
     """One probe; what it has beyond the usual fields is evidence."""
     beside = titled({key: value for key, value in row.items() if key not in SHOWN})
-    return Probe(
+    return ProbeRow(
         name=get_text(row, "name", "title") or f"probe {number}",
         mark=read_mark(row),
         detail=get_text(row, *REASONS),

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 from moebox import units
 from moebox.core.recipe import Recipe
-from moebox.report.block import Cell, Column, Section, Table, Tone, words
-from moebox.report.format import DASH, milliseconds, number, times
-from moebox.report.naming import box_title, engine_title, model_title, quant_title, spread_title
-from moebox.report.order import once
-from moebox.report.palette import colour
-from moebox.report.record import Level, RunRecord
+from moebox.report.block import ReportTable, Section, TableCell, TableColumn, Tone, text_cell
+from moebox.report.format import DASH, format_ms, format_number, format_ratio
+from moebox.report.naming import box_title, engine_title, model_title, parallelism_title, quant_title
+from moebox.report.order import unique_names
+from moebox.report.palette import run_colour
+from moebox.report.record import LoadResult, RunRecord
 
-Rows = tuple[tuple[Cell, ...], ...]
+Rows = tuple[tuple[TableCell, ...], ...]
 ACROSS = 3  # more runs than this stand below each other
 
 
@@ -20,33 +20,37 @@ def section(records: Sequence[RunRecord]) -> Section | None:
     """Settings that differ, then headline figures: runs across where they are few, else down."""
     if len(records) < 2:
         return None
-    settings, figures = differing(records), headlines(records)
-    tables = across(records, settings, figures) if len(records) <= ACROSS else turned(records, settings, figures)
+    settings, figures = differing_settings(records), headlines(records)
+    tables = (
+        runs_as_columns(records, settings, figures)
+        if len(records) <= ACROSS
+        else runs_as_rows(records, settings, figures)
+    )
     return Section(id="compare", title="Side by side", lead=lead(records), blocks=tuple(tables))
 
 
-def across(records: Sequence[RunRecord], settings: Rows, figures: Rows) -> Iterator[Table]:
+def runs_as_columns(records: Sequence[RunRecord], settings: Rows, figures: Rows) -> Iterator[ReportTable]:
     """A column a run."""
     if settings:
-        yield Table(caption="What differs", columns=heads("Setting", records), rows=settings, sortable=False)
+        yield ReportTable(caption="What differs", columns=heads("Setting", records), rows=settings, sortable=False)
     if figures:
-        apart = unlike(records)
+        apart = incomparable_reason(records)
         note = f"No ratios: {apart}." if apart else ""
-        yield Table(caption="Results", columns=heads("Figure", records), rows=figures, sortable=False, note=note)
+        yield ReportTable(caption="Results", columns=heads("Figure", records), rows=figures, sortable=False, note=note)
 
 
-def turned(records: Sequence[RunRecord], settings: Rows, figures: Rows) -> Iterator[Table]:
+def runs_as_rows(records: Sequence[RunRecord], settings: Rows, figures: Rows) -> Iterator[ReportTable]:
     """A row a run, settings before figures."""
     lines = (*settings, *figures)
     if not lines:
         return
-    heads = [Column(title="Run", numeric=False)]
-    heads += [Column(title=line[0].text, numeric=place >= len(settings)) for place, line in enumerate(lines)]
+    heads = [TableColumn(title="Run", numeric=False)]
+    heads += [TableColumn(title=line[0].text, numeric=place >= len(settings)) for place, line in enumerate(lines)]
     rows = tuple(
-        (words(record.label, colour=colour(index)), *(line[index + 1] for line in lines))
+        (text_cell(record.label, colour=run_colour(index)), *(line[index + 1] for line in lines))
         for index, record in enumerate(records)
     )
-    yield Table(caption="Settings and results", columns=tuple(heads), rows=rows)
+    yield ReportTable(caption="Settings and results", columns=tuple(heads), rows=rows)
 
 
 def of_recipe(read: Callable[[Recipe], str]) -> Callable[[RunRecord], str]:
@@ -81,7 +85,7 @@ SETTINGS: tuple[tuple[str, Callable[[RunRecord], str]], ...] = (
     ("Model", of_recipe(lambda recipe: model_title(recipe.model))),
     ("Checkpoint", quant_title),
     ("Engine", engine_title),
-    ("Parallelism", spread_title),
+    ("Parallelism", parallelism_title),
     ("Expert layers on GPU", of_recipe(experts)),
     ("KV type", of_recipe(lambda recipe: recipe.kv)),
     ("Context", of_recipe(context)),
@@ -91,76 +95,76 @@ SETTINGS: tuple[tuple[str, Callable[[RunRecord], str]], ...] = (
 )
 
 
-def differing(records: Sequence[RunRecord]) -> Rows:
+def differing_settings(records: Sequence[RunRecord]) -> Rows:
     """Only the settings that are not the same everywhere."""
     read = ((name, [*map(setting, records)]) for name, setting in SETTINGS)
-    return tuple((words(name), *map(words, values)) for name, values in read if len(set(values)) > 1)
+    return tuple((text_cell(name), *map(text_cell, values)) for name, values in read if len(set(values)) > 1)
 
 
 def peak(name: str) -> Callable[[RunRecord], float | None]:
     """The highest value of a figure."""
-    return lambda record: record.highest(name)
+    return lambda record: record.highest_value(name)
 
 
-def least(read: Callable[[Level], float | None]) -> Callable[[RunRecord], float | None]:
+def least(read: Callable[[LoadResult], float | None]) -> Callable[[RunRecord], float | None]:
     """The lowest of a latency over all levels."""
-    return lambda record: min((value for level in record.levels if (value := read(level)) is not None), default=None)
+    return lambda record: min((value for level in record.loads if (value := read(level)) is not None), default=None)
 
 
 def fastest(record: RunRecord) -> float | None:
     """What one client sees at best, where TG itself was not measured."""
-    rates = [level.per_stream for level in record.levels if level.per_stream and level.tg_tok_s is None]
+    rates = [level.stream_tok_s for level in record.loads if level.stream_tok_s and level.tg_tok_s is None]
     return max(rates, default=None)
 
 
 def capacity(record: RunRecord) -> float | None:
     """Tokens of cache: as the engine reported them, else as planned."""
-    return record.kv_tokens or record.planned.kv_tokens
+    return record.kv_tokens or record.plan.kv_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Headline:
+class HeadlineFigure:
     """One figure of a run: where it is read, how it is written, and which of several is the best."""
 
     title: str
     read: Callable[[RunRecord], float | None]
-    form: Callable[[float], str] = number
+    form: Callable[[float], str] = format_number
     best: Callable[[Sequence[float]], float] = max
 
 
 HEADLINES = (
-    Headline(title="Highest output tok/s", read=peak("output_tok_s")),
-    Headline(title="Highest total tok/s", read=peak("total_tok_s")),
-    Headline(title="Token generation, tok/s", read=peak("tg_tok_s")),
-    Headline(title="Prompt processing, tok/s", read=peak("pp_tok_s")),
-    Headline(title="Fastest stream, tok/s", read=fastest),
-    Headline(
-        title="Lowest mean TTFT", read=least(lambda level: level.ttft.mean_or_median), form=milliseconds, best=min
+    HeadlineFigure(title="Highest output tok/s", read=peak("output_tok_s")),
+    HeadlineFigure(title="Highest total tok/s", read=peak("total_tok_s")),
+    HeadlineFigure(title="Token generation, tok/s", read=peak("tg_tok_s")),
+    HeadlineFigure(title="Prompt processing, tok/s", read=peak("pp_tok_s")),
+    HeadlineFigure(title="Fastest stream, tok/s", read=fastest),
+    HeadlineFigure(
+        title="Lowest mean TTFT", read=least(lambda level: level.ttft.mean_or_median), form=format_ms, best=min
     ),
-    Headline(
-        title="Lowest mean TPOT", read=least(lambda level: level.tpot.mean_or_median), form=milliseconds, best=min
+    HeadlineFigure(
+        title="Lowest mean TPOT", read=least(lambda level: level.tpot.mean_or_median), form=format_ms, best=min
     ),
-    Headline(title="KV capacity, tokens", read=capacity, form=units.format_count),
+    HeadlineFigure(title="KV capacity, tokens", read=capacity, form=units.format_count),
 )
 
 
 def headlines(records: Sequence[RunRecord]) -> Rows:
     """Headline figures; the best in bold, the others as a share of it."""
-    alike = not unlike(records)
+    alike = not incomparable_reason(records)
     return tuple(filter(None, (headline_row(headline, records, ratios=alike) for headline in HEADLINES)))
 
 
-def headline_row(headline: Headline, records: Sequence[RunRecord], *, ratios: bool) -> tuple[Cell, ...]:
+def headline_row(headline: HeadlineFigure, records: Sequence[RunRecord], *, ratios: bool) -> tuple[TableCell, ...]:
     """One figure of each run, where two or more have it."""
     values = [headline.read(record) for record in records]
     known = [value for value in values if value is not None]
     if len(known) < 2:
         return ()
     best = headline.best(known) if ratios else None
-    return (words(headline.title), *(entry(value, best, headline.form) for value in values))
+    return (text_cell(headline.title), *(entry(value, best, headline.form) for value in values))
 
 
-def unlike(records: Sequence[RunRecord]) -> str:
+def incomparable_reason(records: Sequence[RunRecord]) -> str:
     """Why figures of these runs must not be set against each other; "" where they may."""
     if len({record.simulation for record in records}) > 1:
         return "some runs are simulated and others are measured"
@@ -173,21 +177,21 @@ def unlike(records: Sequence[RunRecord]) -> str:
 
 def workloads(record: RunRecord) -> frozenset[str]:
     """The workloads that its measurements name."""
-    return frozenset(once(level.workload for level in record.levels))
+    return frozenset(unique_names(level.workload for level in record.loads))
 
 
-def entry(value: float | None, best: float | None, form: Callable[[float], str]) -> Cell:
+def entry(value: float | None, best: float | None, form: Callable[[float], str]) -> TableCell:
     """A figure, with its ratio to the best where runs are alike."""
     if value is None:
-        return words(DASH, tone="quiet")
+        return text_cell(DASH, tone="quiet")
     tone: Tone = "best" if value == best else ""
-    ratio = times(value / best) if best and value and not tone else ""
-    return Cell(text=form(value), aside=ratio, value=value, tone=tone)
+    ratio = format_ratio(value / best) if best and value and not tone else ""
+    return TableCell(text=form(value), aside=ratio, value=value, tone=tone)
 
 
-def heads(first: str, records: Sequence[RunRecord]) -> tuple[Column, ...]:
+def heads(first: str, records: Sequence[RunRecord]) -> tuple[TableColumn, ...]:
     """One column a run, after the one that names the rows."""
-    return (Column(title=first, numeric=False), *(Column(title=record.label) for record in records))
+    return (TableColumn(title=first, numeric=False), *(TableColumn(title=record.label) for record in records))
 
 
 def lead(records: Sequence[RunRecord]) -> str:

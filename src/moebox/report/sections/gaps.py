@@ -3,19 +3,19 @@
 from collections.abc import Sequence
 from itertools import chain
 
-from moebox.report.block import Block, Part, Section, bullets
-from moebox.report.order import once
+from moebox.report.block import Block, CustomBlock, Section, bullet_list
+from moebox.report.order import unique_names
 from moebox.report.record import RunRecord
 
 
 def section(records: Sequence[RunRecord]) -> Section:
     """Sources; remarks; notes of what is missing."""
     sources = list(dict.fromkeys(chain.from_iterable(record.sources for record in records)))
-    notes = once(chain.from_iterable(record.notes for record in records))
-    blocks: list[Block] = [Part(kind="sources", data=sources)] if sources else []
-    blocks += bullets("Remarks on the figures", notes)
+    notes = unique_names(chain.from_iterable(record.notes for record in records))
+    blocks: list[Block] = [CustomBlock(kind="sources", data=sources)] if sources else []
+    blocks += bullet_list("Remarks on the figures", notes)
     for record in records:
-        blocks += bullets(f"Not in {record.named or 'this run'}", gaps(record))
+        blocks += bullet_list(f"Not in {record.page_label or 'this run'}", gaps(record))
     return Section(id="notes", title="Sources and gaps", blocks=tuple(blocks))
 
 

@@ -6,11 +6,11 @@ from itertools import chain
 
 from moebox import units
 from moebox.core.box import Box, Gpu, Link
-from moebox.report.block import Block, Cell, Column, Part, Section, Table, words
-from moebox.report.format import gib, listed
+from moebox.report.block import Block, CustomBlock, ReportTable, Section, TableCell, TableColumn, text_cell
+from moebox.report.format import format_gib, join_names
 from moebox.report.naming import box_title, cpu_title, short_title
-from moebox.report.order import grouped
-from moebox.report.palette import colour
+from moebox.report.order import group_by
+from moebox.report.palette import run_colour
 from moebox.report.record import RunRecord
 
 NEAR = ("pix", "pxb")  # behind one PCIe switch, in nvidia-smi topo's words
@@ -19,7 +19,7 @@ MOST_IN_MATRIX = 16  # GPUs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Card:
+class GpuBox:
     """One GPU in the drawing."""
 
     index: int
@@ -30,20 +30,20 @@ class Card:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class NumaNode:
     """One NUMA node: groups of cards, those behind a common switch together."""
 
     title: str
-    groups: tuple[tuple[str, tuple[Card, ...]], ...]
+    groups: tuple[tuple[str, tuple[GpuBox, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drawing:
+class TopologyDrawing:
     """One box as it is drawn."""
 
     title: str
     host: str
-    nodes: tuple[Node, ...]
+    nodes: tuple[NumaNode, ...]
     fabric: str
     facts: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
@@ -60,10 +60,10 @@ def section(records: Sequence[RunRecord]) -> Section:
 
 def shown(box: Box, users: Sequence[int], records: Sequence[RunRecord], *, named: bool) -> Iterator[Block]:
     """One box, with the runs on it where there are several boxes; its links where that matrix can be read."""
-    runs = tuple((records[index].label, colour(index)) for index in users) if named else ()
-    yield Part(kind="topology", data=drawing(box, records[users[0]], runs))
+    runs = tuple((records[index].label, run_colour(index)) for index in users) if named else ()
+    yield CustomBlock(kind="topology", data=drawing(box, records[users[0]], runs))
     if box.links and len(box.gpus) <= MOST_IN_MATRIX:
-        yield matrix(box)
+        yield link_matrix(box)
 
 
 def by_box(records: Sequence[RunRecord]) -> list[tuple[Box, list[int]]]:
@@ -83,8 +83,8 @@ def by_box(records: Sequence[RunRecord]) -> list[tuple[Box, list[int]]]:
 def lead(box: Box) -> str:
     """What of the box decides."""
     if not box.gpus:
-        return f"No GPU: everything runs on the CPU with {gib(box.ram, 0)} of RAM." if box.ram else "No GPU."
-    total = f"{gib(box.gpu_memory)} of device memory in all"
+        return f"No GPU: everything runs on the CPU with {format_gib(box.ram, 0)} of RAM." if box.ram else "No GPU."
+    total = f"{format_gib(box.gpu_memory)} of device memory in all"
     if linked(box):
         return f"{total}; the GPUs are joined by NVLink."
     return f"{total}{over_pcie(box)}."
@@ -104,9 +104,9 @@ def linked(box: Box) -> bool:
     return any(gpu.nvlink for gpu in box.gpus) or any(link.kind == "nvlink" for link in box.links)
 
 
-def drawing(box: Box, record: RunRecord, runs: tuple[tuple[str, int], ...]) -> Drawing:
+def drawing(box: Box, record: RunRecord, runs: tuple[tuple[str, int], ...]) -> TopologyDrawing:
     """The box as nodes, groups and cards."""
-    return Drawing(
+    return TopologyDrawing(
         title=box_title(record),
         host=host(box),
         nodes=tuple(numa_nodes(box)),
@@ -117,15 +117,15 @@ def drawing(box: Box, record: RunRecord, runs: tuple[tuple[str, int], ...]) -> D
     )
 
 
-def numa_nodes(box: Box) -> Iterator[Node]:
+def numa_nodes(box: Box) -> Iterator[NumaNode]:
     """The GPUs by the NUMA node they hang on; one without a name where there is only one."""
-    homes = grouped(range(len(box.gpus)), lambda index: box.gpus[index].numa or 0)
+    homes = group_by(range(len(box.gpus)), lambda index: box.gpus[index].numa or 0)
     for home, members in sorted(homes.items()):
         groups = tuple((name, cards(box, group)) for name, group in switches(box, members))
-        yield Node(title=f"NUMA node {home}" if len(homes) > 1 else "", groups=groups)
+        yield NumaNode(title=f"NUMA node {home}" if len(homes) > 1 else "", groups=groups)
 
 
-def cards(box: Box, group: Sequence[int]) -> tuple[Card, ...]:
+def cards(box: Box, group: Sequence[int]) -> tuple[GpuBox, ...]:
     """GPUs behind one switch."""
     return tuple(card(index, box.gpus[index], named=box.is_mixed) for index in group)
 
@@ -138,17 +138,17 @@ def fabric(box: Box) -> str:
     return "NVLink between the pairs marked in the matrix" if linked(box) else ""
 
 
-def card(index: int, gpu: Gpu, *, named: bool) -> Card:
+def card(index: int, gpu: Gpu, *, named: bool) -> GpuBox:
     """One GPU; its name only where they differ."""
     title = (short_title(gpu.title) or gpu.name) if named else ""
     slot = f"PCIe {gpu.pcie.generation} ×{gpu.pcie.width}" if gpu.pcie else ""
     warn = f"runs at ×{gpu.degraded_slot.width}, could be ×{gpu.degraded_slot.max_width}" if gpu.degraded_slot else ""
-    return Card(index=index, title=title, memory=gib(gpu.memory), slot=slot, warn=warn)
+    return GpuBox(index=index, title=title, memory=format_gib(gpu.memory), slot=slot, warn=warn)
 
 
 def switches(box: Box, members: list[int]) -> list[tuple[str, list[int]]]:
     """GPUs of one node grouped by the PCIe switch they share."""
-    groups = joined(members, [(link.a, link.b) for link in near(box) if {link.a, link.b} <= set(members)])
+    groups = connected_groups(members, [(link.a, link.b) for link in near(box) if {link.a, link.b} <= set(members)])
     if len(groups) == len(members):
         return [("", members)]
     return [("PCIe switch" if len(group) > 1 else "", group) for group in groups]
@@ -159,7 +159,7 @@ def near(box: Box) -> list[Link]:
     return [link for link in box.links if link.kind in NEAR]
 
 
-def joined(members: list[int], pairs: Sequence[tuple[int, int]]) -> list[list[int]]:
+def connected_groups(members: list[int], pairs: Sequence[tuple[int, int]]) -> list[list[int]]:
     """Members in groups: two that are a pair are in one, and so is whatever hangs on either."""
     group = {index: {index} for index in members}
     for a, b in pairs:
@@ -173,7 +173,7 @@ def host(box: Box) -> str:
     parts = [
         processors(box),
         f"{box.cpu.cores} cores" if box.cpu.cores else "",
-        f"{gib(box.ram, 0)} RAM" if box.ram else "",
+        f"{format_gib(box.ram, 0)} RAM" if box.ram else "",
         units.format_rate(box.ram_rate) if box.ram_rate else "",
     ]
     return ", ".join(filter(None, parts))
@@ -212,8 +212,8 @@ def gpu_facts(box: Box) -> Iterator[tuple[str, str]]:
         return
     yield "GPUs", "mixed" if box.is_mixed else f"{len(box.gpus)} × {gpu.title.removeprefix('NVIDIA ')}"
     yield "Compute capability" if gpu.sm[:1].isdigit() else "Architecture", gpu.sm
-    yield "Memory per GPU", gib(gpu.memory)
-    yield "Memory in all", gib(box.gpu_memory)
+    yield "Memory per GPU", format_gib(gpu.memory)
+    yield "Memory in all", format_gib(box.gpu_memory)
     yield "Memory bandwidth", f"{units.format_rate(gpu.bandwidth)} per GPU"
     yield "Shared memory per block", f"{gpu.smem:,} B" if gpu.smem else ""
     yield "Between GPUs", between(box) if len(box.gpus) > 1 else ""
@@ -231,18 +231,18 @@ def between(box: Box) -> str:
 def behind_switches(box: Box) -> str:
     """The pairs that share a PCIe switch; "" where none do."""
     pairs = [f"{link.a}↔{link.b}" for link in near(box)]
-    return f", one switch: {listed(pairs[:8])}" if pairs else ""
+    return f", one switch: {join_names(pairs[:8])}" if pairs else ""
 
 
-def matrix(box: Box) -> Table:
+def link_matrix(box: Box) -> ReportTable:
     """The link between every two GPUs, as nvidia-smi topo draws it."""
     links = box.links_by_pair
     places = range(len(box.gpus))
     heads = ("From", *(f"GPU{index}" for index in places))
-    rows = [(words(f"GPU{a}"), *(joint(a, b, links.get((a, b))) for b in places)) for a in places]
-    return Table(
+    rows = [(text_cell(f"GPU{a}"), *(joint(a, b, links.get((a, b))) for b in places)) for a in places]
+    return ReportTable(
         caption="Link matrix",
-        columns=tuple(Column(title=title, numeric=False) for title in heads),
+        columns=tuple(TableColumn(title=title, numeric=False) for title in heads),
         rows=tuple(rows),
         note="PIX: one PCIe switch; NODE: across switches of one NUMA node; SYS: across sockets.",
         sortable=False,
@@ -250,11 +250,11 @@ def matrix(box: Box) -> Table:
     )
 
 
-def joint(a: int, b: int, link: Link | None) -> Cell:
+def joint(a: int, b: int, link: Link | None) -> TableCell:
     """How two GPUs are joined."""
     if link is None:
-        return words("·" if a == b else "", tone="quiet")
+        return text_cell("·" if a == b else "", tone="quiet")
     lanes = f" ×{link.lanes}" if link.lanes else ""
     peer = " no P2P" if link.p2p is False else ""
     near = link.kind in (*NEAR, "nvlink")
-    return words(f"{WORDS.get(link.kind, link.kind)}{lanes}{peer}", tone="good" if near else "quiet")
+    return text_cell(f"{WORDS.get(link.kind, link.kind)}{lanes}{peer}", tone="good" if near else "quiet")

@@ -6,9 +6,9 @@ from moebox import units
 from moebox.core import catalogue
 from moebox.core.model import Model
 from moebox.errors import MoeboxError
-from moebox.report.block import Cell, Section, Table, Tone, columns, without_empty, words
-from moebox.report.naming import engine_title, model_title, placed, quant_title, spread_title
-from moebox.report.palette import colour
+from moebox.report.block import ReportTable, Section, TableCell, Tone, drop_empty_columns, table_columns, text_cell
+from moebox.report.naming import engine_title, model_title, parallelism_title, placement_title, quant_title
+from moebox.report.palette import run_colour
 from moebox.report.record import Outcome, RunRecord
 
 TONES: dict[str, Tone] = {
@@ -27,38 +27,42 @@ def section(records: Sequence[RunRecord]) -> Section | None:
     if not rows:
         return None
     heads = ("Run", "Model", "Checkpoint", "Size", "Experts", "Engine", "Parallelism", "KV", "Context", "Status")
-    table = Table(caption="Configurations", columns=columns(*heads, text=(0, 1, 2, 4, 5, 6, 7, 9)), rows=tuple(rows))
-    return Section(id="models", title="Models tested", blocks=(without_empty(table, alone=len(records) == 1),))
+    table = ReportTable(
+        caption="Configurations", columns=table_columns(*heads, text=(0, 1, 2, 4, 5, 6, 7, 9)), rows=tuple(rows)
+    )
+    return Section(
+        id="models", title="Models tested", blocks=(drop_empty_columns(table, single_run=len(records) == 1),)
+    )
 
 
-def row(record: RunRecord, index: int) -> tuple[Cell, ...]:
+def row(record: RunRecord, index: int) -> tuple[TableCell, ...]:
     """One run in the table."""
     recipe = record.recipe
     assert recipe is not None
     draft = f" + {recipe.speculate.method.upper()}" if recipe.speculate else ""
-    state = status(record)
+    state = run_status(record)
     return (
-        words(record.label, colour=colour(index)),
-        words(model_title(recipe.model)),
-        words(quant_title(record) + draft, title=recipe.checkpoint),
+        text_cell(record.label, colour=run_colour(index)),
+        text_cell(model_title(recipe.model)),
+        text_cell(quant_title(record) + draft, title=recipe.checkpoint),
         size(checkpoint_bytes(recipe.model, recipe.checkpoint)),
-        words(experts(model_of(recipe.model))),
-        words(engine_title(record)),
-        words(spread_title(record) or placed(record, alone="one device")),
-        words(recipe.kv),
+        text_cell(experts(find_model(recipe.model))),
+        text_cell(engine_title(record)),
+        text_cell(parallelism_title(record) or placement_title(record, single_gpu="one device")),
+        text_cell(recipe.kv),
         tokens(recipe.context),
-        words(state, tone=TONES.get(state, "quiet")),
+        text_cell(state, tone=TONES.get(state, "quiet")),
     )
 
 
-def size(count: int) -> Cell:
+def size(count: int) -> TableCell:
     """Bytes of a checkpoint; a dash where nobody knows."""
-    return Cell(text=units.format_gb(count), value=float(count)) if count else words("")
+    return TableCell(text=units.format_gb(count), value=float(count)) if count else text_cell("")
 
 
-def tokens(context: int) -> Cell:
+def tokens(context: int) -> TableCell:
     """The context that a recipe asks for."""
-    return Cell(text=f"{context:,}", value=float(context)) if context else words("the model's")
+    return TableCell(text=f"{context:,}", value=float(context)) if context else text_cell("the model's")
 
 
 def experts(model: Model | None) -> str:
@@ -67,7 +71,7 @@ def experts(model: Model | None) -> str:
     return f"{moe.experts}, {moe.used}+{moe.shared} active" if moe else ""
 
 
-def model_of(name: str) -> Model | None:
+def find_model(name: str) -> Model | None:
     """The catalogue's entry, if there is one."""
     try:
         return catalogue.find_model(name)
@@ -83,25 +87,25 @@ def checkpoint_bytes(model: str, checkpoint: str) -> int:
         return 0
 
 
-def status(record: RunRecord) -> str:
+def run_status(record: RunRecord) -> str:
     """WORKING, PARTLY or FAILED: by the checks first, then the attempts, then the figures; a simulation is none.
 
     A rehearsal says nothing of the real weights, and half of the checks nothing of the rest.
     """
     if record.simulation:
         return "SIMULATED"
-    if record.failure and not record.levels:
+    if record.failure and not record.loads:
         return "FAILED"
-    if record.marked("fail"):
+    if record.check_names("fail"):
         return "PARTLY"
-    if record.cut_off:
+    if record.unfinished_step:
         return "INTERRUPTED"
     return _served(record)
 
 
 def _served(record: RunRecord) -> str:
     """By the last attempt; without any, by what was checked or measured."""
-    real = [attempt for attempt in record.attempts if not attempt.aside]
+    real = [attempt for attempt in record.attempts if not attempt.is_rehearsal]
     if real:
         return BY_ATTEMPT.get(real[-1].outcome, "RUNNING" if record.live else "ENDED")
     return "WORKING" if answered(record) else "not tried"
@@ -109,4 +113,4 @@ def _served(record: RunRecord) -> str:
 
 def answered(record: RunRecord) -> bool:
     """Whether a check or a figure says that it served."""
-    return bool(record.marked("pass")) or any(level.tok_s for level in record.levels)
+    return bool(record.check_names("pass")) or any(level.headline_tok_s for level in record.loads)

@@ -4,100 +4,111 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from moebox.report.block import Block, Cell, Section, Table, Tone, bullets, cell, columns, without_empty, words
-from moebox.report.format import change, gib, milliseconds, number
-from moebox.report.order import grouped, once
-from moebox.report.palette import colour
-from moebox.report.record import Device, ForecastRow, Level, RunRecord
-from moebox.report.sections.memory import weights
+from moebox.report.block import (
+    Block,
+    ReportTable,
+    Section,
+    TableCell,
+    Tone,
+    bullet_list,
+    drop_empty_columns,
+    figure_cell,
+    table_columns,
+    text_cell,
+)
+from moebox.report.format import format_change, format_gib, format_ms, format_number
+from moebox.report.order import group_by, unique_names
+from moebox.report.palette import run_colour
+from moebox.report.record import DeviceParts, ForecastRow, LoadResult, RunRecord
+from moebox.report.sections.memory import weight_bytes
 from moebox.units import plural
 
 Candidate = tuple[str, float | None, float | None, str]  # what, planned, measured, unit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
+class PlannedFigure:
     """One figure, planned and measured."""
 
     run: int
     what: str
     planned: float
     measured: float
-    band: tuple[float, float] | None = None
+    expected_range: tuple[float, float] | None = None
     unit: str = "tok/s"
     load: str = ""  # under which load; "" for what does not depend on one
 
     @property
-    def error(self) -> float:
+    def relative_error(self) -> float:
         """Measured against planned."""
         return self.measured / self.planned - 1
 
     @property
-    def inside(self) -> bool | None:
+    def in_range(self) -> bool | None:
         """Whether the measurement lies in the band; None without one."""
-        if self.band is None:
+        if self.expected_range is None:
             return None
-        low, high = self.band
+        low, high = self.expected_range
         return low <= self.measured <= high
 
 
 def section(records: Sequence[RunRecord]) -> Section:
     """Memory, then every load with its figures; the reasons and warnings the plan gave."""
-    found = pairs(records)
+    found = planned_figures(records)
     blocks: list[Block] = list(filter(None, (sizes(records, found), loads(records, found))))
     for record in records:
         blocks += said(record)
     return Section(id="plan", title="Plan against measurement", lead=lead(found), blocks=tuple(blocks))
 
 
-def pairs(records: Sequence[RunRecord]) -> list[Pair]:
+def planned_figures(records: Sequence[RunRecord]) -> list[PlannedFigure]:
     """Every figure that was both planned and measured."""
-    found: list[Pair] = []
+    found: list[PlannedFigure] = []
     for index, record in enumerate(records):
         found += capacity(index, record)
-        for level in record.levels:
-            found += figures(index, level, match(level, record.planned.rows))
+        for level in record.loads:
+            found += compare_load(index, level, find_forecast(level, record.plan.rows))
     return found
 
 
-def capacity(index: int, record: RunRecord) -> list[Pair]:
+def capacity(index: int, record: RunRecord) -> list[PlannedFigure]:
     """Weights on the fullest device, and KV tokens."""
-    plan = record.planned
+    plan = record.plan
     candidates = (
-        ("Weights per GPU", fullest(plan.devices), fullest(record.real), "B"),
+        ("Weights per GPU", fullest(plan.devices), fullest(record.reported_devices), "B"),
         ("KV cache", plan.kv_tokens, record.kv_tokens, "tokens"),
     )
     return paired(index, candidates)
 
 
-def paired(index: int, candidates: Iterable[Candidate], *, load: str = "") -> list[Pair]:
+def paired(index: int, candidates: Iterable[Candidate], *, load: str = "") -> list[PlannedFigure]:
     """Those that were both planned and measured."""
     return [
-        Pair(run=index, what=what, planned=planned, measured=measured, unit=unit, load=load)
+        PlannedFigure(run=index, what=what, planned=planned, measured=measured, unit=unit, load=load)
         for what, planned, measured, unit in candidates
         if planned and measured
     ]
 
 
-def fullest(devices: Sequence[Device]) -> float:
+def fullest(devices: Sequence[DeviceParts]) -> float:
     """Weights of the device that holds most, RAM aside."""
-    return max((weights(device) for device in devices if not device.on_host), default=0.0)
+    return max((weight_bytes(device) for device in devices if not device.on_host), default=0.0)
 
 
-def match(level: Level, rows: Sequence[ForecastRow]) -> ForecastRow | None:
+def find_forecast(level: LoadResult, rows: Sequence[ForecastRow]) -> ForecastRow | None:
     """The forecast for this load."""
     return next((row for row in rows if answers(row, level)), None)
 
 
-def answers(row: ForecastRow, level: Level) -> bool:
+def answers(row: ForecastRow, level: LoadResult) -> bool:
     """Whether a forecast is of this load; decode-only rows answer only for single streams."""
-    load = level.concurrency or (1.0 if level.alone else None)
+    load = level.concurrency or (1.0 if level.is_single_stream else None)
     if row.concurrency != load or row.workload not in ("", level.workload):
         return False
     return bool(level.tg_tok_s) or not row.decode_only
 
 
-def figures(index: int, level: Level, row: ForecastRow | None) -> list[Pair]:
+def compare_load(index: int, level: LoadResult, row: ForecastRow | None) -> list[PlannedFigure]:
     """What both the level and the forecast for it have."""
     if row is None:
         return []
@@ -112,7 +123,7 @@ def figures(index: int, level: Level, row: ForecastRow | None) -> list[Pair]:
     load = f"concurrency {level.concurrency:,.0f}" if level.concurrency else level.name
     load += f", {row.lengths}" if row.lengths else ""
     both = paired(index, candidates, load=load)
-    return [replace(pair, band=band(row, pair.planned, pair.unit)) for pair in both]
+    return [replace(pair, expected_range=band(row, pair.planned, pair.unit)) for pair in both]
 
 
 def generation(row: ForecastRow) -> float | None:
@@ -131,88 +142,88 @@ def band(row: ForecastRow, planned: float, unit: str) -> tuple[float, float] | N
     return (planned / high, planned / low) if unit == "ms" else (planned * low, planned * high)
 
 
-def sizes(records: Sequence[RunRecord], found: Sequence[Pair]) -> Table | None:
+def sizes(records: Sequence[RunRecord], found: Sequence[PlannedFigure]) -> ReportTable | None:
     """Weights and cache, planned beside measured."""
     rows = tuple(size_row(records, pair) for pair in found if not pair.load)
     if not rows:
         return None
     heads = ("Run", "Figure", "Planned", "Measured", "Off by")
-    table = Table(caption="Memory", columns=columns(*heads, text=(0, 1)), rows=rows)
-    return without_empty(table, alone=len(records) == 1)
+    table = ReportTable(caption="Memory", columns=table_columns(*heads, text=(0, 1)), rows=rows)
+    return drop_empty_columns(table, single_run=len(records) == 1)
 
 
-def size_row(records: Sequence[RunRecord], pair: Pair) -> tuple[Cell, ...]:
+def size_row(records: Sequence[RunRecord], pair: PlannedFigure) -> tuple[TableCell, ...]:
     """One size, planned, measured and how far off."""
     return (
-        words(records[pair.run].label, colour=colour(pair.run)),
-        words(pair.what),
+        text_cell(records[pair.run].label, colour=run_colour(pair.run)),
+        text_cell(pair.what),
         written(pair.planned, pair.unit),
         written(pair.measured, pair.unit),
-        Cell(text=change(pair.error), value=pair.error),
+        TableCell(text=format_change(pair.relative_error), value=pair.relative_error),
     )
 
 
-def loads(records: Sequence[RunRecord], found: Sequence[Pair]) -> Table | None:
+def loads(records: Sequence[RunRecord], found: Sequence[PlannedFigure]) -> ReportTable | None:
     """One row a load: each figure as forecast → measured, and how far off that is."""
     loaded = [pair for pair in found if pair.load]
     if not loaded:
         return None
-    figures = once(pair.what for pair in loaded)
-    by_load = grouped(loaded, lambda pair: (pair.run, pair.load))
+    figures = unique_names(pair.what for pair in loaded)
+    by_load = group_by(loaded, lambda pair: (pair.run, pair.load))
     named = len(records) > 1
     rows = [
         (*name(records, run, load, named=named), *compared(pairs, figures)) for (run, load), pairs in by_load.items()
     ]
     first = ("Run", "Load") if named else ("Load",)
-    heads = columns(*first, *figures, "In its band", text=(0, len(first) - 1, len(figures) + len(first)))
-    return Table(caption="Forecast → measured", columns=heads, rows=tuple(rows), sortable=False)
+    heads = table_columns(*first, *figures, "In its band", text=(0, len(first) - 1, len(figures) + len(first)))
+    return ReportTable(caption="Forecast → measured", columns=heads, rows=tuple(rows), sortable=False)
 
 
-def name(records: Sequence[RunRecord], run: int, load: str, *, named: bool) -> list[Cell]:
+def name(records: Sequence[RunRecord], run: int, load: str, *, named: bool) -> list[TableCell]:
     """Which row it is: the load, after the run where there are several."""
-    cell = words(load.replace(" ", "\u00a0"))
-    return [words(records[run].label, colour=colour(run)), cell] if named else [cell]
+    cell = text_cell(load.replace(" ", "\u00a0"))
+    return [text_cell(records[run].label, colour=run_colour(run)), cell] if named else [cell]
 
 
-def compared(pairs: Sequence[Pair], figures: Sequence[str]) -> list[Cell]:
+def compared(pairs: Sequence[PlannedFigure], figures: Sequence[str]) -> list[TableCell]:
     """Each figure of one load, and whether they lie in their bands."""
     last = {pair.what: pair for pair in pairs}
-    verdict, tone = judged([pair for pair in last.values() if pair.band])
-    return [*(both(last.get(what)) for what in figures), words(verdict, tone=tone)]
+    verdict, tone = judged([pair for pair in last.values() if pair.expected_range])
+    return [*(both(last.get(what)) for what in figures), text_cell(verdict, tone=tone)]
 
 
-def both(pair: Pair | None) -> Cell:
+def both(pair: PlannedFigure | None) -> TableCell:
     """Forecast and measurement in one field."""
     if pair is None:
-        return words("")
-    form = {"B": gib, "ms": milliseconds}.get(pair.unit, number)
-    band = f"band {' to '.join(map(form, pair.band))}" if pair.band else ""
+        return text_cell("")
+    form = {"B": format_gib, "ms": format_ms}.get(pair.unit, format_number)
+    band = f"band {' to '.join(map(form, pair.expected_range))}" if pair.expected_range else ""
     text = f"{form(pair.planned)} → {form(pair.measured)}"
-    return Cell(text=text, aside=change(pair.error), value=pair.error, title=band)
+    return TableCell(text=text, aside=format_change(pair.relative_error), value=pair.relative_error, title=band)
 
 
-def judged(banded: Sequence[Pair]) -> tuple[str, Tone]:
+def judged(banded: Sequence[PlannedFigure]) -> tuple[str, Tone]:
     """Whether the rates lie in their bands."""
     if not banded:
         return "", "quiet"
-    outside = [pair.what for pair in banded if not pair.inside]
+    outside = [pair.what for pair in banded if not pair.in_range]
     if not outside:
         return "yes", "good"
     return f"no: {', '.join(what.removeprefix('Mean ').removesuffix(' tok/s') for what in outside)}", "warn"
 
 
-def written(value: float, unit: str) -> Cell:
+def written(value: float, unit: str) -> TableCell:
     """A figure in its unit."""
-    return Cell(text=gib(value), value=value) if unit == "B" else cell(value)
+    return TableCell(text=format_gib(value), value=value) if unit == "B" else figure_cell(value)
 
 
-def lead(found: Sequence[Pair]) -> str:
+def lead(found: Sequence[PlannedFigure]) -> str:
     """The median error, and how many lie in their bands."""
-    speeds = [abs(pair.error) for pair in found if pair.unit == "tok/s"]
+    speeds = [abs(pair.relative_error) for pair in found if pair.unit == "tok/s"]
     if not speeds:
         return ""
     text = f"Median error of the forecast rates: {median(speeds):.0%} over {plural(len(speeds), 'figure')}"
-    banded = [pair.inside for pair in found if pair.inside is not None]
+    banded = [pair.in_range for pair in found if pair.in_range is not None]
     if banded:
         text += f"; {sum(banded)} of {len(banded)} figures, latencies included, lie in their band"
     return f"{text}."
@@ -220,14 +231,19 @@ def lead(found: Sequence[Pair]) -> str:
 
 def said(record: RunRecord) -> list[Block]:
     """The plan's reasons, warnings and runners-up."""
-    plan = record.planned
+    plan = record.plan
     return [
-        *bullets(f"Why this plan{record.of}", plan.reasons),
-        *bullets(f"What it warned of{record.of}", [joined(text, " – ", remedy) for text, remedy in plan.warnings]),
-        *bullets(f"Runners-up{record.of}", [joined(title, ": ", loses) for title, loses in plan.alternatives]),
+        *bullet_list(f"Why this plan{record.title_suffix}", plan.reasons),
+        *bullet_list(
+            f"What it warned of{record.title_suffix}",
+            [join_texts(text, " – ", remedy) for text, remedy in plan.warnings],
+        ),
+        *bullet_list(
+            f"Runners-up{record.title_suffix}", [join_texts(title, ": ", loses) for title, loses in plan.alternatives]
+        ),
     ]
 
 
-def joined(text: str, mark: str, more: str) -> str:
+def join_texts(text: str, mark: str, more: str) -> str:
     """Two texts with a mark between them; the first alone where there is no second."""
     return f"{text}{mark}{more}" if more else text

@@ -3,31 +3,31 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from moebox.report.block import Part, Section
-from moebox.report.palette import colour
-from moebox.report.record import Problem, RunRecord
+from moebox.report.block import CustomBlock, Section
+from moebox.report.palette import run_colour
+from moebox.report.record import LogProblem, RunRecord
 
 
 @dataclass(slots=True)
-class Card:
+class ProblemEntry:
     """A problem and the runs that met it, each with its colour; none are named where there is only one run."""
 
-    problem: Problem
+    problem: LogProblem
     runs: list[tuple[str, int]] = field(default_factory=list)
 
 
 def section(records: Sequence[RunRecord]) -> Section:
     """One card per problem, the same one of several runs once."""
     cards = met(records)
-    blocks = (Part(kind="problems", data=cards),) if cards else ()
+    blocks = (CustomBlock(kind="problems", data=cards),) if cards else ()
     return Section(id="problems", title="Problems met", blocks=blocks)
 
 
-def met(records: Sequence[RunRecord]) -> list[Card]:
+def met(records: Sequence[RunRecord]) -> list[ProblemEntry]:
     """Every problem with the runs that met it."""
-    cards: dict[str, Card] = {}
+    cards: dict[str, ProblemEntry] = {}
     for index, record in enumerate(records):
         for problem in record.problems:
-            card = cards.setdefault(problem.title, Card(problem))
-            card.runs += [(record.named, colour(index))] if record.named else []
+            card = cards.setdefault(problem.title, ProblemEntry(problem))
+            card.runs += [(record.page_label, run_colour(index))] if record.page_label else []
     return list(cards.values())

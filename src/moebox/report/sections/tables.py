@@ -4,19 +4,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from moebox.report.block import Cell, Column, Section, Table, Tone, cell, words
-from moebox.report.format import milliseconds
-from moebox.report.order import once
-from moebox.report.palette import colour
-from moebox.report.record import Level, RunRecord, Step
-from moebox.report.sections.performance import workloads
+from moebox.report.block import ReportTable, Section, TableCell, TableColumn, Tone, figure_cell, text_cell
+from moebox.report.format import format_ms
+from moebox.report.order import unique_names
+from moebox.report.palette import run_colour
+from moebox.report.record import ClimbRow, LoadResult, RunRecord
+from moebox.report.sections.performance import workload_names
 
-Read = Callable[[Level], float | None]
-Filled = tuple[Column, list[Cell]]  # a heading, and its field in every row
+Read = Callable[[LoadResult], float | None]
+Filled = tuple[TableColumn, list[TableCell]]  # a heading, and its field in every row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
+class FigureColumn:
     """One column: its heading, where it is read, how it is written, which end is better."""
 
     title: str
@@ -25,7 +25,7 @@ class Figure:
     better: int = 0  # +1: higher, -1: lower
 
 
-def _peak(level: Level) -> float | None:
+def _peak(level: LoadResult) -> float | None:
     """The peak, unless the run was too short to have one: peaks are counted in whole seconds."""
     if level.peak_tok_s is None or level.output_tok_s is None:
         return level.peak_tok_s
@@ -33,111 +33,113 @@ def _peak(level: Level) -> float | None:
 
 
 FIGURES = (
-    Figure(title="Concurrency", read=lambda level: level.concurrency),
-    Figure(title="Rate req/s", read=lambda level: level.rate if level.concurrency is None else None),
-    Figure(title="Output tok/s", read=lambda level: level.output_tok_s, better=1),
-    Figure(title="Total tok/s", read=lambda level: level.total_tok_s, better=1),
-    Figure(title="Peak tok/s", read=_peak, better=1),
-    Figure(title="TG tok/s", read=lambda level: level.tg_tok_s, better=1),
-    Figure(title="PP tok/s", read=lambda level: level.pp_tok_s, better=1),
-    Figure(title="Per stream tok/s", read=lambda level: level.per_stream if level.tg_tok_s is None else None, better=1),
-    Figure(title="Mean TTFT", read=lambda level: level.ttft.mean_or_median, latency=True, better=-1),
-    Figure(title="P99 TTFT", read=lambda level: level.ttft.p99, latency=True, better=-1),
-    Figure(title="Mean TPOT", read=lambda level: level.tpot.mean_or_median, latency=True, better=-1),
-    Figure(title="P99 TPOT", read=lambda level: level.tpot.p99, latency=True, better=-1),
-    Figure(title="Mean ITL", read=lambda level: level.itl.mean_or_median, latency=True, better=-1),
-    Figure(title="P99 ITL", read=lambda level: level.itl.p99, latency=True, better=-1),
-    Figure(title="Mean E2E", read=lambda level: level.e2e.mean_or_median, latency=True, better=-1),
-    Figure(title="Requests", read=lambda level: level.completed),
-    Figure(title="Failed", read=lambda level: level.failed or None),
-    Figure(title="Tokens/J", read=lambda level: level.tokens_per_joule, better=1),
+    FigureColumn(title="Concurrency", read=lambda level: level.concurrency),
+    FigureColumn(title="Rate req/s", read=lambda level: level.request_rate if level.concurrency is None else None),
+    FigureColumn(title="Output tok/s", read=lambda level: level.output_tok_s, better=1),
+    FigureColumn(title="Total tok/s", read=lambda level: level.total_tok_s, better=1),
+    FigureColumn(title="Peak tok/s", read=_peak, better=1),
+    FigureColumn(title="TG tok/s", read=lambda level: level.tg_tok_s, better=1),
+    FigureColumn(title="PP tok/s", read=lambda level: level.pp_tok_s, better=1),
+    FigureColumn(
+        title="Per stream tok/s", read=lambda level: level.stream_tok_s if level.tg_tok_s is None else None, better=1
+    ),
+    FigureColumn(title="Mean TTFT", read=lambda level: level.ttft.mean_or_median, latency=True, better=-1),
+    FigureColumn(title="P99 TTFT", read=lambda level: level.ttft.p99, latency=True, better=-1),
+    FigureColumn(title="Mean TPOT", read=lambda level: level.tpot.mean_or_median, latency=True, better=-1),
+    FigureColumn(title="P99 TPOT", read=lambda level: level.tpot.p99, latency=True, better=-1),
+    FigureColumn(title="Mean ITL", read=lambda level: level.itl.mean_or_median, latency=True, better=-1),
+    FigureColumn(title="P99 ITL", read=lambda level: level.itl.p99, latency=True, better=-1),
+    FigureColumn(title="Mean E2E", read=lambda level: level.e2e.mean_or_median, latency=True, better=-1),
+    FigureColumn(title="Requests", read=lambda level: level.completed),
+    FigureColumn(title="Failed", read=lambda level: level.failed or None),
+    FigureColumn(title="Tokens/J", read=lambda level: level.tokens_per_joule, better=1),
 )
 
 
-Row = tuple[int, Level]  # the run's place, and one of its measurements
+RunLoad = tuple[int, LoadResult]  # the run's place, and one of its measurements
 
 
 def section(records: Sequence[RunRecord]) -> Section:
     """One table per run and workload; runs with a row or two each share one."""
-    blocks = tuple(chain.from_iterable(of_workload(records, workload) for workload in workloads(records)))
+    blocks = tuple(chain.from_iterable(of_workload(records, workload) for workload in workload_names(records)))
     lead = "The best figure of each column is set in bold."
     return Section(id="figures", title="Detailed figures", lead=lead, blocks=blocks)
 
 
-def of_workload(records: Sequence[RunRecord], workload: str) -> list[Table]:
+def of_workload(records: Sequence[RunRecord], workload: str) -> list[ReportTable]:
     """All that was measured under one workload."""
-    found = ([(index, level) for level in record.under(workload)] for index, record in enumerate(records))
-    runs: list[list[Row]] = list(filter(None, found))
+    found = ([(index, level) for level in record.loads_of(workload)] for index, record in enumerate(records))
+    runs: list[list[RunLoad]] = list(filter(None, found))
     together = list(chain.from_iterable(runs))
     if len(runs) > 1 and len(together) <= 2 * len(runs):
         return [table(records, together, workload, named=True)]
     return [table(records, rows, workload, named=False) for rows in runs]
 
 
-def table(records: Sequence[RunRecord], rows: Sequence[Row], workload: str, *, named: bool) -> Table:
+def table(records: Sequence[RunRecord], rows: Sequence[RunLoad], workload: str, *, named: bool) -> ReportTable:
     """The figures under one workload; columns nobody filled are left out, runs named where there are several."""
     levels = [level for _, level in rows]
     heads, cells = zip(*names(records, rows, named=named), *measured(levels), *remarks(levels), strict=True)
-    whose = "" if named else records[rows[0][0]].named
+    whose = "" if named else records[rows[0][0]].page_label
     title = " · ".join(filter(None, (whose, workload))) or "Measurements"
-    return Table(caption=title, columns=heads, rows=tuple(zip(*cells, strict=True)), note=sources(levels))
+    return ReportTable(caption=title, columns=heads, rows=tuple(zip(*cells, strict=True)), note=sources_note(levels))
 
 
-def names(records: Sequence[RunRecord], rows: Sequence[Row], *, named: bool) -> Iterator[Filled]:
+def names(records: Sequence[RunRecord], rows: Sequence[RunLoad], *, named: bool) -> Iterator[Filled]:
     """The columns that say which row is which."""
     if named:
-        yield _text("Run"), [words(records[index].label, colour=colour(index)) for index, _ in rows]
+        yield _text("Run"), [text_cell(records[index].label, colour=run_colour(index)) for index, _ in rows]
     if _named_apart([level for _, level in rows]):
-        yield _text("Measurement"), [words(level.name) for _, level in rows]
+        yield _text("Measurement"), [text_cell(level.name) for _, level in rows]
 
 
-def measured(levels: Sequence[Level]) -> Iterator[Filled]:
+def measured(levels: Sequence[LoadResult]) -> Iterator[Filled]:
     """The columns of figures that any row has."""
     for figure in FIGURES:
         values = [*map(figure.read, levels)]
         known = [value for value in values if value is not None]
         if known:
             top = best(figure, known)
-            yield Column(title=figure.title), [entry(figure, value, top) for value in values]
+            yield TableColumn(title=figure.title), [entry(figure, value, top) for value in values]
 
 
-def remarks(levels: Sequence[Level]) -> Iterator[Filled]:
+def remarks(levels: Sequence[LoadResult]) -> Iterator[Filled]:
     """What must be known to read the rows right, where there is anything."""
-    if any(map(remark, levels)):
+    if any(map(load_remark, levels)):
         yield _text("Remark"), [remarked(level) for level in levels]
 
 
-def _text(title: str) -> Column:
-    return Column(title=title, numeric=False)
+def _text(title: str) -> TableColumn:
+    return TableColumn(title=title, numeric=False)
 
 
-def _named_apart(levels: Sequence[Level]) -> bool:
+def _named_apart(levels: Sequence[LoadResult]) -> bool:
     """Whether rows are told apart by their names, because not all have a concurrency."""
     return len({level.name for level in levels}) > 1 and not all(level.concurrency for level in levels)
 
 
-def remarked(level: Level) -> Cell:
+def remarked(level: LoadResult) -> TableCell:
     """The remark as a cell; one that questions the row stands out."""
     doubtful = level.client_limited or level.flags or level.failed
-    return words(remark(level) or " ", tone="warn" if doubtful else "quiet")
+    return text_cell(load_remark(level) or " ", tone="warn" if doubtful else "quiet")
 
 
-def entry(figure: Figure, value: float | None, top: float | None) -> Cell:
+def entry(figure: FigureColumn, value: float | None, top: float | None) -> TableCell:
     """One figure, bold where it is the best of its column."""
     tone: Tone = "best" if value is not None and value == top else ""
     if figure.latency:
-        return Cell(text=milliseconds(value), value=value, tone=tone)
-    return cell(value, tone=tone)
+        return TableCell(text=format_ms(value), value=value, tone=tone)
+    return figure_cell(value, tone=tone)
 
 
-def best(figure: Figure, values: Sequence[float]) -> float | None:
+def best(figure: FigureColumn, values: Sequence[float]) -> float | None:
     """The best value of a column; None where there is nothing to choose from, or no end is better."""
     if not figure.better or len(values) < 2:
         return None
     return max(values) if figure.better > 0 else min(values)
 
 
-def remark(level: Level) -> str:
+def load_remark(level: LoadResult) -> str:
     """What must be known to read the row right."""
     known = {
         "limited by the client": level.client_limited,
@@ -150,7 +152,7 @@ def remark(level: Level) -> str:
     return "; ".join(text for text, holds in known.items() if holds)
 
 
-def sources(rows: Sequence[Level] | Sequence[Step]) -> str:
+def sources_note(rows: Sequence[LoadResult] | Sequence[ClimbRow]) -> str:
     """Where imported figures come from."""
-    named = once(row.source for row in rows)
+    named = unique_names(row.source for row in rows)
     return f"Source: {'; '.join(named)}" if named else ""

@@ -3,9 +3,20 @@
 from collections.abc import Sequence
 
 from moebox.core.verdict import Score
-from moebox.report.block import Block, Cell, Chart, Charts, Section, Table, cell, columns, drawing, words
-from moebox.report.charts import Axis, Series, legend, line
-from moebox.report.format import short
+from moebox.report.block import (
+    Block,
+    Charts,
+    ReportChart,
+    ReportTable,
+    Section,
+    TableCell,
+    figure_cell,
+    table_columns,
+    text_cell,
+    titled_chart,
+)
+from moebox.report.charts import ChartAxis, ChartSeries, draw_lines, series_legend
+from moebox.report.format import short_number
 from moebox.report.record import RunRecord
 from moebox.tasks.result import END_TITLES, FamilyScore, JobResult, TaskRun, TurnRecord
 from moebox.tasks.score import family_scores, solved_score
@@ -15,7 +26,7 @@ MOST_WRONG = 40  # jobs listed of those that were not solved
 
 def section(records: Sequence[RunRecord]) -> Section:
     """Scores, failures and the longest job of each run that has any."""
-    worked = [(record.named, record.tasks) for record in records if record.tasks and record.tasks.finished_results]
+    worked = [(record.page_label, record.tasks) for record in records if record.tasks and record.tasks.finished_results]
     blocks: list[Block] = []
     for name, task_run in worked:
         blocks += [scores(task_run, name), *failures(task_run, name), *timeline(task_run)]
@@ -26,21 +37,21 @@ def section(records: Sequence[RunRecord]) -> Section:
 def sentence(task_run: TaskRun, name: str) -> str:
     """How many were solved, by whom."""
     results = task_run.finished_results
-    score = share(solved_score(results))
+    score = score_text(solved_score(results))
     return f"{f'{name}: ' if name else ''}{score} jobs solved by {task_run.worker_title}."
 
 
-def share(score: Score) -> str:
+def score_text(score: Score) -> str:
     """Such as "3 of 4 (30–95%)"."""
     return f"{score.passed} of {score.trials} ({score.low * 100:.0f}–{score.high * 100:.0f}%)"
 
 
-def scores(task_run: TaskRun, name: str) -> Table:
+def scores(task_run: TaskRun, name: str) -> ReportTable:
     """A row a family."""
     heads = ("Family", "Solved", "Hidden tests", "Valid calls", "Repaired", "Turns", "Tokens", "Seconds", "tok/s")
     note = f"Intervals are 95% (Wilson). Turns, tokens and seconds are means of a job.{kept_speed(task_run)}"
     rows = tuple(map(row, family_scores(task_run.finished_results)))
-    return Table(caption=name, columns=columns(*heads, text=(0,)), rows=rows, note=note)
+    return ReportTable(caption=name, columns=table_columns(*heads, text=(0,)), rows=rows, note=note)
 
 
 def kept_speed(task_run: TaskRun) -> str:
@@ -53,25 +64,25 @@ def kept_speed(task_run: TaskRun) -> str:
     return f" Speed over the last tenth of a job: {share:.0%} of that over the first, mean of {len(kept)} jobs."
 
 
-def row(score: FamilyScore) -> tuple[Cell, ...]:
+def row(score: FamilyScore) -> tuple[TableCell, ...]:
     """One family."""
     all_solved = score.solved.passed == score.solved.trials
     return (
-        words(f"{score.family}, {score.level}"),
-        Cell(text=share(score.solved), value=score.solved.share, tone="good" if all_solved else ""),
+        text_cell(f"{score.family}, {score.level}"),
+        TableCell(text=score_text(score.solved), value=score.solved.share, tone="good" if all_solved else ""),
         percentage(score.hidden),
         percentage(score.valid_calls),
-        cell(float(score.repaired_calls), digits=0),
-        cell(score.turns, digits=1),
-        cell(score.output_tokens, digits=0),
-        cell(score.seconds, digits=1),
-        cell(score.tok_s),
+        figure_cell(float(score.repaired_calls), digits=0),
+        figure_cell(score.turns, digits=1),
+        figure_cell(score.output_tokens, digits=0),
+        figure_cell(score.seconds, digits=1),
+        figure_cell(score.tok_s),
     )
 
 
-def percentage(score: Score) -> Cell:
+def percentage(score: Score) -> TableCell:
     """A share in per cent."""
-    return Cell(text=f"{score.share:.0%}", value=score.share) if score.trials else Cell(text="")
+    return TableCell(text=f"{score.share:.0%}", value=score.share) if score.trials else TableCell(text="")
 
 
 def failures(task_run: TaskRun, name: str) -> list[Block]:
@@ -82,18 +93,18 @@ def failures(task_run: TaskRun, name: str) -> list[Block]:
     rows = tuple(map(failure, wrong[:MOST_WRONG]))
     more = f"{len(wrong) - MOST_WRONG} more in tasks.json." if len(wrong) > MOST_WRONG else ""
     caption = f"Where jobs went wrong{f': {name}' if name else ''}"
-    heads = columns("Job", "Ended", "Turn", "What happened", "Transcript", text=(0, 1, 3, 4))
-    return [Table(caption=caption, columns=heads, rows=rows, note=more, folded=len(rows) > 12)]
+    heads = table_columns("Job", "Ended", "Turn", "What happened", "Transcript", text=(0, 1, 3, 4))
+    return [ReportTable(caption=caption, columns=heads, rows=rows, note=more, folded=len(rows) > 12)]
 
 
-def failure(result: JobResult) -> tuple[Cell, ...]:
+def failure(result: JobResult) -> tuple[TableCell, ...]:
     """One job that was not solved."""
     return (
-        words(result.id),
-        words(END_TITLES[result.end]),
-        cell(float(result.wrong_turn), digits=0),
-        words(" ".join(result.wrong.split())[:300]),
-        words(result.transcript),
+        text_cell(result.id),
+        text_cell(END_TITLES[result.end]),
+        figure_cell(float(result.wrong_turn), digits=0),
+        text_cell(" ".join(result.wrong.split())[:300]),
+        text_cell(result.transcript),
     )
 
 
@@ -104,38 +115,40 @@ def timeline(task_run: TaskRun) -> list[Block]:
     return [Charts(charts=tuple(charts))] if charts else []
 
 
-def speed(result: JobResult) -> Chart | None:
+def speed(result: JobResult) -> ReportChart | None:
     """Tokens a second of each turn."""
     points = tuple((float(turn.number), turn.tok_s) for turn in result.turns if turn.tok_s)
     if len(points) < 2:
         return None
-    series = Series(name="tok/s", colour=1, points=points)
+    series = ChartSeries(name="tok/s", colour=1, points=points)
     title = f"Speed by turn: {result.id}"
-    return drawing(title, line([series], x=Axis(title="turn", log=False), y=Axis(title="tok/s"), label=title))
+    return titled_chart(
+        title, draw_lines([series], x=ChartAxis(title="turn", log=False), y=ChartAxis(title="tok/s"), label=title)
+    )
 
 
-def context(result: JobResult, limit: int | None) -> Chart | None:
+def context(result: JobResult, limit: int | None) -> ReportChart | None:
     """Tokens of conversation at each turn, and how many of them came from the cache."""
     turns = [turn for turn in result.turns if turn.prompt_tokens]
     if len(turns) < 2:
         return None
     series = conversation(turns)
     title = f"Context by turn: {result.id}"
-    x, y = Axis(title="turn", log=False), Axis(title="tokens", format=short)
+    x, y = ChartAxis(title="turn", log=False), ChartAxis(title="tokens", format=short_number)
     caption = f"The server's context is {limit:,} tokens." if limit else ""
-    return drawing(title, line(series, x=x, y=y, label=title), caption=caption, legend=legend(series))
+    return titled_chart(title, draw_lines(series, x=x, y=y, label=title), caption=caption, legend=series_legend(series))
 
 
-def conversation(turns: Sequence[TurnRecord]) -> list[Series]:
+def conversation(turns: Sequence[TurnRecord]) -> list[ChartSeries]:
     """Tokens of prompt and answer together, and those of the prompt that came from the cache."""
     whole = [(turn.number, (turn.prompt_tokens or 0) + (turn.completion_tokens or 0)) for turn in turns]
     cached = [(turn.number, turn.cached_tokens) for turn in turns if turn.cached_tokens is not None]
     return [
-        Series(name="conversation", colour=1, points=floats(whole)),
-        Series(name="from the cache", colour=2, points=floats(cached), dashed=True),
+        ChartSeries(name="conversation", colour=1, points=float_points(whole)),
+        ChartSeries(name="from the cache", colour=2, points=float_points(cached), dashed=True),
     ]
 
 
-def floats(points: Sequence[tuple[int, int]]) -> tuple[tuple[float, float], ...]:
+def float_points(points: Sequence[tuple[int, int]]) -> tuple[tuple[float, float], ...]:
     """Counts as a chart takes them."""
     return tuple((float(at), float(value)) for at, value in points)
