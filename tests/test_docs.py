@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from moebox.cli import COMMANDS
-from moebox.cli.completion import options
+from moebox.cli.completion import command_options
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), ROOT / "benchmarks" / "README.md"]
@@ -93,7 +93,7 @@ def test_every_command_shown_exists_with_its_options(page: Path):
             continue
         if name not in COMMANDS:
             continue
-        known = {*options(name), *SHARED}
+        known = {*command_options(name), *SHARED}
         given = [word.partition("=")[0] for word in words if word.startswith("--")]
         wrong += [f"{name} {option}" for option in given if option not in known]
 

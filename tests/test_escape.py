@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from moebox import escape
 from moebox.cli import main
-from moebox.cli.output import console
+from moebox.cli.output import make_console
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\x08\x7f\u202e\u2028[bold]x[/]\r\ud800"
 
@@ -39,7 +39,7 @@ def test_a_block_of_code_cannot_be_left(text: str):
 
 def test_a_console_obeys_nobody_but_us():
     """Rich lets escape sequences through; ours does not, and keeps its own colours."""
-    ours = console()
+    ours = make_console()
     ours.file, ours._force_terminal, ours._color_system = io.StringIO(), True, None
     ours.print(EVIL, markup=False)
     ours.print("[bold]ours[/]")
@@ -57,10 +57,10 @@ def test_an_error_shows_what_was_given_without_obeying_it(capsys: pytest.Capture
 
 def test_json_is_text_for_a_terminal_too(capsys: pytest.CaptureFixture[str]):
     """What JSON leaves as it is, such as U+009B, is written as a number; the document says the same."""
-    from moebox.cli.output import emit
+    from moebox.cli.output import print_json
 
     said = EVIL.replace("\ud800", "") + "\U000e0041 😀"
-    emit({"text": said})
+    print_json({"text": said})
     out = capsys.readouterr().out
     assert not drives(out.replace("\n", ""))
     assert json.loads(out) == {"text": said}

@@ -14,7 +14,7 @@ from moebox.bench.command import flags_of
 from moebox.bench.presets import presets
 from moebox.bench.search import parse_slo
 from moebox.cli import main
-from moebox.cli.bench_plan import Asked, Plan, counts, plan_of
+from moebox.cli.bench_plan import BenchArgs, BenchPlan, make_bench_plan, parse_counts
 from moebox.core import result
 from moebox.core.measure import Load, Slo, Workload
 from moebox.core.result import PrefillDecode, result_document
@@ -30,7 +30,7 @@ from tests.bench.server import good, serving
 class Words:
     """What `moebox bench` makes of its flags."""
 
-    plan: Plan
+    plan: BenchPlan
     slo: Slo | None = None
     tests: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     repeat: int = 3
@@ -47,7 +47,7 @@ def words_of(flags: list[str]) -> Words:
 
     @app.default
     def bench(
-        asked: Asked = Asked(),  # noqa: B008
+        asked: BenchArgs = BenchArgs(),  # noqa: B008
         preset: str = "",
         slo: str = "",
         pp: str = "",
@@ -55,9 +55,9 @@ def words_of(flags: list[str]) -> Words:
         repeat: int = 3,
     ) -> Words:
         return Words(
-            plan=plan_of(asked, preset),
+            plan=make_bench_plan(asked, preset),
             slo=parse_slo(slo) if slo else None,
-            tests=(counts("--pp", pp), counts("--tg", tg)),
+            tests=(parse_counts("--pp", pp), parse_counts("--tg", tg)),
             repeat=repeat,
         )
 
@@ -65,7 +65,7 @@ def words_of(flags: list[str]) -> Words:
     return found
 
 
-def parsed(flags: list[str]) -> Plan:
+def parsed(flags: list[str]) -> BenchPlan:
     """The workload and loads of these flags."""
     return words_of(flags).plan
 

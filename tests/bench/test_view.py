@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from moebox.bench.generator.job import Progress
-from moebox.cli.bench_view import LiveLine, grouped, remaining, show, sparks
+from moebox.cli.bench_view import LiveLine, group_errors, print_results, sparkline, time_left
 
 FIGURES = {
     "request_rate": "inf",
@@ -30,7 +30,7 @@ FIGURES = {
 def shown(width: int, result: dict[str, object]) -> str:
     """What is printed on a terminal of this width."""
     console = Console(file=io.StringIO(), width=width, force_terminal=False)
-    show(console, [result])
+    print_results(console, [result])
     return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
 
 
@@ -57,8 +57,8 @@ def test_errors_that_differ_in_numbers_are_one() -> None:
     """Eight prompts that were too long are one remark."""
     errors = {f"HTTP 400: {number} tokens is too long": 1 for number in range(8080, 8088)}
 
-    assert grouped(errors) == {"HTTP 400: 8080 tokens is too long": 8}
-    assert grouped({c * 3: 1 for c in "abcdefgh"})["3 other errors"] == 3
+    assert group_errors(errors) == {"HTTP 400: 8080 tokens is too long": 8}
+    assert group_errors({c * 3: 1 for c in "abcdefgh"})["3 other errors"] == 3
 
 
 def test_the_live_line_fits_and_says_how_long_it_will_take() -> None:
@@ -74,7 +74,7 @@ def test_the_live_line_fits_and_says_how_long_it_will_take() -> None:
     assert "TTFT" not in first
     assert "1,024/4,096  3 failed  3 min 00 s left" in then
     assert max(len(first), len(then)) <= 80
-    assert remaining(0.0, 2.0) == "2.0 s"
+    assert time_left(0.0, 2.0) == "2.0 s"
 
 
 def progress(tokens: int) -> Progress:
@@ -106,7 +106,7 @@ def test_nothing_is_drawn_where_there_is_nothing_to_draw() -> None:
     for place in (2.0, 3.0, 4.0):
         line.line([progress(5)], place, 80)
     assert line.sparkline(12).plain == ""
-    assert sparks([0.0, 0.0], 8) == "▁▁"
+    assert sparkline([0.0, 0.0], 8) == "▁▁"
 
 
 def test_no_peak_below_the_mean_is_shown() -> None:

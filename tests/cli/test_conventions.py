@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from moebox.cli import COMMANDS, main
-from moebox.cli.app import load
+from moebox.cli.app import load_function
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
@@ -81,7 +81,7 @@ def test_the_command_line_answers_for_itself():
 def test_every_command_of_the_table_loads_and_explains_itself():
     """A command stands in the table once it works, and has a sentence of help."""
     for name, (target, _) in COMMANDS.items():
-        function = load(target)
+        function = load_function(target)
         assert function.__doc__, name
 
 

@@ -18,9 +18,9 @@ BOX = ("--box", "8x-rtx-pro-6000-server")
 def eighty_columns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("MOEBOX_RUNS", str(tmp_path / "runs"))
-    output.people.cache_clear()
+    output.stdout_console.cache_clear()
     yield
-    output.people.cache_clear()
+    output.stdout_console.cache_clear()
 
 
 def lines(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:

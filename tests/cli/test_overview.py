@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from moebox.cli import COMMANDS, main
-from moebox.cli.completion import candidates
+from moebox.cli.completion import complete
 from moebox.cli.overview import section_of
 from moebox.verify.rungs import CHECK_NAMES
 
@@ -84,7 +84,7 @@ def test_help_prints_no_empty_defaults(command: list[str], capsys: pytest.Captur
     ],
 )
 def test_what_can_be_named_is_completed(words: list[str], wanted: str):
-    assert wanted in candidates(words)
+    assert wanted in complete(words)
 
 
 def test_bash_completes_with_the_printed_script(tmp_path: Path):

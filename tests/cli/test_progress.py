@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from moebox.cli.eta import Estimate
-from moebox.cli.task_view import line
+from moebox.cli.eta import TimeEstimate
+from moebox.cli.task_view import job_line
 from moebox.store import durations
 from moebox.tasks.result import JobResult
 
@@ -20,18 +20,18 @@ def own_durations(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 
 def test_a_first_time_is_bounded_by_its_limit():
     """`rehearse --measure` says how long it may still take before it ever ran here."""
-    estimate = Estimate("measure vllm kimi-k2.6", limit_s=600.0)
+    estimate = TimeEstimate("measure vllm kimi-k2.6", limit_s=600.0)
 
-    assert estimate.before() == ": at most 10 min 00 s"
-    assert re.search(r"at most (9 min \d\d s|10 min 00 s) left$", estimate.text())
+    assert estimate.duration_text() == ": at most 10 min 00 s"
+    assert re.search(r"at most (9 min \d\d s|10 min 00 s) left$", estimate.progress_text())
 
 
 def test_a_second_time_goes_by_the_first():
     durations.remember_duration("measure vllm kimi-k2.6", 3_600.0)
-    estimate = Estimate("measure vllm kimi-k2.6", limit_s=7_200.0)
+    estimate = TimeEstimate("measure vllm kimi-k2.6", limit_s=7_200.0)
 
-    assert estimate.before().endswith(", as last time")
-    assert estimate.text().endswith(" left by the last time")
+    assert estimate.duration_text().endswith(", as last time")
+    assert estimate.progress_text().endswith(" left by the last time")
 
 
 @pytest.mark.parametrize("width", [80, 160])
@@ -39,7 +39,7 @@ def test_the_reason_of_a_failed_job_is_wrapped_and_not_cut(width: int):
     """At 80 columns the reason took two lines and was cut after one."""
     result = JobResult(family="implement", level="easy", seed=7, solved=False, end="done", wrong=REASON, wrong_turn=12)
 
-    lines = line(result, width).plain.splitlines()
+    lines = job_line(result, width).plain.splitlines()
 
     assert all(len(text) <= width for text in lines)
     assert " ".join(text.strip() for text in lines[1:]) == f"turn 12: {REASON}"

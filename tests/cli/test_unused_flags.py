@@ -3,7 +3,7 @@
 import pytest
 
 from moebox.cli import main
-from moebox.cli.verify import OF_CHECKS
+from moebox.cli.verify import FLAG_CHECKS
 from moebox.verify.rungs import CHECK_NAMES
 
 URL = "http://127.0.0.1:9"  # nobody listens there: what cannot be meant is told before anybody is asked
@@ -113,4 +113,4 @@ def test_a_flag_without_effect_is_refused(words: str, says: str, capsys: pytest.
 
 def test_flags_of_checks_name_checks_that_exist():
     """A check that is renamed would be refused its own flag."""
-    assert {name for names in OF_CHECKS.values() for name in names} <= set(CHECK_NAMES)
+    assert {name for names in FLAG_CHECKS.values() for name in names} <= set(CHECK_NAMES)

@@ -26,7 +26,7 @@ CHAT = {"model": "small", "messages": [{"role": "user", "content": "hi"}], "max_
 @pytest.fixture(autouse=True)
 def loopback_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rendered jobs listen on every address of their node; these must not."""
-    monkeypatch.setattr("moebox.render.cluster.EVERYWHERE", "127.0.0.1")
+    monkeypatch.setattr("moebox.render.cluster.ALL_ADDRESSES", "127.0.0.1")
 
 
 def serves(port: int) -> bool:

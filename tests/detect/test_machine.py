@@ -16,7 +16,7 @@ from rich.console import Console
 
 from moebox import codec
 from moebox.checkpoint import deploy, resolve_model
-from moebox.cli.box_view import panel, troubles
+from moebox.cli.box_view import box_panel, box_warnings
 from moebox.core import catalogue
 from moebox.core.box import Box
 from moebox.core.gpu_list import used_gpus
@@ -139,11 +139,11 @@ def test_cards_are_recognised_and_placed(tmp_path: Path):
 def test_a_card_at_x4_and_a_missing_peer_path_stand_out(tmp_path: Path):
     """They are named in words, not by colour alone."""
     box = box_with(Driver(), tmp_path)
-    lines = " ".join(troubles(box))
+    lines = " ".join(box_warnings(box))
     assert "gpu5 runs at x4 and could run at x16" in lines
     assert "cannot reach each other" in lines
     console = Console(width=100, record=True, no_color=True, file=StringIO())
-    console.print(panel(box))
+    console.print(box_panel(box))
     assert "x4 (of x16!)" in console.export_text()
 
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
-from moebox.cli.fleet_view import loss_lines
+from moebox.cli.fleet_view import member_loss_lines
 from moebox.core.endpoint import endpoint_from_url
 from moebox.fleet.file import RouterKind, RouterSettings
 from moebox.flows.fleet_loss import judge_loss, streams_in_flight
@@ -39,7 +39,7 @@ def streams(*served: str) -> tuple[FollowedStream, ...]:
 
 def lines(kind: RouterKind, inside: int | None, seen: Sequence[FollowedStream]) -> str:
     crowd_seen = StreamsOutcome(streams=tuple(seen), disturbed_s=1.0)
-    return "\n".join(loss_lines(judge_loss(fleet(kind), "a", inside, crowd_seen, served_after_s=0.1)))
+    return "\n".join(member_loss_lines(judge_loss(fleet(kind), "a", inside, crowd_seen, served_after_s=0.1)))
 
 
 def test_behind_a_slow_router_a_members_streams_are_those_the_router_says_it_serves() -> None:

@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from moebox.cli import main
-from moebox.cli.watch_view import bars, line, page
+from moebox.cli.watch_view import bar_chart, look_line, watch_page
 from moebox.core.endpoint import endpoint_from_url
 from moebox.core.verdict import CheckVerdict
 from moebox.flows.watch import GONE_LOOKS, SILENT_S, EndpointWatcher, MetricsLook
@@ -151,14 +151,14 @@ def test_charts_fit_a_narrow_terminal(server: ThreadingHTTPServer) -> None:
         watched.look_once()
         clock.now += 2
     console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(page(watched))
+    console.print(watch_page(watched))
     text = console.export_text()
 
     assert all(len(row) <= 80 for row in text.splitlines())
     assert "output tok/s" in text
     assert "█" in text
-    assert bars([None, 0.0, 1.0]) == "  █"
-    assert line(MetricsLook(at=0.0, answered=False)) == "no answer"
+    assert bar_chart([None, 0.0, 1.0]) == "  █"
+    assert look_line(MetricsLook(at=0.0, answered=False)) == "no answer"
 
 
 def test_a_cache_of_two_ranks_is_as_full_as_they_are_on_average(server: ThreadingHTTPServer) -> None:

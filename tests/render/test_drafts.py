@@ -11,7 +11,7 @@ from moebox.core.change import with_settings
 from moebox.core.recipe import Recipe
 from moebox.engines import build_launch
 from moebox.render import render
-from moebox.render.pieces import MARK
+from moebox.render.pieces import DRAFT_MARK
 from tests.serve.rendered import recipes
 from tests.siege import readback
 
@@ -26,7 +26,7 @@ def test_a_draft_beside_kt_kernel_leaves_the_entry_whole() -> None:
 
 def test_a_draft_called_like_our_own_mark_is_still_that_draft() -> None:
     """In a file without variables the mark stands for nothing."""
-    name = f"/data/{MARK}"
+    name = f"/data/{DRAFT_MARK}"
     drafting = with_settings(
         recipes()["kimi-k26-vllm"], {"speculate": {"method": "eagle3", "draft": name, "tokens": 2}}
     )

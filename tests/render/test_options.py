@@ -12,7 +12,7 @@ from moebox.checkpoint import deploy
 from moebox.core.containers import OPTIONS
 from moebox.core.recipe import Recipe
 from moebox.errors import BadInput
-from moebox.render import Form, render
+from moebox.render import LaunchFormat, render
 from moebox.render.options import FLAGS, LISTS, NUMBERS, TEXTS
 from tests.serve.rendered import recipes
 from tests.siege import readback
@@ -26,7 +26,7 @@ def recipe_with(*options: str) -> Recipe:
     return dataclasses.replace(recipe, runtime=dataclasses.replace(recipe.runtime, kind="docker", options=options))
 
 
-def rendered(form: Form, *options: str) -> str:
+def rendered(form: LaunchFormat, *options: str) -> str:
     """The file of a recipe with these options."""
     return render(deploy(recipe_with(*options)), form)
 

@@ -11,7 +11,7 @@ from typing import Any
 from moebox import engines
 from moebox.core.change import with_settings
 from moebox.core.recipe import Recipe
-from moebox.render import FORMS
+from moebox.render import LAUNCH_FORMATS
 from moebox.serve.recipes import read_recipe, shipped_recipes
 
 # As Slurm's own answers: the names of a list of nodes, and a node on one line.
@@ -73,7 +73,7 @@ def possible(name: str, form: str) -> bool:
     return form != "slurm" or recipe.runtime.kind == "native"
 
 
-ALL = [(name, form) for name in recipes() for form in FORMS if possible(name, form)]
+ALL = [(name, form) for name in recipes() for form in LAUNCH_FORMATS if possible(name, form)]
 
 
 def stand_in(folder: Path, *names: str) -> dict[str, str]:

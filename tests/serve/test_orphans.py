@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from moebox import codec
-from moebox.cli.target import endpoint
+from moebox.cli.target import find_endpoint
 from moebox.core.recipe import Recipe
 from moebox.serve import state
 from tests.serve.conftest import alive, gone_within, marked
@@ -102,7 +102,7 @@ def test_a_detached_engine_is_listed_followed_and_stopped(acting: Acting, tmp_pa
 
     (row,) = json.loads(said("ps", "--json").stdout)["engines"]
     assert (row["id"], row["status"], row["base_url"]) == (ready["id"], "ready", ready["base_url"])
-    assert endpoint(str(path)).base_url == ready["base_url"]  # the recipe leaves the port to the start
+    assert find_endpoint(str(path)).base_url == ready["base_url"]  # the recipe leaves the port to the start
     assert "moebox connect claude-code" in said("runs", "show", ready["id"]).stdout
     assert "Application startup complete" in said("logs", "-n", "3").stdout
     with subprocess.Popen([*MOEBOX, "logs", "-f", ready["id"]], stdout=subprocess.PIPE, text=True) as following:

@@ -20,7 +20,7 @@ from moebox.core.change import with_settings
 from moebox.engines import build_launch, flags, modules
 from moebox.engines.arguments import split_argv
 from moebox.errors import BadInput
-from moebox.render import EXECUTABLE, render
+from moebox.render import EXECUTABLE_FORMATS, render
 from moebox.serve.recipes import read_recipe
 from tests import shellcheck
 from tests.serve.rendered import ALL, ROOT, recipes
@@ -47,7 +47,7 @@ def test_every_script_passes_bash_and_shellcheck(tmp_path: Path):
     """bash parses it and shellcheck has nothing to say."""
     files = []
     for name, form in ALL:
-        if form in EXECUTABLE:
+        if form in EXECUTABLE_FORMATS:
             path = tmp_path / f"{name}-{form}.sh"
             path.write_text(render(deploy(recipes()[name]), form))
             files.append(path)

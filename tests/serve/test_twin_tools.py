@@ -16,7 +16,7 @@ from moebox.tasks.families import make_job
 from moebox.tasks.reply import ReplySettings, TaskApi, request_reply
 from moebox.tasks.tools import Toolbox
 from moebox.tasks.workspace import Workspace
-from moebox.twin.calls import chosen, filled
+from moebox.twin.calls import choose_call, fill_schema
 
 from ..tasks.conftest import do
 from .test_twin import ask, twin  # noqa: F401  (the fixture)
@@ -42,7 +42,7 @@ def schemas() -> st.SearchStrategy[dict[str, Any]]:
 @given(schemas())
 def test_arguments_fit_their_schema(schema: dict[str, Any]):
     """Whatever is asked for."""
-    fastjsonschema.validate(schema, filled(schema))
+    fastjsonschema.validate(schema, fill_schema(schema))
 
 
 def test_a_tool_is_called_once_and_its_result_is_answered_with_text():
@@ -50,12 +50,12 @@ def test_a_tool_is_called_once_and_its_result_is_answered_with_text():
     tools = [{"function": {"name": "a", "parameters": {}}}, {"function": {"name": "b", "parameters": {}}}]
     asked = {"tools": tools, "messages": [{"role": "user", "content": "x"}]}
 
-    assert chosen(asked) == ("a", "{}")
-    assert chosen({**asked, "tool_choice": {"type": "function", "function": {"name": "b"}}}) == ("b", "{}")
-    assert chosen({**asked, "tool_choice": "none"}) is None
-    assert chosen({**asked, "messages": [{"role": "tool", "content": "y"}]}) is None
-    assert chosen({"messages": [{"role": "user"}]}) is None
-    assert chosen({"tools": [3, {"function": None}], "messages": [3]}) is None
+    assert choose_call(asked) == ("a", "{}")
+    assert choose_call({**asked, "tool_choice": {"type": "function", "function": {"name": "b"}}}) == ("b", "{}")
+    assert choose_call({**asked, "tool_choice": "none"}) is None
+    assert choose_call({**asked, "messages": [{"role": "tool", "content": "y"}]}) is None
+    assert choose_call({"messages": [{"role": "user"}]}) is None
+    assert choose_call({"tools": [3, {"function": None}], "messages": [3]}) is None
 
 
 @pytest.fixture

@@ -28,10 +28,10 @@ def no_hang() -> Iterator[None]:
 def narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Fifty columns, for these tests alone: a console remembers its width."""
     monkeypatch.setenv("COLUMNS", "50")
-    for each in (output.people, output.talk):
+    for each in (output.stdout_console, output.stderr_console):
         each.cache_clear()
     yield
-    for each in (output.people, output.talk):
+    for each in (output.stdout_console, output.stderr_console):
         each.cache_clear()
 
 

@@ -19,7 +19,7 @@ from moebox.core.change import with_settings
 from moebox.core.recipe import Recipe
 from moebox.engines.assemble import container_network
 from moebox.errors import BadInput
-from moebox.render import FORMS, Form, render
+from moebox.render import LAUNCH_FORMATS, LaunchFormat, render
 from moebox.serve.order import prepare_launch
 from tests import shellcheck
 from tests.serve.rendered import recipes
@@ -31,7 +31,7 @@ ALL = 2000
 PIECE = 100  # of them in one test: each tells of itself, and a piece can be run alone
 
 
-def expected(recipe: Recipe, form: Form) -> list[str]:
+def expected(recipe: Recipe, form: LaunchFormat) -> list[str]:
     """What the engine is to be given, whatever stands around it."""
     kinds = {"docker": "docker", "podman": "podman", "compose": "docker", "k8s": "docker"}
     runtime: Any = dataclasses.replace(recipe.runtime, kind=kinds.get(form, recipe.runtime.kind))
@@ -74,7 +74,7 @@ class Siege:
 
     def attack(self, seed: int, recipe: Recipe) -> None:
         """One recipe in every form."""
-        for form in FORMS:
+        for form in LAUNCH_FORMATS:
             try:
                 text = render(deploy(recipe), form)
             except BadInput as problem:
@@ -93,7 +93,7 @@ class Siege:
                 assert plain(seen[-len(wanted) :]) == plain(wanted), (seed, form)
             assert not os.listdir(self.canary), (seed, form, "a command of the recipe ran")
 
-    def read(self, text: str, form: Form, name: str) -> list[str]:
+    def read(self, text: str, form: LaunchFormat, name: str) -> list[str]:
         """The words that would be started."""
         if form == "compose":
             return readback.compose(text)
@@ -169,7 +169,7 @@ def test_any_text_is_refused_or_read_back(siege: Siege, text: str, base: str, wh
 def test_what_a_recipe_may_not_say_is_one_line(changes: dict[str, Any], said: str):
     """Refused wherever it is used, with the field's name."""
     recipe = with_settings(recipes()["kimi-k26-vllm"], changes)
-    for form in FORMS:
+    for form in LAUNCH_FORMATS:
         with pytest.raises(BadInput, match=said) as problem:
             render(deploy(recipe), form)
         assert "\n" not in problem.value.message

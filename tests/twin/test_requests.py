@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebox.twin import messages
-from moebox.twin.calls import MOST, chosen, filled
-from moebox.twin.request import Refused, read
+from moebox.twin.calls import MAX_ITEMS, choose_call, fill_schema
+from moebox.twin.request import RequestRefused, parse_request
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=9),
@@ -29,8 +29,10 @@ SCHEMAS = st.recursive(
 def test_any_body_is_read_or_refused(body: dict[str, object], chat: bool, anthropic: bool) -> None:
     """Never an error of the server's own."""
     try:
-        asked = read(messages.as_chat(body) if anthropic else body, chat=chat or anthropic, model="m", context=4096)
-    except Refused as problem:
+        asked = parse_request(
+            messages.to_chat_request(body) if anthropic else body, chat=chat or anthropic, model="m", context=4096
+        )
+    except RequestRefused as problem:
         assert problem.status in (400, 404)
         return
     assert 1 <= asked.output <= 4096
@@ -40,9 +42,9 @@ def test_any_body_is_read_or_refused(body: dict[str, object], chat: bool, anthro
 @given(SCHEMAS)
 def test_any_schema_is_filled(schema: object) -> None:
     """With something that JSON can hold."""
-    json.dumps(filled(schema))
+    json.dumps(fill_schema(schema))
     tools = [{"function": {"name": "f", "parameters": schema}}]
-    call = chosen({"tools": tools, "messages": [{"role": "user", "content": "x"}]})
+    call = choose_call({"tools": tools, "messages": [{"role": "user", "content": "x"}]})
 
     assert call is not None
     assert call[0] == "f"
@@ -51,7 +53,7 @@ def test_any_schema_is_filled(schema: object) -> None:
 @pytest.mark.parametrize("least", [10**12, 1e300, "many", None, -5])
 def test_a_schema_that_wants_a_million_items_gets_a_few(least: object) -> None:
     """A list of 10^12 took all memory there was."""
-    found = filled({"type": "array", "items": {"type": "integer"}, "minItems": least})
+    found = fill_schema({"type": "array", "items": {"type": "integer"}, "minItems": least})
 
     assert isinstance(found, list)
-    assert len(found) <= MOST
+    assert len(found) <= MAX_ITEMS

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cyclopts import CycloptsError
     from cyclopts.argument import Argument
 
-NUMBERS: dict[object, str] = {int: "a whole number", float: "a number"}
+NUMBER_KINDS: dict[object, str] = {int: "a whole number", float: "a number"}
 
 # Commands with subcommands: name -> help.
 GROUPS: dict[str, str] = {
@@ -53,7 +53,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "calibrations remove": ("moebox.cli.calibrations:remove", "Remove one; forecasts go back to fitted constants."),
     "calibrations export": ("moebox.cli.calibrations:export", "Write one to a file, for others with the same box."),
-    "calibrations import": ("moebox.cli.calibrations:take", "Read one from a file."),
+    "calibrations import": ("moebox.cli.calibrations:import_", "Read one from a file."),
     "twin": ("moebox.cli.twin:twin", "Serve a simulation of a box you do not own, in real time."),
     "up": ("moebox.cli.up:up", "Start a recipe's engine and wait until it answers."),
     "ps": ("moebox.cli.ps:ps", "List the engines that moebox started."),
@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; a console script passes it to sys.exit."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        return show_overview() if _asks_nothing(words) else _command(words)
+        return print_overview() if _asks_nothing(words) else _command(words)
     except BrokenPipeError:
         sys.stderr.close()
         return 0
@@ -96,9 +96,9 @@ def _asks_nothing(words: Sequence[str]) -> bool:
 
 def _command(words: list[str]) -> int:
     if words[0] == "--complete":
-        from moebox.cli.completion import candidates
+        from moebox.cli.completion import complete
 
-        print("\n".join(candidates(words[1:])))
+        print("\n".join(complete(words[1:])))
         return 0
     if "--plain" in words:
         os.environ |= {"NO_COLOR": "1", "TERM": "dumb"}
@@ -106,7 +106,7 @@ def _command(words: list[str]) -> int:
     try:
         return _called(asked) if "--debug" in words else _quietly(asked)
     finally:
-        tell_problems()
+        print_engine_problems()
 
 
 def _quietly(words: list[str]) -> int:
@@ -114,7 +114,7 @@ def _quietly(words: list[str]) -> int:
     try:
         return _called(words)
     except MoeboxError as problem:
-        show(problem)
+        print_error(problem)
         return problem.exit_code
     except KeyboardInterrupt as interrupt:
         print(f"interrupted{f'; {interrupt}' if interrupt.args else ''}", file=sys.stderr)
@@ -125,17 +125,17 @@ def _called(words: list[str]) -> int:
     """The command's exit code; BadInput for words that do not make one."""
     from cyclopts import CycloptsError
 
-    from moebox.cli.app import build
-    from moebox.cli.signals import as_interrupt
+    from moebox.cli.app import build_app
+    from moebox.cli.signals import signals_as_interrupt
 
     check_command(words)
-    app = build(tuple(word for word in words if not word.startswith("-")))
+    app = build_app(tuple(word for word in words if not word.startswith("-")))
     try:
-        with as_interrupt(words):
+        with signals_as_interrupt(words):
             code = app(words, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as problem:
         hint = "`--help` after the command shows what it takes"
-        raise BadInput(usage_problem(problem), hint=hint) from None
+        raise BadInput(usage_error(problem), hint=hint) from None
     return code if isinstance(code, int) else 0
 
 
@@ -146,16 +146,16 @@ def check_command(words: Sequence[str]) -> None:
     if not first.startswith("-") and first not in known:
         raise UnknownName("command", first, known)
     bare = first in COMMANDS or second.startswith("-")
-    if first in GROUPS and not bare and second not in ("", *commands_of(first)):
-        raise UnknownName(f"{first} command", second, commands_of(first))
+    if first in GROUPS and not bare and second not in ("", *subcommands(first)):
+        raise UnknownName(f"{first} command", second, subcommands(first))
 
 
-def commands_of(group: str) -> list[str]:
+def subcommands(group: str) -> list[str]:
     """The commands of a group."""
     return [name.partition(" ")[2] for name in COMMANDS if name.startswith(f"{group} ")]
 
 
-def usage_problem(problem: "CycloptsError") -> str:
+def usage_error(problem: "CycloptsError") -> str:
     """One line for words that do not make a command; an argument that has a place is called by it, as in the usage."""
     from cyclopts import CoercionError, MissingArgumentError, UnusedCliTokensError
 
@@ -163,46 +163,46 @@ def usage_problem(problem: "CycloptsError") -> str:
     if isinstance(problem, UnusedCliTokensError) and problem.unused_tokens:
         return f"{' '.join(problem.unused_tokens)!r} is one argument too many"
     if isinstance(problem, CoercionError) and problem.token and argument:
-        return _wrong_value(problem.token.keyword or _named(argument), problem.token.value, argument.hint)
+        return _wrong_value_text(problem.token.keyword or _argument_name(argument), problem.token.value, argument.hint)
     if isinstance(problem, MissingArgumentError) and argument:
-        return f"{problem.keyword} needs a value" if problem.keyword else f"{_named(argument)} is missing"
+        return f"{problem.keyword} needs a value" if problem.keyword else f"{_argument_name(argument)} is missing"
     return " ".join(str(problem).split())
 
 
-def _named(argument: "Argument") -> str:
+def _argument_name(argument: "Argument") -> str:
     """MODEL for an argument that has a place, --box for an option."""
     field = argument.field_info
     return field.name.upper() if field.is_positional else argument.name
 
 
-def _wrong_value(flag: str, value: str, kind: object) -> str:
+def _wrong_value_text(flag: str, value: str, kind: object) -> str:
     """What such a flag takes instead."""
     kinds = [kind, *get_args(kind)]
     choices = [str(choice) for each in kinds if get_origin(each) is Literal for choice in get_args(each)]
     if choices:
         return f"{flag} {value!r}: choose {', '.join(choices[:-1])} or {choices[-1]}"
-    wanted = next((words for each, words in NUMBERS.items() if each in kinds), "a value of another kind")
+    wanted = next((words for each, words in NUMBER_KINDS.items() if each in kinds), "a value of another kind")
     return f"{flag} {value!r}: must be {wanted}"
 
 
-def tell_problems() -> None:
+def print_engine_problems() -> None:
     """One line for each engine of another package that was left out, if engines were asked for at all."""
     module = sys.modules.get("moebox.core.registry")
     for problem in module.load_problems() if module else ():
         print(f"warning: {printable_line(str(problem))}", file=sys.stderr)
 
 
-def show_overview() -> int:
+def print_overview() -> int:
     """Every command, grouped; nothing else is loaded for it."""
     from moebox import __version__
-    from moebox.cli.overview import text
+    from moebox.cli.overview import overview_text
 
     about = {name: sentence for name, (_, sentence) in COMMANDS.items() if " " not in name}
-    print(text(about | GROUPS, __version__))
+    print(overview_text(about | GROUPS, __version__))
     return 0
 
 
-def show(problem: MoeboxError) -> None:
+def print_error(problem: MoeboxError) -> None:
     """One line for the error, and one for how to fix it."""
     print(f"error: {printable_line(hide_known_keys(problem.message))}", file=sys.stderr)
     if problem.hint:

@@ -16,7 +16,7 @@ Every command takes `--debug` to show a traceback; most take `--json`.
 """
 
 
-def build(called: tuple[str, ...] = ()) -> App:
+def build_app(called: tuple[str, ...] = ()) -> App:
     """The whole command line; the command that is `called` is loaded, the others are only named.
 
     A command's page shows its whole docstring, lists of commands the one sentence of the table.
@@ -24,7 +24,7 @@ def build(called: tuple[str, ...] = ()) -> App:
     shown = Parameter(show_default=default_text)
     version = f"moebox {__version__}"
     app = App(name="moebox", help=HELP, version=version, help_format="markdown", default_parameter=shown)
-    own = command_of(called)
+    own = find_command(called)
     groups = {
         name: App(name=name, help=_help(name, about, own), default_parameter=shown) for name, about in GROUPS.items()
     }
@@ -41,16 +41,16 @@ def _add(name: str, app: App, groups: dict[str, App], own: str) -> None:
     """A command at its place; a group's own only where it is called."""
     target, about = COMMANDS[name]
     head, _, tail = name.partition(" ")
-    command = load(target) if name == own else target
+    command = load_function(target) if name == own else target
     if head not in groups:
         app.command(command, name=name, help=_help(name, about, own))
     elif tail:
         groups[head].command(command, name=tail, help=_help(name, about, own))
     elif name == own:
-        groups[head].default(load(target))
+        groups[head].default(load_function(target))
 
 
-def command_of(words: tuple[str, ...]) -> str:
+def find_command(words: tuple[str, ...]) -> str:
     """The command that these words call; "" where there is none such."""
     names = (" ".join(words[:2]), " ".join(words[:1]))
     return next((name for name in names if name in COMMANDS), "")
@@ -66,7 +66,7 @@ def default_text(value: object) -> str | None:
     return None if value in ("", False, None, (), []) else str(value)
 
 
-def load(target: str) -> Any:
+def load_function(target: str) -> Any:
     """The function named "module:function"."""
     module, _, name = target.partition(":")
     return getattr(import_module(module), name)

@@ -10,10 +10,10 @@ from cyclopts import Parameter
 
 from moebox.cli import flags
 from moebox.cli import target as targets
-from moebox.cli.bench_keep import Keeper
-from moebox.cli.bench_plan import Asked, Plan, counts, plan_of, refuse_load
-from moebox.cli.kept_in import tell_simulation
-from moebox.cli.output import answer, exit_code, people, talk
+from moebox.cli.bench_keep import ResultKeeper
+from moebox.cli.bench_plan import BenchArgs, BenchPlan, make_bench_plan, parse_counts, refuse_load_flags
+from moebox.cli.kept_in import warn_simulation
+from moebox.cli.output import exit_code, print_result, stderr_console, stdout_console
 from moebox.core.measure import Load, SearchAxis, Slo
 from moebox.core.result import Measurement, result_document
 from moebox.errors import INTERRUPTED, AnswerIsNo, ExternalError, refuse_if
@@ -33,7 +33,7 @@ def bench(
     model: str = "",
     key_env: str = "",
     preset: str = "",
-    asked: Asked = Asked(),  # noqa: B008  (frozen)
+    asked: BenchArgs = BenchArgs(),  # noqa: B008  (frozen)
     slo: str = "",
     slo_share: float | None = None,
     search: SearchAxis | None = None,
@@ -76,18 +76,18 @@ def bench(
     from moebox.bench.measure import subject_of
     from moebox.bench.search import parse_slo
 
-    tests = (counts("--pp", pp), counts("--tg", tg))
+    tests = (parse_counts("--pp", pp), parse_counts("--tg", tg))
     if any(tests):
-        refuse_load(asked, preset=preset, slo=slo, slo_share=slo_share, search=search)
+        refuse_load_flags(asked, preset=preset, slo=slo, slo_share=slo_share, search=search)
     else:
-        flags.belong_to("--pp or --tg", repeat=repeat)
+        flags.refuse_without("--pp or --tg", repeat=repeat)
     if not search:
-        flags.belong_to("--search", slo_share=slo_share)
+        flags.refuse_without("--search", slo_share=slo_share)
     limits = parse_slo(slo, share=SHARE if slo_share is None else slo_share) if slo else None
     refuse_if(search and limits is None, "--search needs --slo to search for", hint="--slo ttft=2s,tpot=50ms")
-    plan = plan_of(asked, preset, search)
-    endpoint = targets.endpoint(target, model=model, key_env=key_env, insecure=insecure, ca_file=ca_file)
-    keeper = Keeper(output_file, run, label or plan.name, endpoint=endpoint)
+    plan = make_bench_plan(asked, preset, search)
+    endpoint = targets.find_endpoint(target, model=model, key_env=key_env, insecure=insecure, ca_file=ca_file)
+    keeper = ResultKeeper(output_file, run, label or plan.name, endpoint=endpoint)
     subject = subject_of(
         endpoint,
         tokenizer=tokenizer,
@@ -98,8 +98,8 @@ def bench(
     )
     if not json:
         where = f"{printable_line(endpoint.model)} at {endpoint.base_url}; prompt lengths by {subject.text.how}"
-        talk().print(where, style="dim", markup=False)
-    tell_simulation(subject.simulation)
+        stderr_console().print(where, style="dim", markup=False)
+    warn_simulation(subject.simulation)
     if any(tests):
         return _tests(subject, tests, REPEAT if repeat is None else repeat, plan, keeper, json, allow_failures)
     values = {"--model": model, "--key-env": key_env, "--tokenizer": tokenizer}
@@ -124,7 +124,7 @@ class _Gone(ExternalError):
 class _Sweep:
     """Measures one load after the other and keeps each result."""
 
-    def __init__(self, subject: "Subject", plan: Plan, slo: Slo | None, keeper: Keeper) -> None:
+    def __init__(self, subject: "Subject", plan: BenchPlan, slo: Slo | None, keeper: ResultKeeper) -> None:
         self.subject, self.plan, self.slo, self.keeper = subject, plan, slo, keeper
         self.done: list[Measured] = []
         self.sent = 0  # requests so far: prompts of a file go on where the load before ended
@@ -137,7 +137,7 @@ class _Sweep:
         from moebox.cli.bench_view import LiveLine
 
         title = f"{load.rate:g}/s" if load.rate else f"c{load.concurrency}"
-        with LiveLine(talk(), title, total=load.requests, duration_s=load.duration_s) as line:
+        with LiveLine(stderr_console(), title, total=load.requests, duration_s=load.duration_s) as line:
             measured = measure(
                 self.subject,
                 self.plan.workload,
@@ -149,7 +149,7 @@ class _Sweep:
                 offset=self.sent if self.plan.workload.kind == "prompts" else 0,
             )
         self.sent += self.plan.warmup + len(measured.samples)
-        self.done.append(replace(measured, result=self.keeper.keep(measured, title)))
+        self.done.append(replace(measured, result=self.keeper.save_measurement(measured, title)))
         if measured.result.bad_requests:
             self._reach(title)
         return self.done[-1]
@@ -180,7 +180,7 @@ class _Sweep:
 
         first = self.plan.loads[0]
         start = first.rate if axis == "rate" else first.concurrency
-        return highest(lambda value: self.measure(self.plan.at(axis, value)), slo, axis=axis, start=start or 1)[1]
+        return highest(lambda value: self.measure(self.plan.load_at(axis, value)), slo, axis=axis, start=start or 1)[1]
 
     @property
     def interrupted(self) -> bool:
@@ -201,16 +201,16 @@ class _Sweep:
 
 def _serve(
     subject: "Subject",
-    plan: Plan,
+    plan: BenchPlan,
     slo: Slo | None,
     search: SearchAxis | None,
-    keeper: Keeper,
+    keeper: ResultKeeper,
     json: bool,
     allow_failures: bool,
     words: list[str],
 ) -> int:
     """Measure, keep, show; or say how to go on after an interrupt."""
-    from moebox.cli.bench_view import load_of
+    from moebox.cli.bench_view import load_label
 
     sweep = _Sweep(subject, plan, slo, keeper)
     best = sweep.run(search)
@@ -219,25 +219,27 @@ def _serve(
         _show(results, search, best, keeper, json)
     if sweep.interrupted or sweep.gone:
         _say_how_to_go_on(sweep, search, words)
-    keeper.tell_lost()
+    keeper.raise_if_lost()
     if sweep.gone:
         raise sweep.gone
     if sweep.interrupted:
         return INTERRUPTED
     if search and best is None:
-        raise AnswerIsNo(f"not even {load_of(results[0])} met the SLO")
+        raise AnswerIsNo(f"not even {load_label(results[0])} met the SLO")
     return _code([measured.result for measured in sweep.done], allow_failures=allow_failures)
 
 
-def _show(results: list[Document], search: SearchAxis | None, best: int | None, keeper: Keeper, json: bool) -> None:
+def _show(
+    results: list[Document], search: SearchAxis | None, best: int | None, keeper: ResultKeeper, json: bool
+) -> None:
     """The results, and where they are kept."""
-    from moebox.cli.bench_view import show
+    from moebox.cli.bench_view import print_results
 
     whole = _together(results, search, best)
     try:
-        answer(json, whole, lambda: show(people(), results, best=best))
+        print_result(json, whole, lambda: print_results(stdout_console(), results, best=best))
     finally:  # whoever reads the answer may have gone
-        keeper.write(whole)
+        keeper.write_document(whole)
     _say_where(keeper, json)
 
 
@@ -248,10 +250,10 @@ def _together(results: list[Document], search: SearchAxis | None, best: int | No
     return results[0] if len(results) == 1 else {"kind": "sweep", "results": results}
 
 
-def _say_where(keeper: Keeper, json: bool) -> None:
+def _say_where(keeper: ResultKeeper, json: bool) -> None:
     """The run that was made for the results, where they are in it."""
     if keeper.own_run and not keeper.lost and not json:
-        talk().print(f"kept: `moebox report {keeper.own_run}` shows it", style="dim", soft_wrap=True)
+        stderr_console().print(f"kept: `moebox report {keeper.own_run}` shows it", style="dim", soft_wrap=True)
 
 
 def _say_how_to_go_on(sweep: _Sweep, search: SearchAxis | None, words: list[str]) -> None:
@@ -268,7 +270,7 @@ def _say_how_to_go_on(sweep: _Sweep, search: SearchAxis | None, words: list[str]
     commands = flags_of(plan.workload, plan.loads[finished:], warmup=plan.warmup, slo=sweep.slo, search=bool(search))
     for number, more in enumerate(commands, 2 if finished else 1):
         line = shlex.join([*words, *more, *sweep.keeper.output_flags(number)])
-        talk().print(Text(f"go on with: {line}"), soft_wrap=True)
+        stderr_console().print(Text(f"go on with: {line}"), soft_wrap=True)
 
 
 def _code(results: Sequence[Measurement], *, allow_failures: bool) -> int:
@@ -282,13 +284,13 @@ def _tests(
     subject: "Subject",
     tests: tuple[tuple[int, ...], tuple[int, ...]],
     repeat: int,
-    plan: Plan,
-    keeper: Keeper,
+    plan: BenchPlan,
+    keeper: ResultKeeper,
     json: bool,
     allow_failures: bool,
 ) -> int:
     from moebox.bench.pptg import pp_tg
-    from moebox.cli.bench_view import show_rows
+    from moebox.cli.bench_view import print_test_rows
 
     result = pp_tg(
         subject,
@@ -297,15 +299,15 @@ def _tests(
         repeat=max(1, repeat),
         workload=plan.workload,
         load=plan.loads[0],
-        on_test=(lambda name: None) if json else (lambda name: talk().print(name, style="dim")),
+        on_test=(lambda name: None) if json else (lambda name: stderr_console().print(name, style="dim")),
     )
     try:
-        answer(json, result_document(result), lambda: show_rows(people(), result_document(result)))
+        print_result(json, result_document(result), lambda: print_test_rows(stdout_console(), result_document(result)))
     finally:
-        keeper.keep_tests(result)
+        keeper.save_tests(result)
     _say_where(keeper, json)
     failed = [row for row in result.rows if row.failed]
     for row in failed:
-        talk().print(f"{row.test}: {row.failed} of {result.repeat} requests failed", style="red")
-    keeper.tell_lost()
+        stderr_console().print(f"{row.test}: {row.failed} of {result.repeat} requests failed", style="red")
+    keeper.raise_if_lost()
     return exit_code(allow_failures or not failed)

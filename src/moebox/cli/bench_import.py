@@ -6,8 +6,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from moebox.cli.bench_keep import Measurements
-from moebox.cli.output import answer, people
+from moebox.cli.bench_keep import RunMeasurements
+from moebox.cli.output import print_result, stdout_console
 from moebox.files import report_write_errors
 from moebox.loose import Document
 from moebox.store.run import Run, safe_name
@@ -30,14 +30,14 @@ def import_(
     from moebox.bench.importers import load
 
     results = [result for path in files for result in load(path)]
-    measurements = Measurements(Run.open_shared(run)) if run else None
-    answer(json, {"kind": "sweep", "results": results}, lambda: _show(results))
+    measurements = RunMeasurements(Run.open_shared(run)) if run else None
+    print_result(json, {"kind": "sweep", "results": results}, lambda: _show(results))
     if measurements:
         _keep(results, measurements)
     return 0
 
 
-def _keep(results: Sequence[Document], measurements: "Measurements") -> None:
+def _keep(results: Sequence[Document], measurements: "RunMeasurements") -> None:
     """In the run's measurements, so that its report shows them."""
     with report_write_errors(measurements.run.path):
         for place, result in enumerate(results):
@@ -46,14 +46,14 @@ def _keep(results: Sequence[Document], measurements: "Measurements") -> None:
 
 def _show(results: Sequence[Document]) -> None:
     """Serving results in one table, prefill and decode alone in one each."""
-    from moebox.cli.bench_view import show, show_rows
+    from moebox.cli.bench_view import print_results, print_test_rows
 
-    console = people()
+    console = stdout_console()
     serving = [result for result in results if result.get("kind") == "serving"]
     if serving:
         console.print(", ".join(dict.fromkeys(str(result["tool"]) for result in serving)), style="dim")
-        show(console, serving)
+        print_results(console, serving)
     for result in results:
         if result.get("kind") == "pp-tg":
             console.print(f"{result['tool']} {result.get('model_id', '')}", style="dim")
-            show_rows(console, result)
+            print_test_rows(console, result)

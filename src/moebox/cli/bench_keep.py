@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from moebox import codec, files
 from moebox.cli import kept_in
-from moebox.cli.output import try_file
+from moebox.cli.output import check_writable
 from moebox.core.endpoint import Endpoint
 from moebox.core.event import ServerMeasured
 from moebox.core.result import Measurement, PrefillDecode, result_document
@@ -24,10 +24,10 @@ from moebox.store.run import ELSEWHERE, safe_name
 if TYPE_CHECKING:
     from moebox.bench.measure import Measured
 
-LONGEST = "c1000000"  # a load, as it stands in the names of files
+LONGEST_LOAD = "c1000000"  # a load, as it stands in the names of files
 
 
-class Measurements:
+class RunMeasurements:
     """Those of one run. None takes the place of another that asked for something else."""
 
     def __init__(self, run: Run) -> None:
@@ -80,7 +80,7 @@ def _asked(values: object) -> object:
     return get_text(values, "kind"), get_text(values, "model_id"), work, tests
 
 
-class Keeper:
+class ResultKeeper:
     """Where results and samples are kept: a file, a run that is there, or else a run of their own.
 
     What cannot be written is refused before anything is measured. Where that shows only later, the measurement goes on:
@@ -93,19 +93,19 @@ class Keeper:
         self.lost: MoeboxError | None = None  # the first write that failed
         self._file, self._endpoint, self._home = file, endpoint, runs_dir()
         self._named: set[Path] = set()  # samples beside the file
-        self._measurements = Measurements(kept_in.joined(run, endpoint)) if run else None
+        self._measurements = RunMeasurements(kept_in.open_run(run, endpoint)) if run else None
         if file:
             refuse_if(not file.parent.is_dir(), f"{file.parent}: no such folder")
-            try_file(file)
+            check_writable(file)
             if self._samples_beside:
-                try_file(file.with_name(f"{file.stem}-{LONGEST}.samples"), of=file)
+                check_writable(file.with_name(f"{file.stem}-{LONGEST_LOAD}.samples"), shown_as=file)
         if self._measurements:
             folder = self._measurements.run.path
-            try_file(folder / "measurements" / "new.json", of=folder)
+            check_writable(folder / "measurements" / "new.json", shown_as=folder)
         elif not file:
-            try_file(self._home / "new", of=self._home, hint=ELSEWHERE)
+            check_writable(self._home / "new", shown_as=self._home, hint=ELSEWHERE)
 
-    def keep(self, measured: "Measured", title: str) -> Measurement:
+    def save_measurement(self, measured: "Measured", title: str) -> Measurement:
         """One measurement's samples, and in a run its figures too; the result says where its samples are."""
         result, title = measured.result, title.replace("/", "-per-")
         samples = measured.samples.pack()
@@ -121,12 +121,12 @@ class Keeper:
                 result = replace(result, samples=path.name)
         return result
 
-    def keep_tests(self, tests: PrefillDecode) -> None:
+    def save_tests(self, tests: PrefillDecode) -> None:
         """The tests of --pp and --tg."""
-        self.write(result_document(tests))
+        self.write_document(result_document(tests))
         self._keep_in_run(safe_name(self.label) or "pp-tg", result_document(tests))
 
-    def write(self, whole: Document) -> None:
+    def write_document(self, whole: Document) -> None:
         """The whole document; a run has a file for each measurement."""
         if self._file:
             with self._noting(self._file):
@@ -139,7 +139,7 @@ class Keeper:
         later = number > 1 and self._samples_beside
         return ["-o", str(self._file.with_stem(f"{self._file.stem}-{number}") if later else self._file)]
 
-    def tell_lost(self) -> None:
+    def raise_if_lost(self) -> None:
         """Outside where not everything was kept."""
         if self.lost:
             raise self.lost
@@ -155,7 +155,7 @@ class Keeper:
     def _make_run(self, *, simulation: bool) -> None:
         """An hour's measurement must not live on the screen alone."""
         if self._file is None and self._measurements is None:
-            self._measurements = Measurements(Run.create(f"bench-{self._endpoint.model}", simulation=simulation))
+            self._measurements = RunMeasurements(Run.create(f"bench-{self._endpoint.model}", simulation=simulation))
             self._measurements.run.add_event(ServerMeasured(url=self._endpoint.base_url, model=self._endpoint.model))
             self.own_run = self._measurements.run.id
 

@@ -36,7 +36,7 @@ OWN: dict[WorkloadKind, tuple[str, tuple[str, ...]]] = {
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class BenchArgs:
     """What is asked and how hard, as flags; None where a flag was not given."""
 
     concurrency: str | None = None
@@ -88,13 +88,13 @@ class Asked:
     workers: int = 0
     "Client processes; chosen when 0."
 
-    def those(self, names: tuple[str, ...]) -> dict[str, object]:
+    def selected(self, names: tuple[str, ...]) -> dict[str, object]:
         """These flags by name, with what was given for them."""
         return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class BenchPlan:
     """A workload and the loads it is driven at."""
 
     workload: Workload
@@ -102,7 +102,7 @@ class Plan:
     warmup: int = 0
     name: str = ""  # of the preset, said to be changed where a flag changed it
 
-    def at(self, axis: str, value: float) -> Load:
+    def load_at(self, axis: str, value: float) -> Load:
         """The first load with its concurrency or rate replaced."""
         if axis == "rate":
             return replace(self.loads[0], rate=value)
@@ -112,25 +112,25 @@ class Plan:
         return replace(first, concurrency=streams, requests=scaled)
 
 
-def plan_of(asked: Asked, name: str, search: SearchAxis | None = None) -> Plan:
+def make_bench_plan(args: BenchArgs, name: str, search: SearchAxis | None = None) -> BenchPlan:
     """Flags, over a preset where one is named, to a workload and loads; BadInput says which flag cannot be meant.
 
     `search`: along which axis loads are searched, beginning with the one that is asked for.
     """
-    base = _preset(name, asked) if name else None
-    workload = _workload(asked, base)
-    _refuse_pace(asked, workload, search)
-    common = _common(asked)
-    warmup = asked.warmup or 0
+    base = _preset(name, args) if name else None
+    workload = _workload(args, base)
+    _refuse_pace(args, workload, search)
+    common = _common(args)
+    warmup = args.warmup or 0
     refuse_if(warmup < 0, "--warmup is not below 0")
-    loads = _loads(asked, common, workload, base)
-    changed = base is not None and (workload, loads) != _unchanged(_bare(asked), base)
-    return Plan(workload=workload, loads=loads, warmup=warmup, name=f"{name}-changed" if changed else name)
+    loads = _loads(args, common, workload, base)
+    changed = base is not None and (workload, loads) != _unchanged(_bare(args), base)
+    return BenchPlan(workload=workload, loads=loads, warmup=warmup, name=f"{name}-changed" if changed else name)
 
 
-def refuse_load(asked: Asked, **others: object) -> None:
+def refuse_load_flags(args: BenchArgs, **others: object) -> None:
     """--pp and --tg are tests of their own: what they would ignore is refused."""
-    ignored = flags.given(**asked.those(OF_A_LOAD), **others)
+    ignored = flags.given_flags(**args.selected(OF_A_LOAD), **others)
     refuse_if(
         ignored,
         f"--pp and --tg send one request at a time and do not take {', '.join(ignored)}",
@@ -138,22 +138,22 @@ def refuse_load(asked: Asked, **others: object) -> None:
     )
 
 
-def _refuse_pace(asked: Asked, workload: Workload, search: SearchAxis | None) -> None:
+def _refuse_pace(asked: BenchArgs, workload: Workload, search: SearchAxis | None) -> None:
     """BadInput for flags of an open loop where there is none, and for loads of which only the first would count."""
     if asked.rate is None and search != "rate":
-        flags.belong_to("--rate", arrivals=asked.arrivals, burstiness=asked.burstiness)
+        flags.refuse_without("--rate", arrivals=asked.arrivals, burstiness=asked.burstiness)
     if asked.arrivals == "constant":
-        flags.not_taken("--arrivals constant has equal gaps", burstiness=asked.burstiness)
+        flags.refuse_unused("--arrivals constant has equal gaps", burstiness=asked.burstiness)
     if search:
         _refuse_in_search(asked, workload, search)
     if workload.kind == "trace" or asked.rate is not None:
         _refuse_several("one limit is kept to in an open loop", concurrency=asked.concurrency)
 
 
-def _refuse_in_search(asked: Asked, workload: Workload, search: SearchAxis) -> None:
+def _refuse_in_search(asked: BenchArgs, workload: Workload, search: SearchAxis) -> None:
     """BadInput for what a search cannot change, and for more than it begins with."""
     if workload.kind == "trace" and search == "rate":
-        flags.not_taken("a trace has its own times", search=search)
+        flags.refuse_unused("a trace has its own times", search=search)
     _refuse_several("--search starts at one load", concurrency=asked.concurrency, rate=asked.rate)
 
 
@@ -164,22 +164,22 @@ def _refuse_several(why: str, **lists: str | None) -> None:
             raise BadInput(f"--{name} {text}: {why}", hint=f"--{name} {text.partition(',')[0]}")
 
 
-def _unchanged(asked: Asked, base: "Preset") -> tuple[Workload, tuple[Load, ...]]:
+def _unchanged(asked: BenchArgs, base: "Preset") -> tuple[Workload, tuple[Load, ...]]:
     workload = _workload(asked, base)
     return workload, _loads(asked, _common(asked), workload, base)
 
 
-def _bare(asked: Asked) -> Asked:
+def _bare(asked: BenchArgs) -> BenchArgs:
     """The same without the flags that change what a preset asks or how often."""
     kept = ("arrivals", "burstiness", "ramp", "seed", "reuse_prompts", "api", "timeout", "stall", "workers", "warmup")
-    return Asked(**{field.name: getattr(asked, field.name) for field in fields(asked) if field.name in kept})
+    return BenchArgs(**{field.name: getattr(asked, field.name) for field in fields(asked) if field.name in kept})
 
 
-def _preset(name: str, asked: Asked) -> "Preset":
+def _preset(name: str, asked: BenchArgs) -> "Preset":
     from moebox.bench.presets import preset
 
     base = preset(name)
-    refused = flags.given(**asked.those(OF_A_PRESET))
+    refused = flags.given_flags(**asked.selected(OF_A_PRESET))
     refuse_if(
         refused,
         f"--preset {name} says what is asked: it does not take {' or '.join(refused)}",
@@ -188,7 +188,7 @@ def _preset(name: str, asked: Asked) -> "Preset":
     return base
 
 
-def _workload(asked: Asked, base: "Preset | None") -> Workload:
+def _workload(asked: BenchArgs, base: "Preset | None") -> Workload:
     before = base.workload if base else _usual_workload(asked.workload or "random")
     _refuse_flags(asked, before)
     workload = replace(
@@ -210,17 +210,17 @@ def _workload(asked: Asked, base: "Preset | None") -> Workload:
     return workload
 
 
-def _refuse_flags(asked: Asked, workload: Workload) -> None:
+def _refuse_flags(asked: BenchArgs, workload: Workload) -> None:
     """BadInput for flags of another kind of workload, and for a file that is missing."""
     for kind, names in OF_A_KIND.items():
         if kind != workload.kind:
-            flags.belong_to(f"--workload {kind}", **asked.those(names))
+            flags.refuse_without(f"--workload {kind}", **asked.selected(names))
     if workload.kind not in OF_A_FILE:
-        flags.belong_to("--workload prompts or trace", file=asked.file)
+        flags.refuse_without("--workload prompts or trace", file=asked.file)
     if not (asked.prefix or workload.prefix_tokens):
-        flags.belong_to("--prefix", prefixes=asked.prefixes)
+        flags.refuse_without("--prefix", prefixes=asked.prefixes)
     why, names = OWN.get(workload.kind, ("", ()))
-    flags.not_taken(why, **asked.those(names))
+    flags.refuse_unused(why, **asked.selected(names))
     _refuse_file(asked.file, workload)
 
 
@@ -235,7 +235,7 @@ def _usual_workload(kind: WorkloadKind) -> Workload:
     return Workload(kind=kind, turns=TURNS, think_s=THINK_S) if kind == "turns" else Workload(kind=kind)
 
 
-def _common(asked: Asked) -> Load:
+def _common(asked: BenchArgs) -> Load:
     burstiness = 1.0 if asked.burstiness is None else asked.burstiness
     refuse_if(burstiness <= 0, "--burstiness is above 0")
     return Load(
@@ -250,9 +250,9 @@ def _common(asked: Asked) -> Load:
     )
 
 
-def _loads(asked: Asked, common: Load, workload: Workload, base: "Preset | None") -> tuple[Load, ...]:
+def _loads(asked: BenchArgs, common: Load, workload: Workload, base: "Preset | None") -> tuple[Load, ...]:
     """One load for each concurrency or rate; a trace has its own times."""
-    streams = counts("--concurrency", asked.concurrency)
+    streams = parse_counts("--concurrency", asked.concurrency)
     limited = replace(common, concurrency=streams[0] if streams else 0)
     if workload.kind == "trace":
         return (limited,)
@@ -278,29 +278,31 @@ def _usual(streams: int, workload: Workload, base: "Preset | None") -> int:
     return base.count(streams) if base else PER_STREAM * streams * workload.turns
 
 
-def counts(flag: str, text: str | None) -> tuple[int, ...]:
+def parse_counts(flag: str, text: str | None) -> tuple[int, ...]:
     """Numbers written like "1,8,32"."""
-    return flags.numbers(
+    return flags.parse_numbers(
         text.split(",") if text else (),
         parse_tokens,
         lambda value: 1 <= value <= MOST_TOKENS,
-        wrong=f"{flag}: {text!r} is not a list of counts",
-        beyond=f"{flag}: {text!r} holds a count out of range",
+        not_numbers=f"{flag}: {text!r} is not a list of counts",
+        out_of_range=f"{flag}: {text!r} holds a count out of range",
         hint="write it like 1,8,32",
     )
 
 
 def _rates(text: str) -> tuple[float, ...]:
     wrong = f"--rate: {text!r} is not a list of rates"
-    return flags.numbers(text.split(","), float, lambda rate: 0 < rate < 1e6, wrong=wrong, hint="write it like 0.5,1,2")
+    return flags.parse_numbers(
+        text.split(","), float, lambda rate: 0 < rate < 1e6, not_numbers=wrong, hint="write it like 0.5,1,2"
+    )
 
 
 def _tokens(flag: str, text: str | None, usual: int) -> int:
-    return usual if text is None else flags.read(flag, text, parse_tokens)
+    return usual if text is None else flags.parse_value(flag, text, parse_tokens)
 
 
 def _seconds(flag: str, text: str | None, usual: float) -> float:
-    return flags.seconds(flag, text) if text else usual
+    return flags.parse_duration(flag, text) if text else usual
 
 
 def _whole(flag: str, value: int | None, usual: int) -> int:

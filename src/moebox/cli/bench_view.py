@@ -65,7 +65,7 @@ class LiveLine:
         share = self._share(ended, elapsed_s)
         filled = round(_BAR * share)
         line = Text.assemble((self._title, "bold"), f" {'━' * filled}", ("━" * (_BAR - filled), "dim"))
-        for text, style in self._parts(workers, ended, remaining(share, elapsed_s)):
+        for text, style in self._parts(workers, ended, time_left(share, elapsed_s)):
             if line.cell_len + 2 + cell_len(text) > width:
                 break
             line.append(f"  {text}", style)
@@ -103,7 +103,7 @@ class LiveLine:
             return Text("")
         label, highest = "tok/s ", f" up to {format_tok_s(max(self._rates))}"
         cells = width - cell_len(label) - cell_len(highest)
-        return Text.assemble((label, "dim"), sparks(self._rates, cells), (highest, "dim")) if cells > 0 else Text("")
+        return Text.assemble((label, "dim"), sparkline(self._rates, cells), (highest, "dim")) if cells > 0 else Text("")
 
     def _share(self, ended: int, elapsed_s: float) -> float:
         """How much of the load is done, by requests or by the clock, whichever is further."""
@@ -116,7 +116,7 @@ def _sum(workers: list[Progress], name: str) -> int:
     return sum(getattr(worker, name) for worker in workers)
 
 
-def sparks(values: Sequence[float], cells: int) -> str:
+def sparkline(values: Sequence[float], cells: int) -> str:
     """A bar for each value, or for the mean of several next to each other where there are more values than cells."""
     count = min(cells, len(values))
     edges = [place * len(values) // count for place in range(count + 1)]
@@ -126,22 +126,22 @@ def sparks(values: Sequence[float], cells: int) -> str:
     return "".join(_SPARKS[round(last * max(0.0, mean) / highest)] if highest > 0 else _SPARKS[0] for mean in means)
 
 
-def remaining(share: float, elapsed_s: float) -> str:
+def time_left(share: float, elapsed_s: float) -> str:
     """Time left at the pace so far, or the time it took where nothing has ended yet."""
     if not share:
         return format_seconds(elapsed_s)
     return f"{format_seconds(max(0.0, elapsed_s * (1 - share) / share))} left"
 
 
-def show(console: Console, results: Sequence[dict[str, Any]], *, best: int | None = None) -> None:
+def print_results(console: Console, results: Sequence[dict[str, Any]], *, best: int | None = None) -> None:
     """The table, what went wrong, and whether the client was the limit."""
     rows = [_row(result, chosen=place == best) for place, result in enumerate(results)]
-    stacked(console, _HEADS, rows, parts=(_HEADS.index("TTFT"),))
+    print_stacked(console, _HEADS, rows, parts=(_HEADS.index("TTFT"),))
     for result in results:
         _remarks(console, result)
 
 
-def stacked(
+def print_stacked(
     console: Console, heads: Sequence[str], rows: Sequence[Sequence[Text]], *, parts: Sequence[int] = ()
 ) -> None:
     """A table, cut between columns into as many below each other as the width needs: no figure is ever cut.
@@ -177,7 +177,7 @@ def _groups(widths: Sequence[int], width: int, parts: Sequence[int]) -> list[lis
 def _row(result: dict[str, Any], *, chosen: bool) -> list[Text]:
     bad = sum(result.get(key) or 0 for key in ("failed", "truncated", "empty"))
     return [
-        Text(load_of(result) + (" ←" if chosen else "")),
+        Text(load_label(result) + (" ←" if chosen else "")),
         Text(format_count(result.get("completed") or 0)),
         Text(format_count(bad), style="red" if bad else "dim"),
         *(Text(_number(_rate(result, key))) for key in _RATES),
@@ -195,7 +195,7 @@ def _rate(result: dict[str, Any], key: str) -> Any:
 
 def _remarks(console: Console, result: dict[str, Any]) -> None:
     for text, style in _said(result):
-        console.print(Text(f"{load_of(result)}: {printable_line(text)}", style=style))
+        console.print(Text(f"{load_label(result)}: {printable_line(text)}", style=style))
 
 
 def _said(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -203,7 +203,7 @@ def _said(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
     errors = result.get("errors") or {}
     if result.get("request_goodput") is not None:
         yield _goodput(result["request_goodput"], result["request_throughput"]), ""
-    yield from ((f"{times} × {reason}", "red") for reason, times in grouped(errors).items())
+    yield from ((f"{times} × {reason}", "red") for reason, times in group_errors(errors).items())
     yield from ((why, "yellow") for why in known_causes(errors))
     yield from _doubts(result)
     for key, words, style in _REMARKS:
@@ -224,7 +224,7 @@ def _doubts(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield f"DO NOT TRUST: {flag}", "bold red"
 
 
-def grouped(errors: dict[str, int], most: int = 5) -> dict[str, int]:
+def group_errors(errors: dict[str, int], most: int = 5) -> dict[str, int]:
     """The most frequent errors; those that differ only in their numbers are one, and the rest is summed up."""
     import re
 
@@ -239,10 +239,10 @@ def grouped(errors: dict[str, int], most: int = 5) -> dict[str, int]:
     return {**shown, f"{len(ranked) - most} other errors": rest} if rest else shown
 
 
-def show_rows(console: Console, result: dict[str, Any]) -> None:
+def print_test_rows(console: Console, result: dict[str, Any]) -> None:
     """Prefill and decode tests."""
     rows = [[Text(cell) for cell in _test(row)] for row in result["rows"]]
-    stacked(console, ("test", "cache", "tok/s", "±", "TTFT", "tries"), rows)
+    print_stacked(console, ("test", "cache", "tok/s", "±", "TTFT", "tries"), rows)
     for flag in result.get("flags") or ():
         console.print(Text(f"DO NOT TRUST: {printable_line(flag)}", style="bold red"))
 
@@ -254,7 +254,7 @@ def _test(row: dict[str, Any]) -> tuple[str, ...]:
     return row["test"], cache, *figures, _ms(row.get("mean_ttft_ms")), str(row.get("tries") or "–")
 
 
-def load_of(result: dict[str, Any]) -> str:
+def load_label(result: dict[str, Any]) -> str:
     """What the row was driven by: "c32" or "4.0/s"."""
     rate = result.get("request_rate")
     if isinstance(rate, int | float):

@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from moebox import detect
 from moebox.cli import flags
-from moebox.cli.output import emit, people, talk
+from moebox.cli.output import print_json, stderr_console, stdout_console
 from moebox.core.box import Box
 
 
@@ -35,30 +35,32 @@ def box(
         json: Print JSON.
     """
     if not hosts:
-        flags.belong_to("--hosts", node_python=node_python)
-    found = described(box, ram=ram, ram_bandwidth=ram_bandwidth, measure=measure)
+        flags.refuse_without("--hosts", node_python=node_python)
+    found = find_box(box, ram=ram, ram_bandwidth=ram_bandwidth, measure=measure)
     if hosts:
         from moebox.serve.nodes import measure_network
 
         found = measure_network(found, hosts, python=node_python or "python3")
     if json:
-        emit(found)
+        print_json(found)
     else:
-        from moebox.cli.box_view import panel
+        from moebox.cli.box_view import box_panel
 
-        people().print(panel(found))
+        stdout_console().print(box_panel(found))
     if save:
         from moebox.detect.bundle import save_bundle as write
 
         files = write(found, save)
-        talk().print(f"wrote {len(files)} files to {save}: {', '.join(file.name for file in files)}", soft_wrap=True)
+        stderr_console().print(
+            f"wrote {len(files)} files to {save}: {', '.join(file.name for file in files)}", soft_wrap=True
+        )
     return 0
 
 
-def described(name: str | None, *, ram: str, ram_bandwidth: str, measure: bool) -> Box:
+def find_box(name: str | None, *, ram: str, ram_bandwidth: str, measure: bool) -> Box:
     """The box that was asked for."""
     if measure:
-        flags.not_taken("--measure reads the memory of this machine", box=name, ram_bandwidth=ram_bandwidth)
+        flags.refuse_unused("--measure reads the memory of this machine", box=name, ram_bandwidth=ram_bandwidth)
     if not measure:
         return detect.load_box(name, ram=ram, ram_bandwidth=ram_bandwidth)
     from moebox.detect.declared import with_ram

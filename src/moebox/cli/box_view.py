@@ -9,7 +9,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from moebox.cli.tables import grid
+from moebox.cli.tables import make_grid
 from moebox.core.box import Box, Cpu, Gpu, Host, Link
 from moebox.core.gpu_list import VISIBLE_DEVICES
 from moebox.planner.speed.links import describe_network
@@ -26,21 +26,21 @@ _MEANING = {
 }
 
 
-def panel(box: Box) -> RenderableType:
+def box_panel(box: Box) -> RenderableType:
     """The whole box."""
     title = f"[bold]{box.name}[/bold] ({box.source})"
     if box.nodes > 1:
         title += f", {box.nodes} nodes"
-    parts: list[RenderableType] = [gpus(box), Text(), facts(box)]
+    parts: list[RenderableType] = [gpu_table(box), Text(), fact_table(box)]
     if box.links:
-        parts += [Text(), matrix(box)]
-    alarms = troubles(box)
+        parts += [Text(), link_matrix(box)]
+    alarms = box_warnings(box)
     if alarms:
         parts += [Text(), *(Text(f"! {line}", style="bold yellow") for line in alarms)]
     return Panel(Group(*parts), title=title, title_align="left", expand=False, padding=(1, 2))
 
 
-def gpus(box: Box) -> RenderableType:
+def gpu_table(box: Box) -> RenderableType:
     """A row for each GPU; GPUs that are alike in every way share one."""
     if not box.gpus:
         return Text("no GPUs: the embedded engine and CPU engines can run here")
@@ -48,7 +48,7 @@ def gpus(box: Box) -> RenderableType:
     shown = [column for column in _COLUMNS if column.there(box)]
     for column in shown:
         table.add_column(column.title(box), justify=column.justify, no_wrap=True)
-    for numbers, gpu in alike(box.gpus):
+    for numbers, gpu in group_gpus(box.gpus):
         table.add_row(*(column.read(numbers, gpu) for column in shown))
     return table
 
@@ -69,9 +69,9 @@ def _memory_title(box: Box) -> str:
 
 _COLUMNS = (
     _Column(title=lambda box: "GPU", read=lambda numbers, gpu: numbers, justify="left"),
-    _Column(title=lambda box: "model", read=lambda numbers, gpu: short(gpu), justify="left"),
-    _Column(title=_memory_title, read=lambda numbers, gpu: memory(gpu)),
-    _Column(title=lambda box: "PCIe", read=lambda numbers, gpu: slot(gpu)),
+    _Column(title=lambda box: "model", read=lambda numbers, gpu: gpu_name(gpu), justify="left"),
+    _Column(title=_memory_title, read=lambda numbers, gpu: gpu_memory(gpu)),
+    _Column(title=lambda box: "PCIe", read=lambda numbers, gpu: pcie_slot(gpu)),
     _Column(
         title=lambda box: "NVLink",
         read=lambda numbers, gpu: format_rate(gpu.nvlink) if gpu.nvlink else "-",
@@ -85,12 +85,12 @@ _COLUMNS = (
 )
 
 
-def short(gpu: Gpu) -> str:
+def gpu_name(gpu: Gpu) -> str:
     """The GPU's name as people say it."""
     return gpu.title.removeprefix("NVIDIA ").removesuffix(" Edition").replace(" Blackwell", "")
 
 
-def alike(gpus: tuple[Gpu, ...]) -> list[tuple[str, Gpu]]:
+def group_gpus(gpus: tuple[Gpu, ...]) -> list[tuple[str, Gpu]]:
     """Runs of equal GPUs as ("0-3", GPU)."""
     groups: list[tuple[int, int, Gpu]] = []
     for index, gpu in enumerate(gpus):
@@ -101,14 +101,14 @@ def alike(gpus: tuple[Gpu, ...]) -> list[tuple[str, Gpu]]:
     return [(str(a) if a == b else f"{a}-{b}", gpu) for a, b, gpu in groups]
 
 
-def memory(gpu: Gpu) -> str:
+def gpu_memory(gpu: Gpu) -> str:
     """Total memory, and what is free where that is known."""
     if gpu.memory_free is None:
         return format_gib(gpu.memory)
     return f"{gpu.memory_free / 2**30:.1f} of {format_gib(gpu.memory)}"
 
 
-def slot(gpu: Gpu) -> Text:
+def pcie_slot(gpu: Gpu) -> Text:
     """The slot now; fewer lanes than possible stand out."""
     if not gpu.pcie:
         return Text("-")
@@ -116,10 +116,10 @@ def slot(gpu: Gpu) -> Text:
     return Text(f"{now} (of x{gpu.pcie.max_width}!)", style="bold red") if gpu.degraded_slot else Text(now)
 
 
-def facts(box: Box) -> RenderableType:
+def fact_table(box: Box) -> RenderableType:
     """CPU, memory and what is installed; a described box has no host."""
     host = _host_facts(box.host) if box.host else ()
-    table = grid((*_gpu_facts(box), *_memory_facts(box), *host), gap=2)
+    table = make_grid((*_gpu_facts(box), *_memory_facts(box), *host), gap=2)
     unsure = sorted({field for gpu in box.gpus for field in gpu.unverified})
     if unsure:
         table.add_row("unverified", f"{', '.join(unsure)} rates: from data sheets, not measured here")
@@ -130,7 +130,7 @@ def _gpu_facts(box: Box) -> Iterator[tuple[str, str]]:
     """Each kind of GPU, and who holds memory of which."""
     for gpu in {gpu.name: gpu for gpu in box.gpus}.values():
         kind = f"{format_rate(gpu.bandwidth)}, sm {gpu.sm}, {gpu.smem:,} B of shared memory a block"
-        yield "GPU", f"{short(gpu)}: {kind}"
+        yield "GPU", f"{gpu_name(gpu)}: {kind}"
     for index, gpu in enumerate(box.gpus):
         for holder in gpu.holders:
             who = f"pid {holder.pid} {holder.name or '(another user)'}"
@@ -144,7 +144,7 @@ def _memory_facts(box: Box) -> Iterator[tuple[str, str]]:
         yield "CPU", _processor(box.cpu)
     if box.ram:
         free = f", {format_gib(box.ram_free)} free" if box.ram_free is not None else ""
-        yield "RAM", f"{format_gib(box.ram)}{free}{speed(box)}"
+        yield "RAM", f"{format_gib(box.ram)}{free}{ram_bandwidth(box)}"
     elif box.has_unified_memory:
         yield "RAM", "the GPU's memory: both use the same"
     if box.nodes > 1:
@@ -170,14 +170,14 @@ def _versions(found: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {version}" for name, version in found.items()) or "none found"
 
 
-def speed(box: Box) -> str:
+def ram_bandwidth(box: Box) -> str:
     """Memory bandwidth: measured before theoretical."""
     if box.ram_bandwidth_measured:
         return f", {format_rate(box.ram_bandwidth_measured)} measured"
     return f", {format_rate(box.ram_bandwidth)} in theory" if box.ram_bandwidth else ", bandwidth unknown (--measure)"
 
 
-def matrix(box: Box) -> RenderableType:
+def link_matrix(box: Box) -> RenderableType:
     """How the GPUs reach each other."""
     places = range(len(box.gpus))
     table = Table(box=None, pad_edge=False)
@@ -200,9 +200,9 @@ def _joint(link: Link | None) -> str:
     return _SHORT.get(link.kind, link.kind) + lanes + (" no p2p" if link.p2p is False else "")
 
 
-def troubles(box: Box) -> list[str]:
+def box_warnings(box: Box) -> list[str]:
     """What a person should see before anything else."""
-    lines = [line for index, gpu in enumerate(box.gpus) for line in _troubles_of(index, gpu)]
+    lines = [line for index, gpu in enumerate(box.gpus) for line in _gpu_warnings(index, gpu)]
     if any(link.p2p is False for link in box.links):
         lines.append("some GPUs cannot reach each other directly: tensor parallel goes through host memory")
     if box.gpu_numbers:
@@ -212,7 +212,7 @@ def troubles(box: Box) -> list[str]:
     return lines
 
 
-def _troubles_of(index: int, gpu: Gpu) -> Iterator[str]:
+def _gpu_warnings(index: int, gpu: Gpu) -> Iterator[str]:
     if gpu.degraded_slot:
         lanes = f"runs at x{gpu.degraded_slot.width} and could run at x{gpu.degraded_slot.max_width}"
         yield f"gpu{index} {lanes}: check slot, riser, BIOS"

@@ -7,8 +7,8 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.table import Table
 
-from moebox.cli.output import answer, people, talk
-from moebox.cli.tables import headed
+from moebox.cli.output import print_result, stderr_console, stdout_console
+from moebox.cli.tables import make_table
 from moebox.core.calibration import Boot, Calibration
 from moebox.errors import refuse_if
 from moebox.loose import Document
@@ -26,23 +26,23 @@ def calibrations(*, json: Json = False) -> int:
         json: Print JSON.
     """
     shelf = store.stored_calibrations()
-    listed = {"calibrations": [*map(brief, shelf.calibrations)], "unreadable": shelf.unreadable}
-    answer(json, listed, lambda: _list(shelf))
+    listed = {"calibrations": [*map(calibration_summary, shelf.calibrations)], "unreadable": shelf.unreadable}
+    print_result(json, listed, lambda: _list(shelf))
     return 0
 
 
 def _list(shelf: store.StoredCalibrations) -> None:
     for line in shelf.unreadable:
-        talk().print(f"warning: {line}", markup=False)
+        stderr_console().print(f"warning: {line}", markup=False)
     if not shelf.calibrations:
-        people().print("none yet: `moebox rehearse RECIPE --measure` makes one", markup=False)
+        stdout_console().print("none yet: `moebox rehearse RECIPE --measure` makes one", markup=False)
         return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for title in ("id", "box", "layers from", "error"):
         table.add_column(title, overflow="fold")
     for found in shelf.calibrations:
         table.add_row(found.id, found.place.text, f"{found.layers} from {depths_text(found)}", error_text(found))
-    people().print(table)
+    stdout_console().print(table)
 
 
 def show(name: str, *, json: Json = False) -> int:
@@ -53,18 +53,18 @@ def show(name: str, *, json: Json = False) -> int:
         json: Print JSON.
     """
     found = store.find_calibration(name)
-    answer(json, found, lambda: _show(found))
+    print_result(json, found, lambda: _show(found))
     return 0
 
 
 def _show(found: Calibration) -> None:
-    out = people()
+    out = stdout_console()
     out.print(f"{found.id}\n  {found.model}, {found.quant}, {found.engine} {found.version}", markup=False)
     out.print(f"  {found.place.text}; {found.layout.text}; measured {found.date}", markup=False)
     for boot in found.boots:
         out.print(f"  boot: {_booted(boot)}", markup=False)
     if is_solved(found):
-        out.print(table_of(found))
+        out.print(step_table(found))
         tokens = full_depth(found).cache_tokens
         if tokens:
             out.print(f"  cache of {found.layers} layers: {format_count(tokens)} tokens", markup=False)
@@ -87,7 +87,7 @@ def remove(name: str, *, json: Json = False) -> int:
         json: Print JSON.
     """
     found = store.remove_calibration(name)
-    answer(json, {"removed": found.id}, lambda: talk().print(f"removed {found.id}", markup=False))
+    print_result(json, {"removed": found.id}, lambda: stderr_console().print(f"removed {found.id}", markup=False))
     return 0
 
 
@@ -101,11 +101,13 @@ def export(name: str, path: Path, *, json: Json = False) -> int:
     """
     found = store.find_calibration(name)
     store.write_calibration(found, path)
-    answer(json, {"exported": found.id, "path": str(path)}, lambda: talk().print(f"wrote {path}", markup=False))
+    print_result(
+        json, {"exported": found.id, "path": str(path)}, lambda: stderr_console().print(f"wrote {path}", markup=False)
+    )
     return 0
 
 
-def take(path: Path, *, json: Json = False) -> int:
+def import_(path: Path, *, json: Json = False) -> int:
     """Read one from a file; it is used where box, engine, model shape and layout are the same.
 
     Args:
@@ -116,15 +118,15 @@ def take(path: Path, *, json: Json = False) -> int:
     alone = f"{path}: no two depths with a step in common"
     refuse_if(not is_solved(found), alone, hint="export it after a finished rehearsal")
     store.store_calibration(replace(found, imported=path.name))
-    answer(
+    print_result(
         json,
         {"imported": found.id},
-        lambda: talk().print(f"imported {found.id}: {found.place.text}, {found.layout.text}", markup=False),
+        lambda: stderr_console().print(f"imported {found.id}: {found.place.text}, {found.layout.text}", markup=False),
     )
     return 0
 
 
-def brief(calibration: Calibration) -> Document:
+def calibration_summary(calibration: Calibration) -> Document:
     """One in a list, for scripts."""
     reading = full_depth(calibration)
     return {
@@ -143,9 +145,11 @@ def brief(calibration: Calibration) -> Document:
     }
 
 
-def table_of(calibration: Calibration) -> Table:
+def step_table(calibration: Calibration) -> Table:
     """Steps of the whole model at what was measured."""
-    table = headed(("", "streams", "context", "step", "tok/s"), map(_step, step_times(calibration)), words=("",))
+    table = make_table(
+        ("", "streams", "context", "step", "tok/s"), map(_step, step_times(calibration)), left_columns=("",)
+    )
     table.title, table.title_justify, table.padding = f"{calibration.layers} layers", "left", (0, 2, 0, 2)
     return table
 

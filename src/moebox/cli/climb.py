@@ -8,8 +8,8 @@ from cyclopts import Parameter
 from rich.markup import escape
 
 from moebox.cli import flags
-from moebox.cli.output import answer, people, talk, try_file, write_file
-from moebox.cli.signals import told_when_interrupted
+from moebox.cli.output import check_writable, print_result, stderr_console, stdout_console, write_file
+from moebox.cli.signals import interrupt_message
 from moebox.errors import refuse_if, refuse_out_of_range
 from moebox.loose import Json
 from moebox.units import format_count, format_seconds, format_tok_s
@@ -66,13 +66,13 @@ def climb(
     refuse_out_of_range("--questions", questions, 0, 1000)
     refuse_out_of_range("--jobs", jobs, 1, 1000)
     if recipe and by != "task":
-        flags.belong_to("--by task", jobs=jobs)
-    try_file(output)
+        flags.refuse_without("--by task", jobs=jobs)
+    check_writable(output)
     chosen, run = _begun(recipe) if recipe else _resumed(resume)
     given = {"concurrency": concurrency, "rounds": rounds, "questions": questions, "by": by, "jobs": jobs}
     effort = _effort(run, {flag: value for flag, value in given.items() if value is not None})
-    talk().print(f"run: {run.path}", soft_wrap=True)
-    with told_when_interrupted(f"go on with: moebox climb --resume {run.id}"):
+    stderr_console().print(f"run: {run.path}", soft_wrap=True)
+    with interrupt_message(f"go on with: moebox climb --resume {run.id}"):
         summit = flow.climb(
             chosen, run, effort=effort, notify=_silent if json else _tell, box=detect_machine(measure=False)
         )
@@ -80,7 +80,7 @@ def climb(
     assert best is not None  # AnswerIsNo was raised otherwise
     if output:
         write_file(output, codec.to_toml(best.recipe))
-    answer(
+    print_result(
         json,
         {**run.read_json(flow.TABLE_FILE), "recipe": codec.to_plain(best.recipe), "run": str(run.path)},
         lambda: _show(summit, output or run.path / flow.BEST_FILE),
@@ -119,7 +119,7 @@ def _effort(run: "Run", given: Json) -> "ClimbEffort":
     kept = efforts.load_effort(run)
     if kept is None:
         if given.get("by") != "task":
-            flags.belong_to("--by task", jobs=given.get("jobs"))
+            flags.refuse_without("--by task", jobs=given.get("jobs"))
         return efforts.effort_from(_measures(**given), where="climb")
     efforts.refuse_contradiction(kept, given, run)
     return kept
@@ -135,7 +135,7 @@ def _silent(kind: str, news: Any) -> None:
 
 def _tell(kind: str, news: Any) -> None:
     """Progress, line by line."""
-    talk().print(_LINES[kind](news))
+    stderr_console().print(_LINES[kind](news))
 
 
 def _rung(check: "CheckVerdict") -> str:
@@ -162,8 +162,8 @@ def _show(summit: "ClimbResult", best: Path) -> None:
         table.add_row(*_cells(trial))
     for change, why in summit.passed_over.items():
         table.add_row(escape(change), "[dim]not tried[/]", "", "", "", "", escape(why))
-    people().print(table)
-    people().print(f"best verified recipe: {escape(str(best))}", soft_wrap=True)
+    stdout_console().print(table)
+    stdout_console().print(f"best verified recipe: {escape(str(best))}", soft_wrap=True)
 
 
 def _cells(trial: "ClimbTrial") -> list[str]:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from moebox.cli import flags
-from moebox.cli.output import answer, exit_code, people, talk
-from moebox.cli.signals import told_when_interrupted
+from moebox.cli.output import exit_code, print_result, stderr_console, stdout_console
+from moebox.cli.signals import interrupt_message
 from moebox.core.endpoint import Endpoint
 from moebox.errors import refuse_if, refuse_out_of_range
 from moebox.stream.limits import is_twin
@@ -80,9 +80,9 @@ def compare(
     refuse_out_of_range("--jobs", jobs, 2, 10_000)
     refuse_out_of_range("--parallel", parallel, 1, 256)
     if by == "task":
-        flags.not_taken("--by task judges jobs", concurrency=concurrency, questions=questions, rounds=rounds)
+        flags.refuse_unused("--by task judges jobs", concurrency=concurrency, questions=questions, rounds=rounds)
     else:
-        flags.belong_to("--by task", family=family, level=level, jobs=jobs, parallel=parallel)
+        flags.refuse_without("--by task", family=family, level=level, jobs=jobs, parallel=parallel)
     _refuse_for_recipes(a, b, model=model, model_b=model_b, key_env=key_env)
     left, right = _target(a, model, key_env), _target(b, model_b or model, key_env)
     if by == "task":
@@ -92,13 +92,13 @@ def compare(
 
     effort = CompareEffort(concurrency=streams, questions=questions or QUESTIONS, rounds=rounds or ROUNDS, seed=first)
     run = Run.create("compare", simulation=_simulated(left, right))
-    with told_when_interrupted(_not_resumed(run)):
-        talk().print(f"run: {run.path}", soft_wrap=True)
+    with interrupt_message(_not_resumed(run)):
+        stderr_console().print(f"run: {run.path}", soft_wrap=True)
         sides = compare_targets(left, right, run, effort)
     found = judged(*sides)
     names = _names(left, right)
     run.write_json("compare.json", {"comparison": found, "sides": sides, "seed": first, **names})
-    answer(json, {**codec.to_plain(found), **names, "run": str(run.path)}, lambda: _show(found, names))
+    print_result(json, {**codec.to_plain(found), **names, "run": str(run.path)}, lambda: _show(found, names))
     return exit_code(found.as_good and not found.slower)
 
 
@@ -108,11 +108,11 @@ def _refuse_for_recipes(a: str, b: str, *, model: str, model_b: str, key_env: st
 
     of_a, of_b = is_recipe(a), is_recipe(b)
     if of_a and of_b:
-        flags.not_taken("a recipe names its model and key", model=model, model_b=model_b, key_env=key_env)
+        flags.refuse_unused("a recipe names its model and key", model=model, model_b=model_b, key_env=key_env)
     if of_b:
-        flags.not_taken("B is a recipe, which names its model", model_b=model_b)
+        flags.refuse_unused("B is a recipe, which names its model", model_b=model_b)
     if of_a and model_b:
-        flags.not_taken("A is a recipe, which names its model, and --model-b is B's", model=model)
+        flags.refuse_unused("A is a recipe, which names its model, and --model-b is B's", model=model)
 
 
 def _names(a: "CompareTarget", b: "CompareTarget") -> dict[str, str]:
@@ -138,11 +138,11 @@ def _not_resumed(run: "Run") -> str:
 
 
 def _streams(given: list[str] | None) -> tuple[int, ...]:
-    words = flags.names(*(given or ("1,4",)))
+    words = flags.split_names(*(given or ("1,4",)))
     limits = "--concurrency is 1 to 256, like 1,4,16"
     refuse_if(not words, limits)
     wrong = f"--concurrency {','.join(words)}: write it like 1,4,16"
-    return flags.numbers(words, int, lambda number: 1 <= number <= 256, wrong=wrong, beyond=limits)
+    return flags.parse_numbers(words, int, lambda number: 1 <= number <= 256, not_numbers=wrong, out_of_range=limits)
 
 
 def _target(target: str, model: str, key_env: str) -> "CompareTarget":
@@ -156,7 +156,7 @@ def _target(target: str, model: str, key_env: str) -> "CompareTarget":
         recipe = recipes.load_recipe(target)
         require_engine(deploy(recipe))
         return recipe
-    return targets.endpoint(target, model=model, key_env=key_env)
+    return targets.find_endpoint(target, model=model, key_env=key_env)
 
 
 def _by_task(
@@ -173,44 +173,44 @@ def _by_task(
     from rich.text import Text
 
     from moebox import codec
-    from moebox.cli.task import families
-    from moebox.cli.task_view import line
+    from moebox.cli.task import parse_families
+    from moebox.cli.task_view import job_line
     from moebox.flows.compare_tasks import compare_by_task
     from moebox.store import Run
     from moebox.tasks import runner
 
-    names = runner.job_names(families(family), level, jobs, seed)
+    names = runner.job_names(parse_families(family), level, jobs, seed)
     run = Run.create("compare", simulation=_simulated(a, b))
-    talk().print(f"run: {run.path}", soft_wrap=True)
+    stderr_console().print(f"run: {run.path}", soft_wrap=True)
 
     def tell(side: str, result: "JobResult") -> None:
         if not json:
-            people().print(Text(f"{side} ") + line(result, people().width - 2))
+            stdout_console().print(Text(f"{side} ") + job_line(result, stdout_console().width - 2))
 
-    with told_when_interrupted(_not_resumed(run)):
+    with interrupt_message(_not_resumed(run)):
         found = compare_by_task(a, b, names, run, runner.TaskOptions(parallel=parallel), tell)
     targets = _names(a, b)
     run.write_json("compare.json", {"by_task": found, "seed": seed, **targets})
-    answer(json, {**codec.to_plain(found), **targets, "run": str(run.path)}, lambda: _show_jobs(found))
+    print_result(json, {**codec.to_plain(found), **targets, "run": str(run.path)}, lambda: _show_jobs(found))
     return exit_code(found.as_good)
 
 
 def _show_jobs(found: "TaskComparison") -> None:
-    people().print(f"solved: A {found.solved_a} of {found.jobs}, B {found.solved_b} of {found.jobs}")
-    people().print(f"B less A: {found.share:+.0%} of jobs ({found.low:+.0%} to {found.high:+.0%})")
-    people().print(found.verdict, markup=False)
+    stdout_console().print(f"solved: A {found.solved_a} of {found.jobs}, B {found.solved_b} of {found.jobs}")
+    stdout_console().print(f"B less A: {found.share:+.0%} of jobs ({found.low:+.0%} to {found.high:+.0%})")
+    stdout_console().print(found.verdict, markup=False)
 
 
 def _show(found: "Comparison", names: dict[str, str]) -> None:
     """What both said, how fast, and the verdict."""
     from rich.markup import escape
 
-    people().print(escape(f"A: {names['target_a']}\nB: {names['target_b']}"))
-    people().print(_table(found))
+    stdout_console().print(escape(f"A: {names['target_a']}\nB: {names['target_b']}"))
+    stdout_console().print(_table(found))
     for parting in found.answers.divergences[:3]:
         where = f"{parting.family}: differs from {parting.unit} {parting.at} on"
-        people().print(escape(f"{where}: {parting.a!r} / {parting.b!r}"))
-    people().print(escape(found.verdict))
+        stdout_console().print(escape(f"{where}: {parting.a!r} / {parting.b!r}"))
+    stdout_console().print(escape(found.verdict))
 
 
 def _table(found: "Comparison") -> "Table":

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
-from moebox.cli import COMMANDS, GROUPS, commands_of, flags
+from moebox.cli import COMMANDS, GROUPS, flags, subcommands
 from moebox.errors import MoeboxError
 
 Shell = Literal["bash", "zsh", "fish"]
@@ -39,7 +39,7 @@ def completion(shell: Shell = "bash") -> int:
     return 0
 
 
-def candidates(words: list[str]) -> list[str]:
+def complete(words: list[str]) -> list[str]:
     """What may stand in place of the last word."""
     *before, begun = words or [""]
     return [name for name in sorted(set(_all(before, begun))) if name.startswith(begun)]
@@ -53,7 +53,7 @@ def _all(before: list[str], begun: str) -> Iterable[str]:
     pair = " ".join(typed[:2])
     name = pair if pair in COMMANDS else typed[0]
     if begun.startswith("-"):
-        return options(name)
+        return command_options(name)
     if before[-1] in VALUES:
         return _quietly(VALUES[before[-1]])
     return _arguments(name, first=len(typed) == 1)
@@ -62,7 +62,7 @@ def _all(before: list[str], begun: str) -> Iterable[str]:
 def _arguments(name: str, *, first: bool) -> Iterable[str]:
     """What stands behind a command: one of its own commands, or what it takes."""
     if first and name in GROUPS:
-        return commands_of(name)
+        return subcommands(name)
     return _quietly(POSITIONAL[name]) if name in POSITIONAL else ()
 
 
@@ -74,13 +74,13 @@ def _quietly(source: Callable[[], Iterable[str]]) -> Iterable[str]:
         return ()
 
 
-def options(command: str) -> Iterator[str]:
+def command_options(command: str) -> Iterator[str]:
     """The long options of a command, from its signature."""
-    from moebox.cli.app import load
+    from moebox.cli.app import load_function
 
     if command not in COMMANDS:
         return
-    for parameter in inspect.signature(load(COMMANDS[command][0])).parameters.values():
+    for parameter in inspect.signature(load_function(COMMANDS[command][0])).parameters.values():
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
             yield from _fields(parameter.annotation) or [_option(parameter)]
 
@@ -91,13 +91,13 @@ def _option(parameter: inspect.Parameter) -> str:
         for extra in getattr(parameter.annotation, "__metadata__", ())
         for name in getattr(extra, "name", None) or ()
     ]
-    return next((name for name in names if name.startswith("--")), flags.written(parameter.name))
+    return next((name for name in names if name.startswith("--")), flags.flag_name(parameter.name))
 
 
 def _fields(annotation: object) -> list[str]:
     """The options that the fields of a dataclass are; none for anything else."""
     fields = getattr(getattr(annotation, "__origin__", annotation), "__dataclass_fields__", ())
-    return [flags.written(field) for field in fields]
+    return [flags.flag_name(field) for field in fields]
 
 
 def _models() -> Iterable[str]:

@@ -8,8 +8,8 @@ from cyclopts import Parameter
 
 from moebox import codec
 from moebox.cli import flags, target
-from moebox.cli.kept_in import tell_simulation
-from moebox.cli.output import emit, talk
+from moebox.cli.kept_in import warn_simulation
+from moebox.cli.output import print_json, stderr_console
 from moebox.core.endpoint import Endpoint
 from moebox.core.quirks import engine_quirks
 from moebox.core.recipe import Recipe
@@ -49,10 +49,10 @@ def connect(
         json: Print JSON.
     """
     if client not in connecting.CLIENTS_WITH_CONTEXT:
-        flags.not_taken(f"{client} has no setting for it", context=context)
+        flags.refuse_unused(f"{client} has no setting for it", context=context)
     if client not in connecting.CLIENTS_WITH_VISION:
-        flags.not_taken(f"{client} sends images without a setting", vision=vision)
-    endpoint = target.endpoint(url, model=model, key_env=key_env)
+        flags.refuse_unused(f"{client} sends images without a setting", vision=vision)
+    endpoint = target.find_endpoint(url, model=model, key_env=key_env)
     served = served_limits(endpoint)
     limit, source = _context(context, url, served)
     variable = key_env or _key_variable(url)
@@ -61,7 +61,7 @@ def connect(
         source = (*source, f"{TWIN_KEY} is to hold the key that `moebox twin` printed")
     reached = connecting.LiveModel(endpoint=endpoint, key_env=variable, context=limit, vision=vision)
     wanted = connecting.client_settings(client, reached)
-    tell_simulation(served.simulation)
+    warn_simulation(served.simulation)
     if served.problem:
         _say_away(endpoint, served.problem, written=bool(write and wanted.path))
     told = _told(client, reached, wanted)
@@ -72,11 +72,11 @@ def connect(
     habits = [f"{habit.does}: {habit.client}" for habit in engine_quirks(endpoint.engine)]
     told["habits"] = habits
     for note in (*source, *wanted.notes, *habits):
-        talk().print(f"note: {note}", markup=False, soft_wrap=True)
+        stderr_console().print(f"note: {note}", markup=False, soft_wrap=True)
     if check:
         told["check"] = _called(client, endpoint)
     if json:
-        emit(told)
+        print_json(told)
     return 0
 
 
@@ -99,7 +99,7 @@ def _told(
 def _written(wanted: connecting.ClientSettings) -> dict[str, object]:
     """The client's settings file, and the copy of what it was."""
     path, backup = connecting.write_settings(wanted)
-    talk().print(f"written: {path}" + (f" (what it was: {backup.name})" if backup else ""), soft_wrap=True)
+    stderr_console().print(f"written: {path}" + (f" (what it was: {backup.name})" if backup else ""), soft_wrap=True)
     return {"written": path, "backup": backup}
 
 
@@ -108,7 +108,7 @@ def _called(client: connecting.ClientName, endpoint: Endpoint) -> "ClientCall":
     from moebox.serve.callcheck import call_as_client
 
     seen = call_as_client(client, endpoint)
-    talk().print(f"works: {seen.protocol}: {seen.evidence}", markup=False, soft_wrap=True)
+    stderr_console().print(f"works: {seen.protocol}: {seen.evidence}", markup=False, soft_wrap=True)
     return seen
 
 
@@ -123,17 +123,17 @@ def _key_variable(url: str) -> str:
 
 def _say_away(endpoint: Endpoint, why: str, *, written: bool) -> None:
     """A warning that the server does not answer; Outside where a client would be pointed at it."""
-    problem = target.not_there(endpoint, why)
+    problem = target.no_answer_error(endpoint, why)
     if written:
         problem.hint = "is the server up? Nothing was written"
         raise problem
-    talk().print(f"warning: {problem.message}; {problem.hint}", markup=False, soft_wrap=True)
+    stderr_console().print(f"warning: {problem.message}; {problem.hint}", markup=False, soft_wrap=True)
 
 
 def _context(given: str, url: str, served: ServedLimits) -> tuple[int, tuple[str, ...]]:
     """What was given, what the server says, what the recipe was planned for, or a modest guess; and notes on it."""
     if given:
-        return flags.read("--context", given, parse_tokens), ()
+        return flags.parse_value("--context", given, parse_tokens), ()
     if served.context:
         return served.context, (f"context {served.context:,} ({served.source})",)
     missing = "answer, so its context is not known" if served.problem else "say its context"

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from moebox import codec
 from moebox.cli import flags
-from moebox.cli.output import answer, exit_code, people
+from moebox.cli.output import exit_code, print_result, stdout_console
 from moebox.core.recipe import EngineName
 from moebox.errors import refuse_if
 from moebox.loose import Document
@@ -44,12 +44,12 @@ def logs(
     """
     from moebox.doctor.logs import search_file
 
-    found = search_run(file, engine or "") if file.is_dir() else search_file(file, engine=engine or "")
-    answer(json, document(found), lambda: show(found, every=every))
+    found = search_run_log(file, engine or "") if file.is_dir() else search_file(file, engine=engine or "")
+    print_result(json, search_document(found), lambda: print_search(found, every=every))
     return exit_code(not (found.cause or found.exception))
 
 
-def search_run(folder: Path, engine: str) -> "LogSearch":
+def search_run_log(folder: Path, engine: str) -> "LogSearch":
     """The log of a run, all the pieces that are kept of it."""
     from moebox.doctor.logs import LogSearch, feed_file
     from moebox.store import plain
@@ -65,7 +65,7 @@ def search_run(folder: Path, engine: str) -> "LogSearch":
     return found
 
 
-def document(found: "LogSearch") -> Document:
+def search_document(found: "LogSearch") -> Document:
     """The search as JSON."""
     findings = found.findings.values()
     rows = [{**codec.to_document(finding), "count": found.counts[finding.symptom]} for finding in findings]
@@ -78,9 +78,9 @@ def document(found: "LogSearch") -> Document:
     }
 
 
-def show(found: "LogSearch", *, every: bool) -> None:
+def print_search(found: "LogSearch", *, every: bool) -> None:
     """The cause with its remedy, then the rest in the order of the log."""
-    out, cause = people(), found.cause
+    out, cause = stdout_console(), found.cause
     out.print(f"{plural(found.lines, 'line')} read", markup=False)
     if cause:
         _finding("cause", cause)
@@ -95,7 +95,7 @@ def show(found: "LogSearch", *, every: bool) -> None:
 
 
 def _finding(title: str, finding: "Finding") -> None:
-    out = people()
+    out = stdout_console()
     out.print(f"\n{title}: {finding.cause}", markup=False)
     out.print(f"  line {finding.line}: {finding.text}", markup=False)
     out.print(f"  remedy: {finding.remedy}", markup=False)
@@ -122,23 +122,23 @@ def box(
     from moebox import detect
     from moebox.doctor import box as checks
 
-    size = flags.read("--need", need, parse_size) if need else 0
+    size = flags.parse_value("--need", need, parse_size) if need else 0
     here = detect.load_box(box)
     if here.host is None:
-        flags.not_taken(f"{here.name} is described without a disk", need=need)
+        flags.refuse_unused(f"{here.name} is described without a disk", need=need)
     found = checks.check_box(here, need=size) if box else checks.check_this_machine(here, need=size)
     counts = Counter(check.verdict for check in found)
     verdict = "fail" if counts["fail"] else "pass"
     summary = f"\n{len(found)} checks: {counts['fail']} failed, {counts['warn']} to look at"
-    answer(
+    print_result(
         json,
         {"box": here.name, "checks": found, "verdict": verdict},
-        lambda: people().print(listing(found), summary, sep="\n"),
+        lambda: stdout_console().print(check_table(found), summary, sep="\n"),
     )
     return exit_code(verdict != "fail")
 
 
-def listing(checks: "list[HostCheck]") -> "Table":
+def check_table(checks: "list[HostCheck]") -> "Table":
     """A row a check, and below it how to fix it; both wrap within their column."""
     from rich.table import Table
     from rich.text import Text

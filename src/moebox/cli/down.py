@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from moebox.cli.output import answer, people
+from moebox.cli.output import print_result, stdout_console
 from moebox.errors import refuse_if
 from moebox.loose import Document
 
@@ -32,7 +32,7 @@ def down(
     stopped = [_stopped(instance) for instance in _chosen(name, all_=all_, ownerless=bool(ownerless))]
     stopped += [_swept(name) for name in ownerless]
     lines = [f"{row['id']}: {row['was']}, now gone" for row in stopped] or ["nothing was running"]
-    answer(json, {"stopped": stopped}, lambda: people().print("\n".join(lines), markup=False))
+    print_result(json, {"stopped": stopped}, lambda: stdout_console().print("\n".join(lines), markup=False))
     return 0
 
 

@@ -5,7 +5,7 @@ from types import TracebackType
 from rich.live import Live
 
 
-class Drawn:
+class LiveDisplay:
     """A view with a `live` display, begun where there is a terminal; it ends with the block, whatever ended that."""
 
     live: Live | None = None
@@ -16,7 +16,7 @@ class Drawn:
         if self.live:
             self.live.__exit__(kind, value, trace)
             self.live = None
-            self.leave()
+            self.print_final()
 
-    def leave(self) -> None:
+    def print_final(self) -> None:
         """Print what is to stay on the screen; nothing, unless a view says so."""

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from moebox.cli import flags
-from moebox.cli.output import answer, exit_code, people, show_lines, talk, write_file
-from moebox.cli.pinned import Pinned
+from moebox.cli.output import exit_code, print_lines, print_result, stderr_console, stdout_console, write_file
+from moebox.cli.pinned import PlanArgs
 from moebox.errors import BadInput, DoesNotFit, refuse_if, refuse_out_of_range
 from moebox.fleet import file as files
 from moebox.fleet import routers
@@ -20,13 +20,13 @@ from moebox.fleet.users import find_workload as workload_called
 from moebox.serve.keys import TWIN_KEY
 
 if TYPE_CHECKING:
-    from moebox.cli.verify_view import View
+    from moebox.cli.verify_view import VerifyView
     from moebox.flows.fleet_bench import FleetBenchStep
     from moebox.flows.fleet_plan import FleetCandidate, FleetPlan
     from moebox.flows.fleet_record import FleetRecord
     from moebox.flows.fleet_verify import FleetVerdict
 
-NOTHING = Pinned()
+NOTHING = PlanArgs()
 STREAMS = 64  # in flight when a member is killed
 
 
@@ -43,7 +43,7 @@ def plan(
     time: str = "20m",
     most: int = 64,
     seed: int = 1,
-    pinned: Annotated[Pinned, Parameter(name="*")] = NOTHING,
+    pinned: Annotated[PlanArgs, Parameter(name="*")] = NOTHING,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
     """Find how many of which box serve so many users within an SLO, by simulation.
@@ -72,10 +72,10 @@ def plan(
     refuse_out_of_range("--most", most, 1, 512)
     path = Path(target) if target.endswith(".toml") else None
     if path:
-        flags.not_taken(f"{path} has its own prices and workload", prices=prices)
-        flags.not_taken("the members of a fleet file have recipes", **asdict(pinned))
+        flags.refuse_unused(f"{path} has its own prices and workload", prices=prices)
+        flags.refuse_unused("the members of a fleet file have recipes", **asdict(pinned))
     fleet = _fleet(path, prices)
-    seconds = flags.seconds("--time", time)
+    seconds = flags.parse_duration("--time", time)
     question = FleetQuestion(
         work=workload_called(workload, fleet.workload),
         users=users,
@@ -95,14 +95,14 @@ def plan(
     )
     if listed:
         found = fleet_plan.with_listed_fleet(found, listed)
-    answer(json, fleet_plan.plan_document(found), lambda: _show_plan(found, fleet))
+    print_result(json, fleet_plan.plan_document(found), lambda: _show_plan(found, fleet))
     return exit_code(any(size.sized.enough for size in found.answers))
 
 
 def _show_plan(found: "FleetPlan", fleet: Fleet) -> None:
-    from moebox.cli.fleet_view import page
+    from moebox.cli.fleet_view import plan_page
 
-    people().print(page(found, fleet.prices))
+    stdout_console().print(plan_page(found, fleet.prices))
 
 
 def _fleet(path: Path | None, prices: Path | None) -> Fleet:
@@ -114,17 +114,17 @@ def _fleet(path: Path | None, prices: Path | None) -> Fleet:
 
 
 def _candidates(
-    target: str, box: str, question: FleetQuestion, pinned: Pinned, refused: dict[str, str]
+    target: str, box: str, question: FleetQuestion, pinned: PlanArgs, refused: dict[str, str]
 ) -> "list[FleetCandidate]":
     """The model on each of the boxes; those it does not fit on go to `refused`, with the reason."""
     from moebox.flows import fleet_plan
 
-    names = flags.names(box)
+    names = flags.split_names(box)
     _refuse_boxes(target, names)
     found = []
     for name in dict.fromkeys(names):
         try:
-            found.append(fleet_plan.candidate_for_model(target, name, question, pinned.pins()))
+            found.append(fleet_plan.candidate_for_model(target, name, question, pinned.constraints()))
         except DoesNotFit as problem:
             refused[name] = problem.message
     if not found:
@@ -150,7 +150,9 @@ def _progress(outcome: FleetOutcome) -> None:
     boxes = len(outcome.boxes)
     what = "one dies" if outcome.question.fail_at else outcome.question.policy
     name = outcome.boxes[0].name
-    talk().print(f"{boxes:>4} × {name}, {what}: {outcome.good_share:.1%} of requests good", style="dim", markup=False)
+    stderr_console().print(
+        f"{boxes:>4} × {name}, {what}: {outcome.good_share:.1%} of requests good", style="dim", markup=False
+    )
 
 
 def up(
@@ -170,13 +172,15 @@ def up(
         patience: Longest time without progress while a member starts.
         json: Print the fleet as one JSON document.
     """
-    from moebox.cli.signals import asked_to_stop
+    from moebox.cli.signals import stop_event
     from moebox.flows import fleet_up
 
-    asked = asked_to_stop()
-    running = fleet_up.start_fleet(file, twins=twin, patience_s=flags.seconds("--patience", patience), notify=_say)
+    asked = stop_event()
+    running = fleet_up.start_fleet(
+        file, twins=twin, patience_s=flags.parse_duration("--patience", patience), notify=_say
+    )
     try:
-        answer(json, running.record, lambda: _show_up(running.record))
+        print_result(json, running.record, lambda: _show_up(running.record))
         if detach:
             running.detach()
             return 0
@@ -188,7 +192,7 @@ def up(
 
 
 def _show_up(record: "FleetRecord") -> None:
-    people().print(f"{record.name}: {record.base_url} serves {record.model}", markup=False, soft_wrap=True)
+    stdout_console().print(f"{record.name}: {record.base_url} serves {record.model}", markup=False, soft_wrap=True)
     if record.router.key_env == TWIN_KEY:
         print(f"export {TWIN_KEY}={record.endpoint().key}", file=sys.stderr)  # the console would hide it
     _say(f"{record.router.kind} {routers.router_traits()[record.router.kind].note}")
@@ -200,7 +204,7 @@ def ps(*, json: Annotated[bool, Parameter(negative=())] = False) -> int:
     Args:
         json: Print JSON.
     """
-    from moebox.cli.fleet_view import listed
+    from moebox.cli.fleet_view import fleet_lines
     from moebox.flows import fleet_record, fleet_up
 
     found = [(record, fleet_up.fleet_status(record)) for record in fleet_record.list_fleets()]
@@ -208,7 +212,7 @@ def ps(*, json: Annotated[bool, Parameter(negative=())] = False) -> int:
         {"name": record.name, "base_url": record.base_url, "model": record.model, "parts": rows}
         for record, rows in found
     ]
-    answer(json, {"fleets": fleets}, lambda: show_lines(listed(found)))
+    print_result(json, {"fleets": fleets}, lambda: print_lines(fleet_lines(found)))
     return 0
 
 
@@ -223,10 +227,10 @@ def down(name: str = "", /, *, json: Annotated[bool, Parameter(negative=())] = F
 
     record = fleet_record.find_fleet(name)
     stopped = fleet_up.stop_fleet(record)
-    answer(
+    print_result(
         json,
         {"fleet": record.name, "stopped": stopped},
-        lambda: people().print(f"{record.name}: {', '.join(stopped) or 'nothing'} stopped", markup=False),
+        lambda: stdout_console().print(f"{record.name}: {', '.join(stopped) or 'nothing'} stopped", markup=False),
     )
     return 0
 
@@ -259,31 +263,31 @@ def verify(
         deadline: Timeout of one request.
         json: Print JSON.
     """
-    from moebox.cli.verify import refuse_unused
-    from moebox.cli.verify_view import View
+    from moebox.cli.verify import refuse_unused_flags
+    from moebox.cli.verify_view import VerifyView
     from moebox.flows import fleet_record, fleet_verify
     from moebox.store import Run
     from moebox.verify.ladder import results_document as ladder_document
     from moebox.verify.ladder import select_checks
     from moebox.verify.options import TIME_S, TRIALS, VerifyEffort, VerifyOptions
 
-    names = flags.names(*(only or ()))
-    refuse_unused([rung.name for rung in select_checks(names, "")], context=context)
+    names = flags.split_names(*(only or ()))
+    refuse_unused_flags([rung.name for rung in select_checks(names, "")], context=context)
     refuse_out_of_range("--streams", streams, 1, 4096)
     if not kill:
-        flags.belong_to("--kill", streams=streams)
-    tokens = flags.tokens("--context", context or None)
+        flags.refuse_without("--kill", streams=streams)
+    tokens = flags.parse_token_count("--context", context or None)
     record = fleet_record.find_fleet(name)
     effort: VerifyEffort = "quick" if quick else "default"
-    longest = max(1.0, flags.seconds("--deadline", deadline))
+    longest = max(1.0, flags.parse_duration("--deadline", deadline))
     options = VerifyOptions(context=tokens, trials=TRIALS[effort], time_s=TIME_S[effort], seed=seed, deadline_s=longest)
     run = Run.create(f"verify-{record.name}")
-    with View(quiet=json) as view:
-        tell = None if json else view.check
+    with VerifyView(quiet=json) as view:
+        tell = None if json else view.print_check
         verdict = fleet_verify.verify_fleet(
             record, options, only=names, kill=kill, streams=streams or STREAMS, run=run, notify=tell
         )
-    answer(
+    print_result(
         json,
         {**ladder_document(verdict.checks), **fleet_verify.verdict_document(verdict), "run": str(run.path)},
         lambda: _show_verdict(verdict, view, run.path),
@@ -291,15 +295,15 @@ def verify(
     return exit_code(verdict.is_good)
 
 
-def _show_verdict(verdict: "FleetVerdict", view: "View", folder: Path) -> None:
+def _show_verdict(verdict: "FleetVerdict", view: "VerifyView", folder: Path) -> None:
     """What only a fleet can get wrong, then the checks."""
-    from moebox.cli.fleet_view import affinity_lines, loss_lines
+    from moebox.cli.fleet_view import affinity_lines, member_loss_lines
 
-    for line in (*affinity_lines(verdict.affinity), *loss_lines(verdict.loss)):
-        people().print(line, markup=False)
-    view.sum_up(verdict.checks, folder)
+    for line in (*affinity_lines(verdict.affinity), *member_loss_lines(verdict.loss)):
+        stdout_console().print(line, markup=False)
+    view.print_summary(verdict.checks, folder)
     if not verdict.is_good and verdict.checks.has_passed:
-        people().print("every check passed, and the fleet did not: see above", style="red")
+        stdout_console().print("every check passed, and the fleet did not: see above", style="red")
 
 
 def bench(
@@ -334,7 +338,7 @@ def bench(
         concurrency=concurrency, requests=requests, input_tokens=input_len, output_tokens=output_len
     )
     steps = fleet_bench.bench_fleet(record, sizes, load, notify=_say)
-    answer(
+    print_result(
         json,
         {"fleet": record.name, "router": record.router.kind, "simulation": record.twins, "steps": steps},
         lambda: _show_steps(record, steps),
@@ -345,7 +349,7 @@ def bench(
 def _show_steps(record: "FleetRecord", steps: "list[FleetBenchStep]") -> None:
     from moebox.cli.fleet_view import bench_page
 
-    people().print(bench_page(record, steps))
+    stdout_console().print(bench_page(record, steps))
 
 
 def _sizes(text: str, most: int) -> tuple[int, ...]:
@@ -358,7 +362,7 @@ def _sizes(text: str, most: int) -> tuple[int, ...]:
 
 
 def _say(line: str) -> None:
-    talk().print(line, style="dim", markup=False)
+    stderr_console().print(line, style="dim", markup=False)
 
 
 def render(
@@ -384,14 +388,14 @@ def render(
     if output:
         for name, text in texts.items():
             write_file(output / name, text, executable=name.endswith((".sh", ".sbatch")))
-    answer(json, {"form": form, "output": output, "files": texts}, lambda: _show_files(texts, output))
+    print_result(json, {"form": form, "output": output, "files": texts}, lambda: _show_files(texts, output))
     return 0
 
 
 def _show_files(texts: dict[str, str], output: Path | None) -> None:
     """Their names where they were written, their text otherwise."""
     if output:
-        people().print(f"{output}: {', '.join(texts)}", markup=False, soft_wrap=True)
+        stdout_console().print(f"{output}: {', '.join(texts)}", markup=False, soft_wrap=True)
         return
     for name, text in texts.items():
         print(f"# ==> {name} <==\n{text}")

@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from moebox.cli.tables import headed
+from moebox.cli.tables import make_table
 from moebox.core.measure import Slo
 from moebox.core.verdict import CheckVerdict
 from moebox.fleet.cost import Prices
@@ -18,7 +18,7 @@ from moebox.flows.fleet_record import FleetRecord
 from moebox.units import format_percent, format_seconds
 
 
-def page(found: FleetPlan, prices: Prices) -> RenderableType:
+def plan_page(found: FleetPlan, prices: Prices) -> RenderableType:
     """The whole plan."""
     parts: list[RenderableType] = [Text(_title(found), style="bold"), Text(""), _table(found)]
     parts += [Text(line) for answer in found.answers for line in _remarks(answer, found)]
@@ -46,7 +46,7 @@ def slo_text(slo: Slo) -> str:
 
 def _table(found: FleetPlan) -> Table:
     heads = ("box", "boxes", "1 down", "good", "TTFT p90", "TPOT p90", "cached", "kW")
-    return headed(heads, map(_line, found.answers), words=("box",), gap=1)
+    return make_table(heads, map(_line, found.answers), left_columns=("box",), gap=1)
 
 
 def _line(answer: FleetAnswer) -> tuple[str, ...]:
@@ -127,7 +127,7 @@ HELD = {
 }
 
 
-def loss_lines(loss: MemberLoss | None) -> list[str]:
+def member_loss_lines(loss: MemberLoss | None) -> list[str]:
     """A member's death, told."""
     if loss is None:
         return []
@@ -161,7 +161,7 @@ def bench_page(record: FleetRecord, steps: list[FleetBenchStep]) -> RenderableTy
         notes.append("The load generator was at its limit: this machine measures itself as well.")
     if record.twins:
         notes.append("Members are simulations.")
-    return Group(headed(heads, map(_measured, steps)), *(Text(note, style="dim") for note in notes))
+    return Group(make_table(heads, map(_measured, steps)), *(Text(note, style="dim") for note in notes))
 
 
 def _measured(step: FleetBenchStep) -> tuple[str, ...]:
@@ -177,7 +177,7 @@ def _measured(step: FleetBenchStep) -> tuple[str, ...]:
     )
 
 
-def listed(found: Sequence[tuple[FleetRecord, list[dict[str, str]]]]) -> Iterator[str]:
+def fleet_lines(found: Sequence[tuple[FleetRecord, list[dict[str, str]]]]) -> Iterator[str]:
     """A line for each fleet, and one for each of its parts."""
     if not found:
         yield "no fleet is running"

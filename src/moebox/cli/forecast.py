@@ -8,10 +8,10 @@ from cyclopts import Parameter
 
 from moebox.cli import flags
 from moebox.cli import subject as subjects
-from moebox.cli.flags import tokens, whole
-from moebox.cli.output import answer, people
-from moebox.cli.pinned import Pinned
-from moebox.cli.subject import Subject
+from moebox.cli.flags import parse_count, parse_token_count
+from moebox.cli.output import print_result, stdout_console
+from moebox.cli.pinned import PlanArgs
+from moebox.cli.subject import ForecastTarget
 from moebox.core.box import Box
 from moebox.errors import BadInput, refuse_if, refuse_out_of_range
 from moebox.flows import boxes, recipes
@@ -22,7 +22,7 @@ from moebox.planner.rate import sizes_up_to
 from moebox.planner.simulate import SimulatedWorkload, scheduler_rules
 from moebox.units import parse_seconds
 
-NOTHING = Pinned()
+NOTHING = PlanArgs()
 CONTEXTS = (0, 16384, 32768, 65536, 131072)
 STREAMS = (1, 8, 32, 64, 128)
 PROMPTS = (1024, 8192, 32768, 65536, 131072)
@@ -32,7 +32,7 @@ PER_STREAM, LEAST, MOST = 10, 32, 20_000
 # The micro-batch of a pinned layout that does not say: what published rows were measured with, by their prompt rates
 # (loftllc.dev, Apr 2026: 185 and 223 tok/s with ik_llama.cpp and 188 with llama.cpp come out at 2048).
 UBATCH = 2048
-CAREFUL = 65536  # tokens of context in a careful plan
+DEFAULT_CONTEXT = 65536  # tokens of context in a careful plan
 LARGEST_RUN = 10_000_000
 OPEN_LOOP = 1000  # requests of a simulated run at a rate, where nothing says how many
 Mode = Literal["decode", "prefill", "serving", "stream"]
@@ -40,7 +40,7 @@ Rows = list[rows_of.ForecastRow]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class ForecastArgs:
     """What to forecast.
 
     Attributes:
@@ -86,18 +86,18 @@ class Asked:
     seed: int | None = None
 
     @property
-    def serving(self) -> bool:
+    def is_serving(self) -> bool:
         """Whether a serving run is asked for."""
         return self.output is not None or self.rate is not None
 
     @property
     def modes(self) -> "list[Mode]":
         """The kinds of forecast that are asked for."""
-        wanted: dict[Mode, bool] = {"serving": self.serving, "decode": self.decode, "prefill": self.prefill}
+        wanted: dict[Mode, bool] = {"serving": self.is_serving, "decode": self.decode, "prefill": self.prefill}
         return [mode for mode, given in wanted.items() if given]
 
 
-NO_WISH = Asked()
+NO_WISH = ForecastArgs()
 # What only a simulated serving run can take up.
 SERVING = (
     "requests",
@@ -117,8 +117,8 @@ def forecast(
     target: str,
     *,
     box: str | None = None,
-    asked: Annotated[Asked, Parameter(name="*")] = NO_WISH,
-    pinned: Annotated[Pinned, Parameter(name="*")] = NOTHING,
+    asked: Annotated[ForecastArgs, Parameter(name="*")] = NO_WISH,
+    pinned: Annotated[PlanArgs, Parameter(name="*")] = NOTHING,
     bold: Annotated[bool, Parameter(negative=())] = False,
     ram: str = "",
     ram_bandwidth: str = "",
@@ -144,46 +144,52 @@ def forecast(
     settings = replace(pinned, context=None, concurrency=None)
     if recipes.is_recipe(target):
         fixed = settings != NOTHING or bold
-        subject = subjects.from_recipe(target, box, pinned=fixed, ram=ram, ram_bandwidth=ram_bandwidth)
+        subject = subjects.target_from_recipe(target, box, has_constraints=fixed, ram=ram, ram_bandwidth=ram_bandwidth)
     else:
         where = boxes.calibrated_box(box, ram=ram, ram_bandwidth=ram_bandwidth)
-        serving = max(streams, default=0) if asked.serving else 0
-        subject = _planned(target, where, settings.pins(bold=bold), asked, contexts, serving)
+        serving = max(streams, default=0) if asked.is_serving else 0
+        subject = _planned(target, where, settings.constraints(bold=bold), asked, contexts, serving)
     subject = _as_asked(subject, asked)
     usual: Mode = "stream" if subject.deployment.engine.offloads_experts else "decode"
     mode = next(iter(asked.modes), usual)
     _refuse_unused(mode, asked, pinned, fixed=recipes.is_recipe(target))
-    subject = subjects.beyond(subject, max((*contexts, *_prompts(asked, 0)))) if mode != "serving" else subject
+    subject = (
+        subjects.with_context_warning(subject, max((*contexts, *_prompts(asked, 0)))) if mode != "serving" else subject
+    )
     rows = ROWS[mode](subject, asked, contexts, streams)
-    answer(json, document(mode, subject, rows), lambda: _show(mode, subject, rows))
+    print_result(json, forecast_document(mode, subject, rows), lambda: _show(mode, subject, rows))
     return 0
 
 
-def _show(mode: Mode, subject: Subject, rows: Rows) -> None:
-    from moebox.cli.forecast_view import page
+def _show(mode: Mode, subject: ForecastTarget, rows: Rows) -> None:
+    from moebox.cli.forecast_view import forecast_page
 
-    people().print(page(mode, subject, rows))
+    stdout_console().print(forecast_page(mode, subject, rows))
 
 
-def _planned(model: str, box: Box, pins: Constraints, asked: Asked, contexts: tuple[int, ...], serving: int) -> Subject:
+def _planned(
+    model: str, box: Box, pins: Constraints, asked: ForecastArgs, contexts: tuple[int, ...], serving: int
+) -> ForecastTarget:
     """The plan for a model, long and wide enough for what is asked; `serving` is the highest concurrency of a run."""
     if pins.experts is not None and pins.ubatch is None:
         pins = replace(pins, ubatch=UBATCH)
     longest = max((*contexts, _longest(asked)), default=0)
-    subject = subjects.chosen(model, box, replace(pins, context=longest or None, concurrency=serving or None))
-    return subjects.for_requests(subject, serving, _request_tokens(asked), asked.kv_tokens) if serving else subject
+    subject = subjects.target_from_plan(model, box, replace(pins, context=longest or None, concurrency=serving or None))
+    return (
+        subjects.with_cache_warnings(subject, serving, _request_tokens(asked), asked.kv_tokens) if serving else subject
+    )
 
 
-def _as_asked(subject: Subject, asked: Asked) -> Subject:
+def _as_asked(subject: ForecastTarget, asked: ForecastArgs) -> ForecastTarget:
     """With what is known better than the planner knows it: graphs, cache, acceptance."""
     if asked.eager:
-        subject = subjects.eager(subject)
+        subject = subjects.without_graphs(subject)
     if asked.kv_tokens is not None:
         subject = replace(subject, memory=replace(subject.memory, kv_tokens=asked.kv_tokens))
-    return subject if asked.accept is None else subjects.accepting(subject, asked.accept)
+    return subject if asked.accept is None else subjects.with_acceptance(subject, asked.accept)
 
 
-def document(mode: Mode, subject: Subject, rows: Rows) -> Document:
+def forecast_document(mode: Mode, subject: ForecastTarget, rows: Rows) -> Document:
     """The forecast under the keys that scripts rely on."""
     low, high = subject.speed.prefill_range if mode == "prefill" else subject.speed.decode_range
     return {
@@ -202,59 +208,61 @@ def document(mode: Mode, subject: Subject, rows: Rows) -> Document:
     }
 
 
-def _refuse_contradictions(asked: Asked) -> None:
+def _refuse_contradictions(asked: ForecastArgs) -> None:
     """BadInput for two kinds of forecast at once, and for flags of one that is not asked for."""
     several = "--decode, --prefill and --input with --output are three different forecasts; give one"
     refuse_if(len(asked.modes) > 1, several)
-    missing = asked.serving and None in (asked.input, asked.output)
+    missing = asked.is_serving and None in (asked.input, asked.output)
     refuse_if(missing, "a serving run needs --input and --output", hint="such as --input 8192 --output 2048")
-    alone = asked.input is not None and not (asked.serving or asked.prefill)
+    alone = asked.input is not None and not (asked.is_serving or asked.prefill)
     refuse_if(alone, "--input goes with --output or with --prefill")
     lost = next((name for name in SERVING if getattr(asked, name) != getattr(NO_WISH, name)), "")
-    text = f"{flags.written(lost)} is for a serving run"
-    refuse_if(lost and not asked.serving, text, hint="add --input and --output")
+    text = f"{flags.flag_name(lost)} is for a serving run"
+    refuse_if(lost and not asked.is_serving, text, hint="add --input and --output")
 
 
-def _refuse_unused(mode: Mode, asked: Asked, pinned: Pinned, *, fixed: bool) -> None:
+def _refuse_unused(mode: Mode, asked: ForecastArgs, pinned: PlanArgs, *, fixed: bool) -> None:
     """BadInput for what this kind of forecast has no use for; `fixed`: a recipe says the context."""
     streams, cache = {"concurrency": pinned.concurrency}, {"kv_tokens": asked.kv_tokens}
     if mode == "prefill":
-        flags.not_taken("--prefill reads one prompt alone", **streams, **cache, accept=asked.accept)
+        flags.refuse_unused("--prefill reads one prompt alone", **streams, **cache, accept=asked.accept)
     if mode == "stream":
-        flags.not_taken("without --decode one stream is forecast", **streams, **cache)
+        flags.refuse_unused("without --decode one stream is forecast", **streams, **cache)
     if fixed and mode in ("prefill", "serving"):
-        flags.not_taken("a recipe has its own context", context=pinned.context)
+        flags.refuse_unused("a recipe has its own context", context=pinned.context)
     if asked.rate is None and asked.lengths == "fixed":
-        flags.belong_to("--rate or --lengths uniform", seed=asked.seed)
+        flags.refuse_without("--rate or --lengths uniform", seed=asked.seed)
     if mode == "serving":
         _refuse_in_serving(asked)
 
 
-def _refuse_in_serving(asked: Asked) -> None:
+def _refuse_in_serving(asked: ForecastArgs) -> None:
     """BadInput for flags of a serving run that have no effect with, or without, another."""
     if asked.rate is not None:
         why = "--rate sends by the clock"
-        flags.not_taken(why, per_stream=asked.per_stream, warm=asked.warm, window=asked.window)
+        flags.refuse_unused(why, per_stream=asked.per_stream, warm=asked.warm, window=asked.window)
     if asked.requests is not None:
-        flags.not_taken("--requests says how many there are", per_stream=asked.per_stream)
+        flags.refuse_unused("--requests says how many there are", per_stream=asked.per_stream)
     if not asked.prefix_hit:
-        flags.belong_to("--prefix-hit", warm=asked.warm)
+        flags.refuse_without("--prefix-hit", warm=asked.warm)
     if asked.turns == 1:
-        flags.belong_to("--turns", think=asked.think)
+        flags.refuse_without("--turns", think=asked.think)
 
 
-def _longest(asked: Asked) -> int:
+def _longest(asked: ForecastArgs) -> int:
     """The longest sequence asked for, where it is more than a careful plan would allow; 0 otherwise."""
     length = _request_tokens(asked)
-    return length if length > CAREFUL else 0
+    return length if length > DEFAULT_CONTEXT else 0
 
 
-def _request_tokens(asked: Asked) -> int:
+def _request_tokens(asked: ForecastArgs) -> int:
     prompts = _counts(asked.input, "--input", many=True)
-    return max(prompts, default=0) + (tokens("--output", asked.output) or 0)
+    return max(prompts, default=0) + (parse_token_count("--output", asked.output) or 0)
 
 
-def _decoding(subject: Subject, asked: Asked, contexts: tuple[int, ...], streams: tuple[int, ...]) -> Rows:
+def _decoding(
+    subject: ForecastTarget, asked: ForecastArgs, contexts: tuple[int, ...], streams: tuple[int, ...]
+) -> Rows:
     """By context and concurrency."""
     limit, most = subject.recipe.context, subject.recipe.max_seqs
     lengths = contexts or sizes_up_to(limit, CONTEXTS)
@@ -262,27 +270,29 @@ def _decoding(subject: Subject, asked: Asked, contexts: tuple[int, ...], streams
     return rows_of.decode_rows(subject.speed, lengths, many, subject.memory.kv_tokens, most)
 
 
-def _reading(subject: Subject, asked: Asked, contexts: tuple[int, ...], streams: tuple[int, ...]) -> Rows:
+def _reading(subject: ForecastTarget, asked: ForecastArgs, contexts: tuple[int, ...], streams: tuple[int, ...]) -> Rows:
     """By length of a cold prompt."""
     return rows_of.prefill_rows(subject.speed, _prompts(asked, subject.recipe.context))
 
 
-def _streaming(subject: Subject, asked: Asked, contexts: tuple[int, ...], streams: tuple[int, ...]) -> Rows:
+def _streaming(
+    subject: ForecastTarget, asked: ForecastArgs, contexts: tuple[int, ...], streams: tuple[int, ...]
+) -> Rows:
     """One stream by context."""
     speed, limit = subject.speed, subject.recipe.context
     lengths = contexts or sizes_up_to(limit, HYBRID_CONTEXTS)
     return rows_of.stream_rows(speed, lengths, min(max(4096, speed.chunk_tokens), limit))
 
 
-def _serving(subject: Subject, asked: Asked, contexts: tuple[int, ...], streams: tuple[int, ...]) -> Rows:
+def _serving(subject: ForecastTarget, asked: ForecastArgs, contexts: tuple[int, ...], streams: tuple[int, ...]) -> Rows:
     """A simulated run for each concurrency or rate."""
     kv_tokens = subject.memory.kv_tokens
-    subjects.refuse_no_cache(kv_tokens)
+    subjects.refuse_without_cache(kv_tokens)
     rules = scheduler_rules(subject.recipe, kv_tokens, subject.speed)
     return rows_of.serving_rows(subject.speed, rules, _workloads(asked, streams))
 
 
-ROWS: dict[Mode, Callable[[Subject, Asked, tuple[int, ...], tuple[int, ...]], Rows]] = {
+ROWS: dict[Mode, Callable[[ForecastTarget, ForecastArgs, tuple[int, ...], tuple[int, ...]], Rows]] = {
     "decode": _decoding,
     "prefill": _reading,
     "stream": _streaming,
@@ -290,13 +300,13 @@ ROWS: dict[Mode, Callable[[Subject, Asked, tuple[int, ...], tuple[int, ...]], Ro
 }
 
 
-def _prompts(asked: Asked, limit: int) -> tuple[int, ...]:
+def _prompts(asked: ForecastArgs, limit: int) -> tuple[int, ...]:
     """Lengths of prompts: those asked for, or the usual ones that the context holds."""
     lengths = _counts(asked.input, "--input", many=True) or sizes_up_to(limit, PROMPTS)
     return tuple(max(length, 1) for length in lengths)
 
 
-def _workloads(asked: Asked, streams: tuple[int, ...]) -> list[SimulatedWorkload]:
+def _workloads(asked: ForecastArgs, streams: tuple[int, ...]) -> list[SimulatedWorkload]:
     """A simulated run for each concurrency or rate."""
     _check(asked)
     base = _request(asked)
@@ -308,11 +318,11 @@ def _workloads(asked: Asked, streams: tuple[int, ...]) -> list[SimulatedWorkload
     return [replace(base, rate=rate, concurrency=0, requests=requests) for rate in _rates(asked.rate)]
 
 
-def _request(asked: Asked) -> SimulatedWorkload:
+def _request(asked: ForecastArgs) -> SimulatedWorkload:
     """What each request asks for, sent once."""
     return SimulatedWorkload(
-        input=tokens("--input", asked.input) or 0,
-        output=tokens("--output", asked.output) or 0,
+        input=parse_token_count("--input", asked.input) or 0,
+        output=parse_token_count("--output", asked.output) or 0,
         requests=asked.requests or 1,
         concurrency=1,
         lengths=asked.lengths,
@@ -325,7 +335,7 @@ def _request(asked: Asked) -> SimulatedWorkload:
     )
 
 
-def _load(base: SimulatedWorkload, asked: Asked, streams: int) -> SimulatedWorkload:
+def _load(base: SimulatedWorkload, asked: ForecastArgs, streams: int) -> SimulatedWorkload:
     """The workload of one concurrency."""
     each = asked.per_stream or PER_STREAM * asked.turns
     least = 1 if asked.per_stream else LEAST
@@ -335,7 +345,7 @@ def _load(base: SimulatedWorkload, asked: Asked, streams: int) -> SimulatedWorkl
     return replace(base, concurrency=streams, requests=requests, warm=warm, spacing_s=spacing)
 
 
-def _check(asked: Asked) -> None:
+def _check(asked: ForecastArgs) -> None:
     """What of a serving run cannot be meant."""
     refuse_out_of_range("--requests", asked.requests, 1, LARGEST_RUN)
     refuse_out_of_range("--per-stream", asked.per_stream, 1, 10_000)
@@ -345,20 +355,22 @@ def _check(asked: Asked) -> None:
 
 
 def _seconds(flag: str, text: str) -> float:
-    return flags.read(flag, text, parse_seconds, hint="write it like 2s") if text else 0.0
+    return flags.parse_value(flag, text, parse_seconds, hint="write it like 2s") if text else 0.0
 
 
 def _rates(text: str) -> tuple[float, ...]:
     wrong = f"--rate: {text!r} is not a list of requests a second"
-    return flags.numbers(text.split(","), float, lambda rate: 0 < rate <= 1e6, wrong=wrong, hint="write it like 0.5,2")
+    return flags.parse_numbers(
+        text.split(","), float, lambda rate: 0 < rate <= 1e6, not_numbers=wrong, hint="write it like 0.5,2"
+    )
 
 
 def _counts(text: str | None, flag: str, *, many: bool = False) -> tuple[int, ...]:
     """Counts with commas between them; with `many` as people write tokens (64k)."""
     if text is None:
         return ()
-    read, least = (tokens, 0) if many else (whole, 1)
-    found = tuple(read(flag, part) or 0 for part in flags.names(text))
+    read, least = (parse_token_count, 0) if many else (parse_count, 1)
+    found = tuple(read(flag, part) or 0 for part in flags.split_names(text))
     wrong = not found or not least <= min(found) <= max(found) <= MAX_CONTEXT
     refuse_if(wrong, f"{flag}: {text!r} is not a list of counts", hint="write it like 1,8,32")
     return found

@@ -4,21 +4,21 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from moebox.cli.subject import Subject
-from moebox.cli.tables import headed
+from moebox.cli.subject import ForecastTarget
+from moebox.cli.tables import make_table
 from moebox.core.registry import engine_display_name
 from moebox.planner.forecast import ForecastRow
 from moebox.planner.speed.links import describe_network
 from moebox.units import format_count, format_seconds, plural
 
 
-def page(mode: str, subject: Subject, rows: list[ForecastRow]) -> RenderableType:
+def forecast_page(mode: str, subject: ForecastTarget, rows: list[ForecastRow]) -> RenderableType:
     """Title, table, band and warnings."""
-    tables = {"decode": decode, "prefill": prefill, "serving": serving, "stream": stream}
-    remark = remarks(mode, rows)
-    parts: list[RenderableType] = [title(subject), Text(), tables[mode](rows)]
+    tables = {"decode": decode_table, "prefill": prefill_table, "serving": serving_table, "stream": stream_table}
+    remark = table_remark(mode, rows)
+    parts: list[RenderableType] = [forecast_title(subject), Text(), tables[mode](rows)]
     parts += [Text(remark)] if remark else []
-    parts.append(note(mode, subject))
+    parts.append(range_note(mode, subject))
     if subject.recipe.parallel.nodes > 1:
         parts.append(Text(describe_network(subject.box), style="dim"))
     known = [caution for caution in subject.warnings if caution.severity != "note"]
@@ -26,7 +26,7 @@ def page(mode: str, subject: Subject, rows: list[ForecastRow]) -> RenderableType
     return Group(*parts)
 
 
-def title(subject: Subject) -> Text:
+def forecast_title(subject: ForecastTarget) -> Text:
     """Model, box, engine and layout in one line."""
     recipe, spread = subject.recipe, subject.recipe.parallel
     words = [engine_display_name(recipe.engine)] + (["community image"] if recipe.runtime.preset else [])
@@ -37,7 +37,7 @@ def title(subject: Subject) -> Text:
     return line.append(f" on {subject.box.name}: {', '.join(words)}")
 
 
-def note(mode: str, subject: Subject) -> Text:
+def range_note(mode: str, subject: ForecastTarget) -> Text:
     """The band in words, and how far the constants come from."""
     low, high = subject.speed.prefill_range if mode == "prefill" else subject.speed.decode_range
     if subject.speed.measured:
@@ -47,27 +47,27 @@ def note(mode: str, subject: Subject) -> Text:
     return Text(f"forecast, not a measurement: {text}", style="dim")
 
 
-def decode(rows: list[ForecastRow]) -> Table:
+def decode_table(rows: list[ForecastRow]) -> Table:
     """Contexts down, streams across; tok/s of all streams."""
     streams = sorted({row["concurrency"] for row in rows})
     lines: dict[int, dict[int, ForecastRow]] = {}
     for row in sorted(rows, key=lambda row: int(row["context"])):
         lines.setdefault(row["context"], {})[row["concurrency"]] = row
     cells = ((format_count(context), *(_rate(line[many]) for many in streams)) for context, line in lines.items())
-    return headed(("context", *(plural(many, "stream") for many in streams)), cells)
+    return make_table(("context", *(plural(many, "stream") for many in streams)), cells)
 
 
-def prefill(rows: list[ForecastRow]) -> Table:
+def prefill_table(rows: list[ForecastRow]) -> Table:
     """Prompts down."""
     figures = ([row[key] for key in ("prompt_tokens", "prefill_tok_s", "low_tok_s", "high_tok_s")] for row in rows)
     times = (format_seconds(row["ttft_s"]) for row in rows)
     lines = ((*map(format_count, line), time) for line, time in zip(figures, times, strict=True))
-    return headed(("prompt", "tok/s", "low", "high", "read in"), lines)
+    return make_table(("prompt", "tok/s", "low", "high", "read in"), lines)
 
 
-def stream(rows: list[ForecastRow]) -> Table:
+def stream_table(rows: list[ForecastRow]) -> Table:
     """One stream by context, and the prompt beside it."""
-    return headed(("context", "tg tok/s", "low", "high", "pp tok/s", "low", "high"), map(_stream, rows))
+    return make_table(("context", "tg tok/s", "low", "high", "pp tok/s", "low", "high"), map(_stream, rows))
 
 
 def _stream(row: ForecastRow) -> tuple[str, ...]:
@@ -76,9 +76,9 @@ def _stream(row: ForecastRow) -> tuple[str, ...]:
     return format_count(row["context"]), *tg, *pp
 
 
-def serving(rows: list[ForecastRow]) -> Table:
+def serving_table(rows: list[ForecastRow]) -> Table:
     """One simulated run a line."""
-    return headed(("streams", "req/s", "out tok/s", "TTFT", "p99", "TPOT", "ITL", "p99"), map(_serving, rows))
+    return make_table(("streams", "req/s", "out tok/s", "TTFT", "p99", "TPOT", "ITL", "p99"), map(_serving, rows))
 
 
 def _serving(row: ForecastRow) -> tuple[str, ...]:
@@ -88,7 +88,7 @@ def _serving(row: ForecastRow) -> tuple[str, ...]:
     return who, f"{row['request_throughput']:.2f}", format_count(row["output_throughput"]), *times
 
 
-def remarks(mode: str, rows: list[ForecastRow]) -> str:
+def table_remark(mode: str, rows: list[ForecastRow]) -> str:
     """What to know under the table."""
     if mode == "decode":
         fits = all(row["fits"] for row in rows)

@@ -1,29 +1,29 @@
 """The run that a command about a server keeps its results in: one of its own, or one that is there."""
 
-from moebox.cli.output import talk
+from moebox.cli.output import stderr_console
 from moebox.core.endpoint import Endpoint
 from moebox.errors import refuse_if
 from moebox.store import Run
 from moebox.store.summary import summarize_run
 from moebox.stream.limits import is_twin
 
-NO_MODEL = "a simulation answers here: its speed is a forecast, and its text means nothing"
+SIMULATION_NOTE = "a simulation answers here: its speed is a forecast, and its text means nothing"
 
 
-def tell_simulation(simulation: object) -> None:
+def warn_simulation(simulation: object) -> None:
     """That no model answers, where that is so."""
     if simulation:
-        talk().print(NO_MODEL, style="yellow", soft_wrap=True)
+        stderr_console().print(SIMULATION_NOTE, style="yellow", soft_wrap=True)
 
 
-def new_run(kind: str, endpoint: Endpoint) -> Run:
+def create_run(kind: str, endpoint: Endpoint) -> Run:
     """One of its own, marked where no model answers."""
     simulation = is_twin(endpoint)
-    tell_simulation(simulation)
+    warn_simulation(simulation)
     return Run.create(f"{kind}-{endpoint.model}", simulation=simulation)
 
 
-def joined(name: str, endpoint: Endpoint) -> Run:
+def open_run(name: str, endpoint: Endpoint) -> Run:
     """The run called `name`; BadInput where it is about another model, or another moebox is at work on it."""
     run = Run.open(name)
     told = summarize_run(run)

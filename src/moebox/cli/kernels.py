@@ -8,8 +8,8 @@ from cyclopts import Parameter
 
 from moebox import codec
 from moebox.cli import flags
-from moebox.cli.eta import Waiting
-from moebox.cli.output import answer, exit_code, people, talk
+from moebox.cli.eta import WaitingLine
+from moebox.cli.output import exit_code, print_result, stderr_console, stdout_console
 from moebox.core import catalogue, registry
 from moebox.core.kernel import Arch, KernelScan, find_arch
 from moebox.errors import BadInput, Unsupported, refuse_if
@@ -82,9 +82,9 @@ def kernels(
     others: dict[str, object] = {"engine": engine, "site_packages": site_packages, "python": python}
     others |= {"arch": arch_name, "model": model, "tp": tp, "kv": kv, "only": only, "run": run}
     _refuse_unused({"cache": cache, "configs": configs, "tune": tune, "revert": revert, "fix": fix}, others)
-    flags.belong_to("--fix", apply=apply and not fix)
-    flags.belong_to("--fix --apply", yes=yes and not apply)
-    flags.belong_to("--tune", output=None if tune else output)
+    flags.refuse_without("--fix", apply=apply and not fix)
+    flags.refuse_without("--fix --apply", yes=yes and not apply)
+    flags.refuse_without("--tune", output=None if tune else output)
     if cache:
         return show_cache(cache, arch_name, as_json=json)
     if configs:
@@ -104,26 +104,26 @@ def kernels(
     if tune:
         return tune_here(request, output or Path("tuned"), as_json=json)
     if revert:
-        return reverted(request, as_json=json)
-    return looked_at(request, opened(run) if run else None, fix=fix, apply=apply, yes=yes, as_json=json)
+        return revert_patches(request, as_json=json)
+    return scan_and_fix(request, open_run(run) if run else None, fix=fix, apply=apply, yes=yes, as_json=json)
 
 
-def looked_at(request: "Request", folder: "Run | None", *, fix: bool, apply: bool, yes: bool, as_json: bool) -> int:
+def scan_and_fix(request: "Request", folder: "Run | None", *, fix: bool, apply: bool, yes: bool, as_json: bool) -> int:
     """The scan, shown or mended; findings are kept in `folder`."""
-    found = scanned(request, folder)
+    found = scan_kernels(request, folder)
     if not fix:
         return show_scan(found, as_json=as_json)
-    from moebox.cli.kernels_fix import mend
+    from moebox.cli.kernels_fix import fix_kernels
 
-    return mend(request, found, apply=apply, yes=yes, as_json=as_json, run=folder)
+    return fix_kernels(request, found, apply=apply, yes=yes, as_json=as_json, run=folder)
 
 
 def _refuse_unused(ways: Mapping[str, object], others: Mapping[str, object]) -> None:
     """BadInput for two things to do at once, and for flags that the one that is asked for has no use for."""
-    asked = flags.given(**ways)
+    asked = flags.given_flags(**ways)
     refuse_if(len(asked) > 1, f"{' and '.join(asked)} are different things to do; give one")
     does, unused = UNUSED.get("".join(asked), ("", ()))
-    flags.not_taken(does, **{name: others[name] for name in unused})
+    flags.refuse_unused(does, **{name: others[name] for name in unused})
 
 
 def compiled_engine(name: str | None) -> str:
@@ -137,23 +137,25 @@ def compiled_engine(name: str | None) -> str:
     return name
 
 
-def reverted(request: "Request", *, as_json: bool) -> int:
+def revert_patches(request: "Request", *, as_json: bool) -> int:
     """Applied patches taken back."""
     from moebox.kernels.patch import revert
     from moebox.kernels.scan import engine_root
 
     restored = revert(engine_root(request), request.engine)
     lines = [f"restored {path}" for path in restored]
-    answer(as_json, {"restored": restored}, lambda: people().print("\n".join(lines), markup=False, soft_wrap=True))
+    print_result(
+        as_json, {"restored": restored}, lambda: stdout_console().print("\n".join(lines), markup=False, soft_wrap=True)
+    )
     return 0
 
 
-def scanned(request: "Request", folder: "Run | None") -> KernelScan:
+def scan_kernels(request: "Request", folder: "Run | None") -> KernelScan:
     """Compile, with the time left by the last time; findings are kept in `folder`."""
     from moebox.kernels import scan as scans
 
     scans.engine_root(request)  # an engine that is not there is named before anything is said to compile
-    with Waiting(f"compiling {request.engine}'s kernels for {request.arch.name}", _key(request)):
+    with WaitingLine(f"compiling {request.engine}'s kernels for {request.arch.name}", _key(request)):
         found = scans.scan(request)
     if folder:
         from moebox.flows.kernels import save_findings, summarize_scan
@@ -164,14 +166,14 @@ def scanned(request: "Request", folder: "Run | None") -> KernelScan:
 
 def show_scan(found: KernelScan, *, as_json: bool) -> int:
     """The findings; 1 when a kernel will not launch."""
-    answer(as_json, document(found), lambda: _show_scan(found))
+    print_result(as_json, scan_document(found), lambda: _show_scan(found))
     return exit_code(not found.failing_launches)
 
 
 def _show_scan(found: KernelScan) -> None:
-    from moebox.cli.kernels_view import report
+    from moebox.cli.kernels_view import scan_report
 
-    people().print(report(found, people().width))
+    stdout_console().print(scan_report(found, stdout_console().width))
 
 
 def _key(request: "Request") -> str:
@@ -185,7 +187,7 @@ def compiled_engines() -> tuple[str, ...]:
     return tuple(traits.name for traits in registry.all_traits() if traits.moe_config_env)
 
 
-def opened(run: str) -> "Run":
+def open_run(run: str) -> "Run":
     """The run that the findings go to; told before minutes are spent."""
     from moebox.store import Run
 
@@ -200,20 +202,20 @@ def tune_here(request: "Request", folder: Path, *, as_json: bool) -> int:
     if here.name == request.arch.name:
         device = here.device
     else:
-        talk().print(
+        stderr_console().print(
             f"this GPU is {here.name}: fits are exact for {request.arch.name}, speeds are a hint", soft_wrap=True
         )
     tuned = tuning.tune(request, here, limit=request.arch)
-    beside, lost = attention(tuned, request)
+    beside, lost = attention_files(tuned, request)
     made, gaps = moefiles.write(tuned, folder, device, beside)
     gaps += lost
-    answer(
+    print_result(
         as_json,
         {"rows": tuned.rows, "files": made, "left_out": gaps},
-        lambda: people().print(tuning.table(tuned.rows), soft_wrap=True),
+        lambda: stdout_console().print(tuning.table(tuned.rows), soft_wrap=True),
     )
     for line in [*(f"wrote {path}" for path in made), *gaps, *how_to_use(request.engine, folder, made)]:
-        talk().print(line, soft_wrap=True, markup=False)
+        stderr_console().print(line, soft_wrap=True, markup=False)
     return 0
 
 
@@ -224,7 +226,7 @@ def how_to_use(engine: str, folder: Path, made: Sequence[Path]) -> list[str]:
     return [f"{registry.engine_traits(engine).moe_config_env}={folder.resolve()} makes {engine} read them"]
 
 
-def attention(tuned: "Tuned", request: "Request") -> tuple[dict[str, str], list[str]]:
+def attention_files(tuned: "Tuned", request: "Request") -> tuple[dict[str, str], list[str]]:
     """The attention block table and its patch, by file name; what could not be made of it."""
     from moebox.codec import to_json
     from moebox.kernels import blocktable
@@ -241,7 +243,7 @@ def attention(tuned: "Tuned", request: "Request") -> tuple[dict[str, str], list[
     return made, []
 
 
-def document(scan: KernelScan) -> Document:
+def scan_document(scan: KernelScan) -> Document:
     """A scan under the keys that scripts rely on."""
     return {
         **codec.to_document(scan),
@@ -254,15 +256,17 @@ def show_cache(folder: Path, arch_name: str, *, as_json: bool) -> int:
     """The kernels in a Triton cache; 1 when one of them cannot launch."""
     found = caches.read(folder, arch_name=arch_name)
     bad = [kernel for kernel in found if not kernel.fits]
-    answer(as_json, {"kernels": found, "bad": len(bad)}, lambda: _show_cache(bad, len(found)))
+    print_result(as_json, {"kernels": found, "bad": len(bad)}, lambda: _show_cache(bad, len(found)))
     return exit_code(not bad)
 
 
 def _show_cache(bad: "list[caches.CachedKernel]", found: int) -> None:
     for kernel in bad:
         asked = f"asks {kernel.shared_bytes:,} bytes of shared memory; {kernel.arch} gives {kernel.limit_bytes:,}"
-        people().print(f"[bold]{kernel.kernel}[/bold] {asked} (warps {kernel.num_warps}, stages {kernel.num_stages})")
-    talk().print(f"{plural(found, 'kernel')}, {len(bad)} of them cannot launch")
+        stdout_console().print(
+            f"[bold]{kernel.kernel}[/bold] {asked} (warps {kernel.num_warps}, stages {kernel.num_stages})"
+        )
+    stderr_console().print(f"{plural(found, 'kernel')}, {len(bad)} of them cannot launch")
 
 
 def show_configs(folder: Path, arch_name: str, *, as_json: bool) -> int:
@@ -271,7 +275,7 @@ def show_configs(folder: Path, arch_name: str, *, as_json: bool) -> int:
     found = tuned.check(folder, target)
     bad = [file for file in found if file.bad]
     files = [{"verdict": file.verdict, **codec.to_document(file)} for file in found]
-    answer(as_json, {"arch": target.name, "files": files, "bad": len(bad)}, lambda: _show_configs(found, target))
+    print_result(as_json, {"arch": target.name, "files": files, "bad": len(bad)}, lambda: _show_configs(found, target))
     return exit_code(not bad)
 
 
@@ -280,7 +284,7 @@ def _show_configs(found: "Sequence[tuned.TunedFile]", target: "Arch") -> None:
     for file, entries in bad:
         worst = max(entries, key=lambda entry: entry.shared_bytes)
         most = f"at most {worst.shared_bytes:,} bytes ({worst.blocks}) of {target.smem:,}"
-        people().print(f"{file.file}\n  {len(entries)} of {file.entries} entries; {most}")
+        stdout_console().print(f"{file.file}\n  {len(entries)} of {file.entries} entries; {most}")
     rest = sum(file.bad is None for file in found)
     total = plural(len(found), "file")
-    talk().print(f"{total}, {len(bad)} have entries that cannot launch, {rest} need compiling to know")
+    stderr_console().print(f"{total}, {len(bad)} have entries that cannot launch, {rest} need compiling to know")

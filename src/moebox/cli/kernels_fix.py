@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from moebox.cli.output import answer, exit_code, people, talk
+from moebox.cli.output import exit_code, print_result, stderr_console, stdout_console
 from moebox.core.kernel import KernelScan
 from moebox.errors import ExternalError
 from moebox.flows.kernels import save_findings, summarize_scan
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from moebox.store import Run
 
 
-def mend(
+def fix_kernels(
     request: Request, found: KernelScan, *, apply: bool, yes: bool, as_json: bool, run: "Run | None" = None
 ) -> int:
     """Search, show the patch, and apply it when asked; afterwards the scan is made again."""
     if not found.failing_launches:
-        talk().print(f"nothing to fix: every launch fits {request.arch.name}")
-        answer(as_json, {"remedies": [], "diff": ""}, lambda: None)
+        stderr_console().print(f"nothing to fix: every launch fits {request.arch.name}")
+        print_result(as_json, {"remedies": [], "diff": ""}, lambda: None)
         return 0
     _refuse_uncompiled(found)
     remedies = fix.search(request)
@@ -29,9 +29,9 @@ def mend(
     diff = "".join(change.diff for change in made)
     if run:
         run.write_file(f"patches/{found.engine}-{found.version}-{found.arch}-{found.kv}.diff", diff)
-    answer(as_json, {"remedies": remedies, "diff": diff}, lambda: _show(remedies, diff))
+    print_result(as_json, {"remedies": remedies, "diff": diff}, lambda: _show(remedies, diff))
     if not apply:
-        talk().print("`--fix --apply` writes it; the originals are kept, and `--revert` restores them")
+        stderr_console().print("`--fix --apply` writes it; the originals are kept, and `--revert` restores them")
         return 1
     return _applied(request, made, anyway=yes, run=run)
 
@@ -54,11 +54,11 @@ def _show(remedies: Sequence[fix.Remedy], diff: str) -> None:
 def _applied(request: Request, made: tuple[patch.Patch, ...], *, anyway: bool, run: "Run | None") -> int:
     """Write the patches and scan once more; 1 where a launch still does not fit."""
     for change, backup in zip(made, patch.apply_all(made, anyway=anyway), strict=True):
-        talk().print(f"patched {change.path}; the original is {backup.name}", soft_wrap=True, markup=False)
+        stderr_console().print(f"patched {change.path}; the original is {backup.name}", soft_wrap=True, markup=False)
     again = scan(request)
     if run:
         save_findings(run, summarize_scan(again))
-    talk().print(
+    stderr_console().print(
         "every launch fits now"
         if not again.failing_launches
         else f"{len(again.failing_launches)} launches still do not fit"
@@ -69,10 +69,10 @@ def _applied(request: Request, made: tuple[patch.Patch, ...], *, anyway: bool, r
 def _tell(remedy: fix.Remedy) -> None:
     failing, best = remedy.launch, remedy.found[0]
     was = f"{failing.shared_bytes:,} bytes of {failing.limit_bytes:,}"
-    people().print(f"# {failing.kernel} ({failing.case}): {was}", soft_wrap=True)
+    stdout_console().print(f"# {failing.kernel} ({failing.case}): {was}", soft_wrap=True)
     for launch in remedy.found[:4]:
         blocks = " ".join(f"{name.removeprefix('BLOCK_')}={value}" for name, value in launch.blocks.items())
         kept = "chosen" if launch is best else "also fits"
         shape = f"{blocks} warps={launch.num_warps} stages={launch.num_stages}"
         figures = f"{launch.shared_bytes:,} bytes, {launch.registers} registers, {launch.spill_bytes} spilled"
-        people().print(f"#   {kept}: {shape}: {figures}", soft_wrap=True)
+        stdout_console().print(f"#   {kept}: {shape}: {figures}", soft_wrap=True)

@@ -33,7 +33,7 @@ def logs(
         lines: Print only the last N lines.
     """
     refuse_if(lines is not None and lines < 0, f"--lines {lines}: must not be negative")
-    path, alive = source(name)
+    path, alive = find_log(name)
     from moebox.serve.tail import LogTail
     from moebox.store import plain
     from moebox.store.log import log_pieces
@@ -42,31 +42,31 @@ def logs(
         plain.refuse_unusual(piece)
     if lines is None:
         for piece in log_pieces(path)[:-1]:  # a long log is kept in pieces: its beginning, and the newest
-            show_file(piece)
-    show_rest(LogTail(path, start=last_lines(path, lines) if lines is not None else 0), alive, follow=follow)
+            print_file(piece)
+    print_rest(LogTail(path, start=last_lines_offset(path, lines) if lines is not None else 0), alive, follow=follow)
     return 0
 
 
-def show_rest(tail: "LogTail", alive: Callable[[], bool], *, follow: bool) -> None:
+def print_rest(tail: "LogTail", alive: Callable[[], bool], *, follow: bool) -> None:
     """Everything up to the end of a log; `follow` waits for more while its engine is alive."""
     while True:
         data = tail.read_new()
         if data:
-            show(data)
+            print_bytes(data)
         elif not follow or not alive():
             return
         else:
             time.sleep(0.2)
 
 
-def show_file(path: Path) -> None:
+def print_file(path: Path) -> None:
     """A piece of a log from its beginning to its end."""
     with open(path, "rb") as file:
         while data := file.read(65536):
-            show(data)
+            print_bytes(data)
 
 
-def show(data: bytes) -> None:
+def print_bytes(data: bytes) -> None:
     """A piece of a log: as it is into a file or a pipe, without what would drive a terminal on one."""
     if sys.stdout.isatty():
         data = escape_invisible(COLOURS.sub("", data.decode("utf-8", "replace").replace("\r\n", "\n"))).encode()
@@ -74,7 +74,7 @@ def show(data: bytes) -> None:
     sys.stdout.buffer.flush()
 
 
-def source(name: str | None) -> tuple[Path, Callable[[], bool]]:
+def find_log(name: str | None) -> tuple[Path, Callable[[], bool]]:
     """The log's path, and a way to ask whether there may be more."""
     from moebox.serve import state
     from moebox.store import Run
@@ -89,7 +89,7 @@ def source(name: str | None) -> tuple[Path, Callable[[], bool]]:
     return Path(found.run) / "engine.log", lambda: found.is_alive
 
 
-def last_lines(path: Path, wanted: int) -> int:
+def last_lines_offset(path: Path, wanted: int) -> int:
     """Where the last `wanted` lines begin, read backwards a block at a time."""
     try:
         size = path.stat().st_size

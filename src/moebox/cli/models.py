@@ -6,7 +6,7 @@ from cyclopts import Parameter
 
 from moebox import codec
 from moebox.checkpoint import resolve_model
-from moebox.cli.output import emit, people
+from moebox.cli.output import print_json, stdout_console
 from moebox.core import catalogue
 from moebox.core.model import KV_BYTES, Checkpoint, Model
 from moebox.loose import Document
@@ -20,11 +20,11 @@ def models(*, json: Annotated[bool, Parameter(negative=())] = False) -> int:
     """
     known = list(catalogue.models().values())
     if json:
-        emit({"models": [summary(model) for model in known]})
+        print_json({"models": [model_summary(model) for model in known]})
         return 0
-    from moebox.cli.models_view import listing
+    from moebox.cli.models_view import model_table
 
-    people().print(listing(known, width=people().width))
+    stdout_console().print(model_table(known, width=stdout_console().width))
     return 0
 
 
@@ -37,15 +37,15 @@ def show(model: str, *, json: Annotated[bool, Parameter(negative=())] = False) -
     """
     found, checkpoints = resolve_model(model)
     if json:
-        emit(document(found, checkpoints))
+        print_json(model_document(found, checkpoints))
         return 0
-    from moebox.cli.models_view import page
+    from moebox.cli.models_view import model_page
 
-    people().print(page(found, checkpoints))
+    stdout_console().print(model_page(found, checkpoints))
     return 0
 
 
-def summary(model: Model) -> Document:
+def model_summary(model: Model) -> Document:
     """One line of the catalogue."""
     return {
         "name": model.name,
@@ -59,7 +59,7 @@ def summary(model: Model) -> Document:
     }
 
 
-def document(model: Model, checkpoints: tuple[Checkpoint, ...]) -> Document:
+def model_document(model: Model, checkpoints: tuple[Checkpoint, ...]) -> Document:
     """Everything about one model, under the keys that scripts rely on."""
     return {
         "name": model.name,

@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from moebox.cli.tables import grid
+from moebox.cli.tables import make_grid
 from moebox.core import catalogue, registry
 from moebox.core.layers import Compressed, Gqa, Layers, Linear, Mla
 from moebox.core.model import COMPONENTS, Checkpoint, Component, Model
@@ -17,7 +17,7 @@ WIDE = 96  # columns
 _HOW = {"computed": "computed", "published": "as published", "read": "read from headers"}
 
 
-def listing(models: list[Model], *, width: int = 80) -> RenderableType:
+def model_table(models: list[Model], *, width: int = 80) -> RenderableType:
     """The catalogue, a row a model; the kind of attention only where the terminal is wide enough for it."""
     figures = FIGURES if width >= WIDE else {name: show for name, show in FIGURES.items() if name != "attention"}
     table = Table(box=None, pad_edge=False)
@@ -37,15 +37,23 @@ def _native(model: Model) -> str:
     return f"{format_gb(native.total_bytes):>8} {native.name}" if native else "-"
 
 
-def page(model: Model, checkpoints: tuple[Checkpoint, ...]) -> RenderableType:
+def model_page(model: Model, checkpoints: tuple[Checkpoint, ...]) -> RenderableType:
     """Everything about one model."""
     head = Text.assemble((model.title, "bold"), f"  {model.architecture}", f"  {model.repo}" if model.repo else "")
-    return Group(head, Text(), shape(model), Text(), components(model, checkpoints), Text(), forms(model, checkpoints))
+    return Group(
+        head,
+        Text(),
+        shape_table(model),
+        Text(),
+        component_table(model, checkpoints),
+        Text(),
+        checkpoint_table(model, checkpoints),
+    )
 
 
-def shape(model: Model) -> RenderableType:
+def shape_table(model: Model) -> RenderableType:
     """The shape in a few lines."""
-    return grid(_facts(model), gap=2)
+    return make_grid(_facts(model), gap=2)
 
 
 def _facts(model: Model) -> Iterator[tuple[str, str]]:
@@ -60,7 +68,7 @@ def _facts(model: Model) -> Iterator[tuple[str, str]]:
         yield "experts", f"{model.moe.used} of {model.moe.experts}{shared} a token, {each} each"
     for layers in model.stack:
         many = f"{layers.count} × " if len(model.stack) > 1 else ""
-        yield "attention", f"{many}{attention(layers)}"
+        yield "attention", f"{many}{attention_text(layers)}"
     cache = ", ".join(f"{model.kv_bytes_per_token(kind):,} B {kind}" for kind in ("fp8", "bf16"))
     yield "KV per token", f"{cache}; {format_gib(model.kv_bytes_per_token('bf16') * model.context)} at full context"
     yield "context", format_count(model.context)
@@ -85,7 +93,7 @@ def kind_name(layers: Layers) -> str:
     return "compressed"
 
 
-def attention(layers: Layers) -> str:
+def attention_text(layers: Layers) -> str:
     """One kind of layer in a line."""
     kind = layers.kind
     return ATTENTIONS[type(kind)](kind)
@@ -123,7 +131,7 @@ FIGURES: dict[str, Callable[[Model], str]] = {
 ATTENTIONS: dict[type, Callable[[Any], str]] = {Mla: _mla, Linear: _linear, Gqa: _gqa, Compressed: _compressed}
 
 
-def components(model: Model, checkpoints: tuple[Checkpoint, ...]) -> RenderableType:
+def component_table(model: Model, checkpoints: tuple[Checkpoint, ...]) -> RenderableType:
     """Parameters by component, and bytes in each form (the first four)."""
     shown = checkpoints[:4]
     table = Table(box=None, pad_edge=False)
@@ -159,7 +167,7 @@ def _size(form: Checkpoint, component: str) -> str:
     return format_gb(form.bytes_by_component[component]) if component in form.bytes_by_component else "-"
 
 
-def forms(model: Model, checkpoints: tuple[Checkpoint, ...]) -> RenderableType:
+def checkpoint_table(model: Model, checkpoints: tuple[Checkpoint, ...]) -> RenderableType:
     """The checkpoints."""
     table = Table(box=None, pad_edge=False)
     table.add_column("checkpoint", no_wrap=True, min_width=13)

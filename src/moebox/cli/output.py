@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from rich.segment import Segment
 
 
-def emit(document: Any) -> None:
+def print_json(document: Any) -> None:
     """One JSON document on stdout, at once: whoever reads it from a pipe may wait for it while the command goes on."""
     sys.stdout.write(escape_json(hide_known_keys(codec.to_json(document))) + "\n")
     sys.stdout.flush()
 
 
-def answer(json: bool, document: Any, show: "Callable[[], object]") -> None:
+def print_result(json: bool, document: Any, show: "Callable[[], object]") -> None:
     """What a command found: one JSON document, or as `show` puts it for people."""
     if json:
-        emit(document)
+        print_json(document)
     else:
         show()
 
@@ -36,10 +36,10 @@ def exit_code(good: object) -> int:
     return 0 if good else AnswerIsNo.exit_code
 
 
-def show_lines(lines: "Iterable[object]") -> None:
+def print_lines(lines: "Iterable[object]") -> None:
     """Lines of a result, as they are: names and paths are not broken."""
     for line in lines:
-        people().print(str(line), markup=False, soft_wrap=True)
+        stdout_console().print(str(line), markup=False, soft_wrap=True)
 
 
 def write_file(path: "Path", text: str, *, executable: bool = False) -> None:
@@ -48,44 +48,44 @@ def write_file(path: "Path", text: str, *, executable: bool = False) -> None:
         files.write_atomic(path, hide_known_keys(text), mode=0o755 if executable else 0o644)
 
 
-def try_file(path: "Path | None", *, of: "Path | None" = None, hint: str | None = None) -> None:
+def check_writable(path: "Path | None", *, shown_as: "Path | None" = None, hint: str | None = None) -> None:
     """BadInput where a file that was asked for cannot be written, before the work whose result it is to hold.
 
     `of`: what is named then, where the file is one that stands for it.
     """
     if path:
-        with files.report_write_errors(of or path, error_type=BadInput, hint=hint):
+        with files.report_write_errors(shown_as or path, error_type=BadInput, hint=hint):
             files.check_writable(path)
 
 
-def asked(question: str) -> bool:
+def confirm(question: str) -> bool:
     """Whether a person says yes; BadInput where nobody answers."""
     try:
-        said = people().input(f"{question} [y/N] ", markup=False)
+        said = stdout_console().input(f"{question} [y/N] ", markup=False)
     except EOFError:
         raise BadInput(f"{question} Nobody answered", hint="`--yes` says yes beforehand") from None
     return said.strip().lower() in ("y", "yes")
 
 
 @functools.cache
-def people() -> "Console":
+def stdout_console() -> "Console":
     """Where results for people go: stdout."""
-    return console()
+    return make_console()
 
 
 @functools.cache
-def talk() -> "Console":
+def stderr_console() -> "Console":
     """Where progress and remarks go: stderr."""
-    return console(stderr=True)
+    return make_console(stderr=True)
 
 
-def console(*, stderr: bool = False) -> "Console":
+def make_console(*, stderr: bool = False) -> "Console":
     """A console that shows text of servers, models and files without obeying it: rich lets escape sequences through."""
     from rich.console import Console
     from rich.segment import Segment
     from rich.text import Text
 
-    class Safe(Console):
+    class SafeConsole(Console):
         def render(
             self, renderable: "RenderableType", options: "ConsoleOptions | None" = None
         ) -> "Iterable[Segment]":  # keys go before a text is broken into lines
@@ -101,4 +101,4 @@ def console(*, stderr: bool = False) -> "Console":
             return segment
         return Segment(escape_invisible(segment.text), segment.style)
 
-    return Safe(stderr=stderr, highlight=False, emoji=False)
+    return SafeConsole(stderr=stderr, highlight=False, emoji=False)

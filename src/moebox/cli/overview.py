@@ -11,7 +11,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Prove": ("verify", "climb", "compare", "bench", "task"),
     "Show": ("runs", "report", "pack"),
 }
-WIDEST = 100
+MAX_WIDTH = 100
 COLUMN = 16
 
 
@@ -20,9 +20,9 @@ def section_of(command: str) -> str:
     return next((title for title, names in SECTIONS.items() if command in names), "More")
 
 
-def text(about: dict[str, str], version: str, width: int = 0) -> str:
+def overview_text(about: dict[str, str], version: str, width: int = 0) -> str:
     """Every command with its sentence, section by section."""
-    width = min(width or shutil.get_terminal_size((80, 24)).columns, WIDEST)
+    width = min(width or shutil.get_terminal_size((80, 24)).columns, MAX_WIDTH)
     return "\n".join(
         [f"moebox {version}: from your box and a model to a checked, measured endpoint", *_lines(about, width)]
     )

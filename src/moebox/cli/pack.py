@@ -5,7 +5,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from moebox.cli.output import emit, people, talk
+from moebox.cli.output import print_json, stderr_console, stdout_console
 from moebox.store import Run
 
 
@@ -32,9 +32,9 @@ def pack(
     found = [Run.open(name, runs=runs) for name in run or ("latest",)]
     path, left_out = packed(found, output or Path(f"{found[0].id}.tar.gz"), pdf=pdf)
     if json:
-        emit({"path": path, "left_out": left_out})
+        print_json({"path": path, "left_out": left_out})
         return 0
     for line in left_out:
-        talk().print(f"left out: {line}", soft_wrap=True)
-    people().print(str(path), soft_wrap=True)
+        stderr_console().print(f"left out: {line}", soft_wrap=True)
+    stdout_console().print(str(path), soft_wrap=True)
     return 0

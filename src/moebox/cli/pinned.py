@@ -3,13 +3,13 @@
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from moebox.cli.flags import tokens, whole
+from moebox.cli.flags import parse_count, parse_token_count
 from moebox.core.plan import Goal
 from moebox.planner.constraints import CommonConstraints, Constraints, parse_expert_counts
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pinned(CommonConstraints):
+class PlanArgs(CommonConstraints):
     """What is given is honoured, or refused where it is known not to start; what is not is chosen.
 
     Attributes:
@@ -39,14 +39,14 @@ class Pinned(CommonConstraints):
     experts_on_gpu: str | None = None
     ub: int | None = None
 
-    def pins(self, *, goal: Goal = "throughput", bold: bool = False) -> Constraints:
+    def constraints(self, *, goal: Goal = "throughput", bold: bool = False) -> Constraints:
         """The same as the planner takes it."""
         return Constraints(
             **{field.name: getattr(self, field.name) for field in fields(CommonConstraints)},
             goal=goal,
             bold=bold,
-            context=tokens("--context", self.context),
-            concurrency=whole("--concurrency", self.concurrency),
+            context=parse_token_count("--context", self.context),
+            concurrency=parse_count("--concurrency", self.concurrency),
             image=self.image,
             experts=None if self.experts_on_gpu is None else parse_expert_counts(self.experts_on_gpu),
             ubatch=self.ub,

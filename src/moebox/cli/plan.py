@@ -8,8 +8,8 @@ from cyclopts import Parameter
 
 from moebox import codec
 from moebox.checkpoint import look_up_model
-from moebox.cli.output import emit, people, talk, write_file
-from moebox.cli.pinned import Pinned
+from moebox.cli.output import print_json, stderr_console, stdout_console, write_file
+from moebox.cli.pinned import PlanArgs
 from moebox.core import grammar
 from moebox.core.plan import DeviceMemory, Goal, Plan, PlanWarning
 from moebox.errors import DoesNotFit
@@ -17,7 +17,7 @@ from moebox.flows import boxes
 from moebox.loose import Document
 from moebox.planner.choose import choose_plan
 
-NOTHING = Pinned()
+NOTHING = PlanArgs()
 
 
 def plan(
@@ -28,7 +28,7 @@ def plan(
     bold: Annotated[bool, Parameter(negative=())] = False,
     ram: str = "",
     ram_bandwidth: str = "",
-    pinned: Annotated[Pinned, Parameter(name="*")] = NOTHING,
+    pinned: Annotated[PlanArgs, Parameter(name="*")] = NOTHING,
     why: Annotated[bool, Parameter(negative=())] = False,
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
     json: Annotated[bool, Parameter(negative=())] = False,
@@ -54,35 +54,35 @@ def plan(
     found, checkpoints = known.model, known.checkpoints
     where = boxes.calibrated_box(box, ram=ram, ram_bandwidth=ram_bandwidth)
     try:
-        chosen = choose_plan(where, found, checkpoints, pinned.pins(goal=goal, bold=bold))
+        chosen = choose_plan(where, found, checkpoints, pinned.constraints(goal=goal, bold=bold))
     except DoesNotFit as problem:
         if json:
-            emit(refusal(problem))
+            print_json(refusal_document(problem))
         raise
     notes = tuple(PlanWarning(symptom="", text=note, severity="note") for note in known.notes)
     chosen = replace(chosen, warnings=(*notes, *chosen.warnings))
     chosen = boxes.with_planned_box(chosen, box, ram=ram, ram_bandwidth=ram_bandwidth)
     grammar.validate_recipe(chosen.recipe)  # what `up` would refuse is not written first
     if output:
-        write(chosen, output)
+        write_recipe(chosen, output)
     if json:
-        emit(document(chosen))
+        print_json(plan_document(chosen))
         return 0
-    from moebox.cli.plan_view import arithmetic, page
+    from moebox.cli.plan_view import arithmetic_page, plan_page
 
-    people().print(arithmetic(chosen, found) if why else page(chosen, found, saved=output))
+    stdout_console().print(arithmetic_page(chosen, found) if why else plan_page(chosen, found, saved=output))
     return 0
 
 
-def write(chosen: Plan, path: Path) -> None:
+def write_recipe(chosen: Plan, path: Path) -> None:
     """The recipe as TOML, with the plan's reasons above it."""
     head = [f"# {chosen.recipe.name}: planned by moebox for {chosen.box}, goal {chosen.goal}."]
     head += [f"# - {line}" for line in chosen.reasons]
     write_file(path, "\n".join(head) + "\n\n" + codec.to_toml(chosen.recipe))
-    talk().print(f"wrote {path}", soft_wrap=True)
+    stderr_console().print(f"wrote {path}", soft_wrap=True)
 
 
-def refusal(problem: DoesNotFit) -> Document:
+def refusal_document(problem: DoesNotFit) -> Document:
     """The answer no, for scripts."""
     return {
         "fits": False,
@@ -92,7 +92,7 @@ def refusal(problem: DoesNotFit) -> Document:
     }
 
 
-def document(chosen: Plan) -> Document:
+def plan_document(chosen: Plan) -> Document:
     """The plan under the keys that scripts rely on."""
     memory = chosen.memory
     return {
@@ -100,7 +100,7 @@ def document(chosen: Plan) -> Document:
         "goal": chosen.goal,
         "recipe": chosen.recipe,
         "memory": {
-            "per_device": [device(budget) for budget in memory.devices],
+            "per_device": [device_document(budget) for budget in memory.devices],
             "kv_tokens": memory.kv_tokens,
             "kv_bytes_per_token": memory.kv_bytes_per_token,
             "requests_of_context": memory.kv_tokens // max(chosen.recipe.context, 1),
@@ -118,7 +118,7 @@ def document(chosen: Plan) -> Document:
     }
 
 
-def device(budget: DeviceMemory) -> Document:
+def device_document(budget: DeviceMemory) -> Document:
     """One device's bytes; the five parts sum to its total."""
     return {
         "device": budget.device,

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from moebox import engines
 from moebox.checkpoint import deploy
-from moebox.cli.tables import grid, headed
+from moebox.cli.tables import make_grid, make_table
 from moebox.core.deployment import Deployment
 from moebox.core.model import Component, Model
 from moebox.core.plan import ArithmeticLine, DeviceMemory, Forecast, Plan, PlanWarning
@@ -37,21 +37,27 @@ PARTS: tuple[tuple[str, str, str, tuple[Component, ...]], ...] = (
 MARKS = {"fatal": ("✗", "bold red"), "warning": ("!", "yellow"), "note": ("·", "cyan")}
 
 
-def page(plan: Plan, model: Model, *, saved: Path | None = None) -> RenderableType:
+def plan_page(plan: Plan, model: Model, *, saved: Path | None = None) -> RenderableType:
     """The whole plan."""
-    parts: list[RenderableType] = [title(plan, model), Text(), section("why this one"), bullets(plan.reasons), Text()]
-    parts += [section("memory"), memory(plan), Text()]
-    parts += [section("forecast"), forecast(plan.forecast, plan.measured, plan.basis), Text()]
-    parts += [section("runners-up" if plan.alternatives else "answers"), runners(plan), Text()]
+    parts: list[RenderableType] = [
+        plan_title(plan, model),
+        Text(),
+        section_title("why this one"),
+        bullet_list(plan.reasons),
+        Text(),
+    ]
+    parts += [section_title("memory"), memory_bars(plan), Text()]
+    parts += [section_title("forecast"), forecast_table(plan.forecast, plan.measured, plan.basis), Text()]
+    parts += [section_title("runners-up" if plan.alternatives else "answers"), alternatives_table(plan), Text()]
     if plan.refused:
-        parts += [section("dropped"), dropped(plan.refused), Text()]
+        parts += [section_title("dropped"), rejected_list(plan.refused), Text()]
     if plan.warnings:
-        parts += [section("to know"), cautions(plan), Text()]
-    parts += [section("next"), commands(plan, saved)]
+        parts += [section_title("to know"), warning_list(plan), Text()]
+    parts += [section_title("next"), next_commands(plan, saved)]
     return Group(*parts)
 
 
-def title(plan: Plan, model: Model) -> Text:
+def plan_title(plan: Plan, model: Model) -> Text:
     """One line: model, engine, layout, box."""
     recipe, parallel = plan.recipe, plan.recipe.parallel
     words = [engine_display_name(recipe.engine)]
@@ -67,28 +73,28 @@ def title(plan: Plan, model: Model) -> Text:
     return line.append(": " + ", ".join(words))
 
 
-def section(name: str) -> Text:
+def section_title(name: str) -> Text:
     """A heading."""
     return Text(name, style="bold underline")
 
 
-def bullets(lines: Iterable[str]) -> RenderableType:
+def bullet_list(lines: Iterable[str]) -> RenderableType:
     """Sentences with hanging dashes."""
-    return grid(("-", Text(line)) for line in lines)
+    return make_grid(("-", Text(line)) for line in lines)
 
 
-def memory(plan: Plan) -> RenderableType:
+def memory_bars(plan: Plan) -> RenderableType:
     """A bar for every group of devices with the same budget, its figures, and what the cache holds."""
     table = Table.grid(padding=(0, 1), expand=True)
     table.add_column(no_wrap=True)
     table.add_column(ratio=1)
     table.add_column(no_wrap=True, justify="right")
-    for name, device in groups(plan.memory.devices):
-        table.add_row(name, Bar(device), format_gib(device.total))
-    return Group(table, figures(plan), holds(plan))
+    for name, device in group_devices(plan.memory.devices):
+        table.add_row(name, MemoryBar(device), format_gib(device.total))
+    return Group(table, memory_table(plan), cache_line(plan))
 
 
-def groups(devices: tuple[DeviceMemory, ...]) -> list[tuple[str, DeviceMemory]]:
+def group_devices(devices: tuple[DeviceMemory, ...]) -> list[tuple[str, DeviceMemory]]:
     """Devices next to each other with equal budgets as ("gpu0-7", budget); RAM that is not there is left out."""
     there = [device for device in devices if device.total or device.device != "ram"]
     alike = [list(members) for _, members in itertools.groupby(there, key=_budget)]
@@ -97,7 +103,7 @@ def groups(devices: tuple[DeviceMemory, ...]) -> list[tuple[str, DeviceMemory]]:
 
 def _budget(device: DeviceMemory) -> tuple[object, ...]:
     """What devices of one group share; RAM never stands with a GPU."""
-    return device.device.startswith("gpu"), device.total, amounts(device), tuple(device.weights.items())
+    return device.device.startswith("gpu"), device.total, part_bytes(device), tuple(device.weights.items())
 
 
 def _named(first: str, last: str) -> str:
@@ -105,13 +111,13 @@ def _named(first: str, last: str) -> str:
     return first if first == last else f"{first}-{last.removeprefix('gpu')}"
 
 
-def amounts(device: DeviceMemory) -> tuple[int, ...]:
+def part_bytes(device: DeviceMemory) -> tuple[int, ...]:
     """Bytes of each part of a bar, in the order of PARTS."""
     weights = [sum(device.weights.get(name, 0) for name in names) for _, _, _, names in PARTS if names]
     return (*weights, device.draft, device.kv, device.activations, device.overhead, max(0, device.free))
 
 
-class Bar:
+class MemoryBar:
     """A stacked bar as wide as there is room."""
 
     def __init__(self, device: DeviceMemory) -> None:
@@ -120,7 +126,7 @@ class Bar:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = options.max_width
         bar, done, shown = Text(no_wrap=True), 0, 0
-        for (_, letter, colour, _), size in zip(PARTS, amounts(self.device), strict=True):
+        for (_, letter, colour, _), size in zip(PARTS, part_bytes(self.device), strict=True):
             done += size
             edge = round(width * done / max(self.device.total, 1))
             cells = max(0, min(edge, width) - shown)
@@ -129,23 +135,23 @@ class Bar:
         yield bar
 
 
-def figures(plan: Plan) -> RenderableType:
+def memory_table(plan: Plan) -> RenderableType:
     """The bars in numbers, which is their legend too."""
-    shown = groups(plan.memory.devices)
+    shown = group_devices(plan.memory.devices)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("")
     table.add_column("GiB")
     for name, _ in shown:
         table.add_column(name, justify="right")
     for index, (part, letter, colour, _) in enumerate(PARTS):
-        sizes = [amounts(device)[index] for _, device in shown]
+        sizes = [part_bytes(device)[index] for _, device in shown]
         if any(sizes):
             cells = [f"{size / 2**30:,.2f}" if size else "-" for size in sizes]
             table.add_row(Text(letter, style=f"black on {colour}"), part, *cells)
     return Padding(table, (1, 0, 0, 2))
 
 
-def holds(plan: Plan) -> Text:
+def cache_line(plan: Plan) -> Text:
     """The cache in tokens and in requests."""
     tokens, context = plan.memory.kv_tokens, plan.recipe.context
     line = Text("\ncache ").append(f"{format_count(tokens)} tokens", style="bold")
@@ -156,7 +162,7 @@ def holds(plan: Plan) -> Text:
     return line.append(f"; {plan.memory.kv_bytes_per_token:,} bytes a token")
 
 
-def forecast(rows: tuple[Forecast, ...], measured: str = "", basis: str = "") -> RenderableType:
+def forecast_table(rows: tuple[Forecast, ...], measured: str = "", basis: str = "") -> RenderableType:
     """Decode by context and concurrency with the band, and the time to read a prompt of that length."""
     streams = sorted({row.concurrency for row in rows})
     heads = [f"{number} stream" if number == 1 else str(number) for number in streams]
@@ -164,7 +170,7 @@ def forecast(rows: tuple[Forecast, ...], measured: str = "", basis: str = "") ->
     for row in sorted(rows, key=lambda row: row.context):
         by_context.setdefault(row.context, {})[row.concurrency] = row
     lines = (_forecast_line(cells, streams) for cells in by_context.values())
-    table = headed(("context", *heads, "prompt read in", "at tok/s"), lines)
+    table = make_table(("context", *heads, "prompt read in", "at tok/s"), lines)
     return Group(table, Text(f"decode tok/s of all streams; {_basis(rows, measured, basis)}", style="dim"))
 
 
@@ -187,7 +193,7 @@ def _basis(rows: tuple[Forecast, ...], measured: str, basis: str) -> str:
     return f"{measured}; {band}" if measured else f"{band} ({basis})"
 
 
-def runners(plan: Plan) -> RenderableType:
+def alternatives_table(plan: Plan) -> RenderableType:
     """This plan by the goal's yardstick, then runners-up and what taking them would change."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("instead", ratio=3)
@@ -203,28 +209,28 @@ def runners(plan: Plan) -> RenderableType:
     return Group(table, Text(note + "asks for and the cache holds", style="dim"))
 
 
-def dropped(refused: dict[str, str]) -> RenderableType:
+def rejected_list(refused: dict[str, str]) -> RenderableType:
     """What does not start or fit."""
     shown = list(refused.items())[:4]
-    return grid(("-", Text.assemble((name, "bold"), f": {reason}")) for name, reason in shown)
+    return make_grid(("-", Text.assemble((name, "bold"), f": {reason}")) for name, reason in shown)
 
 
-def cautions(plan: Plan) -> RenderableType:
+def warning_list(plan: Plan) -> RenderableType:
     """Warnings with their remedies."""
-    return grid(map(_caution, plan.warnings))
+    return make_grid(map(_warning_row, plan.warnings))
 
 
-def _caution(caution: PlanWarning) -> tuple[Text, Text]:
-    mark, style = MARKS[caution.severity]
-    text = Text(caution.text)
-    if caution.remedy:
-        text.append(f"\n→ {caution.remedy}", style="green")
-    if caution.source:
-        text.append(f"\n  {caution.source}", style="dim")
+def _warning_row(warning: PlanWarning) -> tuple[Text, Text]:
+    mark, style = MARKS[warning.severity]
+    text = Text(warning.text)
+    if warning.remedy:
+        text.append(f"\n→ {warning.remedy}", style="green")
+    if warning.source:
+        text.append(f"\n  {warning.source}", style="dim")
     return Text(mark, style=style), text
 
 
-def commands(plan: Plan, saved: Path | None) -> RenderableType:
+def next_commands(plan: Plan, saved: Path | None) -> RenderableType:
     """What to type next, and what it would run."""
     file = str(saved) if saved else "recipe.toml"
     lines = [] if saved else [f"save it: moebox plan … -o {file}"]
@@ -232,7 +238,7 @@ def commands(plan: Plan, saved: Path | None) -> RenderableType:
     lines += _starting(shlex.quote(file), deployment)
     launch = engines.build_launch(deployment)
     argv = engines.launch_command(deployment, launch, home=str(Path.home()))
-    table = grid(("$" if line.startswith("moebox") else "-", Text(line)) for line in lines)
+    table = make_grid(("$" if line.startswith("moebox") else "-", Text(line)) for line in lines)
     table.add_row("", Text(f"which runs: {engines.shell_text(launch, argv)}", style="dim", overflow="fold"))
     return table
 
@@ -244,28 +250,36 @@ def _starting(file: str, deployment: Deployment) -> list[str]:
     return [*rendered, f"moebox up {file} --hosts hosts.txt" if several else f"moebox up {file}"]
 
 
-def arithmetic(plan: Plan, model: Model) -> RenderableType:
+def arithmetic_page(plan: Plan, model: Model) -> RenderableType:
     """`--why`: every line with its formula, its value and its source."""
     table = Table.grid(padding=(0, 2))
     last = ""
     for line in plan.why:
-        text = Text(f"{line.formula} = " if line.formula else "").append(value(line), style="bold")
+        text = Text(f"{line.formula} = " if line.formula else "").append(value_text(line), style="bold")
         if line.source and line.source != last:
             text.append(f"\n{line.source}", style="dim")
         last = line.source
         table.add_row(Text(line.what), text)
-    return Group(title(plan, model), Text(), section("arithmetic"), table, Text(), section("flags"), flags(plan))
+    return Group(
+        plan_title(plan, model),
+        Text(),
+        section_title("arithmetic"),
+        table,
+        Text(),
+        section_title("flags"),
+        flag_list(plan),
+    )
 
 
-def flags(plan: Plan) -> Table:
+def flag_list(plan: Plan) -> Table:
     """Every flag of the launch with its reason, as rendered files carry them."""
     deployment = deploy(plan.recipe)
     words = engines.modules.argv_module(plan.recipe.engine).arguments(deployment)
     flags = ((Text(" ".join(word), overflow="fold"), flag_reason(deployment, word)) for word in words)
-    return grid(((flag, Text(reason, style="dim")) for flag, reason in flags), gap=2)
+    return make_grid(((flag, Text(reason, style="dim")) for flag, reason in flags), gap=2)
 
 
-def value(line: ArithmeticLine) -> str:
+def value_text(line: ArithmeticLine) -> str:
     """A value with its unit, exact enough for a calculator."""
     return VALUES.get(line.unit, _number)(line)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from moebox.cli.output import answer, people
+from moebox.cli.output import print_result, stdout_console
 from moebox.units import format_seconds
 
 if TYPE_CHECKING:
@@ -21,13 +21,13 @@ def ps(*, json: Annotated[bool, Parameter(negative=())] = False) -> int:
     Args:
         json: Print JSON.
     """
-    rows = listing()
-    answer(json, {"engines": rows}, lambda: show(rows))
+    rows = list_engines()
+    print_result(json, {"engines": rows}, lambda: print_engines(rows))
     return 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listed:
+class EngineRow:
     """An engine with a record, or what only a mark or a label still tells of."""
 
     id: str
@@ -46,7 +46,7 @@ class Listed:
     container: str = ""
 
 
-def listing() -> list[Listed]:
+def list_engines() -> list[EngineRow]:
     """Every engine with a record, then what only a mark or a label still tells of."""
     from moebox.serve import state
     from moebox.serve.stop import list_containers
@@ -59,13 +59,13 @@ def listing() -> list[Listed]:
             boxes.pop(instance.id, None)
     for name in sorted({*strays, *boxes}):
         left, container = tuple(strays.get(name, ())), boxes.get(name, ("", ""))[1]
-        rows.append(Listed(id=name, status="left behind", left=left, container=container))
+        rows.append(EngineRow(id=name, status="left behind", left=left, container=container))
     return rows
 
 
-def _listed(instance: "Instance", left: tuple[int, ...]) -> Listed:
+def _listed(instance: "Instance", left: tuple[int, ...]) -> EngineRow:
     life = instance.guard_state
-    return Listed(
+    return EngineRow(
         id=instance.id,
         status=instance.status,
         engine=instance.engine,
@@ -83,15 +83,15 @@ def _listed(instance: "Instance", left: tuple[int, ...]) -> Listed:
     )
 
 
-def show(rows: Sequence[Listed]) -> None:
+def print_engines(rows: Sequence[EngineRow]) -> None:
     """Two lines for each: what it is and where it answers; and one for what needs a hand."""
     if not rows:
-        people().print("nothing is running")
+        stdout_console().print("nothing is running")
     for line in chain.from_iterable(map(_lines, rows)):
-        people().print(line, markup=False)
+        stdout_console().print(line, markup=False)
 
 
-def _lines(row: Listed) -> Iterator[str]:
+def _lines(row: EngineRow) -> Iterator[str]:
     status = f"exited ({row.code})" if row.status == "exited" else row.status
     age = format_seconds(time.time() - row.started) if row.started else ""
     yield f"{row.id}  {status}  {age}".rstrip()
@@ -103,7 +103,7 @@ def _lines(row: Listed) -> Iterator[str]:
         yield f"  `moebox down {row.id}` clears it away{rest}"
 
 
-def _left(row: Listed) -> str:
+def _left(row: EngineRow) -> str:
     """What is still there, in brackets; "" where nothing is."""
     left = [f"{len(row.left)} processes"] if row.left else []
     if row.status == "left behind" and row.container:

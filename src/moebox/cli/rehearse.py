@@ -7,9 +7,9 @@ from cyclopts import Parameter
 
 from moebox.checkpoint import deploy
 from moebox.cli import flags, up_view
-from moebox.cli.eta import Waiting
-from moebox.cli.output import answer, people, talk
-from moebox.cli.signals import told_when_interrupted
+from moebox.cli.eta import WaitingLine
+from moebox.cli.output import print_result, stderr_console, stdout_console
+from moebox.cli.signals import interrupt_message
 from moebox.core.recipe import Recipe, RuntimeKind
 from moebox.errors import AnswerIsNo, refuse_if
 from moebox.units import format_seconds
@@ -52,37 +52,42 @@ def rehearse(
         runs: Where run folders live.
         json: Print JSON.
     """
-    from moebox.cli.signals import asked_to_stop
-    from moebox.cli.up import settled
+    from moebox.cli.signals import stop_event
+    from moebox.cli.up import apply_flags
     from moebox.flows import recipes
     from moebox.serve.order import require_engine
 
-    chosen = settled(recipes.load_recipe(recipe), port=None, host="", runtime=runtime)
-    patience_s, budget_s = flags.seconds("--patience", patience), flags.seconds("--budget", budget or BUDGET)
-    depths = counts(layers)
+    chosen = apply_flags(recipes.load_recipe(recipe), port=None, host="", runtime=runtime)
+    patience_s, budget_s = (
+        flags.parse_duration("--patience", patience),
+        flags.parse_duration("--budget", budget or BUDGET),
+    )
+    depths = parse_layers(layers)
     refuse_if(measure and phantom, "--measure needs the real model's shapes; leave --phantom out")
     if not measure:
-        flags.belong_to("--measure", budget=budget)
+        flags.refuse_without("--measure", budget=budget)
     if phantom:
-        flags.not_taken("--phantom has few layers of its own", layers=layers)
+        flags.refuse_unused("--phantom has few layers of its own", layers=layers)
     refuse_if(len(depths) > 1 and not measure, f"--layers {layers}: two depths are for --measure")
-    asked_to_stop()
+    stop_event()
     require_engine(deploy(chosen))
     if measure:
-        return measured(chosen, depths, budget_s=budget_s, patience_s=patience_s, runs=runs, json=json)
+        return rehearse_measured(chosen, depths, budget_s=budget_s, patience_s=patience_s, runs=runs, json=json)
     kept = depths[0] if depths else 0
-    return booted(chosen, kept, phantom=phantom, patience_s=patience_s, runs=runs, json=json)
+    return rehearse_boot(chosen, kept, phantom=phantom, patience_s=patience_s, runs=runs, json=json)
 
 
-def counts(text: str) -> tuple[int, ...]:
+def parse_layers(text: str) -> tuple[int, ...]:
     """`--layers` as numbers."""
-    words = flags.names(text)
+    words = flags.split_names(text)
     wrong = f"--layers {text}: must be a number of layers, or two with --measure, such as 4,8"
     refuse_if(not all(map(str.isdigit, words)), wrong)
-    return flags.numbers(words, int, lambda depth: depth > 0, wrong=wrong)
+    return flags.parse_numbers(words, int, lambda depth: depth > 0, not_numbers=wrong)
 
 
-def booted(recipe: Recipe, layers: int, *, phantom: bool, patience_s: float, runs: Path | None, json: bool) -> int:
+def rehearse_boot(
+    recipe: Recipe, layers: int, *, phantom: bool, patience_s: float, runs: Path | None, json: bool
+) -> int:
     """One boot with dummy weights, prompted and stopped."""
     from moebox.flows import rehearse as flow
     from moebox.serve.faults import LaunchFailed
@@ -90,7 +95,7 @@ def booted(recipe: Recipe, layers: int, *, phantom: bool, patience_s: float, run
 
     run = Run.create(f"rehearse-{recipe.name}", runs=runs)
     try:
-        with up_view.Phases(f"rehearse {recipe.engine} {recipe.model} {layers or ''} {phantom}") as phases:
+        with up_view.StartupPhases(f"rehearse {recipe.engine} {recipe.model} {layers or ''} {phantom}") as phases:
             rehearsal = flow.rehearse(
                 deploy(recipe), run, layers=layers, phantom=phantom, patience_s=patience_s, listener=phases
             )
@@ -98,7 +103,7 @@ def booted(recipe: Recipe, layers: int, *, phantom: bool, patience_s: float, run
         raise AnswerIsNo(problem.message, hint=problem.hint) from None
     about = {"recipe": recipe.name, "engine": recipe.engine, "layers": rehearsal.layers, "verdict": "pass"}
     seen = {"steps": rehearsal.steps, "facts": rehearsal.facts, "not_rehearsed": rehearsal.not_rehearsed}
-    answer(json, {**about, **seen, "run": str(run.path)}, lambda: _show(rehearsal))
+    print_result(json, {**about, **seen, "run": str(run.path)}, lambda: _show(rehearsal))
     return 0
 
 
@@ -106,17 +111,17 @@ def _show(rehearsal: "Rehearsal") -> None:
     """Each step, and what only the whole model can show."""
     for step in rehearsal.steps:
         took = format_seconds(step.seconds) if step.seconds else ""
-        people().print(f"✓ {step.name:<12} {step.detail}  {took}".rstrip(), markup=False)
-    people().print("\nnot rehearsed:")
+        stdout_console().print(f"✓ {step.name:<12} {step.detail}  {took}".rstrip(), markup=False)
+    stdout_console().print("\nnot rehearsed:")
     for note in rehearsal.not_rehearsed:
-        people().print(f"  {note}", markup=False)
+        stdout_console().print(f"  {note}", markup=False)
 
 
-def measured(
+def rehearse_measured(
     recipe: Recipe, depths: tuple[int, ...], *, budget_s: float, patience_s: float, runs: Path | None, json: bool
 ) -> int:
     """`rehearse --measure`: time the steps, then show what they say of the whole model."""
-    from moebox.cli.calibrations import brief
+    from moebox.cli.calibrations import calibration_summary
     from moebox.flows.calibrate import calibrate
     from moebox.serve.faults import LaunchFailed
     from moebox.store import Run
@@ -124,27 +129,27 @@ def measured(
     run = Run.create(f"measure-{recipe.name}", runs=runs)
 
     def tell(line: str) -> None:
-        talk().print(line, markup=False, soft_wrap=True)
+        stderr_console().print(line, markup=False, soft_wrap=True)
 
     key = f"measure {recipe.engine} {recipe.model} {recipe.runtime.kind} {','.join(map(str, depths))}".rstrip()
-    kept = told_when_interrupted(f"what was measured is in {run.path}")
+    kept = interrupt_message(f"what was measured is in {run.path}")
     try:
-        with kept, Waiting(f"measuring {recipe.name}", key, limit_s=budget_s):
+        with kept, WaitingLine(f"measuring {recipe.name}", key, limit_s=budget_s):
             calibration = calibrate(recipe, run, layers=depths, budget_s=budget_s, patience_s=patience_s, notify=tell)
     except LaunchFailed as problem:
         raise AnswerIsNo(problem.message, hint=problem.hint) from None
     told = {"run": str(run.path), "notes": calibration.notes, "unseen": calibration.unseen}
-    answer(json, brief(calibration) | told, lambda: _show_measured(calibration))
+    print_result(json, calibration_summary(calibration) | told, lambda: _show_measured(calibration))
     return 0
 
 
 def _show_measured(calibration: "Calibration") -> None:
     """What the measurement says of the whole model."""
-    from moebox.cli.calibrations import table_of
+    from moebox.cli.calibrations import step_table
     from moebox.report.calibration import full_depth
 
-    people().print(table_of(calibration))
-    people().print(f"\n{full_depth(calibration).text}", markup=False)
+    stdout_console().print(step_table(calibration))
+    stdout_console().print(f"\n{full_depth(calibration).text}", markup=False)
     for line in calibration.unseen:
-        people().print(f"  not seen: {line}", markup=False)
-    people().print(f"kept as {calibration.id}; plan and forecast use it", markup=False, soft_wrap=True)
+        stdout_console().print(f"  not seen: {line}", markup=False)
+    stdout_console().print(f"kept as {calibration.id}; plan and forecast use it", markup=False, soft_wrap=True)

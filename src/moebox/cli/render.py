@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from moebox import render as rendering
 from moebox.checkpoint import deploy
-from moebox.cli.output import answer, write_file
+from moebox.cli.output import print_result, write_file
 from moebox.core.plan import PlanWarning
 from moebox.engines import find_refusals
 from moebox.escape import printable_line
@@ -19,7 +19,7 @@ from moebox.flows import recipes
 def render(
     recipe: str,
     *,
-    form: Annotated[Literal[rendering.Form, rendering.Other], Parameter(name="--as")] = "script",
+    form: Annotated[Literal[rendering.LaunchFormat, rendering.OtherFormat], Parameter(name="--as")] = "script",
     output: Annotated[Path | None, Parameter(name=("--output", "-o"))] = None,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
@@ -36,10 +36,10 @@ def render(
     warnings = find_refusals(asked)
     if output:
         for name, text in files.items():
-            write_file(output / name if name else output, text, executable=form in rendering.EXECUTABLE)
+            write_file(output / name if name else output, text, executable=form in rendering.EXECUTABLE_FORMATS)
     shown = {"text": files[""]} if "" in files else {"files": files}
     written = {"form": form, **shown, "output": str(output) if output else None, "warnings": warnings}
-    answer(json, written, lambda: _show({} if output else files, warnings))
+    print_result(json, written, lambda: _show({} if output else files, warnings))
     return 0
 
 

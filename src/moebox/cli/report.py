@@ -5,7 +5,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from moebox.cli.output import answer, show_lines
+from moebox.cli.output import print_lines, print_result
 from moebox.store import Run
 
 
@@ -34,5 +34,5 @@ def report(
     found = [Run.open(name, runs=runs) for name in run or ("latest",)]
     target = output or found[0].path / ("report.html" if len(found) == 1 else f"report-of-{len(found)}.html")
     made = write_report(found, target, pdf=pdf, markdown=md, title=title)
-    answer(json, {"files": made}, lambda: show_lines(made))
+    print_result(json, {"files": made}, lambda: print_lines(made))
     return 0

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from moebox import codec
 from moebox.cli import flags
-from moebox.cli.output import asked, emit, exit_code, talk
+from moebox.cli.output import confirm, exit_code, print_json, stderr_console
 from moebox.core.traits import LAST_PORT
 from moebox.errors import refuse_if, refuse_out_of_range
 from moebox.flows import boxes, recipes
@@ -65,9 +65,9 @@ def run(
     if resume:
         again = "--resume goes on as the run was begun"
         refuse_if(model, f"{again}: it does not take {model}")
-        flags.not_taken(again, box=box, recipe=recipe, ram=ram, ram_bandwidth=ram_bandwidth, twin=twin, skip=skip)
-        flags.not_taken(again, concurrency=concurrency, port=port, keep=keep, quick=quick)
-        folder, pipeline = resumed(resume, until, runs)
+        flags.refuse_unused(again, box=box, recipe=recipe, ram=ram, ram_bandwidth=ram_bandwidth, twin=twin, skip=skip)
+        flags.refuse_unused(again, concurrency=concurrency, port=port, keep=keep, quick=quick)
+        folder, pipeline = resume_run(resume, until, runs)
     else:
         request = pipelines.RunRequest(
             model="" if recipes.is_phantom(model) else model,
@@ -77,19 +77,19 @@ def run(
             ram_bandwidth=ram_bandwidth,
             twin=twin,
             until=until or "report",  # type: ignore[arg-type]
-            skip=tuple(flags.names(*(skip or ()))),  # type: ignore[arg-type]
-            concurrency=levels(concurrency),
+            skip=tuple(flags.split_names(*(skip or ()))),  # type: ignore[arg-type]
+            concurrency=parse_concurrency(concurrency),
             keep=keep,
             port=port,
             quick=quick,
         )
-        refuse(request)
+        refuse_request(request)
         check_names(request)
-        folder, pipeline = begun(request, runs)
-    return followed(folder, pipeline, yes=yes, json=json)
+        folder, pipeline = begin_run(request, runs)
+    return follow_run(folder, pipeline, yes=yes, json=json)
 
 
-def resumed(name: str, until: str, runs: Path | None) -> tuple[Run, pipelines.Pipeline]:
+def resume_run(name: str, until: str, runs: Path | None) -> tuple[Run, pipelines.Pipeline]:
     """A run to go on with, held against any other moebox."""
     folder = Run.resume(name, runs=runs)
     pipelines.check_step_names([until] if until else [])
@@ -97,7 +97,7 @@ def resumed(name: str, until: str, runs: Path | None) -> tuple[Run, pipelines.Pi
         return folder, pipelines.resume_pipeline(folder, until=until or None)  # type: ignore[arg-type]
 
 
-def begun(request: pipelines.RunRequest, runs: Path | None) -> tuple[Run, pipelines.Pipeline]:
+def begin_run(request: pipelines.RunRequest, runs: Path | None) -> tuple[Run, pipelines.Pipeline]:
     """A new run in a folder named after its model or recipe."""
     name = Path(request.model).name.removesuffix(".gguf") or Path(request.recipe).stem or "phantom"
     folder = Run.create(f"run-{name}", runs=runs)
@@ -105,48 +105,50 @@ def begun(request: pipelines.RunRequest, runs: Path | None) -> tuple[Run, pipeli
         return folder, pipelines.begin_pipeline(request, folder)
 
 
-def followed(folder: Run, pipeline: pipelines.Pipeline, *, yes: bool, json: bool) -> int:
+def follow_run(folder: Run, pipeline: pipelines.Pipeline, *, yes: bool, json: bool) -> int:
     """Run it to its end, showing every step."""
-    from moebox.cli.run_view import View
+    from moebox.cli.run_view import RunView
     from moebox.flows.run import Runner
     from moebox.stream.awake import AwakeClock
 
     awake = AwakeClock()
-    view = View(pipeline, folder, pipelines.expected_step_seconds(folder), now=awake.active_now, quiet=json)
-    runner = Runner(folder, pipeline, awake=awake, notify=view.hear, confirm=lambda question: yes or confirm(question))
+    view = RunView(pipeline, folder, pipelines.expected_step_seconds(folder), now=awake.active_now, quiet=json)
+    runner = Runner(
+        folder, pipeline, awake=awake, notify=view.handle_event, confirm=lambda question: yes or confirm_or_no(question)
+    )
     try:
         with awake, view:
             ended = runner.run_steps()
     except KeyboardInterrupt:
-        talk().print(f"\ngo on with: moebox run --resume {folder.id}", soft_wrap=True)
+        stderr_console().print(f"\ngo on with: moebox run --resume {folder.id}", soft_wrap=True)
         raise
     finally:
         folder.release_lock()
         if json:
-            emit({"run": str(folder.path), **codec.to_document(runner.pipeline)})
+            print_json({"run": str(folder.path), **codec.to_document(runner.pipeline)})
     if not json:
-        view.close(ended, runner)
+        view.print_summary(ended, runner)
     return exit_code(not any(pipelines.display_state(step.state, step.figures) == "failed" for step in ended.steps))
 
 
-def levels(text: str) -> tuple[int, ...]:
+def parse_concurrency(text: str) -> tuple[int, ...]:
     """`--concurrency` as numbers."""
-    return flags.numbers(
+    return flags.parse_numbers(
         text.split(",") if text else (),
         int,
         lambda level: 1 <= level <= MOST_STREAMS,
-        wrong=f"--concurrency {text!r}: write it like 1,8,32",
-        beyond=f"--concurrency {text}: each is from 1 to {MOST_STREAMS:,}",
+        not_numbers=f"--concurrency {text!r}: write it like 1,8,32",
+        out_of_range=f"--concurrency {text}: each is from 1 to {MOST_STREAMS:,}",
     )
 
 
-def refuse(request: pipelines.RunRequest) -> None:
+def refuse_request(request: pipelines.RunRequest) -> None:
     """BadInput for steps and ports that do not exist, and for a box that is neither here nor simulated."""
     pipelines.check_step_names([request.until, *request.skip])
     refuse_out_of_range("--port", request.port, 0, LAST_PORT)
     refuse_if(request.model and request.recipe, f"--recipe names its model: it does not take {request.model}")
     if request.twin:
-        flags.not_taken("--twin has a port of its own and ends with the run", port=request.port, keep=request.keep)
+        flags.refuse_unused("--twin has a port of its own and ends with the run", port=request.port, keep=request.keep)
     if request.box:
         _refuse_elsewhere(request)
     named = request.box or request.recipe or request.model
@@ -173,9 +175,9 @@ def check_names(request: pipelines.RunRequest) -> None:
         resolve_model(request.model)
 
 
-def confirm(question: str) -> bool:
+def confirm_or_no(question: str) -> bool:
     """Ask a person; where there is none, the answer is no."""
     if not sys.stdin.isatty():
-        talk().print(f"{question} Not a terminal, so the answer is no; `--yes` continues.")
+        stderr_console().print(f"{question} Not a terminal, so the answer is no; `--yes` continues.")
         return False
-    return asked(question)
+    return confirm(question)

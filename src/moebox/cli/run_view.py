@@ -10,8 +10,8 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from moebox.cli.drawn import Drawn
-from moebox.cli.output import people, talk
+from moebox.cli.drawn import LiveDisplay
+from moebox.cli.output import stderr_console, stdout_console
 from moebox.flows.pipeline import REPORT, Pipeline, PipelineStep, display_state, time_left_text
 from moebox.store import Run
 from moebox.units import format_count, format_seconds, format_tok_s
@@ -37,10 +37,10 @@ _ABOUT = {
 }
 
 
-_RUNGS = {"pass": "✓", "warn": "!", "fail": "✗", "skip": "–"}
+_CHECK_MARKS = {"pass": "✓", "warn": "!", "fail": "✗", "skip": "–"}
 
 
-class View(Drawn):
+class RunView(LiveDisplay):
     """Hears the pipeline and draws it: live on a terminal, a line a step elsewhere."""
 
     def __init__(
@@ -53,22 +53,22 @@ class View(Drawn):
         self.lines: list[str] = []  # of the running step
         self.spinner = Spinner("dots")
 
-    def __enter__(self) -> "View":
-        if not self.quiet and people().is_terminal:
-            self.live = Live(self, console=people(), refresh_per_second=8, transient=True)
+    def __enter__(self) -> "RunView":
+        if not self.quiet and stdout_console().is_terminal:
+            self.live = Live(self, console=stdout_console(), refresh_per_second=8, transient=True)
             self.live.__enter__()
         elif not self.quiet:
-            talk().print(f"run {self.run.path}", soft_wrap=True)
+            stderr_console().print(f"run {self.run.path}", soft_wrap=True)
         return self
 
     def leave(self) -> None:
         """Every step as it ended."""
-        people().print(self.ladder())
+        stdout_console().print(self.step_table())
 
     def __rich__(self) -> RenderableType:
-        return self.ladder()
+        return self.step_table()
 
-    def hear(self, kind: str, what: Any) -> None:
+    def handle_event(self, kind: str, what: Any) -> None:
         """One piece of news."""
         if kind == "step":
             self._step(what)
@@ -86,16 +86,16 @@ class View(Drawn):
 
     def _print(self, kind: str, what: Any) -> None:
         if kind != "step":
-            people().print(f"    {escape(self.lines[-1])}", soft_wrap=True)
+            stdout_console().print(f"    {escape(self.lines[-1])}", soft_wrap=True)
         elif what.state == "running":
-            people().print(f"{what.name}: {_ABOUT[what.name]}")
+            stdout_console().print(f"{what.name}: {_ABOUT[what.name]}")
         else:
-            people().print(
+            stdout_console().print(
                 f"{_MARKS[display_state(what.state, what.figures)]} {what.name} {escape(self._told(what))}",
                 soft_wrap=True,
             )
 
-    def ladder(self) -> RenderableType:
+    def step_table(self) -> RenderableType:
         """Every step in its state."""
         table = Table.grid(padding=(0, 1))
         for width in (2, 9):
@@ -114,7 +114,7 @@ class View(Drawn):
                     Text(self._told(step), style=style),
                 )
         head = Text(f"{'SIMULATION  ' if self.simulated else ''}run {self.run.id}", style="bold")
-        left = self.left()
+        left = self.time_left_text()
         return Group(head, Text(), table, Text(), Text(left, style="dim")) if left else Group(head, Text(), table)
 
     def _running(self, name: str) -> RenderableType:
@@ -131,21 +131,21 @@ class View(Drawn):
         figures = ", ".join(f"{name} {_figure(value)}" for name, value in shown.items())
         return f"{format_seconds(step.seconds)}{'  ' + figures if figures else ''}"
 
-    def left(self) -> str:
+    def time_left_text(self) -> str:
         """How long it will still take, going by earlier runs; "" when nobody knows."""
         past_s = self.now() - max(self.started.values(), default=self.now())
         return time_left_text(self.steps.values(), self.request, self.expected, past_s=past_s)
 
-    def close(self, pipeline: Pipeline, runner: "Runner") -> None:
+    def print_summary(self, pipeline: Pipeline, runner: "Runner") -> None:
         """The four answers, where the files are, and how to reach or start the endpoint."""
         from moebox.cli import decision_view
         from moebox.report.decision import decide_run
 
-        people().print()
-        decision_view.show(decide_run(self.run))
+        stdout_console().print()
+        decision_view.print_decision(decide_run(self.run))
         if pipeline.step("report").state == "done":
-            people().print(f"\nreport    {escape(str(self.run.path / REPORT))}", soft_wrap=True)
-        people().print(f"recipe    {escape(str(self.run.path / 'recipe.toml'))}", soft_wrap=True)
+            stdout_console().print(f"\nreport    {escape(str(self.run.path / REPORT))}", soft_wrap=True)
+        stdout_console().print(f"recipe    {escape(str(self.run.path / 'recipe.toml'))}", soft_wrap=True)
         if not self.simulated:
             _tell_endpoint(runner.engine.live)
 
@@ -153,15 +153,15 @@ class View(Drawn):
 def _tell_endpoint(live: "EngineSession | None") -> None:
     """How to reach the engine that was left up, or how to leave it so."""
     if live is not None and live.is_alive:
-        people().print(f"endpoint  {live.endpoint.base_url}  model {escape(live.endpoint.model)}")
-        people().print("connect   moebox connect claude-code | zed | opencode | openai | curl")
-        people().print(f"stop      moebox down {live.instance.id}")
+        stdout_console().print(f"endpoint  {live.endpoint.base_url}  model {escape(live.endpoint.model)}")
+        stdout_console().print("connect   moebox connect claude-code | zed | opencode | openai | curl")
+        stdout_console().print(f"stop      moebox down {live.instance.id}")
     else:
-        people().print("keep      `moebox run --keep` leaves the engine up at the end")
+        stdout_console().print("keep      `moebox run --keep` leaves the engine up at the end")
 
 
 def _rung(check: "CheckVerdict") -> str:
-    return f"{_RUNGS[check.verdict]} {check.name} {check.reason}".rstrip()
+    return f"{_CHECK_MARKS[check.verdict]} {check.name} {check.reason}".rstrip()
 
 
 def _trial(trial: "ClimbTrial") -> str:

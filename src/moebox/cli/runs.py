@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from moebox import codec, files
-from moebox.cli.output import asked, emit, people
+from moebox.cli.output import confirm, print_json, stdout_console
 from moebox.errors import ExternalError, refuse_if
 from moebox.loose import Document
 from moebox.serve import state
@@ -38,21 +38,23 @@ def runs(*, runs: Path | None = None, json: Annotated[bool, Parameter(negative=(
     found, engines = list_summaries(runs), state.live_run_folders()
     live = {row.id for row in found if state.is_run_active(Run(home / row.id), engines, unfinished_step=row.left_in)}
     if json:
-        emit({"runs": [_listed(row, run_brief(Run(home / row.id)), live) for row in found], "folder": home})
+        print_json({"runs": [_listed(row, run_brief(Run(home / row.id)), live) for row in found], "folder": home})
     elif found:
-        _show_list(found, live, people().width)
+        _show_list(found, live, stdout_console().width)
     else:
-        people().print(f"no runs in {home} yet", soft_wrap=True)
+        stdout_console().print(f"no runs in {home} yet", soft_wrap=True)
     return 0
 
 
 def _show_list(found: "Sequence[RunSummary]", live: set[str], width: int) -> None:
     """A table, or two lines a run where there is no room for one."""
     if width >= NARROW:
-        people().print(listing(found, live, wide=width >= WIDE))
+        stdout_console().print(runs_table(found, live, wide=width >= WIDE))
         return
     for row in found:
-        people().print(f"{row.id}\n  {_state(row, live)}, checks {row.checks_text}, {_speed(row)} tok/s", markup=False)
+        stdout_console().print(
+            f"{row.id}\n  {_state(row, live)}, checks {row.checks_text}, {_speed(row)} tok/s", markup=False
+        )
 
 
 def _listed(row: "RunSummary", told: "RunBrief", live: set[str]) -> Document:
@@ -66,7 +68,7 @@ def _listed(row: "RunSummary", told: "RunBrief", live: set[str]) -> Document:
     }
 
 
-def listing(found: "Sequence[RunSummary]", live: set[str], *, wide: bool) -> "Table":
+def runs_table(found: "Sequence[RunSummary]", live: set[str], *, wide: bool) -> "Table":
     """A row a run; model and box only where there is room for them."""
     from rich.table import Table
 
@@ -110,7 +112,7 @@ def show(
     found = Run.open(run, runs=runs)
     record = label_runs([read_record(found)])[0]
     if json:
-        emit(document(found, record))
+        print_json(run_document(found, record))
         return 0
     from moebox.cli import decision_view
     from moebox.report.decision import decide
@@ -118,13 +120,13 @@ def show(
     from moebox.report.rules import make_advice
     from moebox.report.sections.summary import scaling_sentences
 
-    people().print(f"[bold]{found.id}[/bold]  {found.path}", soft_wrap=True)
+    stdout_console().print(f"[bold]{found.id}[/bold]  {found.path}", soft_wrap=True)
     serving = bool(state.engine_writing_to(state.live_run_folders(), found.path))
-    decision_view.show(decide(with_forecast(record), serving=serving))
-    people().print()
+    decision_view.print_decision(decide(with_forecast(record), serving=serving))
+    stdout_console().print()
     for line in scaling_sentences(record):
-        people().print(line, markup=False)
-    people().print(_details(record, make_advice([record])))
+        stdout_console().print(line, markup=False)
+    stdout_console().print(_details(record, make_advice([record])))
     return 0
 
 
@@ -150,7 +152,7 @@ def _happened(record: "RunRecord", advice: "Sequence[Advice]") -> "Iterator[tupl
     yield from (("note", gap) for gap in record.gaps)
 
 
-def document(run: Run, record: "RunRecord") -> Document:
+def run_document(run: Run, record: "RunRecord") -> Document:
     """One run under stable keys."""
     return {
         **_values(run_brief(run), "id", "path", "started", "last", "last_kind", "bytes"),
@@ -187,13 +189,13 @@ def rm(
     """
     refuse_if(not run, "name the runs to delete", hint="`moebox runs` lists them")
     found = [_deletable(name, runs) for name in run]
-    if not yes and not asked(f"delete {', '.join(folder.id for folder in found)}?"):
-        people().print("nothing deleted")
+    if not yes and not confirm(f"delete {', '.join(folder.id for folder in found)}?"):
+        stdout_console().print("nothing deleted")
         return 1
     for folder in found:
         if not files.remove_tree(folder.path):
             raise ExternalError(f"{folder.path}: could not be removed completely", hint="is another user's file in it?")
-        people().print(f"deleted {folder.id}", soft_wrap=True)
+        stdout_console().print(f"deleted {folder.id}", soft_wrap=True)
     return 0
 
 

@@ -9,16 +9,16 @@ import threading
 from collections.abc import Iterator, Sequence
 
 # Commands that keep what they have when they are interrupted. Servers and `up` have their own ways to end.
-LONG = ("run", "climb", "bench", "verify", "compare", "task")
+LONG_COMMANDS = ("run", "climb", "bench", "verify", "compare", "task")
 
 
 @contextlib.contextmanager
-def as_interrupt(words: Sequence[str]) -> Iterator[None]:
+def signals_as_interrupt(words: Sequence[str]) -> Iterator[None]:
     """While a long command runs, a service manager's SIGTERM and a closed terminal's SIGHUP are a Ctrl-C.
 
     A signal that is ignored (nohup) stays ignored.
     """
-    chosen = _usual_signals() if words and words[0] in LONG else []
+    chosen = _usual_signals() if words and words[0] in LONG_COMMANDS else []
     for number in chosen:
         signal.signal(number, signal.default_int_handler)
     try:
@@ -35,7 +35,7 @@ def _usual_signals() -> list[signal.Signals]:
     return [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_DFL]
 
 
-def asked_to_stop() -> threading.Event:
+def stop_event() -> threading.Event:
     """For what serves until it is stopped: set by Ctrl-C or a service manager's SIGTERM, which both interrupt.
 
     Python drops an interrupt that comes while it finalizes an object; an engine that nobody stops would run on.
@@ -53,9 +53,9 @@ def asked_to_stop() -> threading.Event:
 
 
 @contextlib.contextmanager
-def told_when_interrupted(what: str) -> Iterator[None]:
+def interrupt_message(text: str) -> Iterator[None]:
     """An interrupt that says, in the command's last line, what there is by now or how to go on."""
     try:
         yield
     except KeyboardInterrupt as interrupt:
-        raise KeyboardInterrupt(what) from interrupt
+        raise KeyboardInterrupt(text) from interrupt

@@ -19,7 +19,7 @@ from moebox.units import format_count, format_gb
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
+class ForecastTarget:
     """A deployment with its memory and what is known to go wrong with it."""
 
     deployment: Deployment
@@ -54,35 +54,41 @@ class Subject:
         return speed if self.accept is None else speed.with_acceptance(self.accept)
 
 
-def from_recipe(name: str, box: str | None, *, pinned: bool, ram: str = "", ram_bandwidth: str = "") -> Subject:
+def target_from_recipe(
+    name: str, box: str | None, *, has_constraints: bool, ram: str = "", ram_bandwidth: str = ""
+) -> ForecastTarget:
     """The recipe called `name`, on the box that is named or that it was planned for; nothing of it can be `pinned`."""
-    refuse_if(pinned, "a recipe file has its settings already", hint="edit it, or name the model to pin settings")
+    refuse_if(
+        has_constraints, "a recipe file has its settings already", hint="edit it, or name the model to pin settings"
+    )
     recipe = recipes.load_recipe(name)
     deployment = deploy(recipe, boxes.box_for_recipe(recipe, box, ram=ram, ram_bandwidth=ram_bandwidth))
     check_recipe(deployment)
     return _subject(deployment.with_default_context)
 
 
-def chosen(name: str, box: Box, pins: Constraints) -> Subject:
+def target_from_plan(name: str, box: Box, constraints: Constraints) -> ForecastTarget:
     """The recipe that `plan` would choose within `pins`; what is pinned is forecast even where it does not fit."""
     model, forms = resolve_model(name)
     try:
-        plan = choose_plan(box, model, forms, pins)
+        plan = choose_plan(box, model, forms, constraints)
     except DoesNotFit as problem:
-        if not _layout_pinned(pins):
+        if not _layout_pinned(constraints):
             raise
-        return _as_if(box, model, forms, pins, problem)
+        return _as_if(box, model, forms, constraints, problem)
     deployment = Deployment.from_parts(plan.recipe, model, planned_checkpoint(plan.recipe, forms), box)
-    return Subject(deployment=deployment, memory=plan.memory, warnings=plan.warnings)
+    return ForecastTarget(deployment=deployment, memory=plan.memory, warnings=plan.warnings)
 
 
-def refuse_no_cache(kv_tokens: int) -> None:
+def refuse_without_cache(kv_tokens: int) -> None:
     """BadInput where nothing can be served."""
     text = "there is no room for a cache, so nothing can be served"
     refuse_if(kv_tokens < 1, text, hint="`moebox plan` shows the memory")
 
 
-def for_requests(subject: Subject, concurrency: int, length: int, kv_tokens: int | None = None) -> Subject:
+def with_cache_warnings(
+    subject: ForecastTarget, concurrency: int, length: int, kv_tokens: int | None = None
+) -> ForecastTarget:
     """The same, warned of a short cache by the requests that will run instead of the longest that could.
 
     `kv_tokens`: the cache that is assumed instead of the planned one.
@@ -93,7 +99,7 @@ def for_requests(subject: Subject, concurrency: int, length: int, kv_tokens: int
     return replace(subject, warnings=(*others, *short_cache_warnings(subject.deployment, memory, concurrency, length)))
 
 
-def beyond(subject: Subject, length: int) -> Subject:
+def with_context_warning(subject: ForecastTarget, length: int) -> ForecastTarget:
     """The same, warned where a row is of more tokens than the engine will take."""
     limit = subject.recipe.context
     if not 0 < limit < length:
@@ -103,7 +109,7 @@ def beyond(subject: Subject, length: int) -> Subject:
     return replace(subject, warnings=(*subject.warnings, caution))
 
 
-def accepting(subject: Subject, share: float) -> Subject:
+def with_acceptance(subject: ForecastTarget, share: float) -> ForecastTarget:
     """The same with a known acceptance of draft tokens."""
     refuse_if(not 0 <= share < 1, f"--accept {share:g} is not a share between 0 and 1")
     drafts = subject.recipe.speculate is not None
@@ -111,7 +117,7 @@ def accepting(subject: Subject, share: float) -> Subject:
     return replace(subject, accept=share)
 
 
-def eager(subject: Subject) -> Subject:
+def without_graphs(subject: ForecastTarget) -> ForecastTarget:
     """The same without CUDA graphs."""
     deployment = subject.deployment
     flag, title = deployment.engine.eager_flag, deployment.engine.title
@@ -124,18 +130,20 @@ def _layout_pinned(pins: Constraints) -> bool:
     return pins.checkpoint is not None and (pins.tp is not None or pins.experts is not None)
 
 
-def _as_if(box: Box, model: Model, forms: tuple[Checkpoint, ...], pins: Constraints, problem: DoesNotFit) -> Subject:
+def _as_if(
+    box: Box, model: Model, forms: tuple[Checkpoint, ...], pins: Constraints, problem: DoesNotFit
+) -> ForecastTarget:
     tried, _ = search_candidates(box, model, forms, pins)
     if not tried:
         raise problem
     nearest = tried[0]  # the plainest recipe that has everything pinned
     warnings = (*_short(nearest.memory), *nearest.known_issues)
-    return Subject(deployment=nearest.deployment, memory=nearest.memory, warnings=warnings)
+    return ForecastTarget(deployment=nearest.deployment, memory=nearest.memory, warnings=warnings)
 
 
-def _subject(deployment: Deployment) -> Subject:
+def _subject(deployment: Deployment) -> ForecastTarget:
     memory = memory_budget(deployment)
-    return Subject(deployment=deployment, memory=memory, warnings=(*_short(memory), *known_issues(deployment)))
+    return ForecastTarget(deployment=deployment, memory=memory, warnings=(*_short(memory), *known_issues(deployment)))
 
 
 def _short(memory: Memory) -> tuple[PlanWarning, ...]:

@@ -11,11 +11,11 @@ from moebox.core.recipe import Recipe
 from moebox.errors import ExternalError, refuse_if
 from moebox.stream import sockets
 
-NAME_IT = "`--model NAME` says which model is meant"
+MODEL_HINT = "`--model NAME` says which model is meant"
 _ERRNO = re.compile(r"\[Errno -?\d+\] ")  # what Python puts before the system's own words
 
 
-def endpoint(
+def find_endpoint(
     target: str = "", *, model: str = "", key_env: str = "", insecure: bool = False, ca_file: str = ""
 ) -> Endpoint:
     """The endpoint meant; the key is read from the environment variable named, or is one that moebox made.
@@ -24,9 +24,9 @@ def endpoint(
     """
     found = _endpoint(target, model=model, key_env=key_env)
     if not found.base_url.startswith("https://"):
-        flags.belong_to("an https:// URL", insecure=insecure, ca_file=ca_file)
+        flags.refuse_without("an https:// URL", insecure=insecure, ca_file=ca_file)
     if insecure:
-        flags.not_taken("--insecure accepts any certificate", ca_file=ca_file)
+        flags.refuse_unused("--insecure accepts any certificate", ca_file=ca_file)
     return found if found.model else _only_model(found, insecure=insecure, ca_file=ca_file)
 
 
@@ -35,10 +35,10 @@ def is_url(target: str) -> bool:
     return ":" in target or target.startswith("localhost")
 
 
-def not_there(endpoint: Endpoint, why: str) -> ExternalError:
+def no_answer_error(endpoint: Endpoint, reason: str) -> ExternalError:
     """For a server that gives no answer; `why` as the system says it."""
-    hint = http.WRITE_HTTP if http.PLAIN_HTTP in why else "is the server up?"
-    return ExternalError(f"{endpoint.base_url}: {_ERRNO.sub('', why)}", hint=hint)
+    hint = http.WRITE_HTTP if http.PLAIN_HTTP in reason else "is the server up?"
+    return ExternalError(f"{endpoint.base_url}: {_ERRNO.sub('', reason)}", hint=hint)
 
 
 def _endpoint(target: str, *, model: str, key_env: str) -> Endpoint:
@@ -75,7 +75,7 @@ def _only_model(endpoint: Endpoint, *, insecure: bool, ca_file: str) -> Endpoint
     """The endpoint with the one model it serves; BadInput when that is not clear."""
     names = _served(endpoint, insecure=insecure, ca_file=ca_file)
     several = f"{endpoint.base_url} serves {len(names)} models: {', '.join(names[:6])}"
-    refuse_if(len(names) != 1, several, hint=NAME_IT)
+    refuse_if(len(names) != 1, several, hint=MODEL_HINT)
     return endpoint_from_url(endpoint.base_url, names[0], key=endpoint.key, engine=endpoint.engine)
 
 
@@ -85,10 +85,10 @@ def _served(endpoint: Endpoint, *, insecure: bool, ca_file: str) -> list[str]:
     tls = sockets.tls_context(target) if target.tls else None
     reply = http.get(f"{endpoint.base_url}/models", headers=endpoint.headers, tls=tls)
     if not reply.status:
-        raise not_there(endpoint, reply.text)
+        raise no_answer_error(endpoint, reply.text)
     if reply.status in AUTH_STATUSES:
         raise ExternalError(f"{endpoint.base_url}: refused the key ({reply.status})", hint=KEY_HINT)
     try:
         return [str(item["id"]) for item in reply.json()["data"]]
     except (KeyError, TypeError):
-        raise ExternalError(f"{endpoint.base_url}/models gives no list of models", hint=NAME_IT) from None
+        raise ExternalError(f"{endpoint.base_url}/models gives no list of models", hint=MODEL_HINT) from None

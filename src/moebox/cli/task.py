@@ -10,8 +10,8 @@ from cyclopts import Parameter
 
 from moebox.cli import flags, kept_in
 from moebox.cli import target as targets
-from moebox.cli.output import answer, exit_code, people, talk
-from moebox.cli.signals import told_when_interrupted
+from moebox.cli.output import exit_code, print_result, stderr_console, stdout_console
+from moebox.cli.signals import interrupt_message
 from moebox.errors import BadInput, ExternalError, refuse_if, refuse_out_of_range
 from moebox.units import parse_seconds, plural
 
@@ -108,7 +108,7 @@ def task(
     _refuse_unused(chosen_jobs | agent | others)
     number = jobs or JOBS
     first = random.randrange(MOST_SEED) if seed is None else seed
-    wanted = runner.job_names(_possible(families(family), with_), level or "easy", number, first)
+    wanted = runner.job_names(_possible(parse_families(family), with_), level or "easy", number, first)
     if write is not None:
         return _write(wanted, write, json)
     before = _before(resume) if resume else None
@@ -122,7 +122,7 @@ def task(
         temperature=temperature or 0.0,
         thinking=THINKING[thinking],
     )
-    endpoint = targets.endpoint(target, model=model, key_env=key_env)
+    endpoint = targets.find_endpoint(target, model=model, key_env=key_env)
     if harbor:
         return _harbor(harbor, endpoint, number, options, json)
     worker, close = _worker(endpoint, options, with_, mcp or [])
@@ -136,17 +136,17 @@ def _refuse_unused(given: Mapping[str, object]) -> None:
     """BadInput for flags that have no effect with another one."""
     for flag, (why, names) in UNUSED.items():
         if given[flag]:
-            flags.not_taken(why, **{name: given[name] for name in names})
+            flags.refuse_unused(why, **{name: given[name] for name in names})
     asked = given["write"] and given["target"]
     refuse_if(asked, f"--write asks nobody: it does not take {given['target']}")
 
 
-def families(given: list[str] | None) -> list[str]:
+def parse_families(given: list[str] | None) -> list[str]:
     """The families named; UnknownName for one that is not there."""
     from moebox.errors import UnknownName
     from moebox.tasks.families import FAMILIES
 
-    chosen = flags.names(*(given or ()))
+    chosen = flags.split_names(*(given or ()))
     for name in chosen:
         if name not in FAMILIES:
             raise UnknownName("family", name, FAMILIES)
@@ -186,25 +186,25 @@ def _work(
     json: bool,
 ) -> int:
     """Do the jobs, show them, and say how it went."""
-    from moebox.cli.task_view import View, summary
+    from moebox.cli.task_view import TaskView, task_document
     from moebox.tasks import runner
     from moebox.tasks.result import load_task_run
 
     run, task_run = _begin(endpoint, wanted, worker, options, resume)
     runner.save_task_run(task_run, run)
     if not json:
-        talk().print(f"run: {run.path}", soft_wrap=True)
+        stderr_console().print(f"run: {run.path}", soft_wrap=True)
     try:
-        with told_when_interrupted(_go_on(run)), View(task_run, quiet=json) as view:
-            done = runner.run_jobs(task_run, worker, run, options, view.listener())
+        with interrupt_message(_go_on(run)), TaskView(task_run, quiet=json) as view:
+            done = runner.run_jobs(task_run, worker, run, options, view.make_listener())
     except runner.ServerGone as problem:
         done = load_task_run(run) or task_run
         problem.hint = f"once it is back, {_go_on(run)} (at another address: moebox task URL --resume {run.id})"
-        answer(json, summary(done) | {"run": str(run.path)}, lambda: view.close(done, run.path))
+        print_result(json, task_document(done) | {"run": str(run.path)}, lambda: view.print_scores(done, run.path))
         raise
     finally:
         run.release_lock()
-    answer(json, summary(done) | {"run": str(run.path)}, lambda: view.close(done, run.path))
+    print_result(json, task_document(done) | {"run": str(run.path)}, lambda: view.print_scores(done, run.path))
     return exit_code(any(result.solved for result in done.finished_results))
 
 
@@ -234,7 +234,7 @@ def _begin(
     from moebox.tasks.result import load_task_run
 
     if not resume:
-        return kept_in.new_run("task", endpoint), runner.prepare_task_run(endpoint, wanted, worker, options)
+        return kept_in.create_run("task", endpoint), runner.prepare_task_run(endpoint, wanted, worker, options)
     run = Run.resume(resume)
     task_run = load_task_run(run)
     if task_run is None:
@@ -332,19 +332,19 @@ def _write(wanted: "tuple[JobName, ...]", folder: Path, json: bool) -> int:
     lines = [f"{plural(len(wanted), 'task')} written to {folder}"]
     lines += [f"run them: harbor run -p {folder} -a AGENT -m MODEL"]
     written = {"folder": folder, "jobs": [name.id for name in wanted]}
-    answer(json, written, lambda: people().print("\n".join(lines), soft_wrap=True, markup=False))
+    print_result(json, written, lambda: stdout_console().print("\n".join(lines), soft_wrap=True, markup=False))
     return 0
 
 
 def _harbor(dataset: str, endpoint: "Endpoint", jobs: int, options: "TaskOptions", json: bool) -> int:
     """Harbor's dataset, done by Harbor, in our scores."""
-    from moebox.cli.task_view import summary, tell_all
+    from moebox.cli.task_view import print_results, task_document
     from moebox.tasks import harbor, runner
     from moebox.tasks.result import JobName, TaskRun
 
     engine = harbor.container_engine()
-    run = kept_in.new_run("task", endpoint)
-    talk().print(f"run: {run.path}", soft_wrap=True)
+    run = kept_in.create_run("task", endpoint)
+    stderr_console().print(f"run: {run.path}", soft_wrap=True)
     results = harbor.run_dataset(
         dataset,
         endpoint,
@@ -365,5 +365,5 @@ def _harbor(dataset: str, endpoint: "Endpoint", jobs: int, options: "TaskOptions
     )
     runner.save_task_run(done, run)
     run.release_lock()
-    answer(json, summary(done) | {"run": str(run.path)}, lambda: tell_all(done, run.path))
+    print_result(json, task_document(done) | {"run": str(run.path)}, lambda: print_results(done, run.path))
     return exit_code(any(result.solved for result in results))

@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from moebox import codec
-from moebox.cli.drawn import Drawn
-from moebox.cli.output import people, talk
-from moebox.cli.tables import headed
+from moebox.cli.drawn import LiveDisplay
+from moebox.cli.output import stderr_console, stdout_console
+from moebox.cli.tables import make_table
 from moebox.core.verdict import Score
 from moebox.loose import Document
 from moebox.tasks import runner
@@ -26,7 +26,7 @@ SHOWN = 12  # finished jobs kept in the live view
 INDENT, MOST_LINES = 4, 4  # of the reason below a job; its transcript has all of it
 
 
-class View(Drawn):
+class TaskView(LiveDisplay):
     """Hears of jobs from several threads."""
 
     def __init__(self, task_run: TaskRun, *, quiet: bool) -> None:
@@ -35,43 +35,43 @@ class View(Drawn):
         self.done: list[JobResult] = []
         self.lock = threading.Lock()
 
-    def listener(self) -> runner.JobListener:
+    def make_listener(self) -> runner.JobListener:
         """What the runner tells."""
-        return runner.JobListener(on_begin=self.began, on_turn=self.turn, on_end=self.ended)
+        return runner.JobListener(on_begin=self.job_began, on_turn=self.turn_ended, on_end=self.job_ended)
 
-    def __enter__(self) -> "View":
-        if not self.quiet and people().is_terminal:
-            self.live = Live(self, console=people(), refresh_per_second=4, transient=True)
+    def __enter__(self) -> "TaskView":
+        if not self.quiet and stdout_console().is_terminal:
+            self.live = Live(self, console=stdout_console(), refresh_per_second=4, transient=True)
             self.live.__enter__()
         return self
 
     def leave(self) -> None:
         """Every job, and why it is not solved."""
         for result in self.done:
-            people().print(line(result, people().width))
+            stdout_console().print(job_line(result, stdout_console().width))
 
-    def began(self, name: JobName) -> None:
+    def job_began(self, name: JobName) -> None:
         """A job begins."""
         with self.lock:
             self.running[name.id] = (time.monotonic(), 0, "")
 
-    def turn(self, name: JobName, turn: TurnRecord) -> None:
+    def turn_ended(self, name: JobName, turn: TurnRecord) -> None:
         """A reply is over."""
         doing = turn.calls[-1].tool if turn.calls else "…"
         with self.lock:
             self.running[name.id] = (self.running[name.id][0], turn.number, doing)
 
-    def ended(self, result: JobResult) -> None:
+    def job_ended(self, result: JobResult) -> None:
         """A job has its result."""
         with self.lock:
             self.running.pop(result.id, None)
             self.done.append(result)
         if not self.live and not self.quiet:
-            people().print(line(result, people().width))
+            stdout_console().print(job_line(result, stdout_console().width))
 
     def __rich__(self) -> RenderableType:
         with self.lock:
-            rows = [line(result, people().width) for result in self.done[-SHOWN:]]
+            rows = [job_line(result, stdout_console().width) for result in self.done[-SHOWN:]]
             now = time.monotonic()
             for name, (since, turns, doing) in self.running.items():
                 rows.append(Text(f"· {name:<24} {format_seconds(now - since):>7}  turn {turns} {doing}", style="dim"))
@@ -79,34 +79,34 @@ class View(Drawn):
             head = f"{len(self.done) + self.before} of {self.total} jobs, {solved} solved"
         return Group(*rows, Text(head, style="bold"))
 
-    def close(self, task_run: TaskRun, folder: Path) -> None:
+    def print_scores(self, task_run: TaskRun, folder: Path) -> None:
         """Scores by family, and where the rest is."""
-        scores(task_run, folder)
+        print_scores(task_run, folder)
 
 
-def tell_all(task_run: TaskRun, folder: Path) -> None:
+def print_results(task_run: TaskRun, folder: Path) -> None:
     """Results that came all at once."""
     for result in task_run.results:
-        people().print(line(result, people().width))
-    scores(task_run, folder)
+        stdout_console().print(job_line(result, stdout_console().width))
+    print_scores(task_run, folder)
 
 
-def scores(task_run: TaskRun, folder: Path) -> None:
+def print_scores(task_run: TaskRun, folder: Path) -> None:
     """Scores by family, the sum, what is left, and where the transcripts are."""
     results = task_run.finished_results
     if results:
-        people().print()
-        people().print(table(results))
-    people().print(f"solved: {share(solved_score(results))}")
+        stdout_console().print()
+        stdout_console().print(score_table(results))
+    stdout_console().print(f"solved: {score_text(solved_score(results))}")
     if task_run.unfinished_jobs:
-        people().print(
+        stdout_console().print(
             f"{plural(len(task_run.unfinished_jobs), 'job')} left: moebox task --resume {escape(folder.name)}",
             soft_wrap=True,
         )
-    talk().print(f"transcripts: {escape(str(folder / 'tasks'))}", soft_wrap=True)
+    stderr_console().print(f"transcripts: {escape(str(folder / 'tasks'))}", soft_wrap=True)
 
 
-def line(result: JobResult, width: int = 80) -> Text:
+def job_line(result: JobResult, width: int = 80) -> Text:
     """One job in one line; why it is not solved stands below, in lines of at most `width` columns."""
     passed, of = result.hidden_tests
     mark, style = _marked(result)
@@ -135,16 +135,16 @@ def _reason(result: JobResult) -> str:
     return place + " ".join(result.wrong.split())
 
 
-def table(results: list[JobResult]) -> Table:
+def score_table(results: list[JobResult]) -> Table:
     """Families down."""
     heads = ("family", "solved", "tests", "calls ok", "turns", "tokens", "time", "tok/s")
-    return headed(heads, map(_line, family_scores(results)), words=("family",), gap=1)
+    return make_table(heads, map(_line, family_scores(results)), left_columns=("family",), gap=1)
 
 
 def _line(row: FamilyScore) -> tuple[str, ...]:
     return (
         f"{row.family} {row.level}",
-        share(row.solved),
+        score_text(row.solved),
         percentage(row.hidden),
         percentage(row.valid_calls),
         f"{row.turns:.0f}",
@@ -154,7 +154,7 @@ def _line(row: FamilyScore) -> tuple[str, ...]:
     )
 
 
-def share(score: Score) -> str:
+def score_text(score: Score) -> str:
     """Such as "3 of 4 (30-95%)"."""
     if not score.trials:
         return "none tried"
@@ -166,7 +166,7 @@ def percentage(score: Score) -> str:
     return f"{score.share * 100:.0f}%" if score.trials else ""
 
 
-def summary(task_run: TaskRun) -> Document:
+def task_document(task_run: TaskRun) -> Document:
     """The JSON document."""
     results = task_run.finished_results
     document: Document = {"solved": solved_score(results)}

@@ -11,9 +11,9 @@ from cyclopts import Parameter
 
 from moebox.cli import flags
 from moebox.cli import subject as subjects
-from moebox.cli.output import answer, talk
-from moebox.cli.pinned import Pinned
-from moebox.cli.subject import Subject
+from moebox.cli.output import print_result, stderr_console
+from moebox.cli.pinned import PlanArgs
+from moebox.cli.subject import ForecastTarget
 from moebox.core.traits import LAST_PORT
 from moebox.errors import ExternalError, refuse_if, refuse_out_of_range
 from moebox.flows import boxes, recipes
@@ -21,7 +21,7 @@ from moebox.planner.simulate import scheduler_rules
 from moebox.serve.keys import TWIN_KEY, keep_key, make_key
 from moebox.stream import loop
 
-NOTHING = Pinned()
+NOTHING = PlanArgs()
 
 
 def twin(
@@ -33,7 +33,7 @@ def twin(
     kv_tokens: int | None = None,
     key_env: str = "",
     open: Annotated[bool, Parameter(name="--open", negative=())] = False,
-    pinned: Annotated[Pinned, Parameter(name="*")] = NOTHING,
+    pinned: Annotated[PlanArgs, Parameter(name="*")] = NOTHING,
     ram: str = "",
     ram_bandwidth: str = "",
     json: Annotated[bool, Parameter(negative=())] = False,
@@ -62,28 +62,28 @@ def twin(
     refuse_if(not 0 < speed <= 1e6, f"--speed {speed:g} is out of range", hint="2 is twice as fast as the box")
     if recipes.is_recipe(target):
         fixed = pinned != NOTHING
-        subject = subjects.from_recipe(target, box, pinned=fixed, ram=ram, ram_bandwidth=ram_bandwidth)
+        subject = subjects.target_from_recipe(target, box, has_constraints=fixed, ram=ram, ram_bandwidth=ram_bandwidth)
     else:
         where = boxes.calibrated_box(box, ram=ram, ram_bandwidth=ram_bandwidth)
-        subject = subjects.chosen(target, where, pinned.pins())
+        subject = subjects.target_from_plan(target, where, pinned.constraints())
     capacity = kv_tokens if kv_tokens is not None else subject.memory.kv_tokens
-    subjects.refuse_no_cache(capacity)
+    subjects.refuse_without_cache(capacity)
     if open:
-        flags.not_taken("--open asks for no key", key_env=key_env)
+        flags.refuse_unused("--open asks for no key", key_env=key_env)
     key = os.environ.get(key_env or subject.recipe.listen.key_env, "")
     refuse_if(key_env and not key, f"the environment variable {key_env} holds no key", hint=f"export {key_env}=…")
     made = "" if key or open else make_key()
-    listening = bound(subject.recipe.listen.port if port is None else port)
+    listening = bind_socket(subject.recipe.listen.port if port is None else port)
     number = listening.getsockname()[1]
     url = f"http://127.0.0.1:{number}"
     document = {"simulation": True, "url": f"{url}/v1", "model": subject.recipe.served_name, "kv_tokens": capacity}
     with _kept(number, made):
-        answer(
+        print_result(
             json,
             document | ({"key": made} if made else {}),
             lambda: _show(subject, url, made, open=open),
         )
-        loop.run_to_end(serve(subject, listening, capacity, speed, key="" if open else key or made))
+        loop.run_to_end(serve_twin(subject, listening, capacity, speed, key="" if open else key or made))
     return 0
 
 
@@ -98,23 +98,25 @@ def _kept(port: int, key: str) -> Iterator[None]:
             path.unlink(missing_ok=True)
 
 
-def _show(subject: Subject, url: str, made: str, *, open: bool) -> None:
+def _show(subject: ForecastTarget, url: str, made: str, *, open: bool) -> None:
     """What is simulated, where, and for whom."""
-    talk().print(f"simulating {title(subject)}\n{url}/v1 serves {subject.recipe.served_name}; Ctrl-C stops it")
+    stderr_console().print(
+        f"simulating {twin_title(subject)}\n{url}/v1 serves {subject.recipe.served_name}; Ctrl-C stops it"
+    )
     if open:
-        talk().print("open: every user of this machine may use it")
+        stderr_console().print("open: every user of this machine may use it")
     if made:
         print(f"export {TWIN_KEY}={made}\n{url}/?key={made}", file=sys.stderr, flush=True)
 
 
-def title(subject: Subject) -> str:
+def twin_title(subject: ForecastTarget) -> str:
     """What is simulated, in a few words."""
     recipe, spread = subject.recipe, subject.recipe.parallel
     layout = "CPU+GPU" if recipe.hybrid else " ".join(spread.labels)
     return f"{subject.model.title} on {subject.box.name} with {recipe.engine}, {layout}, context {recipe.context:,}"
 
 
-def bound(port: int) -> socket.socket:
+def bind_socket(port: int) -> socket.socket:
     """A listening socket of this machine only."""
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -127,15 +129,17 @@ def bound(port: int) -> socket.socket:
     return listening
 
 
-async def serve(subject: Subject, listening: socket.socket, kv_tokens: int, faster: float, *, key: str) -> None:
+async def serve_twin(
+    subject: ForecastTarget, listening: socket.socket, kv_tokens: int, faster: float, *, key: str
+) -> None:
     """Serve until interrupted."""
     import uvicorn
 
-    from moebox.twin.app import build
-    from moebox.twin.engine import Engine
+    from moebox.twin.app import build_app
+    from moebox.twin.engine import TwinEngine
 
     recipe = subject.recipe
-    engine = Engine(subject.speed, scheduler_rules(recipe, kv_tokens, subject.speed), faster=faster)
-    app = build(engine, model=recipe.served_name, context=recipe.context, title=title(subject), key=key)
+    engine = TwinEngine(subject.speed, scheduler_rules(recipe, kv_tokens, subject.speed), faster=faster)
+    app = build_app(engine, model=recipe.served_name, context=recipe.context, title=twin_title(subject), key=key)
     config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1)
     await uvicorn.Server(config).serve(sockets=[listening])

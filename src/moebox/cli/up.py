@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from moebox.cli import flags, up_view
-from moebox.cli.output import answer, talk
-from moebox.cli.signals import asked_to_stop
+from moebox.cli.output import print_result, stderr_console
+from moebox.cli.signals import stop_event
 from moebox.core.change import with_settings
 from moebox.core.recipe import Recipe, RuntimeKind
 from moebox.core.symptom import changes_text
@@ -61,21 +61,21 @@ def up(
     from moebox.checkpoint import deploy
     from moebox.flows import recipes
 
-    asked = deploy(settled(recipes.load_recipe(recipe), port=port, host=host, runtime=runtime))
-    patience_s = flags.seconds("--patience", patience)
+    asked = deploy(apply_flags(recipes.load_recipe(recipe), port=port, host=host, runtime=runtime))
+    patience_s = flags.parse_duration("--patience", patience)
     if not where.slurm:
-        flags.belong_to("--slurm", partition=where.partition, account=where.account, time_limit=where.time_limit)
+        flags.refuse_without("--slurm", partition=where.partition, account=where.account, time_limit=where.time_limit)
     if not where.is_given:
-        flags.belong_to("--hosts or --slurm", node_python=where.node_python)
+        flags.refuse_without("--hosts or --slurm", node_python=where.node_python)
     where.check_recipe(asked.recipe)
     if dry_run:
-        return show_command(asked, where, json=json)
-    return serve(
+        return print_command(asked, where, json=json)
+    return start_and_wait(
         asked, patience_s=patience_s, detach=detach, apply_remedy=apply_remedy, runs=runs, json=json, where=where
     )
 
 
-def settled(recipe: Recipe, *, port: int | None, host: str, runtime: RuntimeKind | None) -> Recipe:
+def apply_flags(recipe: Recipe, *, port: int | None, host: str, runtime: RuntimeKind | None) -> Recipe:
     """The recipe with what the command line says instead."""
     refuse_out_of_range("--port", port, 0, LAST_PORT)
     listen = dataclasses.replace(
@@ -85,7 +85,7 @@ def settled(recipe: Recipe, *, port: int | None, host: str, runtime: RuntimeKind
     return dataclasses.replace(recipe, listen=listen, runtime=dataclasses.replace(recipe.runtime, kind=kind))
 
 
-def show_command(deployment: "Deployment", where: NodeSelection = HERE, *, json: bool = False) -> int:
+def print_command(deployment: "Deployment", where: NodeSelection = HERE, *, json: bool = False) -> int:
     """What would be run, ready to paste; keys stand as the variables they come from."""
     from moebox import engines
     from moebox.serve.session import prepare_launch
@@ -101,11 +101,11 @@ def show_command(deployment: "Deployment", where: NodeSelection = HERE, *, json:
         order = prepare_launch(deployment)
         text = engines.shell_text(order.launch, order.argv)
         told |= {"command": text, "argv": order.argv, "env": order.launch.env, "base_url": order.endpoint.base_url}
-    answer(json, told, lambda: print(escape_invisible(text)))
+    print_result(json, told, lambda: print(escape_invisible(text)))
     return 0
 
 
-def serve(
+def start_and_wait(
     deployment: "Deployment",
     *,
     patience_s: float,
@@ -122,26 +122,26 @@ def serve(
     from moebox.serve.order import require_engine
     from moebox.store import Run
 
-    asked = asked_to_stop()
+    asked = stop_event()
     if not where.is_given:
         require_engine(deployment)
-    warn(deployment)
+    print_warnings(deployment)
     run = Run.create(deployment.recipe.name, runs=runs)
     try:
-        session = attempt(deployment, run, patience_s, where)
+        session = start_engine(deployment, run, patience_s, where)
     except LaunchFailed as problem:
-        fixed = remedy(deployment.recipe, problem) if apply_remedy else None
+        fixed = recipe_with_remedy(deployment.recipe, problem) if apply_remedy else None
         if fixed is None:
             raise
         recipe, change = fixed
         run.add_event(RemedyApplied(symptom=problem.finding.symptom if problem.finding else None, change=change))
-        talk().print(f"{problem.message}\ntrying the remedy: {changes_text(change)}", markup=False)
-        session = attempt(deployment.with_recipe(recipe), run, patience_s, where)
+        stderr_console().print(f"{problem.message}\ntrying the remedy: {changes_text(change)}", markup=False)
+        session = start_engine(deployment.with_recipe(recipe), run, patience_s, where)
     try:
         rows = reality.compare_with_plan(session.facts, reality.planned_memory(session.prepared.deployment))
         run.add_event(PlanReality(rows=tuple(rows)))
-        document = about(session, rows)
-        answer(json, document, lambda: up_view.ready(document, rows, detached=detach))
+        document = ready_document(session, rows)
+        print_result(json, document, lambda: up_view.print_ready(document, rows, detached=detach))
         if detach:
             session.detach()
         else:
@@ -151,7 +151,7 @@ def serve(
     return 0
 
 
-def warn(deployment: "Deployment") -> None:
+def print_warnings(deployment: "Deployment") -> None:
     """Say beforehand what is known to go wrong, and who may use the engine; the user decides."""
     from moebox import detect, engines
     from moebox.engines.assemble import LOOPBACK
@@ -161,29 +161,31 @@ def warn(deployment: "Deployment") -> None:
     if not listen.key_env:
         who = "every user of this machine" if listen.host in LOOPBACK else "everyone who can reach this machine"
         said = f"note: the engine asks for no key: {who} may use it (listen.key_env in the recipe)"
-        talk().print(said, markup=False, soft_wrap=True)
+        stderr_console().print(said, markup=False, soft_wrap=True)
     for note in deployment.notes:
-        talk().print(f"note: {note}", markup=False)
+        stderr_console().print(f"note: {note}", markup=False)
     for caution in engines.find_refusals(deployment.on_box(detect.load_box())):
         if (
             caution.severity != "note" and caution.symptom not in PATCHABLE_SYMPTOMS
         ):  # which are refused, or were patched
             remedy = f" ({caution.remedy})" if caution.remedy else ""
-            talk().print(f"warning: {caution.text}{remedy}", markup=False)
+            stderr_console().print(f"warning: {caution.text}{remedy}", markup=False)
 
 
-def attempt(deployment: "Deployment", run: "Run", patience_s: float, where: NodeSelection = HERE) -> "EngineSession":
+def start_engine(
+    deployment: "Deployment", run: "Run", patience_s: float, where: NodeSelection = HERE
+) -> "EngineSession":
     """One try at a launch; a session that answers, or nothing is left of it."""
     from moebox.serve.nodes import prepare_nodes
     from moebox.serve.session import launch_engine, prepare_launch
 
     recipe = deployment.recipe
-    talk().print(f"starting {deployment.engine.title} with {recipe.checkpoint}", markup=False)
+    stderr_console().print(f"starting {deployment.engine.title} with {recipe.checkpoint}", markup=False)
     if where.is_given:
-        order = prepare_nodes(deployment, run, where, lambda line: talk().print(line, markup=False))
+        order = prepare_nodes(deployment, run, where, lambda line: stderr_console().print(line, markup=False))
     else:
         order = prepare_launch(deployment, name=run.id)
-    with up_view.Phases(f"up {recipe.engine} {recipe.checkpoint} {recipe.runtime.kind}") as phases:
+    with up_view.StartupPhases(f"up {recipe.engine} {recipe.checkpoint} {recipe.runtime.kind}") as phases:
         session = launch_engine(order, run, listener=phases)
         try:
             session.wait_ready(patience_s=patience_s)
@@ -194,14 +196,14 @@ def attempt(deployment: "Deployment", run: "Run", patience_s: float, where: Node
     return session
 
 
-def remedy(recipe: Recipe, problem: "LaunchFailed") -> tuple[Recipe, dict[str, Any]] | None:
+def recipe_with_remedy(recipe: Recipe, problem: "LaunchFailed") -> tuple[Recipe, dict[str, Any]] | None:
     """The recipe with the finding's change, or None where there is none or it changes nothing."""
     change = problem.finding.change if problem.finding else {}
     fixed = with_settings(recipe, change) if change else recipe
     return (fixed, change) if fixed != recipe else None
 
 
-def about(session: "EngineSession", rows: "list[PlanRealityRow]") -> dict[str, Any]:
+def ready_document(session: "EngineSession", rows: "list[PlanRealityRow]") -> dict[str, Any]:
     """The document of a ready engine."""
     return {
         "id": session.instance.id,

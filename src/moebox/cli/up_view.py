@@ -4,27 +4,27 @@ import time
 from types import TracebackType
 from typing import Any
 
-from moebox.cli.eta import Estimate
-from moebox.cli.output import people, talk
+from moebox.cli.eta import TimeEstimate
+from moebox.cli.output import stderr_console, stdout_console
 from moebox.core.event import PlanRealityRow
 from moebox.core.symptom import Finding
 from moebox.engines.events import LogEvent
 from moebox.units import format_count, format_gib, format_percent, format_seconds
 
 
-class Phases:
+class StartupPhases:
     """Listens to a starting engine and shows its phases as they happen, on stderr, with the time left by last time."""
 
     def __init__(self, key: str) -> None:
-        self.estimate = Estimate(key)
+        self.estimate = TimeEstimate(key)
         self.phase = ""
         self.began = self.started = time.monotonic()
         self.shown = 0
         self._bars: Any = None
         self._task: Any = None
 
-    def __enter__(self) -> "Phases":
-        if talk().is_terminal:
+    def __enter__(self) -> "StartupPhases":
+        if stderr_console().is_terminal:
             from rich.progress import (
                 BarColumn,
                 MofNCompleteColumn,
@@ -40,10 +40,10 @@ class Phases:
 
             class TimeLeft(ProgressColumn):
                 def render(self, task: Task) -> Text:
-                    return Text(estimate.text(), style="dim")
+                    return Text(estimate.progress_text(), style="dim")
 
             columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=12), MofNCompleteColumn())
-            self._bars = Progress(*columns, TimeLeft(), console=talk(), transient=True)
+            self._bars = Progress(*columns, TimeLeft(), console=stderr_console(), transient=True)
             self._bars.start()
         elif self.estimate.last_s:
             self._say(f"about {format_seconds(self.estimate.last_s)}, as last time")
@@ -55,7 +55,7 @@ class Phases:
         if self._bars:
             self._bars.stop()
         if value is None:
-            self.estimate.done()
+            self.estimate.remember()
 
     def __call__(self, news: LogEvent | Finding) -> None:
         if isinstance(news, Finding):
@@ -87,14 +87,14 @@ class Phases:
             self._say(f"{self.phase}: {news.done} of {news.total}")
 
     def _say(self, text: str) -> None:
-        talk().print(text, markup=False, soft_wrap=True)
+        stderr_console().print(text, markup=False, soft_wrap=True)
 
 
-def ready(document: dict[str, Any], rows: list[PlanRealityRow], *, detached: bool) -> None:
+def print_ready(document: dict[str, Any], rows: list[PlanRealityRow], *, detached: bool) -> None:
     """The endpoint, what the engine reports beside the plan, and what to do next."""
     from rich.table import Table
 
-    out = people()
+    out = stdout_console()
     out.print(
         f"ready after {format_seconds(document['startup_s'])}: {document['base_url']}  model {document['model']}",
         markup=False,
@@ -108,12 +108,14 @@ def ready(document: dict[str, Any], rows: list[PlanRealityRow], *, detached: boo
                 else ""
             )
             name = f"{row.what} {row.device}".strip()
-            table.add_row(name, figure(row.planned, row.unit) if row.planned else "–", figure(row.real, row.unit), off)
+            table.add_row(
+                name, figure_text(row.planned, row.unit) if row.planned else "–", figure_text(row.real, row.unit), off
+            )
         out.print(table)
     out.print(f"run {document['run']}", markup=False)
     out.print(f"`moebox down {document['id']}` stops it" if detached else "Ctrl-C stops it", markup=False)
 
 
-def figure(value: float, unit: str) -> str:
+def figure_text(value: float, unit: str) -> str:
     """A figure with its unit."""
     return f"{format_count(value)} tokens" if unit == "tokens" else format_gib(value)

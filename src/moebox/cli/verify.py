@@ -8,16 +8,16 @@ from cyclopts import Parameter
 
 from moebox.cli import flags, kept_in
 from moebox.cli import target as targets
-from moebox.cli.output import answer, exit_code, try_file, write_file
-from moebox.cli.signals import told_when_interrupted
+from moebox.cli.output import check_writable, exit_code, print_result, write_file
+from moebox.cli.signals import interrupt_message
 from moebox.errors import refuse_if, refuse_out_of_range
 
 if TYPE_CHECKING:
     from moebox.verify.options import VerifyEffort, VerifyOptions
 
-Must = Literal["auto", "yes", "no"]
+Expectation = Literal["auto", "yes", "no"]
 # Flags that only some checks look at.
-OF_CHECKS: dict[str, tuple[str, ...]] = {
+FLAG_CHECKS: dict[str, tuple[str, ...]] = {
     "context": ("long-context", "limits"),
     "parallel": ("concurrency", "errors"),
     "thinking": ("thinking",),
@@ -25,11 +25,11 @@ OF_CHECKS: dict[str, tuple[str, ...]] = {
 }
 
 
-def refuse_unused(chosen: Collection[str], **values: object) -> None:
+def refuse_unused_flags(chosen: Collection[str], **values: object) -> None:
     """BadInput for flags of checks that are not among the chosen ones."""
     for name, value in values.items():
-        if not set(OF_CHECKS[name]) & set(chosen):
-            flags.belong_to(f"the check {' or '.join(OF_CHECKS[name])}", **{name: value})
+        if not set(FLAG_CHECKS[name]) & set(chosen):
+            flags.refuse_without(f"the check {' or '.join(FLAG_CHECKS[name])}", **{name: value})
 
 
 def verify(
@@ -45,8 +45,8 @@ def verify(
     context: str = "",
     trials: int | None = None,
     parallel: int | None = None,
-    thinking: Must | None = None,
-    vision: Must | None = None,
+    thinking: Expectation | None = None,
+    vision: Expectation | None = None,
     deadline: str = "5m",
     time: str = "",
     seed: int | None = None,
@@ -83,20 +83,20 @@ def verify(
         run: Keep the evidence in this run, such as that of the engine's launch; in one of its own when left out.
         json: Print JSON.
     """
-    from moebox.cli.verify_view import View
+    from moebox.cli.verify_view import VerifyView
     from moebox.core.event import VerifyBegan, VerifyEnded
     from moebox.verify.junit import to_junit_xml as to_junit
     from moebox.verify.ladder import results_document, select_checks
     from moebox.verify.ladder import run_checks as climb
     from moebox.verify.rungs import CHECK_NAMES
 
-    names = flags.names(*(only or ()))
+    names = flags.split_names(*(only or ()))
     chosen = tuple(
         rung.name for rung in select_checks(names, from_)
     )  # a misspelt check is named before anything is asked
-    refuse_unused(chosen, context=context, parallel=parallel, thinking=thinking, vision=vision)
+    refuse_unused_flags(chosen, context=context, parallel=parallel, thinking=thinking, vision=vision)
     if trials is not None and time:
-        flags.not_taken("--trials and --time say how hard to look", quick=quick, thorough=thorough)
+        flags.refuse_unused("--trials and --time say how hard to look", quick=quick, thorough=thorough)
     refuse_out_of_range("--trials", trials, 1, 1000)
     refuse_out_of_range("--parallel", parallel, 1, 1024)
     options = _options(
@@ -110,12 +110,12 @@ def verify(
         deadline=deadline,
         time=time,
     )
-    try_file(junit)
-    endpoint = targets.endpoint(target, model=model, key_env=key_env)
-    kept = kept_in.joined(run, endpoint) if run else kept_in.new_run("verify", endpoint)
-    with told_when_interrupted(f"the checks that were done are in {kept.path}"), View(quiet=json) as view:
+    check_writable(junit)
+    endpoint = targets.find_endpoint(target, model=model, key_env=key_env)
+    kept = kept_in.open_run(run, endpoint) if run else kept_in.create_run("verify", endpoint)
+    with interrupt_message(f"the checks that were done are in {kept.path}"), VerifyView(quiet=json) as view:
         kept.add_event(VerifyBegan(url=endpoint.base_url, model=endpoint.model, checks=chosen, of=len(CHECK_NAMES)))
-        tell = None if json else view.check
+        tell = None if json else view.print_check
         ladder = climb(
             endpoint,
             options,
@@ -124,12 +124,14 @@ def verify(
             keep_going=keep_going,
             run=kept,
             on_check=tell,
-            on_progress=view.watch,
+            on_progress=view.show_progress,
         )
     kept.add_event(VerifyEnded(verdict=ladder.verdict, stopped=ladder.stopped))
     if junit:
         write_file(junit, to_junit(ladder))
-    answer(json, {**results_document(ladder), "run": str(kept.path)}, lambda: view.sum_up(ladder, kept.path))
+    print_result(
+        json, {**results_document(ladder), "run": str(kept.path)}, lambda: view.print_summary(ladder, kept.path)
+    )
     return exit_code(ladder.verdict == "pass" if strict else ladder.has_passed)
 
 
@@ -146,8 +148,8 @@ def _options(
     context: str,
     trials: int | None,
     parallel: int | None,
-    thinking: Must | None,
-    vision: Must | None,
+    thinking: Expectation | None,
+    vision: Expectation | None,
     seed: int | None,
     deadline: str,
     time: str,
@@ -156,12 +158,12 @@ def _options(
     from moebox.verify.options import TIME_S, TRIALS, VerifyOptions
 
     return VerifyOptions(
-        context=flags.tokens("--context", context or None),
+        context=flags.parse_token_count("--context", context or None),
         trials=TRIALS[effort] if trials is None else trials,
         parallel=parallel or 8,
         thinking=thinking or "auto",
         vision=vision or "auto",
         seed=seed,
-        deadline_s=max(1.0, flags.seconds("--deadline", deadline)),
-        time_s=max(1.0, flags.seconds("--time", time) if time else TIME_S[effort]),
+        deadline_s=max(1.0, flags.parse_duration("--deadline", deadline)),
+        time_s=max(1.0, flags.parse_duration("--time", time) if time else TIME_S[effort]),
     )

@@ -8,7 +8,7 @@ from types import TracebackType
 from rich.markup import escape
 from rich.status import Status
 
-from moebox.cli.output import people, talk
+from moebox.cli.output import stderr_console, stdout_console
 from moebox.core.verdict import CheckResults, CheckVerdict, Failure, Mark, Probe
 from moebox.escape import one_line
 from moebox.units import format_seconds
@@ -20,17 +20,17 @@ COLOURS: dict[Mark, str] = {"pass": "green", "warn": "yellow", "fail": "red", "s
 EVERY_S = 20.0  # between lines of progress where no terminal can redraw one
 
 
-class View:
+class VerifyView:
     """Follows a ladder on the terminal: a line that is redrawn, or one now and then where that cannot be."""
 
     def __init__(self, *, quiet: bool = False) -> None:
-        self.live = not quiet and talk().is_terminal
+        self.live = not quiet and stderr_console().is_terminal
         self.status: Status | None = None
         self.last = time.monotonic()
 
-    def __enter__(self) -> "View":
+    def __enter__(self) -> "VerifyView":
         if self.live:
-            self.status = talk().status("asking …")
+            self.status = stderr_console().status("asking …")
             self.status.start()
         return self
 
@@ -41,43 +41,43 @@ class View:
             self.status.stop()
             self.status = None
 
-    def watch(self, progress: CheckProgress) -> None:
+    def show_progress(self, progress: CheckProgress) -> None:
         """Something was asked."""
         if self.status:
-            self.status.update(escape(told(progress)))
+            self.status.update(escape(progress_text(progress)))
         elif time.monotonic() - self.last > EVERY_S:
             self.last = time.monotonic()
-            talk().print(f"  … {escape(told(progress))}", style="dim")
+            stderr_console().print(f"  … {escape(progress_text(progress))}", style="dim")
 
-    def check(self, verdict: CheckVerdict) -> None:
+    def print_check(self, verdict: CheckVerdict) -> None:
         """One line as each check is done, and one for each probe that did not pass."""
         self.last = time.monotonic()
         asked = sum(probe.requests for probe in verdict.probes)
         note = f"{format_seconds(verdict.seconds)}, {asked} requests" if verdict.probes else "not tried"
-        people().print(f"{SIGNS[verdict.verdict]} {verdict.name:<13} [dim]{note}[/]")
+        stdout_console().print(f"{SIGNS[verdict.verdict]} {verdict.name:<13} [dim]{note}[/]")
         for probe in verdict.probes:
             if probe.verdict != "pass":
                 _probe(probe)
         for habit in verdict.habits:
-            people().print(f"    known habit of {habit}", style="dim", markup=False)
+            stdout_console().print(f"    known habit of {habit}", style="dim", markup=False)
         for slip in _deciding(verdict):
             _slip(slip)
 
-    def sum_up(self, ladder: CheckResults, folder: Path) -> None:
+    def print_summary(self, ladder: CheckResults, folder: Path) -> None:
         """The verdict, and every slip with what it means."""
         met = [slip for slip in ladder.slips if slip.seen]
         if met:
-            people().print("\nSlips over all checks:")
+            stdout_console().print("\nSlips over all checks:")
         for slip in met:
             _slip(slip)
-        people().print(
+        stdout_console().print(
             f"[{COLOURS[ladder.verdict]}]{ladder.verdict}[/]: {_counted(ladder)}; {_sure(ladder)}", soft_wrap=True
         )
         for note in ladder.notes:
-            people().print(escape(one_line(note)))
+            stdout_console().print(escape(one_line(note)))
         if ladder.stopped:
-            people().print(escape(one_line(ladder.stopped)))
-        talk().print(f"evidence: {escape(str(folder / 'verdicts'))}", soft_wrap=True)
+            stdout_console().print(escape(one_line(ladder.stopped)))
+        stderr_console().print(f"evidence: {escape(str(folder / 'verdicts'))}", soft_wrap=True)
 
 
 def _deciding(verdict: CheckVerdict) -> list[Failure]:
@@ -103,15 +103,15 @@ def _sure(ladder: CheckResults) -> str:
 
 
 def _probe(probe: Probe) -> None:
-    people().print(f"    {SIGNS[probe.verdict]} {probe.name}: {escape(one_line(probe.reason))}")
+    stdout_console().print(f"    {SIGNS[probe.verdict]} {probe.name}: {escape(one_line(probe.reason))}")
 
 
 def _slip(slip: Failure) -> None:
-    people().print(f"    {SIGNS[slip.verdict]} {escape(slip.kind)}: {escape(describe_failure(slip))}")
-    people().print(f"      [dim]{escape(one_line(slip.example, 140))}[/]")
+    stdout_console().print(f"    {SIGNS[slip.verdict]} {escape(slip.kind)}: {escape(describe_failure(slip))}")
+    stdout_console().print(f"      [dim]{escape(one_line(slip.example, 140))}[/]")
 
 
-def told(progress: CheckProgress) -> str:
+def progress_text(progress: CheckProgress) -> str:
     """ "tools: streamed, 7 of 12 · 133 requests · 41 s · about 35 s left"."""
     trial = f", {progress.trial} of {progress.trials}" if progress.trials else ""
     parts = [

@@ -8,13 +8,13 @@ from cyclopts import Parameter
 
 from moebox.cli import flags
 from moebox.cli import target as targets
-from moebox.cli.kept_in import tell_simulation
-from moebox.cli.output import emit, exit_code, people, talk
+from moebox.cli.kept_in import warn_simulation
+from moebox.cli.output import exit_code, print_json, stderr_console, stdout_console
 from moebox.errors import INTERRUPTED, refuse_if
 from moebox.stream.limits import is_twin
 
 if TYPE_CHECKING:
-    from moebox.cli.watch_view import Screen
+    from moebox.cli.watch_view import WatchScreen
     from moebox.flows.watch import EndpointWatcher
 
 LAST_CHECK_S = 120.0  # a check under way may still end
@@ -44,30 +44,30 @@ def watch(
         time: How long to watch.
         json: Print what was seen as one JSON document at the end; needs --time.
     """
-    from moebox.cli.watch_view import Screen
+    from moebox.cli.watch_view import WatchScreen
     from moebox.flows.watch import EndpointWatcher
 
-    pause, check_s = flags.seconds("--every", every), flags.seconds("--canary", canary)
-    long_s = flags.seconds("--time", time or "0")
+    pause, check_s = flags.parse_duration("--every", every), flags.parse_duration("--canary", canary)
+    long_s = flags.parse_duration("--time", time or "0")
     refuse_if(not 0.1 <= pause <= 3600, f"--every {every} is out of range", hint="from 0.1s to 1h")
     endless = "--json prints at the end, and there is none without --time"
     refuse_if(json and not long_s, endless, hint="--time 1m")
-    endpoint = targets.endpoint(target, model=model, key_env=key_env)
-    tell_simulation(is_twin(endpoint))
+    endpoint = targets.find_endpoint(target, model=model, key_env=key_env)
+    warn_simulation(is_twin(endpoint))
     watcher = EndpointWatcher(endpoint)
     interrupted = False
     try:
-        with Screen(talk() if json else people(), watcher, quiet=json) as screen:
+        with WatchScreen(stderr_console() if json else stdout_console(), watcher, quiet=json) as screen:
             _look(watcher, screen, pause_s=pause, check_s=check_s, long_s=long_s)
     except KeyboardInterrupt:
         interrupted = True
     if json:
         seen = {"looks": list(watcher.looks), "alerts": watcher.alerts, "canaries": watcher.canaries}
-        emit({"url": endpoint.base_url, "model": endpoint.model, **seen})
+        print_json({"url": endpoint.base_url, "model": endpoint.model, **seen})
     return INTERRUPTED if interrupted else exit_code(not watcher.alerts)
 
 
-def _look(watcher: "EndpointWatcher", screen: "Screen", *, pause_s: float, check_s: float, long_s: float) -> None:
+def _look(watcher: "EndpointWatcher", screen: "WatchScreen", *, pause_s: float, check_s: float, long_s: float) -> None:
     """Look again and again, with a check now and then, until time is up; for ever where `long_s` is 0."""
     from moebox.flows.watch import CANARIES
 
@@ -79,7 +79,7 @@ def _look(watcher: "EndpointWatcher", screen: "Screen", *, pause_s: float, check
             next_check = looked + check_s
             watcher.start_canary(next(checks))
         watcher.look_once()
-        screen.show()
+        screen.refresh()
         clock.sleep(max(pause_s - (clock.monotonic() - looked), 0.0))
     watcher.wait_for_canary(LAST_CHECK_S)
-    screen.show()
+    screen.refresh()

@@ -8,7 +8,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from moebox.cli.drawn import Drawn
+from moebox.cli.drawn import LiveDisplay
 from moebox.flows.watch import SHOWN, EndpointWatcher, MetricsLook
 from moebox.units import format_seconds
 
@@ -17,7 +17,7 @@ WIDE = 40  # looks shown
 PLAIN_EVERY_S = 10.0  # between lines where nothing can be drawn over
 
 
-class Screen(Drawn):
+class WatchScreen(LiveDisplay):
     """Redraws itself in a terminal, prints a line now and then elsewhere."""
 
     def __init__(self, console: Console, watcher: EndpointWatcher, *, quiet: bool = False) -> None:
@@ -31,14 +31,14 @@ class Screen(Drawn):
             self.live.__enter__()
         return self
 
-    def show(self) -> None:
+    def refresh(self) -> None:
         """The newest look."""
         if self.live:
-            self.live.update(page(self.watcher), refresh=True)
+            self.live.update(watch_page(self.watcher), refresh=True)
         elif not self.quiet:
-            self._lines()
+            self._print_lines()
 
-    def _lines(self) -> None:
+    def _print_lines(self) -> None:
         watcher = self.watcher
         for alert in watcher.alerts[self.alerts :]:
             self.console.print(f"alert: {alert.text}", markup=False)
@@ -50,10 +50,10 @@ class Screen(Drawn):
         self.alerts, self.canaries = len(watcher.alerts), len(watcher.canaries)
         if time.monotonic() - self.told >= PLAIN_EVERY_S:
             self.told = time.monotonic()
-            self.console.print(line(watcher.looks[-1]), markup=False)
+            self.console.print(look_line(watcher.looks[-1]), markup=False)
 
 
-def line(look: MetricsLook) -> str:
+def look_line(look: MetricsLook) -> str:
     """One look as a line."""
     if not look.answered:
         return "no answer"
@@ -61,12 +61,12 @@ def line(look: MetricsLook) -> str:
     return ", ".join(shown) or "it answers, and shows no metrics"
 
 
-def page(watcher: EndpointWatcher) -> RenderableType:
+def watch_page(watcher: EndpointWatcher) -> RenderableType:
     """The whole screen."""
     looks = list(watcher.looks)[-WIDE:]
     state = Text("answers", style="green") if looks[-1].answered else Text("no answer", style="bold red")
     head = Text.assemble(f"{watcher.endpoint.model} at {watcher.endpoint.base_url}  ", state)
-    table = figures(looks)
+    table = figure_table(looks)
     parts: list[RenderableType] = [head, Text(), table]
     if not table.row_count:
         parts.append(Text("it shows no metrics: only its answers are watched", style="dim"))
@@ -78,7 +78,7 @@ def page(watcher: EndpointWatcher) -> RenderableType:
     return Group(*parts)
 
 
-def figures(looks: list[MetricsLook]) -> Table:
+def figure_table(looks: list[MetricsLook]) -> Table:
     """A row for each figure that the engine shows: its name, its newest value, and how it went."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     for _ in range(3):
@@ -87,11 +87,11 @@ def figures(looks: list[MetricsLook]) -> Table:
         values = [look.figures.get(name) for look in looks]
         known = [value for value in values if value is not None]
         if known:
-            table.add_row(title, word(known[-1]), bars(values))
+            table.add_row(title, word(known[-1]), bar_chart(values))
     return table
 
 
-def bars(values: list[float | None]) -> str:
+def bar_chart(values: list[float | None]) -> str:
     """A chart one line high; the highest value fills it."""
     most = max((value for value in values if value is not None), default=0.0) or 1.0
     return "".join(" " if value is None else BARS[min(round(value / most * 8), 8)] for value in values)

@@ -14,32 +14,34 @@ from moebox.engines import check_recipe
 from moebox.errors import BadInput
 from moebox.render import cluster, grafana, kustomize, machine, quoting
 from moebox.render.context import Context
-from moebox.render.pieces import refuse_unfit
+from moebox.render.pieces import refuse_unrenderable
 
-Form = Literal["script", "docker", "podman", "compose", "k8s", "slurm", "systemd"]
-FORMS: tuple[Form, ...] = get_args(Form)
-Other = Literal["kustomize", "grafana", "prometheus"]  # a folder, and what watches the engine instead of starting it
-EXECUTABLE: tuple[Form, ...] = ("script", "docker", "podman", "slurm")
-CONTEXTS: dict[Form, Callable[[Deployment], Context]] = {
-    "script": machine.script,
-    "docker": machine.script,
-    "podman": machine.script,
-    "compose": machine.compose,
-    "k8s": cluster.k8s,
-    "slurm": cluster.slurm,
-    "systemd": machine.systemd,
+LaunchFormat = Literal["script", "docker", "podman", "compose", "k8s", "slurm", "systemd"]
+LAUNCH_FORMATS: tuple[LaunchFormat, ...] = get_args(LaunchFormat)
+OtherFormat = Literal[
+    "kustomize", "grafana", "prometheus"
+]  # a folder, and what watches the engine instead of starting it
+EXECUTABLE_FORMATS: tuple[LaunchFormat, ...] = ("script", "docker", "podman", "slurm")
+CONTEXTS: dict[LaunchFormat, Callable[[Deployment], Context]] = {
+    "script": machine.script_context,
+    "docker": machine.script_context,
+    "podman": machine.script_context,
+    "compose": machine.compose_context,
+    "k8s": cluster.k8s_context,
+    "slurm": cluster.slurm_context,
+    "systemd": machine.systemd_context,
 }
 
 
-def render(deployment: Deployment, form: Form) -> str:
+def render(deployment: Deployment, file_format: LaunchFormat) -> str:
     """The text of the file."""
     check_recipe(deployment)
-    refuse_unfit(deployment.recipe)
-    deployment = deployment.with_recipe(_as_kind(deployment.recipe, form))
+    refuse_unrenderable(deployment.recipe)
+    deployment = deployment.with_recipe(_with_runtime(deployment.recipe, file_format))
     check_recipe(deployment)
     _refuse_workers(deployment)
-    context = CONTEXTS[form](deployment)
-    return str(_template(context.pop("template")).render(**context))
+    context = CONTEXTS[file_format](deployment)
+    return str(_load_template(context.pop("template")).render(**context))
 
 
 def _refuse_workers(deployment: Deployment) -> None:
@@ -51,18 +53,18 @@ def _refuse_workers(deployment: Deployment) -> None:
         )
 
 
-def render_files(deployment: Deployment, form: Form | Other) -> dict[str, str]:
+def render_files(deployment: Deployment, file_format: LaunchFormat | OtherFormat) -> dict[str, str]:
     """Every file of a form; "" is the name of one that the person names."""
-    if form == "grafana":
-        return {"": grafana.grafana(deployment)}
-    if form == "prometheus":
-        return {"": grafana.prometheus(deployment)}
-    if form == "kustomize":
-        return kustomize.base(deployment, render(deployment, "k8s"))
-    return {"": render(deployment, form)}
+    if file_format == "grafana":
+        return {"": grafana.dashboard_json(deployment)}
+    if file_format == "prometheus":
+        return {"": grafana.alert_rules_yaml(deployment)}
+    if file_format == "kustomize":
+        return kustomize.kustomize_files(deployment, render(deployment, "k8s"))
+    return {"": render(deployment, file_format)}
 
 
-def _as_kind(recipe: Recipe, form: Form) -> Recipe:
+def _with_runtime(recipe: Recipe, form: LaunchFormat) -> Recipe:
     """`--as docker` and the like decide what it runs in; a script and a unit keep what the recipe says."""
     kinds: dict[str, RuntimeKind] = {"docker": "docker", "podman": "podman", "compose": "docker", "k8s": "docker"}
     kind = kinds.get(form, recipe.runtime.kind)
@@ -70,7 +72,7 @@ def _as_kind(recipe: Recipe, form: Form) -> Recipe:
 
 
 @functools.cache
-def _template(name: str) -> Any:
+def _load_template(name: str) -> Any:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(  # noqa: S701  (shell and YAML, not HTML: each value is quoted by its own rule)
@@ -80,11 +82,11 @@ def _template(name: str) -> Any:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters["yaml"] = quoting.yaml
-    environment.filters["slug"] = quoting.slug
-    environment.filters["bash"] = quoting.bash
-    environment.filters["quoted"] = quoting.inside_quotes
-    environment.filters["assigned"] = lambda variable: quoting.assigned(variable.name, variable.default)
-    environment.filters["unit"] = quoting.unit_value
-    environment.filters["unit_text"] = quoting.unit_text
+    environment.filters["yaml"] = quoting.quote_yaml
+    environment.filters["slug"] = quoting.make_slug
+    environment.filters["bash"] = quoting.quote_bash
+    environment.filters["quoted"] = quoting.escape_bash
+    environment.filters["assigned"] = lambda variable: quoting.bash_default(variable.name, variable.default)
+    environment.filters["unit"] = quoting.escape_unit_value
+    environment.filters["unit_text"] = quoting.escape_unit_text
     return environment.get_template(name)

@@ -13,13 +13,17 @@ from moebox.errors import refuse_if
 from moebox.render import comments, machine, options, quoting
 from moebox.render import pieces as parts
 from moebox.render.context import Context
-from moebox.render.pieces import Pieces, pieces
-from moebox.render.quoting import slot
+from moebox.render.pieces import LaunchPieces, launch_pieces
+from moebox.render.quoting import variable_slot
 from moebox.units import plural
 
 # Variables that LeaderWorkerSet puts into every pod of a group (lws.sigs.k8s.io, since v0.3; worker index since v0.5).
-LEADER = LaunchNode(rank=slot("LWS_WORKER_INDEX"), master=slot("LWS_LEADER_ADDRESS"), count=slot("LWS_GROUP_SIZE"))
-EVERYWHERE = "0.0.0.0"  # noqa: S104
+LEADER = LaunchNode(
+    rank=variable_slot("LWS_WORKER_INDEX"),
+    master=variable_slot("LWS_LEADER_ADDRESS"),
+    count=variable_slot("LWS_GROUP_SIZE"),
+)
+ALL_ADDRESSES = "0.0.0.0"  # noqa: S104
 CORES = 16  # to ask for where the recipe does not say how many threads compute
 OWN_GIB = 16  # RAM of the engine itself; plans count 12 GiB
 NATIVE = 'runtime.kind = "native" (container runtimes differ from cluster to cluster)'
@@ -28,7 +32,7 @@ MODELS = "/models"  # where pods find the volume for weights
 WORKER = dataclasses.replace(LEADER, follows=True)
 
 
-def slurm(deployment: Deployment) -> Context:
+def slurm_context(deployment: Deployment) -> Context:
     """A batch job with one task a node."""
     recipe = deployment.recipe
     refuse_if(
@@ -37,12 +41,12 @@ def slurm(deployment: Deployment) -> Context:
         hint=NO_IMAGE if recipe.runtime.preset else NATIVE,
     )
     opened = _open(deployment)
-    names = {variable.name for variable in pieces(opened).variables}
+    names = {variable.name for variable in launch_pieces(opened).variables}
     refuse_if("PORT" not in names, f"{recipe.engine} cannot be rendered as a Slurm job")
-    return machine.script(opened) | {"template": "slurm.sbatch.j2", **_of_each_node(deployment)}
+    return machine.script_context(opened) | {"template": "slurm.sbatch.j2", **_of_each_node(deployment)}
 
 
-def k8s(deployment: Deployment) -> Context:
+def k8s_context(deployment: Deployment) -> Context:
     """A Deployment or LeaderWorkerSet, and the Service in front of it."""
     recipe = deployment.recipe
     refuse_if(
@@ -58,8 +62,8 @@ def k8s(deployment: Deployment) -> Context:
     )
     many = recipe.parallel.nodes > 1
     opened = _open(deployment)
-    whole = pieces(opened, node=LEADER if many else None, variable=False)
-    follow = pieces(opened, node=WORKER, variable=False) if many else whole
+    whole = launch_pieces(opened, node=LEADER if many else None, variable=False)
+    follow = launch_pieces(opened, node=WORKER, variable=False) if many else whole
     started = build_launch(opened)
     env = started.env | download_variable(opened, MODELS)
     before, after = split_at_image(opened, started)
@@ -67,7 +71,7 @@ def k8s(deployment: Deployment) -> Context:
     return {
         "template": "k8s.yaml.j2",
         "recipe": recipe,
-        "name": quoting.slug(recipe.name),
+        "name": quoting.make_slug(recipe.name),
         "engine": recipe.engine,
         "version": whole.version,
         "image": image_name(deployment),
@@ -75,17 +79,17 @@ def k8s(deployment: Deployment) -> Context:
         "memory": _memory(deployment),
         "cores": recipe.hybrid.threads or CORES if recipe.hybrid else CORES,
         **_of_each_node(deployment),
-        "command": [quoting.kubernetes(word) for word in command],
+        "command": [quoting.escape_kubernetes(word) for word in command],
         "leader": [*_plain_items(head), *_arguments(whole, opened.recipe)],
         "worker": [*_plain_items(head), *_arguments(follow, opened.recipe)],
-        "env": {name: quoting.kubernetes(value) for name, value in env.items()},
+        "env": {name: quoting.escape_kubernetes(value) for name, value in env.items()},
         "why": {name: variable_reason(opened, name) for name in env},
         "secrets": started.secret_env,
         "port": recipe.listen.port,
         "health": deployment.engine.health_path,
         "host_folder": recipe.runtime.models_dir,
         "storage": _storage(deployment),
-        "shared_memory": options.shared_memory(recipe),
+        "shared_memory": options.shared_memory_size(recipe),
     }
 
 
@@ -116,28 +120,28 @@ def _weights_size(deployment: Deployment) -> int:
 
 
 def _head(
-    argv: tuple[str, ...], after: tuple[str, ...], before: list[str], whole: Pieces, recipe: Recipe
+    argv: tuple[str, ...], after: tuple[str, ...], before: list[str], whole: LaunchPieces, recipe: Recipe
 ) -> tuple[list[str], list[str]]:
     """Words before the arguments, and the container's command where the image's own entry does not do."""
     if recipe.runtime.setup:
-        line = f'{recipe.runtime.setup} && exec {shlex.join(machine.entry_of(argv, whole))} "$@"'
+        line = f'{recipe.runtime.setup} && exec {shlex.join(machine.entry_words(argv, whole))} "$@"'
         return ["-c", line, "engine"], ["bash"]
-    start = machine.entry_of(after, whole)
+    start = machine.entry_words(after, whole)
     if not whole.engine.image_has_entrypoint or recipe.runtime.entry:
         return [], list(start)  # the image starts nothing by itself
     return list(start), before[1:]
 
 
-def _plain_items(words: list[str]) -> list[comments.Item]:
-    return [comments.Item(word=quoting.kubernetes(word)) for word in words]
+def _plain_items(words: list[str]) -> list[comments.ListItem]:
+    return [comments.ListItem(word=quoting.escape_kubernetes(word)) for word in words]
 
 
-def _arguments(whole: Pieces, recipe: Recipe) -> list[comments.Item]:
+def _arguments(whole: LaunchPieces, recipe: Recipe) -> list[comments.ListItem]:
     given = whole.draft if recipe.speculate else ()
-    return comments.items(whole, (*whole.args, *given), parts.kubernetes)
+    return comments.list_items(whole, (*whole.args, *given), parts.kubernetes_value)
 
 
 def _open(deployment: Deployment) -> Deployment:
     """Other machines must reach it: it listens on all addresses, and the cluster's network is the fence."""
-    listen = dataclasses.replace(deployment.recipe.listen, host=EVERYWHERE)
+    listen = dataclasses.replace(deployment.recipe.listen, host=ALL_ADDRESSES)
     return deployment.with_recipe(dataclasses.replace(deployment.recipe, listen=listen))

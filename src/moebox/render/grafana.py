@@ -19,7 +19,7 @@ TTFT_S, TPOT_S, FULL = 10.0, 0.2, 0.95
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chart:
+class DashboardChart:
     """One panel: what it shows, in which unit, and the queries with their legends."""
 
     title: str
@@ -28,13 +28,13 @@ class Chart:
     about: str = ""
 
 
-def grafana(deployment: Deployment) -> str:
+def dashboard_json(deployment: Deployment) -> str:
     """The dashboard as JSON, to be imported or provisioned."""
     recipe = deployment.recipe
     names = metrics.engine_metrics(recipe.engine)
-    panels = [_panel(chart, number) for number, chart in enumerate(charts(names, SELECT))]
+    panels = [_panel(chart, number) for number, chart in enumerate(dashboard_charts(names, SELECT))]
     document = {
-        "uid": f"moebox-{quoting.slug(recipe.name)}"[:40],
+        "uid": f"moebox-{quoting.make_slug(recipe.name)}"[:40],
         "title": f"{recipe.name}: {recipe.served_name or recipe.model} on {deployment.engine.title}",
         "tags": ["moebox", recipe.engine],
         "schemaVersion": SCHEMA,
@@ -66,7 +66,7 @@ def _variables(names: EngineMetrics) -> list[Document]:
     ]
 
 
-def charts(names: EngineMetrics, select: str) -> list[Chart]:
+def dashboard_charts(names: EngineMetrics, select: str) -> list[DashboardChart]:
     """Panels for the figures this engine shows; the others are left out."""
     prompt, output = names.newest_name("prompt_tokens_total"), names.newest_name("output_tokens_total")
     hits, queries = names.newest_name("prefix_hits_total"), names.newest_name("prefix_queries_total")
@@ -92,25 +92,25 @@ def charts(names: EngineMetrics, select: str) -> list[Chart]:
     return [chart for chart in found if chart.queries]
 
 
-def _gauges(title: str, unit: str, select: str, **series: str) -> Chart:
+def _gauges(title: str, unit: str, select: str, **series: str) -> DashboardChart:
     queries = tuple((f"sum by (instance) ({name}{select})", legend) for legend, name in series.items() if name)
     if unit == "percentunit":
         queries = tuple((query.replace("sum by", "avg by"), legend) for query, legend in queries)
-    return Chart(title=title, unit=unit, queries=queries)
+    return DashboardChart(title=title, unit=unit, queries=queries)
 
 
-def _rates(title: str, select: str, *, unit: str = "short", **series: str) -> Chart:
+def _rates(title: str, select: str, *, unit: str = "short", **series: str) -> DashboardChart:
     queries = tuple(
         (f"sum by (instance) (rate({name}{select}[$__rate_interval]))", legend)
         for legend, name in series.items()
         if name
     )
-    return Chart(title=title, unit=unit, queries=queries)
+    return DashboardChart(title=title, unit=unit, queries=queries)
 
 
-def _quantiles(title: str, name: str, select: str) -> Chart:
+def _quantiles(title: str, name: str, select: str) -> DashboardChart:
     if not name:
-        return Chart(title=title, unit="s", queries=())
+        return DashboardChart(title=title, unit="s", queries=())
     queries = tuple(
         (
             f"histogram_quantile({share}, sum by (le) (rate({name}_bucket{select}[$__rate_interval])))",
@@ -118,17 +118,17 @@ def _quantiles(title: str, name: str, select: str) -> Chart:
         )
         for share in (0.5, 0.9, 0.99)
     )
-    return Chart(title=title, unit="s", queries=queries)
+    return DashboardChart(title=title, unit="s", queries=queries)
 
 
-def _share(title: str, part: str, whole: str, select: str) -> Chart:
+def _share(title: str, part: str, whole: str, select: str) -> DashboardChart:
     if not part or not whole:
-        return Chart(title=title, unit="percentunit", queries=())
+        return DashboardChart(title=title, unit="percentunit", queries=())
     query = f"sum(rate({part}{select}[$__rate_interval])) / sum(rate({whole}{select}[$__rate_interval]))"
-    return Chart(title=title, unit="percentunit", queries=((query, "share"),))
+    return DashboardChart(title=title, unit="percentunit", queries=((query, "share"),))
 
 
-def _panel(chart: Chart, number: int) -> Document:
+def _panel(chart: DashboardChart, number: int) -> Document:
     return {
         "id": number + 1,
         "type": "timeseries",
@@ -148,13 +148,13 @@ def _legend(query: str, legend: str) -> str:
     return f"{legend} {{{{instance}}}}" if "by (instance)" in query else legend
 
 
-def prometheus(deployment: Deployment) -> str:
+def alert_rules_yaml(deployment: Deployment) -> str:
     """Alerting rules as Prometheus reads them (`rule_files`)."""
-    return _head(deployment) + yaml_text.dump_yaml({"groups": groups(deployment)})
+    return _head(deployment) + yaml_text.dump_yaml({"groups": alert_groups(deployment)})
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class AlertRule:
     """An alert on one figure: what Prometheus looks for, for how long, and what it means."""
 
     name: str
@@ -165,11 +165,11 @@ class Rule:
 
 SLOW = "histogram_quantile(0.9, sum by (instance, le) (rate({{metric}}_bucket[5m]))) > {limit}"
 WARNINGS = {
-    "waiting": Rule("QueueGrows", "sum by (instance) ({metric}) > 0", "10m", "requests wait"),
-    "kv_use": Rule("CacheFull", f"max by (instance) ({{metric}}) > {FULL}", "5m", "the KV cache is full"),
-    "ttft": Rule("TtftHigh", SLOW.format(limit=TTFT_S), "5m", f"nine of ten requests are above {TTFT_S:g} s"),
-    "tpot": Rule("TpotHigh", SLOW.format(limit=TPOT_S), "5m", f"nine of ten requests are above {TPOT_S:g} s"),
-    "preemptions_total": Rule(
+    "waiting": AlertRule("QueueGrows", "sum by (instance) ({metric}) > 0", "10m", "requests wait"),
+    "kv_use": AlertRule("CacheFull", f"max by (instance) ({{metric}}) > {FULL}", "5m", "the KV cache is full"),
+    "ttft": AlertRule("TtftHigh", SLOW.format(limit=TTFT_S), "5m", f"nine of ten requests are above {TTFT_S:g} s"),
+    "tpot": AlertRule("TpotHigh", SLOW.format(limit=TPOT_S), "5m", f"nine of ten requests are above {TPOT_S:g} s"),
+    "preemptions_total": AlertRule(
         "Preempting",
         "sum by (instance) (rate({metric}[5m])) > 0.1",
         "5m",
@@ -178,11 +178,11 @@ WARNINGS = {
 }
 
 
-def groups(deployment: Deployment) -> list[Document]:
+def alert_groups(deployment: Deployment) -> list[Document]:
     """The alerts on what the ladder and the bench would call a slip."""
     recipe = deployment.recipe
     names = metrics.engine_metrics(recipe.engine)
-    slug = quoting.slug(recipe.name)
+    slug = quoting.make_slug(recipe.name)
     running, tokens = names.newest_name("running"), names.newest_name("output_tokens_total")
     alerts = [
         _alert("EngineDown", f'up{{job=~".*{slug}.*"}} == 0', "2m", "critical", "the engine does not answer Prometheus")

@@ -15,9 +15,9 @@ FILES = {
 }
 
 
-def base(deployment: Deployment, text: str) -> dict[str, str]:
+def kustomize_files(deployment: Deployment, text: str) -> dict[str, str]:
     """File names and texts, from the rendered objects (`text`, one document after another)."""
-    name = quoting.slug(deployment.recipe.name)
+    name = quoting.make_slug(deployment.recipe.name)
     head, *documents = _documents(text)
     files = {FILES[_kind(document)]: head + document for document in documents}
     monitor = [service_monitor(name), prometheus_rule(deployment)]
@@ -47,12 +47,12 @@ def service_monitor(name: str) -> Document:
 
 def prometheus_rule(deployment: Deployment) -> Document:
     """The alerts as the operator takes them."""
-    name = quoting.slug(deployment.recipe.name)
+    name = quoting.make_slug(deployment.recipe.name)
     return {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PrometheusRule",
         "metadata": {"name": name, "labels": {"app": name}},
-        "spec": {"groups": grafana.groups(deployment)},
+        "spec": {"groups": grafana.alert_groups(deployment)},
     }
 
 

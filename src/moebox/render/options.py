@@ -41,7 +41,7 @@ LISTS = {
 }
 PULL = ("always", "missing", "never")
 # What the pod of k8s.yaml.j2 has anyway: shared memory, the lock on it, the GPUs and the cluster's network.
-OF_EVERY_POD = (
+POD_DEFAULTS = (
     ("--ipc", "host"),
     ("--cap-add", "IPC_LOCK"),
     ("--cap-add", "CAP_IPC_LOCK"),
@@ -121,13 +121,13 @@ def _single(name: str, value: str) -> dict[str, str]:
     raise _refused("compose", name, value)
 
 
-def shared_memory(recipe: Recipe) -> str:
+def shared_memory_size(recipe: Recipe) -> str:
     """How much of a pod's memory may be shared, as Kubernetes writes sizes; BadInput for what a pod has no word for."""
     size = "32Gi"
     for name, value in containers.parse_options(recipe.runtime.options):
         if name == "--shm-size":
             size = _quantity(value)
-        elif (name, value) not in OF_EVERY_POD:
+        elif (name, value) not in POD_DEFAULTS:
             raise _refused("k8s", name, value)
     return size
 
@@ -146,7 +146,7 @@ def _quantity(size: str) -> str:
 
 
 def _text(value: str) -> str:
-    return quoting.yaml(quoting.compose(value))
+    return quoting.quote_yaml(quoting.escape_compose(value))
 
 
 def _refused(form: str, name: str, value: str) -> BadInput:

@@ -19,12 +19,12 @@ from moebox.engines.reasons import flag_reason
 from moebox.errors import refuse_if
 from moebox.render import quoting
 
-MARK = "the-draft-goes-here"
-DRAFT = "lightseekorg/kimi-k2.6-eagle3"  # the draft that Kimi K2.6's guides use, where the model names none
+DRAFT_MARK = "the-draft-goes-here"
+DEFAULT_DRAFT = "lightseekorg/kimi-k2.6-eagle3"  # the draft that Kimi K2.6's guides use, where the model names none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Var:
+class Variable:
     """A variable the file takes from its surroundings, and what it is without."""
 
     name: str
@@ -34,9 +34,9 @@ class Var:
     times: int = 1  # for a limit that the engine divides over its slots
 
 
-Value = tuple[str | Var, ...]
+Value = tuple[str | Variable, ...]
 Piece = tuple[Value, ...]  # a flag with its values
-ABOUT = {
+VARIABLE_TEXTS = {
     "MODEL_PATH": "Hub repository of the weights",
     "SERVED_MODEL_NAME": "name that clients ask for",
     "MAX_MODEL_LEN": "context of one request, tokens",
@@ -50,7 +50,7 @@ ABOUT = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pieces:
+class LaunchPieces:
     """Everything a template needs to know."""
 
     recipe: Recipe
@@ -58,12 +58,12 @@ class Pieces:
     version: str
     args: tuple[Piece, ...]
     draft: tuple[Piece, ...]  # only with ENABLE_EAGLE3=1
-    variables: tuple[Var, ...]
-    inside: bool
-    why: Mapping[Piece, str]  # the reason for each, one line
+    variables: tuple[Variable, ...]
+    in_container: bool
+    reasons: Mapping[Piece, str]  # the reason for each, one line
 
 
-def pieces(deployment: Deployment, *, node: LaunchNode | None = None, variable: bool = True) -> Pieces:
+def launch_pieces(deployment: Deployment, *, node: LaunchNode | None = None, variable: bool = True) -> LaunchPieces:
     """The launch of `recipe` in pieces; without `variable` every value stands as it is."""
     recipe, argv = deployment.recipe, modules.argv_module(deployment.engine.name)
     inside = runs_in_container(recipe)
@@ -75,15 +75,15 @@ def pieces(deployment: Deployment, *, node: LaunchNode | None = None, variable: 
     drafting = _draft_words(deployment, variable=variable)
     draft = tuple(_draft_piece(word, deployment, variable=variable) for word in drafting)
     explained = zip((*args, *draft), (*words, *drafting), strict=True)
-    return Pieces(
+    return LaunchPieces(
         recipe=recipe,
         engine=deployment.engine,
         version=recipe.engine_version or newest_version(recipe.engine),
         args=args,
         draft=draft,
         variables=_variables(args, deployment, drafts=bool(draft) and variable),
-        inside=inside,
-        why={piece: flag_reason(deployment, word) for piece, word in explained},
+        in_container=inside,
+        reasons={piece: flag_reason(deployment, word) for piece, word in explained},
     )
 
 
@@ -92,17 +92,17 @@ def _draft_piece(word: Argument, deployment: Deployment, *, variable: bool) -> P
     return tuple(_split(part, deployment) if variable else (part,) for part in word)
 
 
-def _variables(args: tuple[Piece, ...], deployment: Deployment, *, drafts: bool) -> tuple[Var, ...]:
+def _variables(args: tuple[Piece, ...], deployment: Deployment, *, drafts: bool) -> tuple[Variable, ...]:
     """The variables of a file, in the order of ABOUT: those of its words, and the draft's two."""
     parts = (part for piece in args for value in piece for part in value)
-    found = {part.name: part for part in parts if isinstance(part, Var)}
+    found = {part.name: part for part in parts if isinstance(part, Variable)}
     if drafts:
         found |= _draft_variables(deployment)
-    order = list(ABOUT)
+    order = list(VARIABLE_TEXTS)
     return tuple(sorted(found.values(), key=lambda variable: order.index(variable.name)))
 
 
-def _draft_variables(deployment: Deployment) -> dict[str, Var]:
+def _draft_variables(deployment: Deployment) -> dict[str, Variable]:
     """Whether there is a draft, and which; a model's own layers and n-grams name none."""
     speculate = deployment.recipe.speculate
     switch = {"ENABLE_EAGLE3": _var("ENABLE_EAGLE3", "1" if speculate else "0")}
@@ -110,7 +110,7 @@ def _draft_variables(deployment: Deployment) -> dict[str, Var]:
     return switch | {"EAGLE3_MODEL": _draft_model(deployment)} if named else switch
 
 
-def _draft_model(deployment: Deployment) -> Var:
+def _draft_model(deployment: Deployment) -> Variable:
     """The recipe's draft, or the one that goes with the model."""
     speculate = deployment.recipe.speculate
     return _var("EAGLE3_MODEL", speculate.draft if speculate else _draft_of(deployment.known_model))
@@ -133,15 +133,15 @@ def _draft_words(deployment: Deployment, *, variable: bool) -> list[Argument]:
     chosen = recipe.speculate
     if chosen is None and (not variable or not _has_draft(deployment)):
         return []
-    asked = chosen or Speculate(draft=MARK)
+    asked = chosen or Speculate(draft=DRAFT_MARK)
     if variable and asked.draft:
-        asked = dataclasses.replace(asked, draft=MARK)
+        asked = dataclasses.replace(asked, draft=DRAFT_MARK)
     return modules.argv_module(recipe.engine).draft_arguments(dataclasses.replace(recipe, speculate=asked))
 
 
 def _split(text: str, deployment: Deployment) -> Value:
     """A text with the draft's name in it, as text, variable, text."""
-    before, marker, after = text.partition(MARK)
+    before, marker, after = text.partition(DRAFT_MARK)
     if not marker:
         return (text,)
     return tuple(filter(None, (before, _draft_model(deployment), after)))
@@ -154,14 +154,14 @@ def _has_draft(deployment: Deployment) -> bool:
 
 
 def _draft_of(model: Model | None) -> str:
-    return model.drafts[0] if model and model.drafts else DRAFT
+    return model.drafts[0] if model and model.drafts else DEFAULT_DRAFT
 
 
-def _var(name: str, default: str, *, times: int = 1) -> Var:
-    return Var(name=name, default=default, about=ABOUT[name], times=times)
+def _var(name: str, default: str, *, times: int = 1) -> Variable:
+    return Variable(name=name, default=default, about=VARIABLE_TEXTS[name], times=times)
 
 
-def _weights(word: Argument) -> Var:
+def _weights(word: Argument) -> Variable:
     """The weights as a variable: of the Hub, or a file or folder of the machine's."""
     named = _var("MODEL_PATH", word[-1])
     if Path(word[-1]).is_absolute():
@@ -169,21 +169,21 @@ def _weights(word: Argument) -> Var:
     return dataclasses.replace(named, local="a .gguf file" if len(word) > 1 else "a folder")
 
 
-def plain(value: Value) -> str:
+def default_text(value: Value) -> str:
     """A value with every variable at its default."""
     return "".join(part if isinstance(part, str) else str(_times(part)) for part in value)
 
 
-def _times(part: Var) -> str:
+def _times(part: Variable) -> str:
     return str(int(part.default) * part.times) if part.times != 1 else part.default
 
 
-def shell(value: Value) -> str:
+def bash_value(value: Value) -> str:
     """A value as bash writes it."""
     parts = []
     for part in value:
         if isinstance(part, str):
-            parts.append(quoting.bash(part))
+            parts.append(quoting.quote_bash(part))
         elif part.times != 1:
             parts.append(f'"$(({part.name} * {part.times}))"')
         else:
@@ -191,41 +191,41 @@ def shell(value: Value) -> str:
     return "".join(parts)
 
 
-def shell_piece(piece: Piece) -> str:
+def bash_line(piece: Piece) -> str:
     """A flag with its values on one line of bash."""
-    return " ".join(map(shell, piece))
+    return " ".join(map(bash_value, piece))
 
 
-def compose(value: Value) -> str:
+def compose_value(value: Value) -> str:
     """A value as Compose interpolates it; its own dollars are doubled."""
-    return "".join(quoting.compose(part) if isinstance(part, str) else _interpolated(part) for part in value)
+    return "".join(quoting.escape_compose(part) if isinstance(part, str) else _interpolated(part) for part in value)
 
 
-def _interpolated(part: Var) -> str:
+def _interpolated(part: Variable) -> str:
     """`${NAME:-default}`, or the default alone where Compose could not find its end."""
     if part.times != 1 or "{" in part.default or "}" in part.default:
-        return quoting.compose(_times(part))
-    return f"${{{part.name}:-{quoting.compose(part.default)}}}"
+        return quoting.escape_compose(_times(part))
+    return f"${{{part.name}:-{quoting.escape_compose(part.default)}}}"
 
 
-def systemd(value: Value) -> str:
+def unit_argument(value: Value) -> str:
     """A word of ExecStart=; the file's variables are left to systemd, which puts each in as one word."""
     text = "".join(
         part.replace("%", "%%").replace("$", "$$") if isinstance(part, str) else _expanded(part) for part in value
     )
-    return quoting.unit_quoted(text)
+    return quoting.quote_unit(text)
 
 
-def _expanded(part: Var) -> str:
+def _expanded(part: Variable) -> str:
     return f"${{{part.name}}}" if part.times == 1 else _times(part)
 
 
-def kubernetes(value: Value) -> str:
+def kubernetes_value(value: Value) -> str:
     """A value with every variable at its default, and nothing for the kubelet to expand."""
-    return quoting.kubernetes(plain(value))
+    return quoting.escape_kubernetes(default_text(value))
 
 
-def refuse_unfit(recipe: Recipe) -> None:
+def refuse_unrenderable(recipe: Recipe) -> None:
     """What cannot stand without moebox is not rendered."""
     refuse_if(
         recipe.runtime.kind == "embedded",
@@ -234,5 +234,5 @@ def refuse_unfit(recipe: Recipe) -> None:
     )
     for name in recipe.env:
         clash = f"env.{name}: a file that stands alone has a variable of that name"
-        refuse_if(name in ABOUT, clash, hint=ABOUT.get(name))
+        refuse_if(name in VARIABLE_TEXTS, clash, hint=VARIABLE_TEXTS.get(name))
     refuse_if(not recipe.listen.port, "listen.port: a file that stands alone needs a port of its own", hint="e.g. 8000")

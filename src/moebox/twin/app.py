@@ -17,19 +17,19 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moebox.core.endpoint import SIMULATION_HEADER
 from moebox.twin import messages, openai
-from moebox.twin.engine import Engine
-from moebox.twin.filler import tokens_in
-from moebox.twin.metrics import exposition
-from moebox.twin.openai import SAYS
-from moebox.twin.request import Asked, Json, Refused, read
+from moebox.twin.engine import TwinEngine
+from moebox.twin.filler import count_tokens
+from moebox.twin.metrics import metrics_text
+from moebox.twin.openai import SIMULATION_TEXT
+from moebox.twin.request import Json, RequestRefused, TwinRequest, parse_request
 
-OPEN = ("/health", "/ping")  # say nothing but that it is up
-GONE = 499  # nginx's code for a client that closed the connection
-HERE = ("localhost", "127.0.0.1", "[::1]")  # it listens on the loopback address only
-LARGEST = 64 * 2**20  # bytes of a request body
+PUBLIC_PATHS = ("/health", "/ping")  # say nothing but that it is up
+CLIENT_CLOSED = 499  # nginx's code for a client that closed the connection
+LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")  # it listens on the loopback address only
+MAX_BODY_BYTES = 64 * 2**20  # bytes of a request body
 
 
-def build(engine: Engine, *, model: str, context: int, title: str, key: str) -> Starlette:
+def build_app(engine: TwinEngine, *, model: str, context: int, title: str, key: str) -> Starlette:
     """The application; the engine steps while it is up. Without a key ("") everyone on this machine may use it."""
     started = int(time.time())
 
@@ -53,18 +53,18 @@ def build(engine: Engine, *, model: str, context: int, title: str, key: str) -> 
         }
         cells = "".join(f"<tr><th>{name}<td>{html.escape(str(value))}" for name, value in rows.items())
         headers = {"Referrer-Policy": "no-referrer", "Cache-Control": "no-store"}  # its address may hold the key
-        return HTMLResponse(PAGE.format(says=SAYS, cells=cells), headers=headers)
+        return HTMLResponse(PAGE.format(says=SIMULATION_TEXT, cells=cells), headers=headers)
 
     async def models(_: Request) -> Response:
         card = {"id": model, "object": "model", "created": started, "owned_by": "moebox-twin", "max_model_len": context}
-        return JSONResponse({"object": "list", "data": [card], "simulation": SAYS})
+        return JSONResponse({"object": "list", "data": [card], "simulation": SIMULATION_TEXT})
 
     async def health(_: Request) -> Response:
         return Response()
 
     async def metrics(_: Request) -> Response:
         busy = engine.scheduler
-        text = exposition(
+        text = metrics_text(
             engine.counters,
             model=model,
             running=busy.running + len(busy.reading),
@@ -80,26 +80,28 @@ def build(engine: Engine, *, model: str, context: int, title: str, key: str) -> 
         """As vLLM and llama.cpp have it: a load generator learns how long its words are here."""
         try:
             body = await _body(request)
-        except Refused as problem:
+        except RequestRefused as problem:
             return _error(problem)
         text = body.get("prompt", body.get("content"))
         if not isinstance(text, str):
-            return _error(Refused(400, "prompt or content is to be a text"))
-        tokens = tokens_in(text)
+            return _error(RequestRefused(400, "prompt or content is to be a text"))
+        tokens = count_tokens(text)
         return JSONResponse({"count": tokens, "tokens": [0] * tokens, "max_model_len": context})
 
-    async def accepted(request: Request, *, anthropic: bool) -> Asked:
+    async def accepted(request: Request, *, anthropic: bool) -> TwinRequest:
         """What is asked; Refused where it is malformed, or more than there is room for."""
         chat = anthropic or request.url.path.endswith("/chat/completions")
         body = await _body(request)
-        asked = read(messages.as_chat(body) if anthropic else body, chat=chat, model=model, context=context)
+        asked = parse_request(
+            messages.to_chat_request(body) if anthropic else body, chat=chat, model=model, context=context
+        )
         if asked.prompt_tokens + asked.output > engine.scheduler.rules.kv_tokens:
-            raise Refused(400, f"{asked.prompt_tokens + asked.output} tokens are more than the cache holds")
+            raise RequestRefused(400, f"{asked.prompt_tokens + asked.output} tokens are more than the cache holds")
         return asked
 
-    async def waited_for(request: Request, asked: Asked) -> bool:
+    async def waited_for(request: Request, asked: TwinRequest) -> bool:
         """All tokens are made; False where the client did not stay for them."""
-        async with contextlib.aclosing(engine.tokens(asked.prompt_tokens, asked.output)) as made:
+        async with contextlib.aclosing(engine.generate(asked.prompt_tokens, asked.output)) as made:
             async for _ in made:
                 if await request.is_disconnected():
                     return False
@@ -109,14 +111,14 @@ def build(engine: Engine, *, model: str, context: int, title: str, key: str) -> 
         anthropic = request.url.path.endswith("/messages")
         try:
             asked = await accepted(request, anthropic=anthropic)
-        except Refused as problem:
+        except RequestRefused as problem:
             return _error(problem)
         if asked.stream:
-            events = messages.streamed if anthropic else openai.streamed
+            events = messages.stream_reply if anthropic else openai.stream_reply
             return StreamingResponse(events(engine, asked, model), media_type="text/event-stream")
         if not await waited_for(request, asked):
-            return Response(status_code=GONE)
-        return JSONResponse(messages.whole(asked, model) if anthropic else openai.whole(asked, model))
+            return Response(status_code=CLIENT_CLOSED)
+        return JSONResponse(messages.full_reply(asked, model) if anthropic else openai.full_reply(asked, model))
 
     routes = [
         Route("/", index),
@@ -129,10 +131,12 @@ def build(engine: Engine, *, model: str, context: int, title: str, key: str) -> 
         Route("/v1/completions", complete, methods=["POST"]),
         Route("/v1/messages", complete, methods=["POST"]),
     ]
-    return Starlette(routes=routes, lifespan=lifespan, middleware=[Middleware(Marked), Middleware(Gate, key=key)])
+    return Starlette(
+        routes=routes, lifespan=lifespan, middleware=[Middleware(SimulationHeader), Middleware(TwinGate, key=key)]
+    )
 
 
-class Gate:
+class TwinGate:
     """Answers who has the key, under names of this machine: a page from elsewhere could point its own name here."""
 
     def __init__(self, app: ASGIApp, key: str) -> None:
@@ -147,22 +151,22 @@ class Gate:
         """The reply to a request that is refused, or None."""
         if not _is_here(request.headers.get("host", "")):
             return PlainTextResponse("ask for localhost", 421)
-        if not self.key or request.url.path in OPEN:
+        if not self.key or request.url.path in PUBLIC_PATHS:
             return None
         given = [request.headers.get("authorization", "").removeprefix("Bearer "), request.headers.get("x-api-key", "")]
         if request.url.path == "/":  # for a browser, which sends no header
             given.append(request.query_params.get("key", ""))
         if any(hmac.compare_digest(key.encode(), self.key.encode()) for key in given):
             return None
-        return _error(Refused(401, "the key is missing or wrong: `moebox twin` printed it"))
+        return _error(RequestRefused(401, "the key is missing or wrong: `moebox twin` printed it"))
 
 
 def _is_here(host: str) -> bool:
     name = host.removesuffix("]").rpartition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]
-    return name in HERE
+    return name in LOCAL_NAMES
 
 
-class Marked:
+class SimulationHeader:
     """Puts the header that says so on every response, errors included."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -180,20 +184,20 @@ class Marked:
 async def _body(request: Request) -> Json:
     try:
         raw = await request.body()
-        if len(raw) > LARGEST:
-            raise Refused(413, "the request is too large")
+        if len(raw) > MAX_BODY_BYTES:
+            raise RequestRefused(413, "the request is too large")
         body = json.loads(raw)
     except (ValueError, RecursionError):
-        raise Refused(400, "the body is not valid JSON") from None
+        raise RequestRefused(400, "the body is not valid JSON") from None
     if not isinstance(body, dict):
-        raise Refused(400, "the body must be a JSON object")
+        raise RequestRefused(400, "the body must be a JSON object")
     return body
 
 
-def _error(problem: Refused) -> JSONResponse:
+def _error(problem: RequestRefused) -> JSONResponse:
     kind = {401: "AuthenticationError", 404: "NotFoundError"}.get(problem.status, "BadRequestError")
     body = {"message": str(problem), "type": kind, "param": None, "code": problem.status}
-    return JSONResponse({"error": body, "simulation": SAYS}, status_code=problem.status)
+    return JSONResponse({"error": body, "simulation": SIMULATION_TEXT}, status_code=problem.status)
 
 
 PAGE = """<!doctype html>

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 
 from moebox import loose
 
-NESTED = 4  # how deep a schema is filled
-MOST = 16  # properties and items of one place
+MAX_DEPTH = 4  # how deep a schema is filled
+MAX_ITEMS = 16  # properties and items of one place
 PLAINEST: dict[str, object] = {"boolean": False, "null": None}  # of types that have no parts; else a text
 
 
-def chosen(body: Mapping[str, object]) -> tuple[str, str] | None:
+def choose_call(body: Mapping[str, object]) -> tuple[str, str] | None:
     """The call to make, name and arguments as JSON; None where text is the answer."""
     functions = _functions(body)
     choice = body.get("tool_choice") or "auto"
@@ -24,7 +24,7 @@ def chosen(body: Mapping[str, object]) -> tuple[str, str] | None:
         return None
     wanted = loose.get_path(choice, "function.name")
     name, schema = next((function for function in functions if function[0] == wanted), functions[0])
-    return name, json.dumps(filled(schema))
+    return name, json.dumps(fill_schema(schema))
 
 
 def _functions(body: loose.Json) -> list[tuple[str, object]]:
@@ -38,9 +38,9 @@ def _answered(messages: object) -> bool:
     return isinstance(messages, list) and bool(messages) and loose.get_path(messages[-1], "role") == "tool"
 
 
-def filled(schema: object, depth: int = 0) -> object:
+def fill_schema(schema: object, depth: int = 0) -> object:
     """The plainest value that fits a JSON schema."""
-    if not isinstance(schema, dict) or depth > NESTED:
+    if not isinstance(schema, dict) or depth > MAX_DEPTH:
         return {}
     choices = schema.get("enum")
     if isinstance(choices, list) and choices:
@@ -49,8 +49,8 @@ def filled(schema: object, depth: int = 0) -> object:
     if kind == "object":
         return _properties(schema, depth)
     if kind == "array":
-        items = min(int(loose.get_number(schema, "minItems") or 0), MOST)
-        return [filled(schema.get("items"), depth + 1)] * items
+        items = min(int(loose.get_number(schema, "minItems") or 0), MAX_ITEMS)
+        return [fill_schema(schema.get("items"), depth + 1)] * items
     if kind in ("integer", "number"):
         return _number(schema)
     return PLAINEST.get(kind, "simulated")
@@ -64,5 +64,5 @@ def _number(schema: Mapping[str, object]) -> int | float:
 
 def _properties(schema: Mapping[str, object], depth: int) -> dict[str, object]:
     known, required = loose.get_object(schema, "properties"), schema.get("required")
-    names = [name for name in required if isinstance(name, str)][:MOST] if isinstance(required, list) else []
-    return {name: filled(known.get(name, {"type": "string"}), depth + 1) for name in names}
+    names = [name for name in required if isinstance(name, str)][:MAX_ITEMS] if isinstance(required, list) else []
+    return {name: fill_schema(known.get(name, {"type": "string"}), depth + 1) for name in names}

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 from moebox.planner.schedule import Scheduler, SchedulerRules, ScheduleSlice, SimulatedRequest
 from moebox.planner.speed import Speed
-from moebox.twin.metrics import Counters
+from moebox.twin.metrics import TwinCounters
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Job:
+class TwinJob:
     """One request and the client that waits for it."""
 
     request: SimulatedRequest
@@ -21,16 +21,16 @@ class Job:
     news: "asyncio.Queue[int]" = field(default_factory=asyncio.Queue)  # tokens it has by now
 
 
-class Engine:
+class TwinEngine:
     """Steps while there is work; `faster` divides every time."""
 
     def __init__(self, speed: Speed, rules: SchedulerRules, *, faster: float = 1.0) -> None:
         self.scheduler = Scheduler(speed=speed, rules=rules)
-        self.counters = Counters()
+        self.counters = TwinCounters()
         self.faster = faster
-        self._jobs: dict[int, Job] = {}
+        self._jobs: dict[int, TwinJob] = {}
         self._ids = itertools.count()
-        self._wake = asyncio.Event()
+        self._has_work = asyncio.Event()
 
     async def run(self) -> None:
         """Step for ever."""
@@ -38,8 +38,8 @@ class Engine:
         while True:
             done = self.scheduler.advance(max_steps=1)
             if done is None:
-                self._wake.clear()
-                await self._wake.wait()
+                self._has_work.clear()
+                await self._has_work.wait()
                 due = time.monotonic()
                 continue
             # Each step ends when the ones before it have ended, however late this loop woke up.
@@ -47,17 +47,17 @@ class Engine:
             await asyncio.sleep(max(due - time.monotonic(), 0.0))
             self._deliver(done)
 
-    async def tokens(self, prompt: int, output: int) -> AsyncGenerator[int, None]:
+    async def generate(self, prompt: int, output: int) -> AsyncGenerator[int, None]:
         """Ask for `output` tokens after `prompt`; yields how many there are by now, each time there are more."""
         now = time.monotonic()
-        job = Job(request=SimulatedRequest(id=next(self._ids), input=prompt, output=output, arrival=now), last=now)
+        job = TwinJob(request=SimulatedRequest(id=next(self._ids), input=prompt, output=output, arrival=now), last=now)
         if not self.scheduler.submit(job.request):
             raise ValueError(
                 f"{prompt} + {output} tokens are more than the cache of {self.scheduler.rules.kv_tokens} holds"
             )
         self._jobs[job.request.id] = job
         self.counters.prompt_tokens += prompt
-        self._wake.set()
+        self._has_work.set()
         try:
             made = 0
             while made < output:
@@ -84,18 +84,18 @@ class Engine:
         for request in requests:
             if request.id in self._jobs and request.first_token_at < 0:
                 request.first_token_at = now
-                self.counters.ttft.add(now - request.arrival)
+                self.counters.ttft.observe(now - request.arrival)
 
     def _finish(self, requests: Iterable[SimulatedRequest], now: float) -> None:
         """All tokens of each are there."""
         for request in requests:
             if self._jobs.pop(request.id, None) is not None:
                 self.counters.finished["length"] += 1
-                self.counters.e2e.add(now - request.arrival)
+                self.counters.e2e.observe(now - request.arrival)
 
-    def _tell(self, job: Job, made: int, now: float) -> None:
+    def _tell(self, job: TwinJob, made: int, now: float) -> None:
         if job.sent:
-            self.counters.itl.add(now - job.last)
+            self.counters.itl.observe(now - job.last)
         job.last = now
         self.counters.generation_tokens += made - job.sent
         job.sent = made

@@ -10,7 +10,7 @@ OPENING, FILLER = SENTENCE.split(), GREEK.split()
 CHARACTERS = 4  # a token of English is about four characters
 
 
-def token(prompt: str, place: int) -> str:
+def filler_token(prompt: str, place: int) -> str:
     """The token at `place` of the answer to `prompt`: the same every time."""
     if place < len(OPENING):
         word = OPENING[place]
@@ -19,11 +19,11 @@ def token(prompt: str, place: int) -> str:
     return word if place == 0 else f" {word}"
 
 
-def text(prompt: str, start: int, end: int) -> str:
+def filler_text(prompt: str, start: int, end: int) -> str:
     """The tokens from `start` up to `end`."""
-    return "".join(token(prompt, place) for place in range(start, end))
+    return "".join(filler_token(prompt, place) for place in range(start, end))
 
 
-def tokens_in(prompt: str) -> int:
+def count_tokens(prompt: str) -> int:
     """How many tokens a prompt is, roughly; there is no tokenizer here."""
     return max(1, -(-len(prompt) // CHARACTERS))

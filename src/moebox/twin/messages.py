@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 
 from moebox import loose
 from moebox.twin import filler
-from moebox.twin.engine import Engine
-from moebox.twin.openai import SAYS, Document
-from moebox.twin.request import Asked, Json
+from moebox.twin.engine import TwinEngine
+from moebox.twin.openai import SIMULATION_TEXT, Document
+from moebox.twin.request import Json, TwinRequest
 
 
-def as_chat(body: Json) -> Json:
+def to_chat_request(body: Json) -> Json:
     """The request in OpenAI's form; what is not there stays away and is refused where a chat's would be."""
     messages: list[object] = [{"role": "system", "content": body["system"]}] if body.get("system") else []
     messages += [_message(message) if isinstance(message, dict) else message for message in _messages(body)]
@@ -47,17 +47,17 @@ def _choice(given: object) -> object:
     return {"any": "required", "none": "none"}.get(str(kind), "auto")
 
 
-def whole(asked: Asked, model: str) -> Document:
+def full_reply(asked: TwinRequest, model: str) -> Document:
     """A reply in one piece."""
     head = _head(asked, model)
-    block: Document = {"type": "text", "text": filler.text(asked.prompt, 0, asked.output)}
+    block: Document = {"type": "text", "text": filler.filler_text(asked.prompt, 0, asked.output)}
     if asked.call:
         block = {"type": "tool_use", "id": _id("toolu"), "name": asked.call[0], "input": json.loads(asked.call[1])}
     usage = {"input_tokens": asked.prompt_tokens, "output_tokens": asked.output}
     return {**head, "content": [block], "stop_reason": _reason(asked), "usage": usage}
 
 
-async def streamed(engine: Engine, asked: Asked, model: str) -> AsyncIterator[bytes]:
+async def stream_reply(engine: TwinEngine, asked: TwinRequest, model: str) -> AsyncIterator[bytes]:
     """A reply as events, each when the simulation has it."""
     yield _event("message_start", message=_head(asked, model))
     block: Document = {"type": "text", "text": ""}
@@ -65,11 +65,11 @@ async def streamed(engine: Engine, asked: Asked, model: str) -> AsyncIterator[by
         block = {"type": "tool_use", "id": _id("toolu"), "name": asked.call[0], "input": {}}
     yield _event("content_block_start", index=0, content_block=block)
     sent = 0
-    async with contextlib.aclosing(engine.tokens(asked.prompt_tokens, asked.output)) as stream:
+    async with contextlib.aclosing(engine.generate(asked.prompt_tokens, asked.output)) as stream:
         async for made in stream:
-            delta = {"type": "text_delta", "text": filler.text(asked.prompt, sent, made)}
+            delta = {"type": "text_delta", "text": filler.filler_text(asked.prompt, sent, made)}
             if asked.call:
-                delta = {"type": "input_json_delta", "partial_json": asked.arguments(sent, made)}
+                delta = {"type": "input_json_delta", "partial_json": asked.arguments_part(sent, made)}
             yield _event("content_block_delta", index=0, delta=delta)
             sent = made
     yield _event("content_block_stop", index=0)
@@ -78,13 +78,13 @@ async def streamed(engine: Engine, asked: Asked, model: str) -> AsyncIterator[by
     yield _event("message_stop")
 
 
-def _head(asked: Asked, model: str) -> Document:
+def _head(asked: TwinRequest, model: str) -> Document:
     usage = {"input_tokens": asked.prompt_tokens, "output_tokens": 0}
     head = {"id": _id("msg"), "type": "message", "role": "assistant", "model": model, "content": []}
-    return {**head, "stop_reason": None, "stop_sequence": None, "usage": usage, "simulation": SAYS}
+    return {**head, "stop_reason": None, "stop_sequence": None, "usage": usage, "simulation": SIMULATION_TEXT}
 
 
-def _reason(asked: Asked) -> str:
+def _reason(asked: TwinRequest) -> str:
     return {"tool_calls": "tool_use", "length": "max_tokens"}.get(asked.reason, "end_turn")
 
 

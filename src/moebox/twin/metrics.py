@@ -31,7 +31,7 @@ BLOCK = 16  # tokens
 
 
 @dataclass(slots=True)
-class Times:
+class LatencyHistogram:
     """A Prometheus histogram."""
 
     bounds: tuple[float, ...]
@@ -39,7 +39,7 @@ class Times:
     total: float = 0.0
     number: int = 0
 
-    def add(self, seconds: float) -> None:
+    def observe(self, seconds: float) -> None:
         """Count one."""
         self.counts = self.counts or [0] * len(self.bounds)
         for place, bound in enumerate(self.bounds):
@@ -47,7 +47,7 @@ class Times:
         self.total += seconds
         self.number += 1
 
-    def lines(self, name: str, label: str) -> list[str]:
+    def text_lines(self, name: str, label: str) -> list[str]:
         """As text."""
         counts = self.counts or [0] * len(self.bounds)
         rows = [
@@ -58,19 +58,19 @@ class Times:
 
 
 @dataclass(slots=True, kw_only=True)
-class Counters:
+class TwinCounters:
     """What the twin has done so far."""
 
     prompt_tokens: int = 0
     generation_tokens: int = 0
     finished: dict[str, int] = field(default_factory=lambda: {"length": 0, "abort": 0})
-    ttft: Times = field(default_factory=lambda: Times(TTFT))
-    itl: Times = field(default_factory=lambda: Times(ITL))
-    e2e: Times = field(default_factory=lambda: Times(E2E))
+    ttft: LatencyHistogram = field(default_factory=lambda: LatencyHistogram(TTFT))
+    itl: LatencyHistogram = field(default_factory=lambda: LatencyHistogram(ITL))
+    e2e: LatencyHistogram = field(default_factory=lambda: LatencyHistogram(E2E))
 
 
-def exposition(
-    counters: Counters,
+def metrics_text(
+    counters: TwinCounters,
     *,
     model: str,
     running: int,
@@ -101,9 +101,9 @@ def exposition(
     for reason, number in counters.finished.items():
         lines.append(f'vllm:request_success_total{{{label},finished_reason="{reason}"}} {number}')
     lines += ["# TYPE vllm:cache_config_info gauge", f"vllm:cache_config_info{{{info}}} 1"]
-    lines += counters.ttft.lines("vllm:time_to_first_token_seconds", label)
-    lines += counters.itl.lines("vllm:inter_token_latency_seconds", label)
-    lines += counters.e2e.lines("vllm:e2e_request_latency_seconds", label)
+    lines += counters.ttft.text_lines("vllm:time_to_first_token_seconds", label)
+    lines += counters.itl.text_lines("vllm:inter_token_latency_seconds", label)
+    lines += counters.e2e.text_lines("vllm:e2e_request_latency_seconds", label)
     return "\n".join(lines) + "\n"
 
 

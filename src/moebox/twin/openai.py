@@ -7,20 +7,20 @@ import uuid
 from collections.abc import AsyncIterator
 
 from moebox.twin import filler
-from moebox.twin.engine import Engine
-from moebox.twin.request import Asked
+from moebox.twin.engine import TwinEngine
+from moebox.twin.request import TwinRequest
 
-SAYS = "simulation by moebox twin; no model wrote this and no engine timed it"
+SIMULATION_TEXT = "simulation by moebox twin; no model wrote this and no engine timed it"
 FINGERPRINT = "moebox-twin-simulation"
 Document = dict[str, object]  # of an API that is not ours, as it is written out
 
 
-async def streamed(engine: Engine, asked: Asked, model: str) -> AsyncIterator[bytes]:
+async def stream_reply(engine: TwinEngine, asked: TwinRequest, model: str) -> AsyncIterator[bytes]:
     """A reply as events, each when the simulation has it."""
     head = _head(asked, model, chunk=True)
     sent = 0
     # Closed by hand: a client that goes away must leave the simulated queue at once, not when memory is tidied.
-    async with contextlib.aclosing(engine.tokens(asked.prompt_tokens, asked.output)) as stream:
+    async with contextlib.aclosing(engine.generate(asked.prompt_tokens, asked.output)) as stream:
         async for made in stream:
             if asked.chat and not sent:
                 yield _event({**head, "choices": [_piece(asked, "", first=True)]})
@@ -32,30 +32,30 @@ async def streamed(engine: Engine, asked: Asked, model: str) -> AsyncIterator[by
     yield b"data: [DONE]\n\n"
 
 
-def _said(asked: Asked, start: int, end: int) -> Document:
-    return _piece(asked, filler.text(asked.prompt, start, end))
+def _said(asked: TwinRequest, start: int, end: int) -> Document:
+    return _piece(asked, filler.filler_text(asked.prompt, start, end))
 
 
-def _called(asked: Asked, start: int, end: int) -> Document:
+def _called(asked: TwinRequest, start: int, end: int) -> Document:
     """A piece of the call; the first names it."""
     assert asked.call
-    function = {"arguments": asked.arguments(start, end)}
+    function = {"arguments": asked.arguments_part(start, end)}
     call: Document = {"index": 0, "function": function}
     if start == 0:
         call |= {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": {"name": asked.call[0], **function}}
     return {"index": 0, "delta": {"tool_calls": [call]}, "logprobs": None, "finish_reason": None}
 
 
-def _piece(asked: Asked, text: str, *, first: bool = False, reason: str | None = None) -> Document:
+def _piece(asked: TwinRequest, text: str, *, first: bool = False, reason: str | None = None) -> Document:
     if not asked.chat:
         return {"index": 0, "text": text, "logprobs": None, "finish_reason": reason}
     delta: Document = {"role": "assistant", "content": ""} if first else {"content": text} if text else {}
     return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
 
 
-def whole(asked: Asked, model: str) -> Document:
+def full_reply(asked: TwinRequest, model: str) -> Document:
     """A reply in one piece."""
-    text = filler.text(asked.prompt, 0, asked.output)
+    text = filler.filler_text(asked.prompt, 0, asked.output)
     choice: Document = {"index": 0, "logprobs": None, "finish_reason": asked.reason}
     choice |= {"message": {"role": "assistant", "content": text}} if asked.chat else {"text": text}
     if asked.call:
@@ -65,7 +65,7 @@ def whole(asked: Asked, model: str) -> Document:
     return {**_head(asked, model, chunk=False), "choices": [choice], "usage": _usage(asked)}
 
 
-def _head(asked: Asked, model: str, *, chunk: bool) -> Document:
+def _head(asked: TwinRequest, model: str, *, chunk: bool) -> Document:
     kind = "chat.completion" + (".chunk" if chunk else "") if asked.chat else "text_completion"
     return {
         "id": f"{'chatcmpl' if asked.chat else 'cmpl'}-twin-{uuid.uuid4().hex}",
@@ -73,11 +73,11 @@ def _head(asked: Asked, model: str, *, chunk: bool) -> Document:
         "created": int(time.time()),
         "model": model,
         "system_fingerprint": FINGERPRINT,
-        "simulation": SAYS,
+        "simulation": SIMULATION_TEXT,
     }
 
 
-def _usage(asked: Asked) -> dict[str, int]:
+def _usage(asked: TwinRequest) -> dict[str, int]:
     return {
         "prompt_tokens": asked.prompt_tokens,
         "completion_tokens": asked.output,

@@ -8,12 +8,12 @@ from moebox.loose import get_objects, get_text
 from moebox.twin import calls, filler
 
 CALL_TOKENS = 12  # a call's name and marks
-USUAL = 256  # tokens of an answer nobody limited
+DEFAULT_TOKENS = 256  # tokens of an answer nobody limited
 Json = Mapping[str, object]  # an object that somebody else wrote
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class TwinRequest:
     """A request as far as the twin looks at it."""
 
     chat: bool
@@ -25,13 +25,13 @@ class Asked:
     usage: bool
     call: tuple[str, str] | None = None  # the tool called instead of text, and its arguments
 
-    def arguments(self, start: int, end: int) -> str:
+    def arguments_part(self, start: int, end: int) -> str:
         """The part of the call's arguments that belongs to these tokens of the reply."""
         text = self.call[1] if self.call else ""
         return text[len(text) * start // self.output : len(text) * end // self.output]
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """A request that an engine would answer with an error."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -39,18 +39,18 @@ class Refused(Exception):
         self.status = status
 
 
-def read(body: Json, *, chat: bool, model: str, context: int) -> Asked:
+def parse_request(body: Json, *, chat: bool, model: str, context: int) -> TwinRequest:
     """What the body asks for; Refused says why it cannot be had."""
     if body.get("model", model) != model:
-        raise Refused(404, f"The model `{body['model']}` does not exist; this twin serves `{model}`.")
+        raise RequestRefused(404, f"The model `{body['model']}` does not exist; this twin serves `{model}`.")
     prompt, count = _chat_prompt(body.get("messages")) if chat else _prompt(body.get("prompt"))
     if body.get("n", 1) not in (1, None):
-        raise Refused(400, "the twin gives one choice: n must be 1")
+        raise RequestRefused(400, "the twin gives one choice: n must be 1")
     limit = _limit(body, count, context)
     options = body.get("stream_options")
-    call = calls.chosen(body) if chat else None
+    call = calls.choose_call(body) if chat else None
     output, reason = _length(limit, context - count, call=call, tools=bool(body.get("tools")))
-    return Asked(
+    return TwinRequest(
         chat=chat,
         prompt=prompt,
         prompt_tokens=count,
@@ -66,10 +66,12 @@ def _limit(body: Json, count: int, context: int) -> int | None:
     """The most tokens that may be written, where the body says it."""
     limit = body.get("max_completion_tokens") or body.get("max_tokens")
     if limit is not None and not _positive(limit):
-        raise Refused(400, "max_tokens must be 1 or more")
+        raise RequestRefused(400, "max_tokens must be 1 or more")
     if count >= context or (limit and count + limit > context):
         wanted = f"{limit} tokens in the completion" if limit else "a completion"
-        raise Refused(400, f"This model's maximum context length is {context} tokens: {count} of prompt and {wanted}.")
+        raise RequestRefused(
+            400, f"This model's maximum context length is {context} tokens: {count} of prompt and {wanted}."
+        )
     return limit
 
 
@@ -79,20 +81,20 @@ def _positive(value: object) -> TypeGuard[int]:
 
 def _length(limit: int | None, room: int, *, call: tuple[str, str] | None, tools: bool) -> tuple[int, str]:
     """Tokens of the reply, and why it ends."""
-    output = limit or min(USUAL, room)
+    output = limit or min(DEFAULT_TOKENS, room)
     if call:
-        return min(output, filler.tokens_in(call[1]) + CALL_TOKENS), "tool_calls"
-    if tools and output > USUAL:
-        return USUAL, "stop"  # an agent allows far more than it means
+        return min(output, filler.count_tokens(call[1]) + CALL_TOKENS), "tool_calls"
+    if tools and output > DEFAULT_TOKENS:
+        return DEFAULT_TOKENS, "stop"  # an agent allows far more than it means
     return output, "length" if limit else "stop"
 
 
 def _chat_prompt(messages: object) -> tuple[str, int]:
     if not isinstance(messages, list) or not messages or not all(isinstance(message, dict) for message in messages):
-        raise Refused(400, "messages must be a list of objects with role and content")
+        raise RequestRefused(400, "messages must be a list of objects with role and content")
     parts = [_content(message) for message in messages]
     text = "\n".join(parts)
-    return text, filler.tokens_in(text) + 4 * len(parts)  # a role and its marks are about four tokens
+    return text, filler.count_tokens(text) + 4 * len(parts)  # a role and its marks are about four tokens
 
 
 def _content(message: Json) -> str:
@@ -103,9 +105,9 @@ def _content(message: Json) -> str:
 
 def _prompt(prompt: object) -> tuple[str, int]:
     if isinstance(prompt, str):
-        return prompt, filler.tokens_in(prompt)
+        return prompt, filler.count_tokens(prompt)
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str):
-        return prompt[0], filler.tokens_in(prompt[0])
+        return prompt[0], filler.count_tokens(prompt[0])
     if isinstance(prompt, list) and prompt and all(isinstance(token, int) for token in prompt):
         return str(prompt[:64]), len(prompt)
-    raise Refused(400, "prompt must be text or a list of token numbers")
+    raise RequestRefused(400, "prompt must be text or a list of token numbers")
