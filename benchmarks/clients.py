@@ -162,15 +162,15 @@ def c_client(program: Path, url: str, streams: int, requests: int) -> Row:
 
 def moebox(url: str, streams: int, requests: int) -> Row:
     """Ours, one worker process; its CPU time is that of the worker from the first request to the last."""
-    from moebox.bench.measure import measure, subject_of
+    from moebox.bench.measure import measure_load, probe_endpoint
     from moebox.core.endpoint import endpoint_from_url
     from moebox.core.measure import Load, Workload
 
     endpoint = endpoint_from_url(url, "schedule")
-    subject = subject_of(endpoint)
+    subject = probe_endpoint(endpoint)
     get(f"{url}/control")  # forget the look
     load = Load(concurrency=streams, requests=requests, workers=1)
-    result = measure(subject, Workload(output_tokens=TOKENS), load, scrape=False).result
+    result = measure_load(subject, Workload(output_tokens=TOKENS), load, scrape_metrics=False).result
     client = result.client
     return {
         "tokens": result.total_output_tokens,
@@ -193,13 +193,13 @@ def other_client(
     program: list[str], words: Words, tokenizer: str, folder: Path, url: str, streams: int, requests: int
 ) -> Row:
     """Someone else's; its CPU time includes starting up, so that of a run of one request is taken off."""
-    from moebox.bench.importers import load
+    from moebox.bench.importers import load_results
 
     idle = spent(program, words(url, tokenizer, folder, 1, 1)[0])
     get(f"{url}/control")
     rest, saved = words(url, tokenizer, folder, streams, requests)
     busy = spent(program, rest)
-    (result,) = load(saved)
+    (result,) = load_results(saved)
     # What some tools say instead: aiperf the gaps between chunks, guidellm means of requests.
     gap = next(result[key] for key in ("p99_itl_ms", "p99_chunk_gap_ms", "p99_tpot_ms") if key in result)
     return {

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from moebox.core import catalogue
 from moebox.core.kernel import KernelScan, find_arch
-from moebox.kernels.scan import Request, scan
+from moebox.kernels.scan import KernelRequest, scan_engine
 
 ARCHS = ("sm_120", "sm_90", "sm_100")
 HEAD = """# What a scan of each release found for Kimi's shapes at TP8: launches made, and the kernels that do not fit.
@@ -62,8 +62,8 @@ def numbers(name: str) -> list[int]:
 
 def look(release: Path, arch_name: str, kv: str, python: Path) -> KernelScan:
     """One scan."""
-    return scan(
-        Request(
+    return scan_engine(
+        KernelRequest(
             engine=release.name.split("-")[0],
             arch=find_arch(arch_name),
             model=catalogue.find_model("kimi-k2.6"),

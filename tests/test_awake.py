@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from moebox.bench.generator.job import Gauge
+from moebox.bench.generator.job import WorkerGauge
 from moebox.stream import sockets
 from moebox.stream.awake import AwakeClock
 
@@ -79,10 +79,10 @@ def test_a_wall_clock_that_jumps_moves_no_token(jump_s: float):
 
 def test_the_load_generator_notes_a_clock_that_was_set():
     """A step either way is added up; the jitter of reading two clocks is not."""
-    gauge = Gauge()
+    gauge = WorkerGauge()
     for drift in (200, -5_000, 1_000_000):
-        gauge.note_clocks(drift)
+        gauge.add_clock_drift(drift)
     assert gauge.clock_step_s == 0
-    gauge.note_clocks(int(HOUR * 1e9))
-    gauge.note_clocks(int(-HOUR * 1e9))
+    gauge.add_clock_drift(int(HOUR * 1e9))
+    gauge.add_clock_drift(int(-HOUR * 1e9))
     assert gauge.clock_step_s == 2 * HOUR

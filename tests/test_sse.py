@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebox.bench.generator.recorder import Recorder
+from moebox.bench.generator.recorder import ReplyRecorder
 from moebox.core.endpoint import Endpoint, endpoint_from_url
 from moebox.core.verdict import HttpExchange
 from moebox.errors import AnswerIsNo
@@ -87,13 +87,13 @@ def test_an_agents_reply(stream: bytes) -> None:
 @pytest.mark.parametrize("size", [1, 7, 10_000])
 def test_a_reply_under_load(stream: bytes, size: int) -> None:
     """An empty event is none, so it is no error either."""
-    recorder = Recorder(keep=True)
+    recorder = ReplyRecorder(keep_text=True)
     data = HEAD + stream
     for at in range(0, len(data), size):
-        recorder.record(data[at : at + size], 1)
-    recorder.end(2)
+        recorder.record_segment(data[at : at + size], 1)
+    recorder.close(2)
 
-    assert (recorder.error, "".join(recorder.text), recorder.done) == ("", TEXT, True)
+    assert (recorder.error, "".join(recorder.texts), recorder.done) == ("", TEXT, True)
 
 
 @each_way

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moebox.bench.generator.connection import Connection
-from moebox.bench.generator.conversation import OneTurn
-from moebox.bench.generator.finished import Finished
-from moebox.bench.generator.recorder import Recorder
+from moebox.bench.generator.conversation import SingleTurn
+from moebox.bench.generator.finished import FinishedRequest
+from moebox.bench.generator.recorder import ReplyRecorder
 from moebox.bench.samples import Samples
 from moebox.core.endpoint import endpoint_from_url
 from moebox.errors import ExternalError
@@ -47,24 +47,24 @@ def record(stream: bytes, cuts: list[int], *, keep: bool = False, batch: int = 1
     """Everything a recorder says of `stream` cut at `cuts`, all at time 5."""
     edges = [0, *sorted(set(cuts)), len(stream)]
     segments = [stream[a:b] for a, b in itertools.pairwise(edges) if a < b]
-    recorder = Recorder(keep=keep)
+    recorder = ReplyRecorder(keep_text=keep)
     for at in range(0, len(segments), batch):
         part = segments[at : at + batch]
-        recorder.feed(part, [5] * len(part))
-    recorder.end(5)
+        recorder.record_all(part, [5] * len(part))
+    recorder.close(5)
     return (
         list(recorder.times),
         list(recorder.kinds),
         list(recorder.sizes),
-        list(recorder.tokens()),
-        recorder.events,
-        recorder.finish,
+        list(recorder.tokens_by_event()),
+        recorder.event_count,
+        recorder.finish_reason,
         recorder.error,
         recorder.done,
-        recorder.complete,
+        recorder.is_complete,
         recorder.completion_tokens,
         recorder.prompt_tokens,
-        recorder.text,
+        recorder.texts,
         recorder.body.keep_alive,
     )
 
@@ -159,11 +159,11 @@ def test_each_kind_of_delta_counts_and_the_role_does_not() -> None:
         event(None, **usage(4)),
         b"data: [DONE]\n\n",
     )
-    recorder = Recorder()
-    recorder.feed([stream], [1])
+    recorder = ReplyRecorder()
+    recorder.record_all([stream], [1])
 
     assert list(recorder.kinds) == [REASONING, REASONING, CONTENT, TOOL]
-    assert (recorder.completion_tokens, recorder.finish, recorder.done, recorder.complete) == (
+    assert (recorder.completion_tokens, recorder.finish_reason, recorder.done, recorder.is_complete) == (
         4,
         "tool_calls",
         True,
@@ -173,8 +173,8 @@ def test_each_kind_of_delta_counts_and_the_role_does_not() -> None:
 
 def test_a_hundred_events_in_one_packet_are_a_hundred_tokens() -> None:
     """A proxy that gathers events loses no token."""
-    recorder = Recorder()
-    recorder.feed([HEAD + chunked(*[event({"content": "x"})] * 100, b"data: [DONE]\n\n")], [9])
+    recorder = ReplyRecorder()
+    recorder.record_all([HEAD + chunked(*[event({"content": "x"})] * 100, b"data: [DONE]\n\n")], [9])
 
     assert list(recorder.times) == [9] * 100
 
@@ -231,9 +231,9 @@ def test_shared_out_tokens_sum_to_the_servers_count(sizes: list[int], total: int
 )
 def test_what_is_not_a_stream_is_named(stream: bytes, error: str) -> None:
     """An HTTP error, another protocol or silence each leave one line."""
-    recorder = Recorder()
-    recorder.feed([stream], [1])
-    recorder.end(1)
+    recorder = ReplyRecorder()
+    recorder.record_all([stream], [1])
+    recorder.close(1)
 
     assert error in recorder.error
     assert not recorder.times
@@ -242,8 +242,8 @@ def test_what_is_not_a_stream_is_named(stream: bytes, error: str) -> None:
 def test_an_answer_that_did_not_stream_is_a_failure() -> None:
     """Nobody can say when the tokens of a whole JSON reply came."""
     body = json.dumps({"choices": [{"message": {"content": "hello"}, "finish_reason": "stop"}], **usage(5)}).encode()
-    recorder = Recorder()
-    recorder.feed([b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)], [3])
+    recorder = ReplyRecorder()
+    recorder.record_all([b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)], [3])
 
     assert (list(recorder.times), recorder.error) == ([], "a whole JSON reply came instead of a stream")
 
@@ -322,32 +322,32 @@ def test_leaving_an_exchange_early_hangs_up() -> None:
 def test_tokens_a_late_reader_found_together_get_even_gaps() -> None:
     """The last one's time is known, the others lie between it and the token before, and are marked as guessed."""
     piece = chunked(event({"content": "x"}))[:-5]
-    recorder = Recorder()
-    recorder.feed([HEAD + piece], [100])
+    recorder = ReplyRecorder()
+    recorder.record_all([HEAD + piece], [100])
 
-    assert recorder.quick(piece * 2, 140, since=90)
-    assert recorder.quick(piece * 2, 150)
-    recorder.record(piece * 3, 180, since=165)
-    recorder.record(piece, 200, since=190)
+    assert recorder.take_fast(piece * 2, 140, since=90)
+    assert recorder.take_fast(piece * 2, 150)
+    recorder.record_segment(piece * 3, 180, since=165)
+    recorder.record_segment(piece, 200, since=190)
     assert list(recorder.times) == [100, 120, 140, 150, 150, 165, 170, 180, 200]
     assert [i for i, kind in enumerate(recorder.kinds) if kind & ESTIMATED_TIME] == [1, 5, 6]
-    assert recorder.estimated == 3
+    assert recorder.estimated_count == 3
 
 
 def test_first_tokens_that_were_read_late_are_placed_by_the_gaps_that_follow() -> None:
     """Three came in one late read, then one every 20: those were 20 apart too, but none came before the request."""
     piece = chunked(event({"content": "x"}))[:-5]
-    recorder = Recorder(since=970)
-    recorder.record(HEAD + piece * 3, 1000, since=400)
+    recorder = ReplyRecorder(sent_at=970)
+    recorder.record_segment(HEAD + piece * 3, 1000, since=400)
     for time in (1020, 1040, 1060):
-        recorder.record(piece, time)
-    assert recorder.estimated == 2
+        recorder.record_segment(piece, time)
+    assert recorder.estimated_count == 2
     samples = Samples()
-    finished = Finished(
-        recorder, [], OneTurn(0, 6, lambda index: b""), 0, 0, 970, 1060, 99, Connection(0, select.epoll(), None), 0
+    finished = FinishedRequest(
+        recorder, [], SingleTurn(0, 6, lambda index: b""), 0, 0, 970, 1060, 99, Connection(0, select.epoll(), None), 0
     )
-    recorder.record(chunked(event({}, finish="stop"), b"data: [DONE]\n\n"), 1060)
-    finished.keep(samples)
+    recorder.record_segment(chunked(event({}, finish="stop"), b"data: [DONE]\n\n"), 1060)
+    finished.add_to_samples(samples)
 
     assert list(samples.time) == [970, 980, 1000, 1020, 1040, 1060]
 
@@ -355,20 +355,20 @@ def test_first_tokens_that_were_read_late_are_placed_by_the_gaps_that_follow() -
 def test_no_token_comes_before_its_request() -> None:
     """However long nobody had looked at the connection before."""
     piece = chunked(event({"content": "x"}))[:-5]
-    recorder = Recorder(since=900)
-    recorder.record(HEAD + piece * 4, 1000, since=100)
+    recorder = ReplyRecorder(sent_at=900)
+    recorder.record_segment(HEAD + piece * 4, 1000, since=100)
 
     assert min(recorder.times) >= 900
 
 
 def test_tokens_after_the_end_belong_to_no_reply() -> None:
     """Neither those read one by one nor those like the one before."""
-    recorder = Recorder()
+    recorder = ReplyRecorder()
     token = event({"content": " a"})
     first, done, more = (chunked(*pieces)[:-5] for pieces in ((token, token), (b"data: [DONE]\n\n",), (token, token)))
-    recorder.feed([HEAD + first, done, more, chunked(event({}, finish="stop"))], range(4))
+    recorder.record_all([HEAD + first, done, more, chunked(event({}, finish="stop"))], range(4))
 
-    assert (len(recorder.times), recorder.finish, recorder.done) == (2, "", True)
+    assert (len(recorder.times), recorder.finish_reason, recorder.done) == (2, "", True)
 
 
 def test_true_is_no_count() -> None:

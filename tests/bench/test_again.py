@@ -10,8 +10,8 @@ from cyclopts import App
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moebox.bench.command import flags_of
-from moebox.bench.presets import presets
+from moebox.bench.command import bench_flags
+from moebox.bench.presets import load_presets
 from moebox.bench.search import parse_slo
 from moebox.cli import main
 from moebox.cli.bench_plan import BenchArgs, BenchPlan, make_bench_plan, parse_counts
@@ -112,7 +112,7 @@ OPEN = st.builds(
 @given(workload=WORKLOADS, loads=st.lists(CLOSED, min_size=1, max_size=4) | st.lists(OPEN, min_size=1, max_size=3))
 def test_flags_are_read_back_as_what_was_asked(workload: Workload, loads: list[Load]) -> None:
     """Every load of the sweep, and nothing else, over as many commands as it takes."""
-    plans = [parsed(flags) for flags in flags_of(workload, loads)]
+    plans = [parsed(flags) for flags in bench_flags(workload, loads)]
 
     assert all(plan.workload == workload for plan in plans)
     assert sorted(repr(load) for plan in plans for load in plan.loads) == sorted(repr(load) for load in loads)
@@ -171,8 +171,8 @@ LENGTHS = (flag("--input", texts(1, 10**5)), flag("--output", texts(1, 10**5)))
 def command_lines(draw: st.DrawFn) -> list[str]:
     """Flags of one workload, or of a preset with what replaces parts of it, at any load."""
     if draw(st.booleans()):
-        start = ["--preset", draw(st.sampled_from(sorted(presets())))]
-        kind = presets()[start[1]].workload.kind
+        start = ["--preset", draw(st.sampled_from(sorted(load_presets())))]
+        kind = load_presets()[start[1]].workload.kind
     else:
         kind = draw(st.sampled_from(sorted(KINDS)))
         start = ["--workload", kind]
@@ -296,6 +296,6 @@ def test_a_prompts_file_is_named(tmp_path: Path) -> None:
     file = tmp_path / "my prompts.jsonl"
     file.write_text('{"prompt": "x"}\n')
     workload = Workload(kind="prompts", file=str(file))
-    (flags,) = flags_of(workload, [Load(concurrency=1, requests=4)])
+    (flags,) = bench_flags(workload, [Load(concurrency=1, requests=4)])
 
     assert parsed(flags).workload == workload

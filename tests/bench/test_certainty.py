@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebox.bench import metrics
-from moebox.bench.certainty import TOLERANCE, p99_is_sure
-from moebox.bench.generator.recorder import Recorder
-from moebox.bench.measure import measure, subject_of
+from moebox.bench.certainty import P99_TOLERANCE, is_p99_certain
+from moebox.bench.generator.recorder import ReplyRecorder
+from moebox.bench.measure import measure_load, probe_endpoint
 from moebox.bench.samples import COMPLETED, Samples
 from moebox.core.endpoint import endpoint_from_url
 from moebox.core.measure import Load, Workload
@@ -27,33 +27,33 @@ TOKEN = chunk(event({"content": " a"}))
 
 def p99(gaps: Sequence[float]) -> float:
     """As `make bench` has it of its server."""
-    return metrics.percentiles(Counter(gaps), [99])[0]
+    return metrics.percentiles_of_counts(Counter(gaps), [99])[0]
 
 
-def read_by(looks: Sequence[int], times: Sequence[int]) -> Recorder:
+def read_by(looks: Sequence[int], times: Sequence[int]) -> ReplyRecorder:
     """A reply whose tokens come at `times`, read at `looks` and at its end: each read tells when its last one came."""
-    recorder = Recorder(since=1)
-    recorder.record(HEAD, 1)
+    recorder = ReplyRecorder(sent_at=1)
+    recorder.record_segment(HEAD, 1)
     before = 0
     for look in [*sorted(looks), times[-1] + 1]:
         ready = [at for at in times if before < at <= look]
         if ready:
-            recorder.record(TOKEN * len(ready), ready[-1], max(1, before))
+            recorder.record_segment(TOKEN * len(ready), ready[-1], max(1, before))
         before = max(before, look)
     recorder.catch_up()
     return recorder
 
 
-def kept(replies: Sequence[Recorder]) -> Samples:
+def kept(replies: Sequence[ReplyRecorder]) -> Samples:
     """As the generator keeps them."""
     samples = Samples()
     for recorder in replies:
-        if recorder.estimated:
-            recorder.rewind()
+        if recorder.estimated_count:
+            recorder.respace_first_events()
         count = len(recorder.times)
-        samples.add(
+        samples.add_request(
             recorder.times,
-            recorder.tokens(),
+            recorder.tokens_by_event(),
             recorder.kinds,
             reason="",
             due=1,
@@ -84,10 +84,10 @@ def test_a_p99_that_is_wrong_is_never_called_sure(replies: list[tuple[list[int],
         gaps += [(after - before) / MS for before, after in itertools.pairwise(times)]
         recorders.append(read_by([MS * at for at in itertools.accumulate(naps)], times))
     samples = kept(recorders)
-    reported = metrics.summary(samples).itl.p99
+    reported = metrics.summarize_samples(samples).itl.p99
     assert reported is not None
-    if abs(reported / p99(gaps) - 1) > TOLERANCE:
-        assert not p99_is_sure(samples, reported)
+    if abs(reported / p99(gaps) - 1) > P99_TOLERANCE:
+        assert not is_p99_certain(samples, reported)
 
 
 def test_a_few_late_reads_leave_the_p99_sure() -> None:
@@ -96,10 +96,10 @@ def test_a_few_late_reads_leave_the_p99_sure() -> None:
     looks = [at + MS for at in times if at not in times[100:104:2]]
     samples = kept([read_by(looks, times)])
 
-    assert metrics.summary(samples).itl.p99 == pytest.approx(20.0)
+    assert metrics.summarize_samples(samples).itl.p99 == pytest.approx(20.0)
     assert sum(kind >= 128 for kind in samples.kind) == 2
-    assert p99_is_sure(samples, 20.0)
-    assert not p99_is_sure(samples, 25.0), "a P99 that cannot be"
+    assert is_p99_certain(samples, 20.0)
+    assert not is_p99_certain(samples, 25.0), "a P99 that cannot be"
 
 
 def paces() -> Iterator[float]:
@@ -131,11 +131,11 @@ def test_a_client_that_was_kept_from_reading_says_so() -> None:
         return True
 
     with serving(unheard) as server:
-        subject = subject_of(endpoint_from_url(server.url, "m"))
-        result = measure(subject, Workload(output_tokens=61), Load(concurrency=1, requests=1, workers=1)).result
+        subject = probe_endpoint(endpoint_from_url(server.url, "m"))
+        result = measure_load(subject, Workload(output_tokens=61), Load(concurrency=1, requests=1, workers=1)).result
 
     true = p99([(after - before) / MS for before, after in itertools.pairwise(sent)])
     assert result.completed == 1
     assert result.itl.p99 is not None
-    assert abs(result.itl.p99 / true - 1) > TOLERANCE
+    assert abs(result.itl.p99 / true - 1) > P99_TOLERANCE
     assert result.client_limited

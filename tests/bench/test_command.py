@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from moebox.bench.samples import read
+from moebox.bench.samples import read_samples
 from moebox.cli import main
 from moebox.store.summary import list_summaries
 from tests.bench.server import Peer, good, serving
@@ -27,7 +27,7 @@ def test_a_sweep_prints_a_table_and_keeps_everything(tmp_path: Path, capsys: pyt
     assert "c1" in shown
     assert "c2" in shown
     assert [result["max_concurrency"] for result in kept["results"]] == [1, 2]
-    assert len(read(tmp_path / kept["results"][1]["samples"])) == 4
+    assert len(read_samples(tmp_path / kept["results"][1]["samples"])) == 4
 
 
 def test_results_that_nobody_asked_to_keep_are_kept_in_a_run_of_their_own(

@@ -11,8 +11,8 @@ import pytest
 
 from moebox.bench.generator import requests
 from moebox.bench.generator.hot_path import HotPath
-from moebox.bench.generator.job import Job, Text
-from moebox.bench.generator.loop import Loop
+from moebox.bench.generator.job import LoadJob, PromptWords
+from moebox.bench.generator.loop import LoadLoop
 from moebox.bench.samples import COMPLETED, FAILED, Samples
 from moebox.bench.workloads import open_source
 from moebox.core.measure import Load, Workload
@@ -33,9 +33,9 @@ REPLIES = {
 def full() -> bytes:
     """A reply whose bytes are just those of one read, so that whether more is there has to be asked."""
     bare = HEAD + chunk(event({"content": ""})) + tail(3)
-    pad = requests.BUFFER - len(bare)
+    pad = requests.READ_BYTES - len(bare)
     reply = HEAD + chunk(event({"content": "a" * pad})) + tail(3)
-    return HEAD + chunk(event({"content": "a" * (pad - len(reply) + requests.BUFFER)})) + tail(3)
+    return HEAD + chunk(event({"content": "a" * (pad - len(reply) + requests.READ_BYTES)})) + tail(3)
 
 
 def at_once(peer: Peer, reply: bytes) -> None:
@@ -72,10 +72,10 @@ def drive(behaviour: Behaviour, *, timeout_s: float = 20.0) -> Samples:
     work = Workload(input_tokens=8, output_tokens=3)
     with serving(behaviour) as server:
         load = Load(concurrency=2, requests=6, timeout_s=timeout_s)
-        target, text = sockets.address_from_url(server.url), Text(words=("a", "b"))
-        job = Job(target=target, path="/v1/chat/completions", model="m", workload=work, load=load, text=text)
-        loop = Loop(job, open_source(work, text, "m", keep=job.keeps), report=lambda progress: None)
-        loop.connect()
+        target, text = sockets.address_from_url(server.url), PromptWords(words=("a", "b"))
+        job = LoadJob(address=target, path="/v1/chat/completions", model="m", workload=work, load=load, words=text)
+        loop = LoadLoop(job, open_source(work, text, "m", keep_text=job.keeps_text), report=lambda progress: None)
+        loop.open_connections()
         loop.run(time.monotonic_ns(), time.time(), lambda: False)
     return loop.samples
 
@@ -128,7 +128,7 @@ def test_an_end_in_the_middle_of_a_reply_is_a_failure_at_once() -> None:
 
 def test_an_end_nobody_told_of_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A silent connection is read now and then: an event that was missed costs seconds, not the timeout."""
-    told = HotPath.read
+    told = HotPath.read_ready
 
     def deaf(self: HotPath, ready: Sequence[tuple[int, int]], now: int) -> int:
         return told(self, [(fd, mask) for fd, mask in ready if not mask & select.EPOLLRDHUP], now)
@@ -137,8 +137,8 @@ def test_an_end_nobody_told_of_is_found(monkeypatch: pytest.MonkeyPatch) -> None
         at_once(peer, REPLIES["chunked"])
         return False
 
-    monkeypatch.setattr(HotPath, "read", deaf)
-    monkeypatch.setattr(requests, "LOOK_AGAIN", 0)
+    monkeypatch.setattr(HotPath, "read_ready", deaf)
+    monkeypatch.setattr(requests, "SILENCE_CHECK_NS", 0)
 
     assert outcomes(drive(behaviour)) == [COMPLETED] * 6
 
@@ -152,7 +152,7 @@ def test_the_timeout_ends_whatever_is_not_told(monkeypatch: pytest.MonkeyPatch) 
             peer.sock.recv(1)
         return False
 
-    monkeypatch.setattr(HotPath, "read", lambda self, ready, now: 0)
+    monkeypatch.setattr(HotPath, "read_ready", lambda self, ready, now: 0)
     samples = drive(behaviour, timeout_s=0.1)
 
     assert outcomes(samples) == [FAILED] * 6

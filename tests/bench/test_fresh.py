@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from moebox.bench.freshness import complaint, hit_rate
+from moebox.bench.freshness import cached_prompts_flag, prefix_hit_rate
 from moebox.cli import main
 from moebox.core.measure import Workload
 from moebox.store import Run
@@ -146,9 +146,13 @@ def test_a_workload_that_shares_its_prefix_is_not_flagged(capsys: pytest.Capture
 
 def test_the_chat_template_is_not_a_repeated_prompt() -> None:
     """Tokens that open every prompt of any client may be cached."""
-    assert not complaint(Workload(), hit_rate(asked=1000, cached=64, server=None), template=0.064)
-    assert complaint(Workload(), hit_rate(asked=1000, cached=500, server=None), template=0.064)
-    assert hit_rate(asked=1000, cached=-1, server=None) is None
+    assert not cached_prompts_flag(
+        Workload(), prefix_hit_rate(prompt_tokens=1000, cached_tokens=64, server=None), template_share=0.064
+    )
+    assert cached_prompts_flag(
+        Workload(), prefix_hit_rate(prompt_tokens=1000, cached_tokens=500, server=None), template_share=0.064
+    )
+    assert prefix_hit_rate(prompt_tokens=1000, cached_tokens=-1, server=None) is None
 
 
 def test_a_preset_takes_overrides_and_refuses_what_it_is_made_of(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebox.bench.generator.hot_path import HotPath
-from moebox.bench.generator.recorder import Recorder
+from moebox.bench.generator.recorder import ReplyRecorder
 from tests.bench.server import HEAD, chunk, event
 
 FIRST = chunk(event({"content": " a"}))
@@ -20,24 +20,24 @@ TEXTS = st.one_of(
 )
 
 
-def primed() -> Recorder:
+def primed() -> ReplyRecorder:
     """A recorder in the middle of a stream."""
-    recorder = Recorder()
-    recorder.record(HEAD + FIRST, 1)
+    recorder = ReplyRecorder()
+    recorder.record_segment(HEAD + FIRST, 1)
     return recorder
 
 
-def seen(recorder: Recorder) -> tuple[object, ...]:
+def seen(recorder: ReplyRecorder) -> tuple[object, ...]:
     """What it says of its reply."""
     recorder.catch_up()
-    return len(recorder.times), list(recorder.sizes), list(recorder.kinds), recorder.events, recorder.error
+    return len(recorder.times), list(recorder.sizes), list(recorder.kinds), recorder.event_count, recorder.error
 
 
 @given(st.lists(st.lists(TEXTS, min_size=1, max_size=6), min_size=1, max_size=4), st.booleans())
 def test_a_batch_of_streams_is_recorded_as_each_would_be_alone(replies: list[list[bytes]], capitals: bool) -> None:
     """Whatever stands between the quotes of any of them, and in either spelling of sizes."""
-    hot = HotPath(late=1e9)
-    hot.grow(1024)
+    hot = HotPath(late_ns=1e9)
+    hot.add_descriptors(1024)
     with contextlib.ExitStack() as stack:
         pairs = [socket.socketpair() for _ in replies]
         for pair in pairs:
@@ -46,7 +46,7 @@ def test_a_batch_of_streams_is_recorded_as_each_would_be_alone(replies: list[lis
             pair[0].setblocking(False)
         ours, alone = [primed() for _ in replies], [primed() for _ in replies]
         for (mine, _), recorder in zip(pairs, ours, strict=True):
-            hot.heat(mine.fileno(), mine, recorder)
+            hot.add_stream(mine.fileno(), mine, recorder)
         for step in range(max(map(len, replies))):
             ready = []
             for (mine, theirs), texts, reference in zip(pairs, replies, alone, strict=True):
@@ -56,29 +56,29 @@ def test_a_batch_of_streams_is_recorded_as_each_would_be_alone(replies: list[lis
                     length = int(size, 16) + len(texts[step]) - 2
                     data = (b"%X" if capitals else b"%x") % length + b"\r\n" + rest
                     theirs.send(data)
-                    reference.record(data, 1)
+                    reference.record_segment(data, 1)
                     ready.append((mine.fileno(), 1))
-            hot.read(ready, 1)
+            hot.read_ready(ready, 1)
             by_fd = {mine.fileno(): recorder for (mine, _), recorder in zip(pairs, ours, strict=True)}
-            for fd, _, data, _ in hot.odd:
+            for fd, _, data, _ in hot.unusual:
                 if data is not None:
                     hot.streams[fd] = None
-                    by_fd[fd].record(data, 1)
+                    by_fd[fd].record_segment(data, 1)
                 else:
-                    by_fd[fd].record(next(mine for mine, _ in pairs if mine.fileno() == fd).recv(9999), 1)
+                    by_fd[fd].record_segment(next(mine for mine, _ in pairs if mine.fileno() == fd).recv(9999), 1)
         assert [seen(recorder) for recorder in ours] == [seen(recorder) for recorder in alone]
 
 
 def test_any_language_is_hot() -> None:
     """Events with text beyond ASCII took the long way, one by one."""
-    hot, recorder = HotPath(late=1e9), primed()
-    hot.grow(1024)
+    hot, recorder = HotPath(late_ns=1e9), primed()
+    hot.add_descriptors(1024)
     mine, theirs = socket.socketpair()
     with mine, theirs:
         mine.setblocking(False)
-        hot.heat(mine.fileno(), mine, recorder)
+        hot.add_stream(mine.fileno(), mine, recorder)
         theirs.send(chunk(event({"content": "?"}).replace(b"?", "你".encode())))
-        hot.read([(mine.fileno(), 1)], 1)
+        hot.read_ready([(mine.fileno(), 1)], 1)
 
-    assert hot.odd == []
+    assert hot.unusual == []
     assert len(recorder.times) == 2

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from moebox.bench.importers import load
+from moebox.bench.importers import load_results
 from moebox.errors import BadInput
 
 VLLM = {
@@ -81,7 +81,7 @@ def read(folder: Path, content: Any) -> list[dict[str, Any]]:
     """What importing this content gives."""
     path = folder / "result.json"
     path.write_text(content if isinstance(content, str) else json.dumps(content))
-    return load(path)
+    return load_results(path)
 
 
 def test_vllms_names_are_kept(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_aiperfs_blocks_are_flattened(tmp_path: Path) -> None:
 
 def test_a_file_of_guidellm_0_8() -> None:
     """12 requests of 20 tokens, one each 20 ms: its inter-token latency is our TPOT, its time per token is not."""
-    (result,) = load(RESULTS / "guidellm-0.8.1.json")
+    (result,) = load_results(RESULTS / "guidellm-0.8.1.json")
 
     assert (result["completed"], result["failed"], result["max_concurrency"]) == (12, 0, 4)
     assert (result["total_output_tokens"], result["model_id"]) == (240, "schedule")
@@ -132,7 +132,7 @@ def test_a_file_of_guidellm_0_8() -> None:
 
 def test_a_file_of_aiperf_0_13() -> None:
     """Its load is in phases, its model in a list; tokens are those of its own tokenizer."""
-    (result,) = load(RESULTS / "aiperf-0.13.0.json")
+    (result,) = load_results(RESULTS / "aiperf-0.13.0.json")
 
     assert (result["completed"], result["max_concurrency"], result["model_id"]) == (12, 4, "schedule")
     assert (result["total_output_tokens"], result["token_counts"]) == (4560, "tokenizer")

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from moebox.bench.measure import Measured, look, measure
+from moebox.bench.measure import MeasuredLoad, measure_load, probe_stream
 from moebox.bench.self_check import joined_share, merged_share
-from moebox.bench.vocabulary import text_for
+from moebox.bench.vocabulary import choose_words
 from moebox.core.endpoint import endpoint_from_url
 from moebox.core.measure import Load, Workload
 from moebox.core.result import result_document
@@ -25,10 +25,10 @@ WORK = Workload(input_tokens=8, output_tokens=6)
 LOAD = Load(concurrency=4, requests=12)
 
 
-def run(url: str, work: Workload = WORK, load: Load = LOAD, **more: object) -> Measured:
+def run(url: str, work: Workload = WORK, load: Load = LOAD, **more: object) -> MeasuredLoad:
     """One measurement of the server at `url`."""
     endpoint = endpoint_from_url(url, "m", key=str(more.pop("key")) if "key" in more else None)
-    return measure(look(endpoint, text_for(endpoint)), work, load, scrape=False, **more)  # type: ignore[arg-type]
+    return measure_load(probe_stream(endpoint, choose_words(endpoint)), work, load, scrape_metrics=False, **more)  # type: ignore[arg-type]
 
 
 def test_a_good_server_is_counted_exactly() -> None:
@@ -240,11 +240,11 @@ def test_a_server_that_is_gone_fails_every_request() -> None:
     """No connection is a failure with a reason, not a traceback."""
     with serving(good) as server:
         endpoint = endpoint_from_url(server.url, "m")
-        subject = look(endpoint, text_for(endpoint))
+        subject = probe_stream(endpoint, choose_words(endpoint))
         server.listener.close()
         time.sleep(0.05)
-    gone = replace(subject, target=sockets.address_from_url("http://127.0.0.1:9/v1"))
-    result = measure(gone, WORK, Load(concurrency=2, requests=2), scrape=False).result
+    gone = replace(subject, address=sockets.address_from_url("http://127.0.0.1:9/v1"))
+    result = measure_load(gone, WORK, Load(concurrency=2, requests=2), scrape_metrics=False).result
 
     assert (result.failed, list(result.errors)) == (2, ["connection refused"])
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moebox.bench import metrics, samples
-from moebox.bench.generator.job import Gauge
+from moebox.bench.generator.job import WorkerGauge
 from moebox.bench.samples import COMPLETED, FAILED, Samples
-from moebox.bench.self_check import lag_at, merged_share, self_check
+from moebox.bench.self_check import check_client, lag_percentile_ms, merged_share
 from moebox.core.measure import Slo
 from moebox.errors import BadInput
 from moebox.stream import CONTENT, REASONING
@@ -26,7 +26,7 @@ def made(*requests: dict[str, object], zero: int = 0) -> Samples:
     for index, one in enumerate(requests):
         times = [int(t * MS) for t in one["times"]]  # type: ignore[attr-defined]
         tokens = one.get("tokens", [1] * len(times))
-        found.add(
+        found.add_request(
             array("q", times),
             array("H", tokens),  # type: ignore[arg-type]
             array("B", one.get("kinds", [CONTENT] * len(times))),  # type: ignore[arg-type]
@@ -48,7 +48,7 @@ def made(*requests: dict[str, object], zero: int = 0) -> Samples:
 
 def test_one_request_by_hand() -> None:
     """Sent at 100, tokens at 300, 320 and 360 ms."""
-    result = metrics.summary(made({"sent": 100, "times": [300, 320, 360]}))
+    result = metrics.summarize_samples(made({"sent": 100, "times": [300, 320, 360]}))
 
     assert (result.ttft.mean, result.tpot.mean, result.e2el.mean) == (200, 30, 260)
     assert (result.itl.mean, result.itl.p99) == pytest.approx((30, 39.8))
@@ -60,7 +60,7 @@ def test_one_request_by_hand() -> None:
 def test_three_tokens_in_a_chunk_share_its_gap() -> None:
     """Speculative decoding: 20 ms for three tokens is 6.7 ms a token, while the chunks are 20 ms apart."""
     one = {"sent": 0, "times": [200 + 20 * i for i in range(33)], "tokens": [3] * 33, "output": 99}
-    result = metrics.summary(made(one))
+    result = metrics.summarize_samples(made(one))
 
     assert result.itl.mean == pytest.approx(20 / 3)
     assert result.chunk_gap.mean == pytest.approx(20)
@@ -70,7 +70,9 @@ def test_three_tokens_in_a_chunk_share_its_gap() -> None:
 
 def test_thinking_is_a_token_but_not_content() -> None:
     """TTFT is to the first token of any kind, TTFC to the first visible one."""
-    result = metrics.summary(made({"sent": 0, "times": [10, 20, 30], "kinds": [REASONING, REASONING, CONTENT]}))
+    result = metrics.summarize_samples(
+        made({"sent": 0, "times": [10, 20, 30], "kinds": [REASONING, REASONING, CONTENT]})
+    )
 
     assert (result.ttft.mean, result.ttfc.mean) == (10, 30)
 
@@ -78,7 +80,7 @@ def test_thinking_is_a_token_but_not_content() -> None:
 def test_what_failed_is_not_averaged_in() -> None:
     """A fast failure must not flatter the figures."""
     bad = {"sent": 0, "times": [1, 2], "outcome": FAILED, "reason": "HTTP 500"}
-    result = metrics.summary(made({"sent": 0, "times": [100, 200]}, bad))
+    result = metrics.summarize_samples(made({"sent": 0, "times": [100, 200]}, bad))
 
     assert (result.completed, result.failed, result.ttft.mean) == (1, 1, 100)
     assert result.total_output_tokens == 2
@@ -86,12 +88,12 @@ def test_what_failed_is_not_averaged_in() -> None:
 
 def test_nothing_completed_gives_nulls_not_zeros() -> None:
     """An average of nothing is not 0 ms."""
-    result = metrics.summary(made({"sent": 0, "times": [], "outcome": FAILED}))
+    result = metrics.summarize_samples(made({"sent": 0, "times": [], "outcome": FAILED}))
 
     assert result.ttft.mean is None
     assert result.output_throughput == 0
-    assert metrics.steady(made()) is None
-    assert metrics.summary(made()).duration == 0
+    assert metrics.steady_state(made()) is None
+    assert metrics.summarize_samples(made()).duration == 0
 
 
 def test_goodput_counts_requests_that_keep_every_limit() -> None:
@@ -101,9 +103,13 @@ def test_goodput_counts_requests_that_keep_every_limit() -> None:
     )
     slo = Slo(ttft_s=0.5, itl_s=0.5)
 
-    assert [metrics.meets(one, slo) for one in metrics.figures(found)] == [False, False, False]
-    assert [metrics.meets(one, Slo(ttft_s=0.5)) for one in metrics.figures(found)] == [False, True, True]
-    assert metrics.summary(found, slo=Slo(ttft_s=0.5)).request_goodput == pytest.approx(2.0)
+    assert [metrics.request_meets_slo(one, slo) for one in metrics.request_figures(found)] == [False, False, False]
+    assert [metrics.request_meets_slo(one, Slo(ttft_s=0.5)) for one in metrics.request_figures(found)] == [
+        False,
+        True,
+        True,
+    ]
+    assert metrics.summarize_samples(found, slo=Slo(ttft_s=0.5)).request_goodput == pytest.approx(2.0)
 
 
 @settings(max_examples=60)
@@ -111,7 +117,7 @@ def test_goodput_counts_requests_that_keep_every_limit() -> None:
 def test_percentiles_are_the_standard_librarys(values: list[int]) -> None:
     """Linear interpolation between ranks, ends included, as numpy's default and `inclusive` quantiles."""
     cuts = statistics.quantiles(values, n=100, method="inclusive")
-    found = metrics.percentiles(Counter(values), [50, 90, 99])
+    found = metrics.percentiles_of_counts(Counter(values), [50, 90, 99])
 
     assert found == pytest.approx([cuts[49], cuts[89], cuts[98]])
 
@@ -119,7 +125,7 @@ def test_percentiles_are_the_standard_librarys(values: list[int]) -> None:
 def test_steady_leaves_out_the_start_and_the_end() -> None:
     """The window opens with the first end and closes with the last start."""
     requests = [{"sent": 500 * i, "times": [500 * i + 100 * k for k in range(1, 11)]} for i in range(8)]
-    found = metrics.steady(made(*requests))
+    found = metrics.steady_state(made(*requests))
 
     assert found is not None
     assert (found.start_s, found.end_s, found.requests) == (1.0, 3.5, 6)
@@ -138,7 +144,7 @@ def test_a_sagging_generation_shows_by_position() -> None:
 
 def test_the_timeline_holds_every_token_and_request() -> None:
     """Whatever the bins, sums are kept."""
-    found = metrics.timeline(made({"sent": 0, "times": [100, 1500]}, {"sent": 1000, "times": [2500, 2600]}))
+    found = metrics.build_timeline(made({"sent": 0, "times": [100, 1500]}, {"sent": 1000, "times": [2500, 2600]}))
 
     assert sum(found.output_tokens) == 4
     assert sum(found.ended) == 2
@@ -148,8 +154,8 @@ def test_the_timeline_holds_every_token_and_request() -> None:
 def test_samples_survive_their_file(tmp_path: Path) -> None:
     """Written and read back alike, and small: 11 bytes for each event with tokens."""
     found = made({"sent": 0, "times": list(range(1, 500)), "reason": "é"}, zero=5)
-    samples.write(tmp_path / "a.samples", found)
-    back = samples.read(tmp_path / "a.samples")
+    samples.write_samples(tmp_path / "a.samples", found)
+    back = samples.read_samples(tmp_path / "a.samples")
 
     assert list(back.requests()) == list(found.requests())
     assert (back.time, back.tokens, back.kind, back.zero) == (found.time, found.tokens, found.kind, 5)
@@ -163,7 +169,7 @@ def test_a_file_that_holds_no_samples_is_refused(tmp_path: Path, content: bytes)
     (tmp_path / "a").write_bytes(content)
 
     with pytest.raises(BadInput, match="not a file of samples"):
-        samples.read(tmp_path / "a")
+        samples.read_samples(tmp_path / "a")
 
 
 def test_workers_samples_come_together() -> None:
@@ -182,25 +188,25 @@ def test_a_client_that_could_not_keep_up_says_so() -> None:
     late = [0] * 128
     late[64] = 100  # 65 ms
 
-    def reasons(found: Samples, gauge: Gauge, *, open_loop: bool = False) -> list[str]:
-        return list(self_check(found, [gauge], open_loop=open_loop, itl_ms=20.0).reasons)
+    def reasons(found: Samples, gauge: WorkerGauge, *, open_loop: bool = False) -> list[str]:
+        return list(check_client(found, [gauge], open_loop=open_loop, itl_ms=20.0).reasons)
 
-    assert reasons(quiet, Gauge(cpu_s=0.2, wall_s=1.0)) == []
-    assert "95% of a core" in reasons(quiet, Gauge(cpu_s=0.95, wall_s=1.0))[0]
-    assert "no receive times" in reasons(quiet, Gauge(wall_s=1.0, clock="user", lag=late))[0]
-    assert "read together" in reasons(merging, Gauge(wall_s=1.0, lag=late))[0]
-    assert reasons(quiet, Gauge(wall_s=1.0, lag=late)) == []
-    assert reasons(held_back, Gauge(wall_s=1.0, lag=late)) == []
-    assert "75.0% of tokens" in reasons(held_back, Gauge(wall_s=1.0, lag=late, estimated=6))[0]
+    assert reasons(quiet, WorkerGauge(cpu_s=0.2, wall_s=1.0)) == []
+    assert "95% of a core" in reasons(quiet, WorkerGauge(cpu_s=0.95, wall_s=1.0))[0]
+    assert "no receive times" in reasons(quiet, WorkerGauge(wall_s=1.0, clock="user", lag=late))[0]
+    assert "read together" in reasons(merging, WorkerGauge(wall_s=1.0, lag=late))[0]
+    assert reasons(quiet, WorkerGauge(wall_s=1.0, lag=late)) == []
+    assert reasons(held_back, WorkerGauge(wall_s=1.0, lag=late)) == []
+    assert "75.0% of tokens" in reasons(held_back, WorkerGauge(wall_s=1.0, lag=late, estimated=6))[0]
     assert merged_share(merging) == 0.5
-    assert 65 <= lag_at(late, 0.99) <= 80
+    assert 65 <= lag_percentile_ms(late, 0.99) <= 80
 
 
 def test_an_open_loop_that_sends_late_says_so() -> None:
     """Only where nothing limits what is in flight: there nobody but the client can have held a request back."""
-    late, client = Samples(), Gauge(cpu_s=0.1, wall_s=1.0)
+    late, client = Samples(), WorkerGauge(cpu_s=0.1, wall_s=1.0)
     for number in range(100):
-        late.add(
+        late.add_request(
             array("q", [50 * MS]),
             array("H", [1]),
             array("B", [CONTENT]),
@@ -217,5 +223,5 @@ def test_an_open_loop_that_sends_late_says_so() -> None:
             turn=0,
         )
 
-    assert self_check(late, [client], open_loop=False, itl_ms=20.0).reasons == ()
-    assert self_check(late, [client], open_loop=True, itl_ms=20.0).reasons == ("requests were sent 11 ms late (P99)",)
+    assert check_client(late, [client], open_loop=False, itl_ms=20.0).reasons == ()
+    assert check_client(late, [client], open_loop=True, itl_ms=20.0).reasons == ("requests were sent 11 ms late (P99)",)

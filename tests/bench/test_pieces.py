@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from moebox.bench.generator.arrivals import arrivals
-from moebox.bench.generator.job import Text
-from moebox.bench.measure import Measured
-from moebox.bench.presets import preset, presets
+from moebox.bench.generator.arrivals import arrival_times
+from moebox.bench.generator.job import PromptWords
+from moebox.bench.measure import MeasuredLoad
+from moebox.bench.presets import find_preset, load_presets
 from moebox.bench.prompts import load_prompts, load_trace
 from moebox.bench.samples import Samples
-from moebox.bench.scrape import parse, pick, series
-from moebox.bench.search import highest, parse_slo
-from moebox.bench.vocabulary import calibrated
+from moebox.bench.scrape import parse_prometheus, pick_metrics, summarize_scrapes
+from moebox.bench.search import find_highest_load, parse_slo
+from moebox.bench.vocabulary import calibrate_words
 from moebox.bench.workloads import open_source
 from moebox.core.measure import Load, Workload
 from moebox.errors import BadInput, UnknownName
@@ -22,7 +22,7 @@ from tests.bench.example import measurement
 
 def gaps(load: Load, seed: int = 1) -> list[float]:
     """The first gaps between arrivals."""
-    times = list(itertools.islice(arrivals(load, seed), 4000))
+    times = list(itertools.islice(arrival_times(load, seed), 4000))
     return [b - a for a, b in itertools.pairwise([0.0, *times])]
 
 
@@ -60,17 +60,17 @@ def test_the_search_finds_the_knee() -> None:
     """Everything up to 37 streams is good: doubling, then halving, ends within a tenth of it."""
     tried: list[float] = []
 
-    def run(load: float) -> Measured:
+    def run(load: float) -> MeasuredLoad:
         tried.append(load)
         good = 1.0 if load <= 37 else 0.0
-        return Measured(result=measurement(request_goodput=good), samples=Samples())
+        return MeasuredLoad(result=measurement(request_goodput=good), samples=Samples())
 
-    done, best = highest(run, parse_slo("ttft=1s"), axis="concurrency", start=1)
+    done, best = find_highest_load(run, parse_slo("ttft=1s"), axis="concurrency", start=1)
 
     assert best is not None
     assert 34 <= tried[best] <= 37
     assert len(done) == len(tried) <= 12
-    assert highest(lambda load: run(100.0), parse_slo("ttft=1s"), axis="concurrency", start=1)[1] is None
+    assert find_highest_load(lambda load: run(100.0), parse_slo("ttft=1s"), axis="concurrency", start=1)[1] is None
 
 
 def test_words_of_one_token_make_prompts_of_exact_length() -> None:
@@ -79,30 +79,35 @@ def test_words_of_one_token_make_prompts_of_exact_length() -> None:
     def count(text: str) -> int:
         return sum(1 + (len(word) > 5) for word in text.split())
 
-    text = calibrated(count, "a tokenizer")
+    text = calibrate_words(count, "a tokenizer")
     source = open_source(Workload(input_tokens=777, output_tokens=3), text, "m")
 
-    assert text.exact
+    assert text.is_exact
     assert all(len(word) <= 5 for word in text.words)
-    body = source.conversation(5).body().decode()
+    body = source.make_conversation(5).next_body().decode()
     assert count(body.split('"content":"')[1].split('"')[0]) == 777
-    assert source.conversation(5).body() == source.conversation(5).body() != source.conversation(6).body()
+    assert (
+        source.make_conversation(5).next_body()
+        == source.make_conversation(5).next_body()
+        != source.make_conversation(6).next_body()
+    )
 
 
 def test_where_no_word_is_one_token_lengths_are_estimated() -> None:
     """Two tokens a word: half as many words, and it says so."""
-    text = calibrated(lambda text: 2 * len(text.split()), "a tokenizer")
+    text = calibrate_words(lambda text: 2 * len(text.split()), "a tokenizer")
 
-    assert (text.exact, text.tokens_per_word) == (False, 2.0)
-    assert "mean length" in text.how
+    assert (text.is_exact, text.tokens_per_word) == (False, 2.0)
+    assert "mean length" in text.source
 
 
 def test_shared_prefixes_are_shared_and_the_rest_is_not() -> None:
     """Requests of a group start alike and differ after."""
-    text = Text(words=("a", "b", "c", "d", "e"))
+    text = PromptWords(words=("a", "b", "c", "d", "e"))
     work = Workload(kind="prefix", prefix_tokens=50, prefixes=2, input_tokens=40)
     texts = [
-        open_source(work, text, "m").conversation(i).body().decode().split('"content":"')[1][:180] for i in range(4)
+        open_source(work, text, "m").make_conversation(i).next_body().decode().split('"content":"')[1][:180]
+        for i in range(4)
     ]
 
     assert texts[0][:99] == texts[2][:99] != texts[1][:99] == texts[3][:99]
@@ -111,20 +116,22 @@ def test_shared_prefixes_are_shared_and_the_rest_is_not() -> None:
 
 def test_code_reads_like_code_and_repeats() -> None:
     """Same seed, same module; about as long as asked for."""
-    source = open_source(Workload(kind="code", input_tokens=500), Text(words=("a",)), "m")
-    body = source.conversation(1).body().decode()
+    source = open_source(Workload(kind="code", input_tokens=500), PromptWords(words=("a",)), "m")
+    body = source.make_conversation(1).next_body().decode()
 
     assert "def " in body
-    assert body == source.conversation(1).body().decode()
+    assert body == source.make_conversation(1).next_body().decode()
     assert 200 <= len(body.split()) <= 400
 
 
 def test_metrics_of_three_engines_get_one_name() -> None:
     """Labels are summed, counters are taken as growth, what is not a number is left out."""
     vllm = 'vllm:num_requests_running{model_name="k",engine="0"} 3.0\nvllm:num_requests_running{engine="1"} 2.0\n'
-    assert pick(parse("# HELP x\n" + vllm)) == {"running": 5.0}
-    assert pick(parse('sglang:token_usage{a="b"} 0.25\nsglang:num_queue_reqs NaN\n')) == {"kv_use": 0.25}
-    assert pick(parse("llamacpp:requests_processing 1\nllamacpp:requests_deferred 7\n")) == {
+    assert pick_metrics(parse_prometheus("# HELP x\n" + vllm)) == {"running": 5.0}
+    assert pick_metrics(parse_prometheus('sglang:token_usage{a="b"} 0.25\nsglang:num_queue_reqs NaN\n')) == {
+        "kv_use": 0.25
+    }
+    assert pick_metrics(parse_prometheus("llamacpp:requests_processing 1\nllamacpp:requests_deferred 7\n")) == {
         "running": 1.0,
         "waiting": 7.0,
     }
@@ -132,21 +139,21 @@ def test_metrics_of_three_engines_get_one_name() -> None:
     rows = [
         (10**9 * i, {"running": float(i), "drafted_total": 100.0 * i, "accepted_total": 60.0 * i}) for i in (1, 2, 3)
     ]
-    found = series(rows, 10**9)
+    found = summarize_scrapes(rows, 10**9)
     assert found is not None
     assert (found.peak_running, found.mean_running, found.acceptance) == (3.0, 2.0, 0.6)
     assert found.series["time_s"] == (0.0, 1.0, 2.0)
-    assert series([], 0) is None
+    assert summarize_scrapes([], 0) is None
 
 
 def test_presets_are_what_was_published() -> None:
     """Their names and figures, and a hint for a misspelt one."""
-    assert preset("shenanigans-sm120").concurrency == (128, 256, 512, 1024, 2048)
-    assert (preset("lambda").workload.input_tokens, preset("lambda").requests) == (8192, 512)
-    assert preset("aiperf-16-turns").workload.turns == 16
-    assert all(one.source for one in presets().values())
+    assert find_preset("shenanigans-sm120").concurrency == (128, 256, 512, 1024, 2048)
+    assert (find_preset("lambda").workload.input_tokens, find_preset("lambda").requests) == (8192, 512)
+    assert find_preset("aiperf-16-turns").workload.turns == 16
+    assert all(one.source for one in load_presets().values())
     with pytest.raises(UnknownName):
-        preset("lamda")
+        find_preset("lamda")
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from moebox.bench.measure import look, measure
-from moebox.bench.vocabulary import text_for
+from moebox.bench.measure import measure_load, probe_stream
+from moebox.bench.vocabulary import choose_words
 from moebox.cli import main
 from moebox.core.endpoint import endpoint_from_url
 from moebox.core.measure import Load, Workload
@@ -42,8 +42,8 @@ def test_streams_over_tls(certificate: tuple[Path, Path]) -> None:
     """Certificates are checked unless told otherwise, and kernel times are kept."""
     with serving(good, wrap=tls(certificate)) as server:
         endpoint = endpoint_from_url(server.url.replace("http://", "https://"), "m")
-        subject_ = look(endpoint, text_for(endpoint), ca_file=str(certificate[0]))
-        result = measure(subject_, WORK, LOAD, scrape=False).result
+        subject_ = probe_stream(endpoint, choose_words(endpoint), ca_file=str(certificate[0]))
+        result = measure_load(subject_, WORK, LOAD, scrape_metrics=False).result
 
     assert (result.completed, result.total_output_tokens) == (12, 72)
 
@@ -71,8 +71,8 @@ def test_words_are_chosen_over_one_connection() -> None:
     """Each of some thirty questions to /tokenize opened one of its own."""
     with serving(good, tokenizes=True) as server:
         endpoint = endpoint_from_url(server.url, "m")
-        text = text_for(endpoint)
+        text = choose_words(endpoint)
         connections = server.connections
 
-    assert text.exact
+    assert text.is_exact
     assert connections == 1

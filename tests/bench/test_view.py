@@ -6,7 +6,7 @@ import re
 import pytest
 from rich.console import Console
 
-from moebox.bench.generator.job import Progress
+from moebox.bench.generator.job import LoadProgress
 from moebox.cli.bench_view import LiveLine, group_errors, print_results, sparkline, time_left
 
 FIGURES = {
@@ -64,8 +64,8 @@ def test_errors_that_differ_in_numbers_are_one() -> None:
 def test_the_live_line_fits_and_says_how_long_it_will_take() -> None:
     """One line of 80 cells, with the time left and no figure nobody has measured."""
     line = LiveLine(Console(width=80), "c2048", total=4096)
-    before = Progress(worker=0, sent=2048, ended=0, failed=0, in_flight=2048, tokens=0, ttft_ms=0, cpu_share=0.1)
-    after = Progress(
+    before = LoadProgress(worker=0, sent=2048, ended=0, failed=0, in_flight=2048, tokens=0, ttft_ms=0, cpu_share=0.1)
+    after = LoadProgress(
         worker=0, sent=4096, ended=1024, failed=3, in_flight=2048, tokens=9**6, ttft_ms=91.0, cpu_share=0.5
     )
     first, then = line.line([before], 3.0, 80).plain, line.line([after], 60.0, 80).plain
@@ -77,9 +77,9 @@ def test_the_live_line_fits_and_says_how_long_it_will_take() -> None:
     assert time_left(0.0, 2.0) == "2.0 s"
 
 
-def progress(tokens: int) -> Progress:
+def progress(tokens: int) -> LoadProgress:
     """A worker that has seen so many tokens."""
-    return Progress(worker=0, sent=9, ended=1, failed=0, in_flight=8, tokens=tokens, ttft_ms=9.0, cpu_share=0.1)
+    return LoadProgress(worker=0, sent=9, ended=1, failed=0, in_flight=8, tokens=tokens, ttft_ms=9.0, cpu_share=0.1)
 
 
 def test_the_speed_so_far_is_drawn_below_the_line() -> None:

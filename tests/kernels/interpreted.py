@@ -17,14 +17,14 @@ import torch
 import triton.language as tl
 
 from moebox.kernels.probe import sglang, tune_experts, vllm
-from moebox.kernels.probe.protocol import Target
-from moebox.kernels.probe.space import Shape
+from moebox.kernels.probe.protocol import ProbeGpu
+from moebox.kernels.probe.space import RankShape
 
 CHOICE = {
     "BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "GROUP_SIZE_M": 1, "num_warps": 4, "num_stages": 2,
 }  # fmt: skip
 BF16 = torch.bfloat16
-TARGET = Target(capability=80, sms=100, device_name="A GPU", memory=0, smem=0)
+TARGET = ProbeGpu(capability=80, sms=100, device_name="A GPU", memory=0, smem=0)
 
 
 def values(device: str, *sizes: int, dtype: torch.dtype = BF16) -> torch.Tensor:
@@ -42,12 +42,12 @@ def main(engine: str, root: Path) -> None:
     else:
         vllm.open_files(root, TARGET)
         experts, choice = tune_experts.VllmExperts(), {**CHOICE, "SPLIT_K": 1}
-    tune_experts.values = values
+    tune_experts.random_tensor = values
     tune_experts.tl = types.SimpleNamespace(bfloat16=tl.float16)
-    shape = Shape(hidden=256, experts=16, intermediate=128)
+    shape = RankShape(hidden=256, experts=16, intermediate=128)
     for kind in ("bf16", "fp8_w8a8 block", "int4_w4a16"):
         for product in (0, 1):
-            bench = tune_experts.build(experts, shape, kind, 3, (product,), "cpu")
+            bench = tune_experts.build_case(experts, shape, kind, 3, (product,), "cpu")
             (wanted,) = bench.references()
             bench.run(choice)
             (found,) = bench.outputs()

@@ -17,20 +17,20 @@ import pytest
 from moebox.cli import main
 from moebox.errors import BadInput, ExternalError, MoeboxError
 from moebox.kernels import fix, patch
-from moebox.kernels.patch import BACKUP, Patch
+from moebox.kernels.patch import BACKUP_SUFFIX, FilePatch
 from moebox.kernels.probe.protocol import LaunchRecord
-from moebox.kernels.scan import scan
+from moebox.kernels.scan import scan_engine
 from tests.kernels.test_scan import HERE, engine, python_that_answers, request
 
-BEFORE, AFTER = "one = 1\n", f"one = 2  {patch.MARK} changed\n"
+BEFORE, AFTER = "one = 1\n", f"one = 2  {patch.PATCH_MARK} changed\n"
 
 
-def prepared(folder: Path, name: str = "ops.py") -> Patch:
+def prepared(folder: Path, name: str = "ops.py") -> FilePatch:
     """A file and its patch."""
     path = folder / "vllm" / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(BEFORE)
-    return Patch(path=path, name=f"vllm/{name}", before=BEFORE, after=AFTER)
+    return FilePatch(path=path, name=f"vllm/{name}", before=BEFORE, after=AFTER)
 
 
 def left(folder: Path) -> list[str]:
@@ -64,9 +64,9 @@ def test_of_two_at_once_one_patches_and_the_original_is_kept(tmp_path: Path) -> 
         made = prepared(tmp_path, f"ops{number}.py")
         told: list[str] = []
 
-        def go(one: Patch = made, told: list[str] = told) -> None:
+        def go(one: FilePatch = made, told: list[str] = told) -> None:
             try:
-                patch.apply(one, anyway=True)
+                patch.apply_patch(one, force=True)
                 told.append("patched")
             except MoeboxError as problem:
                 told.append(type(problem).__name__)
@@ -78,7 +78,7 @@ def test_of_two_at_once_one_patches_and_the_original_is_kept(tmp_path: Path) -> 
             thread.join()
         assert sorted(told) == ["BadInput", "patched"]
         assert made.path.read_text() == AFTER
-        assert made.path.with_name(made.path.name + BACKUP).read_text() == BEFORE
+        assert made.path.with_name(made.path.name + BACKUP_SUFFIX).read_text() == BEFORE
 
 
 def test_a_second_file_that_cannot_be_patched_takes_the_first_back(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_second_file_that_cannot_be_patched_takes_the_first_back(tmp_path: Pat
     first, second = prepared(tmp_path, "a.py"), prepared(tmp_path, "b.py")
     second.path.write_text("edited\n")
     with pytest.raises(ExternalError, match="changed"):
-        patch.apply_all((first, second), anyway=True)
+        patch.apply_all((first, second), force=True)
     assert first.path.read_text() == BEFORE
     assert second.path.read_text() == "edited\n"
     assert left(tmp_path) == []
@@ -98,9 +98,9 @@ def test_interrupted_it_takes_back_what_it_did(tmp_path: Path) -> None:
     held = os.open(second.path.parent, os.O_RDONLY)
     fcntl.flock(held, fcntl.LOCK_EX)  # the process stops here, waiting for its turn
     program = (
-        "import sys; from pathlib import Path; from moebox.kernels.patch import Patch, apply_all\n"
-        f"made = [Patch(path=Path(p), name='n', before={BEFORE!r}, after={AFTER!r}) for p in sys.argv[1:]]\n"
-        "apply_all(tuple(made), anyway=True)\n"
+        "import sys; from pathlib import Path; from moebox.kernels.patch import FilePatch, apply_all\n"
+        f"made = [FilePatch(path=Path(p), name='n', before={BEFORE!r}, after={AFTER!r}) for p in sys.argv[1:]]\n"
+        "apply_all(tuple(made), force=True)\n"
     )
     command = [sys.executable, "-c", program, str(first.path), str(second.path)]
     child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -121,13 +121,13 @@ def test_interrupted_it_takes_back_what_it_did(tmp_path: Path) -> None:
 def test_killed_between_backup_and_patch_it_can_be_done_again(tmp_path: Path) -> None:
     """A backup that equals the file is no patch; one that differs is."""
     made = prepared(tmp_path)
-    backup = made.path.with_name(made.path.name + BACKUP)
+    backup = made.path.with_name(made.path.name + BACKUP_SUFFIX)
     backup.write_text(BEFORE)
-    patch.apply(made, anyway=True)
+    patch.apply_patch(made, force=True)
     assert made.path.read_text() == AFTER
     made.path.write_text("edited since\n")
     with pytest.raises(BadInput, match="patched already"):
-        patch.apply(made, anyway=True)
+        patch.apply_patch(made, force=True)
     assert backup.read_text() == BEFORE
 
 
@@ -136,12 +136,12 @@ def test_a_read_only_file_is_left_alone_and_permissions_are_kept(tmp_path: Path)
     made = prepared(tmp_path)
     made.path.chmod(0o444)
     with pytest.raises(ExternalError, match="read-only"):
-        patch.apply(made, anyway=True)
+        patch.apply_patch(made, force=True)
     assert left(tmp_path) == []
     made.path.chmod(0o640)
-    patch.apply(made, anyway=True)
+    patch.apply_patch(made, force=True)
     assert stat.S_IMODE(made.path.stat().st_mode) == 0o640
-    patch.revert(tmp_path, "vllm")
+    patch.revert_patches(tmp_path, "vllm")
     assert (made.path.read_text(), stat.S_IMODE(made.path.stat().st_mode)) == (BEFORE, 0o640)
 
 
@@ -150,7 +150,7 @@ def test_a_file_that_is_not_text_is_told(tmp_path: Path) -> None:
     made = prepared(tmp_path)
     made.path.write_bytes(b"\xff\xfe")
     with pytest.raises(BadInput, match="not text"):
-        patch.apply(made, anyway=True)
+        patch.apply_patch(made, force=True)
 
 
 def test_nothing_judged_is_no_clean_bill(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -190,10 +190,10 @@ def test_a_python_that_answers_nonsense_is_told(tmp_path: Path) -> None:
     assert asked.python
     asked.python.write_text("#!/bin/sh\necho\n")
     with pytest.raises(ExternalError, match="no Triton"):
-        scan(asked)
+        scan_engine(asked)
     asked.python.unlink()
     with pytest.raises(BadInput, match="cannot be run"):
-        scan(asked)
+        scan_engine(asked)
 
 
 @pytest.mark.parametrize("garbage", [None, b"{", b"\x00\xff", b'{"target": 3}', b"[]"])
@@ -232,4 +232,4 @@ def test_only_what_a_patch_can_say_is_proposed() -> None:
     one = msgspec.convert(next(json.loads(line)["launch"] for line in lines if "stage1" in line), LaunchRecord)
     from moebox.core.kernel import find_arch
 
-    assert {choice["num_warps"] for choice in fix.proposals(one, find_arch("sm_120"))} == {one.num_warps}
+    assert {choice["num_warps"] for choice in fix.propose_candidates(one, find_arch("sm_120"))} == {one.num_warps}

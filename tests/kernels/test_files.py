@@ -13,7 +13,7 @@ from moebox.cli import main
 from moebox.core.kernel import KernelLaunch, find_arch
 from moebox.errors import BadInput, ExternalError, Unsupported
 from moebox.kernels import cache, configs, patch
-from moebox.kernels.fix import Candidate, Remedy
+from moebox.kernels.fix import LaunchCandidate, LaunchRemedy
 
 LAUNCH = KernelLaunch(
     case="MLA decode, batch 1, fp8 cache",
@@ -26,7 +26,7 @@ LAUNCH = KernelLaunch(
     limit_bytes=101_376,
     verdict="does not fit",
 )
-BEST = Candidate(blocks={"BLOCK_N": 32}, num_warps=4, num_stages=1, shared_bytes=83_968)
+BEST = LaunchCandidate(blocks={"BLOCK_N": 32}, num_warps=4, num_stages=1, shared_bytes=83_968)
 SOURCE = """import torch
 
 
@@ -54,9 +54,12 @@ def test_the_guilty_kernel_is_named_from_the_cache(tmp_path: Path, capsys: pytes
     cached(tmp_path, "hopper", 200_000, number=90)
     (tmp_path / "x.json").write_text("[" * 10_000)
     (tmp_path / "y.json").write_bytes(b"\xff")
-    found = cache.read(tmp_path)
-    assert [one.kernel for one in found if not one.fits] == ["_fwd_kernel"]
-    assert [one.kernel for one in cache.read(tmp_path, arch_name="sm_120") if not one.fits] == ["hopper", "_fwd_kernel"]
+    found = cache.read_cache(tmp_path)
+    assert [one.kernel for one in found if not one.can_launch] == ["_fwd_kernel"]
+    assert [one.kernel for one in cache.read_cache(tmp_path, arch_name="sm_120") if not one.can_launch] == [
+        "hopper",
+        "_fwd_kernel",
+    ]
     assert main(["doctor", "kernels", "--cache", str(tmp_path)]) == 1
     assert "asks 106,496 bytes of shared memory; sm_120 gives 101,376" in " ".join(capsys.readouterr().out.split())
 
@@ -64,7 +67,7 @@ def test_the_guilty_kernel_is_named_from_the_cache(tmp_path: Path, capsys: pytes
 def test_a_cache_that_is_not_there_is_one_line(tmp_path: Path):
     """With the place where it usually is."""
     with pytest.raises(BadInput, match="no such folder"):
-        cache.read(tmp_path / "none")
+        cache.read_cache(tmp_path / "none")
 
 
 def tuned(folder: Path, name: str, **blocks: int) -> None:
@@ -77,7 +80,9 @@ def test_tuned_files_that_cannot_launch_are_named(tmp_path: Path, capsys: pytest
     tuned(tmp_path, "E=384,N=256,device_name=NVIDIA_H100.json")
     tuned(tmp_path, "E=384,N=256,device_name=NVIDIA_H100,dtype=fp8_w8a8,block_shape=[128,128].json", BLOCK_SIZE_K=256)
     tuned(tmp_path, "E=384,N=256,device_name=NVIDIA_H100,dtype=int8_w8a16.json")
-    plain, block, packed = sorted(configs.check(tmp_path, find_arch("sm_120")), key=lambda one: len(one.file))
+    plain, block, packed = sorted(
+        configs.check_tuned_files(tmp_path, find_arch("sm_120")), key=lambda one: len(one.file)
+    )
     assert plain.bad is not None
     assert [entry.shared_bytes for entry in plain.bad] == [4 * 192 * 128 * 2]
     verdicts = {one.file.split("dtype=")[-1][:4]: one.verdict for one in (plain, block, packed)}
@@ -91,7 +96,7 @@ def test_int4_files_are_judged_and_those_of_other_kernels_are_not(tmp_path: Path
     """int4: (stages - 1) x M x K x 2 + N x K x 2 bytes; files without Triton's blocks need another judge."""
     tuned(tmp_path, "E=384,N=128,device_name=X,dtype=int4_w4a16_down.json", BLOCK_SIZE_N=256)
     (tmp_path / "E=384,N=256,device_name=X,dtype=int4_w4a16,backend=flydsl.json").write_text('{"1": {"tile_m": 16}}')
-    other, ours = sorted(configs.check(tmp_path, find_arch("sm_120")), key=lambda one: one.bad is not None)
+    other, ours = sorted(configs.check_tuned_files(tmp_path, find_arch("sm_120")), key=lambda one: one.bad is not None)
     assert other.verdict == "needs compiling"
     assert ours.bad is not None
     assert [entry.shared_bytes for entry in ours.bad] == [4 * 64 * 128 * 2 + 256 * 128 * 2]
@@ -101,7 +106,7 @@ def test_a_file_that_is_no_configuration_is_named(tmp_path: Path):
     """Not a traceback out of JSON."""
     (tmp_path / "E=1,N=1,device_name=X.json").write_text("[]")
     with pytest.raises(BadInput, match="not a fused-MoE configuration"):
-        configs.check(tmp_path, find_arch("sm_120"))
+        configs.check_tuned_files(tmp_path, find_arch("sm_120"))
 
 
 def site(tmp_path: Path) -> Path:
@@ -112,7 +117,7 @@ def site(tmp_path: Path) -> Path:
 
 def test_a_patch_applies_with_patch_and_is_a_capability_branch(tmp_path: Path):
     """The diff is what `patch -p1` takes; other GPUs keep what they had."""
-    (made,) = patch.patches((Remedy(launch=LAUNCH, found=(BEST,)),), site(tmp_path), 120)
+    (made,) = patch.remedy_patches((LaunchRemedy(launch=LAUNCH, candidates=(BEST,)),), site(tmp_path), 120)
     assert "get_device_capability()[0] == 12" in made.diff
     assert "BLOCK, num_stages = 32, 1" in made.diff
     compile(made.after, "ops.py", "exec")
@@ -126,31 +131,31 @@ def test_a_patch_applies_with_patch_and_is_a_capability_branch(tmp_path: Path):
 
 def test_a_file_that_is_not_the_releases_own_is_not_touched_without_asking(tmp_path: Path):
     """Edited by hand: refused, unless the person says so; then reverted byte for byte."""
-    (made,) = patch.patches((Remedy(launch=LAUNCH, found=(BEST,)),), site(tmp_path), 120)
+    (made,) = patch.remedy_patches((LaunchRemedy(launch=LAUNCH, candidates=(BEST,)),), site(tmp_path), 120)
     with pytest.raises(BadInput, match="not a file of a release"):
-        patch.apply(made)
+        patch.apply_patch(made)
     assert (tmp_path / "vllm/ops.py").read_text() == SOURCE
-    patch.apply(made, anyway=True)
-    assert patch.MARK in (tmp_path / "vllm/ops.py").read_text()
-    (again,) = patch.patches((Remedy(launch=LAUNCH, found=(BEST,)),), tmp_path, 120)
+    patch.apply_patch(made, force=True)
+    assert patch.PATCH_MARK in (tmp_path / "vllm/ops.py").read_text()
+    (again,) = patch.remedy_patches((LaunchRemedy(launch=LAUNCH, candidates=(BEST,)),), tmp_path, 120)
     with pytest.raises(BadInput, match="patched already"):
-        patch.apply(again, anyway=True)
-    assert patch.revert(tmp_path, "vllm") == [tmp_path / "vllm/ops.py"]
+        patch.apply_patch(again, force=True)
+    assert patch.revert_patches(tmp_path, "vllm") == [tmp_path / "vllm/ops.py"]
     assert (tmp_path / "vllm/ops.py").read_bytes() == SOURCE.encode()
     with pytest.raises(BadInput, match="nothing was patched"):
-        patch.revert(tmp_path, "vllm")
+        patch.revert_patches(tmp_path, "vllm")
 
 
 def test_a_file_that_changed_meanwhile_or_has_no_place_is_left_alone(tmp_path: Path):
     """A patch applies whole or not at all."""
-    (made,) = patch.patches((Remedy(launch=LAUNCH, found=(BEST,)),), site(tmp_path), 120)
+    (made,) = patch.remedy_patches((LaunchRemedy(launch=LAUNCH, candidates=(BEST,)),), site(tmp_path), 120)
     (tmp_path / "vllm/ops.py").write_text("print()\n")
     with pytest.raises(ExternalError, match="changed"):
-        patch.apply(made, anyway=True)
+        patch.apply_patch(made, force=True)
     with pytest.raises(Unsupported, match="no known place"):
-        patch.patches((Remedy(launch=LAUNCH, found=(BEST,)),), tmp_path, 120)
+        patch.remedy_patches((LaunchRemedy(launch=LAUNCH, candidates=(BEST,)),), tmp_path, 120)
     with pytest.raises(Unsupported, match="no place for a patch"):
-        patch.patches((Remedy(launch=replace(LAUNCH, kernel="other"), found=(BEST,)),), tmp_path, 120)
+        patch.remedy_patches((LaunchRemedy(launch=replace(LAUNCH, kernel="other"), candidates=(BEST,)),), tmp_path, 120)
 
 
 def test_the_table_knows_every_scanned_release():

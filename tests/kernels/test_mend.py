@@ -11,7 +11,7 @@ from moebox.core import catalogue, symptom
 from moebox.core.box import Box
 from moebox.core.recipe import Recipe, Runtime
 from moebox.errors import AnswerIsNo
-from moebox.kernels.patch import BACKUP
+from moebox.kernels.patch import BACKUP_SUFFIX
 from moebox.planner.choose import choose_plan
 from moebox.planner.constraints import Constraints
 from moebox.planner.warnings import known_issues
@@ -51,7 +51,7 @@ def test_asked_for_it_is_one_line_that_names_the_mend(box: Box, tmp_path: Path) 
     with pytest.raises(AnswerIsNo, match="102,400") as refused:
         preflight.check_kernels(deploy(fp8()), argv, lambda: box)
     assert MEND in (refused.value.hint or "")
-    (ops / f"triton_decode_attention.py{BACKUP}").touch()
+    (ops / f"triton_decode_attention.py{BACKUP_SUFFIX}").touch()
     preflight.check_kernels(deploy(fp8()), argv, lambda: box)
     with pytest.raises(AnswerIsNo):  # what is in an image was not patched
         preflight.check_kernels(

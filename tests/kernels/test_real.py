@@ -17,7 +17,7 @@ from moebox.errors import ExternalError
 from moebox.kernels import blocktable, moefiles, tuning
 from moebox.kernels.probe import space
 from moebox.kernels.probe.protocol import TunedRow
-from moebox.kernels.scan import Request, scan
+from moebox.kernels.scan import KernelRequest, scan_engine
 
 pytestmark = pytest.mark.engine
 
@@ -31,8 +31,8 @@ def venv() -> Path:
 
 
 def look(venv: Path, engine: str, version: str, **settings: str) -> KernelScan:
-    return scan(
-        Request(
+    return scan_engine(
+        KernelRequest(
             engine=engine,
             arch=find_arch("sm_120"),
             model=catalogue.find_model("kimi-k2.6"),
@@ -80,7 +80,7 @@ def test_an_edited_kernel_that_no_longer_compiles_is_told(venv: Path, tmp_path: 
     start = whole.index("def _fwd_grouped_kernel_stage1")
     body = whole.index("\n):\n", start) + len("\n):\n")
     copy.write_text(whole[:body] + '    tl.static_assert(False, "edited by hand")\n' + whole[body:])
-    asked = Request(
+    asked = KernelRequest(
         engine="vllm", arch=find_arch("sm_120"), model=catalogue.find_model("kimi-k2.6"), site_packages=tmp_path / "site",
         python=venv / "bin/python", only="decode, batch 1,",
     )  # fmt: skip
@@ -88,12 +88,12 @@ def test_an_edited_kernel_that_no_longer_compiles_is_told(venv: Path, tmp_path: 
     notes.mkdir(parents=True)
     for version in ("3.5.1", "3.6.0", "3.7.1", "3.8.0", "3.9.0"):
         (notes / f"costs-{version}.json").write_text("[1, 2]")
-    (broken,) = scan(asked).failing_launches
+    (broken,) = scan_engine(asked).failing_launches
     assert broken.verdict == "does not compile"
     assert "edited by hand" in broken.error
     copy.write_text("def decode_attention_fwd(:\n")
     with pytest.raises(ExternalError, match="SyntaxError"):
-        scan(asked)
+        scan_engine(asked)
 
 
 @pytest.mark.parametrize("release", ["sglang-0.5.8", "sglang-0.5.23"])
@@ -106,16 +106,16 @@ def test_a_tuned_block_table_reaches_the_launch(venv: Path, tmp_path: Path, rele
         choice = dict(zip(("BLOCK_M", "BLOCK_N", "num_warps", "num_stages"), sizes, strict=True))
         about = {"case": f"extend {name}, 4096 new on 4096", "best": choice, "ms": 1.0, "baselines": {}}
         rows.append(msgspec.convert({**about, "field": [{"config": choice, "ms": 1.0}]}, TunedRow))
-    found = tuning.Tuned(engine="sglang", triton="3.7.1", rows=rows)
-    (made,) = blocktable.patches(found, root, find_arch("sm_120"))
+    found = tuning.TuningResult(engine="sglang", triton="3.7.1", rows=rows)
+    (made,) = blocktable.block_table_patches(found, root, find_arch("sm_120"))
     shutil.copytree(root.resolve() / "sglang", tmp_path / "sglang", copy_function=os.symlink)
     (tmp_path / made.name).unlink()
     (tmp_path / made.name).write_text(made.after)
-    asked = Request(
+    asked = KernelRequest(
         engine="sglang", arch=find_arch("sm_120"), model=catalogue.find_model("kimi-k2.6"), site_packages=tmp_path,
         python=venv / "bin/python", only="256 new",
     )  # fmt: skip
-    launches = scan(asked).launches
+    launches = scan_engine(asked).launches
     seen = {(one.blocks["BLOCK_M"], one.blocks["BLOCK_N"], one.num_warps, one.num_stages) for one in launches}
     assert seen == set(tuned.values())
     assert all(one.shared_bytes <= one.limit_bytes for one in launches)
@@ -197,8 +197,8 @@ def test_engines_find_the_files_that_are_written(venv: Path, tmp_path: Path, rel
         [venv / "bin/python", "-c", "import triton; print(triton.__version__)"],
         capture_output=True, text=True, check=True,
     ).stdout.strip()  # fmt: skip
-    rows = [one for number, kind in enumerate(space.KEPT) for one in marked_rows(engine, kind, number)]
-    moefiles.write(tuning.Tuned(engine=engine, triton=triton, rows=rows), tmp_path, device)
+    rows = [one for number, kind in enumerate(space.MAX_CANDIDATES) for one in marked_rows(engine, kind, number)]
+    moefiles.write_tuned_files(tuning.TuningResult(engine=engine, triton=triton, rows=rows), tmp_path, device)
     packed = 2  # int4 weights to a byte
     shapes = [
         ["bf16", [384, 512, 7168], [384, 7168, 256], None],
@@ -215,7 +215,7 @@ def test_engines_find_the_files_that_are_written(venv: Path, tmp_path: Path, rel
     answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
     assert len(answers) == 18
     for kind, tokens, found in answers:
-        number = list(space.KEPT).index(kind)
+        number = list(space.MAX_CANDIDATES).index(kind)
         if engine == "sglang":
             assert found[0]["mark"] == number
             assert found[1][0]["mark"] == number + 100, "the second product has its own file"
@@ -226,7 +226,7 @@ def test_engines_find_the_files_that_are_written(venv: Path, tmp_path: Path, rel
 def marked_rows(engine: str, kind: str, number: int) -> list[TunedRow]:
     """A whole tuning of one kind whose entries can be told from any other file's."""
     rows = []
-    for tokens in space.SIZES:
+    for tokens in space.BATCH_SIZES:
         for product, mark in (("up", number), ("down", number + 100)):
             own = {"choice": {}, "config": {"BLOCK_SIZE_M": 1}, "ms": 9.0, "fits": True, "shared_bytes": 1}
             best = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "mark": mark}

@@ -17,7 +17,7 @@ from moebox.core.kernel import find_arch
 from moebox.errors import BadInput, ExternalError, MoeboxError, UnknownName, Unsupported
 from moebox.kernels import fix
 from moebox.kernels.probe.protocol import LaunchRecord
-from moebox.kernels.scan import Request, engine_version, scan
+from moebox.kernels.scan import KernelRequest, engine_version, scan_engine
 from moebox.report.files import make_page
 from moebox.report.markdown import render_markdown
 from moebox.store import Run
@@ -45,9 +45,9 @@ def engine(folder: Path, name: str, version: str) -> Path:
     return folder
 
 
-def request(folder: Path, name: str, version: str, recording: str, **settings: object) -> Request:
+def request(folder: Path, name: str, version: str, recording: str, **settings: object) -> KernelRequest:
     values: dict[str, object] = {"tp": 8, "kv": "bf16", **settings}
-    return Request(
+    return KernelRequest(
         engine=name,
         arch=find_arch("sm_120"),
         model=catalogue.find_model("kimi-k2.6"),
@@ -59,7 +59,7 @@ def request(folder: Path, name: str, version: str, recording: str, **settings: o
 
 def test_the_january_2026_crash_is_found(tmp_path: Path):
     """SGLang 0.5.8's extend attention asks 106,496 bytes of SM120's 101,376: the SM120 report's error, to the byte."""
-    found = scan(request(tmp_path, "sglang", "0.5.8", "sglang-0.5.8-sm_120-bf16.jsonl"))
+    found = scan_engine(request(tmp_path, "sglang", "0.5.8", "sglang-0.5.8-sm_120-bf16.jsonl"))
     assert found.version == "0.5.8"
     bad = {(one.kernel, one.shared_bytes) for one in found.failing_launches}
     assert bad == {("_fwd_kernel", 106_496), ("fused_moe_kernel", 147_456)}
@@ -72,7 +72,7 @@ def test_the_january_2026_crash_is_found(tmp_path: Path):
 
 def test_the_fp8_cache_crash_of_the_newest_vllm_is_found(tmp_path: Path):
     """vLLM 0.32.0's MLA decode asks 102,400 bytes with an fp8 cache (vllm-project/vllm#53748)."""
-    found = scan(request(tmp_path, "vllm", "0.32.0", "vllm-0.32.0-sm_120-fp8.jsonl", kv="fp8"))
+    found = scan_engine(request(tmp_path, "vllm", "0.32.0", "vllm-0.32.0-sm_120-fp8.jsonl", kv="fp8"))
     assert {one.shared_bytes for one in found.failing_launches} == {102_400}
     assert any("CUDA" in one.why for one in found.not_covered), "what goes to another kernel is said"
     assert found.judged, "what Triton does not compile is judged by version"
@@ -122,20 +122,20 @@ def test_a_triton_nobody_tried_is_refused(tmp_path: Path, versions: str, kind: t
     os.rmdir(tmp_path / "bin")
     python_that_answers(tmp_path, "vllm-0.32.0-sm_120-fp8.jsonl", versions)
     with pytest.raises(kind, match="Triton"):
-        scan(asked)
+        scan_engine(asked)
 
 
 def test_what_is_missing_is_told_apart(tmp_path: Path):
     """No engine, no such folder, a probe that breaks, a tensor-parallel size that does not divide."""
     model = catalogue.find_model("kimi-k2.6")
     with pytest.raises(ExternalError, match="sglang is not installed"):
-        scan(Request(engine="sglang", arch=find_arch("sm_120"), model=model))
+        scan_engine(KernelRequest(engine="sglang", arch=find_arch("sm_120"), model=model))
     with pytest.raises(BadInput, match="holds no vllm"):
-        scan(Request(engine="vllm", arch=find_arch("sm_120"), model=model, site_packages=tmp_path))
+        scan_engine(KernelRequest(engine="vllm", arch=find_arch("sm_120"), model=model, site_packages=tmp_path))
     with pytest.raises(BadInput, match="--tp 7"):
-        scan(request(tmp_path / "a", "vllm", "1", "vllm-0.32.0-sm_120-fp8.jsonl", tp=7))
+        scan_engine(request(tmp_path / "a", "vllm", "1", "vllm-0.32.0-sm_120-fp8.jsonl", tp=7))
     with pytest.raises(ExternalError, match="boom"):
-        scan(request(tmp_path / "b", "vllm", "1", ""))
+        scan_engine(request(tmp_path / "b", "vllm", "1", ""))
     with pytest.raises(UnknownName, match="sm_999"):
         find_arch("sm_999")
 
@@ -151,16 +151,16 @@ def test_candidates_that_cannot_fit_are_not_compiled():
     """The estimate prunes; the engine's own blocks with fewer stages are always among them."""
     lines = (HERE / "vllm-0.32.0-sm_120-fp8.jsonl").read_text().splitlines()
     launch = msgspec.convert(next(json.loads(line)["launch"] for line in lines if "stage1" in line), LaunchRecord)
-    tried = fix.proposals(launch, find_arch("sm_120"))
+    tried = fix.propose_candidates(launch, find_arch("sm_120"))
     assert {"BLOCK_N": 32, "num_warps": 4, "num_stages": 1} in tried
-    assert all(fix.estimate(launch, one) <= 101_376 * fix.SLACK for one in tried)
-    assert len(tried) <= fix.COMPILED + 4
+    assert all(fix.estimate_shared_bytes(launch, one) <= 101_376 * fix.ESTIMATE_SLACK for one in tried)
+    assert len(tried) <= fix.MAX_COMPILED + 4
 
 
 def test_the_cost_model_prefers_what_was_measured_faster():
     """Extend attention at 576/512 on an H200 capped at SM120's limit: 4 warps took 1.00 ms, 8 warps 1.70 ms."""
     four, eight = ({"BLOCK_M": 32, "BLOCK_N": 32, "num_warps": warps, "num_stages": 1} for warps in (4, 8))
-    assert fix.cost(four, 0, 1) < fix.cost(eight, 0, 1)
+    assert fix.candidate_cost(four, 0, 1) < fix.candidate_cost(eight, 0, 1)
 
 
 def test_occupancy_is_bounded_by_every_resource():

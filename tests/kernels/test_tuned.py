@@ -15,8 +15,8 @@ from moebox.errors import ExternalError, Unsupported
 from moebox.kernels import blocktable, moefiles, tuning
 from moebox.kernels.probe import space
 from moebox.kernels.probe.protocol import TunedRow
-from moebox.kernels.probe.tune import halved
-from moebox.kernels.scan import Request
+from moebox.kernels.probe.tune import keep_fastest
+from moebox.kernels.scan import KernelRequest
 
 DEVICE = "NVIDIA RTX PRO 6000 Blackwell Server Edition"
 NAMED = DEVICE.replace(" ", "_")
@@ -35,19 +35,21 @@ def row(case: str, ms: float, default: float, *, fits: bool = True, **more: Any)
     return msgspec.convert({**found, "baselines": {"the engine's default": beside}, **more}, TunedRow)
 
 
-def vllm(kind: str, default: float = 1.2) -> tuning.Tuned:
-    rows = [tuning.settled(row(f"fused MoE {kind}, {tokens} tokens", 1.0, default)) for tokens in space.SIZES]
-    return tuning.Tuned(engine="vllm", triton="3.7.1", rows=rows)
+def vllm(kind: str, default: float = 1.2) -> tuning.TuningResult:
+    rows = [
+        tuning.prefer_baseline(row(f"fused MoE {kind}, {tokens} tokens", 1.0, default)) for tokens in space.BATCH_SIZES
+    ]
+    return tuning.TuningResult(engine="vllm", triton="3.7.1", rows=rows)
 
 
-def sglang(kind: str, up: dict[str, float], down: dict[str, float], default: float = 9.0) -> tuning.Tuned:
+def sglang(kind: str, up: dict[str, float], down: dict[str, float], default: float = 9.0) -> tuning.TuningResult:
     """Times of each product by the height of its tile."""
     rows = []
-    for tokens in space.SIZES:
+    for tokens in space.BATCH_SIZES:
         for product, times in (("up", up), ("down", down)):
             groups = {high: {"config": blocks(int(high)), "ms": ms} for high, ms in times.items()}
             rows.append(row(f"SGLang fused MoE {kind} {product}, {tokens} tokens", 1.0, default, groups=groups))
-    return tuning.Tuned(engine="sglang", triton="3.7.1", rows=rows)
+    return tuning.TuningResult(engine="sglang", triton="3.7.1", rows=rows)
 
 
 def nearest(configs: moefiles.Configs, tokens: int) -> dict[str, Any]:
@@ -72,12 +74,12 @@ def test_names_are_the_engines_own():
 def test_another_split_has_other_sizes_and_another_name(tmp_path: Path):
     """TP4 doubles heads and experts' width on a rank; vLLM's CUDA kernel ends where its tokens an expert do."""
     (tmp_path / "vllm").mkdir()
-    asked = Request(engine="vllm", arch=find_arch("sm_120"), model=catalogue.find_model("kimi-k2.6"), tp=4)
-    shape = tuning.question(asked, tmp_path, find_arch("sm_90"), limit=find_arch("sm_120")).shape
-    assert shape == space.Shape(heads=16, intermediate=512)
+    asked = KernelRequest(engine="vllm", arch=find_arch("sm_120"), model=catalogue.find_model("kimi-k2.6"), tp=4)
+    shape = tuning.tune_request(asked, tmp_path, find_arch("sm_90"), limit=find_arch("sm_120")).shape
+    assert shape == space.RankShape(heads=16, intermediate=512)
     assert moefiles.vllm_name("bf16", DEVICE, shape) == f"E=384,N=512,device_name={NAMED}.json"
-    few = space.Shape(experts=64)
-    whole, _ = moefiles.files(dataclasses.replace(vllm("int4_w4a16"), shape=few), DEVICE)
+    few = space.RankShape(experts=64)
+    whole, _ = moefiles.tuned_config_files(dataclasses.replace(vllm("int4_w4a16"), shape=few), DEVICE)
     (configs,) = whole.values()
     assert ["BLOCK_SIZE_N" in nearest(configs, tokens) for tokens in (47, 48, 49, 50)] == [False, False, True, True]
 
@@ -85,44 +87,44 @@ def test_another_split_has_other_sizes_and_another_name(tmp_path: Path):
 def test_a_file_has_every_batch_size_also_where_the_default_won(tmp_path: Path):
     """Engines take the nearest entry: a size left out would get its neighbour's blocks instead of the default."""
     tuned = vllm("bf16")
-    tuned.rows[3:5] = [tuning.settled(row(one.case, 1.0, 1.01)) for one in tuned.rows[3:5]]
-    made, gaps = moefiles.write(tuned, tmp_path / "tuned", DEVICE)
+    tuned.rows[3:5] = [tuning.prefer_baseline(row(one.case, 1.0, 1.01)) for one in tuned.rows[3:5]]
+    made, gaps = moefiles.write_tuned_files(tuned, tmp_path / "tuned", DEVICE)
     assert gaps == []
     assert [path.name for path in made] == ["tuned-vllm.json", f"E=384,N=256,device_name={NAMED}.json"]
     found = {int(size): config for size, config in json.loads(made[1].read_text()).items()}
-    assert tuple(found) == space.SIZES
+    assert tuple(found) == space.BATCH_SIZES
     assert found[8] == {"BLOCK_SIZE_M": 16, "GROUP_SIZE_M": 1}, "within the noise: the engine's own, written out"
     assert found[64] == blocks()
-    assert "1.20x" in tuning.table(tuned.rows)
-    assert "the engine's own default" in tuning.table(tuned.rows)
+    assert "1.20x" in tuning.markdown_table(tuned.rows)
+    assert "the engine's own default" in tuning.markdown_table(tuned.rows)
 
 
 def test_a_file_with_gaps_is_not_written(tmp_path: Path):
     """Out of time, or asked for less: the table is written, and a line says what is not."""
     tuned = vllm("bf16")
     del tuned.rows[4:]
-    made, gaps = moefiles.write(tuned, tmp_path, DEVICE)
+    made, gaps = moefiles.write_tuned_files(tuned, tmp_path, DEVICE)
     assert [path.name for path in made] == ["tuned-vllm.json"]
     assert gaps == ["fused MoE bf16: 14 of 18 batch sizes were not timed, no file written"]
 
 
 def test_vllms_cuda_kernel_keeps_its_own_tiles():
     """Up to 288 tokens int4 goes to a CUDA kernel that reads the same file: Triton's tiles never reach it."""
-    whole, _ = moefiles.files(vllm("int4_w4a16"), DEVICE)
+    whole, _ = moefiles.tuned_config_files(vllm("int4_w4a16"), DEVICE)
     (configs,) = whole.values()
     for tokens in range(1, 5000):
         assert ("BLOCK_SIZE_N" in nearest(configs, tokens)) == (tokens > 288), tokens
-    assert set(space.SIZES) <= set(configs)
+    assert set(space.BATCH_SIZES) <= set(configs)
 
 
 def test_sglangs_two_files_agree_on_the_height_of_a_tile():
     """It sorts tokens once for both products, and 0.5.8 asserts that they agree: the pair with the least sum wins."""
     tuned = sglang("int4_w4a16", {"16": 1.0, "32": 1.1}, {"16": 2.0, "32": 1.5, "64": 0.1})
-    whole, gaps = moefiles.files(tuned, DEVICE)
+    whole, gaps = moefiles.tuned_config_files(tuned, DEVICE)
     assert gaps == []
     up, down = whole.values()
     assert list(whole)[1] == f"configs/triton_3_7_1/E=384,N=128,device_name={NAMED},dtype=int4_w4a16_down.json"
-    assert tuple(up) == tuple(down) == space.SIZES
+    assert tuple(up) == tuple(down) == space.BATCH_SIZES
     assert {nearest(up, n)["BLOCK_SIZE_M"] for n in range(1, 5000)} == {32}
     assert {nearest(down, n)["BLOCK_SIZE_M"] for n in range(1, 5000)} == {32}
     assert not any("SPLIT_K" in config for config in [*up.values(), *down.values()]), "SGLang's kernels do not take it"
@@ -131,11 +133,11 @@ def test_sglangs_two_files_agree_on_the_height_of_a_tile():
 def test_sglangs_default_stays_where_a_pair_gains_nothing():
     """Its default, of both products, within the noise of the best pair; or when no two heights agree."""
     for times in ({"16": 1.0}, {"16": 1.0, "32": 1.2}):
-        whole, _ = moefiles.files(sglang("bf16", times, {"16": 1.0}, default=1.01), DEVICE)
+        whole, _ = moefiles.tuned_config_files(sglang("bf16", times, {"16": 1.0}, default=1.01), DEVICE)
         assert all(
             config == {"BLOCK_SIZE_M": 16, "GROUP_SIZE_M": 1} for one in whole.values() for config in one.values()
         )
-    whole, _ = moefiles.files(sglang("bf16", {"16": 1.0}, {"32": 1.0}), DEVICE)
+    whole, _ = moefiles.tuned_config_files(sglang("bf16", {"16": 1.0}, {"32": 1.0}), DEVICE)
     assert all(config["BLOCK_SIZE_M"] == 16 for one in whole.values() for config in one.values())
 
 
@@ -143,7 +145,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path):
     """Not a traceback at the end of minutes of timing."""
     (tmp_path / "file").touch()
     with pytest.raises(ExternalError, match="cannot be written"):
-        moefiles.write(vllm("bf16"), tmp_path / "file", DEVICE)
+        moefiles.write_tuned_files(vllm("bf16"), tmp_path / "file", DEVICE)
 
 
 SGLANG = """def _get_block_sizes_for_extend_attention(Lq, Lv):
@@ -182,15 +184,15 @@ def test_one_choice_serves_every_length_and_becomes_a_patch(tmp_path: Path):
     path = tmp_path / "sglang/srt/extend_attention.py"
     path.parent.mkdir(parents=True)
     path.write_text(SGLANG)
-    tuned = tuning.Tuned(engine="sglang", triton="3.7.1", rows=rows)
-    (made,) = blocktable.patches(tuned, tmp_path, find_arch("sm_120"))
+    tuned = tuning.TuningResult(engine="sglang", triton="3.7.1", rows=rows)
+    (made,) = blocktable.block_table_patches(tuned, tmp_path, find_arch("sm_120"))
     compile(made.after, "extend_attention.py", "exec")
     assert "+    if _is_cuda and CUDA_CAPABILITY[0] == 12 and Lq == 192:" in made.diff
     assert "+        num_stages = 3" in made.diff
     assert made.after.count("Lq == 576") == 1, "one stage is what the engine has"
     path.write_text("def _get_block_sizes_for_extend_attention(: changed\n")
     with pytest.raises(Unsupported, match="no known place"):
-        blocktable.patches(tuned, tmp_path, find_arch("sm_120"))
+        blocktable.block_table_patches(tuned, tmp_path, find_arch("sm_120"))
 
 
 def test_the_cost_model_keeps_what_was_measured_fastest():
@@ -200,22 +202,22 @@ def test_the_cost_model_keeps_what_was_measured_fastest():
         kind, _, tokens = one["case"].removeprefix("fused MoE ").partition(", ")
         if kind == "bf16" and "tokens" not in one["best"]:
             size = int(tokens.split()[0])
-            tried = space.moe(kind, size, (0, 1), smem=101_376, sms=132)
-            assert space.tile(one["best"]) in {space.tile(choice) for choice in tried}, one["case"]
+            tried = space.moe_choices(kind, size, (0, 1), smem=101_376, sms=132)
+            assert space.tile_sizes(one["best"]) in {space.tile_sizes(choice) for choice in tried}, one["case"]
             checked += 1
     assert checked == 18
 
 
-@pytest.mark.parametrize("kind", space.KEPT)
+@pytest.mark.parametrize("kind", space.MAX_CANDIDATES)
 def test_candidates_fit_are_few_and_reach_every_height(kind: str):
     """Each case stays within minutes; both products find a height in common; int4 tries shallow and deep tiles."""
     limit = find_arch("sm_120").smem
     depths = set()
-    for tokens in space.SIZES:
-        both = [space.moe(kind, tokens, (product,), smem=limit, sms=188) for product in (0, 1)]
+    for tokens in space.BATCH_SIZES:
+        both = [space.moe_choices(kind, tokens, (product,), smem=limit, sms=188) for product in (0, 1)]
         for tried in both:
             assert all(space.shared_bytes(kind, one) <= limit for one in tried)
-            assert 12 <= len(tried) <= space.KEPT[kind] + 3
+            assert 12 <= len(tried) <= space.MAX_CANDIDATES[kind] + 3
             depths |= {one["BLOCK_SIZE_K"] for one in tried}
         heights = [{one["BLOCK_SIZE_M"] for one in tried} for tried in both]
         assert heights[0] == heights[1]
@@ -224,7 +226,7 @@ def test_candidates_fit_are_few_and_reach_every_height(kind: str):
 
 def test_extend_attention_tries_all_that_can_fit():
     """576-wide: 16 to 64 rows and columns, 4 and 8 warps, 1 to 3 stages, less what streams too much."""
-    wide, full = space.extend(576), space.extend(192)
+    wide, full = space.extend_choices(576), space.extend_choices(192)
     assert {"BLOCK_M": 32, "BLOCK_N": 32, "num_warps": 4, "num_stages": 1} in wide
     assert {one["num_stages"] for one in wide if one["BLOCK_N"] == 32} == {1, 2, 3}
     assert {one["BLOCK_M"] for one in wide} == {16, 32, 64}
@@ -234,7 +236,7 @@ def test_extend_attention_tries_all_that_can_fit():
 def test_halving_keeps_the_fastest_of_each_height():
     """A slow height may still win together with the other product's."""
     field = [{"BLOCK_SIZE_M": 16, "n": n} for n in range(12)] + [{"BLOCK_SIZE_M": 64, "n": 0}, {"tokens": 4}]
-    kept = halved(field, 0.34, "BLOCK_SIZE_M")
+    kept = keep_fastest(field, 0.34, "BLOCK_SIZE_M")
     assert kept[:5] == field[:5]
     assert {"BLOCK_SIZE_M": 64, "n": 0} in kept
-    assert halved(field, 0.34, "") == field[:5]
+    assert keep_fastest(field, 0.34, "") == field[:5]

@@ -14,40 +14,45 @@ from pathlib import Path
 import pytest
 
 from moebox import sandbox
-from moebox.sandbox import LEVELS, Level, Limits, Outcome
+from moebox.sandbox import LEVELS, SandboxLevel, SandboxLimits, SandboxOutcome
 
-QUICK = Limits(time_s=10, cpu_s=1, memory_bytes=256 * 2**20)
+QUICK = SandboxLimits(time_s=10, cpu_s=1, memory_bytes=256 * 2**20)
 
 
-def tried(source: str, level: Level, limits: Limits = QUICK) -> Outcome:
-    return sandbox.run(source, level=level, limits=limits)
+def tried(source: str, level: SandboxLevel, limits: SandboxLimits = QUICK) -> SandboxOutcome:
+    return sandbox.run_code(source, level=level, limits=limits)
 
 
 @pytest.fixture(params=LEVELS)
-def level(request: pytest.FixtureRequest) -> Level:
+def level(request: pytest.FixtureRequest) -> SandboxLevel:
     """Every level; each works on this kernel, and a test below says which is chosen where one does not."""
-    found: Level = request.param
+    found: SandboxLevel = request.param
     return found
 
 
-def test_it_computes_and_brings_back_values(level: Level):
+def test_it_computes_and_brings_back_values(level: SandboxLevel):
     """What it is for."""
     source = "import math, itertools, collections\ndef f(n):\n    return [math.comb(n, k) for k in range(n + 1)]\n"
-    outcome = sandbox.run(source, "f", [[4], [0]], level=level)
+    outcome = sandbox.run_code(source, "f", [[4], [0]], level=level)
 
     assert outcome.values == ([1, 4, 6, 4, 1], [1])
     assert outcome.ok
     assert outcome.level == level
 
 
-def test_values_that_are_not_json_and_calls_that_fail_are_told(level: Level):
+def test_values_that_are_not_json_and_calls_that_fail_are_told(level: SandboxLevel):
     """A wrong answer of one call does not hide the others."""
-    outcome = sandbox.run("def f(x):\n    return {1, 2} if x else 5 // x + int('z')\n", "f", [[1], [2]], level=level)
+    outcome = sandbox.run_code(
+        "def f(x):\n    return {1, 2} if x else 5 // x + int('z')\n", "f", [[1], [2]], level=level
+    )
 
     assert "set" in outcome.values[0]["!"]
-    assert sandbox.run("def f(x): return 1 / x", "f", [[0]], level=level).error == "ZeroDivisionError: division by zero"
-    assert "no function g" in sandbox.run("def f(): pass", "g", [[]], level=level).error
-    assert "SyntaxError" in sandbox.run("def f(:", "f", [[]], level=level).error
+    assert (
+        sandbox.run_code("def f(x): return 1 / x", "f", [[0]], level=level).error
+        == "ZeroDivisionError: division by zero"
+    )
+    assert "no function g" in sandbox.run_code("def f(): pass", "g", [[]], level=level).error
+    assert "SyntaxError" in sandbox.run_code("def f(:", "f", [[]], level=level).error
 
 
 # The kernel's number of a call: (x86_64, aarch64).
@@ -150,7 +155,7 @@ def numbered(source: str) -> str:
     return re.sub(r"syscall\((\w+),", lambda found: f"syscall({NUMBERS[found[1]][column]},", source)
 
 
-def test_attempts_to_get_out_fail(level: Level, tmp_path: Path):
+def test_attempts_to_get_out_fail(level: SandboxLevel, tmp_path: Path):
     """Each ends in an error of its own, and nothing outside is read or changed."""
     secret = tmp_path / "secret"
     secret.write_text("the family silver")
@@ -164,49 +169,49 @@ def test_attempts_to_get_out_fail(level: Level, tmp_path: Path):
     assert secret.read_text() == "the family silver"
 
 
-def test_the_environment_is_empty(level: Level):
+def test_the_environment_is_empty(level: SandboxLevel):
     """No key of the caller's is there to be read."""
     outcome = tried("import os\nprint(sorted(os.environ))", level)
 
     assert outcome.output.strip() in ("['LC_CTYPE']", "[]")
 
 
-def test_no_descriptor_of_ours_is_open(level: Level):
+def test_no_descriptor_of_ours_is_open(level: SandboxLevel):
     """Only its own three and the one for the answer."""
     outcome = tried("import os\nfor n in range(64):\n    try: os.fstat(n); print(n)\n    except OSError: pass", level)
 
     assert len(outcome.output.split()) <= 4
 
 
-def test_a_loop_without_end_is_ended(level: Level):
+def test_a_loop_without_end_is_ended(level: SandboxLevel):
     """By computing time."""
     outcome = tried("while True: pass", level)
 
     assert "1 s of computing" in outcome.error
 
 
-def test_a_sleep_without_end_is_ended(level: Level):
+def test_a_sleep_without_end_is_ended(level: SandboxLevel):
     """By the clock."""
-    outcome = tried("import time\ntime.sleep(1000)", level, Limits(time_s=0.5))
+    outcome = tried("import time\ntime.sleep(1000)", level, SandboxLimits(time_s=0.5))
 
     assert outcome.timed_out
     assert "0.5 s" in outcome.error
 
 
-def test_a_memory_bomb_is_a_memory_error(level: Level):
+def test_a_memory_bomb_is_a_memory_error(level: SandboxLevel):
     """Its own, not the machine's."""
     assert "MemoryError" in tried("x = bytearray(2 * 10**9)", level).error
     assert not tried("x = []\nwhile True: x.append('x' * 10**6)", level).ok
 
 
-def test_a_thread_bomb_ends(level: Level):
+def test_a_thread_bomb_ends(level: SandboxLevel):
     """Threads are memory and time like everything else."""
     source = "import _thread, time\nwhile True: _thread.start_new_thread(time.sleep, (100,))"
 
     assert not tried(source, level).ok
 
 
-def test_a_flood_of_output_is_cut(level: Level):
+def test_a_flood_of_output_is_cut(level: SandboxLevel):
     """In bounded memory."""
     outcome = tried("while True: print('x' * 10000)", level)
 
@@ -214,14 +219,14 @@ def test_a_flood_of_output_is_cut(level: Level):
     assert len(outcome.output) <= 2**20
 
 
-def test_a_disk_bomb_is_cut(level: Level):
+def test_a_disk_bomb_is_cut(level: SandboxLevel):
     """Where there is a temp folder at all, it is small."""
     source = "f = open('big', 'wb')\nfor _ in range(200): f.write(b'x' * 2**20)"
 
     assert not tried(source, level).ok
 
 
-def test_its_temp_folder_is_its_own_and_does_not_stay(level: Level):
+def test_its_temp_folder_is_its_own_and_does_not_stay(level: SandboxLevel):
     """Files can be made there, except at the level at which nothing can be opened."""
     outcome = tried("open('a', 'w').write('x')\nimport os\nprint(os.getcwd(), open('a').read())", level)
 
@@ -244,33 +249,33 @@ def test_there_are_fifty_ways_out_to_try():
     assert len(ESCAPES) >= 50
 
 
-def test_code_cannot_forge_that_the_walls_fell(level: Level):
+def test_code_cannot_forge_that_the_walls_fell(level: SandboxLevel):
     """The result line is the supervisor's: what the code writes to every descriptor changes neither level nor exit."""
-    before = sandbox.strongest()
-    outcome = sandbox.run(FORGE, level=level)
+    before = sandbox.strongest_level()
+    outcome = sandbox.run_code(FORGE, level=level)
 
     assert outcome.level == level
     assert outcome.values == ()
-    assert sandbox.strongest() == before
+    assert sandbox.strongest_level() == before
 
 
-def test_code_cannot_forge_its_exit_code(level: Level):
+def test_code_cannot_forge_its_exit_code(level: SandboxLevel):
     """A program that failed has failed, whatever it wrote on the way."""
-    outcome = sandbox.run(FORGE + "raise SystemExit(3)", level=level)
+    outcome = sandbox.run_code(FORGE + "raise SystemExit(3)", level=level)
 
     assert outcome.exit_code == 3
     assert not outcome.ok
 
 
-def test_values_written_beside_the_functions_are_refused(level: Level):
+def test_values_written_beside_the_functions_are_refused(level: SandboxLevel):
     """Code that answers for its function before it is called is caught: a place has two values."""
-    outcome = sandbox.run(FORGE + "\ndef f(): return 7\n", "f", [[]], level=level)
+    outcome = sandbox.run_code(FORGE + "\ndef f(): return 7\n", "f", [[]], level=level)
 
     assert outcome.values == ()
     assert "pipe of its results" in outcome.error
 
 
-def test_no_capability_is_left(level: Level):
+def test_no_capability_is_left(level: SandboxLevel):
     """Behind the list of system calls stands a process that may do nothing special anyway."""
     source = (
         "import ctypes\nhead = (ctypes.c_uint32 * 2)(0x20080522, 0)\nsets = (ctypes.c_uint32 * 6)()\n"
@@ -282,15 +287,15 @@ def test_no_capability_is_left(level: Level):
     assert outcome.output.strip() == "0" or (level != "namespaces" and os.geteuid() == 0)
 
 
-FILED: tuple[Level, ...] = ("namespaces", "landlock")
+FILED: tuple[SandboxLevel, ...] = ("namespaces", "landlock")
 
 
 @pytest.mark.parametrize("walls", FILED)
-def test_a_program_sees_its_files_and_brings_back_what_it_left(walls: Level):
+def test_a_program_sees_its_files_and_brings_back_what_it_left(walls: SandboxLevel):
     """Laid in, run as a script, and read back by the supervisor: new, changed and deleted files."""
     files = {"a/data.txt": b"21", "gone": b"x", "go.py": b"import sys, os\nfrom a import m\nm.go(sys.argv[1])\n"}
     files["a/m.py"] = b"import os\ndef go(w):\n    os.remove('gone')\n    open('out', 'w').write(w * 2)\n"
-    outcome = sandbox.program(files, "go.py", ["ab"], level=walls)
+    outcome = sandbox.run_program(files, "go.py", ["ab"], level=walls)
 
     assert outcome.ok, outcome
     assert outcome.files is not None
@@ -299,21 +304,21 @@ def test_a_program_sees_its_files_and_brings_back_what_it_left(walls: Level):
 
 
 @pytest.mark.parametrize("walls", FILED)
-def test_a_library_module_runs_as_a_program(walls: Level):
+def test_a_library_module_runs_as_a_program(walls: SandboxLevel):
     """unittest finds the tests in the folder; its exit code is theirs."""
     bad = b"import unittest\nclass T(unittest.TestCase):\n    def test_a(self): self.assertEqual(1, 2)\n"
-    outcome = sandbox.program({"test_it.py": bad}, "unittest", ["-q"], module=True, level=walls)
+    outcome = sandbox.run_program({"test_it.py": bad}, "unittest", ["-q"], module=True, level=walls)
 
     assert outcome.exit_code == 1
     assert "1 != 2" in outcome.output
 
 
 @pytest.mark.parametrize("walls", FILED)
-def test_snippets_each_have_their_own_end(walls: Level):
+def test_snippets_each_have_their_own_end(walls: SandboxLevel):
     """One that raises, leaves, or gives what JSON cannot hold does not stop the next."""
     files = {"mod.py": b"x = 5\n"}
     sources = ["import mod\nresult = mod.x", "raise SystemExit(0)", "result = {1}", "pass", "result = 'end'"]
-    outcome = sandbox.snippets(files, sources, level=walls)
+    outcome = sandbox.run_snippets(files, sources, level=walls)
 
     assert outcome.values[0] == 5
     assert [sorted(value) for value in outcome.values[1:4]] == [["!"], ["!"], ["!"]]
@@ -322,7 +327,7 @@ def test_snippets_each_have_their_own_end(walls: Level):
 
 def test_a_snippet_without_end_keeps_the_values_before_it():
     """Each is told as it comes."""
-    outcome = sandbox.snippets({}, ["result = 1", "while True: pass", "result = 3"], limits=QUICK)
+    outcome = sandbox.run_snippets({}, ["result = 1", "while True: pass", "result = 3"], limits=QUICK)
 
     assert outcome.values == (1,)
     assert not outcome.ok
@@ -332,12 +337,12 @@ def test_files_that_leave_the_folder_are_refused():
     """Before anything is started."""
     for name in ("../x", "/etc/x", "a/../../x", ""):
         with pytest.raises(ValueError, match="leaves the folder"):
-            sandbox.program({name: b""}, "x")
+            sandbox.run_program({name: b""}, "x")
 
 
-def test_nothing_outlives_the_job(level: Level):
+def test_nothing_outlives_the_job(level: SandboxLevel):
     """No process of the jail is left, whatever it did."""
-    tried("import os, time\ntry: os.setsid()\nexcept OSError: pass\ntime.sleep(1000)", level, Limits(time_s=0.3))
+    tried("import os, time\ntry: os.setsid()\nexcept OSError: pass\ntime.sleep(1000)", level, SandboxLimits(time_s=0.3))
     listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
 
     assert "moebox.sandbox.jail" not in listed
@@ -381,12 +386,12 @@ escapes = {
 levels = {}
 for level in sandbox.LEVELS:
     try:
-        good = sandbox.run("def f(x): return x * x", "f", [[3]], level=level)
+        good = sandbox.run_code("def f(x): return x * x", "f", [[3]], level=level)
     except sandbox.NoSandbox:
         continue
-    held = {name: not sandbox.run(code, level=level).ok for name, code in escapes.items()}
+    held = {name: not sandbox.run_code(code, level=level).ok for name, code in escapes.items()}
     levels[level] = {"values": list(good.values), "escapes": held}
-print(json.dumps({"uid": os.getuid(), "strongest": sandbox.strongest(), "levels": levels}))
+print(json.dumps({"uid": os.getuid(), "strongest": sandbox.strongest_level(), "levels": levels}))
 """
 
 

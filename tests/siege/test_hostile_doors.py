@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from moebox import http
-from moebox.bench.measure import measure, subject_of
+from moebox.bench.measure import measure_load, probe_endpoint
 from moebox.cli import main
 from moebox.core.endpoint import endpoint_from_url
 from moebox.core.measure import Load, Workload
@@ -67,10 +67,12 @@ def test_a_handshake_that_never_ends_is_given_up(drips: bool, capsys: pytest.Cap
 def test_a_handshake_that_never_ends_under_load_fails_its_request() -> None:
     """The first request is answered in the clear; a load over TLS to a mute port ends with failed requests."""
     with serving(good) as server, silent(drips=True) as port:
-        subject = subject_of(endpoint_from_url(server.url, "m"))
-        target = replace(subject.target, port=port, tls=True, insecure=True)
+        subject = probe_endpoint(endpoint_from_url(server.url, "m"))
+        target = replace(subject.address, port=port, tls=True, insecure=True)
         load = Load(concurrency=3, requests=3, timeout_s=1.0, stall_s=1.0)
-        result = measure(replace(subject, target=target), Workload(output_tokens=2), load, scrape=False).result
+        result = measure_load(
+            replace(subject, address=target), Workload(output_tokens=2), load, scrape_metrics=False
+        ).result
 
     assert (result.completed, result.failed) == (0, 3)
 

@@ -14,7 +14,7 @@ import pytest
 
 from moebox import files, sandbox
 from moebox.phantom.task import ModelReply
-from moebox.sandbox import Level, Limits
+from moebox.sandbox import SandboxLevel, SandboxLimits
 from tests.hangs import no_longer_than
 from tests.siege.test_hostile_ui import without_rights
 from tests.verify.oracle.app import serving
@@ -22,7 +22,7 @@ from tests.verify.oracle.faults import Fault
 from tests.verify.oracle.rates import ALL
 
 PATIENCE_S = 300  # a hang, not a figure
-UNHURRIED = Limits(time_s=100, cpu_s=50, entries=600)  # so that the quota ends it on a slow disk too
+UNHURRIED = SandboxLimits(time_s=100, cpu_s=50, entries=600)  # so that the quota ends it on a slow disk too
 NESTED = "import os\nfor _ in range(3000):\n    os.mkdir('d')\n    os.chdir('d')\n"
 # What code does in its folder, and what the quota says of it ("": nothing, it ends or fails by itself).
 HOSTILE_CODE = {
@@ -83,21 +83,21 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def is_healthy(level: Level | None = None) -> bool:
+def is_healthy(level: SandboxLevel | None = None) -> bool:
     """Whether a plain function runs and is right."""
-    return sandbox.run("def f(x): return x * x", "f", [[3]], level=level).values == (9,)
+    return sandbox.run_code("def f(x): return x * x", "f", [[3]], level=level).values == (9,)
 
 
 @pytest.mark.parametrize("level", ["namespaces", "landlock"])
 @pytest.mark.parametrize("name", HOSTILE_CODE)
 def test_code_that_fills_its_folder_is_stopped_and_leaves_nothing(
-    name: str, level: Level, temporary: Path, capfd: pytest.CaptureFixture[str]
+    name: str, level: SandboxLevel, temporary: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Bytes, entries and depth are limited at both levels with files; as a program, and in the run after it."""
     source, excess = HOSTILE_CODE[name]
     for outcome in (
-        sandbox.run(source, level=level, limits=UNHURRIED),
-        sandbox.program({"go.py": source.encode()}, "go.py", level=level, limits=UNHURRIED),
+        sandbox.run_code(source, level=level, limits=UNHURRIED),
+        sandbox.run_program({"go.py": source.encode()}, "go.py", level=level, limits=UNHURRIED),
     ):
         assert re.search(excess, outcome.error + outcome.output), outcome
         assert outcome.ok == (not excess), outcome

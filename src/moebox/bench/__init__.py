@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from moebox.core.result import Measurement
 
 
-def quick(
+def measure_quickly(
     endpoint: Endpoint,
     *,
     concurrency: int,
@@ -19,10 +19,10 @@ def quick(
     warmup: int = 0,
 ) -> "Measurement":
     """One closed-loop measurement of random prompts, with every figure of docs/metrics.md."""
-    from moebox.bench.measure import measure, subject_of
+    from moebox.bench.measure import measure_load, probe_endpoint
     from moebox.core.measure import Load, Workload
 
-    subject = subject_of(endpoint)
+    subject = probe_endpoint(endpoint)
     workload = Workload(input_tokens=input_tokens, output_tokens=output_tokens, seed=seed)
     load = Load(concurrency=min(concurrency, requests), requests=requests)
-    return measure(subject, workload, load, warmup=warmup).result
+    return measure_load(subject, workload, load, warmup=warmup).result

@@ -10,52 +10,52 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from dataclasses import dataclass, field
 
-from moebox.bench.samples import COMPLETED, Request, Samples
+from moebox.bench.samples import COMPLETED, SampledRequest, Samples
 from moebox.stream.events import ESTIMATED_TIME
 
-TOLERANCE = 0.08  # by which a P99 may be off before the client is called its limit
+P99_TOLERANCE = 0.08  # by which a P99 may be off before the client is called its limit
 
 
 @dataclass(slots=True)
-class Gaps:
+class TokenGaps:
     """Gaps in ns: those that are known, and times that several tokens share as (ns, tokens), counted."""
 
     known: list[float] = field(default_factory=list)
     shared: "Counter[tuple[int, int]]" = field(default_factory=Counter)
 
     @property
-    def total(self) -> int:
+    def total_count(self) -> int:
         """Gaps of both kinds."""
         return len(self.known) + sum(tokens * count for (_, tokens), count in self.shared.items())
 
-    def most_above(self, limit: float) -> int:
+    def max_longer_than(self, limit: float) -> int:
         """Gaps longer than `limit`, at most: each takes more than that of the time they share."""
         known = len(self.known) - bisect_right(self.known, limit)
         return known + sum(count * min(tokens, int(ns / limit)) for (ns, tokens), count in self.shared.items())
 
-    def least_from(self, limit: float) -> int:
+    def min_at_least(self, limit: float) -> int:
         """Gaps of `limit` or longer, at least: one where even shares would be."""
         known = len(self.known) - bisect_left(self.known, limit)
         return known + sum(count for (ns, tokens), count in self.shared.items() if ns >= limit * tokens)
 
 
-def p99_is_sure(samples: Samples, p99_ms: float | None) -> bool:
+def is_p99_certain(samples: Samples, p99_ms: float | None) -> bool:
     """The true P99 of gaps between tokens is within TOLERANCE of `p99_ms`, however those read together came."""
     if not p99_ms or not any(kind & ESTIMATED_TIME for kind in samples.kind):
         return True
-    gaps = gaps_of(samples)
-    rank = (gaps.total - 1) * 0.99
-    over = gaps.total - 1 - math.ceil(rank)  # gaps that may be longer than the P99
-    upto = gaps.total - math.floor(rank)  # gaps that are no shorter
+    gaps = collect_gaps(samples)
+    rank = (gaps.total_count - 1) * 0.99
+    over = gaps.total_count - 1 - math.ceil(rank)  # gaps that may be longer than the P99
+    upto = gaps.total_count - math.floor(rank)  # gaps that are no shorter
     p99 = p99_ms * 1e6
-    not_above = gaps.most_above(p99 / (1 - TOLERANCE)) <= over
-    not_below = gaps.least_from(p99 / (1 + TOLERANCE)) >= upto
+    not_above = gaps.max_longer_than(p99 / (1 - P99_TOLERANCE)) <= over
+    not_below = gaps.min_at_least(p99 / (1 + P99_TOLERANCE)) >= upto
     return not_above and not_below
 
 
-def gaps_of(samples: Samples) -> Gaps:
+def collect_gaps(samples: Samples) -> TokenGaps:
     """The gaps of all completed requests."""
-    gaps = Gaps()
+    gaps = TokenGaps()
     for request in samples.requests():
         if request.outcome == COMPLETED and request.last > request.first:
             _add(gaps, samples, request)
@@ -63,20 +63,20 @@ def gaps_of(samples: Samples) -> Gaps:
     return gaps
 
 
-def _add(gaps: Gaps, samples: Samples, request: Request) -> None:
+def _add(gaps: TokenGaps, samples: Samples, request: SampledRequest) -> None:
     """A request's gaps; nothing of its reply came before it was sent."""
     time, tokens, kind = samples.time, samples.tokens, samples.kind
-    guessed = bool(kind[request.first] & ESTIMATED_TIME)
-    since, count = (request.sent if guessed else time[request.first]), 0
+    estimated = bool(kind[request.first] & ESTIMATED_TIME)
+    since, count = (request.sent if estimated else time[request.first]), 0
     for i in range(request.first + 1, request.last):
         count += tokens[i]
         if kind[i] & ESTIMATED_TIME:
-            guessed = True
+            estimated = True
         elif count:  # a chunk that completed no token adds its gap to the next one's
-            if guessed:
+            if estimated:
                 gaps.shared[time[i] - since, count] += 1
             else:
                 gaps.known += [(time[i] - since) / count] * count
-            since, count, guessed = time[i], 0, False
-        elif guessed:
-            since, guessed = time[i], False
+            since, count, estimated = time[i], 0, False
+        elif estimated:
+            since, estimated = time[i], False

@@ -6,23 +6,25 @@ from dataclasses import replace
 from moebox.core.measure import Workload
 from moebox.core.result import ServerView
 
-CACHED = 0.01  # of prompt tokens: a prefix cache that answers more than this of prompts that share nothing knew them
+MAX_CACHED_SHARE = (
+    0.01  # of prompt tokens: a prefix cache that answers more than this of prompts that share nothing knew them
+)
 
 
-def salted(workload: Workload) -> Workload:
+def with_salt(workload: Workload) -> Workload:
     """The workload with a salt of its own, unless it has one or means to ask the same again."""
     if workload.salt or workload.reuse_prompts:
         return workload
     return replace(workload, salt=secrets.token_hex(8))
 
 
-def hit_rate(*, asked: int, cached: int, server: ServerView | None) -> float | None:
+def prefix_hit_rate(*, prompt_tokens: int, cached_tokens: int, server: ServerView | None) -> float | None:
     """Share of prompt tokens that came out of a prefix cache; None where nobody tells.
 
     The larger of what the replies' usage (`cached` of `asked` tokens, -1 where it says nothing) and the server's own
     counters say.
     """
-    usage = cached / asked if asked and cached >= 0 else None
+    usage = cached_tokens / prompt_tokens if prompt_tokens and cached_tokens >= 0 else None
     rates = [rate for rate in (usage, _server_rate(server)) if rate is not None]
     return min(1.0, max(rates)) if rates else None
 
@@ -34,13 +36,13 @@ def _server_rate(server: ServerView | None) -> float | None:
     return server.mean_cache_hit_rate if server.prefix_hit_rate is None else server.prefix_hit_rate
 
 
-def complaint(workload: Workload, rate: float | None, *, template: float = 0.0) -> str:
+def cached_prompts_flag(workload: Workload, rate: float | None, *, template_share: float = 0.0) -> str:
     """Why figures of these prompts are a cache's and not the model's; "" when they are not.
 
     `template` is the share of prompt tokens that are the chat template's: it opens every prompt of any client, so that
     a cache may know it.
     """
-    if rate is None or rate - template <= CACHED or not workload.has_unique_prompts:
+    if rate is None or rate - template_share <= MAX_CACHED_SHARE or not workload.has_unique_prompts:
         return ""
     why = "--reuse-prompts asked them before" if workload.reuse_prompts else "though no two prompts share anything"
     return f"{rate:.1%} of prompt tokens came from the server's prefix cache, {why}"

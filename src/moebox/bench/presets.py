@@ -10,7 +10,7 @@ from moebox.errors import UnknownName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Preset:
+class BenchPreset:
     """One published benchmark's settings."""
 
     about: str
@@ -20,20 +20,20 @@ class Preset:
     requests: int = 0  # for each concurrency; 0 takes requests_per_stream
     requests_per_stream: int = field(default=4)
 
-    def count(self, concurrency: int) -> int:
+    def request_count(self, concurrency: int) -> int:
         """Requests at this concurrency."""
         return self.requests or concurrency * self.requests_per_stream
 
 
 @functools.cache
-def presets() -> dict[str, Preset]:
+def load_presets() -> dict[str, BenchPreset]:
     """All of them."""
     rows = catalogue.load_table("presets")
-    return {name: codec.decode(Preset, row, where=f"preset {name}") for name, row in rows.items()}
+    return {name: codec.decode(BenchPreset, row, where=f"preset {name}") for name, row in rows.items()}
 
 
-def preset(name: str) -> Preset:
+def find_preset(name: str) -> BenchPreset:
     """The one of this name."""
-    if name not in presets():
-        raise UnknownName("preset", name, presets())
-    return presets()[name]
+    if name not in load_presets():
+        raise UnknownName("preset", name, load_presets())
+    return load_presets()[name]

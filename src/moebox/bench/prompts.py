@@ -13,16 +13,16 @@ _ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "ass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
+class FilePrompt:
     """What is asked once."""
 
     messages: tuple[Json, ...]
     output_tokens: int = 0  # 0: the workload's
-    more: Json = field(default_factory=dict)  # tools and the like, into the body
+    extra_fields: Json = field(default_factory=dict)  # tools and the like, into the body
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class TraceRow:
     """One request of a trace."""
 
     at_s: float
@@ -31,20 +31,20 @@ class Row:
     blocks: tuple[int, ...] = ()
 
 
-def load_prompts(name: str) -> list[Prompt]:
+def load_prompts(name: str) -> list[FilePrompt]:
     """Prompts from a file of JSON lines, a JSON list, or ShareGPT's conversations."""
-    prompts = [prompt for where, item in _items(name) if (prompt := _prompt(item, where)) is not None]
+    prompts = [prompt for where, item in _read_items(name) if (prompt := _parse_prompt(item, where)) is not None]
     if not prompts:
         raise BadInput(f"{name}: no prompt in it", hint='a line is {"prompt": "…"} or {"messages": […]}')
     return prompts
 
 
-def load_trace(name: str) -> list[Row]:
+def load_trace(name: str) -> list[TraceRow]:
     """A trace: JSON lines with timestamp (ms), input_length, output_length and, where prefixes are shared, hash_ids."""
     rows = []
-    for where, item in _items(name):
+    for where, item in _read_items(name):
         try:
-            row = Row(
+            row = TraceRow(
                 at_s=float(item["timestamp"]) / 1e3,
                 input_tokens=int(item["input_length"]),
                 output_tokens=max(1, int(item["output_length"])),
@@ -60,24 +60,24 @@ def load_trace(name: str) -> list[Row]:
     return sorted(rows, key=lambda row: row.at_s)
 
 
-def _items(name: str) -> Iterator[tuple[str, Any]]:
+def _read_items(name: str) -> Iterator[tuple[str, Any]]:
     """The items of a JSON list or of JSON lines, and where each stands."""
-    text = json_files.read(Path(name))
+    text = json_files.read_json_text(Path(name))
     if not text.lstrip().startswith("["):
-        return json_files.lines(text, name)
-    return ((f"{name}[{place}]", item) for place, item in enumerate(json_files.parse(text, name)))
+        return json_files.parse_json_lines(text, name)
+    return ((f"{name}[{place}]", item) for place, item in enumerate(json_files.parse_json(text, name)))
 
 
-def _prompt(item: Any, where: str) -> Prompt | None:
+def _parse_prompt(item: Any, where: str) -> FilePrompt | None:
     if isinstance(item, str):
-        return Prompt(messages=_asked(item))
+        return FilePrompt(messages=_user_message(item))
     if not isinstance(item, dict):
         raise BadInput(f"{where}: neither a string nor an object")
     if "conversations" in item:
-        return _sharegpt(item["conversations"])
+        return _parse_sharegpt(item["conversations"])
     more = {key: item[key] for key in ("tools", "tool_choice", "response_format") if key in item}
     tokens = _output_tokens(item, where)
-    return Prompt(messages=_messages(item, where), output_tokens=tokens, more=more)
+    return FilePrompt(messages=_messages(item, where), output_tokens=tokens, extra_fields=more)
 
 
 def _output_tokens(item: Json, where: str) -> int:
@@ -87,7 +87,7 @@ def _output_tokens(item: Json, where: str) -> int:
     return tokens
 
 
-def _asked(text: str) -> tuple[Json, ...]:
+def _user_message(text: str) -> tuple[Json, ...]:
     return ({"role": "user", "content": text},)
 
 
@@ -95,13 +95,13 @@ def _messages(item: Json, where: str) -> tuple[Json, ...]:
     """What one item asks: its messages, or its prompt as one of them."""
     messages, text = item.get("messages"), item.get("prompt", item.get("text"))
     if not messages and isinstance(text, str):
-        return _asked(text)
+        return _user_message(text)
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise BadInput(f"{where}: no prompt, messages or conversations in it")
     return tuple(messages)
 
 
-def _sharegpt(turns: Any) -> Prompt | None:
+def _parse_sharegpt(turns: Any) -> FilePrompt | None:
     """The first question of a conversation, answered at the length its answer had (four characters a token)."""
     if not isinstance(turns, list) or len(turns) < 2 or not all(isinstance(turn, dict) for turn in turns):
         return None
@@ -109,4 +109,4 @@ def _sharegpt(turns: Any) -> Prompt | None:
     if _ROLES.get(str(ask.get("from"))) != "user" or not isinstance(ask.get("value"), str):
         return None
     length = len(str(reply.get("value", ""))) // 4
-    return Prompt(messages=({"role": "user", "content": ask["value"]},), output_tokens=max(4, length))
+    return FilePrompt(messages=({"role": "user", "content": ask["value"]},), output_tokens=max(4, length))

@@ -16,13 +16,13 @@ from moebox.errors import BadInput
 from moebox.store import plain
 
 MAGIC = "moebox-samples-1"
-PACKED = 256 << 20  # bytes of a file
-UNPACKED = 512 << 20  # bytes of all columns: some 45 million events
+MAX_SAMPLES_BYTES = 256 << 20  # bytes of a file
+MAX_UNPACKED_BYTES = 512 << 20  # bytes of all columns: some 45 million events
 COMPLETED, FAILED, TRUNCATED, EMPTY, CANCELLED = range(5)
 OUTCOMES = ("completed", "failed", "truncated", "empty", "cancelled")
 
 # Columns of requests and of chunks (events that carried tokens): name -> array type code. Times are CLOCK_MONOTONIC ns.
-REQUEST = {
+REQUEST_COLUMNS = {
     "index": "I",
     "due": "q",  # when it should have been sent
     "sent": "q",  # when it was
@@ -37,12 +37,12 @@ REQUEST = {
     "turn": "H",
     "chunks": "I",  # its rows in the chunk columns follow those of the request before
 }
-CHUNK = {"time": "q", "tokens": "H", "kind": "B"}
-BYTES_PER_CHUNK = sum(array(code).itemsize for code in CHUNK.values())
+CHUNK_COLUMNS = {"time": "q", "tokens": "H", "kind": "B"}
+BYTES_PER_CHUNK = sum(array(code).itemsize for code in CHUNK_COLUMNS.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class SampledRequest:
     """One request; times are CLOCK_MONOTONIC ns, as in the columns."""
 
     index: int
@@ -71,13 +71,13 @@ class Samples:
         self.texts: dict[
             int, list[str]
         ] = {}  # by row: replies that nobody counted yet, event by event; not in the file
-        self.columns = {name: array(code) for name, code in REQUEST.items()}
-        self.time, self.tokens, self.kind = (array(code) for code in CHUNK.values())
+        self.columns = {name: array(code) for name, code in REQUEST_COLUMNS.items()}
+        self.time, self.tokens, self.kind = (array(code) for code in CHUNK_COLUMNS.values())
 
     def __len__(self) -> int:
         return len(self.columns["index"])
 
-    def add(
+    def add_request(
         self,
         times: "array[int]",
         tokens: "array[int]",
@@ -90,13 +90,13 @@ class Samples:
         self.time.extend(times)
         self.tokens.extend(tokens)
         self.kind.extend(kinds)
-        values["reason"], values["chunks"] = self._reason(reason), len(times)
+        values["reason"], values["chunks"] = self._reason_index(reason), len(times)
         for name, column in self.columns.items():
             column.append(values[name])
 
     def extend(self, other: "Samples") -> None:
         """Take in the samples of another worker of the same run."""
-        at = [self._reason(text) for text in other.reasons]
+        at = [self._reason_index(text) for text in other.reasons]
         self.texts |= {len(self) + row: text for row, text in other.texts.items()}
         for name, column in self.columns.items():
             column.extend(other.columns[name] if name != "reason" else [at[i] for i in other.columns[name]])
@@ -104,21 +104,21 @@ class Samples:
         self.tokens.extend(other.tokens)
         self.kind.extend(other.kind)
 
-    def requests(self) -> Iterator[Request]:
+    def requests(self) -> Iterator[SampledRequest]:
         """Every request, in the order it ended."""
         columns = self.columns
-        names = [name for name in REQUEST if name not in ("chunks", "reason")]
+        names = [name for name in REQUEST_COLUMNS if name not in ("chunks", "reason")]
         first = 0
         for row in range(len(self)):
             last = first + columns["chunks"][row]
             reason = self.reasons[columns["reason"][row]]
-            yield Request(**{name: columns[name][row] for name in names}, reason=reason, first=first, last=last)
+            yield SampledRequest(**{name: columns[name][row] for name in names}, reason=reason, first=first, last=last)
             first = last
 
-    def pack(self) -> bytes:
+    def to_bytes(self) -> bytes:
         """The bytes of the file."""
-        columns = {**self.columns, **dict(zip(CHUNK, (self.time, self.tokens, self.kind), strict=True))}
-        packed = [zlib.compress(_little(column).tobytes(), 1) for column in columns.values()]
+        columns = {**self.columns, **dict(zip(CHUNK_COLUMNS, (self.time, self.tokens, self.kind), strict=True))}
+        packed = [zlib.compress(_little_endian(column).tobytes(), 1) for column in columns.values()]
         head = {
             "magic": MAGIC,
             "zero": self.zero,
@@ -128,7 +128,7 @@ class Samples:
         }
         return json.dumps(head).encode() + b"\n" + b"".join(packed)
 
-    def _reason(self, text: str) -> int:
+    def _reason_index(self, text: str) -> int:
         if not text:
             return 0
         if text in self.reasons:
@@ -141,7 +141,7 @@ class Samples:
         return len(self.reasons) - 1
 
 
-def unpack(data: bytes, where: str = "samples") -> Samples:
+def samples_from_bytes(data: bytes, where: str = "samples") -> Samples:
     """The Samples in the bytes of a file; BadInput where they are not. A small file may claim to unpack to much."""
     line, _, rest = data.partition(b"\n")
     try:
@@ -150,13 +150,13 @@ def unpack(data: bytes, where: str = "samples") -> Samples:
             raise ValueError(head["magic"])
         samples = Samples(zero=head["zero"], wall=head["wall"])
         samples.reasons = [str(reason) for reason in head["reasons"]]
-        room = UNPACKED
+        bytes_left = MAX_UNPACKED_BYTES
         for name, code, size in head["columns"]:
             packed, rest = rest[:size], rest[size:]
             if len(packed) != size:
                 raise ValueError(f"column {name} is cut short")
-            room -= _unpack_column(samples, name, code, packed, room)
-        _check(samples)
+            bytes_left -= _unpack_column(samples, name, code, packed, bytes_left)
+        _check_columns(samples)
     except (ValueError, KeyError, TypeError, RecursionError, zlib.error) as problem:
         raise BadInput(f"{where}: not a file of samples ({problem!r})") from None
     return samples
@@ -164,17 +164,17 @@ def unpack(data: bytes, where: str = "samples") -> Samples:
 
 def _unpack_column(samples: Samples, name: str, code: str, packed: bytes, room: int) -> int:
     """Put one column where it belongs, if there is such a column; the bytes it takes."""
-    known = REQUEST.get(name) or CHUNK.get(name)
+    known = REQUEST_COLUMNS.get(name) or CHUNK_COLUMNS.get(name)
     if known is None:
         return 0
     if code != known:
         raise ValueError(f"column {name} is of type {code}")
     column = array(known)
     column.frombytes(_inflated(packed, room))
-    if name in REQUEST:
-        samples.columns[name] = _little(column)
+    if name in REQUEST_COLUMNS:
+        samples.columns[name] = _little_endian(column)
     else:
-        setattr(samples, name, _little(column))
+        setattr(samples, name, _little_endian(column))
     return len(column) * column.itemsize
 
 
@@ -189,7 +189,7 @@ def _inflated(data: bytes, room: int) -> bytes:
     return unpacked
 
 
-def _check(samples: Samples) -> None:
+def _check_columns(samples: Samples) -> None:
     """Columns of one table are of one length, and point into each other."""
     chunks, reasons = samples.columns["chunks"], samples.columns["reason"]
     faults = {
@@ -203,20 +203,20 @@ def _check(samples: Samples) -> None:
             raise ValueError(fault)
 
 
-def write(path: Path, samples: Samples) -> None:
+def write_samples(path: Path, samples: Samples) -> None:
     """Keep samples in a file."""
-    path.write_bytes(samples.pack())
+    path.write_bytes(samples.to_bytes())
 
 
-def read(path: Path) -> Samples:
+def read_samples(path: Path) -> Samples:
     """The samples of a file."""
     try:
-        return unpack(plain.read_bytes(path, max_bytes=PACKED), str(path))
+        return samples_from_bytes(plain.read_bytes(path, max_bytes=MAX_SAMPLES_BYTES), str(path))
     except OSError as problem:
         raise BadInput(f"{path}: cannot be read: {problem.strerror}") from None
 
 
-def _little(column: "array[int]") -> "array[int]":
+def _little_endian(column: "array[int]") -> "array[int]":
     if sys.byteorder == "little" or column.itemsize == 1:
         return column
     swapped = column[:]

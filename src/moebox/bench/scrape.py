@@ -18,11 +18,11 @@ from moebox.core.result import Power, ServerView
 if TYPE_CHECKING:
     import ssl
 
-EVERY_S = 1.0
-PATIENCE_S = 3.0  # for one answer
+SCRAPE_INTERVAL_S = 1.0
+SCRAPE_TIMEOUT_S = 3.0  # for one answer
 
 # Gauges are taken as they are, counters (those that end in _total) as they grew since the run began.
-FIGURES = (
+SCRAPED_METRICS = (
     "running",
     "waiting",
     "kv_use",
@@ -37,11 +37,11 @@ FIGURES = (
     "prefix_queries_total",
     "prefix_hits_total",
 )
-SHARES = {name for figure in ("kv_use", "accept_length", "cache_hit_rate") for name in all_names(figure)}
+SHARE_METRICS = {name for figure in ("kv_use", "accept_length", "cache_hit_rate") for name in all_names(figure)}
 _LINE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{[^}]*\})?\s+([-+0-9.eE]+|NaN|[+-]Inf)\s*\d*$", re.MULTILINE)
 
 
-def parse(text: str) -> dict[str, float]:
+def parse_prometheus(text: str) -> dict[str, float]:
     """Prometheus text as name -> value over all labels; what is not a number is left out.
 
     Data-parallel ranks show a value each: what they count adds up, a share of each is the whole's on average.
@@ -52,12 +52,12 @@ def parse(text: str) -> dict[str, float]:
             number = float(value)
             if 0 <= number < float("inf"):  # none of what we read can be below zero
                 found.setdefault(name, []).append(number)
-    return {name: statistics.fmean(values) if name in SHARES else sum(values) for name, values in found.items()}
+    return {name: statistics.fmean(values) if name in SHARE_METRICS else sum(values) for name, values in found.items()}
 
 
-def pick(metrics: dict[str, float]) -> dict[str, float]:
+def pick_metrics(metrics: dict[str, float]) -> dict[str, float]:
     """The figures we know, under our names."""
-    names = {figure: find_metric(figure, metrics) for figure in FIGURES}
+    names = {figure: find_metric(figure, metrics) for figure in SCRAPED_METRICS}
     return {figure: metrics[name] for figure, name in names.items() if name}
 
 
@@ -67,15 +67,15 @@ class Scraper:
     def __init__(self, endpoint: Endpoint, *, enabled: bool, tls: "ssl.SSLContext | None") -> None:
         self._endpoint = endpoint
         self._tls = tls
-        self._over = threading.Event()
+        self._stop = threading.Event()
         self._rows: list[tuple[int, dict[str, float]]] = []
-        self._power: list[tuple[int, float, float]] = []  # when, watts, bytes in use
-        asking = (self._metrics, self._gpus) if enabled else ()
+        self._power_rows: list[tuple[int, float, float]] = []  # when, watts, bytes in use
+        asking = (self._poll_metrics, self._poll_gpus) if enabled else ()
         self._threads = [threading.Thread(target=target, daemon=True) for target in asking]
 
     def __enter__(self) -> Self:
         if self._threads:
-            self._ask()  # counters as they are before the first request
+            self._scrape_once()  # counters as they are before the first request
         for thread in self._threads:
             thread.start()
         return self
@@ -83,19 +83,19 @@ class Scraper:
     def __exit__(
         self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._over.set()
+        self._stop.set()
         for thread in self._threads:
             thread.join(5)
         if self._rows:
-            self._ask()  # and after the last
+            self._scrape_once()  # and after the last
 
-    def server(self, zero: int) -> ServerView | None:
+    def server_view(self, zero: int) -> ServerView | None:
         """What /metrics said; None where there was nothing to ask."""
-        return series(self._rows, zero)
+        return summarize_scrapes(self._rows, zero)
 
-    def power(self, zero: int, duration_s: float, output_tokens: int) -> Power | None:
+    def power_use(self, zero: int, duration_s: float, output_tokens: int) -> Power | None:
         """Joules by the trapezoid rule over this machine's GPUs; the server is taken to run here."""
-        rows = [row for row in self._power if row[0] >= zero]
+        rows = [row for row in self._power_rows if row[0] >= zero]
         if len(rows) < 2:
             return None
         at, watts, used = zip(*rows, strict=True)
@@ -110,24 +110,24 @@ class Scraper:
             watts=tuple(round(value, 1) for value in watts),
         )
 
-    def _metrics(self) -> None:
+    def _poll_metrics(self) -> None:
         misses = 0
         while misses < 3:  # llama.cpp answers 501 unless started with --metrics
-            if self._over.wait(EVERY_S):
+            if self._stop.wait(SCRAPE_INTERVAL_S):
                 return
-            misses = 0 if self._ask() else misses + 1
+            misses = 0 if self._scrape_once() else misses + 1
 
-    def _ask(self) -> bool:
+    def _scrape_once(self) -> bool:
         """One more row; False where /metrics has nothing for us."""
         url, headers = f"{self._endpoint.server_url}/metrics", self._endpoint.headers
         # A connection of its own each time: one that is kept would hold a thread of the server that is measured.
-        reply = http.get(url, headers=headers, timeout_s=PATIENCE_S, tls=self._tls)
-        row = pick(parse(reply.text)) if reply.ok else {}
+        reply = http.get(url, headers=headers, timeout_s=SCRAPE_TIMEOUT_S, tls=self._tls)
+        row = pick_metrics(parse_prometheus(reply.text)) if reply.ok else {}
         if row:
             self._rows.append((time.monotonic_ns(), row))
         return bool(row)
 
-    def _gpus(self) -> None:
+    def _poll_gpus(self) -> None:
         import pynvml
 
         handles = _handles()
@@ -137,8 +137,8 @@ class Scraper:
                 used = sum(pynvml.nvmlDeviceGetMemoryInfo(handle).used for handle in handles)
             except pynvml.NVMLError:
                 return
-            self._power.append((time.monotonic_ns(), watts, used))
-            if self._over.wait(EVERY_S):
+            self._power_rows.append((time.monotonic_ns(), watts, used))
+            if self._stop.wait(SCRAPE_INTERVAL_S):
                 return
 
 
@@ -158,7 +158,7 @@ def _mean_watts(rows: Sequence[tuple[int, float, float]]) -> float:
     return joules / ((rows[-1][0] - rows[0][0]) / 1e9)
 
 
-def series(rows: list[tuple[int, dict[str, float]]], zero: int) -> ServerView | None:
+def summarize_scrapes(rows: list[tuple[int, dict[str, float]]], zero: int) -> ServerView | None:
     """Columns over the time since `zero`, and what the run comes to.
 
     The first row may be older: counters are taken as they grew since then.
@@ -168,17 +168,17 @@ def series(rows: list[tuple[int, dict[str, float]]], zero: int) -> ServerView | 
     during = [row for row in rows if row[0] >= zero] or rows[-1:]
     columns = _columns(during, zero)
     totals = _totals(rows[0][1], rows[-1][1], columns)
-    return ServerView(**totals, **_shares(totals), series=columns)
+    return ServerView(**totals, **_draft_and_cache_shares(totals), series=columns)
 
 
 def _columns(rows: list[tuple[int, dict[str, float]]], zero: int) -> dict[str, tuple[float | None, ...]]:
     """The rows' time and each of their figures, under its name."""
     present = set().union(*(row for _, row in rows))
-    columns = {name: tuple(row.get(name) for _, row in rows) for name in FIGURES if name in present}
+    columns = {name: tuple(row.get(name) for _, row in rows) for name in SCRAPED_METRICS if name in present}
     return {"time_s": tuple(max(0.0, round((at - zero) / 1e9, 3)) for at, _ in rows), **columns}
 
 
-def _shares(totals: dict[str, float]) -> dict[str, float]:
+def _draft_and_cache_shares(totals: dict[str, float]) -> dict[str, float]:
     """What the counters say of drafts and of the prefix cache."""
     accepted, shares = totals.get("accepted", 0.0), {}
     if totals.get("drafted"):

@@ -11,74 +11,78 @@ from typing import TYPE_CHECKING
 
 from moebox import http
 from moebox.bench import filler
-from moebox.bench.generator import Text
+from moebox.bench.generator import PromptWords
 from moebox.core.endpoint import Endpoint
 from moebox.errors import BadInput, ExternalError
 
 if TYPE_CHECKING:
     import ssl
 
-Count = Callable[[str], int]
-REMOTE = "/tokenize"
+TokenCounter = Callable[[str], int]
+SERVER_TOKENIZER = "/tokenize"
 TOKENIZE_S = 20.0  # the longest that counting one text, or all that it takes to choose words, may take
-MOSTLY_SINGLE = 1.4  # tokens of a common word on average, below which it is worth asking which of them are one
-FEWEST_PER_WORD, MOST_PER_WORD = 0.2, 20.0  # tokens: outside of it no tokenizer of text is at work
+MAX_MEAN_TOKENS = 1.4  # tokens of a common word on average, below which it is worth asking which of them are one
+MIN_TOKENS_PER_WORD, MAX_TOKENS_PER_WORD = 0.2, 20.0  # tokens: outside of it no tokenizer of text is at work
 
 
-PLAIN = Text(words=filler.common(), tokens_per_word=1.0, how="calibrated words (no tokenizer at hand)")
+UNCALIBRATED_WORDS = PromptWords(
+    words=filler.common_words(), tokens_per_word=1.0, source="calibrated words (no tokenizer at hand)"
+)
 
 
-def text_for(
+def choose_words(
     endpoint: Endpoint, *, tokenizer: str = "", timeout_s: float = TOKENIZE_S, tls: "ssl.SSLContext | None" = None
-) -> Text:
+) -> PromptWords:
     """Words to write prompts from; exact where a tokenizer is at hand (`tokenizer` names a local tokenizer.json).
 
     A server whose /tokenize is not done after `timeout_s`, or makes no sense, has none.
     """
     if tokenizer:
-        return replace(calibrated(_local(tokenizer), "tokenizer.json"), tokenizer=tokenizer)
+        return replace(calibrate_words(_local_token_counter(tokenizer), "tokenizer.json"), tokenizer=tokenizer)
     with http.HttpSession(
         headers=endpoint.headers, tls=tls or http.trusted_certificates(endpoint.server_url)
     ) as session:
-        count = _remote(endpoint, session, time.monotonic() + min(timeout_s, TOKENIZE_S))
+        count = _server_token_counter(endpoint, session, time.monotonic() + min(timeout_s, TOKENIZE_S))
         try:
-            text = calibrated(count, "the server's /tokenize") if count is not None else PLAIN
+            text = calibrate_words(count, "the server's /tokenize") if count is not None else UNCALIBRATED_WORDS
         except ExternalError:
-            return PLAIN
+            return UNCALIBRATED_WORDS
     sizes = (text.tokens_per_word, text.tokens_per_code_word)
-    sane = all(FEWEST_PER_WORD <= size <= MOST_PER_WORD for size in sizes)
-    return replace(text, tokenizer=REMOTE) if count is not None and sane else PLAIN
+    sane = all(MIN_TOKENS_PER_WORD <= size <= MAX_TOKENS_PER_WORD for size in sizes)
+    return replace(text, tokenizer=SERVER_TOKENIZER) if count is not None and sane else UNCALIBRATED_WORDS
 
 
 @contextlib.contextmanager
-def counter(endpoint: Endpoint, text: Text, *, tls: "ssl.SSLContext | None" = None) -> Iterator[Count | None]:
+def open_token_counter(
+    endpoint: Endpoint, words: PromptWords, *, tls: "ssl.SSLContext | None" = None
+) -> Iterator[TokenCounter | None]:
     """What counts the tokens of a text, where there is a tokenizer."""
-    if text.tokenizer != REMOTE:
-        yield _local(text.tokenizer) if text.tokenizer else None
+    if words.tokenizer != SERVER_TOKENIZER:
+        yield _local_token_counter(words.tokenizer) if words.tokenizer else None
         return
     with http.HttpSession(
         headers=endpoint.headers, tls=tls or http.trusted_certificates(endpoint.server_url)
     ) as session:
-        yield _remote(endpoint, session, math.inf)
+        yield _server_token_counter(endpoint, session, math.inf)
 
 
-def calibrated(count: Count, how: str) -> Text:
+def calibrate_words(count: TokenCounter, source: str) -> PromptWords:
     """The common words that are one token each by `count`, or, where too few are, their mean length."""
-    common = filler.common()
+    common = filler.common_words()
     per_word = count(" ".join(common)) / len(common)
-    single = _single(list(common), count) if per_word < MOSTLY_SINGLE else []
-    code = filler.code("calibration", 2000)
+    single = _single_token_words(list(common), count) if per_word < MAX_MEAN_TOKENS else []
+    code = filler.fake_code("calibration", 2000)
     per_code_word = count(code) / len(code.split())
     if len(single) >= 64:
         tests = (" ".join(single), " ".join(reversed(single)), " ".join(single[: len(single) // 2]))
         extra = {count(test) - len(test.split()) for test in tests}
         if extra <= {0, 1}:  # the first word, with no space before it, may take one more
-            return Text(words=tuple(single), tokens_per_code_word=per_code_word, exact=True, how=how)
-    how = f"{how}, mean length"
-    return Text(words=common, tokens_per_word=per_word, tokens_per_code_word=per_code_word, how=how)
+            return PromptWords(words=tuple(single), tokens_per_code_word=per_code_word, is_exact=True, source=source)
+    source = f"{source}, mean length"
+    return PromptWords(words=common, tokens_per_word=per_word, tokens_per_code_word=per_code_word, source=source)
 
 
-def _single(candidates: list[str], count: Count) -> list[str]:
+def _single_token_words(candidates: list[str], count: TokenCounter) -> list[str]:
     """Those that are one token each with a space before them, by halving: few questions, since most are."""
     alone = count("a")
 
@@ -97,7 +101,7 @@ def _single(candidates: list[str], count: Count) -> list[str]:
     return among(candidates, asked(candidates))
 
 
-def _remote(endpoint: Endpoint, session: http.HttpSession, until: float) -> Count | None:
+def _server_token_counter(endpoint: Endpoint, session: http.HttpSession, until: float) -> TokenCounter | None:
     """The server's own tokenizer, in the words of vLLM and SGLang or of llama.cpp; its counts raise Outside."""
 
     def ask(body: Mapping[str, object]) -> list[int] | None:
@@ -129,7 +133,7 @@ def _remote(endpoint: Endpoint, session: http.HttpSession, until: float) -> Coun
     return None
 
 
-def _local(name: str) -> Count:
+def _local_token_counter(name: str) -> TokenCounter:
     path = Path(name)
     path = path / "tokenizer.json" if path.is_dir() else path
     if not path.is_file():

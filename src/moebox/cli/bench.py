@@ -21,7 +21,7 @@ from moebox.escape import printable_line
 from moebox.loose import Document
 
 if TYPE_CHECKING:
-    from moebox.bench.measure import Measured, Subject
+    from moebox.bench.measure import MeasuredLoad, ProbedEndpoint
 
 SHARE, REPEAT = 0.9, 3
 
@@ -73,7 +73,7 @@ def bench(
         run: Keep the result in this run's measurements; a run of its own where neither this nor --output-file is given.
         json: Print JSON.
     """
-    from moebox.bench.measure import subject_of
+    from moebox.bench.measure import probe_endpoint
     from moebox.bench.search import parse_slo
 
     tests = (parse_counts("--pp", pp), parse_counts("--tg", tg))
@@ -88,7 +88,7 @@ def bench(
     plan = make_bench_plan(asked, preset, search)
     endpoint = targets.find_endpoint(target, model=model, key_env=key_env, insecure=insecure, ca_file=ca_file)
     keeper = ResultKeeper(output_file, run, label or plan.name, endpoint=endpoint)
-    subject = subject_of(
+    subject = probe_endpoint(
         endpoint,
         tokenizer=tokenizer,
         api=asked.api,
@@ -97,7 +97,7 @@ def bench(
         timeout_s=plan.loads[0].timeout_s,
     )
     if not json:
-        where = f"{printable_line(endpoint.model)} at {endpoint.base_url}; prompt lengths by {subject.text.how}"
+        where = f"{printable_line(endpoint.model)} at {endpoint.base_url}; prompt lengths by {subject.words.source}"
         stderr_console().print(where, style="dim", markup=False)
     warn_simulation(subject.simulation)
     if any(tests):
@@ -124,21 +124,21 @@ class _Gone(ExternalError):
 class _Sweep:
     """Measures one load after the other and keeps each result."""
 
-    def __init__(self, subject: "Subject", plan: BenchPlan, slo: Slo | None, keeper: ResultKeeper) -> None:
+    def __init__(self, subject: "ProbedEndpoint", plan: BenchPlan, slo: Slo | None, keeper: ResultKeeper) -> None:
         self.subject, self.plan, self.slo, self.keeper = subject, plan, slo, keeper
-        self.done: list[Measured] = []
+        self.done: list[MeasuredLoad] = []
         self.sent = 0  # requests so far: prompts of a file go on where the load before ended
         self.stopped = False  # before the first request of a load was measured
         self.gone: ExternalError | None = None  # why the server cannot be reached any more
 
-    def measure(self, load: Load) -> "Measured":
+    def measure(self, load: Load) -> "MeasuredLoad":
         """One load."""
-        from moebox.bench.measure import measure
+        from moebox.bench.measure import measure_load
         from moebox.cli.bench_view import LiveLine
 
         title = f"{load.rate:g}/s" if load.rate else f"c{load.concurrency}"
         with LiveLine(stderr_console(), title, total=load.requests, duration_s=load.duration_s) as line:
-            measured = measure(
+            measured = measure_load(
                 self.subject,
                 self.plan.workload,
                 load,
@@ -157,18 +157,18 @@ class _Sweep:
     def _reach(self, title: str) -> None:
         """_Gone where the server died under a load: the others would measure nothing."""
         try:
-            self.subject.still_there()
+            self.subject.check_listening()
         except ExternalError as problem:
             raise _Gone(f"the server is gone since {title}: {problem.message}", hint="start it again") from None
 
     def run(self, search: SearchAxis | None) -> int | None:
         """Every load of the plan, or the search for the highest that meets the SLO; that one's place, if any."""
-        from moebox.bench.search import sweep
+        from moebox.bench.search import run_sweep
 
         try:
             if search and self.slo:
                 return self._highest(search, self.slo)
-            sweep(range(len(self.plan.loads)), lambda at: self.measure(self.plan.loads[int(at)]))
+            run_sweep(range(len(self.plan.loads)), lambda at: self.measure(self.plan.loads[int(at)]))
         except KeyboardInterrupt:
             self.stopped = True
         except _Gone as problem:
@@ -176,21 +176,23 @@ class _Sweep:
         return None
 
     def _highest(self, axis: SearchAxis, slo: Slo) -> int | None:
-        from moebox.bench.search import highest
+        from moebox.bench.search import find_highest_load
 
         first = self.plan.loads[0]
         start = first.rate if axis == "rate" else first.concurrency
-        return highest(lambda value: self.measure(self.plan.load_at(axis, value)), slo, axis=axis, start=start or 1)[1]
+        return find_highest_load(
+            lambda value: self.measure(self.plan.load_at(axis, value)), slo, axis=axis, start=start or 1
+        )[1]
 
     @property
     def interrupted(self) -> bool:
         """Whether Ctrl-C ended it, in a load or between two."""
-        return self.stopped or any(measured.interrupted for measured in self.done)
+        return self.stopped or any(measured.was_interrupted for measured in self.done)
 
     @property
     def finished(self) -> int:
         """Loads that need not be measured again: neither interrupted nor the one under which the server died."""
-        whole = sum(not measured.interrupted for measured in self.done)
+        whole = sum(not measured.was_interrupted for measured in self.done)
         return whole - 1 if self.gone else whole
 
     @property
@@ -200,7 +202,7 @@ class _Sweep:
 
 
 def _serve(
-    subject: "Subject",
+    subject: "ProbedEndpoint",
     plan: BenchPlan,
     slo: Slo | None,
     search: SearchAxis | None,
@@ -260,14 +262,14 @@ def _say_how_to_go_on(sweep: _Sweep, search: SearchAxis | None, words: list[str]
     """The command for what was not measured yet; a search begins anew."""
     from rich.text import Text
 
-    from moebox.bench.command import flags_of
+    from moebox.bench.command import bench_flags
 
     finished = 0 if search else sweep.finished
     words = [*words, *(("--search", search) if search else ())]
     own_run = sweep.keeper.own_run
     words += ["--run", own_run] if own_run else []
     plan = sweep.plan
-    commands = flags_of(plan.workload, plan.loads[finished:], warmup=plan.warmup, slo=sweep.slo, search=bool(search))
+    commands = bench_flags(plan.workload, plan.loads[finished:], warmup=plan.warmup, slo=sweep.slo, search=bool(search))
     for number, more in enumerate(commands, 2 if finished else 1):
         line = shlex.join([*words, *more, *sweep.keeper.output_flags(number)])
         stderr_console().print(Text(f"go on with: {line}"), soft_wrap=True)
@@ -281,7 +283,7 @@ def _code(results: Sequence[Measurement], *, allow_failures: bool) -> int:
 
 
 def _tests(
-    subject: "Subject",
+    subject: "ProbedEndpoint",
     tests: tuple[tuple[int, ...], tuple[int, ...]],
     repeat: int,
     plan: BenchPlan,
@@ -289,10 +291,10 @@ def _tests(
     json: bool,
     allow_failures: bool,
 ) -> int:
-    from moebox.bench.pptg import pp_tg
+    from moebox.bench.pptg import measure_prefill_decode
     from moebox.cli.bench_view import print_test_rows
 
-    result = pp_tg(
+    result = measure_prefill_decode(
         subject,
         pp=tests[0],
         tg=tests[1],

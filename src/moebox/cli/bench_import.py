@@ -27,9 +27,9 @@ def import_(
         run: Keep them in this run's measurements, so that its report shows them.
         json: Print JSON.
     """
-    from moebox.bench.importers import load
+    from moebox.bench.importers import load_results
 
-    results = [result for path in files for result in load(path)]
+    results = [result for path in files for result in load_results(path)]
     measurements = RunMeasurements(Run.open_shared(run)) if run else None
     print_result(json, {"kind": "sweep", "results": results}, lambda: _show(results))
     if measurements:

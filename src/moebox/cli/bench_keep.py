@@ -22,7 +22,7 @@ from moebox.store import Run, plain, runs_dir
 from moebox.store.run import ELSEWHERE, safe_name
 
 if TYPE_CHECKING:
-    from moebox.bench.measure import Measured
+    from moebox.bench.measure import MeasuredLoad
 
 LONGEST_LOAD = "c1000000"  # a load, as it stands in the names of files
 
@@ -105,10 +105,10 @@ class ResultKeeper:
         elif not file:
             check_writable(self._home / "new", shown_as=self._home, hint=ELSEWHERE)
 
-    def save_measurement(self, measured: "Measured", title: str) -> Measurement:
+    def save_measurement(self, measured: "MeasuredLoad", title: str) -> Measurement:
         """One measurement's samples, and in a run its figures too; the result says where its samples are."""
         result, title = measured.result, title.replace("/", "-per-")
-        samples = measured.samples.pack()
+        samples = measured.samples.to_bytes()
         name = self._keep_in_run(
             f"{safe_name(self.label) or result.workload.kind}-{title}", result_document(result), samples
         )

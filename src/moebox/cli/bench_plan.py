@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from moebox.bench.command import PER_STREAM
+from moebox.bench.command import REQUESTS_PER_STREAM
 from moebox.cli import flags
 from moebox.core.measure import Api, Arrivals, Load, SearchAxis, Workload, WorkloadKind
 from moebox.errors import BadInput, refuse_if
 from moebox.units import parse_tokens
 
 if TYPE_CHECKING:
-    from moebox.bench.presets import Preset
+    from moebox.bench.presets import BenchPreset
 
 TURNS = 16  # of a conversation, where neither a flag nor a preset says it
 THINK_S = 1.0
@@ -164,7 +164,7 @@ def _refuse_several(why: str, **lists: str | None) -> None:
             raise BadInput(f"--{name} {text}: {why}", hint=f"--{name} {text.partition(',')[0]}")
 
 
-def _unchanged(asked: BenchArgs, base: "Preset") -> tuple[Workload, tuple[Load, ...]]:
+def _unchanged(asked: BenchArgs, base: "BenchPreset") -> tuple[Workload, tuple[Load, ...]]:
     workload = _workload(asked, base)
     return workload, _loads(asked, _common(asked), workload, base)
 
@@ -175,10 +175,10 @@ def _bare(asked: BenchArgs) -> BenchArgs:
     return BenchArgs(**{field.name: getattr(asked, field.name) for field in fields(asked) if field.name in kept})
 
 
-def _preset(name: str, asked: BenchArgs) -> "Preset":
-    from moebox.bench.presets import preset
+def _preset(name: str, asked: BenchArgs) -> "BenchPreset":
+    from moebox.bench.presets import find_preset
 
-    base = preset(name)
+    base = find_preset(name)
     refused = flags.given_flags(**asked.selected(OF_A_PRESET))
     refuse_if(
         refused,
@@ -188,7 +188,7 @@ def _preset(name: str, asked: BenchArgs) -> "Preset":
     return base
 
 
-def _workload(asked: BenchArgs, base: "Preset | None") -> Workload:
+def _workload(asked: BenchArgs, base: "BenchPreset | None") -> Workload:
     before = base.workload if base else _usual_workload(asked.workload or "random")
     _refuse_flags(asked, before)
     workload = replace(
@@ -250,7 +250,7 @@ def _common(asked: BenchArgs) -> Load:
     )
 
 
-def _loads(asked: BenchArgs, common: Load, workload: Workload, base: "Preset | None") -> tuple[Load, ...]:
+def _loads(asked: BenchArgs, common: Load, workload: Workload, base: "BenchPreset | None") -> tuple[Load, ...]:
     """One load for each concurrency or rate; a trace has its own times."""
     streams = parse_counts("--concurrency", asked.concurrency)
     limited = replace(common, concurrency=streams[0] if streams else 0)
@@ -274,8 +274,8 @@ def _requests(common: Load, usual: int) -> int:
     return usual if not common.requests and not common.duration_s else common.requests
 
 
-def _usual(streams: int, workload: Workload, base: "Preset | None") -> int:
-    return base.count(streams) if base else PER_STREAM * streams * workload.turns
+def _usual(streams: int, workload: Workload, base: "BenchPreset | None") -> int:
+    return base.request_count(streams) if base else REQUESTS_PER_STREAM * streams * workload.turns
 
 
 def parse_counts(flag: str, text: str | None) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from moebox.bench.generator import Progress
+from moebox.bench.generator import LoadProgress
 from moebox.doctor.logs import known_causes
 from moebox.escape import printable_line
 from moebox.units import format_count, format_seconds, format_tok_s
@@ -51,14 +51,14 @@ class LiveLine:
         if self._shown:
             self._live.stop()
 
-    def __call__(self, workers: list[Progress], elapsed_s: float) -> None:
+    def __call__(self, workers: list[LoadProgress], elapsed_s: float) -> None:
         """Take the workers' latest words."""
         if not self._shown or not workers:
             return
         width = self._console.width
         self._live.update(Group(self.line(workers, elapsed_s, width), self.sparkline(width)))
 
-    def line(self, workers: list[Progress], elapsed_s: float, width: int) -> Text:
+    def line(self, workers: list[LoadProgress], elapsed_s: float, width: int) -> Text:
         """One line of at most `width` cells: what matters least is left out first."""
         self._take(workers, elapsed_s)
         ended = sum(worker.ended for worker in workers)
@@ -71,7 +71,7 @@ class LiveLine:
             line.append(f"  {text}", style)
         return line
 
-    def _take(self, workers: list[Progress], elapsed_s: float) -> None:
+    def _take(self, workers: list[LoadProgress], elapsed_s: float) -> None:
         """Speed over the last half second or more, and the mean TTFT of the workers that know one."""
         tokens = _sum(workers, "tokens")
         if elapsed_s - self._at >= 0.5:
@@ -81,7 +81,7 @@ class LiveLine:
         known = [worker.ttft_ms for worker in workers if worker.ttft_ms]
         self._ttft = sum(known) / len(known) if known else self._ttft
 
-    def _parts(self, workers: list[Progress], ended: int, left: str) -> Iterator[tuple[str, str]]:
+    def _parts(self, workers: list[LoadProgress], ended: int, left: str) -> Iterator[tuple[str, str]]:
         """What the line says after the bar, with its style; the most important first."""
         failed, tokens, in_flight = (_sum(workers, name) for name in ("failed", "tokens", "in_flight"))
         yield (
@@ -112,7 +112,7 @@ class LiveLine:
         return min(1.0, max(by_count, by_clock))
 
 
-def _sum(workers: list[Progress], name: str) -> int:
+def _sum(workers: list[LoadProgress], name: str) -> int:
     return sum(getattr(worker, name) for worker in workers)
 
 

@@ -19,8 +19,8 @@ from moebox.loose import Document
 from moebox.units import plural
 
 if TYPE_CHECKING:
-    from moebox.kernels.scan import Request
-    from moebox.kernels.tuning import Tuned
+    from moebox.kernels.scan import KernelRequest
+    from moebox.kernels.tuning import TuningResult
     from moebox.store import Run
 
 Switch = Annotated[bool, Parameter(negative=())]
@@ -91,7 +91,7 @@ def kernels(
         return show_configs(configs, target.name, as_json=json)
     from moebox.kernels import scan as scans
 
-    request = scans.Request(
+    request = scans.KernelRequest(
         engine=compiled_engine(engine),
         arch=target,
         model=catalogue.find_model(model or MODEL),
@@ -108,7 +108,9 @@ def kernels(
     return scan_and_fix(request, open_run(run) if run else None, fix=fix, apply=apply, yes=yes, as_json=json)
 
 
-def scan_and_fix(request: "Request", folder: "Run | None", *, fix: bool, apply: bool, yes: bool, as_json: bool) -> int:
+def scan_and_fix(
+    request: "KernelRequest", folder: "Run | None", *, fix: bool, apply: bool, yes: bool, as_json: bool
+) -> int:
     """The scan, shown or mended; findings are kept in `folder`."""
     found = scan_kernels(request, folder)
     if not fix:
@@ -137,12 +139,12 @@ def compiled_engine(name: str | None) -> str:
     return name
 
 
-def revert_patches(request: "Request", *, as_json: bool) -> int:
+def revert_patches(request: "KernelRequest", *, as_json: bool) -> int:
     """Applied patches taken back."""
-    from moebox.kernels.patch import revert
+    from moebox.kernels.patch import revert_patches
     from moebox.kernels.scan import engine_root
 
-    restored = revert(engine_root(request), request.engine)
+    restored = revert_patches(engine_root(request), request.engine)
     lines = [f"restored {path}" for path in restored]
     print_result(
         as_json, {"restored": restored}, lambda: stdout_console().print("\n".join(lines), markup=False, soft_wrap=True)
@@ -150,13 +152,13 @@ def revert_patches(request: "Request", *, as_json: bool) -> int:
     return 0
 
 
-def scan_kernels(request: "Request", folder: "Run | None") -> KernelScan:
+def scan_kernels(request: "KernelRequest", folder: "Run | None") -> KernelScan:
     """Compile, with the time left by the last time; findings are kept in `folder`."""
     from moebox.kernels import scan as scans
 
     scans.engine_root(request)  # an engine that is not there is named before anything is said to compile
     with WaitingLine(f"compiling {request.engine}'s kernels for {request.arch.name}", _key(request)):
-        found = scans.scan(request)
+        found = scans.scan_engine(request)
     if folder:
         from moebox.flows.kernels import save_findings, summarize_scan
 
@@ -176,7 +178,7 @@ def _show_scan(found: KernelScan) -> None:
     stdout_console().print(scan_report(found, stdout_console().width))
 
 
-def _key(request: "Request") -> str:
+def _key(request: "KernelRequest") -> str:
     """What scans that take about the same time share."""
     parts = (request.engine, request.arch.name, request.model.name, str(request.tp), request.kv, request.only)
     return f"kernels {' '.join(parts)}".rstrip()
@@ -194,25 +196,25 @@ def open_run(run: str) -> "Run":
     return Run.open_shared(run)
 
 
-def tune_here(request: "Request", folder: Path, *, as_json: bool) -> int:
+def tune_here(request: "KernelRequest", folder: Path, *, as_json: bool) -> int:
     """Tune on this machine's GPU and write what the engines read."""
     from moebox.kernels import moefiles, tuning
 
-    here, device = tuning.gpu_here(), request.arch.device
+    here, device = tuning.local_gpu(), request.arch.device
     if here.name == request.arch.name:
         device = here.device
     else:
         stderr_console().print(
             f"this GPU is {here.name}: fits are exact for {request.arch.name}, speeds are a hint", soft_wrap=True
         )
-    tuned = tuning.tune(request, here, limit=request.arch)
+    tuned = tuning.tune_kernels(request, here, limit=request.arch)
     beside, lost = attention_files(tuned, request)
-    made, gaps = moefiles.write(tuned, folder, device, beside)
+    made, gaps = moefiles.write_tuned_files(tuned, folder, device, beside)
     gaps += lost
     print_result(
         as_json,
         {"rows": tuned.rows, "files": made, "left_out": gaps},
-        lambda: stdout_console().print(tuning.table(tuned.rows), soft_wrap=True),
+        lambda: stdout_console().print(tuning.markdown_table(tuned.rows), soft_wrap=True),
     )
     for line in [*(f"wrote {path}" for path in made), *gaps, *how_to_use(request.engine, folder, made)]:
         stderr_console().print(line, soft_wrap=True, markup=False)
@@ -226,7 +228,7 @@ def how_to_use(engine: str, folder: Path, made: Sequence[Path]) -> list[str]:
     return [f"{registry.engine_traits(engine).moe_config_env}={folder.resolve()} makes {engine} read them"]
 
 
-def attention_files(tuned: "Tuned", request: "Request") -> tuple[dict[str, str], list[str]]:
+def attention_files(tuned: "TuningResult", request: "KernelRequest") -> tuple[dict[str, str], list[str]]:
     """The attention block table and its patch, by file name; what could not be made of it."""
     from moebox.codec import to_json
     from moebox.kernels import blocktable
@@ -235,7 +237,9 @@ def attention_files(tuned: "Tuned", request: "Request") -> tuple[dict[str, str],
     table = blocktable.block_table(tuned.rows)
     made = {f"attention-{tuned.engine}.json": to_json(table) + "\n"} if table else {}
     try:
-        diff = "".join(patch.diff for patch in blocktable.patches(tuned, engine_root(request), request.arch))
+        diff = "".join(
+            patch.diff for patch in blocktable.block_table_patches(tuned, engine_root(request), request.arch)
+        )
     except Unsupported as problem:
         return made, [f"no attention patch: {problem.message}"]
     if diff:
@@ -254,8 +258,8 @@ def scan_document(scan: KernelScan) -> Document:
 
 def show_cache(folder: Path, arch_name: str, *, as_json: bool) -> int:
     """The kernels in a Triton cache; 1 when one of them cannot launch."""
-    found = caches.read(folder, arch_name=arch_name)
-    bad = [kernel for kernel in found if not kernel.fits]
+    found = caches.read_cache(folder, arch_name=arch_name)
+    bad = [kernel for kernel in found if not kernel.can_launch]
     print_result(as_json, {"kernels": found, "bad": len(bad)}, lambda: _show_cache(bad, len(found)))
     return exit_code(not bad)
 
@@ -272,7 +276,7 @@ def _show_cache(bad: "list[caches.CachedKernel]", found: int) -> None:
 def show_configs(folder: Path, arch_name: str, *, as_json: bool) -> int:
     """Tuned fused-MoE files; 1 when one of them has an entry that cannot launch."""
     target = find_arch(arch_name)
-    found = tuned.check(folder, target)
+    found = tuned.check_tuned_files(folder, target)
     bad = [file for file in found if file.bad]
     files = [{"verdict": file.verdict, **codec.to_document(file)} for file in found]
     print_result(as_json, {"arch": target.name, "files": files, "bad": len(bad)}, lambda: _show_configs(found, target))

@@ -9,14 +9,14 @@ from moebox.core.kernel import KernelScan
 from moebox.errors import ExternalError
 from moebox.flows.kernels import save_findings, summarize_scan
 from moebox.kernels import fix, patch
-from moebox.kernels.scan import Request, engine_root, scan
+from moebox.kernels.scan import KernelRequest, engine_root, scan_engine
 
 if TYPE_CHECKING:
     from moebox.store import Run
 
 
 def fix_kernels(
-    request: Request, found: KernelScan, *, apply: bool, yes: bool, as_json: bool, run: "Run | None" = None
+    request: KernelRequest, found: KernelScan, *, apply: bool, yes: bool, as_json: bool, run: "Run | None" = None
 ) -> int:
     """Search, show the patch, and apply it when asked; afterwards the scan is made again."""
     if not found.failing_launches:
@@ -24,8 +24,8 @@ def fix_kernels(
         print_result(as_json, {"remedies": [], "diff": ""}, lambda: None)
         return 0
     _refuse_uncompiled(found)
-    remedies = fix.search(request)
-    made = patch.patches(remedies, engine_root(request), request.arch.capability)
+    remedies = fix.find_remedies(request)
+    made = patch.remedy_patches(remedies, engine_root(request), request.arch.capability)
     diff = "".join(change.diff for change in made)
     if run:
         run.write_file(f"patches/{found.engine}-{found.version}-{found.arch}-{found.kv}.diff", diff)
@@ -45,17 +45,17 @@ def _refuse_uncompiled(found: KernelScan) -> None:
         )
 
 
-def _show(remedies: Sequence[fix.Remedy], diff: str) -> None:
+def _show(remedies: Sequence[fix.LaunchRemedy], diff: str) -> None:
     for remedy in remedies:
         _tell(remedy)
     sys.stdout.write(diff)
 
 
-def _applied(request: Request, made: tuple[patch.Patch, ...], *, anyway: bool, run: "Run | None") -> int:
+def _applied(request: KernelRequest, made: tuple[patch.FilePatch, ...], *, anyway: bool, run: "Run | None") -> int:
     """Write the patches and scan once more; 1 where a launch still does not fit."""
-    for change, backup in zip(made, patch.apply_all(made, anyway=anyway), strict=True):
+    for change, backup in zip(made, patch.apply_all(made, force=anyway), strict=True):
         stderr_console().print(f"patched {change.path}; the original is {backup.name}", soft_wrap=True, markup=False)
-    again = scan(request)
+    again = scan_engine(request)
     if run:
         save_findings(run, summarize_scan(again))
     stderr_console().print(
@@ -66,11 +66,11 @@ def _applied(request: Request, made: tuple[patch.Patch, ...], *, anyway: bool, r
     return exit_code(not again.failing_launches)
 
 
-def _tell(remedy: fix.Remedy) -> None:
-    failing, best = remedy.launch, remedy.found[0]
+def _tell(remedy: fix.LaunchRemedy) -> None:
+    failing, best = remedy.launch, remedy.candidates[0]
     was = f"{failing.shared_bytes:,} bytes of {failing.limit_bytes:,}"
     stdout_console().print(f"# {failing.kernel} ({failing.case}): {was}", soft_wrap=True)
-    for launch in remedy.found[:4]:
+    for launch in remedy.candidates[:4]:
         blocks = " ".join(f"{name.removeprefix('BLOCK_')}={value}" for name, value in launch.blocks.items())
         kept = "chosen" if launch is best else "also fits"
         shape = f"{blocks} warps={launch.num_warps} stages={launch.num_stages}"

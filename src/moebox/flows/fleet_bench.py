@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import psutil
 
-from moebox.bench.measure import Measured, measure, subject_of
+from moebox.bench.measure import MeasuredLoad, measure_load, probe_endpoint
 from moebox.core.endpoint import Endpoint
 from moebox.core.measure import Load, Workload
 from moebox.errors import BadInput
@@ -114,21 +114,21 @@ def _router(record: FleetRecord, size: int) -> Iterator[GuardedProgram]:
 def _median_ttft(endpoint: Endpoint, load: FleetLoad, *, offset: int) -> float:
     """Median TTFT of short requests, one after another; `offset` keeps prompts out of each other's prefix cache."""
     work = Workload(input_tokens=load.input_tokens, output_tokens=2, seed=load.seed)
-    found = measure(
-        subject_of(endpoint),
+    found = measure_load(
+        probe_endpoint(endpoint),
         work,
         Load(concurrency=1, requests=load.probes),
         warmup=2,
-        scrape=False,
+        scrape_metrics=False,
         offset=offset,
     )
     return float(found.result.ttft.median or 0.0)
 
 
-def _loaded(endpoint: Endpoint, size: int, load: FleetLoad) -> Measured:
+def _loaded(endpoint: Endpoint, size: int, load: FleetLoad) -> MeasuredLoad:
     work = Workload(input_tokens=load.input_tokens, output_tokens=load.output_tokens, seed=load.seed + size)
     asked = Load(concurrency=load.concurrency * size, requests=load.requests * size)
-    return measure(subject_of(endpoint), work, asked, warmup=size, scrape=False)
+    return measure_load(probe_endpoint(endpoint), work, asked, warmup=size, scrape_metrics=False)
 
 
 def _cpu(program: GuardedProgram) -> float:

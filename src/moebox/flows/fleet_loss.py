@@ -13,7 +13,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from moebox import codec, http
-from moebox.bench.scrape import parse, pick
+from moebox.bench.scrape import parse_prometheus, pick_metrics
 from moebox.core.recipe import Recipe
 from moebox.errors import ExternalError, refuse_if
 from moebox.fleet import routers
@@ -130,7 +130,7 @@ def member_counters(record: FleetRecord, member: MemberRecord) -> dict[str, floa
     """The member's own counters, under our names; empty where it has none."""
     endpoint = record.member_endpoint(member)
     reply = http.get(f"{endpoint.server_url}/metrics", headers=endpoint.headers, timeout_s=5.0)
-    return pick(parse(reply.text)) if reply.ok else {}
+    return pick_metrics(parse_prometheus(reply.text)) if reply.ok else {}
 
 
 def _counted(record: FleetRecord) -> dict[str, int | None]:

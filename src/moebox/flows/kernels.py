@@ -11,7 +11,7 @@ from moebox.core.deployment import Deployment
 from moebox.core.event import KernelsChecked
 from moebox.core.kernel import KernelFindings, KernelScan, KnownFailure, KnownScan, NotCovered, find_arch, known_scan
 from moebox.errors import BadInput, UnknownName
-from moebox.kernels.judged import judged
+from moebox.kernels.judged import known_problems
 from moebox.loose import get_objects
 from moebox.store import Run
 from moebox.units import format_count, plural
@@ -93,7 +93,7 @@ def _other_weights(bad: KnownFailure) -> NotCovered:
 
 def _judged(engine: str, version: str, arch_name: str, model: str) -> tuple[NotCovered, ...]:
     try:
-        return judged(engine=engine, version=version, arch=find_arch(arch_name), model=model)
+        return known_problems(engine=engine, version=version, arch=find_arch(arch_name), model=model)
     except UnknownName:
         return ()
 

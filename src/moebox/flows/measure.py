@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from moebox.bench import samples
-from moebox.bench.measure import Measured, Subject, subject_of
-from moebox.bench.measure import measure as one_measurement
+from moebox.bench.measure import MeasuredLoad, ProbedEndpoint, probe_endpoint
+from moebox.bench.measure import measure_load as one_measurement
 from moebox.core.endpoint import Endpoint
 from moebox.core.event import LoadBegan, LoadDone, LoadSlept, MeasurementDamaged
 from moebox.core.measure import Load, Workload
@@ -39,7 +39,7 @@ def measure_loads(
 
     AnswerIsNo when not one request of a level is answered; Outside when requests failed because the engine died.
     """
-    subject = subject_of(endpoint)
+    subject = probe_endpoint(endpoint)
     rows: list[Measurement] = []
     for level in loads:
         kept = _kept(run, NAME.format(level))
@@ -59,13 +59,13 @@ def _lines(result: Measurement) -> list[str]:
     return [_headline(result), *_failures(result), *(f"DO NOT TRUST: {flag}" for flag in result.flags)]
 
 
-def _keep(run: Run, level: int, measured: Measured) -> Measurement:
+def _keep(run: Run, level: int, measured: MeasuredLoad) -> Measurement:
     """Write a level down, with its samples beside it; AnswerIsNo where no request was answered."""
     if not measured.result.completed:
         raise AnswerIsNo(f"not one of {ROUNDS * level} requests with {format_streams(level)} was answered")
     path = NAME.format(level)
     result = replace(measured.result, samples=f"{Path(path).name}.samples")
-    run.write_file(f"{path}.samples", measured.samples.pack())
+    run.write_file(f"{path}.samples", measured.samples.to_bytes())
     run.write_json(f"{path}.json", result_document(result))
     run.add_event(LoadDone(concurrency=level, output_tok_s=result.output_throughput), sync=True)
     return result
@@ -99,7 +99,7 @@ def _read(run: Run, name: str) -> Measurement | None:
     values = run.read_json(f"{name}.json")
     if values is None:
         return None
-    samples.read(run.path / f"{name}.samples")
+    samples.read_samples(run.path / f"{name}.samples")
     return parse_measurement(as_object(values), f"{name}.json")
 
 
@@ -109,13 +109,13 @@ def are_measurements_readable(run: Run) -> bool:
     return all(_read(run, NAME.format(level)) for level in levels)
 
 
-def _level(subject: Subject, level: int, run: Run, *, short: bool, notify: Notify) -> Measured:
+def _level(subject: ProbedEndpoint, level: int, run: Run, *, short: bool, notify: Notify) -> MeasuredLoad:
     """One level; once more where the machine slept meanwhile."""
     load = Load(concurrency=level, requests=ROUNDS * level)
     for left in reversed(range(TRIES)):
         run.add_event(LoadBegan(concurrency=level))
         made = one_measurement(subject, SHORT if short else LONG, load, warmup=min(level, 4), label="random")
-        if made.interrupted:
+        if made.was_interrupted:
             raise KeyboardInterrupt
         away_s = made.result.away_s
         if not away_s:

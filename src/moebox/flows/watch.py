@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from moebox import http
-from moebox.bench.scrape import parse, pick
+from moebox.bench.scrape import parse_prometheus, pick_metrics
 from moebox.core import metrics
 from moebox.core.endpoint import Endpoint
 from moebox.core.verdict import CheckVerdict
@@ -93,7 +93,9 @@ class EndpointWatcher:
             alive = http.get(f"{self.endpoint.base_url}/models", headers=self.endpoint.headers, timeout_s=5.0).ok
             look = MetricsLook(at=self.clock(), answered=alive)
         else:
-            look = MetricsLook(at=self.clock(), answered=True, figures=self.derive_figures(parse(reply.text)))
+            look = MetricsLook(
+                at=self.clock(), answered=True, figures=self.derive_figures(parse_prometheus(reply.text))
+            )
         self.looks.append(look)
         self.update_alerts(look)
         return look
@@ -203,4 +205,4 @@ class EndpointWatcher:
 
 
 def _gauges(shown: dict[str, float]) -> dict[str, float]:
-    return {figure: value for figure, value in pick(shown).items() if figure in GAUGES}
+    return {figure: value for figure, value in pick_metrics(shown).items() if figure in GAUGES}

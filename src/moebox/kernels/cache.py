@@ -12,7 +12,7 @@ from typing import Any
 from moebox.core.kernel import find_arch
 from moebox.errors import BadInput, UnknownName
 
-LARGEST = 4 * 2**20  # bytes of a kernel's description; larger files are something else
+MAX_JSON_BYTES = 4 * 2**20  # bytes of a kernel's description; larger files are something else
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,18 +29,18 @@ class CachedKernel:
     folder: str
 
     @property
-    def fits(self) -> bool:
+    def can_launch(self) -> bool:
         """Whether its GPU can launch it."""
         return self.shared_bytes <= self.limit_bytes
 
 
-def read(folder: Path, *, arch_name: str = "") -> tuple[CachedKernel, ...]:
+def read_cache(folder: Path, *, arch_name: str = "") -> tuple[CachedKernel, ...]:
     """Every kernel in a cache, largest first; `arch_name` judges them for another architecture than their own."""
     if not folder.is_dir():
         raise BadInput(
             f"{folder}: no such folder", hint="Triton's cache is ~/.triton/cache unless TRITON_CACHE_DIR says"
         )
-    found = [kernel for path in _descriptions(folder) if (kernel := _kernel(path, arch_name)) is not None]
+    found = [kernel for path in _descriptions(folder) if (kernel := _parse_kernel(path, arch_name)) is not None]
     if not found:
         raise BadInput(
             f"{folder}: holds no kernel that Triton compiled for a GPU moebox knows",
@@ -56,9 +56,9 @@ def _descriptions(folder: Path) -> list[Path]:
     return paths
 
 
-def _kernel(path: Path, arch_name: str) -> CachedKernel | None:
+def _parse_kernel(path: Path, arch_name: str) -> CachedKernel | None:
     try:
-        if path.stat().st_size > LARGEST:
+        if path.stat().st_size > MAX_JSON_BYTES:
             return None
         about: Any = json.loads(path.read_text())
         number = about["target"]["arch"]

@@ -24,7 +24,7 @@ _KINDS |= {"int4_w4a16": "int4_w4a16"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class ConfigEntry:
     """One batch size of a file."""
 
     tokens: int
@@ -38,7 +38,7 @@ class TunedFile:
 
     file: str
     entries: int
-    bad: tuple[Entry, ...] | None
+    bad: tuple[ConfigEntry, ...] | None
 
     @property
     def verdict(self) -> str:
@@ -46,7 +46,7 @@ class TunedFile:
         return "needs compiling" if self.bad is None else "does not fit" if self.bad else "launches"
 
 
-def check(folder: Path, arch: Arch) -> tuple[TunedFile, ...]:
+def check_tuned_files(folder: Path, arch: Arch) -> tuple[TunedFile, ...]:
     """Every tuned file under `folder`."""
     refuse_if(not folder.is_dir(), f"{folder}: no such folder")
     files = [path for path in sorted(folder.rglob("E=*.json")) if _NAME.fullmatch(path.name)]
@@ -66,7 +66,7 @@ def _check(path: Path, arch: Arch) -> TunedFile:
     return TunedFile(file=path.name, entries=len(rows), bad=bad)
 
 
-def _entries(name: str, rows: Mapping[int, Any]) -> list[Entry]:
+def _entries(name: str, rows: Mapping[int, Any]) -> list[ConfigEntry]:
     """The entries that Triton's kernels read, by tokens; none where the file's name is of a kind not known here."""
     found = _NAME.fullmatch(name)
     kind = _KINDS.get(found["dtype"]) if found else None
@@ -77,9 +77,9 @@ def _entries(name: str, rows: Mapping[int, Any]) -> list[Entry]:
     return [_entry(tokens, row, _size(kind, row, deepest)) for tokens, row in triton.items()]
 
 
-def _entry(tokens: int, row: Mapping[str, int], shared_bytes: int) -> Entry:
+def _entry(tokens: int, row: Mapping[str, int], shared_bytes: int) -> ConfigEntry:
     blocks = "x".join(str(row[f"BLOCK_SIZE_{side}"]) for side in "MNK")
-    return Entry(tokens=tokens, blocks=blocks, shared_bytes=shared_bytes)
+    return ConfigEntry(tokens=tokens, blocks=blocks, shared_bytes=shared_bytes)
 
 
 def _size(kind: str, row: Mapping[str, int], deepest: int) -> int:

@@ -3,15 +3,15 @@
 from moebox.core.kernel import Arch, NotCovered
 from moebox.core.symptom import symptoms
 
-_AREAS = ("attention", "moe", "flashinfer")
+_KERNEL_AREAS = ("attention", "moe", "flashinfer")
 
 
-def judged(*, engine: str, version: str, arch: Arch, model: str) -> tuple[NotCovered, ...]:
+def known_problems(*, engine: str, version: str, arch: Arch, model: str) -> tuple[NotCovered, ...]:
     """Known problems of this engine version on this architecture that no compile here can show; none without one."""
     if not version:
         return ()
     sm = f"{arch.capability // 10}.{arch.capability % 10}"
-    here = [symptom for symptom in symptoms() if symptom.area in _AREAS and engine in symptom.applies.engine]
+    here = [symptom for symptom in symptoms() if symptom.area in _KERNEL_AREAS and engine in symptom.applies.engine]
     return tuple(
         NotCovered(what=f"{symptom.id}: {symptom.cause}", why=symptom.remedy)
         for symptom in here

@@ -15,16 +15,16 @@ from moebox import codec, files
 from moebox.core.kernel import Arch, KernelLaunch, KernelScan, LaunchVerdict, NotCovered
 from moebox.core.model import Model
 from moebox.errors import BadInput, ExternalError, MoeboxError, Unsupported, refuse_if
-from moebox.kernels.judged import judged
-from moebox.kernels.probe.protocol import Answer, LaunchRecord, ScanRequest, Target
-from moebox.kernels.probe.space import Shape
+from moebox.kernels.judged import known_problems
+from moebox.kernels.probe.protocol import LaunchRecord, ProbeGpu, ProbeLine, ScanRequest
+from moebox.kernels.probe.space import RankShape
 
-TRITON_LEAST, TRITON_MOST = (3, 5), (3, 9)  # the probe was tried on these, 2026-11
+TRITON_MIN, TRITON_MAX = (3, 5), (3, 9)  # the probe was tried on these, 2026-11
 _SECONDS = 900.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class KernelRequest:
     """What to scan."""
 
     engine: str  # one with a module of its own in probe/
@@ -42,21 +42,21 @@ class Request:
         return self.python or Path(sys.executable)
 
 
-def cache_dir() -> Path:
+def kernel_cache() -> Path:
     """Where compiled kernels and their costs are kept between scans."""
     return files.moebox_cache() / "kernels"
 
 
-def scan(request: Request) -> KernelScan:
+def scan_engine(request: KernelRequest) -> KernelScan:
     """Every launch of the engine for this model, judged."""
     root = engine_root(request)
-    answers = run(request.compiler, ask(request, root))
+    answers = run_probe(request.compiler, probe_request(request, root))
     done = next((answer.done for answer in answers if answer.done), None)
     if done is None:
         raise ExternalError("the kernel probe ended before it was done")
-    launches = tuple(judge(answer.launch, request.arch) for answer in answers if answer.launch)
+    launches = tuple(judge_launch(answer.launch, request.arch) for answer in answers if answer.launch)
     version = engine_version(root, request.engine)
-    missed = not_covered(answers)
+    missed = uncovered_cases(answers)
     if not launches:
         raise _nothing(request, missed)
     return KernelScan(
@@ -69,7 +69,7 @@ def scan(request: Request) -> KernelScan:
         triton=done.triton,
         launches=launches,
         not_covered=(*missed, *_unversioned(root, version)),
-        judged=judged(engine=request.engine, version=version, arch=request.arch, model=request.model.name),
+        judged=known_problems(engine=request.engine, version=version, arch=request.arch, model=request.model.name),
     )
 
 
@@ -80,15 +80,15 @@ def _unversioned(root: Path, version: str) -> list[NotCovered]:
     return [NotCovered(what="kernels that are not Triton's", why=why)]
 
 
-def not_covered(answers: Sequence[Answer]) -> list[NotCovered]:
+def uncovered_cases(answers: Sequence[ProbeLine]) -> list[NotCovered]:
     """Cases that could not be judged, each once."""
-    missed = {answer.missed.case: answer.missed.why for answer in answers if answer.missed}
+    reasons = {answer.missed.case: answer.missed.why for answer in answers if answer.missed}
     empty = [answer.empty.case for answer in answers if answer.empty]
-    missed = {**dict.fromkeys(empty, "no Triton kernel was launched"), **missed}
-    return [NotCovered(what=case, why=why) for case, why in missed.items()]
+    reasons = {**dict.fromkeys(empty, "no Triton kernel was launched"), **reasons}
+    return [NotCovered(what=case, why=why) for case, why in reasons.items()]
 
 
-def _nothing(request: Request, missed: list[NotCovered]) -> MoeboxError:
+def _nothing(request: KernelRequest, missed: list[NotCovered]) -> MoeboxError:
     """No launch at all is no clean bill: it means that the files are not what they should be, or a word misspelt."""
     if missed:
         return ExternalError(
@@ -98,12 +98,12 @@ def _nothing(request: Request, missed: list[NotCovered]) -> MoeboxError:
     return BadInput(f"--only {request.only}: no case of {request.engine} has that in its name")
 
 
-def engine_root(request: Request) -> Path:
+def engine_root(request: KernelRequest) -> Path:
     """The folder that holds the engine's package."""
     if given := request.site_packages:
         refuse_if(not (given / request.engine).is_dir(), f"{given}: holds no {request.engine} package")
         return given
-    places = packages(request.python) if request.python else [Path(entry) for entry in sys.path if entry]
+    places = package_folders(request.python) if request.python else [Path(entry) for entry in sys.path if entry]
     for place in places:
         if is_package(place / request.engine):
             return place
@@ -118,7 +118,7 @@ def is_package(folder: Path) -> bool:
     return (folder / "version.py").exists() or (folder / "__init__.py").exists()
 
 
-def packages(python: Path) -> list[Path]:
+def package_folders(python: Path) -> list[Path]:
     """Folders where a Python keeps packages: a venv's, and those of Debian's own."""
     home = python.parent.parent
     kinds = ("lib/python3*/site-packages", "local/lib/python3*/dist-packages", "lib/python3*/dist-packages")
@@ -134,15 +134,15 @@ def engine_version(root: Path, engine: str) -> str:
     return ""
 
 
-def ask(request: Request, root: Path) -> ScanRequest:
+def probe_request(request: KernelRequest, root: Path) -> ScanRequest:
     """The request in the probe's words: sizes on one rank."""
     arch = request.arch
     return ScanRequest(
         engine=request.engine,
         root=str(root),
-        cache=str(cache_dir()),
+        cache=str(kernel_cache()),
         only=request.only,
-        target=Target(
+        target=ProbeGpu(
             capability=arch.capability, sms=arch.sms, device_name=arch.device, memory=arch.memory, smem=arch.smem
         ),
         shape=rank_shape(request.model, request.tp),
@@ -150,14 +150,14 @@ def ask(request: Request, root: Path) -> ScanRequest:
     )
 
 
-def rank_shape(model: Model, tp: int) -> Shape:
+def rank_shape(model: Model, tp: int) -> RankShape:
     """One rank's share of the model."""
     mla, moe = model.mla, model.moe
     if mla is None or moe is None:
         raise Unsupported(f"{model.name}: only MLA mixture-of-experts models can be scanned")
     uneven = tp < 1 or mla.heads % tp or moe.intermediate % tp
     refuse_if(uneven, f"--tp {tp} does not divide {mla.heads} heads and experts of {moe.intermediate}")
-    return Shape(
+    return RankShape(
         heads=mla.heads // tp,
         kv_lora=mla.kv_lora,
         rope=mla.rope,
@@ -170,7 +170,7 @@ def rank_shape(model: Model, tp: int) -> Shape:
     )
 
 
-def run(python: Path, request: ScanRequest) -> list[Answer]:
+def run_probe(python: Path, request: ScanRequest) -> list[ProbeLine]:
     """Run the probe under `python` and collect its answers."""
     check_triton(python)
     package = str(Path(moebox.__file__).parent.parent)
@@ -186,7 +186,7 @@ def run(python: Path, request: ScanRequest) -> list[Answer]:
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise ExternalError(f"the kernel probe failed: {last[:300]}", hint="`--debug` shows more")
-    return [msgspec.json.decode(line, type=Answer) for line in done.stdout.splitlines() if line.startswith("{")]
+    return [msgspec.json.decode(line, type=ProbeLine) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
 def check_triton(python: Path) -> None:
@@ -205,12 +205,12 @@ def check_triton(python: Path) -> None:
         )
     words = done.stdout.split()
     version = tuple(map(int, re.findall(r"\d+", words[0])[:2]))
-    if not TRITON_LEAST <= version <= TRITON_MOST:
-        known = f"{TRITON_LEAST[0]}.{TRITON_LEAST[1]} to {TRITON_MOST[0]}.{TRITON_MOST[1]}"
+    if not TRITON_MIN <= version <= TRITON_MAX:
+        known = f"{TRITON_MIN[0]}.{TRITON_MIN[1]} to {TRITON_MAX[0]}.{TRITON_MAX[1]}"
         raise Unsupported(f"Triton {words[0]} is not one the kernel doctor knows ({known})")
 
 
-def judge(launch: LaunchRecord, arch: Arch) -> KernelLaunch:
+def judge_launch(launch: LaunchRecord, arch: Arch) -> KernelLaunch:
     """What the probe recorded, with a verdict for the architecture."""
     return KernelLaunch(
         case=launch.case,
@@ -225,17 +225,17 @@ def judge(launch: LaunchRecord, arch: Arch) -> KernelLaunch:
         limit_bytes=arch.smem,
         registers=launch.registers,
         stack_bytes=launch.stack_bytes,
-        spill_bytes=launch.spilled,
+        spill_bytes=launch.spilled_bytes,
         blocks_per_sm=arch.blocks_per_sm(launch.shared_bytes, launch.registers, launch.num_warps),
         error=launch.error,
-        verdict=verdict_of(launch, arch),
+        verdict=launch_verdict(launch, arch),
     )
 
 
-def verdict_of(launch: LaunchRecord, arch: Arch) -> LaunchVerdict:
+def launch_verdict(launch: LaunchRecord, arch: Arch) -> LaunchVerdict:
     """Whether the architecture can launch it."""
     if launch.error:
         return "does not compile"
     if launch.shared_bytes > arch.smem:
         return "does not fit"
-    return "spills" if launch.spilled else "launches"
+    return "spills" if launch.spilled_bytes else "launches"

@@ -18,48 +18,48 @@ from moebox import codec
 from moebox.core.kernel import Arch, find_arch
 from moebox.errors import BadInput, ExternalError
 from moebox.files import scratch_folder
-from moebox.kernels.probe.protocol import Baseline, TuneAnswer, TunedRow, TuneRequest
-from moebox.kernels.probe.space import KIMI, Shape
-from moebox.kernels.scan import Request, cache_dir, check_triton, engine_root, rank_shape
+from moebox.kernels.probe.protocol import TuneAnswer, TunedBaseline, TunedRow, TuneRequest
+from moebox.kernels.probe.space import KIMI, RankShape
+from moebox.kernels.scan import KernelRequest, check_triton, engine_root, kernel_cache, rank_shape
 
-SECONDS = 1500.0  # for all of an engine's cases
-NOISE = 0.02  # a gain below this is none: the same configuration timed twice differed by up to 2% on an H200
+TUNING_SECONDS = 1500.0  # for all of an engine's cases
+MIN_GAIN = 0.02  # a gain below this is none: the same configuration timed twice differed by up to 2% on an H200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tuned:
+class TuningResult:
     """What was timed, and with which Triton."""
 
     engine: str
     triton: str
     rows: list[TunedRow]
-    shape: Shape = KIMI
+    shape: RankShape = KIMI
 
 
-def tune(request: Request, here: Arch, *, limit: Arch) -> Tuned:
+def tune_kernels(request: KernelRequest, here: Arch, *, limit: Arch) -> TuningResult:
     """Time every candidate of the engine's kernels on the GPU `here` that fits the limits of `limit`."""
     root = engine_root(request)
     check_triton(request.compiler)
-    asked = question(request, root, here, limit=limit)
+    timing_request = tune_request(request, root, here, limit=limit)
     with scratch_folder("tuning") as folder:
         given, answer = folder / "request.json", folder / "answer.json"
-        given.write_text(codec.to_json(asked))
+        given.write_text(codec.to_json(timing_request))
         command = [str(request.compiler), "-m", "moebox.kernels.probe.tune", str(given), str(answer)]
         env = {**os.environ, "PYTHONPATH": str(Path(moebox.__file__).parent.parent)}
         try:
-            done = subprocess.run(command, env=env, stdout=sys.stderr, check=False, timeout=SECONDS * 1.5)
+            done = subprocess.run(command, env=env, stdout=sys.stderr, check=False, timeout=TUNING_SECONDS * 1.5)
         except subprocess.TimeoutExpired:
-            raise ExternalError(f"the tuner did not finish in {SECONDS * 1.5:.0f} s") from None
+            raise ExternalError(f"the tuner did not finish in {TUNING_SECONDS * 1.5:.0f} s") from None
         if done.returncode:
             raise ExternalError("the tuner failed; its words are above", hint="`--debug` shows more")
         if not answer.exists():
             raise BadInput(f"--only {request.only}: no case that can be tuned has that in its name")
         timed = msgspec.convert(json.loads(answer.read_text()), TuneAnswer)  # msgspec's own reader knows no Infinity
-    rows = [settled(row) for row in timed.rows]
-    return Tuned(engine=request.engine, triton=timed.triton, rows=rows, shape=asked.shape)
+    rows = [prefer_baseline(row) for row in timed.rows]
+    return TuningResult(engine=request.engine, triton=timed.triton, rows=rows, shape=timing_request.shape)
 
 
-def question(request: Request, root: Path, here: Arch, *, limit: Arch) -> TuneRequest:
+def tune_request(request: KernelRequest, root: Path, here: Arch, *, limit: Arch) -> TuneRequest:
     """The request in the timing process's words."""
     return TuneRequest(
         shape=rank_shape(request.model, request.tp),
@@ -70,13 +70,13 @@ def question(request: Request, root: Path, here: Arch, *, limit: Arch) -> TuneRe
         sms=here.sms,
         limit=limit.smem,
         limit_capability=limit.capability,
-        cache=str(cache_dir()),
-        seconds=SECONDS,
+        cache=str(kernel_cache()),
+        seconds=TUNING_SECONDS,
         only=request.only,
     )
 
 
-def gpu_here() -> Arch:
+def local_gpu() -> Arch:
     """The first GPU of this machine; Outside without one."""
     import pynvml
 
@@ -90,17 +90,17 @@ def gpu_here() -> Arch:
     return replace(find_arch(f"{major}.{minor}"), device=name if isinstance(name, str) else name.decode())
 
 
-def settled(row: TunedRow) -> TunedRow:
+def prefer_baseline(row: TunedRow) -> TunedRow:
     """The row with the best choice that gains more than the noise; a baseline that fits wins otherwise."""
     if row.ms is None:
         return row
     for name, base in row.baselines.items():
-        if base.fits and base.ms <= row.ms * (1 + NOISE):
+        if base.fits and base.ms <= row.ms * (1 + MIN_GAIN):
             return replace(row, best=base.config, ms=base.ms, shared_bytes=base.shared_bytes, kept=name)
     return row
 
 
-def table(rows: Sequence[TunedRow]) -> str:
+def markdown_table(rows: Sequence[TunedRow]) -> str:
     """What was found, as Markdown: the best, beside each baseline, and how much faster."""
     lines = ["| case | best found | ms | error | beside |", "| --- | --- | --- | --- | --- |"]
     return "\n".join([*lines, *map(_line, rows)]) + "\n"
@@ -121,5 +121,5 @@ def _blocks(best: Mapping[str, object], kept: str) -> str:
     return " ".join(f"{name.removeprefix('BLOCK_').lower()}={value}" for name, value in best.items())
 
 
-def _beside(name: str, base: Baseline, best_ms: float) -> str:
+def _beside(name: str, base: TunedBaseline, best_ms: float) -> str:
     return f"{name} {base.ms:.3f} ms ({base.ms / best_ms:.2f}x{'' if base.fits else ', does not fit'})"

@@ -173,7 +173,7 @@ def _copy(source: Path, target: Path) -> None:
         return
     if source.suffix not in BINARY:
         raise BadInput(f"{source}: not text, so it was not looked through")
-    samples.read(source)  # it goes to others, who will unpack it
+    samples.read_samples(source)  # it goes to others, who will unpack it
     save_file(target, plain.read_bytes(source))
 
 

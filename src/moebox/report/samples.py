@@ -32,7 +32,7 @@ class SampleDigest:
 def digest_samples(path: Path) -> SampleDigest | None:
     """The digest of a sample file, or None where it cannot be read or holds no gap."""
     try:
-        samples = columns.read(path)
+        samples = columns.read_samples(path)
     except BadInput:
         return None
     gaps = count_gaps(samples)

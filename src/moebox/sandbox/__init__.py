@@ -19,28 +19,28 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from moebox.sandbox.start import (
         LEVELS,
-        Level,
-        Limits,
         NoSandbox,
-        Outcome,
-        program,
-        run,
-        snippets,
-        strongest,
-        with_files,
+        SandboxLevel,
+        SandboxLimits,
+        SandboxOutcome,
+        run_code,
+        run_program,
+        run_snippets,
+        strongest_file_level,
+        strongest_level,
     )
 
 __all__ = [
     "LEVELS",
-    "Level",
-    "Limits",
     "NoSandbox",
-    "Outcome",
-    "program",
-    "run",
-    "snippets",
-    "strongest",
-    "with_files",
+    "SandboxLevel",
+    "SandboxLimits",
+    "SandboxOutcome",
+    "run_code",
+    "run_program",
+    "run_snippets",
+    "strongest_file_level",
+    "strongest_level",
 ]
 
 

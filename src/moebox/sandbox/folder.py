@@ -7,27 +7,27 @@ import os
 import stat
 from collections.abc import Collection, Iterator
 
-DEEPEST = 32  # folders inside each other
+MAX_DEPTH = 32  # folders inside each other
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-def find_excess(folder: str, *, most_bytes: int, most_entries: int) -> str:
+def find_excess(folder: str, *, max_bytes: int, max_entries: int) -> str:
     """Return which quota the folder exceeds, in words, or ""."""
     size = 0
     for entries, (path, status, _) in enumerate(_walk(folder, make_readable=True), 1):
         is_folder = stat.S_ISDIR(status.st_mode)
         size += 0 if is_folder else status.st_blocks * 512  # stat(2): always units of 512 bytes
-        if size > most_bytes:
-            return f"wrote more than {most_bytes:,} bytes"
-        if entries > most_entries:
-            return f"made more than {most_entries:,} files and folders"
-        if is_folder and path.count("/") >= DEEPEST:
-            return f"made more than {DEEPEST} folders inside each other"
+        if size > max_bytes:
+            return f"wrote more than {max_bytes:,} bytes"
+        if entries > max_entries:
+            return f"made more than {max_entries:,} files and folders"
+        if is_folder and path.count("/") >= MAX_DEPTH:
+            return f"made more than {MAX_DEPTH} folders inside each other"
     return ""
 
 
 def read_files(
-    folder: str, *, most_files: int, most_bytes: int, passed_over: Collection[str]
+    folder: str, *, max_files: int, max_bytes: int, skipped_folders: Collection[str]
 ) -> tuple[dict[str, bytes], bool]:
     """Read the plain files in the folder by path; the second value is False if there are more than these bounds allow.
 
@@ -35,11 +35,11 @@ def read_files(
     """
     found: dict[str, bytes] = {}
     size = 0
-    for path, status, parent in _walk(folder, passed_over):
+    for path, status, parent in _walk(folder, skipped_folders):
         if not stat.S_ISREG(status.st_mode):
             continue
         size += status.st_size
-        if len(found) >= most_files or size > most_bytes:
+        if len(found) >= max_files or size > max_bytes:
             return found, False
         try:
             with open(os.open(path.rpartition("/")[2], _OPEN, dir_fd=parent), "rb") as file:
@@ -50,7 +50,7 @@ def read_files(
 
 
 def _walk(
-    folder: str, passed_over: Collection[str] = (), *, make_readable: bool = False
+    folder: str, skipped_folders: Collection[str] = (), *, make_readable: bool = False
 ) -> Iterator[tuple[str, os.stat_result, int]]:
     """Yield everything in the folder, no deeper than one level beyond DEEPEST: path, lstat, open parent.
 
@@ -73,7 +73,7 @@ def _walk(
             except OSError:
                 continue  # the code is still running, and removed it
             yield "/".join((*parts, name)), status, opened[-1]
-            if not stat.S_ISDIR(status.st_mode) or name in passed_over or len(parts) >= DEEPEST:
+            if not stat.S_ISDIR(status.st_mode) or name in skipped_folders or len(parts) >= MAX_DEPTH:
                 continue
             try:
                 if make_readable and status.st_mode & 0o700 != 0o700:

@@ -3,7 +3,7 @@
 from typing import Any, Literal, TypedDict
 
 
-class Calls(TypedDict):
+class CallWork(TypedDict):
     """Run a source, then call its function."""
 
     kind: Literal["calls"]
@@ -12,14 +12,14 @@ class Calls(TypedDict):
     calls: list[list[Any]]
 
 
-class Snippets(TypedDict):
+class SnippetWork(TypedDict):
     """Run each source beside the files."""
 
     kind: Literal["snippets"]
     snippets: list[str]
 
 
-class Program(TypedDict):
+class ProgramWork(TypedDict):
     """Run a script, or a module of the library, as `python` would."""
 
     kind: Literal["script", "module"]
@@ -27,10 +27,10 @@ class Program(TypedDict):
     arguments: list[str]
 
 
-Work = Calls | Snippets | Program
+JailWork = CallWork | SnippetWork | ProgramWork
 
 
-class Job(TypedDict):
+class JailJob(TypedDict):
     """Everything a jail is told."""
 
     level: str
@@ -42,10 +42,10 @@ class Job(TypedDict):
     time_s: float
     cpu_s: int
     files: dict[str, str]  # by path, as base64
-    work: Work
+    work: JailWork
 
 
-class Told(TypedDict, total=False):
+class ChildLine(TypedDict, total=False):
     """A line of the child's: the code's own word, nothing more."""
 
     place: int
@@ -53,7 +53,7 @@ class Told(TypedDict, total=False):
     error: str
 
 
-class Line(TypedDict, total=False):
+class ResultLine(TypedDict, total=False):
     """The supervisor's line: how it ended, or why there are no walls (`setup`)."""
 
     setup: str

@@ -5,13 +5,13 @@ import sys
 
 from moebox.sandbox import syscalls
 
-TEMP = "/tmp"  # noqa: S108  (the jail's own, a moment old and empty)
+JAIL_TEMP = "/tmp"  # noqa: S108  (the jail's own, a moment old and empty)
 # Flags that a mount made by somebody else keeps; a user namespace may not take them away when it makes it read-only.
 _KEPT = {os.ST_NOSUID: syscalls.MS_NOSUID, os.ST_NODEV: syscalls.MS_NODEV, os.ST_NOEXEC: 8, os.ST_NOATIME: 1024}
 _KEPT[os.ST_NODIRATIME] = 2048
 
 
-def enter(folder: str, most_bytes: int, most_entries: int) -> None:
+def enter_namespaces(folder: str, max_bytes: int, max_entries: int) -> None:
     """Leave the host behind; the next fork is process 1 of its own world. OSError where that is not allowed.
 
     Both file systems of the jail have quotas that the kernel holds (tmpfs(5)).
@@ -30,26 +30,26 @@ def enter(folder: str, most_bytes: int, most_entries: int) -> None:
     _write("/proc/self/uid_map", f"0 {uid} 1")
     _write("/proc/self/gid_map", f"0 {gid} 1")
     syscalls.mount("none", "/", flags=syscalls.MS_REC | syscalls.MS_PRIVATE)
-    quota = f"size={most_bytes},nr_inodes={most_entries + 1}"  # the file system's own folder is one
+    quota = f"size={max_bytes},nr_inodes={max_entries + 1}"  # the file system's own folder is one
     flags = syscalls.MS_NOSUID | syscalls.MS_NODEV
     syscalls.mount("tmpfs", folder, "tmpfs", flags, f"{quota},mode=755")
-    for path in library():
-        _show(path, folder + path)
-    os.makedirs(folder + TEMP, exist_ok=True)
-    syscalls.mount("tmpfs", folder + TEMP, "tmpfs", flags, f"{quota},mode=777")
+    for path in library_folders():
+        _bind_read_only(path, folder + path)
+    os.makedirs(folder + JAIL_TEMP, exist_ok=True)
+    syscalls.mount("tmpfs", folder + JAIL_TEMP, "tmpfs", flags, f"{quota},mode=777")
     syscalls.make_root(folder)
     syscalls.mount("none", "/", flags=syscalls.MS_BIND | syscalls.MS_REMOUNT | syscalls.MS_RDONLY | syscalls.MS_NOSUID)
-    os.chdir(TEMP)
+    os.chdir(JAIL_TEMP)
 
 
-def library() -> list[str]:
+def library_folders() -> list[str]:
     """Folders that the running Python may need after it has started."""
     places = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", f"{sys.base_prefix}/lib", f"{sys.base_prefix}/lib64"]
     found = [place for place in dict.fromkeys(places) if os.path.isdir(place)]
     return [place for place in found if not any(place.startswith(f"{other}/") for other in found)]
 
 
-def _show(path: str, at: str) -> None:
+def _bind_read_only(path: str, at: str) -> None:
     """Bind `path` read-only at `at`."""
     os.makedirs(at, exist_ok=True)
     syscalls.mount(path, at, flags=syscalls.MS_BIND)

@@ -54,18 +54,18 @@ _ALLOW, _KILL, _ERROR = 0x7FFF0000, 0x80000000, 0x00050000
 _X32 = 0x40000000  # the x86_64 kernel's second call table starts here
 
 
-def enter(*, files: bool, pid: int) -> None:
+def enter_seccomp(*, allow_files: bool, pid: int) -> None:
     """Lock this process; it cannot be undone. `files`: paths may be opened (where another wall guards them)."""
     machine = platform.machine()
     if machine not in _AUDIT:
         raise OSError(errno.ENOSYS, f"no list of system calls for {machine}")
-    code = b"".join(_program(machine, files, pid))
+    code = b"".join(_filter_program(machine, allow_files, pid))
     buffer = ctypes.create_string_buffer(code, len(code))
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
     program = _Program(len(code) // 8, ctypes.cast(buffer, ctypes.c_void_p))
     mode = ctypes.c_ulong(2)  # SECCOMP_MODE_FILTER
     result = syscalls.libc.prctl(syscalls.PR_SET_SECCOMP, mode, ctypes.byref(program), 0, 0)
-    syscalls.check(result, "seccomp")
+    syscalls.check_result(result, "seccomp")
 
 
 class _Program(ctypes.Structure):
@@ -74,36 +74,45 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_void_p))
 
 
-def _program(machine: str, files: bool, pid: int) -> Iterator[bytes]:
+def _filter_program(machine: str, files: bool, pid: int) -> Iterator[bytes]:
     """The filter, instruction by instruction; a jump of (a, b) passes over a lines when true, b when not."""
     column = 0 if machine == "x86_64" else 1
-    refuse = _line(_RETURN, _ERROR | errno.EPERM)
-    yield _line(_LOAD, 4)  # seccomp_data.arch
-    yield _line(_EQUAL, _AUDIT[machine], 1, 0)
-    yield _line(_RETURN, _KILL)
-    yield _line(_LOAD, 0)  # seccomp_data.nr
-    yield _line(_AT_LEAST, _X32, 0, 1)
+    refuse = _instruction(_RETURN, _ERROR | errno.EPERM)
+    yield _instruction(_LOAD, 4)  # seccomp_data.arch
+    yield _instruction(_EQUAL, _AUDIT[machine], 1, 0)
+    yield _instruction(_RETURN, _KILL)
+    yield _instruction(_LOAD, 0)  # seccomp_data.nr
+    yield _instruction(_AT_LEAST, _X32, 0, 1)
     yield refuse
-    yield from _when(_CLONE3[column], [_line(_RETURN, _ERROR | errno.ENOSYS)])  # the C library then uses clone
-    thread = [_argument(0), _line(_ANY_BIT, syscalls.CLONE_THREAD, 0, 1), _line(_RETURN, _ALLOW), refuse]
-    yield from _when(_CLONE[column], thread)
+    yield from _if_call(
+        _CLONE3[column], [_instruction(_RETURN, _ERROR | errno.ENOSYS)]
+    )  # the C library then uses clone
+    thread = [
+        _load_argument(0),
+        _instruction(_ANY_BIT, syscalls.CLONE_THREAD, 0, 1),
+        _instruction(_RETURN, _ALLOW),
+        refuse,
+    ]
+    yield from _if_call(_CLONE[column], thread)
     for numbers, index, values in (*_GUARDED, (_TGKILL, 0, (pid,))):
-        allowed = [part for value in values for part in (_line(_EQUAL, value, 0, 1), _line(_RETURN, _ALLOW))]
-        yield from _when(numbers[column], [_argument(index), *allowed, refuse])
+        allowed = [
+            part for value in values for part in (_instruction(_EQUAL, value, 0, 1), _instruction(_RETURN, _ALLOW))
+        ]
+        yield from _if_call(numbers[column], [_load_argument(index), *allowed, refuse])
     for pair in (*_COMPUTE.values(), *(_FILES.values() if files else ())):
         number = pair[column]
         if number is not None:
-            yield from _when(number, [_line(_RETURN, _ALLOW)])
+            yield from _if_call(number, [_instruction(_RETURN, _ALLOW)])
     yield refuse
 
 
-def _when(number: int, then: list[bytes]) -> list[bytes]:
-    return [_line(_EQUAL, number, 0, len(then)), *then]
+def _if_call(number: int, then: list[bytes]) -> list[bytes]:
+    return [_instruction(_EQUAL, number, 0, len(then)), *then]
 
 
-def _argument(index: int) -> bytes:
-    return _line(_LOAD, 16 + 8 * index)  # the low half of seccomp_data.args[index]
+def _load_argument(index: int) -> bytes:
+    return _instruction(_LOAD, 16 + 8 * index)  # the low half of seccomp_data.args[index]
 
 
-def _line(code: int, value: int, true: int = 0, false: int = 0) -> bytes:
+def _instruction(code: int, value: int, true: int = 0, false: int = 0) -> bytes:
     return struct.pack("=HBBI", code, true, false, value)

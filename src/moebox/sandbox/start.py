@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from moebox.files import scratch_folder
-from moebox.sandbox.job import Job, Line, Work
+from moebox.sandbox.job import JailJob, JailWork, ResultLine
 
-Level = Literal["namespaces", "landlock", "seccomp"]
-LEVELS: tuple[Level, ...] = ("namespaces", "landlock", "seccomp")
-MOST_OUTPUT = 2**20  # bytes kept of what the code printed; more ends it
-MOST_LINE = 12 * 2**20  # bytes of the result line: values, and the files that come back as base64
+SandboxLevel = Literal["namespaces", "landlock", "seccomp"]
+LEVELS: tuple[SandboxLevel, ...] = ("namespaces", "landlock", "seccomp")
+MAX_OUTPUT_BYTES = 2**20  # bytes kept of what the code printed; more ends it
+MAX_LINE_BYTES = 12 * 2**20  # bytes of the result line: values, and the files that come back as base64
 GRACE_S = 10.0  # on top of the job's own time, for a loaded machine to start an interpreter
-FILE_BYTES = 16 * 2**20
-ENTRIES = 4096  # twice the files that come back (jail.MOST_FILES)
+MAX_FILE_BYTES = 16 * 2**20
+MAX_ENTRIES = 4096  # twice the files that come back (jail.MOST_FILES)
 
-_known: dict[str, Level] = {}  # interpreter -> the strongest level that worked here
+_best_levels: dict[str, SandboxLevel] = {}  # interpreter -> the strongest level that worked here
 
 
 class NoSandbox(OSError):
@@ -33,22 +33,22 @@ class NoSandbox(OSError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class SandboxLimits:
     """How much a piece of code may use."""
 
     time_s: float = 10.0  # by the clock
     cpu_s: int = 1  # of computing; starting takes a tenth of it
     memory_bytes: int = 512 * 2**20
-    file_bytes: int = FILE_BYTES  # of one file
-    folder_bytes: int = FILE_BYTES  # of its whole folder, counted by the kernel or, without namespaces, every 0.1 s
-    entries: int = ENTRIES  # files and folders in it
+    file_bytes: int = MAX_FILE_BYTES  # of one file
+    folder_bytes: int = MAX_FILE_BYTES  # of its whole folder, counted by the kernel or, without namespaces, every 0.1 s
+    entries: int = MAX_ENTRIES  # files and folders in it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class SandboxOutcome:
     """What came of running it: the values of the calls, the files it left, or why there are none."""
 
-    level: Level
+    level: SandboxLevel
     values: tuple[Any, ...] = ()
     error: str = ""  # "" when it ran to its end
     output: str = ""  # what it printed, and its complaints
@@ -63,79 +63,81 @@ class Outcome:
         return not self.error
 
 
-def run(
+def run_code(
     source: str,
     function: str = "",
     calls: Sequence[Sequence[Any]] = (),
     *,
-    limits: Limits = Limits(),  # noqa: B008  (frozen)
-    level: Level | None = None,
+    limits: SandboxLimits = SandboxLimits(),  # noqa: B008  (frozen)
+    level: SandboxLevel | None = None,
     interpreter: str = sys.executable,
-) -> Outcome:
+) -> SandboxOutcome:
     """Run `source`; then call its `function` with each of `calls` and bring back what they returned.
 
     Without `level`, the strongest that works here. NoSandbox where none does, or where that one does not.
     """
-    work: Work = {"kind": "calls", "source": source, "function": function, "calls": [list(call) for call in calls]}
-    kind = level or strongest(interpreter)
-    return _attempt(work, {}, kind, limits, interpreter)
+    work: JailWork = {"kind": "calls", "source": source, "function": function, "calls": [list(call) for call in calls]}
+    kind = level or strongest_level(interpreter)
+    return _run_work(work, {}, kind, limits, interpreter)
 
 
-def program(
+def run_program(
     files: Mapping[str, bytes],
     name: str,
     arguments: Sequence[str] = (),
     *,
     module: bool = False,
-    limits: Limits = Limits(),  # noqa: B008  (frozen)
-    level: Level | None = None,
-) -> Outcome:
+    limits: SandboxLimits = SandboxLimits(),  # noqa: B008  (frozen)
+    level: SandboxLevel | None = None,
+) -> SandboxOutcome:
     """Lay `files` into the jail's folder and run the script `name` there, or the library's module; files come back."""
-    work: Work = {"kind": "module" if module else "script", "name": name, "arguments": list(arguments)}
-    return _attempt(work, files, level or with_files(), limits, sys.executable)
+    work: JailWork = {"kind": "module" if module else "script", "name": name, "arguments": list(arguments)}
+    return _run_work(work, files, level or strongest_file_level(), limits, sys.executable)
 
 
-def snippets(
+def run_snippets(
     files: Mapping[str, bytes],
     sources: Sequence[str],
     *,
-    limits: Limits = Limits(),  # noqa: B008  (frozen)
-    level: Level | None = None,
-) -> Outcome:
+    limits: SandboxLimits = SandboxLimits(),  # noqa: B008  (frozen)
+    level: SandboxLevel | None = None,
+) -> SandboxOutcome:
     """Lay `files` and run each source beside them; `values` holds what each left in `result`, or {"!": why}."""
-    work: Work = {"kind": "snippets", "snippets": list(sources)}
-    return _attempt(work, files, level or with_files(), limits, sys.executable)
+    work: JailWork = {"kind": "snippets", "snippets": list(sources)}
+    return _run_work(work, files, level or strongest_file_level(), limits, sys.executable)
 
 
-def with_files() -> Level:
+def strongest_file_level() -> SandboxLevel:
     """The strongest level that works here and lets code open the files it was given; NoSandbox where there is none."""
-    level = strongest()
+    level = strongest_level()
     if level == "seccomp":
         raise NoSandbox("neither user namespaces nor Landlock work here, and jobs need files")
     return level
 
 
-def strongest(interpreter: str = sys.executable) -> Level:
+def strongest_level(interpreter: str = sys.executable) -> SandboxLevel:
     """The strongest level that works here, tried with an empty program, so that no foreign code has a say in it."""
     reasons = []
-    for kind in LEVELS if interpreter not in _known else ():
+    for kind in LEVELS if interpreter not in _best_levels else ():
         try:
-            run("", level=kind, interpreter=interpreter)
+            run_code("", level=kind, interpreter=interpreter)
         except OSError as problem:
             reasons.append(str(problem))
             continue
-        _known[interpreter] = kind
+        _best_levels[interpreter] = kind
         break
-    if interpreter not in _known:
+    if interpreter not in _best_levels:
         raise NoSandbox(f"no sandbox on this system ({'; '.join(reasons)})")
-    return _known[interpreter]
+    return _best_levels[interpreter]
 
 
-def _attempt(work: Work, files: Mapping[str, bytes], kind: Level, limits: Limits, interpreter: str) -> Outcome:
+def _run_work(
+    work: JailWork, files: Mapping[str, bytes], kind: SandboxLevel, limits: SandboxLimits, interpreter: str
+) -> SandboxOutcome:
     began = time.monotonic()
     encoded = {_inside(name): base64.b64encode(data).decode() for name, data in files.items()}
     with scratch_folder("jail") as folder:
-        job: Job = {
+        job: JailJob = {
             "level": kind,
             "folder": str(folder),
             "memory_bytes": limits.memory_bytes,
@@ -147,30 +149,30 @@ def _attempt(work: Work, files: Mapping[str, bytes], kind: Level, limits: Limits
             "files": encoded,
             "work": work,
         }
-        process = _start(job, interpreter)
+        process = _start_jail(job, interpreter)
         try:
-            answer, output, late = _read(process, limits.time_s + GRACE_S)
+            answer, output, late = _read_outputs(process, limits.time_s + GRACE_S)
         finally:
-            _end(process)
+            _stop_jail(process)
     line = _parse(answer)
     if "setup" in line:
         raise NoSandbox(f"{kind}: {line['setup']}")
     code = int(line["exit"]) if "exit" in line else process.wait()
     late = late or code == 124
-    values, error = _result(line, _wanted(work), code)
-    return Outcome(
+    values, error = _result(line, _expected_values(work), code)
+    return SandboxOutcome(
         level=kind,
         values=values,
-        error=_why(code, late, len(output), limits) if error is None else error,
+        error=_failure_reason(code, late, len(output), limits) if error is None else error,
         output=output.decode(errors="replace"),
         timed_out=late,
         seconds=time.monotonic() - began,
         exit_code=code,
-        files=_files(line.get("files")),
+        files=_decode_files(line.get("files")),
     )
 
 
-def _result(line: Line, wanted: int, code: int) -> tuple[tuple[Any, ...], str | None]:
+def _result(line: ResultLine, wanted: int, code: int) -> tuple[tuple[Any, ...], str | None]:
     """The values that were asked for, and the error; None where there is one and the code did not say which."""
     values = tuple(value for place, value in line.get("values") or () if place < wanted)
     error = str(line.get("error") or "")
@@ -185,14 +187,14 @@ def _inside(name: str) -> str:
     return name
 
 
-def _wanted(work: Work) -> int:
+def _expected_values(work: JailWork) -> int:
     """How many values a job that ran to its end has."""
     if work["kind"] == "snippets":
         return len(work["snippets"])
     return len(work["calls"]) if work["kind"] == "calls" and work["function"] else 0
 
 
-def _files(encoded: Any) -> dict[str, bytes] | None:
+def _decode_files(encoded: Any) -> dict[str, bytes] | None:
     if not isinstance(encoded, dict):
         return None
     try:
@@ -201,7 +203,7 @@ def _files(encoded: Any) -> dict[str, bytes] | None:
         return None
 
 
-def _start(job: Job, interpreter: str) -> "subprocess.Popen[bytes]":
+def _start_jail(job: JailJob, interpreter: str) -> "subprocess.Popen[bytes]":
     """A fresh interpreter in a session of its own, with an empty environment and no descriptor of ours."""
     package = str(Path(__file__).parents[2])
     boot = f"import sys; sys.path.append({package!r}); from moebox.sandbox.jail import main; main()"
@@ -217,13 +219,13 @@ def _start(job: Job, interpreter: str) -> "subprocess.Popen[bytes]":
     return process
 
 
-def _read(process: "subprocess.Popen[bytes]", seconds: float) -> tuple[bytes, bytes, bool]:
+def _read_outputs(process: "subprocess.Popen[bytes]", seconds: float) -> tuple[bytes, bytes, bool]:
     """Both outputs until they close, grow too large or time is up; and whether time was up."""
     assert process.stdout
     assert process.stderr
     line, printed = process.stdout.fileno(), process.stderr.fileno()
     kept = {line: bytearray(), printed: bytearray()}
-    most = {line: MOST_LINE, printed: MOST_OUTPUT}
+    most = {line: MAX_LINE_BYTES, printed: MAX_OUTPUT_BYTES}
     until = time.monotonic() + seconds
     with selectors.DefaultSelector() as selector:
         for number in kept:
@@ -240,10 +242,10 @@ def _read(process: "subprocess.Popen[bytes]", seconds: float) -> tuple[bytes, by
             if any(len(data) > most[number] for number, data in kept.items()):
                 break
     late = time.monotonic() >= until
-    return bytes(kept[line][:MOST_LINE]), bytes(kept[printed][:MOST_OUTPUT]), late
+    return bytes(kept[line][:MAX_LINE_BYTES]), bytes(kept[printed][:MAX_OUTPUT_BYTES]), late
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
+def _stop_jail(process: "subprocess.Popen[bytes]") -> None:
     """Nothing of it outlives the job."""
     try:
         process.wait(0.2)
@@ -255,19 +257,19 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
             stream.close()
 
 
-def _parse(answer: bytes) -> Line:
+def _parse(answer: bytes) -> ResultLine:
     try:
         line = json.loads(answer.split(b"\n", 1)[0] or b"{}")
     except (ValueError, RecursionError):
         return {}
-    return cast(Line, line) if isinstance(line, dict) else {}
+    return cast(ResultLine, line) if isinstance(line, dict) else {}
 
 
-def _why(code: int, late: bool, printed: int, limits: Limits) -> str:
+def _failure_reason(code: int, late: bool, printed: int, limits: SandboxLimits) -> str:
     if late:
         return f"did not end within {limits.time_s:g} s"
-    if printed >= MOST_OUTPUT:
-        return f"printed more than {MOST_OUTPUT:,} bytes"
+    if printed >= MAX_OUTPUT_BYTES:
+        return f"printed more than {MAX_OUTPUT_BYTES:,} bytes"
     if -code in (signal.SIGKILL, signal.SIGXCPU):
         return f"killed: more than {limits.cpu_s} s of computing, or the system ended it"
     return f"ended without an answer (exit code {code})"

@@ -19,7 +19,7 @@ LAST_CAPABILITY = 63  # capability sets are 64 bits wide; dropping one that does
 PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 
 
-def check(result: int, what: str) -> int:
+def check_result(result: int, what: str) -> int:
     """`result`, or OSError saying what failed."""
     if result < 0:
         code = ctypes.get_errno()
@@ -29,25 +29,25 @@ def check(result: int, what: str) -> int:
 
 def prctl(option: int, value: int = 0) -> None:
     """prctl(2) with one argument."""
-    check(libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0), f"prctl {option}")
+    check_result(libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0), f"prctl {option}")
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
     """mount(2)."""
     words = (source.encode(), target.encode(), kind.encode() or None, ctypes.c_ulong(flags), options.encode() or None)
-    check(libc.mount(*words), f"mount {target}")
+    check_result(libc.mount(*words), f"mount {target}")
 
 
 def unshare(flags: int) -> None:
     """unshare(2)."""
-    check(libc.unshare(flags), "unshare")
+    check_result(libc.unshare(flags), "unshare")
 
 
 def make_root(path: str) -> None:
     """Make `path` the root of this mount namespace, and let go of the old one."""
     os.chdir(path)
-    check(libc.syscall(PIVOT_ROOT[platform.machine()], b".", b"."), "pivot_root")
-    check(libc.umount2(b".", MNT_DETACH), "umount2")
+    check_result(libc.syscall(PIVOT_ROOT[platform.machine()], b".", b"."), "pivot_root")
+    check_result(libc.umount2(b".", MNT_DETACH), "umount2")
     os.chdir("/")
 
 
@@ -56,4 +56,4 @@ def drop_capabilities() -> None:
     for number in range(LAST_CAPABILITY + 1):
         libc.prctl(PR_CAPBSET_DROP, ctypes.c_ulong(number), 0, 0, 0)
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3, this process
-    check(libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
+    check_result(libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")

@@ -179,11 +179,11 @@ def check_kernels(deployment: Deployment, argv: tuple[str, ...], detect_box: Cal
 
 
 def _patched(recipe: Recipe, argv: tuple[str, ...]) -> bool:
-    from moebox.kernels.patch import patched
-    from moebox.kernels.scan import packages
+    from moebox.kernels.patch import patched_files
+    from moebox.kernels.scan import package_folders
 
-    places = packages(Path(find_interpreter(argv[0]))) if recipe.runtime.kind == "native" else []
-    return any(patched(place, recipe.engine) for place in places)
+    places = package_folders(Path(find_interpreter(argv[0]))) if recipe.runtime.kind == "native" else []
+    return any(patched_files(place, recipe.engine) for place in places)
 
 
 def find_interpreter(program: str) -> str:

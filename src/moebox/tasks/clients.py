@@ -72,7 +72,7 @@ class RealClient:
             _lay(home, self._setup.files)
             listener = OUTPUT_PARSERS[self._setup.client](on_turn)
             work = self._run(job, bounds, folder, home, listener)
-            files, _ = read_files(str(folder), most_files=MOST_FILES, most_bytes=MOST_BYTES, passed_over=NOT_WORK)
+            files, _ = read_files(str(folder), max_files=MOST_FILES, max_bytes=MOST_BYTES, skipped_folders=NOT_WORK)
         if job.reply_file and listener.text:
             files[job.reply_file] = extract_code_block(listener.text).encode("utf-8", "replace")
         return FinishedWork(work=work, files=files, system=f"({self.name} {self.version})")

@@ -121,7 +121,7 @@ def job_names(families: Sequence[str], level: Level, jobs: int, seed: int) -> tu
 def prepare_task_run(endpoint: Endpoint, wanted: Sequence[JobName], worker: JobWorker, options: TaskOptions) -> TaskRun:
     """What is to be done, before anything is: Outside where there is no sandbox for it."""
     try:
-        level = sandbox.with_files()
+        level = sandbox.strongest_file_level()
     except sandbox.NoSandbox as problem:
         raise ExternalError(
             f"jobs cannot be done here: {problem}", hint="a kernel with user namespaces or Landlock"

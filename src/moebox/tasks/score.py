@@ -15,18 +15,18 @@ from moebox import sandbox
 from moebox.core.verdict import Score, wilson_score
 from moebox.escape import clip_text
 from moebox.loose import is_number
-from moebox.sandbox import Limits
+from moebox.sandbox import SandboxLimits
 from moebox.tasks.families import make_job
 from moebox.tasks.job import AgentJob, HiddenCheck
 from moebox.tasks.result import FamilyScore, HiddenCheckResult, JobResult
 
-LIMITS = Limits(time_s=20.0, cpu_s=3, memory_bytes=768 * 2**20)
+LIMITS = SandboxLimits(time_s=20.0, cpu_s=3, memory_bytes=768 * 2**20)
 
 
 def run_hidden_checks(job: AgentJob, files: Mapping[str, bytes]) -> tuple[HiddenCheckResult, ...]:
     """Every hidden check. Protected files are put back first: what the agent made of them counts for nothing."""
     laid = dict(files) | {name: job.files[name].encode() for name in job.protected}
-    outcome = sandbox.snippets(laid, _snippets(job), limits=LIMITS)
+    outcome = sandbox.run_snippets(laid, _snippets(job), limits=LIMITS)
     values = list(outcome.values)
     wanted = list(expected_values(job))
     seen = []
@@ -56,7 +56,7 @@ def expected_values(job: AgentJob) -> tuple[Any, ...]:
 def _expected(family: str, level: Any, seed: int) -> tuple[Any, ...]:
     job = make_job(family, level, seed)
     files = {name: text.encode() for name, text in {**job.files, **job.solution}.items()}
-    return sandbox.snippets(files, _snippets(job), limits=LIMITS).values
+    return sandbox.run_snippets(files, _snippets(job), limits=LIMITS).values
 
 
 def _compare(each: HiddenCheck, values: Sequence[Any], wanted: Sequence[Any], error: str) -> HiddenCheckResult:

@@ -14,7 +14,7 @@ import fastjsonschema
 
 from moebox import sandbox
 from moebox.loose import Json, get_number, get_text, get_texts
-from moebox.sandbox import Limits
+from moebox.sandbox import SandboxLimits
 from moebox.tasks.gadget import GadgetStore
 from moebox.tasks.job import AgentJob
 from moebox.tasks.workspace import ToolRefused, Workspace
@@ -22,7 +22,7 @@ from moebox.tasks.workspace import ToolRefused, Workspace
 MOST_TEXT = 16_000  # characters of one answer; what is longer is cut, and says so
 MOST_LINES = 400
 MOST_FOUND = 60
-RUN_LIMITS = Limits(time_s=30.0, cpu_s=10, memory_bytes=768 * 2**20)
+RUN_LIMITS = SandboxLimits(time_s=30.0, cpu_s=10, memory_bytes=768 * 2**20)
 
 
 class InvalidCall(Exception):
@@ -188,7 +188,7 @@ class Toolbox:
 
     def _tests(self, _: Json) -> str:
         """In the sandbox, on a copy: what tests write does not stay."""
-        outcome = sandbox.program(
+        outcome = sandbox.run_program(
             self.workspace.files, "unittest", ["discover", "-s", "tests", "-t", "."], module=True, limits=RUN_LIMITS
         )
         return _told(outcome)
@@ -198,7 +198,7 @@ class Toolbox:
         name = self.workspace.resolve_path(path)
         if name not in self.workspace.files:
             raise ToolRefused(f"{path[:80]}: no such file")
-        outcome = sandbox.program(self.workspace.files, name, get_texts(given, "arguments"), limits=RUN_LIMITS)
+        outcome = sandbox.run_program(self.workspace.files, name, get_texts(given, "arguments"), limits=RUN_LIMITS)
         if outcome.files is None:
             raise ToolRefused(f"{_told(outcome)}\n(its files are too many or too large and were not kept)")
         changed = self.workspace.replace_files(outcome.files)
@@ -208,7 +208,7 @@ class Toolbox:
         return self.store.run_command(str(given["line"])) if self.store else "no: there is no store"
 
 
-def _told(outcome: sandbox.Outcome) -> str:
+def _told(outcome: sandbox.SandboxOutcome) -> str:
     """A program's output with how it ended."""
     ended = f"exit code {outcome.exit_code}"
     if outcome.timed_out or outcome.exit_code < 0:

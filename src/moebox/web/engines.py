@@ -5,7 +5,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from moebox import http
-from moebox.bench.scrape import parse, pick
+from moebox.bench.scrape import parse_prometheus, pick_metrics
 from moebox.errors import BadInput
 from moebox.serve import state
 from moebox.serve import stop as stopping
@@ -33,7 +33,9 @@ async def engine_metrics(request: Request, *, site: WebSite) -> Response:
     instance = await run_in_threadpool(find_engine, request.path_params["name"])
     root = instance.base_url.rstrip("/").removesuffix("/v1")
     reply = await run_in_threadpool(lambda: http.get(f"{root}/metrics", timeout_s=3.0))
-    return JSONResponse(pick(parse(reply.text)) if reply.ok else {}, headers={"Cache-Control": "no-store"})
+    return JSONResponse(
+        pick_metrics(parse_prometheus(reply.text)) if reply.ok else {}, headers={"Cache-Control": "no-store"}
+    )
 
 
 async def stop_engine(request: Request, *, site: WebSite) -> Response:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from moebox.core.measure import Load
 
 
-def arrivals(load: Load, seed: int) -> Iterator[float]:
+def arrival_times(load: Load, seed: int) -> Iterator[float]:
     """Seconds after the start at which each request is due, without end.
 
     Gaps follow a gamma distribution of shape `burstiness` and mean 1/rate (shape 1 is Poisson), as vLLM's benchmark

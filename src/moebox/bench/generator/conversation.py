@@ -9,39 +9,39 @@ class Conversation(Protocol):
 
     index: int
     turn: int
-    asked: int  # output tokens asked for in this turn
-    keep: bool  # the reply's text is needed
+    max_tokens: int  # output tokens asked for in this turn
+    keep_text: bool  # the reply's text is needed
 
-    def body(self) -> bytes:
+    def next_body(self) -> bytes:
         """The JSON body of the current turn."""
 
-    def replied(self, text: str) -> float | None:
+    def accept_reply(self, text: str) -> float | None:
         """Take the reply; seconds until the next turn, or None when the conversation is over."""
 
 
-class OneTurn:
+class SingleTurn:
     """One request."""
 
-    __slots__ = ("_body", "_make", "asked", "index", "keep", "turn")
+    __slots__ = ("_body", "_make", "index", "keep_text", "max_tokens", "turn")
 
-    def __init__(self, index: int, asked: int, make: Callable[[int], bytes], *, keep: bool = False) -> None:
+    def __init__(self, index: int, max_tokens: int, make: Callable[[int], bytes], *, keep_text: bool = False) -> None:
         self.index = index
         self.turn = 0
-        self.asked = asked
-        self.keep = keep
+        self.max_tokens = max_tokens
+        self.keep_text = keep_text
         self._make = make
         self._body = b""
 
-    def prepare(self) -> int:
+    def write_body(self) -> int:
         """Write the body ahead of time; how many bytes it has."""
         self._body = self._make(self.index)
         return len(self._body)
 
-    def body(self) -> bytes:
+    def next_body(self) -> bytes:
         """The JSON body."""
         body, self._body = self._body or self._make(self.index), b""
         return body
 
-    def replied(self, text: str) -> float | None:
+    def accept_reply(self, text: str) -> float | None:
         """It is over."""
         return None

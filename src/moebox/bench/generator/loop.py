@@ -10,55 +10,55 @@ import select
 import time
 from collections.abc import Callable
 
-from moebox.bench.generator.connection import Stage
-from moebox.bench.generator.connections import Connections
+from moebox.bench.generator.connection import ConnectionStage
+from moebox.bench.generator.connections import ConnectionPool
 from moebox.bench.generator.hot_path import HotPath
-from moebox.bench.generator.job import LATE, LONGEST_NAP_S, Gauge, Job, Progress
-from moebox.bench.generator.requests import Requests
-from moebox.bench.generator.schedule import Schedule
+from moebox.bench.generator.job import LATE_NS, MAX_NAP_S, LoadJob, LoadProgress, WorkerGauge
+from moebox.bench.generator.requests import RequestTracker
+from moebox.bench.generator.schedule import LoadSchedule
 from moebox.bench.samples import Samples
-from moebox.bench.workloads import Source
+from moebox.bench.workloads import ConversationSource
 from moebox.stream import sockets
 
-TICK = 500_000_000  # ns between looks at timeouts, the clocks and ourselves
-GLANCE = 50_000_000  # ns between looks at how busy the streams are
-BUSY_READS = 2000  # reads a second from which on napping pays
-BATCH = 256  # sockets taken from one poll
-MOST_BACKLOG = 4096  # replies beyond which looking at them does not wait for a quiet moment: bounds memory
-AT_ONCE = 64  # requests sent before looking at the network again
+TICK_NS = 500_000_000  # ns between looks at timeouts, the clocks and ourselves
+NAP_UPDATE_NS = 50_000_000  # ns between looks at how busy the streams are
+MIN_READS_TO_NAP = 2000  # reads a second from which on napping pays
+POLL_BATCH = 256  # sockets taken from one poll
+MAX_BACKLOG = 4096  # replies beyond which looking at them does not wait for a quiet moment: bounds memory
+MAX_SENDS = 64  # requests sent before looking at the network again
 
 
-class Loop:
+class LoadLoop:
     """Drives one worker's share of the load."""
 
-    def __init__(self, job: Job, source: Source, *, report: Callable[[Progress], None]) -> None:
+    def __init__(self, job: LoadJob, source: ConversationSource, *, report: Callable[[LoadProgress], None]) -> None:
         self.job = job
-        self.gauge = Gauge()
+        self.gauge = WorkerGauge()
         self._report = report
         self._poller = select.epoll()
-        self._schedule = Schedule(job, source)
-        self._hot = HotPath(late=LATE)
-        context = sockets.tls_context(job.target) if job.target.tls else None
-        self._connections = Connections(self._poller, context, self._hot)
-        self._requests = Requests(job, self._schedule, self._connections, self._hot, self.gauge)
+        self._schedule = LoadSchedule(job, source)
+        self._hot = HotPath(late_ns=LATE_NS)
+        context = sockets.tls_context(job.address) if job.address.tls else None
+        self._connections = ConnectionPool(self._poller, context, self._hot)
+        self._requests = RequestTracker(job, self._schedule, self._connections, self._hot, self.gauge)
         self._nap_s = 0.0
-        self._ready = 0  # sockets of the last poll
+        self._ready_count = 0  # sockets of the last poll
 
     @property
     def samples(self) -> Samples:
         """What became of every request so far."""
         return self._requests.samples
 
-    def connect(self) -> None:
+    def open_connections(self) -> None:
         """Open the connections of a closed loop before the clock starts; failures show when they are used."""
-        for number in range(0 if self._schedule.open else self._schedule.connections):
-            self._requests.dial(self._connections.open())
-            self._schedule.prepare()
+        for number in range(0 if self._schedule.is_open_loop else self._schedule.max_connections):
+            self._requests.open_connection(self._connections.add_connection())
+            self._schedule.prepare_request()
             if number % 256 == 255:
-                self._await_connections(min(2.0, self.job.load.timeout_s))
-        self._await_connections(min(10.0, self.job.load.timeout_s))
+                self._wait_for_connections(min(2.0, self.job.load.timeout_s))
+        self._wait_for_connections(min(10.0, self.job.load.timeout_s))
 
-    def run(self, zero: int, wall: float, stopped: Callable[[], bool]) -> None:
+    def run(self, zero: int, wall: float, should_stop: Callable[[], bool]) -> None:
         """Drive the load from `zero` (CLOCK_MONOTONIC ns) until it is done or `stopped` says so."""
         self.samples.zero, self.samples.wall = zero, wall
         requests, schedule, gauge = self._requests, self._schedule, self.gauge
@@ -67,25 +67,25 @@ class Loop:
         usage = time.process_time()
         began = tick = time.monotonic_ns()
         cpu_before, glance, reads_before = usage, began, 0
-        while schedule.pending or self._in_flight():
-            self._poll()
+        while schedule.has_pending or self._in_flight():
+            self._poll_once()
             now = time.monotonic_ns()
-            if now - glance >= GLANCE:
+            if now - glance >= NAP_UPDATE_NS:
                 self._nap_s = self._nap((gauge.reads - reads_before) * 1e9 / (now - glance))
                 glance, reads_before = now, gauge.reads
-            if now - tick >= TICK:
+            if now - tick >= TICK_NS:
                 share = (time.process_time() - cpu_before) * 1e9 / (now - tick)
                 gauge.peak_cpu_share = max(gauge.peak_cpu_share, share)
                 tick, cpu_before = now, time.process_time()
-                self._look_around(now, share)
-                if stopped():
-                    requests.stop()
+                self._check_and_report(now, share)
+                if should_stop():
+                    requests.cancel_all()
                     break
-            schedule.tick(now)
-            self._dispatch(now)
-            self._work_off(now)
+            schedule.queue_due(now)
+            self._send_due(now)
+            self._process_backlog(now)
         while requests.backlog:
-            requests.look_at(requests.backlog.popleft())
+            requests.process_item(requests.backlog.popleft())
         gauge.cpu_s = time.process_time() - usage
         gauge.wall_s = (time.monotonic_ns() - began) / 1e9
         gauge.peak_rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -98,73 +98,77 @@ class Loop:
 
     def _nap(self, reads_per_s: float) -> float:
         """Seconds to wait between polls: a quarter of the mean gap between a stream's reads, so that few coincide."""
-        if reads_per_s < BUSY_READS or self.gauge.clock != "kernel":
+        if reads_per_s < MIN_READS_TO_NAP or self.gauge.clock != "kernel":
             return 0.0
-        return min(LONGEST_NAP_S, self._in_flight() / reads_per_s / 4)
+        return min(MAX_NAP_S, self._in_flight() / reads_per_s / 4)
 
-    def _poll(self) -> None:
+    def _poll_once(self) -> None:
         """Wait for the network once, and read what has come."""
         hot, requests, by_fd = self._hot, self._requests, self._connections.by_fd
-        patience, asked = self._patience(), time.monotonic_ns()
-        ready = self._poller.poll(patience, BATCH)
+        timeout, polled_from = self._poll_timeout_s(), time.monotonic_ns()
+        ready = self._poller.poll(timeout, POLL_BATCH)
         now = time.monotonic_ns()
-        self._ready = len(ready)
-        oldest = hot.read(ready, now)
-        for fd, mask, data, came in hot.odd:
+        self._ready_count = len(ready)
+        oldest = hot.read_ready(ready, now)
+        for fd, mask, data, came in hot.unusual:
             connection = by_fd[fd]
             if data is not None:
                 hot.streams[fd] = None
-                requests.came(connection, data, came)
-            elif mask == select.EPOLLIN and connection.quiet:
-                came = requests.read(connection)
+                requests.handle_data(connection, data, came)
+            elif mask == select.EPOLLIN and connection.can_defer:
+                came = requests.read_stream(connection)
                 oldest = min(oldest or came, came or oldest)
             else:
-                requests.event(connection, mask)
+                requests.handle_event(connection, mask)
             hot.read_at[fd] = now
-        kept_away = now - asked > patience * 1e9 + LATE / 2  # after SIGCONT, Python's poll returns without a look
-        if self._ready < BATCH and not kept_away:  # otherwise some were left unread
-            hot.polled = now
+        kept_away = (
+            now - polled_from > timeout * 1e9 + LATE_NS / 2
+        )  # after SIGCONT, Python's poll returns without a look
+        if self._ready_count < POLL_BATCH and not kept_away:  # otherwise some were left unread
+            hot.polled_at = now
         if ready:
-            self.gauge.note(len(ready), time.monotonic_ns() - oldest if oldest else 0)
+            self.gauge.add_batch(len(ready), time.monotonic_ns() - oldest if oldest else 0)
 
-    def _dispatch(self, now: int) -> None:
+    def _send_due(self, now: int) -> None:
         requests, schedule, connections = self._requests, self._schedule, self._connections
-        for _ in range(AT_ONCE):
-            if not schedule.waiting or not (requests.idle or len(connections.all) < schedule.connections):
+        for _ in range(MAX_SENDS):
+            if not schedule.waiting or not (requests.idle or len(connections.all) < schedule.max_connections):
                 return
-            due = schedule.next_due_now(now)
+            due = schedule.take_due(now)
             if due is not None:
                 at, conversation = due
-                requests.assign(requests.idle.pop() if requests.idle else connections.open(), conversation, at)
+                requests.assign_request(
+                    requests.idle.pop() if requests.idle else connections.add_connection(), conversation, at
+                )
 
-    def _work_off(self, now: int) -> None:
+    def _process_backlog(self, now: int) -> None:
         """Look at what was read for as long as a nap would last, and nap for the rest of it."""
         requests, schedule = self._requests, self._schedule
         backlog = requests.backlog
-        rushed = self._ready == BATCH or bool(schedule.waiting)
+        rushed = self._ready_count == POLL_BATCH or bool(schedule.waiting)
         until = now + (0 if rushed else int(self._nap_s * 1e9))
-        spare = 32 if len(backlog) > MOST_BACKLOG else 1 + self._ready // 8  # a little at a time, even in a rush
+        spare = 32 if len(backlog) > MAX_BACKLOG else 1 + self._ready_count // 8  # a little at a time, even in a rush
         while backlog and (spare > 0 or time.monotonic_ns() < until):
-            requests.look_at(backlog.popleft())
+            requests.process_item(backlog.popleft())
             spare -= 1
-        while time.monotonic_ns() < until and schedule.prepare():
+        while time.monotonic_ns() < until and schedule.prepare_request():
             pass
         left = until - time.monotonic_ns()
         if left > 0 and not schedule.waiting:
             time.sleep(left / 1e9)
 
-    def _look_around(self, now: int, share: float) -> None:
+    def _check_and_report(self, now: int, share: float) -> None:
         """Twice a second: the clocks, timeouts, and a word to whoever watches."""
         requests, connections = self._requests, self._connections.all
         before, self._hot.offset = self._hot.offset, sockets.clock_offset()
-        self.gauge.note_clocks(self._hot.offset - before)
+        self.gauge.add_clock_drift(self._hot.offset - before)
         for connection in connections:
             if connection.conversation is not None:
-                requests.check(connection, now)
+                requests.check_timeouts(connection, now)
         under_way = sum(len(each.recorder.times) for each in connections if each.conversation is not None)
-        ttft, requests.ttft = requests.ttft, []
+        ttft, requests.recent_ttfts = requests.recent_ttfts, []
         self._report(
-            Progress(
+            LoadProgress(
                 worker=self.job.worker,
                 sent=requests.sent,
                 ended=len(self.samples),
@@ -179,21 +183,23 @@ class Loop:
     def _in_flight(self) -> int:
         return len(self._connections.all) - len(self._requests.idle)
 
-    def _patience(self) -> float:
+    def _poll_timeout_s(self) -> float:
         """Seconds the poll may wait.
 
         Not long while anything is in flight: a process that was kept from running looks like one that was waiting, and
         only who looks often knows that it did not look.
         """
         now, schedule = time.monotonic_ns(), self._schedule
-        due = now if schedule.waiting and self._requests.idle else schedule.next_due
-        longest = LONGEST_NAP_S if self._in_flight() else TICK / 1e9
+        due = now if schedule.waiting and self._requests.idle else schedule.next_timer
+        longest = MAX_NAP_S if self._in_flight() else TICK_NS / 1e9
         return min(longest, max(0.0, (due - now) / 1e9)) if due else longest
 
-    def _await_connections(self, limit_s: float) -> None:
+    def _wait_for_connections(self, limit_s: float) -> None:
         until = time.monotonic() + limit_s
         while time.monotonic() < until:
-            if not any(each.stage in (Stage.CONNECTING, Stage.HANDSHAKE) for each in self._connections.all):
+            if not any(
+                each.stage in (ConnectionStage.CONNECTING, ConnectionStage.HANDSHAKE) for each in self._connections.all
+            ):
                 return
-            for fd, mask in self._poller.poll(0.05, BATCH):
-                self._requests.event(self._connections.by_fd[fd], mask)
+            for fd, mask in self._poller.poll(0.05, POLL_BATCH):
+                self._requests.handle_event(self._connections.by_fd[fd], mask)

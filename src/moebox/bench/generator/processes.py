@@ -11,26 +11,26 @@ from dataclasses import dataclass, field, replace
 from typing import IO
 
 from moebox import codec
-from moebox.bench.generator.job import Gauge, Job, Progress
-from moebox.bench.samples import Samples, unpack
+from moebox.bench.generator.job import LoadJob, LoadProgress, WorkerGauge
+from moebox.bench.samples import Samples, samples_from_bytes
 from moebox.errors import ExternalError
 
 STREAMS_PER_WORKER = 4096  # one core kept 2,048 streams at 50 tok/s each to within the goals (measured 2026-11-15)
 
 
 @dataclass(slots=True, kw_only=True)
-class Driven:
+class LoadRun:
     """What a run left behind."""
 
     samples: Samples
-    gauges: list[Gauge] = field(default_factory=list)
-    interrupted: bool = False
+    gauges: list[WorkerGauge] = field(default_factory=list)
+    was_interrupted: bool = False
 
 
-class _Worker:
+class WorkerProcess:
     """One process and the lines it says."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: LoadJob) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "moebox.bench.generator.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
@@ -40,36 +40,36 @@ class _Worker:
         self.stdout: IO[bytes] = self.process.stdout
         self.ready = False
         self.samples: Samples | None = None
-        self.gauge = Gauge()
-        self.order(codec.to_plain(job))
+        self.gauge = WorkerGauge()
+        self.send_message(codec.to_plain(job))
 
-    def order(self, order: object) -> None:
+    def send_message(self, order: object) -> None:
         try:
             self.stdin.write(json.dumps(order).encode() + b"\n")
             self.stdin.flush()
         except BrokenPipeError:
             pass  # it says why on its way out
 
-    def next_line(self) -> Progress | None:
+    def read_message(self) -> LoadProgress | None:
         """Its next line; raises Outside when it failed."""
         line = self.stdout.readline()
         if not line:
             raise ExternalError(f"a load generator process ended early (exit code {self.process.wait()})")
-        said = json.loads(line)
-        kind, data = said["kind"], said["data"]
+        message = json.loads(line)
+        kind, data = message["kind"], message["data"]
         if kind == "error":
             raise ExternalError(data["message"])
         if kind == "ready":
             self.ready = True
         elif kind == "progress":
-            return codec.decode(Progress, data, where="progress")
+            return codec.decode(LoadProgress, data, where="progress")
         elif kind == "result":
-            self.gauge = codec.decode(Gauge, data["gauge"], where="gauge")
-            self.samples = unpack(self.stdout.read(data["bytes"]))
+            self.gauge = codec.decode(WorkerGauge, data["gauge"], where="gauge")
+            self.samples = samples_from_bytes(self.stdout.read(data["bytes"]))
             self.samples.texts = dict(json.loads(self.stdout.read(data["texts"])))
         return None
 
-    def end(self) -> None:
+    def stop_process(self) -> None:
         self.stdin.close()
         try:
             self.process.wait(5)
@@ -79,32 +79,32 @@ class _Worker:
         self.stdout.close()
 
 
-def drive(job: Job, *, watch: Callable[[list[Progress], float], None] | None = None) -> Driven:
+def run_job(job: LoadJob, *, watcher: Callable[[list[LoadProgress], float], None] | None = None) -> LoadRun:
     """Run a job over as many workers as it asks for; Ctrl-C stops it and keeps what was measured."""
     workers = job.load.workers or choose_workers(job)
-    crew: list[_Worker] = []
+    processes: list[WorkerProcess] = []
     try:
-        crew = [_Worker(replace(job, worker=number, workers=workers)) for number in range(workers)]
-        for worker in crew:
+        processes = [WorkerProcess(replace(job, worker=number, workers=workers)) for number in range(workers)]
+        for worker in processes:
             while not worker.ready:
-                worker.next_line()
-        return _gather(crew, watch or (lambda progress, elapsed: None))
+                worker.read_message()
+        return _gather(processes, watcher or (lambda progress, elapsed: None))
     finally:
-        for worker in crew:
-            worker.end()
+        for worker in processes:
+            worker.stop_process()
 
 
-def choose_workers(job: Job) -> int:
+def choose_workers(job: LoadJob) -> int:
     """One process for four thousand streams; never more than the cores it may use less one, or the connections."""
     connections = job.load.concurrency or 1
     return max(1, min(-(-connections // STREAMS_PER_WORKER), len(os.sched_getaffinity(0)) - 1, connections))
 
 
-def _gather(crew: list[_Worker], watch: Callable[[list[Progress], float], None]) -> Driven:
+def _gather(crew: list[WorkerProcess], watch: Callable[[list[LoadProgress], float], None]) -> LoadRun:
     zero, wall = time.monotonic_ns() + 20_000_000, time.time() + 0.02  # a moment for all to read it
     _order(crew, {"zero": zero, "wall": wall})
-    driven = Driven(samples=Samples(zero=zero, wall=wall))
-    latest: dict[int, Progress] = {}
+    driven = LoadRun(samples=Samples(zero=zero, wall=wall))
+    latest: dict[int, LoadProgress] = {}
     with selectors.DefaultSelector() as selector:
         for worker in crew:
             selector.register(worker.stdout, selectors.EVENT_READ, worker)
@@ -113,7 +113,7 @@ def _gather(crew: list[_Worker], watch: Callable[[list[Progress], float], None])
                 _hear(selector, latest)
                 watch(list(latest.values()), (time.monotonic_ns() - zero) / 1e9)
             except KeyboardInterrupt:
-                driven.interrupted = True
+                driven.was_interrupted = True
                 _order(crew, "stop")
     for worker in crew:
         if worker.samples is not None:
@@ -122,16 +122,16 @@ def _gather(crew: list[_Worker], watch: Callable[[list[Progress], float], None])
     return driven
 
 
-def _order(crew: list[_Worker], what: object) -> None:
+def _order(crew: list[WorkerProcess], what: object) -> None:
     for worker in crew:
-        worker.order(what)
+        worker.send_message(what)
 
 
-def _hear(selector: selectors.BaseSelector, latest: dict[int, Progress]) -> None:
+def _hear(selector: selectors.BaseSelector, latest: dict[int, LoadProgress]) -> None:
     """What workers tell, until each has handed over its samples."""
     for key, _ in selector.select(0.5):
-        worker: _Worker = key.data
-        progress = worker.next_line()
+        worker: WorkerProcess = key.data
+        progress = worker.read_message()
         if progress:
             latest[progress.worker] = progress
         if worker.samples is not None:

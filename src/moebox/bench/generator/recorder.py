@@ -10,20 +10,20 @@ Nothing is remembered beyond the reply.
 from array import array
 from collections.abc import Sequence
 
-from moebox.bench.generator.template import END, Template, chunk_at, template_of
+from moebox.bench.generator.template import CHUNK_EVENT_END, EventTemplate, find_template, parse_chunk
 from moebox.redact import decode_reply
 from moebox.stream.body import ResponseBody
 from moebox.stream.events import ESTIMATED_TIME, SILENT, StreamEvent, decode_event, describe_error, tokens_by_chunk
 from moebox.stream.sse import is_done_mark
 
-LAST = b"0\r\n\r\n"  # the empty chunk that ends a response
+LAST_CHUNK = b"0\r\n\r\n"  # the empty chunk that ends a response
 
 
-class Recorder:
+class ReplyRecorder:
     """One reply on record. `times`, `kinds` and `sizes` hold one entry for each event that carried tokens."""
 
     __slots__ = (
-        "_all",
+        "_decode_all",
         "body",
         "cached_tokens",
         "completion_tokens",
@@ -31,54 +31,56 @@ class Recorder:
         "done",
         "done_at",
         "error",
-        "estimated",
-        "events",
-        "finish",
-        "keep",
+        "estimated_count",
+        "event_count",
+        "finish_reason",
+        "keep_text",
         "kinds",
         "prompt_tokens",
         "reasoning_tokens",
-        "silent",
-        "since",
+        "sent_at",
+        "silent_times",
         "sizes",
         "template",
-        "text",
+        "texts",
         "times",
     )
 
-    def __init__(self, *, keep: bool = False, since: int = 0) -> None:
+    def __init__(self, *, keep_text: bool = False, sent_at: int = 0) -> None:
         self.body = ResponseBody()
         self.times = array("q")  # arrival, in the nanoseconds of whoever feeds
         self.kinds = array("B")
-        self.since = since  # when the request was sent: nothing of its reply came before
-        self.silent: list[int] = []  # arrival of events with an empty delta, or of the finish: tokens without text
+        self.sent_at = sent_at  # when the request was sent: nothing of its reply came before
+        self.silent_times: list[
+            int
+        ] = []  # arrival of events with an empty delta, or of the finish: tokens without text
         self.sizes = array("I")  # bytes of the event: how tokens are shared out when one event holds several
         self.counts: list[
             int
         ] = []  # completion tokens so far as the server counts them, where it says so in each event
-        self.events = 0  # of any kind, comments aside
-        self.estimated = 0  # whose time is known only to lie between two others
-        self.finish = ""
+        self.event_count = 0  # of any kind, comments aside
+        self.estimated_count = 0  # whose time is known only to lie between two others
+        self.finish_reason = ""
         self.error = ""
         self.done = False  # [DONE] came
         self.done_at = 0  # when
         self.completion_tokens = self.prompt_tokens = self.cached_tokens = self.reasoning_tokens = -1  # -1: not told
-        self.keep = keep
-        self.text: list[str] = []
-        self.template: Template | None = None  # of the event before, when the next may be told by its bytes alone
-        self._all = keep  # text wanted, or usage in every event: each one must be decoded
+        self.keep_text = keep_text
+        self.texts: list[str] = []
+        self.template: EventTemplate | None = None  # of the event before, when the next may be told by its bytes alone
+        self._decode_all = keep_text  # text wanted, or usage in every event: each one must be decoded
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """The response has ended, as HTTP frames it."""
         return self.body.is_complete
 
     @property
-    def quiet(self) -> bool:
+    def is_between_events(self) -> bool:
         """Between two events of a chunked stream: a segment that ends as events do can wait to be looked at."""
         return self.body.at_boundary and self.body.streamed
 
-    def quick(self, segment: bytes, time: int, since: int = 0) -> bool:
+    def take_fast(self, segment: bytes, time: int, since: int = 0) -> bool:
         """Take a segment of events like the one before, at the cost of a few comparisons; False for any other.
 
         Only between two events (`quiet`). It pays to do this at once, while the bytes are in the processor's cache.
@@ -88,12 +90,12 @@ class Recorder:
         template = self.template
         if template is None:
             return False
-        sizes, end = template.run(segment)
+        sizes, end = template.match_run(segment)
         if end < len(segment):
             return False
         self.catch_up()
-        self._keep(time, sizes, template.kind)
-        self._guess(len(self.times) - len(sizes), since)
+        self._add_events(time, sizes, template.kind)
+        self._estimate_times(len(self.times) - len(sizes), since)
         return True
 
     def catch_up(self) -> None:
@@ -101,33 +103,33 @@ class Recorder:
         missing = len(self.times) - len(self.kinds)
         if missing and self.template is not None:
             self.kinds.frombytes(bytes((self.template.kind,)) * missing)
-            self.events += missing
+            self.event_count += missing
 
-    def feed(self, segments: Sequence[bytes], times: Sequence[int]) -> None:
+    def record_all(self, segments: Sequence[bytes], times: Sequence[int]) -> None:
         """Record what was read; `times[i]` is when `segments[i]` came."""
         for segment, time in zip(segments, times, strict=True):
-            self.record(segment, time)
+            self.record_segment(segment, time)
 
-    def record(self, segment: bytes, time: int, since: int = 0) -> None:
+    def record_segment(self, segment: bytes, time: int, since: int = 0) -> None:
         """Record one segment, whatever is in it; `since` as in `quick`."""
         self.catch_up()
         before = len(self.times)
-        self._read(segment, time)
-        self._guess(before, since)
+        self._parse_segment(segment, time)
+        self._estimate_times(before, since)
 
-    def _guess(self, first: int, since: int) -> None:
+    def _estimate_times(self, first: int, since: int) -> None:
         """The events from `first` on were in one segment: if the reader was away, only the last one's time is known."""
         times, last = self.times, len(self.times) - 1
         if not since or last <= first:
             return
-        since = max(since, self.since)
+        since = max(since, self.sent_at)
         start, end = times[first - 1] if first else since, times[last]
         for i in range(first, last):
             times[i] = min(end, max(since, start + (end - start) * (i + 1 - first) // (last + 1 - first)))
             self.kinds[i] |= ESTIMATED_TIME
-        self.estimated += last - first
+        self.estimated_count += last - first
 
-    def rewind(self) -> None:
+    def respace_first_events(self) -> None:
         """Place the first events, where they were read late and together, one usual gap of this reply apart.
 
         When they came there was no event before to tell a usual gap by.
@@ -137,7 +139,7 @@ class Recorder:
         sure = self._sure_gaps(count)
         if not count or not sure:
             return
-        since = max(self.since, ((count + 1) * times[0] - times[count]) // count)  # see `_guess`
+        since = max(self.sent_at, ((count + 1) * times[0] - times[count]) // count)  # see `_guess`
         usual = sorted(sure)[len(sure) // 2]
         for i in range(count):
             times[i] = min(times[count], max(since, times[count] - (count - i) * usual))
@@ -148,118 +150,118 @@ class Recorder:
         later = range(first + 1, len(times))
         return [times[i] - times[i - 1] for i in later if not (kinds[i] | kinds[i - 1]) & ESTIMATED_TIME]
 
-    def count_silent(self) -> None:
+    def add_silent_tokens(self) -> None:
         """Tokens that the server counted and did not show came with its empty events, the last at the latest."""
-        if self.times or self.completion_tokens <= 0 or not self.silent:
+        if self.times or self.completion_tokens <= 0 or not self.silent_times:
             return
-        shown = self.silent[: self.completion_tokens] if len(self.silent) > 1 else self.silent
+        shown = self.silent_times[: self.completion_tokens] if len(self.silent_times) > 1 else self.silent_times
         self.times.extend(shown)
         self.kinds.frombytes(bytes((SILENT,)) * len(shown))
         self.sizes.extend([1] * len(shown))
-        if self.keep:
-            self.text.extend([""] * len(shown))
+        if self.keep_text:
+            self.texts.extend([""] * len(shown))
 
-    def _read(self, segment: bytes, time: int) -> None:
+    def _parse_segment(self, segment: bytes, time: int) -> None:
         at, length, body = 0, len(segment), self.body
         while at < length:
             if body.at_boundary and body.streamed:
-                at = self._chunks(segment, at, time)
+                at = self._take_chunks(segment, at, time)
                 if at == length:
                     return
             # Up to where the next event may begin with its chunk; what follows a response's end is nobody's.
-            end = segment.find(b"\r\n\r\n" if body.is_untouched else END, at)
+            end = segment.find(b"\r\n\r\n" if body.is_untouched else CHUNK_EVENT_END, at)
             end = end + 4 if end >= 0 and not body.is_complete else length
-            self._take(body.feed(segment[at:end]), time)
-            self._settle()
+            self._take_payloads(body.feed(segment[at:end]), time)
+            self._check_body()
             at = end
 
-    def _chunks(self, segment: bytes, at: int, time: int) -> int:
+    def _take_chunks(self, segment: bytes, at: int, time: int) -> int:
         """Record chunks of one event each from `at` on, and the end behind them; where something else begins."""
         length, tried = len(segment), None
         while at < length:
             if self.template is not tried and self.template is not None:
                 tried = self.template
-                sizes, at = tried.run(segment, at)
+                sizes, at = tried.match_run(segment, at)
                 if sizes:
-                    self._keep(time, sizes, tried.kind)
-            if (chunk := chunk_at(segment, at)) is None:
+                    self._add_events(time, sizes, tried.kind)
+            if (chunk := parse_chunk(segment, at)) is None:
                 break
-            self._take((chunk[0],), time)
+            self._take_payloads((chunk[0],), time)
             at = chunk[1]
-        if length - at == len(LAST) and segment.endswith(LAST):
+        if length - at == len(LAST_CHUNK) and segment.endswith(LAST_CHUNK):
             self.body.mark_complete()
             return length
         return at
 
-    def _keep(self, time: int, sizes: Sequence[int], kind: int) -> None:
+    def _add_events(self, time: int, sizes: Sequence[int], kind: int) -> None:
         """Events of one kind that came at one time."""
         count = len(sizes)
         self.times.extend([time] * count)
         self.kinds.frombytes(bytes((kind,)) * count)
         self.sizes.extend(sizes)
-        self.events += count
+        self.event_count += count
 
-    def end(self, time: int) -> None:
+    def close(self, time: int) -> None:
         """The connection closed; an event that was whole but for its blank line still counts."""
         self.catch_up()
         if self.body.is_complete:
             return
-        self._take(self.body.close(), time, cut=True)
-        self._settle()
+        self._take_payloads(self.body.close(), time, connection_closed=True)
+        self._check_body()
         if not self.body.status and not self.error:
             self.error = "the server closed the connection without an answer"
 
-    def tokens(self) -> "array[int]":
+    def tokens_by_event(self) -> "array[int]":
         """How many tokens each event carried, summing to the server's own count where it gave one."""
         return tokens_by_chunk(self.sizes, self.counts, self.completion_tokens)
 
-    def _settle(self) -> None:
+    def _check_body(self) -> None:
         body = self.body
         if body.problem and not self.error:
             self.error = body.problem
         if body.is_complete and not body.streamed and body.status and not body.problem:
-            self._whole()
+            self._take_whole_reply()
 
-    def _take(self, payloads: Sequence[bytes], time: int, *, cut: bool = False) -> None:
+    def _take_payloads(self, payloads: Sequence[bytes], time: int, *, connection_closed: bool = False) -> None:
         for payload in payloads:
-            self.events += 1
+            self.event_count += 1
             if not self.done and is_done_mark(payload):
                 self.done, self.done_at, self.template = True, time, None
             if self.done:  # what follows belongs to no reply
                 continue
             event = decode_event(payload)
             if event is None:
-                if cut:  # half an event: the stream was cut, which `done` and `finish` tell
-                    self.events -= 1
+                if connection_closed:  # half an event: the stream was cut, which `done` and `finish` tell
+                    self.event_count -= 1
                 elif not self.error:
                     self.error = f"an event that is not JSON: {decode_reply(payload)[:60]!r}"
                 continue
-            self._note(event, len(payload), time)
-            if event.kind and not self._all and not event.usage and not event.finish:
-                self.template = template_of(payload, event.kind)
+            self._add_event(event, len(payload), time)
+            if event.kind and not self._decode_all and not event.usage and not event.finish:
+                self.template = find_template(payload, event.kind)
 
-    def _note(self, event: StreamEvent, size: int, time: int) -> None:
+    def _add_event(self, event: StreamEvent, size: int, time: int) -> None:
         if event.error and not self.error:
             self.error = event.error
-        if event.silent or (event.finish and not event.kind and not self.silent):
-            self.silent.append(time)
+        if event.silent or (event.finish and not event.kind and not self.silent_times):
+            self.silent_times.append(time)
         if event.finish:
-            self.finish = event.finish
+            self.finish_reason = event.finish
         if event.usage:
             prompt, completion, cached, reasoning = event.usage
             self.prompt_tokens, self.completion_tokens = prompt, completion
             self.cached_tokens, self.reasoning_tokens = cached, reasoning
         if event.kind:
             if event.usage:
-                self._all, self.template = True, None
+                self._decode_all, self.template = True, None
                 self.counts.append(max(0, self.completion_tokens))
             self.times.append(time)
             self.kinds.append(event.kind)
             self.sizes.append(size)
-            if self.keep:
-                self.text.append(event.text)
+            if self.keep_text:
+                self.texts.append(event.text)
 
-    def _whole(self) -> None:
+    def _take_whole_reply(self) -> None:
         """A reply that did not stream: an HTTP error, or a server that ignores `stream`."""
         payload = bytes(self.body.rest)
         self.body.rest.clear()
@@ -270,5 +272,5 @@ class Recorder:
         if event is None:
             self.error = self.error or f"neither events nor JSON came back: {decode_reply(payload)[:60]!r}"
             return
-        self.events = 1
+        self.event_count = 1
         self.error = event.error or "a whole JSON reply came instead of a stream"

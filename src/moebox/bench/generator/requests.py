@@ -4,278 +4,291 @@ import select
 import time
 from collections import deque
 
-from moebox.bench.generator.connection import Connection, Stage, opens_stream
-from moebox.bench.generator.connections import Connections
+from moebox.bench.generator.connection import Connection, ConnectionStage, is_stream_head
+from moebox.bench.generator.connections import ConnectionPool
 from moebox.bench.generator.conversation import Conversation
-from moebox.bench.generator.finished import Finished, endless, judge
-from moebox.bench.generator.hot_path import BUFFER, HotPath
-from moebox.bench.generator.job import Gauge, Job
-from moebox.bench.generator.schedule import Schedule
+from moebox.bench.generator.finished import FinishedRequest, judge_reply, runaway_reason
+from moebox.bench.generator.hot_path import READ_BYTES, HotPath
+from moebox.bench.generator.job import LoadJob, WorkerGauge
+from moebox.bench.generator.schedule import LoadSchedule
 from moebox.bench.samples import CANCELLED, COMPLETED, FAILED, Samples
 from moebox.core.measure import Load
 from moebox.stream import sockets
 from moebox.stream.body import retry_after_s
 
-UNREAD = 32  # reads of one reply that may wait
+MAX_DEFERRED_READS = 32  # reads of one reply that may wait
 EVENT_END = b"\n\n\r\n"  # the end of an event that ends with its chunk
 STREAM_END = b"\r\n0\r\n\r\n"  # the end of a chunk and the last, empty one
 BACK_OFF_S = 0.5  # before a connection asks again after a refusal (HTTP 429 or 503, or no connection)
-LONGEST_BACK_OFF_S = 60.0  # whatever a server's Retry-After says: a benchmark is no place to wait for an hour
-LOOK_AGAIN = 4_000_000_000  # ns of silence after which a socket is read unasked: no event that was missed costs more
-WITHOUT_END = 2_000_000_000  # ns after [DONE], when the end of the response does not come, whatever else does
+MAX_BACK_OFF_S = 60.0  # whatever a server's Retry-After says: a benchmark is no place to wait for an hour
+SILENCE_CHECK_NS = (
+    4_000_000_000  # ns of silence after which a socket is read unasked: no event that was missed costs more
+)
+DONE_GRACE_NS = 2_000_000_000  # ns after [DONE], when the end of the response does not come, whatever else does
 
 
-class Requests:
+class RequestTracker:
     """What is under way on a worker's connections. Whatever a server does, each request ends as one sample."""
 
-    def __init__(self, job: Job, schedule: Schedule, connections: Connections, hot: HotPath, gauge: Gauge) -> None:
+    def __init__(
+        self, job: LoadJob, schedule: LoadSchedule, connections: ConnectionPool, hot: HotPath, gauge: WorkerGauge
+    ) -> None:
         self.samples = Samples()
         self.idle: list[Connection] = []
-        self.backlog: deque[Connection | Finished] = deque()  # read, to be looked at when there is time
+        self.backlog: deque[Connection | FinishedRequest] = deque()  # read, to be looked at when there is time
         self.sent = self.failed = 0
-        self.ttft: list[int] = []  # of requests that ended since someone last asked
+        self.recent_ttfts: list[int] = []  # of requests that ended since someone last asked
         self._job, self._load, self._schedule = job, job.load, schedule
         self._connections, self._hot, self._gauge = connections, hot, gauge
-        self._address = sockets.resolve_addresses(job.target)[0]
+        self._address = sockets.resolve_addresses(job.address)[0]
         self._stopping = False
-        head = sockets.request_head(job.target, job.path, length=-1, headers=job.headers, accept="text/event-stream")
+        head = sockets.request_head(job.address, job.path, length=-1, headers=job.headers, accept="text/event-stream")
         self._head = head.replace(b"%", b"%%").replace(b"Content-Length: -1", b"Content-Length: %d")
 
     # A connection gets a request.
 
-    def dial(self, connection: Connection) -> str:
+    def open_connection(self, connection: Connection) -> str:
         """Begin to connect; the reason when that failed at once."""
         reason = connection.connect(*self._address)
-        if not self._connections.watch(connection):
+        if not self._connections.register_descriptor(connection):
             self._gauge.clock = "user"
         return reason
 
-    def assign(self, connection: Connection, conversation: Conversation, due: int) -> None:
+    def assign_request(self, connection: Connection, conversation: Conversation, due: int) -> None:
         """Send this on that connection, as soon as it is up."""
         connection.conversation, connection.due, connection.sent = conversation, due, 0
-        connection.given = connection.alive = time.monotonic_ns()
-        connection.mark = connection.seen = 0
-        if connection.stage == Stage.IDLE:
-            self._begin(connection, conversation, due)
-        elif connection.stage == Stage.CLOSED:
-            connection.recorder = type(connection.recorder)(keep=conversation.keep)
-            reason = self.dial(connection)
+        connection.assigned_at = connection.active_at = time.monotonic_ns()
+        connection.parsed_count = connection.progress_mark = 0
+        if connection.stage == ConnectionStage.IDLE:
+            self._send_request(connection, conversation, due)
+        elif connection.stage == ConnectionStage.CLOSED:
+            connection.recorder = type(connection.recorder)(keep_text=conversation.keep_text)
+            reason = self.open_connection(connection)
             if reason:
-                self._refused(connection, reason)
+                self._connection_failed(connection, reason)
 
-    def _begin(self, connection: Connection, conversation: Conversation, due: int) -> None:
-        body = conversation.body()
+    def _send_request(self, connection: Connection, conversation: Conversation, due: int) -> None:
+        body = conversation.next_body()
         self.sent += 1
-        reason = connection.begin(conversation, self._head % len(body) + body, due)
+        reason = connection.send_request(conversation, self._head % len(body) + body, due)
         if reason:
-            self._lost(connection, reason)
+            self._connection_lost(connection, reason)
 
     # Something happened on a connection.
 
-    def came(self, connection: Connection, data: bytes, at: int) -> None:
+    def handle_data(self, connection: Connection, data: bytes, at: int) -> None:
         """Bytes in the middle of a plain stream, or its end."""
-        got, since = connection.got, self._hot.unseen_since(connection.fd, at)
-        if got and data[-4:] == EVENT_END and len(got) < UNREAD:  # its beginning still waits to be looked at
+        got, since = connection.segments, self._hot.unread_since(connection.fd, at)
+        if (
+            got and data[-4:] == EVENT_END and len(got) < MAX_DEFERRED_READS
+        ):  # its beginning still waits to be looked at
             got.append((data, at, since))
-        elif got or not connection.recorder.quick(data, at, since):
+        elif got or not connection.recorder.take_fast(data, at, since):
             got.append((data, at, since))
-            self._unusual(connection, data)
+            self._handle_unusual(connection, data)
         else:
-            self._connections.heat(connection)
-        if len(data) == BUFFER and connection.stage in (Stage.IDLE, Stage.BUSY):  # there may be more
-            self.event(connection, select.EPOLLIN)
+            self._connections.mark_hot(connection)
+        if len(data) == READ_BYTES and connection.stage in (
+            ConnectionStage.IDLE,
+            ConnectionStage.BUSY,
+        ):  # there may be more
+            self.handle_event(connection, select.EPOLLIN)
 
-    def _unusual(self, connection: Connection, data: bytes) -> None:
+    def _handle_unusual(self, connection: Connection, data: bytes) -> None:
         """What was just read is not one more event like the one before."""
         if not data:
-            connection.got.pop()
-            self._ended(connection)
-        elif connection.awaiting and opens_stream(data):
-            connection.awaiting = False  # first tokens come to all at once: look at heads a little later
+            connection.segments.pop()
+            self._server_closed(connection)
+        elif connection.awaits_head and is_stream_head(data):
+            connection.awaits_head = False  # first tokens come to all at once: look at heads a little later
             self.backlog.append(connection)
-        elif data[-7:] == STREAM_END and b"[DONE]" in data and not connection.awaiting:
-            self._hand_over(connection)  # a head that came with it may say that the connection closes
+        elif data[-7:] == STREAM_END and b"[DONE]" in data and not connection.awaits_head:
+            self._finish_later(connection)  # a head that came with it may say that the connection closes
         else:
-            self._settle(connection)
+            self._parse_and_finish(connection)
 
-    def read(self, connection: Connection) -> int:
+    def read_stream(self, connection: Connection) -> int:
         """Read a stream whose events are not known yet; when that came, 0 where nothing did."""
         try:
-            data, side, _, _ = connection.recv(BUFFER, sockets.SIDE_BYTES)
+            data, side, _, _ = connection.recv(READ_BYTES, sockets.SIDE_BYTES)
         except BlockingIOError:
             return 0
         except OSError:
-            self._lost(connection)
+            self._connection_lost(connection)
             return 0
         at = sockets.receive_time(side, self._hot.offset, connection.sent)
-        self.came(connection, data, at)
+        self.handle_data(connection, data, at)
         return at
 
-    def event(self, connection: Connection, mask: int) -> None:
+    def handle_event(self, connection: Connection, mask: int) -> None:
         """Anything but plain bytes in the middle of a stream."""
-        if connection is self._connections.nobody:
+        if connection is self._connections.placeholder:
             return
-        if connection.stage == Stage.CONNECTING:
-            self._up(connection, connection.connected(self._job.target.host))
-        elif mask & select.EPOLLOUT and (reason := connection.send(b"")):
-            self._lost(connection, reason)
+        if connection.stage == ConnectionStage.CONNECTING:
+            self._connection_ready(connection, connection.finish_connect(self._job.address.host))
+        elif mask & select.EPOLLOUT and (reason := connection.send_pending(b"")):
+            self._connection_lost(connection, reason)
         elif mask & ~select.EPOLLOUT:
             self._was_read(connection, alive=self._read_on(connection, mask))
 
     def _read_on(self, connection: Connection, mask: int) -> bool:
         """Read what has come; whether the server still holds its end."""
-        alive = connection.read(self._hot.offset)
+        alive = connection.read_available(self._hot.offset)
         if alive and mask & (select.EPOLLRDHUP | select.EPOLLHUP):  # what is left comes to an end
-            alive = connection.read(self._hot.offset)
+            alive = connection.read_available(self._hot.offset)
             if alive:
-                connection.tell_again()
+                connection.rearm_poll()
         return alive
 
     def _was_read(self, connection: Connection, *, alive: bool) -> None:
-        if connection.stage == Stage.BUSY:
-            (self._settle if alive else self._ended)(connection)
-        elif connection.stage != Stage.HANDSHAKE:
-            if not alive or connection.got:  # given up by the server, or it speaks without being asked
-                self._connections.drop(connection)
+        if connection.stage == ConnectionStage.BUSY:
+            (self._parse_and_finish if alive else self._server_closed)(connection)
+        elif connection.stage != ConnectionStage.HANDSHAKE:
+            if not alive or connection.segments:  # given up by the server, or it speaks without being asked
+                self._connections.drop_connection(connection)
         elif alive:
-            self._up(connection, connection.shake_hands())
+            self._connection_ready(connection, connection.continue_handshake())
         else:
-            self._refused(connection, "the server hung up in the TLS handshake")
+            self._connection_failed(connection, "the server hung up in the TLS handshake")
 
-    def _up(self, connection: Connection, reason: str) -> None:
+    def _connection_ready(self, connection: Connection, reason: str) -> None:
         """A connection is up, or could not be made."""
         if reason:
-            self._refused(connection, reason)
-        elif connection.stage == Stage.IDLE and connection.conversation is not None:
-            self._begin(connection, connection.conversation, connection.due)
+            self._connection_failed(connection, reason)
+        elif connection.stage == ConnectionStage.IDLE and connection.conversation is not None:
+            self._send_request(connection, connection.conversation, connection.due)
 
     # A request ends.
 
-    def _settle(self, connection: Connection) -> None:
-        connection.settle()
-        if connection.recorder.complete:
-            self._finish(connection, time.monotonic_ns())
+    def _parse_and_finish(self, connection: Connection) -> None:
+        connection.parse_and_update()
+        if connection.recorder.is_complete:
+            self._finish_request(connection, time.monotonic_ns())
         else:
-            self._connections.heat(connection)
+            self._connections.mark_hot(connection)
 
-    def _ended(self, connection: Connection) -> None:
+    def _server_closed(self, connection: Connection) -> None:
         """The server's end of the connection was read while a request was on it, perhaps together with its reply.
 
         The kernel tells of an end once. A connection kept after that would take the next request, and a server that
         reads what is still sent to it before it closes (llama.cpp's) answers neither with a reply nor with a reset.
         """
-        self._settle(connection)
-        if connection.stage == Stage.BUSY:
-            self._lost(connection)
+        self._parse_and_finish(connection)
+        if connection.stage == ConnectionStage.BUSY:
+            self._connection_lost(connection)
         else:  # the reply was whole
-            self._connections.drop(connection)
+            self._connections.drop_connection(connection)
 
-    def _lost(self, connection: Connection, reason: str = "") -> None:
+    def _connection_lost(self, connection: Connection, reason: str = "") -> None:
         """The connection ended under a request."""
         conversation, now = connection.conversation, time.monotonic_ns()
-        connection.settle()
-        answered = connection.recorder.body.status or connection.mark
-        if not connection.fresh and conversation is not None and not answered:
+        connection.parse_and_update()
+        answered = connection.recorder.body.status or connection.parsed_count
+        if not connection.is_unused and conversation is not None and not answered:
             # A kept connection may be closed just as it is used again: that is nobody's failure.
             due = connection.due
-            self._connections.drop(connection)
+            self._connections.drop_connection(connection)
             self._gauge.retried += 1
-            self.assign(connection, conversation, due)
+            self.assign_request(connection, conversation, due)
             return
-        connection.recorder.end(now)
+        connection.recorder.close(now)
         if reason and not connection.recorder.error:
             connection.recorder.error = reason
-        self._finish(connection, now)
+        self._finish_request(connection, now)
 
-    def _refused(self, connection: Connection, reason: str) -> None:
+    def _connection_failed(self, connection: Connection, reason: str) -> None:
         """No connection: the request it was for has failed."""
-        self._connections.drop(connection)
+        self._connections.drop_connection(connection)
         if connection.conversation is None:
             return
         connection.sent = connection.sent or connection.due
         connection.recorder.error = reason
-        self._finish(connection, time.monotonic_ns())
+        self._finish_request(connection, time.monotonic_ns())
 
-    def _finish(self, connection: Connection, now: int, *, outcome: int | None = None, reason: str = "") -> None:
+    def _finish_request(
+        self, connection: Connection, now: int, *, outcome: int | None = None, reason: str = ""
+    ) -> None:
         """A request is over, one way or another: keep it, and let its connection go on."""
-        finished = self._finished(connection, now)
-        outcome = self._keep(finished, outcome=outcome, reason=reason)
-        if not (finished.recorder.body.keep_alive and connection.stage == Stage.BUSY):
-            self._connections.drop(connection)
-        self._free(connection)
+        finished = self._make_finished(connection, now)
+        outcome = self._store_sample(finished, outcome=outcome, reason=reason)
+        if not (finished.recorder.body.keep_alive and connection.stage == ConnectionStage.BUSY):
+            self._connections.drop_connection(connection)
+        self._free_connection(connection)
         if not self._stopping:
-            at = now + int(1e9 * back_off_s(finished, self._load))
-            self._schedule.finished(finished.conversation, finished.text, well=outcome == COMPLETED, at=at)
+            at = now + int(1e9 * retry_delay_s(finished, self._load))
+            self._schedule.finish_request(
+                finished.conversation, finished.visible_text, succeeded=outcome == COMPLETED, at=at
+            )
 
-    def _hand_over(self, connection: Connection) -> None:
+    def _finish_later(self, connection: Connection) -> None:
         """The end of the response was read: the connection may go on at once, the reply be looked at later."""
-        if connection.conversation is None or connection.conversation.keep or connection.closes:
-            self._settle(connection)
+        if connection.conversation is None or connection.conversation.keep_text or connection.closes_after_reply:
+            self._parse_and_finish(connection)
             return
         now = time.monotonic_ns()
-        finished = self._finished(connection, now)
+        finished = self._make_finished(connection, now)
         self.backlog.append(finished)
-        connection.got = []
-        self._free(connection)
-        self._schedule.finished(finished.conversation, "", well=True, at=now)
+        connection.segments = []
+        self._free_connection(connection)
+        self._schedule.finish_request(finished.conversation, "", succeeded=True, at=now)
 
-    def _finished(self, connection: Connection, now: int) -> Finished:
+    def _make_finished(self, connection: Connection, now: int) -> FinishedRequest:
         conversation = connection.conversation
         assert conversation is not None
-        return Finished(
+        return FinishedRequest(
             connection.recorder,
-            connection.got,
+            connection.segments,
             conversation,
             conversation.turn,
             connection.due,
             connection.sent,
             now,
-            connection.size,
+            connection.request_bytes,
             connection,
-            connection.serial,
+            connection.socket_serial,
         )
 
-    def _free(self, connection: Connection) -> None:
-        if connection.stage == Stage.BUSY:
-            connection.stage = Stage.IDLE
-            self._connections.cool(connection)
+    def _free_connection(self, connection: Connection) -> None:
+        if connection.stage == ConnectionStage.BUSY:
+            connection.stage = ConnectionStage.IDLE
+            self._connections.mark_cold(connection)
         connection.conversation = None
-        connection.fresh = connection.quiet = connection.awaiting = False
+        connection.is_unused = connection.can_defer = connection.awaits_head = False
         self.idle.append(connection)
 
-    def _keep(self, finished: Finished, *, outcome: int | None = None, reason: str = "") -> int:
-        outcome = finished.keep(self.samples, outcome=outcome, reason=reason)
+    def _store_sample(self, finished: FinishedRequest, *, outcome: int | None = None, reason: str = "") -> int:
+        outcome = finished.add_to_samples(self.samples, outcome=outcome, reason=reason)
         self.failed += outcome != COMPLETED
-        self._gauge.estimated += finished.recorder.estimated
+        self._gauge.estimated += finished.recorder.estimated_count
         if finished.recorder.times:
-            self.ttft.append(finished.recorder.times[0] - finished.sent)
+            self.recent_ttfts.append(finished.recorder.times[0] - finished.sent)
         return outcome
 
-    def look_at(self, item: Connection | Finished) -> None:
+    def process_item(self, item: Connection | FinishedRequest) -> None:
         """Look at what was read and had to wait."""
         if isinstance(item, Connection):
-            item.look()
-            self._connections.heat(item)
+            item.parse_segments()
+            self._connections.mark_hot(item)
             return
-        item.read()
-        if item.recorder.complete:
-            self._keep(item)
+        item.parse_unread()
+        if item.recorder.is_complete:
+            self._store_sample(item)
             return
         # What looked like the end of the response was not: whatever else came on that connection belongs to nobody.
-        self._keep(item, outcome=FAILED, reason="the end of the stream came inside a chunk")
-        if item.connection.serial == item.serial:
-            self.abandon(item.connection, FAILED, "the reply before it went on")
+        self._store_sample(item, outcome=FAILED, reason="the end of the stream came inside a chunk")
+        if item.connection.socket_serial == item.socket_serial:
+            self.abort_request(item.connection, FAILED, "the reply before it went on")
 
     # Time passes.
 
-    def check(self, connection: Connection, now: int) -> None:
+    def check_timeouts(self, connection: Connection, now: int) -> None:
         """Give up a request that took too long, is silent, or never ends."""
         conversation = connection.conversation
         if conversation is None:
             return
-        seen = connection.mark + len(connection.got) + len(connection.recorder.times)
-        if seen != connection.seen:
-            connection.seen, connection.alive = seen, now
+        seen = connection.parsed_count + len(connection.segments) + len(connection.recorder.times)
+        if seen != connection.progress_mark:
+            connection.progress_mark, connection.active_at = seen, now
             if connection.sock is not None:
                 sockets.acknowledge_rarely(connection.sock)
         if self._under_way(connection, now):
@@ -284,53 +297,59 @@ class Requests:
     def _under_way(self, connection: Connection, now: int) -> bool:
         """Whether the request still is, after a look at a silent connection's bytes and at its socket."""
         conversation = connection.conversation
-        if now - connection.alive > 1_000_000_000 and connection.quiet:
-            self._settle(connection)
+        if now - connection.active_at > 1_000_000_000 and connection.can_defer:
+            self._parse_and_finish(connection)
             if connection.conversation is not conversation:
                 return False
-        if connection.stage != Stage.BUSY or now - max(connection.alive, connection.looked) <= LOOK_AGAIN:
+        if (
+            connection.stage != ConnectionStage.BUSY
+            or now - max(connection.active_at, connection.checked_at) <= SILENCE_CHECK_NS
+        ):
             return True
-        connection.looked = now
-        self.event(connection, select.EPOLLIN)
-        return connection.conversation is conversation and connection.stage == Stage.BUSY
+        connection.checked_at = now
+        self.handle_event(connection, select.EPOLLIN)
+        return connection.conversation is conversation and connection.stage == ConnectionStage.BUSY
 
     def _give_up(self, connection: Connection, conversation: Conversation, now: int) -> None:
-        recorder, late = connection.recorder, overdue(connection, now, self._load)
-        since = min(connection.alive, recorder.done_at) if recorder.done else now
-        if recorder.done and (late or now - since > WITHOUT_END):  # [DONE] came, the response's end did not
-            self.abandon(connection, *judge(recorder, asked=conversation.asked, size=connection.size))
-        elif reason := late or endless(recorder, asked=conversation.asked):
-            self.abandon(connection, FAILED, reason)
+        recorder, late = connection.recorder, timeout_reason(connection, now, self._load)
+        since = min(connection.active_at, recorder.done_at) if recorder.done else now
+        if recorder.done and (late or now - since > DONE_GRACE_NS):  # [DONE] came, the response's end did not
+            self.abort_request(
+                connection,
+                *judge_reply(recorder, max_tokens=conversation.max_tokens, request_bytes=connection.request_bytes),
+            )
+        elif reason := late or runaway_reason(recorder, max_tokens=conversation.max_tokens):
+            self.abort_request(connection, FAILED, reason)
 
-    def abandon(self, connection: Connection, outcome: int, reason: str) -> None:
+    def abort_request(self, connection: Connection, outcome: int, reason: str) -> None:
         """End what is under way on a connection, and hang up."""
-        connection.settle()
-        self._connections.drop(connection)
+        connection.parse_and_update()
+        self._connections.drop_connection(connection)
         if connection.conversation is not None:
             connection.sent = connection.sent or connection.due
-            self._finish(connection, time.monotonic_ns(), outcome=outcome, reason=reason)
+            self._finish_request(connection, time.monotonic_ns(), outcome=outcome, reason=reason)
 
-    def stop(self) -> None:
+    def cancel_all(self) -> None:
         """Interrupted: what is under way is kept as cancelled."""
         self._stopping = True
         for connection in self._connections.all:
             if connection.conversation is not None:
-                self.abandon(connection, CANCELLED, "interrupted")
+                self.abort_request(connection, CANCELLED, "interrupted")
 
 
-def overdue(connection: Connection, now: int, load: Load) -> str:
+def timeout_reason(connection: Connection, now: int, load: Load) -> str:
     """Why the request on this connection has to be given up; "" when it has not."""
-    if (now - (connection.sent or connection.given)) / 1e9 > load.timeout_s:
+    if (now - (connection.sent or connection.assigned_at)) / 1e9 > load.timeout_s:
         return f"not over after {load.timeout_s:g} s"
-    if (now - connection.alive) / 1e9 > load.stall_s:
+    if (now - connection.active_at) / 1e9 > load.stall_s:
         return f"silent for {load.stall_s:g} s"
     return ""
 
 
-def back_off_s(finished: Finished, load: Load) -> float:
+def retry_delay_s(finished: FinishedRequest, load: Load) -> float:
     """Seconds before the connection asks again: what a refusal's Retry-After says, within reason."""
     body = finished.recorder.body
     if body.status not in (0, 429, 503):
         return 0.0
-    told = retry_after_s(body.headers)
-    return BACK_OFF_S if told is None else min(told, LONGEST_BACK_OFF_S, load.timeout_s)
+    requested_s = retry_after_s(body.headers)
+    return BACK_OFF_S if requested_s is None else min(requested_s, MAX_BACK_OFF_S, load.timeout_s)

@@ -15,11 +15,15 @@ _TEXT = {
     CONTENT: re.compile(rb'("(?:content|text)"\s*:\s*")(?:[^"\\]|\\.)+"'),
     REASONING: re.compile(rb'("(?:reasoning_content|reasoning)"\s*:\s*")(?:[^"\\]|\\.)+"'),
 }
-END = b"\n\n\r\n"  # of an event that ends with its chunk
-BESIDES = len("\r\n") + len("data: ") + len(END)  # of a chunk, from the end of its size, that is not the event's data
-AROUND = len("data: ") + len("\n\n")  # bytes of an event beside its data
-LONGEST = 4096  # bytes of an event that a template is made from: longer ones are none of many
-LONGEST_CHUNK = 2 * LONGEST  # bytes of an HTTP chunk, with its size line and end, that may be told by a template
+CHUNK_EVENT_END = b"\n\n\r\n"  # of an event that ends with its chunk
+CHUNK_OVERHEAD = (
+    len("\r\n") + len("data: ") + len(CHUNK_EVENT_END)
+)  # of a chunk, from the end of its size, that is not the event's data
+EVENT_OVERHEAD = len("data: ") + len("\n\n")  # bytes of an event beside its data
+MAX_TEMPLATE_BYTES = 4096  # bytes of an event that a template is made from: longer ones are none of many
+MAX_CHUNK_BYTES = (
+    2 * MAX_TEMPLATE_BYTES
+)  # bytes of an HTTP chunk, with its size line and end, that may be told by a template
 
 
 def _size_lines(longest: int) -> tuple[tuple[bytes, int], ...]:
@@ -34,28 +38,28 @@ def _size_lines(longest: int) -> tuple[tuple[bytes, int], ...]:
 
 # Size lines and how long they are, by length of a chunk; and sizes by the digits of such a line, which some servers
 # write in capitals. Arithmetic, written down once: nothing of any reply is in it.
-SIZE_LINES = _size_lines(LONGEST_CHUNK)
-SIZES = {form % size: size for form in (b"%x", b"%X") for size in range(LONGEST_CHUNK + 1)}
+SIZE_LINES = _size_lines(MAX_CHUNK_BYTES)
+CHUNK_SIZES = {form % size: size for form in (b"%x", b"%X") for size in range(MAX_CHUNK_BYTES + 1)}
 
 
-class Template:
+class EventTemplate:
     """The bytes around the text of one reply's events: `opening` before it, `tail` behind it."""
 
     __slots__ = ("kind", "opening", "tail")
 
     def __init__(self, opening: bytes, close: bytes, kind: int) -> None:
         self.opening = opening  # from "data: " up to the text
-        self.tail = close + END  # from the text's closing quote on
+        self.tail = close + CHUNK_EVENT_END  # from the text's closing quote on
         self.kind = kind
 
-    def run(self, data: bytes, at: int = 0) -> tuple[list[int], int]:
+    def match_run(self, data: bytes, at: int = 0) -> tuple[list[int], int]:
         """Bytes of the data of each event of this template from `at` on, and where they end.
 
         They are whole chunks of one event each. Their texts are looked at together.
         """
         opening, tail, length = self.opening, self.tail, len(data)
         before, behind = 2 + len(opening), len(tail)
-        find, startswith, size_of = data.find, data.startswith, SIZES.get
+        find, startswith, size_of = data.find, data.startswith, CHUNK_SIZES.get
         sizes: list[int] = []
         texts: list[bytes] = []
         start = at
@@ -69,12 +73,12 @@ class Template:
             if end > length or text >= close or not startswith(opening, line + 2) or not startswith(tail, close):
                 break
             texts.append(data[text:close])
-            sizes.append(size - AROUND)
+            sizes.append(size - EVENT_OVERHEAD)
             at = end
-        return (sizes, at) if are_texts(texts) else ([], start)
+        return (sizes, at) if are_token_texts(texts) else ([], start)
 
 
-def are_texts(texts: Collection[bytes | bytearray]) -> bool:
+def are_token_texts(texts: Collection[bytes | bytearray]) -> bool:
     """What stands between the quotes of each is a token: not empty, on one line, and UTF-8."""
     together = b"\0" + b"\0".join(texts)  # a character that is cut off does not go on behind a NUL
     if b'\0"' in together or b"\n" in together or b"\r" in together:
@@ -88,22 +92,22 @@ def are_texts(texts: Collection[bytes | bytearray]) -> bool:
     return True
 
 
-def template_of(payload: bytes, kind: int) -> Template | None:
+def find_template(payload: bytes, kind: int) -> EventTemplate | None:
     """The template of an event that carried text of this kind, if it has the usual form."""
     pattern = _TEXT.get(kind)
-    found = pattern.search(payload) if pattern and len(payload) <= LONGEST else None
+    found = pattern.search(payload) if pattern and len(payload) <= MAX_TEMPLATE_BYTES else None
     if found is None:
         return None
-    return Template(b"data: " + payload[: found.end(1)], payload[found.end() - 1 :], kind)
+    return EventTemplate(b"data: " + payload[: found.end(1)], payload[found.end() - 1 :], kind)
 
 
-def chunk_at(data: bytes, at: int) -> tuple[bytes, int] | None:
+def parse_chunk(data: bytes, at: int) -> tuple[bytes, int] | None:
     """The data of the one event in the chunk at `at`, and where the chunk ends; None where it is anything else."""
     line = data.find(b"\r\n", at, at + 10)
-    size = SIZES.get(data[at:line]) if line > at else None
+    size = CHUNK_SIZES.get(data[at:line]) if line > at else None
     if not size:
         return None
     end = line + 4 + size
     payload = data[line + 8 : end - 4]
-    plain = data.startswith(b"data: ", line + 2) and data[end - 4 : end] == END
+    plain = data.startswith(b"data: ", line + 2) and data[end - 4 : end] == CHUNK_EVENT_END
     return (payload, end) if plain and b"\n" not in payload and b"\r" not in payload else None

@@ -14,8 +14,8 @@ import signal
 import sys
 
 from moebox import codec
-from moebox.bench.generator.job import Job, Progress
-from moebox.bench.generator.loop import Loop
+from moebox.bench.generator.job import LoadJob, LoadProgress
+from moebox.bench.generator.loop import LoadLoop
 from moebox.bench.workloads import open_source
 from moebox.errors import MoeboxError
 from moebox.loose import Json
@@ -29,12 +29,12 @@ def main() -> int:
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
-        job = codec.decode(Job, json.loads(sys.stdin.buffer.readline()), where="job")
+        job = codec.decode(LoadJob, json.loads(sys.stdin.buffer.readline()), where="job")
         loop = _connected(job)
     except MoeboxError as problem:
-        say("error", {"message": problem.message})
+        send_message("error", {"message": problem.message})
         return problem.exit_code
-    say("ready", {})
+    send_message("ready", {})
     order = json.loads(sys.stdin.buffer.readline() or b"null")
     if order is None:
         return 1
@@ -43,24 +43,24 @@ def main() -> int:
     gc.disable()
     loop.run(order["zero"], order["wall"], _stopped)
     texts = json.dumps(list(loop.samples.texts.items()) if job.keep_text or job.keep_first else []).encode()
-    payload = loop.samples.pack()
-    say("result", {"gauge": loop.gauge, "bytes": len(payload), "texts": len(texts)})
+    payload = loop.samples.to_bytes()
+    send_message("result", {"gauge": loop.gauge, "bytes": len(payload), "texts": len(texts)})
     sys.stdout.buffer.write(payload + texts)
     sys.stdout.buffer.flush()
     return 0
 
 
-def _connected(job: Job) -> Loop:
+def _connected(job: LoadJob) -> LoadLoop:
     """The loop of a job, its connections open."""
     for value in job.headers.values():
         remember_key(value.removeprefix("Bearer "))
-    source = open_source(job.workload, job.text, job.model, keep=job.keeps)
-    loop = Loop(job, source, report=lambda progress: say("progress", progress))
-    loop.connect()
+    source = open_source(job.workload, job.words, job.model, keep_text=job.keeps_text)
+    loop = LoadLoop(job, source, report=lambda progress: send_message("progress", progress))
+    loop.open_connections()
     return loop
 
 
-def say(kind: str, data: Progress | Json) -> None:
+def send_message(kind: str, data: LoadProgress | Json) -> None:
     """One line to whoever started us; nobody listening is a reason to stop."""
     try:
         sys.stdout.buffer.write(codec.to_json({"kind": kind, "data": data}, indent=None).encode() + b"\n")

@@ -19,18 +19,20 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
-from .protocol import LaunchRecord, Target
+from .protocol import LaunchRecord, ProbeGpu
 
 _RESOURCES = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 _SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
-_ROOM = 1 << 30  # told to Triton as the limit, so that a kernel that asks too much is recorded instead of raising
+_UNLIMITED_SMEM = (
+    1 << 30
+)  # told to Triton as the limit, so that a kernel that asks too much is recorded instead of raising
 
 
 @dataclasses.dataclass
-class Recorder:
+class LaunchRecorder:
     """What was launched, and what each compiled kernel costs; costs outlive the process in `notes`."""
 
-    target: Target
+    target: ProbeGpu
     root: Path
     notes: Path
     launches: list[LaunchRecord] = dataclasses.field(default_factory=list)
@@ -39,24 +41,24 @@ class Recorder:
     case: str = ""
     broken: tuple[LaunchRecord, BaseException] | None = None  # the last kernel that did not compile, and why
 
-    def load(self) -> None:
+    def load_costs(self) -> None:
         """Costs that earlier scans learned (Triton's cache answers without a compiler log)."""
         with contextlib.suppress(OSError, ValueError, AttributeError):
             known = json.loads(self.notes.read_text())
             self.costs = {mark: cost for mark, cost in known.items() if isinstance(cost, dict)}
 
-    def save(self) -> None:
+    def save_costs(self) -> None:
         """Keep them for the next scan, whole or not at all."""
         half = self.notes.with_suffix(f".{os.getpid()}")
         half.write_text(json.dumps(self.costs))
         half.replace(self.notes)
 
-    def note(self, source: Any, metadata: Any, grid: tuple[int, int, int]) -> None:
+    def add_launch(self, source: Any, metadata: Any, grid: tuple[int, int, int]) -> None:
         """Record one launch."""
         cost = self.costs.get(metadata.hash, {})
         self.launches.append(
             dataclasses.replace(
-                self._about(source),
+                self._describe_source(source),
                 kernel=metadata.name,
                 grid=grid,
                 num_warps=metadata.num_warps,
@@ -70,41 +72,41 @@ class Recorder:
         )
         self.sources.append((source, metadata))
 
-    def begin(self, case: str) -> int:
+    def begin_case(self, case: str) -> int:
         """Another case; how many launches there were before it."""
         self.case, self.broken = case, None
         return len(self.launches)
 
-    def fail(self, source: Any, options: Mapping[str, int], problem: BaseException) -> None:
+    def add_failure(self, source: Any, options: Mapping[str, int], problem: BaseException) -> None:
         """Remember a kernel that does not compile; whether that ends the case is the engine's to say."""
         words = " ".join(str(problem).split())[:300]
         record = dataclasses.replace(
-            self._about(source),
+            self._describe_source(source),
             num_warps=options.get("num_warps", 4),
             num_stages=options.get("num_stages", 3),
             error=f"{type(problem).__name__}: {words}",
         )
         self.broken = (record, problem)
 
-    def _about(self, source: Any) -> LaunchRecord:
+    def _describe_source(self, source: Any) -> LaunchRecord:
         function = source.fn
         code = function.fn.__code__
         blocks = _constants(source)
         return LaunchRecord(
             case=self.case,
             kernel=function.fn.__name__,
-            file=_inside(code.co_filename, self.root),
+            file=_relative_path(code.co_filename, self.root),
             line=code.co_firstlineno,
-            launched_from=self._site(),
+            launched_from=self._launch_site(),
             blocks={name: value for name, value in blocks.items() if name.isupper() and _is_block(value)},
             constants={name: value for name, value in blocks.items() if not isinstance(value, float)},
         )
 
-    def _site(self) -> str:
+    def _launch_site(self) -> str:
         """file:line of the engine's code that launched the kernel."""
         for frame in reversed(traceback.extract_stack()):
             if frame.filename.startswith(str(self.root)):
-                return f"{_inside(frame.filename, self.root)}:{frame.lineno}"
+                return f"{_relative_path(frame.filename, self.root)}:{frame.lineno}"
         return ""
 
 
@@ -122,24 +124,24 @@ def _is_block(value: object) -> TypeGuard[int | str]:
     return isinstance(value, int | str) and not isinstance(value, bool)
 
 
-def _inside(path: str, root: Path) -> str:
+def _relative_path(path: str, root: Path) -> str:
     try:
         return str(Path(path).relative_to(root))
     except ValueError:
         return Path(path).name
 
 
-class Utils:
+class StandInUtils:
     """Stands where Triton loads binaries: measures them instead."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: LaunchRecorder) -> None:
         self.recorder = recorder
         self.last: dict[str, int] = {}
 
     def get_device_properties(self, device: int) -> Mapping[str, object]:
         arch = self.recorder.target
         return {
-            "max_shared_mem": _ROOM,
+            "max_shared_mem": _UNLIMITED_SMEM,
             "max_num_regs": 65536,
             "multiprocessor_count": arch.sms,
             "sm_clock_rate": 2_400_000,
@@ -151,7 +153,7 @@ class Utils:
         }
 
     def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
-        self.last = resources(binary)
+        self.last = kernel_resources(binary)
         return 1, 1, self.last.get("registers", 0), self.last.get("stack_bytes", 0) // 4, 1024
 
     def unload_module(self, module: int) -> None:
@@ -161,7 +163,7 @@ class Utils:
         return lambda *args, **kwargs: None
 
 
-def launcher_for(recorder: Recorder) -> type:
+def launcher_class(recorder: LaunchRecorder) -> type:
     """The class that takes the place of Triton's launcher: it counts and runs nothing."""
 
     class Launcher:
@@ -172,18 +174,18 @@ def launcher_for(recorder: Recorder) -> type:
             self.source, self.metadata = source, metadata
 
         def __call__(self, x: int, y: int, z: int, *args: Any, **kwargs: Any) -> None:
-            recorder.note(self.source, self.metadata, (x, y, z))
+            recorder.add_launch(self.source, self.metadata, (x, y, z))
 
     return Launcher
 
 
-class Driver:
+class StandInDriver:
     """What Triton asks its driver, answered for the GPU that is not there."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: LaunchRecorder) -> None:
         self.recorder = recorder
-        self.utils = Utils(recorder)
-        self.launcher_cls = launcher_for(recorder)
+        self.utils = StandInUtils(recorder)
+        self.launcher_cls = launcher_class(recorder)
 
     @staticmethod
     def is_active() -> bool:
@@ -230,22 +232,22 @@ class Driver:
         """Nothing to clear."""
 
 
-def install(recorder: Recorder) -> None:
+def install_driver(recorder: LaunchRecorder) -> None:
     """From here on `kernel[grid](…)` compiles for the recorder's architecture and runs nothing."""
     import triton.compiler.compiler as compiler
     from triton.runtime.driver import driver
 
-    stand_in = Driver(recorder)
+    stand_in = StandInDriver(recorder)
     driver._default = stand_in
     driver.set_active(stand_in)
     if hasattr(compiler.max_shared_mem, "cache_clear"):
         compiler.max_shared_mem.cache_clear()
-    _keep_logs(recorder, compiler)
-    _keep_costs(recorder, stand_in, compiler)
-    _torch_answers(recorder.target)
+    _record_spills(recorder, compiler)
+    _record_resources(recorder, stand_in, compiler)
+    _fake_torch_cuda(recorder.target)
 
 
-def sizes_only() -> None:
+def stop_after_layout() -> None:
     """Stop each compile once its shared memory is laid out: most of the time goes to what comes after.
 
     What is left in Triton's cache has no code in it, so it must be a cache of its own.
@@ -266,7 +268,7 @@ def sizes_only() -> None:
     CUDABackend.add_stages = add_stages
 
 
-def _keep_logs(recorder: Recorder, compiler: Any) -> None:
+def _record_spills(recorder: LaunchRecorder, compiler: Any) -> None:
     """Catch the assembler's own word on spills while a kernel compiles."""
     original = compiler.compile
     triton.knobs.nvidia.dump_ptxas_log = True
@@ -279,7 +281,7 @@ def _keep_logs(recorder: Recorder, compiler: Any) -> None:
         except Exception as problem:
             source = args[0] if args else kwargs.get("src")
             if hasattr(source, "fn"):
-                recorder.fail(source, kwargs.get("options") or {}, problem)
+                recorder.add_failure(source, kwargs.get("options") or {}, problem)
             raise
         found = _SPILLS.search(log.getvalue())
         if found:
@@ -304,7 +306,7 @@ def _compiled(compile_: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
             triton.knobs.compilation.always_compile = False
 
 
-def _keep_costs(recorder: Recorder, stand_in: Driver, compiler: Any) -> None:
+def _record_resources(recorder: LaunchRecorder, stand_in: StandInDriver, compiler: Any) -> None:
     """Remember registers and stack by kernel when its binary is "loaded"."""
     original = compiler.CompiledKernel._init_handles
 
@@ -320,7 +322,7 @@ def _keep_costs(recorder: Recorder, stand_in: Driver, compiler: Any) -> None:
     compiler.CompiledKernel._init_handles = load_and_note
 
 
-def _torch_answers(arch: Target) -> None:
+def _fake_torch_cuda(arch: ProbeGpu) -> None:
     """torch.cuda says that it is that GPU, for the checks that engines make when they are imported."""
     major, minor = divmod(arch.capability, 10)
     properties = types.SimpleNamespace(
@@ -354,7 +356,7 @@ def _torch_answers(arch: Target) -> None:
         torch.version.cuda = "13.0"
 
 
-def resources(binary: bytes) -> dict[str, int]:
+def kernel_resources(binary: bytes) -> dict[str, int]:
     """Registers and stack of a compiled kernel, by the cuobjdump that Triton's wheel carries."""
     import triton.backends.nvidia as nvidia
 

@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-Names = Mapping[str, object]  # what a module answers, by name
-REAL = {"triton", "torch", "numpy"}  # never replaced: a missing one is an error worth seeing
+ModuleNames = Mapping[str, object]  # what a module answers, by name
+REAL_PACKAGES = {"triton", "torch", "numpy"}  # never replaced: a missing one is an error worth seeing
 
 
-class Answer:
+class StandInValue:
     """Anything at all: can be called, subclassed, indexed, used as a decorator; false in a condition."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -28,12 +28,12 @@ class Answer:
         """Anything may inherit."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return args[0] if len(args) == 1 and callable(args[0]) and not kwargs else Answer()
+        return args[0] if len(args) == 1 and callable(args[0]) and not kwargs else StandInValue()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return Answer()
+        return StandInValue()
 
     def __getitem__(self, key: Any) -> Any:
         return self
@@ -71,10 +71,10 @@ class Answer:
     __ge__ = __gt__
 
     def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
-        return (Answer,)
+        return (StandInValue,)
 
 
-class Blank(types.ModuleType):
+class StandInModule(types.ModuleType):
     """A module that has every name."""
 
     def __init__(self, name: str) -> None:
@@ -86,15 +86,15 @@ class Blank(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name.endswith("__"):
             raise AttributeError(name)
-        value = Answer()
+        value = StandInValue()
         setattr(self, name, value)
         return value
 
 
-class Engine(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class EngineImporter(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds an engine's modules under `root`, and stands in for those that are named or missing."""
 
-    def __init__(self, root: Path, package: str, stand_ins: Mapping[str, Names]) -> None:
+    def __init__(self, root: Path, package: str, stand_ins: Mapping[str, ModuleNames]) -> None:
         self.root, self.package, self.stand_ins = root, package, stand_ins
         self.missing: list[str] = []
 
@@ -114,7 +114,7 @@ class Engine(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
     def create_module(self, spec: Any) -> types.ModuleType:
-        module = Blank(spec.name)
+        module = StandInModule(spec.name)
         module.__spec__ = spec
         for name, value in self.stand_ins.get(spec.name, {}).items():
             setattr(module, name, value)
@@ -124,7 +124,7 @@ class Engine(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """Nothing to run."""
 
 
-class Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class MissingImporter(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """The last resort for packages that are not installed, when the engine itself asks for them.
 
     Others that probe for optional packages (sympy looks for gmpy2) must go on finding nothing.
@@ -136,14 +136,18 @@ class Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         top = name.split(".")[0]
         loaded = sys.modules.get(top)
-        if top in REAL or top.startswith("_") or (loaded is not None and not isinstance(loaded, Blank)):
+        if (
+            top in REAL_PACKAGES
+            or top.startswith("_")
+            or (loaded is not None and not isinstance(loaded, StandInModule))
+        ):
             return None
-        if not isinstance(loaded, Blank) and not _importer().startswith(self.root):
+        if not isinstance(loaded, StandInModule) and not _importing_file().startswith(self.root):
             return None
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
     def create_module(self, spec: Any) -> types.ModuleType:
-        module = Blank(spec.name)
+        module = StandInModule(spec.name)
         module.__spec__ = spec
         return module
 
@@ -151,24 +155,24 @@ class Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """Nothing to run."""
 
 
-def no(*args: Any, **kwargs: Any) -> bool:
+def return_false(*args: Any, **kwargs: Any) -> bool:
     """What a platform that is not this one says."""
     return False
 
 
-def yes(*args: Any, **kwargs: Any) -> bool:
+def return_true(*args: Any, **kwargs: Any) -> bool:
     """What this platform says."""
     return True
 
 
-def opened(engine: Engine) -> Engine:
+def install_importer(engine: EngineImporter) -> EngineImporter:
     """From here on its modules are found."""
     sys.meta_path.insert(0, engine)
-    sys.meta_path.append(Absent(engine.root))
+    sys.meta_path.append(MissingImporter(engine.root))
     return engine
 
 
-def _importer() -> str:
+def _importing_file() -> str:
     """The file whose import statement is being carried out."""
     frame = sys._getframe(2)
     while frame.f_back and "importlib" in frame.f_code.co_filename:

@@ -7,13 +7,13 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-from .space import Choice, Shape
+from .space import Choice, RankShape
 
 Constant = int | float | bool | str
 
 
 @dataclass(frozen=True)
-class Target:
+class ProbeGpu:
     """The GPU to compile for."""
 
     capability: int  # 120 for sm_120
@@ -24,7 +24,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Search:
+class LaunchSearch:
     """Other ways to compile one launch."""
 
     hash: str
@@ -38,21 +38,21 @@ class ScanRequest:
     engine: str  # a module of that name stands beside this one
     root: str
     cache: str
-    target: Target
-    shape: Shape
+    target: ProbeGpu
+    shape: RankShape
     kv: str = "bf16"
     only: str = ""
-    searches: list[Search] = field(default_factory=list)
+    searches: list[LaunchSearch] = field(default_factory=list)
 
     @classmethod
-    def of(cls, document: Any) -> "ScanRequest":
+    def from_json(cls, document: Any) -> "ScanRequest":
         """From JSON."""
         return cls(
             **{
                 **document,
-                "target": Target(**document["target"]),
-                "shape": Shape(**document["shape"]),
-                "searches": [Search(**search) for search in document.get("searches", ())],
+                "target": ProbeGpu(**document["target"]),
+                "shape": RankShape(**document["shape"]),
+                "searches": [LaunchSearch(**search) for search in document.get("searches", ())],
             }
         )
 
@@ -79,13 +79,13 @@ class LaunchRecord:
     error: str = ""  # the compiler's words, where it does not compile
 
     @property
-    def spilled(self) -> int:
+    def spilled_bytes(self) -> int:
         """Bytes that go to memory; the stack stands for them where only that is known."""
         return self.stack_bytes if self.spill_bytes is None else self.spill_bytes
 
 
 @dataclass(frozen=True)
-class Variant:
+class LaunchVariant:
     """One launch compiled another way."""
 
     hash: str  # of the launch
@@ -97,13 +97,13 @@ class Variant:
     error: str = ""
 
     @property
-    def spilled(self) -> int:
+    def spilled_bytes(self) -> int:
         """Bytes that go to memory; the stack stands for them where only that is known."""
         return self.stack_bytes if self.spill_bytes is None else self.spill_bytes
 
 
 @dataclass(frozen=True)
-class Missed:
+class MissedCase:
     """A case that ended before it launched anything, or launched nothing."""
 
     case: str
@@ -111,7 +111,7 @@ class Missed:
 
 
 @dataclass(frozen=True)
-class Done:
+class ScanDone:
     """The scan is whole."""
 
     triton: str
@@ -120,14 +120,14 @@ class Done:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ProbeLine:
     """A line of the probe: one of these."""
 
     launch: LaunchRecord | None = None
-    missed: Missed | None = None
-    empty: Missed | None = None
-    variant: Variant | None = None
-    done: Done | None = None
+    missed: MissedCase | None = None
+    empty: MissedCase | None = None
+    variant: LaunchVariant | None = None
+    done: ScanDone | None = None
 
 
 @dataclass(frozen=True)
@@ -144,16 +144,16 @@ class TuneRequest:
     limit_capability: int
     seconds: float
     only: str = ""
-    shape: Shape = field(default_factory=Shape)
+    shape: RankShape = field(default_factory=RankShape)
 
     @classmethod
-    def of(cls, document: Any) -> "TuneRequest":
+    def from_json(cls, document: Any) -> "TuneRequest":
         """From JSON."""
-        return cls(**{**document, "shape": Shape(**document["shape"])})
+        return cls(**{**document, "shape": RankShape(**document["shape"])})
 
 
 @dataclass(frozen=True)
-class Timed:
+class TimedConfig:
     """A configuration, as the engine's tuned files write it, and its time."""
 
     config: Choice
@@ -161,7 +161,7 @@ class Timed:
 
 
 @dataclass(frozen=True)
-class Baseline:
+class TunedBaseline:
     """What upstream chooses, timed."""
 
     config: Choice
@@ -178,14 +178,16 @@ class TunedRow:
     case: str
     best: Choice | None
     ms: float | None
-    baselines: dict[str, Baseline]
+    baselines: dict[str, TunedBaseline]
     shared_bytes: int | None = None
     error: float | None = None
     tried: int = 0
     of: int = 0
     wrong: int = 0
-    field: list[Timed] = dataclasses.field(default_factory=list)
-    groups: dict[str, Timed] = dataclasses.field(default_factory=dict)  # the best of each value of the case's group
+    field: list[TimedConfig] = dataclasses.field(default_factory=list)
+    groups: dict[str, TimedConfig] = dataclasses.field(
+        default_factory=dict
+    )  # the best of each value of the case's group
     kept: str = ""  # the baseline that won
 
 

@@ -13,7 +13,7 @@ Arguments = Mapping[str, Any]  # of an engine's function: tensors, switches, any
 
 
 @dataclasses.dataclass(frozen=True)
-class Shape(space.Shape):
+class ScanShape(space.RankShape):
     """One rank's share of the model, and how it is used."""
 
     kv: str = "bf16"
@@ -27,19 +27,19 @@ class Shape(space.Shape):
         return torch.float8_e4m3fn if self.kv == "fp8" else torch.bfloat16
 
 
-def empty(*sizes: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+def meta_tensor(*sizes: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     """A tensor that has a shape and no bytes."""
     return torch.empty(*sizes, dtype=dtype, device="meta")
 
 
-def whole(*sizes: int) -> torch.Tensor:
+def meta_indices(*sizes: int) -> torch.Tensor:
     """The same for indices."""
     return torch.empty(*sizes, dtype=torch.int32, device="meta")
 
 
-def call(function: Callable[..., Any], **values: Any) -> Any:
+def call_with_known(function: Callable[..., Any], **values: Any) -> Any:
     """Call with those of `values` that this version of the function takes."""
-    return function(**taken(function, values))
+    return function(**accepted_arguments(function, values))
 
 
 def _is_required(parameter: inspect.Parameter) -> bool:
@@ -48,7 +48,7 @@ def _is_required(parameter: inspect.Parameter) -> bool:
     return named and parameter.default is parameter.empty
 
 
-def taken(function: Callable[..., Any], values: Arguments) -> Arguments:
+def accepted_arguments(function: Callable[..., Any], values: Arguments) -> Arguments:
     """Those of `values` that this version of the function takes."""
     wanted = inspect.signature(function).parameters
     missing = [name for name, parameter in wanted.items() if _is_required(parameter) and name not in values]

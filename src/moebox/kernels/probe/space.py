@@ -12,17 +12,17 @@ from dataclasses import dataclass
 Choice = dict[str, int]
 
 # Batch sizes that 309 of SGLang 0.5.23's tuned files and 288 of vLLM 0.32.0's list.
-SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 3072, 4096)
+BATCH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 3072, 4096)
 # Candidates of a fused MoE case that are compiled and timed, and how many of them may share one tile: with these, the
 # tile of each of the 18 bf16 winners of the first tuning (H200, 2026-11-15) is among the candidates. int4 has the wider
 # space, and the model knows it less well.
-KEPT = {"bf16": 28, "fp8_w8a8 block": 28, "int4_w4a16": 32}
-PER_TILE = 3
-_ELEMENT = {"bf16": 2.0, "fp8_w8a8 block": 1.0, "int4_w4a16": 0.5}  # bytes of a weight
+MAX_CANDIDATES = {"bf16": 28, "fp8_w8a8 block": 28, "int4_w4a16": 32}
+MAX_PER_TILE = 3
+_WEIGHT_BYTES = {"bf16": 2.0, "fp8_w8a8 block": 1.0, "int4_w4a16": 0.5}  # bytes of a weight
 
 
 @dataclass(frozen=True)
-class Shape:
+class RankShape:
     """One rank's share of a model; without more, Kimi K2 at TP8."""
 
     heads: int = 8  # query heads on this rank
@@ -46,37 +46,39 @@ class Shape:
         return (2 * self.intermediate, self.hidden), (self.hidden, self.intermediate)
 
 
-KIMI = Shape()
+KIMI = RankShape()
 
 
-def combos(**axes: list[int]) -> list[Choice]:
+def all_combinations(**axes: list[int]) -> list[Choice]:
     """Every combination."""
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
 
-def extend(width: int) -> list[Choice]:
+def extend_choices(width: int) -> list[Choice]:
     """Prefill attention: rows and columns of a tile, warps, stages.
 
     576-wide heads leave room for 30 of their combinations on SM120, 192-wide ones for 78.
     """
     sides, warps = ([16, 32, 64], [2, 4, 8]) if width > 256 else ([16, 32, 64, 128], [4, 8])
-    everything = combos(BLOCK_M=sides, BLOCK_N=sides, num_warps=warps, num_stages=[1, 2, 3])
+    everything = all_combinations(BLOCK_M=sides, BLOCK_N=sides, num_warps=warps, num_stages=[1, 2, 3])
     # What streams through a block alone exceeds SM120's memory by far: not worth compiling.
     return [choice for choice in everything if choice["num_stages"] * choice["BLOCK_N"] * width * 2 <= 130_000]
 
 
-def decode() -> list[Choice]:
+def decode_choices() -> list[Choice]:
     """MLA decode: columns of a tile, warps, stages."""
-    return combos(BLOCK_N=[16, 32, 64], num_warps=[2, 4, 8], num_stages=[1, 2, 3])
+    return all_combinations(BLOCK_N=[16, 32, 64], num_warps=[2, 4, 8], num_stages=[1, 2, 3])
 
 
 # Heights of a fused-MoE tile by the most tokens of a batch.
-HEIGHTS = ((64, [16]), (1024, [16, 32, 64]), (math.inf, [32, 64, 128]))
+TILE_HEIGHTS = ((64, [16]), (1024, [16, 32, 64]), (math.inf, [32, 64, 128]))
 
 
-def moe(kind: str, tokens: int, products: tuple[int, ...], *, smem: int, sms: int, shape: Shape = KIMI) -> list[Choice]:
+def moe_choices(
+    kind: str, tokens: int, products: tuple[int, ...], *, smem: int, sms: int, shape: RankShape = KIMI
+) -> list[Choice]:
     """Fused MoE at one batch size, for one product or both: what fits by the closed form, the cheapest by the cost."""
-    heights = next(heights for most, heights in HEIGHTS if tokens <= most)
+    heights = next(heights for most, heights in TILE_HEIGHTS if tokens <= most)
     fitting = [choice for choice in moe_tiles(kind, tokens, heights) if shared_bytes(kind, choice) <= smem]
 
     def cost(choice: Choice) -> float:
@@ -85,12 +87,12 @@ def moe(kind: str, tokens: int, products: tuple[int, ...], *, smem: int, sms: in
     ranked = few_of_each_tile(sorted(fitting, key=lambda choice: (cost(choice), str(choice))))
     # The best of each height too: both products of an expert must agree on it.
     firsts = [next(choice for choice in ranked if choice["BLOCK_SIZE_M"] == height) for height in heights]
-    return list({str(choice): choice for choice in [*ranked[: KEPT[kind]], *firsts]}.values())
+    return list({str(choice): choice for choice in [*ranked[: MAX_CANDIDATES[kind]], *firsts]}.values())
 
 
 def moe_tiles(kind: str, tokens: int, heights: list[int]) -> list[Choice]:
     """Every tile of a fused MoE that is worth a look."""
-    return combos(
+    return all_combinations(
         BLOCK_SIZE_M=heights,
         BLOCK_SIZE_N=[32, 64, 128, 256],
         # A block-wise scale covers 128 of the depth, and SGLang does not cut a deeper tile to it.
@@ -106,13 +108,13 @@ def few_of_each_tile(choices: list[Choice]) -> list[Choice]:
     seen: Counter[tuple[int, int, int]] = Counter()
     kept = []
     for choice in choices:
-        seen[tile(choice)] += 1
-        if seen[tile(choice)] <= PER_TILE:
+        seen[tile_sizes(choice)] += 1
+        if seen[tile_sizes(choice)] <= MAX_PER_TILE:
             kept.append(choice)
     return kept
 
 
-def tile(choice: Choice) -> tuple[int, int, int]:
+def tile_sizes(choice: Choice) -> tuple[int, int, int]:
     """The block sizes alone."""
     return choice["BLOCK_SIZE_M"], choice["BLOCK_SIZE_N"], choice["BLOCK_SIZE_K"]
 
@@ -124,15 +126,15 @@ def shared_bytes(kind: str, choice: Choice) -> int:
     of the activations, and one tile of weights as bf16. Exact for every bf16 block compiled for sm_120, and for 480 of
     480 int4 ones (Triton 3.7.1).
     """
-    rows, columns, depth = tile(choice)
+    rows, columns, depth = tile_sizes(choice)
     ahead = max(int(choice.get("num_stages", 3)) - 1, 1)
     if kind == "int4_w4a16":
         return ahead * rows * depth * 2 + columns * depth * 2
-    return int(ahead * (rows + columns) * depth * _ELEMENT[kind])
+    return int(ahead * (rows + columns) * depth * _WEIGHT_BYTES[kind])
 
 
 @functools.lru_cache(maxsize=256)
-def blocks(tokens: int, rows: int, experts: int, used: int) -> float:
+def expected_blocks(tokens: int, rows: int, experts: int, used: int) -> float:
     """Tiles of rows that `tokens` make on average when each goes to `used` of the experts at random."""
     share = used / experts
     mean, chance, found = tokens * share, (1 - share) ** tokens, 0.0
@@ -142,20 +144,20 @@ def blocks(tokens: int, rows: int, experts: int, used: int) -> float:
     return experts * found
 
 
-def moe_cost(kind: str, choice: Choice, tokens: int, product: int, *, shape: Shape, sms: int) -> float:
+def moe_cost(kind: str, choice: Choice, tokens: int, product: int, *, shape: RankShape, sms: int) -> float:
     """What a candidate costs against others of the same case; only the order means anything.
 
     Tiles are dealt to multiprocessors in waves; each step of a tile moves its operands and multiplies them, and what
     moves is hidden behind the multiplying as far as stages and resident blocks allow.
     """
-    high, wide, deep = tile(choice)
+    high, wide, deep = tile_sizes(choice)
     columns, depth = shape.products[product]
     warps, ahead = choice["num_warps"], choice["num_stages"] - 1
     threads, packed = warps * 32, kind == "int4_w4a16"
-    tiles = blocks(tokens, high, shape.experts, shape.used) * math.ceil(columns / wide)
+    tiles = expected_blocks(tokens, high, shape.experts, shape.used) * math.ceil(columns / wide)
     registers = 40 + high * wide / threads + (1.5 * wide * deep / threads if packed else 0)
     resident = max(1, min(101_376 // (shared_bytes(kind, choice) + 1_024), int(65_536 / (registers * threads)), 8))
-    moved = deep * (high * (1.0 if kind == "fp8_w8a8 block" else 2.0) + wide * _ELEMENT[kind])
+    moved = deep * (high * (1.0 if kind == "fp8_w8a8 block" else 2.0) + wide * _WEIGHT_BYTES[kind])
     flying = min(1.0, moved * ahead * resident / 32_768)  # bytes in flight that keep a multiprocessor's memory busy
     busy = min(1.0, high * wide / (warps * 512))  # a warp's share of the tile below 16x32 leaves its matrix unit idle
     step = max(moved / (24 * flying), high * wide * deep / (2_048 * busy)) + 60 / resident

@@ -12,20 +12,20 @@ from typing import Any
 import torch
 
 from . import sglang, space
-from .shapes import call
-from .space import Choice, Shape
+from .shapes import call_with_known
+from .space import Choice, RankShape
 
 # New tokens and the prefix they follow: the chunk an engine prefills at once (4,096), and a short turn.
-EXTENDS = ((1024, 4096), (4096, 4096), (4096, 16384), (4096, 32768))
+EXTEND_SIZES = ((1024, 4096), (4096, 4096), (4096, 16384), (4096, 32768))
 
 
-class Chosen:
+class KernelOverride:
     """Stands where an engine's kernel stood: launches it with our blocks, warps and stages; keeps what was compiled."""
 
     def __init__(self, kernel: Any) -> None:
         self.kernel, self.choice, self.compiled = kernel, Choice(), None
 
-    def choose(self, choice: Choice) -> None:
+    def set_choice(self, choice: Choice) -> None:
         """Launch with these from here on."""
         self.choice, self.compiled = choice, None
 
@@ -40,28 +40,28 @@ class Chosen:
         return launch
 
 
-def chosen(engine: Any, name: str) -> Chosen:
+def override_kernel(engine: Any, name: str) -> KernelOverride:
     """The engine's kernel of that name, taken over (once)."""
     old = getattr(engine, name)
-    new = old if isinstance(old, Chosen) else Chosen(old)
+    new = old if isinstance(old, KernelOverride) else KernelOverride(old)
     setattr(engine, name, new)
     return new
 
 
 @dataclass
-class Case:
+class TuneCase:
     """One kernel at one size."""
 
     name: str
     kind: str  # cases of one kind share compiled kernels
     candidates: list[Choice]
     baselines: dict[str, Choice]
-    build: Callable[[str], "Bench"]  # device -> something to run
+    build: Callable[[str], "CaseBench"]  # device -> something to run
     group: str = ""  # the best of each value of this constant is told too
 
 
 @dataclass
-class Bench:
+class CaseBench:
     """A case with its tensors."""
 
     run: Callable[[Choice], Any]  # returns the compiled kernel
@@ -70,31 +70,31 @@ class Bench:
     config: Callable[[Choice], Choice] = dict  # what a choice means to the engine, as its tuned files write it
 
 
-def values(device: str, *sizes: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+def random_tensor(device: str, *sizes: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     """Random values on a GPU; shape alone elsewhere."""
     if device == "meta":
         return torch.empty(*sizes, dtype=dtype, device="meta")
     return (torch.randn(*sizes, device=device, dtype=torch.float32) * 0.5).to(dtype)
 
 
-def extend_cases(root: Path, shape: Shape) -> list[Case]:
+def extend_cases(root: Path, shape: RankShape) -> list[TuneCase]:
     """SGLang's prefill attention: absorbed (576/512) and full (192/128), at several prefixes."""
     found = []
     for width, out, seed, upstream in (
         (shape.latent, shape.kv_lora, (32, 32), (32, 32)),
         (shape.nope + shape.rope, shape.v, (32, 64), (64, 64)),
     ):
-        for new, prefix in EXTENDS:
+        for new, prefix in EXTEND_SIZES:
             found.append(
-                Case(
+                TuneCase(
                     name=f"extend {width}/{out}, {new} new on {prefix}",
                     kind=f"extend-{width}",
-                    candidates=space.extend(width),
+                    candidates=space.extend_choices(width),
                     baselines={
                         "report of January 2026": _blocks(*seed),
                         "SGLang 0.5.9 and newer": _blocks(*upstream),
                     },
-                    build=_extend(root, shape, width, out, new, prefix),
+                    build=_build_extend(root, shape, width, out, new, prefix),
                 )
             )
     return found
@@ -104,16 +104,18 @@ def _blocks(rows: int, columns: int) -> Choice:
     return {"BLOCK_M": rows, "BLOCK_N": columns, "num_warps": 8, "num_stages": 1}
 
 
-def _extend(root: Path, shape: Shape, width: int, out: int, new: int, prefix: int) -> Callable[[str], Bench]:
-    def build(device: str) -> Bench:
-        engine = sglang.module(root, "extend")
-        kernel = chosen(engine, "_fwd_kernel")
+def _build_extend(
+    root: Path, shape: RankShape, width: int, out: int, new: int, prefix: int
+) -> Callable[[str], CaseBench]:
+    def build(device: str) -> CaseBench:
+        engine = sglang.import_part(root, "extend")
+        kernel = override_kernel(engine, "_fwd_kernel")
         kv_heads = 1 if width > 256 else shape.heads
-        keys = values(device, prefix, kv_heads, width)
-        cached = keys[..., :out] if kv_heads == 1 else values(device, prefix, kv_heads, out)
-        query, k_new = values(device, new, shape.heads, width), values(device, new, kv_heads, width)
-        v_new = k_new[..., :out].contiguous() if kv_heads == 1 else values(device, new, kv_heads, out)
-        answer = values(device, new, shape.heads, out)
+        keys = random_tensor(device, prefix, kv_heads, width)
+        cached = keys[..., :out] if kv_heads == 1 else random_tensor(device, prefix, kv_heads, out)
+        query, k_new = random_tensor(device, new, shape.heads, width), random_tensor(device, new, kv_heads, width)
+        v_new = k_new[..., :out].contiguous() if kv_heads == 1 else random_tensor(device, new, kv_heads, out)
+        answer = random_tensor(device, new, shape.heads, out)
         where = "meta" if device == "meta" else device
         starts = torch.tensor([0, new], dtype=torch.int32).to(where)
         pages = torch.tensor([0, prefix], dtype=torch.int32).to(where)
@@ -124,8 +126,8 @@ def _extend(root: Path, shape: Shape, width: int, out: int, new: int, prefix: in
             value_width = 1 << (out - 1).bit_length()
             sizes = (wide, tail, value_width, choice["BLOCK_M"], choice["BLOCK_N"], choice["num_warps"])
             engine._get_block_sizes_for_extend_attention = lambda *args: sizes
-            kernel.choose(choice)
-            call(
+            kernel.set_choice(choice)
+            call_with_known(
                 engine.extend_attention_fwd,
                 q_extend=query,
                 k_extend=k_new,
@@ -157,12 +159,12 @@ def _extend(root: Path, shape: Shape, width: int, out: int, new: int, prefix: in
             )
             return [torch.einsum("hqk,khd->qhd", scores.masked_fill(~seen[None], float("-inf")).softmax(-1), v)]
 
-        return Bench(run=run, outputs=lambda: [answer[-min(new, 512) :].float()], references=references)
+        return CaseBench(run=run, outputs=lambda: [answer[-min(new, 512) :].float()], references=references)
 
     return build
 
 
-def decode_cases(shape: Shape) -> list[Case]:
+def decode_cases(shape: RankShape) -> list[TuneCase]:
     """vLLM's MLA decode, 16k of context, both cache types."""
     upstream = {"BLOCK_N": 32, "num_warps": 4, "num_stages": 2}
     found = []
@@ -170,37 +172,37 @@ def decode_cases(shape: Shape) -> list[Case]:
         for batch in (1, 32, 128):
             base = {"vLLM 0.32": upstream, "vLLM with one stage": {**upstream, "num_stages": 1}}
             found.append(
-                Case(
+                TuneCase(
                     name=f"MLA decode, batch {batch}, 16,384 tokens, {kv}",
                     kind=f"decode-{kv}",
-                    candidates=space.decode(),
+                    candidates=space.decode_choices(),
                     baselines=base,
-                    build=_decode(shape, batch, kv),
+                    build=_build_decode(shape, batch, kv),
                 )
             )
     return found
 
 
-def _decode(shape: Shape, batch: int, kv: str) -> Callable[[str], Bench]:
-    def build(device: str) -> Bench:
+def _build_decode(shape: RankShape, batch: int, kv: str) -> Callable[[str], CaseBench]:
+    def build(device: str) -> CaseBench:
         engine: Any = importlib.import_module("vllm.v1.attention.ops.triton_decode_attention")
-        kernel = chosen(engine, "_fwd_grouped_kernel_stage1")
+        kernel = override_kernel(engine, "_fwd_grouped_kernel_stage1")
         page, context, splits = 64, 16384, 32
         kind = torch.float8_e4m3fn if kv == "fp8" else torch.bfloat16
-        pool = values(
+        pool = random_tensor(
             device, context // page, page, 1, shape.latent, dtype=kind
         )  # sequences share it: only speed matters
-        query = values(device, batch, shape.heads, shape.latent)
-        answer = values(device, batch, shape.heads, shape.kv_lora)
-        lse = values(device, batch, shape.heads, dtype=torch.float32)
-        logits = values(device, batch, shape.heads, splits, shape.kv_lora + 1, dtype=torch.float32)
+        query = random_tensor(device, batch, shape.heads, shape.latent)
+        answer = random_tensor(device, batch, shape.heads, shape.kv_lora)
+        lse = random_tensor(device, batch, shape.heads, dtype=torch.float32)
+        logits = random_tensor(device, batch, shape.heads, splits, shape.kv_lora + 1, dtype=torch.float32)
         where = "meta" if device == "meta" else device
         tables = torch.arange(context // page, dtype=torch.int32).repeat(batch, 1).to(where)
         lengths = torch.full((batch,), context, dtype=torch.int32).to(where)
         one = torch.ones((), dtype=torch.float32).to(where)
 
         def run(choice: Choice) -> Any:
-            kernel.choose(choice)
+            kernel.set_choice(choice)
             engine.decode_attention_fwd(
                 query, pool, pool[..., :shape.kv_lora], answer, lse, tables, lengths, logits, splits, 0.0722, page,
                 k_scale=one, v_scale=one, is_mla=True,
@@ -212,6 +214,6 @@ def _decode(shape: Shape, batch: int, kv: str) -> Callable[[str], Bench]:
             scores = torch.einsum("bhd,kd->bhk", query.float(), flat) * 0.0722
             return [torch.einsum("bhk,kd->bhd", scores.softmax(-1), flat[:, : shape.kv_lora])]
 
-        return Bench(run=run, outputs=lambda: [answer.float()], references=references)
+        return CaseBench(run=run, outputs=lambda: [answer.float()], references=references)
 
     return build

@@ -13,75 +13,76 @@ import torch
 import triton.language as tl
 
 from . import sglang, space
-from .shapes import Arguments, call, taken
-from .space import Choice, Shape
-from .tune_cases import Bench, Case, Chosen, chosen, values
+from .shapes import Arguments, accepted_arguments, call_with_known
+from .space import Choice, RankShape
+from .tune_cases import CaseBench, KernelOverride, TuneCase, override_kernel, random_tensor
 
-CHECKED = 8  # tokens whose answers are compared with float32
-BLOCK = 128  # of a block-wise fp8 scale, each way
-GROUP = 32  # int4 weights that share a scale
+CHECKED_TOKENS = 8  # tokens whose answers are compared with float32
+FP8_BLOCK = 128  # of a block-wise fp8 scale, each way
+INT4_GROUP = 32  # int4 weights that share a scale
 
 
 @dataclass
-class Weights:
+class ExpertWeights:
     """Both matrices of every expert."""
 
     matrices: list[torch.Tensor]
     scales: list[torch.Tensor | None]
 
-    def expert(self, product: int, number: int) -> torch.Tensor:
+    def expert_matrix(self, product: int, number: int) -> torch.Tensor:
         """One matrix in float32."""
         matrix, scale = self.matrices[product][number], self.scales[product]
         if scale is None:
             return matrix.float()
         if matrix.dtype == torch.uint8:
             whole = torch.stack([matrix & 15, matrix >> 4], dim=-1).flatten(-2).float() - 8  # 8 stands for zero
-            return whole * scale[number].float().repeat_interleave(GROUP, dim=-1)
-        wide = scale[number].repeat_interleave(BLOCK, dim=0).repeat_interleave(BLOCK, dim=1)
+            return whole * scale[number].float().repeat_interleave(INT4_GROUP, dim=-1)
+        wide = scale[number].repeat_interleave(FP8_BLOCK, dim=0).repeat_interleave(FP8_BLOCK, dim=1)
         return matrix.float() * wide
 
 
-def vllm_cases(shape: Shape, smem: int, sms: int) -> list[Case]:
+def vllm_cases(shape: RankShape, smem: int, sms: int) -> list[TuneCase]:
     """vLLM's fused MoE: one file serves both products."""
     return [
-        Case(
+        TuneCase(
             name=f"fused MoE {kind}, {tokens} tokens",
-            kind=f"moe-{kind}-{sort(tokens)}",
+            kind=f"moe-{kind}-{batch_class(tokens)}",
             # vLLM's kernels take SPLIT_K, and its int4 one has no default for it.
             candidates=[
-                {**choice, "SPLIT_K": 1} for choice in space.moe(kind, tokens, (0, 1), smem=smem, sms=sms, shape=shape)
+                {**choice, "SPLIT_K": 1}
+                for choice in space.moe_choices(kind, tokens, (0, 1), smem=smem, sms=sms, shape=shape)
             ],
             baselines={"the engine's default": {"tokens": tokens}},
-            build=functools.partial(build, VllmExperts(), shape, kind, tokens, (0, 1)),
+            build=functools.partial(build_case, VllmExperts(), shape, kind, tokens, (0, 1)),
         )
-        for kind in kinds(shape)
-        for tokens in space.SIZES
+        for kind in tunable_kinds(shape)
+        for tokens in space.BATCH_SIZES
     ]
 
 
-def sglang_cases(root: Path, shape: Shape, smem: int, sms: int) -> list[Case]:
+def sglang_cases(root: Path, shape: RankShape, smem: int, sms: int) -> list[TuneCase]:
     """SGLang's fused MoE: a file for each product, which must agree on the height of a tile."""
     return [
-        Case(
+        TuneCase(
             name=f"SGLang fused MoE {kind} {('up', 'down')[product]}, {tokens} tokens",
-            kind=f"sgl-moe-{kind}-{('up', 'down')[product]}-{sort(tokens)}",
-            candidates=space.moe(kind, tokens, (product,), smem=smem, sms=sms, shape=shape),
+            kind=f"sgl-moe-{kind}-{('up', 'down')[product]}-{batch_class(tokens)}",
+            candidates=space.moe_choices(kind, tokens, (product,), smem=smem, sms=sms, shape=shape),
             baselines={"the engine's default": {"tokens": tokens}},
-            build=functools.partial(build, SglangExperts(root), shape, kind, tokens, (product,)),
+            build=functools.partial(build_case, SglangExperts(root), shape, kind, tokens, (product,)),
             group="BLOCK_SIZE_M",
         )
-        for kind in kinds(shape)
-        for tokens in space.SIZES
+        for kind in tunable_kinds(shape)
+        for tokens in space.BATCH_SIZES
         for product in (0, 1)
     ]
 
 
-def kinds(shape: Shape) -> list[str]:
+def tunable_kinds(shape: RankShape) -> list[str]:
     """Weights to tune for; block-wise scales want whole blocks of an expert."""
-    return [kind for kind in space.KEPT if not (kind.endswith("block") and shape.intermediate % BLOCK)]
+    return [kind for kind in space.MAX_CANDIDATES if not (kind.endswith("block") and shape.intermediate % FP8_BLOCK)]
 
 
-def sort(tokens: int) -> str:
+def batch_class(tokens: int) -> str:
     """Batch sizes for which Triton makes one kernel: it looks at divisibility by 16, SGLang at 512 tokens."""
     return "one" if tokens == 1 else "few" if tokens <= 512 else "many"
 
@@ -91,24 +92,26 @@ class VllmExperts:
 
     name = "vllm.model_executor.layers.fused_moe.fused_moe"
 
-    def open(self, kind: str) -> tuple[Any, Chosen]:
+    def open_kernel(self, kind: str) -> tuple[Any, KernelOverride]:
         """The engine's module, and its kernel for such weights."""
         engine = importlib.import_module(self.name)
-        return engine, chosen(engine, "fused_moe_kernel_gptq_awq" if kind == "int4_w4a16" else "fused_moe_kernel")
+        return engine, override_kernel(
+            engine, "fused_moe_kernel_gptq_awq" if kind == "int4_w4a16" else "fused_moe_kernel"
+        )
 
-    def default(self, shape: Shape, kind: str, tokens: int) -> Choice:
+    def default_config(self, shape: RankShape, kind: str, tokens: int) -> Choice:
         """What the engine takes without a file."""
         engine: Any = importlib.import_module(self.name)
-        return dict(call(engine.get_default_config, **_about(shape, kind, tokens)))
+        return dict(call_with_known(engine.get_default_config, **_config_arguments(shape, kind, tokens)))
 
-    def launcher(self, engine: Any, kind: str, quantised: Any, given: Arguments) -> Callable[..., Any]:
+    def make_launcher(self, engine: Any, kind: str, quantised: Any, given: Arguments) -> Callable[..., Any]:
         """One product, all but its blocks settled."""
         if kind == "int4_w4a16":
             invoke = engine.invoke_fused_moe_wna16_triton_kernel
-            return functools.partial(invoke, **taken(invoke, given))
+            return functools.partial(invoke, **accepted_arguments(invoke, given))
         invoke = engine.invoke_fused_moe_triton_kernel
         activations = {} if quantised is None else {"A": quantised[0], "A_scale": quantised[1]}
-        return functools.partial(invoke, **taken(invoke, {**given, **activations}))
+        return functools.partial(invoke, **accepted_arguments(invoke, {**given, **activations}))
 
 
 class SglangExperts:
@@ -117,47 +120,58 @@ class SglangExperts:
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    def open(self, kind: str) -> tuple[Any, Chosen]:
+    def open_kernel(self, kind: str) -> tuple[Any, KernelOverride]:
         """The engine's module, and its kernel for such weights."""
-        engine = sglang.module(self.root, "moe")
-        return engine, chosen(engine, "fused_moe_kernel_gptq_awq" if kind == "int4_w4a16" else "fused_moe_kernel")
+        engine = sglang.import_part(self.root, "moe")
+        return engine, override_kernel(
+            engine, "fused_moe_kernel_gptq_awq" if kind == "int4_w4a16" else "fused_moe_kernel"
+        )
 
-    def default(self, shape: Shape, kind: str, tokens: int) -> Choice:
+    def default_config(self, shape: RankShape, kind: str, tokens: int) -> Choice:
         """What the engine takes without a file."""
-        return dict(call(sglang.module(self.root, "moe_config").get_default_config, **_about(shape, kind, tokens)))
+        return dict(
+            call_with_known(
+                sglang.import_part(self.root, "moe_config").get_default_config, **_config_arguments(shape, kind, tokens)
+            )
+        )
 
-    def launcher(self, engine: Any, kind: str, quantised: Any, given: Arguments) -> Callable[..., Any]:
+    def make_launcher(self, engine: Any, kind: str, quantised: Any, given: Arguments) -> Callable[..., Any]:
         """One product, all but its blocks settled; what the engine quantises first is quantised already."""
         for name in ("sglang_per_token_group_quant_fp8", "per_token_group_quant_fp8"):
             setattr(engine, name, lambda activations, group, **settings: quantised)
         invoke = engine.invoke_fused_moe_kernel
-        return functools.partial(invoke, **taken(invoke, given))
+        return functools.partial(invoke, **accepted_arguments(invoke, given))
 
 
-def _about(shape: Shape, kind: str, tokens: int) -> Arguments:
+def _config_arguments(shape: RankShape, kind: str, tokens: int) -> Arguments:
     return {
         "M": tokens, "E": shape.experts, "N": shape.intermediate, "K": shape.hidden, "topk": shape.used,
-        "dtype": None if kind == "bf16" else kind.split()[0], "block_shape": _shape(kind), "is_marlin": False,
+        "dtype": None if kind == "bf16" else kind.split()[0], "block_shape": _block_shape(kind), "is_marlin": False,
     }  # fmt: skip
 
 
-def _shape(kind: str) -> list[int] | None:
-    return [0, GROUP] if kind == "int4_w4a16" else [BLOCK, BLOCK] if kind.endswith("block") else None
+def _block_shape(kind: str) -> list[int] | None:
+    return [0, INT4_GROUP] if kind == "int4_w4a16" else [FP8_BLOCK, FP8_BLOCK] if kind.endswith("block") else None
 
 
-def build(experts: Any, shape: Shape, kind: str, tokens: int, products: tuple[int, ...], device: str) -> Bench:
+def build_case(
+    experts: Any, shape: RankShape, kind: str, tokens: int, products: tuple[int, ...], device: str
+) -> CaseBench:
     """The tensors of a case, and how to run it."""
     engine, kernel = experts.open(kind)
-    weights = _weights(kind, device, shape)
-    inputs = [values(device, tokens, shape.hidden), values(device, tokens * shape.used, shape.intermediate)]
-    quantised = [_quantised(given) if kind.endswith("block") else None for given in inputs]
+    weights = _make_weights(kind, device, shape)
+    inputs = [
+        random_tensor(device, tokens, shape.hidden),
+        random_tensor(device, tokens * shape.used, shape.intermediate),
+    ]
+    quantised = [_quantise(given) if kind.endswith("block") else None for given in inputs]
     outputs = [
-        values(device, tokens, shape.used, 2 * shape.intermediate),
-        values(device, tokens, shape.used, shape.hidden),
+        random_tensor(device, tokens, shape.used, 2 * shape.intermediate),
+        random_tensor(device, tokens, shape.used, shape.hidden),
     ]
     where = "cpu" if device == "meta" else device
     picks = torch.rand(tokens, shape.experts, device=where).topk(shape.used).indices
-    share = values(device, tokens, shape.used, dtype=torch.float32)
+    share = random_tensor(device, tokens, shape.used, dtype=torch.float32)
     ids = (
         torch.empty(tokens, shape.used, dtype=torch.int32, device="meta") if device == "meta" else picks.to(torch.int32)
     )
@@ -169,7 +183,7 @@ def build(experts: Any, shape: Shape, kind: str, tokens: int, products: tuple[in
             "B_zp": None, "bias": None, "B_bias": None, "C": outputs[product], "topk_weights": share, "topk_ids": ids,
             "mul_routed_weight": product == 1, "top_k": 1 if product else shape.used, "compute_type": tl.bfloat16,
             "use_fp8_w8a8": kind.startswith("fp8"), "use_int8_w8a8": False, "use_int8_w8a16": False,
-            "use_int4_w4a16": kind == "int4_w4a16", "per_channel_quant": False, "block_shape": _shape(kind),
+            "use_int4_w4a16": kind == "int4_w4a16", "per_channel_quant": False, "block_shape": _block_shape(kind),
             "sorted_token_ids": None, "expert_ids": None, "num_tokens_post_padded": None, "config": None,
         }  # fmt: skip
         launchers.append(experts.launcher(engine, kind, quantised[product], given))
@@ -183,7 +197,7 @@ def build(experts: Any, shape: Shape, kind: str, tokens: int, products: tuple[in
         blocks = config(choice)
         height = blocks["BLOCK_SIZE_M"]
         if height not in sorted_by:
-            sorted_by[height] = aligned(picks, height, device, shape.experts)
+            sorted_by[height] = align_tokens(picks, height, device, shape.experts)
         kernel.choose({})
         tokens_sorted, by_expert, total = sorted_by[height]
         for launch in launchers:
@@ -194,23 +208,23 @@ def build(experts: Any, shape: Shape, kind: str, tokens: int, products: tuple[in
         found = []
         for product in products:
             packed = quantised[product]
-            given = inputs[product] if packed is None else _whole(*packed)
+            given = inputs[product] if packed is None else _dequantise(*packed)
             rows = []
-            for token, row in enumerate(picks[:CHECKED].tolist()):
+            for token, row in enumerate(picks[:CHECKED_TOKENS].tolist()):
                 for place, number in enumerate(row):
                     line = given[token] if product == 0 else given[token * shape.used + place] * share[token, place]
-                    rows.append(weights.expert(product, number) @ line.float())
+                    rows.append(weights.expert_matrix(product, number) @ line.float())
             found.append(torch.stack(rows))
         return found
 
     def answers() -> list[torch.Tensor]:
-        return [outputs[product][:CHECKED].flatten(0, 1).float() for product in products]
+        return [outputs[product][:CHECKED_TOKENS].flatten(0, 1).float() for product in products]
 
-    return Bench(run=run, outputs=answers, references=references, config=config)
+    return CaseBench(run=run, outputs=answers, references=references, config=config)
 
 
 @functools.lru_cache(maxsize=1)  # gigabytes on a GPU: one kind at a time
-def _weights(kind: str, device: str, shape: Shape) -> Weights:
+def _make_weights(kind: str, device: str, shape: RankShape) -> ExpertWeights:
     matrices, scales = [], []
     for rows, depth in shape.products:
         scale: torch.Tensor | None = None
@@ -219,37 +233,39 @@ def _weights(kind: str, device: str, shape: Shape) -> Weights:
             matrix = torch.empty(sizes, dtype=torch.uint8, device="meta")
             if device != "meta":
                 matrix = torch.randint(0, 256, sizes, dtype=torch.uint8, device=device)
-            scale = _positive(values(device, shape.experts, rows, depth // GROUP))
+            scale = _positive(random_tensor(device, shape.experts, rows, depth // INT4_GROUP))
         elif kind.endswith("block"):
-            matrix = values(device, shape.experts, rows, depth, dtype=torch.float8_e4m3fn)
-            scale = _positive(values(device, shape.experts, rows // BLOCK, depth // BLOCK, dtype=torch.float32))
+            matrix = random_tensor(device, shape.experts, rows, depth, dtype=torch.float8_e4m3fn)
+            scale = _positive(
+                random_tensor(device, shape.experts, rows // FP8_BLOCK, depth // FP8_BLOCK, dtype=torch.float32)
+            )
         else:
-            matrix = values(device, shape.experts, rows, depth)
+            matrix = random_tensor(device, shape.experts, rows, depth)
         matrices.append(matrix)
         scales.append(scale)
-    return Weights(matrices=matrices, scales=scales)
+    return ExpertWeights(matrices=matrices, scales=scales)
 
 
 def _positive(scale: torch.Tensor) -> torch.Tensor:
     return scale if scale.is_meta else scale.abs_()
 
 
-def _quantised(activations: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _quantise(activations: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Activations as fp8 with a scale for each 128 of a row."""
     rows, width = activations.shape
     if activations.is_meta:
-        scale = torch.empty(rows, width // BLOCK, dtype=torch.float32, device="meta")
+        scale = torch.empty(rows, width // FP8_BLOCK, dtype=torch.float32, device="meta")
         return activations.to(torch.float8_e4m3fn), scale
-    groups = activations.float().view(rows, width // BLOCK, BLOCK)
+    groups = activations.float().view(rows, width // FP8_BLOCK, FP8_BLOCK)
     scale = groups.abs().amax(-1).clamp(min=1e-4) / 448  # the largest number that e4m3 holds
     return (groups / scale[..., None]).view(rows, width).to(torch.float8_e4m3fn), scale
 
 
-def _whole(packed: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    return packed.float() * scale.repeat_interleave(BLOCK, dim=-1)
+def _dequantise(packed: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return packed.float() * scale.repeat_interleave(FP8_BLOCK, dim=-1)
 
 
-def aligned(
+def align_tokens(
     picks: torch.Tensor, block: int, device: str, experts: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Tokens sorted by expert, each expert's padded to whole blocks: what the engines' align kernel makes."""

@@ -10,45 +10,45 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from . import space
-from .experts import KINDS, launch
-from .importing import Engine, Names, no, opened, yes
-from .protocol import Target
-from .shapes import Shape, call, empty, whole
+from .experts import WEIGHT_KINDS, launch_experts
+from .importing import EngineImporter, ModuleNames, install_importer, return_false, return_true
+from .protocol import ProbeGpu
+from .shapes import ScanShape, call_with_known, meta_indices, meta_tensor
 
 if TYPE_CHECKING:
     from . import tune_cases
 
-_DECODE = ("vllm.v1.attention.ops.triton_decode_attention", "vllm.attention.ops.triton_decode_attention")
-_MOE = "vllm.model_executor.layers.fused_moe.fused_moe"
-Case = tuple[str, Callable[[], Any]]
+_DECODE_MODULES = ("vllm.v1.attention.ops.triton_decode_attention", "vllm.attention.ops.triton_decode_attention")
+_MOE_MODULE = "vllm.model_executor.layers.fused_moe.fused_moe"
+LaunchCase = tuple[str, Callable[[], Any]]
 PACKAGE = __name__.rpartition(".")[2]  # this module is called as the engine's package
 
 
-def cases(root: Path, shape: Shape) -> Iterator[Case]:
+def launch_cases(root: Path, shape: ScanShape) -> Iterator[LaunchCase]:
     """Every launch this model and recipe would make, as (name, call)."""
     for batch in shape.decode:
-        yield f"MLA decode, batch {batch}, {shape.kv} cache", _decode(root, shape, batch)
-    for kind in KINDS:
+        yield f"MLA decode, batch {batch}, {shape.kv} cache", _decode_case(root, shape, batch)
+    for kind in WEIGHT_KINDS:
         for tokens in shape.moe_tokens:
-            yield f"fused MoE {kind}, {tokens} tokens", _moe(shape, kind, tokens)
+            yield f"fused MoE {kind}, {tokens} tokens", _moe_case(shape, kind, tokens)
 
 
-def _decode(root: Path, shape: Shape, batch: int) -> Callable[[], Any]:
+def _decode_case(root: Path, shape: ScanShape, batch: int) -> Callable[[], Any]:
     def run() -> Any:
-        name = next(name for name in _DECODE if root.joinpath(*name.split(".")).with_suffix(".py").exists())
+        name = next(name for name in _DECODE_MODULES if root.joinpath(*name.split(".")).with_suffix(".py").exists())
         page, pages, splits = 64, 256, 8
-        cache = empty(pages, page, 1, shape.latent, dtype=shape.cache_type)
+        cache = meta_tensor(pages, page, 1, shape.latent, dtype=shape.cache_type)
         scale = torch.empty((), dtype=torch.float32, device="meta")
-        return call(
+        return call_with_known(
             importlib.import_module(name).decode_attention_fwd,
-            q=empty(batch, shape.heads, shape.latent),
+            q=meta_tensor(batch, shape.heads, shape.latent),
             k_buffer=cache,
             v_buffer=cache[..., : shape.kv_lora],
-            o=empty(batch, shape.heads, shape.kv_lora),
-            lse=empty(batch, shape.heads, dtype=torch.float32),
-            req_to_token=whole(batch, pages),
-            b_seq_len=whole(batch),
-            attn_logits=empty(batch, shape.heads, splits, shape.kv_lora + 1, dtype=torch.float32),
+            o=meta_tensor(batch, shape.heads, shape.kv_lora),
+            lse=meta_tensor(batch, shape.heads, dtype=torch.float32),
+            req_to_token=meta_indices(batch, pages),
+            b_seq_len=meta_indices(batch),
+            attn_logits=meta_tensor(batch, shape.heads, splits, shape.kv_lora + 1, dtype=torch.float32),
             num_kv_splits=splits,
             sm_scale=0.1,
             page_size=page,
@@ -60,16 +60,16 @@ def _decode(root: Path, shape: Shape, batch: int) -> Callable[[], Any]:
     return run
 
 
-def _moe(shape: Shape, kind: str, tokens: int) -> Callable[[], Any]:
+def _moe_case(shape: ScanShape, kind: str, tokens: int) -> Callable[[], Any]:
     def run() -> Any:
-        kernels: Any = importlib.import_module(_MOE)
+        kernels: Any = importlib.import_module(_MOE_MODULE)
         invoke = kernels.invoke_fused_moe_triton_kernel
         if kind == "int4_w4a16":
             elsewhere = getattr(kernels, "should_moe_wna16_use_cuda", None)
             if elsewhere and elsewhere(tokens * shape.used, 32, shape.experts, 4):
                 raise NotTriton("goes to the CUDA moe_wna16 kernel at this size")
             invoke = kernels.invoke_fused_moe_wna16_triton_kernel
-        return launch(shape, kind, tokens, choose=kernels.get_default_config, invoke=invoke)
+        return launch_experts(shape, kind, tokens, choose=kernels.get_default_config, invoke=invoke)
 
     return run
 
@@ -78,14 +78,14 @@ class NotTriton(Exception):
     """The engine takes a kernel that Triton does not compile."""
 
 
-def tuned_cases(root: Path, shape: space.Shape, *, smem: int, sms: int) -> list["tune_cases.Case"]:
+def tuned_cases(root: Path, shape: space.RankShape, *, smem: int, sms: int) -> list["tune_cases.TuneCase"]:
     """What a tuner times: decode attention and the experts, both products under one configuration."""
     from . import tune_cases, tune_experts
 
     return tune_cases.decode_cases(shape) + tune_experts.vllm_cases(shape, smem, sms)
 
 
-def open_files(root: Path, target: Target) -> Engine:
+def open_files(root: Path, target: ProbeGpu) -> EngineImporter:
     """vLLM's files, told that they run on CUDA of this capability."""
     import triton
     import triton.language as language
@@ -93,8 +93,8 @@ def open_files(root: Path, target: Target) -> Engine:
     for name in ("info_once", "warning_once", "debug_once"):
         setattr(logging.Logger, name, lambda self, *args, **kwargs: None)
     tuned = "VLLM_TUNED_CONFIG_FOLDER"
-    stand_ins: dict[str, Names] = {
-        "vllm.platforms": {"current_platform": _platform(target)},
+    stand_ins: dict[str, ModuleNames] = {
+        "vllm.platforms": {"current_platform": _fake_platform(target)},
         "vllm.logger": {"init_logger": logging.getLogger},
         "vllm.triton_utils": {"tl": language, "triton": triton, "HAS_TRITON": True},
         "vllm._custom_ops": {},
@@ -108,13 +108,13 @@ def open_files(root: Path, target: Target) -> Engine:
     stand_ins |= {f"{moe}.{part}": {} for part in ("modular_kernel", "activation", "config", "moe_align_block_size")}
     stand_ins[f"{moe}.utils"] = {
         "enable_swap_ab": lambda rows, columns: target.capability == 90 and rows < 64 <= columns,
-        "resolve_moe_use_td": no,
+        "resolve_moe_use_td": return_false,
         "warn_if_moe_use_td_ineffective": lambda *args, **kwargs: None,
     }
-    return opened(Engine(root, PACKAGE, stand_ins))
+    return install_importer(EngineImporter(root, PACKAGE, stand_ins))
 
 
-def _platform(target: Target) -> Any:
+def _fake_platform(target: ProbeGpu) -> Any:
     """vLLM's idea of the GPU."""
     capability = target.capability
 
@@ -157,11 +157,11 @@ def _platform(target: Target) -> Any:
         def fp8_dtype(self) -> Any:
             return torch.float8_e4m3fn
 
-        is_cuda = is_cuda_alike = supports_fp8 = yes
+        is_cuda = is_cuda_alike = supports_fp8 = return_true
 
         def __getattr__(self, name: str) -> Any:
             if name.startswith("__"):
                 raise AttributeError(name)
-            return no  # is_rocm, is_cpu, is_fp8_fnuz and the like
+            return return_false  # is_rocm, is_cpu, is_fp8_fnuz and the like
 
     return Platform()

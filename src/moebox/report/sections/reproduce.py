@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import chain
 
 from moebox import codec, loose
-from moebox.bench.command import flags_of, flags_of_tests
+from moebox.bench.command import bench_flags, prefill_decode_flags
 from moebox.core.recipe import Recipe
 from moebox.loose import Document, Json
 from moebox.report.block import Block, CustomBlock, ReportTable, Section, table_columns, text_cell
@@ -104,7 +104,7 @@ def unsalted(asked: LoadRequest) -> LoadRequest:
 def swept(group: Sequence[LoadRequest]) -> list[list[str]]:
     """The flags of loads that differ in nothing else."""
     first = group[0]
-    return flags_of(first.workload, [asked.load for asked in group], warmup=first.warmup, slo=first.slo)
+    return bench_flags(first.workload, [asked.load for asked in group], warmup=first.warmup, slo=first.slo)
 
 
 def tests(levels: Sequence[LoadResult]) -> list[list[str]]:
@@ -113,7 +113,7 @@ def tests(levels: Sequence[LoadResult]) -> list[list[str]]:
     if not asked:
         return []
     first = asked[0]
-    return [flags_of_tests([each.test for each in asked], first.workload, first.repeat, first.load)]
+    return [prefill_decode_flags([each.test for each in asked], first.workload, first.repeat, first.load)]
 
 
 def imported_flags(levels: Sequence[LoadResult]) -> list[list[str]]:

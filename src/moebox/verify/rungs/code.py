@@ -12,7 +12,7 @@ from moebox.verify.trials import TrialOutcome, draw_question, judge_answer, run_
 async def probe_functions(session: CheckSession) -> str:
     """Small functions do what was asked on every case."""
     try:
-        session.sandbox = await asyncio.to_thread(sandbox.strongest)
+        session.sandbox = await asyncio.to_thread(sandbox.strongest_level)
     except sandbox.NoSandbox as problem:
         raise ProbeSkipped(f"code is not run here: {problem}") from None
 
@@ -31,7 +31,7 @@ async def probe_functions(session: CheckSession) -> str:
 def _run(task: Question, text: str) -> str:
     """ "" when every case gives what it must."""
     try:
-        outcome = sandbox.run(extract_code(text), task.expect, [case.args for case in task.cases])
+        outcome = sandbox.run_code(extract_code(text), task.expect, [case.args for case in task.cases])
     except sandbox.NoSandbox as problem:
         raise ProbeFailed(f"the sandbox broke: {problem}") from None
     if outcome.error:
