@@ -261,19 +261,19 @@ class Runner:
         longest, options = SHORT_CHECK_OPTIONS if self.request.is_short else CHECK_OPTIONS
         options = dataclasses.replace(options, context=min(self._recipe().context, longest))
 
-        def run_checks(endpoint: Endpoint) -> None:
+        def check_endpoint(endpoint: Endpoint) -> None:
             ladder = run_checks(
                 endpoint, options, only=only, run=self.run, on_check=lambda rung: self.notify("check", rung)
             )
-            self._figures = {mark: len(ladder.marked(mark)) for mark in MARKS if ladder.marked(mark)}
+            self._figures = {mark: len(ladder.checks_with(mark)) for mark in MARKS if ladder.checks_with(mark)}
             why = first_unexpected_failure(ladder)
             if why:
                 raise AnswerIsNo(f"the endpoint did not pass the ladder ({why})", hint=f"evidence in {self.run.path}")
             # What every server of this engine does is no reason to stop; `moebox run` still ends with exit code 1.
-            for rung in ladder.marked("fail"):
+            for rung in ladder.checks_with("fail"):
                 self.report_news(f"{rung.name} fails by a known habit of {'; '.join(rung.habits)}")
 
-        self._with_engine(run_checks)
+        self._with_engine(check_endpoint)
 
     def _climb(self) -> None:
         from moebox.flows.climb import climb
