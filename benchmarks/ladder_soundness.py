@@ -171,7 +171,8 @@ def family(url: str, given: argparse.Namespace) -> bool:
                 flush=True,
             )
     print(
-        f"red or yellow: {format_share(wilson_score(len(broken) - len(missed), len(broken)))}; missed: {missed or 'none'}"
+        f"red or yellow: {format_share(wilson_score(len(broken) - len(missed), len(broken)))}; "
+        f"missed: {missed or 'none'}"
     )
     return not missed
 

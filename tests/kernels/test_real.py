@@ -81,7 +81,10 @@ def test_an_edited_kernel_that_no_longer_compiles_is_told(venv: Path, tmp_path: 
     body = whole.index("\n):\n", start) + len("\n):\n")
     copy.write_text(whole[:body] + '    tl.static_assert(False, "edited by hand")\n' + whole[body:])
     asked = KernelRequest(
-        engine="vllm", arch=find_arch("sm_120"), model=catalogue.find_model("kimi-k2.6"), site_packages=tmp_path / "site",
+        engine="vllm",
+        arch=find_arch("sm_120"),
+        model=catalogue.find_model("kimi-k2.6"),
+        site_packages=tmp_path / "site",
         python=venv / "bin/python", only="decode, batch 1,",
     )  # fmt: skip
     notes = tmp_path / "cache/kernels"

@@ -59,7 +59,8 @@ def test_a_journal_cut_at_any_byte_can_be_written_on(tmp_path: Path) -> None:
 def test_a_writer_killed_in_mid_flow_leaves_a_readable_journal(tmp_path: Path) -> None:
     """kill -9 of a real process that writes as fast as it can: every number up to the last is there, in order."""
     code = (
-        "import sys; from pathlib import Path; from moebox.store import Run; from moebox.core.event import UnknownEvent\n"
+        "import sys\nfrom pathlib import Path\nfrom moebox.store import Run\n"
+        "from moebox.core.event import UnknownEvent\n"
         "run = Run(Path(sys.argv[1])); n = 0\n"
         "while True:\n run.add_event(UnknownEvent(name='tick', fields=dict(n=n, pad='x' * 500))); n += 1\n"
         " if n == 50: print('go', flush=True)\n"
@@ -78,8 +79,10 @@ def test_a_writer_killed_in_mid_flow_leaves_a_readable_journal(tmp_path: Path) -
 def test_two_writers_at_once_lose_nothing(tmp_path: Path) -> None:
     """Two processes append to one journal: all lines of both arrive whole."""
     code = (
-        "import sys; from pathlib import Path; from moebox.store import Run; from moebox.core.event import UnknownEvent\n"
-        "run = Run(Path(sys.argv[1]))\nfor n in range(200): run.add_event(UnknownEvent(name=sys.argv[2], fields={'n': n}))"
+        "import sys\nfrom pathlib import Path\nfrom moebox.store import Run\n"
+        "from moebox.core.event import UnknownEvent\n"
+        "run = Run(Path(sys.argv[1]))\n"
+        "for n in range(200): run.add_event(UnknownEvent(name=sys.argv[2], fields={'n': n}))"
     )
     children = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path), kind]) for kind in ("a", "b")]
     assert [child.wait() for child in children] == [0, 0]

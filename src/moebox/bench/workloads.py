@@ -195,7 +195,8 @@ def _prompt_writer(workload: Workload, pool: WordPool, words: PromptWords) -> Ca
         salt = f"{workload.seed} {workload.salt}".rstrip()
         # The name comes first: text that all prompts begin with would be answered from a prefix cache.
         return lambda index: (
-            f"{pool.make_prompt(UNIQUE_WORDS, ('name', index))}: {task}{filler.fake_code(f'{salt} {index}', word_count)}"
+            f"{pool.make_prompt(UNIQUE_WORDS, ('name', index))}: {task}"
+            f"{filler.fake_code(f'{salt} {index}', word_count)}"
         )
     if workload.kind == "prefix":
         shared = [pool.make_prompt(workload.prefix_tokens, f"prefix {i}") for i in range(max(1, workload.prefixes))]

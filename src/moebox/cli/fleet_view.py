@@ -115,7 +115,8 @@ def _small_print(found: FleetPlan) -> str:
     low = min(answer.candidate.speed_range[0] for answer in found.answers)
     high = max(answer.candidate.speed_range[1] for answer in found.answers)
     bases = "; ".join(sorted({answer.candidate.basis for answer in found.answers} - {""}))
-    text = f"\nSimulated: {format_seconds(found.question.seconds)} of virtual time a fleet, {found.question.policy} routing. "
+    seconds = format_seconds(found.question.seconds)
+    text = f"\nSimulated: {seconds} of virtual time a fleet, {found.question.policy} routing. "
     return f"{text}Speeds are forecasts: expect {low - 1:+.0%} to {high - 1:+.0%} ({bases or 'measured on these'})."
 
 

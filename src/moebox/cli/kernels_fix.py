@@ -40,7 +40,8 @@ def _refuse_uncompiled(found: KernelScan) -> None:
     """Outside where no launch compiles: other block sizes change nothing."""
     if all(launch.verdict == "does not compile" for launch in found.failing_launches):
         raise ExternalError(
-            f"{found.failing_launches[0].kernel} does not compile, which other block sizes do not fix: {found.failing_launches[0].error}",
+            f"{found.failing_launches[0].kernel} does not compile, which other block sizes do not fix: "
+            f"{found.failing_launches[0].error}",
             hint="another version of Triton, or of the engine",
         )
 

@@ -104,7 +104,10 @@ def with_context_warning(subject: ForecastTarget, length: int) -> ForecastTarget
     limit = subject.recipe.context
     if not 0 < limit < length:
         return subject
-    text = f"{format_count(length)} tokens are beyond the recipe's context of {format_count(limit)}: the speed is as if it took them"
+    text = (
+        f"{format_count(length)} tokens are beyond the recipe's context of {format_count(limit)}: "
+        "the speed is as if it took them"
+    )
     caution = PlanWarning(symptom="", text=text, remedy=f"context = {length}")
     return replace(subject, warnings=(*subject.warnings, caution))
 

@@ -73,7 +73,8 @@ def _keep(run: Run, level: int, measured: MeasuredLoad) -> Measurement:
 
 def _headline(result: Measurement) -> str:
     limited = " (the client was the limit)" if result.client_limited else ""
-    return f"{format_tok_s(result.output_throughput)}, first token after {format_seconds((result.ttft.mean or 0.0) / 1e3)}{limited}"
+    ttft = format_seconds((result.ttft.mean or 0.0) / 1e3)
+    return f"{format_tok_s(result.output_throughput)}, first token after {ttft}{limited}"
 
 
 def _failures(result: Measurement) -> list[str]:
@@ -122,6 +123,7 @@ def _level(subject: ProbedEndpoint, level: int, run: Run, *, short: bool, notify
             break
         run.add_event(LoadSlept(concurrency=level, away_s=away_s))
         notify(
-            f"{format_streams(level)}: the machine slept for {format_seconds(away_s)}; {'once more' if left else 'kept, and marked'}"
+            f"{format_streams(level)}: the machine slept for {format_seconds(away_s)}; "
+            f"{'once more' if left else 'kept, and marked'}"
         )
     return made

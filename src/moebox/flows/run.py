@@ -288,7 +288,8 @@ class Runner:
         if summit.best:
             self.run.write_file("recipe.toml", codec.to_toml(summit.best.recipe))
             self._figures["best"] = (
-                f"{format_tok_s(summit.best.output_tok_s)} of short prompts at context {format_count(summit.best.recipe.context)}"
+                f"{format_tok_s(summit.best.output_tok_s)} of short prompts "
+                f"at context {format_count(summit.best.recipe.context)}"
             )
 
     def _climbing(self, kind: str, what: Any) -> None:

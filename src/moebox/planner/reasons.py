@@ -80,7 +80,8 @@ def _engine(best: RatedCandidate, others: list[RatedCandidate], pins: Constraint
     rival = _best(others, lambda one: one.recipe.engine != best.recipe.engine and one.recipe.hybrid is None)
     if rival is None:
         return ""
-    return f"{engine_display_name(best.recipe.engine)} over {engine_display_name(rival.recipe.engine)}, which is {compare_and_explain(rival, best)}"
+    names = f"{engine_display_name(best.recipe.engine)} over {engine_display_name(rival.recipe.engine)}"
+    return f"{names}, which is {compare_and_explain(rival, best)}"
 
 
 def _cache(best: RatedCandidate, tried: list[RatedCandidate]) -> str:
@@ -345,8 +346,9 @@ def _gained(best: RatedCandidate, others: list[RatedCandidate]) -> Iterator[Plan
     patched = _best(others, lambda one: _same_but(one, best, "kv", "runtime") and bool(one.recipe.runtime.preset))
     if patched and patched.recipe.kv == "fp8":
         text = (
-            f"the patched community image runs an fp8 cache on these GPUs: {format_count(patched.memory.kv_tokens)} tokens "
-            f"instead of {format_count(best.memory.kv_tokens)}, {compare_figures(patched, best)} {_streams(patched, best)}"
+            "the patched community image runs an fp8 cache on these GPUs: "
+            f"{format_count(patched.memory.kv_tokens)} tokens instead of {format_count(best.memory.kv_tokens)}, "
+            f"{compare_figures(patched, best)} {_streams(patched, best)}"
         )
         yield PlanWarning(symptom="", text=text, remedy="--image community", severity="note", source=IMAGE_SOURCE)
 

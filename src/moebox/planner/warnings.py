@@ -136,7 +136,8 @@ def _stoppable(box: Box) -> Iterator[PlanWarning]:
     for name, size in held.items():
         yield PlanWarning(
             symptom="",
-            text=f"{name}, which moebox runs, holds {format_gb(size)}: counted as free, because it can be stopped first",
+            text=f"{name}, which moebox runs, holds {format_gb(size)}: "
+            "counted as free, because it can be stopped first",
             remedy=f"moebox down {name}",
             severity="note",
         )

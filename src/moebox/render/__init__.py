@@ -48,7 +48,8 @@ def _refuse_workers(deployment: Deployment) -> None:
     """Nodes that run another program than the first have no file that starts them all."""
     if deployment.recipe.parallel.nodes > 1 and deployment.engine.worker_programs:
         raise BadInput(
-            f"{deployment.engine.title} over several nodes is not rendered: they run {deployment.engine.worker_programs[0]}",
+            f"{deployment.engine.title} over several nodes is not rendered: "
+            f"they run {deployment.engine.worker_programs[0]}",
             hint="`moebox up RECIPE --hosts FILE` or `--slurm` starts it; `--hosts FILE --dry-run` prints the commands",
         )
 

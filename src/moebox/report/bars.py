@@ -91,7 +91,8 @@ def draw_device(device: DeviceParts, across: AxisScale, y: float, height: float,
     unit = scale_of(widest)[0]
     for name, size in device.parts.items():
         start, end = across.position(place), across.position(place + size)
-        words = f"{name} {units.format_gib(size)} ({size / device.total * 100:.1f}% of {units.format_gib(device.total)}, {kind})"
+        share = f"{size / device.total * 100:.1f}% of {units.format_gib(device.total)}"
+        words = f"{name} {units.format_gib(size)} ({share}, {kind})"
         look = {"fill": f"var(--m{PART_COLOURS.get(name, 7)})", "stroke": "var(--panel)", "stroke_width": 1}
         inner = svg_title(words) + svg_tag("rect", x=start, y=y, width=max(end - start, 0.5), height=height, **look)
         inner += part_label(name, size / unit, start, end, y + height / 2 + 4)

@@ -100,7 +100,8 @@ def queued(record: RunRecord, fit: float, low: LoadResult, high: LoadResult) -> 
     return (
         f"{units.format_count(record.kv_tokens or 0)} tokens, which is {format_number(fit, 0)} "
         f"requests of this length. Beyond that they queue: mean TTFT goes from {format_ms(low.ttft.mean_or_median)} at "
-        f"{format_number(low.concurrency)} to {format_ms(high.ttft.mean_or_median)} at {format_number(high.concurrency)}."
+        f"{format_number(low.concurrency)} to {format_ms(high.ttft.mean_or_median)} "
+        f"at {format_number(high.concurrency)}."
     )
 
 
@@ -120,9 +121,11 @@ def unused_memory_text(record: RunRecord) -> str:
     if free < ROOM * cards[0].total:
         return ""
     return (
-        f" {units.format_gib(free)} per GPU stayed unused after loading; at {units.format_count(each)} bytes a token that would "
+        f" {units.format_gib(free)} per GPU stayed unused after loading; "
+        f"at {units.format_count(each)} bytes a token that would "
         "be about "
-        f"{units.format_count(round(free / each, -3))} tokens more. Raise the engine's memory fraction until little is left."
+        f"{units.format_count(round(free / each, -3))} tokens more. "
+        "Raise the engine's memory fraction until little is left."
     )
 
 
@@ -179,7 +182,8 @@ def advise_on_tail(record: RunRecord) -> Iterator[Advice]:
     if level:
         at = f" at {format_number(level.concurrency)}" if level.concurrency else ""
         text = (
-            f"P99 TTFT{at} is {format_ms(level.ttft.p99)}, {format_ratio(ratio(level.ttft.p99, level.ttft.mean))} the mean "
+            f"P99 TTFT{at} is {format_ms(level.ttft.p99)}, "
+            f"{format_ratio(ratio(level.ttft.p99, level.ttft.mean))} the mean "
             f"of {format_ms(level.ttft.mean)}. Prefills queued behind each other (all clients starting together "
             "does this) or the first requests compiled kernels; warm up before measuring, and look at the steady part "
             "of the run."
@@ -236,7 +240,8 @@ def advise_on_failed_requests(record: RunRecord) -> Iterator[Advice]:
     """Requests that failed."""
     level = first_load(record, lambda level: ratio(level.failed, ended_requests(level)) > FAILURES)
     if level:
-        text = f"{format_number(level.failed)} of {format_number(ended_requests(level))} requests failed at {loads_text([level])}."
+        count = f"{format_number(level.failed)} of {format_number(ended_requests(level))}"
+        text = f"{count} requests failed at {loads_text([level])}."
         rule = f"More than {FAILURES * 100:.0f}% of requests failed."
         yield Advice(title="Find out why requests fail", text=text, rule=rule, weight=0)
 
@@ -327,8 +332,9 @@ def _by_prompt_length(talker: "SingleStream", reader: "SingleStream") -> str:
     """From which prompt on the faster reader is done before the faster talker."""
     ratio = (1 / reader.tg - 1 / talker.tg) / (1 / talker.pp - 1 / reader.pp)
     return (
-        f"{talker.label} generates fastest ({format_number(talker.tg)} against {format_number(reader.tg)} tok/s), {reader.label} "
-        f"reads prompts fastest ({format_number(reader.pp)} against {format_number(talker.pp)} tok/s). With uncached prompts more "
+        f"{talker.label} generates fastest ({format_number(talker.tg)} against {format_number(reader.tg)} tok/s), "
+        f"{reader.label} reads prompts fastest ({format_number(reader.pp)} against {format_number(talker.pp)} tok/s). "
+        "With uncached prompts more "
         f"than {ratio:.1f} times as long as the answers {reader.label} finishes first, otherwise {talker.label}."
     )
 

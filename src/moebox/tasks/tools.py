@@ -110,7 +110,8 @@ class Toolbox:
             ),
             AgentTool(
                 name="read_file",
-                description=f"Read a text file, or `lines` lines of it from line `start` on; at most {MOST_LINES} at once.",
+                description="Read a text file, or `lines` lines of it from line `start` on; "
+                f"at most {MOST_LINES} at once.",
                 parameters=_object({"path": path, "start": _whole(), "lines": _whole()}, "path"),
                 run=self._read,
             ),

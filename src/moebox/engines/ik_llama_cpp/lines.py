@@ -21,7 +21,8 @@ def setting_reasons(deployment: Deployment, memory: Memory) -> list[str]:
     least = offload_threshold(model)
     if hybrid.ubatch >= least:
         return [
-            f"-ub {hybrid.ubatch}: from {format_count(least)} tokens a batch on, the GPUs read prompts, RAM's experts too"
+            f"-ub {hybrid.ubatch}: from {format_count(least)} tokens a batch on, "
+            "the GPUs read prompts, RAM's experts too"
         ]
     return [
         f"-ub {hybrid.ubatch}: the CPU reads prompts with RAM's experts; from {format_count(least)} tokens a batch on "

@@ -117,7 +117,10 @@ def _workspace(deployment: Deployment) -> list[PlanWarning]:
     if size < 2**30:
         return []
     seqs = max_seqs(gpu, recipe)
-    text = f"without max_seqs, TRITON_MLA sets {format_gib(size)} a GPU aside for {seqs:,} sequences, after memory was planned"
+    text = (
+        f"without max_seqs, TRITON_MLA sets {format_gib(size)} a GPU aside for {seqs:,} sequences, "
+        "after memory was planned"
+    )
     return [plan_warning("warning", text, "max_seqs = 64", "vLLM 0.32.0 triton_mla.py")]
 
 

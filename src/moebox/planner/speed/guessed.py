@@ -27,7 +27,8 @@ class AssumedRam:
     @property
     def text(self) -> str:
         """What was guessed, and between what it may lie."""
-        return f"RAM at {format_rate(RAM)} is a guess: the band reaches from {format_rate(SLOWEST)} to {format_rate(FASTEST)}"
+        limits = f"from {format_rate(SLOWEST)} to {format_rate(FASTEST)}"
+        return f"RAM at {format_rate(RAM)} is a guess: the band reaches {limits}"
 
 
 def assumed_ram(box: Box, shared: HybridStep) -> AssumedRam | None:

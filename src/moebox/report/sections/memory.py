@@ -179,4 +179,5 @@ def agreement(record: RunRecord) -> str:
     if not expected or not seen:
         return ""
     off = format_change(seen / expected - 1)
-    return f"the plan promised {units.format_count(expected)} tokens of KV cache, the engine has {units.format_count(seen)} ({off})."
+    promised = f"the plan promised {units.format_count(expected)} tokens of KV cache"
+    return f"{promised}, the engine has {units.format_count(seen)} ({off})."

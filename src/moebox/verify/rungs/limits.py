@@ -88,7 +88,8 @@ async def probe_stop_in_text(session: CheckSession) -> Score:
             if unmet.content.strip() == plain.strip():
                 return server_failure("")
             again = await session.ask_question(task, stream=stream)
-            why = f"a stop string that never comes changes the text: {first_difference(plain, unmet.content, ('without', 'with'))}"
+            difference = first_difference(plain, unmet.content, ("without", "with"))
+            why = f"a stop string that never comes changes the text: {difference}"
             return pass_if(again.content != plain, why)
 
         return attempt

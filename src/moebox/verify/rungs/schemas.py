@@ -50,7 +50,10 @@ def _optional(rng: random.Random) -> tuple[str, Schema]:
 
 
 def _closed(rng: random.Random) -> tuple[str, Schema]:
-    text = f"Reply with a JSON object with the keys title and extra. The title is {words.draw_word(rng)}. The extra is more."
+    text = (
+        "Reply with a JSON object with the keys title and extra. "
+        f"The title is {words.draw_word(rng)}. The extra is more."
+    )
     return text, _record({"title": {"type": "string"}})
 
 
