@@ -1,4 +1,4 @@
-"""Code that a model wrote can do nothing but compute, at every level of walls, as root and as nobody."""
+"""Code that a model wrote can only compute, at every level of isolation, as root and as an unprivileged user."""
 
 import json
 import os
@@ -19,19 +19,19 @@ from moebox.sandbox import LEVELS, SandboxLevel, SandboxLimits, SandboxOutcome
 QUICK = SandboxLimits(time_s=10, cpu_s=1, memory_bytes=256 * 2**20)
 
 
-def tried(source: str, level: SandboxLevel, limits: SandboxLimits = QUICK) -> SandboxOutcome:
+def run_at_level(source: str, level: SandboxLevel, limits: SandboxLimits = QUICK) -> SandboxOutcome:
     return sandbox.run_code(source, level=level, limits=limits)
 
 
 @pytest.fixture(params=LEVELS)
 def level(request: pytest.FixtureRequest) -> SandboxLevel:
-    """Every level; each works on this kernel, and a test below says which is chosen where one does not."""
+    """Every level. All of them work on the kernels that the tests run on."""
     found: SandboxLevel = request.param
     return found
 
 
-def test_it_computes_and_brings_back_values(level: SandboxLevel):
-    """What it is for."""
+def test_code_computes_and_its_values_are_returned(level: SandboxLevel):
+    """Functions of the code are called with the given arguments and their values are returned."""
     source = "import math, itertools, collections\ndef f(n):\n    return [math.comb(n, k) for k in range(n + 1)]\n"
     outcome = sandbox.run_code(source, "f", [[4], [0]], level=level)
 
@@ -40,8 +40,8 @@ def test_it_computes_and_brings_back_values(level: SandboxLevel):
     assert outcome.level == level
 
 
-def test_values_that_are_not_json_and_calls_that_fail_are_told(level: SandboxLevel):
-    """A wrong answer of one call does not hide the others."""
+def test_values_that_are_not_json_and_calls_that_fail_are_reported(level: SandboxLevel):
+    """A call that fails does not hide the values of the others, and the reason is part of the outcome."""
     outcome = sandbox.run_code(
         "def f(x):\n    return {1, 2} if x else 5 // x + int('z')\n", "f", [[1], [2]], level=level
     )
@@ -93,7 +93,7 @@ ESCAPES = {
     "spawn": "import os\nos.posix_spawn('/bin/true', ['true'], {})",
     "kill the parent": "import os, signal\nos.kill(os.getppid() or 1, signal.SIGKILL)",
     "kill moebox": "import os, signal\nos.kill(MOEBOX, signal.SIGTERM)",
-    "kill everybody": "import os, signal\nos.kill(-1, signal.SIGTERM)",
+    "kill all processes": "import os, signal\nos.kill(-1, signal.SIGTERM)",
     "ptrace": "import ctypes\nl = ctypes.CDLL(None, use_errno=True)\nassert l.ptrace(16, MOEBOX, 0, 0) == 0",
     "read its memory": "print(open('/proc/MOEBOX/mem', 'rb').read(1))",
     "its environment": "print(open('/proc/MOEBOX/environ').read())",
@@ -149,19 +149,19 @@ print("THE END")
 """
 
 
-def numbered(source: str) -> str:
-    """The names of calls as the numbers this machine's kernel has for them."""
+def with_call_numbers(source: str) -> str:
+    """Replace the names of system calls by their numbers on this machine."""
     column = ("x86_64", "aarch64").index(platform.machine())
     return re.sub(r"syscall\((\w+),", lambda found: f"syscall({NUMBERS[found[1]][column]},", source)
 
 
 def test_attempts_to_get_out_fail(level: SandboxLevel, tmp_path: Path):
-    """Each ends in an error of its own, and nothing outside is read or changed."""
+    """Each attempt raises an error, and nothing outside is read or changed."""
     secret = tmp_path / "secret"
     secret.write_text("the family silver")
     os.environ["MOEBOX_TEST_SECRET"] = "the family silver"
     source = f"ESCAPES = {ESCAPES!r}\n{TRY_ALL}".replace("SECRET", str(secret)).replace("FOLDER", str(tmp_path))
-    outcome = tried(numbered(source).replace("MOEBOX", str(os.getpid())).replace("PORT", "9"), level)
+    outcome = run_at_level(with_call_numbers(source).replace("MOEBOX", str(os.getpid())).replace("PORT", "9"), level)
     del os.environ["MOEBOX_TEST_SECRET"]
 
     assert outcome.output == "THE END\n"
@@ -170,65 +170,67 @@ def test_attempts_to_get_out_fail(level: SandboxLevel, tmp_path: Path):
 
 
 def test_the_environment_is_empty(level: SandboxLevel):
-    """No key of the caller's is there to be read."""
-    outcome = tried("import os\nprint(sorted(os.environ))", level)
+    """The code cannot read a key from the caller's environment."""
+    outcome = run_at_level("import os\nprint(sorted(os.environ))", level)
 
     assert outcome.output.strip() in ("['LC_CTYPE']", "[]")
 
 
 def test_no_descriptor_of_ours_is_open(level: SandboxLevel):
-    """Only its own three and the one for the answer."""
-    outcome = tried("import os\nfor n in range(64):\n    try: os.fstat(n); print(n)\n    except OSError: pass", level)
+    """Only stdin, stdout, stderr and the pipe of the results are open."""
+    outcome = run_at_level(
+        "import os\nfor n in range(64):\n    try: os.fstat(n); print(n)\n    except OSError: pass", level
+    )
 
     assert len(outcome.output.split()) <= 4
 
 
 def test_a_loop_without_end_is_ended(level: SandboxLevel):
-    """By computing time."""
-    outcome = tried("while True: pass", level)
+    """The limit of computing time ends it."""
+    outcome = run_at_level("while True: pass", level)
 
     assert "1 s of computing" in outcome.error
 
 
 def test_a_sleep_without_end_is_ended(level: SandboxLevel):
-    """By the clock."""
-    outcome = tried("import time\ntime.sleep(1000)", level, SandboxLimits(time_s=0.5))
+    """The limit of wall time ends it."""
+    outcome = run_at_level("import time\ntime.sleep(1000)", level, SandboxLimits(time_s=0.5))
 
     assert outcome.timed_out
     assert "0.5 s" in outcome.error
 
 
 def test_a_memory_bomb_is_a_memory_error(level: SandboxLevel):
-    """Its own, not the machine's."""
-    assert "MemoryError" in tried("x = bytearray(2 * 10**9)", level).error
-    assert not tried("x = []\nwhile True: x.append('x' * 10**6)", level).ok
+    """The code hits its own limit before the machine is short of memory."""
+    assert "MemoryError" in run_at_level("x = bytearray(2 * 10**9)", level).error
+    assert not run_at_level("x = []\nwhile True: x.append('x' * 10**6)", level).ok
 
 
 def test_a_thread_bomb_ends(level: SandboxLevel):
-    """Threads are memory and time like everything else."""
+    """Threads count against the limits of memory and time."""
     source = "import _thread, time\nwhile True: _thread.start_new_thread(time.sleep, (100,))"
 
-    assert not tried(source, level).ok
+    assert not run_at_level(source, level).ok
 
 
 def test_a_flood_of_output_is_cut(level: SandboxLevel):
-    """In bounded memory."""
-    outcome = tried("while True: print('x' * 10000)", level)
+    """The code is ended, and at most 1 MiB of its output is kept."""
+    outcome = run_at_level("while True: print('x' * 10000)", level)
 
     assert "printed more than" in outcome.error
     assert len(outcome.output) <= 2**20
 
 
 def test_a_disk_bomb_is_cut(level: SandboxLevel):
-    """Where there is a temp folder at all, it is small."""
+    """Code cannot write more than its quota, or cannot write at all."""
     source = "f = open('big', 'wb')\nfor _ in range(200): f.write(b'x' * 2**20)"
 
-    assert not tried(source, level).ok
+    assert not run_at_level(source, level).ok
 
 
 def test_its_temp_folder_is_its_own_and_does_not_stay(level: SandboxLevel):
     """Files can be made there, except at the level at which nothing can be opened."""
-    outcome = tried("open('a', 'w').write('x')\nimport os\nprint(os.getcwd(), open('a').read())", level)
+    outcome = run_at_level("open('a', 'w').write('x')\nimport os\nprint(os.getcwd(), open('a').read())", level)
 
     assert outcome.ok == (level != "seccomp")
     if level == "landlock":
@@ -245,12 +247,12 @@ for number in range(3, 64):
 
 
 def test_there_are_fifty_ways_out_to_try():
-    """So many were promised."""
+    """The documentation promises at least 50 attempts."""
     assert len(ESCAPES) >= 50
 
 
-def test_code_cannot_forge_that_the_walls_fell(level: SandboxLevel):
-    """The result line is the supervisor's: what the code writes to every descriptor changes neither level nor exit."""
+def test_code_cannot_forge_a_failed_setup(level: SandboxLevel):
+    """Only the supervisor writes the result line: writing to every descriptor changes neither level nor values."""
     before = sandbox.strongest_level()
     outcome = sandbox.run_code(FORGE, level=level)
 
@@ -260,7 +262,7 @@ def test_code_cannot_forge_that_the_walls_fell(level: SandboxLevel):
 
 
 def test_code_cannot_forge_its_exit_code(level: SandboxLevel):
-    """A program that failed has failed, whatever it wrote on the way."""
+    """A program that failed is reported as failed, whatever it wrote before."""
     outcome = sandbox.run_code(FORGE + "raise SystemExit(3)", level=level)
 
     assert outcome.exit_code == 3
@@ -268,7 +270,7 @@ def test_code_cannot_forge_its_exit_code(level: SandboxLevel):
 
 
 def test_values_written_beside_the_functions_are_refused(level: SandboxLevel):
-    """Code that answers for its function before it is called is caught: a place has two values."""
+    """Code that writes a value before its function is called is detected, because that call then has two values."""
     outcome = sandbox.run_code(FORGE + "\ndef f(): return 7\n", "f", [[]], level=level)
 
     assert outcome.values == ()
@@ -276,23 +278,23 @@ def test_values_written_beside_the_functions_are_refused(level: SandboxLevel):
 
 
 def test_no_capability_is_left(level: SandboxLevel):
-    """Behind the list of system calls stands a process that may do nothing special anyway."""
+    """The locked process has no Linux capability, besides the filter of its system calls."""
     source = (
         "import ctypes\nhead = (ctypes.c_uint32 * 2)(0x20080522, 0)\nsets = (ctypes.c_uint32 * 6)()\n"
         "assert ctypes.CDLL(None).capget(head, sets) == 0\nprint(sum(sets))"
     )
-    outcome = tried(source, level)
+    outcome = run_at_level(source, level)
 
     assert outcome.ok
     assert outcome.output.strip() == "0" or (level != "namespaces" and os.geteuid() == 0)
 
 
-FILED: tuple[SandboxLevel, ...] = ("namespaces", "landlock")
+FILE_LEVELS: tuple[SandboxLevel, ...] = ("namespaces", "landlock")
 
 
-@pytest.mark.parametrize("walls", FILED)
+@pytest.mark.parametrize("walls", FILE_LEVELS)
 def test_a_program_sees_its_files_and_brings_back_what_it_left(walls: SandboxLevel):
-    """Laid in, run as a script, and read back by the supervisor: new, changed and deleted files."""
+    """Files are written into its folder, the script runs, and new, changed and deleted files are read back."""
     files = {"a/data.txt": b"21", "gone": b"x", "go.py": b"import sys, os\nfrom a import m\nm.go(sys.argv[1])\n"}
     files["a/m.py"] = b"import os\ndef go(w):\n    os.remove('gone')\n    open('out', 'w').write(w * 2)\n"
     outcome = sandbox.run_program(files, "go.py", ["ab"], level=walls)
@@ -303,9 +305,9 @@ def test_a_program_sees_its_files_and_brings_back_what_it_left(walls: SandboxLev
     assert "gone" not in outcome.files
 
 
-@pytest.mark.parametrize("walls", FILED)
+@pytest.mark.parametrize("walls", FILE_LEVELS)
 def test_a_library_module_runs_as_a_program(walls: SandboxLevel):
-    """unittest finds the tests in the folder; its exit code is theirs."""
+    """unittest finds the tests in the folder, and its exit code is returned."""
     bad = b"import unittest\nclass T(unittest.TestCase):\n    def test_a(self): self.assertEqual(1, 2)\n"
     outcome = sandbox.run_program({"test_it.py": bad}, "unittest", ["-q"], module=True, level=walls)
 
@@ -313,9 +315,9 @@ def test_a_library_module_runs_as_a_program(walls: SandboxLevel):
     assert "1 != 2" in outcome.output
 
 
-@pytest.mark.parametrize("walls", FILED)
-def test_snippets_each_have_their_own_end(walls: SandboxLevel):
-    """One that raises, leaves, or gives what JSON cannot hold does not stop the next."""
+@pytest.mark.parametrize("walls", FILE_LEVELS)
+def test_a_failed_snippet_does_not_stop_the_next(walls: SandboxLevel):
+    """One that raises, exits, or leaves a value that JSON cannot hold has a reason as its value."""
     files = {"mod.py": b"x = 5\n"}
     sources = ["import mod\nresult = mod.x", "raise SystemExit(0)", "result = {1}", "pass", "result = 'end'"]
     outcome = sandbox.run_snippets(files, sources, level=walls)
@@ -326,7 +328,7 @@ def test_snippets_each_have_their_own_end(walls: SandboxLevel):
 
 
 def test_a_snippet_without_end_keeps_the_values_before_it():
-    """Each is told as it comes."""
+    """Each value is sent as soon as it is there."""
     outcome = sandbox.run_snippets({}, ["result = 1", "while True: pass", "result = 3"], limits=QUICK)
 
     assert outcome.values == (1,)
@@ -334,33 +336,33 @@ def test_a_snippet_without_end_keeps_the_values_before_it():
 
 
 def test_files_that_leave_the_folder_are_refused():
-    """Before anything is started."""
+    """A path outside the folder is an error before a process is started."""
     for name in ("../x", "/etc/x", "a/../../x", ""):
         with pytest.raises(ValueError, match="leaves the folder"):
             sandbox.run_program({name: b""}, "x")
 
 
 def test_nothing_outlives_the_job(level: SandboxLevel):
-    """No process of the jail is left, whatever it did."""
-    tried("import os, time\ntry: os.setsid()\nexcept OSError: pass\ntime.sleep(1000)", level, SandboxLimits(time_s=0.3))
+    """No process of the jail is left, even if the code asked for a session of its own."""
+    run_at_level(
+        "import os, time\ntry: os.setsid()\nexcept OSError: pass\ntime.sleep(1000)", level, SandboxLimits(time_s=0.3)
+    )
     listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
 
     assert "moebox.sandbox.jail" not in listed
 
 
-def test_without_root_it_holds_as_well():
-    """The whole of it as an unprivileged user, at every level, with an interpreter and sources that user may read."""
+def test_the_sandbox_holds_without_root():
+    """An unprivileged user gets the same isolation at every level, with an interpreter that this user may run."""
     with tempfile.TemporaryDirectory(dir="/tmp") as home:
         os.chmod(home, 0o755)  # noqa: S103
         sources = Path(sandbox.__file__).parents[1]
         unneeded = shutil.ignore_patterns("*.gguf", "__pycache__", "data", "engines", "web")
         shutil.copytree(sources, Path(home, "moebox"), ignore=unneeded)
-        words = [interpreter_for_nobody(), "-B", "-c", NOBODY, home]
+        argv = [interpreter_for_nobody(), "-B", "-c", NOBODY, home]
         nobody = pwd.getpwnam("nobody")
         who = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []} if os.geteuid() == 0 else {}
-        done = subprocess.run(
-            words, capture_output=True, text=True, cwd="/", env={"TMPDIR": "/tmp"}, check=False, **who
-        )
+        done = subprocess.run(argv, capture_output=True, text=True, cwd="/", env={"TMPDIR": "/tmp"}, check=False, **who)
     seen = json.loads(done.stdout or done.stderr)
 
     assert seen["uid"] != 0
@@ -396,7 +398,7 @@ print(json.dumps({"uid": os.getuid(), "strongest": sandbox.strongest_level(), "l
 
 
 def interpreter_for_nobody() -> str:
-    """A Python 3.11 or newer that any user may run: ours, unless it lives in somebody's home."""
+    """Return a Python 3.11 or newer that any user may run: ours, unless it is in a private home folder."""
     for path in (os.path.realpath(sys.executable), shutil.which("python3", path="/usr/bin:/usr/local/bin")):
         if path and all(parent.stat().st_mode & 0o001 for parent in Path(path).parents):
             return path

@@ -1,16 +1,16 @@
-"""Runs code that a model wrote, where it can harm nothing.
+"""Runs code that a model wrote, isolated from everything else.
 
 A separate process with an empty environment, no network, no files but Python's own library and a temp folder of its
-own, no children, and limits on time, memory and output. Three ways to get there, strongest first:
+own, no children, and limits on time, memory and output. Three levels, strongest first:
 
     namespaces   user, mount, pid, network and ipc namespaces with a root of their own, then seccomp
     landlock     the kernel's file and network rules for unprivileged processes, then seccomp
-    seccomp      a list of allowed system calls that has no call which opens anything
+    seccomp      a list of allowed system calls without any that opens a file
 
-None needs root. Which one was used is part of the outcome. Where none works, code is not run at all.
+None needs root. The outcome names the level that was used. If none works, code is not run at all.
 
-Names are loaded when they are first asked for: the jail itself, an interpreter for each piece of code, is in this
-package too and needs none of what starts it.
+Names are imported on first use: the jail, an interpreter for each piece of code, is in this package too and needs none
+of them.
 """
 
 import importlib

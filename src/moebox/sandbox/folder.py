@@ -31,7 +31,7 @@ def read_files(
 ) -> tuple[dict[str, bytes], bool]:
     """Read the plain files in the folder by path; the second value is False if there are more than these bounds allow.
 
-    Folders named in `passed_over` are not opened, and a file that cannot be read is left out.
+    Folders named in `skipped_folders` are not opened, and a file that cannot be read is left out.
     """
     found: dict[str, bytes] = {}
     size = 0
@@ -52,13 +52,13 @@ def read_files(
 def _walk(
     folder: str, skipped_folders: Collection[str] = (), *, make_readable: bool = False
 ) -> Iterator[tuple[str, os.stat_result, int]]:
-    """Yield everything in the folder, no deeper than one level beyond DEEPEST: path, lstat, open parent.
+    """Yield everything in the folder, no deeper than one level beyond MAX_DEPTH: path, lstat, open parent.
 
     `make_readable` is for a jail's folder, which cannot hold links: code could hide what it made in a folder that its
     owner may not read.
     """
     opened = [os.open(folder, _OPEN | os.O_DIRECTORY)]
-    levels = [iter(_names(opened[0]))]  # names that are left in each open folder
+    levels = [iter(_list_names(opened[0]))]  # names that are left in each open folder
     parts: list[str] = []
     try:
         while levels:
@@ -79,7 +79,7 @@ def _walk(
                 if make_readable and status.st_mode & 0o700 != 0o700:
                     os.chmod(name, 0o700, dir_fd=opened[-1])
                 opened.append(os.open(name, _OPEN | os.O_DIRECTORY, dir_fd=opened[-1]))
-                levels.append(iter(_names(opened[-1])))
+                levels.append(iter(_list_names(opened[-1])))
                 parts = [*parts, name]
             except OSError:
                 if len(opened) > len(levels):
@@ -89,7 +89,7 @@ def _walk(
             os.close(descriptor)
 
 
-def _names(folder: int) -> list[str]:
-    """What an open folder holds, by name, folders last."""
+def _list_names(folder: int) -> list[str]:
+    """Return the names in an open folder, folders last."""
     with os.scandir(folder) as entries:
         return [name for _, name in sorted((entry.is_dir(follow_symlinks=False), entry.name) for entry in entries)]

@@ -1,7 +1,7 @@
-"""The lock on every jail: a list of system calls that may be made; all others answer "not permitted".
+"""The lock on every jail: a list of allowed system calls; all others fail with "not permitted".
 
-What a calculating Python needs is on the list. Sockets, new processes, signals to others, tracing, mounting,
-namespaces, io_uring and everything the kernel will invent later are not.
+What a computing Python needs is on the list. Sockets, new processes, signals to others, tracing, mounting, namespaces,
+io_uring and everything the kernel may add later are not.
 """
 
 import ctypes
@@ -10,7 +10,7 @@ import platform
 import struct
 from collections.abc import Iterator
 
-from moebox.sandbox import syscalls
+from moebox.sandbox import walls
 
 # name: (x86_64, aarch64); from the kernel's asm/unistd_64.h and asm-generic/unistd.h
 # fmt: off
@@ -41,8 +41,7 @@ _FILES: dict[str, tuple[int, int | None]] = {
 }
 # fmt: on
 _CLONE, _CLONE3, _TGKILL = (56, 220), (435, 435), (234, 131)
-# (numbers, which argument, the values it may have): descriptors but no F_SETOWN, terminal sizes but no TIOCSTI,
-# a thread's name but no change of what happens when the parent dies
+# (numbers, index of an argument, its allowed values): no F_SETOWN, no TIOCSTI, no change of the parent-death signal
 _GUARDED: tuple[tuple[tuple[int, int], int, tuple[int, ...]], ...] = (
     ((72, 25), 1, (0, 1, 2, 3, 4, 1030)),  # fcntl: F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC
     ((16, 29), 1, (0x5401, 0x5413, 0x541B, 0x5450, 0x5451)),  # ioctl: TCGETS, TIOCGWINSZ, FIONREAD, FIONCLEX, FIOCLEX
@@ -54,55 +53,47 @@ _ALLOW, _KILL, _ERROR = 0x7FFF0000, 0x80000000, 0x00050000
 _X32 = 0x40000000  # the x86_64 kernel's second call table starts here
 
 
-def enter_seccomp(*, allow_files: bool, pid: int) -> None:
-    """Lock this process; it cannot be undone. `files`: paths may be opened (where another wall guards them)."""
-    machine = platform.machine()
-    if machine not in _AUDIT:
-        raise OSError(errno.ENOSYS, f"no list of system calls for {machine}")
-    code = b"".join(_filter_program(machine, allow_files, pid))
-    buffer = ctypes.create_string_buffer(code, len(code))
-    syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
-    program = _Program(len(code) // 8, ctypes.cast(buffer, ctypes.c_void_p))
-    mode = ctypes.c_ulong(2)  # SECCOMP_MODE_FILTER
-    result = syscalls.libc.prctl(syscalls.PR_SET_SECCOMP, mode, ctypes.byref(program), 0, 0)
-    syscalls.check_result(result, "seccomp")
-
-
-class _Program(ctypes.Structure):
+class SockFprog(ctypes.Structure):
     """struct sock_fprog."""
 
     _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_void_p))
 
 
-def _filter_program(machine: str, files: bool, pid: int) -> Iterator[bytes]:
-    """The filter, instruction by instruction; a jump of (a, b) passes over a lines when true, b when not."""
+def enter_seccomp(*, allow_files: bool, pid: int) -> None:
+    """Lock this process; it cannot be undone. `allow_files`: paths may be opened, if another wall guards them."""
+    machine = platform.machine()
+    if machine not in _AUDIT:
+        raise OSError(errno.ENOSYS, f"no list of system calls for {machine}")
+    code = b"".join(_filter_program(machine, allow_files, pid))
+    buffer = ctypes.create_string_buffer(code, len(code))
+    walls.prctl(walls.PR_SET_NO_NEW_PRIVS, 1)
+    program = SockFprog(len(code) // 8, ctypes.cast(buffer, ctypes.c_void_p))
+    mode = ctypes.c_ulong(2)  # SECCOMP_MODE_FILTER
+    result = walls.libc.prctl(walls.PR_SET_SECCOMP, mode, ctypes.byref(program), 0, 0)
+    walls.check_result(result, "seccomp")
+
+
+def _filter_program(machine: str, allow_files: bool, pid: int) -> Iterator[bytes]:
+    """Yield the filter's instructions; a jump of (a, b) skips a lines if true, b if not."""
     column = 0 if machine == "x86_64" else 1
-    refuse = _instruction(_RETURN, _ERROR | errno.EPERM)
+    allow, refuse = _instruction(_RETURN, _ALLOW), _instruction(_RETURN, _ERROR | errno.EPERM)
+    no_such_call = _instruction(_RETURN, _ERROR | errno.ENOSYS)
     yield _instruction(_LOAD, 4)  # seccomp_data.arch
     yield _instruction(_EQUAL, _AUDIT[machine], 1, 0)
     yield _instruction(_RETURN, _KILL)
     yield _instruction(_LOAD, 0)  # seccomp_data.nr
     yield _instruction(_AT_LEAST, _X32, 0, 1)
     yield refuse
-    yield from _if_call(
-        _CLONE3[column], [_instruction(_RETURN, _ERROR | errno.ENOSYS)]
-    )  # the C library then uses clone
-    thread = [
-        _load_argument(0),
-        _instruction(_ANY_BIT, syscalls.CLONE_THREAD, 0, 1),
-        _instruction(_RETURN, _ALLOW),
-        refuse,
-    ]
-    yield from _if_call(_CLONE[column], thread)
+    yield from _if_call(_CLONE3[column], [no_such_call])  # the C library then uses clone
+    is_thread = [_load_argument(0), _instruction(_ANY_BIT, walls.CLONE_THREAD, 0, 1), allow, refuse]
+    yield from _if_call(_CLONE[column], is_thread)
     for numbers, index, values in (*_GUARDED, (_TGKILL, 0, (pid,))):
-        allowed = [
-            part for value in values for part in (_instruction(_EQUAL, value, 0, 1), _instruction(_RETURN, _ALLOW))
-        ]
+        allowed = [part for value in values for part in (_instruction(_EQUAL, value, 0, 1), allow)]
         yield from _if_call(numbers[column], [_load_argument(index), *allowed, refuse])
-    for pair in (*_COMPUTE.values(), *(_FILES.values() if files else ())):
+    for pair in (*_COMPUTE.values(), *(_FILES.values() if allow_files else ())):
         number = pair[column]
         if number is not None:
-            yield from _if_call(number, [_instruction(_RETURN, _ALLOW)])
+            yield from _if_call(number, [allow])
     yield refuse
 
 

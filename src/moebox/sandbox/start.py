@@ -1,7 +1,8 @@
-"""Starts the jail, feeds it one job, and reads what comes out, within bounds of time and size."""
+"""Starts the jail, feeds it one job, and reads its output, within bounds of time and size."""
 
 import base64
 import binascii
+import contextlib
 import json
 import os
 import selectors
@@ -12,54 +13,56 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 from moebox.files import scratch_folder
-from moebox.sandbox.job import JailJob, JailWork, ResultLine
+
+if TYPE_CHECKING:
+    from moebox.sandbox.jail import JailJob, JailWork
 
 SandboxLevel = Literal["namespaces", "landlock", "seccomp"]
 LEVELS: tuple[SandboxLevel, ...] = ("namespaces", "landlock", "seccomp")
-MAX_OUTPUT_BYTES = 2**20  # bytes kept of what the code printed; more ends it
-MAX_LINE_BYTES = 12 * 2**20  # bytes of the result line: values, and the files that come back as base64
+MAX_OUTPUT_BYTES = 2**20  # printed; more ends the code
+MAX_LINE_BYTES = 12 * 2**20  # of the result line: values, and the files that come back as base64
 GRACE_S = 10.0  # on top of the job's own time, for a loaded machine to start an interpreter
 MAX_FILE_BYTES = 16 * 2**20
-MAX_ENTRIES = 4096  # twice the files that come back (jail.MOST_FILES)
+MAX_ENTRIES = 4096  # twice the files that come back (jail.MAX_RETURNED_FILES)
+TIMEOUT_EXIT_CODE = 124  # of the jail
 
-_best_levels: dict[str, SandboxLevel] = {}  # interpreter -> the strongest level that worked here
+_best_levels: dict[str, SandboxLevel] = {}  # interpreter -> the strongest level that works here
 
 
 class NoSandbox(OSError):
-    """No wall that can be built here is good enough to run foreign code behind."""
+    """No level of isolation that works here is good enough to run foreign code."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxLimits:
     """How much a piece of code may use."""
 
-    time_s: float = 10.0  # by the clock
-    cpu_s: int = 1  # of computing; starting takes a tenth of it
+    time_s: float = 10.0  # wall time
+    cpu_s: int = 1  # starting takes a tenth of it
     memory_bytes: int = 512 * 2**20
     file_bytes: int = MAX_FILE_BYTES  # of one file
-    folder_bytes: int = MAX_FILE_BYTES  # of its whole folder, counted by the kernel or, without namespaces, every 0.1 s
+    folder_bytes: int = MAX_FILE_BYTES  # of its folder, enforced by the kernel or, without namespaces, every 0.1 s
     entries: int = MAX_ENTRIES  # files and folders in it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxOutcome:
-    """What came of running it: the values of the calls, the files it left, or why there are none."""
+    """The values of the calls and the files that the code left, or the error."""
 
     level: SandboxLevel
     values: tuple[Any, ...] = ()
-    error: str = ""  # "" when it ran to its end
-    output: str = ""  # what it printed, and its complaints
+    error: str = ""  # "" if it ran to its end
+    output: str = ""  # stdout and stderr
     timed_out: bool = False
     seconds: float = 0.0
     exit_code: int = 0
-    files: Mapping[str, bytes] | None = field(default=None, repr=False)  # of a program: what its folder holds now
+    files: Mapping[str, bytes] | None = field(default=None, repr=False)  # of a program: its folder's files at the end
 
     @property
     def ok(self) -> bool:
-        """It ran to its end."""
         return not self.error
 
 
@@ -72,13 +75,13 @@ def run_code(
     level: SandboxLevel | None = None,
     interpreter: str = sys.executable,
 ) -> SandboxOutcome:
-    """Run `source`; then call its `function` with each of `calls` and bring back what they returned.
+    """Run `source`, then call its `function` with each of `calls` and return their values.
 
-    Without `level`, the strongest that works here. NoSandbox where none does, or where that one does not.
+    Without `level`, use the strongest that works here. Raise NoSandbox if none does, or if `level` does not.
     """
     work: JailWork = {"kind": "calls", "source": source, "function": function, "calls": [list(call) for call in calls]}
-    kind = level or strongest_level(interpreter)
-    return _run_work(work, {}, kind, limits, interpreter)
+    expected = len(calls) if function else 0
+    return _run_work(work, {}, level or strongest_level(interpreter), limits, interpreter, expected)
 
 
 def run_program(
@@ -90,9 +93,9 @@ def run_program(
     limits: SandboxLimits = SandboxLimits(),  # noqa: B008  (frozen)
     level: SandboxLevel | None = None,
 ) -> SandboxOutcome:
-    """Lay `files` into the jail's folder and run the script `name` there, or the library's module; files come back."""
+    """Write `files` into the jail's folder, run the script `name` or a library module there, and return its files."""
     work: JailWork = {"kind": "module" if module else "script", "name": name, "arguments": list(arguments)}
-    return _run_work(work, files, level or strongest_file_level(), limits, sys.executable)
+    return _run_work(work, files, level or strongest_file_level(), limits, sys.executable, 0)
 
 
 def run_snippets(
@@ -102,13 +105,13 @@ def run_snippets(
     limits: SandboxLimits = SandboxLimits(),  # noqa: B008  (frozen)
     level: SandboxLevel | None = None,
 ) -> SandboxOutcome:
-    """Lay `files` and run each source beside them; `values` holds what each left in `result`, or {"!": why}."""
+    """Write `files` and run each source beside them; `values` holds what each left in `result`, or {"!": reason}."""
     work: JailWork = {"kind": "snippets", "snippets": list(sources)}
-    return _run_work(work, files, level or strongest_file_level(), limits, sys.executable)
+    return _run_work(work, files, level or strongest_file_level(), limits, sys.executable, len(sources))
 
 
 def strongest_file_level() -> SandboxLevel:
-    """The strongest level that works here and lets code open the files it was given; NoSandbox where there is none."""
+    """Return the strongest level that works here and lets code open its files. Raise NoSandbox if none does."""
     level = strongest_level()
     if level == "seccomp":
         raise NoSandbox("neither user namespaces nor Landlock work here, and jobs need files")
@@ -116,15 +119,15 @@ def strongest_file_level() -> SandboxLevel:
 
 
 def strongest_level(interpreter: str = sys.executable) -> SandboxLevel:
-    """The strongest level that works here, tried with an empty program, so that no foreign code has a say in it."""
+    """Return the strongest level that works here, tried with an empty program so that foreign code has no influence."""
     reasons = []
-    for kind in LEVELS if interpreter not in _best_levels else ():
+    for level in LEVELS if interpreter not in _best_levels else ():
         try:
-            run_code("", level=kind, interpreter=interpreter)
+            run_code("", level=level, interpreter=interpreter)
         except OSError as problem:
             reasons.append(str(problem))
             continue
-        _best_levels[interpreter] = kind
+        _best_levels[interpreter] = level
         break
     if interpreter not in _best_levels:
         raise NoSandbox(f"no sandbox on this system ({'; '.join(reasons)})")
@@ -132,13 +135,20 @@ def strongest_level(interpreter: str = sys.executable) -> SandboxLevel:
 
 
 def _run_work(
-    work: JailWork, files: Mapping[str, bytes], kind: SandboxLevel, limits: SandboxLimits, interpreter: str
+    work: "JailWork",
+    files: Mapping[str, bytes],
+    level: SandboxLevel,
+    limits: SandboxLimits,
+    interpreter: str,
+    expected_values: int,
 ) -> SandboxOutcome:
     began = time.monotonic()
-    encoded = {_inside(name): base64.b64encode(data).decode() for name, data in files.items()}
+    for name in files:
+        if name.startswith("/") or ".." in name.split("/") or "\0" in name or not name:
+            raise ValueError(f"{name!r} leaves the folder")
     with scratch_folder("jail") as folder:
         job: JailJob = {
-            "level": kind,
+            "level": level,
             "folder": str(folder),
             "memory_bytes": limits.memory_bytes,
             "file_bytes": limits.file_bytes,
@@ -146,7 +156,7 @@ def _run_work(
             "entries": limits.entries,
             "time_s": limits.time_s,
             "cpu_s": limits.cpu_s,
-            "files": encoded,
+            "files": {name: base64.b64encode(data).decode() for name, data in files.items()},
             "work": work,
         }
         process = _start_jail(job, interpreter)
@@ -154,57 +164,37 @@ def _run_work(
             answer, output, late = _read_outputs(process, limits.time_s + GRACE_S)
         finally:
             _stop_jail(process)
-    line = _parse(answer)
+    line: Any = {}
+    with contextlib.suppress(ValueError, RecursionError):
+        line = json.loads(answer.split(b"\n", 1)[0] or b"{}")
+    line = line if isinstance(line, dict) else {}
     if "setup" in line:
-        raise NoSandbox(f"{kind}: {line['setup']}")
+        raise NoSandbox(f"{level}: {line['setup']}")
     code = int(line["exit"]) if "exit" in line else process.wait()
-    late = late or code == 124
-    values, error = _result(line, _expected_values(work), code)
+    late = late or code == TIMEOUT_EXIT_CODE
+    values = tuple(value for place, value in line.get("values") or () if place < expected_values)
+    error = str(line.get("error") or "")
+    if not error and (code != 0 or len(values) < expected_values):
+        error = _failure_reason(code, late, len(output), limits)
+    returned = line.get("files")
+    try:
+        kept = {str(name): base64.b64decode(text) for name, text in returned.items()} if returned is not None else None
+    except (binascii.Error, TypeError, AttributeError):
+        kept = None
     return SandboxOutcome(
-        level=kind,
+        level=level,
         values=values,
-        error=_failure_reason(code, late, len(output), limits) if error is None else error,
+        error=error,
         output=output.decode(errors="replace"),
         timed_out=late,
         seconds=time.monotonic() - began,
         exit_code=code,
-        files=_decode_files(line.get("files")),
+        files=kept,
     )
 
 
-def _result(line: ResultLine, wanted: int, code: int) -> tuple[tuple[Any, ...], str | None]:
-    """The values that were asked for, and the error; None where there is one and the code did not say which."""
-    values = tuple(value for place, value in line.get("values") or () if place < wanted)
-    error = str(line.get("error") or "")
-    silent = not error and (code != 0 or len(values) < wanted)
-    return values, None if silent else error
-
-
-def _inside(name: str) -> str:
-    """`name`, which must stay within the folder it is laid into."""
-    if name.startswith("/") or ".." in name.split("/") or "\0" in name or not name:
-        raise ValueError(f"{name!r} leaves the folder")
-    return name
-
-
-def _expected_values(work: JailWork) -> int:
-    """How many values a job that ran to its end has."""
-    if work["kind"] == "snippets":
-        return len(work["snippets"])
-    return len(work["calls"]) if work["kind"] == "calls" and work["function"] else 0
-
-
-def _decode_files(encoded: Any) -> dict[str, bytes] | None:
-    if not isinstance(encoded, dict):
-        return None
-    try:
-        return {str(name): base64.b64decode(text) for name, text in encoded.items()}
-    except (binascii.Error, TypeError):
-        return None
-
-
-def _start_jail(job: JailJob, interpreter: str) -> "subprocess.Popen[bytes]":
-    """A fresh interpreter in a session of its own, with an empty environment and no descriptor of ours."""
+def _start_jail(job: "JailJob", interpreter: str) -> "subprocess.Popen[bytes]":
+    """Start a fresh interpreter in its own session, with an empty environment and none of our descriptors."""
     package = str(Path(__file__).parents[2])
     boot = f"import sys; sys.path.append({package!r}); from moebox.sandbox.jail import main; main()"
     argv = [interpreter, "-I", "-S", "-B", "-c", boot]
@@ -215,12 +205,12 @@ def _start_jail(job: JailJob, interpreter: str) -> "subprocess.Popen[bytes]":
         process.stdin.write(json.dumps(job).encode())
         process.stdin.close()
     except BrokenPipeError:
-        pass  # it died before it read; its complaint is in stderr
+        pass  # it died before it read; the reason is in stderr
     return process
 
 
 def _read_outputs(process: "subprocess.Popen[bytes]", seconds: float) -> tuple[bytes, bytes, bool]:
-    """Both outputs until they close, grow too large or time is up; and whether time was up."""
+    """Read both outputs until they close, grow too large or time is up; return them, and whether time was up."""
     assert process.stdout
     assert process.stderr
     line, printed = process.stdout.fileno(), process.stderr.fileno()
@@ -246,23 +236,15 @@ def _read_outputs(process: "subprocess.Popen[bytes]", seconds: float) -> tuple[b
 
 
 def _stop_jail(process: "subprocess.Popen[bytes]") -> None:
-    """Nothing of it outlives the job."""
+    """Make sure that no process outlives the job."""
     try:
         process.wait(0.2)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # the jail inside dies with it by its parent-death signal
+        os.killpg(process.pid, signal.SIGKILL)  # the child dies with it by its parent-death signal
         process.wait()
     for stream in (process.stdout, process.stderr):
         if stream:
             stream.close()
-
-
-def _parse(answer: bytes) -> ResultLine:
-    try:
-        line = json.loads(answer.split(b"\n", 1)[0] or b"{}")
-    except (ValueError, RecursionError):
-        return {}
-    return cast(ResultLine, line) if isinstance(line, dict) else {}
 
 
 def _failure_reason(code: int, late: bool, printed: int, limits: SandboxLimits) -> str:
