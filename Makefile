@@ -51,7 +51,7 @@ lint: $(READY) ## Style, types and the import rule
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
 
-format: $(READY) ## Put the code into the house's form
+format: $(READY) ## Format the code
 	@$(BIN)/ruff check --fix --quiet
 	@$(BIN)/ruff format
 

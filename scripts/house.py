@@ -1,111 +1,168 @@
-"""The house in numbers: size, complexity and joints of src/moebox, for tests/test_house.py and for people.
+"""Count what a reader of src/moebox feels: names, sizes, joints, words. tests/test_house.py sets the limits.
 
-python scripts/house.py            # the figures
-python scripts/house.py --worst 20 # and the functions with the most branches
+python scripts/house.py                     # the whole package
+python scripts/house.py planner             # one package
+python scripts/house.py planner --list      # and the places behind each figure
 """
 
 import argparse
 import ast
+import io
 import re
 import statistics
-from collections.abc import Iterator
-from dataclasses import dataclass
+import tokenize
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-SOURCES = Path(__file__).parents[1] / "src" / "moebox"
-LONG = 15  # lines from which a function counts as long
+ROOT = Path(__file__).parents[1]
+SOURCES = ROOT / "src" / "moebox"
 BRANCHES = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.IfExp, ast.comprehension, ast.match_case)
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
+SHORT = 6  # lines of a body-and-signature that a helper used once does not deserve
+
+# Words that the field does not use, or uses for something else. Looked for in identifiers (split at _ and capitals),
+# strings, comments and docstrings. The second list says where such a word is right.
+FORBIDDEN = (
+    r"mend(s|ed|ing)?|caution(s|ed|ary)?|troubles?|troubled|tells?|telling|told|sa(y|ys|id|ying)|hear(s|d|ing)?"
+    r"|slip(s|ped)?|habits?|whoever|somebody|nobody|strangers?|persons?|ladders?|rungs?|wakes?|woken|weigh(s|ed|ing)?"
+    r"|guess(es|ed|ing)?|claim(s|ed|ing)?|cards?|pinned|pins?"
+)
+ALLOWED = {
+    # (file or *, word): reason
+    ("*", "rungs"): "JSON key of verify's results",
+    ("*", "slips"): "JSON key of a check's failures",
+}
+PARTICIPLES = re.compile(
+    r"^(?!(?:need|feed|seed|speed|embed|shed|bleed|red|exceed|proceed|bed)$)\w+ed$|^(told|said|heard|seen|known|shown|given|taken"
+    r"|made|kept|held|left|lost|found|sent|built|read_?|written|drawn|worn|begun|done|gone|set_?|put|cut|met|got|run_"
+    r"|understood|thought|brought|meant|spent|spread|split_|told|torn|worth|woken|spoken|broken|chosen|driven|fallen)$"
+)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Function:
-    """One function with its cyclomatic complexity: one, and one more for each branch and each `and` or `or`."""
+@dataclass(slots=True)
+class Figures:
+    """What is counted in one package or in all of them."""
 
-    place: str
-    lines: int
-    complexity: int
+    files: int = 0
+    lines: int = 0
+    functions: list[tuple[str, int, int]] = field(default_factory=list)  # place, lines, complexity
+    one_word: list[str] = field(default_factory=list)
+    participles: list[str] = field(default_factory=list)
+    used_once: list[str] = field(default_factory=list)
+    forbidden: list[str] = field(default_factory=list)
+    long_files: list[str] = field(default_factory=list)
+    tiny_files: list[str] = field(default_factory=list)
+    untyped: int = 0  # dict[str, Any]
+    classes: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def per_thousand(self) -> float:
+        """Functions per 1,000 lines."""
+        return 1000 * len(self.functions) / max(self.lines, 1)
 
 
-def functions(path: Path) -> Iterator[Function]:
-    """Every function of a file; what is nested in one counts for itself alone."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, FUNCTIONS):
-            lines = (node.end_lineno or node.lineno) - node.lineno + 1
-            place = f"{path.relative_to(SOURCES)}:{node.lineno} {node.name}"
-            yield Function(place=place, lines=lines, complexity=1 + sum(map(_branches, _own(node))))
-
-
-def _own(node: ast.AST) -> Iterator[ast.AST]:
-    for child in ast.iter_child_nodes(node):
+def complexity(node: ast.AST) -> int:
+    """Cyclomatic complexity of a function, without the functions nested in it."""
+    total = 1
+    stack = list(ast.iter_child_nodes(node))
+    while stack:
+        child = stack.pop()
         if isinstance(child, FUNCTIONS | ast.Lambda):
             continue
-        yield child
-        yield from _own(child)
+        if isinstance(child, ast.BoolOp):
+            total += len(child.values) - 1
+        elif isinstance(child, ast.comprehension):
+            total += 1 + len(child.ifs)
+        elif isinstance(child, BRANCHES):
+            total += 1
+        stack += ast.iter_child_nodes(child)
+    return total
 
 
-def _branches(node: ast.AST) -> int:
-    if isinstance(node, ast.BoolOp):
-        return len(node.values) - 1
-    if isinstance(node, ast.comprehension):
-        return 1 + len(node.ifs)
-    return 1 if isinstance(node, BRANCHES) else 0
+def words(text: str) -> Iterator[tuple[int, str]]:
+    """Line numbers and words of the code: identifiers in their parts, strings and comments word by word."""
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type in (tokenize.NAME, tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", -1)):
+            for offset, line in enumerate(token.string.split("\n")):
+                for part in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", line):
+                    yield token.start[0] + offset, part.lower()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class House:
-    """What is counted."""
-
-    files: int
-    lines: int
-    longest_file: int
-    mean_complexity: float
-    median_of_long: float
-    untyped: int  # dict[str, Any]
-    engine_names: tuple[str, ...]  # literals of an engine's name outside engines/
-
-
-def engine_literals(names: tuple[str, ...]) -> tuple[str, ...]:
+def engine_literals(names: Sequence[str]) -> list[str]:
     """Places outside engines/ where a string is an engine's name and nothing else."""
     wanted = re.compile("|".join(f'"{re.escape(name)}"' for name in names))
     places = []
     for path in sorted(SOURCES.rglob("*.py")):
-        if SOURCES / "engines" in path.parents:
-            continue
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-            places += [f"{path.relative_to(SOURCES)}:{number}" for _ in wanted.findall(line)]
-    return tuple(places)
+        if SOURCES / "engines" not in path.parents:
+            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+                places += [f"{path.relative_to(SOURCES)}:{number}" for _ in wanted.findall(line)]
+    return places
 
 
-def measure(names: tuple[str, ...]) -> House:
-    """The figures of src/moebox; `names` are the engines."""
-    paths = sorted(SOURCES.rglob("*.py"))
-    texts = [path.read_text(encoding="utf-8") for path in paths]
-    counted = [function for path in paths for function in functions(path)]
-    return House(
-        files=len(paths),
-        lines=sum(text.count("\n") for text in texts),
-        longest_file=max(text.count("\n") for text in texts),
-        mean_complexity=statistics.mean(function.complexity for function in counted),
-        median_of_long=statistics.median(function.complexity for function in counted if function.lines > LONG),
-        untyped=sum(len(re.findall(r"dict\[str, Any\]", text)) for text in texts),
-        engine_names=engine_literals(names),
-    )
+def measure(package: str = "") -> Figures:
+    """Count one package (a folder or a file below src/moebox), or all of it."""
+    found = Figures()
+    forbidden = re.compile(FORBIDDEN)
+    start = SOURCES / package
+    for path in [start] if start.is_file() else sorted(start.rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        name = str(path.relative_to(SOURCES))
+        count = text.count("\n")
+        found.files += 1
+        found.lines += count
+        found.untyped += len(re.findall(r"dict\[str, Any\]", text))
+        if count > 400:
+            found.long_files.append(f"{name} {count}")
+        if count < 30 and path.name not in ("__init__.py", "__main__.py"):
+            found.tiny_files.append(f"{name} {count}")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ClassDef):
+                found.classes[node.name] += 1
+            if not isinstance(node, FUNCTIONS) or node.name.startswith("__"):
+                continue
+            size = (node.end_lineno or node.lineno) - node.lineno + 1
+            place = f"{name}:{node.lineno} {node.name}"
+            found.functions.append((place, size, complexity(node)))
+            bare = node.name.strip("_")
+            if "_" not in bare:
+                found.one_word.append(place)
+            if PARTICIPLES.match(bare):
+                found.participles.append(place)
+            if node.name.startswith("_") and size <= SHORT + 1 and len(re.findall(rf"\b{node.name}\b", text)) == 2:
+                found.used_once.append(place)
+        for number, word in words(text):
+            if forbidden.fullmatch(word) and (name, word) not in ALLOWED and ("*", word) not in ALLOWED:
+                found.forbidden.append(f"{name}:{number} {word}")
+    return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--worst", type=int, default=0, metavar="N", help="the N functions with the most branches")
-    worst = parser.parse_args().worst
-    house = measure(("vllm", "sglang", "llama.cpp", "ik_llama.cpp", "ktransformers"))
-    print(f"{house.files} files, {house.lines:,} lines, the longest {house.longest_file}")
+    """Print the figures."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("package", nargs="?", default="")
+    parser.add_argument("--list", action="store_true", help="list the places behind each figure")
+    chosen = parser.parse_args()
+    figures = measure(chosen.package)
+    total = max(len(figures.functions), 1)
     print(
-        f"complexity: mean {house.mean_complexity:.2f}, median of functions over {LONG} lines {house.median_of_long:g}"
+        f"{figures.files} files, {figures.lines:,} lines, {total:,} functions ({figures.per_thousand:.0f} per 1,000 lines)"
     )
-    print(f"dict[str, Any]: {house.untyped}; an engine's name outside engines/: {len(house.engine_names)}")
-    counted = [function for path in SOURCES.rglob("*.py") for function in functions(path)]
-    for function in sorted(counted, key=lambda each: -each.complexity)[:worst]:
-        print(f"{function.complexity:4} in {function.lines:3} lines  {function.place}")
+    print(f"complexity: mean {statistics.mean(each[2] for each in figures.functions):.2f}")
+    print(
+        f"one-word names {100 * len(figures.one_word) / total:.0f} %, participles {100 * len(figures.participles) / total:.1f} %"
+    )
+    print(f"private helpers of at most {SHORT} lines used once: {len(figures.used_once)}")
+    print(f"forbidden words: {len(figures.forbidden)}; dict[str, Any]: {figures.untyped}")
+    print(f"files over 400 lines: {len(figures.long_files)}; under 30: {len(figures.tiny_files)}")
+    repeated = sorted(name for name, count in figures.classes.items() if count > 1)
+    print(f"class names used more than once: {', '.join(repeated)}")
+    if chosen.list:
+        for title in ("long_files", "tiny_files", "participles", "used_once", "one_word", "forbidden"):
+            print(f"\n{title}:")
+            for place in getattr(figures, title):
+                print(f"  {place}")
 
 
 if __name__ == "__main__":
