@@ -146,13 +146,11 @@ def main() -> None:
     chosen = parser.parse_args()
     figures = measure(chosen.package)
     total = max(len(figures.functions), 1)
-    print(
-        f"{figures.files} files, {figures.lines:,} lines, {total:,} functions ({figures.per_thousand:.0f} per 1,000 lines)"
-    )
+    print(f"{figures.files} files, {figures.lines:,} lines")
+    print(f"{total:,} functions, {figures.per_thousand:.0f} per 1,000 lines")
     print(f"complexity: mean {statistics.mean(each[2] for each in figures.functions):.2f}")
-    print(
-        f"one-word names {100 * len(figures.one_word) / total:.0f} %, participles {100 * len(figures.participles) / total:.1f} %"
-    )
+    print(f"one-word names: {100 * len(figures.one_word) / total:.0f} %")
+    print(f"participles: {100 * len(figures.participles) / total:.1f} %")
     print(f"private helpers of at most {SHORT} lines used once: {len(figures.used_once)}")
     print(f"forbidden words: {len(figures.forbidden)}; dict[str, Any]: {figures.untyped}")
     print(f"files over 400 lines: {len(figures.long_files)}; under 30: {len(figures.tiny_files)}")
