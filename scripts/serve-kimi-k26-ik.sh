@@ -3,9 +3,9 @@
 #
 # Stands alone. Taken from the environment, with what they are otherwise:
 #   MODEL_PATH               ubergarm/Kimi-K2.6-GGUF  (Hub repository of the weights, or a .gguf file)
-#   SERVED_MODEL_NAME        Kimi-K2.6  (name that clients ask for)
+#   SERVED_MODEL_NAME        Kimi-K2.6  (model name that clients use)
 #   MAX_MODEL_LEN            131072  (context of one request, tokens)
-#   PORT                     8000  (where it answers)
+#   PORT                     8000  (port to listen on)
 # Arguments given to the script are added to the engine's.
 set -euo pipefail
 

@@ -3,11 +3,11 @@
 #
 # Stands alone. Taken from the environment, with what they are otherwise:
 #   MODEL_PATH               moonshotai/Kimi-K2.6  (Hub repository of the weights, or a folder)
-#   SERVED_MODEL_NAME        Kimi-K2.6  (name that clients ask for)
+#   SERVED_MODEL_NAME        Kimi-K2.6  (model name that clients use)
 #   MAX_MODEL_LEN            65536  (context of one request, tokens)
 #   GPU_MEMORY_UTILIZATION   0.92  (share of each GPU's memory the engine may take)
-#   PORT                     8000  (where it answers)
-#   ENABLE_EAGLE3            0  (1 turns speculative decoding on; first trust the model without)
+#   PORT                     8000  (port to listen on)
+#   ENABLE_EAGLE3            0  (1 turns speculative decoding on; verify the model without it first)
 #   EAGLE3_MODEL             lightseekorg/kimi-k2.6-eagle3  (draft model)
 # Arguments given to the script are added to the engine's.
 set -euo pipefail

@@ -1,4 +1,4 @@
-"""Drafts in launch files: whole where the engine takes them, and nowhere else."""
+"""Draft models in launch files: complete if the engine supports them, absent otherwise."""
 
 from pathlib import Path
 
@@ -17,15 +17,15 @@ from tests.siege import readback
 
 
 def test_a_draft_beside_kt_kernel_leaves_the_entry_whole() -> None:
-    """The words of the draft were in the launch and not in the file's arguments: the entry was cut in the middle."""
+    """An engine that ignores the draft gets the same script as without one."""
     recipe = recipes()["experts-in-ram"]
     drafting = with_settings(recipe, {"speculate": {"method": "eagle3", "draft": "a/draft", "tokens": 2}})
 
     assert render(deploy(drafting), "script") == render(deploy(recipe), "script")
 
 
-def test_a_draft_called_like_our_own_mark_is_still_that_draft() -> None:
-    """In a file without variables the mark stands for nothing."""
+def test_a_draft_with_the_name_of_the_internal_mark_is_kept() -> None:
+    """In a file without variables the mark is not replaced."""
     name = f"/data/{DRAFT_MARK}"
     drafting = with_settings(
         recipes()["kimi-k26-vllm"], {"speculate": {"method": "eagle3", "draft": name, "tokens": 2}}
@@ -38,7 +38,7 @@ def test_a_draft_called_like_our_own_mark_is_still_that_draft() -> None:
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 @pytest.mark.parametrize("method", ["mtp", "ngram"])
 def test_a_method_without_a_draft_model_gets_none(engine: str, method: str) -> None:
-    """DeepSeek's own layers were rendered with Kimi's draft model, and the program's name was cut off before it."""
+    """MTP and n-grams are rendered without a draft model, with the engine's whole command line."""
     settings = {"engine": engine, "model": "deepseek-v3.2", "checkpoint": "fp8", "flags": {}, "served_name": "d"}
     recipe = with_settings(recipes()["kimi-k26-sglang"], settings | {"tool_parser": "", "reasoning_parser": ""})
     drafting = deploy(with_settings(recipe, {"speculate": {"method": method, "draft": "", "tokens": 1}}))
@@ -53,7 +53,7 @@ def test_a_method_without_a_draft_model_gets_none(engine: str, method: str) -> N
 
 
 def test_a_script_offers_no_draft_that_the_plan_dropped(tmp_path: Path) -> None:
-    """ENABLE_EAGLE3=1 would have ended at the start: the draft does not run under the recipe's DCP."""
+    """No ENABLE_EAGLE3 if the draft does not run under the recipe's DCP."""
     path = tmp_path / "r.toml"
     assert main(["plan", "kimi-k2.6", "--box", "8x-rtx-pro-6000-server", "--dcp", "8", "-o", str(path)]) == 0
     recipe = codec.read_toml(Recipe, path)

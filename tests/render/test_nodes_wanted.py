@@ -1,4 +1,4 @@
-"""What a rendered file asks of a cluster is what the recipe takes: GPUs, memory, cores."""
+"""A rendered file requests from the cluster what the recipe uses: GPUs, memory, cores."""
 
 from pathlib import Path
 
@@ -15,12 +15,12 @@ from moebox.serve.where import NodeSelection
 from moebox.store import Run
 from tests.embedded import phantom_recipe
 
-SALLOC = '#!/bin/sh\nprintf "%s\\n" "$@" >"$ASKED"\n'
+SALLOC = '#!/bin/sh\nprintf "%s\\n" "$@" >"$REQUESTED"\n'
 CPU = 'gpus = []\nram = "768GiB"\nram_bandwidth = "614GB/s"\ncpu = { cores = 16 }\n'
 
 
-def planned(words: str, folder: Path) -> Recipe:
-    """The recipe that `moebox plan` writes."""
+def plan_recipe(words: str, folder: Path) -> Recipe:
+    """Return the recipe that `moebox plan` writes."""
     assert main(["plan", *words.split(), "-o", str(folder / "r.toml")]) == 0
     return codec.read_toml(Recipe, folder / "r.toml")
 
@@ -34,50 +34,49 @@ def planned(words: str, folder: Path) -> Recipe:
         ("deepseek-v3.2 --box 2x8x-h200", 8),
     ],
 )
-def test_a_job_asks_for_the_gpus_that_were_planned(words: str, gpus: int, tmp_path: Path) -> None:
-    """KTransformers' two ranks got one GPU."""
-    text = render(deploy(planned(words, tmp_path)), "slurm")
+def test_a_job_requests_the_planned_gpus(words: str, gpus: int, tmp_path: Path) -> None:
+    """The GPUs per node are those of the plan, also for engines that split experts over RAM."""
+    text = render(deploy(plan_recipe(words, tmp_path)), "slurm")
 
     assert f"#SBATCH --gpus-per-node={gpus}\n" in text
     assert f" with {gpus} GPUs" in text
 
 
-@pytest.mark.parametrize("form", ["slurm", "k8s"])
-def test_a_machine_without_a_gpu_is_asked_for_none(form: str, tmp_path: Path) -> None:
-    """The job waited for a GPU that the recipe does not use."""
+@pytest.mark.parametrize("file_format", ["slurm", "k8s"])
+def test_a_recipe_without_gpus_requests_none(file_format: str, tmp_path: Path) -> None:
+    """A job for CPUs alone does not wait for a GPU."""
     (tmp_path / "cpu.toml").write_text(CPU)
-    text = render(deploy(planned(f"qwen3-235b --box {tmp_path}/cpu.toml", tmp_path)), form)
+    text = render(deploy(plan_recipe(f"qwen3-235b --box {tmp_path}/cpu.toml", tmp_path)), file_format)
 
     assert "one node with no GPU." in text
     assert "gpus-per-node" not in text
     assert "nvidia.com/gpu" not in text
 
 
-def test_a_pod_asks_for_no_more_than_the_machine_it_was_planned_for(tmp_path: Path) -> None:
-    """512Gi and 16 cores were asked for whatever the model was: a machine of 128 GiB never got it."""
+def test_a_pod_requests_no_more_than_the_planned_machine_has(tmp_path: Path) -> None:
+    """Memory and cores follow the model and the box."""
     (tmp_path / "small.toml").write_text('gpus = ["2x-rtx-4090"]\nram = "128GiB"\ncpu = { cores = 12 }\n')
-    text = render(deploy(planned(f"gpt-oss-120b --box {tmp_path}/small.toml", tmp_path)), "k8s")
+    text = render(deploy(plan_recipe(f"gpt-oss-120b --box {tmp_path}/small.toml", tmp_path)), "k8s")
 
     assert 'requests: {cpu: "11", memory: 75Gi}' in text
 
 
-def test_slurm_is_asked_for_gpus_of_every_node_that_gets_layers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """llama.cpp over two nodes of four GPUs was given nodes without any."""
+def test_slurm_requests_gpus_on_every_node_that_gets_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """llama.cpp over two nodes of four GPUs requests four on each."""
     salloc = tmp_path / "salloc"
     salloc.write_text(SALLOC)
     salloc.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setenv("ASKED", str(tmp_path / "asked"))
-    recipe = planned("kimi-k2.6 --box 2x4x-rtx-pro-6000-server --engine llama.cpp", tmp_path)
+    monkeypatch.setenv("REQUESTED", str(tmp_path / "requested"))
+    recipe = plan_recipe("kimi-k2.6 --box 2x4x-rtx-pro-6000-server --engine llama.cpp", tmp_path)
 
     with pytest.raises(ExternalError, match="granted nothing"):
         prepare_nodes(deploy(recipe), Run.create("rpc"), NodeSelection(slurm=True), lambda _: None)
-    assert "--gpus-per-node=4" in (tmp_path / "asked").read_text().splitlines()
+    assert "--gpus-per-node=4" in (tmp_path / "requested").read_text().splitlines()
 
 
 def test_layers_in_the_ram_of_other_nodes_take_no_gpu() -> None:
+    """Nodes that hold layers in RAM alone request no GPU."""
     recipe = phantom_recipe(parallel=Parallel(nodes=3), hybrid=Hybrid(split=(5, 5)))
 
     assert recipe.gpus_per_node == 0

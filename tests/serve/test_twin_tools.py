@@ -16,7 +16,7 @@ from moebox.tasks.families import make_job
 from moebox.tasks.reply import ReplySettings, TaskApi, request_reply
 from moebox.tasks.tools import Toolbox
 from moebox.tasks.workspace import Workspace
-from moebox.twin.calls import choose_call, fill_schema
+from moebox.twin.request import choose_call, fill_schema
 
 from ..tasks.conftest import do
 from .test_twin import ask, twin  # noqa: F401  (the fixture)

@@ -1,4 +1,4 @@
-"""Whatever a client sends, the twin answers as an engine would: with a reply or a refusal."""
+"""The twin replies to any request as an engine would: with a reply or a refusal."""
 
 import json
 
@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebox.twin import messages
-from moebox.twin.calls import MAX_ITEMS, choose_call, fill_schema
-from moebox.twin.request import RequestRefused, parse_request
+from moebox.twin.request import MAX_ITEMS, RequestRefused, choose_call, fill_schema, parse_request
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=9),
@@ -27,21 +26,21 @@ SCHEMAS = st.recursive(
 
 @given(st.dictionaries(st.sampled_from(KEYS), JSON, max_size=6), st.booleans(), st.booleans())
 def test_any_body_is_read_or_refused(body: dict[str, object], chat: bool, anthropic: bool) -> None:
-    """Never an error of the server's own."""
+    """No body causes a server error."""
     try:
-        asked = parse_request(
+        request = parse_request(
             messages.to_chat_request(body) if anthropic else body, chat=chat or anthropic, model="m", context=4096
         )
     except RequestRefused as problem:
         assert problem.status in (400, 404)
         return
-    assert 1 <= asked.output <= 4096
-    assert asked.prompt_tokens + asked.output <= 4096
+    assert 1 <= request.output <= 4096
+    assert request.prompt_tokens + request.output <= 4096
 
 
 @given(SCHEMAS)
 def test_any_schema_is_filled(schema: object) -> None:
-    """With something that JSON can hold."""
+    """The arguments are valid JSON."""
     json.dumps(fill_schema(schema))
     tools = [{"function": {"name": "f", "parameters": schema}}]
     call = choose_call({"tools": tools, "messages": [{"role": "user", "content": "x"}]})
@@ -52,7 +51,7 @@ def test_any_schema_is_filled(schema: object) -> None:
 
 @pytest.mark.parametrize("least", [10**12, 1e300, "many", None, -5])
 def test_a_schema_that_wants_a_million_items_gets_a_few(least: object) -> None:
-    """A list of 10^12 took all memory there was."""
+    """The length of a list is limited, so that a schema cannot exhaust memory."""
     found = fill_schema({"type": "array", "items": {"type": "integer"}, "minItems": least})
 
     assert isinstance(found, list)

@@ -1,6 +1,6 @@
-"""Recipes as files that stand alone: scripts, container commands, Compose, Kubernetes, Slurm and systemd.
+"""Recipes as files that run without moebox: scripts, container commands, Compose, Kubernetes, Slurm and systemd.
 
-Nothing that is rendered needs moebox at run time, and no secret is ever written into it.
+No secret is ever written into a file.
 """
 
 import dataclasses
@@ -9,18 +9,15 @@ from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 from moebox.core.deployment import Deployment
-from moebox.core.recipe import Recipe, RuntimeKind
+from moebox.core.recipe import RuntimeKind
 from moebox.engines import check_recipe
 from moebox.errors import BadInput
-from moebox.render import cluster, grafana, kustomize, machine, quoting
-from moebox.render.context import Context
-from moebox.render.pieces import refuse_unrenderable
+from moebox.render import cluster, grafana, machine, quoting
+from moebox.render.pieces import Context, refuse_unrenderable
 
 LaunchFormat = Literal["script", "docker", "podman", "compose", "k8s", "slurm", "systemd"]
 LAUNCH_FORMATS: tuple[LaunchFormat, ...] = get_args(LaunchFormat)
-OtherFormat = Literal[
-    "kustomize", "grafana", "prometheus"
-]  # a folder, and what watches the engine instead of starting it
+OtherFormat = Literal["kustomize", "grafana", "prometheus"]  # a folder, and files that monitor the engine
 EXECUTABLE_FORMATS: tuple[LaunchFormat, ...] = ("script", "docker", "podman", "slurm")
 CONTEXTS: dict[LaunchFormat, Callable[[Deployment], Context]] = {
     "script": machine.script_context,
@@ -31,45 +28,37 @@ CONTEXTS: dict[LaunchFormat, Callable[[Deployment], Context]] = {
     "slurm": cluster.slurm_context,
     "systemd": machine.systemd_context,
 }
+# The runtime that a format implies; a script, a job and a unit keep the recipe's.
+RUNTIMES: dict[str, RuntimeKind] = {"docker": "docker", "podman": "podman", "compose": "docker", "k8s": "docker"}
 
 
 def render(deployment: Deployment, file_format: LaunchFormat) -> str:
-    """The text of the file."""
+    """Return the text of a launch file."""
     check_recipe(deployment)
     refuse_unrenderable(deployment.recipe)
-    deployment = deployment.with_recipe(_with_runtime(deployment.recipe, file_format))
+    runtime = deployment.recipe.runtime
+    runtime = dataclasses.replace(runtime, kind=RUNTIMES.get(file_format, runtime.kind))
+    deployment = deployment.with_recipe(dataclasses.replace(deployment.recipe, runtime=runtime))
     check_recipe(deployment)
-    _refuse_workers(deployment)
-    context = CONTEXTS[file_format](deployment)
-    return str(_load_template(context.pop("template")).render(**context))
-
-
-def _refuse_workers(deployment: Deployment) -> None:
-    """Nodes that run another program than the first have no file that starts them all."""
-    if deployment.recipe.parallel.nodes > 1 and deployment.engine.worker_programs:
+    programs = deployment.engine.worker_programs
+    if deployment.recipe.parallel.nodes > 1 and programs:
         raise BadInput(
-            f"{deployment.engine.title} over several nodes is not rendered: "
-            f"they run {deployment.engine.worker_programs[0]}",
+            f"{deployment.engine.title} over several nodes is not rendered: the other nodes run {programs[0]}",
             hint="`moebox up RECIPE --hosts FILE` or `--slurm` starts it; `--hosts FILE --dry-run` prints the commands",
         )
+    context = CONTEXTS[file_format](deployment)
+    return str(_load_template(str(context.pop("template"))).render(**context))
 
 
 def render_files(deployment: Deployment, file_format: LaunchFormat | OtherFormat) -> dict[str, str]:
-    """Every file of a form; "" is the name of one that the person names."""
+    """Return every file of a format by name; a single file has the name ""."""
     if file_format == "grafana":
         return {"": grafana.dashboard_json(deployment)}
     if file_format == "prometheus":
         return {"": grafana.alert_rules_yaml(deployment)}
     if file_format == "kustomize":
-        return kustomize.kustomize_files(deployment, render(deployment, "k8s"))
+        return cluster.kustomize_files(deployment, render(deployment, "k8s"))
     return {"": render(deployment, file_format)}
-
-
-def _with_runtime(recipe: Recipe, form: LaunchFormat) -> Recipe:
-    """`--as docker` and the like decide what it runs in; a script and a unit keep what the recipe says."""
-    kinds: dict[str, RuntimeKind] = {"docker": "docker", "podman": "podman", "compose": "docker", "k8s": "docker"}
-    kind = kinds.get(form, recipe.runtime.kind)
-    return dataclasses.replace(recipe, runtime=dataclasses.replace(recipe.runtime, kind=kind))
 
 
 @functools.cache

@@ -1,57 +1,63 @@
-"""Files for a cluster: a Slurm job, and a Kubernetes Deployment or, over several nodes, a LeaderWorkerSet."""
+"""Files for a cluster: a Slurm job, a Kubernetes Deployment or LeaderWorkerSet (several nodes), a kustomize base."""
 
 import dataclasses
 import math
 import shlex
 
+from moebox import yaml_text
 from moebox.core.deployment import Deployment
-from moebox.core.recipe import Recipe
 from moebox.engines import LaunchNode, build_launch
 from moebox.engines.assemble import download_variable, image_name, split_at_image, uses_gpus, weights_folder
 from moebox.engines.reasons import variable_reason
-from moebox.errors import refuse_if
-from moebox.render import comments, machine, options, quoting
-from moebox.render import pieces as parts
-from moebox.render.context import Context
-from moebox.render.pieces import LaunchPieces, launch_pieces
+from moebox.errors import BadInput, refuse_if
+from moebox.loose import Document
+from moebox.render import grafana, machine, options, quoting
+from moebox.render.pieces import Context, ListItem, kubernetes_value, launch_pieces
 from moebox.render.quoting import variable_slot
 from moebox.units import plural
 
-# Variables that LeaderWorkerSet puts into every pod of a group (lws.sigs.k8s.io, since v0.3; worker index since v0.5).
+# Variables that LeaderWorkerSet sets in every pod of a group (lws.sigs.k8s.io, since v0.3; worker index since v0.5).
 LEADER = LaunchNode(
     rank=variable_slot("LWS_WORKER_INDEX"),
     master=variable_slot("LWS_LEADER_ADDRESS"),
     count=variable_slot("LWS_GROUP_SIZE"),
 )
+WORKER = dataclasses.replace(LEADER, follows=True)
 ALL_ADDRESSES = "0.0.0.0"  # noqa: S104
-CORES = 16  # to ask for where the recipe does not say how many threads compute
+CORES = 16  # to request if the recipe does not set the number of threads
 OWN_GIB = 16  # RAM of the engine itself; plans count 12 GiB
 NATIVE = 'runtime.kind = "native" (container runtimes differ from cluster to cluster)'
 NO_IMAGE = "`moebox plan … --image stock` makes a recipe without it"
-MODELS = "/models"  # where pods find the volume for weights
-WORKER = dataclasses.replace(LEADER, follows=True)
+MODELS = "/models"  # where pods mount the volume for weights
+FILES = {
+    "Deployment": "engine.yaml",
+    "LeaderWorkerSet": "engine.yaml",
+    "Service": "service.yaml",
+    "NetworkPolicy": "network-policy.yaml",
+    "PersistentVolumeClaim": "weights.yaml",
+}
 
 
 def slurm_context(deployment: Deployment) -> Context:
-    """A batch job with one task a node."""
+    """Fill the template of a batch job with one task per node."""
     recipe = deployment.recipe
     refuse_if(
         recipe.runtime.kind in ("docker", "podman"),
-        "a Slurm job is rendered for an engine that is installed on the nodes",
+        "a Slurm job needs an engine that is installed on the nodes",
         hint=NO_IMAGE if recipe.runtime.preset else NATIVE,
     )
-    opened = _open(deployment)
-    names = {variable.name for variable in launch_pieces(opened).variables}
+    reachable = _listen_everywhere(deployment)
+    names = {variable.name for variable in launch_pieces(reachable).variables}
     refuse_if("PORT" not in names, f"{recipe.engine} cannot be rendered as a Slurm job")
-    return machine.script_context(opened) | {"template": "slurm.sbatch.j2", **_of_each_node(deployment)}
+    return machine.script_context(reachable) | {"template": "slurm.sbatch.j2", **_gpus_per_node(deployment)}
 
 
 def k8s_context(deployment: Deployment) -> Context:
-    """A Deployment or LeaderWorkerSet, and the Service in front of it."""
+    """Fill the template of a Deployment or LeaderWorkerSet, and the Service in front of it."""
     recipe = deployment.recipe
     refuse_if(
         recipe.runtime.preset,
-        f"runtime.preset: {recipe.runtime.preset!r} wants the host's network and privileges",
+        f"runtime.preset: {recipe.runtime.preset!r} needs the host's network and privileges",
         hint="render it as script, compose or systemd, on the machine itself",
     )
     folder = weights_folder(deployment)
@@ -60,88 +66,102 @@ def k8s_context(deployment: Deployment) -> Context:
         f"checkpoint: pods do not see {folder} of this machine",
         hint="put it on the volume for weights and name it /models/…, or use a Hub repository",
     )
+    reachable = _listen_everywhere(deployment)
     many = recipe.parallel.nodes > 1
-    opened = _open(deployment)
-    whole = launch_pieces(opened, node=LEADER if many else None, variable=False)
-    follow = launch_pieces(opened, node=WORKER, variable=False) if many else whole
-    started = build_launch(opened)
-    env = started.env | download_variable(opened, MODELS)
-    before, after = split_at_image(opened, started)
-    head, command = _head(started.argv, tuple(after), before, whole, opened.recipe)
+    leader = launch_pieces(reachable, node=LEADER if many else None, variable=False)
+    worker = launch_pieces(reachable, node=WORKER, variable=False) if many else leader
+    launch = build_launch(reachable)
+    env = launch.env | download_variable(reachable, MODELS)
+    before, after = split_at_image(reachable, launch)
+    if recipe.runtime.setup:
+        line = f'{recipe.runtime.setup} && exec {shlex.join(leader.entry_words(launch.argv))} "$@"'
+        head, command = ["-c", line, "engine"], ["bash"]
+    elif not leader.engine.image_has_entrypoint or recipe.runtime.entry:
+        head, command = [], list(leader.entry_words(after))
+    else:
+        head, command = list(leader.entry_words(after)), before[1:]
+    first = [ListItem(word=quoting.escape_kubernetes(word)) for word in head]
+    known = deployment.known_checkpoint
+    weights = sum(known.bytes_by_component.values()) if known else 0
+    memory, cores = "128Gi", CORES
+    if recipe.hybrid:  # experts are kept in RAM
+        memory = f"{math.ceil(weights / 2**30) + OWN_GIB}Gi" if weights else "512Gi"
+        cores = recipe.hybrid.threads or CORES
     return {
         "template": "k8s.yaml.j2",
         "recipe": recipe,
         "name": quoting.make_slug(recipe.name),
         "engine": recipe.engine,
-        "version": whole.version,
+        "version": leader.version,
         "image": image_name(deployment),
         "nodes": recipe.parallel.nodes,
-        "memory": _memory(deployment),
-        "cores": recipe.hybrid.threads or CORES if recipe.hybrid else CORES,
-        **_of_each_node(deployment),
+        "memory": memory,
+        "cores": cores,
+        **_gpus_per_node(deployment),
         "command": [quoting.escape_kubernetes(word) for word in command],
-        "leader": [*_plain_items(head), *_arguments(whole, opened.recipe)],
-        "worker": [*_plain_items(head), *_arguments(follow, opened.recipe)],
+        "leader": [*first, *leader.list_items(kubernetes_value)],
+        "worker": [*first, *worker.list_items(kubernetes_value)],
         "env": {name: quoting.escape_kubernetes(value) for name, value in env.items()},
-        "why": {name: variable_reason(opened, name) for name in env},
-        "secrets": started.secret_env,
+        "why": {name: variable_reason(reachable, name) for name in env},
+        "secrets": launch.secret_env,
         "port": recipe.listen.port,
         "health": deployment.engine.health_path,
         "host_folder": recipe.runtime.models_dir,
-        "storage": _storage(deployment),
+        # half as much again, for a download beside the weights
+        "storage": f"{max(math.ceil(weights * 1.5 / 2**30), 1)}Gi" if weights else "1Ti",
         "shared_memory": options.shared_memory_size(recipe),
     }
 
 
-def _of_each_node(deployment: Deployment) -> Context:
-    """GPUs of a node: as a number, 0 where it wants none, and in the words of the file's head."""
+def _listen_everywhere(deployment: Deployment) -> Deployment:
+    """Listen on all addresses, as other machines must reach the engine; the cluster's network protects it."""
+    listen = dataclasses.replace(deployment.recipe.listen, host=ALL_ADDRESSES)
+    return deployment.with_recipe(dataclasses.replace(deployment.recipe, listen=listen))
+
+
+def _gpus_per_node(deployment: Deployment) -> Context:
+    """Return the GPUs of a node as a number, and the sentence about nodes and GPUs in the file's head."""
     nodes, gpus = deployment.recipe.parallel.nodes, deployment.recipe.gpus_per_node if uses_gpus(deployment) else 0
     has = f"{plural(gpus, 'GPU')}{' each' if nodes > 1 else ''}" if gpus else "no GPU"
     return {"gpus": gpus, "wants": f"{plural(nodes, 'node') if nodes > 1 else 'one node'} with {has}"}
 
 
-def _memory(deployment: Deployment) -> str:
-    """RAM to ask for: for an engine that keeps experts there, what the weights and its own part take at most."""
-    size = _weights_size(deployment)
-    if deployment.recipe.hybrid is None:
-        return "128Gi"
-    return f"{math.ceil(size / 2**30) + OWN_GIB}Gi" if size else "512Gi"
-
-
-def _storage(deployment: Deployment) -> str:
-    """Room for the weights, and half as much again for a download beside them; a tebibyte where nobody knows."""
-    size = _weights_size(deployment)
-    return f"{max(math.ceil(size * 1.5 / 2**30), 1)}Gi" if size else "1Ti"
-
-
-def _weights_size(deployment: Deployment) -> int:
-    known = deployment.known_checkpoint
-    return sum(known.bytes_by_component.values()) if known else 0
-
-
-def _head(
-    argv: tuple[str, ...], after: tuple[str, ...], before: list[str], whole: LaunchPieces, recipe: Recipe
-) -> tuple[list[str], list[str]]:
-    """Words before the arguments, and the container's command where the image's own entry does not do."""
-    if recipe.runtime.setup:
-        line = f'{recipe.runtime.setup} && exec {shlex.join(machine.entry_words(argv, whole))} "$@"'
-        return ["-c", line, "engine"], ["bash"]
-    start = machine.entry_words(after, whole)
-    if not whole.engine.image_has_entrypoint or recipe.runtime.entry:
-        return [], list(start)  # the image starts nothing by itself
-    return list(start), before[1:]
-
-
-def _plain_items(words: list[str]) -> list[comments.ListItem]:
-    return [comments.ListItem(word=quoting.escape_kubernetes(word)) for word in words]
-
-
-def _arguments(whole: LaunchPieces, recipe: Recipe) -> list[comments.ListItem]:
-    given = whole.draft if recipe.speculate else ()
-    return comments.list_items(whole, (*whole.args, *given), parts.kubernetes_value)
-
-
-def _open(deployment: Deployment) -> Deployment:
-    """Other machines must reach it: it listens on all addresses, and the cluster's network is the fence."""
-    listen = dataclasses.replace(deployment.recipe.listen, host=ALL_ADDRESSES)
-    return deployment.with_recipe(dataclasses.replace(deployment.recipe, listen=listen))
+def kustomize_files(deployment: Deployment, text: str) -> dict[str, str]:
+    """Return the files of a kustomize base by name, from the rendered Kubernetes objects in `text`."""
+    name = quoting.make_slug(deployment.recipe.name)
+    first, *rest = text.split("\n---\n")
+    lines = first.splitlines(keepends=True)
+    cut = next((place for place, line in enumerate(lines) if not line.startswith("#")), len(lines))
+    head = "".join(lines[:cut])  # the comment at the top goes into every file
+    files = {}
+    for document in ("".join(lines[cut:]), *rest):
+        kinds = (line.partition(":")[2].strip() for line in document.splitlines() if line.startswith("kind:"))
+        kind = next(kinds, "")
+        if kind not in FILES:
+            raise BadInput(f"a Kubernetes object of kind {kind!r} has no file in a kustomize base")
+        files[FILES[kind]] = head + document.rstrip("\n") + "\n"
+    metadata = {"name": name, "labels": {"app": name}}
+    monitor: Document = {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "ServiceMonitor",
+        "metadata": metadata,
+        "spec": {
+            "selector": {"matchLabels": {"app": name}},
+            "endpoints": [{"port": "http", "path": "/metrics", "interval": "15s"}],
+        },
+    }
+    rule: Document = {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": metadata,
+        "spec": {"groups": grafana.alert_groups(deployment)},
+    }
+    note = "# Needs the Prometheus operator; without it, remove this file from kustomization.yaml.\n"
+    files["monitoring.yaml"] = note + yaml_text.dump_documents([monitor, rule])
+    kustomization: Document = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": sorted(files),
+        "labels": [{"pairs": {"app.kubernetes.io/part-of": name}, "includeSelectors": False}],
+    }
+    return {"kustomization.yaml": yaml_text.dump_yaml(kustomization), **files}

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from moebox.core import presets
 from moebox.core.deployment import Deployment
 from moebox.core.plan import Launch
-from moebox.core.recipe import Recipe
 from moebox.engines import LaunchNode, build_launch
 from moebox.engines.assemble import (
     container_network,
@@ -20,237 +19,177 @@ from moebox.engines.assemble import (
 )
 from moebox.engines.reasons import option_reason, variable_reason
 from moebox.errors import refuse_if
-from moebox.render import comments, options, quoting
-from moebox.render import pieces as parts
-from moebox.render.context import Context
-from moebox.render.pieces import LaunchPieces, Piece, launch_pieces
+from moebox.render import options, quoting
+from moebox.render.pieces import (
+    Context,
+    LaunchPieces,
+    ListItem,
+    Piece,
+    bash_line,
+    compose_value,
+    launch_pieces,
+    unit_argument,
+)
 from moebox.render.quoting import variable_slot
 
-MANY = LaunchNode(rank=variable_slot("NODE_RANK"), master=variable_slot("MASTER_ADDR"))
+ANY_NODE = LaunchNode(rank=variable_slot("NODE_RANK"), master=variable_slot("MASTER_ADDR"))
 
 
 def script_context(deployment: Deployment) -> Context:
-    """A bash script that starts it here, natively or in a container."""
-    recipe = deployment.recipe
-    whole = launch_pieces(deployment, node=_node(recipe))
-    started = build_launch(deployment)
-    context = _common(whole, deployment) | {
-        "template": "script.sh.j2",
-        "args": _explained(whole, whole.args),
-        "draft": _explained(whole, whole.draft),
-        "env": {name: _default(name, value, inside=whole.in_container) for name, value in started.env.items()},
-        "secrets": started.secret_env,
-        "why": _reasons(deployment, started),
-        "nodes": recipe.parallel.nodes,
-        "entry": shlex.join(entry_words(started.argv, whole)),
-        "container": None,
-        "from_hub": _from_hub(whole),
-        "follower_flag": deployment.engine.follower_flag,
-        "setup_line": "",
-    }
-    if whole.in_container:
-        context["container"] = _container(deployment, whole)
-        line = f'{recipe.runtime.setup} && exec {context["entry"]} "$@"'
-        context["setup_line"] = shlex.quote(line)
-    return context
-
-
-def _from_hub(whole: LaunchPieces) -> int:
-    """Words that name a GGUF in a repository, which a file of the machine may stand instead of; 0 for other weights."""
-    words = 0
-    for piece in whole.args:
+    """Fill the template of a bash script that starts the engine here, natively or in a container."""
+    recipe, launch = deployment.recipe, build_launch(deployment)
+    pieces = launch_pieces(deployment, node=ANY_NODE if recipe.parallel.nodes > 1 else None)
+    from_hub = 0  # words that name a GGUF in a repository, which a local file may replace
+    for piece in pieces.args:
         if piece[0] not in (("-hf",), ("--hf-repo",), ("--hf-file",)):
             break
-        words += len(piece)
-    return words
+        from_hub += len(piece)
+    entry = shlex.join(pieces.entry_words(launch.argv))
+    setup_line = shlex.quote(f'{recipe.runtime.setup} && exec {entry} "$@"') if pieces.in_container else ""
 
+    def explain(given: tuple[Piece, ...]) -> list[str]:
+        return commented_lines((bash_line(piece), pieces.reasons[piece]) for piece in given)
 
-def _default(name: str, value: str, *, inside: bool) -> str:
-    """A setting that the surroundings may change; a path is meant for the inside of a container and stands."""
-    if inside and (value.startswith("/") or not re.fullmatch(quoting.PLAIN, value)):
-        return f"{name}={shlex.quote(value)}"
-    return quoting.bash_default(name, value)
+    def assign(name: str, value: str) -> str:  # a path is meant for the inside of a container and is fixed
+        fixed = value.startswith("/") or not re.fullmatch(quoting.PLAIN, value)
+        return f"{name}={shlex.quote(value)}" if pieces.in_container and fixed else quoting.bash_default(name, value)
 
-
-def _container(deployment: Deployment, whole: LaunchPieces) -> Context:
-    recipe = deployment.recipe
-    started = build_launch(deployment)
-    before, after = split_at_image(deployment, started)
-    shown = [published_port(started)] if container_network(recipe) != "host" else []
-    given = [option for option in container_options(deployment, started) if option not in ("-p", *shown)]
-    head = entry_words(tuple(after), whole) if not recipe.runtime.setup else ()
-    own = weights_folder(deployment)  # the script mounts what MODEL_PATH says instead
-    mounts = {outside: inside for outside, inside in started.mounts.items() if outside != own}
-    return {
-        "tool": recipe.runtime.kind,
-        "options": comments.commented_lines(_paired(given)),
-        "publish": shown[0].removesuffix(f"{started.port}:{started.port}") if shown else None,
-        "mounts": [_mounted(*mount) for mount in mounts.items()],
-        "image": shlex.quote(image_name(deployment)),
-        "before": shlex.join(before),
-        "head": shlex.join(head),
-        "setup": recipe.runtime.setup,
-        "inner": shlex.join(entry_words(started.argv, whole)),
+    return _common_context(pieces, deployment, launch) | {
+        "template": "script.sh.j2",
+        "args": explain(pieces.args),
+        "draft": explain(pieces.draft),
+        "env": {name: assign(name, value) for name, value in launch.env.items()},
+        "nodes": recipe.parallel.nodes,
+        "entry": entry,
+        "container": _container_context(deployment, pieces, launch) if pieces.in_container else None,
+        "from_hub": from_hub,
+        "follower_flag": deployment.engine.follower_flag,
+        "setup_line": setup_line,
     }
 
 
-def entry_words(argv: tuple[str, ...], whole: LaunchPieces) -> tuple[str, ...]:
-    """What of `argv` stands before the engine's own arguments."""
-    return argv[: len(argv) - sum(map(len, (*whole.args, *_given(whole))))]
+def commented_lines(explained: Iterable[tuple[str, str]]) -> list[str]:
+    """Return the lines of a bash array, each under its reason."""
+    return [line for text, reason in explained for line in ((f"# {reason}", text) if reason else (text,))]
 
 
-def _given(whole: LaunchPieces) -> tuple[parts.Piece, ...]:
-    return whole.draft if whole.recipe.speculate else ()
-
-
-def _paired(options: list[str]) -> list[tuple[str, str]]:
-    """Options with their values, one a line, and the reason for each."""
-    lines: list[tuple[str, str]] = []
-    for option in options:
+def _container_context(deployment: Deployment, pieces: LaunchPieces, launch: Launch) -> Context:
+    """Fill the part of the script that runs docker or podman."""
+    recipe = deployment.recipe
+    before, after = split_at_image(deployment, launch)
+    published = [published_port(launch)] if container_network(recipe) != "host" else []
+    lines: list[tuple[str, str]] = []  # an option with its value, and its reason
+    for option in container_options(deployment, launch):
+        if option in ("-p", *published):
+            continue
         if option.startswith("-") or not lines:
             lines.append((shlex.quote(option), option_reason(option)))
         else:
-            text, why = lines[-1]
-            lines[-1] = (f"{text} {shlex.quote(option)}", why)
-    return lines
-
-
-def _mounted(outside: str, inside: str) -> str:
-    """The -v value in bash; a leading ~ is the home of whoever runs it."""
-    text = quoting.escape_bash(f"{outside.removeprefix('~')}:{inside}")
-    return f'"$HOME{text}"' if outside.startswith("~/") else f'"{text}"'
-
-
-def _node(recipe: Recipe) -> LaunchNode | None:
-    return MANY if recipe.parallel.nodes > 1 else None
-
-
-def _explained(whole: LaunchPieces, given: tuple[parts.Piece, ...]) -> list[str]:
-    return comments.commented_lines([(parts.bash_line(piece), whole.reasons[piece]) for piece in given])
-
-
-def _reasons(deployment: Deployment, started: Launch) -> dict[str, str]:
-    """Why each variable is set."""
-    found = {name: variable_reason(deployment, name) for name in started.env}
-    return {name: why for name, why in found.items() if why}
-
-
-def _common(whole: LaunchPieces, deployment: Deployment) -> Context:
-    recipe = deployment.recipe
+            lines[-1] = (f"{lines[-1][0]} {shlex.quote(option)}", lines[-1][1])
+    mounts = []
+    for outside, inside in launch.mounts.items():
+        if outside != weights_folder(deployment):  # which the script replaces by MODEL_PATH
+            text = quoting.escape_bash(f"{outside.removeprefix('~')}:{inside}")
+            mounts.append(f'"$HOME{text}"' if outside.startswith("~/") else f'"{text}"')
     return {
-        "recipe": recipe,
-        "engine": recipe.engine,
-        "version": whole.version,
-        "variables": whole.variables,
+        "tool": recipe.runtime.kind,
+        "options": commented_lines(lines),
+        "publish": published[0].removesuffix(f"{launch.port}:{launch.port}") if published else None,
+        "mounts": mounts,
+        "image": shlex.quote(image_name(deployment)),
+        "before": shlex.join(before),
+        "head": shlex.join(() if recipe.runtime.setup else pieces.entry_words(after)),
+        "setup": recipe.runtime.setup,
+        "inner": shlex.join(pieces.entry_words(launch.argv)),
+    }
+
+
+def _common_context(pieces: LaunchPieces, deployment: Deployment, launch: Launch) -> Context:
+    """Return what every template of this module is filled with."""
+    reasons = {name: variable_reason(deployment, name) for name in launch.env}
+    return {
+        "recipe": deployment.recipe,
+        "engine": deployment.recipe.engine,
+        "version": pieces.version,
+        "variables": pieces.variables,
         "image": image_name(deployment),
+        "secrets": launch.secret_env,
+        "why": {name: reason for name, reason in reasons.items() if reason},
     }
 
 
 def compose_context(deployment: Deployment) -> Context:
-    """A Compose file with one service."""
-    recipe = deployment.recipe
-    whole = launch_pieces(deployment)
-    started = build_launch(deployment)
-    before, after = split_at_image(deployment, started)
-    given = (*whole.args, *_given(whole))
-    if recipe.runtime.setup:
-        command = _after_setup(recipe.runtime.setup, whole, started, given)
+    """Fill the template of a Compose file with one service."""
+    recipe, engine, setup = deployment.recipe, deployment.engine, deployment.recipe.runtime.setup
+    pieces, launch = launch_pieces(deployment), build_launch(deployment)
+    before, after = split_at_image(deployment, launch)
+    if setup:  # a shell runs it, and then the engine in its own place
+        inner = quoting.escape_compose(shlex.join(pieces.entry_words(launch.argv)))
+        arguments = shlex.join(compose_value(value) for piece in pieces.all_args for value in piece)
+        command = [ListItem(word="-c"), ListItem(word=f"{setup} && exec {inner} {arguments}")]
     else:
-        head = [comments.ListItem(word=quoting.escape_compose(word)) for word in entry_words(tuple(after), whole)]
-        command = head + comments.list_items(whole, given, parts.compose_value)
-    return _common(whole, deployment) | {
+        command = [ListItem(word=quoting.escape_compose(word)) for word in pieces.entry_words(after)]
+        command += pieces.list_items(compose_value)
+    address, port = _published_address(launch), f"${{PORT:-{launch.port}}}"
+    usual = {"ipc": "host"} if engine.shares_memory else {}
+    usual |= {"restart": "unless-stopped", "stop_grace_period": "60s"}
+    return _common_context(pieces, deployment, launch) | {
         "template": "compose.yaml.j2",
-        "variables": _used(whole),
+        "variables": pieces.used_variables,
         "entrypoint": [quoting.escape_compose(word) for word in before[1:]],
         "command": command,
-        "reasons": comments.reason_lines(whole, given) if recipe.runtime.setup else [],
-        "env": {name: quoting.escape_compose(value) for name, value in started.env.items()},
-        "secrets": started.secret_env,
-        "why": _reasons(deployment, started),
-        "mounts": [quoting.escape_compose(f"{outside}:{inside}") for outside, inside in started.mounts.items()],
-        "volumes": [outside for outside in started.mounts if not outside.startswith(("/", "~", "."))],
-        "publish": _published(started) if container_network(recipe) != "host" else "",
-        "shares_memory": deployment.engine.shares_memory,
-        "options": _service(deployment),
+        "reasons": pieces.reason_lines() if setup else [],
+        "env": {name: quoting.escape_compose(value) for name, value in launch.env.items()},
+        "mounts": [quoting.escape_compose(f"{outside}:{inside}") for outside, inside in launch.mounts.items()],
+        "volumes": [outside for outside in launch.mounts if not outside.startswith(("/", "~", "."))],
+        "publish": f"{address}{port}:{port}" if container_network(recipe) != "host" else "",
+        "shares_memory": engine.shares_memory,
+        "options": usual | options.compose_keys(recipe),
         "uses_gpus": uses_gpus(deployment),
         "privileged": "--privileged" in presets.recipe_preset(recipe).options,
-        "health": deployment.engine.health_path,
+        "health": engine.health_path,
     }
 
 
-def _after_setup(setup: str, whole: LaunchPieces, started: Launch, given: tuple[Piece, ...]) -> list[comments.ListItem]:
-    """The words of a shell that runs the recipe's setup, and then the engine in its own place."""
-    inner = quoting.escape_compose(shlex.join(entry_words(started.argv, whole)))
-    arguments = [parts.compose_value(value) for piece in given for value in piece]
-    return [comments.ListItem(word="-c"), comments.ListItem(word=f"{setup} && exec {inner} {shlex.join(arguments)}")]
-
-
-def _service(deployment: Deployment) -> dict[str, str]:
-    """Keys of the service that the recipe's options may set, with what they are without."""
-    usual = {"ipc": "host"} if deployment.engine.shares_memory else {}
-    return usual | {"restart": "unless-stopped", "stop_grace_period": "60s"} | options.compose_keys(deployment.recipe)
+def _published_address(launch: Launch) -> str:
+    """Return the address before the ports of the published port, with its colon."""
+    return published_port(launch).removesuffix(f"{launch.port}:{launch.port}")
 
 
 def systemd_context(deployment: Deployment) -> Context:
-    """A unit that keeps it running."""
+    """Fill the template of a systemd unit."""
     recipe = deployment.recipe
-    whole = launch_pieces(deployment)
-    started = build_launch(deployment)
-    before, after = split_at_image(deployment, started)
-    start = entry_words(tuple(after) if whole.in_container else started.argv, whole)
-    why_not = "runtime.setup: a unit does not install things at every start"
-    refuse_if(recipe.runtime.setup, why_not, hint="build an image with it")
-    return _common(whole, deployment) | {
+    unfit = "runtime.setup: a unit would run the setup at every start"
+    refuse_if(recipe.runtime.setup, unfit, hint="build an image with it")
+    pieces, launch = launch_pieces(deployment), build_launch(deployment)
+    before, after = split_at_image(deployment, launch)
+    start = pieces.entry_words(after if pieces.in_container else launch.argv)
+    return _common_context(pieces, deployment, launch) | {
         "template": "unit.service.j2",
         "start": [quoting.quote_unit_word(word) for word in start],
-        "arguments": [" ".join(map(parts.unit_argument, piece)) for piece in (*whole.args, *_given(whole))],
-        "reasons": comments.reason_lines(whole, (*whole.args, *_given(whole))),
-        "variables": _used(whole),
-        "env": started.env,
-        "secrets": started.secret_env,
-        "why": _reasons(deployment, started),
-        "tool": recipe.runtime.kind if whole.in_container else "",
-        "run": _unit_run(deployment, started, before) if whole.in_container else [],
+        "arguments": [" ".join(map(unit_argument, piece)) for piece in pieces.all_args],
+        "reasons": pieces.reason_lines(),
+        "variables": pieces.used_variables,
+        "env": launch.env,
+        "tool": recipe.runtime.kind if pieces.in_container else "",
+        "run": _unit_run_lines(deployment, launch, before) if pieces.in_container else [],
     }
 
 
-def _published(started: Launch) -> str:
-    """The port's mapping, with the file's variable for the port."""
-    address = published_port(started).removesuffix(f"{started.port}:{started.port}")
-    return f"{address}${{PORT:-{started.port}}}:${{PORT:-{started.port}}}"
-
-
-def _unit_run(deployment: Deployment, started: Launch, before: list[str]) -> list[str]:
-    """The container's options, one a line."""
-    lines = _option_lines(container_options(deployment, started), started)
-    lines += [f"-v {_unit_mount(*mount)}" for mount in started.mounts.items()]
-    lines += [f"-e {quoting.quote_unit_word(f'{name}={value}')}" for name, value in started.env.items()]
-    lines += [f"-e {name}" for name in started.secret_env]
-    lines += [" ".join(map(quoting.quote_unit_word, before))] if before else []
-    return [*lines, quoting.quote_unit_word(image_name(deployment))]
-
-
-def _option_lines(given: Iterable[str], started: Launch) -> list[str]:
-    """A flag and its value on one line, the port as the unit's variable."""
-    shown = published_port(started)
-    address = shown.removesuffix(f"{started.port}:{started.port}")
+def _unit_run_lines(deployment: Deployment, launch: Launch, before: list[str]) -> list[str]:
+    """Return the container's options: a flag and its value on one line, the port as the unit's variable."""
+    published, address = published_port(launch), _published_address(launch)
     lines: list[str] = []
-    for option in given:
-        word = f"{address}${{PORT}}:${{PORT}}" if option == shown else quoting.quote_unit_word(option)
+    for option in container_options(deployment, launch):
+        word = f"{address}${{PORT}}:${{PORT}}" if option == published else quoting.quote_unit_word(option)
         if option.startswith("-") or not lines:
             lines.append(word)
         else:
             lines[-1] += f" {word}"
-    return lines
-
-
-def _used(whole: LaunchPieces) -> list[parts.Variable]:
-    """Variables that stand in a file without an `if`: the draft's only where the recipe has one."""
-    unused = {"ENABLE_EAGLE3"} | (set() if whole.recipe.speculate else {"EAGLE3_MODEL"})
-    return [variable for variable in whole.variables if variable.name not in unused]
-
-
-def _unit_mount(outside: str, inside: str) -> str:
-    """The -v value in a unit, where %h is the home of the unit's user."""
-    text = f"{outside.removeprefix('~')}:{inside}".replace("%", "%%").replace("$", "$$")
-    return quoting.quote_unit(f"%h{text}" if outside.startswith("~/") else text)
+    for outside, inside in launch.mounts.items():  # %h is the home of the unit's user
+        text = f"{outside.removeprefix('~')}:{inside}".replace("%", "%%").replace("$", "$$")
+        lines.append(f"-v {quoting.quote_unit(f'%h{text}' if outside.startswith('~/') else text)}")
+    lines += [f"-e {quoting.quote_unit_word(f'{name}={value}')}" for name, value in launch.env.items()]
+    lines += [f"-e {name}" for name in launch.secret_env]
+    lines += [" ".join(map(quoting.quote_unit_word, before))] if before else []
+    return [*lines, quoting.quote_unit_word(image_name(deployment))]

@@ -1,5 +1,5 @@
-"""The twin: a simulated engine in real time behind an OpenAI-compatible server, for boxes one does not own.
+"""The twin: a simulated engine in real time behind an OpenAI-compatible server, for boxes the user does not own.
 
-`engine` runs the planner's scheduler against the wall clock, `app` is the HTTP side, `metrics` speaks vLLM's names,
-`filler` makes the text. Every response and page says that it is a simulation.
+`engine` runs the planner's scheduler against the wall clock, `request` reads requests, `openai` and `messages` write
+replies, `metrics` uses vLLM's metric names, `app` is the HTTP server. Every response is marked as a simulation.
 """

@@ -1,9 +1,9 @@
-"""The scheduler against the wall clock: one step at a time, each as long as the speed model says."""
+"""Run the planner's scheduler against the wall clock: one step at a time, each as long as the speed model computes."""
 
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
 from moebox.planner.schedule import Scheduler, SchedulerRules, ScheduleSlice, SimulatedRequest
@@ -13,12 +13,12 @@ from moebox.twin.metrics import TwinCounters
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class TwinJob:
-    """One request and the client that waits for it."""
+    """A request and the client that waits for it."""
 
     request: SimulatedRequest
-    sent: int = 0  # tokens the client was told of
-    last: float = 0.0  # when
-    news: "asyncio.Queue[int]" = field(default_factory=asyncio.Queue)  # tokens it has by now
+    sent: int = 0  # tokens reported to the client
+    last: float = 0.0  # time of the last report
+    progress: "asyncio.Queue[int]" = field(default_factory=asyncio.Queue)  # tokens made so far
 
 
 class TwinEngine:
@@ -33,7 +33,7 @@ class TwinEngine:
         self._has_work = asyncio.Event()
 
     async def run(self) -> None:
-        """Step for ever."""
+        """Step forever."""
         due = time.monotonic()
         while True:
             done = self.scheduler.advance(max_steps=1)
@@ -42,61 +42,47 @@ class TwinEngine:
                 await self._has_work.wait()
                 due = time.monotonic()
                 continue
-            # Each step ends when the ones before it have ended, however late this loop woke up.
+            # Each step ends when the ones before it have ended, however late this loop got the CPU.
             due += done.seconds / self.faster
             await asyncio.sleep(max(due - time.monotonic(), 0.0))
-            self._deliver(done)
+            self._deliver_tokens(done)
 
     async def generate(self, prompt: int, output: int) -> AsyncGenerator[int, None]:
-        """Ask for `output` tokens after `prompt`; yields how many there are by now, each time there are more."""
+        """Generate `output` tokens after a prompt of `prompt`; yield the number made so far each time it grows."""
         now = time.monotonic()
-        job = TwinJob(request=SimulatedRequest(id=next(self._ids), input=prompt, output=output, arrival=now), last=now)
-        if not self.scheduler.submit(job.request):
-            raise ValueError(
-                f"{prompt} + {output} tokens are more than the cache of {self.scheduler.rules.kv_tokens} holds"
-            )
-        self._jobs[job.request.id] = job
+        request = SimulatedRequest(id=next(self._ids), input=prompt, output=output, arrival=now)
+        if not self.scheduler.submit(request):
+            kv_tokens = self.scheduler.rules.kv_tokens
+            raise ValueError(f"{prompt} + {output} tokens do not fit in the cache of {kv_tokens} tokens")
+        job = self._jobs[request.id] = TwinJob(request=request, last=now)
         self.counters.prompt_tokens += prompt
         self._has_work.set()
         try:
             made = 0
             while made < output:
-                made = await job.news.get()
+                made = await job.progress.get()
                 yield made
         finally:
-            if self._jobs.pop(job.request.id, None) is not None:
-                self.scheduler.cancel(job.request)
+            if self._jobs.pop(request.id, None) is not None:
+                self.scheduler.cancel(request)
                 self.counters.finished["abort"] += 1
 
-    def _deliver(self, done: ScheduleSlice) -> None:
-        """Tell every client whose request has more tokens than before."""
+    def _deliver_tokens(self, done: ScheduleSlice) -> None:
+        """Report new tokens to every client, and count the latencies."""
         now = time.monotonic()
-        self._start(done.started, now)
-        begun = [job for job in self._jobs.values() if job.request.first_token_at >= 0]
-        for job in begun:
-            made = int(self.scheduler.tokens_made(job.request) + 1e-9)
-            if made > job.sent:
-                self._tell(job, made, now)
-        self._finish(done.finished, now)
-
-    def _start(self, requests: Iterable[SimulatedRequest], now: float) -> None:
-        """The first token of each is there."""
-        for request in requests:
+        for request in done.started:
             if request.id in self._jobs and request.first_token_at < 0:
                 request.first_token_at = now
                 self.counters.ttft.observe(now - request.arrival)
-
-    def _finish(self, requests: Iterable[SimulatedRequest], now: float) -> None:
-        """All tokens of each are there."""
-        for request in requests:
+        for job in self._jobs.values():
+            made = int(self.scheduler.tokens_made(job.request) + 1e-9) if job.request.first_token_at >= 0 else 0
+            if made > job.sent:
+                if job.sent:
+                    self.counters.itl.observe(now - job.last)
+                self.counters.generation_tokens += made - job.sent
+                job.last, job.sent = now, made
+                job.progress.put_nowait(made)
+        for request in done.finished:
             if self._jobs.pop(request.id, None) is not None:
                 self.counters.finished["length"] += 1
                 self.counters.e2e.observe(now - request.arrival)
-
-    def _tell(self, job: TwinJob, made: int, now: float) -> None:
-        if job.sent:
-            self.counters.itl.observe(now - job.last)
-        job.last = now
-        self.counters.generation_tokens += made - job.sent
-        job.sent = made
-        job.news.put_nowait(made)
