@@ -13,8 +13,9 @@ import pytest
 
 from moebox import codec
 from moebox.cli import main
+from moebox.core.pipeline import STEPS, StepName
 from moebox.core.recipe import Climb, Hybrid, Listen, Recipe, Runtime
-from moebox.flows.pipeline import PIPELINE, STEPS, StepName
+from moebox.flows.pipeline import PIPELINE
 from moebox.phantom import gguf_path
 from moebox.store import JournalEntry, Run
 

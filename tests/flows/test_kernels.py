@@ -4,7 +4,8 @@ import dataclasses
 from pathlib import Path
 
 from moebox import codec, detect
-from moebox.flows.pipeline import PipelineStep, RunRequest, begin_pipeline
+from moebox.core.pipeline import PipelineStep, RunRequest
+from moebox.flows.pipeline import begin_pipeline
 from moebox.flows.run import Runner
 from moebox.report.reading import read_record
 from moebox.serve.recipes import read_recipe

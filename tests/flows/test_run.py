@@ -10,10 +10,11 @@ import pytest
 
 from moebox import codec
 from moebox.cli import main
+from moebox.core.pipeline import RunRequest
 from moebox.core.recipe import PlannedFor, Recipe
 from moebox.errors import ExternalError
 from moebox.flows import recipes
-from moebox.flows.pipeline import PIPELINE, RunRequest
+from moebox.flows.pipeline import PIPELINE
 from moebox.flows.twin import TwinProcess
 from moebox.serve import state
 from moebox.store import Run

@@ -15,7 +15,8 @@ import psutil
 import pytest
 
 from moebox.cli import main
-from moebox.flows.pipeline import PIPELINE, StepName
+from moebox.core.pipeline import StepName
+from moebox.flows.pipeline import PIPELINE
 from moebox.serve import preflight, state
 from moebox.store import Run
 from moebox.stream.awake import STOPPED_S

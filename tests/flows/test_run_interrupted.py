@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from moebox.cli import main
-from moebox.flows.pipeline import StepName
+from moebox.core.pipeline import StepName
 from moebox.report.files import make_page
 from moebox.report.markdown import render_markdown
 from moebox.serve import state

@@ -19,10 +19,11 @@ import pytest
 
 from moebox import codec
 from moebox.core.event import StepRunning
+from moebox.core.pipeline import STEPS
 from moebox.core.recipe import Climb
 from moebox.detect.machine import detect_machine
 from moebox.flows import phantom
-from moebox.flows.pipeline import PIPELINE, STEPS
+from moebox.flows.pipeline import PIPELINE
 from moebox.serve import state
 from moebox.store import Run
 

@@ -16,6 +16,7 @@ import pytest
 from moebox import codec
 from moebox.cli import main
 from moebox.core.event import AttemptFailed, AttemptStarted, LoadBegan, VerifyBegan, VerifyEnded
+from moebox.core.pipeline import STEPS, Pipeline, PipelineStep, RunRequest
 from moebox.core.recipe import Recipe
 from moebox.flows import pipeline as pipelines
 from moebox.serve.recipes import read_recipe
@@ -150,19 +151,19 @@ def test_the_time_left_goes_by_the_last_run_that_did_each_step(tmp_path: Path):
     """The last run left verify out by hand: seven minutes were then told as twenty seconds."""
     took = {"plan": 1.0, "verify": 430.0, "bench": 20.0, "task": 9.0}
     for name, left_out in (("a", ()), ("b", ("verify",)), ("c", ())):
-        pipeline = pipelines.Pipeline(request=pipelines.RunRequest(model="kimi-k2.6", until="bench", quick=name == "c"))
-        for step in pipelines.STEPS:
+        pipeline = Pipeline(request=RunRequest(model="kimi-k2.6", until="bench", quick=name == "c"))
+        for step in STEPS:
             state, why = ("skipped", pipelines.BY_HAND) if step in left_out else ("done", "")
-            done = pipelines.PipelineStep(name=step, state=state, why=why, seconds=took.get(step, 0.0))  # type: ignore[arg-type]
+            done = PipelineStep(name=step, state=state, why=why, seconds=took.get(step, 0.0))  # type: ignore[arg-type]
             pipeline = pipeline.with_step(done)
         pipelines.save_pipeline(pipeline, Run.create(name, runs=tmp_path))
     run = Run.create("now", runs=tmp_path)
-    asked = pipelines.begin_pipeline(pipelines.RunRequest(model="kimi-k2.6", until="bench"), run)
-    pipelines.save_pipeline(asked.with_step(pipelines.PipelineStep(name="plan", state="done")), run)
+    asked = pipelines.begin_pipeline(RunRequest(model="kimi-k2.6", until="bench"), run)
+    pipelines.save_pipeline(asked.with_step(PipelineStep(name="plan", state="done")), run)
 
     assert live.live_view(run).time_left == "about 7 min 30 s left, going by earlier runs"
     never = Run.create("never", runs=tmp_path)
-    pipelines.begin_pipeline(pipelines.RunRequest(model="glm-5"), never)
+    pipelines.begin_pipeline(RunRequest(model="glm-5"), never)
     assert live.live_view(never).time_left == ""
 
 

@@ -9,6 +9,7 @@ from cyclopts import Parameter
 from moebox import codec
 from moebox.cli import flags
 from moebox.cli.output import confirm, exit_code, print_json, stderr_console
+from moebox.core.pipeline import STEPS, Pipeline, RunRequest, display_state
 from moebox.core.traits import LAST_PORT
 from moebox.errors import refuse_if, refuse_out_of_range
 from moebox.flows import boxes, recipes
@@ -69,7 +70,7 @@ def run(
         flags.refuse_unused(again, concurrency=concurrency, port=port, keep=keep, quick=quick)
         folder, pipeline = resume_run(resume, until, runs)
     else:
-        request = pipelines.RunRequest(
+        request = RunRequest(
             model="" if recipes.is_phantom(model) else model,
             recipe=str(Path(recipe).resolve()) if Path(recipe).is_file() else recipe,
             box=box,
@@ -89,7 +90,7 @@ def run(
     return follow_run(folder, pipeline, yes=yes, json=json)
 
 
-def resume_run(name: str, until: str, runs: Path | None) -> tuple[Run, pipelines.Pipeline]:
+def resume_run(name: str, until: str, runs: Path | None) -> tuple[Run, Pipeline]:
     """A run to go on with, held against any other moebox."""
     folder = Run.resume(name, runs=runs)
     pipelines.check_step_names([until] if until else [])
@@ -97,7 +98,7 @@ def resume_run(name: str, until: str, runs: Path | None) -> tuple[Run, pipelines
         return folder, pipelines.resume_pipeline(folder, until=until or None)  # type: ignore[arg-type]
 
 
-def begin_run(request: pipelines.RunRequest, runs: Path | None) -> tuple[Run, pipelines.Pipeline]:
+def begin_run(request: RunRequest, runs: Path | None) -> tuple[Run, Pipeline]:
     """A new run in a folder named after its model or recipe."""
     name = Path(request.model).name.removesuffix(".gguf") or Path(request.recipe).stem or "phantom"
     folder = Run.create(f"run-{name}", runs=runs)
@@ -105,7 +106,7 @@ def begin_run(request: pipelines.RunRequest, runs: Path | None) -> tuple[Run, pi
         return folder, pipelines.begin_pipeline(request, folder)
 
 
-def follow_run(folder: Run, pipeline: pipelines.Pipeline, *, yes: bool, json: bool) -> int:
+def follow_run(folder: Run, pipeline: Pipeline, *, yes: bool, json: bool) -> int:
     """Run it to its end, showing every step."""
     from moebox.cli.run_view import RunView
     from moebox.flows.run import Runner
@@ -128,7 +129,7 @@ def follow_run(folder: Run, pipeline: pipelines.Pipeline, *, yes: bool, json: bo
             print_json({"run": str(folder.path), **codec.to_document(runner.pipeline)})
     if not json:
         view.print_summary(ended, runner)
-    return exit_code(not any(pipelines.display_state(step.state, step.figures) == "failed" for step in ended.steps))
+    return exit_code(not any(display_state(step.state, step.figures) == "failed" for step in ended.steps))
 
 
 def parse_concurrency(text: str) -> tuple[int, ...]:
@@ -142,7 +143,7 @@ def parse_concurrency(text: str) -> tuple[int, ...]:
     )
 
 
-def refuse_request(request: pipelines.RunRequest) -> None:
+def refuse_request(request: RunRequest) -> None:
     """BadInput for steps and ports that do not exist, and for a box that is neither here nor simulated."""
     pipelines.check_step_names([request.until, *request.skip])
     refuse_out_of_range("--port", request.port, 0, LAST_PORT)
@@ -155,15 +156,15 @@ def refuse_request(request: pipelines.RunRequest) -> None:
     refuse_if(request.twin and not named, "--twin simulates a box: name one with --box, and a model")
 
 
-def _refuse_elsewhere(request: pipelines.RunRequest) -> None:
+def _refuse_elsewhere(request: RunRequest) -> None:
     """BadInput for a box that does not exist, or that something would be started on."""
     boxes.calibrated_box(request.box)
-    started = not request.twin and request.until != pipelines.STEPS[0]
+    started = not request.twin and request.until != STEPS[0]
     hint = "add --twin to simulate it, or --until plan"
     refuse_if(started, f"{request.box} is not this machine", hint=hint)
 
 
-def check_names(request: pipelines.RunRequest) -> None:
+def check_names(request: RunRequest) -> None:
     """BadInput or UnknownName for a box, recipe or model that does not exist: before a run folder is made."""
     from moebox.checkpoint import resolve_model
 

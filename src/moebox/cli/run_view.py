@@ -12,7 +12,8 @@ from rich.text import Text
 
 from moebox.cli.drawn import LiveDisplay
 from moebox.cli.output import stderr_console, stdout_console
-from moebox.flows.pipeline import REPORT, Pipeline, PipelineStep, display_state, time_left_text
+from moebox.core.pipeline import Pipeline, PipelineStep, display_state
+from moebox.flows.pipeline import REPORT, time_left_text
 from moebox.store import Run
 from moebox.units import format_count, format_seconds, format_tok_s
 

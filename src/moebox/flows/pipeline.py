@@ -6,98 +6,22 @@ in which step, and goes on from the last one that was done.
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from errno import ENOSPC
 from itertools import islice
 from os import strerror
-from typing import Literal
 
 from moebox import codec
-from moebox.core.event import PipelineBegan, PipelineResumed, StepState
+from moebox.core.event import PipelineBegan, PipelineResumed
+from moebox.core.pipeline import STEPS, Pipeline, PipelineStep, RunRequest, StepName
 from moebox.errors import BadInput, ExternalError, UnknownName
 from moebox.loose import Json, get_number, get_object, get_objects, get_text
 from moebox.store import DISK_FULL_ERRORS, PIPELINE, Run, plain
 from moebox.units import format_seconds
 
-StepName = Literal["plan", "doctor", "rehearse", "up", "verify", "climb", "bench", "task", "report"]
-StepFigures = dict[str, str | int | float | bool]  # by name
 LOOKED_AT = 100  # runs that are read for how long this one takes
 REPORT = "report.html"
-BAD = ("fail", "requests_failed")  # figures of a step that was done, and did not find everything good
 BY_HAND = "left out by --skip"
-STEPS: tuple[StepName, ...] = ("plan", "doctor", "rehearse", "up", "verify", "climb", "bench", "task", "report")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunRequest:
-    """What was asked for."""
-
-    model: str = ""  # "" is the phantom
-    recipe: str = ""  # a recipe file instead of a plan
-    box: str = ""
-    ram: str = ""
-    ram_bandwidth: str = ""
-    twin: bool = False
-    until: StepName = "report"
-    skip: tuple[StepName, ...] = ()
-    concurrency: tuple[int, ...] = ()
-    keep: bool = False
-    port: int | None = None
-    quick: bool = False  # fewer trials, shorter prompts and measurements
-
-    @property
-    def wanted_steps(self) -> tuple[StepName, ...]:
-        """The steps up to the one that was asked for."""
-        return STEPS[: STEPS.index(self.until) + 1]
-
-    @property
-    def is_rehearsal(self) -> bool:
-        """Whether it is the phantom's own run: nothing was named."""
-        return not (self.model or self.recipe)
-
-    @property
-    def is_short(self) -> bool:
-        """Whether checks and measurements are cut short: where that was asked for, and with the phantom."""
-        return self.quick or self.is_rehearsal
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineStep:
-    """One step and what came of it."""
-
-    name: StepName
-    state: StepState = "waiting"
-    why: str = ""
-    hint: str = ""  # how to go on after a failure
-    seconds: float = 0.0
-    figures: StepFigures = field(default_factory=dict)  # what a person wants to see of it at a glance
-
-    @property
-    def is_over(self) -> bool:
-        """It is not to be done any more."""
-        return self.state in ("done", "skipped")
-
-
-def display_state(state: str, figures: Mapping[str, object]) -> str:
-    """How a step is shown: one that was done and found checks or requests that fail is not shown as good."""
-    return "failed" if any(figures.get(name) for name in BAD) else state
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pipeline:
-    """The request and its steps."""
-
-    request: RunRequest
-    steps: tuple[PipelineStep, ...] = tuple(PipelineStep(name=name) for name in STEPS)
-    simulated: bool = False
-
-    def step(self, name: StepName) -> PipelineStep:
-        """The step of that name."""
-        return next(step for step in self.steps if step.name == name)
-
-    def with_step(self, step: PipelineStep) -> "Pipeline":
-        """The pipeline with one step changed."""
-        return replace(self, steps=tuple(step if step.name == known.name else known for known in self.steps))
 
 
 def check_step_names(names: Iterable[str]) -> None:

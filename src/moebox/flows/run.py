@@ -15,6 +15,7 @@ from moebox.checkpoint import deploy, resolve_model
 from moebox.core.box import Box
 from moebox.core.endpoint import Endpoint
 from moebox.core.event import STEP_EVENTS, EngineLost, PipelineSlept
+from moebox.core.pipeline import Pipeline, PipelineStep, RunRequest, StepFigures, StepName
 from moebox.core.plan import Plan
 from moebox.core.quirks import first_unexpected_failure
 from moebox.core.recipe import PlannedFor, Recipe
@@ -24,18 +25,7 @@ from moebox.doctor.logs import is_transient
 from moebox.errors import AnswerIsNo, BadInput, ExternalError, MoeboxError
 from moebox.flows import boxes, phantom, recipes
 from moebox.flows.live_engine import LiveEngine
-from moebox.flows.pipeline import (
-    BY_HAND,
-    REPORT,
-    DiskFull,
-    Pipeline,
-    PipelineStep,
-    RunRequest,
-    StepFigures,
-    StepName,
-    raise_disk_full,
-    save_pipeline,
-)
+from moebox.flows.pipeline import BY_HAND, REPORT, DiskFull, raise_disk_full, save_pipeline
 from moebox.serve.faults import MEMORY_HINT, OUT_OF_MEMORY
 from moebox.store import Run, calibrations
 from moebox.stream.awake import AwakeClock

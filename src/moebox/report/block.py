@@ -1,6 +1,6 @@
-"""What a report is made of, before it is HTML or Markdown: sections of blocks.
+"""What a report consists of before it is HTML or Markdown: sections of blocks.
 
-Sections decide what to say; templates decide how it looks. A block knows its own kind, which names its template.
+Sections decide what is shown, templates how it looks. A block's `kind` names its template.
 """
 
 from collections.abc import Sequence
@@ -16,19 +16,19 @@ Tone = Literal["", "best", "good", "bad", "warn", "quiet"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableCell:
-    """One field of a table: what is shown, what it sorts by, how it stands out."""
+    """One field of a table: its text, the value it sorts by, and how it stands out."""
 
     text: str
     value: float | str | None = None
     tone: Tone = ""
     title: str = ""
-    aside: str = ""  # said smaller, after the text
-    colour: int = 0  # a run's place in the palette: shown as its swatch
+    aside: str = ""  # in smaller letters after the text
+    colour: int = 0  # a run's number in the palette, shown as a swatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableColumn:
-    """One column's heading."""
+    """A column's heading."""
 
     title: str
     numeric: bool = True
@@ -36,7 +36,7 @@ class TableColumn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportTable:
-    """Rows that sort and copy as CSV."""
+    """A table that sorts and copies as CSV."""
 
     kind: str = "table"
     caption: str = ""
@@ -44,7 +44,7 @@ class ReportTable:
     rows: tuple[tuple[TableCell, ...], ...]
     note: str = ""
     sortable: bool = True
-    folded: bool = False  # shown as one line until asked for
+    folded: bool = False  # one line until it is opened
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ class LegendKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportChart:
-    """A drawing with its heading, legend and what to read from it."""
+    """A drawing with its heading, legend and caption."""
 
     title: str
     svg: Markup
@@ -108,7 +108,7 @@ class ReportChart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Charts:
-    """Drawings, two in a row where there is room."""
+    """Drawings, two in a row if there is room."""
 
     kind: str = "charts"
     charts: tuple[ReportChart, ...]
@@ -116,7 +116,7 @@ class Charts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CustomBlock:
-    """A block whose look is its own template's business: ladder, attempts, topology, advice, code …"""
+    """A block with a template of its own: checks, attempts, topology, advice, code and others."""
 
     kind: str
     data: Any
@@ -127,7 +127,7 @@ Block = ReportTable | Tiles | Prose | Bullets | Charts | CustomBlock
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A heading, one sentence that says what was found, and the blocks."""
+    """A heading, one sentence with the finding, and blocks."""
 
     id: str
     title: str
@@ -136,41 +136,39 @@ class Section:
 
 
 def figure_cell(value: float | None, *, digits: int | None = None, tone: Tone = "", title: str = "") -> TableCell:
-    """A figure as a cell."""
+    """A number as a cell."""
     return TableCell(text=format_number(value, digits), value=value, tone=tone, title=title)
 
 
 def text_cell(text: str, *, tone: Tone = "", colour: int = 0, title: str = "") -> TableCell:
-    """Text as a cell."""
+    """Text as a cell; a dash if it is empty."""
     return TableCell(text=text or DASH, value=text, tone=tone, colour=colour, title=title)
 
 
 def table_columns(*titles: str, text: Sequence[int] = (0,)) -> tuple[TableColumn, ...]:
-    """Headings; those at the places in `text` hold words, the others figures."""
+    """Headings; columns at the positions in `text` hold text, the others numbers."""
     return tuple(TableColumn(title=title, numeric=place not in text) for place, title in enumerate(titles))
 
 
 def bullet_list(title: str, items: Sequence[str]) -> list[Bullets]:
-    """A list, where there is anything in it."""
+    """A list as blocks; none if it is empty."""
     return [Bullets(title=title, items=tuple(items))] if items else []
 
 
 def titled_chart(
     title: str, svg: Markup | None, *, legend: Sequence[LegendKey] = (), caption: str = "", wide: bool = False
 ) -> ReportChart | None:
-    """A drawing with its heading, where there is anything to draw."""
+    """A drawing with its heading, or None without a drawing."""
     return ReportChart(title=title, svg=svg, legend=tuple(legend), caption=caption, wide=wide) if svg else None
 
 
 def drop_empty_columns(table: ReportTable, *, single_run: bool) -> ReportTable:
-    """The table without columns that nobody filled, and without the runs' names where there is only one run."""
-    columns = zip(table.columns, zip(*table.rows, strict=True), strict=True)
+    """The table without empty columns, and without the column of run names if there is only one run."""
     hidden = "Run" if single_run else ""
-    kept = [(head, cells) for head, cells in columns if filled(cells) and head.title != hidden]
+    kept = [
+        (head, cells)
+        for head, cells in zip(table.columns, zip(*table.rows, strict=True), strict=True)
+        if head.title != hidden and any(cell.text != DASH for cell in cells)
+    ]
     rows = zip(*(cells for _, cells in kept), strict=True)
     return replace(table, columns=tuple(head for head, _ in kept), rows=tuple(rows))
-
-
-def filled(cells: Sequence[TableCell]) -> bool:
-    """Whether any of a column's cells says something."""
-    return any(cell.text != DASH for cell in cells)

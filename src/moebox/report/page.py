@@ -18,9 +18,8 @@ from moebox.report import palette
 from moebox.report.block import Section
 from moebox.report.chapters import make_sections
 from moebox.report.decision import Decision, decide
-from moebox.report.format import format_date, format_time, join_names
+from moebox.report.format import format_date, format_time, join_names, unique_names
 from moebox.report.naming import box_title, engine_title, label_runs, model_title, quant_title
-from moebox.report.order import unique_names
 from moebox.report.palette import run_colour
 from moebox.report.record import RunRecord
 

@@ -11,8 +11,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from moebox import units
-from moebox.report.format import capitalize, format_change, format_ms, format_number, format_ratio, join_names
-from moebox.report.order import group_by
+from moebox.report.format import capitalize, format_change, format_ms, format_number, format_ratio, group_by, join_names
 from moebox.report.record import LoadResult, RunRecord
 from moebox.report.sections.memory import bytes_per_token, free_bytes
 from moebox.report.sections.plan import join_texts, planned_figures

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from moebox import codec
 from moebox.core.event import StepRunning
+from moebox.core.pipeline import Pipeline, display_state
 from moebox.doctor.logs import search_pieces
 from moebox.errors import BadInput
 from moebox.escape import clip_text
@@ -110,9 +111,7 @@ def step_views(document: Json, *, live: bool) -> tuple[StepView, ...]:
     """Each step with its state and what came of it; what still runs while nobody works on it was interrupted."""
     unended = {} if live else {"running": "interrupted"}
     told = [(row, get_text(row, "state") or "waiting") for row in get_objects(document, "steps")]
-    shown = [
-        (row, pipelines.display_state(unended.get(state, state), get_object(row, "figures"))) for row, state in told
-    ]
+    shown = [(row, display_state(unended.get(state, state), get_object(row, "figures"))) for row, state in told]
     return tuple(StepView(name=get_text(row, "name"), state=state, text=_came(row)) for row, state in shown)
 
 
@@ -136,7 +135,7 @@ def _shown(value: object) -> str:
 def time_left_text(run: Run, document: Json) -> str:
     """How long the rest takes, going by earlier runs; "" when nobody knows."""
     try:
-        pipeline = codec.decode(pipelines.Pipeline, document, where=PIPELINE)
+        pipeline = codec.decode(Pipeline, document, where=PIPELINE)
     except BadInput:
         return ""
     begun = [entry.time for entry in run.read_journal().entries if isinstance(entry.event, StepRunning)]

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from moebox import units
 from moebox.core.recipe import Recipe
 from moebox.report.block import ReportTable, Section, TableCell, TableColumn, Tone, text_cell
-from moebox.report.format import DASH, format_ms, format_number, format_ratio
+from moebox.report.format import DASH, format_ms, format_number, format_ratio, unique_names
 from moebox.report.naming import box_title, engine_title, model_title, parallelism_title, quant_title
-from moebox.report.order import unique_names
 from moebox.report.palette import run_colour
 from moebox.report.record import LoadResult, RunRecord
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import chain
 
 from moebox.report.block import Block, CustomBlock, Section, bullet_list
-from moebox.report.order import unique_names
+from moebox.report.format import unique_names
 from moebox.report.record import RunRecord
 
 

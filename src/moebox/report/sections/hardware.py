@@ -7,9 +7,8 @@ from itertools import chain
 from moebox import units
 from moebox.core.box import Box, Gpu, Link
 from moebox.report.block import Block, CustomBlock, ReportTable, Section, TableCell, TableColumn, text_cell
-from moebox.report.format import format_gib, join_names
+from moebox.report.format import format_gib, group_by, join_names
 from moebox.report.naming import box_title, cpu_title, short_title
-from moebox.report.order import group_by
 from moebox.report.palette import run_colour
 from moebox.report.record import RunRecord
 

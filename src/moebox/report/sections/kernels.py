@@ -15,8 +15,8 @@ from moebox.report.block import (
     table_columns,
     text_cell,
 )
+from moebox.report.format import group_by, unique_names
 from moebox.report.kernels import FailingKernel, KernelScanRow
-from moebox.report.order import group_by, unique_names
 from moebox.report.record import RunRecord
 
 SHOWN = 12  # reasons a list shows at the most

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from itertools import chain
 
 from moebox.report.block import Block, CustomBlock, ReportTable, Section, TableCell, Tone, table_columns, text_cell
-from moebox.report.format import join_names
-from moebox.report.order import unique_names
+from moebox.report.format import join_names, unique_names
 from moebox.report.palette import run_colour
 from moebox.report.record import CheckRow, Mark, RunRecord
 

@@ -23,8 +23,7 @@ from moebox.report.block import (
     text_cell,
     titled_chart,
 )
-from moebox.report.format import DASH, capitalize, format_change, format_gib
-from moebox.report.order import unique_names
+from moebox.report.format import DASH, capitalize, format_change, format_gib, unique_names
 from moebox.report.palette import run_colour
 from moebox.report.record import DeviceParts, RunRecord
 from moebox.report.sections.models import find_model

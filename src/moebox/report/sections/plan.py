@@ -16,8 +16,7 @@ from moebox.report.block import (
     table_columns,
     text_cell,
 )
-from moebox.report.format import format_change, format_gib, format_ms, format_number
-from moebox.report.order import group_by, unique_names
+from moebox.report.format import format_change, format_gib, format_ms, format_number, group_by, unique_names
 from moebox.report.palette import run_colour
 from moebox.report.record import DeviceParts, ForecastRow, LoadResult, RunRecord
 from moebox.report.sections.memory import weight_bytes

@@ -11,7 +11,7 @@ from moebox.bench.command import bench_flags, prefill_decode_flags
 from moebox.core.recipe import Recipe
 from moebox.loose import Document, Json
 from moebox.report.block import Block, CustomBlock, ReportTable, Section, table_columns, text_cell
-from moebox.report.order import group_by, unique_names
+from moebox.report.format import group_by, unique_names
 from moebox.report.record import LoadRequest, LoadResult, RunRecord
 from moebox.report.tidy import redact_text
 

@@ -5,9 +5,8 @@ from statistics import median
 
 from moebox import units
 from moebox.report.block import Block, Prose, Section, Tile, Tiles, Tone
-from moebox.report.format import capitalize, format_ms, format_number, join_names, short_number
+from moebox.report.format import capitalize, format_ms, format_number, group_by, join_names, short_number, unique_names
 from moebox.report.naming import box_title, engine_title, model_title, parallelism_title, quant_title
-from moebox.report.order import group_by, unique_names
 from moebox.report.palette import run_colour
 from moebox.report.record import LoadResult, RunRecord
 from moebox.report.rules import Advice, load_sweeps, make_advice

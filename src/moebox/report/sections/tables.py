@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from moebox.report.block import ReportTable, Section, TableCell, TableColumn, Tone, figure_cell, text_cell
-from moebox.report.format import format_ms
-from moebox.report.order import unique_names
+from moebox.report.format import format_ms, unique_names
 from moebox.report.palette import run_colour
 from moebox.report.record import ClimbRow, LoadResult, RunRecord
 from moebox.report.sections.performance import workload_names
