@@ -22,7 +22,7 @@ LLAMA_SRC    ?=
 IK_SRC       ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run check test docs screenshots test-vllm test-kernels test-cluster test-mcp test-clients test-llama test-gpu test-containers test-siege test-chain test-parsers lint format bench accuracy examples clean
+.PHONY: help run check test docs screenshots test-vllm test-kernels test-cluster test-mcp test-clients test-llama test-gpu test-containers test-siege test-chain test-parsers lint format audit dist bench accuracy examples clean
 
 help: ## Show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -130,6 +130,24 @@ test-cluster: $(READY) ## Two nodes over real Slurm and ssh on loopback, llama.c
 	@bash scripts/fetch-schemas.sh $(SCHEMAS)
 	@bash scripts/llama-build.sh rpc $(LLAMA_BUILDS) $(LLAMA_SRC)
 	@MOEBOX_ROUTER_VENV=$(ROUTER_VENV) MOEBOX_LITELLM_VENV=$(LITELLM_VENV) MOEBOX_SCHEMAS=$(SCHEMAS) MOEBOX_LLAMA_BUILDS=$(LLAMA_BUILDS) $(BIN)/python -m pytest -m engine tests/cluster
+
+AUDIT_VENV ?= $(abspath .venv-audit)
+$(AUDIT_VENV)/.ready:
+	@test -x $(AUDIT_VENV)/bin/python || $(PYTHON) -m venv $(AUDIT_VENV)
+	@$(AUDIT_VENV)/bin/python -m pip install --quiet --disable-pip-version-check 'pip-audit>=2.9,<3' 'cyclonedx-bom>=7,<8'
+	@touch $@
+
+audit: $(READY) $(AUDIT_VENV)/.ready ## Known vulnerabilities in the dependencies as they are installed here
+	@mkdir -p out
+	@$(BIN)/python -m pip freeze --exclude-editable > out/lock.txt
+	@$(AUDIT_VENV)/bin/pip-audit --disable-pip --no-deps --requirement out/lock.txt
+
+dist: $(READY) $(AUDIT_VENV)/.ready ## Wheel, source archive and bill of materials into out/dist, after the wheel's own tests
+	@$(BIN)/python -m pytest tests/test_wheel.py
+	@rm -rf out/dist && mkdir -p out/dist
+	@$(BIN)/python -c 'from hatchling import build; build.build_wheel("out/dist"); build.build_sdist("out/dist")'
+	@$(AUDIT_VENV)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-file out/dist/moebox.cdx.json $(BIN)/python
+	@ls out/dist
 
 clean: ## Remove the environment and caches
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis out
