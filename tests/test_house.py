@@ -56,7 +56,7 @@ def test_words_are_plain(figures: Any) -> None:
 
 def test_files_have_a_readable_size(figures: Any) -> None:
     """No file is over 400 lines, and few modules are so small that they belong into their neighbour."""
-    assert len(figures.long_files) <= 3
+    assert len(figures.long_files) <= 1
     assert len(figures.tiny_files) <= 36
     assert figures.lines <= 76_600
 

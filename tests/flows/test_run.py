@@ -51,7 +51,7 @@ def test_a_known_habit_of_the_engine_is_told_and_does_not_end_the_run(
     monkeypatch.setenv("ORACLE_TOO_LONG", "500")
     assert main(["run", "--recipe", str(story_recipe), *QUICK]) == 1
     said = " ".join(capsys.readouterr().out.split())
-    assert "limits fails by a known habit of ik_llama.cpp: a prompt beyond the context is HTTP 500" in said
+    assert "limits fails by a known quirk of ik_llama.cpp: a prompt beyond the context is HTTP 500" in said
     assert "checks passed; failed: limits" in said
     run = the_run()
     states = {step["name"]: step["state"] for step in run.read_json(PIPELINE)["steps"]}
