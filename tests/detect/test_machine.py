@@ -155,6 +155,40 @@ def test_an_unknown_card_is_described_and_marked(tmp_path: Path):
     assert gpu.smem == 101_376
 
 
+@pytest.mark.parametrize(
+    ("title", "memory_mib", "name"),
+    [
+        ("NVIDIA GeForce RTX 4090", 24_564, "rtx-4090"),
+        ("NVIDIA GeForce RTX 4090", 49_140, "rtx-4090-48gb"),
+        ("NVIDIA RTX PRO 5000 Blackwell", 48_935, "rtx-pro-5000"),
+        ("NVIDIA RTX PRO 5000 72GB Blackwell", 73_415, "rtx-pro-5000-72gb"),
+        ("NVIDIA RTX PRO 4500 Blackwell", 32_623, "rtx-pro-4500"),
+        ("NVIDIA RTX A6000", 49_140, "rtx-a6000"),
+        ("NVIDIA RTX 6000 Ada Generation", 49_140, "rtx-6000-ada"),
+        ("NVIDIA H20", 97_871, "h20"),
+        ("NVIDIA H20-3e", 143_771, "h20-141gb"),
+        ("NVIDIA H100 NVL", 95_830, "h100-nvl"),
+        ("NVIDIA H100 PCIe", 81_559, "h100-pcie"),
+        ("NVIDIA H100 80GB HBM3", 81_559, "h100"),
+        ("NVIDIA H200 NVL", 143_771, "h200-nvl"),
+        ("NVIDIA H200", 143_771, "h200"),
+        ("NVIDIA B300 SXM6 AC", 275_040, "b300"),
+    ],
+)
+def test_driver_names_lead_to_the_right_row(title: str, memory_mib: int, name: str, tmp_path: Path):
+    """Boards that share the driver's name are told apart by their memory."""
+
+    class Named(Driver):
+        def nvmlDeviceGetName(self, handle: int) -> str:
+            return title
+
+        def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
+            size = memory_mib * 1024**2
+            return SimpleNamespace(total=size, free=size, used=0)
+
+    assert box_with(Named(), tmp_path).gpus[0].name == name
+
+
 def test_a_machine_without_a_driver_is_a_valid_box():
     """No GPUs, no noise."""
     box = machine.detect_machine()

@@ -126,7 +126,7 @@ def _gpu(nvml: Any, ask: Any, handle: Any, sysfs: Path) -> Gpu:
     title = _text(nvml.nvmlDeviceGetName(handle))
     major, minor = ask(lambda: nvml.nvmlDeviceGetCudaComputeCapability(handle), (0, 0))
     memory = ask(lambda: nvml.nvmlDeviceGetMemoryInfo(handle), None)
-    known = _known(title) or _unknown(nvml, ask, handle, title, f"{major}.{minor}")
+    known = _known(title, memory.total if memory else 0) or _unknown(nvml, ask, handle, title, f"{major}.{minor}")
     mode = ask(lambda: nvml.nvmlDeviceGetMigMode(handle)[0], 0)
     return replace(
         known,
@@ -159,10 +159,10 @@ def identify_process(pid: int, size: int, *, proc: Path = Path("/proc")) -> GpuP
     return GpuProcess(pid=pid, name=name, bytes=size, instance=instance)
 
 
-def _known(title: str) -> Gpu | None:
-    """The catalogue's GPU for a driver's name."""
+def _known(title: str, memory: int) -> Gpu | None:
+    """The catalogue's GPU for a driver's name; boards that share a name differ in memory."""
     for row in catalogue.load_table("gpus")["driver"]:
-        if re.search(row["pattern"], title):
+        if re.search(row["pattern"], title) and memory >= row.get("min_memory", 0):
             return catalogue.gpus()[row["name"]]
     return None
 
