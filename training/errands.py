@@ -20,7 +20,7 @@ from moebox.phantom import vocabulary as words
 from moebox.phantom.task import Grade, ModelReply, Question
 from moebox.phantom.toolbox import TOOLS
 from moebox.tasks import agent
-from moebox.tasks.families import errand, names
+from moebox.tasks.families import errand, material
 from moebox.tasks.job import AgentJob, JobDraft
 from moebox.tasks.reply import AgentReply as Said
 from moebox.tasks.reply import ReplySettings, RequestedCall, chat_body
@@ -85,10 +85,12 @@ def errand_task(rng: random.Random, *, thinking: bool) -> Errand:
 def _job(rng: random.Random, spread: int) -> tuple[AgentJob, str, str]:
     """A job with keys, values and a title of the family's own lists or of any others."""
     count = rng.choice((2, 3, 3, 3, 4, 6)) if spread == 1 else rng.randint(6, 40)
-    key = rng.choice((lambda: rng.choice(names.THINGS), lambda: words.draw_word(rng), lambda: words.invent_word(rng)))
+    key = rng.choice(
+        (lambda: rng.choice(material.THINGS), lambda: words.draw_word(rng), lambda: words.invent_word(rng))
+    )
     value = rng.choice((lambda: rng.randint(100, 999), lambda: rng.randint(100, 999), *_values(rng)))
     values = {key(): value() for _ in range(count)}
-    place = rng.choice((rng.choice(names.PLACES), words.invent_word(rng), words.draw_word(rng)))
+    place = rng.choice((rng.choice(material.PLACES), words.invent_word(rng), words.draw_word(rng)))
     title = f"{place}_{rng.randint(100, 999)}" if rng.random() < 0.8 else place
     wanted = rng.choice(list(values))
     drawn: JobDraft = errand.errand_draft(title, values, wanted, spread)

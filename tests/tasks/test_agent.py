@@ -78,7 +78,7 @@ ENDS = {
     "loop": ("loop", "5 times"),
     "wanders": ("turns", ""),
     "only-thinks": ("thinking", "nothing but thinking"),
-    "malformed": ("malformed", "no JSON"),
+    "malformed": ("malformed", "not JSON"),
     "cut": ("cut", "token limit"),
     "context": ("context", "2048"),
     "refuses": ("endpoint", "CUDA error"),

@@ -39,7 +39,7 @@ def test_nothing_solved_is_the_answer_no(server: str, capsys: pytest.CaptureFixt
     out = capsys.readouterr().out
 
     assert code == 1
-    assert "turn 1: said it was done without writing anything" in out
+    assert "turn 1: reported done without writing anything" in out
     assert max(map(len, out.splitlines())) <= 80
 
 

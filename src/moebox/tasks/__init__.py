@@ -1,1 +1,1 @@
-"""Agents at work: seeded jobs with tools, done against an endpoint and scored by what the files do afterwards."""
+"""Seeded jobs with tools for agents, done against an endpoint and scored by what the files do afterwards."""

@@ -1,7 +1,7 @@
-"""Real clients at work: the installed `claude` or `opencode`, driven without a person, on the same jobs.
+"""Real clients: the installed `claude` or `opencode`, run without a user on the same jobs.
 
-Each job has a folder of its own and the client a home of its own, both gone afterwards; nothing of the user's settings
-is read or written. A client's shell is switched off: code that a model wrote runs in our sandbox or not at all.
+Each job has a folder of its own and the client a home of its own, both removed afterwards; the user's settings are
+neither read nor written. A client's shell is switched off: code that a model wrote runs in the sandbox or not at all.
 """
 
 import contextlib
@@ -23,11 +23,11 @@ from moebox.files import scratch_folder
 from moebox.redact import decode_reply
 from moebox.sandbox.folder import read_files
 from moebox.tasks.agent import AgentWork, WorkLimits, extract_code_block
-from moebox.tasks.heard import ClaudeOutput, ClientOutput, OpencodeOutput
+from moebox.tasks.client_output import ClaudeOutput, ClientOutput, OpencodeOutput
 from moebox.tasks.job import AgentJob
 from moebox.tasks.result import End, TurnRecord
 from moebox.tasks.runner import FinishedWork
-from moebox.tasks.workspace import MOST_BYTES, MOST_FILES
+from moebox.tasks.workspace import MAX_BYTES, MAX_FILES
 
 ClientName = Literal["claude", "opencode"]
 CLIENTS: tuple[ClientName, ...] = get_args(ClientName)
@@ -36,17 +36,17 @@ INSTALL: dict[ClientName, str] = {
     "opencode": "npm install -g opencode-ai",
 }
 OUTPUT_PARSERS: dict[ClientName, type[ClientOutput]] = {"claude": ClaudeOutput, "opencode": OpencodeOutput}
-UNSUPPORTED_FAMILIES = ("gadget",)  # families that need a tool only our own agent has
+UNSUPPORTED_FAMILIES = ("gadget",)  # need a tool that only moebox's own agent has
 NO_CODE_NOTE = "\n\nThe files are in the current folder. You cannot run code here; work by reading and writing files."
 NOT_WORK = (".git", "__pycache__", "node_modules")  # folders that are not read back
-START_S = 60.0  # the longest to say a version
-# Becomes the client once the kernel knows to end it when we end, however that comes (PR_SET_PDEATHSIG, SIGKILL).
-DIE_WITH_US = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execv(sys.argv[1], sys.argv[1:])"
+VERSION_S = 60.0  # to print a version
+# Becomes the client after asking the kernel to kill it when this process ends (PR_SET_PDEATHSIG, SIGKILL).
+DIE_WITH_PARENT = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execv(sys.argv[1], sys.argv[1:])"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSetup:
-    """What a client is started with; made by whoever knows the endpoint's settings."""
+    """What a client is started with."""
 
     client: ClientName
     model: str
@@ -55,31 +55,39 @@ class ClientSetup:
 
 
 class RealClient:
-    """Does jobs by starting the client anew for each."""
+    """Does each job by starting the client anew."""
 
     def __init__(self, setup: ClientSetup) -> None:
         found = shutil.which(setup.client)
         if found is None:
             raise ExternalError(f"{setup.client} is not installed", hint=INSTALL[setup.client])
         self.name: str = setup.client
-        self.version = _version(setup.client, found)
+        self.version = _read_version(setup.client, found)
         self._setup, self._program = setup, found
 
-    def __call__(self, job: AgentJob, bounds: WorkLimits, on_turn: Callable[[TurnRecord], None]) -> FinishedWork:
-        with scratch_folder("client") as place:
-            folder, home = Path(place, "work"), Path(place, "home")
-            _lay(folder, job.files)
-            _lay(home, self._setup.files)
-            listener = OUTPUT_PARSERS[self._setup.client](on_turn)
-            work = self._run(job, bounds, folder, home, listener)
-            files, _ = read_files(str(folder), max_files=MOST_FILES, max_bytes=MOST_BYTES, skipped_folders=NOT_WORK)
-        if job.reply_file and listener.text:
-            files[job.reply_file] = extract_code_block(listener.text).encode("utf-8", "replace")
+    def __call__(self, job: AgentJob, limits: WorkLimits, on_turn: Callable[[TurnRecord], None]) -> FinishedWork:
+        with scratch_folder("client") as scratch:
+            folder, home = Path(scratch, "work"), Path(scratch, "home")
+            _write_files(folder, job.files)
+            _write_files(home, self._setup.files)
+            output = OUTPUT_PARSERS[self._setup.client](on_turn)
+            work = self._run(job, limits, folder, home, output)
+            files, _ = read_files(str(folder), max_files=MAX_FILES, max_bytes=MAX_BYTES, skipped_folders=NOT_WORK)
+        if job.reply_file and output.text:
+            files[job.reply_file] = extract_code_block(output.text).encode("utf-8", "replace")
         return FinishedWork(work=work, files=files, system=f"({self.name} {self.version})")
 
-    def _run(self, job: AgentJob, bounds: WorkLimits, folder: Path, home: Path, listener: ClientOutput) -> AgentWork:
+    def _run(self, job: AgentJob, limits: WorkLimits, folder: Path, home: Path, output: ClientOutput) -> AgentWork:
+        prompt, model = f"{job.instruction}{NO_CODE_NOTE}", self._setup.model
+        if self._setup.client == "opencode":
+            arguments = ["run", "--format", "json", "-m", f"moebox/{model}", prompt]
+        else:
+            arguments = ["-p", "--output-format", "stream-json", "--verbose", "--include-partial-messages"]
+            arguments += ["--no-session-persistence", "--strict-mcp-config"]
+            arguments += ["--tools", "Read,Write,Edit,Glob,Grep", "--permission-mode", "acceptEdits"]
+            arguments += ["--model", model, "--", prompt]
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", DIE_WITH_US, self._program, *self._words(job)],
+            [sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT, self._program, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -88,62 +96,59 @@ class RealClient:
             start_new_session=True,
         )
         try:
-            left = _read(process, bounds, listener, most=3 * job.turns)
+            end = _read_output(process, limits, output, max_turns=3 * job.turns)
         finally:
-            _end(process)
-        work = AgentWork(messages=listener.messages, turns=listener.turns, gaps=listener.gaps, text=listener.text)
-        work.end, work.reason = "done", ""
-        if left:
-            work.end = left
-        elif process.returncode != 0 or not listener.turn_count:
-            why = listener.problem or f"exit code {process.returncode}: {listener.last[-200:]}"
-            work.end, work.reason = "client", why
+            # Nothing of the client outlives the job
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(2)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            if process.stdout:
+                process.stdout.close()
+        work = AgentWork(messages=output.messages, turns=output.turns, gaps=output.gaps, text=output.text, end="done")
+        if end:
+            work.end = end
+        elif process.returncode != 0 or not output.turn_count:
+            last = f"exit code {process.returncode}: {output.last_line[-200:]}"
+            work.end, work.reason = "client", output.problem or last
         return work
 
-    def _words(self, job: AgentJob) -> list[str]:
-        """The command line; the key is not in it."""
-        asked = f"{job.instruction}{NO_CODE_NOTE}"
-        if self._setup.client == "opencode":
-            return ["run", "--format", "json", "-m", f"moebox/{self._setup.model}", asked]
-        words = ["-p", "--output-format", "stream-json", "--verbose", "--include-partial-messages"]
-        words += ["--no-session-persistence", "--strict-mcp-config"]
-        words += ["--tools", "Read,Write,Edit,Glob,Grep", "--permission-mode", "acceptEdits"]
-        return [*words, "--model", self._setup.model, "--", asked]
 
-
-def _version(client: ClientName, program: str) -> str:
-    """What it says of itself, such as 2.1.197; Outside where it does not even start."""
+def _read_version(client: ClientName, program: str) -> str:
+    """The client's version, such as 2.1.197. Raise ExternalError if it does not start."""
     with scratch_folder("client") as home:
-        words, environment = [program, "--version"], _environment(Path(home))
+        command, environment = [program, "--version"], _environment(Path(home))
         try:
-            told = subprocess.run(words, env=environment, capture_output=True, timeout=START_S, check=False)
-            said, well = decode_reply((told.stdout or told.stderr).strip()), told.returncode == 0
+            done = subprocess.run(command, env=environment, capture_output=True, timeout=VERSION_S, check=False)
+            output, started = decode_reply((done.stdout or done.stderr).strip()), done.returncode == 0
         except (OSError, subprocess.TimeoutExpired) as problem:
-            said, well = str(problem), False
-    found = re.search(r"\d+\.\d+[\w.+-]*", said)
-    if not well or not found:
-        raise ExternalError(
-            f"{client} does not start: {said.splitlines()[0] if said else 'no word'}", hint=INSTALL[client]
-        )
-    return found[0]
+            output, started = str(problem), False
+    version = re.search(r"\d+\.\d+[\w.+-]*", output)
+    if not started or not version:
+        first = output.splitlines()[0] if output else "no output"
+        raise ExternalError(f"{client} does not start: {first}", hint=INSTALL[client])
+    return version[0]
 
 
 def _environment(home: Path) -> dict[str, str]:
-    """Nothing of the user's but the way to programs."""
+    """Environment with nothing of the user's but PATH."""
     folders = {"XDG_CONFIG_HOME": str(home / ".config"), "XDG_DATA_HOME": str(home / ".local/share")}
     return {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(home), "TERM": "dumb"} | folders
 
 
-def _read(process: "subprocess.Popen[bytes]", bounds: WorkLimits, listener: ClientOutput, *, most: int) -> End | None:
-    """Hear it out; why it had to be left, where it had to."""
+def _read_output(
+    process: "subprocess.Popen[bytes]", limits: WorkLimits, output: ClientOutput, *, max_turns: int
+) -> End | None:
+    """Read the client's output to its end. Return how the job ends if it has to be cut short."""
     assert process.stdout
     rest = b""
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
-        while time.monotonic() < bounds.ends_at:
-            if bounds.stop():
+        while time.monotonic() < limits.ends_at:
+            if limits.stop():
                 return "stopped"
-            if listener.turn_count > most:
+            if output.turn_count > max_turns:
                 return "turns"
             if not selector.select(0.2):
                 continue
@@ -152,22 +157,11 @@ def _read(process: "subprocess.Popen[bytes]", bounds: WorkLimits, listener: Clie
                 return None
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
-                listener.read_line(line)
-    return bounds.late_end
+                output.read_line(line)
+    return limits.late_end
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Nothing of it outlives the job."""
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(2)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    if process.stdout:
-        process.stdout.close()
-
-
-def _lay(folder: Path, files: Mapping[str, str]) -> None:
+def _write_files(folder: Path, files: Mapping[str, str]) -> None:
     folder.mkdir(parents=True)
     for name, text in files.items():
         path = folder / name

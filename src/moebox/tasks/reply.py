@@ -1,6 +1,6 @@
-"""One reply of the model within a job, over either API: streamed, timed, bounded, put together.
+"""One reply of the model within a job, over either API: streamed, timed, bounded.
 
-What the server does wrong is in `Reply.problem`; nothing here raises because of it.
+A server's mistakes are in `AgentReply.problem`; nothing here raises because of them.
 """
 
 import json
@@ -22,8 +22,8 @@ from moebox.tasks.tools import AgentTool
 
 TaskApi = Literal["openai", "anthropic"]
 VERSION = "2023-06-01"  # the only value of anthropic-version in use
-SLACK = 256  # events beyond max_tokens that an honest stream may have
-SILENT_S = 120.0  # longest time without a byte; shorter where the job has less left
+SLACK_EVENTS = 256  # events beyond max_tokens of a correct stream
+MAX_SILENCE_S = 120.0  # without a byte; less if the job has less time left
 CONTEXT_WORDS = ("context length", "context size", "context window", "maximum context", "too long", "n_ctx", "exceed")
 
 
@@ -38,39 +38,40 @@ class RequestedCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentReply:
-    """What came back."""
+    """One reply."""
 
     text: str = ""
     reasoning: str = ""
     calls: tuple[RequestedCall, ...] = ()
     finish: str = ""
-    problem: str = ""  # "" when the reply is whole
+    problem: str = ""  # "" if the reply is complete
     context_full: bool = False
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None
     ttft_s: float | None = None
     seconds: float = 0.0
-    gaps_s: tuple[float, ...] = field(default=(), repr=False)  # between events that carried tokens
+    gaps_s: tuple[float, ...] = field(default=(), repr=False)  # between events with tokens
 
     @property
     def output_tokens(self) -> int:
-        """Tokens of the reply, as far as anybody counted them."""
+        """Tokens of the reply, 0 if unknown."""
         return self.completion_tokens or 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplySettings:
-    """How replies are asked for."""
+    """Settings of all requests of a job."""
 
     endpoint: Endpoint
     api: TaskApi = "openai"
     temperature: float = 0.0
-    thinking: bool | None = None  # None: as the server does by itself
+    thinking: bool | None = None  # None leaves it to the server
 
 
 Messages = Sequence[Json]
-Stop = Callable[[], bool]
+ShouldStop = Callable[[], bool]
+Results = Sequence[tuple[RequestedCall, str]]
 
 
 def request_reply(
@@ -81,83 +82,77 @@ def request_reply(
     *,
     max_tokens: int,
     ends_at: float,
-    stop: Stop,
+    stop: ShouldStop,
 ) -> AgentReply:
-    """One reply, of `most` tokens at most, not later than `until` (monotonic)."""
-    parts, exchange = _exchange(settings, system, messages, tools, max_tokens, ends_at)
+    """Request one reply that ends before `ends_at` (monotonic clock)."""
+    silence_s = max(1.0, min(MAX_SILENCE_S, ends_at - time.monotonic()))
+    parts: ReplyParts
+    if settings.api == "anthropic":
+        parts, body = AnthropicParts(), messages_body(settings, system, messages, tools, max_tokens)
+        headers = {"anthropic-version": VERSION, "x-api-key": settings.endpoint.key or "none"}
+        path = "/messages"
+    else:
+        parts, body = _ChatParts(), chat_body(settings, system, messages, tools, max_tokens)
+        headers, path = {}, "/chat/completions"
     began = time.monotonic()
+    problem = ""
     try:
-        problem = _heard(parts, exchange, max_tokens, ends_at, stop)
+        with StreamExchange(settings.endpoint, body, path=path, timeout_s=silence_s, headers=headers) as events:
+            for count, (at, event) in enumerate(events):
+                parts.add(at, event)
+                problem = parts.error
+                if not problem and time.monotonic() > ends_at:
+                    problem = "out of time in the middle of a reply"
+                elif not problem and stop():
+                    problem = "stopped"
+                elif not problem and count > 2 * max_tokens + SLACK_EVENTS:
+                    problem = f"no end: {count} events for {max_tokens} tokens at most"
+                if problem:
+                    break
+        if not problem and events.status != 200:
+            problem = f"HTTP {events.status}"
     except ExternalError as failure:
         problem = failure.message
     if not problem and not parts.finish:
-        problem = "the stream broke off: it ended without saying why"
+        problem = "the stream broke off: it ended without a finish_reason"
     return parts.build_reply(problem, time.monotonic() - began)
 
 
-def _heard(parts: "ReplyParts", exchange: Callable[[], StreamExchange], most: int, until: float, stop: Stop) -> str:
-    """Put the stream together to its end; what went wrong on the way, or nothing."""
-    with exchange() as events:
-        for count, (at, event) in enumerate(events):
-            parts.add(at, event)
-            problem = parts.error or _overrun(count, most, until, stop)
-            if problem:
-                return problem
-    return "" if events.status == 200 else f"HTTP {events.status}"
+def tool_result_messages(api: TaskApi, reply: AgentReply, results: Results) -> list[Json]:
+    """The reply and the results of its calls as messages of the next request.
 
-
-def _exchange(
-    ask: ReplySettings, system: str, messages: Messages, tools: Sequence[AgentTool], most: int, until: float
-) -> tuple["ReplyParts", Callable[[], StreamExchange]]:
-    """What puts the stream together, and the request in the API's words."""
-    silent = max(1.0, min(SILENT_S, until - time.monotonic()))
-    if ask.api == "anthropic":
-        body = _messages_body(ask, system, messages, tools, most)
-        headers = {"anthropic-version": VERSION, "x-api-key": ask.endpoint.key or "none"}
-        return AnthropicParts(), lambda: StreamExchange(
-            ask.endpoint, body, path="/messages", timeout_s=silent, headers=headers
-        )
-    chat = chat_body(ask, system, messages, tools, most)
-    return _Chat(), lambda: StreamExchange(ask.endpoint, chat, timeout_s=silent)
-
-
-def _overrun(count: int, most: int, until: float, stop: Stop) -> str:
-    """Why a stream is left in its middle, or ""."""
-    if time.monotonic() > until:
-        return "out of time in the middle of a reply"
-    if stop():
-        return "stopped"
-    return f"no end: {count} events for {most} tokens at most" if count > 2 * most + SLACK else ""
-
-
-def tool_result_messages(api: TaskApi, given: AgentReply, results: Sequence[tuple[RequestedCall, str]]) -> list[Json]:
-    """The reply and what its calls brought, as the next request tells them."""
-    return (_anthropic_results if api == "anthropic" else _openai_results)(given, results)
-
-
-def _anthropic_results(given: AgentReply, results: Sequence[tuple[RequestedCall, str]]) -> list[Json]:
-    blocks: list[Json] = [{"type": "text", "text": given.text}] if given.text.strip() else []
-    blocks += [{"type": "tool_use", "id": c.id, "name": c.name, "input": _readable(c.arguments)} for c in given.calls]
-    answers = [{"type": "tool_result", "tool_use_id": call.id, "content": text} for call, text in results]
-    return [{"role": "assistant", "content": blocks}, {"role": "user", "content": answers}]
-
-
-def _openai_results(given: AgentReply, results: Sequence[tuple[RequestedCall, str]]) -> list[Json]:
-    calls = [
-        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": _repaired(call.arguments)}}
-        for call in given.calls
-    ]
-    message: dict[str, object] = {"role": "assistant", "content": given.text or None, "tool_calls": calls}
-    if given.reasoning:
-        message["reasoning_content"] = given.reasoning
-    told = [{"role": "tool", "tool_call_id": call.id, "name": call.name, "content": text} for call, text in results]
-    return [message, *told]
+    Arguments that are not JSON are wrapped: servers' templates parse them, and many answer 500 otherwise.
+    """
+    calls: list[tuple[RequestedCall, str, Json]] = []
+    for call in reply.calls:
+        try:
+            value = json.loads(call.arguments or "{}")
+        except (ValueError, RecursionError):
+            value = None
+        readable = isinstance(value, dict)
+        given = value if readable else {"unreadable": call.arguments[:2000]}
+        calls.append((call, call.arguments if readable else json.dumps(given), given))
+    if api == "anthropic":
+        blocks: list[Json] = [{"type": "text", "text": reply.text}] if reply.text.strip() else []
+        blocks += [{"type": "tool_use", "id": call.id, "name": call.name, "input": given} for call, _, given in calls]
+        answers = [{"type": "tool_result", "tool_use_id": call.id, "content": text} for call, text in results]
+        return [{"role": "assistant", "content": blocks}, {"role": "user", "content": answers}]
+    functions = [(call.id, {"name": call.name, "arguments": arguments}) for call, arguments, _ in calls]
+    message: dict[str, object] = {
+        "role": "assistant",
+        "content": reply.text or None,
+        "tool_calls": [{"id": identity, "type": "function", "function": function} for identity, function in functions],
+    }
+    if reply.reasoning:
+        message["reasoning_content"] = reply.reasoning
+    returned = [{"role": "tool", "tool_call_id": call.id, "name": call.name, "content": text} for call, text in results]
+    return [message, *returned]
 
 
 def chat_body(
     settings: ReplySettings, system: str, messages: Messages, tools: Sequence[AgentTool], max_tokens: int
 ) -> Json:
-    """The request of OpenAI's API."""
+    """Request body of OpenAI's API."""
     body: dict[str, object] = {
         "model": settings.endpoint.model,
         "messages": [{"role": "system", "content": system}, *messages],
@@ -168,21 +163,22 @@ def chat_body(
     if settings.thinking is not None:
         body["chat_template_kwargs"] = {"thinking": settings.thinking, "enable_thinking": settings.thinking}
     if tools:
-        functions = [
-            {"name": tool.name, "description": tool.description, "parameters": tool.parameters} for tool in tools
-        ]
+        functions = [{"name": t.name, "description": t.description, "parameters": t.parameters} for t in tools]
         body["tools"] = [{"type": "function", "function": function} for function in functions]
         body["tool_choice"] = "auto"
     return body
 
 
-def _messages_body(ask: ReplySettings, system: str, messages: Messages, tools: Sequence[AgentTool], most: int) -> Json:
+def messages_body(
+    settings: ReplySettings, system: str, messages: Messages, tools: Sequence[AgentTool], max_tokens: int
+) -> Json:
+    """Request body of Anthropic's API."""
     body: dict[str, object] = {
-        "model": ask.endpoint.model,
+        "model": settings.endpoint.model,
         "system": system,
         "messages": list(messages),
-        "temperature": ask.temperature,
-        "max_tokens": most,
+        "temperature": settings.temperature,
+        "max_tokens": max_tokens,
     }
     if tools:
         body["tools"] = [
@@ -192,7 +188,7 @@ def _messages_body(ask: ReplySettings, system: str, messages: Messages, tools: S
 
 
 class ReplyParts(ABC):
-    """A stream while it is put together."""
+    """A stream while it is assembled."""
 
     def __init__(self) -> None:
         self.text: list[str] = []
@@ -200,18 +196,18 @@ class ReplyParts(ABC):
         self.times: list[float] = []
         self.finish = ""
         self.error = ""
-        self.usage = [-1, -1, -1]  # prompt, completion, cached
+        self.usage = [-1, -1, -1]  # prompt, completion, cached; -1 if unknown
 
     @abstractmethod
     def calls(self) -> tuple[RequestedCall, ...]:
-        """The calls that are there by now."""
+        """The calls so far."""
 
     @abstractmethod
     def add(self, at: float, event: StreamEvent) -> None:
-        """One event."""
+        """Add one event."""
 
     def build_reply(self, problem: str, seconds: float) -> AgentReply:
-        """All of it."""
+        """The reply from all events."""
         prompt, completion, cached = (number if number >= 0 else None for number in self.usage)
         return AgentReply(
             text=hide_known_keys("".join(self.text)),
@@ -219,7 +215,7 @@ class ReplyParts(ABC):
             calls=self.calls(),
             finish=self.finish,
             problem=problem,
-            context_full=_is_context(problem),
+            context_full=any(word in problem.lower() for word in CONTEXT_WORDS),
             prompt_tokens=prompt,
             completion_tokens=completion if completion is not None else len(self.times) or None,
             cached_tokens=cached,
@@ -229,12 +225,7 @@ class ReplyParts(ABC):
         )
 
 
-def _is_context(problem: str) -> bool:
-    """Whether it is about a prompt that is too long."""
-    return any(word in problem.lower() for word in CONTEXT_WORDS)
-
-
-class _Chat(ReplyParts):
+class _ChatParts(ReplyParts):
     """OpenAI's chunks."""
 
     def __init__(self) -> None:
@@ -253,28 +244,24 @@ class _Chat(ReplyParts):
         self.finish = event.finish or self.finish
         if event.usage:
             prompt, completion, cached, *_ = event.usage
-            self.usage = [prompt, completion, cached if cached >= 0 else _reused(event.data)]
+            if cached < 0:  # llama.cpp reports the tokens found in its slot beside the usage
+                reused = get_number(event.data, "timings.cache_n")
+                cached = -1 if reused is None or reused < 0 else int(reused)
+            self.usage = [prompt, completion, cached]
 
     def calls(self) -> tuple[RequestedCall, ...]:
-        joined = join_tool_calls(self._data)
         return tuple(
             RequestedCall(id=call.id or f"call_{place}", name=call.name, arguments=call.arguments)
-            for place, call in enumerate(joined)
+            for place, call in enumerate(join_tool_calls(self._data))
         )
 
 
-def _reused(data: Json) -> int:
-    """Prompt tokens that llama.cpp found in its slot, which it tells beside the usage; -1 where nobody does."""
-    reused = get_number(data, "timings.cache_n")
-    return -1 if reused is None or reused < 0 else int(reused)
-
-
 class AnthropicParts(ReplyParts):
-    """Anthropic's events. What its servers found in a cache they count apart from the other tokens of a prompt."""
+    """Anthropic's events. Its servers count cached tokens apart from the other tokens of a prompt."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._told: dict[str, int] = {}
+        self._counts: dict[str, int] = {}
         self._blocks: dict[int, dict[str, str]] = {}
 
     def add(self, at: float, event: StreamEvent) -> None:
@@ -284,9 +271,16 @@ class AnthropicParts(ReplyParts):
             case "message_start":
                 self._count(get_object(data, "message.usage"))
             case "content_block_start":
-                self._begin(index, get_object(data, "content_block"))
+                block = get_object(data, "content_block")
+                named = {name: get_text(block, name) for name in ("type", "id", "name")}
+                self._blocks[index] = named | {"arguments": ""}
             case "content_block_delta":
-                self._delta(at, index, get_object(data, "delta"))
+                delta = get_object(data, "delta")
+                self.times.append(at)
+                self.text.append(get_text(delta, "text"))
+                self.reasoning.append(get_text(delta, "thinking"))
+                if index in self._blocks:
+                    self._blocks[index]["arguments"] += get_text(delta, "partial_json")
             case "message_delta":
                 self.finish = get_text(data, "delta.stop_reason") or self.finish
                 self._count(get_object(data, "usage"))
@@ -294,21 +288,13 @@ class AnthropicParts(ReplyParts):
                 self.error = event.error or "an error inside the stream"
         self.error = self.error or event.error
 
-    def _begin(self, index: int, block: Json) -> None:
-        self._blocks[index] = {name: get_text(block, name) for name in ("type", "id", "name")} | {"arguments": ""}
-
-    def _delta(self, at: float, index: int, delta: Json) -> None:
-        self.times.append(at)
-        self.text.append(get_text(delta, "text"))
-        self.reasoning.append(get_text(delta, "thinking"))
-        if index in self._blocks:
-            self._blocks[index]["arguments"] += get_text(delta, "partial_json")
-
     def _count(self, usage: Json) -> None:
-        told = {name: get_number(usage, name) for name in (*ANTHROPIC_INPUTS, "output_tokens")}
-        self._told |= {name: int(number) for name, number in told.items() if number is not None}
-        prompt = anthropic_prompt_tokens(self._told)
-        written, cached = (self._told.get(name, -1) for name in ("output_tokens", "cache_read_input_tokens"))
+        for name in (*ANTHROPIC_INPUTS, "output_tokens"):
+            number = get_number(usage, name)
+            if number is not None:
+                self._counts[name] = int(number)
+        prompt = anthropic_prompt_tokens(self._counts)
+        written, cached = (self._counts.get(name, -1) for name in ("output_tokens", "cache_read_input_tokens"))
         self.usage = [-1 if prompt is None else prompt, written, cached]
 
     def calls(self) -> tuple[RequestedCall, ...]:
@@ -317,22 +303,3 @@ class AnthropicParts(ReplyParts):
             RequestedCall(id=block["id"] or f"call_{place}", name=block["name"], arguments=block["arguments"] or "{}")
             for place, block in enumerate(used)
         )
-
-
-def _loads(arguments: str) -> Json | None:
-    """A call's arguments; None where they are no JSON object."""
-    try:
-        value = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def _readable(arguments: str) -> Json:
-    """Arguments as servers take them back: their templates parse them, and many answer 500 to what is no JSON."""
-    given = _loads(arguments)
-    return {"unreadable": arguments[:2000]} if given is None else given
-
-
-def _repaired(arguments: str) -> str:
-    return arguments if _loads(arguments) is not None else json.dumps(_readable(arguments))

@@ -1,39 +1,29 @@
-"""The families of jobs; `make` gives the job of a family, level and seed, the same everywhere and always."""
+"""Families of jobs; `make_job` gives the job of a family, level and seed, the same everywhere."""
 
 import random
 from collections.abc import Callable
 from dataclasses import asdict
 
 from moebox.errors import UnknownName
-from moebox.tasks.families import (
-    clean,
-    errand,
-    gadget,
-    implement,
-    long_reply,
-    plan,
-    question,
-    refactor,
-    repair,
-)
+from moebox.tasks.families import clean, errand, gadget, implement, long_reply, plan, question, refactor, repair
 from moebox.tasks.job import LEVELS, AgentJob, JobDraft, Level
 
 JobMaker = Callable[[random.Random, Level], JobDraft]
 FAMILIES: dict[str, JobMaker] = {
-    "errand": errand.make,
-    "question": question.make,
-    "repair": repair.make,
-    "clean": clean.make,
-    "implement": implement.make,
-    "refactor": refactor.make,
-    "gadget": gadget.make,
-    "plan": plan.make,
-    "long-reply": long_reply.make,
+    "errand": errand.make_draft,
+    "question": question.make_draft,
+    "repair": repair.make_draft,
+    "clean": clean.make_draft,
+    "implement": implement.make_draft,
+    "refactor": refactor.make_draft,
+    "gadget": gadget.make_draft,
+    "plan": plan.make_draft,
+    "long-reply": long_reply.make_draft,
 }
 
 
 def make_job(family: str, level: Level, seed: int) -> AgentJob:
-    """The job; UnknownName for a family or level that is not there."""
+    """Make a job. Raise UnknownName for a family or level that does not exist."""
     if family not in FAMILIES:
         raise UnknownName("family", family, FAMILIES)
     if level not in LEVELS:
