@@ -1,0 +1,258 @@
+"""Watch the machine while something is measured: CPU of others, memory pressure, disks, GPU clocks and errors.
+
+A thread takes a sample each second from /proc and NVML. It costs well under one percent of a core; if one sample takes
+longer than expected (thousands of processes), samples are taken less often.
+"""
+
+import contextlib
+import os
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from moebox.core.conditions import THROTTLE_REASONS, Conditions, GpuConditions
+
+INTERVAL_S = 1.0
+COST_SHARE = 0.005  # of a core that sampling may use
+TICKS = os.sysconf("SC_CLK_TCK")
+NAMES_SHOWN = 3
+THROTTLED_SHARE = 0.05  # of the samples below which a reason is a blip
+
+
+@dataclass(frozen=True, slots=True)
+class _HostSample:
+    when: float
+    busy: float  # CPU seconds since boot, without idle, waiting for disks, and guests counted twice
+    steal: float
+    total: float
+    ours: frozenset[int]
+    ours_s: float  # CPU seconds of our living processes and of the children that they have waited for
+    others: dict[int, tuple[str, float]]
+    stall_s: float | None
+    disk_read: int | None
+
+
+def read_host(roots: Iterable[int], proc: Path = Path("/proc")) -> _HostSample:
+    """Read one sample; `roots` are processes that count as ours with all their descendants."""
+    fields = [int(value) / TICKS for value in (proc / "stat").read_text().split("\n", 1)[0].split()[1:9]]
+    user, nice, system, idle, iowait, irq, softirq, steal = fields
+    processes: dict[int, tuple[int, str, float, float]] = {}  # parent, name, CPU seconds alone, and with ended children
+    for entry in proc.iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError, ValueError, IndexError):  # it ended meanwhile
+                text = (entry / "stat").read_text(errors="replace")
+                name, rest = text[text.index("(") + 1 : text.rindex(")")], text[text.rindex(")") + 2 :].split()
+                own_s, children_s = ((int(rest[i]) + int(rest[i + 1])) / TICKS for i in (11, 13))
+                processes[int(entry.name)] = int(rest[1]), name, own_s, own_s + children_s
+    children = defaultdict(list)
+    for pid, (parent, *_) in processes.items():
+        children[parent].append(pid)
+    ours: set[int] = set()
+    left = list(roots)
+    while left:
+        pid = left.pop()
+        if pid not in ours and pid in processes:
+            ours.add(pid)
+            left += children[pid]
+    stall_s = disk_read = None
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        line = (proc / "pressure" / "memory").read_text().split("\n", 1)[0]
+        stall_s = int(line.rsplit("total=", 1)[1]) / 1e6
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        text = (proc / "vmstat").read_text()
+        disk_read = int(text.split("\npgpgin ", 1)[1].split("\n", 1)[0]) * 1024
+    return _HostSample(
+        when=time.monotonic(),
+        busy=user + nice + system + irq + softirq,
+        steal=steal,
+        total=user + nice + system + idle + iowait + irq + softirq + steal,
+        ours=frozenset(ours),
+        ours_s=sum(processes[pid][3] for pid in ours),
+        others={pid: (name, used) for pid, (_, name, used, _) in processes.items() if pid not in ours},
+        stall_s=stall_s,
+        disk_read=disk_read,
+    )
+
+
+@dataclass(slots=True)
+class _GpuSamples:
+    clocks: list[float] = field(default_factory=list)
+    max_clock: float | None = None
+    powers: list[float] = field(default_factory=list)
+    temperatures: list[float] = field(default_factory=list)
+    reasons: Counter[str] = field(default_factory=Counter)
+    busy_samples: int = 0
+    others: set[str] = field(default_factory=set)
+    xids: list[int] = field(default_factory=list)
+    ecc_before: int | None = None
+    ecc_after: int | None = None
+
+
+class ConditionsWatch:
+    """A context manager that samples until it is left; `result()` gives the conditions of that time."""
+
+    def __init__(self, roots: Iterable[int] = (), *, nvml: Any = None, interval_s: float = INTERVAL_S) -> None:
+        """Count this process and `roots` (an engine's guard) with their descendants as ours."""
+        self._roots = {os.getpid(), *roots}
+        self._interval_s = interval_s
+        self._nvml = nvml
+        self._handles: list[Any] = []
+        self._gpus: list[_GpuSamples] = []
+        self._host: list[_HostSample] = []
+        self._names: defaultdict[str, float] = defaultdict(float)
+        self._peak = 0.0
+        self._gap_s = 0.0
+        self._other_s = 0.0
+        self._events: Any = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._sample_until_stopped, name="conditions", daemon=True)
+
+    def __enter__(self) -> "ConditionsWatch":
+        if self._nvml is None:
+            with contextlib.suppress(Exception):  # no driver: there are no GPUs to watch
+                import pynvml
+
+                pynvml.nvmlInit()
+                self._nvml = pynvml
+        if self._nvml is not None:
+            self._open_gpus()
+        self._sample()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._sample()
+        if self._events is not None:
+            self._ask("nvmlEventSetFree", self._events)
+
+    def _sample_until_stopped(self) -> None:
+        wait_s = self._interval_s
+        while not self._stop.wait(wait_s):
+            began = time.thread_time()
+            self._sample()
+            wait_s = max(self._interval_s, (time.thread_time() - began) / COST_SHARE)
+
+    def _ask(self, name: str, *arguments: Any) -> Any:
+        """A driver's answer, or None: drivers refuse single questions, and may be unloaded at any moment."""
+        try:
+            return getattr(self._nvml, name)(*arguments)
+        except Exception:
+            return None
+
+    def _open_gpus(self) -> None:
+        nvml = self._nvml
+        self._events = self._ask("nvmlEventSetCreate")
+        for index in range(self._ask("nvmlDeviceGetCount") or 0):
+            handle = self._ask("nvmlDeviceGetHandleByIndex", index)
+            if handle is None:
+                continue
+            max_clock = self._ask("nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_SM)
+            if self._events is not None:
+                self._ask("nvmlDeviceRegisterEvents", handle, nvml.nvmlEventTypeXidCriticalError, self._events)
+            self._handles.append(handle)
+            self._gpus.append(_GpuSamples(max_clock=max_clock, ecc_before=self._uncorrected_errors(handle)))
+
+    def _uncorrected_errors(self, handle: Any) -> int | None:
+        kind, since_boot = self._nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, self._nvml.NVML_VOLATILE_ECC
+        count = self._ask("nvmlDeviceGetTotalEccErrors", handle, kind, since_boot)
+        return None if count is None else int(count)
+
+    def _sample(self) -> None:
+        with contextlib.suppress(OSError, ValueError, IndexError):  # a system without /proc
+            sample = read_host(self._roots)
+            if self._host:
+                before = self._host[-1]
+                passed = sample.when - before.when
+                self._gap_s = max(self._gap_s, passed)
+                other_s = max(sample.busy - before.busy - (sample.ours_s - before.ours_s), 0.0)
+                self._other_s += other_s
+                if passed > self._interval_s / 2:
+                    self._peak = max(self._peak, other_s / passed)
+                for pid, (name, used) in sample.others.items():
+                    self._names[name] += used - before.others[pid][1] if pid in before.others else used
+                self._host[1:] = [sample]
+            else:
+                self._host.append(sample)
+        for handle, gpu in zip(self._handles, self._gpus, strict=True):
+            self._sample_gpu(handle, gpu)
+        if self._events is not None:
+            while event := self._ask("nvmlEventSetWait_v2", self._events, 0):
+                index = self._ask("nvmlDeviceGetIndex", event.device) or 0
+                if index < len(self._gpus):
+                    self._gpus[index].xids.append(int(event.eventData))
+
+    def _sample_gpu(self, handle: Any, gpu: _GpuSamples) -> None:
+        nvml = self._nvml
+        load = self._ask("nvmlDeviceGetUtilizationRates", handle)
+        if load is None or load.gpu > 10:  # clocks of an idle GPU say nothing
+            gpu.busy_samples += 1
+            clock = self._ask("nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM)
+            if clock is not None:
+                gpu.clocks.append(float(clock))
+            reasons = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle) or 0
+            gpu.reasons.update(name for bit, name in THROTTLE_REASONS.items() if reasons & bit)
+        power = self._ask("nvmlDeviceGetPowerUsage", handle)
+        if power is not None:
+            gpu.powers.append(power / 1000)
+        temperature = self._ask("nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU)
+        if temperature is not None:
+            gpu.temperatures.append(float(temperature))
+        ours = self._host[-1].ours if self._host else frozenset()
+        for process in self._ask("nvmlDeviceGetComputeRunningProcesses", handle) or ():
+            if process.pid not in ours:
+                name = self._host[-1].others.get(process.pid, ("", 0.0))[0] if self._host else ""
+                gpu.others.add(name or f"process {process.pid}")
+        gpu.ecc_after = self._uncorrected_errors(handle)
+
+    def result(self) -> Conditions:
+        """Summarise the samples taken so far."""
+        gpus = tuple(
+            GpuConditions(
+                index=index,
+                clock_mhz=sum(gpu.clocks) / len(gpu.clocks) if gpu.clocks else None,
+                max_clock_mhz=gpu.max_clock,
+                power_w=sum(gpu.powers) / len(gpu.powers) if gpu.powers else None,
+                temperature_c=max(gpu.temperatures, default=None),
+                throttled=tuple(
+                    (name, count / gpu.busy_samples)
+                    for name, count in gpu.reasons.most_common()
+                    if count / gpu.busy_samples >= THROTTLED_SHARE
+                ),
+                other_processes=tuple(sorted(gpu.others)),
+                xids=tuple(gpu.xids),
+                ecc_errors=max((gpu.ecc_after or 0) - (gpu.ecc_before or 0), 0),
+            )
+            for index, gpu in enumerate(self._gpus)
+        )
+        cores = len(os.sched_getaffinity(0))
+        if len(self._host) < 2:
+            return Conditions(seconds=0.0, samples=len(self._host), cores=cores, gpus=gpus)
+        first, last = self._host[0], self._host[-1]
+        seconds = max(last.when - first.when, 1e-9)
+        names = sorted(self._names, key=lambda name: -self._names[name])
+        floor_s = 0.02 * seconds  # programs below this share of a core are not worth a name
+        return Conditions(
+            seconds=seconds,
+            samples=max(round(seconds / self._interval_s), 1) + 1,
+            cores=os.cpu_count() or cores,
+            busy_cores=(last.busy - first.busy) / seconds,
+            other_cores=self._other_s / seconds,
+            other_cores_peak=self._peak,
+            steal=(last.steal - first.steal) / max(last.total - first.total, 1e-9),
+            memory_stall=None
+            if first.stall_s is None or last.stall_s is None
+            else (last.stall_s - first.stall_s) / seconds,
+            disk_read=None if first.disk_read is None or last.disk_read is None else last.disk_read - first.disk_read,
+            longest_gap_s=self._gap_s,
+            others=tuple(name for name in names[:NAMES_SHOWN] if self._names[name] >= floor_s),
+            gpus=gpus,
+        )

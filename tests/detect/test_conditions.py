@@ -1,0 +1,154 @@
+"""Conditions of a measurement: what else the machine did, on this machine for real and with a stand-in for NVML."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+from moebox.core.conditions import Conditions, GpuConditions
+from moebox.detect.conditions import ConditionsWatch
+
+SPIN = "while True: pass"
+
+
+@contextmanager
+def spinning(count: int) -> Iterator[list[int]]:
+    """Keep some cores busy."""
+    children = [subprocess.Popen([sys.executable, "-c", SPIN]) for _ in range(count)]
+    try:
+        yield [child.pid for child in children]
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+
+
+def used_cpu_s(pids: list[int]) -> float:
+    """CPU seconds of processes so far."""
+    total = 0.0
+    for pid in pids:
+        with open(f"/proc/{pid}/stat") as file:
+            total += sum(int(value) for value in file.read().rsplit(")", 1)[1].split()[11:13])
+    return total / os.sysconf("SC_CLK_TCK")
+
+
+def test_work_of_our_own_children_is_not_that_of_others() -> None:
+    """What descends from moebox or from the engine's guard is measured, not blamed."""
+    with ConditionsWatch(interval_s=0.2) as watch, spinning(1) as pids:
+        while used_cpu_s(pids) < 0.5:
+            time.sleep(0.05)
+    seen = watch.result()
+    assert seen.busy_cores is not None
+    assert seen.other_cores is not None
+    assert seen.busy_cores - seen.other_cores > 0.3 / seen.seconds
+
+
+def test_work_of_others_is_seen_and_named() -> None:
+    """A program outside our tree counts with its CPU time and its name."""
+    code = (
+        "import os, sys, time\n"
+        "if os.fork(): os._exit(0)\n"  # its parent is init from now on
+        "os.setsid(); print(os.getpid(), flush=True); sys.stdout.close(); os.close(1)\n"
+        "until = time.process_time() + 60\n"
+        "while time.process_time() < until: pass\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
+    pid = int(done.stdout)
+    try:
+        with ConditionsWatch(interval_s=0.2) as watch:
+            before = used_cpu_s([pid])
+            while used_cpu_s([pid]) - before < 1.0:
+                time.sleep(0.05)
+    finally:
+        os.kill(pid, 9)
+    seen = watch.result()
+    assert seen.other_cores is not None
+    assert seen.other_cores * seen.seconds > 0.8
+    assert any("python" in name for name in seen.others)
+
+
+class StandIn:
+    """An NVML with one GPU at its power cap that another process uses, and an Xid."""
+
+    NVML_CLOCK_SM = 1
+    NVML_TEMPERATURE_GPU = 0
+    NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 1
+    NVML_VOLATILE_ECC = 0
+    nvmlEventTypeXidCriticalError = 8
+
+    def __init__(self) -> None:
+        self.events = [SimpleNamespace(device=SimpleNamespace(value=7), eventData=79)]
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 1
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> Any:
+        return SimpleNamespace(value=7)
+
+    def nvmlEventSetCreate(self) -> Any:
+        return object()
+
+    def nvmlDeviceRegisterEvents(self, handle: Any, kind: int, events: Any) -> None:
+        pass
+
+    def nvmlEventSetWait_v2(self, events: Any, timeout: int) -> Any:
+        return self.events.pop()  # IndexError when empty, as NVML raises on a timeout
+
+    def nvmlDeviceGetUtilizationRates(self, handle: Any) -> Any:
+        return SimpleNamespace(gpu=99)
+
+    def nvmlDeviceGetMaxClockInfo(self, handle: Any, clock: int) -> int:
+        return 2430
+
+    def nvmlDeviceGetClockInfo(self, handle: Any, clock: int) -> int:
+        return 1500
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: Any) -> int:
+        return 0x4
+
+    def nvmlDeviceGetPowerUsage(self, handle: Any) -> int:
+        return 300_000
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: Any) -> list[Any]:
+        return [SimpleNamespace(pid=1)]
+
+
+def test_a_gpu_says_what_held_it_back() -> None:
+    """Power cap, clocks, foreign processes and Xids are sentences; questions the driver refuses are left out."""
+    with ConditionsWatch(nvml=StandIn(), interval_s=0.05) as watch:
+        time.sleep(0.2)
+    lines = " | ".join(watch.result().disturbances())
+    assert "gpu0 was limited by its power cap in 100 % of the samples, 1500 of 2430 MHz" in lines
+    assert "other processes used gpu0" in lines
+    assert "Xid 79" in lines
+    assert watch.result().gpus[0].temperature_c is None
+
+
+def test_a_quiet_machine_has_nothing_to_report() -> None:
+    """Little work of others, or much of it with idle cores to spare, disturbs nothing."""
+    quiet = Conditions(seconds=10, samples=11, cores=64, busy_cores=20.0, other_cores=5.0, steal=0.0, disk_read=10**6)
+    assert quiet.disturbances() == ()
+    full = Conditions(seconds=10, samples=11, cores=2, busy_cores=1.95, other_cores=0.4)
+    assert full.disturbances() == ("other programs used 0.4 of 2 cores",)
+
+
+def test_every_condition_has_a_sentence() -> None:
+    """Steal, memory pressure, disk reads and memory errors are named with their figures."""
+    bad = Conditions(
+        seconds=10,
+        samples=11,
+        cores=4,
+        steal=0.11,
+        memory_stall=0.3,
+        disk_read=10**10,
+        gpus=(GpuConditions(index=2, ecc_errors=3),),
+    )
+    text = " | ".join(bad.disturbances())
+    assert "11 % of the CPU time" in text
+    assert "30 % of the time" in text
+    assert "read from disk" in text
+    assert "gpu2 had 3 uncorrected memory errors" in text
