@@ -189,7 +189,7 @@ def prefill_s(reading: MeasuredSpeed, tokens: int) -> float:
 
 def uncalibrated(recipe: Recipe, layers: int, asked_box: str) -> Speed:
     """The forecast from published measurements for a model of that depth."""
-    return Speed.from_published(cut_layers(deploy(recipe, detect.load_box(asked_box or None)), layers))
+    return Speed.from_published_rows(cut_layers(deploy(recipe, detect.load_box(asked_box or None)), layers))
 
 
 def show(found: Calibration, check: int, rows: list[Row], took: float, load: tuple[float, float, float]) -> None:

@@ -1,4 +1,4 @@
-"""A plan followed through the chain: recipe, TOML, launch, launch read back, memory, speed, refusals, data."""
+"""A plan followed through the chain: recipe, TOML, launch, launch parsed back, memory, speed, refusals, data."""
 
 import dataclasses
 import tomllib
@@ -19,6 +19,7 @@ from moebox.flows.walk import list_steps, starting_recipe
 from moebox.planner.choose import choose_plan
 from moebox.planner.constraints import Constraints
 from moebox.planner.speed import Speed
+from tests.chain.parse_back import parse_command
 
 BOXES = (
     "8x-rtx-pro-6000-server",
@@ -37,54 +38,54 @@ RAM = {"ram": 1024 * 2**30, "ram_bandwidth": 614_400_000_000}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One question to the planner."""
+    """One request to the planner."""
 
     model: str
     box: str
-    pins: Constraints
+    constraints: Constraints
 
     @property
     def title(self) -> str:
-        """In a word, for the test's name."""
+        """A short name for the test."""
         given = {
-            field.name: getattr(self.pins, field.name)
-            for field in dataclasses.fields(self.pins)
-            if getattr(self.pins, field.name) != field.default
+            field.name: getattr(self.constraints, field.name)
+            for field in dataclasses.fields(self.constraints)
+            if getattr(self.constraints, field.name) != field.default
         }
         return f"{self.model}/{self.box}/" + ",".join(f"{name}={value}" for name, value in given.items())
 
 
 def box_of(name: str) -> Box:
-    """COUNTxGPU with a terabyte of RAM beside it."""
+    """Return COUNTxGPU with a terabyte of RAM."""
     count, _, gpu = name.partition("x-")
     return Box(name=name, gpus=(catalogue.find_gpu(gpu),) * int(count), **RAM)  # type: ignore[arg-type]
 
 
-def said(recipe: Recipe) -> Recipe:
-    """The recipe without what no command line says: its name, its model's, how it is climbed."""
+def launch_settings(recipe: Recipe) -> Recipe:
+    """Return the recipe without what no command line has: its name, its model's, its climb."""
     hybrid = recipe.hybrid
     if hybrid is not None and not any(hybrid.experts):
-        hybrid = dataclasses.replace(hybrid, experts=(), device=Hybrid().device)  # no rule names a GPU
+        hybrid = dataclasses.replace(hybrid, experts=(), device=Hybrid().device)  # no placement rule names a GPU
     blank = {"name": "x", "model": "x", "climb": type(recipe.climb)(), "format": 1, "engine_version": "", "env": {}}
     return dataclasses.replace(recipe, **blank, hybrid=hybrid, runtime=dataclasses.replace(recipe.runtime, preset=""))
 
 
 def read_back(deployment: Deployment) -> Recipe:
-    """The launch's command line as a recipe, by the engine's own flag table."""
+    """Return the launch's command line parsed to a recipe."""
     recipe = deployment.recipe
     launch = engines.build_launch(deployment)
     argv = engines.launch_command(deployment, launch)
-    return engines.parse_command(recipe.engine, argv, version=recipe.engine_version)
+    return parse_command(recipe.engine, argv, version=recipe.engine_version)
 
 
 def follow(case: Case, plan: Plan, recipe: Recipe, box: Box, model: Model) -> Iterator[str]:
-    """What is wrong with one planned recipe, in a line each."""
+    """Yield what is wrong with one planned recipe, a line each."""
     again = codec.decode(Recipe, tomllib.loads(codec.to_toml(recipe)), where="toml")
     if again != recipe:
         yield "TOML and back is another recipe"
     deployment = deploy(again, box)
     engines.check_recipe(deployment)
-    yield from differences(said(recipe), said_back(deployment))
+    yield from differences(launch_settings(recipe), parsed_settings(deployment))
     yield from named(deployment)
     yield from excluded(case, deployment)
     yield from climbed(deployment)
@@ -92,8 +93,8 @@ def follow(case: Case, plan: Plan, recipe: Recipe, box: Box, model: Model) -> It
         yield from agreeing(plan, deployment)
 
 
-def said_back(deployment: Deployment) -> Recipe:
-    """The launch read back, its weights by the name the recipe gives them."""
+def parsed_settings(deployment: Deployment) -> Recipe:
+    """Return the launch parsed back, its weights by the name in the recipe."""
     back = read_back(deployment)
     recipe = deployment.recipe
     weights = {deployment.weights_path, f"{deployment.checkpoint.repo}:{deployment.checkpoint.name}"}
@@ -102,24 +103,24 @@ def said_back(deployment: Deployment) -> Recipe:
     # A preset adds flags of its own; without one every flag of the launch is the recipe's.
     flags = {name: value for name, value in back.flags.items() if name in recipe.flags or not recipe.runtime.preset}
     runtime = dataclasses.replace(recipe.runtime, preset="") if engines.runs_in_container(recipe) else back.runtime
-    unsaid = {"vision": recipe.vision} if not deployment.has_vision_tower or deployment.engine.offloads_experts else {}
+    omitted = {"vision": recipe.vision} if not deployment.has_vision_tower or deployment.engine.offloads_experts else {}
     if recipe.trust_remote_code != back.trust_remote_code and not deployment.engine.needs_parser_flags:
-        unsaid["trust_remote_code"] = recipe.trust_remote_code
-    return said(dataclasses.replace(same, flags=flags, runtime=runtime, **unsaid))
+        omitted["trust_remote_code"] = recipe.trust_remote_code
+    return launch_settings(dataclasses.replace(same, flags=flags, runtime=runtime, **omitted))
 
 
 def differences(ours: Recipe, theirs: Recipe) -> Iterator[str]:
-    """Fields that the launch says otherwise than the recipe."""
+    """Yield fields that differ between the launch and the recipe."""
     for field in dataclasses.fields(Recipe):
         a, b = getattr(ours, field.name), getattr(theirs, field.name)
         if field.name == "hybrid":
             a, b = a or Hybrid(), b or Hybrid()
         if a != b:
-            yield f"{field.name}: the recipe says {a!r}, the launch {b!r}"
+            yield f"{field.name}: the recipe has {a!r}, the launch {b!r}"
 
 
 def named(deployment: Deployment) -> Iterator[str]:
-    """Files and images that the data does not have."""
+    """Yield files and images that are not in the data."""
     recipe, checkpoint = deployment.recipe, deployment.checkpoint
     known = catalogue.published_checkpoints(deployment.model.name)
     if not any((checkpoint.repo, checkpoint.file) == (row.repo, row.file) for row in known):
@@ -128,14 +129,14 @@ def named(deployment: Deployment) -> Iterator[str]:
         yield f"no preset {recipe.runtime.preset}"
     image = engines.build_launch(deployment).image
     if image and image not in (recipe.runtime.image, presets.recipe_preset(recipe).image):
-        yield f"image {image} is nobody's"
+        yield f"image {image} is unknown"
 
 
 def excluded(case: Case, deployment: Deployment) -> Iterator[str]:
-    """What the engine's traits say it cannot do."""
+    """Yield what the engine's traits exclude."""
     recipe, engine = deployment.recipe, deployment.engine
     reason = engine.hardware_problem(deployment.gpu_kinds, deployment.known_model)
-    if reason and not case.pins.engine:
+    if reason and not case.constraints.engine:
         yield f"planned although {reason}"
     if recipe.kv not in engine.kv:
         yield f"kv {recipe.kv} is none of {engine.name}'s"
@@ -153,7 +154,7 @@ def excluded(case: Case, deployment: Deployment) -> Iterator[str]:
 
 
 def climbed(deployment: Deployment) -> Iterator[str]:
-    """Where `moebox climb` would begin elsewhere than the plan, or try what can only be refused."""
+    """Yield where `moebox climb` would not begin at the plan, or try what is always refused."""
     recipe, model = deployment.recipe, deployment.model
     if starting_recipe(recipe) != dataclasses.replace(
         recipe, speculate=None if recipe.climb.speculate else recipe.speculate
@@ -173,13 +174,13 @@ def climbed(deployment: Deployment) -> Iterator[str]:
 
 
 def agreeing(plan: Plan, deployment: Deployment) -> Iterator[str]:
-    """Memory, speed and refusals of the deployment against the plan's."""
+    """Yield differences of memory, speed and refusals between the deployment and the plan."""
     if engines.memory_budget(deployment) != plan.memory:
         yield "another memory than the plan's"
-    told = {caution.text for caution in plan.warnings}
-    missing = [caution.text for caution in engines.find_refusals(deployment) if caution.text not in told]
+    warned = {warning.text for warning in plan.warnings}
+    missing = [warning.text for warning in engines.find_refusals(deployment) if warning.text not in warned]
     if missing:
-        yield f"the plan does not tell: {missing[0]}"
+        yield f"the plan has no warning: {missing[0]}"
     row = plan.forecast[0]
     rate = Speed.for_deployment(deployment).decode_tok_s(row.concurrency, row.context)
     if round(rate, 2) != row.decode_tok_s:
@@ -187,10 +188,10 @@ def agreeing(plan: Plan, deployment: Deployment) -> Iterator[str]:
 
 
 def problems(case: Case) -> list[str]:
-    """Everything that is wrong with the plan of a case and its runners-up; none where nothing fits."""
+    """Return everything wrong with the plan of a case and its runners-up; nothing if nothing fits."""
     box, model = box_of(case.box), catalogue.find_model(case.model)
     try:
-        plan = choose_plan(box, model, catalogue.published_checkpoints(model.name), case.pins)
+        plan = choose_plan(box, model, catalogue.published_checkpoints(model.name), case.constraints)
     except MoeboxError:
         return []
     recipes = [plan.recipe, *(other.recipe for other in plan.alternatives)]
@@ -202,12 +203,12 @@ def problems(case: Case) -> list[str]:
 
 
 def launches(cases: Iterable[Case], engine: str) -> list[list[str]]:
-    """Command lines of `engine` among the plans of `cases` and their runners-up, without what starts it."""
+    """Return command lines of `engine` among the plans of `cases` and their runners-up, without the entry."""
     lines: list[list[str]] = []
     for case in cases:
         box, model = box_of(case.box), catalogue.find_model(case.model)
         try:
-            plan = choose_plan(box, model, catalogue.published_checkpoints(model.name), case.pins)
+            plan = choose_plan(box, model, catalogue.published_checkpoints(model.name), case.constraints)
         except MoeboxError:
             continue
         recipes = [plan.recipe, *(other.recipe for other in plan.alternatives)]

@@ -1,6 +1,6 @@
 """Command lines read by an engine's own parser, in a process of its own: `read_lines.py ENGINE [SOURCE]`.
 
-Takes a JSON list of command lines on stdin and prints a JSON list of refusals, "" where the parser takes the line.
+Takes a JSON list of command lines on stdin and prints a JSON list of refusals, "" if the parser accepts the line.
 Runs in the engine's environment, so it imports nothing of moebox.
 """
 
@@ -20,12 +20,12 @@ class Refused(Exception):
 
 
 def refuse(message: str) -> None:
-    """In place of argparse's way of ending the program."""
+    """Raise instead of ending the program as argparse does."""
     raise Refused(message)
 
 
 def reader(engine: str, source: Path | None) -> Callable[[list[str]], argparse.Namespace]:
-    """Parses a line, and checks what was parsed where the engine does that without loading a model."""
+    """Return a function that parses a line and checks it as far as the engine does without loading a model."""
     parser = dump_flags.real_parser(engine, source)
     parser.error = refuse
     check = dump_flags.vllm_arguments().validate_parsed_serve_args if engine == "vllm" else check_sglang
@@ -39,13 +39,13 @@ def reader(engine: str, source: Path | None) -> Callable[[list[str]], argparse.N
 
 
 def check_sglang(found: argparse.Namespace) -> None:
-    """What SGLang looks up by name only once it starts."""
+    """Check names that SGLang looks up only at its start."""
     algorithms = importlib.import_module("sglang.srt.speculative.spec_info").SpeculativeAlgorithm
     algorithms.from_string(found.speculative_algorithm)
 
 
 def refusal(read: Callable[[list[str]], argparse.Namespace], line: list[str]) -> str:
-    """Why the engine would not start with `line`; "" where it would."""
+    """Return why the engine would not start with `line`, or ""."""
     try:
         read(line)
     except (Refused, TypeError, ValueError) as problem:
@@ -54,7 +54,7 @@ def refusal(read: Callable[[list[str]], argparse.Namespace], line: list[str]) ->
 
 
 def main() -> None:
-    """Every line of stdin."""
+    """Check every line of stdin."""
     engine, *source = sys.argv[1:]
     lines = json.load(sys.stdin)
     read = reader(engine, Path(source[0]) if source else None)

@@ -1,4 +1,4 @@
-"""What is planned is what is launched: every model, a spread of boxes, every engine, the pins."""
+"""What is planned is what is launched: every model, many boxes, every engine, the constraints."""
 
 import contextlib
 import itertools
@@ -14,12 +14,13 @@ from moebox.errors import BadInput, DoesNotFit
 from moebox.planner.choose import choose_plan, search_candidates
 from moebox.planner.constraints import Constraints
 from tests.chain.links import BOXES, Case, box_of, problems
+from tests.chain.parse_back import parse_command
 
 SAMPLE, SEED = 40, 20261115
 PARTS = 64  # of the sweep, so that every core has its share
 KIMI = "kimi-k2.6"
 HOME = {True: "8x-b200", False: "2x-rtx-pro-6000-max-q"}  # a box that engines serving from GPUs, or sharing, fit on
-PINS = (
+CONSTRAINTS = (
     {},
     {"goal": "latency"},
     {"goal": "context"},
@@ -43,33 +44,33 @@ PINS = (
 
 
 def cases() -> Iterator[Case]:
-    """All of them: pins that contradict each other are no case."""
-    for model, box, pins in itertools.product(catalogue.models(), BOXES, settings()):
-        yield Case(model=model, box=box, pins=pins)
+    """Yield all cases; contradictory constraints are not a case."""
+    for model, box, constraints in itertools.product(catalogue.models(), BOXES, settings()):
+        yield Case(model=model, box=box, constraints=constraints)
 
 
 def settings() -> Iterator[Constraints]:
-    """Every engine, and none, with every pin that it takes."""
-    for engine, pins in itertools.product((None, *registry.engine_names()), PINS):
+    """Yield every engine, and none, with every constraint that it accepts."""
+    for engine, constraints in itertools.product((None, *registry.engine_names()), CONSTRAINTS):
         with contextlib.suppress(BadInput):
-            yield Constraints(engine=engine, **pins)  # type: ignore[arg-type]
+            yield Constraints(engine=engine, **constraints)  # type: ignore[arg-type]
 
 
 def sampled() -> list[Case]:
-    """Every engine with every pin on a box that suits it, and a seeded spread over all the rest."""
+    """Return every engine with every constraint on a box that suits it, and a seeded sample of the rest."""
     every = list(cases())
     return [*at_home(every), *random.Random(SEED).sample(every, SAMPLE)]
 
 
 def at_home(every: list[Case], engine: str = "") -> list[Case]:
-    """Every engine, or one, with every pin on a box that suits it."""
+    """Return every engine, or one, with every constraint on a box that suits it."""
     homes = {traits.name: HOME[traits.is_gpu_only] for traits in registry.all_traits() if engine in ("", traits.name)}
-    return [case for case in every if (case.model, case.box) == (KIMI, homes.get(case.pins.engine or ""))]
+    return [case for case in every if (case.model, case.box) == (KIMI, homes.get(case.constraints.engine or ""))]
 
 
 @pytest.mark.parametrize("case", sampled(), ids=lambda case: case.title)
 def test_a_sample_of_plans_holds_together(case: Case) -> None:
-    """The launch read back says what the recipe says, and all figures come from the same deployment."""
+    """The launch parsed back equals the recipe, and all figures come from the same deployment."""
     assert problems(case) == []
 
 
@@ -77,7 +78,7 @@ def test_a_sample_of_plans_holds_together(case: Case) -> None:
 @pytest.mark.sweep
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_plan_holds_together(part: int) -> None:
-    """The same for all of them: `make test-chain`, about an hour of two cores."""
+    """Every case holds together: `make test-chain`, about an hour of two cores."""
     mine = list(itertools.islice(cases(), part, None, PARTS))
     print(f"{len(mine):,} of {sum(1 for _ in cases()):,} cases")
     assert [problem for case in mine for problem in problems(case)] == []
@@ -92,17 +93,17 @@ def test_every_plan_holds_together(part: int) -> None:
     ],
 )
 def test_what_traits_exclude_is_never_planned(model: str, box: str, engine: str, why: str) -> None:
-    """Left to choose, the planner takes another engine or none; asked for, it says why not and what runs instead."""
+    """By default the planner chooses another engine or none; on request the error names reason and alternative."""
     forms, where = catalogue.published_checkpoints(model), box_of(box)
     tried, _ = search_candidates(where, catalogue.find_model(model), forms, Constraints())
-    assert engine not in {weighed.recipe.engine for weighed in tried}
-    with pytest.raises(DoesNotFit, match=why) as told:
+    assert engine not in {rated.recipe.engine for rated in tried}
+    with pytest.raises(DoesNotFit, match=why) as caught:
         choose_plan(where, catalogue.find_model(model), forms, Constraints(engine=engine))
-    assert (told.value.hint or "").startswith("it runs without --engine")
+    assert (caught.value.hint or "").startswith("it runs without --engine")
 
 
 def test_expert_parallelism_reaches_every_engine_that_has_it() -> None:
-    """`--ep 8` was planned, weighed and forecast, and never launched."""
+    """`--ep 8` was planned and forecast, and never launched."""
     for traits in registry.all_traits():
         if not traits.can_shard("ep"):
             continue
@@ -113,5 +114,5 @@ def test_expert_parallelism_reaches_every_engine_that_has_it() -> None:
             Constraints(engine=traits.name, tp=8, ep=8),
         )
         assert plan.recipe.parallel.ep
-        back = engines.parse_command(traits.name, engines.build_launch(deploy(plan.recipe)).argv)
+        back = parse_command(traits.name, engines.build_launch(deploy(plan.recipe)).argv)
         assert back.parallel == plan.recipe.parallel

@@ -27,13 +27,13 @@ from tests.serve.rendered import recipes
 pytestmark = pytest.mark.engine
 Line = list[str]
 READ_LINES = Path(__file__).with_name("read_lines.py")
-SPREAD = 300  # further cases an engine, beside every pin on a box that suits it
+SPREAD = 300  # further cases per engine, beside every constraint on a box that suits it
 LEAST = 40  # fewer lines than this would mean that the planner plans nothing
 SOURCES = {"sglang": "MOEBOX_SGLANG_SOURCE", "ktransformers": "MOEBOX_KT_SOURCE"}
 BUILDS = {"llama.cpp": "llama", "ik_llama.cpp": "ik"}
 TRIES = 3  # mainline logs from a thread of its own and loses the last lines in about one exit of a hundred
 NOWHERE = "/nowhere/model.gguf"
-LOADING = re.compile(r"(failed|unable) to load model")  # only said after every argument was read
+LOADING = re.compile(r"(failed|unable) to load model")  # printed only after every argument was read
 
 
 def setting(name: str) -> Path:
@@ -45,15 +45,15 @@ def setting(name: str) -> Path:
 
 @functools.cache
 def every_case() -> list[Case]:
-    """All of them, once."""
+    """Every case, computed once."""
     return list(cases())
 
 
 def planned(engine: str) -> list[Line]:
-    """Different command lines of `engine`: every pin at home, and a spread over models and boxes, forced or chosen."""
+    """Return different command lines of `engine`: every constraint on its box, and a sample of models and boxes."""
     chance = random.Random(f"{SEED} {engine}")
-    forced = [case for case in every_case() if case.pins.engine == engine]
-    free = [case for case in every_case() if case.pins.engine is None]
+    forced = [case for case in every_case() if case.constraints.engine == engine]
+    free = [case for case in every_case() if case.constraints.engine is None]
     chosen = [*at_home(every_case(), engine), *chance.sample(forced, SPREAD), *chance.sample(free, SPREAD // 3)]
     lines = {tuple(line): line for line in launches(chosen, engine)}
     print(f"{engine}: {len(lines)} different command lines", flush=True)
@@ -68,7 +68,7 @@ def rendered(engine: str) -> list[Line]:
 
 
 def words_of(recipe: Recipe, rank: int) -> Line:
-    """The engine's own words for one rank, without what starts it."""
+    """Return the engine's own arguments for one rank, without the entry."""
     deployment = deploy(recipe)
     node = engines.LaunchNode.with_rank(rank, "10.0.0.1")
     return [
@@ -77,15 +77,15 @@ def words_of(recipe: Recipe, rank: int) -> Line:
 
 
 def refusals(python: Path | str, engine: str, lines: list[Line], *source: Path) -> list[str]:
-    """What a Python engine's own parser says against `lines`, each with the words it is about."""
+    """Return the refusals of a Python engine's own parser, each with its line."""
     environment = os.environ | {"VLLM_TARGET_DEVICE": "cpu", "OMP_NUM_THREADS": "1"}
     argv = [str(python), str(READ_LINES), engine, *map(str, source)]
     done = subprocess.run(
         argv, env=environment, input=json.dumps(lines), capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    said = json.loads(done.stdout)
-    return [f"{text}: {' '.join(line)}" for text, line in zip(said, lines, strict=True) if text]
+    output = json.loads(done.stdout)
+    return [f"{text}: {' '.join(line)}" for text, line in zip(output, lines, strict=True) if text]
 
 
 def test_vllm_reads_what_is_planned_and_rendered() -> None:
@@ -103,14 +103,14 @@ def test_sglang_and_its_fork_read_what_is_planned_and_rendered(engine: str) -> N
 
 @pytest.mark.parametrize("engine", BUILDS)
 def test_llama_servers_read_what_is_planned_and_rendered(engine: str) -> None:
-    """Every flag is taken: as it stands up to --version, and with a model that is not there up to the loading of it."""
+    """Every flag is accepted: up to --version as it is, and with an absent model up to loading it."""
     server = setting("MOEBOX_LLAMA_BUILDS") / BUILDS[engine] / "bin" / "llama-server"
     lines = [without_gpus(line) for line in [*planned(engine), *rendered(engine)]]
     assert [problem for line in lines if (problem := refused(server, line))] == []
 
 
-def test_a_flag_that_is_not_there_is_seen() -> None:
-    """The suite's own eyes: each parser refuses a flag, and a value, that it does not have."""
+def test_each_parser_refuses_an_unknown_flag() -> None:
+    """A check of the suite itself: each parser refuses an unknown flag and an unknown value."""
     builds = setting("MOEBOX_LLAMA_BUILDS")
     for folder in BUILDS.values():
         server = builds / folder / "bin" / "llama-server"
@@ -132,15 +132,15 @@ def without_gpus(line: Line) -> Line:
 
 
 def refused(server: Path, line: Line) -> str:
-    """What llama-server says against a line; "" where it reads all of it."""
-    code, said = run(server, [*line, "--version"])  # ends with 0 once everything before it is read
+    """Return what llama-server refuses in a line, or ""."""
+    code, output = run(server, [*line, "--version"])  # ends with 0 once everything before it is read
     if code:
-        return f"{said[-300:]}: {' '.join(line)}"
+        return f"{output[-300:]}: {' '.join(line)}"
     for _ in range(TRIES):
-        _, said = run(server, elsewhere(line))
-        if LOADING.search(said):
+        _, output = run(server, elsewhere(line))
+        if LOADING.search(output):
             return ""
-    return f"{said[-300:]}: {' '.join(line)}"
+    return f"{output[-300:]}: {' '.join(line)}"
 
 
 def elsewhere(line: Line) -> Line:
@@ -151,7 +151,7 @@ def elsewhere(line: Line) -> Line:
 
 
 def run(server: Path, line: Line) -> tuple[int, str]:
-    """A call of llama-server that ends by itself."""
+    """Run llama-server with arguments that make it end."""
     argv = [str(server), *line]
     done = subprocess.run(argv, capture_output=True, text=True, errors="replace", timeout=60, check=False)
     return done.returncode, done.stdout + done.stderr

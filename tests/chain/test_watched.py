@@ -1,4 +1,4 @@
-"""What is launched can be watched: bench, watch, the ui, Grafana and fleets read /metrics, so launches serve it."""
+"""Launches can be monitored: bench, watch, the ui, Grafana and fleets read /metrics, so launches serve it."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from moebox.serve import session
 from moebox.store import Run
 from tests.embedded import phantom_recipe
 
-# vLLM shows its figures unless it is told not to; the others have a flag for it.
+# vLLM serves metrics by default; the others have a flag for it.
 FLAGS: dict[EngineName, tuple[str, ...]] = {
     "sglang": ("--enable-metrics", "--enable-cache-report"),
     "ktransformers": ("--enable-metrics", "--enable-cache-report"),
@@ -27,14 +27,14 @@ def kimi(engine: EngineName, **flags: bool) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("engine", FLAGS)
-def test_a_launch_turns_the_figures_on(engine: EngineName) -> None:
+def test_a_launch_turns_metrics_on(engine: EngineName) -> None:
     """Unless the recipe turns them off."""
     assert set(FLAGS[engine]) <= set(kimi(engine))
     off = {flag.removeprefix("--"): False for flag in FLAGS[engine]}
     assert not set(FLAGS[engine]) & set(kimi(engine, **off))
 
 
-def test_the_embedded_engine_shows_its_figures(tmp_path: Path) -> None:
+def test_the_embedded_engine_serves_metrics(tmp_path: Path) -> None:
     """Through the launch that any recipe gets."""
     with session.engine_session(deploy(phantom_recipe()), Run.create("watched", runs=tmp_path)) as live:
         page = http.get(f"{live.endpoint.server_url}/metrics", headers=live.endpoint.headers)

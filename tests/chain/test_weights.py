@@ -1,4 +1,4 @@
-"""Weights on disk are the model they are: a folder, a GGUF and a catalogue name of one model give the same launch."""
+"""Weights on disk are recognised: a folder, a GGUF and a catalogue name of one model give the same launch."""
 
 import dataclasses
 import itertools
@@ -23,7 +23,7 @@ from moebox.serve import preflight
 from moebox.serve.dummy import write_gguf
 
 CONFIGS = Path(__file__).parents[1] / "checkpoint" / "configs"
-ATTIC = ("--box", "2x-rtx-pro-6000-max-q", "--ram", "768GiB", "--ram-bandwidth", "614GB/s")
+MAX_Q_BOX = ("--box", "2x-rtx-pro-6000-max-q", "--ram", "768GiB", "--ram-bandwidth", "614GB/s")
 KIMI = json.loads((CONFIGS / "nvidia--Kimi-K2.6-NVFP4.json").read_text())
 TEMPLATE = "{{ tools }}<|tool_calls_section_begin|>{% if thinking %}<think>{% endif %}"
 
@@ -82,11 +82,11 @@ def launched(recipe: Recipe) -> list[str]:
 def test_a_folder_is_planned_like_its_name(
     config: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Parsers, template switches, drafts, remote code, images: whatever hangs on the architecture, by any path."""
+    """Parsers, template switches, drafts, remote code, images: whatever depends on the architecture, by any path."""
     weights = folder(tmp_path / config.partition("--")[2], json.loads((CONFIGS / f"{config}.json").read_text()))
-    pins = ("--box", "16x-b300", "--engine", "vllm", "--tp", "4", "--pp", "4", "--ep", "1", "--context", "8192")
-    ours = planned(tmp_path, capsys, str(weights), *pins)
-    theirs = planned(tmp_path, capsys, name, *pins)
+    constraints = ("--box", "16x-b300", "--engine", "vllm", "--tp", "4", "--pp", "4", "--ep", "1", "--context", "8192")
+    ours = planned(tmp_path, capsys, str(weights), *constraints)
+    theirs = planned(tmp_path, capsys, name, *constraints)
 
     assert ours.checkpoint == str(weights)
     same = ("model", "served_name", "tool_parser", "reasoning_parser", "trust_remote_code", "flags", "speculate")
@@ -99,9 +99,9 @@ def test_a_gguf_is_launched_like_its_name(tmp_path: Path, capsys: pytest.Capture
     """A file called by its title is planned, written, and its recipe starts: names with blanks become slugs."""
     file = tmp_path / "Kimi K2.6.gguf"
     write_gguf(file, catalogue.find_model("kimi-k2.6"), layers=61)
-    pins = (*ATTIC, "--engine", "llama.cpp", "--experts-on-gpu", "3+3", "--ub", "2048")
-    ours = planned(tmp_path, capsys, str(file), *pins)
-    theirs = planned(tmp_path, capsys, "kimi-k2.6", *pins, "--checkpoint", "Q4_X")
+    constraints = (*MAX_Q_BOX, "--engine", "llama.cpp", "--experts-on-gpu", "3+3", "--ub", "2048")
+    ours = planned(tmp_path, capsys, str(file), *constraints)
+    theirs = planned(tmp_path, capsys, "kimi-k2.6", *constraints, "--checkpoint", "Q4_X")
 
     assert ours.model == "kimi-k2.6"
     assert launched(ours) == launched(theirs)
@@ -124,17 +124,17 @@ def test_a_folder_in_place_is_written_with_its_whole_path(
 
 
 def test_fp8_on_rtx_blackwell_is_refused_for_a_kimi_on_disk_too(tmp_path: Path) -> None:
-    """The refusal hangs on the shape, not on the name."""
+    """The refusal depends on the shape, not on the name."""
     from moebox.detect import load_box
 
     weights = folder(tmp_path / "mine", KIMI, TEMPLATE)
     recipe = Recipe(name="x", engine="vllm", model="mine", checkpoint=str(weights), served_name="x", kv="fp8")
-    told = engines.find_refusals(deploy(recipe, load_box("8x-rtx-pro-6000-server")))
-    assert any("102,400" in caution.text for caution in told)
+    refusals = engines.find_refusals(deploy(recipe, load_box("8x-rtx-pro-6000-server")))
+    assert any("102,400" in refusal.text for refusal in refusals)
 
 
 def test_a_model_that_only_resembles_one_gets_its_parsers_and_a_line(tmp_path: Path) -> None:
-    """Fewer layers than any Kimi: the template tells the family; its own code is not run by itself."""
+    """Fewer layers than any Kimi: the template identifies the family; its own code is not run by default."""
     text = {**KIMI["text_config"], "num_hidden_layers": 20}
     found = look_up_model(str(folder(tmp_path / "small", {**KIMI, "text_config": text}, TEMPLATE)))
 
@@ -144,7 +144,7 @@ def test_a_model_that_only_resembles_one_gets_its_parsers_and_a_line(tmp_path: P
     assert "holds no weights" in found.notes[1]
 
 
-def test_among_models_of_one_shape_the_name_decides_and_doubt_is_told(tmp_path: Path) -> None:
+def test_among_models_of_one_shape_the_name_decides_with_a_note(tmp_path: Path) -> None:
     """K2.5, K2.6 and K2.7 have one shape: a repository's name is believed, a folder called `weights` gets a line."""
     hub = tmp_path / "models--moonshotai--Kimi-K2.5" / "snapshots" / "0123abc"
     named, unnamed = look_up_model(str(folder(hub, KIMI))), look_up_model(str(folder(tmp_path / "weights", KIMI)))
@@ -181,7 +181,7 @@ def test_a_path_in_a_hub_cache_keeps_its_name_and_its_links(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("form", "told"),
+    ("form", "expected"),
     [
         (
             "IQ3_K",
@@ -190,32 +190,32 @@ def test_a_path_in_a_hub_cache_keeps_its_name_and_its_links(tmp_path: Path) -> N
         ("UD-Q4_K_XL", ["--hf-repo", "unsloth/Kimi-K2.6-GGUF", "--hf-file"]),
     ],
 )
-def test_the_fork_is_told_the_file(
-    form: str, told: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_fork_gets_the_file(
+    form: str, expected: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without one it refuses to start; two quants never give the same command."""
-    recipe = planned(tmp_path, capsys, "kimi-k2.6", *ATTIC, "--engine", "ik_llama.cpp", "--checkpoint", form)
-    assert list(engines.build_launch(deploy(recipe)).argv[1 : 1 + len(told)]) == told
+    recipe = planned(tmp_path, capsys, "kimi-k2.6", *MAX_Q_BOX, "--engine", "ik_llama.cpp", "--checkpoint", form)
+    assert list(engines.build_launch(deploy(recipe)).argv[1 : 1 + len(expected)]) == expected
 
 
-def test_mainline_is_told_the_quant(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mainline_gets_the_quantisation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It finds the file by itself."""
-    recipe = planned(tmp_path, capsys, "kimi-k2.6", *ATTIC, "--engine", "llama.cpp", "--checkpoint", "Q4_X")
+    recipe = planned(tmp_path, capsys, "kimi-k2.6", *MAX_Q_BOX, "--engine", "llama.cpp", "--checkpoint", "Q4_X")
     assert engines.build_launch(deploy(recipe)).argv[1:3] == ("-hf", "ubergarm/Kimi-K2.6-GGUF:Q4_X")
 
 
-def test_a_form_nobody_has_seen_is_planned_only_when_asked_for(
+def test_an_unverified_checkpoint_is_planned_only_on_request(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And then the launch says what it cannot name."""
-    assert main(["plan", "kimi-k2.6", *ATTIC, "--json"]) == 0
+    """And then a refusal names the missing file."""
+    assert main(["plan", "kimi-k2.6", *MAX_Q_BOX, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     seen = {document["recipe"]["checkpoint"], *(other["recipe"]["checkpoint"] for other in document["alternatives"])}
     unverified = {form.name for form in catalogue.published_checkpoints("kimi-k2.6") if form.unverified}
     assert unverified
     assert not seen & unverified
-    pinned = planned(tmp_path, capsys, "kimi-k2.6", *ATTIC, "--checkpoint", "smol-IQ3_KS")
-    assert any("is not known" in caution.text for caution in engines.find_refusals(deploy(pinned)))
+    requested = planned(tmp_path, capsys, "kimi-k2.6", *MAX_Q_BOX, "--checkpoint", "smol-IQ3_KS")
+    assert any("is not known" in refusal.text for refusal in engines.find_refusals(deploy(requested)))
 
 
 def script(recipe: Recipe, form: str, tmp_path: Path, model_path: Path | str) -> list[str]:
@@ -232,7 +232,7 @@ def script(recipe: Recipe, form: str, tmp_path: Path, model_path: Path | str) ->
 def test_model_path_takes_a_file_of_a_hub_cache(form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A recipe of the Hub's file, started from a file on disk: -m with the shard's own name, links and all."""
     shard = hub_cache(tmp_path)
-    recipe = planned(tmp_path, capsys, "kimi-k2.6", *ATTIC, "--engine", "ik_llama.cpp", "--checkpoint", "IQ3_K")
+    recipe = planned(tmp_path, capsys, "kimi-k2.6", *MAX_Q_BOX, "--engine", "ik_llama.cpp", "--checkpoint", "IQ3_K")
     argv = script(recipe, form, tmp_path, shard)
 
     assert argv[argv.index("-m") + 1] == str(shard)
@@ -242,14 +242,14 @@ def test_model_path_takes_a_file_of_a_hub_cache(form: str, tmp_path: Path, capsy
     assert argv[argv.index("--alias") + 1] == recipe.served_name, shlex.join(argv)
 
 
-def test_a_folder_without_weights_is_told_by_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It can be planned before the download; `up` says in one line what is missing."""
+def test_a_folder_without_weights_can_be_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It can be planned before the download; `up` reports in one line what is missing."""
     weights = folder(tmp_path / "Kimi-K2.6", KIMI)
     recipe = planned(tmp_path, capsys, str(weights), "--box", "8x-b200")
     assert recipe.checkpoint == str(weights)
     assert main(["plan", str(weights), "--box", "8x-b200"]) == 0
     first = capsys.readouterr().out.splitlines()[0]
-    assert first.startswith("Kimi K2.6 nvfp4 on")  # the form it holds, not the name of its folder
+    assert first.startswith("Kimi K2.6 nvfp4 on")  # the format it holds, not the name of its folder
     with pytest.raises(MoeboxError, match="no weights"):
         preflight.check_checkpoint(deploy(recipe).weights_path, recipe)
     assert not preflight.uses_dummy_weights(recipe)
@@ -266,9 +266,9 @@ def test_a_rehearsal_before_the_download_needs_no_weights(
     path.write_text(codec.to_toml(recipe))
     monkeypatch.setenv("PATH", str(tmp_path))
     assert main(["rehearse", str(path), "--measure"]) == 3
-    said = capsys.readouterr().err
-    assert "is not installed here" in said
-    assert "no weights" not in said
+    error = capsys.readouterr().err
+    assert "is not installed here" in error
+    assert "no weights" not in error
 
 
 def test_a_folder_published_with_a_vision_tower_is_the_model_that_the_catalogue_has_without(tmp_path: Path) -> None:

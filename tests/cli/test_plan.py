@@ -79,7 +79,7 @@ def test_the_recipe_that_is_written_is_the_recipe_that_was_planned(
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (["kimi-k2.6", "--box", "1x-rtx-4090"], 1, "lacks"),
+        (["kimi-k2.6", "--box", "1x-rtx-4090"], 1, "GB more"),
         (["kimi-k2.6", *BOX, "--context", "10M"], 2, "--context 10485760: kimi-k2.6 has 262,144"),
         (["qwen3-235b", "--box", "8x-rtx-5090", "--context", "65536"], 2, "--context 65536: qwen3-235b has 40,960"),
         (["kimi-k2.6", *BOX, "--tp", "16"], 2, "takes 16 GPUs and 8x-rtx-pro-6000-server has 8"),
@@ -142,7 +142,7 @@ def test_why_can_be_checked_with_a_calculator(capsys: pytest.CaptureFixture[str]
     lines = {line["what"]: line for line in planned(capsys, "kimi-k2.6", *BOX)["why"]}
     taken = sum(line["value"] for what, line in lines.items() if what.startswith("- "))
 
-    assert lines["claimed"]["value"] - taken == lines["= KV budget"]["value"]
+    assert lines["utilized"]["value"] - taken == lines["= KV budget"]["value"]
     block = lines["cache a token"]["value"] * 16
     assert lines["= KV budget"]["value"] // block * 16 == lines["KV tokens"]["value"]
     assert main(["plan", "kimi-k2.6", *BOX, "--why"]) == 0
@@ -193,7 +193,7 @@ def test_a_plan_without_experts_on_gpus_gives_no_order_of_layers(capsys: pytest.
     """Head and tail of nothing are not worth a line; what stays in RAM and what is left are two figures of one RAM."""
     assert main(["plan", "kimi-k2.6", "--box", "1x-rtx-5090", "--ram", "768GiB"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    told = "none of 60 expert layers lies on the GPUs; 449.05 GiB of weights stay in RAM, "
+    told = "none of 60 expert layers is on the GPUs; 449.05 GiB of weights stay in RAM, "
     left = text.partition(told)[2].partition(" GiB of RAM is left free")[0]
     assert re.search(rf"free \S+ {re.escape(left)} ", text), "the table's last row says the same"
     assert "head of the stack" not in text
@@ -263,7 +263,7 @@ def test_an_image_beyond_what_it_was_built_for_is_told(capsys: pytest.CaptureFix
     """It was planned for any model on any GPU without a word."""
     for words, told in ((("gpt-oss-120b", "--box", "1x-h200"), True), (("kimi-k2.6", *BOX), False)):
         warnings = planned(capsys, *words, "--image", "community")["warnings"]
-        assert any("it is untried" in warning["text"] for warning in warnings) == told
+        assert any("it is untested" in warning["text"] for warning in warnings) == told
 
 
 @pytest.mark.parametrize("box", ["1x-b300", "8x-h200"])
@@ -372,7 +372,7 @@ def test_a_folder_on_a_machine_without_a_gpu_is_not_sent_to_an_engine_that_canno
     assert main(["plan", str(folder)]) == 1
     assert "llama.cpp runs on CPUs, from a GGUF of the model" in capsys.readouterr().err
     assert main(["plan", str(folder), "--engine", "llama.cpp"]) == 2
-    assert "it reads GGUF; known forms: phantom (safetensors)" in capsys.readouterr().err
+    assert "it reads GGUF; known checkpoints: phantom (safetensors)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -249,7 +249,7 @@ def test_who_holds_memory_is_named_and_what_moebox_runs_counts_as_free(tmp_path:
     recipe = Recipe(name="t", engine="vllm", model="gpt-oss-120b", checkpoint="mxfp4", served_name="t")
     memory = Memory(devices=(), kv_tokens=10**6, kv_bytes_per_token=1, fits=True)
     told = [caution.text for caution in budget_warnings(deploy(recipe, box), memory, 1)]
-    assert told[0].startswith("kimi-7, which moebox runs, holds 10.7 GB: counted as free")
+    assert told[0].startswith("kimi-7, started by moebox, holds 10.7 GB: counted as free")
     assert "pid 42 (blender)" in told[1]
 
 

@@ -13,6 +13,7 @@ from moebox.core.catalogue import find_gpu, find_model
 from moebox.core.change import with_settings
 from moebox.core.recipe import EngineName, Recipe, Speculate
 from moebox.serve.recipes import read_recipe
+from tests.chain.parse_back import parse_command
 
 KIMI = find_model("kimi-k2.6")
 VLLM = read_recipe("kimi-k26-vllm")
@@ -44,7 +45,7 @@ def pairs(recipe: Recipe) -> dict[str, str]:
 
 
 def test_vllm_gets_what_kimi_needs():
-    """Parsers, auto tool choice, its own code, and no vision tower where none is wanted."""
+    """Parsers, auto tool choice, its own code, and no vision tower if it is not wanted."""
     found = pairs(VLLM)
 
     assert found["--tool-call-parser"] == found["--reasoning-parser"] == "kimi_k2"
@@ -52,7 +53,7 @@ def test_vllm_gets_what_kimi_needs():
     assert engines.build_launch(deploy(VLLM)).env == {"VLLM_ENGINE_READY_TIMEOUT_S": "3600"}
 
 
-def test_vision_is_served_by_a_copy_per_card():
+def test_vision_is_served_by_a_copy_per_gpu():
     """The small tower runs data-parallel in both engines."""
     assert pairs(with_settings(VLLM, {"vision": True}))["--mm-encoder-tp-mode"] == "data"
     assert "--mm-enable-dp-encoder" in pairs(with_settings(SGLANG, {"vision": True}))
@@ -74,7 +75,7 @@ def test_thinking_is_turned_off_in_each_engines_way(recipe: Recipe, flag: str, v
 
 
 def test_experts_are_placed_layer_by_layer():
-    """The first rule that matches wins, so cards come before RAM; -ncmoe is never used, nor -ger."""
+    """The first rule that matches wins, so GPUs come before RAM; -ncmoe is never used, nor -ger."""
     argv = engines.build_launch(deploy(HYBRID)).argv
     rules = [argv[place + 1] for place, word in enumerate(argv) if word == "-ot"]
 
@@ -94,8 +95,8 @@ def test_slots_share_the_context():
     assert pairs(with_settings(HYBRID, {"context": 131072, "max_seqs": 2}))["-c"] == "262144"
 
 
-def test_llama_cpp_takes_its_own_words():
-    """Mainline has no -mla, and wants K and V of one type; a repository is fetched by -hf."""
+def test_llama_cpp_gets_its_own_flags():
+    """Mainline has no -mla, and needs K and V of one type; a repository is fetched by -hf."""
     recipe = with_settings(HYBRID, {"engine": "llama.cpp", "hybrid": {"experts": [[1]]}, "checkpoint": "a/b-GGUF"})
     found = pairs(recipe)
 
@@ -104,8 +105,8 @@ def test_llama_cpp_takes_its_own_words():
     assert "-mla" not in found
 
 
-def test_a_draft_is_said_in_each_engines_way():
-    """EAGLE3 with three guesses."""
+def test_a_draft_is_turned_on_in_each_engines_way():
+    """EAGLE3 with three draft tokens."""
     draft = {"speculate": {"method": "eagle3", "draft": "a/draft", "tokens": 3}}
 
     assert '"num_speculative_tokens":3' in pairs(with_settings(VLLM, draft))["--speculative-config"]
@@ -114,7 +115,7 @@ def test_a_draft_is_said_in_each_engines_way():
 
 
 def test_the_recipes_own_flags_win_over_the_adapters():
-    """A flag that is there already is replaced where it stands; false takes it away."""
+    """A flag that is already there is replaced in its place; false removes it."""
     found = engines.build_launch(deploy(with_settings(COMMUNITY, {"flags.load-format": "auto", "vision": True}))).argv
 
     assert found.count("--load-format") == 1
@@ -122,8 +123,8 @@ def test_the_recipes_own_flags_win_over_the_adapters():
     assert "--jinja" not in engines.build_launch(deploy(with_settings(HYBRID, {"flags.jinja": False}))).argv
 
 
-def test_the_community_image_brings_its_environment():
-    """Every variable has a reason; those that only help elsewhere are named and left alone."""
+def test_the_community_image_sets_its_environment():
+    """Every variable has a reason; those that only help elsewhere are listed and not set."""
     launch = engines.build_launch(deploy(COMMUNITY))
     command = engines.launch_command(deploy(COMMUNITY), launch, run="r1", home="/home/x")
     preset = presets.load_preset("community")
@@ -141,7 +142,7 @@ def test_the_community_image_brings_its_environment():
 
 @pytest.mark.parametrize("kind", ["docker", "podman"])
 @pytest.mark.parametrize(("host", "shown"), [("127.0.0.1", "127.0.0.1:8000:8000"), ("0.0.0.0", "8000:8000")])
-def test_a_container_publishes_on_loopback_unless_told(kind: str, host: str, shown: str):
+def test_a_container_publishes_on_loopback_by_default(kind: str, host: str, shown: str):
     """Inside it listens on all addresses; what is reachable is decided by -p."""
     recipe = with_settings(VLLM, {"runtime.kind": kind, "listen.host": host})
     command = engines.launch_command(deploy(recipe), engines.build_launch(deploy(recipe)))
@@ -193,7 +194,7 @@ def test_a_venv_or_interpreter_is_used():
 
 
 def box(name: str, count: int = 8) -> Box:
-    """So many of a card."""
+    """Return a box of `count` GPUs."""
     return Box(name=f"{count}x-{name}", gpus=(find_gpu(name),) * count)
 
 
@@ -211,7 +212,7 @@ SERVER = box("rtx-pro-6000-server")
         (VLLM, {"parallel.dcp": 3}, SERVER, "fatal", "dcp"),
         (VLLM, {"checkpoint": "x.gguf"}, SERVER, "fatal", "GGUF"),
         (VLLM, {"checkpoint": "nvfp4"}, box("h200"), "warning", "Blackwell"),
-        (VLLM, {"max_seqs": None}, SERVER, "warning", "TRITON_MLA sets"),
+        (VLLM, {"max_seqs": None}, SERVER, "warning", "TRITON_MLA reserves"),
         (VLLM, {"parallel.dcp": 8, "speculate": {"draft": "a/b"}}, box("b200"), "warning", "DCP"),
         (VLLM, {}, SERVER, "note", "custom all-reduce"),
         (SGLANG, {"flags.attention-backend": "flashmla"}, SERVER, "fatal", "flashmla"),
@@ -226,36 +227,36 @@ SERVER = box("rtx-pro-6000-server")
         (HYBRID, {"thinking": False}, None, "note", "budget"),
     ],
 )
-def test_known_troubles_are_told(recipe: Recipe, changes: dict[str, Any], where: Any, severity: str, text: str):
-    """Each with what to do about it, the worst first."""
-    told = engines.find_refusals(deploy(with_settings(recipe, changes), where))
+def test_known_issues_are_reported(recipe: Recipe, changes: dict[str, Any], where: Any, severity: str, text: str):
+    """Each with a remedy, the worst first."""
+    found = engines.find_refusals(deploy(with_settings(recipe, changes), where))
 
-    assert any(one.severity == severity and text in one.text for one in told), [one.text for one in told]
+    assert any(one.severity == severity and text in one.text for one in found), [one.text for one in found]
     order = {"fatal": 0, "warning": 1, "note": 2}
-    assert [order[one.severity] for one in told] == sorted(order[one.severity] for one in told)
+    assert [order[one.severity] for one in found] == sorted(order[one.severity] for one in found)
 
 
-@pytest.mark.parametrize(("engine", "context", "said"), [("llama.cpp", 32768, 1), ("llama.cpp", 256, 0)])
+@pytest.mark.parametrize(("engine", "context", "warnings"), [("llama.cpp", 32768, 1), ("llama.cpp", 256, 0)])
 @pytest.mark.parametrize("ours", [True, False])
-def test_a_file_from_before_latent_attention_costs_cache(engine: EngineName, context: int, said: int, ours: bool):
-    """A word where it is a gigabyte and more; ik_llama.cpp makes the latent's matrices itself."""
+def test_a_file_from_before_latent_attention_costs_cache(engine: EngineName, context: int, warnings: int, ours: bool):
+    """A warning from a gigabyte on; ik_llama.cpp makes the latent's matrices itself."""
     changes: dict[str, Any] = {"engine": engine if ours else "ik_llama.cpp", "hybrid": {}, "max_seqs": 1}
     deployment = deploy(with_settings(HYBRID, changes | {"context": context, "kv": "f16"}), SERVER)
     assert deployment.model.mla
     old = dataclasses.replace(deployment.model, mla=dataclasses.replace(deployment.model.mla, whole_heads=True))
-    told = engines.find_refusals(dataclasses.replace(deployment, known_model=old))
+    found = engines.find_refusals(dataclasses.replace(deployment, known_model=old))
 
-    text = "keeps them for every head: 76.25 GiB of cache at 32,768 tokens, where the latent takes 2.14 GiB"
-    assert sum(text in one.text for one in told) == (said if ours else 0)
-    assert sum("every head" in one.text for one in told) == (said if ours else 0)
+    text = "keeps them for every head: 76.25 GiB of cache at 32,768 tokens; the latent takes 2.14 GiB"
+    assert sum(text in one.text for one in found) == (warnings if ours else 0)
+    assert sum("every head" in one.text for one in found) == (warnings if ours else 0)
 
 
 @pytest.mark.parametrize("recipe", [VLLM, SGLANG, COMMUNITY, HYBRID])
 def test_sound_recipes_are_not_refused(recipe: Recipe):
-    """What moebox ships has no fatal trouble on the box it is for."""
-    told = engines.find_refusals(deploy(recipe, SERVER))
+    """What moebox ships has no fatal issue on the box it is for."""
+    found = engines.find_refusals(deploy(recipe, SERVER))
 
-    assert [one.text for one in told if one.severity == "fatal"] == []
+    assert [one.text for one in found if one.severity == "fatal"] == []
     if recipe is COMMUNITY:
         assert dataclasses.replace(recipe).kv == "fp8"
 
@@ -270,10 +271,10 @@ def test_sound_recipes_are_not_refused(recipe: Recipe):
     ],
 )
 def test_a_draft_goes_by_the_engines_own_name(engine: EngineName, method: str, words: tuple[str, str]):
-    """SGLang knows no MTP and llama.cpp no draft-ngram: both refused to start."""
+    """SGLang has no MTP and llama.cpp no draft-ngram: both refused to start."""
     recipe = Recipe(
         name="x", engine=engine, model="x", checkpoint="x.gguf", served_name="", speculate=Speculate(method=method)
     )
     argv = engines.build_launch(deploy(recipe)).argv
     assert argv[argv.index(words[0]) + 1] == words[1]
-    assert engines.parse_command(engine, argv).speculate == recipe.speculate
+    assert parse_command(engine, argv).speculate == recipe.speculate

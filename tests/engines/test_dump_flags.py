@@ -66,8 +66,8 @@ def test_actions_become_a_catalogue(tmp_path: Path):
 
 
 @pytest.mark.engine
-def test_the_vllm_catalogue_is_what_its_parser_says():
-    """The parser of vLLM 0.32.0, asked today, gives the flags that moebox ships."""
+def test_the_vllm_catalogue_is_that_of_its_parser():
+    """The parser of vLLM 0.32.0 gives the flags that moebox ships."""
     made = dump("vllm", "--version", "0.32.0", python=VLLM)
     text = resources.files("moebox.data").joinpath("flags", "vllm-0.32.0.json").read_text()
     shipped = json.loads(text)["flags"]

@@ -15,7 +15,7 @@ LOGS = Path(__file__).parent / "logs"
 def events(engine: str, log: str) -> list[LogEvent]:
     """Every event of a log."""
     lines = (LOGS / log).read_text().splitlines()
-    return [event for line in lines if (event := modules.log_module(engine).parse_log_line(line))]
+    return [event for line in lines if (event := modules.parse_log_line(engine, line))]
 
 
 def facts(found: list[LogEvent]) -> dict[str, float]:
@@ -23,7 +23,7 @@ def facts(found: list[LogEvent]) -> dict[str, float]:
     return {name: value for event in found for name, value in event.facts.items()}
 
 
-def test_vllm_says_what_its_memory_went_to():
+def test_vllm_reports_its_memory_use():
     """The line of vLLM 0.26 on a GPU, as it logged it on an H200."""
     line = (
         "(EngineCore pid=8018) INFO 11-15 19:21:49 [gpu_worker.py:857] "
@@ -31,7 +31,7 @@ def test_vllm_says_what_its_memory_went_to():
         "Desired GPU memory utilization is (0.6, 83.88 GiB). Actual usage is 32.76 GiB for weight, 4.38 GiB for peak "
         "activation, 0.22 GiB for non-torch memory, and 0.0 GiB for CUDAGraph memory. Replace gpu_memory_utilization"
     )
-    event = modules.log_module("vllm").parse_log_line(line)
+    event = modules.parse_log_line("vllm", line)
     assert event
     assert {name: round(value / 2**30, 2) for name, value in event.facts.items()} == {
         "weights_bytes": 32.76,
@@ -75,9 +75,9 @@ def test_vllm_starting_up():
         ),
     ],
 )
-def test_vllm_facts_of_one_card(line: str, wanted: dict[str, float]):
+def test_vllm_facts_of_one_gpu(line: str, wanted: dict[str, float]):
     """Memory per device is read with the rank it belongs to."""
-    event = modules.log_module("vllm").parse_log_line(line)
+    event = modules.parse_log_line("vllm", line)
 
     assert event is not None
     assert event.facts == wanted
@@ -102,7 +102,7 @@ def test_the_first_error_of_vllm_is_the_cause():
     ],
 )
 def test_llama_servers_starting_up(engine: str, log: str, compute: float):
-    """Buffers by device, the context, and ready as the last word."""
+    """Buffers by device, the context, and ready at the end."""
     found = events(engine, log)
 
     assert facts(found) == {
@@ -144,7 +144,7 @@ def test_llama_servers_starting_up(engine: str, log: str, compute: float):
 )
 def test_sglang_lines(line: str, kind: str, wanted: dict[str, float]):
     """What SGLang prints while it starts."""
-    event = modules.log_module("sglang").parse_log_line(line)
+    event = modules.parse_log_line("sglang", line)
 
     assert event is not None
     assert (event.kind, event.facts) == (kind, wanted)
@@ -153,5 +153,5 @@ def test_sglang_lines(line: str, kind: str, wanted: dict[str, float]):
 @given(st.text(max_size=200), st.sampled_from(engine_names()))
 def test_no_line_breaks_the_reader(line: str, engine: str):
     """Logs hold anything."""
-    event = modules.log_module(engine).parse_log_line(line)
+    event = modules.parse_log_line(engine, line)
     assert event is None or len(event.text) <= 500

@@ -1,4 +1,4 @@
-"""The catalogues say what the real parsers say."""
+"""The flag catalogues agree with the real parsers."""
 
 import shlex
 from pathlib import Path
@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebox.core.registry import engine_names
-from moebox.engines.arguments import canonical_name, flatten, split_argv
-from moebox.engines.flags import check_arguments, flag_catalogue, known_versions, newest_version
-from moebox.engines.retired import version_key
+from moebox.engines.arguments import canonical_name, flatten
+from moebox.engines.flags import check_arguments, flag_catalogue, known_versions, newest_version, version_key
 from moebox.errors import BadInput
+from tests.chain.parse_back import split_argv
 
 ACCEPTED = Path(__file__).parent / "accepted"
 # Where the catalogue cannot know, or knows better: keys deep inside a JSON value, a rule between two flags, a value
@@ -27,7 +27,7 @@ DIFFERENT = {
 
 
 def lines() -> list[tuple[str, str, str, bool]]:
-    """Engine, version, a piece of a command line, and whether the real server of that version took it."""
+    """Engine, version, a part of a command line, and whether the real server of that version accepted it."""
     found = []
     for file in sorted(ACCEPTED.glob("*.txt")):
         engine, _, version = file.stem.partition("-")
@@ -36,8 +36,8 @@ def lines() -> list[tuple[str, str, str, bool]]:
     return found
 
 
-def judge(engine: str, version: str, text: str) -> str:
-    """What is wrong with a piece of a command line; "" when nothing is."""
+def find_problem(engine: str, version: str, text: str) -> str:
+    """Return what is wrong with a part of a command line, or ""."""
     known = flag_catalogue(engine, version)  # type: ignore[arg-type]
     try:
         check_arguments(engine, version, split_argv(shlex.split(text), known))  # type: ignore[arg-type]
@@ -46,9 +46,9 @@ def judge(engine: str, version: str, text: str) -> str:
     return ""
 
 
-def test_every_line_is_judged_as_the_real_server_did():
+def test_every_line_is_checked_as_by_the_real_server():
     """240 lines tried on vLLM 0.32.0, llama.cpp b11669 and two ik_llama.cpp: accepted there, accepted here."""
-    wrong = [one for one in lines() if bool(judge(*one[:3])) == one[3]]
+    wrong = [one for one in lines() if bool(find_problem(*one[:3])) == one[3]]
 
     assert wrong == []
     assert len(lines()) > 235
@@ -72,27 +72,27 @@ def test_every_line_is_judged_as_the_real_server_did():
         ("vllm", "", "--max-model-length 8", "--max-model-len"),
     ],
 )
-def test_what_is_gone_is_refused_with_its_new_name(engine: str, version: str, text: str, now: str):
-    """The line says which version refuses, and what to write."""
-    told = judge(engine, version, text)
+def test_a_removed_name_is_refused_with_its_new_name(engine: str, version: str, text: str, now: str):
+    """The error names the version and the replacement."""
+    problem = find_problem(engine, version, text)
 
-    assert now in told
-    assert newest_version(engine) in told  # type: ignore[arg-type]
+    assert now in problem
+    assert newest_version(engine) in problem  # type: ignore[arg-type]
 
 
-def test_an_older_version_keeps_its_words():
+def test_an_older_version_keeps_its_flags():
     """A recipe for an engine older than the catalogue may use what has been renamed since, but nothing made up."""
-    assert judge("vllm", "0.20.0", "--chat-template-kwargs '{}'") == ""
-    assert judge("sglang", "0.5.8", "--quantization nvfp4") == ""
-    assert "no flag --no-such" in judge("vllm", "0.20.0", "--no-such")
+    assert find_problem("vllm", "0.20.0", "--chat-template-kwargs '{}'") == ""
+    assert find_problem("sglang", "0.5.8", "--quantization nvfp4") == ""
+    assert "no flag --no-such" in find_problem("vllm", "0.20.0", "--no-such")
 
 
 def test_a_value_must_be_one_of_the_choices():
     """The engine's own list is shown."""
-    assert "marlin" in judge("vllm", "", "--moe-backend nope")
-    assert "takes one value" in judge("vllm", "", "--max-model-len")
-    assert "takes no value" in judge("vllm", "", "--headless=1")
-    assert judge("llama.cpp", "", "--fim-qwen-1.5b-default --metrics") == ""  # a dot that is no key
+    assert "marlin" in find_problem("vllm", "", "--moe-backend nope")
+    assert "takes one value" in find_problem("vllm", "", "--max-model-len")
+    assert "takes no value" in find_problem("vllm", "", "--headless=1")
+    assert find_problem("llama.cpp", "", "--fim-qwen-1.5b-default --metrics") == ""  # a dot that does not start a key
 
 
 @pytest.mark.parametrize("engine", engine_names())
@@ -112,8 +112,8 @@ WORDS = st.lists(st.sampled_from(sorted(flag_catalogue("vllm").specs)) | st.text
 
 
 @given(WORDS, st.sampled_from(engine_names()))
-def test_any_words_are_split_without_loss_and_judged(argv: list[str], engine: str):
-    """Splitting loses nothing, and judging fails by saying so or not at all."""
+def test_any_words_are_split_without_loss_and_checked(argv: list[str], engine: str):
+    """Splitting loses nothing, and checking raises BadInput or nothing."""
     known = flag_catalogue(engine)  # type: ignore[arg-type]
     plain = [word for word in argv if "=" not in word and not word.startswith("-O")]
     words = split_argv(plain, known)
@@ -121,4 +121,4 @@ def test_any_words_are_split_without_loss_and_judged(argv: list[str], engine: st
     assert list(flatten(words)) == plain
     for word in words:
         canonical_name(word[0], known)
-    judge(engine, "", shlex.join(argv))
+    find_problem(engine, "", shlex.join(argv))

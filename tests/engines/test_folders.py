@@ -9,13 +9,13 @@ SOURCE = Path(registry.__file__).parents[1]
 
 
 def own_folder(path: Path, package: str) -> bool:
-    """Whether a file lies in the folder of the engine."""
+    """True if a file is in the engine's folder."""
     folder = SOURCE.parent.joinpath(*package.split("."))
     return path.is_relative_to(folder)
 
 
 def test_an_engine_is_named_in_its_own_folder_only() -> None:
-    """What else needs to know asks for traits."""
+    """Other modules use traits."""
     found = []
     for name, registered in registry.load_registry().engines.items():
         literal = re.compile(rf"""(["']){re.escape(name)}\1""")
@@ -28,8 +28,8 @@ def test_an_engine_is_named_in_its_own_folder_only() -> None:
 
 
 def test_every_engine_has_every_module() -> None:
-    """moebox's own leave nothing to the plain rules."""
-    wanted = {"traits", "argv", "log", "memory", "lines", "schedule", "refuse", "probe"}
+    """moebox's own engines leave no module to the defaults."""
+    wanted = {"traits", "argv", "memory", "behaviour"}
     for registered in registry.load_registry().engines.values():
         folder = SOURCE.parent.joinpath(*registered.package.split("."))
         assert {path.stem for path in folder.glob("*.py")} >= wanted, registered.package

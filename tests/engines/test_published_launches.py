@@ -1,4 +1,4 @@
-"""Launches that people published, read into recipes and rendered back flag for flag."""
+"""Published launches, parsed to recipes and rendered back flag for flag."""
 
 import shlex
 import tomllib
@@ -8,9 +8,10 @@ import pytest
 from moebox import codec, engines
 from moebox.checkpoint import deploy
 from moebox.core.recipe import EngineName, Recipe, Runtime
-from moebox.engines.arguments import canonical_name, split_argv
+from moebox.engines.arguments import canonical_name
 from moebox.engines.flags import flag_catalogue
 from moebox.errors import BadInput
+from tests.chain.parse_back import parse_command, split_argv
 
 # SM120 deployment report of 29 January 2026: the launch that worked, SGLang of that month with a patch.
 SM120_REPORT = """
@@ -43,7 +44,7 @@ docker run -d --gpus all \
       --speculative-config '{\"method\":\"eagle3\",\"model\":\"lightseekorg/kimi-k2.6-eagle3\",\"num_speculative_tokens\":3}'"
 """  # noqa: E501
 # "Running Kimi-K2.6 Locally": ik_llama.cpp on two RTX PRO 6000 Max-Q, April 2026.
-TWO_CARDS = r"""
+TWO_GPUS = r"""
 podman run --rm \
 --device nvidia.com/gpu=all \
 -p 8000:8000 \
@@ -108,8 +109,8 @@ def options(argv: tuple[str, ...] | list[str], image: str) -> list[str]:
 
 
 def roundtrip(engine: EngineName, text: str, version: str) -> tuple[Recipe, tuple[str, ...]]:
-    """The recipe of a command, through its TOML form, and the engine's argv made from it."""
-    recipe = engines.parse_command(engine, text.strip(), version=version)
+    """The recipe of a command, through TOML, and the engine's argv made from it."""
+    recipe = parse_command(engine, text.strip(), version=version)
     again = codec.decode(Recipe, tomllib.loads(codec.to_toml(recipe)), where="again")
     assert again == recipe
     return recipe, engines.build_launch(deploy(recipe)).argv
@@ -128,8 +129,8 @@ def test_the_sm120_report_launch():
 
 
 def test_the_sm120_report_launch_is_refused_by_sglang_of_today():
-    """The value has another name by now, and the refusal says which."""
-    recipe = engines.parse_command("sglang", SM120_REPORT.strip())
+    """The value has another name by now, and the refusal gives it."""
+    recipe = parse_command("sglang", SM120_REPORT.strip())
 
     with pytest.raises(BadInput, match="nvfp4") as refused:
         engines.check_recipe(deploy(recipe))
@@ -155,13 +156,13 @@ def test_the_lambda_guide_launch():
     engines.check_recipe(deploy(recipe))
 
 
-def test_the_two_card_launch():
+def test_the_two_gpu_launch():
     """podman and ik_llama.cpp: experts placed by rules whose order is kept."""
-    recipe, argv = roundtrip("ik_llama.cpp", TWO_CARDS, "2026-04")
+    recipe, argv = roundtrip("ik_llama.cpp", TWO_GPUS, "2026-04")
     command = engines.launch_command(deploy(recipe), engines.build_launch(deploy(recipe)))
-    published = shlex.split(TWO_CARDS.replace("\\\n", " "))
+    published = shlex.split(TWO_GPUS.replace("\\\n", " "))
 
-    assert words_of(recipe, argv[1:]) == words_of(recipe, inner(TWO_CARDS))
+    assert words_of(recipe, argv[1:]) == words_of(recipe, inner(TWO_GPUS))
     assert recipe.hybrid is not None
     assert recipe.hybrid.ranges == (r"blk\.(1|2)\.ffn.*=CUDA0", r"blk\.(59|60)\.ffn.*=CUDA1", "exps=CPU")
     assert (recipe.thinking, recipe.hybrid.mla, recipe.hybrid.attention_buffer) == (False, 3, 512)
@@ -169,19 +170,19 @@ def test_the_two_card_launch():
     engines.check_recipe(deploy(recipe))
 
 
-def test_what_is_wrong_with_the_two_card_launch_is_said():
+def test_the_two_gpu_launch_gives_warnings():
     """--special with --jinja breaks tool calls in newer builds; -ger does nothing for Kimi."""
-    recipe = engines.parse_command("ik_llama.cpp", TWO_CARDS.strip(), version="2026-04")
+    recipe = parse_command("ik_llama.cpp", TWO_GPUS.strip(), version="2026-04")
 
-    told = " ".join(one.text for one in engines.find_refusals(deploy(recipe)))
-    assert "--special with --jinja" in told
-    assert "-ger does nothing" in told
+    warnings = " ".join(one.text for one in engines.find_refusals(deploy(recipe)))
+    assert "--special with --jinja" in warnings
+    assert "-ger does nothing" in warnings
 
 
-def test_a_port_published_on_loopback_is_read_as_such():
+def test_a_port_published_on_loopback_stays_on_loopback():
     """`-p 127.0.0.1:…` keeps the server private, and stays so."""
     text = "docker run --rm --gpus all -p 127.0.0.1:9000:9000 vllm/vllm-openai:v0.32.0 a/b --port 9000 --host 0.0.0.0"
-    recipe = engines.parse_command("vllm", text)
+    recipe = parse_command("vllm", text)
 
     assert (recipe.listen.host, recipe.listen.port) == ("127.0.0.1", 9000)
     assert recipe.runtime == Runtime(kind="docker", image="vllm/vllm-openai:v0.32.0")

@@ -1,4 +1,4 @@
-"""A recipe that cannot be meant is refused, and the setting is named."""
+"""An invalid recipe is refused, and the setting is named."""
 
 from typing import Any
 
@@ -13,6 +13,7 @@ from moebox.core.recipe import EngineName, Recipe
 from moebox.core.registry import engine_names
 from moebox.errors import BadInput
 from moebox.serve.recipes import read_recipe, shipped_recipes
+from tests.chain.parse_back import parse_command
 
 VLLM = read_recipe("kimi-k26-vllm")
 HYBRID = with_settings(
@@ -70,7 +71,7 @@ def test_shipped_recipes_are_sound(name: str):
         ({"flags.attention-backend": ["a", "b"]}, ""),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(changes: dict[str, Any], named: str):
+def test_invalid_settings_are_refused_by_name(changes: dict[str, Any], named: str):
     """One line with the setting in it."""
     if not named:
         engines.check_recipe(deploy(with_settings(VLLM, changes)))
@@ -123,7 +124,7 @@ SETTINGS = st.fixed_dictionaries(
 
 @given(SETTINGS)
 def test_a_recipe_is_refused_or_can_be_launched(changes: dict[str, Any]):
-    """Whatever passes the rules has a command, and its key is in none of the command's words."""
+    """A recipe that passes the rules has a command, and its key is in none of the command's words."""
     recipe = with_settings(VLLM, changes)
     try:
         engines.check_recipe(deploy(recipe))
@@ -144,9 +145,9 @@ PARTS += ["--speculative-config", "{}", "python3", "-m", "a.gguf", "--model", "-
 
 @given(st.sampled_from(engine_names()), st.text(max_size=60) | st.lists(st.sampled_from(PARTS), max_size=12))
 def test_any_text_is_a_command_or_refused(engine: EngineName, argv: Any):
-    """Reading a command fails by saying so or not at all."""
+    """Parsing a command raises BadInput or nothing."""
     try:
-        recipe = engines.parse_command(engine, argv)
+        recipe = parse_command(engine, argv)
     except BadInput:
         return
     assert isinstance(recipe, Recipe)

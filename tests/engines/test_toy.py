@@ -28,8 +28,8 @@ Install = Callable[..., None]
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
-    """Installs distributions whose entry points name engines; everything is forgotten afterwards."""
-    forget()
+    """Install distributions whose entry points name engines; undone afterwards."""
+    clear_caches()
 
     def install(**points: str) -> None:
         for number, (name, package) in enumerate(points.items()):
@@ -39,30 +39,30 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Insta
             (folder / "entry_points.txt").write_text(f"[moebox.engines]\n{name} = {package}\n")
         monkeypatch.syspath_prepend(str(TOY))
         monkeypatch.syspath_prepend(str(tmp_path))
-        forget()
+        clear_caches()
 
     yield install
     monkeypatch.undo()
-    forget()
+    clear_caches()
     for name in [name for name in sys.modules if name.startswith(("toy_engine", "second_toy"))]:
         del sys.modules[name]
 
 
-def forget() -> None:
-    """Look for engines again."""
+def clear_caches() -> None:
+    """Clear the caches of engines."""
     registry.load_registry.cache_clear()
-    for cached in (flags.known_versions, flags.flag_catalogue, flags._tables):
+    for cached in (flags.flag_catalogue, flags._catalogue_files):
         cached.cache_clear()
 
 
 def planned() -> Recipe:
-    """The planner's recipe for the toy."""
+    """Return the planner's recipe for the toy."""
     model = catalogue.find_model("kimi-k2.6")
     return choose_plan(BOX, model, catalogue.published_checkpoints(model.name), Constraints(engine="toy")).recipe
 
 
 def test_it_is_found_planned_and_rendered(installed: Install) -> None:
-    """Nothing in moebox knows its name; its flags come from its own table."""
+    """No module of moebox has its name; its flags come from its own table."""
     installed(toy="toy_engine")
     recipe = planned()
     deployment = deploy(recipe, BOX)
@@ -71,8 +71,9 @@ def test_it_is_found_planned_and_rendered(installed: Install) -> None:
     assert recipe.engine == "toy"
     assert recipe.parallel.tp > 1
     assert engines.memory_budget(deployment).fits
-    assert engines.build_launch(deployment).argv[:3] == ("toy-serve", "--model", "moonshotai/Kimi-K2.6")
-    assert engines.parse_command("toy", engines.build_launch(deployment).argv).parallel == recipe.parallel
+    argv = engines.build_launch(deployment).argv
+    assert argv[:3] == ("toy-serve", "--model", "moonshotai/Kimi-K2.6")
+    assert argv[argv.index("--split") + 1] == str(recipe.parallel.tp)
     script = render(deployment, "script")
     assert 'toy-serve "${args[@]}"' in script
     assert "--split 8" in script
@@ -80,7 +81,7 @@ def test_it_is_found_planned_and_rendered(installed: Install) -> None:
 
 
 def test_it_is_launched_and_answers(installed: Install, tmp_path: Path) -> None:
-    """Its process is started, its health asked, its log read by the plain rules, and both its ports are free."""
+    """Its process is started, its health checked, its log read by the default patterns, and both its ports are free."""
     installed(toy="toy_engine")
     entry = shlex.join([sys.executable, str(TOY / "toy_engine" / "server.py")])
     recipe = dataclasses.replace(planned(), runtime=Runtime(entry=entry), max_seqs=8)
@@ -99,7 +100,7 @@ def test_without_it_recipes_that_name_it_are_one_line(capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "warning"),
     [
         ("import nowhere_at_all\n", "ModuleNotFoundError"),
         ("TRAITS = 1 / 0\n", "ZeroDivisionError"),
@@ -109,9 +110,9 @@ def test_without_it_recipes_that_name_it_are_one_line(capsys: pytest.CaptureFixt
     ],
 )
 def test_a_broken_engine_is_one_warning_and_stops_nothing(
-    installed: Install, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, told: str
+    installed: Install, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, warning: str
 ) -> None:
-    """Every command goes on, and says in one line what was left out."""
+    """Every command continues, with one warning line."""
     package = tmp_path / "second_toy"
     package.mkdir()
     (package / "__init__.py").write_text("")
@@ -122,7 +123,7 @@ def test_a_broken_engine_is_one_warning_and_stops_nothing(
     warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
     assert len(warnings) == 1
     assert "second_toy" in warnings[0]
-    assert told in warnings[0]
+    assert warning in warnings[0]
 
 
 def test_of_two_engines_with_one_name_the_first_is_kept(

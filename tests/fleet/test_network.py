@@ -58,7 +58,7 @@ def test_machines_with_a_network_built_in_have_that_one() -> None:
     """A DGX Spark comes with 200 GbE, not with the 400 Gb/s a GPU of an HGX rack."""
     sparks = detect.load_box("2x1x-gb10")
 
-    assert describe_network(sparks).startswith("200 Gb/s a GPU as these machines have it between nodes")
+    assert describe_network(sparks).startswith("200 Gb/s a GPU built into these machines between nodes")
     assert network_rate(sparks) == 25e9
     assert network_rate(replace(sparks, network=12_500_000_000)) == 12.5e9
     assert network_rate(two()) == 50e9

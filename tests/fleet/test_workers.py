@@ -65,7 +65,7 @@ def test_one_node_has_no_workers() -> None:
 def test_whoever_plans_it_hears_that_the_port_is_open_to_all() -> None:
     texts = [caution.text for caution in engines.find_refusals(deploy(recipe()))]
 
-    assert any("RPC servers ask nobody for a key" in text for text in texts)
+    assert any("RPC servers need no key" in text for text in texts)
 
 
 def test_addresses_of_ipv6_are_one_line() -> None:

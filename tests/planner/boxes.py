@@ -1,4 +1,4 @@
-"""Boxes and facts the planner tests share."""
+"""Boxes and facts that the planner tests share."""
 
 from dataclasses import replace
 
@@ -7,8 +7,8 @@ from moebox.core.box import Box, Cpu
 from moebox.core.model import Checkpoint, Model
 
 EIGHT = Box(name="8x-rtx-pro-6000-server", gpus=(catalogue.find_gpu("rtx-pro-6000-server"),) * 8)
-# The box of the K2.6 write-up with two Max-Q cards, April 2026.
-ATTIC = Box(
+# The box of the K2.6 write-up with two Max-Q GPUs, April 2026.
+MAX_Q_BOX = Box(
     name="attic",
     gpus=(catalogue.find_gpu("rtx-pro-6000-max-q"),) * 2,
     cpu=Cpu(model="AMD EPYC 9175F", cores=16, threads=32, channels=12),
@@ -18,7 +18,7 @@ ATTIC = Box(
 
 
 def box_with(count: int, name: str, **changes: object) -> Box:
-    """`count` cards called `name`."""
+    """Return a box of `count` GPUs called `name`."""
     box = Box(name=f"{count}x-{name}", gpus=(catalogue.find_gpu(name),) * count)
     return replace(box, **changes)  # type: ignore[arg-type]
 

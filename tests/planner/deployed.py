@@ -1,4 +1,4 @@
-"""A recipe on a box, put together by hand."""
+"""Deployments made by hand."""
 
 from dataclasses import replace
 
@@ -9,12 +9,12 @@ from moebox.core.recipe import Parallel, Recipe
 
 
 def on(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe) -> Deployment:
-    """`recipe` with everything it is about."""
+    """Return the deployment of `recipe`."""
     return Deployment.from_parts(recipe, model, checkpoint, box)
 
 
 def kimi(**changes: object) -> Recipe:
-    """Kimi K2.6 as its makers published it, under vLLM on eight ranks, with what a test changes."""
+    """Return a recipe for Kimi K2.6 as published, under vLLM on eight ranks, with a test's changes."""
     usual = Recipe(
         name="kimi", engine="vllm", model="kimi-k2.6", checkpoint="int4", served_name="kimi", parallel=Parallel(tp=8)
     )

@@ -26,9 +26,15 @@ def published() -> ModuleType:
 
 
 @functools.cache
+def accuracy_memory() -> ModuleType:
+    """benchmarks/accuracy_memory.py as a module."""
+    return _module("accuracy_memory")
+
+
+@functools.cache
 def accuracy() -> ModuleType:
     """benchmarks/accuracy.py as a module."""
     published()
-    _module("accuracy_memory")
+    accuracy_memory()
     _module("spreads")
     return _module("accuracy")

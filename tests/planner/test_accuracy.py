@@ -1,4 +1,4 @@
-"""The accuracy table of `make accuracy`, line by line: what is asked is asked here too."""
+"""The accuracy table of `make accuracy`: every line meets its target."""
 
 from typing import Any
 
@@ -9,18 +9,18 @@ from tests.planner.rows import accuracy
 
 @pytest.fixture(scope="module")
 def figures() -> list[Any]:
-    """Every line of the table. It takes seconds, so it is made when it is asked for, not where tests are collected."""
+    """Every line of the table, computed once because it takes seconds."""
     table = accuracy()
     return [*table.memory(), *table.speed(), *table.coverage()]
 
 
 def test_every_line_is_met(figures: list[Any]) -> None:
-    """Memory, speed, and bands that hold neither too few rows nor too many."""
+    """Memory, speed, and ranges that hold neither too few rows nor too many."""
     assert len(figures) >= 40
     assert [figure for figure in figures if not figure.good] == []
 
 
-def test_bands_are_asked_from_both_sides(figures: list[Any]) -> None:
-    """A band that holds every row of a large group says nothing."""
+def test_ranges_have_an_upper_limit_too(figures: list[Any]) -> None:
+    """A range that holds every row of a large group is too wide."""
     asked = [figure.bound for figure in figures if figure.what == "in the 80% band"]
     assert set(asked) == {"75% to 90%"}

@@ -1,4 +1,4 @@
-"""DeepSeek V4's cache: fp8 in every engine that serves it, and nothing that speaks of other models' kernels."""
+"""DeepSeek V4's cache: fp8 in every engine that serves it, and no refusal about other models' kernels."""
 
 from dataclasses import replace
 
@@ -25,13 +25,13 @@ RECIPE = Recipe(
 
 
 def fatal(recipe: Recipe, gpu: str) -> list[PlanWarning]:
-    """What keeps a recipe from starting on eight such GPUs."""
+    """Return the fatal refusals of a recipe on eight such GPUs."""
     return [each for each in find_refusals(deploy(recipe, box_with(8, gpu))) if each.severity == "fatal"]
 
 
 @pytest.mark.parametrize(("count", "gpu"), BOXES)
 @pytest.mark.parametrize(("engine", "word"), [("vllm", "fp8"), ("sglang", "fp8_e4m3")])
-def test_the_launch_asks_for_the_only_cache_that_starts(count: int, gpu: str, engine: str, word: str) -> None:
+def test_the_launch_requests_the_only_cache_that_starts(count: int, gpu: str, engine: str, word: str) -> None:
     """vLLM asserts "fp8_ds_mla layout only supports fp8 kv-cache", SGLang a store of packed fp8, on every GPU."""
     box = box_with(count, gpu)
     plan = choose_plan(box, *facts("deepseek-v4-flash"), Constraints(engine=engine))
@@ -46,18 +46,18 @@ def test_the_launch_asks_for_the_only_cache_that_starts(count: int, gpu: str, en
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 @pytest.mark.parametrize("gpu", ["h200", "b200", "rtx-pro-6000-server", "mi300x"])
 def test_a_bf16_cache_is_refused_and_fp8_is_not(engine: str, gpu: str) -> None:
-    """For a recipe that a person wrote; the remedy is the type that starts."""
+    """For a recipe that a user wrote; the remedy is the type that starts."""
     assert [each.remedy for each in fatal(replace(RECIPE, engine=engine, kv="bf16"), gpu)] == ['kv = "fp8"']
     assert not fatal(replace(RECIPE, engine=engine, kv="fp8"), gpu)
 
 
 def test_auto_is_fp8_in_sglang_and_fails_in_vllm() -> None:
-    """vLLM's assertion says "got auto"; SGLang sets fp8 for it."""
+    """vLLM's assertion has "got auto"; SGLang sets fp8 for it."""
     assert fatal(replace(RECIPE, kv="auto"), "h200")
     assert not fatal(replace(RECIPE, kv="auto", engine="sglang"), "h200")
 
 
-def test_rows_of_bf16_start_where_the_backend_that_has_them_is_asked_for() -> None:
+def test_bf16_rows_start_with_the_backend_that_has_them() -> None:
     """FlashInfer's, on SM10x alone."""
     asked = replace(RECIPE, kv="bf16", flags={"attention-backend": "FLASHINFER_MLA_SPARSE_DSV4"})
     assert not fatal(asked, "b200")
@@ -65,7 +65,7 @@ def test_rows_of_bf16_start_where_the_backend_that_has_them_is_asked_for() -> No
 
 
 def test_both_engines_count_the_same_entry() -> None:
-    """448 fp8, 64 bf16 and eight scales: 584 bytes an entry, whoever allocates them."""
+    """448 fp8, 64 bf16 and eight scales: 584 bytes an entry in both engines."""
     box, known = box_with(8, "h200"), facts("deepseek-v4-flash")
     sizes = {
         choose_plan(box, *known, Constraints(engine=name)).memory.kv_bytes_per_token for name in ("vllm", "sglang")

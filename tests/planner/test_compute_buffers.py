@@ -1,4 +1,4 @@
-"""Compute buffers of both llama.cpp servers on the CPU, against what their logs say ("CPU compute buffer size").
+"""Compute buffers of both llama.cpp servers on the CPU, against their logs ("CPU compute buffer size").
 
 Read on 15 November 2026 from ik_llama.cpp 8337e4c and llama.cpp b21e4de with generated weights of the models' shapes.
 """
@@ -44,12 +44,12 @@ SEEN = [
 
 
 def model_of(name: str) -> Model:
-    files = {"phantom": latent_path, "whole heads": gguf_path}  # the same model in both forms
+    files = {"phantom": latent_path, "whole heads": gguf_path}  # the same model in both formats
     return resolve_model(str(files[name]()))[0] if name in files else catalogue.find_model(name)
 
 
 @pytest.mark.parametrize(("engine", "name", "context", "slots", "ubatch", "mla", "amb", "mebibytes"), SEEN)
-def test_the_buffer_is_as_large_as_the_log_says(
+def test_the_buffer_is_as_large_as_in_the_log(
     engine: EngineName,
     name: str,
     context: int,

@@ -1,4 +1,4 @@
-"""The fitted constants mean what they say."""
+"""The fitted constants are plausible, and tables name their sources."""
 
 import pytest
 
@@ -29,7 +29,7 @@ ROWS = [
 
 @pytest.mark.parametrize(("table", "place", "row"), ROWS, ids=lambda value: str(value)[:20])
 def test_shares_are_shares(table: str, place: int, row: dict[str, object]) -> None:
-    """Nothing reaches more than the data sheet: 1.1 of 1,792 GB/s was 1,597 GB/s read wrong."""
+    """No share is above 1: 1.1 of 1,792 GB/s came from a misread 1,597 GB/s."""
     for name in SHARES:
         value = row.get(name)
         if isinstance(value, float):
@@ -44,8 +44,8 @@ def test_editions_differ() -> None:
     assert rates == {"server": 1_597 * 10**9, "workstation": 1_792 * 10**9, "max-q": 1_792 * 10**9}
 
 
-def test_every_form_names_its_source() -> None:
-    """Each checkpoint says where its bytes come from; what was not seen says that."""
+def test_every_checkpoint_names_its_source() -> None:
+    """Each checkpoint names where its bytes come from, or that it was not verified."""
     for model in catalogue.models():
         for checkpoint in catalogue.published_checkpoints(model):
             assert checkpoint.source, (model, checkpoint.name)

@@ -6,12 +6,12 @@ from moebox.checkpoint import deploy
 from moebox.core import catalogue
 from moebox.core.recipe import Parallel
 from moebox.engines import modules
-from moebox.engines.parse import parse_command
 from moebox.errors import BadInput
 from moebox.planner.choose import choose_plan
 from moebox.planner.constraints import Constraints
 from moebox.planner.simulate import SimulatedWorkload, scheduler_rules, simulate
 from moebox.planner.speed import Speed
+from tests.chain.parse_back import parse_command
 from tests.planner.boxes import box_with
 
 BOX = box_with(8, "b200")
@@ -20,7 +20,7 @@ FORMS = catalogue.published_checkpoints("deepseek-v3.1")
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_what_is_pinned_is_planned_and_launched(engine: str) -> None:
+def test_constrained_groups_are_planned_and_launched(engine: str) -> None:
     """Eight groups of one GPU; the command, read back, is the same layout."""
     plan = choose_plan(BOX, MODEL, FORMS, Constraints(engine=engine, tp=1, dp=8, ep=8))
     assert plan.recipe.parallel == Parallel(tp=1, dp=8, ep=True)
@@ -40,7 +40,7 @@ def test_more_groups_than_gpus_do_not_fit() -> None:
 
 
 def test_many_streams_gain_and_one_loses() -> None:
-    """Every group reads all attention weights, but each stream's cache lies on one GPU only."""
+    """Every group reads all attention weights, but each stream's cache is on one GPU only."""
     rates = {}
     for name, spread in {
         "tp": Constraints(engine="sglang", tp=8, ep=8),

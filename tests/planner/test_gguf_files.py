@@ -1,4 +1,4 @@
-"""GGUF forms name files that somebody has seen, and plans for RAM boxes end in a launch of one."""
+"""GGUF rows name verified files, and plans for RAM boxes launch one of them."""
 
 import re
 
@@ -34,8 +34,8 @@ IN_RAM = (
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['models'][0]} {row['name']}")
-def test_a_row_names_its_file_or_says_that_nobody_saw_it(row: dict[str, object]) -> None:
-    """Repository, folder and first shard, as many shards as its name says, and a source."""
+def test_a_row_names_its_file_or_is_marked_unverified(row: dict[str, object]) -> None:
+    """Repository, folder and first shard, as many shards as in its name, and a source."""
     assert row["source"]
     if row.get("unverified"):
         return
@@ -48,7 +48,7 @@ def test_a_row_names_its_file_or_says_that_nobody_saw_it(row: dict[str, object])
 @pytest.mark.parametrize("engine", ["llama.cpp", "ik_llama.cpp"])
 @pytest.mark.parametrize("name", IN_RAM)
 def test_a_box_with_ram_ends_in_a_launch(name: str, engine: str) -> None:
-    """The plan takes a file that was seen, and the command names it where the engine must be told."""
+    """The plan uses a verified file, and the command names it if the engine needs that."""
     box = box_with(1, "rtx-5090", ram=768 * 2**30, ram_bandwidth=460_800_000_000)
     model = catalogue.find_model(name)
     plan = choose_plan(box, model, catalogue.published_checkpoints(name), Constraints(engine=engine))

@@ -80,14 +80,14 @@ def test_the_expert_kernel_is_the_engines() -> None:
 
 
 def test_another_engines_row_keeps_this_engines_host() -> None:
-    """vLLM on a GPU where only SGLang was measured reads prompts in graphs still: shares are the GPU's alone."""
-    kept = [row for row in constants._rows("engine", constants.Efficiency) if not row.preset]
+    """vLLM on a GPU with rows of SGLang only still reads prompts in graphs: only shares belong to the GPU."""
+    kept = [row for row in constants.table_rows("engine", constants.Efficiency) if not row.preset]
     sglang = next(row for row in kept if (row.engine, row.generation) == ("sglang", "hopper"))
-    as_vllm = constants._as_engine(sglang, "vllm", ("hopper", "blackwell"))
+    as_vllm = constants.convert_row(sglang, "vllm", ("hopper", "blackwell"))
     vllm = next(row for row in kept if (row.engine, row.generation) == ("vllm", "hopper"))
     assert as_vllm.prompt_us == vllm.prompt_us == 0
     assert as_vllm.attention_bw == sglang.attention_bw
-    assert constants._as_engine(vllm, "vllm", ("hopper",)) is vllm
+    assert constants.convert_row(vllm, "vllm", ("hopper",)) is vllm
 
 
 def test_joint_queries_share_a_tile() -> None:

@@ -1,4 +1,4 @@
-"""KTransformers against what its makers and users published, and what the planner makes of it."""
+"""KTransformers against published results, and its plans."""
 
 import dataclasses
 import tomllib
@@ -49,7 +49,7 @@ def deployment(row: dict[str, Any]) -> Deployment:
 
 
 @pytest.mark.parametrize("name", [row["name"] for row in ROWS if "pp" in row])
-def test_published_prompts_lie_in_the_band(name: str) -> None:
+def test_published_prompts_are_in_the_range(name: str) -> None:
     """Three lengths on one to eight GPUs: copying a layer's experts is what a short prompt waits for."""
     row = BY_NAME[name]
     speed = Speed.for_deployment(deployment(row))
@@ -59,8 +59,8 @@ def test_published_prompts_lie_in_the_band(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [row["name"] for row in ROWS if "tg_tok_s" in row])
-def test_published_decode_lies_in_the_band(name: str) -> None:
-    """Two reports that disagree, so the band is wide and says so."""
+def test_published_decode_is_in_the_range(name: str) -> None:
+    """Two reports that disagree, so the range is wide."""
     row = BY_NAME[name]
     speed = Speed.for_deployment(deployment(row))
     low, high = speed.decode_range
@@ -68,16 +68,16 @@ def test_published_decode_lies_in_the_band(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "tokens"), [("kt-2x4090", 65536), ("kt-4x4090", 80000), ("kt-8x4090", 100000)])
-def test_the_makers_table_of_experts_comes_out(name: str, tokens: int) -> None:
+def test_the_makers_table_of_experts_is_reproduced(name: str, tokens: int) -> None:
     """As many experts on GPUs of 48 GB as they recommend for that cache, give or take a few."""
     row = deployment(BY_NAME[name])
-    asked = dataclasses.replace(row.recipe, context=tokens, memory_utilization=0.94)
-    empty = dataclasses.replace(asked, hybrid=Hybrid(gpu_experts=0))
+    requested = dataclasses.replace(row.recipe, context=tokens, memory_utilization=0.94)
+    empty = dataclasses.replace(requested, hybrid=Hybrid(gpu_experts=0))
     most = memory.max_gpu_experts(row.with_recipe(empty))
     assert most == pytest.approx(BY_NAME[name]["gpu_experts"], abs=12)
 
 
-def test_it_is_planned_when_asked_for_and_shown_beside_others() -> None:
+def test_it_is_planned_on_request_and_shown_beside_others() -> None:
     """One GPU and much RAM: the recipe fits, launches, and never displaces what is measured better."""
     box = Box(
         name="attic",
@@ -88,20 +88,20 @@ def test_it_is_planned_when_asked_for_and_shown_beside_others() -> None:
     )
     model = catalogue.find_model("kimi-k2.6")
     forms = catalogue.published_checkpoints(model.name)
-    asked = choose_plan(box, model, forms, Constraints(engine="ktransformers"))
+    requested = choose_plan(box, model, forms, Constraints(engine="ktransformers"))
     free = choose_plan(box, model, forms, Constraints())
 
-    assert asked.memory.fits
-    assert asked.recipe.hybrid is not None
-    assert (asked.recipe.hybrid.gpu_experts or 0) > 10
+    assert requested.memory.fits
+    assert requested.recipe.hybrid is not None
+    assert (requested.recipe.hybrid.gpu_experts or 0) > 10
     launch = engines.build_launch(
-        Deployment.from_parts(asked.recipe, model, catalogue.find_checkpoint(model.name, "int4"), box)
+        Deployment.from_parts(requested.recipe, model, catalogue.find_checkpoint(model.name, "int4"), box)
     )
     assert ("--kt-method", "RAWINT4") in zip(launch.argv, launch.argv[1:], strict=False)
     assert free.recipe.engine != "ktransformers"
 
 
-def test_it_is_told_only_what_its_fork_of_sglang_has() -> None:
+def test_the_launch_has_only_flags_of_its_fork_of_sglang() -> None:
     """sglang-kt 0.7.2 refused --language-model-only and has no flag for thinking: 30 of 139 launches ended at once."""
     row = deployment(BY_NAME["kt-4x4090"])
     model = catalogue.find_model("kimi-k2.6")
@@ -112,5 +112,5 @@ def test_it_is_told_only_what_its_fork_of_sglang_has() -> None:
     argv = engines.build_launch(kimi).argv
     assert "--language-model-only" not in argv
     assert "--default-chat-template-kwargs" not in argv
-    assert any("thinking" in caution.text for caution in engines.find_refusals(kimi))
+    assert any("thinking" in refusal.text for refusal in engines.find_refusals(kimi))
     assert engines.memory_budget(kimi).devices[0].weights["vision"] > 0

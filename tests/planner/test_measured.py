@@ -1,4 +1,4 @@
-"""Calibrations: steps timed with few layers, carried to the depth of the whole model."""
+"""Calibrations: steps timed with few layers, extrapolated to the depth of the whole model."""
 
 import itertools
 import math
@@ -33,7 +33,7 @@ from moebox.planner.speed.measured import (
     bound_by_deeper_boots,
     depth_weights,
     extrapolate_depth,
-    find_measured,
+    find_measured_speed,
     interpolate,
     remove_disturbances,
 )
@@ -59,7 +59,7 @@ def prompt(layers: int, tokens: int) -> float:
 
 
 def boot(layers: int, **more: int) -> Boot:
-    """What such an engine shows at one depth."""
+    """Return the timings of that engine at one depth."""
     return Boot(
         layers=layers,
         decode=tuple(
@@ -75,7 +75,7 @@ RECIPE = Recipe(name="r", engine="vllm", model="kimi-k2.6", checkpoint="int4", s
 
 
 def calibration(**more: object) -> Calibration:
-    """From 4 and 8 layers."""
+    """Return a calibration from 4 and 8 layers."""
     usual = Calibration(
         id="c",
         date="2026-11-15",
@@ -130,8 +130,8 @@ def test_cache_tokens_follow_from_the_room_that_each_depth_left() -> None:
     )  # beyond what the device holds
 
 
-def test_noise_grows_with_the_distance() -> None:
-    """The band at 61 layers is wider than at 12, and a deeper second boot narrows it."""
+def test_noise_grows_with_the_extrapolation() -> None:
+    """The range at 61 layers is wider than at 12, and a deeper second boot narrows it."""
     near, far = (
         MeasuredSpeed(chunk=CHUNK, calibration=calibration(), layers=layers).decode_spread for layers in (12, 61)
     )
@@ -140,7 +140,7 @@ def test_noise_grows_with_the_distance() -> None:
     assert deeper < far
 
 
-def test_experts_on_gpus_and_in_ram_are_told_apart_by_a_third_boot() -> None:
+def test_a_third_boot_separates_experts_on_gpus_and_in_ram() -> None:
     """2 ms a layer in RAM, 0.5 ms on a GPU, 5 ms fixed."""
     series = {at: (5e-3 + 2e-3 * (at[0] - at[1]) + 0.5e-3 * at[1], 0.0) for at in ((4, 0), (8, 0), (8, 4))}
     seconds, _ = extrapolate_depth(series, (61, 20))
@@ -161,13 +161,13 @@ def test_a_line_is_found_from_any_depths(fixed: float, layer: float, depths: set
 @given(
     st.lists(st.tuples(st.floats(0, 1e5), st.floats(1e-6, 10)), min_size=1, unique_by=lambda p: p[0]), st.floats(0, 1e6)
 )
-def test_interpolation_never_gives_nothing(points: list[tuple[float, float]], x: float) -> None:
+def test_interpolation_is_always_positive(points: list[tuple[float, float]], x: float) -> None:
     """No step is free, however odd the points."""
     assert interpolate(sorted(points), x) > 0
 
 
 def test_the_speed_model_takes_the_calibration_of_its_own_recipe_only() -> None:
-    """Another engine, layout, quantisation, draft or box goes on with fitted constants."""
+    """Another engine, layout, quantisation, draft or box keeps the fitted constants."""
     model, forms = resolve_model("kimi-k2.6")
     form = next(one for one in forms if one.quant == "int4-g32")
     plain = detect.load_box("8x-h200")
@@ -183,7 +183,7 @@ def test_the_speed_model_takes_the_calibration_of_its_own_recipe_only() -> None:
     assert speed.explain_lines(8, 4096)[0].formula.startswith(
         "measured on this box 2026-11-15, 61 layers from 4 and 8: ±"
     )
-    assert speed.decode_range[1] < Speed.from_published(on(box, model, form, recipe)).decode_range[1]
+    assert speed.decode_range[1] < Speed.from_published_rows(on(box, model, form, recipe)).decode_range[1]
 
     others = (
         replace(recipe, engine="sglang"),
@@ -192,27 +192,29 @@ def test_the_speed_model_takes_the_calibration_of_its_own_recipe_only() -> None:
         replace(recipe, speculate=Speculate()),
         replace(recipe, parallel=replace(recipe.parallel, tp=4)),
     )
-    assert [find_measured(box, model, form, other, chunk=CHUNK) for other in others] == [None] * len(others)
+    assert [find_measured_speed(box, model, form, other, chunk=CHUNK) for other in others] == [None] * len(others)
     assert (
-        find_measured(replace(detect.load_box("8x-b200"), calibrations=(found,)), model, form, recipe, chunk=CHUNK)
+        find_measured_speed(
+            replace(detect.load_box("8x-b200"), calibrations=(found,)), model, form, recipe, chunk=CHUNK
+        )
         is None
     )
-    assert find_measured(box, model, replace(form, quant="nvfp4"), recipe, chunk=CHUNK) is None
+    assert find_measured_speed(box, model, replace(form, quant="nvfp4"), recipe, chunk=CHUNK) is None
 
 
-def test_a_plan_takes_the_cache_that_was_measured() -> None:
-    """Room for 3 billion layer-tokens at every depth: 49,180 tokens at 61 layers, whatever the arithmetic says."""
+def test_a_plan_uses_the_measured_cache() -> None:
+    """Room for 3 billion layer-tokens at every depth: 49,180 tokens at 61 layers, whatever the arithmetic gives."""
     model, forms = resolve_model("kimi-k2.6")
     form = next(one for one in forms if one.quant == "int4-g32")
     plain = detect.load_box("8x-h200")
-    pins = Constraints(engine="vllm", tp=8, ep=1, dcp=1, kv="bf16", speculate="none", context=8192)
-    without = choose_plan(plain, model, (form,), pins)
+    constraints = Constraints(engine="vllm", tp=8, ep=1, dcp=1, kv="bf16", speculate="none", context=8192)
+    without = choose_plan(plain, model, (form,), constraints)
     boots = tuple(boot(layers, tokens=3 * 10**6 // layers) for layers in (4, 8))
     layout = calibrated_layout(without.recipe)
     found = calibration(
         shape=shape_id(model), place=calibrated_box(plain), layout=layout, quant=form.quant, boots=boots
     )
-    plan = choose_plan(replace(plain, calibrations=(found,)), model, (form,), pins)
+    plan = choose_plan(replace(plain, calibrations=(found,)), model, (form,), constraints)
     assert plan.memory.kv_tokens == 3 * 10**6 // 61 < without.memory.kv_tokens
     line = next(line for line in plan.memory.lines if line.what == "cache, measured")
     assert line.source == found.id
@@ -220,15 +222,15 @@ def test_a_plan_takes_the_cache_that_was_measured() -> None:
 
 
 def test_an_interrupted_calibration_is_not_used_until_it_can_be_solved() -> None:
-    """One depth says nothing of a layer."""
+    """One depth does not show the time of a layer."""
     model, forms = resolve_model("kimi-k2.6")
     box = detect.load_box("8x-h200")
     half = calibration(shape=shape_id(model), place=calibrated_box(box), quant=forms[0].quant, boots=(boot(4),))
     box = replace(box, calibrations=(half,))
-    assert find_measured(box, model, forms[0], RECIPE, chunk=CHUNK) is None
+    assert find_measured_speed(box, model, forms[0], RECIPE, chunk=CHUNK) is None
 
 
-def test_a_host_calibration_wants_the_same_cpu() -> None:
+def test_a_host_calibration_needs_the_same_cpu() -> None:
     """llama.cpp's steps are the CPU's as well; vLLM's are not."""
     here = CalibratedBox(gpus="2x rtx-pro-6000-max-q", cpu="EPYC 9554", cores=64, ram_bytes=768 * 2**30)
     other = replace(here, cpu="Xeon 6972P")
@@ -237,8 +239,8 @@ def test_a_host_calibration_wants_the_same_cpu() -> None:
     assert here.matches(replace(here, ram_bytes=760 * 2**30), host=True)
 
 
-def test_partly_offloaded_experts_need_boots_that_tell_them_apart() -> None:
-    """Two boots with all experts in RAM say nothing of experts on a GPU."""
+def test_partly_offloaded_experts_need_boots_that_separate_them() -> None:
+    """Two boots with all experts in RAM do not show experts on a GPU."""
     model, forms = resolve_model("kimi-k2.6")
     form = next(one for one in forms if one.format == "gguf")
     box = detect.load_box("2x-rtx-pro-6000-max-q", ram="768GiB", ram_bandwidth="614GB/s")
@@ -251,14 +253,14 @@ def test_partly_offloaded_experts_need_boots_that_tell_them_apart() -> None:
         layout=calibrated_layout(recipe),
     )
     third = replace(boot(8), gpu_experts=3)
-    assert find_measured(replace(box, calibrations=(usual,)), model, form, recipe, chunk=CHUNK) is None
+    assert find_measured_speed(replace(box, calibrations=(usual,)), model, form, recipe, chunk=CHUNK) is None
     more = replace(usual, boots=(*usual.boots, third))
-    assert find_measured(replace(box, calibrations=(more,)), model, form, recipe, chunk=CHUNK) is not None
+    assert find_measured_speed(replace(box, calibrations=(more,)), model, form, recipe, chunk=CHUNK) is not None
 
 
 @pytest.mark.parametrize(("cores", "within"), [(2, 0.12), (16, 0.06)])
-def test_an_engine_that_shares_every_core_with_its_client_has_a_wider_band(cores: int, within: float) -> None:
-    """12 loads of the embedded engine with two threads on two cores lay 0.5 to 15% beside; others 2 to 5%."""
+def test_an_engine_that_shares_every_core_with_its_client_has_a_wider_range(cores: int, within: float) -> None:
+    """12 loads of the embedded engine with two threads on two cores differed by 0.5 to 15%; others by 2 to 5%."""
     layout = replace(calibrated_layout(RECIPE), threads=2)
     found = calibration(boots=(boot(8),), layers=8, place=CalibratedBox(cpu="Neoverse-N1", cores=cores), layout=layout)
     reading = MeasuredSpeed(calibration=found, layers=8, chunk=CHUNK)
@@ -267,7 +269,7 @@ def test_an_engine_that_shares_every_core_with_its_client_has_a_wider_band(cores
 
 
 # One H200. vLLM 0.26: Kimi's shapes in int4 (15 November 2026), Qwen3-235B's in FP8 (16 November), what was expected of
-# their steps added later; SGLang 0.5.15 where it says so. benchmarks/calibration_gpu.py
+# their steps added later; SGLang 0.5.15 if named. benchmarks/calibration_gpu.py
 H200 = Path(__file__).parent / "h200"
 
 
@@ -279,13 +281,13 @@ def h200(model: str, layers: int) -> tuple[MeasuredSpeed, Boot]:
 
 
 @pytest.mark.parametrize(("kept", "name"), [("kimi", "kimi-k2.6"), ("dsv3", "deepseek-v3"), ("qwen", "qwen3-235b")])
-def test_calibrations_of_before_are_still_found(kept: str, name: str) -> None:
+def test_old_calibrations_are_still_found(kept: str, name: str) -> None:
     """By the name of their model's shape, which no new field of a layer may change."""
     assert h200(kept, 12 if kept != "qwen" else 36)[0].calibration.shape == shape_id(resolve_model(name)[0])
 
 
 @pytest.mark.parametrize(("model", "layers"), [("kimi", 12), ("qwen", 36), ("qwen-again", 36)])
-def test_decode_at_a_depth_that_was_not_booted_is_foretold_on_an_h200(model: str, layers: int) -> None:
+def test_decode_at_a_depth_that_was_not_booted_on_an_h200(model: str, layers: int) -> None:
     """Within 3% from 8 streams on, 7% below; a line through both boots was 203% off for one stream of Qwen3.
 
     Of the boots of "qwen-again" one moved by 31% while it was timed: a stream alone at 4,096 tokens was 17% off.
@@ -333,8 +335,8 @@ def test_the_cache_at_a_depth_whose_activations_a_shallow_boot_does_not_show() -
 @pytest.mark.parametrize(
     ("model", "layers"), [("kimi", 12), ("qwen", 36), ("qwen-again", 36), ("sglang-qwen", 36), ("dsv3", 12)]
 )
-def test_prompts_lie_within_what_the_calibration_says_of_them(model: str, layers: int) -> None:
-    """Short ones are the host's, which differs from boot to boot: the band is as wide as that makes it."""
+def test_prompts_are_within_the_range_of_the_calibration(model: str, layers: int) -> None:
+    """Short ones are the host's, which differs from boot to boot: the range is that much wider."""
     reading, real = h200(model, layers)
     inside = 0
     for prompt in real.prefill:
@@ -346,7 +348,7 @@ def test_prompts_lie_within_what_the_calibration_says_of_them(model: str, layers
     assert inside >= 0.8 * len(real.prefill)
 
 
-def test_prompts_at_a_depth_that_was_not_booted_are_foretold_on_an_h200() -> None:
+def test_prompts_at_a_depth_that_was_not_booted_on_an_h200() -> None:
     """From 512 tokens on within 8%."""
     reading, real = h200("kimi", 12)
 
@@ -356,7 +358,7 @@ def test_prompts_at_a_depth_that_was_not_booted_are_foretold_on_an_h200() -> Non
 
 
 @pytest.mark.parametrize(("model", "layers"), [("kimi", 12), ("qwen", 36), ("qwen-again", 36), ("sglang-qwen", 36)])
-def test_steps_lie_within_what_the_calibration_says_of_itself(model: str, layers: int) -> None:
+def test_steps_are_within_the_range_of_the_calibration(model: str, layers: int) -> None:
     """Four of five, at least."""
     reading, real = h200(model, layers)
 
@@ -372,7 +374,7 @@ def test_steps_lie_within_what_the_calibration_says_of_itself(model: str, layers
     fixed=st.floats(-1.0, 10.0),
     layer=st.floats(1e-9, 1.0),
 )
-def test_whatever_was_timed_and_expected_more_layers_take_no_less(
+def test_more_layers_never_take_less_for_any_timings(
     times: list[tuple[float, float, float]], fixed: float, layer: float
 ) -> None:
     """Times in any order and expectations that have nothing to do with them: finite, and never faster when deeper."""
@@ -403,7 +405,7 @@ def test_what_is_expected_of_a_step_is_the_forecast_as_a_line_in_the_layers(name
     model, forms = resolve_model(name)
     box = detect.load_box("8x-b200")
     planned = deploy(choose_plan(box, model, forms, Constraints()).recipe, box)
-    fitted = Speed.from_published(planned)
+    fitted = Speed.from_published_rows(planned)
 
     for step in expected_steps(planned, [(1, 256), (64, 4096)]):
         whole = step.fixed_s + model.layers * step.layer_s
@@ -449,7 +451,7 @@ def test_layers_are_seen_behind_a_host_that_is_slower(
 
 
 def test_a_step_that_does_less_never_takes_longer():
-    """Disturbances only add time; without this, one stream at 4,096 tokens was foretold 26% too fast."""
+    """Disturbances only add time; without this, the forecast of one stream at 4,096 tokens was 26% too fast."""
     seen = ((1, 4096, 0.00233), (1, 256, 0.0018), (2, 16384, 0.00191))
     steps = [DecodeStep(batch=batch, context=context, seconds=seconds) for batch, context, seconds in seen]
 
@@ -462,7 +464,7 @@ TABLES = st.dictionaries(
 
 
 @given(tables=st.lists(TABLES, min_size=1, max_size=3))
-def test_whatever_was_measured_more_work_never_takes_less_and_nothing_gains(tables: list[dict[tuple[int, int], float]]):
+def test_more_work_never_takes_less_for_any_timings(tables: list[dict[tuple[int, int], float]]):
     """Points may be missing and any of them disturbed; a bound that lowers one step must not leave another above it."""
     boots = [
         Boot(layers=4 * number, decode=tuple(DecodeStep(batch=b, context=c, seconds=s) for (b, c), s in table.items()))
@@ -488,13 +490,13 @@ def test_a_longer_context_adds_no_more_with_fewer_layers():
 OFF = DecodeStep(batch=1, context=4096, seconds=0.0019)
 
 
-def test_one_stream_is_foretold_within_five_percent_by_the_shorter_look():
-    """The kept timings are means of two looks that differ; at the first point both are known from mean and spread.
+def test_one_stream_is_within_five_percent_by_the_shorter_timing():
+    """The stored timings are means of two that differ; at the first point both follow from mean and spread.
 
-    Measuring takes the shorter look now, so this is what the same two boots would have said of 12 layers.
+    Measuring keeps the shorter one now, so this is what the same two boots would give for 12 layers.
     """
     reading, real = h200("kimi", 12)
-    boots = tuple(replace(boot, decode=tuple(map(shorter_look, boot.decode))) for boot in reading.calibration.boots)
+    boots = tuple(replace(boot, decode=tuple(map(shorter_timing, boot.decode))) for boot in reading.calibration.boots)
     reading = replace(reading, calibration=replace(reading.calibration, boots=boots))
 
     for step in real.decode:
@@ -502,7 +504,7 @@ def test_one_stream_is_foretold_within_five_percent_by_the_shorter_look():
             assert reading.decode_s(step.batch, step.context) == pytest.approx(step.seconds, rel=0.05)
 
 
-def shorter_look(step: DecodeStep) -> DecodeStep:
-    """The first of the two looks at one stream with 256 tokens: the drift that was seen is twice the spread."""
+def shorter_timing(step: DecodeStep) -> DecodeStep:
+    """Return the shorter of both timings of one stream with 256 tokens: the drift is twice the spread."""
     alone = (step.batch, step.context) == (1, 256)
     return replace(step, seconds=step.seconds / (1 + step.spread)) if alone else step

@@ -16,12 +16,12 @@ from tests.planner.boxes import box_with
 from tests.planner.deployed import kimi, on
 
 MODELS = ("kimi-k2.6", "glm-4.7", "glm-5.1", "qwen3-235b", "gpt-oss-120b", "deepseek-v3")
-CARDS = ("rtx-pro-6000-server", "h200", "b200", "rtx-5090", "rtx-4090")
+GPUS = ("rtx-pro-6000-server", "h200", "b200", "rtx-5090", "rtx-4090")
 
 
 @st.composite
 def served(draw: st.DrawFn) -> tuple[Box, Model, Checkpoint, Recipe]:
-    """A recipe of an engine that serves from cards, on a box with enough of them."""
+    """Draw a recipe of a GPU-only engine on a box with enough GPUs."""
     model = catalogue.find_model(draw(st.sampled_from(MODELS)))
     forms = [one for one in catalogue.published_checkpoints(model.name) if one.format == "safetensors"]
     form = draw(st.sampled_from(forms))
@@ -42,13 +42,13 @@ def served(draw: st.DrawFn) -> tuple[Box, Model, Checkpoint, Recipe]:
         speculate=draw(st.sampled_from((None, Speculate()))),
     )
     spare = draw(st.integers(0, 2))
-    return box_with(tp * pp + spare, draw(st.sampled_from(CARDS))), model, form, recipe
+    return box_with(tp * pp + spare, draw(st.sampled_from(GPUS))), model, form, recipe
 
 
 @settings(max_examples=60, deadline=None)
 @given(case=served())
 def test_the_parts_of_a_device_sum_to_it(case: tuple[Box, Model, Checkpoint, Recipe]) -> None:
-    """Weights, draft, cache, activations, overhead and what is free are the whole card, to the byte."""
+    """Weights, draft, cache, activations, overhead and what is free are the whole GPU, to the byte."""
     memory = memory_budget(on(*case))
 
     assert len(memory.devices) == len(case[0].gpus)
@@ -63,9 +63,9 @@ def test_the_parts_of_a_device_sum_to_it(case: tuple[Box, Model, Checkpoint, Rec
 @settings(max_examples=60, deadline=None)
 @given(case=served(), extra=st.integers(0, 64 * 2**30))
 def test_more_memory_never_fits_less(case: tuple[Box, Model, Checkpoint, Recipe], extra: int) -> None:
-    """A card with more memory holds at least as many tokens, and fits whatever the smaller one fitted.
+    """A GPU with more memory holds at least as many tokens, and fits whatever the smaller one fitted.
 
-    Cards stay on one side of the size where engines change their own defaults; across it they may well plan for more.
+    GPUs stay on one side of the size at which engines change their defaults; across it they may plan for more.
     """
     box, model, form, recipe = case
     recipe = replace(
@@ -81,19 +81,19 @@ def test_more_memory_never_fits_less(case: tuple[Box, Model, Checkpoint, Recipe]
 
 @settings(max_examples=40, deadline=None)
 @given(
-    cards=st.integers(0, 4),
+    gpus=st.integers(0, 4),
     placed=st.lists(st.integers(0, 9), max_size=4),
     ubatch=st.sampled_from((128, 512, 4096)),
     ram=st.integers(0, 2**40),
     context=st.integers(1, 400_000),
     engine=st.sampled_from(("llama.cpp", "ik_llama.cpp")),
 )
-def test_the_parts_of_cards_and_ram_sum_under_llama_cpp(
-    cards: int, placed: list[int], ubatch: int, ram: int, context: int, engine: str
+def test_the_parts_of_gpus_and_ram_sum_under_llama_cpp(
+    gpus: int, placed: list[int], ubatch: int, ram: int, context: int, engine: str
 ) -> None:
-    """The same to the byte where experts lie in RAM, and more RAM never fits less."""
+    """With experts in RAM the parts also sum to the byte, and more RAM never fits less."""
     model, form = catalogue.find_model("kimi-k2.6"), catalogue.find_checkpoint("kimi-k2.6", "Q4_X")
-    experts = tuple(tuple(range(1 + 10 * i, 1 + 10 * i + count)) for i, count in enumerate(placed[:cards]))
+    experts = tuple(tuple(range(1 + 10 * i, 1 + 10 * i + count)) for i, count in enumerate(placed[:gpus]))
     recipe = Recipe(
         name="x",
         engine=engine,  # type: ignore[arg-type]
@@ -104,7 +104,7 @@ def test_the_parts_of_cards_and_ram_sum_under_llama_cpp(
         kv="f16",
         hybrid=Hybrid(experts=experts, ubatch=ubatch),
     )
-    box = box_with(cards, "rtx-pro-6000-server", ram=ram)
+    box = box_with(gpus, "rtx-pro-6000-server", ram=ram)
     memory, more = (
         memory_budget(on(box, model, form, recipe)),
         memory_budget(on(replace(box, ram=ram + 2**36), model, form, recipe)),
@@ -160,8 +160,8 @@ def test_gqa_splits_by_head_until_each_rank_has_one() -> None:
     assert [costs[0] / cost for cost in costs] == [1, 2, 4, 4]
 
 
-def test_a_card_that_others_use_has_less_room() -> None:
-    """Memory held by other programs is overhead on that card, and a claim beyond what is free does not start."""
+def test_a_gpu_that_others_use_has_less_room() -> None:
+    """Memory held by other programs is overhead on that GPU, and a utilization beyond what is free does not start."""
     model, form = catalogue.find_model("kimi-k2.6"), catalogue.find_checkpoint("kimi-k2.6", "int4")
     box = box_with(8, "rtx-pro-6000-server")
     busy = replace(box.gpus[0], memory_free=70 * 2**30)
@@ -174,7 +174,7 @@ def test_a_card_that_others_use_has_less_room() -> None:
 
 
 def test_what_comes_after_profiling_counts_against_the_gpu() -> None:
-    """vLLM's Triton workspace is allocated outside the claim: at 0.985 there is no room left for 2 GiB of it."""
+    """vLLM's Triton workspace is allocated outside the utilization: at 0.985 there is no room left for 2 GiB of it."""
     box = Box(name="t", gpus=(catalogue.find_gpu("rtx-pro-6000-server"),) * 8)
     recipe = kimi(context=8192, kv="bf16", memory_utilization=0.985)
     few, many = (memory_budget(deploy(replace(recipe, max_seqs=seqs, context=65536), box)) for seqs in (16, 1024))

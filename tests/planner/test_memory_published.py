@@ -1,7 +1,8 @@
-"""The memory model against starts that people published, each quoted with its source in data/published/memory.toml."""
+"""The memory model against published starts, each with its source in data/published/memory.toml."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,54 +12,55 @@ from moebox.core import catalogue
 from moebox.core.recipe import Hybrid, Recipe
 from moebox.engines import memory_budget
 from moebox.engines.sglang import memory as sglang
-from moebox.planner.published import PublishedStart, forecast_kv_tokens, forecast_weights_gib, published_starts
-from tests.planner.boxes import ATTIC, EIGHT
+from tests.planner.boxes import EIGHT, MAX_Q_BOX
 from tests.planner.deployed import kimi, on
+from tests.planner.rows import accuracy_memory
 
 GIB, MIB = 2**30, 2**20
+TABLE = accuracy_memory()
 CONFIGS = Path(__file__).parents[1] / "checkpoint" / "configs"
 
 
-def name(row: PublishedStart) -> str:
-    """How a row is called in test output."""
+def name(row: Any) -> str:
+    """Name a row in test output."""
     return f"{row.run} {row.settings_text}".replace(" ", "-")
 
 
-@pytest.mark.parametrize("row", published_starts("weights"), ids=name)
-def test_weights_on_a_card_are_within_three_percent_of_the_log(row: PublishedStart) -> None:
-    """What tensor parallelism slices, copies and repacks comes out as engines log it after loading."""
-    assert forecast_weights_gib(row) == pytest.approx(row.weights_gib, rel=0.03)
+@pytest.mark.parametrize("row", TABLE.published_starts("weights"), ids=name)
+def test_weights_on_a_gpu_are_within_three_percent_of_the_log(row: Any) -> None:
+    """What tensor parallelism slices, copies and repacks, as engines log it after loading."""
+    assert TABLE.forecast_weights_gib(row) == pytest.approx(row.weights_gib, rel=0.03)
 
 
-@pytest.mark.parametrize("row", [row for row in published_starts("pool") if row.held], ids=name)
-def test_kv_pools_are_within_four_percent_of_the_log(row: PublishedStart) -> None:
+@pytest.mark.parametrize("row", [row for row in TABLE.published_starts("pool") if row.held], ids=name)
+def test_kv_pools_are_within_four_percent_of_the_log(row: Any) -> None:
     """Tokens of cache by engine, image, utilization, DCP and draft, as the engines printed them."""
-    assert forecast_kv_tokens(row) == pytest.approx(row.kv_tokens, rel=0.04)
+    assert TABLE.forecast_kv_tokens(row) == pytest.approx(row.kv_tokens, rel=0.04)
 
 
 def test_the_tables_are_whole() -> None:
     """32 pools with known settings and 6 weights are held; four more pools are shown, the worst 5% off."""
-    pools = published_starts("pool")
-    others = [forecast_kv_tokens(row) / row.kv_tokens - 1 for row in pools if not row.held]
+    pools = TABLE.published_starts("pool")
+    others = [TABLE.forecast_kv_tokens(row) / row.kv_tokens - 1 for row in pools if not row.held]
 
     assert len([row for row in pools if row.held]) == 32
-    assert len(published_starts("weights")) == 6
-    assert all(row.source for kind in ("pool", "weights") for row in published_starts(kind))
+    assert len(TABLE.published_starts("weights")) == 6
+    assert all(row.source for kind in ("pool", "weights") for row in TABLE.published_starts(kind))
     assert max(map(abs, others)) < 0.05
 
 
 def test_sglang_picks_the_fractions_of_the_january_report() -> None:
     """0.848 for the text model; 0.7714564 for the one with a vision tower, which cost 175,000 tokens of cache."""
-    card = EIGHT.gpus[0]
+    gpu = EIGHT.gpus[0]
     thinking, k25 = catalogue.find_model("kimi-k2-thinking"), catalogue.find_model("kimi-k2.5")
-    plain = next(row for row in published_starts("pool") if row.run == "K2-Thinking NVFP4").recipe
+    plain = next(row for row in TABLE.published_starts("pool") if row.run == "K2-Thinking NVFP4").recipe
 
-    assert sglang.automatic_fraction(card, thinking, plain) == pytest.approx(0.848, abs=1e-9)
-    assert sglang.automatic_fraction(card, k25, plain) == pytest.approx(0.7714564, abs=1e-5)
+    assert sglang.automatic_fraction(gpu, thinking, plain) == pytest.approx(0.848, abs=1e-9)
+    assert sglang.automatic_fraction(gpu, k25, plain) == pytest.approx(0.7714564, abs=1e-5)
 
 
 def llama(engine: str, form: str, experts: tuple[tuple[int, ...], ...], ubatch: int, context: int = 131072) -> Recipe:
-    """A recipe as in the published runs of llama.cpp's kind."""
+    """Return a recipe as in the published runs of both llama.cpp servers."""
     ik = engine == "ik_llama.cpp"
     hybrid = Hybrid(experts=experts, ubatch=ubatch, mla=3 if ik else None, attention_buffer=512 if ik else None)
     return Recipe(
@@ -75,10 +77,10 @@ def llama(engine: str, form: str, experts: tuple[tuple[int, ...], ...], ubatch: 
 
 
 def test_llama_cpp_places_tensors_and_cache_as_fit_params_prints_them() -> None:
-    """b11669, Kimi K2.6 in Q4_X over two cards at 131,072: 5,233 + 4,464 and 5,919 + 4,320 MiB; host 545,510."""
+    """b11669, Kimi K2.6 in Q4_X over two GPUs at 131,072: 5,233 + 4,464 and 5,919 + 4,320 MiB; host 545,510."""
     model = catalogue.find_model("kimi-k2.6")
     form = catalogue.find_checkpoint("kimi-k2.6", "Q4_X")
-    first, last, ram = memory_budget(on(ATTIC, model, form, llama("llama.cpp", "Q4_X", (), 512))).devices
+    first, last, ram = memory_budget(on(MAX_Q_BOX, model, form, llama("llama.cpp", "Q4_X", (), 512))).devices
 
     assert [round(one.weights_total / MIB) for one in (first, last)] == pytest.approx([5233, 5919], abs=1)
     assert [round(one.kv / MIB) for one in (first, last)] == [4464, 4320]
@@ -86,7 +88,7 @@ def test_llama_cpp_places_tensors_and_cache_as_fit_params_prints_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cards", "ubatch", "context", "seen"),
+    ("gpus", "ubatch", "context", "seen"),
     [
         (1, 512, 65536, [440]),
         (1, 512, 262144, [632]),
@@ -98,12 +100,12 @@ def test_llama_cpp_places_tensors_and_cache_as_fit_params_prints_them() -> None:
         (2, 8192, 131072, [5504, 7372]),
     ],
 )
-def test_compute_buffers_are_those_of_fit_params(cards: int, ubatch: int, context: int, seen: list[int]) -> None:
+def test_compute_buffers_are_those_of_fit_params(gpus: int, ubatch: int, context: int, seen: list[int]) -> None:
     """MiB of llama-fit-params b11669 for Kimi K2.6 in Q4_X with all experts in RAM, by micro-batch and context."""
     from moebox.engines.ggml.memory import compute_bytes
 
     model, recipe = catalogue.find_model("kimi-k2.6"), llama("llama.cpp", "Q4_X", (), ubatch, context)
-    sizes = [compute_bytes(model, recipe, last=i == cards - 1, alone=cards == 1) / MIB for i in range(cards)]
+    sizes = [compute_bytes(model, recipe, last=i == gpus - 1, alone=gpus == 1) / MIB for i in range(gpus)]
 
     assert sizes == pytest.approx(seen, rel=0.03)
 
@@ -112,7 +114,7 @@ def test_compute_buffers_are_those_of_fit_params(cards: int, ubatch: int, contex
     ("counts", "ubatch", "seen"),
     [((0, 0), 512, (11, 11)), ((2, 2), 4096, (35, 36.5)), ((3, 3), 4096, (43, 44)), ((5, 5), 4096, (56, 56))],
 )
-def test_ik_llama_cpp_fills_the_cards_as_the_max_q_write_up_saw(
+def test_ik_llama_cpp_fills_the_gpus_as_in_the_max_q_write_up(
     counts: tuple[int, int], ubatch: int, seen: tuple[float, float]
 ) -> None:
     """VRAM of the K2.6 write-up: ~11 GiB bare, mid to high 30s with 2+2, 43/44 with 3+3, 52/60 with ten layers."""
@@ -120,25 +122,25 @@ def test_ik_llama_cpp_fills_the_cards_as_the_max_q_write_up_saw(
     form = catalogue.find_checkpoint("kimi-k2.6", "IQ3_K")
     head, tail = counts
     layers = (tuple(range(1, 1 + head)), tuple(range(61 - tail, 61)))
-    memory = memory_budget(on(ATTIC, model, form, llama("ik_llama.cpp", "IQ3_K", layers, ubatch)))
+    memory = memory_budget(on(MAX_Q_BOX, model, form, llama("ik_llama.cpp", "IQ3_K", layers, ubatch)))
     used = [(one.total - one.free) / GIB - 0.62 for one in memory.devices[:2]]
 
     assert sum(used) == pytest.approx(sum(seen), rel=0.06)
 
 
 def test_triton_mla_workspace_is_sixteen_gib_at_vllm_defaults() -> None:
-    """TP8 + DCP8 at 64k with 1,024 sequences: 16 GiB a card, 1.0 with 64 sequences (vLLM 0.32 sources)."""
+    """TP8 + DCP8 at 64k with 1,024 sequences: 16 GiB a GPU, 1.0 with 64 sequences (vLLM 0.32 sources)."""
     from dataclasses import replace
 
     from moebox.core.recipe import Parallel
     from moebox.engines.vllm import memory as vllm
 
-    model, card = catalogue.find_model("kimi-k2.6"), EIGHT.gpus[0]
+    model, gpu = catalogue.find_model("kimi-k2.6"), EIGHT.gpus[0]
     recipe = kimi(parallel=Parallel(tp=8, dcp=8))
 
-    assert vllm.workspace_bytes(card, model, recipe) / GIB == pytest.approx(16, rel=0.01)
-    assert vllm.workspace_bytes(card, model, replace(recipe, max_seqs=64)) / GIB == pytest.approx(1.0, rel=0.01)
-    assert vllm.workspace_bytes(card, model, replace(recipe, context=262144)) / GIB == pytest.approx(47, rel=0.01)
+    assert vllm.workspace_bytes(gpu, model, recipe) / GIB == pytest.approx(16, rel=0.01)
+    assert vllm.workspace_bytes(gpu, model, replace(recipe, max_seqs=64)) / GIB == pytest.approx(1.0, rel=0.01)
+    assert vllm.workspace_bytes(gpu, model, replace(recipe, context=262144)) / GIB == pytest.approx(47, rel=0.01)
 
 
 # layers, share of the GPU, eager or not, and what vLLM 0.26 logged: tokens of cache, GiB of weights, GiB at the peak

@@ -1,4 +1,4 @@
-"""Who is admitted and who is put back, as the engines do it."""
+"""Which requests are admitted and preempted, as the engines do it."""
 
 from moebox.checkpoint import deploy
 from moebox.detect.declared import parse_box
@@ -8,7 +8,7 @@ from tests.planner.deployed import kimi
 
 
 def scheduler(*, kv_tokens: int, sglang: bool = False) -> Scheduler:
-    """An engine on eight B200 with so much cache."""
+    """Return the scheduler of an engine on eight B200 with that much cache."""
     recipe = kimi(engine="sglang" if sglang else "vllm")
     speed = Speed.for_deployment(deploy(recipe, parse_box("8x-b200")))
     rules = SchedulerRules(
@@ -18,7 +18,7 @@ def scheduler(*, kv_tokens: int, sglang: bool = False) -> Scheduler:
 
 
 def finished(engine: Scheduler) -> list[int]:
-    """The order in which requests end, when everything runs to its end."""
+    """Return the order in which requests end."""
     order: list[int] = []
     for _ in range(100_000):
         done = engine.advance()
@@ -29,7 +29,7 @@ def finished(engine: Scheduler) -> list[int]:
 
 
 def test_sglangs_reserve_falls_while_it_decodes() -> None:
-    """A third request that the reserve keeps out at first is let in before either of the two running ones ends."""
+    """A third request that the reserve keeps out at first is admitted before either of the two running ones ends."""
     engine = scheduler(kv_tokens=9500, sglang=True)
     for number in range(3):
         assert engine.submit(SimulatedRequest(id=number, input=100, output=4000, arrival=float(number)))
@@ -44,7 +44,7 @@ def test_sglangs_reserve_falls_while_it_decodes() -> None:
     assert not engine.waiting
 
 
-def test_the_youngest_is_put_back_when_the_cache_is_full() -> None:
+def test_the_youngest_is_preempted_if_the_cache_is_full() -> None:
     """The older of two runs on and ends first; the younger is read again."""
     engine = scheduler(kv_tokens=1000)
     old, young = (SimulatedRequest(id=number, input=300, output=400, arrival=float(number)) for number in range(2))

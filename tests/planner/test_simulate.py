@@ -21,13 +21,13 @@ RECIPE = kimi(kv="fp8", context=262144)
 
 
 def speed(recipe: Recipe = RECIPE, gpu: str = "b200") -> Speed:
-    """The recipe on eight cards."""
+    """Return the speed of the recipe on eight GPUs."""
     box = Box(name="t", gpus=(catalogue.find_gpu(gpu),) * 8)
     return Speed.for_deployment(deploy(recipe, box))
 
 
 PLAIN = speed()
-GUESSING = speed(replace(RECIPE, speculate=Speculate(tokens=3)))
+DRAFTING = speed(replace(RECIPE, speculate=Speculate(tokens=3)))
 
 
 @given(
@@ -37,7 +37,7 @@ GUESSING = speed(replace(RECIPE, speculate=Speculate(tokens=3)))
     concurrency=st.integers(1, 40),
     kv_tokens=st.integers(100, 20_000),
     sglang=st.booleans(),
-    guessing=st.booleans(),
+    drafting=st.booleans(),
     lengths=st.sampled_from(["fixed", "uniform"]),
     hit=st.sampled_from([0.0, 0.7, 1.0]),
 )
@@ -49,11 +49,11 @@ def test_conserves_requests_and_tokens_and_never_exceeds_the_cache(
     concurrency: int,
     kv_tokens: int,
     sglang: bool,
-    guessing: bool,
+    drafting: bool,
     lengths: str,
     hit: float,
 ) -> None:
-    """Every request ends or was refused at the door, every token is counted once, the cache is never over-full."""
+    """Every request ends or is refused on arrival, every token is counted once, the cache is never exceeded."""
     recipe = replace(RECIPE, engine="sglang" if sglang else "vllm")
     workload = SimulatedWorkload(
         input=prompt,
@@ -66,7 +66,7 @@ def test_conserves_requests_and_tokens_and_never_exceeds_the_cache(
     sizes = [workload.request_lengths(number) for number in range(requests)]
     fitting = [size for size in sizes if sum(size) <= kv_tokens]
 
-    engine = GUESSING if guessing else PLAIN
+    engine = DRAFTING if drafting else PLAIN
     done = simulate(engine, scheduler_rules(recipe, kv_tokens, engine), workload)
 
     assert done.completed == len(fitting)
@@ -79,8 +79,8 @@ def test_conserves_requests_and_tokens_and_never_exceeds_the_cache(
 
 @given(data=st.data())
 @settings(max_examples=40, deadline=None)
-def test_the_scheduler_forgets_what_is_cancelled(data: st.DataObject) -> None:
-    """Requests taken out at any moment leave nothing in the cache, and the others still end."""
+def test_cancelled_requests_leave_nothing(data: st.DataObject) -> None:
+    """Requests cancelled at any moment leave nothing in the cache, and the others still end."""
     rules = SchedulerRules(
         kv_tokens=4000, context=4000, max_seqs=8, step_tokens=512, prompts_first=False, reserves_output=False
     )
@@ -153,7 +153,7 @@ def test_cost_grows_with_requests_and_not_with_tokens() -> None:
 )
 @settings(max_examples=40, deadline=None)
 def test_one_stream_is_interrupted_by_nothing(prompt: int, answer: int, engine: str, hit: float) -> None:
-    """Alone on the engine the gaps between tokens are TPOT: a request's own prompt is no gap of its."""
+    """Alone on the engine the gaps between tokens are TPOT: a request's own prompt is not a gap."""
     recipe = replace(RECIPE, engine=engine)
     one = SimulatedWorkload(input=prompt, output=answer, requests=4, concurrency=1, prefix_hit=hit)
     alone = simulate(speed(recipe), scheduler_rules(recipe, 262_144, speed(recipe)), one)
@@ -165,7 +165,7 @@ def test_one_stream_is_interrupted_by_nothing(prompt: int, answer: int, engine: 
         assert times.least - 1e-9 <= times.mean <= times.greatest + 1e-9
 
 
-def test_a_prompt_that_is_read_in_steps_of_its_own_keeps_only_the_others_waiting() -> None:
+def test_a_prompt_in_steps_of_its_own_delays_only_the_others() -> None:
     """SGLang reads prompts before it decodes: gaps of all requests add up to the time from first to last token."""
     recipe = replace(RECIPE, engine="sglang")
     two = SimulatedWorkload(input=20_000, output=50, requests=8, concurrency=2, lengths="uniform")
@@ -176,7 +176,7 @@ def test_a_prompt_that_is_read_in_steps_of_its_own_keeps_only_the_others_waiting
     assert both.itl.total == pytest.approx(both.e2el.total - both.ttft.total)
 
 
-def test_a_rate_below_capacity_is_served_as_it_comes() -> None:
+def test_a_rate_below_capacity_is_served_at_once() -> None:
     """Requests that come slowly find the machine free: throughput is the rate, the first token way and prompt."""
     done = simulate(
         PLAIN, scheduler_rules(RECIPE, 10**6, PLAIN), SimulatedWorkload(input=1000, output=50, requests=200, rate=0.2)
@@ -188,7 +188,7 @@ def test_a_rate_below_capacity_is_served_as_it_comes() -> None:
 
 
 def test_prefixes_in_the_cache_shorten_the_wait() -> None:
-    """A prompt that lies in the prefix cache is not read again."""
+    """A prompt that is in the prefix cache is not read again."""
     cold = SimulatedWorkload(input=8192, output=64, requests=64, concurrency=16)
 
     first = simulate(PLAIN, scheduler_rules(RECIPE, 10**6, PLAIN), cold)
@@ -208,7 +208,7 @@ def test_prefixes_in_the_cache_shorten_the_wait() -> None:
         {"prefix_hit": 1.5},
     ],
 )
-def test_workloads_that_cannot_be_meant(wrong: dict[str, float]) -> None:
+def test_invalid_workloads_are_refused(wrong: dict[str, float]) -> None:
     """Zero lengths, no load, two kinds of load and shares above one are refused."""
     workload = replace(SimulatedWorkload(input=10, output=10, requests=10, concurrency=1), **wrong)  # type: ignore[arg-type]
 

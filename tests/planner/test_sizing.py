@@ -1,14 +1,15 @@
-"""Memory and speed count the same bytes: one place says what a rank holds and reads."""
+"""Memory and speed count the same bytes: one module computes what a rank holds and reads."""
 
 import dataclasses
 
 import pytest
 
 from moebox.core import catalogue
+from moebox.core.box import Gpu
 from moebox.core.plan import DeviceMemory
 from moebox.core.recipe import Parallel, Recipe
 from moebox.detect.declared import parse_box
-from moebox.engines import devices
+from moebox.engines import budget
 from moebox.planner.speed import Speed
 from moebox.sizing import kv, shards
 from moebox.sizing.rank import rank_work
@@ -94,8 +95,23 @@ def test_grouped_heads_divided_show_in_the_forecast() -> None:
 
 
 def test_every_gpu_of_a_kind_has_the_whole_budget_of_its_kind() -> None:
-    """They are made from one by hand, for speed: a part that is added to a device's memory must not be lost there."""
+    """GPU budgets are copied field by field, for speed: a field added to DeviceMemory must not be lost there."""
     parts = {field.name: number for number, field in enumerate(dataclasses.fields(DeviceMemory), 1)}
     first = DeviceMemory(**{**parts, "device": "gpu0", "weights": {"attention": 7}})  # type: ignore[arg-type]
 
-    assert devices._named(first, "gpu1") == dataclasses.replace(first, device="gpu1")
+    class OneBudget:
+        """Every rank has the same budget."""
+
+        def cache_tokens(self, gpu: Gpu, stage: int) -> int:
+            return 1
+
+        def missing_bytes(self, gpu: Gpu, stage: int) -> int:
+            return 0
+
+        def device_budget(self, gpu: Gpu, stage: int, tokens: int) -> DeviceMemory:
+            return first
+
+    box, model = parse_box("2x-b200"), catalogue.find_model("qwen3-235b")
+    deployment = on(box, model, catalogue.published_checkpoints(model.name)[0], recipe_of(model.name, 2))
+    devices = budget.budget_over_ranks(deployment, OneBudget()).devices
+    assert devices == tuple(dataclasses.replace(first, device=f"gpu{index}") for index in range(2))

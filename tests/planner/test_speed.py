@@ -23,12 +23,12 @@ from tests.planner.rows import published
 
 
 def recipe(**settings: object) -> Recipe:
-    """Kimi K2.6 INT4 on eight ranks with an fp8 cache, unless told otherwise."""
+    """Kimi K2.6 INT4 on eight ranks with an fp8 cache, with a test's changes."""
     return kimi(**{"kv": "fp8", **settings})
 
 
 def speed(gpu: str = "rtx-pro-6000-server", many: int = 8, **settings: object) -> Speed:
-    """The model of that recipe on `many` cards."""
+    """Return the speed of that recipe on `many` GPUs."""
     one = recipe(**settings)
     box = Box(name="t", gpus=(catalogue.find_gpu(gpu),) * many)
     return Speed.for_deployment(
@@ -37,12 +37,12 @@ def speed(gpu: str = "rtx-pro-6000-server", many: int = 8, **settings: object) -
 
 
 def hybrid(
-    layers: int, *, ram: float = 614.4e9, cards: int = 2, ubatch: int = 4096, engine: str = "ik_llama.cpp"
+    layers: int, *, ram: float = 614.4e9, gpus: int = 2, ubatch: int = 4096, engine: str = "ik_llama.cpp"
 ) -> Speed:
     """Kimi K2.6 Q4_X with experts in RAM but for `layers`."""
     box = Box(
         name="t",
-        gpus=(catalogue.find_gpu("rtx-pro-6000-max-q"),) * cards,
+        gpus=(catalogue.find_gpu("rtx-pro-6000-max-q"),) * gpus,
         cpu=Cpu(cores=16),
         ram_bandwidth=int(ram),
     )
@@ -58,7 +58,7 @@ def hybrid(
 
 
 def test_distinct_experts_follow_the_formula() -> None:
-    """A batch of B wakes E(1 - (1 - k/E)^B) experts: 8 for one token, 188.6 for 32, never more than 384."""
+    """A batch of B activates E(1 - (1 - k/E)^B) experts: 8 for one token, 188.6 for 32, never more than 384."""
     rank = speed().gpu_step.rank  # type: ignore[union-attr]
 
     assert rank.distinct_experts(1) == pytest.approx(8)
@@ -81,11 +81,11 @@ def test_more_work_never_takes_less_time(batch: int, context: int, dcp: int) -> 
 
 @pytest.mark.parametrize("gpu", ["h200", "b200", "rtx-pro-6000-server", "mi300x"])
 def test_faster_memory_is_never_slower(gpu: str) -> None:
-    """The same card with twice the bandwidth decodes at least as fast, and does not reach twice the speed."""
+    """The same GPU with twice the bandwidth decodes at least as fast, and does not reach twice the speed."""
     plain = speed(gpu)
-    card = replace(catalogue.find_gpu(gpu), bandwidth=2 * catalogue.find_gpu(gpu).bandwidth)
+    faster = replace(catalogue.find_gpu(gpu), bandwidth=2 * catalogue.find_gpu(gpu).bandwidth)
     one = recipe()
-    box = Box(name="t", gpus=(card,) * 8)
+    box = Box(name="t", gpus=(faster,) * 8)
     quick = Speed.for_deployment(
         on(box, catalogue.find_model("kimi-k2.6"), catalogue.find_checkpoint("kimi-k2.6", "int4"), one)
     )
@@ -98,7 +98,7 @@ def test_faster_memory_is_never_slower(gpu: str) -> None:
 
 @pytest.mark.parametrize("gpu", ["h200", "b200"])
 def test_more_ranks_help_on_nvlink(gpu: str) -> None:
-    """Eight ranks beat four at 32 streams where links are fast."""
+    """Eight ranks beat four at 32 streams if links are fast."""
     four = speed(gpu, 4, parallel=Parallel(tp=4))
     eight = speed(gpu, 8, parallel=Parallel(tp=8))
 
@@ -115,13 +115,13 @@ def test_a_divided_cache_costs_short_contexts_and_helps_long_ones() -> None:
     assert eight.decode_tok_s(1, 131072) > one.decode_tok_s(1, 131072)
 
 
-def test_guesses_gain_tokens_and_cost_time() -> None:
-    """EAGLE3 with three guesses gains between one and four tokens a step, and a step takes longer."""
-    plain, guessing = speed(), speed(speculate=Speculate(tokens=3))
+def test_draft_tokens_gain_tokens_and_cost_time() -> None:
+    """EAGLE3 with three draft tokens gains between one and four tokens a step, and a step takes longer."""
+    plain, drafting = speed(), speed(speculate=Speculate(tokens=3))
 
     assert plain.tokens_per_step == 1.0
-    assert 1.5 < guessing.tokens_per_step < 4
-    assert guessing.step_s(8, 1000) > plain.step_s(8, 1000)
+    assert 1.5 < drafting.tokens_per_step < 4
+    assert drafting.step_s(8, 1000) > plain.step_s(8, 1000)
 
 
 def test_launches_without_graphs_dominate_small_batches() -> None:
@@ -142,7 +142,7 @@ def test_prompts_cost_more_for_each_token_when_longer() -> None:
 
 
 def test_experts_on_gpus_speed_up_a_single_stream() -> None:
-    """Every expert layer moved from RAM to a card helps, and faster RAM does too."""
+    """Every expert layer moved from RAM to a GPU helps, and faster RAM does too."""
     rates = [hybrid(layers).decode_tok_s(1, 1000) for layers in (0, 6, 10, 60)]
 
     assert rates == sorted(rates)
@@ -154,22 +154,22 @@ def test_a_large_micro_batch_shares_the_copying_of_experts() -> None:
     assert hybrid(6, ubatch=8192).prefill_tok_s(16384) > 1.3 * hybrid(6, ubatch=2048).prefill_tok_s(16384)
 
 
-def test_llama_cpp_runs_without_cards() -> None:
-    """All of it in RAM: slower than with cards, but an answer."""
-    bare = hybrid(0, cards=0)
+def test_llama_cpp_runs_without_gpus() -> None:
+    """All of it in RAM: slower than with GPUs, but it works."""
+    bare = hybrid(0, gpus=0)
 
     assert 0 < bare.decode_tok_s(1, 1000) < hybrid(0).decode_tok_s(1, 1000)
     assert 0 < bare.prefill_tok_s(2048) < math.inf
 
 
-def test_engines_for_cards_refuse_a_box_without() -> None:
+def test_gpu_only_engines_refuse_a_box_without_gpus() -> None:
     """vLLM on a box without GPUs is bad input, not a division by zero."""
     with pytest.raises(BadInput, match="needs a GPU"):
         speed(many=0)
 
 
-def test_unmeasured_cards_have_a_wider_band() -> None:
-    """An engine nobody has measured on a card is forecast from its neighbour, with a wider band."""
+def test_unmeasured_gpus_have_a_wider_range() -> None:
+    """An engine without published results on a GPU is forecast from its neighbour, with a wider range."""
     row, away = find_efficiency("sglang", "", "ada")
     known = speed(runtime=Runtime(preset="community")).decode_range
     unknown = speed("l40s").decode_range
@@ -183,7 +183,7 @@ def test_unmeasured_cards_have_a_wider_band() -> None:
     "made", [speed(parallel=Parallel(tp=8, dcp=4)), hybrid(6), speed("b200", speculate=Speculate())]
 )
 def test_lines_add_up_to_the_step(made: Speed) -> None:
-    """The lines of `plan --why` sum to the step, and each part says where its constants come from."""
+    """The lines of `plan --why` sum to the step, and each part names the source of its constants."""
     lines = {line.what: line for line in made.explain_lines(4, 8192)}
     parts = [line for line in lines.values() if line.unit == "ms" and line.what != "step"]
 
@@ -203,7 +203,7 @@ def test_published_cells_of_the_tuned_rig() -> None:
     assert statistics.median(prompts) <= 0.20
 
 
-def test_published_rows_of_cpu_and_cards() -> None:
+def test_published_rows_of_cpu_and_gpus() -> None:
     """Decoding within 12% at the median, prompts within 30%."""
     cases = list(published().hybrid_rows())
 
@@ -211,7 +211,7 @@ def test_published_rows_of_cpu_and_cards() -> None:
         assert statistics.median(abs(case.ratio - 1) for case in cases if case.group == group) <= bound
 
 
-def test_a_cpu_alone_has_the_band_of_what_nobody_has_measured():
+def test_a_cpu_alone_has_the_range_of_the_unmeasured():
     """The rehearsal model on two Arm cores: 248 tok/s were forecast, -17% to +20%, and 58 came."""
     gguf = str(phantom.gguf_path())
     model, checkpoints = resolve_model(gguf)

@@ -29,7 +29,7 @@ NEW = (
 
 @pytest.mark.parametrize("name", NEW)
 def test_new_architectures_have_a_row(name: str) -> None:
-    """Each says where its figures come from, and some engine runs it."""
+    """Each names the source of its figures, and some engine runs it."""
     row = support.architecture_support(catalogue.find_model(name))
     assert row is not None
     assert row.source
@@ -37,9 +37,9 @@ def test_new_architectures_have_a_row(name: str) -> None:
 
 
 def fatal(recipe: Recipe) -> list[str]:
-    """What keeps a recipe from starting."""
-    found = modules.refuse_module(recipe.engine).find_refusals(deploy(recipe, B200))
-    return [caution.text for caution in found if caution.severity == "fatal"]
+    """Return the fatal refusals of a recipe."""
+    found = modules.behaviour_module(recipe.engine).find_refusals(deploy(recipe, B200))
+    return [refusal.text for refusal in found if refusal.severity == "fatal"]
 
 
 def test_a_version_from_before_is_refused_with_the_first_that_runs_it() -> None:
@@ -47,14 +47,14 @@ def test_a_version_from_before_is_refused_with_the_first_that_runs_it() -> None:
     recipe = Recipe(
         name="t", engine="vllm", model="kimi-k3", checkpoint="mxfp4", served_name="t", parallel=Parallel(tp=8)
     )
-    told = fatal(replace(recipe, engine_version="0.26.0"))
-    assert [text for text in told if "vLLM 0.26.0 does not run Kimi K3" in text and "0.27.0 is the first" in text]
+    refusals = fatal(replace(recipe, engine_version="0.26.0"))
+    assert [text for text in refusals if "vLLM 0.26.0 does not run Kimi K3" in text and "0.27.0 is the first" in text]
     assert not [text for text in fatal(replace(recipe, engine_version="0.27.1")) if "does not run" in text]
     assert not [text for text in fatal(recipe) if "does not run" in text]
 
 
-def test_an_engine_that_never_runs_it_is_not_weighed() -> None:
-    """ik_llama.cpp has no Kimi K3: a box with RAM gets llama.cpp, and pinning it says so."""
+def test_an_engine_that_never_runs_it_is_not_considered() -> None:
+    """ik_llama.cpp has no Kimi K3: a box with RAM gets llama.cpp, and --engine ik_llama.cpp is refused."""
     model = catalogue.find_model("kimi-k3")
     plan = choose_plan(RAM, model, catalogue.published_checkpoints("kimi-k3"), Constraints())
     assert plan.recipe.engine == "llama.cpp"

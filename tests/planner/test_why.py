@@ -1,4 +1,4 @@
-"""Every line of `--why` can be checked with a calculator: the formulas are what the model does."""
+"""Every line of `--why` can be checked with a calculator: the formulas are what the model computes."""
 
 import math
 import re
@@ -53,6 +53,6 @@ def test_a_calculator_agrees(box: str, changes: dict[str, object], streams: int,
     for name in CHECKED:
         if name in lines:
             assert computed(lines[name].formula) == pytest.approx(lines[name].value, rel=2e-3, abs=2e-4), name
-    parts = [line.value for name, line in lines.items() if name not in ("step", "decode", "band")]
+    parts = [line.value for name, line in lines.items() if name not in ("step", "decode", "range")]
     assert sum(parts) == pytest.approx(lines["step"].value)
-    assert "to " in lines["band"].source
+    assert "to " in lines["range"].source

@@ -1,4 +1,4 @@
-"""Conversations, cold starts, engines of their own for prompts: what a simulated run can be asked."""
+"""Simulated workloads: conversations, cold starts, separate engines for prompts."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ BASE = SimulatedWorkload(input=2000, output=200, requests=64, concurrency=4)
 
 
 def run(workload: SimulatedWorkload, kv_tokens: int = 10**6):  # type: ignore[no-untyped-def]
-    """The outcome."""
+    """Run the simulation."""
     return simulate(SPEED, scheduler_rules(RECIPE, kv_tokens, SPEED), workload)
 
 
@@ -58,7 +58,7 @@ def test_prompts_read_elsewhere_do_not_disturb_decoding() -> None:
 
 
 def test_acceptance_given_is_acceptance_used() -> None:
-    """Half of three draft tokens taken are one and a half more a step."""
+    """Half of three draft tokens accepted are one and a half more per step."""
     drafting = Speed.for_deployment(deploy(replace(RECIPE, speculate=Speculate(tokens=3)), parse_box("8x-b200")))
     assert drafting.with_acceptance(0.5).tokens_per_step == pytest.approx(2.5, rel=1e-6)
     assert drafting.with_acceptance(0.0).tokens_per_step == pytest.approx(1.0, rel=1e-6)
@@ -66,8 +66,8 @@ def test_acceptance_given_is_acceptance_used() -> None:
 
 
 @pytest.mark.parametrize("change", [{"turns": 0}, {"think_s": -1.0}, {"cold_s": 1e9}])
-def test_what_cannot_be_meant_is_refused(change: dict[str, float]) -> None:
-    """One line each."""
+def test_invalid_settings_are_refused(change: dict[str, float]) -> None:
+    """Each is one line."""
     with pytest.raises(BadInput):
         run(replace(BASE, **change))  # type: ignore[arg-type]
 

@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from moebox import engines
 from moebox.core.change import with_settings
 from moebox.core.recipe import Recipe
 from moebox.render import LAUNCH_FORMATS
 from moebox.serve.recipes import read_recipe, shipped_recipes
+from tests.chain.parse_back import parse_command
 
 # As Slurm's own answers: the names of a list of nodes, and a node on one line.
 SCONTROL = """#!/bin/sh
@@ -33,7 +33,7 @@ HYBRID = Recipe(
     context=131072,
     max_seqs=2,
     thinking=False,
-    hybrid=engines.parse_command("ik_llama.cpp", "llama-server -m x.gguf -mla 3 -amb 512 -t 15").hybrid,
+    hybrid=parse_command("ik_llama.cpp", "llama-server -m x.gguf -mla 3 -amb 512 -t 15").hybrid,
 )
 
 

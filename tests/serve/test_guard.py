@@ -134,7 +134,7 @@ def test_an_engine_with_one_worker_is_held_against_the_plan_too() -> None:
     )
     seen = LogSummary()
     for line in lines:
-        event = modules.log_module("vllm").parse_log_line(line)
+        event = modules.parse_log_line("vllm", line)
         assert event is not None
         seen.facts |= event.facts
 

@@ -18,11 +18,11 @@ from moebox.checkpoint import deploy
 from moebox.cli import main
 from moebox.core.change import with_settings
 from moebox.engines import build_launch, flags, modules
-from moebox.engines.arguments import split_argv
 from moebox.errors import BadInput
 from moebox.render import EXECUTABLE_FORMATS, render
 from moebox.serve.recipes import read_recipe
 from tests import shellcheck
+from tests.chain.parse_back import split_argv
 from tests.serve.rendered import ALL, ROOT, recipes
 from tests.serve.schemas import COMPOSE, KUBERNETES
 

@@ -12,10 +12,10 @@ from moebox import engines
 from moebox.checkpoint import deploy
 from moebox.core.change import with_settings
 from moebox.engines import flags
-from moebox.engines.arguments import split_argv
 from moebox.errors import BadInput
 from moebox.render import render
 from moebox.serve.recipes import read_recipe
+from tests.chain.parse_back import split_argv
 from tests.serve.rendered import ROOT, SCONTROL, recipes, run, stand_in
 
 FIRST = "MODEL_PATH=moonshotai/Kimi-K2.6 SERVED_MODEL_NAME=Kimi-K2.6"

@@ -155,7 +155,7 @@ def print_warnings(deployment: "Deployment") -> None:
     """Say beforehand what is known to go wrong, and who may use the engine; the user decides."""
     from moebox import detect, engines
     from moebox.engines.assemble import LOOPBACK
-    from moebox.engines.common import PATCHABLE_SYMPTOMS
+    from moebox.engines.refusals import PATCHABLE_SYMPTOMS
 
     listen = deployment.recipe.listen
     if not listen.key_env:

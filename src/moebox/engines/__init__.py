@@ -1,7 +1,7 @@
-"""Engines: a folder each, behind one set of traits. Deployment to command, log line to event, what will not work.
+"""Engines: a folder each, behind one set of traits. Deployment to command, log line to event, memory, refusals.
 
-Nothing here starts anything. `rooms` has the contract of every module of a folder. A package's folder is imported with
-the traits of any engine, so what only a launch needs is loaded when it is first asked for (`_LATER`).
+Nothing here starts anything. `modules` has the contract of every module of a folder. This package is imported with the
+traits of any engine, so what only a launch needs is loaded when it is first used (`_LAZY`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from moebox.engines.assemble import LABEL, launch_command, runs_in_container, shell_text
     from moebox.engines.events import LogEvent
     from moebox.engines.flags import newest_version, version_or_newest
-    from moebox.engines.parse import parse_command
     from moebox.engines.rules import check_recipe
 
 __all__ = [
@@ -33,47 +32,44 @@ __all__ = [
     "memory_budget",
     "modules",
     "newest_version",
-    "parse_command",
     "registry",
     "runs_in_container",
     "shell_text",
     "version_or_newest",
 ]
 WORST_FIRST = {"fatal": 0, "warning": 1, "note": 2}
-_LATER = {
+_LAZY = {
     "LABEL": "assemble",
-    "LogEvent": "events",
     "LaunchNode": "arguments",
+    "LogEvent": "events",
     "check_recipe": "rules",
     "launch_command": "assemble",
-    "runs_in_container": "assemble",
     "newest_version": "flags",
-    "parse_command": "parse",
+    "runs_in_container": "assemble",
     "shell_text": "assemble",
     "version_or_newest": "flags",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """What is loaded when it is first asked for."""
-    if name not in _LATER:
+    if name not in _LAZY:
         raise AttributeError(f"module 'moebox.engines' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"moebox.engines.{_LATER[name]}"), name)
+    return getattr(importlib.import_module(f"moebox.engines.{_LAZY[name]}"), name)
 
 
 def build_launch(deployment: Deployment, *, rank: int = 0, master: str = "", addresses: tuple[str, ...] = ()) -> Launch:
-    """What to run; `command` puts docker or podman around it."""
+    """Return what to run; `launch_command` puts docker or podman around it."""
     from moebox.engines import arguments, assemble
 
     return assemble.assemble_launch(deployment, node=arguments.LaunchNode.with_rank(rank, master, addresses))
 
 
 def find_refusals(deployment: Deployment) -> list[PlanWarning]:
-    """Known reasons why this will not start on its box, or will disappoint; the worst first."""
-    found = modules.refuse_module(deployment.engine.name).find_refusals(deployment.with_default_context)
-    return sorted(found, key=lambda caution: WORST_FIRST[caution.severity])
+    """Return known reasons why this will not start on its box, or will disappoint; the worst first."""
+    found = modules.behaviour_module(deployment.engine.name).find_refusals(deployment.with_default_context)
+    return sorted(found, key=lambda refusal: WORST_FIRST[refusal.severity])
 
 
 def memory_budget(deployment: Deployment) -> Memory:
-    """The memory of every device of the box; `fits` is false where it would not start or not serve."""
+    """Return the memory of every device of the box; `fits` is False if it would not start or not serve."""
     return modules.memory_module(deployment.engine.name).memory_budget(deployment.with_default_context)

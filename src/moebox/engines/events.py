@@ -1,4 +1,4 @@
-"""What a line of an engine's log tells: a phase, how far it is, a fact, that it is ready, or that it failed."""
+"""What a line of an engine's log reports: a phase, progress, a fact, that it is ready, or that it failed."""
 
 import re
 from collections.abc import Sequence
@@ -7,6 +7,7 @@ from typing import Literal
 
 EventKind = Literal["phase", "progress", "fact", "ready", "error"]
 Phase = Literal["starting", "loading weights", "compiling", "allocating cache", "capturing graphs", "ready"]
+GIB, MIB = float(2**30), float(2**20)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,13 +19,13 @@ class LogEvent:
     done: int | None = None
     total: int | None = None
     facts: dict[str, float] = field(default_factory=dict)
-    device: str = ""  # where a fact is about one device
+    device: str = ""  # if a fact is about one device
     text: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogPattern:
-    """A pattern and what it means; named groups become facts, times the unit given for them."""
+    """A pattern and what it means; named groups become facts, multiplied by their unit."""
 
     pattern: re.Pattern[str]
     kind: EventKind
@@ -32,38 +33,26 @@ class LogPattern:
     units: dict[str, float] = field(default_factory=dict)
 
 
-GIB, MIB = float(2**30), float(2**20)
-
-
 def log_pattern(pattern: str, kind: EventKind, phase: Phase | None = None, **units: float) -> LogPattern:
-    """A Sign from a pattern's text."""
     return LogPattern(pattern=re.compile(pattern), kind=kind, phase=phase, units=units)
 
 
 def match_line(line: str, patterns: Sequence[LogPattern]) -> LogEvent | None:
-    """The event of the first sign that the line shows."""
+    """Return the event of the first pattern that matches the line, or None."""
     for known in patterns:
         match = known.pattern.search(line)
-        if match:
-            return _event(known, match, line)
+        if not match:
+            continue
+        groups = {name: text for name, text in match.groupdict().items() if text is not None}
+        done, total, device = groups.pop("done", None), groups.pop("total", None), groups.pop("device", "")
+        numbers = {name: float(text.replace(",", "").rstrip(".")) for name, text in groups.items()}
+        return LogEvent(
+            kind=known.kind,
+            phase=known.phase,
+            done=int(done) if done else None,
+            total=int(total) if total else None,
+            facts={name: number * known.units.get(name, 1.0) for name, number in numbers.items()},
+            device=device,
+            text=line.strip()[:500],
+        )
     return None
-
-
-def _event(known: LogPattern, match: re.Match[str], line: str) -> LogEvent:
-    groups = {name: text for name, text in match.groupdict().items() if text is not None}
-    counts = {name: int(groups.pop(name)) for name in ("done", "total") if name in groups}
-    device = groups.pop("device", "")
-    facts = {name: _number(text) * known.units.get(name, 1.0) for name, text in groups.items()}
-    return LogEvent(
-        kind=known.kind,
-        phase=known.phase,
-        done=counts.get("done"),
-        total=counts.get("total"),
-        facts=facts,
-        device=device,
-        text=line.strip()[:500],
-    )
-
-
-def _number(text: str) -> float:
-    return float(text.replace(",", "").rstrip("."))

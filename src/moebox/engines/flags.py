@@ -1,32 +1,67 @@
-"""What flags an engine takes, by version, and whether a command line says only such.
+"""The flags that an engine takes, by version, and whether a command line has only such.
 
-A catalogue is made by `scripts/dump_flags.py` from the engine's own parser; `retired.toml` says what replaced
-what is gone. A version older than the oldest catalogue is judged by that one: its flags and those retired since
-pass, and values are left to the engine.
+A catalogue is made by `scripts/dump_flags.py` from the engine's own parser; `retired.toml` lists what replaced removed
+flags. A version older than the oldest catalogue is checked against that one: its flags and those retired since pass,
+and values are left to the engine.
 """
 
 import difflib
 import functools
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from moebox import codec
 from moebox.core import registry
+from moebox.core.catalogue import load_table
 from moebox.core.recipe import EngineName, Recipe
 from moebox.data import FOLDER
-from moebox.engines.retired import existed_in, replacement, value_replacement, version_key
 from moebox.errors import BadInput
 
 JSON = re.compile(r"(config|kwargs|overrides|per-prompt)$")  # flags whose value is a JSON object
 Argument = tuple[str, ...]  # one flag with its values, or a positional
+RetiredKind = Literal["flag", "env", "value", "key"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetiredName:
+    """A name that an engine no longer takes: flags and variables by `names`, values and keys by their flag."""
+
+    engine: EngineName
+    since: str  # the first version known to refuse it
+    new: str
+    names: tuple[str, ...] = ()
+    flag: str = ""
+    old: str = ""
+
+    def is_gone(self, version: str) -> bool:
+        """True if `version` ("" is the newest) refuses it."""
+        return not version or version_key(version) >= version_key(self.since)
+
+
+@functools.cache
+def retired_names(engine: EngineName, kind: RetiredKind) -> tuple[RetiredName, ...]:
+    table = codec.decode(dict[RetiredKind, tuple[RetiredName, ...]], load_table("flags/retired"), where="retired.toml")
+    return tuple(row for row in table.get(kind, ()) if row.engine == engine)
+
+
+def replacement(engine: EngineName, version: str, name: str, kind: Literal["flag", "env"]) -> str:
+    """Return what replaces `name` in a version that no longer has it, or ""."""
+    rows = retired_names(engine, kind)
+    return next((row.new for row in rows if name in row.names and row.is_gone(version)), "")
+
+
+def version_key(version: str) -> tuple[int, ...]:
+    """Return a version as numbers that sort: "0.5.23" is (0, 5, 23), "b11669" (11669,), "2026-04" (2026, 4)."""
+    return tuple(map(int, re.findall(r"\d+", version)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlagSpec:
-    """One flag: its first name, its other names, what turns it off, and how many values it takes."""
+    """One flag: its first name, other names, what turns it off, and how many values it takes."""
 
     name: str
     also: tuple[str, ...] = ()
@@ -40,13 +75,8 @@ class FlagSpec:
         return (self.name, *self.also)
 
     def dotted_key(self, name: str) -> str:
-        """What stands after the flag's own name: "a.b" of --config.a.b, "" of --fim-qwen-1.5b-default."""
+        """Return what follows the flag's own name: "a.b" of --config.a.b, "" of --fim-qwen-1.5b-default."""
         return "" if name in (*self.names, *self.off) else name.partition(".")[2]
-
-    @property
-    def long_name(self) -> str:
-        """The spelling people read most easily: the first one with two dashes."""
-        return next((name for name in self.names if name.startswith("--")), self.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,71 +85,26 @@ class FlagCatalogue:
 
     engine: EngineName
     version: str
-    abbreviations: bool  # argparse takes any beginning that only one flag has
+    abbreviations: bool  # argparse accepts any unambiguous prefix
     specs: dict[str, FlagSpec]  # by every spelling
     removed: dict[str, str]
 
-    def versioned_title(self, version: str) -> str:
-        """The engine at the version that was asked for."""
-        return f"{self.engine} {version or self.version}"
-
     def find_spec(self, name: str) -> FlagSpec | None:
-        """The flag written as `name`: an alias, a beginning of it, or with a dotted key after it."""
+        """Return the flag written as `name`: an alias, a prefix of it, or with a dotted key after it; or None."""
         head = name.partition(".")[0]
         for spelling in (name, head, head.replace("_", "-")):
             if spelling in self.specs:
                 return self.specs[spelling]
         if self.abbreviations and head.startswith("--"):
-            near = {id(spec): spec for spelling, spec in self.specs.items() if spelling.startswith(head)}
-            if len(near) == 1:
-                return next(iter(near.values()))
+            matches = {id(spec): spec for spelling, spec in self.specs.items() if spelling.startswith(head)}
+            if len(matches) == 1:
+                return next(iter(matches.values()))
         return None
-
-
-@functools.cache
-def known_versions(engine: EngineName) -> tuple[str, ...]:
-    """Versions with a catalogue, oldest first."""
-    return tuple(sorted(_tables(engine), key=version_key))
-
-
-@functools.cache
-def _tables(engine: EngineName) -> dict[str, Path]:
-    """Catalogues by version: moebox's own, and for an engine of another package those in its folder `flags`."""
-    folders = (FOLDER, registry.find_engine(engine).folder)
-    files = (file for folder in folders for file in folder.glob(f"flags/{engine}-*.json"))
-    return {file.stem.removeprefix(f"{engine}-"): file for file in files}
-
-
-def newest_version(engine: EngineName) -> str:
-    """The newest version moebox knows."""
-    return known_versions(engine)[-1]
-
-
-def version_or_newest(recipe: Recipe) -> str:
-    """The version that a recipe names, or the newest that moebox knows."""
-    return recipe.engine_version or newest_version(recipe.engine)
-
-
-@functools.cache
-def flag_catalogue(engine: EngineName, version: str = "") -> FlagCatalogue:
-    """The newest catalogue that is not newer than `version`, or the oldest there is."""
-    known = known_versions(engine)
-    older = [release for release in known if not version or version_key(release) <= version_key(version)]
-    chosen = older[-1] if older else known[0]
-    file = _tables(engine)[chosen]
-    table = codec.decode(FlagTable, json.loads(file.read_text(encoding="utf-8")), where=file.name)
-    specs: dict[str, FlagSpec] = {}
-    for name, row in table.flags.items():
-        spec = FlagSpec(name=name, also=row.also, off=row.off, takes=row.takes, choices=row.choices)
-        specs |= dict.fromkeys((name, *spec.also, *spec.off), spec)
-    return FlagCatalogue(
-        engine=engine, version=chosen, abbreviations=table.abbreviations, specs=specs, removed=table.removed
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlagRow:
-    """A flag as a catalogue's file has it."""
+    """A flag in a catalogue file."""
 
     also: tuple[str, ...] = ()
     off: tuple[str, ...] = ()
@@ -129,7 +114,7 @@ class FlagRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlagTable:
-    """A catalogue's file."""
+    """A catalogue file."""
 
     engine: EngineName
     version: str
@@ -140,101 +125,110 @@ class FlagTable:
     removed: dict[str, str] = field(default_factory=dict)
 
 
-def is_covered(engine: EngineName, version: str) -> bool:
-    """Whether a catalogue is as old as `version` ("" is the newest)."""
-    return not version or version_key(version) >= version_key(known_versions(engine)[0])
+@functools.cache
+def _catalogue_files(engine: EngineName) -> dict[str, Path]:
+    """Catalogue files by version, oldest first: moebox's own, and those in the `flags` folder of another package."""
+    folders = (FOLDER, registry.find_engine(engine).folder)
+    found = (file for folder in folders for file in folder.glob(f"flags/{engine}-*.json"))
+    files = {file.stem.removeprefix(f"{engine}-"): file for file in found}
+    return dict(sorted(files.items(), key=lambda item: version_key(item[0])))
 
 
-def check_arguments(engine: EngineName, version: str, words: Iterable[Argument], *, where: str = "flags") -> None:
-    """Raise BadInput for the first flag or value that this version of the engine would refuse."""
-    known = flag_catalogue(engine, version)
-    for word in words:
-        if not is_flag(word[0]):
-            raise BadInput(f"{where}: {word[0]!r} belongs to no flag", hint="a flag before it takes no value")
-        _check_word(known, version, word, where)
+def known_versions(engine: EngineName) -> tuple[str, ...]:
+    """Versions with a catalogue, oldest first."""
+    return tuple(_catalogue_files(engine))
+
+
+def newest_version(engine: EngineName) -> str:
+    """The newest version with a catalogue."""
+    return known_versions(engine)[-1]
+
+
+def version_or_newest(recipe: Recipe) -> str:
+    """The version that a recipe names, or the newest that moebox knows."""
+    return recipe.engine_version or newest_version(recipe.engine)
+
+
+@functools.cache
+def flag_catalogue(engine: EngineName, version: str = "") -> FlagCatalogue:
+    """Return the newest catalogue that is not newer than `version`, or the oldest."""
+    known = known_versions(engine)
+    older = [release for release in known if not version or version_key(release) <= version_key(version)]
+    chosen = older[-1] if older else known[0]
+    file = _catalogue_files(engine)[chosen]
+    table = codec.decode(FlagTable, json.loads(file.read_text(encoding="utf-8")), where=file.name)
+    specs: dict[str, FlagSpec] = {}
+    for name, row in table.flags.items():
+        spec = FlagSpec(name=name, also=row.also, off=row.off, takes=row.takes, choices=row.choices)
+        specs |= dict.fromkeys((name, *spec.also, *spec.off), spec)
+    return FlagCatalogue(
+        engine=engine, version=chosen, abbreviations=table.abbreviations, specs=specs, removed=table.removed
+    )
 
 
 def is_flag(text: str) -> bool:
-    """Whether `text` is a flag and no negative number."""
+    """True if `text` is a flag and not a negative number."""
     return bool(re.match(r"-{1,2}[A-Za-z]", text))
 
 
-def _check_word(known: FlagCatalogue, version: str, word: Argument, where: str) -> None:
-    name, values = word[0], word[1:]
-    spec = known.find_spec(name)
-    absent = f"{where}: {known.versioned_title(version)} has no flag {name}"
-    if told := replacement(known.engine, version, name, "flag"):
-        raise BadInput(absent, hint=f"use {told}")
-    older = not is_covered(known.engine, version)
-    if spec is None and older and existed_in(known.engine, version, name):
-        return
-    if spec is None:
-        raise BadInput(absent, hint=known.removed.get(name) or suggest_flags(name, known))
-    if not older:
-        _check_values(known, version, spec, name, values, where)
+def check_arguments(engine: EngineName, version: str, arguments: Iterable[Argument], *, where: str = "flags") -> None:
+    """Raise BadInput for the first flag or value that this version of the engine would refuse."""
+    known = flag_catalogue(engine, version)
+    title = f"{engine} {version or known.version}"
+    too_old = bool(version) and version_key(version) < version_key(known_versions(engine)[0])
+    for name, *values in arguments:
+        if not is_flag(name):
+            raise BadInput(f"{where}: {name!r} belongs to no flag", hint="a flag before it takes no value")
+        spec, absent = known.find_spec(name), f"{where}: {title} has no flag {name}"
+        if new := replacement(engine, version, name, "flag"):
+            raise BadInput(absent, hint=f"use {new}")
+        if spec is None:
+            retired = retired_names(engine, "flag")
+            if too_old and any(name in row.names and not row.is_gone(version) for row in retired):
+                continue
+            similar = difflib.get_close_matches(name, list(known.specs), n=3, cutoff=0.6)
+            hint = f"did you mean {' or '.join(similar)}?" if similar else f"`--help` of {engine} lists its flags"
+            raise BadInput(absent, hint=known.removed.get(name) or hint)
+        if not too_old:
+            _check_values(spec, name, values, title=title, where=where, engine=engine)
 
 
-def _check_values(
-    known: FlagCatalogue, version: str, spec: FlagSpec, name: str, values: Sequence[str], where: str
-) -> None:
-    title = f"{where}: {known.versioned_title(version)}'s {name}"
-    key = spec.dotted_key(name)
-    if key:
-        _check_key(known, version, spec, key, where)
-    else:
-        _check_count(title, spec, name, values)
+def _check_values(spec: FlagSpec, name: str, values: list[str], *, title: str, where: str, engine: EngineName) -> None:
+    """Raise BadInput for a wrong number of values, a retired value or key, or one that is not a choice."""
+    subject, keys = f"{where}: {title}'s {name}", [spec.dotted_key(name)]
+    if not keys[0]:
+        takes = 0 if name in spec.off else spec.takes
+        if takes == 0 and values:
+            raise BadInput(f"{subject} takes no value, got {' '.join(values)!r}")
+        if isinstance(takes, int) and len(values) != takes:
+            wanted = "one value" if takes == 1 else f"{takes} values"
+            raise BadInput(f"{subject} takes {wanted}, got {len(values)}")
+        if takes == "+" and not values:
+            raise BadInput(f"{subject} takes at least one value")
+
+    def new_name(old: str, kind: Literal["value", "key"]) -> str:
+        rows = retired_names(engine, kind)
+        return next((row.new for row in rows if row.flag in spec.names and row.old == old), "")
+
     for value in values:
-        if new := value_replacement(known.engine, spec.names, value, "value"):
-            raise BadInput(f"{title} does not take {value!r}", hint=f"use {new}")
-    if not key:
-        _check_choices(title, spec, values)
-    if values and values[0].startswith("{") and JSON.search(spec.long_name):  # a chat template may begin so too
-        for inner in _keys(values[0], f"{where}: {name}"):
-            _check_key(known, version, spec, inner, where)
+        if new := new_name(value, "value"):
+            raise BadInput(f"{subject} does not take {value!r}", hint=f"use {new}")
+        if not keys[0] and spec.choices and value not in spec.choices:
+            raise BadInput(f"{subject} does not take {value!r}", hint=f"choices: {', '.join(spec.choices)}")
+    long_name = next((each for each in spec.names if each.startswith("--")), spec.name)
+    if values and values[0].startswith("{") and JSON.search(long_name):  # a chat template may begin so too
+        try:
+            keys += _dotted_keys(json.loads(values[0]))
+        except (ValueError, RecursionError) as problem:
+            raise BadInput(f"{where}: {name}: not valid JSON: {problem}") from None
+    for key in filter(None, keys):
+        if new := new_name(key, "key"):
+            raise BadInput(f"{where}: {title}'s {spec.name} has no key {key}", hint=f"use {new}")
 
 
-def _check_count(title: str, spec: FlagSpec, name: str, values: Sequence[str]) -> None:
-    """Whether a flag has as many values as it takes."""
-    takes = 0 if name in spec.off else spec.takes
-    if takes == 0 and values:
-        raise BadInput(f"{title} takes no value, got {' '.join(values)!r}")
-    if isinstance(takes, int) and len(values) != takes:
-        raise BadInput(f"{title} takes {_counted(takes)}, got {len(values)}")
-    if takes == "+" and not values:
-        raise BadInput(f"{title} takes at least one value")
-
-
-def _check_choices(title: str, spec: FlagSpec, values: Sequence[str]) -> None:
-    """Whether every value is one of those there are."""
-    odd = [value for value in values if spec.choices and value not in spec.choices]
-    if odd:
-        raise BadInput(f"{title} does not take {odd[0]!r}", hint=f"choices: {', '.join(spec.choices)}")
-
-
-def _check_key(known: FlagCatalogue, version: str, spec: FlagSpec, key: str, where: str) -> None:
-    if new := value_replacement(known.engine, spec.names, key, "key"):
-        raise BadInput(f"{where}: {known.versioned_title(version)}'s {spec.name} has no key {key}", hint=f"use {new}")
-
-
-def _keys(text: str, where: str) -> list[str]:
-    try:
-        return list(_dotted(json.loads(text), ""))
-    except (ValueError, RecursionError) as problem:
-        raise BadInput(f"{where}: not valid JSON: {problem}") from None
-
-
-def _dotted(document: object, under: str) -> Iterator[str]:
-    """Every key of nested JSON objects, with those it lies under."""
+def _dotted_keys(document: object, under: str = "") -> list[str]:
+    """Every key of nested JSON objects, with those above it."""
+    keys = []
     for key, value in document.items() if isinstance(document, dict) else ():
-        yield under + key
-        yield from _dotted(value, f"{under}{key}.")
-
-
-def suggest_flags(name: str, known: FlagCatalogue) -> str:
-    """The sentence that names the nearest flags."""
-    spellings = difflib.get_close_matches(name, list(known.specs), n=3, cutoff=0.6)
-    return f"did you mean {' or '.join(spellings)}?" if spellings else f"`--help` of {known.engine} lists its flags"
-
-
-def _counted(number: int) -> str:
-    return "one value" if number == 1 else f"{number} values"
+        keys += [under + key, *_dotted_keys(value, f"{under}{key}.")]
+    return keys

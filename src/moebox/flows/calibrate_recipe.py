@@ -30,7 +30,7 @@ def recipe_at_depth(recipe: Recipe, model: Model, form: Checkpoint, depth: BootD
         quant, dense, types = expert_quant(form), dense_type(form, model), tensor_types(form)
         write_gguf(dummy, model, layers=depth.layers, quant=quant, dense=dense, types=types, even_routing=True)
         return replace(small, checkpoint=str(dummy), hybrid=place_experts(recipe.hybrid, model, depth))
-    probe = modules.rehearsal_module(recipe.engine)
+    probe = modules.behaviour_module(recipe.engine)
     flags = {**recipe.flags, **probe.dummy_weight_flags(Deployment.from_parts(recipe, model, form), depth.layers)}
     return replace(small, flags=flags, env={**recipe.env, **probe.EVEN_ROUTING})
 

@@ -46,7 +46,7 @@ class FleetCandidate:
     @property
     def basis(self) -> str:
         """What that rests on, in words."""
-        return self.model.speed.range_basis
+        return self.model.speed.basis_text()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -117,7 +117,7 @@ def reduce_recipe(deployment: Deployment, dummy: Path, layers: int) -> tuple[Rec
             kept,
             tuple(notes),
         )
-    invented = modules.rehearsal_module(recipe.engine).dummy_weight_flags(deployment, kept)
+    invented = modules.behaviour_module(recipe.engine).dummy_weight_flags(deployment, kept)
     if not invented:
         raise Unsupported(f"moebox does not know how {deployment.engine.title} starts without weights")
     return dataclasses.replace(small, flags={**recipe.flags, **invented}), kept, tuple(notes)

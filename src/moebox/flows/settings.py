@@ -10,7 +10,7 @@ from moebox.checkpoint import deploy
 from moebox.core import grammar, registry
 from moebox.core.recipe import Recipe, Speculate
 from moebox.errors import BadInput, refuse_if, suggest_names
-from moebox.planner import drafting
+from moebox.planner import candidates
 from moebox.planner.constraints import DRAFT_METHODS
 
 # Setting -> rungs that a change of it can break. Anything else can break everything that is cheap to look at.
@@ -72,7 +72,7 @@ def _draft(recipe: Recipe, method: str) -> Speculate:
         return recipe.speculate
     deployment = deploy(recipe)
     if deployment.is_known:
-        return drafting.make_draft(deployment.model, method, recipe.runtime.preset)
+        return candidates.make_draft(deployment.model, method, recipe.runtime.preset)
     refuse_if(method == "eagle3", "the recipe names no draft model", hint="[speculate] draft = …")
     return Speculate(method=method)
 

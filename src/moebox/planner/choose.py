@@ -1,4 +1,4 @@
-"""Facts and pins to a plan: weigh every candidate, drop what does not fit or start, keep the best and say why."""
+"""Facts and constraints to a plan: rate every candidate, reject what does not fit or start, keep the best."""
 
 from dataclasses import replace
 
@@ -6,116 +6,106 @@ from moebox.core.box import Box
 from moebox.core.model import Checkpoint, Model
 from moebox.core.plan import Plan
 from moebox.core.recipe import Climb
+from moebox.engines import modules
 from moebox.errors import UnknownName, refuse_if
-from moebox.planner import drafting, nofit, prefer, reasons, warnings
-from moebox.planner.candidates import SHORTER_CONTEXTS, make_candidates, possible_engines
+from moebox.planner import explain, no_fit, prefer, warnings
+from moebox.planner.candidates import SHORTER_CONTEXTS, START_CONTEXT, make_candidates, make_draft, possible_engines
 from moebox.planner.constraints import Constraints
-from moebox.planner.rate import RatedCandidate, forecast_rows, raise_utilization, rate_candidates
-from moebox.planner.why import arithmetic_lines
+from moebox.planner.rate import PROMPT_TOKENS, RatedCandidate, forecast_rows, raise_utilization, rate_candidates
 
 
 def choose_plan(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], constraints: Constraints) -> Plan:
-    """The plan for `model` on `box` within `pins`; DoesNotFit when nothing holds it."""
-    _refuse_unknown(model, checkpoints, constraints)
-    tried, fitting = search_candidates(box, model, checkpoints, constraints)
-    if not fitting:
-        raise nofit.no_fit_error(box, model, checkpoints, constraints, tried)
-    best, *others = rank_by_worth(fitting)
+    """Return the plan for `model` on `box` within `constraints`. Raise DoesNotFit if nothing holds it."""
+    if constraints.checkpoint and not any(known.matches_name(constraints.checkpoint) for known in checkpoints):
+        raise UnknownName(f"{model.title} checkpoint", constraints.checkpoint, [known.name for known in checkpoints])
+    refuse_if(
+        (constraints.context or 0) > model.context,
+        f"--context {constraints.context}: {model.name} has {model.context:,}",
+        hint="for more, plan a folder whose config.json stretches it (rope_scaling): engines refuse it otherwise",
+    )
+    tried, viable = search_candidates(box, model, checkpoints, constraints)
+    if not viable:
+        raise no_fit.no_fit_error(box, model, checkpoints, constraints, tried)
+    best, *others = rank_by_worth(viable)
     climb = viable_climb(best)
+    memory_lines = modules.memory_module(best.recipe.engine).memory_lines(best.deployment, best.memory)
+    step_lines = best.speed.explain_lines(best.streams, min(PROMPT_TOKENS, best.recipe.context))
     return Plan(
         recipe=replace(best.recipe, climb=climb),
         box=box.name,
         goal=constraints.goal,
         memory=best.memory,
         forecast=forecast_rows(best),
-        reasons=reasons.explain_choice(best, others, tried, constraints, climb),
+        reasons=explain.explain_choice(best, others, tried, climb),
         warnings=(
             *best.known_issues,
             *warnings.budget_warnings(best.deployment, best.memory, constraints.concurrency or 1),
-            *reasons.image_warnings(best, others, constraints),
-            *reasons.thread_limit_warnings(best),
+            *explain.image_warnings(best, others),
+            *explain.thread_limit_warnings(best),
         ),
-        alternatives=reasons.list_alternatives(best, others),
-        refused=reasons.list_rejected(best, tried),
-        why=arithmetic_lines(best),
+        alternatives=explain.list_alternatives(best, others),
+        refused=explain.list_rejections(best, tried),
+        why=(*memory_lines, *step_lines),
         answer_tok_s=round(best.score, 2),
         measured=best.speed.calibration_text,
-        basis=best.speed.range_basis,
+        basis=best.speed.basis_text(),
     )
 
 
-def _refuse_unknown(model: Model, checkpoints: tuple[Checkpoint, ...], pins: Constraints) -> None:
-    """BadInput for a form or a context that the model does not have."""
-    if pins.checkpoint and not any(form.matches_name(pins.checkpoint) for form in checkpoints):
-        raise UnknownName(f"{model.title} checkpoint", pins.checkpoint, [form.name for form in checkpoints])
-    refuse_if(
-        (pins.context or 0) > model.context,
-        f"--context {pins.context}: {model.name} has {model.context:,}",
-        hint="for more, plan a folder whose config.json stretches it (rope_scaling): engines refuse it otherwise",
-    )
+def viable_climb(best: RatedCandidate) -> Climb:
+    """Return what `moebox climb` may try from here: only what fits, and nothing over several nodes.
 
-
-def viable_climb(chosen: RatedCandidate) -> Climb:
-    """What a climb from there tries: what fits, and nothing over several nodes, where it starts no engine."""
-    recipe = chosen.recipe
+    Climbs start no engine over several nodes.
+    """
+    recipe = best.recipe
     first, *longer = recipe.climb.contexts
     if recipe.parallel.nodes > 1:
         return Climb(contexts=(first,), speculate=())
-    drafts = recipe.climb.speculate if all(_able_by(chosen, method) for method in recipe.climb.speculate) else ()
-    contexts = (first, *(length for length in longer if _fits_at(chosen, length)))
-    return replace(recipe.climb, contexts=contexts, speculate=drafts)
-
-
-def _able_by(chosen: RatedCandidate, method: str) -> bool:
-    """Whether the same recipe fits and starts when it drafts by `method`."""
-    recipe = chosen.recipe
-    if method in ("none", recipe.speculate and recipe.speculate.method):
-        return True
-    drafted = replace(recipe, speculate=drafting.make_draft(chosen.model, method, recipe.runtime.preset))
-    candidate = replace(chosen.candidate, recipe=drafted)
-    return replace(chosen, candidate=candidate, memory=chosen.memory_with(candidate)).is_viable
-
-
-def _fits_at(chosen: RatedCandidate, context: int) -> bool:
-    longer = replace(chosen.candidate, recipe=replace(chosen.recipe, context=context))
-    return chosen.memory_with(longer).fits
+    contexts = [first]
+    for context in longer:
+        longer_candidate = replace(best.candidate, recipe=replace(recipe, context=context))
+        if best.memory_with(longer_candidate).fits:
+            contexts.append(context)
+    methods = recipe.climb.speculate
+    for method in methods:
+        if method in ("none", recipe.speculate and recipe.speculate.method):
+            continue
+        draft = make_draft(best.model, method, recipe.runtime.preset)
+        drafted = replace(best.candidate, recipe=replace(recipe, speculate=draft))
+        if not replace(best, candidate=drafted, memory=best.memory_with(drafted)).is_viable:
+            methods = ()
+            break
+    return replace(recipe.climb, contexts=tuple(contexts), speculate=methods)
 
 
 def search_candidates(
     box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], constraints: Constraints
 ) -> tuple[list[RatedCandidate], list[RatedCandidate]]:
-    """All candidates of the longest context that something fits, and those that fit."""
-    first, *shorter = contexts_to_try(model, constraints)
-    tried, fitting = candidates_at_context(box, model, checkpoints, constraints, first)
-    if fitting or not shorter:
-        return tried, fitting
-    least = candidates_at_context(box, model, checkpoints, constraints, shorter[-1])
-    if not least[1]:  # no context is short enough
-        return least
+    """Return all candidates of the longest context at which something is viable, and the viable ones."""
+
+    def at_context(context: int) -> tuple[list[RatedCandidate], list[RatedCandidate]]:
+        limited = replace(constraints, context=context)
+        found = make_candidates(box, model, checkpoints, limited, possible_engines(box, constraints))
+        tried = [raise_utilization(candidate) for candidate in rate_candidates(box, model, found, constraints)]
+        return tried, [candidate for candidate in tried if candidate.is_viable]
+
+    if constraints.context:
+        return at_context(constraints.context)
+    longest = model.context if constraints.goal == "context" else min(START_CONTEXT, model.context)
+    tried, viable = at_context(longest)
+    shorter = [size for size in SHORTER_CONTEXTS if size < longest]
+    if viable or not shorter:
+        return tried, viable
+    shortest = at_context(shorter[-1])
+    if not shortest[1]:  # no context is short enough
+        return shortest
     for context in shorter[:-1]:
-        tried, fitting = candidates_at_context(box, model, checkpoints, constraints, context)
-        if fitting:
-            return tried, fitting
-    return least
+        tried, viable = at_context(context)
+        if viable:
+            return tried, viable
+    return shortest
 
 
-def candidates_at_context(
-    box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Constraints, context: int
-) -> tuple[list[RatedCandidate], list[RatedCandidate]]:
-    """All candidates for one context, of every engine, and those that fit and start."""
-    found = make_candidates(box, model, checkpoints, replace(pins, context=context), possible_engines(box, pins))
-    tried = [raise_utilization(one) for one in rate_candidates(box, model, found, pins)]
-    return tried, [one for one in tried if one.is_viable]
-
-
-def contexts_to_try(model: Model, pins: Constraints) -> tuple[int, ...]:
-    """Contexts to try, longest first: the pinned one alone; the model's own when context is the goal."""
-    if pins.context:
-        return (pins.context,)
-    longest = model.context if pins.goal == "context" else min(65536, model.context)
-    return (longest, *(size for size in SHORTER_CONTEXTS if size < longest))
-
-
-def rank_by_worth(fitting: list[RatedCandidate]) -> list[RatedCandidate]:
-    """What is worth most by the goal first."""
-    return sorted(fitting, key=lambda weighed: (prefer.discounted_figure(weighed), weighed.score), reverse=True)
+def rank_by_worth(viable: list[RatedCandidate]) -> list[RatedCandidate]:
+    """Sort by the goal's discounted figure, the best first."""
+    return sorted(viable, key=lambda rated: (prefer.discounted_figure(rated), rated.score), reverse=True)

@@ -1,4 +1,4 @@
-"""A deployment with fewer layers, and what the forecast from published rows says of its steps."""
+"""A deployment with fewer layers, and the forecast of its steps from published rows."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -34,12 +34,12 @@ def shallow_checkpoint(checkpoint: Checkpoint, model: Model, small: Model) -> Ch
 
 
 def expected_steps(deployment: Deployment, steps: Iterable[tuple[int, int]]) -> tuple[ExpectedStep, ...]:
-    """What the forecast from published rows says of decode steps (batch, context), as a line in the layers."""
+    """Return the forecast of decode steps (batch, context) from published rows, as a line in the layers."""
     model = deployment.facts[1]
     few = max(model.dense_layers + 1, model.layers // 2)
     if few == model.layers:
         return ()
-    half, whole = (Speed.from_published(cut_layers(deployment, layers)) for layers in (few, model.layers))
+    half, whole = (Speed.from_published_rows(cut_layers(deployment, layers)) for layers in (few, model.layers))
     found = []
     for batch, context in sorted(set(steps)):
         seconds = half.step_s(batch, context)

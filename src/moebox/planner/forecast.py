@@ -1,6 +1,6 @@
 """Forecast rows from a speed model: decoding, prompts, one stream on CPU and GPUs, and serving by simulation.
 
-Rows are plain dicts under the names that scripts rely on; every rate comes with the band that the published rows give.
+Rows are plain dicts with the names that scripts rely on; every rate comes with the range that published rows give.
 """
 
 from collections.abc import Iterable
@@ -16,17 +16,33 @@ ForecastRow = dict[str, Any]
 def decode_rows(
     speed: Speed, contexts: Iterable[int], streams: Iterable[int], kv_tokens: int, max_seqs: int | None = None
 ) -> list[ForecastRow]:
-    """`streams` sequences that decode at `context`, no prompts: as decode benchmarks report it.
+    """Rows of `streams` sequences that decode at `context`, no prompts, as decode benchmarks report.
 
-    A row `fits` where the cache and the engine's limit of sequences admit all of them.
+    A row `fits` if the cache and the engine's limit of sequences admit all of them.
     """
+    low, high = speed.decode_range
     streams = tuple(streams)
-    rows = [_decode(speed, context, count, kv_tokens) for context in contexts for count in streams]
-    return [{**row, "fits": row["fits"] and row["concurrency"] <= (max_seqs or row["concurrency"])} for row in rows]
+    rows = []
+    for context in contexts:
+        for count in streams:
+            rate = speed.decode_tok_s(count, context)
+            rows.append(
+                {
+                    "context": context,
+                    "concurrency": count,
+                    "decode_tok_s": round(rate, 2),
+                    "low_tok_s": round(rate * low, 2),
+                    "high_tok_s": round(rate * high, 2),
+                    "itl_ms": round(speed.step_s(count, context) * 1e3, 3),
+                    "tokens_per_step": round(speed.tokens_per_step, 3),
+                    "fits": context * count <= kv_tokens and count <= (max_seqs or count),
+                }
+            )
+    return rows
 
 
 def prefill_rows(speed: Speed, prompts: Iterable[int]) -> list[ForecastRow]:
-    """One cold prompt alone on the machine."""
+    """Rows of one cold prompt alone on the machine."""
     rows = []
     for tokens in prompts:
         low, high = speed.prompt_range(tokens)
@@ -45,7 +61,7 @@ def prefill_rows(speed: Speed, prompts: Iterable[int]) -> list[ForecastRow]:
 
 
 def stream_rows(speed: Speed, contexts: Iterable[int], prompt: int) -> list[ForecastRow]:
-    """CPU+GPU engines: one stream's token generation and prompt processing."""
+    """Rows of CPU+GPU engines: token generation and prompt processing of one stream."""
     low, high = speed.decode_range
     slow, fast = speed.prompt_range(prompt)
     pp = speed.prefill_tok_s(prompt)
@@ -69,62 +85,42 @@ def stream_rows(speed: Speed, contexts: Iterable[int], prompt: int) -> list[Fore
 
 
 def serving_rows(speed: Speed, rules: SchedulerRules, workloads: Iterable[SimulatedWorkload]) -> list[ForecastRow]:
-    """Each workload simulated, under the field names of vLLM's serving benchmark."""
+    """Rows of simulated workloads, with the field names of vLLM's serving benchmark."""
     return [serving_row(simulate(speed, rules, workload), speed) for workload in workloads]
 
 
-def serving_row(outcome: SimulationResult, speed: Speed) -> ForecastRow:
-    """One simulated run."""
+def serving_row(result: SimulationResult, speed: Speed) -> ForecastRow:
     low, high = speed.decode_range
-    work = outcome.workload
-    seconds = outcome.duration_s or 1.0
+    workload, seconds = result.workload, result.duration_s or 1.0
     row: ForecastRow = {
-        "max_concurrency": work.concurrency or None,
-        "request_rate": work.rate or "inf",
-        "input_len": work.input,
-        "output_len": work.output,
-        "num_prompts": work.requests,
-        "completed": outcome.completed,
-        "failed": outcome.rejected,
-        "duration": round(outcome.duration_s, 3),
-        "total_input_tokens": outcome.input_tokens,
-        "total_output_tokens": outcome.output_tokens,
-        "request_throughput": round(outcome.completed / seconds, 4),
-        "output_throughput": round(outcome.output_tok_s, 2),
-        "total_token_throughput": round(outcome.total_tok_s, 2),
-        "low_tok_s": round(outcome.output_tok_s * low, 2),
-        "high_tok_s": round(outcome.output_tok_s * high, 2),
+        "max_concurrency": workload.concurrency or None,
+        "request_rate": workload.rate or "inf",
+        "input_len": workload.input,
+        "output_len": workload.output,
+        "num_prompts": workload.requests,
+        "completed": result.completed,
+        "failed": result.rejected,
+        "duration": round(result.duration_s, 3),
+        "total_input_tokens": result.input_tokens,
+        "total_output_tokens": result.output_tokens,
+        "request_throughput": round(result.completed / seconds, 4),
+        "output_throughput": round(result.output_tok_s, 2),
+        "total_token_throughput": round(result.total_tok_s, 2),
+        "low_tok_s": round(result.output_tok_s * low, 2),
+        "high_tok_s": round(result.output_tok_s * high, 2),
     }
     for name in ("ttft", "tpot", "itl", "e2el"):
-        row |= _times(name, getattr(outcome, name))
+        times: Histogram = getattr(result, name)
+        row |= {
+            f"mean_{name}_ms": round(times.mean * 1e3, 3),
+            f"median_{name}_ms": round(times.quantile(0.5) * 1e3, 3),
+            f"std_{name}_ms": round(times.deviation * 1e3, 3),
+            f"p50_{name}_ms": round(times.quantile(0.5) * 1e3, 3),
+            f"p99_{name}_ms": round(times.quantile(0.99) * 1e3, 3),
+        }
     row |= {
-        "preemptions": outcome.preemptions,
-        "peak_kv_tokens": round(outcome.peak_kv_tokens),
-        "kv_tokens": outcome.kv_tokens,
+        "preemptions": result.preemptions,
+        "peak_kv_tokens": round(result.peak_kv_tokens),
+        "kv_tokens": result.kv_tokens,
     }
     return row
-
-
-def _decode(speed: Speed, context: int, streams: int, kv_tokens: int) -> ForecastRow:
-    low, high = speed.decode_range
-    rate = speed.decode_tok_s(streams, context)
-    return {
-        "context": context,
-        "concurrency": streams,
-        "decode_tok_s": round(rate, 2),
-        "low_tok_s": round(rate * low, 2),
-        "high_tok_s": round(rate * high, 2),
-        "itl_ms": round(speed.step_s(streams, context) * 1e3, 3),
-        "tokens_per_step": round(speed.tokens_per_step, 3),
-        "fits": context * streams <= kv_tokens,
-    }
-
-
-def _times(name: str, times: Histogram) -> ForecastRow:
-    return {
-        f"mean_{name}_ms": round(times.mean * 1e3, 3),
-        f"median_{name}_ms": round(times.quantile(0.5) * 1e3, 3),
-        f"std_{name}_ms": round(times.deviation * 1e3, 3),
-        f"p50_{name}_ms": round(times.quantile(0.5) * 1e3, 3),
-        f"p99_{name}_ms": round(times.quantile(0.99) * 1e3, 3),
-    }

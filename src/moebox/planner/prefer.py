@@ -1,7 +1,7 @@
-"""What a forecast is worth: the figure that the goal asks for, less for what is less proven.
+"""What a forecast is worth: the goal's figure, discounted for what is less proven.
 
-The choice is the candidate that is worth most. Every discount hangs on the candidate alone, never on the box or on what
-else fits, so a larger box or a looser pin, which only add candidates, never lead to a choice that is worth less.
+The candidate with the highest discounted figure is chosen. Every discount depends on the candidate alone, never on the
+box or on what else fits, so a larger box or a looser constraint, which only add candidates, never worsen the choice.
 """
 
 import functools
@@ -16,137 +16,113 @@ from moebox.planner.rate import RatedCandidate
 
 # An engine that is not the first choice must be forecast this much better: the forecast's own error is about as large.
 TOLERANCE = 0.85
-THIRD_PARTY = 0.90  # weights somebody else made smaller
+THIRD_PARTY = 0.90  # weights that a third party made smaller
 FEW_ROWS = 0.90  # an engine with few published results
-ROUNDED_TWICE = 0.75  # the same, where the makers' own have as few bits: nothing is saved, and they are rounded again
-OTHER_FORMAT = 0.97  # a smaller form from the makers themselves
+ROUNDED_TWICE = 0.75  # third-party weights with as many bits as the makers' own: nothing saved, and rounded again
+OTHER_FORMAT = 0.97  # a smaller format from the makers themselves
 ROUNDED_CACHE = 0.93
 ROUNDED = {"fp8": "an fp8", "q8_0": "a q8_0", "q4_0": "a q4_0"}  # such caches
 UNMEASURED = 0.85  # the expert kernel's speed is a neighbour's
 LESS_PLAIN = 0.97  # pipeline stages, expert parallelism, tensor parallelism over nodes: more that can go wrong
-DIVIDED_CACHE = 0.90  # decode context parallelism: rows of one rig only
-ONE_SLOT = 0.90  # whoever asks second waits
-PER_HIGHER_UTILIZATION = (
-    3.0  # taken off for each part of a GPU that is claimed beyond a careful start: 6% at 0.92, 15% at 0.95
-)
-LAST_RESORT = 0.20  # drafts and patched images: tried after a plain start stands, or when nothing plain fits
-KNOWN_SLOW = 0.20  # somebody measured a fraction of what the forecast says, for a reason that it does not know
-SLOW_SYMPTOMS = ("kv-fp8-sglang-slow",)  # such symptoms
-FEW_BITS = 0.5  # and what a form below that counts, once more for each whole bit below
+DIVIDED_CACHE = 0.90  # decode context parallelism: measured on one box only
+ONE_SLOT = 0.90  # a second request waits
+PER_HIGHER_UTILIZATION = 3.0  # per share of a GPU used beyond a careful start: 6% at 0.92, 15% at 0.95
+LAST_RESORT = 0.20  # drafts and patched images: tried after a plain start works, or if nothing plain fits
+KNOWN_SLOW = 0.20  # measured at a fraction of the forecast, for a reason that the model does not include
+SLOW_SYMPTOMS = ("kv-fp8-sglang-slow",)
+FEW_BITS = 0.5  # below LEAST_BITS, and once more for each whole bit below
 
 
 @dataclass(frozen=True, slots=True)
 class Discount:
-    """One reason to take a candidate only when it is better by so much."""
+    """A reason to choose a candidate only if it is better by this factor."""
 
     factor: float
     reason: str
-    always: bool = False  # for the bold as well
+    always: bool = False  # also with --bold
 
 
-def all_discounts(weighed: RatedCandidate) -> tuple[Discount, ...]:
-    """Everything about a candidate that is less proven than the plainest one."""
-    parallel, recipe = weighed.recipe.parallel, weighed.recipe
-    claim = recipe.memory_utilization or 0
-    beyond = 0 if recipe.hybrid else claim - START_UTILIZATION
-    slow = any(trouble.symptom in SLOW_SYMPTOMS for trouble in weighed.known_issues)
-    plainness = (
+def all_discounts(rated: RatedCandidate) -> tuple[Discount, ...]:
+    """Return everything about a candidate that is less proven than the plainest one."""
+    recipe, parallel, model, checkpoint = rated.recipe, rated.recipe.parallel, rated.model, rated.checkpoint
+    engine, preferred, step = registry.engine_traits(recipe.engine), preferred_engine(), rated.speed.gpu_step
+    bits = checkpoint.bits_per_weight(model)
+    discounts = []
+    if bits < LEAST_BITS:
+        factor = FEW_BITS ** (1 + LEAST_BITS - bits)
+        discounts.append(Discount(factor, f"{bits:.2f} bits a weight", always=True))
+    if engine.rank > preferred.rank:
+        discounts.append(Discount(TOLERANCE, f"{preferred.title} is preferred if speeds are close"))
+    if not engine.is_proven:
+        discounts.append(Discount(FEW_ROWS, f"few have measured {engine.title}"))
+    if not checkpoint.native and not checkpoint.path:
+        same_maker = checkpoint.repo.partition("/")[0].lower() == model.repo.partition("/")[0].lower()
+        # A GGUF of that size keeps what the makers' rounded weights hold.
+        rounded = checkpoint.format != "gguf" and native_bits_per_weight(model.name) <= 1.05 * bits
+        if same_maker:
+            discounts.append(Discount(OTHER_FORMAT, "a smaller format of its makers"))
+        elif rounded:
+            reason = "a third party rounded the makers' rounded weights once more"
+            discounts.append(Discount(ROUNDED_TWICE, reason))
+        else:
+            discounts.append(Discount(THIRD_PARTY, "weights that a third party made smaller"))
+    if step and not step.kernel.measured and not rated.speed.measured:
+        discounts.append(Discount(UNMEASURED, f"no published {step.kernel.quant} results on such GPUs"))
+    usual_kv = "fp8" if recipe.runtime.preset else "bf16"
+    if recipe.kv in ROUNDED and recipe.kv != usual_kv:
+        discounts.append(Discount(ROUNDED_CACHE, f"{ROUNDED[recipe.kv]} cache rounds keys and values"))
+    share = recipe.memory_utilization or 0
+    beyond = 0 if recipe.hybrid else share - START_UTILIZATION
+    factor = 1 - PER_HIGHER_UTILIZATION * beyond
+    is_slow = any(issue.symptom in SLOW_SYMPTOMS for issue in rated.known_issues)
+    settings = (
         (parallel.dcp > 1, Discount(DIVIDED_CACHE, "a cache divided by DCP is less proven")),
         (parallel.pp > 1, Discount(LESS_PLAIN, "pipeline stages add what can go wrong")),
-        (parallel.group_nodes > 1, Discount(LESS_PLAIN, "tensor parallelism over nodes hangs on the network")),
+        (parallel.group_nodes > 1, Discount(LESS_PLAIN, "tensor parallelism over nodes depends on the network")),
         (parallel.ep, Discount(LESS_PLAIN, "expert parallelism adds what can go wrong")),
         (recipe.max_seqs == 1, Discount(ONE_SLOT, "it answers one request at a time")),
-        (
-            beyond > 0,
-            Discount(1 - PER_HIGHER_UTILIZATION * beyond, f"a claim of {claim} of each GPU leaves less for peaks"),
-        ),
-        (slow, Discount(KNOWN_SLOW, "known to run at a fraction of this", always=True)),
+        (beyond > 0, Discount(factor, f"a memory utilization of {share} leaves less for peaks")),
+        (is_slow, Discount(KNOWN_SLOW, "known to run at a fraction of this", always=True)),
         (recipe.speculate, Discount(LAST_RESORT, "drafts are tried once it runs")),
         (recipe.runtime.preset, Discount(LAST_RESORT, "the image is a third party's patch")),
     )
-    less_plain = (discount for applies, discount in plainness if applies)
-    return (*_bits(weighed), *_engine(weighed), *_kernel(weighed), *_cache(weighed), *less_plain)
-
-
-def _bits(weighed: RatedCandidate) -> Iterator[Discount]:
-    bits = weighed.checkpoint.bits_per_weight(weighed.model)
-    if bits < LEAST_BITS:
-        yield Discount(FEW_BITS ** (1 + LEAST_BITS - bits), f"{bits:.2f} bits a weight", always=True)
-
-
-def _engine(weighed: RatedCandidate) -> Iterator[Discount]:
-    """Another engine or other weights than the first choice."""
-    checkpoint, engine = weighed.checkpoint, registry.engine_traits(weighed.recipe.engine)
-    if engine.rank > preferred_engine().rank:
-        yield Discount(TOLERANCE, f"{preferred_engine().title} is preferred where speeds are close")
-    if not engine.is_proven:
-        yield Discount(FEW_ROWS, f"few have measured {engine.title}")
-    if not checkpoint.native and not checkpoint.path:
-        yield _other_form(weighed)
-
-
-def _kernel(weighed: RatedCandidate) -> Iterator[Discount]:
-    step = weighed.speed.gpu_step
-    if step and not step.kernel.measured and not weighed.speed.measured:
-        yield Discount(UNMEASURED, f"no published {step.kernel.quant} results on such GPUs")
-
-
-def _cache(weighed: RatedCandidate) -> Iterator[Discount]:
-    kv = weighed.recipe.kv
-    usual = "fp8" if weighed.recipe.runtime.preset else "bf16"
-    if kv in ROUNDED and kv != usual:
-        yield Discount(ROUNDED_CACHE, f"{ROUNDED[kv]} cache rounds keys and values")
-
-
-def _other_form(weighed: RatedCandidate) -> Discount:
-    """What weights count that are not as the makers published them."""
-    model, checkpoint = weighed.model, weighed.checkpoint
-    if _owner(checkpoint.repo) == _owner(model.repo):
-        return Discount(OTHER_FORMAT, "a smaller form of its makers")
-    rounded = native_bits_per_weight(model.name) <= 1.05 * checkpoint.bits_per_weight(model)
-    if rounded and checkpoint.format != "gguf":  # those that large keep what the makers' rounded ones hold
-        return Discount(ROUNDED_TWICE, "a third party rounded the makers' rounded weights once more")
-    return Discount(THIRD_PARTY, "weights that a third party made smaller")
+    return (*discounts, *(discount for applies, discount in settings if applies))
 
 
 @functools.cache
 def native_bits_per_weight(name: str) -> float:
-    """Bits a weight of the smallest form that a model's makers published; without end where none is known."""
+    """Bits per weight of the smallest format that a model's makers published; infinite if none is known."""
     own = [checkpoint for checkpoint in catalogue.published_checkpoints(name) if checkpoint.native]
     return min((checkpoint.bits_per_weight(catalogue.find_model(name)) for checkpoint in own), default=math.inf)
 
 
 @functools.cache
 def preferred_engine() -> Traits:
-    """The engine that is taken where forecasts tie."""
+    """Return the engine that is chosen if forecasts tie."""
     return min((engine for engine in registry.all_traits() if engine.is_gpu_only), key=lambda engine: engine.rank)
 
 
-def discounted_figure(weighed: RatedCandidate) -> float:
-    """The goal's figure, discounted unless bold."""
-    return math.prod((discount.factor for discount in applied_discounts(weighed)), start=goal_figure(weighed))
+def applied_discounts(rated: RatedCandidate) -> tuple[Discount, ...]:
+    """Return the discounts that apply; with --bold, only the mandatory ones."""
+    return tuple(discount for discount in all_discounts(rated) if not rated.constraints.bold or discount.always)
 
 
-def goal_figure(weighed: RatedCandidate) -> float:
-    """What the goal asks for: answer tokens a second, or cache with `context`."""
-    return float(weighed.memory.kv_tokens) if weighed.constraints.goal == "context" else weighed.score
+def goal_figure(rated: RatedCandidate) -> float:
+    """Return the goal's figure: answer tokens per second, or cache tokens for `context`."""
+    return float(rated.memory.kv_tokens) if rated.constraints.goal == "context" else rated.score
 
 
-def deciding_discounts(lost: RatedCandidate, best: RatedCandidate) -> Iterator[Discount]:
-    """What is less proven about a candidate than about the choice, the most first, until it explains the choice."""
+def discounted_figure(rated: RatedCandidate) -> float:
+    """Return the goal's figure times all discounts that apply."""
+    return math.prod((discount.factor for discount in applied_discounts(rated)), start=goal_figure(rated))
+
+
+def deciding_discounts(rejected: RatedCandidate, best: RatedCandidate) -> Iterator[Discount]:
+    """Yield what is less proven than the choice, the largest discounts first, until they explain the choice."""
     shared = applied_discounts(best)
-    own = sorted((each for each in applied_discounts(lost) if each not in shared), key=lambda each: each.factor)
-    ahead = discounted_figure(lost) / discounted_figure(best) / math.prod(each.factor for each in own)
+    own = sorted((each for each in applied_discounts(rejected) if each not in shared), key=lambda each: each.factor)
+    ahead = discounted_figure(rejected) / discounted_figure(best) / math.prod(each.factor for each in own)
     for discount in own:
         if ahead > 1:
             yield discount
         ahead *= discount.factor
-
-
-def applied_discounts(weighed: RatedCandidate) -> tuple[Discount, ...]:
-    """Those discounts that count: for the bold only some."""
-    return tuple(discount for discount in all_discounts(weighed) if not weighed.constraints.bold or discount.always)
-
-
-def _owner(repo: str) -> str:
-    return repo.partition("/")[0].lower()

@@ -1,7 +1,6 @@
-"""Candidates with their memory, troubles and forecast: what the choice is made from."""
+"""Candidates with their memory, known issues and forecast: what the choice is made from."""
 
-import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -17,23 +16,23 @@ from moebox.planner.constraints import Constraints
 from moebox.planner.speed import Speed
 from moebox.planner.warnings import known_issues
 
-# The request that candidates are compared by: a prompt and an answer of ordinary agent turns.
+# The request that candidates are compared by: prompt and answer of an ordinary agent turn.
 PROMPT_TOKENS, ANSWER_TOKENS = 4096, 1024
 STREAMS = {"throughput": 32, "latency": 1, "context": 1}
 CONTEXTS = (1024, 8192, 32768, 65536, 131072, 262144)
-HIGHER_UTILIZATIONS = (0.92, 0.94, 0.95)  # claims to try where 0.90 does not hold the model
+HIGHER_UTILIZATIONS = (0.92, 0.94, 0.95)  # to try if 0.90 does not hold the model
 CONCURRENCIES = (1, 8, 32, 64, 128)
 
 
 def comparison_request(context: int) -> tuple[int, int]:
-    """Tokens of prompt and answer that candidates of this context are compared by: four to one where it is short."""
+    """Prompt and answer tokens that candidates of this context are compared by: four to one if it is short."""
     answer = max(1, min(ANSWER_TOKENS, context // 5))
     return max(1, min(PROMPT_TOKENS, context - answer)), answer
 
 
 @dataclass(frozen=True, kw_only=True)
 class RatedCandidate:
-    """A candidate that was looked at."""
+    """A candidate on a box with its memory; issues and speed are computed when first needed."""
 
     box: Box
     model: Model
@@ -43,87 +42,73 @@ class RatedCandidate:
 
     @property
     def recipe(self) -> Recipe:
-        """Its recipe."""
         return self.candidate.recipe
-
-    @cached_property
-    def deployment(self) -> Deployment:
-        """It on its box, as everything after the plan takes it."""
-        return Deployment.from_parts(self.recipe, self.model, self.checkpoint, self.box)
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """Its checkpoint."""
         return self.candidate.checkpoint
 
     @cached_property
+    def deployment(self) -> Deployment:
+        return Deployment.from_parts(self.recipe, self.model, self.checkpoint, self.box)
+
+    @cached_property
     def known_issues(self) -> tuple[PlanWarning, ...]:
-        """What is known to go wrong."""
         return known_issues(self.deployment)
 
     @property
     def fatal_issue(self) -> str:
         """Why it would not start, or ""."""
-        return next((one.text for one in self.known_issues if one.severity == "fatal"), "")
+        return next((issue.text for issue in self.known_issues if issue.severity == "fatal"), "")
 
     @property
     def is_viable(self) -> bool:
-        """Whether it fits and is not known to fail at the start: what is, is never a plan, whoever pinned it."""
+        """True if it fits in memory and has no fatal issue; others are never planned, even if constrained to."""
         return self.memory.fits and not self.fatal_issue
 
     @cached_property
     def speed(self) -> Speed:
-        """Its speed model."""
         return Speed.for_deployment(self.deployment)
 
     @property
     def streams(self) -> int:
-        """Streams it is compared at: as many as asked for and as its cache holds."""
+        """Streams it is compared at: as many as requested and as the cache holds."""
         wanted = self.constraints.concurrency or STREAMS[self.constraints.goal]
         length = min(self.recipe.context, PROMPT_TOKENS + ANSWER_TOKENS)
         if self.constraints.context and self.constraints.concurrency:
             length = self.recipe.context
-        most = self.recipe.max_seqs or wanted
-        return max(1, min(wanted, most, self.memory.kv_tokens // max(length, 1)))
+        limit = self.recipe.max_seqs or wanted
+        return max(1, min(wanted, limit, self.memory.kv_tokens // max(length, 1)))
 
     @cached_property
     def score(self) -> float:
-        """Answer tokens a second when `streams` such requests are read and answered together."""
+        """Answer tokens per second while `streams` comparison requests are read and answered together."""
         prompt, answer = comparison_request(self.recipe.context)
         step = self.speed.step_s(self.streams, prompt + answer // 2) / self.speed.tokens_per_step
         reading = self.speed.prefills_s(prompt, self.streams)
         return self.streams * answer / (reading + answer * step)
 
     def memory_with(self, other: Candidate) -> Memory:
-        """What another candidate would take in its place."""
+        """Memory of another candidate in its place."""
         return memory_of_deployment(Deployment.from_parts(other.recipe, self.model, other.checkpoint, self.box))
-
-    @cached_property
-    def decode_rate(self) -> float:
-        """Decode tokens a second at the streams it is compared at."""
-        return self.speed.decode_tok_s(self.streams, min(PROMPT_TOKENS, self.recipe.context))
 
 
 def rate_candidates(
     box: Box, model: Model, candidates: Iterable[Candidate], constraints: Constraints
 ) -> list[RatedCandidate]:
-    """The memory of every candidate; speed and troubles are worked out when asked for."""
-    return [
-        RatedCandidate(
-            box=box,
-            model=model,
-            candidate=one,
-            memory=memory_of_deployment(Deployment.from_parts(one.recipe, model, one.checkpoint, box)),
-            constraints=constraints,
-        )
-        for one in candidates
-    ]
+    """Compute the memory of every candidate."""
+    rated = []
+    for candidate in candidates:
+        deployment = Deployment.from_parts(candidate.recipe, model, candidate.checkpoint, box)
+        memory = memory_of_deployment(deployment)
+        rated.append(RatedCandidate(box=box, model=model, candidate=candidate, memory=memory, constraints=constraints))
+    return rated
 
 
 def memory_of_deployment(deployment: Deployment) -> Memory:
-    """The budget; the cache holds what a calibration of this box saw the engine allocate, where there is one.
+    """Return the memory budget; the cache is as large as a calibration of this box measured it, if there is one.
 
-    Engines that share the work with the CPU make the cache as large as they are asked to, whatever memory is left.
+    CPU+GPU engines make the cache as large as requested, whatever memory is left.
     """
     memory = memory_budget(deployment)
     if deployment.engine.offloads_experts or not deployment.required_box.calibrations or not memory.fits:
@@ -131,20 +116,28 @@ def memory_of_deployment(deployment: Deployment) -> Memory:
     measured = Speed.for_deployment(deployment).measured
     if measured is None or not measured.cache_tokens:
         return memory
-    tokens = measured.cache_tokens
-    formula = f"{memory.kv_tokens:,} by arithmetic; carried to {measured.layers} layers from what the engine allocated"
     line = ArithmeticLine(
-        what="cache, measured", formula=formula, value=tokens, unit="tokens", source=measured.calibration.id
+        what="cache, measured",
+        formula=f"{memory.kv_tokens:,} by arithmetic; the engine's own allocation extrapolated to "
+        f"{measured.layers} layers",
+        value=measured.cache_tokens,
+        unit="tokens",
+        source=measured.calibration.id,
     )
-    return replace(memory, kv_tokens=tokens, lines=(*memory.lines, line))
+    return replace(memory, kv_tokens=measured.cache_tokens, lines=(*memory.lines, line))
 
 
 def raise_utilization(candidate: RatedCandidate) -> RatedCandidate:
-    """It with the least higher claim on each GPU that holds it, where the usual one does not and one would."""
-    claim = candidate.recipe.memory_utilization
-    if candidate.memory.fits or claim is None or candidate.constraints.memory_utilization:
+    """Retry with higher memory utilization if that makes the candidate fit, unless the user constrained it."""
+    utilization = candidate.recipe.memory_utilization
+    if candidate.memory.fits or utilization is None or candidate.constraints.memory_utilization:
         return candidate
-    for share in _higher_claims(candidate, claim):
+    used = gpu_list.used_gpus(candidate.box, candidate.recipe)
+    largest = max(gpu.memory for gpu in gpu_list.all_gpus(candidate.box))
+    for higher in HIGHER_UTILIZATIONS:
+        share = limit_utilization(candidate.box, used, higher)
+        if candidate.memory.shortfall > (share - utilization) * largest:
+            continue  # adds less than what the fullest GPU is short of
         larger = replace(candidate.candidate, recipe=replace(candidate.recipe, memory_utilization=share))
         memory = candidate.memory_with(larger)
         if memory.fits:
@@ -152,41 +145,29 @@ def raise_utilization(candidate: RatedCandidate) -> RatedCandidate:
     return candidate
 
 
-def _higher_claims(one: RatedCandidate, claim: float) -> Iterator[float]:
-    """Claims above `claim` that add as much as the fullest GPU lacks."""
-    used = gpu_list.used_gpus(one.box, one.recipe)
-    largest = max(gpu.memory for gpu in gpu_list.all_gpus(one.box))
-    shares = (limit_utilization(one.box, used, share) for share in HIGHER_UTILIZATIONS)
-    return (share for share in shares if one.memory.shortfall <= (share - claim) * largest)
-
-
 def forecast_rows(candidate: RatedCandidate) -> tuple[Forecast, ...]:
-    """Rows by context and concurrency, as far as the cache holds them."""
-    lengths = sizes_up_to(candidate.recipe.context, CONTEXTS)[-4:]
-    many = sorted({*CONCURRENCIES, candidate.constraints.concurrency or 1})
-    pairs = itertools.product(lengths, many)
-    return tuple(_row(candidate, *pair) for pair in pairs if _holds(candidate, *pair))
+    """Forecast by context and concurrency, as far as the cache holds them."""
+    low, high = candidate.speed.decode_range
+    rows = []
+    for context in sizes_up_to(candidate.recipe.context, CONTEXTS)[-4:]:
+        for streams in sorted({*CONCURRENCIES, candidate.constraints.concurrency or 1}):
+            held = streams * context <= candidate.memory.kv_tokens
+            if streams > 1 and not (held and streams <= (candidate.recipe.max_seqs or streams)):
+                continue
+            rate, reading = candidate.speed.decode_tok_s(streams, context), candidate.speed.prefill_s(context)
+            row = Forecast(
+                context=context,
+                concurrency=streams,
+                decode_tok_s=round(rate, 2),
+                low_tok_s=round(rate * low, 2),
+                high_tok_s=round(rate * high, 2),
+                prefill_tok_s=round(context / reading, 1) if reading else 0.0,
+                ttft_s=round(reading, 4),
+            )
+            rows.append(row)
+    return tuple(rows)
 
 
 def sizes_up_to(limit: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """The sizes that a context holds, and the context itself."""
+    """Return the sizes below `limit`, then `limit` itself."""
     return (*(size for size in sizes if size < limit), limit)
-
-
-def _holds(one: RatedCandidate, context: int, streams: int) -> bool:
-    most = one.recipe.max_seqs or streams
-    return streams == 1 or (streams <= most and streams * context <= one.memory.kv_tokens)
-
-
-def _row(one: RatedCandidate, context: int, streams: int) -> Forecast:
-    low, high = one.speed.decode_range
-    rate, reading = one.speed.decode_tok_s(streams, context), one.speed.prefill_s(context)
-    return Forecast(
-        context=context,
-        concurrency=streams,
-        decode_tok_s=round(rate, 2),
-        low_tok_s=round(rate * low, 2),
-        high_tok_s=round(rate * high, 2),
-        prefill_tok_s=round(context / reading, 1) if reading else 0.0,
-        ttft_s=round(reading, 4),
-    )

@@ -1,7 +1,7 @@
-"""Continuous batching as the engines do it: who is admitted, who reads a prompt, who decodes, who is put back.
+"""Continuous batching as engines do it: admission, prompt reading, decoding and preemption.
 
-The scheduler works in slices. A slice is one step when prompts are being read, and as many equal decode steps as
-nothing happens in otherwise, so its cost grows with requests and batch changes and not with tokens. It has no clock:
+The scheduler works in slices. A slice is one step if prompts are being read, otherwise as many equal decode steps as
+pass without an event, so its cost grows with requests and batch changes and not with tokens. It has no clock:
 `simulate` runs it in virtual time, the twin in real time.
 """
 
@@ -12,38 +12,39 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from moebox.planner.speed import Speed
-from moebox.planner.workload import GOLDEN
 
 # SGLang reserves a share of each request's remaining output on admission; the share falls while decoding goes well
 # (sglang scheduler: init_new_token_ratio 0.7, min 0.14 of it, 600 steps from one to the other).
 RESERVE = 0.7
 RESERVE_LEAST = 0.098
 RESERVE_STEPS = 600
+RESERVE_RECHECK = 16  # decode steps after which admission is tried again, because the reserve has fallen
+GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples modulo 1 are evenly spread draws that need no memory
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class SimulatedRequest:
-    """One request on its way through the engine; the scheduler changes it."""
+    """One request in the engine; the scheduler changes it."""
 
     id: int
     input: int
     output: int
     arrival: float = 0.0
-    first_token_at: float = -1.0  # when its first token came
-    tokens_made: float = 0.0  # tokens made so far (expected ones, under speculation)
-    cached_tokens: int = 0  # prompt tokens that lie in the prefix cache when it is admitted
+    first_token_at: float = -1.0
+    tokens_made: float = 0.0  # expected ones, under speculation
+    cached_tokens: int = 0  # prompt tokens in the prefix cache on admission
     tokens_read: int = 0  # prompt tokens in the cache
-    decoding_since: float = 0.0  # decode steps the engine had done when this one began decoding
+    decoding_since: float = 0.0  # decode steps that the engine had done when this request began decoding
     preemptions: int = 0
 
     @property
     def draft_rank(self) -> float:
-        """Its place among all requests in how well drafts suit it, 0 to 1: spread evenly, whatever their number."""
+        """Rank among all requests (0 to 1) in how well drafts suit it, evenly distributed."""
         return round((self.id + 0.5) * GOLDEN % 1, 3)
 
     @property
     def tokens_to_read(self) -> int:
-        """Tokens to read before it can decode: the prompt, and after preemption what it had made."""
+        """Tokens to read before it can decode: the prompt, and after preemption the tokens already made."""
         return self.input + int(self.tokens_made)
 
 
@@ -52,14 +53,12 @@ class SchedulerRules:
     """What decides how an engine schedules."""
 
     kv_tokens: int
-    context: int  # longest sequence the engine takes
+    context: int  # longest sequence the engine accepts
     max_seqs: int
-    step_tokens: int  # tokens a step
+    step_tokens: int
     prompts_first: bool  # SGLang: steps that only read prompts, before any decoding
     reserves_output: bool  # SGLang: admission counts part of the outputs to come
-    schedules_ahead: bool = (
-        False  # a step is put together while the one before runs, so what arrives then waits for the next
-    )
+    schedules_ahead: bool = False  # a step is prepared while the previous one runs: new arrivals wait for the next
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +66,9 @@ class ScheduleSlice:
     """What happened in one slice."""
 
     seconds: float
-    steps: int  # decode steps; 0 when only prompts were read
+    steps: int  # decode steps; 0 if only prompts were read
     batch: int  # sequences that decoded
-    tokens_read: int = 0  # prompt tokens read
+    tokens_read: int = 0  # prompt tokens
     started: tuple[SimulatedRequest, ...] = ()
     finished: tuple[SimulatedRequest, ...] = ()
 
@@ -82,16 +81,16 @@ class Scheduler:
     rules: SchedulerRules
     waiting: deque[SimulatedRequest] = field(default_factory=deque)
     reading: deque[SimulatedRequest] = field(default_factory=deque)
-    held_tokens: int = 0  # cache tokens of prompts being read or read
+    held_tokens: int = 0  # cache tokens of prompts, read or being read
     done_steps: float = 0.0
     reserve: float = RESERVE
     preemptions: int = 0
-    _full: bool = False  # something was put back: nobody is admitted before a step has been decoded
+    _full: bool = False  # a sequence was preempted: no admission before the next decode step
     _heap: list[tuple[float, int, SimulatedRequest]] = field(default_factory=list)
     _order: "itertools.count[int]" = field(default_factory=itertools.count)
     _running: dict[int, SimulatedRequest] = field(default_factory=dict)
-    _outputs: float = 0.0  # sum over running of what they had still to make when they began
-    _gains: float = 0.0  # sum over running of what each gains in a step
+    _outputs: float = 0.0  # sum over running of the tokens still to make when each began
+    _gains: float = 0.0  # sum over running of the tokens each gains in a step
     _made: float = 0.0  # sum over running of -(its gain × since): tokens made = this + gains × done_steps
 
     @property
@@ -101,22 +100,16 @@ class Scheduler:
 
     @property
     def busy(self) -> bool:
-        """Whether a sequence decodes or is read."""
+        """True if a sequence decodes or a prompt is read."""
         return bool(self._running or self.reading)
 
     @property
     def used_tokens(self) -> float:
-        """Cache tokens in use."""
-        return self.held_tokens + self.grown_tokens
-
-    @property
-    def grown_tokens(self) -> float:
-        """Cache tokens of what the running sequences have made."""
-        return self._made + self._gains * self.done_steps
+        """Cache tokens in use: prompts, and what the running sequences have made."""
+        return self.held_tokens + (self._made + self._gains * self.done_steps)
 
     @property
     def tokens_per_step(self) -> float:
-        """Expected tokens a sequence gains in a step."""
         return self.speed.tokens_per_step
 
     def tokens_made(self, request: SimulatedRequest) -> float:
@@ -125,18 +118,18 @@ class Scheduler:
         return min(request.tokens_made + self._gain_of(request) * steps, float(request.output))
 
     def _gain_of(self, request: SimulatedRequest) -> float:
-        """Tokens it gains in a step: drafts suit some requests better, so replies of one length do not end together."""
-        return self.tokens_per_step / self.speed.draft_slowdown(request.draft_rank)
+        """Tokens a request gains per step. Drafts suit some better, so replies of one length do not end together."""
+        return self.speed.tokens_per_step / self.speed.draft_slowdown(request.draft_rank)
 
     def submit(self, request: SimulatedRequest) -> bool:
-        """Put a request in the queue; False when it is longer than the cache or the engine's context."""
+        """Queue a request. Return False if it is longer than the cache or the engine's context."""
         if request.input + request.output > min(self.rules.kv_tokens, self.rules.context):
             return False
         self.waiting.append(request)
         return True
 
     def cancel(self, request: SimulatedRequest) -> None:
-        """Take a request out, wherever it is: its client went away."""
+        """Remove a request whose client disconnected."""
         if request.id in self._running:
             self._leave(request)
         elif request in self.reading:
@@ -146,95 +139,82 @@ class Scheduler:
             self.waiting.remove(request)
 
     def advance(self, *, max_steps: float = math.inf, max_seconds: float = math.inf) -> ScheduleSlice | None:
-        """One slice of at most `most` decode steps and about `within` seconds; None when there is nothing to do."""
+        """Run one slice of at most `max_steps` decode steps and about `max_seconds`; None if there is nothing to do."""
         self._admit()
         if self.reading and (self.rules.prompts_first or self.rules.step_tokens > self._decode_tokens()):
-            return self._read()
+            return self._read_prompts()
         return self._decode(max_steps, max_seconds) if self._running else None
 
-    # -- admission
-
     def _admit(self) -> None:
-        """Requests from the queue as long as the cache has room for them; an idle engine takes the first whatever."""
+        """Admit queued requests while the cache has room; an idle engine always admits the first."""
         if not self.waiting or (self._full and self.busy):
             return
-        promised = self._promised()
+        # Cache tokens that admitted requests will still need.
+        promised = float(sum(request.tokens_to_read - request.tokens_read for request in self.reading))
+        if self.rules.reserves_output:
+            made = self._made + self._gains * self.done_steps
+            promised += sum(request.output - request.tokens_made for request in self.reading)
+            promised += self.reserve * max(self._outputs - made, 0.0)
+        else:
+            promised += self._gains
         while self.waiting and self.running + len(self.reading) < self.rules.max_seqs:
             request = self.waiting[0]
-            need = self._need(request)
-            free = self.rules.kv_tokens - self.used_tokens - promised
-            if need > free and self.busy:
+            coming = request.output - request.tokens_made if self.rules.reserves_output else 1
+            needed = request.tokens_to_read + coming
+            if needed > self.rules.kv_tokens - self.used_tokens - promised and self.busy:
                 return
             self.waiting.popleft()
             self.reading.append(request)
             request.tokens_read = min(request.cached_tokens, request.tokens_to_read - 1)
             self.held_tokens += request.tokens_read
-            promised += need - request.tokens_read
+            promised += needed - request.tokens_read
 
-    def _need(self, request: SimulatedRequest) -> float:
-        """Cache tokens that admission counts for a request."""
-        return request.tokens_to_read + (request.output - request.tokens_made if self.rules.reserves_output else 1)
-
-    def _promised(self) -> float:
-        """Tokens that admitted requests will still need and that admission counts."""
-        unread = sum(request.tokens_to_read - request.tokens_read for request in self.reading)
-        if not self.rules.reserves_output:
-            return unread + self._gains
-        coming = sum(request.output - request.tokens_made for request in self.reading)
-        return unread + coming + self.reserve * max(self._outputs - self.grown_tokens, 0.0)
-
-    # -- prompts
-
-    def _read(self) -> ScheduleSlice:
-        """One step that reads as many prompt tokens as the budget leaves; others decode beside it where engines do."""
+    def _read_prompts(self) -> ScheduleSlice:
+        """Run one step that reads prompt tokens up to the step's limit; others decode in it unless prompts go first."""
         batch = 0 if self.rules.prompts_first else self.running
-        fresh, past, ready = self._read_prompts(beside=batch > 0)
+        budget, room = float(self.rules.step_tokens), self.rules.kv_tokens - self.used_tokens
+        if batch:
+            budget, room = budget - self._decode_tokens(), room - self._gains
+        fresh, past, ready = (
+            0,
+            0.0,
+            [],
+        )  # tokens read, the sum over them of what is before each, prompts read to the end
+        while self.reading and budget > fresh < room:
+            request = self.reading[0]
+            chunk = int(min(request.tokens_to_read - request.tokens_read, budget - fresh, room - fresh))
+            past += chunk * request.tokens_read
+            request.tokens_read += chunk
+            self.held_tokens += chunk
+            fresh += chunk
+            if request.tokens_read < request.tokens_to_read:
+                break
+            ready.append(self.reading.popleft())
         if not fresh and not ready:
-            return self._make_room()
+            return self._preempt()
         context = self.used_tokens / max(self.running, 1)
         seconds = self.speed.step_s(batch, context, fresh, past / max(fresh, 1))
-        finished = self._gained(1) if batch else []
+        finished = self._finish_steps(1) if batch else []
+        for request in ready:
+            self._start(request)
+        for request in ready:
+            if request.tokens_made >= request.output:  # one token was all it wanted
+                self._leave(request)
+                finished.append(request)
         return ScheduleSlice(
             seconds=seconds,
             steps=min(batch, 1),
             batch=batch,
             tokens_read=fresh,
             started=tuple(ready),
-            finished=(*finished, *self._begin(ready)),
+            finished=tuple(finished),
         )
 
-    def _begin(self, ready: list[SimulatedRequest]) -> list[SimulatedRequest]:
-        """Requests whose prompts have been read decode from now on; those leave that wanted one token alone."""
-        for request in ready:
-            self._start(request)
-        done = [request for request in ready if request.tokens_made >= request.output]
-        for request in done:
-            self._leave(request)
-        return done
-
-    def _read_prompts(self, *, beside: bool) -> tuple[int, float, list[SimulatedRequest]]:
-        """Tokens read in one step, the sum over them of what lay before each, and the requests read to the end."""
-        budget, fits = self.rules.step_tokens, self.rules.kv_tokens - self.used_tokens
-        if beside:
-            budget, fits = budget - self._decode_tokens(), fits - self._gains
-        fresh, past, ready = 0, 0.0, []
-        while self.reading and budget > fresh < fits:
-            request = self.reading[0]
-            piece = int(min(request.tokens_to_read - request.tokens_read, budget - fresh, fits - fresh))
-            past += piece * request.tokens_read
-            request.tokens_read += piece
-            self.held_tokens += piece
-            fresh += piece
-            if request.tokens_read < request.tokens_to_read:
-                break
-            ready.append(self.reading.popleft())
-        return fresh, past, ready
-
     def _start(self, request: SimulatedRequest) -> None:
-        """A prompt has been read: its first token is there and it decodes from now on."""
+        """Begin decoding a request whose prompt has been read; its first token is there."""
         if request.tokens_made == 0:
             request.tokens_made = 1.0
-        # A prompt read again after preemption holds what was made before; its cache is counted under `held`.
+        # A prompt read again after preemption holds what was made before; its cache is counted in `held_tokens`.
         request.decoding_since = self.done_steps
         gain = self._gain_of(request)
         self._gains += gain
@@ -245,7 +225,7 @@ class Scheduler:
         heapq.heappush(self._heap, (self.done_steps + steps, next(self._order), request))
 
     def _leave(self, request: SimulatedRequest) -> None:
-        """A running sequence ends and gives its cache back."""
+        """Stop decoding a request and free its cache."""
         steps = self.done_steps - request.decoding_since
         gain = self._gain_of(request)
         self._outputs -= request.output - request.tokens_made
@@ -257,41 +237,42 @@ class Scheduler:
         if not self._running:
             self._made = self._outputs = self._gains = 0.0
 
-    # -- decoding
-
     def _decode_tokens(self) -> int:
-        guesses = self.speed.gpu_step.draft_tokens if self.speed.gpu_step else 0
-        return self.running * (1 + guesses)
+        """Tokens of a decode step, draft tokens included."""
+        return self.running * (1 + (self.speed.gpu_step.draft_tokens if self.speed.gpu_step else 0))
 
-    def _decode(self, most: float, within: float) -> ScheduleSlice:
+    def _decode(self, max_steps: float, max_seconds: float) -> ScheduleSlice:
+        """Run decode steps until a sequence ends, the cache is full or a limit is reached."""
         batch, grows = self.running, self._gains
         room = math.floor((self.rules.kv_tokens - self.used_tokens) / grows + 1e-9)
         if room < 1 and batch + len(self.reading) > 1:
-            return self._make_room()
-        # Alone it was admitted because it fits: what is too much are guesses past its end.
-        steps = min(self._until_finish(), max(room, 1), most)
+            return self._preempt()
+        # A sequence alone was admitted because it fits: what exceeds the cache are draft tokens past its end.
+        steps = min(self._until_finish(), max(room, 1), max_steps)
         context = self.used_tokens / batch
         now = self.speed.step_s(batch, context)
-        if within < math.inf:
-            steps = min(steps, max(math.ceil(within / now), 1))
+        if max_seconds < math.inf:
+            steps = min(steps, max(math.ceil(max_seconds / now), 1))
         if self.rules.reserves_output and self.waiting:
-            steps = min(steps, 16)  # the reserve falls while it decodes: look again soon
+            steps = min(steps, RESERVE_RECHECK)
         steps = max(int(steps), 1)
         # Attention is linear in context, or nearly: the middle step times their number is the sum.
         middle = self.speed.step_s(batch, context + grows / batch * (steps - 1) / 2) if steps > 1 else now
         self.reserve = max(self.reserve - steps * (RESERVE - RESERVE_LEAST) / RESERVE_STEPS, RESERVE_LEAST)
-        return ScheduleSlice(seconds=middle * steps, steps=steps, batch=batch, finished=tuple(self._gained(steps)))
+        finished = tuple(self._finish_steps(steps))
+        return ScheduleSlice(seconds=middle * steps, steps=steps, batch=batch, finished=finished)
 
     def _until_finish(self) -> float:
+        """Decode steps until the next sequence ends."""
         while self._heap:
             at, _, request = self._heap[0]
-            if request.id in self._running and at >= self.done_steps and self._running[request.id] is request:
+            if self._running.get(request.id) is request and at >= self.done_steps:
                 return max(at - self.done_steps, 1)
             heapq.heappop(self._heap)
         return 1
 
-    def _gained(self, steps: int) -> list[SimulatedRequest]:
-        """Every running sequence has done `steps` steps; those that are through leave."""
+    def _finish_steps(self, steps: int) -> list[SimulatedRequest]:
+        """Advance every running sequence by `steps` and return those that end."""
         self.done_steps += steps
         self._full = False
         finished = []
@@ -302,8 +283,8 @@ class Scheduler:
                 finished.append(request)
         return finished
 
-    def _make_room(self) -> ScheduleSlice:
-        """The cache is full: the youngest sequence goes back to the queue and will be read again."""
+    def _preempt(self) -> ScheduleSlice:
+        """Put the youngest sequence back into the queue, because the cache is full; it will be read again."""
         victim = max((*self._running.values(), *self.reading), key=lambda request: (request.arrival, request.id))
         if victim.id in self._running:
             self._leave(victim)

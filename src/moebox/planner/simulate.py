@@ -8,18 +8,100 @@ import itertools
 import math
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 from moebox.core.recipe import Recipe
 from moebox.engines import modules
-from moebox.planner.histogram import Histogram
-from moebox.planner.schedule import Scheduler, SchedulerRules, ScheduleSlice, SimulatedRequest
+from moebox.errors import require_all
+from moebox.planner.schedule import GOLDEN, Scheduler, SchedulerRules, ScheduleSlice, SimulatedRequest
 from moebox.planner.speed import Speed
-from moebox.planner.workload import SimulatedWorkload
-
-__all__ = ["Histogram", "SimulatedWorkload", "SimulationResult", "scheduler_rules", "simulate"]
 
 HANDOVER = 25e9  # bytes/s of cache from an engine that reads prompts to one that decodes: one 200 Gb/s port
+DAY = 86_400  # seconds
+SILVER = math.sqrt(2) - 1  # as GOLDEN: evenly spread draws
+BIN = math.log(1.01)
+FLOOR = 1e-6  # seconds; shorter times share a bin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedWorkload:
+    """Requests to simulate: lengths, how many, and how they arrive."""
+
+    input: int
+    output: int
+    requests: int
+    concurrency: int = 0  # requests at a time; 0: by rate
+    rate: float = 0.0  # requests/s, Poisson; 0: by concurrency
+    lengths: Literal["fixed", "uniform"] = "fixed"  # uniform: 1 … the length, as SGLang's benchmark draws by default
+    prefix_hit: float = 0.0  # share of a prompt that is in the prefix cache
+    warm: int | None = None  # how many of the first requests have that; None: all
+    turns: int = 1  # of a conversation: each continues the previous one, which is in the prefix cache
+    think_s: float = 0.0  # between the end of a turn and the next: tools at work, a user reading
+    spacing_s: float = 0.0  # between two requests of the first burst: how fast the client sends
+    cold_s: float = 0.0  # extra time of the first step: kernels compiled at first use
+    prefill_engines: int = 0  # separate engines that read prompts and hand the cache over; 0: the same engine
+    seed: int = 1
+
+    def request_lengths(self, number: int) -> tuple[int, int]:
+        """Prompt and output tokens of request `number`."""
+        if self.lengths == "fixed":
+            return self.input, self.output
+        shift = number + self.seed * 0.5
+        return 1 + int(shift * GOLDEN % 1 * self.input), 1 + int(shift * SILVER % 1 * self.output)
+
+    def validate(self) -> None:
+        """Raise BadInput for invalid settings."""
+        turns_wait = self.turns == 1 or not self.rate
+        require_all(
+            "",
+            {
+                "input, output and requests must be 1 or more": min(self.input, self.output, self.requests) >= 1,
+                "give either a concurrency or a request rate": (self.concurrency > 0) != (self.rate > 0),
+                f"a prefix hit of {self.prefix_hit} is not a share between 0 and 1": 0 <= self.prefix_hit <= 1,
+                f"{self.turns} turns of a conversation: write at least 1": 1 <= self.turns <= 10_000,
+                "conversations need a concurrency, not a rate: a turn waits for the previous one": turns_wait,
+                "--think is seconds from 0 to a day": 0 <= self.think_s <= DAY,
+                "--cold is seconds from 0 to a day": 0 <= self.cold_s <= DAY,
+            },
+        )
+
+
+@dataclass(slots=True)
+class Histogram:
+    """Times in logarithmic bins of 1%: mean, least and greatest exact, quantiles within half a bin."""
+
+    bins: dict[int, float] = field(default_factory=dict)
+    total: float = 0.0
+    weight: float = 0.0
+    squares: float = 0.0
+    least: float = math.inf
+    greatest: float = 0.0
+
+    def add(self, seconds: float, weight: float = 1.0) -> None:
+        place = math.floor(math.log(max(seconds, FLOOR)) / BIN)
+        self.bins[place] = self.bins.get(place, 0.0) + weight
+        self.total += seconds * weight
+        self.weight += weight
+        self.squares += seconds * seconds * weight
+        self.least, self.greatest = min(self.least, seconds), max(self.greatest, seconds)
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.weight if self.weight else 0.0
+
+    @property
+    def deviation(self) -> float:
+        return math.sqrt(max(self.squares / self.weight - self.mean**2, 0.0)) if self.weight else 0.0
+
+    def quantile(self, share: float) -> float:
+        """The time that `share` of the counts do not exceed."""
+        left = share * self.weight
+        for place in sorted(self.bins):
+            left -= self.bins[place]
+            if left <= 1e-9:
+                return min(max(math.exp((place + 0.5) * BIN), self.least), self.greatest)
+        return 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,28 +125,25 @@ class SimulationResult:
 
     @property
     def output_tok_s(self) -> float:
-        """Output tokens a second over the whole run."""
         return self.output_tokens / self.duration_s if self.duration_s else 0.0
 
     @property
     def total_tok_s(self) -> float:
-        """Input and output tokens a second."""
         return (self.input_tokens + self.output_tokens) / self.duration_s if self.duration_s else 0.0
 
 
 def scheduler_rules(recipe: Recipe, kv_tokens: int, speed: Speed) -> SchedulerRules:
-    """How the recipe's engine schedules; `speed` knows the GPUs, on which its defaults hang."""
-    schedule = modules.schedule_module(recipe.engine)
-    step = speed.gpu_step
-    in_turn = step is not None and step.overhead is not None  # versions that put a step together after the one before
+    """Return how the recipe's engine schedules; `speed` knows the GPUs, on which its defaults depend."""
+    engine, step = modules.behaviour_module(recipe.engine), speed.gpu_step
+    in_turn = step is not None and step.overhead is not None  # versions that prepare a step after the previous one
     return SchedulerRules(
         kv_tokens=kv_tokens,
         context=recipe.context,
-        max_seqs=recipe.max_seqs or schedule.DEFAULT_MAX_SEQS,
+        max_seqs=recipe.max_seqs or engine.DEFAULT_MAX_SEQS,
         step_tokens=speed.chunk_tokens,
-        prompts_first=schedule.PROMPTS_FIRST,
-        reserves_output=schedule.RESERVES_OUTPUT,
-        schedules_ahead=schedule.SCHEDULES_AHEAD and not in_turn,
+        prompts_first=engine.PROMPTS_FIRST,
+        reserves_output=engine.RESERVES_OUTPUT,
+        schedules_ahead=engine.SCHEDULES_AHEAD and not in_turn,
     )
 
 
@@ -76,26 +155,22 @@ def simulate(speed: Speed, rules: SchedulerRules, workload: SimulatedWorkload) -
 
 @dataclass(slots=True, kw_only=True)
 class _Conversation:
-    """Where a conversation stands."""
-
     turn: int = 0
-    history: int = 0  # tokens of the turns before
+    history: int = 0  # tokens of the previous turns
 
 
 class _SimulatedRun:
-    """One run's clock and tallies."""
+    """One run's clock and counts."""
 
     def __init__(self, scheduler: Scheduler, workload: SimulatedWorkload) -> None:
         self.scheduler, self.workload = scheduler, workload
-        self.coming = _arrivals(workload)
-        self.entering: list[
-            tuple[float, int, SimulatedRequest]
-        ] = []  # sent, and on their way through HTTP and tokenizer
+        self.coming = self._make_requests()
+        self.entering: list[tuple[float, int, SimulatedRequest]] = []  # sent, but still in HTTP and tokenizer
         self.order = itertools.count()
-        self.talks: dict[int, _Conversation] = {}  # by request
+        self.conversations: dict[int, _Conversation] = {}  # by request
         self.readers = [0.0] * workload.prefill_engines  # when each engine that only reads prompts is free
         self.now = self.last_in = 0.0
-        self.stalls: list[tuple[int, float]] = []  # since the last decode step: who waited for a prompt, and how long
+        self.stalls: list[tuple[int, float]] = []  # since the last decode step: sequences that waited, and how long
         self.step_began = 0.0  # when the last step began
         self.cold = workload.cold_s
         self.completed = self.rejected = self.slices = 0
@@ -104,139 +179,22 @@ class _SimulatedRun:
         self.ttft, self.tpot, self.itl, self.e2el = Histogram(), Histogram(), Histogram(), Histogram()
 
     def run(self) -> SimulationResult:
-        self._send_first()
+        """Send all requests and count until the engine is idle."""
+        if self.workload.rate:
+            self._send_next()
+        else:
+            for number, request in enumerate(itertools.islice(self.coming, self.workload.concurrency)):
+                self._send(request, number * self.workload.spacing_s)
         while True:
-            self._enter()
-            done = self.scheduler.advance(max_seconds=self._until_next())
+            self._enter_due_requests()
+            until_next = max(self.entering[0][0] - self.now, 0.0) if self.entering else math.inf
+            done = self.scheduler.advance(max_seconds=until_next)
             if done is not None:
                 self._count(done)
             elif self.entering:
                 self.now = max(self.now, self.entering[0][0])
             else:
                 break
-        return self._outcome()
-
-    # -- arrivals
-
-    def _send_first(self) -> None:
-        """All requests that do not wait for another: of a rate every one, of a concurrency the first ones."""
-        if self.workload.rate:
-            self._send_next()
-            return
-        for number, request in enumerate(itertools.islice(self.coming, self.workload.concurrency)):
-            self._send(request, number * self.workload.spacing_s)
-
-    def _send(self, request: SimulatedRequest, at: float) -> None:
-        """A client sends `request`; it reaches the engine when HTTP and tokenizer are done with it."""
-        request.arrival = at
-        speed = self.scheduler.speed
-        self.last_in = max(at + speed.request_s, self.last_in + speed.intake_s)
-        heapq.heappush(self.entering, (self._read_elsewhere(request, self.last_in), next(self.order), request))
-
-    def _read_elsewhere(self, request: SimulatedRequest, at: float) -> float:
-        """When a prompt that another engine reads has been read and its cache handed over."""
-        if not self.readers:
-            return at
-        engine = min(range(len(self.readers)), key=self.readers.__getitem__)
-        fresh = request.tokens_to_read - request.cached_tokens
-        read = max(at, self.readers[engine]) + self.scheduler.speed.prefill_s(fresh, request.cached_tokens)
-        self.readers[engine] = read
-        request.first_token_at = read
-        request.cached_tokens = request.tokens_to_read
-        return read + request.tokens_to_read * self.scheduler.speed.token_bytes / HANDOVER
-
-    def _until_next(self) -> float:
-        """Seconds to the next request that enters."""
-        return max(self.entering[0][0] - self.now, 0.0) if self.entering else math.inf
-
-    def _enter(self) -> None:
-        """What is due enters the queue: by now, or by the begin of the running step where steps are made ahead."""
-        ahead = self.scheduler.rules.schedules_ahead and self.scheduler.busy
-        due = self.step_began if ahead else self.now
-        while self.entering and self.entering[0][0] <= due:
-            self._submit(heapq.heappop(self.entering)[2])
-
-    def _submit(self, request: SimulatedRequest) -> None:
-        """The engine takes a request, or refuses it for its length."""
-        if request.first_token_at >= 0:
-            self.ttft.add(request.first_token_at - request.arrival)
-        if not self.scheduler.submit(request):
-            self.rejected += 1
-            self.talks.pop(request.id, None)
-            self._send_next()
-        elif self.workload.rate:
-            self._send_next()
-
-    def _send_next(self) -> None:
-        request = next(self.coming, None)
-        if request is not None:
-            self._send(request, request.arrival if self.workload.rate else self.now)
-
-    def _go_on(self, request: SimulatedRequest) -> None:
-        """After `request` ended: its conversation's next turn, or another request."""
-        talk = self.talks.pop(request.id, None) or _Conversation()
-        following = next(self.coming, None) if not self.workload.rate else None
-        if following is None:
-            return
-        talk.turn += 1
-        if talk.turn >= self.workload.turns:
-            self._send(following, self.now)
-            return
-        talk.history = request.input + request.output
-        following.input += talk.history
-        room = self.scheduler.rules.kv_tokens - self.scheduler.used_tokens
-        following.cached_tokens = talk.history if talk.history <= room else 0
-        self.talks[following.id] = talk
-        self._send(following, self.now + self.workload.think_s)
-
-    # -- figures
-
-    def _count(self, done: ScheduleSlice) -> None:
-        self.slices += 1
-        self.now += done.seconds + self.cold
-        self.step_began = self.now - done.seconds / max(done.steps, 1)
-        if done.steps:
-            self._decoded(done)
-        else:
-            begun = set(done.started) - set(done.finished)
-            self.stalls.append((self.scheduler.running - len(begun), done.seconds))
-        self.cold = 0.0
-        for request in done.started:
-            if request.first_token_at < 0:
-                request.first_token_at = self.now
-                self.ttft.add(self.now - request.arrival)
-        for request in done.finished:
-            self._finished(request)
-        self.peak = max(self.peak, self.scheduler.used_tokens)
-
-    def _decoded(self, done: ScheduleSlice) -> None:
-        """Gaps between tokens: the first after the prompts that were read in between is longer."""
-        each = (done.seconds + self.cold) / done.steps
-        for stall, sequences in self._stalled(done.batch):
-            self.itl.add(each + stall, sequences)
-        if done.steps > 1:
-            self.itl.add(each, done.batch * (done.steps - 1.0))
-        self.stalls = []
-
-    def _stalled(self, batch: int) -> Iterator[tuple[float, int]]:
-        """How long prompts kept the `batch` that decodes now waiting: one that began later waited for fewer of them."""
-        left, counted = sum(seconds for _, seconds in self.stalls), 0
-        for waiting, seconds in (*self.stalls, (batch, 0.0)):
-            if waiting > counted:
-                yield left, waiting - counted
-                counted = waiting
-            left -= seconds
-
-    def _finished(self, request: SimulatedRequest) -> None:
-        self.completed += 1
-        self.input_tokens += request.input
-        self.output_tokens += request.output
-        self.e2el.add(self.now - request.arrival)
-        if request.output > 1:
-            self.tpot.add((self.now - request.first_token_at) / (request.output - 1))
-        self._go_on(request)
-
-    def _outcome(self) -> SimulationResult:
         return SimulationResult(
             workload=self.workload,
             completed=self.completed,
@@ -254,14 +212,102 @@ class _SimulatedRun:
             slices=self.slices,
         )
 
+    def _make_requests(self) -> Iterator[SimulatedRequest]:
+        """Yield the requests; with a rate they have an arrival time, with a concurrency each is sent on an end."""
+        workload, at = self.workload, 0.0
+        draw = random.Random(workload.seed)
+        for number in range(workload.requests):
+            at = at + draw.expovariate(workload.rate) if workload.rate else 0.0
+            prompt, output = workload.request_lengths(number)
+            warm = workload.warm is None or number < workload.warm
+            cached = int(prompt * workload.prefix_hit) if warm else 0
+            yield SimulatedRequest(id=number, input=prompt, output=output, arrival=at, cached_tokens=cached)
 
-def _arrivals(workload: SimulatedWorkload) -> Iterator[SimulatedRequest]:
-    """The requests one after another; those of a rate have a time, those of a concurrency are sent on an end."""
-    draw = random.Random(workload.seed)
-    at = 0.0
-    for number in range(workload.requests):
-        at = at + draw.expovariate(workload.rate) if workload.rate else 0.0
-        prompt, output = workload.request_lengths(number)
-        warm = workload.warm is None or number < workload.warm
-        cached = int(prompt * workload.prefix_hit) if warm else 0
-        yield SimulatedRequest(id=number, input=prompt, output=output, arrival=at, cached_tokens=cached)
+    def _send(self, request: SimulatedRequest, at: float) -> None:
+        """Send `request`; it reaches the engine after HTTP, the tokenizer and any separate prompt engine."""
+        request.arrival = at
+        speed = self.scheduler.speed
+        enters = self.last_in = max(at + speed.request_s, self.last_in + speed.intake_s)
+        if self.readers:
+            reader = min(range(len(self.readers)), key=self.readers.__getitem__)
+            fresh = request.tokens_to_read - request.cached_tokens
+            read_at = max(enters, self.readers[reader]) + speed.prefill_s(fresh, request.cached_tokens)
+            self.readers[reader] = request.first_token_at = read_at
+            request.cached_tokens = request.tokens_to_read
+            enters = read_at + request.tokens_to_read * speed.token_bytes / HANDOVER
+        heapq.heappush(self.entering, (enters, next(self.order), request))
+
+    def _send_next(self) -> None:
+        request = next(self.coming, None)
+        if request is not None:
+            self._send(request, request.arrival if self.workload.rate else self.now)
+
+    def _enter_due_requests(self) -> None:
+        """Submit what has arrived by now, or by the start of the running step if steps are prepared ahead."""
+        ahead = self.scheduler.rules.schedules_ahead and self.scheduler.busy
+        due = self.step_began if ahead else self.now
+        while self.entering and self.entering[0][0] <= due:
+            request = heapq.heappop(self.entering)[2]
+            if request.first_token_at >= 0:
+                self.ttft.add(request.first_token_at - request.arrival)
+            accepted = self.scheduler.submit(request)
+            if not accepted:
+                self.rejected += 1
+                self.conversations.pop(request.id, None)
+            if not accepted or self.workload.rate:
+                self._send_next()
+
+    def _count(self, done: ScheduleSlice) -> None:
+        """Add one slice to the clock and the figures."""
+        self.slices += 1
+        self.now += done.seconds + self.cold
+        self.step_began = self.now - done.seconds / max(done.steps, 1)
+        if done.steps:
+            self._count_gaps(done)
+        else:
+            begun = set(done.started) - set(done.finished)
+            self.stalls.append((self.scheduler.running - len(begun), done.seconds))
+        self.cold = 0.0
+        for request in done.started:
+            if request.first_token_at < 0:
+                request.first_token_at = self.now
+                self.ttft.add(self.now - request.arrival)
+        for request in done.finished:
+            self.completed += 1
+            self.input_tokens += request.input
+            self.output_tokens += request.output
+            self.e2el.add(self.now - request.arrival)
+            if request.output > 1:
+                self.tpot.add((self.now - request.first_token_at) / (request.output - 1))
+            self._continue_after(request)
+        self.peak = max(self.peak, self.scheduler.used_tokens)
+
+    def _count_gaps(self, done: ScheduleSlice) -> None:
+        """Count gaps between tokens; the first after prompts were read is longer, less so for later sequences."""
+        each = (done.seconds + self.cold) / done.steps
+        stalled, counted = sum(seconds for _, seconds in self.stalls), 0
+        for waiting, seconds in (*self.stalls, (done.batch, 0.0)):
+            if waiting > counted:
+                self.itl.add(each + stalled, waiting - counted)
+                counted = waiting
+            stalled -= seconds
+        if done.steps > 1:
+            self.itl.add(each, done.batch * (done.steps - 1.0))
+        self.stalls = []
+
+    def _continue_after(self, request: SimulatedRequest) -> None:
+        """Send the next turn of the conversation that `request` belongs to, or another request."""
+        conversation = self.conversations.pop(request.id, None) or _Conversation()
+        following = next(self.coming, None) if not self.workload.rate else None
+        if following is None:
+            return
+        conversation.turn += 1
+        if conversation.turn >= self.workload.turns:
+            self._send(following, self.now)
+            return
+        conversation.history = request.input + request.output
+        following.input += conversation.history
+        room = self.scheduler.rules.kv_tokens - self.scheduler.used_tokens
+        following.cached_tokens = conversation.history if conversation.history <= room else 0
+        self.conversations[following.id] = conversation
+        self._send(following, self.now + self.workload.think_s)

@@ -19,7 +19,7 @@ from moebox.core.plan import Launch
 from moebox.core.recipe import Recipe
 from moebox.core.traits import LAST_PORT, Traits
 from moebox.engines import modules
-from moebox.engines.common import PATCHABLE_SYMPTOMS
+from moebox.engines.refusals import PATCHABLE_SYMPTOMS
 from moebox.errors import AnswerIsNo, BadInput, ExternalError, NotInstalled
 from moebox.loose import get_path
 
@@ -42,7 +42,7 @@ def check_launch(deployment: Deployment, launch: Launch, argv: tuple[str, ...]) 
 
 def uses_dummy_weights(recipe: Recipe) -> bool:
     """Whether the engine makes its weights up, as in a rehearsal before the download."""
-    invented = modules.rehearsal_module(recipe.engine).DUMMY_FLAGS
+    invented = modules.behaviour_module(recipe.engine).DUMMY_FLAGS
     return bool(invented) and invented.items() <= recipe.flags.items()
 
 

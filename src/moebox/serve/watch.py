@@ -52,7 +52,7 @@ class LogWatch:
 
     def __init__(self, log: Path, engine: str, *, start: int = 0, listener: LogListener | None = None) -> None:
         self.tail = LogTail(log, start=start)
-        self.engine = modules.log_module(engine)
+        self.engine = engine
         self.search = LogSearch(engine=engine)
         self.search.lines = lines_before(log, start)
         self.summary = LogSummary()
@@ -90,7 +90,7 @@ class LogWatch:
 
     def _read_line(self, line: bytes, shape: bytes) -> None:
         """A line, unless one alike but for its digits was read before and told nothing."""
-        event = self.engine.parse_log_line(line[:LONGEST].decode("utf-8", "replace"))
+        event = modules.parse_log_line(self.engine, line[:LONGEST].decode("utf-8", "replace"))
         if shape not in self._shapes and len(self._shapes) < SHAPES:  # a flood of new kinds is no progress either
             self._shapes[shape] = event is not None
             self.note_progress()

@@ -1,1 +1,1 @@
-"""Bytes that a rank holds and reads: shards, caches, workspaces. Memory and speed both ask here; nowhere else."""
+"""Bytes that a rank holds and reads: shards, caches, drafts. Memory and speed both use these figures."""

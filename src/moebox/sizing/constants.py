@@ -1,4 +1,4 @@
-"""The named constants of the memory model, from `data/memory.toml`, and which generation of vLLM a recipe means."""
+"""The named constants of the memory model (`data/memory.toml`), and what a GPU has left for an engine."""
 
 import functools
 from dataclasses import dataclass
@@ -11,89 +11,77 @@ from moebox.core.recipe import Recipe
 
 GIB = 2**30
 MIB = 2**20
-GRAPH_ESTIMATE_ENV = "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"  # "1" takes room for CUDA graphs off the cache
+GRAPH_ESTIMATE_ENV = "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"  # "1" reserves memory for CUDA graphs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmBuild:
-    """What one line of vLLM builds takes besides weights and cache, in GiB."""
+    """What one line of vLLM builds needs besides weights and cache, in GiB."""
 
     name: str
-    marks: tuple[str, ...]
+    marks: tuple[str, ...]  # parts of image names that identify the build
     non_torch: float
     speculative: float
     splits: int
-    graphs: float = 1.0  # of the room for CUDA graphs, what it takes off the cache
-    rejection: float = 1.0  # of the buffers for probabilistic rejection of draft tokens
+    graphs: float = 1.0  # share of the CUDA graph memory that is subtracted from the cache
+    rejection: float = 1.0  # share of the buffers for probabilistic rejection of draft tokens
     source: str
 
 
 @functools.cache
 def memory_constant(section: str, name: str) -> Any:
-    """One figure of the table; a plan asks a hundred thousand times."""
+    """Return one figure of the table. Cached: a plan looks up a hundred thousand."""
     return catalogue.load_table("memory")[section][name]
 
 
 @functools.cache
 def memory_constant_bytes(section: str, name: str) -> int:
-    """One figure that the table gives in GiB, in bytes."""
+    """Return one figure that the table gives in GiB, in bytes."""
     return round(float(memory_constant(section, name)) * GIB)
 
 
-@functools.cache
-def vllm_builds() -> tuple[VllmBuild, ...]:
-    """Every known line of vLLM builds."""
-    rows = catalogue.load_table("memory")["build"]
-    return tuple(codec.decode(VllmBuild, row, where=f"memory.toml [{row['name']}]") for row in rows)
-
-
 def vllm_build(recipe: Recipe) -> VllmBuild:
-    """The build a recipe runs: by its image's tag; the community preset alone means the Kimi K2.6 image of May 2026."""
-    return _generation(recipe.runtime.image, recipe.runtime.preset == "community")
+    """Return the vLLM build of a recipe by image tag; the community preset alone is the Kimi K2.6 image of May 2026."""
+    return _find_build(recipe.runtime.image, recipe.runtime.preset == "community")
 
 
 @functools.lru_cache(maxsize=256)
-def _generation(image: str, community: bool) -> VllmBuild:
-    """A plan asks for each of thousands of placements."""
-    known = vllm_builds()
-    for one in known:
-        if any(mark in image for mark in one.marks):
-            return one
-    wanted = "community 2026-05" if community else "stock"
-    return next(one for one in known if one.name == wanted)
+def _find_build(image: str, community: bool) -> VllmBuild:
+    rows = catalogue.load_table("memory")["build"]
+    builds = [codec.decode(VllmBuild, row, where=f"memory.toml [{row['name']}]") for row in rows]
+    default = "community 2026-05" if community else "stock"
+    marked = (build for build in builds if any(mark in image for mark in build.marks))
+    return next(marked, None) or next(build for build in builds if build.name == default)
 
 
 def reserves_graph_memory(recipe: Recipe) -> bool:
-    """Whether the build takes CUDA-graph room off the cache: vLLM does unless told not to (envs.py, 0.32)."""
-    known = presets.recipe_preset(recipe).environment | recipe.env
-    return known.get(GRAPH_ESTIMATE_ENV, "1") == "1"
+    """True if vLLM subtracts CUDA graph memory from the cache, which is its default (envs.py, 0.32)."""
+    environment = presets.recipe_preset(recipe).environment | recipe.env
+    return environment.get(GRAPH_ESTIMATE_ENV, "1") == "1"
 
 
 def visible_bytes(gpu: Gpu) -> int:
-    """Bytes of a GPU that CUDA sees: the driver keeps a little on some."""
-    return gpu.memory - (0 if gpu.mig else _kept(gpu.generation))
-
-
-@functools.cache
-def _kept(generation: str) -> int:
-    """Bytes that the driver keeps of a GPU of this family."""
-    table = catalogue.load_table("memory")["driver"]
-    return round(float(table.get(generation, table["other"])) * GIB)
+    """Bytes of a GPU that CUDA can see: on some GPUs the driver keeps a little."""
+    if gpu.mig:
+        return gpu.memory
+    kept_gib = catalogue.load_table("memory")["driver"]
+    return gpu.memory - round(float(kept_gib.get(gpu.generation, kept_gib["other"])) * GIB)
 
 
 def reserved_bytes(gpu: Gpu) -> int:
-    """Bytes that are not an engine's to fill: other programs', and of a memory shared with the CPU the host's part."""
-    return host_reserved_bytes(bytes_held_by_others(gpu)) if gpu.unified else bytes_held_by_others(gpu)
+    """Bytes that an engine cannot use: other programs, and the host's part of unified memory."""
+    held = bytes_held_by_others(gpu)
+    return host_reserved_bytes(held) if gpu.unified else held
 
 
 def host_reserved_bytes(bytes_in_use: int) -> int:
-    """Of a memory the host runs in: what is held now, at least a system's own, and the engine's process itself."""
+    """Host memory that weights cannot use: what is in use, at least the system's minimum, and the engine's process."""
     return max(bytes_in_use, memory_constant_bytes("llama", "os")) + memory_constant_bytes("llama", "host")
 
 
 def bytes_held_by_others(gpu: Gpu) -> int:
-    """Bytes other programs hold on a detected GPU now; an engine of moebox's can be stopped and does not count."""
+    """Bytes that other programs hold on a detected GPU; engines started by moebox can be stopped and do not count."""
     if gpu.memory_free is None:
         return 0
-    ours = sum(holder.bytes for holder in gpu.holders if holder.instance)
-    return max(0, visible_bytes(gpu) - gpu.memory_free - ours)
+    own = sum(process.bytes for process in gpu.holders if process.instance)
+    return max(0, visible_bytes(gpu) - gpu.memory_free - own)

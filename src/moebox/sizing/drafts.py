@@ -1,49 +1,37 @@
-"""What a draft model takes beside the target: its weights on a GPU and its own cache a token."""
+"""What a draft model takes beside its target: weights on a GPU, and its own cache per token."""
 
 from moebox.core import catalogue
 from moebox.core.model import KV_BYTES, Checkpoint, Model
 from moebox.core.recipe import Recipe
-from moebox.sizing.kv import kv_type, layer_bytes
+from moebox.sizing.kv import entry_bytes, kv_type
 
 # A Llama-style EAGLE3 draft of Kimi keeps 64 KV heads of 128 (vLLM's own message: "total num kv heads 64").
 LLAMA_STYLE_WIDTH = 2 * 64 * 128
 NATIVE_METHODS = ("mtp", "nextn", "deepseek_mtp")
 
 
-def draft_name(model: Model, recipe: Recipe) -> str:
-    """The draft a recipe means: the one named, else the catalogue's first for the model."""
-    assert recipe.speculate is not None
-    return recipe.speculate.draft or (model.drafts[0] if model.drafts else "")
-
-
 def draft_bytes(model: Model, checkpoint: Checkpoint, recipe: Recipe) -> int:
-    """Bytes of the draft on one rank: cut by TP, its embedding shared with the target."""
-    if recipe.speculate is None or recipe.speculate.method == "ngram":
+    """Bytes of the draft on one rank: divided by TP, its embedding shared with the target."""
+    draft, sizes, tp = recipe.speculate, checkpoint.bytes_by_component, recipe.parallel.tp
+    if draft is None or draft.method == "ngram":
         return 0
-    if recipe.speculate.method in NATIVE_METHODS:
-        return _one_layer(model, checkpoint) // recipe.parallel.tp
+    if draft.method in NATIVE_METHODS:  # a prediction layer is one more MoE layer, in the checkpoint's own types
+        layer = sizes.get("attention", 0) / model.layers
+        if model.moe:
+            layer += (sizes.get("routed_experts", 0) + sizes.get("shared_experts", 0)) / max(model.moe_layers, 1)
+        return (sizes.get("mtp") or round(layer)) // tp
     table = catalogue.load_table("memory")["draft"]
-    size = table.get(draft_name(model, recipe), table["default"])
+    size = table.get(draft.draft or next(iter(model.drafts), ""), table["default"])
     shared = model.vocab * model.hidden * 2 if table["shared_embedding"] else 0
-    return int(max(size - shared, size // 4) // recipe.parallel.tp)
+    return int(max(size - shared, size // 4) // tp)
 
 
 def draft_token_bytes(model: Model, recipe: Recipe) -> int:
-    """Bytes of the draft's own cache a token on one rank; a Llama-style draft is not divided by DCP."""
-    if recipe.speculate is None or recipe.speculate.method == "ngram":
+    """Cache bytes of the draft per token on one rank; DCP does not divide a Llama-style draft's cache."""
+    draft, parallel = recipe.speculate, recipe.parallel
+    if draft is None or draft.method == "ngram":
         return 0
-    if model.mla is None or recipe.speculate.method in NATIVE_METHODS or "mla" in draft_name(model, recipe):
-        return round(layer_bytes(model, recipe))
-    width = LLAMA_STYLE_WIDTH * KV_BYTES[kv_type(recipe)] / recipe.parallel.tp
-    return round(width * recipe.parallel.dcp)
-
-
-def _one_layer(model: Model, checkpoint: Checkpoint) -> int:
-    """A prediction layer is one more MoE layer, in the checkpoint's own types."""
-    sizes = checkpoint.bytes_by_component
-    if sizes.get("mtp"):
-        return sizes["mtp"]
-    layer = sizes.get("attention", 0) / model.layers
-    if model.moe:
-        layer += (sizes.get("routed_experts", 0) + sizes.get("shared_experts", 0)) / max(model.moe_layers, 1)
-    return round(layer)
+    name = draft.draft or next(iter(model.drafts), "")
+    if model.mla is None or draft.method in NATIVE_METHODS or "mla" in name:
+        return round(entry_bytes(model.attention, recipe))
+    return round(LLAMA_STYLE_WIDTH * KV_BYTES[kv_type(recipe)] / parallel.tp * parallel.dcp)

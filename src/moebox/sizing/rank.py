@@ -1,4 +1,4 @@
-"""What one rank reads and works through in a step: bytes and operations from the shape and the spread, no times."""
+"""What one rank reads and computes in a step: bytes and operations, no times."""
 
 import math
 from dataclasses import dataclass
@@ -11,49 +11,47 @@ from moebox.sizing import kv, shards
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankLayers:
-    """So many layers of one kind, as a rank has them."""
+    """A rank's share of all layers of one kind."""
 
     kind: LayerKind
     count: int
     heads: float  # query heads of this rank
     entry_bytes: float  # one cached entry
-    index_bytes: float  # selector keys of one token
+    index_bytes: float  # indexer keys of one token
     state_bytes: float  # recurrent state of one sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankWork:
-    """One rank's share of every layer; with pipeline stages, all of them one after another."""
+    """One rank's share of every layer; with pipeline stages, of all stages together."""
 
     model: Model
     tp: int
     pp: int
     dp: int
     dcp: int
-    expert_ranks: int  # ranks over which experts are divided, whole or sliced: of all data-parallel groups
+    expert_ranks: int  # ranks over which experts are divided, whole or sliced, in all data-parallel groups
     whole_experts: bool  # expert parallel: whole experts on ranks
-    dense_bytes: float  # attention, shared experts, dense layers, router, lm_head, read every step
+    dense_bytes: float  # attention, shared experts, dense layers, router, lm_head: read in every step
     dense_flops: float  # of one token in them
     expert_bytes: float  # one expert of one layer, all ranks together
     expert_flops: float  # of one token in the experts it uses, in one layer, all ranks together
     layers: tuple[RankLayers, ...]
-    narrow_attention: bool = (
-        False  # attention weights of fewer than 16 bits: what goes into a product is quantised first
-    )
+    narrow_attention: bool = False  # attention weights below 16 bits: inputs of a product are quantised first
 
     def distinct_experts(self, tokens: float) -> float:
-        """Expected distinct experts a batch wakes in one layer: E(1 - (1 - k/E)^B)."""
+        """Expected distinct experts that a batch activates in one layer: E(1 - (1 - k/E)^B)."""
         moe = self.model.moe
         if not moe or tokens <= 0:
             return 0.0
         return moe.experts * (1 - float((1 - moe.used / moe.experts) ** tokens))
 
     def expert_bytes_read(self, tokens: float) -> float:
-        """Expert bytes this rank reads in a step of `tokens`, all layers; the fullest rank when experts are whole."""
+        """Expert bytes this rank reads in a step of `tokens`, all layers; with whole experts, of the fullest rank."""
         moe = self.model.moe
         share = self.distinct_experts(tokens) / self.expert_ranks
         if moe and self.whole_experts:
-            # Whole experts land unevenly: the fullest of n ranks holds about sqrt(2 x ln n) more than the mean x.
+            # Whole experts are placed unevenly: the fullest of n ranks holds about sqrt(2 x ln n) more than the mean x.
             uneven = math.sqrt(2 * share * math.log(max(self.expert_ranks, 1)))
             share = min(share + uneven, moe.experts / self.expert_ranks)
         return share * self.expert_bytes * self.model.moe_layers
@@ -63,7 +61,7 @@ class RankWork:
         return tokens * self.expert_flops * self.model.moe_layers / self.expert_ranks
 
     def cache_bytes_read(self, context: float) -> float:
-        """Bytes of cache one query reads on this rank at `context`, all layers; not yet divided by DCP."""
+        """Cache bytes that one query reads on this rank at `context`, all layers, before division by DCP."""
         return sum(
             layers.count
             * (
@@ -76,31 +74,10 @@ class RankWork:
 
 
 def rank_work(model: Model, checkpoint: Checkpoint, recipe: Recipe) -> RankWork:
-    """One rank's share under the recipe's spread."""
-    spread = recipe.parallel
-    tp, dp = max(spread.tp, 1), max(spread.dp, 1)
-    experts = model.experts * model.moe_layers or 1
-    return RankWork(
-        model=model,
-        tp=tp,
-        pp=max(spread.pp, 1),
-        dp=dp,
-        dcp=max(spread.dcp, 1),
-        expert_ranks=tp * dp,
-        whole_experts=spread.ep,
-        dense_bytes=shards.dense_per_rank(model, checkpoint.bytes_by_component, tp),
-        dense_flops=2 * shards.dense_per_rank(model, model.parameters_by_component, tp),
-        expert_bytes=checkpoint.bytes_by_component.get("routed_experts", 0) / experts,
-        expert_flops=2 * model.expert_parameters * model.experts_used,
-        layers=layers_of(model, recipe, tp),
-        narrow_attention=checkpoint.bytes_by_component.get("attention", 0)
-        < 1.5 * model.parameters_by_component.get("attention", 0),
-    )
-
-
-def layers_of(model: Model, recipe: Recipe, tp: int) -> tuple[RankLayers, ...]:
-    """The stack as a rank of `tp` has it."""
-    return tuple(
+    """Return one rank's share under the recipe's parallelism."""
+    parallel, sizes, parameters = recipe.parallel, checkpoint.bytes_by_component, model.parameters_by_component
+    tp, dp = max(parallel.tp, 1), max(parallel.dp, 1)
+    layers = tuple(
         RankLayers(
             kind=each.kind,
             count=each.count,
@@ -110,4 +87,19 @@ def layers_of(model: Model, recipe: Recipe, tp: int) -> tuple[RankLayers, ...]:
             state_bytes=each.kind.state_bytes(tp),
         )
         for each in model.stack
+    )
+    return RankWork(
+        model=model,
+        tp=tp,
+        pp=max(parallel.pp, 1),
+        dp=dp,
+        dcp=max(parallel.dcp, 1),
+        expert_ranks=tp * dp,
+        whole_experts=parallel.ep,
+        dense_bytes=shards.dense_per_rank(model, sizes, tp),
+        dense_flops=2 * shards.dense_per_rank(model, parameters, tp),
+        expert_bytes=sizes.get("routed_experts", 0) / (model.experts * model.moe_layers or 1),
+        expert_flops=2 * model.expert_parameters * model.experts_used,
+        layers=layers,
+        narrow_attention=sizes.get("attention", 0) < 1.5 * parameters.get("attention", 0),
     )

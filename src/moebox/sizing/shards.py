@@ -1,17 +1,20 @@
-"""What lies on which GPU under tensor, pipeline and expert parallelism: facts of the architecture, no engine's room.
+"""What is on which GPU under tensor, pipeline and expert parallelism: facts of the architecture, not of an engine.
 
 Tensor parallelism slices projections by head and experts by width. It cannot slice what every head needs whole: the
-latent down-projections of MLA, the router, the norms, an indexer; those are copied to every rank.
+latent down-projections of MLA, the router, the norms, an indexer. Those are replicated on every rank.
 """
 
 from collections.abc import Mapping
 
-from moebox.core.model import Checkpoint, Component, Model, Moe
+from moebox.core.model import Checkpoint, Component, Model
 from moebox.core.recipe import Parallel
+
+# Quantisation groups along an expert's width that a rank must hold whole; mxfp4 kernels pad instead (vLLM mxfp4.py).
+QUANT_GROUP = {"int4-g32": 32, "nvfp4": 16, "fp8-block": 128}
 
 
 def stage_layers(layers: int, pp: int) -> tuple[int, ...]:
-    """Layers of each stage; what does not divide goes to the later ones but the last (vLLM's get_pp_indices)."""
+    """Layers of each pipeline stage; a remainder goes to the later stages except the last (vLLM's get_pp_indices)."""
     sizes = [layers // pp] * pp
     for extra in range(layers % pp):
         sizes[-2 - extra if pp > 1 else 0] += 1
@@ -27,18 +30,15 @@ def layers_in_stage(model: Model, pp: int, stage: int) -> tuple[int, int]:
 
 
 def replicated_share(model: Model, tp: int) -> float:
-    """The part of the attention weights that every rank of `tp` holds whole."""
-    hidden, total, whole = model.hidden, 0, 0.0
-    for layers in model.stack:
-        total += layers.count * layers.kind.parameters(hidden)
-        whole += layers.count * layers.kind.replicated_parameters(hidden, tp)
-    return whole / total
+    """Share of the attention weights that every rank of `tp` holds whole."""
+    total = sum(layers.count * layers.kind.parameters(model.hidden) for layers in model.stack)
+    return sum(layers.count * layers.kind.replicated_parameters(model.hidden, tp) for layers in model.stack) / total
 
 
 def dense_per_rank(model: Model, sizes: Mapping[Component, int], tp: int) -> float:
-    """Of `sizes` (bytes or parameters of a component), what a rank of `tp` goes through for every token.
+    """Bytes or parameters (`sizes` by component) that one rank of `tp` uses for every token, all layers.
 
-    All layers; routed experts, the embedding, a vision tower and prediction layers are not part of it.
+    Routed experts, the embedding, a vision tower and prediction layers are not included.
     """
     whole = replicated_share(model, tp)
     attention = sizes.get("attention", 0)
@@ -48,7 +48,7 @@ def dense_per_rank(model: Model, sizes: Mapping[Component, int], tp: int) -> flo
 
 
 def absorbed_kv_bytes(model: Model, tp: int, layers: int) -> int:
-    """Bytes of the second copy of kv_b that the absorbed form of MLA decodes with, in bf16."""
+    """Bytes of the second copy of kv_b that absorbed MLA decodes with, in bf16."""
     mla = model.mla
     if mla is None:
         return 0
@@ -59,8 +59,8 @@ def absorbed_kv_bytes(model: Model, tp: int, layers: int) -> int:
 def weights_per_gpu(
     model: Model, checkpoint: Checkpoint, parallel: Parallel, stage: int, *, vision_share: float
 ) -> dict[Component, int]:
-    """Bytes of each component on one rank of a stage; `vision` is the share of the tower it holds."""
-    sizes, tp = checkpoint.bytes_by_component, parallel.tp
+    """Bytes of each component on one rank of a stage; `vision_share` is the part of the vision tower it holds."""
+    sizes, tp, last = checkpoint.bytes_by_component, parallel.tp, stage == parallel.pp - 1
     dense, with_experts = layers_in_stage(model, parallel.pp, stage)
     here = dense + with_experts
     part = here / model.layers
@@ -69,11 +69,11 @@ def weights_per_gpu(
         "attention": sizes.get("attention", 0) * part * (whole + (1 - whole) / tp) + absorbed_kv_bytes(model, tp, here),
         "router": sizes.get("router", 0) * part,
         "norms": sizes.get("norms", 0) * part,
-        "embed": sizes.get("embed", 0) / tp if stage == 0 or (model.tied and stage == parallel.pp - 1) else 0,
-        "lm_head": sizes.get("lm_head", 0) / tp if stage == parallel.pp - 1 else 0,
+        "embed": sizes.get("embed", 0) / tp if stage == 0 or (model.tied and last) else 0,
+        "lm_head": sizes.get("lm_head", 0) / tp if last else 0,
         "vision": sizes.get("vision", 0) * vision_share if stage == 0 else 0,
+        "dense_ffn": sizes.get("dense_ffn", 0) * dense / max(model.layers - model.moe_layers, 1) / tp,
     }
-    out["dense_ffn"] = sizes.get("dense_ffn", 0) * dense / max(model.layers - model.moe_layers, 1) / tp
     if model.moe:
         share = with_experts / model.moe_layers
         out["routed_experts"] = sizes.get("routed_experts", 0) * share * expert_share(model, parallel)
@@ -82,42 +82,27 @@ def weights_per_gpu(
 
 
 def expert_share(model: Model, parallel: Parallel) -> float:
-    """The part of a layer's routed experts on one rank: a slice of each, or whole ones under expert parallelism."""
+    """Share of a layer's routed experts on one rank: a slice of each, or whole ones under expert parallelism."""
     ranks = parallel.tp * parallel.dp
-    assert model.moe is not None
-    return -(-model.moe.experts // ranks) / model.moe.experts if parallel.ep else 1 / ranks
+    return -(-model.experts // ranks) / model.experts if parallel.ep else 1 / ranks
 
 
-def invalid_layout(model: Model, parallel: Parallel, group: int = 1) -> str:
-    """Why the model cannot be cut this way, or ""; `group` is the quantisation's group along an expert's width."""
-    tp, heads = parallel.tp, model.attention.heads
+def invalid_layout(model: Model, checkpoint: Checkpoint, parallel: Parallel) -> str:
+    """Return why the weights cannot be divided this way, or ""."""
+    tp, dcp, dp, heads, gqa, moe = parallel.tp, parallel.dcp, parallel.dp, model.attention.heads, model.gqa, model.moe
+    group = QUANT_GROUP.get(checkpoint.quant, 1)
     if heads % tp:
-        return f"{heads} attention heads do not divide by TP{tp}"
-    if model.gqa and model.gqa.kv_heads % tp and tp % model.gqa.kv_heads:
-        return f"{model.gqa.kv_heads} KV heads and TP{tp} do not divide each other"
+        return f"{heads} attention heads are not divisible by TP{tp}"
+    if gqa and gqa.kv_heads % tp and tp % gqa.kv_heads:
+        return f"neither of {gqa.kv_heads} KV heads and TP{tp} is divisible by the other"
     if parallel.pp > model.layers:
-        return f"{model.layers} layers do not fill {parallel.pp} stages"
-    uncut = _experts_why_not(model.moe, parallel, group) if model.moe else ""
-    return uncut or invalid_dcp(model, parallel)
-
-
-def _experts_why_not(moe: Moe, parallel: Parallel, group: int) -> str:
-    """Why a layer's experts cannot be divided over the ranks, whole ones or slices of each, or ""."""
-    ranks = parallel.tp * parallel.dp
-    if parallel.ep:
-        return f"{moe.experts} experts do not divide by EP{ranks}" if moe.experts % ranks else ""
-    if moe.intermediate % (ranks * group) == 0:
-        return ""
-    name = f"TP{parallel.tp}" if parallel.dp == 1 else f"TP{parallel.tp}×DP{parallel.dp}"
-    return f"an expert's width of {moe.intermediate} does not divide by {name} in groups of {group}"
-
-
-def invalid_dcp(model: Model, parallel: Parallel) -> str:
-    """Why decode context parallelism of this size cannot be, or ""."""
-    dcp, tp = parallel.dcp, parallel.tp
-    if dcp == 1:
-        return ""
+        return f"{model.layers} layers are not enough for {parallel.pp} stages"
+    if moe and parallel.ep and moe.experts % (tp * dp):
+        return f"{moe.experts} experts are not divisible by EP{tp * dp}"
+    if moe and not parallel.ep and moe.intermediate % (tp * dp * group):
+        name = f"TP{tp}" if dp == 1 else f"TP{tp}×DP{dp}"
+        return f"an expert's width of {moe.intermediate} is not divisible by {name} in groups of {group}"
     if tp % dcp:
-        return f"DCP{dcp} does not divide TP{tp}"
-    copies = tp if model.attention.shared_cache else tp // min(tp, model.gqa.kv_heads if model.gqa else tp)
-    return "" if dcp <= copies else f"DCP{dcp} needs that many copies of the cache; TP{tp} holds {copies}"
+        return f"TP{tp} is not divisible by DCP{dcp}"
+    copies = tp if model.attention.shared_cache else tp // min(tp, gqa.kv_heads if gqa else tp)
+    return "" if dcp <= copies else f"DCP{dcp} needs {dcp} copies of the cache; TP{tp} holds {copies}"

@@ -14,8 +14,8 @@ def memory_budget(deployment: Deployment) -> Memory:
     devices, least = [], 2**62
     for place, gpu in enumerate(box.gpus[:tp]):
         weights = {name: size // tp for name, size in checkpoint.bytes_by_component.items()}
-        claim = round(visible_bytes(gpu) * (recipe.memory_utilization or 0.9))
-        left = claim - sum(weights.values())
+        utilized = round(visible_bytes(gpu) * (recipe.memory_utilization or 0.9))
+        left = utilized - sum(weights.values())
         least = min(least, left)
         kv = max(0, left)
         rest = gpu.memory - sum(weights.values()) - kv

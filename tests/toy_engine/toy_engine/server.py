@@ -1,4 +1,4 @@
-"""The toy itself: a server that says which model it has and answers every chat with the same word."""
+"""The toy itself: a server that lists its model and answers every chat with the same word."""
 
 import json
 import sys

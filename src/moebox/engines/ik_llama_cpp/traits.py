@@ -1,4 +1,7 @@
-"""What ik_llama.cpp is."""
+"""What ik_llama.cpp is: the fork of llama.cpp with absorbed MLA and quantisations of its own.
+
+Its server has no RPC workers and no drafts.
+"""
 
 from moebox.core.traits import Traits
 

@@ -1,4 +1,7 @@
-"""What KTransformers is (kvcache-ai/ktransformers, doc/en/kt-kernel, read November 2026)."""
+"""What KTransformers is: the traits of its SGLang fork, with experts in RAM that kt-kernel computes on the CPU.
+
+Read in November 2026 from kvcache-ai/ktransformers, doc/en/kt-kernel.
+"""
 
 from dataclasses import replace
 

@@ -2,23 +2,34 @@
 
     KV budget = free before loading × mem_fraction_static - weights
 
-The rest serves activations, CUDA graphs and the table of requests. Left to itself SGLang picks the fraction from the
-GPU's size and the prefill chunk, and lowers it by a tenth and more for models with a vision tower.
+The rest serves activations, CUDA graphs and the table of requests. By default SGLang picks the fraction from the GPU's
+size and the prefill chunk, and lowers it by a tenth and more for models with a vision tower.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moebox.core.box import Gpu
 from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Component, Model
-from moebox.core.plan import DeviceMemory, Memory
+from moebox.core.plan import ArithmeticLine, DeviceMemory, Memory
 from moebox.core.recipe import Recipe
-from moebox.engines.devices import budget_over_ranks, device_memory
+from moebox.engines.budget import (
+    budget_over_ranks,
+    bytes_line,
+    device_memory,
+    expert_formula,
+    first_gpu,
+    fullest_gpu,
+    stage_note,
+    token_line,
+    weight_lines,
+)
 from moebox.sizing import shards
 from moebox.sizing.constants import GIB, MIB, memory_constant, memory_constant_bytes, reserved_bytes, visible_bytes
 from moebox.sizing.drafts import draft_bytes, draft_token_bytes
-from moebox.sizing.kv import token_bytes, window_bytes
+from moebox.sizing.kv import sequence_bytes, token_bytes
+from moebox.units import format_count
 
 # Prefill chunk and largest graph batch by memory (server_args.py): GiB below which, chunk, batch for TP < 4, for more.
 TIERS = ((20, 2048, 8, 8), (35, 2048, 24, 80), (60, 4096, 32, 160), (160, 8192, 256, 512))
@@ -41,12 +52,11 @@ class SglangNeeds:
 
 
 def memory_budget(deployment: Deployment) -> Memory:
-    """Every GPU's bytes under SGLang, and the tokens the cache holds."""
     return budget_over_ranks(deployment, SglangRanks(deployment))
 
 
 class SglangRanks:
-    """The ranks of one deployment."""
+    """The ranks of one deployment (a RankMemory)."""
 
     def __init__(self, deployment: Deployment) -> None:
         _, self.model, checkpoint, self.recipe = deployment.facts
@@ -54,20 +64,35 @@ class SglangRanks:
         self.needs = [rank_needs(self.model, checkpoint, self.recipe, stage) for stage in stages]
 
     def cache_tokens(self, gpu: Gpu, stage: int) -> int:
-        """Tokens that the cache of a GPU could hold."""
-        return tokens_on_gpu(gpu, self.model, self.recipe, self.needs[stage])
+        """Tokens that the cache of a GPU could hold, times the data-parallel ranks."""
+        needs = self.needs[stage]
+        return max(0, kv_budget(gpu, self.model, self.recipe, needs)) // needs.token * self.recipe.parallel.dp
 
     def missing_bytes(self, gpu: Gpu, stage: int) -> int:
-        """Bytes it lacks for the context."""
-        return _missing(gpu, self.model, self.recipe, self.needs[stage])
+        """Bytes missing for one sequence of the recipe's context, or outside the fraction."""
+        needs, model, recipe = self.needs[stage], self.model, self.recipe
+        inside = recipe.context * needs.token - kv_budget(gpu, model, recipe, needs)
+        rest = free_before_loading(gpu) * (1 - static_fraction(gpu, model, recipe))
+        return max(inside, round(step_bytes(gpu, model, recipe) + needs.draft - rest))
 
     def device_budget(self, gpu: Gpu, stage: int, tokens: int) -> DeviceMemory:
-        """Its budget."""
-        return _device(gpu, self.model, self.recipe, self.needs[stage], tokens)
+        """The budget of one GPU."""
+        needs, free = self.needs[stage], free_before_loading(gpu)
+        activations = step_bytes(gpu, self.model, self.recipe)
+        outside = free - math.floor(free * static_fraction(gpu, self.model, self.recipe))
+        return device_memory(
+            "gpu",
+            gpu.memory,
+            needs.weights,
+            draft=needs.draft,
+            kv=tokens // self.recipe.parallel.dp * needs.token + needs.window,
+            activations=activations,
+            overhead=gpu.memory - free + max(0, outside - activations - needs.draft),
+        )
 
 
 def rank_needs(model: Model, checkpoint: Checkpoint, recipe: Recipe, stage: int) -> SglangNeeds:
-    """What a rank of `stage` takes; the vision tower is loaded whole on every rank, asked for or not."""
+    """Return what a rank of `stage` takes; the vision tower is always loaded whole on every rank."""
     weights = shards.weights_per_gpu(model, checkpoint, recipe.parallel, stage, vision_share=1.0)
     weights["norms"] = weights.get("norms", 0) + memory_constant_bytes("load", "slack")
     if checkpoint.quant == "nvfp4" and "routed_experts" in weights:
@@ -80,19 +105,19 @@ def rank_needs(model: Model, checkpoint: Checkpoint, recipe: Recipe, stage: int)
         weights=weights,
         draft=draft_bytes(model, checkpoint, recipe) if last else 0,
         token=token_bytes(model, recipe, layers) + (draft_token_bytes(model, recipe) if last else 0),
-        window=window_bytes(model, recipe, recipe.max_seqs or 64),
+        window=(recipe.max_seqs or 64) * sequence_bytes(model, recipe),
     )
 
 
 def free_before_loading(gpu: Gpu) -> int:
-    """Bytes SGLang finds free once its process group stands."""
+    """Bytes that SGLang finds free after its process group is set up."""
     return visible_bytes(gpu) - reserved_bytes(gpu) - memory_constant_bytes("sglang", "context")
 
 
 def chunk_and_batch(gpu: Gpu, recipe: Recipe) -> tuple[int, int]:
-    """Prefill chunk in tokens and largest CUDA-graph batch that SGLang takes for this GPU."""
+    """Prefill chunk in tokens and largest CUDA-graph batch that SGLang uses on this GPU."""
     gib = gpu.memory / GIB
-    tier = next(((c, small, large) for below, c, small, large in TIERS if gib < below), LARGEST_TIER)
+    tier = next(((chunk, small, large) for below, chunk, small, large in TIERS if gib < below), LARGEST_TIER)
     return recipe.batched_tokens or tier[0], tier[2] if recipe.parallel.tp >= 4 else tier[1]
 
 
@@ -102,27 +127,22 @@ def static_fraction(gpu: Gpu, model: Model, recipe: Recipe) -> float:
 
 
 def automatic_fraction(gpu: Gpu, model: Model, recipe: Recipe) -> float:
-    """The fraction SGLang picks when it is not told."""
+    """The fraction that SGLang picks by itself; a vision tower lowers it."""
     tokens, batch = chunk_and_batch(gpu, recipe)
     total = gpu.memory / MIB
-    reserve = memory_constant("sglang", "reserve_base") + max(tokens, 2048) * memory_constant(
-        "sglang", "reserve_per_prefill_token"
-    )
+    per_token = memory_constant("sglang", "reserve_per_prefill_token")
+    reserve = memory_constant("sglang", "reserve_base") + max(tokens, 2048) * per_token
     reserve += batch * memory_constant("sglang", "reserve_per_graph_batch")
     reserve += recipe.parallel.tp * recipe.parallel.pp * memory_constant("sglang", "reserve_per_gpu")
     if total > 60 * 1024:
         reserve = max(reserve, memory_constant("sglang", "reserve_least"))
     if recipe.speculate:
         reserve += memory_constant("sglang", "reserve_speculative")
-    return float(round((total - reserve) / total, 3)) * vision_factor(model)
-
-
-def vision_factor(model: Model) -> float:
-    """What a vision tower multiplies the automatic fraction by."""
-    if not model.vision:
-        return 1.0
-    dynamic = 1.0 - 0.1 * (memory_constant("sglang", "vision_tower") - 1.0)
-    return float(memory_constant("sglang", "vision_factor") * max(0.8, min(1.05, dynamic)))
+    vision_factor = 1.0
+    if model.vision:
+        dynamic = 1.0 - 0.1 * (memory_constant("sglang", "vision_tower") - 1.0)
+        vision_factor = float(memory_constant("sglang", "vision_factor") * max(0.8, min(1.05, dynamic)))
+    return float(round((total - reserve) / total, 3)) * vision_factor
 
 
 def kv_budget(gpu: Gpu, model: Model, recipe: Recipe, needs: SglangNeeds) -> int:
@@ -130,38 +150,69 @@ def kv_budget(gpu: Gpu, model: Model, recipe: Recipe, needs: SglangNeeds) -> int
     return math.floor(free_before_loading(gpu) * static_fraction(gpu, model, recipe)) - needs.loaded_bytes
 
 
-def tokens_on_gpu(gpu: Gpu, model: Model, recipe: Recipe, needs: SglangNeeds) -> int:
-    """Tokens the cache holds on one GPU, times the data-parallel ranks."""
-    return max(0, kv_budget(gpu, model, recipe, needs)) // needs.token * recipe.parallel.dp
-
-
-def request_table_bytes(model: Model, recipe: Recipe, tokens: int) -> int:
-    """Bytes of the table from requests to cache slots: one int32 a request and position of the context."""
-    most, least = memory_constant("sglang", "requests_most"), memory_constant("sglang", "requests_least")
-    requests = recipe.max_seqs or min(max(tokens * 512 // max(recipe.context, 1), least), most)
-    return int(requests * (recipe.context + 4) * 4)
-
-
-def _missing(gpu: Gpu, model: Model, recipe: Recipe, needs: SglangNeeds) -> int:
-    one = recipe.context * needs.token
-    inside = one - kv_budget(gpu, model, recipe, needs)
-    rest = free_before_loading(gpu) * (1 - static_fraction(gpu, model, recipe))
-    return max(inside, round(step_bytes(gpu, model, recipe) + needs.draft - rest))
-
-
 def step_bytes(gpu: Gpu, model: Model, recipe: Recipe) -> int:
-    """Bytes a step and its table need outside the fraction."""
+    """Bytes outside the fraction: a step's activations, drafts, and the table from requests to cache slots.
+
+    The table has one int32 per request and position of the context.
+    """
     tokens, _ = chunk_and_batch(gpu, recipe)
     step = tokens * model.hidden * 2 * (model.experts_used + memory_constant("load", "live_copies"))
     draft = memory_constant_bytes("sglang", "draft_activations") if recipe.speculate else 0
-    return int(step + draft + request_table_bytes(model, recipe, recipe.context))
+    most, least = memory_constant("sglang", "requests_most"), memory_constant("sglang", "requests_least")
+    requests = recipe.max_seqs or min(max(recipe.context * 512 // max(recipe.context, 1), least), most)
+    return int(step + draft + int(requests * (recipe.context + 4) * 4))
 
 
-def _device(gpu: Gpu, model: Model, recipe: Recipe, needs: SglangNeeds, tokens: int) -> DeviceMemory:
-    kv = tokens // recipe.parallel.dp * needs.token + needs.window
-    activations = step_bytes(gpu, model, recipe)
-    outside = free_before_loading(gpu) - math.floor(free_before_loading(gpu) * static_fraction(gpu, model, recipe))
-    overhead = gpu.memory - free_before_loading(gpu) + max(0, outside - activations - needs.draft)
-    return device_memory(
-        "gpu", gpu.memory, needs.weights, draft=needs.draft, kv=kv, activations=activations, overhead=overhead
+def memory_lines(deployment: Deployment, memory: Memory) -> tuple[ArithmeticLine, ...]:
+    """Every step from the GPU's size to the tokens of cache, on the GPU that holds the fewest."""
+    _, model, checkpoint, recipe = deployment.facts
+    ranks = SglangRanks(deployment)
+    fullest = fullest_gpu(deployment, ranks)
+    if fullest is None:
+        return ()
+    gpu, stage = fullest
+    needs, free, share = ranks.needs[stage], free_before_loading(gpu), static_fraction(gpu, model, recipe)
+    left = kv_budget(gpu, model, recipe, needs)
+    own = {"vision": f"{checkpoint.bytes_by_component.get('vision', 0):,}, whole on every rank"}
+    if model.moe and checkpoint.quant == "nvfp4":
+        copies = memory_constant("load", "sglang_nvfp4_scale_copies")
+        usual = expert_formula(model, checkpoint, recipe, stage)
+        own["routed_experts"] = f"{usual} × (1 + 1/9 × {copies} scales twice)"
+    table = "data/memory.toml [sglang]"
+    return (
+        bytes_line("free before loading", free, f"{gpu.memory:,} - {gpu.memory - free:,}", table),
+        ArithmeticLine(
+            what="mem_fraction_static",
+            formula="as given" if recipe.memory_utilization else "SGLang's own choice",
+            value=share,
+            unit="",
+            source="SGLang server_args.py",
+        ),
+        *weight_lines(needs.weights, model, checkpoint, recipe, stage, **own),
+        bytes_line("= KV budget", left, f"{free:,} × {share:.6g} - {needs.loaded_bytes:,}"),
+        token_line(model, recipe, needs.token, stage),
+        ArithmeticLine(
+            what="KV tokens",
+            formula=f"floor({left:,} / {needs.token:,})" + stage_note(recipe, stage),
+            value=ranks.cache_tokens(gpu, stage),
+            unit="tokens",
+            source="SGLang model_runner.py",
+        ),
+        bytes_line("left to a step", step_bytes(gpu, model, recipe), "activations, request table, drafts"),
     )
+
+
+def setting_reasons(deployment: Deployment, memory: Memory) -> list[str]:
+    """Why mem_fraction_static is set, if SGLang's own choice would hold another number of tokens."""
+    box, model, _, recipe = deployment.facts
+    gpu = first_gpu(box, recipe)
+    if gpu is None:
+        return []
+    automatic = automatic_fraction(gpu, model, recipe)
+    unset = memory_budget(deployment.with_recipe(replace(recipe, memory_utilization=None)))
+    if unset.kv_tokens == memory.kv_tokens:
+        return []
+    return [
+        f"mem_fraction_static {recipe.memory_utilization:g} is set: by default SGLang would use {automatic:.3f} "
+        f"and hold {format_count(unset.kv_tokens)} tokens instead of {format_count(memory.kv_tokens)}"
+    ]

@@ -33,7 +33,7 @@ TRAITS = Traits(
     step_tokens=8192,
     eager_flag="enforce-eager",
     needs_parser_flags=True,
-    # vLLM shows tools to the model even under tool_choice "none" unless told not to; then its call comes out as text.
+    # vLLM shows tools to the model even under tool_choice "none" unless a flag hides them; its call is then text.
     tools_under_none="flag",
     hide_tools_flag="exclude-tools-when-tool-choice-none",
     cached_tokens_flag="enable-prompt-tokens-details",

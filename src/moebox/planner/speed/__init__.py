@@ -1,6 +1,6 @@
-"""How fast a recipe runs on a box: seconds for a step from bytes moved and operations done.
+"""How fast a recipe runs on a box: seconds of a step from bytes moved and operations done.
 
-`Speed.of` puts facts and fitted constants together; `step` and `host` hold the arithmetic. Nothing here knows about
+`Speed.for_deployment` combines facts and fitted constants; `step` and `host` hold the arithmetic. Nothing here knows
 queues or requests; that is `simulate`.
 """
 
@@ -12,20 +12,19 @@ from moebox.core.plan import ArithmeticLine
 from moebox.engines import modules
 from moebox.errors import BadInput
 from moebox.planner.speed import constants as tables
-from moebox.planner.speed.explain import explain_measured, explain_step
-from moebox.planner.speed.guessed import AssumedRam, assumed_ram
-from moebox.planner.speed.host import HybridStep, make_hybrid_step
+from moebox.planner.speed.explain import explain_measured_step, explain_step
+from moebox.planner.speed.host import AssumedRam, HybridStep, assumed_ram, make_hybrid_step
 from moebox.planner.speed.links import make_fabric
-from moebox.planner.speed.measured import RANGE_SIGMAS, MeasuredSpeed, find_measured
+from moebox.planner.speed.measured import RANGE_SIGMAS, MeasuredSpeed, find_measured_speed
 from moebox.planner.speed.step import GpuStep
 from moebox.sizing import kv
 from moebox.sizing.rank import rank_work
 
-DEFAULT_CHUNK = 8192  # prompt tokens a step where nothing says otherwise
+DEFAULT_CHUNK = 8192  # prompt tokens per step
 EAGER_FLAGS = ("enforce-eager", "disable-cuda-graph")
-# Of a CPU without GPUs, where attention is the CPU's too (standard deviation of the logarithm): there are no published
+# Of a CPU without GPUs, which also computes attention (standard deviation of the logarithm): there are no published
 # rows, and the rehearsal model ran at a quarter of its forecast on one of two machines, at the forecast on the other.
-ALONE_SPREAD = 1.0
+CPU_ONLY_SPREAD = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,110 +36,90 @@ class Speed:
     chunk_tokens: int = DEFAULT_CHUNK
     decode_spread: float = 0.3
     prefill_spread: float = 0.3
-    host_spread: float = 0.0  # between hosts alike on paper
-    cpu_only_spread: float = 0.0  # of a CPU without GPUs
+    host_spread: float = 0.0  # between hosts with the same specification
+    cpu_only_spread: float = 0.0
     unified_spread: float = 0.0  # on memory shared with the CPU, of which few results are published
-    assumed_ram: AssumedRam | None = None  # RAM's bandwidth, where nobody said it
-    steps_away: int = 0  # steps from the nearest measured engine and generation
+    assumed_ram: AssumedRam | None = None  # if the RAM's bandwidth is unknown
+    steps_away: int = 0  # from the nearest measured engine and generation
     request_s: float = 0.01  # HTTP, tokenizer and scheduling of a request before its first step
     intake_s: float = 0.001  # between two requests that arrive together
     token_bytes: float = 0.0  # of cache for one token
-    measured: MeasuredSpeed | None = None  # steps timed on this box, which stand instead of the fitted ones
+    measured: MeasuredSpeed | None = None  # steps timed on this box, which replace the fitted ones
 
     @property
     def calibration_text(self) -> str:
-        """The calibration that it was measured by, in words; "" where it is fitted."""
+        """The calibration that it was measured by; "" if it is fitted."""
         return self.measured.text if self.measured else ""
 
     @classmethod
     def for_deployment(cls, deployment: Deployment) -> "Speed":
-        """The model for a recipe on its box: measured there by a rehearsal, or else fitted to published rows."""
-        speed = cls.from_published(deployment)
+        """Return the speed model: measured on the box by a calibration, or else fitted to published rows."""
+        speed = cls.from_published_rows(deployment)
         box, model, checkpoint, recipe = deployment.facts
-        found = find_measured(box, model, checkpoint, recipe, chunk=speed.chunk_tokens)
+        found = find_measured_speed(box, model, checkpoint, recipe, chunk=speed.chunk_tokens)
         if found is None:
             return speed
-        return replace(
-            speed,
-            measured=found,
-            decode_spread=found.decode_spread,
-            prefill_spread=found.prefill_spread,
-            steps_away=0,
-        )
+        decode, prefill = found.decode_spread, found.prefill_spread
+        return replace(speed, measured=found, decode_spread=decode, prefill_spread=prefill, steps_away=0)
 
     @classmethod
-    def from_published(cls, deployment: Deployment) -> "Speed":
-        """The model from constants fitted to published rows, whatever was measured on the box."""
-        return cls._sharing(deployment) if deployment.engine.offloads_experts else cls._serving(deployment)
-
-    @classmethod
-    def _sharing(cls, deployment: Deployment) -> "Speed":
-        """Of an engine that shares the work between CPU and GPUs."""
+    def from_published_rows(cls, deployment: Deployment) -> "Speed":
+        """Return the speed model from constants fitted to published rows, ignoring calibrations of the box."""
         box, model, checkpoint, recipe = deployment.facts
-        constants = tables.host_efficiency(recipe.engine)
-        apart = tables.unified_memory()
-        if box.has_unified_memory:
-            constants = replace(constants, gpu_bw=apart.rate)
-        shared = make_hybrid_step(box, model, checkpoint, recipe, constants)
-        return cls(
-            unified_spread=apart.spread_sharing * box.has_unified_memory,
-            assumed_ram=assumed_ram(box, shared),
-            hybrid_step=shared,
-            chunk_tokens=shared.ubatch,
-            token_bytes=kv.token_bytes(model, recipe),
-            decode_spread=constants.decode_spread,
-            prefill_spread=constants.prefill_spread,
-            host_spread=tables.spread_between_hosts(constants, 0),
-            cpu_only_spread=0.0 if box.gpus else ALONE_SPREAD,
-        )
-
-    @classmethod
-    def _serving(cls, deployment: Deployment) -> "Speed":
-        """Of an engine that serves from GPUs alone."""
-        box, model, checkpoint, recipe = deployment.facts
+        unified = tables.unified_memory()
+        if deployment.engine.offloads_experts:
+            host = tables.host_efficiency(recipe.engine)
+            if box.has_unified_memory:
+                host = replace(host, gpu_bw=unified.rate)
+            hybrid_step = make_hybrid_step(box, model, checkpoint, recipe, host)
+            return cls(
+                hybrid_step=hybrid_step,
+                chunk_tokens=hybrid_step.ubatch,
+                token_bytes=kv.token_bytes(model, recipe),
+                decode_spread=host.decode_spread,
+                prefill_spread=host.prefill_spread,
+                host_spread=tables.spread_between_hosts(host, 0),
+                cpu_only_spread=0.0 if box.gpus else CPU_ONLY_SPREAD,
+                unified_spread=unified.spread_sharing * box.has_unified_memory,
+                assumed_ram=assumed_ram(box, hybrid_step),
+            )
         gpu = deployment.smallest_gpu
         if gpu is None:
             raise BadInput(f"{recipe.engine} needs a GPU, and there is none", hint="--box names the box it is for")
         if gpu.unified:
-            gpu = replace(gpu, bandwidth=round(gpu.bandwidth * tables.unified_memory().rate))
-        row, away = tables.find_efficiency(recipe.engine, recipe.runtime.preset, gpu.generation)
-        row = tables.widen_spread(row, away)
-        step = GpuStep(
+            gpu = replace(gpu, bandwidth=round(gpu.bandwidth * unified.rate))
+        engine, version, generation = recipe.engine, recipe.engine_version, gpu.generation
+        row, away = tables.find_efficiency(engine, recipe.runtime.preset, generation)
+        drafts = recipe.speculate and recipe.draft_tokens
+        gpu_step = GpuStep(
             rank=rank_work(model, checkpoint, recipe),
             gpu=gpu,
             constants=row,
-            kernel=tables.find_expert_kernel(
-                checkpoint.quant, gpu.generation, recipe.engine, model.architecture, recipe.engine_version
-            ),
+            kernel=tables.find_expert_kernel(checkpoint.quant, generation, engine, model.architecture, version),
             fabric=make_fabric(box, gpu, row, recipe.parallel),
-            draft=tables.draft_cost(recipe.speculate.method) if recipe.speculate and recipe.draft_tokens else None,
+            draft=tables.draft_cost(recipe.speculate.method) if recipe.speculate and drafts else None,
             draft_tokens=recipe.draft_tokens,
             graphs=not any(recipe.flags.get(name) for name in EAGER_FLAGS),
             host_factor=1 / tables.find_cpu(box.cpu.model).host,
-            overhead=tables.find_overhead(recipe.engine, recipe.engine_version),
-            fused_norms=tables.has_fused_norms(
-                recipe.engine, recipe.engine_version, gpu.generation, model.architecture
-            ),
+            overhead=tables.find_overhead(engine, version),
+            fused_norms=tables.has_fused_norms(engine, version, generation, model.architecture),
         )
+        wider = tables.STEP_AWAY**away
         return cls(
-            gpu_step=step,
-            chunk_tokens=modules.schedule_module(recipe.engine).step_tokens(recipe, gpu),
+            gpu_step=gpu_step,
+            chunk_tokens=modules.behaviour_module(engine).step_tokens(recipe, gpu),
             request_s=row.request_ms * 1e-3,
-            intake_s=tables.intake_ms(recipe.engine) * 1e-3,
+            intake_s=tables.intake_ms(engine) * 1e-3,
             token_bytes=kv.token_bytes(model, recipe),
-            decode_spread=row.decode_spread,
-            prefill_spread=row.prefill_spread,
+            decode_spread=row.decode_spread * wider,
+            prefill_spread=row.prefill_spread * wider,
             host_spread=tables.spread_between_hosts(row, away),
             steps_away=away,
-            unified_spread=tables.unified_memory().spread * gpu.unified,
+            unified_spread=unified.spread * gpu.unified,
         )
 
-    def step_s(self, batch: float, context: float, fresh: float = 0.0, past: float = 0.0) -> float:
-        """Seconds of a step that decodes `batch` sequences at `context` and reads `fresh` prompt tokens."""
-        return sum(self.step_parts(batch, context, fresh, past).values())
-
     def step_parts(self, batch: float, context: float, fresh: float = 0.0, past: float = 0.0) -> dict[str, float]:
-        """The same by part."""
+        """Seconds by part of a step that decodes `batch` sequences at `context` and reads `fresh` prompt tokens."""
         if self.measured:
             return {"measured": self.measured.step_s(batch, context, fresh, past)}
         if self.gpu_step:
@@ -148,36 +127,48 @@ class Speed:
         assert self.hybrid_step is not None
         return self.hybrid_step.step_parts(batch, context, fresh, past)
 
+    def step_s(self, batch: float, context: float, fresh: float = 0.0, past: float = 0.0) -> float:
+        return sum(self.step_parts(batch, context, fresh, past).values())
+
     @property
     def tokens_per_step(self) -> float:
-        """Expected tokens a sequence gains in a step."""
+        """Expected tokens that a sequence gains in a step."""
         return self.gpu_step.tokens_per_step if self.gpu_step else 1.0
 
     def draft_slowdown(self, rank: float) -> float:
-        """TPOT of the request at `rank` (0 to 1) of all over the mean: drafts suit some requests better than others."""
+        """TPOT of the request at `rank` (0 to 1) over the mean: drafts suit some requests better than others."""
         return self.gpu_step.draft_slowdown(rank) if self.gpu_step else 1.0
 
     def with_acceptance(self, share: float) -> "Speed":
-        """The same where `share` of the draft tokens are accepted, over all of them as servers report it."""
+        """Return the model with `share` of all draft tokens accepted, as servers report it."""
         return replace(self, gpu_step=self.gpu_step.with_acceptance(share)) if self.gpu_step else self
 
     def decode_tok_s(self, batch: int, context: int) -> float:
-        """Tokens a second of all sequences together."""
+        """Tokens per second of all sequences together."""
         return batch * self.tokens_per_step / self.step_s(batch, context)
 
     def prefill_s(self, tokens: int, context: int = 0) -> float:
-        """Seconds to read a prompt of `tokens` after `context` tokens that are cached, alone on the machine."""
-        return _prefill(self, tokens, context)
+        """Seconds to read a prompt of `tokens` after `context` cached tokens, alone on the machine.
+
+        Whole chunks, then the rest; of many chunks the mean of the first and the last (attention is linear).
+        """
+        chunk = self.chunk_tokens
+        whole, rest = divmod(tokens, chunk)
+        seconds = self.step_s(0, 0, rest, context + whole * chunk) if rest else 0.0
+        if whole:
+            first = self.step_s(0, 0, chunk, context)
+            last = self.step_s(0, 0, chunk, context + (whole - 1) * chunk)
+            seconds += whole * (first + last) / 2
+        return seconds
 
     def prefills_s(self, tokens: int, prompts: int) -> float:
-        """Seconds to read `prompts` of `tokens` each that came together: a step takes as many as it has room for."""
+        """Seconds to read `prompts` of `tokens` each that arrived together: a step reads as many as it has room for."""
         together = min(max(self.chunk_tokens // max(tokens, 1), 1), prompts)
         if together == 1:
             return prompts * self.prefill_s(tokens)
         return prompts / together * self.step_s(0, 0, together * tokens)
 
     def prefill_tok_s(self, tokens: int) -> float:
-        """Prompt tokens a second for one prompt."""
         return tokens / self.prefill_s(tokens) if tokens else 0.0
 
     @property
@@ -187,61 +178,45 @@ class Speed:
 
     @property
     def prefill_range(self) -> tuple[float, float]:
-        """The same for prompts."""
+        """Factors on prompt speed between which four of five rows of another host lie."""
         return self.range_factors(prompts=True)
 
     def prompt_range(self, tokens: int) -> tuple[float, float]:
-        """The same for prompts of that length: what was measured tells them apart."""
-        return _band(self.measured.prompt_spread(tokens)) if self.measured else self.prefill_range
+        """Factors on the speed of prompts of one length: measured speeds have a range for each."""
+        return _factors(self.measured.prompt_spread(tokens)) if self.measured else self.prefill_range
 
     def range_factors(self, *, prompts: bool = False, fitted_hosts: bool = False) -> tuple[float, float]:
-        """Factors on a rate between which four of five rows lie; `fitted`: rows of the hosts that were fitted to."""
+        """Factors on a rate between which four of five rows lie, on any host or on those that were fitted."""
         spread = self.prefill_spread if prompts else self.decode_spread
         if fitted_hosts or self.measured:
-            return _band(spread)
-        low, high = _band(math.hypot(spread, self.host_spread, self.unified_spread, self.cpu_only_spread))
-        least, most = self.assumed_ram.range_factors(prompts=prompts) if self.assumed_ram else (1.0, 1.0)
-        return low * least, high * most
-
-    @property
-    def range_basis(self) -> str:
-        """What the band rests on, in words."""
-        return self.basis_text()
+            return _factors(spread)
+        low, high = _factors(math.hypot(spread, self.host_spread, self.unified_spread, self.cpu_only_spread))
+        slower, faster = self.assumed_ram.range_factors(prompts=prompts) if self.assumed_ram else (1.0, 1.0)
+        return low * slower, high * faster
 
     def basis_text(self, *, prompts: bool = False) -> str:
-        """The same for prompts or for decoding; a guess is told where the band has it."""
+        """What the range of decoding, or of prompts, is based on."""
         if self.measured:
             return ""
         if self.cpu_only_spread:
-            return "nobody has published results of a CPU without a GPU"
+            return "no published results of a CPU without a GPU"
         if self.assumed_ram and self.assumed_ram.range_factors(prompts=prompts) != (1.0, 1.0):
             return self.assumed_ram.text
         if self.unified_spread:
             return "few results are published for memory shared with the CPU, and they differ"
         if self.steps_away:
-            return "no published results for this engine on these GPUs, the nearest ones stand in"
+            return "no published results for this engine on these GPUs, the nearest ones are used"
         return "80% of results on other hosts"
 
     def explain_lines(self, batch: int, context: int) -> tuple[ArithmeticLine, ...]:
         """The arithmetic of a decode step, line by line."""
         if self.measured:
-            return explain_measured(self.measured, batch, context, self.decode_range)
-        return explain_step(
-            self.gpu_step, self.hybrid_step, batch, context, self.tokens_per_step, self.decode_range, self.range_basis
-        )
+            return explain_measured_step(self.measured, batch, context, self.decode_range)
+        step, gain = self.gpu_step or self.hybrid_step, self.tokens_per_step
+        assert step is not None
+        return explain_step(step, batch, context, gain, self.decode_range, self.basis_text())
 
 
-def _band(spread: float) -> tuple[float, float]:
+def _factors(spread: float) -> tuple[float, float]:
     factor = math.exp(RANGE_SIGMAS * spread)
     return 1 / factor, factor
-
-
-def _prefill(speed: Speed, tokens: int, context: int) -> float:
-    """Whole pieces, then the rest; long prompts in closed form of the first and last piece (attention is linear)."""
-    whole, rest = divmod(tokens, speed.chunk_tokens)
-    seconds = speed.step_s(0, 0, rest, context + whole * speed.chunk_tokens) if rest else 0.0
-    if whole:
-        first = speed.step_s(0, 0, speed.chunk_tokens, context)
-        last = speed.step_s(0, 0, speed.chunk_tokens, context + (whole - 1) * speed.chunk_tokens)
-        seconds += whole * (first + last) / 2
-    return seconds

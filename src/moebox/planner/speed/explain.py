@@ -1,88 +1,96 @@
-"""The arithmetic of a decode step as lines a person can check with a calculator."""
+"""The arithmetic of a decode step as lines that users can check with a calculator."""
 
-from moebox.core.box import Gpu
 from moebox.core.plan import ArithmeticLine
 from moebox.planner.speed.constants import unified_memory
 from moebox.planner.speed.host import HybridStep
 from moebox.planner.speed.measured import MeasuredSpeed
 from moebox.planner.speed.step import GpuStep
 
+Formulas = dict[str, tuple[str, str]]  # part to its formula and the source of its constants
+
 
 def explain_step(
-    gpu_step: GpuStep | None,
-    shared: HybridStep | None,
-    batch: int,
-    context: int,
-    gain: float,
-    band: tuple[float, float],
-    basis: str,
+    step: GpuStep | HybridStep, batch: int, context: int, gain: float, factors: tuple[float, float], basis: str
 ) -> tuple[ArithmeticLine, ...]:
-    """Every part of a step with its formula and where its constants come from, then the sum and the rate."""
-    if gpu_step is not None:
-        parts, wording = gpu_step.step_parts(batch, context), _on_gpus(gpu_step, batch, context)
+    """Return every part of a step with its formula and source, then the sum and the rate with its range."""
+    if isinstance(step, GpuStep):
+        parts, formulas = step.step_parts(batch, context), _gpu_formulas(step, batch, context)
     else:
-        assert shared is not None
-        parts, wording = shared.decode_parts(batch, context), _in_ram(shared, batch, context)
+        parts, formulas = step.decode_parts(batch, context), _hybrid_formulas(step, batch, context)
     lines = []
     for name, seconds in parts.items():
-        formula, source = wording.get(name, ("", ""))
+        formula, source = formulas.get(name, ("", ""))
         lines.append(ArithmeticLine(what=name, formula=formula, value=seconds * 1e3, unit="ms", source=source))
-    step = sum(parts.values())
-    lines.append(ArithmeticLine(what="step", formula="sum of the above", value=step * 1e3, unit="ms"))
-    rate = batch * gain / step
-    lines.append(ArithmeticLine(what="decode", formula=f"{batch} × {gain:.2f} tokens / step", value=rate, unit="tok/s"))
-    lines.append(
-        ArithmeticLine(
-            what="band",
-            formula=f"× {band[0]:.2f} … × {band[1]:.2f}; {basis}",
-            value=rate * band[0],
-            unit="tok/s",
-            source=f"to {rate * band[1]:,.1f} tok/s",
-        )
-    )
-    return tuple(lines)
-
-
-def explain_measured(
-    measured: MeasuredSpeed, batch: int, context: int, band: tuple[float, float]
-) -> tuple[ArithmeticLine, ...]:
-    """A step that was timed on the box: the depths it comes from, then the rate."""
-    seconds = measured.step_s(batch, context)
-    rate = batch / seconds
+    total = sum(parts.values())
+    rate, (low, high) = batch * gain / total, factors
+    decode = f"{batch} × {gain:.2f} tokens / step"
     return (
+        *lines,
+        ArithmeticLine(what="step", formula="sum of the above", value=total * 1e3, unit="ms"),
+        ArithmeticLine(what="decode", formula=decode, value=rate, unit="tok/s"),
         ArithmeticLine(
-            what="step", formula=measured.text, value=seconds * 1e3, unit="ms", source=measured.calibration.id
+            what="range",
+            formula=f"× {low:.2f} … × {high:.2f}; {basis}",
+            value=rate * low,
+            unit="tok/s",
+            source=f"to {rate * high:,.1f} tok/s",
         ),
-        ArithmeticLine(what="decode", formula=f"{batch} tokens / step", value=rate, unit="tok/s"),
-        ArithmeticLine(what="band", formula=f"× {band[0]:.2f} … × {band[1]:.2f}", value=rate * band[0], unit="tok/s"),
     )
 
 
-def _on_gpus(step: GpuStep, batch: int, context: int) -> dict[str, tuple[str, str]]:
-    """Each part as a formula in milliseconds (MB / (GB/s) and GFLOP / (TFLOP/s) are such), then what it stands for."""
-    rank, c, gpu, model = step.rank, step.constants, step.gpu, step.rank.model
+def explain_measured_step(
+    measured: MeasuredSpeed, batch: int, context: int, factors: tuple[float, float]
+) -> tuple[ArithmeticLine, ...]:
+    """Return the lines of a step that was timed on the box: the depths it comes from, then the rate."""
+    seconds, (low, high) = measured.step_s(batch, context), factors
+    rate, source = batch / seconds, measured.calibration.id
+    return (
+        ArithmeticLine(what="step", formula=measured.text, value=seconds * 1e3, unit="ms", source=source),
+        ArithmeticLine(what="decode", formula=f"{batch} tokens / step", value=rate, unit="tok/s"),
+        ArithmeticLine(what="range", formula=f"× {low:.2f} … × {high:.2f}", value=rate * low, unit="tok/s"),
+    )
+
+
+def _gpu_formulas(step: GpuStep, batch: int, context: int) -> Formulas:
+    """Each part as a formula in milliseconds (MB / (GB/s) and GFLOP / (TFLOP/s) are such), then its meaning."""
+    rank, c, gpu, model, kernel = step.rank, step.constants, step.gpu, step.rank.model, step.kernel
     here = max(batch / (rank.pp * rank.dp), 1.0)  # stages and data-parallel groups work at the same time
     tokens = here * (1 + step.draft_tokens)
     memory, compute = f"{gpu.bandwidth / 1e9:.0f} GB/s", f"{gpu.bf16 / 1e12:.1f} TFLOP/s"
-    work = step.dense_seconds(tokens) * 1e3
+    dense = step.dense_seconds(tokens) * 1e3
     size = tokens * model.hidden * 2
-    one = step.fabric.all_reduce(rank.tp, size) * 1e3
-    rest = step.all_reduce_seconds(tokens) * 1e3 - 2 * model.layers * one
+    reduce = step.fabric.all_reduce(rank.tp, size) * 1e3
+    rest = step.all_reduce_seconds(tokens) * 1e3 - 2 * model.layers * reduce
     attention = " + ".join(
         f"{layers.count} × {step.layer_attention(layers, here, context) * 1e3:.6f} ms" for layers in rank.layers
     )
-    texts = {
-        "host": _host(step, here),
+    shared = f"; its memory at {unified_memory().rate} of the datasheet's rate" if gpu.unified else ""
+    shared_source = f"; shared memory: {unified_memory().source}" if gpu.unified else ""
+    host, host_source = (
+        f"{c.step_us / 1e3:.4f} ms × {step.host_factor:.4f}; scheduling and sampling, for this CPU",
+        c.source,
+    )
+    if step.overhead:
+        added = f"{step.overhead.step_us / 1e3:.4f} ms + {here:g} × {step.overhead.sequence_us / 1e3:.4f} ms"
+        host = (
+            f"({c.step_us / 1e3:.4f} ms + {added}) × {step.host_factor:.4f}; scheduling and sampling, for this CPU, "
+            f"before {step.overhead.before}"
+        )
+        host_source = step.overhead.source
+    others = step.step_parts(batch, context)
+    device = sum(value for name, value in others.items() if name != "waiting for launches") * 1e3
+    launches = f"{step.kernel_layers:.2f} × {c.eager_us / 1e3:.5f} ms × {step.host_factor:.4f}"
+    formulas = {
+        "host": (host, host_source),
         "small kernels": (
-            f"√(({step.kernel_layers:.1f} × {c.layer_us / 1e3:.6f} ms)² + ({work:.6f} ms)²) - {work:.6f} ms; "
+            f"√(({step.kernel_layers:.1f} × {c.layer_us / 1e3:.6f} ms)² + ({dense:.6f} ms)²) - {dense:.6f} ms; "
             "reading weights hides a part of it",
             c.source,
         ),
         "dense weights": (
             f"√(({rank.dense_bytes / 1e6:.3f} MB / ({memory} × {c.dense_bw:.4f}))² + "
-            f"({tokens:g} × {rank.dense_flops / 1e9:.5f} GFLOP / ({compute} × {c.gemm:.4f}))²); of one rank"
-            f"{_of_paper(gpu)}",
-            _with_memory(gpu, c.source),
+            f"({tokens:g} × {rank.dense_flops / 1e9:.5f} GFLOP / ({compute} × {c.gemm:.4f}))²); of one rank{shared}",
+            f"{c.source}{shared_source}",
         ),
         "attention": (
             f"{attention or '0'}; {tokens:g} queries at {context} tokens / DCP {rank.dcp}, heads padded to "
@@ -90,99 +98,61 @@ def _on_gpus(step: GpuStep, batch: int, context: int) -> dict[str, tuple[str, st
             c.source,
         ),
         "all-reduce": (
-            f"2 × {model.layers} × {one:.6f} ms + {rest:.6f} ms; {size:,.0f} B over {rank.tp} ranks, "
+            f"2 × {model.layers} × {reduce:.6f} ms + {rest:.6f} ms; {size:,.0f} B over {rank.tp} ranks, "
             f"{step.fabric.rate * step.fabric.wire.bus / 1e9:.1f} GB/s bus",
             step.fabric.wire.source,
         ),
         "context parallel": (
-            f"{model.layers} × {step.context_parallel_seconds(tokens) * 1e3 / model.layers:.6f} ms; "
-            f"queries and outputs of {rank.dcp} ranks gathered",
+            f"{model.layers} × {step.context_parallel_seconds(tokens) * 1e3 / model.layers:.6f} ms; queries and "
+            f"outputs of {rank.dcp} ranks gathered",
             step.fabric.wire.source,
         ),
         "waiting for stages": (f"{step.stage_loss(batch):.0%} of the above, {rank.pp} stages", "assumed"),
-        "waiting for launches": _launches(step, batch, context),
+        "waiting for launches": (
+            f"(({launches})⁴ + ({device:.6f} ms)⁴)^¼ - {device:.6f} ms; the host launches each kernel, no graphs",
+            c.source,
+        ),
     }
     if model.moe:
-        texts["experts"] = _experts(step, tokens * rank.dp, memory, compute)
+        routed, share = tokens * rank.dp, min(kernel.bandwidth * c.experts, 1)
+        distinct = f"{model.moe.experts}(1-(1-{model.moe.used}/{model.moe.experts})^{routed:g})"
+        formulas["experts"] = (
+            f"{model.moe_layers} × {kernel.fixed_us / 1e3:.5f} ms + "
+            f"√(({rank.expert_bytes_read(routed) / 1e6:.3f} MB / ({memory} × {share:.4f}))² + "
+            f"({rank.expert_step_flops(routed) / 1e9:.4f} GFLOP / ({compute} × {kernel.flops:.4f}))²); "
+            f"{distinct} = {rank.distinct_experts(routed):.1f} experts a layer",
+            f"{kernel.source}{shared_source}",
+        )
     if step.draft:
-        each = step.draft_seconds(here, 0.0) * 1e3 / max(step.draft_tokens, 1)
-        texts["draft"] = (f"{step.draft_tokens} × {each:.6f} ms; one pass for each draft token", step.draft.source)
-    return texts
+        each = step.draft_seconds(here) * 1e3 / max(step.draft_tokens, 1)
+        formulas["draft"] = (f"{step.draft_tokens} × {each:.6f} ms; one pass for each draft token", step.draft.source)
+    return formulas
 
 
-def _of_paper(gpu: Gpu) -> str:
-    """Of shared memory the step has what a kernel reads, not the datasheet's rate."""
-    return f"; its memory at {unified_memory().rate} of the datasheet's rate" if gpu.unified else ""
-
-
-def _with_memory(gpu: Gpu, source: str) -> str:
-    return f"{source}; shared memory: {unified_memory().source}" if gpu.unified else source
-
-
-def _launches(step: GpuStep, batch: float, context: int) -> tuple[str, str]:
-    rest = sum(value for name, value in step.step_parts(batch, context).items() if name != "waiting for launches") * 1e3
-    each = f"{step.kernel_layers:.2f} × {step.constants.eager_us / 1e3:.5f} ms × {step.host_factor:.4f}"
-    text = f"(({each})⁴ + ({rest:.6f} ms)⁴)^¼ - {rest:.6f} ms; the host launches kernels one by one, no graphs"
-    return text, step.constants.source
-
-
-def _host(step: GpuStep, batch: float) -> tuple[str, str]:
-    base, more = f"{step.constants.step_us / 1e3:.4f} ms", step.overhead
-    if more is None:
-        return f"{base} × {step.host_factor:.4f}; scheduling and sampling, for this CPU", step.constants.source
-    added = f"{more.step_us / 1e3:.4f} ms + {batch:g} × {more.sequence_us / 1e3:.4f} ms"
-    text = f"({base} + {added}) × {step.host_factor:.4f}; scheduling and sampling, for this CPU, before {more.before}"
-    return text, more.source
-
-
-def _experts(step: GpuStep, tokens: float, memory: str, compute: str) -> tuple[str, str]:
-    rank, kernel, moe = step.rank, step.kernel, step.rank.model.moe
-    assert moe is not None
-    share = min(kernel.bandwidth * step.constants.experts, 1)
-    return (
-        f"{rank.model.moe_layers} × {kernel.fixed_us / 1e3:.5f} ms + "
-        f"√(({rank.expert_bytes_read(tokens) / 1e6:.3f} MB / ({memory} × {share:.4f}))² + "
-        f"({rank.expert_step_flops(tokens) / 1e9:.4f} GFLOP / ({compute} × {kernel.flops:.4f}))²); "
-        f"{moe.experts}(1-(1-{moe.used}/{moe.experts})^{tokens:g}) = "
-        f"{rank.distinct_experts(tokens):.1f} experts a layer",
-        _with_memory(step.gpu, kernel.source),
-    )
-
-
-def _in_ram(shared: HybridStep, batch: int, context: int) -> dict[str, tuple[str, str]]:
-    c, each = shared.constants, shared.rank.expert_bytes / 1e6
-    woken = shared.distinct_experts(batch)
-    device = shared.gpu.bandwidth * c.gpu_bw * shared.ranks if shared.gpu else shared.ram_rate
-    source = _with_memory(shared.gpu, c.source) if shared.gpu else c.source
-    dense = f"{shared.rank.dense_bytes / 1e9:.2f} GB / {device / 1e9:.0f} GB/s"
-    if not shared.gpu and batch > 1 and not c.shares_unpacking:
-        dense = f"{batch} × {dense}; each token unpacks them"
-    return {
-        "experts in RAM": (_expert_layers(shared, batch), source),
-        "experts on GPUs": (
-            f"{shared.layers_on_gpus} layers × {woken:.1f} × {each:.2f} MB / {device / 1e9:.0f} GB/s",
-            source,
-        ),
-        "dense weights": (dense, source),
-        "fixed": (f"{shared.model.layers} layers × {c.gpu_layer_us:.0f} us", source),
-        "attention": (_cache(shared, batch, context), source),
-        "network": (shared.hops.formula(batch, context) if shared.hops else "", "llama.cpp's ggml-rpc.cpp, counted"),
-    }
-
-
-def _expert_layers(shared: HybridStep, batch: int) -> str:
-    c, each = shared.constants, shared.rank.expert_bytes / 1e6
-    moe, layers = shared.model.moe, f"{shared.layers_in_ram:g} layers"
+def _hybrid_formulas(step: HybridStep, batch: int, context: int) -> Formulas:
+    """Each part of a CPU+GPU step as a formula."""
+    c, moe, expert = step.constants, step.model.moe, f"{step.rank.expert_bytes / 1e6:.2f} MB"
+    activated, gpu_rate = step.rank.distinct_experts(batch), f"{step.gpu_rate / 1e9:.0f} GB/s"
+    source = c.source
+    if step.gpu and step.gpu.unified:
+        source = f"{source}; shared memory: {unified_memory().source}"
     if batch > 1 and moe and not c.shares_unpacking:
-        rate = f"{shared.unpack_rate / 1e9:.0f} GB/s"
-        return f"{layers} × ({batch} × {moe.used} experts × {each:.2f} MB unpacked at {rate} + {c.layer_us:.0f} us)"
-    woken = shared.distinct_experts(batch)
-    return f"{layers} × ({woken:.1f} experts × {each:.2f} MB / {shared.ram_rate / 1e9:.0f} GB/s + {c.layer_us:.0f} us)"
-
-
-def _cache(shared: HybridStep, batch: int, context: int) -> str:
-    read = f"{batch} × {shared.rank.cache_bytes_read(context) / 1e6:.1f} MB of cache at {context} tokens"
-    if shared.gpu:
-        return read
-    rate = shared.constants.core_attention or shared.core_flops
-    return f"{read}, or their operations at {shared.threads} × {rate / 1e9:.0f} GFLOP/s"
+        rate = f"{step.unpack_rate / 1e9:.0f} GB/s"
+        layer = f"{batch} × {moe.used} experts × {expert} unpacked at {rate} + {c.layer_us:.0f} us"
+    else:
+        layer = f"{activated:.1f} experts × {expert} / {step.ram_rate / 1e9:.0f} GB/s + {c.layer_us:.0f} us"
+    dense = f"{step.rank.dense_bytes / 1e9:.2f} GB / {gpu_rate}"
+    if not step.gpu and batch > 1 and not c.shares_unpacking:
+        dense = f"{batch} × {dense}; each token unpacks them"
+    attention = f"{batch} × {step.rank.cache_bytes_read(context) / 1e6:.1f} MB of cache at {context} tokens"
+    if not step.gpu:
+        flops = f"{step.threads} × {step.attention_core_flops / 1e9:.0f} GFLOP/s"
+        attention += f", or their operations at {flops}"
+    return {
+        "experts in RAM": (f"{step.layers_in_ram:g} layers × ({layer})", source),
+        "experts on GPUs": (f"{step.layers_on_gpus} layers × {activated:.1f} × {expert} / {gpu_rate}", source),
+        "dense weights": (dense, source),
+        "fixed": (f"{step.model.layers} layers × {c.gpu_layer_us:.0f} us", source),
+        "attention": (attention, source),
+        "network": (step.hops.formula(batch, context) if step.hops else "", "llama.cpp's ggml-rpc.cpp, counted"),
+    }

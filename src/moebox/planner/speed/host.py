@@ -1,4 +1,7 @@
-"""Experts in RAM: one token at a time over RAM bandwidth, prompts by CPU or by copying experts to the GPU."""
+"""Seconds of a step with experts in RAM: tokens one at a time over RAM bandwidth, prompts by CPU or by copying experts.
+
+Also what llama.cpp's RPC backend adds over several nodes, and the range if the RAM's bandwidth is unknown.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -7,50 +10,103 @@ from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Hybrid, Parallel, Recipe
 from moebox.engines import modules
 from moebox.planner.speed.constants import HostEfficiency, find_cpu
-from moebox.planner.speed.links import pcie_rate
-from moebox.planner.speed.rpc import RpcHops, rpc_hops
+from moebox.planner.speed.links import network_rate, pcie_rate
 from moebox.sizing.kv import keeps_all_heads
 from moebox.sizing.rank import RankWork, rank_work
+from moebox.units import format_rate
 
 # A declared box without a CPU: one socket of 12 channels DDR5-4800 (4th gen EPYC), as few cores as such sockets have.
 RAM = 460.8e9
 CORES = 16
+# Two channels of DDR4-3200, and twelve of MRDIMM-8800: the range that one socket is sold with (JEDEC rates × 8 bytes a
+# channel).
+SLOWEST_RAM, FASTEST_RAM = 51.2e9, 844.8e9
+RANGE_PROMPT = 4096  # tokens of the prompt that gives the range of prompt rates
+# By ggml-rpc.cpp (November 2026) a server is sent, for every token of a step, the activations (f32) and the attention
+# mask over the cache (f16), without waiting for a reply; then the graph, unless it is that of the previous step. The
+# output is requested and waited for: one round trip per server. Counted on a real server (phantom, 4,000 tokens in
+# micro-batches of 512): 24.6 MB sent, and 5.5 kB per decoded token at 1,280 tokens; the formula gives the same.
+F32, F16 = 4, 2
+RPC_MESSAGE = 1900  # bytes of commands and tensor headers of a step (counted on the same server)
+RPC_GRAPH = 60_000  # bytes of a new graph per layer (299 kB for 5 layers, 339 nodes, counted on the same server)
+ROUND_TRIP_US = 120.0  # over switched Ethernet and TCP if not measured: a usual ping between two machines
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RpcHops:
+    """The network between the first node and the RPC servers of a recipe."""
+
+    servers: int
+    rate: float  # bytes/s of one TCP connection
+    round_trip_us: float
+    hidden: int
+    vocab: int  # of logits that come back over the network; 0 if the output is on the first node
+    layers: int  # on servers
+
+    def request_bytes(self, tokens: float, context: float, *, prompt: bool) -> float:
+        """Bytes to all servers for a step of `tokens`, each at `context` of cache."""
+        graph = self.layers * RPC_GRAPH if prompt else 0  # decoding keeps its graph for 256 tokens
+        return self.servers * (tokens * (self.hidden * F32 + context * F16) + RPC_MESSAGE) + graph
+
+    def reply_bytes(self, tokens: float, *, prompt: bool) -> float:
+        """Bytes back from all servers; of a prompt only the last token has logits."""
+        between = self.servers - 1 if self.vocab else self.servers
+        logits = (1 if prompt else tokens) * self.vocab * F32
+        return between * tokens * self.hidden * F32 + logits
+
+    def step_seconds(self, tokens: float, context: float, *, prompt: bool = False) -> float:
+        moved = self.request_bytes(tokens, context, prompt=prompt) + self.reply_bytes(tokens, prompt=prompt)
+        return self.servers * self.round_trip_us * 1e-6 + moved / self.rate
+
+    def formula(self, tokens: float, context: float) -> str:
+        """The arithmetic of a decode step, to check with a calculator."""
+        moved = self.request_bytes(tokens, context, prompt=False) + self.reply_bytes(tokens, prompt=False)
+        return (
+            f"{self.servers} × {self.round_trip_us / 1e3:.3f} ms round trip + {moved / 1e6:.4f} MB / "
+            f"{self.rate / 1e9:g} GB/s; activations, mask and {'logits' if self.vocab else 'activations'} of a token"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HybridStep:
-    """Everything that decides a step's time where CPU and GPUs share the work."""
+    """Everything that decides a step's time if CPU and GPUs share the work."""
 
     model: Model
     constants: HostEfficiency
     gpu: Gpu | None
-    memory_rate: float  # bytes/s of weights that RAM gives
-    unpack_rate: float  # and that the threads which decode can unpack
+    memory_rate: float  # bytes/s of weights from RAM
+    unpack_rate: float  # bytes/s that the decoding threads can unpack
     cores: int  # that read prompts
     threads: int  # that decode
     core_flops: float  # operations/s of one core on quantised experts, a batch at a time
-    mla_mode: int | None  # mode of latent attention, where the engine has modes
+    mla_mode: int | None  # ik_llama.cpp's -mla; 0 also if llama.cpp keeps whole heads
     ubatch: int
     layers_on_gpus: float  # expert layers on GPUs, or as many layers' worth of experts
     layers_in_ram: float
     ranks: int = 1  # GPUs that work on one layer together
-    host_copy: float = 0.0  # bytes/s at which RAM feeds all GPUs' copies; 0: the link decides alone
+    host_copy: float = 0.0  # bytes/s at which RAM feeds all GPUs' copies; 0: only the link limits
     rank: RankWork  # the whole model on one rank: bytes and operations of every token
     hops: RpcHops | None = None  # between nodes
 
-    def distinct_experts(self, tokens: float) -> float:
-        """Expected distinct experts a batch wakes in one layer."""
-        return self.rank.distinct_experts(tokens)
-
     @property
     def ram_rate(self) -> float:
-        """Bytes/s of experts the CPU gets through for one token."""
+        """Bytes/s of experts that the CPU processes for one token."""
         return min(self.memory_rate, self.unpack_rate)
 
     @property
     def is_thread_bound(self) -> bool:
-        """Whether the threads are what limits experts in RAM, not RAM."""
+        """True if threads, not RAM bandwidth, limit experts in RAM."""
         return self.layers_in_ram > 0 and self.memory_rate > self.unpack_rate
+
+    @property
+    def gpu_rate(self) -> float:
+        """Bytes/s of weights and cache on the GPUs, one token at a time; the CPU's without a GPU."""
+        return self.gpu.bandwidth * self.constants.gpu_bw * self.ranks if self.gpu else self.ram_rate
+
+    @property
+    def attention_core_flops(self) -> float:
+        """Operations/s of one core in attention without a GPU."""
+        return self.constants.core_attention or self.core_flops
 
     def step_parts(self, batch: float, context: float, fresh: float, past: float) -> dict[str, float]:
         """Seconds by part of a step that decodes `batch` sequences at `context` and reads `fresh` prompt tokens."""
@@ -62,97 +118,75 @@ class HybridStep:
 
     def decode_parts(self, batch: float, context: float) -> dict[str, float]:
         """Seconds by part of one step of `batch` sequences at `context`."""
-        c = self.constants
-        woken = self.distinct_experts(batch) * self.rank.expert_bytes
+        c, model, rank = self.constants, self.model, self.rank
+        activated = rank.distinct_experts(batch) * rank.expert_bytes
+        unpacked = activated
+        if model.moe and not c.shares_unpacking:
+            unpacked = batch * model.moe.used * rank.expert_bytes
+        expert_flops = batch * (2.0 * model.expert_parameters * model.experts_used)
+        # One layer's experts on the CPU: read once for the batch, unpacked, multiplied.
+        layer = self._cpu_seconds(activated, unpacked, expert_flops)
+        if self.gpu:
+            dense = rank.dense_bytes / self.gpu_rate
+        else:
+            unpacked = rank.dense_bytes if c.shares_unpacking else batch * rank.dense_bytes
+            dense = self._cpu_seconds(rank.dense_bytes, unpacked, batch * rank.dense_flops)
+        read = batch * rank.cache_bytes_read(context) / self.gpu_rate
+        flops = self.gpu.bf16 * c.attention_flops if self.gpu else self.threads * self.attention_core_flops
         parts = {
-            "experts in RAM": self.layers_in_ram * (self.expert_seconds(batch) + c.layer_us * 1e-6),
-            "experts on GPUs": self.layers_on_gpus * woken / self._gpu_rate(),
-            "dense weights": self.dense_seconds(batch),
-            "fixed": self.model.layers * c.gpu_layer_us * 1e-6,
-            "attention": self._attention(batch, context),
+            "experts in RAM": self.layers_in_ram * (layer + c.layer_us * 1e-6),
+            "experts on GPUs": self.layers_on_gpus * activated / self.gpu_rate,
+            "dense weights": dense,
+            "fixed": model.layers * c.gpu_layer_us * 1e-6,
+            "attention": max(read, batch * self._attention_flops(context, prompt=False) / flops),
             "network": self.hops.step_seconds(batch, context) if self.hops else 0.0,
         }
         return {name: seconds for name, seconds in parts.items() if seconds}
 
-    def expert_seconds(self, batch: float) -> float:
-        """Seconds of one layer's experts on the CPU: read once for the batch, unpacked, multiplied."""
-        moe, each = self.model.moe, self.rank.expert_bytes
-        woken = self.distinct_experts(batch) * each
-        unpacked = woken if self.constants.shares_unpacking or not moe else batch * moe.used * each
-        flops = batch * self._token_flops()
-        return max(woken / self.memory_rate, unpacked / self.unpack_rate, flops / (self.threads * self.core_flops))
-
-    def dense_seconds(self, batch: float) -> float:
-        """Seconds of the weights that every token goes through: on the GPUs, or on the CPU like experts."""
-        size = self.rank.dense_bytes
-        if self.gpu:
-            return size / self._gpu_rate()
-        unpacked = size if self.constants.shares_unpacking else batch * size
-        flops = batch * self.rank.dense_flops
-        return max(size / self.memory_rate, unpacked / self.unpack_rate, flops / (self.threads * self.core_flops))
+    def _cpu_seconds(self, read: float, unpacked: float, flops: float) -> float:
+        """Seconds of weights on the CPU: reading, unpacking or multiplying, whichever takes longest."""
+        return max(read / self.memory_rate, unpacked / self.unpack_rate, flops / (self.threads * self.core_flops))
 
     def prefill_parts(self, tokens: float, past: float) -> dict[str, float]:
         """Seconds by part of one micro-batch of a prompt that has `past` tokens before it."""
-        flops = tokens * self._token_flops()
-        rate, pairs = self._prompt_rates()
-        parts = self._experts_from_ram(tokens, flops) | {
-            "experts on GPUs": self.layers_on_gpus * flops / rate,
-            "dense weights": tokens * self.rank.dense_flops / rate,
-            "attention": tokens * self._attention_flops(past + tokens / 2, prompt=True) / pairs,
-            "fixed": self.model.layers * self.constants.gpu_layer_us * 1e-6,
+        c, model, rank = self.constants, self.model, self.rank
+        flops = tokens * (2.0 * model.expert_parameters * model.experts_used)
+        activated = rank.distinct_experts(tokens) * rank.expert_bytes
+        cpu_flops = self.cores * self.core_flops
+        if self.gpu is None:
+            weight_flops, attention_flops = cpu_flops, self.cores * self.attention_core_flops
+        else:
+            weight_flops = attention_flops = self.gpu.bf16 * c.prompt_flops * self.ranks
+        if self.gpu and self.copies_experts(tokens):
+            links = pcie_rate(self.gpu) * c.upload * self.ranks  # all links together, fed from one RAM
+            copy_rate = 1 / (1 / links + 1 / self.host_copy) if self.host_copy else links
+            parts = {
+                "copying experts to the GPU": self.layers_in_ram * activated / copy_rate,
+                "experts": self.layers_in_ram * flops / weight_flops,
+            }
+        else:
+            parts = {"experts on the CPU": self.layers_in_ram * max(activated / self.ram_rate, flops / cpu_flops)}
+        parts |= {
+            "experts on GPUs": self.layers_on_gpus * flops / weight_flops,
+            "dense weights": tokens * rank.dense_flops / weight_flops,
+            "attention": tokens * self._attention_flops(past + tokens / 2, prompt=True) / attention_flops,
+            "fixed": model.layers * c.gpu_layer_us * 1e-6,
             "network": self.hops.step_seconds(tokens, past + tokens, prompt=True) if self.hops else 0.0,
         }
         return {name: seconds for name, seconds in parts.items() if seconds}
 
-    def _prompt_rates(self) -> tuple[float, float]:
-        """Operations a second on weights, and in attention, while a prompt is read."""
-        if self.gpu is None:
-            return self._cpu_flops(), self.cores * (self.constants.core_attention or self.core_flops)
-        rate = self.gpu.bf16 * self.constants.prompt_flops * self.ranks
-        return rate, rate
-
-    def _experts_from_ram(self, tokens: float, flops: float) -> dict[str, float]:
-        """Seconds of those experts of a micro-batch that lie in RAM: copied to the GPU, or worked on by the CPU."""
-        woken = self.distinct_experts(tokens) * self.rank.expert_bytes
-        if self.gpu is None or not self.copies_experts(tokens):
-            return {"experts on the CPU": self.layers_in_ram * max(woken / self.ram_rate, flops / self._cpu_flops())}
-        return {
-            "copying experts to the GPU": self.layers_in_ram * woken / self._copy_rate(pcie_rate(self.gpu)),
-            "experts": self.layers_in_ram * flops / self._prompt_rates()[0],
-        }
-
     def copies_experts(self, tokens: float) -> bool:
-        """Whether the engine copies experts to the GPU for a micro-batch of this size."""
+        """True if the engine copies experts to the GPU for a micro-batch of this size."""
         moe = self.model.moe
         if self.gpu is None or not moe or not self.layers_in_ram:
             return False
-        each = moe.experts / moe.used if self.constants.upload_each else 1
-        return tokens >= self.constants.upload_tokens * each
-
-    def _cpu_flops(self) -> float:
-        return self.cores * self.core_flops
-
-    def _token_flops(self) -> float:
-        return 2.0 * self.model.expert_parameters * self.model.experts_used
-
-    def _copy_rate(self, link: float) -> float:
-        """Bytes a second of experts on their way to the GPUs: all links together, fed from one RAM."""
-        links = link * self.constants.upload * self.ranks
-        return 1 / (1 / links + 1 / self.host_copy) if self.host_copy else links
-
-    def _gpu_rate(self) -> float:
-        return self.gpu.bandwidth * self.constants.gpu_bw * self.ranks if self.gpu else self.ram_rate
-
-    def _attention(self, batch: float, context: float) -> float:
-        read = batch * self.rank.cache_bytes_read(context) / self._gpu_rate()
-        here = self.threads * (self.constants.core_attention or self.core_flops)
-        rate = self.gpu.bf16 * self.constants.attention_flops if self.gpu else here
-        return max(read, batch * self._attention_flops(context, prompt=False) / rate)
+        per_expert = moe.experts / moe.used if self.constants.upload_each else 1
+        return tokens >= self.constants.upload_tokens * per_expert
 
     def _attention_flops(self, context: float, *, prompt: bool) -> float:
         """Operations of one query at `context`, all layers.
 
-        Mode 1 of latent attention reads prompts on the latent itself, mode 0 decodes on whole heads too; otherwise
+        Mode 1 of latent attention reads prompts on the latent itself, mode 0 also decodes on whole heads; otherwise
         prompts are expanded to whole heads and decoding works on the latent.
         """
         prompt = {0: True, 1: False}.get(-1 if self.mla_mode is None else self.mla_mode, prompt)
@@ -166,34 +200,76 @@ class HybridStep:
         )
 
 
-def mla_mode(model: Model, recipe: Recipe) -> int | None:
-    """ik_llama.cpp's -mla; 0 also where llama.cpp works on whole heads."""
-    if model.mla and keeps_all_heads(model.mla, recipe):
-        return 0
-    return recipe.hybrid.mla if recipe.hybrid else None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssumedRam:
+    """A step with the assumed RAM bandwidth, and with the slowest and fastest RAM that is sold."""
+
+    slow: HybridStep
+    middle: HybridStep
+    fast: HybridStep
+
+    def range_factors(self, *, prompts: bool) -> tuple[float, float]:
+        """How much slower and faster than forecast it may be for that reason alone."""
+        seconds = []
+        for step in (self.slow, self.middle, self.fast):
+            prompt = min(step.ubatch, RANGE_PROMPT)
+            parts = step.prefill_parts(prompt, 0) if prompts else step.decode_parts(1, 1024)
+            seconds.append(sum(parts.values()))
+        slow, middle, fast = seconds
+        return middle / slow, middle / fast
+
+    @property
+    def text(self) -> str:
+        """What is assumed, and the range it may lie in."""
+        slowest, fastest = format_rate(SLOWEST_RAM), format_rate(FASTEST_RAM)
+        return f"RAM at {format_rate(RAM)} is assumed: the range covers {slowest} to {fastest}"
+
+
+def assumed_ram(box: Box, step: HybridStep) -> AssumedRam | None:
+    """Return the range for an unknown RAM bandwidth; None if it is known, or nothing runs from RAM."""
+    if box.ram_rate or box.has_unified_memory or not (step.layers_in_ram or not box.gpus):
+        return None
+    slow, fast = (
+        replace(step, memory_rate=step.memory_rate * times, host_copy=step.host_copy * times)
+        for times in (SLOWEST_RAM / RAM, FASTEST_RAM / RAM)
+    )
+    return AssumedRam(slow=slow, middle=step, fast=fast)
 
 
 def make_hybrid_step(
     box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe, constants: HostEfficiency
 ) -> HybridStep:
-    """The CPU+GPU side of a recipe on a box."""
+    """Return the step model of a CPU+GPU recipe on a box."""
     hybrid = recipe.hybrid or Hybrid()
-    on_gpus = layers_on_gpus(model, recipe) if box.gpus else 0.0
+    on_gpus: float = sum(len(layers) for layers in hybrid.experts)
+    if recipe.hybrid is None or hybrid.split:
+        on_gpus = model.moe_layers
+    elif hybrid.gpu_experts is not None and model.moe:  # a share of every layer counts as that many layers
+        on_gpus = model.moe_layers * hybrid.gpu_experts / model.moe.experts
+    if not box.gpus:
+        on_gpus = 0.0
     cores = box.cpu.cores or hybrid.threads or CORES
     decoding = min(hybrid.threads or cores, cores)
+    shared = (gpu.bandwidth for gpu in box.gpus if gpu.unified)
+    nominal = float(box.ram_bandwidth or next(shared, RAM))
+    if box.ram_bandwidth_measured:
+        memory_rate = box.ram_bandwidth_measured * constants.ram_measured
+    else:
+        memory_rate = nominal * constants.ram * (constants.numa if box.cpu.sockets > 1 else 1.0)
+    whole_heads = model.mla is not None and keeps_all_heads(model.mla, recipe)
     return HybridStep(
         model=model,
         constants=constants,
         gpu=box.smallest_gpu,
-        memory_rate=memory_rate(box, constants),
-        unpack_rate=unpack_rate(constants, decoding),
+        memory_rate=memory_rate,
+        unpack_rate=decoding * constants.core_gb_s * 1e9,
         cores=cores,
         threads=decoding,
         core_flops=find_cpu(box.cpu.model).core_flops or constants.core_flops,
-        mla_mode=mla_mode(model, recipe),
-        ubatch=modules.schedule_module(recipe.engine).step_tokens(recipe),
+        mla_mode=0 if whole_heads else recipe.hybrid.mla if recipe.hybrid else None,
+        ubatch=modules.behaviour_module(recipe.engine).step_tokens(recipe),
         ranks=recipe.parallel.tp,
-        host_copy=(box.ram_bandwidth_measured or nominal_ram_rate(box)) * constants.upload_ram,
+        host_copy=(box.ram_bandwidth_measured or nominal) * constants.upload_ram,
         layers_on_gpus=min(on_gpus, model.moe_layers),
         layers_in_ram=max(model.moe_layers - on_gpus, 0),
         rank=rank_work(model, checkpoint, replace(recipe, parallel=Parallel())),
@@ -201,29 +277,19 @@ def make_hybrid_step(
     )
 
 
-def layers_on_gpus(model: Model, recipe: Recipe) -> float:
-    """Expert layers on GPUs; a share of every layer counts as so many layers' worth."""
-    hybrid = recipe.hybrid
-    if hybrid is None or hybrid.split:
-        return model.moe_layers
-    if hybrid.gpu_experts is not None and model.moe:
-        return model.moe_layers * hybrid.gpu_experts / model.moe.experts
-    return sum(len(layers) for layers in hybrid.experts)
-
-
-def memory_rate(box: Box, constants: HostEfficiency) -> float:
-    """What RAM gives of its rate, as measured or as given on paper."""
-    if box.ram_bandwidth_measured:
-        return box.ram_bandwidth_measured * constants.ram_measured
-    return nominal_ram_rate(box) * constants.ram * (constants.numa if box.cpu.sockets > 1 else 1.0)
-
-
-def nominal_ram_rate(box: Box) -> float:
-    """RAM's rate as given; a GPU's that shares it; or else a guess."""
-    shared = (gpu.bandwidth for gpu in box.gpus if gpu.unified)
-    return float(box.ram_bandwidth or next(shared, RAM))
-
-
-def unpack_rate(constants: HostEfficiency, threads: int) -> float:
-    """What so many threads can unpack."""
-    return threads * constants.core_gb_s * 1e9
+def rpc_hops(box: Box, model: Model, recipe: Recipe) -> RpcHops | None:
+    """Return the network hops of a recipe whose layers are on several nodes; None for any other."""
+    split = recipe.hybrid.split if recipe.hybrid else ()
+    servers, gpus = recipe.parallel.nodes - 1, len(box.gpus)
+    if not split or servers < 1:
+        return None
+    # A box stores the measured rate per GPU; one connection carries that of all GPUs of a node.
+    measured = float(box.network_measured * max(gpus, 1)) if box.network_measured else 0.0
+    return RpcHops(
+        servers=servers,
+        rate=measured or network_rate(box),
+        round_trip_us=ROUND_TRIP_US if box.network_us is None else 2 * box.network_us,
+        hidden=model.hidden,
+        vocab=0 if gpus else model.vocab,
+        layers=sum(split[:-gpus]) if gpus else sum(split) - 1,
+    )

@@ -1,0 +1,194 @@
+"""What the memory budgets of all engines share: a device's sum, idle GPUs, RAM, and lines of written-out arithmetic."""
+
+from collections.abc import Mapping, Sequence
+from itertools import starmap
+from typing import Protocol
+
+from moebox.core import gpu_list
+from moebox.core.box import Box, Gpu
+from moebox.core.deployment import Deployment
+from moebox.core.model import KV_BYTES, Checkpoint, Component, Model
+from moebox.core.plan import ArithmeticLine, DeviceMemory, Memory
+from moebox.core.recipe import Recipe
+from moebox.sizing import shards
+from moebox.sizing.constants import host_reserved_bytes, memory_constant, reserved_bytes
+from moebox.sizing.kv import index_bytes, keeps_all_heads, kv_type, token_bytes
+
+
+def device_memory(
+    name: str,
+    total: int,
+    weights: dict[Component, int],
+    *,
+    draft: int = 0,
+    kv: int = 0,
+    activations: int = 0,
+    overhead: int,
+) -> DeviceMemory:
+    """Return a device with its free bytes computed."""
+    return DeviceMemory(
+        device=name,
+        total=total,
+        weights=weights,
+        draft=draft,
+        kv=kv,
+        activations=activations,
+        overhead=overhead,
+        free=total - sum(weights.values()) - draft - kv - activations - overhead,
+    )
+
+
+def all_gpu_memory(gpus: Sequence[Gpu], used: Mapping[int, DeviceMemory]) -> tuple[DeviceMemory, ...]:
+    """Return all GPUs in order; an unused one holds what other programs hold."""
+    devices = []
+    for index, gpu in enumerate(gpus):
+        idle = gpu_list.idle_device_memory
+        devices.append(used[index] if index in used else idle(index, gpu, reserved_bytes(gpu)))
+    return tuple(devices)
+
+
+def add_host_memory(box: Box, gpus: Sequence[DeviceMemory], ram: DeviceMemory) -> tuple[DeviceMemory, ...]:
+    """Return GPUs and RAM; in unified memory RAM's part is on the first GPU, which has the system's already."""
+    if not box.has_unified_memory:
+        return (*gpus, ram)
+    first, *others = gpus
+    weights = {name: first.weights.get(name, 0) + ram.weights.get(name, 0) for name in (*first.weights, *ram.weights)}
+    kv, activations = first.kv + ram.kv, first.activations + ram.activations
+    merged = device_memory(first.device, first.total, weights, kv=kv, activations=activations, overhead=first.overhead)
+    return (merged, *others)
+
+
+class RankMemory(Protocol):
+    """An engine's memory on one GPU, which holds a rank of one pipeline stage."""
+
+    def cache_tokens(self, gpu: Gpu, stage: int) -> int:
+        """Tokens that its cache could hold."""
+
+    def missing_bytes(self, gpu: Gpu, stage: int) -> int:
+        """Bytes missing for the recipe's context; 0 or less if there is room."""
+
+    def device_budget(self, gpu: Gpu, stage: int, tokens: int) -> DeviceMemory:
+        """Its budget, with the tokens that all ranks can hold."""
+
+
+def budget_over_ranks(deployment: Deployment, rank: RankMemory) -> Memory:
+    """Return the budget of an engine whose cache is as large on every rank as on the fullest."""
+    box, model, _, recipe = deployment.facts
+    gpus, used = gpu_list.all_gpus(box), gpu_list.used_gpus(box, recipe)
+    stages = gpu_list.pipeline_stages(used, recipe)
+    kinds = _gpu_kinds(gpus, stages)
+    tokens = min(starmap(rank.cache_tokens, kinds), default=0)
+    missing = max(starmap(rank.missing_bytes, kinds), default=0)
+    budgets = {(gpu, stage): rank.device_budget(gpu, stage, tokens) for gpu, stage in kinds}
+    devices = {}
+    for index, stage in stages.items():
+        budget = budgets[gpus[index], stage]
+        devices[index] = DeviceMemory(  # `replace` takes three times as long, and a plan has thousands
+            device=f"gpu{index}",
+            total=budget.total,
+            weights=budget.weights,
+            draft=budget.draft,
+            kv=budget.kv,
+            activations=budget.activations,
+            overhead=budget.overhead,
+            free=budget.free,
+        )
+    return Memory(
+        devices=all_gpu_memory(gpus, devices),
+        kv_tokens=tokens,
+        kv_bytes_per_token=token_bytes(model, recipe),
+        fits=missing <= 0 and recipe.parallel.gpu_count <= len(used) and tokens >= recipe.context,
+        shortfall=max(0, missing),
+    )
+
+
+def _gpu_kinds(gpus: Sequence[Gpu], stages: Mapping[int, int]) -> dict[tuple[Gpu, int], None]:
+    """GPUs used, in order, with their stage: those of one kind and stage have one budget."""
+    return dict.fromkeys((gpus[index], stage) for index, stage in stages.items())
+
+
+def fullest_gpu(deployment: Deployment, rank: RankMemory) -> tuple[Gpu, int] | None:
+    """Return the GPU and stage whose cache holds the fewest tokens, which decides for all; None without GPUs."""
+    box, recipe = deployment.required_box, deployment.recipe
+    stages = gpu_list.pipeline_stages(gpu_list.used_gpus(box, recipe), recipe)
+    return min(_gpu_kinds(gpu_list.all_gpus(box), stages), key=lambda kind: rank.cache_tokens(*kind), default=None)
+
+
+def first_gpu(box: Box, recipe: Recipe) -> Gpu | None:
+    """Return the first GPU that a recipe runs on, or None."""
+    used = gpu_list.used_gpus(box, recipe)
+    return gpu_list.all_gpus(box)[used[0]] if used else None
+
+
+def ram_overhead(box: Box) -> int:
+    """RAM that the engine cannot use: what is held now, at least a system's own, and the process itself."""
+    return host_reserved_bytes(0 if box.ram_free is None else max(0, box.ram - box.ram_free))
+
+
+def bytes_line(what: str, value: float, formula: str = "", source: str = "") -> ArithmeticLine:
+    """Return a line whose value is in bytes."""
+    return ArithmeticLine(what=what, formula=formula, value=value, unit="B", source=source)
+
+
+def stage_note(recipe: Recipe, stage: int) -> str:
+    """Return which stage the arithmetic is about, if there are several."""
+    return f"; stage {stage + 1} of {recipe.parallel.pp} holds the fewest" if recipe.parallel.pp > 1 else ""
+
+
+def token_line(model: Model, recipe: Recipe, value: int, stage: int = 0) -> ArithmeticLine:
+    """Return the line of one token's cache bytes in a stage."""
+    kind, mean = kv_type(recipe), "" if len(model.stack) == 1 else ", mean of all layers"
+    each = token_bytes(model, recipe) / model.layers
+    formula = f"{shards.stage_layers(model.layers, recipe.parallel.pp)[stage]} layers × {each:g} B"
+    if model.mla and keeps_all_heads(model.mla, recipe):
+        formula += f" ({model.mla.heads_width} elements in {kind}: keys and values of every head{mean})"
+    elif model.mla:
+        index = f", {index_bytes(model.mla):g} B of selector keys" if model.mla.indexer else ""
+        formula += f" ({model.mla.kv_lora} + {model.mla.rope} elements in {kind}{index}, the same on every rank{mean})"
+    else:
+        formula += f" (keys and values of the rank's heads in {kind}{mean})"
+    return bytes_line("cache a token", value, formula, f"{KV_BYTES[kind]:g} B an element; {model.source}")
+
+
+def weight_lines(
+    weights: dict[Component, int], model: Model, checkpoint: Checkpoint, recipe: Recipe, stage: int, **own: str
+) -> list[ArithmeticLine]:
+    """Return the lines of each component's bytes on a rank of one stage; `own` are an engine's own formulas."""
+    parallel, sizes = recipe.parallel, checkpoint.bytes_by_component
+    dense, with_experts = shards.layers_in_stage(model, parallel.pp, stage)
+    here, dense_layers = dense + with_experts, model.layers - model.moe_layers
+    part = f" × {here}/{model.layers} layers" if here < model.layers else ""
+    dense_part = f" × {dense}/{dense_layers} layers" if dense < dense_layers else ""
+    expert_part = f" × {with_experts}/{model.moe_layers} layers" if with_experts < model.moe_layers else ""
+    whole = shards.replicated_share(model, parallel.tp)
+    again = shards.absorbed_kv_bytes(model, parallel.tp, here)
+    sliced = f"({whole:.6f} whole + {1 - whole:.6f} / {parallel.tp})" if whole else f"1 / {parallel.tp}"
+    formulas = {
+        "attention": f"{sizes.get('attention', 0):,}{part} × {sliced}{f' + {again:,} of kv_b again' if again else ''}",
+        "router": f"{sizes.get('router', 0):,}{part}, whole on every rank",
+        "norms": norms_formula(checkpoint, memory_constant("load", "slack"), part),
+        "dense_ffn": f"{sizes.get('dense_ffn', 0):,}{dense_part} / {parallel.tp}",
+    }
+    if model.moe:
+        formulas["routed_experts"] = expert_formula(model, checkpoint, recipe, stage)
+        formulas["shared_experts"] = f"{sizes.get('shared_experts', 0):,}{expert_part} / {parallel.tp}"
+    formulas |= own
+    lines = []
+    for name, size in weights.items():
+        formula = formulas.get(name, f"{sizes.get(name, 0):,} / {parallel.tp}")
+        lines.append(bytes_line(f"- {name}", size, formula, checkpoint.source))
+    return lines
+
+
+def norms_formula(checkpoint: Checkpoint, slack_gib: float, part: str = "") -> str:
+    """Return the formula of the norms' bytes, and what weights take beyond all tensors."""
+    slack = f" + {slack_gib} GiB of rope tables and rounding" if slack_gib else ""
+    return f"{checkpoint.bytes_by_component.get('norms', 0):,}{part}{slack}"
+
+
+def expert_formula(model: Model, checkpoint: Checkpoint, recipe: Recipe, stage: int) -> str:
+    """Return the formula of the routed experts' bytes on one rank."""
+    _, with_experts = shards.layers_in_stage(model, recipe.parallel.pp, stage)
+    part = f" × {with_experts}/{model.moe_layers} layers" if with_experts < model.moe_layers else ""
+    size = checkpoint.bytes_by_component.get("routed_experts", 0)
+    return f"{size:,}{part} × {shards.expert_share(model, recipe.parallel):.6g}"

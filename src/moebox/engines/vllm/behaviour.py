@@ -1,0 +1,181 @@
+"""How vLLM batches, logs and is rehearsed, and what it refuses."""
+
+from moebox.core.box import Gpu
+from moebox.core.deployment import Deployment
+from moebox.core.model import Mla
+from moebox.core.plan import PlanWarning
+from moebox.core.recipe import Flag, Recipe
+from moebox.core.symptom import version_in_range
+from moebox.engines.events import GIB, log_pattern
+from moebox.engines.flags import version_or_newest
+from moebox.engines.refusals import (
+    MLA_FP8,
+    common_refusals,
+    layer_override,
+    plan_warning,
+    require_fp8_cache,
+    sm_majors,
+    weight_format_refusals,
+)
+from moebox.engines.vllm import memory
+from moebox.engines.vllm.traits import TRAITS
+from moebox.units import format_gib
+
+# Batching: prompts in chunks beside decoding; the youngest request is preempted if the cache is full.
+DEFAULT_MAX_SEQS = 1024  # on GPUs of 70 GiB and more (engine/arg_utils.py)
+PROMPTS_FIRST = False
+RESERVES_OUTPUT = False
+SCHEDULES_AHEAD = True  # asynchronous scheduling, the default since 0.14
+
+# Dummy weights route every token to the same few experts; this routes evenly, as real routers do on average (envs.py).
+EVEN_ROUTING = {"VLLM_MOE_ROUTING_SIMULATION_STRATEGY": "uniform_random"}
+DUMMY_FLAGS: dict[str, Flag] = {"load-format": "dummy"}
+
+# Decode backends for dense MLA by compute capability's major number (vLLM 0.32 platforms/cuda.py).
+# Consumer Blackwell (12) has none of those that need much shared memory.
+TRITON = "TRITON_MLA"
+DENSE_MLA = {
+    "8": (TRITON,),
+    "9": ("FLASHMLA", "FLASH_ATTN_MLA", TRITON),
+    "10": ("FLASHINFER_MLA", "CUTLASS_MLA", "FLASHMLA", TRITON, "TOKENSPEED_MLA"),
+    "12": (TRITON,),
+}
+# DeepSeek V4's own backends. FLASHMLA_SPARSE_DSV4 (the default except on SM12x), SM12x's and AMD's hold packed fp8 and
+# assert it, also for "auto"; only this one, requested by name on SM10x, has bf16 rows (vLLM 0.28 models/deepseek_v4:
+# attention.py _resolve_dsv4_kv_cache_dtype, nvidia/model.py _select_dsv4_attn_cls; pull requests 54233 and 55134).
+PLAIN_ROWS = "FLASHINFER_MLA_SPARSE_DSV4"
+COMPRESSED = "https://github.com/vllm-project/vllm/issues/47174; https://github.com/vllm-project/vllm/pull/55134"
+
+# The log as 0.32.0 prints it (file names of vLLM in the comments).
+RANK = r"(?:\(Worker_?(?P<device>\w*) .*)?"  # "(Worker_TP3 pid=…) INFO …": which rank printed it
+PATTERNS = (
+    log_pattern(r"Application startup complete", "ready", "ready"),  # uvicorn
+    log_pattern(
+        r"Loading \w+ checkpoint shards:\s+\d+% Completed \| (?P<done>\d+)/(?P<total>\d+)",
+        "progress",
+        "loading weights",
+    ),
+    log_pattern(r"Starting to load model ", "phase", "loading weights"),  # gpu_model_runner.py
+    log_pattern(r"Loading weights took (?P<load_s>[\d.]+) seconds", "fact", "loading weights"),  # default_loader.py
+    log_pattern(
+        RANK + r"Model loading took (?P<weights_bytes>[\d.]+) GiB memory and (?P<load_s>[\d.]+) seconds",
+        "fact",
+        "compiling",
+        weights_bytes=GIB,
+    ),
+    log_pattern(r"Dynamo bytecode transform time|Compiling a graph for compile range", "phase", "compiling"),
+    log_pattern(r"torch.compile took (?P<compile_s>[\d.]+) s in total", "fact", "allocating cache"),
+    log_pattern(
+        RANK + r"Available KV cache memory: (?P<kv_bytes>[\d.]+) GiB", "fact", "allocating cache", kv_bytes=GIB
+    ),  # gpu_worker.py
+    log_pattern(
+        r"KV cache size: (?P<kv_tokens>[\d,]+) tokens"  # kv_cache_utils.py; one line in 0.32, two before
+        r"(?:, Maximum concurrency for (?P<context>[\d,]+) tokens per request: (?P<max_concurrency>[\d.]+)x)?",
+        "fact",
+        "allocating cache",
+    ),
+    log_pattern(r"Maximum concurrency for [\d,]+ tokens per request: (?P<max_concurrency>[\d.]+)x", "fact"),
+    log_pattern(r"Capturing CUDA graphs.*?\s(?P<done>\d+)/(?P<total>\d+)", "progress", "capturing graphs"),
+    log_pattern(r"Profiling CUDA graph memory|Capturing CUDA graph", "phase", "capturing graphs"),
+    log_pattern(
+        r"Graph capturing finished in (?P<graph_s>[\d.]+) secs, took (?P<graph_bytes>[\d.]+) GiB",
+        "fact",
+        "capturing graphs",
+        graph_bytes=GIB,
+    ),
+    log_pattern(
+        RANK + r"Free memory on device .* Actual usage is (?P<used_bytes>[\d.]+) GiB for consumed memory.*?"
+        r"(?P<activation_bytes>[\d.]+) GiB for peak activation, and (?P<graph_bytes>[\d.]+) GiB",
+        "fact",
+        used_bytes=GIB,
+        activation_bytes=GIB,
+        graph_bytes=GIB,
+    ),
+    log_pattern(
+        RANK + r"Free memory on device .* Actual usage is (?P<weights_bytes>[\d.]+) GiB for weight, "
+        r"(?P<activation_bytes>[\d.]+) GiB for peak activation, (?P<non_torch_bytes>[\d.]+) GiB for non-torch memory, "
+        r"and (?P<graph_bytes>[\d.]+) GiB for CUDAGraph",
+        "fact",
+        weights_bytes=GIB,
+        activation_bytes=GIB,
+        non_torch_bytes=GIB,
+        graph_bytes=GIB,
+    ),
+    log_pattern(r"init engine \(profile, create kv cache, warmup model\) took (?P<init_s>[\d.]+) s", "fact"),
+    log_pattern(r"Initializing a V1 LLM engine", "phase", "starting"),
+    log_pattern(r"WorkerProc failed to start|WorkerProc hit an exception|EngineCore failed to start", "error"),
+    log_pattern(r"EngineCore encountered a fatal error|Worker proc \S+ died unexpectedly", "error"),
+    log_pattern(
+        r"vllm: error: |Address already in use|torch\.OutOfMemoryError|out of resource: shared memory", "error"
+    ),
+    log_pattern(
+        r"^(?:\([^)]*\) )?(?:ERROR [^\]]*\] )?"
+        r"(?:Value|Runtime|Key|NotImplemented|Timeout|OS)Error: ",
+        "error",
+    ),
+)
+
+
+def step_tokens(recipe: Recipe, gpu: Gpu | None = None) -> int:
+    """Prompt tokens that one step may read: by default more on larger GPUs."""
+    return memory.step_tokens(gpu, recipe) if gpu else recipe.batched_tokens or TRAITS.step_tokens
+
+
+def dummy_weight_flags(deployment: Deployment, layers: int) -> dict[str, Flag]:
+    return {**DUMMY_FLAGS, "hf-overrides": layer_override(deployment, layers)}
+
+
+def find_refusals(deployment: Deployment) -> list[PlanWarning]:
+    recipe, model, gpu = deployment.recipe, deployment.known_model, deployment.smallest_gpu
+    found, majors = common_refusals(deployment), sm_majors(deployment)
+    stock = recipe.runtime.preset != "community"
+    backend = str(recipe.flags.get("attention-backend", "")).upper()  # "" if vLLM chooses
+    # With an indexer (DSA) other kernels decode, whose cache is fp8 by design.
+    if model is not None and isinstance(model.attention, Mla) and model.attention.indexer is None:
+        found += _dense_mla_refusals(deployment, backend, stock=stock)
+    has_bf16_rows = majors == {"10"} and backend == PLAIN_ROWS
+    if model is not None and model.has_compressed_cache and recipe.kv != "fp8" and not has_bf16_rows:
+        found.append(require_fp8_cache(COMPRESSED))
+    if recipe.parallel.dcp > 1 and recipe.speculate and stock:
+        text = "speculative decoding under DCP takes the prefill path: acceptance collapses past the first token"
+        source = "https://github.com/vllm-project/vllm/issues/50391"
+        found.append(plan_warning("warning", text, "parallel.dcp = 1, or speculate.tokens = 1", source))
+    found += weight_format_refusals(deployment)
+    if gpu is not None and not gpu.nvlink and recipe.parallel.tp > 2 and stock:
+        text = "custom all-reduce is off above two PCIe GPUs: NCCL carries every layer"
+        remedy = 'env.VLLM_ALLREDUCE_USE_FLASHINFER_PCIE_IPC = "1" to try'
+        found.append(plan_warning("note", text, remedy, "vLLM custom_all_reduce.py"))
+    return found
+
+
+def _dense_mla_refusals(deployment: Deployment, backend: str, *, stock: bool) -> list[PlanWarning]:
+    """Refusals of dense latent attention: fp8 on consumer Blackwell, backends without kernels, a large workspace."""
+    recipe, model, gpu = deployment.recipe, deployment.known_model, deployment.smallest_gpu
+    found, majors = [], sm_majors(deployment)
+    affected = version_in_range(version_or_newest(recipe), ">=0.24,<=0.32.99")
+    if "12" in majors and recipe.kv == "fp8" and stock and affected:
+        text = (
+            "TRITON_MLA with an fp8 cache needs 102,400 bytes of shared memory in its two-stage decode tile, "
+            "and SM120 has 101,376: it does not start"
+        )
+        remedy = (
+            'kv = "bf16", or runtime.preset = "community", or patch vLLM: '
+            "`moebox doctor kernels --engine vllm --kv fp8 --fix --apply`"
+        )
+        source = "https://github.com/vllm-project/vllm/issues/53748; compiled again for 0.32.0 in November 2026"
+        found.append(plan_warning("fatal", text, remedy, source, symptom=MLA_FP8))
+    for sm in sorted(majors & DENSE_MLA.keys()):
+        if backend and backend not in DENSE_MLA[sm]:
+            usable = " or ".join(DENSE_MLA[sm])
+            text = f"{backend} has no kernel for SM {sm}.x; dense MLA decodes with {usable} there"
+            found.append(plan_warning("fatal", text))
+    on_triton = majors & {"8", "12"} or backend == TRITON
+    if gpu is not None and model is not None and recipe.max_seqs is None and on_triton:
+        size, seqs = memory.workspace_bytes(gpu, model, recipe), memory.max_seqs(gpu, recipe)
+        if size >= 2**30:
+            text = (
+                f"without max_seqs, TRITON_MLA reserves {format_gib(size)} a GPU for {seqs:,} sequences, after memory "
+                "was planned"
+            )
+            found.append(plan_warning("warning", text, "max_seqs = 64", "vLLM 0.32.0 triton_mla.py"))
+    return found

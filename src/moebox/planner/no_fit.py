@@ -1,0 +1,272 @@
+"""The error if nothing fits: how much is missing, and what would fix it."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from moebox.core import registry
+from moebox.core.box import Box, split_into_nodes
+from moebox.core.model import Checkpoint, Model, format_names
+from moebox.core.recipe import EngineName
+from moebox.errors import BadInput, DoesNotFit, MoeboxError
+from moebox.planner.candidates import (
+    LEAST_BITS,
+    SHORTER_CONTEXTS,
+    make_candidates,
+    possible_engines,
+    reason_to_skip,
+    usable_checkpoints,
+)
+from moebox.planner.constraints import PARALLEL_SIZES, Constraints, gpu_only_engines, hybrid_engines
+from moebox.planner.rate import RatedCandidate, raise_utilization, rate_candidates
+from moebox.units import format_count, format_gb, format_gib
+
+RAM_STEP = 2**34  # remedies give RAM in steps of 16 GiB
+MAX_RAM = 2**42  # more than any host has
+MIN_CONTEXT = 8192  # tokens for which a larger box is searched if the user gave no context
+LARGER_COUNTS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # numbers of GPUs that boxes come with
+MAX_REMEDIES = 3
+# Constraints that another format may need to be without.
+FREED = {
+    "--engine": "engine",
+    "--kv": "kv",
+    "--memory-utilization": "memory_utilization",
+    "--experts-on-gpu": "experts",
+}
+# Constraints that may keep everything from starting.
+BLOCKING = {f"--{name}": name for name in ("engine", "kv", "image", "checkpoint", "speculate", *PARALLEL_SIZES)}
+
+
+@dataclass(frozen=True, slots=True)
+class FitQuery:
+    """What was requested: a model with its checkpoints, on a box, within constraints."""
+
+    box: Box
+    model: Model
+    checkpoints: tuple[Checkpoint, ...]
+    constraints: Constraints
+
+    def with_constraints(self, **changes: object) -> "FitQuery":
+        return replace(self, constraints=replace(self.constraints, **changes))  # type: ignore[arg-type]
+
+    def given_flags(self, flags: dict[str, str]) -> dict[str, str]:
+        """Return those of `flags` (flag to field) that are constrained."""
+        return {flag: field for flag, field in flags.items() if getattr(self.constraints, field) is not None}
+
+    def viable_candidates(self) -> Iterator[RatedCandidate]:
+        """Yield candidates of all engines that fit and start, rated one at a time."""
+        engines = possible_engines(self.box, self.constraints)
+        for candidate in make_candidates(self.box, self.model, self.checkpoints, self.constraints, engines):
+            for rated in rate_candidates(self.box, self.model, [candidate], self.constraints):
+                raised = raise_utilization(rated)
+                if raised.is_viable:
+                    yield raised
+
+    @property
+    def has_viable(self) -> bool:
+        """True if any candidate fits and starts."""
+        return next(self.viable_candidates(), None) is not None
+
+    @property
+    def allows_gpu_only(self) -> bool:
+        """True if an engine that serves from GPUs alone may be chosen."""
+        return not self.constraints.engine or registry.engine_traits(self.constraints.engine).is_gpu_only
+
+
+def no_fit_error(
+    box: Box,
+    model: Model,
+    checkpoints: tuple[Checkpoint, ...],
+    constraints: Constraints,
+    tried: list[RatedCandidate],
+) -> MoeboxError:
+    """Return the error for a box on which no candidate is viable."""
+    query = FitQuery(box, model, checkpoints, constraints)
+    if not tried:
+        return no_candidate_error(query)
+    available, least = len(box.gpus) * box.nodes, min(rated.recipe.parallel.gpu_count for rated in tried)
+    if least > available and not tried[0].recipe.hybrid:
+        groups = f" × dp {constraints.dp}" if constraints.dp else ""
+        layout = f"tp {constraints.tp or 1} × pp {constraints.pp or 1}{groups}"
+        text = f"{layout} takes {least} GPUs and {box.name} has {available}"
+        return BadInput(text, hint="smaller --tp, --pp or --dp, or none to let moebox choose")
+    fitting = [rated for rated in tried if rated.memory.fits] or tried
+    if all(rated.fatal_issue for rated in fitting):  # not memory: it would not start
+        given = query.given_flags(BLOCKING)
+        shown = " ".join(f"{flag} {getattr(constraints, field)}" for flag, field in given.items())
+        text = f"{model.title} does not run on {box.name}{f' with {shown}' if shown else ''}: {fitting[0].fatal_issue}"
+        ways = itertools.chain(_without_constraints(query), suggest_remedies(query, tried))
+        return DoesNotFit(text, hint="; ".join(itertools.islice(ways, MAX_REMEDIES)) or None)
+    nearest = min(tried, key=lambda rated: (rated.memory.shortfall or 2**62, rated.candidate.tier))
+    recipe, layout = nearest.recipe, ""
+    if recipe.hybrid:
+        fullest = min(nearest.memory.devices, key=lambda device: device.free)
+        where = "RAM" if fullest.device.startswith("ram") else "on the fullest GPU"
+    else:
+        layout = f"{recipe.parallel.text}, "
+        where = "on the fullest GPU" if recipe.parallel.pp > 1 else "on each GPU"
+    place = f"on {box.name}" if box.gpus else "here without a GPU"
+    text = (
+        f"{model.title} does not fit {place}: the nearest ({recipe.engine}, {nearest.checkpoint.name}, "
+        f"{layout}{format_count(recipe.context)} tokens) needs {format_gb(nearest.memory.shortfall)} more {where}"
+    )
+    hint = "; ".join(itertools.islice(suggest_remedies(query, tried), MAX_REMEDIES)) or None
+    return DoesNotFit(text, shortfall=nearest.memory.shortfall, hint=hint)
+
+
+def _without_constraints(query: FitQuery) -> Iterator[str]:
+    """Yield the constraint, or all of them, without which something starts."""
+    given = query.given_flags(BLOCKING)
+    enough = [flag for flag, field in given.items() if query.with_constraints(**{field: None}).has_viable]
+    if enough:
+        yield f"it runs without {' or without '.join(enough)}"
+    elif len(given) > 1 and query.with_constraints(**dict.fromkeys(given.values())).has_viable:
+        yield f"it runs without {' and '.join(given)}"
+
+
+def no_candidate_error(query: FitQuery) -> MoeboxError:
+    """Return the error if there is no candidate: no GPU, no readable checkpoint, or no way to divide the model."""
+    box, model, constraints = query.box, query.model, query.constraints
+    if not box.gpus and query.allows_gpu_only:
+        return _no_gpu_error(query)
+    engines = possible_engines(box, constraints)
+    reading = [name for name in engines if usable_checkpoints(query.checkpoints, name, constraints)]
+    if not reading:
+        return _no_reader_error(query, engines)
+    skipped = [reason_to_skip(name, box, model) for name in reading]
+    if all(skipped) and not constraints.engine:
+        return DoesNotFit(f"{model.title} does not run on {box.name}: {'; '.join(skipped)}")
+    layout = ", ".join(f"{flag} {size}" for flag, size in constraints.parallel_sizes.items())
+    experts = f", {model.moe.experts} experts by ep, which is 1 or tp × dp" if model.moe else ""
+    return BadInput(
+        f"{model.title} cannot be divided that way: {layout or 'no layout'} over {len(box.gpus)} GPUs",
+        hint=f"{model.attention.heads} attention heads must divide by tp{experts}, and tp by dcp",
+    )
+
+
+def _no_gpu_error(query: FitQuery) -> DoesNotFit:
+    """Return the error for engines that need a GPU, with an engine that does not if the constraints allow one."""
+    constraints = query.constraints
+    name = constraints.engine or "an engine with these settings"
+    hint = "--box plans for another box, such as 8x-rtx-pro-6000-server"
+    if not constraints.gpu_only_flag and not constraints.image:
+        every = registry.all_traits()
+        cpu = next(each for each in every if each.runs_without_gpu and not each.unsupported_generations)
+        if usable_checkpoints(query.checkpoints, cpu.name, replace(constraints, engine=cpu.name)):
+            hint = f"--engine {cpu.name} runs on CPUs; {hint}"
+        else:
+            hint = f"{cpu.name} runs on CPUs, from a {format_names(*cpu.formats)} of the model; {hint}"
+    return DoesNotFit(f"{name} needs a GPU, and there is none", hint=hint)
+
+
+def _no_reader_error(query: FitQuery, engines: tuple[EngineName, ...]) -> BadInput:
+    """Return the error for checkpoints that none of these engines reads."""
+    constraints, checkpoints = query.constraints, query.checkpoints
+    wanted, do = constraints.checkpoint or "any known checkpoint", "does" if len(engines) == 1 else "do"
+    if constraints.checkpoint:
+        free = replace(constraints, engine=None)
+        readers = [name for name in registry.engine_names() if usable_checkpoints(checkpoints, name, free)]
+        hint = f"it is read by {' and '.join(readers)}"
+    else:
+        known = sorted({f"{each.name} ({format_names(each.format)})" for each in checkpoints})
+        read = format_names(*(kind for name in engines for kind in registry.engine_traits(name).formats))
+        hint = f"it reads {read}; known checkpoints: {', '.join(known)}"
+    return BadInput(f"{' and '.join(engines)} {do} not read {wanted} of {query.model.name}", hint=hint)
+
+
+def suggest_remedies(query: FitQuery, tried: list[RatedCandidate]) -> Iterator[str]:
+    """Yield what would make it fit, the cheapest first: a smaller request, another format, more RAM, more GPUs."""
+    yield from _smaller_requests(query)
+    given = query.given_flags(FREED)
+    for freed in [{}, given] if given else [{}]:
+        checkpoint = _largest_that_fits(query.with_constraints(checkpoint=None, **dict.fromkeys(freed.values())))
+        if checkpoint and checkpoint not in [rated.checkpoint for rated in tried]:
+            unverified = ", a file not verified to exist" if checkpoint.unverified else ""
+            without = f" without {' and '.join(freed)}" if freed else ""
+            yield f"--checkpoint {checkpoint.name} ({format_gb(checkpoint.total_bytes)}{unverified}) fits{without}"
+            break
+    ram = _enough_ram(query)
+    if ram:
+        yield ram
+    elif not query.box.gpus and not query.box.ram:
+        yield "give the amount of RAM with --ram"
+    yield from _enough_gpus(query)
+
+
+def _smaller_requests(query: FitQuery) -> Iterator[str]:
+    """Yield the longest context, the most requests and the usual utilization that fit, if more was requested."""
+    constraints, longest = query.constraints, query.model.context
+    requested = min(constraints.context or 0, longest + 1)
+    shorter = [size for size in (longest, *SHORTER_CONTEXTS) if size < requested]
+    fewer = [(constraints.concurrency or 1) >> shift for shift in range(1, (constraints.concurrency or 1).bit_length())]
+    for name, values in (("context", shorter), ("concurrency", fewer)):
+        fitting = (value for value in values if query.with_constraints(**{name: value}).has_viable)
+        yield from (f"--{name} {value} fits" for value in itertools.islice(fitting, 1))
+    if constraints.memory_utilization:
+        usual = next(query.with_constraints(memory_utilization=None).viable_candidates(), None)
+        if usual and usual.recipe.memory_utilization:
+            yield f"--memory-utilization {usual.recipe.memory_utilization:g} fits"
+
+
+def _largest_that_fits(query: FitQuery) -> Checkpoint | None:
+    """Return the largest checkpoint that fits; if none does, the largest unverified one that keeps quality and fits."""
+    viable = (rated.checkpoint for rated in query.viable_candidates())
+    found = max(viable, key=lambda checkpoint: checkpoint.total_bytes, default=None)
+    if found:
+        return found
+    for checkpoint in sorted(query.checkpoints, key=lambda checkpoint: -checkpoint.total_bytes):
+        if checkpoint.unverified and checkpoint.bits_per_weight(query.model) >= LEAST_BITS:
+            alone = replace(query.with_constraints(checkpoint=checkpoint.name), checkpoints=(checkpoint,))
+            if alone.has_viable:
+                return checkpoint
+    return None
+
+
+def _enough_ram(query: FitQuery) -> str:
+    """Return how much RAM beside these GPUs would be enough, or "" if RAM is not missing or the engine uses none."""
+    box, constraints = query.box, query.constraints
+    offloads = not constraints.engine or registry.engine_traits(constraints.engine).offloads_experts
+    if constraints.gpu_only_flag or not offloads or box.has_unified_memory:
+        return ""
+
+    def ram_use(rated: RatedCandidate) -> int:
+        ram = rated.memory.devices[-1]
+        return ram.total - ram.free
+
+    def size_text(rated: RatedCandidate) -> str:
+        return f"{-(-ram_use(rated) // RAM_STEP) * RAM_STEP // 2**30}GiB"
+
+    roomy = replace(box, ram=MAX_RAM, ram_free=None)
+    engines = (constraints.engine,) if constraints.engine else hybrid_engines()
+    candidates = make_candidates(roomy, query.model, query.checkpoints, constraints, engines)
+    rated = rate_candidates(roomy, query.model, candidates, constraints)
+    viable = sorted((each for each in rated if ram_use(each) > box.ram and each.is_viable), key=ram_use)
+    if not viable:
+        return ""
+    least = viable[0]
+    better = next((each for each in viable if each.checkpoint.bits_per_weight(each.model) >= LEAST_BITS), least)
+    if size_text(better) == size_text(least):
+        least = better
+    here = ("here", "on this GPU", "on these GPUs")[min(len(box.gpus), 2)]
+    present = f"{format_gib(box.ram)} is there" if box.ram else "none was declared"
+    title = f"{least.checkpoint.name} under {registry.engine_display_name(least.recipe.engine)}"
+    more = f", with {size_text(better)} {better.checkpoint.name}, which loses less" if better != least else ""
+    return f"--ram {size_text(least)}: with that much RAM {title} fits {here} ({present}){more}"
+
+
+def _enough_gpus(query: FitQuery) -> Iterator[str]:
+    """Yield how many of these GPUs would be enough, up to 64, in whatever layout."""
+    box, constraints = query.box, query.constraints
+    if not box.gpus or not query.allows_gpu_only or constraints.experts or constraints.memory_utilization:
+        return
+    gpu, engines = box.gpus[0], (constraints.engine,) if constraints.engine else gpu_only_engines()
+    free = query.with_constraints(**dict.fromkeys(PARALLEL_SIZES), context=constraints.context or MIN_CONTEXT)
+    for count in LARGER_COUNTS:
+        if count <= len(box.gpus) * box.nodes:
+            continue
+        larger = replace(box, gpus=(gpu,) * count, nodes=1, name=f"{count}x-{gpu.name}")
+        on_larger = replace(free, box=split_into_nodes(larger))
+        for engine in engines:
+            if on_larger.with_constraints(engine=engine).has_viable:
+                yield f"it fits on {count}x {gpu.title} under {registry.engine_display_name(engine)}"
+                return
