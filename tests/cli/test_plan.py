@@ -309,9 +309,9 @@ def test_the_arithmetic_is_of_the_stage_that_decides(capsys: pytest.CaptureFixtu
     assert lines["KV tokens"]["value"] == plan["memory"]["kv_tokens"]
     assert "of 5 holds the fewest" in lines["KV tokens"]["formula"]
     assert lines["- routed_experts"]["value"] == fullest["by_component"]["routed_experts"]
-    said = [reason for reason in plan["reasons"] if "left alone SGLang would take" in reason]
+    said = [reason for reason in plan["reasons"] if "by default SGLang would use" in reason]
     for text in said:
-        share, tokens = re.search(r"take ([\d.]+) and hold ([\d,]+)", text).groups()  # type: ignore[union-attr]
+        share, tokens = re.search(r"use ([\d.]+) and hold ([\d,]+)", text).groups()  # type: ignore[union-attr]
         assert float(share) == pytest.approx(0.9, abs=0.02)
         assert int(tokens.replace(",", "")) == pytest.approx(plan["memory"]["kv_tokens"], rel=0.2)
 
