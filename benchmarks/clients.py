@@ -162,7 +162,8 @@ def c_client(program: Path, url: str, streams: int, requests: int) -> Row:
 
 def moebox(url: str, streams: int, requests: int) -> Row:
     """Ours, one worker process; its CPU time is that of the worker from the first request to the last."""
-    from moebox.bench.measure import measure_load, probe_endpoint
+    from moebox.bench.measure import measure_load
+    from moebox.bench.probe import probe_endpoint
     from moebox.core.endpoint import endpoint_from_url
     from moebox.core.measure import Load, Workload
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moebox.bench.generator.connection import Connection
-from moebox.bench.generator.conversation import SingleTurn
 from moebox.bench.generator.finished import FinishedRequest
+from moebox.bench.generator.job import SingleTurn
 from moebox.bench.generator.recorder import ReplyRecorder
 from moebox.bench.samples import Samples
 from moebox.core.endpoint import endpoint_from_url
@@ -50,7 +50,8 @@ def record(stream: bytes, cuts: list[int], *, keep: bool = False, batch: int = 1
     recorder = ReplyRecorder(keep_text=keep)
     for at in range(0, len(segments), batch):
         part = segments[at : at + batch]
-        recorder.record_all(part, [5] * len(part))
+        for segment in part:
+            recorder.record_segment(segment, 5)
     recorder.close(5)
     return (
         list(recorder.times),
@@ -160,7 +161,7 @@ def test_each_kind_of_delta_counts_and_the_role_does_not() -> None:
         b"data: [DONE]\n\n",
     )
     recorder = ReplyRecorder()
-    recorder.record_all([stream], [1])
+    recorder.record_segment(stream, 1)
 
     assert list(recorder.kinds) == [REASONING, REASONING, CONTENT, TOOL]
     assert (recorder.completion_tokens, recorder.finish_reason, recorder.done, recorder.is_complete) == (
@@ -174,7 +175,7 @@ def test_each_kind_of_delta_counts_and_the_role_does_not() -> None:
 def test_a_hundred_events_in_one_packet_are_a_hundred_tokens() -> None:
     """A proxy that gathers events loses no token."""
     recorder = ReplyRecorder()
-    recorder.record_all([HEAD + chunked(*[event({"content": "x"})] * 100, b"data: [DONE]\n\n")], [9])
+    recorder.record_segment(HEAD + chunked(*[event({"content": "x"})] * 100, b"data: [DONE]\n\n"), 9)
 
     assert list(recorder.times) == [9] * 100
 
@@ -232,7 +233,7 @@ def test_shared_out_tokens_sum_to_the_servers_count(sizes: list[int], total: int
 def test_what_is_not_a_stream_is_named(stream: bytes, error: str) -> None:
     """An HTTP error, another protocol or silence each leave one line."""
     recorder = ReplyRecorder()
-    recorder.record_all([stream], [1])
+    recorder.record_segment(stream, 1)
     recorder.close(1)
 
     assert error in recorder.error
@@ -243,7 +244,7 @@ def test_an_answer_that_did_not_stream_is_a_failure() -> None:
     """Nobody can say when the tokens of a whole JSON reply came."""
     body = json.dumps({"choices": [{"message": {"content": "hello"}, "finish_reason": "stop"}], **usage(5)}).encode()
     recorder = ReplyRecorder()
-    recorder.record_all([b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)], [3])
+    recorder.record_segment(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body), 3)
 
     assert (list(recorder.times), recorder.error) == ([], "a whole JSON reply came instead of a stream")
 
@@ -323,7 +324,7 @@ def test_tokens_a_late_reader_found_together_get_even_gaps() -> None:
     """The last one's time is known, the others lie between it and the token before, and are marked as guessed."""
     piece = chunked(event({"content": "x"}))[:-5]
     recorder = ReplyRecorder()
-    recorder.record_all([HEAD + piece], [100])
+    recorder.record_segment(HEAD + piece, 100)
 
     assert recorder.take_fast(piece * 2, 140, since=90)
     assert recorder.take_fast(piece * 2, 150)
@@ -366,7 +367,8 @@ def test_tokens_after_the_end_belong_to_no_reply() -> None:
     recorder = ReplyRecorder()
     token = event({"content": " a"})
     first, done, more = (chunked(*pieces)[:-5] for pieces in ((token, token), (b"data: [DONE]\n\n",), (token, token)))
-    recorder.record_all([HEAD + first, done, more, chunked(event({}, finish="stop"))], range(4))
+    for time, segment in enumerate([HEAD + first, done, more, chunked(event({}, finish="stop"))]):
+        recorder.record_segment(segment, time)
 
     assert (len(recorder.times), recorder.finish_reason, recorder.done) == (2, "", True)
 

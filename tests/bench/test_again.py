@@ -10,8 +10,7 @@ from cyclopts import App
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moebox.bench.command import bench_flags
-from moebox.bench.presets import load_presets
+from moebox.bench.command import bench_flags, load_presets
 from moebox.bench.search import parse_slo
 from moebox.cli import main
 from moebox.cli.bench_plan import BenchArgs, BenchPlan, make_bench_plan, parse_counts

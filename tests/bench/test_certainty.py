@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebox.bench import metrics
-from moebox.bench.certainty import P99_TOLERANCE, is_p99_certain
+from moebox.bench.client_check import P99_TOLERANCE, is_p99_certain
 from moebox.bench.generator.recorder import ReplyRecorder
-from moebox.bench.measure import measure_load, probe_endpoint
+from moebox.bench.measure import measure_load
+from moebox.bench.probe import probe_endpoint
 from moebox.bench.samples import COMPLETED, Samples
 from moebox.core.endpoint import endpoint_from_url
 from moebox.core.measure import Load, Workload

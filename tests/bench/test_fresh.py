@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from moebox.bench.freshness import cached_prompts_flag, prefix_hit_rate
+from moebox.bench.validity import cached_prompts_flag, prefix_hit_rate
 from moebox.cli import main
 from moebox.core.measure import Workload
 from moebox.store import Run

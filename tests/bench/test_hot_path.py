@@ -1,4 +1,4 @@
-"""The hot path takes what the recorder would have taken, and nothing else."""
+"""The hot path records the same as the recorder alone."""
 
 import contextlib
 import socket
@@ -20,31 +20,37 @@ TEXTS = st.one_of(
 )
 
 
-def primed() -> ReplyRecorder:
-    """A recorder in the middle of a stream."""
+def make_hot_path() -> HotPath:
+    """Return a hot path with places for 1,024 descriptors."""
+    hot = HotPath(late_ns=1e9)
+    hot.streams += [None] * 1024
+    hot.read_at += [0] * 1024
+    return hot
+
+
+def start_stream() -> ReplyRecorder:
+    """Return a recorder in the middle of a stream."""
     recorder = ReplyRecorder()
     recorder.record_segment(HEAD + FIRST, 1)
     return recorder
 
 
-def seen(recorder: ReplyRecorder) -> tuple[object, ...]:
-    """What it says of its reply."""
+def recorded_values(recorder: ReplyRecorder) -> tuple[object, ...]:
     recorder.catch_up()
     return len(recorder.times), list(recorder.sizes), list(recorder.kinds), recorder.event_count, recorder.error
 
 
 @given(st.lists(st.lists(TEXTS, min_size=1, max_size=6), min_size=1, max_size=4), st.booleans())
 def test_a_batch_of_streams_is_recorded_as_each_would_be_alone(replies: list[list[bytes]], capitals: bool) -> None:
-    """Whatever stands between the quotes of any of them, and in either spelling of sizes."""
-    hot = HotPath(late_ns=1e9)
-    hot.add_descriptors(1024)
+    """This holds for any bytes between the quotes, and for chunk sizes in small and capital letters."""
+    hot = make_hot_path()
     with contextlib.ExitStack() as stack:
         pairs = [socket.socketpair() for _ in replies]
         for pair in pairs:
             for each in pair:
                 stack.enter_context(each)
             pair[0].setblocking(False)
-        ours, alone = [primed() for _ in replies], [primed() for _ in replies]
+        ours, alone = [start_stream() for _ in replies], [start_stream() for _ in replies]
         for (mine, _), recorder in zip(pairs, ours, strict=True):
             hot.add_stream(mine.fileno(), mine, recorder)
         for step in range(max(map(len, replies))):
@@ -66,13 +72,12 @@ def test_a_batch_of_streams_is_recorded_as_each_would_be_alone(replies: list[lis
                     by_fd[fd].record_segment(data, 1)
                 else:
                     by_fd[fd].record_segment(next(mine for mine, _ in pairs if mine.fileno() == fd).recv(9999), 1)
-        assert [seen(recorder) for recorder in ours] == [seen(recorder) for recorder in alone]
+        assert [recorded_values(recorder) for recorder in ours] == [recorded_values(recorder) for recorder in alone]
 
 
 def test_any_language_is_hot() -> None:
-    """Events with text beyond ASCII took the long way, one by one."""
-    hot, recorder = HotPath(late_ns=1e9), primed()
-    hot.add_descriptors(1024)
+    """Events with text beyond ASCII are read on the hot path too."""
+    hot, recorder = make_hot_path(), start_stream()
     mine, theirs = socket.socketpair()
     with mine, theirs:
         mine.setblocking(False)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from moebox.bench.measure import MeasuredLoad, measure_load, probe_stream
-from moebox.bench.self_check import joined_share, merged_share
-from moebox.bench.vocabulary import choose_words
+from moebox.bench.client_check import joined_share, merged_share
+from moebox.bench.measure import MeasuredLoad, measure_load
+from moebox.bench.probe import choose_words, probe_stream
 from moebox.core.endpoint import endpoint_from_url
 from moebox.core.measure import Load, Workload
 from moebox.core.result import result_document

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moebox.bench import metrics, samples
+from moebox.bench.client_check import check_client, lag_percentile_ms, merged_share
 from moebox.bench.generator.job import WorkerGauge
 from moebox.bench.samples import COMPLETED, FAILED, Samples
-from moebox.bench.self_check import check_client, lag_percentile_ms, merged_share
 from moebox.core.measure import Slo
 from moebox.errors import BadInput
 from moebox.stream import CONTENT, REASONING
@@ -154,7 +154,7 @@ def test_the_timeline_holds_every_token_and_request() -> None:
 def test_samples_survive_their_file(tmp_path: Path) -> None:
     """Written and read back alike, and small: 11 bytes for each event with tokens."""
     found = made({"sent": 0, "times": list(range(1, 500)), "reason": "é"}, zero=5)
-    samples.write_samples(tmp_path / "a.samples", found)
+    (tmp_path / "a.samples").write_bytes(found.to_bytes())
     back = samples.read_samples(tmp_path / "a.samples")
 
     assert list(back.requests()) == list(found.requests())

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from moebox.bench.generator.arrivals import arrival_times
+from moebox.bench.command import find_preset, load_presets
 from moebox.bench.generator.job import PromptWords
+from moebox.bench.generator.schedule import arrival_times
 from moebox.bench.measure import MeasuredLoad
-from moebox.bench.presets import find_preset, load_presets
+from moebox.bench.probe import calibrate_words
 from moebox.bench.prompts import load_prompts, load_trace
 from moebox.bench.samples import Samples
 from moebox.bench.scrape import parse_prometheus, pick_metrics, summarize_scrapes
 from moebox.bench.search import find_highest_load, parse_slo
-from moebox.bench.vocabulary import calibrate_words
 from moebox.bench.workloads import open_source
 from moebox.core.measure import Load, Workload
 from moebox.errors import BadInput, UnknownName

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from moebox.bench.measure import measure_load, probe_stream
-from moebox.bench.vocabulary import choose_words
+from moebox.bench.measure import measure_load
+from moebox.bench.probe import choose_words, probe_stream
 from moebox.cli import main
 from moebox.core.endpoint import endpoint_from_url
 from moebox.core.measure import Load, Workload

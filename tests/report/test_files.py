@@ -59,7 +59,7 @@ def test_twenty_thousand_requests_make_a_small_page_in_little_memory(tmp_path: P
     """Two million token times are aggregated before anything is drawn: under 5 MB of HTML and 300 MB of memory."""
     run = a_run(tmp_path / "runs", levels=())
     (run.path / "measurements").mkdir()
-    columns.write_samples(run.path / "measurements" / "big.samples", sampled(20_000, 100))
+    (run.path / "measurements" / "big.samples").write_bytes(sampled(20_000, 100).to_bytes())
     run.write_json("measurements/big.json", {**level(64), "samples": "big.samples", "completed": 20_000})
     argv = [sys.executable, "-c", MEASURED, str(run.path), str(tmp_path / "big.html")]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
@@ -72,7 +72,7 @@ def test_twenty_thousand_requests_make_a_small_page_in_little_memory(tmp_path: P
 
 def test_the_digest_of_samples_is_right(tmp_path: Path) -> None:
     """Known gaps come back: P50 near 20 ms, every gap counted, tokens per second as sent."""
-    columns.write_samples(tmp_path / "a.samples", sampled(64, 100))
+    (tmp_path / "a.samples").write_bytes(sampled(64, 100).to_bytes())
     digest = samples.digest_samples(tmp_path / "a.samples")
     assert digest is not None
     assert dict(digest.marks)["P50"] == pytest.approx(20, abs=0.5)
@@ -82,7 +82,7 @@ def test_the_digest_of_samples_is_right(tmp_path: Path) -> None:
 
 def test_tokens_that_came_together_share_their_gap(tmp_path: Path) -> None:
     """Five tokens in a chunk every 100 ms are 20 ms each, as with a draft model."""
-    columns.write_samples(tmp_path / "a.samples", sampled(8, 100, group=5))
+    (tmp_path / "a.samples").write_bytes(sampled(8, 100, group=5).to_bytes())
     digest = samples.digest_samples(tmp_path / "a.samples")
     assert digest is not None
     assert dict(digest.marks)["P50"] == pytest.approx(20, abs=1.5)
@@ -227,7 +227,7 @@ def test_a_run_without_a_recipe_says_one_p99_and_not_that_nothing_was_measured(t
     run = Run.create("bench", runs=tmp_path)
     run.release_lock()
     (run.path / "measurements").mkdir()
-    columns.write_samples(run.path / "measurements" / "a.samples", sampled(64, 100))
+    (run.path / "measurements" / "a.samples").write_bytes(sampled(64, 100).to_bytes())
     measured = level(4, median_itl_ms=21.0, p50_itl_ms=21.0, p99_itl_ms=77.7)
     run.write_json("measurements/a.json", {**measured, "samples": "a.samples"})
     write_report([run], tmp_path / "r.html")

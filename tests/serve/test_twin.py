@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from moebox.bench.vocabulary import choose_words
+from moebox.bench.probe import choose_words
 from moebox.cli import main
 from moebox.core.endpoint import endpoint_from_url
 from moebox.serve import state

@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 
 from moebox import http
-from moebox.bench.measure import measure_load, probe_endpoint
+from moebox.bench.measure import measure_load
+from moebox.bench.probe import probe_endpoint
 from moebox.cli import main
 from moebox.core.endpoint import endpoint_from_url
 from moebox.core.measure import Load, Workload

@@ -1,14 +1,14 @@
-"""Every figure of a benchmark, from samples: the one place that defines them (in words: docs/metrics.md).
+"""Every figure of a benchmark, computed from samples: the one place that defines them (in words: docs/metrics.md).
 
-Pure arithmetic. Field names are those of vLLM's serving benchmark where the figure is the same each. Only completed
-requests enter means, percentiles and throughput; failed, truncated, empty and cancelled ones are counted apart.
+Pure arithmetic. Figures that vLLM's serving benchmark has too carry its field names. Only completed requests enter
+means, percentiles and throughput; failed, truncated, empty and cancelled ones are counted apart.
 """
 
 import itertools
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moebox.bench.samples import COMPLETED, OUTCOMES, SampledRequest, Samples
@@ -17,19 +17,17 @@ from moebox.core.result import LatencyStats, LoadSummary, PositionSpeed, SteadyS
 from moebox.stream.events import CONTENT, ESTIMATED_TIME, SILENT
 
 PERCENTILES = (50, 90, 95, 99)
-MAX_EXACT_VALUES = (
-    200_000  # values up to which a distribution is kept exactly; above it, to a microsecond, which bounds memory
-)
+MAX_EXACT_VALUES = 200_000  # larger distributions are kept to a microsecond, which bounds memory
 MAX_BINS = 600  # of a timeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFigures:
-    """What one completed request comes to; times in seconds."""
+    """The figures of one completed request; times in seconds."""
 
     request: SampledRequest
     output: int
-    ttft_s: float | None  # None where only the end of a reply without text is known
+    ttft_s: float | None  # None if only the end of a reply without text is known
     ttfc_s: float | None  # to the first visible content
     tpot_s: float | None
     e2e_s: float
@@ -37,52 +35,44 @@ class RequestFigures:
 
     @property
     def cached_tokens(self) -> int:
-        """Prompt tokens that came out of a prefix cache, as far as the server tells."""
+        """Prompt tokens from a prefix cache, as far as the server reports them."""
         return max(0, min(self.request.cached, self.request.prompt))
-
-    def prompt_tokens_or(self, tokens: int) -> int:
-        """Tokens of the prompt; `tokens` where the server does not count them."""
-        return self.request.prompt if self.request.prompt >= 0 else tokens
 
 
 def request_figures(samples: Samples) -> list[RequestFigures]:
-    """The completed requests, each with its own figures."""
-    return [_of_request(samples, request) for request in samples.requests() if request.outcome == COMPLETED]
-
-
-def _of_request(samples: Samples, request: SampledRequest) -> RequestFigures:
-    first, last, sent = request.first, request.last, request.sent
-    times, kinds = samples.time[first:last], samples.kind[first:last]
-    output = output_tokens(samples, request)
-    timed = not (kinds[0] == SILENT and len(times) == 1 and output > 1)
-    return RequestFigures(
-        request=request,
-        output=output,
-        ttft_s=(times[0] - sent) / 1e9 if timed else None,
-        ttfc_s=_first_content_s(times, kinds, sent),
-        tpot_s=(times[-1] - times[0]) / 1e9 / (output - 1) if timed and output > 1 else None,
-        e2e_s=(times[-1] - sent) / 1e9,
-        worst_itl_s=max((after - before for before, after in itertools.pairwise(times)), default=0) / 1e9,
-    )
-
-
-def _first_content_s(times: Sequence[int], kinds: Sequence[int], sent: int) -> float | None:
-    """Seconds until something visible came; None where nothing did."""
-    visible = (at for at, kind in zip(times, kinds, strict=True) if kind & ~ESTIMATED_TIME == CONTENT)
-    return next(((at - sent) / 1e9 for at in visible), None)
-
-
-def output_tokens(samples: Samples, request: SampledRequest) -> int:
-    """Tokens of a reply: the server's count, else each for each event."""
-    return request.output if request.output >= 0 else sum(samples.tokens[request.first : request.last])
+    """Return the figures of each completed request."""
+    found = []
+    for request in samples.requests():
+        if request.outcome != COMPLETED:
+            continue
+        sent = request.sent
+        times, kinds = samples.time[request.first : request.last], samples.kind[request.first : request.last]
+        output = request.output
+        if output < 0:  # the server did not count: one token for each event, or a tokenizer's count
+            output = sum(samples.tokens[request.first : request.last])
+        timed = not (kinds[0] == SILENT and len(times) == 1 and output > 1)
+        visible = (at for at, kind in zip(times, kinds, strict=True) if kind & ~ESTIMATED_TIME == CONTENT)
+        found.append(
+            RequestFigures(
+                request=request,
+                output=output,
+                ttft_s=(times[0] - sent) / 1e9 if timed else None,
+                ttfc_s=next(((at - sent) / 1e9 for at in visible), None),
+                tpot_s=(times[-1] - times[0]) / 1e9 / (output - 1) if timed and output > 1 else None,
+                e2e_s=(times[-1] - sent) / 1e9,
+                worst_itl_s=max((after - before for before, after in itertools.pairwise(times)), default=0) / 1e9,
+            )
+        )
+    return found
 
 
 def summarize_samples(samples: Samples, *, slo: Slo | None = None, prompt_tokens: int = 0) -> LoadSummary:
-    """The whole run. `prompt_tokens` stands in where the server does not count prompts."""
+    """Summarize a run. `prompt_tokens` is used if the server does not count prompts."""
     done = request_figures(samples)
+    sent, ended = samples.columns["sent"], samples.columns["ended"]
     counts = Counter(samples.columns["outcome"])
-    duration = run_seconds(samples)
-    total_input = sum(each.prompt_tokens_or(prompt_tokens) for each in done)
+    duration = (max(ended) - min(sent)) / 1e9 if len(samples) else 0.0  # from the first request to the last byte
+    total_input = sum(each.request.prompt if each.request.prompt >= 0 else prompt_tokens for each in done)
     total_output = sum(each.output for each in done)
     rate = 1 / duration if duration > 0 else 0.0
     token_gaps, chunk_gaps = token_and_chunk_gaps(samples, done)
@@ -92,7 +82,7 @@ def summarize_samples(samples: Samples, *, slo: Slo | None = None, prompt_tokens
         total_input_tokens=total_input,
         total_output_tokens=total_output,
         request_throughput=len(done) * rate,
-        request_goodput=None if slo is None else count_good(done, slo) * rate,
+        request_goodput=None if slo is None else sum(request_meets_slo(each, slo) for each in done) * rate,
         output_throughput=total_output * rate,
         total_token_throughput=(total_input + total_output) * rate,
         max_output_tokens_per_s=peak_token_rate(samples),
@@ -110,18 +100,13 @@ def summarize_samples(samples: Samples, *, slo: Slo | None = None, prompt_tokens
 
 
 def latency_stats(done: Sequence[RequestFigures], name: str) -> LatencyStats:
-    """One of the times of requests, over those that have it."""
+    """Summarize one of the times of requests, over those that have it."""
     seconds = (getattr(each, name) for each in done)
-    return stats_of_values(value * 1e3 for value in seconds if value is not None)
-
-
-def stats_of_values(values: Iterable[float]) -> LatencyStats:
-    """Mean, median, standard deviation and percentiles, in milliseconds."""
-    return stats_of_counts(Counter(values))
+    return stats_of_counts(Counter(value * 1e3 for value in seconds if value is not None))
 
 
 def stats_of_counts(counter: "Counter[float]") -> LatencyStats:
-    """The same of values that are already counted."""
+    """Return mean, standard deviation and percentiles of counted milliseconds."""
     total = sum(counter.values())
     if not total:
         return LatencyStats()
@@ -132,28 +117,22 @@ def stats_of_counts(counter: "Counter[float]") -> LatencyStats:
 
 
 def percentiles_of_counts(counter: "Counter[float]", wanted: Sequence[float]) -> list[float]:
-    """Percentiles with linear interpolation between ranks, as numpy's default gives them; `wanted` is ascending."""
+    """Return percentiles with linear interpolation between ranks, as numpy's default; `wanted` is ascending."""
     last = sum(counter.values()) - 1
     ranks = [last * share / 100 for share in wanted]
-    at = _ranked(counter, sorted({edge for rank in ranks for edge in (math.floor(rank), math.ceil(rank))}))
+    at: dict[int, float] = {}  # the values at the ranks beside each percentile
+    values, seen, value = iter(sorted(counter)), 0, 0.0
+    for edge in sorted({place for rank in ranks for place in (math.floor(rank), math.ceil(rank))}):
+        while seen <= edge:
+            value = next(values)
+            seen += counter[value]
+        at[edge] = value
     edges = ((rank, at[math.floor(rank)], at[math.ceil(rank)]) for rank in ranks)
     return [low + (high - low) * (rank - math.floor(rank)) for rank, low, high in edges]
 
 
-def _ranked(counter: "Counter[float]", ranks: Sequence[int]) -> dict[int, float]:
-    """The values at these places, ascending, of all that were counted in order."""
-    found: dict[int, float] = {}
-    values, seen, value = iter(sorted(counter)), 0, 0.0
-    for rank in ranks:
-        while seen <= rank:
-            value = next(values)
-            seen += counter[value]
-        found[rank] = value
-    return found
-
-
 def token_and_chunk_gaps(samples: Samples, done: Sequence[RequestFigures]) -> tuple["Counter[float]", "Counter[float]"]:
-    """Gaps between tokens and between chunks, in ms.
+    """Count the gaps between tokens and between chunks, in ms.
 
     The tokens of one chunk share its gap evenly; the first chunk has none. A chunk that completed no token adds its
     gap to the next one's.
@@ -174,20 +153,12 @@ def token_and_chunk_gaps(samples: Samples, done: Sequence[RequestFigures]) -> tu
                 by_token[share if exact else share // 1000] += count
                 before = now
     scale = 1e6 if exact else 1e3
-    return _scaled(by_token, scale), _scaled(by_chunk, scale)
-
-
-def _scaled(counter: "Counter[float]", scale: float) -> "Counter[float]":
-    return Counter({value / scale: count for value, count in counter.items()})
-
-
-def count_good(done: Iterable[RequestFigures], slo: Slo) -> int:
-    """How many requests keep to what is asked of them."""
-    return sum(request_meets_slo(each, slo) for each in done)
+    token_gaps = Counter({value / scale: count for value, count in by_token.items()})
+    return token_gaps, Counter({value / scale: count for value, count in by_chunk.items()})
 
 
 def request_meets_slo(figures: RequestFigures, slo: Slo) -> bool:
-    """A request that keeps to everything asked of it; one whose first token nobody saw keeps to no TTFT."""
+    """True if a request met every limit; one without a known first token meets no TTFT limit."""
     if slo.ttft_s is not None and figures.ttft_s is None:
         return False
     pairs = (
@@ -199,14 +170,8 @@ def request_meets_slo(figures: RequestFigures, slo: Slo) -> bool:
     return all(limit is None or value is None or value <= limit for value, limit in pairs)
 
 
-def run_seconds(samples: Samples) -> float:
-    """Seconds from the first request sent to the last byte."""
-    sent, ended = samples.columns["sent"], samples.columns["ended"]
-    return (max(ended) - min(sent)) / 1e9 if len(samples) else 0.0
-
-
 def peak_token_rate(samples: Samples) -> float:
-    """Most output tokens of completed requests in one second, seconds counted from the start."""
+    """Return the most output tokens of completed requests in one second, counted from the start."""
     bins: Counter[int] = Counter()
     time, tokens, zero = samples.time, samples.tokens, samples.zero
     for request in samples.requests():
@@ -217,20 +182,20 @@ def peak_token_rate(samples: Samples) -> float:
 
 
 def peak_concurrency(samples: Samples) -> int:
-    """Most requests in flight at one moment."""
+    """Return the most requests in flight at once."""
     edges = [(at, 1) for at in samples.columns["sent"]] + [(at, -1) for at in samples.columns["ended"]]
     most = now = 0
-    for _, step in sorted(edges):  # at one moment, ends come before starts
+    for _, step in sorted(edges):  # at the same moment, ends come before starts
         now += step
         most = max(most, now)
     return most
 
 
 def steady_state(samples: Samples, *, ramp_s: float = 0.0) -> SteadyState | None:
-    """The window in which load was neither building up nor running out; None where there is none worth the name.
+    """Return the figures of the window in which load was neither building up nor running out, or None if too short.
 
     It opens when the ramp is over and the first request has ended (from then on requests are in all stages at once) and
-    closes when the last one was sent. Throughput counts tokens that came inside it; latencies, requests sent inside it.
+    closes when the last one was sent. Throughput counts tokens that arrived inside it; latencies, requests sent inside.
     """
     done = request_figures(samples)
     if not done:
@@ -240,38 +205,27 @@ def steady_state(samples: Samples, *, ramp_s: float = 0.0) -> SteadyState | None
     inside = [each for each in done if begin <= each.request.sent <= end]
     if end - begin < 1_000_000_000 or len(inside) < 2:
         return None
-    return _between(samples, done, inside, begin, end)
-
-
-def _between(
-    samples: Samples, done: Sequence[RequestFigures], inside: Sequence[RequestFigures], begin: int, end: int
-) -> SteadyState:
-    """The figures of a window; `inside` are the requests sent in it."""
     seconds = (end - begin) / 1e9
+    chunks = itertools.chain.from_iterable(range(each.request.first, each.request.last) for each in done)
+    tokens = sum(samples.tokens[i] for i in chunks if begin <= samples.time[i] < end)
     return SteadyState(
         start_s=(begin - samples.zero) / 1e9,
         end_s=(end - samples.zero) / 1e9,
         requests=len(inside),
         request_throughput=sum(begin <= each.request.ended < end for each in done) / seconds,
-        output_throughput=sum(_tokens_between(samples, each.request, begin, end) for each in done) / seconds,
+        output_throughput=tokens / seconds,
         mean_concurrency=sum(_overlap_ns(each.request, begin, end) for each in done) / 1e9 / seconds,
         ttft=latency_stats(inside, "ttft_s"),
         tpot=latency_stats(inside, "tpot_s"),
     )
 
 
-def _tokens_between(samples: Samples, request: SampledRequest, begin: int, end: int) -> int:
-    chunks = range(request.first, request.last)
-    return sum(samples.tokens[i] for i in chunks if begin <= samples.time[i] < end)
-
-
 def _overlap_ns(request: SampledRequest, begin: int, end: int) -> int:
-    """Nanoseconds of a request's life between two moments."""
     return max(0, min(request.ended, end) - max(request.sent, begin))
 
 
 def build_timeline(samples: Samples) -> Timeline:
-    """Tokens, requests and TTFT over time, in bins of a second or, for long runs, a few."""
+    """Return tokens, requests and TTFT over time, in bins of a second or, for long runs, a few."""
     if not len(samples):
         return Timeline()
     length = (max(samples.columns["ended"]) - samples.zero) / 1e9
@@ -296,16 +250,12 @@ def build_timeline(samples: Samples) -> Timeline:
         output_tokens=tuple(tokens),
         in_flight=tuple(round(value, 3) for value in flight),
         ended=tuple(ended),
-        ttft_ms=tuple(map(_rounded_mean, ttft)),
+        ttft_ms=tuple(round(statistics.fmean(values), 3) if values else None for values in ttft),
     )
 
 
-def _rounded_mean(values: Sequence[float]) -> float | None:
-    return round(statistics.fmean(values), 3) if values else None
-
-
 def speed_by_position(samples: Samples, bins: int = 20) -> tuple[PositionSpeed, ...]:
-    """How fast one stream runs, by how far into its reply: does it sag? Mean over completed requests."""
+    """Return the speed of a stream by position in its reply, as the mean over completed requests."""
     done = request_figures(samples)
     longest = max((each.output for each in done), default=0)
     if longest < 2 * bins:

@@ -1,24 +1,25 @@
-"""Prompt files (JSON lines, ShareGPT) and request traces, as people have them."""
+"""Prompt files (JSON lines, ShareGPT), request traces, and other tools' JSON files."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from moebox.bench import json_files
+from moebox import codec
 from moebox.errors import BadInput
 from moebox.loose import Json
 
-_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
+MAX_JSON_BYTES = 2**31  # guidellm keeps every request in its file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilePrompt:
-    """What is asked once."""
+    """One request of a prompt file."""
 
     messages: tuple[Json, ...]
     output_tokens: int = 0  # 0: the workload's
-    extra_fields: Json = field(default_factory=dict)  # tools and the like, into the body
+    extra_fields: Json = field(default_factory=dict)  # tools and the like, added to the body
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +32,27 @@ class TraceRow:
     blocks: tuple[int, ...] = ()
 
 
+def read_json_text(path: Path) -> str:
+    return codec.read_text(path, max_bytes=MAX_JSON_BYTES)
+
+
+def parse_json(text: str, where: str) -> Any:
+    """Parse one document, with the NaN and Infinity that Python's tools write."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as problem:  # ValueError: also integers beyond Python's own
+        raise BadInput(f"{where}: not valid JSON: {problem}") from None
+
+
+def parse_json_lines(text: str, where: str) -> Iterator[tuple[str, Any]]:
+    """Yield the place and the document of each line."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            yield f"{where}:{number}", parse_json(line, f"{where}:{number}")
+
+
 def load_prompts(name: str) -> list[FilePrompt]:
-    """Prompts from a file of JSON lines, a JSON list, or ShareGPT's conversations."""
+    """Load prompts from a file of JSON lines, a JSON list, or ShareGPT's conversations."""
     prompts = [prompt for where, item in _read_items(name) if (prompt := _parse_prompt(item, where)) is not None]
     if not prompts:
         raise BadInput(f"{name}: no prompt in it", hint='a line is {"prompt": "…"} or {"messages": […]}')
@@ -40,7 +60,7 @@ def load_prompts(name: str) -> list[FilePrompt]:
 
 
 def load_trace(name: str) -> list[TraceRow]:
-    """A trace: JSON lines with timestamp (ms), input_length, output_length and, where prefixes are shared, hash_ids."""
+    """Load JSON lines with timestamp (ms), input_length, output_length and, if prefixes are shared, hash_ids."""
     rows = []
     for where, item in _read_items(name):
         try:
@@ -61,52 +81,34 @@ def load_trace(name: str) -> list[TraceRow]:
 
 
 def _read_items(name: str) -> Iterator[tuple[str, Any]]:
-    """The items of a JSON list or of JSON lines, and where each stands."""
-    text = json_files.read_json_text(Path(name))
+    """Return the place and the value of each item of a JSON list or of JSON lines."""
+    text = read_json_text(Path(name))
     if not text.lstrip().startswith("["):
-        return json_files.parse_json_lines(text, name)
-    return ((f"{name}[{place}]", item) for place, item in enumerate(json_files.parse_json(text, name)))
+        return parse_json_lines(text, name)
+    return ((f"{name}[{place}]", item) for place, item in enumerate(parse_json(text, name)))
 
 
 def _parse_prompt(item: Any, where: str) -> FilePrompt | None:
+    """Return the prompt of one item, or None for a conversation without a question."""
     if isinstance(item, str):
-        return FilePrompt(messages=_user_message(item))
+        return FilePrompt(messages=({"role": "user", "content": item},))
     if not isinstance(item, dict):
         raise BadInput(f"{where}: neither a string nor an object")
-    if "conversations" in item:
-        return _parse_sharegpt(item["conversations"])
-    more = {key: item[key] for key in ("tools", "tool_choice", "response_format") if key in item}
-    tokens = _output_tokens(item, where)
-    return FilePrompt(messages=_messages(item, where), output_tokens=tokens, extra_fields=more)
-
-
-def _output_tokens(item: Json, where: str) -> int:
+    if "conversations" in item:  # ShareGPT: the first question, with an answer as long (four characters a token)
+        turns = item["conversations"]
+        if not isinstance(turns, list) or len(turns) < 2 or not all(isinstance(turn, dict) for turn in turns):
+            return None
+        question, length = turns[0].get("value"), len(str(turns[1].get("value", ""))) // 4
+        if turns[0].get("from") not in ("human", "user") or not isinstance(question, str):
+            return None
+        return FilePrompt(messages=({"role": "user", "content": question},), output_tokens=max(4, length))
     tokens = item.get("output_tokens", item.get("max_tokens", 0))
     if not isinstance(tokens, int) or tokens < 0:
         raise BadInput(f"{where}: output_tokens is {tokens!r}")
-    return tokens
-
-
-def _user_message(text: str) -> tuple[Json, ...]:
-    return ({"role": "user", "content": text},)
-
-
-def _messages(item: Json, where: str) -> tuple[Json, ...]:
-    """What one item asks: its messages, or its prompt as one of them."""
     messages, text = item.get("messages"), item.get("prompt", item.get("text"))
     if not messages and isinstance(text, str):
-        return _user_message(text)
+        messages = [{"role": "user", "content": text}]
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise BadInput(f"{where}: no prompt, messages or conversations in it")
-    return tuple(messages)
-
-
-def _parse_sharegpt(turns: Any) -> FilePrompt | None:
-    """The first question of a conversation, answered at the length its answer had (four characters a token)."""
-    if not isinstance(turns, list) or len(turns) < 2 or not all(isinstance(turn, dict) for turn in turns):
-        return None
-    ask, reply = turns[0], turns[1]
-    if _ROLES.get(str(ask.get("from"))) != "user" or not isinstance(ask.get("value"), str):
-        return None
-    length = len(str(reply.get("value", ""))) // 4
-    return FilePrompt(messages=({"role": "user", "content": ask["value"]},), output_tokens=max(4, length))
+    extra_fields = {key: item[key] for key in ("tools", "tool_choice", "response_format") if key in item}
+    return FilePrompt(messages=tuple(messages), output_tokens=tokens, extra_fields=extra_fields)

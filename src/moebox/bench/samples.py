@@ -1,7 +1,7 @@
-"""What every request did, in columns: 11 bytes for each event that carried tokens, about 60 for each request.
+"""A record of every request, in columns: 11 bytes for each event that carried tokens, about 60 for each request.
 
-The file is one line of JSON (magic, zero of the clock, reasons, columns) and after it the columns, little-endian and
-deflated, in that order. `read` and `write` are the only code that knows this; everything else sees a `Samples`.
+The file is one line of JSON (magic, zero of the clock, reasons, columns) followed by the columns, little-endian and
+deflated, in that order. Only `Samples.to_bytes` and `samples_from_bytes` know this format.
 """
 
 import json
@@ -16,8 +16,9 @@ from moebox.errors import BadInput
 from moebox.store import plain
 
 MAGIC = "moebox-samples-1"
-MAX_SAMPLES_BYTES = 256 << 20  # bytes of a file
-MAX_UNPACKED_BYTES = 512 << 20  # bytes of all columns: some 45 million events
+MAX_SAMPLES_BYTES = 256 << 20  # of a file
+MAX_UNPACKED_BYTES = 512 << 20  # of all columns: about 45 million events
+MAX_REASONS = 1000  # a server that names each request in its error would fill the table
 COMPLETED, FAILED, TRUNCATED, EMPTY, CANCELLED = range(5)
 OUTCOMES = ("completed", "failed", "truncated", "empty", "cancelled")
 
@@ -26,16 +27,16 @@ REQUEST_COLUMNS = {
     "index": "I",
     "due": "q",  # when it should have been sent
     "sent": "q",  # when it was
-    "ended": "q",  # when its last byte came
+    "ended": "q",  # when its last byte arrived
     "outcome": "B",
     "reason": "H",  # index into `reasons`
     "status": "H",
-    "prompt": "i",  # tokens; -1 where the server did not say
+    "prompt": "i",  # tokens; -1 if the server did not count them
     "output": "i",
     "cached": "i",
     "asked": "I",  # output tokens asked for
     "turn": "H",
-    "chunks": "I",  # its rows in the chunk columns follow those of the request before
+    "chunks": "I",  # its rows in the chunk columns follow those of the previous request
 }
 CHUNK_COLUMNS = {"time": "q", "tokens": "H", "kind": "B"}
 BYTES_PER_CHUNK = sum(array(code).itemsize for code in CHUNK_COLUMNS.values())
@@ -68,9 +69,7 @@ class Samples:
         self.zero = zero  # CLOCK_MONOTONIC ns at which the run began
         self.wall = wall  # the same moment in seconds since the epoch
         self.reasons: list[str] = [""]
-        self.texts: dict[
-            int, list[str]
-        ] = {}  # by row: replies that nobody counted yet, event by event; not in the file
+        self.texts: dict[int, list[str]] = {}  # by row: replies still to be counted, by event; not in the file
         self.columns = {name: array(code) for name, code in REQUEST_COLUMNS.items()}
         self.time, self.tokens, self.kind = (array(code) for code in CHUNK_COLUMNS.values())
 
@@ -78,15 +77,9 @@ class Samples:
         return len(self.columns["index"])
 
     def add_request(
-        self,
-        times: "array[int]",
-        tokens: "array[int]",
-        kinds: "array[int]",
-        *,
-        reason: str = "",
-        **values: int,
+        self, times: "array[int]", tokens: "array[int]", kinds: "array[int]", *, reason: str = "", **values: int
     ) -> None:
-        """One request and its chunks."""
+        """Add one request and its chunks."""
         self.time.extend(times)
         self.tokens.extend(tokens)
         self.kind.extend(kinds)
@@ -95,17 +88,17 @@ class Samples:
             column.append(values[name])
 
     def extend(self, other: "Samples") -> None:
-        """Take in the samples of another worker of the same run."""
-        at = [self._reason_index(text) for text in other.reasons]
+        """Add the samples of another worker of the same run."""
+        reasons = [self._reason_index(text) for text in other.reasons]
         self.texts |= {len(self) + row: text for row, text in other.texts.items()}
         for name, column in self.columns.items():
-            column.extend(other.columns[name] if name != "reason" else [at[i] for i in other.columns[name]])
+            column.extend(other.columns[name] if name != "reason" else [reasons[i] for i in other.columns[name]])
         self.time.extend(other.time)
         self.tokens.extend(other.tokens)
         self.kind.extend(other.kind)
 
     def requests(self) -> Iterator[SampledRequest]:
-        """Every request, in the order it ended."""
+        """Yield every request, in the order of their ends."""
         columns = self.columns
         names = [name for name in REQUEST_COLUMNS if name not in ("chunks", "reason")]
         first = 0
@@ -116,8 +109,7 @@ class Samples:
             first = last
 
     def to_bytes(self) -> bytes:
-        """The bytes of the file."""
-        columns = {**self.columns, **dict(zip(CHUNK_COLUMNS, (self.time, self.tokens, self.kind), strict=True))}
+        columns = {**self.columns, "time": self.time, "tokens": self.tokens, "kind": self.kind}
         packed = [zlib.compress(_little_endian(column).tobytes(), 1) for column in columns.values()]
         head = {
             "magic": MAGIC,
@@ -129,20 +121,15 @@ class Samples:
         return json.dumps(head).encode() + b"\n" + b"".join(packed)
 
     def _reason_index(self, text: str) -> int:
-        if not text:
-            return 0
-        if text in self.reasons:
-            return self.reasons.index(text)
-        if len(self.reasons) >= 1000:  # a server that names each request in its error would fill the table
+        if text not in self.reasons and len(self.reasons) >= MAX_REASONS:
             text = "other errors"
-            if text in self.reasons:
-                return self.reasons.index(text)
-        self.reasons.append(text)
-        return len(self.reasons) - 1
+        if text not in self.reasons:
+            self.reasons.append(text)
+        return self.reasons.index(text)
 
 
 def samples_from_bytes(data: bytes, where: str = "samples") -> Samples:
-    """The Samples in the bytes of a file; BadInput where they are not. A small file may claim to unpack to much."""
+    """Parse the bytes of a file. Raise BadInput if they are not valid or unpack to more than any measurement has."""
     line, _, rest = data.partition(b"\n")
     try:
         head = json.loads(line)
@@ -155,42 +142,32 @@ def samples_from_bytes(data: bytes, where: str = "samples") -> Samples:
             packed, rest = rest[:size], rest[size:]
             if len(packed) != size:
                 raise ValueError(f"column {name} is cut short")
-            bytes_left -= _unpack_column(samples, name, code, packed, bytes_left)
+            known = REQUEST_COLUMNS.get(name) or CHUNK_COLUMNS.get(name)
+            if known is None:
+                continue
+            if code != known:
+                raise ValueError(f"column {name} is of type {code}")
+            stream = zlib.decompressobj()
+            unpacked = stream.decompress(packed, bytes_left + 1)
+            bytes_left -= len(unpacked)
+            if bytes_left < 0:
+                raise ValueError("it unpacks to more than any measurement has")
+            if not stream.eof:
+                raise ValueError("it is cut short")
+            column = array(known)
+            column.frombytes(unpacked)
+            if name in REQUEST_COLUMNS:
+                samples.columns[name] = _little_endian(column)
+            else:
+                setattr(samples, name, _little_endian(column))
         _check_columns(samples)
     except (ValueError, KeyError, TypeError, RecursionError, zlib.error) as problem:
         raise BadInput(f"{where}: not a file of samples ({problem!r})") from None
     return samples
 
 
-def _unpack_column(samples: Samples, name: str, code: str, packed: bytes, room: int) -> int:
-    """Put one column where it belongs, if there is such a column; the bytes it takes."""
-    known = REQUEST_COLUMNS.get(name) or CHUNK_COLUMNS.get(name)
-    if known is None:
-        return 0
-    if code != known:
-        raise ValueError(f"column {name} is of type {code}")
-    column = array(known)
-    column.frombytes(_inflated(packed, room))
-    if name in REQUEST_COLUMNS:
-        samples.columns[name] = _little_endian(column)
-    else:
-        setattr(samples, name, _little_endian(column))
-    return len(column) * column.itemsize
-
-
-def _inflated(data: bytes, room: int) -> bytes:
-    """`data` unpacked, if it is whole and no larger than `room`."""
-    stream = zlib.decompressobj()
-    unpacked = stream.decompress(data, room + 1)
-    if len(unpacked) > room:
-        raise ValueError("it unpacks to more than any measurement has")
-    if not stream.eof:
-        raise ValueError("it is cut short")
-    return unpacked
-
-
 def _check_columns(samples: Samples) -> None:
-    """Columns of one table are of one length, and point into each other."""
+    """Raise ValueError unless columns of one table are of one length and refer to each other correctly."""
     chunks, reasons = samples.columns["chunks"], samples.columns["reason"]
     faults = {
         "columns of requests differ in length": len(set(map(len, samples.columns.values()))) != 1,
@@ -203,13 +180,7 @@ def _check_columns(samples: Samples) -> None:
             raise ValueError(fault)
 
 
-def write_samples(path: Path, samples: Samples) -> None:
-    """Keep samples in a file."""
-    path.write_bytes(samples.to_bytes())
-
-
 def read_samples(path: Path) -> Samples:
-    """The samples of a file."""
     try:
         return samples_from_bytes(plain.read_bytes(path, max_bytes=MAX_SAMPLES_BYTES), str(path))
     except OSError as problem:

@@ -1,4 +1,4 @@
-"""The server's own view during a run: its /metrics and the GPUs' power, lined up with the client's clock."""
+"""The server's own view during a run: its /metrics and the GPUs' power, on the client's clock."""
 
 import contextlib
 import itertools
@@ -6,9 +6,8 @@ import re
 import statistics
 import threading
 import time
-from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from moebox import http
 from moebox.core.endpoint import Endpoint
@@ -19,9 +18,9 @@ if TYPE_CHECKING:
     import ssl
 
 SCRAPE_INTERVAL_S = 1.0
-SCRAPE_TIMEOUT_S = 3.0  # for one answer
+SCRAPE_TIMEOUT_S = 3.0  # for one reply
 
-# Gauges are taken as they are, counters (those that end in _total) as they grew since the run began.
+# Gauges are kept as they are, counters (those that end in _total) by their growth since the run began.
 SCRAPED_METRICS = (
     "running",
     "waiting",
@@ -37,45 +36,46 @@ SCRAPED_METRICS = (
     "prefix_queries_total",
     "prefix_hits_total",
 )
-SHARE_METRICS = {name for figure in ("kv_use", "accept_length", "cache_hit_rate") for name in all_names(figure)}
+SHARE_METRICS = {name for metric in ("kv_use", "accept_length", "cache_hit_rate") for name in all_names(metric)}
 _LINE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{[^}]*\})?\s+([-+0-9.eE]+|NaN|[+-]Inf)\s*\d*$", re.MULTILINE)
+MetricsRow = tuple[int, dict[str, float]]  # CLOCK_MONOTONIC ns, and the figures
 
 
 def parse_prometheus(text: str) -> dict[str, float]:
-    """Prometheus text as name -> value over all labels; what is not a number is left out.
+    """Parse Prometheus text as name -> value over all labels, without what is not a number.
 
-    Data-parallel ranks show a value each: what they count adds up, a share of each is the whole's on average.
+    Data-parallel ranks show a value each: counts are added up, shares averaged.
     """
     found: dict[str, list[float]] = {}
     for name, value in _LINE.findall(text):
         with contextlib.suppress(ValueError):
             number = float(value)
-            if 0 <= number < float("inf"):  # none of what we read can be below zero
+            if 0 <= number < float("inf"):  # none of these figures can be negative
                 found.setdefault(name, []).append(number)
     return {name: statistics.fmean(values) if name in SHARE_METRICS else sum(values) for name, values in found.items()}
 
 
 def pick_metrics(metrics: dict[str, float]) -> dict[str, float]:
-    """The figures we know, under our names."""
-    names = {figure: find_metric(figure, metrics) for figure in SCRAPED_METRICS}
-    return {figure: metrics[name] for figure, name in names.items() if name}
+    """Return the known figures under moebox's names."""
+    names = {metric: find_metric(metric, metrics) for metric in SCRAPED_METRICS}
+    return {metric: metrics[name] for metric, name in names.items() if name}
 
 
 class Scraper:
-    """Asks once a second, in a thread of the process that drives no load."""
+    """Reads /metrics and the GPUs once a second, in threads of a process that sends no load."""
 
     def __init__(self, endpoint: Endpoint, *, enabled: bool, tls: "ssl.SSLContext | None") -> None:
         self._endpoint = endpoint
         self._tls = tls
         self._stop = threading.Event()
-        self._rows: list[tuple[int, dict[str, float]]] = []
-        self._power_rows: list[tuple[int, float, float]] = []  # when, watts, bytes in use
-        asking = (self._poll_metrics, self._poll_gpus) if enabled else ()
-        self._threads = [threading.Thread(target=target, daemon=True) for target in asking]
+        self._rows: list[MetricsRow] = []
+        self._power_rows: list[tuple[int, float, float]] = []  # ns, watts, bytes in use
+        targets = (self._poll_metrics, self._poll_gpus) if enabled else ()
+        self._threads = [threading.Thread(target=target, daemon=True) for target in targets]
 
     def __enter__(self) -> Self:
         if self._threads:
-            self._scrape_once()  # counters as they are before the first request
+            self._scrape_once()  # counters before the first request
         for thread in self._threads:
             thread.start()
         return self
@@ -90,16 +90,16 @@ class Scraper:
             self._scrape_once()  # and after the last
 
     def server_view(self, zero: int) -> ServerView | None:
-        """What /metrics said; None where there was nothing to ask."""
         return summarize_scrapes(self._rows, zero)
 
     def power_use(self, zero: int, duration_s: float, output_tokens: int) -> Power | None:
-        """Joules by the trapezoid rule over this machine's GPUs; the server is taken to run here."""
+        """Return the energy by the trapezoid rule over this machine's GPUs; the server is assumed to run here."""
         rows = [row for row in self._power_rows if row[0] >= zero]
         if len(rows) < 2:
             return None
         at, watts, used = zip(*rows, strict=True)
-        mean = _mean_watts(rows)
+        measured = sum((b[1] + a[1]) / 2 * (b[0] - a[0]) / 1e9 for a, b in itertools.pairwise(rows))
+        mean = measured / ((at[-1] - at[0]) / 1e9)
         joules = mean * duration_s
         return Power(
             mean_watts=mean,
@@ -118,9 +118,9 @@ class Scraper:
             misses = 0 if self._scrape_once() else misses + 1
 
     def _scrape_once(self) -> bool:
-        """One more row; False where /metrics has nothing for us."""
+        """Add a row. Return False if /metrics has no known figure."""
         url, headers = f"{self._endpoint.server_url}/metrics", self._endpoint.headers
-        # A connection of its own each time: one that is kept would hold a thread of the server that is measured.
+        # A new connection each time: a kept one would hold a thread of the server that is measured.
         reply = http.get(url, headers=headers, timeout_s=SCRAPE_TIMEOUT_S, tls=self._tls)
         row = pick_metrics(parse_prometheus(reply.text)) if reply.ok else {}
         if row:
@@ -130,56 +130,44 @@ class Scraper:
     def _poll_gpus(self) -> None:
         import pynvml
 
-        handles = _handles()
-        while handles:
-            try:
+        try:
+            pynvml.nvmlInit()
+            handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+            while handles:
                 watts = sum(map(pynvml.nvmlDeviceGetPowerUsage, handles)) / 1e3
                 used = sum(pynvml.nvmlDeviceGetMemoryInfo(handle).used for handle in handles)
-            except pynvml.NVMLError:
-                return
-            self._power_rows.append((time.monotonic_ns(), watts, used))
-            if self._stop.wait(SCRAPE_INTERVAL_S):
-                return
+                self._power_rows.append((time.monotonic_ns(), watts, used))
+                if self._stop.wait(SCRAPE_INTERVAL_S):
+                    return
+        except pynvml.NVMLError:  # no driver, or a GPU that does not report its power
+            return
 
 
-def _handles() -> list[Any]:
-    """NVML's of this machine's GPUs; none where there is no driver."""
-    import pynvml
+def summarize_scrapes(rows: list[MetricsRow], zero: int) -> ServerView | None:
+    """Return columns over the time since `zero`, peaks and means of gauges, and the growth of counters.
 
-    try:
-        pynvml.nvmlInit()
-        return [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-    except pynvml.NVMLError:
-        return []
-
-
-def _mean_watts(rows: Sequence[tuple[int, float, float]]) -> float:
-    joules = sum((b[1] + a[1]) / 2 * (b[0] - a[0]) / 1e9 for a, b in itertools.pairwise(rows))
-    return joules / ((rows[-1][0] - rows[0][0]) / 1e9)
-
-
-def summarize_scrapes(rows: list[tuple[int, dict[str, float]]], zero: int) -> ServerView | None:
-    """Columns over the time since `zero`, and what the run comes to.
-
-    The first row may be older: counters are taken as they grew since then.
+    The first row may be older than `zero`: counters are compared with it.
     """
     if not rows:
         return None
     during = [row for row in rows if row[0] >= zero] or rows[-1:]
-    columns = _columns(during, zero)
-    totals = _totals(rows[0][1], rows[-1][1], columns)
-    return ServerView(**totals, **_draft_and_cache_shares(totals), series=columns)
-
-
-def _columns(rows: list[tuple[int, dict[str, float]]], zero: int) -> dict[str, tuple[float | None, ...]]:
-    """The rows' time and each of their figures, under its name."""
-    present = set().union(*(row for _, row in rows))
-    columns = {name: tuple(row.get(name) for _, row in rows) for name in SCRAPED_METRICS if name in present}
-    return {"time_s": tuple(max(0.0, round((at - zero) / 1e9, 3)) for at, _ in rows), **columns}
-
-
-def _draft_and_cache_shares(totals: dict[str, float]) -> dict[str, float]:
-    """What the counters say of drafts and of the prefix cache."""
+    first, last = rows[0][1], rows[-1][1]
+    series: dict[str, tuple[float | None, ...]] = {
+        "time_s": tuple(max(0.0, round((at - zero) / 1e9, 3)) for at, _ in during)
+    }
+    totals: dict[str, float] = {}
+    for name in SCRAPED_METRICS:
+        values = tuple(row.get(name) for _, row in during)
+        known = [value for value in values if value is not None]
+        if not known:
+            continue
+        series[name] = values
+        if name.endswith("_total"):
+            # A counter that fell started again: the server was restarted.
+            totals[name.removesuffix("_total")] = max(0.0, last.get(name, 0.0) - first.get(name, 0.0))
+        else:
+            totals[f"peak_{name}"] = max(known)
+            totals[f"mean_{name}"] = sum(known) / len(known)
     accepted, shares = totals.get("accepted", 0.0), {}
     if totals.get("drafted"):
         shares["acceptance"] = accepted / totals["drafted"]
@@ -189,22 +177,4 @@ def _draft_and_cache_shares(totals: dict[str, float]) -> dict[str, float]:
         shares["accepted_per_step"] = totals["mean_accept_length"]
     if totals.get("prefix_queries"):
         shares["prefix_hit_rate"] = min(1.0, totals.get("prefix_hits", 0.0) / totals["prefix_queries"])
-    return shares
-
-
-def _totals(
-    first: dict[str, float], last: dict[str, float], columns: dict[str, tuple[float | None, ...]]
-) -> dict[str, float]:
-    """Peak and mean of gauges; by how much counters grew."""
-    totals: dict[str, float] = {}
-    for name, values in columns.items():
-        if name == "time_s":
-            continue
-        if name.endswith("_total"):
-            # A counter that fell was begun anew: the server was restarted.
-            totals[name.removesuffix("_total")] = max(0.0, last.get(name, 0.0) - first.get(name, 0.0))
-            continue
-        known = [value for value in values if value is not None]
-        totals[f"peak_{name}"] = max(known)
-        totals[f"mean_{name}"] = sum(known) / len(known)
-    return totals
+    return ServerView(**totals, **shares, series=series)

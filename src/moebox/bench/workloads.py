@@ -1,10 +1,11 @@
 """What is asked, request by request: a pure function of the workload, its words and an index.
 
-Prompts are cut from one long stretch of words, so that making one costs microseconds while a thousand streams run; each
-begins with words of its own, so that no two share a prefix a cache could use unless the workload says so. The stretch
+Prompts are cut from one long pool of words, so that making one costs microseconds while a thousand streams run; each
+begins with words of its own, so that no two share a prefix that a cache could use unless the workload shares prefixes. The pool
 and those words follow from the workload's seed and salt.
 """
 
+import functools
 import hashlib
 import itertools
 import json
@@ -14,21 +15,56 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from moebox.bench import filler
 from moebox.bench.generator import Conversation, PromptWords, SingleTurn
-from moebox.bench.prompts import FilePrompt, load_prompts, load_trace
+from moebox.bench.prompts import load_prompts, load_trace
 from moebox.core.measure import Workload
+from moebox.data import FOLDER
 from moebox.loose import Json
 
-POOL_WORDS = 65536  # words in the long stretch; longer prompts wrap around
-UNIQUE_WORDS = 4  # words at the head of each prompt that are its own: one in 10^10 prompts shares them with another
-KeepText = Callable[[int], bool]
+POOL_WORDS = 65536  # longer prompts wrap around
+UNIQUE_WORDS = 4  # at the head of each prompt: one in 10^10 prompts shares them with another
 TRACE_BLOCK_TOKENS = 512  # tokens behind one hash id of a trace (the published Mooncake traces)
+CODE_TASK = "rewrite this module with one more field in every class and a test for every function.\n\n"
+
+
+@functools.cache
+def common_words() -> tuple[str, ...]:
+    """Short lower-case English words: most tokenizers have each as one token after a space."""
+    return tuple((FOLDER / "words.txt").read_text(encoding="utf-8").split())
+
+
+def fake_code(seed: str, words: int) -> str:
+    """Write about `words` words that read like a Python module: repetitive, as code is."""
+    draw = random.Random(seed)
+    lines = ["from dataclasses import dataclass", "", ""]
+    count = 3
+    while count < words:
+        if draw.random() < 0.6:
+            verb, noun, item, other = (draw.choice(common_words()) for _ in range(4))
+            block = [
+                f"def {verb}_{noun}({item}s: list[int], *, {other}: int = {draw.randrange(100)}) -> dict[str, int]:",
+                f'    """Return each {noun} of the {item}s with its {other}."""',
+                "    result: dict[str, int] = {}",
+                f"    for index, {item} in enumerate({item}s):",
+                f"        if {item} > {other}:",
+                f"            result[f'{noun}_{{index}}'] = {item} * {draw.randrange(2, 9)} + {other}",
+                f"    return result if result else {{'{noun}': {other}}}",
+                "",
+                "",
+            ]
+        else:
+            name, *fields = (draw.choice(common_words()) for _ in range(5))
+            block = ["@dataclass(frozen=True)", f"class {name.title()}:"]
+            block += [f"    {field}: {draw.choice(['int', 'str', 'float', 'bool'])}" for field in dict.fromkeys(fields)]
+            block += ["", ""]
+        lines += block
+        count += sum(len(line.split()) for line in block)
+    return "\n".join(lines)
 
 
 @dataclass(frozen=True, slots=True)
 class ConversationSource:
-    """Talks by index. `times` are due times in seconds where the workload brings its own, `size` how many there are."""
+    """Makes conversations by index. A workload with its own times has `due_times` in seconds; `size` bounds it."""
 
     make_conversation: Callable[[int], Conversation]
     due_times: tuple[float, ...] | None = None
@@ -36,46 +72,36 @@ class ConversationSource:
 
 
 class WordPool:
-    """Random words with the offsets to cut them by."""
+    """Random words with the offsets to cut prompts by."""
 
-    def __init__(self, text: PromptWords, workload: Workload) -> None:
-        self._text = text
+    def __init__(self, words: PromptWords, workload: Workload) -> None:
+        self._words = words
         draw = random.Random(f"stretch {workload.seed} {workload.salt}".rstrip())
-        chosen = draw.choices(text.words, k=POOL_WORDS)
+        chosen = draw.choices(words.words, k=POOL_WORDS)
         self._starts = array("I", itertools.accumulate((len(word) + 1 for word in chosen), initial=0))
-        self._all = " ".join(chosen) + " "
-        self._key = workload_key(workload)
+        self._text = " ".join(chosen) + " "
+        self._key = workload.seed * 0x9E3779B97F4A7C15
+        if workload.salt:
+            digest = hashlib.blake2b(f"{workload.seed} {workload.salt}".encode(), digest_size=8).digest()
+            self._key = int.from_bytes(digest, "big")
 
     def make_prompt(self, tokens: int, key: object) -> str:
-        """About `tokens` tokens (exactly, where every word is one), the same for the same key."""
-        words, state = self._text.words, _splitmix64(stable_hash(key) ^ self._key)
-        count = max(1, round(tokens / self._text.tokens_per_word))
-        own = []
+        """Return about `tokens` tokens (exactly, if every word is one), the same for the same key."""
+        words = self._words.words
+        number = key if isinstance(key, int) else zlib.crc32(repr(key).encode())  # the same in every process
+        state = _splitmix64(number ^ self._key)
+        count = max(1, round(tokens / self._words.tokens_per_word))
+        unique = []
         for _ in range(min(count, UNIQUE_WORDS)):
             state = _splitmix64(state)
-            own.append(words[state % len(words)])
-        return " ".join(own) + self._cut(_splitmix64(state) % POOL_WORDS, count - len(own))
-
-    def _cut(self, at: int, count: int) -> str:
-        parts = [" "] if count > 0 else []
+            unique.append(words[state % len(words)])
+        at, count = _splitmix64(state) % POOL_WORDS, count - len(unique)
+        parts = [" ".join(unique), " "]
         while count > 0:
             take = min(count, POOL_WORDS - at)
-            parts.append(self._all[self._starts[at] : self._starts[at + take]])
+            parts.append(self._text[self._starts[at] : self._starts[at + take]])
             at, count = 0, count - take
         return "".join(parts).rstrip()
-
-
-def workload_key(workload: Workload) -> int:
-    """A number for a workload's seed and salt."""
-    if not workload.salt:
-        return workload.seed * 0x9E3779B97F4A7C15
-    digest = hashlib.blake2b(f"{workload.seed} {workload.salt}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big")
-
-
-def stable_hash(key: object) -> int:
-    """A number for a key, the same on every machine and in every process."""
-    return key if isinstance(key, int) else zlib.crc32(repr(key).encode())
 
 
 def _splitmix64(state: int) -> int:
@@ -87,27 +113,27 @@ def _splitmix64(state: int) -> int:
 
 
 class MultiTurn:
-    """A conversation: each turn sends everything said so far and one message more."""
+    """A conversation in which each turn sends everything before it and one message more."""
 
-    __slots__ = ("_make", "_messages", "_next", "_turns", "_work", "index", "keep_text", "max_tokens", "turn")
+    __slots__ = ("_make_message", "_messages", "_workload", "_writer", "index", "keep_text", "max_tokens", "turn")
 
-    def __init__(self, index: int, work: Workload, message: Callable[[int, int], str], make: "BodyWriter") -> None:
-        self.index, self.turn, self.max_tokens, self.keep_text = index, 0, work.output_tokens, True
-        self._work, self._next, self._make = work, message, make
-        self._messages = [{"role": "user", "content": message(index, 0)}]
+    def __init__(
+        self, index: int, workload: Workload, make_message: Callable[[int, int], str], writer: "BodyWriter"
+    ) -> None:
+        self.index, self.turn, self.max_tokens, self.keep_text = index, 0, workload.output_tokens, True
+        self._workload, self._make_message, self._writer = workload, make_message, writer
+        self._messages = [{"role": "user", "content": make_message(index, 0)}]
 
     def next_body(self) -> bytes:
-        """The conversation so far."""
-        return self._make.json_body(messages=self._messages, tokens=self.max_tokens)
+        return self._writer.json_body(messages=self._messages, tokens=self.max_tokens)
 
     def accept_reply(self, text: str) -> float | None:
-        """Take the reply and think about the next message."""
         self.turn += 1
-        if self.turn >= self._work.turns:
+        if self.turn >= self._workload.turns:
             return None
         self._messages.append({"role": "assistant", "content": text})
-        self._messages.append({"role": "user", "content": self._next(self.index, self.turn)})
-        return self._work.think_s
+        self._messages.append({"role": "user", "content": self._make_message(self.index, self.turn)})
+        return self._workload.think_s
 
 
 class BodyWriter:
@@ -120,10 +146,10 @@ class BodyWriter:
         if workload.ignore_eos:
             self._common["ignore_eos"] = True
         self._common |= workload.extra
-        self._frames: dict[int, tuple[bytes, bytes]] = {}  # tokens asked -> what stands around a prompt of plain words
+        self._frames: dict[int, tuple[bytes, bytes]] = {}  # tokens -> the bytes around a prompt of plain words
 
     def plain_body(self, text: str, tokens: int) -> bytes:
-        """`body` for a text that needs no escaping: words and spaces."""
+        """Write the body for a text that needs no escaping: words and spaces."""
         if tokens not in self._frames:
             before, _, after = self.json_body(text="\0", tokens=tokens).partition(b"\\u0000")
             self._frames[tokens] = before, after
@@ -136,10 +162,10 @@ class BodyWriter:
         text: str = "",
         messages: Sequence[Json] | None = None,
         tokens: int,
-        more: Json | None = None,
+        extra_fields: Json | None = None,
     ) -> bytes:
-        """The body that asks for `tokens` tokens after this text or these messages."""
-        body = {**self._common, "max_tokens": tokens, **(more or {})}
+        """Write the body that asks for `tokens` tokens after this text or these messages."""
+        body = {**self._common, "max_tokens": tokens, **(extra_fields or {})}
         if self._chat:
             body["messages"] = messages if messages is not None else [{"role": "user", "content": text}]
         else:
@@ -148,98 +174,73 @@ class BodyWriter:
 
 
 def open_source(
-    workload: Workload, words: PromptWords, model: str, *, keep_text: KeepText = lambda index: False
+    workload: Workload, words: PromptWords, model: str, *, keep_text: Callable[[int], bool] = lambda index: False
 ) -> ConversationSource:
-    """The conversations of a workload; `keep` says of which the replies' text is needed."""
-    writer = BodyWriter(workload, model)
+    """Return the conversations of a workload; `keep_text` decides by index which replies' text is kept."""
+    writer, tokens = BodyWriter(workload, model), workload.output_tokens
     if workload.kind == "prompts":
-        return _prompt_source(load_prompts(workload.file), workload, writer, keep_text)
+        prompts = load_prompts(workload.file)
+        random.Random(f"order {workload.seed}").shuffle(prompts)
+
+        def from_file(index: int) -> Conversation:
+            prompt = prompts[index % len(prompts)]
+            limit = prompt.output_tokens or tokens
+
+            def write(_: int) -> bytes:
+                messages = list(prompt.messages)
+                return writer.json_body(messages=messages, tokens=limit, extra_fields=prompt.extra_fields)
+
+            return SingleTurn(index, limit, write, keep_text=keep_text(index))
+
+        return ConversationSource(from_file)
     pool = WordPool(words, workload)
     if workload.kind == "trace":
-        return _trace_source(workload, pool, writer, keep_text)
+        rows = load_trace(workload.file)
+
+        def from_trace(index: int) -> Conversation:
+            row = rows[index % len(rows)]
+            blocks = row.blocks[: row.input_tokens // TRACE_BLOCK_TOKENS]
+            parts = [pool.make_prompt(TRACE_BLOCK_TOKENS, f"block {block}") for block in blocks]
+            rest = row.input_tokens - TRACE_BLOCK_TOKENS * len(parts)
+            parts += [pool.make_prompt(rest, index)] if rest > 0 else []
+            limit = row.output_tokens
+            return SingleTurn(
+                index,
+                limit,
+                lambda _: writer.json_body(text=" ".join(parts), tokens=limit),
+                keep_text=keep_text(index),
+            )
+
+        due_times = tuple(row.at_s - rows[0].at_s for row in rows)
+        return ConversationSource(from_trace, due_times=due_times, size=len(rows))
     if workload.kind == "turns":
-        return _in_turns(workload, pool, writer)
-    return _random_source(workload, pool, words, writer, keep_text)
-
-
-def _in_turns(workload: Workload, pool: WordPool, writer: BodyWriter) -> ConversationSource:
-    def message(index: int, turn: int) -> str:
-        return pool.make_prompt(workload.input_tokens, (index, turn))
-
-    return ConversationSource(lambda index: MultiTurn(index, workload, message, writer))
-
-
-def _random_source(
-    workload: Workload, pool: WordPool, words: PromptWords, writer: BodyWriter, keep_text: KeepText
-) -> ConversationSource:
-    write = _prompt_writer(workload, pool, words)
+        return ConversationSource(
+            lambda index: MultiTurn(
+                index,
+                workload,
+                lambda index, turn: pool.make_prompt(workload.input_tokens, (index, turn)),
+                writer,
+            )
+        )
+    write_prompt = _prompt_writer(workload, pool, words)
     plain = workload.kind != "code" and all(word.isascii() and word.isalnum() for word in words.words)
 
-    def put(text: str, tokens: int) -> bytes:
+    def write_body(index: int) -> bytes:
+        text = write_prompt(index)
         return writer.plain_body(text, tokens) if plain else writer.json_body(text=text, tokens=tokens)
 
-    return ConversationSource(
-        lambda index: SingleTurn(
-            index,
-            workload.output_tokens,
-            lambda i: put(write(i), workload.output_tokens),
-            keep_text=keep_text(index),
-        )
-    )
+    return ConversationSource(lambda index: SingleTurn(index, tokens, write_body, keep_text=keep_text(index)))
 
 
 def _prompt_writer(workload: Workload, pool: WordPool, words: PromptWords) -> Callable[[int], str]:
     if workload.kind == "code":
-        word_count = max(8, round(workload.input_tokens / words.tokens_per_code_word))
-        task = "rewrite this module with one more field in every class and a test for every function.\n\n"
+        count = max(8, round(workload.input_tokens / words.tokens_per_code_word))
         salt = f"{workload.seed} {workload.salt}".rstrip()
-        # The name comes first: text that all prompts begin with would be answered from a prefix cache.
+        # The name comes first: a text that all prompts begin with would be answered from a prefix cache.
         return lambda index: (
-            f"{pool.make_prompt(UNIQUE_WORDS, ('name', index))}: {task}"
-            f"{filler.fake_code(f'{salt} {index}', word_count)}"
+            f"{pool.make_prompt(UNIQUE_WORDS, ('name', index))}: {CODE_TASK}{fake_code(f'{salt} {index}', count)}"
         )
     if workload.kind == "prefix":
         shared = [pool.make_prompt(workload.prefix_tokens, f"prefix {i}") for i in range(max(1, workload.prefixes))]
         return lambda index: f"{shared[index % len(shared)]} {pool.make_prompt(workload.input_tokens, index)}"
     return lambda index: pool.make_prompt(workload.input_tokens, index)
-
-
-def _prompt_source(
-    prompts: list[FilePrompt], workload: Workload, writer: BodyWriter, keep_text: KeepText
-) -> ConversationSource:
-    order = list(range(len(prompts)))
-    random.Random(f"order {workload.seed}").shuffle(order)
-
-    def conversation(index: int) -> Conversation:
-        prompt = prompts[order[index % len(order)]]
-        asked = prompt.output_tokens or workload.output_tokens
-        return SingleTurn(
-            index,
-            asked,
-            lambda _: writer.json_body(messages=list(prompt.messages), tokens=asked, more=prompt.extra_fields),
-            keep_text=keep_text(index),
-        )
-
-    return ConversationSource(conversation)
-
-
-def _trace_source(workload: Workload, pool: WordPool, writer: BodyWriter, keep_text: KeepText) -> ConversationSource:
-    rows = load_trace(workload.file)
-
-    def conversation(index: int) -> Conversation:
-        row = rows[index % len(rows)]
-        parts = [
-            pool.make_prompt(TRACE_BLOCK_TOKENS, f"block {block}")
-            for block in row.blocks[: row.input_tokens // TRACE_BLOCK_TOKENS]
-        ]
-        rest = row.input_tokens - TRACE_BLOCK_TOKENS * len(parts)
-        parts += [pool.make_prompt(rest, index)] if rest > 0 else []
-        return SingleTurn(
-            index,
-            row.output_tokens,
-            lambda _: writer.json_body(text=" ".join(parts), tokens=row.output_tokens),
-            keep_text=keep_text(index),
-        )
-
-    first = rows[0].at_s
-    return ConversationSource(conversation, due_times=tuple(row.at_s - first for row in rows), size=len(rows))

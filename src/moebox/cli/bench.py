@@ -21,7 +21,8 @@ from moebox.escape import printable_line
 from moebox.loose import Document
 
 if TYPE_CHECKING:
-    from moebox.bench.measure import MeasuredLoad, ProbedEndpoint
+    from moebox.bench.measure import MeasuredLoad
+    from moebox.bench.probe import ProbedEndpoint
 
 SHARE, REPEAT = 0.9, 3
 
@@ -73,7 +74,7 @@ def bench(
         run: Keep the result in this run's measurements; a run of its own where neither this nor --output-file is given.
         json: Print JSON.
     """
-    from moebox.bench.measure import probe_endpoint
+    from moebox.bench.probe import probe_endpoint
     from moebox.bench.search import parse_slo
 
     tests = (parse_counts("--pp", pp), parse_counts("--tg", tg))

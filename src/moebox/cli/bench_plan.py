@@ -13,7 +13,7 @@ from moebox.errors import BadInput, refuse_if
 from moebox.units import parse_tokens
 
 if TYPE_CHECKING:
-    from moebox.bench.presets import BenchPreset
+    from moebox.bench.command import BenchPreset
 
 TURNS = 16  # of a conversation, where neither a flag nor a preset says it
 THINK_S = 1.0
@@ -176,7 +176,7 @@ def _bare(asked: BenchArgs) -> BenchArgs:
 
 
 def _preset(name: str, asked: BenchArgs) -> "BenchPreset":
-    from moebox.bench.presets import find_preset
+    from moebox.bench.command import find_preset
 
     base = find_preset(name)
     refused = flags.given_flags(**asked.selected(OF_A_PRESET))

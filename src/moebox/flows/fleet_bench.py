@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 import psutil
 
-from moebox.bench.measure import MeasuredLoad, measure_load, probe_endpoint
+from moebox.bench.measure import MeasuredLoad, measure_load
+from moebox.bench.probe import probe_endpoint
 from moebox.core.endpoint import Endpoint
 from moebox.core.measure import Load, Workload
 from moebox.errors import BadInput

@@ -5,8 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from moebox.bench import samples
-from moebox.bench.measure import MeasuredLoad, ProbedEndpoint, probe_endpoint
+from moebox.bench.measure import MeasuredLoad
 from moebox.bench.measure import measure_load as one_measurement
+from moebox.bench.probe import ProbedEndpoint, probe_endpoint
 from moebox.core.endpoint import Endpoint
 from moebox.core.event import LoadBegan, LoadDone, LoadSlept, MeasurementDamaged
 from moebox.core.measure import Load, Workload

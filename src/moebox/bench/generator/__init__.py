@@ -1,10 +1,19 @@
-"""The load generator: `drive` a job, get back what every request did. This is its only door (see README.md)."""
+"""The load generator: `run_job` sends the load and returns a record of every request (see README.md)."""
 
-from moebox.bench.generator.conversation import Conversation, SingleTurn
-from moebox.bench.generator.job import LATE_NS, LoadJob, LoadProgress, PromptWords, WorkerGauge
+from moebox.bench.generator.job import (
+    CHECKED_REPLIES,
+    LATE_NS,
+    Conversation,
+    LoadJob,
+    LoadProgress,
+    PromptWords,
+    SingleTurn,
+    WorkerGauge,
+)
 from moebox.bench.generator.processes import LoadRun, run_job
 
 __all__ = [
+    "CHECKED_REPLIES",
     "LATE_NS",
     "Conversation",
     "LoadJob",

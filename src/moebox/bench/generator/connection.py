@@ -1,4 +1,4 @@
-"""One connection of the load generator: non-blocking, plain or TLS, and what is under way on it."""
+"""The connections of a worker: non-blocking, plain or TLS, with the request that each of them carries."""
 
 import contextlib
 import errno
@@ -8,24 +8,23 @@ import socket
 import ssl
 import time
 
-from moebox.bench.generator.conversation import Conversation
-from moebox.bench.generator.hot_path import READ_BYTES
+from moebox.bench.generator.hot_path import READ_BYTES, HotPath
+from moebox.bench.generator.job import Conversation
 from moebox.bench.generator.recorder import ReplyRecorder
+from moebox.bench.generator.template import EVENT_END
 from moebox.stream import sockets
 
-# Edge-triggered: each arrival is told once, which spares the kernel a second look at every socket. So whoever reads
-# must read until less came than there was room for, or ask to be told again.
+# Edge-triggered: each arrival is reported once, which saves the kernel a second look at every socket. So a reader must
+# read until it got less than it requested, or re-arm the poll.
 READ_EVENTS = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
 WRITE_EVENTS = READ_EVENTS | select.EPOLLOUT
-MAX_READS = 16  # of one connection before the others have their turn: a server that never pauses must not keep us
+MAX_READS = 16  # of one connection in a row: a server that never pauses must not starve the others
 
-ReadSegment = tuple[
-    bytes, int, int
-]  # what was read; the CLOCK_MONOTONIC ns at which it came; since when, if nobody had looked
+ReadSegment = tuple[bytes, int, int]  # bytes; CLOCK_MONOTONIC ns of arrival; since when the stream was not read, or 0
 
 
 class ConnectionStage:
-    """What the connection is doing; plain numbers, as looking up a member of an enum takes 0.2 us."""
+    """What a connection is doing; plain numbers, as looking up an enum member takes 0.2 us."""
 
     CLOSED = 0
     CONNECTING = 1
@@ -35,38 +34,14 @@ class ConnectionStage:
 
 
 class Connection:
-    """A connection and the request on it. `got` holds what was read and nobody has looked at yet, and when it came."""
+    """A connection and its request. `segments` holds bytes that were read and not parsed yet."""
 
     __slots__ = (
-        "active_at",
-        "assigned_at",
-        "awaits_head",
-        "can_defer",
-        "checked_at",
-        "closes_after_reply",
-        "context",
-        "conversation",
-        "due",
-        "fd",
-        "has_kernel_times",
-        "is_unused",
-        "number",
-        "parsed_count",
-        "poller",
-        "progress_mark",
-        "recorder",
-        "recv",
-        "request_bytes",
-        "segments",
-        "sent",
-        "sock",
-        "socket_serial",
-        "stage",
-        "tls",
-        "tls_in",
-        "tls_out",
-        "unsent",
-    )
+        "active_at", "assigned_at", "awaits_head", "can_defer", "checked_at", "closes_after_reply", "context",
+        "conversation", "due", "fd", "has_kernel_times", "is_unused", "number", "parsed_count", "poller",
+        "progress_mark", "recorder", "recv", "request_bytes", "segments", "sent", "sock", "socket_serial", "stage",
+        "tls", "tls_in", "tls_out", "unsent",
+    )  # fmt: skip
 
     def __init__(self, number: int, poller: select.epoll, context: ssl.SSLContext | None) -> None:
         self.number = number
@@ -75,23 +50,23 @@ class Connection:
         self.sock: socket.socket | None = None
         self.fd = -1
         self.stage = ConnectionStage.CLOSED
-        self.has_kernel_times = False  # the kernel stamps what comes
-        self.is_unused = True  # no request has been answered on this connection yet
+        self.has_kernel_times = False  # the kernel timestamps what arrives
+        self.is_unused = True  # no request was answered on this connection yet
         self.conversation: Conversation | None = None
         self.recorder = ReplyRecorder()
         self.unsent = b""
         self.due = self.assigned_at = self.sent = self.active_at = 0
         self.parsed_count = self.progress_mark = 0
-        self.checked_at = 0  # when a silent socket was last read without the kernel having told of anything
-        self.socket_serial = 0  # of the socket: a reply looked at late may be of one that is gone
-        self.request_bytes = 0  # bytes of the request
-        self.can_defer = False  # in the middle of a stream of events: what is read may wait
-        self.awaits_head = False  # nothing of the reply has been read yet
-        self.closes_after_reply = False  # the connection ends with the reply
+        self.checked_at = 0  # when a silent socket was last read without an event from the kernel
+        self.socket_serial = 0  # a deferred reply is dropped if its socket is no longer the current one
+        self.request_bytes = 0
+        self.can_defer = False  # in the middle of a stream of events: parsing may wait
+        self.awaits_head = False  # nothing of the reply was read yet
+        self.closes_after_reply = False
         self.segments: list[ReadSegment] = []
 
     def connect(self, family: int, address: tuple[str, int]) -> str:
-        """Begin to connect; the reason when that failed at once."""
+        """Begin to connect; return the reason if that fails at once."""
         try:
             self.sock = socket.socket(family, socket.SOCK_STREAM)
             self.sock.setblocking(False)
@@ -110,7 +85,7 @@ class Connection:
         return ""
 
     def finish_connect(self, name: str) -> str:
-        """The connection attempt ended; begins TLS where asked. The reason when it failed."""
+        """Check the connection attempt and begin TLS if it is used; return the reason of a failure."""
         assert self.sock is not None
         code = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
@@ -126,7 +101,7 @@ class Connection:
         return ""
 
     def continue_handshake(self) -> str:
-        """Go on with the TLS handshake; the reason when it failed."""
+        """Go on with the TLS handshake; return the reason of a failure."""
         try:
             self.tls.do_handshake()
             self.stage = ConnectionStage.IDLE
@@ -138,7 +113,7 @@ class Connection:
         return self.send_pending(b"")
 
     def send_request(self, conversation: Conversation, request: bytes, due: int) -> str:
-        """Send a request; the reason when the connection is gone."""
+        """Send a request; return the reason if the connection is gone."""
         self.conversation, self.due = conversation, due
         self.recorder = ReplyRecorder(keep_text=conversation.keep_text)
         self.parsed_count = self.progress_mark = 0
@@ -155,7 +130,7 @@ class Connection:
         return self.send_pending(request)
 
     def send_pending(self, data: bytes) -> str:
-        """Send what can be sent now and the rest when the socket allows; the reason when it is gone."""
+        """Send what the socket takes now and the rest later; return the reason if the connection is gone."""
         assert self.sock is not None
         if self.context is not None:
             data = self.tls_out.read()
@@ -170,11 +145,11 @@ class Connection:
             return error_text(problem)
         waiting, self.unsent = bool(self.unsent), pending[done:]
         if bool(self.unsent) != waiting:
-            self.poller.modify(self.fd, WRITE_EVENTS if self.unsent else READ_EVENTS)
+            self.rearm_poll()
         return ""
 
     def read_available(self, offset: int) -> bool:
-        """Read all there is, up to a limit, decrypting; False when the peer is gone."""
+        """Read and decrypt what is there, up to a limit. Return False if the server closed or TLS failed."""
         for _ in range(MAX_READS):
             try:
                 data, side, _, _ = self.recv(READ_BYTES, sockets.SIDE_BYTES)
@@ -182,55 +157,26 @@ class Connection:
                 return True
             except OSError:
                 return False
-            if not data or not self._add_segment(data, sockets.receive_time(side, offset, self.sent)):
+            if not data:
                 return False
+            came, plain = sockets.receive_time(side, offset, self.sent), data
+            if self.context is not None:
+                self.tls_in.write(data)
+                if self.stage == ConnectionStage.HANDSHAKE:
+                    plain = b""
+                elif (decrypted := self._decrypt()) is not None:
+                    plain = decrypted
+                else:
+                    return False
+            if plain:
+                self.segments.append((plain, came, 0))
             if len(data) < READ_BYTES:
                 return True
         self.rearm_poll()
         return True
 
-    def rearm_poll(self) -> None:
-        """Have the kernel tell of what is left unread, as if it had come now."""
-        self.poller.modify(self.fd, WRITE_EVENTS if self.unsent else READ_EVENTS)
-
-    def _add_segment(self, data: bytes, came: int) -> bool:
-        """Keep what was read until someone looks at it; False when TLS broke."""
-        if self.context is not None:
-            self.tls_in.write(data)
-            if self.stage == ConnectionStage.HANDSHAKE:
-                return True
-            plain = self._decrypt()
-            if plain is None:
-                return False
-            data = plain
-        if data:
-            self.segments.append((data, came, 0))
-        return True
-
-    def parse_and_update(self) -> None:
-        """Look at all that was read, and see whether the next read may wait to be looked at."""
-        self.parse_segments()
-        self.awaits_head = False
-        self.can_defer = self.recorder.is_between_events and self.context is None
-        self.closes_after_reply = self.recorder.body.headers.get(b"connection", b"").lower() == b"close"
-
-    def parse_segments(self) -> None:
-        """Look at all that was read."""
-        record_segments(self.recorder, self.segments)
-        self.parsed_count += len(self.segments)
-        self.segments.clear()
-
-    def close(self) -> None:
-        """Hang up and forget what was read."""
-        if self.sock is not None:
-            with contextlib.suppress(OSError, ValueError):
-                self.poller.unregister(self.fd)
-            self.sock.close()
-        self.sock, self.fd, self.stage, self.unsent = None, -1, ConnectionStage.CLOSED, b""
-        self.segments.clear()
-
     def _decrypt(self) -> bytes | None:
-        """Whatever is whole by now; None when the peer ended the TLS session badly."""
+        """Return the bytes that are whole by now, or None if the server ended the TLS session badly."""
         parts = []
         try:
             while part := self.tls.read(65536):
@@ -241,14 +187,85 @@ class Connection:
             return b"".join(parts) or None
         return b"".join(parts)
 
+    def rearm_poll(self) -> None:
+        """Have the kernel report unread bytes as if they had just arrived."""
+        self.poller.modify(self.fd, WRITE_EVENTS if self.unsent else READ_EVENTS)
+
+    def parse_segments(self) -> None:
+        for data, came, since in self.segments:
+            self.recorder.record_segment(data, came, since)
+        self.parsed_count += len(self.segments)
+        self.segments.clear()
+
+    def parse_and_update(self) -> None:
+        """Parse all that was read, and decide whether parsing the next read may wait."""
+        self.parse_segments()
+        self.awaits_head = False
+        self.can_defer = self.recorder.is_between_events and self.context is None
+        self.closes_after_reply = self.recorder.body.headers.get(b"connection", b"").lower() == b"close"
+
+    def close(self) -> None:
+        """Close the socket and drop unparsed bytes."""
+        if self.sock is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self.poller.unregister(self.fd)
+            self.sock.close()
+        self.sock, self.fd, self.stage, self.unsent = None, -1, ConnectionStage.CLOSED, b""
+        self.segments.clear()
+
+
+class ConnectionPool:
+    """The connections of one worker. Lists by descriptor are longer than the highest descriptor so far."""
+
+    def __init__(self, poller: select.epoll, context: ssl.SSLContext | None, hot: HotPath) -> None:
+        self.all: list[Connection] = []
+        self.placeholder = Connection(-1, poller, None)
+        self.by_fd: list[Connection] = []  # `placeholder` if the descriptor is not in use
+        self._hot, self._poller, self._context = hot, poller, context
+
+    def add_connection(self) -> Connection:
+        connection = Connection(len(self.all), self._poller, self._context)
+        self.all.append(connection)
+        return connection
+
+    def register_descriptor(self, connection: Connection) -> bool:
+        """List a connection by its descriptor. Return False if the kernel does not timestamp what it receives."""
+        fd = connection.fd
+        if fd < 0:
+            return True
+        missing = fd + 64 - len(self.by_fd) if fd >= len(self.by_fd) else 0
+        self.by_fd += [self.placeholder] * missing
+        self._hot.streams += [None] * missing
+        self._hot.read_at += [0] * missing
+        self.by_fd[fd] = connection
+        return connection.has_kernel_times
+
+    def drop_connection(self, connection: Connection) -> None:
+        if connection.fd >= 0:
+            self.by_fd[connection.fd], self._hot.streams[connection.fd] = self.placeholder, None
+        connection.close()
+        connection.can_defer = connection.awaits_head = False
+
+    def mark_hot(self, connection: Connection) -> None:
+        """Read further events like the previous one on the hot path, if this stream allows it."""
+        recorder = connection.recorder
+        if recorder.template is None or connection.sock is None or connection.context is not None:
+            return
+        if connection.can_defer and not connection.segments:
+            self._hot.add_stream(connection.fd, connection.sock, recorder)
+
+    def mark_cold(self, connection: Connection) -> None:
+        if connection.fd >= 0:
+            self._hot.streams[connection.fd] = None
+
 
 def is_stream_head(data: bytes) -> bool:
-    """The head of a chunked event stream on a connection that stays, with whole events behind it or nothing yet.
+    """True for the head of a chunked event stream on a kept connection, alone or with whole events behind it.
 
-    Only what is plainly so; anything else is parsed at once. It saves looking at thousands of heads in the very moment
-    in which first tokens come.
+    Only the plain case; anything else is parsed at once. It defers parsing thousands of heads at the very moment when
+    first tokens arrive.
     """
-    if not data.startswith(b"HTTP/1.1 200 ") or not data.endswith((b"\n\n\r\n", b"\r\n\r\n")):
+    if not data.startswith(b"HTTP/1.1 200 ") or not data.endswith((EVENT_END, b"\r\n\r\n")):
         return False
     head, _, rest = data.partition(b"\r\n\r\n")
     head = head.lower()
@@ -256,16 +273,9 @@ def is_stream_head(data: bytes) -> bool:
         b"\r\ntransfer-encoding: chunked" in head
         and b"\r\ncontent-type: text/event-stream" in head
         and (b"\r\nconnection:" not in head or b"\r\nconnection: keep-alive\r\n" in head + b"\r\n")
-        and (not rest or rest.endswith(b"\n\n\r\n"))
+        and (not rest or rest.endswith(EVENT_END))
     )
 
 
-def record_segments(recorder: ReplyRecorder, segments: list[ReadSegment]) -> None:
-    """Hand over what was read."""
-    for data, came, since in segments:
-        recorder.record_segment(data, came, since)
-
-
 def error_text(problem: OSError) -> str:
-    """An operating system error in plain words."""
     return (problem.strerror or str(problem)).lower()

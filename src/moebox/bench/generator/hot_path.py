@@ -1,28 +1,26 @@
-"""The hot path: one more event like the one before, on thousands of streams.
+"""The hot path: one more event like the previous one, on thousands of streams.
 
-A hot stream is a tuple of the few things that reading it takes; nothing else of its connection is touched. What they
-are matters less than how many: with thousands of streams each is fetched from beyond the processor's cache, and that,
-not the interpreter, was two thirds of the time (perf, 2026-11-15).
+A hot stream is a tuple of the few things that reading it takes; nothing else of its connection is touched. Their number
+matters most: with thousands of streams each is fetched from beyond the processor's cache, and that, not the
+interpreter, was two thirds of the time (perf, 2026-11-15).
 """
 
 import socket
 import time
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from moebox.bench.generator.recorder import ReplyRecorder
 from moebox.bench.generator.template import CHUNK_OVERHEAD, MAX_CHUNK_BYTES, SIZE_LINES, are_token_texts
 from moebox.stream import sockets
 
-READ_BYTES = 16384  # bytes asked of one read
+READ_BYTES = 16384  # requested in one read
 SIZE_CORRECTION = 2 - CHUNK_OVERHEAD  # from the length of a chunk behind its size line to that of the event's data
 
-# Whose bytes; what stands before and behind the text of an event, and how long that is; times and sizes of events; the
-# recorder that holds these, for what comes otherwise.
+# The socket; the bytes before and behind the text of an event, and their lengths; times and sizes of events; the
+# recorder that holds these, for everything else.
 HotStream = tuple[socket.socket, bytes, bytes, int, int, "array[int]", "array[int]", ReplyRecorder]
-UnusualRead = tuple[
-    int, int, bytes | None, int
-]  # descriptor, poll mask, what was read (None: nothing yet), when it came
+UnusualRead = tuple[int, int, bytes | None, int]  # descriptor, poll mask, bytes read (None: not read yet), arrival
 
 
 class HotPath:
@@ -31,21 +29,16 @@ class HotPath:
     __slots__ = ("_buffer", "late_ns", "offset", "polled_at", "read_at", "streams", "unusual")
 
     def __init__(self, *, late_ns: float) -> None:
-        self.streams: list[HotStream | None] = []  # None where reading needs a closer look
-        self.read_at: list[int] = []  # CLOCK_MONOTONIC ns at which each stream was last read empty, at least
-        self.polled_at = 0  # when all of them were
-        self.late_ns = late_ns  # ns without a look, from which on events that came apart may be found together
+        self.streams: list[HotStream | None] = []  # None if the stream is not hot
+        self.read_at: list[int] = []  # CLOCK_MONOTONIC ns: each stream was read empty then or later
+        self.polled_at = 0  # when all streams had been read empty
+        self.late_ns = late_ns  # after a longer pause, events found together may have arrived apart
         self.offset = sockets.clock_offset()
-        self.unusual: list[UnusualRead] = []  # what the last read found that is not one more event like the one before
+        self.unusual: list[UnusualRead] = []  # what the last read found besides events like the previous one
         self._buffer = bytearray(READ_BYTES)
 
-    def add_descriptors(self, missing: int) -> None:
-        """Room for so many more descriptors."""
-        self.streams += [None] * missing
-        self.read_at += [0] * missing
-
     def add_stream(self, fd: int, sock: socket.socket, recorder: ReplyRecorder) -> None:
-        """Events like the one before on this stream may be taken here from now on."""
+        """Read further events like the previous one of this stream on the hot path."""
         template = recorder.template
         assert template is not None
         before, behind = len(template.opening), len(template.tail)
@@ -53,20 +46,20 @@ class HotPath:
         self.streams[fd] = stream
 
     def unread_since(self, fd: int, came: int) -> int:
-        """Since when nobody had looked at a stream, where that is so long that events may have joined; else 0."""
+        """Return since when a stream was not read, if that is long enough for events to have joined; else 0."""
         since = max(self.polled_at, self.read_at[fd])
         return since if came - since > self.late_ns else 0
 
     def read_ready(self, ready: Sequence[tuple[int, int]], now: int) -> int:
-        """Read every ready stream that is hot; all that is not one more event like the one before goes to `odd`.
+        """Read every ready stream that is hot; anything but one more event like the previous one goes to `unusual`.
 
-        Returns when the first of what was read came, 0 where nothing was.
+        Return when the oldest of the bytes arrived, or 0 if nothing was read.
         """
         recvmsg_into, side_bytes, unpack = socket.socket.recvmsg_into, sockets.SIDE_BYTES, sockets.TIMESPEC.unpack
         data, buffers, startswith = self._buffer, (self._buffer,), self._buffer.startswith
         streams, read_at, offset, lines = self.streams, self.read_at, self.offset, SIZE_LINES
         unusual = self.unusual = []
-        texts: dict[int, bytearray] = {}  # of streams that gave one event, to be looked at together
+        texts: dict[int, bytearray] = {}  # of streams that had one event; checked together
         oldest = second = base = 0
         for fd, mask in ready:
             stream = streams[fd]
@@ -104,16 +97,12 @@ class HotPath:
             else:
                 unusual.append((fd, mask, segment, came))
         if not are_token_texts(texts.values()):
-            self._take_back(texts)
+            for fd, token_text in texts.items():  # hand back those that are not a token's text, as if just read
+                stream = streams[fd]
+                if stream is None or are_token_texts((token_text,)):
+                    continue
+                _, opening, tail, _, _, times, sizes, _ = stream
+                sizes.pop()
+                chunk = opening + token_text + tail
+                unusual.append((fd, 1, b"%x\r\n" % (len(chunk) - len(b"\r\n")) + chunk, times.pop()))
         return oldest
-
-    def _take_back(self, texts: Mapping[int, bytearray]) -> None:
-        """Not all of these are texts of a token: have those that are none looked at as if they had just been read."""
-        for fd, text in texts.items():
-            stream = self.streams[fd]
-            if stream is None or are_token_texts((text,)):
-                continue
-            _, opening, tail, _, _, times, sizes, _ = stream
-            sizes.pop()
-            rest = opening + text + tail
-            self.unusual.append((fd, 1, b"%x\r\n" % (len(rest) - len(b"\r\n")) + rest, times.pop()))

@@ -1,33 +1,79 @@
-"""What a worker process is told, and what it tells: plain data that crosses a pipe."""
+"""Types shared by the main process and the workers of the load generator: jobs, gauges, progress and conversations."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from moebox.core.measure import Load, Workload
 from moebox.stream.sockets import SocketAddress
 
-MAX_NAP_S = 0.005  # keeps a closed loop's next request from being late by more than that
-LATE_NS = 2e9 * MAX_NAP_S  # ns without a look, from which on events found together may have come apart
-CLOCK_STEP_NS = 20_000_000  # ns by which the wall clock was set, or the machine slept: slewing moves both clocks alike
+MAX_NAP_S = 0.005  # bounds how late a closed loop sends its next request
+LATE_NS = 2e9 * MAX_NAP_S  # events found together after a longer pause may have arrived apart
+CLOCK_STEP_NS = 20_000_000  # a larger drift means a set clock or a sleeping machine: slewing moves both clocks alike
+CHECKED_REPLIES = 4  # replies of a measurement whose text is kept to check the server's token counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptWords:
-    """Words to write prompts from, and what is known of their size in tokens."""
+    """Words to write prompts from, and their size in tokens."""
 
     words: tuple[str, ...]
     tokens_per_word: float = 1.0
-    # Of `words.code`; measured where there is a tokenizer or a server that counts. 2.01 by Qwen's vocabulary of 152k,
-    # 2.04 by Mistral's tekken of 131k (6,000 words, 2026-11-15).
+    # Of `workloads.fake_code`; measured if there is a tokenizer or a server that counts prompts. 2.01 with Qwen's
+    # vocabulary of 152k, 2.04 with Mistral's tekken of 131k (6,000 words, 2026-11-15).
     tokens_per_code_word: float = 2.0
-    is_exact: bool = False  # every word is one token, wherever it stands
-    source: str = "calibrated words"  # which tokenizer said so
+    is_exact: bool = False  # every word is exactly one token in any position
+    source: str = "calibrated words"  # where the sizes come from
     tokenizer: str = ""  # a local tokenizer.json, "/tokenize" for the server's own, "" for none
+
+
+class Conversation(Protocol):
+    """One request, or several turns on one connection."""
+
+    index: int
+    turn: int
+    max_tokens: int  # output tokens that this turn asks for
+    keep_text: bool  # the reply's text is needed
+
+    def next_body(self) -> bytes:
+        """Return the JSON body of the current turn."""
+
+    def accept_reply(self, text: str) -> float | None:
+        """Take the reply; return the seconds until the next turn, or None if the conversation is over."""
+
+
+class SingleTurn:
+    """A conversation of one request."""
+
+    __slots__ = ("_body", "_make_body", "index", "keep_text", "max_tokens", "turn")
+
+    def __init__(
+        self, index: int, max_tokens: int, make_body: Callable[[int], bytes], *, keep_text: bool = False
+    ) -> None:
+        self.index = index
+        self.turn = 0
+        self.max_tokens = max_tokens
+        self.keep_text = keep_text
+        self._make_body = make_body
+        self._body = b""
+
+    def write_body(self) -> int:
+        """Write the body ahead of time and return its size in bytes."""
+        self._body = self._make_body(self.index)
+        return len(self._body)
+
+    def next_body(self) -> bytes:
+        body, self._body = self._body or self._make_body(self.index), b""
+        return body
+
+    def accept_reply(self, text: str) -> float | None:
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadJob:
-    """One worker's share of a run. The headers hold the key, so a job travels through a pipe and nowhere else."""
+    """One worker's share of a run. The headers hold the API key, so a job is only ever sent through a pipe."""
 
     address: SocketAddress
     path: str
@@ -38,18 +84,17 @@ class LoadJob:
     words: PromptWords
     worker: int = 0
     workers: int = 1
-    offset: int = 0  # first index: warm-up requests must not be those that are measured
-    keep_text: bool = False  # the server does not count tokens, so the replies' text is kept for a tokenizer
-    keep_first: int = 0  # so many replies' text is kept to hold a tokenizer's count against the server's
+    offset: int = 0  # index of the first request: warm-up requests must differ from measured ones
+    keep_text: bool = False  # the server does not count tokens: keep every reply's text for a tokenizer
+    keep_first: int = 0  # keep the text of this many replies to check the server's counts
 
     def keeps_text(self, index: int) -> bool:
-        """The text of this request's reply is needed."""
         return self.keep_text or self.offset <= index < self.offset + self.keep_first
 
 
 @dataclass(slots=True, kw_only=True)
 class WorkerGauge:
-    """What a worker knows of itself: enough to say whether it, and not the server, was the limit."""
+    """What a worker measured of itself: enough to decide whether it limited the result."""
 
     clock: str = "kernel"
     cpu_s: float = 0.0
@@ -59,14 +104,14 @@ class WorkerGauge:
     bytes: int = 0
     batches: int = 0
     peak_batch: int = 0  # sockets found readable at once
-    estimated: int = 0  # events that were read late and together, their times spread over the gap
-    clock_step_s: float = 0.0  # the wall clock, which kernel stamps follow, was set by this much
-    retried: int = 0  # sent again because a kept connection turned out to be closed
-    lag: list[int] = field(default_factory=lambda: [0] * 128)  # reads by how long they waited: quarter octaves of us
+    estimated: int = 0  # events that were read late and together, with times spread over the gap
+    clock_step_s: float = 0.0  # total steps of the wall clock, which kernel timestamps follow
+    retried: int = 0  # requests sent again because a kept connection was closed
+    lag: list[int] = field(default_factory=lambda: [0] * 128)  # reads by waiting time: quarter octaves of us
     peak_rss_bytes: int = 0
 
     def add_batch(self, reads: int, lag_ns: int) -> None:
-        """A batch of reads, and how long the oldest had waited when it was done: none of it waited longer."""
+        """Count a batch of reads; `lag_ns` is how long the oldest had waited, an upper bound for the others."""
         self.batches += 1
         self.reads += reads
         self.peak_batch = max(self.peak_batch, reads)
@@ -74,14 +119,14 @@ class WorkerGauge:
             self.lag[min(127, int(4 * math.log2(lag_ns / 1000 + 1)))] += reads
 
     def add_clock_drift(self, drift_ns: int) -> None:
-        """How far the wall clock moved against CLOCK_MONOTONIC between two looks."""
+        """Count how far the wall clock moved against CLOCK_MONOTONIC between two checks, if it was a step."""
         if abs(drift_ns) > CLOCK_STEP_NS:
             self.clock_step_s += abs(drift_ns) / 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadProgress:
-    """A worker's state, told twice a second."""
+    """A worker's state, reported twice a second."""
 
     worker: int
     sent: int
@@ -89,5 +134,5 @@ class LoadProgress:
     failed: int
     in_flight: int
     tokens: int
-    ttft_ms: float  # mean of those that ended since the last word
+    ttft_ms: float  # mean of the requests that ended since the last report
     cpu_share: float

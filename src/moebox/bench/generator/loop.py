@@ -1,8 +1,8 @@
-"""The load generator: one thread, one epoll, many streams.
+"""The event loop of the load generator: one thread, one epoll, many streams.
 
-One more event like the one before is taken in `hot_path`; heads, ends and oddities are looked at in `requests`, when
-there is time. The kernel notes when bytes come, so the loop may be late without the figures being so: when many streams
-are busy it even naps between polls. How late it is, is measured all the time.
+Events like the previous one are read in `hot_path`; heads, ends and everything unusual are handled in `requests`, when
+there is time. The kernel timestamps arriving bytes, so the loop may be late without affecting the figures: when many
+streams are busy it even naps between polls. Its lag is measured all the time.
 """
 
 import resource
@@ -10,8 +10,7 @@ import select
 import time
 from collections.abc import Callable
 
-from moebox.bench.generator.connection import ConnectionStage
-from moebox.bench.generator.connections import ConnectionPool
+from moebox.bench.generator.connection import ConnectionPool, ConnectionStage
 from moebox.bench.generator.hot_path import HotPath
 from moebox.bench.generator.job import LATE_NS, MAX_NAP_S, LoadJob, LoadProgress, WorkerGauge
 from moebox.bench.generator.requests import RequestTracker
@@ -20,16 +19,16 @@ from moebox.bench.samples import Samples
 from moebox.bench.workloads import ConversationSource
 from moebox.stream import sockets
 
-TICK_NS = 500_000_000  # ns between looks at timeouts, the clocks and ourselves
-NAP_UPDATE_NS = 50_000_000  # ns between looks at how busy the streams are
-MIN_READS_TO_NAP = 2000  # reads a second from which on napping pays
+TICK_NS = 500_000_000  # between checks of timeouts, clocks and the worker itself
+NAP_UPDATE_NS = 50_000_000  # between updates of the nap's length
+MIN_READS_TO_NAP = 2000  # reads a second from which on naps pay
 POLL_BATCH = 256  # sockets taken from one poll
-MAX_BACKLOG = 4096  # replies beyond which looking at them does not wait for a quiet moment: bounds memory
-MAX_SENDS = 64  # requests sent before looking at the network again
+MAX_BACKLOG = 4096  # replies beyond which parsing does not wait for a quiet moment: bounds memory
+MAX_SENDS = 64  # requests sent before the next poll
 
 
 class LoadLoop:
-    """Drives one worker's share of the load."""
+    """Runs one worker's share of the load."""
 
     def __init__(self, job: LoadJob, source: ConversationSource, *, report: Callable[[LoadProgress], None]) -> None:
         self.job = job
@@ -46,7 +45,6 @@ class LoadLoop:
 
     @property
     def samples(self) -> Samples:
-        """What became of every request so far."""
         return self._requests.samples
 
     def open_connections(self) -> None:
@@ -58,21 +56,33 @@ class LoadLoop:
                 self._wait_for_connections(min(2.0, self.job.load.timeout_s))
         self._wait_for_connections(min(10.0, self.job.load.timeout_s))
 
+    def _wait_for_connections(self, limit_s: float) -> None:
+        until = time.monotonic() + limit_s
+        pending = (ConnectionStage.CONNECTING, ConnectionStage.HANDSHAKE)
+        while time.monotonic() < until:
+            if not any(connection.stage in pending for connection in self._connections.all):
+                return
+            for fd, mask in self._poller.poll(0.05, POLL_BATCH):
+                self._requests.handle_event(self._connections.by_fd[fd], mask)
+
     def run(self, zero: int, wall: float, should_stop: Callable[[], bool]) -> None:
-        """Drive the load from `zero` (CLOCK_MONOTONIC ns) until it is done or `stopped` says so."""
+        """Send the load from `zero` (CLOCK_MONOTONIC ns) until it is done or `should_stop` returns True."""
         self.samples.zero, self.samples.wall = zero, wall
         requests, schedule, gauge = self._requests, self._schedule, self.gauge
         requests.idle = list(reversed(self._connections.all))
         schedule.start(zero)
         usage = time.process_time()
         began = tick = time.monotonic_ns()
-        cpu_before, glance, reads_before = usage, began, 0
+        cpu_before, nap_updated, reads_before = usage, began, 0
         while schedule.has_pending or self._in_flight():
             self._poll_once()
             now = time.monotonic_ns()
-            if now - glance >= NAP_UPDATE_NS:
-                self._nap_s = self._nap((gauge.reads - reads_before) * 1e9 / (now - glance))
-                glance, reads_before = now, gauge.reads
+            if now - nap_updated >= NAP_UPDATE_NS:
+                # A quarter of the mean gap between a stream's reads, so that few events coincide.
+                reads_per_s = (gauge.reads - reads_before) * 1e9 / (now - nap_updated)
+                naps = reads_per_s >= MIN_READS_TO_NAP and gauge.clock == "kernel"
+                self._nap_s = min(MAX_NAP_S, self._in_flight() / reads_per_s / 4) if naps else 0.0
+                nap_updated, reads_before = now, gauge.reads
             if now - tick >= TICK_NS:
                 share = (time.process_time() - cpu_before) * 1e9 / (now - tick)
                 gauge.peak_cpu_share = max(gauge.peak_cpu_share, share)
@@ -89,21 +99,15 @@ class LoadLoop:
         gauge.cpu_s = time.process_time() - usage
         gauge.wall_s = (time.monotonic_ns() - began) / 1e9
         gauge.peak_rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        self._close()
-
-    def _close(self) -> None:
         for connection in self._connections.all:
             connection.close()
         self._poller.close()
 
-    def _nap(self, reads_per_s: float) -> float:
-        """Seconds to wait between polls: a quarter of the mean gap between a stream's reads, so that few coincide."""
-        if reads_per_s < MIN_READS_TO_NAP or self.gauge.clock != "kernel":
-            return 0.0
-        return min(MAX_NAP_S, self._in_flight() / reads_per_s / 4)
+    def _in_flight(self) -> int:
+        return len(self._connections.all) - len(self._requests.idle)
 
     def _poll_once(self) -> None:
-        """Wait for the network once, and read what has come."""
+        """Wait for the network once, and read what has arrived."""
         hot, requests, by_fd = self._hot, self._requests, self._connections.by_fd
         timeout, polled_from = self._poll_timeout_s(), time.monotonic_ns()
         ready = self._poller.poll(timeout, POLL_BATCH)
@@ -121,13 +125,22 @@ class LoadLoop:
             else:
                 requests.handle_event(connection, mask)
             hot.read_at[fd] = now
-        kept_away = (
-            now - polled_from > timeout * 1e9 + LATE_NS / 2
-        )  # after SIGCONT, Python's poll returns without a look
-        if self._ready_count < POLL_BATCH and not kept_away:  # otherwise some were left unread
+        overslept = now - polled_from > timeout * 1e9 + LATE_NS / 2  # after SIGCONT, Python's poll returns no events
+        if self._ready_count < POLL_BATCH and not overslept:  # otherwise some streams were left unread
             hot.polled_at = now
         if ready:
             self.gauge.add_batch(len(ready), time.monotonic_ns() - oldest if oldest else 0)
+
+    def _poll_timeout_s(self) -> float:
+        """Return how long the poll may wait.
+
+        Not long while anything is in flight: a process that was suspended looks like one that was waiting, and only
+        frequent polls reveal that it was not.
+        """
+        now, schedule = time.monotonic_ns(), self._schedule
+        due = now if schedule.waiting and self._requests.idle else schedule.next_timer
+        longest = MAX_NAP_S if self._in_flight() else TICK_NS / 1e9
+        return min(longest, max(0.0, (due - now) / 1e9)) if due else longest
 
     def _send_due(self, now: int) -> None:
         requests, schedule, connections = self._requests, self._schedule, self._connections
@@ -137,20 +150,19 @@ class LoadLoop:
             due = schedule.take_due(now)
             if due is not None:
                 at, conversation = due
-                requests.assign_request(
-                    requests.idle.pop() if requests.idle else connections.add_connection(), conversation, at
-                )
+                connection = requests.idle.pop() if requests.idle else connections.add_connection()
+                requests.assign_request(connection, conversation, at)
 
     def _process_backlog(self, now: int) -> None:
-        """Look at what was read for as long as a nap would last, and nap for the rest of it."""
+        """Parse deferred bytes and prepare requests for as long as a nap would last, and nap for the rest of it."""
         requests, schedule = self._requests, self._schedule
         backlog = requests.backlog
         rushed = self._ready_count == POLL_BATCH or bool(schedule.waiting)
         until = now + (0 if rushed else int(self._nap_s * 1e9))
-        spare = 32 if len(backlog) > MAX_BACKLOG else 1 + self._ready_count // 8  # a little at a time, even in a rush
-        while backlog and (spare > 0 or time.monotonic_ns() < until):
+        minimum = 32 if len(backlog) > MAX_BACKLOG else 1 + self._ready_count // 8  # a little, even in a rush
+        while backlog and (minimum > 0 or time.monotonic_ns() < until):
             requests.process_item(backlog.popleft())
-            spare -= 1
+            minimum -= 1
         while time.monotonic_ns() < until and schedule.prepare_request():
             pass
         left = until - time.monotonic_ns()
@@ -158,15 +170,15 @@ class LoadLoop:
             time.sleep(left / 1e9)
 
     def _check_and_report(self, now: int, share: float) -> None:
-        """Twice a second: the clocks, timeouts, and a word to whoever watches."""
-        requests, connections = self._requests, self._connections.all
-        before, self._hot.offset = self._hot.offset, sockets.clock_offset()
-        self.gauge.add_clock_drift(self._hot.offset - before)
+        """Check the clocks and timeouts, and report progress; twice a second."""
+        requests, connections, hot = self._requests, self._connections.all, self._hot
+        before, hot.offset = hot.offset, sockets.clock_offset()
+        self.gauge.add_clock_drift(hot.offset - before)
         for connection in connections:
             if connection.conversation is not None:
                 requests.check_timeouts(connection, now)
-        under_way = sum(len(each.recorder.times) for each in connections if each.conversation is not None)
-        ttft, requests.recent_ttfts = requests.recent_ttfts, []
+        running = sum(len(each.recorder.times) for each in connections if each.conversation is not None)
+        ttfts, requests.recent_ttfts = requests.recent_ttfts, []
         self._report(
             LoadProgress(
                 worker=self.job.worker,
@@ -174,32 +186,8 @@ class LoadLoop:
                 ended=len(self.samples),
                 failed=requests.failed,
                 in_flight=self._in_flight(),
-                tokens=len(self.samples.time) + under_way,
-                ttft_ms=sum(ttft) / len(ttft) / 1e6 if ttft else 0.0,
+                tokens=len(self.samples.time) + running,
+                ttft_ms=sum(ttfts) / len(ttfts) / 1e6 if ttfts else 0.0,
                 cpu_share=share,
             )
         )
-
-    def _in_flight(self) -> int:
-        return len(self._connections.all) - len(self._requests.idle)
-
-    def _poll_timeout_s(self) -> float:
-        """Seconds the poll may wait.
-
-        Not long while anything is in flight: a process that was kept from running looks like one that was waiting, and
-        only who looks often knows that it did not look.
-        """
-        now, schedule = time.monotonic_ns(), self._schedule
-        due = now if schedule.waiting and self._requests.idle else schedule.next_timer
-        longest = MAX_NAP_S if self._in_flight() else TICK_NS / 1e9
-        return min(longest, max(0.0, (due - now) / 1e9)) if due else longest
-
-    def _wait_for_connections(self, limit_s: float) -> None:
-        until = time.monotonic() + limit_s
-        while time.monotonic() < until:
-            if not any(
-                each.stage in (ConnectionStage.CONNECTING, ConnectionStage.HANDSHAKE) for each in self._connections.all
-            ):
-                return
-            for fd, mask in self._poller.poll(0.05, POLL_BATCH):
-                self._requests.handle_event(self._connections.by_fd[fd], mask)

@@ -1,4 +1,4 @@
-"""Worker processes: start them together, listen to them, gather what they saw."""
+"""Worker processes: start them together, follow their progress, collect their samples."""
 
 import json
 import os
@@ -20,7 +20,7 @@ STREAMS_PER_WORKER = 4096  # one core kept 2,048 streams at 50 tok/s each to wit
 
 @dataclass(slots=True, kw_only=True)
 class LoadRun:
-    """What a run left behind."""
+    """The samples and gauges of a run."""
 
     samples: Samples
     gauges: list[WorkerGauge] = field(default_factory=list)
@@ -28,7 +28,7 @@ class LoadRun:
 
 
 class WorkerProcess:
-    """One process and the lines it says."""
+    """One process and the messages on its pipes."""
 
     def __init__(self, job: LoadJob) -> None:
         self.process = subprocess.Popen(
@@ -43,15 +43,15 @@ class WorkerProcess:
         self.gauge = WorkerGauge()
         self.send_message(codec.to_plain(job))
 
-    def send_message(self, order: object) -> None:
+    def send_message(self, message: object) -> None:
         try:
-            self.stdin.write(json.dumps(order).encode() + b"\n")
+            self.stdin.write(json.dumps(message).encode() + b"\n")
             self.stdin.flush()
         except BrokenPipeError:
-            pass  # it says why on its way out
+            pass  # the worker reports the reason before it exits
 
     def read_message(self) -> LoadProgress | None:
-        """Its next line; raises Outside when it failed."""
+        """Read the next message and return it if it is progress. Raise ExternalError if the worker failed."""
         line = self.stdout.readline()
         if not line:
             raise ExternalError(f"a load generator process ended early (exit code {self.process.wait()})")
@@ -80,59 +80,51 @@ class WorkerProcess:
 
 
 def run_job(job: LoadJob, *, watcher: Callable[[list[LoadProgress], float], None] | None = None) -> LoadRun:
-    """Run a job over as many workers as it asks for; Ctrl-C stops it and keeps what was measured."""
-    workers = job.load.workers or choose_workers(job)
+    """Run a job in as many processes as it asks for; Ctrl-C stops it and keeps what was measured."""
+    workers = job.load.workers
+    if not workers:  # one per 4,096 streams, but leave a core free
+        connections = job.load.concurrency or 1
+        cores = len(os.sched_getaffinity(0)) - 1
+        workers = max(1, min(-(-connections // STREAMS_PER_WORKER), cores, connections))
     processes: list[WorkerProcess] = []
     try:
         processes = [WorkerProcess(replace(job, worker=number, workers=workers)) for number in range(workers)]
-        for worker in processes:
-            while not worker.ready:
-                worker.read_message()
-        return _gather(processes, watcher or (lambda progress, elapsed: None))
+        for process in processes:
+            while not process.ready:
+                process.read_message()
+        return _collect_samples(processes, watcher)
     finally:
-        for worker in processes:
-            worker.stop_process()
+        for process in processes:
+            process.stop_process()
 
 
-def choose_workers(job: LoadJob) -> int:
-    """One process for four thousand streams; never more than the cores it may use less one, or the connections."""
-    connections = job.load.concurrency or 1
-    return max(1, min(-(-connections // STREAMS_PER_WORKER), len(os.sched_getaffinity(0)) - 1, connections))
-
-
-def _gather(crew: list[WorkerProcess], watch: Callable[[list[LoadProgress], float], None]) -> LoadRun:
-    zero, wall = time.monotonic_ns() + 20_000_000, time.time() + 0.02  # a moment for all to read it
-    _order(crew, {"zero": zero, "wall": wall})
-    driven = LoadRun(samples=Samples(zero=zero, wall=wall))
+def _collect_samples(
+    processes: list[WorkerProcess], watcher: Callable[[list[LoadProgress], float], None] | None
+) -> LoadRun:
+    zero, wall = time.monotonic_ns() + 20_000_000, time.time() + 0.02  # time for all workers to read it
+    for process in processes:
+        process.send_message({"zero": zero, "wall": wall})
+    run = LoadRun(samples=Samples(zero=zero, wall=wall))
     latest: dict[int, LoadProgress] = {}
     with selectors.DefaultSelector() as selector:
-        for worker in crew:
-            selector.register(worker.stdout, selectors.EVENT_READ, worker)
+        for process in processes:
+            selector.register(process.stdout, selectors.EVENT_READ, process)
         while selector.get_map():
             try:
-                _hear(selector, latest)
-                watch(list(latest.values()), (time.monotonic_ns() - zero) / 1e9)
+                for key, _ in selector.select(0.5):
+                    process = key.data
+                    if progress := process.read_message():
+                        latest[progress.worker] = progress
+                    if process.samples is not None:
+                        selector.unregister(key.fileobj)
+                if watcher:
+                    watcher(list(latest.values()), (time.monotonic_ns() - zero) / 1e9)
             except KeyboardInterrupt:
-                driven.was_interrupted = True
-                _order(crew, "stop")
-    for worker in crew:
-        if worker.samples is not None:
-            driven.samples.extend(worker.samples)
-        driven.gauges.append(worker.gauge)
-    return driven
-
-
-def _order(crew: list[WorkerProcess], what: object) -> None:
-    for worker in crew:
-        worker.send_message(what)
-
-
-def _hear(selector: selectors.BaseSelector, latest: dict[int, LoadProgress]) -> None:
-    """What workers tell, until each has handed over its samples."""
-    for key, _ in selector.select(0.5):
-        worker: WorkerProcess = key.data
-        progress = worker.read_message()
-        if progress:
-            latest[progress.worker] = progress
-        if worker.samples is not None:
-            selector.unregister(key.fileobj)
+                run.was_interrupted = True
+                for process in processes:
+                    process.send_message("stop")
+    for process in processes:
+        if process.samples is not None:
+            run.samples.extend(process.samples)
+        run.gauges.append(process.gauge)
+    return run

@@ -1,91 +1,76 @@
-"""What the bytes of one streamed reply said, and when each token of it came.
+"""Record one streamed reply: its content, its counts, and when each token arrived.
 
-A Recorder is fed the segments of one HTTP/1.1 response as they were read, each with its arrival time, and can be fed
-late and with many at once: nothing here looks at a clock or a socket. However the same bytes are cut, the record is the
-same. Events that look like the one before but for their text (see `template`) never meet a JSON decoder; all others are
-decoded, and what does not come as whole chunks of one event goes through `Body` and its event splitter before that.
-Nothing is remembered beyond the reply.
+A recorder is fed the segments of one HTTP/1.1 response as they were read, each with its arrival time, and can be fed
+late and with many at once: nothing here uses a clock or a socket. However the same bytes are cut, the record is the
+same. Events that differ from the previous one only in their text (see `template`) are never parsed as JSON; all others
+are decoded, and what is not a whole chunk of one event goes through `ResponseBody` and its event parser before that.
+Nothing is kept beyond the reply.
 """
 
 from array import array
 from collections.abc import Sequence
 
-from moebox.bench.generator.template import CHUNK_EVENT_END, EventTemplate, find_template, parse_chunk
+from moebox.bench.generator.template import EVENT_END, EventTemplate, find_template, parse_chunk
 from moebox.redact import decode_reply
 from moebox.stream.body import ResponseBody
-from moebox.stream.events import ESTIMATED_TIME, SILENT, StreamEvent, decode_event, describe_error, tokens_by_chunk
+from moebox.stream.events import (
+    ESTIMATED_TIME,
+    SILENT,
+    StreamEvent,
+    decode_event,
+    describe_error,
+    tokens_by_chunk,
+)
 from moebox.stream.sse import is_done_mark
 
 LAST_CHUNK = b"0\r\n\r\n"  # the empty chunk that ends a response
 
 
 class ReplyRecorder:
-    """One reply on record. `times`, `kinds` and `sizes` hold one entry for each event that carried tokens."""
+    """The record of one reply. `times`, `kinds` and `sizes` hold one entry for each event that carried tokens."""
 
     __slots__ = (
-        "_decode_all",
-        "body",
-        "cached_tokens",
-        "completion_tokens",
-        "counts",
-        "done",
-        "done_at",
-        "error",
-        "estimated_count",
-        "event_count",
-        "finish_reason",
-        "keep_text",
-        "kinds",
-        "prompt_tokens",
-        "reasoning_tokens",
-        "sent_at",
-        "silent_times",
-        "sizes",
-        "template",
-        "texts",
-        "times",
-    )
+        "_decode_all", "body", "cached_tokens", "completion_tokens", "counts", "done", "done_at", "error",
+        "estimated_count", "event_count", "finish_reason", "keep_text", "kinds", "prompt_tokens", "reasoning_tokens",
+        "sent_at", "silent_times", "sizes", "template", "texts", "times",
+    )  # fmt: skip
 
     def __init__(self, *, keep_text: bool = False, sent_at: int = 0) -> None:
         self.body = ResponseBody()
-        self.times = array("q")  # arrival, in the nanoseconds of whoever feeds
+        self.times = array("q")  # arrival in ns, on the caller's clock
         self.kinds = array("B")
-        self.sent_at = sent_at  # when the request was sent: nothing of its reply came before
-        self.silent_times: list[
-            int
-        ] = []  # arrival of events with an empty delta, or of the finish: tokens without text
-        self.sizes = array("I")  # bytes of the event: how tokens are shared out when one event holds several
-        self.counts: list[
-            int
-        ] = []  # completion tokens so far as the server counts them, where it says so in each event
-        self.event_count = 0  # of any kind, comments aside
-        self.estimated_count = 0  # whose time is known only to lie between two others
+        self.sizes = array("I")  # bytes of the event: they divide the tokens if one event holds several
+        self.sent_at = sent_at  # nothing of the reply can have arrived before
+        self.silent_times: list[int] = []  # arrivals of events with an empty delta, or of the finish: no text
+        self.counts: list[int] = []  # completion tokens so far, if the server reports them in each event
+        self.event_count = 0  # of any kind, without comments
+        self.estimated_count = 0  # events whose time is only known to lie between two others
         self.finish_reason = ""
         self.error = ""
-        self.done = False  # [DONE] came
-        self.done_at = 0  # when
-        self.completion_tokens = self.prompt_tokens = self.cached_tokens = self.reasoning_tokens = -1  # -1: not told
+        self.done = False  # [DONE] arrived
+        self.done_at = 0
+        self.completion_tokens = self.prompt_tokens = self.cached_tokens = self.reasoning_tokens = -1  # -1: unknown
         self.keep_text = keep_text
         self.texts: list[str] = []
-        self.template: EventTemplate | None = None  # of the event before, when the next may be told by its bytes alone
-        self._decode_all = keep_text  # text wanted, or usage in every event: each one must be decoded
+        self.template: EventTemplate | None = None  # of the previous event, if it can recognize the next one
+        self._decode_all = keep_text  # the text is needed, or every event carries usage
 
     @property
     def is_complete(self) -> bool:
-        """The response has ended, as HTTP frames it."""
+        """True if the response has ended by its HTTP framing."""
         return self.body.is_complete
 
     @property
     def is_between_events(self) -> bool:
-        """Between two events of a chunked stream: a segment that ends as events do can wait to be looked at."""
+        """True between two events of a chunked stream, where a segment of whole events can be parsed later."""
         return self.body.at_boundary and self.body.streamed
 
     def take_fast(self, segment: bytes, time: int, since: int = 0) -> bool:
-        """Take a segment of events like the one before, at the cost of a few comparisons; False for any other.
+        """Take a segment of events like the previous one, at the cost of a few comparisons; False for any other.
 
-        Only between two events (`quiet`). It pays to do this at once, while the bytes are in the processor's cache.
-        `since` says that the reader had been away since then: events that came apart may then be in one segment, whose
-        time is that of the last. The others are placed at even steps, none before `since`, and marked as guessed.
+        Only between two events. Doing it at once is cheap, while the bytes are in the processor's cache. `since` is
+        set if the stream was not read since then: events that arrived apart may then be in one segment, whose time is
+        that of the last. The others are placed at even steps, none before `since`, and marked as estimated.
         """
         template = self.template
         if template is None:
@@ -99,26 +84,35 @@ class ReplyRecorder:
         return True
 
     def catch_up(self) -> None:
-        """Note the kinds of events that were taken by adding to `times` and `sizes` alone."""
+        """Add the kinds of events that the hot path added to `times` and `sizes` alone."""
         missing = len(self.times) - len(self.kinds)
         if missing and self.template is not None:
             self.kinds.frombytes(bytes((self.template.kind,)) * missing)
             self.event_count += missing
 
-    def record_all(self, segments: Sequence[bytes], times: Sequence[int]) -> None:
-        """Record what was read; `times[i]` is when `segments[i]` came."""
-        for segment, time in zip(segments, times, strict=True):
-            self.record_segment(segment, time)
-
     def record_segment(self, segment: bytes, time: int, since: int = 0) -> None:
-        """Record one segment, whatever is in it; `since` as in `quick`."""
+        """Record one segment of any content; `since` as in `take_fast`."""
         self.catch_up()
         before = len(self.times)
-        self._parse_segment(segment, time)
+        at, length, body = 0, len(segment), self.body
+        while at < length:
+            if body.at_boundary and body.streamed:
+                at = self._take_chunks(segment, at, time)
+                if at == length:
+                    break
+            # Up to where the next event may begin with its chunk; bytes behind the response's end are ignored.
+            end = segment.find(b"\r\n\r\n" if body.is_untouched else EVENT_END, at)
+            end = end + 4 if end >= 0 and not body.is_complete else length
+            self._take_payloads(body.feed(segment[at:end]), time)
+            self._check_body()
+            at = end
         self._estimate_times(before, since)
 
     def _estimate_times(self, first: int, since: int) -> None:
-        """The events from `first` on were in one segment: if the reader was away, only the last one's time is known."""
+        """Estimate the times of the events from `first` on, which were in one segment, if `since` is set.
+
+        Only the last one's time is known.
+        """
         times, last = self.times, len(self.times) - 1
         if not since or last <= first:
             return
@@ -130,28 +124,23 @@ class ReplyRecorder:
         self.estimated_count += last - first
 
     def respace_first_events(self) -> None:
-        """Place the first events, where they were read late and together, one usual gap of this reply apart.
+        """Place the first events, if they were read late and together, one usual gap of this reply apart.
 
-        When they came there was no event before to tell a usual gap by.
+        When they arrived there was no earlier event that could give a usual gap.
         """
-        times = self.times
-        count = next((i for i, kind in enumerate(self.kinds) if not kind & ESTIMATED_TIME), 0)
-        sure = self._sure_gaps(count)
-        if not count or not sure:
+        times, kinds = self.times, self.kinds
+        count = next((i for i, kind in enumerate(kinds) if not kind & ESTIMATED_TIME), 0)
+        later = range(count + 1, len(times))
+        gaps = sorted(times[i] - times[i - 1] for i in later if not (kinds[i] | kinds[i - 1]) & ESTIMATED_TIME)
+        if not count or not gaps:
             return
-        since = max(self.sent_at, ((count + 1) * times[0] - times[count]) // count)  # see `_guess`
-        usual = sorted(sure)[len(sure) // 2]
+        since = max(self.sent_at, ((count + 1) * times[0] - times[count]) // count)  # see `_estimate_times`
+        usual = gaps[len(gaps) // 2]
         for i in range(count):
             times[i] = min(times[count], max(since, times[count] - (count - i) * usual))
 
-    def _sure_gaps(self, first: int) -> list[int]:
-        """Gaps behind event `first` whose both ends are known."""
-        times, kinds = self.times, self.kinds
-        later = range(first + 1, len(times))
-        return [times[i] - times[i - 1] for i in later if not (kinds[i] | kinds[i - 1]) & ESTIMATED_TIME]
-
     def add_silent_tokens(self) -> None:
-        """Tokens that the server counted and did not show came with its empty events, the last at the latest."""
+        """Add tokens that the server counted but did not show: they came with its empty events."""
         if self.times or self.completion_tokens <= 0 or not self.silent_times:
             return
         shown = self.silent_times[: self.completion_tokens] if len(self.silent_times) > 1 else self.silent_times
@@ -161,22 +150,8 @@ class ReplyRecorder:
         if self.keep_text:
             self.texts.extend([""] * len(shown))
 
-    def _parse_segment(self, segment: bytes, time: int) -> None:
-        at, length, body = 0, len(segment), self.body
-        while at < length:
-            if body.at_boundary and body.streamed:
-                at = self._take_chunks(segment, at, time)
-                if at == length:
-                    return
-            # Up to where the next event may begin with its chunk; what follows a response's end is nobody's.
-            end = segment.find(b"\r\n\r\n" if body.is_untouched else CHUNK_EVENT_END, at)
-            end = end + 4 if end >= 0 and not body.is_complete else length
-            self._take_payloads(body.feed(segment[at:end]), time)
-            self._check_body()
-            at = end
-
     def _take_chunks(self, segment: bytes, at: int, time: int) -> int:
-        """Record chunks of one event each from `at` on, and the end behind them; where something else begins."""
+        """Record chunks of one event each from `at` on, and the response's end; return where anything else begins."""
         length, tried = len(segment), None
         while at < length:
             if self.template is not tried and self.template is not None:
@@ -194,7 +169,7 @@ class ReplyRecorder:
         return at
 
     def _add_events(self, time: int, sizes: Sequence[int], kind: int) -> None:
-        """Events of one kind that came at one time."""
+        """Add events of one kind that arrived at one time."""
         count = len(sizes)
         self.times.extend([time] * count)
         self.kinds.frombytes(bytes((kind,)) * count)
@@ -202,7 +177,7 @@ class ReplyRecorder:
         self.event_count += count
 
     def close(self, time: int) -> None:
-        """The connection closed; an event that was whole but for its blank line still counts."""
+        """Finish the record when the connection closed; an event that lacks only its blank line still counts."""
         self.catch_up()
         if self.body.is_complete:
             return
@@ -212,26 +187,38 @@ class ReplyRecorder:
             self.error = "the server closed the connection without an answer"
 
     def tokens_by_event(self) -> "array[int]":
-        """How many tokens each event carried, summing to the server's own count where it gave one."""
+        """Return the tokens of each event; they add up to the server's own count if it gave one."""
         return tokens_by_chunk(self.sizes, self.counts, self.completion_tokens)
 
     def _check_body(self) -> None:
+        """Record a framing error, or a reply that did not stream: an HTTP error, or a server that ignores `stream`."""
         body = self.body
         if body.problem and not self.error:
             self.error = body.problem
-        if body.is_complete and not body.streamed and body.status and not body.problem:
-            self._take_whole_reply()
+        if not body.is_complete or body.streamed or not body.status or body.problem:
+            return
+        payload = bytes(body.rest)
+        body.rest.clear()
+        if body.status != 200:
+            self.error = describe_error(body.status, payload)
+            return
+        event = decode_event(payload)
+        if event is None:
+            self.error = self.error or f"neither events nor JSON came back: {decode_reply(payload)[:60]!r}"
+            return
+        self.event_count = 1
+        self.error = event.error or "a whole JSON reply came instead of a stream"
 
     def _take_payloads(self, payloads: Sequence[bytes], time: int, *, connection_closed: bool = False) -> None:
         for payload in payloads:
             self.event_count += 1
             if not self.done and is_done_mark(payload):
                 self.done, self.done_at, self.template = True, time, None
-            if self.done:  # what follows belongs to no reply
+            if self.done:  # what follows is not part of the reply
                 continue
             event = decode_event(payload)
             if event is None:
-                if connection_closed:  # half an event: the stream was cut, which `done` and `finish` tell
+                if connection_closed:  # half an event: the stream was cut, which `done` and `finish_reason` show
                     self.event_count -= 1
                 elif not self.error:
                     self.error = f"an event that is not JSON: {decode_reply(payload)[:60]!r}"
@@ -260,17 +247,3 @@ class ReplyRecorder:
             self.sizes.append(size)
             if self.keep_text:
                 self.texts.append(event.text)
-
-    def _take_whole_reply(self) -> None:
-        """A reply that did not stream: an HTTP error, or a server that ignores `stream`."""
-        payload = bytes(self.body.rest)
-        self.body.rest.clear()
-        if self.body.status != 200:
-            self.error = describe_error(self.body.status, payload)
-            return
-        event = decode_event(payload)
-        if event is None:
-            self.error = self.error or f"neither events nor JSON came back: {decode_reply(payload)[:60]!r}"
-            return
-        self.event_count = 1
-        self.error = event.error or "a whole JSON reply came instead of a stream"
