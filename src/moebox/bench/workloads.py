@@ -1,8 +1,8 @@
 """What is asked, request by request: a pure function of the workload, its words and an index.
 
 Prompts are cut from one long pool of words, so that making one costs microseconds while a thousand streams run; each
-begins with words of its own, so that no two share a prefix that a cache could use unless the workload shares prefixes. The pool
-and those words follow from the workload's seed and salt.
+begins with words of its own, so that no two share a prefix that a cache could use, unless the workload shares prefixes.
+The pool and those words follow from the workload's seed and salt.
 """
 
 import functools
