@@ -69,7 +69,7 @@ def test_whoever_plans_it_hears_that_the_port_is_open_to_all() -> None:
 
 
 def test_addresses_of_ipv6_are_one_line() -> None:
-    with pytest.raises(BadInput, match="not by IPv6"):
+    with pytest.raises(BadInput, match="not IPv6"):
         prepare_conductor(deploy(recipe()), nodes("fd00::1", "fd00::2", "fd00::3"), Run.create("rpc"))
 
 

@@ -101,7 +101,7 @@ def test_a_wrong_version_is_refused_before_anything_starts(embedded: Recipe, run
 @pytest.mark.parametrize("name", ["/nowhere/model", "./nowhere.gguf"])
 def test_a_checkpoint_that_is_not_there_is_refused_before_anything_starts(acting: Acting, run: Run, name: str) -> None:
     """A path that does not exist is not left for the engine to find out."""
-    with pytest.raises(ExternalError, match=f"checkpoint {name} is not there"):
+    with pytest.raises(ExternalError, match=f"checkpoint {name} not found"):
         launch_engine(prepare_launch(deploy(acting("good", checkpoint=name))), run)
 
 
@@ -211,9 +211,7 @@ def test_a_full_disk_does_not_stop_an_engine_and_is_told(acting: Acting, tmp_pat
     command = ["sh", "-c", 'ulimit -f 1000; exec "$@"', "sh", *MOEBOX, "up", str(recipe), "--detach", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=dict(os.environ), check=False)
     assert done.returncode == 0, done.stderr
-    assert "cannot be written (File too large): the engine goes on, its log is being lost" in " ".join(
-        done.stderr.split()
-    )
+    assert "cannot be written (File too large): the engine runs on, its log is lost" in " ".join(done.stderr.split())
     ready = json.loads(done.stdout)
     listed = subprocess.run([*MOEBOX, "ps", "--json"], capture_output=True, text=True, timeout=30, check=True)
     row = next(row for row in json.loads(listed.stdout)["engines"] if row["id"] == ready["id"])

@@ -46,8 +46,9 @@ def test_a_taken_port_beside_its_own_is_told() -> None:
         other.listen()
         assert not preflight.port_is_free("127.0.0.1", port + SGLANG.ports[0])
         deployment = deploy(on(port))
+        ports = deployment.engine.ports_used(port)
         with pytest.raises(ExternalError, match=f"port {port + SGLANG.ports[0]}"):
-            preflight.check_ports(deployment, engines.build_launch(deployment))
+            [preflight.check_port("127.0.0.1", number) for number in ports]
 
 
 def listening(port: int = 0) -> socket.socket:

@@ -20,7 +20,7 @@ from moebox.stream.limits import ServedLimits, served_limits
 from moebox.units import parse_tokens
 
 if TYPE_CHECKING:
-    from moebox.serve.callcheck import ClientCall
+    from moebox.serve.callcheck import EndpointCall
 
 
 def connect(
@@ -103,7 +103,7 @@ def _written(wanted: connecting.ClientSettings) -> dict[str, object]:
     return {"written": path, "backup": backup}
 
 
-def _called(client: connecting.ClientName, endpoint: Endpoint) -> "ClientCall":
+def _called(client: connecting.ClientName, endpoint: Endpoint) -> "EndpointCall":
     """One real call as the client makes it."""
     from moebox.serve.callcheck import call_as_client
 

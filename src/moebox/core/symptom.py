@@ -22,7 +22,7 @@ Severity = Literal["note", "warning", "fatal"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conditions:
+class SymptomConditions:
     """Where a symptom holds; an empty field is no condition. A setting holds when any of its values does."""
 
     engine: tuple[str, ...] = ()
@@ -62,7 +62,7 @@ class Symptom:
     remedy: str
     change: dict[str, Flag] = field(default_factory=dict)  # recipe path -> value; "{name}" is a group of the pattern
     foresee: bool = False  # worth a warning before anything starts, where it applies
-    applies: Conditions = Conditions()
+    applies: SymptomConditions = SymptomConditions()
     status: str = ""
     source: str
 

@@ -53,7 +53,7 @@ from moebox.flows.walk import (
 from moebox.serve import ports, state
 from moebox.serve.faults import OUT_OF_MEMORY
 from moebox.serve.session import EngineSession
-from moebox.serve.wait import wait_for
+from moebox.serve.state import wait_for
 from moebox.store import Run
 from moebox.stream.awake import AwakeClock
 from moebox.verify.ask import VerifyOptions

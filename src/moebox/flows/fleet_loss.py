@@ -21,8 +21,8 @@ from moebox.flows.fleet_record import FleetRecord, MemberRecord, save_fleet
 from moebox.flows.fleet_streams import FollowedStream, StreamsOutcome, request_ids, run_streams
 from moebox.flows.fleet_up import answers_chat, start_member, wait_for_member
 from moebox.serve import preflight, state
+from moebox.serve.state import wait_for
 from moebox.serve.stop import stop_instance as stop_instance
-from moebox.serve.wait import wait_for
 from moebox.stream import loop
 
 BUSIEST = "busiest"

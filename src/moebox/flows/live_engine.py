@@ -8,7 +8,7 @@ from moebox.core.engine_facts import EngineFacts
 from moebox.core.recipe import PlannedFor, Recipe
 from moebox.serve import ports, state
 from moebox.serve.session import EngineSession
-from moebox.serve.wait import wait_for
+from moebox.serve.state import wait_for
 from moebox.serve.watch import Notify
 from moebox.store import Run
 

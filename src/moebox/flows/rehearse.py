@@ -21,8 +21,8 @@ from moebox.core.verdict import CheckResults
 from moebox.engines import modules
 from moebox.errors import AnswerIsNo, BadInput, MoeboxError, Unsupported
 from moebox.loose import get_number
-from moebox.serve import ask
 from moebox.serve.dummy import write_gguf
+from moebox.serve.facts import CHAT_TIMEOUT_S
 from moebox.serve.session import PATIENCE_S, EngineSession, engine_session
 from moebox.serve.watch import LogListener
 from moebox.store import Run
@@ -248,7 +248,7 @@ def send_prompt(session: EngineSession, text: str, *, tokens: int) -> tuple[int,
     endpoint = session.endpoint
     body = {"model": endpoint.model, "prompt": text, "max_tokens": tokens, "temperature": 0}
     url = f"{endpoint.base_url}/completions"
-    answer = http.post_json(url, body, headers=endpoint.headers, timeout_s=ask.CHAT_TIMEOUT_S)
+    answer = http.post_json(url, body, headers=endpoint.headers, timeout_s=CHAT_TIMEOUT_S)
     while session.watch.read_new_lines():
         pass
     if not answer.ok:

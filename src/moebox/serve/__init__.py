@@ -1,15 +1,18 @@
 """From a recipe to a live endpoint, and down again.
 
-order      what will be run, decided before anything is
-preflight  what is refused before anything starts
-session    start a recipe, wait until it answers, stop it; what flows and commands call
-watch      follows the log and the port of a starting engine
-faults     how a launch goes wrong, each way with its own line
-facts      what a live engine says of itself; reality: beside the plan
-guard      the process between moebox and the engine: outlives neither
-state      what runs now, on which port and GPUs; keys: those that moebox made for servers of its own
-stop       stops what another moebox started, and sweeps up
-embedded   llama.cpp inside a child process of ours
-dummy      a GGUF of real shapes without knowledge
-render     stand-alone files; connect: clients' configurations
+order      prepare a launch and start it under a guard
+preflight  checks before a launch
+session    start a recipe, wait until it answers, stop it
+ports      start it on a free port
+watch      follow the log of a starting engine
+faults     the ways a launch can fail
+facts      what a live engine answers; reality: compared with the plan
+guard      the process between moebox and the engine
+state      records of running engines; keys: of moebox's own servers
+stop       stop engines of other moebox processes
+program    routers and twins under a guard
+nodes      several nodes: node_checks, conduct (here), agent and node_link (there)
+embedded   llama.cpp inside a child process
+dummy      a GGUF of real shapes with dummy weights
+connect    settings of clients; callcheck: a call as a client makes it
 """

@@ -1,11 +1,10 @@
-"""What runs on each node of a launch over several: starts that node's rank, stops it when the head falls silent.
+"""The agent on each node of a launch: it starts the node's rank, and stops it when the conductor goes silent.
 
     conductor ──stdin: one JSON line, then a line every few seconds──▶ agent ──▶ engine ──▶ its workers
 
-It is sent as text to a Python on the node, with node_link.py, so both use the standard library alone and nothing else
-of moebox.
-A head that was killed, a network that was cut and an end that was asked for look the same from here: no more lines.
-Modes: run a rank; `probe` tells what the node is; `reach` tries the way to the first node; `sweep` kills what is left.
+Its source is sent to a Python on the node together with node_link.py, so both use only the standard library.
+A killed conductor, a broken network and a requested stop look the same from here: no more lines.
+Modes: `run` a rank, `probe` the node, `reach` the other nodes, `sweep` kills processes that are left.
 """
 
 from __future__ import annotations  # a node's own Python may be 3.9
@@ -26,16 +25,16 @@ from typing import IO, TypedDict
 
 from moebox.serve.node_link import AgentReply, ReachConfig, port_is_open, try_links
 
-MARK = "MOEBOX_RANK"  # every process of a rank carries it, and nothing else does
-MASTER = "@MASTER@"  # stands in argv for the first node's address
+MARK = "MOEBOX_RANK"  # in the environment of every process of a rank
+MASTER = "@MASTER@"  # placeholder in argv for the first node's address
 PIECE = 1 << 16
-# Told by a signal to end (a cancelled allocation, its time limit): Slurm sends SIGKILL 30 s later (KillWait), and what
-# hangs below an agent that has ended by then is nobody's.
+# After a signal (a cancelled allocation, its time limit) Slurm sends SIGKILL 30 s later (KillWait), and processes below
+# an agent that has ended by then are orphans.
 CANCEL_SIGNALS = (("SIGTERM", 3.0), ("SIGKILL", 2.0))
 
 
 class RankCommandJson(TypedDict):
-    """conduct.RankOrder, as JSON has it."""
+    """conduct.RankCommand as JSON."""
 
     argv: list[str]
     env: dict[str, str]
@@ -44,7 +43,7 @@ class RankCommandJson(TypedDict):
 
 
 class AgentConfig(ReachConfig):
-    """conduct.Conducted as JSON, with what a mode needs besides."""
+    """conduct.ConductorConfig as JSON, with more fields for some modes."""
 
     mark: str
     mode: str
@@ -56,18 +55,18 @@ class AgentConfig(ReachConfig):
     cwd: str
     stop_signals: list[tuple[str, float]]
     lifeline_s: float
-    version: list[str]  # from here on for probe
+    version: list[str]  # from here on for `probe`
     weights: str
     first_only: bool
 
 
 def print_line(text: str) -> None:
-    """One whole line, so that nodes do not write into each other's."""
+    """Write one line at once, so that the lines of nodes do not mix."""
     os.write(1, text.encode(errors="replace") + b"\n")
 
 
 def read_config() -> AgentConfig:
-    """The first line of stdin, byte by byte: what follows is the lifeline's."""
+    """Read the first line of stdin, byte by byte, because commands follow it."""
     line = b""
     while not line.endswith(b"\n"):
         piece = os.read(0, 1)
@@ -79,7 +78,7 @@ def read_config() -> AgentConfig:
 
 
 def descendants() -> list[int]:
-    """Every process below this one; as subreaper it inherits those whose parents ended."""
+    """Every descendant of this process, which as subreaper inherits orphans."""
     parents: dict[int, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError, IndexError, ValueError), open(f"/proc/{name}/stat") as file:
@@ -95,7 +94,7 @@ def descendants() -> list[int]:
 
 
 def processes_with_mark(mark: str) -> list[int]:
-    """Processes that carry this launch's mark, wherever they hang now."""
+    """Processes that carry this launch's mark."""
     wanted = f"{MARK}={mark}".encode()
     found: list[int] = []
     for name in filter(str.isdigit, os.listdir("/proc")):
@@ -106,14 +105,14 @@ def processes_with_mark(mark: str) -> list[int]:
 
 
 def send_signal(pids: list[int], number: int) -> None:
-    """Send a signal to each; gone already is as good."""
+    """Send a signal to each process that is still there."""
     for pid in pids:
         with contextlib.suppress(OSError):
             os.kill(pid, number)
 
 
 def kill_descendants() -> None:
-    """Kill everything below this process, also what is forked meanwhile."""
+    """Kill every descendant, also those forked meanwhile."""
     until = time.monotonic() + 5.0
     while time.monotonic() < until and (left := descendants()):
         send_signal(left, signal.SIGKILL)
@@ -121,7 +120,7 @@ def kill_descendants() -> None:
 
 
 class RankProcess:
-    """One rank: its process, its output, and the lifeline."""
+    """One rank: its process, its output, and the commands of the conductor."""
 
     child: subprocess.Popen[bytes]
 
@@ -132,16 +131,16 @@ class RankProcess:
         self.last_input = time.monotonic()
         self.stopping = False
         self.head_gone = False
-        self.cancel_signal = 0  # the signal that told this agent to end
+        self.cancel_signal = 0  # the signal that this agent received
         for sign in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(sign, self.cancel)
 
     def cancel(self, number: int, _: object) -> None:
-        """End the rank before this agent ends: as long as it is there, it inherits what the rank leaves."""
+        """Note a signal; the rank is stopped first, because this agent inherits its orphans."""
         self.cancel_signal = number
 
     def run(self) -> int:
-        """Until the rank has ended; its exit code."""
+        """Run until the rank has ended. Return its exit code."""
         libc = ctypes.CDLL(None)
         libc.prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
         own = self.config["ranks"][self.rank]
@@ -164,20 +163,21 @@ class RankProcess:
         except OSError as problem:
             print_line(f"moebox-agent: rank {self.rank} cannot be started: {problem.strerror}: {argv[0]}")
             return 127
-        return self.follow_output()
-
-    def follow_output(self) -> int:
-        """Copy what the rank prints and heed the head until it has ended; its exit code."""
         assert self.child.stdout
         self.out = self.child.stdout
         os.set_blocking(self.out.fileno(), False)
         while self.child.poll() is None:
-            self.poll_once()
+            sources: list[IO[bytes] | IO[str]] = [self.out] if self.stopping else [self.out, sys.stdin]
+            ready, _, _ = select.select(sources, [], [], 0.2)
+            if self.out in ready:
+                self.copy_output()
+            if not self.stopping and self.should_stop(has_input=sys.stdin in ready):
+                self.stop()
         self.clean_up()
         return self.child.returncode
 
     def wait_for_others(self, port: int) -> bool:
-        """Wait until every other node has that port open; False where the head said stop or fell silent first."""
+        """Wait until every other node has that port open. Return False if the rank should stop first."""
         left = [address for rank, address in enumerate(self.config["addresses"]) if rank != self.rank]
         while left:
             ready = select.select([sys.stdin], [], [], 0.2)[0]
@@ -186,33 +186,26 @@ class RankProcess:
             left = [address for address in left if not port_is_open(address, port)]
         return True
 
-    def poll_once(self) -> None:
-        """Copy what it prints, heed the lifeline."""
-        sources: list[IO[bytes] | IO[str]] = [self.out] if self.stopping else [self.out, sys.stdin]
-        ready, _, _ = select.select(sources, [], [], 0.2)
-        if self.out in ready:
-            self.copy_output()
-        if not self.stopping and self.should_stop(has_input=sys.stdin in ready):
-            self.stop()
-
     def should_stop(self, *, has_input: bool) -> bool:
-        """Whether the end was asked for, or the head is gone; `heard`: it said something just now."""
+        """Whether a stop was requested or the conductor is gone. `has_input`: stdin is readable."""
         if self.cancel_signal:
-            print_line(f"moebox-agent: rank {self.rank} was told to end by {signal.Signals(self.cancel_signal).name}")
+            print_line(f"moebox-agent: rank {self.rank} was stopped by {signal.Signals(self.cancel_signal).name}")
             return True
         if has_input:
             data = os.read(0, PIECE)
             self.last_input = time.monotonic()
-            self.head_gone = not data  # an end without a word: the head is gone
+            self.head_gone = not data  # end of file: the conductor is gone
             return not data or b"stop" in data
         if time.monotonic() - self.last_input <= self.config["lifeline_s"]:
             return False
         self.head_gone = True
-        print_line(f"moebox-agent: rank {self.rank} heard nothing from the head for {self.config['lifeline_s']:g} s")
+        print_line(
+            f"moebox-agent: rank {self.rank} received nothing from the conductor for {self.config['lifeline_s']:g} s"
+        )
         return True
 
     def copy_output(self) -> bool:
-        """What has been printed, in whole lines; False at its end."""
+        """Print whole lines of the rank's output. Return False at the end."""
         try:
             data = os.read(self.out.fileno(), PIECE)
         except BlockingIOError:
@@ -225,7 +218,7 @@ class RankProcess:
         return bool(data)
 
     def stop(self) -> None:
-        """Ask, ask harder, kill; waits no longer than the ladder says."""
+        """Send the stop signals one after the other until the rank has ended."""
         self.stopping = True
         for name, wait in CANCEL_SIGNALS if self.cancel_signal else self.config["stop_signals"]:
             send_signal([-self.child.pid], getattr(signal, name))
@@ -237,25 +230,19 @@ class RankProcess:
                 return
 
     def clean_up(self) -> None:
-        """The last words, and nothing left of what it started."""
+        """Read the rest of the output, and kill every descendant."""
         until = time.monotonic() + 2.0
         while time.monotonic() < until and select.select([self.out], [], [], 0.05)[0]:
             if not self.copy_output():
                 break
         kill_descendants()
-        if self.head_gone and self.rank == 0:
-            cancel_job()
-
-
-def cancel_job() -> None:
-    """Give back the allocation that nobody will: its head is gone."""
-    job = os.environ.get("SLURM_JOB_ID")
-    if job and shutil.which("scancel"):
-        subprocess.run(["scancel", job], check=False)
+        job = os.environ.get("SLURM_JOB_ID")
+        if self.head_gone and self.rank == 0 and job and shutil.which("scancel"):
+            subprocess.run(["scancel", job], check=False)  # the conductor cannot release the allocation any more
 
 
 def find_program(part: RankCommandJson) -> str:
-    """The rank's program under any of its names; "" where it has none here."""
+    """The path of the rank's program under any of its names, or ""."""
     program = part["argv"][0]
     folder = os.path.dirname(program)
     for name in [program, *(os.path.join(folder, other) for other in part["other_names"])]:
@@ -264,29 +251,17 @@ def find_program(part: RankCommandJson) -> str:
     return ""
 
 
-def gpu_names() -> list[str]:
-    """Names of the GPUs as the driver tells them."""
-    ask = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    return [line.strip() for line in output_lines(ask) if line.strip()]
-
-
-def engine_version(words: list[str]) -> str:
-    """The engine's version, by the words that ask for it; "" where that is not known."""
-    lines = output_lines(words) if words else []
-    return lines[-1][:80] if lines else ""
-
-
-def output_lines(words: list[str]) -> list[str]:
-    """The lines that a program prints; none where it is missing, fails or hangs."""
+def output_lines(argv: list[str]) -> list[str]:
+    """The lines that a program prints, or [] if it is missing, fails or hangs."""
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return []
     return done.stdout.strip().splitlines() if done.returncode == 0 else []
 
 
 def rdma_bytes_per_s() -> int:
-    """Bytes a second of all active RDMA ports, as they say: "400 Gb/sec (4X NDR)"."""
+    """Bytes per second of all active RDMA ports; a port reports "400 Gb/sec (4X NDR)"."""
     total = 0.0
     for port in glob.glob("/sys/class/infiniband/*/ports/*"):
         problems = contextlib.suppress(OSError, ValueError, IndexError)
@@ -296,21 +271,23 @@ def rdma_bytes_per_s() -> int:
 
 
 def probe_node(config: AgentConfig, rank: int) -> AgentReply:
-    """What this node is."""
+    """Facts about this node."""
     wanted = config["weights"] if rank == 0 or not config["first_only"] else ""
+    version = output_lines(config["version"]) if config["version"] else []
+    gpus = output_lines(["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"])
     return {
         "host": socket.gethostname(),
         "time": time.time(),
         "program": find_program(config["ranks"][rank]),
-        "version": engine_version(config["version"]),
-        "gpus": gpu_names(),
+        "version": version[-1][:80] if version else "",
+        "gpus": [line.strip() for line in gpus if line.strip()],
         "weights": not wanted or os.path.exists(os.path.expanduser(wanted)),
         "rdma": rdma_bytes_per_s(),
     }
 
 
 def main() -> int:
-    """Do what the first line says."""
+    """Read the config and do what its mode requires."""
     config = read_config()
     rank = config["rank"] if config["rank"] is not None else int(os.environ.get("SLURM_NODEID", 0))
     mode = config["mode"]

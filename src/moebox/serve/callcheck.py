@@ -1,4 +1,4 @@
-"""One real call to an endpoint the way a client makes it: streamed, with tools, in the client's own protocol."""
+"""Call an endpoint as a client does: streamed, with tools, in the client's own protocol."""
 
 import json
 import time
@@ -20,14 +20,14 @@ PARAMETERS = {
     "properties": {"file_path": {"type": "string", "description": "absolute path"}},
     "required": ["file_path"],
 }
-MAX_TOKENS = 4096  # tokens: a model that thinks must come to the call
-MAX_EVENTS = 4 * MAX_TOKENS  # some servers send a token in several
-MAX_REPLY_S = 1800.0  # of all of a reply: two tokens a second
+MAX_TOKENS = 4096  # enough to think before the call
+MAX_EVENTS = 4 * MAX_TOKENS  # some servers send several events per token
+MAX_REPLY_S = 1800.0  # for a whole reply, at two tokens a second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClientCall:
-    """What the call brought."""
+class EndpointCall:
+    """The result of a call."""
 
     protocol: str
     url: str
@@ -35,14 +35,14 @@ class ClientCall:
     events: int
 
 
-def call_as_client(client: ClientName, endpoint: Endpoint, *, timeout_s: float = 300.0) -> ClientCall:
-    """Call as `client` does; AnswerIsNo when the answer is not what that client can use."""
+def call_as_client(client: ClientName, endpoint: Endpoint, *, timeout_s: float = 300.0) -> EndpointCall:
+    """Call as `client` does. Raise AnswerIsNo if the client cannot use the reply."""
     if client == "claude-code":
         return _call_messages(endpoint, timeout_s)
     return _call_chat(endpoint, tools=client in ("zed", "opencode"), timeout_s=timeout_s)
 
 
-def _call_messages(endpoint: Endpoint, timeout_s: float) -> ClientCall:
+def _call_messages(endpoint: Endpoint, timeout_s: float) -> EndpointCall:
     """Anthropic's /v1/messages, streamed, with a tool that must be called."""
     url = f"{endpoint.server_url}/v1/messages"
     body = {
@@ -65,11 +65,11 @@ def _call_messages(endpoint: Endpoint, timeout_s: float) -> ClientCall:
         reason = get_text(event, "delta.stop_reason") or reason
     call.require_call(url, "Read", f" (stop_reason {reason or 'missing'})")
     evidence = f"{call.name}({call.arguments}), {reason}"
-    return ClientCall(protocol="anthropic messages", url=url, evidence=evidence, events=call.events)
+    return EndpointCall(protocol="anthropic messages", url=url, evidence=evidence, events=call.events)
 
 
-def _call_chat(endpoint: Endpoint, *, tools: bool, timeout_s: float) -> ClientCall:
-    """OpenAI's chat completions, streamed; with a tool for the clients that work by tools."""
+def _call_chat(endpoint: Endpoint, *, tools: bool, timeout_s: float) -> EndpointCall:
+    """OpenAI's chat completions, streamed; with a tool for the clients that use tools."""
     url = f"{endpoint.base_url}/chat/completions"
     body: dict[str, object] = {
         "model": endpoint.model,
@@ -85,52 +85,47 @@ def _call_chat(endpoint: Endpoint, *, tools: bool, timeout_s: float) -> ClientCa
     for event in _stream_events(url, endpoint.headers, body, timeout_s):
         call.events += 1
         for choice in get_objects(event, "choices"):
-            call.add_choice(choice)
+            call.text += get_text(choice, "delta.content")
+            for part in get_objects(choice, "delta.tool_calls"):
+                call.name = call.name or get_text(part, "function.name")
+                call.arguments += get_text(part, "function.arguments")
     if not tools:
-        return _spoken(url, call)
+        text = call.text.strip()
+        if not text:
+            raise AnswerIsNo(f"{url}: the reply has no text", hint="does the reasoning parser swallow the answer?")
+        return EndpointCall(protocol="openai chat", url=url, evidence=text[:120], events=call.events)
     call.require_call(url, "read_file")
     evidence = f"{call.name}({call.arguments})"
-    return ClientCall(protocol="openai chat with tools", url=url, evidence=evidence, events=call.events)
-
-
-def _spoken(url: str, call: "StreamedCall") -> ClientCall:
-    """A reply in words; AnswerIsNo where there are none."""
-    if not call.text.strip():
-        raise AnswerIsNo(f"{url}: answered with no text", hint="does the reasoning parser swallow the answer?")
-    return ClientCall(protocol="openai chat", url=url, evidence=call.text.strip()[:120], events=call.events)
+    return EndpointCall(protocol="openai chat with tools", url=url, evidence=evidence, events=call.events)
 
 
 @dataclass
 class StreamedCall:
-    """What the stream has brought so far."""
+    """The parts of a reply that have arrived."""
 
     events: int = 0
     name: str = ""
     arguments: str = ""
     text: str = ""
 
-    def add_choice(self, choice: Json) -> None:
-        """A choice of OpenAI's protocol."""
-        self.text += get_text(choice, "delta.content")
-        for call in get_objects(choice, "delta.tool_calls"):
-            self.name = self.name or get_text(call, "function.name")
-            self.arguments += get_text(call, "function.arguments")
-
     def require_call(self, url: str, wanted: str, suffix: str = "") -> None:
-        """AnswerIsNo unless `wanted` was called with the path that was asked for."""
+        """Raise AnswerIsNo unless the tool `wanted` was called with PATH."""
         if not self.name:
-            said = f"{self.text[:120]!r}{suffix}"
-            raise AnswerIsNo(f"{url}: answered without calling the tool: {said}", hint="is a tool parser set?")
+            text = f"{self.text[:120]!r}{suffix}"
+            raise AnswerIsNo(f"{url}: answered without calling the tool: {text}", hint="is a tool parser set?")
         try:
             given = json.loads(self.arguments or "{}")
         except (ValueError, RecursionError):
-            raise AnswerIsNo(f"{url}: the tool's arguments are no JSON: {self.arguments[:120]!r}") from None
+            raise AnswerIsNo(f"{url}: the tool's arguments are not valid JSON: {self.arguments[:120]!r}") from None
         if self.name != wanted or get_text(given, "file_path") != PATH:
             raise AnswerIsNo(f"{url}: called {self.name}({self.arguments[:120]}) instead of {wanted} with {PATH}")
 
 
 def _stream_events(url: str, headers: Mapping[str, str], body: Json, timeout_s: float) -> Iterator[Json]:
-    """The JSON of every event; Outside when the server cannot be reached or refuses."""
+    """Yield the JSON of every event up to the one that ends the reply: some servers keep the connection open.
+
+    Raise ExternalError if the server cannot be reached, AnswerIsNo if it refuses or sends something else.
+    """
     import httpx2
 
     try:
@@ -138,58 +133,49 @@ def _stream_events(url: str, headers: Mapping[str, str], body: Json, timeout_s: 
             if answer.status_code != 200:
                 answer.read()
                 raise _refusal_error(url, answer.status_code, answer.text)
-            yield from _events(url, answer.iter_bytes())
+            for number, data in enumerate(_event_data(url, answer.iter_bytes())):
+                if is_done_mark(data):
+                    return
+                if number == MAX_EVENTS:
+                    limit = f"though asked for {MAX_TOKENS:,} tokens at most"
+                    raise AnswerIsNo(f"{url}: more than {MAX_EVENTS:,} events, {limit}")
+                event = _parse_event(url, data.decode(errors="replace"))
+                yield event
+                if event.get("type") == "message_stop":
+                    return
     except (httpx2.HTTPError, httpx2.InvalidURL) as problem:
         raise ExternalError(f"{url}: {problem or type(problem).__name__}", hint="is the server up?") from None
 
 
-def _events(url: str, pieces: Iterable[bytes]) -> Iterator[Json]:
-    """The JSON of every event up to the one that ends the reply: not every server hangs up then, or ever ends."""
+def _event_data(url: str, blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """The data of every event that has any."""
     until = time.monotonic() + MAX_REPLY_S
-    for number, data in enumerate(_whole(url, pieces, until)):
-        if is_done_mark(data):
-            return
-        if number == MAX_EVENTS:
-            raise AnswerIsNo(f"{url}: more than {MAX_EVENTS:,} events, though asked for {MAX_TOKENS:,} tokens at most")
-        event = _parse_event(url, data.decode(errors="replace"))
-        yield event
-        if event.get("type") == "message_stop":
-            return
-
-
-def _whole(url: str, pieces: Iterable[bytes], until: float) -> Iterator[bytes]:
-    """The data of every event."""
     parser = EventParser()
-    for piece in pieces:
-        yield from _said(parser.feed(piece))
+    for block in blocks:
+        yield from (data for _, data in parser.feed(block) if data.strip())
         if parser.problem:
             raise AnswerIsNo(f"{url}: streamed {parser.problem}")
         if time.monotonic() > until:
             raise AnswerIsNo(f"{url}: the reply had no end within {format_seconds(MAX_REPLY_S)}")
-    yield from _said(parser.close())
-
-
-def _said(found: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
-    return (data for _, data in found if data.strip())
+    yield from (data for _, data in parser.close() if data.strip())
 
 
 def _parse_event(url: str, text: str) -> Json:
     try:
         event = json.loads(text)
     except (ValueError, RecursionError):
-        raise AnswerIsNo(f"{url}: streamed something that is no JSON: {text[:120]!r}") from None
+        raise AnswerIsNo(f"{url}: streamed something that is not JSON: {text[:120]!r}") from None
     if not isinstance(event, dict):
-        raise AnswerIsNo(f"{url}: streamed {text[:60]!r} where an object belongs")
+        raise AnswerIsNo(f"{url}: streamed {text[:60]!r} instead of an object")
     if event.get("error") or event.get("type") == "error":
         raise AnswerIsNo(f"{url}: failed while answering: {text.strip()[:200]}")
     return event
 
 
 def _refusal_error(url: str, status: int, text: str) -> AnswerIsNo | ExternalError:
-    said = " ".join(text.split())[:200]
     if status in (404, 405, 501):
         hint = "vLLM, SGLang and llama.cpp of 2026 have it; older ones need a translating proxy"
         return AnswerIsNo(f"{url}: this server does not speak that protocol ({status})", hint=hint)
     if status in AUTH_STATUSES:
         return AnswerIsNo(f"{url}: refused the key ({status})", hint=KEY_HINT)
-    return AnswerIsNo(f"{url}: answered {status}: {said}")
+    return AnswerIsNo(f"{url}: answered {status}: {' '.join(text.split())[:200]}")

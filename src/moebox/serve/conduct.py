@@ -1,8 +1,8 @@
-"""The head of a launch over several nodes: one agent a node, their output as one log, and one end for all.
+"""The conductor of a launch on several nodes: it starts one agent per node and merges their output into one log.
 
-`python -m moebox.serve.conduct ORDER.json` runs under the engine's guard like an engine. It keeps the agents alive, and
-when one rank ends it stops the others, says which was first and how it ended, and sweeps every node.
-Secrets come in its own environment, and reach the agents through their stdin.
+`python -m moebox.serve.conduct NODES.json` runs under the engine's guard like an engine. When one rank ends it stops
+the others, prints which was first and how it ended, and kills what is left on every node.
+Secrets come in its environment, and reach the agents through their stdin.
 """
 
 import contextlib
@@ -19,68 +19,67 @@ from importlib.resources import files
 from pathlib import Path
 
 from moebox import codec
+from moebox.serve.faults import describe_exit
 
 BEAT_S = 2.0
-LIFELINE_S = 20.0  # of silence from the head, before a node stops its rank
-SETTLE_S = 3.0  # after the first rank has ended, for the others to say what they saw
+LIFELINE_S = 20.0  # without a line from the conductor, before a node stops its rank
+SETTLE_S = 3.0  # after the first rank has ended, for the others to print their errors
 SWEEP_S = 20.0
-# A module that is in sys.modules is imported from there, with or without its package.
+# A module in sys.modules is imported from there, even if its package does not exist.
 AGENT = """import sys, types
 link = sys.modules["moebox.serve.node_link"] = types.ModuleType("moebox.serve.node_link")
 exec(compile({link!r}, "node_link.py", "exec"), link.__dict__)
 exec(compile({agent!r}, "agent.py", "exec"), {{"__name__": "__main__"}})
 """
 ENDED = re.compile(rb"moebox-agent: rank (\d+) (?:ended with (-?\d+)|cannot be started: (.*))")
-# A rank that says so ended because another did: gloo, NCCL, and llama.cpp's RPC. Which end is heard of first is chance.
+# Messages of ranks that ended because another did: gloo, NCCL, llama.cpp's RPC. Their order of arrival is random.
 LOST_ANOTHER = re.compile(
     rb"Connection (?:closed|reset) by peer|remote process exit|ncclRemoteError|Remote RPC server crashed", re.IGNORECASE
 )
-OF_RANK = re.compile(rb"\[(\d+) ")  # before what ranks other than the first print
+OF_RANK = re.compile(rb"\[(\d+) ")  # prefix of the lines of all ranks but the first
 SLURM_ENDED = re.compile(rb"srun: error: (\S+): task (\d+): (.*)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCommand:
-    """One node's command."""
+    """The command of one node."""
 
     argv: tuple[str, ...]
     env: dict[str, str] = field(default_factory=dict)
-    other_names: tuple[str, ...] = ()  # the program may be called so instead
+    other_names: tuple[str, ...] = ()  # of the program
     waits_for: int = 0  # port of every other node that must be open before it starts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConductorConfig:
-    """Everything the head needs to know; no secret is in it."""
+    """The conductor's config; it contains no secret."""
 
     mark: str
     names: tuple[str, ...]  # nodes by rank
     master: str  # address of the first
-    addresses: tuple[str, ...] = ()  # of all, where ranks other than the first listen
+    addresses: tuple[str, ...] = ()  # of all nodes
     ranks: tuple[RankCommand, ...]
-    agent_argvs: tuple[
-        tuple[str, ...], ...
-    ]  # argv that runs an agent: one a node (ssh), or a single one for all (srun)
+    agent_argvs: tuple[tuple[str, ...], ...]  # one per node (ssh), or a single one for all (srun)
     secret_names: tuple[str, ...] = ()
     cwd: str = ""
     stop_signals: tuple[tuple[str, float], ...] = (("SIGINT", 15.0), ("SIGTERM", 10.0), ("SIGKILL", 5.0))
     lifeline_s: float = LIFELINE_S
 
     def first_line(self, mode: str, rank: int | None, **more: object) -> bytes:
-        """The first line an agent reads."""
+        """The first line that an agent reads: this config as JSON, with secrets."""
         document = {**codec.to_plain(self), "mode": mode, "rank": rank, **more}
         document["secrets"] = {name: os.environ[name] for name in self.secret_names if name in os.environ}
         return json.dumps(document).encode() + b"\n"
 
 
 def agent_source() -> str:
-    """The agent and the module it imports as text, to be run by a Python on a node that has no moebox."""
+    """The source of the agent and of the module it imports, for nodes without moebox."""
     link, agent = ((files("moebox.serve") / name).read_text(encoding="utf-8") for name in ("node_link.py", "agent.py"))
     return AGENT.format(link=link, agent=agent)
 
 
 def start_agents(config: ConductorConfig, mode: str, **more: object) -> "list[subprocess.Popen[bytes]]":
-    """An agent on every node, told what to do."""
+    """Start an agent on every node, and send it its config."""
     agents = []
     for place, way in enumerate(config.agent_argvs):
         agent = subprocess.Popen(
@@ -97,8 +96,6 @@ def start_agents(config: ConductorConfig, mode: str, **more: object) -> "list[su
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEnd:
-    """How a rank ended."""
-
     rank: int
     description: str
     code: int
@@ -106,20 +103,20 @@ class RankEnd:
 
 
 class Conductor:
-    """The ranks of one launch."""
+    """Runs the ranks of one launch."""
 
     def __init__(self, config: ConductorConfig) -> None:
         self.config = config
-        self.ends: list[RankEnd] = []  # in the order they were heard of, before the others were told to stop
-        self.lost_another: set[int] = set()  # ranks that said so
-        self.stop_at = 0.0  # when the others are told, once one has ended or we were asked
+        self.ends: list[RankEnd] = []  # in order of arrival, before the others were stopped
+        self.lost_another: set[int] = set()  # ranks with a message of LOST_ANOTHER
+        self.stop_at = 0.0  # when to stop the others, once one has ended or a stop was requested
         self.stop_requested = False
 
     def run(self) -> int:
-        """Until every rank has ended; the first one's exit code."""
+        """Run until every rank has ended. Return the exit code of the first one that failed."""
         self.agents = start_agents(self.config, "run")
         for sign in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(sign, lambda *_: self._ask())
+            signal.signal(sign, self._request_stop)
         try:
             self._watch_agents()
         finally:
@@ -127,17 +124,16 @@ class Conductor:
         if self.ends and not self.stop_requested:
             cause = self.first_cause()
             others = "" if len(self.config.names) == 1 else "; the other ranks were stopped"
-            print(
-                f"moebox: rank {cause.rank} on {self.config.names[cause.rank]} {cause.description}{others}", flush=True
-            )
+            name = self.config.names[cause.rank]
+            print(f"moebox: rank {cause.rank} on {name} {cause.description}{others}", flush=True)
             return cause.code or 1
         return 0
 
     def first_cause(self) -> RankEnd:
-        """The end that brought the others about: one from outside, or else one of a rank that lost no other."""
+        """The end that caused the others: one from outside, else one of a rank that did not lose another."""
         return min(self.ends, key=lambda end: (not end.from_outside, end.rank in self.lost_another))
 
-    def _ask(self) -> None:
+    def _request_stop(self, *_: object) -> None:
         self.stop_requested, self.stop_at = True, time.monotonic()
 
     def _watch_agents(self) -> None:
@@ -148,7 +144,13 @@ class Conductor:
                 os.set_blocking(agent.stdout.fileno(), False)
                 selector.register(agent.stdout, selectors.EVENT_READ, (place, bytearray()))
             while selector.get_map():
-                self._read_all(selector)
+                for key, _ in selector.select(0.5):
+                    place, rest = key.data
+                    if not self._copy_output(key.fd, rest):
+                        selector.unregister(key.fileobj)
+                        code = self.agents[place].wait()
+                        if code and len(self.agents) > 1:
+                            self._note_lost_agent(place, describe_exit(code))
                 if stopped:
                     continue
                 if self.stop_at and time.monotonic() >= self.stop_at:
@@ -158,16 +160,8 @@ class Conductor:
                     beat = time.monotonic()
                     self._send_agents(b"\n")
 
-    def _read_all(self, selector: selectors.BaseSelector) -> None:
-        """What the agents say just now; one that says no more has ended."""
-        for key, _ in selector.select(0.5):
-            place, rest = key.data
-            if not self._copy_output(place, key.fd, rest):
-                selector.unregister(key.fileobj)
-                self._agent_ended(place)
-
-    def _copy_output(self, place: int, source: int, rest: bytearray) -> bool:
-        """Pass lines on and hear what they tell of ends; False when there will be no more."""
+    def _copy_output(self, source: int, rest: bytearray) -> bool:
+        """Print whole lines, and note the ends of ranks in them. Return False at the end."""
         try:
             data = os.read(source, 1 << 16)
         except BlockingIOError:
@@ -183,30 +177,31 @@ class Conductor:
         return bool(data)
 
     def note_line(self, line: bytes) -> None:
-        """What a line tells of ranks that ended."""
+        """Note if a line reports the end of a rank."""
         if LOST_ANOTHER.search(line):
             rank = OF_RANK.match(line)
             self.lost_another.add(int(rank[1]) if rank else 0)
-        if told := ENDED.search(line):
-            self._note_end(_rank_end(told))
+        if ended := ENDED.search(line):
+            if ended[2] is None:
+                description, code = f"cannot be started: {ended[3].decode(errors='replace')}", 127
+            else:
+                code = int(ended[2])
+                description = describe_exit(code)
+            outside = ended[2] is None or code < 0
+            self._note_end(RankEnd(rank=int(ended[1]), description=description, code=abs(code), from_outside=outside))
         elif slurm := SLURM_ENDED.search(line):
             self._note_lost_agent(min(int(slurm[2]), len(self.config.names) - 1), slurm[3].decode(errors="replace"))
 
     def _note_lost_agent(self, rank: int, how: str) -> None:
-        """A rank's agent is gone; it says nothing more, unless it has said how its rank ended."""
+        """Note that a rank's agent is gone, unless it has reported the end of its rank."""
         if not any(end.rank == rank for end in self.ends):
             self._note_end(RankEnd(rank=rank, description=f"lost its agent ({how})", code=137, from_outside=True))
 
     def _note_end(self, end: RankEnd) -> None:
-        """Remember an end that is nobody's doing here; the others get a moment to say what they saw."""
+        """Note an end that was not requested. The others get a moment to print their errors."""
         if not self.stop_at or time.monotonic() < self.stop_at:
             self.ends.append(end)
             self.stop_at = self.stop_at or time.monotonic() + SETTLE_S
-
-    def _agent_ended(self, place: int) -> None:
-        code = self.agents[place].wait()
-        if code and len(self.agents) > 1:
-            self._note_lost_agent(place, _describe_exit(code))
 
     def _send_agents(self, message: bytes, *, close: bool = False) -> None:
         for agent in self.agents:
@@ -218,7 +213,7 @@ class Conductor:
                     agent.stdin.close()
 
     def _end_agents(self) -> None:
-        """No agent of ours and no process of any rank stays."""
+        """Stop all agents, and kill what is left of their ranks on every node."""
         self._send_agents(b"stop\n", close=True)
         until = time.monotonic() + sum(wait for _, wait in self.config.stop_signals) + 10.0
         for agent in self.agents:
@@ -226,36 +221,14 @@ class Conductor:
                 agent.wait(max(until - time.monotonic(), 0.1))
             except subprocess.TimeoutExpired:
                 agent.kill()
-        sweep_nodes(self.config)
-
-
-def sweep_nodes(config: ConductorConfig) -> None:
-    """Kill on every node what carries this launch's mark."""
-    for agent in start_agents(config, "sweep"):
-        try:
-            agent.communicate(timeout=SWEEP_S)
-        except (subprocess.TimeoutExpired, ValueError, OSError):
-            agent.kill()
-
-
-def _rank_end(match: re.Match[bytes]) -> RankEnd:
-    """What an agent told of its rank's end."""
-    if match[2] is None:
-        how = f"cannot be started: {match[3].decode(errors='replace')}"
-        return RankEnd(rank=int(match[1]), description=how, code=127, from_outside=True)
-    code = int(match[2])
-    return RankEnd(rank=int(match[1]), description=_describe_exit(code), code=abs(code), from_outside=code < 0)
-
-
-def _describe_exit(code: int) -> str:
-    if code < 0:
-        with contextlib.suppress(ValueError):
-            return f"was killed by {signal.Signals(-code).name}"
-    return f"ended with code {code}"
+        for agent in start_agents(self.config, "sweep"):
+            try:
+                agent.communicate(timeout=SWEEP_S)
+            except (subprocess.TimeoutExpired, ValueError, OSError):
+                agent.kill()
 
 
 def main() -> int:
-    """Conduct the launch that the file describes."""
     path = Path(sys.argv[1])
     return Conductor(codec.decode(ConductorConfig, codec.load_json(path), where=str(path))).run()
 

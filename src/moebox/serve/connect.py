@@ -1,6 +1,6 @@
-"""Client configuration for a live endpoint: what to set, where it goes, and one real call as the client makes it.
+"""Client configuration for a live endpoint.
 
-A key is never written anywhere: files and printed commands refer to the environment variable that holds it.
+Keys are never written: files and printed commands refer to the environment variable that holds the key.
 """
 
 import os
@@ -8,9 +8,9 @@ import shlex
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
-from moebox import files
+from moebox import codec, files
 from moebox.core.endpoint import Endpoint
 from moebox.errors import BadInput
 from moebox.loose import Json
@@ -20,20 +20,20 @@ ClientName = Literal["claude-code", "zed", "opencode", "openai", "curl"]
 CLIENTS: tuple[ClientName, ...] = get_args(ClientName)
 CLIENTS_WITH_CONTEXT: tuple[ClientName, ...] = ("claude-code", "zed", "opencode")
 CLIENTS_WITH_VISION: tuple[ClientName, ...] = ("zed", "opencode")
-NO_KEY = "dummy"  # clients insist on a key; a server without one takes any
-DEFAULT_CONTEXT = 65536  # told to clients when the server does not say: what first runs are planned for
-CLAUDE_MIN_WINDOW = 100_000  # the smallest window that Claude Code lets compaction be set to
+NO_KEY = "dummy"  # clients require a key; a server without one accepts any
+DEFAULT_CONTEXT = 65536  # if the server does not report its own; plans start with this
+CLAUDE_MIN_WINDOW = 100_000  # the smallest compaction window that Claude Code accepts
 CLAUDE_MIN_CONTEXT = 32_768  # its own prompt and tools, and room to work
 COMPACT_PERCENT = 80  # per cent of the context
-MAX_OUTPUT = 32768  # most tokens that editors ask for in one answer; never more than half the context
+MAX_OUTPUT = 32768  # most tokens of one reply; never more than half the context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSettings:
-    """What one client needs."""
+    """The settings of one client."""
 
     client: ClientName
-    text: str  # to paste: exports, JSON or a command
+    text: str  # exports, JSON or a command to paste
     path: Path | None = None  # the file `--write` merges into
     changes: Json = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -50,7 +50,6 @@ class LiveModel:
 
 
 def client_settings(client: ClientName, live: LiveModel) -> ClientSettings:
-    """The configuration of `client`."""
     return {
         "claude-code": _claude_settings,
         "zed": _zed_settings,
@@ -61,17 +60,29 @@ def client_settings(client: ClientName, live: LiveModel) -> ClientSettings:
 
 
 def _claude_settings(live: LiveModel) -> ClientSettings:
-    """The variables of Lambda's guide to Kimi K2.6; in the file, a key is fetched by a command."""
+    """The variables of Lambda's guide to Kimi K2.6; in the file, a command prints the key."""
     model = live.endpoint.model
     names = ["ANTHROPIC_MODEL"]
     names += [f"ANTHROPIC_DEFAULT_{size}_MODEL" for size in ("SONNET", "OPUS", "HAIKU")]
     names += ["ANTHROPIC_SMALL_FAST_MODEL", "ANTHROPIC_FAST_MODEL"]
     env = {"ANTHROPIC_BASE_URL": live.endpoint.server_url, "ANTHROPIC_API_KEY": NO_KEY} | dict.fromkeys(names, model)
-    env |= {"DISABLE_TELEMETRY": "1", "ENABLE_PROMPT_CACHING_1H": "1"} | _claude_limits(live)
+    # Claude Code assumes 200,000 tokens for an unknown model. As 2.1.197 reads them: the compaction window is never
+    # below CLAUDE_MIN_WINDOW, so for a shorter context the percentage at which compaction begins is lowered instead;
+    # CLAUDE_CODE_MAX_CONTEXT_TOKENS counts if compaction is off.
+    window = max(live.context, CLAUDE_MIN_WINDOW)
+    env |= {
+        "DISABLE_TELEMETRY": "1",
+        "ENABLE_PROMPT_CACHING_1H": "1",
+        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(max_output_tokens(live)),
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(live.context),
+        "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(window),
+    }
+    if live.context < CLAUDE_MIN_WINDOW:
+        env["CLAUDE_AUTOCOMPACT_PCT_OVERRIDE"] = str(max(1, COMPACT_PERCENT * live.context // window))
     exports = {name: f"export {name}={shlex.quote(value)}" for name, value in env.items()}
     changes: dict[str, object] = {"env": env}
     if live.key_env:
-        exports["ANTHROPIC_API_KEY"] = _key_line("ANTHROPIC_API_KEY", live)
+        exports["ANTHROPIC_API_KEY"] = f'export ANTHROPIC_API_KEY="${live.key_env}"'
         del env["ANTHROPIC_API_KEY"]
         changes["apiKeyHelper"] = f"printenv {live.key_env}"
     folder = Path(os.environ.get("CLAUDE_CONFIG_DIR") or Path.home() / ".claude")
@@ -83,27 +94,6 @@ def _claude_settings(live: LiveModel) -> ClientSettings:
         changes=changes,
         notes=(short,) if live.context < CLAUDE_MIN_CONTEXT else (),
     )
-
-
-def _claude_limits(live: LiveModel) -> dict[str, str]:
-    """What the server has. Claude Code takes a model it does not know for one of 200,000 tokens.
-
-    As 2.1.197 reads them: the window for compaction is never taken below CLAUDE_LEAST, so for less the share of it at
-    which compaction begins is lowered instead; CLAUDE_CODE_MAX_CONTEXT_TOKENS counts where compaction is off.
-    """
-    window = max(live.context, CLAUDE_MIN_WINDOW)
-    limits = {
-        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(max_output_tokens(live)),
-        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(live.context),
-        "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(window),
-    }
-    if live.context < CLAUDE_MIN_WINDOW:
-        limits["CLAUDE_AUTOCOMPACT_PCT_OVERRIDE"] = str(max(1, COMPACT_PERCENT * live.context // window))
-    return limits
-
-
-def _key_line(name: str, reached: LiveModel) -> str:
-    return f'export {name}="${reached.key_env}"'
 
 
 def max_output_tokens(live: LiveModel) -> int:
@@ -127,14 +117,14 @@ def _zed_settings(live: LiveModel) -> ClientSettings:
     provider = {"api_url": live.endpoint.base_url, "available_models": [model]}
     changes = {"language_models": {"openai_compatible": {"moebox": provider}}}
     home = files.config_home()
-    # Zed takes a provider's key from NAME_API_KEY, or asks for it once and keeps it in the system's keychain.
+    # Zed reads a provider's key from NAME_API_KEY, or asks for it once and stores it in the system's keychain.
     key = f'export MOEBOX_API_KEY="${live.key_env}"' if live.key_env else f"export MOEBOX_API_KEY={NO_KEY}"
     return ClientSettings(
         client="zed",
-        text=_json(changes),
+        text=codec.to_json(changes, indent=2),
         path=home / "zed" / "settings.json",
         changes=changes,
-        notes=(f"start Zed where `{key}` holds: it reads the key from there",),
+        notes=(f"run `{key}` before you start Zed: it reads the key from there",),
     )
 
 
@@ -145,7 +135,7 @@ def _opencode_settings(live: LiveModel) -> ClientSettings:
         options["apiKey"] = f"{{env:{live.key_env}}}"
     limit = {"context": live.context, "output": max_output_tokens(live)}
     entry: dict[str, object] = {"name": model, "limit": limit, "tool_call": True}
-    if live.vision:  # a custom model is taken to read text alone (anomalyco/opencode#25229)
+    if live.vision:  # a custom model reads only text by default (anomalyco/opencode#25229)
         entry |= {"attachment": True, "modalities": {"input": ["text", "image"], "output": ["text"]}}
     provider = {
         "npm": "@ai-sdk/openai-compatible",
@@ -158,7 +148,7 @@ def _opencode_settings(live: LiveModel) -> ClientSettings:
     path = folder / "opencode.jsonc" if (folder / "opencode.jsonc").exists() else folder / "opencode.json"
     return ClientSettings(
         client="opencode",
-        text=_json(changes),
+        text=codec.to_json(changes, indent=2),
         path=path,
         changes=changes,
         notes=(f"`opencode -m moebox/{model}` uses it",),
@@ -166,7 +156,7 @@ def _opencode_settings(live: LiveModel) -> ClientSettings:
 
 
 def _openai_settings(live: LiveModel) -> ClientSettings:
-    key = _key_line("OPENAI_API_KEY", live) if live.key_env else f"export OPENAI_API_KEY={NO_KEY}"
+    key = f'export OPENAI_API_KEY="${live.key_env}"' if live.key_env else f"export OPENAI_API_KEY={NO_KEY}"
     lines = [f"export OPENAI_BASE_URL={shlex.quote(live.endpoint.base_url)}", key, ""]
     lines += [
         "python3 - <<'CODE'",
@@ -185,33 +175,22 @@ def _curl_settings(live: LiveModel) -> ClientSettings:
     lines = [f"curl -sS {shlex.quote(live.endpoint.base_url + '/chat/completions')}"]
     lines.append("-H 'Content-Type: application/json'")
     if live.key_env:
-        # a file that is a pipe: the key stands in no process list
+        # process substitution, so that the key is in no process list
         lines.append(f"-H @<(printf 'Authorization: Bearer %s' \"${live.key_env}\")")
-    lines.append(f"-d {shlex.quote(_json(body, indent=None))}")
+    lines.append(f"-d {shlex.quote(codec.to_json(body, indent=None))}")
     return ClientSettings(client="curl", text=" \\\n  ".join(lines))
 
 
-def _json(value: Any, indent: int | None = 2) -> str:
-    from moebox import codec
-
-    return codec.to_json(value, indent=indent)
-
-
-def _read(path: Path) -> str | None:
-    """What stands in a client's file; None where there is none yet."""
-    try:
-        return path.read_text(encoding="utf-8") if path.exists() else None
-    except (OSError, UnicodeDecodeError) as problem:
-        raise BadInput(f"{path}: cannot be read: {problem}") from None
-
-
 def write_settings(settings: ClientSettings) -> tuple[Path, Path | None]:
-    """Merge into the client's own file: that file, and the backup of what it was (None where nothing was changed)."""
+    """Merge settings into the client's own file. Return that file, and its backup or None if nothing was changed."""
     if settings.path is None:
         hint = "leave --write out and paste what is printed"
         raise BadInput(f"{settings.client} has no settings file to write", hint=hint)
     path = settings.path.resolve()
-    before = _read(path)
+    try:
+        before = path.read_text(encoding="utf-8") if path.exists() else None
+    except (OSError, UnicodeDecodeError) as problem:
+        raise BadInput(f"{path}: cannot be read: {problem}") from None
     after = jsonc.merge_changes(before or "", settings.changes, str(path))
     if after == before:
         return path, None
@@ -219,12 +198,12 @@ def write_settings(settings: ClientSettings) -> tuple[Path, Path | None]:
         if before is None:
             files.write_atomic(path, after, mode=0o600)
             return path, None
-        backup = _backup(path, before)
+        backup = _write_backup(path, before)
         files.write_atomic(path, after, mode=path.stat().st_mode & 0o777)
     return path, backup
 
 
-def _backup(path: Path, before: str) -> Path:
+def _write_backup(path: Path, before: str) -> Path:
     stamp = time.strftime("%Y%m%d-%H%M%S")
     for number in range(1000):
         backup = path.with_name(f"{path.name}.{stamp}{f'-{number}' if number else ''}.bak")

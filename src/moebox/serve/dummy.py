@@ -1,12 +1,12 @@
-"""A GGUF with a model's real layer shapes and no knowledge: for rehearsals and tests.
+"""Write a GGUF with a model's real layer shapes and dummy weights, for rehearsals and tests.
 
-Weights are zeros in a sparse file, so ten gigabytes of experts take a few megabytes of disk. Every kernel,
-buffer and copy of the engine is the real one; the answers mean nothing. Vocabulary: 256 bytes, Kimi's control
-tokens, and fillers up to the model's size, so one ASCII character is one token.
+Weights are zeros in a sparse file, so ten gigabytes of experts take a few megabytes of disk. The engine uses its real
+kernels, buffers and copies; the replies mean nothing. Vocabulary: 256 bytes, Kimi's control tokens, and fillers up to
+the model's size, so one ASCII character is one token.
 
-Zeros alone send every token to the same experts, which stay in the CPU's cache: ten times too fast. Where steps are
-timed (`even`), routers are random, and so are the embeddings of the first `SPOKEN` tokens and the output rows of
-printable ASCII; layers of zeros hand the embedding on unchanged, and every token meets other experts in every layer.
+With zeros alone every token goes to the same experts, which stay in the CPU's cache: ten times too fast. To time steps
+(`even_routing`), routers are random, and so are the embeddings of the first `PROMPT_TOKENS` tokens and the output rows
+of printable ASCII; layers of zeros pass the embedding on unchanged, and every token uses other experts in every layer.
 """
 
 import math
@@ -22,8 +22,8 @@ from moebox.core.model import Gqa, Mla, Model
 from moebox.errors import BadInput
 from moebox.gguf_file import ALIGNMENT, F16, F32, MetadataValue, WeightEntry, align_up, header_bytes
 
-PROMPT_TOKENS = 8192  # tokens with an embedding of their own, where routing is even: prompts are made of them
-PRINTABLE = range(33, 127)  # tokens that are sampled then: replies stay text that every parser takes
+PROMPT_TOKENS = 8192  # tokens with their own embedding if routing is even; prompts consist of them
+PRINTABLE = range(33, 127)  # tokens that are sampled then, so that replies are text for every parser
 CONTROL_TOKENS = (
     "[BOS]", "[EOS]", "<|im_end|>", "<|im_user|>", "<|im_assistant|>", "<|im_system|>", "<|im_middle|>",
     "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>",
@@ -37,7 +37,7 @@ TEMPLATE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DummyTensor:
-    """A weight's place in the file; dimensions innermost first, as ggml counts them."""
+    """A weight in the file; dimensions innermost first, as in ggml."""
 
     name: str
     shape: tuple[int, ...]
@@ -45,19 +45,18 @@ class DummyTensor:
 
     @property
     def bytes(self) -> int:
-        """Its size, which quantised types count in blocks."""
         elements, size = block_sizes()[self.type]
         return math.prod(self.shape) // elements * size
 
 
 def block_sizes() -> dict[int, tuple[int, int]]:
-    """Elements and bytes of a block by type."""
+    """Elements and bytes of a block, by type."""
     types = catalogue.load_table("ggml")["types"]
     return {row["id"]: (row["weights"], row["bytes"]) for row in types.values()}
 
 
 def ggml_type(quant: str) -> int | None:
-    """The type that experts have in a checkpoint of this name; None where the name is no type of ggml."""
+    """The ggml type of the experts in a checkpoint with this quantisation, or None if it is not a ggml type."""
     name = {"Q4_X": "Q4_0"}.get(quant.upper(), quant.upper())  # Q4_X: experts in Q4_0, the rest in Q8_0
     row = catalogue.load_table("ggml")["types"].get(name)
     return int(row["id"]) if row else None
@@ -73,14 +72,22 @@ def write_gguf(
     types: Mapping[str, str] | None = None,
     even_routing: bool = False,
 ) -> int:
-    """Write `model` cut down to its first `layers`, and return the file's apparent size.
+    """Write the first `layers` of `model`, and return the file's apparent size.
 
-    `quant` is the experts' type, `dense` that of other matrices but the embedding and the output; `types` are those of
-    a real file, by weight. `even` spreads tokens over experts as a real router does on average.
+    `quant` is the experts' type, `dense` that of other matrices except the embedding and the output; `types` are those
+    of a real file, by weight. `even_routing` spreads tokens over experts as a real router does on average.
     """
-    experts, others = require_ggml_type(quant), require_ggml_type(dense)
-    weights = [in_blocks(tensor, others) for tensor in model_tensors(model, layers, experts)]
-    weights = [as_there(tensor, types or {}) for tensor in weights]
+    experts, others = ggml_type(quant), ggml_type(dense)
+    if experts is None or others is None:
+        raise BadInput(f"{quant if experts is None else dense} is not a type of ggml")
+    weights = []
+    for tensor in model_tensors(model, layers, experts):
+        if tensor.name.startswith("blk.") and tensor.type != F32:  # routers and norms keep their type
+            real = ggml_type((types or {}).get(tensor.name, ""))
+            for kind in (others if tensor.type == F16 else None, real):
+                if kind is not None and tensor.shape[0] % block_sizes()[kind][0] == 0:  # rows of whole blocks
+                    tensor = replace(tensor, type=kind)
+        weights.append(tensor)
     places = [WeightEntry(name=each.name, shape=each.shape, type=each.type, bytes=each.bytes) for each in weights]
     head = header_bytes(gguf_metadata(model, layers), places)
     start = len(head)
@@ -97,30 +104,8 @@ def write_gguf(
     return start
 
 
-def in_blocks(tensor: DummyTensor, kind: int) -> DummyTensor:
-    """A matrix of a layer in this type, where its rows are whole blocks of it."""
-    whole = tensor.shape[0] % block_sizes()[kind][0] == 0
-    return replace(tensor, type=kind) if whole and tensor.type == F16 and tensor.name.startswith("blk.") else tensor
-
-
-def as_there(tensor: DummyTensor, types: Mapping[str, str]) -> DummyTensor:
-    """A layer's matrix in the type that it has in a real file; routers and norms are generated as they are."""
-    kind = ggml_type(types.get(tensor.name, ""))
-    if kind is None or tensor.type == F32 or not tensor.name.startswith("blk."):
-        return tensor
-    return replace(tensor, type=kind) if tensor.shape[0] % block_sizes()[kind][0] == 0 else tensor
-
-
-def require_ggml_type(name: str) -> int:
-    """ggml's number of a type; BadInput where it has none."""
-    found = ggml_type(name)
-    if found is None:
-        raise BadInput(f"{name} is not a type of ggml")
-    return found
-
-
 def initial_bytes(tensor: DummyTensor, model: Model, draw: random.Random | None) -> bytes:
-    """What must not be zero: norms, and for even routing the routers and the rows of some tokens."""
+    """The nonzero bytes: norms, and for even routing the routers and the rows of some tokens."""
     if tensor.name.endswith("norm.weight"):  # a norm of zero would switch its layer off
         return struct.pack("<f", 1.0) * tensor.shape[0]
     if draw is None:
@@ -140,7 +125,7 @@ def initial_bytes(tensor: DummyTensor, model: Model, draw: random.Random | None)
 def random_floats(draw: random.Random, number: int, *, wide: bool, small: int) -> bytes:
     """Random signs and mantissas: floats (16 bits, or 32 if `wide`) between 2^-small and twice that, either sign.
 
-    Made from bits by one AND and one OR over the whole tensor, which takes milliseconds where a loop takes minutes.
+    One AND and one OR over the whole tensor take milliseconds; a loop would take minutes.
     """
     free, exponent = (0x807FFFFF, (127 - small) << 23) if wide else (0x83FF, (15 - small) << 10)
     size = 4 if wide else 2
@@ -150,7 +135,7 @@ def random_floats(draw: random.Random, number: int, *, wide: bool, small: int) -
 
 
 def model_tensors(model: Model, layers: int, experts: int) -> Iterator[DummyTensor]:
-    """Every weight of the cut model; the experts' type is `experts`, that of other matrices F16."""
+    """Every weight of the first layers; experts have the type `experts`, other matrices F16."""
     hidden = model.hidden
     yield DummyTensor(name="token_embd.weight", shape=(hidden, model.vocab), type=F16)
     yield DummyTensor(name="output_norm.weight", shape=(hidden,), type=F32)
@@ -159,19 +144,14 @@ def model_tensors(model: Model, layers: int, experts: int) -> Iterator[DummyTens
         at = f"blk.{layer}."
         yield DummyTensor(name=f"{at}attn_norm.weight", shape=(hidden,), type=F32)
         yield from mla_tensors(at, hidden, model.mla) if model.mla else gqa_tensors(at, hidden, model.attention)
-        yield from head_norms(at, model)
+        if model.gqa and architecture_name(model) == "qwen3moe":
+            yield DummyTensor(name=f"{at}attn_q_norm.weight", shape=(model.gqa.head_dim,), type=F32)
+            yield DummyTensor(name=f"{at}attn_k_norm.weight", shape=(model.gqa.head_dim,), type=F32)
         yield DummyTensor(name=f"{at}ffn_norm.weight", shape=(hidden,), type=F32)
         if model.moe and layer >= model.dense_layers:
             yield from moe_tensors(at, model, experts)
         else:
             yield from ffn_tensors(at, "", hidden, model.dense_intermediate)
-
-
-def head_norms(at: str, model: Model) -> Iterator[DummyTensor]:
-    """Norms of each head's query and key, which Qwen3 has."""
-    if model.gqa and architecture_name(model) == "qwen3moe":
-        yield DummyTensor(name=f"{at}attn_q_norm.weight", shape=(model.gqa.head_dim,), type=F32)
-        yield DummyTensor(name=f"{at}attn_k_norm.weight", shape=(model.gqa.head_dim,), type=F32)
 
 
 def mla_tensors(at: str, hidden: int, kind: Mla) -> Iterator[DummyTensor]:
@@ -231,34 +211,39 @@ def architecture_name(model: Model) -> str:
 
 
 def gguf_metadata(model: Model, layers: int) -> dict[str, MetadataValue]:
-    """The keys llama.cpp asks for, in its own names."""
+    """The keys that llama.cpp requires."""
     arch, moe = architecture_name(model), model.moe
-    words: dict[str, MetadataValue] = {
+    keys: dict[str, MetadataValue] = {
         "context_length": model.context, "embedding_length": model.hidden, "block_count": layers,
-        "feed_forward_length": max(model.dense_intermediate, 1), "head_count": model.attention.heads,
+        "feed_forward_length": max(model.dense_intermediate, 1), "attention.head_count": model.attention.heads,
         "vocab_size": model.vocab, "rope.freq_base": 50000.0, "attention.layer_norm_rms_epsilon": 1e-5,
     }  # fmt: skip
-    words["attention.head_count"] = words.pop("head_count")
-    words |= mla_keys(model.mla) if model.mla else gqa_keys(_grouped(model))
+    if model.mla:
+        keys |= mla_keys(model.mla)
+    else:
+        kind = model.attention
+        assert isinstance(kind, Gqa), f"{model.name}: {type(kind).__name__} is not rehearsed as a GGUF"
+        keys |= {"attention.head_count_kv": kind.kv_heads, "rope.dimension_count": kind.head_dim}
+        keys |= {"attention.key_length": kind.head_dim, "attention.value_length": kind.head_dim}
     if moe:
-        words |= {"expert_count": moe.experts, "expert_used_count": moe.used}
-        words |= {"expert_feed_forward_length": moe.intermediate, "leading_dense_block_count": model.dense_layers}
-        words |= {"expert_shared_count": moe.shared, "expert_weights_scale": 2.827, "expert_weights_norm": True}
-        words |= {"expert_gating_func": 2}  # sigmoid
+        keys |= {"expert_count": moe.experts, "expert_used_count": moe.used}
+        keys |= {"expert_feed_forward_length": moe.intermediate, "leading_dense_block_count": model.dense_layers}
+        keys |= {"expert_shared_count": moe.shared, "expert_weights_scale": 2.827, "expert_weights_norm": True}
+        keys |= {"expert_gating_func": 2}  # sigmoid
     names, kinds = build_vocabulary(model.vocab)
     return {
         "general.architecture": arch, "general.name": f"{model.title} rehearsal", "general.alignment": ALIGNMENT,
-        **{f"{arch}.{key}": value for key, value in words.items()},
+        **{f"{arch}.{key}": value for key, value in keys.items()},
         "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "kimi-k2" if model.mla else "default",
         "tokenizer.ggml.tokens": names, "tokenizer.ggml.token_type": kinds,
-        **({} if model.mla else {"tokenizer.ggml.merges": ["! !"]}),  # without any the file is refused
+        **({} if model.mla else {"tokenizer.ggml.merges": ["! !"]}),  # llama.cpp requires some
         "tokenizer.ggml.bos_token_id": 256, "tokenizer.ggml.eos_token_id": 258, "tokenizer.ggml.padding_token_id": 268,
         "tokenizer.ggml.add_bos_token": False, "tokenizer.chat_template": TEMPLATE,
     }  # fmt: skip
 
 
 def mla_keys(kind: Mla) -> dict[str, int]:
-    """Widths of latent attention; the cache is one head of latent and rope together, or all heads of a file."""
+    """Widths of latent attention; the cache has one head of latent and rope together, or all heads."""
     keys = {"attention.kv_lora_rank": kind.kv_lora, "rope.dimension_count": kind.rope}
     keys |= {"attention.q_lora_rank": kind.q_lora} if kind.q_lora else {}
     key, value = kind.nope + kind.rope, kind.v
@@ -273,23 +258,11 @@ def mla_keys(kind: Mla) -> dict[str, int]:
     return keys | {"attention.key_length_mla": key, "attention.value_length_mla": value}
 
 
-def _grouped(model: Model) -> Gqa:
-    kind = model.attention
-    assert isinstance(kind, Gqa), f"{model.name}: {type(kind).__name__} is not rehearsed as a GGUF"
-    return kind
-
-
-def gqa_keys(kind: Gqa) -> dict[str, int]:
-    """Widths of grouped-query attention."""
-    keys = {"attention.head_count_kv": kind.kv_heads, "rope.dimension_count": kind.head_dim}
-    return keys | {"attention.key_length": kind.head_dim, "attention.value_length": kind.head_dim}
-
-
 def build_vocabulary(size: int) -> tuple[list[str], list[int]]:
     """Tokens and their kinds (1 normal, 3 control): bytes in GPT-2's printable spelling, then fillers.
 
-    Fillers are normal tokens with a text each: ik_llama.cpp compares prompts with its cache by their text, and unused
-    tokens have none, so every prompt made of them was the same prompt.
+    Fillers are normal tokens with their own text: ik_llama.cpp compares prompts with its cache by text, and unused
+    tokens have none, so that all prompts of them would be equal.
     """
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
     spare = iter(range(256, 512))

@@ -1,8 +1,7 @@
-"""llama.cpp's own server inside a Python process of its own, through the xllamacpp wheel.
+"""Run llama.cpp's server in a Python process, through the xllamacpp wheel.
 
-`python -m moebox.serve.embedded` takes llama-server's flags for what the wheel offers, so a recipe's launch reads
-the same; the key comes from LLAMA_API_KEY. It is started and supervised like any engine: nothing here is imported
-by the rest of moebox.
+`python -m moebox.serve.embedded` takes llama-server's flags as far as the wheel supports them; the key comes from
+LLAMA_API_KEY. It is started and supervised like any engine; the rest of moebox does not import this module.
 """
 
 import argparse
@@ -20,9 +19,9 @@ REASONING = {"none": "NONE", "auto": "AUTO", "deepseek": "DEEPSEEK", "deepseek-l
 
 
 def argument_parser() -> argparse.ArgumentParser:
-    """llama-server's spelling of what can be set here."""
-    words = argparse.ArgumentParser(prog="moebox-embedded", allow_abbrev=False, description=__doc__)
-    add = words.add_argument
+    """Parser of the supported llama-server flags."""
+    parser = argparse.ArgumentParser(prog="moebox-embedded", allow_abbrev=False, description=__doc__)
+    add = parser.add_argument
     add("-m", "--model", required=True)
     add("-a", "--alias", default="")
     add("--host", default="127.0.0.1")
@@ -52,25 +51,25 @@ def argument_parser() -> argparse.ArgumentParser:
     add("-md", "--spec-draft-model", default="")
     add("--spec-draft-n-max", type=int, default=3)
     add("-ot", "--override-tensor", type=check_placement, action="append")
-    return words
+    return parser
 
 
 def check_placement(rule: str) -> str:
-    """A placement rule; the wheel is built for the CPU, so memory is the only place there is."""
+    """Validate a placement rule: the wheel is built for the CPU."""
     if not rule.endswith("=CPU"):
-        raise argparse.ArgumentTypeError(f"{rule}: the embedded engine has no GPU; only =CPU can be meant")
+        raise argparse.ArgumentTypeError(f"{rule}: the embedded engine has no GPU; only =CPU is supported")
     return rule
 
 
 def server_parameters(given: argparse.Namespace) -> Any:
-    """The wheel's parameter object, filled in."""
     import xllamacpp as x
 
     p = x.CommonParams()
     p.model.path, p.hostname, p.port = given.model, given.host, given.port
     p.n_ctx, p.n_parallel = given.ctx_size, given.parallel
     p.n_batch, p.n_ubatch = given.batch_size, given.ubatch_size
-    p.cpuparams.n_threads = given.threads or default_threads()
+    # More threads than this process may use would spin, and make llama.cpp many times slower.
+    p.cpuparams.n_threads = given.threads or max(1, len(os.sched_getaffinity(0)))
     p.cpuparams_batch.n_threads = given.threads_batch or p.cpuparams.n_threads
     p.cache_type_k = getattr(x.ggml_type, CACHE_TYPES[given.cache_type_k])
     p.cache_type_v = getattr(x.ggml_type, CACHE_TYPES[given.cache_type_v])
@@ -85,34 +84,19 @@ def server_parameters(given: argparse.Namespace) -> Any:
     p.warmup, p.cache_ram_mib = not given.no_warmup, given.cache_ram
     p.default_template_kwargs = {key: json.dumps(value) for key, value in given.chat_template_kwargs.items()}
     p.reasoning_budget, p.webui = given.reasoning_budget, False
-    _optional(p, given)
-    return p
-
-
-def _optional(p: Any, given: argparse.Namespace) -> None:
-    """What is left as the wheel has it where nothing was given."""
     if given.alias:
         p.model_alias = {given.alias}
     if given.gpu_layers.isdigit():
         p.n_gpu_layers = int(given.gpu_layers)
     if given.chat_template:
         p.chat_template = given.chat_template
-    if given.spec_type == "draft-simple":
-        _draft(p, given)
+    if given.spec_type == "draft-simple":  # a draft model on the same threads
+        p.speculative.mparams_dft.path, p.speculative.n_max = given.spec_draft_model, given.spec_draft_n_max
+        p.speculative.cpuparams.n_threads = p.cpuparams.n_threads
+        p.speculative.cpuparams_batch.n_threads = p.cpuparams_batch.n_threads
     if os.environ.get("LLAMA_API_KEY"):
         p.api_keys = [os.environ["LLAMA_API_KEY"]]
-
-
-def _draft(p: Any, given: argparse.Namespace) -> None:
-    """Speculative decoding with a draft model on the same threads."""
-    p.speculative.mparams_dft.path, p.speculative.n_max = given.spec_draft_model, given.spec_draft_n_max
-    p.speculative.cpuparams.n_threads = p.cpuparams.n_threads
-    p.speculative.cpuparams_batch.n_threads = p.cpuparams_batch.n_threads
-
-
-def default_threads() -> int:
-    """The cores this process may use: spinning on more makes llama.cpp many times slower."""
-    return max(1, len(os.sched_getaffinity(0)))
+    return p
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -129,14 +113,14 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {problem}", file=sys.stderr)
         return 1
     done = threading.Event()
-    for sign in (signal.SIGINT, signal.SIGTERM):  # after the server, which sets handlers that stop only its own loop
+    for sign in (signal.SIGINT, signal.SIGTERM):  # after the server, whose own handlers stop only its loop
         signal.signal(sign, lambda *_: done.set())
-    # llama.cpp's own log says that it listens, in its own time: a line of ours could overtake it.
+    # llama.cpp's own log reports that it listens; a line printed here could overtake it.
     assert server.listening_address
     done.wait()
     print("embedded llama.cpp: stopping", flush=True)
     sys.stdout.flush()
-    os._exit(0)  # the wheel's own teardown joins threads that may be in mid-request
+    os._exit(0)  # the wheel's teardown joins threads that may be inside a request
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""What a live engine says of itself: from its log, and better from its own endpoints where it has them."""
+"""What a live engine answers: a first chat, and facts from its log and its own endpoints."""
 
 import json
 import re
+import threading
 
 import msgspec
 
@@ -9,41 +10,76 @@ from moebox import http
 from moebox.core import registry
 from moebox.core.endpoint import Endpoint
 from moebox.core.engine_facts import DeviceFacts, EngineFacts
+from moebox.loose import get_number, get_objects, get_text
 from moebox.serve.watch import LogSummary
 
-_LABEL = re.compile(r'(\w+)="([^"]*)"')
+HEALTH_TIMEOUT_S = 2.0
+CHAT_TIMEOUT_S = 900.0  # the first request may compile kernels; the session's patience usually ends before
+LABEL = re.compile(r'(\w+)="([^"]*)"')
 # vLLM's info metric carries these as labels (0.32).
 CACHE_LABELS = {"kv_cache_size_tokens": "kv_tokens", "kv_cache_max_concurrency": "max_concurrency"}
 
 
+class ChatProbe(threading.Thread):
+    """One short chat, sent while the log is watched; `reply` is None until it is answered."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        super().__init__(daemon=True)
+        self.endpoint = endpoint
+        self.reply: http.HttpReply | None = None
+
+    def run(self) -> None:
+        body: dict[str, object] = {"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 16}
+        if self.endpoint.model:
+            body["model"] = self.endpoint.model
+        url = f"{self.endpoint.base_url}/chat/completions"
+        self.reply = http.post_json(url, body, headers=self.endpoint.headers, timeout_s=CHAT_TIMEOUT_S)
+
+    @property
+    def is_loading(self) -> bool:
+        """The server replied that it is not ready yet; some are healthy before that."""
+        return self.reply is not None and self.reply.status == 503
+
+    @property
+    def problem(self) -> str:
+        """Why the reply is not a chat completion, or ""."""
+        assert self.reply is not None
+        if not self.reply.ok:
+            return self.reply.error
+        document = self.reply.json()
+        choices = get_objects(document, "choices")
+        if not choices or not isinstance(choices[0].get("message"), dict):
+            return f"not a chat completion: {self.reply.text[:120]!r}"
+        text = get_text(choices[0], "message.content", "message.reasoning", "message.reasoning_content")
+        return "" if text or get_number(document, "usage.completion_tokens") else "an empty answer"
+
+
 def gather_facts(endpoint: Endpoint, summary: LogSummary) -> EngineFacts:
-    """Facts of the whole engine and of each device."""
+    """Facts about the whole engine and each device."""
     figures = dict(summary.facts)
-    cache_path = (
-        registry.engine_traits(endpoint.engine).kv_cache_endpoint if endpoint.engine in registry.engine_names() else ""
-    )
+    known = endpoint.engine in registry.engine_names()
+    cache_path = registry.engine_traits(endpoint.engine).kv_cache_endpoint if known else ""
     if cache_path:
         text = http.get(f"{endpoint.server_url}{cache_path}", headers=endpoint.headers).text
         figures |= parse_props(text) if cache_path == "/props" else parse_cache_metrics(text)
-    devices = tuple(
-        msgspec.convert({**sizes, "device": name}, DeviceFacts) for name, sizes in by_device(summary).items()
-    )
+    sizes_by_device = by_device(summary).items()
+    devices = tuple(msgspec.convert({**sizes, "device": name}, DeviceFacts) for name, sizes in sizes_by_device)
     return EngineFacts.from_figures(figures, devices)
 
 
-def by_device(seen: LogSummary) -> dict[str, dict[str, float]]:
-    """What each device holds; an engine with one worker names no device, so its bytes are the first GPU's."""
-    if seen.devices or "weights_bytes" not in seen.facts:
-        return seen.devices
-    return {"gpu0": {name: value for name, value in seen.facts.items() if name.endswith("_bytes")}}
+def by_device(summary: LogSummary) -> dict[str, dict[str, float]]:
+    """Bytes of each device; an engine with one worker does not name its GPU."""
+    if summary.devices or "weights_bytes" not in summary.facts:
+        return summary.devices
+    return {"gpu0": {name: value for name, value in summary.facts.items() if name.endswith("_bytes")}}
 
 
 def parse_cache_metrics(text: str) -> dict[str, float]:
-    """The cache's size from vLLM's `cache_config_info`, exact where the log rounds."""
+    """The cache's size from vLLM's `cache_config_info`; exact, whereas the log rounds it."""
     found: dict[str, float] = {}
     for line in text.splitlines():
         if line.startswith("vllm:cache_config_info"):
-            for label, value in _LABEL.findall(line):
+            for label, value in LABEL.findall(line):
                 if label in CACHE_LABELS and re.fullmatch(r"\d+(\.\d+)?", value):
                     found[CACHE_LABELS[label]] = float(value)
     return found

@@ -1,13 +1,14 @@
-"""Ways a launch goes wrong, each with a line of its own.
+"""The ways a launch can fail.
 
 exited   ended with an error before it served
 quit     ended with code 0 before it served
-stuck    neither progress nor an answer for longer than patience allows
-mute     says it is healthy but answers no chat
+stuck    no progress and no answer for longer than the patience
+mute     healthy, but does not answer a chat
 died     ended after it had been ready
-oom      ended by the kernel for want of memory, before or after
+oom      killed by the kernel because memory ran out
 """
 
+import signal
 from typing import Literal
 
 from moebox.core.symptom import Finding
@@ -18,7 +19,7 @@ Fault = Literal["exited", "quit", "stuck", "mute", "died", "unstartable", "oom"]
 
 
 class LaunchFailed(ExternalError):
-    """An engine that does not serve; `finding` is the known cause, where the log shows one."""
+    """An engine does not serve; `finding` is the known cause if the log shows one."""
 
     def __init__(self, message: str, *, fault: Fault, finding: Finding | None = None, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
@@ -27,7 +28,7 @@ class LaunchFailed(ExternalError):
 
 
 def launch_failure(fault: Fault, what: str, search: LogSearch, *, log: str) -> LaunchFailed:
-    """The failure in one line, with the first cause the log gives and how to mend it."""
+    """The failure in one line, with the first cause in the log and its fix."""
     search.finish()
     cause = search.cause
     if cause is None:
@@ -45,16 +46,12 @@ def launch_failure(fault: Fault, what: str, search: LogSearch, *, log: str) -> L
     )
 
 
-MEMORY_HINT = (
-    "give it less to hold: a shorter context, fewer sequences or a smaller batch; `moebox plan` says what fits"
-)
+MEMORY_HINT = "use a shorter context, fewer sequences or a smaller batch; `moebox plan` shows what fits"
 OUT_OF_MEMORY = "ran out of memory: the kernel's OOM killer ended it"
 
 
 def describe_exit(code: int | None, *, oom: bool = False) -> str:
-    """How a process ended, in words."""
-    import signal
-
+    """How a process ended, as a phrase."""
     if oom:
         return OUT_OF_MEMORY
     if code is None:

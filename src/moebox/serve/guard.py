@@ -1,12 +1,12 @@
-"""The process between moebox and an engine, so that neither outlives the other by accident.
+"""The guard: a process between moebox and an engine, so that neither outlives the other by accident.
 
     moebox ──stdin (lifeline)──▶ guard ──▶ engine ──▶ its workers
                                   └─▶ engine.log (bounded)   life.json
 
-It reads one JSON line on stdin, starts the engine in a session of its own, copies what it prints to the log and
-waits. When stdin ends (moebox was killed, however) or SIGTERM comes, it stops the engine and everything that
-came from it; the line "detach" makes it go on alone. Should the guard itself be killed, the kernel kills the
-engine (parent-death signal). One thread, no imports beyond what it needs: it lives as long as the engine does.
+The guard reads one JSON line from stdin, starts the engine in its own session and copies its output to the log.
+When stdin ends (moebox was killed) or SIGTERM arrives, it stops the engine and all its descendants; after the line
+"detach" it runs on alone. If the guard itself is killed, the kernel kills the engine (parent-death signal).
+It has one thread and few imports, because it lives as long as the engine.
 """
 
 import contextlib
@@ -30,10 +30,10 @@ from moebox.store.log import EngineLog
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 MARK = "MOEBOX_INSTANCE"  # environment variable that every process of an engine carries
 CHUNK = 1 << 20
-CLEAN_S = 30.0  # at most, for processes that were killed to be gone
-DRAIN_S = 2.0  # after the last process has gone, for what is still in the pipe
+CLEAN_S = 30.0  # at most, until killed processes are gone
+DRAIN_S = 2.0  # to read the rest of the pipe after the last process has gone
 
-# What an engine is asked, in order, and how long it may take over it. vLLM needs some seconds to free eight GPUs.
+# Signals that stop an engine, and how long to wait after each. vLLM needs some seconds to free eight GPUs.
 STOP_SIGNALS: tuple[tuple[signal.Signals, float], ...] = (
     (signal.SIGINT, 15.0),
     (signal.SIGTERM, 10.0),
@@ -43,33 +43,32 @@ STOP_SIGNALS: tuple[tuple[signal.Signals, float], ...] = (
 
 @dataclass
 class GuardState:
-    """What became of the engine, as others read it in life.json."""
+    """The state of the engine, written to life.json for other processes."""
 
     guard: int = 0
     engine: int = 0
     status: str = "starting"  # starting, running, stopping, exited
-    asked: bool = False  # it was told to stop
+    asked: bool = False  # a stop was requested
     code: int | None = None  # exit code; negative: the signal
-    oom: bool = False  # the kernel killed for want of memory while it lived, and it ended badly
-    signals: list[str] = field(default_factory=list)  # steps of the ladder that were needed
-    killed: int = 0  # processes that were left behind and had to be killed
+    oom: bool = False  # it failed, and the kernel killed a process because memory ran out
+    signals: list[str] = field(default_factory=list)  # that were needed to stop it
+    killed: int = 0  # descendants that outlived it and were killed
     log_bytes: int = 0
-    lost_bytes: int = 0  # log that a full disk refused
+    lost_bytes: int = 0  # output that could not be written, because the disk is full
     lost_why: str = ""
-    error: str = ""  # why it could not even be started
+    error: str = ""  # why it could not be started or stopped
     ended: float = 0.0
 
     @property
     def is_written(self) -> bool:
-        """A guard has written it."""
         return self.guard > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardConfig:
-    """What a guard is told on its first line of stdin."""
+    """The first line on the guard's stdin, as JSON."""
 
-    mark: str  # which engine it is, and of whose records
+    mark: str  # the engine's id and state folder
     argv: tuple[str, ...]
     env: dict[str, str]
     log: str
@@ -77,14 +76,14 @@ class GuardConfig:
     cwd: str = "/"
     secrets: tuple[str, ...] = ()  # secrets that must not reach the log
     leases: tuple[int, ...] = ()
-    oom_files: tuple[str, ...] = ()  # the kernel's counters of kills for want of memory
+    oom_files: tuple[str, ...] = ()  # the kernel's counters of out-of-memory kills
     stop_signals: tuple[tuple[str, float], ...] = ()  # signals by name, and seconds
-    cleanup_argv: tuple[str, ...] = ()  # run at the end: killing `docker run` does not end the container
+    cleanup_argv: tuple[str, ...] = ()  # run at the end, because killing `docker run` does not end the container
     log_limit: int = 32 * 2**20
 
 
 class Guard:
-    """One engine and its log."""
+    """Supervises one engine and writes its log."""
 
     def __init__(self, config: GuardConfig) -> None:
         self.config = config
@@ -100,12 +99,12 @@ class Guard:
         self.secrets = [secret.encode() for secret in config.secrets if secret]
         self.oom_files = list(config.oom_files) or oom.oom_counter_files()
         self.oom_kills = oom.count_oom_kills(self.oom_files)
-        self.unflushed = b""  # the end of the last piece, where it may be the beginning of a secret
-        for lease in config.leases:  # held open as long as this process lives; not the engine's business
+        self.unflushed = b""  # the end of the last block, if it may be the start of a secret
+        for lease in config.leases:  # held by this process, not by the engine
             os.set_inheritable(lease, False)
 
     def run(self) -> None:
-        """Start the engine, and return when it and all that came from it are gone."""
+        """Start the engine, and return when it and all its descendants are gone."""
         signal_pipe = open_signal_pipe()
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         try:
@@ -122,7 +121,7 @@ class Guard:
         self.write_state()
 
     def supervise(self, signal_pipe: int) -> None:
-        """Copy output and obey until the engine's first process has ended."""
+        """Copy output and handle commands until the engine's first process has ended."""
         handlers: dict[int, Callable[[int], bool]] = {
             sys.stdin.fileno(): self.handle_commands,
             signal_pipe: self.handle_signals,
@@ -143,22 +142,22 @@ class Guard:
                 self.write_state()
 
     def handle_signals(self, signal_pipe: int) -> bool:
-        """Signals came, a byte each: SIGTERM means stop."""
+        """Handle signals, one byte each: SIGTERM means stop."""
         if signal.SIGTERM in os.read(signal_pipe, 512):
             self.begin_stop()
         return True
 
     def handle_commands(self, lifeline: int) -> bool:
-        """Do what moebox says; its silence for good means stop, unless it let go before. False when it is gone."""
-        words = os.read(lifeline, 4096)
-        if b"detach" in words:
+        """Handle commands from moebox; end of file means stop, unless detached. Return False at the end."""
+        commands = os.read(lifeline, 4096)
+        if b"detach" in commands:
             self.detached = True
-        if b"stop" in words or (not words and not self.detached):
+        if b"stop" in commands or (not commands and not self.detached):
             self.begin_stop()
-        return bool(words)
+        return bool(commands)
 
     def copy_output(self) -> bool:
-        """One piece of output to the log; False when there will be no more."""
+        """Copy a block of output to the log. Return False at the end."""
         try:
             data = os.read(self.output, CHUNK)
         except BlockingIOError:
@@ -171,7 +170,7 @@ class Guard:
         return True
 
     def redact_secrets(self, data: bytes) -> bytes:
-        """`data` without any secret in it, even one that is cut in two by the pipe."""
+        """Remove secrets from `data`, even if one is split between two blocks."""
         if not self.secrets:
             return data
         data = self.unflushed + data
@@ -182,31 +181,29 @@ class Guard:
         return data[:end]
 
     def write_log(self, data: bytes) -> None:
-        """Write to the log what can be written."""
         if not data:
             return
         try:
             self.log.write(data)
             self.state.log_bytes += len(data)
-        except OSError as problem:  # a full disk: the engine goes on, its words are counted and lost
+        except OSError as problem:  # disk full: keep the engine running, count the lost bytes
             first, self.state.lost_bytes = not self.state.lost_bytes, self.state.lost_bytes + len(data)
             self.state.lost_why = problem.strerror or str(problem)
             if first:
                 self.write_state()
 
     def begin_stop(self) -> None:
-        """Begin the ladder, once."""
         if self.signals_sent < 0:
             self.signals_sent, self.next_signal_at = 0, 0.0
             self.state.asked, self.state.status = True, "stopping"
             self.write_state()
 
     def send_next_signal(self) -> None:
-        """The next, harder signal when the last one had its time."""
+        """Send the next of the stop signals if the wait after the last one is over."""
         if self.signals_sent < 0 or self.state.code is not None or time.monotonic() < self.next_signal_at:
             return
         if self.signals_sent == len(self.stop_signals):
-            self.state.error = "it does not die: the kernel holds it (a stuck driver or disk)"
+            self.state.error = "the process cannot be killed (uninterruptible sleep: stuck driver or disk)"
             return
         sign, wait = self.stop_signals[self.signals_sent]
         self.state.signals.append(sign.name)
@@ -215,7 +212,7 @@ class Guard:
             os.killpg(self.state.engine, sign)
 
     def reap_children(self) -> None:
-        """Collect children that ended; the engine's own end is what `watch` waits for."""
+        """Collect children that ended, and note how the engine itself ended."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -224,42 +221,30 @@ class Guard:
             if pid == 0:
                 return
             if pid == self.state.engine:
-                self.note_exit(os.waitstatus_to_exitcode(status))
-
-    def note_exit(self, code: int) -> None:
-        """How the engine ended, and whether the kernel did it for want of memory."""
-        ours = "SIGKILL" in self.state.signals
-        self.state.code = code
-        self.state.oom = code != 0 and not ours and oom.count_oom_kills(self.oom_files) > self.oom_kills
+                self.state.code = os.waitstatus_to_exitcode(status)
+                if self.state.code != 0 and "SIGKILL" not in self.state.signals:
+                    self.state.oom = oom.count_oom_kills(self.oom_files) > self.oom_kills
 
     def clean_up(self) -> None:
-        """Leave nothing of the engine: neither processes nor a container."""
-        self.drain_output()
+        """Kill the engine's descendants, read the rest of their output, and remove its container."""
+        until, limit = time.monotonic() + DRAIN_S, time.monotonic() + CLEAN_S
+        kill_at = time.monotonic() + (0.0 if self.state.asked else 1.0)  # workers of a crashed engine may print why
+        while time.monotonic() < limit and (time.monotonic() < until or list_descendants()):
+            if select.select([self.output], [], [], 0.05)[0] and not self.copy_output() and not list_descendants():
+                break
+            if time.monotonic() >= kill_at:
+                for pid in list_descendants():
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.kill(pid, signal.SIGKILL)
+                        self.state.killed += 1
+            self.reap_children()
         if self.config.cleanup_argv:
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):
                 subprocess.run(self.config.cleanup_argv, capture_output=True, timeout=60, check=False)
         self.log.close()
 
-    def drain_output(self) -> None:
-        """Kill what the engine left behind, and read what is still in the pipe."""
-        until, limit = time.monotonic() + DRAIN_S, time.monotonic() + CLEAN_S
-        patience = time.monotonic() + (0.0 if self.state.asked else 1.0)  # a crashed engine's workers may say why
-        while time.monotonic() < limit and (time.monotonic() < until or list_descendants()):
-            if select.select([self.output], [], [], 0.05)[0] and not self.copy_output() and not list_descendants():
-                break
-            if time.monotonic() >= patience:
-                self.kill_descendants()
-            self.reap_children()
-
-    def kill_descendants(self) -> None:
-        """SIGKILL for every process that came from the engine."""
-        for pid in list_descendants():
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-                self.state.killed += 1
-
     def write_state(self) -> None:
-        """Tell the others, whole or not at all, when there is news."""
+        """Write life.json atomically if the state has changed."""
         text = json.dumps(vars(self.state))
         if text == self.written:
             return
@@ -271,15 +256,15 @@ class Guard:
 
 
 def partial_secret_length(secret: bytes, data: bytes) -> int:
-    """How many bytes at the end of `data` may be the beginning of the secret."""
+    """How many bytes at the end of `data` may be the start of the secret."""
     sizes = range(min(len(secret) - 1, len(data)), 0, -1)
     return next((size for size in sizes if data.endswith(secret[:size])), 0)
 
 
 def spawn_engine(config: GuardConfig) -> tuple[int, int]:
-    """Fork and execute the engine; its pid and the pipe it prints to. OSError when it cannot be executed."""
+    """Fork and execute the engine. Return its pid and output pipe. Raise OSError if it cannot be executed."""
     read, write = os.pipe()
-    error_pipe, error_writer = os.pipe()  # closed by exec; carries errno and reason when that fails
+    error_pipe, error_writer = os.pipe()  # closed by exec; carries errno and reason if that fails
     guard = os.getpid()
     pid = os.fork()
     if pid == 0:
@@ -287,11 +272,11 @@ def spawn_engine(config: GuardConfig) -> tuple[int, int]:
             exec_engine(config, guard, write)
         except OSError as problem:
             os.write(error_writer, f"{problem.errno} {problem.strerror}".encode())
-        except ValueError as problem:  # a NUL, a name with "=", a character that the locale does not have
+        except ValueError as problem:  # a NUL, a name with "=", a character outside the locale
             os.write(
                 error_writer, f"0 an argument or variable cannot be passed on ({problem})".encode(errors="replace")
             )
-        finally:  # a fork that went on would be a second guard
+        finally:  # otherwise the fork would run on as a second guard
             os._exit(127)
     os.close(write)
     os.close(error_writer)
@@ -304,12 +289,12 @@ def spawn_engine(config: GuardConfig) -> tuple[int, int]:
         raise OSError(int(number), reason)
     os.set_blocking(read, False)
     with contextlib.suppress(OSError):
-        fcntl.fcntl(read, fcntl.F_SETPIPE_SZ, CHUNK)  # a talkative engine should not wait for its log
+        fcntl.fcntl(read, fcntl.F_SETPIPE_SZ, CHUNK)  # an engine that prints much should not wait for its log
     return pid, read
 
 
 def exec_engine(config: GuardConfig, guard: int, output: int) -> NoReturn:
-    """In the forked child: execute the engine, which dies with its guard and prints to `output`."""
+    """In the forked child: execute the engine so that it dies with its guard and prints to `output`."""
     os.setsid()
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != guard:
@@ -324,7 +309,7 @@ def exec_engine(config: GuardConfig, guard: int, output: int) -> NoReturn:
 
 
 def list_descendants() -> list[int]:
-    """Every process below this one. (As subreaper it inherits those whose parents ended.)"""
+    """Every descendant of this process, which as subreaper inherits orphans."""
     parents: dict[int, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError, IndexError, ValueError):
@@ -340,13 +325,13 @@ def list_descendants() -> list[int]:
 
 
 def prctl(option: int, value: int) -> None:
-    """prctl(2); without it (not Linux) the lifeline alone keeps order."""
+    """Call prctl(2), if there is one (Linux)."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def open_signal_pipe() -> int:
-    """A descriptor that becomes readable at SIGTERM and SIGCHLD; SIGINT and SIGHUP are moebox's to hear."""
+    """A descriptor that becomes readable at SIGTERM and SIGCHLD; SIGINT and SIGHUP are ignored."""
     read, write = os.pipe()
     os.set_blocking(write, False)
     os.set_blocking(read, False)
@@ -359,10 +344,10 @@ def open_signal_pipe() -> int:
 
 
 def main() -> None:
-    """Read the order from stdin and carry it out."""
+    """Read the config from stdin and guard the engine."""
     line = b""
     while not line.endswith(b"\n"):
-        piece = os.read(sys.stdin.fileno(), 1)  # byte by byte: what follows the line is the lifeline's
+        piece = os.read(sys.stdin.fileno(), 1)  # byte by byte, because commands follow the line
         if not piece:
             return
         line += piece

@@ -1,6 +1,6 @@
-"""Settings files that people edit: JSON with comments and trailing commas, changed in place.
+"""Edit JSON with comments and trailing commas in place.
 
-Only the values asked for are touched; comments, order and spacing of everything else stay as they are.
+Only the requested values change; comments, order and spacing of everything else stay as they are.
 """
 
 import json
@@ -19,7 +19,7 @@ DEEPEST = 100
 
 @dataclass(slots=True)
 class Span:
-    """A value in the text: where it stands, and the members of an object by name."""
+    """The position of a value in the text, and the members of an object by name."""
 
     start: int
     end: int = 0
@@ -28,7 +28,7 @@ class Span:
 
 
 def parse_spans(text: str, where: str) -> Span:
-    """The spans of a whole document; BadInput says where it is not one."""
+    """Parse a whole document. Raise BadInput with the line if it is not valid."""
     reader = _SpanReader(text, where)
     if not text[reader.skip_blank(0) :]:
         return Span(start=0, end=0, members=None)
@@ -74,16 +74,13 @@ class _SpanReader:
             if not match or self.text[colon : colon + 1] != ":":
                 self.fail_at(at)
             inner = self.read_value(self.skip_blank(colon + 1), depth + 1)
-            span.members[self.name(match)] = inner
+            try:
+                span.members[str(json.loads(match.group(0)))] = inner
+            except ValueError:
+                self.fail_at(match.start())
             at = self.skip_comma(inner.end, "}")
         span.end = at + 1
         return span
-
-    def name(self, match: re.Match[str]) -> str:
-        try:
-            return str(json.loads(match.group(0)))
-        except ValueError:
-            self.fail_at(match.start())
 
     def read_array(self, at: int, depth: int) -> Span:
         span = Span(start=at)
@@ -105,7 +102,7 @@ class _SpanReader:
 
 
 def merge_changes(text: str, changes: Json, where: str) -> str:
-    """`text` with every leaf of `changes` set; lists are leaves."""
+    """Set every leaf of `changes` in `text`; lists are leaves."""
     for path, value in list_leaves(changes):
         text = set_value(text, path, value, where)
     return text
@@ -120,23 +117,26 @@ def list_leaves(changes: Json, under: tuple[str, ...] = ()) -> list[tuple[tuple[
 
 
 def set_value(text: str, path: tuple[str, ...], value: Any, where: str) -> str:
-    """`text` with the value at `path` set, and objects on the way made."""
+    """Set the value at `path`, and create the objects on the way."""
     text = _ensure_object(text, where)
     span = parse_spans(text, where)
     for depth, key in enumerate(path):
         members = span.members
         if members is None:
-            raise BadInput(f"{where}: {'.'.join(path[:depth])} is no object", hint="paste the settings by hand")
+            raise BadInput(f"{where}: {'.'.join(path[:depth])} is not an object", hint="paste the settings by hand")
         if key not in members:
             return _insert_member(text, span, path[depth:], value, depth)
         span = members[key]
-    if text[span.start : span.end] == json.dumps(value) or _same(text[span.start : span.end], value):
-        return text
+    try:
+        if json.loads(text[span.start : span.end]) == value:
+            return text
+    except ValueError:  # comments inside
+        pass
     return text[: span.start] + _format_value(value, len(path)) + text[span.end :]
 
 
 def _ensure_object(text: str, where: str) -> str:
-    """`text`, or an empty object behind its comments where it holds nothing else."""
+    """Return `text`, with an empty object added if it has only comments."""
     span = parse_spans(text, where)
     if span.members is not None:
         return text
@@ -145,26 +145,18 @@ def _ensure_object(text: str, where: str) -> str:
     return f"{text.rstrip()}\n{{}}\n".lstrip("\n")
 
 
-def _same(text: str, value: Any) -> bool:
-    try:
-        return bool(json.loads(text) == value)
-    except ValueError:
-        return False
-
-
 def _insert_member(text: str, span: Span, path: tuple[str, ...], value: Any, depth: int) -> str:
-    """The new member goes first: nothing that stands there needs a comma it has not got."""
+    """Insert a member as the first one, so that no existing line needs another comma."""
     for key in reversed(path[1:]):
         value = {key: value}
     member = f"\n{'  ' * (depth + 1)}{json.dumps(path[0])}: {_format_value(value, depth + 1)}"
     before, rest = text[: span.start + 1], text[span.start + 1 :]
     if span.members:
         return f"{before}{member},{rest if rest[:1] in (chr(10), chr(13)) else ' ' + rest.lstrip(' ')}"
-    # an empty object, or one with comments only: its brace goes on a line of its own
+    # an empty object, or one with comments only: put its closing brace on its own line
     inside, closing = rest[: span.end - span.start - 2].rstrip(), rest[span.end - span.start - 2 :]
     return f"{before}{member}{' ' + inside.lstrip() if inside.strip() else ''}\n{'  ' * depth}{closing}"
 
 
 def _format_value(value: Any, depth: int) -> str:
-    """JSON text, indented for its place."""
     return json.dumps(value, indent=2, ensure_ascii=False).replace("\n", "\n" + "  " * depth)

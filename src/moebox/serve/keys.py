@@ -1,6 +1,6 @@
-"""Keys that moebox made for servers of its own, kept for the same user's other commands.
+"""Keys that moebox made for its own servers, stored for the same user's other commands.
 
-STATE/keys/PORT.json   mode 0600, in a folder of mode 0700; counts as long as the process in it lives
+STATE/keys/PORT.json   mode 0600, in a folder of mode 0700; valid as long as the process in it lives
 """
 
 import contextlib
@@ -20,20 +20,14 @@ KEY_BYTES = 24  # 192 bits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerKey:
-    """The key of a server, and the process that lives as long as the server does."""
+    """The key of a server, and a process that lives as long as the server."""
 
     pid: int
     started: int  # the kernel's start tick of that pid
     key: str = field(repr=False)
 
-    @property
-    def counts(self) -> bool:
-        """The process is still there."""
-        return state.process_start_tick(self.pid) == self.started
-
 
 def make_key() -> str:
-    """A new key."""
     return secrets.token_urlsafe(KEY_BYTES)
 
 
@@ -46,7 +40,7 @@ def keep_key(port: int, key: str, *, pid: int) -> Path:
         refuse_if(folder.stat().st_uid != os.geteuid(), f"{folder}: belongs to another user", hint=hint)
         folder.chmod(0o700)
         for old in folder.glob("*.json"):
-            if _read(old) is None:
+            if _read_key(old) is None:
                 old.unlink(missing_ok=True)
         kept = ServerKey(pid=pid, started=state.process_start_tick(pid), key=key)
         return files.write_atomic(folder / f"{port}.json", codec.to_json(kept), mode=0o600)
@@ -67,14 +61,14 @@ def find_key(variable: str, url: str) -> str | None:
         here = parts.scheme == "http" and parts.hostname == "127.0.0.1" and parts.port
     except ValueError:
         return given
-    kept = _read(state.state_dir() / "keys" / f"{parts.port}.json") if here else None
+    kept = _read_key(state.state_dir() / "keys" / f"{parts.port}.json") if here else None
     return kept.key if kept else given
 
 
-def _read(path: Path) -> ServerKey | None:
-    """What a file says, if this user wrote it and the server lives."""
+def _read_key(path: Path) -> ServerKey | None:
+    """The key in a file, if this user wrote it and its server lives."""
     with contextlib.suppress(OSError, BadInput):
         if path.lstat().st_uid == os.geteuid():
             kept = codec.decode(ServerKey, codec.load_json(path), where=str(path))
-            return kept if kept.counts else None
+            return kept if state.process_start_tick(kept.pid) == kept.started else None
     return None

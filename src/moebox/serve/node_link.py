@@ -1,6 +1,6 @@
-"""The way between two nodes, tried and timed where an engine will use it; sent to nodes as text with agent.py.
+"""Measure the network between nodes on the engine's own port; the source is sent to nodes together with agent.py.
 
-A node that dials sends a token first, so that no other program on the network is taken for a node.
+A node that connects sends a token first, so that other programs on the network are not taken for a node.
 """
 
 from __future__ import annotations  # a node's own Python may be 3.9
@@ -11,13 +11,13 @@ import socket
 import time
 from typing import TypedDict
 
-TOKEN_S = 3.0  # for a caller to send its token; others wait meanwhile
-PINGS = 50  # there and back, before anything is sent: the middle one is the round trip
-AgentReply = dict[str, object]  # what a node tells, for JSON
+TOKEN_S = 3.0  # for a client to send its token; others wait meanwhile
+PINGS = 50  # their median is the round trip
+AgentReply = dict[str, object]  # for JSON
 
 
 class ReachConfig(TypedDict):
-    """Of an agent's order, what this needs."""
+    """The part of an agent's config that this module needs."""
 
     addresses: list[str]
     port: int
@@ -34,7 +34,7 @@ def port_is_open(address: str, port: int) -> bool:
 
 
 def try_links(config: ReachConfig, rank: int) -> AgentReply:
-    """Connect where the engine will, send, and time it: the others to the first node, or that to its workers."""
+    """Measure the links that the engine will use: from other nodes to the first, or from the first to its workers."""
     first, *others = config["addresses"]
     if config["workers_listen"]:
         return accept_links(config, others[rank - 1], 1) if rank else dial_nodes(config, others)
@@ -42,7 +42,7 @@ def try_links(config: ReachConfig, rank: int) -> AgentReply:
 
 
 def accept_links(config: ReachConfig, address: str, callers: int) -> AgentReply:
-    """Take in what other nodes send."""
+    """Listen for links from other nodes."""
     port = config["port"]
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -55,7 +55,7 @@ def accept_links(config: ReachConfig, address: str, callers: int) -> AgentReply:
 
 
 def echo_links(listening: socket.socket, wanted: int, token: bytes, patience: float) -> int:
-    """Answer pings of callers that have the token, take in what follows; how many came before `patience` was over."""
+    """Serve clients that send the token. Return how many came within `patience` seconds of each other."""
     came, until = 0, time.monotonic() + patience
     while came < wanted and time.monotonic() < until:
         with contextlib.suppress(OSError):
@@ -77,7 +77,7 @@ def echo_links(listening: socket.socket, wanted: int, token: bytes, patience: fl
 
 
 def receive(connection: socket.socket, size: int) -> bytes:
-    """The next bytes of a connection, fewer if it ends before."""
+    """Receive `size` bytes, or fewer if the connection ends."""
     data = b""
     while len(data) < size and (piece := connection.recv(size - len(data))):
         data += piece
@@ -85,30 +85,30 @@ def receive(connection: socket.socket, size: int) -> bytes:
 
 
 def dial_nodes(config: ReachConfig, addresses: list[str]) -> AgentReply:
-    """The way to each of these nodes, or the first that is closed."""
-    ways: list[AgentReply] = []
+    """The link to each of these nodes, or the first problem."""
+    links: list[AgentReply] = []
     for address in addresses:
-        way = dial_node(address, config)
-        if "problem" in way:
-            return way
-        ways.append(way)
-    return {"ways": ways}
+        link = dial_node(address, config)
+        if "problem" in link:
+            return link
+        links.append(link)
+    return {"ways": links}
 
 
-def dial_node(address: str, order: ReachConfig) -> AgentReply:
-    """Connect until it works or time is up, and time the way."""
-    port, patience = order["port"], order["reach_s"]
+def dial_node(address: str, config: ReachConfig) -> AgentReply:
+    """Connect to a node, with retries until time is up, and measure the link."""
+    port, patience = config["port"], config["reach_s"]
     until = time.monotonic() + patience
     problem: OSError | None = None
     while time.monotonic() < until:
         try:
             with socket.create_connection((address, port), timeout=3) as connection:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                connection.settimeout(patience)  # another program may listen there, and say nothing
-                connection.sendall(order["reach_token"].encode())
+                connection.settimeout(patience)  # another program may listen there and not reply
+                connection.sendall(config["reach_token"].encode())
                 trip = measure_round_trip(connection)
                 connection.settimeout(30)
-                return {"round_trip_us": trip * 1e6, "rate": measure_rate(connection, order["reach_bytes"])}
+                return {"round_trip_us": trip * 1e6, "rate": measure_rate(connection, config["reach_bytes"])}
         except OSError as failed:
             problem = failed
             time.sleep(0.2)
@@ -116,7 +116,7 @@ def dial_node(address: str, order: ReachConfig) -> AgentReply:
 
 
 def measure_round_trip(connection: socket.socket) -> float:
-    """Seconds of one byte there and back: the median."""
+    """The median of PINGS round trips of one byte, in seconds."""
     times = []
     for _ in range(PINGS):
         began = time.perf_counter()
@@ -128,7 +128,7 @@ def measure_round_trip(connection: socket.socket) -> float:
 
 
 def measure_rate(connection: socket.socket, size: int) -> float:
-    """Bytes a second, until the other side has them all."""
+    """Bytes per second, until the other side has them all."""
     began = time.monotonic()
     left, piece = size, bytes(1 << 20)
     while left > 0:

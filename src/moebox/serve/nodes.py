@@ -1,6 +1,6 @@
-"""Several nodes for one engine: which they are, over Slurm or ssh, whether they are alike, and what each runs.
+"""Find the nodes of an engine over Slurm or ssh, check them, and prepare what each one runs.
 
-A hosts file has one node a line: a name that ssh knows, and after it the address the other nodes use, if that differs.
+A hosts file has one node per line: a name for ssh, and after it the address that other nodes use if that differs.
 """
 
 import ipaddress
@@ -36,7 +36,7 @@ from moebox.serve.where import NodeSelection
 from moebox.store import Run
 
 GRANT_S = 600.0
-SURVEY_PORT = 29501  # where vLLM's ranks would meet: if that is open, so is the way
+SURVEY_PORT = 29501  # the rendezvous port of vLLM's ranks
 HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.:@%-]{0,250})")
 SSH_OPTIONS = ("BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=3")
 SSH = ("ssh", *(word for option in SSH_OPTIONS for word in ("-o", option)))
@@ -44,7 +44,7 @@ SSH = ("ssh", *(word for option in SSH_OPTIONS for word in ("-o", option)))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeAddress:
-    """One node: how it is called, and where the others find it."""
+    """One node: its name, and the address that other nodes use."""
 
     name: str
     address: str
@@ -52,94 +52,95 @@ class NodeAddress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nodes:
-    """The nodes of a launch, in rank order, and the way to them."""
+    """The nodes of a launch, in rank order."""
 
     nodes: tuple[NodeAddress, ...]
-    job: str = ""  # Slurm's number; "" over ssh
+    job: str = ""  # the Slurm allocation; "" over ssh
     python: str = "python3"
 
     @property
     def names(self) -> tuple[str, ...]:
-        """How they are called."""
         return tuple(node.name for node in self.nodes)
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where they find each other."""
         return tuple(node.address for node in self.nodes)
 
     def agent_argvs(self) -> tuple[tuple[str, ...], ...]:
-        """The argv that runs an agent: one for all with Slurm, one a node with ssh."""
-        words = (self.python, "-c", agent_source())
+        """The command that runs agents: one for all nodes with Slurm, one per node with ssh."""
+        agent = (self.python, "-c", agent_source())
         if self.job:
             count = str(len(self.nodes))
-            # exclusive is the default of a step: without overlap a second one would wait for the first
+            # steps are exclusive by default: without --overlap a second one would wait for the first
             step = ("srun", f"--jobid={self.job}", "--nodes", count, "--ntasks-per-node=1", "--overlap")
-            return ((*step, "--unbuffered", "--kill-on-bad-exit=0", "--quit-on-interrupt", *words),)
-        return tuple((*SSH, node.name, shlex.join(words)) for node in self.nodes)
+            return ((*step, "--unbuffered", "--kill-on-bad-exit=0", "--quit-on-interrupt", *agent),)
+        return tuple((*SSH, node.name, shlex.join(agent)) for node in self.nodes)
 
 
 def read_hosts(path: Path) -> tuple[NodeAddress, ...]:
-    """The nodes that a hosts file lists."""
+    """Parse a hosts file."""
     nodes: dict[str, NodeAddress] = {}
     for number, line in enumerate(codec.read_text(path).splitlines(), 1):
         words = line.partition("#")[0].split()
         if words:
-            node = _node(words, where=f"{path}: line {number}")
+            if len(words) > 2 or not all(map(HOST.fullmatch, words)):
+                what = "a node is a name and, if it differs, its address"
+                raise BadInput(f"{path}: line {number}: {what}", hint="n1 10.0.0.1")
+            node = NodeAddress(name=words[0], address=words[-1].rpartition("@")[2])
             refuse_if(node.name in nodes, f"{path}: {node.name} is listed twice")
             nodes[node.name] = node
     refuse_if(not nodes, f"{path}: lists no node")
     return tuple(nodes.values())
 
 
-def _node(words: list[str], *, where: str) -> NodeAddress:
-    if len(words) > 2 or not all(map(HOST.fullmatch, words)):
-        raise BadInput(f"{where}: a node is a name and, if need be, its address", hint="n1 10.0.0.1")
-    return NodeAddress(name=words[0], address=words[-1].rpartition("@")[2])
-
-
 def nodes_over_ssh(hosts: tuple[NodeAddress, ...], count: int, *, python: str) -> Nodes:
-    """The first `count` of these hosts, to be asked."""
+    """The first `count` of these hosts. Raise ExternalError if ssh is not installed."""
     if shutil.which("ssh") is None:
         raise ExternalError("ssh is not installed here", hint="install openssh-client, or use --slurm")
     return first_nodes(hosts, count, python=python)
 
 
 def first_nodes(hosts: tuple[NodeAddress, ...], count: int, *, python: str) -> Nodes:
-    """The first `count` of these hosts; BadInput where there are fewer."""
+    """The first `count` of these hosts. Raise BadInput if there are fewer."""
     if len(hosts) < count:
         raise BadInput(f"the recipe spans {count} nodes and the hosts file lists {len(hosts)}")
     return Nodes(nodes=hosts[:count], python=python)
 
 
 def allocate_slurm_nodes(count: int, gpus: int, selection: NodeSelection, *, name: str) -> Nodes:
-    """An allocation of `count` nodes; it is the caller's to release."""
+    """Allocate `count` nodes. The caller releases them."""
     if shutil.which("salloc") is None:
         raise ExternalError(
             "Slurm is not installed here: salloc is not on PATH", hint="use --hosts FILE, or a login node"
         )
     argv = ["salloc", "--no-shell", f"--job-name=moebox-{name}"[:120], f"--nodes={count}", "--ntasks-per-node=1"]
-    more = {
+    options = {
         "gpus-per-node": gpus,
         "partition": selection.partition,
         "account": selection.account,
         "time": selection.time_limit,
     }
-    argv += [f"--{flag}={value}" for flag, value in more.items() if value]
+    argv += [f"--{flag}={value}" for flag, value in options.items() if value]
     output = _run_salloc(argv, count)
     granted = re.search(r"Granted job allocation (\d+)", output)
     if not granted:
         raise ExternalError(f"Slurm granted nothing: {last_line(output)}")
     job = granted[1]
     try:
-        return Nodes(nodes=_allocated(job), job=job, python=selection.python)
+        listed = _run_tool(["squeue", "--noheader", "--jobs", job, "--format", "%N"]).strip()
+        nodes = []
+        for host in _run_tool(["scontrol", "show", "hostnames", listed]).split():
+            # The address that Slurm uses: the host name need not resolve.
+            address = re.search(r"NodeAddr=(\S+)", _run_tool(["scontrol", "show", "node", host, "--oneliner"]))
+            nodes.append(NodeAddress(name=host, address=address[1] if address else host))
+        return Nodes(nodes=tuple(nodes), job=job, python=selection.python)
     except BaseException:
         release_nodes(Nodes(nodes=(), job=job))
         raise
 
 
 def _run_salloc(argv: list[str], count: int) -> str:
-    """What salloc says; a request that is not waited for any longer is taken back, which SIGKILL would not do."""
+    """Run salloc and return its output. Cancel the request on timeout, which SIGKILL would not do."""
     salloc = subprocess.Popen(
         argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -158,26 +159,14 @@ def _run_salloc(argv: list[str], count: int) -> str:
     return output
 
 
-def _allocated(job: str) -> tuple[NodeAddress, ...]:
-    listed = _run_tool(["squeue", "--noheader", "--jobs", job, "--format", "%N"], what="squeue").strip()
-    names = _run_tool(["scontrol", "show", "hostnames", listed], what="scontrol").split()
-    return tuple(NodeAddress(name=name, address=_address(name)) for name in names)
-
-
-def _address(name: str) -> str:
-    """Where Slurm itself reaches the node: it need not have a name that resolves."""
-    address = re.search(r"NodeAddr=(\S+)", _run_tool(["scontrol", "show", "node", name, "--oneliner"], what="scontrol"))
-    return address[1] if address else name
-
-
 def release_nodes(nodes: Nodes) -> None:
-    """Give an allocation back; harmless when it is gone."""
+    """Release a Slurm allocation; not an error if it is gone."""
     if nodes.job and shutil.which("scancel"):
         subprocess.run(["scancel", nodes.job], capture_output=True, timeout=60, check=False)
 
 
 def prepare_nodes(deployment: Deployment, run: Run, selection: NodeSelection, notify: Notify) -> PreparedLaunch:
-    """Find the nodes, look at them, and decide what each runs; an allocation is given back when that fails."""
+    """Find the nodes, check them, and decide what each runs. Release an allocation if that fails."""
     recipe = deployment.recipe
     selection.check_recipe(recipe)
     count = recipe.parallel.nodes
@@ -196,10 +185,10 @@ def prepare_nodes(deployment: Deployment, run: Run, selection: NodeSelection, no
 
 
 def measure_network(box: Box, hosts: Path, *, python: str) -> Box:
-    """The box, as many nodes as the file lists, with the way between them as it was timed over ssh."""
+    """The box with as many nodes as the file lists, and the network between them as measured over ssh."""
     listed = read_hosts(hosts)
     if len(listed) < 2:
-        raise BadInput(f"{hosts}: lists one node; the way between two or more is timed")
+        raise BadInput(f"{hosts}: lists one node; at least two are needed to measure the network")
     if box.nodes not in (1, len(listed)):
         raise BadInput(f"{hosts}: lists {len(listed)} nodes, and {box.name} has {box.nodes}")
     nodes = nodes_over_ssh(listed, len(listed), python=python)
@@ -215,11 +204,8 @@ def measure_network(box: Box, hosts: Path, *, python: str) -> Box:
     return with_measured_network(replace(box, nodes=len(listed)), link, tcp_only=False)
 
 
-# -- what each node runs
-
-
 def conductor_config(deployment: Deployment, nodes: Nodes, name: str) -> ConductorConfig:
-    """Every rank's command, with the first node's address where it belongs."""
+    """The config of the conductor, with the command of every rank."""
     addresses = nodes.addresses
     return ConductorConfig(
         mark=instance_mark(name),
@@ -234,11 +220,11 @@ def conductor_config(deployment: Deployment, nodes: Nodes, name: str) -> Conduct
 
 
 def node_commands(deployment: Deployment, selection: NodeSelection) -> dict[str, str]:
-    """What every node of a hosts file would run, by its name; nothing is asked of the nodes."""
+    """What every node of a hosts file would run, by name. The nodes are not contacted."""
     if selection.hosts is None:
         job = "`moebox render --as slurm` writes the job"
         hint = "`--hosts FILE` prints what each node runs" if deployment.engine.worker_programs else job
-        raise Unsupported("which nodes there are is known when Slurm starts it", hint=hint)
+        raise Unsupported("the nodes are unknown until Slurm starts the job", hint=hint)
     nodes = first_nodes(read_hosts(selection.hosts), deployment.recipe.parallel.nodes, python=selection.python)
     _check_spanning(deployment, nodes)
     addresses = nodes.addresses
@@ -250,19 +236,20 @@ def node_commands(deployment: Deployment, selection: NodeSelection) -> dict[str,
 
 
 def _rank_command(deployment: Deployment, rank: int, addresses: tuple[str, ...]) -> RankCommand:
-    """One node's command. Where the first connects to workers on the others, it starts once they listen."""
+    """The command of one node. A first node that connects to workers starts once they listen."""
     launch = engines.build_launch(deployment, rank=rank, master=MASTER, addresses=addresses)
     env = {"PYTHONUNBUFFERED": "1", **launch.env}
     workers = deployment.engine.worker_programs
-    if not workers:
-        return RankCommand(argv=launch.argv, env=env)
-    if rank:
-        return RankCommand(argv=launch.argv, env=env, other_names=workers[1:])
-    return RankCommand(argv=launch.argv, env=env, waits_for=rendezvous_port(deployment))
+    return RankCommand(
+        argv=launch.argv,
+        env=env,
+        other_names=workers[1:] if rank else (),
+        waits_for=rendezvous_port(deployment) if workers and not rank else 0,
+    )
 
 
 def prepare_conductor(deployment: Deployment, nodes: Nodes, run: Run) -> PreparedLaunch:
-    """What the guard runs here: the conductor, which runs an agent on every node."""
+    """Prepare the conductor, which runs here under the guard and starts an agent on every node."""
     recipe = deployment.recipe
     _check_spanning(deployment, nodes)
     address = nodes.nodes[0].address
@@ -285,14 +272,14 @@ def prepare_conductor(deployment: Deployment, nodes: Nodes, run: Run) -> Prepare
 
 
 def _with_open_host(deployment: Deployment, address: str) -> Deployment:
-    """The other ranks and this machine must reach it: it listens on the address they use, which is no public one."""
+    """Listen on the address that the other ranks and this machine use, instead of on loopback."""
     recipe = deployment.recipe
     host = recipe.listen.host if recipe.listen.host != "127.0.0.1" else address
     return deployment.with_recipe(replace(recipe, listen=replace(recipe.listen, host=host)))
 
 
 def _check_spanning(deployment: Deployment, nodes: Nodes) -> None:
-    """BadInput for what cannot run over several nodes."""
+    """Raise BadInput if the deployment cannot run on several nodes."""
     recipe = deployment.recipe
     if recipe.runtime.kind != "native":
         raise BadInput(
@@ -300,10 +287,10 @@ def _check_spanning(deployment: Deployment, nodes: Nodes) -> None:
             hint='runtime.kind = "native", or `moebox render --as k8s`',
         )
     if not recipe.listen.port:
-        raise BadInput("listen.port: an engine on other nodes needs a port that is known", hint="e.g. 8000")
+        raise BadInput("listen.port: an engine on other nodes needs a fixed port", hint="e.g. 8000")
     engines.check_recipe(deployment)
     if deployment.engine.worker_programs and any(map(_is_v6, nodes.addresses)):
-        raise BadInput(f"{deployment.engine.title}'s workers are named by IPv4 addresses or host names, not by IPv6")
+        raise BadInput(f"{deployment.engine.title}'s workers need IPv4 addresses or host names, not IPv6")
 
 
 def _is_v6(address: str) -> bool:
@@ -313,13 +300,14 @@ def _is_v6(address: str) -> bool:
         return False
 
 
-def _run_tool(argv: list[str], *, what: str, timeout_s: float = 60.0) -> str:
+def _run_tool(argv: list[str], *, timeout_s: float = 60.0) -> str:
+    what = argv[0]
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired:
         raise ExternalError(f"{what} did not answer within {timeout_s:.0f} s") from None
     except OSError as problem:
-        raise ExternalError(f"{what}: {problem.strerror}: {argv[0]}") from None
+        raise ExternalError(f"{what}: {problem.strerror}") from None
     if done.returncode:
         raise ExternalError(f"{what}: {last_line(done.stderr or done.stdout)}")
     return done.stdout + done.stderr

@@ -1,7 +1,7 @@
-"""Whether the kernel ended a process for want of memory: counters that rise with every such kill.
+"""Count the kernel's out-of-memory kills.
 
-Read by the guard, so nothing is imported that it does not need. A control group's own counter is preferred, because the
-machine's also rises when somebody else's process is ended.
+The guard uses this module, so it imports little. The counter of a control group is preferred, because the machine's
+also rises when an unrelated process is killed.
 """
 
 import contextlib
@@ -13,12 +13,7 @@ NAME = "oom_kill"  # in cgroup v2's memory.events, v1's memory.oom_control and v
 
 
 def oom_counter_files() -> list[str]:
-    """The files to watch: those of this process's control group, or the machine's where it has none."""
-    found = [str(path) for path in _of_group() if _read(path) is not None]
-    return found or [MACHINE]
-
-
-def _of_group() -> list[Path]:
+    """The counters of this process's control group, or the machine's if it has none."""
     places: list[Path] = []
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
@@ -27,18 +22,18 @@ def _of_group() -> list[Path]:
             if not controllers:
                 places += [Path(GROUPS, inside, "memory.events"), Path(GROUPS, "memory.events")]
             elif "memory" in controllers.split(","):
-                # a container often sees its own group as the root of the hierarchy
+                # a container often sees its own group as the root
                 places += [Path(GROUPS, "memory", inside, "memory.oom_control")]
                 places += [Path(GROUPS, "memory", "memory.oom_control")]
-    return places
+    return [str(path) for path in places if _read_counter(path) is not None] or [MACHINE]
 
 
 def count_oom_kills(files: list[str]) -> int:
-    """How often the kernel has killed, by all of these files together."""
-    return sum(_read(Path(name)) or 0 for name in files)
+    """The number of kills in all of these files."""
+    return sum(_read_counter(Path(name)) or 0 for name in files)
 
 
-def _read(path: Path) -> int | None:
+def _read_counter(path: Path) -> int | None:
     with contextlib.suppress(OSError, ValueError):
         for line in path.read_text().splitlines():
             name, _, value = line.partition(" ")

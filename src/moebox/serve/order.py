@@ -1,110 +1,135 @@
-"""What will be run, decided before anything is: argv, environment, address, GPUs."""
+"""Prepare a launch (argv, environment, address, GPUs) and start it under a guard."""
 
+import contextlib
+import dataclasses
+import json
 import os
+import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from moebox import engines
 from moebox.core.deployment import Deployment
 from moebox.core.endpoint import Endpoint, endpoint_from_url
-from moebox.core.event import AttemptStarted
 from moebox.core.plan import Launch
 from moebox.core.recipe import Recipe
 from moebox.errors import BadInput, Unsupported
-from moebox.serve import preflight
+from moebox.redact import key_spellings
+from moebox.serve import oom, preflight, state
+from moebox.serve.guard import GuardConfig
+from moebox.store import Run
+
+StopSignals = Sequence[tuple[str, float]]  # signals by name, and seconds to wait after each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedLaunch:
-    """Everything decided before anything starts: what to run, where it will answer."""
+    """What to run and where it will answer."""
 
     deployment: Deployment
     launch: Launch
     argv: tuple[str, ...]
     endpoint: Endpoint
-    secrets: dict[str, str]  # variable -> value; goes to the engine's environment and nowhere else
+    secrets: dict[str, str]  # by variable; passed to the engine's environment and nowhere else
     gpus: tuple[int, ...]
-    nodes: tuple[str, ...] = ()  # by rank, where it runs on others than this machine
-    job: str = ""  # Slurm's number of their allocation
+    nodes: tuple[str, ...] = ()  # by rank, if it runs on other machines
+    job: str = ""  # their Slurm allocation
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe that is launched, its port settled."""
+        """The recipe with its final port."""
         return self.deployment.recipe
-
-    def started_event(self, name: str, *, rehearsal: bool) -> AttemptStarted:
-        """Its beginning, for the journal."""
-        return AttemptStarted(
-            id=name,
-            model=self.recipe.checkpoint,
-            engine=self.recipe.engine,
-            argv=self.argv,
-            env=dict(self.launch.env),
-            port=self.launch.port,
-            gpus=self.gpus,
-            aside=rehearsal,
-        )
-
-
-def _key(variable: str) -> str | None:
-    """The key that clients must send; None where the recipe names no variable for one."""
-    if not variable:
-        return None
-    key = os.environ.get(variable)
-    if not key:
-        raise BadInput(f"the recipe takes its key from ${variable}, which is not set")
-    return key
-
-
-def launch_secrets(launch: Launch) -> dict[str, str]:
-    """What the variables hold that are handed through by name; those that are not set are left out."""
-    return {inner: os.environ[outer] for inner, outer in launch.secret_env.items() if os.environ.get(outer)}
-
-
-def _with_port(deployment: Deployment) -> Deployment:
-    """The deployment with a free port where its recipe leaves the choice."""
-    recipe = deployment.recipe
-    if recipe.listen.port:
-        return deployment
-    port = preflight.find_free_port(recipe.listen.host, deployment.engine.ports)
-    return deployment.with_recipe(recipe.with_port(port))
-
-
-def _address(launch: Launch) -> str:
-    """Where a client on this machine finds it."""
-    host = "127.0.0.1" if launch.host in ("0.0.0.0", "::", "localhost") else launch.host  # noqa: S104
-    return f"[{host}]:{launch.port}" if ":" in host else f"{host}:{launch.port}"
-
-
-def require_engine(deployment: Deployment) -> None:
-    """Raise for a recipe that cannot be launched or an engine that is not there: before a run folder is made for it."""
-    prepared = prepare_launch(deployment)
-    preflight.check_engine(prepared.deployment, prepared.argv)
 
 
 def prepare_launch(deployment: Deployment, *, name: str = "") -> PreparedLaunch:
-    """Decide what to run; raises for a recipe that cannot be launched."""
+    """Decide what to run. Raise if the recipe cannot be launched."""
     recipe = deployment.recipe
-    key = _key(recipe.listen.key_env)
+    key = os.environ.get(recipe.listen.key_env) if recipe.listen.key_env else None
+    if recipe.listen.key_env and not key:
+        raise BadInput(f"the recipe takes its key from ${recipe.listen.key_env}, which is not set")
     if recipe.parallel.nodes > 1:
         files = "`moebox render --as script|slurm|k8s` writes what each node runs"
         hint = "; ".join(["`moebox up --hosts FILE` or `--slurm`"] + [files] * (not deployment.engine.worker_programs))
         raise Unsupported(f"{recipe.name} spans {recipe.parallel.nodes} nodes, and none is named", hint=hint)
-    deployment = _with_port(deployment)
-    recipe = deployment.recipe
-    engines.check_recipe(deployment)  # settings that cannot be meant, flags the engine does not have
+    if not recipe.listen.port:
+        port = preflight.find_free_port(recipe.listen.host, deployment.engine.ports)
+        deployment = deployment.with_recipe(recipe.with_port(port))
+        recipe = deployment.recipe
+    engines.check_recipe(deployment)  # invalid settings, flags that the engine does not have
     launch = engines.build_launch(deployment)
     argv = engines.launch_command(deployment, launch, run=name, home=str(Path.home()))
     if recipe.runtime.kind == "embedded":
-        words = launch.argv[len(engines.modules.argv_module(recipe.engine).entry_command(recipe)) :]
-        argv = (sys.executable, "-m", "moebox.serve.embedded", *words)
-    endpoint = endpoint_from_url(_address(launch), recipe.served_name, key=key, engine=recipe.engine)
+        flags = launch.argv[len(engines.modules.argv_module(recipe.engine).entry_command(recipe)) :]
+        argv = (sys.executable, "-m", "moebox.serve.embedded", *flags)
+    host = "127.0.0.1" if launch.host in ("0.0.0.0", "::", "localhost") else launch.host  # noqa: S104
+    address = f"[{host}]:{launch.port}" if ":" in host else f"{host}:{launch.port}"
     return PreparedLaunch(
         deployment=deployment,
         launch=launch,
         argv=argv,
-        endpoint=endpoint,
+        endpoint=endpoint_from_url(address, recipe.served_name, key=key, engine=recipe.engine),
         secrets=launch_secrets(launch),
         gpus=preflight.recipe_gpus(deployment),
     )
+
+
+def launch_secrets(launch: Launch) -> dict[str, str]:
+    """Values of the variables that are passed on by name, if they are set."""
+    return {inner: os.environ[outer] for inner, outer in launch.secret_env.items() if os.environ.get(outer)}
+
+
+def require_engine(deployment: Deployment) -> None:
+    """Raise if the recipe cannot be launched or its engine is not installed, before a run folder is made."""
+    prepared = prepare_launch(deployment)
+    preflight.check_engine(prepared.deployment, prepared.argv)
+
+
+def start_guard(name: str, run: Run, config: GuardConfig) -> "subprocess.Popen[bytes]":
+    """Start a guard and send its config over stdin, so that no secret is in an argv or a file."""
+    guard = subprocess.Popen(
+        [sys.executable, "-m", "moebox.serve.guard", name],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=open(run.path / "guard.log", "ab"),  # noqa: SIM115  (belongs to the child)
+        start_new_session=True,
+        pass_fds=config.leases,
+    )
+    assert guard.stdin
+    guard.stdin.write(json.dumps(dataclasses.asdict(config)).encode() + b"\n")
+    guard.stdin.flush()
+    return guard
+
+
+def send_to_guard(guard: "subprocess.Popen[bytes]", message: bytes) -> None:
+    """Send a command to a guard; ignored if the guard has ended."""
+    with contextlib.suppress(OSError, ValueError):
+        if guard.stdin:
+            guard.stdin.write(message)
+            guard.stdin.flush()
+
+
+def start_engine_guard(
+    prepared: PreparedLaunch, run: Run, leases: tuple[int, ...], stop_signals: StopSignals
+) -> "subprocess.Popen[bytes]":
+    """Start the guard of an engine. Empty `stop_signals` mean the guard's own."""
+    name = run.id
+    in_container = engines.runs_in_container(prepared.recipe)
+    remove_container = (prepared.recipe.runtime.kind, "rm", "--force", f"moebox-{name}") if in_container else ()
+    env = {} if in_container or prepared.nodes else prepared.launch.env
+    config = GuardConfig(
+        mark=state.instance_mark(name),
+        argv=tuple(prepared.argv),
+        # Unbuffered: the output of a Python engine must be in the log before it dies.
+        env={"PYTHONUNBUFFERED": "1", **env, **prepared.secrets},
+        secrets=tuple(key_spellings(prepared.secrets.values())),
+        log=str(run.path / "engine.log"),
+        state_path=str(state.guard_state_path(name)),
+        cwd=os.getcwd(),
+        leases=leases,
+        oom_files=tuple(oom.oom_counter_files()),
+        stop_signals=tuple(stop_signals),
+        cleanup_argv=("scancel", prepared.job) if prepared.job else remove_container,
+    )
+    return start_guard(name, run, config)

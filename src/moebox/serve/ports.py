@@ -1,9 +1,8 @@
-"""Ports that others take under our nose: an engine is started on its own, or on another that is free, and says so."""
+"""Start an engine on its port, or on a free one if another process has taken it."""
 
 import contextlib
 import os
 import re
-from collections.abc import Iterable
 from pathlib import Path
 
 from moebox.core import registry
@@ -15,25 +14,25 @@ from moebox.serve.session import PATIENCE_S, EngineSession, launch_engine, prepa
 from moebox.serve.watch import Notify
 from moebox.store import Run
 
-PORT_TRIES = 3  # ports, when others take them between our look and the engine's
+PORT_TRIES = 3  # another process may take a port between our check and the engine's start
 LISTEN = "0A"  # state of a listening socket in /proc/net/tcp
 
 
 def start_on_free_port(
     deployment: Deployment, run: Run, *, notify: Notify, patience_s: float = PATIENCE_S
 ) -> EngineSession:
-    """A ready engine on the recipe's port, or on a free one where that is taken; the caller stops it."""
+    """Start an engine on the recipe's port, or on a free one if that is taken. The caller stops it."""
     for left in reversed(range(PORT_TRIES)):
         recipe = with_free_port(deployment.recipe, run.id, notify=notify)
         try:
-            return _ready(deployment.with_recipe(recipe), run, patience_s=patience_s)
+            return _start_and_check(deployment.with_recipe(recipe), run, patience_s=patience_s)
         except ExternalError:
             if not left or recipe_port_is_free(recipe, run.id):
                 raise
     raise AssertionError("the last try raises")
 
 
-def _ready(deployment: Deployment, run: Run, *, patience_s: float) -> EngineSession:
+def _start_and_check(deployment: Deployment, run: Run, *, patience_s: float) -> EngineSession:
     session = launch_engine(prepare_launch(deployment, name=run.id), run)
     try:
         session.wait_ready(patience_s=patience_s)
@@ -47,7 +46,7 @@ def _ready(deployment: Deployment, run: Run, *, patience_s: float) -> EngineSess
 
 
 def with_free_port(recipe: Recipe, holder: str, *, notify: Notify) -> Recipe:
-    """The recipe on a port that is free: its own if it is, another one otherwise."""
+    """The recipe with its own port if that is free, else with another one."""
     listen = recipe.listen
     if listen.port and recipe_port_is_free(recipe, holder):
         return recipe
@@ -58,7 +57,7 @@ def with_free_port(recipe: Recipe, holder: str, *, notify: Notify) -> Recipe:
 
 
 def recipe_port_is_free(recipe: Recipe, holder: str) -> bool:
-    """Nobody listens on the recipe's port, and no other moebox has taken it for an engine that is starting."""
+    """No process listens on the recipe's ports, and no other moebox has leased them."""
     with contextlib.suppress(MoeboxError):
         for port in registry.engine_traits(recipe.engine).ports_used(recipe.listen.port):
             preflight.check_port(recipe.listen.host, port)
@@ -68,34 +67,20 @@ def recipe_port_is_free(recipe: Recipe, holder: str) -> bool:
 
 
 def engine_listens_on(port: int, name: str) -> bool:
-    """Whether a process of the engine `name` listens on `port`; True where the kernel does not tell."""
-    sockets = _listening(port)
-    if not sockets:
-        return True
-    mine = _sockets(state.marked_processes().get(name, ()))
-    return not mine or bool(sockets & mine)
-
-
-def _listening(port: int) -> set[str]:
-    """Inodes of the sockets that listen on `port`."""
-    found: set[str] = set()
+    """Whether a process of the engine `name` listens on `port`; True if the kernel does not show it."""
+    listening: set[str] = set()  # inodes of the sockets that listen on the port
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError):
             for line in Path(table).read_text().splitlines()[1:]:
                 fields = line.split()
                 if fields[3] == LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
-                    found.add(fields[9])
-    return found
-
-
-def _sockets(pids: Iterable[int]) -> set[str]:
-    """Inodes of all sockets that these processes have open."""
-    found: set[str] = set()
-    for pid in pids:
+                    listening.add(fields[9])
+    own: set[str] = set()  # inodes of the engine's sockets
+    for pid in state.marked_processes().get(name, ()):
         with contextlib.suppress(OSError):
             for entry in os.scandir(f"/proc/{pid}/fd"):
                 with contextlib.suppress(OSError):
                     match = re.fullmatch(r"socket:\[(\d+)\]", os.readlink(entry.path))
                     if match:
-                        found.add(match[1])
-    return found
+                        own.add(match[1])
+    return not listening or not own or bool(listening & own)

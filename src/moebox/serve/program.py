@@ -1,4 +1,4 @@
-"""A program that is no engine (a router, a twin) under a guard of its own: started, listed, stopped like one."""
+"""Run a program that is not an engine (a router, a twin) under a guard, listed and stopped like an engine."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ from moebox.errors import ExternalError
 from moebox.redact import key_spellings
 from moebox.serve import preflight, state
 from moebox.serve.guard import STOP_SIGNALS, GuardConfig
-from moebox.serve.spawn import send_to_guard, start_guard
+from moebox.serve.order import send_to_guard, start_guard
 from moebox.serve.stop import stop_instance as stop_instance
 from moebox.store import Run
 
@@ -32,91 +32,76 @@ class ProgramConfig:
     host: str
     port: int
     env: dict[str, str] = field(default_factory=dict)
-    secrets: dict[str, str] = field(default_factory=dict)  # into its environment, and hidden in its log
+    secrets: dict[str, str] = field(default_factory=dict)  # added to its environment, hidden in its log
     key_env: str = ""
     cwd: str = ""
     ports: tuple[int, ...] = ()  # others that it listens on
 
 
 class GuardedProgram:
-    """One program under its guard, until it is stopped or let go."""
+    """One program under its guard, until it is stopped or detached."""
 
     def __init__(self, config: ProgramConfig, run: Run) -> None:
         self.config, self.run, self.endpoint = config, run, config.endpoint
+        self.log: Path = run.path / "engine.log"
         ports = (config.port, *config.ports)
         with state.take_leases([f"port-{port}" for port in ports], run.id) as leases:
             for port in ports:
                 preflight.check_port(config.host, port)
             run.add_event(ProgramStarted(id=run.id, program=config.kind, argv=config.argv, port=config.port))
-            self.guard = start_guard(run.id, run, self._guarded(tuple(lease.descriptor for lease in leases)))
-        self.instance = state.save_instance(self._instance())
-
-    def _guarded(self, leases: tuple[int, ...]) -> GuardConfig:
-        order = self.config
-        return GuardConfig(
-            mark=state.instance_mark(self.run.id),
-            argv=order.argv,
-            env={"PYTHONUNBUFFERED": "1", **order.env, **order.secrets},
-            secrets=tuple(key_spellings(order.secrets.values())),
-            log=str(self.log),
-            state_path=str(state.guard_state_path(self.run.id)),
-            cwd=order.cwd or os.getcwd(),
-            leases=leases,
-        )
-
-    def _instance(self) -> state.Instance:
-        order = self.config
-        return state.Instance(
-            id=self.run.id,
-            run=str(self.run.path),
-            recipe=order.title,
-            engine=order.kind,
-            model=order.endpoint.model,
-            base_url=order.endpoint.base_url,
-            port=order.port,
-            key_env=order.key_env,
+            guard_config = GuardConfig(
+                mark=state.instance_mark(run.id),
+                argv=config.argv,
+                env={"PYTHONUNBUFFERED": "1", **config.env, **config.secrets},
+                secrets=tuple(key_spellings(config.secrets.values())),
+                log=str(self.log),
+                state_path=str(state.guard_state_path(run.id)),
+                cwd=config.cwd or os.getcwd(),
+                leases=tuple(lease.descriptor for lease in leases),
+            )
+            self.guard = start_guard(run.id, run, guard_config)
+        instance = state.Instance(
+            id=run.id,
+            run=str(run.path),
+            recipe=config.title,
+            engine=config.kind,
+            model=config.endpoint.model,
+            base_url=config.endpoint.base_url,
+            port=config.port,
+            key_env=config.key_env,
             guard=self.guard.pid,
             guard_started=state.process_start_tick(self.guard.pid),
             started=time.time(),
         )
-
-    @property
-    def log(self) -> Path:
-        """What it prints."""
-        return self.run.path / "engine.log"
+        self.instance = state.save_instance(instance)
 
     @property
     def is_alive(self) -> bool:
-        """Its guard is there, and with it the program."""
+        """The guard runs, and with it the program."""
         return self.guard.poll() is None
 
     def wait_until_ready(self, is_ready: Callable[[], bool], *, patience_s: float, every_s: float = LOOK_S) -> None:
-        """Until `ready`; Outside with the program's own last words when it ends or takes too long."""
+        """Wait until `is_ready()`. Raise ExternalError with its last log line if it ends or takes too long."""
         until = time.monotonic() + patience_s
         while not is_ready():
-            if not self.is_alive:
-                raise ExternalError(
-                    f"{self.config.kind} ended while starting: {self.last_log_line()}", hint=f"log: {self.log}"
-                )
-            if time.monotonic() > until:
-                raise ExternalError(
-                    f"{self.config.kind} did not answer within {patience_s:.0f} s: {self.last_log_line()}",
-                    hint=f"log: {self.log}",
-                )
+            late = time.monotonic() > until
+            if late or not self.is_alive:
+                what = f"did not answer within {patience_s:.0f} s" if late and self.is_alive else "ended while starting"
+                raise ExternalError(f"{self.config.kind} {what}: {self.last_log_line()}", hint=f"log: {self.log}")
             time.sleep(every_s)
         self.instance = state.update_instance(self.instance, ready=time.time())
 
     def last_log_line(self) -> str:
-        """The last line it printed that says something, short."""
+        """The end of the last line in its log, or the error that kept it from starting."""
         error = self.instance.guard_state.error
         try:
             lines = self.log.read_text(errors="replace").strip().splitlines()
         except OSError:
             lines = []
-        return error or (lines[-1].strip()[-200:] if lines else "it said nothing")
+        return error or (lines[-1].strip()[-200:] if lines else "it printed nothing")
 
     def stop(self) -> None:
-        """Down its ladder until nothing is left; harmless when it is over."""
+        """Stop the program and everything it started. Does nothing if it has ended."""
         send_to_guard(self.guard, b"stop\n")
         if self.guard.stdin:
             with contextlib.suppress(OSError):
@@ -126,13 +111,13 @@ class GuardedProgram:
         stop_instance(self.instance)
 
     def detach(self) -> None:
-        """Let it go on without us."""
+        """Keep the program running after this process ends."""
         send_to_guard(self.guard, b"detach\n")
         self.instance = state.update_instance(self.instance, detached=True)
 
 
 def stop_all(stops: Sequence[Callable[[], None]]) -> None:
-    """Every stop is tried, whatever the others do; the first failure is told at the end."""
+    """Call every function, and raise the first failure at the end."""
     problem: BaseException | None = None
     for stop in stops:
         try:

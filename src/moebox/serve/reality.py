@@ -1,4 +1,4 @@
-"""What the plan promised beside what the engine reports."""
+"""Compare the plan's memory with what the engine reports."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ COMPARED = ("weights", "kv", "activation", "graph")
 
 
 def planned_memory(deployment: Deployment) -> Memory | None:
-    """The planner's budget for it on this machine; None where model or checkpoint is unknown."""
+    """The planner's memory budget on this machine, or None if the model or checkpoint is unknown."""
     from moebox import detect
 
     if not deployment.is_known:
@@ -26,7 +26,7 @@ def planned_memory(deployment: Deployment) -> Memory | None:
 
 
 def compare_with_plan(facts: EngineFacts, memory: Memory | None) -> list[PlanRealityRow]:
-    """Rows for every figure the engine reported; `planned` is None where there is no plan for it."""
+    """A row for every figure that the engine reported; `planned` is None if the plan has none."""
     rows = []
     if facts.kv_tokens:
         planned = float(memory.kv_tokens) if memory else None
@@ -42,30 +42,23 @@ def compare_with_plan(facts: EngineFacts, memory: Memory | None) -> list[PlanRea
 
 
 def merge_host_buffers(devices: Sequence[DeviceFacts]) -> list[DeviceFacts]:
-    """llama.cpp's several host buffers (CPU, CPU_Mapped, CPU_REPACK, CUDA_Host) as one place."""
+    """Merge llama.cpp's host buffers (CPU, CPU_Mapped, CPU_REPACK, CUDA_Host) into one row."""
     places: dict[str, DeviceFacts] = {}
     for row in devices:
-        name = "ram" if _on_host(row.device) else row.device
+        on_host = row.device.lower().startswith(CPU_NAMES) or row.device.endswith("_Host")
+        name = "ram" if on_host else row.device
         places[name] = places.get(name, DeviceFacts(device=name)).merge_with(row)
     return list(places.values())
 
 
-def _on_host(device: str) -> bool:
-    return device.lower().startswith(CPU_NAMES) or device.endswith("_Host")
-
-
 def planned_bytes(memory: Memory | None, device: str, what: str) -> float | None:
-    """The plan's figure for that device: "CUDA1", "TP1" and "gpu1" are the same GPU."""
+    """The plan's figure for a device: "CUDA1", "TP1" and "gpu1" are the same GPU."""
     if memory is None:
         return None
-    planned = {place.device: place for place in memory.devices}.get(plan_device_name(device))
+    digits = "".join(char for char in device if char.isdigit())
+    name = "ram" if device == "ram" else f"gpu{digits or 0}"
+    planned = {place.device: place for place in memory.devices}.get(name)
     if planned is None:
         return None
     figure = {"weights": planned.weights_total, "kv": planned.kv, "activation": planned.activations}.get(what)
     return float(figure) if figure else None
-
-
-def plan_device_name(device: str) -> str:
-    """How plans call the device that an engine names."""
-    digits = "".join(char for char in device if char.isdigit())
-    return "ram" if device == "ram" else f"gpu{digits or 0}"

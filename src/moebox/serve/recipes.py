@@ -1,4 +1,4 @@
-"""Recipes by file or by the name of one that ships with moebox."""
+"""Find recipes by file or by name."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,17 +16,17 @@ def shipped_recipes() -> dict[str, Path]:
 
 
 def saved_recipes_dir() -> Path:
-    """Where the local page saves recipes."""
+    """The folder in which the local page saves recipes."""
     return files.data_home() / "moebox" / "recipes"
 
 
 def saved_recipes() -> dict[str, Path]:
-    """The person's own recipes, by name."""
+    """The user's own recipes, by name."""
     return {path.stem: path for path in sorted(saved_recipes_dir().glob("*.toml"))}
 
 
 def read_recipe(name: str, *, other_names: Iterable[str] = ()) -> Recipe:
-    """The recipe in the file `name`, or the saved or shipped one of that name; `besides` are known elsewhere."""
+    """Read the recipe file `name`, or the saved or shipped recipe of that name. `other_names` are for the hint."""
     known = {**shipped_recipes(), **saved_recipes()}
     if name in known and not Path(name).is_file():
         return grammar.read_recipe(known[name])

@@ -1,4 +1,4 @@
-"""Stopping engines that another moebox started, and sweeping up what lost its guard."""
+"""Stop engines that another moebox process started, and kill processes that lost their guard."""
 
 import contextlib
 import os
@@ -11,16 +11,21 @@ from moebox.core.event import EngineStopped
 from moebox.engines import LABEL
 from moebox.serve import state
 from moebox.serve.guard import STOP_SIGNALS
-from moebox.serve.wait import wait_for
+from moebox.serve.state import wait_for
 from moebox.store import Run
 
-MARGIN_S = 15.0  # beyond the whole ladder, for the guard to notice and clean up
+MARGIN_S = 15.0  # beyond the waits of STOP_SIGNALS, for the guard to clean up
 
 
 def stop_instance(instance: state.Instance) -> list[str]:
-    """Stop it and forget it; the signals that were needed."""
+    """Stop an engine and remove its record. Return the signals that were needed."""
     if instance.is_alive:
-        _end_guard(instance)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(instance.guard, signal.SIGTERM)
+        patience_s = sum(wait for _, wait in STOP_SIGNALS) + MARGIN_S
+        if not wait_for(lambda: not instance.is_alive, patience_s, every_s=0.05):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(instance.guard, signal.SIGKILL)
     signals = list(instance.guard_state.signals)
     swept = kill_orphans(instance.id)
     if instance.container:
@@ -33,18 +38,8 @@ def stop_instance(instance: state.Instance) -> list[str]:
     return signals + ["SIGKILL"] * bool(swept)
 
 
-def _end_guard(instance: state.Instance) -> None:
-    """Ask the guard to stop its engine; kill it where it does not come to an end."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(instance.guard, signal.SIGTERM)
-    patience_s = sum(wait for _, wait in STOP_SIGNALS) + MARGIN_S
-    if not wait_for(lambda: not instance.is_alive, patience_s, every_s=0.05):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(instance.guard, signal.SIGKILL)
-
-
 def kill_orphans(name: str) -> int:
-    """Kill every process that carries the mark of an engine without a guard; how many there were."""
+    """Kill every process of an engine that has no guard. Return their number."""
     found = state.orphan_processes().get(name, [])
     for pid in found:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -53,28 +48,21 @@ def kill_orphans(name: str) -> int:
 
 
 def remove_container(tool: str, name: str) -> None:
-    """By name; gone already is as good."""
+    """Remove a container; not an error if it is gone already."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         subprocess.run([tool, "rm", "--force", name], capture_output=True, timeout=60, check=False)
 
 
 def list_containers() -> dict[str, tuple[str, str]]:
-    """Containers that moebox started, by its instance: the tool and the container's name."""
+    """Containers that moebox started, by instance: the tool (docker or podman) and the container's name."""
     found: dict[str, tuple[str, str]] = {}
     for tool in ("docker", "podman"):
         if shutil.which(tool) is None:
             continue
-        ask = [
-            tool,
-            "ps",
-            "--all",
-            "--filter",
-            f"label={LABEL}",
-            "--format",
-            f'{{{{.Names}}}}\t{{{{.Label "{LABEL}"}}}}',
-        ]
+        columns = f'{{{{.Names}}}}\t{{{{.Label "{LABEL}"}}}}'
+        argv = [tool, "ps", "--all", "--filter", f"label={LABEL}", "--format", columns]
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            done = subprocess.run(ask, capture_output=True, text=True, timeout=20, check=False)
+            done = subprocess.run(argv, capture_output=True, text=True, timeout=20, check=False)
             for line in done.stdout.splitlines():
                 name, _, instance = line.partition("\t")
                 if instance:

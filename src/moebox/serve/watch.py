@@ -1,7 +1,7 @@
-"""A starting engine, watched: its log read for phases, facts and symptoms, its port asked until it answers.
+"""Watch the log of a starting engine for phases, facts and symptoms.
 
-The deadline moves with progress: a new phase, one more shard, a kind of line not seen before. What repeats
-itself is no progress, so an engine that stands still at 99% is found out however much it prints.
+The deadline moves with progress: a new phase, one more shard, a kind of line not seen before. Repeated lines are not
+progress, so an engine that hangs at 99% is detected however much it prints.
 """
 
 import time
@@ -15,18 +15,18 @@ from moebox.engines import modules
 from moebox.engines.events import LogEvent
 from moebox.serve.tail import LogTail
 
-SHAPES = 5_000  # kinds of lines remembered when looking for progress; a start prints some hundreds
-LONGEST = 4_096  # bytes of a line that are looked at
+SHAPES = 5_000  # kinds of lines to remember; a start prints some hundreds
+LONGEST = 4_096  # bytes of a line that are parsed
 
 
 @dataclass
 class LogSummary:
-    """What the log has told so far."""
+    """What the log has shown so far."""
 
     phase: str = "starting"
     done: int | None = None
     total: int | None = None
-    ready: bool = False  # the log says so; whether it answers is asked
+    ready: bool = False  # according to the log
     facts: dict[str, float] = field(default_factory=dict)
     devices: dict[str, dict[str, float]] = field(default_factory=dict)
     phases: list[tuple[str, float]] = field(default_factory=list)  # name and seconds since the start
@@ -37,33 +37,35 @@ class LogSummary:
         return f"{self.phase} ({self.done} of {self.total})" if self.total else self.phase
 
     def add_event(self, event: LogEvent) -> None:
-        """The facts of an event, of a device or of the whole engine; and whether it is the one that says ready."""
+        """Add the facts of an event, for its device or the whole engine."""
         place = self.devices.setdefault(event.device, {}) if event.device and event.facts else self.facts
         place.update(event.facts)
         self.ready = self.ready or event.kind == "ready"
 
 
 LogListener = Callable[[LogEvent | Finding], None]
-Notify = Callable[[str], None]  # takes a line of news
+Notify = Callable[[str], None]  # takes one line about progress
 
 
 class LogWatch:
-    """Reads the log of one engine."""
+    """Reads the log of one engine and notes progress."""
 
     def __init__(self, log: Path, engine: str, *, start: int = 0, listener: LogListener | None = None) -> None:
         self.tail = LogTail(log, start=start)
         self.engine = engine
         self.search = LogSearch(engine=engine)
-        self.search.lines = lines_before(log, start)
+        if start:  # count the lines of earlier attempts of the same run
+            with open(log, "rb") as file:
+                self.search.lines = file.read(start).count(b"\n")
         self.summary = LogSummary()
         self.started = self.progressed = time.monotonic()
-        self.has_output = False  # it has printed anything at all
+        self.has_output = False
         self._listener = listener
         self._rest = b""
-        self._shapes: dict[bytes, bool] = {}  # kinds of lines: whether they tell anything
+        self._shapes: dict[bytes, bool] = {}  # lines without digits -> whether they can be parsed
 
     def read_new_lines(self) -> bool:
-        """Read what is new; True when there was anything."""
+        """Read what is new. Return False if there is nothing."""
         data = self.tail.read_new()
         if not data:
             return False
@@ -85,45 +87,31 @@ class LogWatch:
         return time.monotonic() - self.progressed
 
     def note_progress(self) -> None:
-        """Something went forward."""
         self.progressed = time.monotonic()
 
     def _read_line(self, line: bytes, shape: bytes) -> None:
-        """A line, unless one alike but for its digits was read before and told nothing."""
         event = modules.parse_log_line(self.engine, line[:LONGEST].decode("utf-8", "replace"))
-        if shape not in self._shapes and len(self._shapes) < SHAPES:  # a flood of new kinds is no progress either
+        if shape not in self._shapes and len(self._shapes) < SHAPES:  # more kinds of lines are not progress
             self._shapes[shape] = event is not None
             self.note_progress()
-        if event:
-            self._add_event(event)
-
-    def _add_event(self, event: LogEvent) -> None:
-        before = (self.summary.phase, self.summary.done)
-        self.summary.add_event(event)
+        if event is None:
+            return
+        summary = self.summary
+        before = (summary.phase, summary.done)
+        summary.add_event(event)
         if event.phase and event.kind in ("phase", "progress", "ready"):
-            self._phase(event)
-        moved = (self.summary.phase, self.summary.done) != before
+            if event.phase != summary.phase:
+                summary.phase = str(event.phase)
+                summary.done = summary.total = None
+                summary.phases.append((summary.phase, time.monotonic() - self.started))
+            if event.total:
+                summary.done, summary.total = event.done, event.total
+        moved = (summary.phase, summary.done) != before
         if moved or event.kind != "progress":
             self._notify(event)
         if moved:
             self.note_progress()
 
-    def _phase(self, event: LogEvent) -> None:
-        if event.phase != self.summary.phase:
-            self.summary.phase = str(event.phase)
-            self.summary.done = self.summary.total = None
-            self.summary.phases.append((self.summary.phase, time.monotonic() - self.started))
-        if event.total:
-            self.summary.done, self.summary.total = event.done, event.total
-
     def _notify(self, news: LogEvent | Finding) -> None:
         if self._listener:
             self._listener(news)
-
-
-def lines_before(log: Path, start: int) -> int:
-    """Lines that earlier attempts of the same run wrote to the log."""
-    if not start:
-        return 0
-    with open(log, "rb") as file:
-        return file.read(start).count(b"\n")

@@ -1,4 +1,4 @@
-"""Where an engine that spans several nodes runs, as the command line says it."""
+"""The nodes that an engine runs on, as given on the command line."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,16 +29,14 @@ class NodeSelection:
 
     @property
     def python(self) -> str:
-        """The Python on each node."""
         return self.node_python or "python3"
 
     def check_recipe(self, recipe: Recipe) -> None:
-        """BadInput where nodes are named in two ways, or for a recipe of one node."""
+        """Raise BadInput if nodes are named in two ways, or if the recipe runs on one node."""
         refuse_if(self.slurm and self.hosts, "--hosts and --slurm are two ways to name nodes; give one")
-        one = self.is_given and recipe.parallel.nodes < 2
-        refuse_if(one, f"{recipe.name} runs on one node", hint="plan it for a box of several: --box 2x8x-h200")
+        single = self.is_given and recipe.parallel.nodes < 2
+        refuse_if(single, f"{recipe.name} runs on one node", hint="plan it for a box of several: --box 2x8x-h200")
 
     @property
     def is_given(self) -> bool:
-        """Nodes were named."""
         return self.slurm or self.hosts is not None
