@@ -12,9 +12,9 @@ from typing import Any
 from moebox import codec
 from moebox.core import catalogue
 from moebox.core.box import Box, Cpu, Link
+from moebox.core.catalogue import CheckpointRow, checkpoint_from_row
 from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Model
-from moebox.core.quant import CheckpointRow, checkpoint_from_row
 from moebox.core.recipe import Hybrid, Parallel, Recipe, Runtime, Speculate
 from moebox.detect.declared import box_from_name
 from moebox.planner.simulate import SimulatedWorkload, SimulationResult, scheduler_rules, simulate

@@ -16,8 +16,8 @@ from typing import Any
 
 from moebox import codec
 from moebox.core.box import Box, Cpu, Link
+from moebox.core.engine_event import AttemptEnded, EngineFinding, PublishedFacts
 from moebox.core.engine_facts import DeviceFacts, EngineFacts
-from moebox.core.event import AttemptEnded, EngineFinding, PublishedFacts
 from moebox.core.recipe import Recipe
 from moebox.detect.declared import parse_box
 from moebox.report.files import write_report

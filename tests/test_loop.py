@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 
-from moebox.stream import loop
+from moebox.stream import run_to_end
 
 
 async def answer() -> int:
@@ -15,7 +15,7 @@ async def answer() -> int:
 
 
 def test_its_answer_is_given() -> None:
-    assert loop.run_to_end(answer()) == 42
+    assert run_to_end(answer()) == 42
 
 
 def test_an_answer_is_not_written_out_on_the_way() -> None:
@@ -31,7 +31,7 @@ def test_an_answer_is_not_written_out_on_the_way() -> None:
     async def ladder() -> Ladder:
         return Ladder()
 
-    assert isinstance(loop.run_to_end(ladder()), Ladder)
+    assert isinstance(run_to_end(ladder()), Ladder)
     assert written == []
 
 
@@ -45,6 +45,6 @@ def test_an_interrupt_before_the_first_step_says_nothing_else(monkeypatch: pytes
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         with pytest.raises(KeyboardInterrupt):
-            loop.run_to_end(answer())
+            run_to_end(answer())
         gc.collect()
     assert [str(one.message) for one in told] == []

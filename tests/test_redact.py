@@ -46,7 +46,7 @@ def test_a_text_that_is_passed_over_holds_nothing(text: str):
     for pattern in redact.TOKEN_PATTERNS:
         everything = re.sub(pattern, redact.HIDDEN, everything)
     for pattern in redact.NAMED_SECRET_PATTERNS:
-        everything = re.sub(pattern, redact._hide, everything)
+        everything = re.sub(pattern, redact._hide_value, everything)
 
     assert redact.hide_secrets(text) == everything
 

@@ -299,7 +299,7 @@ def test_ask_tells_an_http_error_and_a_hang_up() -> None:
     assert reply.status == 404
     assert "no such mode" in reply.error or "HTTP 404" in reply.error
 
-    with serving(lambda peer: None) as url, pytest.raises(ExternalError, match="without an answer"):
+    with serving(lambda peer: None) as url, pytest.raises(ExternalError, match="without a reply"):
         send_request(endpoint_from_url(url, "m"), {})
 
 

@@ -1,18 +1,17 @@
-"""GGUF as bytes: the words of its header, for the writers of generated and derived files (docs/gguf.md in ggml)."""
+"""Write GGUF headers, for generated and derived files (docs/gguf.md in ggml)."""
 
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-MetadataValue = bool | int | float | str | list[str] | list[int]  # of a GGUF's metadata
+MetadataValue = bool | int | float | str | list[str] | list[int]
 ALIGNMENT = 32
 F32, F16 = 0, 1  # ggml.h, enum ggml_type
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightEntry:
-    """A weight as the header names it; dimensions innermost first, as ggml counts them."""
+    """A weight in the header; dimensions innermost first, as in ggml."""
 
     name: str
     shape: tuple[int, ...]
@@ -21,21 +20,21 @@ class WeightEntry:
 
 
 def header_bytes(pairs: Mapping[str, MetadataValue], weights: Iterable[WeightEntry]) -> bytes:
-    """Everything before the weights, which follow in the same order, each from a multiple of `ALIGN`."""
-    weights = list(weights)
-    head = bytearray(b"GGUF" + struct.pack("<IQQ", 3, len(weights), len(pairs)))
+    """Return everything before the weights. They follow in the same order, each at a multiple of `ALIGNMENT`."""
+    entries = list(weights)
+    head = bytearray(b"GGUF" + struct.pack("<IQQ", 3, len(entries), len(pairs)))
     for key, value in pairs.items():
-        head += string_bytes(key) + typed_value(value)
+        head += _string(key) + _typed_value(value)
     offset = 0
-    for place in weights:
-        head += string_bytes(place.name) + struct.pack(f"<I{len(place.shape)}Q", len(place.shape), *place.shape)
-        head += struct.pack("<IQ", place.type, offset)
-        offset += align_up(place.bytes)
+    for entry in entries:
+        head += _string(entry.name) + struct.pack(f"<I{len(entry.shape)}Q", len(entry.shape), *entry.shape)
+        head += struct.pack("<IQ", entry.type, offset)
+        offset += align_up(entry.bytes)
     return bytes(head).ljust(align_up(len(head)), b"\0")
 
 
-def typed_value(value: MetadataValue) -> bytes:
-    """A metadata value with its type: u32 4, i32 5, f32 6, bool 7, string 8, array 9."""
+def _typed_value(value: MetadataValue) -> bytes:
+    """Encode a metadata value with its type: u32 4, i32 5, f32 6, bool 7, string 8, array 9."""
     if isinstance(value, bool):
         return struct.pack("<IB", 7, value)
     if isinstance(value, int):
@@ -43,23 +42,16 @@ def typed_value(value: MetadataValue) -> bytes:
     if isinstance(value, float):
         return struct.pack("<If", 6, value)
     if isinstance(value, str):
-        return struct.pack("<I", 8) + string_bytes(value)
-    return array_value(value)
+        return struct.pack("<I", 8) + _string(value)
+    if isinstance(value[0], str):
+        return struct.pack("<IIQ", 9, 8, len(value)) + b"".join(_string(str(item)) for item in value)
+    return struct.pack(f"<IIQ{len(value)}i", 9, 5, len(value), *value)
 
 
-def array_value(values: Sequence[Any]) -> bytes:
-    """A list of strings or of i32."""
-    if isinstance(values[0], str):
-        return struct.pack("<IIQ", 9, 8, len(values)) + b"".join(map(string_bytes, values))
-    return struct.pack(f"<IIQ{len(values)}i", 9, 5, len(values), *values)
-
-
-def string_bytes(value: str) -> bytes:
-    """A string with its length before it."""
+def _string(value: str) -> bytes:
     raw = value.encode()
     return struct.pack("<Q", len(raw)) + raw
 
 
 def align_up(size: int) -> int:
-    """`size` rounded up to the file's alignment."""
     return -(-size // ALIGNMENT) * ALIGNMENT

@@ -1,7 +1,7 @@
-"""The one ordinary HTTP client: no proxies, no redirects, bounded replies and times.
+"""The ordinary HTTP client: no proxies, no redirects, limited replies and times.
 
-The load generator has its own (stream/).
-A server of ours is on this machine or named by the person; a proxy variable of the shell must not come between.
+Proxy variables are ignored because the servers are on this machine or named by the user. The load generator has its
+own client (stream/).
 """
 
 import contextlib
@@ -24,63 +24,66 @@ if TYPE_CHECKING:
     import httpx2
 
 PLAIN_HTTP, WRITE_HTTP = "answers in plain HTTP, not TLS", "write http:// instead of https://"
-PLAIN_REPLY_S = 2.0  # that a server may take to begin a plain answer
-MAX_REPLY_BYTES = 4 << 20  # bytes of a reply that are read
+PLAIN_REPLY_S = 2.0  # time for a server to begin a plain HTTP reply
+MAX_REPLY_BYTES = 4 << 20
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpReply:
-    """A status and a text; status 0 when no reply came, and the text says why."""
+    """A status and a text; without a reply the status is 0 and the text gives the reason."""
 
     status: int
     text: str
-    header_names: frozenset[str] = frozenset()  # of its headers, in small letters
+    header_names: frozenset[str] = frozenset()  # in lower case
 
     @property
     def ok(self) -> bool:
-        """The server answered 200."""
         return self.status == 200
 
     @property
     def error(self) -> str:
-        """What a server that did not answer 200 says is wrong; without a reply, why there is none."""
+        """The error message of a reply other than 200, or the reason why there is no reply."""
         text = error_text(self.text)
         return f"HTTP {self.status}: {text}" if self.status else text
 
     def json(self) -> Any:
-        """The text as JSON; None where it is none."""
+        """Parse the text as JSON; None if it is not valid."""
         try:
             return json.loads(self.text)
         except (ValueError, RecursionError):
             return None
 
 
+class HttpError(ExternalError):
+    """No reply, or an error reply."""
+
+
 def make_client(
     *, timeout_s: float, headers: Mapping[str, str] = NO_HEADERS, tls: "ssl.SSLContext | None" = None
 ) -> "httpx2.Client":
-    """A client for several requests; `tls` says which certificates it trusts."""
+    """Open a client for several requests; `tls` holds the certificates it trusts."""
     import httpx2
 
-    verify = tls or _certificates()
+    verify = tls or _authorities()
     return httpx2.Client(timeout=timeout_s, headers=dict(headers), trust_env=False, verify=verify)
 
 
 def trusted_certificates(url: str) -> "ssl.SSLContext":
-    """Whom a client of `url` trusts: the authorities for https; nobody for http, which never asks."""
-    return _nobody() if url.lower().startswith("http://") else _certificates()
+    """The certificate authorities for an https URL; an empty context for http, which needs none."""
+    return _no_authorities() if url.lower().startswith("http://") else _authorities()
 
 
 @functools.cache
-def _certificates() -> "ssl.SSLContext":
-    """The authorities, read once: it takes longer than most requests."""
+def _authorities() -> "ssl.SSLContext":
+    """The certificate authorities, loaded once: that takes longer than most requests."""
     import httpx2
 
     return httpx2.create_ssl_context()
 
 
 @functools.cache
-def _nobody() -> "ssl.SSLContext":
+def _no_authorities() -> "ssl.SSLContext":
     import ssl
 
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -93,7 +96,7 @@ def get(
     timeout_s: float = 10.0,
     tls: "ssl.SSLContext | None" = None,
 ) -> HttpReply:
-    """One GET, over after `timeout_s` whatever arrives; a refused connection is a Reply too."""
+    """Send one GET that ends after `timeout_s` at the latest; a refused connection is an HttpReply too."""
     with HttpSession(headers=headers, tls=tls or trusted_certificates(url)) as session:
         return session.get(url, timeout_s=timeout_s)
 
@@ -101,13 +104,13 @@ def get(
 def post_json(
     url: str, body: Mapping[str, Any], *, headers: Mapping[str, str] = NO_HEADERS, timeout_s: float = 10.0
 ) -> HttpReply:
-    """One POST of a JSON document, over after `timeout_s` whatever arrives; a refused connection is a Reply too."""
+    """Post one JSON document; ends after `timeout_s` at the latest. A refused connection is an HttpReply too."""
     with HttpSession(headers=headers, tls=trusted_certificates(url)) as session:
         return session.post_json(url, body, timeout_s=timeout_s)
 
 
 class HttpSession:
-    """Requests one after another over connections that are kept, each over after its own time whatever arrives."""
+    """Requests one after another over kept connections, each with its own limit of time."""
 
     def __init__(self, *, headers: Mapping[str, str] = NO_HEADERS, tls: "ssl.SSLContext | None" = None) -> None:
         self._client = make_client(timeout_s=10.0, headers=headers, tls=tls)
@@ -122,40 +125,43 @@ class HttpSession:
         self.close()
 
     def close(self) -> None:
-        """Hang up."""
         self._client.close()
 
     def get(self, url: str, *, timeout_s: float) -> HttpReply:
-        """A GET; a refused connection is a Reply too."""
         return self._send("GET", url, timeout_s)
 
     def post_json(self, url: str, body: Mapping[str, Any], *, timeout_s: float) -> HttpReply:
-        """A POST of a JSON document; a refused connection is a Reply too."""
         return self._send("POST", url, timeout_s, body)
 
     def _send(self, method: str, url: str, timeout_s: float, body: Mapping[str, Any] | None = None) -> HttpReply:
         import httpx2
 
+        def keep_socket(name: str, info: Mapping[str, Any]) -> None:
+            if name == "connection.connect_tcp.complete":
+                self._sockets.append(info["return_value"].get_extra_info("socket"))
+
+        options: dict[str, Any] = {"json": body, "timeout": timeout_s, "extensions": {"trace": keep_socket}}
         try:
             with (
                 self._deadline(timeout_s) as over,
-                self._client.stream(
-                    method, url, json=body, timeout=timeout_s, extensions={"trace": self._trace}
-                ) as response,
+                self._client.stream(method, url, **options) as response,
             ):
+                raw = bytearray()
+                for chunk in response.iter_bytes():
+                    raw += chunk
+                    if len(raw) >= MAX_REPLY_BYTES:
+                        break
+                if over.is_set():
+                    return HttpReply(status=0, text=f"not over after {timeout_s:g} s")
+                text = decode_reply(raw[:MAX_REPLY_BYTES], response.status_code)
                 names = frozenset(name.lower() for name in response.headers)
-                reply = HttpReply(status=response.status_code, text=_text(response), header_names=names)
-                return HttpReply(status=0, text=f"not over after {timeout_s:g} s") if over.is_set() else reply
+                return HttpReply(status=response.status_code, text=text, header_names=names)
         except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as problem:
             return HttpReply(status=0, text=failure_text(problem, url))
 
-    def _trace(self, name: str, info: Mapping[str, Any]) -> None:
-        if name == "connection.connect_tcp.complete":
-            self._sockets.append(info["return_value"].get_extra_info("socket"))
-
     @contextlib.contextmanager
     def _deadline(self, seconds: float) -> Iterator[threading.Event]:
-        """Hang up when the time is over: the client's own timeouts begin again with every byte that arrives."""
+        """Close the connections after `seconds`: the client's own timeouts start again with each byte that arrives."""
         over = threading.Event()
 
         def hang_up() -> None:
@@ -176,7 +182,7 @@ class HttpSession:
 async def post_stream(
     url: str, body: Mapping[str, Any], *, headers: Mapping[str, str] = NO_HEADERS, timeout_s: float
 ) -> AsyncIterator[bytes]:
-    """One POST whose reply is passed on as its bytes arrive; HttpFailed where there is none to pass on."""
+    """Post one JSON document and yield the reply's bytes as they arrive. Raise HttpError if there is no good reply."""
     import asyncio
 
     import httpx2
@@ -201,7 +207,7 @@ async def post_stream(
 
 
 def failure_text(problem: Exception, url: str) -> str:
-    """Why no reply came, in one line; OpenSSL has no word for a port that is asked for TLS and has none."""
+    """Explain in one line why no reply came. OpenSSL does not recognise a server without TLS, so it is tried here."""
     import ssl
 
     seen: BaseException | None = problem
@@ -216,9 +222,9 @@ def failure_text(problem: Exception, url: str) -> str:
 
 
 def speaks_plain(host: str, port: int, problem: OSError) -> bool:
-    """After a handshake that failed: the server answers an HTTP request without TLS.
+    """After a failed handshake: True if the server answers a plain HTTP request.
 
-    One whose certificate is not trusted has TLS, though some of those answer a plain request too, to refuse it.
+    A server with an untrusted certificate has TLS, even if it also answers a plain request in order to refuse it.
     """
     if "CERT" in str(problem).upper():
         return False
@@ -230,21 +236,8 @@ def speaks_plain(host: str, port: int, problem: OSError) -> bool:
         return False
 
 
-class HttpError(ExternalError):
-    """No reply, or one that says no."""
-
-
-def _text(response: "httpx2.Response") -> str:
-    raw = bytearray()
-    for chunk in response.iter_bytes():
-        raw += chunk
-        if len(raw) >= MAX_REPLY_BYTES:
-            break
-    return decode_reply(raw[:MAX_REPLY_BYTES], response.status_code)
-
-
 def error_text(text: str) -> str:
-    """The message inside an error document, or the text's beginning."""
+    """Return the message inside an error document, or the beginning of the text."""
     try:
         document = json.loads(text)
         inner = document.get("error", document)

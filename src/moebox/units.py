@@ -1,22 +1,16 @@
-"""Numbers to words and back: the only place that formats bytes, tokens, rates and times.
-
-Nothing here knows about models or boxes; every other module may import it.
-"""
+"""Format and parse bytes, tokens, rates and times. Every other module may import this one."""
 
 import re
 
 _BINARY = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _DECIMAL = {"kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "B": 1}
 _SIZES = {name.lower(): factor for name, factor in {**_DECIMAL, **_BINARY}.items()}
-_SIZES |= {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}  # as memory tools mean it: 768G of RAM is 768 GiB
+_SIZES |= {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}  # binary, as in memory tools: 768G of RAM is 768 GiB
 _NUMBER = re.compile(r"\s*(\d+(?:_\d+)*(?:\.\d+)?)\s*([a-zA-Z]*)(/s)?\s*")
 
 
 def parse_size(text: str) -> int:
-    """Bytes meant by `text`: "768GiB", "595.1 GB", "32g" or a plain number.
-
-    Raises ValueError with a sentence when it is none of these.
-    """
+    """Parse a size in bytes: "768GiB", "595.1 GB", "32g" or a plain number. Raise ValueError if it is not valid."""
     match = _NUMBER.fullmatch(text)
     unit = match.group(2).lower() if match else ""
     if not match or (unit and unit not in _SIZES):
@@ -25,7 +19,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_rate(text: str) -> int:
-    """Bytes per second meant by `text`: "614GB/s" (the "/s" may be left out)."""
+    """Parse bytes per second: "614GB/s" (the "/s" may be left out)."""
     try:
         return parse_size(text.strip().removesuffix("/s"))
     except ValueError:
@@ -33,7 +27,7 @@ def parse_rate(text: str) -> int:
 
 
 def parse_tokens(text: str) -> int:
-    """Tokens meant by `text`: "65536", "64k" (binary, as context lengths are named), "1M"."""
+    """Parse a number of tokens: "65536", "64k" (binary, as context lengths are named), "1M"."""
     match = re.fullmatch(r"\s*([\d_,]+)\s*([kKmM]?)\s*", text)
     if not match:
         raise ValueError(f"{text!r} is not a token count; write it like 65536, 64k or 1M")
@@ -42,7 +36,7 @@ def parse_tokens(text: str) -> int:
 
 
 def parse_seconds(text: str) -> float:
-    """Seconds meant by `text`: "2s", "50ms", "5m", "1h" or a plain number."""
+    """Parse a time in seconds: "2s", "50ms", "5m", "1h" or a plain number."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(us|ms|s|m|min|h)?\s*", text)
     if not match:
         raise ValueError(f"{text!r} is not a time; write it like 2s, 50ms or 5m")
@@ -51,36 +45,36 @@ def parse_seconds(text: str) -> float:
 
 
 def format_gb(size: float) -> str:
-    """Decimal gigabytes, as checkpoints are sold: "595.1 GB", "1.03 TB"."""
+    """Decimal units, as for checkpoints: "595.1 GB", "1.03 TB"."""
     if abs(size) >= 1e12:
         return f"{size / 1e12:.2f} TB"
     return f"{size / 1e9:.1f} GB" if abs(size) >= 1e9 else f"{size / 1e6:.1f} MB"
 
 
 def format_gib(size: float) -> str:
-    """Binary gibibytes, as drivers report memory: "94.97 GiB"."""
+    """Binary units, as for GPU memory: "94.97 GiB"."""
     if abs(size) >= 2**40:
         return f"{size / 2**40:.2f} TiB"
     return f"{size / 2**30:.2f} GiB" if abs(size) >= 2**30 else f"{size / 2**20:.1f} MiB"
 
 
 def format_count(number: float) -> str:
-    """A count with thousands separators: "180,191"."""
+    """With thousands separators: "180,191"."""
     return f"{number:,.0f}"
 
 
 def plural(number: float, noun: str) -> str:
-    """So many of something: "1 request", "1,200 requests"."""
+    """A number with its noun: "1 request", "1,200 requests"."""
     return f"{number:,.0f} {noun}" + "s" * (number != 1)
 
 
 def format_streams(number: int | None) -> str:
-    """1 stream, 8 streams; any number of them where there is no limit."""
+    """A number of streams: "8 streams", or "any number of streams" for None and 0."""
     return plural(number, "stream") if number else "any number of streams"
 
 
 def format_params(number: float) -> str:
-    """Parameters as people say them: "1,026.4 B", "416.9 M"."""
+    """A number of parameters: "1,026.4 B", "416.9 M"."""
     return f"{number / 1e9:,.1f} B" if number >= 1e9 else f"{number / 1e6:,.1f} M"
 
 
@@ -94,12 +88,12 @@ def format_rate(per_second: float) -> str:
 
 
 def format_tok_s(per_second: float) -> str:
-    """Tokens per second with as many digits as they deserve: "18.9 tok/s", "1,650 tok/s"."""
+    """Tokens per second: "18.9 tok/s", "1,650 tok/s"."""
     return f"{per_second:,.0f} tok/s" if per_second >= 100 else f"{per_second:.1f} tok/s"
 
 
 def format_range(low: float, high: float) -> str:
-    """Two rates as a band: "16.8 to 24.1", "826 to 1,290"."""
+    """Two rates in tokens per second: "16.8 to 24.1", "826 to 1,290"."""
     return " to ".join(format_tok_s(end).removesuffix(" tok/s") for end in (low, high))
 
 

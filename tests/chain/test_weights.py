@@ -140,7 +140,7 @@ def test_a_model_that_only_resembles_one_gets_its_parsers_and_a_line(tmp_path: P
 
     assert (found.model.tool_parser, found.model.reasoning_parser) == ("kimi_k2", "kimi_k2")
     assert not found.model.trust_remote_code
-    assert "resembles Kimi K2" in found.notes[0]
+    assert "treated as Kimi K2" in found.notes[0]
     assert "holds no weights" in found.notes[1]
 
 

@@ -342,7 +342,7 @@ def test_the_claim_that_is_offered_is_one_that_fits(capsys: pytest.CaptureFixtur
     ("cpu", "says"),
     [
         ("sockets = 0", "sockets = 0"),
-        ("sockets = 1, channels = 2", "ram_bandwidth 900 GB/s, channels = 2: so many give at most 141 GB/s"),
+        ("sockets = 1, channels = 2", "ram_bandwidth 900 GB/s, channels = 2: they give at most 141 GB/s"),
         ("cores = 4, threads = 2", "cores = 4, threads = 2"),
         ("cores = 1, sockets = 2", "cores = 1, sockets = 2"),
     ],
@@ -402,6 +402,6 @@ def test_an_empty_folder_hides_no_model(
         Path(name).mkdir()
 
     assert main(["plan", "kimi-k2.6", *BOX]) == 0
-    assert "the folder kimi-k2.6 holds no model" in capsys.readouterr().out
+    assert "the folder kimi-k2.6 contains no model" in capsys.readouterr().out
     assert main(["plan", "./kimi-k2.6", *BOX]) == 2
     assert main(["up", "phantom", "--dry-run"]) == 0

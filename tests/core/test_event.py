@@ -6,22 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moebox.core.engine_event import AttemptReady, AttemptStarted, EngineStopped
 from moebox.core.engine_facts import DeviceFacts, EngineFacts
-from moebox.core.event import (
-    EVENT_KINDS,
-    AttemptReady,
-    AttemptStarted,
-    ClimbKept,
-    EngineStopped,
-    Event,
-    PipelineBegan,
-    StepRunning,
-    UnknownEvent,
-    marks_simulation,
-    parse_event,
-)
-from moebox.core.gain import Gain
-from moebox.store.journal import journal_line, parse_line
+from moebox.core.event import ClimbKept, Event, PipelineBegan, StepRunning, UnknownEvent, marks_simulation
+from moebox.core.verdict import Gain
+from moebox.store.journal import EVENT_KINDS, journal_line, parse_event, parse_line
 
 FACTS = EngineFacts(kv_tokens=4096.0, devices=(DeviceFacts(device="gpu0", weights_bytes=1e9),), other={"odd": 1.0})
 FULL = (

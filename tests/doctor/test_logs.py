@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebox.core.symptom import symptoms
-from moebox.doctor.literals import required_words
-from moebox.doctor.logs import COMPLAINT, LogSearch, search_file, search_pieces
+from moebox.doctor.logs import COMPLAINT, LogSearch, required_words, search_file, search_pieces
 
 LOGS = Path(__file__).parents[1] / "logs"
 MOEBOX = [sys.executable, "-c", "import sys; from moebox.cli import main; sys.exit(main())"]

@@ -10,7 +10,7 @@ from moebox import codec, phantom
 from moebox.checkpoint import deploy
 from moebox.cli import main
 from moebox.core.endpoint import Endpoint
-from moebox.core.event import AttemptStarted
+from moebox.core.engine_event import AttemptStarted
 from moebox.core.quirks import first_unexpected_failure
 from moebox.core.recipe import Climb, Recipe
 from moebox.flows.climb import climb

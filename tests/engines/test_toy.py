@@ -105,7 +105,7 @@ def test_without_it_recipes_that_name_it_are_one_line(capsys: pytest.CaptureFixt
         ("import nowhere_at_all\n", "ModuleNotFoundError"),
         ("TRAITS = 1 / 0\n", "ZeroDivisionError"),
         ("def (\n", "SyntaxError"),
-        ("TRAITS = {}\n", "is no Traits"),
+        ("TRAITS = {}\n", "is not a Traits"),
         ("raise SystemExit(3)\n", "SystemExit"),
     ],
 )

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from moebox import codec, http
-from moebox.core.event import NodeFacts
+from moebox.core.engine_event import NodeFacts
 from moebox.errors import MoeboxError
 from moebox.serve import node_checks, node_link
 from moebox.serve.agent import MASTER, processes_with_mark

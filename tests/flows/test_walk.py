@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from moebox.checkpoint import deploy, resolve_model
 from moebox.core import catalogue
-from moebox.core.gain import Gain
 from moebox.core.recipe import Climb, Recipe, Speculate
-from moebox.core.verdict import Mark
+from moebox.core.verdict import Gain, Mark
 from moebox.detect.declared import parse_box
 from moebox.errors import BadInput
 from moebox.flows.acceptance import DraftCounts, acceptance_rate, parse_draft_counts

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from moebox.checkpoint import deploy
-from moebox.core import catalogue, support
+from moebox.core import catalogue, families
 from moebox.core.recipe import Parallel, Recipe
 from moebox.engines import modules
 from moebox.errors import MoeboxError
@@ -30,10 +30,10 @@ NEW = (
 @pytest.mark.parametrize("name", NEW)
 def test_new_architectures_have_a_row(name: str) -> None:
     """Each names the source of its figures, and some engine runs it."""
-    row = support.architecture_support(catalogue.find_model(name))
+    row = families.architecture_support(catalogue.find_model(name))
     assert row is not None
     assert row.source
-    assert any(first != support.NEVER for first in row.first.values())
+    assert any(first != families.NEVER for first in row.first.values())
 
 
 def fatal(recipe: Recipe) -> list[str]:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebox.checkpoint import deploy
-from moebox.core.containers import OPTIONS
 from moebox.core.recipe import Recipe
+from moebox.core.validation import OPTIONS
 from moebox.errors import BadInput
 from moebox.render import LaunchFormat, render
 from moebox.render.options import FLAGS, LISTS, NUMBERS, TEXTS

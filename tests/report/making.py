@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from moebox import codec
+from moebox.core.engine_event import AttemptReady, AttemptStarted
 from moebox.core.engine_facts import DeviceFacts, EngineFacts
-from moebox.core.event import AttemptReady, AttemptStarted
 from moebox.core.recipe import Parallel, Recipe
 from moebox.detect.declared import parse_box
 from moebox.store import Run

@@ -6,15 +6,8 @@ from pathlib import Path
 import pytest
 
 from moebox import codec
-from moebox.core.event import (
-    AttemptFailed,
-    AttemptReady,
-    AttemptStarted,
-    ClimbBegan,
-    EngineFinding,
-    StepRunning,
-    VerifyBegan,
-)
+from moebox.core.engine_event import AttemptFailed, AttemptReady, AttemptStarted, EngineFinding
+from moebox.core.event import ClimbBegan, StepRunning, VerifyBegan
 from moebox.core.result import result_document
 from moebox.report.block import ReportTable
 from moebox.report.decision import DecisionCell, decide, decide_run, forecast_verdict

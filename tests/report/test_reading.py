@@ -10,8 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moebox import codec
+from moebox.core.engine_event import AttemptReady, AttemptStarted
 from moebox.core.engine_facts import DeviceFacts, EngineFacts
-from moebox.core.event import AttemptReady, AttemptStarted, UnknownEvent
+from moebox.core.event import UnknownEvent
 from moebox.core.verdict import CheckResults, CheckVerdict, Failure, worst_mark
 from moebox.report.decision import decide
 from moebox.report.expect import with_forecast
@@ -128,15 +129,15 @@ def test_nan_and_nothing_completed_are_shown_as_such(tmp_path: Path) -> None:
     assert "Find out why requests fail" in text
 
 
-def test_a_torn_journal_and_a_full_disk_are_told(tmp_path: Path) -> None:
-    """The report says that the last event was torn and which writes a full disk refused."""
+def test_report_names_an_incomplete_journal_and_a_full_disk(tmp_path: Path) -> None:
+    """The report says that the last event was cut short, and which writes a full disk refused."""
     run = a_run(tmp_path)
     run.lost["measurements/x.json"] = 2
     run.add_event(UnknownEvent(name="later"))
     with open(run.path / "events.jsonl", "a") as journal:
         journal.write('{"time": 3, "kind": "att')
     text = render_html(make_page([run]))
-    assert "was torn by a crash and dropped" in text
+    assert "was cut short by a crash and dropped" in text
     assert "measurements/x.json: 2 writes lost to a full disk" in text
 
 

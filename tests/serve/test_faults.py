@@ -16,7 +16,7 @@ import pytest
 
 from moebox import codec
 from moebox.checkpoint import deploy
-from moebox.core.event import EngineStopped
+from moebox.core.engine_event import EngineStopped
 from moebox.core.recipe import Recipe, Runtime
 from moebox.errors import BadInput, ExternalError
 from moebox.serve.faults import LaunchFailed

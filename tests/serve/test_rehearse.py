@@ -12,7 +12,7 @@ from moebox.checkpoint import deploy
 from moebox.cli import main
 from moebox.core import catalogue
 from moebox.core.box import Box
-from moebox.core.event import AttemptStarted
+from moebox.core.engine_event import AttemptStarted
 from moebox.core.recipe import Parallel, Recipe, Speculate
 from moebox.errors import AnswerIsNo, BadInput
 from moebox.flows.rehearse import fewest_layers, reduce_recipe, rehearse

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from moebox.checkpoint import deploy
-from moebox.core.event import AttemptReady, EngineStopped
+from moebox.core.engine_event import AttemptReady, EngineStopped
 from moebox.core.recipe import Recipe
 from moebox.core.symptom import Finding
 from moebox.engines.events import LogEvent

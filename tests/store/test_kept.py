@@ -5,15 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from moebox.core.event import (
-    AttemptReady,
-    ClimbDropped,
-    EngineLost,
-    PipelineBegan,
-    RemedyApplied,
-    StepDone,
-    UnknownEvent,
-)
+from moebox.core.engine_event import AttemptReady, RemedyApplied
+from moebox.core.event import ClimbDropped, EngineLost, PipelineBegan, StepDone, UnknownEvent
 from moebox.flows import pipeline
 from moebox.report.files import make_page
 from moebox.report.page import render_html

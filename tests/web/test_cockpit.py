@@ -15,7 +15,8 @@ import pytest
 
 from moebox import codec
 from moebox.cli import main
-from moebox.core.event import AttemptFailed, AttemptStarted, LoadBegan, VerifyBegan, VerifyEnded
+from moebox.core.engine_event import AttemptFailed, AttemptStarted
+from moebox.core.event import LoadBegan, VerifyBegan, VerifyEnded
 from moebox.core.pipeline import STEPS, Pipeline, PipelineStep, RunRequest
 from moebox.core.recipe import Recipe
 from moebox.flows import pipeline as pipelines

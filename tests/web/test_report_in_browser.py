@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from moebox.core.event import AttemptFailed, AttemptStarted, EngineFinding
+from moebox.core.engine_event import AttemptFailed, AttemptStarted, EngineFinding
 from moebox.report.files import write_report
 from moebox.store import Run
 from tests.report.making import a_run

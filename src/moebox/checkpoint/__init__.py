@@ -1,4 +1,7 @@
-"""A catalogue name, a folder with config.json, or a GGUF file as a Model and its checkpoints; headers only."""
+"""Resolve a catalogue name, a folder with config.json or a GGUF file to a Model and its checkpoints.
+
+Only headers of weights are read.
+"""
 
 import os
 from dataclasses import dataclass, replace
@@ -6,7 +9,7 @@ from pathlib import Path
 
 from moebox import codec
 from moebox.checkpoint.recognise import WeightHints, recognise_model, slugify
-from moebox.core import catalogue, grammar, registry
+from moebox.core import catalogue, registry, validation
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Model
@@ -16,7 +19,7 @@ from moebox.errors import BadInput, UnknownName, Unsupported
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedModel:
-    """A model, the forms it is known in, and how it was recognised, where that is not plain."""
+    """A model, its known checkpoints, and how it was recognised if that needs an explanation."""
 
     model: Model
     checkpoints: tuple[Checkpoint, ...]
@@ -24,162 +27,139 @@ class ResolvedModel:
 
 
 def resolve_model(name: str) -> tuple[Model, tuple[Checkpoint, ...]]:
-    """The model called `name`, or at the path `name`, with the forms it is known in."""
+    """Return the model with this name or path, and its known checkpoints."""
     found = look_up_model(name)
     return found.model, found.checkpoints
 
 
 def look_up_model(name: str) -> ResolvedModel:
-    """The same with notes."""
-    if not _is_there(Path(name)):
-        return _named(name)
-    path = Path(name).expanduser()
-    if not path.is_file() and not path.is_dir():
-        raise BadInput(f"{name}: is a pipe or a device, not a file or folder")
-    if name in catalogue.models() and _empty(path):
-        note = f"the folder {name} holds no model, so the catalogue's {name} is meant; ./{name} means the folder"
-        return replace(_named(name), notes=(note,))
-    return model_from_file(path) if path.is_file() else model_from_folder(path)
+    """Return the model with this name or path, with notes."""
+    notes: tuple[str, ...] = ()
+    if _path_exists(name):
+        path = Path(name).expanduser()
+        if path.is_file():
+            return model_from_file(path)
+        if not path.is_dir():
+            raise BadInput(f"{name}: is a pipe or a device, not a file or folder")
+        has_model = (path / "config.json").is_file() or any(path.glob("*.gguf"))
+        if has_model or name not in catalogue.models():
+            return model_from_folder(path)
+        notes = (f"the folder {name} contains no model, so the catalogue's {name} is used; ./{name} means the folder",)
+    elif is_weights_path(name):
+        raise BadInput(f"{name}: no such file or folder")
+    model = catalogue.find_model(name)
+    return ResolvedModel(model=model, checkpoints=catalogue.published_checkpoints(model.name), notes=notes)
 
 
-def _empty(path: Path) -> bool:
-    """A folder without a model, such as one that weights are to come into."""
-    return path.is_dir() and not (path / "config.json").is_file() and not any(path.glob("*.gguf"))
-
-
-def _is_there(path: Path) -> bool:
-    """Whether there is anything; a name that no file system takes is none, and a ~ of nobody neither."""
+def _path_exists(name: str) -> bool:
+    """False also for names that are not valid paths, such as ~ of an unknown user."""
     try:
-        return path.expanduser().exists()
+        return Path(name).expanduser().exists()
     except (OSError, RuntimeError, ValueError):
         return False
 
 
-def _named(name: str) -> ResolvedModel:
-    if is_weights_path(name):
-        raise BadInput(f"{name}: no such file or folder")
-    model = catalogue.find_model(name)
-    return ResolvedModel(model=model, checkpoints=catalogue.published_checkpoints(model.name))
-
-
 def is_weights_path(name: str) -> bool:
-    """Whether a checkpoint's name can only be a path."""
+    """True if a checkpoint's name can only be a path."""
     return name.startswith(("/", "./", "../", "~")) or name.endswith(".gguf")
 
 
 def deploy(recipe: Recipe, box: Box | None = None) -> Deployment:
-    """The one place where a recipe becomes a model, a checkpoint and an engine.
+    """Resolve a recipe to its model, checkpoint and engine; the only place that does.
 
-    Weights on disk are read; otherwise the catalogue is asked for the recipe's model and its checkpoint. Weights that
-    nobody knows can still be launched: see Deployment.
+    Weights on disk are read, others are looked up in the catalogue. Unknown weights can still be launched: see
+    Deployment.
     """
-    if _is_there(Path(recipe.checkpoint)) and (is_weights_path(recipe.checkpoint) or not _published(recipe)):
-        grammar.validate_recipe(recipe)  # nothing of a recipe is opened that may not be named in one
-        try:
-            found = look_up_model(recipe.checkpoint)
-        except Unsupported:
-            return Deployment.from_parts(recipe, None, None, box)
-        return Deployment.from_parts(
-            recipe, found.model, _absolute(found.checkpoints[0], recipe), box, notes=found.notes
-        )
-    pair = _published(recipe)
-    return Deployment.from_parts(recipe, *pair, box) if pair else Deployment.from_parts(recipe, None, None, box)
+    exists = _path_exists(recipe.checkpoint)
+    model, checkpoint = (None, None) if exists and is_weights_path(recipe.checkpoint) else _find_published(recipe)
+    if not exists or model is not None:
+        return Deployment.from_parts(recipe, model, checkpoint, box)
+    validation.validate_recipe(recipe)  # before a file that it names is opened
+    try:
+        found = look_up_model(recipe.checkpoint)
+    except Unsupported:
+        return Deployment.from_parts(recipe, None, None, box)
+    checkpoint = replace(found.checkpoints[0], path=recipe.checkpoint)
+    return Deployment.from_parts(recipe, found.model, checkpoint, box, notes=found.notes)
 
 
-def _absolute(checkpoint: Checkpoint, recipe: Recipe) -> Checkpoint:
-    """The checkpoint under the path that the recipe gives it."""
-    return replace(checkpoint, path=recipe.checkpoint)
-
-
-def _published(recipe: Recipe) -> tuple[Model, Checkpoint | None] | None:
-    """The catalogue's model and form of a recipe, by name, alias or repository in any case."""
+def _find_published(recipe: Recipe) -> tuple[Model | None, Checkpoint | None]:
+    """Find model and checkpoint in the catalogue, by name, alias or repository in any case."""
+    name = recipe.checkpoint
     try:
         model = catalogue.find_model(recipe.model)
     except UnknownName:
-        return _by_repository(recipe.checkpoint)
-    forms = _readable_first(recipe, catalogue.published_checkpoints(model.name))
-    return model, _form(recipe.checkpoint, forms) or _elsewhere(recipe, forms)
+        for model in catalogue.models().values():
+            checkpoints = catalogue.published_checkpoints(model.name)
+            if any(each.repo and name.lower().partition(":")[0] == each.repo.lower() for each in checkpoints):
+                return model, _find_checkpoint(name, checkpoints)
+        return None, None
+    checkpoints = _readable_first(recipe, catalogue.published_checkpoints(model.name))
+    found = _find_checkpoint(name, checkpoints)
+    if found or not is_weights_path(name):
+        return model, found
+    # A path on another machine: the checkpoint whose quantisation the path names, for a folder else the native one.
+    is_gguf = name.endswith(".gguf")
+    alike = [each for each in checkpoints if (each.format == "gguf") == is_gguf]
+    named = [each for each in alike if each.quant.lower() in name.lower()]
+    native = [each for each in alike if each.native and not is_gguf]
+    found = next(iter([*named, *native]), None)
+    return model, replace(found, path=name) if found else None
 
 
-def planned_checkpoint(recipe: Recipe, checkpoints: tuple[Checkpoint, ...]) -> Checkpoint:
-    """The one of `forms` that a recipe planned from them names."""
-    named = recipe.checkpoint
-    return next(form for form in _readable_first(recipe, checkpoints) if named in (form.name, form.repo, form.path))
-
-
-def _readable_first(recipe: Recipe, forms: tuple[Checkpoint, ...]) -> tuple[Checkpoint, ...]:
-    """Forms of different formats may share a name (gpt-oss comes in mxfp4 as both): the engine's own come first."""
-    reads = registry.engine_traits(recipe.engine).formats
-    return tuple(sorted(forms, key=lambda form: form.format not in reads))
-
-
-def _by_repository(name: str) -> tuple[Model, Checkpoint | None] | None:
-    """The model of which `name` is a form's repository."""
-    for model in catalogue.models().values():
-        forms = catalogue.published_checkpoints(model.name)
-        if any(form.repo and name.lower().partition(":")[0] == form.repo.lower() for form in forms):
-            return model, _form(name, forms)
-    return None
-
-
-def _form(name: str, forms: tuple[Checkpoint, ...]) -> Checkpoint | None:
-    """The form called `name`: by its own name, its repository where that holds no other, or REPOSITORY:NAME."""
+def _find_checkpoint(name: str, checkpoints: tuple[Checkpoint, ...]) -> Checkpoint | None:
+    """Find a checkpoint by its name, REPOSITORY:NAME, or its repository if that contains no other."""
     wanted = name.lower()
-    exact = [form for form in forms if wanted in (form.name.lower(), f"{form.repo}:{form.name}".lower())]
-    inside = [form for form in forms if form.repo.lower() == wanted]
+    exact = [each for each in checkpoints if wanted in (each.name.lower(), f"{each.repo}:{each.name}".lower())]
+    inside = [each for each in checkpoints if each.repo.lower() == wanted]
     return next(iter(exact or (inside if len(inside) == 1 else [])), None)
 
 
-def _elsewhere(recipe: Recipe, forms: tuple[Checkpoint, ...]) -> Checkpoint | None:
-    """Weights at a path of another machine: the form that the path's name tells, or the published one."""
-    path = recipe.checkpoint
-    form = _by_path(path, forms) if is_weights_path(path) else None
-    return replace(form, path=path) if form else None
+def planned_checkpoint(recipe: Recipe, checkpoints: tuple[Checkpoint, ...]) -> Checkpoint:
+    """The checkpoint of `checkpoints` that a recipe planned from them names."""
+    named = recipe.checkpoint
+    return next(each for each in _readable_first(recipe, checkpoints) if named in (each.name, each.repo, each.path))
 
 
-def _by_path(path: str, forms: tuple[Checkpoint, ...]) -> Checkpoint | None:
-    """The form whose quantisation the path names; a folder that names none is taken for the published one."""
-    gguf = path.endswith(".gguf")
-    alike = [form for form in forms if (form.format == "gguf") == gguf]
-    named = next((form for form in alike if form.quant.lower() in path.lower()), None)
-    return named or next((form for form in alike if form.native and not gguf), None)
+def _readable_first(recipe: Recipe, checkpoints: tuple[Checkpoint, ...]) -> tuple[Checkpoint, ...]:
+    """Put the engine's own format first: checkpoints of both formats may share a name (gpt-oss mxfp4)."""
+    formats = registry.engine_traits(recipe.engine).formats
+    return tuple(sorted(checkpoints, key=lambda checkpoint: checkpoint.format not in formats))
 
 
 def model_from_file(path: Path) -> ResolvedModel:
-    """A GGUF file, or a bare config.json."""
+    """Read a GGUF file, or a config.json by itself."""
     if path.suffix == ".json":
-        model, computed = _from_config(path, path.parent.name if path.name == "config.json" else path.stem)
-        return _known(model, computed, WeightHints(names=_names(path.parent), template=_template(path.parent)))
-    from moebox.checkpoint import gguf_model
+        model, computed = _read_config(path, path.parent.name if path.name == "config.json" else path.stem)
+        return _recognise(model, computed, path.parent, _chat_template(path.parent))
+    from moebox.checkpoint.gguf import read_gguf_model
 
-    read, found, template = gguf_model.read_gguf_model(path)
-    return _known(read, found, WeightHints(names=(read.name, *_names(path)), template=template))
+    model, checkpoint, template = read_gguf_model(path)
+    return _recognise(model, checkpoint, path, template, model.name)
 
 
 def model_from_folder(folder: Path) -> ResolvedModel:
-    """A Hugging Face folder, or a folder of GGUF files."""
+    """Read a Hugging Face folder, or a folder of GGUF files."""
     config = folder / "config.json"
     if not config.is_file():
         files = sorted(folder.glob("*.gguf"))
         if files:
             return model_from_file(files[0])
-        hint = "name the folder that the weights lie in, or a model of `moebox models`"
+        hint = "name the folder that contains the weights, or a model of `moebox models`"
         raise BadInput(f"{folder}: has neither config.json nor a .gguf file", hint=hint)
     from moebox.checkpoint import safetensors
-    from moebox.checkpoint.agreement import check_agreement
 
     files = safetensors.shard_files(folder)
-    model, computed = _from_config(config, folder.name)
-    hints = WeightHints(names=_names(folder), template=_template(folder))
+    model, checkpoint = _read_config(config, folder.name)
+    checkpoint = replace(checkpoint, path=os.path.abspath(folder))
     if not files:
-        found = _known(model, replace(computed, path=_full(folder)), hints)
-        bare = f"{folder} holds no weights: bytes are computed from config.json; `moebox up` needs them downloaded"
-        return replace(found, notes=(*found.notes, bare))
+        found = _recognise(model, checkpoint, folder, _chat_template(folder))
+        note = f"{folder} holds no weights: bytes are computed from config.json; `moebox up` needs them downloaded"
+        return replace(found, notes=(*found.notes, note))
     sizes = safetensors.read_sizes(files, model.layers)
-    check_agreement(folder, model, sizes.by_layer, sizes.shapes)
-    read = replace(
-        computed,
-        path=_full(folder),
+    safetensors.check_agreement(folder, model, sizes)
+    checkpoint = replace(
+        checkpoint,
         bytes_by_component=dict(sizes.by_component),
         layer_bytes=tuple(sizes.by_layer),
         expert_layer_bytes=sizes.by_component["routed_experts"] // max(model.moe_layers, 1),
@@ -187,28 +167,19 @@ def model_from_folder(folder: Path) -> ResolvedModel:
         how="read",
         source=str(folder),
     )
-    return _known(model, read, hints)
+    return _recognise(model, checkpoint, folder, _chat_template(folder))
 
 
-def _known(model: Model, checkpoint: Checkpoint, hints: WeightHints) -> ResolvedModel:
-    """What was read, as the model it is."""
-    found, note = recognise_model(model, replace(hints, quant=checkpoint.quant))
-    notes = (note,) if note else ()
-    return ResolvedModel(model=found, checkpoints=(replace(checkpoint, model=found.name),), notes=notes)
+def _read_config(path: Path, name: str) -> tuple[Model, Checkpoint]:
+    from moebox.checkpoint.config import model_from_config
+    from moebox.checkpoint.quantized import checkpoint_from_config
+
+    config = codec.load_json(path)
+    model = replace(model_from_config(config, name=name, where=str(path)), name=slugify(name))
+    return model, checkpoint_from_config(model, config, name, path.parent)
 
 
-def _full(path: Path) -> str:
-    """The absolute path, links kept: in a Hub cache they carry the shards' names."""
-    return os.path.abspath(path)
-
-
-def _names(path: Path) -> tuple[str, ...]:
-    """Names the weights go by: their own, their folder's, and the repository's in a Hub cache."""
-    return tuple(part for part in Path(_full(path)).parts[-5:] if len(part) > 1)
-
-
-def _template(folder: Path) -> str:
-    """The chat template beside the weights."""
+def _chat_template(folder: Path) -> str:
     for name in ("chat_template.jinja", "tokenizer_config.json"):
         file = folder / name
         if file.is_file():
@@ -216,10 +187,10 @@ def _template(folder: Path) -> str:
     return ""
 
 
-def _from_config(path: Path, name: str) -> tuple[Model, Checkpoint]:
-    from moebox.checkpoint.config import model_from_config
-    from moebox.checkpoint.quantized import checkpoint_from_config
-
-    config = codec.load_json(path)
-    model = replace(model_from_config(config, name=name, where=str(path)), name=slugify(name))
-    return model, checkpoint_from_config(model, config, name, path.parent)
+def _recognise(model: Model, checkpoint: Checkpoint, path: Path, template: str, *names: str) -> ResolvedModel:
+    """Recognise the model. Parts of the path count as names, in a Hub cache the repository's too; links are kept."""
+    parts = tuple(part for part in Path(os.path.abspath(path)).parts[-5:] if len(part) > 1)
+    hints = WeightHints(names=(*names, *parts), template=template, quant=checkpoint.quant)
+    found, note = recognise_model(model, hints)
+    checkpoints = (replace(checkpoint, model=found.name),)
+    return ResolvedModel(model=found, checkpoints=checkpoints, notes=(note,) if note else ())

@@ -1,15 +1,14 @@
-"""config.json as a Model.
+"""Read config.json as a Model.
 
-Only architectures whose every weight we can count are read; the others are refused by name, because a
-parameter total that is quietly wrong would spoil everything planned on it.
+Only architectures whose weights can be counted exactly are read; others are rejected by name, because a wrong number of
+parameters would make every plan wrong.
 """
 
+from math import prod
 from typing import Any
 
 from moebox import loose
-from moebox.checkpoint import stacks
-from moebox.checkpoint.fields import ConfigFields
-from moebox.checkpoint.vision import vision_parameters
+from moebox.checkpoint.stacks import SUPPORTED, ConfigFields, attention_stack
 from moebox.core.model import Licence, Model, Moe
 from moebox.errors import BadInput, Unsupported, refuse_if
 
@@ -22,65 +21,27 @@ def model_from_config(config: Any, *, name: str, where: str) -> Model:
     refuse_if(not names, f"{where}: architectures is missing", hint="give the model's config.json or its folder")
     architecture = names[0]
     text = config.get("text_config", config)
-    if architecture not in stacks.SUPPORTED or not isinstance(text, dict):
+    if architecture not in SUPPORTED or not isinstance(text, dict):
         raise Unsupported(
             f"{where}: architecture {architecture} is not supported",
-            hint=f"supported: {', '.join(stacks.SUPPORTED)}",
+            hint=f"supported: {', '.join(SUPPORTED)}",
         )
     fields = ConfigFields(text, where)
-    stack = stacks.attention_stack(fields, architecture)
-    return _model(fields, architecture, name, vision_parameters(config, where), stack)
-
-
-def _moe(fields: ConfigFields, architecture: str) -> Moe:
-    experts = fields.integer("n_routed_experts", "num_local_experts", "num_experts", least=1)
-    used = fields.integer("num_experts_per_tok", "num_experts_per_token", "experts_per_token", least=1)
-    many = f"{fields.where}: num_experts_per_tok is {used}, but there are only {experts} experts"
-    refuse_if(used > experts, many)
-    qwen = architecture.startswith("Qwen3")
-    shared_width = fields.integer("shared_expert_intermediate_size", "share_expert_dim", default=0)
-    return Moe(
-        experts=experts,
-        used=used,
-        intermediate=fields.integer("moe_intermediate_size", "intermediate_size", least=1),
-        shared=fields.integer("n_shared_experts", "num_shared_experts", default=1 if shared_width else 0),
-        shared_intermediate=shared_width,
-        latent=fields.integer("routed_expert_hidden_size", default=0),
-        shared_gate=qwen and bool(shared_width),
-        bias=architecture == "GptOssForCausalLM",
-        router_bias=not qwen
-        and architecture != "GptOssForCausalLM"
-        and fields.values.get("topk_method", "noaux_tc") == "noaux_tc",
-    )
-
-
-def _dense_layers(fields: ConfigFields, layers: int) -> int:
-    """Layers without experts, which come first in every model here."""
-    dense = fields.integer("first_k_dense_replace", default=0)
+    stack = attention_stack(fields, architecture)
+    vision = _vision_parameters(config, where)
+    layers = fields.integer("num_hidden_layers", least=1)
+    dense = fields.integer("first_k_dense_replace", default=0)  # layers without experts come first in every model here
     pattern = fields.values.get("moe_layer_freq")
     if not dense and isinstance(pattern, list):
         dense = sum(not entry for entry in pattern[:layers])
-    many = f"{fields.where}: first_k_dense_replace is {dense}, but there are only {layers} layers"
-    refuse_if(dense > layers, many)
-    return dense
-
-
-def _stretched(fields: ConfigFields) -> int:
-    """The context that YaRN stretches the original one to, as engines derive it; 0 without (vLLM config/model.py)."""
-    scaling = loose.get_object(fields.values, "rope_scaling") or loose.get_object(fields.values, "rope_parameters")
-    if loose.get_text(scaling, "rope_type", "type") != "yarn":
-        return 0
-    original, factor = (
-        loose.get_number(scaling, "original_max_position_embeddings"),
-        loose.get_number(scaling, "factor"),
-    )
-    return int((original or 0) * (factor or 0))
-
-
-def _model(fields: ConfigFields, architecture: str, name: str, vision: int, stack: stacks.AttentionStack) -> Model:
-    layers = fields.integer("num_hidden_layers", least=1)
-    dense = _dense_layers(fields, layers)
+    refuse_if(dense > layers, f"{where}: first_k_dense_replace is {dense}, but there are only {layers} layers")
     wide = fields.integer("dense_intermediate_size", "intermediate_size", default=0)
+    # Engines derive a longer context from YaRN (vLLM config/model.py).
+    scaling = loose.get_object(text, "rope_scaling") or loose.get_object(text, "rope_parameters")
+    stretched = 0
+    if loose.get_text(scaling, "rope_type", "type") == "yarn":
+        original = loose.get_number(scaling, "original_max_position_embeddings") or 0
+        stretched = int(original * (loose.get_number(scaling, "factor") or 0))
     return Model(
         name=name,
         title=name,
@@ -91,13 +52,68 @@ def _model(fields: ConfigFields, architecture: str, name: str, vision: int, stac
         dense_intermediate=wide if dense else 0,
         vocab=fields.integer("vocab_size", least=1),
         tied=fields.is_true("tie_word_embeddings"),
-        context=max(fields.integer("max_position_embeddings", least=1), _stretched(fields)),
+        context=max(fields.integer("max_position_embeddings", least=1), stretched),
         mla=stack.mla,
         gqa=stack.gqa,
         others=stack.others,
-        moe=_moe(fields, architecture),
+        moe=_read_moe(fields, architecture),
         vision=vision,
         mtp_layers=fields.integer("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", default=0),
         licence=Licence(name="see the model's own files"),
-        source=fields.where,
+        source=where,
     )
+
+
+def _read_moe(fields: ConfigFields, architecture: str) -> Moe:
+    experts = fields.integer("n_routed_experts", "num_local_experts", "num_experts", least=1)
+    used = fields.integer("num_experts_per_tok", "num_experts_per_token", "experts_per_token", least=1)
+    text = f"{fields.where}: num_experts_per_tok is {used}, but there are only {experts} experts"
+    refuse_if(used > experts, text)
+    qwen, oss = architecture.startswith("Qwen3"), architecture == "GptOssForCausalLM"
+    shared_width = fields.integer("shared_expert_intermediate_size", "share_expert_dim", default=0)
+    corrected = fields.values.get("topk_method", "noaux_tc") == "noaux_tc"
+    return Moe(
+        experts=experts,
+        used=used,
+        intermediate=fields.integer("moe_intermediate_size", "intermediate_size", least=1),
+        shared=fields.integer("n_shared_experts", "num_shared_experts", default=1 if shared_width else 0),
+        shared_intermediate=shared_width,
+        latent=fields.integer("routed_expert_hidden_size", default=0),
+        shared_gate=qwen and bool(shared_width),
+        bias=oss,
+        router_bias=not qwen and not oss and corrected,
+    )
+
+
+def _vision_parameters(config: dict[str, Any], where: str) -> int:
+    """Parameters of the vision tower with its projector: Kimi's MoonViT or Qwen3-VL's; 0 for none or another one."""
+    vision = config.get("vision_config")
+    if not isinstance(vision, dict):
+        return 0
+    fields = ConfigFields(vision, f"{where}: vision_config")
+    if "vt_hidden_size" in vision:
+        hidden, mlp = fields.integer("vt_hidden_size", least=1), fields.integer("vt_intermediate_size", least=1)
+        layers, patch = fields.integer("vt_num_hidden_layers", least=1), fields.integer("patch_size", least=1)
+        text = fields.integer("text_hidden_size", least=1)
+        kernel = fields.values.get("merge_kernel_size") or [2, 2]
+        if not isinstance(kernel, list) or not all(isinstance(side, int) and 0 < side < 100 for side in kernel):
+            raise BadInput(f"{fields.where}: merge_kernel_size must be a list of small integers")
+        height, width = (fields.integer(f"init_pos_emb_{side}", default=64) for side in ("height", "width"))
+        merged = hidden * prod(kernel)
+        tower = layers * _vision_block(hidden, mlp) + height * width * hidden + 3 * patch * patch * hidden + 3 * hidden
+        return tower + merged * merged + merged + merged * text + text + 2 * hidden
+    if "out_hidden_size" not in vision:
+        return 0
+    # Qwen3-VL: patches of two frames, learned positions, blocks with biases, one patch merger
+    hidden, mlp = fields.integer("hidden_size", least=1), fields.integer("intermediate_size", least=1)
+    layers, patch = fields.integer("depth", least=1), fields.integer("patch_size", least=1)
+    out, merge = fields.integer("out_hidden_size", least=1), fields.integer("spatial_merge_size", default=2)
+    frames = fields.integer("temporal_patch_size", default=2)
+    positions = fields.integer("num_position_embeddings", default=0) * hidden
+    merged = hidden * merge * merge
+    tower = layers * _vision_block(hidden, mlp) + positions + 3 * patch * patch * frames * hidden + hidden
+    return tower + merged * merged + merged + merged * out + out + 2 * hidden
+
+
+def _vision_block(hidden: int, mlp: int) -> int:
+    return 4 * hidden * hidden + 4 * hidden + 2 * hidden * mlp + hidden + mlp + 4 * hidden

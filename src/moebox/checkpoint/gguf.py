@@ -1,34 +1,40 @@
-"""GGUF headers: metadata and the table of tensors, never the weights.
+"""Read the header of a GGUF file (metadata and the table of tensors, never the weights) as a Model and a Checkpoint.
 
-Read here and not through the `gguf` package, because that one refuses ik_llama.cpp's types and needs numpy.
-Every count is checked against the bytes there are, so a hostile file costs no more than its own size.
+The `gguf` package is not used: it rejects ik_llama.cpp's types and needs numpy. Every count is checked against the
+file's size, so that a hostile file costs no more than its own size.
 """
 
 import functools
 import mmap
+import os
 import re
 import struct
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Any
 
+from moebox.checkpoint.names import component_in_gguf, layer_number
+from moebox.checkpoint.recognise import slugify
 from moebox.core import catalogue
-from moebox.errors import BadInput, refuse_if
+from moebox.core.model import Checkpoint, Component, Gqa, Layers, Licence, Mla, Model, Moe
+from moebox.errors import BadInput, Unsupported, refuse_if
 
 MAGIC = b"GGUF"
 MAX_TENSORS = 1_000_000
 MAX_KEYS = 100_000
 MAX_ITEMS = 10_000_000  # of one array; Kimi's token list has 163,840
+SUPPORTED = ("deepseek2", "qwen3moe", "glm4moe", "minimax-m2", "gpt-oss")
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
-_KEPT = 64  # arrays longer than this are known by their length only
+_MAX_KEPT = 64  # of a longer array only the length is kept
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 
 
 @dataclass(frozen=True, slots=True)
 class HeaderTensor:
-    """One entry of the table."""
+    """One entry of the table of tensors."""
 
     name: str
     elements: int
@@ -38,7 +44,7 @@ class HeaderTensor:
 
 @dataclass(slots=True)
 class GgufHeader:
-    """What one file says about itself."""
+    """The header of one file."""
 
     metadata: dict[str, Any] = field(default_factory=dict)
     tensors: list[HeaderTensor] = field(default_factory=list)
@@ -46,7 +52,7 @@ class GgufHeader:
 
 @dataclass(frozen=True, slots=True)
 class SkippedArray:
-    """An array that was walked over and not kept."""
+    """An array that was too long to keep."""
 
     items: int
 
@@ -59,133 +65,245 @@ def ggml_types() -> dict[int, tuple[str, int, int, str]]:
 
 
 class HeaderCursor:
-    """Walks the bytes of a header and refuses to run past their end."""
+    """Reads the bytes of a header, and raises BadInput instead of reading past their end."""
 
     def __init__(self, data: mmap.mmap, path: Path) -> None:
         self.data, self.path, self.at, self.end = data, path, 0, len(data)
 
-    def read_scalar(self, form: str) -> Any:
-        """The next scalar."""
-        size = struct.calcsize("<" + form)
-        self.require_bytes(size)
-        (value,) = struct.unpack_from("<" + form, self.data, self.at)
-        self.at += size
-        return value
-
-    def require_bytes(self, size: int) -> None:
-        """Raise when fewer than `size` bytes are left."""
+    def skip_bytes(self, size: int) -> int:
+        """Move on by `size` bytes and return the position before."""
         if size < 0 or size > self.end - self.at:
             raise BadInput(f"{self.path}: the header runs past the end of the file (truncated download?)")
+        self.at += size
+        return self.at - size
+
+    def read_scalar(self, code: str) -> Any:
+        return struct.unpack_from("<" + code, self.data, self.skip_bytes(struct.calcsize("<" + code)))[0]
 
     def read_text(self) -> str:
-        """The next string."""
-        length = self.read_scalar("Q")
-        self.require_bytes(length)
-        raw = self.data[self.at : self.at + length]
-        self.at += length
-        return raw.decode("utf-8", errors="replace")
+        start = self.skip_bytes(self.read_scalar("Q"))
+        return self.data[start : self.at].decode("utf-8", errors="replace")
 
-    def skip_text(self) -> None:
-        """Pass over the next string."""
-        length = self.read_scalar("Q")
-        self.require_bytes(length)
-        self.at += length
+    def read_value(self, kind: int, depth: int = 0) -> Any:
+        """Read a value of the metadata."""
+        if kind in _SCALARS:
+            return self.read_scalar(_SCALARS[kind])
+        if kind == _STRING:
+            return self.read_text()
+        if kind != _ARRAY or depth > 4:
+            raise BadInput(f"{self.path}: metadata of the unknown kind {kind}")
+        inner, items = self.read_scalar("I"), self.read_scalar("Q")
+        if items > MAX_ITEMS:
+            raise BadInput(f"{self.path}: an array of {items:,} items is not plausible")
+        if items <= _MAX_KEPT:
+            return [self.read_value(inner, depth + 1) for _ in range(items)]
+        if inner in _SCALARS:
+            self.skip_bytes(items * struct.calcsize("<" + _SCALARS[inner]))
+            return SkippedArray(items)
+        for _ in range(items):
+            if inner == _STRING:
+                self.skip_bytes(self.read_scalar("Q"))
+            else:
+                self.read_value(inner, depth + 1)
+        return SkippedArray(items)
+
+    def read_tensor(self) -> HeaderTensor:
+        name, dimensions = self.read_text(), self.read_scalar("I")
+        if dimensions > 8:
+            raise BadInput(f"{self.path}: tensor {name[:80]!r} has {dimensions} dimensions")
+        elements = prod(self.read_scalar("Q") for _ in range(dimensions))
+        number = self.read_scalar("I")
+        self.read_scalar("Q")  # the offset of its data
+        known = ggml_types().get(number)
+        if known is None:
+            raise BadInput(f"{self.path}: tensor {name[:80]!r} has the unknown type {number}")
+        if elements >= 2**50:
+            raise BadInput(f"{self.path}: tensor {name[:80]!r} has {elements:,} elements, which is not plausible")
+        title, weights, size, _ = known
+        return HeaderTensor(name, elements, -(-elements // weights) * size, title)
 
 
 def read_header(path: Path) -> GgufHeader:
-    """Metadata and tensors of one GGUF file."""
+    """Read metadata and tensors of one GGUF file."""
     try:
         with open(path, "rb") as file:
             refuse_if(path.stat().st_size < 24, f"{path}: too short for a GGUF file")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                return _parse(HeaderCursor(data, path))
+                refuse_if(data[:4] != MAGIC, f"{path}: not a GGUF file")
+                cursor = HeaderCursor(data, path)
+                cursor.at = 4
+                version, tensors, keys = cursor.read_scalar("I"), cursor.read_scalar("Q"), cursor.read_scalar("Q")
+                refuse_if(version not in (2, 3), f"{path}: GGUF version {version} is not supported")
+                # A tensor's entry takes at least 24 bytes and a key 13, so that larger counts cannot be true.
+                most_tensors, most_keys = min(MAX_TENSORS, len(data) // 24), min(MAX_KEYS, len(data) // 13)
+                text = f"{path}: {tensors:,} tensors and {keys:,} keys, which the file cannot hold"
+                refuse_if(tensors > most_tensors or keys > most_keys, text)
+                header = GgufHeader()
+                for _ in range(keys):
+                    name = cursor.read_text()
+                    header.metadata[name] = cursor.read_value(cursor.read_scalar("I"))
+                header.tensors = [cursor.read_tensor() for _ in range(tensors)]
+                return header
     except OSError as problem:
         raise BadInput(f"{path}: cannot be read: {problem.strerror}") from None
 
 
-def _parse(cursor: HeaderCursor) -> GgufHeader:
-    path = cursor.path
-    refuse_if(cursor.data[:4] != MAGIC, f"{path}: not a GGUF file")
-    cursor.at = 4
-    version, tensors, keys = cursor.read_scalar("I"), cursor.read_scalar("Q"), cursor.read_scalar("Q")
-    refuse_if(version not in (2, 3), f"{path}: GGUF version {version} is not supported")
-    # A tensor entry takes at least 24 bytes and a key 13, so larger counts cannot be true.
-    possible = tensors <= min(MAX_TENSORS, cursor.end // 24) and keys <= min(MAX_KEYS, cursor.end // 13)
-    refuse_if(not possible, f"{path}: claims {tensors:,} tensors and {keys:,} keys, which the file cannot hold")
-    header = GgufHeader()
-    header.metadata = dict(_entry(cursor) for _ in range(keys))
-    header.tensors = [_tensor(cursor) for _ in range(tensors)]
-    return header
-
-
-def _entry(cursor: HeaderCursor) -> tuple[str, Any]:
-    """A key of the metadata with its value."""
-    name = cursor.read_text()
-    return name, _value(cursor, cursor.read_scalar("I"), depth=0)
-
-
-def _value(cursor: HeaderCursor, kind: int, depth: int) -> Any:
-    if kind in _SCALARS:
-        return cursor.read_scalar(_SCALARS[kind])
-    if kind == _STRING:
-        return cursor.read_text()
-    if kind != _ARRAY or depth > 4:
-        raise BadInput(f"{cursor.path}: metadata of the unknown kind {kind}")
-    inner, items = cursor.read_scalar("I"), cursor.read_scalar("Q")
-    if items > MAX_ITEMS:
-        raise BadInput(f"{cursor.path}: an array of {items:,} items cannot be meant")
-    if items <= _KEPT:
-        return [_value(cursor, inner, depth + 1) for _ in range(items)]
-    _pass_over(cursor, inner, items, depth)
-    return SkippedArray(items)
-
-
-def _pass_over(cursor: HeaderCursor, kind: int, items: int, depth: int) -> None:
-    """Go on behind an array that is too long to keep."""
-    if kind in _SCALARS:
-        size = items * struct.calcsize("<" + _SCALARS[kind])
-        cursor.require_bytes(size)
-        cursor.at += size
-        return
-    for _ in range(items):
-        if kind == _STRING:
-            cursor.skip_text()
-        else:
-            _value(cursor, kind, depth + 1)
-
-
-def _tensor(cursor: HeaderCursor) -> HeaderTensor:
-    name, dimensions = cursor.read_text(), cursor.read_scalar("I")
-    if dimensions > 8:
-        raise BadInput(f"{cursor.path}: tensor {name[:80]!r} has {dimensions} dimensions")
-    elements = prod(cursor.read_scalar("Q") for _ in range(dimensions))
-    number = cursor.read_scalar("I")
-    cursor.read_scalar("Q")  # where its data starts
-    known = ggml_types().get(number)
-    if known is None:
-        raise BadInput(f"{cursor.path}: tensor {name[:80]!r} has the unknown type {number}")
-    if elements >= 2**50:
-        raise BadInput(f"{cursor.path}: tensor {name[:80]!r} has {elements:,} elements, which cannot be meant")
-    title, weights, size, _ = known
-    return HeaderTensor(name, elements, -(-elements // weights) * size, title)
-
-
 def split_files(path: Path) -> list[Path]:
-    """All files of a split model that `path` belongs to; just `path` when it is whole."""
+    """Return all files of a split model, or `path` alone. Raise BadInput if files are missing."""
     match = _PART.fullmatch(path.name)
     if not match:
         return [path]
     stem, count = match.group(1), int(match.group(3))
-    refuse_if(not 1 <= count <= 10_000, f"{path}: {count} parts cannot be meant")
+    refuse_if(not 1 <= count <= 10_000, f"{path}: {count} parts is not plausible")
     files = [path.with_name(f"{stem}-{number:05d}-of-{count:05d}.gguf") for number in range(1, count + 1)]
-    _refuse_missing(path, files)
-    return files
-
-
-def _refuse_missing(path: Path, files: list[Path]) -> None:
     missing = [file for file in files if not file.is_file()]
     if missing:
         raise BadInput(
             f"{path}: {len(missing)} of {len(files)} parts are missing, the first is {missing[0].name}",
             hint="the download is incomplete; run it again",
         )
+    return files
+
+
+class GgufMetadata:
+    """GGUF metadata under one architecture's prefix, checked when it is read."""
+
+    def __init__(self, values: dict[str, Any], where: Path) -> None:
+        self.values, self.where = values, where
+        self.architecture = str(values.get("general.architecture", ""))
+
+    def integer(self, name: str, *, default: int | None = None, least: int = 0) -> int:
+        """`ARCH.name` as an integer; the largest if it is given per layer."""
+        key = f"{self.architecture}.{name}"
+        given = self.values.get(key, default)
+        if given is None:
+            raise BadInput(f"{self.where}: {key} is missing")
+        values = given if isinstance(given, list) and given else [given]
+        if {type(value) for value in values} != {int} or not least <= max(values) < 2**40:
+            raise BadInput(f"{self.where}: {key} is {str(given)[:40]!r}, not a valid number")
+        return int(max(values))
+
+
+def read_gguf_model(path: Path) -> tuple[Model, Checkpoint, str]:
+    """Return the model in a GGUF file, its checkpoint and its chat template."""
+    files = split_files(path)
+    headers = [read_header(file) for file in files]
+    meta = GgufMetadata(headers[0].metadata, path)
+    if meta.architecture not in SUPPORTED:
+        raise Unsupported(
+            f"{path}: GGUF architecture {meta.architecture or '(none)'} is not supported",
+            hint=f"supported: {', '.join(SUPPORTED)}",
+        )
+    tensors = [tensor for header in headers for tensor in header.tensors]
+    model = _read_model(meta, str(meta.values.get("general.name") or path.stem), tensors)
+    template = str(meta.values.get("tokenizer.chat_template") or "")
+    return model, _read_checkpoint(files[0], model, tensors, shards=len(files)), template
+
+
+def _read_model(meta: GgufMetadata, name: str, tensors: list[HeaderTensor]) -> Model:
+    layers = meta.integer("block_count", least=1)
+    counted: Counter[Component] = Counter()
+    for tensor in tensors:
+        counted[component_in_gguf(tensor.name)] += tensor.elements
+    tokens = meta.values.get("tokenizer.ggml.tokens")
+    vocab = tokens.items if isinstance(tokens, SkippedArray) else len(tokens or [])
+    experts = meta.integer("expert_count", default=0)
+    moe = None
+    if experts:
+        moe = Moe(
+            experts=experts,
+            used=meta.integer("expert_used_count", least=1),
+            intermediate=meta.integer("expert_feed_forward_length", least=1),
+            shared=meta.integer("expert_shared_count", default=0),
+        )
+    mla = gqa = None
+    others: tuple[Layers, ...] = ()
+    if meta.architecture == "deepseek2":
+        mla = _read_mla(meta)
+    else:
+        gqa, others = _read_gqa(meta, layers)
+    return Model(
+        name=slugify(name),
+        title=name,
+        architecture=meta.architecture,
+        hidden=meta.integer("embedding_length", least=1),
+        layers=layers,
+        dense_layers=meta.integer("leading_dense_block_count", default=0),
+        dense_intermediate=meta.integer("feed_forward_length", default=0),
+        vocab=meta.integer("vocab_size", default=vocab, least=1),
+        tied=not counted.get("lm_head"),
+        context=meta.integer("context_length", least=1),
+        mla=mla,
+        gqa=gqa,
+        others=others,
+        moe=moe,
+        licence=Licence(name=str(meta.values.get("general.license", "see the model's own files"))),
+        source=str(meta.where),
+        counted=dict(counted),
+    )
+
+
+def _read_mla(meta: GgufMetadata) -> Mla:
+    rope = meta.integer("rope.dimension_count", least=1)
+    key = meta.integer("attention.key_length_mla", default=0)
+    value = meta.integer("attention.value_length_mla", default=0)
+    whole = not (key and value)  # written before llama.cpp supported latent attention
+    if whole:
+        key = meta.integer("attention.key_length", default=192)
+        value = meta.integer("attention.value_length", default=128)
+    return Mla(
+        heads=meta.integer("attention.head_count", least=1),
+        q_lora=meta.integer("attention.q_lora_rank", default=0),
+        kv_lora=meta.integer("attention.kv_lora_rank", least=1),
+        nope=max(key - rope, 0),
+        rope=rope,
+        v=value,
+        whole_heads=whole,
+    )
+
+
+def _read_gqa(meta: GgufMetadata, layers: int) -> tuple[Gqa, tuple[Layers, ...]]:
+    """The full attention, and the layers with a window."""
+    heads = meta.integer("attention.head_count", least=1)
+    full = Gqa(
+        heads=heads,
+        kv_heads=meta.integer("attention.head_count_kv", default=heads, least=1),
+        head_dim=meta.integer("attention.key_length", default=meta.integer("embedding_length") // heads, least=1),
+    )
+    window = meta.integer("attention.sliding_window", default=0)
+    pattern = meta.values.get(f"{meta.architecture}.attention.sliding_window_pattern")
+    if isinstance(pattern, list):
+        count = sum(map(bool, pattern[:layers]))
+    else:  # every second layer in gpt-oss (llama.cpp's set_swa_pattern(2))
+        count = layers // 2 if meta.architecture == "gpt-oss" else 0
+    return full, (Layers(count=count, gqa=replace(full, window=window)),) if window and count else ()
+
+
+def _read_checkpoint(path: Path, model: Model, tensors: list[HeaderTensor], *, shards: int) -> Checkpoint:
+    sizes: Counter[Component] = Counter()
+    expert_types: Counter[str] = Counter()  # bytes of each type in the experts, in everything if there are none
+    by_layer = [0] * model.layers
+    for tensor in tensors:
+        component = component_in_gguf(tensor.name)
+        sizes[component] += tensor.bytes
+        if component == "routed_experts" or not model.moe:
+            expert_types[tensor.type] += tensor.bytes
+        layer = layer_number(tensor.name)
+        if layer is not None and layer < model.layers:
+            by_layer[layer] += tensor.bytes
+    readers = {name: engine for name, _, _, engine in ggml_types().values()}
+    engines = sorted({readers[tensor.type] for tensor in tensors} - {"both"})
+    return Checkpoint(
+        name=path.stem,
+        model=model.name,
+        path=os.path.abspath(path),
+        format="gguf",
+        quant=next((kind for kind, _ in expert_types.most_common(1)), "unknown"),
+        bytes_by_component=dict(sizes),
+        layer_bytes=tuple(by_layer),
+        expert_layer_bytes=sizes["routed_experts"] // max(model.moe_layers, 1),
+        shards=shards,
+        engines=tuple(engines) if len(engines) < 2 else ("none",),
+        how="read",
+        source=str(path),
+    )

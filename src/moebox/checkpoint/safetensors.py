@@ -1,6 +1,6 @@
-"""Headers of safetensors files: names, shapes, types and sizes, never the weights.
+"""Read the headers of safetensors files: names, shapes, types and sizes, never the weights.
 
-A header is `length (8 bytes, little endian) + JSON`; everything it claims is checked against the file's size.
+A header is `length (8 bytes, little endian) + JSON`; every size in it is checked against the file's size.
 """
 
 import struct
@@ -11,29 +11,27 @@ from pathlib import Path
 
 import msgspec
 
-from moebox.checkpoint.agreement import SampleShapes
 from moebox.checkpoint.names import component_in_safetensors, layer_number
-from moebox.core.model import Component
+from moebox.core.layers import Gqa, Mla
+from moebox.core.model import Component, Model
 from moebox.errors import BadInput, refuse_if
 
 MAX_HEADER_BYTES = 100 * 10**6  # the format's own limit (safetensors/src/tensor.rs, MAX_HEADER_SIZE)
-_BITS = {
-    "BOOL": 8,
-    "U8": 8,
-    "I8": 8,
-    "F8_E4M3": 8,
-    "F8_E5M2": 8,
-    "F8_E8M0": 8,
-    "I16": 16,
-    "U16": 16,
-    "F16": 16,
-    "BF16": 16,
-}
-_BITS |= {"I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
+_BITS = dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 8)
+_BITS |= dict.fromkeys(("I16", "U16", "F16", "BF16"), 16) | dict.fromkeys(("I32", "U32", "F32"), 32)
+_BITS |= dict.fromkeys(("I64", "U64", "F64"), 64) | {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
+
+# Tensors whose shapes are compared with config.json.
+EMBEDDING = "embed_tokens.weight"
+ROUTERS = ("mlp.gate.weight", "block_sparse_moe.gate.weight", "mlp.router.weight")
+OUTPUT = "self_attn.o_proj.weight"
+SAMPLED = (EMBEDDING, *ROUTERS, OUTPUT)
+UNPACKED_TYPES = ("BF16", "F16", "F32", "F8_E4M3")  # the shape is that of the matrix; packed types have another
+MAX_PADDING = 1024  # rows of an embedding beyond the vocabulary, so that it divides over GPUs
 
 
 class SafetensorsEntry(msgspec.Struct):
-    """One entry of a header."""
+    """One tensor of a header."""
 
     dtype: str = ""
     shape: list[int] = []
@@ -44,18 +42,15 @@ _HEADER = msgspec.json.Decoder(dict[str, SafetensorsEntry])
 
 
 class ShardSizes:
-    """Bytes by component and by layer, added up shard by shard."""
+    """Bytes by component and by layer, summed over shards, and the shapes of a few tensors."""
 
     def __init__(self, layers: int) -> None:
         self.layers = layers
         self.by_component: Counter[Component] = Counter()
         self.by_layer = [0] * layers
-        self.dtypes: Counter[str] = Counter()
-        self.shapes = SampleShapes()
-        self.tensors = 0
+        self.shapes: dict[str, tuple[int, ...]] = {}  # the first tensor of each sampled kind
 
     def add(self, name: str, tensor: SafetensorsEntry) -> None:
-        """Count one tensor."""
         size = tensor.data_offsets[1] - tensor.data_offsets[0]
         layer = layer_number(name)
         component = component_in_safetensors(name)
@@ -65,44 +60,49 @@ class ShardSizes:
             else:
                 self.by_layer[layer] += size
         self.by_component[component] += size
-        if component != "vision":
-            self.shapes.add(name, tensor.dtype, tensor.shape)
-        self.dtypes[tensor.dtype] += size
-        self.tensors += 1
+        if component == "vision" or not name.endswith(SAMPLED) or ".experts." in name:
+            return
+        if tensor.dtype in UNPACKED_TYPES and len(tensor.shape) == 2:
+            kind = next(filter(name.endswith, SAMPLED))
+            self.shapes.setdefault("router" if kind in ROUTERS else kind, tuple(tensor.shape))
+
+
+def read_sizes(files: list[Path], layers: int) -> ShardSizes:
+    """Sum up the tensors of all shards."""
+    sizes = ShardSizes(layers)
+    for path in files:
+        for name, tensor in read_header(path):
+            sizes.add(name, tensor)
+    return sizes
 
 
 def read_header(path: Path) -> Iterator[tuple[str, SafetensorsEntry]]:
-    """The tensors of one file; BadInput when the header is not what the file can hold."""
-    raw, room = _raw_header(path)
-    try:
-        header = _HEADER.decode(raw)
-    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError, UnicodeDecodeError) as problem:
-        raise BadInput(f"{path}: header is not a table of tensors: {str(problem)[:120]}") from None
-    for name, tensor in header.items():
-        if name != "__metadata__":
-            _check(path, name, tensor, room)
-            yield name, tensor
-
-
-def _raw_header(path: Path) -> tuple[bytes, int]:
-    """The header's bytes, and how many bytes of data the file has after it."""
+    """Yield the tensors of one file. Raise BadInput if the file cannot contain what the header describes."""
     try:
         with open(path, "rb") as file:
             total = path.stat().st_size
             head = file.read(8)
             refuse_if(len(head) < 8, f"{path}: {total} bytes is too short for a safetensors file")
             (length,) = struct.unpack("<Q", head)
-            claimed = f"{path}: claims a header of {length:,} bytes; the file has {total:,}"
-            refuse_if(length > min(MAX_HEADER_BYTES, total - 8), claimed)
-            return file.read(length), total - 8 - length
+            text = f"{path}: the header's size is given as {length:,} bytes; the file has {total:,}"
+            refuse_if(length > min(MAX_HEADER_BYTES, total - 8), text)
+            raw, data_bytes = file.read(length), total - 8 - length
     except OSError as problem:
         raise BadInput(f"{path}: cannot be read: {problem.strerror}") from None
+    try:
+        header = _HEADER.decode(raw)
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError, UnicodeDecodeError) as problem:
+        raise BadInput(f"{path}: header is not a table of tensors: {str(problem)[:120]}") from None
+    for name, tensor in header.items():
+        if name != "__metadata__":
+            _check_entry(path, name, tensor, data_bytes)
+            yield name, tensor
 
 
-def _check(path: Path, name: str, tensor: SafetensorsEntry, room: int) -> None:
+def _check_entry(path: Path, name: str, tensor: SafetensorsEntry, data_bytes: int) -> None:
     start, end = tensor.data_offsets
-    if not 0 <= start <= end <= room:
-        raise BadInput(f"{path}: {name[:80]} lies at {start}..{end}, outside the file's {room:,} bytes of data")
+    if not 0 <= start <= end <= data_bytes:
+        raise BadInput(f"{path}: {name[:80]} lies at {start}..{end}, outside the file's {data_bytes:,} bytes of data")
     bits = _BITS.get(tensor.dtype)
     if bits is None:
         raise BadInput(f"{path}: {name[:80]} has the unknown type {tensor.dtype[:20]!r}")
@@ -113,43 +113,58 @@ def _check(path: Path, name: str, tensor: SafetensorsEntry, room: int) -> None:
 
 
 def shard_files(folder: Path) -> list[Path]:
-    """The weight files of a checkpoint; those that its index names and that are missing are an error."""
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        names = sorted(set(_weight_map(index).values()))
-        missing = [name for name in names if not is_nonempty_file(folder / name)]
-        if missing:
-            raise BadInput(
-                f"{folder}: {len(missing)} of {len(names)} shards are missing or empty, the first is {missing[0]}",
-                hint="the download is incomplete; run it again",
-            )
-        return [folder / name for name in names]
-    return sorted(folder.glob("*.safetensors"))
+    """Return the weight files of a checkpoint. Raise BadInput if files that its index names are missing."""
 
-
-def is_nonempty_file(path: Path) -> bool:
-    """Whether there is such a file, with something in it."""
-    return path.is_file() and path.stat().st_size > 0
-
-
-def _weight_map(index: Path) -> dict[str, str]:
     class Index(msgspec.Struct):
         weight_map: dict[str, str]
 
+    index = folder / "model.safetensors.index.json"
+    if not index.exists():
+        return sorted(folder.glob("*.safetensors"))
     try:
-        found = msgspec.json.decode(index.read_bytes(), type=Index).weight_map
+        names = sorted(set(msgspec.json.decode(index.read_bytes(), type=Index).weight_map.values()))
     except (msgspec.DecodeError, RecursionError, OSError) as problem:
         raise BadInput(f"{index}: not a safetensors index: {problem}") from None
-    for name in found.values():
+    for name in names:
         if "/" in name or name in ("", "..", "."):
             raise BadInput(f"{index}: shard name {name!r} points outside the folder")
-    return found
+    missing = [name for name in names if not is_nonempty_file(folder / name)]
+    if missing:
+        raise BadInput(
+            f"{folder}: {len(missing)} of {len(names)} shards are missing or empty, the first is {missing[0]}",
+            hint="the download is incomplete; run it again",
+        )
+    return [folder / name for name in names]
 
 
-def read_sizes(files: list[Path], layers: int) -> ShardSizes:
-    """What the shards hold together."""
-    sizes = ShardSizes(layers)
-    for path in files:
-        for name, tensor in read_header(path):
-            sizes.add(name, tensor)
-    return sizes
+def check_agreement(folder: Path, model: Model, sizes: ShardSizes) -> None:
+    """Raise BadInput if config.json and the weights disagree on layers or sizes."""
+    found: list[str] = []
+    empty = [number for number, size in enumerate(sizes.by_layer) if not size]
+    if empty:
+        have = len(sizes.by_layer) - len(empty)
+        found.append(f"{model.layers} layers, the weights hold {have} (layer {empty[0]} is missing)")
+    rows, hidden = sizes.shapes.get(EMBEDDING, (model.vocab, model.hidden))
+    if hidden != model.hidden:
+        found.append(f"a hidden size of {model.hidden:,}, the weights hold {hidden:,}")
+    if not model.vocab <= rows < model.vocab + MAX_PADDING:
+        found.append(f"a vocabulary of {model.vocab:,}, the weights hold {rows:,}")
+    experts, _ = sizes.shapes.get("router", (model.experts, 0))
+    if experts != model.experts:
+        found.append(f"{model.experts} experts, the weights hold {experts}")
+    width = sizes.shapes.get(OUTPUT, (0, 0))[1]
+    kind = model.stack[0].kind
+    heads: float = model.attention.heads
+    if width and len(model.stack) == 1 and isinstance(kind, Mla | Gqa):
+        heads = width / (kind.v if isinstance(kind, Mla) else kind.value_dim)
+    if heads != model.attention.heads:
+        found.append(f"{model.attention.heads} attention heads, the weights hold {heads:g}")
+    if found:
+        raise BadInput(
+            f"{folder}: config.json has {'; '.join(found)}",
+            hint="config.json and the .safetensors files must come from one repository",
+        )
+
+
+def is_nonempty_file(path: Path) -> bool:
+    return path.is_file() and path.stat().st_size > 0

@@ -1,13 +1,13 @@
-"""config.json's attention fields as kinds of layer."""
+"""Read config.json's attention fields as kinds of layer."""
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from typing import Any
 
-from moebox.checkpoint.fields import ConfigFields
-from moebox.core.layer_kind import Indexer
-from moebox.core.layers import Compressed, Gqa, Layers, Linear, Mla
+from moebox.core.layers import Compressed, Gqa, Indexer, Layers, Linear, Mla
 from moebox.errors import BadInput, refuse_if
 
+MAX_NUMBER = 2**40  # no field of a config is larger
 LATENT = (
     "DeepseekV2ForCausalLM",
     "DeepseekV3ForCausalLM",
@@ -37,9 +37,39 @@ COMPRESSED = ("DeepseekV4ForCausalLM",)
 SUPPORTED = (*LATENT, *GROUPED, *COMPRESSED)
 
 
+class ConfigFields:
+    """The fields of a config, each checked when it is read; errors name the file and the field."""
+
+    def __init__(self, values: dict[str, Any], where: str) -> None:
+        self.values = values
+        self.where = where
+
+    def integer(self, *names: str, default: int | None = None, least: int = 0) -> int:
+        """The first of `names` that is set, as an integer of at least `least`."""
+        for name in names:
+            value = self.values.get(name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value < MAX_NUMBER:
+                text = f"{name} is {str(value)[:60]!r}; it must be an integer of at least {least}"
+                raise BadInput(f"{self.where}: {text}")
+            return value
+        if default is None:
+            raise BadInput(f"{self.where}: {names[0]} is missing")
+        return default
+
+    def is_true(self, name: str) -> bool:
+        return bool(self.values.get(name))
+
+    def name_list(self, name: str) -> list[str]:
+        """A list of names, such as the kind of each layer; [] if it is not set."""
+        value = self.values.get(name)
+        return [str(entry) for entry in value] if isinstance(value, list) else []
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionStack:
-    """The kind that keeps the whole context, and the layers of other kinds."""
+    """The kind of layer that caches the whole context, and the layers of other kinds."""
 
     mla: Mla | None = None
     gqa: Gqa | None = None
@@ -47,15 +77,24 @@ class AttentionStack:
 
 
 def attention_stack(fields: ConfigFields, architecture: str) -> AttentionStack:
-    """The stack that a config of this architecture describes."""
+    """The layers that a config of this architecture describes."""
     if architecture in COMPRESSED:
-        return _compressed(fields)
-    if architecture in LATENT:
-        return _latent(fields)
-    return _grouped(fields, architecture)
+        return _compressed_stack(fields)
+    stack = _latent_stack(fields) if architecture in LATENT else _grouped_stack(fields, architecture)
+    most = fields.integer("num_hidden_layers", least=1)
+    for layers in stack.others:
+        refuse_if(
+            layers.count > most, f"{fields.where}: names {layers.count} layers of one kind, but there are only {most}"
+        )
+    return replace(stack, others=tuple(layers for layers in stack.others if layers.count))
 
 
-def _latent(fields: ConfigFields) -> AttentionStack:
+def _latent_stack(fields: ConfigFields) -> AttentionStack:
+    indexer = None
+    if fields.values.get("index_n_heads") is not None:
+        kinds = fields.name_list("indexer_types")
+        own = sum(kind == "full" for kind in kinds)
+        indexer = replace(_sparse_indexer(fields), layers=own if own < len(kinds) else 0)
     mla = Mla(
         heads=fields.integer("num_attention_heads", least=1),
         q_lora=fields.integer("q_lora_rank", default=0),
@@ -64,7 +103,7 @@ def _latent(fields: ConfigFields) -> AttentionStack:
         rope=fields.integer("qk_rope_head_dim", least=1),
         v=fields.integer("v_head_dim", least=1),
         output_gate=fields.is_true("mla_use_output_gate"),
-        indexer=_indexer(fields),
+        indexer=indexer,
     )
     linear = fields.values.get("linear_attn_config")
     if not isinstance(linear, dict):
@@ -80,27 +119,30 @@ def _latent(fields: ConfigFields) -> AttentionStack:
         channel_decay=True,
         full_gate=inner.is_true("use_full_rank_gate"),
     )
-    return AttentionStack(mla=mla, others=_some(Layers(count=len(inner.name_list("kda_layers")), linear=kind), fields))
+    return AttentionStack(mla=mla, others=(Layers(count=len(inner.name_list("kda_layers")), linear=kind),))
 
 
-def _indexer(fields: ConfigFields) -> Indexer | None:
-    if fields.values.get("index_n_heads") is None:
-        return None
-    kinds = fields.name_list("indexer_types")
-    own = sum(kind == "full" for kind in kinds)
+def _sparse_indexer(fields: ConfigFields) -> Indexer:
+    """DeepSeek's indexer."""
     return Indexer(
         heads=fields.integer("index_n_heads", least=1),
         dim=fields.integer("index_head_dim", least=1),
         topk=fields.integer("index_topk", default=0),
-        layers=own if own < len(kinds) else 0,
     )
 
 
-def _grouped(fields: ConfigFields, architecture: str) -> AttentionStack:
+def _grouped_stack(fields: ConfigFields, architecture: str) -> AttentionStack:
     hidden, heads = fields.integer("hidden_size", least=1), fields.integer("num_attention_heads", least=1)
     head_dim = fields.integer("head_dim", default=hidden // heads, least=1)
     kv_heads = fields.integer("num_key_value_heads", "num_attention_groups", default=heads, least=1)
-    oss, step = architecture == "GptOssForCausalLM", architecture.startswith("Step3p")
+    oss = architecture == "GptOssForCausalLM"
+    # Elements of the norms on q and k: per head in Qwen3, GLM and Step, over all heads in MiniMax M2.
+    head_norm = 0
+    if architecture == "MiniMaxM2ForCausalLM":
+        head_norm = (heads + kv_heads) * head_dim if fields.is_true("use_qk_norm") else 0
+    elif architecture.startswith(("Qwen3", "Step3p")) or fields.is_true("use_qk_norm"):
+        head_norm = 2 * head_dim
+    indexer = _block_indexer(fields)
     full = Gqa(
         heads=heads,
         kv_heads=kv_heads,
@@ -109,57 +151,44 @@ def _grouped(fields: ConfigFields, architecture: str) -> AttentionStack:
         bias=fields.is_true("attention_bias"),
         output_bias=oss,
         output_gate=fields.is_true("attn_output_gate") or architecture == "Qwen3NextForCausalLM",
-        head_gate=step,
+        head_gate=architecture.startswith("Step3p"),
         sinks=oss or fields.is_true("add_full_attention_sink_bias"),
-        head_norm=_head_norm(fields, architecture, heads, kv_heads, head_dim),
-        indexer=_blocks(fields),
+        head_norm=head_norm,
+        indexer=replace(indexer, layers=0) if indexer else None,
     )
-    sliding, linear = _other_layers(fields, architecture)
-    others: tuple[Layers, ...] = ()
-    if sliding:
-        others += _some(Layers(count=sliding, gqa=_sliding(fields, full)), fields)
-    if linear:
-        others += _some(Layers(count=linear, linear=_delta(fields)), fields)
-    if full.indexer and full.indexer.layers:
-        dense = fields.integer("num_hidden_layers", least=1) - full.indexer.layers
-        full = replace(full, indexer=replace(full.indexer, layers=0))
-        others += (Layers(count=dense, gqa=replace(full, indexer=None)),)
-    return AttentionStack(gqa=full, others=others)
-
-
-def _other_layers(fields: ConfigFields, architecture: str) -> tuple[int, int]:
-    """How many layers have a window, and how many linear attention."""
-    if architecture.startswith("MiMo"):
-        return fields.name_list("hybrid_layer_pattern").count("1"), 0
     kinds = fields.name_list("layer_types")
-    return kinds.count("sliding_attention"), kinds.count("linear_attention")
+    sliding, linear = kinds.count("sliding_attention"), kinds.count("linear_attention")
+    if architecture.startswith("MiMo"):
+        sliding, linear = fields.name_list("hybrid_layer_pattern").count("1"), 0
+    others: list[Layers] = []
+    if sliding:
+        windowed = replace(  # with its own heads if the config has them (MiMo)
+            full,
+            heads=fields.integer("swa_num_attention_heads", default=heads),
+            kv_heads=fields.integer("swa_num_key_value_heads", default=kv_heads),
+            head_dim=fields.integer("swa_head_dim", default=head_dim),
+            v_dim=fields.integer("swa_v_head_dim", default=full.v_dim),
+            sinks=full.sinks or fields.is_true("add_swa_attention_sink_bias"),
+            window=fields.integer("sliding_window", "sliding_window_size", least=1),
+        )
+        others.append(Layers(count=sliding, gqa=windowed))
+    if linear:
+        delta = Linear(
+            heads=fields.integer("linear_num_value_heads", least=1),
+            key_heads=fields.integer("linear_num_key_heads", least=1),
+            key_dim=fields.integer("linear_key_head_dim", least=1),
+            value_dim=fields.integer("linear_value_head_dim", least=1),
+            conv=fields.integer("linear_conv_kernel_dim", default=4),
+        )
+        others.append(Layers(count=linear, linear=delta))
+    if indexer and indexer.layers:
+        dense = fields.integer("num_hidden_layers", least=1) - indexer.layers
+        others.append(Layers(count=dense, gqa=replace(full, indexer=None)))
+    return AttentionStack(gqa=full, others=tuple(others))
 
 
-def _sliding(fields: ConfigFields, full: Gqa) -> Gqa:
-    """The windowed kind: as the full one, with heads of its own where the config names them (MiMo)."""
-    return replace(
-        full,
-        heads=fields.integer("swa_num_attention_heads", default=full.heads),
-        kv_heads=fields.integer("swa_num_key_value_heads", default=full.kv_heads),
-        head_dim=fields.integer("swa_head_dim", default=full.head_dim),
-        v_dim=fields.integer("swa_v_head_dim", default=full.v_dim),
-        sinks=full.sinks or fields.is_true("add_swa_attention_sink_bias"),
-        window=fields.integer("sliding_window", "sliding_window_size", least=1),
-    )
-
-
-def _delta(fields: ConfigFields) -> Linear:
-    return Linear(
-        heads=fields.integer("linear_num_value_heads", least=1),
-        key_heads=fields.integer("linear_num_key_heads", least=1),
-        key_dim=fields.integer("linear_key_head_dim", least=1),
-        value_dim=fields.integer("linear_value_head_dim", least=1),
-        conv=fields.integer("linear_conv_kernel_dim", default=4),
-    )
-
-
-def _blocks(fields: ConfigFields) -> Indexer | None:
-    """MiniMax M3's selector of blocks; `layers` are those that have it."""
+def _block_indexer(fields: ConfigFields) -> Indexer | None:
+    """MiniMax M3's selector of blocks; `layers` is the number of layers that have it, 0 if all do."""
     sparse = fields.values.get("sparse_attention_config")
     if not isinstance(sparse, dict) or not sparse.get("use_sparse_attention", True):
         return None
@@ -174,13 +203,12 @@ def _blocks(fields: ConfigFields) -> Indexer | None:
     )
 
 
-def _compressed(fields: ConfigFields) -> AttentionStack:
-    ratios = _ratios(fields)
-    indexer = Indexer(
-        heads=fields.integer("index_n_heads", least=1),
-        dim=fields.integer("index_head_dim", least=1),
-        topk=fields.integer("index_topk", default=0),
-    )
+def _compressed_stack(fields: ConfigFields) -> AttentionStack:
+    layers = fields.integer("num_hidden_layers", least=1)
+    ratios = fields.values.get("compress_ratios")  # of each layer
+    if not isinstance(ratios, list) or len(ratios) < layers or not all(isinstance(part, int) for part in ratios):
+        raise BadInput(f"{fields.where}: compress_ratios must have an integer for each of {layers} layers")
+    indexer = _sparse_indexer(fields)
     plain = Compressed(
         heads=fields.integer("num_attention_heads", least=1),
         head_dim=fields.integer("head_dim", least=1),
@@ -191,34 +219,8 @@ def _compressed(fields: ConfigFields) -> AttentionStack:
     )
     return AttentionStack(
         others=tuple(
-            # Only the finely compressed layers have so many entries that they need a selector.
+            # Only the layers with ratio 4 have so many entries that they need an indexer.
             Layers(count=count, compressed=replace(plain, ratio=ratio, indexer=indexer if ratio == 4 else None))
-            for ratio, count in sorted(Counter(ratios).items())
+            for ratio, count in sorted(Counter(ratios[:layers]).items())
         )
     )
-
-
-def _ratios(fields: ConfigFields) -> list[int]:
-    """By how much each layer compresses."""
-    layers = fields.integer("num_hidden_layers", least=1)
-    ratios = fields.values.get("compress_ratios")
-    if not isinstance(ratios, list) or len(ratios) < layers or not all(isinstance(part, int) for part in ratios):
-        raise BadInput(f"{fields.where}: compress_ratios must give a whole number for each of {layers} layers")
-    return ratios[:layers]
-
-
-def _head_norm(fields: ConfigFields, architecture: str, heads: int, kv_heads: int, head_dim: int) -> int:
-    """Elements of the norms on q and k: per head in Qwen3, GLM and Step, over all heads in MiniMax M2."""
-    if architecture == "MiniMaxM2ForCausalLM":
-        return (heads + kv_heads) * head_dim if fields.is_true("use_qk_norm") else 0
-    if architecture.startswith(("Qwen3", "Step3p")) or fields.is_true("use_qk_norm"):
-        return 2 * head_dim
-    return 0
-
-
-def _some(layers: Layers, fields: ConfigFields) -> tuple[Layers, ...]:
-    """`layers`, if there are any and not more than the model has."""
-    most = fields.integer("num_hidden_layers", least=1)
-    many = f"{fields.where}: names {layers.count} layers of one kind, but there are only {most}"
-    refuse_if(layers.count > most, many)
-    return (layers,) if layers.count else ()

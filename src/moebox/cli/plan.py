@@ -10,7 +10,7 @@ from moebox import codec
 from moebox.checkpoint import look_up_model
 from moebox.cli.output import print_json, stderr_console, stdout_console, write_file
 from moebox.cli.pinned import PlanArgs
-from moebox.core import grammar
+from moebox.core import validation
 from moebox.core.plan import DeviceMemory, Goal, Plan, PlanWarning
 from moebox.errors import DoesNotFit
 from moebox.flows import boxes
@@ -62,7 +62,7 @@ def plan(
     notes = tuple(PlanWarning(symptom="", text=note, severity="note") for note in known.notes)
     chosen = replace(chosen, warnings=(*notes, *chosen.warnings))
     chosen = boxes.with_planned_box(chosen, box, ram=ram, ram_bandwidth=ram_bandwidth)
-    grammar.validate_recipe(chosen.recipe)  # what `up` would refuse is not written first
+    validation.validate_recipe(chosen.recipe)  # what `up` would refuse is not written first
     if output:
         write_recipe(chosen, output)
     if json:

@@ -64,7 +64,7 @@ def target_from_recipe(
     recipe = recipes.load_recipe(name)
     deployment = deploy(recipe, boxes.box_for_recipe(recipe, box, ram=ram, ram_bandwidth=ram_bandwidth))
     check_recipe(deployment)
-    return _subject(deployment.with_default_context)
+    return _subject(deployment.with_default_context())
 
 
 def target_from_plan(name: str, box: Box, constraints: Constraints) -> ForecastTarget:

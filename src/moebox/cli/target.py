@@ -5,7 +5,7 @@ from pathlib import Path
 
 from moebox import http
 from moebox.cli import flags
-from moebox.core import grammar
+from moebox.core import validation
 from moebox.core.endpoint import AUTH_STATUSES, KEY_HINT, Endpoint, endpoint_from_url
 from moebox.core.recipe import Recipe
 from moebox.errors import ExternalError, refuse_if
@@ -43,7 +43,7 @@ def no_answer_error(endpoint: Endpoint, reason: str) -> ExternalError:
 
 def _endpoint(target: str, *, model: str, key_env: str) -> Endpoint:
     if target.endswith(".toml"):
-        return _of_recipe(grammar.read_recipe(Path(target)), model=model, key_env=key_env)
+        return _of_recipe(validation.read_recipe(Path(target)), model=model, key_env=key_env)
     if is_url(target):
         return _made(target, model, key_env, "")
     from moebox.serve import state

@@ -19,7 +19,7 @@ from moebox.errors import ExternalError, refuse_if, refuse_out_of_range
 from moebox.flows import boxes, recipes
 from moebox.planner.simulate import scheduler_rules
 from moebox.serve.keys import TWIN_KEY, keep_key, make_key
-from moebox.stream import loop
+from moebox.stream import run_to_end
 
 NOTHING = PlanArgs()
 
@@ -83,7 +83,7 @@ def twin(
             document | ({"key": made} if made else {}),
             lambda: _show(subject, url, made, open=open),
         )
-        loop.run_to_end(serve_twin(subject, listening, capacity, speed, key="" if open else key or made))
+        run_to_end(serve_twin(subject, listening, capacity, speed, key="" if open else key or made))
     return 0
 
 

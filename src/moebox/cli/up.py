@@ -19,7 +19,7 @@ from moebox.serve.where import NodeSelection
 
 if TYPE_CHECKING:
     from moebox.core.deployment import Deployment
-    from moebox.core.event import PlanRealityRow
+    from moebox.core.engine_event import PlanRealityRow
     from moebox.serve.faults import LaunchFailed
     from moebox.serve.session import EngineSession
     from moebox.store import Run
@@ -116,7 +116,7 @@ def start_and_wait(
     where: NodeSelection = HERE,
 ) -> int:
     """Start, show, and stay or let go."""
-    from moebox.core.event import PlanReality, RemedyApplied
+    from moebox.core.engine_event import PlanReality, RemedyApplied
     from moebox.serve import reality
     from moebox.serve.faults import LaunchFailed
     from moebox.serve.order import require_engine

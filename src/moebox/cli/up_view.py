@@ -6,7 +6,7 @@ from typing import Any
 
 from moebox.cli.eta import TimeEstimate
 from moebox.cli.output import stderr_console, stdout_console
-from moebox.core.event import PlanRealityRow
+from moebox.core.engine_event import PlanRealityRow
 from moebox.core.symptom import Finding
 from moebox.engines.events import LogEvent
 from moebox.units import format_count, format_gib, format_percent, format_seconds

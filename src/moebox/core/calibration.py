@@ -1,6 +1,6 @@
-"""A calibration: the steps that a rehearsal timed on a box, as they were measured, and for which recipes they hold.
+"""A calibration: steps that a rehearsal timed on a box, and the recipes they apply to.
 
-Facts only. What they say of the whole model is worked out in `planner.speed.measured`.
+`planner.speed.measured` computes the speed of the whole model from them.
 """
 
 import hashlib
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from moebox import codec
 from moebox.core import registry
-from moebox.core.layer_kind import LayerKind
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Recipe
 from moebox.units import plural
@@ -19,24 +18,24 @@ if TYPE_CHECKING:  # a box carries its calibrations
     from moebox.core.box import Box
 
 FORMAT = 1
-SIXTEEN_BIT_KV = ("auto", "bf16", "f16", "")  # the cache's type where nothing else is asked for
+SIXTEEN_BIT_KV = ("auto", "bf16", "f16", "")  # cache types of 16 bits
 EAGER_FLAGS = ("enforce-eager", "disable-cuda-graph")
-RAM_TOLERANCE = 0.05  # of the same modules two kernels leave a little more or less
+RAM_TOLERANCE = 0.05  # two kernels report slightly different totals for the same modules
 NOT_MEASURED = (
-    "acceptance of draft tokens: dummy weights cannot be guessed",
+    "acceptance of draft tokens: dummy weights are unpredictable",
     "skew of the real routing: experts were used evenly",
     "page faults of a cold start: the engine was warm",
 )
 
 
 def uses_cpu(engine: str) -> bool:
-    """Whether the CPU computes as well."""
+    """True if the engine computes on the CPU as well."""
     return engine in registry.engine_names() and registry.engine_traits(engine).offloads_experts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeStep:
-    """One step that decodes `batch` sequences at `context` tokens each."""
+    """A step that decodes `batch` sequences of `context` tokens each."""
 
     batch: int
     context: int
@@ -46,7 +45,7 @@ class DecodeStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillStep:
-    """One new prompt alone on the engine, until its first token."""
+    """A single new prompt on an idle engine, until its first token."""
 
     tokens: int
     seconds: float
@@ -58,7 +57,7 @@ StepT = TypeVar("StepT", DecodeStep, PrefillStep)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedStep:
-    """What the forecast from published rows said of a decode step: seconds whatever the depth, and of each layer."""
+    """The forecast of a decode step from published rows: fixed seconds, and seconds per layer."""
 
     batch: int
     context: int
@@ -68,10 +67,10 @@ class ExpectedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Boot:
-    """What one depth showed."""
+    """The measurements at one depth."""
 
     layers: int
-    gpu_experts: int = 0  # of these, layers with experts on GPUs where other layers' experts are in RAM
+    gpu_experts: int = 0  # layers with experts on GPUs, if those of other layers are in RAM
     decode: tuple[DecodeStep, ...] = ()
     prefill: tuple[PrefillStep, ...] = ()
     weights_bytes: int = 0  # on the fullest device
@@ -81,7 +80,7 @@ class Boot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibratedBox:
-    """The box in what decides speed, so that owners of the same box can share a calibration."""
+    """The parts of a box that decide speed, so that owners of equal boxes can share a calibration."""
 
     gpus: str = ""  # "8x h200"
     cpu: str = ""
@@ -89,7 +88,7 @@ class CalibratedBox:
     ram_bytes: int = 0
 
     def matches(self, other: "CalibratedBox", *, host: bool) -> bool:
-        """The same GPUs and, where the host computes as well, the same CPU and memory."""
+        """True for the same GPUs and, if the CPU computes too (`host`), the same CPU and memory."""
         if self.gpus != other.gpus:
             return False
         if not host:
@@ -100,7 +99,6 @@ class CalibratedBox:
 
     @property
     def text(self) -> str:
-        """In a few words."""
         return self.gpus or f"{self.cpu or 'CPU'}, {self.cores} cores"
 
 
@@ -115,13 +113,12 @@ class CalibratedLayout:
     ep: bool = False
     kv: str = ""  # "" is 16 bits
     graphs: bool = True
-    chunk: int = 0  # prompt tokens in one step; 0: the engine's own
-    threads: int = 0  # 0: the engine's own
+    chunk: int = 0  # prompt tokens in one step; 0: the engine's default
+    threads: int = 0  # 0: the engine's default
     preset: str = ""
 
     @property
     def text(self) -> str:
-        """In a few words."""
         sizes = (("TP", self.tp), ("PP", self.pp), ("DP", self.dp), ("DCP", self.dcp))
         others: dict[str, object] = {
             "EP": self.ep,
@@ -132,12 +129,12 @@ class CalibratedLayout:
             self.preset: self.preset,
         }
         parts = [f"{name}{size}" for name, size in sizes if size > 1 or name == "TP"]
-        return " ".join([*parts, *(text for text, said in others.items() if said)])
+        return " ".join([*parts, *(text for text, is_set in others.items() if is_set)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """Steps timed on one box with one engine, and for which recipes they hold."""
+    """Steps timed on one box with one engine, and the recipes they apply to."""
 
     format: int = FORMAT
     id: str
@@ -145,25 +142,25 @@ class Calibration:
     place: CalibratedBox
     engine: str
     version: str = ""
-    model: str  # its title, for people
-    shape: str  # of the model, whatever its number of layers
+    model: str  # its title
+    shape: str  # of the model's layers, independent of their number
     layers: int  # of the whole model
     quant: str
     layout: CalibratedLayout = CalibratedLayout()
-    layer_bytes: float = 0.0  # of cache that a token takes in one layer, on one GPU; 0: not known
+    layer_bytes: float = 0.0  # cache of one token in one layer on one GPU; 0: unknown
     boots: tuple[Boot, ...] = ()
-    expected: tuple[ExpectedStep, ...] = ()  # of an engine that works on GPUs alone
-    notes: tuple[str, ...] = ()  # what went differently than wanted
+    expected: tuple[ExpectedStep, ...] = ()  # only for engines that use GPUs alone
+    notes: tuple[str, ...] = ()  # deviations from the planned measurement
     unseen: tuple[str, ...] = NOT_MEASURED
-    imported: str = ""  # the file's name; "" where measured here
+    imported: str = ""  # the file's name; "" if measured here
 
     @property
     def depths(self) -> tuple[int, ...]:
-        """Layers of the boots, fewest first."""
+        """Numbers of layers of the boots, ascending."""
         return tuple(sorted({boot.layers for boot in self.boots}))
 
     def applies_to(self, box: "Box", model: Model, checkpoint: Checkpoint, recipe: Recipe) -> bool:
-        """Whether it was measured with what `recipe` starts on `box`."""
+        """True if it was measured with the configuration that `recipe` starts on `box`."""
         if (self.engine, self.quant) != (recipe.engine, checkpoint.quant):
             return False
         if recipe.speculate is not None:  # drafts are not measured
@@ -176,7 +173,6 @@ class Calibration:
 
 
 def calibrated_box(box: "Box") -> CalibratedBox:
-    """`box` in what decides speed."""
     names: dict[str, int] = {}
     for gpu in box.gpus:
         names[gpu.name] = names.get(gpu.name, 0) + box.nodes
@@ -185,14 +181,13 @@ def calibrated_box(box: "Box") -> CalibratedBox:
 
 
 def calibrated_layout(recipe: Recipe) -> CalibratedLayout:
-    """The settings of `recipe` that decide the time of a step."""
-    spread, hybrid = recipe.parallel, recipe.hybrid
+    parallel, hybrid = recipe.parallel, recipe.hybrid
     return CalibratedLayout(
-        tp=spread.tp,
-        pp=spread.pp,
-        dp=spread.dp,
-        dcp=spread.dcp,
-        ep=spread.ep,
+        tp=parallel.tp,
+        pp=parallel.pp,
+        dp=parallel.dp,
+        dcp=parallel.dcp,
+        ep=parallel.ep,
         kv="" if recipe.kv in SIXTEEN_BIT_KV else recipe.kv,
         graphs=not any(map(recipe.flags.get, EAGER_FLAGS)),
         chunk=(hybrid.ubatch if hybrid else recipe.batched_tokens) or 0,
@@ -202,22 +197,20 @@ def calibrated_layout(recipe: Recipe) -> CalibratedLayout:
 
 
 def gpu_expert_layers(recipe: Recipe) -> int:
-    """Layers whose experts the recipe puts on GPUs while others' stay in RAM."""
+    """Number of layers whose experts are on GPUs while others are in RAM."""
     return sum(map(len, recipe.hybrid.experts)) if recipe.hybrid else 0
 
 
-LATER_FIELDS = ("whole_heads",)
+LATER_FIELDS = ("whole_heads",)  # added to layer kinds later: hashed only if set, so that old ids stay valid
 
 
 def shape_id(model: Model) -> str:
-    """A short name for the shape of the model's layers; models that differ in depth alone share it."""
-    kinds = [[type(layers.kind).__name__, _facts(layers.kind)] for layers in model.stack]
+    """A short id of the shape of the model's layers; models that differ only in depth share it."""
+    kinds: list[list[object]] = []
+    for layers in model.stack:
+        facts: dict[str, object] = codec.to_plain(layers.kind)
+        used = {name: value for name, value in facts.items() if name not in LATER_FIELDS or value}
+        kinds.append([type(layers.kind).__name__, used])
     widths = [model.hidden, model.dense_layers, model.dense_intermediate, model.vocab]
-    facts = [kinds, codec.to_plain(model.moe), widths]
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def _facts(kind: LayerKind) -> dict[str, object]:
-    """What a kind of layer is; what was added to kinds later counts only where it is set, so that old names hold."""
-    facts: dict[str, object] = codec.to_plain(kind)
-    return {name: value for name, value in facts.items() if name not in LATER_FIELDS or value}
+    text = json.dumps([kinds, codec.to_plain(model.moe), widths], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

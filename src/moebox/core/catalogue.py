@@ -1,42 +1,41 @@
-"""The tables that ship with moebox, as the core types.
+"""The tables that ship with moebox, as core types.
 
-Adding a GPU, a model or a checkpoint is a change to a TOML file in `moebox/data`, never to code.
+To add a GPU, a model or a checkpoint, change a TOML file in `moebox/data`, never code.
 """
 
 import functools
 import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from moebox import codec
 from moebox.core.box import Gpu
-from moebox.core.model import Checkpoint, Model
+from moebox.core.model import Checkpoint, Component, Model
+from moebox.core.traits import WeightsFormat
 from moebox.data import FOLDER
 from moebox.errors import UnknownName
 
 
 @functools.cache
 def load_table(name: str) -> Mapping[str, Any]:
-    """`moebox/data/NAME.toml` as plain dicts."""
+    """Read `moebox/data/NAME.toml`."""
     return tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
 
 
 @functools.cache
 def gpus() -> dict[str, Gpu]:
-    """Every GPU in the catalogue by name."""
     rows = load_table("gpus")["gpu"]
     return {row["name"]: codec.decode(Gpu, row, where=f"gpus.toml [{row['name']}]") for row in rows}
 
 
 @functools.cache
 def models() -> dict[str, Model]:
-    """Every model in the catalogue by name."""
     rows = load_table("models")["model"]
     return {row["name"]: codec.decode(Model, row, where=f"models.toml [{row['name']}]") for row in rows}
 
 
 def find_gpu(name: str) -> Gpu:
-    """The GPU called `name`."""
     found = gpus().get(name)
     if found is None:
         raise UnknownName("GPU", name, gpus())
@@ -44,7 +43,7 @@ def find_gpu(name: str) -> Gpu:
 
 
 def find_model(name: str) -> Model:
-    """The model called `name`, by its name or an alias."""
+    """Find a model by its name, an alias or its repository."""
     wanted = name.lower()
     for known in models().values():
         if wanted in (known.name, *known.aliases, known.repo.lower()):
@@ -54,18 +53,80 @@ def find_model(name: str) -> Model:
 
 @functools.cache
 def published_checkpoints(model_name: str) -> tuple[Checkpoint, ...]:
-    """The published forms of a model."""
-    from moebox.core.quant import CheckpointRow, checkpoint_from_row
-
     rows = [row for row in load_table("checkpoints")["checkpoint"] if model_name in row["models"]]
     decoded = [codec.decode(CheckpointRow, row, where=f"checkpoints.toml [{row['name']}]") for row in rows]
     return tuple(checkpoint_from_row(find_model(model_name), row) for row in decoded)
 
 
 def find_checkpoint(model_name: str, name: str) -> Checkpoint:
-    """One published form of a model, by its name or repository."""
+    """Find a published checkpoint of a model by its name or repository."""
     known = published_checkpoints(model_name)
-    for form in known:
-        if name.lower() in (form.name.lower(), form.repo.lower()):
-            return form
-    raise UnknownName(f"checkpoint of {model_name}", name, [form.name for form in known])
+    for checkpoint in known:
+        if name.lower() in (checkpoint.name.lower(), checkpoint.repo.lower()):
+            return checkpoint
+    raise UnknownName(f"checkpoint of {model_name}", name, [checkpoint.name for checkpoint in known])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRow:
+    """A row of data/checkpoints.toml: bits per weight of each component, `other` for those not given."""
+
+    name: str
+    models: tuple[str, ...]
+    repo: str = ""
+    format: WeightsFormat
+    quant: str
+    other: float
+    embed: float | None = None
+    lm_head: float | None = None
+    attention: float | None = None
+    dense_ffn: float | None = None
+    shared_experts: float | None = None
+    routed_experts: float | None = None
+    router: float | None = None
+    norms: float | None = None
+    vision: float | None = None
+    per_expert: int = 0  # bytes of an expert beside its weights
+    bytes: int = 0  # the published total
+    shards: int = 0
+    file: str = ""
+    engines: tuple[str, ...] = ()
+    native: bool = False
+    kv_scales: bool = False
+    unverified: bool = False
+    note: str = ""
+    source: str = ""
+
+    def component_bits(self, component: Component) -> float:
+        own: float | None = getattr(self, component, None)
+        return self.other if own is None else own
+
+
+def checkpoint_from_row(model: Model, row: CheckpointRow) -> Checkpoint:
+    """Compute the bytes of each component of `model` by the bits per weight of a catalogue row."""
+    sizes = {
+        name: round(number * row.component_bits(name) / 8) for name, number in model.parameters_by_component.items()
+    }
+    if model.moe and "routed_experts" in sizes:
+        sizes["routed_experts"] += row.per_expert * model.moe_layers * model.moe.experts
+    sizes = {name: size for name, size in sizes.items() if size}
+    if row.bytes:  # with a published total, the experts are the rest of it
+        sizes["routed_experts"] = row.bytes - sum(size for name, size in sizes.items() if name != "routed_experts")
+    return Checkpoint(
+        name=row.name,
+        model=model.name,
+        repo=row.repo,
+        format=row.format,
+        quant=row.quant,
+        bytes_by_component=sizes,
+        expert_layer_bytes=sizes.get("routed_experts", 0) // max(model.moe_layers, 1),
+        shards=row.shards,
+        file=row.file,
+        engines=row.engines,
+        native=row.native,
+        kv_scales=row.kv_scales,
+        unverified=row.unverified,
+        note=row.note,
+        source=row.source,
+        how="published" if row.bytes else "computed",
+    )

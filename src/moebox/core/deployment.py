@@ -1,7 +1,6 @@
-"""A recipe resolved once: with the model and checkpoint it means, the engine it names and the box it is for.
+"""A recipe with its model, checkpoint, engine and box.
 
-`checkpoint.deploy` makes one from a recipe; the planner makes one for every candidate.
-Everything after `plan` takes it.
+`checkpoint.deploy` makes one from a recipe, the planner one for each candidate. Everything after `plan` takes it.
 """
 
 from dataclasses import dataclass, replace
@@ -17,10 +16,9 @@ from moebox.errors import BadInput
 
 @dataclass(frozen=True, kw_only=True)
 class Deployment:
-    """One engine, one checkpoint of one model, one set of settings, and the box where it is known.
+    """One engine, one checkpoint of one model, one set of settings, and the box if it is known.
 
-    A recipe may name weights that moebox has never heard of. Those can be launched; asking such a deployment for its
-    model or checkpoint raises the error that says so.
+    A recipe may name unknown weights. They can be launched, but `model` and `checkpoint` raise BadInput.
     """
 
     recipe: Recipe
@@ -28,7 +26,7 @@ class Deployment:
     box: Box | None = None
     known_model: Model | None = None
     known_checkpoint: Checkpoint | None = None
-    notes: tuple[str, ...] = ()  # how the weights were recognised, where that is not plain
+    notes: tuple[str, ...] = ()  # how the weights were recognised, if that needs an explanation
 
     @classmethod
     def from_parts(
@@ -40,7 +38,6 @@ class Deployment:
         *,
         notes: tuple[str, ...] = (),
     ) -> "Deployment":
-        """A deployment of what is at hand already."""
         return cls(
             recipe=recipe,
             engine=registry.engine_traits(recipe.engine),
@@ -52,15 +49,15 @@ class Deployment:
 
     @property
     def model(self) -> Model:
-        """The model; BadInput where nobody knows it."""
+        """The model. Raise BadInput if it is unknown."""
         if self.known_model is None:
-            text = f"{self.recipe.name}: nothing is known of model {self.recipe.model!r} or {self.recipe.checkpoint!r}"
+            text = f"{self.recipe.name}: neither model {self.recipe.model!r} nor {self.recipe.checkpoint!r} is known"
             raise BadInput(text, hint="name a model of `moebox models`, a folder with config.json or a .gguf file")
         return self.known_model
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """The checkpoint; BadInput where nobody knows it."""
+        """The checkpoint. Raise BadInput if it is unknown."""
         if self.known_checkpoint is None:
             text = f"{self.recipe.name}: no checkpoint of {self.model.name} is called {self.recipe.checkpoint!r}"
             raise BadInput(text, hint=f"`moebox models show {self.model.name}` lists them")
@@ -68,19 +65,19 @@ class Deployment:
 
     @property
     def is_known(self) -> bool:
-        """Whether model and checkpoint are known, so that it can be planned and forecast."""
+        """Model and checkpoint are known, so that it can be planned and forecast."""
         return self.known_model is not None and self.known_checkpoint is not None
 
     @property
     def required_box(self) -> Box:
-        """The box; BadInput where none was given."""
+        """The box. Raise BadInput if there is none."""
         if self.box is None:
-            raise BadInput(f"{self.recipe.name}: no box was given to plan it for")
+            raise BadInput(f"{self.recipe.name}: a box is needed to plan it")
         return self.box
 
     @cached_property
     def gpu_kinds(self) -> tuple[Gpu, ...]:
-        """One GPU of each kind that the recipe uses, the smallest first: others of the box are nothing to it."""
+        """One GPU of each kind that the recipe uses, the smallest first."""
         if self.box is None:
             return ()
         every = gpu_list.all_gpus(self.box)
@@ -89,17 +86,17 @@ class Deployment:
 
     @property
     def smallest_gpu(self) -> Gpu | None:
-        """The smallest GPU used, which decides; None where there is none, or no box was given."""
+        """The smallest GPU used, which limits the deployment; None without a GPU or box."""
         return next(iter(self.gpu_kinds), None)
 
     @property
     def facts(self) -> tuple[Box, Model, Checkpoint, Recipe]:
-        """Everything arithmetic needs; BadInput for the first that is missing."""
+        """Box, model, checkpoint and recipe. Raise BadInput if one is missing."""
         return self.required_box, self.model, self.checkpoint, self.recipe
 
     @property
     def weights_path(self) -> str:
-        """What the engine is told to load: a path as it stands, or the repository of a catalogue name."""
+        """The weights for the engine to load: a path, or the repository of a catalogue name."""
         found = self.known_checkpoint
         if found is None or found.path:
             return self.recipe.checkpoint if found is None else found.path
@@ -107,21 +104,18 @@ class Deployment:
 
     @property
     def has_vision_tower(self) -> bool:
-        """Whether there is a vision tower to speak of."""
         return self.known_model is not None and self.known_model.vision > 0
 
-    @property
     def with_default_context(self) -> "Deployment":
-        """The same with the context that the engine takes where the recipe leaves it open: the model's own."""
+        """Fill in the model's context length if the recipe leaves it unset."""
         if self.recipe.context or self.known_model is None:
             return self
         return self.with_recipe(replace(self.recipe, context=self.known_model.context))
 
     def on_box(self, box: Box | None) -> "Deployment":
-        """The same on another box."""
         return replace(self, box=box)
 
     def with_recipe(self, recipe: Recipe) -> "Deployment":
-        """Other settings for the same weights."""
+        """The same weights with other settings."""
         engine = self.engine if recipe.engine == self.engine.name else registry.engine_traits(recipe.engine)
         return replace(self, recipe=recipe, engine=engine)

@@ -1,4 +1,4 @@
-"""Where a model answers."""
+"""The endpoint of a served model."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -6,39 +6,38 @@ from typing import Literal
 from moebox import redact
 
 ApiFamily = Literal["openai", "anthropic"]
-AUTH_STATUSES = (401, 403)  # statuses that say the key is missing or wrong
+AUTH_STATUSES = (401, 403)  # the key is missing or wrong
 KEY_HINT = "`--key-env NAME` names the variable that holds the key"
 SIMULATION_HEADER = "x-moebox-simulation"  # a header of every reply of `moebox twin`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """An OpenAI-compatible server, whoever started it. The key is never printed, whoever gives it back (redact.py)."""
+    """An OpenAI-compatible server. The key is never printed, even if the server sends it back (redact.py)."""
 
     base_url: str  # ends in /v1
     model: str
     key: str | None = field(default=None, repr=False)
     families: tuple[ApiFamily, ...] = ("openai",)
-    engine: str = ""  # when known
-    router: str = ""  # the router that stands in front of it, which may hide what follows
-    context: int = 0  # tokens of the longest sequence, when known from elsewhere than the server
+    engine: str = ""  # "" if unknown
+    router: str = ""  # a router in front of it, which may hide the engine
+    context: int = 0  # tokens of the longest sequence, if known from elsewhere than the server
 
     def __post_init__(self) -> None:
         redact.remember_key(self.key)
 
     @property
     def server_url(self) -> str:
-        """The server itself, above /v1: where /health and /metrics live."""
+        """The URL without /v1, for /health and /metrics."""
         return self.base_url.rstrip("/").removesuffix("/v1")
 
     @property
     def headers(self) -> dict[str, str]:
-        """What every request carries."""
         return {"Authorization": f"Bearer {self.key}"} if self.key else {}
 
 
 def endpoint_from_url(url: str, model: str, *, key: str | None = None, engine: str = "") -> Endpoint:
-    """An Endpoint from whatever form of its URL a person has at hand."""
+    """Make an Endpoint from any of the usual spellings of its URL."""
     url = url if "://" in url else f"http://{url}"
     url = url.rstrip("/").removesuffix("/chat/completions").removesuffix("/completions").rstrip("/")
     return Endpoint(base_url=url if url.endswith("/v1") else f"{url}/v1", model=model, key=key, engine=engine)

@@ -1,4 +1,4 @@
-"""What a live engine says of itself, from its log and its endpoints: as `up` shows it and the journal keeps it."""
+"""Facts that a running engine reports in its log and endpoints, as `up` shows and the journal stores them."""
 
 from collections.abc import Mapping
 from typing import Self
@@ -7,7 +7,7 @@ import msgspec
 
 
 class MemorySizes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Bytes by what they hold; None where the engine does not say."""
+    """Bytes by use; None if the engine does not report it."""
 
     weights_bytes: float | None = None
     kv_bytes: float | None = None
@@ -17,27 +17,27 @@ class MemorySizes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     free_bytes: float | None = None
 
     def sizes_by_name(self) -> dict[str, float]:
-        """Those that were said, by name."""
-        said = {name: getattr(self, name) for name in self.__struct_fields__ if name.endswith("_bytes")}
-        return {name: float(value) for name, value in said.items() if value is not None}
+        """The sizes that are known."""
+        sizes = {name: getattr(self, name) for name in self.__struct_fields__ if name.endswith("_bytes")}
+        return {name: float(value) for name, value in sizes.items() if value is not None}
 
 
 class DeviceFacts(MemorySizes, frozen=True, omit_defaults=True):
-    """One device's part of it."""
+    """Facts about one device."""
 
     device: str = ""
     total_bytes: float | None = None
     overhead_bytes: float | None = None
 
     def merge_with(self, other: "DeviceFacts") -> "DeviceFacts":
-        """Both as one device, under this one's name."""
+        """Add the sizes of another device, under this one's name."""
         mine, theirs = self.sizes_by_name(), other.sizes_by_name()
         both = {name: mine.get(name, 0.0) + theirs.get(name, 0.0) for name in {**mine, **theirs}}
         return DeviceFacts(device=self.device, **both)
 
 
 class EngineFacts(MemorySizes, frozen=True, omit_defaults=True):
-    """The whole engine."""
+    """Facts about the whole engine."""
 
     kv_tokens: float | None = None
     context: float | None = None
@@ -49,12 +49,14 @@ class EngineFacts(MemorySizes, frozen=True, omit_defaults=True):
     init_s: float | None = None
     version: str = ""
     memory_note: str = ""
-    other: dict[str, float] = msgspec.field(default_factory=dict)  # what engines of other packages say beside these
-    devices: tuple[DeviceFacts, ...] = msgspec.field(default_factory=lambda: ())  # by a function: written if empty too
+    other: dict[str, float] = msgspec.field(default_factory=dict)  # further facts of engines of other packages
+    devices: tuple[DeviceFacts, ...] = msgspec.field(
+        default_factory=lambda: ()
+    )  # default_factory: written even if empty
 
     @classmethod
     def from_figures(cls, figures: Mapping[str, float], devices: tuple[DeviceFacts, ...] = ()) -> Self:
-        """Facts from figures by name; a name that is in no log of moebox's own engines goes to `other`."""
+        """Sort figures into fields by name; unknown names go to `other`."""
         known = {name: value for name, value in figures.items() if name in cls.__struct_fields__}
         other = {name: value for name, value in figures.items() if name not in known}
         return msgspec.convert({**known, "other": other, "devices": devices}, cls)

@@ -1,6 +1,7 @@
-"""What hangs on a model's architecture rather than on its name: parsers, template switches, its own code, images.
+"""Settings that depend on a model's architecture, not on its name.
 
-A family is told by architecture and vocabulary; where several share both, by what the chat template holds.
+A family (parsers, template switches, images) is recognised by architecture and vocabulary, and by the chat template if
+several families share both. data/architectures.toml lists the first release of each engine that runs an architecture.
 """
 
 import functools
@@ -9,61 +10,99 @@ from dataclasses import dataclass, field
 from moebox import codec
 from moebox.core.catalogue import load_table
 from moebox.core.model import Model
+from moebox.core.symptom import version_in_range
+
+NEVER = "never"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFamily:
-    """One kind of models and what every one of them needs."""
+    """Models that need the same settings."""
 
     name: str
     title: str
     architectures: tuple[str, ...]  # as config.json and GGUF name them
     vocab: int = 0  # 0: any
-    marker: str = ""  # a text that its chat templates hold
+    marker: str = ""  # a text in its chat templates
     tool_parser: str = ""  # vLLM's names
     reasoning_parser: str = ""
-    reasoning_marker: str = ""  # only templates that hold this text reason
+    reasoning_marker: str = ""  # a text in the templates of those that reason; "": all do
     thinking_off: dict[str, bool | str] = field(default_factory=dict)  # template arguments
     trust_remote_code: bool = False
     presets: tuple[str, ...] = ()  # patched images made for it
     source: str = ""
 
-    def has_marker(self, template: str) -> bool:
-        """Whether a chat template holds the family's mark."""
-        return self.marker != "" and self.marker in template
-
 
 @functools.cache
 def model_families() -> tuple[ModelFamily, ...]:
-    """Every family in the table."""
     rows = load_table("families")["family"]
     return tuple(codec.decode(ModelFamily, row, where=f"families.toml [{row['name']}]") for row in rows)
 
 
 def find_family(model: Model | None, template: str = "") -> ModelFamily | None:
-    """The family of a model; the chat template decides where the vocabulary is none that is known."""
+    """Return the family of a model; the chat template decides if no family has the model's vocabulary."""
     if model is None:
         return None
     alike = [family for family in model_families() if model.architecture in family.architectures]
     exact = [family for family in alike if family.vocab == model.vocab]
-    marked = [family for family in alike if family.has_marker(template)]
+    marked = [family for family in alike if family.marker and family.marker in template]
     free = [family for family in alike if not family.vocab]
     return next(iter([*exact, *marked, *free]), None)
 
 
 def thinking_off_arguments(model: Model | None) -> dict[str, bool | str]:
-    """The template arguments that turn thinking off; Kimi's where nothing better is known."""
+    """The template arguments that turn thinking off; Kimi's for an unknown model."""
     family = find_family(model)
     return family.thinking_off if family and family.thinking_off else {"thinking": False}
 
 
 @functools.cache
 def thinking_off_variants() -> tuple[dict[str, bool | str], ...]:
-    """Every family's way to turn thinking off."""
+    """The template arguments of all families that turn thinking off."""
     return ({"thinking": False}, *(family.thinking_off for family in model_families() if family.thinking_off))
 
 
 def has_preset(model: Model, preset: str) -> bool:
-    """Whether a patched image was made for models like this one."""
+    """True if a patched image was made for the model's family."""
     family = find_family(model)
     return family is not None and preset in family.presets
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchitectureSupport:
+    """A row of data/architectures.toml."""
+
+    names: tuple[str, ...]
+    title: str
+    first: dict[str, str] = field(default_factory=dict)  # engine -> first release that runs it, or "never"
+    source: str = ""
+
+
+@functools.cache
+def _support_rows() -> tuple[ArchitectureSupport, ...]:
+    rows = load_table("architectures")["architecture"]
+    return tuple(codec.decode(ArchitectureSupport, row, where="architectures.toml") for row in rows)
+
+
+def architecture_support(model: Model | None) -> ArchitectureSupport | None:
+    """Return the row of a model's architecture, None if every release runs it."""
+    if model is None:
+        return None
+    return next((row for row in _support_rows() if model.architecture in row.names), None)
+
+
+def unsupported_reason(engine: str, title: str, model: Model | None, version: str = "") -> tuple[str, str]:
+    """Return why `version` of an engine does not run the model's architecture, and the source; "" if it does.
+
+    Without a version the newest is meant, which runs everything that any release does.
+    """
+    row = architecture_support(model)
+    first = row.first.get(engine, "") if row else ""
+    if not first or row is None:
+        return "", ""
+    if first == NEVER:
+        return f"{title} does not run {row.title} yet", row.source
+    # A release may be a month such as 2026-02.
+    if version and version_in_range(version.replace("-", "."), f"<{first.replace('-', '.')}"):
+        return f"{title} {version} does not run {row.title}: {first} is the first that does", row.source
+    return "", ""

@@ -1,4 +1,4 @@
-"""What a GPU kernel asks for, and whether an architecture can give it."""
+"""The resources that a GPU kernel needs, and whether an architecture has them."""
 
 import functools
 from dataclasses import dataclass, field
@@ -9,13 +9,13 @@ from moebox.core import catalogue
 from moebox.errors import UnknownName
 
 LaunchVerdict = Literal["launches", "spills", "does not fit", "does not compile"]
-REGISTERS_SM = 65_536  # 32-bit registers of a multiprocessor, the same on every architecture since Kepler
-RESERVED_SMEM = 1_024  # bytes of shared memory the system keeps of each block since compute capability 8.0
+REGISTERS_SM = 65_536  # 32-bit registers of a multiprocessor since Kepler
+RESERVED_SMEM = 1_024  # bytes of shared memory reserved per block since compute capability 8.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arch:
-    """An architecture's limits."""
+    """The limits of a GPU architecture."""
 
     name: str  # "sm_120"
     smem: int
@@ -28,22 +28,22 @@ class Arch:
 
     @property
     def capability(self) -> int:
-        """120 for sm_120."""
+        """The number in the name: 120 for sm_120."""
         return int(self.name.removeprefix("sm_"))
 
     def blocks_per_sm(self, shared: int, registers: int, warps: int) -> int:
-        """Blocks that live on one multiprocessor at a time; 0 when not even one does."""
+        """Concurrent blocks on one multiprocessor; 0 if not even one fits."""
         if shared > self.smem:
             return 0
         by_shared = self.smem_sm // (shared + RESERVED_SMEM)
         by_threads = self.threads_sm // (warps * 32)
-        # Registers are given out in units of 256 to a warp.
+        # Registers are allocated to a warp in units of 256.
         by_registers = REGISTERS_SM // (-(-registers * 32 // 256) * 256) // warps if registers else by_threads
         return max(0, min(by_shared, by_threads, by_registers, self.blocks_sm))
 
 
 def find_arch(name: str) -> Arch:
-    """The architecture called `name`: sm_120, 120 or 12.0."""
+    """Find an architecture by name: sm_120, 120 or 12.0."""
     wanted = name.lower().removeprefix("sm_").replace(".", "").rstrip("af")
     rows = catalogue.load_table("archs")["arch"]
     if f"sm_{wanted}" not in rows:
@@ -53,9 +53,9 @@ def find_arch(name: str) -> Arch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelLaunch:
-    """One kernel as an engine would launch it."""
+    """A kernel as an engine would launch it."""
 
-    case: str  # what the engine was asked to do
+    case: str  # the engine's operation
     kernel: str
     file: str
     line: int
@@ -69,13 +69,13 @@ class KernelLaunch:
     stack_bytes: int = 0
     spill_bytes: int = 0
     blocks_per_sm: int = 0
-    error: str = ""  # the compiler's words, where it does not compile
+    error: str = ""  # the compiler's message, if it does not compile
     verdict: LaunchVerdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotCovered:
-    """What a scan could not judge, and why; never passed over in silence."""
+    """A kernel that a scan could not check, and the reason."""
 
     what: str
     why: str
@@ -94,17 +94,17 @@ class KernelScan:
     triton: str
     launches: tuple[KernelLaunch, ...]
     not_covered: tuple[NotCovered, ...] = ()
-    judged: tuple[NotCovered, ...] = ()  # kernels that are not Triton's: what is known of them by version
+    judged: tuple[NotCovered, ...] = ()  # kernels other than Triton's: known facts by version
 
     @property
     def failing_launches(self) -> tuple[KernelLaunch, ...]:
-        """Launches that fail."""
+        """Launches that do not fit or compile."""
         return tuple(launch for launch in self.launches if launch.verdict in ("does not fit", "does not compile"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownFailure:
-    """A launch of a scanned release that does not fit, by the table."""
+    """A launch that does not fit, from the table of scanned releases."""
 
     kernel: str
     case: str
@@ -114,7 +114,7 @@ class KnownFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownScan:
-    """A scan of a release, as data/kernels.toml keeps it."""
+    """A scan of a release, from data/kernels.toml."""
 
     engine: str
     version: str
@@ -127,32 +127,30 @@ class KnownScan:
 
     @property
     def attention_failures(self) -> tuple[KnownFailure, ...]:
-        """Those that every form of the weights meets."""
+        """Failures that do not depend on the format of the weights."""
         return tuple(bad for bad in self.bad if not bad.case.startswith("fused MoE"))
 
 
 @functools.cache
 def known_scans() -> tuple[KnownScan, ...]:
-    """Every scanned release."""
     rows = catalogue.load_table("kernels")["scan"]
     return tuple(codec.decode(KnownScan, row, where=f"kernels.toml [{row.get('engine', '?')}]") for row in rows)
 
 
 def known_scan(*, engine: str, version: str, sm: str, kv: str) -> KnownScan | None:
-    """The scan of a release for such a GPU and such a cache."""
     wanted = (engine, version, f"sm_{sm.replace('.', '')}", kv)
     return next((scan for scan in known_scans() if (scan.engine, scan.version, scan.arch, scan.kv) == wanted), None)
 
 
 def known_failures(*, engine: str, version: str, sm: str, kv: str) -> tuple[KnownFailure, ...]:
-    """Attention kernels of a scanned release that do not launch on such a GPU with such a cache."""
+    """Attention kernels of a scanned release that do not launch on this GPU with this cache type."""
     scan = known_scan(engine=engine, version=version, sm=sm, kv=kv)
     return scan.attention_failures if scan else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelFindings:
-    """What was found out about an engine's kernels, as a run folder keeps it."""
+    """Findings about an engine's kernels, as stored in a run folder."""
 
     engine: str
     version: str

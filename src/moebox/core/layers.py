@@ -1,59 +1,94 @@
 """Kinds of attention layer. A model's stack is a list of them, so a hybrid model is not a special case.
 
-Every kind answers the same questions: how many weights it has and which of them tensor parallelism must copy, what it
-keeps of a context, what one query reads of that, and what the reading costs in operations. An *entry* is what a layer
-caches for one token, or for several where it compresses.
+Each kind knows its weights and which of them tensor parallelism must replicate, what it caches of a context, how much
+of that one query reads, and the operations of reading it. An *entry* is what a layer caches for one token, or for
+several tokens if it compresses.
 """
 
 from dataclasses import dataclass
 
-from moebox.core.layer_kind import Indexer, LayerKind
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Indexer:
+    """A token selector: a small attention beside the real one (DeepSeek sparse attention and similar)."""
+
+    heads: int
+    dim: int
+    topk: int = 0  # entries that the real attention then reads
+    layers: int = 0  # layers with an indexer of their own; 0: every layer
+    shared: bool = False  # uses another layer's selection: no weights or keys of its own
+
+    @property
+    def key_width(self) -> int:
+        """Elements of its key for one entry."""
+        return 0 if self.shared else self.dim
+
+    def query_flops(self, entries: float) -> float:
+        """Operations of one query against `entries` keys."""
+        return 0.0 if self.shared else 2.0 * self.heads * self.dim * entries
 
 
-class LayerBase:
-    """What most kinds answer; each says where it differs."""
+class LayerKind:
+    """Base of the kinds of layer: what memory and speed need to know, with the most common answers."""
 
     __slots__ = ()
+    heads: int  # query heads, which tensor parallelism divides
     indexer: Indexer | None = None
 
     @property
     def entries_per_token(self) -> float:
-        """Every token is kept."""
+        """Cached entries that one more token of context adds."""
         return 1.0
 
     @property
     def shared_cache(self) -> bool:
-        """Each group of heads has its own."""
+        """All heads share one entry, so that every rank of tensor parallelism holds a copy."""
         return False
 
     @property
     def index_width(self) -> float:
-        """The selector's key, where there is one."""
+        """Elements of the indexer's key for one entry; 0 without an indexer of its own."""
         return self.indexer.key_width if self.indexer else 0
 
+    def parameters(self, hidden: int) -> int:
+        """Weights of one layer, its inner norms included."""
+        raise NotImplementedError
+
+    def replicated_parameters(self, hidden: int, tp: int) -> float:
+        """Weights that each of `tp` ranks holds beyond its even share, as the part that is replicated whole."""
+        raise NotImplementedError
+
+    def entry_width(self, tp: int) -> float:
+        """Elements of one entry on a rank of `tp`."""
+        raise NotImplementedError
+
     def window_entries(self) -> int:
-        """No window."""
+        """Entries of the window; 0 without one."""
         return 0
 
     def state_bytes(self, tp: int) -> int:
-        """No state."""
+        """Bytes of recurrent state of one sequence on a rank of `tp`."""
         return 0
 
     def entries_read(self, context: float) -> float:
-        """All of it, or what the selector chooses."""
+        """Entries that one query reads at `context`."""
         return self.entries_selected(context)
 
     def entries_selected(self, entries: float) -> float:
-        """Entries that are read of so many."""
+        """Entries that are read of `entries`: those that the indexer selects, else all."""
         return min(entries, self.indexer.topk) if self.indexer and self.indexer.topk else entries
 
+    def pair_flops(self, heads: float, *, prompt: bool) -> float:
+        """Operations of one query against one entry with `heads` query heads."""
+        raise NotImplementedError
+
     def index_flops(self, context: float) -> float:
-        """Every entry's key against the selector's heads."""
+        """Operations of one query in the indexer."""
         return self.indexer.query_flops(context) if self.indexer else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mla(LayerBase):
+class Mla(LayerKind):
     """Multi-head latent attention: one compressed latent per token, shared by all heads."""
 
     heads: int
@@ -64,11 +99,11 @@ class Mla(LayerBase):
     v: int
     output_gate: bool = False  # Kimi K3: a gate as wide as the output, from the hidden state
     indexer: Indexer | None = None
-    whole_heads: bool = False  # a GGUF with keys and values in one matrix: llama.cpp caches every head's of them
+    whole_heads: bool = False  # a GGUF with keys and values in one matrix: llama.cpp caches those of every head
 
     @property
     def heads_width(self) -> int:
-        """Elements of a token's keys and values in all heads: what the latent stands for."""
+        """Elements of a token's keys and values in all heads, which the latent replaces."""
         return self.heads * (self.nope + self.rope + self.v)
 
     @property
@@ -78,64 +113,60 @@ class Mla(LayerBase):
 
     @property
     def shared_cache(self) -> bool:
-        """One latent for all heads."""
         return True
 
     def parameters(self, hidden: int) -> int:
-        """Weights of one layer, its two inner norms included."""
         qk = self.nope + self.rope
         query = hidden * self.q_lora + self.q_lora + self.q_lora * self.heads * qk
         if not self.q_lora:
             query = hidden * self.heads * qk
         latent = hidden * self.kv_width + self.kv_lora + self.kv_lora * self.heads * (self.nope + self.v)
         gate = hidden * self.heads * self.v * self.output_gate
-        return query + latent + gate + self.heads * self.v * hidden + self._indexer(hidden)
+        return query + latent + gate + self.heads * self.v * hidden + self._indexer_parameters(hidden)
 
     def replicated_parameters(self, hidden: int, tp: int) -> float:
-        """The down projections and the indexer are whole on every rank."""
-        return hidden * (self.q_lora + self.kv_width) + self.q_lora + self.kv_lora + self._indexer(hidden)
+        """Every rank holds the down projections and the indexer whole."""
+        return hidden * (self.q_lora + self.kv_width) + self.q_lora + self.kv_lora + self._indexer_parameters(hidden)
 
-    def _indexer(self, hidden: int) -> int:
+    def _indexer_parameters(self, hidden: int) -> int:
         ix = self.indexer
         if ix is None or ix.shared:
             return 0
         return self.q_lora * ix.heads * ix.dim + hidden * ix.dim + hidden * ix.heads + 2 * ix.dim
 
     def entry_width(self, tp: int) -> float:
-        """The latent, the same on every rank."""
-        return self.kv_width
+        return self.kv_width  # the same latent on every rank
 
     def pair_flops(self, heads: float, *, prompt: bool) -> float:
-        """Against the cache MLA works on the latent itself; a prompt is expanded to ordinary heads first."""
+        """Decoding works on the latent itself; a prompt is expanded to ordinary heads first."""
         width = self.nope + self.rope + self.v if prompt else self.kv_width + self.kv_lora
         return 2.0 * heads * width
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gqa(LayerBase):
-    """Grouped-query attention: keys and values per group of heads; with `window` it sees only the last tokens."""
+class Gqa(LayerKind):
+    """Grouped-query attention: keys and values per group of heads, with `window` only of the last tokens."""
 
     heads: int
     kv_heads: int
     head_dim: int
-    v_dim: int = 0  # of a value, where it differs from a key
+    v_dim: int = 0  # of a value, if it differs from a key
     bias: bool = False  # on q, k and v
     output_bias: bool = False
     output_gate: bool = False  # a gate as wide as the queries, from the hidden state (Qwen3.5)
     head_gate: bool = False  # one gate a head (Step 3.5 and later)
     sinks: bool = False
-    head_norm: int = 0  # elements of the q and k norms together, where there are any
-    window: int = 0  # tokens seen; 0: all
-    indexer: Indexer | None = None  # chooses blocks of tokens (MiniMax M3)
+    head_norm: int = 0  # elements of the q and k norms together
+    window: int = 0  # tokens; 0: all
+    indexer: Indexer | None = None  # selects blocks of tokens (MiniMax M3)
 
     @property
     def norms_all_heads(self) -> bool:
-        """Whether the norms of q and k go over all heads, so that ranks of tensor parallelism add up their parts."""
+        """The norms of q and k cover all heads, so that ranks of tensor parallelism must reduce them."""
         return self.head_norm > 2 * self.head_dim
 
     @property
     def value_dim(self) -> int:
-        """Elements of a head's value."""
         return self.v_dim or self.head_dim
 
     @property
@@ -145,49 +176,44 @@ class Gqa(LayerBase):
 
     @property
     def entries_per_token(self) -> float:
-        """Every token is kept, unless there is a window."""
         return 0.0 if self.window else 1.0
 
     def parameters(self, hidden: int) -> int:
-        """Weights of one layer, its norms of q and k included."""
         q, k, v = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.value_dim
         out = self.heads * self.value_dim
         total = hidden * (q + k + v) + out * hidden + self.head_norm
         total += (q + k + v) * self.bias + hidden * self.output_bias + self.heads * self.sinks
         total += hidden * q * self.output_gate + hidden * self.heads * self.head_gate
-        return total + self._indexer(hidden)
+        return total + self._indexer_parameters(hidden)
 
     def replicated_parameters(self, hidden: int, tp: int) -> float:
-        """Ranks beyond the KV heads hold copies: each has one whole head where an even cut would give less."""
-        whole = float(self._indexer(hidden))
+        """With more ranks than KV heads each rank holds one whole head, which is more than its even share."""
+        whole = float(self._indexer_parameters(hidden))
         if tp <= self.kv_heads:
             return whole
         cut = hidden * self.kv_width
         return whole + cut * (1 / self.kv_heads - 1 / tp) / (1 - 1 / tp)
 
-    def _indexer(self, hidden: int) -> int:
+    def _indexer_parameters(self, hidden: int) -> int:
         ix = self.indexer
         return hidden * ix.dim * (ix.heads + 1) + 2 * ix.dim if ix and not ix.shared else 0
 
     def entry_width(self, tp: int) -> float:
-        """Keys and values of the rank's heads: at least one."""
+        """Keys and values of the rank's heads, at least one head."""
         return max(1, -(-self.kv_heads // tp)) * (self.head_dim + self.value_dim)
 
     def window_entries(self) -> int:
-        """The window."""
         return self.window
 
     def entries_read(self, context: float) -> float:
-        """All, the window, or the blocks the selector chooses."""
         return min(context, self.window) if self.window else self.entries_selected(context)
 
     def pair_flops(self, heads: float, *, prompt: bool) -> float:
-        """One product with the key, one with the value."""
         return 2.0 * heads * (self.head_dim + self.value_dim)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Linear(LayerBase):
+class Linear(LayerKind):
     """Linear attention with a recurrent state: gated delta net (Qwen3.5), or Kimi's with `channel_decay`.
 
     Sources: Qwen3-Next and Kimi-Linear modelling code; the state is kept in float32 (`mamba_ssm_dtype`).
@@ -203,18 +229,16 @@ class Linear(LayerBase):
 
     @property
     def entries_per_token(self) -> float:
-        """Nothing grows."""
         return 0.0
 
     @property
-    def _mixed(self) -> int:
-        """Channels through the convolution: queries, keys and values."""
+    def _conv_channels(self) -> int:
+        """Channels of the convolution: queries, keys and values."""
         return 2 * self.key_heads * self.key_dim + self.heads * self.value_dim
 
     def parameters(self, hidden: int) -> int:
-        """Projections, convolution, decay, gate, norm and output."""
         values = self.heads * self.value_dim
-        total = hidden * self._mixed + self.conv * self._mixed + self.value_dim + values * hidden
+        total = hidden * self._conv_channels + self.conv * self._conv_channels + self.value_dim + values * hidden
         total += hidden * values if self.full_gate else hidden * self.value_dim + self.value_dim * values
         if self.channel_decay:
             channels = self.heads * self.key_dim
@@ -222,21 +246,19 @@ class Linear(LayerBase):
         return total + 2 * hidden * self.heads + 2 * self.heads
 
     def replicated_parameters(self, hidden: int, tp: int) -> float:
-        """Only the low-rank halves of decay and gate."""
         decay = hidden * self.key_dim if self.channel_decay else 0
         return decay + (0 if self.full_gate else hidden * self.value_dim)
 
     def entry_width(self, tp: int) -> float:
-        """No entries."""
         return 0
 
     def state_bytes(self, tp: int) -> int:
         """The state in float32 and the convolution's last inputs in bf16."""
         state = self.heads * self.key_dim * self.value_dim * 4
-        return (state + (self.conv - 1) * self._mixed * 2) // tp
+        return (state + (self.conv - 1) * self._conv_channels * 2) // tp
 
     def entries_read(self, context: float) -> float:
-        """One step of the recurrence, whatever the context."""
+        """One step of the recurrence, independent of the context."""
         return 1.0
 
     def pair_flops(self, heads: float, *, prompt: bool) -> float:
@@ -245,8 +267,8 @@ class Linear(LayerBase):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compressed(LayerBase):
-    """DeepSeek V4: a window of whole entries and, with `ratio`, one entry for that many tokens before it.
+class Compressed(LayerKind):
+    """DeepSeek V4: a window of whole entries and, with `ratio`, compressed entries for the tokens before it.
 
     Keys and values are one vector shared by all heads. Source: DeepSeek-V4's inference code and config.json.
     """
@@ -257,28 +279,26 @@ class Compressed(LayerBase):
     o_lora: int
     o_groups: int
     window: int
-    ratio: int = 0  # tokens an entry stands for; 0: the window is all there is
-    indexer: Indexer | None = None  # chooses among the compressed entries
+    ratio: int = 0  # tokens per compressed entry; 0: only the window
+    indexer: Indexer | None = None  # selects compressed entries
 
     @property
     def entries_per_token(self) -> float:
-        """One entry for `ratio` tokens."""
         return 1 / self.ratio if self.ratio else 0.0
 
     @property
     def shared_cache(self) -> bool:
-        """One vector for all heads."""
         return True
 
     def parameters(self, hidden: int) -> int:
-        """Low-rank queries, the shared vector, grouped low-rank output, sinks, compressor and selector."""
+        """Low-rank queries, the shared vector, grouped low-rank output, sinks, compressor and indexer."""
         wide = self.heads * self.head_dim
         query = hidden * self.q_lora + self.q_lora + self.q_lora * wide
         out = wide * self.o_lora + self.o_groups * self.o_lora * hidden
-        return query + hidden * self.head_dim + self.head_dim + out + self.heads + self._compressing(hidden)
+        return query + hidden * self.head_dim + self.head_dim + out + self.heads + self._compressor(hidden)
 
-    def _compressing(self, hidden: int) -> int:
-        """The compressor (twice as wide where entries overlap, at ratio 4) and the indexer with its own."""
+    def _compressor(self, hidden: int) -> int:
+        """The compressor (twice as wide at ratio 4, where entries overlap) and the indexer with its own compressor."""
         if not self.ratio:
             return 0
         overlap = 2 if self.ratio == 4 else 1
@@ -290,36 +310,31 @@ class Compressed(LayerBase):
         return total
 
     def replicated_parameters(self, hidden: int, tp: int) -> float:
-        """Down projections, compressor and selector."""
-        return hidden * (self.q_lora + self.head_dim) + self._compressing(hidden)
+        return hidden * (self.q_lora + self.head_dim) + self._compressor(hidden)
 
     def entry_width(self, tp: int) -> float:
-        """The shared vector."""
         return self.head_dim
 
     def window_entries(self) -> int:
-        """The window."""
         return self.window
 
     def entries_read(self, context: float) -> float:
-        """The window and the compressed entries, or those the selector chooses."""
-        return min(context, self.window) + self.entries_selected(self._entries(context))
+        """The window and the compressed entries, or those that the indexer selects."""
+        return min(context, self.window) + self.entries_selected(self._compressed_entries(context))
 
     def pair_flops(self, heads: float, *, prompt: bool) -> float:
-        """The shared vector is key and value."""
-        return 4.0 * heads * self.head_dim
+        return 4.0 * heads * self.head_dim  # the shared vector is key and value
 
     def index_flops(self, context: float) -> float:
-        """Every compressed entry's key."""
-        return LayerBase.index_flops(self, self._entries(context))
+        return LayerKind.index_flops(self, self._compressed_entries(context))
 
-    def _entries(self, context: float) -> float:
+    def _compressed_entries(self, context: float) -> float:
         return context / self.ratio if self.ratio else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layers:
-    """So many layers of one kind."""
+    """`count` layers of one kind."""
 
     count: int
     mla: Mla | None = None
@@ -329,7 +344,6 @@ class Layers:
 
     @property
     def kind(self) -> LayerKind:
-        """Whichever it is."""
         kind = self.mla or self.gqa or self.linear or self.compressed
         assert kind is not None, "layers without a kind"
         return kind

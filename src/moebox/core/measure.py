@@ -1,4 +1,4 @@
-"""What is asked of an endpoint, how hard, and what must hold: the words of a benchmark."""
+"""Parameters of a benchmark: workload, load and SLO."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -6,15 +6,15 @@ from typing import Literal
 WorkloadKind = Literal["random", "code", "prompts", "turns", "prefix", "trace"]
 Api = Literal["chat", "completions"]
 Arrivals = Literal["poisson", "constant"]
-SearchAxis = Literal["concurrency", "rate"]  # along which a load is searched
+SearchAxis = Literal["concurrency", "rate"]  # which is varied in a search for the highest load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What is asked.
+    """The requests of a benchmark.
 
-    Prompts follow from `seed`, `salt` and a request's number. A measurement whose workload has no salt draws one, so
-    that no prompt is ever asked twice and no prefix cache answers for the model; `reuse_prompts` leaves it out.
+    Prompts are derived from `seed`, `salt` and a request's number. A measurement draws a salt if the workload has none,
+    so that no prompt is ever sent twice and no prefix cache helps the model; `reuse_prompts` turns that off.
     """
 
     kind: WorkloadKind = "random"
@@ -26,40 +26,40 @@ class Workload:
     prefix_tokens: int = 0  # shared by every request of a group
     prefixes: int = 1  # how many groups
     seed: int = 0
-    salt: str = ""  # drawn for each measurement
-    reuse_prompts: bool = False  # the same seed asks the same again
+    salt: str = ""  # random for each measurement
+    reuse_prompts: bool = False  # the same seed sends the same prompts
     api: Api = "chat"
-    ignore_eos: bool = True  # ask for exactly output_tokens where the engine can be told to
+    ignore_eos: bool = True  # request exactly output_tokens if the engine supports it
     extra: dict[str, object] = field(default_factory=dict)  # merged into every request's body
 
     @property
     def has_unique_prompts(self) -> bool:
-        """No two of its prompts begin alike, so a prefix cache has nothing to answer from."""
+        """No two prompts have a common beginning, so that a prefix cache does not help."""
         return self.kind in ("random", "code")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """How hard it is driven: a closed loop of `concurrency` lanes, or an open one at `rate` requests a second."""
+    """A closed loop of `concurrency` lanes, or an open loop at `rate` requests per second."""
 
-    concurrency: int = 0  # lanes; with a rate, the most in flight (0 is no limit)
-    rate: float = 0.0  # 0 is a closed loop
+    concurrency: int = 0  # lanes; with a rate, the most requests in flight (0: no limit)
+    rate: float = 0.0  # 0: closed loop
     arrivals: Arrivals = "poisson"
     burstiness: float = 1.0  # shape of the gamma distribution of gaps: 1 is Poisson, below 1 burstier
-    requests: int = 0  # 0 is no limit
-    duration_s: float = 0.0  # no new request after this; 0 is no limit
+    requests: int = 0  # 0: no limit
+    duration_s: float = 0.0  # no new request after this; 0: no limit
     ramp_s: float = 0.0  # lanes start, or the rate grows, over this long
     timeout_s: float = 7200.0  # for one whole request
     stall_s: float = 1800.0  # without a single byte
-    workers: int = 0  # processes; 0 chooses
+    workers: int = 0  # processes; 0: chosen automatically
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slo:
-    """What a good request keeps to, in seconds; None is not asked."""
+    """The limits of a good request, in seconds; None: no limit."""
 
     ttft_s: float | None = None
     tpot_s: float | None = None
-    itl_s: float | None = None  # the worst gap of the request
+    itl_s: float | None = None  # the longest gap of the request
     e2e_s: float | None = None
-    share: float = 0.9  # of requests that must be good when searching for the highest load
+    share: float = 0.9  # of requests that must be good in a search for the highest load

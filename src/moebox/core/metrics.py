@@ -1,4 +1,4 @@
-"""What engines call their figures in /metrics: a table, read by whoever scrapes, charts or alerts."""
+"""The names of metrics in each engine's /metrics, for scraping, charts and alerts."""
 
 import functools
 from collections.abc import Container
@@ -13,10 +13,10 @@ MetricNames = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineMetrics:
-    """One engine's names, newest first; empty where it does not show that figure."""
+    """The metric names of one engine, newest first; empty if it does not have that metric."""
 
     source: str = ""
-    counts_at_end: bool = False  # tokens are counted when a reply ends: a rate of 0 says nothing meanwhile
+    counts_at_end: bool = False  # tokens are counted when a reply ends, so that a rate of 0 before that means nothing
     running: MetricNames = ()
     waiting: MetricNames = ()
     kv_use: MetricNames = ()
@@ -37,43 +37,42 @@ class EngineMetrics:
     queue: MetricNames = ()
 
     def newest_name(self, figure: str) -> str:
-        """The newest name of a figure; "" where there is none."""
+        """The newest name of a metric, "" if there is none."""
         names: MetricNames = getattr(self, figure)
         return names[0] if names else ""
 
 
 @functools.cache
 def all_engine_metrics() -> dict[str, EngineMetrics]:
-    """Every engine whose names are known."""
     rows = catalogue.load_table("metrics")
     whole = {name: rows[row["as"]] if "as" in row else row for name, row in rows.items()}
     return {name: codec.decode(EngineMetrics, row, where=f"metrics.toml: {name}") for name, row in whole.items()}
 
 
 def engine_metrics(engine: str) -> EngineMetrics:
-    """One engine's names: the table's, or those its own traits declare; BadInput where it shows nothing."""
+    """The names of one engine, from the table or from its traits. Raise BadInput if none are known."""
     if engine in all_engine_metrics():
         return all_engine_metrics()[engine]
     known = {field.name for field in fields(EngineMetrics)}
     declared = registry.engine_traits(engine).metrics
     if not declared:
-        raise BadInput(f"nothing is known of {engine}'s metrics", hint=f"known: {', '.join(all_engine_metrics())}")
+        raise BadInput(f"the metrics of {engine} are not known", hint=f"known: {', '.join(all_engine_metrics())}")
     return EngineMetrics(**{name: (metric,) for name, metric in declared.items() if name in known})  # type: ignore[arg-type]
 
 
 def all_names(figure: str) -> MetricNames:
-    """Every name a figure has, in any engine."""
+    """The names of a metric in all engines."""
     names = (name for engine in all_engine_metrics().values() for name in getattr(engine, figure))
     return tuple(dict.fromkeys(names))
 
 
 def find_metric(figure: str, page: Container[str], *, suffix: str = "") -> str:
-    """The name by which a page of metrics has a figure; "" where it has none."""
+    """The name of a metric in a page of metrics, "" if it is not there."""
     return next((name for name in all_names(figure) if f"{name}{suffix}" in page), "")
 
 
 def counts_live(metric: str) -> bool:
-    """Whether the engine that shows this counter counts tokens as they come."""
+    """True if the engine with this counter counts tokens as they are generated."""
     return any(
         metric in engine.output_tokens_total and not engine.counts_at_end for engine in all_engine_metrics().values()
     )

@@ -1,16 +1,12 @@
-"""What a model is: its shape, its parameters by component, and the forms it comes in.
-
-Everything derived is a property, computed from the shape; `parameters` of a Model never disagrees with it.
-"""
+"""A model: its shape and its parameters by component; and a checkpoint of it. Derived values are properties."""
 
 import functools
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
-from moebox.core.layer_kind import Indexer as Indexer
-from moebox.core.layer_kind import LayerKind
-from moebox.core.layers import Compressed
+from moebox.core.layers import Compressed, LayerKind
 from moebox.core.layers import Gqa as Gqa
+from moebox.core.layers import Indexer as Indexer
 from moebox.core.layers import Layers as Layers
 from moebox.core.layers import Mla as Mla
 
@@ -35,27 +31,26 @@ KV_BYTES: dict[str, float] = {"fp8": 1.0, "bf16": 2.0, "f16": 2.0, "q8_0": 34 / 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moe:
-    """The feed-forward side: routed and shared experts."""
+    """Routed and shared experts."""
 
     experts: int
     used: int
     intermediate: int
     shared: int = 0
     shared_intermediate: int = 0  # of all shared experts together; 0: shared × intermediate
-    latent: int = 0  # width the routed experts work in, where it is not the hidden size (Kimi K3)
+    latent: int = 0  # width of the routed experts, if it is not the hidden size (Kimi K3)
     shared_gate: bool = False  # the shared expert's output is gated (Qwen3.5)
-    bias: bool = False  # experts and router carry biases (gpt-oss)
+    bias: bool = False  # experts and router have biases (gpt-oss)
     router_bias: bool = True  # e_score_correction_bias
 
     @property
     def shared_width(self) -> int:
-        """Intermediate size of the shared experts together."""
         return self.shared_intermediate or self.shared * self.intermediate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Licence:
-    """What the weights may be used for."""
+    """The licence of the weights."""
 
     name: str
     limits: str = ""
@@ -63,7 +58,7 @@ class Licence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """An architecture with its numbers."""
+    """An architecture with its sizes."""
 
     name: str
     title: str
@@ -77,24 +72,26 @@ class Model:
     context: int
     mla: Mla | None = None  # the kind of all layers that `others` does not count
     gqa: Gqa | None = None
-    others: tuple[Layers, ...] = ()  # layers of other kinds; order in the stack does not matter to any figure here
+    others: tuple[Layers, ...] = ()  # layers of other kinds; their order does not matter here
     moe: Moe | None = None
     vision: int = 0  # parameters of the vision tower and its projector
-    mtp_layers: int = 0  # extra prediction layers a checkpoint carries; not counted in `total`
+    mtp_layers: int = 0  # extra prediction layers in a checkpoint; not counted in the total
     licence: Licence = Licence(name="unknown")
     released: str = ""
     repo: str = ""
     drafts: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
-    trust_remote_code: bool = False  # on the allow-list of models whose own code engines may run
+    trust_remote_code: bool = False  # engines may run the model's own code
     tool_parser: str = ""
     reasoning_parser: str = ""
     source: str = ""
-    counted: dict[Component, int] = field(default_factory=dict)  # from real headers, where read; wins over the formula
+    counted: dict[Component, int] = field(
+        default_factory=dict
+    )  # from headers, if read; takes precedence over the formula
 
     @property
     def attention(self) -> LayerKind:
-        """The kind that keeps the whole context, or the most frequent one."""
+        """The kind that caches the whole context, or the most frequent one."""
         if self.mla or self.gqa:
             return self.mla or self.gqa  # type: ignore[return-value]
         assert self.others, f"{self.name} has no attention"
@@ -102,27 +99,25 @@ class Model:
 
     @property
     def stack(self) -> tuple[Layers, ...]:
-        """All layers by kind."""
         return _stack(self.layers, self.mla, self.gqa, self.others)
 
     @property
     def has_compressed_cache(self) -> bool:
-        """Whether layers cache one entry for several tokens (DeepSeek V4), in kernels and a form of their own."""
+        """Layers cache one entry for several tokens (DeepSeek V4), with their own kernels and cache format."""
         return any(isinstance(layers.kind, Compressed) for layers in self.stack)
 
     @property
     def moe_layers(self) -> int:
-        """Layers with experts."""
         return self.layers - self.dense_layers if self.moe else 0
 
     @property
     def experts(self) -> int:
-        """Routed experts of a layer."""
+        """Routed experts per layer."""
         return self.moe.experts if self.moe else 0
 
     @property
     def experts_used(self) -> int:
-        """Routed experts that a token passes through in a layer."""
+        """Routed experts per layer that a token uses."""
         return self.moe.used if self.moe else 0
 
     @property
@@ -135,7 +130,7 @@ class Model:
 
     @property
     def parameters_by_component(self) -> dict[Component, int]:
-        """Parameters of each component that the model has."""
+        """Parameters by component."""
         if self.counted:
             return dict(self.counted)
         parts: dict[Component, int] = {
@@ -146,33 +141,26 @@ class Model:
             "norms": (2 * self.layers + 1) * self.hidden,
             "vision": self.vision,
         }
-        parts |= self._experts_by_component()
+        if self.moe:
+            moe, layers = self.moe, self.moe_layers
+            bias = moe.experts if moe.router_bias or moe.bias else 0
+            parts["routed_experts"] = layers * moe.experts * self.expert_parameters
+            parts["shared_experts"] = layers * self.hidden * (3 * moe.shared_width + 2 * moe.latent + moe.shared_gate)
+            parts["router"] = layers * (self.hidden * moe.experts + bias)
         return {name: parts[name] for name in COMPONENTS if parts.get(name)}
-
-    def _experts_by_component(self) -> dict[Component, int]:
-        moe = self.moe
-        if moe is None:
-            return {}
-        bias = moe.experts if moe.router_bias or moe.bias else 0
-        return {
-            "routed_experts": self.moe_layers * moe.experts * self.expert_parameters,
-            "shared_experts": self.moe_layers * self.hidden * (3 * moe.shared_width + 2 * moe.latent + moe.shared_gate),
-            "router": self.moe_layers * (self.hidden * moe.experts + bias),
-        }
 
     @property
     def total_parameters(self) -> int:
-        """All parameters."""
         return sum(self.parameters_by_component.values())
 
     @property
     def text_parameters(self) -> int:
-        """All parameters of the text core."""
+        """All parameters but those of the vision tower."""
         return self.total_parameters - self.parameters_by_component.get("vision", 0)
 
     @property
     def active_parameters(self) -> int:
-        """Parameters one token passes through: the used experts, lm_head in, embedding out."""
+        """Parameters that one token uses: of the experts those used, lm_head included, embedding not."""
         parts = self.parameters_by_component
         idle = parts.get("embed", 0) * (not self.tied) + parts.get("vision", 0) + parts.get("mtp", 0)
         if self.moe:
@@ -180,10 +168,10 @@ class Model:
         return self.total_parameters - idle
 
     def kv_bytes_per_token(self, kv: str = "bf16") -> int:
-        """Bytes of keys and values that one more token costs over all layers, all heads together.
+        """Bytes of keys and values of one more token, all layers and heads.
 
-        The architecture's own figure: `sizing.kv` has what an engine allocates (its own forms, an indexer's keys, what
-        tensor parallelism divides).
+        The architecture's figure: `sizing.kv` computes what an engine allocates (its own cache formats, an indexer's
+        keys, division by tensor parallelism).
         """
         elements = sum(
             layers.count * layers.kind.entries_per_token * layers.kind.entry_width(1) for layers in self.stack
@@ -199,7 +187,7 @@ def _stack(layers: int, mla: Mla | None, gqa: Gqa | None, others: tuple[Layers, 
     indexer = mla.indexer if mla else None
     if mla is None or indexer is None or not 0 < indexer.layers < rest:
         return (Layers(count=rest, mla=mla, gqa=gqa), *others)
-    # Some layers take the choice of the indexer before them.
+    # Some layers use the selection of the indexer before them.
     own = replace(mla, indexer=replace(indexer, layers=0))
     following = replace(mla, indexer=replace(indexer, layers=0, shared=True))
     return (Layers(count=indexer.layers, mla=own), Layers(count=rest - indexer.layers, mla=following), *others)
@@ -207,22 +195,22 @@ def _stack(layers: int, mla: Mla | None, gqa: Gqa | None, others: tuple[Layers, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A model in a concrete form: what its bytes are, by component."""
+    """The weights of a model in one format, with their bytes by component."""
 
     name: str  # catalogue key or path
     model: str  # catalogue name of the model
     repo: str = ""
-    path: str = ""  # where it lies on disk, if it does
+    path: str = ""  # on disk, if it is there
     format: Literal["safetensors", "gguf"] = "safetensors"
     quant: str  # "int4-g32", "nvfp4", "fp8-block", "bf16", "mxfp4" or a GGUF type such as "IQ3_K"
     bytes_by_component: dict[Component, int]
-    layer_bytes: tuple[int, ...] = ()  # per layer, from headers where read
+    layer_bytes: tuple[int, ...] = ()  # per layer, if headers were read
     expert_layer_bytes: int = 0  # routed experts of one MoE layer (the mean)
     shards: int = 0
-    file: str = ""  # of a GGUF in a repository: its first part, with the folder it lies in
-    unverified: bool = False  # nobody has seen this file: never chosen unless asked for
+    file: str = ""  # of a GGUF in a repository: the path of its first part
+    unverified: bool = False  # not confirmed to exist: chosen only on request
     engines: tuple[str, ...] = ()  # engines that load it; empty: all that read the format
-    native: bool = False  # the form the model's makers published
+    native: bool = False  # the format that the model's makers published
     kv_scales: bool = False
     note: str = ""
     source: str = ""
@@ -230,28 +218,27 @@ class Checkpoint:
 
     @property
     def total_bytes(self) -> int:
-        """All of it."""
         return sum(self.bytes_by_component.values())
 
     @property
     def label(self) -> str:
-        """What people call it: a folder's own name says nothing of its form, so it goes by its quantisation."""
+        """A short name: the quantisation for a folder, whose own name does not tell the format."""
         return self.quant if self.path and self.format == "safetensors" else self.name
 
     def matches_name(self, text: str) -> bool:
-        """Whether a person means this form by `text`: its name, repository, path or quantisation."""
+        """True if `text` is its name, repository, path or quantisation."""
         return text.lower() in {name.lower() for name in (self.name, self.repo, self.path, self.quant)}
 
     def supports_engine(self, engine: str) -> bool:
-        """Whether an engine that reads the format loads this form."""
+        """True if an engine that reads the format loads this checkpoint."""
         return not self.engines or engine in self.engines
 
     def bits_per_weight(self, model: Model) -> float:
-        """Mean bits per parameter, over the components that this form carries."""
+        """Mean bits per parameter, over the components in this checkpoint."""
         carried = sum(n for name, n in model.parameters_by_component.items() if name in self.bytes_by_component)
         return self.total_bytes * 8 / max(carried, 1)
 
 
 def format_names(*formats: str) -> str:
-    """Formats of weights as people write them: "safetensors or GGUF"."""
+    """Formats of weights as text: "safetensors or GGUF"."""
     return " or ".join("GGUF" if name == "gguf" else name for name in dict.fromkeys(formats))

@@ -1,4 +1,4 @@
-"""A plan: a recipe with its reasons, memory, forecast, warnings and runners-up; and a launch."""
+"""A plan: a recipe with its reasons, memory, forecast, warnings and alternatives; and a launch command."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -11,7 +11,7 @@ Goal = Literal["throughput", "latency", "context"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMemory:
-    """Where one device's bytes go; the parts sum to `total`."""
+    """The memory of one device by use; the parts sum to `total`."""
 
     device: str  # "gpu0" … or "ram"
     total: int
@@ -19,18 +19,17 @@ class DeviceMemory:
     draft: int = 0
     kv: int = 0
     activations: int = 0  # activations, graphs, workspaces
-    overhead: int = 0  # context, NCCL, the engine itself, what the utilisation setting leaves out
+    overhead: int = 0  # context, NCCL, the engine itself, memory beyond the utilization setting
     free: int = 0
 
     @property
     def weights_total(self) -> int:
-        """All weights on this device."""
         return sum(self.weights.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """The budget of every device, and how many tokens the cache holds."""
+    """The memory of every device, and the tokens that the cache holds."""
 
     devices: tuple[DeviceMemory, ...]
     kv_tokens: int
@@ -42,7 +41,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArithmeticLine:
-    """One line of arithmetic a person can check with a calculator."""
+    """One line of arithmetic that a reader can check with a calculator."""
 
     what: str
     formula: str
@@ -53,7 +52,7 @@ class ArithmeticLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanWarning:
-    """A known trouble that applies to this recipe on this box."""
+    """A known issue that applies to this recipe on this box."""
 
     symptom: str  # id in the symptom base, or ""
     text: str
@@ -64,7 +63,7 @@ class PlanWarning:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """What one setting is expected to do, with its band."""
+    """The expected speed of one load, with its range."""
 
     context: int
     concurrency: int
@@ -77,19 +76,19 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
-    """A runner-up, or what was refused, and what it would lose."""
+    """A runner-up or rejected candidate, and its disadvantage."""
 
     title: str
     recipe: Recipe
-    decode_tok_s: float  # at the streams that its cache holds
-    answer_tok_s: float = 0.0  # the yardstick: requests of 4,096 and 1,024 tokens, read and answered together
+    decode_tok_s: float  # at as many streams as its cache holds
+    answer_tok_s: float = 0.0  # for comparison: requests of 4,096 prompt and 1,024 answer tokens
     kv_tokens: int
     loses: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The recipe that was chosen, and why."""
+    """The chosen recipe, and the reasons."""
 
     recipe: Recipe
     box: str
@@ -99,20 +98,20 @@ class Plan:
     reasons: tuple[str, ...]
     warnings: tuple[PlanWarning, ...] = ()
     alternatives: tuple[Alternative, ...] = ()
-    refused: dict[str, str] = field(default_factory=dict)  # what was dropped, and why
+    refused: dict[str, str] = field(default_factory=dict)  # rejected candidates, with the reason
     why: tuple[ArithmeticLine, ...] = ()
-    answer_tok_s: float = 0.0  # by the yardstick of the alternatives
-    measured: str = ""  # the calibration behind the forecast, in one line; "" where it is fitted to published rows
-    basis: str = ""  # what the forecast's band rests on where it is fitted, in words
+    answer_tok_s: float = 0.0  # for comparison with the alternatives
+    measured: str = ""  # the calibration behind the forecast; "" if it is fitted to published rows
+    basis: str = ""  # the published rows behind the forecast's range
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """What is run: printing it is enough to run it."""
+    """The command that starts an engine; printed, it can be run by hand."""
 
     argv: tuple[str, ...]
     env: dict[str, str] = field(default_factory=dict)
-    secret_env: dict[str, str] = field(default_factory=dict)  # engine's variable <- caller's; values are never shown
+    secret_env: dict[str, str] = field(default_factory=dict)  # engine's variable -> caller's; values are never shown
     image: str = ""
     mounts: dict[str, str] = field(default_factory=dict)
     port: int = 8000

@@ -1,4 +1,4 @@
-"""Images with settings of their own: what they are called, which flags and variables they want, and why each."""
+"""Container images that need certain flags and variables, with the reason for each."""
 
 import functools
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from moebox.errors import UnknownName
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PresetVariable:
-    """One environment variable and the reason for it."""
+    """An environment variable and the reason for it."""
 
     name: str
     value: str
@@ -22,13 +22,13 @@ class PresetVariable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImagePreset:
-    """An image and what it is started with."""
+    """An image and the settings it is started with."""
 
     image: str
     entry: str = ""
     network: str = ""  # "host" shares the machine's network instead of publishing a port
     options: tuple[str, ...] = ()  # of docker and podman
-    cache: str = ""  # folder in the image that a volume keeps between starts
+    cache: str = ""  # folder in the image that is kept in a volume between starts
     source: str = ""
     flags: dict[str, Flag] = field(default_factory=dict)
     why: dict[str, str] = field(default_factory=dict)  # of each flag, one line
@@ -37,7 +37,6 @@ class ImagePreset:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables that are set."""
         return {variable.name: variable.value for variable in self.variable if variable.set}
 
 
@@ -46,18 +45,16 @@ NO_PRESET = ImagePreset(image="")
 
 @functools.cache
 def preset_names() -> tuple[str, ...]:
-    """Presets that there are."""
     return tuple(sorted(file.stem for file in FOLDER.glob("presets/*.toml")))
 
 
 @functools.cache
 def load_preset(name: str) -> ImagePreset:
-    """The preset called `name`."""
     if name not in preset_names():
         raise UnknownName("runtime.preset", name, preset_names())
     return codec.decode(ImagePreset, load_table(f"presets/{name}"), where=f"presets/{name}.toml")
 
 
 def recipe_preset(recipe: Recipe) -> ImagePreset:
-    """The recipe's preset; one that sets nothing where it names none."""
+    """The recipe's preset, or NO_PRESET."""
     return load_preset(recipe.runtime.preset) if recipe.runtime.preset else NO_PRESET

@@ -1,8 +1,7 @@
 """The recipe: everything needed to start one engine on one box with one checkpoint.
 
-People edit it; `plan` writes it, `up` and `render` read it, `climb` changes one thing in it at a time.
-What every engine has in common has a field; what only one engine has goes to `flags`, in that engine's own
-words, and is checked against the engine's flag catalogue.
+`plan` writes it, users edit it, `up` and `render` read it, `climb` changes one setting at a time. Settings that engines
+have in common have a field; others go to `flags`, under the engine's own names, and are checked against its flag table.
 """
 
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,7 @@ Flag = str | int | float | bool | list[str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parallel:
-    """How the model is spread. `ep` true: experts are divided whole over the ranks instead of sliced."""
+    """How the model is divided over GPUs. With `ep` each rank holds whole experts instead of slices."""
 
     tp: int = 1
     pp: int = 1
@@ -27,44 +26,43 @@ class Parallel:
 
     @property
     def gpu_count(self) -> int:
-        """Cards it takes, over all nodes."""
         return self.tp * self.pp * self.dp
 
     @property
     def group_nodes(self) -> int:
-        """Nodes that a tensor-parallel group lies on, at most: ranks are numbered node by node, group by group."""
+        """The most nodes that a tensor-parallel group spans; ranks are numbered node by node, group by group."""
         on_each = max(1, self.gpu_count // self.nodes)
         firsts = range(0, self.gpu_count, self.tp)
         return max((first + self.tp - 1) // on_each - first // on_each + 1 for first in firsts)
 
     @property
     def text(self) -> str:
-        """TP8, TP4×PP2 or TP2×DP4, as people write it."""
+        """The layout as text: TP8, TP4×PP2 or TP2×DP4."""
         more = {"PP": self.pp, "DP": self.dp}
         return "×".join([f"TP{self.tp}", *(f"{name}{size}" for name, size in more.items() if size > 1)])
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The same with what it adds to plain ranks: TP8, DCP4, EP."""
+        """The layout with DCP and EP as separate labels: TP8, DCP4, EP."""
         added = {f"DCP{self.dcp}": self.dcp > 1, "EP": self.ep}
-        return (self.text, *(word for word, there in added.items() if there))
+        return (self.text, *(label for label, is_set in added.items() if is_set))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speculate:
-    """Speculative decoding: draft tokens, and who makes them."""
+    """Speculative decoding: draft tokens, and the model or method that makes them."""
 
     method: str = "eagle3"
     draft: str = ""  # repository or path of the draft model
-    tokens: int = 3  # drafted per step
+    tokens: int = 3  # draft tokens per step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hybrid:
-    """llama.cpp's and ik_llama.cpp's way: experts in RAM, the rest and some expert layers on the GPUs."""
+    """Experts in RAM; the rest and some expert layers on the GPUs."""
 
     experts: tuple[tuple[int, ...], ...] = ()  # expert layers by GPU; all others stay in RAM
-    device: str = "CUDA"  # what the build calls its GPUs, before their number: "ROCm" where it is built with HIP
+    device: str = "CUDA"  # prefix of GPU names in the build: "ROCm" with HIP
     gpu_layers: int = 999  # -ngl: layers whose dense part is on the GPUs
     threads: int | None = None
     threads_batch: int | None = None
@@ -73,14 +71,14 @@ class Hybrid:
     mla: int | None = None  # ik_llama.cpp only
     attention_buffer: int | None = None  # -amb, MiB; ik_llama.cpp only
     gpu_experts: int | None = None  # experts of each layer on the GPUs as well; KTransformers only
-    pools: int | None = None  # thread pools, one a NUMA node; KTransformers only
+    pools: int | None = None  # thread pools, one per NUMA node; KTransformers only
     split: tuple[int, ...] = ()  # -ts: whole layers by device, RPC servers of other nodes first; llama.cpp only
-    ranges: tuple[str, ...] = ()  # verbatim -ot rules; when given they stand instead of those made from `experts`
+    ranges: tuple[str, ...] = ()  # verbatim -ot rules, used instead of those made from `experts`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
-    """What the engine runs in."""
+    """The environment that the engine runs in."""
 
     kind: RuntimeKind = "native"
     image: str = ""
@@ -89,13 +87,13 @@ class Runtime:
     mounts: dict[str, str] = field(default_factory=dict)  # host path -> container path
     options: tuple[str, ...] = ()  # extra docker/podman options, verbatim
     python: str = ""  # interpreter or venv of a native engine; "" finds it on PATH
-    entry: str = ""  # words that start the engine, e.g. "python3 -m sglang.launch_server"; "" is the engine's usual
+    entry: str = ""  # starts the engine, e.g. "python3 -m sglang.launch_server"; "" is the default
     setup: str = ""  # shell line run in the container before the engine, e.g. "pip install -q transformers==4.57.6"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listen:
-    """Where it answers, and which environment variable holds the key."""
+    """The address to serve on, and the environment variable that holds the key."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -109,12 +107,12 @@ class PlannedFor:
     box: str = ""
     ram: str = ""
     ram_bandwidth: str = ""
-    described: dict[str, object] = field(default_factory=dict)  # by the box file, where `box` was one: it may move
+    described: dict[str, object] = field(default_factory=dict)  # the content of the box file, if `box` is a file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Climb:
-    """What `moebox climb` walks through, in order."""
+    """Settings that `moebox climb` tries, in order."""
 
     contexts: tuple[int, ...] = (65536, 98304, 131072, 262144)
     speculate: tuple[str, ...] = ("none", "eagle3")
@@ -128,13 +126,13 @@ class Recipe:
     format: int = FORMAT
     name: str
     engine: EngineName
-    engine_version: str = ""  # "" is the newest that moebox knows
+    engine_version: str = ""  # "" is the newest known
     model: str  # catalogue name, or a path
     checkpoint: str  # catalogue name, Hub repository, folder or .gguf file
-    served_name: str  # "" leaves the engine's own
-    context: int = 65536  # 0 leaves the engine's own
+    served_name: str  # "" is the engine's default
+    context: int = 65536  # 0 is the engine's default
     max_seqs: int | None = None
-    batched_tokens: int | None = None  # tokens one step may prefill
+    batched_tokens: int | None = None  # prompt tokens per step
     kv: str = "auto"  # fp8, bf16, f16, q8_0 or auto
     memory_utilization: float | None = None  # vLLM gpu-memory-utilization / SGLang mem-fraction-static
     vision: bool = False
@@ -151,24 +149,24 @@ class Recipe:
     env: dict[str, str] = field(default_factory=dict)
     flags: dict[str, Flag] = field(default_factory=dict)
     climb: Climb = Climb()
-    planned_for: PlannedFor = PlannedFor()  # what `forecast` and `twin` take when no box is named
+    planned_for: PlannedFor = PlannedFor()  # the default box of `forecast` and `twin`
 
     def with_port(self, port: int) -> "Recipe":
-        """The recipe, listening there; 0 leaves the choice to the launch."""
+        """The recipe with another port; with 0 the launch chooses a free one."""
         return replace(self, listen=replace(self.listen, port=port))
 
     @property
     def slots(self) -> int:
-        """Sequences at a time, where an engine takes one unless told otherwise."""
+        """Concurrent sequences, for engines with a default of one."""
         return self.max_seqs or 1
 
     @property
     def gpus_per_node(self) -> int:
-        """GPUs it takes on each node, where it says so: by its ranks, by expert layers, or by whole layers."""
+        """GPUs used on each node, by ranks, expert layers or whole layers."""
         placed, nodes = self.hybrid or Hybrid(), self.parallel.nodes
         return max(self.parallel.gpu_count // nodes, len(placed.experts), len(placed.split) // nodes)
 
     @property
     def draft_tokens(self) -> int:
-        """Tokens drafted per step; 0 without speculative decoding."""
+        """Draft tokens per step; 0 without speculative decoding."""
         return self.speculate.tokens if self.speculate else 0

@@ -1,7 +1,6 @@
-"""What a benchmark found, as it is kept in files and read back: every figure of docs/metrics.md with its type.
+"""Results of a benchmark, with every figure of docs/metrics.md, as they are stored in files.
 
-Files carry the flat field names of vLLM's serving benchmark (`mean_ttft_ms`); `document` writes them, `measurement` and
-`prefill_decode` read them. Files that other tools wrote are not read here.
+Files have the flat field names of vLLM's serving benchmark (`mean_ttft_ms`). Files of other tools are not read here.
 """
 
 from collections.abc import Mapping
@@ -11,12 +10,12 @@ from typing import Any, Literal
 from moebox import codec
 from moebox.core.measure import Load, Slo, Workload
 from moebox.errors import BadInput
-from moebox.loose import Json, get_object, get_path, get_text, is_number
+from moebox.loose import Json, get_object, get_path, is_number
 
 FORMAT = 1
-TokenCounts = Literal["usage", "tokenizer", "chunks"]  # who counted the tokens
+TokenCounts = Literal["usage", "tokenizer", "chunks"]  # the source of token counts
 STATS = ("mean", "median", "std", "p50", "p90", "p95", "p99")
-# What stands before the figures in a file.
+# Fields before the figures in a file.
 LEADING_FIELDS: tuple[str, ...] = ("format", "kind", "tool", "date", "label", "simulation", "backend", "endpoint_type")
 LEADING_FIELDS += ("model_id", "tokenizer_id", "num_prompts", "request_rate", "burstiness", "max_concurrency")
 LATENCIES = ("ttft", "ttfc", "tpot", "itl", "chunk_gap", "e2el")
@@ -24,7 +23,7 @@ LATENCIES = ("ttft", "ttfc", "tpot", "itl", "chunk_gap", "e2el")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyStats:
-    """A latency over many requests, in milliseconds; None where there is nothing to average."""
+    """A latency over many requests, in milliseconds; None without requests."""
 
     mean: float | None = None
     median: float | None = None
@@ -36,13 +35,13 @@ class LatencyStats:
 
     @property
     def mean_or_median(self) -> float | None:
-        """The mean, or the median where only that is known."""
+        """The mean, or the median if only that is known."""
         return self.mean if self.mean is not None else self.median if self.median is not None else self.p50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientCheck:
-    """What the client measured of itself; `reasons` is empty when it kept up."""
+    """The client's own measurements; `reasons` is empty if the client did not limit the result."""
 
     clock: Literal["kernel", "user"]
     workers: int
@@ -55,7 +54,7 @@ class ClientCheck:
     read_lag_max_ms: float
     send_lag_p99_ms: float
     merged_share: float  # of tokens with the same time as the one before
-    estimated_share: float  # of tokens whose time is a guess
+    estimated_share: float  # of tokens whose time is an estimate
     peak_ready: int  # sockets readable at once
     retried: int
     bytes_per_chunk: int
@@ -65,7 +64,7 @@ class ClientCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SteadyState:
-    """The window in which load neither built up nor ran out."""
+    """The steady state, without the start and the end of the load."""
 
     start_s: float
     end_s: float
@@ -79,7 +78,7 @@ class SteadyState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """Figures over time, one for each bin."""
+    """Figures over time, one per bin."""
 
     bin_s: float = 1.0
     output_tokens: tuple[int, ...] = ()
@@ -90,7 +89,7 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PositionSpeed:
-    """How fast one stream runs between two positions of its reply (`from` and `to` in files)."""
+    """Speed of one stream between two positions of its reply (`from` and `to` in files)."""
 
     first: int
     last: int
@@ -99,7 +98,7 @@ class PositionSpeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerView:
-    """What the server's metrics said during a run: gauges as peak and mean, counters by how much they grew."""
+    """The server's metrics during a run: gauges as peak and mean, counters as their growth."""
 
     peak_running: float | None = None
     mean_running: float | None = None
@@ -120,9 +119,9 @@ class ServerView:
     prefix_queries: float | None = None
     prefix_hits: float | None = None
     acceptance: float | None = None  # accepted of drafted
-    accepted_per_step: float | None = None  # tokens a step gives, its own included
+    accepted_per_step: float | None = None  # tokens per step, its own included
     prefix_hit_rate: float | None = None
-    series: dict[str, tuple[float | None, ...]] = field(default_factory=dict)  # time_s, and a column for each
+    series: dict[str, tuple[float | None, ...]] = field(default_factory=dict)  # time_s, and one column per metric
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +138,7 @@ class Power:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageCheck:
-    """The server's count of a few replies beside a tokenizer's."""
+    """Tokens of a few replies, counted by the server and by a tokenizer."""
 
     replies: int
     usage_tokens: int
@@ -148,7 +147,7 @@ class UsageCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSummary:
-    """What the samples of one load come to (bench/metrics.py); latencies are a Spread each."""
+    """Figures computed from the samples of one load (bench/metrics.py)."""
 
     duration: float
     completed: int
@@ -177,7 +176,7 @@ class LoadSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement(LoadSummary):
-    """One load, measured. Fields are named as in files, but for latencies, which are a Spread each."""
+    """The measurement of one load. Fields are named as in files, except latencies."""
 
     format: int = FORMAT
     kind: Literal["serving"] = "serving"
@@ -220,13 +219,13 @@ class Measurement(LoadSummary):
 
     @property
     def bad_requests(self) -> int:
-        """Requests that ended, and not well."""
+        """Requests that failed, were truncated or came back empty."""
         return self.failed + self.truncated + self.empty
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillDecodeRow:
-    """Prefill or decode alone; `pp_tok_s` or `tg_tok_s` repeats the mean."""
+    """A test of prefill or decode alone; `pp_tok_s` or `tg_tok_s` repeats the mean."""
 
     test: str
     cold: bool
@@ -239,7 +238,7 @@ class PrefillDecodeRow:
     tg_tok_s: float | None = None
     prompt_tokens: float
     cached_tokens: int = 0
-    failed: int = 0  # requests that brought no reply
+    failed: int = 0  # requests without a reply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,64 +260,64 @@ class PrefillDecode:
 
 
 def result_document(result: Measurement | PrefillDecode) -> dict[str, object]:
-    """A result as it stands in a file."""
+    """Convert a result to the document that is written to a file."""
     plain = codec.to_plain(result)
     if isinstance(result, PrefillDecode):
-        return {**plain, "rows": [_used(row) for row in plain["rows"]]}
-    flat = _flat({name: plain[name] for name in LEADING_FIELDS} | plain)
-    flat["steady"] = plain["steady"] and _flat(plain["steady"])
+        for row in plain["rows"]:  # without the rate of the other kind of test
+            row.pop("tg_tok_s" if row["test"].startswith("pp") else "pp_tok_s")
+        return {**plain}
+    flat = _flatten_latencies({name: plain[name] for name in LEADING_FIELDS} | plain)
+    flat["steady"] = plain["steady"] and _flatten_latencies(plain["steady"])
     flat["server"] = plain["server"] and {key: value for key, value in plain["server"].items() if value is not None}
-    flat["speed_by_position"] = [_part(part) for part in plain["speed_by_position"]]
+    flat["speed_by_position"] = [
+        {"from": part["first"], "to": part["last"], "tok_s": part["tok_s"]} for part in plain["speed_by_position"]
+    ]
     return flat
 
 
-def _part(part: Mapping[str, object]) -> dict[str, object]:
-    return {"from": part["first"], "to": part["last"], "tok_s": part["tok_s"]}
-
-
 def parse_measurement(values: Json, where: str) -> Measurement:
-    """The measurement in a file of ours, also of an older version; BadInput names what is wrong with it."""
-    nested = _nested(values)
+    """Read a measurement that moebox wrote, also of an older version. Raise BadInput if it is damaged."""
+    nested = _nest_latencies(values)
     if get_object(nested, "steady"):
-        nested["steady"] = _nested(get_object(nested, "steady"))
-    if get_object(nested, "server"):
-        nested["server"] = _known(ServerView, get_object(nested, "server"))
+        nested["steady"] = _nest_latencies(get_object(nested, "steady"))
+    if get_object(nested, "server"):  # other versions may have other metrics
+        known = {each.name for each in fields(ServerView)}
+        nested["server"] = {key: value for key, value in get_object(nested, "server").items() if key in known}
     parts = nested.get("speed_by_position")
     if isinstance(parts, list):
-        nested["speed_by_position"] = [_position(part, where) for part in parts]
+        for part in parts:
+            if not isinstance(part, dict) or not {"from", "to", "tok_s"} <= set(part):
+                raise BadInput(f"{where}: speed_by_position holds {part!r}")
+        nested["speed_by_position"] = [
+            {"first": part["from"], "last": part["to"], "tok_s": part["tok_s"]} for part in parts
+        ]
     nested.pop("source", None)  # of a file that was imported
-    _refuse_endless(nested, where)
+    _refuse_huge_numbers(nested, where)
     return codec.decode(Measurement, nested, where=where)
 
 
 def parse_prefill_decode(values: Json, where: str) -> PrefillDecode:
-    """The tests in a file of ours; BadInput names what is wrong with it."""
-    _refuse_endless(values, where)
+    """Read tests of prefill and decode that moebox wrote. Raise BadInput if they are damaged."""
+    _refuse_huge_numbers(values, where)
     return codec.decode(PrefillDecode, {key: values[key] for key in values if key != "source"}, where=where)
 
 
-def _refuse_endless(value: object, where: str) -> None:
-    """BadInput for a count that no float holds: JSON's integers have no end, and every figure is divided by another."""
+def _refuse_huge_numbers(value: object, where: str) -> None:
+    """Raise BadInput for an integer that no float can hold: JSON's integers have no limit."""
     if isinstance(value, Mapping | list):
         for part in value.values() if isinstance(value, Mapping) else value:
-            _refuse_endless(part, where)
+            _refuse_huge_numbers(part, where)
     elif type(value) is int and not is_number(value):
         raise BadInput(f"{where}: a count of some hundred digits")
 
 
 def is_own_document(values: Any) -> bool:
-    """A document that moebox wrote itself."""
+    """True for a document that moebox wrote."""
     return isinstance(values, dict) and str(values.get("tool", "")).startswith("moebox ")
 
 
-def _used(row: Json) -> Json:
-    """Without the rate of the other kind of test."""
-    unused = "tg_tok_s" if get_text(row, "test").startswith("pp") else "pp_tok_s"
-    return {key: value for key, value in row.items() if key != unused}
-
-
-def _flat(plain: Json) -> dict[str, object]:
-    """Each latency's figures as fields of their own, where it stood."""
+def _flatten_latencies(plain: Json) -> dict[str, object]:
+    """Replace each latency by separate fields such as mean_ttft_ms."""
     flat: dict[str, object] = {}
     for key, value in plain.items():
         figures = {f"{stat}_{key}_ms": get_path(value, stat) for stat in STATS}
@@ -326,8 +325,8 @@ def _flat(plain: Json) -> dict[str, object]:
     return flat
 
 
-def _nested(values: Json) -> dict[str, object]:
-    """The figures of each latency gathered."""
+def _nest_latencies(values: Json) -> dict[str, object]:
+    """Undo `_flatten_latencies`."""
     names = {f"{stat}_{latency}_ms": (latency, stat) for latency in LATENCIES for stat in STATS}
     latencies: dict[str, dict[str, object]] = {}
     for key in values.keys() & names.keys():
@@ -335,15 +334,3 @@ def _nested(values: Json) -> dict[str, object]:
         latencies.setdefault(latency, {})[stat] = values[key]
     others = {key: value for key, value in values.items() if key not in names}
     return {**others, **latencies}
-
-
-def _known(kind: type[Any], values: Json) -> Json:
-    """The fields that `kind` has: what a server's metrics are called grows with its versions."""
-    names = {each.name for each in fields(kind)}
-    return {key: value for key, value in values.items() if key in names}
-
-
-def _position(part: object, where: str) -> Json:
-    if not isinstance(part, dict) or not {"from", "to", "tok_s"} <= set(part):
-        raise BadInput(f"{where}: speed_by_position holds {part!r}")
-    return {"first": part["from"], "last": part["to"], "tok_s": part["tok_s"]}

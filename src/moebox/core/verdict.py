@@ -1,4 +1,7 @@
-"""What came of asking a server to prove itself: slips, probes, rungs, the ladder, and the evidence for each."""
+"""Results of checking a server: failures, probes, checks, and the evidence for each.
+
+The fields `slips`, `rungs`, `whose` and `habits` are named as the keys of the stored JSON files.
+"""
 
 import math
 from collections.abc import Iterable
@@ -9,18 +12,18 @@ Mark = Literal["pass", "warn", "fail", "skip"]
 Attribution = Literal["server", "model"]
 
 Z95 = 1.959963984540054  # the normal quantile that leaves 2.5% on either side
-_WORST: tuple[Mark, ...] = ("fail", "warn", "pass", "skip")
+_WORST_FIRST: tuple[Mark, ...] = ("fail", "warn", "pass", "skip")
 
 
 def worst_mark(marks: Iterable[Mark]) -> Mark:
-    """fail before warn before pass before skip; nothing at all is a skip."""
+    """Return the worst of the marks, "skip" if there are none."""
     given = set(marks)
-    return next((mark for mark in _WORST if mark in given), "skip")
+    return next((mark for mark in _WORST_FIRST if mark in given), "skip")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """How many of how many went well, with the interval in which the true share lies (95%, Wilson)."""
+    """How many trials passed, with the interval of the true share (95%, Wilson)."""
 
     passed: int
     trials: int
@@ -29,12 +32,11 @@ class Score:
 
     @property
     def share(self) -> float:
-        """The share that went well; 0 when nothing was tried."""
         return self.passed / self.trials if self.trials else 0.0
 
 
 def wilson_score(passed: int, trials: int) -> Score:
-    """Wilson's score interval: honest for few trials and for shares near 0 or 1."""
+    """Wilson's score interval, which holds for few trials and for shares near 0 or 1."""
     if trials == 0:
         return Score(passed=0, trials=0, low=0.0, high=1.0)
     share, z = passed / trials, Z95
@@ -45,8 +47,26 @@ def wilson_score(passed: int, trials: int) -> Score:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    """A relative change with its 95% interval; 0.1 is ten per cent more."""
+
+    share: float
+    low: float
+    high: float
+
+    @property
+    def is_significant(self) -> bool:
+        """The interval does not contain zero."""
+        return self.low > 0 or self.high < 0
+
+    def __str__(self) -> str:
+        interval = f"({self.low:+.1%} to {self.high:+.1%})"
+        return f"{self.share:+.1%} {interval}" if self.is_significant else f"no difference seen {interval}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """A kind of fault: how often it was seen, of how many chances, and the interval of its rate (95%, Wilson)."""
+    """A kind of failure: how often it was seen, of how many chances, and the interval of its rate (95%, Wilson)."""
 
     kind: str
     seen: int
@@ -55,33 +75,36 @@ class Failure:
     high: float
     verdict: Mark = "pass"
     whose: Attribution = "server"
-    example: str = ""  # what was wrong the first time
-    also: tuple[str, ...] = ()  # what else was, where it was not always the same
+    example: str = ""  # the first one
+    also: tuple[str, ...] = ()  # others that differ from it
 
     @property
     def rate(self) -> float:
-        """The share of chances in which it was seen."""
         return self.seen / self.of if self.of else 0.0
+
+    @property
+    def examples(self) -> tuple[str, ...]:
+        return (self.example, *self.also)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpExchange:
-    """One request and its reply, as they went over the wire; the key is in neither."""
+    """One request and its reply as they were sent, without the key."""
 
     method: str
     url: str
     request: Any = None
-    status: int = 0  # 0 when no reply came
+    status: int = 0  # 0 if there is no reply
     headers: dict[str, str] = field(default_factory=dict)
     response: str = ""  # the body; of a stream, the raw events
     seconds: float = 0.0
     first_s: float = 0.0  # until the first byte of the body
-    error: str = ""  # why there is no whole reply: refused, TLS, timeout, too large, broken off
+    error: str = ""  # why the reply is missing or incomplete: refused, TLS, timeout, too large, broken off
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """One question put to the server, and the judgement."""
+    """One question to the server, and the verdict on its answer."""
 
     name: str
     verdict: Mark
@@ -95,7 +118,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckVerdict:
-    """One rung: what its probes add up to."""
+    """The verdict of one check, from its probes."""
 
     name: str
     verdict: Mark
@@ -104,29 +127,29 @@ class CheckVerdict:
     score: Score | None = None
     slips: tuple[Failure, ...] = ()
     probes: tuple[Probe, ...] = ()
-    habits: tuple[str, ...] = ()  # known habits of this engine that it shows, and what they mean for a client
-    evidence: str = ""  # the file that holds every exchange of this rung
+    habits: tuple[str, ...] = ()  # known quirks of this engine that the check shows, with advice for clients
+    evidence: str = ""  # the file that holds every exchange of this check
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResults:
-    """Every rung in order, and the slips summed over all of them."""
+    """All checks in order, and the failures summed over all of them."""
 
     url: str
     model: str
     engine: str = ""
     rungs: tuple[CheckVerdict, ...] = ()
     slips: tuple[Failure, ...] = ()
-    notes: tuple[str, ...] = ()  # what was not tried, and how to
-    stopped: str = ""  # why the later rungs were not tried
-    sandbox: str = ""  # which walls the model's code ran behind
+    notes: tuple[str, ...] = ()  # what was not checked, and how to check it
+    stopped: str = ""  # why the later checks were not made
+    sandbox: str = ""  # the isolation that the model's code ran in
     requests: int = 0
     seconds: float = 0.0
 
     @property
     def verdict(self) -> Mark:
-        """The worst of the rungs and of the summed slips; a ladder that was cut short is never green."""
-        mark = worst_mark([*(rung.verdict for rung in self.rungs), *(slip.verdict for slip in self.slips)])
+        """The worst of the checks and of the summed failures; at best "warn" if the checks were stopped."""
+        mark = worst_mark([*(check.verdict for check in self.rungs), *(failure.verdict for failure in self.slips)])
         return "warn" if self.stopped and mark == "pass" else mark
 
     @property
@@ -135,9 +158,7 @@ class CheckResults:
         return self.verdict in ("pass", "warn")
 
     def checks_with(self, mark: Mark) -> tuple[CheckVerdict, ...]:
-        """The rungs that ended so."""
-        return tuple(rung for rung in self.rungs if rung.verdict == mark)
+        return tuple(check for check in self.rungs if check.verdict == mark)
 
     def find_check(self, name: str) -> CheckVerdict | None:
-        """The rung of that name, if it was climbed."""
-        return next((rung for rung in self.rungs if rung.name == name), None)
+        return next((check for check in self.rungs if check.name == name), None)

@@ -1,10 +1,10 @@
-"""This machine, or a described one, as a Box."""
+"""This machine, or a declared one, as a Box."""
 
 from moebox.core.box import Box
 
 
 def load_box(name: str | None = None, *, ram: str = "", ram_bandwidth: str = "") -> Box:
-    """The box called `name` (COUNTxGPU or a TOML file), or this machine when no name is given."""
+    """Return the box called `name` (COUNTxGPU or a TOML file), or this machine without a name."""
     from moebox.detect import declared
 
     if name:

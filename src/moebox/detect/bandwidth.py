@@ -1,7 +1,7 @@
-"""A short, real measurement of how fast this machine reads its memory.
+"""Measure how fast this machine reads its memory.
 
-Each thread scans buffers of its own for a byte that is not there (libc's memchr: vectorised, read-only,
-and called without the interpreter's lock). Buffers are far larger than the caches.
+Each thread scans its own buffer for a byte that is not there (libc's memchr: vectorised, read-only, and called without
+the interpreter's lock). The buffers are far larger than the caches.
 """
 
 import ctypes
@@ -12,22 +12,22 @@ import time
 import psutil
 
 MIB = 2**20
-_BUFFER = 256 * MIB  # per thread; together they exceed the largest L3 on sale (1.1 GB a socket)
-_SECONDS = 0.6  # per thread count
+_BUFFER = 256 * MIB  # per thread; together they exceed the largest L3 on sale (1.1 GB per socket)
+_SECONDS = 0.6  # per number of threads
 
 
 def measure_bandwidth(*, seconds: float = _SECONDS) -> tuple[int, int]:
-    """Bytes read per second at the best number of threads, and that number.
+    """Return the bytes read per second at the best number of threads, and that number.
 
-    More threads are not always faster (one or two per chiplet is the usual best), so several are tried.
+    More threads are not always faster (one or two per chiplet is often best), so several numbers are tried.
     """
     cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
-    room = psutil.virtual_memory().available // 2 // _BUFFER
-    counts = sorted({min(count, max(int(room), 1)) for count in (1, cores // 4, cores // 2, cores) if count >= 1})
-    return max((_read(count, seconds), count) for count in counts)
+    most = max(psutil.virtual_memory().available // 2 // _BUFFER, 1)
+    counts = sorted({min(count, int(most)) for count in (1, cores // 4, cores // 2, cores) if count >= 1})
+    return max((_read_rate(count, seconds), count) for count in counts)
 
 
-def _read(threads: int, seconds: float) -> int:
+def _read_rate(threads: int, seconds: float) -> int:
     """Bytes per second that `threads` threads read together."""
     scan = ctypes.CDLL(None).memchr
     scan.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
@@ -36,16 +36,16 @@ def _read(threads: int, seconds: float) -> int:
     totals = [0] * threads
     stop = threading.Event()
 
-    def work(index: int) -> None:
+    def scan_buffer(index: int) -> None:
         buffer = ctypes.create_string_buffer(_BUFFER)
-        ctypes.memset(buffer, 1, _BUFFER)  # touched here, so it lies on this thread's own NUMA node
+        ctypes.memset(buffer, 1, _BUFFER)  # touched here, so that it lies on this thread's NUMA node
         address = ctypes.addressof(buffer)
         start.wait()
         while not stop.is_set():
             scan(address, 0, _BUFFER - 1)
             totals[index] += _BUFFER
 
-    workers = [threading.Thread(target=work, args=(index,), daemon=True) for index in range(threads)]
+    workers = [threading.Thread(target=scan_buffer, args=(index,), daemon=True) for index in range(threads)]
     for worker in workers:
         worker.start()
     start.wait()

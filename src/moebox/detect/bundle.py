@@ -1,4 +1,4 @@
-"""The capture bundle: what this machine is, as a folder to attach to a bug report.
+"""Save facts about this machine to a folder that can be attached to a bug report.
 
     gpu-info.txt  gpu-topology.txt  nvidia-smi-full.txt  cpu-info.txt  memory-info.txt  python-packages.txt  box.toml
 
@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 
 from moebox import codec, files
-from moebox.core.box import Box, Host, Pcie
+from moebox.core.box import Box
 from moebox.detect import host as hosts
 from moebox.units import format_gib
 
@@ -28,13 +28,18 @@ _MAC = re.compile(r"\b(?:[0-9a-f]{2}:){5}[0-9a-f]{2}\b", re.IGNORECASE)
 
 def save_bundle(box: Box, folder: Path) -> list[Path]:
     """Write the bundle and return its files."""
+
+    def printed_by(*command: str) -> str:
+        return hosts.run_program(command, seconds=30)[0]
+
+    packages = {f"{dist.metadata['Name']}=={dist.version}" for dist in metadata.distributions()}
     texts = {
         "gpu-info.txt": gpu_text(box),
-        "gpu-topology.txt": _run("nvidia-smi", "topo", "-m") or link_text(box),
-        "nvidia-smi-full.txt": _run("nvidia-smi", "-q"),
-        "cpu-info.txt": _run("lscpu") or f"{box.cpu.model}\n{box.cpu.sockets} sockets, {box.cpu.cores} cores\n",
+        "gpu-topology.txt": printed_by("nvidia-smi", "topo", "-m") or link_text(box),
+        "nvidia-smi-full.txt": printed_by("nvidia-smi", "-q"),
+        "cpu-info.txt": printed_by("lscpu") or f"{box.cpu.model}\n{box.cpu.sockets} sockets, {box.cpu.cores} cores\n",
         "memory-info.txt": hosts.read_kernel_file("/proc/meminfo"),
-        "python-packages.txt": _packages(),
+        "python-packages.txt": "\n".join(sorted(packages, key=str.lower)) + "\n",
         "box.toml": codec.to_toml(box),
     }
     written = {folder / name: anonymize(text) for name, text in texts.items() if text}
@@ -46,53 +51,31 @@ def save_bundle(box: Box, folder: Path) -> list[Path]:
 
 
 def anonymize(text: str) -> str:
-    """`text` without host and user names, home folders, serial numbers, UUIDs and hardware addresses."""
+    """Remove host and user names, home folders, serial numbers, UUIDs and hardware addresses."""
     text = _SECRET_LINE.sub("", text)
     text = _MAC.sub("(address)", _UUID.sub("(uuid)", text))
-    for name, label in _names():
-        text = re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", label, text)
+    labels = {socket.gethostname(): "(host)", socket.getfqdn(): "(host)", platform.node(): "(host)"}
+    labels[os.path.expanduser("~")] = "~"
+    with contextlib.suppress(KeyError, OSError):  # no such user in the password database
+        labels[getpass.getuser()] = "(user)"
+    for name in sorted(labels, key=len, reverse=True):
+        if len(name) > 2 and name not in ("root", "localhost"):  # shorter names occur in ordinary words
+            text = re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", labels[name], text)
     return text
 
 
-def _names() -> list[tuple[str, str]]:
-    """What would tell whose machine this is, longest first; names of one or two letters are left alone."""
-    found = {socket.gethostname(): "(host)", socket.getfqdn(): "(host)", platform.node(): "(host)"}
-    found[os.path.expanduser("~")] = "~"
-    with contextlib.suppress(KeyError, OSError):  # no such user in the password database
-        found[getpass.getuser()] = "(user)"
-    common = {"root", "localhost", "/", "~"}
-    return sorted(
-        ((name, label) for name, label in found.items() if len(name) > 2 and name not in common),
-        key=lambda pair: -len(pair[0]),
-    )
-
-
 def gpu_text(box: Box) -> str:
-    """The GPUs in words."""
-    gpus = [
-        f"gpu{index}: {gpu.title}, {format_gib(gpu.memory)}, sm {gpu.sm}, {_slot(gpu.pcie)}, NUMA {gpu.numa}"
-        for index, gpu in enumerate(box.gpus)
-    ]
-    return "\n".join([_driver(box.host), *gpus, "" if gpus else "no GPUs\n"])
-
-
-def _driver(host: Host | None) -> str:
-    return f"driver {host.driver or 'none'}, CUDA {host.cuda or 'none'}" if host else "declared box"
-
-
-def _slot(pcie: Pcie | None) -> str:
-    return f"PCIe {pcie.generation}.0 x{pcie.width} (at most x{pcie.max_width})" if pcie else "no PCIe"
+    """Describe the GPUs, one per line."""
+    host = box.host
+    lines = [f"driver {host.driver or 'none'}, CUDA {host.cuda or 'none'}" if host else "declared box"]
+    for index, gpu in enumerate(box.gpus):
+        slot = "no PCIe"
+        if gpu.pcie:
+            slot = f"PCIe {gpu.pcie.generation}.0 x{gpu.pcie.width} (at most x{gpu.pcie.max_width})"
+        lines.append(f"gpu{index}: {gpu.title}, {format_gib(gpu.memory)}, sm {gpu.sm}, {slot}, NUMA {gpu.numa}")
+    return "\n".join([*lines, "" if box.gpus else "no GPUs\n"])
 
 
 def link_text(box: Box) -> str:
-    """How they are joined, a line a pair."""
+    """Describe the links between GPUs, one pair per line."""
     return "\n".join(f"gpu{x.a} gpu{x.b} {x.kind} p2p={x.p2p} lanes={x.lanes}" for x in box.links) or "no links\n"
-
-
-def _packages() -> str:
-    found = {f"{dist.metadata['Name']}=={dist.version}" for dist in metadata.distributions()}
-    return "\n".join(sorted(found, key=str.lower)) + "\n"
-
-
-def _run(*command: str) -> str:
-    return hosts.run_program(command, seconds=30)[0]

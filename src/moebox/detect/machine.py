@@ -13,35 +13,34 @@ from moebox.detect import nvml
 
 
 def detect_machine(*, measure: bool = False) -> Box:
-    """What this machine is; `measure` also reads memory for a second or two to learn its bandwidth."""
+    """Detect this machine; with `measure` also read memory for a second or two to measure its bandwidth."""
     module = nvml.load_nvml()
     driver = nvml.read_driver(module, only=os.environ.get(VISIBLE_DEVICES)) if module else nvml.DriverReport()
     memory = psutil.virtual_memory()
     cpu, bandwidth = with_memory_channels(hosts.detect_cpu())
-    shared = any(gpu.unified for gpu in driver.gpus)  # counted as the GPU's, and there is no other
+    measured = None
+    if measure:
+        from moebox.detect.bandwidth import measure_bandwidth
+
+        measured = measure_bandwidth()[0]
+    unified = any(gpu.unified for gpu in driver.gpus)  # all memory is counted as the GPU's
     return Box(
         name=machine_name(driver),
         gpus=driver.gpus,
         gpu_numbers=driver.numbers,
         links=driver.links,
         cpu=cpu,
-        ram=0 if shared else memory.total,
-        ram_free=None if shared else memory.available,
+        ram=0 if unified else memory.total,
+        ram_free=None if unified else memory.available,
         ram_bandwidth=bandwidth,
-        ram_bandwidth_measured=_measured() if measure else None,
+        ram_bandwidth_measured=measured,
         host=hosts.detect_host(driver=driver.version, cuda=driver.cuda),
         source="detected",
     )
 
 
-def _measured() -> int:
-    from moebox.detect import bandwidth as meter
-
-    return meter.measure_bandwidth()[0]
-
-
 def machine_name(driver: nvml.DriverReport) -> str:
-    """The machine in the words of the box grammar."""
+    """The machine in the syntax of `--box`."""
     if not driver.gpus:
         return "no-gpu"
     names = [gpu.name for gpu in driver.gpus]
@@ -49,7 +48,7 @@ def machine_name(driver: nvml.DriverReport) -> str:
 
 
 def with_memory_channels(cpu: Cpu) -> tuple[Cpu, int]:
-    """The CPU with its memory channels, and the theoretical bandwidth of all of them, where the table knows it."""
+    """Add the memory channels to a CPU of the table, and return their theoretical bandwidth; 0 if unknown."""
     for row in catalogue.load_table("cpus")["cpu"]:
         if row["match"].lower() in cpu.model.lower():
             return replace(cpu, channels=row["channels"] * cpu.sockets), row["bandwidth"] * cpu.sockets

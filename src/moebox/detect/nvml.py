@@ -1,46 +1,45 @@
 """The GPUs of this machine, as NVIDIA's driver reports them.
 
-`pynvml` is passed in, so a test can hand over answers recorded from a real driver. A machine without a
-driver is a valid box without GPUs.
+`pynvml` is passed in, so that a test can use recorded answers of a real driver. A machine without a driver is a valid
+box without GPUs.
 """
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations, takewhile
+from itertools import combinations
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from moebox.core import catalogue
 from moebox.core.box import Gpu, GpuProcess, Link, LinkKind, Pcie
 
-T = TypeVar("T")
-INSTANCE_ENV = "MOEBOX_INSTANCE"  # every process of an engine that moebox started carries it
+INSTANCE_ENV = "MOEBOX_INSTANCE"  # set for every process of an engine that moebox started
 
 # Shared memory one block may opt in to, by compute capability (CUDA C++ programming guide, technical specifications).
 _SMEM = {"8.0": 166912, "8.6": 101376, "8.9": 101376, "9.0": 232448, "10.0": 232448, "10.3": 232448}
 _SMEM |= {"12.0": 101376, "12.1": 101376}
-_SMEM_LEAST = 49152  # what every CUDA device gives without asking
+_MIN_SMEM = 49152  # available on every CUDA device
 
 # NVML_TOPOLOGY_* levels, nearest first.
 _LEVELS: dict[int, LinkKind] = {0: "pix", 10: "pix", 20: "pxb", 30: "phb", 40: "node", 50: "sys"}
-_SWITCH = "switch"  # the far end of an NVLink that is no GPU
+_SWITCH = "switch"  # the far end of an NVLink that is not a GPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverReport:
-    """What the driver says about the machine."""
+    """What the driver reports about the machine."""
 
     version: str = ""
     cuda: str = ""
     gpus: tuple[Gpu, ...] = ()
-    numbers: tuple[int, ...] = ()  # of the GPUs, where not all are visible
+    numbers: tuple[int, ...] = ()  # of the GPUs, if not all are visible
     links: tuple[Link, ...] = ()
 
 
 def load_nvml() -> Any | None:
-    """The initialised NVML module, or None where there is no driver."""
+    """Return the initialised NVML module, or None without a driver."""
     import pynvml
 
     try:
@@ -50,105 +49,98 @@ def load_nvml() -> Any | None:
     return pynvml
 
 
+def _query(nvml: Any, default: Any, function: str, *arguments: Any) -> Any:
+    """Call an NVML function; return `default` if this GPU or driver does not support it."""
+    try:
+        return _decoded(getattr(nvml, function)(*arguments))
+    except (nvml.NVMLError, AttributeError):
+        return default
+
+
 def gpu_processes(nvml: Any, index: int) -> list[tuple[int, int]]:
-    """Process ids that compute on a GPU, and the bytes each holds there; empty where the driver does not tell."""
-    ask = _asker(nvml)
-    return _computing(nvml, ask, ask(lambda: nvml.nvmlDeviceGetHandleByIndex(index), None))
+    """Ids of processes that compute on a GPU, and the bytes that each uses; empty if the driver does not list them."""
+    handle = _query(nvml, None, "nvmlDeviceGetHandleByIndex", index)
+    return _device_processes(nvml, handle) if handle else []
 
 
-def _computing(nvml: Any, ask: Any, handle: Any) -> list[tuple[int, int]]:
-    rows: list[Any] = ask(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle), []) if handle else []
+def _device_processes(nvml: Any, handle: Any) -> list[tuple[int, int]]:
+    rows = _query(nvml, [], "nvmlDeviceGetComputeRunningProcesses", handle)
     return [(int(row.pid), int(row.usedGpuMemory or 0)) for row in rows]
 
 
 def read_driver(nvml: Any, *, sysfs: Path = Path("/sys"), only: str | None = None) -> DriverReport:
-    """Every GPU and the links between them; `only` is what CUDA_VISIBLE_DEVICES says."""
-    ask = _asker(nvml)
+    """Read every GPU and the links between them; `only` is the value of CUDA_VISIBLE_DEVICES."""
     every = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-    numbers = (
-        tuple(range(len(every)))
-        if only is None
-        else visible_gpu_numbers(only, [_uuid(nvml, ask, each) for each in every])
-    )
+    numbers = tuple(range(len(every)))
+    if only is not None:
+        numbers = visible_gpu_numbers(only, [str(_query(nvml, "", "nvmlDeviceGetUUID", handle)) for handle in every])
     handles = [every[number] for number in numbers]
+    cuda = _query(nvml, 0, "nvmlSystemGetCudaDriverVersion")  # 13020 for 13.2
     return DriverReport(
-        version=ask(lambda: _text(nvml.nvmlSystemGetDriverVersion()), ""),
-        cuda=_cuda(ask(nvml.nvmlSystemGetCudaDriverVersion, 0)),
-        gpus=tuple(_gpu(nvml, ask, handle, sysfs) for handle in handles),
+        version=_query(nvml, "", "nvmlSystemGetDriverVersion"),
+        cuda=f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else "",
+        gpus=tuple(_read_gpu(nvml, handle, sysfs) for handle in handles),
         numbers=numbers if len(numbers) < len(every) else (),
-        links=tuple(_link(nvml, ask, handles, a, b) for a, b in combinations(range(len(handles)), 2)),
+        links=tuple(_read_link(nvml, handles, a, b) for a, b in combinations(range(len(handles)), 2)),
     )
-
-
-def _cuda(number: int) -> str:
-    """13020 as 13.2; "" for 0, which is no answer."""
-    return f"{number // 1000}.{number % 1000 // 10}" if number else ""
 
 
 def visible_gpu_numbers(only: str, uuids: Sequence[str]) -> tuple[int, ...]:
-    """Numbers of the GPUs that CUDA shows to programs: listed by number or UUID, up to the first it does not know.
+    """Numbers of the GPUs that CUDA shows to programs: listed by number or UUID, up to the first unknown one.
 
-    Parts of GPUs (MIG) are not told apart: where one is listed, all GPUs count.
+    If a part of a GPU (MIG) is listed, all GPUs count.
     """
     if "MIG-" in only:
         return tuple(range(len(uuids)))
-    named = (_called(word.strip(), uuids) for word in only.split(","))
-    return tuple(at for (at,) in takewhile(lambda found: len(found) == 1, named))
+    numbers: list[int] = []
+    for word in map(str.strip, only.split(",")):
+        if len(word) <= len("GPU-"):
+            found = [at for at in range(len(uuids)) if word == str(at)]
+        else:  # the beginning of a UUID
+            found = [at for at, uuid in enumerate(uuids) if uuid.startswith(word)]
+        if len(found) != 1:
+            break
+        numbers += found
+    return tuple(numbers)
 
 
-def _called(word: str, uuids: Sequence[str]) -> list[int]:
-    """Numbers of the GPUs that a number or the beginning of a UUID means."""
-    if len(word) <= len("GPU-"):
-        return [at for at in range(len(uuids)) if word == str(at)]
-    return [at for at, uuid in enumerate(uuids) if uuid.startswith(word)]
-
-
-def _uuid(nvml: Any, ask: Any, handle: Any) -> str:
-    return str(ask(lambda: _text(nvml.nvmlDeviceGetUUID(handle)), ""))
-
-
-def _asker(nvml: Any) -> Callable[[Callable[[], T], T], T]:
-    def ask(question: Callable[[], T], otherwise: T) -> T:
-        """The driver's answer, or `otherwise` where this GPU or driver has none."""
-        try:
-            return question()
-        except (nvml.NVMLError, AttributeError):
-            return otherwise
-
-    return ask
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
-
-
-def _gpu(nvml: Any, ask: Any, handle: Any, sysfs: Path) -> Gpu:
-    title = _text(nvml.nvmlDeviceGetName(handle))
-    major, minor = ask(lambda: nvml.nvmlDeviceGetCudaComputeCapability(handle), (0, 0))
-    memory = ask(lambda: nvml.nvmlDeviceGetMemoryInfo(handle), None)
-    known = _known(title, memory.total if memory else 0) or _unknown(nvml, ask, handle, title, f"{major}.{minor}")
-    mode = ask(lambda: nvml.nvmlDeviceGetMigMode(handle)[0], 0)
+def _read_gpu(nvml: Any, handle: Any, sysfs: Path) -> Gpu:
+    title = str(_decoded(nvml.nvmlDeviceGetName(handle)))
+    major, minor = _query(nvml, (0, 0), "nvmlDeviceGetCudaComputeCapability", handle)
+    sm = f"{major}.{minor}"
+    memory = _query(nvml, None, "nvmlDeviceGetMemoryInfo", handle)
+    size = memory.total if memory else 0  # boards that share a name differ in memory
+    rows = (row for row in catalogue.load_table("gpus")["driver"] if size >= row.get("min_memory", 0))
+    name = next((row["name"] for row in rows if re.search(row["pattern"], title)), None)
+    known = catalogue.gpus()[name] if name else _unknown_gpu(nvml, handle, title, sm)
+    bus = _bus_id(nvml, "nvmlDeviceGetPciInfo", handle)
+    try:
+        numa = int((sysfs / "bus/pci/devices" / bus[-12:] / "numa_node").read_text())
+    except (OSError, ValueError):
+        numa = -1  # as the kernel writes it if the machine has just one node
+    width = _query(nvml, 0, "nvmlDeviceGetCurrPcieLinkWidth", handle)
+    pcie = Pcie(
+        generation=_query(nvml, 0, "nvmlDeviceGetCurrPcieLinkGeneration", handle),
+        width=width,
+        max_generation=_query(nvml, 0, "nvmlDeviceGetMaxPcieLinkGeneration", handle),
+        max_width=_query(nvml, width, "nvmlDeviceGetMaxPcieLinkWidth", handle),
+    )
     return replace(
         known,
         title=title,
         memory=int(memory.total) if memory else known.memory,
         memory_free=int(memory.free) if memory else None,
-        holders=_holders(nvml, ask, handle),
-        sm=f"{major}.{minor}" if major else known.sm,
-        smem=_SMEM.get(f"{major}.{minor}", known.smem),
-        pcie=_pcie(nvml, ask, handle),
-        numa=_numa(nvml, ask, handle, sysfs),
-        mig=bool(mode),
+        holders=tuple(identify_process(pid, size) for pid, size in _device_processes(nvml, handle)),
+        sm=sm if major else known.sm,
+        smem=_SMEM.get(sm, known.smem),
+        pcie=pcie if width else None,
+        numa=numa if numa >= 0 else None,
+        mig=bool(_query(nvml, (0,), "nvmlDeviceGetMigMode", handle)[0]),
     )
 
 
-def _holders(nvml: Any, ask: Any, handle: Any) -> tuple[GpuProcess, ...]:
-    """Processes that compute on a GPU, by what /proc says of them."""
-    return tuple(identify_process(pid, size) for pid, size in _computing(nvml, ask, handle))
-
-
 def identify_process(pid: int, size: int, *, proc: Path = Path("/proc")) -> GpuProcess:
-    """Who a process is: its name, and the instance that moebox started it as."""
+    """Find the name of a process, and the instance if moebox started it."""
     try:
         name = (proc / str(pid) / "comm").read_text(errors="replace").strip()
         environment = (proc / str(pid) / "environ").read_bytes()
@@ -159,20 +151,12 @@ def identify_process(pid: int, size: int, *, proc: Path = Path("/proc")) -> GpuP
     return GpuProcess(pid=pid, name=name, bytes=size, instance=instance)
 
 
-def _known(title: str, memory: int) -> Gpu | None:
-    """The catalogue's GPU for a driver's name; boards that share a name differ in memory."""
-    for row in catalogue.load_table("gpus")["driver"]:
-        if re.search(row["pattern"], title) and memory >= row.get("min_memory", 0):
-            return catalogue.gpus()[row["name"]]
-    return None
-
-
-def _unknown(nvml: Any, ask: Any, handle: Any, title: str, sm: str) -> Gpu:
-    """A GPU that is not in the catalogue: what the driver tells, the rest marked unverified."""
-    bus = ask(lambda: nvml.nvmlDeviceGetMemoryBusWidth(handle), 0)
-    clock = ask(lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_MEM), 0)
-    cores = ask(lambda: nvml.nvmlDeviceGetNumGpuCores(handle), 0)
-    graphics = ask(lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM), 0)
+def _unknown_gpu(nvml: Any, handle: Any, title: str, sm: str) -> Gpu:
+    """A GPU that is not in the catalogue: the driver's facts, the rest marked unverified."""
+    bus = _query(nvml, 0, "nvmlDeviceGetMemoryBusWidth", handle)
+    clock = _query(nvml, 0, "nvmlDeviceGetMaxClockInfo", handle, getattr(nvml, "NVML_CLOCK_MEM", None))
+    cores = _query(nvml, 0, "nvmlDeviceGetNumGpuCores", handle)
+    graphics = _query(nvml, 0, "nvmlDeviceGetMaxClockInfo", handle, getattr(nvml, "NVML_CLOCK_SM", None))
     name = re.sub(r"[^a-z0-9]+", "-", title.lower().removeprefix("nvidia ")).strip("-")
     return Gpu(
         name=name,
@@ -180,61 +164,43 @@ def _unknown(nvml: Any, ask: Any, handle: Any, title: str, sm: str) -> Gpu:
         memory=0,
         # Both edges of the memory clock carry data, as nvidia-smi's own bandwidth figures assume.
         bandwidth=bus // 8 * clock * 2 * 10**6,
-        # Two operations a core and clock, and tensor cores at four times that: the ratio of Ampere and Ada, a floor.
+        # Two operations per core and clock, and tensor cores at four times that: the ratio of Ampere and Ada, a floor.
         bf16=float(cores * graphics * 10**6 * 2 * 4),
         sms=cores // 128,
         sm=sm,
-        smem=_SMEM.get(sm, _SMEM_LEAST),
+        smem=_SMEM.get(sm, _MIN_SMEM),
         unverified=("bandwidth", "bf16", "sms"),
         source="driver; not in the catalogue",
     )
 
 
-def _pcie(nvml: Any, ask: Any, handle: Any) -> Pcie | None:
-    width = ask(lambda: nvml.nvmlDeviceGetCurrPcieLinkWidth(handle), 0)
-    if not width:
-        return None
-    return Pcie(
-        generation=ask(lambda: nvml.nvmlDeviceGetCurrPcieLinkGeneration(handle), 0),
-        width=width,
-        max_generation=ask(lambda: nvml.nvmlDeviceGetMaxPcieLinkGeneration(handle), 0),
-        max_width=ask(lambda: nvml.nvmlDeviceGetMaxPcieLinkWidth(handle), width),
-    )
-
-
-def _numa(nvml: Any, ask: Any, handle: Any, sysfs: Path) -> int | None:
-    """The NUMA node of a GPU's slot; None where the machine has just one."""
-    bus = ask(lambda: _text(nvml.nvmlDeviceGetPciInfo(handle).busId), "").lower()
-    try:
-        node = int((sysfs / "bus/pci/devices" / bus[-12:] / "numa_node").read_text())
-    except (OSError, ValueError):
-        return None
-    return node if node >= 0 else None
-
-
-def _link(nvml: Any, ask: Any, handles: list[Any], a: int, b: int) -> Link:
-    lanes = _nvlinks(nvml, ask, handles[a], handles[b])
-    level = ask(lambda: nvml.nvmlDeviceGetTopologyCommonAncestor(handles[a], handles[b]), 50)
-    read_ok = getattr(nvml, "NVML_P2P_CAPS_INDEX_READ", 0)
-    status = ask(lambda: nvml.nvmlDeviceGetP2PStatus(handles[a], handles[b], read_ok), None)
+def _read_link(nvml: Any, handles: list[Any], a: int, b: int) -> Link:
+    lanes = _nvlink_lanes(nvml, handles[a], handles[b])
+    level = _query(nvml, 50, "nvmlDeviceGetTopologyCommonAncestor", handles[a], handles[b])
+    read_access = getattr(nvml, "NVML_P2P_CAPS_INDEX_READ", 0)
+    status = _query(nvml, None, "nvmlDeviceGetP2PStatus", handles[a], handles[b], read_access)
     p2p = None if status is None else status == getattr(nvml, "NVML_P2P_STATUS_OK", 0)
     kind: LinkKind = "nvlink" if lanes else _LEVELS.get(int(level), "sys")
     return Link(a=a, b=b, kind=kind, p2p=p2p, lanes=lanes)
 
 
-def _nvlinks(nvml: Any, ask: Any, device: Any, other: Any) -> int:
-    """Active NVLinks from `device` that end at `other`, or at a switch that both hang on."""
-    target = ask(lambda: _text(nvml.nvmlDeviceGetPciInfo(other).busId).lower(), "")
-    links = range(getattr(nvml, "NVML_NVLINK_MAX_LINKS", 18))
-    ends = Counter(_far_end(nvml, ask, device, link) for link in links)
+def _nvlink_lanes(nvml: Any, device: Any, other: Any) -> int:
+    """Active NVLinks from `device` to `other`, or to a switch that both are connected to."""
+    ends: Counter[str] = Counter()
+    for link in range(getattr(nvml, "NVML_NVLINK_MAX_LINKS", 18)):
+        if not _query(nvml, 0, "nvmlDeviceGetNvLinkState", device, link):
+            continue
+        kind = _query(nvml, None, "nvmlDeviceGetNvLinkRemoteDeviceType", device, link)
+        is_switch = kind == getattr(nvml, "NVML_NVLINK_DEVICE_TYPE_SWITCH", 2)
+        ends[_SWITCH if is_switch else _bus_id(nvml, "nvmlDeviceGetNvLinkRemotePciInfo", device, link)] += 1
+    target = _bus_id(nvml, "nvmlDeviceGetPciInfo", other)
     return (ends[target] if target else 0) or ends[_SWITCH]
 
 
-def _far_end(nvml: Any, ask: Any, device: Any, link: int) -> str:
-    """Where an NVLink ends: a GPU by its bus, or a switch; "" for one that is down or does not say."""
-    if not ask(lambda: nvml.nvmlDeviceGetNvLinkState(device, link), 0):
-        return ""
-    kind = ask(lambda: nvml.nvmlDeviceGetNvLinkRemoteDeviceType(device, link), None)
-    if kind == getattr(nvml, "NVML_NVLINK_DEVICE_TYPE_SWITCH", 2):
-        return _SWITCH
-    return str(ask(lambda: _text(nvml.nvmlDeviceGetNvLinkRemotePciInfo(device, link).busId).lower(), ""))
+def _bus_id(nvml: Any, function: str, *arguments: Any) -> str:
+    info = _query(nvml, None, function, *arguments)
+    return str(_decoded(getattr(info, "busId", ""))).lower()
+
+
+def _decoded(value: Any) -> Any:
+    return value.decode() if isinstance(value, bytes) else value

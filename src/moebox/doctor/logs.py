@@ -1,23 +1,22 @@
-"""Why an engine failed, from its log, while it streams or afterwards.
+"""Find out from an engine's log why it failed, while the log is written or afterwards.
 
-An engine that dies prints hundreds of lines; the first failure is the cause and the last traceback merely its
-echo. Memory stays bounded however long the log is: one finding per symptom, one line at a time.
+An engine that dies prints hundreds of lines; the first failure is the cause, and the last traceback only follows from
+it. Memory stays bounded for logs of any length: one finding per symptom, one line at a time.
 """
 
 import dataclasses
 import functools
 import re
+import sys
 from collections.abc import Iterable
-from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
 from moebox.core.symptom import Finding, Symptom, symptoms
-from moebox.doctor.literals import required_words
 from moebox.errors import BadInput
 from moebox.escape import printable_line
 
-MAX_LINE_CHARS = 16_384  # characters of a line that are looked at; a line of base64 image is longer and says nothing
+MAX_LINE_CHARS = 16_384  # the rest of a line is ignored; a longer one is an encoded image or the like
 BLOCK_BYTES = 1 << 20
 MAX_SHAPES = 20_000  # kinds of lines remembered; a log has hundreds
 DIGITS = b"0123456789"
@@ -36,132 +35,122 @@ COMPLAINT = re.compile(
     r"(?:^|\s)(?:[Ee]rror|ERROR|[Ff]atal|FATAL|GGML_ASSERT|terminate called|Segmentation fault)\b"
 )
 ECHO = re.compile(r"Engine core initialization failed|EngineDeadError|CancelledError|SystemExit|KeyboardInterrupt")
-# What a line contains that can be either of these.
-_MAYBE: tuple[str, ...] = ("Error", "error", "ERROR", "Exception", "OutOfResources", "Fatal", "fatal", "FATAL")
-_MAYBE += ("GGML_ASSERT", "terminate", "Segm", "ERR [")
-TOGETHER = 3  # lines from one marked error to the next that belong to one failure; a message may have a few of its own
+# One of these is in every line that EXCEPTION or COMPLAINT match.
+_ERROR_WORDS: tuple[str, ...] = ("Error", "error", "ERROR", "Exception", "OutOfResources", "Fatal", "fatal", "FATAL")
+_ERROR_WORDS += ("GGML_ASSERT", "terminate", "Segm", "ERR [")
+TOGETHER = 3  # lines between two marked errors of one failure; a message may span a few lines
 
-WatchedSymptom = tuple[Symptom, re.Pattern[str], tuple[str, ...]]  # with words, digits taken out, that a match contains
+WatchedSymptom = tuple[Symptom, re.Pattern[str], tuple[str, ...]]  # with words, without digits, of which one must occur
+
+# Words that a line must contain for a pattern to match it. They are searched first, because that is fast: a gigabyte
+# of log is searched for a hundred patterns, and nearly all of it contains none of their words.
+MIN_WORD_CHARS = 5  # shorter words are in every log
+_PATTERN_PART = re.compile(r"\\.|\[\^?\]?[^\]]*\]|\{[^}]*\}|.", re.DOTALL)  # an escape, a class, a count, a character
+_DEPTH = {"(": 1, ")": -1}
+_SPECIAL = (".", "^", "$", "?", "*", "+", "(", ")", "[", "{", "}")
+_OPTIONAL = ("?", "*", "{")  # the part before one of these may be missing
+_CLASSES = "dDwWsSbBAZ"
 
 
 class LogSearch:
-    """Reads a log piece by piece and remembers what it means."""
+    """Reads a log piece by piece and keeps what it means."""
 
     def __init__(self, *, engine: str = "") -> None:
-        self.findings: dict[str, Finding] = {}  # by symptom, in order of first sight
+        self.findings: dict[str, Finding] = {}  # by symptom, in order of appearance
         self.counts: dict[str, int] = {}
         self.lines = 0
-        self.exception = ""  # the first one that is not an echo
+        self.exception = ""  # the first one that is not a consequence of another
         self.exception_line = 0
-        self.complaint = ""  # the last line that looks like one; of errors that stand together the first
-        self._complained = 0  # the line of the last one
+        self.complaint = ""  # the last error line; of errors that belong together the first
+        self._complaint_line = 0  # of the last error line
         self._tail = b""
-        self._unfinished = ""  # the symptom whose next line is awaited
+        self._awaiting = ""  # the symptom whose next line belongs to it
         self._dull: set[bytes] = set()  # shapes of lines that mean nothing
-        # A line that matches is evidence enough: only another engine's symptoms are left out.
-        self._watched = [watched for watched in _gated() if watched[0].applies.covers_engine(engine)]
+        # A matching line is evidence enough, so only symptoms of other engines are left out.
+        self._watched = [watched for watched in _watched_symptoms() if watched[0].applies.covers_engine(engine)]
 
     def feed(self, data: bytes) -> list[Finding]:
-        """Take the next piece; what is newly found in its complete lines."""
+        """Take the next piece and return the new findings in its complete lines."""
         data = self._tail + data
         cut = data.rfind(b"\n") + 1
         if not cut and len(data) > 4 * MAX_LINE_CHARS:
-            data, cut = data[:MAX_LINE_CHARS] + b"\n", MAX_LINE_CHARS + 1  # a line without end: its beginning will do
+            data, cut = data[:MAX_LINE_CHARS] + b"\n", MAX_LINE_CHARS + 1  # a line without end: keep its beginning
         self._tail = data[cut:]
-        return self._block(data[: cut - 1]) if cut else []
+        return self._search_lines(data[: cut - 1]) if cut else []
 
     def finish(self) -> list[Finding]:
-        """The last line may lack its end."""
+        """Search the last line, which may not have ended."""
         rest, self._tail = self._tail, b""
-        return self._block(rest) if rest else []
+        return self._search_lines(rest) if rest else []
 
     @property
     def cause(self) -> Finding | None:
-        """The first known failure, which brought the others about."""
+        """The first known failure, which caused the others."""
         return next((finding for finding in self.findings.values() if finding.severity == "fatal"), None)
 
     @property
     def unknown_failure(self) -> str:
-        """What the log itself gives as reason, where no symptom is known for it."""
+        """The log's own error message, for failures without a known symptom."""
         return self.exception or self.complaint
 
-    def _block(self, data: bytes) -> list[Finding]:
-        """Lines alike but for their digits are judged once; a flood of them costs next to nothing."""
+    def _search_lines(self, data: bytes) -> list[Finding]:
+        """Search complete lines. Lines that differ only in digits are searched once, so that a flood costs little."""
         fresh: list[Finding] = []
         for line, shape in zip(data.split(b"\n"), data.translate(None, DIGITS).split(b"\n"), strict=True):
             self.lines += 1
-            if self._unfinished and line.strip():
-                self._finish(line)
-            if shape not in self._dull:
-                fresh += self._judged(line, shape)
+            if self._awaiting and line.strip():
+                text = PREFIX.sub("", line[:MAX_LINE_CHARS].decode("utf-8", "replace")).strip()[:300]
+                before = self.findings[self._awaiting]
+                self.findings[self._awaiting] = dataclasses.replace(before, cause=f"{before.cause} {text}")
+                self._awaiting = ""
+            if shape in self._dull:
+                continue
+            dull = True
+            for part in line.split(b"\r"):  # progress bars overwrite their line
+                found = self._search_part(part[:MAX_LINE_CHARS])
+                if found is not None:
+                    dull = False
+                    fresh += found
+            if dull and len(shape) < MAX_LINE_CHARS:
+                if len(self._dull) >= MAX_SHAPES:
+                    self._dull.clear()
+                self._dull.add(shape)
         return fresh
 
-    def _judged(self, line: bytes, shape: bytes) -> list[Finding]:
-        """What a line newly tells; its shape is remembered where it tells nothing."""
-        parts = line.split(b"\r")  # progress bars return the carriage and go on in the same line
-        told = [findings for part in parts if (findings := self._part(part)) is not None]
-        if not told and len(shape) < MAX_LINE_CHARS:
-            self._remember(shape)
-        return [*chain.from_iterable(told)]
-
-    def _part(self, part: bytes) -> list[Finding] | None:
-        """What a line newly tells; None when no line of its shape can tell anything."""
-        words = part[:MAX_LINE_CHARS].translate(None, DIGITS).decode("utf-8", "replace")
-        candidates = [watched for watched in self._watched if _contains(words, watched[2])]
-        if candidates or _contains(words, _MAYBE) or words.lstrip(". ").startswith("E "):
-            return self._line(part[:MAX_LINE_CHARS].decode("utf-8", "replace"), candidates)
-        return None
-
-    def _remember(self, shape: bytes) -> None:
-        if len(self._dull) >= MAX_SHAPES:
-            self._dull.clear()
-        self._dull.add(shape)
-
-    def _line(self, line: str, candidates: list[WatchedSymptom]) -> list[Finding]:
-        self._trouble(line)
+    def _search_part(self, part: bytes) -> list[Finding] | None:
+        """Return the new findings of a line, or None if no line of its shape can mean anything."""
+        words = part.translate(None, DIGITS).decode("utf-8", "replace")
+        candidates = [watched for watched in self._watched if any(word in words for word in watched[2])]
+        is_error = any(word in words for word in _ERROR_WORDS) or words.lstrip(". ").startswith("E ")
+        if not candidates and not is_error:
+            return None
+        line = part.decode("utf-8", "replace")
+        self._note_error(line)
         for symptom, pattern, _ in candidates:
             match = pattern.search(line)
-            if match:
-                return self._met(symptom, match, line)
+            if not match:
+                continue
+            self.counts[symptom.id] = self.counts.get(symptom.id, 0) + 1
+            if symptom.id in self.findings:
+                return []
+            self.findings[symptom.id] = make_finding(symptom, match, line, self.lines)
+            self._awaiting = symptom.id if symptom.next_line else ""
+            return [self.findings[symptom.id]]
         return []
 
-    def _met(self, symptom: Symptom, match: re.Match[str], line: str) -> list[Finding]:
-        """One more line with this symptom; new where it is the first."""
-        self.counts[symptom.id] = self.counts.get(symptom.id, 0) + 1
-        if symptom.id in self.findings:
-            return []
-        self.findings[symptom.id] = make_finding(symptom, match, line, self.lines)
-        self._unfinished = symptom.id if symptom.next_line else ""
-        return [self.findings[symptom.id]]
-
-    def _finish(self, line: bytes) -> None:
-        """The line after a finding that belongs to it."""
-        text = PREFIX.sub("", line[:MAX_LINE_CHARS].decode("utf-8", "replace")).strip()[:300]
-        before = self.findings[self._unfinished]
-        self.findings[self._unfinished] = dataclasses.replace(before, cause=f"{before.cause} {text}")
-        self._unfinished = ""
-
-    def _trouble(self, line: str) -> None:
+    def _note_error(self, line: str) -> None:
         match = EXCEPTION.match(line)
         if match and not self.exception and not ECHO.search(line):
             self.exception, self.exception_line = match.group("what")[:500], self.lines
         elif not match and COMPLAINT.search(line):
-            self._complain(line)
-
-    def _complain(self, line: str) -> None:
-        follows = self.complaint and self.lines - self._complained <= TOGETHER
-        if not (follows and MARKED.match(line)):
-            self.complaint = line.strip()[:500]
-        self._complained = self.lines
-
-
-def _contains(text: str, words: Iterable[str]) -> bool:
-    return any(word in text for word in words)
+            follows = self.complaint and self.lines - self._complaint_line <= TOGETHER
+            if not (follows and MARKED.match(line)):
+                self.complaint = line.strip()[:500]
+            self._complaint_line = self.lines
 
 
 @functools.cache
-def _gated() -> tuple[WatchedSymptom, ...]:
-    """Every symptom that a log shows, with its pattern and the words without which it cannot match."""
+def _watched_symptoms() -> tuple[WatchedSymptom, ...]:
     no_digits = str.maketrans("", "", "0123456789")
     return tuple(
         (
@@ -174,8 +163,36 @@ def _gated() -> tuple[WatchedSymptom, ...]:
     )
 
 
+def required_words(pattern: str) -> tuple[str, ...]:
+    """Return one word for each alternative of the pattern that it needs to match; empty if one needs none."""
+    alternatives, depth = [""], 0
+    for part in _PATTERN_PART.findall(pattern):
+        depth += _DEPTH.get(part, 0)
+        if part == "|" and depth == 0:
+            alternatives.append("")
+        else:
+            alternatives[-1] += part
+    words = [max(_literal_runs(alternative), key=len) for alternative in alternatives]
+    return tuple(words) if all(len(word) >= MIN_WORD_CHARS for word in words) else ()
+
+
+def _literal_runs(pattern: str) -> list[str]:
+    """Return the runs of plain characters, outside groups and classes, that every match contains."""
+    runs, depth, parts = [""], 0, _PATTERN_PART.findall(pattern)
+    for part, following in zip(parts, [*parts[1:], ""], strict=True):
+        depth += _DEPTH.get(part, 0)
+        if part.startswith("\\"):
+            character = "" if part[1] in _CLASSES or part[1].isdigit() else part[1]
+        else:
+            character = "" if part.startswith(_SPECIAL) else part
+        if character and depth == 0 and not following.startswith(_OPTIONAL):
+            runs[-1] += character
+        else:
+            runs.append("")
+    return runs
+
+
 def make_finding(symptom: Symptom, match: re.Match[str], line: str, number: int) -> Finding:
-    """The symptom as seen on this line."""
     return Finding(
         symptom=symptom.id,
         area=symptom.area,
@@ -191,49 +208,46 @@ def make_finding(symptom: Symptom, match: re.Match[str], line: str, number: int)
 
 def search_file(path: Path, *, engine: str = "") -> LogSearch:
     """Search a whole log file; "-" is standard input."""
-    import sys
-
-    found = LogSearch(engine=engine)
+    search = LogSearch(engine=engine)
     if str(path) == "-":
-        _read(found, sys.stdin.buffer)
+        _feed_stream(search, sys.stdin.buffer)
     else:
-        feed_file(found, path)
-    found.finish()
-    return found
+        feed_file(search, path)
+    search.finish()
+    return search
 
 
-def feed_file(found: LogSearch, path: Path) -> None:
-    """Feed a file to a search, a block at a time."""
+def feed_file(search: LogSearch, path: Path) -> None:
     try:
         with open(path, "rb") as file:
-            _read(found, file)
+            _feed_stream(search, file)
     except FileNotFoundError:
         raise BadInput(f"{path}: no such file") from None
     except OSError as problem:
         raise BadInput(f"{path}: cannot be read: {problem.strerror}") from None
 
 
-def _read(found: LogSearch, stream: BinaryIO) -> None:
+def _feed_stream(search: LogSearch, stream: BinaryIO) -> None:
     while data := stream.read(BLOCK_BYTES):
-        found.feed(data)
-
-
-def known_causes(errors: Iterable[str]) -> list[str]:
-    """What is known of errors like these, once each."""
-    found = search_pieces(f"{printable_line(error)}\n".encode() for error in errors)
-    return [f"{finding.cause} Remedy: {finding.remedy}" for finding in found.findings.values()]
-
-
-def is_transient(error: str) -> bool:
-    """Whether an engine is known to give this error now and then, and to serve on."""
-    found = search_pieces([f"{printable_line(error)}\n".encode()]).findings.values()
-    return bool(found) and all(finding.severity == "warning" for finding in found)
+        search.feed(data)
 
 
 def search_pieces(pieces: Iterable[bytes], *, engine: str = "") -> LogSearch:
-    """Search pieces of a log, in order."""
-    found = LogSearch(engine=engine)
+    """Search the pieces of a log, in order."""
+    search = LogSearch(engine=engine)
     for piece in pieces:
-        found.feed(piece)
-    found.finish()
-    return found
+        search.feed(piece)
+    search.finish()
+    return search
+
+
+def known_causes(errors: Iterable[str]) -> list[str]:
+    """Return the known causes of such errors, each once."""
+    search = search_pieces(f"{printable_line(error)}\n".encode() for error in errors)
+    return [f"{finding.cause} Remedy: {finding.remedy}" for finding in search.findings.values()]
+
+
+def is_transient(error: str) -> bool:
+    """True if engines are known to return this error occasionally and keep serving."""
+    findings = search_pieces([f"{printable_line(error)}\n".encode()]).findings.values()
+    return bool(findings) and all(finding.severity == "warning" for finding in findings)

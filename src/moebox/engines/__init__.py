@@ -66,10 +66,10 @@ def build_launch(deployment: Deployment, *, rank: int = 0, master: str = "", add
 
 def find_refusals(deployment: Deployment) -> list[PlanWarning]:
     """Return known reasons why this will not start on its box, or will disappoint; the worst first."""
-    found = modules.behaviour_module(deployment.engine.name).find_refusals(deployment.with_default_context)
+    found = modules.behaviour_module(deployment.engine.name).find_refusals(deployment.with_default_context())
     return sorted(found, key=lambda refusal: WORST_FIRST[refusal.severity])
 
 
 def memory_budget(deployment: Deployment) -> Memory:
     """Return the memory of every device of the box; `fits` is False if it would not start or not serve."""
-    return modules.memory_module(deployment.engine.name).memory_budget(deployment.with_default_context)
+    return modules.memory_module(deployment.engine.name).memory_budget(deployment.with_default_context())

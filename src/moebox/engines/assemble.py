@@ -7,7 +7,7 @@ import shlex
 from dataclasses import replace
 from pathlib import PurePosixPath
 
-from moebox.core import grammar, presets
+from moebox.core import presets, validation
 from moebox.core.deployment import Deployment
 from moebox.core.plan import Launch
 from moebox.core.recipe import Recipe
@@ -63,7 +63,7 @@ def image_name(deployment: Deployment) -> str:
 def image_entry(deployment: Deployment) -> tuple[str, ...]:
     """Return the command that starts the engine inside its image."""
     given = deployment.recipe.runtime.entry or presets.recipe_preset(deployment.recipe).entry
-    return grammar.parse_entry(given) if given else deployment.engine.image_entry
+    return validation.parse_entry(given) if given else deployment.engine.image_entry
 
 
 def container_network(recipe: Recipe) -> str:
@@ -182,7 +182,7 @@ def split_at_image(deployment: Deployment, launch: Launch) -> tuple[list[str], l
 def python_entry(recipe: Recipe, *, program: tuple[str, ...], module: tuple[str, ...]) -> tuple[str, ...]:
     """Return the command that starts a Python engine here: from PATH, a venv, or a named interpreter."""
     if recipe.runtime.entry:
-        return grammar.parse_entry(recipe.runtime.entry)
+        return validation.parse_entry(recipe.runtime.entry)
     python = recipe.runtime.python
     if not python:
         return program

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from moebox.core import registry, support
+from moebox.core import families, registry
 from moebox.core.deployment import Deployment
 from moebox.core.model import format_names
 from moebox.core.plan import PlanWarning
@@ -46,10 +46,10 @@ def common_refusals(deployment: Deployment) -> list[PlanWarning]:
         found.append(plan_warning("fatal", text, source=checkpoint.source))
     if box and (problem := engine.hardware_problem(deployment.gpu_kinds, model)):
         found.append(plan_warning("fatal", problem))
-    unsupported, source = support.unsupported_reason(engine.name, engine.title, model, recipe.engine_version)
+    unsupported, source = families.unsupported_reason(engine.name, engine.title, model, recipe.engine_version)
     if unsupported:
         every = registry.all_traits()
-        others = [each.title for each in every if not support.unsupported_reason(each.name, each.title, model)[0]]
+        others = [each.title for each in every if not families.unsupported_reason(each.name, each.title, model)[0]]
         remedy = f"a newer {engine.title}" if engine.title in others else " or ".join(others)
         found.append(plan_warning("fatal", unsupported, remedy, source))
     available = len(box.gpus) * box.nodes if box else 0

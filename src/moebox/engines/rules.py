@@ -1,6 +1,6 @@
 """Whether a recipe is valid: fields against each other, and every flag against the engine's catalogue."""
 
-from moebox.core import grammar, presets, registry
+from moebox.core import presets, registry, validation
 from moebox.core.catalogue import models
 from moebox.core.change import get_setting
 from moebox.core.deployment import Deployment
@@ -18,7 +18,7 @@ LEAST = {"context": 0, "max_seqs": 1, "batched_tokens": 1} | {f"parallel.{name}"
 def check_recipe(deployment: Deployment) -> None:
     """Raise BadInput for the first invalid setting."""
     recipe, engine = deployment.recipe, deployment.engine
-    grammar.validate_recipe(recipe)
+    validation.validate_recipe(recipe)
     _check_ranges(recipe, engine)
     _check_runtime(recipe, engine)
     if recipe.hybrid:

@@ -11,7 +11,7 @@ from moebox.core.verdict import Score, wilson_score
 from moebox.errors import ExternalError
 from moebox.flows.pace import alternate_order
 from moebox.phantom.tasks import FAMILIES, Question
-from moebox.stream import loop
+from moebox.stream import run_to_end
 from moebox.verify import tokens
 from moebox.verify.answer import ChatAnswer
 from moebox.verify.ask import CheckSession, EndpointUnusable, ProbeFailed, VerifyOptions
@@ -85,14 +85,14 @@ class AnswerComparison:
 
 def collect_answers(endpoint: Endpoint, *, questions: int = QUESTIONS, seed: int = 0) -> list[ServerAnswer]:
     """Ask a fixed set of questions; the same seed asks the same. Outside-of-order answers count as wrong."""
-    return loop.run_to_end(_collect(endpoint, draw_tasks(questions, seed)))
+    return run_to_end(_collect(endpoint, draw_tasks(questions, seed)))
 
 
 def collect_from_both(
     a: Endpoint, b: Endpoint, *, questions: int, seed: int
 ) -> tuple[list[ServerAnswer], list[ServerAnswer]]:
     """Ask two servers the same, question by question and in turn: A B, B A, A B …"""
-    return loop.run_to_end(_collect_both(a, b, draw_tasks(questions, seed)))
+    return run_to_end(_collect_both(a, b, draw_tasks(questions, seed)))
 
 
 def draw_tasks(questions: int, seed: int) -> list[Question]:

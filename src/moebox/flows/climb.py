@@ -19,6 +19,7 @@ from moebox import codec
 from moebox.checkpoint import deploy
 from moebox.core.box import Box
 from moebox.core.endpoint import Endpoint
+from moebox.core.engine_event import FailureEvent, StopEvent
 from moebox.core.event import (
     ClimbBegan,
     ClimbDropped,
@@ -29,8 +30,6 @@ from moebox.core.event import (
     ClimbSkipped,
     ClimbStep,
     ClimbTried,
-    FailureEvent,
-    StopEvent,
 )
 from moebox.core.quirks import first_unexpected_failure
 from moebox.core.recipe import Recipe

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from moebox.checkpoint import deploy
 from moebox.core.endpoint import Endpoint
-from moebox.core.gain import Gain
 from moebox.core.recipe import Recipe
+from moebox.core.verdict import Gain
 from moebox.flows import acceptance
 from moebox.flows.answers import (
     QUESTIONS,

@@ -23,7 +23,7 @@ from moebox.flows.fleet_up import answers_chat, start_member, wait_for_member
 from moebox.serve import preflight, state
 from moebox.serve.state import wait_for
 from moebox.serve.stop import stop_instance as stop_instance
-from moebox.stream import loop
+from moebox.stream import run_to_end
 
 BUSIEST = "busiest"
 BACK_S = 120.0  # for a router to send requests again to a member that came back
@@ -79,7 +79,7 @@ def measure_member_loss(
         killed.append((chosen, held[chosen.name]))
         _kill(chosen)
 
-    seen = loop.run_to_end(
+    seen = run_to_end(
         run_streams(
             record.endpoint(),
             streams=streams,

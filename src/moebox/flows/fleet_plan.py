@@ -93,7 +93,7 @@ def candidate_for_recipe(path: str, box: str) -> FleetCandidate:
     recipe = read_recipe(path)
     deployment = deploy(recipe, boxes.box_for_recipe(recipe, box))
     check_recipe(deployment)
-    return _candidate(deployment.with_default_context, memory_budget(deployment).kv_tokens)
+    return _candidate(deployment.with_default_context(), memory_budget(deployment).kv_tokens)
 
 
 def _candidate(deployment: Deployment, kv_tokens: int) -> FleetCandidate:

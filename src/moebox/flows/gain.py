@@ -4,7 +4,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from moebox.core.gain import Gain
+from moebox.core.verdict import Gain
 
 CONFIDENCE = 0.95
 # Student's t, two-sided 95%, by degrees of freedom; any table of the distribution.

@@ -7,7 +7,7 @@ from typing import Any
 
 from moebox import codec, engines
 from moebox.checkpoint import deploy
-from moebox.core import grammar, registry
+from moebox.core import registry, validation
 from moebox.core.recipe import Recipe, Speculate
 from moebox.errors import BadInput, refuse_if, suggest_names
 from moebox.planner import candidates
@@ -117,7 +117,7 @@ def _check_value(recipe: Recipe, path: str, value: Any) -> None:
     """BadInput where no engine could be started with it."""
     tried = with_setting(recipe, path, value)
     try:
-        grammar.validate_recipe(tried)
+        validation.validate_recipe(tried)
         engines.check_recipe(deploy(tried))
     except BadInput as problem:
         raise BadInput(f"climb setting {path!r} = {value!r}: {problem.message}", hint=problem.hint) from None

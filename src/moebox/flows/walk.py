@@ -3,9 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from moebox.core.gain import Gain
 from moebox.core.recipe import Recipe
-from moebox.core.verdict import Mark
+from moebox.core.verdict import Gain, Mark
 from moebox.flows.settings import checks_for, current_value, draft_problem, with_setting
 from moebox.units import format_count
 from moebox.verify.rungs import CHECK_NAMES

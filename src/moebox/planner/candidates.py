@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from moebox.core import families, gpu_list, registry, support
+from moebox.core import families, gpu_list, registry
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Model
@@ -77,7 +77,7 @@ def reason_to_skip(engine: EngineName, box: Box, model: Model) -> str:
     traits = registry.engine_traits(engine)
     kinds = {gpu.name: gpu for gpu in box.gpus}.values()
     problems = [traits.hardware_problem((gpu,), model) for gpu in kinds] or [traits.hardware_problem((), model)]
-    return problems[0] if all(problems) else support.unsupported_reason(engine, traits.title, model)[0]
+    return problems[0] if all(problems) else families.unsupported_reason(engine, traits.title, model)[0]
 
 
 def possible_engines(box: Box, constraints: Constraints) -> tuple[EngineName, ...]:

@@ -3,7 +3,7 @@
 An option without a counterpart is refused by name: a file that left it out would start something else.
 """
 
-from moebox.core import containers
+from moebox.core import validation
 from moebox.core.recipe import Recipe
 from moebox.errors import BadInput
 from moebox.render import quoting
@@ -59,7 +59,7 @@ def compose_keys(recipe: Recipe) -> dict[str, str]:
     keys: dict[str, str] = {}
     lists: dict[str, list[str]] = {}
     log_options: dict[str, str] = {}
-    for name, value in containers.parse_options(recipe.runtime.options):
+    for name, value in validation.parse_options(recipe.runtime.options):
         if name in LISTS:
             lists.setdefault(LISTS[name], []).append(_yaml_text(value))
         elif name == "--ulimit":
@@ -110,7 +110,7 @@ def _single_key(name: str, value: str) -> dict[str, str]:
 def shared_memory_size(recipe: Recipe) -> str:
     """Return the size of a pod's shared memory as Kubernetes writes it; BadInput for an option without counterpart."""
     size = "32Gi"
-    for name, value in containers.parse_options(recipe.runtime.options):
+    for name, value in validation.parse_options(recipe.runtime.options):
         if name == "--shm-size":  # docker's 64g is in powers of two: 64Gi
             digits = value.rstrip("bkmgtBKMGT")
             unit = value[len(digits) :].lower().removesuffix("b")

@@ -37,7 +37,7 @@ def with_forecast(record: RunRecord) -> RunRecord:
 
 def plan_with_loads(record: RunRecord, recipe: Recipe, box: Box) -> PlanRecord:
     """The run's own plan, or the memory of one, with a row for each of its loads."""
-    deployment = deploy(recipe, box if box.calibrations else calibrations.with_calibrations(box)).with_default_context
+    deployment = deploy(recipe, box if box.calibrations else calibrations.with_calibrations(box)).with_default_context()
     memory, speed = memory_budget(deployment), Speed.for_deployment(deployment)
     rows = (forecast_load(level, speed, deployment.recipe, memory.kv_tokens) for level in record.loads[:MOST_LEVELS])
     plan = plan_record({"memory": to_plain(memory)}) if record.plan == PlanRecord() else record.plan

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from moebox import codec, loose
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
-from moebox.core.event import NodeFacts, NodesProbed, NodesReached
+from moebox.core.engine_event import NodeFacts, NodesProbed, NodesReached
 from moebox.errors import ExternalError
 from moebox.loose import Json
 from moebox.serve.conduct import ConductorConfig, start_agents
@@ -89,7 +89,7 @@ def require_same_setup(facts: list[NodeFacts], names: tuple[str, ...]) -> None:
             )
         if node.gpus != first.gpus:
             raise ExternalError(f"nodes differ: {names[0]} has {_gpus_text(first)}, {name} {_gpus_text(node)}")
-        skew_s = max(node.asked_at - node.time, node.time - node.heard_at)
+        skew_s = max(node.asked_at - node.time, node.time - node.replied_at)
         if skew_s > MAX_CLOCK_SKEW_S:
             what = f"the clock of {name} is {skew_s:.0f} s off this machine's"
             raise ExternalError(what, hint="is NTP running there?")

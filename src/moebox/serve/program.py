@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from moebox.core.endpoint import Endpoint
-from moebox.core.event import ProgramStarted
+from moebox.core.engine_event import ProgramStarted
 from moebox.errors import ExternalError
 from moebox.redact import key_spellings
 from moebox.serve import preflight, state

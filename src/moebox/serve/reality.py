@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from moebox import engines
 from moebox.core.deployment import Deployment
+from moebox.core.engine_event import PlanRealityRow
 from moebox.core.engine_facts import DeviceFacts, EngineFacts
-from moebox.core.event import PlanRealityRow
 from moebox.core.plan import Memory
 from moebox.errors import MoeboxError
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from moebox import files
-from moebox.core import grammar
+from moebox.core import validation
 from moebox.core.recipe import Recipe
 from moebox.data import FOLDER
 from moebox.errors import BadInput, suggest_names
@@ -29,9 +29,9 @@ def read_recipe(name: str, *, other_names: Iterable[str] = ()) -> Recipe:
     """Read the recipe file `name`, or the saved or shipped recipe of that name. `other_names` are for the hint."""
     known = {**shipped_recipes(), **saved_recipes()}
     if name in known and not Path(name).is_file():
-        return grammar.read_recipe(known[name])
+        return validation.read_recipe(known[name])
     if not Path(name).exists() and not name.endswith(".toml"):
         raise BadInput(
             f"no recipe {name!r}", hint=f"a .toml file, or {suggest_names(name, sorted({*known, *other_names}))}"
         )
-    return grammar.read_recipe(Path(name))
+    return validation.read_recipe(Path(name))

@@ -13,8 +13,7 @@ from types import TracebackType
 
 from moebox import codec, engines, http
 from moebox.core.deployment import Deployment
-from moebox.core.engine_facts import EngineFacts
-from moebox.core.event import (
+from moebox.core.engine_event import (
     AttemptFailed,
     AttemptReady,
     AttemptStarted,
@@ -26,6 +25,7 @@ from moebox.core.event import (
     PhaseDone,
     PhaseStarted,
 )
+from moebox.core.engine_facts import EngineFacts
 from moebox.core.symptom import Finding
 from moebox.engines.events import LogEvent
 from moebox.errors import BadInput

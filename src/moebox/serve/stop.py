@@ -7,7 +7,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from moebox.core.event import EngineStopped
+from moebox.core.engine_event import EngineStopped
 from moebox.engines import LABEL
 from moebox.serve import state
 from moebox.serve.guard import STOP_SIGNALS

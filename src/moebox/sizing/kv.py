@@ -6,8 +6,7 @@ model uses the same figures: what is held is what is read.
 """
 
 from moebox.core import registry
-from moebox.core.layer_kind import LayerKind
-from moebox.core.layers import Compressed, Mla
+from moebox.core.layers import Compressed, LayerKind, Mla
 from moebox.core.model import KV_BYTES, Model
 from moebox.core.recipe import Recipe
 from moebox.errors import BadInput, suggest_names

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from moebox.core.layer_kind import LayerKind
+from moebox.core.layers import LayerKind
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Recipe
 from moebox.sizing import kv, shards

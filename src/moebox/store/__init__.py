@@ -1,12 +1,13 @@
-"""Run folders: everything that happens is written down as it happens.
+"""Run folders: everything that happens in a run is written to its folder at once.
 
     RUN/  run.json  recipe.toml  box.toml  plan.json  events.jsonl  engine.log  verdicts/  measurements/  report.html
 
 events.jsonl is append-only, one JSON object a line with `time` (seconds since the epoch), `kind` and `data`.
-Killed at any byte, the folder still reads: files are replaced whole, and a torn journal line is dropped and told.
+A folder can be read even if its writer was killed: files are replaced whole, and an incomplete journal line is dropped
+and noted.
 
-Names are loaded when they are first asked for: an engine's guard and the load generator's processes take a log or an
-array from here, and start in half the time without the types of a journal.
+Names are imported on first use: an engine's guard and the load generator's processes need only a part of this package,
+and start in half the time without the types of a journal.
 """
 
 import importlib

@@ -1,77 +1,93 @@
-"""events.jsonl: appended a line at a time, read back whatever happened to it."""
+"""Append to events.jsonl one line at a time, and read it back even if it is damaged."""
 
 import json
 import math
 import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from moebox import codec, loose
-from moebox.core.event import Event, parse_event
+from moebox.core import engine_event as engine_event  # its events are among EVENT_KINDS
+from moebox.core.event import Event, UnknownEvent
 from moebox.errors import BadInput
+from moebox.loose import Json
 from moebox.redact import hide_known_keys
 from moebox.store import plain
 
-MAX_JOURNAL_BYTES = 512 * 2**20  # bytes of the whole
-MAX_LINE_BYTES = 8 * 2**20  # bytes; a line longer than this is not an event of ours
+MAX_JOURNAL_BYTES = 512 * 2**20
+MAX_LINE_BYTES = 8 * 2**20  # moebox writes no event this long
+RENAMED_KINDS = {"story.": "pipeline.", "climb.step": "climb.kept"}  # how kinds began before they were renamed
+
+
+def _tagged_events(base: type[Event]) -> Iterator[tuple[str, type[Event]]]:
+    for kind in base.__subclasses__():
+        tag = str(kind.__struct_config__.tag)
+        if "." in tag:  # base classes have their class name as tag
+            yield tag, kind
+        yield from _tagged_events(kind)
+
+
+EVENT_KINDS: Mapping[str, type[Event]] = dict(_tagged_events(Event))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalEntry:
-    """An event and its moment (seconds since the epoch; 0 where the line does not say)."""
+    """An event and its time (seconds since the epoch; 0 if the line has none)."""
 
     time: float
     event: Event
 
     @property
     def kind(self) -> str:
-        """The event's."""
         return self.event.kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncompleteLine:
-    """A line that is no event: cut short by a crash, or never one of ours."""
+    """A line that is not an event: cut short by a crash, or not written by moebox."""
 
     line: int  # counted from 1
     bytes: int
-    last: bool  # the usual case: the writer was killed in mid-line
+    last: bool  # the usual case: the writer was killed in the middle of a line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Journal:
-    """What a journal holds, and what of it could not be read."""
+    """The events of a journal, and its unreadable lines."""
 
     entries: tuple[JournalEntry, ...] = ()
     incomplete: tuple[IncompleteLine, ...] = ()
 
     @property
     def notes(self) -> list[str]:
-        """One sentence for each loss."""
+        """One sentence for each unreadable line."""
         return [
-            f"events.jsonl: line {torn.line} ({torn.bytes} bytes) "
-            + ("was torn by a crash and dropped" if torn.last else "is not an event and was passed over")
-            for torn in self.incomplete
+            f"events.jsonl: line {row.line} ({row.bytes} bytes) "
+            + ("was cut short by a crash and dropped" if row.last else "is not an event and was skipped")
+            for row in self.incomplete
         ]
 
 
 def journal_line(time: float, event: Event) -> bytes:
-    """One event as it stands in the file, newline included."""
+    """Encode one event as it is written to the file, newline included."""
     document = {"time": time, "kind": event.kind, "data": replace_nonfinite(codec.to_plain(event.data))}
     text = hide_known_keys(json.dumps(document, ensure_ascii=False))
     return text.encode("utf-8", "backslashreplace") + b"\n"
 
 
 def append_line(path: Path, line: bytes, *, sync: bool = False) -> None:
-    """Add `line` in one write; a torn line before it is closed off first, so that it takes no other with it."""
+    """Append `line` in one write. If the line before it is incomplete, end that one first."""
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         size = os.fstat(descriptor).st_size
         if size and os.pread(descriptor, 1, size - 1) != b"\n":
             line = b"\n" + line
         written = os.write(descriptor, line)
-        if written < len(line):  # a nearly full disk takes what it can; the rest raises the reason
+        if written < len(line):  # a nearly full disk takes a part; writing the rest raises the reason
             os.write(descriptor, line[written:])
         if sync:
             os.fsync(descriptor)
@@ -80,27 +96,27 @@ def append_line(path: Path, line: bytes, *, sync: bool = False) -> None:
 
 
 def read_journal(path: Path) -> Journal:
-    """Every event of the file in order; what is not one is in `torn`."""
+    """Read all events of the file in order, and note the lines that are not events."""
     try:
         raw = plain.read_bytes(path, max_bytes=MAX_JOURNAL_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         return Journal()
-    except BadInput:  # a link, a pipe, or a file that no run wrote
+    except BadInput:  # a link, a pipe, or a file that is too large
         return Journal(incomplete=(IncompleteLine(line=0, bytes=0, last=False),))
     entries: list[JournalEntry] = []
-    torn: list[IncompleteLine] = []
+    incomplete: list[IncompleteLine] = []
     lines = raw.split(b"\n")
     for number, line in enumerate(lines, 1):
         entry = parse_line(line)
         if entry is not None:
             entries.append(entry)
         elif line.strip():
-            torn.append(IncompleteLine(line=number, bytes=len(line), last=number == len(lines)))
-    return Journal(entries=tuple(entries), incomplete=tuple(torn))
+            incomplete.append(IncompleteLine(line=number, bytes=len(line), last=number == len(lines)))
+    return Journal(entries=tuple(entries), incomplete=tuple(incomplete))
 
 
 def parse_line(line: bytes) -> JournalEntry | None:
-    """The event on one line, or None where there is none."""
+    """Parse the event on one line; None if it is not an event."""
     if not line.startswith(b"{") or len(line) > MAX_LINE_BYTES:
         return None
     try:
@@ -109,13 +125,32 @@ def parse_line(line: bytes) -> JournalEntry | None:
         return None
     if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
         return None
-    return JournalEntry(
-        time=loose.get_number(value, "time") or 0.0, event=parse_event(value["kind"], loose.get_object(value, "data"))
-    )
+    event = parse_event(value["kind"], loose.get_object(value, "data"))
+    return JournalEntry(time=loose.get_number(value, "time") or 0.0, event=event)
+
+
+def parse_event(kind: str, data: Json) -> Event:
+    """Return the event of this kind, an UnknownEvent if there is no such kind; a field of a wrong type is left out."""
+    before = next(filter(kind.startswith, RENAMED_KINDS), "")
+    known = EVENT_KINDS.get(RENAMED_KINDS[before] + kind.removeprefix(before) if before else kind)
+    if known is None:
+        return UnknownEvent(name=kind, fields=data)
+    try:
+        return msgspec.convert({**data, "kind": known.__struct_config__.tag}, known)
+    except msgspec.ValidationError:
+        pass
+    fields: dict[str, object] = {}
+    for field in msgspec.structs.fields(known):
+        if field.encode_name in data:
+            try:
+                fields[field.name] = msgspec.convert(data[field.encode_name], field.type)
+            except msgspec.ValidationError:
+                continue
+    return known(**fields)
 
 
 def replace_nonfinite(value: Any) -> Any:
-    """`value` with NaN and the infinities as null, which is all that JSON can say of them."""
+    """Replace NaN and infinities by None, since JSON does not have them."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

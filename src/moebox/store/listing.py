@@ -1,4 +1,4 @@
-"""What lies in a run's folder, without reading more of it than that takes."""
+"""A brief description of a run folder."""
 
 import calendar
 import os
@@ -14,12 +14,12 @@ from moebox.store.run import Run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunBrief:
-    """The files of one run, and what happened last."""
+    """The files of one run, and its last event."""
 
     id: str
     path: str
     started: float
-    last: float  # when the last event happened
+    last: float  # time of the last event
     last_kind: str
     events: int
     measurements: int
@@ -30,12 +30,11 @@ class RunBrief:
 
 
 def is_run_folder(folder: Path) -> bool:
-    """A folder with anything of ours in it; one that may not be looked into has nothing."""
+    """True if the folder contains a file of a run; False if it cannot be read."""
     return any(os.path.exists(folder / name) for name in ("run.json", "events.jsonl", "recipe.toml", "measurements"))
 
 
 def run_brief(run: Run) -> RunBrief:
-    """What lies in its folder."""
     journal = run.read_journal()
     about, problems = _about(run)
     entries = journal.entries
@@ -61,7 +60,7 @@ def _bytes(folder: Path) -> int:
 
 
 def _about(run: Run) -> tuple[object, list[str]]:
-    """What run.json holds, and what is wrong with it."""
+    """The content of run.json, and problems with it."""
     try:
         return run.read_json("run.json"), []
     except BadInput as problem:
@@ -69,7 +68,7 @@ def _about(run: Run) -> tuple[object, list[str]]:
 
 
 def folder_time(name: str) -> float:
-    """The moment in a run folder's name, or 0."""
+    """The time in a run folder's name, or 0."""
     try:
         return float(calendar.timegm(time.strptime(name[:15], "%Y%m%d-%H%M%S")))
     except ValueError:

@@ -1,4 +1,4 @@
-"""Files of a run folder or a package, which may come from anybody: only plain ones are read, and only of a sane size.
+"""Read files of a run folder or a package, which may be untrusted: only plain files of limited size.
 
 A link would show a file from elsewhere in the report, and a pipe or a device would never end.
 """
@@ -12,11 +12,11 @@ from typing import Any, BinaryIO
 from moebox import codec
 from moebox.errors import BadInput
 
-MAX_FILE_BYTES = 64 * 2**20  # bytes; a journal of a long run has some
+MAX_FILE_BYTES = 64 * 2**20  # the journal of a long run has some MiB
 
 
 def is_plain_file(path: Path) -> bool:
-    """A file that is no link, pipe, device or folder."""
+    """True for a file that is not a link, pipe, device or folder."""
     try:
         return stat.S_ISREG(path.lstat().st_mode)
     except OSError:
@@ -24,19 +24,19 @@ def is_plain_file(path: Path) -> bool:
 
 
 def list_entries(folder: Path, pattern: str) -> list[Path]:
-    """What a folder holds by this pattern, sorted; nothing where it is a link, which may lead anywhere."""
+    """The entries of a folder that match the pattern, sorted; none if the folder is a link."""
     return [] if os.path.islink(folder) else sorted(folder.glob(pattern))
 
 
 def refuse_unusual(path: Path) -> None:
-    """BadInput where something else than a plain file stands, or would be written to through a link."""
+    """Raise BadInput if `path` exists and is not a plain file, or is a link."""
     if os.path.islink(path) or (path.exists() and not is_plain_file(path)):
         what = "a link" if os.path.islink(path) else "not a plain file"
         raise BadInput(f"{path}: is {what}", hint="moebox writes plain files only; remove it")
 
 
 def refuse_unusual_within(folder: Path, *, but: str = "") -> None:
-    """The same for all that a folder holds, at any depth; what stands below `but` is somebody else's."""
+    """Raise BadInput if a folder contains anything but folders and plain files; the subfolder `but` is left out."""
     for place, names, file_names in os.walk(folder):
         if but and Path(place) == folder / but:
             names.clear()
@@ -48,7 +48,7 @@ def refuse_unusual_within(folder: Path, *, but: str = "") -> None:
 
 
 def refuse_unusual_along(folder: Path, path: Path) -> None:
-    """The same for a path below a folder, and for links among the folders between."""
+    """Raise BadInput if a path below a folder is not a plain file, or passes through a link."""
     for place in list(path.relative_to(folder).parents)[:-1]:
         if os.path.islink(folder / place):
             refuse_unusual(folder / place)
@@ -56,7 +56,7 @@ def refuse_unusual_along(folder: Path, path: Path) -> None:
 
 
 def open_bytes(path: Path) -> BinaryIO:
-    """A plain file, open for reading; OSError where it is none or cannot be opened."""
+    """Open a plain file for reading. Raise OSError if it is not one or cannot be opened."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -65,16 +65,16 @@ def open_bytes(path: Path) -> BinaryIO:
 
 
 def read_bytes(path: Path, *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
-    """The bytes of a plain file; FileNotFoundError where there is none, BadInput for what is not plain."""
+    """Read a plain file. Raise FileNotFoundError if there is none, BadInput if it is not plain."""
     try:
         file = open_bytes(path)
     except FileNotFoundError:
         raise
     except OSError as problem:
-        why = f"cannot be read: {problem.strerror}"
+        reason = f"cannot be read: {problem.strerror}"
         if os.path.islink(path) or problem.errno == errno.EINVAL:
-            why = "is a link" if os.path.islink(path) else "is not a plain file"
-        raise BadInput(f"{path}: {why}", hint="moebox writes plain files only; put one in its place") from None
+            reason = "is a link" if os.path.islink(path) else "is not a plain file"
+        raise BadInput(f"{path}: {reason}", hint="moebox writes plain files only; put one in its place") from None
     with file:
         size = os.fstat(file.fileno()).st_size
         if size > max_bytes:
@@ -83,21 +83,19 @@ def read_bytes(path: Path, *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """The text of a plain file, whatever bytes are in it."""
+    """Read the text of a plain file; invalid bytes are replaced."""
     return read_bytes(path, max_bytes=MAX_FILE_BYTES).decode("utf-8", "replace")
 
 
 def load_json(path: Path) -> Any:
-    """The JSON of a plain file."""
-    return codec.parse_json(_settings(path), where=str(path))
+    return codec.parse_json(_read_settings(path), where=str(path))
 
 
 def load_toml(path: Path) -> dict[str, object]:
-    """The TOML of a plain file."""
-    return codec.parse_toml(_settings(path), where=str(path))
+    return codec.parse_toml(_read_settings(path), where=str(path))
 
 
-def _settings(path: Path) -> str:
+def _read_settings(path: Path) -> str:
     try:
         return read_bytes(path, max_bytes=codec.MAX_FILE_BYTES).decode("utf-8")
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""Runs in a list: model, box, verdict and speed of each, read once and remembered until the folder changes.
+"""The list of runs: model, box, verdict and speed of each, cached until the folder changes.
 
-A thousand runs are listed from the remembered rows; only what changed since is read again. The memory lies in the
-user's cache and can be deleted at any time.
+A thousand runs are listed from the cached rows; only changed folders are read again. The cache is in the user's cache
+directory and can be deleted at any time.
 """
 
 import hashlib
@@ -13,17 +13,8 @@ from pathlib import Path
 from typing import Literal
 
 from moebox import codec, files
-from moebox.core.event import (
-    AttemptFailed,
-    AttemptReady,
-    AttemptStarted,
-    ClimbBegan,
-    StepEvent,
-    StepRunning,
-    VerifyBegan,
-    VerifyEnded,
-    marks_simulation,
-)
+from moebox.core.engine_event import AttemptFailed, AttemptReady, AttemptStarted
+from moebox.core.event import ClimbBegan, StepEvent, StepRunning, VerifyBegan, VerifyEnded, marks_simulation
 from moebox.core.verdict import Mark
 from moebox.errors import BadInput
 from moebox.loose import Json, as_object, get_number, get_objects, get_text, is_true
@@ -50,7 +41,7 @@ MARKS: dict[str, Mark] = {
 }
 SIMULATION_KEY = "simulation"
 WORST_FIRST: tuple[RunVerdict, ...] = ("warn", "pass")
-MAX_FILE_BYTES = codec.MAX_FILE_BYTES  # bytes of a file of a run that are read for its row: as many as for its report
+MAX_FILE_BYTES = codec.MAX_FILE_BYTES  # of a file of a run; the same as for its report
 CLIMB = "climb.json"
 _FILES = ("events.jsonl", "recipe.toml", "box.toml", "verify.json", "verdicts", "measurements", "tasks.json", CLIMB)
 WATCHED = (*_FILES, PIPELINE, PIPELINE_BEFORE)
@@ -59,7 +50,7 @@ FORMAT = 9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """One run's row."""
+    """One row of the list."""
 
     id: str
     started: float = 0.0
@@ -69,16 +60,15 @@ class RunSummary:
     verdict: RunVerdict = ""
     output_tok_s: float | None = None
     ttft_ms: float | None = None
-    failed: str = ""  # the step that failed, and why
-    step: str = ""  # the last step that was begun
-    left_in: str = ""  # the step of a run, or the climb, without an end: one that runs, or in which it was interrupted
-    unchecked: bool = False  # its checks have no end
+    failed: str = ""  # the step that failed, and the reason
+    step: str = ""  # the last step that began
+    left_in: str = ""  # the step of a run, or the climb, that has no end: it is running or was interrupted
+    unchecked: bool = False  # its checks did not end
     simulation: bool = False
-    jobs: int = 0  # of `moebox task` that are done
+    jobs: int = 0  # finished jobs of `moebox task`
     solved: int = 0
 
     def state_text(self, *, live: bool) -> str:
-        """In a few words."""
         if live:
             return f"running {self.step}".strip()
         if self.failed:
@@ -87,12 +77,12 @@ class RunSummary:
 
     @property
     def unfinished_part(self) -> str:
-        """What has no end, checks that were made by hand included."""
+        """The step, climb or checks that did not end."""
         return self.left_in or ("verify" if self.unchecked else "")
 
     @property
     def checks_text(self) -> str:
-        """How they ended, in a word, else how many jobs were solved; a simulation's answers were not checked."""
+        """The verdict of the checks, else the number of solved jobs; a simulation has no checks."""
         if self.simulation:
             return "–"
         return VERDICT_WORDS.get(self.verdict) or (f"{self.solved} of {plural(self.jobs, 'job')}" if self.jobs else "–")
@@ -100,35 +90,35 @@ class RunSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedRows:
-    """Rows with the state of the folder they were read from."""
+    """Rows with the state of the folders that they were read from."""
 
     format: int = FORMAT
     rows: dict[str, tuple[str, RunSummary]]
 
 
 def list_summaries(runs: Path | None = None) -> list[RunSummary]:
-    """Every run, newest first."""
+    """All runs, newest first."""
     home = runs_dir(runs)
-    known = _recall(home)
+    known = _read_cache(home)
     rows: dict[str, tuple[str, RunSummary]] = {}
-    for folder in _folders(home):
-        state = _state(folder)
+    for folder in _run_folders(home):
+        state = _folder_state(folder)
         before = known.get(folder.name)
         rows[folder.name] = before if before and before[0] == state else (state, summarize_run(Run(folder)))
     if rows != known:
-        _remember(home, rows)
+        _write_cache(home, rows)
     return [row for _, row in rows.values()]
 
 
-def _folders(home: Path) -> list[Path]:
+def _run_folders(home: Path) -> list[Path]:
     if not home.is_dir():
         return []
     found = (Path(entry.path) for entry in os.scandir(home) if entry.is_dir(follow_symlinks=False))
     return sorted((folder for folder in found if is_run_folder(folder)), reverse=True)
 
 
-def _state(folder: Path) -> str:
-    """Changes whenever one of the files a row is made of does."""
+def _folder_state(folder: Path) -> str:
+    """A text that changes whenever one of the files behind a row does."""
     parts = []
     for name in WATCHED:
         try:
@@ -140,29 +130,34 @@ def _state(folder: Path) -> str:
 
 
 def summarize_run(run: Run) -> RunSummary:
-    """One run's row, from what is there; a file that cannot be read costs its own columns."""
-    recipe, box = _toml(run.path / "recipe.toml"), _toml(run.path / "box.toml")
-    pipeline = _json(run.path / PIPELINE) or _json(run.path / PIPELINE_BEFORE)
-    best = _fastest(run.path / "measurements")
-    tasks = _json(run.path / "tasks.json")
+    """The row of one run; an unreadable file leaves its columns empty."""
+    recipe, box = _read_toml(run.path / "recipe.toml"), _read_toml(run.path / "box.toml")
+    pipeline = _read_json(run.path / PIPELINE) or _read_json(run.path / PIPELINE_BEFORE)
+    best = _fastest_measurement(run.path / "measurements")
+    tasks = _read_json(run.path / "tasks.json")
     jobs = [is_true(job, "solved") for job in get_objects(tasks, "results")]
     entries = run.read_journal().entries
     unchecked = unfinished_checks(pipeline, entries) is not None
     return RunSummary(
         id=run.id,
         started=folder_time(run.id),
-        model=_model(recipe, pipeline, best, entries, tasks),
-        engine=_text(recipe, "engine"),
-        box=_text(box, "name"),
-        verdict=_verdict(run.path, unchecked=unchecked, of=check_count(entries)),
+        model=_model_name(recipe, pipeline, best, entries, tasks),
+        engine=_short_text(recipe, "engine"),
+        box=_short_text(box, "name"),
+        verdict=_run_verdict(run.path, unchecked=unchecked, of=check_count(entries)),
         output_tok_s=get_number(best, "output_throughput"),
         ttft_ms=get_number(best, "mean_ttft_ms"),
-        failed=_failed(pipeline) if get_objects(pipeline, "steps") else _not_launched(entries) or _no_summit(run.path),
-        step=unfinished_step(pipeline, entries) or _step(pipeline),
+        failed=_failed_step(pipeline)
+        if get_objects(pipeline, "steps")
+        else _launch_failure(entries) or _climb_failure(run.path),
+        step=unfinished_step(pipeline, entries) or _last_step(pipeline),
         left_in=unfinished_step(pipeline, entries) or unfinished_climb(run.path, entries),
         unchecked=unchecked,
-        simulation=_simulated(
-            entries, (pipeline, "simulated"), (_json(run.path / "run.json"), SIMULATION_KEY), (best, SIMULATION_KEY)
+        simulation=_is_simulation(
+            entries,
+            (pipeline, "simulated"),
+            (_read_json(run.path / "run.json"), SIMULATION_KEY),
+            (best, SIMULATION_KEY),
         ),
         jobs=len(jobs),
         solved=sum(jobs),
@@ -170,36 +165,40 @@ def summarize_run(run: Run) -> RunSummary:
 
 
 def unfinished_checks(pipeline: object, entries: Sequence[JournalEntry]) -> tuple[str, ...] | None:
-    """The checks of a verification that began and did not end; None where it ended, or never began."""
+    """The checks of a verification that began and did not end; None if it ended or never began."""
     if unfinished_step(pipeline, entries) == "verify":
         return ()
-    told = [entry.event for entry in entries if isinstance(entry.event, VerifyBegan | VerifyEnded)]
-    return told[-1].checks if told and isinstance(told[-1], VerifyBegan) else None
+    found = [entry.event for entry in entries if isinstance(entry.event, VerifyBegan | VerifyEnded)]
+    return found[-1].checks if found and isinstance(found[-1], VerifyBegan) else None
 
 
 def check_count(entries: Sequence[JournalEntry]) -> int:
-    """As the newest verification tells it; 0 where none does."""
+    """The number of existing checks by the newest verification; 0 if unknown."""
     return next((entry.event.of for entry in reversed(entries) if isinstance(entry.event, VerifyBegan)), 0)
 
 
-def _model(recipe: Json, pipeline: Json, best: Json, entries: Sequence[JournalEntry], jobs: Json) -> str:
-    """The model that was asked, as the first who knows calls it."""
-    told = (_text(recipe, "served_name", "model"), _text(pipeline, "request.model"), _text(best, "model_id"))
+def _model_name(recipe: Json, pipeline: Json, best: Json, entries: Sequence[JournalEntry], jobs: Json) -> str:
+    """The name of the model, from the first file or event that has it."""
+    found = (
+        _short_text(recipe, "served_name", "model"),
+        _short_text(pipeline, "request.model"),
+        _short_text(best, "model_id"),
+    )
     checked = (entry.event.model[:200] for entry in entries if isinstance(entry.event, VerifyBegan))
-    return next(filter(None, (*told, *checked, _text(jobs, "model"))), "")
+    return next(filter(None, (*found, *checked, _short_text(jobs, "model"))), "")
 
 
-def _verdict(folder: Path, *, unchecked: bool, of: int) -> RunVerdict:
-    """The worst of its checks, as its report says it; half a ladder has no verdict, unless one failed."""
+def _run_verdict(folder: Path, *, unchecked: bool, of: int) -> RunVerdict:
+    """The worst of its checks, as in its report; incomplete checks have no verdict, unless one failed."""
     paths = plain.list_entries(folder / "verdicts", "*.json")[:64]
-    documents = [_json(path) for path in paths]
+    documents = [_read_json(path) for path in paths]
     checks = [read_mark(document) for document in documents]
-    ladder = _json(folder / "verify.json")
+    ladder = _read_json(folder / "verify.json")
     names = [check_name(document, path.stem) for document, path in zip(documents, paths, strict=True)]
     marks = (
         [*checks, summed_verdict(ladder, dict(zip(names, checks, strict=True)))]
         if checks
-        else [_text(ladder, "verdict")]
+        else [_short_text(ladder, "verdict")]
     )
     if "fail" in marks:
         return "fail"
@@ -211,38 +210,38 @@ def _verdict(folder: Path, *, unchecked: bool, of: int) -> RunVerdict:
 
 
 def check_name(row: Json, name: str) -> str:
-    """What a check is called; `name`, its file's, where it does not say."""
+    """The name of a check, or `name`, that of its file."""
     return get_text(row, "name", "rung") or name
 
 
 def read_mark(row: Json) -> Mark:
-    """pass, warn, fail or skip, however it was written; what says nothing was skipped."""
+    """The verdict in any of its spellings; "skip" if there is none."""
     value = row.get("verdict", row.get("passed", row.get("ok")))
     return MARKS.get(str(value).lower(), "fail" if value is False else "skip")
 
 
 def summed_verdict(results: Json, marks: Mapping[str, str]) -> Literal["", "fail", "warn"]:
-    """The verdict of the newest ladder, where it is worse than each of its checks: a fault that is rare in every one.
+    """The verdict of the newest verification, if it is worse than that of each check: a rare fault in all of them.
 
-    `marks`: the newest of each check. Where one was made again since, the sum is no longer of these, and says nothing.
+    `marks`: the newest verdict of each check. If one was repeated since, the sum does not apply to them.
     """
     made = {check_name(row, ""): read_mark(row) for row in get_objects(results, "rungs")}
     if not made or any(marks.get(name) != mark for name, mark in made.items()):
         return ""
-    told, verdict = set(made.values()), get_text(results, "verdict")
+    found, verdict = set(made.values()), get_text(results, "verdict")
     if verdict == "fail":
-        return "" if "fail" in told else "fail"
-    return "warn" if verdict == "warn" and not told & {"fail", "warn"} else ""
+        return "" if "fail" in found else "fail"
+    return "warn" if verdict == "warn" and not found & {"fail", "warn"} else ""
 
 
-def _simulated(entries: Sequence[JournalEntry], *told: tuple[Json, str]) -> bool:
-    """Whether a file or an event says that a twin answered."""
-    return any(is_true(*each) for each in told) or any(marks_simulation(entry.event) for entry in entries)
+def _is_simulation(entries: Sequence[JournalEntry], *found: tuple[Json, str]) -> bool:
+    """True if a file or an event says that a twin replied."""
+    return any(is_true(*each) for each in found) or any(marks_simulation(entry.event) for entry in entries)
 
 
-def _fastest(folder: Path) -> Json:
-    """The measurement with the highest output; one that the client did not limit, where there is one."""
-    documents = [_json(path) for path in plain.list_entries(folder, "*.json")[:256]]
+def _fastest_measurement(folder: Path) -> Json:
+    """The measurement with the highest output, if possible one that the client did not limit."""
+    documents = [_read_json(path) for path in plain.list_entries(folder, "*.json")[:256]]
     return max(documents, key=_honest_rate, default={})
 
 
@@ -251,81 +250,81 @@ def _honest_rate(document: Json) -> tuple[bool, float]:
     return rate > 0 and not is_true(document, "client_limited"), rate
 
 
-def _failed(pipeline: Json) -> str:
+def _failed_step(pipeline: Json) -> str:
     for step in get_objects(pipeline, "steps"):
         if step.get("state") == "failed":
-            return f"{_text(step, 'name')}: {_text(step, 'why')}"[:300]
+            return f"{_short_text(step, 'name')}: {_short_text(step, 'why')}"[:300]
     return ""
 
 
-def _not_launched(entries: Sequence[JournalEntry]) -> str:
-    """Of a launch by itself, the last of which failed."""
-    told = [entry.event for entry in entries if isinstance(entry.event, AttemptStarted | AttemptReady | AttemptFailed)]
-    return f"up: {hide_secrets(told[-1].message)}"[:300] if told and isinstance(told[-1], AttemptFailed) else ""
+def _launch_failure(entries: Sequence[JournalEntry]) -> str:
+    """The failure of a launch without a pipeline, if the last one failed."""
+    found = [entry.event for entry in entries if isinstance(entry.event, AttemptStarted | AttemptReady | AttemptFailed)]
+    return f"up: {hide_secrets(found[-1].message)}"[:300] if found and isinstance(found[-1], AttemptFailed) else ""
 
 
-def _step(pipeline: Json) -> str:
+def _last_step(pipeline: Json) -> str:
     begun = [step for step in get_objects(pipeline, "steps") if step.get("state") in ("running", "done", "failed")]
-    return _text(begun[-1], "name") if begun else ""
+    return _short_text(begun[-1], "name") if begun else ""
 
 
 def unfinished_step(pipeline: object, entries: Sequence[JournalEntry]) -> str:
-    """The step of `moebox run` that began and did not end; up to 0.2 only the journal says so."""
+    """The step of `moebox run` that began and did not end; up to 0.2 only the journal has it."""
     running = [
         get_text(step, "name") for step in get_objects(pipeline, "steps") if get_text(step, "state") == "running"
     ]
-    told = [entry.event for entry in entries if isinstance(entry.event, StepEvent)][-1:]
-    return next(iter([*running, *(event.step for event in told if isinstance(event, StepRunning))]), "")
+    found = [entry.event for entry in entries if isinstance(entry.event, StepEvent)][-1:]
+    return next(iter([*running, *(event.step for event in found if isinstance(event, StepRunning))]), "")
 
 
 def unfinished_climb(folder: Path, entries: Sequence[JournalEntry]) -> str:
-    """ "climb" where one was begun and did not get to its end, else ""."""
+    """Return "climb" if one began and did not end, else ""."""
     begun = any(isinstance(entry.event, ClimbBegan) for entry in entries)
-    ended = (folder / "best.toml").exists() or is_true(_json(folder / CLIMB), "ended")
+    ended = (folder / "best.toml").exists() or is_true(_read_json(folder / CLIMB), "ended")
     return "climb" if begun and not ended else ""
 
 
-def _no_summit(folder: Path) -> str:
-    """Why a climb that ended found no recipe to keep."""
-    table = _json(folder / CLIMB)
+def _climb_failure(folder: Path) -> str:
+    """Why a climb ended without a recipe to keep."""
+    table = _read_json(folder / CLIMB)
     if not is_true(table, "ended") or table.get("best") is not None:
         return ""
-    return f"climb: {_text(next(iter(get_objects(table, 'steps')), {}), 'why')}"[:300]
+    return f"climb: {_short_text(next(iter(get_objects(table, 'steps')), {}), 'why')}"[:300]
 
 
-def _text(document: Json, *names: str) -> str:
+def _short_text(document: Json, *names: str) -> str:
     return get_text(document, *names)[:200]
 
 
-def _read(path: Path) -> bytes:
-    """A plain file of reasonable size; anything else reads as empty."""
+def _read_bytes(path: Path) -> bytes:
+    """Read a plain file of reasonable size; anything else is empty."""
     try:
         return plain.read_bytes(path, max_bytes=MAX_FILE_BYTES)
     except (OSError, BadInput):
         return b""
 
 
-def _json(path: Path) -> Json:
+def _read_json(path: Path) -> Json:
     try:
-        return as_object(json.loads(_read(path) or b"{}"))
+        return as_object(json.loads(_read_bytes(path) or b"{}"))
     except (ValueError, RecursionError):
         return {}
 
 
-def _toml(path: Path) -> Json:
+def _read_toml(path: Path) -> Json:
     try:
-        return codec.parse_toml(_read(path).decode("utf-8", "replace"), where=path.name)
+        return codec.parse_toml(_read_bytes(path).decode("utf-8", "replace"), where=path.name)
     except BadInput:
         return {}
 
 
-def _memory(home: Path) -> Path:
+def _cache_path(home: Path) -> Path:
     name = hashlib.sha256(str(home.absolute()).encode()).hexdigest()[:16]
     return files.cache_home() / "moebox" / "runs" / f"{name}.json"
 
 
-def _recall(home: Path) -> dict[str, tuple[str, RunSummary]]:
-    path = _memory(home)
+def _read_cache(home: Path) -> dict[str, tuple[str, RunSummary]]:
+    path = _cache_path(home)
     try:
         remembered = codec.decode(CachedRows, codec.load_json(path), where=str(path))
     except (BadInput, OSError):
@@ -333,8 +332,8 @@ def _recall(home: Path) -> dict[str, tuple[str, RunSummary]]:
     return remembered.rows if remembered.format == FORMAT else {}
 
 
-def _remember(home: Path, rows: dict[str, tuple[str, RunSummary]]) -> None:
+def _write_cache(home: Path, rows: dict[str, tuple[str, RunSummary]]) -> None:
     try:
-        files.write_atomic(_memory(home), codec.to_json(CachedRows(rows=rows), indent=None))
+        files.write_atomic(_cache_path(home), codec.to_json(CachedRows(rows=rows), indent=None))
     except OSError:
-        return  # a full disk costs the memory, not the list
+        return  # without the cache the list still works

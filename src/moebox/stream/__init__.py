@@ -1,10 +1,41 @@
-"""One streamed request, timed where the bytes arrive.
+"""One streamed request, timed when its bytes arrive.
 
-`ask` sends one and reads it whole, `Exchange` hands over its events as they come. Times come from the kernel's receive
-timestamps where it gives them. The load generator records thousands at once with the same parts (bench/generator).
+`send_request` sends one and reads the whole reply, `StreamExchange` yields its events as they come. Times are the
+kernel's receive timestamps if it has them. The load generator uses the same parts (bench/generator).
 """
+
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 from moebox.stream.events import CONTENT, REASONING, TOOL, StreamEvent
 from moebox.stream.exchange import StreamExchange, StreamReply, send_request
 
-__all__ = ["CONTENT", "REASONING", "TOOL", "StreamEvent", "StreamExchange", "StreamReply", "send_request"]
+__all__ = [
+    "CONTENT",
+    "REASONING",
+    "TOOL",
+    "StreamEvent",
+    "StreamExchange",
+    "StreamReply",
+    "run_to_end",
+    "send_request",
+]
+T = TypeVar("T")
+
+
+def run_to_end(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine from synchronous code; an interrupt before its first step prints no warning."""
+    import asyncio
+
+    results: list[T] = []
+
+    async def keep_result() -> None:  # asyncio formats a task's result when it restores SIGINT, which may be slow
+        results.append(await work)
+
+    keeping = keep_result()
+    try:
+        asyncio.run(keeping)
+    finally:
+        keeping.close()
+        work.close()
+    return results[0]

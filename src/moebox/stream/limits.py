@@ -1,4 +1,4 @@
-"""What a server really has: its context, asked of the server itself."""
+"""The context length of a server, as the server reports it."""
 
 from dataclasses import dataclass
 
@@ -11,51 +11,44 @@ QUICK_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedLimits:
-    """Tokens one conversation may have on this server, and who says so."""
+    """The tokens that one conversation may have on a server."""
 
-    context: int | None = None  # None where the server does not say
+    context: int | None = None  # None if the server does not report it
     source: str = ""
-    problem: str = ""  # why no answer came at all
-    simulation: bool = False  # a twin answers, and no model
+    problem: str = ""  # why the server did not reply
+    simulation: bool = False  # a twin replied, not a model
 
 
 def served_limits(endpoint: Endpoint) -> ServedLimits:
-    """From /v1/models (vLLM, SGLang: max_model_len; llama.cpp: meta.n_ctx), or llama.cpp's /props."""
+    """Read the limit from /v1/models (vLLM, SGLang: max_model_len; llama.cpp: meta.n_ctx) or llama.cpp's /props.
+
+    llama.cpp divides its context among its slots, and only /props has the share of one slot, which is what one
+    conversation gets. So it is read if the list of models has no max_model_len.
+    """
     listed = http.get(f"{endpoint.base_url}/models", headers=endpoint.headers, timeout_s=QUICK_S)
     if not listed.status:
         return ServedLimits(problem=listed.text)
-    models = get_objects(_json(listed), "data")
+    simulation = SIMULATION_HEADER in listed.header_names
+    models = get_objects(listed.json() if listed.ok else None, "data")
     only: Json = models[0] if len(models) == 1 else {}
     model = next((row for row in models if row.get("id") == endpoint.model), only)
-    context, source = _context(endpoint, model)
-    return ServedLimits(context=context, source=source, simulation=SIMULATION_HEADER in listed.header_names)
-
-
-def _context(endpoint: Endpoint, model: Json) -> tuple[int | None, str]:
-    """llama.cpp divides its context among its slots: /props tells a slot's share, which is what one conversation gets,
-    so it is asked wherever the model list gives no max_model_len.
-    """
-    if limit := _whole(model.get("max_model_len")):
-        return limit, "max_model_len of /v1/models"
-    props = _json(http.get(f"{endpoint.server_url}/props", headers=endpoint.headers, timeout_s=QUICK_S))
-    if limit := _whole(get_path(props, "default_generation_settings.n_ctx")):
-        return limit, "n_ctx of /props"
-    if limit := _whole(get_path(model, "meta.n_ctx")):
-        return limit, "n_ctx of /v1/models"
-    return None, ""
+    context, source = model.get("max_model_len"), "max_model_len of /v1/models"
+    if not _is_count(context):
+        reply = http.get(f"{endpoint.server_url}/props", headers=endpoint.headers, timeout_s=QUICK_S)
+        props = as_object(reply.json() if reply.ok else None)
+        context, source = get_path(props, "default_generation_settings.n_ctx"), "n_ctx of /props"
+    if not _is_count(context):
+        context, source = get_path(model, "meta.n_ctx"), "n_ctx of /v1/models"
+    if not isinstance(context, int) or not _is_count(context):
+        return ServedLimits(simulation=simulation)
+    return ServedLimits(context=context, source=source, simulation=simulation)
 
 
 def is_twin(endpoint: Endpoint) -> bool:
-    """Whether a twin answers there, and no model."""
-    return (
-        SIMULATION_HEADER
-        in http.get(f"{endpoint.base_url}/models", headers=endpoint.headers, timeout_s=QUICK_S).header_names
-    )
+    """True if a twin replies, not a model."""
+    reply = http.get(f"{endpoint.base_url}/models", headers=endpoint.headers, timeout_s=QUICK_S)
+    return SIMULATION_HEADER in reply.header_names
 
 
-def _json(reply: http.HttpReply) -> Json:
-    return as_object(reply.json() if reply.ok else None)
-
-
-def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0

@@ -1,4 +1,4 @@
-"""Where a URL leads, a socket to it, and when the kernel received what is read from it."""
+"""Connections to servers, and the kernel's timestamps of the bytes that arrive."""
 
 import contextlib
 import os
@@ -13,17 +13,16 @@ from urllib.parse import urlsplit
 from moebox import http
 from moebox.errors import BadInput, ExternalError
 
-# asm-generic/socket.h: receive timestamps of nanosecond resolution, set by the network stack before the process is
-# woken.
+# asm-generic/socket.h: receive timestamps in nanoseconds, set by the network stack before the process runs.
 SO_TIMESTAMPNS = 35
-SIDE_BYTES = socket.CMSG_SPACE(16)  # room for the one control message that carries a struct timespec
+SIDE_BYTES = socket.CMSG_SPACE(16)  # size of a control message with a struct timespec
 TIMESPEC = struct.Struct("=qq")
-HANDSHAKE_S = 2.0  # that a TLS server may take to say anything
+HANDSHAKE_S = 2.0  # time for a TLS server to send its first bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SocketAddress:
-    """A server's address. `prefix` is what stands before the path of every request."""
+    """A server's address; `prefix` comes before the path of every request."""
 
     host: str
     port: int
@@ -40,7 +39,6 @@ class SocketAddress:
 
 
 def address_from_url(url: str, *, insecure: bool = False, ca_file: str = "") -> SocketAddress:
-    """The Target of an http(s) URL."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -60,7 +58,7 @@ def address_from_url(url: str, *, insecure: bool = False, ca_file: str = "") -> 
 
 
 def resolve_addresses(target: SocketAddress) -> list[tuple[socket.AddressFamily, tuple[str, int]]]:
-    """Where the name leads, best first; Outside when nowhere."""
+    """Resolve the host name, best address first."""
     try:
         found = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as problem:
@@ -69,7 +67,7 @@ def resolve_addresses(target: SocketAddress) -> list[tuple[socket.AddressFamily,
 
 
 def tls_context(target: SocketAddress) -> ssl.SSLContext:
-    """How certificates are checked for this target."""
+    """Settings for checking the server's certificate."""
     try:
         context = ssl.create_default_context(cafile=target.ca_file or None)
     except OSError as problem:
@@ -82,18 +80,15 @@ def tls_context(target: SocketAddress) -> ssl.SSLContext:
 
 
 def connect(target: SocketAddress, timeout_s: float) -> socket.socket:
-    """A blocking connection, with TLS where asked; Outside says in one line why there is none."""
+    """Open a blocking connection, with TLS if required. Raise ExternalError with the reason if that fails."""
     where = f"{target.host}:{target.port}"
     try:
         sock = socket.create_connection((target.host, target.port), timeout=timeout_s)
     except (OSError, UnicodeError) as problem:
         reason = getattr(problem, "strerror", None) or problem
         raise ExternalError(f"{where}: {reason}", hint="is the server up?") from None
-    return _secured(sock, target, timeout_s) if target.tls else sock
-
-
-def _secured(sock: socket.socket, target: SocketAddress, timeout_s: float) -> ssl.SSLSocket:
-    where = f"{target.host}:{target.port}"
+    if not target.tls:
+        return sock
     secured = tls_context(target).wrap_socket(sock, server_hostname=target.host, do_handshake_on_connect=False)
     try:
         _shake_hands(secured, target, timeout_s)
@@ -107,7 +102,7 @@ def _secured(sock: socket.socket, target: SocketAddress, timeout_s: float) -> ss
 
 
 def _shake_hands(secured: ssl.SSLSocket, target: SocketAddress, timeout_s: float) -> None:
-    """A plain server may wait for more of what it takes for a request: after a moment of silence, ask it plainly."""
+    """A server without TLS may wait for the rest of a request: after a short silence, try plain HTTP."""
     secured.settimeout(min(HANDSHAKE_S, timeout_s))
     try:
         secured.do_handshake()
@@ -120,8 +115,8 @@ def _shake_hands(secured: ssl.SSLSocket, target: SocketAddress, timeout_s: float
 
 
 def tune_socket(sock: socket.socket) -> bool:
-    """Send at once, and have the kernel note when bytes come; False where it cannot."""
-    with contextlib.suppress(OSError):  # not every family knows it
+    """Send without delay, and ask the kernel for receive timestamps; False if it has none."""
+    with contextlib.suppress(OSError):  # not every address family has it
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     try:
         sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
@@ -133,15 +128,15 @@ def tune_socket(sock: socket.socket) -> bool:
 def acknowledge_rarely(sock: socket.socket) -> None:
     """Have the kernel acknowledge every second small segment instead of each as it is read (tcp(7), TCP_QUICKACK).
 
-    An acknowledgement takes 1.6 us where a read takes 0.8 (Linux 6.18, loopback). One that is late ends it, so it is
-    asked for again now and then.
+    An acknowledgement takes 1.6 us and a read 0.8 us (Linux 6.18, loopback). A late acknowledgement resets this, so it
+    is set again now and then.
     """
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 0)
 
 
 def clock_offset() -> int:
-    """CLOCK_REALTIME minus CLOCK_MONOTONIC in ns: kernel stamps are in the first, everything of ours in the second."""
+    """CLOCK_REALTIME minus CLOCK_MONOTONIC in ns: the kernel's timestamps use the first, moebox the second."""
     tries = []
     for _ in range(3):
         before = time.monotonic_ns()
@@ -152,9 +147,9 @@ def clock_offset() -> int:
 
 
 def receive_time(ancillary: Sequence[tuple[int, int, bytes]], offset: int, since: int) -> int:
-    """When the kernel received what was just read, in CLOCK_MONOTONIC ns; now where it did not say.
+    """When the kernel received the bytes just read, in CLOCK_MONOTONIC ns; now if there is no timestamp.
 
-    Nothing comes before `since` or after now: where a stamp says so, the wall clock was set or the machine slept after
+    A timestamp before `since` or after now is wrong: the wall clock was set, or the machine was suspended, after
     `offset` was taken.
     """
     now = time.monotonic_ns()
@@ -174,7 +169,7 @@ def request_head(
     headers: dict[str, str] | None = None,
     accept: str = "",
 ) -> bytes:
-    """The request head for `path`; a POST when there is a body of `length` bytes."""
+    """The head of a request; a POST if there is a body of `length` bytes."""
     lines = [
         f"{'GET' if length is None else 'POST'} {target.prefix}{path} HTTP/1.1",
         f"Host: {target.authority}",
@@ -183,12 +178,8 @@ def request_head(
     ]
     if length is not None:
         lines += ["Content-Type: application/json", f"Content-Length: {length}"]
-    lines += [_field(name, value) for name, value in (headers or {}).items()]
+    for name, value in (headers or {}).items():
+        if any(c in name + value for c in "\r\n\0") or not (name + value).isascii():
+            raise BadInput(f"header {name!r} contains characters that HTTP does not allow")
+        lines.append(f"{name}: {value}")
     return "\r\n".join([*lines, "", ""]).encode("ascii")
-
-
-def _field(name: str, value: str) -> str:
-    """A line of a head; BadInput for what would end it."""
-    if any(c in name + value for c in "\r\n\0") or not (name + value).isascii():
-        raise BadInput(f"header {name!r} holds characters that HTTP does not allow")
-    return f"{name}: {value}"

@@ -15,7 +15,7 @@ from moebox.errors import UnknownName, refuse_if
 from moebox.escape import one_line
 from moebox.loose import Json, get_objects
 from moebox.store import Run
-from moebox.stream import loop
+from moebox.stream import run_to_end
 from moebox.verify.ask import MAX_HANGS, CheckSession, EndpointUnusable, ProbeFailed, ProbeSkipped, VerifyOptions
 from moebox.verify.client import ExchangeClient
 from moebox.verify.kinds import describe_failure, failure_kind
@@ -49,7 +49,7 @@ def run_checks(
     `watch` of each request; `keep_going` climbs on past a rung that makes later ones meaningless.
     """
     rungs = select_checks(only, start)
-    return loop.run_to_end(
+    return run_to_end(
         run_checks_async(
             endpoint, options, rungs, keep_going=keep_going, run=run, on_check=on_check, on_progress=on_progress
         )

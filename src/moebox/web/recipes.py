@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, Response
 
 from moebox import codec, engines, files
 from moebox.checkpoint import deploy
-from moebox.core import grammar, registry
+from moebox.core import registry, validation
 from moebox.core.recipe import Recipe
 from moebox.errors import BadInput
 from moebox.serve import recipes
@@ -32,7 +32,7 @@ async def list_recipes(request: Request, *, site: WebSite) -> Response:
 def describe_recipe(path: Path) -> str:
     """What the recipe in a file starts, in a line; what is wrong with it where it cannot be read."""
     try:
-        recipe = grammar.read_recipe(path)
+        recipe = validation.read_recipe(path)
     except BadInput as problem:
         return problem.message
     place = "experts in RAM" if recipe.hybrid else recipe.parallel.text

@@ -8,15 +8,8 @@ from typing import Any, TypeVar
 
 from moebox import codec
 from moebox.core.box import Box
-from moebox.core.event import (
-    AttemptEnded,
-    AttemptReady,
-    AttemptStarted,
-    PublishedFacts,
-    ServerMeasured,
-    VerifyBegan,
-    marks_simulation,
-)
+from moebox.core.engine_event import AttemptEnded, AttemptReady, AttemptStarted, PublishedFacts
+from moebox.core.event import ServerMeasured, VerifyBegan, marks_simulation
 from moebox.core.recipe import Recipe
 from moebox.errors import BadInput
 from moebox.loose import Json, as_object, get_number, get_object, get_objects, get_text, get_texts, is_true, scalar_text

@@ -7,20 +7,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from moebox import codec
-from moebox.core.engine_facts import EngineFacts
-from moebox.core.event import (
+from moebox.core.engine_event import (
     AttemptEnded,
     AttemptFailed,
     AttemptReady,
     AttemptStarted,
     AttemptStopped,
     EngineFinding,
-    Event,
-    JournalLost,
     PhaseDone,
     PhaseStarted,
     PublishedFacts,
 )
+from moebox.core.engine_facts import EngineFacts
+from moebox.core.event import Event, JournalLost
 from moebox.escape import clip_text
 from moebox.loose import Json, get_objects, get_text
 from moebox.report.reading import planned
@@ -150,7 +149,7 @@ def problem_of(finding: EngineFinding, *, fixed: bool) -> LogProblem:
         excerpt=hide_secrets(finding.excerpt or finding.text),
         severity=finding.severity or "warning",
         source=finding.source,
-        is_fixed=finding.mended or (fixed and finding.severity == "fatal"),
+        is_fixed=finding.is_fixed or (fixed and finding.severity == "fatal"),
     )
 
 

@@ -1,4 +1,4 @@
-"""Events of an engine: a launch from its command to the first answered chat, what it says meanwhile, and its end."""
+"""Events of an engine in a run's journal: its launch, its log, its nodes, its end."""
 
 from typing import Literal
 
@@ -6,7 +6,7 @@ import msgspec
 from msgspec import field
 
 from moebox.core.engine_facts import EngineFacts
-from moebox.core.event.base import Event
+from moebox.core.event import Event
 from moebox.core.recipe import Flag
 from moebox.core.symptom import Finding
 
@@ -14,7 +14,7 @@ AttemptOutcome = Literal["", "success", "partial", "failed", "stopped"]
 
 
 class AttemptStarted(Event, tag="attempt.started", frozen=True):
-    """A launch begins; printing `argv` is enough to run it by hand."""
+    """A launch begins; `argv` can be run by hand."""
 
     id: str = ""
     model: str = ""
@@ -23,11 +23,11 @@ class AttemptStarted(Event, tag="attempt.started", frozen=True):
     env: dict[str, str] = field(default_factory=dict)
     port: int = 0
     gpus: tuple[int, ...] = ()
-    aside: bool = False  # a rehearsal: not what the run is about
+    aside: bool = False  # a rehearsal, not the run's main engine
 
 
 class AttemptReady(Event, tag="attempt.ready", frozen=True):
-    """The engine answered a chat."""
+    """The engine answered a chat request."""
 
     id: str = ""
     model: str = ""
@@ -37,7 +37,7 @@ class AttemptReady(Event, tag="attempt.ready", frozen=True):
 
 
 class FailureEvent(Event, frozen=True):
-    """An engine that does not serve, and the known cause where the log shows one."""
+    """An engine that does not serve, and the known cause if the log shows one."""
 
     id: str = ""
     fault: str = ""
@@ -48,15 +48,15 @@ class FailureEvent(Event, frozen=True):
 
 
 class AttemptFailed(FailureEvent, tag="attempt.failed", frozen=True):
-    """It never served."""
+    """The engine failed before it served."""
 
 
 class EngineDied(FailureEvent, tag="engine.died", frozen=True):
-    """It had served."""
+    """The engine failed after it had served."""
 
 
 class StopEvent(Event, frozen=True):
-    """An engine was stopped; what its guard wrote of its end."""
+    """An engine was stopped; what its guard wrote about the end."""
 
     id: str = ""
     code: int | None = None
@@ -69,15 +69,15 @@ class StopEvent(Event, frozen=True):
 
 
 class AttemptStopped(StopEvent, tag="attempt.stopped", frozen=True):
-    """It never served."""
+    """The engine was stopped before it served."""
 
 
 class EngineStopped(StopEvent, tag="engine.stopped", frozen=True):
-    """It had served."""
+    """The engine was stopped after it had served."""
 
 
 class AttemptEnded(Event, tag="attempt.ended", frozen=True):
-    """An attempt that somebody else made and published."""
+    """An attempt that another party made and published."""
 
     number: int = 0
     outcome: AttemptOutcome = ""
@@ -91,7 +91,7 @@ class AttemptEnded(Event, tag="attempt.ended", frozen=True):
 
 
 class EngineFinding(Event, tag="engine.finding", omit_defaults=True, frozen=True):
-    """A known symptom in its log, or a problem that somebody else published."""
+    """A known symptom in an engine's log, or a problem that another party published."""
 
     symptom: str = ""
     area: str = ""
@@ -104,35 +104,31 @@ class EngineFinding(Event, tag="engine.finding", omit_defaults=True, frozen=True
     source: str = ""
     title: str = ""
     excerpt: str = ""
-    mended: bool = False
+    is_fixed: bool = field(default=False, name="mended")
 
 
 class PublishedFacts(Event, tag="engine.facts", frozen=True):
-    """What somebody else published of their engine."""
+    """Facts that another party published about its engine."""
 
     facts: EngineFacts = EngineFacts()
 
 
 class PhaseStarted(Event, tag="engine.started", frozen=True):
-    """A phase of its start began."""
-
-    phase: str = ""
+    phase: str = ""  # of the engine's start
 
 
 class PhaseDone(Event, tag="engine.done", frozen=True):
-    """A phase of its start is over."""
-
     phase: str = ""
 
 
 class EngineDetached(Event, tag="engine.detached", frozen=True):
-    """It goes on without moebox."""
+    """The engine keeps running without moebox."""
 
     id: str = ""
 
 
 class ProgramStarted(Event, tag="program.started", frozen=True):
-    """A router or a twin under its own guard."""
+    """A router or a twin was started under its own guard."""
 
     id: str = ""
     program: str = ""
@@ -141,7 +137,7 @@ class ProgramStarted(Event, tag="program.started", frozen=True):
 
 
 class NodeFacts(msgspec.Struct, frozen=True):
-    """What a node says of itself."""
+    """What a node reports about itself."""
 
     rank: int = 0
     host: str = ""
@@ -150,19 +146,17 @@ class NodeFacts(msgspec.Struct, frozen=True):
     version: str = ""
     gpus: tuple[str, ...] = ()
     weights: bool = True
-    rdma: int = 0  # bytes/s of its active RDMA ports together
-    asked_at: float = 0.0  # our clock around its answer
-    heard_at: float = 0.0
+    rdma: int = 0  # bytes/s of all active RDMA ports
+    asked_at: float = 0.0  # our clock when the node was asked …
+    replied_at: float = field(default=0.0, name="heard_at")  # … and when its reply came
 
 
 class NodesProbed(Event, tag="nodes.probed", frozen=True):
-    """What every node of a launch is."""
-
     nodes: tuple[NodeFacts, ...] = ()
 
 
 class NodesReached(Event, tag="nodes.reached", frozen=True):
-    """The slowest way between the first node and another."""
+    """The slowest connection between the first node and another one."""
 
     tcp_bytes_s: float = 0.0
     round_trip_us: float = 0.0
@@ -170,14 +164,14 @@ class NodesReached(Event, tag="nodes.reached", frozen=True):
 
 
 class RemedyApplied(Event, tag="remedy.applied", frozen=True):
-    """A failed attempt is made again with the symptom's change."""
+    """A failed attempt is repeated with the symptom's change."""
 
     symptom: str | None = None
     change: dict[str, Flag] = field(default_factory=dict)
 
 
 class PlanRealityRow(msgspec.Struct, frozen=True):
-    """One figure twice: what the plan promised, and what the engine reports."""
+    """A figure as the plan promised it, and as the engine reports it."""
 
     what: str = ""
     device: str = ""
@@ -187,11 +181,9 @@ class PlanRealityRow(msgspec.Struct, frozen=True):
 
     @property
     def relative_error(self) -> float | None:
-        """How far reality is from the plan, as a share of the plan."""
+        """Deviation from the plan, as a share of the plan."""
         return self.real / self.planned - 1 if self.planned else None
 
 
 class PlanReality(Event, tag="plan.reality", frozen=True):
-    """The plan against the live engine."""
-
     rows: tuple[PlanRealityRow, ...] = ()
