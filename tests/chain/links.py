@@ -214,6 +214,6 @@ def launches(cases: Iterable[Case], engine: str) -> list[list[str]]:
         recipes = [plan.recipe, *(other.recipe for other in plan.alternatives)]
         for recipe in recipes:
             if recipe.engine == engine:
-                words = engines.modules.argv_module(engine).arguments(deploy(recipe, box))
+                words = engines.load_engine(engine).arguments(deploy(recipe, box))
                 lines.append([part for word in words for part in word])
     return lines

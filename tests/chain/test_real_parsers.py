@@ -71,9 +71,7 @@ def words_of(recipe: Recipe, rank: int) -> Line:
     """Return the engine's own arguments for one rank, without the entry."""
     deployment = deploy(recipe)
     node = engines.LaunchNode.with_rank(rank, "10.0.0.1")
-    return [
-        part for word in engines.modules.argv_module(recipe.engine).arguments(deployment, node=node) for part in word
-    ]
+    return [part for word in engines.load_engine(recipe.engine).arguments(deployment, node=node) for part in word]
 
 
 def refusals(python: Path | str, engine: str, lines: list[Line], *source: Path) -> list[str]:

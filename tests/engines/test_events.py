@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebox.core.registry import engine_names
-from moebox.engines import LogEvent, modules
+from moebox.engines import LogEvent
+from moebox.engines.engine import load_engine
 
 LOGS = Path(__file__).parent / "logs"
 
@@ -15,7 +16,7 @@ LOGS = Path(__file__).parent / "logs"
 def events(engine: str, log: str) -> list[LogEvent]:
     """Every event of a log."""
     lines = (LOGS / log).read_text().splitlines()
-    return [event for line in lines if (event := modules.parse_log_line(engine, line))]
+    return [event for line in lines if (event := load_engine(engine).parse_log_line(line))]
 
 
 def facts(found: list[LogEvent]) -> dict[str, float]:
@@ -31,7 +32,7 @@ def test_vllm_reports_its_memory_use():
         "Desired GPU memory utilization is (0.6, 83.88 GiB). Actual usage is 32.76 GiB for weight, 4.38 GiB for peak "
         "activation, 0.22 GiB for non-torch memory, and 0.0 GiB for CUDAGraph memory. Replace gpu_memory_utilization"
     )
-    event = modules.parse_log_line("vllm", line)
+    event = load_engine("vllm").parse_log_line(line)
     assert event
     assert {name: round(value / 2**30, 2) for name, value in event.facts.items()} == {
         "weights_bytes": 32.76,
@@ -77,7 +78,7 @@ def test_vllm_starting_up():
 )
 def test_vllm_facts_of_one_gpu(line: str, wanted: dict[str, float]):
     """Memory per device is read with the rank it belongs to."""
-    event = modules.parse_log_line("vllm", line)
+    event = load_engine("vllm").parse_log_line(line)
 
     assert event is not None
     assert event.facts == wanted
@@ -144,7 +145,7 @@ def test_llama_servers_starting_up(engine: str, log: str, compute: float):
 )
 def test_sglang_lines(line: str, kind: str, wanted: dict[str, float]):
     """What SGLang prints while it starts."""
-    event = modules.parse_log_line("sglang", line)
+    event = load_engine("sglang").parse_log_line(line)
 
     assert event is not None
     assert (event.kind, event.facts) == (kind, wanted)
@@ -153,5 +154,5 @@ def test_sglang_lines(line: str, kind: str, wanted: dict[str, float]):
 @given(st.text(max_size=200), st.sampled_from(engine_names()))
 def test_no_line_breaks_the_reader(line: str, engine: str):
     """Logs hold anything."""
-    event = modules.parse_log_line(engine, line)
+    event = load_engine(engine).parse_log_line(line)
     assert event is None or len(event.text) <= 500

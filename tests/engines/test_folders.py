@@ -3,7 +3,10 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from moebox.core import registry
+from moebox.engines.engine import Engine, load_engine
 
 SOURCE = Path(registry.__file__).parents[1]
 
@@ -27,9 +30,12 @@ def test_an_engine_is_named_in_its_own_folder_only() -> None:
     assert found == []
 
 
-def test_every_engine_has_every_module() -> None:
-    """moebox's own engines leave no module to the defaults."""
-    wanted = {"traits", "argv", "memory", "behaviour"}
-    for registered in registry.load_registry().engines.values():
-        folder = SOURCE.parent.joinpath(*registered.package.split("."))
-        assert {path.stem for path in folder.glob("*.py")} >= wanted, registered.package
+@pytest.mark.parametrize("name", registry.engine_names())
+def test_every_engine_is_an_object_with_its_own_log_and_refusals(name: str) -> None:
+    """moebox's own engines do not rely on the defaults for what differs between servers."""
+    engine = load_engine(name)
+    assert engine.traits is registry.engine_traits(name)
+    assert engine.fields
+    assert engine.log_patterns is not Engine.log_patterns
+    assert type(engine).find_refusals is not Engine.find_refusals
+    assert type(engine).memory_lines is not Engine.memory_lines

@@ -15,6 +15,7 @@ from moebox.core import catalogue, registry
 from moebox.core.box import Box
 from moebox.core.recipe import Recipe, Runtime
 from moebox.engines import flags
+from moebox.engines.engine import load_engine
 from moebox.planner.choose import choose_plan
 from moebox.planner.constraints import Constraints
 from moebox.render import render
@@ -51,7 +52,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Insta
 def clear_caches() -> None:
     """Clear the caches of engines."""
     registry.load_registry.cache_clear()
-    for cached in (flags.flag_catalogue, flags._catalogue_files):
+    for cached in (flags.flag_catalogue, flags._catalogue_files, load_engine):
         cached.cache_clear()
 
 
@@ -124,6 +125,36 @@ def test_a_broken_engine_is_one_warning_and_stops_nothing(
     assert len(warnings) == 1
     assert "second_toy" in warnings[0]
     assert warning in warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "has no attribute 'ENGINE'"),
+        ("ENGINE = 1\n", "its ENGINE has no traits, fields, "),
+        ("from moebox.engines.engine import Engine\nclass Toy(Engine): pass\nENGINE = Toy()\n", "memory_budget"),
+        ("from toy_engine.engine import ToyEngine\nclass Toy(ToyEngine): fields = 1 / 0\n", "ZeroDivisionError"),
+    ],
+)
+def test_an_engine_that_lacks_something_required_is_one_line(
+    installed: Install, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, problem: str
+) -> None:
+    """The line names the package and what is missing."""
+    package = tmp_path / "second_toy"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "traits.py").write_text(
+        "from dataclasses import replace\nfrom toy_engine.traits import TRAITS as TOY\n"
+        "TRAITS = replace(TOY, name='second')\n"
+    )
+    (package / "engine.py").write_text(text)
+    installed(second="second_toy")
+
+    assert main(["plan", "kimi-k2.6", "--box", "8x-b200", "--engine", "second"]) == 2
+    error = capsys.readouterr().err
+    assert "engine 'second' of second_toy cannot be used" in error
+    assert problem in error
+    assert "docs/engines.md" in error
 
 
 def test_of_two_engines_with_one_name_the_first_is_kept(

@@ -5,7 +5,7 @@ import pytest
 from moebox.checkpoint import deploy
 from moebox.core import catalogue
 from moebox.core.recipe import Parallel
-from moebox.engines import modules
+from moebox.engines.engine import load_engine
 from moebox.errors import BadInput
 from moebox.planner.choose import choose_plan
 from moebox.planner.constraints import Constraints
@@ -25,7 +25,7 @@ def test_constrained_groups_are_planned_and_launched(engine: str) -> None:
     plan = choose_plan(BOX, MODEL, FORMS, Constraints(engine=engine, tp=1, dp=8, ep=8))
     assert plan.recipe.parallel == Parallel(tp=1, dp=8, ep=True)
     deployment = deploy(plan.recipe, BOX)
-    words = [part for word in modules.argv_module(engine).arguments(deployment) for part in word]
+    words = [part for word in load_engine(engine).arguments(deployment) for part in word]
     entry = ["vllm", "serve"] if engine == "vllm" else ["sglang", "serve"]
     assert parse_command(engine, [*entry, *words]).parallel == plan.recipe.parallel
     if engine == "sglang":

@@ -6,7 +6,7 @@ import pytest
 
 from moebox.checkpoint import deploy
 from moebox.core import catalogue
-from moebox.engines import modules
+from moebox.engines.engine import load_engine
 from moebox.planner.choose import choose_plan
 from moebox.planner.constraints import Constraints
 from tests.planner.boxes import box_with
@@ -53,7 +53,7 @@ def test_a_box_with_ram_ends_in_a_launch(name: str, engine: str) -> None:
     model = catalogue.find_model(name)
     plan = choose_plan(box, model, catalogue.published_checkpoints(name), Constraints(engine=engine))
     form = catalogue.find_checkpoint(name, plan.recipe.checkpoint)
-    words = [part for word in modules.argv_module(engine).arguments(deploy(plan.recipe, box)) for part in word]
+    words = [part for word in load_engine(engine).arguments(deploy(plan.recipe, box)) for part in word]
     assert not form.unverified
     assert not [warning for warning in plan.warnings if warning.severity == "fatal"]
     assert form.repo in " ".join(words)

@@ -7,7 +7,7 @@ import pytest
 from moebox.checkpoint import deploy
 from moebox.core import catalogue, families
 from moebox.core.recipe import Parallel, Recipe
-from moebox.engines import modules
+from moebox.engines.engine import load_engine
 from moebox.errors import MoeboxError
 from moebox.planner.choose import choose_plan
 from moebox.planner.constraints import Constraints
@@ -38,7 +38,7 @@ def test_new_architectures_have_a_row(name: str) -> None:
 
 def fatal(recipe: Recipe) -> list[str]:
     """Return the fatal refusals of a recipe."""
-    found = modules.behaviour_module(recipe.engine).find_refusals(deploy(recipe, B200))
+    found = load_engine(recipe.engine).find_refusals(deploy(recipe, B200))
     return [refusal.text for refusal in found if refusal.severity == "fatal"]
 
 

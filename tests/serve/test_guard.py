@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from moebox import http
 from moebox.core.symptom import Finding
-from moebox.engines import modules
+from moebox.engines.engine import load_engine
 from moebox.engines.events import LogEvent
 from moebox.serve import facts
 from moebox.serve.guard import Guard, GuardConfig, list_descendants, spawn_engine
@@ -134,7 +134,7 @@ def test_an_engine_with_one_worker_is_held_against_the_plan_too() -> None:
     )
     seen = LogSummary()
     for line in lines:
-        event = modules.parse_log_line("vllm", line)
+        event = load_engine("vllm").parse_log_line(line)
         assert event is not None
         seen.facts |= event.facts
 

@@ -17,7 +17,8 @@ from moebox import phantom
 from moebox.checkpoint import deploy
 from moebox.cli import main
 from moebox.core.change import with_settings
-from moebox.engines import build_launch, flags, modules
+from moebox.engines import build_launch, flags
+from moebox.engines.engine import load_engine
 from moebox.errors import BadInput
 from moebox.render import EXECUTABLE_FORMATS, render
 from moebox.serve.recipes import read_recipe
@@ -84,7 +85,7 @@ def test_every_flag_carries_its_reason(name: str, form: str):
     deployment = deploy(recipes()[name])
     text = render(deployment, form)
     reasons = explained(text)
-    words = modules.argv_module(deployment.engine.name).arguments(deployment)
+    words = load_engine(deployment.engine.name).arguments(deployment)
     flags_used = {word[0] for word in words if flags.is_flag(word[0])}
 
     assert flags_used

@@ -39,11 +39,7 @@ def expected(recipe: Recipe, form: LaunchFormat) -> list[str]:
     recipe = dataclasses.replace(recipe, runtime=runtime, listen=dataclasses.replace(recipe.listen, host=host))
     inside = engines.runs_in_container(recipe)
     bind = "0.0.0.0" if inside and container_network(recipe) != "host" else recipe.listen.host
-    return [
-        part
-        for word in engines.modules.argv_module(recipe.engine).arguments(deploy(recipe), host=bind)
-        for part in word
-    ]
+    return [part for word in engines.load_engine(recipe.engine).arguments(deploy(recipe), host=bind) for part in word]
 
 
 def plain(words: list[str]) -> list[str]:

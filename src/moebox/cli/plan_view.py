@@ -274,7 +274,7 @@ def arithmetic_page(plan: Plan, model: Model) -> RenderableType:
 def flag_list(plan: Plan) -> Table:
     """Every flag of the launch with its reason, as rendered files carry them."""
     deployment = deploy(plan.recipe)
-    words = engines.modules.argv_module(plan.recipe.engine).arguments(deployment)
+    words = engines.load_engine(plan.recipe.engine).arguments(deployment)
     flags = ((Text(" ".join(word), overflow="fold"), flag_reason(deployment, word)) for word in words)
     return make_grid(((flag, Text(reason, style="dim")) for flag, reason in flags), gap=2)
 

@@ -1,7 +1,7 @@
 """Engines: a folder each, behind one set of traits. Deployment to command, log line to event, memory, refusals.
 
-Nothing here starts anything. `modules` has the contract of every module of a folder. This package is imported with the
-traits of any engine, so what only a launch needs is loaded when it is first used (`_LAZY`).
+Nothing here starts anything. `engine` has the protocol of an engine. This package is imported with the traits of any
+engine, so what only a launch needs is loaded when it is first used (`_LAZY`).
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from moebox.core import registry
-from moebox.engines import modules
 
 if TYPE_CHECKING:
     from moebox.core.deployment import Deployment
     from moebox.core.plan import Launch, Memory, PlanWarning
     from moebox.engines.arguments import LaunchNode
     from moebox.engines.assemble import LABEL, launch_command, runs_in_container, shell_text
+    from moebox.engines.engine import load_engine
     from moebox.engines.events import LogEvent
     from moebox.engines.flags import newest_version, version_or_newest
     from moebox.engines.rules import check_recipe
@@ -29,8 +29,8 @@ __all__ = [
     "check_recipe",
     "find_refusals",
     "launch_command",
+    "load_engine",
     "memory_budget",
-    "modules",
     "newest_version",
     "registry",
     "runs_in_container",
@@ -44,6 +44,7 @@ _LAZY = {
     "LogEvent": "events",
     "check_recipe": "rules",
     "launch_command": "assemble",
+    "load_engine": "engine",
     "newest_version": "flags",
     "runs_in_container": "assemble",
     "shell_text": "assemble",
@@ -66,10 +67,14 @@ def build_launch(deployment: Deployment, *, rank: int = 0, master: str = "", add
 
 def find_refusals(deployment: Deployment) -> list[PlanWarning]:
     """Return known reasons why this will not start on its box, or will disappoint; the worst first."""
-    found = modules.behaviour_module(deployment.engine.name).find_refusals(deployment.with_default_context())
+    from moebox.engines.engine import load_engine
+
+    found = load_engine(deployment.engine.name).find_refusals(deployment.with_default_context())
     return sorted(found, key=lambda refusal: WORST_FIRST[refusal.severity])
 
 
 def memory_budget(deployment: Deployment) -> Memory:
     """Return the memory of every device of the box; `fits` is False if it would not start or not serve."""
-    return modules.memory_module(deployment.engine.name).memory_budget(deployment.with_default_context())
+    from moebox.engines.engine import load_engine
+
+    return load_engine(deployment.engine.name).memory_budget(deployment.with_default_context())

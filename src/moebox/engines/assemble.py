@@ -11,8 +11,8 @@ from moebox.core import presets, validation
 from moebox.core.deployment import Deployment
 from moebox.core.plan import Launch
 from moebox.core.recipe import Recipe
-from moebox.engines import modules
 from moebox.engines.arguments import LaunchNode, flatten
+from moebox.engines.engine import load_engine
 from moebox.engines.flags import newest_version
 from moebox.errors import BadInput
 
@@ -25,21 +25,22 @@ GPU_OPTIONS = {"docker": ("--gpus", "all"), "podman": ("--device", "nvidia.com/g
 
 def assemble_launch(deployment: Deployment, *, node: LaunchNode) -> Launch:
     """Return the engine's own command with its environment, secrets, image and mounts."""
-    recipe, engine, argv = deployment.recipe, deployment.engine, modules.argv_module(deployment.engine.name)
-    if node.follows and engine.worker_programs:  # serves the first node and no client: it gets no key
-        command = argv.worker_command(deployment, node)
-        return Launch(argv=command, env=argv.environment(deployment), rank=int(node.rank))
+    recipe, traits = deployment.recipe, deployment.engine
+    engine = load_engine(traits.name)
+    if node.follows and traits.worker_programs:  # serves the first node and no client: it gets no key
+        command = engine.worker_command(deployment, node)
+        return Launch(argv=command, env=engine.environment(deployment), rank=int(node.rank))
     inside = runs_in_container(recipe)
     host = "0.0.0.0" if inside and container_network(recipe) != "host" else recipe.listen.host  # noqa: S104
-    entry = image_entry(deployment) if inside else argv.entry_command(recipe)
-    command = (*entry, *flatten(argv.arguments(deployment, node=node, host=host)))
+    entry = image_entry(deployment) if inside else engine.entry_command(recipe)
+    command = (*entry, *flatten(engine.arguments(deployment, node=node, host=host)))
     # The key, and the Hub's token if weights are downloaded, are passed on by name.
-    secrets = {engine.key_env: recipe.listen.key_env} if recipe.listen.key_env else {}
+    secrets = {traits.key_env: recipe.listen.key_env} if recipe.listen.key_env else {}
     if not weights_folder(deployment):
         secrets["HF_TOKEN"] = "HF_TOKEN"  # noqa: S105
     launch = Launch(
-        argv=argv.hide_api_key(command) if recipe.listen.key_env else command,
-        env=argv.environment(deployment) | (download_variable(deployment, HUB_CACHE_INSIDE) if inside else {}),
+        argv=engine.hide_api_key(command) if recipe.listen.key_env else command,
+        env=engine.environment(deployment) | (download_variable(deployment, HUB_CACHE_INSIDE) if inside else {}),
         secret_env=secrets,
         port=recipe.listen.port,
         host=recipe.listen.host,

@@ -12,8 +12,8 @@ from importlib import resources
 from moebox import codec
 from moebox.core import presets, registry
 from moebox.core.deployment import Deployment
-from moebox.engines import modules
 from moebox.engines.arguments import canonical_name, full_flag_name
+from moebox.engines.engine import load_engine
 from moebox.engines.flags import Argument, FlagCatalogue, flag_catalogue, is_flag
 
 FROM_RECIPE = "from [flags] of the recipe"
@@ -50,8 +50,8 @@ def flag_reason(deployment: Deployment, argument: Argument) -> str:
         own = (why for key, why in table.flag.items() if " " not in key and _is_same(key, name, known))
         text = next(own, "")
     if not text:
-        argv = modules.argv_module(recipe.engine)
-        fields = {**argv.FIELDS, **argv.HYBRID_FIELDS}
+        engine = load_engine(recipe.engine)
+        fields = {**engine.fields, **engine.hybrid_fields}
         path = next((path for flag, path in fields.items() if _is_same(flag, name, known)), "")
         text = _load_table("moebox.engines").field.get(path, "")
     if not text and any(_is_same(full_flag_name(key, known), name, known) for key in recipe.flags):

@@ -6,9 +6,10 @@ from moebox.core.change import get_setting
 from moebox.core.deployment import Deployment
 from moebox.core.recipe import Hybrid, Recipe
 from moebox.core.traits import LAST_PORT, Traits
-from moebox.engines import flags, modules
+from moebox.engines import flags
 from moebox.engines.arguments import canonical_name, flag_arguments, full_flag_name
 from moebox.engines.assemble import runs_in_container
+from moebox.engines.engine import load_engine
 from moebox.errors import BadInput, refuse_if
 
 SIZES = ("tp", "pp", "dcp", "dp", "nodes")
@@ -119,9 +120,9 @@ def _check_trust(deployment: Deployment) -> None:
 
 def _check_flags(deployment: Deployment) -> None:
     """Check [flags] and [env], and that the engine's version accepts the whole command line."""
-    recipe, argv = deployment.recipe, modules.argv_module(deployment.engine.name)
+    recipe, engine = deployment.recipe, load_engine(deployment.engine.name)
     known = flags.flag_catalogue(recipe.engine, recipe.engine_version)
-    fields = {canonical_name(flag, known): path for flag, path in argv.FIELDS.items()}
+    fields = {canonical_name(flag, known): path for flag, path in engine.fields.items()}
     for key in recipe.flags:
         path = fields.get(canonical_name(full_flag_name(key, known), known))
         refuse_if(path, f"flags.{key}: the recipe has a field for this", hint=f"set {path}")
@@ -130,4 +131,4 @@ def _check_flags(deployment: Deployment) -> None:
         new = flags.replacement(recipe.engine, recipe.engine_version, name, "env")
         refuse_if(new, f"env.{name}: {recipe.engine} {version} does not read it", hint=f"use {new}")
     flags.check_arguments(recipe.engine, recipe.engine_version, flag_arguments(recipe.flags, known))
-    flags.check_arguments(recipe.engine, recipe.engine_version, argv.arguments(deployment)[1:], where="recipe")
+    flags.check_arguments(recipe.engine, recipe.engine_version, engine.arguments(deployment)[1:], where="recipe")

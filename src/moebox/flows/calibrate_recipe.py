@@ -12,7 +12,7 @@ from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Hybrid, Recipe
 from moebox.detect import host, nvml
-from moebox.engines import modules
+from moebox.engines.engine import load_engine
 from moebox.flows.calibrate_depths import BootDepth
 from moebox.serve import preflight
 from moebox.serve.dummy import ggml_type, write_gguf
@@ -30,9 +30,9 @@ def recipe_at_depth(recipe: Recipe, model: Model, form: Checkpoint, depth: BootD
         quant, dense, types = expert_quant(form), dense_type(form, model), tensor_types(form)
         write_gguf(dummy, model, layers=depth.layers, quant=quant, dense=dense, types=types, even_routing=True)
         return replace(small, checkpoint=str(dummy), hybrid=place_experts(recipe.hybrid, model, depth))
-    probe = modules.behaviour_module(recipe.engine)
-    flags = {**recipe.flags, **probe.dummy_weight_flags(Deployment.from_parts(recipe, model, form), depth.layers)}
-    return replace(small, flags=flags, env={**recipe.env, **probe.EVEN_ROUTING})
+    engine = load_engine(recipe.engine)
+    flags = {**recipe.flags, **engine.dummy_weight_flags(Deployment.from_parts(recipe, model, form), depth.layers)}
+    return replace(small, flags=flags, env={**recipe.env, **engine.even_routing})
 
 
 def reads_gguf(recipe: Recipe) -> bool:

@@ -18,7 +18,7 @@ from moebox.core.model import Model
 from moebox.core.quirks import first_unexpected_failure
 from moebox.core.recipe import Hybrid, Recipe
 from moebox.core.verdict import CheckResults
-from moebox.engines import modules
+from moebox.engines.engine import load_engine
 from moebox.errors import AnswerIsNo, BadInput, MoeboxError, Unsupported
 from moebox.loose import get_number
 from moebox.serve.dummy import write_gguf
@@ -117,7 +117,7 @@ def reduce_recipe(deployment: Deployment, dummy: Path, layers: int) -> tuple[Rec
             kept,
             tuple(notes),
         )
-    invented = modules.behaviour_module(recipe.engine).dummy_weight_flags(deployment, kept)
+    invented = load_engine(recipe.engine).dummy_weight_flags(deployment, kept)
     if not invented:
         raise Unsupported(f"moebox does not know how {deployment.engine.title} starts without weights")
     return dataclasses.replace(small, flags={**recipe.flags, **invented}), kept, tuple(notes)

@@ -13,7 +13,7 @@ from moebox.core.box import Box
 from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Climb, EngineName, Hybrid, Parallel, Recipe, Runtime, Speculate
-from moebox.engines import modules
+from moebox.engines.engine import load_engine
 from moebox.errors import BadInput
 from moebox.planner import placement
 from moebox.planner.constraints import (
@@ -326,8 +326,8 @@ def expert_split_candidates(
             env=gpu_list.visible_devices_env(box, tuple(range(tp))),
             hybrid=hybrid,
         )
-        recipe = replace(recipe, batched_tokens=modules.behaviour_module(engine).step_tokens(recipe))
+        recipe = replace(recipe, batched_tokens=load_engine(engine).step_tokens(recipe))
         deployment = Deployment.from_parts(recipe, model, checkpoint, box)
-        gpu_experts = modules.memory_module(engine).max_gpu_experts(deployment)
+        gpu_experts = load_engine(engine).max_gpu_experts(deployment)
         recipe = replace(recipe, hybrid=replace(hybrid, gpu_experts=gpu_experts))
         yield Candidate(recipe=recipe, checkpoint=checkpoint, tier=0 if is_proven else UNPROVEN_TIER)

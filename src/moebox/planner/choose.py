@@ -6,7 +6,7 @@ from moebox.core.box import Box
 from moebox.core.model import Checkpoint, Model
 from moebox.core.plan import Plan
 from moebox.core.recipe import Climb
-from moebox.engines import modules
+from moebox.engines.engine import load_engine
 from moebox.errors import UnknownName, refuse_if
 from moebox.planner import explain, no_fit, prefer, warnings
 from moebox.planner.candidates import SHORTER_CONTEXTS, START_CONTEXT, make_candidates, make_draft, possible_engines
@@ -28,7 +28,7 @@ def choose_plan(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], con
         raise no_fit.no_fit_error(box, model, checkpoints, constraints, tried)
     best, *others = rank_by_worth(viable)
     climb = viable_climb(best)
-    memory_lines = modules.memory_module(best.recipe.engine).memory_lines(best.deployment, best.memory)
+    memory_lines = load_engine(best.recipe.engine).memory_lines(best.deployment, best.memory)
     step_lines = best.speed.explain_lines(best.streams, min(PROMPT_TOKENS, best.recipe.context))
     return Plan(
         recipe=replace(best.recipe, climb=climb),

@@ -8,7 +8,7 @@ from moebox.core.gpu_list import all_gpus
 from moebox.core.plan import Alternative, PlanWarning
 from moebox.core.recipe import Climb, Recipe, Runtime
 from moebox.core.registry import engine_display_name
-from moebox.engines import modules
+from moebox.engines.engine import load_engine
 from moebox.planner import prefer
 from moebox.planner.candidates import START_CONTEXT, START_UTILIZATION
 from moebox.planner.rate import HIGHER_UTILIZATIONS, PROMPT_TOKENS, RatedCandidate
@@ -48,7 +48,7 @@ def explain_choice(
             reasons.append(f"{checkpoint.label} over {rival.checkpoint.label}, which is {comparison}")
     else:
         reasons += [_explain_layout(best, others), engine_reason, _explain_cache(best, tried)]
-    reasons += modules.memory_module(engine).setting_reasons(best.deployment, best.memory)
+    reasons += load_engine(engine).setting_reasons(best.deployment, best.memory)
     share = recipe.memory_utilization
     chosen_share = not (recipe.hybrid or constraints.memory_utilization or constraints.bold)
     if share in HIGHER_UTILIZATIONS and chosen_share:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from moebox.core.recipe import Recipe
-from moebox.engines import modules
+from moebox.engines.engine import load_engine
 from moebox.errors import require_all
 from moebox.planner.schedule import GOLDEN, Scheduler, SchedulerRules, ScheduleSlice, SimulatedRequest
 from moebox.planner.speed import Speed
@@ -134,16 +134,16 @@ class SimulationResult:
 
 def scheduler_rules(recipe: Recipe, kv_tokens: int, speed: Speed) -> SchedulerRules:
     """Return how the recipe's engine schedules; `speed` knows the GPUs, on which its defaults depend."""
-    engine, step = modules.behaviour_module(recipe.engine), speed.gpu_step
+    engine, step = load_engine(recipe.engine), speed.gpu_step
     in_turn = step is not None and step.overhead is not None  # versions that prepare a step after the previous one
     return SchedulerRules(
         kv_tokens=kv_tokens,
         context=recipe.context,
-        max_seqs=recipe.max_seqs or engine.DEFAULT_MAX_SEQS,
+        max_seqs=recipe.max_seqs or engine.default_max_seqs,
         step_tokens=speed.chunk_tokens,
-        prompts_first=engine.PROMPTS_FIRST,
-        reserves_output=engine.RESERVES_OUTPUT,
-        schedules_ahead=engine.SCHEDULES_AHEAD and not in_turn,
+        prompts_first=engine.prompts_first,
+        reserves_output=engine.reserves_output,
+        schedules_ahead=engine.schedules_ahead and not in_turn,
     )
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 from moebox.core.deployment import Deployment
 from moebox.core.recipe import Recipe, Speculate
 from moebox.core.traits import Traits
-from moebox.engines import LaunchNode, modules
+from moebox.engines import LaunchNode
 from moebox.engines.assemble import container_network, runs_in_container
+from moebox.engines.engine import load_engine
 from moebox.engines.flags import Argument, newest_version
 from moebox.engines.reasons import flag_reason
 from moebox.errors import refuse_if
@@ -108,12 +109,12 @@ class LaunchPieces:
 def launch_pieces(deployment: Deployment, *, node: LaunchNode | None = None, variable: bool = True) -> LaunchPieces:
     """Split a launch into pieces; without `variable` every value is literal."""
     recipe, speculate, model = deployment.recipe, deployment.recipe.speculate, deployment.known_model
-    argv = modules.argv_module(deployment.engine.name)
+    engine = load_engine(deployment.engine.name)
     in_container = runs_in_container(recipe)
     bind = "0.0.0.0" if in_container and container_network(recipe) != "host" else recipe.listen.host  # noqa: S104
     without_draft = deployment.with_recipe(dataclasses.replace(recipe, speculate=None))
-    words = argv.arguments(without_draft, node=node, host=bind)
-    names = argv.VARIABLES if variable else {}
+    words = engine.arguments(without_draft, node=node, host=bind)
+    names = engine.variables if variable else {}
     args = tuple(_argument_piece(word, names, place, recipe.slots) for place, word in enumerate(words))
     known_draft = model.drafts[0] if model and model.drafts else DEFAULT_DRAFT
     draft_model = _make_variable("EAGLE3_MODEL", speculate.draft if speculate else known_draft)
@@ -177,7 +178,7 @@ def _draft_arguments(deployment: Deployment, *, variable: bool) -> list[Argument
         speculate = Speculate(draft=DRAFT_MARK)
     elif variable and speculate.draft:
         speculate = dataclasses.replace(speculate, draft=DRAFT_MARK)
-    return modules.argv_module(recipe.engine).draft_arguments(dataclasses.replace(recipe, speculate=speculate))
+    return load_engine(recipe.engine).draft_arguments(dataclasses.replace(recipe, speculate=speculate))
 
 
 def _insert_draft(text: str, draft_model: Variable, variable: bool) -> Value:

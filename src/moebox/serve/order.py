@@ -61,7 +61,7 @@ def prepare_launch(deployment: Deployment, *, name: str = "") -> PreparedLaunch:
     launch = engines.build_launch(deployment)
     argv = engines.launch_command(deployment, launch, run=name, home=str(Path.home()))
     if recipe.runtime.kind == "embedded":
-        flags = launch.argv[len(engines.modules.argv_module(recipe.engine).entry_command(recipe)) :]
+        flags = launch.argv[len(engines.load_engine(recipe.engine).entry_command(recipe)) :]
         argv = (sys.executable, "-m", "moebox.serve.embedded", *flags)
     host = "127.0.0.1" if launch.host in ("0.0.0.0", "::", "localhost") else launch.host  # noqa: S104
     address = f"[{host}]:{launch.port}" if ":" in host else f"{host}:{launch.port}"

@@ -20,7 +20,7 @@ from moebox.core.gpu_list import VISIBLE_DEVICES
 from moebox.core.plan import Launch
 from moebox.core.recipe import Recipe
 from moebox.core.traits import LAST_PORT, Traits
-from moebox.engines import modules
+from moebox.engines.engine import load_engine
 from moebox.engines.refusals import PATCHABLE_SYMPTOMS
 from moebox.errors import AnswerIsNo, BadInput, ExternalError, NotInstalled
 from moebox.loose import get_path
@@ -45,7 +45,7 @@ def check_launch(deployment: Deployment, launch: Launch, argv: tuple[str, ...]) 
 
 def uses_dummy_weights(recipe: Recipe) -> bool:
     """Whether the engine invents its weights, as in a rehearsal before the download."""
-    flags = modules.behaviour_module(recipe.engine).DUMMY_FLAGS
+    flags = load_engine(recipe.engine).dummy_flags
     return bool(flags) and flags.items() <= recipe.flags.items()
 
 

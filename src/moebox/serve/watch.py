@@ -11,7 +11,7 @@ from pathlib import Path
 
 from moebox.core.symptom import Finding
 from moebox.doctor.logs import DIGITS, LogSearch
-from moebox.engines import modules
+from moebox.engines.engine import load_engine
 from moebox.engines.events import LogEvent
 from moebox.serve.tail import LogTail
 
@@ -52,7 +52,7 @@ class LogWatch:
 
     def __init__(self, log: Path, engine: str, *, start: int = 0, listener: LogListener | None = None) -> None:
         self.tail = LogTail(log, start=start)
-        self.engine = engine
+        self.engine = load_engine(engine)
         self.search = LogSearch(engine=engine)
         if start:  # count the lines of earlier attempts of the same run
             with open(log, "rb") as file:
@@ -90,7 +90,7 @@ class LogWatch:
         self.progressed = time.monotonic()
 
     def _read_line(self, line: bytes, shape: bytes) -> None:
-        event = modules.parse_log_line(self.engine, line[:LONGEST].decode("utf-8", "replace"))
+        event = self.engine.parse_log_line(line[:LONGEST].decode("utf-8", "replace"))
         if shape not in self._shapes and len(self._shapes) < SHAPES:  # more kinds of lines are not progress
             self._shapes[shape] = event is not None
             self.note_progress()

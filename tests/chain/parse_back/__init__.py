@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from moebox import codec
 from moebox.core import registry
 from moebox.core.recipe import EngineName, Flag, Recipe
-from moebox.engines import modules
 from moebox.engines.arguments import canonical_name
+from moebox.engines.engine import load_engine
 from moebox.engines.flags import Argument, FlagCatalogue, flag_catalogue, is_flag
 from moebox.errors import BadInput
 from tests.chain.parse_back.reading import Reading, Setting
@@ -149,7 +149,7 @@ def _parse_engine(engine: EngineName, words: list[str], reading: Reading, known:
     )
     entry, words = _split_entry(words)
     bare = Recipe(name="x", engine=engine, model="x", checkpoint="x", served_name="")
-    usual = modules.argv_module(engine).entry_command(bare)
+    usual = load_engine(engine).entry_command(bare)
     if reading.in_container:
         usual = registry.engine_traits(engine).image_entry
     if entry and tuple(entry) != usual:

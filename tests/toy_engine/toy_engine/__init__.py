@@ -1,1 +1,1 @@
-"""An engine that lives outside moebox: a few lines for each module, as docs/engines.md asks for."""
+"""An engine outside moebox: its traits, its object and its flags, as docs/engines.md asks for."""

@@ -8,9 +8,6 @@ from moebox.engines.flags import Argument, flag_catalogue, version_key, version_
 from moebox.engines.ggml import argv as ggml
 from moebox.engines.ik_llama_cpp.traits import TRAITS
 
-FIELDS = ggml.FIELDS
-HYBRID_FIELDS = ggml.HYBRID_FIELDS
-VARIABLES = ggml.VARIABLES
 # The fork takes keys from argv or a file; bash makes a file out of the variable that is not on disk.
 ENTER_WITH_KEY = 'exec "$@" --api-key-file <(printf "%s\\n" "$LLAMA_API_KEY")'
 
@@ -23,7 +20,7 @@ def arguments(deployment: Deployment, *, node: LaunchNode | None = None, host: s
     else:  # the repository and the file in it, without which the fork does not start
         file = checkpoint.file if checkpoint else ""
         out = [("--hf-repo", weights), *([("--hf-file", file)] if file else [])]
-    out += field_arguments(recipe, FIELDS, known, host=host)
+    out += field_arguments(recipe, ggml.FIELDS, known, host=host)
     out += ggml.layer_arguments(recipe)
     if recipe.kv != "auto":
         out.append(("-ctk", recipe.kv))  # MLA has one cache: only the type of K matters

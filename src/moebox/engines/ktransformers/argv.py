@@ -41,7 +41,3 @@ def arguments(deployment: Deployment, *, node: LaunchNode | None = None, host: s
 def entry_command(recipe: Recipe) -> tuple[str, ...]:
     """The command that starts it on this machine: the fork's module, because both packages install `sglang`."""
     return python_entry(recipe, program=("python3", "-m", sglang.MODULE), module=("-m", sglang.MODULE))
-
-
-environment = sglang.environment
-hide_api_key = sglang.hide_api_key

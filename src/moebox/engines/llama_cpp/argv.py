@@ -10,9 +10,6 @@ from moebox.engines.flags import Argument, flag_catalogue
 from moebox.engines.ggml import argv as ggml
 from moebox.engines.llama_cpp.traits import TRAITS
 
-FIELDS = ggml.FIELDS
-HYBRID_FIELDS = ggml.HYBRID_FIELDS
-VARIABLES = ggml.VARIABLES
 LOOKUP = "ngram-simple"  # lookup in the prompt is the simplest of its n-gram kinds
 VERBOSITY = "4"  # the lowest that prints buffer sizes
 
@@ -24,7 +21,7 @@ def arguments(deployment: Deployment, *, node: LaunchNode | None = None, host: s
         out: list[Argument] = [("-m", weights)]
     else:  # the repository with its quantisation; the server finds the first part by itself
         out = [("-hf", f"{weights}:{checkpoint.name}" if checkpoint and not checkpoint.path else weights)]
-    out += field_arguments(recipe, FIELDS, known, host=host)
+    out += field_arguments(recipe, ggml.FIELDS, known, host=host)
     out += ggml.layer_arguments(recipe)
     if recipe.kv != "auto":
         out += [("-ctk", recipe.kv), ("-ctv", recipe.kv)]  # MLA's one cache is read as both: they must be the same

@@ -16,10 +16,7 @@ from moebox.core.plan import DeviceMemory, Memory
 from moebox.core.recipe import Recipe
 from moebox.engines.budget import add_host_memory, device_memory, ram_overhead
 from moebox.engines.ggml import memory as ggml
-from moebox.engines.ggml.memory import memory_lines
 from moebox.sizing.constants import MIB, memory_constant_bytes
-
-__all__ = ["LayerDevice", "layer_devices", "layer_room", "layers_by_device", "memory_budget", "memory_lines"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from moebox.core.deployment import Deployment
 from moebox.core.plan import ArithmeticLine
-from moebox.engines import modules
+from moebox.engines.engine import load_engine
 from moebox.errors import BadInput
 from moebox.planner.speed import constants as tables
 from moebox.planner.speed.explain import explain_measured_step, explain_step
@@ -107,7 +107,7 @@ class Speed:
         wider = tables.STEP_AWAY**away
         return cls(
             gpu_step=gpu_step,
-            chunk_tokens=modules.behaviour_module(engine).step_tokens(recipe, gpu),
+            chunk_tokens=load_engine(engine).step_tokens(recipe, gpu),
             request_s=row.request_ms * 1e-3,
             intake_s=tables.intake_ms(engine) * 1e-3,
             token_bytes=kv.token_bytes(model, recipe),

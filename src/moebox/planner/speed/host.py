@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from moebox.core.box import Box, Gpu
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Hybrid, Parallel, Recipe
-from moebox.engines import modules
+from moebox.engines.engine import load_engine
 from moebox.planner.speed.constants import HostEfficiency, find_cpu
 from moebox.planner.speed.links import network_rate, pcie_rate
 from moebox.sizing.kv import keeps_all_heads
@@ -267,7 +267,7 @@ def make_hybrid_step(
         threads=decoding,
         core_flops=find_cpu(box.cpu.model).core_flops or constants.core_flops,
         mla_mode=0 if whole_heads else recipe.hybrid.mla if recipe.hybrid else None,
-        ubatch=modules.behaviour_module(recipe.engine).step_tokens(recipe),
+        ubatch=load_engine(recipe.engine).step_tokens(recipe),
         ranks=recipe.parallel.tp,
         host_copy=(box.ram_bandwidth_measured or nominal) * constants.upload_ram,
         layers_on_gpus=min(on_gpus, model.moe_layers),

@@ -1,4 +1,4 @@
-"""How vLLM batches, logs and is rehearsed, and what it refuses."""
+"""vLLM: its log, what it refuses, and the object that moebox uses."""
 
 from moebox.core.box import Gpu
 from moebox.core.deployment import Deployment
@@ -6,26 +6,20 @@ from moebox.core.model import Mla
 from moebox.core.plan import PlanWarning
 from moebox.core.recipe import Flag, Recipe
 from moebox.core.symptom import version_in_range
+from moebox.engines.engine import Engine
 from moebox.engines.events import GIB, log_pattern
 from moebox.engines.flags import version_or_newest
 from moebox.engines.refusals import (
     MLA_FP8,
-    common_refusals,
     layer_override,
     plan_warning,
     require_fp8_cache,
     sm_majors,
     weight_format_refusals,
 )
-from moebox.engines.vllm import memory
+from moebox.engines.vllm import argv, memory
 from moebox.engines.vllm.traits import TRAITS
 from moebox.units import format_gib
-
-# Batching: prompts in chunks beside decoding; the youngest request is preempted if the cache is full.
-DEFAULT_MAX_SEQS = 1024  # on GPUs of 70 GiB and more (engine/arg_utils.py)
-PROMPTS_FIRST = False
-RESERVES_OUTPUT = False
-SCHEDULES_AHEAD = True  # asynchronous scheduling, the default since 0.14
 
 # Dummy weights route every token to the same few experts; this routes evenly, as real routers do on average (envs.py).
 EVEN_ROUTING = {"VLLM_MOE_ROUTING_SIMULATION_STRATEGY": "uniform_random"}
@@ -116,38 +110,6 @@ PATTERNS = (
 )
 
 
-def step_tokens(recipe: Recipe, gpu: Gpu | None = None) -> int:
-    """Prompt tokens that one step may read: by default more on larger GPUs."""
-    return memory.step_tokens(gpu, recipe) if gpu else recipe.batched_tokens or TRAITS.step_tokens
-
-
-def dummy_weight_flags(deployment: Deployment, layers: int) -> dict[str, Flag]:
-    return {**DUMMY_FLAGS, "hf-overrides": layer_override(deployment, layers)}
-
-
-def find_refusals(deployment: Deployment) -> list[PlanWarning]:
-    recipe, model, gpu = deployment.recipe, deployment.known_model, deployment.smallest_gpu
-    found, majors = common_refusals(deployment), sm_majors(deployment)
-    stock = recipe.runtime.preset != "community"
-    backend = str(recipe.flags.get("attention-backend", "")).upper()  # "" if vLLM chooses
-    # With an indexer (DSA) other kernels decode, whose cache is fp8 by design.
-    if model is not None and isinstance(model.attention, Mla) and model.attention.indexer is None:
-        found += _dense_mla_refusals(deployment, backend, stock=stock)
-    has_bf16_rows = majors == {"10"} and backend == PLAIN_ROWS
-    if model is not None and model.has_compressed_cache and recipe.kv != "fp8" and not has_bf16_rows:
-        found.append(require_fp8_cache(COMPRESSED))
-    if recipe.parallel.dcp > 1 and recipe.speculate and stock:
-        text = "speculative decoding under DCP takes the prefill path: acceptance collapses past the first token"
-        source = "https://github.com/vllm-project/vllm/issues/50391"
-        found.append(plan_warning("warning", text, "parallel.dcp = 1, or speculate.tokens = 1", source))
-    found += weight_format_refusals(deployment)
-    if gpu is not None and not gpu.nvlink and recipe.parallel.tp > 2 and stock:
-        text = "custom all-reduce is off above two PCIe GPUs: NCCL carries every layer"
-        remedy = 'env.VLLM_ALLREDUCE_USE_FLASHINFER_PCIE_IPC = "1" to try'
-        found.append(plan_warning("note", text, remedy, "vLLM custom_all_reduce.py"))
-    return found
-
-
 def _dense_mla_refusals(deployment: Deployment, backend: str, *, stock: bool) -> list[PlanWarning]:
     """Refusals of dense latent attention: fp8 on consumer Blackwell, backends without kernels, a large workspace."""
     recipe, model, gpu = deployment.recipe, deployment.known_model, deployment.smallest_gpu
@@ -179,3 +141,55 @@ def _dense_mla_refusals(deployment: Deployment, backend: str, *, stock: bool) ->
             )
             found.append(plan_warning("warning", text, "max_seqs = 64", "vLLM 0.32.0 triton_mla.py"))
     return found
+
+
+class VllmEngine(Engine):
+    """Reads prompts in chunks beside decoding; the youngest request is preempted if the cache is full."""
+
+    traits = TRAITS
+    fields = argv.FIELDS
+    variables = argv.VARIABLES
+    arguments = staticmethod(argv.arguments)
+    draft_arguments = staticmethod(argv.draft_arguments)
+    environment = staticmethod(argv.environment)
+    entry_command = staticmethod(argv.entry_command)
+    memory_budget = staticmethod(memory.memory_budget)
+    memory_lines = staticmethod(memory.memory_lines)
+    setting_reasons = staticmethod(memory.setting_reasons)
+    default_max_seqs = 1024  # on GPUs of 70 GiB and more (engine/arg_utils.py)
+    schedules_ahead = True  # asynchronous scheduling, the default since 0.14
+    log_patterns = PATTERNS
+    even_routing = EVEN_ROUTING
+    dummy_flags = DUMMY_FLAGS
+
+    def step_tokens(self, recipe: Recipe, gpu: Gpu | None = None) -> int:
+        """Prompt tokens that one step may read: by default more on larger GPUs."""
+        return memory.step_tokens(gpu, recipe) if gpu else recipe.batched_tokens or TRAITS.step_tokens
+
+    def dummy_weight_flags(self, deployment: Deployment, layers: int) -> dict[str, Flag]:
+        return {**DUMMY_FLAGS, "hf-overrides": layer_override(deployment, layers)}
+
+    def find_refusals(self, deployment: Deployment) -> list[PlanWarning]:
+        recipe, model, gpu = deployment.recipe, deployment.known_model, deployment.smallest_gpu
+        found, majors = super().find_refusals(deployment), sm_majors(deployment)
+        stock = recipe.runtime.preset != "community"
+        backend = str(recipe.flags.get("attention-backend", "")).upper()  # "" if vLLM chooses
+        # With an indexer (DSA) other kernels decode, whose cache is fp8 by design.
+        if model is not None and isinstance(model.attention, Mla) and model.attention.indexer is None:
+            found += _dense_mla_refusals(deployment, backend, stock=stock)
+        has_bf16_rows = majors == {"10"} and backend == PLAIN_ROWS
+        if model is not None and model.has_compressed_cache and recipe.kv != "fp8" and not has_bf16_rows:
+            found.append(require_fp8_cache(COMPRESSED))
+        if recipe.parallel.dcp > 1 and recipe.speculate and stock:
+            text = "speculative decoding under DCP takes the prefill path: acceptance collapses past the first token"
+            source = "https://github.com/vllm-project/vllm/issues/50391"
+            found.append(plan_warning("warning", text, "parallel.dcp = 1, or speculate.tokens = 1", source))
+        found += weight_format_refusals(deployment)
+        if gpu is not None and not gpu.nvlink and recipe.parallel.tp > 2 and stock:
+            text = "custom all-reduce is off above two PCIe GPUs: NCCL carries every layer"
+            remedy = 'env.VLLM_ALLREDUCE_USE_FLASHINFER_PCIE_IPC = "1" to try'
+            found.append(plan_warning("note", text, remedy, "vLLM custom_all_reduce.py"))
+        return found
+
+
+ENGINE = VllmEngine()

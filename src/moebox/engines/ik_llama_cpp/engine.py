@@ -1,0 +1,104 @@
+"""ik_llama.cpp: its log, what it refuses, and the object that moebox uses."""
+
+import re
+
+from moebox.core.deployment import Deployment
+from moebox.core.plan import Memory, PlanWarning
+from moebox.engines.events import MIB, log_pattern
+from moebox.engines.flags import version_key, version_or_newest
+from moebox.engines.ggml.engine import GgmlEngine
+from moebox.engines.ggml.memory import expert_layers_on_gpus, memory_budget, offload_threshold
+from moebox.engines.ik_llama_cpp import argv
+from moebox.engines.ik_llama_cpp.traits import TRAITS
+from moebox.engines.refusals import engines_for_format, plan_warning, quantization_of
+from moebox.units import format_count
+
+MAINLINE_QUANT = re.compile(r"NVFP4|Q1_0|Q2_0$", re.IGNORECASE)
+
+# The log as the sources of April and August 2026 print it.
+PATTERNS = (
+    log_pattern(r"HTTP server listening", "ready", "ready"),
+    log_pattern(r"llama_model_loader: loaded meta data", "phase", "loading weights"),
+    log_pattern(
+        r"llm_load_tensors:\s+(?P<device>\S+) buffer size =\s+(?P<weights_bytes>[\d.]+) MiB",
+        "fact",
+        "loading weights",
+        weights_bytes=MIB,
+    ),
+    log_pattern(
+        r"llama_kv_cache_init:\s+(?P<device>\S+) KV buffer size =\s+(?P<kv_bytes>[\d.]+) MiB",
+        "fact",
+        "allocating cache",
+        kv_bytes=MIB,
+    ),
+    log_pattern(
+        r"llama_(?:init_from_model|new_context_with_model): n_ctx\s+= (?P<kv_tokens>\d+)", "fact", "allocating cache"
+    ),
+    log_pattern(
+        r"llama_(?:init_from_model|new_context_with_model):\s+(?P<device>\S+) compute buffer size =\s+"
+        r"(?P<activation_bytes>[\d.]+) MiB",
+        "fact",
+        "allocating cache",
+        activation_bytes=MIB,
+    ),
+    log_pattern(r"KV self size\s+=\s+(?P<kv_bytes>[\d.]+) MiB", "fact", "allocating cache", kv_bytes=MIB),
+    log_pattern(r"main\] build info", "phase", "starting"),
+    log_pattern(r"error: unknown argument: |error: invalid parameter for argument|invalid ggml type", "error"),
+    log_pattern(r"couldn't bind|unable to load model|failed to load model|error loading model", "error"),
+    log_pattern(r"CUDA error|out of memory|GGML_ASSERT", "error"),
+)
+
+
+class IkLlamaCppEngine(GgmlEngine):
+    """The fork's llama-server, with its own modes of latent attention."""
+
+    traits = TRAITS
+    arguments = staticmethod(argv.arguments)
+    entry_command = staticmethod(argv.entry_command)
+    hide_api_key = staticmethod(argv.hide_api_key)
+    memory_budget = staticmethod(memory_budget)
+    log_patterns = PATTERNS
+
+    def setting_reasons(self, deployment: Deployment, memory: Memory) -> list[str]:
+        """Return from which micro-batch on the GPUs compute the experts in RAM, if there are any.
+
+        From a number of tokens on, experts in RAM are copied to the GPUs, which then compute them: each expert is used
+        often enough to pay for its copy. Below that the CPU reads prompts with them.
+        """
+        recipe, model, hybrid = deployment.recipe, deployment.model, deployment.recipe.hybrid
+        all_on_gpus = expert_layers_on_gpus(recipe) >= model.moe_layers
+        if hybrid is None or not deployment.required_box.gpus or all_on_gpus:
+            return []
+        least = offload_threshold(model)
+        on = f"from {format_count(least)} tokens a batch on"
+        if hybrid.ubatch >= least:
+            return [f"-ub {hybrid.ubatch}: {on}, the GPUs read prompts, with experts in RAM too"]
+        return [f"-ub {hybrid.ubatch}: the CPU reads prompts with experts in RAM; {on} the GPUs would"]
+
+    def find_refusals(self, deployment: Deployment) -> list[PlanWarning]:
+        recipe, checkpoint, found = deployment.recipe, deployment.known_checkpoint, super().find_refusals(deployment)
+        quant = quantization_of(deployment)
+        if checkpoint and checkpoint.repo and not (checkpoint.path or checkpoint.file):
+            repo, name = checkpoint.repo, checkpoint.name
+            text = f"which file of {repo} holds {name} is not known, and ik_llama.cpp starts only with its name"
+            remedy = f"hf download {repo} --include '*{name}*', then name the file"
+            found.append(plan_warning("warning", text, remedy))
+        if MAINLINE_QUANT.search(quant):
+            found.append(plan_warning("fatal", f"ik_llama.cpp cannot read {quant}", engines_for_format(deployment)))
+        if recipe.speculate:
+            text = f"ik_llama.cpp has no {recipe.speculate.method} drafts"
+            found.append(plan_warning("fatal", text, "leave speculate out"))
+        if not recipe.flags.keys().isdisjoint(("ger", "-ger")):
+            found.append(plan_warning("note", "-ger does nothing for Kimi: its experts are one group"))
+        if recipe.vision:
+            text = "Kimi's vision tower is not served by ik_llama.cpp"
+            found.append(plan_warning("warning", text, "vision = false"))
+        if not recipe.thinking and version_key(version_or_newest(recipe)) >= version_key("2026-08"):
+            text = (
+                "thinking is turned off by a budget of 0; the template's switch would put answers in reasoning_content"
+            )
+            found.append(plan_warning("note", text, source="ik_llama.cpp of August 2026, tried"))
+        return found
+
+
+ENGINE = IkLlamaCppEngine()

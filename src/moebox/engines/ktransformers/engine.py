@@ -1,0 +1,80 @@
+"""KTransformers: its log, what it refuses, and the object that moebox uses."""
+
+import re
+
+from moebox.core.deployment import Deployment
+from moebox.core.plan import PlanWarning
+from moebox.engines.engine import Engine
+from moebox.engines.events import log_pattern
+from moebox.engines.ktransformers import argv, memory
+from moebox.engines.ktransformers.traits import TRAITS
+from moebox.engines.refusals import plan_warning
+from moebox.engines.sglang import engine as sglang
+from moebox.engines.sglang.argv import environment, hide_api_key
+
+# Processors without AVX-512: Zen 2 and 3, Xeons before Skylake-SP, Core of the 12th generation and later.
+NO_AVX512 = re.compile(
+    r"EPYC 7\w\w[123]\b|Ryzen \w+ (?:PRO )?[345]\d{3}|Threadripper (?:PRO )?[35]9\d\d|Xeon\(R\) CPU E\d|1[2-4]\d{3}K?"
+)
+FORK = "the parser of sglang-kt 0.7.2"
+SOURCE = "kvcache-ai/ktransformers, Native-Precision-Tutorial.md"
+PATTERNS = (
+    log_pattern(r"(?:\[KT\]|kt[_-]kernel|KTMoEWrapper).*(?:[Ll]oad(?:ing)?)", "phase", "loading weights"),
+    log_pattern(r"Illegal instruction|does not support (?:AMX|AVX512)|AVX512.* (?:not|un)supported", "error"),
+    *sglang.PATTERNS,
+)
+
+
+class KTransformersEngine(Engine):
+    """Batches as SGLang does, with few requests and large prefill chunks.
+
+    It cannot be rehearsed: kt-kernel reads real experts.
+    """
+
+    traits = TRAITS
+    fields = argv.FIELDS
+    hybrid_fields = argv.HYBRID_FIELDS
+    variables = argv.VARIABLES
+    arguments = staticmethod(argv.arguments)
+    entry_command = staticmethod(argv.entry_command)
+    environment = staticmethod(environment)
+    hide_api_key = staticmethod(hide_api_key)
+    memory_budget = staticmethod(memory.memory_budget)
+    max_gpu_experts = staticmethod(memory.max_gpu_experts)
+    memory_lines = staticmethod(memory.memory_lines)
+    setting_reasons = staticmethod(memory.setting_reasons)
+    step_tokens = staticmethod(memory.step_tokens)
+    default_max_seqs = 4  # --max-running-requests of the project's launches
+    prompts_first = sglang.SglangEngine.prompts_first
+    reserves_output = sglang.SglangEngine.reserves_output
+    schedules_ahead = sglang.SglangEngine.schedules_ahead
+    log_patterns = PATTERNS
+
+    def find_refusals(self, deployment: Deployment) -> list[PlanWarning]:
+        recipe, box, checkpoint = deployment.recipe, deployment.box, deployment.known_checkpoint
+        found, weights = super().find_refusals(deployment), deployment.weights_path
+        if checkpoint and checkpoint.format == "safetensors" and checkpoint.quant not in argv.METHODS:
+            text = f"kt-kernel does not compute {checkpoint.quant} experts on a CPU"
+            found.append(plan_warning("fatal", text, f"a checkpoint in {', '.join(argv.METHODS)}", SOURCE))
+        if not weights.startswith(("/", "~", ".")):  # a warning: the settings are right once the weights are there
+            text = f"kt-kernel reads experts from a folder, not from the Hub's {weights}"
+            remedy = f"hf download {weights} --local-dir FOLDER, then plan FOLDER"
+            found.append(plan_warning("warning", text, remedy, SOURCE))
+        if box and not box.cpu.model:
+            found.append(plan_warning("note", "kt-kernel needs a CPU with AVX-512 or AMX", source=SOURCE))
+        elif box and NO_AVX512.search(box.cpu.model):
+            text = f"{box.cpu.model} has no AVX-512, which kt-kernel's native formats need"
+            found.append(plan_warning("fatal", text, "llama.cpp or ik_llama.cpp run on it", SOURCE))
+        found += sglang.bf16_cache_refusals(deployment)
+        if recipe.speculate:
+            text = "drafts beside experts on the CPU are not proven"
+            found.append(plan_warning("fatal", text, "leave speculate out"))
+        if recipe.vision:
+            found.append(plan_warning("warning", "a vision tower beside kt-kernel was not tried", "vision = false"))
+        if not recipe.thinking:
+            text = "the fork has no flag that turns thinking off: every request must"
+            found.append(plan_warning("warning", text, "chat_template_kwargs in each request", FORK))
+        return found
+
+
+ENGINE = KTransformersEngine()

@@ -1,0 +1,128 @@
+"""SGLang: its log, what it refuses, and the object that moebox uses."""
+
+from moebox.core.box import Gpu
+from moebox.core.deployment import Deployment
+from moebox.core.plan import PlanWarning
+from moebox.core.recipe import Flag, Recipe
+from moebox.engines.engine import Engine
+from moebox.engines.events import GIB, log_pattern
+from moebox.engines.flags import version_key
+from moebox.engines.refusals import (
+    layer_override,
+    plan_warning,
+    require_fp8_cache,
+    sm_majors,
+    weight_format_refusals,
+)
+from moebox.engines.sglang import argv, memory
+from moebox.engines.sglang.traits import TRAITS
+
+# Dummy weights route every token to the same few experts; this routes evenly, as real routers do (environ.py).
+EVEN_ROUTING = {"SGLANG_SIMULATE_UNIFORM_EXPERTS": "1"}
+DUMMY_FLAGS: dict[str, Flag] = {"load-format": "dummy"}
+
+# Attention backends without kernels for consumer Blackwell (SGLang 0.5.23 arg_groups/attention_hook.py).
+NOT_SM12 = ("flashmla", "trtllm_mla", "cutedsl_mla", "tokenspeed_mla", "fa3", "fa4", "trtllm_mha")
+# deepseek_v4_memory_pool.py asserts a store of packed fp8 on every GPU; "auto" becomes fp8 (arg_groups/overrides.py).
+COMPRESSED = "https://github.com/sgl-project/sglang/issues/33194; SGLang deepseek_v4_memory_pool.py, August 2026"
+REPORT = "SM120 deployment report, 29 January 2026"
+
+# The log as 0.5.23 prints it. Its GB are 2**30 bytes (common.py get_available_gpu_memory).
+PATTERNS = (
+    log_pattern(r"The server is fired up and ready to roll", "ready", "ready"),  # http_server.py
+    log_pattern(
+        r"Loading safetensors[\w ]*:\s+\d+% Completed \| (?P<done>\d+)/(?P<total>\d+)", "progress", "loading weights"
+    ),
+    log_pattern(r"Load weight begin\. avail mem=(?P<free_bytes>[\d.]+) GB", "fact", "loading weights", free_bytes=GIB),
+    log_pattern(
+        r"(?:TP(?P<device>\d+).*)?Load weight end\. (?:elapsed=(?P<load_s>[\d.]+) s, )?.*"
+        r"mem usage=(?P<weights_bytes>[\d.]+) GB",
+        "fact",
+        "allocating cache",
+        weights_bytes=GIB,
+    ),
+    log_pattern(r"KV Cache is allocated.*#tokens: (?P<kv_tokens>\d+)", "fact", "allocating cache"),
+    log_pattern(r"Memory pool end\. avail mem=(?P<free_bytes>[\d.]+) GB", "fact", "capturing graphs", free_bytes=GIB),
+    log_pattern(r"Capturing batches.*?(?P<done>\d+)/(?P<total>\d+)", "progress", "capturing graphs"),
+    log_pattern(r"Capture [\w ]*cuda graph begin|Capture [\w ]*CUDA graph begin", "phase", "capturing graphs"),
+    log_pattern(r"Capture [\w ]*(?:cuda|CUDA) graph end.*elapsed=(?P<graph_s>[\d.]+) s", "fact", "capturing graphs"),
+    log_pattern(
+        r"max_total_num_tokens=(?P<kv_tokens>\d+), .*max_running_requests=(?P<max_concurrency>\d+), "
+        r"context_len=(?P<context>\d+)",
+        "fact",
+    ),  # scheduler.py
+    log_pattern(r"server_args=", "phase", "starting"),
+    log_pattern(r"Scheduler hit an exception|Capture cuda graph failed|Received sigquit from a child process", "error"),
+    log_pattern(r"sglang serve: error: |launch_server.py: error: |[Aa]ddress already in use", "error"),
+    log_pattern(r"torch\.OutOfMemoryError|out of resource: shared memory|RuntimeError: Not enough memory", "error"),
+)
+
+
+def bf16_cache_refusals(deployment: Deployment) -> list[PlanWarning]:
+    """Refuse DeepSeek V4's cache in bf16; the fork under KTransformers has the same pool."""
+    model = deployment.known_model
+    refused = model is not None and model.has_compressed_cache and deployment.recipe.kv == "bf16"
+    return [require_fp8_cache(COMPRESSED)] if refused else []
+
+
+class SglangEngine(Engine):
+    """Reads prompts before it decodes, and reserves cache for what requests have yet to write."""
+
+    traits = TRAITS
+    fields = argv.FIELDS
+    variables = argv.VARIABLES
+    arguments = staticmethod(argv.arguments)
+    draft_arguments = staticmethod(argv.draft_arguments)
+    environment = staticmethod(argv.environment)
+    entry_command = staticmethod(argv.entry_command)
+    hide_api_key = staticmethod(argv.hide_api_key)
+    memory_budget = staticmethod(memory.memory_budget)
+    memory_lines = staticmethod(memory.memory_lines)
+    setting_reasons = staticmethod(memory.setting_reasons)
+    default_max_seqs = 4096  # at most, on GPUs of 70 GiB and more
+    prompts_first = True
+    reserves_output = True
+    schedules_ahead = True  # the overlap scheduler, the default since 0.4
+    log_patterns = PATTERNS
+    even_routing = EVEN_ROUTING
+    dummy_flags = DUMMY_FLAGS
+
+    def step_tokens(self, recipe: Recipe, gpu: Gpu | None = None) -> int:
+        """Prompt tokens that one step may read: by default more on larger GPUs."""
+        return memory.chunk_and_batch(gpu, recipe)[0] if gpu else recipe.batched_tokens or TRAITS.step_tokens
+
+    def dummy_weight_flags(self, deployment: Deployment, layers: int) -> dict[str, Flag]:
+        return {**DUMMY_FLAGS, "json-model-override-args": layer_override(deployment, layers)}
+
+    def find_refusals(self, deployment: Deployment) -> list[PlanWarning]:
+        recipe, model = deployment.recipe, deployment.known_model
+        found = [*super().find_refusals(deployment), *weight_format_refusals(deployment)]
+        if "12" in sm_majors(deployment):
+            backend = str(recipe.flags.get("attention-backend", ""))
+            if backend in NOT_SM12:
+                text = f"{backend} has no kernel for SM 12.x"
+                found.append(plan_warning("fatal", text, 'flags.attention-backend = "flashinfer"'))
+            is_old = bool(recipe.engine_version) and version_key(recipe.engine_version) < version_key("0.5.7")
+            if is_old and backend in ("", "triton"):
+                text = (
+                    "its extend attention kernel needs 106,496 bytes of shared memory and SM120 has 101,376: "
+                    "short prompts work, the first long one crashes"
+                )
+                remedy = 'engine_version = "0.5.23", or flags.attention-backend = "flashinfer"'
+                source = f"{REPORT}; https://github.com/sgl-project/sglang/pull/14311"
+                found.append(plan_warning("fatal", text, remedy, source))
+            fp8_only = model is not None and model.has_compressed_cache  # its kernels have no other cache
+            if recipe.kv == "fp8" and not fp8_only:
+                text = "fp8 cache on SM120 gave 16 tok/s where bf16 gave 90 (March 2026); not measured since"
+                found.append(plan_warning("warning", text, 'kv = "bf16"', "rtx6kpro wiki, kimi-k25"))
+        found += bf16_cache_refusals(deployment)
+        if recipe.memory_utilization is None and model is not None and model.total_parameters > 500e9:
+            text = "its own memory fraction left 4,578 tokens of cache on 8×96 GB: it is lowered for vision models"
+            found.append(plan_warning("warning", text, "memory_utilization = 0.93", REPORT))
+        if recipe.speculate and recipe.parallel.dcp > 1:
+            text = "speculative decoding under DCP is not proven in SGLang"
+            found.append(plan_warning("warning", text, "parallel.dcp = 1"))
+        return found
+
+
+ENGINE = SglangEngine()
