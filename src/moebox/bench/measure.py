@@ -1,5 +1,6 @@
 """One measurement: warm the server up, send the load, compute the figures."""
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -16,17 +17,23 @@ from moebox.bench.validity import (
     cached_prompts_flag,
     check_usage,
     count_missing_tokens,
+    foreign_traffic_flag,
     prefix_hit_rate,
+    unsteady_flag,
     usage_mismatch,
     with_salt,
 )
 from moebox.core.measure import Load, Slo, Workload
 from moebox.core.result import Measurement, TokenCounts, UsageCheck
+from moebox.detect.conditions import ConditionsWatch, server_processes
 from moebox.errors import ExternalError
 from moebox.stream.awake import AwakeClock
 from moebox.units import format_seconds
 
 WARM_UP_OFFSET = 1 << 30  # index of the first warm-up request, so that none of them is measured later
+SETTLE_ROUNDS = 5  # at most; two are enough for a server that has nothing to compile
+SETTLED_GAIN = 0.15  # a round that is less than this much faster than the fastest one before shows nothing new
+SETTLE_TOKENS = 32  # of each reply while settling
 ProgressWatcher = Callable[[list[LoadProgress], float], None]
 
 
@@ -53,10 +60,12 @@ def measure_load(
     watch: ProgressWatcher | None = None,
     scrape_metrics: bool = True,
     offset: int = 0,
+    settle: bool = False,
 ) -> MeasuredLoad:
     """Send one load and compute its figures.
 
-    `offset` is the number of the first request: prompts of a file go on from there.
+    `offset` is the number of the first request: prompts of a file go on from there. With `settle`, the server is first
+    warmed up at the load's own batch size and lengths until it gets no faster: kernels are compiled and tuned by then.
     """
     workload = with_salt(replace(workload, ignore_eos=workload.ignore_eos and probed.ignores_eos))
     if workload.kind == "code":
@@ -74,10 +83,16 @@ def measure_load(
         keep_text=has_tokenizer and not probed.reports_usage,
         keep_first=CHECKED_REPLIES if has_tokenizer else 0,
     )
-    if warmup:
+    if settle:
+        warmup = _settle(job)
+    elif warmup:
         job = replace(job, offset=offset + _warm_up(job, warmup))
     tls = probed.tls if scrape_metrics else None
-    with AwakeClock() as awake, Scraper(probed.endpoint, enabled=scrape_metrics, tls=tls) as scraper:
+    with (
+        AwakeClock() as awake,
+        Scraper(probed.endpoint, enabled=scrape_metrics, tls=tls) as scraper,
+        ConditionsWatch(server_processes(probed.endpoint.server_url)) as conditions,
+    ):
         run = run_job(job, watcher=watch)
     was_counted, usage = _count_tokens(probed, run.samples)
     counted_by: TokenCounts = "tokenizer" if job.keep_text and was_counted else "chunks"
@@ -92,10 +107,30 @@ def measure_load(
         warmup=warmup,
         server=scraper.server_view(zero),
         power=power,
+        conditions=conditions.result(),
         tokens_per_joule=power.output_tokens_per_joule if power else None,
         usage_check=usage,
     )
     return MeasuredLoad(result=_add_flags(probed, job, run.samples, result), samples=run.samples)
+
+
+def _settle(job: LoadJob) -> int:
+    """Send rounds of one request per connection until a round is no longer much faster; return how many were sent.
+
+    Replies are short: what is compiled at first use depends on the batch and the prompt, and a step is a step.
+    """
+    width = job.load.concurrency or 1
+    short = replace(job, workload=replace(job.workload, output_tokens=min(job.workload.output_tokens, SETTLE_TOKENS)))
+    fastest_s, sent = math.inf, 0
+    for _ in range(SETTLE_ROUNDS):
+        began = time.monotonic()
+        _warm_up(short, width)
+        sent += width
+        round_s = time.monotonic() - began
+        if round_s > (1 - SETTLED_GAIN) * fastest_s:
+            break
+        fastest_s = min(fastest_s, round_s)
+    return sent
 
 
 def _warm_up(job: LoadJob, requests: int) -> int:
@@ -190,11 +225,15 @@ def _add_flags(probed: ProbedEndpoint, job: LoadJob, samples: Samples, result: M
     events, output = sum(count for count, outcome in chunks if outcome == COMPLETED), result.total_output_tokens
     fewer = f"usage counts {output:,} tokens in {events:,} events with text" if events > 2 * output > 0 else ""
     mismatch = usage_mismatch(result.usage_check)
+    unsteady = unsteady_flag(result.steady)
+    sent_tokens = round(result.total_input_tokens * len(samples) / max(1, result.completed))
+    foreign = foreign_traffic_flag(result.server, prompt_tokens=sent_tokens, requests=len(samples))
+    disturbed = [f"disturbed: {line}" for line in result.conditions.disturbances()] if result.conditions else []
     return replace(
         result,
         prefix_cache_hit_rate=rate,
         prompts_cached=bool(cached),
         prompts_repeated=repeated,
         counts_doubtful=bool(fewer or mismatch),
-        flags=tuple(filter(None, (cached, again, fewer, mismatch))),
+        flags=(*filter(None, (cached, again, fewer, mismatch, unsteady, foreign)), *disturbed),
     )

@@ -207,13 +207,17 @@ def steady_state(samples: Samples, *, ramp_s: float = 0.0) -> SteadyState | None
         return None
     seconds = (end - begin) / 1e9
     chunks = itertools.chain.from_iterable(range(each.request.first, each.request.last) for each in done)
-    tokens = sum(samples.tokens[i] for i in chunks if begin <= samples.time[i] < end)
+    halves, middle = [0, 0], (begin + end) // 2
+    for i in chunks:
+        if begin <= samples.time[i] < end:
+            halves[samples.time[i] >= middle] += samples.tokens[i]
     return SteadyState(
         start_s=(begin - samples.zero) / 1e9,
         end_s=(end - samples.zero) / 1e9,
         requests=len(inside),
         request_throughput=sum(begin <= each.request.ended < end for each in done) / seconds,
-        output_throughput=tokens / seconds,
+        output_throughput=sum(halves) / seconds,
+        halves=(2 * halves[0] / seconds, 2 * halves[1] / seconds),
         mean_concurrency=sum(_overlap_ns(each.request, begin, end) for each in done) / 1e9 / seconds,
         ttft=latency_stats(inside, "ttft_s"),
         tpot=latency_stats(inside, "tpot_s"),

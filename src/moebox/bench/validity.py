@@ -1,4 +1,4 @@
-"""Whether figures can be believed: were the prompts new to the server, and are its token counts plausible?"""
+"""Whether figures can be believed: new prompts, plausible counts, a steady server that worked for us alone."""
 
 import secrets
 from collections.abc import Callable
@@ -6,11 +6,15 @@ from dataclasses import replace
 
 from moebox.bench.samples import COMPLETED, Samples
 from moebox.core.measure import Workload
-from moebox.core.result import ServerView, UsageCheck
+from moebox.core.result import ServerView, SteadyState, UsageCheck
 from moebox.stream.events import tokens_by_chunk
+from moebox.units import format_tok_s
 
 MAX_CACHED_SHARE = 0.01  # of prompt tokens: if a prefix cache held more of prompts that share nothing, it knew them
 MAX_COUNT_RATIO = 1.25  # of the server's and the tokenizer's count: beyond it one of them is wrong
+MAX_DRIFT = 0.2  # between the halves of a steady window; identical loads of a quiet server stay below a tenth
+MIN_STEADY_REQUESTS = 8  # fewer say nothing about two halves
+MAX_FOREIGN_SHARE = 0.05  # of the prompt tokens that the server counted and we did not send
 COUNT_SLACK_TOKENS = 8  # per reply: special tokens and those of a template are in one count and not in the other
 
 TokenCounter = Callable[[str], int]
@@ -46,6 +50,29 @@ def cached_prompts_flag(workload: Workload, rate: float | None, *, template_shar
         return ""
     why = "--reuse-prompts asked them before" if workload.reuse_prompts else "though no two prompts share anything"
     return f"{rate:.1%} of prompt tokens came from the server's prefix cache, {why}"
+
+
+def unsteady_flag(steady: SteadyState | None) -> str:
+    """Return a warning if the speed changed between the two halves of the steady window, or ""."""
+    if steady is None or steady.halves is None or steady.requests < MIN_STEADY_REQUESTS or min(steady.halves) <= 0:
+        return ""
+    first, second = steady.halves
+    if 1 - min(first, second) / max(first, second) <= MAX_DRIFT:
+        return ""
+    return f"not steady: {format_tok_s(first)} in the first half, {format_tok_s(second)} in the second"
+
+
+def foreign_traffic_flag(server: ServerView | None, *, prompt_tokens: int, requests: int) -> str:
+    """Return a warning if the server's counters grew by more than our requests explain, or ""."""
+    if server is None or not server.prompt_tokens:
+        return ""
+    ours = prompt_tokens + COUNT_SLACK_TOKENS * requests  # servers differ in whether they count cached tokens
+    foreign = server.prompt_tokens - ours
+    if foreign <= MAX_FOREIGN_SHARE * ours or foreign <= prompt_tokens / max(1, requests):
+        return ""
+    return (
+        f"other clients used the server: it read {server.prompt_tokens:,.0f} prompt tokens, ours were {prompt_tokens:,}"
+    )
 
 
 def check_usage(samples: Samples, count: TokenCounter) -> UsageCheck | None:

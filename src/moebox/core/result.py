@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from moebox import codec
+from moebox.core.conditions import Conditions
 from moebox.core.measure import Load, Slo, Workload
 from moebox.errors import BadInput
 from moebox.loose import Json, get_object, get_path, is_number
@@ -72,6 +73,7 @@ class SteadyState:
     request_throughput: float
     output_throughput: float
     mean_concurrency: float
+    halves: tuple[float, float] | None = None  # output tok/s of the window's first and second half
     ttft: LatencyStats = LatencyStats()
     tpot: LatencyStats = LatencyStats()
 
@@ -208,6 +210,7 @@ class Measurement(LoadSummary):
     client: ClientCheck
     server: ServerView | None = None
     power: Power | None = None
+    conditions: Conditions | None = None
     tokens_per_joule: float | None = None
     prefix_cache_hit_rate: float | None = None
     prompts_cached: bool = False

@@ -5,9 +5,12 @@ longer than expected (thousands of processes), samples are taken less often.
 """
 
 import contextlib
+import ipaddress
 import os
+import socket
 import threading
 import time
+import urllib.parse
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -15,12 +18,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import psutil
+
 from moebox.core.conditions import THROTTLE_REASONS, Conditions, GpuConditions
 
 INTERVAL_S = 1.0
 COST_SHARE = 0.005  # of a core that sampling may use
 TICKS = os.sysconf("SC_CLK_TCK")
 NAMES_SHOWN = 3
+PROXIES = {"docker-proxy", "rootlessport", "conmon", "pasta", "slirp4netns"}  # they listen for a container's server
 THROTTLED_SHARE = 0.05  # of the samples below which a reason is a blip
 
 
@@ -93,12 +99,38 @@ class _GpuSamples:
     ecc_after: int | None = None
 
 
+def server_processes(url: str) -> frozenset[int] | None:
+    """Find the processes on this machine that listen at a URL.
+
+    Empty if the server is on another machine; None if it is on this one and cannot be identified: another user's, or
+    behind a container's proxy.
+    """
+    parts = urllib.parse.urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        addresses = {found[4][0] for found in socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)}
+        local = {address.address for each in psutil.net_if_addrs().values() for address in each}
+        if not any(ipaddress.ip_address(address).is_loopback or address in local for address in addresses):
+            return frozenset()
+        listening = [
+            connection.pid
+            for connection in psutil.net_connections("tcp")
+            if connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port
+        ]
+        pids = frozenset(pid for pid in listening if pid is not None)
+        names = {psutil.Process(pid).name() for pid in pids}
+    except (OSError, ValueError, psutil.Error):
+        return None
+    return None if not pids or names & PROXIES else pids
+
+
 class ConditionsWatch:
     """A context manager that samples until it is left; `result()` gives the conditions of that time."""
 
-    def __init__(self, roots: Iterable[int] = (), *, nvml: Any = None, interval_s: float = INTERVAL_S) -> None:
-        """Count this process and `roots` (an engine's guard) with their descendants as ours."""
-        self._roots = {os.getpid(), *roots}
+    def __init__(self, roots: Iterable[int] | None = (), *, nvml: Any = None, interval_s: float = INTERVAL_S) -> None:
+        """Count this process and `roots` (the server's) with their descendants as ours; None: the server is unknown."""
+        self._knows_server = roots is not None
+        self._roots = {os.getpid(), *(roots or ())}
         self._interval_s = interval_s
         self._nvml = nvml
         self._handles: list[Any] = []
@@ -208,7 +240,7 @@ class ConditionsWatch:
             gpu.temperatures.append(float(temperature))
         ours = self._host[-1].ours if self._host else frozenset()
         for process in self._ask("nvmlDeviceGetComputeRunningProcesses", handle) or ():
-            if process.pid not in ours:
+            if self._knows_server and process.pid not in ours:
                 name = self._host[-1].others.get(process.pid, ("", 0.0))[0] if self._host else ""
                 gpu.others.add(name or f"process {process.pid}")
         gpu.ecc_after = self._uncorrected_errors(handle)
@@ -245,8 +277,8 @@ class ConditionsWatch:
             samples=max(round(seconds / self._interval_s), 1) + 1,
             cores=os.cpu_count() or cores,
             busy_cores=(last.busy - first.busy) / seconds,
-            other_cores=self._other_s / seconds,
-            other_cores_peak=self._peak,
+            other_cores=self._other_s / seconds if self._knows_server else None,
+            other_cores_peak=self._peak if self._knows_server else None,
             steal=(last.steal - first.steal) / max(last.total - first.total, 1e-9),
             memory_stall=None
             if first.stall_s is None or last.stall_s is None
