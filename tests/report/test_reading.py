@@ -24,8 +24,8 @@ from moebox.report.reading.measured import imported_load
 from moebox.report.reading.verified import check_row
 from moebox.store import Run
 from moebox.store.summary import summarize_run
-from moebox.verify.kinds import build_failure
-from moebox.verify.ladder import results_document
+from moebox.verify.runner import results_document
+from moebox.verify.statistics import build_failure
 from tests.report.making import a_run, level
 
 JSON = st.recursive(
