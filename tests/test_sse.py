@@ -182,8 +182,8 @@ CALL = {
     "choices": [{"index": 0, "delta": {"tool_calls": [{"function": {"name": "read_file", "arguments": "[" * 100}}]}}]
 }
 HOSTILE = {
-    "an event of nothing but brackets": (b"data: " + b"[" * 100_000 + b"\n\n", "no JSON"),
-    "arguments of nothing but brackets": (b"data: %s\n\n" % json.dumps(CALL).encode() * 1_000, "no JSON"),
+    "an event of nothing but brackets": (b"data: " + b"[" * 100_000 + b"\n\n", "not JSON"),
+    "arguments of nothing but brackets": (b"data: %s\n\n" % json.dumps(CALL).encode() * 1_000, "not valid JSON"),
     "events without end": (b"data: {}\n\n" * 100_000, "more than 16,384 events"),
 }
 
