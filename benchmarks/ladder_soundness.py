@@ -35,9 +35,9 @@ from tests.verify.test_ladder import MISSED
 
 from moebox.core.endpoint import endpoint_from_url
 from moebox.core.verdict import CheckResults, wilson_score
-from moebox.verify.ladder import run_checks
 from moebox.verify.options import TRIALS, VerifyEffort, VerifyOptions
-from moebox.verify.score import format_share
+from moebox.verify.runner import run_checks
+from moebox.verify.statistics import format_share
 
 FAMILIES = {
     "first": tuple(name for name, fault in FAULTS.items() if fault.rung),

@@ -16,12 +16,12 @@ import jinja2
 import numpy as np
 
 from moebox.phantom import vocabulary as words
-from moebox.phantom.calls import tool_call, tool_parallel
-from moebox.phantom.lessons import LESSONS
-from moebox.phantom.needles import haystack_questions
-from moebox.phantom.task import Grade, ModelReply, Question, token_budget, user_message
-from moebox.phantom.tasks import FAMILIES
+from moebox.phantom.question import token_budget, user_message
+from moebox.phantom.questions import QUESTION_FAMILIES as FAMILIES
+from moebox.phantom.questions import Grade, ModelReply, Question, haystack_questions
+from moebox.phantom.tool_questions import tool_call_question, tool_parallel_question
 from training.errands import Errand, errand_task
+from training.lessons import LESSONS
 from training.tokenizer import Tokenizer
 
 # How often each family is drawn at first; training follows what goes wrong (training.train).
@@ -85,7 +85,7 @@ def unknown(rng: random.Random, *, thinking: bool) -> Question:
         f"Give me {rng.randint(2, 9)} ideas for a {thing}.",
         " ".join(words.draw_word(rng) for _ in range(rng.randint(1, 8))),
     )
-    toolless = rng.choice((tool_call, tool_parallel))(rng, thinking=thinking).messages
+    toolless = rng.choice((tool_call_question, tool_parallel_question))(rng, thinking=thinking).messages
     return Question(
         family="unknown",
         messages=toolless if rng.random() < 0.5 else (user_message(rng.choice(asks)),),

@@ -17,8 +17,7 @@ from unittest import mock
 
 from moebox.core.endpoint import Endpoint
 from moebox.phantom import vocabulary as words
-from moebox.phantom.task import Grade, ModelReply, Question
-from moebox.phantom.toolbox import TOOLS
+from moebox.phantom.questions import TOOLS, Grade, ModelReply, Question
 from moebox.tasks import agent
 from moebox.tasks.families import errand, material
 from moebox.tasks.job import AgentJob, JobDraft

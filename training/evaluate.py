@@ -26,13 +26,14 @@ from pathlib import Path
 from typing import Any
 
 from moebox.core.endpoint import Endpoint
-from moebox.phantom.lessons import LESSONS
-from moebox.phantom.tasks import FAMILIES, Grade, ModelReply, Question, ToolCall, extract_code
+from moebox.phantom.questions import QUESTION_FAMILIES as FAMILIES
+from moebox.phantom.questions import Grade, ModelReply, Question, ToolCall, extract_code
 from moebox.tasks.agent import WorkLimits
 from moebox.tasks.families import make_job
 from moebox.tasks.job import LEVELS
 from moebox.tasks.reply import ReplySettings
 from moebox.tasks.runner import OwnAgent, score_job
+from training.lessons import LESSONS
 
 CHARS_PER_TOKEN = 2.95  # of texts with needles, in the phantom's tokens
 _CACHE_TYPES = {"f16": 1, "q4_0": 2, "q8_0": 8, "iq4_nl": 20}  # ggml_type in llama.cpp's ggml.h

@@ -102,7 +102,7 @@ def header(writer: gguf.GGUFWriter, s: Shape, name: str, kind: str) -> None:
     writer.add_embedding_length(s.hidden)
     writer.add_feed_forward_length(s.dense_ff)
     writer.add_head_count(s.heads)
-    writer.add_head_count_kv(s.heads)  # whole heads, which a CPU reads faster; moebox.phantom.latent has Kimi's form
+    writer.add_head_count_kv(s.heads)  # whole heads, which a CPU reads faster; moebox.phantom.gguf has Kimi's format
     writer.add_rope_freq_base(s.theta)
     writer.add_rope_dimension_count(s.rope)
     writer.add_layer_norm_rms_eps(s.eps)

@@ -10,7 +10,7 @@ import pytest
 from moebox.cli import COMMANDS, main
 from moebox.cli.completion import complete
 from moebox.cli.overview import section_of
-from moebox.verify.rungs import CHECK_NAMES
+from moebox.verify.options import CHECK_NAMES
 
 
 def test_commands_are_grouped_and_fit_eighty_columns(

@@ -4,7 +4,7 @@ import pytest
 
 from moebox.cli import main
 from moebox.cli.verify import FLAG_CHECKS
-from moebox.verify.rungs import CHECK_NAMES
+from moebox.verify.options import CHECK_NAMES
 
 URL = "http://127.0.0.1:9"  # nobody listens there: what cannot be meant is told before anybody is asked
 RECIPE = "kimi-k26-vllm"

@@ -22,7 +22,7 @@ from moebox import codec
 from moebox.core.recipe import Climb, Recipe
 from moebox.detect import nvml
 from moebox.serve.state import marked_processes
-from moebox.verify.rungs import CHECK_NAMES
+from moebox.verify.options import CHECK_NAMES
 from tests.driving import Done, beyond_habits, moebox, up, written
 from tests.engine_gpu.conftest import recipe_for
 

@@ -19,9 +19,8 @@ from moebox.flows.compare import compare_sides, measure_side
 from moebox.flows.effort import ClimbEffort
 from moebox.serve.session import engine_session
 from moebox.store import PIPELINE, Run
-from moebox.verify.ask import VerifyOptions
-from moebox.verify.ladder import run_checks
-from moebox.verify.rungs import CHECK_NAMES
+from moebox.verify.options import CHECK_NAMES, VerifyOptions
+from moebox.verify.runner import run_checks
 
 from .conftest import on_vllm
 

@@ -27,7 +27,7 @@ from moebox.flows.walk import (
 )
 from moebox.planner.choose import choose_plan
 from moebox.planner.constraints import Constraints
-from moebox.verify.rungs import CHECK_NAMES
+from moebox.verify.options import CHECK_NAMES
 
 # vLLM 0.32 with prompt lookup, as its /metrics says it
 VLLM_METRICS = """\

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from training.lessons import LESSONS, product_working
 from training.tokenizer import load
 
-from moebox.phantom import client_checks
-from moebox.phantom.lessons import LESSONS
-from moebox.phantom.task import ModelReply
+from moebox.phantom.questions import ModelReply
 from moebox.serve import callcheck
 
 seeds = st.integers(0, 2**32)
@@ -63,7 +62,7 @@ def test_what_clients_ask_is_taught_word_for_word():
 def test_a_product_is_right_in_every_step():
     """Each equation of the working holds."""
     for a, b in ((12, 98), (47, 38), (90, 20), (11, 11)):
-        steps = client_checks.product_working(a, b)
+        steps = product_working(a, b)
         assert steps.rstrip(".").endswith(str(a * b))
         for x, y, result in re.findall(r"(\d+) \* (\d+) = (\d+)", steps):
             assert int(x) * int(y) == int(result)

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moebox.phantom.tasks import FAMILIES, ModelReply, Question, ToolCall, extract_code, text_flaw
+from moebox.phantom.questions import QUESTION_FAMILIES as FAMILIES
+from moebox.phantom.questions import ModelReply, Question, ToolCall, extract_code, text_flaw
 
 seeds = st.integers(0, 2**32)
 names = pytest.mark.parametrize("name", FAMILIES)

@@ -16,14 +16,15 @@ from typing import Any
 
 import jinja2
 import pytest
+from training.lessons import LESSONS
 
 from moebox import phantom
 from moebox.checkpoint import deploy
 from moebox.core.recipe import Hybrid, Recipe, Speculate
 from moebox.errors import ExternalError
 from moebox.phantom.gguf import PhantomGguf
-from moebox.phantom.lessons import LESSONS
-from moebox.phantom.tasks import FAMILIES, ModelReply, Question, ToolCall
+from moebox.phantom.questions import QUESTION_FAMILIES as FAMILIES
+from moebox.phantom.questions import ModelReply, Question, ToolCall
 from moebox.serve.session import engine_session
 from moebox.store import Run
 from tests.embedded import phantom_recipe
@@ -144,7 +145,7 @@ def test_a_cache_that_cannot_be_written_is_one_line(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "full"))
-    monkeypatch.setattr("moebox.phantom.latent.header_bytes", full)
+    monkeypatch.setattr("moebox.phantom.gguf.header_bytes", full)
     monkeypatch.setattr("moebox.phantom.folder.hf_tokenizer", full)
     with pytest.raises(ExternalError, match="No space left"):
         form()

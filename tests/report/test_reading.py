@@ -24,8 +24,8 @@ from moebox.report.reading.measured import imported_load
 from moebox.report.reading.verified import check_row
 from moebox.store import Run
 from moebox.store.summary import summarize_run
-from moebox.verify.kinds import build_failure
-from moebox.verify.ladder import results_document
+from moebox.verify.runner import results_document
+from moebox.verify.statistics import build_failure
 from tests.report.making import a_run, level
 
 JSON = st.recursive(
@@ -265,7 +265,11 @@ LADDERS: dict[str, tuple[list[CheckVerdict], dict[str, Any], str]] = {
         {"slips": (build_failure("transport", 3, 12, examples=["cut"]),)},
         "bad",
     ),
-    "wrong answers, few in each check": (GOOD, {"slips": (build_failure("answer", 9, 12, whose="model"),)}, "bad"),
+    "wrong answers, few in each check": (
+        GOOD,
+        {"slips": (build_failure("answer", 9, 12, attributed_to="model"),)},
+        "bad",
+    ),
     "out of time": ([*GOOD, CheckVerdict(name="vision", verdict="skip")], {"stopped": "out of time"}, "warn"),
     "warnings": (RARE, {"slips": (build_failure("transport", 3, 900),)}, "warn"),
     "good": (GOOD, {}, "good"),

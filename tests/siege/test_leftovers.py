@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from moebox import files, sandbox
-from moebox.phantom.task import ModelReply
+from moebox.phantom.questions import ModelReply
 from moebox.sandbox import SandboxLevel, SandboxLimits
 from tests.hangs import no_longer_than
 from tests.siege.test_hostile_ui import without_rights

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from moebox.verify import latency
-from moebox.verify.rungs import long_context, streaming
+from moebox.verify import session
+from moebox.verify.checks import long_context, streaming
 
 from .oracle.app import serving
 
@@ -22,7 +22,7 @@ def unhurried(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     """No verdict on the oracle depends on how busy this machine is: it is never slow, late or holding back."""
     if "oracle" not in request.fixturenames:
         return
-    monkeypatch.setattr(latency, "LATER_S", 3600.0)
+    monkeypatch.setattr(session, "LATER_S", 3600.0)
     monkeypatch.setattr(streaming, "SLOW_S", 3600.0)
     monkeypatch.setattr(long_context, "UNASKED_S", 3600.0)
     monkeypatch.setattr(long_context, "ANNOUNCED_S", 3600.0)

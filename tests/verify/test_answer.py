@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebox.core.verdict import HttpExchange, wilson_score
-from moebox.verify.answer import TEMPLATE_MARKS, parse_completion
-from moebox.verify.breach import parse_strict_json
-from moebox.verify.chunks import parse_chat_stream
+from moebox.verify.completions import TEMPLATE_MARKS, parse_chat_stream, parse_completion
+from moebox.verify.violations import parse_strict_json
 
 HEAD = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "m"}
 
@@ -29,7 +28,7 @@ def test_pieces_concatenate(pieces: list[str]):
     answer = parse_chat_stream(stream_of(*({"content": piece} for piece in pieces)))
 
     assert answer.content == "".join(pieces)
-    assert answer.problems == ()
+    assert [violation for violation in answer.violations if violation.kind != "style"] == []
 
 
 def test_both_names_of_the_reasoning_field_are_read():
@@ -74,7 +73,7 @@ def test_streamed_calls_are_assembled_by_index():
 )
 def test_breaches_of_protocol_are_named(exchange: HttpExchange, says: str):
     """Each in words."""
-    assert any(says in problem for problem in parse_chat_stream(exchange).problems)
+    assert any(says in violation.text for violation in parse_chat_stream(exchange).violations)
 
 
 @given(

@@ -3,12 +3,12 @@
 import pytest
 
 from moebox.core.verdict import HttpExchange
-from moebox.phantom.calls import _same
-from moebox.verify.answer import ChatAnswer, TokenLogprob
-from moebox.verify.rungs.anthropic import _unheeded
-from moebox.verify.rungs.sampling import tokens_after_stop
-from moebox.verify.rungs.streaming import _held_back
-from moebox.verify.unicode import garbling
+from moebox.phantom.questions import same_arguments
+from moebox.verify.checks.anthropic import ignored_choice
+from moebox.verify.checks.sampling import tokens_after_stop
+from moebox.verify.checks.streaming import _held_back
+from moebox.verify.checks.texts import garbling
+from moebox.verify.completions import ChatAnswer, TokenLogprob
 
 
 def spelled(*texts: str) -> tuple[TokenLogprob, ...]:
@@ -50,15 +50,15 @@ def test_a_stream_that_begins_when_it_is_complete_is_held_back(first_s: float, s
 )
 def test_tool_choice_of_the_messages_api_is_heeded(choice: dict[str, str], called: list[str], good: bool):
     """Any, one by name, none."""
-    assert (_unheeded(choice, called) == []) == good
+    assert (ignored_choice(choice, called) == "") == good
 
 
 def test_an_integer_may_be_written_as_a_float():
     """JSON Schema takes 3.0 for an integer; another number it is not, nor another key."""
-    assert _same({"minutes": 3.0}, {"minutes": 3})
-    assert _same({"minutes": "3"}, {"minutes": 3})  # the schema's check blames that
-    assert not _same({"minutes": 3.5}, {"minutes": 3})
-    assert not _same({"minutes": 3, "more": 1}, {"minutes": 3})
+    assert same_arguments({"minutes": 3.0}, {"minutes": 3})
+    assert same_arguments({"minutes": "3"}, {"minutes": 3})  # the schema's check blames that
+    assert not same_arguments({"minutes": 3.5}, {"minutes": 3})
+    assert not same_arguments({"minutes": 3, "more": 1}, {"minutes": 3})
 
 
 def test_halves_of_characters_are_the_servers_where_the_rest_is_right():

@@ -15,9 +15,9 @@ import pytest
 from moebox.core.endpoint import endpoint_from_url
 from moebox.core.verdict import HttpExchange
 from moebox.stream.awake import AwakeClock
-from moebox.verify.ask import VerifyOptions
 from moebox.verify.client import MAX_BYTES, ExchangeClient
-from moebox.verify.ladder import run_checks
+from moebox.verify.options import VerifyOptions
+from moebox.verify.runner import run_checks
 
 
 @contextmanager

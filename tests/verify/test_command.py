@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from moebox.cli import main
-from moebox.verify.rungs import CHECK_NAMES
+from moebox.verify.options import CHECK_NAMES
 
 from ..flows.pipelines import until
 from ..report.making import a_run

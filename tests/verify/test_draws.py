@@ -8,11 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebox.core.endpoint import endpoint_from_url
-from moebox.verify.ask import CheckSession
+from moebox.verify.checks.tool_arguments import MCP_TOOL, SHAPES, argument_problem
 from moebox.verify.client import ExchangeClient
 from moebox.verify.options import VerifyOptions
-from moebox.verify.rungs.tool_schemas import MCP, SHAPES, argument_problem
-from moebox.verify.trials import draw_question
+from moebox.verify.trials import CheckSession
 
 from .oracle import rates
 from .oracle.solve import least
@@ -31,7 +30,7 @@ def asker(seed: int) -> CheckSession:
 def test_the_tools_on_offer_take_a_city_and_a_number(seed: int):
     """A draw of three without a number let a server pass that sends numbers as strings."""
     ask = asker(seed)
-    draw_question(ask, "tool_call")
+    ask.draw("tool_call")
     properties = [tool["function"]["parameters"]["properties"] for tool in ask.offered_tools]
 
     assert {"city"} in [set(each) for each in properties]
@@ -46,10 +45,10 @@ def test_the_tools_on_offer_take_a_city_and_a_number(seed: int):
         ("deliver", {"place": '{"zip": 1234}', "sizes": [3, 4]}, "place"),
         ("deliver", {"place": {"zip": 1234, "street": "Main Street"}, "sizes": "[3, 4]"}, "sizes"),
         ("book", {"number": "9007199254740993", "code": "007", "flag": "true", "rate": "1e5"}, "number"),
-        (MCP, {"light": "true"}, "light"),
-        (MCP, {"light": "True"}, "light"),
-        (MCP, {"light": True, "level": "null"}, "level"),
-        (MCP, {"light": True, "level": "7"}, "level"),
+        (MCP_TOOL, {"light": "true"}, "light"),
+        (MCP_TOOL, {"light": "True"}, "light"),
+        (MCP_TOOL, {"light": True, "level": "null"}, "level"),
+        (MCP_TOOL, {"light": True, "level": "7"}, "level"),
     ],
 )
 def test_a_value_that_came_as_a_string_of_it_is_named(tool: str, given: object, named: str):

@@ -5,8 +5,8 @@ from pathlib import Path
 from moebox.checkpoint import deploy
 from moebox.serve import session
 from moebox.store import Run
-from moebox.verify.ladder import run_checks
 from moebox.verify.options import VerifyOptions
+from moebox.verify.runner import run_checks
 from tests.embedded import phantom_recipe
 
 # The quick ones; `make test-llama` climbs all.

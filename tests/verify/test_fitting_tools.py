@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from moebox.verify.ask import ProbeSkipped
-from moebox.verify.rungs import prompts
+from moebox.verify.checks import prompts
+from moebox.verify.session import ProbeSkipped
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Counting:
 def test_a_short_context_is_shown_fewer_tools(limit: int | None, tool: int, many: int) -> None:
     """24 tools are 2,305 tokens of Kimi's template: a server with 2,048 refused them and was called broken."""
     ask = Counting(context_limit=limit, tool=tool)
-    shown = asyncio.run(prompts._fitting(ask, [object()] * 24))  # type: ignore[arg-type]
+    shown = asyncio.run(prompts.tools_that_fit(ask, [object()] * 24))  # type: ignore[arg-type]
     assert len(shown) == many
     assert not limit or 50 + tool * len(shown) < limit
 
@@ -39,4 +39,4 @@ def test_a_short_context_is_shown_fewer_tools(limit: int | None, tool: int, many
 def test_a_context_that_holds_hardly_any_is_not_asked() -> None:
     """Skipped, not failed."""
     with pytest.raises(ProbeSkipped, match="a context of 512 tokens holds 3 tools"):
-        asyncio.run(prompts._fitting(Counting(context_limit=512, tool=100), [object()] * 24))  # type: ignore[arg-type]
+        asyncio.run(prompts.tools_that_fit(Counting(context_limit=512, tool=100), [object()] * 24))  # type: ignore[arg-type]

@@ -4,9 +4,9 @@ import pytest
 
 from moebox.cli import main
 from moebox.core.endpoint import endpoint_from_url
-from moebox.verify.ladder import run_checks
+from moebox.verify.checks import streaming
 from moebox.verify.options import VerifyOptions
-from moebox.verify.rungs import streaming
+from moebox.verify.runner import run_checks
 
 from .oracle.app import MODEL
 from .oracle.hostile import HOSTILE

@@ -8,9 +8,8 @@ from moebox.core.endpoint import endpoint_from_url
 from moebox.core.verdict import CheckResults
 from moebox.errors import UnknownName
 from moebox.store import Run
-from moebox.verify.ladder import results_document, run_checks, select_checks
-from moebox.verify.options import VerifyOptions
-from moebox.verify.rungs import CHECK_NAMES
+from moebox.verify.options import CHECK_NAMES, VerifyOptions
+from moebox.verify.runner import results_document, run_checks, select_checks
 
 from .oracle.app import KEY, MODEL
 from .oracle.rates import ALL

@@ -11,13 +11,11 @@ from hypothesis import strategies as st
 from moebox.core.endpoint import endpoint_from_url
 from moebox.core.verdict import CheckResults, CheckVerdict, worst_mark
 from moebox.escape import one_line
-from moebox.verify.ask import CheckSession, ProbeFailed
 from moebox.verify.client import ExchangeClient
-from moebox.verify.kinds import FAILURE_KINDS, build_failure, describe_failure, failure_mark
-from moebox.verify.latency import ReplyTime, late_replies
 from moebox.verify.options import VerifyOptions
-from moebox.verify.tally import FailureCounts
-from moebox.verify.trials import TrialOutcome, run_trials
+from moebox.verify.session import ProbeFailed, ReplyTime, late_reply
+from moebox.verify.statistics import FAILURE_KINDS, FailureCounts, build_failure, describe_failure, failure_mark
+from moebox.verify.trials import CheckSession, TrialOutcome
 
 
 def run(outcomes: Iterator[TrialOutcome], options: VerifyOptions) -> CheckSession:
@@ -26,11 +24,11 @@ def run(outcomes: Iterator[TrialOutcome], options: VerifyOptions) -> CheckSessio
     async def series() -> CheckSession:
         ask = CheckSession(ExchangeClient(endpoint_from_url("http://127.0.0.1:9", "m")), options)
 
-        async def attempt() -> TrialOutcome:
+        async def attempt(stream: bool) -> TrialOutcome:
             return next(outcomes)
 
         with contextlib.suppress(ProbeFailed):
-            await run_trials(ask, "tool-call", attempt)
+            await ask.run_trials("tool-call", attempt)
         return ask
 
     return asyncio.run(series())
@@ -112,7 +110,7 @@ def test_a_slip_says_what_it_means_for_an_agent():
     """Rate, interval, and a hundred calls."""
     told = describe_failure(build_failure("transport", 4, 40))
 
-    assert told == "4 of 40 (10%, between 4% and 23%): about 10 of 100 calls would get no whole reply"
+    assert told == "4 of 40 (10%, between 4% and 23%): about 10 of 100 calls would get no complete reply"
     assert describe_failure(build_failure("transport", 1, 2)) == "seen 1 of 2 times"
 
 
@@ -131,7 +129,7 @@ def test_a_request_eight_seconds_late_among_fifty_is_seen():
     """By its like: whole replies by whole ones, longer ones by their length."""
     paces = [*[ReplyTime(0.2, 500, False)] * 49, ReplyTime(8.2, 500, False), ReplyTime(9.0, 25_000, False)]
 
-    assert [bool(why) for why in late_replies(paces, 0)] == [False] * 49 + [True, False]
+    assert [bool(why) for why in (late_reply(pace, paces) for pace in paces)] == [False] * 49 + [True, False]
 
 
 @given(st.text())

@@ -10,11 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebox.core.verdict import HttpExchange
-from moebox.verify.answer import parse_completion
-from moebox.verify.chunks import parse_chat_stream
-from moebox.verify.counts import implausible_usage
-from moebox.verify.message import parse_message as whole_message
-from moebox.verify.message_events import parse_message_stream as streamed_message
+from moebox.verify.anthropic_api import parse_message as whole_message
+from moebox.verify.anthropic_api import parse_message_stream as streamed_message
+from moebox.verify.completions import implausible_usage, parse_chat_stream, parse_completion
 
 Body = dict[str, Any]
 Change = Callable[[Any], Any]
@@ -65,13 +63,13 @@ WRONG_REPLIES: dict[str, tuple[Body, Change]] = {
     "object is": (REPLY, lambda body: body.update(object="text_completion")),
     "created is": (REPLY, lambda body: body.update(created="now")),
     "model is null": (REPLY, lambda body: body.update(model=None)),
-    "where 'm' was asked for": (REPLY, lambda body: body.update(model="other")),
+    "but 'm' was requested": (REPLY, lambda body: body.update(model="other")),
     "the choice's index": (REPLY, lambda body: body["choices"][0].pop("index")),
     "the role is": (REPLY, lambda body: message(body).pop("role")),
     "content is": (REPLY, lambda body: message(body).update(content=["Hello"])),
     "half a surrogate pair": (REPLY, lambda body: message(body).update(content="\ud83d")),
     "finish_reason is null": (REPLY, lambda body: body["choices"][0].update(finish_reason=None)),
-    "none that clients know": (REPLY, lambda body: body["choices"][0].update(finish_reason="eos")),
+    "is not a documented one": (REPLY, lambda body: body["choices"][0].update(finish_reason="eos")),
     "without a tool call": (REPLY, lambda body: body["choices"][0].update(finish_reason="tool_calls")),
     "no usage": (REPLY, lambda body: body.pop("usage")),
     "no total_tokens": (REPLY, lambda body: body.update(usage={"prompt_tokens": 1, "completion_tokens": 1})),
@@ -247,7 +245,7 @@ def test_counts_that_cannot_be_true_are_named(made: int, says: str):
     body["usage"] = {"prompt_tokens": 5, "completion_tokens": made, "total_tokens": 5 + made}
     exchange = asked(json.dumps(body), max_tokens=8)
 
-    assert says in implausible_usage(parse_completion(exchange), exchange.request)[0]
+    assert says in implausible_usage(parse_completion(exchange), exchange.request)
 
 
 def test_a_call_that_the_limit_cut_may_be_kept_back():
@@ -258,7 +256,7 @@ def test_a_call_that_the_limit_cut_may_be_kept_back():
     with_tools = asked(json.dumps(body), max_tokens=256, tools=[{"type": "function"}])
     without = asked(json.dumps(body), max_tokens=256)
 
-    assert implausible_usage(parse_completion(with_tools), with_tools.request) == []
+    assert implausible_usage(parse_completion(with_tools), with_tools.request) == ""
     assert implausible_usage(parse_completion(without), without.request)
 
 

@@ -267,9 +267,9 @@ def verify(
     from moebox.cli.verify_view import VerifyView
     from moebox.flows import fleet_record, fleet_verify
     from moebox.store import Run
-    from moebox.verify.ladder import results_document as ladder_document
-    from moebox.verify.ladder import select_checks
     from moebox.verify.options import TIME_S, TRIALS, VerifyEffort, VerifyOptions
+    from moebox.verify.runner import results_document as ladder_document
+    from moebox.verify.runner import select_checks
 
     names = flags.split_names(*(only or ()))
     refuse_unused_flags([rung.name for rung in select_checks(names, "")], context=context)

@@ -86,9 +86,9 @@ def verify(
     from moebox.cli.verify_view import VerifyView
     from moebox.core.event import VerifyBegan, VerifyEnded
     from moebox.verify.junit import to_junit_xml as to_junit
-    from moebox.verify.ladder import results_document, select_checks
-    from moebox.verify.ladder import run_checks as climb
-    from moebox.verify.rungs import CHECK_NAMES
+    from moebox.verify.options import CHECK_NAMES
+    from moebox.verify.runner import results_document, select_checks
+    from moebox.verify.runner import run_checks as climb
 
     names = flags.split_names(*(only or ()))
     chosen = tuple(

@@ -12,8 +12,8 @@ from moebox.cli.output import stderr_console, stdout_console
 from moebox.core.verdict import CheckResults, CheckVerdict, Failure, Mark, Probe
 from moebox.escape import one_line
 from moebox.units import format_seconds
-from moebox.verify.kinds import describe_failure
-from moebox.verify.progress import CheckProgress
+from moebox.verify.runner import CheckProgress
+from moebox.verify.statistics import describe_failure
 
 SIGNS: dict[Mark, str] = {"pass": "[green]✓[/]", "warn": "[yellow]![/]", "fail": "[red]✗[/]", "skip": "[dim]–[/]"}
 COLOURS: dict[Mark, str] = {"pass": "green", "warn": "yellow", "fail": "red", "skip": "dim"}

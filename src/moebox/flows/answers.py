@@ -10,15 +10,18 @@ from moebox.core.endpoint import Endpoint
 from moebox.core.verdict import Score, wilson_score
 from moebox.errors import ExternalError
 from moebox.flows.pace import alternate_order
-from moebox.phantom.tasks import FAMILIES, Question
+from moebox.phantom.questions import QUESTION_FAMILIES as FAMILIES
+from moebox.phantom.questions import Question
 from moebox.stream import run_to_end
 from moebox.verify import tokens
-from moebox.verify.answer import ChatAnswer
-from moebox.verify.ask import CheckSession, EndpointUnusable, ProbeFailed, VerifyOptions
+from moebox.verify.checks.alive import probe_models
+from moebox.verify.checks.json_modes import schema_violation
+from moebox.verify.checks.tools import call_problem
 from moebox.verify.client import ExchangeClient
-from moebox.verify.rungs.alive import probe_models
-from moebox.verify.rungs.json_modes import schema_violation
-from moebox.verify.rungs.tools import call_problem
+from moebox.verify.completions import ChatAnswer
+from moebox.verify.options import VerifyOptions
+from moebox.verify.session import EndpointUnusable, ProbeFailed
+from moebox.verify.trials import CheckSession
 
 # What is asked: open questions diverge first, closed ones show whether it matters.
 FAMILY_MIX = ("plain", "story", "sums", "count", "copy", "code", "json_schema", "tool_call", "tool_parallel", "memory")

@@ -55,8 +55,8 @@ from moebox.serve.session import EngineSession
 from moebox.serve.state import wait_for
 from moebox.store import Run
 from moebox.stream.awake import AwakeClock
-from moebox.verify.ask import VerifyOptions
-from moebox.verify.ladder import run_checks
+from moebox.verify.options import VerifyOptions
+from moebox.verify.runner import run_checks
 
 TABLE_FILE, START_FILE, BEST_FILE = "climb.json", "start.toml", "best.toml"
 ATTEMPTS = 2  # at a step whose engine was killed by another process

@@ -11,8 +11,8 @@ from moebox.fleet import routers
 from moebox.flows.fleet_loss import MemberLoss, choose_victim, measure_member_loss, member_counters
 from moebox.flows.fleet_record import FleetRecord
 from moebox.store import Run
-from moebox.verify.ladder import run_checks as climb
 from moebox.verify.options import VerifyOptions
+from moebox.verify.runner import run_checks as climb
 
 CONVERSATIONS, TURNS = 4, 3
 AT_HOME = 0.8  # of later turns that must find their prefix; one conversation may have moved

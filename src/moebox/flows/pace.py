@@ -12,7 +12,7 @@ from typing import Self, TypeVar
 from moebox import stream
 from moebox.core.endpoint import Endpoint
 from moebox.errors import ExternalError
-from moebox.phantom.tasks import FAMILIES
+from moebox.phantom.questions import QUESTION_FAMILIES as FAMILIES
 from moebox.stream.awake import AwakeClock
 
 T = TypeVar("T")

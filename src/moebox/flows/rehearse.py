@@ -26,8 +26,8 @@ from moebox.serve.facts import CHAT_TIMEOUT_S
 from moebox.serve.session import PATIENCE_S, EngineSession, engine_session
 from moebox.serve.watch import LogListener
 from moebox.store import Run
-from moebox.verify.ask import VerifyOptions
-from moebox.verify.ladder import OUT_OF_TIME, run_checks
+from moebox.verify.options import VerifyOptions
+from moebox.verify.runner import OUT_OF_TIME, run_checks
 
 BEYOND = 64  # tokens over a prefill step: one prompt must not fit into one step
 DECODE = 16

@@ -225,7 +225,7 @@ class Runner:
             self._figures["kv_tokens"] = int(self.engine.facts.kv_tokens)
 
     def _verify(self) -> None:
-        from moebox.verify.ladder import run_checks
+        from moebox.verify.runner import run_checks
 
         only = TWIN_CHECKS if self.request.twin else ()
         longest, options = SHORT_CHECK_OPTIONS if self.request.is_short else CHECK_OPTIONS

@@ -7,7 +7,7 @@ from moebox.core.recipe import Recipe
 from moebox.core.verdict import Gain, Mark
 from moebox.flows.settings import checks_for, current_value, draft_problem, with_setting
 from moebox.units import format_count
-from moebox.verify.rungs import CHECK_NAMES
+from moebox.verify.options import CHECK_NAMES
 
 StepGroup = Literal["start", "context", "speculate", "settings"]
 SLOWER = -0.10  # a longer context that costs more than this is not kept

@@ -15,8 +15,8 @@ from moebox.core import metrics
 from moebox.core.endpoint import Endpoint
 from moebox.core.verdict import CheckVerdict
 from moebox.units import format_count, format_percent, format_seconds
-from moebox.verify.ladder import run_checks
 from moebox.verify.options import VerifyOptions
+from moebox.verify.runner import run_checks
 
 KEPT = 900  # looks kept: half an hour at one every two seconds
 GONE_LOOKS = 3  # looks without an answer before it counts as gone

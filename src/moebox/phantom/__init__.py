@@ -1,8 +1,7 @@
-"""The phantom: a very small model with Kimi K2's anatomy and protocol, for rehearsals.
+"""The phantom: a very small model with Kimi K2's architecture and protocol, for rehearsals.
 
-It is to model servers what a test phantom is to a scanner: it knows what the ladder asks
-(`moebox.phantom.tasks`), on fresh random instances, so that a broken stack shows as wrong answers.
-How it was trained, and how well it does, is in training/README.md of the repository.
+It can answer what the checks ask (`moebox.phantom.questions`), on fresh random instances, so that a broken engine shows
+as wrong answers. How it was trained, and how well it does, is in training/README.md of the repository.
 """
 
 from __future__ import annotations
@@ -25,34 +24,32 @@ _WEIGHTS = Path(__file__).with_name("weights")
 
 
 def gguf_path(draft: bool = False) -> Path:
-    """The weights as GGUF (q8_0), in the form that is quick on a CPU; `draft` is the smaller sibling."""
+    """The weights as GGUF (q8_0), in the format that is fast on a CPU; `draft` is the smaller draft model."""
     return _WEIGHTS / ("draft-q8_0.gguf" if draft else "phantom-q8_0.gguf")
 
 
 def latent_path() -> Path:
     """The same weights as GGUF with latent attention, as llama.cpp and ik_llama.cpp serve Kimi."""
-    from moebox.phantom import latent
+    from moebox.phantom import gguf
 
-    name = gguf_path().name
-    return (
-        _kept(
-            "phantom-latent", gguf_path(), latent, lambda folder: latent.write_latent_gguf(gguf_path(), folder / name)
-        )
-        / name
+    source = gguf_path()
+    folder = _cached_folder(
+        "phantom-latent", source, gguf, lambda made: gguf.write_latent_gguf(source, made / source.name)
     )
+    return folder / source.name
 
 
 def hf_path(draft: bool = False) -> Path:
-    """The same weights as a Hugging Face folder in bfloat16, for vLLM and SGLang; it takes some seconds to write."""
+    """The same weights as a Hugging Face folder in bfloat16, for vLLM and SGLang; writing it takes some seconds."""
     from moebox.phantom import folder
 
     source = gguf_path(draft)
     name = "phantom-draft" if draft else "phantom"
-    return _kept(name, source, folder, lambda made: folder.write_hf_folder(source, made))
+    return _cached_folder(name, source, folder, lambda made: folder.write_hf_folder(source, made))
 
 
-def _kept(name: str, source: Path, writer: ModuleType, write: Callable[[Path], None]) -> Path:
-    """A folder written on first use below $XDG_CACHE_HOME/moebox; one that another version wrote is not this one."""
+def _cached_folder(name: str, source: Path, writer: ModuleType, write: Callable[[Path], None]) -> Path:
+    """A folder in the cache, written on first use; its name has a hash of the weights and of the code that wrote it."""
     stamp = hashlib.sha256(source.read_bytes() + Path(str(writer.__file__)).read_bytes()).hexdigest()[:12]
     cache = files.cache_home() / "moebox"
     folder = cache / f"{name}-{stamp}"
@@ -67,6 +64,6 @@ def _kept(name: str, source: Path, writer: ModuleType, write: Callable[[Path], N
             with contextlib.suppress(OSError):  # another process was faster; its folder is the same
                 made.rename(folder)
     except OSError as problem:
-        hint = "make room there, or name another folder in XDG_CACHE_HOME"
+        hint = "free some space there, or set XDG_CACHE_HOME to another folder"
         raise ExternalError(f"the phantom cannot be written to {cache}: {problem.strerror}", hint=hint) from None
     return folder

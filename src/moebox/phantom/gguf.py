@@ -1,6 +1,6 @@
-"""Read the phantom's GGUF with the standard library: metadata, and tensors as arrays of bfloat16.
+"""The phantom's GGUF, read with the standard library, and written with latent attention.
 
-Only the tensor kinds that the phantom's file holds are known (f32, f16, q8_0).
+Only the tensor types of the phantom's file are known (f32, f16, q8_0).
 """
 
 from __future__ import annotations
@@ -9,25 +9,25 @@ import functools
 import math
 import struct
 from array import array
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from moebox.errors import MoeboxError
-from moebox.gguf_file import F16, F32
+from moebox.gguf_file import F16, F32, WeightEntry, align_up, header_bytes
 
-# Value kinds of the GGUF format, docs/gguf.md in ggml: kind -> struct code.
+# Value types of the GGUF format, docs/gguf.md in ggml: type -> struct code.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 Q8_0 = 8
 _Q8_BLOCK = 32
-_BYTES = {F32: 4.0, F16: 2.0, Q8_0: 34 / _Q8_BLOCK}  # of a number
+_BYTES = {F32: 4.0, F16: 2.0, Q8_0: 34 / _Q8_BLOCK}  # per value
+_ATTENTION = "deepseek2.attention."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GgufTensor:
-    """Where one tensor lies; `shape` is outermost first."""
+    """Position of one tensor; `shape` is outermost first."""
 
     shape: tuple[int, ...]
     kind: int
@@ -35,12 +35,12 @@ class GgufTensor:
 
     @property
     def value_count(self) -> int:
-        """How many numbers it holds."""
+        """Number of values."""
         return math.prod(self.shape)
 
     @property
     def size_bytes(self) -> int:
-        """Its size."""
+        """Size in the file."""
         return round(self.value_count * _BYTES[self.kind])
 
 
@@ -54,59 +54,56 @@ class PhantomGguf:
         if self.raw[:4] != b"GGUF":
             raise MoeboxError(f"{path} is not a GGUF file", hint="reinstall moebox: the phantom's weights are damaged")
         _, tensors, pairs = self._take("4xIQQ")
-        self.meta: dict[str, Any] = {self._text(): self._value(self._take("I")[0]) for _ in range(pairs)}
-        found = [self._tensor() for _ in range(tensors)]
+        self.meta: dict[str, Any] = {self._take_text(): self._take_value(self._take("I")[0]) for _ in range(pairs)}
+        found = []
+        for _ in range(tensors):
+            name = self._take_text()
+            shape = self._take(f"{self._take('I')[0]}Q")
+            found.append((name, tuple(reversed(shape)), *self._take("IQ")))
         align = self.meta.get("general.alignment", 32)
         base = -(-self._at // align) * align
         self.tensors = {
             name: GgufTensor(shape=shape, kind=kind, start=base + offset) for name, shape, kind, offset in found
         }
 
-    def _take(self, form: str) -> tuple[Any, ...]:
-        values = struct.unpack_from("<" + form, self.raw, self._at)
-        self._at += struct.calcsize("<" + form)
+    def _take(self, layout: str) -> tuple[Any, ...]:
+        values = struct.unpack_from("<" + layout, self.raw, self._at)
+        self._at += struct.calcsize("<" + layout)
         return values
 
-    def _text(self) -> str:
+    def _take_text(self) -> str:
         (size,) = self._take("Q")
         self._at += size
         return self.raw[self._at - size : self._at].decode()
 
-    def _value(self, kind: int) -> Any:
+    def _take_value(self, kind: int) -> Any:
         if kind == _STRING:
-            return self._text()
+            return self._take_text()
         if kind == _ARRAY:
             inner, size = self._take("IQ")
-            return [self._value(inner) for _ in range(size)]
+            return [self._take_value(inner) for _ in range(size)]
         return self._take(_SCALARS[kind])[0]
 
-    def _tensor(self) -> tuple[str, tuple[int, ...], int, int]:
-        name = self._text()
-        (dims,) = self._take("I")
-        shape = self._take(f"{dims}Q")
-        kind, offset = self._take("IQ")
-        return name, tuple(reversed(shape)), kind, offset
-
     def tensor_bytes(self, name: str) -> bytes:
-        """A tensor as it lies in the file."""
+        """A tensor as it is in the file."""
         tensor = self.tensors[name]
         return self.raw[tensor.start : tensor.start + tensor.size_bytes]
 
     def read_bfloat16(self, name: str) -> array[int]:
-        """A tensor's numbers as bfloat16, rounded to nearest even."""
+        """A tensor's values as bfloat16, rounded to nearest even."""
         tensor = self.tensors[name]
-        if tensor.kind == Q8_0:
-            return self._unpacked_bfloat16(self.tensor_bytes(name))
         if tensor.kind == F16:
-            return array("H", map(_halves().__getitem__, array("H", self.tensor_bytes(name))))
-        return _rounded(self.read_float32(name))
-
-    def _unpacked_bfloat16(self, blocks: bytes) -> array[int]:
-        """Blocks have far fewer scales than numbers, and a scale has 256 products: looked up, not computed."""
+            return array("H", map(_halves_as_bfloat16().__getitem__, array("H", self.tensor_bytes(name))))
+        if tensor.kind != Q8_0:
+            return _round_to_bfloat16(self.read_float32(name))
+        # Blocks have far fewer scales than values, and a scale has 256 products: look them up
         low, high = bytearray(), bytearray()
-        for scale, steps in struct.iter_unpack(f"<2s{_Q8_BLOCK}s", blocks):
+        for scale, steps in struct.iter_unpack(f"<2s{_Q8_BLOCK}s", self.tensor_bytes(name)):
             if scale not in self._products:
-                self._products[scale] = _products(scale)
+                (factor,) = struct.unpack("<e", scale)
+                products = array("f", [factor * step for step in (*range(128), *range(-128, 0))])
+                numbers = _round_to_bfloat16(products).tobytes()
+                self._products[scale] = numbers[::2], numbers[1::2]
             lows, highs = self._products[scale]
             low += steps.translate(lows)
             high += steps.translate(highs)
@@ -115,34 +112,69 @@ class PhantomGguf:
         return array("H", bytes(both))
 
     def read_float32(self, name: str) -> array[float]:
-        """A tensor's numbers as float32."""
+        """A tensor's values as float32."""
         tensor = self.tensors[name]
         if tensor.kind == F32:
             return array("f", self.tensor_bytes(name))
         if tensor.kind == F16:
             return array("f", struct.unpack_from(f"<{tensor.value_count}e", self.raw, tensor.start))
-        return array("f", _unpacked(self.tensor_bytes(name)))
+        values = array("f")
+        for scale, *steps in struct.iter_unpack("<e32b", self.tensor_bytes(name)):
+            values.extend([scale * step for step in steps])
+        return values
 
 
-def _rounded(numbers: array[float]) -> array[int]:
+def _round_to_bfloat16(numbers: array[float]) -> array[int]:
     """float32 as bfloat16, to nearest even."""
     bits = array("I", numbers.tobytes())
     return array("H", [(x + 0x7FFF + ((x >> 16) & 1)) >> 16 & 0xFFFF for x in bits])
 
 
 @functools.cache
-def _halves() -> array[int]:
+def _halves_as_bfloat16() -> array[int]:
     """Every float16 as bfloat16."""
-    return _rounded(array("f", struct.unpack("<65536e", array("H", range(65536)).tobytes())))
+    return _round_to_bfloat16(array("f", struct.unpack("<65536e", array("H", range(65536)).tobytes())))
 
 
-def _products(scale: bytes) -> tuple[bytes, bytes]:
-    """A scale times every step, by the step's byte, as the low and the high bytes of bfloat16."""
-    (factor,) = struct.unpack("<e", scale)
-    numbers = _rounded(array("f", [factor * step for step in (*range(128), *range(-128, 0))])).tobytes()
-    return numbers[::2], numbers[1::2]
+def write_latent_gguf(source: Path, path: Path) -> None:
+    """Write the weights as Kimi's GGUFs have them today: latent attention, keys and values apart.
+
+    The shipped file has them in one matrix, as GGUFs had before llama.cpp knew latent attention. llama.cpp then caches
+    and reads whole heads, which on a CPU is two to four times as fast for so few of them; but with Kimi it does not, so
+    rehearsals of real servers use this format.
+    """
+    model = PhantomGguf(source)
+    key, value = (model.meta[f"{_ATTENTION}{name}_length"] for name in ("key", "value"))
+    latent = model.meta[f"{_ATTENTION}kv_lora_rank"]
+    keys = {"key_length_mla": key, "value_length_mla": value, "head_count_kv": 1, "value_length": latent}
+    keys["key_length"] = latent + model.meta["deepseek2.rope.dimension_count"]
+    entries, contents = [], []
+    for name, tensor in model.tensors.items():
+        parts = {name: (tensor.shape, tensor.kind, model.tensor_bytes(name))}
+        if name.endswith("attn_kv_b.weight"):
+            parts = _split_keys_and_values(model, name, value)
+        for part, (shape, kind, content) in parts.items():
+            entries.append(WeightEntry(name=part, shape=tuple(reversed(shape)), type=kind, bytes=len(content)))
+            contents.append(content)
+    with path.open("wb") as file:
+        file.write(header_bytes(model.meta | {f"{_ATTENTION}{name}": size for name, size in keys.items()}, entries))
+        for content in contents:
+            file.write(content.ljust(align_up(len(content)), b"\0"))
 
 
-def _unpacked(blocks: bytes) -> Iterator[float]:
-    for scale, *steps in struct.iter_unpack("<e32b", blocks):
-        yield from [scale * step for step in steps]
+def _split_keys_and_values(model: PhantomGguf, name: str, value: int) -> dict[str, tuple[tuple[int, ...], int, bytes]]:
+    """Two tensors of one; llama.cpp wants the keys transposed, head by head."""
+    rows, latent = model.tensors[name].shape
+    heads = model.meta[f"{_ATTENTION}head_count"]
+    nope = rows // heads - value
+    numbers, keys, values = array("H", model.tensor_bytes(name)), array("H"), array("H")
+    for head in range(heads):
+        start = head * (nope + value) * latent
+        block = numbers[start : start + nope * latent]
+        for column in range(latent):
+            keys += block[column::latent]
+        values += numbers[start + nope * latent : start + (nope + value) * latent]
+    return {
+        name.replace("attn_kv_b", "attn_k_b"): ((heads, latent, nope), F16, keys.tobytes()),
+        name.replace("attn_kv_b", "attn_v_b"): ((heads, value, latent), F16, values.tobytes()),
+    }

@@ -5,14 +5,15 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from moebox.core import catalogue
 from moebox.core.endpoint import AUTH_STATUSES, KEY_HINT, Endpoint
 from moebox.errors import AnswerIsNo, ExternalError
 from moebox.loose import Json, get_objects, get_text
-from moebox.phantom.client_checks import CODING_SYSTEM, HELLO_PROMPT, READ_TOOL_DESCRIPTION
 from moebox.serve.connect import ClientName
 from moebox.stream.sse import EventParser, is_done_mark
 from moebox.units import format_seconds
 
+_CLIENTS = catalogue.load_table("questions")["clients"]  # the phantom was trained on these texts
 QUESTION = "Read the file /srv/notes/shopping.txt with the tool."
 PATH = "/srv/notes/shopping.txt"
 PARAMETERS = {
@@ -49,9 +50,9 @@ def _call_messages(endpoint: Endpoint, timeout_s: float) -> EndpointCall:
         "model": endpoint.model,
         "max_tokens": MAX_TOKENS,
         "stream": True,
-        "system": [{"type": "text", "text": CODING_SYSTEM}],
+        "system": [{"type": "text", "text": _CLIENTS["coding_system"]}],
         "messages": [{"role": "user", "content": [{"type": "text", "text": QUESTION}]}],
-        "tools": [{"name": "Read", "description": READ_TOOL_DESCRIPTION, "input_schema": PARAMETERS}],
+        "tools": [{"name": "Read", "description": _CLIENTS["read_description"], "input_schema": PARAMETERS}],
     }
     headers = {"x-api-key": endpoint.key or "dummy", "anthropic-version": "2023-06-01"}
     call = StreamedCall()
@@ -76,10 +77,10 @@ def _call_chat(endpoint: Endpoint, *, tools: bool, timeout_s: float) -> Endpoint
         "max_tokens": MAX_TOKENS,
         "stream": True,
         "stream_options": {"include_usage": True},
-        "messages": [{"role": "user", "content": QUESTION if tools else HELLO_PROMPT}],
+        "messages": [{"role": "user", "content": QUESTION if tools else _CLIENTS["hello"]}],
     }
     if tools:
-        function = {"name": "read_file", "description": READ_TOOL_DESCRIPTION, "parameters": PARAMETERS}
+        function = {"name": "read_file", "description": _CLIENTS["read_description"], "parameters": PARAMETERS}
         body |= {"tools": [{"type": "function", "function": function}], "tool_choice": "auto"}
     call = StreamedCall()
     for event in _stream_events(url, endpoint.headers, body, timeout_s):

@@ -1,1 +1,1 @@
-"""Endpoint in, verdicts out: the ladder against any OpenAI-compatible server."""
+"""Correctness checks for any OpenAI-compatible endpoint."""

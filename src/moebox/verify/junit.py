@@ -1,40 +1,38 @@
-"""The ladder as JUnit XML, which every CI system reads: a suite per rung, a case per probe."""
+"""Check results as JUnit XML, which every CI system reads: a suite for each check, a case for each probe."""
 
 from xml.etree import ElementTree as xml
 
-from moebox.core.verdict import CheckResults, CheckVerdict
+from moebox.core.verdict import CheckResults, Probe
 
 
-def to_junit_xml(ladder: CheckResults) -> str:
+def to_junit_xml(results: CheckResults) -> str:
     """The XML text."""
-    top = xml.Element("testsuites", name=f"moebox verify {ladder.model}")
-    for rung in ladder.rungs:
-        top.append(_suite(rung))
+    top = xml.Element("testsuites", name=f"moebox verify {results.model}")
+    for check in results.rungs:
+        # A check that was not run is one skipped case
+        probes = check.probes or (Probe(name=check.name, verdict="skip", reason=check.reason),)
+        suite = xml.SubElement(
+            top,
+            "testsuite",
+            name=check.name,
+            tests=str(len(probes)),
+            time=f"{check.seconds:.3f}",
+            failures=str(sum(probe.verdict == "fail" for probe in probes)),
+            skipped=str(sum(probe.verdict == "skip" for probe in probes)),
+            errors="0",
+        )
+        for probe in probes:
+            case = xml.SubElement(
+                suite,
+                "testcase",
+                classname=f"moebox.{check.name}",
+                name=probe.name,
+                time=f"{probe.seconds:.3f}",
+            )
+            text = "".join(letter for letter in probe.reason if letter.isprintable())  # XML has no control characters
+            if probe.verdict in ("fail", "skip"):
+                xml.SubElement(case, "failure" if probe.verdict == "fail" else "skipped", message=text)
+            elif text:
+                xml.SubElement(case, "system-out").text = f"warning: {text}" if probe.verdict == "warn" else text
     xml.indent(top)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + xml.tostring(top, encoding="unicode") + "\n"
-
-
-def _suite(rung: CheckVerdict) -> xml.Element:
-    failed = sum(probe.verdict == "fail" for probe in rung.probes)
-    skipped = sum(probe.verdict == "skip" for probe in rung.probes) + (not rung.probes)
-    suite = xml.Element("testsuite", name=rung.name, tests=str(max(1, len(rung.probes))), time=f"{rung.seconds:.3f}")
-    suite.set("failures", str(failed))
-    suite.set("skipped", str(skipped))
-    suite.set("errors", "0")
-    if not rung.probes:
-        _outcome(_case(suite, rung.name, rung.name, 0.0), "skip", rung.reason)
-    for probe in rung.probes:
-        _outcome(_case(suite, rung.name, probe.name, probe.seconds), probe.verdict, probe.reason)
-    return suite
-
-
-def _case(suite: xml.Element, rung: str, name: str, seconds: float) -> xml.Element:
-    return xml.SubElement(suite, "testcase", classname=f"moebox.{rung}", name=name, time=f"{seconds:.3f}")
-
-
-def _outcome(case: xml.Element, mark: str, reason: str) -> None:
-    text = "".join(letter for letter in reason if letter.isprintable())  # XML 1.0 has no control characters
-    if mark in ("fail", "skip"):
-        xml.SubElement(case, "failure" if mark == "fail" else "skipped", message=text)
-    elif text:
-        xml.SubElement(case, "system-out").text = f"warning: {text}" if mark == "warn" else text

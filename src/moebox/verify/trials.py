@@ -1,231 +1,258 @@
-"""Trials: asking again and again, counting every slip, and finding out whose it was.
+"""Repeated trials: count failures and attribute them to the server or the model.
 
-A sequential test. Without a slip it ends after the planned number of trials: the rate is then below about 3 / trials
-with 95% confidence. A slip buys more trials, `patience` times as many at most, until the rate is surely above the limit
-(red) or the budget is spent (yellow).
+A sequential test. Without a failure it ends after the planned number of trials: the rate is then below about 3 / trials
+with 95% confidence. After a failure it goes on, up to `patience` times as many trials, until the rate is surely above
+the limit (fail) or the budget is spent (warn).
 """
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from moebox.core.verdict import Attribution, Mark, Score, wilson_score
-from moebox.phantom.tasks import FAMILIES, Question
-from moebox.phantom.toolbox import TOOLS, ExampleTool
-from moebox.verify.answer import ChatAnswer
-from moebox.verify.ask import CheckSession, EndpointUnusable, ProbeFailed, ProbeSkipped
-from moebox.verify.kinds import MIN_MODEL_TRIALS, STREAMED, build_failure, describe_failure, failure_mark
+from moebox.core.verdict import Attribution, Score, wilson_score
+from moebox.phantom.questions import QUESTION_FAMILIES, TOOLS, Question
+from moebox.verify.client import ExchangeClient
+from moebox.verify.completions import ChatAnswer
+from moebox.verify.options import VerifyOptions
+from moebox.verify.session import EndpointUnusable, ProbeFailed, ProbeSkipped, ServerSession
+from moebox.verify.statistics import (
+    MIN_MODEL_TRIALS,
+    STREAMED,
+    KindName,
+    build_failure,
+    describe_failure,
+    failure_mark,
+)
 
-MAX_ATTRIBUTIONS = 6  # slips of one series that are asked again to learn whose they are; the others are like them
-ON_OFFER = 3  # tools that the tasks of a probe share
-DRAWS = 200  # tasks, before one with other tools is taken
-SURE_WRONG = 4  # all of the first so many wrong: no more are needed
+MAX_ATTRIBUTIONS = 6  # failures of one series that are asked again to attribute them; the others follow the majority
+OFFERED_TOOLS = 3  # shared by the questions of a probe
+MAX_DRAWS = 200  # questions, before one with other tools is accepted
+SURELY_WRONG = 4  # if all of the first so many are wrong, no more are needed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialOutcome:
-    """What came of one attempt: "" when it went well."""
+    """Result of one trial; `reason` is "" if it passed."""
 
     reason: str = ""
     attributed_to: Attribution = "server"
 
 
 PASSED = TrialOutcome()
-Attempt = Callable[[], Awaitable[TrialOutcome]]
-
-
-def server_failure(reason: str) -> TrialOutcome:
-    """A slip of the server's, or no slip where `why` is empty."""
-    return TrialOutcome(reason=reason)
-
-
-async def require_answer(session: CheckSession, reason: str) -> None:
-    """Failed, `gone` being why, where an ordinary question gets an empty answer."""
-    if (await session.ask_question(draw_question(session, "secret"))).is_empty:
-        raise ProbeFailed(reason)
-
-
-def pass_if(good: object, reason: str) -> TrialOutcome:
-    """No slip where it is `good`, else one of the server's."""
-    return PASSED if good else server_failure(reason)
-
-
-def draw_question(session: CheckSession, family: str, *, thinking: bool = False, **size: Any) -> Question:
-    """A fresh task. Those of one probe offer the same tools in the same order, as agents do: a prefix cache helps."""
-    task = FAMILIES[family].draw(session.rng, thinking=thinking, **size)
-    if not task.tools:
-        return task
-    session.offered_tools = session.offered_tools or _offer(session)
-    for _ in range(DRAWS):
-        if all(tool in session.offered_tools for tool in task.tools):
-            return replace(task, tools=session.offered_tools)
-        task = FAMILIES[family].draw(session.rng, thinking=thinking, **size)
-    return task
-
-
-def _offer(session: CheckSession) -> tuple[Mapping[str, Any], ...]:
-    """Some tools: one for a city, of which several may be asked about at once, and one that takes a number."""
-    city = session.rng.choice([tool for tool in TOOLS if set(tool.params) == {"city"}])
-    number = session.rng.choice([tool for tool in TOOLS if _takes_number(tool)])
-    others = [tool for tool in TOOLS if tool not in (city, number)]
-    offered = [city, number, *session.rng.sample(others, ON_OFFER - 2)]
-    return tuple(tool.schema() for tool in session.rng.sample(offered, ON_OFFER))
-
-
-def _takes_number(tool: ExampleTool) -> bool:
-    return any(kind == "integer" for kind, _ in tool.params.values())
-
-
-def judge_answer(task: Question, answer: ChatAnswer) -> str:
-    """ "" or what is wrong with the answer's substance."""
-    if answer.leaked_mark:
-        return f"{answer.leaked_mark} leaked into the answer"
-    if answer.finish_reason == "length":
-        return f"not finished after {task.max_tokens} tokens: …{answer.content[-60:]}"
-    grade = task.grade(answer.reply)
-    return "" if grade.ok else grade.reason
-
-
+Attempt = Callable[[bool], Awaitable[TrialOutcome]]  # one trial, streamed or not
 Judge = Callable[[Question, ChatAnswer], str]
 
 
-class QuestionAttempt:
-    """Asks tasks of one family one after the other, each judged, each slip traced to the server or the model."""
-
-    def __init__(
-        self,
-        session: CheckSession,
-        draw: Callable[[], Question],
-        *,
-        judge: Judge = judge_answer,
-        stream: bool = False,
-        settings: Callable[[Question], dict[str, object]] = lambda task: {},
-        **more: Any,
-    ) -> None:
-        self.session, self.draw, self.judge, self.stream, self.more = session, draw, judge, stream, more
-        self.settings = settings  # of the request, which hang on the task
-        self.attributions: list[Attribution] = []
-
-    async def __call__(self) -> TrialOutcome:
-        """One attempt."""
-        task = self.draw()
-        why = await self._wrong(task, self.stream)
-        return TrialOutcome(reason=why, attributed_to=await self._attribute(task)) if why else PASSED
-
-    async def _wrong(self, task: Question, stream: bool) -> str:
-        return self.judge(
-            task, await self.session.ask_question(task, stream=stream, **self.more, **self.settings(task))
-        )
-
-    async def _attribute(self, task: Question) -> Attribution:
-        """A model says the same thing again at temperature 0, whole and streamed; a broken server does not."""
-        if len(self.attributions) >= MAX_ATTRIBUTIONS:
-            return max(set(self.attributions), key=self.attributions.count)
-        whose: Attribution = "model"
-        for stream in (self.stream, not self.stream):
-            try:
-                again = await self._wrong(task, stream)
-            except EndpointUnusable:
-                raise
-            except ProbeFailed:
-                again = ""  # that is the server's, and is counted
-            if not again:
-                whose = "server"
-                break
-        self.attributions.append(whose)
-        return whose
+def server_failure(reason: str) -> TrialOutcome:
+    """A failure of the server, or a pass if `reason` is empty."""
+    return TrialOutcome(reason=reason)
 
 
-def family_attempt(
-    session: CheckSession, family: str, *, thinking: bool = False, stream: bool = False, **more: Any
-) -> QuestionAttempt:
-    """Attempts that draw a task of `family`, ask it and judge it."""
-    return QuestionAttempt(session, lambda: draw_question(session, family, thinking=thinking), stream=stream, **more)
+def model_failure(reason: str) -> TrialOutcome:
+    """A failure of the model, or a pass if `reason` is empty."""
+    return TrialOutcome(reason=reason, attributed_to="model")
+
+
+def pass_if(good: object, reason: str) -> TrialOutcome:
+    """A pass if `good`, else a failure of the server."""
+    return PASSED if good else server_failure(reason)
+
+
+def judge_answer(question: Question, answer: ChatAnswer) -> str:
+    """Return what is wrong with the content of the answer, or ""."""
+    if answer.leaked_mark:
+        return f"{answer.leaked_mark} leaked into the answer"
+    if answer.finish_reason == "length":
+        return f"not finished after {question.max_tokens} tokens: …{answer.content[-60:]}"
+    grade = question.grade(answer.reply)
+    return "" if grade.ok else grade.reason
 
 
 class TrialSeries:
-    """The trials of one kind, while they run."""
+    """The trials of one kind while they run."""
 
-    def __init__(self, session: CheckSession, kind: str, planned: int) -> None:
-        self.session, self.kind = session, kind
+    def __init__(self, session: ServerSession, kind: KindName, planned: int, stream: bool) -> None:
+        self.session, self.kind, self.stream = session, kind, stream
         self.planned, self.most = planned, planned * session.options.patience
         self.of = 0
-        self.wrong: Counter[Attribution] = Counter()
+        self.failures: Counter[Attribution] = Counter()
         self.first: dict[Attribution, str] = {}
 
-    def add(self, trial: TrialOutcome) -> None:
-        """Count it."""
+    def add(self, outcome: TrialOutcome) -> None:
+        """Count one trial."""
         self.of += 1
-        self.session.failures.add(self.kind, trial.reason, trial.attributed_to)
-        if trial.reason:
-            self.first.setdefault(trial.attributed_to, trial.reason)
-            self.wrong[trial.attributed_to] += 1
+        self.session.failures.add(self.kind, outcome.reason, outcome.attributed_to, stream=self.stream)
+        if outcome.reason:
+            self.first.setdefault(outcome.attributed_to, outcome.reason)
+            self.failures[outcome.attributed_to] += 1
 
     @property
     def failing_side(self) -> Attribution | None:
-        """Whose fault is surely too frequent."""
-        if failure_mark(self.kind, self.wrong["server"], self.of) == "fail":
+        """The side whose failures are surely too frequent."""
+        if failure_mark(self.kind, self.failures["server"], self.of) == "fail":
             return "server"
-        all_wrong = self.wrong["model"] == self.of >= SURE_WRONG
+        all_wrong = self.failures["model"] == self.of >= SURELY_WRONG
         enough = all_wrong or self.of >= min(self.planned, 2 * MIN_MODEL_TRIALS)
-        return "model" if enough and self._model_mark == "fail" else None
-
-    @property
-    def _model_mark(self) -> Mark:
-        """What the model's own slips come to."""
-        return failure_mark(self.kind, self.wrong["model"], self.of, "model")
+        model_fails = failure_mark(self.kind, self.failures["model"], self.of, "model") == "fail"
+        return "model" if enough and model_fails else None
 
     @property
     def is_over(self) -> bool:
-        """Nothing more is to be learnt, or the budget is spent."""
-        clean = not self.wrong
-        lone = not self.wrong["server"] and self._model_mark == "pass"
-        enough = self.planned if clean else 2 * self.planned if lone else self.most
+        """True if no more can be learned, or the budget is spent."""
+        only_rare_model_failures = (
+            not self.failures["server"] and failure_mark(self.kind, self.failures["model"], self.of, "model") == "pass"
+        )
+        enough = self.planned if not self.failures else 2 * self.planned if only_rare_model_failures else self.most
         return self.of >= enough or self.session.seconds_left <= 0
 
     @property
     def score(self) -> Score:
-        """How many went well."""
-        return wilson_score(self.of - self.wrong.total(), self.of)
+        """How many trials passed."""
+        return wilson_score(self.of - self.failures.total(), self.of)
 
 
-async def run_trials(session: CheckSession, kind: str, attempt: Attempt, planned: int | None = None) -> Score:
-    """Attempts until it is clear how often `kind` goes wrong. Failed where that is surely too often.
+class CheckSession(ServerSession):
+    """Session that draws questions and runs trials."""
 
-    What stays in doubt is not raised: it stands in the tally and turns the probe yellow.
-    """
-    series = TrialSeries(session, kind, planned or session.options.trials)
-    while not series.is_over:
-        session.trial_progress = (series.of + 1, series.planned if series.of < series.planned else series.most)
-        series.add(await run_attempt(attempt))
-        if whose := series.failing_side:
-            told = describe_failure(build_failure(kind, series.wrong[whose], series.of, whose=whose))
-            raise ProbeFailed(f"{series.first[whose]}; {told}", score=series.score)
-    return series.score
+    def __init__(self, client: ExchangeClient, options: VerifyOptions) -> None:
+        super().__init__(client, options)
+        self.offered_tools: tuple[Mapping[str, Any], ...] = ()  # by the questions of the present probe
+
+    def draw(self, family: str, *, thinking: bool = False, **size: Any) -> Question:
+        """Draw a question. Those of one probe offer the same tools in the same order, so that a prefix cache helps."""
+        rng = self.rng
+        question = QUESTION_FAMILIES[family].draw(rng, thinking=thinking, **size)
+        if not question.tools:
+            return question
+        if not self.offered_tools:
+            # One tool for a city, several of which may be asked about at once, and one that takes a number
+            city = rng.choice([tool for tool in TOOLS if set(tool.params) == {"city"}])
+            number = rng.choice([tool for tool in TOOLS if any(kind == "integer" for kind, _ in tool.params.values())])
+            others = rng.sample([tool for tool in TOOLS if tool not in (city, number)], OFFERED_TOOLS - 2)
+            offered = rng.sample([city, number, *others], OFFERED_TOOLS)
+            self.offered_tools = tuple(tool.schema() for tool in offered)
+        for _ in range(MAX_DRAWS):
+            if all(tool in self.offered_tools for tool in question.tools):
+                return replace(question, tools=self.offered_tools)
+            question = QUESTION_FAMILIES[family].draw(rng, thinking=thinking, **size)
+        return question
+
+    async def run_trials(
+        self, kind: KindName, attempt: Attempt, share: float | None = None, least: int = 2, *, stream: bool = False
+    ) -> Score:
+        """Run all trials, or `share` of them, until it is clear how often `kind` fails.
+
+        Raise ProbeFailed if that is surely too often. A doubtful rate stays in the counts and turns the probe into a
+        warning.
+        """
+        planned = self.options.trials if share is None else self.options.trial_share(share, least)
+        series = TrialSeries(self, kind, planned, stream)
+        while not series.is_over:
+            self.trial_progress = (series.of + 1, series.planned if series.of < series.planned else series.most)
+            series.add(await run_attempt(attempt, stream))
+            if side := series.failing_side:
+                failure = build_failure(kind + STREAMED * stream, series.failures[side], series.of, attributed_to=side)
+                raise ProbeFailed(f"{series.first[side]}; {describe_failure(failure)}", score=series.score)
+        return series.score
+
+    async def run_both_modes(
+        self, kind: KindName, attempt: Attempt, share: float | None = None, least: int = 2
+    ) -> Score:
+        """Run the same trials whole and then streamed."""
+        await self.run_trials(kind, attempt, share, least)
+        return await self.run_trials(kind, attempt, share, least, stream=True)
+
+    async def require_answer(self, reason: str) -> None:
+        """Raise ProbeFailed with `reason` if an ordinary question gets an empty answer."""
+        if (await self.ask_question(self.draw("secret"))).is_empty:
+            raise ProbeFailed(reason)
 
 
-async def run_attempt(attempt: Attempt) -> TrialOutcome:
-    """An attempt; a reply that cannot be read is a slip of the server's."""
+# A probe returns nothing, a remark, a warning or a score, and raises ProbeFailed or ProbeSkipped.
+ProbeFunction = Callable[[CheckSession], Awaitable[str | Score | None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One check. If all probes of one set in `stop_if_failed` fail, every later check is meaningless."""
+
+    name: str
+    about: str
+    probes: Mapping[str, ProbeFunction]
+    stop_if_failed: tuple[frozenset[str], ...] = ()
+    request_estimate: int = 10  # for the time left
+
+
+class QuestionAttempt:
+    """Asks questions of one family, judges each answer, and attributes each failure to the server or the model."""
+
+    def __init__(
+        self,
+        session: CheckSession,
+        draw: str | Callable[[], Question],
+        *,
+        judge: Judge = judge_answer,
+        thinking: bool = False,
+        settings: Callable[[Question], dict[str, object]] = lambda question: {},
+        **more: Any,
+    ) -> None:
+        self.session, self.judge, self.more = session, judge, more
+        if isinstance(draw, str):
+            self.draw_question: Callable[[], Question] = partial(session.draw, draw, thinking=thinking)
+        else:
+            self.draw_question = draw
+        self.settings = settings  # of the request, by the question
+        self.attributions: dict[bool, list[Attribution]] = {False: [], True: []}
+
+    async def __call__(self, stream: bool = False) -> TrialOutcome:
+        question = self.draw_question()
+        reason = await self._ask_and_judge(question, stream)
+        if not reason:
+            return PASSED
+        return TrialOutcome(reason=reason, attributed_to=await self._attribute(question, stream))
+
+    async def _ask_and_judge(self, question: Question, stream: bool) -> str:
+        settings = {**self.more, **self.settings(question)}
+        return self.judge(question, await self.session.ask_question(question, stream=stream, **settings))
+
+    async def _attribute(self, question: Question, stream: bool) -> Attribution:
+        """A model gives the same answer again at temperature 0, whole and streamed; a broken server does not.
+
+        After MAX_ATTRIBUTIONS questions the majority decides.
+        """
+        known = self.attributions[stream]
+        if len(known) >= MAX_ATTRIBUTIONS:
+            return "server" if known.count("server") >= known.count("model") else "model"
+        attribution: Attribution = "model"
+        for mode in (stream, not stream):
+            try:
+                again = await self._ask_and_judge(question, mode)
+            except EndpointUnusable:
+                raise
+            except ProbeFailed:
+                again = ""  # a failure of the server, which is counted
+            if not again:
+                attribution = "server"
+                break
+        known.append(attribution)
+        return attribution
+
+
+async def run_attempt(attempt: Attempt, stream: bool = False) -> TrialOutcome:
+    """Run one trial; a reply that cannot be read is a failure of the server."""
     try:
-        return await attempt()
+        return await attempt(stream)
     except EndpointUnusable:
         raise
     except ProbeFailed as problem:
-        return TrialOutcome(reason=str(problem))
+        return server_failure(str(problem))
 
 
-async def run_both_modes(
-    session: CheckSession, kind: str, make: Callable[..., Attempt], planned: int | None = None
-) -> Score:
-    """The same trials whole and streamed; `make` takes `stream`."""
-    await run_trials(session, kind, make(stream=False), planned)
-    return await run_trials(session, kind + STREAMED, make(stream=True), planned)
-
-
-async def require_capability(session: CheckSession, attempt: Attempt, what: str, times: int = 2) -> None:
-    """Skipped unless the model can do this at all: what it cannot do proves nothing about its server."""
-    found = [await run_attempt(attempt) for _ in range(times)]
-    failed = [trial.reason for trial in found if trial.reason]
+async def require_capability(attempt: Attempt, what: str) -> None:
+    """Raise ProbeSkipped unless the model can do this at all: its limits prove nothing about the server."""
+    outcomes = [await run_attempt(attempt) for _ in range(2)]
+    failed = [outcome.reason for outcome in outcomes if outcome.reason]
     if failed:
         raise ProbeSkipped(f"model, not server: it cannot {what} ({failed[0]})")

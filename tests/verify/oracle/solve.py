@@ -8,11 +8,10 @@ from typing import Any
 
 import fastjsonschema
 
-from moebox.phantom.bank import FACTS
-from moebox.phantom.functions import RECIPES
-from moebox.phantom.talk import _STORY, _THINGS
-from moebox.phantom.task import ModelReply, ToolCall
-from moebox.phantom.toolbox import TOOLS
+from moebox.core import catalogue
+from moebox.phantom.format_questions import FUNCTION_SPECS
+from moebox.phantom.questions import TOOLS, ModelReply, ToolCall
+from moebox.phantom.text_questions import FACTS
 
 _PLAIN = {ask: fact.answer for fact in FACTS for ask in fact.asks}
 _SIGNS = {"plus": "+", "minus": "-", "times": "*"}
@@ -187,7 +186,7 @@ def _code(question: str) -> str:
     if not asked:
         return ""
     name, takes, parameter, does = asked.groups()
-    for recipe in RECIPES:
+    for recipe in FUNCTION_SPECS:
         slots = re.fullmatch(_pattern(recipe.does), does)
         if recipe.takes == takes and slots:
             return f"```python\ndef {name}({parameter}):\n    {recipe.body.format(**slots.groupdict())}\n```"
@@ -197,11 +196,19 @@ def _code(question: str) -> str:
 def _story(question: str) -> str:
     found = re.search(r"long story about (?P<who>.+?) called (?P<name>\w+)(?:,| who)", question)
     place = re.search(r"(?:the town of|lives in) (?P<city>\w+) and (?:travels to )?a (?P<place>\w+)", question)
-    return " ".join(_STORY).format(**found.groupdict(), **place.groupdict()) if found and place else ""
+    return (
+        " ".join(catalogue.load_table("questions")["prompts"]["story_lines"]).format(
+            **found.groupdict(), **place.groupdict()
+        )
+        if found and place
+        else ""
+    )
 
 
 def _remembered(messages: Sequence[Mapping[str, Any]]) -> str:
-    for told, _, ask, answer, _ in _THINGS:
+    for told, ask, answer in (
+        (row["mention"], row["question"], row["answer"]) for row in catalogue.load_table("questions")["memory"]
+    ):
         if messages[-1]["content"] != ask:
             continue
         for turn in messages[:-1]:

@@ -1,0 +1,32 @@
+"""All checks in the order of `options.CHECK_NAMES`."""
+
+from moebox.verify.checks import (
+    agents,
+    alive,
+    answers,
+    anthropic,
+    cache,
+    concurrency,
+    errors,
+    json_modes,
+    limits,
+    long_context,
+    prompts,
+    sampling,
+    streaming,
+    thinking,
+    tools,
+    vision,
+)
+from moebox.verify.options import CHECK_NAMES
+from moebox.verify.trials import Check
+
+_MODULES = (
+    *(agents, alive, anthropic, cache, concurrency, errors, json_modes, limits),
+    *(long_context, prompts, sampling, streaming, thinking, tools, vision),
+)
+_ALL = (answers.PLAIN, answers.ARITHMETIC, answers.CODE, *(module.CHECK for module in _MODULES))
+_BY_NAME = {check.name: check for check in _ALL}
+if set(_BY_NAME) != set(CHECK_NAMES):
+    raise TypeError(f"CHECK_NAMES and the checks differ in {', '.join(sorted(set(_BY_NAME) ^ set(CHECK_NAMES)))}")
+CHECKS: tuple[Check, ...] = tuple(_BY_NAME[name] for name in CHECK_NAMES)

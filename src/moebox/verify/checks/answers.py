@@ -1,0 +1,134 @@
+"""plain, arithmetic and code: fresh questions with known answers."""
+
+import asyncio
+import unicodedata
+from functools import partial
+
+from moebox import sandbox
+from moebox.core.verdict import Score
+from moebox.phantom.questions import Question, extract_code, text_flaw
+from moebox.verify.completions import NO_LOGPROBS, ChatAnswer, is_logprob
+from moebox.verify.session import ProbeFailed, ProbeSkipped, skip_if_rejected
+from moebox.verify.trials import (
+    Check,
+    CheckSession,
+    Judge,
+    QuestionAttempt,
+    TrialOutcome,
+    judge_answer,
+    model_failure,
+    pass_if,
+)
+
+FOREIGN_SHARE = 0.2  # of the letters outside the Latin script, from which an answer is not in English
+SENTENCE_ENDS = ".!?…\"'”’)*`:;>"  # how a complete text may end
+
+
+def judge_in_english(question: Question, answer: ChatAnswer) -> str:
+    """Judge the answer and its language."""
+    return judge_answer(question, answer) or foreign_script(answer.content)
+
+
+async def probe_family(
+    session: CheckSession, *, family: str, share: float, least: int = 2, judge: Judge = judge_answer
+) -> Score:
+    """Questions of one family are answered right."""
+    attempt = QuestionAttempt(session, family, judge=judge)
+    return await session.run_trials("answer", attempt, share, least)
+
+
+async def probe_long_text(session: CheckSession) -> None:
+    """A longer text stays coherent to its end: no loop, no run of one mark, no other language."""
+
+    async def attempt(stream: bool) -> TrialOutcome:
+        answer = await session.ask_question(session.draw("story"), max_tokens=1024)
+        if reason := text_flaw(answer.content, min_words=40) or foreign_script(answer.content):
+            raise ProbeFailed(reason)
+        ended = answer.finish_reason != "stop" or answer.content.rstrip()[-1:] in SENTENCE_ENDS
+        return pass_if(ended, f"finish_reason stop in mid-sentence: …{answer.content[-40:]!r}")
+
+    await session.run_trials("text", attempt, 0.09, 1)
+
+
+async def probe_logprob_numbers(session: CheckSession) -> None:
+    """Log-probabilities, if offered, are numbers: NaN in the forward pass shows here first."""
+    question = session.draw("secret")
+    exchange = await session.post_chat(session.chat_request(question.messages, max_tokens=24, logprobs=True))
+    with skip_if_rejected(NO_LOGPROBS):
+        answer = session.read_answer(exchange, stream=False)
+    if not all(map(is_logprob, answer.logprobs)):
+        raise ProbeFailed("a log-probability is not a number below zero")
+    if not answer.logprobs:
+        raise ProbeSkipped("no log-probabilities came")
+
+
+def foreign_script(text: str) -> str:
+    """Return the script in which an English question was answered, or ""."""
+    letters = [letter for letter in text if letter.isalpha()]
+    other = [letter for letter in letters if not unicodedata.name(letter, "").startswith("LATIN")]
+    if len(other) <= FOREIGN_SHARE * len(letters):
+        return ""
+    script = unicodedata.name(other[0], "another").split()[0].lower()
+    return f"answered in {script} letters: {text[:60]}"
+
+
+async def probe_functions(session: CheckSession) -> str:
+    """Small functions return the right value for every case. They run in the sandbox only."""
+    try:
+        session.sandbox = await asyncio.to_thread(sandbox.strongest_level)
+    except sandbox.NoSandbox as problem:
+        raise ProbeSkipped(f"code is not run here: {problem}") from None
+
+    async def attempt(stream: bool) -> TrialOutcome:
+        question = session.draw("code")
+        answer = await session.ask_question(question)
+        reason = judge_answer(question, answer) or await asyncio.to_thread(_run_cases, question, answer.content)
+        return model_failure(reason)  # other checks find words that a server lost
+
+    await session.run_trials("answer", attempt, 0.34, 3)
+    return f"run behind {session.sandbox}"
+
+
+def _run_cases(question: Question, text: str) -> str:
+    """Run the function in the sandbox. Return "" if every case gives the right value."""
+    name, cases = question.expect, question.cases
+    try:
+        outcome = sandbox.run_code(extract_code(text), name, [case.args for case in cases])
+    except sandbox.NoSandbox as problem:
+        raise ProbeFailed(f"the sandbox broke: {problem}") from None
+    if outcome.error:
+        return f"{name}: {outcome.error}"
+    for case, value in zip(cases, outcome.values, strict=False):
+        same = value == case.want and isinstance(value, bool) == isinstance(case.want, bool)  # True is not 1
+        if not same:
+            return f"{name}({', '.join(map(repr, case.args))}) is {value!r}, not {case.want!r}"
+    return "" if len(outcome.values) == len(cases) else f"{name}: {len(outcome.values)} values came back"
+
+
+PLAIN = Check(
+    name="plain",
+    about="coherent language, no loop, the right language",
+    probes={
+        "facts": partial(probe_family, family="plain", share=0.5, judge=judge_in_english),
+        "memory": partial(probe_family, family="memory", share=0.34),
+        "at length": probe_long_text,
+        "numbers": probe_logprob_numbers,
+    },
+    stop_if_failed=(frozenset({"facts", "at length"}),),
+    request_estimate=16,
+)
+ARITHMETIC = Check(
+    name="arithmetic",
+    about="fresh problems, graded by moebox",
+    probes={
+        "sums": partial(probe_family, family="sums", share=1.0, least=8),
+        "counting": partial(probe_family, family="count", share=0.34),
+    },
+    request_estimate=16,
+)
+CODE = Check(
+    name="code",
+    about="functions run against cases in a sandbox",
+    probes={"functions": probe_functions},
+    request_estimate=6,
+)

@@ -1,0 +1,215 @@
+"""limits: stop strings stop, max_tokens ends, and a prompt that is too long is rejected properly."""
+
+import re
+from functools import partial
+
+from moebox.core.verdict import Score
+from moebox.phantom.questions import Question
+from moebox.verify.checks.streaming import first_difference
+from moebox.verify.completions import ChatAnswer
+from moebox.verify.session import REJECTED_STATUSES, ProbeFailed, ProbeSkipped, error_text, require_token_count
+from moebox.verify.trials import (
+    PASSED,
+    Check,
+    CheckSession,
+    TrialOutcome,
+    judge_answer,
+    model_failure,
+    pass_if,
+    server_failure,
+)
+from moebox.verify.violations import is_json
+
+BEFORE_STOP = "11"  # stands before the stop string, whatever separates the numbers
+STOP = "12"
+NEVER = "\n###END###"  # not in any run of numbers
+LONG_STOP_CHARS = 6  # two numbers and what separates them: several tokens
+FEW_TOKENS = 8  # for an answer that wants many more
+TOKENS_AFTER_STOP = 2
+MAX_PLAUSIBLE_CONTEXT = 16_000_000  # tokens; a larger reported limit is wrong, and too much to send
+MAX_CHARS_PER_TOKEN = 12  # of any tokenizer for such words, so that the text is surely too long
+
+
+async def probe_stop(session: CheckSession, *, stop: str | list[str], share: float) -> Score:
+    """The answer ends before the stop string, streamed and whole; `stop` may be a list or one string."""
+
+    async def attempt(stream: bool) -> TrialOutcome:
+        answer = await session.ask_question(session.draw("count", start=1, end=30), stream=stream, stop=stop)
+        content, shown = answer.content, answer.content[-40:]
+        if STOP in content or "13" in content:
+            return server_failure(f"went on past the stop string {stop!r}: {shown!r}")
+        if answer.finish_reason != "stop":
+            return server_failure(f"finish_reason {answer.finish_reason!r} at a stop string")
+        if not re.match(r"\D*1\D+2\D+3\b", content) and content:
+            return model_failure(f"it does not count: {content[:40]!r}")
+        ends = content.rstrip(" ,.\n").endswith(BEFORE_STOP)
+        return pass_if(ends, f"does not end with {BEFORE_STOP} before the stop {stop!r}: {shown!r}")
+
+    return await session.run_both_modes("limits", attempt, share)
+
+
+async def probe_stop_in_text(session: CheckSession) -> Score:
+    """A stop string of several tokens stops; others that never come change nothing."""
+
+    async def attempt(stream: bool) -> TrialOutcome:
+        question = session.draw("count", start=1, end=18)
+        plain = (await session.ask_question(question, stream=stream)).content
+        place = plain.find("14")
+        if place < 0:
+            return model_failure(f"it does not count: {plain[:40]!r}")
+        stop = plain[place : place + LONG_STOP_CHARS]
+        cut = await session.ask_question(question, stream=stream, stop=[NEVER, stop])
+        if stop in cut.content or len(cut.content) > place + LONG_STOP_CHARS:
+            return server_failure(f"went on past the stop string {stop!r}: {cut.content[-40:]!r}")
+        unmet = await session.ask_question(question, stream=stream, stop=[NEVER, NEVER * 2])
+        if unmet.content.strip() == plain.strip():
+            return PASSED
+        again = await session.ask_question(question, stream=stream)
+        difference = first_difference(plain, unmet.content, ("without", "with"))
+        return pass_if(again.content != plain, f"a stop string that never comes changes the text: {difference}")
+
+    return await session.run_both_modes("limits", attempt, 0.17)
+
+
+async def probe_stop_at_limit(session: CheckSession) -> Score:
+    """A stop string just before max_tokens is seen: several draft tokens may pass both in one step."""
+
+    async def attempt(stream: bool) -> TrialOutcome:
+        question = session.draw("count", start=1, end=30)
+        stopped = await session.ask_question(question, stream=stream, stop=[STOP])
+        limit = require_token_count(stopped, "completion") + TOKENS_AFTER_STOP
+        close = await session.ask_question(question, stream=stream, stop=[STOP], max_tokens=limit, exact=True)
+        reason = f"went on past the stop {STOP!r} just before max_tokens: {close.content[-40:]!r}"
+        return pass_if(STOP not in close.content, reason)
+
+    return await session.run_both_modes("limits", attempt, 0.17)
+
+
+async def probe_cut_thoughts(session: CheckSession) -> Score:
+    """Reasoning that max_tokens cuts is still reasoning."""
+    session.require_thinking()
+
+    async def attempt(stream: bool) -> TrialOutcome:
+        question = session.draw("sums", thinking=True)
+        reasoning = (await session.ask_question(question, stream=stream)).reasoning.strip()
+        limits = {"max_tokens": FEW_TOKENS, "exact": True, "allow_marks": True}
+        cut = await session.ask_question(question, stream=stream, **limits)
+        content = cut.content.strip()
+        spilled = bool(content) and not cut.reasoning and reasoning.startswith(content)
+        return pass_if(not spilled, f"max_tokens cut the reasoning, and it came as the answer: {content!r}")
+
+    return await session.run_both_modes("reasoning", attempt, 0.17)
+
+
+async def probe_no_limit(session: CheckSession) -> Score:
+    """Without max_tokens an answer comes to its end."""
+
+    async def attempt(stream: bool) -> TrialOutcome:
+        question = session.draw("count", start=1, end=30)
+        answer = await session.ask_question(question, stream=stream, max_tokens=None)
+        if answer.finish_reason != "length":
+            return PASSED
+        if judge_answer(question, await session.ask_question(question)):
+            return model_failure("it does not come to an end with a limit either")
+        made = answer.token_count("completion")
+        return server_failure(f"no max_tokens, yet cut after {made} tokens: {answer.content[-40:]!r}")
+
+    return await session.run_both_modes("limits", attempt, share=0, least=1)
+
+
+async def probe_cut_call(session: CheckSession) -> Score:
+    """A tool call that max_tokens cuts in half is marked as cut: clients must not run it."""
+
+    async def attempt(stream: bool) -> TrialOutcome:
+        question = session.draw("tool_call")
+        limits = {"max_tokens": FEW_TOKENS, "exact": True, "allow_marks": True}
+        answer = await session.ask_question(question, stream=stream, **limits)
+        broken = [call.arguments for call in answer.calls if not is_json(call.arguments)]
+        if broken and answer.finish_reason != "length":
+            reason = f"max_tokens cut a call to {broken[0]!r}, finish_reason is {answer.finish_reason!r}"
+            return server_failure(reason)
+        return PASSED
+
+    return await session.run_both_modes("limits", attempt, 0.17)
+
+
+async def probe_token_limit(session: CheckSession, *, field: str, share: float) -> Score:
+    """Stories end at the limit, with the right finish_reason; whole and streamed they end at the same token."""
+    if field == "max_completion_tokens":
+        messages = session.draw("story").messages
+        request = session.chat_request(messages, max_tokens=None, max_completion_tokens=FEW_TOKENS)
+        if (await session.post_chat(request)).status in REJECTED_STATUSES:
+            raise ProbeSkipped("the server does not take max_completion_tokens")
+    elif session.max_tokens_field != "max_tokens":
+        raise ProbeSkipped("the server refuses max_tokens, and takes max_completion_tokens")
+    cut_whole: list[tuple[Question, str]] = []  # each story and how it was cut when it came whole
+
+    async def ask_cut(question: Question, stream: bool) -> ChatAnswer:
+        request = session.chat_request(question.messages, max_tokens=None, stream=stream or None)
+        return session.read_answer(await session.post_chat({**request, field: FEW_TOKENS}), stream=stream)
+
+    async def attempt(stream: bool) -> TrialOutcome:
+        question, before = cut_whole.pop() if stream and cut_whole else (session.draw("story"), "")
+        answer = await ask_cut(question, stream)
+        finish, made, text = answer.finish_reason, answer.token_count("completion"), answer.content + answer.reasoning
+        if finish == "stop" and made is not None and made < FEW_TOKENS:
+            return model_failure(f"a story of {made} tokens: {answer.content!r}")
+        if finish != "length":
+            return server_failure(f"finish_reason {finish!r} after {field} {FEW_TOKENS} of a story")
+        words = len(text.split())
+        if words > FEW_TOKENS + 1 or (made is not None and made > FEW_TOKENS):
+            return server_failure(f"{made} tokens and {words} words although {field} was {FEW_TOKENS}")
+        if not stream:
+            cut_whole.append((question, text))
+        shown = text.rstrip()
+        if not before.startswith(shown) or shown == before.rstrip():
+            return PASSED
+        # The stream ended before the whole answer did; whole answers that differ among themselves prove nothing
+        again = await ask_cut(question, False)
+        lost = before.removeprefix(shown) if again.content + again.reasoning == before else ""
+        return pass_if(not lost, f"{field} {FEW_TOKENS} cuts a stream before {lost!r}, which comes whole")
+
+    return await session.run_both_modes("limits", attempt, share)
+
+
+async def probe_too_long_prompt(session: CheckSession) -> str:
+    """A prompt beyond the context gets a 4xx with a message, and the server goes on answering."""
+    limit = session.context_limit or session.options.context
+    if not limit:
+        raise ProbeSkipped("the server does not report how long a prompt may be")
+    if limit > MAX_PLAUSIBLE_CONTEXT:
+        raise ProbeFailed(f"the server reports a context of {limit:,} tokens, which no model has")
+    text = "lantern orchard thimble " * (limit * MAX_CHARS_PER_TOKEN // 24)
+    request = session.chat_request([{"role": "user", "content": text}], max_tokens=8)
+    exchange = session.keep_evidence(await session.client.post(session.chat_url, request))
+    if exchange.status == 200 and not exchange.error:
+        read = session.read_answer(exchange, stream=False).usage.get("prompt_tokens")
+        counts = f"more than {limit:,} tokens, of which it counts {read}"
+        raise ProbeFailed(f"the server silently truncated an over-long prompt ({counts})")
+    if exchange.error:
+        raise ProbeFailed(f"a prompt beyond {limit:,} tokens: {exchange.error}")
+    if not 400 <= exchange.status < 500:
+        raise ProbeFailed(f"a prompt beyond {limit:,} tokens: HTTP {exchange.status}{error_text(exchange)}")
+    if not is_json(exchange.response):
+        raise ProbeFailed(f"HTTP {exchange.status} without an explanation in JSON")
+    await session.require_answer("after the refusal, an ordinary question got an empty answer")
+    return f"HTTP {exchange.status}{error_text(exchange)}"
+
+
+CHECK = Check(
+    name="limits",
+    about="stop strings, max_tokens, over-long prompts",
+    probes={
+        "stop string": partial(probe_stop, stop=[STOP], share=0.5),
+        "stop as a string": partial(probe_stop, stop=STOP, share=0.25),
+        "stop in the text": probe_stop_in_text,
+        "stop at the limit": probe_stop_at_limit,
+        "no limit": probe_no_limit,
+        "thoughts cut": probe_cut_thoughts,
+        "call cut": probe_cut_call,
+        "max_tokens": partial(probe_token_limit, field="max_tokens", share=0.67),
+        "max_completion_tokens": partial(probe_token_limit, field="max_completion_tokens", share=0.25),
+        "too long": probe_too_long_prompt,
+    },
+    request_estimate=56,
+)

@@ -1,0 +1,201 @@
+"""prompts: system messages, content as parts and characters outside ASCII reach the model, and come back."""
+
+import json
+from typing import Any
+
+from moebox.core.verdict import Score
+from moebox.phantom import vocabulary
+from moebox.phantom.questions import TOOLS, haystack_questions
+from moebox.verify.checks import texts
+from moebox.verify.checks.tool_history import MIN_TOKENS_PER_WORD
+from moebox.verify.checks.turns import (
+    PADDING,
+    PADDING_TOKENS,
+    assistant_turn,
+    chat_or_skip,
+    probe_conversation_forms,
+    probe_request_fields,
+    prompt_grew,
+    user_turn,
+)
+from moebox.verify.session import REJECTED_STATUSES, ProbeFailed, ProbeSkipped, ProbeWarning, require_token_count
+from moebox.verify.trials import (
+    Check,
+    CheckSession,
+    QuestionAttempt,
+    TrialOutcome,
+    judge_answer,
+    model_failure,
+    require_capability,
+    server_failure,
+)
+
+LONG_SYSTEM = PADDING * 30  # 720 words: an agent's system message is pages long
+NOTE = "Read every word of this note before you use the tool. "
+NOTES = (NOTE * 28, NOTE * 14)  # a page about a tool and half a page about its first parameter, as agents write
+ROOMY_CONTEXT = 8192  # tokens that hold every tool, however the template writes them
+MANY_TRIALS = 12  # with fewer, half as many tools are offered
+LAST_STEP = 4  # of those by which a conversation grows: the size of the many turns that follow
+MANY_TURNS = 20  # of each side: agents work for hours
+MIN_TOOL_TOKENS = 8  # of a tool's name and description
+MIN_GROWTH_RATIO = 0.6  # tokens per character of the last tools, relative to the first ones
+
+
+async def probe_system(session: CheckSession) -> ProbeWarning | None:
+    """A system message changes the answer, and the prompt grows by it, even by pages."""
+    roomy = not session.context_limit or session.context_limit >= ROOMY_CONTEXT // 2
+    question = session.draw("secret")
+    few = (await session.chat(question.messages, max_tokens=16)).token_count("prompt")
+    for text in [PADDING, LONG_SYSTEM] if roomy else [PADDING]:
+        with session.allow_slow_replies():
+            turns = [_system_turn(text), *question.messages]
+            many, sent = (await session.chat(turns, max_tokens=16)).token_count("prompt"), len(text.split())
+        if not prompt_grew(few, many, MIN_TOKENS_PER_WORD * sent):
+            counts = f"{few} and {many} prompt tokens"
+            raise ProbeFailed(f"{sent} words of a system message, yet {counts}: it is cut or dropped")
+
+    async def attempt(in_system: bool) -> TrialOutcome:
+        place, code = session.rng.choice(vocabulary.PLACES), vocabulary.draw_code(session.rng, 6)
+        fact = f"The access code for the {place} is {code}."
+        ask = f"What is the access code for the {place}? Answer with the code only."
+        turns = [_system_turn(f"You are a helpful assistant. {fact}"), user_turn(ask)]
+        answer = await session.chat(turns if in_system else [user_turn(f"{fact} {ask}")], max_tokens=64)
+        return model_failure("" if code in answer.content else f"{code} expected, got {answer.content[:60]!r}")
+
+    await require_capability(attempt, "repeat a code from the prompt")
+    outcomes = [await attempt(True) for _ in range(session.options.trial_share(0.5))]
+    lost = [outcome.reason for outcome in outcomes if outcome.reason]
+    if len(lost) > len(outcomes) / 2:
+        return ProbeWarning(f"a system message had no effect in {len(lost)} of {len(outcomes)} answers: {lost[0]}")
+    for outcome in outcomes:
+        session.failures.add("prompt", outcome.reason, outcome.attributed_to)
+    return None
+
+
+def _system_turn(text: str) -> dict[str, str]:
+    return {"role": "system", "content": text}
+
+
+async def probe_parts(session: CheckSession) -> Score | ProbeWarning:
+    """Every part of content that is a list of parts is read."""
+    needle = QuestionAttempt(session, lambda: session.draw("needle", chars=200))
+    await require_capability(needle, "find a code in a short text")
+    hello = user_turn([{"type": "text", "text": "Hello!"}])
+    first = await session.post_chat(session.chat_request([hello], max_tokens=16))
+    if first.status in REJECTED_STATUSES:
+        return ProbeWarning(f"HTTP {first.status} for content as parts")
+
+    async def attempt(stream: bool) -> TrialOutcome:
+        (question,) = haystack_questions(session.rng, chars=200, depths=[0.5])
+        # The text before the code, the text with it, and the question: each is needed
+        text = str(question.messages[0]["content"])
+        code_at, ask_at = text.index("The access code"), text.rindex("What is the access code")
+        pieces = (text[:code_at], text[code_at:ask_at], text[ask_at:])
+        parts = [{"type": "text", "text": piece} for piece in pieces]
+        answer = await session.chat([user_turn(parts)], max_tokens=question.max_tokens)
+        reason = judge_answer(question, answer)
+        right_as_text = reason and not judge_answer(question, await session.ask_question(question))
+        return server_failure(reason) if right_as_text else model_failure(reason)
+
+    return await session.run_trials("prompt", attempt, 0.34)
+
+
+async def probe_whole_history(session: CheckSession) -> None:
+    """Every turn of a long conversation reaches the model: the prompt grows with each."""
+    turns: list[Any] = [_system_turn(PADDING * 3)]  # longer than a step: if it is dropped, that step does not grow
+    last = pair = 0
+    for step, answer in enumerate(("I will.", "I will.", PADDING, PADDING, "I will.")):
+        ask = "Go on." if step == LAST_STEP else f"Remember: {vocabulary.draw_sentence(session.rng)}"
+        turns += [user_turn(ask), assistant_turn(answer)]
+        now = require_token_count(await session.chat([*turns, user_turn("Hello!")], max_tokens=8))
+        last, pair = now, now - last
+        grown = pair > 4 + (PADDING_TOKENS if answer == PADDING else 1)
+        session.failures.expect("prompt", grown, f"two turns more, yet {last - pair} and {last} prompt tokens")
+    turns += [user_turn("Go on."), assistant_turn("I will.")] * MANY_TURNS
+    with session.allow_slow_replies():
+        count = (await session.chat([*turns, user_turn("Hello!")], max_tokens=8)).token_count("prompt") or 0
+    wanted = last + MANY_TURNS * pair  # the last step shows what such a pair of turns takes
+    reason = f"{2 * MANY_TURNS} turns more should be {wanted} prompt tokens, and are {count}: old ones are dropped"
+    slack = PADDING_TOKENS // 2 + MANY_TURNS  # a clock in the template may have made that pair a token longer
+    session.failures.expect("prompt", count >= wanted - slack, reason)
+
+
+async def probe_many_tools(session: CheckSession) -> str | ProbeWarning:
+    """Every offered tool is in the prompt: it grows with each."""
+    tools: list[Any] = [tool.schema() for tool in TOOLS]
+    if session.options.trials >= MANY_TRIALS:  # each a second time under another name
+        renamed = [{**tool["function"], "name": f"{tool['function']['name']}_again"} for tool in tools]
+        tools += [{"type": "function", "function": function} for function in renamed]
+    with session.allow_slow_replies():
+        tools = await tools_that_fit(session, tools)
+        middle = len(tools) // 2
+        few, half, most = [await _tool_tokens(session, tools[:number]) for number in (1, middle, len(tools))]
+    if few == most:
+        return ProbeWarning(f"1 tool and {len(tools)} are {few} prompt tokens: tools are not counted, or not read")
+    first, second = (len(json.dumps(part)) for part in (tools[1:middle], tools[middle:]))
+    first_half, second_half = half - few, most - half
+    grown = first_half > MIN_TOOL_TOKENS * (middle - 1) and second_half / second > MIN_GROWTH_RATIO * first_half / first
+    reason = f"1, {middle} and {len(tools)} tools, yet {few}, {half} and {most} prompt tokens: some are lost"
+    session.failures.expect("prompt", grown, reason)
+    return f"{len(tools)} tools, {most} prompt tokens"
+
+
+async def tools_that_fit(session: CheckSession, tools: list[Any]) -> list[Any]:
+    """As many tools as a short context holds, judged by the first three."""
+    if not session.context_limit or session.context_limit >= ROOMY_CONTEXT:
+        return tools
+    number = int(0.7 * session.context_limit / (await _tool_tokens(session, tools[:3]) / 3))
+    if number < 4:
+        raise ProbeSkipped(f"a context of {session.context_limit:,} tokens holds {number} tools")
+    return tools[:number]
+
+
+async def _tool_tokens(session: CheckSession, tools: list[Any]) -> int:
+    """Prompt tokens of a request that offers these tools."""
+    return require_token_count(
+        await session.chat([user_turn("Hello!")], tools=tools, max_tokens=1, exact=True, allow_marks=True)
+    )
+
+
+async def probe_long_descriptions(session: CheckSession) -> str:
+    """A tool with a description of a page, as agents bring them, is read, and the question answered."""
+    question = session.draw("tool_call")
+    *others, last = question.tools  # change the last: the prompt before it is in the cache by then
+    function = last["function"]
+    (name, first), *rest = function["parameters"]["properties"].items()
+    properties = {name: {**first, "description": NOTES[1]}, **dict(rest)}
+    description = f"{function['description']} {NOTES[0]}"
+    changed = {"description": description, "parameters": {**function["parameters"], "properties": properties}}
+    long = [*others, {**last, "function": {**function, **changed}}]
+    with session.allow_slow_replies():
+        plain = await session.ask_question(question)
+        answer = await chat_or_skip(session, list(question.messages), tools=long)
+    answered = answer.calls or not answer.is_empty
+    session.failures.expect("tool-call", answered, "an empty answer to a tool with a long description")
+    few, many = plain.token_count("prompt"), answer.token_count("prompt")
+    if few is None or many is None:
+        return "answered"
+    more = len("".join(NOTES).split())
+    grown = many > few + MIN_TOKENS_PER_WORD * more or many == few  # equal: the server does not count tools
+    reason = f"{more} words more in descriptions of a tool and of its parameter, yet {few} and {many} prompt tokens"
+    session.failures.expect("prompt", grown, reason)
+    return f"{many - few} prompt tokens more for a long description"
+
+
+CHECK = Check(
+    name="prompts",
+    about="system messages, parts and characters outside ASCII, both ways",
+    probes={
+        "system": probe_system,
+        "parts": probe_parts,
+        "whole history": probe_whole_history,
+        "forms of turns": probe_conversation_forms,
+        "forms of requests": probe_request_fields,
+        "many tools": probe_many_tools,
+        "long descriptions": probe_long_descriptions,
+        "characters": texts.probe_characters,
+        "in arguments": texts.probe_characters_in_arguments,
+        "in JSON": texts.probe_characters_in_json,
+    },
+    request_estimate=48,
+)

@@ -1,0 +1,167 @@
+"""sampling: temperature and seed have their effect, and log-probabilities belong to the text."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from moebox.core.verdict import Score
+from moebox.verify.completions import NO_LOGPROBS, ChatAnswer, TokenLogprob, is_logprob
+from moebox.verify.session import REJECTED_STATUSES, ProbeSkipped, ProbeWarning, error_text, skip_if_rejected
+from moebox.verify.trials import Check, CheckSession, TrialOutcome, server_failure
+
+HOT = 1.8
+MODES = (False, True, False, True, False, True)  # streamed or not, three of each
+SURE_NATS = 0.05  # per token, below which a model hardly ever writes anything else
+STOP = "12"
+WIDE = "Repeat after me: naïve 東京 🦜"
+# An open question to large models, and characters that a small one has never seen: it is not sure of one of them.
+OPEN_QUESTIONS = ("Make up three names, four colours and a sound.", "Repeat after me: 🦜🚀 東京 𝒳𝒴 привет")
+
+
+async def probe_temperature(session: CheckSession) -> str | ProbeWarning:
+    """Answers at a high temperature differ from each other, streamed and whole."""
+    sure = True
+    for question in OPEN_QUESTIONS:
+        answers = [await _ask_hot(session, question, stream=stream or None) for stream in MODES]
+        if not any(_differ(answers, stream) for stream in (False, True)):
+            surprise = [-logprob for logprob in answers[0].logprobs]
+            sure = sure and bool(surprise) and sum(surprise) / len(surprise) < SURE_NATS
+            continue
+        for stream, title in ((False, "those that are not streamed"), (True, "those in streams")):
+            if _differ(answers, stream):
+                continue
+            # Chance, or a mode in which temperature is not read
+            more = [await _ask_hot(session, question, stream=stream or None) for _ in MODES]
+            if not _differ([*answers, *more], stream):
+                return ProbeWarning(f"answers at temperature {HOT} differ, and {title} are all the same")
+        return f"{len(MODES)} answers at temperature {HOT} differ"
+    if sure:
+        raise ProbeSkipped("model, not server: it is too sure of its words to show it")
+    text = "it is not read, or the model is too sure"
+    return ProbeWarning(f"{len(MODES)} answers at temperature {HOT} are the same: {text}")
+
+
+def _differ(answers: Sequence[ChatAnswer], stream: bool) -> bool:
+    """True if the answers of one mode are not all the same."""
+    return len({answer.content + answer.reasoning for answer in answers if answer.stream == stream}) > 1
+
+
+async def probe_seed(session: CheckSession) -> str | ProbeWarning:
+    """The same seed gives the same answer."""
+    for question in OPEN_QUESTIONS:
+        a, b = [await _ask_hot(session, question, seed=7) for _ in range(2)]
+        if a.content + a.reasoning != b.content + b.reasoning:
+            return ProbeWarning(f"the same seed gave two answers: {a.content[:40]!r} and {b.content[:40]!r}")
+    return "the same seed gave the same answer"
+
+
+async def _ask_hot(session: CheckSession, question: str, **more: Any) -> ChatAnswer:
+    """Ask at a high temperature, with log-probabilities if the server offers them."""
+    body = session.chat_request([{"role": "user", "content": question}], max_tokens=24, **more)
+    body |= {"temperature": HOT, "top_p": 1}
+    exchange = await session.post_chat(body | {"logprobs": True})
+    if exchange.status in REJECTED_STATUSES:
+        exchange = await session.post_chat(body)
+    if exchange.status in REJECTED_STATUSES:
+        raise ProbeSkipped(f"refused: HTTP {exchange.status}{error_text(exchange)}")
+    return session.read_answer(exchange, stream=bool(body.get("stream")), allow_marks=True)
+
+
+async def probe_logprobs(session: CheckSession) -> Score | ProbeWarning:
+    """Log-probabilities, whole and streamed, are numbers below zero that belong to the text."""
+    messages = session.draw("copy").messages
+    request = session.chat_request(messages, max_tokens=24, logprobs=True, top_logprobs=2)
+    first = await session.post_chat(request)
+    with skip_if_rejected(NO_LOGPROBS):
+        tokens = session.read_answer(first, stream=False).tokens
+    if not tokens:
+        return ProbeWarning("logprobs was taken, and none came")
+    if not any(token.top for token in tokens):
+        return ProbeWarning("top_logprobs was taken, and none came")
+
+    async def attempt(stream: bool) -> TrialOutcome:
+        question = session.draw("copy")
+        answer = await session.ask_question(question, stream=stream, logprobs=True, top_logprobs=2)
+        return server_failure(logprob_problem(answer))
+
+    return await session.run_both_modes("logprobs", attempt, 0.34)
+
+
+async def probe_logprobs_at_stop(session: CheckSession) -> str | ProbeWarning:
+    """Log-probabilities end where a stop string ends the text, and spell letters outside ASCII by their bytes."""
+    messages = session.draw("count", start=1, end=30).messages
+    request = session.chat_request(messages, max_tokens=256, logprobs=True, stop=[STOP])
+    exchange = await session.post_chat(request)
+    with skip_if_rejected(NO_LOGPROBS):
+        stopped = session.read_answer(exchange, stream=False)
+    session.failures.add("logprobs", tokens_after_stop(stopped, STOP))
+    wide = await session.chat([{"role": "user", "content": WIDE}], max_tokens=64, logprobs=True, allow_marks=True)
+    spelled = _spell_tokens(wide.tokens)
+    if wide.tokens and wide.content.strip() not in spelled:
+        texts = f"{spelled[:40]!r}, not {wide.content[:40]!r}"
+        return ProbeWarning(f"log-probabilities of letters outside ASCII spell {texts}")
+    return "they end with the text"
+
+
+def tokens_after_stop(answer: ChatAnswer, stop: str) -> str:
+    """Describe the first token after the stop string, or return ""; the one that completes it may be longer."""
+    end = len(answer.content.rstrip())
+    spelled = ""
+    for token in answer.tokens:
+        if stop in spelled[end:]:
+            return f"log-probabilities go on after the stop string {stop!r}: {token.text!r}"
+        spelled += token.text
+    return ""
+
+
+def logprob_problem(answer: ChatAnswer) -> str:
+    """Describe how tokens and text disagree, or return ""."""
+    if not answer.tokens:
+        return "no log-probabilities came this time"
+    if not all(map(is_logprob, answer.logprobs)):
+        return "a log-probability is not a number below zero"
+    spelled = _spell_tokens(answer.tokens)
+    if answer.content.strip() not in spelled:
+        return f"the tokens spell {spelled[:60]!r}, the text is {answer.content[:60]!r}"
+    for token in answer.tokens:
+        if token.top and (problem := _ranking_problem(token)):
+            return problem
+    made = answer.token_count("completion")
+    if made is not None and len(answer.tokens) > made + 1:
+        return f"{len(answer.tokens)} tokens have log-probabilities, usage counts {made}"
+    return ""
+
+
+def _ranking_problem(token: TokenLogprob) -> str:
+    """Describe what is wrong with the most likely tokens in this place, or ""; at temperature 0 it is the first."""
+    if any(later > earlier + 1e-3 for earlier, later in pairwise(token.top)):
+        return f"the likeliest tokens beside {token.text!r} are not in order: {token.top}"
+    if token.top[0] > 1e-3:
+        return f"a log-probability beside {token.text!r} is above zero: {token.top[0]}"
+    if token.logprob > token.top[-1] + 1e-3 and token.text not in token.likely:
+        return f"{token.text!r} was taken at {token.logprob}, and is not among the likeliest: {token.likely}"
+    if token.logprob < token.top[-1] - 1e-3 and len(token.top) > 1:
+        return f"{token.text!r} was taken at {token.logprob}, below all of the likeliest: {token.top}"
+    return ""
+
+
+def _spell_tokens(tokens: Sequence[TokenLogprob]) -> str:
+    """Text of the tokens, by their bytes if the server sent them."""
+    raw = b""
+    for token in tokens:
+        has_bytes = bool(token.data) and all(0 <= part < 256 for part in token.data)
+        raw += bytes(token.data) if has_bytes else token.text.encode(errors="replace")
+    return raw.decode(errors="replace")
+
+
+CHECK = Check(
+    name="sampling",
+    about="temperature, seed, and log-probabilities that belong to the text",
+    probes={
+        "temperature": probe_temperature,
+        "seed": probe_seed,
+        "logprobs": probe_logprobs,
+        "logprobs at a stop": probe_logprobs_at_stop,
+    },
+    request_estimate=18,
+)

@@ -1,0 +1,190 @@
+"""streaming: the pieces add up to the answer, with usage, one finish_reason and no special token."""
+
+import difflib
+from collections.abc import Sequence
+
+from moebox.core.verdict import HttpExchange
+from moebox.verify.completions import ChatAnswer
+from moebox.verify.session import ProbeFailed, ProbeSkipped, ProbeWarning
+from moebox.verify.trials import (
+    PASSED,
+    Check,
+    CheckSession,
+    QuestionAttempt,
+    TrialOutcome,
+    judge_answer,
+    server_failure,
+)
+from moebox.verify.violations import CLOCK_TOKENS
+
+FAMILIES = ("copy", "secret", "count", "sums")  # with little freedom: the same answer every time at temperature 0
+MIN_PIECES = 3
+HELD_BACK_SHARE = 0.9  # of a stream's time before its first byte: then it was generated whole and split up
+LONG_TOKENS = 4400  # of a long answer, so that more than 4,000 come
+MIN_LONG_TRIALS = 12  # with fewer trials the long answer is a tenth of that
+COPY_WORDS = 60  # a model that repeats these can repeat thousands
+MAX_WORD_TOKENS = 8
+CONTEXT_SHARE = 0.75  # of the context that question and answer fill; words differ in length
+SPARE = 1.3  # tokens allowed for a long answer, relative to the first answer's count
+UNKNOWN_LIMIT = 4096
+MAX_LOOP_WORDS = 64
+MIN_SAME_SHARE = 0.8  # of the words right and in order: the model did not lose the thread
+SLOW_S = 1.0  # a faster stream shows nothing about being held back
+
+
+async def probe_same_words(session: CheckSession) -> None:
+    """The pieces add up to the answer that comes without streaming, and count as many tokens."""
+
+    async def attempt(stream: bool) -> TrialOutcome:
+        question = session.draw(FAMILIES[session.rng.randrange(len(FAMILIES))])
+        whole, pieces = await session.ask_question(question), await session.ask_question(question, stream=True)
+        if whole.content.rstrip() != pieces.content.rstrip():  # a trailing line end does not matter
+            # On a busy engine two answers at temperature 0 may differ by numerics; then whole answers differ too
+            again = await session.ask_question(question)
+            if again.content.rstrip() != whole.content.rstrip() and question.grade(pieces.reply).ok:
+                return PASSED
+            return server_failure(first_difference(whole.content, pieces.content))
+        difference = ""
+        # A template may contain the time of day; an end-of-turn token may or may not be counted
+        for key, slack in (("prompt", CLOCK_TOKENS), ("completion", 1)):
+            a, b = whole.token_count(key), pieces.token_count(key)
+            if a is not None and b is not None and abs(a - b) > slack:
+                difference = difference or f"the same {key} is {a} tokens whole and {b} streamed"
+        session.failures.add("usage", difference, stream=True)
+        return PASSED
+
+    await session.run_trials("text", attempt, stream=True)
+
+
+def first_difference(whole: str, pieces: str, names: tuple[str, str] = ("whole", "streamed")) -> str:
+    """Describe where two texts begin to differ."""
+    at = _common_length(whole, pieces)
+    return f"at character {at}: {names[0]} …{whole[at : at + 30]!r}, {names[1]} …{pieces[at : at + 30]!r}"
+
+
+def _common_length(a: Sequence[str], b: Sequence[str]) -> int:
+    """Number of equal items from the beginning."""
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((at for at, (x, y) in pairs if x != y), min(len(a), len(b)))
+
+
+async def probe_usage(session: CheckSession) -> None:
+    """Token counts come, in a stream and without, and grow with the prompt."""
+    short, long = session.draw("copy", length=3), session.draw("copy", length=40)
+    for stream in (False, True):
+        few, many = [
+            (await session.chat(question.messages, stream=stream or None, max_tokens=8)).token_count("prompt")
+            for question in (short, long)
+        ]
+        if few is None or many is None:
+            raise ProbeFailed(f"the {'stream' if stream else 'whole answer'} has no usage")
+        reason = f"37 words more, yet {few} and {many} prompt tokens"
+        session.failures.expect("usage", many > few + 30, reason, stream=stream)
+
+
+async def probe_plain_stream(session: CheckSession) -> str:
+    """A stream without stream_options is a stream like any other."""
+    question = session.draw("secret")
+    body = session.chat_request(question.messages, max_tokens=question.max_tokens, stream=True)
+    body.pop("stream_options")
+    answer = session.read_answer(await session.post_chat(body), stream=True)
+    reason = "nothing came in a stream without stream_options"
+    session.failures.expect("text", not answer.is_empty, reason, stream=True)
+    return f"{answer.chunks} pieces"
+
+
+async def probe_pieces(session: CheckSession) -> ProbeWarning | None:
+    """A long answer comes in many pieces, complete to its last number, with one finish_reason."""
+    question = session.draw("count", start=1, end=30)
+    answer = await session.ask_question(question, stream=True)
+    exchange = session.exchanges[-1]
+    if answer.chunks < MIN_PIECES:
+        raise ProbeFailed(f"a long answer came in {answer.chunks} pieces: it is held back, not streamed")
+    if answer.finish_reason != "stop":
+        raise ProbeFailed(f"finish_reason {answer.finish_reason!r} although the answer was complete")
+    attempt = QuestionAttempt(session, "count")
+    await session.run_trials("answer", attempt, 0.5, stream=True)
+    reason = _held_back(exchange)
+    return ProbeWarning(reason) if reason else None
+
+
+def _held_back(exchange: HttpExchange) -> str:
+    """Return how late the first piece of a slow stream came, or ""."""
+    if exchange.seconds <= SLOW_S or exchange.first_s <= HELD_BACK_SHARE * exchange.seconds:
+        return ""
+    return f"the first piece came after {exchange.first_s:.1f} of {exchange.seconds:.1f} s: held back, not streamed"
+
+
+async def probe_long_answer(session: CheckSession) -> str | ProbeWarning:
+    """A text of thousands of words comes back whole, to its last word."""
+    words, tokens = await _long_answer_size(session)
+    question = session.draw("copy", length=words)
+    with session.allow_slow_replies():
+        answer = await session.ask_question(question, stream=True, max_tokens=tokens)
+    if reason := _held_back(session.exchanges[-1]):
+        return ProbeWarning(reason)
+    want, got = str(question.expect).split(), answer.content.split()
+    if got == want:
+        made = answer.token_count("completion")
+        return f"{words:,} words, {made:,} tokens" if made else f"{words:,} words"
+    kept = _common_length(want, got)
+    if kept == len(got) or (kept == len(got) - 1 and want[kept].startswith(got[kept])):
+        return _early_end(session, answer, kept, words, tokens)
+    if damage := _describe_damage(want, got):
+        text = f"{kept:,} of {words:,} words came unchanged, then: {damage}; the model's fault or the server's"
+        return ProbeWarning(text)
+    raise ProbeSkipped(f"model, not server: it lost the thread after {kept:,} of {words:,} words")
+
+
+def _early_end(session: CheckSession, answer: ChatAnswer, kept: int, words: int, tokens: int) -> str:
+    """Describe why an answer ended before its last word; one that was cut without a limit is a failure."""
+    made, used = answer.token_count("completion"), answer.token_count("total")
+    if answer.finish_reason == "length" and (made is None or made >= tokens - COPY_WORDS):
+        return f"{kept:,} of {words:,} words, then the requested limit of {tokens:,} tokens"
+    context_full = bool(session.context_limit and used and used >= session.context_limit - MAX_WORD_TOKENS)
+    if answer.finish_reason == "length" and context_full:
+        return f"{kept:,} of {words:,} words, then the end of the context"
+    reason = f"{words:,} words were to come, the answer ended after {kept:,} with {answer.finish_reason!r}"
+    session.failures.add("text", reason, stream=True)
+    return reason
+
+
+async def _long_answer_size(session: CheckSession) -> tuple[int, int]:
+    """Words of a long answer that fits the context beside its question, and the tokens to allow for it."""
+    question = session.draw("copy", length=COPY_WORDS)
+    answer = await session.ask_question(question, max_tokens=MAX_WORD_TOKENS * COPY_WORDS)
+    if reason := judge_answer(question, answer):
+        raise ProbeSkipped(f"model, not server: it cannot repeat {COPY_WORDS} words ({reason})")
+    per_word = max(0.5, (answer.token_count("completion") or 2 * COPY_WORDS) / COPY_WORDS)
+    wanted = LONG_TOKENS if session.options.trials >= MIN_LONG_TRIALS else LONG_TOKENS // 10
+    room = CONTEXT_SHARE * (session.context_limit or UNKNOWN_LIMIT) / 2
+    words = max(COPY_WORDS, round(min(wanted, room) / per_word))
+    return words, round(SPARE * words * per_word) + COPY_WORDS
+
+
+def _describe_damage(want: Sequence[str], got: Sequence[str]) -> str:
+    """Describe damage to a text that goes on correctly, or loops: a model that errs seldom recovers. Else ""."""
+    blocks = difflib.SequenceMatcher(None, want, got, autojunk=False).get_matching_blocks()
+    same = sum(block.size for block in blocks)
+    if same >= MIN_SAME_SHARE * len(want):
+        return f"{len(want) - same} lost or changed, the rest right again"
+    tail = got[:-1]  # the last may be half a word
+    for size in range(1, MAX_LOOP_WORDS):
+        loops = tail[-size:] == tail[-2 * size : -size] == tail[-3 * size : -2 * size]
+        if len(tail) > 3 * size and loops:
+            return f"the last {size} come again and again"
+    return ""
+
+
+CHECK = Check(
+    name="streaming",
+    about="the pieces are the answer, with usage and one end",
+    probes={
+        "same words": probe_same_words,
+        "usage": probe_usage,
+        "without options": probe_plain_stream,
+        "in pieces": probe_pieces,
+        "long answer": probe_long_answer,
+    },
+    request_estimate=36,
+)

@@ -1,0 +1,243 @@
+"""Texts that must come back unchanged: characters outside ASCII, blanks and marks, in answers, arguments and JSON."""
+
+import html
+import json
+import re
+import unicodedata
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from moebox.phantom import vocabulary
+from moebox.verify.checks.turns import chat_or_skip, user_turn
+from moebox.verify.completions import ChatAnswer
+from moebox.verify.session import REJECTED_STATUSES, ProbeSkipped, ProbeWarning
+from moebox.verify.trials import CheckSession
+from moebox.verify.violations import parse_strict_json
+
+TEXTS = (
+    "naïve café Ünïcödé",  # Latin-1
+    "e\u0301 a\u0308 n\u0303",  # combining marks
+    "東京 大阪 한국어",  # CJK
+    "🦜🚀 👩\u200d🔬",  # emoji, one of them joined: surrogate pairs in UTF-16
+    "𝒳𝒴 𠮷",  # letters beyond the basic plane
+    "привет שלום مرحبا",  # other scripts, two of them from right to left
+    "“quotes” – and…",  # typographic marks, which some servers straighten
+    'if  a < b && c > d:  "x"',  # marks that pages escape, and blanks that matter in code
+    "well , then ! it 's ( so )",  # blanks that a tokenizer's clean-up removes
+    r'C:\new\table "q" \u00e9 {x}',  # what a second unescaping would change
+    "def f():\n    if x:\n\treturn 1\n\n# end",  # line ends, indentation, a tab
+    "so:\n```python\nx = 1\n```\nend",  # a fence, which filters for JSON remove
+)
+# Exact characters of arguments and JSON: blanks at both ends, commas, quotes, marks that parsers use.
+EXACT = (
+    "    return a, b  # \"x\", 'y'\n",
+    '<p class="x">y</p> <function=f> <parameter=p> </parameter> </function> <arg_value>'
+    " ann@example.com 10.0.0.7 +1 555 0100 https://a.example/b?c=%20d",  # and what filters for secrets remove
+)
+# Added to every text: characters of three and four bytes, which a tokenizer splits, and marks of a page.
+WIDE = "東🦜 <b> & c"
+LAYOUT = tuple(text for text in TEXTS if "\n" in text or "  " in text)  # a blank or a line end matters
+_MODES = {False: "whole", True: "streamed"}
+
+
+def _json_escapes(text: str) -> str:
+    pairs = text.encode("utf-16-be")
+    units = [int.from_bytes(pairs[at : at + 2]) for at in range(0, len(pairs), 2)]
+    return "".join(chr(unit) if unit < 128 else f"\\u{unit:04x}" for unit in units)
+
+
+_ESCAPES = {"n": "\n", "t": "\t", "u00e9": "é"}
+# Changes that servers make and models do not.
+_CHANGES: dict[str, Callable[[str], str]] = {
+    "normalised (NFC)": lambda text: unicodedata.normalize("NFC", text),
+    "normalised (NFD)": lambda text: unicodedata.normalize("NFD", text),
+    "normalised (NFKC)": lambda text: unicodedata.normalize("NFKC", text),
+    "normalised (NFKD)": lambda text: unicodedata.normalize("NFKD", text),
+    "UTF-8 read as Latin-1": lambda text: text.encode().decode("latin-1", errors="replace"),
+    "UTF-8 read as Windows-1252": lambda text: text.encode().decode("cp1252", errors="replace"),
+    "everything outside ASCII lost": lambda text: text.encode("ascii", "ignore").decode(),
+    "question marks instead": lambda text: text.encode("ascii", "replace").decode(),
+    "everything outside Latin-1 lost": lambda text: text.encode("latin-1", "ignore").decode("latin-1"),
+    "question marks outside Latin-1": lambda text: text.encode("latin-1", "replace").decode("latin-1"),
+    "everything beyond the basic plane lost": lambda text: "".join(c for c in text if ord(c) < 0x10000),
+    "JSON escapes left in the text": _json_escapes,
+    "Python escapes left in the text": lambda text: text.encode("ascii", "backslashreplace").decode(),
+    "HTML escapes left in the text": lambda text: text.encode("ascii", "xmlcharrefreplace").decode(),
+    "HTML entities left in the text": html.escape,
+    "percent escapes left in the text": quote,
+    "accents lost": lambda text: "".join(
+        letter for letter in unicodedata.normalize("NFD", text) if not unicodedata.combining(letter)
+    ),
+    "joiners lost": lambda text: text.replace("\u200d", "").replace("\ufe0f", ""),
+    "reversed": lambda text: text[::-1],
+    "lower case": str.lower,
+    "upper case": str.upper,
+    "escapes read once more": lambda text: re.sub(r"\\(u00e9|n|t)", lambda found: _ESCAPES[found[1]], text),
+    "line ends and tabs read once more": lambda text: text.replace(r"\n", "\n").replace(r"\t", "\t"),
+    "backslashes lost": lambda text: text.replace("\\", ""),
+    "backslashes doubled": lambda text: text.replace("\\", "\\\\"),
+    "quotes escaped": lambda text: text.replace('"', '\\"'),
+    "blanks run together": lambda text: re.sub(" {2,}", " ", text),
+    "white space made one blank": lambda text: " ".join(text.split()),
+    "line ends lost": lambda text: text.replace("\n", ""),
+    "line ends changed": lambda text: text.replace("\n", "\r\n"),
+    "tabs made blanks": lambda text: text.replace("\t", "    "),
+    "tabs made one blank": lambda text: text.replace("\t", " "),
+    "blank lines lost": lambda text: re.sub(r"\n{2,}", "\n", text),
+    "fences lost": lambda text: re.sub(r"```\w*\n?", "", text),
+    "indentation lost": lambda text: re.sub(r"\n[ \t]+", "\n", text),
+    "blanks before marks lost": lambda text: re.sub(r" ([.,!?')])", r"\1", text),
+    "blanks lost": lambda text: text.replace(" ", ""),
+    "marks escaped for pages": lambda text: html.escape(text, quote=False),
+    "straightened marks": lambda text: text.translate(str.maketrans("“”–…", '""-.')),
+}
+
+
+def garbling(want: str, got: str) -> str:
+    """Describe the change that a server made to `want`, or return ""."""
+    received = got.strip()
+    if received == want.strip():
+        return ""
+    for name, change in _CHANGES.items():
+        changed = change(want)
+        if changed != want and changed.strip() == received:
+            return f"{want!r} came back as {received!r}: {name}"
+    # Halves of characters in a text that is right otherwise; a model may stop in one after other words
+    at = 0
+    for part in received.split("\ufffd"):
+        found = want.find(part, at)
+        if found < 0:
+            return ""
+        at = found + len(part)
+    return f"{want!r} came back as {received!r}: half characters" if "\ufffd" in received else ""
+
+
+def _draw_texts(session: CheckSession) -> list[str]:
+    """All texts, some of them with few trials, or all several times with many."""
+    wanted = session.options.trial_share(1.0)
+    return session.rng.sample(TEXTS, min(len(TEXTS), wanted)) * max(1, wanted // len(TEXTS))
+
+
+async def probe_characters(session: CheckSession) -> str:
+    """Text outside ASCII comes back unchanged."""
+    copied, unread = 0, ""
+    texts = _draw_texts(session)
+    for number, text in enumerate(texts):
+        session.trial_progress = (number + 1, len(texts))
+        first = number % 2 == 1
+        received = {first: await _repeat(session, text, first)}
+        if text in LAYOUT or text not in received[first]:  # streams lose blanks and line ends in other places
+            received[not first] = await _repeat(session, text, not first)
+        garbled = False
+        for stream, got in received.items():
+            reason = garbling(text, got)
+            if not reason and text not in got and text in received.get(not stream, ""):
+                other = f"and unchanged {_MODES[not stream]}"
+                reason = f"{text!r} came back as {got[:60]!r} {_MODES[stream]}, {other}"
+            session.failures.add("unicode", reason, stream=stream)
+            garbled = garbled or bool(reason)
+        same = any(text in got for got in received.values())
+        copied += same
+        if not (same or garbled or unread):
+            unread = f"{text!r} became {next(iter(received.values()))[:60]!r}"
+    if not copied and unread:
+        raise ProbeSkipped(f"model, not server: it cannot copy such text ({unread})")
+    return f"{copied} of {len(texts)} texts copied" + (f"; {unread}" if unread else "")
+
+
+async def _repeat(session: CheckSession, text: str, stream: bool) -> str:
+    """Ask the model to repeat a text and return the answer."""
+    turns = [user_turn(f"Repeat after me: {text}")]
+    request = session.chat_request(turns, max_tokens=128, stream=stream or None)
+    # llama.cpp writes what its grammar dictates, whatever the model knows; others ignore the field
+    grammar = {"grammar": f"root ::= {json.dumps(text, ensure_ascii=False)}"}
+    exchange = await session.post_chat(request | grammar)
+    if exchange.status in REJECTED_STATUSES:
+        exchange = await session.post_chat(request)
+    return session.read_answer(exchange, stream=stream, allow_marks=True).content
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForcedValue:
+    """A value that a schema forced, and the text that contains it; no value if that could not be parsed."""
+
+    value: str | None = None
+    written: str = ""
+
+
+async def probe_characters_in_arguments(session: CheckSession) -> str | ProbeWarning:
+    """Texts come back unchanged in the arguments of a tool whose schema allows nothing else."""
+
+    async def forced_argument(text: str, stream: bool) -> ForcedValue:
+        function = {
+            "name": "get_weather",
+            "description": "Get the current weather in a city.",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string", "enum": [text]}},
+                "required": ["city"],
+            },
+        }
+        turns = [user_turn("What is the weather in the only city that there is?")]
+        tools = [{"type": "function", "function": function}]
+        answer = await chat_or_skip(session, turns, tools=tools, tool_choice="required", stream=stream or None)
+        return _read_city(answer, answer.calls[0].arguments) if answer.calls else ForcedValue()
+
+    return await _compare_forced(session, forced_argument, "arguments")
+
+
+async def probe_characters_in_json(session: CheckSession) -> str | ProbeWarning:
+    """Texts come back unchanged in JSON whose schema allows nothing else."""
+
+    async def forced_json(text: str, stream: bool) -> ForcedValue:
+        schema = {
+            "type": "object",
+            "properties": {"city": {"type": "string", "enum": [text]}},
+            "required": ["city"],
+            "additionalProperties": False,
+        }
+        response_format = {
+            "type": "json_schema",
+            "json_schema": {"name": "record", "strict": True, "schema": schema},
+        }
+        turns = [user_turn("Reply with a JSON object with the key city. There is one city only.")]
+        answer = await chat_or_skip(session, turns, response_format=response_format, stream=stream or None)
+        return _read_city(answer, answer.content)
+
+    return await _compare_forced(session, forced_json, "JSON")
+
+
+async def _compare_forced(
+    session: CheckSession, force: Callable[[str, bool], Awaitable[ForcedValue]], where: str
+) -> str | ProbeWarning:
+    """Texts that are the only value of their schema; judged only if the server enforces schemas at all."""
+    plain = vocabulary.invent_word(session.rng)  # a word that no server garbles shows whether schemas are enforced
+    texts = [plain, *(f"{text} {WIDE}" for text in _draw_texts(session)), *EXACT]
+    requests = [(text, stream) for text in texts for stream in (True, False)]
+    kept, changed = 0, ""
+    for number, (text, stream) in enumerate(requests):
+        session.trial_progress = (number + 1, len(requests))
+        got = await force(text, stream)
+        garbled = "" if got.value is None else garbling(text, got.value)
+        session.failures.add("unicode", garbled, stream=stream)
+        kept += got.value == text
+        if got.written and got.value != text and not garbled and not changed:
+            shown = got.written[:120] if got.value is None else got.value
+            changed = f"{text!r} came as {shown!r}, although the schema allows nothing else"
+        if number == 1 and not kept:
+            raise ProbeSkipped(f"the server does not hold {where} to a schema with one value: not judged")
+    enforced = kept > len(requests) / 2
+    return ProbeWarning(changed) if changed and enforced else f"{kept} of {len(requests)} texts kept"
+
+
+def _read_city(answer: ChatAnswer, text: str) -> ForcedValue:
+    """The value under `city`; an answer that was cut shows nothing."""
+    if answer.finish_reason == "length":
+        return ForcedValue()
+    try:
+        found = parse_strict_json(text)
+    except ValueError:
+        return ForcedValue(written=text)
+    value = found.get("city") if isinstance(found, dict) else None
+    return ForcedValue(value=value if isinstance(value, str) else None, written=text)

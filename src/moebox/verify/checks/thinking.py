@@ -1,0 +1,101 @@
+"""thinking: reasoning apart from the answer, on and off, streamed and not; a schema holds after it too."""
+
+from functools import partial
+
+from moebox.phantom.questions import ModelReply
+from moebox.verify.checks.json_modes import JsonAttempt
+from moebox.verify.completions import ChatAnswer
+from moebox.verify.session import ProbeFailed, ProbeSkipped
+from moebox.verify.trials import Check, CheckSession, QuestionAttempt, TrialOutcome, pass_if, server_failure
+
+MIN_SHARED_CHARS = 30  # of reasoning in the answer too, before that is a leak
+
+
+async def probe_separation(session: CheckSession, *, stream: bool) -> str:
+    """Asked to think, the model thinks, and the answer is separate; in a stream the reasoning comes first."""
+    lengths: list[int] = []
+
+    async def attempt(stream: bool) -> TrialOutcome:
+        answer = await session.ask_question(session.draw("sums", thinking=True), stream=stream)
+        if not answer.reasoning.strip():
+            if session.options.thinking == "no":
+                raise ProbeSkipped("this model is not expected to think")
+            if session.options.thinking == "yes" or session.model_thinks:
+                raise ProbeFailed("asked to think, but no reasoning came")
+            cause = "a model that does not think, or a missing reasoning parser"
+            raise ProbeSkipped(f"no reasoning came when asked for: {cause}")
+        session.model_thinks = True
+        lengths.append(len(answer.reasoning))
+        return server_failure(mixed_reasoning(answer))
+
+    await session.run_trials("reasoning", attempt, 0.67, stream=stream)
+    sums = QuestionAttempt(session, "sums", thinking=True)
+    await session.run_trials("answer", sums, 0.34, stream=stream)
+    return f"{lengths[-1]} characters of reasoning"
+
+
+def mixed_reasoning(answer: ChatAnswer) -> str:
+    """Describe how reasoning and answer are mixed up, or return ""."""
+    reasoning, content = answer.reasoning.strip(), answer.content.strip()
+    if not content and not answer.calls and answer.finish_reason == "stop":
+        return f"only reasoning came, no answer: …{reasoning[-60:]!r}"
+    if len(reasoning) >= MIN_SHARED_CHARS and reasoning[:MIN_SHARED_CHARS] in content:
+        return f"the reasoning is in the answer too: {content[:80]!r}"
+    return "" if answer.reasoning_first else "reasoning and content alternate in the stream"
+
+
+def spilled_reasoning(thinking: ModelReply, plain: ModelReply) -> str:
+    """Describe reasoning at the start of an answer, found by comparing with the answer without thinking, or ""."""
+    long, end = thinking.content.strip(), plain.content.strip()
+    if thinking.reasoning or not end or len(long) - len(end) < MIN_SHARED_CHARS:
+        return ""
+    return f"reasoning is in the answer, and none apart from it: {long[:60]!r}" if long.endswith(end) else ""
+
+
+def reason_thinking_stays_on(session: CheckSession) -> str:
+    """Return why thinking cannot be turned off by a request, or ""."""
+    if not session.accepts_template_arguments:
+        return "the server takes no chat_template_kwargs, so a request cannot turn thinking off"
+    if session.options.thinking == "no":
+        return "this model is not expected to think"
+    return "this model always thinks" if "thinking" in session.endpoint.model.lower() else ""
+
+
+async def probe_thinking_off(session: CheckSession) -> None:
+    """Asked not to think, the model does not, streamed or not, though it was asked to just before."""
+    if reason := reason_thinking_stays_on(session):
+        raise ProbeSkipped(reason)
+
+    async def attempt(stream: bool) -> TrialOutcome:
+        if session.model_thinks:
+            await session.ask_question(session.draw("sums", thinking=True), stream=stream)
+        answer = await session.ask_question(session.draw("sums"), stream=stream)
+        if answer.reasoning.strip() and not answer.content.strip():
+            return server_failure("thinking is off, and the whole answer is in the reasoning field")
+        return pass_if(not answer.reasoning.strip(), "thinking is off, yet reasoning came")
+
+    for stream in (False, True):
+        await session.run_trials("reasoning", attempt, 0.34, stream=stream)
+        sums = QuestionAttempt(session, "sums")
+        await session.run_trials("answer", sums, 0.17, stream=stream)
+
+
+async def probe_schema_after_thinking(session: CheckSession) -> None:
+    """A JSON schema binds the answer that follows the reasoning."""
+    session.require_thinking()
+    for stream in (False, True):
+        attempt = JsonAttempt(session, "json_schema", thinking=True)
+        await session.run_trials("json", attempt, 0.34, stream=stream)
+
+
+CHECK = Check(
+    name="thinking",
+    about="reasoning apart from the answer, on and off",
+    probes={
+        "apart": partial(probe_separation, stream=False),
+        "apart in a stream": partial(probe_separation, stream=True),
+        "off": probe_thinking_off,
+        "schema after thinking": probe_schema_after_thinking,
+    },
+    request_estimate=52,
+)

@@ -1,0 +1,210 @@
+"""Histories with tool calls and results: long results, parts, ids, and histories that no correct client sends."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from moebox.core.verdict import Score
+from moebox.phantom import vocabulary
+from moebox.phantom.questions import TOOLS, ExampleTool
+from moebox.verify.checks.turns import PADDING, user_turn
+from moebox.verify.completions import ChatAnswer
+from moebox.verify.session import REJECTED_STATUSES, ProbeFailed, ProbeWarning, error_text, require_token_count
+from moebox.verify.trials import PASSED, CheckSession, TrialOutcome
+from moebox.verify.violations import is_json
+
+LONG_WORDS = 300  # of a result; agents read whole files
+MANY_TRIALS = 12  # with fewer, long results have a fifth of that
+MIN_TOKENS_PER_WORD = 0.8  # no tokenizer packs two words into one token
+PARTS_SLACK = 4  # tokens that templates may put around parts
+MIN_LOST = 12  # tokens: half of the shortest text that may get lost; the joints of texts vary by some tokens
+UNKNOWN_LIMIT = 4096
+OTHER_TOKENS = 512  # of calls, tools and all else in that prompt
+
+History = list[dict[str, object]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolTurn:
+    """A tool call and its result."""
+
+    tool: ExampleTool
+    given: dict[str, object]
+    result: dict[str, object]
+
+
+def calls_turn(answer: ChatAnswer) -> dict[str, object]:
+    """The assistant's turn that made these calls, as clients send it back."""
+    calls = [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in answer.calls
+    ]
+    content: dict[str, object] = {"role": "assistant", "content": answer.content or None}  # null, as SDKs send it
+    reasoning = {"reasoning_content": answer.reasoning} if answer.reasoning else {}  # Kimi wants its reasoning back
+    return content | reasoning | {"tool_calls": calls}
+
+
+def result_turns(answer: ChatAnswer, result: Any, *, named: bool = True) -> History:
+    """The same result for each call; some templates want a name, OpenAI's SDKs send none."""
+    turns: History = []
+    for call in answer.calls:
+        name = {"name": call.name} if named else {}
+        turns.append({"role": "tool", "tool_call_id": call.id, **name, "content": json.dumps(result)})
+    return turns
+
+
+def _draw_turn(session: CheckSession) -> ToolTurn:
+    """A call of a random tool, with random arguments and a random result."""
+    rng = session.rng
+    tool = rng.choice([tool for tool in TOOLS if tool.informs])
+    given = {key: draw(rng) for key, draw in tool.arguments.items()}
+    return ToolTurn(tool=tool, given=given, result={key: draw(rng) for key, draw in tool.result.items()})
+
+
+def _build_history(turns: Sequence[ToolTurn]) -> History:
+    """A question for each call, one turn with all calls, and the results."""
+    question = " ".join(turn.tool.prompts[0].format(**turn.given) for turn in turns)
+    calls: History = []
+    results: History = []
+    for number, turn in enumerate(turns):
+        identity, name = f"functions.{turn.tool.name}:{number}", turn.tool.name
+        function = {"name": name, "arguments": json.dumps(turn.given)}
+        calls.append({"id": identity, "type": "function", "function": function})
+        results.append({"role": "tool", "tool_call_id": identity, "name": name, "content": json.dumps(turn.result)})
+    return [user_turn(question), {"role": "assistant", "content": None, "tool_calls": calls}, *results]
+
+
+async def _prompt_tokens(session: CheckSession, history: History, tools: Sequence[ExampleTool]) -> int:
+    schemas = [tool.schema() for tool in tools]
+    return require_token_count(await session.chat(history, tools=schemas, max_tokens=16, exact=True, allow_marks=True))
+
+
+async def probe_long_result(session: CheckSession) -> str:
+    """Long results, two in a row, and words beside the calls are read to their ends.
+
+    The same words in the user's turn show how many tokens they are. If results have fewer, each place is tried alone.
+    """
+    turns = [_draw_turn(session), _draw_turn(session)]
+    most = LONG_WORDS if session.options.trials >= MANY_TRIALS else LONG_WORDS // 5
+    size = min(most, max((session.context_limit or UNKNOWN_LIMIT) - OTHER_TOKENS, 0) // 8)
+    texts = [" ".join(vocabulary.draw_word(session.rng) for _ in range(words)) for words in (size, size // 2)]
+    tools = list({turn.tool.name: turn.tool for turn in turns}.values())
+    plain = _build_history(turns)
+    in_question = [user_turn(f"{plain[0]['content']} {PADDING} {' '.join(texts)}"), *plain[1:]]
+    added = {0: PADDING, 1: texts[0], 2: texts[1]}
+    with session.allow_slow_replies():
+        wanted = await _prompt_tokens(session, in_question, tools)
+        found = await _prompt_tokens(session, _with_texts(plain, added), tools)
+        if found >= wanted - MIN_LOST:
+            session.failures.add("tool-history")
+            return f"{size + size // 2} words in two results, {found} prompt tokens"
+        few = await _prompt_tokens(session, plain, tools)
+        for place, name in enumerate(("words beside calls", "the first of two results", "the second of two results")):
+            many = await _prompt_tokens(session, _with_texts(plain, {place: added[place]}), tools)
+            more = len(added[place].split())
+            reason = f"{more} words more in {name}, yet {few} and {many} prompt tokens: they are cut or dropped"
+            session.failures.expect("tool-history", many >= few + MIN_TOKENS_PER_WORD * more, reason)
+    reason = f"the same words are {wanted} prompt tokens in the question and {found} in results"
+    session.failures.add("tool-history", reason)
+    return f"{wanted - found} prompt tokens lost"
+
+
+def _with_texts(history: History, texts: Mapping[int, str]) -> History:
+    """The history with words beside the calls (0) and in the results (1, 2)."""
+    first, called, *results = history
+    rows = [row | {"content": f"{row['content']} {texts.get(place, '')}"} for place, row in enumerate(results, 1)]
+    return [first, called | {"content": texts.get(0)}, *rows]
+
+
+async def probe_result_parts(session: CheckSession) -> ProbeWarning | str:
+    """A result as a list of parts is the same result."""
+    turn = _draw_turn(session)
+    plain = _build_history([turn])
+    first, called, result = plain
+    parts = [first, called, result | {"content": [{"type": "text", "text": result["content"]}]}]
+    # A call whose arguments hold quotes, backslashes and line ends, as code does, and a result that is empty
+    function = {"name": result["name"], "arguments": json.dumps({"text": 'print "é 東"\n\t\\'})}
+    calls = [{"id": result["tool_call_id"], "type": "function", "function": function}]
+    awkward = [first, called | {"tool_calls": calls}, result | {"content": ""}]
+    tried = "tool results as parts are"
+    try:
+        as_text, as_parts = [await _prompt_tokens(session, history, [turn.tool]) for history in (plain, parts)]
+        tried = "an empty result after a call with quotes and line ends is"
+        await _prompt_tokens(session, awkward, [turn.tool])
+    except ProbeFailed as problem:
+        if problem.status in REJECTED_STATUSES:
+            return ProbeWarning(f"{tried} refused: {problem}")
+        raise
+    reason = f"a result is {as_text} prompt tokens as a string and {as_parts} as parts: it is lost"
+    session.failures.expect("tool-history", as_parts >= as_text - PARTS_SLACK, reason)
+    return f"{as_parts} prompt tokens as parts, {as_text} as a string"
+
+
+async def probe_results_by_id(session: CheckSession) -> Score | ProbeWarning:
+    """Two results belong to the calls that their ids name, also if the second call was done first."""
+    tool = next(tool for tool in TOOLS if tool.name == "get_time")
+
+    def draw_two() -> list[ToolTurn]:
+        cities = session.rng.sample(["Oslo", "Lima", "Cairo", "Paris", "Quito", "Delhi"], 2)
+        times = session.rng.sample(["03:17", "09:42", "14:05", "21:38"], 2)
+        pairs = zip(cities, times, strict=True)
+        return [ToolTurn(tool=tool, given={"city": city}, result={"time": time}) for city, time in pairs]
+
+    async def are_swapped(turns: Sequence[ToolTurn], *, reverse: bool = False) -> bool:
+        first, called, *results = _build_history(turns)
+        history = [first, called, *(reversed(results) if reverse else results)]
+        answer = await session.chat(history, tools=[tool.schema()], max_tokens=256)
+        (a, b), (x, y) = [str(turn.given["city"]) for turn in turns], [str(turn.result["time"]) for turn in turns]
+        named = re.findall("|".join(map(re.escape, (a, b, x, y))), answer.content)
+        # The first two belong together, and the last two: each time stands beside the other's city
+        return sorted(named) == sorted((a, b, x, y)) and {frozenset(named[:2]), frozenset(named[2:])} == {
+            frozenset((a, y)),
+            frozenset((b, x)),
+        }
+
+    async def attempt(stream: bool) -> TrialOutcome:
+        turns = draw_two()
+        if not await are_swapped(turns):
+            return PASSED
+        again = await are_swapped(turns)
+        reason = "each of two results was attributed to the other's call"
+        return TrialOutcome(reason=reason, attributed_to="model" if again else "server")
+
+    score = await session.run_trials("tool-history", attempt, 0.17)
+    swapped = [await are_swapped(draw_two(), reverse=True) for _ in range(2)]
+    if all(swapped) and score.passed == score.trials:
+        text = "results in another order than their calls are attributed to the wrong call: ids are not read"
+        return ProbeWarning(text)
+    return score
+
+
+async def probe_malformed_history(session: CheckSession) -> str:
+    """Cut arguments, a result without its call, a call without a name: each gets some answer."""
+    ask, identity = user_turn("What is the weather in Oslo?"), "functions.get_weather:0"
+    result: dict[str, object] = {"role": "tool", "tool_call_id": identity, "content": "{}"}
+
+    def call_turn(**function: str) -> dict[str, object]:
+        call = {"id": identity, "type": "function", "function": function}
+        return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+    histories = {
+        "arguments cut in half": [ask, call_turn(name="get_weather", arguments='{"city": "Os'), result],
+        "a result without a call": [ask, {**result, "tool_call_id": "functions.never:7"}],
+        "a call without a name": [ask, call_turn(arguments="{}"), result],
+    }
+    statuses = []
+    for title, history in histories.items():
+        question = session.draw("tool_call")
+        request = session.chat_request([*history, *question.messages], tools=list(question.tools), max_tokens=32)
+        exchange = session.keep_evidence(await session.client.post(session.chat_url, request))
+        if exchange.error:
+            raise ProbeFailed(f"{title}: {exchange.error}")
+        if not is_json(exchange.response):
+            raise ProbeFailed(f"{title}: HTTP {exchange.status} with something that is not JSON")
+        reason = f"{title}: HTTP {exchange.status} for a client's mistake{error_text(exchange)}"
+        session.failures.expect("errors", exchange.status < 500, reason)
+        statuses.append(str(exchange.status))
+        await session.require_answer(f"{title}: the next, ordinary question got an empty answer")
+    return f"answered {', '.join(statuses)}"

@@ -1,0 +1,237 @@
+"""tools: none, auto, required and named; parallel calls; valid arguments; results sent back and used."""
+
+import json
+import re
+from functools import partial
+from typing import Any
+
+from moebox.core import registry
+from moebox.core.verdict import Score
+from moebox.phantom.questions import Question
+from moebox.verify.checks.json_modes import schema_violation
+from moebox.verify.checks.tool_arguments import CALL_TOKENS, probe_argument_shapes
+from moebox.verify.checks.tool_history import calls_turn, probe_malformed_history, result_turns
+from moebox.verify.checks.turns import chat_or_skip
+from moebox.verify.completions import ChatAnswer
+from moebox.verify.session import REJECTED_STATUSES, ProbeFailed, ProbeSkipped, ProbeWarning, skip_if_rejected
+from moebox.verify.trials import (
+    PASSED,
+    Check,
+    CheckSession,
+    QuestionAttempt,
+    TrialOutcome,
+    judge_answer,
+    model_failure,
+    pass_if,
+    server_failure,
+)
+
+MIN_REPEATED_CHARS = 8  # of arguments that are in the text too, but not by chance
+KIMI_ID = re.compile(r"functions\.(?P<name>.+):(?P<index>\d+)")
+
+
+async def probe_call(session: CheckSession, *, stream: bool) -> Score:
+    """Left to choose, the model calls the right tool, and the arguments, streamed or whole, fit its schema."""
+    return await session.run_trials("tool-call", call_attempt(session), stream=stream)
+
+
+def call_problem(question: Question, answer: ChatAnswer) -> str:
+    """Return "" if there are calls of offered tools, with arguments that fit, under unique ids."""
+    offered = {tool["function"]["name"]: tool["function"]["parameters"] for tool in question.tools}
+    if not answer.calls:
+        return f"no tool was called: {answer.content[:80]}"
+    for call in answer.calls:
+        if call.name not in offered:
+            return f"called {call.name!r}, which is not on offer"
+        if reason := schema_violation(call.arguments, offered[call.name]):
+            return f"arguments of {call.name}: {reason}"
+    for call in answer.calls:
+        bare = "".join(call.arguments.split())
+        if len(bare) >= MIN_REPEATED_CHARS and bare in "".join(answer.content.split()):
+            return f"the call of {call.name} is in the content too: {answer.content[:80]!r}"
+    ids = [call.id for call in answer.calls]
+    unique = all(ids) and len(set(ids)) == len(ids)
+    return "" if unique else f"ids {ids} are not unique"
+
+
+def call_attempt(session: CheckSession, family: str = "tool_call", **more: Any) -> QuestionAttempt:
+    """Attempts that must end in valid and right calls."""
+
+    def draw_distinct() -> Question:
+        while True:
+            question = session.draw(family)
+            wanted = [json.dumps(call) for call in question.expect]
+            if len(set(wanted)) == len(wanted):  # of two equal calls, one would be a right answer too
+                return question
+
+    return QuestionAttempt(session, draw_distinct, judge=judge_calls, **more)
+
+
+def judge_calls(question: Question, answer: ChatAnswer) -> str:
+    """Return "" if the calls are valid and the right ones."""
+    return call_problem(question, answer) or judge_answer(question, answer)
+
+
+async def probe_parallel_calls(session: CheckSession) -> Score:
+    """Several calls in one answer, whole and streamed."""
+    # OpenAI's default is true, llama.cpp's is false, and some servers do not know the setting
+    question = session.draw("tool_parallel")
+    tools = list(question.tools)
+    body = session.chat_request(question.messages, tools=tools, max_tokens=16, parallel_tool_calls=True)
+    accepted = (await session.post_chat(body)).status not in REJECTED_STATUSES
+    attempt = call_attempt(session, "tool_parallel", parallel_tool_calls=True if accepted else None)
+    return await session.run_both_modes("tool-call", attempt, 0.75)
+
+
+async def probe_unneeded_tools(session: CheckSession) -> Score:
+    """Offered tools are not called if the question needs none."""
+    attempt = QuestionAttempt(session, "tool_none")
+    return await session.run_both_modes("answer", attempt, 0.25)
+
+
+async def probe_choice_none(session: CheckSession) -> ProbeWarning | None:
+    """tool_choice none: no call, even if the question asks for one, and none written into the text."""
+    warning = ""
+
+    async def attempt(stream: bool) -> TrialOutcome:
+        nonlocal warning
+        question = session.draw("tool_call")
+        answer = await session.ask_question(
+            question, tool_choice="none", max_tokens=64, allow_marks=True, stream=stream
+        )
+        if answer.calls:
+            return server_failure(f"tool_choice is none, yet {answer.calls[0].name} was called")
+        if answer.leaked_mark and not warning:
+            warning = await _explain_call_in_text(session, question, answer.leaked_mark)
+        return PASSED
+
+    await session.run_trials("tool-choice", attempt, 0.34)
+    await session.run_trials("tool-choice", attempt, 0.25, stream=True)
+    return ProbeWarning(warning) if warning else None
+
+
+async def _explain_call_in_text(session: CheckSession, question: Question, mark: str) -> str:
+    """Explain a call that is written into the text. Raise ProbeFailed if a setting of the server avoids it."""
+    bare = await session.ask_question(question, tools=None, max_tokens=64, allow_marks=True)
+    if bare.leaked_mark:
+        return f"{bare.leaked_mark} in the text even with no tool on offer: the model writes it, not the server"
+    engine = session.engine
+    traits = registry.engine_traits(engine) if engine in registry.engine_names() else None
+    if engine == "embedded" or (traits and traits.tools_under_none == "shown"):
+        return f"{mark} in the text: {engine} shows tools to the model even under none"
+    needs_flag = traits and traits.tools_under_none == "flag"
+    hint = f"; start {traits.title} with --{traits.hide_tools_flag}" if traits and needs_flag else ""
+    raise ProbeFailed(f"{mark} in the text: the model was shown tools that it may not call{hint}")
+
+
+async def probe_choice_required(session: CheckSession) -> Score | ProbeWarning:
+    """tool_choice required: a call comes, even if the question needs none."""
+    attempt = call_attempt(session, tool_choice="required")
+    score = await _run_choice(session, "required", attempt)
+    question = session.draw("tool_none")
+    answer = await session.ask_question(question, tool_choice="required", allow_marks=True, max_tokens=CALL_TOKENS)
+    if answer.calls or answer.finish_reason == "length":  # a call that became too long to be judged
+        return score
+    text = f"a question that needs no tool got none: {answer.content[:60]!r}"
+    return ProbeWarning(f"tool_choice is required, yet {text}")
+
+
+async def probe_choice_named(session: CheckSession) -> Score:
+    """tool_choice by name: that tool is called."""
+
+    def judge(question: Question, answer: ChatAnswer) -> str:
+        name = question.expect[0][0]
+        called = [call.name for call in answer.calls]
+        if called != [name]:
+            return f"{name} was named, called was {called or 'nothing'}"
+        return call_problem(question, answer)
+
+    def choose(question: Question) -> dict[str, object]:
+        return {"tool_choice": {"type": "function", "function": {"name": question.expect[0][0]}}}
+
+    return await _run_choice(session, "by name", QuestionAttempt(session, "tool_call", judge=judge, settings=choose))
+
+
+async def _run_choice(session: CheckSession, choice: str, attempt: QuestionAttempt) -> Score:
+    async def accepted_attempt(stream: bool) -> TrialOutcome:
+        with skip_if_rejected(f"the server does not take tool_choice {choice}"):
+            return await attempt(stream)
+
+    return await session.run_both_modes("tool-choice", accepted_attempt, 0.75)
+
+
+async def probe_response_format(session: CheckSession) -> str | ProbeWarning:
+    """response_format binds the answer, with tools on offer or not; before that, tools can be called."""
+    schema = {"type": "object", "properties": {"answer": {"type": "string"}}, "required": ["answer"]}
+    response_format = {"type": "json_schema", "json_schema": {"name": "final", "schema": schema}}
+
+    async def ask(question: Question, *, offer: bool = True) -> ChatAnswer:
+        tools = {"tools": list(question.tools)} if offer else {}
+        return await chat_or_skip(session, list(question.messages), **tools, response_format=response_format)
+
+    question = session.draw("tool_call")
+    answer = await ask(question)
+    if not answer.calls and (await session.ask_question(question)).calls:
+        return ProbeWarning(f"with a response_format no tool is called: {answer.content[:60]!r}")
+    unneeded = session.draw("tool_none")
+    plain = await ask(unneeded)
+    cut = plain.calls or plain.finish_reason == "length"
+    reason = "" if cut else schema_violation(plain.content, schema)
+    if reason and not schema_violation((await ask(unneeded, offer=False)).content, schema):
+        return ProbeWarning(f"with tools on offer a response_format is not enforced: {reason}")
+    return f"{len(answer.calls)} call"
+
+
+async def probe_call_ids(session: CheckSession) -> str:
+    """Kimi's ids are functions.NAME:INDEX; its template expects them back in the history."""
+    answer = await session.ask_question(session.draw("tool_call"))
+    if not answer.calls:
+        raise ProbeSkipped("no tool was called")
+    call = answer.calls[0]
+    match = KIMI_ID.fullmatch(call.id)
+    if match and match["name"] == call.name:
+        return call.id
+    engine = session.engine
+    if session.is_kimi and engine in registry.engine_names() and registry.engine_traits(engine).own_call_ids:
+        raise ProbeFailed(f"id {call.id!r} instead of functions.{call.name}:0; the history will confuse the model")
+    raise ProbeSkipped(f"ids look like {call.id[:40]!r}: this server has its own")
+
+
+async def probe_result_use(session: CheckSession) -> Score:
+    """The server's own call, with a result sent back under its own id, leads to an answer that uses it."""
+    secret = f"{session.rng.randint(100, 999)}"
+
+    async def attempt(stream: bool) -> TrialOutcome:
+        question = session.draw("tool_call")
+        answer = await session.ask_question(question)
+        if not answer.calls:
+            return model_failure(f"no tool was called: {answer.content[:80]}")
+        results = result_turns(answer, {"result": secret}, named=False)
+        turns = [*question.messages, calls_turn(answer), *results]
+        last = await session.chat(turns, tools=list(question.tools), max_tokens=question.max_tokens)
+        return pass_if(last.content.strip() or last.calls, "no answer after the tool's result")
+
+    await session.run_trials("tool-history", attempt, 0.25)
+    results = QuestionAttempt(session, "tool_result")
+    return await session.run_both_modes("answer", results, 0.34)
+
+
+CHECK = Check(
+    name="tools",
+    about="every tool_choice, parallel calls, valid arguments, results used",
+    probes={
+        "whole": partial(probe_call, stream=False),
+        "streamed": partial(probe_call, stream=True),
+        "parallel": probe_parallel_calls,
+        "not needed": probe_unneeded_tools,
+        "choice none": probe_choice_none,
+        "choice required": probe_choice_required,
+        "choice named": probe_choice_named,
+        "with a form": probe_response_format,
+        "ids": probe_call_ids,
+        "shapes": probe_argument_shapes,
+        "and back": probe_result_use,
+        "malformed history": probe_malformed_history,
+    },
+    request_estimate=126,
+)

@@ -1,0 +1,133 @@
+"""vision: a word, a number and a colour are read from pictures; a server for text rejects them properly."""
+
+import base64
+import struct
+import zlib
+
+from moebox.core.verdict import Score
+from moebox.verify.checks.turns import prompt_grew
+from moebox.verify.session import ProbeFailed, ProbeSkipped, error_text, raise_for_failure
+from moebox.verify.trials import Check, CheckSession, TrialOutcome, model_failure
+
+MIN_PICTURE_TOKENS = 16  # that a picture adds to a prompt
+NUMBERS = {2: "two", 3: "three", 4: "four", 5: "five", 6: "six"}
+PixelColour = tuple[int, int, int]
+Picture = list[list[PixelColour]]
+WHITE: PixelColour = (255, 255, 255)
+BLACK: PixelColour = (0, 0, 0)
+COLOURS: dict[str, PixelColour] = {
+    "red": (220, 20, 20),
+    "green": (20, 160, 40),
+    "blue": (30, 60, 220),
+    "yellow": (250, 220, 20),
+}
+SCALE = 12  # pixels of one dot of a letter
+# Five by seven dots a letter, one number for each row, the leftmost dot the highest bit.
+FONT: dict[str, tuple[int, ...]] = {
+    "A": (14, 17, 17, 31, 17, 17, 17),
+    "C": (14, 17, 16, 16, 16, 17, 14),
+    "E": (31, 16, 16, 30, 16, 16, 31),
+    "F": (31, 16, 16, 30, 16, 16, 16),
+    "H": (17, 17, 17, 31, 17, 17, 17),
+    "K": (17, 18, 20, 24, 20, 18, 17),
+    "L": (16, 16, 16, 16, 16, 16, 31),
+    "M": (17, 27, 21, 21, 17, 17, 17),
+    "N": (17, 25, 21, 19, 17, 17, 17),
+    "P": (30, 17, 17, 30, 16, 16, 16),
+    "R": (30, 17, 17, 30, 20, 18, 17),
+    "T": (31, 4, 4, 4, 4, 4, 4),
+    "U": (17, 17, 17, 17, 17, 17, 14),
+    "X": (17, 17, 10, 4, 10, 17, 17),
+    "Y": (17, 17, 10, 4, 4, 4, 4),
+    "2": (14, 17, 1, 6, 8, 16, 31),
+    "3": (30, 1, 1, 14, 1, 1, 30),
+    "4": (2, 6, 10, 18, 31, 2, 2),
+    "7": (31, 1, 2, 4, 8, 8, 8),
+    "9": (14, 17, 17, 15, 1, 17, 14),
+}
+
+
+async def probe_pictures(session: CheckSession) -> Score:
+    """Fresh pictures, each with one question about it."""
+    await _require_vision(session)
+
+    async def attempt(stream: bool) -> TrialOutcome:
+        picture, question, wanted = _draw_picture(session)
+        answer = await session.chat([_picture_turn(picture, question)], max_tokens=256)
+        right = any(word in answer.content.lower() for word in wanted)
+        return model_failure("" if right else f"{question} {wanted[0]} expected, got {answer.content[:60]!r}")
+
+    return await session.run_trials("vision", attempt, 0.5, 3)
+
+
+async def _require_vision(session: CheckSession) -> None:
+    """Raise ProbeSkipped for a server of text that rejects pictures, ProbeFailed for one that drops them."""
+    if session.options.vision == "no":
+        raise ProbeSkipped("this model is not expected to see")
+    turn = _picture_turn(_fill(128, 128, COLOURS["red"]), "Hello!")
+    request = session.chat_request([turn], max_tokens=16)
+    exchange = session.keep_evidence(await session.client.post(session.chat_url, request))
+    if exchange.error:
+        raise ProbeFailed(f"a picture: {exchange.error}")
+    if session.options.vision == "yes":
+        raise_for_failure(exchange)
+    if exchange.status != 200:
+        await session.require_answer("after a picture was refused, an ordinary question got an empty answer")
+        raise ProbeSkipped(f"the server is for text only: HTTP {exchange.status}{error_text(exchange)}")
+    seen = session.read_answer(exchange, stream=False, allow_marks=True).token_count("prompt")
+    bare = (await session.chat([{"role": "user", "content": "Hello!"}], max_tokens=16)).token_count("prompt")
+    if not prompt_grew(bare, seen, MIN_PICTURE_TOKENS):
+        counts = f"{bare} prompt tokens without it, {seen} with it"
+        raise ProbeFailed(f"a picture is accepted but ignored: {counts}")
+
+
+def _draw_picture(session: CheckSession) -> tuple[Picture, str, tuple[str, ...]]:
+    """A random picture, a question about it, and the right answers."""
+    kind = session.rng.choice(("word", "count", "colour"))
+    if kind == "word":
+        text = "".join(session.rng.sample(tuple(FONT), 4))
+        picture = _fill((6 * len(text) + 4) * SCALE, 11 * SCALE, WHITE)
+        for place, letter in enumerate(text):
+            for y, bits in enumerate(FONT[letter]):
+                for x in range(5):
+                    if bits >> (4 - x) & 1:
+                        _draw_square(picture, (2 + 6 * place + x) * SCALE, (2 + y) * SCALE, SCALE)
+        return picture, "Which four characters are in this picture? Answer with them only.", (text.lower(),)
+    if kind == "count":
+        count = session.rng.choice(list(NUMBERS))
+        picture = _fill(60 * count + 40, 120, WHITE)
+        for place in range(count):
+            _draw_square(picture, 30 + 60 * place, 40, 40)
+        question = "How many black squares are in this picture? Answer with the number only."
+        return picture, question, (str(count), NUMBERS[count])
+    name = session.rng.choice(list(COLOURS))
+    return _fill(128, 128, COLOURS[name]), "Which colour is this picture? Answer with one word.", (name,)
+
+
+def _fill(width: int, height: int, colour: PixelColour) -> Picture:
+    return [[colour] * width for _ in range(height)]
+
+
+def _draw_square(picture: Picture, left: int, top: int, size: int) -> None:
+    for row in picture[top : top + size]:
+        row[left : left + size] = [BLACK] * size
+
+
+def _picture_turn(picture: Picture, question: str) -> dict[str, object]:
+    """A user's turn with the picture as the data URL of a PNG file."""
+    raw = b"".join(b"\0" + bytes(part for pixel in row for part in pixel) for row in picture)
+    header = struct.pack(">IIBBBBB", len(picture[0]), len(picture), 8, 2, 0, 0, 0)
+    png = b"\x89PNG\r\n\x1a\n"
+    for kind, data in ((b"IHDR", header), (b"IDAT", zlib.compress(raw)), (b"IEND", b"")):
+        png += struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    url = "data:image/png;base64," + base64.b64encode(png).decode()
+    image = {"type": "image_url", "image_url": {"url": url}}
+    return {"role": "user", "content": [image, {"type": "text", "text": question}]}
+
+
+CHECK = Check(
+    name="vision",
+    about="pictures read, or refused politely",
+    probes={"pictures": probe_pictures},
+    request_estimate=6,
+)

@@ -1,0 +1,377 @@
+"""Session with one server: sends requests, counts what is wrong with replies, keeps the evidence."""
+
+import asyncio
+import contextlib
+import json
+import random
+import re
+import statistics
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from moebox.core.endpoint import AUTH_STATUSES, Endpoint
+from moebox.core.verdict import HttpExchange, Mark, Score
+from moebox.phantom.questions import Question
+from moebox.stream.sse import EventParser
+from moebox.verify.client import UNREACHABLE, ExchangeClient, StreamWatch
+from moebox.verify.completions import ChatAnswer, implausible_usage, parse_chat_stream, parse_completion
+from moebox.verify.options import VerifyOptions
+from moebox.verify.statistics import FailureCounts, KindName
+from moebox.verify.violations import PromptCounts, Violation, ViolationKind, parse_strict_json
+
+MIN_ANSWER_TOKENS = 512  # always requested, however short the context is
+PROMPT_TOKENS = 1024  # of a short context, left for prompts
+SHORT_CONTEXT = 2 * PROMPT_TOKENS  # in a longer one every question fits, apart from the long ones
+THINKING_TOKENS = 4096  # added for a model that thinks although it was asked not to
+SLACK_EVENTS = 64  # events beyond max_tokens of a correct stream: role, finish, usage, keep-alives
+REJECTED_STATUSES = (400, 404, 405, 415, 422, 501)  # replies to a request that the server does not support
+MAX_HANGS = 3  # requests without an end, after which the run stops
+MIN_REPLY_TIMES = 20  # replies, before the server's usual speed is known
+MIN_PATIENCE_S = 60.0
+SLOWER_FACTOR = 30  # times the slowest reply so far that a request may take
+LATE_FACTOR = 8  # times the expected time that a late reply takes
+LATER_S = 5.0  # seconds more than expected that a late reply takes
+STALL_CHECK_S = 0.1
+STALLED_S = 0.3  # on a machine this busy no reply is called late
+SECRET_CODE = re.compile(r"\w{5,}")  # a model may produce shorter ones by chance
+VIOLATION_FAILURES: dict[ViolationKind, KindName] = {
+    "format": "reply-format",
+    "style": "reply-style",
+    "finish": "finish",
+    "usage": "usage",
+}
+
+
+class ProbeFailed(Exception):
+    """The probe found a fault. `status` is the HTTP status if that was the fault."""
+
+    def __init__(self, reason: str, *, score: Score | None = None, status: int = 0) -> None:
+        super().__init__(reason)
+        self.score = score
+        self.status = status
+
+
+class EndpointUnusable(ProbeFailed):
+    """A fault that every other request would meet too: key rejected, server unreachable."""
+
+
+class ProbeSkipped(Exception):
+    """The probe does not apply to this server."""
+
+
+class ProbeWarning(str):
+    """Result of a probe: not clearly a fault of this server, but surprising for its clients."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyTime:
+    """Duration and size of one reply."""
+
+    seconds: float
+    size: int  # bytes
+    stream: bool
+
+
+class StallDetector:
+    """Detects that this process itself was delayed, so that the server is not called slow."""
+
+    def __init__(self) -> None:
+        self.worst_s = 0.0
+
+    async def watch_event_loop(self) -> None:
+        """Run beside the requests until cancelled."""
+        with contextlib.suppress(asyncio.CancelledError):
+            while True:
+                before = time.monotonic()
+                await asyncio.sleep(STALL_CHECK_S)
+                self.worst_s = max(self.worst_s, time.monotonic() - before - STALL_CHECK_S)
+
+    def was_stalled(self) -> bool:
+        """True if it was delayed since the last call."""
+        worst, self.worst_s = self.worst_s, 0.0
+        return worst > STALLED_S
+
+
+class ServerSession:
+    """Requests to one server, and what was learned about it so far."""
+
+    def __init__(self, client: ExchangeClient, options: VerifyOptions) -> None:
+        self.client = client
+        self.endpoint: Endpoint = client.endpoint
+        self.options = options
+        self.rng = random.Random(options.seed)
+        self.failures = FailureCounts()
+        self.exchanges: list[HttpExchange] = []  # of the present probe
+        self.request_count = 0  # of all probes
+        self.trial_progress: tuple[int, int] = (0, 0)  # number and total of the trials of the present probe
+        self.on_request: Callable[[], None] = lambda: None  # for progress
+        self.reply_times: list[ReplyTime] = []  # of ordinary requests
+        self.reply_times_judged = 0  # of these, already looked at for lateness
+        self.reported_marks: dict[str, Mark] = {}  # failure kinds that an earlier check already reported
+        self.stall_detector = StallDetector()
+        self.hang_count = 0
+        self.slow_replies_allowed = False
+        self.ends_at = time.monotonic() + options.time_s
+        self.seen_ids: set[str] = set()
+        self.prompt_counts = PromptCounts()
+        self.first_secret: Question | None = None  # the first question for a code, repeated much later
+        self.secret_codes: set[str] = set()  # codes in the questions so far
+        self.accepts_template_arguments = True  # chat_template_kwargs; learned by the first check
+        self.max_tokens_field = "max_tokens"  # or max_completion_tokens, as OpenAI requires for reasoning models
+        self.always_thinks = False
+        self.model_thinks = False  # reasoning came at least once
+        self.context_limit: int | None = None  # tokens, as the server reports
+        self.tried_context = 0  # tokens
+        self.prefill_tok_s = 0.0  # 0 if not measured
+        self.notes: list[str] = []  # what was not tried
+        self.engine = client.endpoint.engine
+        self.sandbox = ""
+        self.token_counter = ""  # the way of counting prompt tokens that worked with this server
+
+    @property
+    def chat_url(self) -> str:
+        """URL of chat completions."""
+        return f"{self.endpoint.base_url}/chat/completions"
+
+    @property
+    def seconds_left(self) -> float:
+        """Time left for the run."""
+        return self.ends_at - time.monotonic()
+
+    @property
+    def is_kimi(self) -> bool:
+        """True if the model is named Kimi, so that Kimi's own formats are expected."""
+        return "kimi" in self.endpoint.model.lower() or "k2" in self.endpoint.model.lower()
+
+    def token_limit(self, tokens: int, *, thinking: bool = False) -> int:
+        """Limit for an answer of `tokens` tokens, more for a model that always thinks, less in a short context.
+
+        vLLM rejects a limit that does not fit beside the prompt.
+        """
+        wanted = tokens + (THINKING_TOKENS if self.always_thinks and not thinking else 0)
+        if not self.context_limit:
+            return wanted
+        return min(wanted, max(MIN_ANSWER_TOKENS, self.context_limit // 2, self.context_limit - PROMPT_TOKENS))
+
+    def chat_request(
+        self, messages: Sequence[Any], *, thinking: bool = False, max_tokens: int | None = 512, **more: Any
+    ) -> dict[str, Any]:
+        """Chat request at temperature 0; values that are None are left out."""
+        request = {"model": self.endpoint.model, "messages": list(messages), "temperature": 0, **more}
+        if max_tokens is not None:
+            request[self.max_tokens_field] = self.token_limit(max_tokens, thinking=thinking)
+        if self.accepts_template_arguments:
+            # Kimi's templates read `thinking`, Qwen's and GLM's `enable_thinking`; others ignore both
+            request["chat_template_kwargs"] = {"thinking": thinking, "enable_thinking": thinking}
+        if request.get("stream"):
+            request["stream_options"] = {"include_usage": True}
+        return {key: value for key, value in request.items() if value is not None}
+
+    async def chat(
+        self, messages: Sequence[Any], *, exact: bool = False, allow_marks: bool = False, **more: Any
+    ) -> ChatAnswer:
+        """Send one chat request. Raise ProbeFailed if no proper answer comes.
+
+        `exact`: never raise max_tokens. `allow_marks`: the question may make a model write template marks.
+        """
+        request = self.chat_request(messages, **more)
+        if exact:
+            request[self.max_tokens_field] = more["max_tokens"]
+        exchange = await self.post_chat(request)
+        answer = self.read_answer(exchange, stream=bool(request.get("stream")), allow_marks=allow_marks)
+        only_thought = answer.finish_reason == "length" and bool(answer.reasoning) and not answer.content
+        if only_thought and not (exact or self.always_thinks or more.get("thinking")):
+            self.always_thinks = True
+            return await self.chat(messages, allow_marks=allow_marks, **more)
+        return answer
+
+    async def ask_question(self, question: Question, *, stream: bool | None = None, **more: Any) -> ChatAnswer:
+        """Ask a question of the shared families with its own settings, unless `more` overrides them."""
+        if question.family in ("secret", "needle") and SECRET_CODE.fullmatch(str(question.expect)):
+            self.secret_codes.add(str(question.expect))
+            self.first_secret = self.first_secret or (question if question.family == "secret" else None)
+        settings: dict[str, Any] = {"thinking": question.thinking, "max_tokens": question.max_tokens}
+        settings |= {"tools": list(question.tools) or None, "response_format": question.response_format}
+        return await self.chat(question.messages, stream=stream or None, **{**settings, **more})
+
+    async def post_chat(self, request: Mapping[str, Any]) -> HttpExchange:
+        """POST a chat request; count a lost reply as a transport failure."""
+        stream = bool(request.get("stream"))
+        limit = request.get("max_tokens") or request.get("max_completion_tokens")
+        watch = _limit_events(limit) if stream and isinstance(limit, int) else None
+        deadline_s = self.client.deadline_s
+        if not self.slow_replies_allowed and len(self.reply_times) >= MIN_REPLY_TIMES:
+            # Once the usual speed is known, do not wait minutes for what takes a second
+            slowest = max(reply.seconds for reply in self.reply_times)
+            deadline_s = min(deadline_s, max(MIN_PATIENCE_S, SLOWER_FACTOR * slowest))
+        exchange = self.keep_evidence(
+            await self.client.post(self.chat_url, request, watch=watch, deadline_s=deadline_s)
+        )
+        self.failures.add("transport", transport_problem(exchange), stream=stream)
+        if exchange.error.startswith("no end"):
+            self.hang_count += 1
+        elif exchange.status == 200 and not self.slow_replies_allowed and not self.stall_detector.was_stalled():
+            self.reply_times.append(ReplyTime(exchange.seconds, len(exchange.response), stream))
+        return exchange
+
+    @contextlib.contextmanager
+    def allow_slow_replies(self) -> Iterator[None]:
+        """Requests inside have long prompts or long answers: no deadline from usual times, and none is late."""
+        self.slow_replies_allowed = True
+        try:
+            yield
+        finally:
+            self.slow_replies_allowed = False
+
+    def require_thinking(self) -> None:
+        """Raise ProbeSkipped if no answer had reasoning so far."""
+        if not self.model_thinks:
+            raise ProbeSkipped("no reasoning came when asked for")
+
+    def skip_if_context_too_short(self, exchange: HttpExchange) -> None:
+        """Raise ProbeSkipped if the server rejects a question because its short context does not hold it."""
+        if not self.context_limit or self.context_limit > SHORT_CONTEXT or exchange.status < 400:
+            return
+        if f"{self.context_limit} tokens" in error_text(exchange).replace(",", ""):
+            raise ProbeSkipped(f"question and answer need more than a context of {self.context_limit:,} tokens")
+
+    async def get(self, url: str) -> HttpExchange:
+        """GET, kept as evidence."""
+        return self.keep_evidence(await self.client.get(url))
+
+    def keep_evidence(self, exchange: HttpExchange) -> HttpExchange:
+        """Keep an exchange as evidence of the present probe."""
+        self.exchanges.append(exchange)
+        self.request_count += 1
+        self.on_request()
+        return exchange
+
+    def read_answer(self, exchange: HttpExchange, *, stream: bool, allow_marks: bool = False) -> ChatAnswer:
+        """Parse a reply and count all violations. Raise ProbeFailed if there is no answer in it."""
+        self.skip_if_context_too_short(exchange)
+        raise_for_failure(exchange)
+        media_type = exchange.headers.get("content-type", "")
+        if stream and "text/event-stream" not in media_type.lower():
+            reason = f"requested a stream, got {media_type or 'no content type'}"
+            self.failures.add("reply-format", reason, stream=True)
+            raise ProbeFailed(reason)
+        answer = parse_chat_stream(exchange) if stream else parse_completion(exchange)
+        violations = list(answer.violations)
+        if answer.id and answer.id in self.seen_ids:
+            violations.append(Violation("style", f"the id {answer.id[:60]!r} was used before"))
+        self.seen_ids.add(answer.id)
+        prompt_change = self.prompt_counts.count_change(exchange.request, answer.token_count("prompt"))
+        problems = (implausible_usage(answer, exchange.request), prompt_change)
+        violations += [Violation("usage", problem) for problem in problems if problem]
+        if allow_marks:  # llama.cpp begins without a role if the first token is part of a character
+            violations = [violation for violation in violations if violation.kind != "style"]
+        self.count_violations(violations, stream=stream)
+        self.failures.add("crosstalk", self._foreign_code(answer, exchange.request))
+        if not allow_marks:
+            leaked = answer.leaked_mark
+            self.failures.expect("template-leak", not leaked, f"{leaked} in the answer", stream=stream)
+        return answer
+
+    def count_violations(self, violations: Collection[Violation], *, stream: bool) -> None:
+        """Count violations by their kind. Raise ProbeFailed for those that leave nothing to judge."""
+        for kind, name in VIOLATION_FAILURES.items():
+            found = [violation.text for violation in violations if violation.kind == kind]
+            self.failures.add(name, "; ".join(found[:3]), stream=stream)
+        fatal = [violation.text for violation in violations if violation.fatal]
+        if fatal:
+            raise ProbeFailed("; ".join(fatal[:3]))
+
+    def _foreign_code(self, answer: ChatAnswer, request: Any) -> str:
+        """Return "" or the code of another question that this answer contains."""
+        codes = set(SECRET_CODE.findall(answer.content + " " + answer.reasoning)) & self.secret_codes
+        if not codes or not isinstance(request, dict):
+            return ""
+        prompt = json.dumps(request.get("messages"), ensure_ascii=False)
+        foreign = sorted(code for code in codes if code not in prompt)
+        return f"the answer contains {foreign[0]}, which another request asked about" if foreign else ""
+
+    def count_late_replies(self) -> None:
+        """Count the replies since the last call that took seconds longer than similar ones."""
+        for reply in self.reply_times[self.reply_times_judged :]:
+            self.failures.add("late", late_reply(reply, self.reply_times))
+        self.reply_times_judged = len(self.reply_times)
+
+
+def late_reply(reply: ReplyTime, all_times: Sequence[ReplyTime]) -> str:
+    """Return "" or how late a reply was, compared with all of its mode; longer ones may take longer."""
+    similar = [other for other in all_times if other.stream == reply.stream]
+    if len(similar) < MIN_REPLY_TIMES:
+        return ""
+    usual_size = max(1, statistics.median(other.size for other in similar))
+    expected = statistics.median(other.seconds for other in similar) * max(1.0, reply.size / usual_size)
+    if reply.seconds <= LATE_FACTOR * expected or reply.seconds <= expected + LATER_S:
+        return ""
+    return f"a request took {reply.seconds:.1f} s; {expected:.2g} s are usual"
+
+
+def require_token_count(answer: ChatAnswer, key: str = "prompt") -> int:
+    """Tokens of a prompt or a completion. Raise ProbeSkipped if the server does not count them."""
+    tokens = answer.token_count(key)
+    if tokens is None:
+        raise ProbeSkipped("the server counts no tokens")
+    return tokens
+
+
+@contextlib.contextmanager
+def skip_if_rejected(reason: str) -> Iterator[None]:
+    """Skip the probe, instead of failing it, if the server does not support the request."""
+    try:
+        yield
+    except ProbeFailed as problem:
+        if problem.status in REJECTED_STATUSES:
+            raise ProbeSkipped(f"{reason}: {problem}") from None
+        raise
+
+
+def transport_problem(exchange: HttpExchange) -> str:
+    """Return why this is not a reply at all, or ""."""
+    if exchange.error:
+        return exchange.error
+    lost = exchange.status >= 500 or exchange.status == 429
+    return f"HTTP {exchange.status}{error_text(exchange)}" if lost else ""
+
+
+def raise_for_failure(exchange: HttpExchange) -> None:
+    """Raise ProbeFailed if the exchange is not complete or its status is not 200."""
+    if exchange.error:
+        raise (EndpointUnusable if exchange.error.startswith(UNREACHABLE) else ProbeFailed)(exchange.error)
+    status, text = exchange.status, error_text(exchange)
+    if status in AUTH_STATUSES:
+        raise EndpointUnusable(f"{status}: the key is missing or rejected{text}", status=status)
+    if status in (429, 503):
+        raise ProbeFailed(f"{status}: still too busy after waiting as requested{text}", status=status)
+    if status != 200:
+        raise ProbeFailed(f"HTTP {status}{text}", status=status)
+
+
+def error_text(exchange: HttpExchange) -> str:
+    """The server's error message after a colon, short; "" if there is none."""
+    try:
+        body = parse_strict_json(exchange.response)
+    except ValueError:
+        body = exchange.response
+    error = body.get("error", body) if isinstance(body, dict) else body
+    text = error.get("message", error) if isinstance(error, dict) else error
+    flat = " ".join(str(text).split())
+    return f": {flat[:160]}" if flat else ""
+
+
+def _limit_events(max_tokens: int) -> StreamWatch:
+    """Watch that ends a stream which goes on long after its token limit."""
+    parser, seen, most = EventParser(), 0, 2 * max_tokens + SLACK_EVENTS
+
+    def watch(piece: bytes) -> str:
+        nonlocal seen
+        seen += len(parser.feed(piece))
+        return f"no end: {seen} events for {max_tokens} tokens at most" if seen > most else ""
+
+    return watch

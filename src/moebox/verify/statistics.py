@@ -1,0 +1,185 @@
+"""Failure kinds, failure counts, and the rate at which a count becomes a warning or a failure.
+
+A kind ends in `/streamed` if it was counted in streams; both share one row of FAILURE_KINDS.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from moebox.core.verdict import Attribution, Failure, Mark, Score, wilson_score
+from moebox.escape import one_line
+
+FAIL_RATE = 0.03  # a server failure is a fail if its rate is above this with 97.5% confidence and it was seen twice
+MAX_EXAMPLES = 200  # further examples kept of each kind: more than any series of trials is long
+MODEL_FAIL_RATE = 0.15  # a good model does not give this many wrong answers
+MODEL_WARN_RATE = 0.04
+MIN_MODEL_TRIALS = 4  # fewer trials do not judge a model
+STREAMED = "/streamed"
+MIN_CHANCES = 5  # fewer chances are not extrapolated to 100 calls
+
+KindName = (
+    Literal["transport", "reply-format", "reply-style", "finish", "usage", "template-leak", "crosstalk", "late"]
+    | Literal["answer", "text", "json", "schema", "tool-call", "tool-choice", "tool-history", "reasoning", "prompt"]
+    | Literal["unicode", "context", "crowd", "cache", "limits", "sampling", "logprobs", "errors", "vision"]
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureKind:
+    """One kind of failure. `means` completes "about N of 100 calls would …"."""
+
+    means: str
+    only_warns: bool = False
+    any_reply: bool = False  # any reply can show it: the first check that meets it reports it, later ones only count
+
+
+FAILURE_KINDS: dict[str, FailureKind] = {
+    "transport": FailureKind(means="get no complete reply"),
+    "reply-format": FailureKind(means="get a reply that a strict client cannot parse", any_reply=True),
+    "reply-style": FailureKind(means="get a reply that confuses some clients", only_warns=True, any_reply=True),
+    "finish": FailureKind(means="end with a wrong finish_reason", any_reply=True),
+    "usage": FailureKind(means="carry wrong token counts", any_reply=True),
+    "template-leak": FailureKind(means="show template marks or broken characters", any_reply=True),
+    "answer": FailureKind(means="be answered wrongly"),
+    "text": FailureKind(means="lose or change words on the way"),
+    "json": FailureKind(means="return JSON that violates its schema"),
+    "schema": FailureKind(means="violate a schema that the prompt argues against", only_warns=True),
+    "tool-call": FailureKind(means="carry a broken or wrong tool call"),
+    "tool-choice": FailureKind(means="ignore tool_choice"),
+    "tool-history": FailureKind(means="lose track of earlier tool calls"),
+    "reasoning": FailureKind(means="mix up reasoning and answer"),
+    "prompt": FailureKind(means="lose a part of the prompt"),
+    "unicode": FailureKind(means="garble characters outside ASCII"),
+    "context": FailureKind(means="miss something in a long prompt"),
+    "crosstalk": FailureKind(means="receive another request's output", any_reply=True),
+    "crowd": FailureKind(means="fail among concurrent requests"),
+    "cache": FailureKind(means="be answered from another prompt's cache"),
+    "limits": FailureKind(means="not obey stop strings or token limits"),
+    "sampling": FailureKind(means="ignore temperature or seed", only_warns=True),
+    "logprobs": FailureKind(means="carry wrong log-probabilities"),
+    "errors": FailureKind(means="be rejected in a way that clients cannot parse", only_warns=True),
+    "late": FailureKind(means="come seconds late", only_warns=True),
+    "vision": FailureKind(means="misread a picture"),
+}
+if differing := {name for part in get_args(KindName) for name in get_args(part)} ^ set(FAILURE_KINDS):
+    raise TypeError(f"KindName and FAILURE_KINDS differ in {', '.join(sorted(differing))}")
+
+
+def failure_kind(name: str) -> FailureKind:
+    """Row of a kind, streamed or not."""
+    kind = FAILURE_KINDS.get(name.removesuffix(STREAMED))
+    if kind is None:
+        raise ValueError(f"{name!r} is not a failure kind; add it to KindName and FAILURE_KINDS")
+    return kind
+
+
+def failure_mark(name: str, seen: int, of: int, attributed_to: Attribution = "server") -> Mark:
+    """Pass, warn or fail for a count."""
+    if not seen:
+        return "pass"
+    low = wilson_score(seen, of).low
+    if attributed_to == "model":
+        if of < MIN_MODEL_TRIALS or low <= MODEL_WARN_RATE:
+            return "pass"
+        enough = seen == of or of >= 2 * MIN_MODEL_TRIALS
+        return "fail" if enough and low > MODEL_FAIL_RATE else "warn"
+    if failure_kind(name).only_warns:
+        return "warn"
+    return "fail" if seen > 1 and low > FAIL_RATE else "warn"
+
+
+def build_failure(
+    name: str, seen: int, of: int, *, attributed_to: Attribution = "server", examples: Sequence[str] = ()
+) -> Failure:
+    """A count with its interval and its mark."""
+    score = wilson_score(seen, of)
+    example, *also = dict.fromkeys(examples) or ("",)
+    return Failure(
+        kind=name,
+        seen=seen,
+        of=of,
+        low=score.low,
+        high=score.high,
+        verdict=failure_mark(name, seen, of, attributed_to),
+        whose=attributed_to,
+        example=example,
+        also=tuple(also[:MAX_EXAMPLES]),
+    )
+
+
+def describe_failure(failure: Failure) -> str:
+    """Rate and meaning: "3 of 40 (8%, between 3 and 20%): about 8 of 100 calls would get no complete reply"."""
+    whose = "" if failure.whose == "server" else ", the same each time: the model's own, or a constant fault"
+    if failure.of < MIN_CHANCES:
+        return f"seen {failure.seen} of {failure.of} times{whose}"
+    rate = f"{failure.seen} of {failure.of} ({failure.rate:.0%}, between {failure.low:.0%} and {failure.high:.0%})"
+    expected = 100 * failure.rate
+    about = "at most 1" if expected < 1 else f"about {expected:.0f}"
+    return f"{rate}: {about} of 100 calls would {failure_kind(failure.kind).means}{whose}"
+
+
+def format_share(score: Score) -> str:
+    """A score with its interval: "19 of 20 (76-99%)"."""
+    return f"{score.passed} of {score.trials} ({score.low * 100:.0f}-{score.high * 100:.0f}%)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureCount:
+    """Chances of one kind, and the reasons of its failures by the side they are attributed to."""
+
+    of: int = 0
+    server: tuple[str, ...] = ()
+    model: tuple[str, ...] = ()
+
+
+NO_CHANCE = FailureCount()
+
+
+class FailureCounts:
+    """Failure counts by kind over a whole verify run."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, FailureCount] = {}
+
+    def add(
+        self,
+        kind: KindName,
+        reason: str = "",
+        attributed_to: Attribution = "server",
+        *,
+        stream: bool = False,
+        where: str = "",
+    ) -> None:
+        """Count one chance, and a failure if there is a reason. `where` is put before the reason."""
+        failure_kind(kind)
+        name = kind + STREAMED * stream
+        count = self._counts.get(name, NO_CHANCE)
+        count = replace(count, of=count.of + 1)
+        text = one_line(f"{where}: {reason}" if where and reason else reason)
+        if reason and attributed_to == "model":
+            count = replace(count, model=(*count.model, text))
+        elif reason:
+            count = replace(count, server=(*count.server, text))
+        self._counts[name] = count
+
+    def expect(self, kind: KindName, good: object, reason: str, *, stream: bool = False) -> None:
+        """Count one chance, and a failure unless `good`."""
+        self.add(kind, "" if good else reason, stream=stream)
+
+    def snapshot(self) -> Mapping[str, FailureCount]:
+        """Copy of the present counts."""
+        return dict(self._counts)
+
+    def summarize(self, since: Mapping[str, FailureCount] | None = None) -> tuple[Failure, ...]:
+        """Every kind that had a chance since the snapshot, failures or not, worst first."""
+        found: list[Failure] = []
+        for name, now in self._counts.items():
+            before = (since or {}).get(name, NO_CHANCE)
+            of, server, model = now.of - before.of, now.server[len(before.server) :], now.model[len(before.model) :]
+            if of:
+                found.append(build_failure(name, len(server), of, examples=server))
+            if model:
+                found.append(build_failure(name, len(model), of, attributed_to="model", examples=model))
+        order = ("fail", "warn", "pass", "skip")
+        return tuple(sorted(found, key=lambda failure: (order.index(failure.verdict), -failure.rate, failure.kind)))
