@@ -11,7 +11,7 @@ import yaml
 from moebox import codec, detect, http
 from moebox.checkpoint import deploy
 from moebox.fleet.file import RouterKind
-from moebox.flows import fleet_bench, fleet_record, fleet_up, fleet_verify, phantom
+from moebox.flows import fleet_bench, fleet_record, fleet_up, fleet_verify, recipes
 from moebox.flows.fleet_render import render_fleet
 from moebox.render import render_files
 from moebox.serve.recipes import read_recipe
@@ -95,7 +95,7 @@ def test_litellm_keeps_named_conversations_together_and_loses_only_a_members_str
 def test_litellm_carries_the_ladder_to_real_engines_and_the_anthropic_api(tmp_path: Path) -> None:
     path = tmp_path / "fleet.toml"
     recipe = tmp_path / "phantom.toml"
-    recipe.write_text(codec.to_toml(phantom.plan_phantom(detect.load_box()).recipe))
+    recipe.write_text(codec.to_toml(recipes.plan_phantom(detect.load_box()).recipe))
     text = f'name = "real"\n[router]\nkind = "litellm"\nport = 0\npython = "{LITELLM}"\n'
     path.write_text(f'{text}[[member]]\nname = "p"\nrecipe = "{recipe}"\ncount = 2\n')
     running = fleet_up.start_fleet(path, patience_s=300)

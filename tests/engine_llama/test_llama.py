@@ -180,7 +180,7 @@ def test_a_rehearsal_with_the_phantom(engine: EngineName, recipe: Path) -> None:
     steps = {step["name"]: step["detail"] for step in told["steps"]}
     print(steps["answers"], flush=True)
     assert list(steps) == ["boot", "long prompt", "decode", "answers", "down"]
-    failing = re.search(r"known habits of (\S+): ([a-z, ]+)\)", steps["answers"])
+    failing = re.search(r"known quirks of (\S+): ([a-z, ]+)\)", steps["answers"])
     expected = {habit.check for habit in engine_quirks(engine) if habit.id in SURE[engine]}
     assert expected <= set(failing[2].split(", ") if failing else ())
 

@@ -84,16 +84,16 @@ def test_litellm_without_a_key_is_for_this_machine_alone(tmp_path: Path) -> None
 
 def test_what_a_router_cannot_do_is_one_line(tmp_path: Path) -> None:
     own = '[[member]]\nname = "b"\nurl = "http://10.0.0.2:8000"\nmodel = "m"\nkey_env = "OTHER"\n'
-    with pytest.raises(Unsupported, match="members with keys of their own"):
+    with pytest.raises(Unsupported, match="members cannot have other keys"):
         render_fleet(fleet(tmp_path, KEYED + KEYS + own), "router")
     away = KEYS.replace('key_env = "TEAM_KEY"\n', "")
-    with pytest.raises(Unsupported, match="does not balance: b would never be asked"):
+    with pytest.raises(Unsupported, match="does not balance: b would never get a request"):
         render_fleet(
             fleet(tmp_path, 'name = "t"\n' + away + away.replace('"a"', '"b"').replace(".1:", ".2:")),
             "router",
             kind="llama-swap",
         )
-    with pytest.raises(BadInput, match="needs a port"):
+    with pytest.raises(BadInput, match="needs a fixed port"):
         render_fleet(fleet(tmp_path, f'name = "t"\n[router]\nport = 0\n{TWO}'), "router")
 
 

@@ -119,9 +119,9 @@ def test_sizing_says_when_no_number_is_enough() -> None:
 
 
 def test_what_cannot_be_simulated_is_bad_input() -> None:
-    with pytest.raises(BadInput, match="what is enough"):
+    with pytest.raises(BadInput, match="needs an SLO"):
         size_fleet(box(), FleetQuestion(work=CHAT, users=10))
-    with pytest.raises(BadInput, match="nothing left"):
+    with pytest.raises(BadInput, match="at least two boxes"):
         simulate_fleet([box()], FleetQuestion(work=CHAT, users=10, fail_at=10.0))
     with pytest.raises(BadInput, match="boxes cannot be simulated"):
         simulate_fleet([], FleetQuestion(work=CHAT, users=10))

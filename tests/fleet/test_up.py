@@ -74,7 +74,7 @@ def test_a_router_of_another_version_is_one_line(fleet_file: FleetFile) -> None:
 
 
 def test_a_missing_router_is_one_line(tmp_path: Path, fleet_file: FleetFile) -> None:
-    with pytest.raises(BadInput, match=r"router\.python: .* is not there"):
+    with pytest.raises(BadInput, match=r"router\.python: .* not found"):
         fleet_up.start_fleet(fleet_file(python=str(tmp_path / "nowhere")), twins=True)
     bare = tmp_path / "bare" / "bin"
     bare.mkdir(parents=True)

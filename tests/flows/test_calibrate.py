@@ -20,11 +20,9 @@ from moebox.core.recipe import Hybrid, Listen, Recipe, Runtime
 from moebox.detect import load_box
 from moebox.errors import AnswerIsNo, BadInput
 from moebox.flows import calibrate_timing as timing
-from moebox.flows.calibrate import FILE, calibrate
-from moebox.flows.calibrate_depths import BootDepth, choose_depths, shallower_depth
-from moebox.flows.calibrate_grid import TimingPoint, order_outer_first, timing_grid
-from moebox.flows.calibrate_merge import merge_boots
-from moebox.flows.calibrate_recipe import recipe_at_depth
+from moebox.flows.calibrate import FILE, calibrate, merge_boots
+from moebox.flows.calibrate_boot import TimingPoint, order_outer_first, timing_grid
+from moebox.flows.calibrate_recipe import BootDepth, choose_depths, recipe_at_depth, shallower_depth
 from moebox.planner.speed.measured import MeasuredSpeed
 from moebox.serve.faults import LaunchFailed
 from moebox.serve.state import marked_processes
@@ -194,7 +192,7 @@ def test_ctrl_c_keeps_what_was_measured_and_stops_the_engine(tmp_path: Path) -> 
     folder = next((tmp_path / "runs").iterdir())
     kept = json.loads((folder / FILE).read_text())
     assert kept["boots"][0]["layers"] == 4
-    assert "interrupted: what was measured until then" in kept["notes"]
+    assert "interrupted: incomplete" in kept["notes"]
     assert not calibrations.stored_calibrations().calibrations
     until = time.monotonic() + 20
     while marked_processes() and time.monotonic() < until:

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from moebox.core.calibration import DecodeStep, PrefillStep
 from moebox.core.endpoint import Endpoint
 from moebox.flows import calibrate_timing as timing
-from moebox.flows.calibrate_boot import MAX_LOOKS, BootMeasurement, needs_another_look
-from moebox.flows.calibrate_depths import BootDepth
-from moebox.flows.calibrate_grid import TimingPoint
+from moebox.flows.calibrate_boot import MAX_LOOKS, BootMeasurement, TimingPoint, needs_another_look
+from moebox.flows.calibrate_recipe import BootDepth
 from moebox.flows.calibrate_timing import start_delay
 from moebox.loose import Json
 from tests.serving import live

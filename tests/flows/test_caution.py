@@ -10,7 +10,7 @@ from moebox.core.event import ClimbTried
 from moebox.core.recipe import Climb, Recipe
 from moebox.errors import AnswerIsNo
 from moebox.flows.climb import climb
-from moebox.flows.fit import memory_problem
+from moebox.flows.walk import memory_problem
 from moebox.serve import oom
 from moebox.serve.recipes import read_recipe
 from moebox.store import Run

@@ -250,8 +250,8 @@ def test_an_engine_that_is_not_installed_is_no_verdict_on_the_recipe(
 @pytest.mark.parametrize(
     ("table", "says"),
     [
-        (Climb(contexts=(-5, 2048)), "climb.contexts: -5 is no number of tokens"),
-        (Climb(contexts=(0,)), "climb.contexts: 0 is no number"),
+        (Climb(contexts=(-5, 2048)), "climb.contexts: -5 is not a valid number of tokens"),
+        (Climb(contexts=(0,)), "climb.contexts: 0 is not a valid number"),
         (Climb(contexts=(4096, 2048)), "climb.contexts: 2048 after 4096 would not be tried\n\nhint: write them in asc"),
         (Climb(contexts=(2048, 2048)), "climb.contexts: 2048 after 2048 would not be tried"),
         (Climb(speculate=("none", "egale3")), "climb.speculate: no draft method 'egale3'"),

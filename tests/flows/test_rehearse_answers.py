@@ -32,7 +32,7 @@ def test_a_known_habit_passes_and_is_named() -> None:
     rungs = (rung("alive"), rung("limits", "fail", HABIT.reason, HABIT), rung("vision", "skip", "text only"))
     climbed = ladder(*rungs)
     assert first_unexpected_failure(climbed) == ""
-    expected = "answered right on 1 of 2 checks of the ladder (known habits of ik_llama.cpp: limits)"
+    expected = "answered right on 1 of 2 checks (known quirks of ik_llama.cpp: limits)"
     assert describe_answers(climbed, "ik_llama.cpp") == expected
     assert first_unexpected_failure(ladder(*rungs, engine="vllm")).startswith("limits: a prompt beyond")
 
@@ -69,10 +69,7 @@ def test_a_habit_forgives_nothing_beside_itself() -> None:
 def test_checks_that_were_not_tried_for_want_of_time_are_named() -> None:
     """They are neither right nor wrong."""
     late = rung("cache", "skip", "out of time: the ladder may take 600 s (--time)")
-    assert (
-        describe_answers(ladder(rung("alive"), late), "vllm")
-        == "answered right on 1 check of the ladder (out of time for cache)"
-    )
+    assert describe_answers(ladder(rung("alive"), late), "vllm") == "answered right on 1 check (out of time for cache)"
 
 
 def test_a_second_fault_of_the_same_kind_is_looked_at_too() -> None:

@@ -14,8 +14,8 @@ from moebox.core.pipeline import RunRequest
 from moebox.core.recipe import PlannedFor, Recipe
 from moebox.errors import ExternalError
 from moebox.flows import recipes
+from moebox.flows.live_engine import TwinProcess
 from moebox.flows.pipeline import PIPELINE
-from moebox.flows.twin import TwinProcess
 from moebox.serve import state
 from moebox.store import Run
 from moebox.web import live

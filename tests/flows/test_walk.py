@@ -12,9 +12,8 @@ from moebox.core.recipe import Climb, Recipe, Speculate
 from moebox.core.verdict import Gain, Mark
 from moebox.detect.declared import parse_box
 from moebox.errors import BadInput
-from moebox.flows.acceptance import DraftCounts, acceptance_rate, parse_draft_counts
-from moebox.flows.fit import startup_problem
 from moebox.flows.gain import bracketing_gain, welch_gain
+from moebox.flows.pace import DraftCounts, acceptance_rate, parse_draft_counts
 from moebox.flows.settings import checks_for, current_value, with_setting
 from moebox.flows.walk import (
     ClimbTrial,
@@ -23,6 +22,7 @@ from moebox.flows.walk import (
     list_steps,
     skip_reason,
     starting_recipe,
+    startup_problem,
     unreachable_settings,
 )
 from moebox.planner.choose import choose_plan
@@ -152,7 +152,7 @@ def test_every_change_is_followed_by_rungs_that_exist():
         ("settings", trial(gained=Gain(share=-0.2, low=-0.3, high=-0.1)), False, "slower"),
         ("settings", trial(gained=Gain(share=0.01, low=-0.1, high=0.1)), False, "no difference seen"),
         ("settings", trial(gained=Gain(share=0.01, low=-0.1, high=0.1), kv=200), True, "more tokens of cache"),
-        ("settings", trial(gained=Gain(share=0.5, low=0.4, high=0.6), right=17), False, "says other things"),
+        ("settings", trial(gained=Gain(share=0.5, low=0.4, high=0.6), right=17), False, "answers differ"),
         ("settings", trial("fail", why="tools: broken"), False, "tools: broken"),
         ("context", trial(gained=Gain(share=-0.02, low=-0.1, high=0.1)), True, "verified"),
         ("context", trial(gained=Gain(share=-0.4, low=-0.5, high=-0.3)), False, "slower"),

@@ -22,7 +22,7 @@ from moebox.core.event import StepRunning
 from moebox.core.pipeline import STEPS
 from moebox.core.recipe import Climb
 from moebox.detect.machine import detect_machine
-from moebox.flows import phantom
+from moebox.flows import recipes
 from moebox.flows.pipeline import PIPELINE
 from moebox.serve import state
 from moebox.store import Run
@@ -78,7 +78,7 @@ def recipe() -> Path:
     """The rehearsal model on the embedded engine."""
     path = Path(os.environ["MOEBOX_RUNS"]).parent / "embedded.toml"
     box = dataclasses.replace(detect_machine(), gpus=(), links=())
-    made = dataclasses.replace(phantom.plan_phantom(box).recipe, climb=Climb(contexts=(1024,), speculate=()))
+    made = dataclasses.replace(recipes.plan_phantom(box).recipe, climb=Climb(contexts=(1024,), speculate=()))
     path.write_text(codec.to_toml(made))
     return path
 

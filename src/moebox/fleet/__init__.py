@@ -1,6 +1,5 @@
-"""Several boxes behind one router, as facts and arithmetic: the fleet file, its users, simulation, sizing, cost, files.
+"""Several boxes behind one router, as facts and arithmetic; `flows.fleet_*` starts them.
 
-`file` is what a person writes, `users` what is asked of the fleet, `route` who gets a request, `simulate` runs it in
-virtual time, `size` finds how many boxes are enough, `cost` what they cost; `routers` writes the configuration of
-routers that exist. Nothing here starts anything: `flows.fleet_*` does.
+`file` reads the fleet file, `users` describes the load, `route` has the routing policies, `simulate` runs a fleet in
+virtual time, `size` finds the smallest fleet, `cost` its cost; `routers` and `k8s` write the configuration of routers.
 """

@@ -1,4 +1,4 @@
-"""What a fleet costs: boxes by the hour or bought, electricity, and the same tokens from a hosted API."""
+"""The cost of a fleet: boxes rented or bought, electricity, and the same tokens from a hosted API."""
 
 import math
 from dataclasses import astuple, dataclass, field
@@ -19,47 +19,44 @@ AROUND_GPUS = 1.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoxPrice:
-    """One kind of box: rented by the hour, or bought and written off."""
+    """The price of one kind of box: rented by the hour, or bought and written off."""
 
     hour: float = 0.0
     buy: float = 0.0
     years: float = 4.0
-    watts: float = 0.0  # of the whole box under load, measured at the wall; 0 estimates it from its GPUs
-
-    def has_write_off(self) -> bool:
-        """Whether a box that was bought says over how many years."""
-        return not self.buy or self.years > 0
+    watts: float = 0.0  # of the whole box under load, at the wall; 0: estimated from its GPUs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiPrice:
-    """A hosted API, for a million tokens."""
+    """The price of a hosted API per million tokens."""
 
     name: str = "hosted API"
     input: float
     output: float
-    cached: float | None = None  # input tokens that it found in its cache; None charges them as input
+    cached: float | None = None  # input tokens from its cache; None: the price of input
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """What is known of prices; nothing here is assumed."""
+    """Known prices; there are no defaults."""
 
     currency: str = "USD"
     kwh: float = 0.0
-    hours_per_day: float = 24.0  # that users are there; boxes run and are paid for around the clock
+    hours_per_day: float = 24.0  # with users; boxes are paid for around the clock
     box: dict[str, BoxPrice] = field(default_factory=dict)  # box name -> price
     api: ApiPrice | None = None
 
     def validate(self, where: str) -> None:
-        """Raise BadInput for what cannot be meant."""
+        """Raise BadInput for invalid prices."""
         numbers = [self.kwh, self.hours_per_day, *chain.from_iterable(map(astuple, self.box.values()))]
         if self.api:
             numbers += [self.api.input, self.api.output, self.api.cached or 0.0]
+        written_off = all(not price.buy or price.years > 0 for price in self.box.values())
         require_all(
             where,
             {
-                "prices.box: a bought box needs years above 0": all(map(BoxPrice.has_write_off, self.box.values())),
+                "prices.box: a bought box needs years above 0": written_off,
                 "prices are numbers, and not negative": all(0 <= number < math.inf for number in numbers),
                 "prices.hours_per_day is above 0 and at most 24": 0 < self.hours_per_day <= 24,
             },
@@ -68,9 +65,9 @@ class Prices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """A fleet's cost at a simulated load; None where no price was given."""
+    """The cost of a fleet at a simulated load; None if no price was given."""
 
-    watts: float  # mean, while users are there
+    watts: float  # mean during the hours with users
     box_hour: float | None  # all boxes and their electricity
     per_million: float | None  # for a million tokens, input and output together, over the whole day
     per_million_output: float | None
@@ -80,50 +77,40 @@ class Cost:
 
 
 def box_watts(gpu_watts: float, busy: float) -> float:
-    """A box's draw when it is busy for this share of the time and its GPUs run at their limit meanwhile."""
+    """Mean power of a box that is busy for this share of the time, with its GPUs at their limit meanwhile."""
     return gpu_watts * AROUND_GPUS * (IDLE_SHARE + (1 - IDLE_SHARE) * busy)
 
 
 def fleet_cost(outcome: "FleetOutcome", prices: Prices, *, box: str, gpu_watts: float) -> Cost:
-    """What the simulated fleet of boxes called `box` costs."""
+    """The cost of a simulated fleet of boxes called `box`."""
     known = prices.box.get(box)
     tally, hours = outcome.tally, outcome.seconds / 3600
     measured = known.watts if known else 0.0
     draw = sum(measured or box_watts(gpu_watts, member.busy) for member in outcome.boxes)
-    hour = _hour(known, len(outcome.boxes), draw, prices)
+    hour = None
+    if known and (known.hour or known.buy):
+        each = known.hour + known.buy / (known.years * HOURS_A_YEAR)
+        hour = len(outcome.boxes) * each + draw / 1000 * prices.kwh
     in_use = prices.hours_per_day / 24
     output = tally.output_tokens / hours / 1e6 * in_use
     tokens = (tally.input_tokens + tally.output_tokens) / hours / 1e6 * in_use
-    api = _api(tally.input_tokens, tally.cached_tokens, tally.output_tokens, prices)
-    api_hour = _over(api, hours / in_use)
+    api_hour = None
+    if api := prices.api:
+        cached = api.input if api.cached is None else api.cached
+        fresh = tally.input_tokens - tally.cached_tokens
+        total = (fresh * api.input + tally.cached_tokens * cached + tally.output_tokens * api.output) / 1e6
+        api_hour = _ratio(total, hours / in_use)
     return Cost(
         watts=draw,
         box_hour=hour,
-        per_million=_over(hour, tokens),
-        per_million_output=_over(hour, output),
-        api_per_million=_over(api_hour, tokens),
+        per_million=_ratio(hour, tokens),
+        per_million_output=_ratio(hour, output),
+        api_per_million=_ratio(api_hour, tokens),
         api_hour=api_hour,
-        break_even=_over(hour, api_hour),
+        break_even=_ratio(hour, api_hour),
     )
 
 
-def _over(amount: float | None, of: float | None) -> float | None:
-    """Their ratio; None where one is not known, or the second is nothing."""
-    if amount is None or not of:
-        return None
-    return amount / of
-
-
-def _hour(price: BoxPrice | None, boxes: int, draw: float, prices: Prices) -> float | None:
-    if price is None or not (price.hour or price.buy):
-        return None
-    each = price.hour + price.buy / (price.years * HOURS_A_YEAR)
-    return boxes * each + draw / 1000 * prices.kwh
-
-
-def _api(inputs: int, cached: int, output: int, prices: Prices) -> float | None:
-    api = prices.api
-    if api is None:
-        return None
-    found = api.input if api.cached is None else api.cached
-    return ((inputs - cached) * api.input + cached * found + output * api.output) / 1e6
+def _ratio(amount: float | None, of: float | None) -> float | None:
+    """The ratio, or None if one is unknown or the second is 0."""
+    return amount / of if amount is not None and of else None

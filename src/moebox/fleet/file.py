@@ -1,4 +1,4 @@
-"""fleet.toml: members, the router in front of them, what things cost. People write it; every error names its place.
+"""fleet.toml: members, the router in front of them, and prices. Every error names its place in the file.
 
 name = "team"
 
@@ -33,42 +33,42 @@ from moebox.fleet.users import UserWorkload
 
 RouterKind = Literal["sglang-router", "vllm-router", "litellm", "llama-swap"]
 ROUTERS: tuple[RouterKind, ...] = get_args(RouterKind)
-NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?")  # goes into Kubernetes names and file names
+NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?")  # used in Kubernetes names and file names
 FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterSettings:
-    """The router that stands in front."""
+    """The router in front of the members."""
 
     kind: RouterKind = "sglang-router"
     policy: Policy = "prefix"
     host: str = "127.0.0.1"
     port: int = 8080
-    python: str = ""  # virtual environment or interpreter that has it; "" finds it on PATH
-    key_env: str = ""  # variable that holds the key that clients must send; "" asks for none
-    metrics_port: int = 0  # where the router shows its own metrics; 0 takes the port after `port`
+    python: str = ""  # virtual environment or interpreter with the router; "": on PATH
+    key_env: str = ""  # variable with the key that clients must send; "": no key
+    metrics_port: int = 0  # of the router's own metrics; 0: the port after `port`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """One endpoint of the fleet: one that runs already (`url`), or a recipe to start."""
+    """One endpoint of the fleet: a running one (`url`), or a recipe to start."""
 
     name: str = ""
     url: str = ""
-    recipe: str = ""  # file, relative to the fleet file, or the name of one that ships with moebox
-    box: str = ""  # where the recipe runs, for plans; "" is the one it was planned for
-    count: int = 1  # recipes only: this many alike
+    recipe: str = ""  # file relative to the fleet file, or name of a shipped recipe
+    box: str = ""  # for plans; "": the box that the recipe was planned for
+    count: int = 1  # recipes only
     model: str = ""  # served name; a recipe has its own
-    engine: str = ""  # url only: what answers there
-    context: int = 0  # url only: its longest sequence
+    engine: str = ""  # url only
+    context: int = 0  # url only
     key_env: str = ""
     weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """The file as a whole."""
+    """The whole file."""
 
     format: int = FORMAT
     name: str = "fleet"
@@ -79,19 +79,29 @@ class Fleet:
 
 
 def read_fleet(path: Path) -> Fleet:
-    """The fleet in a file, checked; members that are several alike are spelled out, each has a name."""
+    """Read and validate a fleet file. A member with a count becomes several; each gets a name."""
     fleet = codec.read_toml(Fleet, path)
     where = str(path)
     other = f"{where}: format {fleet.format} is not one this moebox reads"
     refuse_if(fleet.format != FORMAT, other, hint=f"it reads format {FORMAT}")
-    _named(where, "name", fleet.name)
-    _router(where, fleet.router)
+    router = fleet.router
+    if router.kind not in ROUTERS:
+        raise UnknownName("router", router.kind, ROUTERS)
+    if router.policy not in POLICIES:
+        raise UnknownName("routing policy", router.policy, POLICIES)
+    for name, port in (("port", router.port), ("metrics_port", router.metrics_port)):
+        refuse_out_of_range(f"{where}: router.{name}", port, 0, LAST_PORT)
     for number, member in enumerate(fleet.member, 1):
-        _member(f"{where}: member {member.name or number}", member)
-    members = tuple(_spelled(fleet.member))
-    for member in members:
-        _named(where, "member name", member.name)
-    _duplicates(where, members)
+        _check_member(f"{where}: member {member.name or number}", member)
+    members = tuple(_expand_members(fleet.member))
+    names = [member.name for member in members]
+    for what, name in (("name", fleet.name), *(("member name", name) for name in names)):
+        how = "use lower-case letters, digits and dashes, 42 at most"
+        refuse_if(not NAME.fullmatch(name), f"{where}: {what} {name!r}: {how}")
+    urls = [member.url.rstrip("/").removesuffix("/v1") for member in members if member.url]
+    for what, values in (("name", names), ("url", urls)):
+        twice = next((value for value, times in Counter(values).items() if times > 1), "")
+        refuse_if(twice, f"{where}: two members have the {what} {twice}", hint="each endpoint is listed once")
     for name, work in fleet.workload.items():
         work.validate(f"{where}: workload {name}")
     fleet.prices.validate(where)
@@ -99,76 +109,50 @@ def read_fleet(path: Path) -> Fleet:
 
 
 def recipe_path(fleet_file: Path, member: Member) -> str:
-    """A member's recipe as `up` takes it: a path beside the fleet file, or the name of one that ships."""
+    """A member's recipe for `up`: a path relative to the fleet file, or the name of a shipped recipe."""
     beside = fleet_file.parent / member.recipe
     return str(beside) if beside.exists() or member.recipe.endswith(".toml") else member.recipe
 
 
-def _router(where: str, router: RouterSettings) -> None:
-    if router.kind not in ROUTERS:
-        raise UnknownName("router", router.kind, ROUTERS)
-    if router.policy not in POLICIES:
-        raise UnknownName("routing policy", router.policy, POLICIES)
-    for name, port in (("port", router.port), ("metrics_port", router.metrics_port)):
-        refuse_out_of_range(f"{where}: router.{name}", port, 0, LAST_PORT)
-
-
-def _member(where: str, member: Member) -> None:
+def _check_member(where: str, member: Member) -> None:
     how = "url for one that runs, recipe for one to start"
     refuse_if(bool(member.url) == bool(member.recipe), f"{where}: give either url or recipe", hint=how)
     refuse_out_of_range(f"{where}: count", member.count, 1, 256)
     refuse_if(member.url and member.count > 1, f"{where}: a url is one endpoint; count is for recipes")
     refuse_if(member.context < 0 or not 0 < member.weight <= 1000, f"{where}: context and weight are positive")
-    if member.url:
-        _url(where, member.url)
-
-
-def _url(where: str, url: str) -> None:
+    if not member.url:
+        return
+    url = member.url
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as problem:
         raise BadInput(f"{where}: {url!r} is not a URL: {problem}") from None
-    strange = parts.scheme not in ("http", "https") or not parts.hostname or port == 0
-    refuse_if(strange, f"{where}: {url!r} is not a URL of a server", hint="write it like http://10.0.0.7:8000")
+    wrong = parts.scheme not in ("http", "https") or not parts.hostname or port == 0
+    refuse_if(wrong, f"{where}: {url!r} is not a URL of a server", hint="write it like http://10.0.0.7:8000")
     password_problem = f"{where}: a password in a URL would be written into files"
     refuse_if(parts.username or parts.password, password_problem, hint="name a variable in key_env")
 
 
-def _spelled(members: tuple[Member, ...]) -> list[Member]:
-    """Each member once, named: what is not named, or is several alike, is numbered where names would be the same."""
-    each = [(member, member.name or _stem(member) or "member") for member in members for _ in range(member.count)]
-    alike = Counter(stem for _, stem in each)
+def _expand_members(members: tuple[Member, ...]) -> list[Member]:
+    """Repeat members by their count, and name them by recipe or host. Number names that would be the same."""
+    named: list[tuple[Member, str]] = []
+    for member in members:
+        text = Path(member.recipe).stem if member.recipe else (urlsplit(member.url).netloc or "")
+        stem = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:36].strip("-")
+        named += [(member, member.name or stem or "member")] * member.count
+    totals = Counter(stem for _, stem in named)
     numbers: Counter[str] = Counter()
-    spelled = []
-    for member, stem in each:
+    expanded = []
+    for member, stem in named:
         numbers[stem] += 1
-        numbered = alike[stem] > 1 and (not member.name or member.count > 1)
-        spelled.append(replace(member, name=f"{stem}-{numbers[stem]}" if numbered else stem, count=1))
-    return spelled
-
-
-def _stem(member: Member) -> str:
-    text = Path(member.recipe).stem if member.recipe else (urlsplit(member.url).netloc or "")
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:36].strip("-")
-
-
-def _duplicates(where: str, members: tuple[Member, ...]) -> None:
-    for kind, values in {
-        "name": [member.name for member in members],
-        "url": [member.url.rstrip("/").removesuffix("/v1") for member in members if member.url],
-    }.items():
-        twice = next((value for value, times in Counter(values).items() if times > 1), "")
-        refuse_if(twice, f"{where}: two members have the {kind} {twice}", hint="each endpoint is listed once")
-
-
-def _named(where: str, what: str, name: str) -> None:
-    how = "use lower-case letters, digits and dashes, 42 at most"
-    refuse_if(not NAME.fullmatch(name), f"{where}: {what} {name!r}: {how}")
+        numbered = totals[stem] > 1 and (not member.name or member.count > 1)
+        expanded.append(replace(member, name=f"{stem}-{numbers[stem]}" if numbered else stem, count=1))
+    return expanded
 
 
 def served_name(members: tuple[Member, ...], recipes: dict[str, Recipe]) -> str:
-    """The name that every member serves; BadInput when they differ, for a router would mix two models."""
+    """The model that every member serves. Raise BadInput if they differ, because a router would mix two models."""
     names = {member.name: recipes[member.name].served_name if member.recipe else member.model for member in members}
     different = sorted(set(filter(None, names.values())))
     refuse_if(
@@ -176,5 +160,5 @@ def served_name(members: tuple[Member, ...], recipes: dict[str, Recipe]) -> str:
         f"members serve different models: {', '.join(different)}",
         hint="one endpoint, one model: give them the same served_name, or make two fleets",
     )
-    refuse_if(not different, "no member says which model it serves", hint='model = "…" in a member with a url')
+    refuse_if(not different, "no member names the model it serves", hint='model = "…" in a member with a url')
     return different[0]

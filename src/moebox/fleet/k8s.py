@@ -1,4 +1,4 @@
-"""The router as Kubernetes objects, and the kustomization that holds a fleet together."""
+"""Kubernetes manifests of the router, and the kustomization of a fleet."""
 
 import shlex
 
@@ -7,34 +7,34 @@ from moebox.fleet.file import RouterSettings
 from moebox.fleet.routers import RouterStart, metrics_port, router_traits
 from moebox.loose import Document
 
-DRAIN_S = 180  # for replies in flight when the router is asked to stop
+DRAIN_S = 180  # for replies in flight when the router stops
 
 
 def router_manifests(name: str, settings: RouterSettings, started: RouterStart) -> list[Document]:
-    """ConfigMap (where it reads a file), Deployment, Service and NetworkPolicy of the router."""
+    """ConfigMap (if the router reads a file), Deployment and Service of the router."""
     known = router_traits()[settings.kind]
     if not known.package:
         raise Unsupported(f"{settings.kind} starts its members itself and is not rendered for Kubernetes")
     labels = {"app": name}
     documents: list[Document] = []
     if started.files:
-        documents.append(_object("v1", "ConfigMap", f"{name}-config") | {"data": dict(started.files)})
+        documents.append(_manifest("v1", "ConfigMap", f"{name}-config") | {"data": dict(started.files)})
     documents.append(
-        _object("apps/v1", "Deployment", name, labels)
+        _manifest("apps/v1", "Deployment", name, labels)
         | {
             "spec": {
                 "replicas": 1,
                 "selector": {"matchLabels": labels},
-                "template": {"metadata": {"labels": labels}, "spec": _pod(name, settings, started)},
+                "template": {"metadata": {"labels": labels}, "spec": _pod_spec(name, settings, started)},
             }
         }
     )
     ports = [{"name": "http", "port": settings.port, "targetPort": "http"}]
-    documents.append(_object("v1", "Service", name, labels) | {"spec": {"selector": labels, "ports": ports}})
+    documents.append(_manifest("v1", "Service", name, labels) | {"spec": {"selector": labels, "ports": ports}})
     return documents
 
 
-def _pod(name: str, settings: RouterSettings, started: RouterStart) -> Document:
+def _pod_spec(name: str, settings: RouterSettings, started: RouterStart) -> Document:
     known = router_traits()[settings.kind]
     install = f"pip install --quiet --no-cache-dir '{known.package}=={known.tested}'"
     probe = {"httpGet": {"path": known.health, "port": "http"}}
@@ -49,7 +49,7 @@ def _pod(name: str, settings: RouterSettings, started: RouterStart) -> Document:
         "startupProbe": {**probe, "periodSeconds": 5, "failureThreshold": 60},
         "readinessProbe": {**probe, "periodSeconds": 5},
         "livenessProbe": {**probe, "periodSeconds": 20, "failureThreshold": 3},
-        # Endpoints are taken out of the Service while this sleeps; then the router finishes what it has.
+        # The Service drops the endpoint while this sleeps; then the router finishes its replies.
         "lifecycle": {"preStop": {"exec": {"command": ["sleep", "10"]}}},
         "resources": {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "4Gi"}},
     }
@@ -68,9 +68,9 @@ def _pod(name: str, settings: RouterSettings, started: RouterStart) -> Document:
 
 
 def network_policies(fleet: str, members: dict[str, int]) -> list[Document]:
-    """Only the router may talk to the members' API; each member's own pods may talk to each other."""
+    """Allow only the router to reach the members' API, and the pods of a member to reach each other."""
     return [
-        _object("networking.k8s.io/v1", "NetworkPolicy", f"{name}-from-router")
+        _manifest("networking.k8s.io/v1", "NetworkPolicy", f"{name}-from-router")
         | {
             "spec": {
                 "podSelector": {"matchLabels": {"app": name}},
@@ -89,7 +89,7 @@ def network_policies(fleet: str, members: dict[str, int]) -> list[Document]:
 
 
 def kustomization_manifest(resources: list[str], *, labels: dict[str, str]) -> Document:
-    """A base that overlays can build on."""
+    """A base for overlays."""
     return {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
@@ -98,7 +98,7 @@ def kustomization_manifest(resources: list[str], *, labels: dict[str, str]) -> D
     }
 
 
-def _object(version: str, kind: str, name: str, labels: dict[str, str] | None = None) -> Document:
+def _manifest(version: str, kind: str, name: str, labels: dict[str, str] | None = None) -> Document:
     metadata: Document = {"name": name}
     if labels:
         metadata["labels"] = dict(labels)

@@ -1,8 +1,8 @@
-"""Who gets a request: the policies that routers have, as arithmetic.
+"""Routing policies of existing routers, for the simulation.
 
-`prefix` is what the cache_aware policy of sglang-router and vllm-router aims at: a conversation stays with the box that
-has its prefix, a new one goes where the fewest are, and both move to the least loaded box when the load is out of
-balance by both thresholds.
+`prefix` is the cache_aware policy of sglang-router and vllm-router: a conversation stays with the box that has its
+prefix, a new one goes to the box with the fewest, and both go to the least loaded box if the load is out of balance by
+both thresholds.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ BALANCE_ABSOLUTE, BALANCE_RELATIVE = 16, 1.5
 
 
 class RoutableBox(Protocol):
-    """What a policy sees of a box."""
+    """What a policy knows about a box."""
 
     @property
     def open(self) -> int:
@@ -29,11 +29,11 @@ class RoutableBox(Protocol):
 
     @property
     def homes(self) -> int:
-        """Conversations whose prefix lies there."""
+        """Conversations whose prefix is on the box."""
 
     @property
     def alive(self) -> bool:
-        """It takes requests."""
+        """Whether it takes requests."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,26 +48,21 @@ class RequestRouter:
             raise UnknownName("routing policy", self.policy, POLICIES)
 
     def pick_box(self, boxes: Sequence[RoutableBox], home: int) -> int:
-        """The index of the box for a request whose prefix lies at `home` (-1: nowhere); -1 when none is alive."""
+        """The index of the box for a request whose prefix is on box `home` (-1: none); -1 if none is alive."""
         if self.policy == "round-robin":
-            return self._next(boxes)
+            for _ in boxes:
+                self.turn = (self.turn + 1) % len(boxes)
+                if boxes[self.turn].alive:
+                    return self.turn
+            return -1
         alive = [index for index, box in enumerate(boxes) if box.alive]
         if not alive:
             return -1
         least = min(alive, key=lambda index: (boxes[index].open, boxes[index].homes))
-        if self.policy == "least-load" or self._unbalanced(boxes, boxes[least].open):
+        low, high = boxes[least].open, max(boxes[index].open for index in alive)
+        out_of_balance = high - low > BALANCE_ABSOLUTE and high > low * BALANCE_RELATIVE
+        if self.policy == "least-load" or out_of_balance:
             return least
         if home >= 0 and boxes[home].alive:
             return home
         return min(alive, key=lambda index: (boxes[index].homes, boxes[index].open))
-
-    def _next(self, boxes: Sequence[RoutableBox]) -> int:
-        for _ in boxes:
-            self.turn = (self.turn + 1) % len(boxes)
-            if boxes[self.turn].alive:
-                return self.turn
-        return -1
-
-    def _unbalanced(self, boxes: Sequence[RoutableBox], least: int) -> bool:
-        most = max(box.open for box in boxes if box.alive)
-        return most - least > BALANCE_ABSOLUTE and most > least * BALANCE_RELATIVE

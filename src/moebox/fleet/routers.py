@@ -1,4 +1,4 @@
-"""Routers that exist: how each is started, and the configuration it reads. moebox writes no router of its own."""
+"""Existing routers: how each is started, and its configuration."""
 
 import functools
 import shlex
@@ -12,7 +12,7 @@ from moebox.fleet.file import RouterKind, RouterSettings
 from moebox.fleet.route import BALANCE_ABSOLUTE, BALANCE_RELATIVE, Policy
 from moebox.loose import Document
 
-# A dead member is noticed by its failing requests at once; these decide how soon an idle one is, and when it is back.
+# A dead member is detected at once by failing requests; these are for an idle one, and for one that is back.
 HEALTH_S = 2
 FAILURES, SUCCESSES = 2, 1
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -21,7 +21,7 @@ STARTUP_S = 7200  # a first start loads hundreds of gigabytes and compiles
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterTraits:
-    """What is known of one router."""
+    """Facts about one router."""
 
     package: str
     module: str
@@ -29,29 +29,29 @@ class RouterTraits:
     versions: tuple[str, ...]
     policies: dict[Policy, str]
     balances: bool
-    anthropic: bool  # carries /v1/messages
+    anthropic: bool  # supports /v1/messages
     health: str
-    session_header: str = ""  # by which a client names its conversation, where the router cannot tell from the prompt
-    member_header: str = ""  # of replies, in which it names the member that serves
+    session_header: str = ""  # with which a client must name its conversation
+    member_header: str = ""  # of replies, with the name of the member
     note: str = ""
     source: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterMember:
-    """A member as a router sees it."""
+    """A member in a router's configuration."""
 
     name: str
     root: str  # http://host:port, without /v1
     key_env: str = ""
-    command: tuple[str, ...] = ()  # llama-swap starts it with this
+    command: tuple[str, ...] = ()  # with which llama-swap starts it
     health: str = "/health"
     weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterStart:
-    """How a router is started: words after the interpreter, files it reads (name -> text), variables it needs."""
+    """How to start a router: arguments after the interpreter, files (name -> text), and variables."""
 
     argv: tuple[str, ...]
     files: dict[str, str] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class RouterStart:
 
 @functools.cache
 def router_traits() -> dict[RouterKind, RouterTraits]:
-    """Every router that moebox knows."""
+    """All known routers."""
     return {
         name: codec.decode(RouterTraits, row, where=f"routers.toml: {name}")  # type: ignore[misc]
         for name, row in catalogue.load_table("routers").items()
@@ -71,26 +71,26 @@ def router_traits() -> dict[RouterKind, RouterTraits]:
 def router_start(
     router: RouterSettings, model: str, members: tuple[RouterMember, ...], *, host: str = ""
 ) -> RouterStart:
-    """What starts this router in front of these members."""
+    """How to start this router in front of these members."""
     refuse_if(not members, "a fleet without members has nothing to route to", hint="[[member]] in the fleet file")
     if router.kind == "litellm":
-        return _litellm(router, model, members, host or router.host)
+        return _litellm_start(router, model, members, host or router.host)
     if router.kind == "llama-swap":
-        return _llama_swap(router, model, members, host or router.host)
-    return _rust(router, members, host or router.host)
+        return _llama_swap_start(router, model, members, host or router.host)
+    return _sglang_start(router, members, host or router.host)
 
 
 def metrics_port(router: RouterSettings) -> int:
-    """Where the router shows its own metrics."""
+    """The port of the router's own metrics."""
     return router.metrics_port or (router.port + 1 if router.port < 65535 else router.port - 1)
 
 
-def _rust(router: RouterSettings, targets: tuple[RouterMember, ...], host: str) -> RouterStart:
-    """sglang-router and vllm-router: one is a fork of the other, and these flags are the same in both."""
+def _sglang_start(router: RouterSettings, targets: tuple[RouterMember, ...], host: str) -> RouterStart:
+    """sglang-router and vllm-router, which is a fork with the same flags."""
     keys = {target.key_env for target in targets}
     if keys not in ({""}, {router.key_env}):
         raise Unsupported(
-            f"{router.kind} hands the client's key on: members with keys of their own cannot stand behind it",
+            f"{router.kind} passes on the client's key, so members cannot have other keys",
             hint="give all members and the router the same key_env, or use litellm",
         )
     argv = ["-m", router_traits()[router.kind].module, "--host", host, "--port", str(router.port)]
@@ -105,7 +105,7 @@ def _rust(router: RouterSettings, targets: tuple[RouterMember, ...], host: str) 
     return RouterStart(argv=tuple(argv), key_envs=(router.key_env,) if router.key_env else ())
 
 
-def _litellm(router: RouterSettings, model: str, targets: tuple[RouterMember, ...], host: str) -> RouterStart:
+def _litellm_start(router: RouterSettings, model: str, targets: tuple[RouterMember, ...], host: str) -> RouterStart:
     models: list[Document] = [
         {
             "model_name": model,
@@ -129,47 +129,54 @@ def _litellm(router: RouterSettings, model: str, targets: tuple[RouterMember, ..
         settings["optional_pre_call_checks"] = ["session_affinity", "prompt_caching"]
     config: Document = {"model_list": models, "router_settings": settings}
     config["litellm_settings"] = {"telemetry": False, "request_timeout": 7200}
-    config["general_settings"] = _litellm_key(router, host)
+    if router.key_env:
+        config["general_settings"] = {"master_key": f"os.environ/{router.key_env}"}
+    elif host in LOOPBACK:  # LiteLLM does not start without a key unless allowed to, which is safe only here
+        config["general_settings"] = {"dangerously_permit_weak_or_unset_master_key": True}
+    else:
+        raise BadInput(
+            f"router.key_env: LiteLLM does not start without a key, and at {host} others could use it",
+            hint='e.g. key_env = "TEAM_KEY" under [router], and the key in that variable',
+        )
     # `python -m litellm` does not exist: its console script is this function.
     run = "import sys; from litellm import run_server; sys.exit(run_server())"
     return RouterStart(
         argv=("-c", run, "--config", "litellm.yaml", "--host", host, "--port", str(router.port)),
         files={"litellm.yaml": yaml.dump_yaml(config)},
-        # Without it every start asks GitHub for a price list, and waits where that cannot be reached.
+        # Otherwise every start fetches a price list from GitHub, and waits if that cannot be reached.
         env={"LITELLM_LOCAL_MODEL_COST_MAP": "True"},
         key_envs=_key_envs(router, targets),
     )
 
 
 def _key_envs(router: RouterSettings, targets: tuple[RouterMember, ...]) -> tuple[str, ...]:
-    """The variables that hold keys, the router's own and its members'."""
+    """The variables with the keys of the router and its members."""
     return tuple(sorted({router.key_env, *(target.key_env for target in targets)} - {""}))
 
 
-def _litellm_key(router: RouterSettings, host: str) -> Document:
-    """Its key; LiteLLM does not start without one unless told to, which is right on this machine alone."""
-    if router.key_env:
-        return {"master_key": f"os.environ/{router.key_env}"}
-    if host not in LOOPBACK:
-        raise BadInput(
-            f"router.key_env: LiteLLM does not start without a key, and at {host} others could use it",
-            hint='e.g. key_env = "TEAM_KEY" under [router], and the key in that variable',
-        )
-    return {"dangerously_permit_weak_or_unset_master_key": True}
-
-
-def _llama_swap(router: RouterSettings, model: str, targets: tuple[RouterMember, ...], host: str) -> RouterStart:
-    """One entry a member; the first also answers to the model's own name."""
+def _llama_swap_start(router: RouterSettings, model: str, targets: tuple[RouterMember, ...], host: str) -> RouterStart:
+    """One entry per member; the first also has the model's own name."""
     own = [target for target in targets if target.command]
     away = [target for target in targets if not target.command]
-    _refuse_unbalanced(own, away)
-    config: Document = {
-        "healthCheckTimeout": STARTUP_S,
-        "models": {f"{model}@{target.name}": _swapped(target, model, first=target is own[0]) for target in own},
-    }
-    if away:
-        # One peer serves a model name; more of the same name would hide each other.
-        config["peers"] = {target.name: _peer(target, model) for target in away}
+    if idle := away if own else away[1:]:  # it swaps what it starts, or passes on to one peer
+        names = ", ".join(target.name for target in idle)
+        raise Unsupported(
+            f"llama-swap does not balance: {names} would never get a request",
+            hint="it starts recipes of one machine and swaps them; sglang-router, vllm-router and litellm balance",
+        )
+    models: Document = {}
+    for target in own:
+        models[f"{model}@{target.name}"] = {
+            "cmd": shlex.join(target.command),
+            "proxy": target.root,
+            "checkEndpoint": target.health,
+            "useModelName": model,
+            **({"aliases": [model]} if target is own[0] else {}),
+        }
+    config: Document = {"healthCheckTimeout": STARTUP_S, "models": models}
+    for target in away:  # one at most: more peers of one model name would hide each other
+        key = {"apiKey": f"${{env.{target.key_env}}}"} if target.key_env else {}
+        config["peers"] = {target.name: {"proxy": target.root, "models": [model], **key}}
     if router.key_env:
         config["apiKeys"] = [f"${{env.{router.key_env}}}"]
     return RouterStart(
@@ -179,34 +186,8 @@ def _llama_swap(router: RouterSettings, model: str, targets: tuple[RouterMember,
     )
 
 
-def _refuse_unbalanced(own: list[RouterMember], away: list[RouterMember]) -> None:
-    """llama-swap swaps what it starts, or passes on to one peer: members beside that would never be asked."""
-    idle = away if own else away[1:]
-    if idle:
-        left = ", ".join(target.name for target in idle)
-        raise Unsupported(
-            f"llama-swap does not balance: {left} would never be asked",
-            hint="it starts recipes of one machine and swaps them; sglang-router, vllm-router and litellm balance",
-        )
-
-
-def _swapped(target: RouterMember, model: str, *, first: bool) -> Document:
-    entry: Document = {
-        "cmd": shlex.join(target.command),
-        "proxy": target.root,
-        "checkEndpoint": target.health,
-        "useModelName": model,
-    }
-    return entry | ({"aliases": [model]} if first else {})
-
-
-def _peer(target: RouterMember, model: str) -> Document:
-    key = {"apiKey": f"${{env.{target.key_env}}}"} if target.key_env else {}
-    return {"proxy": target.root, "models": [model], **key}
-
-
 def router_script(router: RouterSettings, started: RouterStart, *, title: str) -> str:
-    """A shell script that starts the router beside its files."""
+    """A shell script that starts the router in the folder of its files."""
     known = router_traits()[router.kind]
     lines = [
         "#!/usr/bin/env bash",
@@ -217,18 +198,17 @@ def router_script(router: RouterSettings, started: RouterStart, *, title: str) -
         *(f': "${{{name}:?holds a key}}"' for name in started.key_envs),
         *(f"export {name}={shlex.quote(value)}" for name, value in started.env.items()),
     ]
-    words = [*started.argv]
     if known.package:
         lines.append(f"# pip install '{known.package}=={known.tested}'")
         lines.append('PYTHON="${PYTHON:-python3}"')
-        lines.append("exec " + " ".join(['"$PYTHON"', *(shlex.quote(word) for word in words)]))
+        lines.append("exec " + " ".join(['"$PYTHON"', *(shlex.quote(word) for word in started.argv)]))
     else:
-        lines.append("exec " + shlex.join(words))
+        lines.append("exec " + shlex.join(started.argv))
     return "\n".join(lines) + "\n"
 
 
 def compose_service(router: RouterSettings, started: RouterStart, after: list[str]) -> Document:
-    """The router as a Compose service on the machine's own network, where members publish their ports."""
+    """The router as a Compose service on the host network, where members publish their ports."""
     known = router_traits()[router.kind]
     if not known.package:
         raise Unsupported(

@@ -1,7 +1,7 @@
-"""A fleet in virtual time: users, a router, and one scheduler a box, each with its own clock.
+"""Simulate a fleet in virtual time: users, a router, and one scheduler per box, each with its own clock.
 
-A box's clock runs ahead only as far as nothing can disturb it: one step while prompts are read (no engine interrupts a
-step), and up to the next end of a reply while it decodes; an arrival cuts that short at the step it falls into.
+The clock of a box runs ahead only as far as nothing can disturb it: one step while prompts are read (engines do not
+interrupt a step), and up to the next end of a reply while it decodes; an arrival ends that at its step.
 """
 
 import heapq
@@ -23,7 +23,7 @@ MOST_USERS, MOST_BOXES = 100_000, 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoxModel:
-    """One kind of box with one recipe: how fast it is and how it schedules."""
+    """The speed and scheduling of one kind of box with one recipe."""
 
     name: str
     speed: Speed
@@ -33,19 +33,19 @@ class BoxModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetQuestion:
-    """What is simulated."""
+    """The parameters of a simulation."""
 
     work: UserWorkload
     users: int
     seconds: float = 1200.0
-    warm_s: float = 300.0  # before anything is counted; users come in over this time
+    warm_s: float = 300.0  # before requests are counted; users arrive during this time
     slo: Slo = Slo()
     policy: Policy = "prefix"
-    fail_at: float = 0.0  # when the first box dies; 0: none does
+    fail_at: float = 0.0  # when the first box dies; 0: never
     seed: int = 1
 
     def validate(self) -> None:
-        """Raise BadInput for what is out of range."""
+        """Raise BadInput if a parameter is out of range."""
         refuse_out_of_range("--users", self.users, 1, MOST_USERS)
         refuse_if(
             not 0 <= self.warm_s < self.seconds <= 7 * 86400,
@@ -55,17 +55,17 @@ class FleetQuestion:
 
 @dataclass(slots=True, kw_only=True)
 class FleetTally:
-    """What the counted requests did."""
+    """Totals of the counted requests."""
 
     ttft: Histogram = field(default_factory=Histogram)
     tpot: Histogram = field(default_factory=Histogram)
     e2el: Histogram = field(default_factory=Histogram)
     requests: int = 0
-    good: int = 0  # kept to the SLO
-    refused: int = 0  # longer than a box takes
-    lost: int = 0  # in flight on a box that died, and sent again by their clients
+    good: int = 0  # met the SLO
+    refused: int = 0  # longer than the context
+    lost: int = 0  # in flight on a box that died; their clients send them again
     input_tokens: int = 0
-    cached_tokens: int = 0  # of these, found in a prefix cache
+    cached_tokens: int = 0  # of the input tokens
     output_tokens: int = 0
     after_failure: int = 0  # requests that ended after the box died
     good_after_failure: int = 0
@@ -73,12 +73,12 @@ class FleetTally:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoxOutcome:
-    """One box's share."""
+    """Totals of one box."""
 
     name: str
     requests: int
     output_tokens: int
-    busy: float  # share of the time it was doing something
+    busy: float  # share of the time
     peak_kv: float  # share of its cache
     preemptions: int
     alive: bool
@@ -86,26 +86,26 @@ class BoxOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetOutcome:
-    """What a simulated fleet did."""
+    """The result of a simulation."""
 
     question: FleetQuestion
     tally: FleetTally
     boxes: tuple[BoxOutcome, ...]
-    seconds: float  # counted
+    seconds: float  # after the warm-up
 
     @property
     def good_share(self) -> float:
-        """Share of requests that kept to the SLO; refused and lost ones did not."""
+        """Share of requests that met the SLO; refused and lost ones did not."""
         tally = self.tally
-        asked = tally.requests + tally.refused + tally.lost
-        return tally.good / asked if asked else 0.0
+        requests = tally.requests + tally.refused + tally.lost
+        return tally.good / requests if requests else 0.0
 
     @property
     def good_after_failure(self) -> float:
-        """The same for requests that ended after the box died."""
+        """Share of requests that met the SLO after the box died."""
         tally = self.tally
-        asked = tally.after_failure + tally.lost
-        return tally.good_after_failure / asked if asked else 0.0
+        requests = tally.after_failure + tally.lost
+        return tally.good_after_failure / requests if requests else 0.0
 
     @property
     def hit_share(self) -> float:
@@ -114,25 +114,20 @@ class FleetOutcome:
 
 
 class StepScheduler(Scheduler):
-    """A scheduler that can tell when it will next need attention."""
+    """A scheduler that knows when its next event is."""
 
     def calm_s(self) -> float:
-        """Seconds until something happens if nobody disturbs it; 0 when its next slice is one that reads prompts."""
+        """Seconds until the next event without new requests; 0 if the next slice reads prompts."""
         if self.reading or self.waiting or not self.running:
             return 0.0
-        steps = max(
-            min(
-                self._until_finish(), (self.rules.kv_tokens - self.used_tokens) // (self.running * self.tokens_per_step)
-            ),
-            1,
-        )
-        return steps * self.speed.step_s(
-            self.running, self.used_tokens / self.running + self.tokens_per_step * (steps - 1) / 2
-        )
+        until_full = (self.rules.kv_tokens - self.used_tokens) // (self.running * self.tokens_per_step)
+        steps = max(min(self._until_finish(), until_full), 1)
+        mean_context = self.used_tokens / self.running + self.tokens_per_step * (steps - 1) / 2
+        return steps * self.speed.step_s(self.running, mean_context)
 
 
 class PrefixCache:
-    """Conversations whose tokens still lie in a box's cache, least recently used first."""
+    """Conversations whose tokens are still in a box's cache, least recently used first."""
 
     def __init__(self, scheduler: Scheduler, shared: int) -> None:
         self.scheduler, self.shared = scheduler, shared
@@ -141,9 +136,9 @@ class PrefixCache:
         self.warm = False  # the shared prefix has been read once
 
     def take_prefix(self, user: int, prompt: int, *, begins: bool) -> int:
-        """Tokens of `prompt` that need not be read; they belong to the running request from now on.
+        """Take the cached tokens of `prompt` for a request, and return their number.
 
-        A conversation that `begins` shares nothing with the user's last one but what everybody shares.
+        A conversation that `begins` shares only the common prefix with the user's last one.
         """
         own = self.held.pop(user, 0)
         self.total -= own
@@ -153,7 +148,7 @@ class PrefixCache:
         return min(found, prompt - 1)
 
     def keep_tokens(self, user: int, tokens: int) -> None:
-        """A request has ended: its tokens stay until the room is needed."""
+        """Keep the tokens of a finished request until the space is needed."""
         self.held[user] = tokens
         self.total += tokens
         room = self.scheduler.rules.kv_tokens - self.scheduler.used_tokens
@@ -162,7 +157,7 @@ class PrefixCache:
 
 
 class SimulatedBox:
-    """One box of the fleet."""
+    """The state of one box."""
 
     def __init__(self, model: BoxModel, shared: int) -> None:
         self.model = model
@@ -173,12 +168,12 @@ class SimulatedBox:
         self.alive = True
         self.stepping = False  # inside a step that began at an earlier event
         self.users: dict[int, User] = {}  # by request
-        self.homes = 0  # conversations that live here
+        self.homes = 0  # conversations whose prefix is here
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DueCheck:
-    """A box that must be looked at, unless something happened to it meanwhile; with the step that ends then."""
+    """An event of a box, void if its epoch has changed; `done` is a step that ends then."""
 
     server: SimulatedBox
     epoch: int
@@ -186,7 +181,7 @@ class DueCheck:
 
 
 class _FleetRun:
-    """One run's events and tallies."""
+    """The events and totals of one simulation."""
 
     def __init__(self, boxes: Sequence[BoxModel], question: FleetQuestion) -> None:
         self.question = question
@@ -201,104 +196,104 @@ class _FleetRun:
     def run(self) -> FleetOutcome:
         question = self.question
         for number in range(question.users):
-            self._push(self.draws.random.uniform(0, max(question.warm_s, 1.0)), User(id=number))
+            self._add_event(self.draws.random.uniform(0, max(question.warm_s, 1.0)), User(id=number))
         if question.fail_at:
-            self._push(question.fail_at, self.servers[0])
+            self._add_event(question.fail_at, self.servers[0])
         while self.events:
             now, _, about = heapq.heappop(self.events)
             if now >= question.seconds:
                 break
-            self._handle(now, about)
-        counted = question.seconds - question.warm_s
+            if isinstance(about, User):
+                self._start_turn(now, about)
+            elif isinstance(about, SimulatedBox):
+                self._fail_box(now, about)
+            elif about.epoch == about.server.epoch and about.done is not None:
+                about.server.stepping = False
+                self._record_slice(about.server, about.done)
+                self._schedule_check(about.server)
+            elif about.epoch == about.server.epoch:
+                self._advance_box(about.server, now)
+        boxes = tuple(
+            BoxOutcome(
+                name=server.model.name,
+                requests=server.requests,
+                output_tokens=server.output_tokens,
+                busy=min(server.busy / question.seconds, 1.0),
+                peak_kv=server.peak / server.model.rules.kv_tokens,
+                preemptions=server.scheduler.preemptions,
+                alive=server.alive,
+            )
+            for server in self.servers
+        )
         return FleetOutcome(
-            question=question,
-            tally=self.tally,
-            boxes=tuple(_box(s, question.seconds) for s in self.servers),
-            seconds=counted,
+            question=question, tally=self.tally, boxes=boxes, seconds=question.seconds - question.warm_s
         )
 
-    def _push(self, at: float, about: User | SimulatedBox | DueCheck) -> None:
+    def _add_event(self, at: float, about: User | SimulatedBox | DueCheck) -> None:
         heapq.heappush(self.events, (at, next(self.order), about))
 
-    def _handle(self, now: float, about: User | SimulatedBox | DueCheck) -> None:
-        if isinstance(about, User):
-            self._arrive(now, about)
-        elif isinstance(about, SimulatedBox):
-            self._fail(now, about)
-        elif about.epoch == about.server.epoch and about.done is not None:
-            self._ended(about.server, about.done)
-        elif about.epoch == about.server.epoch:
-            self._attend(about.server, now)
-
-    # -- users
-
-    def _arrive(self, now: float, user: User) -> None:
+    def _start_turn(self, now: float, user: User) -> None:
         prompt, output = self.draws.next_turn(user)
         if user.turn == 1:
-            self._move(user, -1)
+            self._set_home(user, -1)
         index = self.router.pick_box(self.servers, user.home)
-        if index < 0:
-            return
-        self._send(now, user, prompt, output, index)
+        if index >= 0:
+            self._send_request(now, user, prompt, output, index)
 
-    def _send(self, now: float, user: User, prompt: int, output: int, index: int) -> None:
+    def _send_request(self, now: float, user: User, prompt: int, output: int, index: int) -> None:
         server = self.servers[index]
-        if server.now < now:
-            self._catch_up(server, now)
+        if server.now < now:  # bring a decoding box's clock to `now`, at the end of its step
+            if server.open and not server.stepping:
+                done = server.scheduler.advance(max_seconds=now - server.now)
+                if done is not None:
+                    self._pass_time(server, done)
+            server.now = max(server.now, now)
         request = SimulatedRequest(id=next(self.ids), input=prompt, output=output, arrival=now)
         if not server.scheduler.submit(request):
             self.tally.refused += now >= self.question.warm_s
-            self._push(now + self.draws.draw_pause(self.question.work.rest_s or self.question.work.think_s), user)
+            self._add_event(now + self.draws.draw_pause(self.question.work.rest_s or self.question.work.think_s), user)
             self.draws.end_conversation(user)
             return
         request.cached_tokens = server.cache.take_prefix(user.id, prompt, begins=user.turn == 1)
-        self._move(user, index)
+        self._set_home(user, index)
         server.users[request.id] = user
         server.open += 1
         if now >= self.question.warm_s:
             self.tally.input_tokens += prompt
             self.tally.cached_tokens += request.cached_tokens
         if not server.stepping:
-            self._plan(server)
+            self._schedule_check(server)
 
-    def _move(self, user: User, home: int) -> None:
-        """The conversation lives on another box from now on; -1 for none."""
+    def _set_home(self, user: User, home: int) -> None:
+        """Move the conversation to another box; -1 for none."""
         if user.home >= 0:
             self.servers[user.home].homes -= 1
         if home >= 0:
             self.servers[home].homes += 1
         user.home = home
 
-    def _fail(self, now: float, server: SimulatedBox) -> None:
-        """The box dies: its requests are lost, and their clients send them again at once."""
+    def _fail_box(self, now: float, server: SimulatedBox) -> None:
+        """End a box: its requests are lost, and their clients send them again at once."""
         server.alive = False
         server.epoch += 1
-        lost = [(user, request) for request in _inside(server.scheduler) if (user := server.users.get(request.id))]
+        scheduler = server.scheduler
+        requests = [*scheduler.waiting, *scheduler.reading, *scheduler._running.values()]
+        lost = [(user, request) for request in requests if (user := server.users.get(request.id))]
         self.tally.lost += len(lost)
         for user, request in lost:
-            self._move(user, -1)
+            self._set_home(user, -1)
             index = self.router.pick_box(self.servers, -1)
             if index >= 0:
-                self._send(now, user, request.input, request.output, index)
+                self._send_request(now, user, request.input, request.output, index)
         server.open = 0
 
-    # -- boxes
-
-    def _plan(self, server: SimulatedBox) -> None:
-        """Say when this box must next be looked at."""
+    def _schedule_check(self, server: SimulatedBox) -> None:
+        """Add the next event of a box."""
         server.epoch += 1
         if server.open:
-            self._push(server.now + server.scheduler.calm_s(), DueCheck(server=server, epoch=server.epoch))
+            self._add_event(server.now + server.scheduler.calm_s(), DueCheck(server=server, epoch=server.epoch))
 
-    def _catch_up(self, server: SimulatedBox, now: float) -> None:
-        """Bring a decoding box's clock to `now`, at the end of the step that falls into it."""
-        if server.open and not server.stepping:
-            done = server.scheduler.advance(max_seconds=now - server.now)
-            if done is not None:
-                self._count(server, done)
-        server.now = max(server.now, now)
-
-    def _attend(self, server: SimulatedBox, now: float) -> None:
+    def _advance_box(self, server: SimulatedBox, now: float) -> None:
         within = now - server.now
         done = server.scheduler.advance(max_seconds=within) if within > 0 else server.scheduler.advance()
         if done is None:
@@ -307,23 +302,18 @@ class _FleetRun:
             server.stepping = True
             server.busy += done.seconds
             server.now += done.seconds
-            self._push(server.now, DueCheck(server=server, epoch=server.epoch, done=done))
+            self._add_event(server.now, DueCheck(server=server, epoch=server.epoch, done=done))
         else:
-            self._count(server, done)
-            self._plan(server)
+            self._pass_time(server, done)
+            self._schedule_check(server)
 
-    def _ended(self, server: SimulatedBox, done: ScheduleSlice) -> None:
-        server.stepping = False
-        self._credit(server, done)
-        self._plan(server)
-
-    def _count(self, server: SimulatedBox, done: ScheduleSlice) -> None:
+    def _pass_time(self, server: SimulatedBox, done: ScheduleSlice) -> None:
         server.busy += done.seconds
         server.now += done.seconds
-        self._credit(server, done)
+        self._record_slice(server, done)
 
-    def _credit(self, server: SimulatedBox, done: ScheduleSlice) -> None:
-        """Replies that began and ended in a slice, at the box's clock."""
+    def _record_slice(self, server: SimulatedBox, done: ScheduleSlice) -> None:
+        """Record replies that began or ended in a slice, at the box's clock."""
         for request in done.started:
             if request.first_token_at < 0:
                 request.first_token_at = server.now
@@ -335,10 +325,10 @@ class _FleetRun:
             server.output_tokens += request.output
             user.context = request.input + request.output
             server.cache.keep_tokens(user.id, user.context)
-            self._score(request, server.now)
-            self._push(server.now + self.draws.pause_after(user), user)
+            self._count_request(request, server.now)
+            self._add_event(server.now + self.draws.pause_after(user), user)
 
-    def _score(self, request: SimulatedRequest, now: float) -> None:
+    def _count_request(self, request: SimulatedRequest, now: float) -> None:
         if request.arrival < self.question.warm_s:
             return
         tally = self.tally
@@ -350,7 +340,9 @@ class _FleetRun:
         tally.e2el.add(now - request.arrival)
         if request.output > 1:
             tally.tpot.add(tpot)
-        good = _met(self.question.slo, ttft, tpot, now - request.arrival)
+        slo = self.question.slo
+        limits = ((ttft, slo.ttft_s), (tpot, slo.tpot_s), (now - request.arrival, slo.e2e_s))
+        good = all(limit is None or value <= limit for value, limit in limits)
         tally.good += good
         if self.question.fail_at and now >= self.question.fail_at:
             tally.after_failure += 1
@@ -358,37 +350,10 @@ class _FleetRun:
 
 
 def simulate_fleet(boxes: Sequence[BoxModel], question: FleetQuestion) -> FleetOutcome:
-    """Run `question` through these boxes in virtual time."""
+    """Simulate these boxes in virtual time."""
     question.validate()
-    many = len(boxes)
-    refuse_if(
-        not 1 <= many <= MOST_BOXES, f"a fleet of {many} boxes cannot be simulated", hint=f"from 1 to {MOST_BOXES}"
-    )
-    refuse_if(question.fail_at and many < 2, "a fleet of one box has nothing left when it fails")
+    count = len(boxes)
+    wrong = not 1 <= count <= MOST_BOXES
+    refuse_if(wrong, f"a fleet of {count} boxes cannot be simulated", hint=f"from 1 to {MOST_BOXES}")
+    refuse_if(question.fail_at and count < 2, "simulating a failure needs at least two boxes")
     return _FleetRun(boxes, question).run()
-
-
-def _met(slo: Slo, ttft: float, tpot: float, e2e: float) -> bool:
-    """A request's times are all within their limits."""
-    return _within(ttft, slo.ttft_s) and _within(tpot, slo.tpot_s) and _within(e2e, slo.e2e_s)
-
-
-def _within(value: float, limit: float | None) -> bool:
-    return limit is None or value <= limit
-
-
-def _inside(scheduler: StepScheduler) -> list[SimulatedRequest]:
-    """Every request in a box, wherever it stands."""
-    return [*scheduler.waiting, *scheduler.reading, *scheduler._running.values()]
-
-
-def _box(server: SimulatedBox, seconds: float) -> BoxOutcome:
-    return BoxOutcome(
-        name=server.model.name,
-        requests=server.requests,
-        output_tokens=server.output_tokens,
-        busy=min(server.busy / seconds, 1.0),
-        peak_kv=server.peak / server.model.rules.kv_tokens,
-        preemptions=server.scheduler.preemptions,
-        alive=server.alive,
-    )

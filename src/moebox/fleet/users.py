@@ -1,4 +1,4 @@
-"""What a fleet is asked: users who hold conversations, pause, and begin again."""
+"""Users of a simulated fleet: they hold conversations, pause, and begin again."""
 
 import functools
 import math
@@ -9,7 +9,7 @@ from moebox import codec
 from moebox.core import catalogue
 from moebox.errors import UnknownName, require_all
 
-LONGEST = 2**21  # tokens of a conversation; more is a typing error
+LONGEST = 2**21  # tokens; more is a typing error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class UserWorkload:
     source: str = ""
 
     def validate(self, where: str) -> "UserWorkload":
-        """Itself, or BadInput for what cannot be meant."""
+        """Return the workload. Raise BadInput if it is invalid."""
         least, most = min(self.first, self.output, self.turns), max(self.first, self.output)
         lengths = least >= 1 and most <= LONGEST and self.turns <= 100_000
         pauses = min(self.think_s, self.rest_s) >= 0 and max(self.think_s, self.rest_s) < math.inf
@@ -36,7 +36,7 @@ class UserWorkload:
             where,
             {
                 f"first, output and turns must be 1 or more, and no more than {LONGEST:,} tokens": lengths,
-                "shared is a part of first": 0 <= self.shared <= self.first,
+                "shared is part of first": 0 <= self.shared <= self.first,
                 "grows is not negative": 0 <= self.grows <= LONGEST,
                 "think_s and rest_s are seconds": pauses,
                 "spread is 0 to 3": 0 <= self.spread <= 3,
@@ -59,7 +59,7 @@ def shipped_workloads() -> dict[str, UserWorkload]:
 
 
 def find_workload(name: str, own: dict[str, UserWorkload] | None = None) -> UserWorkload:
-    """The workload called `name`: the fleet file's own, or one that ships."""
+    """Find a workload of the fleet file or a shipped one."""
     found = {**shipped_workloads(), **(own or {})}
     if name not in found:
         raise UnknownName("workload", name, found)
@@ -68,17 +68,17 @@ def find_workload(name: str, own: dict[str, UserWorkload] | None = None) -> User
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class User:
-    """One user: where the conversation stands."""
+    """One user and the state of the conversation."""
 
     id: int
     context: int = 0  # tokens of the conversation so far; 0 before its first turn
     turn: int = 0
     turns: int = 0
-    home: int = -1  # the box that served it last
+    home: int = -1  # the box that served the conversation last
 
 
 class UserDraws:
-    """Seeded draws of one run; the same seed gives the same users."""
+    """Seeded random draws of one run."""
 
     def __init__(self, work: UserWorkload, seed: int, *, limit: int) -> None:
         self.work, self.limit = work, limit
@@ -86,37 +86,32 @@ class UserDraws:
         self.shift = math.exp(-(work.spread**2) / 2)  # keeps the mean of exp(N(0, spread)) at 1
 
     def draw_tokens(self, mean: int) -> int:
-        """A count around `mean`, at least 1."""
+        """Draw a count around `mean`, at least 1."""
         if not self.work.spread:
             return mean
         return max(1, round(mean * self.shift * math.exp(self.random.gauss(0, self.work.spread))))
 
     def draw_pause(self, mean: float) -> float:
-        """A pause around `mean`."""
         return self.random.expovariate(1 / mean) if mean > 0 else 0.0
 
     def next_turn(self, user: User) -> tuple[int, int]:
-        """Prompt and reply tokens of the user's next turn; a conversation that would not fit begins anew."""
+        """Prompt and reply tokens of the next turn. Begin a new conversation if the old one would not fit."""
         output = min(self.draw_tokens(self.work.output), max(self.limit // 2, 1))
         if user.turn:
             prompt = user.context + self.draw_tokens(self.work.grows)
             if prompt + output <= self.limit:
                 user.turn += 1
                 return prompt, output
-        return self._first(user, output), output
-
-    def _first(self, user: User, output: int) -> int:
         own = self.draw_tokens(self.work.first - self.work.shared) if self.work.first > self.work.shared else 0
         user.turn, user.turns, user.context = 1, self.draw_tokens(self.work.turns), 0
-        return min(self.work.shared + max(own, 1), max(self.limit - output, 1))
+        return min(self.work.shared + max(own, 1), max(self.limit - output, 1)), output
 
     def pause_after(self, user: User) -> float:
-        """Seconds until the next turn; after the last one the user rests and forgets the conversation."""
+        """Seconds until the next turn. After the last one the conversation ends and the user rests."""
         if user.turn < user.turns:
             return self.draw_pause(self.work.think_s)
         self.end_conversation(user)
         return self.draw_pause(self.work.rest_s)
 
     def end_conversation(self, user: User) -> None:
-        """The conversation is over; the next one has no box yet."""
         user.turn = user.context = 0

@@ -1,4 +1,4 @@
-"""The box that is planned for, with what rehearsals measured on it."""
+"""The box to plan for, with its calibrations."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -13,28 +13,25 @@ from moebox.store import calibrations
 
 
 def box_for_recipe(recipe: Recipe, name: str | None = None, *, ram: str = "", ram_bandwidth: str = "") -> Box:
-    """The box that is named, else the one that `recipe` was planned for, else this machine."""
+    """The named box, else the one that `recipe` was planned for, else this machine."""
     planned = recipe.planned_for
     if name and name != planned.box:
         return calibrated_box(name, ram=ram, ram_bandwidth=ram_bandwidth)
     memory = {"ram": ram or planned.ram, "ram_bandwidth": ram_bandwidth or planned.ram_bandwidth}
     try:
-        return calibrations.with_calibrations(_kept(planned, memory))
+        if not planned.box:
+            box = detect.load_box(**memory)
+        elif planned.described:
+            box = declared.box_from_document(planned.described, where=planned.box, **memory)
+        else:  # not a file: the recipe may come from another user
+            box = declared.parse_box_name(planned.box, **memory)
     except BadInput as problem:
         raise BadInput(f"planned_for: {problem.message}", hint=problem.hint) from None
-
-
-def _kept(planned: PlannedFor, memory: dict[str, str]) -> Box:
-    """The box in a recipe: its name or its description, else this machine; a stranger's recipe names no files."""
-    if not planned.box:
-        return detect.load_box(**memory)
-    if planned.described:
-        return declared.box_from_document(planned.described, where=planned.box, **memory)
-    return declared.parse_box_name(planned.box, **memory)
+    return calibrations.with_calibrations(box)
 
 
 def with_planned_box(plan: Plan, name: str | None, *, ram: str = "", ram_bandwidth: str = "") -> Plan:
-    """The plan with its box kept in the recipe; of a box file what it says, for files move."""
+    """Store the box in the plan's recipe; of a box file its content, because files move."""
     place = PlannedFor(box=name or "", ram=ram, ram_bandwidth=ram_bandwidth)
     if name and declared.is_box_file(name):
         place = replace(place, box=plan.box, described=codec.load_toml(Path(name)))
@@ -42,5 +39,5 @@ def with_planned_box(plan: Plan, name: str | None, *, ram: str = "", ram_bandwid
 
 
 def calibrated_box(name: str | None = None, *, ram: str = "", ram_bandwidth: str = "") -> Box:
-    """This machine, or the one that `name` describes, with its calibrations."""
+    """The named box, or this machine, with its calibrations."""
     return calibrations.with_calibrations(detect.load_box(name, ram=ram, ram_bandwidth=ram_bandwidth))

@@ -1,26 +1,38 @@
-"""`moebox rehearse --measure`: the recipe's own engine booted with few and with more layers, its steps timed.
+"""`moebox rehearse --measure`: boot the recipe's engine with few and with more layers, and time its steps.
 
-Dummy weights answer nonsense, but they take as long as real ones where experts are used evenly and prompts are new.
-What is measured is kept as it comes: interrupted, the run folder has it; the store gets only what can be solved.
+Dummy weights answer nonsense, but take as long as real ones if experts are used evenly and prompts are new.
+The run folder has every measurement as soon as it is made; the store only gets a calibration that can be solved.
 """
 
+import math
 import re
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
+from typing import Any, TypeVar
 
 from moebox import detect
 from moebox.checkpoint import deploy
 from moebox.core.box import Box
-from moebox.core.calibration import Boot, Calibration, ExpectedStep, calibrated_box, calibrated_layout, shape_id
+from moebox.core.calibration import (
+    Boot,
+    Calibration,
+    ExpectedStep,
+    StepT,
+    calibrated_box,
+    calibrated_layout,
+    shape_id,
+)
 from moebox.core.deployment import Deployment
 from moebox.core.event import CalibrateFinished, CalibrateNote, CalibrateStarted
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Recipe
-from moebox.errors import AnswerIsNo, BadInput, ExternalError, Unsupported
-from moebox.flows import calibrate_merge, calibrate_recipe, rehearse
-from moebox.flows.calibrate_boot import BootMeasurement, measure_boot
-from moebox.flows.calibrate_depths import BootDepth, choose_depths, is_out_of_memory, shallower_depth
-from moebox.planner import depths as expecting
+from moebox.errors import AnswerIsNo, BadInput, ExternalError, UnknownName, Unsupported
+from moebox.flows import calibrate_recipe, rehearse
+from moebox.flows.calibrate_boot import BootMeasurement, time_boot
+from moebox.flows.calibrate_recipe import BootDepth, choose_depths, is_out_of_memory, shallower_depth
+from moebox.planner.depths import expected_steps
 from moebox.planner.speed.measured import decode_series
 from moebox.serve import preflight
 from moebox.serve.faults import LaunchFailed
@@ -31,13 +43,15 @@ from moebox.store import Run, calibrations
 from moebox.units import format_seconds
 
 BUDGET_S = 600.0
-FIRST_BOOT_S = 120.0  # until it is known: vLLM compiles and captures graphs for 90 to 190 s
+FIRST_BOOT_S = 120.0  # estimate: vLLM compiles and captures graphs for 90 to 190 s
 FILE = "calibration.json"
+T = TypeVar("T")
+DEPTH, POINT, PROMPT = attrgetter("layers", "gpu_experts"), attrgetter("batch", "context"), attrgetter("tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationSubject:
-    """What is calibrated: a recipe with the facts around it."""
+    """What is calibrated: a recipe with its model, checkpoint and box."""
 
     recipe: Recipe
     model: Model
@@ -47,7 +61,7 @@ class CalibrationSubject:
 
 @dataclass(slots=True, kw_only=True)
 class TimeBudget:
-    """The time there is, and how it is divided over the boots that are left."""
+    """The time budget, divided over the remaining boots."""
 
     budget_s: float
     began: float = field(default_factory=time.monotonic)
@@ -55,11 +69,10 @@ class TimeBudget:
 
     @property
     def left_s(self) -> float:
-        """Until time is up."""
         return self.budget_s - (time.monotonic() - self.began)
 
     def deadline(self, boots_after: int) -> float:
-        """When the boot that is up must be done, so that the others get as much; on the monotonic clock."""
+        """When the current boot must be done, so that the others get as much time; monotonic clock."""
         share = (self.left_s - boots_after * 1.3 * self.startup_s) / (boots_after + 1)
         return time.monotonic() + max(share, 10.0)
 
@@ -74,23 +87,20 @@ def calibrate(
     patience_s: float = PATIENCE_S,
     notify: Notify = lambda line: None,
 ) -> Calibration:
-    """Boot twice (thrice where experts are on GPUs and in RAM), time steps, write the calibration.
+    """Boot twice (three times if experts are on GPUs and in RAM), time steps, write the calibration.
 
-    `longest`: tokens of one request at most, where the context allows more.
+    `longest`: the most tokens of one request, if the context allows more.
     """
-    work = _Work(deploy_for_calibration(recipe), run, TimeBudget(budget_s=budget_s), notify)
+    work = _Calibrator(deploy_for_calibration(recipe), run, TimeBudget(budget_s=budget_s), notify)
     work.longest = longest
     try:
-        work.boots(layers, patience_s)
-    except KeyboardInterrupt:
-        work.note("interrupted: what was measured until then")
-        work.keep(final=False)
+        work.measure_depths(layers, patience_s)
+    except (KeyboardInterrupt, AnswerIsNo, ExternalError) as problem:
+        early = "" if isinstance(problem, KeyboardInterrupt) else problem.message
+        work.add_note(f"ended early: {early}" if early else "interrupted: incomplete")
+        work.save(final=False)
         raise
-    except (LaunchFailed, AnswerIsNo, ExternalError) as problem:
-        work.note(f"ended early: {problem.message}")
-        work.keep(final=False)
-        raise
-    return work.keep(final=True)
+    return work.save(final=True)
 
 
 def measure_depth(
@@ -102,14 +112,14 @@ def measure_depth(
     budget_s: float = BUDGET_S,
     notify: Notify = lambda line: None,
 ) -> Boot:
-    """One boot alone, timed at the points of `known`: to see how well a calibration from other depths foretold it."""
-    work = _Work(deploy_for_calibration(recipe), run, TimeBudget(budget_s=budget_s), notify)
-    work.measure(BootDepth(layers=layers), after=0, patience_s=PATIENCE_S, known=known)
+    """Time a single boot at the points of `known`, to check a calibration from other depths."""
+    work = _Calibrator(deploy_for_calibration(recipe), run, TimeBudget(budget_s=budget_s), notify)
+    work.measure_boot(BootDepth(layers=layers), after=0, patience_s=PATIENCE_S, known=known)
     return work.done[0]
 
 
 def deploy_for_calibration(recipe: Recipe) -> CalibrationSubject:
-    """The recipe with its model, checkpoint and this box."""
+    """Resolve a recipe on this box. Raise Unsupported if it cannot be measured."""
     if recipe.parallel.nodes > 1:
         raise Unsupported("a launch over several nodes cannot be measured from one of them")
     deployment = deploy(replace(recipe, speculate=None), detect.load_box())
@@ -124,8 +134,8 @@ def deploy_for_calibration(recipe: Recipe) -> CalibrationSubject:
         raise Unsupported(f"cannot measure {recipe.name}: {problem.message}", hint=problem.hint) from None
 
 
-class _Work:
-    """One calibration in the making."""
+class _Calibrator:
+    """Measures one calibration."""
 
     def __init__(self, subject: CalibrationSubject, run: Run, clock: TimeBudget, notify: Notify) -> None:
         self.subject, self.run, self.clock, self.notify = subject, run, clock, notify
@@ -135,53 +145,48 @@ class _Work:
         self.version = subject.recipe.engine_version
         self.longest = 0
 
-    def note(self, text: str) -> None:
-        """Something that a reader of the calibration must know, said once."""
+    def add_note(self, text: str) -> None:
+        """Add a note for readers of the calibration, unless it is there already."""
         if text in self.notes:
             return
         self.notes.append(text)
         self.run.add_event(CalibrateNote(text=text))
         self.notify(f"note: {text}")
 
-    def boots(self, layers: tuple[int, ...], patience_s: float) -> None:
-        """Every depth, the shallowest first; one that runs out of memory is taken shallower."""
+    def measure_depths(self, layers: tuple[int, ...], patience_s: float) -> None:
+        """Measure every depth, the shallowest first. Retry with fewer layers if memory runs out."""
         depths = choose_depths(
             self.subject.recipe, self.subject.model, self.subject.checkpoint, self.subject.box, layers
         )
         self.run.add_event(
             CalibrateStarted(recipe=self.subject.recipe.name, depths=tuple(depth.layers for depth in depths))
         )
-        words = ", ".join(depth.text for depth in depths)
-        self.notify(f"booting with {words}; about {self.takes(depths)}, at most {format_seconds(self.clock.budget_s)}")
+        budget_s = self.clock.budget_s
+        starting_s = len(depths) * self.clock.startup_s if len(depths) > 1 else 0.0
+        estimate_s = starting_s + 0.5 * max(budget_s - starting_s, 0.0)  # half of the rest for timing
+        names = ", ".join(depth.text for depth in depths)
+        self.notify(f"booting with {names}; about {format_seconds(estimate_s)}, at most {format_seconds(budget_s)}")
         for place, depth in enumerate(depths):
-            self._boot(depth, after=len(depths) - place - 1, patience_s=patience_s)
+            current = depth
+            while True:
+                try:
+                    self.measure_boot(current, after=len(depths) - place - 1, patience_s=patience_s)
+                    break
+                except LaunchFailed as problem:
+                    less = shallower_depth(current, above=max((boot.layers for boot in self.done), default=0))
+                    if not is_out_of_memory(problem) or less is None:
+                        raise
+                    self.add_note(f"{current.text} ran out of memory; {less.text} taken instead")
+                    current = less
 
-    def takes(self, depths: tuple[BootDepth, ...]) -> str:
-        """About how long it takes: starts, and half of the time there is for timing."""
-        starting = len(depths) * self.clock.startup_s if len(depths) > 1 else 0.0
-        return format_seconds(starting + 0.5 * max(self.clock.budget_s - starting, 0.0))
-
-    def _boot(self, depth: BootDepth, *, after: int, patience_s: float) -> None:
-        while True:
-            try:
-                self.measure(depth, after=after, patience_s=patience_s)
-                return
-            except LaunchFailed as problem:
-                fewest = max((boot.layers for boot in self.done), default=0)
-                less = shallower_depth(depth, above=fewest)
-                if not is_out_of_memory(problem) or less is None:
-                    raise
-                self.note(f"{depth.text} ran out of memory; {less.text} taken instead")
-                depth = less
-
-    def measure(self, depth: BootDepth, *, after: int, patience_s: float, known: Boot | None = None) -> None:
-        """One depth: boot, time, stop."""
+    def measure_boot(self, depth: BootDepth, *, after: int, patience_s: float, known: Boot | None = None) -> None:
+        """Boot one depth, time its steps, and stop it."""
         dummy = self.run.path / "rehearsal.gguf"
         try:
             facts = self.subject
             small = calibrate_recipe.recipe_at_depth(facts.recipe, facts.model, facts.checkpoint, depth, dummy)
             for text in calibrate_recipe.list_disturbances(small, facts.box):
-                self.note(text)
+                self.add_note(text)
             whole = Deployment.from_parts(facts.recipe, facts.model, facts.checkpoint, facts.box)
             launched = rehearse.with_weights(whole, small)
             with engine_session(launched, self.run, patience_s=patience_s, rehearsal=True) as session:
@@ -195,47 +200,44 @@ class _Work:
                     ggml=calibrate_recipe.reads_gguf(small),
                 )
                 deadline = self.clock.deadline(after)
-                there = calibrate_recipe.gpu_processes(small, facts.box)  # the engine's own, and those named already
-                measure_boot(self.current, session, facts.model, deadline=deadline, notify=self.notify)
-                self.current.notes += calibrate_recipe.new_gpu_processes(small, facts.box, there)
+                known_processes = calibrate_recipe.gpu_processes(small, facts.box)  # the engine, and those in notes
+                time_boot(self.current, session, facts.model, deadline=deadline, notify=self.notify)
+                self.current.notes += calibrate_recipe.new_gpu_processes(small, facts.box, known_processes)
         finally:
             dummy.unlink(missing_ok=True)
-            self._take()
-        self.keep(final=False)
+            if self.current is not None:  # keep what was measured, even after a failure
+                boot, notes = self.current.boot, self.current.notes
+                self.current = None
+                for text in notes:
+                    self.add_note(text)
+                if boot.decode or boot.prefill:
+                    self.done.append(boot)
+        self.save(final=False)
 
-    def _take(self) -> None:
-        """Whatever of the current boot was measured."""
-        if self.current is None:
-            return
-        boot, notes = self.current.boot, self.current.notes
-        self.current = None
-        for text in notes:
-            self.note(text)
-        if boot.decode or boot.prefill:
-            self.done.append(boot)
-
-    def keep(self, *, final: bool) -> Calibration:
-        """Write it to the run folder, and to the store once it can be solved."""
+    def save(self, *, final: bool) -> Calibration:
+        """Write the calibration to the run folder, and to the store once it can be solved."""
         found = self.calibration()
         self.run.write_json(FILE, found)
-        if not final and not self.notes_of_ending:
+        ended = any(text.startswith(("interrupted", "ended early")) for text in self.notes)
+        if not final and not ended:
             return found
         if decode_series(found.boots, found.layers):
-            whole = calibrate_merge.merge_with_stored(found)
+            whole = merge_with_stored(found)
             calibrations.store_calibration(whole)
             self.run.add_event(CalibrateFinished(id=whole.id, depths=tuple(whole.depths)))
             return whole
         if final:
-            raise AnswerIsNo("no step was timed at two depths, so nothing can be said of the whole model")
+            raise AnswerIsNo("no step was timed at two depths, so nothing is known about the whole model")
         return found
 
-    @property
-    def notes_of_ending(self) -> bool:
-        return any(text.startswith(("interrupted", "ended early")) for text in self.notes)
-
     def calibration(self) -> Calibration:
-        """What there is so far."""
+        """The calibration so far."""
         facts = self.subject
+        whole = Deployment.from_parts(facts.recipe, facts.model, facts.checkpoint, facts.box)
+        expected: tuple[ExpectedStep, ...] = ()
+        if facts.box.gpus and not whole.engine.offloads_experts:  # what the forecast from published rows predicts
+            timed = ((step.batch, step.context) for boot in self.done for step in boot.decode)
+            expected = expected_steps(whole, timed)
         layout = calibrated_layout(facts.recipe)
         words = [facts.model.name, facts.checkpoint.quant, facts.recipe.engine, self.version, layout.text]
         return Calibration(
@@ -251,16 +253,52 @@ class _Work:
             layout=layout,
             layer_bytes=token_bytes(facts.model, facts.recipe) / facts.model.layers / facts.recipe.parallel.dcp,
             boots=tuple(self.done),
-            expected=self.expected(),
+            expected=expected,
             notes=tuple(self.notes),
         )
 
-    def expected(self) -> tuple[ExpectedStep, ...]:
-        """What the forecast from published rows says of the steps that were timed: GPUs hide the host's time."""
-        facts = self.subject
-        whole = Deployment.from_parts(facts.recipe, facts.model, facts.checkpoint, facts.box)
-        if whole.engine.offloads_experts or not facts.box.gpus:
-            return ()
-        return expecting.expected_steps(
-            whole, ((step.batch, step.context) for boot in self.done for step in boot.decode)
-        )
+
+def merge_with_stored(found: Calibration) -> Calibration:
+    """Merge a calibration with the stored one of its id, if that was measured on this box.
+
+    Depths are added; points of the same depth are averaged.
+    """
+    try:
+        earlier = calibrations.find_calibration(found.id)
+    except UnknownName:
+        return found
+    if earlier.id != found.id or earlier.imported or earlier.place != found.place:
+        return found
+    return replace(
+        found,
+        boots=merge_boots(earlier.boots, found.boots),
+        expected=merge_by_key(earlier.expected, found.expected, POINT, lambda before, after: after),
+    )
+
+
+def merge_by_key(
+    earlier: Iterable[T], later: Iterable[T], key: Callable[[T], Any], both: Callable[[T, T], T]
+) -> tuple[T, ...]:
+    """Merge by `key`; `both` merges items that are in both."""
+    table = {key(each): each for each in earlier}
+    for each in later:
+        table[key(each)] = both(table[key(each)], each) if key(each) in table else each
+    return tuple(table[place] for place in sorted(table))
+
+
+def merge_boots(earlier: tuple[Boot, ...], later: tuple[Boot, ...]) -> tuple[Boot, ...]:
+    """Merge boots by depth."""
+
+    def merge_pair(before: Boot, after: Boot) -> Boot:
+        decode = merge_by_key(before.decode, after.decode, POINT, average_timing)
+        prefill = merge_by_key(before.prefill, after.prefill, PROMPT, average_timing)
+        return replace(after, decode=decode, prefill=prefill)
+
+    return merge_by_key(earlier, later, DEPTH, merge_pair)
+
+
+def average_timing(before: StepT, after: StepT) -> StepT:
+    """The mean of two timings; its error is their combined error, or half of their difference."""
+    seconds = (before.seconds + after.seconds) / 2
+    apart = abs(before.seconds - after.seconds) / 2 / seconds
+    return replace(after, seconds=seconds, spread=max(math.hypot(before.spread, after.spread) / 2, apart))

@@ -1,7 +1,7 @@
-"""Steps of a live engine, timed through its own endpoint: prompts alone, and streams that decode together.
+"""Time the steps of a live engine through its endpoint: prompts alone, and streams that decode together.
 
-Prompts are token ids drawn anew for every request, so no prefix cache knows them and their length is exact.
-Whatever disturbs a step only ever adds time, so a step is looked at until its two shortest looks agree.
+Prompts are random token ids, so that no prefix is cached and their length is exact. A disturbance only ever adds time,
+so a step is timed until its two shortest timings ("looks") agree.
 """
 
 import itertools
@@ -22,47 +22,47 @@ from moebox.stream import StreamExchange
 from moebox.stream.events import StreamEvent
 from moebox.units import plural
 
-FIRST_ID = 512  # below are bytes and control tokens in every vocabulary met so far
-BLOCK_STEPS = 8  # steps of a block at least: a pause of the server spoils one block alone
-BLOCKS = 4  # at least, where tokens come one by one
-BUNCHES = 5  # in a block at least, where they come in bunches because nobody was there to read them
-AT_ONCE = 0.2  # of the mean gap: tokens closer to each other came in one bunch
+FIRST_ID = 512  # lower ids are bytes and control tokens in every known vocabulary
+BLOCK_STEPS = 8  # at least, in a block: a pause of the server spoils only one block
+BLOCKS = 4  # at least, if tokens come one by one
+BUNCHES = 5  # at least, in a block, if they come in bunches because they were read late
+AT_ONCE = 0.2  # of the mean gap: tokens closer to each other are one bunch
 LEAST_STEPS = 8  # steps in which all streams must decode together
-LONGER = (1, 3, 9)  # times the steps, while streams do not decode together
-QUEUED = 1.5  # times further apart than before do streams begin, when longer replies make the last one wait longer
+LONGER = (1, 3, 9)  # factors on the steps, while streams do not decode together
+QUEUED = 1.5  # factor by which streams start further apart with longer replies: the last one waits in a queue
 TIMEOUT_S = 300.0
 TRIES = 3  # of a prompt; more while they disagree
-LONG_S = 2.0  # a prompt that takes as long is hardly disturbed: two tries that agree are enough
-SHORT_S = 0.1  # one that takes less waits for the host as long as for its layers, and is tried
-MANY = 5  # times as often
-CACHED = 0.05  # share of a prompt that may come from a prefix cache: a template
-CHANCE = 4  # tokens that two drawn prompts may share by chance at their beginning, where a cache's pages are that short
-QUIET = 0.02  # by which two looks may differ, and the relative standard error below which one is enough
+LONG_S = 2.0  # a longer prompt is hardly disturbed: two tries that agree are enough
+SHORT_S = 0.1  # a shorter prompt waits as long for the host as for its layers
+MANY = 5  # times as many tries for that
+CACHED = 0.05  # share of a prompt that may come from a prefix cache: the template
+CHANCE = 4  # tokens that two random prompts may share by chance, if the cache has such short pages
+QUIET = 0.02  # allowed difference of two looks, and relative standard error below which one is enough
 
 
 class StreamsNotConcurrent(ExternalError):
-    """Streams that the engine does not decode in one step: there is no such step to time."""
+    """The engine does not decode these streams in one step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedEngine:
-    """A live engine with what its prompts may be made of."""
+    """A live engine, and the tokens of its prompts."""
 
     endpoint: Endpoint
     vocab: int
-    # Tokens are drawn at random, because the embedding decides which experts are used; and streams take neighbouring
-    # slots, because llama.cpp decodes no others in one step (on slots 0 and 2 two took 9.1 ms, on 0 and 1 6.5).
+    # Output tokens are sampled, because the embedding decides which experts are used; streams take neighbouring slots,
+    # because llama.cpp decodes only those in one step (on slots 0 and 2 two took 9.1 ms, on 0 and 1 6.5).
     ggml: bool = False
     draw: random.Random = field(default_factory=lambda: random.Random(time.time_ns()))
 
     def draw_prompt(self, tokens: int) -> list[int]:
-        """`tokens` ids that were never sent before."""
+        """Random token ids, which no prefix cache has."""
         last = min(self.vocab, PROMPT_TOKENS)
         first = min(FIRST_ID, last // 2)
         return self.draw.choices(range(first, last), k=tokens)
 
     def request_body(self, prompt: int, output: int, *, slot: int = 0) -> Json:
-        """A completion that decodes exactly `output` tokens, whatever they are; in that slot where there are any."""
+        """A completion of exactly `output` tokens, in that slot if the engine has slots."""
         return {
             "model": self.endpoint.model,
             "prompt": self.draw_prompt(prompt),
@@ -76,7 +76,7 @@ class TimedEngine:
 
 @dataclass(slots=True)
 class TokenTimes:
-    """When the tokens of one request came, in seconds of the monotonic clock; or why they did not."""
+    """Arrival times of one request's tokens on the monotonic clock, or its error."""
 
     times: list[float] = field(default_factory=list)
     error: str = ""
@@ -84,33 +84,29 @@ class TokenTimes:
 
 
 def record_stream(target: TimedEngine, body: Json, out: TokenTimes) -> None:
-    """Send one request and note its tokens."""
+    """Send one request and record when its tokens arrive."""
     out.sent = time.monotonic()
     try:
         with StreamExchange(target.endpoint, body, path="/completions", timeout_s=TIMEOUT_S) as exchange:
             for at, event in exchange:
                 problem = event.error or cache_problem(event)
                 out.error = problem or out.error
-                if not problem and is_token(event):
+                ends_only = bool(event.finish) and not event.text  # an event that only has the finish reason
+                if not problem and event.data.get("choices") and not ends_only:
                     out.times.append(out.sent + at)
     except ExternalError as problem:
         out.error = problem.message
 
 
 def cache_problem(event: StreamEvent) -> str:
-    """That the prompt was not read, where the usage says so."""
+    """An error if the usage shows that the prompt came from a cache, or ""."""
     prompt, _, known, _ = event.usage or (0, 0, 0, 0)
     wrong = known > max(CACHED * prompt, CHANCE)
     return f"{known:,} of {prompt:,} prompt tokens came from the server's prefix cache" if wrong else ""
 
 
-def is_token(event: StreamEvent) -> bool:
-    """Whether an event of a completion is a token: one that only says why it ends is none."""
-    return bool(event.data.get("choices")) and (bool(event.text) or not event.finish)
-
-
 def run_together(target: TimedEngine, bodies: Sequence[Json]) -> list[TokenTimes]:
-    """All requests at once; raises Outside when any of them fails."""
+    """Run all requests at once. Raise ExternalError if any of them fails."""
     streams = [TokenTimes() for _ in bodies]
     threads = [
         threading.Thread(target=record_stream, args=(target, body, stream), daemon=True)
@@ -127,13 +123,13 @@ def run_together(target: TimedEngine, bodies: Sequence[Json]) -> list[TokenTimes
 
 
 def time_prefill(target: TimedEngine, tokens: int, *, deadline: float) -> PrefillStep:
-    """A new prompt alone, a few times, until the shortest two agree or time is up."""
+    """Time a prompt alone, a few times, until the shortest two agree or time is up."""
     looks: list[float] = []
     tries = TRIES
     while len(looks) < tries + 2:
         stream = run_together(target, [target.request_body(tokens, 1)])[0]
         if not stream.times:
-            raise ExternalError(f"a prompt of {tokens:,} tokens brought no token")
+            raise ExternalError(f"a prompt of {tokens:,} tokens returned no token")
         looks.append(stream.times[0] - stream.sent)
         tries = prompt_tries(min(looks))
         agreed = len(looks) >= tries and look_disagreement(looks) < QUIET
@@ -147,26 +143,25 @@ def time_prefill(target: TimedEngine, tokens: int, *, deadline: float) -> Prefil
 
 
 def prompt_tries(seconds: float) -> int:
-    """How often a prompt is sent that takes so long, where its tries agree."""
+    """How often to send a prompt that takes so long, if its tries agree."""
     if seconds > LONG_S:
         return min(TRIES, 2)
     return TRIES * MANY if seconds < SHORT_S else TRIES
 
 
 def time_decode(target: TimedEngine, batch: int, context: int, *, chunk: int, steps: int, room: int = 0) -> DecodeStep:
-    """One look at `batch` streams decoding together at `context`, for `steps` steps after the last has begun.
+    """Time `batch` streams that decode together at `context`, for `steps` steps after the last has begun.
 
-    The context grows with every step, so prompts are shorter by half of them, and `context` is what it is on average.
-    Streams that begin far apart on a busy host get longer replies, up to `room` tokens. Where the last begins the
-    later the longer replies are, it waits for another's end, and still longer ones would change nothing.
+    The context grows with every step, so prompts are shorter by half of the steps, and `context` is the average.
+    Streams that begin far apart on a busy host get longer replies, up to `room` tokens. If the last one then begins
+    later, it waits for another's end in a queue, and longer replies do not help.
     """
     ahead, waited = lead_tokens(batch, context, chunk), math.inf
     prompt = max(context - steps // 2, 1)
     for more in LONGER:
         reply = ahead + steps * more
         bodies = [target.request_body(prompt, min(reply, room or reply), slot=slot) for slot in range(batch)]
-        streams = run_together(target, bodies)
-        times = [stream.times for stream in streams]
+        times = [stream.times for stream in run_together(target, bodies)]
         gaps = shared_gaps(times)
         if len(gaps) >= min(LEAST_STEPS, steps) and any(gaps):
             return step_from_gaps(gaps, batch=batch, context=context)
@@ -180,7 +175,7 @@ def time_decode(target: TimedEngine, batch: int, context: int, *, chunk: int, st
 
 
 def start_delay(times: Sequence[Sequence[float]]) -> float:
-    """Seconds after the first stream's beginning that the last begins, where the first is over by then; 0 elsewhere."""
+    """Seconds between the first and the last start, if a stream ended before the last start; else 0."""
     begun = [stream for stream in times if stream]
     if not begun:
         return 0.0
@@ -189,12 +184,12 @@ def start_delay(times: Sequence[Sequence[float]]) -> float:
 
 
 def lead_tokens(batch: int, context: int, chunk: int) -> int:
-    """Tokens that the first streams decode while later prompts are read: about one for every chunk."""
+    """Tokens that the first streams decode while later prompts are read: about one per chunk."""
     return math.ceil(batch * context / max(chunk, 1)) + 2
 
 
 def step_from_gaps(gaps: Sequence[float], *, batch: int, context: int) -> DecodeStep:
-    """The usual step among `gaps`: the median of blocks, so that pauses of the server count for nothing."""
+    """The typical step: the median over blocks, so that pauses of the server do not count."""
     bunch = bunch_size(gaps)
     parts = len(gaps) // BLOCK_STEPS if bunch == 1 else len(gaps) // max(BLOCK_STEPS, BUNCHES * bunch)
     blocks = [statistics.fmean(block) for block in split_evenly(gaps, max(parts, BLOCKS if bunch == 1 else 1))]
@@ -203,7 +198,7 @@ def step_from_gaps(gaps: Sequence[float], *, batch: int, context: int) -> Decode
 
 
 def bunch_size(gaps: Sequence[float]) -> int:
-    """The bunch that nine of ten tokens came in at most: on a busy host they wait until somebody reads them."""
+    """The 90th percentile of bunch sizes: on a busy host tokens wait until they are read."""
     least, sizes = AT_ONCE * statistics.fmean(gaps), [1]
     for gap in gaps:
         if gap > least:
@@ -215,54 +210,51 @@ def bunch_size(gaps: Sequence[float]) -> int:
 
 
 def combine_looks(looks: Sequence[StepT]) -> StepT:
-    """All looks at one point as one: the time its shortest two agree on, and by how much they do not."""
+    """Combine all timings of one point: the time of the shortest two, and their disagreement."""
     times = [step.seconds for step in looks]
     noise = min(looks, key=lambda step: step.seconds).spread
     return replace(looks[0], seconds=agreed_time(times), spread=max(noise, look_disagreement(times)))
 
 
 def agreed_time(looks: Sequence[float]) -> float:
-    """The mean of the two shortest looks where they agree, the shortest alone where they do not."""
+    """The mean of the two shortest looks if they agree, else the shortest."""
     two = sorted(looks)[:2]
     return statistics.fmean(two) if look_disagreement(looks) < QUIET else two[0]
 
 
 def look_disagreement(looks: Sequence[float]) -> float:
-    """By what share the second shortest look is longer than the shortest; 0 of a single one."""
+    """The relative difference of the two shortest looks; 0 for a single one."""
     two = sorted(looks)[:2]
     return two[-1] / two[0] - 1
 
 
 def shared_gaps(times: Sequence[Sequence[float]]) -> list[float]:
-    """Seconds of each step while every stream was decoding: the mean over streams, step by step."""
+    """Seconds of each step while all streams were decoding, as the mean over streams."""
     if not all(times):
         return []
     begin, end = max(stream[0] for stream in times), min(stream[-1] for stream in times)
-    gaps = [gaps_within(stream, begin, end) for stream in times]
+    gaps = []
+    for stream in times:
+        inside = [at for at in stream if begin <= at <= end]
+        gaps.append([later - sooner for sooner, later in itertools.pairwise(inside)])
     return [statistics.fmean(step) for step in zip(*gaps, strict=False)]
 
 
-def gaps_within(times: Sequence[float], begin: float, end: float) -> list[float]:
-    """Seconds between tokens that came from `begin` to `end`."""
-    inside = [at for at in times if begin <= at <= end]
-    return [later - sooner for sooner, later in itertools.pairwise(inside)]
-
-
 def split_evenly(values: Sequence[float], parts: int) -> list[Sequence[float]]:
-    """`values` in `parts` pieces of about the same length."""
+    """Split `values` into `parts` of about the same length."""
     parts = max(1, min(parts, len(values)))
     edges = [round(place * len(values) / parts) for place in range(parts + 1)]
     return [values[low:high] for low, high in itertools.pairwise(edges)]
 
 
 def without_outliers(values: Sequence[float]) -> list[float]:
-    """Those within a fifth of the median: a page fault or another program's burst is no property of a step."""
+    """Values within a fifth of the median, without page faults and bursts of other programs."""
     middle = statistics.median(values)
     return [value for value in values if abs(value - middle) <= 0.2 * middle] or [middle]
 
 
 def relative_error(values: Sequence[float]) -> float:
-    """The relative standard error of their mean."""
+    """The relative standard error of the mean."""
     if len(values) < 2 or not any(values):
-        return 0.05  # a single try says nothing of its noise
+        return 0.05  # the noise of a single try is unknown
     return statistics.stdev(values) / math.sqrt(len(values)) / statistics.fmean(values)

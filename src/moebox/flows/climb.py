@@ -35,18 +35,19 @@ from moebox.core.quirks import first_unexpected_failure
 from moebox.core.recipe import Recipe
 from moebox.core.verdict import Mark
 from moebox.errors import AnswerIsNo, BadInput, MoeboxError, NotInstalled
-from moebox.flows import acceptance, answers, settings
+from moebox.flows import answers, pace, settings
 from moebox.flows.effort import ClimbEffort, save_effort
-from moebox.flows.fit import memory_problem, startup_problem
 from moebox.flows.gain import bracketing_gain, welch_gain
 from moebox.flows.walk import (
     ClimbTrial,
     SettingStep,
     decide_trial,
     list_steps,
+    memory_problem,
     needs_sure_gain,
     skip_reason,
     starting_recipe,
+    startup_problem,
     unreachable_settings,
 )
 from moebox.serve import ports, state
@@ -219,14 +220,14 @@ class _Climber:
             trial = self._check(trial, step, live.endpoint, folder)
             if trial.verdict == "fail":
                 return trial
-            drafts = acceptance.read_draft_counts(live.endpoint)
+            drafts = pace.read_draft_counts(live.endpoint)
             replies = answers.collect_answers(live.endpoint, questions=effort.questions)
             folder.write_json("answers.json", replies)
             speed = effort.measure_speed(
                 live.endpoint, concurrency=effort.concurrency, rounds=effort.rounds, tokens=effort.tokens
             )
             folder.write_json("measurements/pace.json", speed)
-            accepted = acceptance.acceptance_rate(drafts, acceptance.read_draft_counts(live.endpoint))
+            accepted = pace.acceptance_rate(drafts, pace.read_draft_counts(live.endpoint))
             if effort.jobs:
                 from moebox.flows.compare_tasks import find_lost_work
 

@@ -1,12 +1,10 @@
-"""`moebox fleet bench`: how throughput grows with members, and what the router costs: added TTFT and CPU."""
+"""`moebox fleet bench`: throughput by number of members, and the cost of the router in TTFT and CPU."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import psutil
 
-from moebox.bench.measure import MeasuredLoad, measure_load
+from moebox.bench.measure import measure_load
 from moebox.bench.probe import probe_endpoint
 from moebox.core.endpoint import Endpoint
 from moebox.core.measure import Load, Workload
@@ -20,68 +18,71 @@ from moebox.units import plural
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetLoad:
-    """What is asked for each member count."""
+    """The load for each number of members."""
 
-    concurrency: int = 8  # for each member
-    requests: int = 64  # for each member
+    concurrency: int = 8  # per member
+    requests: int = 64  # per member
     input_tokens: int = 256
     output_tokens: int = 64
-    probes: int = 32  # requests one after another, for the added TTFT
+    probes: int = 32  # single requests, for the added TTFT
     seed: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetBenchStep:
-    """One number of members behind the router."""
+    """The result for one number of members."""
 
     members: int
     output_throughput: float
-    scaling: float  # of members times the throughput of one behind the router
+    scaling: float  # throughput relative to as many times that of one member
     mean_ttft_ms: float
     p99_ttft_ms: float
     mean_tpot_ms: float
     completed: int
     failed: int
-    direct_ttft_ms: float  # median of single requests, past the router
-    routed_ttft_ms: float  # the same through it
-    router_cpu_s: float  # of the loaded run
-    router_cpu_share: float  # of one core, during it
+    direct_ttft_ms: float  # median of single requests without the router
+    routed_ttft_ms: float  # the same through the router
+    router_cpu_s: float  # during the load
+    router_cpu_share: float  # of one core, during the load
     router_cpu_ms_per_request: float
     client_limited: bool
 
     @property
     def added_ttft_ms(self) -> float:
-        """What the router adds to the first token of a lone request."""
+        """TTFT that the router adds to a single request."""
         return self.routed_ttft_ms - self.direct_ttft_ms
 
 
 def bench_fleet(
     record: FleetRecord, sizes: tuple[int, ...], load: FleetLoad, *, notify: Notify = lambda _: None
 ) -> list[FleetBenchStep]:
-    """Measure with a router of its own in front of the first 1, 2, … members."""
+    """Measure with a separate router in front of the first 1, 2, … members."""
     if not sizes or min(sizes) < 1 or max(sizes) > len(record.members):
         raise BadInput(f"{record.name} has {len(record.members)} members", hint="--members 1,2")
     steps: list[FleetBenchStep] = []
     for size in sizes:
         notify(f"{plural(size, 'member')} behind {record.router.kind}")
-        steps.append(_step(record, size, load))
-    return _scaled(steps)
-
-
-def _scaled(steps: Sequence[FleetBenchStep]) -> list[FleetBenchStep]:
-    """The steps with their throughput against that of a member alone."""
+        steps.append(_measure_size(record, size, load))
     alone = next((step.output_throughput / step.members for step in steps if step.output_throughput), 1.0)
     return [replace(step, scaling=step.output_throughput / (alone * step.members)) for step in steps]
 
 
-def _step(record: FleetRecord, size: int, load: FleetLoad) -> FleetBenchStep:
+def _measure_size(record: FleetRecord, size: int, load: FleetLoad) -> FleetBenchStep:
     members = record.members[:size]
     direct = _median_ttft(record.member_endpoint(members[0]), load, offset=size << 20)
-    with _router(record, size) as router:
+    settings = replace(record.router, port=0, metrics_port=0)
+    router = start_router(f"{record.name}-bench", settings, record.model, members, find_router_program(settings))
+    try:
         routed = _median_ttft(replace(router.endpoint, engine=record.engine), load, offset=(size << 20) + (1 << 16))
-        before = _cpu(router)
-        result = _loaded(router.endpoint, size, load).result
-        spent = _cpu(router) - before
+        workload = Workload(input_tokens=load.input_tokens, output_tokens=load.output_tokens, seed=load.seed + size)
+        whole = Load(concurrency=load.concurrency * size, requests=load.requests * size)
+        before = _cpu_seconds(router)
+        result = measure_load(
+            probe_endpoint(router.endpoint), workload, whole, warmup=size, scrape_metrics=False
+        ).result
+        spent = _cpu_seconds(router) - before
+    finally:
+        router.stop()
     return FleetBenchStep(
         members=size,
         output_throughput=result.output_throughput,
@@ -100,20 +101,8 @@ def _step(record: FleetRecord, size: int, load: FleetLoad) -> FleetBenchStep:
     )
 
 
-@contextmanager
-def _router(record: FleetRecord, size: int) -> Iterator[GuardedProgram]:
-    """A router of the fleet's kind on a port of its own."""
-    settings = replace(record.router, port=0, metrics_port=0)
-    members = record.members[:size]
-    program = start_router(f"{record.name}-bench", settings, record.model, members, find_router_program(settings))
-    try:
-        yield program
-    finally:
-        program.stop()
-
-
 def _median_ttft(endpoint: Endpoint, load: FleetLoad, *, offset: int) -> float:
-    """Median TTFT of short requests, one after another; `offset` keeps prompts out of each other's prefix cache."""
+    """Median TTFT of single short requests; `offset` makes prompts differ, so that no prefix is cached."""
     work = Workload(input_tokens=load.input_tokens, output_tokens=2, seed=load.seed)
     found = measure_load(
         probe_endpoint(endpoint),
@@ -126,14 +115,8 @@ def _median_ttft(endpoint: Endpoint, load: FleetLoad, *, offset: int) -> float:
     return float(found.result.ttft.median or 0.0)
 
 
-def _loaded(endpoint: Endpoint, size: int, load: FleetLoad) -> MeasuredLoad:
-    work = Workload(input_tokens=load.input_tokens, output_tokens=load.output_tokens, seed=load.seed + size)
-    asked = Load(concurrency=load.concurrency * size, requests=load.requests * size)
-    return measure_load(probe_endpoint(endpoint), work, asked, warmup=size, scrape_metrics=False)
-
-
-def _cpu(program: GuardedProgram) -> float:
-    """CPU seconds of the router and all its processes so far."""
+def _cpu_seconds(program: GuardedProgram) -> float:
+    """CPU seconds of a program and all its processes so far."""
     try:
         root = psutil.Process(program.instance.guard_state.engine)
         family = [root, *root.children(recursive=True)]

@@ -1,4 +1,4 @@
-"""A member's death under streams: which of them broke, whose they were, and when the fleet answered again."""
+"""Kill a member while it serves streams: which streams broke, and when the fleet answered again."""
 
 import asyncio
 import contextlib
@@ -26,58 +26,62 @@ from moebox.serve.stop import stop_instance as stop_instance
 from moebox.stream import run_to_end
 
 BUSIEST = "busiest"
-BACK_S = 120.0  # for a router to send requests again to a member that came back
-NOTICE_S = 60.0  # for a router to send requests past a member that died
-PORT_S = 150.0  # for the kernel to forget the connections of a killed server (tcp_fin_timeout is 60 s)
+BACK_S = 120.0  # for a restarted member to be ready
+NOTICE_S = 60.0  # for a router to notice that a member died
+PORT_S = 150.0  # for the kernel to drop the connections of a killed server (tcp_fin_timeout is 60 s)
 CountedBy = Literal["router", "member", ""]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberLoss:
-    """What a member's death did to the streams in flight."""
+    """The effect of a member's death on the streams in flight."""
 
     member: str
     router: str
     streams: int
-    inside: int | None  # streams the member held when it died; None where nobody counts them
-    counted_by: CountedBy = ""  # the router named each stream's member, or the member its requests
+    inside: int | None  # streams of the member when it died; None if unknown
+    counted_by: CountedBy = ""  # who counted them
     finished: int
     lost: tuple[str, ...]  # X-Request-Id of each broken stream
-    elsewhere: tuple[str, ...] = ()  # of these, such as another member served or none had begun; by the router alone
+    elsewhere: tuple[str, ...] = ()  # those of other members or of none, if the router names them
     reasons: dict[str, int]
-    served_after_s: float | None  # until a new request was answered; None when none was
+    served_after_s: float | None  # until a new request was answered; None if none was
 
     @property
     def is_good(self) -> bool:
-        """Only streams of the dead member broke, and the fleet went on."""
+        """Only streams of the dead member broke, and the fleet still serves."""
         only_own = not self.elsewhere and (self.inside is None or len(self.lost) <= self.inside)
         return only_own and self.served_after_s is not None
 
 
 def choose_victim(record: FleetRecord, name: str) -> MemberRecord | None:
-    """The member to be killed; None for the one that is busiest when it comes to it."""
+    """The member to kill, or None for the busiest one at that time. Raise BadInput if it cannot be killed."""
     members = {member.name: member for member in record.members}
     if name == BUSIEST and len(members) > 1 and record.started_all_members:
         return None
     refuse_if(name not in members, f"{record.name} has no member {name!r}", hint=", ".join(members))
     foreign = f"{name} was not started by moebox, so it is not killed"
     refuse_if(not members[name].instance, foreign, hint="a member with a recipe can be")
-    refuse_if(len(members) < 2, "killing the only member leaves nothing to look at")
+    refuse_if(len(members) < 2, "a fleet of one member has none left if it is killed")
     return members[name]
 
 
 def measure_member_loss(
     record: FleetRecord, victim: MemberRecord | None, *, streams: int, tokens: int = 400
 ) -> MemberLoss:
-    """Kill a member with -9 under `streams` streams, count what broke, and start it again."""
+    """Kill a member with SIGKILL under `streams` streams, count those that broke, and restart it."""
     header = routers.router_traits()[record.router.kind].member_header
     killed: list[tuple[MemberRecord, int | None]] = []
 
     async def disturb(followed: list[FollowedStream]) -> None:
-        held = streams_in_flight(record, followed) if header else await asyncio.to_thread(_counted, record)
+        held = streams_in_flight(record, followed) if header else await asyncio.to_thread(_requests_by_member, record)
         chosen = victim or max(record.members, key=lambda member: held[member.name] or 0)
         killed.append((chosen, held[chosen.name]))
-        _kill(chosen)
+        instance = state.instances_by_id().get(chosen.instance)
+        pid = instance.guard_state.engine if instance else 0
+        if pid > 1:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
 
     seen = run_to_end(
         run_streams(
@@ -90,7 +94,10 @@ def measure_member_loss(
         )
     )
     member, inside = killed[0]
-    loss = judge_loss(record, member.name, inside, seen, served_after_s=_served_again(record))
+    began = time.monotonic()
+    served = wait_for(lambda: answers_chat(record.endpoint()), NOTICE_S, every_s=0.2)
+    served_after_s = time.monotonic() - began if served else None
+    loss = judge_loss(record, member.name, inside, seen, served_after_s=served_after_s)
     restart_member(record, member)
     return loss
 
@@ -98,10 +105,10 @@ def measure_member_loss(
 def judge_loss(
     record: FleetRecord, member: str, inside: int | None, seen: StreamsOutcome, *, served_after_s: float | None
 ) -> MemberLoss:
-    """Whose streams broke. Where the router names the member of each, that decides; else the member's own count.
+    """Judge whose streams broke, by the router if it names the member of each stream, else by the member's count.
 
-    A member's own count is of requests it computes. Behind a router that is slower than its members (LiteLLM) it has
-    computed more than it has sent: the rest lies in the member, dies with it, and is counted nowhere.
+    A member counts requests that it computes. Behind a router that is slower than its members (LiteLLM) it has
+    computed more than it has sent; the rest is lost with the member and counted nowhere.
     """
     named = bool(routers.router_traits()[record.router.kind].member_header)
     by_member: CountedBy = "" if inside is None else "member"
@@ -115,26 +122,26 @@ def judge_loss(
         finished=seen.finished_count,
         lost=request_ids(seen.lost_streams),
         elsewhere=request_ids(elsewhere) if named else (),
-        reasons=_reasons(seen),
+        reasons=dict(Counter(stream.error for stream in seen.lost_streams)),
         served_after_s=served_after_s,
     )
 
 
 def streams_in_flight(record: FleetRecord, streams: Sequence[FollowedStream]) -> dict[str, int | None]:
-    """Streams of each member that have begun and not ended, as clients see them."""
+    """Streams of each member that have begun and not ended, as the client sees them."""
     members = [stream.member for stream in streams if not stream.over]
     return {member.name: members.count(member.name) for member in record.members}
 
 
 def member_counters(record: FleetRecord, member: MemberRecord) -> dict[str, float]:
-    """The member's own counters, under our names; empty where it has none."""
+    """The member's own metrics under moebox's names; empty if it has none."""
     endpoint = record.member_endpoint(member)
     reply = http.get(f"{endpoint.server_url}/metrics", headers=endpoint.headers, timeout_s=5.0)
     return pick_metrics(parse_prometheus(reply.text)) if reply.ok else {}
 
 
-def _counted(record: FleetRecord) -> dict[str, int | None]:
-    """Requests in each member now, by its own count."""
+def _requests_by_member(record: FleetRecord) -> dict[str, int | None]:
+    """Current requests of each member, by its own count."""
     counted = {member.name: member_counters(record, member) for member in record.members}
     return {
         name: round(numbers["running"] + numbers.get("waiting", 0.0)) if "running" in numbers else None
@@ -142,32 +149,9 @@ def _counted(record: FleetRecord) -> dict[str, int | None]:
     }
 
 
-def _served_again(record: FleetRecord) -> float | None:
-    """Seconds until a request whose prefix any member may have is answered; a router takes a while to notice."""
-    began = time.monotonic()
-    served = wait_for(lambda: answers_chat(record.endpoint()), NOTICE_S, every_s=0.2)
-    return time.monotonic() - began if served else None
-
-
-def _reasons(seen: StreamsOutcome) -> dict[str, int]:
-    return dict(Counter(stream.error for stream in seen.lost_streams))
-
-
-def _kill(member: MemberRecord) -> None:
-    instance = _instance(member)
-    pid = instance.guard_state.engine if instance else 0
-    if pid > 1:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)
-
-
-def _instance(member: MemberRecord) -> state.Instance | None:
-    return state.instances_by_id().get(member.instance)
-
-
 def restart_member(record: FleetRecord, member: MemberRecord) -> FleetRecord:
-    """The member again, at the address the router knows."""
-    old = _instance(member)
+    """Restart a member at the address that the router knows."""
+    old = state.instances_by_id().get(member.instance)
     if old is None:
         return record
     folder, port = Path(old.run), old.port
@@ -194,7 +178,7 @@ def restart_member(record: FleetRecord, member: MemberRecord) -> FleetRecord:
 
 
 def _wait_for_port(url: str, port: int) -> None:
-    """Connections of a killed llama.cpp keep its port for the kernel's fin timeout: it sets SO_REUSEPORT alone."""
+    """Wait until the port is free: llama.cpp sets only SO_REUSEPORT, so its closed connections block it."""
     host = urlsplit(url).hostname or "127.0.0.1"
     until = time.monotonic() + PORT_S
     while True:

@@ -1,5 +1,6 @@
-"""`moebox fleet plan`: how many of which box, from names and files to simulated fleets with their cost."""
+"""`moebox fleet plan`: how many of which box, by simulated fleets with their cost."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from moebox.planner.simulate import scheduler_rules
 from moebox.planner.speed import Speed
 from moebox.serve.recipes import read_recipe
 
-SHORTEST = 8192  # tokens of context that a plan for users asks for at least
+SHORTEST = 8192  # tokens of context, at least
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,23 +36,22 @@ class FleetCandidate:
 
     @property
     def gpu_watts(self) -> float:
-        """What its GPUs may draw together."""
+        """The TDP of all its GPUs."""
         return float(sum(gpu.tdp for gpu in self.box.gpus) * self.box.nodes)
 
     @property
     def speed_range(self) -> tuple[float, float]:
-        """Factors on its forecast speed between which four of five published results lie."""
+        """Factors on its forecast speed that contain four of five published results."""
         return self.model.speed.decode_range
 
     @property
     def basis(self) -> str:
-        """What that rests on, in words."""
         return self.model.speed.basis_text()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetAnswer:
-    """One kind of box, sized and priced."""
+    """One kind of box, with the number needed and the cost."""
 
     candidate: FleetCandidate
     sized: SizedFleet
@@ -60,17 +60,17 @@ class FleetAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetPlan:
-    """The answers, best first; and the fleet as its file lists it."""
+    """The answers, best first, and the fleet as its file lists it."""
 
     question: FleetQuestion
     workload: str
     answers: tuple[FleetAnswer, ...]
-    refused: dict[str, str]  # box -> why the model does not run on it
+    refused: dict[str, str]  # box -> reason
     listed: FleetOutcome | None = None
 
 
 def context_for_workload(longest: int, limit: int) -> int:
-    """The context a recipe for these conversations gets: the power of two that holds the mean one."""
+    """The context for these conversations: the power of two that holds the longest mean one."""
     context = SHORTEST
     while context < longest:
         context *= 2
@@ -78,25 +78,25 @@ def context_for_workload(longest: int, limit: int) -> int:
 
 
 def candidate_for_model(name: str, box: str, question: FleetQuestion, constraints: Constraints) -> FleetCandidate:
-    """What `plan` would choose for the model on this box."""
+    """The plan for the model on this box."""
     model, forms = resolve_model(name)
     where = boxes.calibrated_box(box)
     constraints = replace(
         constraints, context=constraints.context or context_for_workload(question.work.longest, model.context)
     )
     plan = choose_plan(where, model, forms, constraints)
-    return _candidate(deploy(plan.recipe, where), plan.memory.kv_tokens)
+    return _make_candidate(deploy(plan.recipe, where), plan.memory.kv_tokens)
 
 
 def candidate_for_recipe(path: str, box: str) -> FleetCandidate:
-    """A recipe as it is, on this box or the one that it was planned for."""
+    """A recipe as it is, on this box or the one it was planned for."""
     recipe = read_recipe(path)
     deployment = deploy(recipe, boxes.box_for_recipe(recipe, box))
     check_recipe(deployment)
-    return _candidate(deployment.with_default_context(), memory_budget(deployment).kv_tokens)
+    return _make_candidate(deployment.with_default_context(), memory_budget(deployment).kv_tokens)
 
 
-def _candidate(deployment: Deployment, kv_tokens: int) -> FleetCandidate:
+def _make_candidate(deployment: Deployment, kv_tokens: int) -> FleetCandidate:
     box, recipe = deployment.required_box, deployment.recipe
     if kv_tokens < 1:
         raise BadInput(f"{recipe.name} on {box.name} leaves no room for a cache", hint="`moebox plan` shows the memory")
@@ -109,7 +109,7 @@ def _candidate(deployment: Deployment, kv_tokens: int) -> FleetCandidate:
 
 
 def member_candidates(fleet: Fleet, path: Path) -> list[FleetCandidate]:
-    """Every member of a fleet file that a plan can be made for."""
+    """A candidate for every member of a fleet file. Raise BadInput for a member without a recipe."""
     found = []
     for member in fleet.member:
         if not member.recipe:
@@ -130,32 +130,30 @@ def plan_fleet(
     most: int = MAX_BOXES,
     on_outcome: Callable[[FleetOutcome], None] | None = None,
 ) -> FleetPlan:
-    """Size every candidate; the cheapest first where prices are known, then the fewest boxes, then the fewest watts."""
+    """Size every candidate. Order by price if known, then by number of boxes, then by watts."""
     answers = []
     for candidate in candidates:
         sized = size_fleet(candidate.model, question, most=most, on_outcome=on_outcome)
         paid = fleet_cost(sized.outcome, prices, box=candidate.box.name, gpu_watts=candidate.gpu_watts)
         answers.append(FleetAnswer(candidate=candidate, sized=sized, cost=paid))
-    return FleetPlan(question=question, workload=workload, answers=tuple(sorted(answers, key=_rank)), refused=refused)
+    answers.sort(
+        key=lambda answer: (
+            answer.sized.enough is None,
+            math.inf if answer.cost.box_hour is None else answer.cost.box_hour,
+            answer.sized.enough or MAX_BOXES,
+            answer.cost.watts,
+        )
+    )
+    return FleetPlan(question=question, workload=workload, answers=tuple(answers), refused=refused)
 
 
 def with_listed_fleet(found: FleetPlan, listed: list[FleetCandidate]) -> FleetPlan:
-    """The plan with the fleet as its file lists it, mixed boxes and all."""
+    """Add the simulated fleet as its file lists it; boxes may differ."""
     return replace(found, listed=simulate_fleet([candidate.model for candidate in listed], found.question))
 
 
-def _rank(answer: FleetAnswer) -> tuple[bool, float, int, float]:
-    hour = answer.cost.box_hour
-    return (
-        answer.sized.enough is None,
-        hour if hour is not None else float("inf"),
-        answer.sized.enough or MAX_BOXES,
-        answer.cost.watts,
-    )
-
-
 def plan_document(found: FleetPlan) -> dict[str, object]:
-    """The plan under the keys that scripts rely on."""
+    """The plan as a JSON document."""
     question = found.question
     return {
         "simulated": True,
@@ -164,13 +162,14 @@ def plan_document(found: FleetPlan) -> dict[str, object]:
         "slo": codec.to_plain(question.slo),
         "policy": question.policy,
         "virtual_s": question.seconds,
-        "answers": [_row(answer) for answer in found.answers],
+        "answers": [answer_row(answer) for answer in found.answers],
         "refused": found.refused,
         "listed": None if found.listed is None else outcome_row(found.listed),
     }
 
 
-def _row(answer: FleetAnswer) -> dict[str, object]:
+def answer_row(answer: FleetAnswer) -> dict[str, object]:
+    """One kind of box as a JSON object."""
     sized, candidate = answer.sized, answer.candidate
     low, high = candidate.speed_range
     return {
@@ -189,7 +188,7 @@ def _row(answer: FleetAnswer) -> dict[str, object]:
 
 
 def outcome_row(outcome: FleetOutcome) -> dict[str, object]:
-    """One simulated fleet."""
+    """One simulated fleet as a JSON object."""
     tally, seconds = outcome.tally, outcome.seconds or 1.0
     row: dict[str, object] = {
         "boxes": len(outcome.boxes),

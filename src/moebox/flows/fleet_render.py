@@ -1,4 +1,4 @@
-"""`moebox fleet render`: the router's configuration and the members' launch files, as a folder that needs no moebox."""
+"""`moebox fleet render`: the router's configuration and the members' launch files, to run without moebox."""
 
 import shlex
 from dataclasses import replace
@@ -50,20 +50,35 @@ WRITTEN = "# Written by moebox from {file}; change that and render again."
 
 
 def render_fleet(path: Path, fleet_format: FleetFormat, *, kind: RouterKind | None = None) -> Files:
-    """Every file of the fleet in this form."""
+    """All files of a fleet in one format."""
     fleet = read_fleet(path)
     if kind:
         fleet = replace(fleet, router=replace(fleet.router, kind=kind))
     if not fleet.router.port:
-        raise BadInput(f"{path}: router.port: a file that stands alone needs a port of its own", hint="e.g. 8080")
-    recipes = _recipes(fleet, path)
+        raise BadInput(f"{path}: router.port: a rendered fleet needs a fixed port", hint="e.g. 8080")
+    recipes = _read_recipes(fleet, path)
     model = served_name(fleet.member, recipes)
-    forms = {"router": _router, "compose": _compose, "k8s": _kubernetes, "slurm": _slurm}
-    return forms[fleet_format](fleet, recipes, model, WRITTEN.format(file=path.name))
+    written = WRITTEN.format(file=path.name)
+    if fleet_format == "k8s":
+        return _render_kubernetes(fleet, recipes, model, written)
+    host = "@{name}@" if fleet_format == "slurm" else ""  # the script fills in the hosts
+    start = routers.router_start(fleet.router, model, _router_members(fleet, recipes, host=host))
+    configs = {name: f"{written}\n{text}" for name, text in start.files.items()}
+    if fleet_format == "router":
+        return {"router.sh": routers.router_script(fleet.router, start, title=fleet.name), **configs}
+    if fleet_format == "slurm":
+        files = {f"{name}.sbatch": render(deploy(recipe), "slurm") for name, recipe in recipes.items()}
+        return {"fleet.sh": _slurm_script(fleet, recipes, start, written), **files, **configs}
+    files = {f"{name}.yaml": render(deploy(recipe), "compose") for name, recipe in recipes.items()}
+    service = routers.compose_service(fleet.router, start, list(recipes))
+    document: dict[str, object] = {"include": list(files)} if files else {}
+    document["services"] = {f"{fleet.name}-router": service}
+    head = f"{written}\n{GPUS_NOTE}" if len(recipes) > 1 else f"{written}\n"
+    return {"compose.yaml": head + yaml.dump_yaml(document), **files, **configs}
 
 
-def _recipes(fleet: Fleet, path: Path) -> dict[str, Recipe]:
-    """Each member's recipe under the member's name; members of one machine get ports of their own."""
+def _read_recipes(fleet: Fleet, path: Path) -> dict[str, Recipe]:
+    """The recipe of each member, by name. Members with the same port get different ones."""
     found: dict[str, Recipe] = {}
     taken: set[int] = {fleet.router.port, routers.metrics_port(fleet.router)}
     for member in fleet.member:
@@ -78,20 +93,20 @@ def _recipes(fleet: Fleet, path: Path) -> dict[str, Recipe]:
     return found
 
 
-def _targets(fleet: Fleet, recipes: dict[str, Recipe], *, host: str = "") -> tuple[routers.RouterMember, ...]:
+def _router_members(fleet: Fleet, recipes: dict[str, Recipe], *, host: str = "") -> tuple[routers.RouterMember, ...]:
     """Members as the router reaches them; `host` is a pattern for the host of those that are started."""
-    targets = []
+    members = []
     for member in fleet.member:
         recipe = recipes.get(member.name)
         if recipe is None:
             root = member.url.rstrip("/").removesuffix("/v1")
-            targets.append(
+            members.append(
                 routers.RouterMember(name=member.name, root=root, key_env=member.key_env, weight=member.weight)
             )
             continue
         where = host.format(name=member.name) if host else recipe.listen.host
         own = fleet.router.kind == "llama-swap"
-        targets.append(
+        members.append(
             routers.RouterMember(
                 name=member.name,
                 root=f"http://{where}:{recipe.listen.port}",
@@ -100,29 +115,12 @@ def _targets(fleet: Fleet, recipes: dict[str, Recipe], *, host: str = "") -> tup
                 weight=member.weight,
             )
         )
-    return tuple(targets)
+    return tuple(members)
 
 
-def _router(fleet: Fleet, recipes: dict[str, Recipe], model: str, written: str) -> Files:
-    start = routers.router_start(fleet.router, model, _targets(fleet, recipes))
-    files = {name: f"{written}\n{text}" for name, text in start.files.items()}
-    return {"router.sh": routers.router_script(fleet.router, start, title=fleet.name), **files}
-
-
-def _compose(fleet: Fleet, recipes: dict[str, Recipe], model: str, written: str) -> Files:
-    start = routers.router_start(fleet.router, model, _targets(fleet, recipes))
-    files = {f"{name}.yaml": render(deploy(recipe), "compose") for name, recipe in recipes.items()}
-    service = routers.compose_service(fleet.router, start, list(recipes))
-    document: dict[str, object] = {"include": list(files)} if files else {}
-    document["services"] = {f"{fleet.name}-router": service}
-    head = f"{written}\n{GPUS_NOTE}" if len(recipes) > 1 else f"{written}\n"
-    configs = {name: f"{written}\n{text}" for name, text in start.files.items()}
-    return {"compose.yaml": head + yaml.dump_yaml(document), **files, **configs}
-
-
-def _kubernetes(fleet: Fleet, recipes: dict[str, Recipe], model: str, written: str) -> Files:
-    # In a cluster every member has a Service, and so an address, of its own.
-    start = routers.router_start(fleet.router, model, _targets(fleet, recipes, host="{name}"), host="0.0.0.0")  # noqa: S104
+def _render_kubernetes(fleet: Fleet, recipes: dict[str, Recipe], model: str, written: str) -> Files:
+    members = _router_members(fleet, recipes, host="{name}")  # every member has a Service with its name
+    start = routers.router_start(fleet.router, model, members, host="0.0.0.0")  # noqa: S104
     files = {f"{name}.yaml": render(deploy(recipe), "k8s") for name, recipe in recipes.items()}
     name = f"{fleet.name}-router"
     documents = k8s.router_manifests(name, fleet.router, start)
@@ -132,15 +130,8 @@ def _kubernetes(fleet: Fleet, recipes: dict[str, Recipe], model: str, written: s
     return {"kustomization.yaml": f"{written}\n" + yaml.dump_yaml(base), **files}
 
 
-def _slurm(fleet: Fleet, recipes: dict[str, Recipe], model: str, written: str) -> Files:
-    files = {f"{name}.sbatch": render(deploy(recipe), "slurm") for name, recipe in recipes.items()}
-    start = routers.router_start(fleet.router, model, _targets(fleet, recipes, host="@{name}@"))
-    configs = {name: f"{written}\n{text}" for name, text in start.files.items()}
-    return {"fleet.sh": _submit(fleet, recipes, start, written), **files, **configs}
-
-
-def _submit(fleet: Fleet, recipes: dict[str, Recipe], start: routers.RouterStart, written: str) -> str:
-    """A script that submits every member, waits until each answers, and runs the router; its end cancels the jobs."""
+def _slurm_script(fleet: Fleet, recipes: dict[str, Recipe], start: routers.RouterStart, written: str) -> str:
+    """A script that submits every member, waits until each answers, and runs the router. Its end cancels the jobs."""
     known = routers.router_traits()[fleet.router.kind]
     if not known.balances:
         raise BadInput(f"{fleet.router.kind} starts its members itself and is not rendered for Slurm")
@@ -154,34 +145,18 @@ def _submit(fleet: Fleet, recipes: dict[str, Recipe], start: routers.RouterStart
         *(f': "${{{name}:?holds a key}}"' for name in start.key_envs),
         *(f"export {name}={shlex.quote(value)}" for name, value in start.env.items()),
         WAITING,
-        *_jobs(recipes),
-        *_run_router(start, list(recipes)),
+        *(f'jobs+=("$(sbatch --parsable {shlex.quote(name)}.sbatch)")' for name in recipes),
     ]
-    return "\n".join(lines) + "\n"
-
-
-def _jobs(recipes: dict[str, Recipe]) -> list[str]:
-    """Submit every member, then wait until each answers."""
-    submitted = [f'jobs+=("$(sbatch --parsable {shlex.quote(name)}.sbatch)")' for name in recipes]
-    hosts = [
-        f'host_{place}="$(wait_for "${{jobs[{place}]}}" {recipe.listen.port})"  # {recipe.name}'
-        for place, recipe in enumerate(recipes.values())
-    ]
-    return [*submitted, *hosts]
-
-
-def _run_router(start: routers.RouterStart, members: list[str]) -> list[str]:
-    """Run the router, with the members' hosts in its files and arguments."""
-    sed = " ".join(f'-e "s/@{name}@/$host_{place}/"' for place, name in enumerate(members))
-    files = [f"sed {sed} {shlex.quote(file)} > {shlex.quote(f'running-{file}')}" for file in start.files]
-    words = [_with_hosts(word, members) for word in start.argv]
-    running = [f"running-{word}" if word in start.files else word for word in words]
-    return [*files, '"$PYTHON" ' + " ".join(running)]
-
-
-def _with_hosts(word: str, names: list[str]) -> str:
-    """A word of the router's command, quoted; a member's place filled by the shell."""
-    for place, name in enumerate(names):
-        if f"@{name}@" in word:
-            return f'"{word.replace(f"@{name}@", f"$host_{place}")}"'
-    return shlex.quote(word)
+    for place, recipe in enumerate(recipes.values()):
+        lines.append(f'host_{place}="$(wait_for "${{jobs[{place}]}}" {recipe.listen.port})"  # {recipe.name}')
+    # The shell fills in the members' hosts in the router's files and arguments.
+    sed = " ".join(f'-e "s/@{name}@/$host_{place}/"' for place, name in enumerate(recipes))
+    lines += [f"sed {sed} {shlex.quote(file)} > {shlex.quote(f'running-{file}')}" for file in start.files]
+    command = ['"$PYTHON"']
+    for argument in start.argv:
+        word = f"running-{argument}" if argument in start.files else shlex.quote(argument)
+        for place, name in enumerate(recipes):
+            if f"@{name}@" in argument:
+                word = f'"{argument.replace(f"@{name}@", f"$host_{place}")}"'
+        command.append(word)
+    return "\n".join([*lines, " ".join(command)]) + "\n"

@@ -1,4 +1,4 @@
-"""Many streams through one endpoint at once, each followed to its end: what a member's death does to them."""
+"""Run many concurrent streams through one endpoint, and follow each to its end."""
 
 import asyncio
 import time
@@ -13,58 +13,48 @@ from moebox.errors import exception_text
 from moebox.stream.sse import EventParser, is_done_mark
 
 CONNECT_S = 10.0
-CALM_S = 3.0  # no further stream began for so long: the others wait in a queue
+CALM_S = 3.0  # without a new stream: the others wait in a queue
 
 
 @dataclass(slots=True, kw_only=True)
 class FollowedStream:
-    """One reply on its way."""
+    """One streamed reply."""
 
-    name: str  # sent as X-Request-Id, so that logs of routers and engines know it
-    member: str = ""  # that serves it, where the router says so
+    name: str  # sent as X-Request-Id, for the logs of routers and engines
+    member: str = ""  # that serves it, if the router names it
     chunks: int = 0
-    first_s: float = 0.0  # when the first piece of text came, since the beginning
+    first_s: float = 0.0  # time of the first event since the start
     finished: bool = False
     error: str = ""
     over: bool = False
 
     @property
     def has_begun(self) -> bool:
-        """Something of it came, or its end."""
         return self.chunks > 0 or self.over
 
     @property
     def is_lost(self) -> bool:
-        """It ended, and not as a reply does."""
+        """It ended without being finished."""
         return self.over and not self.finished
-
-    def mark_end(self, reason: str) -> None:
-        """Nothing more comes; `why` is the reason where there is no other."""
-        self.over = True
-        if not self.finished:
-            self.error = self.error or reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamsOutcome:
-    """What became of all of them."""
+    """The results of all streams."""
 
     streams: tuple[FollowedStream, ...]
-    disturbed_s: float | None  # when the disturbance came, since the beginning
+    disturbed_s: float | None  # time of the disturbance since the start
 
     @property
     def lost_streams(self) -> tuple[FollowedStream, ...]:
-        """Those that broke."""
         return tuple(stream for stream in self.streams if stream.is_lost)
 
     @property
     def finished_count(self) -> int:
-        """How many ended as a reply does."""
         return sum(stream.finished for stream in self.streams)
 
 
 def request_ids(streams: Iterable[FollowedStream]) -> tuple[str, ...]:
-    """X-Request-Id of each."""
     return tuple(stream.name for stream in streams)
 
 
@@ -77,7 +67,7 @@ async def run_streams(
     member_header: str = "",
     disturb: Callable[[list[FollowedStream]], Awaitable[None]] | None = None,
 ) -> StreamsOutcome:
-    """Start streams; once they have begun (or the rest waits in a queue), `disturb`; follow all to the end."""
+    """Start streams, call `disturb` once they have begun or wait in a queue, and follow all to the end."""
     zero = time.monotonic()
     followed = [FollowedStream(name=f"moebox-{int(time.time())}-{number:03d}") for number in range(streams)]
     timeout = httpx2.Timeout(deadline_s, connect=CONNECT_S)
@@ -86,10 +76,11 @@ async def run_streams(
     tls = http.trusted_certificates(endpoint.base_url)
     async with httpx2.AsyncClient(timeout=timeout, limits=limits, trust_env=False, verify=tls) as client:
         tasks = [
-            asyncio.create_task(_follow(client, endpoint, stream, tokens, zero, member_header)) for stream in followed
+            asyncio.create_task(_follow_stream(client, endpoint, stream, tokens, zero, member_header))
+            for stream in followed
         ]
         if disturb is not None:
-            await _begun(followed, deadline_s)
+            await _wait_for_starts(followed, deadline_s)
             disturbed = time.monotonic() - zero
             await disturb(followed)
         _, late = await asyncio.wait(tasks, timeout=deadline_s)
@@ -100,8 +91,8 @@ async def run_streams(
     return StreamsOutcome(streams=tuple(followed), disturbed_s=disturbed)
 
 
-async def _begun(streams: list[FollowedStream], deadline_s: float) -> None:
-    """Until every stream has begun, or no further one has for a while."""
+async def _wait_for_starts(streams: list[FollowedStream], deadline_s: float) -> None:
+    """Wait until every stream has begun, or no further one has for a while."""
     until = time.monotonic() + deadline_s
     seen, since = 0, time.monotonic()
     while time.monotonic() < until:
@@ -114,7 +105,7 @@ async def _begun(streams: list[FollowedStream], deadline_s: float) -> None:
         await asyncio.sleep(0.02)
 
 
-async def _follow(
+async def _follow_stream(
     client: httpx2.AsyncClient, endpoint: Endpoint, stream: FollowedStream, tokens: int, zero: float, member_header: str
 ) -> None:
     number = stream.name.rpartition("-")[2]  # first, so that no two prompts share a prefix
@@ -128,27 +119,24 @@ async def _follow(
             if reply.status_code != 200:
                 stream.error = f"HTTP {reply.status_code}"
                 return
-            await _read(stream, reply, zero)
+            parser = EventParser()
+            async for block in reply.aiter_bytes():
+                for _, data in parser.feed(block):
+                    _count_event(stream, data, zero)
+                stream.error = stream.error or parser.problem
+                if stream.finished or parser.problem:  # some servers keep the connection open
+                    return
+            for _, data in parser.close():
+                _count_event(stream, data, zero)
     except httpx2.HTTPError as problem:
         stream.error = exception_text(problem)
     finally:
-        stream.mark_end("ended without [DONE]")
+        stream.over = True
+        if not stream.finished:
+            stream.error = stream.error or "ended without [DONE]"
 
 
-async def _read(stream: FollowedStream, reply: httpx2.Response, zero: float) -> None:
-    """Count its events until its end, or one that has none; not every server hangs up then."""
-    parser = EventParser()
-    async for piece in reply.aiter_bytes():
-        for _, data in parser.feed(piece):
-            _heed(stream, data, zero)
-        stream.error = stream.error or parser.problem
-        if stream.finished or parser.problem:
-            return
-    for _, data in parser.close():
-        _heed(stream, data, zero)
-
-
-def _heed(stream: FollowedStream, data: bytes, zero: float) -> None:
+def _count_event(stream: FollowedStream, data: bytes, zero: float) -> None:
     if is_done_mark(data):
         stream.finished = True
         return

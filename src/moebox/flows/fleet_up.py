@@ -1,10 +1,10 @@
-"""`moebox fleet up`: members from their recipes, a router in front, one endpoint; and all of it down again."""
+"""`moebox fleet up`: start the members and a router in front of them; list and stop them."""
 
 import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,9 +14,8 @@ from moebox.core.endpoint import Endpoint, endpoint_from_url
 from moebox.core.recipe import Recipe
 from moebox.errors import BadInput, ExternalError
 from moebox.fleet import routers
-from moebox.fleet.file import Fleet, Member, RouterSettings, read_fleet, recipe_path, served_name
+from moebox.fleet.file import Member, RouterSettings, read_fleet, recipe_path, served_name
 from moebox.flows.fleet_record import FleetRecord, MemberRecord, forget_fleet, list_fleets, save_fleet
-from moebox.loose import Json
 from moebox.serve import preflight, state
 from moebox.serve.keys import TWIN_KEY, find_key, keep_key, make_key
 from moebox.serve.program import GuardedProgram, ProgramConfig, stop_all
@@ -27,9 +26,9 @@ from moebox.serve.watch import Notify
 from moebox.store import Run
 
 PATIENCE_S = 900.0
-ROUTER_S = 180.0  # for a router to be up and to have noticed members that are; LiteLLM imports for most of a minute
+ROUTER_S = 180.0  # for a router to start and find its members; LiteLLM imports for most of a minute
 ASK_S = 30.0
-StartedMember = EngineSession | GuardedProgram  # a member that was started
+StartedMember = EngineSession | GuardedProgram
 
 
 class RunningFleet:
@@ -39,12 +38,12 @@ class RunningFleet:
         self.record, self.members, self.router = record, members, router
 
     def detach(self) -> None:
-        """Let everything go on without us."""
+        """Keep everything running after this process ends."""
         for part in (*self.members, self.router):
             part.detach()
 
     def wait(self, *, stop: Callable[[], bool] = lambda: False) -> None:
-        """Until the router ends; members that die are told of by `fleet ps`. KeyboardInterrupt where `stop` says so."""
+        """Wait until the router ends and raise ExternalError, or KeyboardInterrupt if `stop` is true."""
         while self.router.is_alive:
             if stop():
                 raise KeyboardInterrupt
@@ -54,23 +53,37 @@ class RunningFleet:
         )
 
     def stop(self) -> None:
-        """Router first, then the members; also those that were started again meanwhile."""
+        """Stop the router, then the members, including those that were restarted."""
         latest = next((fleet for fleet in list_fleets() if fleet.name == self.record.name), self.record)
-        stop_all([self.router.stop, *(member.stop for member in self.members), lambda: _discard(stop_fleet(latest))])
 
+        def stop_rest() -> None:
+            stop_fleet(latest)
 
-# -- starting
+        stop_all([self.router.stop, *(member.stop for member in self.members), stop_rest])
 
 
 def find_router_program(router: RouterSettings) -> str:
-    """What the router is run with; Outside when it is missing or of a version nobody has tried."""
+    """The program or Python that runs the router. Raise ExternalError if it is missing or untested."""
     known = routers.router_traits()[router.kind]
-    if not known.package:
-        return _program(router)
+    if not known.package:  # a program on PATH
+        program = shutil.which(router.kind)
+        if program is None:
+            raise ExternalError(f"{router.kind} is not installed here", hint=f"put {router.kind} on PATH")
+        return program
     install = f"pip install '{known.package}=={known.tested}'"
     hint = f"{install}, and name that environment in router.python"
     missing = ExternalError(f"{router.kind} is not installed here", hint=hint)
-    python = _python(router, missing)
+    if router.python:
+        path = Path(router.python).expanduser()
+        path = path / "bin" / "python" if path.is_dir() else path
+        if not path.exists():
+            raise BadInput(f"router.python: {path} not found", hint="a virtual environment, or a Python")
+        python = str(path)
+    else:
+        script = shutil.which(router.kind)
+        if script is None:
+            raise missing
+        python = preflight.find_interpreter(script)
     version = preflight.command_output(preflight.version_command(python, known.package))
     if not version:
         raise missing
@@ -81,45 +94,28 @@ def find_router_program(router: RouterSettings) -> str:
     return python
 
 
-def _program(router: RouterSettings) -> str:
-    """A router that is a program of its own, on PATH."""
-    program = shutil.which(router.kind)
-    if program is None:
-        raise ExternalError(f"{router.kind} is not installed here", hint=f"put {router.kind} on PATH")
-    return program
-
-
-def _python(router: RouterSettings, missing: ExternalError) -> str:
-    if router.python:
-        path = Path(router.python).expanduser()
-        path = path / "bin" / "python" if path.is_dir() else path
-        if not path.exists():
-            raise BadInput(f"router.python: {path} is not there", hint="a virtual environment, or a Python")
-        return str(path)
-    script = shutil.which(router.kind)
-    if script is None:
-        raise missing
-    return preflight.find_interpreter(script)
-
-
 def start_fleet(
     path: Path, *, twins: bool = False, patience_s: float = PATIENCE_S, notify: Notify = lambda _: None
 ) -> RunningFleet:
-    """Start every member that has a recipe, then the router; nothing is left when any of it fails."""
-    fleet = _startable(path)
-    if twins:  # the routers that hand a client's key on need the same one in front of all members
+    """Start every member that has a recipe, then the router. Stop everything if any of it fails."""
+    fleet = read_fleet(path)
+    if any(record.name == fleet.name for record in list_fleets()):
+        raise BadInput(f"a fleet called {fleet.name} is running already", hint=f"`moebox fleet down {fleet.name}`")
+    if not fleet.member:
+        raise BadInput(f"{path}: a fleet without members has nothing to start", hint="[[member]] in the fleet file")
+    if twins:  # routers that pass on the client's key need the same key for all members
         fleet = replace(fleet, router=replace(fleet.router, key_env=fleet.router.key_env or TWIN_KEY))
     recipes = {member.name: read_recipe(recipe_path(path, member)) for member in fleet.member if member.recipe}
     model = served_name(fleet.member, recipes)
     python = find_router_program(fleet.router)
-    key = os.environ.get(TWIN_KEY) or make_key()  # of twins whose recipe names none
+    key = os.environ.get(TWIN_KEY) or make_key()  # for twins whose recipe names none
     started: list[StartedMember] = []
-    stops: list[Callable[[], None]] = []  # of what runs, the router's first
+    stops: list[Callable[[], None]] = []  # the router's first
     try:
         members: list[MemberRecord] = []
         for member in fleet.member:
             if not member.recipe:
-                members.append(_found(member, model))
+                members.append(_find_member(member, model))
                 continue
             recipe = recipes[member.name]
             if twins and not recipe.listen.key_env:
@@ -128,9 +124,21 @@ def start_fleet(
             part = start_member(name, replace(recipe.with_port(0), name=name), member.box, twins=twins, key=key)
             started.append(part)
             stops.append(part.stop)
-            members.append(_record(member, recipe, part))
+            member_record = MemberRecord(
+                name=member.name,
+                base_url=part.endpoint.base_url,
+                engine=part.endpoint.engine,
+                context=recipe.context,
+                instance=part.instance.id,
+                key_env=recipe.listen.key_env,
+                box=member.box,
+            )
+            members.append(member_record)
             notify(f"{member.name}: starting at {part.endpoint.server_url}")
-        _wait_for(started, members, patience_s, notify)
+        for part in started:
+            wait_for_member(part, patience_s)
+        for ready in members:
+            notify(f"{ready.name}: ready")
         router = start_router(fleet.name, fleet.router, model, members, python)
         stops.insert(0, router.stop)
         record = FleetRecord(
@@ -150,30 +158,10 @@ def start_fleet(
         raise
 
 
-def _startable(path: Path) -> Fleet:
-    """The fleet in a file; BadInput where it runs already or has nothing to start."""
-    fleet = read_fleet(path)
-    if any(record.name == fleet.name for record in list_fleets()):
-        raise BadInput(f"a fleet called {fleet.name} is running already", hint=f"`moebox fleet down {fleet.name}`")
-    if not fleet.member:
-        raise BadInput(f"{path}: a fleet without members has nothing to start", hint="[[member]] in the fleet file")
-    return fleet
-
-
-def _wait_for(
-    started: Sequence[StartedMember], members: Sequence[MemberRecord], patience_s: float, notify: Notify
-) -> None:
-    """Until every part answers."""
-    for part in started:
-        wait_for_member(part, patience_s)
-    for member in members:
-        notify(f"{member.name}: ready")
-
-
 def start_member(name: str, recipe: Recipe, box: str, *, twins: bool, key: str = "", port: int = 0) -> StartedMember:
-    """Start a member in a run folder of its own; a twin listens on `port`, an engine where its recipe says.
+    """Start a member in its own run folder. A twin listens on `port`, an engine on the recipe's port.
 
-    The variable that the recipe names holds a twin's key; `key` is the key if that is moebox's own variable.
+    The variable that the recipe names holds a twin's key; `key` is used if that is TWIN_KEY.
     """
     run = Run.create(name)
     if not twins:
@@ -181,9 +169,9 @@ def start_member(name: str, recipe: Recipe, box: str, *, twins: bool, key: str =
     port = port or preflight.find_free_port()
     path = run.write_file("twin.toml", codec.to_toml(recipe))
     variable = recipe.listen.key_env
-    key = key if variable == TWIN_KEY else _secret(variable, name)
+    key = key if variable == TWIN_KEY else _require_key(variable, name)
     argv = (sys.executable, "-m", "moebox", "twin", str(path), "--port", str(port), "--key-env", variable)
-    order = ProgramConfig(
+    config = ProgramConfig(
         title=name,
         kind="twin",
         argv=(*argv, *(("--box", box) if box else ())),
@@ -193,11 +181,11 @@ def start_member(name: str, recipe: Recipe, box: str, *, twins: bool, key: str =
         secrets={variable: key},
         key_env=variable,
     )
-    return _with_key(GuardedProgram(order, run))
+    return _store_key(GuardedProgram(config, run))
 
 
-def _with_key(program: GuardedProgram) -> GuardedProgram:
-    """The program, with its key kept for this user's other commands if moebox made it."""
+def _store_key(program: GuardedProgram) -> GuardedProgram:
+    """Store the program's key for this user's other commands, if moebox made it."""
     try:
         if program.config.key_env == TWIN_KEY:
             keep_key(program.config.port, program.config.secrets[TWIN_KEY], pid=program.guard.pid)
@@ -216,90 +204,55 @@ def wait_for_member(part: StartedMember, patience_s: float) -> None:
         part.wait_until_ready(lambda: http.get(health, timeout_s=2.0).ok, patience_s=patience_s)
 
 
-def _record(member: Member, recipe: Recipe, part: StartedMember) -> MemberRecord:
-    return MemberRecord(
-        name=member.name,
-        base_url=part.endpoint.base_url,
-        engine=part.endpoint.engine,
-        context=recipe.context,
-        instance=part.instance.id,
-        key_env=recipe.listen.key_env,
-        box=member.box,
-    )
-
-
-def _found(member: Member, model: str) -> MemberRecord:
-    """A member that runs already: it must answer, and serve the model."""
-    key = _secret(member.key_env, member.name) if member.key_env else None
+def _find_member(member: Member, model: str) -> MemberRecord:
+    """The record of a member that runs already. Raise unless it answers and serves the model."""
+    key = _require_key(member.key_env, member.name) if member.key_env else None
     endpoint = endpoint_from_url(member.url, model, key=key)
-    listed = _listed(member, endpoint)
+    reply = http.get(f"{endpoint.base_url}/models", headers=endpoint.headers)
+    if not reply.ok:
+        problem = http.error_text(reply.text)
+        raise ExternalError(f"{member.name}: {member.url} does not answer: {problem}", hint="is it up?")
+    served = {loose.get_text(row, "id"): row for row in loose.get_objects(reply.json(), "data")}
+    if model not in served:
+        names = ", ".join(served) or "nothing"
+        raise BadInput(f"{member.name}: {member.url} serves {names}, the fleet {model}")
+    listed = served[model]
     context = member.context or int(loose.get_number(listed, "max_model_len", "meta.n_ctx") or 0)
     return MemberRecord(
         name=member.name, base_url=endpoint.base_url, engine=member.engine, context=context, key_env=member.key_env
     )
 
 
-def _listed(member: Member, endpoint: Endpoint) -> Json:
-    """What the server says of the model in /v1/models."""
-    reply = http.get(f"{endpoint.base_url}/models", headers=endpoint.headers)
-    if not reply.ok:
-        raise ExternalError(
-            f"{member.name}: {member.url} does not answer: {http.error_text(reply.text)}", hint="is it up?"
-        )
-    served = {loose.get_text(row, "id"): row for row in loose.get_objects(reply.json(), "data")}
-    if endpoint.model not in served:
-        names = ", ".join(served) or "nothing"
-        raise BadInput(f"{member.name}: {member.url} serves {names}, the fleet {endpoint.model}")
-    return served[endpoint.model]
-
-
-def _secret(variable: str, owner: str, url: str = "") -> str:
-    """What an environment variable holds, or the key that moebox made for the server at `url`."""
-    secret = find_key(variable, url)
-    if not secret:
+def _require_key(variable: str, owner: str, url: str = "") -> str:
+    """The key in an environment variable, or the one that moebox made for the server at `url`."""
+    key = find_key(variable, url)
+    if not key:
         raise BadInput(f"{owner}: the environment variable {variable} holds no key", hint=f"export {variable}=…")
-    return secret
+    return key
 
 
 def start_router(
     name: str, router: RouterSettings, model: str, members: Sequence[MemberRecord], python: str
 ) -> GuardedProgram:
-    """The router in front of `members`; it answers a chat when this returns."""
+    """Start the router in front of `members`, and wait until it answers a chat."""
     port = router.port or preflight.find_free_port(router.host)
     router = replace(router, port=port, metrics_port=router.metrics_port or preflight.find_free_port(router.host))
-    made = router.key_env if router.key_env == TWIN_KEY else ""  # members that ask for no key get it too
-    targets = tuple(
+    made = router.key_env if router.key_env == TWIN_KEY else ""  # members without a key get it too
+    router_members = tuple(
         routers.RouterMember(name=member.name, root=member.root, key_env=member.key_env or made) for member in members
     )
-    start = routers.router_start(router, model, targets)
+    start = routers.router_start(router, model, router_members)
     run = Run.create(f"{name}-router")
     for file, text in start.files.items():
         run.write_file(file, text)
     addresses = {member.key_env: member.base_url for member in members}
-    secrets = {variable: _secret(variable, router.kind, addresses.get(variable, "")) for variable in start.key_envs}
-    order = _router_order(f"{name}-router", router, model, start, python, secrets)
-    program = _with_key(GuardedProgram(replace(order, cwd=str(run.path)), run))
-    try:
-        program.wait_until_ready(lambda: answers_chat(order.endpoint), patience_s=ROUTER_S, every_s=0.3)
-    except BaseException:
-        program.stop()
-        raise
-    return program
-
-
-def _router_order(
-    title: str,
-    router: RouterSettings,
-    model: str,
-    start: routers.RouterStart,
-    python: str,
-    secrets: dict[str, str],
-) -> ProgramConfig:
-    """The router's program, with the keys that it needs in its environment."""
+    secrets = {
+        variable: _require_key(variable, router.kind, addresses.get(variable, "")) for variable in start.key_envs
+    }
     package = routers.router_traits()[router.kind].package
     host = "127.0.0.1" if router.host == "0.0.0.0" else router.host  # noqa: S104
-    return ProgramConfig(
-        title=title,
+    config = ProgramConfig(
+        title=f"{name}-router",
         kind=router.kind,
         argv=(python, *start.argv) if package else start.argv,
         endpoint=endpoint_from_url(f"{host}:{router.port}", model, key=secrets.get(router.key_env)),
@@ -309,42 +262,40 @@ def _router_order(
         secrets=secrets,
         key_env=router.key_env,
         ports=() if package == "litellm" else (routers.metrics_port(router),),
+        cwd=str(run.path),
     )
+    program = _store_key(GuardedProgram(config, run))
+    try:
+        program.wait_until_ready(lambda: answers_chat(config.endpoint), patience_s=ROUTER_S, every_s=0.3)
+    except BaseException:
+        program.stop()
+        raise
+    return program
 
 
 def answers_chat(endpoint: Endpoint) -> bool:
-    """One token of a chat comes back."""
+    """Whether a chat of one token is answered."""
     body = {"model": endpoint.model, "messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 1}
     url = f"{endpoint.base_url}/chat/completions"
     return http.post_json(url, body, headers=endpoint.headers, timeout_s=ASK_S).ok
 
 
-def _discard(_: object) -> None:
-    """For a list of things to be done whose results nobody needs."""
-
-
-# -- listing and stopping
-
-
 def fleet_status(record: FleetRecord) -> list[dict[str, str]]:
-    """Router and members, each with what it is and whether it answers now."""
+    """The kind, URL and status of the router and of each member."""
     known = {instance.id: instance.status for instance in state.list_instances()}
     status = known.get(record.instance, "gone")
-    router = {"name": "router", "kind": record.router.kind, "url": record.base_url, "status": status}
-    return [router, *(_member_status(record, member, known) for member in record.members)]
-
-
-def _member_status(record: FleetRecord, member: MemberRecord, known: Mapping[str, str]) -> dict[str, str]:
-    endpoint = record.member_endpoint(member)
-    there = http.get(f"{endpoint.base_url}/models", headers=endpoint.headers, timeout_s=3.0).ok
-    status = known.get(member.instance, "gone") if member.instance else "found"
-    if not there:
-        status += ", does not answer"
-    return {"name": member.name, "kind": member.engine or "?", "url": member.base_url, "status": status}
+    rows = [{"name": "router", "kind": record.router.kind, "url": record.base_url, "status": status}]
+    for member in record.members:
+        endpoint = record.member_endpoint(member)
+        status = known.get(member.instance, "gone") if member.instance else "found"
+        if not http.get(f"{endpoint.base_url}/models", headers=endpoint.headers, timeout_s=3.0).ok:
+            status += ", does not answer"
+        rows.append({"name": member.name, "kind": member.engine or "?", "url": member.base_url, "status": status})
+    return rows
 
 
 def stop_fleet(record: FleetRecord) -> list[str]:
-    """Stop the router, then every member that moebox started; their names."""
+    """Stop the router, then every member that moebox started. Return their names."""
     known = state.instances_by_id()
     stopped = []
     for name, instance in (("router", record.instance), *((member.name, member.instance) for member in record.members)):

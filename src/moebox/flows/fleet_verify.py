@@ -1,4 +1,4 @@
-"""`moebox fleet verify`: the ladder through the router, then affinity and a member's death."""
+"""`moebox fleet verify`: the checks through the router, then affinity and a member's death."""
 
 import os
 import time
@@ -15,23 +15,23 @@ from moebox.verify.options import VerifyOptions
 from moebox.verify.runner import run_checks as climb
 
 CONVERSATIONS, TURNS = 4, 3
-AT_HOME = 0.8  # of later turns that must find their prefix; one conversation may have moved
+AT_HOME = 0.8  # share of later turns that must find their prefix; one conversation may have moved
 SETTLE_S = 5.0  # for counters of an engine to include a request that has just ended
 ANSWER_S = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetVerdict:
-    """The ladder through the router, and the fleet's own rungs."""
+    """Results of the checks through the router, and of the fleet's own checks."""
 
     checks: CheckResults
     affinity: CheckVerdict
     loss: MemberLoss | None
-    by_member: dict[str, int]  # requests each member served during the ladder, by its own count of prompts
+    by_member: dict[str, int]  # prompt tokens of each member during the checks, by its own count
 
     @property
     def is_good(self) -> bool:
-        """Everything that was tried passed."""
+        """Every check that ran passed."""
         return (
             self.checks.verdict == "pass"
             and self.affinity.verdict != "fail"
@@ -49,11 +49,11 @@ def verify_fleet(
     run: Run,
     notify: Callable[[CheckVerdict], None] | None = None,
 ) -> FleetVerdict:
-    """Climb the ladder through the router, look at affinity; with `kill`, end a member under load and restart it."""
-    victim = choose_victim(record, kill) if kill else None  # misspelt names are told before anything is asked
+    """Run the checks through the router and check affinity. With `kill`, kill a member under load and restart it."""
+    victim = choose_victim(record, kill) if kill else None  # report a wrong name before anything starts
     endpoint = record.endpoint()
     before = _prompts_by_member(record)
-    checks = climb(endpoint, options, only=only, run=run, on_check=notify)
+    checks = run_checks(endpoint, options, only=only, run=run, on_check=notify)
     after = _prompts_by_member(record)
     found = check_affinity(record)
     if notify:
@@ -70,11 +70,12 @@ def verify_fleet(
 
 
 def _prompts_by_member(record: FleetRecord) -> dict[str, float]:
-    return {member.name: _prompts(member_counters(record, member)) for member in record.members}
+    counters = {member.name: member_counters(record, member) for member in record.members}
+    return {name: values.get("prompt_tokens_total", 0.0) for name, values in counters.items()}
 
 
 def verdict_document(verdict: FleetVerdict) -> dict[str, object]:
-    """The fleet's own results for scripts; the ladder's stand beside them."""
+    """The fleet's own results as a JSON document."""
     loss = verdict.loss
     return {
         "verdict": "pass" if verdict.is_good else "fail",
@@ -84,65 +85,42 @@ def verdict_document(verdict: FleetVerdict) -> dict[str, object]:
     }
 
 
-def _prompts(counted: dict[str, float]) -> float:
-    return counted.get("prompt_tokens_total", 0.0)
-
-
-# -- affinity
-
-
 def check_affinity(record: FleetRecord) -> CheckVerdict:
-    """Turns of one conversation go to the member that has its prefix."""
+    """Check that the turns of a conversation go to the member that has its prefix."""
     began = time.monotonic()
-    if why := _no_affinity(record):
-        return CheckVerdict(name="affinity", verdict="skip", reason=why)
-    homes = [_conversation(record, number) for number in range(CONVERSATIONS)]
-    later = len(homes) * (TURNS - 1)
-    kept = sum(map(_at_home, homes))
+    skip = ""
+    if record.router.policy != "prefix":
+        skip = f"the router's policy is {record.router.policy}"
+    elif len(record.members) < 2:
+        skip = "the fleet has only one member"
+    elif not all("prompt_tokens_total" in member_counters(record, member) for member in record.members):
+        skip = "a member has no /metrics, so it is unknown which one served a request"
+    if skip:
+        return CheckVerdict(name="affinity", verdict="skip", reason=skip)
+    served = [_run_conversation(record, number) for number in range(CONVERSATIONS)]  # a member for each turn
+    later = len(served) * (TURNS - 1)
+    kept = sum(turns[1:].count(turns[0]) for turns in served if turns[0])
     text = f"{kept} of {later} later turns went to the member that had the prefix"
+    if header := routers.router_traits()[record.router.kind].session_header:
+        text += f", if clients name the conversation in {header}, which {record.router.kind} requires"
+    firsts = {turns[0] for turns in served}
+    if len(firsts) == 1:
+        text += f"; all conversations share a system prompt and went to {firsts.pop()}"
+    probes = []
+    for number, turns in enumerate(served, 1):
+        reason = " → ".join(name or "?" for name in turns)
+        probes.append(Probe(name=f"conversation {number}", verdict="pass", reason=reason, requests=TURNS))
     return CheckVerdict(
         name="affinity",
         verdict="pass" if kept >= AT_HOME * later else "fail",
-        reason=text + _caveats(record, homes),
+        reason=text,
         seconds=time.monotonic() - began,
-        probes=tuple(_turns(number, turns) for number, turns in enumerate(homes, 1)),
+        probes=tuple(probes),
     )
 
 
-def _no_affinity(record: FleetRecord) -> str:
-    """Why affinity cannot be looked at, or nothing."""
-    if record.router.policy != "prefix":
-        return f"the router's policy is {record.router.policy}"
-    if len(record.members) < 2:
-        return "one member alone is always at home"
-    if not all("prompt_tokens_total" in member_counters(record, member) for member in record.members):
-        return "a member shows no /metrics, so who served a request is unknown"
-    return ""
-
-
-def _at_home(turns: list[str]) -> int:
-    """Later turns that the member of the first one served."""
-    first, *later = turns
-    return later.count(first) if first else 0
-
-
-def _caveats(record: FleetRecord, homes: list[list[str]]) -> str:
-    text = ""
-    if header := routers.router_traits()[record.router.kind].session_header:
-        text += f", where clients name the conversation in {header}; {record.router.kind} cannot tell otherwise"
-    firsts = {turns[0] for turns in homes}
-    if len(firsts) == 1:
-        text += f"; all conversations share a system prompt and went to {firsts.pop()}"
-    return text
-
-
-def _turns(number: int, turns: list[str]) -> Probe:
-    reason = " → ".join(name or "?" for name in turns)
-    return Probe(name=f"conversation {number}", verdict="pass", reason=reason, requests=TURNS)
-
-
-def _conversation(record: FleetRecord, number: int) -> list[str]:
-    """Which member served each turn of a conversation of its own."""
+def _run_conversation(record: FleetRecord, number: int) -> list[str]:
+    """The member that served each turn of a new conversation."""
     endpoint = record.endpoint()
     words = " ".join(f"item-{number}-{place}" for place in range(60))
     system = {"role": "system", "content": "You are one of several helpers who share this line."}
@@ -159,17 +137,17 @@ def _conversation(record: FleetRecord, number: int) -> list[str]:
             headers={**endpoint.headers, **named},
             timeout_s=ANSWER_S,
         )
-        served.append(_grew(record, before) if reply.ok else "")
+        served.append(_member_with_growth(record, before) if reply.ok else "")
         messages = [*messages, {"role": "assistant", "content": "Yes."}, {"role": "user", "content": f"And {turn}?"}]
     return served
 
 
-def _grew(record: FleetRecord, before: dict[str, float]) -> str:
-    """The member whose counter moved; engines update theirs a moment after a reply."""
+def _member_with_growth(record: FleetRecord, before: dict[str, float]) -> str:
+    """The member whose counter of prompt tokens grew; engines update it a moment after a reply."""
     until = time.monotonic() + SETTLE_S
     while time.monotonic() < until:
-        for member in record.members:
-            if _prompts(member_counters(record, member)) > before[member.name]:
-                return member.name
+        for name, tokens in _prompts_by_member(record).items():
+            if tokens > before[name]:
+                return name
         time.sleep(0.1)
     return ""

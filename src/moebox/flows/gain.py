@@ -1,4 +1,4 @@
-"""How much faster: the ratio of two sets of measurements, with its interval."""
+"""The ratio of two sets of measurements, with its confidence interval."""
 
 import math
 import statistics
@@ -13,7 +13,7 @@ _T95 |= {12: 2.179, 15: 2.131, 20: 2.086, 30: 2.042, 60: 2.000, 10**9: 1.960}
 
 
 def welch_gain(before: Sequence[float], after: Sequence[float]) -> Gain | None:
-    """Welch's interval on the logarithms; None where there is too little to say anything."""
+    """Welch's interval on the logarithms, or None if there are too few measurements."""
     if min(len(before), len(after)) < 2 or min(*before, *after) <= 0:
         return None
     old, new = list(map(math.log, before)), list(map(math.log, after))
@@ -22,14 +22,15 @@ def welch_gain(before: Sequence[float], after: Sequence[float]) -> Gain | None:
     spread = math.sqrt(sum(parts))
     weights = sum(part**2 / (len(values) - 1) for part, values in zip(parts, (old, new), strict=True))
     freedom = sum(parts) ** 2 / weights if weights > 0 else 10**9
-    reach = _t95(freedom) * spread
+    # the table's value for the next lower degree of freedom: rather too wide than too narrow
+    reach = _T95[max((known for known in _T95 if known <= freedom), default=1)] * spread
     return Gain(share=math.expm1(middle), low=math.expm1(middle - reach), high=math.expm1(middle + reach))
 
 
 def bracketing_gain(before: Sequence[float], after: Sequence[float], again: Sequence[float]) -> Gain | None:
-    """How `after` compares with a setting measured before and `again` after it: the hull of both intervals.
+    """Compare `after` with a setting measured before it and `again` after it: the hull of both intervals.
 
-    A machine that became faster or slower meanwhile widens it, and is not taken for the setting's doing.
+    A machine that became faster or slower meanwhile widens the interval.
     """
     sides = [welch_gain(before, after), welch_gain(again, after)]
     known = list(filter(None, sides))
@@ -40,9 +41,9 @@ def bracketing_gain(before: Sequence[float], after: Sequence[float], again: Sequ
 
 
 def paired_gain(before: Sequence[float], after: Sequence[float], *, confidence: float = CONFIDENCE) -> Gain | None:
-    """The interval on the ratio of measurements made in pairs, one right after the other: what drifts falls out.
+    """The interval on the ratio of measurements made in pairs, in which a drift cancels out.
 
-    None where there is too little to say anything.
+    None if there are too few measurements.
     """
     if len(before) != len(after) or len(before) < 2 or min(*before, *after) <= 0:
         return None
@@ -69,8 +70,3 @@ def student_t(freedom: int, confidence: float) -> float:
         (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
     )
     return z + math.fsum(term / float(freedom) ** power for power, term in enumerate(terms, 1))
-
-
-def _t95(freedom: float) -> float:
-    """The table's value for the next lower degree of freedom: rather too wide than too narrow."""
-    return _T95[max((known for known in _T95 if known <= freedom), default=1)]

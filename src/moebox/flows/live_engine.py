@@ -1,81 +1,82 @@
-"""The pipeline's engine: started when a step needs it, kept between steps, and never left behind."""
+"""The engine of a pipeline: started when a step needs it, kept between steps, and stopped at the end."""
 
-from typing import Any
+import json
+import os
+import signal
+import subprocess
+import sys
 
+from moebox import codec
 from moebox.checkpoint import deploy
-from moebox.core.endpoint import Endpoint
+from moebox.core.endpoint import Endpoint, endpoint_from_url
 from moebox.core.engine_facts import EngineFacts
 from moebox.core.recipe import PlannedFor, Recipe
+from moebox.errors import ExternalError
 from moebox.serve import ports, state
+from moebox.serve.guard import PR_SET_PDEATHSIG, prctl
+from moebox.serve.keys import TWIN_KEY, make_key
 from moebox.serve.session import EngineSession
 from moebox.serve.state import wait_for
 from moebox.serve.watch import Notify
 from moebox.store import Run
 
+TWIN_STOP_S = 30.0
 DYING_S, LOOK_S = 1.0, 0.05  # a process closes its connections a moment before it is gone
 
 
 class LiveEngine:
-    """At most one live engine, or the twin of one."""
+    """At most one live engine or twin."""
 
     def __init__(self, run: Run, *, twin: bool, planned_for: PlannedFor, notify: Notify) -> None:
         self.run, self.twin, self.planned_for, self.notify = run, twin, planned_for, notify
         self.live: EngineSession | None = None
-        self._twin: Any = None
+        self._twin: TwinProcess | None = None
         self._recipe: Recipe | None = None
 
     def start(self, recipe: Recipe) -> Endpoint:
-        """The endpoint of a live engine with this recipe; started now unless it is up already."""
-        if self._same(recipe) and self.is_alive:
+        """Start an engine with this recipe, unless it is up already. Return its endpoint."""
+        # A launch writes its port into the recipe, so ports do not count.
+        if self._recipe and self._recipe.with_port(0) == recipe.with_port(0) and self.is_alive:
             return self.endpoint
         self.stop()
         if self.twin:
-            from moebox.flows.twin import TwinProcess
-
             self._twin = TwinProcess(recipe, planned_for=self.planned_for, run=self.run)
         else:
             self.live = ports.start_on_free_port(deploy(recipe), self.run, notify=self.notify)
         self._recipe = recipe
         return self.endpoint
 
-    def _same(self, recipe: Recipe) -> bool:
-        """Whatever port it found: a launch writes the port it took back into the recipe."""
-        return self._recipe is not None and self._recipe.with_port(0) == recipe.with_port(0)
-
     @property
     def is_alive(self) -> bool:
-        """There is one, and its process is there."""
+        """The engine's process runs."""
         if self._twin is not None:
-            return bool(self._twin.is_alive)
+            return self._twin.is_alive
         if self.live is None or not self.live.is_alive:
             return False
         return state.process_start_tick(self.live.instance.guard_state.engine) >= 0
 
     def is_dead(self) -> bool:
-        """It is dead; one that has just been killed gets the moment that takes to show."""
+        """Whether the engine is dead. Wait a moment for one that has just been killed."""
         return wait_for(lambda: not self.is_alive, DYING_S, every_s=LOOK_S)
 
     @property
     def endpoint(self) -> Endpoint:
-        """Where it answers."""
         if self._twin is not None:
-            found: Endpoint = self._twin.endpoint
-            return found
+            return self._twin.endpoint
         assert self.live is not None, "nothing was started"
         return self.live.endpoint
 
     @property
     def facts(self) -> EngineFacts:
-        """What the engine said about itself."""
+        """Facts that the engine reported; none for a twin."""
         return self.live.facts if self.live else EngineFacts()
 
     @property
     def startup_s(self) -> float:
-        """How long it took to answer."""
         return self.live.startup_s if self.live else 0.0
 
     def stop(self) -> bool:
-        """Stop it, harmless when there is none; True where the kernel had ended it for want of memory."""
+        """Stop the engine, if there is one. Return True if the kernel had killed it because memory ran out."""
         oom = False
         if self.live is not None:
             self.live.stop()
@@ -87,8 +88,58 @@ class LiveEngine:
         return oom
 
     def close(self, *, detach: bool) -> None:
-        """The end of the run: leave it running, or leave nothing."""
+        """End the run: detach the engine or stop it."""
         if detach and self.live is not None and self.live.is_alive:
             self.live.detach()
             return
         self.stop()
+
+
+class TwinProcess:
+    """The simulated box in its own process, which dies with this one."""
+
+    def __init__(self, recipe: Recipe, *, planned_for: PlannedFor, run: Run) -> None:
+        path = run.write_file("twin.toml", codec.to_toml(recipe))
+        given = {"--box": planned_for.box, "--ram": planned_for.ram, "--ram-bandwidth": planned_for.ram_bandwidth}
+        command = [sys.executable, "-m", "moebox", "twin", str(path), "--port", "0", "--json", "--key-env", TWIN_KEY]
+        self.key = make_key()
+        self.process = subprocess.Popen(
+            [*command, *(word for flag, value in given.items() if value for word in (flag, value))],
+            env={**os.environ, TWIN_KEY: self.key},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
+        )
+        self.endpoint = self._wait_for_address()
+
+    def _wait_for_address(self) -> Endpoint:
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        text = ""
+        for line in self.process.stdout:
+            text += line
+            try:
+                document = json.loads(text)
+            except json.JSONDecodeError:
+                continue
+            return endpoint_from_url(document["url"], document["model"], key=self.key, engine="twin")
+        problem = self.process.stderr.read().strip().splitlines()
+        self.process.wait()
+        raise ExternalError(f"the twin did not start: {problem[0] if problem else 'no reason given'}")
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process.poll() is None
+
+    def stop(self) -> None:
+        if self.is_alive:
+            self.process.terminate()
+        try:
+            self.process.wait(timeout=TWIN_STOP_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        for pipe in (self.process.stdout, self.process.stderr):
+            if pipe:
+                pipe.close()

@@ -1,6 +1,7 @@
-"""A short measurement, long enough to compare two settings: rounds of streams side by side, fresh prompts each."""
+"""Short speed measurements to compare two settings: rounds of concurrent streams, with new prompts each."""
 
 import random
+import re
 import statistics
 import time
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeVar
 
-from moebox import stream
+from moebox import http, stream
 from moebox.core.endpoint import Endpoint
 from moebox.errors import ExternalError
 from moebox.phantom.questions import QUESTION_FAMILIES as FAMILIES
@@ -18,15 +19,18 @@ from moebox.stream.awake import AwakeClock
 T = TypeVar("T")
 
 ROUNDS = 5  # measurements per setting: the fewest that make a useful interval
-WARM = 1  # rounds thrown away: graphs are captured and caches filled by the first
-NAPS = 3  # rounds measured again because the machine slept
-TOKENS = 128  # asked of each stream
+WARM = 1  # discarded rounds: graphs are captured and caches filled by the first
+MAX_SLEEPS = 3  # rounds measured again because the machine slept
+TOKENS = 128  # per stream
 PATIENCE_S = 600.0
+# vLLM's and llama.cpp's counters have the same name behind their prefix; SGLang has a gauge.
+COUNTER = re.compile(r"^\w+:spec_decode_num_(draft|accepted)_tokens(?:_total)?(?:\{[^}]*\})? ([\d.e+]+)$", re.MULTILINE)
+GAUGE = re.compile(r"^sglang:spec_accept_rate(?:\{[^}]*\})? ([\d.e+-]+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeedRounds:
-    """Output tokens a second of each round, over all its streams, and the median time to the first token."""
+    """Output tokens per second of each round, over all its streams, and the median time to the first token."""
 
     concurrency: int
     tok_s: tuple[float, ...]
@@ -34,12 +38,12 @@ class SpeedRounds:
 
     @property
     def output_tok_s(self) -> float:
-        """The middle round's."""
+        """The median over the rounds."""
         return statistics.median(self.tok_s)
 
     @property
     def mean_ttft_ms(self) -> float:
-        """Over all rounds."""
+        """The mean over the rounds."""
         return statistics.fmean(self.ttft_ms)
 
 
@@ -48,7 +52,7 @@ class SpeedMeter:
 
     def __init__(self, endpoint: Endpoint, *, concurrency: int, tokens: int = TOKENS) -> None:
         self.endpoint, self.concurrency, self.tokens = endpoint, concurrency, tokens
-        self.full_length = True  # `ignore_eos` is taken; learnt by the first round
+        self.full_length = True  # the server accepts `ignore_eos`; the first round finds out
         self._rng = random.Random()
         self._pool = ThreadPoolExecutor(concurrency)
         self._tok_s: list[float] = []
@@ -63,117 +67,126 @@ class SpeedMeter:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def run_round(self, *, keep: bool = True) -> None:
-        """One round; Outside when the server does not answer. Nothing is kept of a warm-up."""
-        bodies = [self._body() for _ in range(self.concurrency)]
+        """Measure one round. Raise ExternalError if the server does not answer."""
+        bodies: list[dict[str, object]] = []
+        for _ in range(self.concurrency):
+            task = FAMILIES["story"].draw(self._rng, thinking=False)  # a new prompt, so that no prefix is cached
+            body: dict[str, object] = {
+                "model": self.endpoint.model,
+                "messages": list(task.messages),
+                "temperature": 0,
+                "max_tokens": self.tokens,
+                "stream_options": {"include_usage": True},
+                "chat_template_kwargs": {"thinking": False, "enable_thinking": False},
+            }
+            bodies.append({**body, "ignore_eos": True} if self.full_length else body)
         began = time.monotonic()
-        replies = self._replies(bodies)
+        replies = self._send(bodies)
+        if self.full_length and any(reply.status in (400, 422) for reply in replies):
+            self.full_length = False  # the server accepts OpenAI's own fields only
+            for body in bodies:
+                del body["ignore_eos"]
+            replies = self._send(bodies)
         seconds = time.monotonic() - began
-        if not keep:
-            return
-        self._tok_s.append(sum(map(_tokens, replies)) / seconds)
-        self._ttft_ms.append(statistics.median(1e3 * (reply.ttft_s or 0.0) for reply in replies))
+        for reply in replies:
+            if reply.error or reply.status != 200 or not reply.times_s:
+                problem = reply.error or reply.status
+                raise ExternalError(f"{self.endpoint.base_url} broke off while it was measured: {problem}")
+        if keep:
+            self._tok_s.append(sum(reply.completion_tokens or len(reply.times_s) for reply in replies) / seconds)
+            self._ttft_ms.append(statistics.median(1e3 * (reply.ttft_s or 0.0) for reply in replies))
+
+    def _send(self, bodies: list[dict[str, object]]) -> list[stream.StreamReply]:
+        return list(self._pool.map(lambda body: stream.send_request(self.endpoint, body, timeout_s=PATIENCE_S), bodies))
 
     @property
     def round_count(self) -> int:
-        """How many are kept."""
+        """Number of rounds that are kept."""
         return len(self._tok_s)
 
     def keep_rounds(self, count: int) -> None:
-        """Keep the first `count` rounds: the machine slept through what came after."""
+        """Keep only the first `count` rounds."""
         del self._tok_s[count:]
         del self._ttft_ms[count:]
 
-    def speeds(self) -> SpeedRounds:
-        """All rounds that were kept."""
+    def speed_rounds(self) -> SpeedRounds:
+        """All rounds that are kept."""
         return SpeedRounds(concurrency=self.concurrency, tok_s=tuple(self._tok_s), ttft_ms=tuple(self._ttft_ms))
-
-    def _replies(self, bodies: list[dict[str, object]]) -> list[stream.StreamReply]:
-        """All streams of a round, at once; Outside when one of them breaks off."""
-        replies = self._ask(bodies)
-        if self.full_length and any(reply.status in (400, 422) for reply in replies):
-            self.full_length = False  # a server that knows OpenAI's own fields only
-            for body in bodies:
-                del body["ignore_eos"]
-            replies = self._ask(bodies)
-        for reply in filter(_broken, replies):
-            raise ExternalError(
-                f"{self.endpoint.base_url} broke off while it was measured: {reply.error or reply.status}"
-            )
-        return replies
-
-    def _ask(self, bodies: list[dict[str, object]]) -> list[stream.StreamReply]:
-        return list(self._pool.map(lambda body: stream.send_request(self.endpoint, body, timeout_s=PATIENCE_S), bodies))
-
-    def _body(self) -> dict[str, object]:
-        """A story to tell, fresh each time so that no prefix cache answers for the model, and of the same length."""
-        task = FAMILIES["story"].draw(self._rng, thinking=False)
-        body: dict[str, object] = {
-            "model": self.endpoint.model,
-            "messages": list(task.messages),
-            "temperature": 0,
-            "max_tokens": self.tokens,
-            "stream_options": {"include_usage": True},
-            "chat_template_kwargs": {"thinking": False, "enable_thinking": False},
-        }
-        return {**body, "ignore_eos": True} if self.full_length else body
-
-
-def _tokens(reply: stream.StreamReply) -> int:
-    return reply.completion_tokens or len(reply.times_s)
-
-
-def _broken(reply: stream.StreamReply) -> bool:
-    return bool(reply.error) or reply.status != 200 or not reply.times_s
 
 
 def measure_speed(
     endpoint: Endpoint, *, concurrency: int = 1, rounds: int = ROUNDS, tokens: int = TOKENS
 ) -> SpeedRounds:
-    """Measure one server; Outside when it does not answer."""
-    with SpeedMeter(endpoint, concurrency=concurrency, tokens=tokens) as pacer, AwakeClock() as awake:
+    """Measure one server. Raise ExternalError if it does not answer."""
+    with SpeedMeter(endpoint, concurrency=concurrency, tokens=tokens) as meter, AwakeClock() as awake:
         for _ in range(WARM):
-            pacer.run_round(keep=False)
+            meter.run_round(keep=False)
         for _ in range(rounds):
-            _awake(awake, [pacer])
-        return pacer.speeds()
+            _run_rounds(awake, [meter])
+        return meter.speed_rounds()
 
 
 def alternate_order(number: int, pair: tuple[T, T]) -> tuple[T, T]:
-    """A B, B A, A B …: what drifts meets both alike."""
+    """A B, B A, A B …, so that a drift affects both alike."""
     a, b = pair
     return (b, a) if number % 2 else (a, b)
 
 
 def measure_in_turn(a: SpeedMeter, b: SpeedMeter, *, rounds: int) -> tuple[SpeedRounds, SpeedRounds]:
-    """Measure two servers, or one twice, in pairs of rounds: A B, B A, A B …, so that what drifts meets both alike."""
-    for pacer in (a, b):
+    """Measure two servers, or one twice, in alternating pairs of rounds."""
+    for meter in (a, b):
         for _ in range(WARM):
-            pacer.run_round(keep=False)
+            meter.run_round(keep=False)
     with AwakeClock() as awake:
         for number in range(rounds):
-            _awake(awake, alternate_order(number, (a, b)))
-    return a.speeds(), b.speeds()
+            _run_rounds(awake, alternate_order(number, (a, b)))
+    return a.speed_rounds(), b.speed_rounds()
 
 
-def _awake(awake: AwakeClock, pacers: Sequence[SpeedMeter]) -> None:
-    """A round of each; again where the machine slept through it, which says nothing of the servers."""
-    for nap in range(NAPS + 1):
+def _run_rounds(awake: AwakeClock, meters: Sequence[SpeedMeter]) -> None:
+    """Run one round of each meter; repeat them if the machine slept meanwhile."""
+    for sleeps in range(MAX_SLEEPS + 1):
         away = awake.away_s
-        counts = [pacer.round_count for pacer in pacers]
-        problem = _round(pacers)
-        if awake.away_s == away or nap == NAPS:
+        counts = [meter.round_count for meter in meters]
+        problem: ExternalError | None = None
+        try:
+            for meter in meters:
+                meter.run_round()
+        except ExternalError as failure:
+            problem = failure
+        if awake.away_s == away or sleeps == MAX_SLEEPS:
             break
-        for pacer, count in zip(pacers, counts, strict=True):
-            pacer.keep_rounds(count)
+        for meter, count in zip(meters, counts, strict=True):
+            meter.keep_rounds(count)
     if problem:
         raise problem
 
 
-def _round(pacers: Sequence[SpeedMeter]) -> ExternalError | None:
-    """One round of each, and what went wrong with it."""
-    try:
-        for pacer in pacers:
-            pacer.run_round()
-    except ExternalError as problem:
-        return problem
-    return None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftCounts:
+    """The engine's counters of draft tokens; zeros if it has none."""
+
+    drafted: float = 0.0
+    accepted: float = 0.0
+    rate: float | None = None  # SGLang's own, of its last steps
+
+
+def read_draft_counts(endpoint: Endpoint) -> DraftCounts:
+    """Read the counters from the engine's /metrics."""
+    page = http.get(f"{endpoint.server_url}/metrics", headers=endpoint.headers)
+    return parse_draft_counts(page.text if page.ok else "")
+
+
+def parse_draft_counts(text: str) -> DraftCounts:
+    """The counters in a page of Prometheus metrics."""
+    sums = {"draft": 0.0, "accepted": 0.0}
+    for kind, value in COUNTER.findall(text):
+        sums[kind] += float(value)
+    gauge = GAUGE.search(text)
+    return DraftCounts(drafted=sums["draft"], accepted=sums["accepted"], rate=float(gauge[1]) if gauge else None)
+
+
+def acceptance_rate(before: DraftCounts, after: DraftCounts) -> float | None:
+    """The share of draft tokens that were accepted in between, or None if there were none."""
+    drafted = after.drafted - before.drafted
+    return (after.accepted - before.accepted) / drafted if drafted > 0 else after.rate

@@ -1,28 +1,80 @@
-"""Recipes wherever one is taken: a file, one that was saved, one that ships with moebox, or the rehearsal model."""
+"""Find a recipe by name: a file, a saved or shipped recipe, or the phantom (the rehearsal model).
 
+The phantom runs on the embedded engine, and is small enough for any machine.
+"""
+
+import dataclasses
+import os
 from pathlib import Path
 
-from moebox.core.recipe import Recipe
-from moebox.flows import boxes, phantom
+from moebox.checkpoint import resolve_model
+from moebox.core import registry
+from moebox.core.box import Box
+from moebox.core.plan import Plan
+from moebox.core.recipe import Climb, Listen, Recipe, Runtime
+from moebox.detect import host
+from moebox.errors import BadInput
+from moebox.flows import boxes
+from moebox.phantom import gguf_path
 from moebox.serve import recipes
+
+PHANTOM = "phantom"
+CONTEXT = 2048  # per slot; it was trained for 8,192, which take a CPU half a minute
+SLOTS = 4
+THREADS = "MOEBOX_THREADS"  # variable with the number of the phantom's threads
+MOST_THREADS = 4  # so small a model does not gain from more
+QUIET = 0.25  # share of the cores that other programs may use beside several threads
 
 
 def is_recipe(name: str) -> bool:
     """Whether `name` means a recipe rather than a model or an endpoint."""
-    return name.endswith(".toml") or (not Path(name).exists() and name in _names())
+    names = {*recipes.shipped_recipes(), *recipes.saved_recipes(), PHANTOM}
+    return name.endswith(".toml") or (not Path(name).exists() and name in names)
 
 
 def load_recipe(name: str) -> Recipe:
-    """The recipe called `name`."""
-    if name == phantom.PHANTOM and not Path(name).is_file() and name not in recipes.saved_recipes():
-        return phantom.plan_phantom(boxes.calibrated_box()).recipe
-    return recipes.read_recipe(name, other_names=(phantom.PHANTOM,))
+    """Load a recipe by name or file."""
+    if name == PHANTOM and not Path(name).is_file() and name not in recipes.saved_recipes():
+        return plan_phantom(boxes.calibrated_box()).recipe
+    return recipes.read_recipe(name, other_names=(PHANTOM,))
 
 
 def is_phantom(name: str) -> bool:
-    """Whether `name` means the rehearsal model, and no file or folder."""
-    return name == phantom.PHANTOM and not Path(name).exists()
+    """Whether `name` means the phantom, and not a file or folder."""
+    return name == PHANTOM and not Path(name).exists()
 
 
-def _names() -> set[str]:
-    return {*recipes.shipped_recipes(), *recipes.saved_recipes(), phantom.PHANTOM}
+def plan_phantom(box: Box) -> Plan:
+    """Plan the phantom on this machine, on the embedded engine."""
+    from moebox.planner.choose import choose_plan
+    from moebox.planner.constraints import Constraints
+
+    model, checkpoints = resolve_model(str(gguf_path()))
+    engine = next(traits.name for traits in registry.all_traits() if traits.embedded)
+    constraints = Constraints(engine=engine, context=CONTEXT, ubatch=512, concurrency=SLOTS, threads=phantom_threads())
+    found = choose_plan(dataclasses.replace(box, gpus=(), links=()), model, checkpoints, constraints)
+    planned = found.recipe.hybrid
+    hybrid = planned and dataclasses.replace(planned, threads_batch=planned.threads, batch=512)
+    recipe = dataclasses.replace(
+        found.recipe,
+        name=PHANTOM,
+        model=PHANTOM,
+        served_name=PHANTOM,
+        hybrid=hybrid,
+        runtime=Runtime(kind="embedded"),
+        listen=Listen(port=0),
+        reasoning_parser="",
+        climb=Climb(contexts=(CONTEXT // 2, CONTEXT), speculate=(), settings={"hybrid.ubatch": [256]}),
+    )
+    return dataclasses.replace(found, recipe=recipe)
+
+
+def phantom_threads() -> int:
+    """A few on an idle machine, one on a busy one: llama.cpp's threads spin, and crawl without a core each."""
+    given = os.environ.get(THREADS, "")
+    if given:
+        if not given.isdecimal() or not int(given):
+            raise BadInput(f"{THREADS}: {given!r} is not a number of threads", hint="write it like 2, or unset it")
+        return int(given)
+    cores = len(os.sched_getaffinity(0))
+    return min(cores, MOST_THREADS) if host.cpu_busy_share() < QUIET else 1

@@ -1,7 +1,7 @@
-"""Before a 600 GB download: the same engine and flags with few layers and no knowledge, booted and prompted for real.
+"""Rehearse a launch before a 600 GB download: boot the engine with a few layers and dummy weights, and prompt it.
 
-What breaks at start or at the first long prompt (flags, kernels, shared memory, NCCL) breaks here as well. What a
-rehearsal cannot show is said with its result.
+Flags, kernels, shared memory or NCCL that fail at the start or at the first long prompt fail here as well. The result
+lists what a rehearsal cannot show.
 """
 
 import dataclasses
@@ -29,25 +29,22 @@ from moebox.store import Run
 from moebox.verify.options import VerifyOptions
 from moebox.verify.runner import OUT_OF_TIME, run_checks
 
-BEYOND = 64  # tokens over a prefill step: one prompt must not fit into one step
+BEYOND = 64  # tokens beyond a prefill step, so that a prompt does not fit into one step
 DECODE = 16
-CHECK_CONTEXT, CHECK_TRIALS = (
-    1024,
-    4,
-)  # the ladder's longest text in tokens and its tries of each kind: a minute on a laptop
-WORD = "word "  # one or two tokens in every vocabulary met so far; what it comes to is read from the answer
+CHECK_CONTEXT, CHECK_TRIALS = 1024, 4  # longest text of the checks in tokens, and trials: a minute on a laptop
+WORD = "word "  # one or two tokens in every known vocabulary; the reply has the exact count
 ALWAYS = (
     "loading and downloading the real weights is not rehearsed",
-    "memory is that of the layers kept; `moebox plan` does the sum for all of them",
+    "memory is that of the kept layers; `moebox plan` shows the total",
     "speed and answers mean nothing with dummy weights",
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """A rehearsal that went well."""
+    """The result of a successful rehearsal."""
 
-    recipe: Recipe  # what was really started
+    recipe: Recipe  # as it was started
     layers: int
     steps: tuple[RehearsalStep, ...]
     facts: EngineFacts
@@ -55,7 +52,6 @@ class Rehearsal:
 
     @property
     def summary(self) -> str:
-        """In one sentence."""
         return f"booted with {self.layers} layers, " + ", ".join(step.detail for step in self.steps[1:])
 
 
@@ -68,7 +64,7 @@ def rehearse(
     patience_s: float = PATIENCE_S,
     listener: LogListener | None = None,
 ) -> Rehearsal:
-    """Boot, prompt beyond one prefill block, decode, stop; raises when any of it fails."""
+    """Boot, prompt beyond one prefill step, decode, stop. Raise if any of it fails."""
     dummy = run.path / "rehearsal.gguf"
     try:
         small, kept, notes = (
@@ -90,7 +86,7 @@ def rehearse(
 
 
 def with_weights(deployment: Deployment, recipe: Recipe) -> Deployment:
-    """The deployment with other settings, and the weights that these name."""
+    """The deployment with another recipe and its weights."""
     form = deployment.known_checkpoint
     if form is not None and recipe.checkpoint != deployment.recipe.checkpoint:
         deployment = dataclasses.replace(deployment, known_checkpoint=dataclasses.replace(form, path=recipe.checkpoint))
@@ -98,8 +94,12 @@ def with_weights(deployment: Deployment, recipe: Recipe) -> Deployment:
 
 
 def reduce_recipe(deployment: Deployment, dummy: Path, layers: int) -> tuple[Recipe, int, tuple[str, ...]]:
-    """The recipe with few layers and dummy weights, how many it keeps, and what that leaves out."""
-    recipe, model = deployment.recipe, require_model(deployment)
+    """The recipe with few layers and dummy weights, the number of layers, and notes on what is not rehearsed."""
+    recipe = deployment.recipe
+    try:
+        model = deployment.model
+    except MoeboxError as problem:
+        raise Unsupported(f"cannot rehearse {recipe.name}: {problem.message}", hint=problem.hint) from None
     kept = layers or fewest_layers(model, recipe)
     if kept > model.layers or kept < 1:
         raise BadInput(f"--layers {kept}: {model.title} has {model.layers}")
@@ -111,42 +111,26 @@ def reduce_recipe(deployment: Deployment, dummy: Path, layers: int) -> tuple[Rec
     if recipe.parallel.nodes > 1:
         raise Unsupported("a launch over several nodes cannot be rehearsed from one of them")
     if "gguf" in deployment.engine.formats:
-        notes += generated(dummy, model, kept)
-        return (
-            dataclasses.replace(small, checkpoint=str(dummy), hybrid=keep_expert_layers(recipe.hybrid, kept)),
-            kept,
-            tuple(notes),
-        )
-    invented = load_engine(recipe.engine).dummy_weight_flags(deployment, kept)
-    if not invented:
+        size = write_gguf(dummy, model, layers=kept)
+        if not model.mla:
+            notes.append("biases and head norms of this architecture: the generated GGUF has none")
+        notes.append(f"the real quantisation: the generated GGUF is q4_0 ({size / 1e9:.1f} GB, sparse)")
+        hybrid = keep_expert_layers(recipe.hybrid, kept)
+        return dataclasses.replace(small, checkpoint=str(dummy), hybrid=hybrid), kept, tuple(notes)
+    flags = load_engine(recipe.engine).dummy_weight_flags(deployment, kept)
+    if not flags:
         raise Unsupported(f"moebox does not know how {deployment.engine.title} starts without weights")
-    return dataclasses.replace(small, flags={**recipe.flags, **invented}), kept, tuple(notes)
-
-
-def generated(dummy: Path, model: Model, layers: int) -> list[str]:
-    """Write a GGUF with `layers` of the model; what it does not have of the real one."""
-    size = write_gguf(dummy, model, layers=layers)
-    notes = [] if model.mla else ["biases and head norms of this architecture: the generated GGUF has none"]
-    return [*notes, f"the real quantisation: the generated GGUF is q4_0 ({size / 1e9:.1f} GB, sparse)"]
-
-
-def require_model(deployment: Deployment) -> Model:
-    """The model's shape."""
-    try:
-        return deployment.model
-    except MoeboxError as problem:
-        text = f"cannot rehearse {deployment.recipe.name}: {problem.message}"
-        raise Unsupported(text, hint=problem.hint) from None
+    return dataclasses.replace(small, flags={**recipe.flags, **flags}), kept, tuple(notes)
 
 
 def fewest_layers(model: Model, recipe: Recipe) -> int:
-    """One layer of each kind, and at least one for every pipeline stage."""
+    """One layer of each kind, and at least one per pipeline stage."""
     kinds = model.dense_layers + 1 if model.moe else 1  # the dense ones come first
     return min(model.layers, max(kinds, recipe.parallel.pp))
 
 
 def keep_expert_layers(hybrid: Hybrid | None, kept: int) -> Hybrid | None:
-    """The same GPUs with those of their expert layers that are kept."""
+    """The same GPUs with the kept ones of their expert layers."""
     if hybrid is None:
         return None
     experts = tuple(tuple(layer for layer in layers if layer < kept) for layers in hybrid.experts)
@@ -154,7 +138,7 @@ def keep_expert_layers(hybrid: Hybrid | None, kept: int) -> Hybrid | None:
 
 
 def with_phantom_weights(recipe: Recipe) -> tuple[Recipe, int, tuple[str, ...]]:
-    """The recipe with the phantom's weights: few layers that do know something."""
+    """The recipe with the phantom's weights: a few trained layers."""
     from moebox import phantom
 
     if not phantom.gguf_path().exists():
@@ -178,7 +162,7 @@ def with_phantom_weights(recipe: Recipe) -> tuple[Recipe, int, tuple[str, ...]]:
 
 
 def rehearse_long_prompt(session: EngineSession, recipe: Recipe) -> RehearsalStep:
-    """One prompt that needs more than one prefill step, counted by the server itself."""
+    """Send a prompt that needs more than one prefill step, by the server's own count."""
     block = prefill_chunk(recipe)
     room = (recipe.context or 4096) - DECODE - 1
     wanted = min(block + BEYOND, room)
@@ -193,19 +177,19 @@ def rehearse_long_prompt(session: EngineSession, recipe: Recipe) -> RehearsalSte
         if words >= grown:
             break
         words = grown
-    over = "more" if counted > block else "not more, for the context is no longer,"
+    over = "more" if counted > block else "not more, because the context is too short,"
     detail = f"answered a prompt of {counted:,} tokens ({over} than a prefill block of {block:,})"
     return RehearsalStep(name="long prompt", detail=detail, seconds=time.monotonic() - began)
 
 
 def prefill_chunk(recipe: Recipe) -> int:
-    """Prompt tokens of one step."""
+    """Prompt tokens per step."""
     own = recipe.hybrid.ubatch if recipe.hybrid else recipe.batched_tokens
     return own or registry.engine_traits(recipe.engine).step_tokens
 
 
 def rehearse_decode(session: EngineSession) -> RehearsalStep:
-    """A short prompt with a longer answer."""
+    """Send a short prompt with a longer reply."""
     began = time.monotonic()
     _, problem = send_prompt(session, "Count to twenty:", tokens=4 * DECODE)
     if problem:
@@ -214,7 +198,7 @@ def rehearse_decode(session: EngineSession) -> RehearsalStep:
 
 
 def rehearse_answers(session: EngineSession, recipe: Recipe, run: Run) -> RehearsalStep:
-    """The ladder, which the phantom can climb: rope, cache, routing, template and parsers of this very launch."""
+    """Run the checks, which the phantom can pass: rope, cache, routing, template and parsers of this launch."""
     began = time.monotonic()
     options = VerifyOptions(
         context=min(recipe.context or CHECK_CONTEXT, CHECK_CONTEXT),
@@ -232,19 +216,19 @@ def rehearse_answers(session: EngineSession, recipe: Recipe, run: Run) -> Rehear
 
 
 def describe_answers(checks: CheckResults, engine: str) -> str:
-    """How many checks passed, which the engine fails by a known habit, and which there was no time for."""
-    skipped, failing = checks.checks_with("skip"), [rung.name for rung in checks.checks_with("fail")]
-    late = [rung.name for rung in skipped if rung.reason.startswith(OUT_OF_TIME)]
+    """How many checks passed, which fail by a known quirk of the engine, and which ran out of time."""
+    skipped, failing = checks.checks_with("skip"), [check.name for check in checks.checks_with("fail")]
+    late = [check.name for check in skipped if check.reason.startswith(OUT_OF_TIME)]
     tried = len(checks.rungs) - len(skipped)
     count = f"{tried - len(failing)} of {tried}" if failing else f"{tried}"
-    detail = f"answered right on {count} check{'s' * (tried != 1)} of the ladder"
-    named = {f"known habits of {engine}: ": failing, "out of time for ": late}
+    detail = f"answered right on {count} check{'s' * (tried != 1)}"
+    named = {f"known quirks of {engine}: ": failing, "out of time for ": late}
     notes = "; ".join(text + ", ".join(names) for text, names in named.items() if names)
     return f"{detail} ({notes})" if notes else detail
 
 
 def send_prompt(session: EngineSession, text: str, *, tokens: int) -> tuple[int, str]:
-    """The prompt's tokens as the server counted them, and what went wrong, if anything."""
+    """Send a completion. Return the prompt's tokens by the server's count, and the problem or ""."""
     endpoint = session.endpoint
     body = {"model": endpoint.model, "prompt": text, "max_tokens": tokens, "temperature": 0}
     url = f"{endpoint.base_url}/completions"
@@ -258,7 +242,7 @@ def send_prompt(session: EngineSession, text: str, *, tokens: int) -> tuple[int,
 
 
 def explain_failure(session: EngineSession) -> str:
-    """What the log says about it."""
+    """The cause in the log, or where the log is."""
     session.wait_for_cause()
     cause = session.watch.search.cause
     return f"{cause.cause} {cause.remedy}" if cause else f"the log is {session.log}"

@@ -21,7 +21,7 @@ from moebox.core.recipe import PlannedFor, Recipe
 from moebox.core.verdict import Mark
 from moebox.doctor.logs import is_transient
 from moebox.errors import AnswerIsNo, BadInput, ExternalError, MoeboxError
-from moebox.flows import boxes, phantom, recipes
+from moebox.flows import boxes, recipes
 from moebox.flows.live_engine import LiveEngine
 from moebox.flows.pipeline import BY_HAND, REPORT, DiskFull, raise_disk_full, save_pipeline
 from moebox.serve.faults import MEMORY_HINT, OUT_OF_MEMORY
@@ -163,7 +163,7 @@ class Runner:
             plan = choose_plan(box, model, checkpoints, Constraints())
             plan = boxes.with_planned_box(plan, request.box, ram=request.ram, ram_bandwidth=request.ram_bandwidth)
         else:
-            plan = phantom.plan_phantom(box)
+            plan = recipes.plan_phantom(box)
         self.run.write_json("plan.json", plan)
         self._figures |= {"kv_tokens": plan.memory.kv_tokens}
         if plan.forecast:

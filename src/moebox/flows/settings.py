@@ -1,4 +1,4 @@
-"""One setting of a recipe at a time: by its path, and what it can break."""
+"""Change one setting of a recipe by its path, and choose the checks that it can break."""
 
 import difflib
 import re
@@ -13,7 +13,7 @@ from moebox.errors import BadInput, refuse_if, suggest_names
 from moebox.planner import candidates
 from moebox.planner.constraints import DRAFT_METHODS
 
-# Setting -> rungs that a change of it can break. Anything else can break everything that is cheap to look at.
+# Setting -> checks that a change of it can break. For other settings: all checks that are cheap.
 CHECKS_BY_SETTING: dict[str, tuple[str, ...]] = {
     "context": ("alive", "plain", "long-context", "limits"),
     "speculate": ("alive", "plain", "arithmetic", "code", "json", "streaming", "tools", "concurrency"),
@@ -31,14 +31,15 @@ DEFAULT_CHECKS = ("alive", "plain", "arithmetic", "json", "streaming", "tools", 
 
 
 def checks_for(path: str) -> tuple[str, ...]:
-    """The rungs to climb again after a change of this setting."""
+    """The checks to run again after a change of this setting."""
     return CHECKS_BY_SETTING.get(path, CHECKS_BY_SETTING.get(path.split(".")[0], DEFAULT_CHECKS))
 
 
 def with_setting(recipe: Recipe, path: str, value: Any) -> Recipe:
-    """The recipe with one setting changed; BadInput where there is no such setting or value."""
+    """Change one setting. Raise BadInput if there is no such setting or value."""
     if path == "speculate" and isinstance(value, str):
-        return with_setting(recipe, path, _speculation(recipe, value))
+        draft = _make_draft(recipe, value)
+        return with_setting(recipe, path, codec.to_plain(draft) if draft else None)
     document = codec.to_plain(recipe)
     head, _, rest = path.partition(".")
     if rest:
@@ -52,7 +53,7 @@ def with_setting(recipe: Recipe, path: str, value: Any) -> Recipe:
 
 
 def current_value(recipe: Recipe, path: str) -> Any:
-    """What the setting is now; None where it is not set."""
+    """The value of a setting, or None if it is not set."""
     if path == "speculate":
         return recipe.speculate.method if recipe.speculate else "none"
     value: Any = codec.to_plain(recipe)
@@ -62,12 +63,10 @@ def current_value(recipe: Recipe, path: str) -> Any:
     return value
 
 
-def _speculation(recipe: Recipe, method: str) -> Any:
-    return None if method == "none" else codec.to_plain(_draft(recipe, method))
-
-
-def _draft(recipe: Recipe, method: str) -> Speculate:
-    """How the recipe drafts by that method: as it says itself, else with what is known of its model."""
+def _make_draft(recipe: Recipe, method: str) -> Speculate | None:
+    """The recipe's own settings for that draft method, else those known for its model."""
+    if method == "none":
+        return None
     if recipe.speculate and recipe.speculate.method == method:
         return recipe.speculate
     deployment = deploy(recipe)
@@ -78,46 +77,37 @@ def _draft(recipe: Recipe, method: str) -> Speculate:
 
 
 def draft_problem(recipe: Recipe, method: str) -> str:
-    """Why the recipe cannot draft that way, or nothing."""
+    """Why the recipe cannot use that draft method, or ""."""
     traits = registry.engine_traits(recipe.engine)
     if method in DRAFT_METHODS and method not in (*traits.draft_methods, "none"):
         return f"{traits.title} has no {method} drafts"
     try:
-        _speculation(recipe, method)
+        _make_draft(recipe, method)
     except BadInput as problem:
         return problem.message
     return ""
 
 
 def check_climb_settings(recipe: Recipe) -> None:
-    """Every setting that the climb names exists and may be so, told before anything is started."""
+    """Raise BadInput if the climb names a setting or value that does not exist."""
     for length in recipe.climb.contexts:
-        refuse_if(length < 1, f"climb.contexts: {length} is no number of tokens")
+        refuse_if(length < 1, f"climb.contexts: {length} is not a valid number of tokens")
     for before, length in pairwise(recipe.climb.contexts):
-        hint = "write them in ascending order: a climb goes on to longer ones"
+        hint = "write them in ascending order"
         refuse_if(length <= before, f"climb.contexts: {length} after {before} would not be tried", hint=hint)
     for method in recipe.climb.speculate:
-        refuse_if(
-            _mistyped(method), f"climb.speculate: no draft method {method!r}", hint=suggest_names(method, DRAFT_METHODS)
-        )
+        # Engines have more methods than moebox knows, but a near miss of a known one is a typing error.
+        near = method not in DRAFT_METHODS and difflib.get_close_matches(method, DRAFT_METHODS, cutoff=0.75)
+        wrong = near or not re.fullmatch(r"[A-Za-z][\w.-]*", method)
+        hint = suggest_names(method, DRAFT_METHODS)
+        refuse_if(wrong, f"climb.speculate: no draft method {method!r}", hint=hint)
     for path, values in recipe.climb.settings.items():
         if not values:
             raise BadInput(f"climb setting {path!r} has no values to try")
         for value in values:
-            _check_value(recipe, path, value)
-
-
-def _mistyped(method: str) -> bool:
-    """No word at all, or nearly one of ours; engines have methods of their own beside those."""
-    near = difflib.get_close_matches(method, DRAFT_METHODS, cutoff=0.75)
-    return not re.fullmatch(r"[A-Za-z][\w.-]*", method) or (method not in DRAFT_METHODS and bool(near))
-
-
-def _check_value(recipe: Recipe, path: str, value: Any) -> None:
-    """BadInput where no engine could be started with it."""
-    tried = with_setting(recipe, path, value)
-    try:
-        validation.validate_recipe(tried)
-        engines.check_recipe(deploy(tried))
-    except BadInput as problem:
-        raise BadInput(f"climb setting {path!r} = {value!r}: {problem.message}", hint=problem.hint) from None
+            changed = with_setting(recipe, path, value)
+            try:
+                validation.validate_recipe(changed)
+                engines.check_recipe(deploy(changed))
+            except BadInput as problem:
+                raise BadInput(f"climb setting {path!r} = {value!r}: {problem.message}", hint=problem.hint) from None

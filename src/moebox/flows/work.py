@@ -1,4 +1,4 @@
-"""The jobs of a whole run: a few of each family, within a budget, taken up where an interrupted run left them."""
+"""The jobs of a `moebox run`: a few of each family, within a budget, resumed after an interruption."""
 
 import random
 
@@ -13,11 +13,11 @@ from moebox.tasks.result import JobResult, TaskRun, load_task_run
 BUDGET_S = 1200.0
 PARALLEL = 2
 EACH = 2  # jobs of a family
-SHORT_JOBS = 2  # errands, for the rehearsal model
+SHORT_JOBS = 2  # errands, for the phantom
 
 
 def run_tasks(endpoint: Endpoint, run: Run, *, short: bool, notify: Notify) -> TaskRun:
-    """Do them; what is there from an earlier try stays."""
+    """Run the jobs that have no result yet."""
     options = runner.TaskOptions(parallel=PARALLEL, budget_s=60.0 if short else BUDGET_S)
     worker = runner.OwnAgent(ReplySettings(endpoint=endpoint))
     task_run = load_task_run(run)
@@ -26,11 +26,10 @@ def run_tasks(endpoint: Endpoint, run: Run, *, short: bool, notify: Notify) -> T
         wanted = runner.job_names(chosen, "easy", count, random.randrange(10**6))
         task_run = runner.prepare_task_run(endpoint, wanted, worker, options)
         runner.save_task_run(task_run, run)
-    listener = runner.JobListener(on_end=lambda result: notify(_line(result)))
-    return runner.run_jobs(task_run, worker, run, options, listener)
 
+    def report_job(result: JobResult) -> None:
+        wrong = " ".join(result.wrong.split())[:100]
+        how = f"solved in {len(result.turns)} turns" if result.solved else f"not solved ({wrong})"
+        notify(f"{result.id}: {how}")
 
-def _line(result: JobResult) -> str:
-    if result.solved:
-        return f"{result.id}: solved in {len(result.turns)} turns"
-    return f"{result.id}: not solved ({' '.join(result.wrong.split())[:100]})"
+    return runner.run_jobs(task_run, worker, run, options, runner.JobListener(on_end=report_job))
