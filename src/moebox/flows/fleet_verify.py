@@ -12,7 +12,7 @@ from moebox.flows.fleet_loss import MemberLoss, choose_victim, measure_member_lo
 from moebox.flows.fleet_record import FleetRecord
 from moebox.store import Run
 from moebox.verify.options import VerifyOptions
-from moebox.verify.runner import run_checks as climb
+from moebox.verify.runner import run_checks
 
 CONVERSATIONS, TURNS = 4, 3
 AT_HOME = 0.8  # share of later turns that must find their prefix; one conversation may have moved
