@@ -14,7 +14,7 @@ from moebox.runs.listing import list_summaries, run_brief
 from moebox.store import EngineLog, Run, rotate_by_copy
 from moebox.store.log import log_pieces
 from moebox.tasks.result import JobResult, TaskRun
-from moebox.verify.ladder import results_document
+from moebox.verify.runner import results_document
 
 
 def test_a_run_is_found_by_path_name_beginning_and_as_the_latest(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from moebox.verify.checks.alive import probe_models
 from moebox.verify.checks.json_modes import schema_violation
 from moebox.verify.checks.tools import call_problem
 from moebox.verify.client import ExchangeClient
-from moebox.verify.completions import ChatAnswer
 from moebox.verify.options import VerifyOptions
 from moebox.verify.session import EndpointUnusable, ProbeFailed
 from moebox.verify.trials import CheckSession
