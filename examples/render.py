@@ -14,6 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from moebox import codec
 from moebox.core.box import Box, Cpu, Link
 from moebox.core.engine_event import AttemptEnded, EngineFinding, PublishedFacts
@@ -106,7 +108,7 @@ def write(run: Run, example: dict[str, Any], row: dict[str, Any], where: Box, no
     for attempt in row.get("attempt", []):
         run.add_event(AttemptEnded(undated=True, model=recipe.served_name, **attempt))
     for problem in row.get("problem", []):
-        run.add_event(EngineFinding(**problem))
+        run.add_event(msgspec.convert(problem, EngineFinding))
     facts = EngineFacts(
         devices=tuple(device for part in row.get("memory", []) for device in devices(part)),
         kv_tokens=row.get("kv_tokens"),

@@ -25,8 +25,8 @@ from tests.web.chromium import Tab, chromium  # noqa: E402
 from tests.web.entry import remember  # noqa: E402
 
 from moebox.report.files import write_report  # noqa: E402
+from moebox.runs.listing import list_summaries  # noqa: E402
 from moebox.store import Run  # noqa: E402
-from moebox.store.summary import list_summaries  # noqa: E402
 from moebox.web.serve import prepare_server  # noqa: E402
 
 TARGET = ROOT / "docs" / "images"
@@ -42,7 +42,7 @@ MADE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shot:
-    """One picture: a report (`good#ladder` scrolls to a section) or a page of the ui (`/runs`)."""
+    """One picture: a report (`good#checks` scrolls to a section) or a page of the ui (`/runs`)."""
 
     name: str
     page: str
@@ -57,7 +57,7 @@ SHOTS = (
     Shot(name="report-dark-1440", page="good", dark=True),
     Shot(name="report-light-1024", page="good", width=1024),
     Shot(name="report-light-390", page="good", width=390, height=1400),
-    Shot(name="report-checks-1440", page="good#ladder"),
+    Shot(name="report-checks-1440", page="good#checks"),
     Shot(name="report-latency-dark-1024", page="good#performance", width=1024, dark=True),
     Shot(name="report-figures-1440", page="good#figures"),
     Shot(name="report-printed", page="good", width=794, height=1123, printed=True),

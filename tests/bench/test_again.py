@@ -17,9 +17,9 @@ from moebox.cli.bench_plan import BenchArgs, BenchPlan, make_bench_plan, parse_c
 from moebox.core import result
 from moebox.core.measure import Load, Slo, Workload
 from moebox.core.result import PrefillDecode, result_document
-from moebox.report.reading import measured
-from moebox.report.record import LoadResult
 from moebox.report.sections.reproduce import bench_commands
+from moebox.runs import loads
+from moebox.runs.record import LoadResult
 from moebox.store import Run
 from tests.bench.example import measurement
 from tests.bench.server import good, serving
@@ -191,7 +191,7 @@ def lines_of_tests(draw: st.DrawFn) -> list[str]:
 
 def typed_levels(stored: dict[str, object]) -> list[LoadResult]:
     """What the report makes of a file with this document."""
-    levels = measured.typed(json.loads(json.dumps(stored)), Path("result.json"))
+    levels = loads.parse_file(json.loads(json.dumps(stored)), Path("result.json"))
     assert levels is not None
     return levels
 

@@ -10,7 +10,7 @@ import pytest
 
 from moebox.bench.samples import read_samples
 from moebox.cli import main
-from moebox.store.summary import list_summaries
+from moebox.runs.listing import list_summaries
 from tests.bench.server import Peer, good, serving
 
 

@@ -11,7 +11,7 @@ from moebox import codec
 from moebox.cli import main
 from moebox.core.result import Measurement, is_own_document, parse_measurement, parse_prefill_decode, result_document
 from moebox.errors import BadInput
-from moebox.report.reading import measured
+from moebox.runs import loads
 from tests.bench.example import measurement as example
 from tests.bench.server import good, serving
 
@@ -49,7 +49,7 @@ def test_a_file_of_the_first_version_still_opens() -> None:
     """Written before salts, flags and checks were kept: what it lacks has a default, and the report shows it."""
     kept = json.loads(OLD.read_text())
     read = parse_measurement(kept, str(OLD))
-    (level,) = [level for level in measured.read_loads(OLD.parent)[0] if level.name == OLD.stem]
+    (level,) = [level for level in loads.read_loads(OLD.parent)[0] if level.name == OLD.stem]
 
     assert is_own_document(kept)
     assert (read.completed, read.workload.salt, read.flags) == (kept["completed"], "", ())
@@ -72,7 +72,7 @@ def test_a_cut_file_is_named_by_the_report(tmp_path: Path) -> None:
     """Half a file is a gap, not a crash."""
     text = json.dumps(result_document(example()))
     (tmp_path / "half.json").write_text(text[: len(text) // 2])
-    levels, gaps = measured.read_loads(tmp_path)
+    levels, gaps = loads.read_loads(tmp_path)
 
     assert not levels
     assert "half.json" in gaps[0]

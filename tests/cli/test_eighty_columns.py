@@ -7,8 +7,8 @@ import pytest
 from moebox.cli import main, output
 from moebox.core import catalogue
 from moebox.core.event import PipelineBegan
+from moebox.runs.listing import list_summaries
 from moebox.store import Run
-from moebox.store.summary import list_summaries
 from tests.report.making import a_run
 
 BOX = ("--box", "8x-rtx-pro-6000-server")

@@ -21,9 +21,9 @@ from moebox.flows.climb import climb
 from moebox.flows.effort import ClimbEffort
 from moebox.flows.pace import TOKENS, SpeedRounds
 from moebox.flows.walk import ClimbTrial
+from moebox.runs.listing import summarize_run
 from moebox.serve import state
 from moebox.store import Run
-from moebox.store.summary import summarize_run
 
 from ..verify.oracle import engine
 from ..verify.oracle.engine import PACED

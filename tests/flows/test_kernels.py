@@ -7,7 +7,7 @@ from moebox import codec, detect
 from moebox.core.pipeline import PipelineStep, RunRequest
 from moebox.flows.pipeline import begin_pipeline
 from moebox.flows.run import Runner
-from moebox.report.reading import read_record
+from moebox.runs.reader import read_run
 from moebox.serve.recipes import read_recipe
 from moebox.store import Run
 from moebox.stream.awake import AwakeClock
@@ -33,5 +33,5 @@ def test_the_doctors_step_leaves_kernel_findings(tmp_path: Path) -> None:
     told = teller.run_steps()
     assert told.step("doctor").figures["kernels_failing"] == 1
     assert any("moebox doctor kernels --engine vllm --kv fp8 --fix" in line for line in news)
-    (seen,) = read_record(run).kernels
-    assert (seen.compiled, seen.bad[0].needed_bytes) == (False, 102_400)
+    (seen,) = read_run(run).kernels
+    assert (seen.by, seen.bad[0].shared_bytes) == ("table", 102_400)

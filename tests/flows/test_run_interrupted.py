@@ -9,9 +9,9 @@ from moebox.cli import main
 from moebox.core.pipeline import StepName
 from moebox.report.files import make_page
 from moebox.report.markdown import render_markdown
+from moebox.runs.listing import summarize_run
 from moebox.serve import state
 from moebox.store import Run
-from moebox.store.summary import summarize_run
 from moebox.web import live
 
 from .pipelines import Hold, gone, held_in, only

@@ -55,8 +55,8 @@ def a_run(runs: Path, *, name: str = "k26", factor: float = 1.0, levels: tuple[i
     run.add_event(AttemptStarted(id="a", model="int4", engine="vllm", argv=argv))
     devices = tuple(DeviceFacts(device=f"gpu{n}", weights_bytes=72.0 * 2**30, kv_bytes=10.0 * 2**30) for n in range(8))
     run.add_event(AttemptReady(id="a", facts=EngineFacts(kv_tokens=600_000, devices=devices)))
-    rung = {"name": "arithmetic", "verdict": "pass", "score": {"passed": 10, "trials": 10, "low": 0.72, "high": 1.0}}
-    run.write_json("verdicts/02-arithmetic.json", rung)
+    check = {"name": "arithmetic", "verdict": "pass", "score": {"passed": 10, "trials": 10, "low": 0.72, "high": 1.0}}
+    run.write_json("verdicts/02-arithmetic.json", check)
     for number in levels:
         run.write_json(f"measurements/c{number:04d}.json", level(number, factor=factor))
     return run

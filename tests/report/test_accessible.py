@@ -7,7 +7,7 @@ import pytest
 
 from moebox.report import palette
 from moebox.report.page import build_page, render_html
-from moebox.report.reading import read_record
+from moebox.runs.reader import read_run
 from tests.report.making import a_run
 
 
@@ -32,7 +32,7 @@ def test_text_stands_out_from_paper(colours: dict[str, str], name: str):
 
 
 def test_buttons_have_names_and_stand_alone(tmp_path: Path):
-    text = render_html(build_page([read_record(a_run(tmp_path))]))
+    text = render_html(build_page([read_run(a_run(tmp_path))]))
 
     assert not re.search(r"<button[^>]*></button>", text)
     assert not re.search(r"<summary>(?:(?!</summary>).)*<button", text, re.DOTALL)
@@ -40,12 +40,12 @@ def test_buttons_have_names_and_stand_alone(tmp_path: Path):
 
 
 def test_long_evidence_scrolls_by_keyboard_and_no_heading_is_empty(tmp_path: Path):
-    """What axe-core calls serious: a box that scrolls and cannot be reached; and headings that say nothing."""
+    """No serious finding of axe-core: a scrolling box that cannot be focused, a heading without text."""
     run = a_run(tmp_path)
     exchange = {"method": "POST", "url": "/v1", "request": {}, "status": 200, "response": "line\n" * 200}
     probe = {"name": "long", "verdict": "fail", "evidence": [exchange]}
     run.write_json("verdicts/plain.json", {"name": "plain", "verdict": "fail", "probes": [probe]})
-    text = render_html(build_page([read_record(run), read_record(a_run(tmp_path, name="other", factor=2.0))]))
+    text = render_html(build_page([read_run(run), read_run(a_run(tmp_path, name="other", factor=2.0))]))
 
     assert all('tabindex="0"' in tag or 'class="long"' in tag for tag in re.findall(r"<pre[^>]*>", text))
     assert not re.search(r"<h[1-4][^>]*>\s*</h[1-4]>", text)
@@ -54,7 +54,7 @@ def test_long_evidence_scrolls_by_keyboard_and_no_heading_is_empty(tmp_path: Pat
 
 def test_the_font_travels_with_the_page(tmp_path: Path):
     """A mailed report looks the same where Inter is not installed, and asks the network for nothing."""
-    text = render_html(build_page([read_record(a_run(tmp_path))]))
+    text = render_html(build_page([read_run(a_run(tmp_path))]))
 
     assert "data:font/woff2;base64," in text
     assert "font-src data:" in text

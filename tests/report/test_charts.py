@@ -6,10 +6,9 @@ from xml.etree import ElementTree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moebox.report.bars import draw_memory, draw_phases, draw_ranking, group_equal_devices
+from moebox.report.bars import DeviceParts, draw_memory, draw_phases, draw_ranking, group_equal_devices
 from moebox.report.charts import ChartAxis, ChartSeries, draw_lines
 from moebox.report.palette import DARK, LIGHT
-from moebox.report.record import DeviceParts
 from moebox.report.svg import axis_ticks, inline_colours
 
 ANY = st.floats(allow_nan=True, allow_infinity=True, width=32)
@@ -46,7 +45,7 @@ def test_ticks_lie_inside_and_are_few(low: float, ratio: float, log: bool) -> No
 
 
 def test_the_two_palettes_have_the_same_names_and_enough_contrast() -> None:
-    """Every colour that tells runs apart keeps 3:1 with its paper, text 4.5:1 (WCAG 2.2)."""
+    """Every colour of a run has a contrast of 3:1 with its paper, text 4.5:1 (WCAG 2.2)."""
     assert LIGHT.keys() == DARK.keys()
     for palette in (LIGHT, DARK):
         for name in [*(f"s{place}" for place in range(1, 9)), "good", "bad", "warn"]:
@@ -69,7 +68,7 @@ def luminance(colour: str) -> float:
 
 
 def test_alike_devices_share_a_bar_and_unlike_ones_do_not() -> None:
-    """Eight ranks of one tensor-parallel group are one row; a fuller card stands alone."""
+    """Eight ranks of one tensor-parallel group are one row; a fuller GPU has its own."""
     alike = [DeviceParts(name=f"gpu{n}", total=100.0, parts={"weights": 70.0 + n * 0.01}) for n in range(7)]
     rows = group_equal_devices([*alike, DeviceParts(name="gpu7", total=100.0, parts={"weights": 80.0})])
     assert [name for name, _ in rows] == ["gpu0 – gpu6, each", "gpu7"]

@@ -7,8 +7,9 @@ import pytest
 
 from moebox import codec
 from moebox.core.engine_event import AttemptFailed, AttemptReady, AttemptStarted, EngineFinding
+from moebox.core.engine_facts import DeviceFacts
 from moebox.core.event import ClimbBegan, StepRunning, VerifyBegan
-from moebox.core.result import result_document
+from moebox.core.result import LatencyStats, result_document
 from moebox.report.block import ReportTable
 from moebox.report.decision import DecisionCell, decide, decide_run, forecast_verdict
 from moebox.report.expect import with_forecast
@@ -16,14 +17,13 @@ from moebox.report.format import format_number as number_text
 from moebox.report.markdown import render_markdown
 from moebox.report.naming import label_parts
 from moebox.report.page import build_page, render_html
-from moebox.report.reading import read_record
-from moebox.report.record import DeviceParts, ForecastRow, RunRecord
 from moebox.report.sections import compare, memory, models, summary
-from moebox.report.sections.models import run_status
-from moebox.report.sections.plan import PlannedFigure, band
-from moebox.report.sections.reproduce import commands
+from moebox.report.sections.plan import PlannedFigure, compare_load
+from moebox.report.sections.reproduce import run_commands
+from moebox.runs.listing import summarize_run
+from moebox.runs.reader import read_run
+from moebox.runs.record import ForecastRow, LoadResult, RunRecord
 from moebox.store import Run
-from moebox.store.summary import summarize_run
 from tests.bench.example import measurement
 from tests.report.making import RECIPE, a_run, level
 
@@ -54,7 +54,7 @@ def failing(runs: Path) -> Run:
 
 
 def test_a_good_run_answers_all_four_and_links_its_evidence(tmp_path: Path):
-    found = answers(read_record(a_run(tmp_path)))
+    found = answers(read_run(a_run(tmp_path)))
 
     assert found["chosen"].text == "vLLM 0.32.0 · int4-g32 · TP8 · 65,536 tokens of context"
     assert (found["right"].text, found["right"].tone) == ("1 of 1 checks passed", "good")
@@ -67,27 +67,27 @@ def test_a_run_that_was_cut_off_in_its_checks_is_not_green(tmp_path: Path):
     run = a_run(tmp_path)
     steps = [{"name": "plan", "state": "done"}, {"name": "verify", "state": "running"}]
     run.write_json("pipeline.json", {"request": {"model": "kimi-k2.6"}, "steps": steps})
-    record = read_record(run)
+    record = read_run(run)
 
     assert (answers(record)["right"].text, answers(record)["right"].tone) == ("interrupted: 1 check done", "warn")
-    assert answers(replace(record, live=True))["right"].text == "still running: 1 check done"
+    assert answers(replace(record, locked=True, open_step=""))["right"].text == "still running: 1 check done"
     assert answers(record)["next"].text == f"moebox run --resume {run.id}"
-    assert [tile.tone for tile in summary.check_tiles(record)] == ["warn"]
+    assert [tile.tone for tile in [summary.checks_tile(record)]] == ["warn"]
 
 
 def test_a_part_of_the_checks_is_not_green_anywhere(tmp_path: Path):
-    """`verify --only` passed: the strip said that the others were not made, the tile below it was green."""
-    record = replace(read_record(a_run(tmp_path)), all_checks=12)
+    """After `verify --only` neither the cell nor the tile is green, because the other checks were not made."""
+    record = replace(read_run(a_run(tmp_path)), check_total=12)
 
     assert (answers(record)["right"].text, answers(record)["right"].tone) == (
         "1 of 1 checks passed, 11 not made",
         "warn",
     )
-    assert [(tile.detail, tile.tone) for tile in summary.check_tiles(record)] == [("of 1; 11 not made", "warn")]
+    assert [(tile.detail, tile.tone) for tile in [summary.checks_tile(record)]] == [("of 1; 11 not made", "warn")]
 
 
 def test_a_rehearsal_alone_is_no_sign_that_the_model_works(tmp_path: Path):
-    """Stopped before the real engine was ever started; up to 0.2 pipeline.json did not say so, only the journal did."""
+    """Stopped before the real engine was ever started; up to 0.2 only the journal recorded that, not pipeline.json."""
     run = Run.create("k26", runs=tmp_path)
     run.release_lock()
     run.write_file("recipe.toml", codec.to_toml(RECIPE))
@@ -95,27 +95,27 @@ def test_a_rehearsal_alone_is_no_sign_that_the_model_works(tmp_path: Path):
     run.add_event(StepRunning(step="rehearse"))
     run.add_event(AttemptStarted(id="a", model="dummy", engine="vllm", aside=True))
     run.add_event(AttemptReady(id="a"))
-    record = read_record(run)
+    record = read_run(run)
 
     assert [attempt.title for attempt in record.attempts] == ["rehearsal 1"]
     assert "1 rehearsal among them" in render_markdown(build_page([record]))
     assert answers(record)["right"].text == "not checked: interrupted in rehearse"
     assert answers(record)["next"].text == f"moebox run --resume {run.id}"
-    assert run_status(record) == "INTERRUPTED"
-    assert run_status(replace(record, interrupted_step="")) == "not tried"
+    assert record.status == "INTERRUPTED"
+    assert replace(record, open_step="").status == "not tried"
     assert summarize_run(run).state_text(live=False) == "interrupted in rehearse"
 
 
 def test_a_boot_that_failed_beside_a_run_that_goes_on_is_no_failure_of_the_run(tmp_path: Path):
-    """Timing the engine's steps may fail, and a failed step that is resumed is not failed any more: the step tells."""
+    """Timing the engine's steps may fail, and a failed step may be resumed: the step's state decides."""
     run = failing(tmp_path)
     steps = [{"name": "plan", "state": "done"}, {"name": "up", "state": "running"}]
     run.write_json("pipeline.json", {"request": {"model": "kimi-k2.6"}, "steps": steps})
 
-    assert answers(read_record(run))["next"].text == f"moebox run --resume {run.id}"
+    assert answers(read_run(run))["next"].text == f"moebox run --resume {run.id}"
     assert summarize_run(run).state_text(live=False) == "interrupted in up"
     run.acquire_lock()
-    assert answers(read_record(run))["next"].text == "moebox ps"
+    assert answers(read_run(run))["next"].text == "moebox ps"
     run.release_lock()
 
 
@@ -123,35 +123,35 @@ def test_checks_made_by_hand_are_taken_up_by_hand(tmp_path: Path):
     """After `moebox up`, `moebox verify --run` was interrupted: there is no whole run to resume."""
     run = a_run(tmp_path)
     run.add_event(VerifyBegan(checks=("reply", "tools")))
-    assert answers(read_record(run))["next"].text == f"moebox verify --run {run.id}"
+    assert answers(read_run(run))["next"].text == f"moebox verify --run {run.id}"
 
 
 def test_the_speed_stands_beside_its_forecast(tmp_path: Path):
-    """The report's strip says in or out of band; the same words stand in the terminal and in Markdown."""
+    """The cell states in or out of range, with the same text in the terminal and in Markdown."""
     run = a_run(tmp_path)
     decision = decide_run(run)
     fast = next(answer for answer in decision.answers if answer.name == "fast")
 
     assert "forecast" in fast.text
-    assert fast.text.endswith(("in band", "below its band", "above its band"))
+    assert fast.text.endswith(("in range", "below its range", "above its range"))
 
 
 @pytest.mark.parametrize(
     ("measured", "words"),
     [
-        (114.9, "in band"),
-        (114.6, "less than 1% below its band"),  # both are 115 as they are shown
-        (90.0, "22% below its band"),
-        (140.0, "9% above its band"),
+        (114.9, "in range"),
+        (114.6, "less than 1% below its range"),  # both are 115 as they are shown
+        (90.0, "22% below its range"),
+        (140.0, "9% above its range"),
     ],
 )
 def test_how_far_outside_its_band_a_speed_is(measured: float, words: str):
-    """A figure and the edge of its band may read the same."""
+    """A figure and the edge of its range may read the same."""
     pair = PlannedFigure(run=0, what="decode", planned=121.0, measured=measured, expected_range=(114.8, 128.0))
 
     assert forecast_verdict(pair) == f"forecast 121 (115 to 128): {words}"
-    nothing = replace(pair, planned=0.0, expected_range=(0.0, 0.0))  # in somebody's file
-    assert forecast_verdict(nothing) == "forecast 0 (0 to 0): 100% above its band"
+    nothing = replace(pair, planned=0.0, expected_range=(0.0, 0.0))  # a file may hold anything
+    assert forecast_verdict(nothing) == "forecast 0 (0 to 0): 100% above its range"
 
 
 def test_the_speed_is_judged_by_the_forecast_of_its_own_load(tmp_path: Path):
@@ -159,9 +159,9 @@ def test_the_speed_is_judged_by_the_forecast_of_its_own_load(tmp_path: Path):
     run = a_run(tmp_path, levels=())
     for number in (1, 64):
         run.write_json(f"measurements/c{number:04d}.json", level(number, label="random"))
-    record = with_forecast(read_record(run))
+    record = with_forecast(read_run(run))
     fast = answers(record)["fast"].text
-    row = next(row for row in record.plan.rows if row.concurrency == 64 and not row.decode_only)
+    row = next(row for row in record.forecast if row.concurrency == 64 and not row.decode_only)
 
     assert fast.startswith("640 tok/s at 64 requests")
     assert f"forecast {number_text(row.output_tok_s)} " in fast
@@ -177,41 +177,41 @@ def test_the_forecast_is_of_what_was_really_read_and_replied(tmp_path: Path):
     forecasts = []
     for found in (asked, shorter):
         run.write_json("measurements/c4.json", result_document(found))
-        (row,) = (row for row in with_forecast(read_record(run)).plan.rows if not row.decode_only)
+        (row,) = (row for row in with_forecast(read_run(run)).forecast if not row.decode_only)
         forecasts.append(row)
 
     assert [row.lengths for row in forecasts] == ["278 in / 100 out", "278 in / 41 out"]
     assert forecasts[1].output_tok_s < forecasts[0].output_tok_s
-    assert "concurrency 4, 278 in / 41 out" in render_markdown(build_page([with_forecast(read_record(run))])).replace(
+    assert "concurrency 4, 278 in / 41 out" in render_markdown(build_page([with_forecast(read_run(run))])).replace(
         "\u00a0", " "
     )
 
 
-def test_a_climbs_speeds_are_told_from_those_of_a_load(tmp_path: Path):
+def test_speeds_of_a_climb_are_distinguished_from_those_of_a_load(tmp_path: Path):
     """A step's 285 tok/s of short prompts stood beside a load's 225 without a word."""
     run = a_run(tmp_path)
     step = {"change": "context 2048", "verdict": "pass", "kept": True, "why": "no slower", "output_tok_s": 285.0}
     run.write_json("climb.json", {"steps": [step], "best": 0})
-    said = "Speeds here are of short prompts"
+    note = "Speeds here are of short prompts"
 
-    assert said in render_markdown(build_page([read_record(run)]))
+    assert note in render_markdown(build_page([read_run(run)]))
     run.write_json("climb.json", {"steps": [{**step, "output_tok_s": None}], "best": 0})  # by jobs
-    assert said not in render_markdown(build_page([read_record(run)]))
+    assert note not in render_markdown(build_page([read_run(run)]))
 
 
 def test_a_warning_is_not_counted_as_passed(tmp_path: Path):
     """The first screen, the tile and the section of the checks give one count."""
     run = a_run(tmp_path)
     run.write_json("verdicts/03-json.json", {"name": "json", "verdict": "warn", "why": "not held to the schema"})
-    text = render_markdown(build_page([read_record(run)]))
+    text = render_markdown(build_page([read_run(run)]))
 
     assert "1 of 2 checks passed; warnings: json" in text
     assert "**1 ** checks passed, of 2" in text
     assert "2 of 2" not in text
 
 
-def test_a_failed_run_says_what_why_and_the_command(tmp_path: Path):
-    found = answers(read_record(failing(tmp_path)))
+def test_a_failed_run_names_step_cause_and_command(tmp_path: Path):
+    found = answers(read_run(failing(tmp_path)))
 
     assert found["failed"].text == "up failed: the engine exited with 1"
     assert found["why"].text.startswith("the KV cache holds fewer tokens")
@@ -222,7 +222,7 @@ def test_a_failed_run_says_what_why_and_the_command(tmp_path: Path):
 
 def test_report_and_markdown_show_why_a_run_failed(tmp_path: Path):
     """0.1 wrote a report of a failed run without one word of the reason."""
-    page = build_page([read_record(failing(tmp_path))])
+    page = build_page([read_run(failing(tmp_path))])
 
     assert "request <script>" not in render_html(page)
     for text in (render_html(page), render_markdown(page)):
@@ -235,14 +235,14 @@ def test_a_plan_that_does_not_fit_names_it(tmp_path: Path):
     run.release_lock()
     step = {"name": "plan", "state": "failed", "why": "Kimi K2.6 does not fit on 1x-rtx-5090", "hint": "208 GiB of RAM"}
     run.write_json("pipeline.json", {"request": {"model": "kimi-k2.6"}, "steps": [step]})
-    found = answers(read_record(run))
+    found = answers(read_run(run))
 
     assert "does not fit" in found["failed"].text
     assert found["next"].detail == "208 GiB of RAM"
 
 
 def test_a_simulation_is_never_green(tmp_path: Path):
-    record = replace(read_record(a_run(tmp_path)), simulation=True)
+    record = replace(read_run(a_run(tmp_path)), simulation=True)
     decision = decide(record)
 
     assert decision.simulated
@@ -253,7 +253,7 @@ def test_a_simulation_is_never_green(tmp_path: Path):
 
 def results(records: list[RunRecord]) -> ReportTable:
     """The table of headline figures, which comes last."""
-    section = compare.section(records)
+    section = compare.compare_section(records)
     assert section is not None
     table = section.blocks[-1]
     assert isinstance(table, ReportTable)
@@ -262,13 +262,13 @@ def results(records: list[RunRecord]) -> ReportTable:
 
 def test_unlike_runs_are_not_crowned(tmp_path: Path):
     """A simulated run or another load: figures side by side, no winner, and why not."""
-    one, two = read_record(a_run(tmp_path, name="a")), read_record(a_run(tmp_path, name="b", factor=0.1))
+    one, two = read_run(a_run(tmp_path, name="a")), read_run(a_run(tmp_path, name="b", factor=0.1))
     alike = results([one, two])
     simulated = results([one, replace(two, simulation=True)])
     other = Run.open(two.path.name, runs=tmp_path)
     for name in ("c0001", "c0008", "c0064"):
         other.write_json(f"measurements/{name}.json", {**level(8), "input_len": 1024, "output_len": 256})
-    loads = results([one, read_record(other)])
+    loads = results([one, read_run(other)])
 
     assert alike.note == ""
     assert any(cell.tone == "best" for row in alike.rows for cell in row)
@@ -281,34 +281,39 @@ def test_room_left_is_that_of_the_fullest_gpu(tmp_path: Path):
     """A box with experts in RAM once showed 313 GiB of host memory as room on a 95.6 GiB GPU."""
     gib = 2.0**30
     devices = (
-        DeviceParts(name="gpu0", total=96 * gib, parts={"KV cache": 52 * gib, "free": 44 * gib}),
-        DeviceParts(name="gpu1", total=96 * gib, parts={"KV cache": 60 * gib, "free": 36 * gib}),
-        DeviceParts(name="ram", total=768 * gib, parts={"weights": 455 * gib, "free": 313 * gib}),
+        DeviceFacts(device="gpu0", total_bytes=96 * gib, kv_bytes=52 * gib, free_bytes=44 * gib),
+        DeviceFacts(device="gpu1", total_bytes=96 * gib, kv_bytes=60 * gib, free_bytes=36 * gib),
+        DeviceFacts(device="ram", total_bytes=768 * gib, weights_bytes=455 * gib, free_bytes=313 * gib),
     )
-    record = replace(read_record(a_run(tmp_path)), reported_devices=devices)
-    row = memory.line(record, 0, "measured", devices, None)
+    record = replace(read_run(a_run(tmp_path)), reported_devices=devices)
+    (side,) = memory.memory_sides(record)
 
-    assert row[4].value == 36 * gib
-    ram_alone = memory.line(record, 0, "measured", devices[2:], None)
+    assert memory.memory_cells(record, 0, side)[4].value == 36 * gib
+    ram_alone = memory.memory_cells(record, 0, replace(side, devices=side.devices[2:]))
     assert ram_alone[4].text == "–"
 
 
 def test_prompt_speed_and_latency_are_judged_too():
-    """51.5 forecast and 188 measured was "in its band: yes", because only one figure was looked at."""
+    """51.5 forecast and 188 measured was "in its range: yes", because only one figure was looked at."""
     row = ForecastRow(concurrency=1.0, tg_tok_s=10.0, pp_tok_s=51.5, low_tok_s=7.0, high_tok_s=13.0)
 
-    assert band(row, 51.5, "tok/s") == (51.5 * 0.7, 51.5 * 1.3)
-    latency = band(row, 100.0, "ms")
+    row = replace(row, tpot_ms=100.0)
+    load = LoadResult(name="one stream", tg_tok_s=10.0, pp_tok_s=188.0, tpot=LatencyStats(mean=100.0))
+    figures = {figure.what: figure for figure in compare_load(0, load, row)}
+
+    assert figures["Prompt processing"].expected_range == (51.5 * 0.7, 51.5 * 1.3)
+    assert not figures["Prompt processing"].in_range
+    latency = figures["Mean TPOT"].expected_range
     assert latency is not None
     assert latency[0] < 100.0 < latency[1]
 
 
 def test_strip_tile_and_list_name_one_highest_rate(tmp_path: Path):
-    """At 64 the client was the limit: nobody calls that the highest output, nor the run's speed."""
+    """At 64 the client was the limit: that is neither the highest output nor the run's speed."""
     run = a_run(tmp_path, levels=(1, 8))
     run.write_json("measurements/c0064.json", level(64, client_limited=True))
-    record = read_record(run)
-    tile = next(tile for tile in summary.for_one(record) if tile.label == "highest output")
+    record = read_run(run)
+    tile = next(tile for tile in summary.run_tiles(record) if tile.label == "highest output")
 
     assert answers(record)["fast"].text.startswith("80.1 tok/s at 8 requests")
     assert (tile.figure, tile.detail.partition(",")[0]) == ("80.1", "at 8 concurrent")
@@ -316,11 +321,11 @@ def test_strip_tile_and_list_name_one_highest_rate(tmp_path: Path):
 
 
 def test_warnings_are_not_green_anywhere(tmp_path: Path):
-    """The strip warned in yellow beside a green tile that said how many checks passed."""
+    """The tile of passed checks is not green if the cell beside it warns."""
     run = a_run(tmp_path)
     run.write_json("verdicts/03-json.json", {"name": "json", "verdict": "warn", "reason": "once in 12"})
-    record = read_record(run)
-    tile = next(tile for tile in summary.for_one(record) if tile.label == "checks passed")
+    record = read_run(run)
+    tile = next(tile for tile in summary.run_tiles(record) if tile.label == "checks passed")
 
     assert (tile.figure, tile.detail, tile.tone) == ("1", "of 2; 1 with warnings", "warn")
     assert answers(record)["right"].tone == "warn"
@@ -332,18 +337,18 @@ def test_a_plan_that_failed_is_asked_again_with_what_its_hint_changes(tmp_path: 
     run.release_lock()
     step = {"name": "plan", "state": "failed", "why": "does not fit", "hint": "--ram 480GiB: with that much it fits"}
     run.write_json("pipeline.json", {"request": {"model": "kimi-k2.6"}, "steps": [step]})
-    record = read_record(run)
+    record = read_run(run)
 
     assert answers(record)["next"].text == "moebox plan kimi-k2.6 --ram 480GiB"
-    assert summary.prose([record])[0] == "Plan failed: does not fit. --ram 480GiB: with that much it fits."
+    assert summary.summary_paragraphs([record])[0] == "Plan failed: does not fit. --ram 480GiB: with that much it fits."
 
 
 def test_a_simulation_is_reproduced_as_a_simulation(tmp_path: Path):
-    """`moebox up` of its recipe would want the box that nobody had."""
-    record = replace(read_record(a_run(tmp_path)), simulation=True)
+    """`moebox up` of its recipe would need the simulated box."""
+    record = replace(read_run(a_run(tmp_path)), simulation=True)
 
-    assert commands(record).startswith("moebox run kimi-k2.6 --box ")
-    assert commands(record).endswith(" --twin --concurrency 1,8,64")
+    assert run_commands(record).startswith("moebox run kimi-k2.6 --box ")
+    assert run_commands(record).endswith(" --twin --concurrency 1,8,64")
 
 
 def test_a_climb_that_was_cut_off_is_taken_up_as_one(tmp_path: Path):
@@ -352,24 +357,24 @@ def test_a_climb_that_was_cut_off_is_taken_up_as_one(tmp_path: Path):
     run.write_file("start.toml", codec.to_toml(RECIPE))
     run.add_event(ClimbBegan(recipe="k26"))
     run.release_lock()
-    found = answers(read_record(run))
+    found = answers(read_run(run))
 
     assert found["chosen"].text.startswith("vLLM 0.32.0 · int4-g32")
     assert found["next"].text == f"moebox climb --resume {run.id}"
     assert summarize_run(run).state_text(live=False) == "interrupted in climb"
     run.write_file("best.toml", codec.to_toml(RECIPE))
     assert summarize_run(run).state_text(live=False) == "ended"
-    assert "--resume" not in answers(read_record(run))["next"].text
+    assert "--resume" not in answers(read_run(run))["next"].text
 
 
 def test_a_recipe_that_leaves_the_context_open_has_the_models_in_every_table(tmp_path: Path):
-    """Tables and names of runs said 0."""
+    """A recipe without a context does not show 0 in tables and run names."""
     runs = [a_run(tmp_path, name=name) for name in ("open", "set")]
     runs[0].write_file("recipe.toml", codec.to_toml(replace(RECIPE, context=0)))
-    records = [replace(read_record(run), label="") for run in runs]
+    records = [replace(read_run(run), label="") for run in runs]
 
     assert [label_parts(record)[-2] for record in records] == ["the model's context", "64k"]
-    assert dict(compare.SETTINGS)["Context"](records[0]) == "the model's"
-    cells = models.row(records[0], 0)
+    assert compare.recipe_settings(records[0])["Context"] == "the model's"
+    cells = models.model_cells(records[0], 0)
     assert "the model's" in [cell.text for cell in cells]
-    assert [row.output_tok_s > 0 for row in with_forecast(records[0]).plan.rows] == [True] * 3
+    assert [row.output_tok_s > 0 for row in with_forecast(records[0]).forecast] == [True] * 3

@@ -15,8 +15,8 @@ from moebox.bench import samples as columns
 from moebox.cli import main
 from moebox.report import samples
 from moebox.report.files import write_report
+from moebox.runs.listing import summarize_run
 from moebox.store import Run
-from moebox.store.summary import summarize_run
 from tests.report.making import a_run, level
 
 MEASURED = """
@@ -109,7 +109,7 @@ def test_several_runs_stand_side_by_side(tmp_path: Path) -> None:
         assert f"For throughput take run-{count - 1}" in text
 
 
-def test_the_command_writes_what_it_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_the_files_it_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`moebox report` with --md and --json names the files it made, and they are there."""
     run = a_run(tmp_path / "runs")
     code = main(
@@ -152,18 +152,18 @@ def test_runs_are_listed_shown_and_deleted(tmp_path: Path, capsys: pytest.Captur
     assert not run.path.exists()
 
 
-@pytest.mark.parametrize(("says", "code"), [("", 2), ("n\n", 1), ("y\n", 0)])
-def test_deleting_asks_and_nobody_is_no_answer(
-    says: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("reply", "code"), [("", 2), ("n\n", 1), ("y\n", 0)])
+def test_deleting_asks_and_needs_a_reply(
+    reply: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Standard input may be closed, as in a cron job."""
     run = a_run(tmp_path)
-    monkeypatch.setattr("sys.stdin", io.StringIO(says))
+    monkeypatch.setattr("sys.stdin", io.StringIO(reply))
     assert main(["runs", "rm", run.id, "--runs", str(tmp_path)]) == code
-    told = capsys.readouterr()
+    output = capsys.readouterr()
     assert run.path.exists() == (code != 0)
-    assert ("--yes" in told.err) == (code == 2)
-    assert "[y/N]" in told.out
+    assert ("--yes" in output.err) == (code == 2)
+    assert "[y/N]" in output.out
 
 
 def test_no_way_to_make_a_pdf_is_one_clear_line(
@@ -179,7 +179,7 @@ def test_no_way_to_make_a_pdf_is_one_clear_line(
     assert (tmp_path / "r.html").exists()
 
 
-def test_a_browser_that_is_none_is_told(
+def test_an_unusable_browser_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A program that makes no PDF ends in one line."""
@@ -198,7 +198,7 @@ def test_a_run_that_is_not_there_is_one_clear_line(tmp_path: Path, capsys: pytes
 
 @pytest.mark.parametrize("command", [["runs"], ["ui"], ["report"], ["runs", "show"], ["runs", "--json"]], ids=" ".join)
 def test_a_file_is_no_folder_of_runs(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Whoever asks for it."""
+    """In every command that shows runs."""
     assert main([*command, "--runs", "/etc/passwd"]) == 2
     assert "/etc/passwd: is a file, not a folder of runs" in capsys.readouterr().err
 
@@ -222,8 +222,8 @@ def test_the_recipe_on_the_page_is_the_recipe(tmp_path: Path) -> None:
         assert len(text) < 700
 
 
-def test_a_run_without_a_recipe_says_one_p99_and_not_that_nothing_was_measured(tmp_path: Path) -> None:
-    """`moebox bench URL`: the caption had percentiles of its own, and the page said that nothing was measured."""
+def test_a_run_without_a_recipe_shows_its_measurement_and_one_p99(tmp_path: Path) -> None:
+    """After `moebox bench URL` the caption has the percentiles of the table, and the page shows the measurement."""
     run = Run.create("bench", runs=tmp_path)
     run.release_lock()
     (run.path / "measurements").mkdir()
@@ -239,7 +239,7 @@ def test_a_run_without_a_recipe_says_one_p99_and_not_that_nothing_was_measured(t
 
 
 def test_a_benchmark_of_a_twin_is_marked_as_a_simulation_in_every_list(tmp_path: Path) -> None:
-    """No recipe says so there: the replies did, and the measurement kept it."""
+    """There is no recipe: the replies named the model, and the measurement kept it."""
     run = Run.create("bench", runs=tmp_path)
     run.release_lock()
     run.write_json("measurements/a.json", level(4, simulation=True))

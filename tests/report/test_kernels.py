@@ -13,7 +13,7 @@ from moebox.flows.kernels import lookup_findings, save_findings, summarize_scan
 from moebox.report.files import make_page
 from moebox.report.markdown import render_markdown
 from moebox.report.page import render_html
-from moebox.report.reading import read_record
+from moebox.runs.reader import read_run
 from moebox.serve.recipes import read_recipe
 from moebox.store import Run
 from tests.report.making import a_run
@@ -68,12 +68,12 @@ def test_a_scan_reaches_the_report(tmp_path: Path) -> None:
 
 
 def test_a_second_look_takes_the_place_of_the_first(tmp_path: Path) -> None:
-    """Mended and scanned again, the old verdict is gone; another cache type stands beside it."""
+    """After a fix and a new scan the old verdict is gone; another cache type stands beside it."""
     run = a_run(tmp_path)
     save_findings(run, summarize_scan(SCAN))
     save_findings(run, summarize_scan(dataclasses.replace(SCAN, kv="bf16", launches=(FITS,))))
     save_findings(run, summarize_scan(dataclasses.replace(SCAN, launches=(FITS,))))
-    seen = read_record(run).kernels
+    seen = read_run(run).kernels
     assert [(one.kv, len(one.bad)) for one in seen] == [("bf16", 0), ("fp8", 0)]
     assert "all of them fit" in render_markdown(make_page([run]))
 
@@ -98,12 +98,12 @@ def test_without_triton_the_table_answers(tmp_path: Path) -> None:
 
 
 def test_findings_that_cannot_be_read_cost_only_themselves(tmp_path: Path) -> None:
-    """Cut off or somebody else's: the report says so, and a new look replaces it."""
+    """Incomplete or foreign findings are reported, and a new scan replaces them."""
     run = a_run(tmp_path)
     for text in ("{", "[]", '{"scans": 3}', json.dumps({"scans": [3, {"bad": [{}, 4], "launches": "x"}]})):
         (run.path / "kernels.json").write_text(text)
         assert render_html(make_page([run]))
     (run.path / "kernels.json").write_text("{")
-    assert any("kernels.json" in gap for gap in read_record(run).gaps)
+    assert any("kernels.json" in gap for gap in read_run(run).gaps)
     save_findings(run, summarize_scan(SCAN))
-    assert len(read_record(Run(run.path)).kernels) == 1
+    assert len(read_run(Run(run.path)).kernels) == 1

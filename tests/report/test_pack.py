@@ -1,4 +1,4 @@
-"""What leaves the machine: whole, tidy, and without what is nobody's business."""
+"""Packages: complete, and without secrets or the machine's identity."""
 
 import getpass
 import json
@@ -76,9 +76,9 @@ def test_an_archive_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: p
     full.symlink_to("/dev/full")
     for target in (there, full, Path("/proc/none.tar.gz"), Path("/proc/none"), tmp_path / f"{'x' * 300}.tar.gz"):
         assert main(["pack", str(run.path), "-o", str(target), "--no-pdf"]) == (3 if target == full else 2)
-        said = capsys.readouterr()
-        assert said.err.startswith(f"error: {target}: cannot be written: "), said.err
-        assert not said.out
+        output = capsys.readouterr()
+        assert output.err.startswith(f"error: {target}: cannot be written: "), output.err
+        assert not output.out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["full.tar.gz", "runs", "there.tar.gz"]
 
 
@@ -110,7 +110,7 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
     """Packing never writes over what is there."""
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "mine.txt").write_text("x")
-    with pytest.raises(BadInput, match="is there already"):
+    with pytest.raises(BadInput, match="already exists"):
         pack_runs([a_run(tmp_path / "runs")], tmp_path / "there", pdf=False)
 
 
@@ -152,8 +152,8 @@ def test_keys_are_hidden_and_the_rest_is_kept(text: str, kept: str) -> None:
         assert secret not in tidy
 
 
-def test_home_folders_name_nobody() -> None:
-    """Whoever's they are: a log may come from another machine."""
+def test_home_folders_are_redacted() -> None:
+    """Of any user: a log may come from another machine."""
     assert redact_text("/home/alice/models /Users/bob/x /root/.cache /var/home/eve/y") == "~/models ~/x ~/.cache ~/y"
     assert redact_text("/homework /rootfs /data/home/x") == "/homework /rootfs /data/home/x"
 
@@ -166,7 +166,7 @@ def mebibytes_of_nought(count: int) -> bytes:
 
 
 def test_what_is_no_plain_file_is_left_out(tmp_path: Path) -> None:
-    """A pipe would never end, and samples that unpack to gigabytes are for nobody: named, and not packed."""
+    """A pipe would never end, and samples may unpack to gigabytes: such files are named, and not packed."""
     run = a_run(tmp_path / "runs")
     os.mkfifo(run.path / "measurements" / "pipe.json")
     columns = [["time", "q", len(bomb := mebibytes_of_nought(600))]]
@@ -198,7 +198,7 @@ def test_plain_words_are_not_taken_for_keys(text: str) -> None:
 
 
 def test_several_runs_are_packed_with_one_report(tmp_path: Path) -> None:
-    """Each run has its launch, GPUs and configs; the report compares them; the README says how to do it again."""
+    """Each run has its launch, GPUs and configs; the report compares them; the README has the command."""
     runs = [a_run(tmp_path / "runs", name=name) for name in ("alpha", "beta")]
     folder, _ = pack_runs(runs, tmp_path / "packed", pdf=False)
     names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}

@@ -13,17 +13,16 @@ from moebox import codec
 from moebox.core.engine_event import AttemptReady, AttemptStarted
 from moebox.core.engine_facts import DeviceFacts, EngineFacts
 from moebox.core.event import UnknownEvent
-from moebox.core.verdict import CheckResults, CheckVerdict, Failure, worst_mark
+from moebox.core.verdict import CheckResults, CheckVerdict, Failure, Score, worst_mark
 from moebox.report.decision import decide
 from moebox.report.expect import with_forecast
 from moebox.report.files import make_page
 from moebox.report.markdown import render_markdown
 from moebox.report.page import render_html
-from moebox.report.reading import read_record
-from moebox.report.reading.measured import imported_load
-from moebox.report.reading.verified import check_row
+from moebox.runs.listing import summarize_run
+from moebox.runs.loads import imported_load
+from moebox.runs.reader import read_run
 from moebox.store import Run
-from moebox.store.summary import summarize_run
 from moebox.verify.runner import results_document
 from moebox.verify.statistics import build_failure
 from tests.report.making import a_run, level
@@ -43,9 +42,9 @@ def test_files_of_moebox_are_not_called_strange(tmp_path: Path) -> None:
         run.write_json(name, {})
     for name in ("A", f"{run.id}-B"):
         (run.path / name).mkdir()
-    assert not any("not written by moebox" in gap for gap in read_record(run).gaps)
+    assert not any("not written by moebox" in gap for gap in read_run(run).gaps)
     run.write_file("notes.txt", "mine")
-    assert "left aside, not written by moebox: notes.txt" in read_record(run).gaps
+    assert "ignored, not written by moebox: notes.txt" in read_run(run).gaps
 
 
 def test_the_memory_of_a_rehearsal_is_not_the_engines(tmp_path: Path) -> None:
@@ -54,25 +53,26 @@ def test_the_memory_of_a_rehearsal_is_not_the_engines(tmp_path: Path) -> None:
     small = tuple(DeviceFacts(device=f"gpu{n}", weights_bytes=2.0**30, kv_bytes=2.0**36) for n in range(8))
     run.add_event(AttemptStarted(id="a", engine="vllm", aside=True))
     run.add_event(AttemptReady(id="a", facts=EngineFacts(kv_tokens=9_000_000, devices=small)))
-    record = read_record(run)
+    record = read_run(run)
     assert record.kv_tokens == 600_000
     assert [one.configuration for one in record.attempts] == ["vllm", "rehearsal, vllm"]
 
 
 def test_a_whole_run_is_read(tmp_path: Path) -> None:
     """Every kind of file ends up in its place."""
-    record = read_record(a_run(tmp_path))
+    record = read_run(a_run(tmp_path))
     assert record.recipe is not None
     assert record.box is not None
     assert [one.concurrency for one in record.loads] == [1, 8, 64]
     assert [one.outcome for one in record.attempts] == ["SUCCESS"]
     assert record.kv_tokens == 600_000
-    assert record.reported_devices[0].total == record.box.gpus[0].memory
-    assert record.checks[0].score == "10 of 10 (95%: 72–100%)"
+    assert record.reported_devices[0].total_bytes == record.box.gpus[0].memory
+    assert record.checks[0].score == Score(passed=10, trials=10, low=0.72, high=1.0)
+    assert "10 of 10 (95%: 72–100%)" in render_markdown(make_page([a_run(tmp_path, name="again")]))
 
 
 def test_an_empty_folder_is_reported_with_what_is_not_there(tmp_path: Path) -> None:
-    """Nothing at all still gives a page, and the page says what is missing."""
+    """Nothing at all still gives a page, and the page lists what is missing."""
     page = make_page([Run(tmp_path)])
     text = render_html(page)
     for name in ("events.jsonl", "measurements/", "verdicts/", "recipe.toml", "box.toml"):
@@ -82,7 +82,7 @@ def test_an_empty_folder_is_reported_with_what_is_not_there(tmp_path: Path) -> N
 
 
 def test_every_file_cut_at_many_places_still_gives_a_report(tmp_path: Path) -> None:
-    """A crash or a bad copy may cut any file anywhere: the others are still told."""
+    """A crash or a bad copy may cut any file anywhere: the others are still read."""
     run = a_run(tmp_path)
     files = [path for path in run.path.rglob("*") if path.is_file() and path.name != ".lock"]
     assert len(files) >= 7
@@ -90,9 +90,9 @@ def test_every_file_cut_at_many_places_still_gives_a_report(tmp_path: Path) -> N
         whole = path.read_bytes()
         for cut in {0, 1, len(whole) // 3, len(whole) // 2, len(whole) - 2}:
             path.write_bytes(whole[:cut])
-            assert read_record(run).id == run.id
+            assert read_run(run).id == run.id
         path.write_bytes(b"\xff\xfe\x00 not text \x00")
-        assert read_record(run).gaps
+        assert read_run(run).gaps
         path.write_bytes(whole)
 
 
@@ -106,7 +106,7 @@ def test_a_folder_of_another_version_is_read_as_far_as_it_goes(tmp_path: Path) -
     )
     run.add_event(UnknownEvent(name="attempt.teleported", fields={"where": {"a": [1, 2]}}))
     run.write_file("holiday.png", b"\x89PNG")
-    record = read_record(run)
+    record = read_run(run)
     assert record.recipe is not None
     assert record.recipe.parallel.tp == 8
     assert any("format 7" in gap for gap in record.gaps)
@@ -129,8 +129,8 @@ def test_nan_and_nothing_completed_are_shown_as_such(tmp_path: Path) -> None:
     assert "Find out why requests fail" in text
 
 
-def test_report_names_an_incomplete_journal_and_a_full_disk(tmp_path: Path) -> None:
-    """The report says that the last event was cut short, and which writes a full disk refused."""
+def test_an_incomplete_journal_and_a_full_disk_are_reported(tmp_path: Path) -> None:
+    """The report names the incomplete last event and the writes that a full disk refused."""
     run = a_run(tmp_path)
     run.lost["measurements/x.json"] = 2
     run.add_event(UnknownEvent(name="later"))
@@ -171,9 +171,12 @@ def test_any_measurement_can_be_read(row: dict[str, object]) -> None:
         max_size=6,
     )
 )
-def test_any_verdict_can_be_read(row: dict[str, object]) -> None:
-    """Whatever the fields hold, a rung comes of it."""
-    assert check_row(row, "x").mark in ("pass", "fail", "skip", "warn")
+def test_any_verdict_can_be_read(tmp_path_factory: pytest.TempPathFactory, row: dict[str, object]) -> None:
+    """Whatever the fields hold, it is a check or a gap, never neither."""
+    run = Run(tmp_path_factory.mktemp("run"))
+    run.write_json("verdicts/x.json", row)
+    record = read_run(run)
+    assert len(record.checks) + any("verdicts/x.json" in gap for gap in record.gaps) >= 1
 
 
 @pytest.mark.parametrize("name", ["samples", "../../../etc/passwd", "/etc/passwd"])
@@ -187,6 +190,8 @@ def test_keys_in_evidence_and_commands_are_hidden(tmp_path: Path) -> None:
     """The launch line's key and one that a server echoed never reach the page."""
     run = a_run(tmp_path)
     exchange = {
+        "method": "POST",
+        "url": "http://127.0.0.1:1/v1",
         "request": {"api_key": "abcdef123456"},
         "response": "Authorization: Bearer tok-1234567890",
         "status": 401,
@@ -231,65 +236,65 @@ def test_any_document_anywhere_gives_a_report(
     assert render_html(make_page([run]))
 
 
-def test_a_ladder_of_thousands_of_exchanges_stays_small(tmp_path: Path) -> None:
+def test_a_page_with_thousands_of_exchanges_stays_small(tmp_path: Path) -> None:
     """Evidence is shown as far as a page can hold it; what went wrong gets more room."""
     run = a_run(tmp_path)
     exchange = {"method": "POST", "url": "/v1", "request": {"q": "x" * 9000}, "status": 200, "response": "y" * 9000}
     for number in range(12):
         probes = [{"name": f"p{n}", "verdict": "pass", "evidence": [exchange] * 20} for n in range(12)]
         probes.append({"name": "wrong", "verdict": "fail", "evidence": [exchange] * 20})
-        run.write_json(f"verdicts/{number:02d}.json", {"name": f"rung {number}", "verdict": "fail", "probes": probes})
+        run.write_json(f"verdicts/{number:02d}.json", {"name": f"check {number}", "verdict": "fail", "probes": probes})
     text = render_html(make_page([run]))
     assert len(text) < 5e6
     assert "more pieces of evidence in the run folder" in text
 
 
-def climbed(
-    runs: Path, *rungs: CheckVerdict, slips: tuple[Failure, ...] = (), stopped: str = ""
+def checked_run(
+    runs: Path, *checks: CheckVerdict, failures: tuple[Failure, ...] = (), stopped: str = ""
 ) -> tuple[CheckResults, Run]:
-    """A ladder, and the folder of a run as the ladder leaves it."""
+    """Results of checks, and the run folder that they leave."""
     run = a_run(runs)
     (run.path / "verdicts" / "02-arithmetic.json").unlink()
-    for number, rung in enumerate(rungs):
-        run.write_json(f"verdicts/{number:02d}-{rung.name}.json", codec.to_plain(rung))
-    ladder = CheckResults(url="http://127.0.0.1:1/v1", model="m", rungs=rungs, slips=slips, stopped=stopped)
-    run.write_json("verify.json", results_document(ladder))
-    return ladder, run
+    for number, check in enumerate(checks):
+        run.write_json(f"verdicts/{number:02d}-{check.name}.json", codec.to_plain(check))
+    results = CheckResults(url="http://127.0.0.1:1/v1", model="m", rungs=checks, slips=failures, stopped=stopped)
+    run.write_json("verify.json", results_document(results))
+    return results, run
 
 
 RARE = [CheckVerdict(name=name, verdict="warn", reason="no reply") for name in ("plain", "json", "tools")]
 GOOD = [CheckVerdict(name=name, verdict="pass") for name in ("plain", "json", "tools")]
-LADDERS: dict[str, tuple[list[CheckVerdict], dict[str, Any], str]] = {
+RESULTS: dict[str, tuple[list[CheckVerdict], dict[str, Any], str]] = {
     "a fault seen once in each check": (
         RARE,
-        {"slips": (build_failure("transport", 3, 12, examples=["cut"]),)},
+        {"failures": (build_failure("transport", 3, 12, examples=["cut"]),)},
         "bad",
     ),
     "wrong answers, few in each check": (
         GOOD,
-        {"slips": (build_failure("answer", 9, 12, attributed_to="model"),)},
+        {"failures": (build_failure("answer", 9, 12, attributed_to="model"),)},
         "bad",
     ),
     "out of time": ([*GOOD, CheckVerdict(name="vision", verdict="skip")], {"stopped": "out of time"}, "warn"),
-    "warnings": (RARE, {"slips": (build_failure("transport", 3, 900),)}, "warn"),
+    "warnings": (RARE, {"failures": (build_failure("transport", 3, 900),)}, "warn"),
     "good": (GOOD, {}, "good"),
 }
 
 
-@pytest.mark.parametrize(("rungs", "more", "tone"), LADDERS.values(), ids=LADDERS)
-def test_a_report_never_contradicts_the_ladder(
-    rungs: list[CheckVerdict], more: dict[str, Any], tone: str, tmp_path: Path
+@pytest.mark.parametrize(("checks", "more", "tone"), RESULTS.values(), ids=RESULTS)
+def test_a_report_never_contradicts_the_checks(
+    checks: list[CheckVerdict], more: dict[str, Any], tone: str, tmp_path: Path
 ) -> None:
-    """`moebox verify` said fail, and the report of the same run and the list of runs said warning, or all good."""
-    ladder, run = climbed(tmp_path, *rungs, **more)
-    record = read_record(run)
+    """`moebox verify`, the report and the list of runs show the same verdict."""
+    results, run = checked_run(tmp_path, *checks, **more)
+    record = read_run(run)
     right = next(answer for answer in decide(record).answers if answer.name == "right")
 
     assert right.tone == tone
-    assert summarize_run(run).verdict == ladder.verdict
-    passed, tried = len(ladder.checks_with("pass")), len([rung for rung in rungs if rung.verdict != "skip"])
+    assert summarize_run(run).verdict == results.verdict
+    passed, tried = len(results.checks_with("pass")), len([check for check in checks if check.verdict != "skip"])
     assert right.text.startswith(f"{passed} of {tried} checks passed")
-    assert ("all checks together" in right.text) == (ladder.verdict != worst_mark(rung.verdict for rung in rungs))
+    assert ("all checks together" in right.text) == (results.verdict != worst_mark(check.verdict for check in checks))
 
 
 @pytest.mark.parametrize(
@@ -297,30 +302,32 @@ def test_a_report_never_contradicts_the_ladder(
     [{"verdict": "passed"}, {"name": "plain", "verdict": "OK"}, {"rung": "plain", "passed": True}, {"verdict": None}],
     ids=str,
 )
-@pytest.mark.parametrize("told", ["fail", "warn", "pass", 7, ["fail"]], ids=str)
-def test_a_list_of_runs_says_what_the_report_says_of_checks_in_others_words(
-    others: dict[str, Any], told: object, tmp_path: Path
+@pytest.mark.parametrize("verdict", ["fail", "warn", "pass", 7, ["fail"]], ids=str)
+def test_list_and_report_agree_on_verdicts_that_others_wrote(
+    others: dict[str, Any], verdict: object, tmp_path: Path
 ) -> None:
-    """Without a name, or with "passed" for "pass", one of them told the sum and the other did not."""
+    """Also without a name, or with "passed" for "pass"."""
     run = a_run(tmp_path)
     (run.path / "verdicts" / "02-arithmetic.json").unlink()
     run.write_json("verdicts/00-plain.json", others)
-    run.write_json("verify.json", {"verdict": told, "rungs": [others]})
-    marks = {check.mark for check in read_record(run).checks}
+    run.write_json("verify.json", {"verdict": verdict, "rungs": [others]})
+    marks = {check.verdict for check in read_run(run).checks}
 
     assert summarize_run(run).verdict == next((mark for mark in ("fail", "warn", "pass") if mark in marks), "")
 
 
-def test_a_ladder_with_faults_without_end_is_told_in_some_lines(tmp_path: Path) -> None:
-    """A stranger's verify.json made a page of 16 MB, and none of it reached the list of runs."""
+def test_endless_failures_are_shown_in_a_few_lines(tmp_path: Path) -> None:
+    """A foreign verify.json cannot make a page of 16 MB, and its verdict reaches the list of runs."""
     run = a_run(tmp_path)
     (run.path / "verdicts" / "02-arithmetic.json").unlink()
     run.write_json("verdicts/00-plain.json", {"name": "plain", "verdict": "pass"})
-    slips = [{"kind": "k" * 10_000, "verdict": "fail", "example": "e" * 100_000}] * 50
-    run.write_json("verify.json", {"verdict": "fail", "rungs": [{"name": "plain", "verdict": "pass"}], "slips": slips})
+    counts = {"seen": 3, "of": 12, "low": 0.1, "high": 0.5}
+    failures = [{"kind": f"{n}" * 10_000, "verdict": "fail", "example": "e" * 100_000, **counts} for n in range(50)]
+    checks = [{"name": "plain", "verdict": "pass"}]
+    run.write_json("verify.json", {"url": "", "model": "m", "verdict": "fail", "rungs": checks, "slips": failures})
 
     assert summarize_run(run).verdict == "fail"
-    assert len(read_record(run).checks[-1].detail) < 10_000
+    assert len(read_run(run).all_checks[-1].reason) < 10_000
 
 
 def test_a_load_beyond_what_is_simulated_has_no_forecast(tmp_path: Path) -> None:
@@ -328,35 +335,27 @@ def test_a_load_beyond_what_is_simulated_has_no_forecast(tmp_path: Path) -> None
     run = a_run(tmp_path, levels=(1,))
     run.write_json("measurements/many.json", level(70_000, input_len=1, output_len=1, num_prompts=10**9))
 
-    assert [row.concurrency for row in with_forecast(read_record(run)).plan.rows] == [1]
+    assert [row.concurrency for row in with_forecast(read_run(run)).forecast] == [1]
 
 
-def test_a_sum_of_checks_that_were_made_again_is_not_told(tmp_path: Path) -> None:
+def test_a_sum_of_checks_that_were_made_again_is_not_shown(tmp_path: Path) -> None:
     """The folder has newer checks than the sum."""
-    rungs, more, _ = LADDERS["a fault seen once in each check"]
-    _, run = climbed(tmp_path, *rungs, **more)
+    checks, more, _ = RESULTS["a fault seen once in each check"]
+    _, run = checked_run(tmp_path, *checks, **more)
     run.write_json("verdicts/00-plain.json", codec.to_plain(GOOD[0]))
 
-    assert read_record(run).check_names("fail") == []
+    assert read_run(run).check_names("fail") == []
     assert summarize_run(run).verdict == "warn"
 
 
-def test_a_sum_that_failed_is_told_with_the_fault_and_how_to_check_again(tmp_path: Path) -> None:
+def test_a_sum_that_failed_is_shown_with_the_failure_and_the_command(tmp_path: Path) -> None:
     """The command names no check, for there is none of that name."""
-    rungs, more, _ = LADDERS["a fault seen once in each check"]
-    _, run = climbed(tmp_path, *rungs, **more)
-    record = read_record(run)
+    checks, more, _ = RESULTS["a fault seen once in each check"]
+    _, run = checked_run(tmp_path, *checks, **more)
+    record = read_run(run)
 
-    (check,) = [check for check in record.checks if check.has_failed]
-    assert check.detail == "transport: 3 of 12, such as: cut"
+    (check,) = record.failed_checks
+    assert check.reason == "transport: 3 of 12, such as: cut"
     following = next(answer for answer in decide(record).answers if answer.name == "next")
     assert "moebox verify" in following.text
     assert "--only" not in following.text
-
-
-def test_a_check_and_its_probes_give_the_same_reason() -> None:
-    """Of the words of other tools' files they took different ones."""
-    row = {"name": "x", "verdict": "fail", "summary": "in short", "message": "at length"}
-    check = check_row({**row, "probes": [row]}, "x")
-
-    assert check.detail == check.probes[0].detail

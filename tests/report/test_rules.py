@@ -6,9 +6,9 @@ from pathlib import Path
 from moebox import codec
 from moebox.report.naming import label_runs
 from moebox.report.page import render_html
-from moebox.report.reading import read_record
-from moebox.report.record import ForecastRow, PlanRecord, RunRecord
 from moebox.report.rules import make_advice
+from moebox.runs.reader import read_run
+from moebox.runs.record import ForecastRow, RunRecord
 from tests.report.making import a_run, level
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -18,7 +18,7 @@ def record(tmp_path: Path, **more: object) -> RunRecord:
     """A run with something particular about its highest load."""
     run = a_run(tmp_path, levels=(1, 8))
     run.write_json("measurements/c0064.json", level(64, **more))
-    return label_runs([read_record(run)])[0]
+    return label_runs([read_run(run)])[0]
 
 
 def titles(*records: RunRecord) -> list[str]:
@@ -27,7 +27,7 @@ def titles(*records: RunRecord) -> list[str]:
 
 
 def test_a_clean_run_that_scales_gets_no_advice_it_does_not_need(tmp_path: Path) -> None:
-    """Throughput that grows with load, answers that are right: nothing to mend."""
+    """Throughput that grows with load, answers that are right: nothing to fix."""
     assert titles(record(tmp_path, mean_ttft_ms=400.0, p99_ttft_ms=700.0)) == []
 
 
@@ -44,30 +44,30 @@ def test_failures_wrong_answers_and_a_slow_client_come_first(tmp_path: Path) -> 
     run = a_run(tmp_path, levels=(1, 8))
     run.write_json("verdicts/07-tools.json", {"name": "tools", "verdict": "fail", "reason": "cut in half"})
     run.write_json("measurements/c0064.json", level(64, failed=9, client_limited=True))
-    found = titles(label_runs([read_record(run)])[0])
+    found = titles(label_runs([read_run(run)])[0])
     assert found[:2] == ["Fix the failing checks first", "Find out why requests fail"]
     assert "Measure again from a faster client" in found
 
 
 def test_a_load_that_was_offered_is_named_by_its_rate(tmp_path: Path) -> None:
-    """Requests came at 2.5 a second, whatever was still running: "at a concurrency of –" told nothing."""
+    """Requests came at 2.5 a second, whatever was still running: "at a concurrency of –" is never shown."""
     run = a_run(tmp_path, levels=(1, 8))
     offered = {**level(64, failed=9, client_limited=True), "concurrency": None, "request_rate": 2.5}
     run.write_json("measurements/r2.json", offered)
-    texts = " ".join(advice.text for advice in make_advice(label_runs([read_record(run)])))
+    texts = " ".join(advice.text for advice in make_advice(label_runs([read_run(run)])))
 
     assert "requests failed at 2.50 requests/s." in texts
     assert "At 2.50 requests/s the client was the bottleneck" in texts
 
 
 def test_what_may_hold_it_back_is_something_the_box_has(tmp_path: Path) -> None:
-    """Nobody looks for CUDA graphs on a CPU."""
+    """CUDA graphs are not suspected on a CPU."""
     row = ForecastRow(concurrency=8, output_tok_s=500.0, low_tok_s=450.0, high_tok_s=550.0)
-    slow = replace(record(tmp_path), plan=PlanRecord(rows=(row,)))
+    slow = replace(record(tmp_path), forecast=(row,))
     bare = replace(slow, box=replace(slow.box, gpus=()))
     texts = [next(one.text for one in make_advice([it]) if one.title.startswith("Find what")) for it in (slow, bare)]
 
-    assert "below the band's 450" in texts[0]
+    assert "below the range's 450" in texts[0]
     assert [("CUDA graphs" in text, "threads" in text) for text in texts] == [(True, False), (False, True)]
 
 
@@ -87,7 +87,7 @@ def imported(name: str, home: Path) -> list[RunRecord]:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     runs = module.imported(codec.load_toml(EXAMPLES / f"{name}.toml"), home)
-    return label_runs([read_record(run) for run in runs])
+    return label_runs([read_run(run) for run in runs])
 
 
 def test_the_january_report_is_read_better_than_its_authors_did(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_every_example_carries_its_sources(tmp_path: Path) -> None:
 
     for path in sorted(EXAMPLES.glob("*.toml")):
         records = imported(path.stem, tmp_path / path.stem)
-        assert all(record.sources for record in records)
+        assert all(record.info.sources for record in records)
         assert all(one.source for record in records for one in record.loads)
         text = render_html(build_page(records))
-        assert records[0].sources[0][0] in text
+        assert records[0].info.sources[0]["title"] in text

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from moebox.report.decision import decide
 from moebox.report.files import write_report
-from moebox.report.reading.folder import read_record
-from moebox.report.sections.tasks import section
+from moebox.report.sections.tasks import tasks_section
+from moebox.runs.reader import read_run
 from moebox.store import Run
 from moebox.tasks import runner
 from moebox.tasks.result import CallRecord, HiddenCheckResult, JobName, JobResult, TaskRun, TurnRecord
@@ -46,24 +46,24 @@ def saved(folder: Path) -> Run:
     run = Run.create("task", runs=folder)
     wanted = tuple(JobName(family="repair", level="hard", seed=seed) for seed in range(3))
     results = (result(0, True), result(1, False))
-    told = TaskRun(url="http://127.0.0.1:1/v1", model="m", context=8192, wanted=wanted, results=results)
-    runner.save_task_run(told, run)
+    tasks = TaskRun(url="http://127.0.0.1:1/v1", model="m", context=8192, wanted=wanted, results=results)
+    runner.save_task_run(tasks, run)
     run.release_lock()
     return run
 
 
 def test_what_was_written_is_read_back_as_the_same_type(tmp_path: Path) -> None:
     """And what is left is known."""
-    told = read_record(saved(tmp_path)).tasks
+    tasks = read_run(saved(tmp_path)).tasks
 
-    assert told is not None
-    assert told.results == (result(0, True), result(1, False))
-    assert [name.seed for name in told.unfinished_jobs] == [2]
+    assert tasks is not None
+    assert tasks.results == (result(0, True), result(1, False))
+    assert [name.seed for name in tasks.unfinished_jobs] == [2]
 
 
 def test_the_section_has_scores_failures_and_a_timeline(tmp_path: Path) -> None:
     """With intervals, the step where it went wrong, and two charts."""
-    found = section([read_record(saved(tmp_path))])
+    found = tasks_section([read_run(saved(tmp_path))])
 
     assert found is not None
     assert found.lead == "1 of 2 (9–91%) jobs solved by our own agent."
@@ -71,7 +71,7 @@ def test_the_section_has_scores_failures_and_a_timeline(tmp_path: Path) -> None:
     assert kinds == ["table", "table", "charts"]
 
 
-def test_the_page_holds_it_and_escapes_what_models_say(tmp_path: Path) -> None:
+def test_the_page_holds_it_and_escapes_model_output(tmp_path: Path) -> None:
     """In HTML and in Markdown."""
     run = saved(tmp_path)
     made = write_report([run], tmp_path / "report.html", markdown=True)
@@ -88,16 +88,16 @@ def test_a_file_that_is_not_ours_costs_only_itself(tmp_path: Path) -> None:
     """The rest of the report is made, with a note."""
     run = saved(tmp_path)
     run.write_file("tasks.json", '{"url": 3}')
-    record = read_record(run)
+    record = read_run(run)
 
     assert record.tasks is None
     assert any("tasks.json" in gap for gap in record.gaps)
 
 
 def test_the_strip_names_the_jobs(tmp_path: Path) -> None:
-    """A run of jobs alone said "not checked yet", "not measured yet" and nothing of what it was for."""
+    """A run of jobs alone shows its jobs beside "not checked yet" and "not measured yet"."""
     run = saved(tmp_path)
-    _, right, _, following = decide(read_record(run)).answers
+    _, right, _, following = decide(read_run(run)).answers
 
     assert right.detail == "1 of 2 jobs solved by an agent; 1 job not done"
     assert following.text == f"moebox task --resume {run.id}"

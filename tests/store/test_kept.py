@@ -10,10 +10,9 @@ from moebox.core.event import ClimbDropped, EngineLost, PipelineBegan, StepDone,
 from moebox.flows import pipeline
 from moebox.report.files import make_page
 from moebox.report.page import render_html
-from moebox.report.reading import read_record
+from moebox.runs.listing import list_summaries, run_brief
+from moebox.runs.reader import read_run
 from moebox.store import Run
-from moebox.store.listing import run_brief
-from moebox.store.summary import list_summaries
 
 KEPT = Path(__file__).parent / "kept"
 
@@ -44,14 +43,14 @@ def test_the_journal_reads_as_types(run: Run) -> None:
 
 def test_the_report_tells_it(run: Run) -> None:
     """Attempts, problems, memory, the climb, losses and steps."""
-    record = read_record(run)
+    record = read_run(run)
     assert [attempt.outcome for attempt in record.attempts] == ["FAILED", "SUCCESS"]
     assert record.attempts[0].configuration == "vllm, GPU 0, 1, 2, 3, 4, 5, 6, 7, port 8000"
     assert "holds fewer tokens" in record.attempts[0].reason
     assert [problem.is_fixed for problem in record.problems] == [True]
     assert record.kv_tokens == 785872
-    assert [device.name for device in record.reported_devices] == ["TP0", "TP1"]
-    assert [(step.change, step.kept) for step in record.steps] == [("context 131072", False)]
+    assert [device.device for device in record.reported_devices] == ["TP0", "TP1"]
+    assert [(step.change, step.kept) for step in record.climb_steps] == [("context 131072", False)]
     assert "measurements/random-c1.samples: 2 writes lost to a full disk" in record.gaps
     assert [phase[0] for phase in record.phases] == ["plan", "up", "verify", "bench", "report"]
     assert record.simulation

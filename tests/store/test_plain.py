@@ -11,8 +11,8 @@ from moebox.codec import read_text
 from moebox.errors import BadInput
 from moebox.report.files import make_page
 from moebox.report.markdown import render_markdown
+from moebox.runs.listing import list_summaries
 from moebox.store import Run, plain
-from moebox.store.summary import list_summaries
 
 NAMES = ["run.json", "events.jsonl", "recipe.toml", "story.json", "measurements/x.json", "verdicts/x.json", "launch.sh"]
 

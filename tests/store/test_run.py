@@ -2,16 +2,19 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from moebox.core.event import UnknownEvent
+from moebox.core.verdict import CheckResults, CheckVerdict
 from moebox.errors import BadInput
+from moebox.runs.listing import list_summaries, run_brief
 from moebox.store import EngineLog, Run, rotate_by_copy
-from moebox.store.listing import run_brief
 from moebox.store.log import log_pieces
-from moebox.store.summary import list_summaries
+from moebox.tasks.result import JobResult, TaskRun
+from moebox.verify.runner import results_document
 
 
 def test_a_run_is_found_by_path_name_beginning_and_as_the_latest(tmp_path: Path) -> None:
@@ -95,11 +98,13 @@ def test_a_log_that_an_engine_holds_open_is_turned_over_under_it(tmp_path: Path)
 
 
 def test_the_list_says_how_many_jobs_were_solved(tmp_path: Path) -> None:
-    """Where nothing was checked; a ladder's verdict says more."""
+    """If nothing was checked; a verdict of the checks is shown instead of it."""
     run = Run.create("task-m", runs=tmp_path)
-    run.write_json("tasks.json", {"results": [{"solved": True}, {"solved": False}, "not one"]})
+    job = JobResult(family="errand", level="easy", seed=0, solved=True, end="done")
+    run.write_json("tasks.json", TaskRun(url="", model="m", results=(job, replace(job, seed=1, solved=False))))
     (row,) = list_summaries(tmp_path)
     assert (row.checks_text, row.jobs, row.solved) == ("1 of 2 jobs", 2, 1)
-    run.write_json("verify.json", {"verdict": "warn"})
+    check = CheckVerdict(name="plain", verdict="warn")
+    run.write_json("verify.json", results_document(CheckResults(url="", model="m", rungs=(check,))))
     (row,) = list_summaries(tmp_path)
     assert row.checks_text == "warnings"

@@ -1,6 +1,6 @@
 """A real Chromium, driven over its own debugging pipe; no driver to install.
 
-Where there is none, tests of pages are skipped and say so.
+Without one, tests of pages are skipped with a reason.
 """
 
 import fcntl
@@ -109,7 +109,7 @@ class Chromium:
                 return result
 
     def tab(self) -> Tab:
-        """A fresh page that tells what it asks for."""
+        """A new page that records its requests."""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         tab = Tab(self, target, session)

@@ -20,9 +20,9 @@ from moebox.core.event import LoadBegan, VerifyBegan, VerifyEnded
 from moebox.core.pipeline import STEPS, Pipeline, PipelineStep, RunRequest
 from moebox.core.recipe import Recipe
 from moebox.flows import pipeline as pipelines
+from moebox.runs.listing import list_summaries
 from moebox.serve.recipes import read_recipe
 from moebox.store import Run
-from moebox.store.summary import list_summaries
 from moebox.web import live, planning
 from tests.report.making import a_run
 from tests.web.entry import cookie
@@ -72,7 +72,7 @@ def test_a_run_is_started_followed_and_ends_in_the_list(serve: Serve, tmp_path: 
     assert "kimi-k2.6" in get(url + "runs")[1].lower()
     page = get(f"{url}runs/{name}/live")[1]
     assert "✓" in page
-    assert '<p class="quiet">ended' in page  # as the list says it
+    assert '<p class="quiet">ended' in page  # as in the list
 
 
 def test_a_run_is_stopped_as_ctrl_c_stops_it(serve: Serve, tmp_path: Path):
@@ -127,13 +127,13 @@ def test_runs_are_filtered_and_compared(serve: Serve, tmp_path: Path):
 
 
 def test_a_step_whose_checks_failed_is_not_ticked_as_good(serve: Serve, tmp_path: Path):
-    """The ladder was climbed to its end, so the step is done; what it found was red all the same."""
+    """A verification that ended is done, but shown as failed if a check failed."""
     run = a_run(tmp_path, name="red")
     steps = [
         {"name": "up", "state": "done", "seconds": 3.0},
         {"name": "verify", "state": "done", "seconds": 9.0, "figures": {"pass": 11, "fail": 1}},
     ]
-    (run.path / "pipeline.json").write_text(json.dumps({"steps": steps}))
+    (run.path / "pipeline.json").write_text(json.dumps({"request": {}, "steps": steps}))
     page = get(f"{serve(runs=tmp_path)}runs/{run.id}/live")[1]
     shown = {name: state for state, name in re.findall(r'<li class="(\w+)">.*?<b>(\w+)</b>', page)}
     assert shown == {"up": "done", "verify": "failed"}
@@ -149,7 +149,7 @@ def test_a_run_is_watched_without_chapters_that_are_empty(tmp_path: Path):
 
 
 def test_the_time_left_goes_by_the_last_run_that_did_each_step(tmp_path: Path):
-    """The last run left verify out by hand: seven minutes were then told as twenty seconds."""
+    """The last run left verify out by hand: seven minutes must not become twenty seconds."""
     took = {"plan": 1.0, "verify": 430.0, "bench": 20.0, "task": 9.0}
     for name, left_out in (("a", ()), ("b", ("verify",)), ("c", ())):
         pipeline = Pipeline(request=RunRequest(model="kimi-k2.6", until="bench", quick=name == "c"))
@@ -172,11 +172,11 @@ def test_only_what_changed_is_read_again(tmp_path: Path, monkeypatch: pytest.Mon
     """A long list is shown from memory; a run that went on is read anew."""
     first, second = a_run(tmp_path, name="a"), a_run(tmp_path, name="b")
     assert {row.id for row in list_summaries(tmp_path)} == {first.id, second.id}
-    from moebox.store import summary
+    from moebox.runs import listing
 
     read: list[str] = []
-    original = summary.summarize_run
-    monkeypatch.setattr(summary, "summarize_run", lambda run: read.append(run.id) or original(run))
+    original = listing.summarize_run
+    monkeypatch.setattr(listing, "summarize_run", lambda run: read.append(run.id) or original(run))
     list_summaries(tmp_path)
     assert read == []
     first.add_event(LoadBegan(concurrency=1))
@@ -198,10 +198,10 @@ def test_a_recipe_is_checked_saved_and_found_by_name(serve: Serve, tmp_path: Pat
     listed = get(url + "recipes")[1]
     assert "mine" in listed
     assert "kimi-k2.6, IQ3_K, ik_llama.cpp, experts in RAM, context 131,072, 2x-rtx-pro-6000-max-q" in listed
-    assert "torn.toml" in listed  # says what is wrong with it, and the others are there
+    assert "torn.toml" in listed  # with its error, beside the others
 
 
-def test_the_plan_says_first_what_was_chosen(serve: Serve):
+def test_the_plan_shows_first_what_was_chosen(serve: Serve):
     text = get(serve() + "plan?box=8x-b200&context=65536&concurrency=8")[1]
 
     assert text.index("chosen") < text.index('class="tiles"')
@@ -231,8 +231,8 @@ def test_a_chat_with_no_engine_is_one_line(serve: Serve):
     assert "no running engine" in json.loads(text)["error"]
 
 
-def test_lists_of_runs_say_how_each_ended(serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """Terminal and page alike: half a ladder has not passed, a launch that failed has not just ended."""
+def test_lists_of_runs_show_how_each_ended(serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Terminal and page alike: half of the checks have not passed, a launch that failed has not just ended."""
     whole, cut, failed = (a_run(tmp_path, name=name) for name in ("whole", "cut", "failed"))
     cut.add_event(VerifyBegan(model="k", checks=("reply", "tools")))
     failed.add_event(AttemptStarted(id="a"))
@@ -259,5 +259,5 @@ def test_lists_of_runs_say_how_each_ended(serve: Serve, tmp_path: Path, capsys: 
         assert "passed" in row(text, whole)
     assert "only-checked" in row(page, checked)
     assert main(["runs", "--runs", str(tmp_path), "--json"]) == 0
-    told = {each["id"]: each["state"] for each in json.loads(capsys.readouterr().out)["runs"]}
-    assert [told[run.id] for run in (whole, cut, failed)] == ["ended", "interrupted in verify", "failed in up"]
+    states = {each["id"]: each["state"] for each in json.loads(capsys.readouterr().out)["runs"]}
+    assert [states[run.id] for run in (whole, cut, failed)] == ["ended", "interrupted in verify", "failed in up"]

@@ -62,7 +62,7 @@ def kept() -> Iterator[Calibration]:
 
 
 def test_a_calibration_is_listed_shown_used_and_removed(serve: Serve, kept: Calibration):
-    """The plan says what it rests on, before and after; nothing kept in memory outlives the file."""
+    """The plan names its basis, before and after; no cached plan outlives the file."""
     url = serve()
     plan = f"plan?box={BOX}&model=kimi-k2.6&context=65536&concurrency=8"
 
@@ -80,7 +80,7 @@ def test_a_calibration_is_listed_shown_used_and_removed(serve: Serve, kept: Cali
 
 
 def test_jobs_are_listed_with_their_scores(serve: Serve, tmp_path: Path):
-    """A run whose results cannot be read is left out; an empty folder says how to begin."""
+    """A run whose results cannot be read is left out; an empty folder shows how to begin."""
     url = serve(runs=tmp_path)
     assert "moebox task URL" in get(url + "tasks")[1]
     run = saved(tmp_path)

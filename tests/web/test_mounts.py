@@ -1,4 +1,4 @@
-"""A path on a mount that is gone: the page says so, and goes on."""
+"""A path on a stale mount: the page reports it, and goes on."""
 
 import threading
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from moebox.errors import BadInput
 from moebox.web import mounts
-from moebox.web.mounts import MOST_HUNG, DiskProbe
+from moebox.web.mounts import MAX_BLOCKED, DiskProbe
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def gone(monkeypatch: pytest.MonkeyPatch):
             over.wait()
 
     monkeypatch.setattr(mounts, "stat_path", stat)
-    monkeypatch.setattr(mounts, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(mounts, "TIMEOUT_S", 0.05)
     yield
     over.set()
 
@@ -44,4 +44,4 @@ def test_many_paths_that_never_answer_are_bounded(gone: None):
         with pytest.raises(BadInput):
             known.require_answer(f"/gone/{number}")
 
-    assert known.waiting_threads == MOST_HUNG
+    assert known.waiting_threads == MAX_BLOCKED

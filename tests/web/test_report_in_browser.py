@@ -34,7 +34,7 @@ def test_a_script_in_a_transcript_does_not_run(tab: Tab, page: str) -> None:
     tab.run("document.querySelectorAll('details').forEach(one => one.open = true)")
     assert tab.run("window.pwned === undefined")
     assert tab.run("document.querySelectorAll('main script, main img, [onerror], [onload]').length") == 0
-    assert "window.pwned = 1" in tab.run("document.querySelector('#ladder pre').textContent")
+    assert "window.pwned = 1" in tab.run("document.querySelector('#checks pre').textContent")
 
 
 def test_even_injected_markup_may_not_run_scripts(tab: Tab, page: str) -> None:
@@ -65,10 +65,10 @@ def test_hovering_shows_the_values_and_the_legend_hides_a_line(tab: Tab, tmp_pat
     y = tab.run(f"(() => {{ {place} return at.top + at.height / 2 }})()")
     tab.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
     tab.until("document.querySelector('#performance .tip')")
-    said = tab.run("document.querySelector('#performance .tip').textContent")
-    assert "64 concurrent requests" in said
-    assert "640" in said
-    assert "1,280" in said
+    tip = tab.run("document.querySelector('#performance .tip').textContent")
+    assert "64 concurrent requests" in tip
+    assert "640" in tip
+    assert "1,280" in tip
     tab.run("document.querySelector('#performance .legend button').click()")
     assert tab.run("document.querySelector('#performance [data-series=\"0\"]:not(button)').classList.contains('off')")
     tab.call("Input.dispatchMouseEvent", type="mouseMoved", x=x - 1, y=y)

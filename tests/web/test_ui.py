@@ -51,15 +51,15 @@ def test_moving_a_slider_changes_memory_forecast_and_recipe(tab: Tab, serve: Ser
     assert tab.run("window.stays === true")
 
 
-def test_a_model_that_does_not_fit_is_told_and_mended(tab: Tab, serve: Serve) -> None:
-    """A box too small says so where the plan was; a larger one brings the plan back."""
+def test_a_model_that_does_not_fit_is_reported_and_fixed(tab: Tab, serve: Serve) -> None:
+    """A box that is too small is reported in place of the plan; a larger one brings the plan back."""
     tab.open(serve() + "?box=1x-rtx-5090", ready="document.querySelector('#answer').textContent.includes('not fit')")
     box = "document.querySelector('input[name=box]')"
     tab.run(f"{box}.value = '8x-b200'; {box}.dispatchEvent(new Event('change', {{bubbles: true}}))")
     tab.until("document.querySelector('#answer svg')")
 
 
-def test_the_page_and_the_command_line_say_the_same(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_and_the_command_line_agree(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
     """/plan.json is the plan that `moebox plan` prints."""
     status, text = get(serve() + "plan.json?box=8x-b200&context=65536&concurrency=8")
     assert status == 200
@@ -71,11 +71,11 @@ def test_a_run_is_watched_live(tab: Tab, serve: Serve, tmp_path: Path) -> None:
     """What is written into the folder while the page is open appears in it by itself."""
     run = a_run(tmp_path)
     address = serve(tmp_path)
-    tab.open(f"{address}runs/{run.id}/live", ready="document.querySelector('#live .ladder')")
-    rung = {"name": "tools", "verdict": "fail", "reason": "<b>arguments</b> cut in half"}
-    run.write_json("verdicts/07-tools.json", rung)
+    tab.open(f"{address}runs/{run.id}/live", ready="document.querySelector('#live .checks')")
+    check = {"name": "tools", "verdict": "fail", "reason": "<b>arguments</b> cut in half"}
+    run.write_json("verdicts/07-tools.json", check)
     run.add_event(CheckDone(name="tools", verdict="fail"))
-    tab.until("document.querySelector('#live .ladder').textContent.includes('<b>arguments</b> cut in half')")
+    tab.until("document.querySelector('#live .checks').textContent.includes('<b>arguments</b> cut in half')")
     run.write_json("measurements/c0256.json", level(256))
     tab.until("document.querySelector('#live').textContent.includes('2,560')")
 
@@ -91,7 +91,7 @@ def test_the_list_leads_to_the_report(tab: Tab, serve: Serve, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("query", "says"),
+    ("query", "message"),
     [
         ("box=9x-moon", "unknown"),
         ("model=kimi-k9", "unknown model"),
@@ -104,11 +104,11 @@ def test_the_list_leads_to_the_report(tab: Tab, serve: Serve, tmp_path: Path) ->
         ("layout=0:0", "recipe.toml"),
     ],
 )
-def test_odd_questions_get_a_sentence(serve: Serve, query: str, says: str) -> None:
+def test_odd_questions_get_a_sentence(serve: Serve, query: str, message: str) -> None:
     """Whatever stands in the address, the answer is a sentence, never a traceback, and markup stays text."""
     status, text = get(f"{serve()}plan?{query}")
     assert status == 200
-    assert says in text
+    assert message in text
     assert "<script" not in text
 
 
@@ -249,9 +249,9 @@ def test_a_socket_that_cannot_be_used_is_one_line(tmp_path: Path, capsys: pytest
             refused[str(tmp_path / "theirs")] = "belongs to another user"
         for name, why in refused.items():
             assert main(["ui", "--socket", name]) in (2, 3)
-            said = capsys.readouterr().err
-            assert why in said
-            assert said.startswith("error: ")
+            error = capsys.readouterr().err
+            assert why in error
+            assert error.startswith("error: ")
     assert main(["ui", "--socket", str(path), "--port", "0"]) == 2
     command = [sys.executable, "-m", "moebox", "ui", "--socket", str(path), "--runs", str(tmp_path)]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -3,8 +3,8 @@
 from moebox.cli.output import stderr_console
 from moebox.core.endpoint import Endpoint
 from moebox.errors import refuse_if
+from moebox.runs.listing import summarize_run
 from moebox.store import Run
-from moebox.store.summary import summarize_run
 from moebox.stream.limits import is_twin
 
 SIMULATION_NOTE = "a simulation answers here: its speed is a forecast, and its text means nothing"

@@ -9,18 +9,17 @@ from moebox import codec, files
 from moebox.cli.output import confirm, print_json, stdout_console
 from moebox.errors import ExternalError, refuse_if
 from moebox.loose import Document
+from moebox.runs.listing import RunBrief, RunSummary, is_run_folder, list_summaries, run_brief
 from moebox.serve import state
-from moebox.store import Run, RunBrief, runs_dir
-from moebox.store.listing import is_run_folder, run_brief
-from moebox.store.summary import RunSummary, list_summaries
+from moebox.store import Run, runs_dir
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from rich.table import Table
 
-    from moebox.report.record import RunRecord
     from moebox.report.rules import Advice
+    from moebox.runs.record import RunRecord
 
 WIDE = 100  # columns
 NARROW = 76  # columns: below, a name that can be copied leaves no room for the others beside it
@@ -107,10 +106,10 @@ def show(
         json: Print JSON.
     """
     from moebox.report.naming import label_runs
-    from moebox.report.reading import read_record
+    from moebox.runs.reader import read_run
 
     found = Run.open(run, runs=runs)
-    record = label_runs([read_record(found)])[0]
+    record = label_runs([read_run(found)])[0]
     if json:
         print_json(run_document(found, record))
         return 0
@@ -146,7 +145,7 @@ def _details(record: "RunRecord", advice: "Sequence[Advice]") -> "Table":
 def _happened(record: "RunRecord", advice: "Sequence[Advice]") -> "Iterator[tuple[str, str]]":
     """Starts, checks, problems, what to do about them, and what is missing."""
     yield from ((attempt.title, f"{attempt.outcome} {attempt.reason}".strip()) for attempt in record.attempts)
-    yield from ((f"{check.mark:<5} {check.name}", check.detail) for check in record.checks)
+    yield from ((f"{check.verdict:<5} {check.name}", check.reason) for check in record.all_checks)
     yield from (("problem", f"{problem.title}. {problem.remedy}") for problem in record.problems)
     yield from (("advice", f"{found.title}. {found.text}") for found in advice)
     yield from (("note", gap) for gap in record.gaps)
@@ -164,7 +163,9 @@ def run_document(run: Run, record: "RunRecord") -> Document:
         "attempts": [
             {"number": attempt.number, "outcome": attempt.outcome, "why": attempt.reason} for attempt in record.attempts
         ],
-        "rungs": [{"name": check.name, "verdict": check.mark, "reason": check.detail} for check in record.checks],
+        "rungs": [
+            {"name": check.name, "verdict": check.verdict, "reason": check.reason} for check in record.all_checks
+        ],
         "measurements": [level.raw for level in record.loads],
         "problems": record.problems,
         "missing": record.gaps,

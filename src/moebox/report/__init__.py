@@ -1,1 +1,1 @@
-"""Run folders to something a person reads: HTML, PDF, Markdown, and a folder to hand on."""
+"""Reports of run folders: HTML, PDF, Markdown, and a package to publish."""

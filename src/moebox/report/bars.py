@@ -1,61 +1,123 @@
 """Stacked bars of memory, bars of figures by run, and phases along time, as SVG."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from markupsafe import Markup
 
 from moebox import units
+from moebox.core.engine_facts import DeviceFacts
+from moebox.core.plan import DeviceMemory
 from moebox.report.format import format_number
-from moebox.report.record import DeviceParts
 from moebox.report.svg import AxisScale, axis_ticks, svg_picture, svg_tag, svg_text, svg_title
 
 WIDTH = 1080.0
-# part -> place among m1 … m8
+# Parts in drawing order -> number among m1 … m8: weights first, then what grows with use, then the rest.
 PART_COLOURS = {
-    "weights": 1,
-    "in use": 2,
     "experts": 1,
     "attention": 2,
     "other weights": 3,
     "vision": 4,
     "draft": 4,
+    "weights": 1,
+    "in use": 2,
     "KV cache": 5,
     "activations": 6,
     "overhead": 7,
-    "unused": 8,
     "free": 8,
 }
-LIGHT_PARTS = {"vision", "draft", "activations", "other weights"}  # dark words on these
+WEIGHT_PARTS = ("weights", "experts", "attention", "other weights", "vision", "draft")
+LIGHT_PARTS = {"vision", "draft", "activations", "other weights"}  # dark text on these
+COMPONENT_PARTS = {
+    "routed_experts": "experts",
+    "shared_experts": "experts",
+    "attention": "attention",
+    "vision": "vision",
+    "mtp": "draft",
+    "draft": "draft",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceParts:
+    """One device's memory: bytes by part in drawing order; the parts need not fill `total`."""
+
+    name: str
+    total: float
+    parts: dict[str, float]
+
+    @property
+    def on_host(self) -> bool:
+        """True for the machine's RAM."""
+        return self.name == "ram"
+
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes of all weights."""
+        return sum(self.parts.get(name, 0.0) for name in WEIGHT_PARTS)
+
+    @property
+    def used_bytes(self) -> float:
+        """Bytes of all parts but free memory."""
+        return sum(size for name, size in self.parts.items() if name != "free")
+
+
+def planned_parts(device: DeviceMemory) -> DeviceParts:
+    """A planned device, its weights by component."""
+    sizes: dict[str, float] = {"draft": device.draft, "KV cache": device.kv, "activations": device.activations}
+    sizes |= {"overhead": device.overhead, "free": device.free}
+    for component, size in device.weights.items():
+        part = COMPONENT_PARTS.get(component, "other weights")
+        sizes[part] = sizes.get(part, 0.0) + size
+    return _device_parts(device.device, device.total, sizes)
+
+
+def reported_parts(device: DeviceFacts) -> DeviceParts:
+    """A device as its engine reported it; weights of a draft are among the weights."""
+    sizes = {
+        "weights": device.weights_bytes or 0.0,
+        "in use": device.used_bytes or 0.0,
+        "KV cache": device.kv_bytes or 0.0,
+        "activations": (device.activation_bytes or 0.0) + (device.graph_bytes or 0.0),
+        "overhead": device.overhead_bytes or 0.0,
+        "free": device.free_bytes or 0.0,
+    }
+    return _device_parts(device.device, device.total_bytes or 0.0, sizes)
+
+
+def _device_parts(name: str, total: float, sizes: Mapping[str, float]) -> DeviceParts:
+    parts = {part: sizes[part] for part in PART_COLOURS if sizes.get(part, 0.0) > 0}
+    return DeviceParts(name=name or "gpu", total=total or sum(parts.values()), parts=parts)
 
 
 def group_equal_devices(devices: Sequence[DeviceParts]) -> list[tuple[str, DeviceParts]]:
-    """Devices with the same bar as one row: "gpu0 – gpu7 (each)"."""
+    """Neighbours that are equal within half a percent as one row: "gpu0 – gpu7, each"."""
     groups: list[list[DeviceParts]] = []
     for device in devices:
-        if groups and equal_devices(groups[-1][0], device):
+        first = groups[-1][0] if groups else None
+        tolerance = 0.005 * device.total
+        if (
+            first
+            and first.parts.keys() == device.parts.keys()
+            and abs(first.total - device.total) <= tolerance
+            and all(abs(first.parts[name] - size) <= tolerance for name, size in device.parts.items())
+        ):
             groups[-1].append(device)
         else:
             groups.append([device])
-    return [(_names(group), group[0]) for group in groups]
-
-
-def _names(group: Sequence[DeviceParts]) -> str:
-    return f"{group[0].name} – {group[-1].name}, each" if len(group) > 1 else group[0].name
-
-
-def equal_devices(a: DeviceParts, b: DeviceParts) -> bool:
-    """The same within half a percent of the device."""
-    same = a.parts.keys() == b.parts.keys() and abs(a.total - b.total) <= 0.005 * a.total
-    return same and all(abs(a.parts[name] - b.parts[name]) <= 0.005 * a.total for name in a.parts)
+    return [
+        (f"{group[0].name} – {group[-1].name}, each" if len(group) > 1 else group[0].name, group[0]) for group in groups
+    ]
 
 
 def draw_memory(rows: Sequence[tuple[str, str, DeviceParts]], *, label: str) -> Markup | None:
-    """One bar per row (heading, kind, device), all to one scale; a heading stands above the bars that share it."""
+    """One bar for each row (heading, kind, device) on one scale; rows with the same heading share it."""
     if not rows:
         return None
     bar, left, y = 24.0, 74.0, -8.0
     widest = max(device.total for _, _, device in rows)
+    unit_bytes, unit = (2**30, "GiB") if widest >= 2**30 else (2**20, "MiB")
     across = AxisScale(low=0, high=widest, start=left, end=WIDTH - 8)
     body = ""
     for heading, group in itertools.groupby(rows, key=lambda row: row[0]):
@@ -63,64 +125,40 @@ def draw_memory(rows: Sequence[tuple[str, str, DeviceParts]], *, label: str) -> 
         y += 30
         for _, kind, device in group:
             body += svg_text(0, y + 16, kind, fill="var(--soft)")
-            body += draw_device(device, across, y, bar, kind, widest)
+            body += draw_device(device, across, y, bar, kind, unit_bytes)
             y += bar + 4
-    return svg_picture(body + scale_below(across, widest, y + 4), width=WIDTH, height=y + 24, label=label)
+    base = y + 4
+    for value in axis_ticks(0, widest / unit_bytes, count=8):
+        x = across.position(value * unit_bytes)
+        body += svg_tag("line", x1=x, x2=x, y1=base - 4, y2=base + 2, stroke="var(--rule)")
+        text = f"{value:g}" if value else f"0 {unit}"
+        body += svg_text(x, base + 15, text, text_anchor="middle", fill="var(--soft)")
+    return svg_picture(body, width=WIDTH, height=y + 24, label=label)
 
 
-def scale_below(across: AxisScale, widest: float, base: float) -> str:
-    """Marks and sizes under the bars."""
-    body = ""
-    size, unit = scale_of(widest)
-    for value in axis_ticks(0, widest / size, count=8):
-        place = across.position(value * size)
-        body += svg_tag("line", x1=place, x2=place, y1=base - 4, y2=base + 2, stroke="var(--rule)")
-        words = f"{value:g}" if value else f"0 {unit}"
-        body += svg_text(place, base + 15, words, text_anchor="middle", fill="var(--soft)")
-    return body
-
-
-def scale_of(widest: float) -> tuple[float, str]:
-    """The unit that the axis of such a drawing is in."""
-    return (2**30, "GiB") if widest >= 2**30 else (2**20, "MiB")
-
-
-def draw_device(device: DeviceParts, across: AxisScale, y: float, height: float, kind: str, widest: float) -> str:
-    """One device's parts side by side, an outline to its full size."""
-    body, place = "", 0.0
-    unit = scale_of(widest)[0]
+def draw_device(device: DeviceParts, across: AxisScale, y: float, height: float, kind: str, unit_bytes: float) -> str:
+    """One device's parts side by side, each labelled if it is wide enough, and an outline of the device's size."""
+    body, offset = "", 0.0
     for name, size in device.parts.items():
-        start, end = across.position(place), across.position(place + size)
+        start, end = across.position(offset), across.position(offset + size)
         share = f"{size / device.total * 100:.1f}% of {units.format_gib(device.total)}"
-        words = f"{name} {units.format_gib(size)} ({share}, {kind})"
         look = {"fill": f"var(--m{PART_COLOURS.get(name, 7)})", "stroke": "var(--panel)", "stroke_width": 1}
-        inner = svg_title(words) + svg_tag("rect", x=start, y=y, width=max(end - start, 0.5), height=height, **look)
-        inner += part_label(name, size / unit, start, end, y + height / 2 + 4)
+        inner = svg_title(f"{name} {units.format_gib(size)} ({share}, {kind})")
+        inner += svg_tag("rect", x=start, y=y, width=max(end - start, 0.5), height=height, **look)
+        if end - start > 30:
+            ink = "var(--ink)" if name == "free" else "#1b1e23" if name in LIGHT_PARTS else "#ffffff"
+            text = f"{size / unit_bytes:.1f}" if end - start < 92 else f"{name} {size / unit_bytes:.1f}"
+            middle = ((start + end) / 2, y + height / 2 + 4)
+            inner += svg_text(*middle, text, text_anchor="middle", fill=ink, font_size=11.5)
         body += svg_tag("g", inner, class_="part", data_part=name)
-        place += size
+        offset += size
     outline = {"fill": "none", "stroke": "var(--faint)", "stroke_width": 0.8}
-    return body + svg_tag(
-        "rect", x=across.start, y=y, width=across.position(device.total) - across.start, height=height, **outline
-    )
-
-
-def part_label(name: str, size: float, start: float, end: float, base: float) -> str:
-    """A part's name and size as far as it has room for them."""
-    if end - start <= 30:
-        return ""
-    words = f"{size:.1f}" if end - start < 92 else f"{name} {size:.1f}"
-    return svg_text((start + end) / 2, base, words, text_anchor="middle", fill=part_ink(name), font_size=11.5)
-
-
-def part_ink(name: str) -> str:
-    """A colour that can be read on the part's own."""
-    if name in ("free", "unused"):
-        return "var(--ink)"
-    return "#1b1e23" if name in LIGHT_PARTS else "#ffffff"
+    width = across.position(device.total) - across.start
+    return body + svg_tag("rect", x=across.start, y=y, width=width, height=height, **outline)
 
 
 def draw_ranking(rows: Sequence[tuple[str, int, float, str]], *, label: str, unit: str = "") -> Markup | None:
-    """Horizontal bars (name, colour, value, remark) to one scale, the name above, the value at the end."""
+    """Horizontal bars (name, colour, value, remark) on one scale, the name above, the value at the end."""
     if not rows:
         return None
     width, bar = 540.0, 13.0
@@ -138,7 +176,7 @@ def draw_ranking(rows: Sequence[tuple[str, int, float, str]], *, label: str, uni
 
 
 def draw_phases(spans: Sequence[tuple[str, float, float]], *, label: str) -> Markup | None:
-    """What took how long, along one clock."""
+    """Named spans of time along one clock."""
     spans = [(name, opened, closed) for name, opened, closed in spans if closed > opened]
     if not spans:
         return None

@@ -1,4 +1,4 @@
-"""A calibration for people: how sure it is, and the steps it says the whole model takes."""
+"""A calibration as it is shown: its error, and the step times of the whole model."""
 
 from dataclasses import dataclass
 
@@ -18,28 +18,28 @@ class StepTime:
 
 
 def full_depth(calibration: Calibration) -> MeasuredSpeed:
-    """It at the depth of its whole model."""
+    """The calibration extrapolated to all layers of its model."""
     most = max((prompt.tokens for boot in calibration.boots for prompt in boot.prefill), default=1)
     return MeasuredSpeed(calibration=calibration, layers=calibration.layers, chunk=calibration.layout.chunk or most)
 
 
 def is_solved(calibration: Calibration) -> bool:
-    """Whether it says anything of the whole model."""
+    """True if it has step times of the whole model."""
     return bool(full_depth(calibration).decode_times)
 
 
 def depths_text(calibration: Calibration) -> str:
-    """Its boots' layers in words."""
+    """The depths of its boots: "3 and 6"."""
     return " and ".join(map(str, calibration.depths))
 
 
 def error_text(calibration: Calibration) -> str:
-    """How far off it may be."""
+    """Its relative error, or "unfinished"."""
     return f"±{full_depth(calibration).decode_error:.0%}" if is_solved(calibration) else "unfinished"
 
 
 def step_times(calibration: Calibration) -> tuple[StepTime, ...]:
-    """Steps of the whole model at what was measured."""
+    """Step times of the whole model at the measured batches and prompts."""
     reading = full_depth(calibration)
     decoded = [
         StepTime(kind="decode", streams=batch, tokens=int(context), seconds=step, tok_s=batch / step)

@@ -7,7 +7,7 @@ stands in `data-chart`; without the script every point has its own title.
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TypeVar
@@ -68,19 +68,19 @@ class ChartAxis:
 
 
 def finite_series(series: Sequence[ChartSeries]) -> list[ChartSeries]:
-    """The series with their finite points only, those without any left out."""
-    finite = [replace(curve, points=_finite(curve.points), band=_finite(curve.band)) for curve in series]
-    return [curve for curve in finite if curve.points]
-
-
-def _finite(rows: tuple[Row, ...]) -> tuple[Row, ...]:
-    return tuple(row for row in rows if all(map(math.isfinite, row)))
+    """The series with their finite points only; those without any are left out."""
+    shown = []
+    for curve in series:
+        points = tuple(point for point in curve.points if all(map(math.isfinite, point)))
+        band = tuple(row for row in curve.band if all(map(math.isfinite, row)))
+        shown += [replace(curve, points=points, band=band)] if points else []
+    return shown
 
 
 def draw_lines(
     series: Sequence[ChartSeries], *, x: ChartAxis, y: ChartAxis, label: str, height: float = HEIGHT
 ) -> Markup | None:
-    """Lines over a common x; None when there is nothing to draw."""
+    """Draw lines over a common x; None if there is nothing to draw."""
     shown = finite_series(series)
     if not shown:
         return None
@@ -95,104 +95,68 @@ def draw_lines(
 
 
 def axis_scale(values: Sequence[float], axis: ChartAxis, start: float, end: float) -> AxisScale:
-    """A scale that holds all `values`, rounded outward on linear axes."""
-    positive = [value for value in values if value > 0]
-    if positive and _logarithmic(values, axis):
-        low, high = _log_ends(min(positive), max(values), exact=bool(axis.ticks))
-        return AxisScale(low=low, high=high, start=start, end=end, log=True)
-    low, high = _linear_ends(min(values), max(values), zero=axis.zero)
-    return AxisScale(low=low, high=high, start=start, end=end)
+    """A scale that holds all `values`.
 
-
-def _linear_ends(low: float, high: float, *, zero: bool) -> tuple[float, float]:
-    """The ends of a linear axis: from zero with a little room above, or just what is there."""
-    low = min(0.0, low) if zero else low
-    high = high if high > low else low + max(1.0, abs(low))
-    return low, high + (high - low) * 0.06 if zero else high
-
-
-def _logarithmic(values: Sequence[float], axis: ChartAxis) -> bool:
-    """As the axis says, or by the span of its values."""
-    if axis.log is not None:
-        return axis.log
+    A linear axis starts at zero with a margin above, or has exactly the values' span. A logarithmic one has a margin on
+    both sides, or ends exactly at given ticks.
+    """
     low, high = min(values), max(values)
-    return low > 0 and high / low > LOG_FROM
-
-
-def _log_ends(low: float, high: float, *, exact: bool) -> tuple[float, float]:
-    """The ends of a logarithmic axis: a little outside, or exactly at given ticks unless they fall together."""
-    high = max(high, low * 1.0001)
-    if not exact:
-        return low / 1.15, high * 1.15
-    return (low / 2, high * 2) if high / low < 1.01 else (low, high)
+    positive = [value for value in values if value > 0]
+    is_log = axis.log if axis.log is not None else low > 0 and high / low > LOG_FROM
+    if positive and is_log:
+        low = min(positive)
+        high = max(high, low * 1.0001)
+        if not axis.ticks:
+            low, high = low / 1.15, high * 1.15
+        elif high / low < 1.01:
+            low, high = low / 2, high * 2
+        return AxisScale(low=low, high=high, start=start, end=end, log=True)
+    low = min(0.0, low) if axis.zero else low
+    high = high if high > low else low + max(1.0, abs(low))
+    return AxisScale(low=low, high=high + (high - low) * 0.06 if axis.zero else high, start=start, end=end)
 
 
 def draw_grid(across: AxisScale, up: AxisScale, x: ChartAxis, y: ChartAxis, height: float) -> str:
-    """Hairlines, tick labels and the two titles."""
+    """Hairlines, tick labels and the two titles. The x axis has its given ticks that lie on it, or round values."""
     base = height - BOTTOM
-    parts = [svg_text(LEFT - 46, 13, y.title, fill="var(--soft)", font_weight=600), *_rows(up, y)]
-    parts.append(svg_tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=base, y2=base, stroke="var(--rule)"))
-    parts += _columns(across, x, base)
-    parts.append(svg_text(WIDTH - RIGHT, height - 6, x.title, text_anchor="end", fill="var(--soft)"))
-    return "".join(parts)
-
-
-def _rows(up: AxisScale, y: ChartAxis) -> Iterator[str]:
-    """A hairline and a label for each tick of the upright axis."""
+    parts = [svg_text(LEFT - 46, 13, y.title, fill="var(--soft)", font_weight=600)]
     values = axis_ticks(up.low, up.high, log=up.log)
     if len(values) > 6:
         values = thin_out(values, 22, [up.position(value) for value in values])
     for value in values:
         place = up.position(value)
-        yield svg_tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=place, y2=place, stroke="var(--hair)")
-        yield svg_text(LEFT - 8, place + 4, y.tick_label(value), text_anchor="end", fill="var(--soft)")
-
-
-def _columns(across: AxisScale, x: ChartAxis, base: float) -> Iterator[str]:
-    """A mark and a label for each tick of the lower axis: the given ones that lie on it, or round values."""
+        parts.append(svg_tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=place, y2=place, stroke="var(--hair)"))
+        parts.append(svg_text(LEFT - 8, place + 4, y.tick_label(value), text_anchor="end", fill="var(--soft)"))
+    parts.append(svg_tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=base, y2=base, stroke="var(--rule)"))
     given = [value for value in x.ticks if across.low * 0.999 <= value <= across.high * 1.001]
     values = given or axis_ticks(across.low, across.high, log=across.log, count=6)
     for value in thin_out(values, 46, [across.position(value) for value in values]):
-        place = across.position(value)
+        place, label = across.position(value), x.tick_label(value)
         anchor = "end" if place > WIDTH - RIGHT - 12 else "middle"
-        yield svg_tag("line", x1=place, x2=place, y1=base, y2=base + 4, stroke="var(--rule)")
-        yield svg_text(min(place, WIDTH - 2), base + 17, x.tick_label(value), text_anchor=anchor, fill="var(--soft)")
+        parts.append(svg_tag("line", x1=place, x2=place, y1=base, y2=base + 4, stroke="var(--rule)"))
+        parts.append(svg_text(min(place, WIDTH - 2), base + 17, label, text_anchor=anchor, fill="var(--soft)"))
+    parts.append(svg_text(WIDTH - RIGHT, height - 6, x.title, text_anchor="end", fill="var(--soft)"))
+    return "".join(parts)
 
 
 def draw_series(curve: ChartSeries, across: AxisScale, up: AxisScale, index: int, x: ChartAxis, y: ChartAxis) -> str:
-    """A series: band, line, markers with their titles."""
+    """A series: its range, its line (a single point has none), and markers with titles."""
     colour = f"var(--s{curve.colour})"
     places = [(across.position(a), up.position(b)) for a, b in curve.points]
-    body = _band(curve, across, up, colour) + _stroke(curve, places, colour)
+    body = ""
+    if len(curve.band) > 1:
+        edge = [(across.position(load), up.position(high)) for load, _, high in curve.band]
+        edge += [(across.position(load), up.position(low)) for load, low, _ in reversed(curve.band)]
+        body += svg_tag("path", d=svg_path(edge) + "Z", fill=colour, fill_opacity=0.13)
+    if len(places) > 1:
+        look = {"fill": "none", "stroke": colour, "stroke_width": 1.8 if curve.markers else 1.4}
+        dashes = "5 4" if curve.dashed else None
+        body += svg_tag("path", d=svg_path(places), **look, stroke_dasharray=dashes, stroke_linejoin="round")
     if curve.markers:
-        body += "".join(_marked(curve, point, place, x, y) for point, place in zip(curve.points, places, strict=True))
+        for (at, value), place in zip(curve.points, places, strict=True):
+            title = svg_title(f"{curve.name}: {y.format(value)} at {x.format(at)}")
+            body += svg_tag("g", title + draw_marker(curve.colour, *place, colour=colour, hollow=curve.dashed))
     return svg_tag("g", body, class_="series", data_series=index)
-
-
-def _band(curve: ChartSeries, across: AxisScale, up: AxisScale, colour: str) -> str:
-    """The forecast's band as an area."""
-    if len(curve.band) < 2:
-        return ""
-    edge = [(across.position(load), up.position(high)) for load, _, high in curve.band]
-    edge += [(across.position(load), up.position(low)) for load, low, _ in reversed(curve.band)]
-    return svg_tag("path", d=svg_path(edge) + "Z", fill=colour, fill_opacity=0.13)
-
-
-def _stroke(curve: ChartSeries, places: Sequence[Point], colour: str) -> str:
-    """The line itself; a single point has none."""
-    if len(places) < 2:
-        return ""
-    look = {"fill": "none", "stroke": colour, "stroke_width": 1.8 if curve.markers else 1.4}
-    dashes = "5 4" if curve.dashed else None
-    return svg_tag("path", d=svg_path(places), **look, stroke_dasharray=dashes, stroke_linejoin="round")
-
-
-def _marked(curve: ChartSeries, point: Point, place: Point, x: ChartAxis, y: ChartAxis) -> str:
-    """One point with what it says when the mouse rests on it."""
-    title = svg_title(f"{curve.name}: {y.format(point[1])} at {x.format(point[0])}")
-    return svg_tag(
-        "g", title + draw_marker(curve.colour, *place, colour=f"var(--s{curve.colour})", hollow=curve.dashed)
-    )
 
 
 def svg_path(places: Sequence[Point]) -> str:

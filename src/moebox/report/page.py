@@ -1,11 +1,11 @@
-"""Records to one HTML file that needs nothing else: no network, no second file."""
+"""A report as one HTML file that needs neither network nor other files."""
 
 import base64
 import functools
 import hashlib
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import TYPE_CHECKING
@@ -16,15 +16,50 @@ from moebox import __version__
 from moebox.escape import escape_invisible
 from moebox.report import palette
 from moebox.report.block import Section
-from moebox.report.chapters import make_sections
 from moebox.report.decision import Decision, decide
 from moebox.report.format import format_date, format_time, join_names, unique_names
 from moebox.report.naming import box_title, engine_title, label_runs, model_title, quant_title
 from moebox.report.palette import run_colour
-from moebox.report.record import RunRecord
+from moebox.report.rules import advice_section
+from moebox.report.sections.checks import checks_section
+from moebox.report.sections.climb import climb_section
+from moebox.report.sections.compare import compare_section
+from moebox.report.sections.hardware import hardware_section
+from moebox.report.sections.kernels import kernels_section
+from moebox.report.sections.launches import attempts_section, problems_section
+from moebox.report.sections.memory import memory_section
+from moebox.report.sections.models import models_section
+from moebox.report.sections.performance import performance_section
+from moebox.report.sections.plan import plan_section
+from moebox.report.sections.reproduce import notes_section, reproduce_section
+from moebox.report.sections.summary import summary_section
+from moebox.report.sections.tables import figures_section
+from moebox.report.sections.tasks import tasks_section
+from moebox.runs.record import RunRecord
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+
+SectionMaker = Callable[[Sequence[RunRecord]], Section | None]
+SECTIONS: tuple[SectionMaker, ...] = (
+    summary_section,
+    compare_section,
+    hardware_section,
+    models_section,
+    performance_section,
+    figures_section,
+    memory_section,
+    plan_section,
+    kernels_section,
+    checks_section,
+    tasks_section,
+    attempts_section,
+    climb_section,
+    problems_section,
+    advice_section,
+    reproduce_section,
+    notes_section,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,20 +76,35 @@ class ReportPage:
 
     @property
     def simulated_runs(self) -> str:
-        """A sentence where any of it is simulated."""
+        """The simulated runs as a sentence; "" if there are none."""
         marked = [record.label for record in self.records if record.simulation]
         if not marked:
             return ""
         return "all runs." if len(marked) == len(self.records) else f"{join_names(marked)}."
 
 
+def make_sections(records: Sequence[RunRecord], makers: Sequence[SectionMaker] = SECTIONS) -> list[Section]:
+    """Every section that has content, in reading order."""
+    return [section for make in makers if (section := make(records)) and section.blocks]
+
+
 def build_page(records: Sequence[RunRecord], *, title: str = "", now: float | None = None) -> ReportPage:
-    """What the report says, in order."""
+    """Build the content of a report. Without a title it is named after models and boxes."""
     named = label_runs(records)
     moments = [record.started if record.imported else max(record.started, record.ended) for record in named]
+    requested = [record.recipe.model if record.recipe else record.requested_model for record in named]
+    models, boxes = unique_names(map(model_title, requested)), unique_names(map(box_title, named))
+    title = title or named[0].info.title
+    if not title and models:
+        title = join_names(models[:3]) + (f" on {join_names(boxes[:2])}" if boxes else "")
+    elif not title:
+        title = f"Run {named[0].id}" if len(named) == 1 else f"{len(named)} runs"
+    engines, quants = unique_names(map(engine_title, named)), unique_names(map(quant_title, named))
+    is_published = all(record.imported for record in named)
+    subtitle = [join_names(engines[:3]), join_names(quants[:4]), "published figures, imported" if is_published else ""]
     return ReportPage(
-        title=title or page_title(named),
-        subtitle=page_subtitle(named),
+        title=title,
+        subtitle=" · ".join(filter(None, subtitle)),
         date=format_date(max(moments, default=0.0)),
         made=format_time(now if now is not None else time.time()),
         records=tuple(named),
@@ -63,74 +113,46 @@ def build_page(records: Sequence[RunRecord], *, title: str = "", now: float | No
     )
 
 
-def page_title(records: Sequence[RunRecord]) -> str:
-    """Models on boxes, or the run's own title."""
-    if records[0].title:
-        return records[0].title
-    models = unique_names(model_title(model_asked(record)) for record in records)
-    if not models:
-        return f"Run {records[0].id}" if len(records) == 1 else f"{len(records)} runs"
-    boxes = unique_names(map(box_title, records))
-    return join_names(models[:3]) + (f" on {join_names(boxes[:2])}" if boxes else "")
-
-
-def model_asked(record: RunRecord) -> str:
-    """The model of the recipe, or the one that was asked for where no recipe came of it."""
-    return record.recipe.model if record.recipe else record.requested_model
-
-
-def page_subtitle(records: Sequence[RunRecord]) -> str:
-    """Engines and checkpoints."""
-    engines = unique_names(map(engine_title, records))
-    quants = unique_names(map(quant_title, records))
-    published = all(record.imported for record in records)
-    words = [join_names(engines[:3]), join_names(quants[:4]), "published figures, imported" if published else ""]
-    return " · ".join(filter(None, words))
-
-
 @functools.cache
 def jinja_environment(*packages: str) -> "Environment":
-    """Templates of the report, and before them those of `packages`; what is not marked as markup is escaped."""
+    """Templates of `packages`, then of the report. Text that is not marked as markup is escaped."""
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
     made = Environment(
         loader=ChoiceLoader([PackageLoader(package) for package in (*packages, "moebox.report")]),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=shown,
+        finalize=lambda value: (
+            escape_invisible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+        ),
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters["ticked"] = ticked
+    made.filters["ticked"] = code_in_ticks
     return made
 
 
-def shown(value: object) -> object:
-    """A value as a page shows it: letters that turn lines around or do not show are written as their numbers."""
-    return escape_invisible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
-
-
-def ticked(text: str) -> Markup:
-    """Text with `words in ticks` set as code."""
+def code_in_ticks(text: str) -> Markup:
+    """Text with words in backticks set as code."""
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(escape_invisible(text)))))  # noqa: S704  (escaped here)
 
 
 @functools.cache
 def read_asset(name: str) -> Markup:
-    """A file of ours that goes into the page as it is."""
+    """A template file that goes into the page unchanged."""
     return Markup(resources.files("moebox.report").joinpath("templates", name).read_text(encoding="utf-8"))  # noqa: S704
 
 
 @functools.cache
 def style_sheet() -> Markup:
-    """The sheet with its font inside, so that a page looks the same where Inter is not installed."""
+    """The style sheet with its font inside, so that a page looks the same if Inter is not installed."""
     font = resources.files("moebox.report").joinpath("templates", "inter.woff2").read_bytes()
     face = f"url(data:font/woff2;base64,{base64.b64encode(font).decode()}) format('woff2')"
     return Markup("@font-face{font-family:Inter;font-weight:100 900;src:" + face + "}\n") + read_asset("style.css")  # noqa: S704
 
 
 def render_html(page: ReportPage) -> str:
-    """The whole file. Only the page's own script may run: its hash is in the content policy."""
+    """Render the whole file. Only its own script may run: the script's hash is in the content policy."""
     script = read_asset("script.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return (

@@ -1,6 +1,6 @@
 """HTML to PDF, drawings kept as vectors: by a Chromium on this machine, else by WeasyPrint (`pip install moebox[pdf]`).
 
-Chromium comes first because it lays the page out as the person saw it. It gets no network and a profile of its own.
+Chromium comes first because it lays the page out as the user saw it. It gets no network and a profile of its own.
 """
 
 import importlib.util
@@ -27,7 +27,7 @@ FLAGS = (
     "--host-resolver-rules=MAP * ~NOTFOUND",
     "--no-pdf-header-footer",
 )
-PATIENCE_S = 120.0  # a five-megabyte page takes a few seconds; a browser that hangs takes for ever
+TIMEOUT_S = 120.0  # a five-megabyte page takes a few seconds
 
 
 def find_browser() -> str | None:
@@ -43,17 +43,17 @@ def write_pdf(html: str, target: Path) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     found = find_browser()
     if found:
-        return by_browser(found, html, target)
+        return print_with_browser(found, html, target)
     if importlib.util.find_spec("weasyprint"):
-        return by_weasyprint(html, target)
+        return print_with_weasyprint(html, target)
     raise ExternalError(
         "no way to make a PDF here: neither a Chromium nor WeasyPrint is installed",
         hint="`pip install 'moebox[pdf]'` or, on Debian, `apt install chromium`; any browser prints the HTML well too",
     )
 
 
-def by_browser(program: str, html: str, target: Path) -> Path:
-    """Let Chromium print the page."""
+def print_with_browser(program: str, html: str, target: Path) -> Path:
+    """Print the page with Chromium."""
     with files.scratch_folder("pdf") as folder:
         page = folder / "report.html"
         page.write_text(html, encoding="utf-8")
@@ -62,7 +62,7 @@ def by_browser(program: str, html: str, target: Path) -> Path:
         root = ["--no-sandbox"] if os.geteuid() == 0 else []
         argv = [program, *FLAGS, *root, f"--user-data-dir={folder}/profile", f"--print-to-pdf={made}", page.as_uri()]
         try:
-            done = subprocess.run(argv, capture_output=True, timeout=PATIENCE_S, check=False)
+            done = subprocess.run(argv, capture_output=True, timeout=TIMEOUT_S, check=False)
         except (OSError, subprocess.TimeoutExpired) as problem:
             raise ExternalError(
                 f"{program}: {problem}", hint="MOEBOX_BROWSER= (empty) uses WeasyPrint instead"
@@ -76,7 +76,7 @@ def by_browser(program: str, html: str, target: Path) -> Path:
     return target
 
 
-# What WeasyPrint 70 does not know yet: `all: unset` on buttons, clamp(), grids that count their columns, flex headings.
+# Not supported by WeasyPrint 70: `all: unset` on buttons, clamp(), grids that count their columns, flex headings.
 PLAIN = """
 h1{font-size:26px}section>h2,.table>header,summary{display:block}section>h2 .num{margin-right:8px}
 .legend span.key,th span.key{font:inherit;margin-right:12px}.legend{display:block}
@@ -87,8 +87,8 @@ h1{font-size:26px}section>h2,.table>header,summary{display:block}section>h2 .num
 """
 
 
-def by_weasyprint(html: str, target: Path) -> Path:
-    """Let WeasyPrint lay it out; its SVG knows no CSS variables, so the light palette is put in."""
+def print_with_weasyprint(html: str, target: Path) -> Path:
+    """Print the page with WeasyPrint, with the light palette inlined because its SVG has no CSS variables."""
     try:
         import weasyprint
     except OSError as problem:  # Pango is a system library that pip cannot bring
@@ -102,5 +102,5 @@ def by_weasyprint(html: str, target: Path) -> Path:
 
 
 def refuse_fetch(url: str, *_: object, **__: object) -> dict[str, object]:
-    """The report needs nothing from outside."""
+    """Refuse every fetch: a report needs nothing from outside."""
     raise ValueError(f"{url} is not fetched")

@@ -1,7 +1,7 @@
-"""Millions of token times to the few hundred numbers a drawing needs.
+"""Millions of token times as the few hundred numbers that a drawing needs.
 
-Aggregated before anything is drawn: the page carries classes and seconds, never samples. Gaps are counted in steps of
-20 µs, which is finer than any clock at the other end of a network.
+The page contains classes and seconds, never samples. Gaps are counted in steps of 20 µs, finer than any clock at the
+other end of a network.
 """
 
 import math
@@ -21,7 +21,7 @@ NS, MS = 1e9, 1e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleDigest:
-    """A sample file in short."""
+    """A summary of a sample file."""
 
     edges: tuple[float, ...]  # ms
     counts: tuple[int, ...]
@@ -30,7 +30,7 @@ class SampleDigest:
 
 
 def digest_samples(path: Path) -> SampleDigest | None:
-    """The digest of a sample file, or None where it cannot be read or holds no gap."""
+    """The digest of a sample file, or None if it cannot be read or has no gap."""
     try:
         samples = columns.read_samples(path)
     except BadInput:

@@ -1,7 +1,7 @@
-"""The few things every drawing is made of: elements, scales, ticks, palettes.
+"""SVG elements, scales and ticks.
 
-Colours are CSS variables (`var(--s1)`), so one drawing serves light, dark and print; where variables are not understood
-(PDF by WeasyPrint, a picture on its own) `settle` puts in those of the light palette.
+Colours are CSS variables (`var(--s1)`), so one drawing serves light, dark and print; `inline_colours` replaces them
+with the light palette for programs without CSS variables (WeasyPrint).
 """
 
 import math
@@ -35,12 +35,12 @@ def svg_text(x: float, y: float, words: str, /, **attributes: object) -> str:
 
 
 def svg_title(words: str) -> str:
-    """What is shown while the pointer rests on it."""
+    """The text that is shown while the pointer rests on the element."""
     return svg_tag("title", str(escape(escape_invisible(words))))
 
 
 def svg_picture(body: str, *, width: float, height: float, label: str, data: str = "") -> Markup:
-    """The whole drawing; `label` is what a screen reader says, `data` what the page's script reads."""
+    """The whole drawing; `label` is for screen readers, `data` for the page's script."""
     return Markup(  # noqa: S704  (every part went through tag or text, which escape)
         svg_tag(
             "svg",
@@ -79,7 +79,7 @@ def inline_colours(html: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AxisScale:
-    """Values to places along one axis."""
+    """Maps values to positions along one axis."""
 
     low: float
     high: float
@@ -88,7 +88,7 @@ class AxisScale:
     log: bool = False
 
     def position(self, value: float) -> float:
-        """Where `value` stands."""
+        """The position of `value`."""
         low, high = self.low, self.high
         if self.log:
             value, low, high = (math.log(max(number, 1e-12)) for number in (value, low, high))
@@ -106,7 +106,7 @@ def nice_step(span: float, count: int) -> float:
 
 
 def axis_ticks(low: float, high: float, *, log: bool = False, count: int = 5) -> list[float]:
-    """Round values between `low` and `high`: steps, or powers of ten (halves too where few) on a log axis."""
+    """Round values between `low` and `high`: steps, or powers of ten (and steps between few of them) on a log axis."""
     if log:
         return [value for value in log_ticks(low, high) if low * 0.999 <= value <= high * 1.001]
     step = nice_step(high - low, count)
@@ -115,7 +115,7 @@ def axis_ticks(low: float, high: float, *, log: bool = False, count: int = 5) ->
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten around `low` and `high`, with steps between them where they are few."""
+    """Powers of ten around `low` and `high`, with steps between them if they are few."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     steps = (1,) if last - first > 3 else (1, 3) if last - first > 1 else (1, 2, 5)
     return [step * 10.0**power for power in range(first, last + 1) for step in steps]

@@ -1,4 +1,4 @@
-"""Text that may leave the machine: keys, host names, user names, addresses and serial numbers taken out."""
+"""Redaction of text that leaves the machine: keys, host names, user names, addresses, serial numbers."""
 
 import functools
 import getpass
@@ -14,7 +14,7 @@ HOST, USER, ADDRESS, SERIAL = "‹host›", "‹user›", "‹address›", "‹s
 
 COMMON = {"root", "user", "admin", "ubuntu", "debian", "localhost", "main", "node", "runner", "host", "gpu", "docker"}
 
-# Folders of people: this machine's own name for it is known, others came with a log or a recipe.
+# Home folders; those of other machines may come with a log or a recipe.
 _HOMES = re.compile(r"(?<![\w.~-])(?:/home/|/Users/|/var/home/)[A-Za-z0-9._-]+|(?<![\w.~/-])/root(?![\w.-])")
 _ADDRESS = re.compile(
     r"(?<![\d.])(?!127\.|0\.0\.0\.0|255\.)(?:25[0-5]|2[0-4]\d|1?\d?\d)(?:\.(?:25[0-5]|2[0-4]\d|1?\d?\d)){3}(?![\d.])"
@@ -23,19 +23,19 @@ _HARDWARE = re.compile(r"\b(?:GPU-[0-9a-f]{8}-[0-9a-f-]{27}|(?:[0-9a-f]{2}:){5}[
 
 
 def redact_text(text: str) -> str:
-    """`text` without what must not be handed on."""
+    """Replace everything that must not be published."""
     text = hide_secrets(text)
     text = _HARDWARE.sub(SERIAL, text)
     text = _ADDRESS.sub(ADDRESS, text)
     text = _HOMES.sub("~", text)
-    for word, stand_in in _names():
+    for word, stand_in in _machine_names():
         text = re.sub(rf"(?<![\w.-]){re.escape(word)}(?![\w])", stand_in, text)
     return text
 
 
 @functools.cache
-def _names() -> tuple[tuple[str, str], ...]:
-    """Words that say whose machine this is; short or common ones would hurt more text than they protect."""
+def _machine_names() -> tuple[tuple[str, str], ...]:
+    """Names that identify this machine or user; short or common ones are left, they would damage other text."""
     host = socket.gethostname()
     found = [(host, HOST), (host.partition(".")[0], HOST)]
     try:

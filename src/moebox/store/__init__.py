@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from moebox.store.journal import IncompleteLine, Journal, JournalEntry
-    from moebox.store.listing import RunBrief
     from moebox.store.log import EngineLog, rotate_by_copy
     from moebox.store.run import DISK_FULL_ERRORS, FORMAT, PIPELINE, PIPELINE_BEFORE, Run, runs_dir
 
@@ -29,14 +28,12 @@ __all__ = [
     "Journal",
     "JournalEntry",
     "Run",
-    "RunBrief",
     "rotate_by_copy",
     "runs_dir",
 ]
 
 _HOMES = {
     "journal": ("IncompleteLine", "Journal", "JournalEntry"),
-    "listing": ("RunBrief",),
     "log": ("EngineLog", "rotate_by_copy"),
     "run": ("DISK_FULL_ERRORS", "FORMAT", "PIPELINE", "PIPELINE_BEFORE", "Run", "runs_dir"),
 }

@@ -1,4 +1,4 @@
-"""The local page: its addresses, and the planning page itself."""
+"""The local page: its routes, and the planning page."""
 
 import functools
 from typing import TYPE_CHECKING, Any
@@ -34,40 +34,40 @@ BOXES = (
 
 
 def make_app(site: WebSite) -> "ASGIApp":
-    """The whole site."""
+    """Build the whole site."""
 
-    def get(path: str, handler: Any) -> Route:
+    def get_route(path: str, handler: Any) -> Route:
         return Route(path, functools.partial(handler, site=site))
 
-    def post(path: str, handler: Any) -> Route:
+    def post_route(path: str, handler: Any) -> Route:
         return Route(path, functools.partial(handler, site=site), methods=["POST"])
 
     routes = [
-        get("/", plan_page),
-        get("/plan", plan_part),
+        get_route("/", plan_page),
+        get_route("/plan", plan_part),
         Route("/plan.json", plan_json),
-        get("/runs", runs.list_runs),
-        post("/runs", runs.start_run),
-        get("/compare", runs.compare_runs),
-        get("/runs/{name}", runs.show_report),
-        get("/runs/{name}/live", runs.follow_run),
-        get("/runs/{name}/events", runs.stream_events),
-        post("/runs/{name}/stop", runs.stop_run),
-        get("/engines", engines.list_engines),
-        get("/engines/{name}/metrics", engines.engine_metrics),
-        post("/engines/{name}/stop", engines.stop_engine),
-        get("/engines/{name}/watch", watching.show_watch),
-        get("/engines/{name}/watch/events", watching.stream_figures),
-        get("/tasks", tasks.list_task_runs),
-        get("/calibrations", calibrations.list_calibrations),
-        get("/calibrations/{name}", calibrations.show_calibration),
-        post("/calibrations/{name}/remove", calibrations.remove_calibration),
-        get("/chat", chat.show_chat),
-        post("/chat", chat.send_message),
-        get("/recipes", recipes.list_recipes),
-        get("/recipes/{name}", recipes.edit_recipe),
-        post("/recipes/check", recipes.check_recipe),
-        post("/recipes", recipes.save_recipe),
+        get_route("/runs", runs.list_runs),
+        post_route("/runs", runs.start_run),
+        get_route("/compare", runs.compare_runs),
+        get_route("/runs/{name}", runs.show_report),
+        get_route("/runs/{name}/live", runs.follow_run),
+        get_route("/runs/{name}/events", runs.stream_events),
+        post_route("/runs/{name}/stop", runs.stop_run),
+        get_route("/engines", engines.list_engines),
+        get_route("/engines/{name}/metrics", engines.engine_metrics),
+        post_route("/engines/{name}/stop", engines.stop_engine),
+        get_route("/engines/{name}/watch", watching.show_watch),
+        get_route("/engines/{name}/watch/events", watching.stream_figures),
+        get_route("/tasks", tasks.list_task_runs),
+        get_route("/calibrations", calibrations.list_calibrations),
+        get_route("/calibrations/{name}", calibrations.show_calibration),
+        post_route("/calibrations/{name}/remove", calibrations.remove_calibration),
+        get_route("/chat", chat.show_chat),
+        post_route("/chat", chat.send_message),
+        get_route("/recipes", recipes.list_recipes),
+        get_route("/recipes/{name}", recipes.edit_recipe),
+        post_route("/recipes/check", recipes.check_recipe),
+        post_route("/recipes", recipes.save_recipe),
         Route("/page.js", serve_script("script.js", "moebox.report")),
         Route("/ui.js", serve_script("ui.js", "moebox.web")),
     ]
@@ -79,35 +79,35 @@ def make_app(site: WebSite) -> "ASGIApp":
 
 
 async def unknown_page(request: Request, problem: Exception, *, site: WebSite) -> Response:
-    """An address that nothing has."""
+    """The page for an unknown address."""
     assert isinstance(problem, HTTPException)
     blocks = [Prose(paragraphs=("There is no such page. The pages are above.",))]
     return render_page(site, "message.html", status=problem.status_code, title="moebox", here="", blocks=blocks)
 
 
 def plan_from_address(request: Request) -> planning.PlanReply:
-    """The plan that the address asks for; with `layout`, only that one is weighed again."""
+    """The plan for the query of an address; with `layout`, only that layout is rated again."""
     planning.drop_stale_plans()
-    asked = planning.parse_query(request.query_params)
-    for path in (asked.model, asked.box):
+    query = planning.parse_query(request.query_params)
+    for path in (query.model, query.box):
         DISKS.require_answer(path)
-    layout = planning.previous_query(asked, request.query_params.get("layout", ""))
-    return planning.plan_same_layout(asked, layout) if layout else planning.plan_fully(asked)
+    layout = planning.previous_query(query, request.query_params.get("layout", ""))
+    return planning.plan_same_layout(query, layout) if layout else planning.plan_fully(query)
 
 
 async def plan_page(request: Request, *, site: WebSite) -> Response:
-    """The controls, and the plan in the page where it is known already; else the page asks for it once it is there."""
+    """The controls, with the plan if it is cached; otherwise the page requests it after it has loaded."""
     planning.drop_stale_plans()
-    asked = planning.parse_query(request.query_params)
+    query = planning.parse_query(request.query_params)
     models = [(model.name, model.title) for model in catalogue.models().values()]
-    ready = planning.is_cached(asked) or "wait" in request.query_params
+    ready = planning.is_cached(query) or "wait" in request.query_params
     body = await run_in_threadpool(plan_fragment, request) if ready else Markup("")
     return render_page(
         site,
         "plan.html",
         title="Plan",
         here="plan",
-        asked=asked,
+        query=query,
         models=models,
         boxes=sorted({*BOXES, *(f"8x-{name}" for name in catalogue.gpus())}),
         engines=registry.engine_names(),
@@ -118,7 +118,7 @@ async def plan_page(request: Request, *, site: WebSite) -> Response:
 
 
 def plan_fragment(request: Request) -> Markup:
-    """The answer's blocks as HTML."""
+    """The plan as HTML, or why there is none."""
     try:
         blocks = planning.plan_blocks(plan_from_address(request))
     except MoeboxError as problem:
@@ -127,11 +127,11 @@ def plan_fragment(request: Request) -> Markup:
 
 
 async def plan_part(request: Request, *, site: WebSite) -> Response:
-    """Only the answer, for when a control moved."""
+    """Only the plan, for when a control has moved."""
     return HTMLResponse(await run_in_threadpool(plan_fragment, request), headers={"Cache-Control": "no-store"})
 
 
 async def plan_json(request: Request) -> Response:
-    """The same for scripts."""
+    """The plan as JSON, for scripts."""
     answer = await run_in_threadpool(plan_from_address, request)
     return Response(codec.to_json(answer.plan), media_type="application/json")

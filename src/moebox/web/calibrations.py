@@ -1,4 +1,4 @@
-"""What rehearsals measured on this box: listed, shown step by step, removed."""
+"""Calibrations of this machine: list, show and remove them."""
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -29,7 +29,7 @@ async def list_calibrations(request: Request, *, site: WebSite) -> Response:
 
 
 def find_calibration(name: str) -> Calibration:
-    """The calibration of that name, whole: a page deletes nothing by its beginning."""
+    """Find a calibration by its full name; the beginning of a name is not enough to delete it."""
     found = next((each for each in store.stored_calibrations().calibrations if each.id == name), None)
     if found is None:
         raise NotFound(f"no calibration called {name!r}", hint="the list names them all")
@@ -37,7 +37,7 @@ def find_calibration(name: str) -> Calibration:
 
 
 async def show_calibration(request: Request, *, site: WebSite) -> Response:
-    """One of them: boots, steps of the whole model, what was not seen."""
+    """Show one calibration: boots, steps of the whole model, and what was not seen."""
     found = await run_in_threadpool(find_calibration, request.path_params["name"])
     return render_page(
         site,
@@ -51,7 +51,7 @@ async def show_calibration(request: Request, *, site: WebSite) -> Response:
 
 
 def calibration_blocks(found: Calibration) -> list[Block]:
-    """What it measured and what that says."""
+    """Boots, and the steps of the whole model that follow from them."""
     boots = tuple(
         (
             figure_cell(float(boot.layers), digits=0),
@@ -84,7 +84,7 @@ def calibration_blocks(found: Calibration) -> list[Block]:
 
 
 async def remove_calibration(request: Request, *, site: WebSite) -> Response:
-    """Forget it; forecasts are fitted to published measurements again."""
+    """Remove a calibration; forecasts then rest on published measurements again."""
     found = await run_in_threadpool(find_calibration, request.path_params["name"])
     try:
         await run_in_threadpool(store.remove_calibration, found.id)

@@ -1,4 +1,4 @@
-"""Chat with an endpoint: the page's messages go to it, its events come back, each on one line."""
+"""Chat with a running engine: send the page's messages to it and stream its events back."""
 
 import json
 import time
@@ -19,12 +19,12 @@ from moebox.web.gate import WebSite
 from moebox.web.pages import read_form, render_page
 
 ROLES = ("system", "user", "assistant")
-MOST_MESSAGES = 200
-LONGEST_S = 900.0
+MAX_MESSAGES = 200
+TIMEOUT_S = 900.0
 
 
 async def show_chat(request: Request, *, site: WebSite) -> Response:
-    """The engines that run, and the conversation."""
+    """Show the running engines and the conversation."""
     engines = await run_in_threadpool(running_engines)
     return render_page(site, "chat.html", title="Chat", here="chat", engines=engines)
 
@@ -35,7 +35,7 @@ def running_engines() -> list[state.Instance]:
 
 
 def find_endpoint(name: str) -> Endpoint:
-    """The endpoint of a running engine; only ours, so that the page is no way to anywhere else."""
+    """Find the endpoint of an engine that moebox started; no other address can be reached through the page."""
     instance = next((each for each in running_engines() if each.id == name), None)
     if instance is None:
         raise ExternalError(f"no running engine called {name!r}", hint="`moebox up RECIPE` or `moebox run --keep`")
@@ -44,26 +44,24 @@ def find_endpoint(name: str) -> Endpoint:
 
 
 def parse_messages(text: str) -> list[Json]:
-    """The conversation so far: roles and texts, nothing else."""
+    """Parse the conversation: roles and texts, nothing else."""
     try:
         rows = json.loads(text)
     except (ValueError, RecursionError):
         raise BadInput("the conversation is not JSON") from None
-    if not isinstance(rows, list) or not 1 <= len(rows) <= MOST_MESSAGES:
-        raise BadInput(f"a conversation has 1 to {MOST_MESSAGES} messages")
-    return [_message(row) for row in rows]
-
-
-def _message(row: object) -> Json:
-    """One message, checked."""
-    role, content = (row.get("role"), row.get("content")) if isinstance(row, dict) else (None, None)
-    if role not in ROLES or not isinstance(content, str):
-        raise BadInput("a message has a role and a text")
-    return {"role": role, "content": content}
+    if not isinstance(rows, list) or not 1 <= len(rows) <= MAX_MESSAGES:
+        raise BadInput(f"a conversation has 1 to {MAX_MESSAGES} messages")
+    messages: list[Json] = []
+    for row in rows:
+        role, content = (row.get("role"), row.get("content")) if isinstance(row, dict) else (None, None)
+        if role not in ROLES or not isinstance(content, str):
+            raise BadInput("a message has a role and a text")
+        messages.append({"role": role, "content": content})
+    return messages
 
 
 async def send_message(request: Request, *, site: WebSite) -> Response:
-    """One turn: the engine's own events, then one of ours with tokens and seconds."""
+    """Send one turn; reply with the engine's own events, then one of ours with the seconds."""
     fields = await read_form(request)
     endpoint = await run_in_threadpool(find_endpoint, fields.get("engine", ""))
     body = {
@@ -76,23 +74,23 @@ async def send_message(request: Request, *, site: WebSite) -> Response:
 
 
 async def stream_reply(endpoint: Endpoint, body: Json) -> AsyncIterator[bytes]:
-    """Events of the engine's stream as they come; a failure is one too, so that the page can say it."""
+    """Yield the engine's events as they arrive; an error is an event too, so that the page can show it."""
     began = time.monotonic()
     parser = EventParser()
     url = f"{endpoint.base_url}/chat/completions"
     try:
-        async for chunk in http.post_stream(url, body, headers=endpoint.headers, timeout_s=LONGEST_S):
+        async for chunk in http.post_stream(url, body, headers=endpoint.headers, timeout_s=TIMEOUT_S):
             for _, data in parser.feed(chunk):
-                yield _line(data)
+                yield event_line(data)
             if parser.problem:
                 raise http.HttpError(parser.problem)
         for _, data in parser.close():
-            yield _line(data)
+            yield event_line(data)
     except http.HttpError as problem:
-        yield _line(json.dumps({"error": problem.message}).encode())
-    yield _line(json.dumps({"moebox": {"seconds": time.monotonic() - began}}).encode())
+        yield event_line(json.dumps({"error": problem.message}).encode())
+    yield event_line(json.dumps({"moebox": {"seconds": time.monotonic() - began}}).encode())
 
 
-def _line(data: bytes) -> bytes:
-    """An event of JSON, to which a line break is a space."""
+def event_line(data: bytes) -> bytes:
+    """A JSON event on one line; line breaks in JSON equal spaces."""
     return b"data: " + data.strip().replace(b"\n", b" ") + b"\n\n"

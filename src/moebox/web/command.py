@@ -1,4 +1,4 @@
-"""`moebox ui`: the command itself; it stands here because the command line imports no pages."""
+"""`moebox ui`. It is in this package because cli/ does not import web/."""
 
 import contextlib
 import html
@@ -57,7 +57,7 @@ def ui(
 
 @contextlib.contextmanager
 def _open_browser(address: str) -> Iterator[None]:
-    """Open the address in the browser through a file that only this user may read: any user may read command lines."""
+    """Open the address through a file that only this user may read, because any user may read command lines."""
     import webbrowser
 
     from moebox import files

@@ -1,4 +1,4 @@
-"""Engines that run now: what they serve, how busy they are, and how they are stopped."""
+"""Running engines: list them, show their load, stop them."""
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -14,14 +14,14 @@ from moebox.web.pages import NotFound, render_page
 
 
 async def list_engines(request: Request, *, site: WebSite) -> Response:
-    """Every engine that moebox started and that is there."""
+    """List the engines that moebox started and that are alive."""
     found = await run_in_threadpool(state.list_instances)
     alive = [instance for instance in found if instance.is_alive]
     return render_page(site, "engines.html", title="Engines", here="engines", engines=alive)
 
 
 def find_engine(name: str) -> state.Instance:
-    """The engine of that name."""
+    """Find an engine by name."""
     found = next((instance for instance in state.list_instances() if instance.id == name), None)
     if found is None:
         raise NotFound(f"no engine called {name!r}")
@@ -29,7 +29,7 @@ def find_engine(name: str) -> state.Instance:
 
 
 async def engine_metrics(request: Request, *, site: WebSite) -> Response:
-    """Running and waiting requests, cache use and token counters, as the engine counts them now."""
+    """Current requests, cache use and token counters of an engine."""
     instance = await run_in_threadpool(find_engine, request.path_params["name"])
     root = instance.base_url.rstrip("/").removesuffix("/v1")
     reply = await run_in_threadpool(lambda: http.get(f"{root}/metrics", timeout_s=3.0))
@@ -39,7 +39,7 @@ async def engine_metrics(request: Request, *, site: WebSite) -> Response:
 
 
 async def stop_engine(request: Request, *, site: WebSite) -> Response:
-    """Stop it as `moebox down` does."""
+    """Stop an engine as `moebox down` does."""
     instance = await run_in_threadpool(find_engine, request.path_params["name"])
     if not instance.is_alive:
         raise BadInput(f"{instance.id} is not running")

@@ -1,10 +1,10 @@
-"""Who may use the page.
+"""Access control of the page.
 
-Every request needs the token: given once in the address that `moebox ui` prints, kept in a cookie afterwards. Other
-users of the machine have neither. On a Unix socket the mode of its file is asked by the kernel instead.
+Every request needs the token: first in the address that `moebox ui` prints, then in a cookie. Other users of the
+machine have neither. On a Unix socket the kernel checks the mode of its file instead.
 
-On loopback and on a socket only names of this machine are answered to, so that a page from elsewhere cannot read this
-one by pointing its own name here. A change (POST) needs this site as its Origin: pages of other sites, and of other
+On loopback and on a socket the Host header must name this machine, so that another site cannot read this page by
+pointing its own name here. A change (POST) needs this site as its Origin: pages of other sites, and of other
 ports of this machine, have another.
 """
 
@@ -32,7 +32,7 @@ REDIRECT_PAGE = '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebSite:
-    """What the pages show and to whom."""
+    """The runs that the pages show, and the token that gives access."""
 
     runs: Path | None = None
     token: str = field(default_factory=lambda: secrets.token_urlsafe(TOKEN_BYTES), repr=False)  # "" on a socket only
@@ -46,21 +46,21 @@ class WebSite:
 
 
 class AccessGate:
-    """Answers only whom it may."""
+    """Middleware that refuses requests without access."""
 
     def __init__(self, app: "ASGIApp", site: WebSite) -> None:
         self.app, self.site = app, site
 
     async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
-        """Answer, or refuse."""
-        refusal = self.refusal(Request(scope)) if scope["type"] == "http" else None
+        """Pass the request on, or refuse it."""
+        refusal = self.refuse_request(Request(scope)) if scope["type"] == "http" else None
         await (refusal or self.app)(scope, receive, send)
 
-    def refusal(self, request: Request) -> Response | None:
-        """The reply to a request that gets no page, or None."""
+    def refuse_request(self, request: Request) -> Response | None:
+        """The reply to a request without access, or None if it may pass."""
         host = request.headers.get("host", "")
         if not self.site.any_host and (host.rpartition(":")[0] or host) not in LOOPBACK_NAMES:
-            return PlainTextResponse("ask for localhost", 421)
+            return PlainTextResponse("use the name localhost", 421)
         if (
             request.method in SAFE_METHODS
             and self.site.token
@@ -74,10 +74,10 @@ class AccessGate:
         return None
 
     def accept_token(self, request: Request) -> Response:
-        """Set the cookie and lead to the address without the token.
+        """Set the cookie and redirect to the address without the token.
 
-        A browser that follows a link from another site or a file sends a strict cookie only with what the page itself
-        asks for, so there the page leads on, not a redirect.
+        After a link from another site or a file, a browser sends a strict cookie only with requests of the page itself,
+        so a page redirects there instead of the HTTP status.
         """
         url = str(request.url.remove_query_params("token"))
         headers = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"}

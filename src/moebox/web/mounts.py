@@ -1,6 +1,6 @@
-"""Paths of the address bar on disks that do not answer: a network mount that is gone holds whoever asks it for good.
+"""Paths on disks that do not answer: a stale network mount blocks every process that uses it.
 
-Each such path costs the page one thread, however often it is asked for, and whoever asks waits for a moment only.
+Each such path costs the page one thread, however often it is requested, and a request waits only for a moment.
 """
 
 import contextlib
@@ -9,48 +9,48 @@ import threading
 
 from moebox.errors import BadInput
 
-PATIENCE_S = 3.0  # for a disk to say whether a file is there
-MOST_HUNG = 8  # paths that hold a thread, beyond which no further one is tried
+TIMEOUT_S = 3.0  # for a disk to answer whether a file exists
+MAX_BLOCKED = 8  # paths that block a thread; beyond this no further path is tried
 
 
 class DiskProbe:
-    """Which paths are being asked for; threads of those that never answer stay in it."""
+    """Paths that are being probed; threads of those that never answer stay in it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._asking: dict[str, threading.Thread] = {}
+        self._threads: dict[str, threading.Thread] = {}
 
     @property
     def waiting_threads(self) -> int:
         """Threads that still wait for a disk."""
-        return sum(thread.is_alive() for thread in self._asking.values())
+        return sum(thread.is_alive() for thread in self._threads.values())
 
     def require_answer(self, text: str) -> None:
-        """BadInput where `text` is a path that does not answer; a name, or a path that is not there, is nobody's."""
+        """Raise BadInput if `text` is a path that does not answer. Names and missing paths pass."""
         if "/" not in text:
             return
-        thread = self._asked(os.path.expanduser(text))
-        thread.join(PATIENCE_S)
+        thread = self._probe_thread(os.path.expanduser(text))
+        thread.join(TIMEOUT_S)
         if thread.is_alive():
             hint = "is it on a network mount that is gone?"
-            raise BadInput(f"{text}: the disk has not answered for {PATIENCE_S:g} s", hint=hint)
+            raise BadInput(f"{text}: the disk has not answered for {TIMEOUT_S:g} s", hint=hint)
 
-    def _asked(self, path: str) -> threading.Thread:
-        """The one thread that asks for this path."""
+    def _probe_thread(self, path: str) -> threading.Thread:
+        """The thread that probes this path; one for each path."""
         with self._lock:
-            self._asking = {known: thread for known, thread in self._asking.items() if thread.is_alive()}
-            if path in self._asking:
-                return self._asking[path]
-            if len(self._asking) >= MOST_HUNG:
-                raise BadInput(f"{path}: {MOST_HUNG} other paths do not answer; no further one is tried")
+            self._threads = {known: thread for known, thread in self._threads.items() if thread.is_alive()}
+            if path in self._threads:
+                return self._threads[path]
+            if len(self._threads) >= MAX_BLOCKED:
+                raise BadInput(f"{path}: {MAX_BLOCKED} other paths do not answer; no further one is tried")
             thread = threading.Thread(target=stat_path, args=(path,), daemon=True)
             thread.start()
-            self._asking[path] = thread
+            self._threads[path] = thread
             return thread
 
 
 def stat_path(path: str) -> None:
-    """Ask the disk; what it says is not needed."""
+    """Wait for the disk to answer; its answer is not needed."""
     with contextlib.suppress(OSError, ValueError):
         os.stat(path)
 

@@ -1,4 +1,4 @@
-"""What every page needs: templates, headers, refusals as pages, form fields."""
+"""Shared by all pages: templates, headers, error pages, form fields."""
 
 from importlib import resources
 from typing import Any
@@ -23,11 +23,11 @@ MAX_FORM_BYTES = 1 << 20
 
 
 class NotFound(BadInput):
-    """Nothing has this address."""
+    """No page has this address."""
 
 
 def render_page(site: WebSite, template: str, *, status: int = 200, **context: Any) -> HTMLResponse:
-    """A template with what all pages need."""
+    """Render a template as a whole page."""
     text = (
         jinja_environment("moebox.web")
         .get_template(template)
@@ -43,40 +43,40 @@ def render_page(site: WebSite, template: str, *, status: int = 200, **context: A
 
 
 def render_part(template: str, **context: Any) -> Markup:
-    """A part of a page."""
+    """Render a part of a page."""
     return Markup(jinja_environment("moebox.web").get_template(template).render(**context))  # noqa: S704  (rendered with escaping)
 
 
 def error_blocks(problem: MoeboxError) -> list[Block]:
-    """A failure as blocks: what is wrong, then how to fix it."""
+    """An error as blocks: what is wrong, then how to fix it."""
     head = "Does not fit." if isinstance(problem, DoesNotFit) else "That did not work."
-    words = [problem.message] + ([problem.hint] if problem.hint else [])
-    return [Prose(paragraphs=(head,), tone="bad"), Prose(paragraphs=tuple(words))]
+    texts = [problem.message] + ([problem.hint] if problem.hint else [])
+    return [Prose(paragraphs=(head,), tone="bad"), Prose(paragraphs=tuple(texts))]
 
 
 def http_status(problem: MoeboxError) -> int:
-    """The HTTP status that says the same as the exit code."""
+    """The HTTP status for an error's exit code."""
     if isinstance(problem, NotFound):
         return 404
     return 400 if isinstance(problem, BadInput) else 409 if problem.exit_code == 1 else 503
 
 
 def error_handler(site: WebSite) -> Any:
-    """The handler that turns a failure into a page, or into JSON for scripts."""
+    """Build the handler that turns an error into a page, or into JSON for scripts."""
 
-    async def handler(request: Request, problem: Exception) -> Response:
+    async def handle_error(request: Request, problem: Exception) -> Response:
         assert isinstance(problem, MoeboxError)
         if request.method != "GET":
-            said = {"error": problem.message, "hint": problem.hint or ""}
-            return JSONResponse(said, http_status(problem), headers={"Cache-Control": "no-store"})
+            document = {"error": problem.message, "hint": problem.hint or ""}
+            return JSONResponse(document, http_status(problem), headers={"Cache-Control": "no-store"})
         blocks = error_blocks(problem)
         return render_page(site, "message.html", status=http_status(problem), title="moebox", here="", blocks=blocks)
 
-    return handler
+    return handle_error
 
 
 async def read_form(request: Request) -> dict[str, str]:
-    """The fields of a JSON body, each a text; BadInput for anything else."""
+    """Read the text fields of a JSON body. Raise BadInput for anything else."""
     body = await request.body()
     if len(body) > MAX_FORM_BYTES:
         raise BadInput("the form is too large")
@@ -92,10 +92,10 @@ async def read_form(request: Request) -> dict[str, str]:
 
 
 def serve_script(name: str, package: str) -> Any:
-    """One of our scripts."""
+    """Build the handler for one of our scripts."""
     text = resources.files(package).joinpath("templates", name).read_text(encoding="utf-8")
 
-    async def send(request: Request) -> Response:
+    async def send_script(request: Request) -> Response:
         return Response(text, media_type="text/javascript", headers={"Cache-Control": "no-cache"})
 
-    return send
+    return send_script

@@ -1,7 +1,7 @@
-"""The plan page's answers: what was asked in the address, to a plan, to the blocks that are shown.
+"""The plan page: from the query of an address to a plan to the blocks that are shown.
 
-While a slider moves, the layout that was chosen last is only weighed again for the new context and concurrency (a few
-milliseconds); when it rests, every layout is searched anew.
+While a slider moves, only the last layout is rated for the new context and concurrency (a few milliseconds); when it
+rests, every layout is searched.
 """
 
 import contextlib
@@ -23,13 +23,12 @@ from moebox.flows import boxes
 from moebox.planner.choose import choose_plan
 from moebox.planner.constraints import Constraints
 from moebox.planner.speed import Speed
-from moebox.report.bars import group_equal_devices
-from moebox.report.block import Block, Bullets, Charts, CustomBlock, ReportChart, Tile, Tiles
+from moebox.report.bars import group_equal_devices, planned_parts
+from moebox.report.block import Block, Bullets, Charts, CustomBlock, ReportChart, Tile, Tiles, titled_chart
 from moebox.report.charts import ChartAxis, ChartSeries, draw_lines, series_legend, whole_number
 from moebox.report.decision import Decision, DecisionCell
 from moebox.report.format import format_ms, format_number, short_number
 from moebox.report.palette import run_colour
-from moebox.report.reading.planned import plan_record
 from moebox.report.sections.memory import memory_chart
 from moebox.report.sections.plan import join_texts
 from moebox.store import calibrations
@@ -37,12 +36,12 @@ from moebox.units import plural
 
 CONTEXTS = tuple(2**power for power in range(11, 21))  # the slider's stops: 2,048 … 1,048,576
 CONCURRENCIES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-MOST_RUNNERS_UP = 5
+MAX_RUNNERS_UP = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanQuery:
-    """One position of all the controls."""
+    """One position of all controls."""
 
     box: str = "8x-rtx-pro-6000-server"
     model: str = "kimi-k2.6"
@@ -56,7 +55,7 @@ class PlanQuery:
 
 
 def parse_query(query: Mapping[str, str]) -> PlanQuery:
-    """What the address asks for; BadInput names what cannot be meant."""
+    """Parse the query of an address. Raise BadInput for an invalid value."""
     goal: Any = query.get("goal") or "throughput"
     engine: Any = query.get("engine") or None
     if goal not in get_args(Goal):
@@ -77,7 +76,7 @@ def parse_query(query: Mapping[str, str]) -> PlanQuery:
 
 
 def parse_count(query: Mapping[str, str], name: str, default: int) -> int:
-    """A count from the address."""
+    """Parse a count."""
     text = query.get(name, str(default))
     if not text.isascii() or not text.isdigit() or len(text) > 9 or int(text) < 1:
         raise BadInput(f"{name} {text!r} is not a count")
@@ -99,7 +98,7 @@ _calibrated: tuple[tuple[str, int], ...] = ()
 
 
 def drop_stale_plans() -> None:
-    """Forget answers that rest on other calibrations than there are now."""
+    """Drop cached plans if calibrations have changed."""
     global _calibrated
     now = calibrations.store_stamp()
     if now != _calibrated:
@@ -109,7 +108,7 @@ def drop_stale_plans() -> None:
 
 
 def plan_fully(query: PlanQuery) -> PlanReply:
-    """Search every layout; answers are kept, since people go back and forth."""
+    """Search every layout; plans are cached, because users go back and forth."""
     if query not in _plans:
         if len(_plans) >= MAX_CACHED_PLANS:
             _plans.pop(next(iter(_plans)), None)
@@ -118,19 +117,19 @@ def plan_fully(query: PlanQuery) -> PlanReply:
 
 
 def plan_default() -> None:
-    """Plan what the page first shows, so that it is there at once."""
+    """Plan the page's first query in advance."""
     with contextlib.suppress(MoeboxError):
         plan_fully(PlanQuery())
 
 
 def is_cached(query: PlanQuery) -> bool:
-    """The answer is at hand."""
+    """True if the plan is cached."""
     return query in _plans
 
 
 @functools.lru_cache(maxsize=512)
 def plan_same_layout(query: PlanQuery, layout: PlanQuery) -> PlanReply:
-    """Weigh only the layout that `layout` led to; search everything where it does not hold."""
+    """Rate only the layout chosen for `layout`; search all layouts if it does not fit."""
     try:
         return plan_within(query, layout_constraints(plan_fully(layout).plan.recipe, query.goal))
     except MoeboxError:
@@ -138,7 +137,7 @@ def plan_same_layout(query: PlanQuery, layout: PlanQuery) -> PlanReply:
 
 
 def layout_constraints(recipe: Recipe, goal: Goal) -> Constraints:
-    """The layout of a recipe as pins."""
+    """The layout of a recipe as constraints."""
     return Constraints(
         goal=goal,
         engine=recipe.engine,
@@ -153,7 +152,7 @@ def layout_constraints(recipe: Recipe, goal: Goal) -> Constraints:
 
 
 def previous_query(query: PlanQuery, layout: str) -> PlanQuery | None:
-    """The position of the sliders ("65536:8") from which the layout is to be kept, or None."""
+    """The query at another position of the sliders ("65536:8"), or None if that is not valid."""
     context, _, concurrency = layout.partition(":")
     if not all(text.isascii() and text.isdigit() and len(text) <= 9 for text in (context, concurrency)):
         return None
@@ -161,7 +160,7 @@ def previous_query(query: PlanQuery, layout: str) -> PlanQuery | None:
 
 
 def plan_within(query: PlanQuery, constraints: Constraints) -> PlanReply:
-    """The plan for these controls within these pins."""
+    """Plan for these controls within these constraints."""
     model, checkpoints = resolve_model(query.model)
     box = boxes.calibrated_box(query.box or None, ram=query.ram, ram_bandwidth=query.ram_bandwidth)
     plan = choose_plan(
@@ -173,18 +172,18 @@ def plan_within(query: PlanQuery, constraints: Constraints) -> PlanReply:
 
 
 def plan_blocks(answer: PlanReply) -> list[Block]:
-    """What the page shows of it."""
+    """The plan as blocks of the page."""
     plan = answer.plan
     shown: list[Block] = [CustomBlock(kind="decision", data=plan_decision(answer)), Tiles(tiles=plan_tiles(answer))]
     shown.append(Charts(charts=tuple(memory_charts(plan))))
     forecast = forecast_chart(answer)
     shown += [Charts(charts=(forecast,))] if forecast else []
     if plan.warnings:
-        texts = (join_texts(caution.text, " – ", caution.remedy) for caution in plan.warnings)
+        texts = (join_texts(warning.text, " – ", warning.remedy) for warning in plan.warnings)
         shown.append(Bullets(title="Warnings", items=tuple(texts)))
     shown.append(Bullets(title="Why", items=plan.reasons))
     if plan.alternatives:
-        others = (f"{other.title}: {other.loses}" for other in plan.alternatives[:MOST_RUNNERS_UP])
+        others = (f"{other.title}: {other.loses}" for other in plan.alternatives[:MAX_RUNNERS_UP])
         shown.append(Bullets(title="Runners-up", items=tuple(others)))
     text = codec.to_toml(plan.recipe)
     shown.append(CustomBlock(kind="recipe", data={"name": plan.recipe.name, "text": text}))
@@ -192,7 +191,7 @@ def plan_blocks(answer: PlanReply) -> list[Block]:
 
 
 def plan_command(query: PlanQuery) -> str:
-    """The command that gives the same plan: every control that changes it."""
+    """The command that makes the same plan."""
     words = ["moebox", "plan", query.model, *(("--box", query.box) if query.box else ())]
     words += ["--context", str(query.context), "--concurrency", str(query.concurrency)]
     words += ["--goal", query.goal] if query.goal != PlanQuery().goal else []
@@ -204,8 +203,8 @@ def plan_command(query: PlanQuery) -> str:
 
 
 def plan_decision(answer: PlanReply) -> Decision:
-    """The same four cells as everywhere, for a plan: chosen, fits, forecast, next."""
-    asked, plan = answer.query, answer.plan
+    """The four cells of a plan: chosen, fits, forecast, next."""
+    query, plan = answer.query, answer.plan
     recipe, memory = plan.recipe, plan.memory
     spread = [f"{name.upper()}{size}" for name in ("tp", "pp", "dcp") if (size := getattr(recipe.parallel, name)) > 1]
     words = [
@@ -214,9 +213,9 @@ def plan_decision(answer: PlanReply) -> Decision:
         " ".join(spread),
         f"{recipe.kv} cache",
     ]
-    held = int(memory.kv_tokens // max(asked.context, 1))
-    enough = held >= asked.concurrency
-    fits = f"{held} requests of {units.format_count(asked.context)} tokens at a time ({asked.concurrency} asked for)"
+    held = int(memory.kv_tokens // max(query.context, 1))
+    enough = held >= query.concurrency
+    fits = f"{held} requests of {units.format_count(query.context)} tokens at a time ({query.concurrency} requested)"
     rate, low, high = decode_forecast(answer)
     return Decision(
         answers=(
@@ -227,51 +226,51 @@ def plan_decision(answer: PlanReply) -> Decision:
                 text=f"{format_number(rate)} tok/s",
                 detail=f"{format_number(low)} to {format_number(high)}; {forecast_basis(plan)}",
             ),
-            DecisionCell(name="next", text=plan_command(asked), command=True, detail="or save the recipe below"),
+            DecisionCell(name="next", text=plan_command(query), command=True, detail="or save the recipe below"),
         )
     )
 
 
 def forecast_basis(plan: Plan) -> str:
-    """What the forecast rests on: a calibration of this box, or published measurements of others."""
+    """The basis of the forecast: a calibration of this box, or published measurements of others."""
     return f"steps {plan.measured}" if plan.measured else f"no calibration of this box: {plan.basis}"
 
 
-def streams_of(answer: PlanReply) -> int:
-    """How many requests of full length decode together."""
+def decoded_streams(answer: PlanReply) -> int:
+    """Number of requests of full length that decode together."""
     held = int(answer.plan.memory.kv_tokens // max(answer.query.context, 1))
     return max(1, min(answer.query.concurrency, held or 1))
 
 
 def decode_forecast(answer: PlanReply) -> tuple[float, float, float]:
-    """Decode tok/s at the asked load, and its band."""
-    rate = answer.speed.decode_tok_s(streams_of(answer), answer.query.context)
+    """Decode tok/s at the requested load, and its range."""
+    rate = answer.speed.decode_tok_s(decoded_streams(answer), answer.query.context)
     low, high = answer.speed.decode_range
     return rate, rate * low, rate * high
 
 
 def plan_tiles(answer: PlanReply) -> tuple[Tile, ...]:
-    """Headline figures of the plan at the asked load."""
-    one, memory = answer.query, answer.plan.memory
-    streams = streams_of(answer)
+    """Headline figures of the plan at the requested load."""
+    query, memory = answer.query, answer.plan.memory
+    streams = decoded_streams(answer)
     rate, low, high = decode_forecast(answer)
-    wait, _, unit = format_ms(answer.speed.prefill_s(one.context) * 1e3).partition(" ")
-    fit = memory.kv_tokens / max(one.context, 1)
-    enough = fit >= one.concurrency
-    band = f"{format_number(low, 0)} to {format_number(high, 0)}, {plural(streams, 'request')}"
+    wait, _, unit = format_ms(answer.speed.prefill_s(query.context) * 1e3).partition(" ")
+    fit = memory.kv_tokens / max(query.context, 1)
+    enough = fit >= query.concurrency
+    detail = f"{format_number(low, 0)} to {format_number(high, 0)}, {plural(streams, 'request')}"
     return (
-        Tile(figure=format_number(rate), unit="tok/s", label="decode, all streams", detail=band),
+        Tile(figure=format_number(rate), unit="tok/s", label="decode, all streams", detail=detail),
         Tile(
             figure=format_number(rate / streams),
             unit="tok/s",
             label="each stream",
-            detail=f"with {units.format_count(one.context)} tokens behind it",
+            detail=f"with {units.format_count(query.context)} tokens behind it",
         ),
         Tile(
             figure=wait,
             unit=unit,
             label="to read a full prompt",
-            detail=f"{units.format_count(one.context)} tokens, nothing cached",
+            detail=f"{units.format_count(query.context)} tokens, nothing cached",
         ),
         Tile(
             figure=short_number(memory.kv_tokens),
@@ -282,47 +281,42 @@ def plan_tiles(answer: PlanReply) -> tuple[Tile, ...]:
         Tile(
             figure=format_number(fit, 1),
             label="requests at full context",
-            detail=f"{one.concurrency} asked for",
+            detail=f"{query.concurrency} requested",
             tone="good" if enough else "warn",
         ),
     )
 
 
 def memory_charts(plan: Plan) -> list[ReportChart]:
-    """Memory of every GPU, and of the host where weights lie there (its scale differs)."""
-    planned = plan_record({"memory": codec.to_plain(plan.memory)})
-    rows = [(name, "planned", device) for name, device in group_equal_devices(planned.devices)]
-    host = [row for row in rows if row[2].name == "ram"]
-    held = {part for _, _, device in host for part in device.parts} - {"free", "unused", "in use"}
+    """Memory of every GPU, and of the host if weights lie there."""
+    devices = [planned_parts(device) for device in plan.memory.devices]
+    rows = [(name, "planned", device) for name, device in group_equal_devices(devices)]
+    host = [row for row in rows if row[2].on_host]
+    held = {part for _, _, device in host for part in device.parts} - {"free", "in use"}
     charts = [memory_chart("Memory per GPU", [row for row in rows if row not in host])]
     charts += [memory_chart("Host memory", host)] if held else []
     return list(filter(None, charts))
 
 
 def forecast_chart(answer: PlanReply) -> ReportChart | None:
-    """Decode rate over concurrency at a few contexts, as far as the cache holds them."""
-    contexts = sorted({1024, 8192, 32768, answer.query.context})
-    series = [decode_series(answer, context, place) for place, context in enumerate(contexts)]
-    x = ChartAxis(title="concurrent streams", log=True, ticks=tuple(map(float, CONCURRENCIES)), format=whole_number)
-    svg = draw_lines(
-        series, x=x, y=ChartAxis(title="decode tok/s"), label="Forecast decode rate against streams, by context"
-    )
-    return (
-        ReportChart(title="Forecast by context behind each stream", svg=svg, legend=series_legend(series))
-        if svg
-        else None
-    )
-
-
-def decode_series(answer: PlanReply, context: int, place: int) -> ChartSeries:
-    """The rate at one context; the band is drawn for the one that is asked for."""
-    most = answer.plan.recipe.max_seqs or CONCURRENCIES[-1]
-    held = answer.plan.memory.kv_tokens // context
-    loads = [load for load in CONCURRENCIES if load <= min(most, held)]
-    points = tuple((float(load), answer.speed.decode_tok_s(load, context)) for load in loads)
+    """Decode rate over concurrency at a few contexts that fit the cache; with a range at the requested one."""
     low, high = answer.speed.decode_range
-    band = tuple((load, rate * low, rate * high) for load, rate in points)
-    shown = band if context == answer.query.context else ()
-    return ChartSeries(
-        name=f"{units.format_count(context)} tokens", colour=run_colour(place), points=points, band=shown
-    )
+    max_streams = answer.plan.recipe.max_seqs or CONCURRENCIES[-1]
+    series = []
+    for place, context in enumerate(sorted({1024, 8192, 32768, answer.query.context})):
+        held = answer.plan.memory.kv_tokens // context
+        loads = [load for load in CONCURRENCIES if load <= min(max_streams, held)]
+        points = tuple((float(load), answer.speed.decode_tok_s(load, context)) for load in loads)
+        band = tuple((load, rate * low, rate * high) for load, rate in points)
+        series.append(
+            ChartSeries(
+                name=f"{units.format_count(context)} tokens",
+                colour=run_colour(place),
+                points=points,
+                band=band if context == answer.query.context else (),
+            )
+        )
+    x = ChartAxis(title="concurrent streams", log=True, ticks=tuple(map(float, CONCURRENCIES)), format=whole_number)
+    label = "Forecast decode rate against streams, by context"
+    svg = draw_lines(series, x=x, y=ChartAxis(title="decode tok/s"), label=label)
+    return titled_chart("Forecast by context behind each stream", svg, legend=series_legend(series))

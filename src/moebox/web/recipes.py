@@ -1,4 +1,4 @@
-"""Recipes on the page: looked at, edited, checked as `up` would check them, saved under a name."""
+"""Recipes on the page: show, edit, check as `moebox up` does, and save."""
 
 import re
 from pathlib import Path
@@ -21,7 +21,7 @@ NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 
 async def list_recipes(request: Request, *, site: WebSite) -> Response:
-    """Every recipe there is by name: the person's own and those that ship with moebox."""
+    """List the user's own recipes and those that ship with moebox."""
     own, shipped = (
         {name: describe_recipe(path) for name, path in sorted(found.items())}
         for found in (recipes.saved_recipes(), recipes.shipped_recipes())
@@ -30,7 +30,7 @@ async def list_recipes(request: Request, *, site: WebSite) -> Response:
 
 
 def describe_recipe(path: Path) -> str:
-    """What the recipe in a file starts, in a line; what is wrong with it where it cannot be read."""
+    """A recipe file in one line, or its error if it cannot be read."""
     try:
         recipe = validation.read_recipe(path)
     except BadInput as problem:
@@ -49,7 +49,7 @@ def describe_recipe(path: Path) -> str:
 
 
 async def edit_recipe(request: Request, *, site: WebSite) -> Response:
-    """One recipe's text."""
+    """Show one recipe's text."""
     name = request.path_params["name"]
     known = {**recipes.shipped_recipes(), **recipes.saved_recipes()}
     if name not in known:
@@ -61,25 +61,25 @@ async def edit_recipe(request: Request, *, site: WebSite) -> Response:
 
 
 def parse_recipe(text: str) -> Recipe:
-    """The recipe in `text`; BadInput names the first thing that cannot be meant, as `moebox up` would."""
+    """Parse and check a recipe. Raise BadInput with the first error, as `moebox up` does."""
     recipe = codec.decode(Recipe, codec.parse_toml(text, where="recipe"), where="recipe")
     engines.check_recipe(deploy(recipe))
     return recipe
 
 
 async def check_recipe(request: Request, *, site: WebSite) -> Response:
-    """Whether it can be meant."""
+    """Check a recipe."""
     fields = await read_form(request)
     recipe = await run_in_threadpool(parse_recipe, fields.get("text", ""))
     return JSONResponse({"good": f"{recipe.engine}, {recipe.checkpoint}: every setting is known"})
 
 
 async def save_recipe(request: Request, *, site: WebSite) -> Response:
-    """Check it and write it where `moebox up NAME` finds it; a shipped one is never overwritten."""
+    """Check a recipe and save it for `moebox up NAME`. A shipped recipe is never overwritten."""
     fields = await read_form(request)
     name = fields.get("name", "").strip()
     if not NAME.fullmatch(name):
-        raise BadInput(f"name {name!r}: small letters, digits, dots and dashes")
+        raise BadInput(f"name {name!r}: lower-case letters, digits, dots and dashes")
     if name in recipes.shipped_recipes():
         raise BadInput(f"{name} ships with moebox", hint="save it under another name")
     await run_in_threadpool(parse_recipe, fields.get("text", ""))

@@ -1,9 +1,10 @@
-"""The runs: listed, compared, started, followed and stopped.
+"""Runs on the page: list, compare, start, follow and stop them.
 
-A run that the page starts is the same `moebox run` that a person would type, in a process and a session of its own: it
-lives on when the page ends, and is stopped as Ctrl-C stops it.
+The page starts the same `moebox run` as a user would, in a process and a session of its own: it survives the page, and
+is stopped with the signal of Ctrl-C.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -24,41 +25,41 @@ from moebox import files
 from moebox.errors import BadInput, ExternalError
 from moebox.report.files import make_page
 from moebox.report.page import render_html
+from moebox.runs.listing import RunSummary, list_summaries
 from moebox.serve import state
 from moebox.store import Run, runs_dir
-from moebox.store.summary import RunSummary, list_summaries
 from moebox.web import live
 from moebox.web.gate import WebSite
 from moebox.web.pages import NotFound, read_form, render_page, render_part
 
 NAME = re.compile(r"[A-Za-z0-9._+-]{1,200}")
-SHOWN = 200  # rows of one page of the list
-STARTS_S = 30.0  # until a new run has its folder
+MAX_SHOWN = 200  # rows of the list
+START_TIMEOUT_S = 30.0  # until a new run has its folder
 STEPS = ("report", "task", "bench", "climb", "verify", "up", "rehearse", "doctor", "plan")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRow:
-    """One run of the list."""
+    """One run of the list, and whether it is active."""
 
     run: RunSummary
     live: bool
 
 
 async def list_runs(request: Request, *, site: WebSite) -> Response:
-    """The newest runs that match the filter."""
+    """List the newest runs that match the filter."""
     words = request.query_params.get("q", "").lower().split()
     rows = await run_in_threadpool(matching_runs, site, words)
-    shown = await run_in_threadpool(with_life, site, rows[:SHOWN])
+    shown = await run_in_threadpool(with_activity, site, rows[:MAX_SHOWN])
     return render_page(
         site, "runs.html", title="Runs", here="runs", rows=shown, total=len(rows), query=" ".join(words), steps=STEPS
     )
 
 
-def with_life(site: WebSite, rows: list[RunSummary]) -> list[RunRow]:
-    """Each with whether somebody works on it, or an engine of it lives."""
+def with_activity(site: WebSite, rows: list[RunSummary]) -> list[RunRow]:
+    """Rows, each with whether a process works on the run or its engine is alive."""
     engines = state.live_run_folders()
-    home = _home(site)
+    home = runs_dir(site.runs)
     return [
         RunRow(run=row, live=state.is_run_active(Run(home / row.id), engines, unfinished_step=row.left_in))
         for row in rows
@@ -66,39 +67,35 @@ def with_life(site: WebSite, rows: list[RunSummary]) -> list[RunRow]:
 
 
 def matching_runs(site: WebSite, words: list[str]) -> list[RunSummary]:
-    """Runs whose row holds every word."""
+    """Runs whose row contains every word."""
     rows = list_summaries(site.runs)
-    if not words:
-        return rows
-    return [row for row in rows if all(word in _searched(row) for word in words)]
-
-
-def _searched(row: RunSummary) -> str:
-    marks = ("simulated" if row.simulation else "", "interrupted" if row.unfinished_part else "")
-    return " ".join((row.id, row.model, row.engine, row.box, row.verdict, row.failed, *marks)).lower()
-
-
-def _home(site: WebSite) -> Path:
-    return runs_dir(site.runs)
+    found = []
+    for row in rows:
+        marks = ("simulated" if row.simulation else "", "interrupted" if row.unfinished_part else "")
+        text = " ".join((row.id, row.model, row.engine, row.box, row.verdict, row.failed, *marks)).lower()
+        if all(word in text for word in words):
+            found.append(row)
+    return found
 
 
 def find_run(name: str, site: WebSite) -> Run:
-    """The run of that name; only folders of the list, never a path."""
-    folder = _home(site) / name
+    """Find a run by name; only folders of the list, never a path."""
+    home = runs_dir(site.runs)
+    folder = home / name
     if not NAME.fullmatch(name) or name.startswith(".") or not folder.is_dir() or folder.is_symlink():
         raise NotFound(f"no run called {name!r}", hint="the list of runs names them all")
-    return Run.open(name, runs=_home(site))
+    return Run.open(name, runs=home)
 
 
 async def show_report(request: Request, *, site: WebSite) -> Response:
-    """A run's report, made now."""
+    """Show a run's report, made now."""
     run = find_run(request.path_params["name"], site)
     text = await run_in_threadpool(lambda: render_html(make_page([run])))
     return HTMLResponse(text, headers={"Cache-Control": "no-store"})
 
 
 async def compare_runs(request: Request, *, site: WebSite) -> Response:
-    """Several runs side by side; the report itself says where they must not be compared."""
+    """Show several runs side by side; the report states if they must not be compared."""
     names = list(dict.fromkeys(request.query_params.getlist("run")))
     if not 2 <= len(names) <= 20:
         raise BadInput("tick 2 to 20 runs to compare", hint="the boxes before their names")
@@ -108,40 +105,40 @@ async def compare_runs(request: Request, *, site: WebSite) -> Response:
 
 
 async def follow_run(request: Request, *, site: WebSite) -> Response:
-    """A run as it happens."""
+    """Show a run as it happens."""
     run = find_run(request.path_params["name"], site)
     body = await run_in_threadpool(live_fragment, run)
     return render_page(site, "live.html", title=run.id, here="runs", name=run.id, body=body, live=run.is_locked)
 
 
 def live_fragment(run: Run) -> Markup:
-    """What there is right now."""
+    """The current state of a run as HTML."""
     return render_part("live_part.html", view=live.live_view(run))
 
 
 async def stream_events(request: Request, *, site: WebSite) -> Response:
-    """The same again whenever the run folder changes, as server-sent events."""
+    """Send the run's state whenever its folder changes, as server-sent events."""
     run = find_run(request.path_params["name"], site)
 
-    async def stream() -> AsyncIterator[str]:
-        async for fresh in live.watch_changes(run, site.stopping):
-            if fresh:
+    async def stream_states() -> AsyncIterator[str]:
+        async for changed in live.watch_changes(run, site.stopping):
+            if changed:
                 yield f"data: {json.dumps(await run_in_threadpool(live_fragment, run))}\n\n"
             else:
                 yield ": still here\n\n"
 
-    return StreamingResponse(stream(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+    return StreamingResponse(stream_states(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
 
 async def start_run(request: Request, *, site: WebSite) -> Response:
-    """Start `moebox run`; the answer names its folder."""
+    """Start `moebox run` and reply with its page."""
     fields = await read_form(request)
     name = await run_in_threadpool(begin_run, run_command(fields), site)
     return JSONResponse({"go": f"/runs/{name}/live"}, 201)
 
 
 def run_command(fields: dict[str, str]) -> list[str]:
-    """The words of `moebox run` for a form; values cannot become options."""
+    """The command line of `moebox run` for a form; values cannot become options."""
     words = [sys.executable, "-m", "moebox", "run", "--yes"]
     for field, option in (("box", "--box"), ("until", "--until"), ("recipe", "--recipe"), ("ram", "--ram")):
         value = fields.get(field, "").strip()
@@ -156,7 +153,7 @@ def run_command(fields: dict[str, str]) -> list[str]:
 
 
 def begin_run(words: list[str], site: WebSite) -> str:
-    """Start it and wait until its folder is there; its first words say where."""
+    """Start a run and wait for its folder, which its first line names. Return the folder's name."""
     log = files.state_home() / "moebox" / f"ui-run-{os.getpid()}-{time.monotonic_ns()}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     env = {**os.environ, **({"MOEBOX_RUNS": str(site.runs)} if site.runs else {})}
@@ -164,7 +161,7 @@ def begin_run(words: list[str], site: WebSite) -> str:
         child = subprocess.Popen(
             words, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=env, start_new_session=True
         )
-    deadline = time.monotonic() + STARTS_S
+    deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         text = log.read_text(encoding="utf-8", errors="replace")
         found = re.search(r"^run (.+)$", text, re.MULTILINE)
@@ -173,15 +170,11 @@ def begin_run(words: list[str], site: WebSite) -> str:
             return Path(found[1]).name
         if child.poll() is not None:
             log.unlink(missing_ok=True)
-            raise BadInput(_error(text) or f"moebox run ended with {child.returncode}")
+            error = re.search(r"^error: (.+)$", text, re.MULTILINE)
+            raise BadInput(error[1] if error else f"moebox run ended with {child.returncode}")
         time.sleep(0.05)
     child.send_signal(signal.SIGINT)
-    raise ExternalError("the run did not begin", hint=f"its words are in {log}")
-
-
-def _error(text: str) -> str:
-    found = re.search(r"^error: (.+)$", text, re.MULTILINE)
-    return found[1] if found else ""
+    raise ExternalError("the run did not begin", hint=f"its output is in {log}")
 
 
 async def stop_run(request: Request, *, site: WebSite) -> Response:
@@ -192,20 +185,15 @@ async def stop_run(request: Request, *, site: WebSite) -> Response:
 
 
 def interrupt_run(run: Run) -> None:
-    """SIGINT to the process that works on the run; only while it holds the run's lock."""
+    """Send SIGINT to the process that works on the run; it must hold the lock, since a stored pid may be reused."""
     about = run.read_json("run.json")
     pid = about.get("pid") if isinstance(about, dict) else None
     if not run.is_locked:
         raise BadInput(f"{run.id} is not running")
-    if not isinstance(pid, int) or pid <= 1 or not _works_on(pid, run):
+    lock, holds_lock = str((run.path / ".lock").resolve()), False
+    if isinstance(pid, int) and pid > 1:
+        with contextlib.suppress(OSError):
+            holds_lock = any(os.readlink(link) == lock for link in Path(f"/proc/{pid}/fd").iterdir())
+    if not holds_lock or not isinstance(pid, int):
         raise ExternalError(f"the process of {run.id} is not on this machine", hint="stop it where it was started")
     os.kill(pid, signal.SIGINT)
-
-
-def _works_on(pid: int, run: Run) -> bool:
-    """Whether `pid` has the run's lock open: a pid read from a file alone could be anybody's."""
-    lock = str((run.path / ".lock").resolve())
-    try:
-        return any(os.readlink(link) == lock for link in Path(f"/proc/{pid}/fd").iterdir())
-    except OSError:
-        return False

@@ -1,4 +1,4 @@
-"""Starts the local page: one process, one socket, until interrupted."""
+"""Start the local page: one process, one socket, until interrupted."""
 
 import ipaddress
 import os
@@ -15,12 +15,12 @@ from moebox.web import planning
 from moebox.web.app import make_app
 from moebox.web.gate import WebSite
 
-PORT_TRIES = 20  # ports after the asked one, when it is taken and nobody insisted on it
-QUEUE = 64  # connections that wait to be accepted
+PORT_TRIES = 20  # ports that are tried if the usual one is taken and none was requested
+BACKLOG = 64  # connections that wait to be accepted
 
 
-def listen(host: str, port: int, *, exact_port: bool) -> socket.socket:
-    """A bound socket; the next free port where the usual one is taken."""
+def listen_on_port(host: str, port: int, *, exact_port: bool) -> socket.socket:
+    """Bind a socket, to the next free port if the usual one is taken."""
     refuse_out_of_range("--port", port, 0, LAST_PORT)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for number in range(port, port + (1 if exact_port or port == 0 else PORT_TRIES)):
@@ -35,7 +35,7 @@ def listen(host: str, port: int, *, exact_port: bool) -> socket.socket:
                     f"cannot listen on {host} port {number}: {problem.strerror}", hint="choose another with --port"
                 ) from None
             continue
-        made.listen(QUEUE)
+        made.listen(BACKLOG)
         return made
     raise ExternalError(f"no free port from {port} on")
 
@@ -48,7 +48,7 @@ def listen_on_file(path: Path) -> socket.socket:
     try:
         os.fchmod(made.fileno(), 0o600)  # before bind: Linux gives the file this mode, so it never has another
         made.bind(str(path))
-        made.listen(QUEUE)
+        made.listen(BACKLOG)
     except OSError as problem:
         made.close()
         why = problem.strerror or str(problem)  # a path that is too long has no number
@@ -76,7 +76,7 @@ def _remove_stale(path: Path) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Reached from this machine only."""
+    """True if the address is reached from this machine only."""
     if host == "localhost":
         return True
     try:
@@ -88,20 +88,20 @@ def is_loopback(host: str) -> bool:
 
 
 def page_address(host: str, port: int, token: str) -> str:
-    """What to open."""
+    """The URL to open."""
     name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
     return f"http://{name}:{port}/?token={token}"
 
 
 class PageServer(uvicorn.Server):
-    """Tells open streams when it stops, so that none has to be cut off."""
+    """A server that ends open streams before it stops."""
 
     def __init__(self, config: uvicorn.Config, site: WebSite) -> None:
         super().__init__(config)
         self.site = site
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop."""
+        """Signal the streams, then stop."""
         self.site.stopping.set()
         await super().shutdown(sockets)
 
@@ -109,14 +109,17 @@ class PageServer(uvicorn.Server):
 def prepare_server(
     host: str, port: int, *, exact_port: bool, runs: Path | None, file: Path | None = None
 ) -> tuple[uvicorn.Server, socket.socket, str]:
-    """The server, its socket, and the address to open; `file` is a Unix socket in place of host and port."""
-    runs_dir(runs)  # refuses what is none
+    """Prepare the server, its socket and the address to open; `file` is a Unix socket instead of host and port."""
+    runs_dir(runs)  # raises if it is not a folder
     planning.plan_default()
     if file is not None:
         site, made = WebSite(runs=runs, token=""), listen_on_file(file)
         shown = f"unix:{file}"
     else:
-        site, made = WebSite(runs=runs, any_host=not is_loopback(host)), listen(host, port, exact_port=exact_port)
+        site, made = (
+            WebSite(runs=runs, any_host=not is_loopback(host)),
+            listen_on_port(host, port, exact_port=exact_port),
+        )
         shown = page_address(host, made.getsockname()[1], site.token)
     config = uvicorn.Config(
         make_app(site),

@@ -1,4 +1,4 @@
-"""Agents at work: every run that did jobs, how many it solved, and by which agent."""
+"""Runs with jobs of an agent, and how many it solved."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from moebox.tasks.score import family_scores, solved_score
 from moebox.web.gate import WebSite
 from moebox.web.pages import render_page
 
-SHOWN = 50  # runs read for one page, the newest
+MAX_SHOWN = 50  # runs on the page
 FILE = "tasks.json"
 
 
@@ -33,21 +33,21 @@ class TaskRow:
 
 
 async def list_task_runs(request: Request, *, site: WebSite) -> Response:
-    """The newest runs with jobs."""
+    """List the newest runs with jobs."""
     folders = await run_in_threadpool(folders_with_jobs, runs_dir(site.runs))
-    rows = await run_in_threadpool(lambda: [row for folder in folders[:SHOWN] if (row := task_row(folder))])
+    rows = await run_in_threadpool(lambda: [row for folder in folders[:MAX_SHOWN] if (row := task_row(folder))])
     return render_page(site, "tasks.html", title="Tasks", here="tasks", rows=rows, total=len(folders), share=score_text)
 
 
 def folders_with_jobs(home: Path) -> list[Path]:
-    """Run folders that hold results of jobs, newest first; nothing of them is read."""
+    """Run folders with results of jobs, newest first, without reading them."""
     if not home.is_dir():
         return []
     return sorted((folder for folder in home.iterdir() if plain.is_plain_file(folder / FILE)), reverse=True)
 
 
 def task_row(folder: Path) -> TaskRow | None:
-    """One run's row; None for a folder whose results cannot be read."""
+    """One run's row, or None if its results cannot be read."""
     try:
         found = load_task_run(Run(folder))
     except MoeboxError:

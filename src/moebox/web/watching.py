@@ -1,4 +1,4 @@
-"""`moebox watch` on a page: an engine's own figures as they change, and alerts. Looking sends the model nothing."""
+"""`moebox watch` on a page: an engine's own figures as they change, and alerts. No request reaches the model."""
 
 import asyncio
 import json
@@ -19,12 +19,12 @@ from moebox.web.gate import WebSite
 from moebox.web.pages import render_page, render_part
 
 EVERY_S = 2.0
-LOOKS = 150  # of the newest that are drawn: five minutes
+MAX_LOOKS = 150  # that are drawn: five minutes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GaugeView:
-    """One figure, and how it went."""
+    """One figure and its history."""
 
     title: str
     text: str
@@ -32,28 +32,28 @@ class GaugeView:
 
 
 async def show_watch(request: Request, *, site: WebSite) -> Response:
-    """The page; its figures come by events."""
+    """Show the page; its figures arrive as events."""
     engine = await run_in_threadpool(find_engine, request.path_params["name"])
     return render_page(site, "watch.html", title=f"Watch {engine.model}", here="engines", engine=engine)
 
 
 async def stream_figures(request: Request, *, site: WebSite) -> Response:
-    """The figures again every two seconds, until the page is closed."""
+    """Send the figures every two seconds until the page is closed."""
     endpoint = await run_in_threadpool(find_endpoint, request.path_params["name"])
     watcher = EndpointWatcher(endpoint)
 
-    async def stream() -> AsyncIterator[str]:
+    async def stream_looks() -> AsyncIterator[str]:
         while not site.stopping.is_set():
             began = time.monotonic()
             await run_in_threadpool(watcher.look_once)
             yield f"data: {json.dumps(watch_fragment(watcher))}\n\n"
             await asyncio.sleep(max(0.0, EVERY_S - (time.monotonic() - began)))
 
-    return StreamingResponse(stream(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+    return StreamingResponse(stream_looks(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
 
 def watch_fragment(watcher: EndpointWatcher) -> Markup:
-    """What was seen so far."""
+    """The figures and alerts so far as HTML."""
     alerts = [alert.text for alert in watcher.alerts[-10:]]
     answers = watcher.looks[-1].answered if watcher.looks else False
     holding = len(watcher.active_alerts)
@@ -61,8 +61,8 @@ def watch_fragment(watcher: EndpointWatcher) -> Markup:
 
 
 def gauge_views(watcher: EndpointWatcher) -> list[GaugeView]:
-    """Every figure that the engine shows."""
-    looks = list(watcher.looks)[-LOOKS:]
+    """Every figure that the engine exposes."""
+    looks = list(watcher.looks)[-MAX_LOOKS:]
     found = []
     for name, title, in_words in SHOWN:
         values = [look.figures[name] for look in looks if name in look.figures]

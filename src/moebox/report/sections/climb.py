@@ -1,57 +1,54 @@
 """What each setting gained: the climb's table."""
 
 from collections.abc import Sequence
-from itertools import chain
 
+from moebox.core.event import ClimbStep
 from moebox.report.block import ReportTable, Section, TableCell, figure_cell, table_columns, text_cell
 from moebox.report.format import format_change, format_ms
-from moebox.report.record import ClimbRow, RunRecord
-from moebox.report.sections.ladder import SIGNS, TONES
-from moebox.report.sections.tables import sources_note
+from moebox.report.sections.checks import SIGNS, TONES
+from moebox.runs.record import RunRecord
 from moebox.units import plural
 
+HEADS = ("Change", "Verified", "Output tok/s", "Gain", "TTFT", "KV tokens", "Outcome", "Why")
 
-def section(records: Sequence[RunRecord]) -> Section:
-    """One table per run that climbed."""
-    blocks = tuple(climb_table(record, name=record.page_label) for record in records if record.steps)
-    steps = list(chain.from_iterable(record.steps for record in records))
+
+def climb_section(records: Sequence[RunRecord]) -> Section:
+    """One table for each run with a climb: what was changed, the result, and whether it was kept."""
+    blocks = []
+    for record in records:
+        if record.climb_steps:
+            note = f"Source: {record.climb_source}" if record.climb_source else ""
+            rows = tuple(map(climb_cells, record.climb_steps))
+            columns = table_columns(*HEADS, text=(0, 1, 6, 7))
+            table = ReportTable(caption=record.page_label, columns=columns, rows=rows, sortable=False, note=note)
+            blocks.append(table)
+    steps = [step for record in records for step in record.climb_steps]
     lead = f"{plural(len(steps), 'step')}, {sum(step.kept for step in steps)} kept."
-    if any(step.output_tok_s and not step.source for step in steps):
+    if any(step.output_tok_s for record in records if not record.climb_source for step in record.climb_steps):
         lead += " Speeds here are of short prompts, to compare the steps with each other; loads are measured apart."
-    return Section(id="climb", title="What each setting gained", lead=lead, blocks=blocks)
+    return Section(id="climb", title="What each setting gained", lead=lead, blocks=tuple(blocks))
 
 
-def climb_table(record: RunRecord, *, name: str) -> ReportTable:
-    """Every step: what was changed, what came of it, kept or dropped and why."""
-    rows = tuple(map(climb_cells, record.steps))
-    heads = ("Change", "Verified", "Output tok/s", "Gain", "TTFT", "KV tokens", "Outcome", "Why")
-    note = sources_note(record.steps)
-    return ReportTable(
-        caption=name, columns=table_columns(*heads, text=(0, 1, 6, 7)), rows=rows, sortable=False, note=note
-    )
-
-
-def climb_cells(step: ClimbRow) -> tuple[TableCell, ...]:
-    """One step."""
-    outcome = text_cell("kept", tone="good") if step.kept else text_cell("dropped", tone="quiet")
+def climb_cells(step: ClimbStep) -> tuple[TableCell, ...]:
+    """One step; a longer context cannot make anything faster, so it shows no gain."""
+    gain = step.gain
+    if step.change.startswith("context ") and (gain is None or gain.share >= 0):
+        gain_cell = text_cell("", title="a longer context is verified, not made faster")
+    elif gain is None:
+        gain_cell = text_cell("")
+    else:
+        text = format_change(gain.share)
+        has_interval = gain.low != gain.high
+        text += f" ({format_change(gain.low)} … {format_change(gain.high)})" if has_interval else ""
+        gain_cell = TableCell(text=text, value=gain.share, tone="good" if has_interval and gain.low > 0 else "")
+    ttft = step.ttft_ms or None
     return (
         text_cell(step.change),
-        text_cell(SIGNS[step.mark] if step.mark != "skip" else "", tone=TONES[step.mark]),
-        figure_cell(step.output_tok_s),
-        gain_cell(step),
-        TableCell(text=format_ms(step.ttft_ms), value=step.ttft_ms),
-        figure_cell(step.kv_tokens, digits=0),
-        outcome,
-        text_cell(step.reason or " "),
+        text_cell(SIGNS[step.verdict] if step.verdict != "skip" else "", tone=TONES[step.verdict]),
+        figure_cell(step.output_tok_s or None),
+        gain_cell,
+        TableCell(text=format_ms(ttft), value=ttft),
+        figure_cell(step.kv_tokens or None, digits=0),
+        text_cell("kept", tone="good") if step.kept else text_cell("dropped", tone="quiet"),
+        text_cell(step.why or " "),
     )
-
-
-def gain_cell(step: ClimbRow) -> TableCell:
-    """The gain with its interval; a longer context cannot make anything faster, so it shows none."""
-    if step.change.startswith("context ") and (step.gain or 0.0) >= 0:
-        return text_cell("", title="a longer context is verified, not made faster")
-    if step.interval is None:
-        return TableCell(text=format_change(step.gain), value=step.gain)
-    low, high = step.interval
-    text = f"{format_change(step.gain)} ({format_change(low)} … {format_change(high)})"
-    return TableCell(text=text, value=step.gain, tone="good" if low > 0 else "")

@@ -1,200 +1,143 @@
-"""Several runs side by side: what differs in their settings, and what came of it."""
+"""Several runs side by side: settings that differ, and results."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from moebox import units
-from moebox.core.recipe import Recipe
 from moebox.report.block import ReportTable, Section, TableCell, TableColumn, Tone, text_cell
 from moebox.report.format import DASH, format_ms, format_number, format_ratio, unique_names
 from moebox.report.naming import box_title, engine_title, model_title, parallelism_title, quant_title
 from moebox.report.palette import run_colour
-from moebox.report.record import LoadResult, RunRecord
+from moebox.runs.record import LoadResult, RunRecord
 
 Rows = tuple[tuple[TableCell, ...], ...]
-ACROSS = 3  # more runs than this stand below each other
+MAX_COLUMNS = 3  # more runs than this are rows instead of columns
 
 
-def section(records: Sequence[RunRecord]) -> Section | None:
-    """Settings that differ, then headline figures: runs across where they are few, else down."""
+def compare_section(records: Sequence[RunRecord]) -> Section | None:
+    """Settings that differ, then headline figures: a column for each run if they are few, else a row."""
     if len(records) < 2:
         return None
-    settings, figures = differing_settings(records), headlines(records)
-    tables = (
-        runs_as_columns(records, settings, figures)
-        if len(records) <= ACROSS
-        else runs_as_rows(records, settings, figures)
-    )
-    return Section(id="compare", title="Side by side", lead=lead(records), blocks=tuple(tables))
+    settings, reason = differing_settings(records), incomparable_reason(records)
+    figures = tuple(row for headline in HEADLINES if (row := headline_row(headline, records, ratios=not reason)))
+    tables: list[ReportTable] = []
+    if len(records) <= MAX_COLUMNS:
+        names = [TableColumn(title=record.label) for record in records]
+        for caption, first, rows in (("What differs", "Setting", settings), ("Results", "Figure", figures)):
+            note = f"No ratios: {reason}." if reason and rows is figures else ""
+            columns = (TableColumn(title=first, numeric=False), *names)
+            tables += (
+                [ReportTable(caption=caption, columns=columns, rows=rows, sortable=False, note=note)] if rows else []
+            )
+    elif lines := (*settings, *figures):
+        heads = [TableColumn(title="Run", numeric=False)]
+        heads += [TableColumn(title=line[0].text, numeric=place >= len(settings)) for place, line in enumerate(lines)]
+        rows = tuple(
+            (text_cell(record.label, colour=run_colour(index)), *(line[index + 1] for line in lines))
+            for index, record in enumerate(records)
+        )
+        tables.append(ReportTable(caption="Settings and results", columns=tuple(heads), rows=rows))
+    imported = sum(record.imported for record in records)
+    note = f" {imported} of them hold published figures, imported." if 0 < imported < len(records) else ""
+    return Section(id="compare", title="Side by side", lead=f"{len(records)} runs.{note}", blocks=tuple(tables))
 
 
-def runs_as_columns(records: Sequence[RunRecord], settings: Rows, figures: Rows) -> Iterator[ReportTable]:
-    """A column a run."""
-    if settings:
-        yield ReportTable(caption="What differs", columns=heads("Setting", records), rows=settings, sortable=False)
-    if figures:
-        apart = incomparable_reason(records)
-        note = f"No ratios: {apart}." if apart else ""
-        yield ReportTable(caption="Results", columns=heads("Figure", records), rows=figures, sortable=False, note=note)
-
-
-def runs_as_rows(records: Sequence[RunRecord], settings: Rows, figures: Rows) -> Iterator[ReportTable]:
-    """A row a run, settings before figures."""
-    lines = (*settings, *figures)
-    if not lines:
-        return
-    heads = [TableColumn(title="Run", numeric=False)]
-    heads += [TableColumn(title=line[0].text, numeric=place >= len(settings)) for place, line in enumerate(lines)]
-    rows = tuple(
-        (text_cell(record.label, colour=run_colour(index)), *(line[index + 1] for line in lines))
-        for index, record in enumerate(records)
-    )
-    yield ReportTable(caption="Settings and results", columns=tuple(heads), rows=rows)
-
-
-def of_recipe(read: Callable[[Recipe], str]) -> Callable[[RunRecord], str]:
-    """A setting of the recipe; "" for a run without one."""
-    return lambda record: read(record.recipe) if record.recipe else ""
-
-
-def experts(recipe: Recipe) -> str:
-    """The placement as 3+3; "" where all experts lie on GPUs."""
-    if not recipe.hybrid:
-        return ""
-    return "+".join(str(len(layers)) for layers in recipe.hybrid.experts) or "0"
-
-
-def memory_fraction(recipe: Recipe) -> str:
-    """The share of each GPU that the engine may take; "" where that is left to it."""
-    return f"{recipe.memory_utilization:g}" if recipe.memory_utilization else ""
-
-
-def context(recipe: Recipe) -> str:
-    """Its tokens, where the recipe says them."""
-    return f"{recipe.context:,}" if recipe.context else "the model's"
-
-
-def draft(record: RunRecord) -> str:
-    """The method of speculative decoding."""
-    return record.recipe.speculate.method if record.recipe and record.recipe.speculate else "none"
-
-
-SETTINGS: tuple[tuple[str, Callable[[RunRecord], str]], ...] = (
-    ("Box", box_title),
-    ("Model", of_recipe(lambda recipe: model_title(recipe.model))),
-    ("Checkpoint", quant_title),
-    ("Engine", engine_title),
-    ("Parallelism", parallelism_title),
-    ("Expert layers on GPU", of_recipe(experts)),
-    ("KV type", of_recipe(lambda recipe: recipe.kv)),
-    ("Context", of_recipe(context)),
-    ("Speculation", draft),
-    ("Micro-batch (-ub)", of_recipe(lambda recipe: f"{recipe.hybrid.ubatch:,}" if recipe.hybrid else "")),
-    ("Memory fraction", of_recipe(memory_fraction)),
-)
+def recipe_settings(record: RunRecord) -> dict[str, str]:
+    """A run's settings by name; "" for those that do not apply."""
+    recipe = record.recipe
+    hybrid = recipe.hybrid if recipe else None
+    experts = "+".join(str(len(layers)) for layers in hybrid.experts) or "0" if hybrid else ""
+    context = (f"{recipe.context:,}" if recipe.context else "the model's") if recipe else ""
+    return {
+        "Box": box_title(record),
+        "Model": model_title(recipe.model) if recipe else "",
+        "Checkpoint": quant_title(record),
+        "Engine": engine_title(record),
+        "Parallelism": parallelism_title(record),
+        "Expert layers on GPU": experts,
+        "KV type": recipe.kv if recipe else "",
+        "Context": context,
+        "Speculation": recipe.speculate.method if recipe and recipe.speculate else "none",
+        "Micro-batch (-ub)": f"{hybrid.ubatch:,}" if hybrid else "",
+        "Memory fraction": f"{recipe.memory_utilization:g}" if recipe and recipe.memory_utilization else "",
+    }
 
 
 def differing_settings(records: Sequence[RunRecord]) -> Rows:
-    """Only the settings that are not the same everywhere."""
-    read = ((name, [*map(setting, records)]) for name, setting in SETTINGS)
-    return tuple((text_cell(name), *map(text_cell, values)) for name, values in read if len(set(values)) > 1)
-
-
-def peak(name: str) -> Callable[[RunRecord], float | None]:
-    """The highest value of a figure."""
-    return lambda record: record.highest_value(name)
-
-
-def least(read: Callable[[LoadResult], float | None]) -> Callable[[RunRecord], float | None]:
-    """The lowest of a latency over all levels."""
-    return lambda record: min((value for level in record.loads if (value := read(level)) is not None), default=None)
-
-
-def fastest(record: RunRecord) -> float | None:
-    """What one client sees at best, where TG itself was not measured."""
-    rates = [level.stream_tok_s for level in record.loads if level.stream_tok_s and level.tg_tok_s is None]
-    return max(rates, default=None)
-
-
-def capacity(record: RunRecord) -> float | None:
-    """Tokens of cache: as the engine reported them, else as planned."""
-    return record.kv_tokens or record.plan.kv_tokens
+    """Only the settings that are not the same in all runs."""
+    tables = [recipe_settings(record) for record in records]
+    rows = [(name, [table[name] for table in tables]) for name in tables[0]]
+    return tuple((text_cell(name), *map(text_cell, values)) for name, values in rows if len(set(values)) > 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadlineFigure:
-    """One figure of a run: where it is read, how it is written, and which of several is the best."""
+    """One figure of a run, how it is written, and which of several values is the best."""
 
     title: str
     read: Callable[[RunRecord], float | None]
-    form: Callable[[float], str] = format_number
+    write: Callable[[float], str] = format_number
     best: Callable[[Sequence[float]], float] = max
 
 
+def lowest_latency(read: Callable[[LoadResult], float | None]) -> Callable[[RunRecord], float | None]:
+    """A reader of the lowest latency over all loads."""
+    return lambda record: min((value for load in record.loads if (value := read(load)) is not None), default=None)
+
+
+def fastest_stream(record: RunRecord) -> float | None:
+    """The highest rate that one client sees, for loads without a measured TG."""
+    return max(
+        (load.stream_tok_s for load in record.loads if load.stream_tok_s and load.tg_tok_s is None), default=None
+    )
+
+
+def kv_capacity(record: RunRecord) -> float | None:
+    """Tokens of KV cache as the engine reported them, else as planned."""
+    return record.kv_tokens or (record.planned_memory.kv_tokens if record.planned_memory else None)
+
+
 HEADLINES = (
-    HeadlineFigure(title="Highest output tok/s", read=peak("output_tok_s")),
-    HeadlineFigure(title="Highest total tok/s", read=peak("total_tok_s")),
-    HeadlineFigure(title="Token generation, tok/s", read=peak("tg_tok_s")),
-    HeadlineFigure(title="Prompt processing, tok/s", read=peak("pp_tok_s")),
-    HeadlineFigure(title="Fastest stream, tok/s", read=fastest),
+    HeadlineFigure(title="Highest output tok/s", read=lambda record: record.highest_value("output_tok_s")),
+    HeadlineFigure(title="Highest total tok/s", read=lambda record: record.highest_value("total_tok_s")),
+    HeadlineFigure(title="Token generation, tok/s", read=lambda record: record.highest_value("tg_tok_s")),
+    HeadlineFigure(title="Prompt processing, tok/s", read=lambda record: record.highest_value("pp_tok_s")),
+    HeadlineFigure(title="Fastest stream, tok/s", read=fastest_stream),
     HeadlineFigure(
-        title="Lowest mean TTFT", read=least(lambda level: level.ttft.mean_or_median), form=format_ms, best=min
+        title="Lowest mean TTFT", read=lowest_latency(lambda load: load.ttft.mean_or_median), write=format_ms, best=min
     ),
     HeadlineFigure(
-        title="Lowest mean TPOT", read=least(lambda level: level.tpot.mean_or_median), form=format_ms, best=min
+        title="Lowest mean TPOT", read=lowest_latency(lambda load: load.tpot.mean_or_median), write=format_ms, best=min
     ),
-    HeadlineFigure(title="KV capacity, tokens", read=capacity, form=units.format_count),
+    HeadlineFigure(title="KV capacity, tokens", read=kv_capacity, write=units.format_count),
 )
 
 
-def headlines(records: Sequence[RunRecord]) -> Rows:
-    """Headline figures; the best in bold, the others as a share of it."""
-    alike = not incomparable_reason(records)
-    return tuple(filter(None, (headline_row(headline, records, ratios=alike) for headline in HEADLINES)))
-
-
 def headline_row(headline: HeadlineFigure, records: Sequence[RunRecord], *, ratios: bool) -> tuple[TableCell, ...]:
-    """One figure of each run, where two or more have it."""
+    """One figure of each run, if two or more have it; with `ratios` the best is bold and the others a share of it."""
     values = [headline.read(record) for record in records]
     known = [value for value in values if value is not None]
     if len(known) < 2:
         return ()
     best = headline.best(known) if ratios else None
-    return (text_cell(headline.title), *(entry(value, best, headline.form) for value in values))
+    cells = [text_cell(headline.title)]
+    for value in values:
+        if value is None:
+            cells.append(text_cell(DASH, tone="quiet"))
+            continue
+        tone: Tone = "best" if value == best else ""
+        ratio = format_ratio(value / best) if best and value and not tone else ""
+        cells.append(TableCell(text=headline.write(value), aside=ratio, value=value, tone=tone))
+    return tuple(cells)
 
 
 def incomparable_reason(records: Sequence[RunRecord]) -> str:
-    """Why figures of these runs must not be set against each other; "" where they may."""
+    """Why figures of these runs must not be compared; "" if they may be."""
     if len({record.simulation for record in records}) > 1:
         return "some runs are simulated and others are measured"
-    loads = list(filter(None, map(workloads, records)))
-    if not loads or frozenset.intersection(*loads):
+    workloads = [frozenset(unique_names(load.workload for load in record.loads)) for record in records]
+    workloads = [names for names in workloads if names]
+    if not workloads or frozenset.intersection(*workloads):
         return ""
-    texts = [" and ".join(sorted(load)) for load in dict.fromkeys(loads)]
+    texts = [" and ".join(sorted(names)) for names in dict.fromkeys(workloads)]
     return f"the runs measured different loads ({' against '.join(texts[:3])})"
-
-
-def workloads(record: RunRecord) -> frozenset[str]:
-    """The workloads that its measurements name."""
-    return frozenset(unique_names(level.workload for level in record.loads))
-
-
-def entry(value: float | None, best: float | None, form: Callable[[float], str]) -> TableCell:
-    """A figure, with its ratio to the best where runs are alike."""
-    if value is None:
-        return text_cell(DASH, tone="quiet")
-    tone: Tone = "best" if value == best else ""
-    ratio = format_ratio(value / best) if best and value and not tone else ""
-    return TableCell(text=form(value), aside=ratio, value=value, tone=tone)
-
-
-def heads(first: str, records: Sequence[RunRecord]) -> tuple[TableColumn, ...]:
-    """One column a run, after the one that names the rows."""
-    return (TableColumn(title=first, numeric=False), *(TableColumn(title=record.label) for record in records))
-
-
-def lead(records: Sequence[RunRecord]) -> str:
-    """How many runs, and that imported ones are such."""
-    imported = sum(record.imported for record in records)
-    note = f" {imported} of them hold published figures, imported." if 0 < imported < len(records) else ""
-    return f"{len(records)} runs.{note}"

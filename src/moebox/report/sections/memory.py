@@ -1,16 +1,21 @@
-"""Where every byte of every device went: planned beside measured."""
+"""The memory of every device, planned beside measured."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from itertools import chain
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from moebox import units
 from moebox.core.recipe import Recipe
 from moebox.errors import MoeboxError
-from moebox.report.bars import PART_COLOURS, group_equal_devices
-from moebox.report.bars import draw_memory as draw
+from moebox.report.bars import (
+    PART_COLOURS,
+    DeviceParts,
+    draw_memory,
+    group_equal_devices,
+    planned_parts,
+    reported_parts,
+)
 from moebox.report.block import (
-    Block,
     Charts,
     LegendKey,
     ReportChart,
@@ -24,159 +29,110 @@ from moebox.report.block import (
     titled_chart,
 )
 from moebox.report.format import DASH, capitalize, format_change, format_gib, unique_names
+from moebox.report.naming import find_model
 from moebox.report.palette import run_colour
-from moebox.report.record import DeviceParts, RunRecord
-from moebox.report.sections.models import find_model
+from moebox.runs.record import RunRecord
 
-WEIGHTS = ("weights", "experts", "attention", "other weights", "vision", "draft")
 HEADS = ("Run", "Source", "Weights", "KV cache", "Room left", "KV capacity, tokens", "Requests at full context")
-Bar = tuple[str, str, DeviceParts]  # heading, planned or measured, its parts
 
 
-def section(records: Sequence[RunRecord]) -> Section | None:
-    """GPUs in one drawing, host memory in another (their scales differ), and one table of the sums."""
-    rows = list(chain.from_iterable(map(bars, records)))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemorySide:
+    """Memory as it was planned, or as the engine reported it."""
+
+    kind: str  # planned or measured
+    devices: list[DeviceParts]
+    kv_tokens: float | None
+
+
+def memory_sides(record: RunRecord) -> list[MemorySide]:
+    """Planned and measured memory, as far as they are known."""
+    memory = record.planned_memory
+    planned = [planned_parts(device) for device in memory.devices] if memory else []
+    reported = [device for device in map(reported_parts, record.reported_devices) if device.total > 0]
+    sides = [
+        MemorySide(kind="planned", devices=planned, kv_tokens=memory.kv_tokens if memory else None),
+        MemorySide(kind="measured", devices=reported, kv_tokens=record.kv_tokens),
+    ]
+    return [side for side in sides if side.devices or side.kv_tokens]
+
+
+def memory_section(records: Sequence[RunRecord]) -> Section | None:
+    """GPUs in one drawing, host memory in another, whose scale differs, and a table of the sums."""
+    rows: list[tuple[str, str, DeviceParts]] = []
+    for record in records:
+        groups = [(side.kind, group_equal_devices(side.devices)) for side in memory_sides(record) if side.devices]
+        same_row = len(groups) == 2 and all(len(devices) == 1 for _, devices in groups)
+        for kind, devices in groups:
+            for name, device in devices:
+                heading = groups[0][1][0][0] if same_row else name
+                rows.append((record.sentence_prefix + heading, kind, device))
     if not rows:
         return None
-    title = "Memory per GPU" if any_gpu(records) else "As the engine reports it"
-    host = [row for row in rows if row[2].on_host]
-    gpus = [row for row in rows if not row[2].on_host]
-    charts = filter(None, (memory_chart(title, gpus), memory_chart("Host memory", host)))
-    blocks: tuple[Block, ...] = (Charts(charts=tuple(charts)), table(records))
-    return Section(id="memory", title="Memory", lead=lead(records), blocks=blocks)
-
-
-def memory_chart(title: str, rows: Sequence[Bar]) -> ReportChart | None:
-    """Some of the bars as one drawing."""
-    return titled_chart(title, draw(rows, label=f"{title} by part"), legend=legend(rows), wide=True)
-
-
-def any_gpu(records: Sequence[RunRecord]) -> bool:
-    """Whether any run had a GPU."""
-    return any(record.gpus for record in records)
-
-
-def legend(rows: Sequence[Bar]) -> tuple[LegendKey, ...]:
-    """Keys for the parts that are drawn."""
-    parts = {name for _, _, device in rows for name in device.parts}
-    return tuple(
-        LegendKey(name=name, colour=PART_COLOURS.get(name, 7), family="m") for name in PART_COLOURS if name in parts
+    has_gpu = any(record.gpus for record in records)
+    gpus, host = [row for row in rows if not row[2].on_host], [row for row in rows if row[2].on_host]
+    title = "Memory per GPU" if has_gpu else "As the engine reports it"
+    charts = tuple(filter(None, (memory_chart(title, gpus), memory_chart("Host memory", host))))
+    cells = [memory_cells(record, index, side) for index, record in enumerate(records) for side in memory_sides(record)]
+    table = ReportTable(
+        caption="The fullest GPU" if has_gpu else "Host memory",
+        columns=table_columns(*HEADS, text=(0, 1)),
+        rows=tuple(cells),
+        note=" ".join(unique_names(record.memory_note for record in records)),
     )
+    blocks = (Charts(charts=charts), drop_empty_columns(table, single_run=len(records) == 1))
+    return Section(id="memory", title="Memory", lead=memory_lead(records), blocks=blocks)
 
 
-def bars(record: RunRecord) -> list[Bar]:
-    """A run's bars: each group of devices planned, then as the engine reported it."""
-    planned, real = group_equal_devices(record.plan.devices), group_equal_devices(record.reported_devices)
-    if len(real) == len(planned) == 1:
-        real = [(planned[0][0], real[0][1])]
-    rows = [(record.sentence_prefix + name, "planned", device) for name, device in planned]
-    return rows + [(record.sentence_prefix + name, "measured", device) for name, device in real]
+def memory_chart(title: str, rows: Sequence[tuple[str, str, DeviceParts]]) -> ReportChart | None:
+    """Bars (heading, kind, device) with a legend of the parts that occur."""
+    shown = {name for _, _, device in rows for name in device.parts}
+    legend = [LegendKey(name=name, colour=colour, family="m") for name, colour in PART_COLOURS.items() if name in shown]
+    return titled_chart(title, draw_memory(rows, label=f"{title} by part"), legend=legend, wide=True)
 
 
-def table(records: Sequence[RunRecord]) -> ReportTable:
-    """Weights, KV and room of the fullest device, and the cache in tokens, planned against measured."""
-    told = [(record, index, side) for index, record in enumerate(records) for side in sides(record)]
-    notes = unique_names(record.memory_note for record in records)
-    caption = "The fullest GPU" if any_gpu(records) else "Host memory"
-    rows = tuple(line(record, index, *side) for record, index, side in told)
-    table = ReportTable(caption=caption, columns=table_columns(*HEADS, text=(0, 1)), rows=rows, note=" ".join(notes))
-    return drop_empty_columns(table, single_run=len(records) == 1)
-
-
-def sides(record: RunRecord) -> Iterator[tuple[str, Sequence[DeviceParts], float | None]]:
-    """Planned and measured, as far as they are known: the devices, and the cache in tokens."""
-    plan = record.plan
-    if plan.devices or plan.kv_tokens:
-        yield "planned", plan.devices, plan.kv_tokens
-    if record.reported_devices or record.kv_tokens:
-        yield "measured", record.reported_devices, record.kv_tokens
-
-
-def line(
-    record: RunRecord, index: int, kind: str, devices: Sequence[DeviceParts], tokens: float | None
-) -> tuple[TableCell, ...]:
-    """One row, of the fullest device."""
-    fullest = fullest_of(record, devices)
-    sizes = (
-        (weight_bytes(fullest), fullest.parts.get("KV cache"), free_bytes(fullest)) if fullest else (None, None, None)
-    )
+def memory_cells(record: RunRecord, index: int, side: MemorySide) -> tuple[TableCell, ...]:
+    """A row about the fullest GPU; without a GPU, about all of the host's memory."""
+    if record.gpus:
+        gpus = [device for device in side.devices if not device.on_host]
+        device = max(gpus, key=lambda gpu: gpu.used_bytes, default=None)
+    else:  # an engine may list mapped and allocated memory of the host as two devices
+        parts: Counter[str] = Counter()
+        for part_of_host in side.devices:
+            parts.update(part_of_host.parts)
+        total = sum(part_of_host.total for part_of_host in side.devices)
+        device = DeviceParts(name="ram", total=total, parts=dict(parts)) if side.devices else None
+    sizes = (device.weight_bytes, device.parts.get("KV cache"), device.parts.get("free")) if device else (None,) * 3
+    context = record.recipe.context if record.recipe else 0
+    requests = side.kv_tokens / context if side.kv_tokens and context else None
     return (
         text_cell(record.label, colour=run_colour(index)),
-        text_cell(kind),
-        *map(size, sizes),
-        figure_cell(tokens, digits=0),
-        figure_cell(at_once(record, tokens), digits=1),
+        text_cell(side.kind),
+        *(TableCell(text=format_gib(size) if size else DASH, value=size) for size in sizes),
+        figure_cell(side.kv_tokens, digits=0),
+        figure_cell(requests, digits=1),
     )
-
-
-def at_once(record: RunRecord, tokens: float | None) -> float | None:
-    """Requests of full context that a cache holds."""
-    context = record.recipe.context if record.recipe else 0
-    return tokens / context if tokens and context else None
-
-
-def fullest_of(record: RunRecord, devices: Sequence[DeviceParts]) -> DeviceParts | None:
-    """The fullest GPU; all of the host's memory where there is no GPU at all."""
-    if not any_gpu([record]):
-        return together(devices)
-    return max((device for device in devices if not device.on_host), key=used_bytes, default=None)
-
-
-def together(devices: Sequence[DeviceParts]) -> DeviceParts | None:
-    """One device of what an engine calls several: mapped and allocated memory of the host."""
-    if not devices:
-        return None
-    parts: Counter[str] = Counter()
-    for device in devices:
-        parts.update(device.parts)
-    return DeviceParts(name="ram", total=sum(device.total for device in devices), parts=dict(parts))
-
-
-def weight_bytes(device: DeviceParts) -> float:
-    """Bytes of all weights on a device."""
-    return sum(device.parts.get(name, 0.0) for name in WEIGHTS)
-
-
-def used_bytes(device: DeviceParts) -> float:
-    """Bytes that something holds."""
-    return sum(size for name, size in device.parts.items() if name not in ("free", "unused"))
-
-
-def free_bytes(device: DeviceParts) -> float:
-    """Bytes that nothing uses."""
-    return device.parts.get("free", 0.0) + device.parts.get("unused", 0.0)
-
-
-def size(value: float | None) -> TableCell:
-    """Bytes as GiB."""
-    return TableCell(text=format_gib(value) if value else DASH, value=value)
 
 
 def bytes_per_token(recipe: Recipe | None) -> float | None:
-    """What one cached token costs on each GPU, where model and type are known."""
+    """Bytes of one cached token on each GPU, or None if model or cache type is unknown."""
     model = find_model(recipe.model) if recipe else None
     if not recipe or not model:
         return None
-    kv = "bf16" if recipe.kv == "auto" else recipe.kv
     try:
-        return model.kv_bytes_per_token(kv) / recipe.parallel.dcp
+        return model.kv_bytes_per_token("bf16" if recipe.kv == "auto" else recipe.kv) / recipe.parallel.dcp
     except (KeyError, MoeboxError, AssertionError):
         return None
 
 
-def lead(records: Sequence[RunRecord]) -> str:
-    """How far plan and engine agree."""
-    sentences = [(record, agreement(record)) for record in records]
-    if len(records) == 1:
-        return capitalize(sentences[0][1])
-    return " ".join(f"{record.label}: {text}" for record, text in sentences if text)
-
-
-def agreement(record: RunRecord) -> str:
-    """The cache that was planned and the one there is; "" where either is unknown."""
-    expected, seen = record.plan.kv_tokens, record.kv_tokens
-    if not expected or not seen:
-        return ""
-    off = format_change(seen / expected - 1)
-    promised = f"the plan promised {units.format_count(expected)} tokens of KV cache"
-    return f"{promised}, the engine has {units.format_count(seen)} ({off})."
+def memory_lead(records: Sequence[RunRecord]) -> str:
+    """How many tokens of KV cache were planned, and how many the engine has."""
+    sentences = []
+    for record in records:
+        planned, actual = record.planned_memory.kv_tokens if record.planned_memory else 0, record.kv_tokens
+        if planned and actual:
+            change = format_change(actual / planned - 1)
+            text = f"the plan promised {units.format_count(planned)} tokens of KV cache, the engine has "
+            text += f"{units.format_count(actual)} ({change})."
+            sentences.append(capitalize(text) if len(records) == 1 else f"{record.label}: {text}")
+    return " ".join(sentences)

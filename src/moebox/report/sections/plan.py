@@ -1,9 +1,10 @@
-"""What was expected against what was measured, row by row, with the band."""
+"""Forecast against measurement, figure by figure, with the forecast's range."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import median
 
+from moebox.report.bars import planned_parts, reported_parts
 from moebox.report.block import (
     Block,
     ReportTable,
@@ -18,11 +19,8 @@ from moebox.report.block import (
 )
 from moebox.report.format import format_change, format_gib, format_ms, format_number, group_by, unique_names
 from moebox.report.palette import run_colour
-from moebox.report.record import DeviceParts, ForecastRow, LoadResult, RunRecord
-from moebox.report.sections.memory import weight_bytes
+from moebox.runs.record import ForecastRow, LoadResult, RunRecord
 from moebox.units import plural
-
-Candidate = tuple[str, float | None, float | None, str]  # what, planned, measured, unit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,214 +33,174 @@ class PlannedFigure:
     measured: float
     expected_range: tuple[float, float] | None = None
     unit: str = "tok/s"
-    load: str = ""  # under which load; "" for what does not depend on one
+    load: str = ""  # the load it was measured under; "" for memory
 
     @property
     def relative_error(self) -> float:
-        """Measured against planned."""
+        """Measured against planned: 0.1 is 10% more."""
         return self.measured / self.planned - 1
 
     @property
     def in_range(self) -> bool | None:
-        """Whether the measurement lies in the band; None without one."""
-        if self.expected_range is None:
-            return None
-        low, high = self.expected_range
-        return low <= self.measured <= high
+        """True if the measurement lies in the forecast's range; None without a range."""
+        return (
+            None if self.expected_range is None else self.expected_range[0] <= self.measured <= self.expected_range[1]
+        )
 
 
-def section(records: Sequence[RunRecord]) -> Section:
-    """Memory, then every load with its figures; the reasons and warnings the plan gave."""
-    found = planned_figures(records)
-    blocks: list[Block] = list(filter(None, (sizes(records, found), loads(records, found))))
+def plan_section(records: Sequence[RunRecord]) -> Section:
+    """Memory, then a row for each load; then reasons, warnings and runners-up of the plans."""
+    figures = planned_figures(records)
+    blocks: list[Block] = list(filter(None, (memory_table(records, figures), loads_table(records, figures))))
     for record in records:
-        blocks += said(record)
-    return Section(id="plan", title="Plan against measurement", lead=lead(found), blocks=tuple(blocks))
+        plan, suffix = record.plan, record.title_suffix
+        reasons = unique_names((*(plan.reasons if plan else ()), record.forecast_basis))
+        warnings = [join_texts(warning.text, " – ", warning.remedy) for warning in plan.warnings] if plan else []
+        others = [join_texts(other.title, ": ", other.loses) for other in plan.alternatives] if plan else []
+        blocks += bullet_list(f"Why this plan{suffix}", reasons)
+        blocks += bullet_list(f"What it warned of{suffix}", warnings)
+        blocks += bullet_list(f"Runners-up{suffix}", others)
+    return Section(id="plan", title="Plan against measurement", lead=plan_lead(figures), blocks=tuple(blocks))
 
 
 def planned_figures(records: Sequence[RunRecord]) -> list[PlannedFigure]:
-    """Every figure that was both planned and measured."""
-    found: list[PlannedFigure] = []
+    """Every figure that was both planned and measured: weights, KV cache, and each load."""
+    figures: list[PlannedFigure] = []
     for index, record in enumerate(records):
-        found += capacity(index, record)
-        for level in record.loads:
-            found += compare_load(index, level, find_forecast(level, record.plan.rows))
-    return found
+        memory = record.planned_memory
+        planned = [planned_parts(device) for device in memory.devices] if memory else []
+        reported = map(reported_parts, record.reported_devices)
+        weights = [
+            max((device.weight_bytes for device in devices if not device.on_host), default=0.0)
+            for devices in (planned, reported)
+        ]
+        pairs = (
+            ("Weights per GPU", weights[0], weights[1], "B"),
+            ("KV cache", memory.kv_tokens if memory else None, record.kv_tokens, "tokens"),
+        )
+        figures += [
+            PlannedFigure(run=index, what=what, planned=expected, measured=actual, unit=unit)
+            for what, expected, actual, unit in pairs
+            if expected and actual
+        ]
+        for load in record.loads:
+            figures += compare_load(index, load, find_forecast(load, record.forecast))
+    return figures
 
 
-def capacity(index: int, record: RunRecord) -> list[PlannedFigure]:
-    """Weights on the fullest device, and KV tokens."""
-    plan = record.plan
-    candidates = (
-        ("Weights per GPU", fullest(plan.devices), fullest(record.reported_devices), "B"),
-        ("KV cache", plan.kv_tokens, record.kv_tokens, "tokens"),
-    )
-    return paired(index, candidates)
+def find_forecast(load: LoadResult, rows: Sequence[ForecastRow]) -> ForecastRow | None:
+    """The forecast for this load; a row that only decodes counts for single streams alone."""
+    concurrency = load.concurrency or (1.0 if load.is_single_stream else None)
+    for row in rows:
+        same_load = row.concurrency == concurrency and row.workload in ("", load.workload)
+        if same_load and (load.tg_tok_s or not row.decode_only):
+            return row
+    return None
 
 
-def paired(index: int, candidates: Iterable[Candidate], *, load: str = "") -> list[PlannedFigure]:
-    """Those that were both planned and measured."""
-    return [
-        PlannedFigure(run=index, what=what, planned=planned, measured=measured, unit=unit, load=load)
-        for what, planned, measured, unit in candidates
-        if planned and measured
-    ]
+def compare_load(index: int, load: LoadResult, row: ForecastRow | None) -> list[PlannedFigure]:
+    """Figures that both the load and its forecast have, each with its range.
 
-
-def fullest(devices: Sequence[DeviceParts]) -> float:
-    """Weights of the device that holds most, RAM aside."""
-    return max((weight_bytes(device) for device in devices if not device.on_host), default=0.0)
-
-
-def find_forecast(level: LoadResult, rows: Sequence[ForecastRow]) -> ForecastRow | None:
-    """The forecast for this load."""
-    return next((row for row in rows if answers(row, level)), None)
-
-
-def answers(row: ForecastRow, level: LoadResult) -> bool:
-    """Whether a forecast is of this load; decode-only rows answer only for single streams."""
-    load = level.concurrency or (1.0 if level.is_single_stream else None)
-    if row.concurrency != load or row.workload not in ("", level.workload):
-        return False
-    return bool(level.tg_tok_s) or not row.decode_only
-
-
-def compare_load(index: int, level: LoadResult, row: ForecastRow | None) -> list[PlannedFigure]:
-    """What both the level and the forecast for it have."""
+    The forecast has one relative range, of the rate; for a time it is inverted.
+    """
     if row is None:
         return []
-    served = ForecastRow() if row.decode_only else row
-    candidates = (
-        ("Output tok/s", served.output_tok_s, level.output_tok_s, "tok/s"),
-        ("Token generation", generation(row), level.tg_tok_s, "tok/s"),
-        ("Prompt processing", row.pp_tok_s, level.pp_tok_s, "tok/s"),
-        ("Mean TTFT", served.ttft_ms, level.ttft.mean_or_median, "ms"),
-        ("Mean TPOT", row.tpot_ms, level.tpot.mean_or_median, "ms"),
+    generation = row.tg_tok_s if row.tg_tok_s is not None else row.output_tok_s if row.decode_only else None
+    pairs = (
+        ("Output tok/s", None if row.decode_only else row.output_tok_s, load.output_tok_s, "tok/s"),
+        ("Token generation", generation, load.tg_tok_s, "tok/s"),
+        ("Prompt processing", row.pp_tok_s, load.pp_tok_s, "tok/s"),
+        ("Mean TTFT", None if row.decode_only else row.ttft_ms, load.ttft.mean_or_median, "ms"),
+        ("Mean TPOT", row.tpot_ms, load.tpot.mean_or_median, "ms"),
     )
-    load = f"concurrency {level.concurrency:,.0f}" if level.concurrency else level.name
-    load += f", {row.lengths}" if row.lengths else ""
-    both = paired(index, candidates, load=load)
-    return [replace(pair, expected_range=band(row, pair.planned, pair.unit)) for pair in both]
-
-
-def generation(row: ForecastRow) -> float | None:
-    """One stream's decode rate: its own figure, or that of a row that only decodes."""
-    if row.tg_tok_s is not None:
-        return row.tg_tok_s
-    return row.output_tok_s if row.decode_only else None
-
-
-def band(row: ForecastRow, planned: float, unit: str) -> tuple[float, float] | None:
-    """The forecast's relative band around a figure: as given for a rate, turned round for a time."""
+    name = f"concurrency {load.concurrency:,.0f}" if load.concurrency else load.name
+    name += f", {row.lengths}" if row.lengths else ""
     rate = row.tg_tok_s or row.output_tok_s
-    if not rate or not row.low_tok_s or not row.high_tok_s:
-        return None
-    low, high = row.low_tok_s / rate, row.high_tok_s / rate
-    return (planned / high, planned / low) if unit == "ms" else (planned * low, planned * high)
+    figures: list[PlannedFigure] = []
+    for what, planned, measured, unit in pairs:
+        if not planned or not measured:
+            continue
+        expected_range = None
+        if rate and row.low_tok_s and row.high_tok_s:
+            low, high = row.low_tok_s / rate, row.high_tok_s / rate
+            expected_range = (planned / high, planned / low) if unit == "ms" else (planned * low, planned * high)
+        figures.append(
+            PlannedFigure(
+                run=index,
+                what=what,
+                planned=planned,
+                measured=measured,
+                unit=unit,
+                load=name,
+                expected_range=expected_range,
+            )
+        )
+    return figures
 
 
-def sizes(records: Sequence[RunRecord], found: Sequence[PlannedFigure]) -> ReportTable | None:
+def memory_table(records: Sequence[RunRecord], figures: Sequence[PlannedFigure]) -> ReportTable | None:
     """Weights and cache, planned beside measured."""
-    rows = tuple(size_row(records, pair) for pair in found if not pair.load)
+    rows = []
+    for figure in figures:
+        if not figure.load:
+            sizes = [
+                TableCell(text=format_gib(size), value=size) if figure.unit == "B" else figure_cell(size)
+                for size in (figure.planned, figure.measured)
+            ]
+            error = TableCell(text=format_change(figure.relative_error), value=figure.relative_error)
+            run = text_cell(records[figure.run].label, colour=run_colour(figure.run))
+            rows.append((run, text_cell(figure.what), *sizes, error))
     if not rows:
         return None
-    heads = ("Run", "Figure", "Planned", "Measured", "Off by")
-    table = ReportTable(caption="Memory", columns=table_columns(*heads, text=(0, 1)), rows=rows)
+    heads = table_columns("Run", "Figure", "Planned", "Measured", "Off by", text=(0, 1))
+    table = ReportTable(caption="Memory", columns=heads, rows=tuple(rows))
     return drop_empty_columns(table, single_run=len(records) == 1)
 
 
-def size_row(records: Sequence[RunRecord], pair: PlannedFigure) -> tuple[TableCell, ...]:
-    """One size, planned, measured and how far off."""
-    return (
-        text_cell(records[pair.run].label, colour=run_colour(pair.run)),
-        text_cell(pair.what),
-        written(pair.planned, pair.unit),
-        written(pair.measured, pair.unit),
-        TableCell(text=format_change(pair.relative_error), value=pair.relative_error),
-    )
-
-
-def loads(records: Sequence[RunRecord], found: Sequence[PlannedFigure]) -> ReportTable | None:
-    """One row a load: each figure as forecast → measured, and how far off that is."""
-    loaded = [pair for pair in found if pair.load]
-    if not loaded:
+def loads_table(records: Sequence[RunRecord], figures: Sequence[PlannedFigure]) -> ReportTable | None:
+    """A row for each load: every figure as forecast → measured, and whether they lie in their ranges."""
+    of_loads = [figure for figure in figures if figure.load]
+    if not of_loads:
         return None
-    figures = unique_names(pair.what for pair in loaded)
-    by_load = group_by(loaded, lambda pair: (pair.run, pair.load))
-    named = len(records) > 1
-    rows = [
-        (*name(records, run, load, named=named), *compared(pairs, figures)) for (run, load), pairs in by_load.items()
-    ]
-    first = ("Run", "Load") if named else ("Load",)
-    heads = table_columns(*first, *figures, "In its band", text=(0, len(first) - 1, len(figures) + len(first)))
+    names = unique_names(figure.what for figure in of_loads)
+    rows = []
+    for (run, load), group in group_by(of_loads, lambda figure: (figure.run, figure.load)).items():
+        by_name = {figure.what: figure for figure in group}
+        ranged = [figure for figure in by_name.values() if figure.expected_range]
+        outside = [figure.what.removeprefix("Mean ").removesuffix(" tok/s") for figure in ranged if not figure.in_range]
+        tone: Tone = "warn" if outside else "good" if ranged else "quiet"
+        verdict = f"no: {', '.join(outside)}" if outside else "yes" if ranged else ""
+        first = [text_cell(records[run].label, colour=run_colour(run))] if len(records) > 1 else []
+        cells = [forecast_cell(by_name.get(name)) for name in names]
+        rows.append((*first, text_cell(load.replace(" ", "\u00a0")), *cells, text_cell(verdict, tone=tone)))
+    first_heads = ("Run", "Load") if len(records) > 1 else ("Load",)
+    text_positions = (0, len(first_heads) - 1, len(names) + len(first_heads))
+    heads = table_columns(*first_heads, *names, "In its range", text=text_positions)
     return ReportTable(caption="Forecast → measured", columns=heads, rows=tuple(rows), sortable=False)
 
 
-def name(records: Sequence[RunRecord], run: int, load: str, *, named: bool) -> list[TableCell]:
-    """Which row it is: the load, after the run where there are several."""
-    cell = text_cell(load.replace(" ", "\u00a0"))
-    return [text_cell(records[run].label, colour=run_colour(run)), cell] if named else [cell]
-
-
-def compared(pairs: Sequence[PlannedFigure], figures: Sequence[str]) -> list[TableCell]:
-    """Each figure of one load, and whether they lie in their bands."""
-    last = {pair.what: pair for pair in pairs}
-    verdict, tone = judged([pair for pair in last.values() if pair.expected_range])
-    return [*(both(last.get(what)) for what in figures), text_cell(verdict, tone=tone)]
-
-
-def both(pair: PlannedFigure | None) -> TableCell:
-    """Forecast and measurement in one field."""
-    if pair is None:
+def forecast_cell(figure: PlannedFigure | None) -> TableCell:
+    """Forecast and measurement in one cell, the range as its title."""
+    if figure is None:
         return text_cell("")
-    form = {"B": format_gib, "ms": format_ms}.get(pair.unit, format_number)
-    band = f"band {' to '.join(map(form, pair.expected_range))}" if pair.expected_range else ""
-    text = f"{form(pair.planned)} → {form(pair.measured)}"
-    return TableCell(text=text, aside=format_change(pair.relative_error), value=pair.relative_error, title=band)
+    write = {"B": format_gib, "ms": format_ms}.get(figure.unit, format_number)
+    title = f"range {' to '.join(map(write, figure.expected_range))}" if figure.expected_range else ""
+    text = f"{write(figure.planned)} → {write(figure.measured)}"
+    return TableCell(text=text, aside=format_change(figure.relative_error), value=figure.relative_error, title=title)
 
 
-def judged(banded: Sequence[PlannedFigure]) -> tuple[str, Tone]:
-    """Whether the rates lie in their bands."""
-    if not banded:
-        return "", "quiet"
-    outside = [pair.what for pair in banded if not pair.in_range]
-    if not outside:
-        return "yes", "good"
-    return f"no: {', '.join(what.removeprefix('Mean ').removesuffix(' tok/s') for what in outside)}", "warn"
-
-
-def written(value: float, unit: str) -> TableCell:
-    """A figure in its unit."""
-    return TableCell(text=format_gib(value), value=value) if unit == "B" else figure_cell(value)
-
-
-def lead(found: Sequence[PlannedFigure]) -> str:
-    """The median error, and how many lie in their bands."""
-    speeds = [abs(pair.relative_error) for pair in found if pair.unit == "tok/s"]
-    if not speeds:
+def plan_lead(figures: Sequence[PlannedFigure]) -> str:
+    """The median error of the rates, and how many figures lie in their ranges."""
+    errors = [abs(figure.relative_error) for figure in figures if figure.unit == "tok/s"]
+    if not errors:
         return ""
-    text = f"Median error of the forecast rates: {median(speeds):.0%} over {plural(len(speeds), 'figure')}"
-    banded = [pair.in_range for pair in found if pair.in_range is not None]
-    if banded:
-        text += f"; {sum(banded)} of {len(banded)} figures, latencies included, lie in their band"
+    text = f"Median error of the forecast rates: {median(errors):.0%} over {plural(len(errors), 'figure')}"
+    ranged = [figure.in_range for figure in figures if figure.in_range is not None]
+    if ranged:
+        text += f"; {sum(ranged)} of {len(ranged)} figures, latencies included, lie in their range"
     return f"{text}."
 
 
-def said(record: RunRecord) -> list[Block]:
-    """The plan's reasons, warnings and runners-up."""
-    plan = record.plan
-    return [
-        *bullet_list(f"Why this plan{record.title_suffix}", plan.reasons),
-        *bullet_list(
-            f"What it warned of{record.title_suffix}",
-            [join_texts(text, " – ", remedy) for text, remedy in plan.warnings],
-        ),
-        *bullet_list(
-            f"Runners-up{record.title_suffix}", [join_texts(title, ": ", loses) for title, loses in plan.alternatives]
-        ),
-    ]
-
-
 def join_texts(text: str, mark: str, more: str) -> str:
-    """Two texts with a mark between them; the first alone where there is no second."""
+    """Two texts with a mark between them, or the first alone."""
     return f"{text}{mark}{more}" if more else text

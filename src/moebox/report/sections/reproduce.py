@@ -1,170 +1,147 @@
-"""How to do it again: recipe, commands, versions."""
+"""How to reproduce a run: commands, recipe and versions; sources of imported figures, and what is missing."""
 
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 
-from moebox import codec, loose
+from moebox import codec
 from moebox.bench.command import bench_flags, prefill_decode_flags
 from moebox.core.recipe import Recipe
-from moebox.loose import Document, Json
-from moebox.report.block import Block, CustomBlock, ReportTable, Section, table_columns, text_cell
+from moebox.loose import Document, Json, as_object
+from moebox.report.block import Block, CustomBlock, ReportTable, Section, bullet_list, table_columns, text_cell
 from moebox.report.format import group_by, unique_names
-from moebox.report.record import LoadRequest, LoadResult, RunRecord
 from moebox.report.tidy import redact_text
+from moebox.runs.record import LoadRequest, LoadResult, RunRecord
 
-USUAL_PP, USUAL_TG = "512", "128"  # lengths of llama-bench, where rows of others do not say theirs
+USUAL_PP, USUAL_TG = "512", "128"  # lengths of llama-bench, for imported rows that do not name theirs
 NEEDED = ("name", "engine", "model", "checkpoint", "served_name")
 
 
-def section(records: Sequence[RunRecord]) -> Section:
-    """Per run: what to type, the recipe in full, the versions found."""
-    blocks: Iterator[Block] = chain.from_iterable(map(of_run, records))
-    return Section(id="reproduce", title="How to reproduce", blocks=(*blocks, *versions(records)))
+def reproduce_section(records: Sequence[RunRecord]) -> Section:
+    """For each run its commands and its recipe; a table of versions."""
+    blocks: list[Block] = []
+    for record in records:
+        suffix = record.title_suffix
+        texts = [(f"Commands{suffix}", run_commands(record))]
+        texts += [(title + suffix, redact_text(text)) for title, text in record.commands]
+        if record.recipe:
+            texts.append((f"recipe.toml{suffix}", redact_text(codec.to_toml(non_default_settings(record.recipe)))))
+        for place, (title, text) in enumerate(texts):
+            data = {"title": title, "text": text, "open": place == 0 and not record.page_label}
+            blocks += [CustomBlock(kind="code", data=data)] if text else []
+    tables = [dict(record.versions) for record in records]
+    names = dict.fromkeys(name for table in tables for name in table)
+    rows = tuple((text_cell(name), *(text_cell(table.get(name, "")) for table in tables)) for name in names)
+    if rows:
+        heads = ("Software", *(record.page_label or "Version" for record in records))
+        columns = table_columns(*heads, text=range(len(heads)))
+        blocks.append(ReportTable(caption="Versions", columns=columns, rows=rows, sortable=False))
+    return Section(id="reproduce", title="How to reproduce", blocks=tuple(blocks))
 
 
-def of_run(record: RunRecord) -> Iterator[CustomBlock]:
-    """Commands, launch and recipe of one run."""
-    if typed := commands(record) if record.recipe else of_server(record):
-        yield code(f"Commands{record.title_suffix}", typed, shown=not record.page_label)
-    for title, text in record.commands:
-        yield code(title + record.title_suffix, redact_text(text))
-    if record.recipe:
-        yield code(f"recipe.toml{record.title_suffix}", redact_text(codec.to_toml(non_default_settings(record.recipe))))
-
-
-def code(title: str, text: str, *, shown: bool = False) -> CustomBlock:
-    """Text to copy, folded unless it is to be seen at once."""
-    return CustomBlock(kind="code", data={"title": title, "text": text, "open": shown})
+def notes_section(records: Sequence[RunRecord]) -> Section:
+    """Sources, remarks on imported figures, and what is missing in each run."""
+    rows = [row for record in records for row in record.info.sources]
+    sources = list(dict.fromkeys((row.get("title", ""), row.get("url", "")) for row in rows))
+    blocks: list[Block] = [CustomBlock(kind="sources", data=sources)] if sources else []
+    blocks += bullet_list("Remarks on the figures", unique_names(n for record in records for n in record.info.notes))
+    for record in records:  # an import never had some of our files, which is not worth a line
+        gaps = [gap for gap in record.gaps if not record.imported or not gap.endswith(("missing", "unknown"))]
+        blocks += bullet_list(f"Not in {record.page_label or 'this run'}", gaps)
+    return Section(id="notes", title="Sources and gaps", blocks=tuple(blocks))
 
 
 def non_default_settings(recipe: Recipe) -> Document:
-    """The settings that differ from their defaults, which is all a recipe file needs."""
-    needed = Recipe(**{name: getattr(recipe, name) for name in NEEDED})
-    return without(codec.to_plain(recipe), codec.to_plain(needed), keep=(*NEEDED, "format"))
+    """The settings that differ from their defaults, which is all that a recipe file needs."""
+    defaults = codec.to_plain(Recipe(**{name: getattr(recipe, name) for name in NEEDED}))
+    return _differences(codec.to_plain(recipe), defaults, keep=(*NEEDED, "format"))
 
 
-def without(values: Json, usual: Json, keep: tuple[str, ...] = ()) -> Document:
-    """What of `values` is not as in `usual`, tables looked through."""
-    kept = [name for name, value in values.items() if name in keep or value != usual.get(name)]
-    return {name: difference(values[name], usual.get(name)) for name in kept}
+def _differences(values: Json, defaults: Json, keep: tuple[str, ...] = ()) -> Document:
+    """Fields of `values` that differ from `defaults`, tables field by field."""
+    found: Document = {}
+    for name, value in values.items():
+        default = defaults.get(name)
+        if name in keep or value != default:
+            is_table = isinstance(value, dict) and isinstance(default, dict)
+            found[name] = _differences(as_object(value), as_object(default)) if is_table else value
+    return found
 
 
-def difference(value: object, usual: object) -> object:
-    """A value, or what of a table is not as usual."""
-    return without(value, usual) if isinstance(value, dict) and isinstance(usual, dict) else value
+def run_commands(record: RunRecord) -> str:
+    """Commands that repeat the run; "" for published figures without a recipe.
 
-
-def commands(record: RunRecord) -> str:
-    """What to type to get the same again."""
+    A server that moebox did not start is only checked and measured again; a simulation is simulated again.
+    """
+    if record.recipe is None:
+        if record.imported or not record.url:
+            return ""
+        model = next((load.model for load in record.loads if load.model), "")
+        target = (record.url, *flag_words({"--model": model}))
+        checked = [redact_text(shlex.join(["moebox", "verify", *target]))] if record.all_checks else []
+        return "\n".join([*checked, *bench_commands(record.loads, target)])
     if record.simulation:
-        return simulated(record)
+        box = ("--box", record.box.name) if record.box else ()
+        flags = flag_words({"--concurrency": concurrency_list(record.loads)})
+        return shlex.join(["moebox", "run", record.recipe.model, *box, "--twin", *flags])
     lines = ["# save the recipe below as recipe.toml", "moebox up recipe.toml", "moebox verify recipe.toml"]
     benches = bench_commands(record.loads) or ["moebox bench recipe.toml"]
     return "\n".join([*lines, *benches, "moebox report latest"])
 
 
-def of_server(record: RunRecord) -> str:
-    """The same for a server of whose launch nothing is known; nothing for figures of others."""
-    if record.imported or not record.url:
-        return ""
-    models = [loose.get_text(level.raw, "model_id") for level in record.loads]
-    target = (record.url, *given({"--model": next(filter(None, models), "")}))
-    checked = [redact_text(shlex.join(["moebox", "verify", *target]))] if record.checks else []
-    return "\n".join([*checked, *bench_commands(record.loads, target)])
+def bench_commands(loads: Sequence[LoadResult], target: Sequence[str] = ("recipe.toml",)) -> list[str]:
+    """A `moebox bench` for each workload and way of driving it."""
+    return unique_names(redact_text(shlex.join(["moebox", "bench", *target, *flags])) for flags in all_flags(loads))
 
 
-def simulated(record: RunRecord) -> str:
-    """What to type to simulate it again: nothing was started that could be started alone."""
-    assert record.recipe is not None
-    words = ["moebox", "run", record.recipe.model, *(("--box", record.box.name) if record.box else ()), "--twin"]
-    return shlex.join([*words, *given({"--concurrency": sweep(record.loads)})])
+def all_flags(loads: Sequence[LoadResult]) -> Iterator[list[str]]:
+    """Flags of our own measurements, of --pp and --tg, then of imported figures as far as those name them."""
+    requests = [load.request for load in loads if load.request]
+    unsalted = [replace(r, workload=replace(r.workload, salt="")) for r in requests if not r.test]
+    groups: Mapping[str, list[LoadRequest]] = group_by(
+        unsalted, lambda request: codec.to_json([request.workload, request.warmup, request.slo])
+    )
+    for group in groups.values():
+        first = group[0]
+        swept = [request.load for request in group]
+        yield from bench_flags(first.workload, swept, warmup=first.warmup, slo=first.slo)
+    tests = [request for request in requests if request.test]
+    if tests:
+        names = [request.test for request in tests]
+        yield prefill_decode_flags(names, tests[0].workload, tests[0].repeat, tests[0].load)
+    imported = group_by([load for load in loads if load.request is None], imported_flags)
+    for flags, same in imported.items():
+        yield [*flags, *flag_words({"--concurrency": concurrency_list(same)})]
 
 
-def bench_commands(levels: Sequence[LoadResult], target: Sequence[str] = ("recipe.toml",)) -> list[str]:
-    """A `moebox bench` for each workload and way of driving it that was measured."""
-    every = (*again(levels), *tests(levels), *imported_flags(levels))
-    return unique_names(redact_text(shlex.join(["moebox", "bench", *target, *flags])) for flags in every)
+def concurrency_list(loads: Sequence[LoadResult]) -> str:
+    """Each concurrency once, ascending."""
+    return ",".join(sorted(unique_names(_count_text(load.concurrency) for load in loads), key=int))
 
 
-def again(levels: Sequence[LoadResult]) -> list[list[str]]:
-    """The flags of what moebox measured itself: they are kept with the figures."""
-    asked = [unsalted(level.request) for level in levels if level.request and not level.request.test]
-    groups = group_by(asked, lambda each: codec.to_json([each.workload, each.warmup, each.slo]))
-    return [*chain.from_iterable(map(swept, groups.values()))]
-
-
-def unsalted(asked: LoadRequest) -> LoadRequest:
-    """Without the words that keep one measurement's prompts out of another's cache."""
-    return replace(asked, workload=replace(asked.workload, salt=""))
-
-
-def swept(group: Sequence[LoadRequest]) -> list[list[str]]:
-    """The flags of loads that differ in nothing else."""
-    first = group[0]
-    return bench_flags(first.workload, [asked.load for asked in group], warmup=first.warmup, slo=first.slo)
-
-
-def tests(levels: Sequence[LoadResult]) -> list[list[str]]:
-    """The flags of --pp and --tg."""
-    asked = [level.request for level in levels if level.request and level.request.test]
-    if not asked:
-        return []
-    first = asked[0]
-    return [prefill_decode_flags([each.test for each in asked], first.workload, first.repeat, first.load)]
-
-
-def imported_flags(levels: Sequence[LoadResult]) -> list[list[str]]:
-    """Flags for figures of others, as far as they say how they were measured."""
-    groups = group_by([level for level in levels if level.request is None], told_workload)
-    return [[*key, *given({"--concurrency": sweep(group)})] for key, group in groups.items()]
-
-
-def sweep(levels: Sequence[LoadResult]) -> str:
-    """Each concurrency once, the lowest first."""
-    return ",".join(sorted(unique_names(whole(level.concurrency) for level in levels), key=int))
-
-
-def told_workload(level: LoadResult) -> tuple[str, ...]:
-    """What was asked, by what is known of a row."""
-    turns = re.search(r"(\d+)[- ]turn", level.workload)
-    served = level.output_tok_s or level.output_tokens or turns
-    if level.is_single_stream and not served:
-        return given({"--pp": USUAL_PP if level.pp_tok_s else "", "--tg": USUAL_TG if level.tg_tok_s else ""})
+def imported_flags(load: LoadResult) -> tuple[str, ...]:
+    """The flags of an imported load, as far as they are known; its concurrency is swept."""
+    turns = re.search(r"(\d+)[- ]turn", load.workload)
+    if load.is_single_stream and not (load.output_tok_s or load.output_tokens or turns):
+        return flag_words({"--pp": USUAL_PP if load.pp_tok_s else "", "--tg": USUAL_TG if load.tg_tok_s else ""})
+    rate = 0.0 if load.concurrency else load.request_rate
     conversation = {"--workload": "turns", "--turns": turns[1]} if turns else {}
-    return given(conversation | told_load(level))
+    return flag_words(
+        {
+            **conversation,
+            "--input": _count_text(load.input_tokens),
+            "--output": _count_text(load.output_tokens),
+            "--rate": f"{rate:g}" if rate else "",
+            "--requests": _count_text(load.requests),
+        }
+    )
 
 
-def told_load(level: LoadResult) -> dict[str, str]:
-    """The flags of a load, as far as they are known; its concurrency is swept."""
-    rate = 0.0 if level.concurrency else level.request_rate
-    return {
-        "--input": whole(level.input_tokens),
-        "--output": whole(level.output_tokens),
-        "--rate": f"{rate:g}" if rate else "",
-        "--requests": whole(level.requests),
-    }
-
-
-def given(flags: dict[str, str]) -> tuple[str, ...]:
-    """The flags that have a value, as words."""
+def flag_words(flags: Mapping[str, str]) -> tuple[str, ...]:
+    """Flags that have a value, as words of a command."""
     return tuple(word for flag, value in flags.items() if value for word in (flag, value))
 
 
-def whole(value: float | None) -> str:
-    """A count; "" where it is not known."""
+def _count_text(value: float | None) -> str:
     return f"{value:.0f}" if value else ""
-
-
-def versions(records: Sequence[RunRecord]) -> Iterator[ReportTable]:
-    """Versions, runs across."""
-    tables = [dict(record.versions) for record in records]
-    names = dict.fromkeys(chain.from_iterable(tables))  # in the order they were met
-    rows = tuple((text_cell(name), *(text_cell(table.get(name, "")) for table in tables)) for name in names)
-    heads = ("Software", *(record.page_label or "Version" for record in records))
-    if rows:
-        yield ReportTable(
-            caption="Versions", columns=table_columns(*heads, text=range(len(heads))), rows=rows, sortable=False
-        )

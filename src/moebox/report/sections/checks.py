@@ -1,0 +1,124 @@
+"""Whether replies are correct: each check's verdict, its probes and the evidence to unfold."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from moebox.core.verdict import CheckVerdict, HttpExchange, Mark, Score
+from moebox.redact import hide_secrets
+from moebox.report.block import Block, CustomBlock, ReportTable, Section, Tone, table_columns, text_cell
+from moebox.report.format import join_names, unique_names
+from moebox.report.palette import run_colour
+from moebox.runs.record import RunRecord
+
+TONES: dict[Mark, Tone] = {"pass": "good", "fail": "bad", "skip": "quiet", "warn": "warn"}
+SIGNS: dict[Mark, str] = {"pass": "✓ pass", "fail": "✗ fail", "skip": "– skipped", "warn": "! warning"}
+MAX_PIECES, MAX_FAILED_PIECES = 2, 12  # pieces of evidence shown for a probe; more for one that failed
+MAX_EVIDENCE_CHARS = 4_000  # of one piece; the file in the run folder has all of it
+Evidence = tuple[tuple[str, str], ...]  # title, text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeView:
+    """One probe as the page shows it."""
+
+    name: str
+    mark: Mark
+    detail: str
+    evidence: Evidence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckView:
+    """One check as the page shows it."""
+
+    name: str
+    mark: Mark
+    detail: str
+    score: str
+    quirks: tuple[str, ...]
+    probes: tuple[ProbeView, ...]
+    evidence: Evidence
+
+
+def checks_section(records: Sequence[RunRecord]) -> Section:
+    """A table of checks by run if there are several runs, then each run's checks."""
+    checked = [record for record in records if record.all_checks]
+    blocks: list[Block] = []
+    if len(checked) > 1:
+        marks = [{check.name: check.verdict for check in record.all_checks} for record in checked]
+        rows = []
+        for name in unique_names(name for table in marks for name in table):
+            found = [table.get(name) for table in marks]
+            cells = [text_cell(SIGNS[mark], tone=TONES[mark]) if mark else text_cell("") for mark in found]
+            rows.append((text_cell(name), *cells))
+        heads = ("Check", *(record.label for record in checked))
+        columns = table_columns(*heads, text=range(len(heads)))
+        blocks.append(ReportTable(columns=columns, rows=tuple(rows), sortable=False))
+    for index, record in enumerate(records):
+        if record.all_checks:
+            views = [check_view(check) for check in record.all_checks]
+            data = {"name": record.page_label, "colour": run_colour(index), "checks": views, "signs": SIGNS}
+            blocks.append(CustomBlock(kind="checks", data=data))
+    lead = " ".join(record.sentence_prefix + checks_sentence(record) for record in checked)
+    return Section(id="checks", title="Does it answer right", lead=lead, blocks=tuple(blocks))
+
+
+def checks_sentence(record: RunRecord) -> str:
+    """ "15 of 17 checks passed; warnings: json and tools; vision failed."."""
+    text = record.check_count_text
+    warned, failed = record.check_names("warn"), record.check_names("fail")
+    if warned:
+        text += f"; warnings: {join_names(warned)}"
+    if failed:
+        text += f"; {join_names(failed)} failed"
+    return f"{text}."
+
+
+def check_view(check: CheckVerdict) -> CheckView:
+    """A check with its probes and as much evidence as a page can hold."""
+    probes = tuple(
+        ProbeView(
+            name=probe.name,
+            mark=probe.verdict,
+            detail=probe.reason,
+            evidence=evidence_texts(probe.evidence, MAX_FAILED_PIECES if probe.verdict == "fail" else MAX_PIECES),
+        )
+        for probe in check.probes
+    )
+    return CheckView(
+        name=check.name,
+        mark=check.verdict,
+        detail=check.reason,
+        score=score_text(check.score) if check.score else "",
+        quirks=check.habits,
+        probes=probes,
+        evidence=(("evidence", limit_text(check.evidence)),) if check.evidence else (),
+    )
+
+
+def score_text(score: Score) -> str:
+    """ "11 of 12 (95%: 65–99%)"."""
+    return f"{score.passed} of {score.trials} (95%: {score.low * 100:.0f}–{score.high * 100:.0f}%)"
+
+
+def evidence_texts(exchanges: Sequence[HttpExchange], max_pieces: int) -> Evidence:
+    """Requests and replies with titles; the run folder keeps those beyond `max_pieces`."""
+    pieces: list[tuple[str, object]] = []
+    for number, exchange in enumerate(exchanges, 1):
+        if exchange.request not in (None, "", [], {}):
+            pieces.append((f"{number}: {exchange.method} {exchange.url}", exchange.request))
+        after = f" after {exchange.seconds:.2f} s" if exchange.seconds else ""
+        pieces.append((f"{number}: {exchange.error or f'status {exchange.status}{after}'}", exchange.response))
+    texts = tuple((title, limit_text(value)) for title, value in pieces[:max_pieces])
+    more = len(pieces) - max_pieces
+    return texts if more <= 0 else (*texts, ("and more", f"{more} more pieces of evidence in the run folder"))
+
+
+def limit_text(value: object) -> str:
+    """A value as text without keys, cut if it is too long for a page."""
+    text = value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False, default=str)
+    text = hide_secrets(text)
+    if len(text) <= MAX_EVIDENCE_CHARS:
+        return text
+    return f"{text[:MAX_EVIDENCE_CHARS]}\n… {len(text) - MAX_EVIDENCE_CHARS:,} more characters in the run folder"

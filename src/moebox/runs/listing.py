@@ -1,0 +1,192 @@
+"""Runs as a list. Rows are cached until a file they were read from changes, so a thousand runs are listed at once.
+
+The cache lies in the user's cache directory and can be deleted at any time.
+"""
+
+import contextlib
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from moebox import codec, files
+from moebox.errors import BadInput
+from moebox.loose import get_number
+from moebox.runs.reader import folder_time, read_run
+from moebox.runs.record import RunRecord, RunVerdict
+from moebox.store import PIPELINE, PIPELINE_BEFORE, Run, plain, runs_dir
+from moebox.units import plural
+
+VERDICT_WORDS = {"pass": "passed", "warn": "warnings", "fail": "failed"}
+MAX_NAME_CHARS, MAX_REASON_CHARS = 200, 300
+WATCHED: tuple[str, ...] = ("run.json", "events.jsonl", "recipe.toml", "best.toml", "box.toml", "verify.json")
+WATCHED += ("verdicts", "measurements", "tasks.json", "climb.json", PIPELINE, PIPELINE_BEFORE)
+FORMAT = 10  # of the cache
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """One row of the list."""
+
+    id: str
+    started: float = 0.0
+    model: str = ""
+    engine: str = ""
+    box: str = ""
+    verdict: RunVerdict = ""
+    output_tok_s: float | None = None
+    ttft_ms: float | None = None
+    failed: str = ""  # the step that failed, and why
+    step: str = ""  # the last step that began
+    left_in: str = ""  # the step without an end, or "climb": it is running or was interrupted
+    unchecked: bool = False  # its checks have no end
+    simulation: bool = False
+    jobs: int = 0  # finished jobs of `moebox task`
+    solved: int = 0
+
+    @property
+    def unfinished_part(self) -> str:
+        """The step or verification that has no end."""
+        return self.left_in or ("verify" if self.unchecked else "")
+
+    def state_text(self, *, live: bool) -> str:
+        """ "running bench", "failed in up", "interrupted in verify" or "ended"."""
+        if live:
+            return f"running {self.step}".strip()
+        if self.failed:
+            return f"failed in {self.failed.partition(':')[0]}"
+        return f"interrupted in {self.unfinished_part}" if self.unfinished_part else "ended"
+
+    @property
+    def checks_text(self) -> str:
+        """How the checks ended, else how many jobs were solved; "–" for a simulation, whose replies mean nothing."""
+        if self.simulation:
+            return "–"
+        text = VERDICT_WORDS.get(self.verdict, self.verdict)
+        return text or (f"{self.solved} of {plural(self.jobs, 'job')}" if self.jobs else "–")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedRows:
+    """Rows by folder name, each with the stamp of the folder it was read from."""
+
+    format: int = FORMAT
+    rows: dict[str, tuple[str, RunSummary]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunBrief:
+    """The files of one run, and its last event."""
+
+    id: str
+    path: str
+    started: float
+    last: float  # time of the last event
+    last_kind: str
+    events: int
+    measurements: int
+    verdicts: int
+    bytes: int
+    report: bool
+    notes: tuple[str, ...] = ()
+
+
+def summarize_run(run: Run) -> RunSummary:
+    """Read a run folder as a row of the list."""
+    return summarize_record(read_run(run))
+
+
+def summarize_record(record: RunRecord) -> RunSummary:
+    """Return a run's row."""
+    peak, pipeline, recipe = record.peak_load(), record.pipeline, record.recipe
+    measured = next((load.model for load in record.loads if load.model), "")
+    names = (
+        recipe.served_name or recipe.model if recipe else "",
+        record.requested_model,
+        measured,
+        record.checked_model,
+        record.tasks.model if record.tasks else "",
+    )
+    begun = [step.name for step in pipeline.steps if step.state not in ("waiting", "skipped")] if pipeline else []
+    jobs = record.tasks.results if record.tasks else ()
+    failure = record.failure
+    return RunSummary(
+        id=record.id,
+        started=folder_time(record.id),
+        model=next(filter(None, names), "")[:MAX_NAME_CHARS],
+        engine=recipe.engine if recipe else "",
+        box=record.box.name[:MAX_NAME_CHARS] if record.box else "",
+        verdict=record.verdict,
+        output_tok_s=peak.output_tok_s if peak else None,
+        ttft_ms=peak.ttft.mean if peak else None,
+        failed=f"{failure.step}: {failure.message}"[:MAX_REASON_CHARS] if failure else "",
+        step=record.open_step or (begun[-1] if begun else ""),
+        left_in=record.open_step,
+        unchecked=record.unfinished_checks is not None,
+        simulation=record.simulation,
+        jobs=len(jobs),
+        solved=sum(job.solved for job in jobs),
+    )
+
+
+def list_summaries(runs: Path | None = None) -> list[RunSummary]:
+    """Return a row for every run, newest first; only folders that changed since the last call are read."""
+    home = runs_dir(runs)
+    name = hashlib.sha256(str(home.absolute()).encode()).hexdigest()[:16]
+    path = files.cache_home() / "moebox" / "runs" / f"{name}.json"
+    try:
+        cached = codec.decode(CachedRows, codec.load_json(path), where=str(path))
+        known = cached.rows if cached.format == FORMAT else {}
+    except (BadInput, OSError):
+        known = {}
+    rows: dict[str, tuple[str, RunSummary]] = {}
+    entries = list(os.scandir(home)) if home.is_dir() else []
+    folders = [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    for folder in sorted(filter(is_run_folder, folders), reverse=True):
+        stamp, before = folder_stamp(folder), known.get(folder.name)
+        rows[folder.name] = before if before and before[0] == stamp else (stamp, summarize_run(Run(folder)))
+    if rows != known:
+        with contextlib.suppress(OSError):  # a full disk costs the cache, not the list
+            files.write_atomic(path, codec.to_json(CachedRows(rows=rows), indent=None))
+    return [row for _, row in rows.values()]
+
+
+def is_run_folder(folder: Path) -> bool:
+    """True if the folder has one of our files."""
+    return any(os.path.exists(folder / name) for name in ("run.json", "events.jsonl", "recipe.toml", "measurements"))
+
+
+def folder_stamp(folder: Path) -> str:
+    """A text that changes whenever a file changes that a row is read from."""
+    parts = []
+    for name in WATCHED:
+        with contextlib.suppress(OSError):
+            stat = os.stat(folder / name)
+            parts.append(f"{name}:{stat.st_mtime_ns}:{stat.st_size}")
+    return " ".join(parts)
+
+
+def run_brief(run: Run) -> RunBrief:
+    """Count the files of a run folder."""
+    journal = run.read_journal()
+    notes = list(journal.notes)
+    created: float | None = None
+    try:
+        created = get_number(run.read_json("run.json"), "created")
+    except BadInput as problem:
+        notes.append(problem.message)
+    times = [entry.time for entry in journal.entries if entry.time > 0]
+    started = created or folder_time(run.id) or min(times, default=0.0)
+    return RunBrief(
+        id=run.id,
+        path=str(run.path),
+        started=started,
+        last=max(times, default=started),
+        last_kind=journal.entries[-1].kind if journal.entries else "",
+        events=len(journal.entries),
+        measurements=len(plain.list_entries(run.path / "measurements", "*.json")),
+        verdicts=len(plain.list_entries(run.path / "verdicts", "*.json")),
+        bytes=sum(file.lstat().st_size for file in run.path.rglob("*") if plain.is_plain_file(file)),
+        report=(run.path / "report.html").exists(),
+        notes=tuple(notes),
+    )

@@ -1,0 +1,360 @@
+"""The one reader of run folders.
+
+Our own files are decoded into the types that wrote them; formats of earlier versions pass a named upgrade first. A file
+that is damaged costs itself and becomes a line in `gaps`. Only results of other tools (`loads.imported_load`) and the
+climb table of an imported run are read leniently.
+"""
+
+import calendar
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import msgspec
+
+from moebox import codec
+from moebox.core.box import Box
+from moebox.core.engine_event import AttemptEnded, AttemptReady, AttemptStarted, PublishedFacts
+from moebox.core.event import ClimbBegan, ClimbStep, ServerMeasured, VerifyBegan, marks_simulation
+from moebox.core.kernel import KernelFindings, KernelLaunch, KnownFailure
+from moebox.core.pipeline import Pipeline
+from moebox.core.plan import Plan
+from moebox.core.recipe import Recipe
+from moebox.core.verdict import CheckResults, CheckVerdict, Gain, Mark
+from moebox.errors import BadInput
+from moebox.escape import one_line
+from moebox.loose import Json, as_object, get_number, get_objects, get_text, is_true
+from moebox.redact import hide_secrets
+from moebox.runs import history
+from moebox.runs.loads import read_loads
+from moebox.runs.record import ForecastRow, LoadResult, RunInfo, RunRecord
+from moebox.store import FORMAT, PIPELINE, PIPELINE_BEFORE, JournalEntry, Run, plain
+from moebox.tasks.result import TaskRun
+
+T = TypeVar("T")
+MAX_CHECK_FILES = 200  # files in verdicts/ that are read
+MAX_FAILURES_SHOWN = 12
+MAX_NAMES_SHOWN = 8  # files that are not ours
+MAX_SCRIPT_BYTES = 200_000  # a rendered launch.sh has about 5 kB
+ALL_CHECKS = "all checks together"
+RECIPES = ("recipe.toml", "best.toml", "start.toml")  # of a launch; of a climb its best, or the one it began with
+OWN_NAMES = {"run.json", "events.jsonl", "plan.json", PIPELINE, PIPELINE_BEFORE, "verify.json", "climb.json"}
+OWN_NAMES |= {"verdicts", "measurements", "climb", "kernels", "configs", "patches", "logs", "recipes", "kernels.json"}
+OWN_NAMES |= {"answers.json", "doctor.json", "report.html", "report.pdf", "report.md", "launch.sh", "tasks.json"}
+OWN_NAMES |= {"tasks", "calibration.json", "compare.json", "nodes.json", "fleet.json", "A", "B"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledFindings(KernelFindings):
+    """Kernels that were judged by compiling them."""
+
+    bad: tuple[KernelLaunch, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableFindings(KernelFindings):
+    """Kernels that were looked up in the table of scanned releases."""
+
+    bad: tuple[KnownFailure, ...] = ()
+
+
+def upgrade_caution(document: Json) -> Json:
+    """Until November 2026 a probe that passed with a remark had `caution`; it is a warning since."""
+    probes = [
+        {
+            **{name: value for name, value in probe.items() if name != "caution"},
+            **({"verdict": "warn"} if probe.get("caution") is True else {}),
+        }
+        for probe in get_objects(document, "probes")
+    ]
+    return {**document, "probes": probes} if probes else document
+
+
+def drop_described_box(document: Json) -> Json:
+    """Until November 2026 a recipe kept the box it was planned for as a free table; it is dropped."""
+    return {name: value for name, value in document.items() if name != "described"}
+
+
+UPGRADES: dict[type[Any], tuple[Callable[[Json], Json], ...]] = {
+    CheckVerdict: (upgrade_caution,),
+    Recipe: (drop_described_box,),
+}
+
+
+class FolderReader:
+    """Reads files of one run folder; `gaps` collects what could not be read."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.gaps: list[str] = []
+
+    def decode(self, kind: type[T], document: object, name: str) -> T | None:
+        """Return a document of ours as `kind`, or None and a gap. Fields of another version are ignored and named."""
+        if isinstance(document, dict):
+            for upgrade in UPGRADES.get(kind, ()):
+                document = upgrade(document)
+        try:
+            return codec.decode(kind, document, where=name)
+        except BadInput as problem:
+            self.gaps.append(problem.message)
+            if "unknown setting" not in problem.message:
+                return None
+        try:
+            return msgspec.convert(document, kind)
+        except msgspec.ValidationError as problem:
+            self.gaps.append(f"{name}: {problem}")
+            return None
+
+    def load(self, name: str) -> Any:
+        """Return the plain content of a JSON or TOML file, or None if it is missing or, with a gap, unreadable."""
+        path = self.run.path / name
+        if not path.exists() and not path.is_symlink():
+            return None
+        try:
+            return plain.load_toml(path) if path.suffix == ".toml" else plain.load_json(path)
+        except BadInput as problem:
+            self.gaps.append(problem.message.replace(str(path), name))
+            return None
+
+    def read(self, kind: type[T], *names: str) -> T | None:
+        """Return the first file of these names that exists, decoded."""
+        for name in names:
+            document = self.load(name)
+            if document is not None:
+                return self.decode(kind, document, name)
+        return None
+
+    def read_checks(self) -> tuple[list[CheckVerdict], CheckVerdict | None]:
+        """Return the newest verdict of each check, and the verdict over all of them if it is worse than each."""
+        newest: dict[str, CheckVerdict] = {}
+        paths = plain.list_entries(self.run.path / "verdicts", "*.json")
+        for path in sorted(paths, key=lambda path: (path.lstat().st_mtime, path.name))[-MAX_CHECK_FILES:]:
+            name = f"verdicts/{path.name}"
+            document = self.load(name)
+            rows = document["rungs"] if isinstance(document, dict) and "rungs" in document else [document]
+            for row in rows if isinstance(rows, list) and document is not None else []:
+                check = self.decode(CheckVerdict, row, name)
+                if check:
+                    newest[check.name] = check
+        document = self.load("verify.json")
+        if not isinstance(document, dict):
+            return list(newest.values()), None
+        own_fields = {name: value for name, value in document.items() if name != "verdict"}  # which is computed
+        results = self.decode(CheckResults, own_fields, "verify.json")
+        if not results:
+            return list(newest.values()), None
+        if not newest:
+            return list(results.rungs), None
+        return list(newest.values()), summed_check(results, newest)
+
+    def read_kernels(self) -> list[KernelFindings]:
+        """Return every look at an engine's kernels."""
+        document = self.load("kernels.json")
+        kinds: dict[object, type[KernelFindings]] = {"compiling": CompiledFindings, "table": TableFindings}
+        rows = get_objects(document, "scans")
+        found = (self.decode(kinds.get(row.get("by"), TableFindings), row, "kernels.json") for row in rows)
+        return list(filter(None, found))
+
+
+def summed_check(results: CheckResults, newest: dict[str, CheckVerdict]) -> CheckVerdict | None:
+    """Return the verdict over all checks if it is worse than each of them: a failure that is rare in every one.
+
+    None if a check was made again since, because the sum is no longer about these checks.
+    """
+    made = {check.name: check.verdict for check in results.rungs}
+    if not made or any(name not in newest or newest[name].verdict != mark for name, mark in made.items()):
+        return None
+    verdict, marks = results.verdict, set(made.values())
+    if verdict not in ("fail", "warn") or verdict in marks or "fail" in marks:
+        return None
+    failures = [failure for failure in results.slips if failure.verdict == verdict][:MAX_FAILURES_SHOWN]
+    counts = {f"{failure.kind}: {failure.seen} of {failure.of}": failure.example for failure in failures}
+    texts = [f"{count}, such as: {example}" if example else count for count, example in counts.items()]
+    reason = "; ".join(one_line(hide_secrets(text)) for text in texts) or results.stopped
+    return CheckVerdict(name=ALL_CHECKS, verdict=verdict, reason=reason)
+
+
+def imported_climb(document: object) -> list[ClimbStep]:
+    """Read the steps of a published climb: what is missing or not a number keeps its default."""
+    steps: list[ClimbStep] = []
+    for row in get_objects(document, "steps"):
+        share, verdict = get_number(row, "gain.share", "gain"), get_text(row, "verdict")
+        low, high = get_number(row, "gain.low", "gain_low"), get_number(row, "gain.high", "gain_high")
+        steps.append(
+            ClimbStep(
+                change=get_text(row, "change"),
+                verdict=next((mark for mark in get_args(Mark) if mark == verdict), "skip"),
+                kept=is_true(row, "kept"),
+                why=get_text(row, "why"),
+                output_tok_s=get_number(row, "output_tok_s") or 0.0,
+                ttft_ms=get_number(row, "ttft_ms") or 0.0,
+                kv_tokens=int(get_number(row, "kv_tokens") or 0),
+                gain=None if share is None else Gain(share=share, low=low or share, high=high or share),
+            )
+        )
+    return steps
+
+
+def read_run(run: Run) -> RunRecord:
+    """Read everything in a run folder. Never raises for a damaged file."""
+    reader = FolderReader(run)
+    gaps = reader.gaps
+    info = reader.read(RunInfo, "run.json") or RunInfo()
+    journal = run.read_journal()
+    entries = journal.entries
+    gaps += [*journal.notes, *history.lost_writes(entries)]
+    if info.format != FORMAT:
+        gaps.append(f"run.json: format {info.format}, this moebox writes {FORMAT}; read as far as the two agree")
+    if not entries:
+        gaps.append("events.jsonl: none, so attempts, problems and timing are unknown")
+    recipe, box, plan = reader.read(Recipe, *RECIPES), reader.read(Box, "box.toml"), reader.read(Plan, "plan.json")
+    pipeline = reader.read(Pipeline, PIPELINE, PIPELINE_BEFORE)
+    loads, unread = read_loads(run.path / "measurements")
+    gaps += unread
+    checks, summed = reader.read_checks()
+    climb = reader.load("climb.json")
+    steps = history.climb_steps(entries) or imported_climb(climb)
+    sources = [get_text(row, "source") for row in get_objects(climb, "steps")]
+    tasks = reader.read(TaskRun, "tasks.json")
+
+    locked, step = run.is_locked, history.unfinished_step(pipeline, entries)
+    climb_began = any(isinstance(entry.event, ClimbBegan) for entry in entries)
+    climb_ended = is_true(climb, "ended") or (run.path / "best.toml").exists()
+    if not step and climb_began and not climb_ended:
+        step = "climb"
+    found_nothing = climb_began and is_true(climb, "ended") and as_object(climb).get("best") is None
+    climb_failure = steps[0].why if found_nothing and steps else ""
+    attempts = history.launch_attempts(entries, live=locked)
+    problems = history.log_problems(entries, attempts)
+    facts = history.reported_facts(entries)
+    times = [entry.time for entry in entries if entry.time > 0]
+    gaps += missing_files(run.path, loads=bool(loads), checks=bool(checks))
+    return RunRecord(
+        id=run.id,
+        path=run.path,
+        info=info,
+        label=info.label,
+        started=info.created or folder_time(run.id) or min(times, default=0.0),
+        ended=max(times, default=0.0),
+        locked=locked,
+        open_step=step,
+        resume_command="climb" if climb_began and not pipeline else "run",
+        simulation=is_simulation(info, pipeline, entries, loads),
+        box=box,
+        recipe=recipe,
+        plan=plan,
+        planned_memory=plan.memory if plan else None,
+        forecast=tuple(plan_forecast(plan)) if plan else (),
+        pipeline=pipeline,
+        reported_devices=history.reported_devices(facts, box),
+        memory_note=next((each.memory_note for each in facts if each.memory_note), ""),
+        kv_tokens=next((each.kv_tokens for each in facts if each.kv_tokens), None),
+        loads=tuple(loads),
+        checks=tuple(checks),
+        summed_check=summed,
+        unfinished_checks=history.unfinished_checks(step, entries),
+        check_total=next((e.event.of for e in reversed(entries) if isinstance(e.event, VerifyBegan)), 0),
+        url=server_url(entries, tasks),
+        checked_model=next((e.event.model for e in entries if isinstance(e.event, VerifyBegan) and e.event.model), ""),
+        attempts=tuple(attempts),
+        climb_steps=tuple(steps),
+        climb_source="; ".join(dict.fromkeys(filter(None, sources))),
+        problems=tuple(problems),
+        failure=history.find_failure(pipeline, attempts, problems, climb_failure),
+        kernels=tuple(reader.read_kernels()),
+        tasks=tasks,
+        phases=tuple(history.phases(entries, pipeline)),
+        commands=tuple(launch_commands(run.path, info, entries)),
+        versions=tuple(software_versions(info, box, entries).items()),
+        gaps=tuple(gaps),
+    )
+
+
+def is_simulation(
+    info: RunInfo, pipeline: Pipeline | None, entries: Sequence[JournalEntry], loads: Sequence[LoadResult]
+) -> bool:
+    """True if anything in the folder came from a twin instead of an engine."""
+    return (
+        info.simulation
+        or (pipeline is not None and pipeline.simulated)
+        or any(marks_simulation(entry.event) for entry in entries)
+        or any(load.simulation for load in loads)
+    )
+
+
+def server_url(entries: Sequence[JournalEntry], tasks: TaskRun | None) -> str:
+    """Return the URL of the server that was checked or measured last, or given jobs."""
+    urls = [entry.event.url for entry in entries if isinstance(entry.event, VerifyBegan | ServerMeasured)]
+    return next(filter(None, reversed(urls)), tasks.url if tasks else "")
+
+
+def plan_forecast(plan: Plan) -> list[ForecastRow]:
+    """Return the plan's own forecast, which is of decoding alone."""
+    return [
+        ForecastRow(
+            concurrency=row.concurrency,
+            context=row.context,
+            output_tok_s=row.decode_tok_s,
+            low_tok_s=row.low_tok_s,
+            high_tok_s=row.high_tok_s,
+            ttft_ms=row.ttft_s * 1e3 or None,
+            pp_tok_s=row.prefill_tok_s or None,
+            decode_only=True,
+        )
+        for row in plan.forecast
+    ]
+
+
+def launch_commands(folder: Path, info: RunInfo, entries: Sequence[JournalEntry]) -> list[tuple[str, str]]:
+    """Return published commands, the last launch and launch.sh, each with a title."""
+    found = [(row.get("title", ""), row.get("text", "")) for row in info.commands]
+    launches = [entry.event.argv for entry in entries if isinstance(entry.event, AttemptStarted | AttemptEnded)]
+    argv = next(filter(None, reversed(launches)), ())
+    if argv:
+        found.append(("Launch", history.command_line(argv)))
+    script = folder / "launch.sh"
+    if plain.is_plain_file(script) and script.stat().st_size < MAX_SCRIPT_BYTES:
+        found.append(("launch.sh", plain.read_text(script)))
+    return found
+
+
+def software_versions(info: RunInfo, box: Box | None, entries: Sequence[JournalEntry]) -> dict[str, str]:
+    """Return versions by name: of the machine, of the engine as it reported itself, and what an import names."""
+    found: dict[str, str] = {}
+    if box and box.host:
+        host = box.host
+        found = {"system": host.system, "driver": host.driver, "CUDA": host.cuda, "Python": host.python}
+        found |= {**host.engines, **host.runtimes}
+    events = [entry.event for entry in reversed(entries) if isinstance(entry.event, AttemptReady | PublishedFacts)]
+    found["engine"] = next((event.facts.version for event in events if event.facts.version), "")
+    found = {**found, **info.versions}
+    found.setdefault("moebox", info.moebox)
+    return {name: version for name, version in found.items() if version}
+
+
+def missing_files(folder: Path, *, loads: bool, checks: bool) -> list[str]:
+    """Return a line for each file that is missing, is a link, or is not ours."""
+    notes = [] if loads else ["measurements/: none, so there are no throughput or latency figures"]
+    notes += [] if checks else ["verdicts/: none, so it is not known whether replies are correct"]
+    notes += [f"{name}: missing" for name in ("recipe.toml", "box.toml", "plan.json") if not (folder / name).exists()]
+    foreign: list[str] = []
+    for path in sorted(folder.iterdir()):
+        if path.is_symlink() and path.is_dir():
+            notes.append(f"{path.name}: is a link, and was not followed")
+        name = path.name.removeprefix(f"{folder.name}-")  # a side of a comparison has its run's name before its own
+        own = name in OWN_NAMES or name.startswith((".", "engine.log")) or path.suffix in (".toml", ".log")
+        foreign += [] if own else [path.name]
+    if foreign:
+        more = " …" if len(foreign) > MAX_NAMES_SHOWN else ""
+        notes.append(f"ignored, not written by moebox: {', '.join(foreign[:MAX_NAMES_SHOWN])}{more}")
+    return notes
+
+
+def folder_time(name: str) -> float:
+    """Return the time in a run folder's name, or 0."""
+    try:
+        return float(calendar.timegm(time.strptime(name[:15], "%Y%m%d-%H%M%S")))
+    except ValueError:
+        return 0.0
