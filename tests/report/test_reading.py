@@ -267,16 +267,16 @@ GOOD = [CheckVerdict(name=name, verdict="pass") for name in ("plain", "json", "t
 RESULTS: dict[str, tuple[list[CheckVerdict], dict[str, Any], str]] = {
     "a fault seen once in each check": (
         RARE,
-        {"slips": (build_failure("transport", 3, 12, examples=["cut"]),)},
+        {"failures": (build_failure("transport", 3, 12, examples=["cut"]),)},
         "bad",
     ),
     "wrong answers, few in each check": (
         GOOD,
-        {"slips": (build_failure("answer", 9, 12, attributed_to="model"),)},
+        {"failures": (build_failure("answer", 9, 12, attributed_to="model"),)},
         "bad",
     ),
     "out of time": ([*GOOD, CheckVerdict(name="vision", verdict="skip")], {"stopped": "out of time"}, "warn"),
-    "warnings": (RARE, {"slips": (build_failure("transport", 3, 900),)}, "warn"),
+    "warnings": (RARE, {"failures": (build_failure("transport", 3, 900),)}, "warn"),
     "good": (GOOD, {}, "good"),
 }
 
