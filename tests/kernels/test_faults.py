@@ -181,7 +181,7 @@ def test_an_unknown_version_is_said(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(asked) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "vllm (version unknown)" in shown
-    assert "does not say its version" in shown
+    assert "does not state its version" in shown
 
 
 def test_a_python_that_answers_nonsense_is_told(tmp_path: Path) -> None:

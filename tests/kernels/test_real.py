@@ -14,7 +14,7 @@ from moebox.cli import main
 from moebox.core import catalogue
 from moebox.core.kernel import KernelScan, find_arch
 from moebox.errors import ExternalError
-from moebox.kernels import blocktable, moefiles, tuning
+from moebox.kernels import tuned_files, tuning
 from moebox.kernels.probe import space
 from moebox.kernels.probe.protocol import TunedRow
 from moebox.kernels.scan import KernelRequest, scan_engine
@@ -110,7 +110,7 @@ def test_a_tuned_block_table_reaches_the_launch(venv: Path, tmp_path: Path, rele
         about = {"case": f"extend {name}, 4096 new on 4096", "best": choice, "ms": 1.0, "baselines": {}}
         rows.append(msgspec.convert({**about, "field": [{"config": choice, "ms": 1.0}]}, TunedRow))
     found = tuning.TuningResult(engine="sglang", triton="3.7.1", rows=rows)
-    (made,) = blocktable.block_table_patches(found, root, find_arch("sm_120"))
+    (made,) = tuned_files.block_table_patches(found, root, find_arch("sm_120"))
     shutil.copytree(root.resolve() / "sglang", tmp_path / "sglang", copy_function=os.symlink)
     (tmp_path / made.name).unlink()
     (tmp_path / made.name).write_text(made.after)
@@ -173,14 +173,14 @@ import json, sys
 from importlib import import_module
 from pathlib import Path
 from moebox.kernels.probe import sglang, vllm
-from moebox.kernels.probe.protocol import Target
+from moebox.kernels.probe.protocol import ProbeGpu
 
 engine, root, device, shapes = sys.argv[1], Path(sys.argv[2]), sys.argv[3], json.loads(sys.argv[4])
 if engine == "sglang":
-    sglang.open_files(root, Target(120, 188, device, 0, 0))
-    module = sglang.module(root, "moe_config")
+    sglang.open_files(root, ProbeGpu(120, 188, device, 0, 0))
+    module = sglang.import_part(root, "moe_config")
 else:
-    vllm.open_files(root, Target(120, 188, device, 0, 0))
+    vllm.open_files(root, ProbeGpu(120, 188, device, 0, 0))
     module = import_module("vllm.model_executor.layers.fused_moe.fused_moe")
 import_module(module.__name__.rpartition(".")[0]).get_config = lambda: None
 more = {"return_down_config": True} if engine == "sglang" else {}
@@ -201,7 +201,7 @@ def test_engines_find_the_files_that_are_written(venv: Path, tmp_path: Path, rel
         capture_output=True, text=True, check=True,
     ).stdout.strip()  # fmt: skip
     rows = [one for number, kind in enumerate(space.MAX_CANDIDATES) for one in marked_rows(engine, kind, number)]
-    moefiles.write_tuned_files(tuning.TuningResult(engine=engine, triton=triton, rows=rows), tmp_path, device)
+    tuned_files.write_tuned_files(tuning.TuningResult(engine=engine, triton=triton, rows=rows), tmp_path, device)
     packed = 2  # int4 weights to a byte
     shapes = [
         ["bf16", [384, 512, 7168], [384, 7168, 256], None],

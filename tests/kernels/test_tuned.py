@@ -12,11 +12,11 @@ import pytest
 from moebox.core import catalogue
 from moebox.core.kernel import find_arch
 from moebox.errors import ExternalError, Unsupported
-from moebox.kernels import blocktable, moefiles, tuning
+from moebox.kernels import tuned_files, tuning
 from moebox.kernels.probe import space
 from moebox.kernels.probe.protocol import TunedRow
 from moebox.kernels.probe.tune import keep_fastest
-from moebox.kernels.scan import KernelRequest
+from moebox.kernels.scan import KernelRequest, rank_shape
 
 DEVICE = "NVIDIA RTX PRO 6000 Blackwell Server Edition"
 NAMED = DEVICE.replace(" ", "_")
@@ -52,34 +52,33 @@ def sglang(kind: str, up: dict[str, float], down: dict[str, float], default: flo
     return tuning.TuningResult(engine="sglang", triton="3.7.1", rows=rows)
 
 
-def nearest(configs: moefiles.Configs, tokens: int) -> dict[str, Any]:
+def nearest(configs: tuned_files.MoeConfigs, tokens: int) -> dict[str, Any]:
     """As both engines look an entry up."""
     return configs[min(configs, key=lambda size: abs(size - tokens))]
 
 
 def test_names_are_the_engines_own():
     """SGLang has a file for each product, a space in block_shape, and counts int4 in packed bytes."""
-    assert moefiles.vllm_name("bf16", DEVICE) == f"E=384,N=256,device_name={NAMED}.json"
-    assert moefiles.vllm_name("int4_w4a16", "NVIDIA H200 NVL") == (
+    assert tuned_files.vllm_name("bf16", DEVICE) == f"E=384,N=256,device_name={NAMED}.json"
+    assert tuned_files.vllm_name("int4_w4a16", "NVIDIA H200 NVL") == (
         "E=384,N=256,device_name=NVIDIA_H200,dtype=int4_w4a16.json"
     )
-    block = moefiles.vllm_name("fp8_w8a8 block", DEVICE)
+    block = tuned_files.vllm_name("fp8_w8a8 block", DEVICE)
     assert block == f"E=384,N=256,device_name={NAMED},dtype=fp8_w8a8,block_shape=[128,128].json"
-    down = moefiles.sglang_name("fp8_w8a8 block", DEVICE, down=True)
+    down = tuned_files.sglang_name("fp8_w8a8 block", DEVICE, down=True)
     assert down == f"E=384,N=256,device_name={NAMED},dtype=fp8_w8a8,block_shape=[128, 128]_down.json"
-    assert moefiles.sglang_name("int4_w4a16", DEVICE) == f"E=384,N=128,device_name={NAMED},dtype=int4_w4a16.json"
-    assert moefiles.sglang_folder("3.7.1") == "configs/triton_3_7_1"
+    assert tuned_files.sglang_name("int4_w4a16", DEVICE) == f"E=384,N=128,device_name={NAMED},dtype=int4_w4a16.json"
 
 
 def test_another_split_has_other_sizes_and_another_name(tmp_path: Path):
     """TP4 doubles heads and experts' width on a rank; vLLM's CUDA kernel ends where its tokens an expert do."""
     (tmp_path / "vllm").mkdir()
     asked = KernelRequest(engine="vllm", arch=find_arch("sm_120"), model=catalogue.find_model("kimi-k2.6"), tp=4)
-    shape = tuning.tune_request(asked, tmp_path, find_arch("sm_90"), limit=find_arch("sm_120")).shape
+    shape = rank_shape(asked.model, asked.tp)
     assert shape == space.RankShape(heads=16, intermediate=512)
-    assert moefiles.vllm_name("bf16", DEVICE, shape) == f"E=384,N=512,device_name={NAMED}.json"
+    assert tuned_files.vllm_name("bf16", DEVICE, shape) == f"E=384,N=512,device_name={NAMED}.json"
     few = space.RankShape(experts=64)
-    whole, _ = moefiles.tuned_config_files(dataclasses.replace(vllm("int4_w4a16"), shape=few), DEVICE)
+    whole, _ = tuned_files.tuned_config_files(dataclasses.replace(vllm("int4_w4a16"), shape=few), DEVICE)
     (configs,) = whole.values()
     assert ["BLOCK_SIZE_N" in nearest(configs, tokens) for tokens in (47, 48, 49, 50)] == [False, False, True, True]
 
@@ -88,7 +87,7 @@ def test_a_file_has_every_batch_size_also_where_the_default_won(tmp_path: Path):
     """Engines take the nearest entry: a size left out would get its neighbour's blocks instead of the default."""
     tuned = vllm("bf16")
     tuned.rows[3:5] = [tuning.prefer_baseline(row(one.case, 1.0, 1.01)) for one in tuned.rows[3:5]]
-    made, gaps = moefiles.write_tuned_files(tuned, tmp_path / "tuned", DEVICE)
+    made, gaps = tuned_files.write_tuned_files(tuned, tmp_path / "tuned", DEVICE)
     assert gaps == []
     assert [path.name for path in made] == ["tuned-vllm.json", f"E=384,N=256,device_name={NAMED}.json"]
     found = {int(size): config for size, config in json.loads(made[1].read_text()).items()}
@@ -103,14 +102,14 @@ def test_a_file_with_gaps_is_not_written(tmp_path: Path):
     """Out of time, or asked for less: the table is written, and a line says what is not."""
     tuned = vllm("bf16")
     del tuned.rows[4:]
-    made, gaps = moefiles.write_tuned_files(tuned, tmp_path, DEVICE)
+    made, gaps = tuned_files.write_tuned_files(tuned, tmp_path, DEVICE)
     assert [path.name for path in made] == ["tuned-vllm.json"]
     assert gaps == ["fused MoE bf16: 14 of 18 batch sizes were not timed, no file written"]
 
 
 def test_vllms_cuda_kernel_keeps_its_own_tiles():
     """Up to 288 tokens int4 goes to a CUDA kernel that reads the same file: Triton's tiles never reach it."""
-    whole, _ = moefiles.tuned_config_files(vllm("int4_w4a16"), DEVICE)
+    whole, _ = tuned_files.tuned_config_files(vllm("int4_w4a16"), DEVICE)
     (configs,) = whole.values()
     for tokens in range(1, 5000):
         assert ("BLOCK_SIZE_N" in nearest(configs, tokens)) == (tokens > 288), tokens
@@ -120,7 +119,7 @@ def test_vllms_cuda_kernel_keeps_its_own_tiles():
 def test_sglangs_two_files_agree_on_the_height_of_a_tile():
     """It sorts tokens once for both products, and 0.5.8 asserts that they agree: the pair with the least sum wins."""
     tuned = sglang("int4_w4a16", {"16": 1.0, "32": 1.1}, {"16": 2.0, "32": 1.5, "64": 0.1})
-    whole, gaps = moefiles.tuned_config_files(tuned, DEVICE)
+    whole, gaps = tuned_files.tuned_config_files(tuned, DEVICE)
     assert gaps == []
     up, down = whole.values()
     assert list(whole)[1] == f"configs/triton_3_7_1/E=384,N=128,device_name={NAMED},dtype=int4_w4a16_down.json"
@@ -133,11 +132,11 @@ def test_sglangs_two_files_agree_on_the_height_of_a_tile():
 def test_sglangs_default_stays_where_a_pair_gains_nothing():
     """Its default, of both products, within the noise of the best pair; or when no two heights agree."""
     for times in ({"16": 1.0}, {"16": 1.0, "32": 1.2}):
-        whole, _ = moefiles.tuned_config_files(sglang("bf16", times, {"16": 1.0}, default=1.01), DEVICE)
+        whole, _ = tuned_files.tuned_config_files(sglang("bf16", times, {"16": 1.0}, default=1.01), DEVICE)
         assert all(
             config == {"BLOCK_SIZE_M": 16, "GROUP_SIZE_M": 1} for one in whole.values() for config in one.values()
         )
-    whole, _ = moefiles.tuned_config_files(sglang("bf16", {"16": 1.0}, {"32": 1.0}), DEVICE)
+    whole, _ = tuned_files.tuned_config_files(sglang("bf16", {"16": 1.0}, {"32": 1.0}), DEVICE)
     assert all(config["BLOCK_SIZE_M"] == 16 for one in whole.values() for config in one.values())
 
 
@@ -145,7 +144,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path):
     """Not a traceback at the end of minutes of timing."""
     (tmp_path / "file").touch()
     with pytest.raises(ExternalError, match="cannot be written"):
-        moefiles.write_tuned_files(vllm("bf16"), tmp_path / "file", DEVICE)
+        tuned_files.write_tuned_files(vllm("bf16"), tmp_path / "file", DEVICE)
 
 
 SGLANG = """def _get_block_sizes_for_extend_attention(Lq, Lv):
@@ -179,20 +178,20 @@ def test_one_choice_serves_every_length_and_becomes_a_patch(tmp_path: Path):
         extended("extend 192/128, 4096 new on 32768", m128n32s3=3.0, m32n64s3=6.0, m16n16s1=9.0),
         extended("extend 576/512, 1024 new on 4096", m32n32s1=1.0),
     ]
-    table = blocktable.block_table(rows)
+    table = tuned_files.block_table(rows)
     assert table["extend 192/128"] == {"BLOCK_M": 128, "BLOCK_N": 32, "num_warps": 4, "num_stages": 3}
     path = tmp_path / "sglang/srt/extend_attention.py"
     path.parent.mkdir(parents=True)
     path.write_text(SGLANG)
     tuned = tuning.TuningResult(engine="sglang", triton="3.7.1", rows=rows)
-    (made,) = blocktable.block_table_patches(tuned, tmp_path, find_arch("sm_120"))
+    (made,) = tuned_files.block_table_patches(tuned, tmp_path, find_arch("sm_120"))
     compile(made.after, "extend_attention.py", "exec")
     assert "+    if _is_cuda and CUDA_CAPABILITY[0] == 12 and Lq == 192:" in made.diff
     assert "+        num_stages = 3" in made.diff
     assert made.after.count("Lq == 576") == 1, "one stage is what the engine has"
     path.write_text("def _get_block_sizes_for_extend_attention(: changed\n")
     with pytest.raises(Unsupported, match="no known place"):
-        blocktable.block_table_patches(tuned, tmp_path, find_arch("sm_120"))
+        tuned_files.block_table_patches(tuned, tmp_path, find_arch("sm_120"))
 
 
 def test_the_cost_model_keeps_what_was_measured_fastest():

@@ -198,7 +198,7 @@ def open_run(run: str) -> "Run":
 
 def tune_here(request: "KernelRequest", folder: Path, *, as_json: bool) -> int:
     """Tune on this machine's GPU and write what the engines read."""
-    from moebox.kernels import moefiles, tuning
+    from moebox.kernels import tuned_files, tuning
 
     here, device = tuning.local_gpu(), request.arch.device
     if here.name == request.arch.name:
@@ -209,7 +209,7 @@ def tune_here(request: "KernelRequest", folder: Path, *, as_json: bool) -> int:
         )
     tuned = tuning.tune_kernels(request, here, limit=request.arch)
     beside, lost = attention_files(tuned, request)
-    made, gaps = moefiles.write_tuned_files(tuned, folder, device, beside)
+    made, gaps = tuned_files.write_tuned_files(tuned, folder, device, beside)
     gaps += lost
     print_result(
         as_json,
@@ -231,14 +231,14 @@ def how_to_use(engine: str, folder: Path, made: Sequence[Path]) -> list[str]:
 def attention_files(tuned: "TuningResult", request: "KernelRequest") -> tuple[dict[str, str], list[str]]:
     """The attention block table and its patch, by file name; what could not be made of it."""
     from moebox.codec import to_json
-    from moebox.kernels import blocktable
+    from moebox.kernels import tuned_files
     from moebox.kernels.scan import engine_root
 
-    table = blocktable.block_table(tuned.rows)
+    table = tuned_files.block_table(tuned.rows)
     made = {f"attention-{tuned.engine}.json": to_json(table) + "\n"} if table else {}
     try:
         diff = "".join(
-            patch.diff for patch in blocktable.block_table_patches(tuned, engine_root(request), request.arch)
+            patch.diff for patch in tuned_files.block_table_patches(tuned, engine_root(request), request.arch)
         )
     except Unsupported as problem:
         return made, [f"no attention patch: {problem.message}"]

@@ -10,7 +10,7 @@ from moebox.core.deployment import Deployment
 from moebox.core.event import KernelsChecked
 from moebox.core.kernel import KernelFindings, KernelScan, NotCovered, find_arch, known_scan
 from moebox.errors import BadInput, UnknownName
-from moebox.kernels.judged import known_problems
+from moebox.kernels.scan import known_problems
 from moebox.loose import get_objects
 from moebox.store import Run
 from moebox.units import format_count, plural

@@ -1,10 +1,9 @@
 """Reads a Triton cache after a crash.
 
-Triton writes a compiled kernel to its cache before it finds that the GPU cannot launch it, so the guilty one is there.
+Triton writes a compiled kernel to its cache before it finds that the GPU cannot launch it, so the failing one is there.
 """
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 from moebox.core.kernel import find_arch
 from moebox.errors import BadInput, UnknownName
 
-MAX_JSON_BYTES = 4 * 2**20  # bytes of a kernel's description; larger files are something else
+MAX_JSON_BYTES = 4 * 2**20  # of a kernel's description; larger files are something else
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,17 +29,17 @@ class CachedKernel:
 
     @property
     def can_launch(self) -> bool:
-        """Whether its GPU can launch it."""
         return self.shared_bytes <= self.limit_bytes
 
 
 def read_cache(folder: Path, *, arch_name: str = "") -> tuple[CachedKernel, ...]:
-    """Every kernel in a cache, largest first; `arch_name` judges them for another architecture than their own."""
+    """Return every kernel in a cache, largest first, judged for `arch_name` or else for its own architecture."""
     if not folder.is_dir():
         raise BadInput(
-            f"{folder}: no such folder", hint="Triton's cache is ~/.triton/cache unless TRITON_CACHE_DIR says"
+            f"{folder}: no such folder", hint="Triton's cache is ~/.triton/cache unless TRITON_CACHE_DIR is set"
         )
-    found = [kernel for path in _descriptions(folder) if (kernel := _parse_kernel(path, arch_name)) is not None]
+    paths = [path for path in folder.rglob("*.json") if not path.name.startswith("__grp__")]
+    found = [kernel for path in paths if (kernel := _parse_kernel(path, arch_name)) is not None]
     if not found:
         raise BadInput(
             f"{folder}: holds no kernel that Triton compiled for a GPU moebox knows",
@@ -49,32 +48,24 @@ def read_cache(folder: Path, *, arch_name: str = "") -> tuple[CachedKernel, ...]
     return tuple(sorted(found, key=lambda kernel: (-kernel.shared_bytes, kernel.kernel, kernel.folder)))
 
 
-def _descriptions(folder: Path) -> list[Path]:
-    paths = []
-    for place, _, names in os.walk(folder):
-        paths += [Path(place) / name for name in names if name.endswith(".json") and not name.startswith("__grp__")]
-    return paths
-
-
 def _parse_kernel(path: Path, arch_name: str) -> CachedKernel | None:
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
             return None
         about: Any = json.loads(path.read_text())
         number = about["target"]["arch"]
-        limit = find_arch(arch_name or f"sm_{number}").smem
         return CachedKernel(
             kernel=str(about.get("name") or path.stem),
             arch=f"sm_{number}",
             shared_bytes=int(about["shared"]),
-            limit_bytes=limit,
+            limit_bytes=find_arch(arch_name or f"sm_{number}").smem,
             num_warps=int(about["num_warps"]),
             num_stages=int(about.get("num_stages") or 0),
             triton=str(about.get("triton_version", "")),
             folder=path.parent.name,
         )
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None  # not a kernel's description
+        return None  # not the description of a kernel
     except UnknownName:
         if arch_name:
             raise

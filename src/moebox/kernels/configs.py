@@ -1,12 +1,11 @@
 """Checks tuned fused-MoE files for entries that cannot launch on an architecture.
 
 For bf16, fp8 and int4 weights the shared memory follows from the block sizes (`probe.space.shared_bytes`); files of
-other kinds, and those for kernels that are not Triton's, are left to the compiler.
+other kinds, and those for kernels that are not Triton's, need compiling.
 """
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,7 @@ class ConfigEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunedFile:
-    """A file, and which of its entries cannot launch; None when they need compiling to know."""
+    """A file and its entries that cannot launch, or None if they need compiling."""
 
     file: str
     entries: int
@@ -42,46 +41,32 @@ class TunedFile:
 
     @property
     def verdict(self) -> str:
-        """launches, does not fit, or needs compiling."""
         return "needs compiling" if self.bad is None else "does not fit" if self.bad else "launches"
 
 
 def check_tuned_files(folder: Path, arch: Arch) -> tuple[TunedFile, ...]:
-    """Every tuned file under `folder`."""
+    """Check every tuned file under `folder`."""
     refuse_if(not folder.is_dir(), f"{folder}: no such folder")
-    files = [path for path in sorted(folder.rglob("E=*.json")) if _NAME.fullmatch(path.name)]
-    return tuple(_check(path, arch) for path in files)
-
-
-def _check(path: Path, arch: Arch) -> TunedFile:
-    try:
-        document: Any = json.loads(path.read_text())
-        rows = {int(tokens): row for tokens, row in document.items() if tokens.isdigit()}
-        entries = _entries(path.name, rows)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise BadInput(f"{path}: not a fused-MoE configuration") from None
-    if not entries:
-        return TunedFile(file=path.name, entries=len(rows), bad=None)
-    bad = tuple(entry for entry in entries if entry.shared_bytes > arch.smem)
-    return TunedFile(file=path.name, entries=len(rows), bad=bad)
-
-
-def _entries(name: str, rows: Mapping[int, Any]) -> list[ConfigEntry]:
-    """The entries that Triton's kernels read, by tokens; none where the file's name is of a kind not known here."""
-    found = _NAME.fullmatch(name)
-    kind = _KINDS.get(found["dtype"]) if found else None
-    if found is None or kind is None:
-        return []
-    deepest = min(int(found["n"]), int(found["k"])) if found["n"] else 1 << 30
-    triton = {tokens: row for tokens, row in sorted(rows.items()) if "BLOCK_SIZE_N" in row}
-    return [_entry(tokens, row, _size(kind, row, deepest)) for tokens, row in triton.items()]
-
-
-def _entry(tokens: int, row: Mapping[str, int], shared_bytes: int) -> ConfigEntry:
-    blocks = "x".join(str(row[f"BLOCK_SIZE_{side}"]) for side in "MNK")
-    return ConfigEntry(tokens=tokens, blocks=blocks, shared_bytes=shared_bytes)
-
-
-def _size(kind: str, row: Mapping[str, int], deepest: int) -> int:
-    """Bytes that an entry asks; `deepest` is the quantisation block, to which vLLM cuts BLOCK_SIZE_K."""
-    return shared_bytes(kind, {**row, "BLOCK_SIZE_K": min(int(row["BLOCK_SIZE_K"]), deepest)})
+    checked = []
+    for path in sorted(folder.rglob("E=*.json")):
+        name = _NAME.fullmatch(path.name)
+        if name is None:
+            continue
+        kind = _KINDS.get(name["dtype"])
+        # vLLM cuts BLOCK_SIZE_K to the quantisation block.
+        deepest = min(int(name["n"]), int(name["k"])) if name["n"] else 1 << 30
+        entries = []
+        try:
+            document: Any = json.loads(path.read_text())
+            rows = {int(tokens): row for tokens, row in document.items() if tokens.isdigit()}
+            for tokens, row in sorted(rows.items()):
+                if kind is None or "BLOCK_SIZE_N" not in row:  # unknown, or not for a Triton kernel
+                    continue
+                cut = {**row, "BLOCK_SIZE_K": min(int(row["BLOCK_SIZE_K"]), deepest)}
+                blocks = "x".join(str(row[f"BLOCK_SIZE_{side}"]) for side in "MNK")
+                entries.append(ConfigEntry(tokens=tokens, blocks=blocks, shared_bytes=shared_bytes(kind, cut)))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            raise BadInput(f"{path}: not a fused-MoE configuration") from None
+        bad = tuple(entry for entry in entries if entry.shared_bytes > arch.smem) if entries else None
+        checked.append(TunedFile(file=path.name, entries=len(rows), bad=bad))
+    return tuple(checked)

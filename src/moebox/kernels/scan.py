@@ -1,10 +1,9 @@
-"""Scans an engine: finds its files and a Python with Triton, runs the probe there, and judges what it launched."""
+"""Scans an engine: finds its files and a Python with Triton, runs the probe there, and judges each launch."""
 
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,8 +13,8 @@ import moebox
 from moebox import codec, files
 from moebox.core.kernel import Arch, KernelLaunch, KernelScan, LaunchVerdict, NotCovered
 from moebox.core.model import Model
-from moebox.errors import BadInput, ExternalError, MoeboxError, Unsupported, refuse_if
-from moebox.kernels.judged import known_problems
+from moebox.core.symptom import symptoms
+from moebox.errors import BadInput, ExternalError, Unsupported, refuse_if
 from moebox.kernels.probe.protocol import LaunchRecord, ProbeGpu, ProbeLine, ScanRequest
 from moebox.kernels.probe.space import RankShape
 
@@ -38,27 +37,37 @@ class KernelRequest:
 
     @property
     def compiler(self) -> Path:
-        """The Python that compiles: the one that is named, or this one."""
+        """The Python that compiles: the given one, or this one."""
         return self.python or Path(sys.executable)
 
 
 def kernel_cache() -> Path:
-    """Where compiled kernels and their costs are kept between scans."""
+    """Return the folder that keeps compiled kernels and their costs between scans."""
     return files.moebox_cache() / "kernels"
 
 
 def scan_engine(request: KernelRequest) -> KernelScan:
-    """Every launch of the engine for this model, judged."""
+    """Compile and judge every launch of the engine for this model."""
     root = engine_root(request)
-    answers = run_probe(request.compiler, probe_request(request, root))
-    done = next((answer.done for answer in answers if answer.done), None)
+    lines = run_probe(request.compiler, probe_request(request, root))
+    done = next((line.done for line in lines if line.done), None)
     if done is None:
         raise ExternalError("the kernel probe ended before it was done")
-    launches = tuple(judge_launch(answer.launch, request.arch) for answer in answers if answer.launch)
+    launches = tuple(judge_launch(line.launch, request.arch) for line in lines if line.launch)
     version = engine_version(root, request.engine)
-    missed = uncovered_cases(answers)
-    if not launches:
-        raise _nothing(request, missed)
+    reasons = {line.empty.case: "no Triton kernel was launched" for line in lines if line.empty}
+    reasons |= {line.missed.case: line.missed.why for line in lines if line.missed}
+    not_covered = [NotCovered(what=case, why=why) for case, why in reasons.items()]
+    if not launches and not_covered:  # a scan without launches is not a good result
+        first = not_covered[0]
+        raise ExternalError(
+            f"no kernel of {request.engine} could be judged: {first.what}: {first.why}",
+            hint="its files may have been edited, or be of a release this moebox does not know",
+        )
+    refuse_if(not launches, f"--only {request.only}: no case of {request.engine} has that in its name")
+    if not version:
+        why = f"the package under {root} does not state its version, so known problems of releases were not looked up"
+        not_covered.append(NotCovered(what="kernels that are not Triton's", why=why))
     return KernelScan(
         engine=request.engine,
         version=version,
@@ -68,44 +77,34 @@ def scan_engine(request: KernelRequest) -> KernelScan:
         kv=request.kv,
         triton=done.triton,
         launches=launches,
-        not_covered=(*missed, *_unversioned(root, version)),
+        not_covered=tuple(not_covered),
         judged=known_problems(engine=request.engine, version=version, arch=request.arch, model=request.model.name),
     )
 
 
-def _unversioned(root: Path, version: str) -> list[NotCovered]:
-    if version:
-        return []
-    why = f"the package under {root} does not say its version, so what is known of releases was not looked up"
-    return [NotCovered(what="kernels that are not Triton's", why=why)]
-
-
-def uncovered_cases(answers: Sequence[ProbeLine]) -> list[NotCovered]:
-    """Cases that could not be judged, each once."""
-    reasons = {answer.missed.case: answer.missed.why for answer in answers if answer.missed}
-    empty = [answer.empty.case for answer in answers if answer.empty]
-    reasons = {**dict.fromkeys(empty, "no Triton kernel was launched"), **reasons}
-    return [NotCovered(what=case, why=why) for case, why in reasons.items()]
-
-
-def _nothing(request: KernelRequest, missed: list[NotCovered]) -> MoeboxError:
-    """No launch at all is no clean bill: it means that the files are not what they should be, or a word misspelt."""
-    if missed:
-        return ExternalError(
-            f"no kernel of {request.engine} could be judged: {missed[0].what}: {missed[0].why}",
-            hint="its files may have been edited, or be of a release this moebox does not know",
-        )
-    return BadInput(f"--only {request.only}: no case of {request.engine} has that in its name")
+def known_problems(*, engine: str, version: str, arch: Arch, model: str) -> tuple[NotCovered, ...]:
+    """Return known problems of this engine version with kernels that Triton does not compile (CUTLASS, Marlin …)."""
+    if not version:
+        return ()
+    sm = f"{arch.capability // 10}.{arch.capability % 10}"
+    return tuple(
+        NotCovered(what=f"{symptom.id}: {symptom.cause}", why=symptom.remedy)
+        for symptom in symptoms()
+        if symptom.area in ("attention", "moe", "flashinfer")
+        and engine in symptom.applies.engine
+        and symptom.applies.covers(version=version, sm=sm)
+        and symptom.applies.covers_model(model)
+    )
 
 
 def engine_root(request: KernelRequest) -> Path:
-    """The folder that holds the engine's package."""
+    """Return the folder that holds the engine's package."""
     if given := request.site_packages:
         refuse_if(not (given / request.engine).is_dir(), f"{given}: holds no {request.engine} package")
         return given
-    places = package_folders(request.python) if request.python else [Path(entry) for entry in sys.path if entry]
-    for place in places:
-        if is_package(place / request.engine):
+    for place in package_folders(request.python) if request.python else map(Path, filter(None, sys.path)):
+        package = place / request.engine  # a folder of that name alone is not enough
+        if (package / "version.py").exists() or (package / "__init__.py").exists():
             return place
     raise ExternalError(
         f"{request.engine} is not installed here",
@@ -113,20 +112,15 @@ def engine_root(request: KernelRequest) -> Path:
     )
 
 
-def is_package(folder: Path) -> bool:
-    """Whether the package of an engine lies here, not only a folder of its name."""
-    return (folder / "version.py").exists() or (folder / "__init__.py").exists()
-
-
 def package_folders(python: Path) -> list[Path]:
-    """Folders where a Python keeps packages: a venv's, and those of Debian's own."""
+    """Return the folders where a Python keeps packages: a venv's, and those of Debian's own."""
     home = python.parent.parent
     kinds = ("lib/python3*/site-packages", "local/lib/python3*/dist-packages", "lib/python3*/dist-packages")
     return [place for kind in kinds for place in sorted(home.glob(kind))]
 
 
 def engine_version(root: Path, engine: str) -> str:
-    """The version of the package under `root`, "" when it does not say."""
+    """Return the version of the package under `root`, or "" if it is unknown."""
     for found in sorted(root.glob(f"{engine}*.dist-info/METADATA")):
         match = re.search(r"^Version: (.+)$", found.read_text(errors="replace"), re.MULTILINE)
         if match and found.parent.name.split("-")[0].replace("_", "-") in (engine, f"{engine}-cpu"):
@@ -135,7 +129,7 @@ def engine_version(root: Path, engine: str) -> str:
 
 
 def probe_request(request: KernelRequest, root: Path) -> ScanRequest:
-    """The request in the probe's words: sizes on one rank."""
+    """Return the request for the probe, with the sizes on one rank."""
     arch = request.arch
     return ScanRequest(
         engine=request.engine,
@@ -151,7 +145,7 @@ def probe_request(request: KernelRequest, root: Path) -> ScanRequest:
 
 
 def rank_shape(model: Model, tp: int) -> RankShape:
-    """One rank's share of the model."""
+    """Return one rank's share of the model."""
     mla, moe = model.mla, model.moe
     if mla is None or moe is None:
         raise Unsupported(f"{model.name}: only MLA mixture-of-experts models can be scanned")
@@ -171,7 +165,7 @@ def rank_shape(model: Model, tp: int) -> RankShape:
 
 
 def run_probe(python: Path, request: ScanRequest) -> list[ProbeLine]:
-    """Run the probe under `python` and collect its answers."""
+    """Run the probe under `python` and return its lines."""
     check_triton(python)
     package = str(Path(moebox.__file__).parent.parent)
     env = {**os.environ, "PYTHONPATH": package, "CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false"}
@@ -190,7 +184,7 @@ def run_probe(python: Path, request: ScanRequest) -> list[ProbeLine]:
 
 
 def check_triton(python: Path) -> None:
-    """Refuse a Python without Triton and PyTorch, or with a Triton nobody has tried."""
+    """Refuse a Python without Triton and PyTorch, or with an untested Triton."""
     code = "import importlib.metadata as m; print(m.version('triton'), m.version('torch'))"
     try:
         done = subprocess.run([str(python), "-c", code], capture_output=True, text=True, timeout=60, check=False)
@@ -203,15 +197,19 @@ def check_triton(python: Path) -> None:
             f"{python} has no Triton and PyTorch",
             hint="`pip install moebox[kernels] torch`, or name the engine's own Python with --python",
         )
-    words = done.stdout.split()
-    version = tuple(map(int, re.findall(r"\d+", words[0])[:2]))
-    if not TRITON_MIN <= version <= TRITON_MAX:
+    triton, _ = done.stdout.split()
+    if not TRITON_MIN <= tuple(map(int, re.findall(r"\d+", triton)[:2])) <= TRITON_MAX:
         known = f"{TRITON_MIN[0]}.{TRITON_MIN[1]} to {TRITON_MAX[0]}.{TRITON_MAX[1]}"
-        raise Unsupported(f"Triton {words[0]} is not one the kernel doctor knows ({known})")
+        raise Unsupported(f"Triton {triton} is not one the kernel doctor knows ({known})")
 
 
 def judge_launch(launch: LaunchRecord, arch: Arch) -> KernelLaunch:
-    """What the probe recorded, with a verdict for the architecture."""
+    """Return the recorded launch with a verdict for the architecture."""
+    verdict: LaunchVerdict = "spills" if launch.spilled_bytes else "launches"
+    if launch.error:
+        verdict = "does not compile"
+    elif launch.shared_bytes > arch.smem:
+        verdict = "does not fit"
     return KernelLaunch(
         case=launch.case,
         kernel=launch.kernel,
@@ -228,14 +226,5 @@ def judge_launch(launch: LaunchRecord, arch: Arch) -> KernelLaunch:
         spill_bytes=launch.spilled_bytes,
         blocks_per_sm=arch.blocks_per_sm(launch.shared_bytes, launch.registers, launch.num_warps),
         error=launch.error,
-        verdict=launch_verdict(launch, arch),
+        verdict=verdict,
     )
-
-
-def launch_verdict(launch: LaunchRecord, arch: Arch) -> LaunchVerdict:
-    """Whether the architecture can launch it."""
-    if launch.error:
-        return "does not compile"
-    if launch.shared_bytes > arch.smem:
-        return "does not fit"
-    return "spills" if launch.spilled_bytes else "launches"

@@ -1,13 +1,13 @@
-"""Tunes on the GPU at hand: what is asked of the timing process, and what its answer means.
+"""Tunes on the GPU at hand: the request to the timing process, and what its answer means.
 
-The timing is done by `probe/tune.py` in a process of its own; `moefiles` writes what engines read.
+The timing is done by `probe/tune.py` in a process of its own; `tuned_files` writes what engines read.
 """
 
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,12 +18,12 @@ from moebox import codec
 from moebox.core.kernel import Arch, find_arch
 from moebox.errors import BadInput, ExternalError
 from moebox.files import scratch_folder
-from moebox.kernels.probe.protocol import TuneAnswer, TunedBaseline, TunedRow, TuneRequest
+from moebox.kernels.probe.protocol import TuneAnswer, TunedRow, TuneRequest
 from moebox.kernels.probe.space import KIMI, RankShape
 from moebox.kernels.scan import KernelRequest, check_triton, engine_root, kernel_cache, rank_shape
 
 TUNING_SECONDS = 1500.0  # for all of an engine's cases
-MIN_GAIN = 0.02  # a gain below this is none: the same configuration timed twice differed by up to 2% on an H200
+MIN_GAIN = 0.02  # the same configuration timed twice differed by up to 2% on an H200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,28 +40,7 @@ def tune_kernels(request: KernelRequest, here: Arch, *, limit: Arch) -> TuningRe
     """Time every candidate of the engine's kernels on the GPU `here` that fits the limits of `limit`."""
     root = engine_root(request)
     check_triton(request.compiler)
-    timing_request = tune_request(request, root, here, limit=limit)
-    with scratch_folder("tuning") as folder:
-        given, answer = folder / "request.json", folder / "answer.json"
-        given.write_text(codec.to_json(timing_request))
-        command = [str(request.compiler), "-m", "moebox.kernels.probe.tune", str(given), str(answer)]
-        env = {**os.environ, "PYTHONPATH": str(Path(moebox.__file__).parent.parent)}
-        try:
-            done = subprocess.run(command, env=env, stdout=sys.stderr, check=False, timeout=TUNING_SECONDS * 1.5)
-        except subprocess.TimeoutExpired:
-            raise ExternalError(f"the tuner did not finish in {TUNING_SECONDS * 1.5:.0f} s") from None
-        if done.returncode:
-            raise ExternalError("the tuner failed; its words are above", hint="`--debug` shows more")
-        if not answer.exists():
-            raise BadInput(f"--only {request.only}: no case that can be tuned has that in its name")
-        timed = msgspec.convert(json.loads(answer.read_text()), TuneAnswer)  # msgspec's own reader knows no Infinity
-    rows = [prefer_baseline(row) for row in timed.rows]
-    return TuningResult(engine=request.engine, triton=timed.triton, rows=rows, shape=timing_request.shape)
-
-
-def tune_request(request: KernelRequest, root: Path, here: Arch, *, limit: Arch) -> TuneRequest:
-    """The request in the timing process's words."""
-    return TuneRequest(
+    timing_request = TuneRequest(
         shape=rank_shape(request.model, request.tp),
         engine=request.engine,
         root=str(root),
@@ -74,10 +53,26 @@ def tune_request(request: KernelRequest, root: Path, here: Arch, *, limit: Arch)
         seconds=TUNING_SECONDS,
         only=request.only,
     )
+    with scratch_folder("tuning") as folder:
+        question, answer = folder / "request.json", folder / "answer.json"
+        question.write_text(codec.to_json(timing_request))
+        command = [str(request.compiler), "-m", "moebox.kernels.probe.tune", str(question), str(answer)]
+        env = {**os.environ, "PYTHONPATH": str(Path(moebox.__file__).parent.parent)}
+        try:
+            done = subprocess.run(command, env=env, stdout=sys.stderr, check=False, timeout=TUNING_SECONDS * 1.5)
+        except subprocess.TimeoutExpired:
+            raise ExternalError(f"the tuner did not finish in {TUNING_SECONDS * 1.5:.0f} s") from None
+        if done.returncode:
+            raise ExternalError("the tuner failed; its output is above", hint="`--debug` shows more")
+        if not answer.exists():
+            raise BadInput(f"--only {request.only}: no case that can be tuned has that in its name")
+        timed = msgspec.convert(json.loads(answer.read_text()), TuneAnswer)  # msgspec's own reader knows no Infinity
+    rows = [prefer_baseline(row) for row in timed.rows]
+    return TuningResult(engine=request.engine, triton=timed.triton, rows=rows, shape=timing_request.shape)
 
 
 def local_gpu() -> Arch:
-    """The first GPU of this machine; Outside without one."""
+    """Return the first GPU of this machine. Raise ExternalError without one."""
     import pynvml
 
     try:
@@ -91,7 +86,7 @@ def local_gpu() -> Arch:
 
 
 def prefer_baseline(row: TunedRow) -> TunedRow:
-    """The row with the best choice that gains more than the noise; a baseline that fits wins otherwise."""
+    """Return the row with a baseline as its best choice, if one fits and the winner gains no more than the noise."""
     if row.ms is None:
         return row
     for name, base in row.baselines.items():
@@ -101,25 +96,18 @@ def prefer_baseline(row: TunedRow) -> TunedRow:
 
 
 def markdown_table(rows: Sequence[TunedRow]) -> str:
-    """What was found, as Markdown: the best, beside each baseline, and how much faster."""
+    """Return the best choices as Markdown, beside each baseline and how much faster they are."""
     lines = ["| case | best found | ms | error | beside |", "| --- | --- | --- | --- | --- |"]
-    return "\n".join([*lines, *map(_line, rows)]) + "\n"
-
-
-def _line(row: TunedRow) -> str:
-    if row.best is None or row.ms is None:
-        return f"| {row.case} | none that fits is right | | | |"
-    blocks = _blocks(row.best, row.kept)
-    beside = "; ".join(_beside(name, base, row.ms) for name, base in row.baselines.items())
-    return f"| {row.case} | {blocks} | {row.ms:.3f} | {row.error or 0.0:.4f} | {beside} |"
-
-
-def _blocks(best: Mapping[str, object], kept: str) -> str:
-    """The best choice in few words."""
-    if "tokens" in best or kept.endswith("default"):
-        return "the engine's own default"
-    return " ".join(f"{name.removeprefix('BLOCK_').lower()}={value}" for name, value in best.items())
-
-
-def _beside(name: str, base: TunedBaseline, best_ms: float) -> str:
-    return f"{name} {base.ms:.3f} ms ({base.ms / best_ms:.2f}x{'' if base.fits else ', does not fit'})"
+    for row in rows:
+        if row.best is None or row.ms is None:
+            lines.append(f"| {row.case} | none that fits is right | | | |")
+            continue
+        blocks = " ".join(f"{name.removeprefix('BLOCK_').lower()}={value}" for name, value in row.best.items())
+        if "tokens" in row.best or row.kept.endswith("default"):
+            blocks = "the engine's own default"
+        beside = "; ".join(
+            f"{name} {base.ms:.3f} ms ({base.ms / row.ms:.2f}x{'' if base.fits else ', does not fit'})"
+            for name, base in row.baselines.items()
+        )
+        lines.append(f"| {row.case} | {blocks} | {row.ms:.3f} | {row.error or 0.0:.4f} | {beside} |")
+    return "\n".join(lines) + "\n"

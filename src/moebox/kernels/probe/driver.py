@@ -1,4 +1,4 @@
-"""A Triton driver for a GPU that is not there: kernels compile and are recorded, and nothing runs."""
+"""A Triton driver for a GPU that is not present: kernels are compiled and recorded, and nothing runs."""
 
 import contextlib
 import dataclasses
@@ -13,7 +13,7 @@ import traceback
 import types
 from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 import triton
@@ -23,14 +23,12 @@ from .protocol import LaunchRecord, ProbeGpu
 
 _RESOURCES = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 _SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
-_UNLIMITED_SMEM = (
-    1 << 30
-)  # told to Triton as the limit, so that a kernel that asks too much is recorded instead of raising
+_UNLIMITED_SMEM = 1 << 30  # the limit that Triton sees, so that a kernel beyond the real one is recorded, not refused
 
 
 @dataclasses.dataclass
 class LaunchRecorder:
-    """What was launched, and what each compiled kernel costs; costs outlive the process in `notes`."""
+    """Records launches and the cost of each compiled kernel; costs are kept between scans in the file `notes`."""
 
     target: ProbeGpu
     root: Path
@@ -39,22 +37,21 @@ class LaunchRecorder:
     costs: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
     sources: list[Any] = dataclasses.field(default_factory=list)
     case: str = ""
-    broken: tuple[LaunchRecord, BaseException] | None = None  # the last kernel that did not compile, and why
+    broken: tuple[LaunchRecord, BaseException] | None = None  # the last kernel that did not compile, and its error
 
     def load_costs(self) -> None:
-        """Costs that earlier scans learned (Triton's cache answers without a compiler log)."""
+        """Load the costs that earlier scans measured: a kernel out of Triton's cache comes without a compiler log."""
         with contextlib.suppress(OSError, ValueError, AttributeError):
             known = json.loads(self.notes.read_text())
             self.costs = {mark: cost for mark, cost in known.items() if isinstance(cost, dict)}
 
     def save_costs(self) -> None:
-        """Keep them for the next scan, whole or not at all."""
+        """Write the costs for the next scan, atomically."""
         half = self.notes.with_suffix(f".{os.getpid()}")
         half.write_text(json.dumps(self.costs))
         half.replace(self.notes)
 
     def add_launch(self, source: Any, metadata: Any, grid: tuple[int, int, int]) -> None:
-        """Record one launch."""
         cost = self.costs.get(metadata.hash, {})
         self.launches.append(
             dataclasses.replace(
@@ -73,55 +70,39 @@ class LaunchRecorder:
         self.sources.append((source, metadata))
 
     def begin_case(self, case: str) -> int:
-        """Another case; how many launches there were before it."""
+        """Begin another case and return the number of launches before it."""
         self.case, self.broken = case, None
         return len(self.launches)
 
     def add_failure(self, source: Any, options: Mapping[str, int], problem: BaseException) -> None:
-        """Remember a kernel that does not compile; whether that ends the case is the engine's to say."""
-        words = " ".join(str(problem).split())[:300]
+        """Keep a kernel that does not compile; the engine decides whether that ends the case."""
+        message = " ".join(str(problem).split())[:300]
         record = dataclasses.replace(
             self._describe_source(source),
             num_warps=options.get("num_warps", 4),
             num_stages=options.get("num_stages", 3),
-            error=f"{type(problem).__name__}: {words}",
+            error=f"{type(problem).__name__}: {message}",
         )
         self.broken = (record, problem)
 
     def _describe_source(self, source: Any) -> LaunchRecord:
-        function = source.fn
-        code = function.fn.__code__
-        blocks = _constants(source)
+        function, names = source.fn.fn, source.fn.arg_names
+        constants: dict[str, int | str] = {
+            names[path[0]]: value
+            for path, value in source.constants.items()
+            if len(path) == 1 and path[0] < len(names) and isinstance(value, int | str)
+        }
+        engine_frames = [frame for frame in traceback.extract_stack() if frame.filename.startswith(str(self.root))]
+        last = engine_frames[-1] if engine_frames else None  # the engine's line that launched the kernel
         return LaunchRecord(
             case=self.case,
-            kernel=function.fn.__name__,
-            file=_relative_path(code.co_filename, self.root),
-            line=code.co_firstlineno,
-            launched_from=self._launch_site(),
-            blocks={name: value for name, value in blocks.items() if name.isupper() and _is_block(value)},
-            constants={name: value for name, value in blocks.items() if not isinstance(value, float)},
+            kernel=function.__name__,
+            file=_relative_path(function.__code__.co_filename, self.root),
+            line=function.__code__.co_firstlineno,
+            launched_from=f"{_relative_path(last.filename, self.root)}:{last.lineno}" if last else "",
+            blocks={name: value for name, value in constants.items() if name.isupper() and not isinstance(value, bool)},
+            constants=dict(constants),
         )
-
-    def _launch_site(self) -> str:
-        """file:line of the engine's code that launched the kernel."""
-        for frame in reversed(traceback.extract_stack()):
-            if frame.filename.startswith(str(self.root)):
-                return f"{_relative_path(frame.filename, self.root)}:{frame.lineno}"
-        return ""
-
-
-def _constants(source: Any) -> dict[str, int | str | float]:
-    """The constants that a kernel was compiled with, by the names of its arguments."""
-    names = source.fn.arg_names
-    return {
-        names[path[0]]: value
-        for path, value in source.constants.items()
-        if len(path) == 1 and path[0] < len(names) and isinstance(value, int | bool | str | float)
-    }
-
-
-def _is_block(value: object) -> TypeGuard[int | str]:
-    return isinstance(value, int | str) and not isinstance(value, bool)
 
 
 def _relative_path(path: str, root: Path) -> str:
@@ -132,7 +113,7 @@ def _relative_path(path: str, root: Path) -> str:
 
 
 class StandInUtils:
-    """Stands where Triton loads binaries: measures them instead."""
+    """Replaces the part of Triton's driver that loads binaries, and measures them instead."""
 
     def __init__(self, recorder: LaunchRecorder) -> None:
         self.recorder = recorder
@@ -157,14 +138,14 @@ class StandInUtils:
         return 1, 1, self.last.get("registers", 0), self.last.get("stack_bytes", 0) // 4, 1024
 
     def unload_module(self, module: int) -> None:
-        """Nothing was loaded."""
+        """Do nothing: no module was loaded."""
 
     def __getattr__(self, name: str) -> Any:
         return lambda *args, **kwargs: None
 
 
 def launcher_class(recorder: LaunchRecorder) -> type:
-    """The class that takes the place of Triton's launcher: it counts and runs nothing."""
+    """Return a class that replaces Triton's launcher: it records launches and runs nothing."""
 
     class Launcher:
         launch_cooperative_grid = launch_pdl = False
@@ -180,7 +161,7 @@ def launcher_class(recorder: LaunchRecorder) -> type:
 
 
 class StandInDriver:
-    """What Triton asks its driver, answered for the GPU that is not there."""
+    """Replaces Triton's driver, with the properties of the GPU that is not present."""
 
     def __init__(self, recorder: LaunchRecorder) -> None:
         self.recorder = recorder
@@ -198,7 +179,7 @@ class StandInDriver:
         return 0
 
     def set_current_device(self, device: int) -> None:
-        """There is one."""
+        """Do nothing: there is one device."""
 
     def get_current_stream(self, device: int | None = None) -> int:
         return 0
@@ -217,23 +198,23 @@ class StandInDriver:
         return kind
 
     def get_benchmarker(self) -> Any:
-        """Autotuners time nothing here: every candidate is compiled and recorded, the first one wins."""
+        """Return a timer for autotuners: every candidate is compiled and recorded, and the first one wins."""
 
-        def bench(call: Any, quantiles: Any = None, **kwargs: Any) -> Any:
+        def run_once(call: Any, quantiles: Any = None, **kwargs: Any) -> Any:
             call()
             return [1.0] * len(quantiles) if quantiles else 1.0
 
-        return bench
+        return run_once
 
     def get_empty_cache_for_benchmark(self) -> torch.Tensor:
         return torch.empty(1)
 
     def clear_cache(self, cache: Any) -> None:
-        """Nothing to clear."""
+        """Do nothing: there is no cache."""
 
 
 def install_driver(recorder: LaunchRecorder) -> None:
-    """From here on `kernel[grid](…)` compiles for the recorder's architecture and runs nothing."""
+    """Make `kernel[grid](…)` compile for the recorder's architecture, and run nothing."""
     import triton.compiler.compiler as compiler
     from triton.runtime.driver import driver
 
@@ -248,9 +229,9 @@ def install_driver(recorder: LaunchRecorder) -> None:
 
 
 def stop_after_layout() -> None:
-    """Stop each compile once its shared memory is laid out: most of the time goes to what comes after.
+    """Stop each compile once its shared memory is laid out: most of the time goes to the later stages.
 
-    What is left in Triton's cache has no code in it, so it must be a cache of its own.
+    The entries in Triton's cache then hold no code, so they need a cache of their own.
     """
     from triton.backends.nvidia.compiler import CUDABackend
 
@@ -259,25 +240,25 @@ def stop_after_layout() -> None:
     def add_stages(self: Any, stages: MutableMapping[str, object], *args: Any) -> None:
         original(self, stages, *args)
 
-        def ptx(source: Any, metadata: MutableMapping[str, object]) -> str:
+        def skip_ptx(source: Any, metadata: MutableMapping[str, object]) -> str:
             metadata["name"] = "unnamed"
             return ""
 
-        stages["ptx"], stages["cubin"] = ptx, lambda source, metadata: b""
+        stages["ptx"], stages["cubin"] = skip_ptx, lambda source, metadata: b""
 
     CUDABackend.add_stages = add_stages
 
 
 def _record_spills(recorder: LaunchRecorder, compiler: Any) -> None:
-    """Catch the assembler's own word on spills while a kernel compiles."""
+    """Read spills from the assembler's log while a kernel compiles."""
     original = compiler.compile
     triton.knobs.nvidia.dump_ptxas_log = True
 
-    def compile_and_listen(*args: Any, **kwargs: Any) -> Any:
+    def compile_with_log(*args: Any, **kwargs: Any) -> Any:
         log = io.StringIO()
         try:
             with contextlib.redirect_stdout(log):
-                kernel = _compiled(original, args, kwargs)
+                kernel = _compile_twice(original, args, kwargs)
         except Exception as problem:
             source = args[0] if args else kwargs.get("src")
             if hasattr(source, "fn"):
@@ -288,14 +269,14 @@ def _record_spills(recorder: LaunchRecorder, compiler: Any) -> None:
             recorder.costs.setdefault(kernel.metadata.hash, {})["spill_bytes"] = int(found.group(2))
         return kernel
 
-    compiler.compile = compile_and_listen
+    compiler.compile = compile_with_log
     for module in list(sys.modules.values()):
         if isinstance(module, types.ModuleType) and getattr(module, "compile", None) is original:
-            module.compile = compile_and_listen  # type: ignore[attr-defined]
+            module.compile = compile_with_log  # type: ignore[attr-defined]
 
 
-def _compiled(compile_: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Compile; a damaged entry of Triton's cache is compiled again, and mended by that."""
+def _compile_twice(compile_: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Compile, and once more past the cache if that fails: this replaces a damaged entry of Triton's cache."""
     try:
         return compile_(*args, **kwargs)
     except (ValueError, OSError, KeyError):
@@ -307,10 +288,10 @@ def _compiled(compile_: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
 
 
 def _record_resources(recorder: LaunchRecorder, stand_in: StandInDriver, compiler: Any) -> None:
-    """Remember registers and stack by kernel when its binary is "loaded"."""
+    """Record registers and stack of each kernel when its binary is "loaded"."""
     original = compiler.CompiledKernel._init_handles
 
-    def load_and_note(self: Any) -> Any:
+    def load_and_record(self: Any) -> Any:
         fresh = self.module is None
         try:
             return original(self)
@@ -319,11 +300,11 @@ def _record_resources(recorder: LaunchRecorder, stand_in: StandInDriver, compile
                 recorder.costs.setdefault(self.metadata.hash, {}).update(stand_in.utils.last)
                 stand_in.utils.last = {}
 
-    compiler.CompiledKernel._init_handles = load_and_note
+    compiler.CompiledKernel._init_handles = load_and_record
 
 
 def _fake_torch_cuda(arch: ProbeGpu) -> None:
-    """torch.cuda says that it is that GPU, for the checks that engines make when they are imported."""
+    """Make torch.cuda look like that GPU, for the checks that engines make when they are imported."""
     major, minor = divmod(arch.capability, 10)
     properties = types.SimpleNamespace(
         name=arch.device_name,
@@ -357,7 +338,7 @@ def _fake_torch_cuda(arch: ProbeGpu) -> None:
 
 
 def kernel_resources(binary: bytes) -> dict[str, int]:
-    """Registers and stack of a compiled kernel, by the cuobjdump that Triton's wheel carries."""
+    """Return registers and stack of a compiled kernel, read with the cuobjdump in Triton's wheel."""
     import triton.backends.nvidia as nvidia
 
     tool = Path(nvidia.__file__).parent / "bin" / "cuobjdump"

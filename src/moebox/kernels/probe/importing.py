@@ -1,7 +1,7 @@
 """Imports single files of an engine whose wheel was only unpacked, without its compiled parts or dependencies.
 
-Packages of the engine become bare namespaces (their __init__ does not run), modules named in `stand_ins` answer what
-they are given, and what is not installed at all becomes a module that answers everything with something harmless.
+Packages of the engine become bare namespaces (their __init__ does not run), modules named in `stand_ins` have the names
+given there, and a module that is not installed is replaced by one that has a harmless value for every name.
 The kernel files themselves, and the Python that launches them, are the engine's own.
 """
 
@@ -14,18 +14,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-ModuleNames = Mapping[str, object]  # what a module answers, by name
+ModuleNames = Mapping[str, object]  # the content of a module
 REAL_PACKAGES = {"triton", "torch", "numpy"}  # never replaced: a missing one is an error worth seeing
 
 
 class StandInValue:
-    """Anything at all: can be called, subclassed, indexed, used as a decorator; false in a condition."""
+    """A value that can be called, subclassed, indexed and used as a decorator; false in a condition."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Takes anything."""
+        """Accept any arguments."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Anything may inherit."""
+        """Accept any class arguments."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return args[0] if len(args) == 1 and callable(args[0]) and not kwargs else StandInValue()
@@ -92,7 +92,7 @@ class StandInModule(types.ModuleType):
 
 
 class EngineImporter(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds an engine's modules under `root`, and stands in for those that are named or missing."""
+    """Finds an engine's modules under `root`, and replaces those that are named or missing."""
 
     def __init__(self, root: Path, package: str, stand_ins: Mapping[str, ModuleNames]) -> None:
         self.root, self.package, self.stand_ins = root, package, stand_ins
@@ -121,13 +121,13 @@ class EngineImporter(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return module
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Nothing to run."""
+        """Do nothing: the module is complete."""
 
 
 class MissingImporter(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """The last resort for packages that are not installed, when the engine itself asks for them.
+    """Replaces packages that are not installed, if the engine itself imports them.
 
-    Others that probe for optional packages (sympy looks for gmpy2) must go on finding nothing.
+    Other packages that probe for optional ones (sympy looks for gmpy2) must still find nothing.
     """
 
     def __init__(self, root: Path) -> None:
@@ -136,13 +136,14 @@ class MissingImporter(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         top = name.split(".")[0]
         loaded = sys.modules.get(top)
-        if (
-            top in REAL_PACKAGES
-            or top.startswith("_")
-            or (loaded is not None and not isinstance(loaded, StandInModule))
-        ):
+        if isinstance(loaded, StandInModule):
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        if top in REAL_PACKAGES or top.startswith("_") or loaded is not None:
             return None
-        if not isinstance(loaded, StandInModule) and not _importing_file().startswith(self.root):
+        frame = sys._getframe(1)  # of the file whose import statement runs
+        while frame.f_back and "importlib" in frame.f_code.co_filename:
+            frame = frame.f_back
+        if not frame.f_code.co_filename.startswith(self.root):
             return None
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
@@ -152,29 +153,19 @@ class MissingImporter(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return module
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Nothing to run."""
+        """Do nothing: the module is complete."""
 
 
 def return_false(*args: Any, **kwargs: Any) -> bool:
-    """What a platform that is not this one says."""
     return False
 
 
 def return_true(*args: Any, **kwargs: Any) -> bool:
-    """What this platform says."""
     return True
 
 
 def install_importer(engine: EngineImporter) -> EngineImporter:
-    """From here on its modules are found."""
+    """Make the engine's modules importable."""
     sys.meta_path.insert(0, engine)
     sys.meta_path.append(MissingImporter(engine.root))
     return engine
-
-
-def _importing_file() -> str:
-    """The file whose import statement is being carried out."""
-    frame = sys._getframe(2)
-    while frame.f_back and "importlib" in frame.f_code.co_filename:
-        frame = frame.f_back
-    return frame.f_code.co_filename

@@ -1,4 +1,4 @@
-"""What moebox and the probe say to each other: requests on stdin or in a file, answers a line each.
+"""Messages between moebox and the probe: requests on stdin or in a file, answers as lines or in a file.
 
 The probe runs under an engine's own Python, so nothing here needs more than the standard library.
 """
@@ -35,7 +35,7 @@ class LaunchSearch:
 class ScanRequest:
     """Make an engine launch its kernels, and record what they ask for."""
 
-    engine: str  # a module of that name stands beside this one
+    engine: str  # the name of a module of this package
     root: str
     cache: str
     target: ProbeGpu
@@ -46,15 +46,9 @@ class ScanRequest:
 
     @classmethod
     def from_json(cls, document: Any) -> "ScanRequest":
-        """From JSON."""
-        return cls(
-            **{
-                **document,
-                "target": ProbeGpu(**document["target"]),
-                "shape": RankShape(**document["shape"]),
-                "searches": [LaunchSearch(**search) for search in document.get("searches", ())],
-            }
-        )
+        target, shape = ProbeGpu(**document["target"]), RankShape(**document["shape"])
+        searches = [LaunchSearch(**search) for search in document.get("searches", ())]
+        return cls(**{**document, "target": target, "shape": shape, "searches": searches})
 
 
 @dataclass(frozen=True)
@@ -75,12 +69,12 @@ class LaunchRecord:
     hash: str = ""
     registers: int = 0
     stack_bytes: int = 0
-    spill_bytes: int | None = None  # None where the assembler's log was not seen
-    error: str = ""  # the compiler's words, where it does not compile
+    spill_bytes: int | None = None  # None if the assembler's log was not seen
+    error: str = ""  # the compiler's message if it does not compile
 
     @property
     def spilled_bytes(self) -> int:
-        """Bytes that go to memory; the stack stands for them where only that is known."""
+        """Bytes that go to memory; the size of the stack if only that is known."""
         return self.stack_bytes if self.spill_bytes is None else self.spill_bytes
 
 
@@ -98,7 +92,7 @@ class LaunchVariant:
 
     @property
     def spilled_bytes(self) -> int:
-        """Bytes that go to memory; the stack stands for them where only that is known."""
+        """Bytes that go to memory; the size of the stack if only that is known."""
         return self.stack_bytes if self.spill_bytes is None else self.spill_bytes
 
 
@@ -112,7 +106,7 @@ class MissedCase:
 
 @dataclass(frozen=True)
 class ScanDone:
-    """The scan is whole."""
+    """The last line of a complete scan."""
 
     triton: str
     torch: str = ""
@@ -121,7 +115,7 @@ class ScanDone:
 
 @dataclass(frozen=True)
 class ProbeLine:
-    """A line of the probe: one of these."""
+    """A line of the probe; one of the fields is set."""
 
     launch: LaunchRecord | None = None
     missed: MissedCase | None = None
@@ -132,7 +126,7 @@ class ProbeLine:
 
 @dataclass(frozen=True)
 class TuneRequest:
-    """Time candidates on the GPU at hand, under another architecture's limit."""
+    """Time candidates on the GPU of this machine, under another architecture's limit."""
 
     engine: str
     root: str
@@ -148,13 +142,12 @@ class TuneRequest:
 
     @classmethod
     def from_json(cls, document: Any) -> "TuneRequest":
-        """From JSON."""
         return cls(**{**document, "shape": RankShape(**document["shape"])})
 
 
 @dataclass(frozen=True)
 class TimedConfig:
-    """A configuration, as the engine's tuned files write it, and its time."""
+    """A configuration, as in the engine's tuned files, and its time."""
 
     config: Choice
     ms: float
@@ -162,7 +155,7 @@ class TimedConfig:
 
 @dataclass(frozen=True)
 class TunedBaseline:
-    """What upstream chooses, timed."""
+    """The time of an upstream choice."""
 
     config: Choice
     ms: float
@@ -185,9 +178,8 @@ class TunedRow:
     of: int = 0
     wrong: int = 0
     field: list[TimedConfig] = dataclasses.field(default_factory=list)
-    groups: dict[str, TimedConfig] = dataclasses.field(
-        default_factory=dict
-    )  # the best of each value of the case's group
+    # The best of each value of the case's group.
+    groups: dict[str, TimedConfig] = dataclasses.field(default_factory=dict)
     kept: str = ""  # the baseline that won
 
 

@@ -9,15 +9,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import space
-from .experts import WEIGHT_KINDS, launch_experts
 from .importing import EngineImporter, ModuleNames, install_importer, return_false, return_true
+from .launches import (
+    WEIGHT_KINDS,
+    LaunchCase,
+    ScanShape,
+    call_with_known,
+    launch_experts,
+    meta_indices,
+    meta_tensor,
+)
 from .protocol import ProbeGpu
-from .shapes import ScanShape, call_with_known, meta_indices, meta_tensor
 
 if TYPE_CHECKING:
     from . import tune_cases
 
-# The engine's files by name; where they lie changes from version to version, and the KV writer changed its name too.
+# The engine's files by name; their folders differ between versions, and so does the name of the KV writer.
 _FILES = {
     "extend": ("extend_attention.py",),
     "decode": ("decode_attention.py",),
@@ -26,14 +33,13 @@ _FILES = {
     "writer": ("mla_buffer.py", "mem_cache/utils.py"),
 }
 _OTHER_BACKENDS = ("wave_ops", "multimodal", "/test", "dsv4", "cpu")  # other backends' files of the same name
-LaunchCase = tuple[str, Callable[[], Any]]
 OTHER_PLATFORM_CHECKS = tuple(f"is_{name}" for name in ("xpu", "npu", "cpu", "musa", "hpu", "mps", "gfx95_supported"))
 OTHER_PLATFORM_CHECKS += ("is_gfx1250_supported", "cpu_has_amx_support")
 PACKAGE = __name__.rpartition(".")[2]  # this module is called as the engine's package
 
 
 def import_part(root: Path, part: str) -> Any:
-    """The engine's file for `part`, wherever this version keeps it."""
+    """Import the engine's file for `part` from the folder where this version keeps it."""
     for name in _FILES[part]:
         for path in sorted(root.glob(f"sglang/**/{name}")):
             place = path.relative_to(root)
@@ -43,7 +49,7 @@ def import_part(root: Path, part: str) -> Any:
 
 
 def launch_cases(root: Path, shape: ScanShape) -> Iterator[LaunchCase]:
-    """Every launch this model and recipe would make, as (name, call)."""
+    """Yield every launch that this model and recipe would make."""
     for new in shape.prefill:
         yield (
             f"extend attention, absorbed {shape.latent}/{shape.kv_lora}, {new} new",
@@ -131,7 +137,7 @@ def _writer_case(root: Path, shape: ScanShape) -> Callable[[], Any]:
         return call_with_known(
             write,
             kv_buffer=meta_tensor(16384, 1, shape.latent, dtype=cache),
-            loc=torch.arange(256),  # real numbers: some versions look at them first
+            loc=torch.arange(256),  # real numbers: some versions read them first
             cache_k_nope=meta_tensor(256, 1, shape.kv_lora, dtype=cache),
             cache_k_rope=meta_tensor(256, 1, shape.rope, dtype=cache),
         )
@@ -140,14 +146,14 @@ def _writer_case(root: Path, shape: ScanShape) -> Callable[[], Any]:
 
 
 def tuned_cases(root: Path, shape: space.RankShape, *, smem: int, sms: int) -> list["tune_cases.TuneCase"]:
-    """What a tuner times: prefill attention and the experts, each product by itself."""
+    """Return the cases to tune: prefill attention and the experts, each product by itself."""
     from . import tune_cases, tune_experts
 
     return tune_cases.extend_cases(root, shape) + tune_experts.sglang_cases(root, shape, smem, sms)
 
 
 def open_files(root: Path, target: ProbeGpu) -> EngineImporter:
-    """SGLang's files, told that they run on CUDA of this capability."""
+    """Make SGLang's files importable, as on a CUDA GPU of this capability."""
     major = target.capability // 10
     answers = {False: return_false, True: return_true}
     utils: dict[str, object] = {
@@ -164,6 +170,8 @@ def open_files(root: Path, target: ProbeGpu) -> EngineImporter:
         "get_device_name": lambda *args: target.device_name,
     }
     utils |= dict.fromkeys(OTHER_PLATFORM_CHECKS, return_false)
+    capabilities = types.SimpleNamespace(supports_triton=True)  # some versions check it
+    platform = types.SimpleNamespace(capabilities=capabilities)
     pdl = {"is_arch_support_pdl": answers[major >= 9]}
     stand_ins: dict[str, ModuleNames] = {
         "sglang.srt.utils": utils,
@@ -171,7 +179,7 @@ def open_files(root: Path, target: ProbeGpu) -> EngineImporter:
         "sglang.srt.environ": {},
         "sglang.srt.server_args": {},
         "sglang.srt.runtime_context": {},
-        "sglang.srt.platforms": {"current_platform": _triton_platform()},
+        "sglang.srt.platforms": {"current_platform": platform},
         "sglang.srt.batch_invariant_ops": {"is_batch_invariant_mode_enabled": return_false},
         "sglang.srt.layers.moe.utils": {"get_moe_padding_size": lambda *args: 0},
         "sglang.kernels.jit.utils": pdl,
@@ -183,20 +191,15 @@ def open_files(root: Path, target: ProbeGpu) -> EngineImporter:
     return install_importer(EngineImporter(root, PACKAGE, stand_ins))
 
 
-def _triton_platform() -> Any:
-    """A platform that has Triton, for versions that ask."""
-    return types.SimpleNamespace(capabilities=types.SimpleNamespace(supports_triton=True))
-
-
 def _activation_quant() -> ModuleNames:
-    """SGLang quantises activations with compiled kernels first; here only the shapes they return matter."""
+    """Return stand-ins for the compiled kernels that quantise activations; only their shapes matter."""
 
-    def scaled(values: Any, scale: Any = None, **kwargs: Any) -> Any:
+    def quantise_whole(values: Any, scale: Any = None, **kwargs: Any) -> Any:
         return values.to(torch.float8_e4m3fn), scale
 
-    def grouped(values: Any, group: int, **kwargs: Any) -> Any:
+    def quantise_groups(values: Any, group: int, **kwargs: Any) -> Any:
         sizes = (*values.shape[:-1], values.shape[-1] // group)
         return values.to(torch.float8_e4m3fn), torch.empty(sizes, dtype=torch.float32, device="meta")
 
-    grouped_names = ("per_token_group_quant_fp8", "sglang_per_token_group_quant_fp8")
-    return {"scaled_fp8_quant": scaled, **dict.fromkeys(grouped_names, grouped)}
+    group_names = ("per_token_group_quant_fp8", "sglang_per_token_group_quant_fp8")
+    return {"scaled_fp8_quant": quantise_whole, **dict.fromkeys(group_names, quantise_groups)}

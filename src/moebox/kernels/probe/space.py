@@ -1,4 +1,4 @@
-"""What a tuner tries: candidates of each kernel, and a cost model that says which of them are worth compiling.
+"""Candidates of a tuner for each kernel, and a cost model that ranks them before they are compiled.
 
 Pure arithmetic on the standard library: nothing here needs Triton, PyTorch or a GPU.
 """
@@ -50,7 +50,6 @@ KIMI = RankShape()
 
 
 def all_combinations(**axes: list[int]) -> list[Choice]:
-    """Every combination."""
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
 
@@ -61,7 +60,7 @@ def extend_choices(width: int) -> list[Choice]:
     """
     sides, warps = ([16, 32, 64], [2, 4, 8]) if width > 256 else ([16, 32, 64, 128], [4, 8])
     everything = all_combinations(BLOCK_M=sides, BLOCK_N=sides, num_warps=warps, num_stages=[1, 2, 3])
-    # What streams through a block alone exceeds SM120's memory by far: not worth compiling.
+    # If the streamed tiles alone exceed SM120's memory by far, it is not worth compiling.
     return [choice for choice in everything if choice["num_stages"] * choice["BLOCK_N"] * width * 2 <= 130_000]
 
 
@@ -77,7 +76,7 @@ TILE_HEIGHTS = ((64, [16]), (1024, [16, 32, 64]), (math.inf, [32, 64, 128]))
 def moe_choices(
     kind: str, tokens: int, products: tuple[int, ...], *, smem: int, sms: int, shape: RankShape = KIMI
 ) -> list[Choice]:
-    """Fused MoE at one batch size, for one product or both: what fits by the closed form, the cheapest by the cost."""
+    """Return candidates of fused MoE at one batch size, for one product or both: the cheapest that fit."""
     heights = next(heights for most, heights in TILE_HEIGHTS if tokens <= most)
     fitting = [choice for choice in moe_tiles(kind, tokens, heights) if shared_bytes(kind, choice) <= smem]
 
@@ -91,7 +90,7 @@ def moe_choices(
 
 
 def moe_tiles(kind: str, tokens: int, heights: list[int]) -> list[Choice]:
-    """Every tile of a fused MoE that is worth a look."""
+    """Return the tiles of a fused MoE kernel that are considered."""
     return all_combinations(
         BLOCK_SIZE_M=heights,
         BLOCK_SIZE_N=[32, 64, 128, 256],
@@ -104,7 +103,7 @@ def moe_tiles(kind: str, tokens: int, heights: list[int]) -> list[Choice]:
 
 
 def few_of_each_tile(choices: list[Choice]) -> list[Choice]:
-    """The first of those with the same blocks, in their order."""
+    """Keep the first few of the choices with the same blocks, in their order."""
     seen: Counter[tuple[int, int, int]] = Counter()
     kept = []
     for choice in choices:
@@ -115,12 +114,11 @@ def few_of_each_tile(choices: list[Choice]) -> list[Choice]:
 
 
 def tile_sizes(choice: Choice) -> tuple[int, int, int]:
-    """The block sizes alone."""
     return choice["BLOCK_SIZE_M"], choice["BLOCK_SIZE_N"], choice["BLOCK_SIZE_K"]
 
 
 def shared_bytes(kind: str, choice: Choice) -> int:
-    """Shared memory of the fused MoE kernel, from its blocks alone.
+    """Return the shared memory of the fused MoE kernel, computed from its blocks.
 
     bf16 and fp8: all stages but one of both tiles; block-wise scales may add 4 bytes a column. int4: all stages but one
     of the activations, and one tile of weights as bf16. Exact for every bf16 block compiled for sm_120, and for 480 of
@@ -135,7 +133,7 @@ def shared_bytes(kind: str, choice: Choice) -> int:
 
 @functools.lru_cache(maxsize=256)
 def expected_blocks(tokens: int, rows: int, experts: int, used: int) -> float:
-    """Tiles of rows that `tokens` make on average when each goes to `used` of the experts at random."""
+    """Return the mean number of row tiles if each of `tokens` goes to `used` of the experts at random."""
     share = used / experts
     mean, chance, found = tokens * share, (1 - share) ** tokens, 0.0
     for count in range(1, min(tokens, int(mean + 10 * math.sqrt(mean) + 20)) + 1):
@@ -145,10 +143,10 @@ def expected_blocks(tokens: int, rows: int, experts: int, used: int) -> float:
 
 
 def moe_cost(kind: str, choice: Choice, tokens: int, product: int, *, shape: RankShape, sms: int) -> float:
-    """What a candidate costs against others of the same case; only the order means anything.
+    """Return a cost that orders the candidates of one case; its value has no meaning.
 
-    Tiles are dealt to multiprocessors in waves; each step of a tile moves its operands and multiplies them, and what
-    moves is hidden behind the multiplying as far as stages and resident blocks allow.
+    Multiprocessors take tiles in waves; each step of a tile moves its operands and multiplies them, and the moving is
+    hidden behind the multiplying as far as stages and resident blocks allow.
     """
     high, wide, deep = tile_sizes(choice)
     columns, depth = shape.products[product]
@@ -161,7 +159,7 @@ def moe_cost(kind: str, choice: Choice, tokens: int, product: int, *, shape: Ran
     flying = min(1.0, moved * ahead * resident / 32_768)  # bytes in flight that keep a multiprocessor's memory busy
     busy = min(1.0, high * wide / (warps * 512))  # a warp's share of the tile below 16x32 leaves its matrix unit idle
     step = max(moved / (24 * flying), high * wide * deep / (2_048 * busy)) + 60 / resident
-    if packed:  # unpacking is arithmetic, which wants warps to hide behind: int4 took longer than bf16 on an H200
+    if packed:  # unpacking is arithmetic that needs warps to hide it: int4 took longer than bf16 on an H200
         step += wide * deep / 24 / min(1.0, resident * warps / 24)
     spilled = max(0.0, registers - 168) / 84
     waves = max(tiles / (sms * resident), math.ceil(tiles / (sms * resident)) * 0.5 + 0.5)

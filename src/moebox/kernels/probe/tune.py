@@ -1,10 +1,11 @@
-"""Times candidates on the GPU at hand, under another architecture's shared-memory limit; checks each against float32.
+"""Times candidates on this machine's GPU, under another architecture's shared-memory limit, and checks them.
 
     python -m moebox.kernels.probe.tune REQUEST.json OUT.json
 
 First every candidate is compiled, in as many processes as there are cores and without the GPU: for the limit's
-architecture, to learn whether it fits there, and for the GPU at hand, to fill Triton's cache. Then one process times
-them: all of them shortly, the better third longer, the best few and the baselines longest (successive halving).
+architecture, to find out whether it fits there, and for the GPU, to fill Triton's cache. Then one process times them:
+all of them briefly, the better third longer, the best few and the baselines longest (successive halving). The result of
+each finalist is compared with float32.
 """
 
 import importlib
@@ -28,14 +29,20 @@ if TYPE_CHECKING:
 
     from .tune_cases import CaseBench, TuneCase
 
-ROUNDS = ((10, 0.34), (40, 0.34), (120, 0.0))  # milliseconds a candidate, and the share that goes on
-HOPELESS_RATIO = 2.5  # times slower than the best so far at first sight: not timed again
-CRASH_SIGNALS = {signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV}  # a program's own doing
-MAX_RELATIVE_ERROR = 1e-2  # relative, of a bf16 answer against float32
+ROUNDS = ((10, 0.34), (40, 0.34), (120, 0.0))  # milliseconds for each candidate, and the share that stays
+HOPELESS_RATIO = 2.5  # a candidate this much slower than the best in one launch is dropped
+CRASH_SIGNALS = {
+    signal.SIGABRT,
+    signal.SIGBUS,
+    signal.SIGFPE,
+    signal.SIGILL,
+    signal.SIGSEGV,
+}  # caused by the program itself
+MAX_RELATIVE_ERROR = 1e-2  # of a bf16 result against float32
 
 
 def load_cases(request: TuneRequest) -> list["TuneCase"]:
-    """The cases asked for, with the engine's files opened."""
+    """Make the engine's files importable and return the requested cases."""
     root = Path(request.root).resolve()
     engine = importlib.import_module(f"{__package__}.{request.engine}")
     engine.open_files(root, compile_target(request, request.capability))
@@ -44,12 +51,12 @@ def load_cases(request: TuneRequest) -> list["TuneCase"]:
 
 
 def compile_target(request: TuneRequest, capability: int) -> ProbeGpu:
-    """The GPU that compilers are told of."""
+    """Return the GPU to compile for."""
     return ProbeGpu(capability, request.sms, request.device, memory=96 << 30, smem=1 << 30)
 
 
 def compile_share(request: TuneRequest, capability: int, share: range) -> Iterator[tuple[str, int | None]]:
-    """Compile a share of the candidates for an architecture that need not be there: the shared memory each asks for."""
+    """Compile a share of the candidates for any architecture; yield the shared memory of each, or None."""
     from . import driver
 
     notes = Path(request.cache) / f"tune-{capability}-{share.start}.json"
@@ -57,7 +64,7 @@ def compile_share(request: TuneRequest, capability: int, share: range) -> Iterat
         driver.LaunchRecorder(target=compile_target(request, capability), root=Path("/"), notes=notes)
     )
     if capability != request.capability:
-        driver.stop_after_layout()  # nothing of this architecture is run here
+        driver.stop_after_layout()  # nothing is run on this architecture
     jobs = kernels_to_compile(replace(request, capability=capability))
     if capability != request.limit_capability:
         fitting = set(json.loads((Path(request.cache) / "fits.json").read_text()))
@@ -71,7 +78,7 @@ def compile_share(request: TuneRequest, capability: int, share: range) -> Iterat
 
 
 def kernels_to_compile(request: TuneRequest) -> dict[str, tuple["TuneCase", Choice]]:
-    """Every kernel that is to be compiled, once."""
+    """Return every kernel to compile, each once."""
     jobs: dict[str, tuple[TuneCase, Choice]] = {}
     for case in load_cases(request):
         for choice in [*case.candidates, *case.baselines.values()]:
@@ -80,17 +87,17 @@ def kernels_to_compile(request: TuneRequest) -> dict[str, tuple["TuneCase", Choi
 
 
 def print_problem(name: str, problem: Exception) -> None:
-    """A candidate that does not compile or run is no candidate, but it is named."""
+    """Report a candidate that does not compile or run; it is dropped."""
     print(f"{name}: {type(problem).__name__} {str(problem)[:100]}", file=sys.stderr)
 
 
 def kernel_key(case: "TuneCase", choice: Choice) -> str:
-    """Candidates of one kind with one choice are one compiled kernel."""
+    """Return a name; candidates of one kind with one choice share a compiled kernel."""
     return f"{case.kind} {json.dumps(choice, sort_keys=True)}"
 
 
 def compile_all(request: TuneRequest, path: str) -> dict[int, dict[str, int]]:
-    """Both architectures, in parallel processes that never see the GPU."""
+    """Compile for both architectures, in parallel processes that do not use the GPU."""
     workers = len(os.sched_getaffinity(0))
     sizes: dict[int, dict[str, int]] = {}
     for capability in dict.fromkeys((request.limit_capability, request.capability)):
@@ -105,7 +112,7 @@ def compile_all(request: TuneRequest, path: str) -> dict[int, dict[str, int]]:
 
 
 def run_share(path: str, capability: int, first: int, step: int) -> dict[str, int]:
-    """A share in a process of its own; where the compiler takes that down, another goes on behind the kernel."""
+    """Compile a share in another process; if the compiler crashes, another one continues after that kernel."""
     command = [sys.executable, "-m", "moebox.kernels.probe.tune", path, "--share", str(capability)]
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     found: dict[str, int] = {}
@@ -116,7 +123,7 @@ def run_share(path: str, capability: int, first: int, step: int) -> dict[str, in
         lines = [json.loads(line) for line in done.stdout.splitlines()]
         found |= {name: size for name, size in lines if size is not None}
         if -done.returncode not in CRASH_SIGNALS:
-            done.check_returncode()  # the engine's files cannot be opened, or somebody interrupts
+            done.check_returncode()  # the engine's files cannot be opened, or the user interrupts
             return found
         print(f"the compiler died ({signal.Signals(-done.returncode).name}); going on", file=sys.stderr)
         first += step * (len(lines) + 1)
@@ -124,23 +131,22 @@ def run_share(path: str, capability: int, first: int, step: int) -> dict[str, in
 
 @dataclass(frozen=True)
 class SmemLimit:
-    """What fits: the shared memory of every compiled kernel, under another architecture's limit."""
+    """The shared memory of every compiled kernel, and another architecture's limit."""
 
     sizes: dict[str, int]
     most: int
 
     def shared_bytes(self, case: "TuneCase", choice: Choice) -> int | None:
-        """Bytes of a choice; None where it does not compile."""
+        """Return the bytes of a choice, or None if it does not compile."""
         return self.sizes.get(kernel_key(case, choice))
 
     def fits(self, case: "TuneCase", choice: Choice) -> bool:
-        """Whether it can be launched there."""
         size = self.shared_bytes(case, choice)
         return size is not None and size <= self.most
 
 
 def measure_case(case: "TuneCase", limit: SmemLimit) -> TunedRow:
-    """The best candidate of a case beside the baselines."""
+    """Return the best candidate of a case, beside the baselines, which are timed even if they do not fit."""
     bench = case.build("cuda")
     watch = CaseTimer(bench)
     fitting = [choice for choice in case.candidates if limit.fits(case, choice)]
@@ -148,43 +154,10 @@ def measure_case(case: "TuneCase", limit: SmemLimit) -> TunedRow:
     finalists, times = run_rounds(watch, watch.drop_hopeless(fitting + beside), case.group)
     good = [choice for choice in finalists if watch.relative_error(choice) < MAX_RELATIVE_ERROR]
     timed = [TimedConfig(config=bench.config(choice), ms=times[json.dumps(choice)]) for choice in good]
-    row = TunedRow(
-        case=case.name,
-        tried=len(fitting),
-        of=len(case.candidates),
-        best=None,
-        ms=None,
-        wrong=len(finalists) - len(good),
-        field=timed,
-        baselines=time_baselines(case, bench, watch, limit),
-        groups=fastest_by_group(timed, case.group) if case.group else {},
-    )
-    return with_best(row, case, watch, limit, good[0]) if good else row
-
-
-def fastest_by_group(timed: list[TimedConfig], group: str) -> dict[str, TimedConfig]:
-    """The fastest for each value of the setting called `group`."""
-    groups: dict[str, TimedConfig] = {}
-    for candidate in timed:
-        groups.setdefault(str(candidate.config[group]), candidate)
-    return groups
-
-
-def run_rounds(watch: "CaseTimer", field: list[Choice], group: str) -> tuple[list[Choice], dict[str, float]]:
-    """Successive halving: the choices that were timed longest, fastest first, and their times."""
-    times: dict[str, float] = {}
-    for milliseconds, share in ROUNDS:
-        times = {json.dumps(choice): watch.median_ms(choice, milliseconds) for choice in field}
-        field = sorted(field, key=lambda choice: times[json.dumps(choice)])
-        field = keep_fastest(field, share, group) if share else field
-    return field, times
-
-
-def time_baselines(
-    case: "TuneCase", bench: "CaseBench", watch: "CaseTimer", limit: SmemLimit
-) -> dict[str, TunedBaseline]:
-    """What upstream chooses, timed whether it fits or not."""
-    return {
+    groups: dict[str, TimedConfig] = {}  # the fastest for each value of the case's group
+    for candidate in timed if case.group else ():
+        groups.setdefault(str(candidate.config[case.group]), candidate)
+    baselines = {
         name: TunedBaseline(
             choice=choice,
             config=bench.config(choice),
@@ -194,21 +167,34 @@ def time_baselines(
         )
         for name, choice in case.baselines.items()
     }
-
-
-def with_best(row: TunedRow, case: "TuneCase", watch: "CaseTimer", limit: SmemLimit, best: Choice) -> TunedRow:
-    """The row with the winner, timed once more."""
-    return replace(
-        row,
-        best=watch.bench.config(best),
-        ms=watch.median_ms(best, ROUNDS[-1][0]),
-        shared_bytes=limit.shared_bytes(case, best),
-        error=watch.relative_error(best),
+    best = good[0] if good else None
+    return TunedRow(
+        case=case.name,
+        tried=len(fitting),
+        of=len(case.candidates),
+        wrong=len(finalists) - len(good),
+        field=timed,
+        baselines=baselines,
+        groups=groups,
+        best=None if best is None else bench.config(best),
+        ms=None if best is None else watch.median_ms(best, ROUNDS[-1][0]),  # the winner is timed once more
+        shared_bytes=None if best is None else limit.shared_bytes(case, best),
+        error=None if best is None else watch.relative_error(best),
     )
 
 
+def run_rounds(watch: "CaseTimer", field: list[Choice], group: str) -> tuple[list[Choice], dict[str, float]]:
+    """Return the choices that were timed longest, fastest first, and their times (successive halving)."""
+    times: dict[str, float] = {}
+    for milliseconds, share in ROUNDS:
+        times = {json.dumps(choice): watch.median_ms(choice, milliseconds) for choice in field}
+        field = sorted(field, key=lambda choice: times[json.dumps(choice)])
+        field = keep_fastest(field, share, group) if share else field
+    return field, times
+
+
 def keep_fastest(field: list[Choice], share: float, group: str) -> list[Choice]:
-    """The share of a field, fastest first, that goes on; and the fastest of each group."""
+    """Return the fastest share of `field`, which is sorted, and the fastest of each group."""
     kept = field[: max(4, round(len(field) * share))]
     firsts: dict[int, Choice] = {}
     for choice in field:
@@ -218,14 +204,14 @@ def keep_fastest(field: list[Choice], share: float, group: str) -> list[Choice]:
 
 
 class CaseTimer:
-    """Times and checks the choices of one case on the GPU at hand."""
+    """Times and checks the choices of one case on this machine's GPU."""
 
     def __init__(self, bench: "CaseBench") -> None:
         self.bench, self.wanted = bench, bench.references()
         self.graphs: dict[str, torch.cuda.CUDAGraph] = {}
 
     def median_ms(self, choice: Choice, milliseconds: int) -> float:
-        """The median in ms, L2 flushed between launches; infinite for what does not run."""
+        """Return the median in ms, with L2 flushed between launches; infinite if it does not run."""
         import torch
         from triton.testing import do_bench
 
@@ -238,12 +224,12 @@ class CaseTimer:
             return float("inf")
 
     def capture_graph(self, choice: Choice) -> Any:
-        """The launch as a CUDA graph, as engines decode: an engine's Python takes longer than a small kernel."""
+        """Return the launch as a CUDA graph: an engine's Python code takes longer than a small kernel."""
         import torch
 
         name = json.dumps(choice)
         if name not in self.graphs:
-            self.bench.run(choice)  # compiled, loaded and sorted before anything is captured
+            self.bench.run(choice)  # compile, load and sort before the capture
             torch.cuda.synchronize()
             self.graphs[name] = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self.graphs[name]):
@@ -251,13 +237,13 @@ class CaseTimer:
         return self.graphs[name]
 
     def drop_hopeless(self, field: list[Choice]) -> list[Choice]:
-        """Without those that one launch shows to be far slower than the best."""
+        """Drop the choices that are far slower than the best in one launch."""
         seen = [(self.single_launch_ms(choice), choice) for choice in field]
         best = min((ms for ms, _ in seen), default=0.0)
         return [choice for ms, choice in seen if ms <= best * HOPELESS_RATIO and ms != float("inf")]
 
     def single_launch_ms(self, choice: Choice) -> float:
-        """One launch after one to warm up, in ms."""
+        """Time one launch after a first one, in ms."""
         import torch
 
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -275,14 +261,14 @@ class CaseTimer:
             return float("inf")
 
     def relative_error(self, choice: Choice) -> float:
-        """The largest relative error of what the choice computes."""
+        """Return the largest relative error of the choice's results."""
         self.bench.run(choice)
         pairs = zip(self.bench.outputs(), self.wanted, strict=True)
-        return max(float((got - wanted).norm() / wanted.norm()) for got, wanted in pairs)
+        return max(float((result - wanted).norm() / wanted.norm()) for result, wanted in pairs)
 
 
 def main() -> int:
-    """Compile a share for the parent, or do the whole job."""
+    """Compile a share for the parent process, or tune everything."""
     path = sys.argv[1]
     request = TuneRequest.from_json(json.loads(Path(path).read_text()))
     os.environ["TRITON_CACHE_DIR"] = request.cache
@@ -298,7 +284,7 @@ def main() -> int:
 
 
 def tune_all(request: TuneRequest, path: str, out: Path) -> int:
-    """Compile everything, time one case after the other, and write down what is known after each."""
+    """Compile everything, time one case after the other, and write the results after each."""
     import triton
 
     began = time.monotonic()
@@ -318,7 +304,6 @@ def tune_all(request: TuneRequest, path: str, out: Path) -> int:
 
 
 def row_text(row: TunedRow) -> str:
-    """One case in a line."""
     best = "none fits" if row.best is None else f"{row.ms:.3f} ms {row.best} error {row.error:.4f}"
     beside = (f"{name} {base.ms:.3f}{'' if base.fits else ' (does not fit)'}" for name, base in row.baselines.items())
     return f"{row.case}: {best} | {'  '.join(beside)}"

@@ -1,6 +1,6 @@
 """The kernels a tuner times, as the engines launch them, on real tensors or on tensors without bytes.
 
-Each case knows its candidates, what upstream chooses, and how to check an answer against float32.
+Each case has its candidates, the upstream choices, and a reference in float32.
 """
 
 import importlib
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from . import sglang, space
-from .shapes import call_with_known
+from .launches import call_with_known
 from .space import Choice, RankShape
 
 # New tokens and the prefix they follow: the chunk an engine prefills at once (4,096), and a short turn.
@@ -20,13 +20,12 @@ EXTEND_SIZES = ((1024, 4096), (4096, 4096), (4096, 16384), (4096, 32768))
 
 
 class KernelOverride:
-    """Stands where an engine's kernel stood: launches it with our blocks, warps and stages; keeps what was compiled."""
+    """Replaces an engine's kernel: launches it with our blocks, warps and stages, and keeps the compiled kernel."""
 
     def __init__(self, kernel: Any) -> None:
         self.kernel, self.choice, self.compiled = kernel, Choice(), None
 
     def set_choice(self, choice: Choice) -> None:
-        """Launch with these from here on."""
         self.choice, self.compiled = choice, None
 
     def __getitem__(self, grid: Any) -> Callable[..., Any]:
@@ -34,14 +33,14 @@ class KernelOverride:
             wanted = {name: value for name, value in self.choice.items() if name in kwargs}
             made = self.kernel[grid](*args, **{**kwargs, **wanted})
             if made is not None and (self.compiled is None or made.metadata.shared > self.compiled.metadata.shared):
-                self.compiled = made  # the one that asks most, where a choice launches several
+                self.compiled = made  # the largest, if a choice launches several
             return made
 
         return launch
 
 
 def override_kernel(engine: Any, name: str) -> KernelOverride:
-    """The engine's kernel of that name, taken over (once)."""
+    """Replace the engine's kernel of that name, once."""
     old = getattr(engine, name)
     new = old if isinstance(old, KernelOverride) else KernelOverride(old)
     setattr(engine, name, new)
@@ -56,8 +55,8 @@ class TuneCase:
     kind: str  # cases of one kind share compiled kernels
     candidates: list[Choice]
     baselines: dict[str, Choice]
-    build: Callable[[str], "CaseBench"]  # device -> something to run
-    group: str = ""  # the best of each value of this constant is told too
+    build: Callable[[str], "CaseBench"]  # by device
+    group: str = ""  # the best of each value of this constant is reported too
 
 
 @dataclass
@@ -67,11 +66,11 @@ class CaseBench:
     run: Callable[[Choice], Any]  # returns the compiled kernel
     outputs: Callable[[], list[torch.Tensor]]
     references: Callable[[], list[torch.Tensor]]  # the same in float32
-    config: Callable[[Choice], Choice] = dict  # what a choice means to the engine, as its tuned files write it
+    config: Callable[[Choice], Choice] = dict  # a choice as the engine's tuned files have it
 
 
 def random_tensor(device: str, *sizes: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    """Random values on a GPU; shape alone elsewhere."""
+    """Return random values; on the meta device, a tensor without values."""
     if device == "meta":
         return torch.empty(*sizes, dtype=dtype, device="meta")
     return (torch.randn(*sizes, device=device, dtype=torch.float32) * 0.5).to(dtype)
@@ -79,6 +78,7 @@ def random_tensor(device: str, *sizes: int, dtype: torch.dtype = torch.bfloat16)
 
 def extend_cases(root: Path, shape: RankShape) -> list[TuneCase]:
     """SGLang's prefill attention: absorbed (576/512) and full (192/128), at several prefixes."""
+    blocks = {"num_warps": 8, "num_stages": 1}
     found = []
     for width, out, seed, upstream in (
         (shape.latent, shape.kv_lora, (32, 32), (32, 32)),
@@ -91,17 +91,13 @@ def extend_cases(root: Path, shape: RankShape) -> list[TuneCase]:
                     kind=f"extend-{width}",
                     candidates=space.extend_choices(width),
                     baselines={
-                        "report of January 2026": _blocks(*seed),
-                        "SGLang 0.5.9 and newer": _blocks(*upstream),
+                        "report of January 2026": {"BLOCK_M": seed[0], "BLOCK_N": seed[1], **blocks},
+                        "SGLang 0.5.9 and newer": {"BLOCK_M": upstream[0], "BLOCK_N": upstream[1], **blocks},
                     },
                     build=_build_extend(root, shape, width, out, new, prefix),
                 )
             )
     return found
-
-
-def _blocks(rows: int, columns: int) -> Choice:
-    return {"BLOCK_M": rows, "BLOCK_N": columns, "num_warps": 8, "num_stages": 1}
 
 
 def _build_extend(
@@ -151,7 +147,7 @@ def _build_extend(
         def references() -> list[torch.Tensor]:
             k = torch.cat([keys, k_new]).float().expand(-1, shape.heads, -1)
             v = torch.cat([cached, v_new]).float().expand(-1, shape.heads, -1)
-            rows = min(new, 512)  # the last rows see everything; enough to tell right from wrong
+            rows = min(new, 512)  # the last rows attend to everything, which is enough for a check
             scores = torch.einsum("qhd,khd->hqk", query[-rows:].float(), k) * width**-0.5
             seen = (
                 torch.arange(prefix + new, device=k.device)[None]
@@ -189,9 +185,8 @@ def _build_decode(shape: RankShape, batch: int, kv: str) -> Callable[[str], Case
         kernel = override_kernel(engine, "_fwd_grouped_kernel_stage1")
         page, context, splits = 64, 16384, 32
         kind = torch.float8_e4m3fn if kv == "fp8" else torch.bfloat16
-        pool = random_tensor(
-            device, context // page, page, 1, shape.latent, dtype=kind
-        )  # sequences share it: only speed matters
+        # The sequences share it: only speed matters.
+        pool = random_tensor(device, context // page, page, 1, shape.latent, dtype=kind)
         query = random_tensor(device, batch, shape.heads, shape.latent)
         answer = random_tensor(device, batch, shape.heads, shape.kv_lora)
         lse = random_tensor(device, batch, shape.heads, dtype=torch.float32)

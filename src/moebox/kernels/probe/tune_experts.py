@@ -1,5 +1,6 @@
-"""The fused MoE kernels a tuner times: vLLM's, both products of an expert under one configuration, and SGLang's, each
-product under its own, at every batch size that tuned files list.
+"""The fused MoE kernels that a tuner times, at every batch size that tuned files list.
+
+vLLM has one configuration for both products of an expert, SGLang one for each product.
 """
 
 import functools
@@ -13,7 +14,7 @@ import torch
 import triton.language as tl
 
 from . import sglang, space
-from .shapes import Arguments, accepted_arguments, call_with_known
+from .launches import Arguments, accepted_arguments, call_with_known
 from .space import Choice, RankShape
 from .tune_cases import CaseBench, KernelOverride, TuneCase, override_kernel, random_tensor
 
@@ -30,19 +31,19 @@ class ExpertWeights:
     scales: list[torch.Tensor | None]
 
     def expert_matrix(self, product: int, number: int) -> torch.Tensor:
-        """One matrix in float32."""
+        """Return one matrix in float32."""
         matrix, scale = self.matrices[product][number], self.scales[product]
         if scale is None:
             return matrix.float()
         if matrix.dtype == torch.uint8:
-            whole = torch.stack([matrix & 15, matrix >> 4], dim=-1).flatten(-2).float() - 8  # 8 stands for zero
+            whole = torch.stack([matrix & 15, matrix >> 4], dim=-1).flatten(-2).float() - 8  # 8 means zero
             return whole * scale[number].float().repeat_interleave(INT4_GROUP, dim=-1)
         wide = scale[number].repeat_interleave(FP8_BLOCK, dim=0).repeat_interleave(FP8_BLOCK, dim=1)
         return matrix.float() * wide
 
 
 def vllm_cases(shape: RankShape, smem: int, sms: int) -> list[TuneCase]:
-    """vLLM's fused MoE: one file serves both products."""
+    """Return vLLM's fused MoE cases: one file serves both products."""
     return [
         TuneCase(
             name=f"fused MoE {kind}, {tokens} tokens",
@@ -61,7 +62,7 @@ def vllm_cases(shape: RankShape, smem: int, sms: int) -> list[TuneCase]:
 
 
 def sglang_cases(root: Path, shape: RankShape, smem: int, sms: int) -> list[TuneCase]:
-    """SGLang's fused MoE: a file for each product, which must agree on the height of a tile."""
+    """Return SGLang's fused MoE cases: a file for each product; both must have the same tile height."""
     return [
         TuneCase(
             name=f"SGLang fused MoE {kind} {('up', 'down')[product]}, {tokens} tokens",
@@ -78,12 +79,12 @@ def sglang_cases(root: Path, shape: RankShape, smem: int, sms: int) -> list[Tune
 
 
 def tunable_kinds(shape: RankShape) -> list[str]:
-    """Weights to tune for; block-wise scales want whole blocks of an expert."""
+    """Return the kinds of weights to tune; block-wise scales need whole blocks of an expert."""
     return [kind for kind in space.MAX_CANDIDATES if not (kind.endswith("block") and shape.intermediate % FP8_BLOCK)]
 
 
 def batch_class(tokens: int) -> str:
-    """Batch sizes for which Triton makes one kernel: it looks at divisibility by 16, SGLang at 512 tokens."""
+    """Name the batch sizes that share a compiled kernel: Triton checks divisibility by 16, SGLang 512 tokens."""
     return "one" if tokens == 1 else "few" if tokens <= 512 else "many"
 
 
@@ -93,19 +94,15 @@ class VllmExperts:
     name = "vllm.model_executor.layers.fused_moe.fused_moe"
 
     def open_kernel(self, kind: str) -> tuple[Any, KernelOverride]:
-        """The engine's module, and its kernel for such weights."""
         engine = importlib.import_module(self.name)
-        return engine, override_kernel(
-            engine, "fused_moe_kernel_gptq_awq" if kind == "int4_w4a16" else "fused_moe_kernel"
-        )
+        return engine, override_kernel(engine, _kernel_name(kind))
 
     def default_config(self, shape: RankShape, kind: str, tokens: int) -> Choice:
-        """What the engine takes without a file."""
         engine: Any = importlib.import_module(self.name)
         return dict(call_with_known(engine.get_default_config, **_config_arguments(shape, kind, tokens)))
 
     def make_launcher(self, engine: Any, kind: str, quantised: Any, given: Arguments) -> Callable[..., Any]:
-        """One product, all but its blocks settled."""
+        """Return a call of one product that only needs its blocks."""
         if kind == "int4_w4a16":
             invoke = engine.invoke_fused_moe_wna16_triton_kernel
             return functools.partial(invoke, **accepted_arguments(invoke, given))
@@ -121,26 +118,23 @@ class SglangExperts:
         self.root = root
 
     def open_kernel(self, kind: str) -> tuple[Any, KernelOverride]:
-        """The engine's module, and its kernel for such weights."""
         engine = sglang.import_part(self.root, "moe")
-        return engine, override_kernel(
-            engine, "fused_moe_kernel_gptq_awq" if kind == "int4_w4a16" else "fused_moe_kernel"
-        )
+        return engine, override_kernel(engine, _kernel_name(kind))
 
     def default_config(self, shape: RankShape, kind: str, tokens: int) -> Choice:
-        """What the engine takes without a file."""
-        return dict(
-            call_with_known(
-                sglang.import_part(self.root, "moe_config").get_default_config, **_config_arguments(shape, kind, tokens)
-            )
-        )
+        choose = sglang.import_part(self.root, "moe_config").get_default_config
+        return dict(call_with_known(choose, **_config_arguments(shape, kind, tokens)))
 
     def make_launcher(self, engine: Any, kind: str, quantised: Any, given: Arguments) -> Callable[..., Any]:
-        """One product, all but its blocks settled; what the engine quantises first is quantised already."""
+        """Return a call of one product that only needs its blocks; activations are already quantised."""
         for name in ("sglang_per_token_group_quant_fp8", "per_token_group_quant_fp8"):
             setattr(engine, name, lambda activations, group, **settings: quantised)
         invoke = engine.invoke_fused_moe_kernel
         return functools.partial(invoke, **accepted_arguments(invoke, given))
+
+
+def _kernel_name(kind: str) -> str:
+    return "fused_moe_kernel_gptq_awq" if kind == "int4_w4a16" else "fused_moe_kernel"
 
 
 def _config_arguments(shape: RankShape, kind: str, tokens: int) -> Arguments:
@@ -155,16 +149,21 @@ def _block_shape(kind: str) -> list[int] | None:
 
 
 def build_case(
-    experts: Any, shape: RankShape, kind: str, tokens: int, products: tuple[int, ...], device: str
+    experts: VllmExperts | SglangExperts,
+    shape: RankShape,
+    kind: str,
+    tokens: int,
+    products: tuple[int, ...],
+    device: str,
 ) -> CaseBench:
-    """The tensors of a case, and how to run it."""
-    engine, kernel = experts.open(kind)
+    """Make the tensors of a case, and the functions that run and check it."""
+    engine, kernel = experts.open_kernel(kind)
     weights = _make_weights(kind, device, shape)
     inputs = [
         random_tensor(device, tokens, shape.hidden),
         random_tensor(device, tokens * shape.used, shape.intermediate),
     ]
-    quantised = [_quantise(given) if kind.endswith("block") else None for given in inputs]
+    quantised = [_quantise_blocks(given) if kind.endswith("block") else None for given in inputs]
     outputs = [
         random_tensor(device, tokens, shape.used, 2 * shape.intermediate),
         random_tensor(device, tokens, shape.used, shape.hidden),
@@ -175,7 +174,7 @@ def build_case(
     ids = (
         torch.empty(tokens, shape.used, dtype=torch.int32, device="meta") if device == "meta" else picks.to(torch.int32)
     )
-    sorted_by: dict[int, Any] = {}  # the engines sort in a kernel of its own, which is not timed here
+    sorted_by: dict[int, Any] = {}  # the engines sort in another kernel, which is not timed here
     launchers = []
     for product in products:
         given = {
@@ -186,9 +185,9 @@ def build_case(
             "use_int4_w4a16": kind == "int4_w4a16", "per_channel_quant": False, "block_shape": _block_shape(kind),
             "sorted_token_ids": None, "expert_ids": None, "num_tokens_post_padded": None, "config": None,
         }  # fmt: skip
-        launchers.append(experts.launcher(engine, kind, quantised[product], given))
+        launchers.append(experts.make_launcher(engine, kind, quantised[product], given))
 
-    default = experts.default(shape, kind, tokens)
+    default = experts.default_config(shape, kind, tokens)
 
     def config(choice: Choice) -> Choice:
         return dict(default if "tokens" in choice else choice)
@@ -198,7 +197,7 @@ def build_case(
         height = blocks["BLOCK_SIZE_M"]
         if height not in sorted_by:
             sorted_by[height] = align_tokens(picks, height, device, shape.experts)
-        kernel.choose({})
+        kernel.set_choice({})
         tokens_sorted, by_expert, total = sorted_by[height]
         for launch in launchers:
             launch(sorted_token_ids=tokens_sorted, expert_ids=by_expert, num_tokens_post_padded=total, config=blocks)
@@ -208,7 +207,9 @@ def build_case(
         found = []
         for product in products:
             packed = quantised[product]
-            given = inputs[product] if packed is None else _dequantise(*packed)
+            given = inputs[product]
+            if packed is not None:
+                given = packed[0].float() * packed[1].repeat_interleave(FP8_BLOCK, dim=-1)
             rows = []
             for token, row in enumerate(picks[:CHECKED_TOKENS].tolist()):
                 for place, number in enumerate(row):
@@ -250,8 +251,8 @@ def _positive(scale: torch.Tensor) -> torch.Tensor:
     return scale if scale.is_meta else scale.abs_()
 
 
-def _quantise(activations: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Activations as fp8 with a scale for each 128 of a row."""
+def _quantise_blocks(activations: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return activations as fp8 with a scale for each 128 of a row."""
     rows, width = activations.shape
     if activations.is_meta:
         scale = torch.empty(rows, width // FP8_BLOCK, dtype=torch.float32, device="meta")
@@ -261,14 +262,10 @@ def _quantise(activations: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return (groups / scale[..., None]).view(rows, width).to(torch.float8_e4m3fn), scale
 
 
-def _dequantise(packed: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    return packed.float() * scale.repeat_interleave(FP8_BLOCK, dim=-1)
-
-
 def align_tokens(
     picks: torch.Tensor, block: int, device: str, experts: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Tokens sorted by expert, each expert's padded to whole blocks: what the engines' align kernel makes."""
+    """Sort tokens by expert and pad each expert's to whole blocks, as the engines' align kernel does."""
     flat = picks.flatten()
     counts = torch.bincount(flat, minlength=experts)
     padded = (counts + block - 1) // block * block

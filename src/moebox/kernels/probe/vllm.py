@@ -10,22 +10,28 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from . import space
-from .experts import WEIGHT_KINDS, launch_experts
 from .importing import EngineImporter, ModuleNames, install_importer, return_false, return_true
+from .launches import (
+    WEIGHT_KINDS,
+    LaunchCase,
+    ScanShape,
+    call_with_known,
+    launch_experts,
+    meta_indices,
+    meta_tensor,
+)
 from .protocol import ProbeGpu
-from .shapes import ScanShape, call_with_known, meta_indices, meta_tensor
 
 if TYPE_CHECKING:
     from . import tune_cases
 
 _DECODE_MODULES = ("vllm.v1.attention.ops.triton_decode_attention", "vllm.attention.ops.triton_decode_attention")
 _MOE_MODULE = "vllm.model_executor.layers.fused_moe.fused_moe"
-LaunchCase = tuple[str, Callable[[], Any]]
 PACKAGE = __name__.rpartition(".")[2]  # this module is called as the engine's package
 
 
 def launch_cases(root: Path, shape: ScanShape) -> Iterator[LaunchCase]:
-    """Every launch this model and recipe would make, as (name, call)."""
+    """Yield every launch that this model and recipe would make."""
     for batch in shape.decode:
         yield f"MLA decode, batch {batch}, {shape.kv} cache", _decode_case(root, shape, batch)
     for kind in WEIGHT_KINDS:
@@ -75,18 +81,18 @@ def _moe_case(shape: ScanShape, kind: str, tokens: int) -> Callable[[], Any]:
 
 
 class NotTriton(Exception):
-    """The engine takes a kernel that Triton does not compile."""
+    """The engine uses a kernel that Triton does not compile."""
 
 
 def tuned_cases(root: Path, shape: space.RankShape, *, smem: int, sms: int) -> list["tune_cases.TuneCase"]:
-    """What a tuner times: decode attention and the experts, both products under one configuration."""
+    """Return the cases to tune: decode attention and the experts, both products under one configuration."""
     from . import tune_cases, tune_experts
 
     return tune_cases.decode_cases(shape) + tune_experts.vllm_cases(shape, smem, sms)
 
 
 def open_files(root: Path, target: ProbeGpu) -> EngineImporter:
-    """vLLM's files, told that they run on CUDA of this capability."""
+    """Make vLLM's files importable, as on a CUDA GPU of this capability."""
     import triton
     import triton.language as language
 
@@ -115,7 +121,7 @@ def open_files(root: Path, target: ProbeGpu) -> EngineImporter:
 
 
 def _fake_platform(target: ProbeGpu) -> Any:
-    """vLLM's idea of the GPU."""
+    """Return an object that looks like vLLM's platform for this GPU."""
     capability = target.capability
 
     class Capability(NamedTuple):
@@ -128,7 +134,7 @@ def _fake_platform(target: ProbeGpu) -> Any:
         def as_version_str(self) -> str:
             return f"{self.major}.{self.minor}"
 
-    def number(wanted: Any) -> int:
+    def as_number(wanted: Any) -> int:
         return wanted if isinstance(wanted, int) else wanted[0] * 10 + wanted[1]
 
     class Platform:
@@ -140,10 +146,10 @@ def _fake_platform(target: ProbeGpu) -> Any:
             return Capability(*divmod(capability, 10))
 
         def has_device_capability(self, wanted: Any, device: int = 0) -> bool:
-            return capability >= number(wanted)
+            return capability >= as_number(wanted)
 
         def is_device_capability(self, wanted: Any, device: int = 0) -> bool:
-            return capability == number(wanted)
+            return capability == as_number(wanted)
 
         def is_device_capability_family(self, wanted: int, device: int = 0) -> bool:
             return capability // 10 == wanted // 10

@@ -1,0 +1,178 @@
+"""Writes tuned blocks as engines read them: fused-MoE configuration files, and a patch of SGLang's prefill attention.
+
+One folder serves both engines: VLLM_TUNED_CONFIG_FOLDER=FOLDER and SGLANG_MOE_CONFIG_DIR=FOLDER. Both take the entry
+whose batch size is nearest, so a file must have them all: if the engine's own default won, it is written out, and a
+file that would have gaps is not written.
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from moebox import codec
+from moebox.core import registry
+from moebox.core.kernel import Arch
+from moebox.files import report_write_errors, write_atomic
+from moebox.kernels.patch import PATCH_MARK, FilePatch, patch_extend_blocks, read_engine_file
+from moebox.kernels.probe.protocol import TunedRow
+from moebox.kernels.probe.space import BATCH_SIZES, KIMI, Choice, RankShape
+from moebox.kernels.tuning import MIN_GAIN, TuningResult
+
+MoeConfigs = dict[int, Choice]  # by batch size
+# vLLM sends int4 batches to a CUDA kernel up to this many tokens an expert (fused_moe.py, should_moe_wna16_use_cuda).
+# That kernel reads the same file, and takes tiles meant for Triton, so its entries must leave them out.
+CUDA_TOKENS = 6
+_ATTENTION_CASE = re.compile(r"(extend \d+/\d+|MLA decode).*?(bf16|fp8)?$")
+
+
+def write_tuned_files(
+    tuned: TuningResult, folder: Path, device: str, extra_files: Mapping[str, str] | None = None
+) -> tuple[list[Path], list[str]]:
+    """Write the files that the engine reads, the whole table and `extra_files`; return the paths, and the gaps."""
+    configs, gaps = tuned_config_files(tuned, device)
+    table = json.dumps(codec.to_plain(tuned.rows), indent=1) + "\n"
+    texts = {f"tuned-{tuned.engine}.json": table, **(extra_files or {})}
+    texts |= {name: json.dumps(entries, indent=4) + "\n" for name, entries in configs.items()}
+    with report_write_errors(folder):
+        for name, text in texts.items():
+            write_atomic(folder / name, text)
+    return [folder / name for name in texts], gaps
+
+
+def tuned_config_files(tuned: TuningResult, device: str) -> tuple[dict[str, MoeConfigs], list[str]]:
+    """Return every complete file by its name below the folder, and a line on each that would have gaps."""
+    complete: dict[str, MoeConfigs] = {}
+    gaps = []
+    pairs = registry.engine_traits(tuned.engine).moe_config_pairs
+    for kind, found in (_sglang_configs(tuned.rows) if pairs else _vllm_configs(tuned.rows, tuned.shape)).items():
+        missing = [tokens for tokens in BATCH_SIZES if tokens not in found[0]]
+        if missing:
+            of_all = f"{len(missing)} of {len(BATCH_SIZES)}"
+            gaps.append(f"fused MoE {kind}: {of_all} batch sizes were not timed, no file written")
+        elif pairs:
+            place = f"configs/triton_{tuned.triton.replace('.', '_')}"  # where SGLang looks, for this Triton
+            complete[f"{place}/{sglang_name(kind, device, tuned.shape)}"] = found[0]
+            complete[f"{place}/{sglang_name(kind, device, tuned.shape, down=True)}"] = found[1]
+        else:
+            complete[vllm_name(kind, device, tuned.shape)] = found[0]
+    return complete, gaps
+
+
+def vllm_name(kind: str, device: str, shape: RankShape = KIMI) -> str:
+    """Return the file name that vLLM asks for (fused_moe.py, get_config_file_name; 0.24 to 0.32)."""
+    named = re.sub(r"[\s/]+", "_", device)
+    named = "NVIDIA_H200" if "H200" in named.split("_") else named
+    return f"E={shape.experts},N={shape.intermediate},device_name={named}{_name_suffix(kind).replace(' ', '')}.json"
+
+
+def sglang_name(kind: str, device: str, shape: RankShape = KIMI, *, down: bool = False) -> str:
+    """Return the file name that SGLang asks for (fused_moe_triton_config.py, get_config_file_name; 0.5.7 to 0.5.23).
+
+    It counts an int4 expert's width in packed bytes, two to a byte, while vLLM counts weights.
+    """
+    packed = shape.intermediate // 2 if kind == "int4_w4a16" else shape.intermediate
+    last = "_down" if down else ""
+    return f"E={shape.experts},N={packed},device_name={device.replace(' ', '_')}{_name_suffix(kind)}{last}.json"
+
+
+def _name_suffix(kind: str) -> str:
+    dtype = "" if kind == "bf16" else f",dtype={kind.split()[0]}"
+    return dtype + (",block_shape=[128, 128]" if kind == "fp8_w8a8 block" else "")
+
+
+def _parse_case(row: TunedRow, head: str) -> tuple[str, int] | None:
+    """Return kind and tokens of a fused MoE row with a choice: "fused MoE fp8_w8a8 block, 64 tokens"."""
+    found = re.fullmatch(rf"{head} (.+), (\d+) tokens", row.case)
+    return (found[1], int(found[2])) if found and row.best else None
+
+
+def _vllm_configs(rows: Sequence[TunedRow], shape: RankShape) -> dict[str, tuple[MoeConfigs, ...]]:
+    """Return entries by kind; each serves both products."""
+    last = CUDA_TOKENS * shape.experts // shape.used  # the largest int4 batch of the CUDA kernel
+    kinds: dict[str, tuple[MoeConfigs, ...]] = {}
+    for row in rows:
+        if row.best and (case := _parse_case(row, "fused MoE")):
+            kind, tokens = case
+            is_cuda = kind == "int4_w4a16" and tokens * shape.used <= CUDA_TOKENS * shape.experts
+            default = next(iter(row.baselines.values()))  # the engine's own
+            kinds.setdefault(kind, ({},))[0][tokens] = default.config if is_cuda else row.best
+    if "int4_w4a16" in kinds:
+        # An entry on either side of the change of kernels, so that neither takes the other's.
+        configs = kinds["int4_w4a16"][0]
+        below, above = [size for size in configs if size <= last], [size for size in configs if size > last]
+        if below and above:
+            configs |= {last: configs[max(below)], last + 1: configs[min(above)]}
+        kinds["int4_w4a16"] = (dict(sorted(configs.items())),)
+    return kinds
+
+
+def _sglang_configs(rows: Sequence[TunedRow]) -> dict[str, tuple[MoeConfigs, ...]]:
+    """Return entries by kind for each product, of one tile height: SGLang sorts tokens once for both."""
+    products: dict[tuple[str, int], dict[str, TunedRow]] = {}
+    for row in rows:
+        if case := _parse_case(row, "SGLang fused MoE"):
+            kind, product = case[0].rsplit(" ", 1)
+            products.setdefault((kind, case[1]), {})[product] = row
+    kinds: dict[str, tuple[MoeConfigs, ...]] = {}
+    for (kind, tokens), both in products.items():
+        chosen = choose_pair(both["up"], both["down"]) if len(both) == 2 else None
+        if chosen:
+            up, down = kinds.setdefault(kind, ({}, {}))
+            up[tokens], down[tokens] = chosen
+    return kinds
+
+
+def choose_pair(up: TunedRow, down: TunedRow) -> tuple[Choice, Choice] | None:
+    """Return the fastest two of one tile height, or the engine's default if they gain nothing, or None."""
+    default = [next(iter(row.baselines.values())) for row in (up, down)]
+    whole = sum(base.ms for base in default) if all(base.fits for base in default) else math.inf
+    sums = {height: up.groups[height].ms + down.groups[height].ms for height in up.groups.keys() & down.groups.keys()}
+    best = min(sums, key=lambda height: (sums[height], height), default=None)
+    if best is not None and sums[best] * (1 + MIN_GAIN) < whole:
+        return up.groups[best].config, down.groups[best].config
+    return (default[0].config, default[1].config) if whole < math.inf else None
+
+
+def block_table(rows: Sequence[TunedRow]) -> dict[str, Choice]:
+    """Return the best choice of each attention kernel: {"extend 576/512": {"BLOCK_M": 32, …}, "MLA decode, fp8": …}.
+
+    An engine has one entry for each width, whatever the length: the choice with the least product of times relative to
+    the best of each length, or the longest length's own if none was timed at all of them.
+    """
+    kinds: dict[str, list[TunedRow]] = {}
+    for row in rows:
+        case = _ATTENTION_CASE.match(row.case)
+        if case and row.best:
+            kinds.setdefault(f"{case[1]}, {case[2]}" if case[2] else case[1], []).append(row)
+    table = {}
+    for name, cases in kinds.items():
+        times = [{json.dumps(timed.config, sort_keys=True): timed.ms for timed in case.field} for case in cases]
+        shared = sorted(set.intersection(*map(set, times)))
+        costs = {
+            choice: math.fsum(math.log(timed[choice] / min(timed.values())) for timed in times) for choice in shared
+        }
+        longest = max(cases, key=lambda case: case.ms or 0.0)
+        table[name] = dict(json.loads(min(shared, key=lambda choice: costs[choice])) if shared else longest.best or {})
+    return table
+
+
+def find_extend_files(root: Path) -> list[Path]:
+    """Return SGLang's files with the block sizes of its extend attention; their folder differs between releases."""
+    places = sorted(root.glob("sglang/**/extend_attention.py"))
+    return [path for path in places if "def _get_block_sizes_for_extend_attention(" in read_engine_file(path)]
+
+
+def block_table_patches(tuned: TuningResult, root: Path, limit: Arch) -> tuple[FilePatch, ...]:
+    """Return the block table as a patch of SGLang's extend attention; nothing for other engines."""
+    chosen = {name: choice for name, choice in block_table(tuned.rows).items() if name.startswith("extend ")}
+    files = find_extend_files(root)
+    if not registry.engine_traits(tuned.engine).moe_config_pairs or not chosen or not files:
+        return ()
+    before = after = read_engine_file(files[0])
+    for name, choice in chosen.items():
+        width = int(name.split()[1].split("/")[0])
+        comment = f"{PATCH_MARK} the fastest of those that were timed and fit {limit.smem:,} bytes"
+        after = patch_extend_blocks(after, capability=limit.capability, width=width, choice=choice, comment=comment)
+    return (FilePatch(path=files[0], name=str(files[0].relative_to(root)), before=before, after=after),)
