@@ -289,6 +289,26 @@ def test_no_capability_is_left(level: SandboxLevel):
     assert outcome.output.strip() == "0" or (level != "namespaces" and os.geteuid() == 0)
 
 
+def test_only_a_few_descriptors_can_be_open(level: SandboxLevel):
+    """The limit of open files ends a program that collects them; 64 is the number after the highest one."""
+    source = "import os\nlast = 0\ntry:\n    while True: last = os.dup(0)\nexcept OSError as e: print(e.errno, last)"
+    outcome = run_at_level(source, level)
+
+    assert outcome.output.split() == ["24", "63"]  # EMFILE
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="only x86_64 has a second table of system calls")
+def test_system_calls_of_the_second_table_are_refused(level: SandboxLevel):
+    """getpid is allowed, and by its x32 number it is not: the filter refuses it, not the kernel (ENOSYS)."""
+    source = (
+        "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+        "print(libc.syscall(39) > 0, libc.syscall(0x40000000 + 39), ctypes.get_errno())"
+    )
+    outcome = run_at_level(source, level)
+
+    assert outcome.output.split() == ["True", "-1", "1"]  # EPERM
+
+
 FILE_LEVELS: tuple[SandboxLevel, ...] = ("namespaces", "landlock")
 
 
@@ -369,12 +389,13 @@ def test_the_sandbox_holds_without_root():
     assert seen["strongest"] in LEVELS
     assert seen["levels"]
     for results in seen["levels"].values():
+        assert results["memory_owner"] == 0, "other processes of the user can read the code's memory"
         assert results["values"] == [9]
         assert all(results["escapes"].values()), results
 
 
 NOBODY = """
-import json, os, sys
+import json, os, sys, threading
 sys.path.insert(0, sys.argv[1])
 from moebox import sandbox
 escapes = {
@@ -385,6 +406,37 @@ escapes = {
     "kill": f"import os; os.kill({os.getpid()}, 15)",
     "write": "open('/var/tmp/moebox-was-here', 'w')",
 }
+
+def parents():
+    found = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            found[int(name)] = int(open(f"/proc/{name}/stat").read().rpartition(")")[2].split()[1])
+        except OSError:
+            pass
+    return found
+
+def memory_owner(level):
+    # The kernel gives the memory of a process that is not dumpable to root, and of any other to its user.
+    limits = sandbox.SandboxLimits(time_s=20)
+    job = threading.Thread(target=sandbox.run_code, args=("import time; time.sleep(20)",),
+                           kwargs={"level": level, "limits": limits})
+    job.start()
+    owner = None
+    while job.is_alive():
+        tree = parents()
+        for pid, parent in tree.items():
+            if tree.get(parent) != os.getpid():
+                continue
+            try:
+                owner = os.stat(f"/proc/{pid}/mem").st_uid
+            except OSError:
+                continue
+            if owner == 0:
+                os.kill(pid, 9)
+                job.join()
+    return owner
+
 levels = {}
 for level in sandbox.LEVELS:
     try:
@@ -392,7 +444,7 @@ for level in sandbox.LEVELS:
     except sandbox.NoSandbox:
         continue
     held = {name: not sandbox.run_code(code, level=level).ok for name, code in escapes.items()}
-    levels[level] = {"values": list(good.values), "escapes": held}
+    levels[level] = {"values": list(good.values), "escapes": held, "memory_owner": memory_owner(level)}
 print(json.dumps({"uid": os.getuid(), "strongest": sandbox.strongest_level(), "levels": levels}))
 """
 

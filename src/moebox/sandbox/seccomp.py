@@ -48,9 +48,8 @@ _GUARDED: tuple[tuple[tuple[int, int], int, tuple[int, ...]], ...] = (
     ((157, 167), 0, (15, 16, 0x53564D41)),  # prctl: PR_SET_NAME, PR_GET_NAME, PR_SET_VMA
 )
 _AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # include/uapi/linux/audit.h
-_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # BPF instructions
+_LOAD, _EQUAL, _ANY_BIT, _RETURN = 0x20, 0x15, 0x45, 0x06  # BPF instructions
 _ALLOW, _KILL, _ERROR = 0x7FFF0000, 0x80000000, 0x00050000
-_X32 = 0x40000000  # the x86_64 kernel's second call table starts here
 
 
 class SockFprog(ctypes.Structure):
@@ -74,7 +73,10 @@ def enter_seccomp(*, allow_files: bool, pid: int) -> None:
 
 
 def _filter_program(machine: str, allow_files: bool, pid: int) -> Iterator[bytes]:
-    """Yield the filter's instructions; a jump of (a, b) skips a lines if true, b if not."""
+    """Yield the filter's instructions; a jump of (a, b) skips a lines if true, b if not.
+
+    Calls of x86_64's second table (x32, from 0x40000000 on) equal no number on the lists, so they are refused as well.
+    """
     column = 0 if machine == "x86_64" else 1
     allow, refuse = _instruction(_RETURN, _ALLOW), _instruction(_RETURN, _ERROR | errno.EPERM)
     no_such_call = _instruction(_RETURN, _ERROR | errno.ENOSYS)
@@ -82,8 +84,6 @@ def _filter_program(machine: str, allow_files: bool, pid: int) -> Iterator[bytes
     yield _instruction(_EQUAL, _AUDIT[machine], 1, 0)
     yield _instruction(_RETURN, _KILL)
     yield _instruction(_LOAD, 0)  # seccomp_data.nr
-    yield _instruction(_AT_LEAST, _X32, 0, 1)
-    yield refuse
     yield from _if_call(_CLONE3[column], [no_such_call])  # the C library then uses clone
     is_thread = [_load_argument(0), _instruction(_ANY_BIT, walls.CLONE_THREAD, 0, 1), allow, refuse]
     yield from _if_call(_CLONE[column], is_thread)
