@@ -143,13 +143,16 @@ def unasked(peer: Peer, body: dict[str, object]) -> bool:
 
 
 def end_inside(peer: Peer, body: dict[str, object]) -> bool:
-    """What looks like the end of the response stands inside a chunk; the stream goes on."""
+    """Send what looks like the end of the response inside a chunk, and then more of the stream.
+
+    The client reads up to that point before the rest is sent, however busy the machine is.
+    """
     fake = b"data: [DONE]\n\n\r\n0\r\n\r\n"
     inside = fake + b"data: {}\n\n" * 9
     peer.send(HEAD, TOKEN)
-    time.sleep(0.03)
+    peer.wait_until_read()
     peer.send(b"%x\r\n" % len(inside) + fake)
-    time.sleep(0.05)
+    peer.wait_until_read()
     peer.send(inside[len(fake) :] + b"\r\n", TOKEN * 3, tail(4))
     return True
 
@@ -226,6 +229,10 @@ SERVERS: dict[str, tuple[Behaviour, str]] = {
     "a chunk extension without end": (says(HEAD + b"5;" + b"x" * 9999, close=True), "failed"),
     "a compressed stream": (says(OK + SSE + b"content-encoding: gzip\r\n\r\n\x1f\x8b\x08\x00", close=True), "failed"),
     "an end inside a chunk": (end_inside, "failed"),
+    "counts and no other event": (
+        says(HEAD, counted(prompt_tokens=9, completion_tokens=5), DONE + LAST),
+        "failed",
+    ),
     "replies nobody asked for": (unasked, "completed"),
     "plain JSON": (whole(b"200 OK", b'{"choices":[{"message":{"content":"a"}}]}'), "failed"),
     "a page of HTML": (whole(b"200 OK", b"<html><h1>It works!", b"content-type: text/html"), "failed"),

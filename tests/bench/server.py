@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -51,9 +52,21 @@ class Peer:
         return line.split()[1].decode(), json.loads(body) if body else {}
 
     def send(self, *pieces: bytes) -> None:
-        """Each piece in a write of its own."""
+        """Send each piece in a write of its own."""
         for piece in pieces:
             self.sock.sendall(piece)
+
+    def wait_until_read(self) -> None:
+        """Wait until the client has read everything that was sent to it, by the kernel's table of sockets."""
+        ours, theirs = (f":{address[1]:04X}" for address in (self.sock.getsockname(), self.sock.getpeername()))
+        until = time.monotonic() + 20
+        while time.monotonic() < until:
+            rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+            ports = {(row[1][-5:], row[2][-5:]): row[4] for row in rows}  # queues as "sent:received" in hexadecimal
+            sent, received = ports.get((ours, theirs), ":0"), ports.get((theirs, ours), "0:")
+            if not int(sent.partition(":")[0] or "0", 16) and not int(received.partition(":")[2] or "0", 16):
+                return
+            time.sleep(0.005)
 
     def json(self, status: int, body: object, *extra: bytes) -> None:
         """A whole JSON answer."""

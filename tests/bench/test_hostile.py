@@ -27,6 +27,7 @@ SOME = [  # of each sort, for every run of the suite
     "hangs up with the last byte, and reads on",
     "an event of 15 MiB",
     "an end inside a chunk",
+    "counts and no other event",
     "replies nobody asked for",
     "one byte that is not UTF-8, like the others",
     "an error that moves the cursor",

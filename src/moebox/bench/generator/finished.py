@@ -87,6 +87,6 @@ def judge_reply(recorder: ReplyRecorder, *, max_tokens: int, request_bytes: int)
         return FAILED, f"usage counts {output:,} tokens in {events:,} events; {max_tokens:,} were asked for"
     if prompt > request_bytes + MAX_TEMPLATE_TOKENS:
         return FAILED, f"usage counts {prompt:,} tokens in a prompt of {request_bytes:,} bytes"
-    if not events and output <= 0:
+    if not events and (output <= 0 or not recorder.silent_times):
         return EMPTY, "no token came"
     return COMPLETED, ""
