@@ -16,6 +16,7 @@ from moebox.bench.samples import COMPLETED, FAILED, Samples
 from moebox.core.measure import Slo
 from moebox.errors import BadInput
 from moebox.stream import CONTENT, REASONING
+from moebox.stream.events import SILENT
 
 MS = 1_000_000
 
@@ -110,6 +111,14 @@ def test_goodput_counts_requests_that_keep_every_limit() -> None:
         True,
     ]
     assert metrics.summarize_samples(found, slo=Slo(ttft_s=0.5)).request_goodput == pytest.approx(2.0)
+
+
+def test_a_request_without_a_first_token_meets_no_limit_of_it() -> None:
+    """If five tokens were counted and only their end was seen, no first token is known: a TTFT limit is not met."""
+    (figures,) = metrics.request_figures(made({"sent": 0, "times": [100], "kinds": [SILENT], "output": 5}))
+
+    assert not metrics.request_meets_slo(figures, Slo(ttft_s=1000.0))
+    assert metrics.request_meets_slo(figures, Slo(e2e_s=1000.0))
 
 
 @settings(max_examples=60)

@@ -13,7 +13,7 @@ from moebox.bench.probe import calibrate_words
 from moebox.bench.prompts import load_prompts, load_trace
 from moebox.bench.samples import Samples
 from moebox.bench.scrape import parse_prometheus, pick_metrics, summarize_scrapes
-from moebox.bench.search import find_highest_load, parse_slo
+from moebox.bench.search import find_highest_load, load_meets_slo, parse_slo
 from moebox.bench.workloads import open_source
 from moebox.core.measure import Load, Workload
 from moebox.errors import BadInput, UnknownName
@@ -71,6 +71,14 @@ def test_the_search_finds_the_knee() -> None:
     assert 34 <= tried[best] <= 37
     assert len(done) == len(tried) <= 12
     assert find_highest_load(lambda load: run(100.0), parse_slo("ttft=1s"), axis="concurrency", start=1)[1] is None
+
+
+def test_failed_requests_count_against_the_slo() -> None:
+    """Eight of ten requests were good and two failed: 80 % met the limits, not all of those that completed."""
+    result = measurement(num_prompts=10, completed=8, failed=2, cancelled=0, duration=4.0, request_goodput=2.0)
+
+    assert load_meets_slo(result, parse_slo("ttft=1s", share=0.8))
+    assert not load_meets_slo(result, parse_slo("ttft=1s", share=0.9))
 
 
 def test_words_of_one_token_make_prompts_of_exact_length() -> None:
