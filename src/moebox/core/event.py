@@ -313,7 +313,7 @@ class ClimbDropped(ClimbStep, tag="climb.dropped", frozen=True):
 
 
 def marks_simulation(event: Event) -> bool:
-    """True if the event says that a twin stood for the engine."""
+    """True if the event marks a run with a twin instead of an engine."""
     if isinstance(event, UnknownEvent):
         return True in (event.fields.get("simulation"), event.fields.get("simulated"))
     return isinstance(event, PipelineBegan) and event.simulation

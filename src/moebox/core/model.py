@@ -222,7 +222,7 @@ class Checkpoint:
 
     @property
     def label(self) -> str:
-        """A short name: the quantisation for a folder, whose own name does not tell the format."""
+        """A short name: the quantisation for a folder, whose own name does not show the format."""
         return self.quant if self.path and self.format == "safetensors" else self.name
 
     def matches_name(self, text: str) -> bool:

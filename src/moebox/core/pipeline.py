@@ -54,7 +54,7 @@ class PipelineStep:
     why: str = ""
     hint: str = ""  # how to go on after a failure
     seconds: float = 0.0
-    figures: StepFigures = field(default_factory=dict)  # what a person wants to see of it at a glance
+    figures: StepFigures = field(default_factory=dict)  # shown beside the step
 
     @property
     def is_over(self) -> bool:
