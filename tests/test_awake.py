@@ -1,4 +1,4 @@
-"""Time that nobody was here for: found on the clocks, and in no figure."""
+"""Time in suspend: found on the clocks, and left out of every figure."""
 
 import socket
 import struct
@@ -53,7 +53,7 @@ def test_stopped_processes_are_noticed_and_their_time_not_counted():
     assert awake.away_s == pytest.approx(HOUR)
 
 
-def test_mere_lateness_is_no_absence():
+def test_lateness_alone_is_not_suspend():
     """A look that comes half a second late on a busy machine, any number of times."""
     clocks = Clocks()
     awake = clocks.awake()

@@ -1,4 +1,4 @@
-"""Files a person edits: errors name the file and the field, and nothing is silently ignored."""
+"""Files that users edit: errors name the file and the field, and nothing is silently ignored."""
 
 import json
 from pathlib import Path
@@ -37,7 +37,7 @@ def test_a_nested_misspelling_is_named_by_its_path(tmp_path: Path):
 
 
 def test_a_wrong_type_names_the_field(tmp_path: Path):
-    """What is wrong, and where."""
+    """The message has the field and the problem."""
     path = write(tmp_path, codec.to_toml(RECIPE).replace("context = 65536", 'context = "lots"'))
     with pytest.raises(BadInput, match=r"recipe\.toml.*\$\.context"):
         codec.read_toml(Recipe, path)
@@ -50,7 +50,7 @@ def test_broken_toml_is_one_line(tmp_path: Path, text: str, why: str):
         codec.read_toml(Recipe, write(tmp_path, text))
 
 
-def test_missing_files_folders_and_binaries_are_told_apart(tmp_path: Path):
+def test_missing_files_folders_and_binaries_have_their_own_messages(tmp_path: Path):
     """Each has its own line."""
     with pytest.raises(BadInput, match="no such file"):
         codec.load_toml(tmp_path / "none.toml")
@@ -80,7 +80,7 @@ recipes = st.builds(
 
 @given(recipes)
 def test_a_recipe_reads_back_as_itself(recipe: Recipe):
-    """What was written is what is read, whatever people put into it."""
+    """What was written is what is read, whatever it contains."""
     import tomllib
 
     assert codec.decode(Recipe, tomllib.loads(codec.to_toml(recipe)), where="test") == recipe
@@ -108,5 +108,5 @@ documents = st.recursive(
 
 @given(documents)
 def test_json_is_indented_like_the_standard_librarys(document: object):
-    """Byte for byte, so that a run folder of an older version differs in nothing; half a character is no end of it."""
+    """Byte for byte, so that a run folder of an older version differs in nothing; half a character does not end it."""
     assert codec.to_json(document) == json.dumps(document, indent=2, ensure_ascii=False)

@@ -108,7 +108,7 @@ def test_made_pages_are_current(script: str):
     assert done.returncode == 0
 
 
-def test_the_readme_table_is_what_the_planner_says():
+def test_the_readme_table_matches_the_planner():
     """`python scripts/readme_table.py --write` puts it right."""
     sys.path.insert(0, str(ROOT / "scripts"))
     try:

@@ -1,4 +1,4 @@
-"""Text of strangers is shown, not obeyed: by terminals, Markdown, and whoever reads our JSON."""
+"""Untrusted text is shown, not obeyed: by terminals, Markdown, and readers of our JSON."""
 
 import io
 import json
@@ -22,7 +22,7 @@ def drives(text: str) -> list[str]:
 
 @given(st.text(st.characters(exclude_categories=())))
 def test_nothing_that_is_shown_drives_anything(text: str):
-    """Any text, half characters included: it can be encoded, and holds no control character but line breaks."""
+    """Any text, half characters included: it can be encoded, and contains no control character but line breaks."""
     assert not drives(escape.printable_line(text).replace("\u200d", ""))
     assert not drives(escape.escape_invisible(text).replace("\n", "").replace("\t", "").replace("\u200d", ""))
     escape.escape_invisible(text).encode()
@@ -31,13 +31,13 @@ def test_nothing_that_is_shown_drives_anything(text: str):
 
 @given(st.text())
 def test_a_block_of_code_cannot_be_left(text: str):
-    """However many backticks it holds."""
+    """With any number of backticks."""
     first, body, last = escape.code_block(text)
     assert first == last
     assert first not in body
 
 
-def test_a_console_obeys_nobody_but_us():
+def test_a_console_obeys_only_moebox():
     """Rich lets escape sequences through; ours does not, and keeps its own colours."""
     ours = make_console()
     ours.file, ours._force_terminal, ours._color_system = io.StringIO(), True, None
@@ -56,11 +56,11 @@ def test_an_error_shows_what_was_given_without_obeying_it(capsys: pytest.Capture
 
 
 def test_json_is_text_for_a_terminal_too(capsys: pytest.CaptureFixture[str]):
-    """What JSON leaves as it is, such as U+009B, is written as a number; the document says the same."""
+    """What JSON leaves as it is, such as U+009B, is written as a number; the document means the same."""
     from moebox.cli.output import print_json
 
-    said = EVIL.replace("\ud800", "") + "\U000e0041 😀"
-    print_json({"text": said})
+    text = EVIL.replace("\ud800", "") + "\U000e0041 😀"
+    print_json({"text": text})
     out = capsys.readouterr().out
     assert not drives(out.replace("\n", ""))
-    assert json.loads(out) == {"text": said}
+    assert json.loads(out) == {"text": text}

@@ -17,7 +17,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path: 
     target = tmp_path / "state.json"
     files.write_atomic(target, "old")
     blocked = tmp_path / f".state.json.{os.getpid()}.part"
-    blocked.mkdir()  # where the part would go
+    blocked.mkdir()  # at the path of the part
 
     with pytest.raises(OSError, match="directory"):
         files.write_atomic(target, "new")
@@ -41,7 +41,7 @@ def test_a_writer_killed_in_the_middle_never_shows_half_a_file(tmp_path: Path):
     assert target.read_text() == "old"
 
 
-def test_the_mode_holds_whatever_the_umask(tmp_path: Path):
+def test_the_mode_does_not_depend_on_the_umask(tmp_path: Path):
     """A launch script stays executable and a client's settings stay private under any umask."""
     before = os.umask(0o077)
     try:
@@ -62,7 +62,7 @@ def test_a_device_takes_the_text_and_stays_a_device():
 
 
 @pytest.mark.parametrize("name", ["/dev/fd/1", "link"])
-def test_standard_output_stays_what_it_is_where_it_leads_into_a_file(name: str, tmp_path: Path):
+def test_standard_output_stays_what_it_is_if_it_leads_into_a_file(name: str, tmp_path: Path):
     """`-o /dev/stdout > file`: no file takes the place of the device, and what was printed before stays."""
     (tmp_path / "link").symlink_to("/proc/self/fd/1")  # as /dev/stdout is
     command = [sys.executable, "-m", "moebox", "render", "kimi-k26-vllm", "--as", "script", "-o", str(tmp_path / name)]

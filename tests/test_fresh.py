@@ -37,24 +37,24 @@ def alone(name):
         os._exit(0)
     os.close(write)
     with open(read, "rb") as answer:
-        told = answer.read().decode()
+        problem = answer.read().decode()
     os.waitpid(child, 0)
-    return told
+    return problem
 
 circles = json.load(sys.stdin)
 failed, later = {}, {name for circle in circles for name in circle}
 for circle in circles:
     later.difference_update(circle)
     for name in circle:
-        if len(circle) > 1 and (told := alone(name)):
-            failed[name] = told
+        if len(circle) > 1 and (problem := alone(name)):
+            failed[name] = problem
     for name in circle:
         try:
             importlib.import_module(name)
         except BaseException as problem:
             failed.setdefault(name, repr(problem)[:2000])
     if early := sorted(later.intersection(sys.modules)):
-        failed.setdefault(circle[0], f"loads {early[0]}, which its import statements do not say")
+        failed.setdefault(circle[0], f"loads {early[0]}, which its import statements do not show")
 print(json.dumps(failed))
 """
 HELPER = """
@@ -88,13 +88,13 @@ def modules() -> dict[str, Path]:
 def statements(body: list[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom]:
     """Imports that run when a module is loaded: none in functions, none for type checkers alone.
 
-    A package that loads its names when they are asked for says to type checkers what those are.
+    A package that loads its names on first use lists them for type checkers.
     """
-    asked_for = any(isinstance(statement, ast.FunctionDef) and statement.name == "__getattr__" for statement in body)
+    lazy = any(isinstance(statement, ast.FunctionDef) and statement.name == "__getattr__" for statement in body)
     for statement in body:
         if isinstance(statement, ast.Import | ast.ImportFrom):
             yield statement
-        elif isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.unparse(statement.test) and not asked_for:
+        elif isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.unparse(statement.test) and not lazy:
             continue
         elif not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
             inner = (getattr(statement, field, []) for field in ("body", "orelse", "finalbody", "handlers"))

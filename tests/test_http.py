@@ -14,7 +14,7 @@ SOURCES = Path(http.__file__).parent
 
 
 class Pages(BaseHTTPRequestHandler):
-    """Says which path was asked for; /large never stops."""
+    """Replies with the requested path; /large never stops."""
 
     def do_GET(self) -> None:
         self.send_response(302 if self.path == "/moved" else 200)
@@ -75,7 +75,7 @@ def test_the_message_of_an_error_document_is_found(server: str):
     assert http.error_text(reply.text) == "cannot take text"
 
 
-def test_the_authorities_are_read_only_where_https_asks_them():
+def test_certificates_are_read_only_for_https():
     """Reading them takes longer than most commands do anything; what has not read them trusts no one."""
     assert http.trusted_certificates("https://example.org").cert_store_stats()["x509_ca"]
     plain = http.trusted_certificates("http://127.0.0.1:8000")
@@ -83,7 +83,7 @@ def test_the_authorities_are_read_only_where_https_asks_them():
     assert plain.verify_mode == ssl.CERT_REQUIRED
 
 
-def test_nobody_makes_another_client():
+def test_there_is_one_client():
     """Proxies, redirects and limits are decided in one place; verify's async client is the one exception."""
     makers = {
         path.relative_to(SOURCES).as_posix()

@@ -19,7 +19,7 @@ def test_its_answer_is_given() -> None:
 
 
 def test_an_answer_is_not_written_out_on_the_way() -> None:
-    """asyncio does with its task as a signal's handler is put back: megabytes of text for a ladder, and for nobody."""
+    """asyncio does, when it puts a signal's handler back: megabytes of text that no reader wants."""
 
     written: list[str] = []
 
@@ -35,16 +35,16 @@ def test_an_answer_is_not_written_out_on_the_way() -> None:
     assert written == []
 
 
-def test_an_interrupt_before_the_first_step_says_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C in the moment between: a person reads that it was interrupted, not of coroutines."""
+def test_an_interrupt_before_the_first_step_prints_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in the moment between: the user reads that it was interrupted, nothing about coroutines."""
 
     def interrupted(work: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(asyncio, "run", interrupted)
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         with pytest.raises(KeyboardInterrupt):
             run_to_end(answer())
         gc.collect()
-    assert [str(one.message) for one in told] == []
+    assert [str(warning.message) for warning in found] == []

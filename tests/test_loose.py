@@ -1,4 +1,4 @@
-"""JSON of other people, whatever it holds: the right kind or nothing, never an exception."""
+"""Untrusted JSON: the right kind or nothing, never an exception."""
 
 import math
 
@@ -15,7 +15,7 @@ JSON = st.recursive(
 
 
 @given(JSON)
-def test_any_value_is_read_as_the_kind_that_was_asked_for(value: object) -> None:
+def test_any_value_is_read_as_the_requested_kind(value: object) -> None:
     """Wherever a name leads, what comes back is of one kind, and numbers are finite."""
     for name in ("a", "a.b", "a.b.c"):
         number = loose.get_number(value, name, "c")
@@ -29,7 +29,7 @@ def test_any_value_is_read_as_the_kind_that_was_asked_for(value: object) -> None
     assert isinstance(loose.as_object(value), dict)
 
 
-def test_the_first_name_that_holds_something_usable_counts() -> None:
+def test_the_first_name_with_a_usable_value_counts() -> None:
     """Older names stand behind the new one."""
     row = {"new": None, "old": 3, "much": {"deeper": "x"}, "yes": True, "endless": 10**400}
     assert loose.get_number(row, "new", "old") == 3.0

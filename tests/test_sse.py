@@ -60,7 +60,7 @@ def serving(stream: bytes, *, pieces: int = 5, hangs_up: bool = True) -> Iterato
 
         def serve() -> None:
             peer, _ = listener.accept()
-            with peer, contextlib.suppress(OSError):  # a client that has heard enough hangs up
+            with peer, contextlib.suppress(OSError):  # the client may hang up early
                 peer.recv(65536)
                 peer.sendall(HEAD)
                 for at in range(0, len(stream), pieces):
@@ -86,7 +86,7 @@ def test_an_agents_reply(stream: bytes) -> None:
 @each_way
 @pytest.mark.parametrize("size", [1, 7, 10_000])
 def test_a_reply_under_load(stream: bytes, size: int) -> None:
-    """An empty event is none, so it is no error either."""
+    """An empty event is ignored, so it is not an error."""
     recorder = ReplyRecorder(keep_text=True)
     data = HEAD + stream
     for at in range(0, len(data), size):
@@ -113,7 +113,7 @@ def test_a_clients_call(stream: bytes) -> None:
 
 @each_way
 def test_a_stream_of_a_fleet(stream: bytes) -> None:
-    """One whose end is written without a space is not lost."""
+    """A reply with an end marker without a space is complete."""
     with serving(stream) as endpoint:
         seen = asyncio.run(run_streams(endpoint, streams=1, tokens=4, deadline_s=60))
 
@@ -160,7 +160,7 @@ def test_events_as_servers_write_them() -> None:
 
 @pytest.mark.parametrize("line", [b"data: x", b": x"])
 def test_an_event_without_end_is_given_up(line: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No reader holds more of a line than its limit."""
+    """No reader keeps more of a line than its limit."""
     monkeypatch.setattr("moebox.stream.sse.MAX_EVENT_BYTES", 1000)
     with serving(line * 1000, pieces=500) as endpoint, pytest.raises(Exception, match="more than 1,000 bytes"):
         call_as_client("openai", endpoint)
@@ -169,7 +169,7 @@ def test_an_event_without_end_is_given_up(line: bytes, monkeypatch: pytest.Monke
     assert "more than 1,000 bytes" in seen.streams[0].error
 
 
-def test_a_reply_whose_server_does_not_hang_up_is_over_at_its_end() -> None:
+def test_a_reply_ends_at_its_end_marker_if_the_server_stays_connected() -> None:
     """A client's call waited five minutes for more and then called a good answer a failure."""
     with serving(WAYS["LF"], hangs_up=False) as endpoint:
         assert call_as_client("openai", endpoint, timeout_s=30).evidence == TEXT
@@ -188,8 +188,8 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize(("stream", "said"), HOSTILE.values(), ids=HOSTILE)
-def test_what_no_client_can_use_is_said_in_one_line(stream: bytes, said: str) -> None:
+@pytest.mark.parametrize(("stream", "message"), HOSTILE.values(), ids=HOSTILE)
+def test_an_unusable_reply_is_reported_in_one_line(stream: bytes, message: str) -> None:
     """However deep it is nested, and though it never ends."""
-    with serving(stream, pieces=65536) as endpoint, pytest.raises(AnswerIsNo, match=said):
+    with serving(stream, pieces=65536) as endpoint, pytest.raises(AnswerIsNo, match=message):
         call_as_client("zed", endpoint)

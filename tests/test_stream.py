@@ -44,7 +44,7 @@ def usage(completion: int, prompt: int = 7) -> dict[str, object]:
 
 
 def record(stream: bytes, cuts: list[int], *, keep: bool = False, batch: int = 1) -> tuple[object, ...]:
-    """Everything a recorder says of `stream` cut at `cuts`, all at time 5."""
+    """Everything a recorder reports about `stream` cut at `cuts`, all at time 5."""
     edges = [0, *sorted(set(cuts)), len(stream)]
     segments = [stream[a:b] for a, b in itertools.pairwise(edges) if a < b]
     recorder = ReplyRecorder(keep_text=keep)
@@ -98,14 +98,14 @@ PIECES = st.one_of(
 )
 
 
-@pytest.mark.parametrize("told_first", [True, False])
-def test_last_bytes_alike_do_not_make_replies_end_alike(told_first: bool) -> None:
-    """A reply that was told its finish earlier keeps it, and lends it to no other that ends in the same bytes."""
-    last = event({"role": "assistant", "content": ""}, id=f"told first: {told_first}")
+@pytest.mark.parametrize("finish_first", [True, False])
+def test_last_bytes_alike_do_not_make_replies_end_alike(finish_first: bool) -> None:
+    """A reply with an earlier finish reason keeps it; another that ends in the same bytes does not get it."""
+    last = event({"role": "assistant", "content": ""}, id=f"finish first: {finish_first}")
     stop, empty = (HEAD + chunked(first, last) for first in (event({"content": "a"}, finish="stop"), last))
     ends = len(chunked(last))
     found = {}
-    for stream in (stop, empty) if told_first else (empty, stop):
+    for stream in (stop, empty) if finish_first else (empty, stop):
         found[stream] = record(stream, [len(stream) - ends])[5]
     assert found == {stop: "stop", empty: ""}
 
@@ -205,7 +205,7 @@ def test_text_completions_count_too() -> None:
 def test_tokens_are_shared_out_over_events(
     sizes: list[int], counts: list[int], total: int, expected: list[int]
 ) -> None:
-    """One each where that fits the count, by bytes where an event holds several, else as the server counts."""
+    """One each if that fits the count, by bytes if an event has several, else as the server counts."""
     assert list(tokens_by_chunk(sizes, counts, total)) == expected
 
 
@@ -241,7 +241,7 @@ def test_what_is_not_a_stream_is_named(stream: bytes, error: str) -> None:
 
 
 def test_an_answer_that_did_not_stream_is_a_failure() -> None:
-    """Nobody can say when the tokens of a whole JSON reply came."""
+    """The times of the tokens of a whole JSON reply are unknown."""
     body = json.dumps({"choices": [{"message": {"content": "hello"}, "finish_reason": "stop"}], **usage(5)}).encode()
     recorder = ReplyRecorder()
     recorder.record_segment(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body), 3)
@@ -291,8 +291,8 @@ def test_ask_reads_a_whole_reply_over_a_real_socket() -> None:
     assert len(reply.times_s) == 5
 
 
-def test_ask_tells_an_http_error_and_a_hang_up() -> None:
-    """A refusal is a reply with an error; a server that says nothing raises."""
+def test_ask_reports_an_http_error_and_a_hang_up() -> None:
+    """A refusal is a reply with an error; a server that sends nothing raises."""
     refusal = b'HTTP/1.1 404 Not Found\r\ncontent-length: 35\r\n\r\n{"error":{"message":"no such mode"}}'[:-1] + b"}"
     with serving(lambda peer: peer.sendall(refusal)) as url:
         reply = send_request(endpoint_from_url(url, "m"), {})
@@ -321,7 +321,7 @@ def test_leaving_an_exchange_early_hangs_up() -> None:
 
 
 def test_tokens_a_late_reader_found_together_get_even_gaps() -> None:
-    """The last one's time is known, the others lie between it and the token before, and are marked as guessed."""
+    """The last one's time is known, the others lie between it and the token before, and are marked as estimated."""
     piece = chunked(event({"content": "x"}))[:-5]
     recorder = ReplyRecorder()
     recorder.record_segment(HEAD + piece, 100)
@@ -354,7 +354,7 @@ def test_first_tokens_that_were_read_late_are_placed_by_the_gaps_that_follow() -
 
 
 def test_no_token_comes_before_its_request() -> None:
-    """However long nobody had looked at the connection before."""
+    """However long the connection was not read before."""
     piece = chunked(event({"content": "x"}))[:-5]
     recorder = ReplyRecorder(sent_at=900)
     recorder.record_segment(HEAD + piece * 4, 1000, since=100)
@@ -373,7 +373,7 @@ def test_tokens_after_the_end_belong_to_no_reply() -> None:
     assert (len(recorder.times), recorder.finish_reason, recorder.done) == (2, "", True)
 
 
-def test_true_is_no_count() -> None:
+def test_true_is_not_a_count() -> None:
     """JSON's true is 1 to Python: one token was counted for a reply of eight."""
     found = decode_event(b'{"choices":[],"usage":{"prompt_tokens":true,"completion_tokens":false}}')
 

@@ -1,4 +1,4 @@
-"""The package as people get it: built as a wheel and an sdist, used without the checkout."""
+"""The package as users get it: built as a wheel and an sdist, used without the checkout."""
 
 import os
 import subprocess

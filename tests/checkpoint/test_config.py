@@ -71,7 +71,7 @@ def test_contradictions_are_named():
 
 
 def test_an_architecture_that_cannot_be_counted_is_refused_by_name() -> None:
-    """An architecture nobody has counted: a total would be a guess."""
+    """An unknown architecture: its total would be an estimate, so none is given."""
     config = {"architectures": ["RwkvForCausalLM"], "hidden_size": 4096}
     with pytest.raises(Unsupported, match=r"RwkvForCausalLM is not supported"):
         model_from_config(config, name="rwkv", where="config.json")
@@ -96,7 +96,7 @@ def test_broken_json_is_one_line(tmp_path: Path, text: str):
         resolve_model(str(path))
 
 
-def test_an_empty_folder_and_a_missing_path_say_so(tmp_path: Path):
+def test_an_empty_folder_and_a_missing_path_are_reported(tmp_path: Path):
     """Each its own line."""
     with pytest.raises(BadInput, match=r"neither config\.json"):
         resolve_model(str(tmp_path))

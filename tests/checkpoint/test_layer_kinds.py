@@ -18,7 +18,7 @@ from moebox.planner.constraints import Constraints
 from moebox.sizing.kv import sequence_bytes, token_bytes
 
 CONFIGS = Path(__file__).parent / "configs"
-# Billions of parameters as their makers publish them; with a vision tower or prediction layer where they count it.
+# Billions of parameters as their makers publish them; with a vision tower or prediction layer if they count it.
 PUBLISHED = {
     "MiniMaxAI--MiniMax-M2": 229,
     "MiniMaxAI--MiniMax-M3": 427,
@@ -89,7 +89,7 @@ def kinds(model: Model) -> dict[str, int]:
 
 
 def test_mixed_stacks_are_lists_of_kinds() -> None:
-    """As the model cards describe them."""
+    """As the publishers describe them."""
     assert kinds(read("moonshotai--Kimi-K3")) == {"Mla": 24, "Linear": 69}
     assert kinds(read("Qwen--Qwen3.5-397B-A17B")) == {"Gqa": 15, "Linear": 45}
     assert kinds(read("XiaomiMiMo--MiMo-V2-Flash")) == {"Gqa": 9, "window": 39}

@@ -52,7 +52,7 @@ def test_bytes_are_accounted_by_component_and_layer(tmp_path: Path):
     assert checkpoint.layer_bytes[:2] == (272, 320)
 
 
-def test_an_incomplete_download_is_told_before_anything_else(tmp_path: Path):
+def test_an_incomplete_download_is_reported_first(tmp_path: Path):
     """The index names a shard that is not there."""
     path = folder(tmp_path / "m", KIMI)
     shard(path / "a.safetensors", PARTS)
@@ -70,7 +70,7 @@ def test_an_index_cannot_point_outside_its_folder(tmp_path: Path):
         resolve_model(str(path))
 
 
-def test_weights_of_another_model_than_config_tells_are_refused(tmp_path: Path):
+def test_weights_that_do_not_match_config_are_refused(tmp_path: Path):
     """A config of 61 layers beside weights of two: one line with both figures."""
     path = folder(tmp_path / "m", {**KIMI, "num_hidden_layers": 61})
     shard(path / "model-00001-of-00001.safetensors", PARTS)
@@ -79,7 +79,7 @@ def test_weights_of_another_model_than_config_tells_are_refused(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "message"),
     [
         ({"hidden_size": 16}, "a hidden size of 16, the weights hold 8"),
         ({"vocab_size": 17}, "a vocabulary of 17, the weights hold 16"),
@@ -87,11 +87,11 @@ def test_weights_of_another_model_than_config_tells_are_refused(tmp_path: Path):
         ({"num_attention_heads": 4}, "4 attention heads, the weights hold 2"),
     ],
 )
-def test_shapes_that_config_does_not_tell_are_refused(tmp_path: Path, changed: dict[str, int], told: str):
+def test_shapes_that_do_not_match_config_are_refused(tmp_path: Path, changed: dict[str, int], message: str):
     """Hidden size, vocabulary, experts and heads are looked up in the headers, not only the number of layers."""
     path = folder(tmp_path / "m", {**KIMI, **changed})
     shard(path / "model-00001-of-00001.safetensors", PARTS)
-    with pytest.raises(BadInput, match=told) as refused:
+    with pytest.raises(BadInput, match=message) as refused:
         resolve_model(str(path))
     assert "\n" not in str(refused.value)
 

@@ -23,11 +23,11 @@ def test_the_kimi_text_core_has_1026_billion_parameters_and_31_7_active():
     ("model", "name", "published"),
     [
         ("kimi-k2.6", "int4", 595.15e9),  # safetensors index of the family; NVIDIA NIM support matrix: 595 GB
-        ("kimi-k2-instruct", "fp8", 1.029e12),  # 1.03 TB on the model card
-        ("kimi-k2-thinking", "int4", 594.2e9),  # 594 GB on the model card
+        ("kimi-k2-instruct", "fp8", 1.029e12),  # 1.03 TB as published
+        ("kimi-k2-thinking", "int4", 594.2e9),  # 594 GB as published
         ("kimi-k2.6", "nvfp4", 595.219e9),  # a published disk image of it: 595,219,173,376 bytes
-        ("kimi-k2.6", "Q4_X", 544.0 * 2**30),  # ubergarm's card: 544 GiB
-        ("kimi-k2.6", "IQ3_K", 460.0 * 2**30),  # ubergarm's card: 460 GiB
+        ("kimi-k2.6", "Q4_X", 544.0 * 2**30),  # ubergarm's page: 544 GiB
+        ("kimi-k2.6", "IQ3_K", 460.0 * 2**30),  # ubergarm's page: 460 GiB
         ("gpt-oss-120b", "mxfp4", 65.2e9),  # 65.2 GB of safetensors on the Hub
     ],
 )
@@ -87,8 +87,8 @@ def test_an_unknown_model_suggests_the_nearest():
     assert "kimi-k2.6" in (caught.value.hint or "")
 
 
-def test_the_required_cards_are_known():
-    """Every card of the people moebox is for."""
+def test_the_required_gpus_are_known():
+    """Every GPU that moebox is made for."""
     wanted = "rtx-pro-6000-server rtx-pro-6000-workstation rtx-pro-6000-max-q rtx-5090 rtx-4090 rtx-3090 a100-80gb "
     wanted += "h100 h200 b200 b300 gb10 l40s mi300x"
     assert set(wanted.split()) <= set(catalogue.gpus())

@@ -48,8 +48,8 @@ def test_kinds_of_before_read_under_their_new_names() -> None:
     assert parse_event("story.running", {"step": "plan", "why": ""}) == StepRunning(step="plan")
 
 
-def test_a_simulation_is_known_whoever_wrote_it() -> None:
-    """By our own event or by one that nobody knows."""
+def test_a_simulation_is_recognised_in_any_event() -> None:
+    """In our own event and in an unknown one."""
     assert marks_simulation(PipelineBegan(simulation=True))
     assert marks_simulation(UnknownEvent(name="plan.made", fields={"simulation": True}))
     assert not marks_simulation(UnknownEvent(name="plan.made", fields={"simulation": "no"}))

@@ -20,7 +20,7 @@ def called(name: str) -> Symptom:
     return next(one for one in symptoms() if one.id == name)
 
 
-def test_the_base_holds_at_least_fifty_symptoms_that_logs_show() -> None:
+def test_there_are_at_least_fifty_symptoms_that_logs_show() -> None:
     """Each with cause, remedy and source, under a name of its own."""
     assert sum(bool(one.pattern) for one in symptoms()) >= 50
     assert len({one.id for one in symptoms()}) == len(symptoms())
@@ -53,16 +53,16 @@ def test_fp8_cache_on_sm120_is_foreseen_and_bf16_is_not() -> None:
 
 
 def test_what_is_not_known_contradicts_nothing() -> None:
-    """An engine, a version or a GPU that nobody named may be the one that is meant; another one is not."""
-    where = called("smem-vllm-mla-fp8").applies
-    assert where.covers()
-    assert where.covers(engine="vllm", version="0.32", sm="12.0")
-    assert not where.covers(engine="sglang")
-    assert not where.covers(engine="vllm", sm="9.0")
+    """An engine, version or GPU that is not given may match; a different one does not."""
+    conditions = called("smem-vllm-mla-fp8").applies
+    assert conditions.covers()
+    assert conditions.covers(engine="vllm", version="0.32", sm="12.0")
+    assert not conditions.covers(engine="sglang")
+    assert not conditions.covers(engine="vllm", sm="9.0")
 
 
 @pytest.mark.parametrize(
-    ("version", "wanted", "holds"),
+    ("version", "wanted", "matches"),
     [
         ("0.25.1", ">=0.24,<0.28", True),
         ("0.28", ">=0.24,<0.28", False),
@@ -73,13 +73,13 @@ def test_what_is_not_known_contradicts_nothing() -> None:
         ("", "<0.28", False),
     ],
 )
-def test_versions_are_compared_as_numbers(version: str, wanted: str, holds: bool) -> None:
+def test_versions_are_compared_as_numbers(version: str, wanted: str, matches: bool) -> None:
     """An unknown version is taken for the newest, which old faults do not concern."""
-    assert version_in_range(version, wanted) is holds
+    assert version_in_range(version, wanted) is matches
 
 
 def test_a_number_in_the_line_becomes_the_change() -> None:
-    """vLLM says itself how long a context would fit."""
+    """vLLM reports how long a context would fit."""
     symptom = called("oom-context-too-long")
     line = "is larger than the available KV cache memory (1.0 GiB). the estimated maximum model length is 155328."
     match = re.search(symptom.pattern, line)
@@ -89,11 +89,11 @@ def test_a_number_in_the_line_becomes_the_change() -> None:
 
 def test_a_path_reads_and_changes_one_setting() -> None:
     """Fields, nested fields, flags and variables; what is not there reads as None."""
-    mended = with_settings(KIMI, {"parallel.dcp": 8, "flags.max-num-seqs": 64, "env.A.B": "1", "speculate.tokens": 2})
-    assert [get_setting(mended, path) for path in ("parallel.dcp", "flags.max-num-seqs", "env.A.B")] == [8, 64, "1"]
-    assert get_setting(mended, "speculate.tokens") == 2
+    changed = with_settings(KIMI, {"parallel.dcp": 8, "flags.max-num-seqs": 64, "env.A.B": "1", "speculate.tokens": 2})
+    assert [get_setting(changed, path) for path in ("parallel.dcp", "flags.max-num-seqs", "env.A.B")] == [8, 64, "1"]
+    assert get_setting(changed, "speculate.tokens") == 2
     assert get_setting(KIMI, "speculate.tokens") is None
-    assert with_settings(mended, {"flags.max-num-seqs": None}).flags == {}
+    assert with_settings(changed, {"flags.max-num-seqs": None}).flags == {}
     with pytest.raises(BadInput, match=r"no setting 'parallel\.dpc'"):
         with_settings(KIMI, {"parallel.dpc": 2})
     with pytest.raises(BadInput, match="Expected `int`"):

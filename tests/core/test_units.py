@@ -17,13 +17,13 @@ from moebox import units
         ("768G", 768 * 2**30),
     ],
 )
-def test_sizes_are_read_as_people_write_them(text: str, size: int):
-    """Binary and decimal units are told apart; a bare G is what memory tools mean by it."""
+def test_sizes_are_read_in_usual_spellings(text: str, size: int):
+    """Binary and decimal units differ; a bare G is what memory tools mean by it."""
     assert units.parse_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "GB", "12 parsecs", "-5GB", "1e999GB", "0x10"])
-def test_what_is_no_size_is_refused_with_an_example(text: str):
+def test_an_invalid_size_is_refused_with_an_example(text: str):
     """The message shows how to write it."""
     with pytest.raises(ValueError, match="768GiB"):
         units.parse_size(text)
@@ -55,7 +55,7 @@ def test_contexts_are_binary_and_times_have_units():
 
 
 def test_words_have_as_many_digits_as_they_deserve():
-    """What people read in every table."""
+    """As every table shows them."""
     assert units.format_gb(595_148_146_656) == "595.1 GB"
     assert units.format_gb(1.029e12) == "1.03 TB"
     assert units.format_gib(102_641_958_912) == "95.59 GiB"

@@ -117,7 +117,7 @@ class StandIn:
         return [SimpleNamespace(pid=1)]
 
 
-def test_a_gpu_says_what_held_it_back() -> None:
+def test_a_gpu_reports_what_limited_it() -> None:
     """Power cap, clocks, foreign processes and Xids are sentences; questions the driver refuses are left out."""
     with ConditionsWatch(nvml=StandIn(), interval_s=0.05) as watch:
         time.sleep(0.2)

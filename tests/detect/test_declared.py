@@ -11,16 +11,16 @@ from moebox.detect import load_box
 from moebox.errors import BadInput, MoeboxError, UnknownName
 
 
-def test_a_name_gives_count_and_card():
-    """Eight cards with their own figures."""
+def test_a_name_gives_count_and_gpu():
+    """Eight GPUs with their own figures."""
     found = load_box("8x-rtx-pro-6000-server")
     assert len(found.gpus) == 8
     assert found.gpus[0].smem == 101_376
     assert found.gpu_memory == 8 * 102_641_958_912
 
 
-def test_cards_can_be_mixed_and_machines_counted():
-    """A mixed box is ruled by its smallest card; 2n- means two machines."""
+def test_gpus_can_be_mixed_and_machines_counted():
+    """The smallest GPU of a mixed box decides; 2n- means two machines."""
     mixed = load_box("1x-rtx-5090+1x-rtx-4090")
     assert mixed.is_mixed
     assert mixed.smallest_gpu is not None
@@ -29,7 +29,7 @@ def test_cards_can_be_mixed_and_machines_counted():
 
 
 def test_memory_on_the_command_line_wins():
-    """--ram and --ram-bandwidth, in the units people use."""
+    """--ram and --ram-bandwidth, in the usual units."""
     found = load_box("1x-rtx-5090", ram="768GiB", ram_bandwidth="614GB/s")
     assert found.ram == 768 * 2**30
     assert found.ram_bandwidth == 614_000_000_000
@@ -38,8 +38,8 @@ def test_memory_on_the_command_line_wins():
 @pytest.mark.parametrize(
     "name", ["8x-rtx-pro-600", "8x-", "x", "0x-h100", "9999999x-h100", "", "8x-h100+", "0n-1x-h100"]
 )
-def test_what_is_no_box_is_refused_in_one_line(name: str):
-    """Unknown cards suggest the nearest; absurd counts are absurd."""
+def test_an_invalid_box_is_refused_in_one_line(name: str):
+    """An unknown GPU gets a suggestion; an absurd count is refused."""
     with pytest.raises(BadInput) as caught:
         load_box(name or " ")
     assert "\n" not in caught.value.message
@@ -57,7 +57,7 @@ def test_no_name_crashes_the_grammar(text: str):
 
 
 def test_a_short_file_describes_a_box(tmp_path: Path):
-    """What a person would write by hand."""
+    """As a user writes it by hand."""
     path = tmp_path / "attic.toml"
     path.write_text(
         'gpus = ["2x-rtx-pro-6000-max-q"]\nram = "768GiB"\nram_bandwidth = "614GB/s"\ncpu = { cores = 16 }\n'
@@ -80,20 +80,20 @@ def test_a_captured_file_describes_a_box(tmp_path: Path):
     [('gpus = ["2x-nothing"]', "unknown GPU"), ('gpu = ["2x-h100"]', "unknown setting"), ('ram = "x"', "not a size")],
 )
 def test_a_broken_file_names_itself(tmp_path: Path, text: str, why: str):
-    """What is wrong, and where."""
+    """The message has the field and the problem."""
     path = tmp_path / "box.toml"
     path.write_text(text)
     with pytest.raises(BadInput, match=why):
         load_box(str(path))
 
 
-def test_a_missing_file_is_not_a_card(tmp_path: Path):
+def test_a_missing_file_is_not_a_gpu(tmp_path: Path):
     """A path that ends in .toml is a file, not a name."""
     with pytest.raises(BadInput, match="no such file"):
         load_box(str(tmp_path / "none.toml"))
 
 
-def test_unknown_cards_suggest_near_names():
+def test_unknown_gpus_suggest_near_names():
     """rtx-pro-600 is one letter from rtx-pro-6000."""
     with pytest.raises(UnknownName) as caught:
         load_box("8x-rtx-pro-600")
@@ -102,7 +102,7 @@ def test_unknown_cards_suggest_near_names():
 
 @pytest.mark.parametrize("text", ["2x8x-rtx-pro-6000-server", "2n-8x-rtx-pro-6000-server"])
 def test_nodes_times_gpus(text: str) -> None:
-    """Sixteen cards, eight in each of two nodes; nothing is said of what lies between."""
+    """Sixteen GPUs, eight in each of two nodes; the link between them is unknown."""
     found = load_box(text)
 
     assert (found.nodes, len(found.gpus), found.network) == (2, 8, 0)

@@ -1,7 +1,7 @@
 """This machine, and machines with GPUs through a stand-in for the driver.
 
-The stand-in offers only what the real `pynvml` offers (a test holds that), with answers as an eight-card RTX PRO 6000
-Server gives them: PIX pairs, two NUMA nodes, one card in a x4 riser.
+The stand-in offers only what the real `pynvml` offers (a test checks that), with answers as an eight-GPU RTX PRO 6000
+Server gives them: PIX pairs, two NUMA nodes, one GPU in a x4 riser.
 """
 
 from dataclasses import replace
@@ -31,11 +31,11 @@ from moebox.sizing.constants import bytes_held_by_others, visible_bytes
 
 
 class NoAnswer(Exception):
-    """What the driver raises for a question a card cannot answer."""
+    """Raised by the driver for an unsupported query."""
 
 
 class Driver:
-    """Eight cards; card 5 sits in a x4 riser, cards 6 and 7 cannot reach each other."""
+    """Eight GPUs; GPU 5 sits in a x4 riser, GPUs 6 and 7 cannot reach each other."""
 
     NVMLError = NoAnswer
     NVML_P2P_CAPS_INDEX_READ = pynvml.NVML_P2P_CAPS_INDEX_READ
@@ -97,7 +97,7 @@ class Driver:
 
 
 class Unknown(Driver):
-    """A card that no catalogue has."""
+    """A GPU that the catalogue does not have."""
 
     title = "NVIDIA Quux 9000"
 
@@ -126,7 +126,7 @@ def test_the_stand_in_asks_nothing_that_nvml_does_not_have():
     assert [name for name in offered if not hasattr(pynvml, name)] == []
 
 
-def test_cards_are_recognised_and_placed(tmp_path: Path):
+def test_gpus_are_recognised_and_placed(tmp_path: Path):
     """Catalogue figures, the driver's memory, NUMA node and links."""
     box = box_with(Driver(), tmp_path)
     assert box.name == "8x-rtx-pro-6000-server"
@@ -136,7 +136,7 @@ def test_cards_are_recognised_and_placed(tmp_path: Path):
     assert {(link.a, link.b) for link in box.links if link.kind == "pix"} == {(0, 1), (2, 3), (4, 5), (6, 7)}
 
 
-def test_a_card_at_x4_and_a_missing_peer_path_stand_out(tmp_path: Path):
+def test_a_gpu_at_x4_and_a_missing_peer_path_stand_out(tmp_path: Path):
     """They are named in words, not by colour alone."""
     box = box_with(Driver(), tmp_path)
     lines = " ".join(box_warnings(box))
@@ -147,8 +147,8 @@ def test_a_card_at_x4_and_a_missing_peer_path_stand_out(tmp_path: Path):
     assert "x4 (of x16!)" in console.export_text()
 
 
-def test_an_unknown_card_is_described_and_marked(tmp_path: Path):
-    """256 bits at 10 GHz on both edges are 640 GB/s; what is guessed is marked unverified."""
+def test_an_unknown_gpu_is_described_and_marked(tmp_path: Path):
+    """256 bits at 10 GHz on both edges are 640 GB/s; estimates are marked unverified."""
     gpu = box_with(Unknown(), tmp_path).gpus[0]
     assert gpu.bandwidth == 640_000_000_000
     assert "bf16" in gpu.unverified
@@ -176,7 +176,7 @@ def test_an_unknown_card_is_described_and_marked(tmp_path: Path):
     ],
 )
 def test_driver_names_lead_to_the_right_row(title: str, memory_mib: int, name: str, tmp_path: Path):
-    """Boards that share the driver's name are told apart by their memory."""
+    """Boards that share the driver's name differ in memory."""
 
     class Named(Driver):
         def nvmlDeviceGetName(self, handle: int) -> str:
@@ -205,7 +205,7 @@ def test_memory_bandwidth_is_a_real_measurement():
     assert threads >= 1
 
 
-def test_the_bundle_tells_the_machine_but_not_whose_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_bundle_describes_the_machine_but_not_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Host and user names, homes, serials, UUIDs and addresses are left out."""
     monkeypatch.setattr("socket.gethostname", lambda: "kirstens-tower")
     monkeypatch.setenv("HOME", "/home/kirsten")
@@ -230,7 +230,7 @@ def test_a_bundle_can_be_planned_with(tmp_path: Path):
     assert codec.to_toml(load_box(str(tmp_path / "box.toml")))
 
 
-def test_who_holds_memory_is_named_and_what_moebox_runs_counts_as_free(tmp_path: Path) -> None:
+def test_processes_with_gpu_memory_are_named_and_those_of_moebox_count_as_free(tmp_path: Path) -> None:
     """By /proc: a name for everybody's process, and the mark that every engine of moebox's carries."""
     for pid, name, environment in ((41, "python", b"A=1\0MOEBOX_INSTANCE=kimi-7\0"), (42, "blender", b"A=1\0")):
         folder = tmp_path / str(pid)
@@ -248,13 +248,13 @@ def test_who_holds_memory_is_named_and_what_moebox_runs_counts_as_free(tmp_path:
     box = Box(name="here", gpus=(busy,))
     recipe = Recipe(name="t", engine="vllm", model="gpt-oss-120b", checkpoint="mxfp4", served_name="t")
     memory = Memory(devices=(), kv_tokens=10**6, kv_bytes_per_token=1, fits=True)
-    told = [caution.text for caution in budget_warnings(deploy(recipe, box), memory, 1)]
-    assert told[0].startswith("kimi-7, started by moebox, holds 10.7 GB: counted as free")
-    assert "pid 42 (blender)" in told[1]
+    warnings = [warning.text for warning in budget_warnings(deploy(recipe, box), memory, 1)]
+    assert warnings[0].startswith("kimi-7, started by moebox, holds 10.7 GB: counted as free")
+    assert "pid 42 (blender)" in warnings[1]
 
 
 @pytest.mark.parametrize(
-    ("told", "found"),
+    ("text", "found"),
     [
         ("Vendor ID:   ARM\nModel name:   Neoverse-V2\nSocket(s):   2\n", ("Neoverse-V2", 2)),  # two Grace
         ("Model name:   Cortex-X925\nSocket(s):   1\nModel name:   Cortex-A725\n", ("Cortex-X925 + Cortex-A725", 1)),
@@ -262,19 +262,19 @@ def test_who_holds_memory_is_named_and_what_moebox_runs_counts_as_free(tmp_path:
         ("", ("", 1)),
     ],
 )
-def test_cpus_that_the_kernel_knows_by_number_have_names(told: str, found: tuple[str, int]):
+def test_cpus_that_the_kernel_knows_by_number_have_names(text: str, found: tuple[str, int]):
     """On Arm /proc/cpuinfo has implementer and part; lscpu knows what they are called."""
-    assert host.parse_lscpu(told) == found
+    assert host.parse_lscpu(text) == found
     assert host.detect_cpu().model not in ("", "aarch64", "x86_64")
 
 
 @pytest.mark.parametrize(
-    ("told", "numbers"),
+    ("text", "numbers"),
     [("2,3", (2, 3)), ("5", (5,)), ("3,1", (3, 1)), ("", ()), ("-1", ()), ("1,9,2", (1,)), ("GPU-000000000006", (6,))],
 )
-def test_gpus_that_cuda_hides_are_not_counted(told: str, numbers: tuple[int, ...]):
+def test_gpus_that_cuda_hides_are_not_counted(text: str, numbers: tuple[int, ...]):
     """By number or UUID, up to the first that is not there, as CUDA reads the variable."""
-    assert nvml.visible_gpu_numbers(told, [f"GPU-{number:012d}-x" for number in range(8)]) == numbers
+    assert nvml.visible_gpu_numbers(text, [f"GPU-{number:012d}-x" for number in range(8)]) == numbers
 
 
 def test_a_plan_is_made_for_the_gpus_that_are_visible(tmp_path: Path):
@@ -298,5 +298,5 @@ def test_all_visible_gpus_need_no_names(tmp_path: Path):
 
 
 def test_parts_of_gpus_hide_none():
-    """CUDA names a MIG part by its own UUID: which GPU it lies on is not told apart here."""
+    """CUDA names a MIG part by its own UUID: the GPU below it is not known here."""
     assert nvml.visible_gpu_numbers("MIG-1f2e3d4c", ["GPU-a", "GPU-b"]) == (0, 1)

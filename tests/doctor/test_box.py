@@ -20,7 +20,7 @@ GOOD = Host(
 
 
 def box(**fields: object) -> Box:
-    """Two healthy cards in a healthy host, but for `fields` (of the host)."""
+    """Two healthy GPUs in a healthy host, but for `fields` (of the host)."""
     links = (Link(a=0, b=1, kind="pix", p2p=True),)
     host = dataclasses.replace(GOOD, **fields)  # type: ignore[arg-type]
     return Box(name="two", gpus=(CARD, CARD), links=links, host=host, source="detected")
@@ -32,7 +32,7 @@ def verdict(checks: list[HostCheck], name: str) -> str:
 
 
 def test_a_healthy_box_passes_every_check() -> None:
-    """Nothing to mend, nothing unknown."""
+    """Nothing to fix, nothing unknown."""
     assert {
         one.verdict
         for one in check_box(box(), limits=UserLimits(files=65536), pages=PageSettings(transparent="madvise"))
@@ -56,15 +56,15 @@ def test_a_healthy_box_passes_every_check() -> None:
         ({"runtimes": {"docker": "28.2"}}, "containers", "warn"),
     ],
 )
-def test_a_host_fault_is_found_and_says_how_to_mend_it(fields: dict[str, object], name: str, wanted: str) -> None:
+def test_a_host_fault_is_found_with_its_fix(fields: dict[str, object], name: str, wanted: str) -> None:
     """One thing wrong at a time."""
     checks = check_box(box(**fields))
     assert verdict(checks, name) == wanted
     assert wanted in ("pass", "unknown") or next(one.fix for one in checks if one.name == name)
 
 
-def test_cards_without_peer_access_or_lanes_are_found() -> None:
-    """P2P that the driver denies, and a card in a narrow slot."""
+def test_gpus_without_peer_access_or_lanes_are_found() -> None:
+    """P2P that the driver denies, and a GPU in a narrow slot."""
     narrow = dataclasses.replace(CARD, pcie=Pcie(generation=5, width=4, max_generation=5, max_width=16))
     sick = dataclasses.replace(box(), gpus=(CARD, narrow), links=(Link(a=0, b=1, kind="sys", p2p=False),))
     checks = check_box(sick)

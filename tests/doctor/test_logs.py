@@ -1,4 +1,4 @@
-"""Logs to causes: recorded failures, whatever else a log may hold, and gigabytes of it."""
+"""Logs to causes: recorded failures, arbitrary bytes, and gigabytes of them."""
 
 import io
 import json
@@ -48,14 +48,14 @@ def test_a_good_start_has_no_cause() -> None:
     assert found.cause is None
 
 
-def test_a_warning_is_no_cause() -> None:
+def test_a_warning_is_not_a_cause() -> None:
     """llama.cpp answers 500 to tool calls with --special: worth telling, but the server lives."""
     found = search_file(LOGS / "llama.cpp-b11669-special-tool-calls.log")
     assert found.cause is None
     assert found.findings["parser-llama-special"].change == {"flags.special": False}
 
 
-def test_the_first_exception_is_told_where_no_symptom_is_known() -> None:
+def test_the_first_exception_is_reported_if_no_symptom_is_known() -> None:
     """The traceback of the worker comes before that of the server, and only the first is the reason."""
     log = (
         b"(Worker_TP0 pid=9) ERROR 11-15 02:04:02 [multiproc_executor.py:953] WorkerProc failed to start.\n"
@@ -70,7 +70,7 @@ def test_the_first_exception_is_told_where_no_symptom_is_known() -> None:
 
 
 @pytest.mark.parametrize("word", ["error", "Error", "ERROR", "fatal", "Fatal", "FATAL"])
-def test_a_complaint_is_told_however_it_is_written(word: str) -> None:
+def test_an_error_is_reported_in_any_spelling(word: str) -> None:
     """A line that began with "Fatal" was passed over before it was looked at."""
     assert (
         search_pieces([f"loading\n{word}: the tray is empty\nbye\n".encode()]).unknown_failure
@@ -79,7 +79,7 @@ def test_a_complaint_is_told_however_it_is_written(word: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("log", "told"),
+    ("log", "expected"),
     [
         ("llama.cpp-0.2.0-dev-no-ssl.log", "0.00.003.883 E srv          init: the server is built without SSL support"),
         (
@@ -89,16 +89,16 @@ def test_a_complaint_is_told_however_it_is_written(word: str) -> None:
         ),
     ],
 )
-def test_a_line_that_llama_cpp_marks_as_an_error_is_told(log: str, told: str) -> None:
-    """The first of those that stand together: what follows tells only that it failed. None of them is out of memory."""
+def test_a_line_that_llama_cpp_marks_as_an_error_is_reported(log: str, expected: str) -> None:
+    """The first of adjacent ones: the next ones report only that it failed. None of them is out of memory."""
     found = search_file(LOGS / log, engine="llama.cpp")
 
     assert found.cause is None
-    assert found.unknown_failure == told
+    assert found.unknown_failure == expected
 
 
-def test_a_line_that_ik_llama_cpp_marks_as_an_error_is_told() -> None:
-    """Its server writes ERR where llama.cpp's writes E."""
+def test_a_line_that_ik_llama_cpp_marks_as_an_error_is_reported() -> None:
+    """Its server writes ERR; llama.cpp's writes E."""
     last = (LOGS / "ik_llama.cpp-2026-08-no-gguf.log").read_bytes().splitlines()[-1]
 
     assert search_pieces([last + b"\n"], engine="ik_llama.cpp").unknown_failure.startswith(
@@ -112,14 +112,14 @@ def test_every_line_that_complains_is_looked_at(line: str) -> None:
     assert search_pieces([f"{line}\n".encode()]).unknown_failure
 
 
-def test_a_later_error_is_told_instead_of_one_long_ago() -> None:
+def test_a_later_error_is_reported_instead_of_one_long_ago() -> None:
     """A request that failed is not why the engine died an hour later."""
     log = b"0.01.000.000 E srv    send_error: too long\n" + b"0.02.000.000 I slot done\n" * 9 + b"1.00.000.001 E a: b\n"
 
     assert search_pieces([log]).unknown_failure == "1.00.000.001 E a: b"
 
 
-def test_a_cause_that_goes_on_in_the_next_line_is_told_whole() -> None:
+def test_a_cause_that_goes_on_in_the_next_line_is_reported_whole() -> None:
     """pydantic names the configuration on one line and the setting on the next."""
     log = (
         b"(APIServer pid=1) ERROR 11-15 02:04:02 [x.py:9] ValidationError: 1 validation error for VllmConfig\n"
@@ -147,7 +147,7 @@ def test_another_engines_symptoms_are_left_out() -> None:
 
 @given(st.lists(st.binary(max_size=200), max_size=20))
 def test_any_bytes_are_a_log(pieces: list[bytes]) -> None:
-    """Whatever a log holds and however it is cut, reading it ends."""
+    """Reading ends for any content, cut anywhere."""
     found = search_pieces(pieces)
     assert found.lines >= 0
 
@@ -193,8 +193,8 @@ def test_the_command_explains_a_log_and_a_stream() -> None:
     done = subprocess.run([*MOEBOX, "doctor", "logs", str(log)], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "in the recipe: context = 155328" in done.stdout
-    asked = [*MOEBOX, "doctor", "logs", "-", "--json"]
-    done = subprocess.run(asked, input=log.read_text(), capture_output=True, text=True, check=False)
+    command = [*MOEBOX, "doctor", "logs", "-", "--json"]
+    done = subprocess.run(command, input=log.read_text(), capture_output=True, text=True, check=False)
     assert json.loads(done.stdout)["cause"]["symptom"] == "oom-context-too-long"
 
 

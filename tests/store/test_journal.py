@@ -1,4 +1,4 @@
-"""The journal: whatever happens to the writer, the reader gets every whole event and is told of the rest."""
+"""The journal: the reader gets every complete event and a note of the rest, however the writer ended."""
 
 import json
 import math
@@ -28,7 +28,7 @@ def numbers(journal: Journal) -> list[object]:
 
 
 def test_a_journal_cut_at_any_byte_gives_every_whole_event_and_reports_the_incomplete_one(tmp_path: Path) -> None:
-    """Killed at any byte: all events whose last brace is there come back; an incomplete one is dropped and reported."""
+    """Killed at any byte: all events with their last brace come back; an incomplete one is dropped and reported."""
     lines = [journal_line(float(number), tick(number, text="größer — 試し")) for number in range(4)]
     whole = b"".join(lines)
     path = tmp_path / "events.jsonl"
@@ -94,7 +94,7 @@ def test_two_writers_at_once_lose_nothing(tmp_path: Path) -> None:
 
 
 def test_nan_and_infinity_become_null(tmp_path: Path) -> None:
-    """What JSON cannot say is written as null, so that every reader can read it."""
+    """A value that JSON does not have is written as null, so that every reader can read it."""
     run = Run(tmp_path)
     run.add_event(UnknownEvent(name="odd", fields={"value": math.nan, "inner": {"more": [math.inf, 1.5]}}))
     line = (tmp_path / "events.jsonl").read_text()
@@ -124,7 +124,7 @@ def test_nesting_without_end_is_passed_over(tmp_path: Path) -> None:
     assert not journal.incomplete[0].last
 
 
-def test_a_full_disk_is_told_once_and_noted_when_there_is_room(
+def test_a_full_disk_is_reported_once_and_noted_when_there_is_room(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Events that a full disk refuses are counted; the first that fits again is preceded by the count."""

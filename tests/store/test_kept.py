@@ -41,7 +41,7 @@ def test_the_journal_reads_as_types(run: Run) -> None:
     assert RemedyApplied(symptom="oom-context-too-long", change={"context": 155328}) in events
 
 
-def test_the_report_tells_it(run: Run) -> None:
+def test_the_report_shows_it(run: Run) -> None:
     """Attempts, problems, memory, the climb, losses and steps."""
     record = read_run(run)
     assert [attempt.outcome for attempt in record.attempts] == ["FAILED", "SUCCESS"]

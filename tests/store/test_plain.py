@@ -1,4 +1,4 @@
-"""Run folders come from anybody: links, pipes and devices in them are refused, and nothing hangs."""
+"""Run folders may be untrusted: links, pipes and devices in them are refused, and nothing hangs."""
 
 import os
 from collections.abc import Callable
@@ -45,8 +45,8 @@ def test_only_plain_files_are_read(tmp_path: Path):
     os.mkfifo(tmp_path / "pipe.json")
     (tmp_path / "link.json").symlink_to("/etc/passwd")
     (tmp_path / "large.json").write_bytes(bytes(20))
-    for name, said in (("pipe.json", "not a plain file"), ("link.json", "is a link")):
-        with pytest.raises(BadInput, match=said):
+    for name, message in (("pipe.json", "not a plain file"), ("link.json", "is a link")):
+        with pytest.raises(BadInput, match=message):
             plain.read_bytes(tmp_path / name)
     with pytest.raises(BadInput, match="more than moebox writes"):
         plain.read_bytes(tmp_path / "large.json", max_bytes=10)

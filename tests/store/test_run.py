@@ -18,7 +18,7 @@ from moebox.verify.runner import results_document
 
 
 def test_a_run_is_found_by_path_name_beginning_and_as_the_latest(tmp_path: Path) -> None:
-    """Every way a person may name a run leads to it."""
+    """A run is found by each of its names."""
     run = Run.create("kimi k2.6/8x", runs=tmp_path)
     assert "/" not in run.id
     for name in (str(run.path), run.id, run.id[:17], run.id[-4:], "latest"):
@@ -30,12 +30,12 @@ def test_a_run_is_found_by_path_name_beginning_and_as_the_latest(tmp_path: Path)
 
 
 def test_an_ambiguous_name_lists_the_runs_it_could_be(tmp_path: Path) -> None:
-    """Two runs that begin alike: neither is guessed."""
+    """Two runs that begin alike: neither is chosen."""
     for name in ("20260101-000000-a", "20260101-000000-b"):
         (tmp_path / name).mkdir()
-    with pytest.raises(BadInput, match="2 runs") as told:
+    with pytest.raises(BadInput, match="2 runs") as refused:
         Run.open("20260101", runs=tmp_path)
-    assert "20260101-000000-b" in (told.value.hint or "")
+    assert "20260101-000000-b" in (refused.value.hint or "")
 
 
 def test_a_run_is_held_while_its_process_lives_and_no_longer(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_a_run_is_held_while_its_process_lives_and_no_longer(tmp_path: Path) -> 
 
 
 def test_the_list_shows_what_there_is_and_survives_foreign_folders(tmp_path: Path) -> None:
-    """Newest first; a half-written run.json is a note, a stranger's folder is passed over."""
+    """Newest first; a half-written run.json is a note, a folder of another program is skipped."""
     (tmp_path / "holiday-pictures").mkdir()
     old = tmp_path / "20260101-000000-old-0000"
     old.mkdir()
@@ -84,7 +84,7 @@ def test_the_engine_log_keeps_its_beginning_and_its_end(tmp_path: Path) -> None:
     assert len(log_pieces(tmp_path / "engine.log")) == 4
 
 
-def test_a_log_that_an_engine_holds_open_is_turned_over_under_it(tmp_path: Path) -> None:
+def test_a_log_that_an_engine_has_open_is_rotated(tmp_path: Path) -> None:
     """A process that appends to the file goes on writing to the same name after it was emptied."""
     path = tmp_path / "engine.log"
     with open(path, "ab", buffering=0) as engine:
@@ -97,8 +97,8 @@ def test_a_log_that_an_engine_holds_open_is_turned_over_under_it(tmp_path: Path)
     assert log_pieces(path)[0].read_bytes() == b"a" * 50 + b"b"
 
 
-def test_the_list_says_how_many_jobs_were_solved(tmp_path: Path) -> None:
-    """If nothing was checked; a verdict of the checks is shown instead of it."""
+def test_the_list_shows_how_many_jobs_were_solved(tmp_path: Path) -> None:
+    """Shown only if nothing was checked: the verdict of checks is preferred."""
     run = Run.create("task-m", runs=tmp_path)
     job = JobResult(family="errand", level="easy", seed=0, solved=True, end="done")
     run.write_json("tasks.json", TaskRun(url="", model="m", results=(job, replace(job, seed=1, solved=False))))
