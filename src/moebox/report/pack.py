@@ -38,7 +38,7 @@ ABOUT = {
     "report.md": "the same, as text",
     "FINDINGS.md": "attempts, problems met and recommendations",
     "launch.sh": "the launch, as a script that needs no moebox",
-    "gpu-info.txt": "the GPUs; gpu-topology.txt says how they are joined",
+    "gpu-info.txt": "the GPUs; gpu-topology.txt has their links",
     "runs": "each run with its launch, configs, logs, measurements, verdicts and patches",
     "configs": "recipe, box, plan",
     "logs": "the journal and the engine's log",

@@ -82,7 +82,7 @@ h1{font-size:26px}section>h2,.table>header,summary{display:block}section>h2 .num
 .legend span.key,th span.key{font:inherit;margin-right:12px}.legend{display:block}
 .tiles{display:flex;flex-wrap:wrap}.tile{flex:1 1 120px}
 .numas{display:block}.numa{margin-bottom:6px}.groups{display:flex}.group{flex:1 1 0}
-.cards{display:flex}.card{flex:1 1 0;background:#eaf1f7}.charts.one figure,.charts .wide{width:100%}
+.gpus{display:flex}.gpu{flex:1 1 0;background:#eaf1f7}.charts.one figure,.charts .wide{width:100%}
 .charts{display:flex;flex-wrap:wrap}.charts figure{width:48%}.legend{min-height:0}
 """
 
