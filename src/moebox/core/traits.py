@@ -44,6 +44,8 @@ class Traits:
     health_path: str = "/health"  # path that answers 200 once the engine is up
     # Metric (running, waiting, kv_use, …) -> its name in /metrics, if data/metrics.toml has no row for the engine.
     metrics: Mapping[str, str] = field(default_factory=dict)
+    mla_modes: bool = False  # the recipe chooses how latent attention is computed (hybrid.mla)
+    splits_layers: bool = False  # every layer has experts on GPUs and in RAM (hybrid.gpu_experts), not whole layers
     kv_cache_endpoint: str = ""  # path with the size of the cache: /metrics (vLLM's labels) or /props (llama.cpp's)
     owned_by: str = ""  # its owned_by in /v1/models
     key_env: str = ""  # variable from which the engine reads its key

@@ -71,7 +71,7 @@ class Engine(Protocol):
         """Return every device's bytes, and the tokens that the cache holds."""
 
     def max_gpu_experts(self, deployment: Deployment) -> int:
-        """Return how many experts of each layer fit on the GPUs; only for engines with hybrid.gpu_experts."""
+        """Return how many experts of each layer fit on the GPUs; only for engines with Traits.splits_layers."""
         return 0
 
     def memory_lines(self, deployment: Deployment, memory: Memory) -> tuple[ArithmeticLine, ...]:

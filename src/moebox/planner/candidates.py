@@ -67,7 +67,7 @@ def make_candidates(
         if traits.is_gpu_only:
             make_recipes = gpu_candidates
         else:
-            make_recipes = expert_split_candidates if "gpu_experts" in traits.hybrid_fields else ggml_candidates
+            make_recipes = expert_split_candidates if traits.splits_layers else ggml_candidates
         for checkpoint in usable_checkpoints(checkpoints, engine, constraints):
             yield from make_recipes(box, model, checkpoint, engine, constraints)
 
@@ -269,7 +269,7 @@ def ggml_candidates(
     # Too few bits come last, and of those the most bits first: quality falls faster than speed rises.
     missing_bits = max(0.0, LEAST_BITS - checkpoint.bits_per_weight(model))
     tier = 5 + round(10 * missing_bits) if missing_bits else 0
-    uses_mla = model.mla is not None and "mla" in registry.engine_traits(engine).hybrid_fields
+    uses_mla = model.mla is not None and registry.engine_traits(engine).mla_modes
     default_mla = 3 if uses_mla else None
     for ubatch in (constraints.ubatch,) if constraints.ubatch else UBATCHES:
         hybrid = Hybrid(

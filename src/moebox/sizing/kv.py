@@ -71,6 +71,6 @@ def keeps_all_heads(kind: Mla, recipe: Recipe) -> bool:
 
     This is ik_llama.cpp's -mla 0, and llama.cpp if the file has them in one matrix, which ik_llama.cpp splits.
     """
-    if "mla" in registry.engine_traits(recipe.engine).hybrid_fields:
+    if registry.engine_traits(recipe.engine).mla_modes:
         return recipe.hybrid is not None and recipe.hybrid.mla == 0
     return kind.whole_heads

@@ -74,7 +74,7 @@ def layer_cache_bytes(model: Model, recipe: Recipe, layers: int) -> int:
 
 def is_fork(recipe: Recipe) -> bool:
     """True for ik_llama.cpp, the engine with -mla modes."""
-    return "mla" in registry.engine_traits(recipe.engine).hybrid_fields
+    return registry.engine_traits(recipe.engine).mla_modes
 
 
 def owned_layers(model: Model, gpus: list[Gpu]) -> list[list[int]]:

@@ -13,6 +13,7 @@ TRAITS = Traits(
     hybrid_fields=frozenset(
         {"experts", "gpu_layers", "threads", "threads_batch", "batch", "ubatch", "ranges", "mla", "attention_buffer"}
     ),
+    mla_modes=True,
     kv=("auto", "f16", "bf16", "q8_0", "q4_0"),
     kv_auto="f16",
     runs_without_gpu=True,

@@ -15,6 +15,7 @@ TRAITS = replace(
     is_proven=False,  # few published rows, and they disagree by a factor of two
     shards=frozenset({"tp"}),
     hybrid_fields=frozenset({"threads", "pools", "gpu_experts"}),
+    splits_layers=True,
     kv=("auto", "fp8", "bf16"),
     draft_methods=(),
     proposes_dcp=False,
