@@ -85,8 +85,8 @@ def environment(values: dict[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def beyond_habits(ladder: dict[str, Any]) -> dict[str, str]:
-    """The checks of `verify --json` that failed by no known habit of their engine, with what was seen."""
-    rungs = [codec.decode(CheckVerdict, rung, where="verify --json") for rung in ladder["rungs"]]
-    found = {rung.name: unexpected_failure(ladder["engine"], rung) for rung in rungs}
-    return {name: why for name, why in found.items() if why}
+def failures_without_quirk(results: dict[str, Any]) -> dict[str, str]:
+    """Return the checks of `verify --json` that failed without a known quirk of their engine, and why."""
+    checks = [codec.decode(CheckVerdict, check, where="verify --json") for check in results["rungs"]]
+    found = {check.name: unexpected_failure(results["engine"], check) for check in checks}
+    return {name: reason for name, reason in found.items() if reason}

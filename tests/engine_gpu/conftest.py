@@ -31,7 +31,7 @@ FLAGS = {
 
 @pytest.fixture(scope="session")
 def engine() -> str:
-    """The engine that is tried, where there is a GPU for it."""
+    """The engine to test, if there is a GPU for it."""
     if nvml.load_nvml() is None:
         pytest.skip("no NVIDIA driver on this machine")
     asked = os.environ.get("MOEBOX_GPU_ENGINE", "")
@@ -60,7 +60,7 @@ def own_folders(folders: Path) -> None:
 
 
 def recipe_for(engine: str, name: str, checkpoint: Path, **more: object) -> Recipe:
-    """A recipe on one GPU that leaves room for whatever else is there."""
+    """A recipe on one GPU that leaves memory for other programs."""
     usual = Recipe(
         name=name,
         engine=engine,  # type: ignore[arg-type]
@@ -86,14 +86,14 @@ def rehearsal(engine: str, folders: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def server(rehearsal: Path) -> Iterator[dict[str, object]]:
-    """One engine with the phantom for all questions."""
+    """One engine with the phantom for all tests."""
     with up(rehearsal) as started:
         yield started
 
 
 @pytest.fixture
 def free_gpu(folders: Path) -> None:
-    """No engine of this suite holds the GPU: for what starts its own, after those that share one."""
+    """No engine of this suite uses the GPU: for tests that start their own."""
     moebox("down", "--all")
 
 

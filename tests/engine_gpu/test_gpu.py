@@ -1,7 +1,7 @@
 """vLLM or SGLang on a real GPU, from the command line: rehearse, up, verify, bench, climb, compare, kill, plan.
 
-Every test takes less than three minutes beside its boot and can be run alone with `-k`; what it saw is printed as it
-goes, so that a run that is cut off has told what it knew: run with `-s`.
+Every test takes less than three minutes beside its boot and can be run alone with `-k`; results are printed
+at once, so that a run that is cut off shows what it found: run with `-s`.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from moebox.core.recipe import Climb, Recipe
 from moebox.detect import nvml
 from moebox.serve.state import marked_processes
 from moebox.verify.options import CHECK_NAMES
-from tests.driving import Done, beyond_habits, moebox, up, written
+from tests.driving import Done, failures_without_quirk, moebox, up, written
 from tests.engine_gpu.conftest import recipe_for
 
 pytestmark = pytest.mark.gpu
@@ -41,30 +41,30 @@ GONE_S = 60
 BOOTING_S = 150
 
 
-def say(text: str) -> None:
-    """Evidence, at once."""
+def log(text: str) -> None:
+    """Print a line with the time."""
     print(f"[{time.strftime('%H:%M:%S')}] {text}", flush=True)
 
 
-def told(*words: str | Path) -> Done:
-    """A command to its end, with what it cost."""
+def run_moebox(*words: str | Path) -> Done:
+    """Run a command to its end and print how long it took."""
     began = time.monotonic()
     done = moebox(*words)
-    say(f"moebox {words[0]}: exit {done.code} after {time.monotonic() - began:.0f} s")
+    log(f"moebox {words[0]}: exit {done.code} after {time.monotonic() - began:.0f} s")
     if done.code:
-        say(done.err[-2000:])
+        log(done.err[-2000:])
     return done
 
 
-def climbed(ladder: dict[str, Any]) -> dict[str, str]:
-    """Every rung in a line; those that failed by no known habit, or were left out for no reason, with what was said."""
-    for rung in ladder["rungs"]:
-        say(f"{rung['verdict']:<4} {rung['name']:<13} {rung['seconds']:5.1f} s  {rung['reason'][:200]}")
-        for probe in rung["probes"]:
+def unexpected_failures(results: dict[str, Any]) -> dict[str, str]:
+    """Print every check; return those that failed without a known quirk or were skipped without reason."""
+    for check in results["rungs"]:
+        log(f"{check['verdict']:<4} {check['name']:<13} {check['seconds']:5.1f} s  {check['reason'][:200]}")
+        for probe in check["probes"]:
             if probe["verdict"] not in ("pass", "skip"):
-                say(f"       {probe['verdict']} {probe['name']}: {probe['reason'][:400]}")
-    left_out = {rung["name"]: rung["reason"] for rung in ladder["rungs"] if rung["verdict"] == "skip"}
-    return beyond_habits(ladder) | {name: reason for name, reason in left_out.items() if name not in UNTRIED}
+                log(f"       {probe['verdict']} {probe['name']}: {probe['reason'][:400]}")
+    skipped = {check["name"]: check["reason"] for check in results["rungs"] if check["verdict"] == "skip"}
+    return failures_without_quirk(results) | {name: reason for name, reason in skipped.items() if name not in UNTRIED}
 
 
 def on_gpu() -> set[int]:
@@ -82,52 +82,52 @@ def nothing_left() -> Iterator[None]:
     while (on_gpu() - gpu or set(marked_processes()) - engines) and time.monotonic() < until:
         time.sleep(1)
     processes, instances = on_gpu() - gpu, set(marked_processes()) - engines
-    say(f"left on the GPU: {processes or 'nothing'}; engines left: {instances or 'none'}")
+    log(f"left on the GPU: {processes or 'nothing'}; engines left: {instances or 'none'}")
     assert not processes
     assert not instances
 
 
-def test_a_rehearsal_with_the_phantom_passes_every_rung(rehearsal: Path) -> None:
-    """Boot, a prompt beyond a block, decode, the ladder, down: by one command."""
-    document = told("rehearse", rehearsal, "--phantom", "--json").good().document
+def test_a_rehearsal_with_the_phantom_passes_every_check(rehearsal: Path) -> None:
+    """One command boots, reads a prompt beyond a block, decodes, runs the checks and stops."""
+    document = run_moebox("rehearse", rehearsal, "--phantom", "--json").good().document
     steps = {step["name"]: step["detail"] for step in document["steps"]}
     for name, detail in steps.items():
-        say(f"{name}: {detail}")
-    assert document["verdict"] == "pass"  # known habits of the engine are named in the step
+        log(f"{name}: {detail}")
+    assert document["verdict"] == "pass"  # known quirks of the engine are named in the step
     assert steps["answers"].startswith("answered right on ")
     assert "out of time" not in steps["answers"]
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_every_rung_is_green_on_a_running_engine(group: str, server: dict[str, Any]) -> None:
-    """The whole ladder with its usual trials, a part at a time."""
-    ladder = told("verify", server["base_url"], "--only", ",".join(GROUPS[group]), "--json").document
-    assert climbed(ladder) == {}
-    assert [rung["name"] for rung in ladder["rungs"]] == list(GROUPS[group])
+def test_every_check_is_green_on_a_running_engine(group: str, server: dict[str, Any]) -> None:
+    """All checks with their usual trials, a group at a time."""
+    results = run_moebox("verify", server["base_url"], "--only", ",".join(GROUPS[group]), "--json").document
+    assert unexpected_failures(results) == {}
+    assert [check["name"] for check in results["rungs"]] == list(GROUPS[group])
 
 
 def test_a_benchmark_of_fresh_prompts(server: dict[str, Any]) -> None:
     """All requests complete, at one stream and at eight."""
     words = ("--input", "256", "--output", "64", "--concurrency", "1,8", "--requests", "24", "--json")
-    document = told("bench", server["base_url"], *words).good().document
+    document = run_moebox("bench", server["base_url"], *words).good().document
     rows = document.get("rows") or document.get("results") or document.get("levels") or [document]
     for row in rows:
-        say(f"{row['completed']} completed, {row['output_throughput']:.0f} tok/s")
+        log(f"{row['completed']} completed, {row['output_throughput']:.0f} tok/s")
     assert all(row["completed"] == 24 and row["output_throughput"] > 0 for row in rows)
 
 
 def test_a_server_compared_with_itself_shows_no_difference(server: dict[str, Any]) -> None:
-    """As right, and no gain that is not there."""
+    """Equally many right answers, and no difference in speed."""
     words = ("--concurrency", "1", "--questions", "8", "--rounds", "3", "--json")
-    document = told("compare", server["base_url"], server["base_url"], *words).good().document
-    say(document["verdict"])
+    document = run_moebox("compare", server["base_url"], server["base_url"], *words).good().document
+    log(document["verdict"])
     assert document["as_good"]
     assert document["answers"]["right_a"]["passed"] == document["answers"]["right_b"]["passed"]
 
 
 @pytest.mark.usefixtures("free_gpu")
 def test_one_step_of_a_climb(rehearsal: Path, folders: Path) -> None:
-    """A longer context: restarted, verified, measured, kept."""
+    """A longer context is started, verified, measured and kept."""
     recipe = codec.read_toml(Recipe, rehearsal)
     step = dataclasses.replace(
         recipe,
@@ -139,9 +139,9 @@ def test_one_step_of_a_climb(rehearsal: Path, folders: Path) -> None:
     )
     words = ("--concurrency", "2", "--rounds", "2", "--questions", "6", "--json")
     with nothing_left():
-        document = told("climb", written(step, folders), *words).good().document
+        document = run_moebox("climb", written(step, folders), *words).good().document
     for row in document["steps"]:
-        say(f"{row['change']}: {row['verdict']}")
+        log(f"{row['change']}: {row['verdict']}")
     assert document["recipe"]["context"] == 4096
 
 
@@ -166,18 +166,18 @@ def test_kill_nine_of_the_engine_in_the_middle_of_a_benchmark(rehearsal: Path, f
         time.sleep(5)
         engine_process = psutil.Process(started["pid"])
         victims = [engine_process, *engine_process.children(recursive=True)]
-        say(f"kill -9 of {[victim.pid for victim in victims]}")
+        log(f"kill -9 of {[victim.pid for victim in victims]}")
         for victim in victims:
             os.kill(victim.pid, signal.SIGKILL)
         _, err = load.communicate(timeout=120)
-        say(f"bench ended with {load.returncode}: {err[-500:]}")
+        log(f"bench ended with {load.returncode}: {err[-500:]}")
         assert load.returncode in (1, 3), err[-2000:]
     assert "mortal" not in moebox("ps", "--json").good().out
 
 
 @pytest.mark.usefixtures("free_gpu")
 def test_kill_nine_of_moebox_in_the_middle_of_a_boot_leaves_no_engine(rehearsal: Path, folders: Path) -> None:
-    """Nobody is left to stop the engine but its guard, which does."""
+    """The guard stops the engine after moebox was killed."""
     recipe = mortal_recipe(rehearsal, folders, "orphaned", 4)
     before = on_gpu()
     with nothing_left():
@@ -187,10 +187,10 @@ def test_kill_nine_of_moebox_in_the_middle_of_a_boot_leaves_no_engine(rehearsal:
         while not on_gpu() - before and command.poll() is None and time.monotonic() < until:
             time.sleep(0.5)
         booting = on_gpu() - before
-        say(f"kill -9 of moebox {command.pid} while {booting} hold the GPU")
+        log(f"kill -9 of moebox {command.pid} while {booting} hold the GPU")
         command.kill()
         command.wait()
-        assert booting, "the engine never came to the GPU"
+        assert booting, "the engine never used the GPU"
 
 
 @pytest.mark.usefixtures("free_gpu")
@@ -201,9 +201,9 @@ def test_the_plan_is_what_the_engine_reports(engine: str, cut: Path, folders: Pa
     with nothing_left(), up(written(recipe, folders)) as started:
         rows = {row["what"]: row for row in started["reality"]}
     for name, row in rows.items():
-        say(f"{name}: planned {row['planned']}, real {row['real']}")
+        log(f"{name}: planned {row['planned']}, real {row['real']}")
     off = {name: row["real"] / row["planned"] - 1 for name, row in rows.items() if row["planned"]}
-    say(f"engine against plan: { ({name: f'{share:+.2%}' for name, share in off.items()}) }")
+    log(f"engine against plan: { ({name: f'{share:+.2%}' for name, share in off.items()}) }")
     assert {"weights", "cache"} <= off.keys()
     wrong = {name: f"{share:+.1%}" for name, share in off.items() if abs(share) > TOLERANCE and name in WATCHED}
     assert not wrong

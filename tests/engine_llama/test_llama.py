@@ -1,4 +1,4 @@
-"""ik_llama.cpp and mainline llama.cpp, from plan to comparison, by the command line."""
+"""ik_llama.cpp and mainline llama.cpp, from plan to comparison, on the command line."""
 
 import dataclasses
 import re
@@ -14,7 +14,7 @@ from moebox.core.quirks import engine_quirks
 from moebox.core.recipe import EngineName, Hybrid, Recipe, Runtime
 from moebox.serve.dummy import write_gguf
 from moebox.serve.preflight import find_free_port
-from tests.driving import beyond_habits, moebox, up, written
+from tests.driving import failures_without_quirk, moebox, up, written
 from tests.engine_llama.conftest import BUILDS, THREADS, program, recipe_for
 
 pytestmark = pytest.mark.engine
@@ -33,7 +33,7 @@ SMALL = Model(
 
 
 def test_a_planned_recipe_starts(engine: EngineName, folders: Path) -> None:
-    """`plan` writes it for this machine; with the server's path added it comes up, by a known remedy if need be."""
+    """`plan` writes it for this machine; with the server's path added it starts, with a known remedy if necessary."""
     path = folders / f"planned-{engine}.toml"
     words = ("--engine", engine, "--context", "4096", "--threads", str(THREADS))
     moebox("plan", phantom.latent_path(), *words, "-o", path).good()
@@ -55,8 +55,8 @@ def test_keys_and_values_in_one_matrix_are_planned_as_they_are_served(engine: En
         test_memory_is_what_was_planned(started)
 
 
-def test_a_climb_goes_on_from_its_plan(engine: EngineName, folders: Path) -> None:
-    """It begins with the context that was planned and walks up to the model's; nothing else is tried unasked."""
+def test_a_climb_continues_from_its_plan(engine: EngineName, folders: Path) -> None:
+    """It begins with the planned context and raises it to the model's; nothing else is tried without request."""
     path = folders / f"climbed-{engine}.toml"
     words = ("--engine", engine, "--context", "4096", "--threads", str(THREADS))
     moebox("plan", phantom.latent_path(), *words, "-o", path).good()
@@ -67,51 +67,53 @@ def test_a_climb_goes_on_from_its_plan(engine: EngineName, folders: Path) -> Non
         listen=dataclasses.replace(planned.listen, port=find_free_port()),
         flags={**planned.flags, **recipe_for(engine, "x").flags},
     )
-    told = moebox("climb", written(runs, folders), "--rounds", "2", "--questions", "6", "--concurrency", "1", "--json")
-    trials = told.good().document["steps"]
+    done = moebox("climb", written(runs, folders), "--rounds", "2", "--questions", "6", "--concurrency", "1", "--json")
+    trials = done.good().document["steps"]
     assert [trial["recipe"]["context"] for trial in trials] == [4096, 8192]
     assert trials[0]["kept"]
     assert all(trial["recipe"]["speculate"] is None for trial in trials)
 
 
-# What each server of August 2026 is known to fail, whatever the launch; `sure` shows at every try, `rare` at some.
+# What each server of August 2026 fails at every try, whatever the launch.
 SURE: dict[str, set[str]] = {
     "llama.cpp": set(),
     "ik_llama.cpp": {"ik-stop-string-leaks", "ik-finish-stop-at-max-tokens", "ik-too-long-is-500"},
 }
 
 
-def test_every_rung_is_green_or_a_known_habit(engine: EngineName, ladder: dict[str, Any]) -> None:
-    """The whole ladder; every probe that fails shows a habit of this server that moebox knows and names."""
-    rungs = ladder["rungs"]
-    assert not beyond_habits(ladder)
-    assert ladder["engine"] == engine
-    assert {rung["name"] for rung in rungs if rung["verdict"] == "skip"} <= UNTRIED
-    named = [text for rung in rungs for text in rung["habits"]]
-    assert {habit.text for habit in engine_quirks(engine) if habit.id in SURE[engine]} <= set(named)
+def test_every_check_is_green_or_a_known_quirk(engine: EngineName, check_results: dict[str, Any]) -> None:
+    """Every probe that fails shows a quirk of this server that moebox knows and names."""
+    checks = check_results["rungs"]
+    assert not failures_without_quirk(check_results)
+    assert check_results["engine"] == engine
+    assert {check["name"] for check in checks if check["verdict"] == "skip"} <= UNTRIED
+    named = [text for check in checks for text in check["habits"]]
+    assert {quirk.text for quirk in engine_quirks(engine) if quirk.id in SURE[engine]} <= set(named)
 
 
 UNTRIED = {"vision"}  # the phantom sees nothing
 
 
-def test_clients_are_warned_of_habits(engine: EngineName, server: dict[str, Any]) -> None:
-    """`connect` says what a client should do about each."""
-    told = moebox("connect", "openai", server["id"], "--json").good().document
-    assert told["habits"] == [f"{habit.does}: {habit.client}" for habit in engine_quirks(engine)]
+def test_clients_are_warned_of_quirks(engine: EngineName, server: dict[str, Any]) -> None:
+    """`connect` prints what a client should do about each."""
+    document = moebox("connect", "openai", server["id"], "--json").good().document
+    assert document["habits"] == [f"{quirk.does}: {quirk.client}" for quirk in engine_quirks(engine)]
 
 
-def test_tool_calls_are_parsed(ladder: dict[str, Any]) -> None:
+def test_tool_calls_are_parsed(check_results: dict[str, Any]) -> None:
     """Kimi's tool calls through the server's own parser: no probe fails, and several have passed."""
-    (tools,) = [rung for rung in ladder["rungs"] if rung["name"] == "tools"]
+    (tools,) = [check for check in check_results["rungs"] if check["name"] == "tools"]
     verdicts = [probe["verdict"] for probe in tools["probes"]]
     assert "fail" not in verdicts, tools["reason"]
     assert verdicts.count("pass") > len(verdicts) / 2
 
 
 def test_prefill_cold_and_decode_are_measured(server: dict[str, Any]) -> None:
-    """The first token of a thinking model is a tag that this server swallows; PP is measured all the same."""
-    told = moebox("bench", server["id"], "--pp", "256,1024", "--tg", "32", "--repeat", "2", "--json").good().document
-    tests = {(row["test"], row["cold"]): row["mean_tok_s"] for row in told["rows"]}
+    """The first token of a thinking model is a tag that this server does not send; PP is measured nevertheless."""
+    document = (
+        moebox("bench", server["id"], "--pp", "256,1024", "--tg", "32", "--repeat", "2", "--json").good().document
+    )
+    tests = {(row["test"], row["cold"]): row["mean_tok_s"] for row in document["rows"]}
     assert {("pp256", True), ("pp1024", True), ("tg32", True)} <= tests.keys()
     assert all(rate and rate > 0 for rate in tests.values())
 
@@ -130,26 +132,26 @@ def test_memory_is_what_was_planned(server: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("mla", [1, 2, 3])
-def test_each_way_of_latent_attention_answers_right(mla: int, folders: Path) -> None:
+def test_each_mode_of_latent_attention_answers_right(mla: int, folders: Path) -> None:
     """ik_llama.cpp's -mla 1, 2 and 3."""
     settings = Hybrid(threads=THREADS, gpu_layers=0, mla=mla)
     with up(written(recipe_for("ik_llama.cpp", f"mla-{mla}", hybrid=settings), folders)) as started:
-        told = moebox("verify", started["id"], "--only", "alive,plain,arithmetic", "--quick", "--json").document
-    assert not beyond_habits(told)
+        results = moebox("verify", started["id"], "--only", "alive,plain,arithmetic", "--quick", "--json").document
+    assert not failures_without_quirk(results)
 
 
 @pytest.mark.parametrize("kv", ["f16", "q8_0"])
 def test_both_types_of_cache_answer_right(engine: EngineName, kv: str, folders: Path) -> None:
-    """-ctk and, where the server has it, -ctv."""
+    """-ctk and, if the server has it, -ctv."""
     with up(written(recipe_for(engine, f"cache-{kv}", kv=kv), folders)) as started:
-        told = moebox("verify", started["id"], "--only", "alive,plain,arithmetic", "--quick", "--json").document
+        results = moebox("verify", started["id"], "--only", "alive,plain,arithmetic", "--quick", "--json").document
         off = {row["what"]: row["off"] for row in started["reality"] if row["off"] is not None}
-    assert not beyond_habits(told)
+    assert not failures_without_quirk(results)
     assert abs(off["kv"]) < TOLERANCE
 
 
-def test_rules_of_placement_are_taken(engine: EngineName, folders: Path) -> None:
-    """-ot: verbatim rules, in their order, on the command line of a server that came up with them."""
+def test_placement_rules_are_passed_on(engine: EngineName, folders: Path) -> None:
+    """-ot: verbatim rules, in their order, on the command line of a server that started with them."""
     settings = Hybrid(threads=THREADS, gpu_layers=0, ranges=(r"blk\.(1|2)\.ffn_.*_exps=CPU", "exps=CPU"))
     with up(written(recipe_for(engine, "placed", hybrid=settings), folders)) as started:
         words = psutil.Process(started["pid"]).cmdline()
@@ -170,18 +172,18 @@ def test_a_file_in_a_hub_cache_is_loaded(engine: EngineName, folders: Path) -> N
 
 def test_a_rehearsal_with_dummy_weights(recipe: Path) -> None:
     """Boot, a prompt beyond a block, decode, down."""
-    told = moebox("rehearse", recipe, "--json").good().document
-    assert [step["name"] for step in told["steps"]] == ["boot", "long prompt", "decode", "down"]
+    document = moebox("rehearse", recipe, "--json").good().document
+    assert [step["name"] for step in document["steps"]] == ["boot", "long prompt", "decode", "down"]
 
 
 def test_a_rehearsal_with_the_phantom(engine: EngineName, recipe: Path) -> None:
-    """The same with answers: right everywhere but where the server is known for it, which is said."""
-    told = moebox("rehearse", recipe, "--phantom", "--json").good().document
-    steps = {step["name"]: step["detail"] for step in told["steps"]}
+    """The same with answers: all right except for the server's known quirks, which are listed."""
+    document = moebox("rehearse", recipe, "--phantom", "--json").good().document
+    steps = {step["name"]: step["detail"] for step in document["steps"]}
     print(steps["answers"], flush=True)
     assert list(steps) == ["boot", "long prompt", "decode", "answers", "down"]
     failing = re.search(r"known quirks of (\S+): ([a-z, ]+)\)", steps["answers"])
-    expected = {habit.check for habit in engine_quirks(engine) if habit.id in SURE[engine]}
+    expected = {quirk.check for quirk in engine_quirks(engine) if quirk.id in SURE[engine]}
     assert expected <= set(failing[2].split(", ") if failing else ())
 
 
@@ -190,8 +192,8 @@ def test_steps_are_timed_and_kept(engine: EngineName, folders: Path) -> None:
     file = folders / "small.gguf"
     write_gguf(file, SMALL, layers=SMALL.layers)
     made = recipe_for(engine, "small", model=str(file), checkpoint=str(file), context=1024, max_seqs=1)
-    told = moebox("rehearse", written(made, folders), "--measure", "--layers", "2,4", "--budget", "60s", "--json")
-    found = told.good().document
+    done = moebox("rehearse", written(made, folders), "--measure", "--layers", "2,4", "--budget", "60s", "--json")
+    found = done.good().document
     assert found["depths"] == [2, 4]
     assert found["error"] > 0
     assert found["id"] in moebox("calibrations", "--json").good().out
@@ -201,12 +203,12 @@ SIDES: tuple[tuple[str, EngineName], ...] = (("a", "llama.cpp"), ("b", "ik_llama
 
 
 def test_one_engine_against_the_other(folders: Path) -> None:
-    """Seed 004's table: the same box and file, decode, cold prompts and tool calls of both."""
+    """Decode, cold prompts and tool calls of both on the same box and file."""
     sides = [written(recipe_for(engine, f"side-{name}"), folders) for name, engine in SIDES]
     words = ("--concurrency", "1", "--questions", "12", "--rounds", "2", "--json")
-    told = moebox("compare", *sides, *words)
-    assert told.code in (0, 1), told.err
-    found = told.document
+    done = moebox("compare", *sides, *words)
+    assert done.code in (0, 1), done.err
+    found = done.document
     answers, gain = found["answers"], found["gains"][0]
     print(f"| engine | decode tok/s | TTFT ms | right | tool calls |\n{found['verdict']}", flush=True)
     for name, engine in SIDES:
@@ -220,4 +222,4 @@ def test_one_engine_against_the_other(folders: Path) -> None:
         assert score["passed"] >= 0.8 * score["trials"], f"{engine} answers {score['passed']} of {score['trials']}"
         assert tools["passed"] == tools["trials"] > 0, f"{engine} loses tool calls: {tools}"
     assert gain["gain"]["low"] <= gain["gain"]["share"] <= gain["gain"]["high"]
-    assert (told.code == 0) == found["as_good"]
+    assert (done.code == 0) == found["as_good"]

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.engine
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_real_kimi_class_comes_up_tells_its_facts_and_goes_down(recipe: Recipe, run: Run) -> None:
+def test_the_real_kimi_class_starts_reports_its_facts_and_stops(recipe: Recipe, run: Run) -> None:
     """From a configuration alone; the cache's tokens come from vLLM's own metrics, and no worker is left."""
     with engine_session(deploy(recipe), run, patience_s=600) as session:
         assert session.is_alive
@@ -58,7 +58,7 @@ def test_a_context_that_does_not_fit_is_explained_by_vllm_itself(recipe: Recipe,
     assert 2048 < int(caught.value.finding.change["context"]) < 524288  # type: ignore[call-overload]
 
 
-def test_settings_that_vllm_refuses_are_told_in_its_own_words(recipe: Recipe, run: Run) -> None:
+def test_settings_that_vllm_refuses_are_explained_by_its_message(recipe: Recipe, run: Run) -> None:
     """Its validation error names the setting on the line after; both are in the cause."""
     odd = dataclasses.replace(recipe, batched_tokens=16, max_seqs=64)
     with pytest.raises(LaunchFailed) as caught, engine_session(deploy(odd), run, patience_s=600):
@@ -67,7 +67,7 @@ def test_settings_that_vllm_refuses_are_told_in_its_own_words(recipe: Recipe, ru
     assert "max_num_batched_tokens" in caught.value.message
 
 
-def test_the_flag_catalogue_is_what_the_real_parser_takes(venv: Path) -> None:
+def test_the_flag_catalogue_matches_the_real_parser(venv: Path) -> None:
     """Every flag of the installed vLLM is in the catalogue under the same names, and no other."""
     words = [str(venv / "bin" / "python"), str(ROOT / "scripts" / "dump_flags.py"), "vllm", "--version", "0.32.0"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=600, check=True)
