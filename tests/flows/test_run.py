@@ -65,7 +65,7 @@ def test_a_known_habit_of_the_engine_is_told_and_does_not_end_the_run(
     }
     report = (run.path / "report.html").read_text()
     assert "known quirk of ik_llama.cpp" in report
-    assert "Prepare clients for this engine's quirk" in report
+    assert "Prepare clients for this engine" in report
     assert "Fix the failing checks first" not in report
     assert main(["run", "--resume", run.id]) == 1  # nothing is left to do, and it is as red as before
 

@@ -81,7 +81,7 @@ def test_no_text_of_a_recipe_escapes_its_quotes(name: str):
 
 def test_a_line_break_in_a_recipe_is_refused():
     """It could end a comment or a unit's line."""
-    with pytest.raises(BadInput, match=r"served_name: holds a control character"):
+    with pytest.raises(BadInput, match=r"served_name: contains a control character"):
         render(deploy(with_settings(read_recipe("kimi-k26-vllm"), {"served_name": "a\nb"})), "script")
 
 

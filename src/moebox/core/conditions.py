@@ -13,6 +13,7 @@ OTHERS_CORES = 0.1
 IDLE_SHARE = 0.15
 # A quarter of all cores shares caches and memory bandwidth enough to be seen, however many cores are idle.
 OTHERS_SHARE = 0.25
+MIN_WINDOW_S = 1.0  # the kernel counts CPU time in hundredths of a second: shorter windows are not judged
 STEAL_SHARE = 0.02  # of the CPU time, given to other virtual machines
 STALL_SHARE = 0.02  # of the time in which some process waited for memory (/proc/pressure/memory)
 READ_RATE = 50e6  # bytes/s from disks: weights that do not stay in RAM
@@ -63,6 +64,8 @@ class Conditions:
         return tuple(self._cpu()) + tuple(line for gpu in self.gpus for line in _gpu_lines(gpu))
 
     def _cpu(self) -> Iterable[str]:
+        if self.seconds < MIN_WINDOW_S:
+            return
         if self.other_cores is not None and self.busy_cores is not None:
             is_full = self.busy_cores >= self.cores * (1 - IDLE_SHARE)
             if (self.other_cores >= OTHERS_CORES and is_full) or self.other_cores >= OTHERS_SHARE * self.cores:
