@@ -31,7 +31,7 @@ from tests.verify.oracle.second import SECOND
 from tests.verify.oracle.sixth import SIXTH, THOUGHT_OF
 from tests.verify.oracle.sixth import SOME as SOME_SIXTH
 from tests.verify.oracle.third import THIRD
-from tests.verify.test_ladder import MISSED
+from tests.verify.test_runner import MISSED
 
 from moebox.core.endpoint import endpoint_from_url
 from moebox.core.verdict import CheckResults, wilson_score
@@ -40,7 +40,7 @@ from moebox.verify.runner import run_checks
 from moebox.verify.statistics import format_share
 
 FAMILIES = {
-    "first": tuple(name for name, fault in FAULTS.items() if fault.rung),
+    "first": tuple(name for name, fault in FAULTS.items() if fault.check),
     "second": tuple(SECOND),
     "third": tuple(THIRD),
     "fourth": tuple(FOURTH),
@@ -179,7 +179,7 @@ def family(url: str, given: argparse.Namespace) -> bool:
 
 def draws(url: str, given: argparse.Namespace) -> bool:
     """Every constant fault of the tests with the checks meant for it, under many seeds: none may hang on a draw."""
-    meant = {name: ((fault.rung,), 4, "fail" if fault.red else "warn") for name, fault in ALL.items() if fault.rung}
+    meant = {name: ((fault.check,), 4, "fail" if fault.red else "warn") for name, fault in ALL.items() if fault.check}
     meant |= {name: (rungs, trials, "warn") for name, (rungs, trials) in MISSED.items()}
     ends = time.monotonic() + 60 * given.minutes
     missed, tried = [], 0

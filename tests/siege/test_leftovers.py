@@ -255,7 +255,7 @@ def test_one_reply_of_a_server_does_not_disable_the_commands_after_it(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The finding itself: `moebox verify` of a hostile server, then of a healthy one, without user namespaces."""
-    monkeypatch.setitem(ALL, "nests-folders", Fault(rung="code", reply=nesting))
+    monkeypatch.setitem(ALL, "nests-folders", Fault(check="code", reply=nesting))
     words = [*without_namespaces(), sys.executable, "-m", "moebox", "verify", "--only", "alive,code"]
     with serving() as url:
         ended = [

@@ -1,4 +1,4 @@
-"""The oracle, started once for all tests of the ladder."""
+"""The oracle, started once for all tests of the checks."""
 
 from collections.abc import Iterator
 

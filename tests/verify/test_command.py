@@ -1,4 +1,4 @@
-"""`moebox verify` as people and scripts call it."""
+"""`moebox verify` as users and scripts call it."""
 
 import json
 import signal
@@ -17,16 +17,16 @@ from ..report.making import a_run
 from .oracle.app import KEY, MODEL
 
 
-def test_green_is_exit_code_0_with_one_document(oracle: str, capsys: pytest.CaptureFixture[str]):
-    """--json has the ladder, alone on stdout; the evidence is where it says."""
+def test_a_pass_is_exit_code_0_with_one_document(oracle: str, capsys: pytest.CaptureFixture[str]):
+    """--json prints the results alone on stdout; the named evidence files exist."""
     words = ["verify", f"{oracle}/correct", "--json", "--only", "alive,arithmetic", "--only", "limits", "--seed", "1"]
 
     assert main(words) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["verdict"] == "pass"
-    assert [rung["name"] for rung in document["rungs"]] == ["alive", "arithmetic", "limits"]
-    assert all((Path(document["run"]) / rung["evidence"]).is_file() for rung in document["rungs"])
-    assert not any(probe["evidence"] for rung in document["rungs"] for probe in rung["probes"])
+    assert [check["name"] for check in document["rungs"]] == ["alive", "arithmetic", "limits"]
+    assert all((Path(document["run"]) / check["evidence"]).is_file() for check in document["rungs"])
+    assert not any(probe["evidence"] for check in document["rungs"] for probe in check["probes"])
     assert document["rungs"][1]["score"] == {
         "passed": 12,
         "trials": 12,
@@ -35,8 +35,8 @@ def test_green_is_exit_code_0_with_one_document(oracle: str, capsys: pytest.Capt
     }
 
 
-def test_red_is_exit_code_1_with_the_reason(oracle: str, capsys: pytest.CaptureFixture[str]):
-    """People see the rung, the probe and why; the model's name is found out."""
+def test_a_failure_is_exit_code_1_with_the_reason(oracle: str, capsys: pytest.CaptureFixture[str]):
+    """The output has the check, the probe and the reason; the model's name is detected."""
     assert main(["verify", f"{oracle}/forgets-usage", "--from", "streaming", "--only", "streaming", "--seed", "1"]) == 1
     shown = capsys.readouterr().out
     assert "✗ streaming" in shown
@@ -44,21 +44,21 @@ def test_red_is_exit_code_1_with_the_reason(oracle: str, capsys: pytest.CaptureF
     assert "fail: 0 of 1 checks passed, 1 failed" in shown
 
 
-def test_nobody_there_is_a_verdict(capsys: pytest.CaptureFixture[str]):
-    """With every rung accounted for."""
+def test_an_unreachable_server_is_a_verdict(capsys: pytest.CaptureFixture[str]):
+    """Every check is listed."""
     assert main(["verify", "http://127.0.0.1:9", "--model", "m", "--json"]) == 1
     document = json.loads(capsys.readouterr().out)
     assert "cannot connect" in document["rungs"][0]["reason"]
-    assert [rung["verdict"] for rung in document["rungs"]] == ["fail"] + ["skip"] * 17
+    assert [check["verdict"] for check in document["rungs"]] == ["fail"] + ["skip"] * 17
 
 
 @pytest.mark.parametrize("url", ["http://me:hunter2@127.0.0.1:9/v1", "me:hunter2@127.0.0.1:9"])
 def test_a_password_in_a_url_is_refused(url: str, capsys: pytest.CaptureFixture[str]):
     """It would end up in evidence and reports; the refusal does not repeat it."""
     assert main(["verify", url, "--model", "m"]) == 2
-    told = capsys.readouterr().err
-    assert "--key-env" in told
-    assert "hunter2" not in told
+    message = capsys.readouterr().err
+    assert "--key-env" in message
+    assert "hunter2" not in message
 
 
 def test_the_key_comes_from_the_environment(
@@ -74,8 +74,8 @@ def test_the_key_comes_from_the_environment(
 
 
 def test_junit_is_what_ci_reads(oracle: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """A suite a rung, a case a probe."""
-    path = tmp_path / "ladder.xml"
+    """One suite for each check, one case for each probe."""
+    path = tmp_path / "checks.xml"
     main(["verify", f"{oracle}/exclaims", "--junit", str(path), "--seed", "1"])
     suites = {suite.get("name"): suite for suite in ElementTree.parse(path).getroot()}  # noqa: S314  (ours)
 
@@ -100,21 +100,21 @@ def test_a_recipe_names_its_server(oracle: str, tmp_path: Path, capsys: pytest.C
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_it_can_be_interrupted(number: signal.Signals, oracle: str, tmp_path: Path):
-    """Exit code 130, and one line that says where the checks are that were done."""
+    """Exit code 130, and one line that names the run folder with the finished checks."""
     words = [sys.executable, "-m", "moebox", "verify", f"{oracle}/never-answers", "--model", MODEL]
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     until(lambda: any((tmp_path / "runs").glob("*/events.jsonl")), "the first check begins")
     process.send_signal(number)
-    _, said = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=60)
 
     assert process.returncode == 130
     (run,) = (tmp_path / "runs").iterdir()
-    assert said.splitlines()[-1] == f"interrupted; the checks that were done are in {run}"
-    assert "Traceback" not in said
+    assert errors.splitlines()[-1] == f"interrupted; the checks that were done are in {run}"
+    assert "Traceback" not in errors
 
 
 def test_a_killed_one_is_not_shown_as_passed(oracle: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """`runs show` says how many of the checks were done, and nothing of them is green."""
+    """`runs show` prints how many of the checks were done, and shows none as passed."""
     words = [sys.executable, "-m", "moebox", "verify", f"{oracle}/correct", "--only", "alive,arithmetic"]
     process = subprocess.Popen([*words, "--trials", "1000"], stdout=subprocess.PIPE, text=True)
     assert process.stdout
@@ -131,17 +131,17 @@ def test_a_killed_one_is_not_shown_as_passed(oracle: str, tmp_path: Path, capsys
 
 
 def test_a_comparison_can_be_interrupted(oracle: str):
-    """It says that it begins anew the next time."""
+    """The message explains that a comparison cannot be resumed."""
     url = f"{oracle}/never-answers"
     words = [sys.executable, "-m", "moebox", "compare", url, url, "--model", MODEL]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stderr
     assert process.stderr.readline().startswith("run: ")
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=60)
 
     assert process.returncode == 130
-    assert said.startswith("interrupted; a comparison cannot be resumed")
+    assert errors.startswith("interrupted; a comparison cannot be resumed")
 
 
 def test_checks_are_kept_in_the_run_of_the_launch(
@@ -162,8 +162,8 @@ def test_checks_are_kept_in_the_run_of_the_launch(
     assert main(["verify", f"{oracle}/correct", "--only", "alive", "--run", "nosuch"]) == 2
 
 
-def test_a_few_checks_are_not_the_ladder(oracle: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nowhere green: what was left out could be broken."""
+def test_a_few_checks_are_not_a_full_pass(oracle: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Never shown as passed: what was left out could be broken."""
     assert main(["verify", f"{oracle}/correct", "--only", "alive"]) == 0
     capsys.readouterr()
     assert main(["runs", "show", "latest"]) == 0

@@ -1,4 +1,4 @@
-"""Whatever a server does, the ladder ends with a verdict, and its words do no harm."""
+"""Whatever a server does, a run ends with a verdict, and the text it sends does no harm."""
 
 import pytest
 
@@ -23,32 +23,32 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", [*sorted(HOSTILE), "never-ends", "never-answers"])
 def test_a_hostile_server_ends_in_a_verdict(oracle: str, name: str):
-    """Streams without end, anything at all, lies about limits: not green, within the ladder's time."""
+    """Streams without end, arbitrary output, false limits: not a pass, within the run's time."""
     options = VerifyOptions(thinking="yes", trials=2, deadline_s=1, time_s=5, seed=1)
-    ladder = run_checks(
+    results = run_checks(
         endpoint_from_url(f"{oracle}/{name}", MODEL), options, only=["alive", "json", "tools", "streaming", "limits"]
     )
 
-    if name != "says-any-limit":  # which now and then says a fair one
-        assert ladder.verdict in ("warn", "fail")
-        assert any(rung.reason for rung in ladder.rungs)
+    if name != "says-any-limit":  # which now and then announces a right one
+        assert results.verdict in ("warn", "fail")
+        assert any(check.reason for check in results.rungs)
 
 
-def test_a_ladder_that_runs_out_of_time_says_so(oracle: str):
-    """What was not asked is skipped, and the verdict is not green."""
-    ladder = run_checks(
+def test_a_run_out_of_time_is_reported(oracle: str):
+    """Checks that did not run are skipped, and the verdict is not a pass."""
+    results = run_checks(
         endpoint_from_url(f"{oracle}/correct", MODEL),
         VerifyOptions(time_s=0.2, seed=1),
         only=["alive", "plain", "tools"],
     )
 
-    assert "out of time" in ladder.stopped
-    assert ladder.rungs[-1].verdict in ("warn", "skip")
-    assert ladder.verdict != "pass"
+    assert "out of time" in results.stopped
+    assert results.rungs[-1].verdict in ("warn", "skip")
+    assert results.verdict != "pass"
 
 
 def test_what_a_server_writes_is_escaped(oracle: str, capsys: pytest.CaptureFixture[str]):
-    """An error cannot clear the screen of the one who reads it."""
+    """An error message cannot clear the user's screen."""
     assert main(["verify", f"{oracle}/shouts", "--model", MODEL, "--only", "alive"]) == 1
     shown = capsys.readouterr().out
     assert "\x1b" not in shown
@@ -56,35 +56,35 @@ def test_what_a_server_writes_is_escaped(oracle: str, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("name", sorted(RIGHT))
-def test_what_is_odd_and_legal_is_never_red(oracle: str, name: str):
-    """Line ends, comments, unknown fields, media types in any case; the whole ladder is the benchmark's."""
-    ladder = run_checks(
+def test_unusual_but_valid_replies_never_fail(oracle: str, name: str):
+    """Line ends, comments, unknown fields, media types in any case; the benchmark runs all checks."""
+    results = run_checks(
         endpoint_from_url(f"{oracle}/{name}", MODEL), VerifyOptions(thinking="yes", trials=2, seed=1), only=QUICK
     )
 
-    assert [(rung.name, rung.reason) for rung in ladder.rungs if rung.verdict == "fail"] == []
+    assert [(check.name, check.reason) for check in results.rungs if check.verdict == "fail"] == []
 
 
 def test_a_fault_of_one_in_three_is_seen(oracle: str):
-    """One lost piece of a streamed call in three turns the tools rung yellow or red, with its rate."""
+    """One lost piece of a streamed call in three is a warning or a failure of the tools check, with its rate."""
     endpoint = endpoint_from_url(f"{oracle}/piece-lost@3!s", MODEL)
-    ladder = run_checks(endpoint, VerifyOptions(thinking="yes", trials=12, seed=1), only=["tools"])
-    slips = {slip.kind: slip for slip in ladder.rungs[0].slips}
+    results = run_checks(endpoint, VerifyOptions(thinking="yes", trials=12, seed=1), only=["tools"])
+    failures = {failure.kind: failure for failure in results.rungs[0].slips}
 
-    assert ladder.verdict in ("warn", "fail")
-    assert slips["tool-call/streamed"].seen >= 1
-    assert slips["tool-call/streamed"].low < 1 / 3 < slips["tool-call/streamed"].high + 0.2
+    assert results.verdict in ("warn", "fail")
+    assert failures["tool-call/streamed"].seen >= 1
+    assert failures["tool-call/streamed"].low < 1 / 3 < failures["tool-call/streamed"].high + 0.2
 
 
-def test_a_model_that_errs_is_told_from_its_server(oracle: str):
-    """The same prompt is wrong again, whole and streamed: the model's own."""
-    ladder = run_checks(
+def test_wrong_answers_of_the_model_are_not_attributed_to_the_server(oracle: str):
+    """The same prompt is wrong again, whole and streamed."""
+    results = run_checks(
         endpoint_from_url(f"{oracle}/correct~25", MODEL),
         VerifyOptions(thinking="yes", seed=5),
         only=["arithmetic", "tools"],
     )
-    met = [slip for slip in ladder.slips if slip.seen]
+    met = [failure for failure in results.slips if failure.seen]
 
     assert met
-    assert {slip.whose for slip in met} == {"model"}
-    assert ladder.verdict != "fail"
+    assert {failure.whose for failure in met} == {"model"}
+    assert results.verdict != "fail"

@@ -1,4 +1,4 @@
-"""Slips are counted, doubt buys trials, and a model's mistakes are told from a server's."""
+"""Failures are counted, and a failure leads to more trials."""
 
 import asyncio
 import contextlib
@@ -19,47 +19,47 @@ from moebox.verify.trials import CheckSession, TrialOutcome
 
 
 def run(outcomes: Iterator[TrialOutcome], options: VerifyOptions) -> CheckSession:
-    """A series of trials with these outcomes; the asker with its tally."""
+    """Run a series of trials with these outcomes; return the session with its counts."""
 
     async def series() -> CheckSession:
-        ask = CheckSession(ExchangeClient(endpoint_from_url("http://127.0.0.1:9", "m")), options)
+        session = CheckSession(ExchangeClient(endpoint_from_url("http://127.0.0.1:9", "m")), options)
 
         async def attempt(stream: bool) -> TrialOutcome:
             return next(outcomes)
 
         with contextlib.suppress(ProbeFailed):
-            await ask.run_trials("tool-call", attempt)
-        return ask
+            await session.run_trials("tool-call", attempt)
+        return session
 
     return asyncio.run(series())
 
 
-def outcomes(bad: Callable[[int], bool], whose: str = "server") -> Iterator[TrialOutcome]:
-    return (TrialOutcome(reason="wrong" if bad(number) else "", attributed_to=whose) for number in range(10_000))  # type: ignore[arg-type]
+def outcomes(bad: Callable[[int], bool], side: str = "server") -> Iterator[TrialOutcome]:
+    return (TrialOutcome(reason="wrong" if bad(number) else "", attributed_to=side) for number in range(10_000))  # type: ignore[arg-type]
 
 
-def test_without_a_slip_the_planned_trials_are_enough():
-    """And the interval says how sure that is."""
+def test_without_a_failure_the_planned_trials_are_enough():
+    """The interval shows how sure that is."""
     found = run(outcomes(lambda number: False), VerifyOptions(trials=12)).failures.summarize()[0]
 
     assert (found.seen, found.of, found.verdict) == (0, 12, "pass")
     assert found.high == pytest.approx(0.24, abs=0.01)
 
 
-def test_one_slip_buys_more_trials_and_stays_yellow():
-    """Nothing is forgiven: seen once in 36 it is still said."""
+def test_one_failure_leads_to_more_trials_and_a_warning():
+    """Seen once in 36 trials it is still reported."""
     found = run(outcomes(lambda number: number == 3), VerifyOptions(trials=12)).failures.summarize()[0]
 
     assert (found.seen, found.of, found.verdict) == (1, 36, "warn")
     assert found.example == "wrong"
 
 
-def test_what_always_breaks_is_red_at_once():
+def test_a_constant_failure_ends_the_series_at_once():
     """No more requests than are needed."""
     assert run(outcomes(lambda number: True), VerifyOptions(trials=36)).failures.summarize()[0].of == 2
 
 
-def test_one_in_five_is_red_before_the_budget_is_spent():
+def test_one_failure_in_five_fails_before_the_budget_is_spent():
     """The limit is passed with confidence."""
     found = run(outcomes(lambda number: number % 5 == 0), VerifyOptions(trials=12)).failures.summarize()[0]
 
@@ -67,15 +67,15 @@ def test_one_in_five_is_red_before_the_budget_is_spent():
     assert found.of < 36
 
 
-def test_a_models_rare_mistakes_are_not_held_against_the_server():
-    """But they are kept, under their own name."""
+def test_rare_model_failures_do_not_count_for_the_server():
+    """They are kept with their own attribution."""
     models, mine = run(outcomes(lambda number: number == 3, "model"), VerifyOptions(trials=12)).failures.summarize()
 
     assert (models.whose, models.seen, models.verdict) == ("model", 1, "pass")
     assert (mine.whose, mine.seen) == ("server", 0)
 
 
-def test_a_model_that_is_wrong_every_time_is_red():
+def test_a_model_that_is_wrong_every_time_fails():
     """Damaged weights look like that, and so does a constant fault."""
     found = run(outcomes(lambda number: True, "model"), VerifyOptions(trials=12)).failures.summarize()[0]
 
@@ -84,8 +84,8 @@ def test_a_model_that_is_wrong_every_time_is_red():
 
 
 @given(st.sampled_from(sorted(FAILURE_KINDS)), st.integers(0, 60), st.integers(0, 60))
-def test_more_slips_are_never_better(kind: str, seen: int, clean: int):
-    """The verdict follows the rate, and nothing seen is green."""
+def test_more_failures_are_never_better(kind: str, seen: int, clean: int):
+    """The verdict follows the rate, and no failure is a pass."""
     order = ["pass", "warn", "fail"]
     less, more = (order.index(failure_mark(kind, count, seen + clean + 1)) for count in (seen, seen + 1))
 
@@ -93,47 +93,49 @@ def test_more_slips_are_never_better(kind: str, seen: int, clean: int):
     assert (less == 0) == (seen == 0)
 
 
-def test_counts_are_summed_over_a_ladder_and_split_by_rung():
-    """A snapshot tells what came after it."""
-    tally = FailureCounts()
+def test_counts_are_summed_over_a_run_and_split_by_check():
+    """A snapshot separates later counts from earlier ones."""
+    counts = FailureCounts()
     for why in ("", "cut", ""):
-        tally.add("json", why)
-    before = tally.snapshot()
-    tally.add("json", "cut again")
+        counts.add("json", why)
+    before = counts.snapshot()
+    counts.add("json", "cut again")
 
-    (all_of_it,), (since,) = tally.summarize(), tally.summarize(before)
+    (all_of_it,), (since,) = counts.summarize(), counts.summarize(before)
     assert (all_of_it.seen, all_of_it.of) == (2, 4)
     assert (since.seen, since.of) == (1, 1)
 
 
-def test_a_slip_says_what_it_means_for_an_agent():
+def test_a_failure_is_described_for_an_agent():
     """Rate, interval, and a hundred calls."""
-    told = describe_failure(build_failure("transport", 4, 40))
+    text = describe_failure(build_failure("transport", 4, 40))
 
-    assert told == "4 of 40 (10%, between 4% and 23%): about 10 of 100 calls would get no complete reply"
+    assert text == "4 of 40 (10%, between 4% and 23%): about 10 of 100 calls would get no complete reply"
     assert describe_failure(build_failure("transport", 1, 2)) == "seen 1 of 2 times"
 
 
-def test_a_ladder_is_as_good_as_its_worst_slip():
-    """Slips that no single rung shows clearly count in sum; one cut short is never green."""
-    green = CheckVerdict(name="plain", verdict="pass")
-    ladder = CheckResults(url="", model="m", rungs=(green,))
+def test_results_are_as_good_as_the_worst_failure():
+    """Failures that no single check shows clearly count in sum; a run cut short is never a pass."""
+    passed = CheckVerdict(name="plain", verdict="pass")
+    results = CheckResults(url="", model="m", rungs=(passed,))
 
-    assert ladder.verdict == "pass"
-    assert CheckResults(url="", model="m", rungs=(green,), slips=(build_failure("transport", 9, 90),)).verdict == "fail"
-    assert CheckResults(url="", model="m", rungs=(green,), stopped="out of time").verdict == "warn"
+    assert results.verdict == "pass"
+    assert (
+        CheckResults(url="", model="m", rungs=(passed,), slips=(build_failure("transport", 9, 90),)).verdict == "fail"
+    )
+    assert CheckResults(url="", model="m", rungs=(passed,), stopped="out of time").verdict == "warn"
     assert worst_mark([]) == "skip"
 
 
-def test_a_request_eight_seconds_late_among_fifty_is_seen():
-    """By its like: whole replies by whole ones, longer ones by their length."""
-    paces = [*[ReplyTime(0.2, 500, False)] * 49, ReplyTime(8.2, 500, False), ReplyTime(9.0, 25_000, False)]
+def test_a_reply_eight_seconds_late_among_fifty_is_found():
+    """Whole replies are compared with whole ones, longer ones by their length."""
+    times = [*[ReplyTime(0.2, 500, False)] * 49, ReplyTime(8.2, 500, False), ReplyTime(9.0, 25_000, False)]
 
-    assert [bool(why) for why in (late_reply(pace, paces) for pace in paces)] == [False] * 49 + [True, False]
+    assert [bool(why) for why in (late_reply(reply, times) for reply in times)] == [False] * 49 + [True, False]
 
 
 @given(st.text())
-def test_a_servers_words_cannot_drive_a_terminal(text: str):
+def test_text_of_a_server_cannot_control_a_terminal(text: str):
     """Escapes, control characters, line ends and half characters are spelled out."""
     shown = one_line(text + "\x1b[2J\x00\r\n\ud83d\u202e")
 
@@ -141,13 +143,13 @@ def test_a_servers_words_cannot_drive_a_terminal(text: str):
     shown.encode()
 
 
-def test_a_probe_is_told_its_own_slips_not_an_earlier_ones() -> None:
+def test_a_probe_shows_its_own_failures_not_earlier_ones() -> None:
     """ "finish_reason 'stop'" had the example of a probe before it: another fault of the same kind."""
-    tally = FailureCounts()
-    tally.add("limits", "HTTP 500 when the context is full")
-    before = tally.snapshot()
+    counts = FailureCounts()
+    counts.add("limits", "HTTP 500 when the context is full")
+    before = counts.snapshot()
     for why in ("finish_reason 'stop' at the limit", "finish_reason 'stop' at the limit", "no reply", ""):
-        tally.add("limits", why)
-    (mine,) = tally.summarize(before)
+        counts.add("limits", why)
+    (mine,) = counts.summarize(before)
     assert (mine.seen, mine.of, mine.example, mine.also) == (3, 4, "finish_reason 'stop' at the limit", ("no reply",))
-    assert tally.summarize()[0].example == "HTTP 500 when the context is full"
+    assert counts.summarize()[0].example == "HTTP 500 when the context is full"

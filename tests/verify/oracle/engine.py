@@ -200,7 +200,7 @@ def routes(given: argparse.Namespace, holds: Holds) -> dict[str, Answer]:
         peer.whole(chat.whole(answer))
 
     def stream(peer: Connection, answer: chat.Made, room: int, wait: bool) -> None:
-        slow = delay * {PACED: 1.0, TOKENS: 0.2}.get(room, 0)  # only measurements are paced: ladders stay quick
+        slow = delay * {PACED: 1.0, TOKENS: 0.2}.get(room, 0)  # only measurements are paced: checks stay quick
         peer.begin(200, "text/event-stream", {"Transfer-Encoding": "chunked"})
         for chunk in chat.chunks(answer):
             peer.piece(f"data: {json.dumps(chunk)}\n\n")

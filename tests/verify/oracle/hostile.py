@@ -1,4 +1,4 @@
-"""Servers that mean harm: a ladder must end with a verdict all the same."""
+"""Hostile servers: a run must end with a verdict all the same."""
 
 import asyncio
 import itertools

@@ -1,7 +1,7 @@
 """Faults by rate: NAME, or NAME@N for one request in N, NAME@N!s for streams only (!w: whole only), ~K for model noise.
 
 With ~K the model answers every Kth prompt wrongly, the same prompt always in the same way. Which requests are broken is
-drawn from the name, the request and how often it came before: the same ladder meets the same faults, whatever else was
+drawn from the name, the request and how often it came before: the same run meets the same faults, whatever else was
 served. NAME@N+7 draws others.
 """
 

@@ -1,7 +1,7 @@
 """HTTP/1.1 as the oracle needs it: connections kept alive, replies whole or in chunks, lines that go dead.
 
-Of the standard library: the ladder's tests ask it some ten thousand requests, and a framework would work longer on each
-than the oracle does. The classes have the names and the words of Starlette's.
+Standard library only: the tests of the checks send some ten thousand requests, and a framework would spend more time
+on each than the oracle does. The classes have the names and the words of Starlette's.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Both directions: every breakage is caught by the rung meant for it, and a correct server passes all."""
+"""A correct server passes every check, and each fault is found by the check meant for it."""
 
 import json
 
@@ -15,38 +15,38 @@ from .oracle.app import KEY, MODEL
 from .oracle.rates import ALL
 
 STRICT = VerifyOptions(thinking="yes", deadline_s=60, trials=4, seed=1)
-BROKEN = {name: fault.rung for name, fault in ALL.items() if fault.rung}
+BROKEN = {name: fault.check for name, fault in ALL.items() if fault.check}
 
 
-def climb(oracle: str, fault: str, *only: str, key: str | None = None, run: Run | None = None) -> CheckResults:
+def check_server(oracle: str, fault: str, *only: str, key: str | None = None, run: Run | None = None) -> CheckResults:
     endpoint = endpoint_from_url(f"{oracle}/{fault}", MODEL, key=key)
     return run_checks(endpoint, STRICT, only=only, run=run)
 
 
 @pytest.mark.parametrize("seed", [1, *(pytest.param(other, marks=pytest.mark.siege) for other in (2, 3))])
-def test_a_correct_server_passes_every_rung(oracle: str, seed: int):
-    """No false red: whatever questions are drawn (200 draws are climbed by benchmarks/ladder_soundness.py)."""
+def test_a_correct_server_passes_every_check(oracle: str, seed: int):
+    """No false alarm, whatever questions are drawn (benchmarks/ladder_soundness.py tries 200 draws)."""
     options = VerifyOptions(thinking="yes", seed=seed, deadline_s=60)
-    ladder = run_checks(endpoint_from_url(f"{oracle}/correct", MODEL), options)
+    results = run_checks(endpoint_from_url(f"{oracle}/correct", MODEL), options)
 
-    marks = {rung.name: (rung.verdict, rung.reason) for rung in ladder.rungs}
-    assert marks.pop("vision")[0] == "skip"  # it reads text only, and says so
+    marks = {check.name: (check.verdict, check.reason) for check in results.rungs}
+    assert marks.pop("vision")[0] == "skip"  # it reads text only
     assert marks == {name: ("pass", "") for name in CHECK_NAMES if name != "vision"}
-    assert ladder.verdict == "pass"
-    assert ladder.sandbox in ("namespaces", "landlock", "seccomp")
+    assert results.verdict == "pass"
+    assert results.sandbox in ("namespaces", "landlock", "seccomp")
 
 
 @pytest.mark.parametrize("fault", sorted(BROKEN))
-def test_a_breakage_is_caught_by_the_rung_meant_for_it(oracle: str, fault: str):
-    """No false green: one known fault, one red rung, with a reason."""
-    rung = climb(oracle, fault, BROKEN[fault]).rungs[0]
+def test_a_fault_is_found_by_the_check_meant_for_it(oracle: str, fault: str):
+    """One known fault, one failed check, with a reason."""
+    check = check_server(oracle, fault, BROKEN[fault]).rungs[0]
 
-    assert rung.verdict == ("fail" if ALL[fault].red else "warn")
-    assert rung.reason
-    assert all(probe.reason for probe in rung.probes if probe.verdict == "fail")
+    assert check.verdict == ("fail" if ALL[fault].red else "warn")
+    assert check.reason
+    assert all(probe.reason for probe in check.probes if probe.verdict == "fail")
 
 
-# Servers of bug reports that an earlier ladder let pass, with the checks that see them now.
+# Faults of bug reports that an earlier version missed, with the checks that find them now.
 ONCE_MISSED = {
     "nested-arguments-as-text": ("tools",),
     "long-results-cut": ("agents",),
@@ -152,152 +152,152 @@ SEEN_AT_ONCE = {
     "nonsense-when-warm": ("cache",),
     "connections-end-after-ten": ("errors",),
 }
-MISSED = {name: (rungs, 12) for name, rungs in ONCE_MISSED.items()}
-MISSED |= {name: (rungs, 4) for name, rungs in SEEN_AT_ONCE.items()}
+MISSED = {name: (checks, 12) for name, checks in ONCE_MISSED.items()}
+MISSED |= {name: (checks, 4) for name, checks in SEEN_AT_ONCE.items()}
 
 
 @pytest.mark.parametrize("fault", sorted(MISSED))
-def test_what_bug_reports_describe_is_not_green(oracle: str, fault: str):
-    """Red or yellow, in the last of the checks named, with a reason."""
-    rungs, trials = MISSED[fault]
+def test_a_fault_of_a_bug_report_does_not_pass(oracle: str, fault: str):
+    """A failure or a warning with a reason, in the last of the checks named."""
+    checks, trials = MISSED[fault]
     options = VerifyOptions(thinking="yes", deadline_s=60, trials=trials, seed=5)
-    ladder = run_checks(endpoint_from_url(f"{oracle}/{fault}", MODEL), options, only=rungs)
+    results = run_checks(endpoint_from_url(f"{oracle}/{fault}", MODEL), options, only=checks)
 
-    assert ladder.rungs[-1].verdict in ("fail", "warn")
-    assert ladder.rungs[-1].reason
+    assert results.rungs[-1].verdict in ("fail", "warn")
+    assert results.rungs[-1].reason
 
 
-def test_the_length_that_is_announced_is_tried_where_it_is_cheap_and_told_where_it_is_not(oracle: str):
-    """Above 16k one prompt of that length is sent; with a shorter --context the verdict says what was not tried."""
-    tried = climb(oracle, "takes-20k", "long-context")
+def test_the_announced_length_is_tried_if_cheap_and_noted_if_not(oracle: str):
+    """Above 16k one prompt of that length is sent; with a shorter --context a note names the rest."""
+    tried = check_server(oracle, "takes-20k", "long-context")
     probes = {probe.name: probe.reason for probe in tried.rungs[0].probes}
     shorter = VerifyOptions(thinking="yes", context=2000, trials=4, seed=1)
-    told = run_checks(endpoint_from_url(f"{oracle}/takes-20k", MODEL), shorter, only=["long-context"])
+    untried = run_checks(endpoint_from_url(f"{oracle}/takes-20k", MODEL), shorter, only=["long-context"])
 
     assert "of 20,000 tokens announced" in probes["announced"]
     assert tried.notes == ()
-    assert "20,000 tokens announced" in told.notes[0]
-    assert "--context 20000 tries all" in told.notes[0]
+    assert "20,000 tokens announced" in untried.notes[0]
+    assert "--context 20000 tries all" in untried.notes[0]
 
 
 @pytest.mark.parametrize("server", ["odd-short-1k", "odd-short-2k-strict"])
-def test_a_short_context_is_no_fault(server: str, oracle: str):
-    """No more is asked for than it holds: a conversation ends before it is full, and answers leave room for prompts."""
-    ladder = climb(oracle, server, "alive", "thinking", "tools", "agents", "anthropic")
+def test_a_short_context_is_not_a_fault(server: str, oracle: str):
+    """Requests fit into it: a conversation ends before it is full, and answers leave space for prompts."""
+    results = check_server(oracle, server, "alive", "thinking", "tools", "agents", "anthropic")
 
-    assert {rung.name: rung.reason for rung in ladder.rungs if rung.verdict != "pass"} == {}
+    assert {check.name: check.reason for check in results.rungs if check.verdict != "pass"} == {}
 
 
-def test_what_has_no_room_in_a_short_context_is_not_asked(oracle: str):
-    """Said of each question; nothing fails, and what fits is checked. vLLM at 1,024 tokens failed by HTTP 500."""
-    ladder = climb(oracle, "odd-short-1k-strict", "alive", "plain", "tools", "anthropic")
-    unasked = [probe.reason for rung in ladder.rungs for probe in rung.probes if probe.verdict == "skip"]
+def test_questions_too_long_for_a_short_context_are_skipped(oracle: str):
+    """Each with the reason; nothing fails, and what fits is checked. vLLM at 1,024 tokens failed by HTTP 500."""
+    results = check_server(oracle, "odd-short-1k-strict", "alive", "plain", "tools", "anthropic")
+    unasked = [probe.reason for check in results.rungs for probe in check.probes if probe.verdict == "skip"]
 
-    assert {rung.verdict for rung in ladder.rungs} == {"pass"}
+    assert {check.verdict for check in results.rungs} == {"pass"}
     assert "question and answer need more than a context of 1,024 tokens" in unasked
 
 
-def test_a_context_that_is_said_to_be_shorter_than_it_is_hides_nothing(oracle: str):
-    """All is asked as ever, and what fails is the announcement: answers of one token were called unfinished."""
-    ladder = climb(oracle, "says-it-takes-little", "alive", "plain", "thinking", "agents", "limits")
-    marks = {rung.name: rung.verdict for rung in ladder.rungs}
-    (agents,) = (rung for rung in ladder.rungs if rung.name == "agents")
+def test_an_announced_context_below_the_real_one_hides_nothing(oracle: str):
+    """Every question is asked, and only the announcement fails."""
+    results = check_server(oracle, "says-it-takes-little", "alive", "plain", "thinking", "agents", "limits")
+    marks = {check.name: check.verdict for check in results.rungs}
+    (agents,) = (check for check in results.rungs if check.name == "agents")
 
     assert marks == {"alive": "pass", "plain": "pass", "thinking": "pass", "agents": "pass", "limits": "fail"}
     assert {probe.name: probe.reason for probe in agents.probes}["rounds with thinking"] == "6 rounds"
 
 
-def test_each_fault_of_the_brief_has_a_server():
-    """The list of breakages is complete, and every rung has at least one server that fails it."""
+def test_every_check_has_a_server_that_fails_it():
+    """The list of faults is complete."""
     assert set(BROKEN.values()) == set(CHECK_NAMES)
 
 
-def test_garbage_stops_the_ladder_where_later_rungs_would_mean_nothing(oracle: str):
-    """A model that says "!!!!" is not asked for JSON; the rungs left out are named."""
-    ladder = climb(oracle, "exclaims")
+def test_garbage_stops_the_run_if_later_checks_would_mean_nothing(oracle: str):
+    """A model that writes "!!!!" is not asked for JSON; the skipped checks are listed."""
+    results = check_server(oracle, "exclaims")
 
-    assert [rung.verdict for rung in ladder.rungs[:3]] == ["pass", "fail", "skip"]
-    assert "plain" in ladder.stopped
-    assert all(rung.verdict == "skip" for rung in ladder.rungs[2:])
+    assert [check.verdict for check in results.rungs[:3]] == ["pass", "fail", "skip"]
+    assert "plain" in results.stopped
+    assert all(check.verdict == "skip" for check in results.rungs[2:])
 
 
-def test_keep_going_climbs_past_it(oracle: str):
-    """Somebody who wants to see the rest may."""
+def test_keep_going_runs_the_later_checks(oracle: str):
+    """The run does not stop at a failed check."""
     endpoint = endpoint_from_url(f"{oracle}/exclaims", MODEL)
-    ladder = run_checks(endpoint, STRICT, only=["plain", "limits"], keep_going=True)
+    results = run_checks(endpoint, STRICT, only=["plain", "limits"], keep_going=True)
 
-    assert [rung.verdict for rung in ladder.rungs] == ["fail", "fail"]
-
-
-def test_a_fault_in_one_rung_leaves_the_others_green(oracle: str):
-    """The ladder goes on where that makes sense."""
-    ladder = climb(oracle, "forgets-usage")
-
-    assert [rung.name for rung in ladder.rungs if rung.verdict == "fail"] == ["streaming"]
+    assert [check.verdict for check in results.rungs] == ["fail", "fail"]
 
 
-def test_a_500_in_mid_ladder_is_a_verdict_and_not_an_end(oracle: str):
-    """Later rungs are still tried, and say what they met."""
-    ladder = climb(oracle, "stops-answering-midway", "plain", "arithmetic", "json", "limits")
+def test_a_fault_in_one_check_leaves_the_others_passing(oracle: str):
+    """The run goes on after it."""
+    results = check_server(oracle, "forgets-usage")
 
-    assert [rung.verdict for rung in ladder.rungs] == ["pass", "fail", "fail", "fail"]
-    assert "HTTP 500: out of memory" in ladder.rungs[2].reason
+    assert [check.name for check in results.rungs if check.verdict == "fail"] == ["streaming"]
 
 
-def test_a_server_without_anthropics_api_is_not_blamed(oracle: str):
+def test_http_500_in_the_middle_does_not_end_the_run(oracle: str):
+    """Later checks are still tried, each with its own reason."""
+    results = check_server(oracle, "stops-answering-midway", "plain", "arithmetic", "json", "limits")
+
+    assert [check.verdict for check in results.rungs] == ["pass", "fail", "fail", "fail"]
+    assert "HTTP 500: out of memory" in results.rungs[2].reason
+
+
+def test_a_server_without_anthropics_api_does_not_fail(oracle: str):
     """Skip, not fail."""
-    assert climb(oracle, "no-anthropic", "anthropic").rungs[0].verdict == "skip"
+    assert check_server(oracle, "no-anthropic", "anthropic").rungs[0].verdict == "skip"
 
 
-def test_what_no_setting_fixes_is_yellow(oracle: str):
+def test_a_fault_that_no_setting_fixes_is_a_warning(oracle: str):
     """Calls as text under tool_choice none: a fault of vLLM's settings, which are named; with llama.cpp a warning."""
-    rungs = {
+    checks = {
         engine: run_checks(
             endpoint_from_url(f"{oracle}/none-as-text", MODEL, engine=engine), STRICT, only=["tools"]
         ).rungs[0]
         for engine in ("vllm", "llama.cpp")
     }
 
-    assert rungs["vllm"].verdict == "fail"
-    assert "--exclude-tools-when-tool-choice-none" in rungs["vllm"].reason
-    assert rungs["llama.cpp"].verdict == "warn"
-    assert [probe.name for probe in rungs["llama.cpp"].probes if probe.verdict == "warn"] == ["choice none"]
-    assert "llama.cpp shows tools" in rungs["llama.cpp"].reason
+    assert checks["vllm"].verdict == "fail"
+    assert "--exclude-tools-when-tool-choice-none" in checks["vllm"].reason
+    assert checks["llama.cpp"].verdict == "warn"
+    assert [probe.name for probe in checks["llama.cpp"].probes if probe.verdict == "warn"] == ["choice none"]
+    assert "llama.cpp shows tools" in checks["llama.cpp"].reason
 
 
 def test_busy_answers_are_waited_out(oracle: str):
-    """429 with Retry-After now and then is no fault."""
-    assert climb(oracle, "busy-at-times", "alive", "arithmetic", "streaming").verdict == "pass"
+    """429 with Retry-After now and then is not a fault."""
+    assert check_server(oracle, "busy-at-times", "alive", "arithmetic", "streaming").verdict == "pass"
 
 
-def test_the_right_key_opens_and_a_wrong_one_is_said(oracle: str):
-    """401 ends the ladder at its first rung."""
-    assert climb(oracle, "keyed", "alive", key=KEY).verdict == "pass"
+def test_a_wrong_key_is_reported(oracle: str):
+    """401 ends the run at its first check."""
+    assert check_server(oracle, "keyed", "alive", key=KEY).verdict == "pass"
 
-    refused = climb(oracle, "keyed", key="another")
+    refused = check_server(oracle, "keyed", key="another")
     assert refused.rungs[0].verdict == "fail"
     assert "401" in refused.rungs[0].reason
     assert refused.rungs[1].verdict == "skip"
 
 
-def test_a_model_that_is_not_there_is_named_with_those_that_are(oracle: str):
-    """/v1/models is the first thing looked at."""
-    ladder = run_checks(endpoint_from_url(f"{oracle}/correct", "kimi-k9"), STRICT)
+def test_a_missing_model_is_reported_with_the_served_ones(oracle: str):
+    """/v1/models is requested first."""
+    results = run_checks(endpoint_from_url(f"{oracle}/correct", "kimi-k9"), STRICT)
 
-    assert ladder.rungs[0].verdict == "fail"
-    assert "kimi-k9" in ladder.rungs[0].reason
-    assert MODEL in ladder.rungs[0].reason
+    assert results.rungs[0].verdict == "fail"
+    assert "kimi-k9" in results.rungs[0].reason
+    assert MODEL in results.rungs[0].reason
 
 
 def test_a_model_that_does_not_think_is_skipped_unless_it_must(oracle: str):
-    """Without a reasoning field nobody can say whether the parser or the model is missing."""
+    """Without a reasoning field the parser may be missing, or the model does not think."""
     endpoint = endpoint_from_url(f"{oracle}/never-thinks", MODEL)
 
     assert run_checks(endpoint, VerifyOptions(seed=1), only=["thinking"]).rungs[0].verdict == "pass"  # `off` holds
     assert run_checks(endpoint, VerifyOptions(thinking="yes", seed=1), only=["thinking"]).rungs[0].verdict == "fail"
 
 
-def test_the_length_asked_for_is_the_length_tried(oracle: str):
+def test_the_requested_context_length_is_tried(oracle: str):
     """Counted by the server's own tokenizer; more than it takes is a fault."""
     endpoint = endpoint_from_url(f"{oracle}/correct", MODEL)
     needles = run_checks(endpoint, VerifyOptions(context=3000, seed=1), only=["long-context"]).rungs[0].probes[0]
@@ -320,10 +320,10 @@ def test_the_tool_score_has_its_trials_and_interval(oracle: str):
 
 
 def test_evidence_is_kept_and_the_key_is_not_in_it(oracle: str):
-    """Request, response and raw stream of every probe stand in the run folder."""
-    run = Run.create("ladder")
-    ladder = climb(oracle, "keyed", "alive", "streaming", key=KEY, run=run)
-    kept = json.loads((run.path / ladder.rungs[1].evidence).read_text())
+    """Request, response and raw stream of every probe are in the run folder."""
+    run = Run.create("checks")
+    results = check_server(oracle, "keyed", "alive", "streaming", key=KEY, run=run)
+    kept = json.loads((run.path / results.rungs[1].evidence).read_text())
     exchange = kept["probes"][0]["evidence"][1]
 
     assert exchange["request"]["messages"]
@@ -336,17 +336,17 @@ def test_evidence_is_kept_and_the_key_is_not_in_it(oracle: str):
 
 def test_the_document_has_the_keys_that_scripts_rely_on(oracle: str):
     """rungs [{name, verdict, probes, evidence}] and verdict."""
-    plain = results_document(climb(oracle, "wrong-sums", "alive", "arithmetic"))
+    plain = results_document(check_server(oracle, "wrong-sums", "alive", "arithmetic"))
 
     assert plain["verdict"] == "fail"
-    assert [rung["verdict"] for rung in plain["rungs"]] == ["pass", "fail"]
+    assert [check["verdict"] for check in plain["rungs"]] == ["pass", "fail"]
     assert {"name", "verdict", "probes", "evidence"} <= set(plain["rungs"][0])
     json.dumps(plain, allow_nan=False)
 
 
-def test_rungs_are_chosen_in_ladder_order_and_by_name():
+def test_checks_are_selected_by_name_and_run_in_order():
     """--only and --from."""
-    assert [rung.name for rung in select_checks(["tools", "alive"], "")] == ["alive", "tools"]
-    assert [rung.name for rung in select_checks([], "limits")] == ["limits", "errors", "vision", "anthropic"]
+    assert [check.name for check in select_checks(["tools", "alive"], "")] == ["alive", "tools"]
+    assert [check.name for check in select_checks([], "limits")] == ["limits", "errors", "vision", "anthropic"]
     with pytest.raises(UnknownName, match="tool"):
         select_checks(["tool"], "")
