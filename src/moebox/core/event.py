@@ -168,6 +168,13 @@ class LoadSlept(Event, tag="bench.slept", frozen=True):
     away_s: float = 0.0
 
 
+class LoadRepeated(Event, tag="bench.repeated", frozen=True):
+    """A load is measured again, because its figures cannot be trusted."""
+
+    concurrency: int = 0
+    reason: str = ""
+
+
 class ServerMeasured(Event, tag="bench.server", frozen=True):
     """A server about which nothing else is known is measured."""
 

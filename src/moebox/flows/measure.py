@@ -1,5 +1,6 @@
 """The measurements of a pipeline: a sweep over loads, each saved as soon as it is done."""
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,7 @@ from moebox.bench import samples
 from moebox.bench.measure import MeasuredLoad, measure_load
 from moebox.bench.probe import ProbedEndpoint, probe_endpoint
 from moebox.core.endpoint import Endpoint
-from moebox.core.event import LoadBegan, LoadDone, LoadSlept, MeasurementDamaged
+from moebox.core.event import LoadBegan, LoadDone, LoadRepeated, LoadSlept, MeasurementDamaged
 from moebox.core.measure import Load, Workload
 from moebox.core.result import Measurement, parse_measurement, result_document
 from moebox.doctor.logs import known_causes
@@ -21,7 +22,10 @@ from moebox.units import format_seconds, format_streams, format_tok_s
 
 NAME = "measurements/random-c{}"  # of a load's files, without suffix
 ROUNDS = 4  # requests per stream
-TRIES = 3  # of a load during which the machine slept; the last one is kept and marked
+SLEEP_TRIES = 3  # of a load during which the machine slept; the last one is kept and marked
+REPEATS_ENV = "MOEBOX_REPEATS"  # how often a load is measured again if it was disturbed or not steady; 1 if unset
+DOUBTS = ("disturbed", "not steady", "other clients")  # beginnings of flags that a second try may get rid of
+SWEEP_NOISE = 0.1  # by which more streams may seem slower; identical loads of a quiet server differ by less
 SHORT = Workload(input_tokens=96, output_tokens=64)
 LONG = Workload(input_tokens=1024, output_tokens=256)
 
@@ -49,7 +53,8 @@ def measure_loads(
             run.add_event(MeasurementDamaged(file=f"{path}.json", why=problem.message))
             result = None
         if result is None:
-            measured = _measure_load(subject, load, run, short=short, notify=notify)
+            best = max(rows, key=lambda row: row.output_throughput, default=None)
+            measured = _measure_load(subject, load, run, short=short, best=best, notify=notify)
             if measured.result.bad_requests and not is_alive():
                 raise ExternalError(f"the engine died while it was measured with {format_streams(load)}")
             if not measured.result.completed:
@@ -91,20 +96,36 @@ def are_measurements_readable(run: Run) -> bool:
     return all(_load_measurement(run, NAME.format(load)) for load in loads)
 
 
-def _measure_load(subject: ProbedEndpoint, streams: int, run: Run, *, short: bool, notify: Notify) -> MeasuredLoad:
-    """Measure one load; repeat it if the machine slept meanwhile."""
+def _measure_load(
+    subject: ProbedEndpoint, streams: int, run: Run, *, short: bool, best: Measurement | None, notify: Notify
+) -> MeasuredLoad:
+    """Measure one load. Repeat it if the machine slept, was disturbed or the server was not steady.
+
+    `best` is the fastest of the lower loads: more streams give no fewer tokens, beyond noise, from a steady server.
+    """
     load = Load(concurrency=streams, requests=ROUNDS * streams)
-    for left in reversed(range(TRIES)):
+    sleeps_left, repeats_left = SLEEP_TRIES, int(os.environ.get(REPEATS_ENV, "1"))
+    while True:
         run.add_event(LoadBegan(concurrency=streams))
-        made = measure_load(subject, SHORT if short else LONG, load, warmup=min(streams, 4), label="random")
+        made = measure_load(subject, SHORT if short else LONG, load, settle=True, label="random")
         if made.was_interrupted:
             raise KeyboardInterrupt
-        away_s = made.result.away_s
-        if not away_s:
-            break
-        run.add_event(LoadSlept(concurrency=streams, away_s=away_s))
-        notify(
-            f"{format_streams(streams)}: the machine slept for {format_seconds(away_s)}; "
-            f"{'measured again' if left else 'kept and marked'}"
-        )
-    return made
+        if made.result.away_s:
+            sleeps_left -= 1
+            reason = f"the machine slept for {format_seconds(made.result.away_s)}"
+            run.add_event(LoadSlept(concurrency=streams, away_s=made.result.away_s))
+            is_repeated = sleeps_left > 0
+        else:
+            if best and made.result.output_throughput < (1 - SWEEP_NOISE) * best.output_throughput:
+                rate = f"{format_tok_s(best.output_throughput)} with {format_streams(best.max_concurrency or 1)}"
+                flags = (*made.result.flags, f"not steady: slower than with fewer streams ({rate})")
+                made = replace(made, result=replace(made.result, flags=flags))
+            reason = "; ".join(flag for flag in made.result.flags if flag.startswith(DOUBTS))
+            if not reason:
+                return made
+            is_repeated = repeats_left > 0
+            repeats_left -= 1
+            run.add_event(LoadRepeated(concurrency=streams, reason=reason))
+        notify(f"{format_streams(streams)}: {reason}; {'measured again' if is_repeated else 'kept and marked'}")
+        if not is_repeated:
+            return made
