@@ -17,8 +17,7 @@ WIDTH = "100"
 def reference() -> str:
     """The whole page."""
     os.environ |= {"COLUMNS": WIDTH, "NO_COLOR": "1", "TERM": "dumb"}
-    from moebox.cli import COMMANDS, main
-    from moebox.cli.overview import section_of
+    from moebox.cli import COMMANDS, main, section_of
 
     parts = ["# Command line", "", "Made from the commands' own help by `python scripts/reference.py`.", ""]
     names = sorted(COMMANDS, key=lambda name: (section_of(name.partition(" ")[0]), name))

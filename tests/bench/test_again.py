@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from moebox.bench.command import bench_flags, load_presets
 from moebox.bench.search import parse_slo
 from moebox.cli import main
-from moebox.cli.bench_plan import BenchArgs, BenchPlan, make_bench_plan, parse_counts
+from moebox.cli.bench.args import BenchArgs, BenchPlan, make_bench_plan, parse_counts
 from moebox.core import result
 from moebox.core.measure import Load, Slo, Workload
 from moebox.core.result import PrefillDecode, result_document

@@ -236,7 +236,7 @@ def test_a_server_that_died_ends_the_sweep(words: list[str], runs: Path, capsys:
         assert main(["bench", url, "--model", "m", "--requests", "4", "--output", "3", "--input", "8", *words]) == 3
     said = capsys.readouterr()
     assert [path.suffix for path in next(runs.iterdir()).glob("measurements/c4*")] == []
-    assert f"error: the server is gone since c2: {url.removeprefix('http://')}: Connection refused" in said.err
+    assert f"error: the server has not answered since c2: {url.removeprefix('http://')}: Connection refused" in said.err
     again = "--concurrency 2,4" if "1,2,4" in words else "--search concurrency"
-    assert again in said.err.partition("go on with: ")[2]
+    assert again in said.err.partition("resume with: ")[2]
     assert "c2" in said.out

@@ -350,7 +350,7 @@ def test_an_interrupt_keeps_what_was_measured(number: signal.Signals, tmp_path: 
     assert code == 130
     assert (result["partial"], result["completed"], result["cancelled"]) == (True, 3, 2)
     again = f"moebox bench {url} --model m --input 256 --output 3 --concurrency 2,4 --requests 9 -o {file}"
-    assert f"go on with: {again}\n" in said
+    assert f"resume with: {again}\n" in said
     assert "Traceback" not in said
 
 

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from moebox.bench.generator.job import LoadProgress
-from moebox.cli.bench_view import LiveLine, group_errors, print_results, sparkline, time_left
+from moebox.cli.bench.results import LiveLine, group_errors, print_results, sparkline, time_left
 
 FIGURES = {
     "request_rate": "inf",
@@ -68,7 +68,7 @@ def test_the_live_line_fits_and_says_how_long_it_will_take() -> None:
     after = LoadProgress(
         worker=0, sent=4096, ended=1024, failed=3, in_flight=2048, tokens=9**6, ttft_ms=91.0, cpu_share=0.5
     )
-    first, then = line.line([before], 3.0, 80).plain, line.line([after], 60.0, 80).plain
+    first, then = line.progress_line([before], 3.0, 80).plain, line.progress_line([after], 60.0, 80).plain
 
     assert re.search(r"no token yet", first)
     assert "TTFT" not in first
@@ -86,12 +86,12 @@ def test_the_speed_so_far_is_drawn_below_the_line() -> None:
     """From the first token on, at its own scale, in 80 cells however long the run is."""
     line = LiveLine(Console(width=80), "c8", total=100)
     for place, tokens in enumerate((0, 0, 100, 300, 300, 700), 1):
-        line.line([progress(tokens)], float(place), 80)
+        line.progress_line([progress(tokens)], float(place), 80)
 
-    assert line.sparkline(80).plain == "tok/s ▃▅▁█ up to 400 tok/s"
+    assert line.speed_line(80).plain == "tok/s ▃▅▁█ up to 400 tok/s"
     for place in range(7, 700):
-        line.line([progress(700 + 10 * place)], float(place), 80)
-    drawn = line.sparkline(80).plain
+        line.progress_line([progress(700 + 10 * place)], float(place), 80)
+    drawn = line.speed_line(80).plain
     assert len(drawn) == 80
     assert drawn.startswith("tok/s ")
     assert drawn.endswith(" up to 400 tok/s")
@@ -100,12 +100,12 @@ def test_the_speed_so_far_is_drawn_below_the_line() -> None:
 def test_nothing_is_drawn_where_there_is_nothing_to_draw() -> None:
     """Before the second figure, on a terminal of a few cells, and of a server that gives no tokens."""
     line = LiveLine(Console(width=80), "c8", total=100)
-    line.line([progress(0)], 1.0, 80)
+    line.progress_line([progress(0)], 1.0, 80)
 
-    assert line.sparkline(80).plain == ""
+    assert line.speed_line(80).plain == ""
     for place in (2.0, 3.0, 4.0):
-        line.line([progress(5)], place, 80)
-    assert line.sparkline(12).plain == ""
+        line.progress_line([progress(5)], place, 80)
+    assert line.speed_line(12).plain == ""
     assert sparkline([0.0, 0.0], 8) == "▁▁"
 
 

@@ -79,7 +79,7 @@ def test_it_is_listed_shown_and_handed_on(
     assert (code, "kimi-vllm-1" in out, "61 from 4 and 8" in out) == (0, True, True)
     code, out, _ = run(capsys, "calibrations", "show", "kimi-vllm-1")
     assert code == 0
-    assert "not seen: acceptance of draft tokens" in out
+    assert "not measured: acceptance of draft tokens" in out
     assert max(map(len, out.splitlines())) <= 80
     file = tmp_path / "shared.json"
     assert run(capsys, "calibrations", "export", "kimi-vllm-1", str(file))[0] == 0

@@ -6,7 +6,7 @@ import pytest
 
 from moebox.cli import main, output
 from moebox.core import catalogue
-from moebox.core.event import PipelineBegan
+from moebox.core.engine_event import PipelineBegan
 from moebox.runs.listing import list_summaries
 from moebox.store import Run
 from tests.report.making import a_run
@@ -110,7 +110,7 @@ def test_a_recipe_that_does_not_fit_is_forecast_with_a_warning(capsys: pytest.Ca
     recipe, box = str(tmp_path / "ik.toml"), ("--box", "2x-rtx-pro-6000-max-q", "--ram-bandwidth", "614GB/s")
     assert main(["plan", "kimi-k2.6", *box, "--ram", "768GiB", "-o", recipe]) == 0
     shown = " ".join(lines(capsys, "forecast", recipe, *box, "--ram", "64GiB"))
-    assert "does not fit by" in shown
+    assert "does not fit: " in shown
     assert "pp: a prompt of 4,096 tokens" in shown
     assert "does not fit" not in " ".join(lines(capsys, "forecast", recipe, *box, "--ram", "768GiB"))
 

@@ -301,7 +301,7 @@ def test_rows_beyond_the_recipes_context_are_told(
     capsys.readouterr()
 
     (caution,) = told(capsys, path, *words)["warnings"]
-    assert "98,304 tokens are beyond the recipe's context of 65,536" in caution["text"]
+    assert "98,304 tokens exceed the recipe's context of 65,536" in caution["text"]
 
 
 def test_the_title_says_the_layout_as_plan_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

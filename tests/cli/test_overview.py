@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from moebox.cli import COMMANDS, main
+from moebox.cli import COMMANDS, main, section_of
 from moebox.cli.completion import complete
-from moebox.cli.overview import section_of
 from moebox.verify.options import CHECK_NAMES
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from moebox.cli.eta import TimeEstimate
-from moebox.cli.task_view import job_line
+from moebox.cli.display import TimeEstimate
+from moebox.cli.task.view import job_line
 from moebox.store import durations
 from moebox.tasks.result import JobResult
 
@@ -31,7 +31,7 @@ def test_a_second_time_goes_by_the_first():
     estimate = TimeEstimate("measure vllm kimi-k2.6", limit_s=7_200.0)
 
     assert estimate.duration_text().endswith(", as last time")
-    assert estimate.progress_text().endswith(" left by the last time")
+    assert estimate.progress_text().endswith(" left (as last time)")
 
 
 @pytest.mark.parametrize("width", [80, 160])

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from moebox import codec
 from moebox.checkpoint import deploy, resolve_model
-from moebox.cli.box_view import box_panel, box_warnings
+from moebox.cli.box import box_panel, box_warnings
 from moebox.core import catalogue
 from moebox.core.box import Box
 from moebox.core.gpu_list import used_gpus

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
-from moebox.cli.fleet_view import member_loss_lines
+from moebox.cli.fleet.commands import member_loss_lines
 from moebox.core.endpoint import endpoint_from_url
 from moebox.fleet.file import RouterKind, RouterSettings
 from moebox.flows.fleet_loss import judge_loss, streams_in_flight

@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from moebox.cli import main
-from moebox.cli.watch_view import bar_chart, look_line, watch_page
+from moebox.cli.watch import bar_chart, look_line, watch_page
 from moebox.core.endpoint import endpoint_from_url
 from moebox.core.verdict import CheckVerdict
 from moebox.flows.watch import GONE_LOOKS, SILENT_S, EndpointWatcher, MetricsLook

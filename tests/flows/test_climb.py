@@ -184,7 +184,7 @@ def test_an_interrupted_climb_says_how_to_go_on(recipe: Recipe, tmp_path: Path):
 
     assert process.wait(timeout=60) == 130
     (run,) = (tmp_path / "runs").iterdir()
-    assert said.splitlines()[-1] == f"interrupted; go on with: moebox climb --resume {run.name}"
+    assert said.splitlines()[-1] == f"interrupted; resume with: moebox climb --resume {run.name}"
     assert state.orphan_processes() == {}
 
 

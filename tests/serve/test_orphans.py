@@ -125,7 +125,7 @@ def test_the_run_of_a_detached_engine_is_not_deleted_under_it(acting: Acting, tm
 
     assert row["live"]
     assert refused.returncode == 3
-    assert f"stop that first: `moebox down {ready['id']}`" in refused.stderr
+    assert f"stop it first: `moebox down {ready['id']}`" in refused.stderr
     (row,) = json.loads(said("runs", "--json").stdout)["runs"]
     assert not row["live"]
     assert said("runs", "rm", row["id"], "--yes").returncode == 0

@@ -261,7 +261,7 @@ def test_every_command_says_that_no_model_answers(
     """In its own output, and in the lists of runs where it leaves one."""
     monkeypatch.setenv("THE_KEY", twin["key"])
     main([*words, twin["url"], "--key-env", "THE_KEY"])
-    assert "a simulation answers here" in " ".join(capsys.readouterr().err.split())
+    assert "this endpoint is a simulation" in " ".join(capsys.readouterr().err.split())
     main(["runs", "--json"])
     runs = json.loads(capsys.readouterr().out)["runs"]
     assert len(runs) == (words[0] in ("bench", "verify", "task"))
@@ -277,7 +277,7 @@ def test_a_simulation_is_compared_with_no_engine(
     monkeypatch.setenv("THE_KEY", twin["key"])
     with serving(good) as server:
         assert main(["compare", twin["url"], server.url, "--model", twin["model"], "--key-env", "THE_KEY"]) == 2
-        assert "A is a simulation, and B is not" in capsys.readouterr().err
+        assert "A is a simulation and B is not" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("path", ["/", "/v1/models", "/metrics", "/tokenize", "/v1/chat/completions", "/nowhere"])

@@ -58,7 +58,7 @@ def test_resume_finishes_a_run(server: str, capsys: pytest.CaptureFixture[str]):
     code = main(
         ["task", server, "--model", "slow", "--jobs", "3", "--family", "errand", "--seed", "0", "--budget", "1s"]
     )
-    assert "jobs left: moebox task --resume" in capsys.readouterr().out
+    assert "jobs unfinished: moebox task --resume" in capsys.readouterr().out
     assert code == 1
 
     assert main(["task", "--resume", "latest"]) == 0
@@ -96,7 +96,7 @@ def test_an_outage_is_not_the_models_failure(words: list[str], server: str, caps
         assert main(["task", dying, "--model", "dies", *asked, *words]) == 3
     told = capsys.readouterr()
     assert "does not answer any more" in told.err
-    assert "go on with: moebox task --resume" in told.err
+    assert "resume with: moebox task --resume" in told.err
     if words:
         assert json.loads(told.out)["left"] == ["errand-easy-0", "errand-easy-1"]
 
@@ -122,7 +122,7 @@ def test_a_run_is_resumed_by_the_agent_that_began_it(server: str, capsys: pytest
     run = next(Path(os.environ["MOEBOX_RUNS"]).iterdir())
     (run / "tasks.json").unlink()
     assert main(["task", server, "--model", "solve", "--resume", "latest"]) == 2
-    assert "has no jobs to go on with" in capsys.readouterr().err
+    assert "has no jobs to resume" in capsys.readouterr().err
 
 
 BAD = {
@@ -130,7 +130,7 @@ BAD = {
     "--jobs 0": "--jobs 0 is out of range",
     "--parallel 0": "--parallel 0 is out of range",
     "--budget soon": "soon",
-    "--budget 0s": "more than nothing",
+    "--budget 0s": "must be more than 0",
     "--resume nosuchrun": "no run called",
 }
 
@@ -164,7 +164,7 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(
     _, told = process.communicate(timeout=60)
 
     assert process.returncode == 130, told
-    assert "go on with: moebox task --resume" in told
+    assert "resume with: moebox task --resume" in told
     assert main(["task", server, "--model", "slow", "--resume", "latest"]) == 0
     out = capsys.readouterr().out
     assert "errand-easy-1" in out

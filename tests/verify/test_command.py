@@ -109,7 +109,7 @@ def test_it_can_be_interrupted(number: signal.Signals, oracle: str, tmp_path: Pa
 
     assert process.returncode == 130
     (run,) = (tmp_path / "runs").iterdir()
-    assert errors.splitlines()[-1] == f"interrupted; the checks that were done are in {run}"
+    assert errors.splitlines()[-1] == f"interrupted; the finished checks are in {run}"
     assert "Traceback" not in errors
 
 

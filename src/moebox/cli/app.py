@@ -1,72 +1,104 @@
-"""Builds the command tree from the table of commands; nothing is imported before it is called."""
+"""Build the command tree from the table of commands, and call the command that the words name."""
 
+from collections.abc import Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
-from cyclopts import App, Parameter
+from cyclopts import App, CoercionError, CycloptsError, MissingArgumentError, Parameter, UnusedCliTokensError
+from cyclopts.argument import Argument
 
 from moebox import __version__
-from moebox.cli import COMMANDS, GROUPS
+from moebox.cli import COMMANDS, GROUPS, subcommands
+from moebox.cli.signals import signals_as_interrupt
+from moebox.errors import BadInput, UnknownName
 
 HELP = """From the box you have and a frontier mixture-of-experts model to an endpoint that is planned, launched,
-verified, climbed, benchmarked and reported.
+verified, tuned, benchmarked and reported.
 
 Exit codes: 0 good, 1 the answer is no, 2 bad input, 3 something outside is missing or failed, 130 interrupted.
 Every command takes `--debug` to show a traceback; most take `--json`.
 """
+NUMBER_KINDS: dict[object, str] = {int: "a whole number", float: "a number"}
 
 
-def build_app(called: tuple[str, ...] = ()) -> App:
-    """The whole command line; the command that is `called` is loaded, the others are only named.
+def call_command(words: list[str]) -> int:
+    """Run the command that the words name and return its exit code; BadInput if they do not make a command."""
+    first, second = (*words, "", "")[:2]
+    known = {name.partition(" ")[0] for name in COMMANDS}
+    if not first.startswith("-") and first not in known:
+        raise UnknownName("command", first, known)
+    bare = first in COMMANDS or second.startswith("-")
+    if first in GROUPS and not bare and second not in ("", *subcommands(first)):
+        raise UnknownName(f"{first} command", second, subcommands(first))
+    app = build_app([word for word in words if not word.startswith("-")])
+    try:
+        with signals_as_interrupt(words):
+            code = app(words, exit_on_error=False, print_error=False, result_action="return_value")
+    except CycloptsError as problem:
+        hint = "`--help` after the command lists its arguments and flags"
+        raise BadInput(usage_error(problem), hint=hint) from None
+    return code if isinstance(code, int) else 0
 
-    A command's page shows its whole docstring, lists of commands the one sentence of the table.
+
+def build_app(called: Sequence[str] = ()) -> App:
+    """Build the whole command line; only the command that the words `called` name is imported.
+
+    The help page of that command shows its docstring, lists of commands show the sentence of the table.
     """
+    names = (" ".join(called[:2]), " ".join(called[:1]))
+    own = next((name for name in names if name in COMMANDS), "")
     shown = Parameter(show_default=default_text)
-    version = f"moebox {__version__}"
-    app = App(name="moebox", help=HELP, version=version, help_format="markdown", default_parameter=shown)
-    own = find_command(called)
-    groups = {
-        name: App(name=name, help=_help(name, about, own), default_parameter=shown) for name, about in GROUPS.items()
-    }
-    for part in (app, *groups.values()):
-        part.suppress_keyboard_interrupt = False  # it would exit without a word; `cli` says what was interrupted
-    for group in groups.values():
+    app = App(
+        name="moebox", help=HELP, version=f"moebox {__version__}", help_format="markdown", default_parameter=shown
+    )
+    app.suppress_keyboard_interrupt = False  # cyclopts would exit without a message
+    groups: dict[str, App] = {}
+    for name, about in GROUPS.items():
+        group = groups[name] = App(name=name, help=None if name == own else about, default_parameter=shown)
+        group.suppress_keyboard_interrupt = False
         app.command(group)
-    for name in COMMANDS:
-        _add(name, app, groups, own)
+    for name, (target, about) in COMMANDS.items():
+        head, _, tail = name.partition(" ")
+        command, text = (load_function(target), None) if name == own else (target, about)
+        if head not in groups:
+            app.command(command, name=name, help=text)
+        elif tail:
+            groups[head].command(command, name=tail, help=text)
+        elif name == own:
+            groups[head].default(load_function(target))
     return app
 
 
-def _add(name: str, app: App, groups: dict[str, App], own: str) -> None:
-    """A command at its place; a group's own only where it is called."""
-    target, about = COMMANDS[name]
-    head, _, tail = name.partition(" ")
-    command = load_function(target) if name == own else target
-    if head not in groups:
-        app.command(command, name=name, help=_help(name, about, own))
-    elif tail:
-        groups[head].command(command, name=tail, help=_help(name, about, own))
-    elif name == own:
-        groups[head].default(load_function(target))
-
-
-def find_command(words: tuple[str, ...]) -> str:
-    """The command that these words call; "" where there is none such."""
-    names = (" ".join(words[:2]), " ".join(words[:1]))
-    return next((name for name in names if name in COMMANDS), "")
-
-
-def _help(name: str, about: str, own: str) -> str | None:
-    """The table's sentence; None leaves the page of the command that is called to its docstring."""
-    return None if name == own else about
-
-
 def default_text(value: object) -> str | None:
-    """A default worth printing; "off" and "not given" go without saying."""
+    """Return the text of a default in the help; None if it is "off" or "not given"."""
     return None if value in ("", False, None, (), []) else str(value)
 
 
 def load_function(target: str) -> Any:
-    """The function named "module:function"."""
+    """Import the function named "module:function"."""
     module, _, name = target.partition(":")
     return getattr(import_module(module), name)
+
+
+def usage_error(problem: CycloptsError) -> str:
+    """Return one line for words that do not make a command."""
+    argument = problem.argument
+    if isinstance(problem, UnusedCliTokensError) and problem.unused_tokens:
+        return f"unexpected argument {' '.join(problem.unused_tokens)!r}"
+    if isinstance(problem, MissingArgumentError) and argument:
+        return f"{problem.keyword} needs a value" if problem.keyword else f"{_argument_name(argument)} is missing"
+    if not isinstance(problem, CoercionError) or not problem.token or not argument:
+        return " ".join(str(problem).split())
+    flag, value = problem.token.keyword or _argument_name(argument), problem.token.value
+    kinds = [argument.hint, *get_args(argument.hint)]
+    choices = [str(choice) for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
+    if choices:
+        return f"{flag} {value!r}: choose {', '.join(choices[:-1])} or {choices[-1]}"
+    wanted = next((text for kind, text in NUMBER_KINDS.items() if kind in kinds), "a value of another kind")
+    return f"{flag} {value!r}: must be {wanted}"
+
+
+def _argument_name(argument: Argument) -> str:
+    """Return MODEL for a positional argument, --box for an option."""
+    field = argument.field_info
+    return field.name.upper() if field.is_positional else argument.name

@@ -1,14 +1,30 @@
-"""`moebox box`: what this machine is, or a described one."""
+"""`moebox box`: this machine, or a described one."""
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING
 
 from moebox import detect
 from moebox.cli import flags
-from moebox.cli.output import print_json, stderr_console, stdout_console
-from moebox.core.box import Box
+from moebox.cli.display import make_grid
+from moebox.cli.flags import Switch
+from moebox.cli.output import print_result, stderr_console, stdout_console
+from moebox.core.box import Box, Gpu
+from moebox.core.gpu_list import VISIBLE_DEVICES
+from moebox.units import format_gb, format_gib, format_rate, plural
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+LINK_NAMES = {"nvlink": "NV", "pix": "PIX", "pxb": "PXB", "phb": "PHB", "node": "NODE", "sys": "SYS"}
+LINK_MEANINGS = {
+    "NV": "NVLink",
+    "PIX": "one PCIe switch",
+    "PXB": "several switches",
+    "PHB": "a host bridge",
+    "NODE": "one NUMA node",
+    "SYS": "across sockets",
+}
 
 
 def box(
@@ -16,11 +32,11 @@ def box(
     box: str | None = None,
     ram: str = "",
     ram_bandwidth: str = "",
-    measure: Annotated[bool, Parameter(negative=())] = False,
+    measure: Switch = False,
     hosts: Path | None = None,
     node_python: str = "",
     save: Path | None = None,
-    json: Annotated[bool, Parameter(negative=())] = False,
+    json: Switch = False,
 ) -> int:
     """Show this machine: GPUs, links, CPU, memory, and what is installed.
 
@@ -28,42 +44,173 @@ def box(
         box: Show this box instead: COUNTxGPU such as 8x-rtx-pro-6000-server, or a TOML file.
         ram: Memory to assume, such as 768GiB.
         ram_bandwidth: Its bandwidth, such as 614GB/s.
-        measure: Read memory for a few seconds to learn its real bandwidth.
+        measure: Measure the memory bandwidth; takes a few seconds.
         hosts: Time the network between the nodes of this hosts file, over ssh; forecasts with the saved box use it.
-        node_python: The Python on those nodes; python3 when left out.
-        save: Write the capture bundle for a bug report to this folder; names and serials are left out.
+        node_python: The Python on those nodes. Default: python3.
+        save: Write a capture bundle for a bug report to this folder, without names and serial numbers.
         json: Print JSON.
     """
     if not hosts:
         flags.refuse_without("--hosts", node_python=node_python)
-    found = find_box(box, ram=ram, ram_bandwidth=ram_bandwidth, measure=measure)
+    if measure:
+        from moebox.detect.declared import with_ram
+        from moebox.detect.machine import detect_machine
+
+        flags.refuse_unused("--measure measures this machine", box=box, ram_bandwidth=ram_bandwidth)
+        found = with_ram(detect_machine(measure=True), ram=ram, ram_bandwidth=ram_bandwidth)
+    else:
+        found = detect.load_box(box, ram=ram, ram_bandwidth=ram_bandwidth)
     if hosts:
         from moebox.serve.nodes import measure_network
 
         found = measure_network(found, hosts, python=node_python or "python3")
-    if json:
-        print_json(found)
-    else:
-        from moebox.cli.box_view import box_panel
-
-        stdout_console().print(box_panel(found))
+    print_result(json, found, lambda: stdout_console().print(box_panel(found)))
     if save:
-        from moebox.detect.bundle import save_bundle as write
+        from moebox.detect.bundle import save_bundle
 
-        files = write(found, save)
-        stderr_console().print(
-            f"wrote {len(files)} files to {save}: {', '.join(file.name for file in files)}", soft_wrap=True
-        )
+        files = save_bundle(found, save)
+        names = ", ".join(file.name for file in files)
+        stderr_console().print(f"wrote {len(files)} files to {save}: {names}", soft_wrap=True)
     return 0
 
 
-def find_box(name: str | None, *, ram: str, ram_bandwidth: str, measure: bool) -> Box:
-    """The box that was asked for."""
-    if measure:
-        flags.refuse_unused("--measure reads the memory of this machine", box=name, ram_bandwidth=ram_bandwidth)
-    if not measure:
-        return detect.load_box(name, ram=ram, ram_bandwidth=ram_bandwidth)
-    from moebox.detect.declared import with_ram
-    from moebox.detect.machine import detect_machine as look
+def box_panel(box: Box) -> "RenderableType":
+    """Return the whole box for the terminal."""
+    from rich.console import Group
+    from rich.panel import Panel
+    from rich.text import Text
 
-    return with_ram(look(measure=True), ram=ram, ram_bandwidth=ram_bandwidth)
+    facts = make_grid(_box_facts(box), gap=2)
+    parts: list[RenderableType] = [gpu_table(box), Text(), facts]
+    if box.links:
+        parts += [Text(), link_matrix(box)]
+    warnings = box_warnings(box)
+    if warnings:
+        parts += [Text(), *(Text(f"! {line}", style="bold yellow") for line in warnings)]
+    nodes = f", {box.nodes} nodes" if box.nodes > 1 else ""
+    title = f"[bold]{box.name}[/bold] ({box.source}){nodes}"
+    return Panel(Group(*parts), title=title, title_align="left", expand=False, padding=(1, 2))
+
+
+def gpu_table(box: Box) -> "RenderableType":
+    """Return a row for each GPU; neighbours that are alike in every way share one."""
+    from rich.table import Table
+    from rich.text import Text
+
+    if not box.gpus:
+        return Text("no GPUs: the embedded engine and CPU engines can run here")
+    table = Table(box=None, pad_edge=False)
+    has_free = any(gpu.memory_free is not None for gpu in box.gpus)
+    heads = ["GPU", "model", "free memory" if has_free else "memory", "PCIe"]
+    has_nvlink, has_numa = any(gpu.nvlink for gpu in box.gpus), any(gpu.numa is not None for gpu in box.gpus)
+    for head in heads + ["NVLink"] * has_nvlink + ["NUMA"] * has_numa:
+        table.add_column(head, justify="left" if head in ("GPU", "model") else "right", no_wrap=True)
+    groups: list[tuple[int, int, Gpu]] = []  # first and last index
+    for index, gpu in enumerate(box.gpus):
+        if groups and groups[-1][2] == gpu:
+            groups[-1] = (groups[-1][0], index, gpu)
+        else:
+            groups.append((index, index, gpu))
+    for first, last, gpu in groups:
+        memory = format_gib(gpu.memory)
+        if gpu.memory_free is not None:
+            memory = f"{gpu.memory_free / 2**30:.1f} of {memory}"
+        slot = Text("-")
+        if gpu.pcie:
+            slot = Text(f"{gpu.pcie.generation}.0 x{gpu.pcie.width}")
+            if gpu.degraded_slot:
+                slot = Text(f"{slot.plain} (of x{gpu.pcie.max_width}!)", style="bold red")
+        cells: list[RenderableType] = [str(first) if first == last else f"{first}-{last}", gpu_name(gpu), memory, slot]
+        cells += [format_rate(gpu.nvlink) if gpu.nvlink else "-"] if has_nvlink else []
+        cells += ["-" if gpu.numa is None else str(gpu.numa)] if has_numa else []
+        table.add_row(*cells)
+    return table
+
+
+def gpu_name(gpu: Gpu) -> str:
+    """Return the GPU's common name."""
+    return gpu.title.removeprefix("NVIDIA ").removesuffix(" Edition").replace(" Blackwell", "")
+
+
+def _box_facts(box: Box) -> Iterator[tuple[str, str]]:
+    """Yield GPUs, processor, memory, network, and what is installed; a described box has no host."""
+    from moebox.planner.speed.links import describe_network
+
+    for gpu in {gpu.name: gpu for gpu in box.gpus}.values():
+        kind = f"{format_rate(gpu.bandwidth)}, sm {gpu.sm}, {gpu.smem:,} B of shared memory a block"
+        yield "GPU", f"{gpu_name(gpu)}: {kind}"
+    for index, gpu in enumerate(box.gpus):
+        for holder in gpu.holders:
+            process = f"pid {holder.pid} {holder.name or '(another user)'}, {format_gb(holder.bytes)}"
+            ours = f", moebox's {holder.instance}: a plan counts it as free" if holder.instance else ""
+            yield f"gpu{index} held", process + ours
+    cpu = box.cpu
+    if cpu.model or cpu.cores:
+        nodes = f", {cpu.numa_nodes} NUMA nodes" if cpu.numa_nodes > 1 else ""
+        yield "CPU", f"{cpu.model}, {plural(cpu.sockets, 'socket')}, {cpu.cores} cores{nodes}"
+    if box.ram:
+        free = f", {format_gib(box.ram_free)} free" if box.ram_free is not None else ""
+        speed = f"{format_rate(box.ram_bandwidth)} in theory" if box.ram_bandwidth else "bandwidth unknown (--measure)"
+        if box.ram_bandwidth_measured:
+            speed = f"{format_rate(box.ram_bandwidth_measured)} measured"
+        yield "RAM", f"{format_gib(box.ram)}{free}, {speed}"
+    elif box.has_unified_memory:
+        yield "RAM", "shared with the GPU"
+    if box.nodes > 1:
+        yield "network", describe_network(box)
+    host = box.host
+    if host:
+        yield "driver", f"{host.driver} (CUDA {host.cuda})" if host.driver else "none"
+        state = "".join(f", {name} {value}" for name, value in (("IOMMU", host.iommu), ("ACS", host.acs)) if value)
+        yield "host", f"{host.system}, {format_gib(host.shm)} /dev/shm{state}"
+        yield "disk", f"{format_gb(host.disk_free)} free for models"
+        yield "containers", _versions_text(host.runtimes)
+        yield "engines", _versions_text(host.engines)
+    unverified = sorted({field for gpu in box.gpus for field in gpu.unverified})
+    if unverified:
+        yield "unverified", f"{', '.join(unverified)} rates: from data sheets, not measured here"
+
+
+def _versions_text(found: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in found.items()) or "none found"
+
+
+def link_matrix(box: Box) -> "RenderableType":
+    """Return how the GPUs are connected: "NV18", "PIX", "SYS no p2p"."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    numbers = range(len(box.gpus))
+    table = Table(box=None, pad_edge=False)
+    table.add_column("links")
+    for index in numbers:
+        table.add_column(f"gpu{index}", justify="center")
+    for a in numbers:
+        cells = []
+        for b in numbers:
+            link = box.links_by_pair.get((a, b))
+            text = f"{LINK_NAMES.get(link.kind, link.kind)}{link.lanes or ''}" if link else "·"
+            cells.append(Text(text + (" no p2p" if link and link.p2p is False else "")))
+        table.add_row(Text(f"gpu{a}", style="bold"), *cells)
+    kinds = {LINK_NAMES.get(link.kind) for link in box.links}
+    legend = ", ".join(f"{name} {meaning}" for name, meaning in LINK_MEANINGS.items() if name in kinds)
+    return Group(table, Text(legend, style="dim"))
+
+
+def box_warnings(box: Box) -> list[str]:
+    """Return problems of the box that the user should see first."""
+    lines = []
+    for index, gpu in enumerate(box.gpus):
+        if slot := gpu.degraded_slot:
+            lanes = f"runs at x{slot.width} and could run at x{slot.max_width}"
+            lines.append(f"gpu{index} {lanes}: check slot, riser, BIOS")
+        if gpu.mig:
+            lines.append(f"gpu{index} is in MIG mode: engines see its slices, not the GPU")
+    if any(link.p2p is False for link in box.links):
+        lines.append("some GPUs cannot reach each other directly: tensor parallel goes through host memory")
+    if box.gpu_numbers:
+        lines.append(f"{VISIBLE_DEVICES} hides all but the driver's GPU {', '.join(map(str, box.gpu_numbers))}")
+    if box.is_mixed:
+        lines.append("GPUs differ: tensor parallel runs at the speed and size of the smallest")
+    return lines

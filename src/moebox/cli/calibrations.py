@@ -1,51 +1,51 @@
-"""`moebox calibrations`: what rehearsals measured on this box, listed, shown, removed, exported and imported."""
+"""`moebox calibrations`: list, show, remove, export and import what rehearsals measured."""
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING
 
-from cyclopts import Parameter
-from rich.table import Table
-
-from moebox.cli.output import print_result, stderr_console, stdout_console
-from moebox.cli.tables import make_table
-from moebox.core.calibration import Boot, Calibration
+from moebox.cli.display import make_table
+from moebox.cli.flags import Switch
+from moebox.cli.output import print_lines, print_result, stdout_console
+from moebox.core.calibration import Calibration
 from moebox.errors import refuse_if
 from moebox.loose import Document
-from moebox.report.calibration import StepTime, depths_text, error_text, full_depth, is_solved, step_times
+from moebox.report.calibration import depths_text, error_text, full_depth, is_solved, step_times
 from moebox.store import calibrations as store
 from moebox.units import format_count, format_gib, format_seconds
 
-Json = Annotated[bool, Parameter(negative=())]
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
-def calibrations(*, json: Json = False) -> int:
+def calibrations(*, json: Switch = False) -> int:
     """List the calibrations that plan and forecast use.
 
     Args:
         json: Print JSON.
     """
-    shelf = store.stored_calibrations()
-    listed = {"calibrations": [*map(calibration_summary, shelf.calibrations)], "unreadable": shelf.unreadable}
-    print_result(json, listed, lambda: _list(shelf))
+    stored = store.stored_calibrations()
+
+    def show() -> None:
+        from rich.table import Table
+
+        print_lines((f"warning: {line}" for line in stored.unreadable), stderr=True)
+        if not stored.calibrations:
+            print_lines(["none yet: `moebox rehearse RECIPE --measure` makes one"])
+            return
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for title in ("id", "box", "layers from", "error"):
+            table.add_column(title, overflow="fold")
+        for found in stored.calibrations:
+            table.add_row(found.id, found.place.text, f"{found.layers} from {depths_text(found)}", error_text(found))
+        stdout_console().print(table)
+
+    document = {"calibrations": [*map(calibration_summary, stored.calibrations)], "unreadable": stored.unreadable}
+    print_result(json, document, show)
     return 0
 
 
-def _list(shelf: store.StoredCalibrations) -> None:
-    for line in shelf.unreadable:
-        stderr_console().print(f"warning: {line}", markup=False)
-    if not shelf.calibrations:
-        stdout_console().print("none yet: `moebox rehearse RECIPE --measure` makes one", markup=False)
-        return
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for title in ("id", "box", "layers from", "error"):
-        table.add_column(title, overflow="fold")
-    for found in shelf.calibrations:
-        table.add_row(found.id, found.place.text, f"{found.layers} from {depths_text(found)}", error_text(found))
-    stdout_console().print(table)
-
-
-def show(name: str, *, json: Json = False) -> int:
+def show(name: str, *, json: Switch = False) -> int:
     """Show what a calibration measured, and what that means for the whole model.
 
     Args:
@@ -53,46 +53,40 @@ def show(name: str, *, json: Json = False) -> int:
         json: Print JSON.
     """
     found = store.find_calibration(name)
-    print_result(json, found, lambda: _show(found))
+    print_result(json, found, lambda: _print_calibration(found))
     return 0
 
 
-def _show(found: Calibration) -> None:
-    out = stdout_console()
-    out.print(f"{found.id}\n  {found.model}, {found.quant}, {found.engine} {found.version}", markup=False)
-    out.print(f"  {found.place.text}; {found.layout.text}; measured {found.date}", markup=False)
+def _print_calibration(found: Calibration) -> None:
+    lines = [found.id, f"  {found.model}, {found.quant}, {found.engine} {found.version}"]
+    lines.append(f"  {found.place.text}; {found.layout.text}; measured {found.date}")
     for boot in found.boots:
-        out.print(f"  boot: {_booted(boot)}", markup=False)
+        parts = [f"{boot.layers} layers", f"started in {format_seconds(boot.startup_s)}"]
+        parts += [f"weights {format_gib(boot.weights_bytes)}"] if boot.weights_bytes else []
+        parts += [f"cache {format_count(boot.cache_tokens)} tokens"] if boot.cache_tokens else []
+        lines.append(f"  boot: {', '.join(parts)}")
+    print_lines(lines)
     if is_solved(found):
-        out.print(step_table(found))
-        tokens = full_depth(found).cache_tokens
-        if tokens:
-            out.print(f"  cache of {found.layers} layers: {format_count(tokens)} tokens", markup=False)
-    for line in (*found.notes, *(f"not seen: {line}" for line in found.unseen)):
-        out.print(f"  {line}", markup=False, soft_wrap=True)
+        stdout_console().print(step_table(found))
+        if tokens := full_depth(found).cache_tokens:
+            print_lines([f"  cache of {found.layers} layers: {format_count(tokens)} tokens"])
+    print_lines(f"  {line}" for line in (*found.notes, *(f"not measured: {line}" for line in found.unseen)))
 
 
-def _booted(boot: Boot) -> str:
-    told = [f"{boot.layers} layers", f"started in {format_seconds(boot.startup_s)}"]
-    told += [f"weights {format_gib(boot.weights_bytes)}"] if boot.weights_bytes else []
-    told += [f"cache {format_count(boot.cache_tokens)} tokens"] if boot.cache_tokens else []
-    return ", ".join(told)
-
-
-def remove(name: str, *, json: Json = False) -> int:
-    """Remove a calibration; forecasts go back to constants fitted to published measurements.
+def remove(name: str, *, json: Switch = False) -> int:
+    """Remove a calibration; forecasts use constants fitted to published measurements again.
 
     Args:
         name: Its id, or the beginning of it.
         json: Print JSON.
     """
     found = store.remove_calibration(name)
-    print_result(json, {"removed": found.id}, lambda: stderr_console().print(f"removed {found.id}", markup=False))
+    print_result(json, {"removed": found.id}, lambda: print_lines([f"removed {found.id}"], stderr=True))
     return 0
 
 
-def export(name: str, path: Path, *, json: Json = False) -> int:
-    """Write a calibration to a file that others with the same box can import. It names no machine, path or person.
+def export(name: str, path: Path, *, json: Switch = False) -> int:
+    """Write a calibration to a file for other users of the same box. It names no machine, path or user.
 
     Args:
         name: Its id, or the beginning of it.
@@ -101,33 +95,29 @@ def export(name: str, path: Path, *, json: Json = False) -> int:
     """
     found = store.find_calibration(name)
     store.write_calibration(found, path)
-    print_result(
-        json, {"exported": found.id, "path": str(path)}, lambda: stderr_console().print(f"wrote {path}", markup=False)
-    )
+    document = {"exported": found.id, "path": str(path)}
+    print_result(json, document, lambda: print_lines([f"wrote {path}"], stderr=True))
     return 0
 
 
-def import_(path: Path, *, json: Json = False) -> int:
-    """Read one from a file; it is used where box, engine, model shape and layout are the same.
+def import_(path: Path, *, json: Switch = False) -> int:
+    """Read a calibration from a file; it is used if box, engine, model shape and layout are the same.
 
     Args:
         path: A file that `moebox calibrations export` wrote.
         json: Print JSON.
     """
     found = store.read_calibration(path)
-    alone = f"{path}: no two depths with a step in common"
-    refuse_if(not is_solved(found), alone, hint="export it after a finished rehearsal")
+    unsolved = f"{path}: no two depths with a step in common"
+    refuse_if(not is_solved(found), unsolved, hint="export it after a finished rehearsal")
     store.store_calibration(replace(found, imported=path.name))
-    print_result(
-        json,
-        {"imported": found.id},
-        lambda: stderr_console().print(f"imported {found.id}: {found.place.text}, {found.layout.text}", markup=False),
-    )
+    line = f"imported {found.id}: {found.place.text}, {found.layout.text}"
+    print_result(json, {"imported": found.id}, lambda: print_lines([line], stderr=True))
     return 0
 
 
 def calibration_summary(calibration: Calibration) -> Document:
-    """One in a list, for scripts."""
+    """Return a calibration under the keys that scripts rely on."""
     reading = full_depth(calibration)
     return {
         "id": calibration.id,
@@ -145,15 +135,12 @@ def calibration_summary(calibration: Calibration) -> Document:
     }
 
 
-def step_table(calibration: Calibration) -> Table:
-    """Steps of the whole model at what was measured."""
-    table = make_table(
-        ("", "streams", "context", "step", "tok/s"), map(_step, step_times(calibration)), left_columns=("",)
-    )
+def step_table(calibration: Calibration) -> "Table":
+    """Return the steps of the whole model at the measured loads."""
+    rows = []
+    for step in step_times(calibration):
+        rate = f"{step.tok_s:,.1f}" if step.kind == "decode" else f"{step.tok_s:,.0f}"
+        rows.append((step.kind, str(step.streams), format_count(step.tokens), format_seconds(step.seconds), rate))
+    table = make_table(("", "streams", "context", "step", "tok/s"), rows, left_columns=("",))
     table.title, table.title_justify, table.padding = f"{calibration.layers} layers", "left", (0, 2, 0, 2)
     return table
-
-
-def _step(step: StepTime) -> tuple[str, ...]:
-    rate = f"{step.tok_s:,.1f}" if step.kind == "decode" else f"{step.tok_s:,.0f}"
-    return step.kind, str(step.streams), format_count(step.tokens), format_seconds(step.seconds), rate

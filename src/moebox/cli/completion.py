@@ -1,7 +1,7 @@
 """Completion of commands, options, models, boxes, engines, recipes and runs for bash, zsh and fish.
 
-The shell asks `moebox --complete WORDS…` with the words typed so far, the last one unfinished; one candidate a line
-comes back. No candidates means the shell offers files.
+The shell calls `moebox --complete WORDS…` with the words typed so far, the last one incomplete, and gets candidates,
+one a line. Without candidates the shell offers files.
 """
 
 import inspect
@@ -40,13 +40,16 @@ def completion(shell: Shell = "bash") -> int:
 
 
 def complete(words: list[str]) -> list[str]:
-    """What may stand in place of the last word."""
+    """Return the candidates for the last word."""
     *before, begun = words or [""]
-    return [name for name in sorted(set(_all(before, begun))) if name.startswith(begun)]
+    try:
+        return [name for name in sorted(set(_all_candidates(before, begun))) if name.startswith(begun)]
+    except (MoeboxError, OSError):  # nothing rather than an error in the user's command line
+        return []
 
 
-def _all(before: list[str], begun: str) -> Iterable[str]:
-    """What may stand there: a command, an option, the value of one, a subcommand, or what the command takes."""
+def _all_candidates(before: list[str], begun: str) -> Iterable[str]:
+    """Return what may follow: a command, an option, an option's value, a subcommand, or a command's argument."""
     typed = [word for word in before if not word.startswith("-")]
     if not typed:
         return {name.partition(" ")[0] for name in COMMANDS}
@@ -55,100 +58,80 @@ def _all(before: list[str], begun: str) -> Iterable[str]:
     if begun.startswith("-"):
         return command_options(name)
     if before[-1] in VALUES:
-        return _quietly(VALUES[before[-1]])
-    return _arguments(name, first=len(typed) == 1)
-
-
-def _arguments(name: str, *, first: bool) -> Iterable[str]:
-    """What stands behind a command: one of its own commands, or what it takes."""
-    if first and name in GROUPS:
+        return VALUES[before[-1]]()
+    if len(typed) == 1 and name in GROUPS:
         return subcommands(name)
-    return _quietly(POSITIONAL[name]) if name in POSITIONAL else ()
-
-
-def _quietly(source: Callable[[], Iterable[str]]) -> Iterable[str]:
-    """Nothing is completed rather than an error printed into somebody's command line."""
-    try:
-        return list(source())
-    except (MoeboxError, OSError):
-        return ()
+    return POSITIONAL[name]() if name in POSITIONAL else ()
 
 
 def command_options(command: str) -> Iterator[str]:
-    """The long options of a command, from its signature."""
+    """Yield the long options of a command, from its signature; a dataclass has one for each field."""
     from moebox.cli.app import load_function
 
     if command not in COMMANDS:
         return
     for parameter in inspect.signature(load_function(COMMANDS[command][0])).parameters.values():
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
-            yield from _fields(parameter.annotation) or [_option(parameter)]
+        if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
+            continue
+        annotation = parameter.annotation
+        fields = getattr(getattr(annotation, "__origin__", annotation), "__dataclass_fields__", ())
+        if fields:
+            yield from map(flags.flag_name, fields)
+            continue
+        extras = getattr(annotation, "__metadata__", ())
+        names = [name for extra in extras for name in getattr(extra, "name", None) or ()]
+        yield next((name for name in names if name.startswith("--")), flags.flag_name(parameter.name))
 
 
-def _option(parameter: inspect.Parameter) -> str:
-    names = [
-        name
-        for extra in getattr(parameter.annotation, "__metadata__", ())
-        for name in getattr(extra, "name", None) or ()
-    ]
-    return next((name for name in names if name.startswith("--")), flags.flag_name(parameter.name))
-
-
-def _fields(annotation: object) -> list[str]:
-    """The options that the fields of a dataclass are; none for anything else."""
-    fields = getattr(getattr(annotation, "__origin__", annotation), "__dataclass_fields__", ())
-    return [flags.flag_name(field) for field in fields]
-
-
-def _models() -> Iterable[str]:
+def _model_names() -> Iterable[str]:
     from moebox.core import catalogue
 
     return catalogue.models()
 
 
-def _boxes() -> Iterable[str]:
+def _box_names() -> Iterable[str]:
     from moebox.core import catalogue
 
     return [f"{count}x-{name}" for name in catalogue.gpus() for count in (1, 2, 4, 8)]
 
 
-def _engines() -> Iterable[str]:
+def _engine_names() -> Iterable[str]:
     from moebox.core import registry
 
     return registry.engine_names()
 
 
-def _recipes() -> Iterable[str]:
+def _recipe_names() -> Iterable[str]:
     from moebox.serve import recipes
 
     return [*recipes.shipped_recipes(), *recipes.saved_recipes()]
 
 
-def _runs() -> Iterable[str]:
+def _run_names() -> Iterable[str]:
     from moebox.store import runs_dir
 
     home = runs_dir()
     return ["latest", *(path.name for path in home.iterdir() if path.is_dir())] if home.is_dir() else []
 
 
-def _live() -> Iterable[str]:
+def _instance_names() -> Iterable[str]:
     from moebox.serve import state
 
     return [instance.id for instance in state.list_instances()]
 
 
 VALUES: dict[str, Callable[[], Iterable[str]]] = {
-    "--box": _boxes,
-    "--engine": _engines,
-    "--model": _models,
-    "--recipe": _recipes,
-    "--resume": _runs,
-    "--run": _runs,
+    "--box": _box_names,
+    "--engine": _engine_names,
+    "--model": _model_names,
+    "--recipe": _recipe_names,
+    "--resume": _run_names,
+    "--run": _run_names,
 }
 POSITIONAL: dict[str, Callable[[], Iterable[str]]] = {
-    **dict.fromkeys(("plan", "forecast", "run", "twin", "models show"), _models),
-    **dict.fromkeys(("up", "render", "rehearse", "climb", "compare"), _recipes),
-    **dict.fromkeys(("report", "pack", "runs show", "runs rm"), _runs),
-    **dict.fromkeys(("logs", "down", "verify", "bench", "connect", "task"), _live),
+    **dict.fromkeys(("plan", "forecast", "run", "twin", "models show"), _model_names),
+    **dict.fromkeys(("up", "render", "rehearse", "climb", "compare"), _recipe_names),
+    **dict.fromkeys(("report", "pack", "runs show", "runs rm"), _run_names),
+    **dict.fromkeys(("logs", "down", "verify", "bench", "connect", "task"), _instance_names),
     "completion": lambda: SCRIPTS,
 }

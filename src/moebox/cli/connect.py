@@ -2,15 +2,12 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-from cyclopts import Parameter
 
 from moebox import codec
-from moebox.cli import flags, target
-from moebox.cli.kept_in import warn_simulation
-from moebox.cli.output import print_json, stderr_console
-from moebox.core.endpoint import Endpoint
+from moebox.cli import flags
+from moebox.cli.flags import Switch
+from moebox.cli.output import print_json, print_lines
+from moebox.cli.target import find_endpoint, is_url, no_answer_error, warn_simulation
 from moebox.core.quirks import engine_quirks
 from moebox.core.recipe import Recipe
 from moebox.serve import connect as connecting
@@ -18,9 +15,6 @@ from moebox.serve import state
 from moebox.serve.keys import TWIN_KEY
 from moebox.stream.limits import ServedLimits, served_limits
 from moebox.units import parse_tokens
-
-if TYPE_CHECKING:
-    from moebox.serve.callcheck import EndpointCall
 
 
 def connect(
@@ -30,21 +24,21 @@ def connect(
     model: str = "",
     key_env: str = "",
     context: str = "",
-    vision: Annotated[bool, Parameter(negative=())] = False,
-    write: Annotated[bool, Parameter(negative=())] = False,
-    check: Annotated[bool, Parameter(negative=())] = False,
-    json: Annotated[bool, Parameter(negative=())] = False,
+    vision: Switch = False,
+    write: Switch = False,
+    check: Switch = False,
+    json: Switch = False,
 ) -> int:
     """Print CLIENT's configuration for a live endpoint, write it, or try it.
 
     Args:
         client: The client to configure.
-        url: The endpoint: a URL, a recipe file, or an engine that `moebox ps` lists; the only one running otherwise.
-        model: The name it is served under; asked of the server otherwise.
+        url: The endpoint: a URL, a recipe file, or an engine that `moebox ps` lists. Default: the only running one.
+        model: The served model name. Default: what the server lists.
         key_env: The environment variable that holds the key. The key itself is written nowhere.
-        context: Context length to tell the client, such as 64k; asked of the server otherwise.
-        vision: Tell the client that it may send images.
-        write: Merge into the client's own settings file, keeping everything else in it and a backup.
+        context: Context length to configure, such as 64k. Default: what the server reports.
+        vision: Configure the client to send images.
+        write: Merge into the client's own settings file; everything else in it is kept, and a backup is made.
         check: Make one real call the way this client does.
         json: Print JSON.
     """
@@ -52,93 +46,63 @@ def connect(
         flags.refuse_unused(f"{client} has no setting for it", context=context)
     if client not in connecting.CLIENTS_WITH_VISION:
         flags.refuse_unused(f"{client} sends images without a setting", vision=vision)
-    endpoint = target.find_endpoint(url, model=model, key_env=key_env)
+    endpoint = find_endpoint(url, model=model, key_env=key_env)
+    recipe = codec.read_toml(Recipe, Path(url)) if url.endswith(".toml") else None
     served = served_limits(endpoint)
-    limit, source = _context(context, url, served)
-    variable = key_env or _key_variable(url)
+    limit, notes = _find_context(context, recipe, served)
+    variable = key_env or (recipe.listen.key_env if recipe else "")
+    if not variable and recipe is None and not is_url(url):
+        variable = state.find_instance(url or None).key_env
     if endpoint.key and not variable:
         variable = TWIN_KEY
-        source = (*source, f"{TWIN_KEY} is to hold the key that `moebox twin` printed")
-    reached = connecting.LiveModel(endpoint=endpoint, key_env=variable, context=limit, vision=vision)
-    wanted = connecting.client_settings(client, reached)
+        notes.append(f"set {TWIN_KEY} to the key that `moebox twin` printed")
+    live = connecting.LiveModel(endpoint=endpoint, key_env=variable, context=limit, vision=vision)
+    settings = connecting.client_settings(client, live)
     warn_simulation(served.simulation)
     if served.problem:
-        _say_away(endpoint, served.problem, written=bool(write and wanted.path))
-    told = _told(client, reached, wanted)
+        problem = no_answer_error(endpoint, served.problem)
+        if write and settings.path:
+            problem.hint = "is the server up? Nothing was written"
+            raise problem
+        print_lines([f"warning: {problem.message}; {problem.hint}"], stderr=True)
+    document: dict[str, object] = {
+        "client": client,
+        "base_url": endpoint.base_url,
+        "model": endpoint.model,
+        "context": limit,
+        "output": connecting.max_output_tokens(live),
+        "shown": settings.text,
+        "path": settings.path,
+        "settings": settings.changes,
+    }
     if write:
-        told |= _written(wanted)
+        path, backup = connecting.write_settings(settings)
+        print_lines([f"wrote {path}" + (f" (backup: {backup.name})" if backup else "")], stderr=True)
+        document |= {"written": path, "backup": backup}
     elif not json:
-        sys.stdout.write(wanted.text + "\n")
-    habits = [f"{habit.does}: {habit.client}" for habit in engine_quirks(endpoint.engine)]
-    told["habits"] = habits
-    for note in (*source, *wanted.notes, *habits):
-        stderr_console().print(f"note: {note}", markup=False, soft_wrap=True)
+        sys.stdout.write(settings.text + "\n")
+    quirks = [f"{quirk.does}: {quirk.client}" for quirk in engine_quirks(endpoint.engine)]
+    document["habits"] = quirks
+    print_lines((f"note: {note}" for note in (*notes, *settings.notes, *quirks)), stderr=True)
     if check:
-        told["check"] = _called(client, endpoint)
+        from moebox.serve.callcheck import call_as_client
+
+        call = call_as_client(client, endpoint)
+        print_lines([f"works: {call.protocol}: {call.evidence}"], stderr=True)
+        document["check"] = call
     if json:
-        print_json(told)
+        print_json(document)
     return 0
 
 
-def _told(
-    client: connecting.ClientName, reached: connecting.LiveModel, wanted: connecting.ClientSettings
-) -> dict[str, object]:
-    """The settings under the keys that scripts rely on."""
-    return {
-        "client": client,
-        "base_url": reached.endpoint.base_url,
-        "model": reached.endpoint.model,
-        "context": reached.context,
-        "output": connecting.max_output_tokens(reached),
-        "shown": wanted.text,
-        "path": wanted.path,
-        "settings": wanted.changes,
-    }
-
-
-def _written(wanted: connecting.ClientSettings) -> dict[str, object]:
-    """The client's settings file, and the copy of what it was."""
-    path, backup = connecting.write_settings(wanted)
-    stderr_console().print(f"written: {path}" + (f" (what it was: {backup.name})" if backup else ""), soft_wrap=True)
-    return {"written": path, "backup": backup}
-
-
-def _called(client: connecting.ClientName, endpoint: Endpoint) -> "EndpointCall":
-    """One real call as the client makes it."""
-    from moebox.serve.callcheck import call_as_client
-
-    seen = call_as_client(client, endpoint)
-    stderr_console().print(f"works: {seen.protocol}: {seen.evidence}", markup=False, soft_wrap=True)
-    return seen
-
-
-def _key_variable(url: str) -> str:
-    """The variable that a recipe or a running engine names for its key."""
-    if url.endswith(".toml"):
-        return codec.read_toml(Recipe, Path(url)).listen.key_env
-    if target.is_url(url):
-        return ""
-    return state.find_instance(url or None).key_env
-
-
-def _say_away(endpoint: Endpoint, why: str, *, written: bool) -> None:
-    """A warning that the server does not answer; Outside where a client would be pointed at it."""
-    problem = target.no_answer_error(endpoint, why)
-    if written:
-        problem.hint = "is the server up? Nothing was written"
-        raise problem
-    stderr_console().print(f"warning: {problem.message}; {problem.hint}", markup=False, soft_wrap=True)
-
-
-def _context(given: str, url: str, served: ServedLimits) -> tuple[int, tuple[str, ...]]:
-    """What was given, what the server says, what the recipe was planned for, or a modest guess; and notes on it."""
+def _find_context(given: str, recipe: Recipe | None, served: ServedLimits) -> tuple[int, list[str]]:
+    """Return the context that was given, that the server reports, that the recipe has, or a small one; with notes."""
     if given:
-        return flags.parse_value("--context", given, parse_tokens), ()
+        return flags.parse_value("--context", given, parse_tokens), []
     if served.context:
-        return served.context, (f"context {served.context:,} ({served.source})",)
-    missing = "answer, so its context is not known" if served.problem else "say its context"
-    planned = codec.read_toml(Recipe, Path(url)).context if url.endswith(".toml") else 0
-    if planned:
-        return planned, (f"the server does not {missing}; {planned:,} is the recipe's",)
-    guess = connecting.DEFAULT_CONTEXT
-    return guess, (f"the server does not {missing}; {guess:,} is assumed; `--context` sets it",)
+        return served.context, [f"context {served.context:,} ({served.source})"]
+    missing = "answer, so its context is not known" if served.problem else "report its context"
+    if recipe and recipe.context:
+        return recipe.context, [f"the server does not {missing}; {recipe.context:,} is the recipe's"]
+    assumed = connecting.DEFAULT_CONTEXT
+    return assumed, [f"the server does not {missing}; {assumed:,} is assumed; `--context` sets it"]

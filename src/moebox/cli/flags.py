@@ -1,17 +1,23 @@
-"""What people write after flags, as values, and flags that would have no effect; BadInput names the flag."""
+"""Types and values of command-line flags, and BadInput for flags that would have no effect."""
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+from cyclopts import Parameter
 
 from moebox.errors import BadInput, refuse_if
 from moebox.units import parse_seconds, parse_tokens
 
 T = TypeVar("T")
-UNSET: tuple[object, ...] = (None, "", (), [])  # as flags are that nobody gave
+Switch = Annotated[bool, Parameter(negative=())]
+Names = Annotated[list[str] | None, Parameter(negative=())]  # comma-separated or repeated
+OutputPath = Annotated[Path | None, Parameter(name=["--output", "-o"])]
+UNSET: tuple[object, ...] = (None, "", (), [])  # the values of flags that were not given
 
 
 def parse_value(flag: str, text: str, parse: Callable[[str], T], *, hint: str | None = None) -> T:
-    """A value as people write it; `parse` raises ValueError with a sentence."""
+    """Parse a flag's value with `parse`, which raises ValueError with a sentence."""
     try:
         return parse(text)
     except ValueError as problem:
@@ -19,26 +25,25 @@ def parse_value(flag: str, text: str, parse: Callable[[str], T], *, hint: str | 
 
 
 def parse_duration(flag: str, text: str) -> float:
-    """A duration."""
+    """Parse a duration, in seconds."""
     return parse_value(flag, text, parse_seconds)
 
 
 def parse_token_count(flag: str, text: str | None) -> int | None:
-    """A token count; None where nothing is written."""
+    """Parse a token count; None stays None."""
     return None if text is None else parse_value(flag, text, parse_tokens)
 
 
 def parse_count(flag: str, text: str | None) -> int | None:
-    """A plain count; None where nothing is written."""
+    """Parse a plain count; None stays None."""
     if text is None:
         return None
-    if not text.strip().isdigit():
-        raise BadInput(f"{flag}: {text!r} is not a count", hint="write it like 32")
+    refuse_if(not text.strip().isdigit(), f"{flag}: {text!r} is not a count", hint="write it like 32")
     return int(text)
 
 
 def split_names(*given: str) -> list[str]:
-    """Names with commas between them, or one flag each."""
+    """Split names at commas; a flag may also be repeated."""
     return [name.strip() for text in given for name in text.split(",") if name.strip()]
 
 
@@ -51,7 +56,7 @@ def parse_numbers(
     out_of_range: str = "",
     hint: str | None = None,
 ) -> tuple[T, ...]:
-    """A list of numbers; BadInput, as `wrong` says, for what is none, and (`beyond`) for one that cannot be meant."""
+    """Parse a list of numbers; raise BadInput with `not_numbers`, or `out_of_range` if one is not allowed."""
     try:
         found = tuple(map(parse, texts))
     except ValueError:
@@ -60,25 +65,25 @@ def parse_numbers(
     return found
 
 
-def given_flags(**values: object) -> list[str]:
-    """Those of these flags that a person gave, as they are written; what is None, False or empty was not given."""
-    return [flag_name(name) for name, value in values.items() if value is not False and value not in UNSET]
-
-
 def flag_name(name: str) -> str:
-    """A parameter's name as its flag."""
+    """Return the flag of a parameter."""
     return f"--{name.strip('_').replace('_', '-')}"
 
 
+def given_flags(**values: object) -> list[str]:
+    """Return the flags that were given: those that are not None, False or empty."""
+    return [flag_name(name) for name, value in values.items() if value is not False and value not in UNSET]
+
+
 def refuse_without(needed: str, /, **values: object) -> None:
-    """BadInput for flags that were given, and mean nothing without `what`, which was not."""
-    if words := given_flags(**values):
-        leave = f"leave {' and '.join(words)} out"
+    """Raise BadInput for given flags that have no effect without `needed`, which is missing."""
+    if given := given_flags(**values):
+        leave = f"leave {' and '.join(given)} out"
         hint = f"add {needed}, or {leave}" if needed.startswith("--") else leave
-        raise BadInput(f"{' and '.join(words)} belong{'s' * (len(words) == 1)} to {needed}", hint=hint)
+        raise BadInput(f"{' and '.join(given)} need{'s' * (len(given) == 1)} {needed}", hint=hint)
 
 
 def refuse_unused(reason: str, /, **values: object) -> None:
-    """BadInput for flags that were given, and that what was asked for has no use for; `why` says what it does."""
-    if words := given_flags(**values):
-        raise BadInput(f"{reason}: it does not take {' or '.join(words)}", hint=f"leave {' and '.join(words)} out")
+    """Raise BadInput for given flags that this use of the command ignores; `reason` says what it does instead."""
+    if given := given_flags(**values):
+        raise BadInput(f"{reason}: it does not take {' or '.join(given)}", hint=f"leave {' and '.join(given)} out")

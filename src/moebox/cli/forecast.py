@@ -1,42 +1,53 @@
 """`moebox forecast`: speed by concurrency and context, in virtual time."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
 from moebox.cli import flags
-from moebox.cli import subject as subjects
-from moebox.cli.flags import parse_count, parse_token_count
+from moebox.cli.display import make_table
+from moebox.cli.flags import Switch, flag_name, parse_count, parse_token_count
+from moebox.cli.forecast_target import (
+    NO_PLAN_ARGS,
+    ForecastTarget,
+    PlanArgs,
+    find_target,
+    refuse_without_cache,
+    with_cache_warnings,
+    with_context_warning,
+    with_known_facts,
+)
 from moebox.cli.output import print_result, stdout_console
-from moebox.cli.pinned import PlanArgs
-from moebox.cli.subject import ForecastTarget
-from moebox.core.box import Box
-from moebox.errors import BadInput, refuse_if, refuse_out_of_range
-from moebox.flows import boxes, recipes
+from moebox.core.registry import engine_display_name
+from moebox.errors import refuse_if, refuse_out_of_range
+from moebox.flows import recipes
 from moebox.loose import Document
 from moebox.planner import forecast as rows_of
-from moebox.planner.constraints import MAX_CONTEXT, Constraints
+from moebox.planner.constraints import MAX_CONTEXT
+from moebox.planner.forecast import ForecastRow
 from moebox.planner.rate import sizes_up_to
 from moebox.planner.simulate import SimulatedWorkload, scheduler_rules
-from moebox.units import parse_seconds
+from moebox.planner.speed.links import describe_network
+from moebox.units import format_count, format_seconds, parse_seconds, plural
 
-NOTHING = PlanArgs()
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
 CONTEXTS = (0, 16384, 32768, 65536, 131072)
 STREAMS = (1, 8, 32, 64, 128)
 PROMPTS = (1024, 8192, 32768, 65536, 131072)
 HYBRID_CONTEXTS = (1024, 16384, 65536)
-# As many requests for each stream as published serving runs send (InferenceX 10, Lambda 16), within reason.
-PER_STREAM, LEAST, MOST = 10, 32, 20_000
-# The micro-batch of a pinned layout that does not say: what published rows were measured with, by their prompt rates
-# (loftllc.dev, Apr 2026: 185 and 223 tok/s with ik_llama.cpp and 188 with llama.cpp come out at 2048).
+# As many requests for each stream as published serving runs send (InferenceX 10, Lambda 16), within limits.
+PER_STREAM, MIN_REQUESTS, MAX_REQUESTS = 10, 32, 20_000
+# The micro-batch of a given layout without --ub: what published rows were measured with, by their prompt rates
+# (loftllc.dev, Apr 2026: 185 and 223 tok/s with ik_llama.cpp and 188 with llama.cpp are reproduced with 2048).
 UBATCH = 2048
 DEFAULT_CONTEXT = 65536  # tokens of context in a careful plan
 LARGEST_RUN = 10_000_000
-OPEN_LOOP = 1000  # requests of a simulated run at a rate, where nothing says how many
+OPEN_LOOP_REQUESTS = 1000  # of a simulated run at a rate, if nothing sets the number
 Mode = Literal["decode", "prefill", "serving", "stream"]
-Rows = list[rows_of.ForecastRow]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,24 +60,24 @@ class ForecastArgs:
         input: Prompt tokens: of each request with --output, or of each row with --prefill, such as 8192,65536.
         output: Tokens of each answer; with --input this simulates a serving benchmark.
         rate: Requests a second instead of a concurrency, such as 0.5,2.
-        requests: Requests of a simulated run; ten for each stream without it.
+        requests: Requests of a simulated run. Default: ten for each stream.
         per_stream: Requests of each stream instead, such as 1 for a single burst.
-        lengths: fixed, or uniform for lengths between 1 and the one given.
-        prefix_hit: Share of each prompt that lies in the prefix cache.
-        warm: Share of the first burst's prompts whose prefix is cached; all of them without it.
-        turns: Turns of a conversation, each on top of the ones before; 16 is an agent at work.
-        think: Seconds between an answer and the next turn, such as 2s.
-        cold: Seconds that the first step takes longer, such as 26s for kernels compiled at first use.
-        window: Seconds over which the client sends its first requests, such as 3.6s; all at once without it.
-        prefill_engines: Engines like this one that read the prompts and hand the cache over; none without it.
-        accept: Share of draft tokens accepted, where it is known, such as 0.6.
+        lengths: fixed, or uniform for lengths between 1 and the given one.
+        prefix_hit: Share of each prompt that is in the prefix cache.
+        warm: Share of the first burst's prompts whose prefix is cached. Default: all.
+        turns: Turns of a conversation, each added to the ones before; 16 is typical of an agent.
+        think: Time between an answer and the next turn, such as 2s.
+        cold: Extra time of the first step, such as 26s for kernels compiled at first use.
+        window: Time over which the client sends its first requests, such as 3.6s. Default: all at once.
+        prefill_engines: Engines like this one that read the prompts and hand the cache over. Default: none.
+        accept: Share of draft tokens accepted, if it is known, such as 0.6.
         kv_tokens: Cache capacity to assume, such as the one in an engine's log.
         eager: Without CUDA graphs.
-        seed: For the arrivals of --rate and for --lengths uniform; 1 when left out.
+        seed: For the arrivals of --rate and for --lengths uniform. Default: 1.
     """
 
-    decode: Annotated[bool, Parameter(negative=())] = False
-    prefill: Annotated[bool, Parameter(negative=())] = False
+    decode: Switch = False
+    prefill: Switch = False
     input: str | None = None
     output: str | None = None
     rate: str | None = None
@@ -82,295 +93,313 @@ class ForecastArgs:
     prefill_engines: int = 0
     accept: float | None = None
     kv_tokens: int | None = None
-    eager: Annotated[bool, Parameter(negative=())] = False
+    eager: Switch = False
     seed: int | None = None
 
     @property
     def is_serving(self) -> bool:
-        """Whether a serving run is asked for."""
+        """Whether a serving run is wanted."""
         return self.output is not None or self.rate is not None
 
     @property
-    def modes(self) -> "list[Mode]":
-        """The kinds of forecast that are asked for."""
-        wanted: dict[Mode, bool] = {"serving": self.is_serving, "decode": self.decode, "prefill": self.prefill}
-        return [mode for mode, given in wanted.items() if given]
+    def prompt_lengths(self) -> tuple[int, ...]:
+        """The lengths of --input."""
+        return _parse_counts(self.input, "--input", many=True)
+
+    @property
+    def request_tokens(self) -> int:
+        """The longest prompt with its answer."""
+        return max(self.prompt_lengths, default=0) + (parse_token_count("--output", self.output) or 0)
 
 
-NO_WISH = ForecastArgs()
-# What only a simulated serving run can take up.
-SERVING = (
-    "requests",
-    "per_stream",
-    "lengths",
-    "prefix_hit",
-    "warm",
-    "turns",
-    "think",
-    "cold",
-    "window",
-    "prefill_engines",
-)
+NO_ARGS = ForecastArgs()
+# Flags of a simulated serving run.
+SERVING_FLAGS = ["requests", "per_stream", "lengths", "prefix_hit", "warm", "turns", "think", "cold", "window"]
+SERVING_FLAGS += ["prefill_engines"]
 
 
 def forecast(
     target: str,
     *,
     box: str | None = None,
-    asked: Annotated[ForecastArgs, Parameter(name="*")] = NO_WISH,
-    pinned: Annotated[PlanArgs, Parameter(name="*")] = NOTHING,
-    bold: Annotated[bool, Parameter(negative=())] = False,
+    args: Annotated[ForecastArgs, Parameter(name="*")] = NO_ARGS,
+    plan: Annotated[PlanArgs, Parameter(name="*")] = NO_PLAN_ARGS,
+    bold: Switch = False,
     ram: str = "",
     ram_bandwidth: str = "",
-    json: Annotated[bool, Parameter(negative=())] = False,
+    json: Switch = False,
 ) -> int:
     """Forecast the speed of a recipe, or of the plan for a model: decoding, prompts, or a serving benchmark.
 
     Serving runs are simulated in virtual time: admission by cache, chunked prompts, decoding, preemption, drafts.
 
     Args:
-        target: A recipe file (.toml), or a model as `plan` takes it.
-        box: COUNTxGPU such as 8x-rtx-pro-6000-server, or a TOML file; the recipe's box or this machine without it.
-        asked: What to forecast.
-        pinned: Settings of the plan that must hold; a recipe file has its own.
+        target: A recipe (a .toml file or a shipped name), or a model as `plan` takes it.
+        box: COUNTxGPU such as 8x-rtx-pro-6000-server, or a TOML file. Default: the recipe's box, or this machine.
+        args: What to forecast.
+        plan: Settings that the plan must have; a recipe has its own.
         bold: The plan with the best forecast instead of the careful one.
         ram: Memory to assume, such as 768GiB.
         ram_bandwidth: Its bandwidth, such as 614GB/s.
         json: Print JSON.
     """
-    contexts = _counts(pinned.context, "--context", many=True)
-    streams = _counts(pinned.concurrency, "--concurrency")
-    _refuse_contradictions(asked)
-    settings = replace(pinned, context=None, concurrency=None)
-    if recipes.is_recipe(target):
-        fixed = settings != NOTHING or bold
-        subject = subjects.target_from_recipe(target, box, has_constraints=fixed, ram=ram, ram_bandwidth=ram_bandwidth)
-    else:
-        where = boxes.calibrated_box(box, ram=ram, ram_bandwidth=ram_bandwidth)
-        serving = max(streams, default=0) if asked.is_serving else 0
-        subject = _planned(target, where, settings.constraints(bold=bold), asked, contexts, serving)
-    subject = _as_asked(subject, asked)
-    usual: Mode = "stream" if subject.deployment.engine.offloads_experts else "decode"
-    mode = next(iter(asked.modes), usual)
-    _refuse_unused(mode, asked, pinned, fixed=recipes.is_recipe(target))
-    subject = (
-        subjects.with_context_warning(subject, max((*contexts, *_prompts(asked, 0)))) if mode != "serving" else subject
+    contexts = _parse_counts(plan.context, "--context", many=True)
+    streams = _parse_counts(plan.concurrency, "--concurrency")
+    mode = _wanted_mode(args)
+    settings = replace(plan, context=None, concurrency=None)
+    constraints = settings.constraints(bold=bold)
+    if constraints.experts is not None and constraints.ubatch is None:
+        constraints = replace(constraints, ubatch=UBATCH)
+    long_request = args.request_tokens if args.request_tokens > DEFAULT_CONTEXT else 0
+    longest = max((*contexts, long_request), default=0)
+    serving = max(streams, default=0) if args.is_serving else 0
+    found = find_target(
+        target,
+        box,
+        replace(constraints, context=longest or None, concurrency=serving or None),
+        has_constraints=settings != NO_PLAN_ARGS or bold,
+        ram=ram,
+        ram_bandwidth=ram_bandwidth,
     )
-    rows = ROWS[mode](subject, asked, contexts, streams)
-    print_result(json, forecast_document(mode, subject, rows), lambda: _show(mode, subject, rows))
+    is_recipe = recipes.is_recipe(target)
+    if serving and not is_recipe:
+        found = with_cache_warnings(found, serving, args.request_tokens, args.kv_tokens)
+    found = with_known_facts(found, eager=args.eager, kv_tokens=args.kv_tokens, accept=args.accept)
+    mode = mode or ("stream" if found.deployment.engine.offloads_experts else "decode")
+    _refuse_unused(mode, args, plan, is_recipe=is_recipe)
+    if mode != "serving":
+        found = with_context_warning(found, max((*contexts, *args.prompt_lengths), default=0))
+    rows = _forecast_rows(mode, found, args, contexts, streams)
+    print_result(
+        json,
+        forecast_document(mode, found, rows),
+        lambda: stdout_console().print(forecast_page(mode, found, rows)),
+    )
     return 0
 
 
-def _show(mode: Mode, subject: ForecastTarget, rows: Rows) -> None:
-    from moebox.cli.forecast_view import forecast_page
-
-    stdout_console().print(forecast_page(mode, subject, rows))
-
-
-def _planned(
-    model: str, box: Box, pins: Constraints, asked: ForecastArgs, contexts: tuple[int, ...], serving: int
-) -> ForecastTarget:
-    """The plan for a model, long and wide enough for what is asked; `serving` is the highest concurrency of a run."""
-    if pins.experts is not None and pins.ubatch is None:
-        pins = replace(pins, ubatch=UBATCH)
-    longest = max((*contexts, _longest(asked)), default=0)
-    subject = subjects.target_from_plan(model, box, replace(pins, context=longest or None, concurrency=serving or None))
-    return (
-        subjects.with_cache_warnings(subject, serving, _request_tokens(asked), asked.kv_tokens) if serving else subject
-    )
-
-
-def _as_asked(subject: ForecastTarget, asked: ForecastArgs) -> ForecastTarget:
-    """With what is known better than the planner knows it: graphs, cache, acceptance."""
-    if asked.eager:
-        subject = subjects.without_graphs(subject)
-    if asked.kv_tokens is not None:
-        subject = replace(subject, memory=replace(subject.memory, kv_tokens=asked.kv_tokens))
-    return subject if asked.accept is None else subjects.with_acceptance(subject, asked.accept)
-
-
-def forecast_document(mode: Mode, subject: ForecastTarget, rows: Rows) -> Document:
-    """The forecast under the keys that scripts rely on."""
-    low, high = subject.speed.prefill_range if mode == "prefill" else subject.speed.decode_range
-    return {
-        "simulated": True,
-        "mode": mode,
-        "model": subject.model.name,
-        "box": subject.box.name,
-        "recipe": subject.recipe,
-        "kv_tokens": subject.memory.kv_tokens,
-        "tokens_per_step": round(subject.speed.tokens_per_step, 3),
-        "band": {"low": round(low, 3), "high": round(high, 3)},
-        "measured": subject.speed.calibration_text,
-        "basis": subject.speed.basis_text(prompts=mode == "prefill"),
-        "rows": rows,
-        "warnings": subject.warnings,
-    }
-
-
-def _refuse_contradictions(asked: ForecastArgs) -> None:
-    """BadInput for two kinds of forecast at once, and for flags of one that is not asked for."""
+def _wanted_mode(args: ForecastArgs) -> Mode | None:
+    """Return the kind of forecast that the flags ask for; BadInput for two kinds, or flags of another kind."""
+    wanted: dict[Mode, bool] = {"serving": args.is_serving, "decode": args.decode, "prefill": args.prefill}
+    modes = [mode for mode, given in wanted.items() if given]
     several = "--decode, --prefill and --input with --output are three different forecasts; give one"
-    refuse_if(len(asked.modes) > 1, several)
-    missing = asked.is_serving and None in (asked.input, asked.output)
+    refuse_if(len(modes) > 1, several)
+    missing = args.is_serving and None in (args.input, args.output)
     refuse_if(missing, "a serving run needs --input and --output", hint="such as --input 8192 --output 2048")
-    alone = asked.input is not None and not (asked.is_serving or asked.prefill)
-    refuse_if(alone, "--input goes with --output or with --prefill")
-    lost = next((name for name in SERVING if getattr(asked, name) != getattr(NO_WISH, name)), "")
-    text = f"{flags.flag_name(lost)} is for a serving run"
-    refuse_if(lost and not asked.is_serving, text, hint="add --input and --output")
+    alone = args.input is not None and not (args.is_serving or args.prefill)
+    refuse_if(alone, "--input needs --output or --prefill")
+    unused = next((name for name in SERVING_FLAGS if getattr(args, name) != getattr(NO_ARGS, name)), "")
+    text = f"{flag_name(unused)} is for a serving run"
+    refuse_if(unused and not args.is_serving, text, hint="add --input and --output")
+    return next(iter(modes), None)
 
 
-def _refuse_unused(mode: Mode, asked: ForecastArgs, pinned: PlanArgs, *, fixed: bool) -> None:
-    """BadInput for what this kind of forecast has no use for; `fixed`: a recipe says the context."""
-    streams, cache = {"concurrency": pinned.concurrency}, {"kv_tokens": asked.kv_tokens}
+def _refuse_unused(mode: Mode, args: ForecastArgs, plan: PlanArgs, *, is_recipe: bool) -> None:
+    """Raise BadInput for flags that this kind of forecast ignores; a recipe sets the context."""
+    streams, cache = {"concurrency": plan.concurrency}, {"kv_tokens": args.kv_tokens}
     if mode == "prefill":
-        flags.refuse_unused("--prefill reads one prompt alone", **streams, **cache, accept=asked.accept)
+        flags.refuse_unused("--prefill reads one prompt alone", **streams, **cache, accept=args.accept)
     if mode == "stream":
         flags.refuse_unused("without --decode one stream is forecast", **streams, **cache)
-    if fixed and mode in ("prefill", "serving"):
-        flags.refuse_unused("a recipe has its own context", context=pinned.context)
-    if asked.rate is None and asked.lengths == "fixed":
-        flags.refuse_without("--rate or --lengths uniform", seed=asked.seed)
-    if mode == "serving":
-        _refuse_in_serving(asked)
+    if is_recipe and mode in ("prefill", "serving"):
+        flags.refuse_unused("a recipe has its own context", context=plan.context)
+    if args.rate is None and args.lengths == "fixed":
+        flags.refuse_without("--rate or --lengths uniform", seed=args.seed)
+    if mode != "serving":
+        return
+    if args.rate is not None:
+        reason = "--rate sends by the clock"
+        flags.refuse_unused(reason, per_stream=args.per_stream, warm=args.warm, window=args.window)
+    if args.requests is not None:
+        flags.refuse_unused("--requests sets the number", per_stream=args.per_stream)
+    if not args.prefix_hit:
+        flags.refuse_without("--prefix-hit", warm=args.warm)
+    if args.turns == 1:
+        flags.refuse_without("--turns", think=args.think)
 
 
-def _refuse_in_serving(asked: ForecastArgs) -> None:
-    """BadInput for flags of a serving run that have no effect with, or without, another."""
-    if asked.rate is not None:
-        why = "--rate sends by the clock"
-        flags.refuse_unused(why, per_stream=asked.per_stream, warm=asked.warm, window=asked.window)
-    if asked.requests is not None:
-        flags.refuse_unused("--requests says how many there are", per_stream=asked.per_stream)
-    if not asked.prefix_hit:
-        flags.refuse_without("--prefix-hit", warm=asked.warm)
-    if asked.turns == 1:
-        flags.refuse_without("--turns", think=asked.think)
+def _forecast_rows(
+    mode: Mode, target: ForecastTarget, args: ForecastArgs, contexts: Sequence[int], streams: Sequence[int]
+) -> list[ForecastRow]:
+    """Return the rows of one kind of forecast."""
+    speed, kv_tokens = target.speed, target.memory.kv_tokens
+    limit, most = target.recipe.context, target.recipe.max_seqs
+    if mode == "decode":
+        many = streams or sorted({*STREAMS, most or 1})
+        return rows_of.decode_rows(speed, tuple(contexts or sizes_up_to(limit, CONTEXTS)), tuple(many), kv_tokens, most)
+    if mode == "prefill":
+        lengths = args.prompt_lengths or sizes_up_to(limit, PROMPTS)
+        return rows_of.prefill_rows(speed, tuple(max(length, 1) for length in lengths))
+    if mode == "stream":
+        lengths = tuple(contexts or sizes_up_to(limit, HYBRID_CONTEXTS))
+        return rows_of.stream_rows(speed, lengths, min(max(4096, speed.chunk_tokens), limit))
+    refuse_without_cache(kv_tokens)
+    rules = scheduler_rules(target.recipe, kv_tokens, speed)
+    return rows_of.serving_rows(speed, rules, _make_workloads(args, streams))
 
 
-def _longest(asked: ForecastArgs) -> int:
-    """The longest sequence asked for, where it is more than a careful plan would allow; 0 otherwise."""
-    length = _request_tokens(asked)
-    return length if length > DEFAULT_CONTEXT else 0
-
-
-def _request_tokens(asked: ForecastArgs) -> int:
-    prompts = _counts(asked.input, "--input", many=True)
-    return max(prompts, default=0) + (parse_token_count("--output", asked.output) or 0)
-
-
-def _decoding(
-    subject: ForecastTarget, asked: ForecastArgs, contexts: tuple[int, ...], streams: tuple[int, ...]
-) -> Rows:
-    """By context and concurrency."""
-    limit, most = subject.recipe.context, subject.recipe.max_seqs
-    lengths = contexts or sizes_up_to(limit, CONTEXTS)
-    many = streams or tuple(sorted({*STREAMS, most or 1}))
-    return rows_of.decode_rows(subject.speed, lengths, many, subject.memory.kv_tokens, most)
-
-
-def _reading(subject: ForecastTarget, asked: ForecastArgs, contexts: tuple[int, ...], streams: tuple[int, ...]) -> Rows:
-    """By length of a cold prompt."""
-    return rows_of.prefill_rows(subject.speed, _prompts(asked, subject.recipe.context))
-
-
-def _streaming(
-    subject: ForecastTarget, asked: ForecastArgs, contexts: tuple[int, ...], streams: tuple[int, ...]
-) -> Rows:
-    """One stream by context."""
-    speed, limit = subject.speed, subject.recipe.context
-    lengths = contexts or sizes_up_to(limit, HYBRID_CONTEXTS)
-    return rows_of.stream_rows(speed, lengths, min(max(4096, speed.chunk_tokens), limit))
-
-
-def _serving(subject: ForecastTarget, asked: ForecastArgs, contexts: tuple[int, ...], streams: tuple[int, ...]) -> Rows:
-    """A simulated run for each concurrency or rate."""
-    kv_tokens = subject.memory.kv_tokens
-    subjects.refuse_without_cache(kv_tokens)
-    rules = scheduler_rules(subject.recipe, kv_tokens, subject.speed)
-    return rows_of.serving_rows(subject.speed, rules, _workloads(asked, streams))
-
-
-ROWS: dict[Mode, Callable[[ForecastTarget, ForecastArgs, tuple[int, ...], tuple[int, ...]], Rows]] = {
-    "decode": _decoding,
-    "prefill": _reading,
-    "stream": _streaming,
-    "serving": _serving,
-}
-
-
-def _prompts(asked: ForecastArgs, limit: int) -> tuple[int, ...]:
-    """Lengths of prompts: those asked for, or the usual ones that the context holds."""
-    lengths = _counts(asked.input, "--input", many=True) or sizes_up_to(limit, PROMPTS)
-    return tuple(max(length, 1) for length in lengths)
-
-
-def _workloads(asked: ForecastArgs, streams: tuple[int, ...]) -> list[SimulatedWorkload]:
-    """A simulated run for each concurrency or rate."""
-    _check(asked)
-    base = _request(asked)
-    base.validate()
-    if asked.rate is None:
-        return [_load(base, asked, count) for count in streams or STREAMS]
-    refuse_if(streams, "give either --rate or --concurrency")
-    requests = asked.requests or OPEN_LOOP
-    return [replace(base, rate=rate, concurrency=0, requests=requests) for rate in _rates(asked.rate)]
-
-
-def _request(asked: ForecastArgs) -> SimulatedWorkload:
-    """What each request asks for, sent once."""
-    return SimulatedWorkload(
-        input=parse_token_count("--input", asked.input) or 0,
-        output=parse_token_count("--output", asked.output) or 0,
-        requests=asked.requests or 1,
+def _make_workloads(args: ForecastArgs, streams: Sequence[int]) -> list[SimulatedWorkload]:
+    """Return a simulated run for each concurrency or rate."""
+    refuse_out_of_range("--requests", args.requests, 1, LARGEST_RUN)
+    refuse_out_of_range("--per-stream", args.per_stream, 1, 10_000)
+    refuse_out_of_range("--prefill-engines", args.prefill_engines, 0, 1024)
+    warm = args.warm
+    refuse_if(warm is not None and not 0 <= warm <= 1, f"--warm {warm or 0:g} is not a share between 0 and 1")
+    base = SimulatedWorkload(
+        input=parse_token_count("--input", args.input) or 0,
+        output=parse_token_count("--output", args.output) or 0,
+        requests=args.requests or 1,
         concurrency=1,
-        lengths=asked.lengths,
-        prefix_hit=asked.prefix_hit,
-        turns=asked.turns,
-        think_s=_seconds("--think", asked.think),
-        cold_s=_seconds("--cold", asked.cold),
-        prefill_engines=asked.prefill_engines,
-        seed=1 if asked.seed is None else asked.seed,
+        lengths=args.lengths,
+        prefix_hit=args.prefix_hit,
+        turns=args.turns,
+        think_s=_parse_seconds("--think", args.think),
+        cold_s=_parse_seconds("--cold", args.cold),
+        prefill_engines=args.prefill_engines,
+        seed=1 if args.seed is None else args.seed,
     )
+    base.validate()
+    if args.rate is not None:
+        refuse_if(streams, "give either --rate or --concurrency")
+        rates = flags.parse_numbers(
+            args.rate.split(","),
+            float,
+            lambda rate: 0 < rate <= 1e6,
+            not_numbers=f"--rate: {args.rate!r} is not a list of requests a second",
+            hint="write it like 0.5,2",
+        )
+        requests = args.requests or OPEN_LOOP_REQUESTS
+        return [replace(base, rate=rate, concurrency=0, requests=requests) for rate in rates]
+    window = _parse_seconds("--window", args.window)
+    each, least = (args.per_stream, 1) if args.per_stream else (PER_STREAM * args.turns, MIN_REQUESTS)
+    return [
+        replace(
+            base,
+            concurrency=count,
+            requests=args.requests or min(max(each * count, least), MAX_REQUESTS),
+            warm=None if warm is None else int(warm * count),
+            spacing_s=window / count,
+        )
+        for count in streams or STREAMS
+    ]
 
 
-def _load(base: SimulatedWorkload, asked: ForecastArgs, streams: int) -> SimulatedWorkload:
-    """The workload of one concurrency."""
-    each = asked.per_stream or PER_STREAM * asked.turns
-    least = 1 if asked.per_stream else LEAST
-    requests = asked.requests or min(max(each * streams, least), MOST)
-    warm = None if asked.warm is None else int(asked.warm * streams)
-    spacing = _seconds("--window", asked.window) / streams
-    return replace(base, concurrency=streams, requests=requests, warm=warm, spacing_s=spacing)
-
-
-def _check(asked: ForecastArgs) -> None:
-    """What of a serving run cannot be meant."""
-    refuse_out_of_range("--requests", asked.requests, 1, LARGEST_RUN)
-    refuse_out_of_range("--per-stream", asked.per_stream, 1, 10_000)
-    refuse_out_of_range("--prefill-engines", asked.prefill_engines, 0, 1024)
-    if asked.warm is not None and not 0 <= asked.warm <= 1:
-        raise BadInput(f"--warm {asked.warm:g} is not a share between 0 and 1")
-
-
-def _seconds(flag: str, text: str) -> float:
+def _parse_seconds(flag: str, text: str) -> float:
     return flags.parse_value(flag, text, parse_seconds, hint="write it like 2s") if text else 0.0
 
 
-def _rates(text: str) -> tuple[float, ...]:
-    wrong = f"--rate: {text!r} is not a list of requests a second"
-    return flags.parse_numbers(
-        text.split(","), float, lambda rate: 0 < rate <= 1e6, not_numbers=wrong, hint="write it like 0.5,2"
-    )
-
-
-def _counts(text: str | None, flag: str, *, many: bool = False) -> tuple[int, ...]:
-    """Counts with commas between them; with `many` as people write tokens (64k)."""
+def _parse_counts(text: str | None, flag: str, *, many: bool = False) -> tuple[int, ...]:
+    """Parse counts with commas between them; with `many` as token counts (64k)."""
     if text is None:
         return ()
-    read, least = (parse_token_count, 0) if many else (parse_count, 1)
-    found = tuple(read(flag, part) or 0 for part in flags.split_names(text))
+    parse, least = (parse_token_count, 0) if many else (parse_count, 1)
+    found = tuple(parse(flag, part) or 0 for part in flags.split_names(text))
     wrong = not found or not least <= min(found) <= max(found) <= MAX_CONTEXT
     refuse_if(wrong, f"{flag}: {text!r} is not a list of counts", hint="write it like 1,8,32")
     return found
+
+
+def forecast_document(mode: Mode, target: ForecastTarget, rows: list[ForecastRow]) -> Document:
+    """Return the forecast under the keys that scripts rely on."""
+    low, high = target.speed.prefill_range if mode == "prefill" else target.speed.decode_range
+    return {
+        "simulated": True,
+        "mode": mode,
+        "model": target.model.name,
+        "box": target.box.name,
+        "recipe": target.recipe,
+        "kv_tokens": target.memory.kv_tokens,
+        "tokens_per_step": round(target.speed.tokens_per_step, 3),
+        "band": {"low": round(low, 3), "high": round(high, 3)},
+        "measured": target.speed.calibration_text,
+        "basis": target.speed.basis_text(prompts=mode == "prefill"),
+        "rows": rows,
+        "warnings": target.warnings,
+    }
+
+
+def forecast_page(mode: Mode, target: ForecastTarget, rows: list[ForecastRow]) -> "RenderableType":
+    """Return title, table, range and warnings for the terminal."""
+    from rich.console import Group
+    from rich.text import Text
+
+    recipe, speed = target.recipe, target.speed
+    words = [engine_display_name(recipe.engine)] + (["community image"] if recipe.runtime.preset else [])
+    words += recipe.parallel.labels if recipe.hybrid is None else []
+    words += [f"{recipe.kv} cache of {format_count(target.memory.kv_tokens)} tokens"]
+    words += [f"{recipe.speculate.method} ×{recipe.speculate.tokens}"] if recipe.speculate else []
+    title = Text.assemble((f"{target.model.title} {target.deployment.checkpoint.label}", "bold"))
+    heads, lines, remark = _TABLES[mode](rows)
+    parts: list[RenderableType] = [
+        title.append(f" on {target.box.name}: {', '.join(words)}"),
+        Text(),
+        make_table(heads, lines),
+    ]
+    parts += [Text(remark)] if remark else []
+    low, high = speed.prefill_range if mode == "prefill" else speed.decode_range
+    expect = f"expect {low - 1:+.0%} to {high - 1:+.0%}"
+    note = f"forecast, not a measurement: {expect} ({speed.basis_text(prompts=mode == 'prefill')})"
+    parts.append(Text(f"{speed.measured.text}; {expect}" if speed.measured else note, style="dim"))
+    if recipe.parallel.nodes > 1:
+        parts.append(Text(describe_network(target.box), style="dim"))
+    known = [warning for warning in target.warnings if warning.severity != "note"]
+    parts += [Text.assemble((f"{warning.severity}: ", "yellow"), warning.text) for warning in known]
+    return Group(*parts)
+
+
+ForecastTable = tuple[Sequence[str], list[tuple[str, ...]], str]  # headings, rows, the remark below
+
+
+def _decode_table(rows: list[ForecastRow]) -> ForecastTable:
+    """Return contexts down and streams across, in tok/s of all streams."""
+    streams = sorted({row["concurrency"] for row in rows})
+    by_context: dict[int, dict[int, ForecastRow]] = {}
+    for row in sorted(rows, key=lambda row: int(row["context"])):
+        by_context.setdefault(row["context"], {})[row["concurrency"]] = row
+
+    def cell(row: ForecastRow) -> str:
+        rate = row["decode_tok_s"]
+        return (f"{rate:.1f}" if rate < 100 else format_count(rate)) + ("" if row["fits"] else "*")
+
+    lines = [(format_count(context), *(cell(line[many]) for many in streams)) for context, line in by_context.items()]
+    fits = all(row["fits"] for row in rows)
+    over = "" if fits else "; * more than the engine runs at a time (cache or max_seqs)"
+    return ("context", *(plural(many, "stream") for many in streams)), lines, f"decode tok/s of all streams{over}"
+
+
+def _prefill_table(rows: list[ForecastRow]) -> ForecastTable:
+    """Return a row for each prompt."""
+    keys = ("prompt_tokens", "prefill_tok_s", "low_tok_s", "high_tok_s")
+    lines = [(*(format_count(row[key]) for key in keys), format_seconds(row["ttft_s"])) for row in rows]
+    return ("prompt", "tok/s", "low", "high", "read in"), lines, ""
+
+
+def _stream_table(rows: list[ForecastRow]) -> ForecastTable:
+    """Return one stream by context, and the prompt beside it."""
+    lines = []
+    for row in rows:
+        tg = (f"{row[key]:.1f}" for key in ("tg_tok_s", "tg_low_tok_s", "tg_high_tok_s"))
+        pp = (format_count(row[key]) for key in ("pp_tok_s", "pp_low_tok_s", "pp_high_tok_s"))
+        lines.append((format_count(row["context"]), *tg, *pp))
+    remark = f"tg: one stream at that context; pp: a prompt of {format_count(rows[0]['prompt_tokens'])} tokens"
+    return ("context", "tg tok/s", "low", "high", "pp tok/s", "low", "high"), lines, remark
+
+
+def _serving_table(rows: list[ForecastRow]) -> ForecastTable:
+    """Return a row for each simulated run, and the problems of the worst."""
+    lines = []
+    for row in rows:
+        load = format_count(row["max_concurrency"]) if row["max_concurrency"] else f"{row['request_rate']:g}/s"
+        keys = ("mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "mean_itl_ms", "p99_itl_ms")
+        times = (format_seconds(row[key] / 1e3) for key in keys)
+        lines.append((load, f"{row['request_throughput']:.2f}", format_count(row["output_throughput"]), *times))
+    problems = {
+        "failed": "up to {} requests are longer than the cache or the context and fail",
+        "preemptions": "up to {} preemptions: the cache is too small for these streams",
+    }
+    worst = {key: max(row[key] for row in rows) for key in problems}
+    remark = "; ".join(problems[key].format(format_count(number)) for key, number in worst.items() if number)
+    return ("streams", "req/s", "out tok/s", "TTFT", "p99", "TPOT", "ITL", "p99"), lines, remark
+
+
+_TABLES = {"decode": _decode_table, "prefill": _prefill_table, "stream": _stream_table, "serving": _serving_table}

@@ -1,6 +1,7 @@
-"""`moebox doctor kernels`: which kernels of an engine will not launch, found without a GPU."""
+"""`moebox doctor kernels`: find an engine's kernels that will not launch, without a GPU."""
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -8,31 +9,34 @@ from cyclopts import Parameter
 
 from moebox import codec
 from moebox.cli import flags
-from moebox.cli.eta import WaitingLine
-from moebox.cli.output import exit_code, print_result, stderr_console, stdout_console
+from moebox.cli.display import WaitingLine
+from moebox.cli.flags import OutputPath, Switch
+from moebox.cli.output import exit_code, print_lines, print_result, stderr_console, stdout_console
 from moebox.core import catalogue, registry
-from moebox.core.kernel import Arch, KernelScan, find_arch
-from moebox.errors import BadInput, Unsupported, refuse_if
-from moebox.kernels import cache as caches
-from moebox.kernels import configs as tuned
-from moebox.loose import Document
+from moebox.core.kernel import Arch, KernelLaunch, KernelScan, find_arch
+from moebox.errors import BadInput, ExternalError, Unsupported, refuse_if
+from moebox.store import Run
 from moebox.units import plural
 
 if TYPE_CHECKING:
-    from moebox.kernels.scan import KernelRequest
-    from moebox.kernels.tuning import TuningResult
-    from moebox.store import Run
+    from rich.console import RenderableType
+    from rich.table import Table
+    from rich.text import Text
 
-Switch = Annotated[bool, Parameter(negative=())]
-ARCH, MODEL, TP = "sm_120", "kimi-k2.6", 8  # that are looked at where nothing else is said
+    from moebox.kernels.fix import LaunchRemedy
+    from moebox.kernels.scan import KernelRequest
+
+DEFAULT_ARCH, DEFAULT_MODEL, DEFAULT_TP = "sm_120", "kimi-k2.6", 8
 _MODEL, _ENGINE = ("model", "tp", "kv", "only", "run"), ("engine", "site_packages", "python")
-# What the command does instead of a scan, and what it has no use for then.
+# What the command does instead of a scan, and the flags that it ignores then.
 UNUSED: dict[str, tuple[str, tuple[str, ...]]] = {
     "--cache": ("--cache reads what Triton compiled", _ENGINE + _MODEL),
     "--configs": ("--configs reads tuned files", _ENGINE + _MODEL),
     "--revert": ("--revert restores files", ("arch", *_MODEL)),
-    "--tune": ("--tune times kernels, whatever the cache's type, and keeps nothing in a run", ("kv", "run")),
+    "--tune": ("--tune times kernels for every cache type and keeps nothing in a run", ("kv", "run")),
 }
+STYLES = {"launches": "", "spills": "", "does not fit": "bold red", "does not compile": "bold red"}
+ORDER = {"does not fit": 0, "does not compile": 1, "spills": 2, "launches": 3}
 
 
 def kernels(
@@ -52,243 +56,297 @@ def kernels(
     revert: Switch = False,
     yes: Switch = False,
     tune: Switch = False,
-    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+    output: OutputPath = None,
     run: str = "",
     json: Switch = False,
 ) -> int:
-    """Compile the kernels that this model needs for an architecture, and say which of them will not launch.
+    """Compile the kernels that a model needs for an architecture, and list those that will not launch.
 
     Args:
         engine: The engine whose launch code is run.
         site_packages: A folder with the engine's package, such as its unpacked wheel.
         python: The Python whose Triton and PyTorch compile (the engine's own is best).
-        arch_name: The architecture; sm_120 when left out, with --cache the one that each kernel was compiled for.
-        model: A model from the catalogue; kimi-k2.6 when left out.
-        tp: Tensor parallel size; 8 when left out.
-        kv: The KV cache's type; bf16 when left out.
-        only: Only cases whose name contains this.
+        arch_name: The architecture. Default: sm_120, or with --cache the one that each kernel was compiled for.
+        model: A model from the catalogue. Default: kimi-k2.6.
+        tp: Tensor parallel size. Default: 8.
+        kv: Type of the KV cache. Default: bf16.
+        only: Only cases whose name contains this text.
         cache: Read this Triton cache after a crash instead.
         configs: Check the tuned fused-MoE files in this folder instead.
         fix: Search block sizes that fit for each launch that does not, and print the patch.
         apply: With --fix: apply the patch; the original is kept beside the file.
-        revert: Take an applied patch back.
-        yes: With --apply: also touch a file that differs from the engine's release.
+        revert: Revert an applied patch.
+        yes: With --apply: also patch a file that differs from the engine's release.
         tune: Time candidates on this machine's GPU, under the architecture's limits, checked against float32.
         output: With --tune: the folder for tuned fused-MoE files and the table.
         run: Keep the findings in this run's folder; its report shows them.
         json: Print JSON.
     """
-    target = find_arch(arch_name or ARCH)
+    arch = find_arch(arch_name or DEFAULT_ARCH)
+    chosen = flags.given_flags(cache=cache, configs=configs, tune=tune, revert=revert, fix=fix)
+    refuse_if(len(chosen) > 1, f"{' and '.join(chosen)} are different actions; give one")
     others: dict[str, object] = {"engine": engine, "site_packages": site_packages, "python": python}
     others |= {"arch": arch_name, "model": model, "tp": tp, "kv": kv, "only": only, "run": run}
-    _refuse_unused({"cache": cache, "configs": configs, "tune": tune, "revert": revert, "fix": fix}, others)
+    action, unused = UNUSED.get("".join(chosen), ("", ()))
+    flags.refuse_unused(action, **{name: others[name] for name in unused})
     flags.refuse_without("--fix", apply=apply and not fix)
     flags.refuse_without("--fix --apply", yes=yes and not apply)
     flags.refuse_without("--tune", output=None if tune else output)
     if cache:
-        return show_cache(cache, arch_name, as_json=json)
+        return check_cache(cache, arch_name, json=json)
     if configs:
-        return show_configs(configs, target.name, as_json=json)
+        return check_configs(configs, arch, json=json)
     from moebox.kernels import scan as scans
+    from moebox.kernels.patch import revert_patches
 
+    engines = tuple(traits.name for traits in registry.all_traits() if traits.moe_config_env)
+    if engine is None:
+        hint = " or ".join(f"--engine {name}" for name in engines)
+        raise BadInput("--engine is missing", hint=f"{hint}; or --cache, or --configs")
+    hint = f"it is for {' and '.join(engines)}, whose kernels are compiled by Triton"
+    refuse_if(engine not in engines, f"--engine {engine}: it has no kernels to check", hint=hint)
     request = scans.KernelRequest(
-        engine=compiled_engine(engine),
-        arch=target,
-        model=catalogue.find_model(model or MODEL),
-        tp=TP if tp is None else tp,
+        engine=engine,
+        arch=arch,
+        model=catalogue.find_model(model or DEFAULT_MODEL),
+        tp=DEFAULT_TP if tp is None else tp,
         kv=kv or "bf16",
         site_packages=site_packages,
         python=python,
         only=only,
     )
     if tune:
-        return tune_here(request, output or Path("tuned"), as_json=json)
+        return tune_kernels(request, output or Path("tuned"), json=json)
     if revert:
-        return revert_patches(request, as_json=json)
-    return scan_and_fix(request, open_run(run) if run else None, fix=fix, apply=apply, yes=yes, as_json=json)
-
-
-def scan_and_fix(
-    request: "KernelRequest", folder: "Run | None", *, fix: bool, apply: bool, yes: bool, as_json: bool
-) -> int:
-    """The scan, shown or mended; findings are kept in `folder`."""
-    found = scan_kernels(request, folder)
-    if not fix:
-        return show_scan(found, as_json=as_json)
-    from moebox.cli.kernels_fix import fix_kernels
-
-    return fix_kernels(request, found, apply=apply, yes=yes, as_json=as_json, run=folder)
-
-
-def _refuse_unused(ways: Mapping[str, object], others: Mapping[str, object]) -> None:
-    """BadInput for two things to do at once, and for flags that the one that is asked for has no use for."""
-    asked = flags.given_flags(**ways)
-    refuse_if(len(asked) > 1, f"{' and '.join(asked)} are different things to do; give one")
-    does, unused = UNUSED.get("".join(asked), ("", ()))
-    flags.refuse_unused(does, **{name: others[name] for name in unused})
-
-
-def compiled_engine(name: str | None) -> str:
-    """The engine that is asked for, if its kernels can be compiled without it."""
-    if name is None:
-        hint = " or ".join(f"--engine {name}" for name in compiled_engines())
-        raise BadInput("--engine is missing", hint=f"{hint}; or --cache, or --configs")
-    if name not in compiled_engines():
-        hint = f"it is for {' and '.join(compiled_engines())}, whose kernels are compiled by Triton"
-        raise BadInput(f"--engine {name}: there are no kernels of it to look at", hint=hint)
-    return name
-
-
-def revert_patches(request: "KernelRequest", *, as_json: bool) -> int:
-    """Applied patches taken back."""
-    from moebox.kernels.patch import revert_patches
-    from moebox.kernels.scan import engine_root
-
-    restored = revert_patches(engine_root(request), request.engine)
-    lines = [f"restored {path}" for path in restored]
-    print_result(
-        as_json, {"restored": restored}, lambda: stdout_console().print("\n".join(lines), markup=False, soft_wrap=True)
-    )
-    return 0
-
-
-def scan_kernels(request: "KernelRequest", folder: "Run | None") -> KernelScan:
-    """Compile, with the time left by the last time; findings are kept in `folder`."""
-    from moebox.kernels import scan as scans
-
-    scans.engine_root(request)  # an engine that is not there is named before anything is said to compile
-    with WaitingLine(f"compiling {request.engine}'s kernels for {request.arch.name}", _key(request)):
+        restored = revert_patches(scans.engine_root(request), request.engine)
+        print_result(json, {"restored": restored}, lambda: print_lines(f"restored {path}" for path in restored))
+        return 0
+    folder = Run.open_shared(run) if run else None  # an error comes before minutes are spent
+    scans.engine_root(request)
+    parts = (request.engine, request.arch.name, request.model.name, str(request.tp), request.kv, request.only)
+    with WaitingLine(f"compiling {engine}'s kernels for {arch.name}", f"kernels {' '.join(parts)}".rstrip()):
         found = scans.scan_engine(request)
     if folder:
         from moebox.flows.kernels import save_findings, summarize_scan
 
         save_findings(folder, summarize_scan(found))
-    return found
+    if fix:
+        return fix_kernels(request, found, apply=apply, yes=yes, run=folder, json=json)
+    failing = found.failing_launches
+    verdict = {"verdict": "does not launch" if failing else "launches", "bad": len(failing)}
+    print_result(json, {**codec.to_document(found), **verdict}, lambda: stdout_console().print(scan_report(found)))
+    return exit_code(not failing)
 
 
-def show_scan(found: KernelScan, *, as_json: bool) -> int:
-    """The findings; 1 when a kernel will not launch."""
-    print_result(as_json, scan_document(found), lambda: _show_scan(found))
-    return exit_code(not found.failing_launches)
+def check_cache(folder: Path, arch_name: str, *, json: bool) -> int:
+    """Check the kernels in a Triton cache; exit code 1 if one cannot launch."""
+    from moebox.kernels.cache import read_cache
+
+    found = read_cache(folder, arch_name=arch_name)
+    bad = [kernel for kernel in found if not kernel.can_launch]
+
+    def show() -> None:
+        for kernel in bad:
+            need = f"needs {kernel.shared_bytes:,} bytes of shared memory; {kernel.arch} has {kernel.limit_bytes:,}"
+            shape = f"(warps {kernel.num_warps}, stages {kernel.num_stages})"
+            stdout_console().print(f"[bold]{kernel.kernel}[/bold] {need} {shape}")
+        stderr_console().print(f"{plural(len(found), 'kernel')}, {len(bad)} of them cannot launch")
+
+    print_result(json, {"kernels": found, "bad": len(bad)}, show)
+    return exit_code(not bad)
 
 
-def _show_scan(found: KernelScan) -> None:
-    from moebox.cli.kernels_view import scan_report
+def check_configs(folder: Path, arch: Arch, *, json: bool) -> int:
+    """Check tuned fused-MoE files; exit code 1 if one has an entry that cannot launch."""
+    from moebox.kernels.configs import check_tuned_files
 
-    stdout_console().print(scan_report(found, stdout_console().width))
+    found = check_tuned_files(folder, arch)
+    bad = [(file, file.bad) for file in found if file.bad]
 
+    def show() -> None:
+        for file, entries in bad:
+            worst = max(entries, key=lambda entry: entry.shared_bytes)
+            most = f"at most {worst.shared_bytes:,} bytes ({worst.blocks}) of {arch.smem:,}"
+            stdout_console().print(f"{file.file}\n  {len(entries)} of {file.entries} entries; {most}")
+        unknown = sum(file.bad is None for file in found)
+        total = f"{plural(len(found), 'file')}, {len(bad)} have entries that cannot launch"
+        stderr_console().print(f"{total}, {unknown} must be compiled to know")
 
-def _key(request: "KernelRequest") -> str:
-    """What scans that take about the same time share."""
-    parts = (request.engine, request.arch.name, request.model.name, str(request.tp), request.kv, request.only)
-    return f"kernels {' '.join(parts)}".rstrip()
-
-
-def compiled_engines() -> tuple[str, ...]:
-    """Engines whose kernels can be compiled without them."""
-    return tuple(traits.name for traits in registry.all_traits() if traits.moe_config_env)
-
-
-def open_run(run: str) -> "Run":
-    """The run that the findings go to; told before minutes are spent."""
-    from moebox.store import Run
-
-    return Run.open_shared(run)
+    files = [{"verdict": file.verdict, **codec.to_document(file)} for file in found]
+    print_result(json, {"arch": arch.name, "files": files, "bad": len(bad)}, show)
+    return exit_code(not bad)
 
 
-def tune_here(request: "KernelRequest", folder: Path, *, as_json: bool) -> int:
-    """Tune on this machine's GPU and write what the engines read."""
+def tune_kernels(request: "KernelRequest", folder: Path, *, json: bool) -> int:
+    """Tune on this machine's GPU and write the files that engines read."""
     from moebox.kernels import tuned_files, tuning
+    from moebox.kernels.scan import engine_root
 
     here, device = tuning.local_gpu(), request.arch.device
     if here.name == request.arch.name:
         device = here.device
     else:
-        stderr_console().print(
-            f"this GPU is {here.name}: fits are exact for {request.arch.name}, speeds are a hint", soft_wrap=True
-        )
+        text = f"this GPU is {here.name}: what fits is exact for {request.arch.name}, speeds are approximate"
+        stderr_console().print(text, soft_wrap=True)
     tuned = tuning.tune_kernels(request, here, limit=request.arch)
-    beside, lost = attention_files(tuned, request)
-    made, gaps = tuned_files.write_tuned_files(tuned, folder, device, beside)
-    gaps += lost
+    table = tuned_files.block_table(tuned.rows)
+    extra_files = {f"attention-{tuned.engine}.json": codec.to_json(table) + "\n"} if table else {}
+    problems = []
+    try:
+        patches = tuned_files.block_table_patches(tuned, engine_root(request), request.arch)
+        if diff := "".join(patch.diff for patch in patches):
+            extra_files[f"attention-{tuned.engine}.diff"] = diff
+    except Unsupported as problem:
+        problems.append(f"no attention patch: {problem.message}")
+    made, gaps = tuned_files.write_tuned_files(tuned, folder, device, extra_files)
+    gaps += problems
     print_result(
-        as_json,
+        json,
         {"rows": tuned.rows, "files": made, "left_out": gaps},
         lambda: stdout_console().print(tuning.markdown_table(tuned.rows), soft_wrap=True),
     )
-    for line in [*(f"wrote {path}" for path in made), *gaps, *how_to_use(request.engine, folder, made)]:
-        stderr_console().print(line, soft_wrap=True, markup=False)
+    lines = [*(f"wrote {path}" for path in made), *gaps]
+    if any(path.name.startswith("E=") for path in made):
+        variable = registry.engine_traits(request.engine).moe_config_env
+        lines.append(f"{variable}={folder.resolve()} makes {request.engine} read them")
+    print_lines(lines, stderr=True)
     return 0
 
 
-def how_to_use(engine: str, folder: Path, made: Sequence[Path]) -> list[str]:
-    """The setting that makes an engine read its tuned fused-MoE files, where there are any."""
-    if not any(path.name.startswith("E=") for path in made):
-        return []
-    return [f"{registry.engine_traits(engine).moe_config_env}={folder.resolve()} makes {engine} read them"]
+def fix_kernels(
+    request: "KernelRequest", found: KernelScan, *, apply: bool, yes: bool, run: Run | None, json: bool
+) -> int:
+    """Search block sizes that fit and print the patch; with `apply` write it and scan again."""
+    from moebox.flows.kernels import save_findings, summarize_scan
+    from moebox.kernels import fix, patch
+    from moebox.kernels.scan import engine_root, scan_engine
 
-
-def attention_files(tuned: "TuningResult", request: "KernelRequest") -> tuple[dict[str, str], list[str]]:
-    """The attention block table and its patch, by file name; what could not be made of it."""
-    from moebox.codec import to_json
-    from moebox.kernels import tuned_files
-    from moebox.kernels.scan import engine_root
-
-    table = tuned_files.block_table(tuned.rows)
-    made = {f"attention-{tuned.engine}.json": to_json(table) + "\n"} if table else {}
-    try:
-        diff = "".join(
-            patch.diff for patch in tuned_files.block_table_patches(tuned, engine_root(request), request.arch)
+    failing = found.failing_launches
+    if not failing:
+        stderr_console().print(f"nothing to fix: every launch fits {request.arch.name}")
+        print_result(json, {"remedies": [], "diff": ""}, lambda: None)
+        return 0
+    if all(launch.verdict == "does not compile" for launch in failing):
+        raise ExternalError(
+            f"{failing[0].kernel} does not compile, and other block sizes do not fix that: {failing[0].error}",
+            hint="try another version of Triton or of the engine",
         )
-    except Unsupported as problem:
-        return made, [f"no attention patch: {problem.message}"]
-    if diff:
-        made[f"attention-{tuned.engine}.diff"] = diff
-    return made, []
+    remedies = fix.find_remedies(request)
+    patches = patch.remedy_patches(remedies, engine_root(request), request.arch.capability)
+    diff = "".join(change.diff for change in patches)
+    if run:
+        run.write_file(f"patches/{found.engine}-{found.version}-{found.arch}-{found.kv}.diff", diff)
+
+    def show() -> None:
+        print_lines(line for remedy in remedies for line in _remedy_lines(remedy))
+        sys.stdout.write(diff)
+
+    print_result(json, {"remedies": remedies, "diff": diff}, show)
+    if not apply:
+        stderr_console().print("`--fix --apply` writes it; the originals are kept, and `--revert` restores them")
+        return 1
+    backups = patch.apply_all(patches, force=yes)
+    pairs = zip(patches, backups, strict=True)
+    print_lines((f"patched {change.path}; the original is {backup.name}" for change, backup in pairs), stderr=True)
+    again = scan_engine(request)
+    if run:
+        save_findings(run, summarize_scan(again))
+    left = len(again.failing_launches)
+    stderr_console().print(f"{left} launches still do not fit" if left else "every launch fits now")
+    return exit_code(not left)
 
 
-def scan_document(scan: KernelScan) -> Document:
-    """A scan under the keys that scripts rely on."""
-    return {
-        **codec.to_document(scan),
-        "verdict": "does not launch" if scan.failing_launches else "launches",
-        "bad": len(scan.failing_launches),
-    }
+def _remedy_lines(remedy: "LaunchRemedy") -> Iterator[str]:
+    """Yield a failing launch, and the block sizes that fit as comments above the patch."""
+    failing = remedy.launch
+    yield f"# {failing.kernel} ({failing.case}): {failing.shared_bytes:,} bytes of {failing.limit_bytes:,}"
+    for place, launch in enumerate(remedy.candidates[:4]):
+        blocks = " ".join(f"{name.removeprefix('BLOCK_')}={value}" for name, value in launch.blocks.items())
+        shape = f"{blocks} warps={launch.num_warps} stages={launch.num_stages}"
+        figures = f"{launch.shared_bytes:,} bytes, {launch.registers} registers, {launch.spill_bytes} spilled"
+        yield f"#   {'also fits' if place else 'chosen'}: {shape}: {figures}"
 
 
-def show_cache(folder: Path, arch_name: str, *, as_json: bool) -> int:
-    """The kernels in a Triton cache; 1 when one of them cannot launch."""
-    found = caches.read_cache(folder, arch_name=arch_name)
-    bad = [kernel for kernel in found if not kernel.can_launch]
-    print_result(as_json, {"kernels": found, "bad": len(bad)}, lambda: _show_cache(bad, len(found)))
-    return exit_code(not bad)
+def scan_report(scan: KernelScan) -> "RenderableType":
+    """Return a scan for the terminal: the worst launches first, then failures and what was not covered."""
+    from rich.console import Group
+    from rich.text import Text
+
+    engine = f"{scan.engine} {scan.version or '(version unknown)'} · {scan.model} TP{scan.tp}, {scan.kv} cache"
+    head = f"{engine} · {scan.arch} · Triton {scan.triton}"
+    table = launch_table(scan.launches, stdout_console().width)
+    return Group(Text(head, style="bold"), Text(), table, Text(), *_failure_lines(scan), *_uncovered_lines(scan))
 
 
-def _show_cache(bad: "list[caches.CachedKernel]", found: int) -> None:
-    for kernel in bad:
-        asked = f"asks {kernel.shared_bytes:,} bytes of shared memory; {kernel.arch} gives {kernel.limit_bytes:,}"
-        stdout_console().print(
-            f"[bold]{kernel.kernel}[/bold] {asked} (warps {kernel.num_warps}, stages {kernel.num_stages})"
+def launch_table(launches: tuple[KernelLaunch, ...], width: int) -> "Table":
+    """Return a row for each kernel and set of blocks; equal launches share one."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("kernel", no_wrap=True, overflow="ellipsis", max_width=max(12, width - 64))
+    table.add_column("tile", no_wrap=True, min_width=10)
+    for name, cells in (("warps", 5), ("stages", 6), ("shared", 7), ("regs", 4), ("spill", 5), ("per SM", 6)):
+        table.add_column(name, justify="right", no_wrap=True, min_width=cells)
+    table.add_column("verdict", no_wrap=True, min_width=12)
+    groups: dict[tuple[object, ...], KernelLaunch] = {}
+    for launch in launches:
+        shape = (launch.num_warps, launch.num_stages, launch.shared_bytes, launch.verdict)
+        groups.setdefault((launch.kernel, tile_size(launch), *shape), launch)
+    for launch in sorted(groups.values(), key=lambda launch: (ORDER[launch.verdict], -launch.shared_bytes)):
+        table.add_row(
+            launch.kernel,
+            tile_size(launch),
+            str(launch.num_warps),
+            str(launch.num_stages),
+            f"{launch.shared_bytes:,}",
+            str(launch.registers or "-"),
+            str(launch.spill_bytes),
+            str(launch.blocks_per_sm),
+            Text(launch.verdict, style=STYLES[launch.verdict]),
         )
-    stderr_console().print(f"{plural(found, 'kernel')}, {len(bad)} of them cannot launch")
+    return table
 
 
-def show_configs(folder: Path, arch_name: str, *, as_json: bool) -> int:
-    """Tuned fused-MoE files; 1 when one of them has an entry that cannot launch."""
-    target = find_arch(arch_name)
-    found = tuned.check_tuned_files(folder, target)
-    bad = [file for file in found if file.bad]
-    files = [{"verdict": file.verdict, **codec.to_document(file)} for file in found]
-    print_result(as_json, {"arch": target.name, "files": files, "bad": len(bad)}, lambda: _show_configs(found, target))
-    return exit_code(not bad)
+def tile_size(launch: KernelLaunch) -> str:
+    """Return the block sizes that matter: M×N×K for matrix products, M×N or N×H for attention."""
+    for names in (("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K"), ("BLOCK_M", "BLOCK_N", "BLOCK_H", "BLOCK")):
+        sides = [str(launch.blocks[name]) for name in names if name in launch.blocks]
+        if sides:
+            return "×".join(sides)
+    return "-"
 
 
-def _show_configs(found: "Sequence[tuned.TunedFile]", target: "Arch") -> None:
-    bad = [(file, file.bad) for file in found if file.bad]
-    for file, entries in bad:
-        worst = max(entries, key=lambda entry: entry.shared_bytes)
-        most = f"at most {worst.shared_bytes:,} bytes ({worst.blocks}) of {target.smem:,}"
-        stdout_console().print(f"{file.file}\n  {len(entries)} of {file.entries} entries; {most}")
-    rest = sum(file.bad is None for file in found)
-    total = plural(len(found), "file")
-    stderr_console().print(f"{total}, {len(bad)} have entries that cannot launch, {rest} need compiling to know")
+def _failure_lines(scan: KernelScan) -> "Iterator[Text]":
+    """Yield each kernel that fails, where it is launched and in which cases; or that none does."""
+    from rich.text import Text
+
+    failing: dict[str, list[KernelLaunch]] = {}
+    for launch in scan.failing_launches:
+        failing.setdefault(launch.kernel, []).append(launch)
+    if not failing:
+        yield Text(f"all {len(scan.launches)} launches fit {scan.arch}")
+    for kernel, launches in failing.items():
+        first = launches[0]
+        reason = f"needs {first.shared_bytes:,} bytes of shared memory; {scan.arch} has {first.limit_bytes:,}"
+        if first.verdict == "does not compile":
+            reason = f"does not compile: {first.error}"
+        yield Text(f"{kernel} {reason}. It is launched at {first.launched_from}.", style="bold red")
+        yield Text(f"It fails in: {'; '.join(dict.fromkeys(launch.case for launch in launches))}")
+    if any(launch.verdict == "does not fit" for launch in scan.failing_launches):
+        yield Text("`--fix` searches block sizes that fit and prints the patch.")
+
+
+def _uncovered_lines(scan: KernelScan) -> "Iterator[Text]":
+    """Yield what was not covered, by reason, and what is known of the engine's release without compiling."""
+    from rich.text import Text
+
+    reasons: dict[str, list[str]] = {}
+    for missed in scan.not_covered:
+        reasons.setdefault(missed.why, []).append(missed.what)
+    if reasons:
+        yield Text("\nnot covered", style="bold")
+    yield from (Text(f"- {', '.join(what)}: {reason}") for reason, what in reasons.items())
+    if scan.judged:
+        yield Text("\nother kernels, known by the engine's version, not compiled here", style="bold")
+    yield from (Text(f"- {known.what} → {known.why}") for known in scan.judged)

@@ -1,34 +1,53 @@
 """`moebox models` and `moebox models show`: the catalogue, and any model on disk."""
 
-from typing import Annotated
-
-from cyclopts import Parameter
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from moebox import codec
 from moebox.checkpoint import resolve_model
-from moebox.cli.output import print_json, stdout_console
+from moebox.cli.display import make_grid
+from moebox.cli.flags import Switch
+from moebox.cli.output import print_result, stdout_console
 from moebox.core import catalogue
-from moebox.core.model import KV_BYTES, Checkpoint, Model
+from moebox.core.layers import Compressed, Gqa, LayerKind, Layers, Linear, Mla
+from moebox.core.model import COMPONENTS, KV_BYTES, Checkpoint, Model
 from moebox.loose import Document
+from moebox.units import format_count, format_gb, format_gib, format_params, format_percent
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+WIDE = 96  # columns
+SIZE_SOURCES = {"computed": "computed", "published": "as published", "read": "read from headers"}
 
 
-def models(*, json: Annotated[bool, Parameter(negative=())] = False) -> int:
+def models(*, json: Switch = False) -> int:
     """List the models that moebox knows.
 
     Args:
         json: Print JSON.
     """
     known = list(catalogue.models().values())
-    if json:
-        print_json({"models": [model_summary(model) for model in known]})
-        return 0
-    from moebox.cli.models_view import model_table
-
-    stdout_console().print(model_table(known, width=stdout_console().width))
+    document = {
+        "models": [
+            {
+                "name": model.name,
+                "title": model.title,
+                "repo": model.repo,
+                "parameters": {"total": model.total_parameters, "active": model.active_parameters},
+                "context": model.context,
+                "attention": _attention_key(model),
+                "licence": model.licence.name,
+                "checkpoints": [checkpoint.name for checkpoint in catalogue.published_checkpoints(model.name)],
+            }
+            for model in known
+        ]
+    }
+    print_result(json, document, lambda: stdout_console().print(model_table(known, width=stdout_console().width)))
     return 0
 
 
-def show(model: str, *, json: Annotated[bool, Parameter(negative=())] = False) -> int:
+def show(model: str, *, json: Switch = False) -> int:
     """Show one model: its shape, parameters by component, checkpoints, cache per token and licence.
 
     Args:
@@ -36,31 +55,14 @@ def show(model: str, *, json: Annotated[bool, Parameter(negative=())] = False) -
         json: Print JSON.
     """
     found, checkpoints = resolve_model(model)
-    if json:
-        print_json(model_document(found, checkpoints))
-        return 0
-    from moebox.cli.models_view import model_page
-
-    stdout_console().print(model_page(found, checkpoints))
+    print_result(
+        json, model_document(found, checkpoints), lambda: stdout_console().print(model_page(found, checkpoints))
+    )
     return 0
 
 
-def model_summary(model: Model) -> Document:
-    """One line of the catalogue."""
-    return {
-        "name": model.name,
-        "title": model.title,
-        "repo": model.repo,
-        "parameters": {"total": model.total_parameters, "active": model.active_parameters},
-        "context": model.context,
-        "attention": _kind(model),
-        "licence": model.licence.name,
-        "checkpoints": [checkpoint.name for checkpoint in catalogue.published_checkpoints(model.name)],
-    }
-
-
 def model_document(model: Model, checkpoints: tuple[Checkpoint, ...]) -> Document:
-    """Everything about one model, under the keys that scripts rely on."""
+    """Return a model under the keys that scripts rely on."""
     return {
         "name": model.name,
         "title": model.title,
@@ -72,7 +74,7 @@ def model_document(model: Model, checkpoints: tuple[Checkpoint, ...]) -> Documen
         "dense_layers": model.dense_layers,
         "hidden": model.hidden,
         "vocab": model.vocab,
-        "attention": {"kind": _kind(model), **codec.to_document(model.attention)},
+        "attention": {"kind": _attention_key(model), **codec.to_document(model.attention)},
         "stack": [codec.to_document(layers) for layers in model.stack],
         "moe": codec.to_document(model.moe) if model.moe else None,
         "parameters": {
@@ -87,27 +89,169 @@ def model_document(model: Model, checkpoints: tuple[Checkpoint, ...]) -> Documen
         "source": model.source,
         "checkpoints": [
             {
-                "name": form.name,
-                "repo": form.repo,
-                "path": form.path,
-                "format": form.format,
-                "quant": form.quant,
-                "bytes": form.total_bytes,
-                "bits_per_weight": round(form.bits_per_weight(model), 3),
-                "by_component": form.bytes_by_component,
-                "shards": form.shards,
-                "engines": form.engines,
-                "native": form.native,
-                "how": form.how,
-                "note": form.note,
-                "source": form.source,
+                "name": checkpoint.name,
+                "repo": checkpoint.repo,
+                "path": checkpoint.path,
+                "format": checkpoint.format,
+                "quant": checkpoint.quant,
+                "bytes": checkpoint.total_bytes,
+                "bits_per_weight": round(checkpoint.bits_per_weight(model), 3),
+                "by_component": checkpoint.bytes_by_component,
+                "shards": checkpoint.shards,
+                "engines": checkpoint.engines,
+                "native": checkpoint.native,
+                "how": checkpoint.how,
+                "note": checkpoint.note,
+                "source": checkpoint.source,
             }
-            for form in checkpoints
+            for checkpoint in checkpoints
         ],
     }
 
 
-def _kind(model: Model) -> str:
+def _attention_key(model: Model) -> str:
     if model.mla:
         return "mla"
     return "gqa" if model.gqa else "compressed"
+
+
+def model_table(models: list[Model], *, width: int = 80) -> "RenderableType":
+    """Return the catalogue, one model a row; the kind of attention only if the terminal is wide enough."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    figures = {name: text for name, text in FIGURES.items() if width >= WIDE or name != "attention"}
+    table = Table(box=None, pad_edge=False)
+    table.add_column("model", no_wrap=True)
+    for name in figures:
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("native checkpoint", no_wrap=True)
+    for model in models:
+        native = next((each for each in catalogue.published_checkpoints(model.name) if each.native), None)
+        last = f"{format_gb(native.total_bytes):>8} {native.name}" if native else "-"
+        table.add_row(model.name, *(text(model) for text in figures.values()), last)
+    note = "\nKV/token: bytes of bf16 cache. `moebox models show NAME` shows one of them, or a\nfolder or .gguf file."
+    return Group(table, Text(note, style="dim"))
+
+
+def _kind_name(layers: Layers) -> str:
+    """Return the common name of such attention."""
+    if layers.mla:
+        return "MLA"
+    if layers.linear:
+        return "linear"
+    if layers.gqa:
+        return "window" if layers.gqa.window else "GQA"
+    return "compressed"
+
+
+# Columns of the catalogue.
+FIGURES: dict[str, Callable[[Model], str]] = {
+    "params": lambda model: f"{model.total_parameters / 1e9:,.0f} B",
+    "active": lambda model: format_params(model.active_parameters),
+    "attention": lambda model: " + ".join(dict.fromkeys(map(_kind_name, model.stack))),
+    "context": lambda model: format_count(model.context),
+    "KV/token": lambda model: format_count(model.kv_bytes_per_token("bf16")),
+}
+
+
+def model_page(model: Model, checkpoints: tuple[Checkpoint, ...]) -> "RenderableType":
+    """Return everything about one model for the terminal."""
+    from rich.console import Group
+    from rich.text import Text
+
+    head = Text.assemble((model.title, "bold"), f"  {model.architecture}", f"  {model.repo}" if model.repo else "")
+    shape = make_grid(_shape_facts(model), gap=2)
+    return Group(
+        head,
+        Text(),
+        shape,
+        Text(),
+        component_table(model, checkpoints[:4]),
+        Text(),
+        checkpoint_table(model, checkpoints),
+    )
+
+
+def _shape_facts(model: Model) -> Iterator[tuple[str, str]]:
+    """Yield the shape of a model in a few lines."""
+    total, active = format_params(model.total_parameters), format_params(model.active_parameters)
+    yield "parameters", f"{total} in all, {active} active for a token"
+    dense = "" if model.dense_layers == 1 else f" {format_count(model.dense_layers)}"
+    dense = f", the first{dense} dense" if model.dense_layers else ""
+    yield "layers", f"{model.layers}{dense}; hidden {model.hidden:,}, vocabulary {model.vocab:,}"
+    if model.moe:
+        shared = f" + {model.moe.shared} shared" if model.moe.shared else ""
+        each = format_params(model.expert_parameters)
+        yield "experts", f"{model.moe.used} of {model.moe.experts}{shared} a token, {each} each"
+    for layers in model.stack:
+        many = f"{layers.count} × " if len(model.stack) > 1 else ""
+        yield "attention", f"{many}{attention_text(layers.kind)}"
+    cache = ", ".join(f"{model.kv_bytes_per_token(kind):,} B {kind}" for kind in ("fp8", "bf16"))
+    yield "KV per token", f"{cache}; {format_gib(model.kv_bytes_per_token('bf16') * model.context)} at full context"
+    yield "context", format_count(model.context)
+    yield "licence", f"{model.licence.name}. {model.licence.limits}".strip()
+
+
+def attention_text(kind: LayerKind) -> str:
+    """Return one kind of layer in a line."""
+    if isinstance(kind, Linear):
+        state = f"{kind.state_bytes(1) / 1e6:.1f} MB of state a sequence"
+        return f"linear: {kind.heads} heads of {kind.key_dim} × {kind.value_dim}, {state}"
+    if isinstance(kind, Compressed):
+        entries = f", one entry for {kind.ratio} tokens" if kind.ratio else ""
+        return f"compressed: {kind.heads} heads of {kind.head_dim}, window {kind.window}{entries}"
+    assert isinstance(kind, Mla | Gqa)
+    selected = f", {kind.indexer.topk:,} tokens selected" if kind.indexer else ""
+    if isinstance(kind, Mla):
+        latent = f"latent {kind.kv_lora} + {kind.rope} rope = {kind.kv_width} a token"
+        return f"MLA: {kind.heads} heads, {latent}{selected}"
+    window = f", sees {kind.window} tokens" if kind.window else ""
+    return f"GQA: {kind.heads} heads over {kind.kv_heads} KV heads of {kind.head_dim}{window}{selected}"
+
+
+def component_table(model: Model, checkpoints: tuple[Checkpoint, ...]) -> "RenderableType":
+    """Return parameters by component, and their bytes in each checkpoint."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("component")
+    table.add_column("parameters", justify="right")
+    table.add_column("share", justify="right")
+    for checkpoint in checkpoints:
+        head = checkpoint.name if len(checkpoint.name) < 16 else checkpoint.quant
+        table.add_column(head, justify="right", overflow="fold")
+    present = set(model.parameters_by_component).union(*(each.bytes_by_component for each in checkpoints))
+    for name in COMPONENTS:
+        if name in present:
+            number = model.parameters_by_component.get(name, 0)
+            sizes = [each.bytes_by_component.get(name) for each in checkpoints]
+            cells = ("-" if size is None else format_gb(size) for size in sizes)
+            share = format_percent(number / model.total_parameters)
+            table.add_row(name.replace("_", " "), format_params(number), share, *cells)
+    sums = (format_gb(checkpoint.total_bytes) for checkpoint in checkpoints)
+    table.add_row("total", format_params(model.total_parameters), "", *sums, style="bold")
+    return table
+
+
+def checkpoint_table(model: Model, checkpoints: tuple[Checkpoint, ...]) -> "RenderableType":
+    """Return the checkpoints: size, where they are, how the size is known, and which engines read them."""
+    from rich.table import Table
+
+    from moebox.core import registry
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("checkpoint", no_wrap=True, min_width=13)
+    for name, width in (("size", 8), ("bits/w", 6)):
+        table.add_column(name, justify="right", no_wrap=True, min_width=width)
+    table.add_column("where", overflow="fold")
+    for checkpoint in checkpoints:
+        all_readers = (engine.name for engine in registry.all_traits() if checkpoint.format in engine.formats)
+        readers = checkpoint.engines or tuple(all_readers)
+        source = "unverified" if checkpoint.unverified else SIZE_SOURCES[checkpoint.how]
+        where = f"{checkpoint.repo or checkpoint.path or '-'}, {source}; {', '.join(readers)}"
+        name = checkpoint.name + (" (native)" if checkpoint.native and not checkpoint.path else "")
+        bits = f"{checkpoint.bits_per_weight(model):.2f}"
+        table.add_row(name, format_gb(checkpoint.total_bytes), bits, where)
+    return table

@@ -1,4 +1,4 @@
-"""What every command shares: the consoles, JSON on stdout, and names turned into facts."""
+"""What every command uses to print: the consoles, JSON on stdout, and files that were asked for."""
 
 import functools
 import sys
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 def print_json(document: Any) -> None:
-    """One JSON document on stdout, at once: whoever reads it from a pipe may wait for it while the command goes on."""
+    """Print one JSON document on stdout and flush it: a reader may wait for it while the command goes on."""
     sys.stdout.write(escape_json(hide_known_keys(codec.to_json(document))) + "\n")
     sys.stdout.flush()
 
 
 def print_result(json: bool, document: Any, show: "Callable[[], object]") -> None:
-    """What a command found: one JSON document, or as `show` puts it for people."""
+    """Print a command's result: one JSON document, or what `show` prints for users."""
     if json:
         print_json(document)
     else:
@@ -32,26 +32,26 @@ def print_result(json: bool, document: Any, show: "Callable[[], object]") -> Non
 
 
 def exit_code(good: object) -> int:
-    """What a command ends with when it has done its work: 0 where the answer is good, 1 where it is no."""
+    """Return the exit code of a command that has done its work: 0 if the answer is good, 1 if it is no."""
     return 0 if good else AnswerIsNo.exit_code
 
 
-def print_lines(lines: "Iterable[object]") -> None:
-    """Lines of a result, as they are: names and paths are not broken."""
+def print_lines(lines: "Iterable[object]", *, stderr: bool = False) -> None:
+    """Print lines as they are: without markup, and without breaking names and paths."""
     for line in lines:
-        stdout_console().print(str(line), markup=False, soft_wrap=True)
+        (stderr_console() if stderr else stdout_console()).print(str(line), markup=False, soft_wrap=True)
 
 
 def write_file(path: "Path", text: str, *, executable: bool = False) -> None:
-    """A file that was asked for, whole or not at all; BadInput where it cannot be."""
+    """Write a file that was asked for, completely or not at all; BadInput if it cannot be written."""
     with files.report_write_errors(path, error_type=BadInput):
         files.write_atomic(path, hide_known_keys(text), mode=0o755 if executable else 0o644)
 
 
 def check_writable(path: "Path | None", *, shown_as: "Path | None" = None, hint: str | None = None) -> None:
-    """BadInput where a file that was asked for cannot be written, before the work whose result it is to hold.
+    """Raise BadInput if a file cannot be written, before the work whose result it is for.
 
-    `of`: what is named then, where the file is one that stands for it.
+    `shown_as`: the path to name in the error, if the file only stands for it.
     """
     if path:
         with files.report_write_errors(shown_as or path, error_type=BadInput, hint=hint):
@@ -59,28 +59,28 @@ def check_writable(path: "Path | None", *, shown_as: "Path | None" = None, hint:
 
 
 def confirm(question: str) -> bool:
-    """Whether a person says yes; BadInput where nobody answers."""
+    """Ask the user a yes-or-no question; BadInput if standard input is closed."""
     try:
-        said = stdout_console().input(f"{question} [y/N] ", markup=False)
+        reply = stdout_console().input(f"{question} [y/N] ", markup=False)
     except EOFError:
-        raise BadInput(f"{question} Nobody answered", hint="`--yes` says yes beforehand") from None
-    return said.strip().lower() in ("y", "yes")
+        raise BadInput(f"{question} No answer", hint="`--yes` confirms in advance") from None
+    return reply.strip().lower() in ("y", "yes")
 
 
 @functools.cache
 def stdout_console() -> "Console":
-    """Where results for people go: stdout."""
+    """Return the console for results."""
     return make_console()
 
 
 @functools.cache
 def stderr_console() -> "Console":
-    """Where progress and remarks go: stderr."""
+    """Return the console for progress and notes."""
     return make_console(stderr=True)
 
 
 def make_console(*, stderr: bool = False) -> "Console":
-    """A console that shows text of servers, models and files without obeying it: rich lets escape sequences through."""
+    """Make a console that shows escape sequences in foreign text instead of obeying them; rich lets them through."""
     from rich.console import Console
     from rich.segment import Segment
     from rich.text import Text
@@ -88,17 +88,17 @@ def make_console(*, stderr: bool = False) -> "Console":
     class SafeConsole(Console):
         def render(
             self, renderable: "RenderableType", options: "ConsoleOptions | None" = None
-        ) -> "Iterable[Segment]":  # keys go before a text is broken into lines
-            said = str(renderable) if isinstance(renderable, str | Text) else ""
-            hidden = hide_known_keys(said)
-            return super().render(renderable if hidden == said else Text(hidden), options)
+        ) -> "Iterable[Segment]":  # keys are hidden before a text is broken into lines
+            text = str(renderable) if isinstance(renderable, str | Text) else ""
+            hidden = hide_known_keys(text)
+            return super().render(renderable if hidden == text else Text(hidden), options)
 
         def _render_buffer(self, buffer: "Iterable[Segment]") -> str:
-            return super()._render_buffer(map(_shown, buffer))
-
-    def _shown(segment: "Segment") -> "Segment":
-        if segment.control:  # rich's own: the cursor of a progress display
-            return segment
-        return Segment(escape_invisible(segment.text), segment.style)
+            # control segments are rich's own: the cursor of a progress display
+            escaped = (
+                segment if segment.control else Segment(escape_invisible(segment.text), segment.style)
+                for segment in buffer
+            )
+            return super()._render_buffer(escaped)
 
     return SafeConsole(stderr=stderr, highlight=False, emoji=False)

@@ -1,34 +1,36 @@
-"""`moebox ps`: what runs, what ended, and what was left behind."""
+"""`moebox ps` and `moebox down`: list the engines that moebox started, and stop them."""
 
 import time
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter
 
+from moebox.cli.flags import Switch
 from moebox.cli.output import print_result, stdout_console
+from moebox.errors import refuse_if
 from moebox.units import format_seconds
 
-if TYPE_CHECKING:
-    from moebox.serve.state import Instance
 
-
-def ps(*, json: Annotated[bool, Parameter(negative=())] = False) -> int:
-    """List the engines that moebox started: ready, starting, exited, and processes or containers without an owner.
+def ps(*, json: Switch = False) -> int:
+    """List the engines that moebox started: ready, starting, exited, and orphaned processes or containers.
 
     Args:
         json: Print JSON.
     """
     rows = list_engines()
-    print_result(json, {"engines": rows}, lambda: print_engines(rows))
+
+    def show() -> None:
+        for line in [line for row in rows for line in _engine_lines(row)] or ["nothing is running"]:
+            stdout_console().print(line, markup=False)
+
+    print_result(json, {"engines": rows}, show)
     return 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRow:
-    """An engine with a record, or what only a mark or a label still tells of."""
+    """An engine with a record, or orphaned processes and containers without one."""
 
     id: str
     status: str
@@ -47,65 +49,88 @@ class EngineRow:
 
 
 def list_engines() -> list[EngineRow]:
-    """Every engine with a record, then what only a mark or a label still tells of."""
+    """Return every engine with a record, then orphaned processes and containers."""
     from moebox.serve import state
     from moebox.serve.stop import list_containers
 
-    strays, boxes = state.orphan_processes(), list_containers()
+    orphans, containers = state.orphan_processes(), list_containers()
     rows = []
     for instance in state.list_instances():
-        rows.append(_listed(instance, tuple(strays.pop(instance.id, ()))))
+        guard = instance.guard_state
+        rows.append(
+            EngineRow(
+                id=instance.id,
+                status=instance.status,
+                engine=instance.engine,
+                recipe=instance.recipe,
+                base_url=instance.base_url,
+                model=instance.model,
+                gpus=instance.gpus,
+                run=instance.run,
+                pid=guard.engine or None,
+                started=instance.started,
+                code=guard.code,
+                lost_log_bytes=guard.lost_bytes,
+                left=tuple(orphans.pop(instance.id, ())),
+                container=instance.container,
+            )
+        )
         if instance.is_alive:
-            boxes.pop(instance.id, None)
-    for name in sorted({*strays, *boxes}):
-        left, container = tuple(strays.get(name, ())), boxes.get(name, ("", ""))[1]
+            containers.pop(instance.id, None)
+    for name in sorted({*orphans, *containers}):
+        left, container = tuple(orphans.get(name, ())), containers.get(name, ("", ""))[1]
         rows.append(EngineRow(id=name, status="left behind", left=left, container=container))
     return rows
 
 
-def _listed(instance: "Instance", left: tuple[int, ...]) -> EngineRow:
-    life = instance.guard_state
-    return EngineRow(
-        id=instance.id,
-        status=instance.status,
-        engine=instance.engine,
-        recipe=instance.recipe,
-        base_url=instance.base_url,
-        model=instance.model,
-        gpus=instance.gpus,
-        run=instance.run,
-        pid=life.engine or None,
-        started=instance.started,
-        code=life.code,
-        lost_log_bytes=life.lost_bytes,
-        left=left,
-        container=instance.container,
-    )
-
-
-def print_engines(rows: Sequence[EngineRow]) -> None:
-    """Two lines for each: what it is and where it answers; and one for what needs a hand."""
-    if not rows:
-        stdout_console().print("nothing is running")
-    for line in chain.from_iterable(map(_lines, rows)):
-        stdout_console().print(line, markup=False)
-
-
-def _lines(row: EngineRow) -> Iterator[str]:
+def _engine_lines(row: EngineRow) -> list[str]:
+    """Return two lines for an engine, and one more if it should be removed."""
     status = f"exited ({row.code})" if row.status == "exited" else row.status
     age = format_seconds(time.time() - row.started) if row.started else ""
-    yield f"{row.id}  {status}  {age}".rstrip()
+    lines = [f"{row.id}  {status}  {age}".rstrip()]
     if row.base_url:
         gpus = f"  GPUs {','.join(map(str, row.gpus))}" if row.gpus else ""
-        yield f"  {row.engine}  {row.base_url}  model {row.model}{gpus}"
-    rest = _left(row)
-    if rest or row.status in ("exited", "lost"):
-        yield f"  `moebox down {row.id}` clears it away{rest}"
-
-
-def _left(row: EngineRow) -> str:
-    """What is still there, in brackets; "" where nothing is."""
+        lines.append(f"  {row.engine}  {row.base_url}  model {row.model}{gpus}")
     left = [f"{len(row.left)} processes"] if row.left else []
-    if row.status == "left behind" and row.container:
-        left.append(f"container {row.container}")
-    return f" ({', '.join(left)} left)" if left else ""
+    left += [f"container {row.container}"] if row.status == "left behind" and row.container else []
+    if left or row.status in ("exited", "lost"):
+        lines.append(f"  `moebox down {row.id}` removes it" + (f" ({', '.join(left)} left)" if left else ""))
+    return lines
+
+
+def down(
+    name: str | None = None,
+    /,
+    *,
+    all_: Annotated[bool, Parameter(name="--all", negative=())] = False,
+    json: Switch = False,
+) -> int:
+    """Stop an engine: SIGINT, SIGTERM, then SIGKILL, each after a while; its orphaned processes are ended too.
+
+    Args:
+        name: The engine's id (or its beginning) or its recipe's name. Default: the only one.
+        all_: Stop every engine, and remove what earlier ones left behind.
+        json: Print JSON.
+    """
+    from moebox.serve import state
+    from moebox.serve.stop import kill_orphans, list_containers, remove_container, stop_instance
+
+    refuse_if(all_ and name, "either a name or --all")
+    instances = state.list_instances()
+    # found before anything is stopped: what an engine leaves now is its own
+    orphans = {*state.orphan_processes(), *list_containers()} - {instance.id for instance in instances}
+    chosen = sorted(orphans if all_ else orphans & {name or ""})
+    if not all_:
+        instances = [] if chosen else [state.find_instance(name)]
+    stopped: list[dict[str, object]] = [
+        {"id": instance.id, "was": instance.status, "signals": stop_instance(instance)} for instance in instances
+    ]
+    for orphan in chosen:
+        containers = list_containers()
+        if orphan in containers:
+            remove_container(*containers[orphan])
+        signals = ["SIGKILL"] if kill_orphans(orphan) else []
+        stopped.append({"id": orphan, "was": "left behind", "signals": signals})
+    lines = [f"{row['id']}: {row['was']}, now stopped" for row in stopped] or ["nothing was running"]
+    print_result(json, {"stopped": stopped}, lambda: stdout_console().print("\n".join(lines), markup=False))
+    return 0

@@ -1,16 +1,14 @@
-"""`moebox render`: a recipe as a file that stands alone."""
+"""`moebox render`: write a recipe as a file that runs without moebox."""
 
 import sys
-from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
 from moebox import render as rendering
 from moebox.checkpoint import deploy
+from moebox.cli.flags import OutputPath, Switch
 from moebox.cli.output import print_result, write_file
-from moebox.core.plan import PlanWarning
 from moebox.engines import find_refusals
 from moebox.escape import printable_line
 from moebox.flows import recipes
@@ -19,34 +17,34 @@ from moebox.flows import recipes
 def render(
     recipe: str,
     *,
-    form: Annotated[Literal[rendering.LaunchFormat, rendering.OtherFormat], Parameter(name="--as")] = "script",
-    output: Annotated[Path | None, Parameter(name=("--output", "-o"))] = None,
-    json: Annotated[bool, Parameter(negative=())] = False,
+    file_format: Annotated[Literal[rendering.LaunchFormat, rendering.OtherFormat], Parameter(name="--as")] = "script",
+    output: OutputPath = None,
+    json: Switch = False,
 ) -> int:
-    """Write RECIPE as a file that needs no moebox to run.
+    """Write RECIPE as a file that runs without moebox.
 
     Args:
         recipe: A recipe file, or the name of one that ships with moebox (kimi-k26-vllm, kimi-k26-community, …).
-        form: What to write; kustomize is a folder, grafana a dashboard, prometheus alerting rules.
-        output: Where to write it; otherwise it is printed.
+        file_format: What to write; kustomize is a folder, grafana a dashboard, prometheus alert rules.
+        output: The file or folder to write. Default: print it.
         json: Print the text with its warnings as one JSON document.
     """
-    asked = deploy(recipes.load_recipe(recipe))
-    files = rendering.render_files(asked, form)
-    warnings = find_refusals(asked)
+    deployment = deploy(recipes.load_recipe(recipe))
+    files = rendering.render_files(deployment, file_format)
+    warnings = find_refusals(deployment)
     if output:
         for name, text in files.items():
-            write_file(output / name if name else output, text, executable=form in rendering.EXECUTABLE_FORMATS)
-    shown = {"text": files[""]} if "" in files else {"files": files}
-    written = {"form": form, **shown, "output": str(output) if output else None, "warnings": warnings}
-    print_result(json, written, lambda: _show({} if output else files, warnings))
+            executable = file_format in rendering.EXECUTABLE_FORMATS
+            write_file(output / name if name else output, text, executable=executable)
+
+    def show() -> None:
+        for name, text in () if output else files.items():
+            sys.stdout.write(f"# ==> {name} <==\n{text}" if name else text)
+        for warning in warnings:
+            remedy = f" ({warning.remedy})" if warning.remedy else ""
+            print(printable_line(f"{warning.severity}: {warning.text}{remedy}"), file=sys.stderr)
+
+    texts = {"text": files[""]} if "" in files else {"files": files}
+    about = {"form": file_format, **texts, "output": str(output) if output else None, "warnings": warnings}
+    print_result(json, about, show)
     return 0
-
-
-def _show(files: Mapping[str, str], warnings: Iterable[PlanWarning]) -> None:
-    """The files on stdout, and what to know of them beside it."""
-    for name, text in files.items():
-        sys.stdout.write(f"# ==> {name} <==\n{text}" if name else text)
-    for warning in warnings:
-        remedy = f" ({warning.remedy})" if warning.remedy else ""
-        print(printable_line(f"{warning.severity}: {warning.text}{remedy}"), file=sys.stderr)

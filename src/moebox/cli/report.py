@@ -1,31 +1,29 @@
-"""`moebox report`: one file a person reads."""
+"""`moebox report` and `moebox pack`: runs as one file to read, or as an archive to publish."""
 
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import Parameter
-
+from moebox.cli.flags import OutputPath, Switch
 from moebox.cli.output import print_lines, print_result
 from moebox.store import Run
 
 
 def report(
     *run: str,
-    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
-    pdf: Annotated[bool, Parameter(negative=())] = False,
-    md: Annotated[bool, Parameter(negative=())] = False,
+    output: OutputPath = None,
+    pdf: Switch = False,
+    md: Switch = False,
     title: str = "",
     runs: Path | None = None,
-    json: Annotated[bool, Parameter(negative=())] = False,
+    json: Switch = False,
 ) -> int:
-    """Write the report of a run, or of several side by side, as one file that needs nothing else.
+    """Write the report of a run, or of several side by side, as one self-contained file.
 
     Args:
-        run: Runs by name, beginning of a name, or path; `latest` without any.
-        output: The file: .html, .md or .pdf by its suffix; report.html in the (first) run's folder without it.
+        run: Runs by name, beginning of a name, or path. Default: `latest`.
+        output: The file: .html, .md or .pdf by its suffix. Default: report.html in the (first) run's folder.
         pdf: A PDF beside it, by Chromium or WeasyPrint.
         md: Markdown beside it.
-        title: The heading, instead of one made from models and boxes.
+        title: The heading. Default: made from models and boxes.
         runs: The folder that holds the runs.
         json: Print the paths as JSON.
     """
@@ -35,4 +33,26 @@ def report(
     target = output or found[0].path / ("report.html" if len(found) == 1 else f"report-of-{len(found)}.html")
     made = write_report(found, target, pdf=pdf, markdown=md, title=title)
     print_result(json, {"files": made}, lambda: print_lines(made))
+    return 0
+
+
+def pack(*run: str, output: OutputPath = None, pdf: bool = True, runs: Path | None = None, json: Switch = False) -> int:
+    """Put runs into a folder or archive: README, findings, report, launch script, GPU facts, logs, figures, patches.
+
+    Keys, host and user names, addresses and serial numbers are removed from every file.
+
+    Args:
+        run: Runs by name, beginning of a name, or path. Default: the latest.
+        output: A folder, or a file ending in .tar.gz. Default: RUN.tar.gz in this folder.
+        pdf: Make the PDF too, if that is possible.
+        runs: The folder that holds the runs.
+        json: Print the path and what was left out as JSON.
+    """
+    from moebox.report.pack import pack_runs
+
+    found = [Run.open(name, runs=runs) for name in run or ("latest",)]
+    path, left_out = pack_runs(found, output or Path(f"{found[0].id}.tar.gz"), pdf=pdf)
+    if not json:
+        print_lines((f"left out: {line}" for line in left_out), stderr=True)
+    print_result(json, {"path": path, "left_out": left_out}, lambda: print_lines([path]))
     return 0

@@ -1,24 +1,41 @@
-"""`moebox run`: the whole pipeline in one command."""
+"""`moebox run`: the whole pipeline in one command, with its steps as a live table."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING, Any, Self
 
 from moebox import codec
 from moebox.cli import flags
-from moebox.cli.output import confirm, exit_code, print_json, stderr_console
-from moebox.core.pipeline import STEPS, Pipeline, RunRequest, display_state
+from moebox.cli.display import LiveDisplay, print_decision
+from moebox.cli.flags import Names, Switch
+from moebox.cli.output import confirm, exit_code, print_json, print_lines, stderr_console, stdout_console
+from moebox.core.pipeline import STEPS, Pipeline, PipelineStep, RunRequest, display_state
 from moebox.core.traits import LAST_PORT
 from moebox.errors import refuse_if, refuse_out_of_range
 from moebox.flows import boxes, recipes
 from moebox.flows import pipeline as pipelines
 from moebox.store import Run
+from moebox.units import format_count, format_seconds, format_tok_s
 
-Switch = Annotated[bool, Parameter(negative=())]
-Words = Annotated[list[str] | None, Parameter(negative=())]
-MOST_STREAMS = 65_536
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+MAX_STREAMS = 65_536
+STEP_MARKS = {"waiting": "·", "done": "✓", "failed": "✗", "skipped": "–"}
+STEP_STYLES = {"waiting": "dim", "done": "green", "failed": "bold red", "skipped": "dim", "running": "bold"}
+STEP_TEXTS = {
+    "plan": "what fits, how, how fast",
+    "doctor": "known problems of this machine",
+    "rehearse": "test the start without the download",
+    "up": "start the engine",
+    "verify": "correctness checks",
+    "climb": "try one setting at a time, keep what is better",
+    "bench": "measure throughput and latency",
+    "task": "coding jobs with tools, scored",
+    "report": "writing report.html",
+}
+CHECK_MARKS = {"pass": "✓", "warn": "!", "fail": "✗", "skip": "–"}
 
 
 def run(
@@ -31,7 +48,7 @@ def run(
     ram_bandwidth: str = "",
     twin: Switch = False,
     until: str = "",
-    skip: Words = None,
+    skip: Names = None,
     concurrency: str = "",
     port: int | None = None,
     keep: Switch = False,
@@ -43,11 +60,11 @@ def run(
 ) -> int:
     """Plan, check the machine, rehearse, start, verify, climb, measure and report, in one command.
 
-    Without a model: the phantom, a rehearsal model with Kimi's anatomy, on the embedded engine, on any machine.
+    Without a model: the phantom, a rehearsal model with Kimi's architecture, on the embedded engine, on any machine.
 
     Args:
         model: A model from the catalogue, a folder with config.json, or a .gguf file.
-        box: Plan for this box instead of the machine at hand (with --twin, or to plan only).
+        box: Plan for this box instead of this machine (with --twin, or to plan only).
         recipe: Start from this recipe instead of a plan: a file, or the name of a saved or shipped one.
         ram: Memory to assume, such as 768GiB.
         ram_bandwidth: Its bandwidth, such as 614GB/s.
@@ -55,21 +72,34 @@ def run(
         until: The last step: plan, doctor, rehearse, up, verify, climb, bench, task or report; --resume may go further.
         skip: Steps to leave out (comma-separated or repeated).
         concurrency: Streams to measure at, such as 1,8,32.
-        port: Listen here; a free port is taken when it is in use.
-        keep: Leave the engine up at the end.
+        port: Port to listen on; if it is in use, a free one is taken.
+        keep: Keep the engine running at the end.
         quick: Fewer trials, shorter prompts and measurements, no jobs. The phantom always runs so, with two jobs.
         yes: Do not prompt.
-        resume: Go on with this run, by folder or name; `latest` is the newest one.
-        runs: Where run folders live.
+        resume: Resume this run, by folder or name; `latest` is the newest one.
+        runs: The folder for run folders.
         json: Print the run as one JSON document at the end.
     """
+    from moebox.flows.run import Runner
+    from moebox.stream.awake import AwakeClock
+
     if resume:
-        again = "--resume goes on as the run was begun"
+        again = "--resume continues the run as it was started"
         refuse_if(model, f"{again}: it does not take {model}")
         flags.refuse_unused(again, box=box, recipe=recipe, ram=ram, ram_bandwidth=ram_bandwidth, twin=twin, skip=skip)
         flags.refuse_unused(again, concurrency=concurrency, port=port, keep=keep, quick=quick)
-        folder, pipeline = resume_run(resume, until, runs)
+        folder = Run.resume(resume, runs=runs)
+        pipelines.check_step_names([until] if until else [])
+        with pipelines.raise_disk_full(folder):
+            pipeline = pipelines.resume_pipeline(folder, until=until or None)  # type: ignore[arg-type]
     else:
+        streams = flags.parse_numbers(
+            concurrency.split(",") if concurrency else (),
+            int,
+            lambda count: 1 <= count <= MAX_STREAMS,
+            not_numbers=f"--concurrency {concurrency!r}: write it like 1,8,32",
+            out_of_range=f"--concurrency {concurrency}: each is from 1 to {MAX_STREAMS:,}",
+        )
         request = RunRequest(
             model="" if recipes.is_phantom(model) else model,
             recipe=str(Path(recipe).resolve()) if Path(recipe).is_file() else recipe,
@@ -79,106 +109,164 @@ def run(
             twin=twin,
             until=until or "report",  # type: ignore[arg-type]
             skip=tuple(flags.split_names(*(skip or ()))),  # type: ignore[arg-type]
-            concurrency=parse_concurrency(concurrency),
+            concurrency=streams,
             keep=keep,
             port=port,
             quick=quick,
         )
-        refuse_request(request)
-        check_names(request)
-        folder, pipeline = begin_run(request, runs)
-    return follow_run(folder, pipeline, yes=yes, json=json)
-
-
-def resume_run(name: str, until: str, runs: Path | None) -> tuple[Run, Pipeline]:
-    """A run to go on with, held against any other moebox."""
-    folder = Run.resume(name, runs=runs)
-    pipelines.check_step_names([until] if until else [])
-    with pipelines.raise_disk_full(folder):
-        return folder, pipelines.resume_pipeline(folder, until=until or None)  # type: ignore[arg-type]
-
-
-def begin_run(request: RunRequest, runs: Path | None) -> tuple[Run, Pipeline]:
-    """A new run in a folder named after its model or recipe."""
-    name = Path(request.model).name.removesuffix(".gguf") or Path(request.recipe).stem or "phantom"
-    folder = Run.create(f"run-{name}", runs=runs)
-    with pipelines.raise_disk_full(folder):
-        return folder, pipelines.begin_pipeline(request, folder)
-
-
-def follow_run(folder: Run, pipeline: Pipeline, *, yes: bool, json: bool) -> int:
-    """Run it to its end, showing every step."""
-    from moebox.cli.run_view import RunView
-    from moebox.flows.run import Runner
-    from moebox.stream.awake import AwakeClock
-
+        check_request(request)
+        name = Path(request.model).name.removesuffix(".gguf") or Path(request.recipe).stem or "phantom"
+        folder = Run.create(f"run-{name}", runs=runs)
+        with pipelines.raise_disk_full(folder):
+            pipeline = pipelines.begin_pipeline(request, folder)
     awake = AwakeClock()
-    view = RunView(pipeline, folder, pipelines.expected_step_seconds(folder), now=awake.active_now, quiet=json)
-    runner = Runner(
-        folder, pipeline, awake=awake, notify=view.handle_event, confirm=lambda question: yes or confirm_or_no(question)
-    )
+    view = RunView(pipeline, folder, now=awake.active_now, quiet=json)
+    runner = Runner(folder, pipeline, awake=awake, notify=view.handle_event, confirm=lambda text: yes or ask_user(text))
     try:
         with awake, view:
             ended = runner.run_steps()
     except KeyboardInterrupt:
-        stderr_console().print(f"\ngo on with: moebox run --resume {folder.id}", soft_wrap=True)
+        stderr_console().print(f"\nresume with: moebox run --resume {folder.id}", soft_wrap=True)
         raise
     finally:
         folder.release_lock()
         if json:
             print_json({"run": str(folder.path), **codec.to_document(runner.pipeline)})
     if not json:
-        view.print_summary(ended, runner)
+        print_summary(folder, ended)
+        live = runner.engine.live
+        if live is not None and live.is_alive and not ended.simulated:
+            print_lines([f"endpoint  {live.endpoint.base_url}  model {live.endpoint.model}"])
+            print_lines(["connect   moebox connect claude-code | zed | opencode | openai | curl"])
+            print_lines([f"stop      moebox down {live.instance.id}"])
+        elif not ended.simulated:
+            print_lines(["keep      `moebox run --keep` keeps the engine running at the end"])
     return exit_code(not any(display_state(step.state, step.figures) == "failed" for step in ended.steps))
 
 
-def parse_concurrency(text: str) -> tuple[int, ...]:
-    """`--concurrency` as numbers."""
-    return flags.parse_numbers(
-        text.split(",") if text else (),
-        int,
-        lambda level: 1 <= level <= MOST_STREAMS,
-        not_numbers=f"--concurrency {text!r}: write it like 1,8,32",
-        out_of_range=f"--concurrency {text}: each is from 1 to {MOST_STREAMS:,}",
-    )
+def check_request(request: RunRequest) -> None:
+    """Raise BadInput for names that do not exist and flags that contradict each other, before a run folder is made."""
+    from moebox.checkpoint import resolve_model
 
-
-def refuse_request(request: RunRequest) -> None:
-    """BadInput for steps and ports that do not exist, and for a box that is neither here nor simulated."""
     pipelines.check_step_names([request.until, *request.skip])
     refuse_out_of_range("--port", request.port, 0, LAST_PORT)
     refuse_if(request.model and request.recipe, f"--recipe names its model: it does not take {request.model}")
     if request.twin:
-        flags.refuse_unused("--twin has a port of its own and ends with the run", port=request.port, keep=request.keep)
-    if request.box:
-        _refuse_elsewhere(request)
-    named = request.box or request.recipe or request.model
-    refuse_if(request.twin and not named, "--twin simulates a box: name one with --box, and a model")
-
-
-def _refuse_elsewhere(request: RunRequest) -> None:
-    """BadInput for a box that does not exist, or that something would be started on."""
-    boxes.calibrated_box(request.box)
-    started = not request.twin and request.until != STEPS[0]
-    hint = "add --twin to simulate it, or --until plan"
-    refuse_if(started, f"{request.box} is not this machine", hint=hint)
-
-
-def check_names(request: RunRequest) -> None:
-    """BadInput or UnknownName for a box, recipe or model that does not exist: before a run folder is made."""
-    from moebox.checkpoint import resolve_model
-
+        flags.refuse_unused("--twin has its own port and ends with the run", port=request.port, keep=request.keep)
     if request.box or request.ram or request.ram_bandwidth:
         boxes.calibrated_box(request.box or None, ram=request.ram, ram_bandwidth=request.ram_bandwidth)
+    elsewhere = request.box and not request.twin and request.until != STEPS[0]
+    hint = "add --twin to simulate it, or --until plan"
+    refuse_if(elsewhere, f"{request.box} is not this machine", hint=hint)
+    named = request.box or request.recipe or request.model
+    refuse_if(request.twin and not named, "--twin simulates a box: name one with --box, and a model")
     if request.recipe:
         recipes.load_recipe(request.recipe)
     elif request.model:
         resolve_model(request.model)
 
 
-def confirm_or_no(question: str) -> bool:
-    """Ask a person; where there is none, the answer is no."""
+def ask_user(question: str) -> bool:
+    """Ask the user; without a terminal the answer is no."""
     if not sys.stdin.isatty():
         stderr_console().print(f"{question} Not a terminal, so the answer is no; `--yes` continues.")
         return False
     return confirm(question)
+
+
+def print_summary(folder: Run, pipeline: Pipeline) -> None:
+    """Print the four answers, and the paths of report and recipe."""
+    from moebox.report.decision import decide_run
+
+    print_lines([""])
+    print_decision(decide_run(folder))
+    if pipeline.step("report").state == "done":
+        print_lines([f"\nreport    {folder.path / pipelines.REPORT}"])
+    print_lines([f"recipe    {folder.path / 'recipe.toml'}"])
+
+
+class RunView(LiveDisplay):
+    """Shows the pipeline: a live table on a terminal, a line for each step elsewhere."""
+
+    def __init__(self, pipeline: Pipeline, run: Run, *, now: Callable[[], float], quiet: bool) -> None:
+        self.run, self.now, self.quiet = run, now, quiet
+        self.expected = pipelines.expected_step_seconds(run)
+        self.steps = {step.name: step for step in pipeline.steps}
+        self.request, self.simulated = pipeline.request, pipeline.simulated
+        self.started: dict[str, float] = {}
+        self.lines: list[str] = []  # of the running step
+        self.spinner: RenderableType = ""
+
+    def __enter__(self) -> Self:
+        from rich.spinner import Spinner
+
+        if not self.quiet:
+            self.spinner = Spinner("dots")
+            self.start_live(stdout_console(), per_second=8)
+        if not self.quiet and not self.live:
+            stderr_console().print(f"run {self.run.path}", soft_wrap=True)
+        return self
+
+    def print_final(self) -> None:
+        """Print every step as it ended."""
+        stdout_console().print(self.__rich__())
+
+    def handle_event(self, kind: str, what: Any) -> None:
+        """Show the start or end of a step, or a line of the running one."""
+        if kind == "step":
+            self.steps[what.name], self.lines = what, []
+            if what.state == "running":
+                self.started[what.name] = self.now()
+                line = f"{what.name}: {STEP_TEXTS[what.name]}"
+            else:
+                mark = STEP_MARKS[display_state(what.state, what.figures)]
+                line = f"{mark} {what.name} {self._step_text(what)}"
+        else:
+            text = str(what)
+            if kind == "check":
+                text = f"{CHECK_MARKS[what.verdict]} {what.name} {what.reason}".rstrip()
+            elif kind == "trial":
+                kept = "kept" if what.kept else "dropped"
+                text = f"{what.change}: {format_tok_s(what.output_tok_s)}, {kept} ({what.why})"
+            self.lines.append(text)
+            line = f"    {text}"
+        if not self.live and not self.quiet:
+            print_lines([line])
+
+    def _step_text(self, step: PipelineStep) -> str:
+        """Return what a step will do, why it ended, or its time and figures."""
+        if step.state == "waiting":
+            return STEP_TEXTS[step.name]
+        if step.state in ("skipped", "failed"):
+            return step.why
+        figures = []
+        for name, value in step.figures.items():
+            if name != "report":
+                text = format_count(value) if isinstance(value, int) and not isinstance(value, bool) else value
+                figures.append(f"{name.replace('_', ' ')} {text}")
+        return f"{format_seconds(step.seconds)}{'  ' + ', '.join(figures) if figures else ''}"
+
+    def __rich__(self) -> "RenderableType":
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table.grid(padding=(0, 1))
+        for width in (2, 9):
+            table.add_column(no_wrap=True, min_width=width)
+        table.add_column(overflow="fold")
+        for name in self.request.wanted_steps:
+            step = self.steps[name]
+            if step.state == "running":
+                elapsed = format_seconds(self.now() - self.started.get(name, self.now()))
+                lines = [Text(line, style="dim", overflow="ellipsis", no_wrap=True) for line in self.lines[-14:]]
+                text = Group(Text(f"{STEP_TEXTS[name]} ({elapsed})"), *lines)
+                table.add_row(self.spinner, Text(name, style="bold"), text)
+            else:
+                state = display_state(step.state, step.figures)
+                cells = (STEP_MARKS[state], name, self._step_text(step))
+                table.add_row(*(Text(cell, style=STEP_STYLES[state]) for cell in cells))
+        head = Text(f"{'SIMULATION  ' if self.simulated else ''}run {self.run.id}", style="bold")
+        past_s = self.now() - max(self.started.values(), default=self.now())
+        left = pipelines.time_left_text(self.steps.values(), self.request, self.expected, past_s=past_s)
+        return Group(head, Text(), table, *((Text(), Text(left, style="dim")) if left else ()))

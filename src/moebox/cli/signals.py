@@ -1,6 +1,6 @@
-"""How commands are interrupted, and what they say then.
+"""How commands are interrupted, and the message they end with.
 
-SIGTERM and SIGHUP end the long commands in good order, as Ctrl-C does: with what was measured, and how to go on.
+SIGTERM and SIGHUP end the long commands in order, as Ctrl-C does: results are kept, and the command says how to resume.
 """
 
 import contextlib
@@ -8,17 +8,19 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 
-# Commands that keep what they have when they are interrupted. Servers and `up` have their own ways to end.
+# Commands that keep their results when they are interrupted. Servers and `up` handle signals themselves.
 LONG_COMMANDS = ("run", "climb", "bench", "verify", "compare", "task")
 
 
 @contextlib.contextmanager
 def signals_as_interrupt(words: Sequence[str]) -> Iterator[None]:
-    """While a long command runs, a service manager's SIGTERM and a closed terminal's SIGHUP are a Ctrl-C.
+    """While a long command runs, treat a service manager's SIGTERM and a closed terminal's SIGHUP as Ctrl-C.
 
-    A signal that is ignored (nohup) stays ignored.
+    A signal that is ignored (nohup) stays ignored. Only the main thread can set handlers.
     """
-    chosen = _usual_signals() if words and words[0] in LONG_COMMANDS else []
+    chosen: list[signal.Signals] = []
+    if words and words[0] in LONG_COMMANDS and threading.current_thread() is threading.main_thread():
+        chosen = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_DFL]
     for number in chosen:
         signal.signal(number, signal.default_int_handler)
     try:
@@ -28,33 +30,26 @@ def signals_as_interrupt(words: Sequence[str]) -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
-def _usual_signals() -> list[signal.Signals]:
-    """SIGTERM and SIGHUP, as far as nobody has changed what they do; only the main thread can."""
-    if threading.current_thread() is not threading.main_thread():
-        return []
-    return [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_DFL]
-
-
 def stop_event() -> threading.Event:
-    """For what serves until it is stopped: set by Ctrl-C or a service manager's SIGTERM, which both interrupt.
+    """Return an event that Ctrl-C and SIGTERM set, besides raising KeyboardInterrupt.
 
-    Python drops an interrupt that comes while it finalizes an object; an engine that nobody stops would run on.
+    Python drops an exception raised while it finalizes an object; the event ensures that the engine is still stopped.
     """
-    asked = threading.Event()
+    stop = threading.Event()
 
     def interrupt(*_: object) -> None:
-        asked.set()
+        stop.set()
         raise KeyboardInterrupt
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) != signal.SIG_IGN:  # nohup and shells ignore it for what runs in the background
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup and shells ignore it for background processes
             signal.signal(number, interrupt)
-    return asked
+    return stop
 
 
 @contextlib.contextmanager
 def interrupt_message(text: str) -> Iterator[None]:
-    """An interrupt that says, in the command's last line, what there is by now or how to go on."""
+    """End an interrupted command with a line that says what was kept or how to resume."""
     try:
         yield
     except KeyboardInterrupt as interrupt:

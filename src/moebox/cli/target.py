@@ -1,88 +1,79 @@
-"""Whom a command talks to: a URL, a recipe, or the name of an engine that moebox started."""
+"""The endpoint that a command uses (a URL, a recipe or a running engine), and the run that keeps its results."""
 
 import re
 from pathlib import Path
 
 from moebox import http
 from moebox.cli import flags
+from moebox.cli.output import stderr_console
 from moebox.core import validation
 from moebox.core.endpoint import AUTH_STATUSES, KEY_HINT, Endpoint, endpoint_from_url
-from moebox.core.recipe import Recipe
 from moebox.errors import ExternalError, refuse_if
+from moebox.runs.listing import summarize_run
+from moebox.store import Run
 from moebox.stream import sockets
+from moebox.stream.limits import is_twin
 
-MODEL_HINT = "`--model NAME` says which model is meant"
-_ERRNO = re.compile(r"\[Errno -?\d+\] ")  # what Python puts before the system's own words
+MODEL_HINT = "name the model with `--model NAME`"
+SIMULATION_NOTE = "this endpoint is a simulation: its speed is a forecast, and its text means nothing"
+_ERRNO = re.compile(r"\[Errno -?\d+\] ")  # Python's prefix to the system's error text
 
 
 def find_endpoint(
     target: str = "", *, model: str = "", key_env: str = "", insecure: bool = False, ca_file: str = ""
 ) -> Endpoint:
-    """The endpoint meant; the key is read from the environment variable named, or is one that moebox made.
+    """Find the endpoint; its key comes from the variable `key_env` or is one that moebox made.
 
-    `insecure` and `ca_file` say which certificates are trusted while its model's name is asked for.
+    `insecure` and `ca_file` set which certificates are trusted while the server's models are listed.
     """
-    found = _endpoint(target, model=model, key_env=key_env)
-    if not found.base_url.startswith("https://"):
-        flags.refuse_without("an https:// URL", insecure=insecure, ca_file=ca_file)
-    if insecure:
-        flags.refuse_unused("--insecure accepts any certificate", ca_file=ca_file)
-    return found if found.model else _only_model(found, insecure=insecure, ca_file=ca_file)
-
-
-def is_url(target: str) -> bool:
-    """Whether a target is an address, with or without its scheme and port, and no name."""
-    return ":" in target or target.startswith("localhost")
-
-
-def no_answer_error(endpoint: Endpoint, reason: str) -> ExternalError:
-    """For a server that gives no answer; `why` as the system says it."""
-    hint = http.WRITE_HTTP if http.PLAIN_HTTP in reason else "is the server up?"
-    return ExternalError(f"{endpoint.base_url}: {_ERRNO.sub('', reason)}", hint=hint)
-
-
-def _endpoint(target: str, *, model: str, key_env: str) -> Endpoint:
+    engine = ""
     if target.endswith(".toml"):
-        return _of_recipe(validation.read_recipe(Path(target)), model=model, key_env=key_env)
-    if is_url(target):
-        return _made(target, model, key_env, "")
-    from moebox.serve import state
+        recipe = validation.read_recipe(Path(target))
+        target, engine = recipe.name, recipe.engine
+        if recipe.listen.port:  # otherwise the engine chose one when it started
+            target = f"http://{recipe.listen.host}:{recipe.listen.port}"
+            model, key_env = model or recipe.served_name, key_env or recipe.listen.key_env
+    if not is_url(target):
+        from moebox.serve import state
 
-    found = state.find_instance(target or None)
-    return _made(found.base_url, model or found.model, key_env or found.key_env, found.engine)
-
-
-def _of_recipe(recipe: Recipe, *, model: str, key_env: str) -> Endpoint:
-    """Where a recipe listens; a port that was chosen when it started is asked of its engine."""
-    if not recipe.listen.port:
-        return _endpoint(recipe.name, model=model, key_env=key_env)
-    url = f"http://{recipe.listen.host}:{recipe.listen.port}"
-    return _made(url, model or recipe.served_name, key_env or recipe.listen.key_env, recipe.engine)
-
-
-def _made(url: str, model: str, key_env: str, engine: str) -> Endpoint:
-    password = "@" in url.rpartition("://")[2].partition("/")[0]
-    hint = "leave it out, and name the variable that holds it: --key-env NAME"
+        found = state.find_instance(target or None)
+        target, engine = found.base_url, found.engine
+        model, key_env = model or found.model, key_env or found.key_env
+    password = "@" in target.rpartition("://")[2].partition("/")[0]
+    hint = "remove it, and name the variable that holds it: --key-env NAME"
     refuse_if(password, "a password in a URL would be written into run folders", hint=hint)
     from moebox.serve.keys import find_key
 
-    key = find_key(key_env, url)
+    key = find_key(key_env, target)
     refuse_if(key_env and not key, f"the environment variable {key_env} holds no key", hint=f"export {key_env}=…")
-    return endpoint_from_url(url, model, key=key, engine=engine)
-
-
-def _only_model(endpoint: Endpoint, *, insecure: bool, ca_file: str) -> Endpoint:
-    """The endpoint with the one model it serves; BadInput when that is not clear."""
-    names = _served(endpoint, insecure=insecure, ca_file=ca_file)
+    endpoint = endpoint_from_url(target, model, key=key, engine=engine)
+    if not endpoint.base_url.startswith("https://"):
+        flags.refuse_without("an https:// URL", insecure=insecure, ca_file=ca_file)
+    if insecure:
+        flags.refuse_unused("--insecure accepts any certificate", ca_file=ca_file)
+    if endpoint.model:
+        return endpoint
+    names = _list_models(endpoint, insecure=insecure, ca_file=ca_file)
     several = f"{endpoint.base_url} serves {len(names)} models: {', '.join(names[:6])}"
     refuse_if(len(names) != 1, several, hint=MODEL_HINT)
     return endpoint_from_url(endpoint.base_url, names[0], key=endpoint.key, engine=endpoint.engine)
 
 
-def _served(endpoint: Endpoint, *, insecure: bool, ca_file: str) -> list[str]:
-    """The models that a server lists; Outside where it does not."""
-    target = sockets.address_from_url(endpoint.base_url, insecure=insecure, ca_file=ca_file)
-    tls = sockets.tls_context(target) if target.tls else None
+def is_url(target: str) -> bool:
+    """Return whether a target is an address, with or without scheme and port, and not a name."""
+    return ":" in target or target.startswith("localhost")
+
+
+def no_answer_error(endpoint: Endpoint, reason: str) -> ExternalError:
+    """Return the error for a server that does not answer; `reason` is the system's text."""
+    hint = http.WRITE_HTTP if http.PLAIN_HTTP in reason else "is the server up?"
+    return ExternalError(f"{endpoint.base_url}: {_ERRNO.sub('', reason)}", hint=hint)
+
+
+def _list_models(endpoint: Endpoint, *, insecure: bool, ca_file: str) -> list[str]:
+    """Return the models that a server lists; ExternalError if it lists none."""
+    address = sockets.address_from_url(endpoint.base_url, insecure=insecure, ca_file=ca_file)
+    tls = sockets.tls_context(address) if address.tls else None
     reply = http.get(f"{endpoint.base_url}/models", headers=endpoint.headers, tls=tls)
     if not reply.status:
         raise no_answer_error(endpoint, reply.text)
@@ -91,4 +82,34 @@ def _served(endpoint: Endpoint, *, insecure: bool, ca_file: str) -> list[str]:
     try:
         return [str(item["id"]) for item in reply.json()["data"]]
     except (KeyError, TypeError):
-        raise ExternalError(f"{endpoint.base_url}/models gives no list of models", hint=MODEL_HINT) from None
+        text = f"{endpoint.base_url}/models does not list models: is this an OpenAI-compatible server?"
+        raise ExternalError(text, hint=MODEL_HINT) from None
+
+
+def warn_simulation(simulation: object) -> None:
+    """Print a note if the endpoint is a simulation."""
+    if simulation:
+        stderr_console().print(SIMULATION_NOTE, style="yellow", soft_wrap=True)
+
+
+def create_run(kind: str, endpoint: Endpoint) -> Run:
+    """Create a run for the results, marked if the endpoint is a simulation."""
+    simulation = is_twin(endpoint)
+    warn_simulation(simulation)
+    return Run.create(f"{kind}-{endpoint.model}", simulation=simulation)
+
+
+def open_run(name: str, endpoint: Endpoint) -> Run:
+    """Open the run called `name`; BadInput if it is of another model, or another moebox process works on it."""
+    run = Run.open(name)
+    summary = summarize_run(run)
+    text = f"{run.id} is about {summary.model}, and {endpoint.base_url} serves {endpoint.model}"
+    hint = "without --run the results get a new run"
+    refuse_if(summary.model not in ("", endpoint.model), text, hint=hint)
+    working = run.is_locked and summary.unfinished_part and run.read_pipeline()  # a running engine holds the lock too
+    text = f"`moebox run` is working on {run.id}: {summary.unfinished_part}"
+    refuse_if(working, text, hint="leave --run out, or wait until it has ended")
+    shared = Run.open_shared(name)
+    mixed = is_twin(endpoint) and not summary.simulation
+    refuse_if(mixed, f"{run.id} is of a real engine, and {endpoint.base_url} is a simulation")
+    return shared

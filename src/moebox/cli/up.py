@@ -1,30 +1,34 @@
-"""`moebox up`: from a recipe to a live endpoint."""
+"""`moebox up`: from a recipe to a live endpoint, with the phases of the start and the memory beside the plan."""
 
 import dataclasses
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from moebox.cli import flags, up_view
-from moebox.cli.output import print_result, stderr_console
+from moebox.cli import flags
+from moebox.cli.display import TimeEstimate
+from moebox.cli.flags import Switch
+from moebox.cli.output import print_lines, print_result, stderr_console, stdout_console
 from moebox.cli.signals import stop_event
 from moebox.core.change import with_settings
 from moebox.core.recipe import Recipe, RuntimeKind
-from moebox.core.symptom import changes_text
+from moebox.core.symptom import Finding, changes_text
 from moebox.core.traits import LAST_PORT
+from moebox.engines.events import LogEvent
 from moebox.errors import refuse_out_of_range
 from moebox.escape import escape_invisible
 from moebox.serve.where import NodeSelection
+from moebox.units import format_count, format_gib, format_percent, format_seconds
 
 if TYPE_CHECKING:
     from moebox.core.deployment import Deployment
     from moebox.core.engine_event import PlanRealityRow
-    from moebox.serve.faults import LaunchFailed
     from moebox.serve.session import EngineSession
     from moebox.store import Run
 
-HERE = NodeSelection()
+THIS_MACHINE = NodeSelection()
 
 
 def up(
@@ -33,13 +37,13 @@ def up(
     port: int | None = None,
     host: str = "",
     runtime: RuntimeKind | None = None,
-    detach: Annotated[bool, Parameter(negative=())] = False,
+    detach: Switch = False,
     patience: str = "15m",
-    apply_remedy: Annotated[bool, Parameter(negative=())] = False,
-    dry_run: Annotated[bool, Parameter(negative=())] = False,
-    where: Annotated[NodeSelection, Parameter(name="*")] = HERE,
+    apply_remedy: Switch = False,
+    dry_run: Switch = False,
+    where: Annotated[NodeSelection, Parameter(name="*")] = THIS_MACHINE,
     runs: Path | None = None,
-    json: Annotated[bool, Parameter(negative=())] = False,
+    json: Switch = False,
 ) -> int:
     """Start RECIPE's engine, show its phases, and wait until it answers a chat.
 
@@ -47,36 +51,64 @@ def up(
 
     Args:
         recipe: A recipe file, or the name of one that ships with moebox.
-        port: Listen here instead of the recipe's port; 0 takes a free one.
+        port: Listen on this port instead of the recipe's; 0 takes a free one.
         host: Listen on this address instead of the recipe's.
-        runtime: Run it natively, in docker or podman, or embedded, instead of what the recipe says.
+        runtime: Run it natively, in docker or podman, or embedded, instead of as in the recipe.
         detach: Return once it answers; `moebox ps`, `logs` and `down` find it again.
         patience: Longest time without progress while starting.
-        apply_remedy: When it fails for a reason that a change of the recipe fixes, make it and try once more.
+        apply_remedy: If the start fails for a reason that a change of the recipe fixes, change it and try once more.
         dry_run: Print the command instead of running it.
         where: Nodes, for a recipe that spans several.
-        runs: Where run folders live.
+        runs: The folder for run folders.
         json: Print the endpoint, facts and plan against reality as one JSON document.
     """
     from moebox.checkpoint import deploy
+    from moebox.core.engine_event import PlanReality, RemedyApplied
     from moebox.flows import recipes
+    from moebox.serve import reality
+    from moebox.serve.faults import LaunchFailed
+    from moebox.serve.order import require_engine
+    from moebox.store import Run
 
-    asked = deploy(apply_flags(recipes.load_recipe(recipe), port=port, host=host, runtime=runtime))
+    deployment = deploy(apply_flags(recipes.load_recipe(recipe), port=port, host=host, runtime=runtime))
     patience_s = flags.parse_duration("--patience", patience)
     if not where.slurm:
         flags.refuse_without("--slurm", partition=where.partition, account=where.account, time_limit=where.time_limit)
     if not where.is_given:
         flags.refuse_without("--hosts or --slurm", node_python=where.node_python)
-    where.check_recipe(asked.recipe)
+    where.check_recipe(deployment.recipe)
     if dry_run:
-        return print_command(asked, where, json=json)
-    return start_and_wait(
-        asked, patience_s=patience_s, detach=detach, apply_remedy=apply_remedy, runs=runs, json=json, where=where
-    )
+        return print_command(deployment, where, json=json)
+    stop = stop_event()
+    if not where.is_given:
+        require_engine(deployment)
+    print_warnings(deployment)
+    run = Run.create(deployment.recipe.name, runs=runs)
+    try:
+        session = start_engine(deployment, run, patience_s, where)
+    except LaunchFailed as problem:
+        change = problem.finding.change if problem.finding else {}
+        changed = with_settings(deployment.recipe, change) if change else deployment.recipe
+        if not apply_remedy or changed == deployment.recipe:
+            raise
+        run.add_event(RemedyApplied(symptom=problem.finding.symptom if problem.finding else None, change=change))
+        stderr_console().print(f"{problem.message}\ntrying the remedy: {changes_text(change)}", markup=False)
+        session = start_engine(deployment.with_recipe(changed), run, patience_s, where)
+    try:
+        rows = reality.compare_with_plan(session.facts, reality.planned_memory(session.prepared.deployment))
+        run.add_event(PlanReality(rows=tuple(rows)))
+        print_result(json, ready_document(session, rows), lambda: print_ready(session, rows, detached=detach))
+        if detach:
+            session.detach()
+        else:
+            session.wait_until_exit(stop=stop.is_set)
+    finally:
+        session.stop()
+    return 0
 
 
 def apply_flags(recipe: Recipe, *, port: int | None, host: str, runtime: RuntimeKind | None) -> Recipe:
-    """The recipe with what the command line says instead."""
+    """Return the recipe with the port, address and runtime of the command line."""
     refuse_out_of_range("--port", port, 0, LAST_PORT)
     listen = dataclasses.replace(
         recipe.listen, port=recipe.listen.port if port is None else port, host=host or recipe.listen.host
@@ -85,108 +117,60 @@ def apply_flags(recipe: Recipe, *, port: int | None, host: str, runtime: Runtime
     return dataclasses.replace(recipe, listen=listen, runtime=dataclasses.replace(recipe.runtime, kind=kind))
 
 
-def print_command(deployment: "Deployment", where: NodeSelection = HERE, *, json: bool = False) -> int:
-    """What would be run, ready to paste; keys stand as the variables they come from."""
+def print_command(deployment: "Deployment", where: NodeSelection = THIS_MACHINE, *, json: bool = False) -> int:
+    """Print the commands that would be run, ready to paste; keys are written as the variables they come from."""
     from moebox import engines
+    from moebox.serve.nodes import node_commands
     from moebox.serve.session import prepare_launch
 
-    told: dict[str, object] = {"recipe": deployment.recipe.name, "engine": deployment.recipe.engine}
+    document: dict[str, object] = {"recipe": deployment.recipe.name, "engine": deployment.recipe.engine}
     if where.is_given:
-        from moebox.serve.nodes import node_commands
-
         nodes = node_commands(deployment, where)
-        told |= {"nodes": nodes}
+        document |= {"nodes": nodes}
         text = "\n".join(f"# {node}\n{command}" for node, command in nodes.items())
     else:
-        order = prepare_launch(deployment)
-        text = engines.shell_text(order.launch, order.argv)
-        told |= {"command": text, "argv": order.argv, "env": order.launch.env, "base_url": order.endpoint.base_url}
-    print_result(json, told, lambda: print(escape_invisible(text)))
-    return 0
-
-
-def start_and_wait(
-    deployment: "Deployment",
-    *,
-    patience_s: float,
-    detach: bool,
-    apply_remedy: bool,
-    runs: Path | None,
-    json: bool,
-    where: NodeSelection = HERE,
-) -> int:
-    """Start, show, and stay or let go."""
-    from moebox.core.engine_event import PlanReality, RemedyApplied
-    from moebox.serve import reality
-    from moebox.serve.faults import LaunchFailed
-    from moebox.serve.order import require_engine
-    from moebox.store import Run
-
-    asked = stop_event()
-    if not where.is_given:
-        require_engine(deployment)
-    print_warnings(deployment)
-    run = Run.create(deployment.recipe.name, runs=runs)
-    try:
-        session = start_engine(deployment, run, patience_s, where)
-    except LaunchFailed as problem:
-        fixed = recipe_with_remedy(deployment.recipe, problem) if apply_remedy else None
-        if fixed is None:
-            raise
-        recipe, change = fixed
-        run.add_event(RemedyApplied(symptom=problem.finding.symptom if problem.finding else None, change=change))
-        stderr_console().print(f"{problem.message}\ntrying the remedy: {changes_text(change)}", markup=False)
-        session = start_engine(deployment.with_recipe(recipe), run, patience_s, where)
-    try:
-        rows = reality.compare_with_plan(session.facts, reality.planned_memory(session.prepared.deployment))
-        run.add_event(PlanReality(rows=tuple(rows)))
-        document = ready_document(session, rows)
-        print_result(json, document, lambda: up_view.print_ready(document, rows, detached=detach))
-        if detach:
-            session.detach()
-        else:
-            session.wait_until_exit(stop=asked.is_set)
-    finally:
-        session.stop()
+        prepared = prepare_launch(deployment)
+        text = engines.shell_text(prepared.launch, prepared.argv)
+        document |= {"command": text, "argv": prepared.argv}
+        document |= {"env": prepared.launch.env, "base_url": prepared.endpoint.base_url}
+    print_result(json, document, lambda: print(escape_invisible(text)))
     return 0
 
 
 def print_warnings(deployment: "Deployment") -> None:
-    """Say beforehand what is known to go wrong, and who may use the engine; the user decides."""
+    """Print who may use the engine and which known problems the start may meet."""
     from moebox import detect, engines
     from moebox.engines.assemble import LOOPBACK
     from moebox.engines.refusals import PATCHABLE_SYMPTOMS
 
     listen = deployment.recipe.listen
     if not listen.key_env:
-        who = "every user of this machine" if listen.host in LOOPBACK else "everyone who can reach this machine"
-        said = f"note: the engine asks for no key: {who} may use it (listen.key_env in the recipe)"
-        stderr_console().print(said, markup=False, soft_wrap=True)
+        users = "every user of this machine" if listen.host in LOOPBACK else "everyone who can reach this machine"
+        print_lines(
+            [f"note: the engine asks for no key: {users} may use it (listen.key_env in the recipe)"], stderr=True
+        )
     for note in deployment.notes:
         stderr_console().print(f"note: {note}", markup=False)
-    for caution in engines.find_refusals(deployment.on_box(detect.load_box())):
-        if (
-            caution.severity != "note" and caution.symptom not in PATCHABLE_SYMPTOMS
-        ):  # which are refused, or were patched
-            remedy = f" ({caution.remedy})" if caution.remedy else ""
-            stderr_console().print(f"warning: {caution.text}{remedy}", markup=False)
+    for warning in engines.find_refusals(deployment.on_box(detect.load_box())):
+        # patchable symptoms are refused elsewhere, or the engine is patched
+        if warning.severity != "note" and warning.symptom not in PATCHABLE_SYMPTOMS:
+            remedy = f" ({warning.remedy})" if warning.remedy else ""
+            stderr_console().print(f"warning: {warning.text}{remedy}", markup=False)
 
 
-def start_engine(
-    deployment: "Deployment", run: "Run", patience_s: float, where: NodeSelection = HERE
-) -> "EngineSession":
-    """One try at a launch; a session that answers, or nothing is left of it."""
+def start_engine(deployment: "Deployment", run: "Run", patience_s: float, where: NodeSelection) -> "EngineSession":
+    """Start the engine and wait until it answers; an engine that fails to start is stopped completely."""
     from moebox.serve.nodes import prepare_nodes
     from moebox.serve.session import launch_engine, prepare_launch
 
     recipe = deployment.recipe
     stderr_console().print(f"starting {deployment.engine.title} with {recipe.checkpoint}", markup=False)
     if where.is_given:
-        order = prepare_nodes(deployment, run, where, lambda line: stderr_console().print(line, markup=False))
+        prepared = prepare_nodes(deployment, run, where, lambda line: stderr_console().print(line, markup=False))
     else:
-        order = prepare_launch(deployment, name=run.id)
-    with up_view.StartupPhases(f"up {recipe.engine} {recipe.checkpoint} {recipe.runtime.kind}") as phases:
-        session = launch_engine(order, run, listener=phases)
+        prepared = prepare_launch(deployment, name=run.id)
+    with StartupPhases(f"up {recipe.engine} {recipe.checkpoint} {recipe.runtime.kind}") as phases:
+        session = launch_engine(prepared, run, listener=phases)
         try:
             session.wait_ready(patience_s=patience_s)
         except BaseException:
@@ -196,15 +180,9 @@ def start_engine(
     return session
 
 
-def recipe_with_remedy(recipe: Recipe, problem: "LaunchFailed") -> tuple[Recipe, dict[str, Any]] | None:
-    """The recipe with the finding's change, or None where there is none or it changes nothing."""
-    change = problem.finding.change if problem.finding else {}
-    fixed = with_settings(recipe, change) if change else recipe
-    return (fixed, change) if fixed != recipe else None
-
-
-def ready_document(session: "EngineSession", rows: "list[PlanRealityRow]") -> dict[str, Any]:
-    """The document of a ready engine."""
+def ready_document(session: "EngineSession", rows: "list[PlanRealityRow]") -> dict[str, object]:
+    """Return the JSON document of an engine that answers."""
+    keys = ("what", "device", "planned", "real", "unit")
     return {
         "id": session.instance.id,
         "run": str(session.run.path),
@@ -215,8 +193,99 @@ def ready_document(session: "EngineSession", rows: "list[PlanRealityRow]") -> di
         "pid": session.instance.guard_state.engine or None,
         "startup_s": session.startup_s,
         "facts": session.facts,
-        "reality": [
-            {**{k: getattr(r, k) for k in ("what", "device", "planned", "real", "unit")}, "off": r.relative_error}
-            for r in rows
-        ],
+        "reality": [{**{key: getattr(row, key) for key in keys}, "off": row.relative_error} for row in rows],
     }
+
+
+def print_ready(session: "EngineSession", rows: "list[PlanRealityRow]", *, detached: bool) -> None:
+    """Print the endpoint, the engine's memory beside the plan, and how to stop it."""
+    from rich.table import Table
+
+    def format_figure(value: float, unit: str) -> str:
+        return f"{format_count(value)} tokens" if unit == "tokens" else format_gib(value)
+
+    out, endpoint = stdout_console(), session.endpoint
+    ready = f"ready after {format_seconds(session.startup_s)}: {endpoint.base_url}  model {endpoint.model}"
+    out.print(ready, markup=False)
+    if rows:
+        table = Table("", "planned", "real", "off", box=None, pad_edge=False)
+        for row in rows:
+            off = row.relative_error
+            table.add_row(
+                f"{row.what} {row.device}".strip(),
+                format_figure(row.planned, row.unit) if row.planned else "–",
+                format_figure(row.real, row.unit),
+                "" if off is None else f"{'+' if off >= 0 else ''}{format_percent(off)}",
+            )
+        out.print(table)
+    out.print(f"run {session.run.path}", markup=False)
+    out.print(f"`moebox down {session.instance.id}` stops it" if detached else "Ctrl-C stops it", markup=False)
+
+
+class StartupPhases:
+    """Shows the phases of a starting engine on stderr: live bars on a terminal, lines elsewhere."""
+
+    def __init__(self, key: str) -> None:
+        self.estimate = TimeEstimate(key)
+        self.phase = ""
+        self.began = time.monotonic()
+        self.shown_tenths = 0
+        self._bars: Any = None
+        self._task: Any = None
+
+    def __enter__(self) -> "StartupPhases":
+        if stderr_console().is_terminal:
+            from rich import progress
+            from rich.text import Text
+
+            estimate = self.estimate
+
+            class TimeLeft(progress.ProgressColumn):
+                def render(self, task: progress.Task) -> Text:
+                    return Text(estimate.progress_text(), style="dim")
+
+            columns = (
+                progress.SpinnerColumn(),
+                progress.TextColumn("{task.description}"),
+                progress.BarColumn(bar_width=12),
+                progress.MofNCompleteColumn(),
+                TimeLeft(),
+            )
+            self._bars = progress.Progress(*columns, console=stderr_console(), transient=True)
+            self._bars.start()
+        elif self.estimate.last_s:
+            print_lines([f"about {format_seconds(self.estimate.last_s)}, as last time"], stderr=True)
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        if self._bars:
+            self._bars.stop()
+        if problem[0] is None:
+            self.estimate.remember()
+
+    def __call__(self, event: LogEvent | Finding) -> None:
+        """Show a finding or an event of the engine's log."""
+        if isinstance(event, Finding):
+            if event.severity == "warning":  # a fatal one is printed when the engine has ended
+                print_lines([f"{event.severity}: {event.cause} ({event.remedy})"], stderr=True)
+            return
+        new = event.phase and event.kind in ("phase", "progress", "ready") and event.phase != self.phase
+        if new:
+            now = time.monotonic()
+            if self.phase and self.phase != "ready":
+                print_lines([f"{self.phase}: {format_seconds(now - self.began)}"], stderr=True)
+            self.phase, self.began, self.shown_tenths = str(event.phase), now, 0
+            if self._bars:
+                if self._task is not None:
+                    self._bars.remove_task(self._task)
+                title = "asking for a first answer" if self.phase == "ready" else self.phase
+                self._task = self._bars.add_task(title, total=None)
+        if not event.total or not (new or event.kind == "progress"):
+            return
+        if self._bars and self._task is not None:
+            self._bars.update(self._task, completed=event.done, total=event.total)
+        elif (
+            tenths := 10 * (event.done or 0) // event.total
+        ) > self.shown_tenths:  # a log gets ten lines, not thousands
+            self.shown_tenths = tenths
+            print_lines([f"{self.phase}: {event.done} of {event.total}"], stderr=True)

@@ -1,35 +1,40 @@
-"""`moebox verify`: the ladder against any OpenAI-compatible endpoint."""
+"""`moebox verify`: correctness checks of any OpenAI-compatible endpoint."""
 
+import time as clock
+from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from cyclopts import Parameter
 
-from moebox.cli import flags, kept_in
-from moebox.cli import target as targets
-from moebox.cli.output import check_writable, exit_code, print_result, write_file
+from moebox.cli import flags
+from moebox.cli.display import VERDICT_MARKS
+from moebox.cli.flags import Names, Switch
+from moebox.cli.output import check_writable, exit_code, print_result, stderr_console, stdout_console, write_file
 from moebox.cli.signals import interrupt_message
+from moebox.cli.target import create_run, find_endpoint, open_run
 from moebox.errors import refuse_if, refuse_out_of_range
+from moebox.escape import one_line
+from moebox.units import format_seconds
 
 if TYPE_CHECKING:
-    from moebox.verify.options import VerifyEffort, VerifyOptions
+    from rich.status import Status
+
+    from moebox.core.verdict import CheckResults, CheckVerdict, Failure
+    from moebox.verify.options import VerifyEffort
+    from moebox.verify.runner import CheckProgress
 
 Expectation = Literal["auto", "yes", "no"]
-# Flags that only some checks look at.
+# Flags that only some checks use.
 FLAG_CHECKS: dict[str, tuple[str, ...]] = {
     "context": ("long-context", "limits"),
     "parallel": ("concurrency", "errors"),
     "thinking": ("thinking",),
     "vision": ("vision",),
 }
-
-
-def refuse_unused_flags(chosen: Collection[str], **values: object) -> None:
-    """BadInput for flags of checks that are not among the chosen ones."""
-    for name, value in values.items():
-        if not set(FLAG_CHECKS[name]) & set(chosen):
-            flags.refuse_without(f"the check {' or '.join(FLAG_CHECKS[name])}", **{name: value})
+COLOURS = {"pass": "green", "warn": "yellow", "fail": "red", "skip": "dim"}
+PROGRESS_S = 20.0  # between lines of progress without a terminal
 
 
 def verify(
@@ -38,10 +43,10 @@ def verify(
     *,
     model: str = "",
     key_env: str = "",
-    only: Annotated[list[str] | None, Parameter(negative=())] = None,
+    only: Names = None,
     from_: Annotated[str, Parameter(name="--from")] = "",
-    quick: Annotated[bool, Parameter(negative=())] = False,
-    thorough: Annotated[bool, Parameter(negative=())] = False,
+    quick: Switch = False,
+    thorough: Switch = False,
     context: str = "",
     trials: int | None = None,
     parallel: int | None = None,
@@ -50,114 +55,54 @@ def verify(
     deadline: str = "5m",
     time: str = "",
     seed: int | None = None,
-    keep_going: Annotated[bool, Parameter(negative=())] = False,
-    strict: Annotated[bool, Parameter(negative=())] = False,
+    keep_going: Switch = False,
+    strict: Switch = False,
     junit: Path | None = None,
     run: str = "",
-    json: Annotated[bool, Parameter(negative=())] = False,
+    json: Switch = False,
 ) -> int:
-    """Check that a server works, from its first answer to agents' long conversations: every slip is counted.
+    """Check that a server works, from its first answer to agents' long conversations; every failure is counted.
 
-    pass: no fault was seen. warn: faults were seen, too few to be sure that they matter, or something that will
-    surprise clients. fail: faults at a rate that breaks agents. docs/ladder.md lists the checks and how sure they are.
+    pass: no failure was seen. warn: failures were seen, but too few to be sure that they matter, or something that will
+    surprise clients. fail: failures at a rate that breaks agents. docs/ladder.md lists the checks and their certainty.
 
     Args:
-        target: A URL, a recipe, or the name of an engine that moebox started; the running one when left out.
-        model: The name it is served under; may be left out where the server lists only one.
+        target: A URL, a recipe, or the name of an engine that moebox started. Default: the running one.
+        model: The served model name. Default: the only one that the server lists.
         key_env: The environment variable that holds the key.
         only: Only these checks (comma-separated or repeated).
         from_: Begin with this check.
         quick: 4 trials of each kind of request: finds what always breaks, in a third of the time.
         thorough: 36 trials of each kind: finds what breaks once in ten, almost surely.
-        context: Length of the long text in tokens, like 64k; 16k when left out, and the server's limit where cheap.
-        trials: Trials of each kind of request, 12 when left out; a slip buys up to three times as many.
-        parallel: Requests at once in the checks concurrency and errors; 8 when left out.
-        thinking: Whether the model must think when asked to; auto (when left out) accepts both.
-        vision: Whether the model must read pictures; auto (when left out) accepts both.
+        context: Length of the long text in tokens, like 64k. Default: 16k, and the server's limit if that is quick.
+        trials: Trials of each kind of request, up to three times as many after a failure. Default: 12.
+        parallel: Requests at once in the checks concurrency and errors. Default: 8.
+        thinking: Whether the model must think when asked to; auto (default) accepts both.
+        vision: Whether the model must read images; auto (default) accepts both.
         deadline: Timeout of one request.
-        time: Longest time for all checks together; 30m when left out (10m quick, 2h thorough).
-        seed: Repeat the questions of an earlier run; fresh ones otherwise.
-        keep_going: Go on past a failure that makes later checks meaningless.
+        time: Longest time for all checks together. Default: 30m (10m quick, 2h thorough).
+        seed: Repeat the questions of an earlier run. Default: new ones.
+        keep_going: Continue after a failure that makes later checks meaningless.
         strict: Exit code 1 for warnings too.
-        junit: Write JUnit XML here too.
-        run: Keep the evidence in this run, such as that of the engine's launch; in one of its own when left out.
+        junit: Write JUnit XML to this file too.
+        run: Keep the evidence in this run, such as the one of the engine's launch. Default: a new run.
         json: Print JSON.
     """
-    from moebox.cli.verify_view import VerifyView
     from moebox.core.event import VerifyBegan, VerifyEnded
-    from moebox.verify.junit import to_junit_xml as to_junit
-    from moebox.verify.options import CHECK_NAMES
-    from moebox.verify.runner import results_document, select_checks
-    from moebox.verify.runner import run_checks as climb
+    from moebox.verify.junit import to_junit_xml
+    from moebox.verify.options import CHECK_NAMES, TIME_S, TRIALS, VerifyOptions
+    from moebox.verify.runner import results_document, run_checks, select_checks
 
     names = flags.split_names(*(only or ()))
-    chosen = tuple(
-        rung.name for rung in select_checks(names, from_)
-    )  # a misspelt check is named before anything is asked
+    chosen = tuple(check.name for check in select_checks(names, from_))
     refuse_unused_flags(chosen, context=context, parallel=parallel, thinking=thinking, vision=vision)
     if trials is not None and time:
-        flags.refuse_unused("--trials and --time say how hard to look", quick=quick, thorough=thorough)
+        flags.refuse_unused("--trials and --time set the effort", quick=quick, thorough=thorough)
     refuse_out_of_range("--trials", trials, 1, 1000)
     refuse_out_of_range("--parallel", parallel, 1, 1024)
-    options = _options(
-        _effort(quick, thorough),
-        context=context,
-        trials=trials,
-        parallel=parallel,
-        thinking=thinking,
-        vision=vision,
-        seed=seed,
-        deadline=deadline,
-        time=time,
-    )
-    check_writable(junit)
-    endpoint = targets.find_endpoint(target, model=model, key_env=key_env)
-    kept = kept_in.open_run(run, endpoint) if run else kept_in.create_run("verify", endpoint)
-    with interrupt_message(f"the checks that were done are in {kept.path}"), VerifyView(quiet=json) as view:
-        kept.add_event(VerifyBegan(url=endpoint.base_url, model=endpoint.model, checks=chosen, of=len(CHECK_NAMES)))
-        tell = None if json else view.print_check
-        ladder = climb(
-            endpoint,
-            options,
-            only=names,
-            start=from_,
-            keep_going=keep_going,
-            run=kept,
-            on_check=tell,
-            on_progress=view.show_progress,
-        )
-    kept.add_event(VerifyEnded(verdict=ladder.verdict, stopped=ladder.stopped))
-    if junit:
-        write_file(junit, to_junit(ladder))
-    print_result(
-        json, {**results_document(ladder), "run": str(kept.path)}, lambda: view.print_summary(ladder, kept.path)
-    )
-    return exit_code(ladder.verdict == "pass" if strict else ladder.has_passed)
-
-
-def _effort(quick: bool, thorough: bool) -> "VerifyEffort":
     refuse_if(quick and thorough, "--quick and --thorough exclude each other")
-    if quick:
-        return "quick"
-    return "thorough" if thorough else "default"
-
-
-def _options(
-    effort: "VerifyEffort",
-    *,
-    context: str,
-    trials: int | None,
-    parallel: int | None,
-    thinking: Expectation | None,
-    vision: Expectation | None,
-    seed: int | None,
-    deadline: str,
-    time: str,
-) -> "VerifyOptions":
-    """How hard to look: as the effort has it, where a flag does not say."""
-    from moebox.verify.options import TIME_S, TRIALS, VerifyOptions
-
-    return VerifyOptions(
+    effort: VerifyEffort = "quick" if quick else "thorough" if thorough else "default"
+    options = VerifyOptions(
         context=flags.parse_token_count("--context", context or None),
         trials=TRIALS[effort] if trials is None else trials,
         parallel=parallel or 8,
@@ -167,3 +112,119 @@ def _options(
         deadline_s=max(1.0, flags.parse_duration("--deadline", deadline)),
         time_s=max(1.0, flags.parse_duration("--time", time) if time else TIME_S[effort]),
     )
+    check_writable(junit)
+    endpoint = find_endpoint(target, model=model, key_env=key_env)
+    kept = open_run(run, endpoint) if run else create_run("verify", endpoint)
+    with interrupt_message(f"the finished checks are in {kept.path}"), VerifyView(quiet=json) as view:
+        kept.add_event(VerifyBegan(url=endpoint.base_url, model=endpoint.model, checks=chosen, of=len(CHECK_NAMES)))
+        results = run_checks(
+            endpoint,
+            options,
+            only=names,
+            start=from_,
+            keep_going=keep_going,
+            run=kept,
+            on_check=None if json else view.print_check,
+            on_progress=view.show_progress,
+        )
+    kept.add_event(VerifyEnded(verdict=results.verdict, stopped=results.stopped))
+    if junit:
+        write_file(junit, to_junit_xml(results))
+    document = {**results_document(results), "run": str(kept.path)}
+    print_result(json, document, lambda: view.print_summary(results, kept.path))
+    return exit_code(results.verdict == "pass" if strict else results.has_passed)
+
+
+def refuse_unused_flags(chosen: Collection[str], **values: object) -> None:
+    """Raise BadInput for flags of checks that are not chosen."""
+    for name, value in values.items():
+        if not set(FLAG_CHECKS[name]) & set(chosen):
+            flags.refuse_without(f"the check {' or '.join(FLAG_CHECKS[name])}", **{name: value})
+
+
+class VerifyView:
+    """Shows the running check, each check when it is done, and a summary."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.live = not quiet and stderr_console().is_terminal
+        self.status: Status | None = None
+        self.last = clock.monotonic()
+
+    def __enter__(self) -> Self:
+        if self.live:
+            self.status = stderr_console().status("first request …")
+            self.status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.status:
+            self.status.stop()
+            self.status = None
+
+    def show_progress(self, progress: "CheckProgress") -> None:
+        """Show "tools: streamed, 7 of 12 · 133 requests · 41 s · about 35 s left"."""
+        from rich.markup import escape
+
+        trial = f", {progress.trial} of {progress.trials}" if progress.trials else ""
+        parts = [f"{progress.check}: {progress.probe}{trial}", f"{progress.requests} requests"]
+        parts.append(format_seconds(progress.seconds))
+        if progress.seconds_left is not None:
+            parts.append(f"about {format_seconds(progress.seconds_left)} left")
+        text = escape(" · ".join(parts))
+        if self.status:
+            self.status.update(text)
+        elif clock.monotonic() - self.last > PROGRESS_S:
+            self.last = clock.monotonic()
+            stderr_console().print(f"  … {text}", style="dim")
+
+    def print_check(self, verdict: "CheckVerdict") -> None:
+        """Print a line for a finished check, one for each probe that did not pass, and the failures that decided."""
+        from rich.markup import escape
+
+        self.last = clock.monotonic()
+        out = stdout_console()
+        requests = sum(probe.requests for probe in verdict.probes)
+        note = f"{format_seconds(verdict.seconds)}, {requests} requests" if verdict.probes else "not tried"
+        out.print(f"{VERDICT_MARKS[verdict.verdict]} {verdict.name:<13} [dim]{note}[/]")
+        for probe in verdict.probes:
+            if probe.verdict != "pass":
+                out.print(f"    {VERDICT_MARKS[probe.verdict]} {probe.name}: {escape(one_line(probe.reason))}")
+        for quirk in verdict.habits:
+            out.print(f"    known quirk of {quirk}", style="dim", markup=False)
+        shown = verdict.verdict == "pass" or any(probe.verdict == verdict.verdict for probe in verdict.probes)
+        for failure in () if shown else verdict.slips:
+            if failure.verdict == verdict.verdict:
+                _print_failure(failure)
+
+    def print_summary(self, results: "CheckResults", folder: Path) -> None:
+        """Print the failures over all checks, and "fail: 15 of 17 checks passed, 2 with warnings, 1 skipped; …"."""
+        from rich.markup import escape
+
+        out = stdout_console()
+        failures = [failure for failure in results.slips if failure.seen]
+        if failures:
+            out.print("\nFailures over all checks:")
+        for failure in failures:
+            _print_failure(failure)
+        count = Counter(verdict.verdict for verdict in results.rungs)
+        counts = [f"{count['pass']} of {len(results.rungs) - count['skip']} checks passed"]
+        counts += [f"{count['warn']} with warnings"] if count["warn"] else []
+        counts += [f"{count['fail']} failed"] if count["fail"] else []
+        counts += [f"{count['skip']} skipped"] if count["skip"] else []
+        effort = f"{results.requests} requests in {format_seconds(results.seconds)}"
+        verdict = f"[{COLOURS[results.verdict]}]{results.verdict}[/]"
+        out.print(f"{verdict}: {', '.join(counts)}; {effort}", soft_wrap=True)
+        for note in (*results.notes, *([results.stopped] if results.stopped else [])):
+            out.print(escape(one_line(note)))
+        stderr_console().print(f"evidence: {escape(str(folder / 'verdicts'))}", soft_wrap=True)
+
+
+def _print_failure(failure: "Failure") -> None:
+    """Print a kind of failure, what it means, and an example."""
+    from rich.markup import escape
+
+    from moebox.verify.statistics import describe_failure
+
+    mark, text = VERDICT_MARKS[failure.verdict], escape(describe_failure(failure))
+    stdout_console().print(f"    {mark} {escape(failure.kind)}: {text}")
+    stdout_console().print(f"      [dim]{escape(one_line(failure.example, 140))}[/]")

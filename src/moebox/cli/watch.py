@@ -2,22 +2,26 @@
 
 import itertools
 import time as clock
-from typing import TYPE_CHECKING, Annotated
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING, Self
 
 from moebox.cli import flags
-from moebox.cli import target as targets
-from moebox.cli.kept_in import warn_simulation
+from moebox.cli.display import LiveDisplay
+from moebox.cli.flags import Switch
 from moebox.cli.output import exit_code, print_json, stderr_console, stdout_console
+from moebox.cli.target import find_endpoint, warn_simulation
 from moebox.errors import INTERRUPTED, refuse_if
 from moebox.stream.limits import is_twin
+from moebox.units import format_seconds
 
 if TYPE_CHECKING:
-    from moebox.cli.watch_view import WatchScreen
-    from moebox.flows.watch import EndpointWatcher
+    from rich.console import Console, RenderableType
 
-LAST_CHECK_S = 120.0  # a check under way may still end
+    from moebox.flows.watch import EndpointWatcher, MetricsLook
+
+LAST_CHECK_S = 120.0  # for a check that is still running at the end
+BARS = " ▁▂▃▄▅▆▇█"
+LOOKS = 40  # shown in a chart
+LINE_S = 10.0  # between lines without a terminal
 
 
 def watch(
@@ -29,36 +33,45 @@ def watch(
     every: str = "2s",
     canary: str = "5m",
     time: str = "",
-    json: Annotated[bool, Parameter(negative=())] = False,
+    json: Switch = False,
 ) -> int:
-    """Watch an endpoint: requests, tokens, cache and latencies as it tells them, and a check now and then.
+    """Watch an endpoint: requests, tokens, cache and latencies from its metrics, and a check every few minutes.
 
-    Stays until Ctrl-C, or for --time; then the exit code is 1 when there was an alert.
+    Stays until Ctrl-C, or for --time; then the exit code is 1 if there was an alert.
 
     Args:
-        target: A URL, a recipe, or the name of an engine that moebox started; the running one when left out.
-        model: The name it is served under; may be left out where the server lists only one.
+        target: A URL, a recipe, or the name of an engine that moebox started. Default: the running one.
+        model: The served model name. Default: the only one that the server lists.
         key_env: The environment variable that holds the key.
         every: How often to read the metrics.
-        canary: How often to make a check (plain, arithmetic, streaming, tools in turn); 0 never.
+        canary: How often to run a check (plain, arithmetic, streaming, tools in turn); 0 never.
         time: How long to watch.
         json: Print what was seen as one JSON document at the end; needs --time.
     """
-    from moebox.cli.watch_view import WatchScreen
-    from moebox.flows.watch import EndpointWatcher
+    from moebox.flows.watch import CANARIES, EndpointWatcher
 
     pause, check_s = flags.parse_duration("--every", every), flags.parse_duration("--canary", canary)
     long_s = flags.parse_duration("--time", time or "0")
     refuse_if(not 0.1 <= pause <= 3600, f"--every {every} is out of range", hint="from 0.1s to 1h")
-    endless = "--json prints at the end, and there is none without --time"
-    refuse_if(json and not long_s, endless, hint="--time 1m")
-    endpoint = targets.find_endpoint(target, model=model, key_env=key_env)
+    refuse_if(json and not long_s, "--json prints at the end and needs --time", hint="--time 1m")
+    endpoint = find_endpoint(target, model=model, key_env=key_env)
     warn_simulation(is_twin(endpoint))
     watcher = EndpointWatcher(endpoint)
     interrupted = False
+    began, checks = clock.monotonic(), itertools.cycle(CANARIES)
+    next_check = began if check_s else float("inf")
     try:
         with WatchScreen(stderr_console() if json else stdout_console(), watcher, quiet=json) as screen:
-            _look(watcher, screen, pause_s=pause, check_s=check_s, long_s=long_s)
+            while not long_s or clock.monotonic() - began < long_s:
+                looked = clock.monotonic()
+                if looked >= next_check:
+                    next_check = looked + check_s
+                    watcher.start_canary(next(checks))
+                watcher.look_once()
+                screen.refresh()
+                clock.sleep(max(pause - (clock.monotonic() - looked), 0.0))
+            watcher.wait_for_canary(LAST_CHECK_S)
+            screen.refresh()
     except KeyboardInterrupt:
         interrupted = True
     if json:
@@ -67,19 +80,81 @@ def watch(
     return INTERRUPTED if interrupted else exit_code(not watcher.alerts)
 
 
-def _look(watcher: "EndpointWatcher", screen: "WatchScreen", *, pause_s: float, check_s: float, long_s: float) -> None:
-    """Look again and again, with a check now and then, until time is up; for ever where `long_s` is 0."""
-    from moebox.flows.watch import CANARIES
+class WatchScreen(LiveDisplay):
+    """Redraws itself on a terminal, and prints a line every few seconds elsewhere."""
 
-    began, checks = clock.monotonic(), itertools.cycle(CANARIES)
-    next_check = began if check_s else float("inf")
-    while not long_s or clock.monotonic() - began < long_s:
-        looked = clock.monotonic()
-        if looked >= next_check:
-            next_check = looked + check_s
-            watcher.start_canary(next(checks))
-        watcher.look_once()
-        screen.refresh()
-        clock.sleep(max(pause_s - (clock.monotonic() - looked), 0.0))
-    watcher.wait_for_canary(LAST_CHECK_S)
-    screen.refresh()
+    def __init__(self, console: "Console", watcher: "EndpointWatcher", *, quiet: bool = False) -> None:
+        from rich.live import Live
+
+        self.console, self.watcher, self.quiet = console, watcher, quiet
+        self.live = Live(console=console, auto_refresh=False) if console.is_terminal and not quiet else None
+        self.last_line = 0.0
+        self.alerts = self.canaries = 0  # printed so far
+
+    def __enter__(self) -> Self:
+        if self.live:
+            self.live.start()
+        return self
+
+    def refresh(self) -> None:
+        """Show the newest look."""
+        watcher = self.watcher
+        if self.live:
+            self.live.update(watch_page(watcher), refresh=True)
+        if self.live or self.quiet:
+            return
+        lines = [f"alert: {alert.text}" for alert in watcher.alerts[self.alerts :]]
+        for canary in watcher.canaries[self.canaries :]:
+            reason = f": {canary.reason}" if canary.reason else ""
+            lines.append(f"{canary.rung} {canary.verdict} in {format_seconds(canary.seconds)}{reason}")
+        self.alerts, self.canaries = len(watcher.alerts), len(watcher.canaries)
+        if clock.monotonic() - self.last_line >= LINE_S:
+            self.last_line = clock.monotonic()
+            lines.append(look_line(watcher.looks[-1]))
+        for line in lines:
+            self.console.print(line, markup=False)
+
+
+def look_line(look: "MetricsLook") -> str:
+    """Return one look as a line."""
+    from moebox.flows.watch import SHOWN
+
+    if not look.answered:
+        return "no answer"
+    shown = [f"{title} {word(look.figures[name])}" for name, title, word in SHOWN if name in look.figures]
+    return ", ".join(shown) or "it answers, and has no metrics"
+
+
+def watch_page(watcher: "EndpointWatcher") -> "RenderableType":
+    """Return the whole screen: a chart for each metric, then alerts and checks."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    from moebox.flows.watch import SHOWN
+
+    looks = list(watcher.looks)[-LOOKS:]
+    state = Text("answers", style="green") if looks[-1].answered else Text("no answer", style="bold red")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    for _ in range(3):
+        table.add_column(no_wrap=True)
+    for name, title, word in SHOWN:
+        values = [look.figures.get(name) for look in looks]
+        known = [value for value in values if value is not None]
+        if known:
+            table.add_row(title, word(known[-1]), bar_chart(values))
+    head = Text.assemble(f"{watcher.endpoint.model} at {watcher.endpoint.base_url}  ", state)
+    parts: list[RenderableType] = [head, Text(), table]
+    if not table.row_count:
+        parts.append(Text("no metrics: only its answers are watched", style="dim"))
+    parts += [Text(f"! {alert.text}", style="bold yellow") for alert in watcher.alerts[-5:]]
+    for canary in watcher.canaries[-4:]:
+        took = f"{canary.verdict} in {format_seconds(canary.seconds)}"
+        parts.append(Text(f"{canary.rung}: {took}  {canary.reason}", style="dim"))
+    return Group(*parts)
+
+
+def bar_chart(values: list[float | None]) -> str:
+    """Return a chart one line high; the highest value fills it."""
+    most = max((value for value in values if value is not None), default=0.0) or 1.0
+    return "".join(" " if value is None else BARS[min(round(value / most * 8), 8)] for value in values)

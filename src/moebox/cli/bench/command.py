@@ -1,0 +1,294 @@
+"""`moebox bench`: measure a workload or a sweep at any OpenAI-compatible endpoint; `bench import` reads other tools."""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from moebox.cli import flags
+from moebox.cli.bench.args import BenchArgs, BenchPlan, make_bench_plan, parse_counts, refuse_load_flags
+from moebox.cli.bench.results import ResultKeeper, RunMeasurements, load_label, print_results, print_test_rows
+from moebox.cli.flags import Switch
+from moebox.cli.output import exit_code, print_result, stderr_console, stdout_console
+from moebox.cli.target import find_endpoint, warn_simulation
+from moebox.core.measure import Load, SearchAxis, Slo
+from moebox.core.result import result_document
+from moebox.errors import INTERRUPTED, AnswerIsNo, ExternalError, refuse_if
+from moebox.escape import printable_line
+from moebox.files import report_write_errors
+from moebox.loose import Document
+from moebox.store.run import Run, safe_name
+
+if TYPE_CHECKING:
+    from moebox.bench.measure import MeasuredLoad
+    from moebox.bench.probe import ProbedEndpoint
+
+DEFAULT_SHARE, DEFAULT_REPEAT = 0.9, 3
+
+
+def bench(
+    target: str = "",
+    /,
+    *,
+    model: str = "",
+    key_env: str = "",
+    preset: str = "",
+    args: BenchArgs = BenchArgs(),  # noqa: B008  (frozen)
+    slo: str = "",
+    slo_share: float | None = None,
+    search: SearchAxis | None = None,
+    pp: str = "",
+    tg: str = "",
+    repeat: int | None = None,
+    tokenizer: str = "",
+    insecure: Switch = False,
+    ca_file: str = "",
+    allow_failures: Switch = False,
+    label: str = "",
+    output_file: Annotated[Path | None, Parameter(name=["--output-file", "-o"])] = None,
+    run: str = "",
+    json: Switch = False,
+) -> int:
+    """Measure how fast an endpoint is, and report if the client was the limit.
+
+    Args:
+        target: A URL, a recipe, or the name of an engine that moebox started. Default: the running one.
+        model: The served model name. Default: the only one that the server lists.
+        key_env: The environment variable that holds the key.
+        preset: A published benchmark's settings: shenanigans-sm120, lambda, aiperf-16-turns, long-generation, …; loads,
+            lengths and request counts given with it replace the preset's.
+        args: Workload and load.
+        slo: Limits that a good request keeps, like ttft=2s,tpot=50ms; adds goodput.
+        slo_share: Share of requests that must meet --slo in a search. Default: 0.9.
+        search: Find the highest concurrency or rate that meets --slo; starts at --concurrency or --rate.
+        pp: Prefill only, for these prompt lengths (512,4096): PP cold and warm.
+        tg: Decode only, for these reply lengths (128): TG.
+        repeat: Repetitions of each --pp and --tg test. Default: 3.
+        tokenizer: A local tokenizer.json, for exact prompt lengths if the server has no /tokenize.
+        insecure: Accept any TLS certificate.
+        ca_file: Certificates to trust.
+        allow_failures: Exit with 0 even if requests failed; otherwise a failed request makes the exit code 1.
+        label: A name for the result.
+        output_file: Write the result to this file (JSON), and the samples beside it.
+        run: Keep the result in this run's measurements. Default: a new run, unless --output-file is given.
+        json: Print JSON.
+    """
+    from moebox.bench.probe import probe_endpoint
+    from moebox.bench.search import parse_slo
+
+    tests = (parse_counts("--pp", pp), parse_counts("--tg", tg))
+    if any(tests):
+        refuse_load_flags(args, preset=preset, slo=slo, slo_share=slo_share, search=search)
+    else:
+        flags.refuse_without("--pp or --tg", repeat=repeat)
+    if not search:
+        flags.refuse_without("--search", slo_share=slo_share)
+    limits = parse_slo(slo, share=DEFAULT_SHARE if slo_share is None else slo_share) if slo else None
+    refuse_if(search and limits is None, "--search needs --slo", hint="--slo ttft=2s,tpot=50ms")
+    plan = make_bench_plan(args, preset, search)
+    endpoint = find_endpoint(target, model=model, key_env=key_env, insecure=insecure, ca_file=ca_file)
+    keeper = ResultKeeper(output_file, run, label or plan.name, endpoint=endpoint)
+    probed = probe_endpoint(
+        endpoint,
+        tokenizer=tokenizer,
+        api=args.api,
+        insecure=insecure,
+        ca_file=ca_file,
+        timeout_s=plan.loads[0].timeout_s,
+    )
+    if not json:
+        about = f"{printable_line(endpoint.model)} at {endpoint.base_url}; prompt lengths by {probed.words.source}"
+        stderr_console().print(about, style="dim", markup=False)
+    warn_simulation(probed.simulation)
+    if any(tests):
+        times = DEFAULT_REPEAT if repeat is None else repeat
+        return _run_tests(probed, tests, times, plan, keeper, json=json, allow_failures=allow_failures)
+    values = {"--model": model, "--key-env": key_env, "--tokenizer": tokenizer, "--ca-file": ca_file}
+    values |= {"--label": label, "--run": run}
+    words = ["moebox", "bench", *([target] if target else [])]
+    words += [word for flag, value in values.items() if value for word in (flag, value)]
+    words += [flag for flag, on in {"--insecure": insecure, "--allow-failures": allow_failures}.items() if on]
+    sweep = _Sweep(probed, plan, limits, keeper)
+    best = sweep.run_loads(search)
+    results = [result_document(measured.result) for measured in sweep.done]
+    if results:
+        whole: Document = results[0] if len(results) == 1 else {"kind": "sweep", "results": results}
+        whole = {"kind": "sweep", "results": results, "best": best} if search else whole
+        try:
+            print_result(json, whole, lambda: print_results(stdout_console(), results, best=best))
+        finally:  # the reader of the pipe may be gone
+            keeper.write_document(whole)
+        _print_own_run(keeper, json)
+    if sweep.was_interrupted or sweep.server_gone:
+        _print_resume_commands(sweep, search, words)
+    keeper.raise_if_lost()
+    if sweep.server_gone:
+        raise sweep.server_gone
+    if sweep.was_interrupted:
+        return INTERRUPTED
+    if search and best is None:
+        raise AnswerIsNo(f"even {load_label(results[0])} did not meet the SLO")
+    failed = any(measured.result.bad_requests for measured in sweep.done) and not allow_failures
+    return exit_code(any(measured.result.completed for measured in sweep.done) and not failed)
+
+
+class _ServerGone(ExternalError):
+    """The server stopped listening during the measurement."""
+
+
+class _Sweep:
+    """Measures one load after the other and keeps each result."""
+
+    def __init__(self, probed: "ProbedEndpoint", plan: BenchPlan, slo: Slo | None, keeper: ResultKeeper) -> None:
+        self.probed, self.plan, self.slo, self.keeper = probed, plan, slo, keeper
+        self.done: list[MeasuredLoad] = []
+        self.sent = 0  # requests so far: the next load takes the prompts of a file after these
+        self.stopped = False  # before the first request of a load was measured
+        self.server_gone: ExternalError | None = None
+
+    def run_loads(self, search: SearchAxis | None) -> int | None:
+        """Measure every load of the plan; or search the highest that meets the SLO, and return its index if any."""
+        from moebox.bench.search import find_highest_load, run_sweep
+
+        first = self.plan.loads[0]
+        try:
+            if search and self.slo:
+                start = (first.rate if search == "rate" else first.concurrency) or 1
+                measure = lambda value: self.measure_load(self.plan.load_at(search, value))  # noqa: E731
+                return find_highest_load(measure, self.slo, axis=search, start=start)[1]
+            run_sweep(range(len(self.plan.loads)), lambda at: self.measure_load(self.plan.loads[int(at)]))
+        except KeyboardInterrupt:
+            self.stopped = True
+        except _ServerGone as problem:
+            self.server_gone = problem
+        return None
+
+    def measure_load(self, load: Load) -> "MeasuredLoad":
+        """Measure one load; raise _ServerGone if the server died under it, as the others would measure nothing."""
+        from moebox.bench.measure import measure_load
+        from moebox.cli.bench.results import LiveLine
+
+        title = f"{load.rate:g}/s" if load.rate else f"c{load.concurrency}"
+        with LiveLine(stderr_console(), title, total=load.requests, duration_s=load.duration_s) as line:
+            measured = measure_load(
+                self.probed,
+                self.plan.workload,
+                load,
+                slo=self.slo,
+                warmup=self.plan.warmup,
+                label=self.keeper.label,
+                watch=line,
+                offset=self.sent if self.plan.workload.kind == "prompts" else 0,
+            )
+        self.sent += self.plan.warmup + len(measured.samples)
+        self.done.append(replace(measured, result=self.keeper.save_measurement(measured, title)))
+        if measured.result.bad_requests:
+            try:
+                self.probed.check_listening()
+            except ExternalError as problem:
+                text = f"the server has not answered since {title}: {problem.message}"
+                raise _ServerGone(text, hint="start it again") from None
+        return self.done[-1]
+
+    @property
+    def was_interrupted(self) -> bool:
+        """Whether Ctrl-C ended it, in a load or between two."""
+        return self.stopped or any(measured.was_interrupted for measured in self.done)
+
+    @property
+    def finished_loads(self) -> int:
+        """Loads that need not be measured again: not interrupted, and not the one under which the server died."""
+        return sum(not measured.was_interrupted for measured in self.done) - bool(self.server_gone)
+
+
+def _print_own_run(keeper: ResultKeeper, json: bool) -> None:
+    """Name the run that was made for the results."""
+    if keeper.own_run and not keeper.lost and not json:
+        stderr_console().print(f"kept: `moebox report {keeper.own_run}` shows it", style="dim", soft_wrap=True)
+
+
+def _print_resume_commands(sweep: _Sweep, search: SearchAxis | None, words: list[str]) -> None:
+    """Print the commands for the loads that are not measured yet; a search starts again."""
+    from rich.text import Text
+
+    from moebox.bench.command import bench_flags
+
+    finished = 0 if search else sweep.finished_loads
+    own_run, plan = sweep.keeper.own_run, sweep.plan
+    words = [*words, *(("--search", search) if search else ()), *(("--run", own_run) if own_run else ())]
+    commands = bench_flags(plan.workload, plan.loads[finished:], warmup=plan.warmup, slo=sweep.slo, search=bool(search))
+    for number, more in enumerate(commands, 2 if finished else 1):
+        line = shlex.join([*words, *more, *sweep.keeper.output_flags(number)])
+        stderr_console().print(Text(f"resume with: {line}"), soft_wrap=True)
+
+
+def _run_tests(
+    probed: "ProbedEndpoint",
+    tests: tuple[tuple[int, ...], tuple[int, ...]],
+    repeat: int,
+    plan: BenchPlan,
+    keeper: ResultKeeper,
+    *,
+    json: bool,
+    allow_failures: bool,
+) -> int:
+    """Run the tests of --pp and --tg."""
+    from moebox.bench.pptg import measure_prefill_decode
+
+    result = measure_prefill_decode(
+        probed,
+        pp=tests[0],
+        tg=tests[1],
+        repeat=max(1, repeat),
+        workload=plan.workload,
+        load=plan.loads[0],
+        on_test=(lambda name: None) if json else (lambda name: stderr_console().print(name, style="dim")),
+    )
+    document = result_document(result)
+    try:
+        print_result(json, document, lambda: print_test_rows(stdout_console(), document))
+    finally:
+        keeper.save_tests(result)
+    _print_own_run(keeper, json)
+    failed = [row for row in result.rows if row.failed]
+    for row in failed:
+        stderr_console().print(f"{row.test}: {row.failed} of {result.repeat} requests failed", style="red")
+    keeper.raise_if_lost()
+    return exit_code(allow_failures or not failed)
+
+
+def import_(files: list[Path], /, *, run: str = "", json: Switch = False) -> int:
+    """Read results of vllm bench serve, sglang.bench_serving, guidellm, aiperf or llama-bench.
+
+    Args:
+        files: The files that these tools wrote (JSON or JSON lines).
+        run: Keep the results in this run's measurements, so that its report shows them.
+        json: Print JSON.
+    """
+    from moebox.bench.importers import load_results
+
+    results = [result for path in files for result in load_results(path)]
+    measurements = RunMeasurements(Run.open_shared(run)) if run else None
+    print_result(json, {"kind": "sweep", "results": results}, lambda: _print_imported(results))
+    if measurements:
+        with report_write_errors(measurements.run.path):
+            for place, result in enumerate(results):
+                name = safe_name(Path(str(result["source"])).stem) or "imported"
+                measurements.write(f"{name}-{place}", result)
+    return 0
+
+
+def _print_imported(results: Sequence[Document]) -> None:
+    """Print serving results in one table, prefill and decode tests in one each."""
+    console = stdout_console()
+    serving = [result for result in results if result.get("kind") == "serving"]
+    if serving:
+        console.print(", ".join(dict.fromkeys(str(result["tool"]) for result in serving)), style="dim")
+        print_results(console, serving)
+    for result in results:
+        if result.get("kind") == "pp-tg":
+            console.print(f"{result['tool']} {result.get('model_id', '')}", style="dim")
+            print_test_rows(console, result)

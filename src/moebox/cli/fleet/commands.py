@@ -1,0 +1,303 @@
+"""`moebox fleet up, ps, down, verify, bench and render`: a fleet behind its router."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from moebox.cli import flags
+from moebox.cli.display import make_table
+from moebox.cli.flags import Names, OutputPath, Switch
+from moebox.cli.output import exit_code, print_lines, print_result, stderr_console, stdout_console, write_file
+from moebox.errors import refuse_if, refuse_out_of_range
+from moebox.fleet import routers
+from moebox.fleet.file import RouterKind
+from moebox.serve.keys import TWIN_KEY
+from moebox.units import format_percent, format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from moebox.flows.fleet_bench import FleetBenchStep
+    from moebox.flows.fleet_loss import MemberLoss
+    from moebox.flows.fleet_record import FleetRecord
+
+DEFAULT_STREAMS = 64  # in flight when a member is killed
+# What a killed member held, by what counted it.
+HELD = {
+    "router": "with {inside} streams behind {router}",
+    "member": "with {inside} requests in it",
+    "": "behind {router}",
+}
+
+
+def up(
+    file: Path = Path("fleet.toml"),
+    *,
+    twin: Switch = False,
+    detach: Switch = False,
+    patience: str = "15m",
+    json: Switch = False,
+) -> int:
+    """Start a fleet's members and the router in front of them; Ctrl-C stops all of it.
+
+    Args:
+        file: The fleet file.
+        twin: Start simulations of the members' boxes instead of engines.
+        detach: Return once it answers; `moebox fleet ps` and `down` find it again.
+        patience: Longest time without progress while a member starts.
+        json: Print the fleet as one JSON document.
+    """
+    from moebox.cli.signals import stop_event
+    from moebox.flows import fleet_up
+
+    stop = stop_event()
+    patience_s = flags.parse_duration("--patience", patience)
+    running = fleet_up.start_fleet(file, twins=twin, patience_s=patience_s, notify=_print_note)
+    record = running.record
+
+    def show() -> None:
+        print_lines([f"{record.name}: {record.base_url} serves {record.model}"])
+        if record.router.key_env == TWIN_KEY:
+            print(f"export {TWIN_KEY}={record.endpoint().key}", file=sys.stderr)  # the console would hide it
+        _print_note(f"{record.router.kind} {routers.router_traits()[record.router.kind].note}")
+
+    try:
+        print_result(json, record, show)
+        if detach:
+            running.detach()
+            return 0
+        running.wait(stop=stop.is_set)
+    except BaseException:
+        running.stop()
+        raise
+    return 0
+
+
+def _print_note(line: str) -> None:
+    stderr_console().print(line, style="dim", markup=False)
+
+
+def ps(*, json: Switch = False) -> int:
+    """List fleets with their members, and whether each answers.
+
+    Args:
+        json: Print JSON.
+    """
+    from moebox.flows import fleet_record, fleet_up
+
+    fleets, lines = [], []
+    for record in fleet_record.list_fleets():
+        rows = fleet_up.fleet_status(record)
+        about = {"name": record.name, "base_url": record.base_url, "model": record.model}
+        fleets.append({**about, "parts": rows})
+        lines.append(f"{record.name}  {record.model}  {record.router.policy} routing")
+        lines += [f"  {row['name']:<18} {row['kind']:<14} {row['status']:<22} {row['url']}" for row in rows]
+    print_result(json, {"fleets": fleets}, lambda: print_lines(lines or ["no fleet is running"]))
+    return 0
+
+
+def down(name: str = "", /, *, json: Switch = False) -> int:
+    """Stop a fleet: its router, then every member that moebox started.
+
+    Args:
+        name: The fleet's name or file. Default: the only one.
+        json: Print JSON.
+    """
+    from moebox.flows import fleet_record, fleet_up
+
+    record = fleet_record.find_fleet(name)
+    stopped = fleet_up.stop_fleet(record)
+    line = f"{record.name}: {', '.join(stopped) or 'nothing'} stopped"
+    print_result(json, {"fleet": record.name, "stopped": stopped}, lambda: print_lines([line]))
+    return 0
+
+
+def verify(
+    name: str = "",
+    /,
+    *,
+    only: Names = None,
+    kill: str = "",
+    streams: int | None = None,
+    context: str = "",
+    quick: Switch = False,
+    seed: int | None = None,
+    deadline: str = "5m",
+    json: Switch = False,
+) -> int:
+    """Check the answers through the router, and what only a fleet can get wrong.
+
+    The fleet file gives the checks what a router hides: the engine behind it and its context.
+
+    Args:
+        name: The fleet's name or file. Default: the only one.
+        only: Only these checks (comma-separated or repeated).
+        kill: Kill this member (or the `busiest`) with SIGKILL under load, list the broken streams, start it again.
+        streams: With --kill, streams in flight then. Default: 64.
+        context: Length of the long text in tokens, like 64k.
+        quick: Fewer trials.
+        seed: Repeat the questions of an earlier verification.
+        deadline: Timeout of one request.
+        json: Print JSON.
+    """
+    from moebox.cli.verify import VerifyView, refuse_unused_flags
+    from moebox.flows import fleet_record, fleet_verify
+    from moebox.store import Run
+    from moebox.verify.options import TIME_S, TRIALS, VerifyEffort, VerifyOptions
+    from moebox.verify.runner import results_document, select_checks
+
+    names = flags.split_names(*(only or ()))
+    refuse_unused_flags([check.name for check in select_checks(names, "")], context=context)
+    refuse_out_of_range("--streams", streams, 1, 4096)
+    if not kill:
+        flags.refuse_without("--kill", streams=streams)
+    tokens = flags.parse_token_count("--context", context or None)
+    record = fleet_record.find_fleet(name)
+    effort: VerifyEffort = "quick" if quick else "default"
+    longest = max(1.0, flags.parse_duration("--deadline", deadline))
+    options = VerifyOptions(context=tokens, trials=TRIALS[effort], time_s=TIME_S[effort], seed=seed, deadline_s=longest)
+    run = Run.create(f"verify-{record.name}")
+    with VerifyView(quiet=json) as view:
+        verdict = fleet_verify.verify_fleet(
+            record,
+            options,
+            only=names,
+            kill=kill,
+            streams=streams or DEFAULT_STREAMS,
+            run=run,
+            notify=None if json else view.print_check,
+        )
+
+    def show() -> None:
+        affinity = verdict.affinity
+        lines = [f"affinity: {affinity.reason}", *(f"  {probe.name}: {probe.reason}" for probe in affinity.probes)]
+        for line in (*lines, *member_loss_lines(verdict.loss)):
+            stdout_console().print(line, markup=False)
+        view.print_summary(verdict.checks, run.path)
+        if not verdict.is_good and verdict.checks.has_passed:
+            stdout_console().print("every check passed, but the fleet did not: see above", style="red")
+
+    document = {**results_document(verdict.checks), **fleet_verify.verdict_document(verdict), "run": str(run.path)}
+    print_result(json, document, show)
+    return exit_code(verdict.is_good)
+
+
+def member_loss_lines(loss: "MemberLoss | None") -> list[str]:
+    """Return what happened when a member was killed."""
+    if loss is None:
+        return []
+    held = HELD[loss.counted_by].format(inside=loss.inside, router=loss.router)
+    lines = [f"{loss.member} killed {held}: {loss.finished} of {loss.streams} streams finished, {len(loss.lost)} lost"]
+    lines += [f"  {count} × {reason}" for reason, count in loss.reasons.items()]
+    for name in loss.lost:
+        lines.append(f"  lost: {name}{', which the member did not serve' if name in loss.elsewhere else ''}")
+    if loss.served_after_s is None:
+        return [*lines, "  no request was answered after it"]
+    lines.append(f"  a new request was answered after {format_seconds(loss.served_after_s)}")
+    if not loss.is_good:
+        lines.append(f"  more streams broke behind {loss.router} than the member held")
+    return lines
+
+
+def bench(
+    name: str = "",
+    /,
+    *,
+    members: str = "",
+    concurrency: int = 8,
+    requests: int = 64,
+    input_len: int = 256,
+    output_len: int = 64,
+    json: Switch = False,
+) -> int:
+    """Measure how throughput grows with members, and the overhead of the router.
+
+    Args:
+        name: The fleet's name or file. Default: the only one.
+        members: Member counts to measure, such as 1,2,4. Default: 1, 2, 4 … up to all of them.
+        concurrency: Requests at once for each member.
+        requests: Requests for each member.
+        input_len: Prompt tokens.
+        output_len: Reply tokens.
+        json: Print JSON.
+    """
+    from moebox.flows import fleet_bench, fleet_record
+
+    record = fleet_record.find_fleet(name)
+    most, parts = len(record.members), [part.strip() for part in members.split(",")]
+    wrong = members and not all(map(str.isdigit, parts))
+    refuse_if(wrong, f"--members: {members!r} is not a list of counts", hint="write it like 1,2,4")
+    usual = {min(2**power, most) for power in range(most.bit_length() + 1)}
+    sizes = tuple(sorted(set(map(int, parts)) if members else usual))
+    least = min(concurrency, requests, input_len, output_len)
+    refuse_if(least < 1, "--concurrency, --requests, --input-len and --output-len must be 1 or more")
+    load = fleet_bench.FleetLoad(
+        concurrency=concurrency, requests=requests, input_tokens=input_len, output_tokens=output_len
+    )
+    steps = fleet_bench.bench_fleet(record, sizes, load, notify=_print_note)
+    document = {"fleet": record.name, "router": record.router.kind, "simulation": record.twins, "steps": steps}
+    print_result(json, document, lambda: stdout_console().print(bench_page(record, steps)))
+    return exit_code(not any(step.failed for step in steps))
+
+
+def bench_page(record: "FleetRecord", steps: "list[FleetBenchStep]") -> "RenderableType":
+    """Return the scaling and the router's overhead."""
+    from rich.console import Group
+    from rich.text import Text
+
+    heads = ("members", "tok/s", "scaling", "TTFT direct", "routed", "added", "router CPU", "a request")
+    rows = [
+        (
+            str(step.members),
+            f"{step.output_throughput:,.0f}",
+            format_percent(step.scaling),
+            f"{step.direct_ttft_ms:.1f} ms",
+            f"{step.routed_ttft_ms:.1f} ms",
+            f"{step.added_ttft_ms:+.1f} ms",
+            format_percent(step.router_cpu_share),
+            f"{step.router_cpu_ms_per_request:.2f} ms",
+        )
+        for step in steps
+    ]
+    notes = ["Scaling is relative to one member behind the same router; router CPU is of one core, under load."]
+    if any(step.client_limited for step in steps):
+        notes.append("The load generator was at its limit: these figures include it.")
+    if record.twins:
+        notes.append("Members are simulations.")
+    return Group(make_table(heads, rows), *(Text(note, style="dim") for note in notes))
+
+
+def render(
+    file: Path = Path("fleet.toml"),
+    *,
+    file_format: Annotated[Literal["router", "compose", "k8s", "slurm"], Parameter(name="--as")] = "router",
+    router: RouterKind | None = None,
+    output: OutputPath = None,
+    json: Switch = False,
+) -> int:
+    """Write the router's configuration and the members' launch files, as files that run without moebox.
+
+    Args:
+        file: The fleet file.
+        file_format: What to write: the router alone, Compose, Kubernetes (a kustomize base) or Slurm.
+        router: Another router than the file's: sglang-router, vllm-router, litellm or llama-swap.
+        output: A folder to write them to. Default: print them.
+        json: Print the files as one JSON document.
+    """
+    from moebox.flows.fleet_render import render_fleet
+
+    texts = render_fleet(file, file_format, kind=router)
+    if output:
+        for name, text in texts.items():
+            write_file(output / name, text, executable=name.endswith((".sh", ".sbatch")))
+
+    def show() -> None:
+        if output:
+            print_lines([f"{output}: {', '.join(texts)}"])
+        for name, text in () if output else texts.items():
+            print(f"# ==> {name} <==\n{text}")
+
+    print_result(json, {"form": file_format, "output": output, "files": texts}, show)
+    return 0

@@ -1,0 +1,221 @@
+"""`moebox fleet plan`: how many boxes of which kind serve a number of users, by simulation."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from moebox.cli import flags
+from moebox.cli.display import make_table
+from moebox.cli.flags import Switch
+from moebox.cli.forecast_target import NO_PLAN_ARGS, PlanArgs
+from moebox.cli.output import exit_code, print_result, stderr_console, stdout_console
+from moebox.core.measure import Slo
+from moebox.errors import BadInput, DoesNotFit, refuse_if, refuse_out_of_range
+from moebox.fleet.cost import Prices
+from moebox.fleet.file import Fleet, read_fleet
+from moebox.fleet.route import Policy
+from moebox.fleet.simulate import FleetOutcome, FleetQuestion
+from moebox.fleet.users import find_workload
+from moebox.units import format_percent, format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from moebox.flows.fleet_plan import FleetAnswer, FleetCandidate, FleetPlan
+
+
+def plan(
+    target: str = "fleet.toml",
+    *,
+    users: int,
+    slo: str,
+    workload: str = "agents",
+    box: str = "",
+    prices: Path | None = None,
+    policy: Policy | None = None,
+    slo_share: float = 0.9,
+    time: str = "20m",
+    most: int = 64,
+    seed: int = 1,
+    args: Annotated[PlanArgs, Parameter(name="*")] = NO_PLAN_ARGS,
+    json: Switch = False,
+) -> int:
+    """Find how many boxes of which kind serve a number of users within an SLO, by simulation.
+
+    Each fleet is simulated in virtual time with its router: growing conversations, prefix caches, queues, and the
+    death of one box. Prices in the fleet file add cost, and the price of the same tokens from a hosted API.
+
+    Args:
+        target: A fleet file, or a model as `plan` takes it together with --box.
+        users: Users or agents that use it at the same time.
+        slo: Limits that a good request keeps, like ttft=2s,tpot=50ms.
+        workload: What users do: agents, chat, documents, tools, or one of the fleet file's own.
+        box: Boxes to compare, such as 8x-h200,8x-b200. Default: those of the fleet file's members.
+        prices: A fleet file whose [prices] and [workload] are used for a model.
+        policy: How the router sends requests: prefix, round-robin or least-load.
+        slo_share: Share of requests that must meet the SLO.
+        time: Virtual time of each simulated fleet; a quarter of it is warm-up.
+        most: Most boxes to try.
+        seed: Seed of lengths and pauses.
+        args: Settings that the plan must have.
+        json: Print JSON.
+    """
+    from moebox.bench.search import parse_slo
+    from moebox.flows import fleet_plan
+
+    refuse_out_of_range("--most", most, 1, 512)
+    path = Path(target) if target.endswith(".toml") else None
+    if path:
+        flags.refuse_unused(f"{path} has its own prices and workload", prices=prices)
+        flags.refuse_unused("the members of a fleet file have recipes", **asdict(args))
+    hint = "name a fleet file, or a model with --box: moebox fleet plan kimi-k2.6 --box 8x-h200 …"
+    refuse_if(path and not path.exists(), f"{path}: no such file", hint=hint)
+    source = path or prices
+    fleet = read_fleet(source) if source else Fleet()
+    seconds = flags.parse_duration("--time", time)
+    question = FleetQuestion(
+        work=find_workload(workload, fleet.workload),
+        users=users,
+        seconds=seconds,
+        warm_s=seconds / 4,
+        slo=parse_slo(slo, share=slo_share),
+        policy=policy or fleet.router.policy,
+        seed=seed,
+    )
+    question.validate()
+    listed = fleet_plan.member_candidates(fleet, path) if path and fleet.member and not box else []
+    refused: dict[str, str] = {}
+    if listed:  # each kind of box once
+        candidates = list({(each.box.name, each.recipe.name): each for each in listed}.values())
+    else:
+        candidates = _model_candidates(target, box, question, args, refused)
+    found = fleet_plan.plan_fleet(
+        candidates,
+        question,
+        workload,
+        fleet.prices,
+        refused=refused,
+        most=most,
+        on_outcome=None if json else _print_progress,
+    )
+    if listed:
+        found = fleet_plan.with_listed_fleet(found, listed)
+    print_result(json, fleet_plan.plan_document(found), lambda: stdout_console().print(plan_page(found, fleet.prices)))
+    return exit_code(any(answer.sized.enough for answer in found.answers))
+
+
+def _model_candidates(
+    target: str, box: str, question: FleetQuestion, args: PlanArgs, refused: dict[str, str]
+) -> "list[FleetCandidate]":
+    """Return the model on each of the boxes; boxes that it does not fit on go to `refused`, with the reason."""
+    from moebox.flows import fleet_plan
+
+    names = flags.split_names(box)
+    if target.endswith(".toml"):
+        refuse_if(names, "--box is for a model; the members of a fleet file name their own", hint="leave --box out")
+        raise BadInput(f"{target} has no members to plan for", hint="add [[member]], or name a model and --box")
+    refuse_if(not names, "no boxes to compare", hint="--box 8x-h200,8x-rtx-pro-6000-server")
+    found = []
+    for name in dict.fromkeys(names):
+        try:
+            found.append(fleet_plan.candidate_for_model(target, name, question, args.constraints()))
+        except DoesNotFit as problem:
+            refused[name] = problem.message
+    if not found:
+        raise DoesNotFit(f"{target} fits on none of {', '.join(names)}: {next(iter(refused.values()))}")
+    return found
+
+
+def _print_progress(outcome: FleetOutcome) -> None:
+    what = "one box fails" if outcome.question.fail_at else outcome.question.policy
+    boxes = f"{len(outcome.boxes):>4} × {outcome.boxes[0].name}"
+    text = f"{boxes}, {what}: {outcome.good_share:.1%} of requests met the SLO"
+    stderr_console().print(text, style="dim", markup=False)
+
+
+def plan_page(found: "FleetPlan", prices: Prices) -> "RenderableType":
+    """Return the whole plan for the terminal, in 80 columns."""
+    from rich.console import Group
+    from rich.text import Text
+
+    question = found.question
+    about = f" ({question.work.about})" if question.work.about else ""
+    title = f"{question.users:,} users, {found.workload}{about}; {slo_text(question.slo)}"
+    rows = []
+    for answer in found.answers:
+        sized, outcome = answer.sized, answer.sized.outcome
+        rows.append(
+            (
+                answer.candidate.box.name,
+                str(sized.enough or f">{len(outcome.boxes)}"),
+                str(sized.spare or "–"),
+                format_percent(outcome.good_share),
+                format_seconds(outcome.tally.ttft.quantile(0.9)),
+                format_seconds(outcome.tally.tpot.quantile(0.9)),
+                format_percent(outcome.hit_share),
+                f"{answer.cost.watts / 1000:.0f}",
+            )
+        )
+    heads = ("box", "boxes", "if 1 fails", "met SLO", "TTFT p90", "TPOT p90", "cached", "kW")
+    table = make_table(heads, rows, left_columns=("box",), gap=1)
+    lines = [line for answer in found.answers for line in _size_lines(answer, found)]
+    lines += [line for answer in found.answers for line in _cost_lines(answer, prices)]
+    lines += [f"{box}: {reason}" for box, reason in found.refused.items()]
+    if found.listed is not None:
+        share = format_percent(found.listed.good_share)
+        lines.append(f"as listed ({len(found.listed.boxes)} boxes): {share} of requests met the SLO")
+    low = min(answer.candidate.speed_range[0] for answer in found.answers)
+    high = max(answer.candidate.speed_range[1] for answer in found.answers)
+    bases = "; ".join(sorted({answer.candidate.basis for answer in found.answers} - {""}))
+    note = f"\nSimulated: {format_seconds(question.seconds)} of virtual time a fleet, {question.policy} routing. "
+    note += f"Speeds are forecasts: expect {low - 1:+.0%} to {high - 1:+.0%} ({bases or 'measured on these boxes'})."
+    return Group(Text(title, style="bold"), Text(""), table, *map(Text, lines), Text(note, style="dim"))
+
+
+def slo_text(slo: Slo) -> str:
+    """Return an SLO as a phrase."""
+    names = {"TTFT": slo.ttft_s, "TPOT": slo.tpot_s, "ITL": slo.itl_s, "E2E": slo.e2e_s}
+    limits = ", ".join(f"{name} ≤ {format_seconds(limit)}" for name, limit in names.items() if limit is not None)
+    return f"{limits} for {format_percent(slo.share)} of requests"
+
+
+def _size_lines(answer: "FleetAnswer", found: "FleetPlan") -> list[str]:
+    """Return why no fleet is large enough; or the effect of routing, and of a box that fails."""
+    sized, name, slo = answer.sized, answer.candidate.box.name, found.question.slo
+    if sized.enough is None:
+        tally, reason = sized.outcome.tally, ""
+        for figure, limit, title in ((tally.ttft, slo.ttft_s, "TTFT"), (tally.tpot, slo.tpot_s, "TPOT")):
+            if limit and figure.quantile(1 - slo.share) > limit:
+                reason = f": {title} is {format_seconds(figure.quantile(0.5))} with any number of boxes"
+        return ["", f"{name}: even {len(sized.outcome.boxes)} boxes are not enough{reason}"]
+    lines = [""]
+    if found.question.policy == "prefix":
+        other = sized.round_robin
+        shares = f"{format_percent(other.good_share)} met the SLO, {format_percent(other.hit_share)}"
+        lines.append(f"{name}: with round-robin {shares} of prompt tokens cached")
+    failed = sized.with_failure
+    if failed is not None:
+        lost = f"{failed.tally.lost} requests lost and sent again"
+        after = f"{format_percent(failed.good_after_failure)} met the SLO afterwards"
+        lines.append(f"{name}: one of {len(failed.boxes)} fails: {lost}, {after}")
+    elif sized.spare:
+        lines.append(f"{name}: nothing is left if a single box fails; {sized.spare} boxes survive that")
+    return lines
+
+
+def _cost_lines(answer: "FleetAnswer", prices: Prices) -> list[str]:
+    """Return the cost, and how it compares with a hosted API."""
+    cost, name, currency = answer.cost, answer.candidate.box.name, prices.currency
+    if cost.per_million is None or cost.box_hour is None:
+        return []
+    lines = [f"{name}: {cost.box_hour:,.2f} {currency} an hour, {cost.per_million:,.2f} {currency} a million tokens"]
+    if cost.api_per_million is None or cost.break_even is None or prices.api is None:
+        return lines
+    api = f"{name}: {prices.api.name} costs {cost.api_per_million:,.2f} {currency} a million for the same tokens"
+    if cost.break_even <= 1:
+        lines.append(f"{api}; it is cheaper below {format_percent(cost.break_even)} of this load")
+    else:
+        lines.append(f"{api}: cheaper up to {cost.break_even:.1f} times this load")
+    return lines

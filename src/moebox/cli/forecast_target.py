@@ -1,0 +1,191 @@
+"""The flags that constrain a plan, and the deployment that a forecast or a twin is of."""
+
+from dataclasses import dataclass, fields, replace
+from typing import Literal
+
+from moebox.checkpoint import deploy, planned_checkpoint, resolve_model
+from moebox.cli.flags import parse_count, parse_token_count
+from moebox.core.box import Box
+from moebox.core.deployment import Deployment
+from moebox.core.model import Model
+from moebox.core.plan import Goal, Memory, PlanWarning
+from moebox.core.recipe import Recipe
+from moebox.engines import check_recipe, memory_budget
+from moebox.errors import DoesNotFit, refuse_if
+from moebox.flows import boxes, recipes
+from moebox.planner.choose import choose_plan, search_candidates
+from moebox.planner.constraints import CommonConstraints, Constraints, parse_expert_counts
+from moebox.planner.speed import Speed
+from moebox.planner.warnings import known_issues, short_cache_warnings
+from moebox.units import format_count, format_gb
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanArgs(CommonConstraints):
+    """Settings that the plan must have; they are refused if they are known not to start. The rest is chosen.
+
+    Attributes:
+        engine: vllm, sglang, llama.cpp, ik_llama.cpp, ktransformers.
+        checkpoint: A checkpoint of the model, such as int4, nvfp4, IQ3_K or Q4_X.
+        tp: Tensor parallel size.
+        pp: Pipeline stages.
+        dp: Data-parallel attention groups of --tp GPUs each; experts are spread over all of them.
+        ep: Expert parallel size, over all GPUs of --tp and --dp; 1 slices every expert instead.
+        dcp: Decode context parallel size.
+        kv: Cache type: fp8, bf16, f16, q8_0 or q4_0.
+        memory_utilization: Share of each GPU's memory that the engine may use, such as 0.90.
+        speculate: eagle3, mtp, ngram or none.
+        context: Longest sequence, such as 65536 or 64k; `forecast` takes several.
+        concurrency: Concurrent sequences; `forecast` takes several, such as 1,8,32.
+        image: stock, or community for the patched vLLM image.
+        experts_on_gpu: CPU+GPU engines: expert layers by GPU, from the first layers on the first GPU to the last layers
+            on the last, such as 3+3; 0 for none.
+        ub: CPU+GPU engines: micro-batch. `forecast` uses 2048 if --experts-on-gpu is given without it.
+        mla: ik_llama.cpp: attention mode.
+        threads: CPU+GPU engines: threads.
+    """
+
+    context: str | None = None
+    concurrency: str | None = None
+    image: Literal["stock", "community"] | None = None
+    experts_on_gpu: str | None = None
+    ub: int | None = None
+
+    def constraints(self, *, goal: Goal = "throughput", bold: bool = False) -> Constraints:
+        """Return the planner's constraints."""
+        return Constraints(
+            **{field.name: getattr(self, field.name) for field in fields(CommonConstraints)},
+            goal=goal,
+            bold=bold,
+            context=parse_token_count("--context", self.context),
+            concurrency=parse_count("--concurrency", self.concurrency),
+            image=self.image,
+            experts=None if self.experts_on_gpu is None else parse_expert_counts(self.experts_on_gpu),
+            ubatch=self.ub,
+        )
+
+
+NO_PLAN_ARGS = PlanArgs()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForecastTarget:
+    """A deployment with its memory and its known issues."""
+
+    deployment: Deployment
+    memory: Memory
+    warnings: tuple[PlanWarning, ...] = ()
+    accept: float | None = None  # share of draft tokens accepted, if the user knows it
+
+    @property
+    def box(self) -> Box:
+        """The box of the deployment."""
+        return self.deployment.required_box
+
+    @property
+    def model(self) -> Model:
+        """The model of the deployment."""
+        return self.deployment.model
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe of the deployment."""
+        return self.deployment.recipe
+
+    @property
+    def speed(self) -> Speed:
+        """The speed model of the deployment."""
+        speed = Speed.for_deployment(self.deployment)
+        return speed if self.accept is None else speed.with_acceptance(self.accept)
+
+
+def find_target(
+    name: str, box: str | None, constraints: Constraints, *, has_constraints: bool, ram: str, ram_bandwidth: str
+) -> ForecastTarget:
+    """Return the recipe called `name`, on the box that is named or that it was planned for; or the plan for a model.
+
+    A recipe takes no constraints. If constraints fix a model's layout, it is returned even if it does not fit.
+    """
+    if recipes.is_recipe(name):
+        hint = "edit it, or name a model to set constraints"
+        refuse_if(has_constraints, "a recipe already has its settings", hint=hint)
+        recipe = recipes.load_recipe(name)
+        place = boxes.box_for_recipe(recipe, box, ram=ram, ram_bandwidth=ram_bandwidth)
+        deployment = deploy(recipe, place)
+        check_recipe(deployment)
+        deployment = deployment.with_default_context()
+        memory = memory_budget(deployment)
+        warnings = (*_shortfall_warning(memory), *known_issues(deployment))
+        return ForecastTarget(deployment=deployment, memory=memory, warnings=warnings)
+    place = boxes.calibrated_box(box, ram=ram, ram_bandwidth=ram_bandwidth)
+    model, checkpoints = resolve_model(name)
+    try:
+        plan = choose_plan(place, model, checkpoints, constraints)
+    except DoesNotFit as problem:
+        fixed = constraints.checkpoint is not None and (constraints.tp, constraints.experts) != (None, None)
+        candidates = search_candidates(place, model, checkpoints, constraints)[0] if fixed else ()
+        if not candidates:
+            raise problem from None
+        nearest = candidates[0]  # the simplest recipe with these settings
+        warnings = (*_shortfall_warning(nearest.memory), *nearest.known_issues)
+        return ForecastTarget(deployment=nearest.deployment, memory=nearest.memory, warnings=warnings)
+    checkpoint = planned_checkpoint(plan.recipe, checkpoints)
+    deployment = Deployment.from_parts(plan.recipe, model, checkpoint, place)
+    return ForecastTarget(deployment=deployment, memory=plan.memory, warnings=plan.warnings)
+
+
+def _shortfall_warning(memory: Memory) -> tuple[PlanWarning, ...]:
+    """Return a warning if the recipe does not fit, so that its speed is not read as a promise."""
+    if memory.shortfall <= 0:
+        return ()
+    text = f"does not fit: {format_gb(memory.shortfall)} missing on the fullest device; these speeds are hypothetical"
+    return (PlanWarning(symptom="", text=text, severity="fatal"),)
+
+
+def refuse_without_cache(kv_tokens: int) -> None:
+    """Raise BadInput if there is no memory for a cache."""
+    refuse_if(kv_tokens < 1, "no memory is left for a cache", hint="`moebox plan` shows the memory")
+
+
+def with_cache_warnings(
+    target: ForecastTarget, concurrency: int, length: int, kv_tokens: int | None = None
+) -> ForecastTarget:
+    """Warn of a short cache by the requests that will run, instead of the longest possible ones.
+
+    `kv_tokens`: the cache to assume instead of the planned one.
+    """
+    of_context = short_cache_warnings(target.deployment, target.memory, concurrency, target.recipe.context)
+    others = tuple(warning for warning in target.warnings if warning not in of_context)
+    memory = target.memory if kv_tokens is None else replace(target.memory, kv_tokens=kv_tokens)
+    warnings = short_cache_warnings(target.deployment, memory, concurrency, length)
+    return replace(target, warnings=(*others, *warnings))
+
+
+def with_context_warning(target: ForecastTarget, length: int) -> ForecastTarget:
+    """Add a warning if a forecast is for more tokens than the engine will accept."""
+    limit = target.recipe.context
+    if not 0 < limit < length:
+        return target
+    text = f"{format_count(length)} tokens exceed the recipe's context of {format_count(limit)}"
+    text += ": these speeds are hypothetical"
+    warning = PlanWarning(symptom="", text=text, remedy=f"context = {length}")
+    return replace(target, warnings=(*target.warnings, warning))
+
+
+def with_known_facts(
+    target: ForecastTarget, *, eager: bool, kv_tokens: int | None, accept: float | None
+) -> ForecastTarget:
+    """Replace what the user knows better than the planner: graphs, cache, acceptance of draft tokens."""
+    deployment = target.deployment
+    if eager:
+        flag = deployment.engine.eager_flag
+        refuse_if(not flag, f"--eager turns CUDA graphs off; {deployment.engine.title} has no such switch")
+        recipe = replace(deployment.recipe, flags={**deployment.recipe.flags, flag: True})
+        target = replace(target, deployment=deployment.with_recipe(recipe))
+    if kv_tokens is not None:
+        target = replace(target, memory=replace(target.memory, kv_tokens=kv_tokens))
+    if accept is None:
+        return target
+    refuse_if(not 0 <= accept < 1, f"--accept {accept:g} is not a share between 0 and 1")
+    refuse_if(target.recipe.speculate is None, "--accept is for recipes with a draft", hint="--speculate eagle3")
+    return replace(target, accept=accept)

@@ -1,0 +1,1 @@
+"""`moebox task`: the command (`command`), and its live table and scores (`view`)."""

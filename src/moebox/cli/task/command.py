@@ -1,0 +1,304 @@
+"""`moebox task`: let an agent do coding jobs against an endpoint, and score what its files do afterwards."""
+
+import dataclasses
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from moebox.cli import flags
+from moebox.cli.flags import Names, Switch
+from moebox.cli.output import exit_code, print_lines, print_result
+from moebox.cli.signals import interrupt_message
+from moebox.cli.target import create_run, find_endpoint
+from moebox.errors import BadInput, ExternalError, UnknownName, refuse_if, refuse_out_of_range
+from moebox.store import Run
+from moebox.units import parse_seconds, plural
+
+if TYPE_CHECKING:
+    from moebox.core.endpoint import Endpoint
+    from moebox.tasks.mcp_tools import McpServers
+    from moebox.tasks.result import JobName, TaskRun
+    from moebox.tasks.runner import JobWorker, TaskOptions
+
+MAX_SEED = 10**6
+DEFAULT_JOBS = 9  # a job of each family
+DEFAULT_JOB_S = 30 * 60.0
+_AGENT = ("job_time", "api", "thinking", "temperature")
+# A flag, what it does, and the flags that it ignores.
+UNUSED: dict[str, tuple[str, tuple[str, ...]]] = {
+    "write": (
+        "--write only writes jobs",
+        ("parallel", "budget", *_AGENT, "mcp", "harbor", "resume", "model", "key_env"),
+    ),
+    "harbor": (
+        "--harbor runs its own jobs with its own agent",
+        ("family", "level", "seed", *_AGENT, "with_", "mcp", "resume"),
+    ),
+    "resume": ("--resume continues the jobs of that run", ("family", "level", "jobs", "seed")),
+    "with_": ("a real client chooses these itself", ("api", "thinking", "temperature")),
+}
+THINKING = {None: None, "auto": None, "yes": True, "no": False}
+KEY_FOR_CLIENT = "MOEBOX_ENDPOINT_KEY"  # the variable in which a real client finds the key
+
+
+def task(
+    target: str = "",
+    /,
+    *,
+    family: Names = None,
+    level: Literal["easy", "medium", "hard"] | None = None,
+    jobs: int | None = None,
+    parallel: int | None = None,
+    seed: int | None = None,
+    budget: str = "",
+    job_time: str = "",
+    api: Literal["openai", "anthropic"] | None = None,
+    thinking: Literal["auto", "yes", "no"] | None = None,
+    temperature: float | None = None,
+    with_: Annotated[str, Parameter(name="--with")] = "",
+    mcp: Names = None,
+    harbor: str = "",
+    write: Path | None = None,
+    resume: str = "",
+    model: str = "",
+    key_env: str = "",
+    json: Switch = False,
+) -> int:
+    """Give a model seeded coding jobs with tools, and score what its files do afterwards.
+
+    Families, from easy to hard: errand, question, repair, clean, implement, refactor, gadget, plan and long-reply.
+    Jobs are made from their seed and done in a sandbox; hidden tests decide. Exit code 1 if no job was solved.
+
+    Args:
+        target: A URL, a recipe, or the name of an engine that moebox started. Default: the running one, with --resume
+            the one of that run.
+        family: Only these families (comma-separated or repeated).
+        level: Difficulty of the jobs. Default: easy.
+        jobs: How many jobs, families in turn. Default: 9.
+        parallel: Jobs at the same time. Default: 1.
+        seed: The first seed; the same seed gives the same jobs. Default: a new one.
+        budget: Time for all jobs together, such as 20m; unfinished jobs are left for --resume.
+        job_time: Time limit of one job. Default: 30m.
+        api: The API that our own agent uses. Default: openai, with --resume the one of that run.
+        thinking: Whether the model is asked to think; auto (default) leaves it to the server.
+        temperature: Sampling temperature of our own agent. Default: 0.
+        with_: Let a real client do the jobs instead of our own agent: claude or opencode.
+        mcp: More tools: NAME=COMMAND or NAME=URL of an MCP server (repeated). Needs `moebox[mcp]`.
+        harbor: Run a dataset of Harbor (such as terminal-bench@2.0) with an installed `harbor` instead of our jobs.
+        write: Only write the jobs into this folder, in Harbor's task format.
+        resume: Resume this run (`latest` is the newest): only unfinished jobs are done again.
+        model: The served model name. Default: the only one that the server lists.
+        key_env: The environment variable that holds the key.
+        json: Print JSON.
+    """
+    from moebox.tasks import runner
+    from moebox.tasks.result import load_task_run
+
+    refuse_out_of_range("--jobs", jobs, 1, 10_000)
+    refuse_out_of_range("--parallel", parallel, 1, 256)
+    given: dict[str, object] = {"family": family, "level": level, "jobs": jobs, "seed": seed}
+    given |= {"job_time": job_time, "api": api, "thinking": thinking, "temperature": temperature}
+    given |= {"parallel": parallel, "budget": budget, "mcp": mcp, "harbor": harbor, "resume": resume}
+    given |= {"with_": with_, "model": model, "key_env": key_env, "write": write}
+    for flag, (reason, names) in UNUSED.items():
+        if given[flag]:
+            flags.refuse_unused(reason, **{name: given[name] for name in names})
+    refuse_if(write and target, f"--write needs no endpoint: it does not take {target}")
+    number, first = jobs or DEFAULT_JOBS, random.randrange(MAX_SEED) if seed is None else seed
+    wanted = runner.job_names(parse_families(family, client=with_), level or "easy", number, first)
+    if write is not None:
+        return _write_jobs(wanted, write, json=json)
+    before = load_task_run(Run.open(resume)) if resume else None
+    if before and not target:
+        target, model = before.url, model or before.model
+    earlier_api: Literal["openai", "anthropic"] = "anthropic" if before and before.api == "anthropic" else "openai"
+    options = runner.TaskOptions(
+        parallel=parallel or 1,
+        budget_s=_parse_time("--budget", budget),
+        job_s=_parse_time("--job-time", job_time) or DEFAULT_JOB_S,
+        api=api or earlier_api,
+        temperature=temperature or 0.0,
+        thinking=THINKING[thinking],
+    )
+    endpoint = find_endpoint(target, model=model, key_env=key_env)
+    if harbor:
+        return _run_harbor(harbor, endpoint, number, options, json=json)
+    refuse_if(with_ and mcp, "--mcp adds tools to our own agent; a real client has its own settings for them")
+    servers = _start_servers(mcp) if mcp else None
+    try:
+        worker = _make_worker(endpoint, options, with_, servers)
+        return _run_jobs(endpoint, wanted, worker, options, resume, json=json)
+    finally:
+        if servers:
+            servers.close()
+
+
+def parse_families(given: list[str] | None, *, client: str = "") -> list[str]:
+    """Return the named families; by default, for a real client, those that it can do."""
+    from moebox.tasks.clients import UNSUPPORTED_FAMILIES
+    from moebox.tasks.families import FAMILIES
+
+    chosen = flags.split_names(*(given or ()))
+    for name in chosen:
+        if name not in FAMILIES:
+            raise UnknownName("family", name, FAMILIES)
+        unsupported = client and name in UNSUPPORTED_FAMILIES
+        refuse_if(unsupported, f"--family {name} needs a tool that only our own agent has", hint="leave --with out")
+    if client and not chosen:
+        return [name for name in FAMILIES if name not in UNSUPPORTED_FAMILIES]
+    return chosen
+
+
+def _parse_time(flag: str, text: str) -> float | None:
+    """Parse a positive time; None if nothing is given."""
+    if not text:
+        return None
+    found = flags.parse_value(flag, text, parse_seconds)
+    refuse_if(found <= 0, f"{flag} {text}: must be more than 0")
+    return found
+
+
+def _run_jobs(
+    endpoint: "Endpoint",
+    wanted: "tuple[JobName, ...]",
+    worker: "JobWorker",
+    options: "TaskOptions",
+    resume: str,
+    *,
+    json: bool,
+) -> int:
+    """Do the jobs of a new run, or the unfinished ones of a run to resume, and show the scores."""
+    from moebox.cli.task.view import TaskView, print_scores, task_document
+    from moebox.tasks import runner
+    from moebox.tasks.result import load_task_run
+
+    if resume:
+        run = Run.resume(resume)
+        stored = load_task_run(run)
+        if stored is None:
+            raise BadInput(f"{run.path} has no jobs to resume", hint="`moebox task` without --resume starts new ones")
+        hint = "leave --with out" if stored.agent == "moebox" else f"--with {stored.agent}"
+        text = f"the jobs of {run.path} were done by {stored.agent}, not {worker.name}"
+        refuse_if(stored.agent != worker.name, text, hint=hint)
+        task_run = dataclasses.replace(stored, url=endpoint.base_url)
+    else:
+        run, task_run = create_run("task", endpoint), runner.prepare_task_run(endpoint, wanted, worker, options)
+    runner.save_task_run(task_run, run)
+    if not json:
+        print_lines([f"run: {run.path}"], stderr=True)
+    command = f"resume with: moebox task --resume {run.id}"
+
+    def show(done: "TaskRun") -> None:
+        document = task_document(done) | {"run": str(run.path)}
+        print_result(json, document, lambda: print_scores(done, run.path))
+
+    try:
+        with interrupt_message(command), TaskView(task_run, quiet=json) as view:
+            done = runner.run_jobs(task_run, worker, run, options, view.make_listener())
+    except runner.ServerGone as problem:
+        problem.hint = f"when it is back, {command} (at another address: moebox task URL --resume {run.id})"
+        show(load_task_run(run) or task_run)
+        raise
+    finally:
+        run.release_lock()
+    show(done)
+    return exit_code(any(result.solved for result in done.finished_results))
+
+
+def _start_servers(mcp: list[str]) -> "McpServers":
+    """Start the MCP servers; ExternalError if one does not list its tools."""
+    from moebox.tasks.mcp_tools import McpServers, parse_addresses
+    from moebox.tasks.tools import ToolServerDied
+
+    servers = McpServers(parse_addresses(mcp))
+    try:
+        servers.tools()
+    except ToolServerDied as problem:
+        servers.close()
+        raise ExternalError(str(problem), hint="does the command run by itself?") from None
+    return servers
+
+
+def _make_worker(
+    endpoint: "Endpoint", options: "TaskOptions", client: str, servers: "McpServers | None"
+) -> "JobWorker":
+    """Return our own agent, or a real client with the settings of `moebox connect` and the key in its environment."""
+    from moebox import codec
+    from moebox.loose import get_object
+    from moebox.serve import connect
+    from moebox.stream.limits import served_limits
+    from moebox.tasks.clients import CLIENTS, ClientSetup, RealClient
+    from moebox.tasks.reply import ReplySettings
+    from moebox.tasks.runner import OwnAgent
+
+    if not client:
+        settings = ReplySettings(
+            endpoint=endpoint, api=options.api, temperature=options.temperature, thinking=options.thinking
+        )
+        return OwnAgent(settings, servers.tools) if servers else OwnAgent(settings)
+    if client not in CLIENTS:
+        raise UnknownName("client", client, CLIENTS)
+    context = served_limits(endpoint).context or connect.DEFAULT_CONTEXT
+    live = connect.LiveModel(endpoint=endpoint, key_env=KEY_FOR_CLIENT if endpoint.key else "", context=context)
+    if client == "opencode":
+        model = f"moebox/{endpoint.model}"
+        changes = dict(connect.client_settings("opencode", live).changes)
+        changes |= {"model": model, "small_model": model, "share": "disabled", "autoupdate": False}
+        changes["permission"] = {"edit": "allow", "bash": "deny", "webfetch": "deny", "external_directory": "deny"}
+        files = {".config/opencode/opencode.json": codec.to_json(changes)}
+        secret = {KEY_FOR_CLIENT: endpoint.key} if endpoint.key else {}
+        return RealClient(ClientSetup(client=client, model=endpoint.model, environment=secret, files=files))
+    own = get_object(connect.client_settings("claude-code", live).changes, "env")
+    environment = {name: str(value) for name, value in own.items()}
+    environment |= {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "DISABLE_AUTOUPDATER": "1"}
+    environment |= {"CLAUDE_CODE_MAX_RETRIES": "2", "ANTHROPIC_API_KEY": endpoint.key or connect.NO_KEY}
+    return RealClient(ClientSetup(client="claude", model=endpoint.model, environment=environment))
+
+
+def _write_jobs(wanted: "tuple[JobName, ...]", folder: Path, *, json: bool) -> int:
+    """Write the jobs in Harbor's task format."""
+    from moebox.tasks import harbor
+    from moebox.tasks.families import make_job
+
+    for name in wanted:
+        harbor.write_task(make_job(name.family, name.level, name.seed), folder)
+    lines = [f"{plural(len(wanted), 'task')} written to {folder}"]
+    lines += [f"run them: harbor run -p {folder} -a AGENT -m MODEL"]
+    document = {"folder": folder, "jobs": [name.id for name in wanted]}
+    print_result(json, document, lambda: print_lines(lines))
+    return 0
+
+
+def _run_harbor(dataset: str, endpoint: "Endpoint", jobs: int, options: "TaskOptions", *, json: bool) -> int:
+    """Run a dataset of Harbor with Harbor's agent, and show the results in our scores."""
+    from moebox.cli.task.view import print_results, task_document
+    from moebox.tasks import harbor, runner
+    from moebox.tasks.result import JobName, TaskRun
+
+    engine = harbor.container_engine()
+    run = create_run("task", endpoint)
+    print_lines([f"run: {run.path}"], stderr=True)
+    results = harbor.run_dataset(
+        dataset,
+        endpoint,
+        run.path / "tasks",
+        engine=engine,
+        jobs=jobs,
+        parallel=options.parallel,
+        budget_s=options.budget_s,
+    )
+    done = TaskRun(
+        url=endpoint.base_url,
+        model=endpoint.model,
+        agent="harbor",
+        wanted=tuple(JobName(family=row.family, level=row.level, seed=row.seed) for row in results),
+        results=tuple(results),
+        sandbox=engine,
+    )
+    runner.save_task_run(done, run)
+    run.release_lock()
+    document = task_document(done) | {"run": str(run.path)}
+    print_result(json, document, lambda: print_results(done, run.path))
+    return exit_code(any(result.solved for result in results))
