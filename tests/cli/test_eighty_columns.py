@@ -6,7 +6,7 @@ import pytest
 
 from moebox.cli import main, output
 from moebox.core import catalogue
-from moebox.core.engine_event import PipelineBegan
+from moebox.core.event import PipelineBegan
 from moebox.runs.listing import list_summaries
 from moebox.store import Run
 from tests.report.making import a_run
