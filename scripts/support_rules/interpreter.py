@@ -219,28 +219,23 @@ class Interpreter(Statements):
     # Calls
 
     def call(self, function: Value, args: list[Value], kwargs: dict[str, Value], node: ast.AST, scope: Scope) -> Value:
-        """Call a function of the source, a builtin or a stand-in. An unknown one has an unknown result."""
+        """Call a function of the source, a builtin or a stand-in. Return MISSING if the result is unknown."""
         if isinstance(function, Function | Bound | Class):
             return function(*args, **kwargs)
         if isinstance(function, Unknown) or not callable(function):
             return self.call_by_name(node, args, scope)
-        unknown = Unknown(ast.unparse(node)[:120] if isinstance(node, ast.Call) else "call")
         if function is type:
-            return args[0].cls if args and isinstance(args[0], Instance | Member) else unknown
+            return args[0].cls if args and isinstance(args[0], Instance | Member) else MISSING
         if function in (any, all) and args:
             truths = [self.truth(x) for x in self.iterate(args[0])]
             if isinstance(args[0], Unknown) or ((function is any) not in truths and None in truths):
-                return unknown
+                return MISSING
             return function(bool(x) for x in truths)
-        holds = isinstance(getattr(function, "__self__", None), list | dict | set)
-        holds = holds or function in (len, list, tuple, dict, set, enumerate) or getattr(function, "accepts_unknown", 0)
-        if any(isinstance(x, Unknown) for x in args[:1] if not isinstance(getattr(function, "__self__", 0), list)):
-            holds = getattr(function, "accepts_unknown", False)
-        if not holds:
+        if not self.takes_unknown(function, args):
             if isinstance(function, type) and issubclass(function, BaseException):
                 return function(*[self.text(x) for x in args])
             if any(isinstance(x, Unknown) for x in [*args, *kwargs.values()]):
-                return unknown
+                return MISSING
             if function is str and args:
                 return self.text(args[0])
             args = [plain(x) for x in args]
@@ -249,8 +244,19 @@ class Interpreter(Statements):
         except (Raised, OutOfSteps, Return):
             raise
         except Exception:
-            return unknown
+            return MISSING
         return list(found) if function in (enumerate, zip, map, filter, reversed, range) else found
+
+    def takes_unknown(self, function: Value, args: list[Value]) -> bool:
+        """Return whether a builtin or stand-in works on containers of unknown elements."""
+        if getattr(function, "accepts_unknown", False):
+            return True
+        holder = getattr(function, "__self__", None)
+        if isinstance(holder, list):
+            return True
+        if args and isinstance(args[0], Unknown):
+            return False
+        return isinstance(holder, dict | set) or function in (len, list, tuple, dict, set, enumerate)
 
     def call_by_name(self, node: ast.AST, args: list[Value], scope: Scope) -> Value:
         """Call a builtin that needs the interpreter, by the name in the source."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from .interpreter import Interpreter, parse
 from .statements import Leave, Return
 from .stand_ins import Target, accept_unknown, libraries_for
-from .values import MISSING, Class, Function, Instance, Member, Raised, Record, Symbol, Unknown, Value
+from .values import MISSING, Class, Function, Instance, Member, OutOfSteps, Raised, Record, Symbol, Unknown, Value
 
 MLA = {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "kv_lora_rank": 512, "q_lora_rank": 1536}
 FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
@@ -49,6 +49,8 @@ PROFILES = {
 }
 # Packages of other platforms, which are not installed beside CUDA or ROCm.
 ABSENT = frozenset({"torch_npu", "torch_musa", "habana_frameworks", "intel_extension_for_pytorch", "mlx", "torch_mlu"})
+# Modules that adapt the transformers library and decide nothing about backends.
+GLUE = ("hf_transformers", "hf_transformers_utils", "hf_transformers_patches")
 RESULTS = (
     "attention_backend prefill_attention_backend decode_attention_backend page_size kv_cache_dtype moe_runner_backend "
     "dsa_prefill_backend dsa_decode_backend nsa_prefill_backend nsa_decode_backend speculative_draft_attention_backend "
@@ -62,21 +64,6 @@ class ModelConfig(Record):
     def __getattr__(self, name: str) -> None:  # type: ignore[override]
         if name.startswith("__"):
             raise AttributeError(name)
-
-
-class Declarations(list[Value]):
-    """The list to which newer releases append their decisions; each is applied to the arguments at once."""
-
-    def __init__(self, args: Instance) -> None:
-        self.args = args
-
-    def append(self, item: Value) -> None:
-        if isinstance(item, tuple) and len(item) == 2 and isinstance(item[1], dict):
-            self.args.fields.update({k: v for k, v in item[1].items() if not isinstance(v, Unknown)})
-
-    def extend(self, items: Value) -> None:
-        for item in items if isinstance(items, list) else ():
-            self.append(item)
 
 
 @dataclass(frozen=True)
@@ -94,6 +81,7 @@ class SglangRelease:
         self.root, self.target = root, target
         self.args: Instance = Instance(Class("ServerArgs", None, []))  # type: ignore[arg-type]
         self.model: Record = Record()
+        self.unfinished: set[str] = set()
         views = ("resolving_view", "resolved_view", "record_of", "get_context")
         others = ("is_npu", "is_musa", "is_mps", "is_xpu", "is_hpu", "is_cpu", "use_mlx", "cpu_has_amx_support")
         hooks = {f"*.{name}": (lambda *_: self.args) for name in views}
@@ -101,7 +89,7 @@ class SglangRelease:
         self.reader = Interpreter(
             root,
             libraries=libraries_for(target),
-            replaced={"sglang.srt.utils.common.get_device_memory_capacity": accept_unknown(lambda *_: 96_000.0)},
+            replaced={f"sglang.srt.utils.{name}": Unknown(name) for name in GLUE},
             hooks={
                 **hooks,
                 "*.get_model_config": lambda *_: self.model,
@@ -110,6 +98,7 @@ class SglangRelease:
                 "*.get_device_memory_capacity": lambda *_: 96_000.0,
                 "*.run_post_process_pass": self.run_pass,
                 "*.declare_resolution": self.declare,
+                "*.collect_model_override_declarations": self.apply_model_overrides,
                 "*.validate_declarations": lambda *_: None,
                 "*.parse_connector_type": lambda *_: "none",
                 "*.is_remote_url": lambda *_: False,
@@ -165,6 +154,17 @@ class SglangRelease:
         if isinstance(decided, dict):
             self.args.fields.update({k: v for k, v in decided.items() if not isinstance(v, Unknown)})
 
+    def apply_model_overrides(self, _: object, function: Function, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        """Apply the decisions that the release registers for an architecture."""
+        name = "*.collect_model_override_declarations"
+        hook = self.reader.hooks.pop(name)
+        try:
+            for _source, decided in self.reader.iterate(function(*args, **kwargs)):
+                self.args.fields.update({k: v for k, v in decided.items() if not isinstance(v, Unknown)})
+        finally:
+            self.reader.hooks[name] = hook
+        return []
+
     def declare(self, _: object, __: Function, args: list[Value], kwargs: dict[str, Value]) -> None:
         """Apply the decisions of a resolution step."""
         self.args.fields.update({k: v for k, v in kwargs.items() if k not in ("server_args", "source")})
@@ -185,13 +185,14 @@ class SglangRelease:
             dtype=Symbol("torch.bfloat16"),
             **profile.extra,
         )
-        hf.__dict__["get_text_config"] = lambda *_, **__: hf
-        hf.__dict__["text_config"] = hf
+        text = Record(**hf.__dict__)
+        hf.__dict__.update(text_config=text, get_text_config=accept_unknown(lambda *_, **__: text))
         return ModelConfig(
             hf_config=hf,
-            hf_text_config=hf,
+            hf_text_config=text,
             attention_arch=arch.names["MLA" if profile.mla else "MHA"],
             context_len=131_072,
+            has_attention_sinks=profile.model_type == "gpt_oss",
             head_dim=profile.head_dim,
             num_attention_heads=profile.heads,
             num_key_value_heads=profile.kv_heads,
@@ -207,7 +208,7 @@ class SglangRelease:
         self.model = self.model_config(profile)
         self.args = Instance(self.cls, {**self.defaults, "model_path": "model", "tokenizer_path": "model", **given})
         raw = dict(self.args.fields)
-        self.args.fields["_resolved_overrides"] = Declarations(self.args)
+        self.args.fields["_resolved_overrides"] = []
         self.args.fields["_raw_input"] = raw
         self.args.fields["_model_config"] = self.model
         self.args.fields["server_args"] = None  # "published" record that newer releases compare with
@@ -216,17 +217,25 @@ class SglangRelease:
         steps = self.cls.find("__post_init__") if not isinstance(steps, Function) else steps
         scope = {"__module__": steps.module, "self": self.args, "server_args": self.args, "__parent__": None}
         refusals: list[tuple[str, str]] = []
+        self.reader.steps = 0
         for statement in steps.node.body:  # type: ignore[union-attr]
-            if isinstance(statement, ast.Assign) and "_resolved_overrides" in ast.unparse(statement.targets[0]):
-                continue
             try:
                 self.reader.run(statement, scope)
             except Raised as raised:
                 refusals.append((raised.text, raised.at))
             except (Return, Leave):
                 break
+            except OutOfSteps:
+                self.unfinished.add(ast.unparse(statement)[:80])
+                self.reader.steps = 0
         values = {k: self.args.fields[k] for k in RESULTS if k in self.args.fields}
         return Outcome({k: v.value if isinstance(v, Member) else v for k, v in values.items()}, tuple(refusals))
+
+    def place_of_default(self) -> str:
+        """Return file:line of the function that chooses the attention backend."""
+        names = ("_attention_backend_default", "_get_default_attn_backend", "get_default_attention_backend")
+        modules = ("sglang.srt.arg_groups.overrides", "sglang.srt.server_args")
+        return next((at for name in names for module in modules if (at := self.line_of(module, name))), "")
 
     def line_of(self, module: str, name: str) -> str:
         """Return file:line of an assignment or function in a module."""

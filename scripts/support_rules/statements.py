@@ -21,7 +21,7 @@ from .values import (
     Value,
 )
 
-MAX_STEPS = 2_000_000  # statements of one interpreter; SGLang's argument resolution needs about 40,000
+MAX_STEPS = 300_000  # statements until `steps` is reset; SGLang's argument resolution needs about 40,000
 MAX_ROUNDS = 2_000  # of a while loop
 ENUMS = ("Enum", "StrEnum", "IntEnum", "IntFlag", "Flag")
 KINDS = {"staticmethod": "static", "classmethod": "class", "property": "property", "cached_property": "property"}

@@ -136,7 +136,12 @@ class VllmRelease:
                 return f"{path.relative_to(self.root)}:{node.lineno}" if path else ""
         return ""
 
+    def line_of_function(self, module: str, name: str) -> str:
+        found = self.find(f"{module}.{name}")
+        return self.place(found) if isinstance(found, Function) else ""
+
     def set_config(self, kv: str, text_config: dict[str, Value]) -> None:
+        self.reader.steps = 0
         attention = self.find("vllm.config.attention.AttentionConfig")
         text = Record(**text_config)
         model = Record(

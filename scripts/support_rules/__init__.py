@@ -1,0 +1,1 @@
+"""Reads start rules from engine sources and writes them as TOML."""

@@ -1,0 +1,187 @@
+"""Facts of one engine release: what its sources accept, choose or refuse, for every GPU generation asked about."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import sglang_lists, vllm_deepseek_v4, vllm_lists, vllm_moe
+from .sglang_rules import PROFILES, Outcome, SglangRelease
+from .stand_ins import Target
+from .values import Class, Function, Raised, Unknown, Value
+from .vllm_rules import LAYERS, Answer, VllmRelease
+
+# GPU generations: T4, A100, A10/3090, L40S/4090, H100/H200, B200, B300, RTX PRO 6000/5090, GB10, MI300X, MI355X.
+NVIDIA = ("sm75", "sm80", "sm86", "sm89", "sm90", "sm100", "sm103", "sm120", "sm121")
+AMD = ("gfx942", "gfx950")
+TARGETS = (*NVIDIA, *AMD)
+# Cache types that only other platforms take, and spellings of the model's own type.
+SKIPPED_CACHE_TYPES = {"fp8_inc", "float16", "bf16"}
+# Generations that differ in SGLang's checks of a named backend, which ask for the major number alone.
+FORCED_TARGETS = {"sm80", "sm90", "sm100", "sm120", "gfx942", "gfx950"}
+FORCED_MODELS = ("deepseek-v3", "qwen3-moe", "glm-5")
+OTHER_PLATFORMS = {"intel_amx", "ascend", "intel_xpu", "torch_native", "flex_attention", "wave", "hpc_ops"}
+DRAFTS = {"kimi-k2": "EAGLE3", "qwen3-moe": "EAGLE3", "gpt-oss": "EAGLE3", "deepseek-v3": "EAGLE", "glm-4.5": "EAGLE"}
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A statement about a release: `key` is what was asked, `value` the answer, `at` the evidence."""
+
+    kind: str
+    key: dict[str, Any]
+    value: dict[str, Any]
+    at: str
+
+
+def read_vllm(root: Path) -> Iterator[Fact]:
+    """Yield the facts of an unpacked vLLM wheel."""
+    first = VllmRelease(root, Target("sm90"))
+    for kind in vllm_lists.LISTS:
+        names, at = vllm_lists.names(first, kind)
+        yield from (Fact("name", {"kind": kind, "name": name}, {"known": True}, at) for name in names)
+    for name, minimum, at in vllm_lists.quantizations(first):
+        yield Fact("quantization", {"name": name}, {"min_sm": minimum}, at)
+    for target in map(Target, TARGETS):
+        release = VllmRelease(root, target)
+        yield from backend_facts(release)
+        for layer in (*LAYERS, *vllm_deepseek_v4.LAYERS):
+            for kv in release.cache_types():
+                if kv not in SKIPPED_CACHE_TYPES:
+                    yield from attention_facts(release, layer, kv)
+        for scheme, answer in vllm_moe.schemes(release):
+            key = {"gpu": target.name, "quantization": scheme}
+            yield Fact("moe", key, {"order": list(answer.order)}, answer.at[""])
+            if not answer.order:
+                yield Fact("moe-refusal", key, {"text": answer.refused.get("*", "")[:200]}, answer.at[""])
+        if target.is_amd:
+            names, at = vllm_lists.rocm_quantizations(release)
+            yield from (Fact("name", {"kind": "rocm-quantization", "name": n}, {"known": True}, at) for n in names)
+
+
+def attention_facts(release: VllmRelease, layer: str, kv: str) -> Iterator[Fact]:
+    own = layer in vllm_deepseek_v4.LAYERS
+    answer = vllm_deepseek_v4.attention(release, layer, kv) if own else release.attention(layer, kv)
+    if answer is None:
+        return
+    key = {"gpu": release.target.name, "layer": layer, "kv": kv}
+    platform = "rocm" if release.target.is_amd else "cuda"
+    at = release.line_of_function(f"vllm.platforms.{platform}", "_get_backend_priorities")
+    yield Fact("attention", key, {"order": list(answer.order)}, at)
+    for backend in explained(answer, layer):
+        text = " ".join(answer.refused[backend].split()).replace("{dev}", "this GPU")
+        yield Fact("refusal", {**key, "backend": backend}, {"text": text}, answer.at.get(backend, at))
+
+
+def explained(answer: Answer, layer: str) -> Iterator[str]:
+    """Yield the refusals worth a row: raised by a constructor, or of a fitting backend when nothing is left."""
+    for backend, text in answer.refused.items():
+        unfit = any(x in text for x in ("sparse not supported", "MLA not supported")) and "sparse" in layer
+        wrong_kind = "non-sparse not supported" in text or "non-MLA not supported" in text
+        if backend in answer.at or (not answer.order and not wrong_kind and not unfit):
+            yield backend
+
+
+def backend_facts(release: VllmRelease) -> Iterator[Fact]:
+    """Yield what each attention backend declares: cache types, head sizes, GPU generations."""
+    for name, cls in release.backends():
+        try:
+            supported = release.reader.attribute(cls, "supports_compute_capability")(release.capability)
+        except Raised:
+            continue
+        if not isinstance(supported, bool) or ("ROCM" in name) != release.target.is_amd and "ROCM" in name:
+            continue
+        fixed = {
+            "mla": ask(release, cls, "is_mla"),
+            "sparse": ask(release, cls, "is_sparse"),
+            "kv": [str(x) for x in release.reader.iterate(cls.find("supported_kv_cache_dtypes"))],
+            "heads": ask(release, cls, "get_supported_head_sizes"),
+            "blocks": block_sizes(release, cls),
+        }
+        value = {k: v for k, v in fixed.items() if v not in (None, False, [])}
+        if supported:
+            yield Fact("attention_backend", {"gpu": release.target.name, "name": name}, value, release.place(cls))
+
+
+def ask(release: VllmRelease, cls: Class, method: str) -> Value:
+    try:
+        found = release.reader.attribute(cls, method)()
+    except Raised:
+        return None
+    return None if isinstance(found, Unknown) or found == [] else found
+
+
+def block_sizes(release: VllmRelease, cls: Class) -> list[str]:
+    """Return block sizes; "16n" stands for every multiple of 16."""
+    found = []
+    for one in release.reader.iterate(ask(release, cls, "get_supported_kernel_block_sizes")):
+        base = getattr(one, "fields", {}).get("base")
+        found.append(f"{base}n" if base is not None else str(one))
+    return found
+
+
+def read_sglang(root: Path) -> Iterator[Fact]:
+    """Yield the facts of an unpacked SGLang wheel."""
+    first = SglangRelease(root, Target("sm90"))
+    lists = {"architecture": sglang_lists.architectures(first), "draft-attention-backend": sglang_lists.draft_backends(first)}
+    lists |= {kind: sglang_lists.table(first, kind) for kind in sglang_lists.TABLES}
+    lists |= {kind: sglang_lists.choices(first, kind) for kind in sglang_lists.FLAGS}
+    lists["speculative-method"] = sglang_lists.speculative_methods(first)
+    for kind, (names, at) in lists.items():
+        yield from (Fact("name", {"kind": kind, "name": name}, {"known": True}, at) for name in names)
+    for name, minimum, at in sglang_lists.quantizations(first):
+        yield Fact("quantization", {"name": name}, {"min_sm": minimum}, at)
+    cache_types = [kv for kv in lists["cache-type"][0] if kv not in SKIPPED_CACHE_TYPES]
+    backends = [b for b in lists["attention-backend"][0] if b not in OTHER_PLATFORMS]
+    known = set(lists["architecture"][0])
+    for target in map(Target, TARGETS):
+        release = SglangRelease(root, target)
+        for model, profile in PROFILES.items():
+            if profile.architecture in known:
+                yield from model_facts(release, model, cache_types)
+        for model in FORCED_MODELS if target.name in FORCED_TARGETS else ():
+            for backend in backends:
+                for kv in ("auto", "fp8_e4m3"):
+                    outcome = release.resolve(PROFILES[model], kv_cache_dtype=kv, tp_size=8, attention_backend=backend)
+                    key = {"gpu": target.name, "model": model, "backend": backend, "kv": kv}
+                    yield from forced_facts(key, outcome)
+
+
+def model_facts(release: SglangRelease, model: str, cache_types: list[str]) -> Iterator[Fact]:
+    """Yield what the release chooses by itself for a model, by cache type, tensor parallelism and speculation."""
+    profile, gpu = PROFILES[model], release.target.name
+    at = release.place_of_default()
+    cases: list[dict[str, Value]] = [{"kv_cache_dtype": kv, "tp_size": 8} for kv in cache_types]
+    if release.target.is_amd and profile.mla:
+        cases += [{"kv_cache_dtype": "auto", "tp_size": tp} for tp in (1, 2, 4)]
+    if model in DRAFTS:
+        draft = {"speculative_algorithm": DRAFTS[model], "speculative_draft_model_path": "draft"}
+        cases.append({"kv_cache_dtype": "auto", "tp_size": 8, **draft})
+    for given in cases:
+        outcome = release.resolve(profile, **given)
+        key = {"gpu": gpu, "model": model, "kv": given["kv_cache_dtype"], "tp": given["tp_size"]}
+        key["draft"] = given.get("speculative_algorithm", "")
+        if outcome.refusals:
+            text, place = outcome.refusals[0]
+            yield Fact("refusal", key, {"text": " ".join(text.split())}, place)
+        else:
+            value = {k: v for k, v in outcome.values.items() if isinstance(v, str | int) and v != "auto"}
+            value.pop("quantization", None)
+            yield Fact("default", key, value, at)
+
+
+def forced_facts(key: dict[str, Any], outcome: Outcome) -> Iterator[Fact]:
+    """Yield whether an attention backend that the user names is accepted."""
+    chosen = outcome.values.get("attention_backend")
+    if outcome.refusals:
+        text, at = outcome.refusals[0]
+        yield Fact("forced", key, {"refused": " ".join(text.split())}, at)
+    elif chosen != key["backend"]:
+        yield Fact("forced", key, {"becomes": str(chosen)}, "")
+    else:
+        page = outcome.values.get("page_size")
+        yield Fact("forced", key, {"page": page} if isinstance(page, int) and page > 1 else {"page": 1}, "")
+
+
+READERS = {"vllm": read_vllm, "sglang": read_sglang}
+__all__ = ["READERS", "Fact", "Function"]

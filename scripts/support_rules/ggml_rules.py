@@ -1,0 +1,3 @@
+"""ggml"""
+from pathlib import Path
+def read_repository(engine: str, folder: Path, facts: Path) -> str: return ""
