@@ -1,5 +1,6 @@
 """Facts of one engine release: what its sources accept, choose or refuse, for every GPU generation asked about."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ TARGETS = (*NVIDIA, *AMD)
 SKIPPED_CACHE_TYPES = {"fp8_inc", "float16", "bf16"}
 # Generations that differ in SGLang's checks of a named backend, which ask for the major number alone.
 FORCED_TARGETS = {"sm80", "sm90", "sm100", "sm120", "gfx942", "gfx950"}
-FORCED_MODELS = ("deepseek-v3", "qwen3-moe", "glm-5")
+FORCED_MODELS = ("deepseek-v3", "qwen3-moe")
 OTHER_PLATFORMS = {"intel_amx", "ascend", "intel_xpu", "torch_native", "flex_attention", "wave", "hpc_ops"}
 DRAFTS = {"kimi-k2": "EAGLE3", "qwen3-moe": "EAGLE3", "gpt-oss": "EAGLE3", "deepseek-v3": "EAGLE", "glm-4.5": "EAGLE"}
 
@@ -67,19 +68,34 @@ def attention_facts(release: VllmRelease, layer: str, kv: str) -> Iterator[Fact]
     key = {"gpu": release.target.name, "layer": layer, "kv": kv}
     platform = "rocm" if release.target.is_amd else "cuda"
     at = release.line_of_function(f"vllm.platforms.{platform}", "_get_backend_priorities")
-    yield Fact("attention", key, {"order": list(answer.order)}, at)
-    for backend in explained(answer, layer):
-        text = " ".join(answer.refused[backend].split()).replace("{dev}", "this GPU")
-        yield Fact("refusal", {**key, "backend": backend}, {"text": text}, answer.at.get(backend, at))
+    if answer.order:
+        yield Fact("attention", key, {"order": list(answer.order)}, at)
+        for backend in answer.at if not own else ():
+            text = tidy(answer.refused[backend], kv)
+            yield Fact("refusal", {**key, "backend": backend}, {"text": text}, answer.at[backend])
+        return
+    raised = {b: at for b, at in answer.at.items() if answer.refused[b] != "compute capability not supported"}
+    if raised:
+        backend = next(iter(raised))
+        yield Fact("attention", key, {"order": [], "why": f"{backend}: {tidy(answer.refused[backend], kv)}"}, raised[backend])
+    else:
+        yield Fact("attention", key, {"order": [], "why": "; ".join(common_reasons(answer, layer))}, at)
 
 
-def explained(answer: Answer, layer: str) -> Iterator[str]:
-    """Yield the refusals worth a row: raised by a constructor, or of a fitting backend when nothing is left."""
-    for backend, text in answer.refused.items():
-        unfit = any(x in text for x in ("sparse not supported", "MLA not supported")) and "sparse" in layer
-        wrong_kind = "non-sparse not supported" in text or "non-MLA not supported" in text
-        if backend in answer.at or (not answer.order and not wrong_kind and not unfit):
-            yield backend
+def common_reasons(answer: Answer, layer: str) -> list[str]:
+    """Return the reasons of the backends that are made for this kind of layer."""
+    unfit = {"non-sparse not supported", "non-MLA not supported", "sparse not supported", "MLA not supported"}
+    found = [text.split("; ") for text in answer.refused.values() if not unfit & set(text.split("; "))]
+    for reason in ("kv_cache_dtype not supported", "compute capability not supported"):
+        if found and all(reason in parts for parts in found):
+            return [reason]
+    return list(dict.fromkeys(part.split(", got ")[0] for parts in found for part in parts))[:3]
+
+
+def tidy(text: str, kv: str) -> str:
+    """Return a message on one line, with the parts that vary by GPU and cache type in braces."""
+    text = re.sub(r"compute capability \d+\.\d", "compute capability {cc}", " ".join(text.split()))
+    return text.replace(f"got {kv}", "got {kv}").replace(f"'{kv}'", "'{kv}'")
 
 
 def backend_facts(release: VllmRelease) -> Iterator[Fact]:
