@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from . import sglang_lists, vllm_deepseek_v4, vllm_lists, vllm_moe
+from .messages import gpu_messages
 from .sglang_rules import PROFILES, Outcome, SglangRelease
 from .stand_ins import Target
 from .values import Class, Function, Raised, Unknown, Value
@@ -37,6 +38,7 @@ class Fact:
 
 def read_vllm(root: Path) -> Iterator[Fact]:
     """Yield the facts of an unpacked vLLM wheel."""
+    yield from message_facts(root, "vllm")
     first = VllmRelease(root, Target("sm90"))
     for kind in vllm_lists.LISTS:
         names, at = vllm_lists.names(first, kind)
@@ -138,6 +140,7 @@ def block_sizes(release: VllmRelease, cls: Class) -> list[str]:
 
 def read_sglang(root: Path) -> Iterator[Fact]:
     """Yield the facts of an unpacked SGLang wheel."""
+    yield from message_facts(root, "sglang/srt")
     first = SglangRelease(root, Target("sm90"))
     lists = {"architecture": sglang_lists.architectures(first), "draft-attention-backend": sglang_lists.draft_backends(first)}
     lists |= {kind: sglang_lists.table(first, kind) for kind in sglang_lists.TABLES}
@@ -176,7 +179,7 @@ def model_facts(release: SglangRelease, model: str, cache_types: list[str]) -> I
     for given in cases:
         outcome = release.resolve(profile, **given)
         key = {"gpu": gpu, "model": model, "kv": given["kv_cache_dtype"], "tp": given["tp_size"]}
-        key["draft"] = given.get("speculative_algorithm", "")
+        key["draft"] = given.get("speculative_algorithm", "none")
         if outcome.refusals:
             text, place = outcome.refusals[0]
             yield Fact("refusal", key, {"text": " ".join(text.split())}, place)
@@ -190,13 +193,18 @@ def forced_facts(key: dict[str, Any], outcome: Outcome) -> Iterator[Fact]:
     """Yield whether an attention backend that the user names is accepted."""
     chosen = outcome.values.get("attention_backend")
     if outcome.refusals:
-        text, at = outcome.refusals[0]
+        text, at = next((r for r in outcome.refusals if "assert " not in r[0][:7]), outcome.refusals[0])
         yield Fact("forced", key, {"refused": " ".join(text.split())}, at)
     elif chosen != key["backend"]:
         yield Fact("forced", key, {"becomes": str(chosen)}, "")
     else:
         page = outcome.values.get("page_size")
         yield Fact("forced", key, {"page": page} if isinstance(page, int) and page > 1 else {"page": 1}, "")
+
+
+def message_facts(root: Path, package: str) -> Iterator[Fact]:
+    for text, at in gpu_messages(root, package):
+        yield Fact("message", {"text": text}, {"known": True}, at)
 
 
 READERS = {"vllm": read_vllm, "sglang": read_sglang}

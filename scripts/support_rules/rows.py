@@ -1,3 +1,156 @@
 """Merges the facts of releases into TOML rows with version ranges."""
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
-def write(facts: Path, out: Path) -> int: return 0
+from typing import Any
+
+from .facts import AMD, NVIDIA
+from .sglang_rules import PROFILES
+
+Row = dict[str, Any]
+# Which dimensions of a fact become lists of a row, merged in this order.
+MERGED = {
+    "attention": ("kv", "gpu", "layer"),
+    "attention_backend": ("gpu",),
+    "refusal": ("kv", "gpu", "layer", "model", "tp"),
+    "moe": ("gpu", "quantization"),
+    "moe-refusal": ("gpu", "quantization"),
+    "default": ("kv", "gpu", "model", "tp"),
+    "forced": ("kv", "gpu", "backend", "model"),
+}
+PLURAL = {"gpu": "gpus", "layer": "layers", "model": "models", "backend": "backends", "quantization": "quantizations"}
+TABLE = {"forced": "attention_choice", "moe-refusal": "moe_refusal"}
+NAMES = {"quantization": "quantization_choice", "attention-backend": "attention_backend_name"}
+FILES = {"vllm": "vllm.toml", "sglang": "sglang.toml", "llama.cpp": "llama_cpp.toml", "ik_llama.cpp": "ik_llama_cpp.toml"}
+ORDER = [*NVIDIA, *AMD]
+# Architectures of config.json whose attention layers have the dimensions of scripts/support_rules/vllm_rules.py.
+LAYERS = {
+    "gqa-128": ("heads of 128, grouped queries", "Qwen3MoeForCausalLM Qwen3VLMoeForConditionalGeneration MiniMaxM2ForCausalLM Glm4MoeForCausalLM"),
+    "gqa-256": ("heads of 256, grouped queries", "Qwen3NextForCausalLM Qwen3_5MoeForConditionalGeneration Qwen3_5MoeForCausalLM"),
+    "gqa-64-sink": ("heads of 64, attention sinks, sliding window", "GptOssForCausalLM"),
+    "mla": ("latent of 512 and 64 rotary", "DeepseekV3ForCausalLM KimiK25ForConditionalGeneration MistralLarge3ForCausalLM"),
+    "mla-sparse": ("the same latent with an indexer, top 2048", "DeepseekV32ForCausalLM GlmMoeDsaForCausalLM"),
+    "mla-sparse-nope": ("latent of 512 without rotary part, with an indexer", "Glm5NextForConditionalGeneration Glm5NextForCausalLM"),
+    "deepseek-v4": ("compressed latent; the model chooses the backend", "DeepseekV4ForCausalLM DeepseekV4ForConditionalGeneration"),
+    "deepseek-v4.1": ("compressed latent; the model chooses the backend", "DeepseekV41ForCausalLM"),
+}
+
+
+def version_key(version: str) -> tuple[int, ...]:
+    """Sort key of 0.5.12.post1, b10586 and 2026-08-15."""
+    return tuple(int(x) for x in re.findall(r"\d+", version))
+
+
+def load(folder: Path, engine: str) -> dict[str, list[Row]]:
+    """Return the facts of every release of an engine, oldest first."""
+    paths = [p for p in folder.glob(f"{engine}-*.json") if re.fullmatch(r"b?\d[\w.-]*", p.stem[len(engine) + 1 :])]
+    found = {p.stem[len(engine) + 1 :]: json.loads(p.read_text(encoding="utf-8")) for p in paths}
+    return dict(sorted(found.items(), key=lambda item: version_key(item[0])))
+
+
+def merge_versions(releases: dict[str, list[Row]]) -> list[Row]:
+    """Return one row for every run of consecutive releases that state the same, with the newest evidence."""
+    names = list(releases)
+    seen: dict[tuple[str, str], dict[int, Row]] = defaultdict(dict)
+    for index, facts in enumerate(releases.values()):
+        for fact in facts:
+            seen[fact["kind"], json.dumps(fact["key"], sort_keys=True)][index] = fact
+    rows: list[Row] = []
+    for by_release in seen.values():
+        start = previous = -1
+        for index, fact in sorted(by_release.items()):
+            if previous == index - 1 and rows and start >= 0 and by_release[previous]["value"] == fact["value"]:
+                rows[-1].update(last=names[index], at=fact["at"])
+            else:
+                start = index
+                rows.append({"kind": fact["kind"], "first": names[index], "last": names[index], "at": fact["at"]})
+                rows[-1].update(key=fact["key"], value=fact["value"])
+            previous = index
+    return rows
+
+
+def merge_dimensions(rows: list[Row], dimensions: Iterable[str]) -> list[Row]:
+    """Merge rows that differ in one dimension, one dimension after the other."""
+    flat = [{**row, "key": {k: [v] if k in dimensions else v for k, v in row["key"].items()}} for row in rows]
+    for dimension in dimensions:
+        groups: dict[str, Row] = {}
+        for row in flat:
+            rest = {k: v for k, v in row.items() if k != "key"}
+            other = {k: v for k, v in row["key"].items() if k != dimension}
+            group = groups.setdefault(json.dumps([rest, other], sort_keys=True), {**row, "key": {**row["key"]}})
+            if dimension in row["key"]:
+                joined = [*group["key"][dimension], *row["key"][dimension]]
+                group["key"][dimension] = sorted(set(joined), key=lambda x: (ORDER.index(x) if x in ORDER else 99, x))
+        flat = list(groups.values())
+    return flat
+
+
+def quote(value: Any) -> str:
+    if isinstance(value, list):
+        return "[" + ", ".join(quote(x) for x in value) + "]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def table(name: str, fields: Row) -> str:
+    lines = [f"{k} = {quote(v)}" for k, v in fields.items() if v not in (None, "", [])]
+    return "\n".join([f"[[{name}]]", *lines]) + "\n"
+
+
+def versions(row: Row) -> str:
+    return f"=={row['first']}" if row["first"] == row["last"] else f">={row['first']},<={row['last']}"
+
+
+def name_tables(rows: list[Row]) -> Iterable[str]:
+    """Yield a table for each kind of name and range of releases."""
+    groups: dict[tuple[str, str, str], tuple[list[str], str]] = {}
+    for row in rows:
+        kind = NAMES.get(row["key"]["kind"], row["key"]["kind"].replace("-", "_"))
+        names, at = groups.setdefault((kind, row["first"], row["last"]), ([], row["at"]))
+        names.append(row["key"]["name"])
+    order = sorted(groups.items(), key=lambda item: (item[0][0], version_key(item[0][1]), version_key(item[0][2])))
+    for (kind, first, last), (names, at) in order:
+        span = versions({"first": first, "last": last})
+        yield table(kind, {"versions": span, "at": at, "names": sorted(set(names))})
+
+
+def engine_tables(engine: str, releases: dict[str, list[Row]]) -> Iterable[str]:
+    """Yield the tables of one engine's file."""
+    commits = {f["key"]["version"]: f["value"] for facts in releases.values() for f in facts if f["kind"] == "commit"}
+    for version, value in commits.items():
+        yield table("snapshot", {"version": version, **value})
+    if engine == "vllm":
+        for name, (text, architectures) in LAYERS.items():
+            yield table("layer", {"name": name, "description": text, "architectures": architectures.split()})
+    if engine == "sglang":
+        for name, profile in PROFILES.items():
+            quant = (profile.quant or {}).get("quant_method", "")
+            yield table("model", {"name": name, "architecture": profile.architecture, "quantization": quant})
+    by_kind: dict[str, list[Row]] = defaultdict(list)
+    for row in merge_versions(releases):
+        by_kind[row["kind"]].append(row)
+    yield from name_tables(by_kind.pop("name", []))
+    by_kind.pop("commit", None)
+    for kind, rows in by_kind.items():
+        for row in merge_dimensions(rows, MERGED.get(kind, ())):
+            key = {PLURAL.get(k, k) if isinstance(v, list) else k: v for k, v in row["key"].items()}
+            value = {k: v for k, v in row["value"].items() if k != "known"}
+            if kind == "attention" and not value["order"]:
+                value = {"refused": value.get("why") or "no backend accepts this"}
+            yield table(TABLE.get(kind, kind), {"versions": versions(row), **key, **value, "at": row["at"]})
+
+
+def write(facts: Path, out: Path) -> int:
+    """Write a file for each engine. Return the exit code."""
+    out.mkdir(parents=True, exist_ok=True)
+    header = (Path(__file__).parent / "header.txt").read_text(encoding="utf-8")
+    for engine, name in FILES.items():
+        releases = load(facts, engine)
+        if not releases:
+            raise ValueError(f"{facts} has no facts of {engine}")
+        intro = header + f'\nengine = "{engine}"\nreleases = {quote(list(releases))}\n\n'
+        (out / name).write_text(intro + "\n".join(engine_tables(engine, releases)), encoding="utf-8")
+        print(f"{name}: {len(releases)} releases, {(out / name).stat().st_size / 1000:.0f} kB")
+    return 0

@@ -228,8 +228,26 @@ class SglangRelease:
             except OutOfSteps:
                 self.unfinished.add(ast.unparse(statement)[:80])
                 self.reader.steps = 0
+        if not refusals:
+            refusals += self.registry_refusals(profile)
         values = {k: self.args.fields[k] for k in RESULTS if k in self.args.fields}
         return Outcome({k: v.value if isinstance(v, Member) else v for k, v in values.items()}, tuple(refusals))
+
+    def registry_refusals(self, profile: Profile) -> list[tuple[str, str]]:
+        """Return what the factories of the chosen attention backends raise before they construct a backend."""
+        factories = self.find("sglang.srt.layers.attention.attention_registry.ATTENTION_BACKENDS")
+        runner = Record(use_mla_backend=profile.mla, model_config=self.model, server_args=self.args)
+        names = {self.args.fields.get(f"{part}attention_backend") for part in ("", "prefill_", "decode_")}
+        refusals = []
+        self.reader.hooks["*.__init__"] = lambda *_: None
+        for name in names & set(factories) if isinstance(factories, dict) else ():
+            try:
+                factories[name](runner)
+            except Raised as raised:
+                if "attention_registry" in raised.at:  # others are about state that a running engine has
+                    refusals.append((raised.text, raised.at))
+        del self.reader.hooks["*.__init__"]
+        return refusals
 
     def place_of_default(self) -> str:
         """Return file:line of the function that chooses the attention backend."""
