@@ -68,7 +68,7 @@ def read_source(source: str, facts: Path) -> str:
     with tempfile.TemporaryDirectory() as scratch:
         if path.is_file():
             with zipfile.ZipFile(path) as wheel:
-                wheel.extractall(scratch, [n for n in wheel.namelist() if n.endswith((".py", "/METADATA"))])  # noqa: S202
+                wheel.extractall(scratch, [n for n in wheel.namelist() if n.endswith((".py", "/METADATA"))])
             path = Path(scratch)
         made = [asdict(fact) for fact in READERS[engine](path)]
     target.write_text(json.dumps(made), encoding="utf-8")

@@ -116,29 +116,37 @@ def vllm_lines(rules: Rules, options: argparse.Namespace) -> list[str]:
             lines.append(f"attention: {row['order'][0]} by default, accepted {', '.join(row['order'])} ({row['at']})")
     if layer and not lines:
         lines.append(f"attention: not known for {layer} with {options.kv} cache on {options.gpu}")
-    for row in rules.rows("refusal", gpus=options.gpu, layers=layer, kv=options.kv) if layer else ():
-        lines.append(f"attention backend {row['backend']}: not accepted: {row['text']} ({row['at']})")
+    others = rules.rows("refusal", gpus=options.gpu, layers=layer, kv=options.kv) if layer else []
+    lines += [f"attention backend {row['backend']}: not accepted: {row['text']} ({row['at']})" for row in others]
     for row in rules.rows("moe", gpus=options.gpu, quantizations=options.experts) if options.experts else ():
         order = row.get("order")
-        lines.append(f"experts: {order[0]} by default, accepted {', '.join(order)} ({row['at']})" if order else "experts: refused")
+        lines.append(
+            f"experts: {order[0]} by default, accepted {', '.join(order)} ({row['at']})"
+            if order
+            else "experts: refused"
+        )
     return lines
 
 
 def sglang_lines(rules: Rules, options: argparse.Namespace) -> list[str]:
-    model = next((r["name"] for r in rules.rows("model", architecture=options.architecture)), "")
-    if not model:
-        return ["attention: not known, the architecture has no model row"]
+    found = rules.rows("model", architecture=options.architecture)
+    found = [row for row in found if row.get("quantization") == options.quantization] or found
+    model, layer = (found[0]["name"], found[0]["layer"]) if found else ("", options.layer)
+    if not layer:
+        return ["start: not known, the architecture has no model row; --layer mla or gqa asks for a named backend"]
     asked = {"gpus": options.gpu, "models": model, "kv": options.kv}
     lines = []
-    for row in rules.rows("refusal", **asked, tp=options.tp, draft="")[:1]:
-        lines.append(f"start: refused with {options.kv} cache: {row['text']} ({row['at']})")
-    shown = ("versions", "gpus", "models", "kv", "tp", "draft", "at")
-    for row in rules.rows("default", **asked, tp=options.tp, draft="")[:1]:
-        values = ", ".join(f"{k}={v}" for k, v in row.items() if k not in shown)
-        lines.append(f"defaults: {values} ({row['at']})")
-    for row in rules.rows("attention_choice", **asked, backends=options.attention_backend) if options.attention_backend else ():
-        result = row.get("refused") and f"refused: {row['refused']}" or row.get("becomes") and f"becomes {row['becomes']}"
-        lines.append(f"attention backend {options.attention_backend}: {result or 'accepted'}")
+    for table in ("refusal", "default"):
+        for row in rules.rows(table, **asked, tp=options.tp, drafts="none")[:1]:
+            values = ", ".join(f"{k} {v}" for k, v in row.items() if isinstance(v, str) and k not in ("versions", "at"))
+            title = f"start: refused with {options.kv} cache" if table == "refusal" else "defaults"
+            lines.append(f"{title}: {values} ({row['at']})")
+    if options.attention_backend:
+        choice = {"gpus": options.gpu, "layers": layer, "kv": options.kv, "backends": options.attention_backend}
+        for row in rules.rows("attention_choice", **choice)[:1]:
+            result = f"becomes {row['becomes']}" if "becomes" in row else "accepted"
+            result = f"refused: {row['refused']}" if "refused" in row else result
+            lines.append(f"attention backend {options.attention_backend}: {result}")
     return lines or [f"start: not known for {model} with {options.kv} cache on {options.gpu}"]
 
 

@@ -257,9 +257,9 @@ class Expressions:
             found = value.names.get(key) if isinstance(key, str) else None
             return found if isinstance(found, Member) else value  # a generic class keeps its identity
         if isinstance(node.slice, ast.Slice):
-            ends = [None if x is None else self.evaluate(x, scope) for x in (node.slice.lower, node.slice.upper)]
-            step = None if node.slice.step is None else self.evaluate(node.slice.step, scope)
-            key = slice(*ends, step)
+            parts = (node.slice.lower, node.slice.upper, node.slice.step)
+            low, high, step = [None if x is None else self.evaluate(x, scope) for x in parts]
+            key = slice(low, high, step)
         else:
             key = self.evaluate(node.slice, scope)
         if isinstance(value, Instance) and isinstance(value.cls.find("__getitem__"), Function):

@@ -10,11 +10,11 @@ from . import sglang_lists, vllm_deepseek_v4, vllm_lists, vllm_moe
 from .messages import gpu_messages
 from .sglang_rules import PROFILES, Outcome, SglangRelease
 from .stand_ins import Target
-from .values import Class, Function, Raised, Unknown, Value
+from .values import Class, Raised, Unknown, Value
 from .vllm_rules import LAYERS, Answer, VllmRelease
 
-# GPU generations: T4, A100, A10/3090, L40S/4090, H100/H200, B200, B300, RTX PRO 6000/5090, GB10, MI300X, MI355X.
-NVIDIA = ("sm75", "sm80", "sm86", "sm89", "sm90", "sm100", "sm103", "sm120", "sm121")
+# GPU generations: A100, A10/3090, L40S/4090, H100/H200, B200, B300, RTX PRO 6000/5090, GB10, MI300X, MI355X.
+NVIDIA = ("sm80", "sm86", "sm89", "sm90", "sm100", "sm103", "sm120", "sm121")
 AMD = ("gfx942", "gfx950")
 TARGETS = (*NVIDIA, *AMD)
 # Cache types that only other platforms take, and spellings of the model's own type.
@@ -52,6 +52,8 @@ def read_vllm(root: Path) -> Iterator[Fact]:
             for kv in release.cache_types():
                 if kv not in SKIPPED_CACHE_TYPES:
                     yield from attention_facts(release, layer, kv)
+        for architecture, cache, at in vllm_lists.cache_defaults(release):
+            yield Fact("cache_default", {"gpu": target.name, "architecture": architecture}, {"cache": cache}, at)
         for scheme, answer in vllm_moe.schemes(release):
             key = {"gpu": target.name, "quantization": scheme}
             yield Fact("moe", key, {"order": list(answer.order)}, answer.at[""])
@@ -70,6 +72,7 @@ def attention_facts(release: VllmRelease, layer: str, kv: str) -> Iterator[Fact]
     key = {"gpu": release.target.name, "layer": layer, "kv": kv}
     platform = "rocm" if release.target.is_amd else "cuda"
     at = release.line_of_function(f"vllm.platforms.{platform}", "_get_backend_priorities")
+    at = answer.at.pop("", at)
     if answer.order:
         yield Fact("attention", key, {"order": list(answer.order)}, at)
         for backend in answer.at if not own else ():
@@ -79,7 +82,9 @@ def attention_facts(release: VllmRelease, layer: str, kv: str) -> Iterator[Fact]
     raised = {b: at for b, at in answer.at.items() if answer.refused[b] != "compute capability not supported"}
     if raised:
         backend = next(iter(raised))
-        yield Fact("attention", key, {"order": [], "why": f"{backend}: {tidy(answer.refused[backend], kv)}"}, raised[backend])
+        yield Fact(
+            "attention", key, {"order": [], "why": f"{backend}: {tidy(answer.refused[backend], kv)}"}, raised[backend]
+        )
     else:
         yield Fact("attention", key, {"order": [], "why": "; ".join(common_reasons(answer, layer))}, at)
 
@@ -107,7 +112,7 @@ def backend_facts(release: VllmRelease) -> Iterator[Fact]:
             supported = release.reader.attribute(cls, "supports_compute_capability")(release.capability)
         except Raised:
             continue
-        if not isinstance(supported, bool) or ("ROCM" in name) != release.target.is_amd and "ROCM" in name:
+        if not isinstance(supported, bool) or not is_for_platform(name, release.target.name):
             continue
         fixed = {
             "mla": ask(release, cls, "is_mla"),
@@ -119,6 +124,13 @@ def backend_facts(release: VllmRelease) -> Iterator[Fact]:
         value = {k: v for k, v in fixed.items() if v not in (None, False, [])}
         if supported:
             yield Fact("attention_backend", {"gpu": release.target.name, "name": name}, value, release.place(cls))
+
+
+def is_for_platform(backend: str, gpu: str) -> bool:
+    """Return whether a backend is for the platform: a compute capability alone does not tell NVIDIA from AMD."""
+    if gpu in AMD:
+        return backend.startswith(("ROCM", "TURBOQUANT", "ULTRAQUANT")) or backend in ("TRITON_ATTN", "TRITON_MLA")
+    return not backend.startswith(("ROCM", "CPU", "XPU", "AMX", "ULTRAQUANT"))
 
 
 def ask(release: VllmRelease, cls: Class, method: str) -> Value:
@@ -142,7 +154,10 @@ def read_sglang(root: Path) -> Iterator[Fact]:
     """Yield the facts of an unpacked SGLang wheel."""
     yield from message_facts(root, "sglang/srt")
     first = SglangRelease(root, Target("sm90"))
-    lists = {"architecture": sglang_lists.architectures(first), "draft-attention-backend": sglang_lists.draft_backends(first)}
+    lists = {
+        "architecture": sglang_lists.architectures(first),
+        "draft-attention-backend": sglang_lists.draft_backends(first),
+    }
     lists |= {kind: sglang_lists.table(first, kind) for kind in sglang_lists.TABLES}
     lists |= {kind: sglang_lists.choices(first, kind) for kind in sglang_lists.FLAGS}
     lists["speculative-method"] = sglang_lists.speculative_methods(first)
@@ -208,4 +223,3 @@ def message_facts(root: Path, package: str) -> Iterator[Fact]:
 
 
 READERS = {"vllm": read_vllm, "sglang": read_sglang}
-__all__ = ["READERS", "Fact", "Function"]

@@ -1,4 +1,4 @@
-"""Names in the C++ sources of llama.cpp and ik_llama.cpp, by month: architectures, types, flash attention of the CUDA backend."""
+"""Names in the C++ sources of llama.cpp and ik_llama.cpp by month: architectures, types, CUDA flash attention."""
 
 import json
 import re
@@ -19,7 +19,7 @@ Row = tuple[str, str, str]  # kind, name, file:line
 
 
 def git(repository: Path, *args: str) -> str:
-    done = subprocess.run(["git", "-C", str(repository), *args], capture_output=True, text=True, check=False)  # noqa: S603
+    done = subprocess.run(["git", "-C", str(repository), *args], capture_output=True, text=True, check=False)
     return done.stdout if done.returncode == 0 else ""
 
 
@@ -29,7 +29,7 @@ def snapshots(engine: str, repository: Path) -> Iterator[tuple[str, str]]:
     year, month = FIRST_MONTH
     while (year, month) <= (int(newest[:4]), int(newest[5:7])):
         year, month = (year, month + 1) if month < 12 else (year + 1, 1)
-        commit = git(repository, "rev-list", "-1", f"--before={year}-{month:02d}-01", "HEAD").strip()
+        commit = git(repository, "rev-list", "-1", f"--before={year}-{month:02d}-01T00:00:00Z", "HEAD").strip()
         if engine == "llama.cpp":
             tag = git(repository, "describe", "--tags", "--match", "b[0-9]*", "--abbrev=0", commit).strip()
             yield tag, git(repository, "rev-list", "-1", f"refs/tags/{tag}").strip()
@@ -48,7 +48,9 @@ def read_repository(engine: str, repository: Path, facts: Path) -> str:
             for kind, name, at in read_commit(engine, repository, commit)
         ]
         date = git(repository, "log", "-1", "--format=%cs", commit).strip()
-        made.append({"kind": "commit", "key": {"version": version}, "value": {"commit": commit[:12], "date": date}, "at": ""})
+        made.append(
+            {"kind": "commit", "key": {"version": version}, "value": {"commit": commit[:12], "date": date}, "at": ""}
+        )
         (facts / f"{engine}-{version}.json").write_text(json.dumps(made), encoding="utf-8")
         done.append(version)
     return f"{engine}: {', '.join(done)}"
@@ -107,5 +109,7 @@ def flash_attention(engine: str, source: str, vector: str) -> Iterator[Row]:
     if branch:
         at = f"{VECTOR}:{vector[: branch.start()].count(chr(10)) + 1}"
         for kind, part in (("cuda-fattn-vector", branch[2]), ("cuda-fattn-vector-all-quants", branch[1])):
-            cases = re.findall(r"CASE(?:_DKDV)?\(\s*(\d+)(?:,\s*\d+)?,\s*GGML_TYPE_(\w+)\s*,\s*GGML_TYPE_(\w+)\s*\)", part)
+            cases = re.findall(
+                r"CASE(?:_DKDV)?\(\s*(\d+)(?:,\s*\d+)?,\s*GGML_TYPE_(\w+)\s*,\s*GGML_TYPE_(\w+)\s*\)", part
+            )
             yield from ((kind, f"{size} {k.lower()}/{v.lower()}", at) for size, k, v in cases)

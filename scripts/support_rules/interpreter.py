@@ -1,7 +1,7 @@
 """Static interpreter: follows Python source by its syntax tree. It never imports or runs the code that it reads.
 
 A condition that the source does not determine counts as not met, and is recorded in `assumed`; an unknown object is
-taken to exist. `flip` reverses decisions by number, so that a caller can see whether an answer depends on one.
+taken to exist.
 """
 
 import ast
@@ -70,9 +70,8 @@ class Interpreter(Statements):
         replaced: dict[str, Value],
         hooks: dict[str, Callable[..., Value]],
         missing: frozenset[str] = frozenset(),
-        flip: frozenset[int] = frozenset(),
     ) -> None:
-        super().__init__(flip)
+        super().__init__()
         self.root, self.libraries, self.replaced, self.hooks, self.missing = root, libraries, replaced, hooks, missing
         self.modules: dict[str, Module] = {}
         self.depth = 0

@@ -8,12 +8,14 @@ from pathlib import Path
 from .interpreter import parse
 
 GPU = re.compile(
-    r"\bSM ?\d|\bsm_?\d{2}|Hopper|Blackwell|Ampere|Ada Lovelace|Turing|compute capab|[Cc]apability|\bMI3\d\d|\bgfx\d|H100|B200"
+    r"\bSM ?\d|\bsm_?\d{2}|Hopper|Blackwell|Ampere|Ada Lovelace|Turing|[Cc]apability|\bMI3\d\d|\bgfx\d|H100|B200"
 )
 REFUSES = re.compile(r"\b(requires?|only|not supported|unsupported|does not support|do not support|need)\b")
 # Folders without start checks: tests, vendored kernels, code of other platforms and of image models.
-SKIPPED = re.compile(r"/(third_party|tests?|benchmarks?|multimodal_gen|xpu|cpu|npu|ascend|hardware_backend|vllm_flash_attn)/")
-LONGEST = 220  # characters of a message
+SKIPPED = re.compile(
+    r"/(third_party|tests?|benchmarks?|multimodal_gen|xpu|cpu|npu|ascend|hardware_backend|vllm_flash_attn)/"
+)
+LONGEST = 150  # characters of a message
 
 
 def literal_text(node: ast.expr) -> str:

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from .facts import AMD, NVIDIA
+from .facts import AMD, NVIDIA, is_for_platform
+from .messages import LONGEST
 from .sglang_rules import PROFILES
 
 Row = dict[str, Any]
@@ -15,26 +16,69 @@ Row = dict[str, Any]
 MERGED = {
     "attention": ("kv", "gpu", "layer"),
     "attention_backend": ("gpu",),
-    "refusal": ("kv", "gpu", "layer", "model", "tp"),
+    "refusal": ("kv", "gpu", "layer", "model", "tp", "draft"),
+    "cache_default": ("gpu", "architecture"),
     "moe": ("gpu", "quantization"),
     "moe-refusal": ("gpu", "quantization"),
-    "default": ("kv", "gpu", "model", "tp"),
-    "forced": ("kv", "gpu", "backend", "model"),
+    "default": ("kv", "gpu", "model", "tp", "draft"),
+    "forced": ("kv", "gpu", "backend", "layer"),
 }
-PLURAL = {"gpu": "gpus", "layer": "layers", "model": "models", "backend": "backends", "quantization": "quantizations"}
+PLURAL = {
+    "architecture": "architectures",
+    "draft": "drafts",
+    "gpu": "gpus",
+    "layer": "layers",
+    "model": "models",
+    "backend": "backends",
+    "quantization": "quantizations",
+}
 TABLE = {"forced": "attention_choice", "moe-refusal": "moe_refusal"}
 NAMES = {"quantization": "quantization_choice", "attention-backend": "attention_backend_name"}
-FILES = {"vllm": "vllm.toml", "sglang": "sglang.toml", "llama.cpp": "llama_cpp.toml", "ik_llama.cpp": "ik_llama_cpp.toml"}
+FILES = {
+    "vllm": "vllm.toml",
+    "sglang": "sglang.toml",
+    "llama.cpp": "llama_cpp.toml",
+    "ik_llama.cpp": "ik_llama_cpp.toml",
+}
+# Shorter names for the arguments that SGLang resolves.
+SHORT = {
+    "attention_backend": "attention",
+    "prefill_attention_backend": "prefill_attention",
+    "decode_attention_backend": "decode_attention",
+    "moe_runner_backend": "moe",
+    "page_size": "page",
+    "kv_cache_dtype": "cache",
+    "speculative_draft_attention_backend": "draft_attention",
+    "fp8_gemm_runner_backend": "fp8_gemm",
+    "linear_attn_decode_backend": "linear_decode",
+    **{f"{old}_{part}_backend": f"sparse_{part}" for old in ("dsa", "nsa") for part in ("prefill", "decode")},
+}
 ORDER = [*NVIDIA, *AMD]
+DEEPSEEK_V4_CACHES = {"auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_ds_mla", "nvfp4_ds_mla"}  # no release takes others
 # Architectures of config.json whose attention layers have the dimensions of scripts/support_rules/vllm_rules.py.
 LAYERS = {
-    "gqa-128": ("heads of 128, grouped queries", "Qwen3MoeForCausalLM Qwen3VLMoeForConditionalGeneration MiniMaxM2ForCausalLM Glm4MoeForCausalLM"),
-    "gqa-256": ("heads of 256, grouped queries", "Qwen3NextForCausalLM Qwen3_5MoeForConditionalGeneration Qwen3_5MoeForCausalLM"),
+    "gqa-128": (
+        "heads of 128, grouped queries",
+        "Qwen3MoeForCausalLM Qwen3VLMoeForConditionalGeneration MiniMaxM2ForCausalLM Glm4MoeForCausalLM",
+    ),
+    "gqa-256": (
+        "heads of 256, grouped queries",
+        "Qwen3NextForCausalLM Qwen3_5MoeForConditionalGeneration Qwen3_5MoeForCausalLM",
+    ),
     "gqa-64-sink": ("heads of 64, attention sinks, sliding window", "GptOssForCausalLM"),
-    "mla": ("latent of 512 and 64 rotary", "DeepseekV3ForCausalLM KimiK25ForConditionalGeneration MistralLarge3ForCausalLM"),
+    "mla": (
+        "latent of 512 and 64 rotary",
+        "DeepseekV3ForCausalLM KimiK25ForConditionalGeneration MistralLarge3ForCausalLM",
+    ),
     "mla-sparse": ("the same latent with an indexer, top 2048", "DeepseekV32ForCausalLM GlmMoeDsaForCausalLM"),
-    "mla-sparse-nope": ("latent of 512 without rotary part, with an indexer", "Glm5NextForConditionalGeneration Glm5NextForCausalLM"),
-    "deepseek-v4": ("compressed latent; the model chooses the backend", "DeepseekV4ForCausalLM DeepseekV4ForConditionalGeneration"),
+    "mla-sparse-nope": (
+        "latent of 512 without rotary part, with an indexer",
+        "Glm5NextForConditionalGeneration Glm5NextForCausalLM",
+    ),
+    "deepseek-v4": (
+        "compressed latent; the model chooses the backend",
+        "DeepseekV4ForCausalLM DeepseekV4ForConditionalGeneration",
+    ),
     "deepseek-v4.1": ("compressed latent; the model chooses the backend", "DeepseekV41ForCausalLM"),
 }
 
@@ -51,12 +95,31 @@ def load(folder: Path, engine: str) -> dict[str, list[Row]]:
     return dict(sorted(found.items(), key=lambda item: version_key(item[0])))
 
 
+def shorten(fact: Row) -> Row:
+    """Leave out what is the usual case: facts that say nothing, arguments that stay as they were asked for."""
+    asked = fact["key"]
+    exotic = asked.get("layer", "").startswith("deepseek-v4") and asked["kv"] not in DEEPSEEK_V4_CACHES
+    foreign = fact["kind"] == "attention_backend" and not is_for_platform(asked["name"], asked["gpu"])
+    if fact["value"] == {"page": 1} or asked.get("gpu", ORDER[0]) not in ORDER or exotic or foreign:
+        return {**fact, "kind": "", "value": {}}
+    if fact["kind"] == "forced":
+        layer = "mla" if PROFILES[asked["model"]].mla else "gqa"
+        return {**fact, "key": {"layer": layer, **{k: v for k, v in asked.items() if k != "model"}}}
+    if fact["kind"] == "message":
+        return {**fact, "key": {"text": asked["text"][:LONGEST]}}
+    if fact["kind"] != "default":
+        return fact
+    value = {SHORT.get(k, k): v for k, v in fact["value"].items()}
+    usual = {"page": 1, "cache": fact["key"]["kv"]}
+    return {**fact, "value": {k: v for k, v in value.items() if usual.get(k) != v}}
+
+
 def merge_versions(releases: dict[str, list[Row]]) -> list[Row]:
     """Return one row for every run of consecutive releases that state the same, with the newest evidence."""
     names = list(releases)
     seen: dict[tuple[str, str], dict[int, Row]] = defaultdict(dict)
     for index, facts in enumerate(releases.values()):
-        for fact in facts:
+        for fact in map(shorten, facts):
             seen[fact["kind"], json.dumps(fact["key"], sort_keys=True)][index] = fact
     rows: list[Row] = []
     for by_release in seen.values():
@@ -116,6 +179,11 @@ def name_tables(rows: list[Row]) -> Iterable[str]:
         yield table(kind, {"versions": span, "at": at, "names": sorted(set(names))})
 
 
+def depends_on_tp(key: Row) -> bool:
+    """Return whether the engine's choice was read for several TP sizes: heads a rank decide for MLA on AMD."""
+    return any(g in AMD for g in key["gpus"]) and any(PROFILES[m].mla for m in key["models"])
+
+
 def engine_tables(engine: str, releases: dict[str, list[Row]]) -> Iterable[str]:
     """Yield the tables of one engine's file."""
     commits = {f["key"]["version"]: f["value"] for facts in releases.values() for f in facts if f["kind"] == "commit"}
@@ -127,16 +195,24 @@ def engine_tables(engine: str, releases: dict[str, list[Row]]) -> Iterable[str]:
     if engine == "sglang":
         for name, profile in PROFILES.items():
             quant = (profile.quant or {}).get("quant_method", "")
-            yield table("model", {"name": name, "architecture": profile.architecture, "quantization": quant})
+            layer = "mla-sparse" if "index_topk" in profile.extra else "mla" if profile.mla else "gqa"
+            layer = "deepseek-v4" if "compress_ratios" in profile.extra else layer
+            row = {"name": name, "architecture": profile.architecture, "layer": layer, "quantization": quant}
+            yield table("model", row)
     by_kind: dict[str, list[Row]] = defaultdict(list)
     for row in merge_versions(releases):
         by_kind[row["kind"]].append(row)
     yield from name_tables(by_kind.pop("name", []))
     by_kind.pop("commit", None)
+    by_kind.pop("", None)
     for kind, rows in by_kind.items():
         for row in merge_dimensions(rows, MERGED.get(kind, ())):
             key = {PLURAL.get(k, k) if isinstance(v, list) else k: v for k, v in row["key"].items()}
             value = {k: v for k, v in row["value"].items() if k != "known"}
+            if key.get("drafts") == ["none"]:
+                del key["drafts"]
+            if "tp" in key and not depends_on_tp(key):
+                del key["tp"]
             if kind == "attention" and not value["order"]:
                 value = {"refused": value.get("why") or "no backend accepts this"}
             yield table(TABLE.get(kind, kind), {"versions": versions(row), **key, **value, "at": row["at"]})
@@ -145,12 +221,14 @@ def engine_tables(engine: str, releases: dict[str, list[Row]]) -> Iterable[str]:
 def write(facts: Path, out: Path) -> int:
     """Write a file for each engine. Return the exit code."""
     out.mkdir(parents=True, exist_ok=True)
-    header = (Path(__file__).parent / "header.txt").read_text(encoding="utf-8")
+    common, *sections = (Path(__file__).parent / "header.txt").read_text(encoding="utf-8").split("## ")
+    header = {name: text for name, _, text in (section.partition("\n") for section in sections)}
     for engine, name in FILES.items():
         releases = load(facts, engine)
         if not releases:
             raise ValueError(f"{facts} has no facts of {engine}")
-        intro = header + f'\nengine = "{engine}"\nreleases = {quote(list(releases))}\n\n'
+        own = header.get(engine, header["ggml"])
+        intro = common + own + f'\nengine = "{engine}"\nreleases = {quote(list(releases))}\n\n'
         (out / name).write_text(intro + "\n".join(engine_tables(engine, releases)), encoding="utf-8")
         print(f"{name}: {len(releases)} releases, {(out / name).stat().st_size / 1000:.0f} kB")
     return 0

@@ -1,4 +1,4 @@
-"""Names that an SGLang release knows: architectures, parsers, choices of its flags, quantisations and their minimum GPU."""
+"""Names that an SGLang release knows: architectures, parsers, flag choices, quantisations with their minimum GPU."""
 
 import ast
 from collections.abc import Iterator
@@ -55,7 +55,9 @@ def choices(release: SglangRelease, kind: str) -> tuple[list[str], str]:
             value = next((k.value for k in call.keywords if k.arg == "choices"), None) if call else None
             if value is not None:
                 found = release.reader.evaluate(value, module_of(release, path).names)
-                return [str(x) for x in release.reader.iterate(found)], f"{path.relative_to(release.root)}:{value.lineno}"
+                return [
+                    str(x) for x in release.reader.iterate(found)
+                ], f"{path.relative_to(release.root)}:{value.lineno}"
     return [], ""
 
 

@@ -3,10 +3,11 @@
 import ast
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from .interpreter import Interpreter, parse
-from .statements import Leave, Return
 from .stand_ins import Target, accept_unknown, libraries_for
+from .statements import Leave, Return
 from .values import MISSING, Class, Function, Instance, Member, OutOfSteps, Raised, Record, Symbol, Unknown, Value
 
 MLA = {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "kv_lora_rank": 512, "q_lora_rank": 1536}
@@ -29,21 +30,24 @@ class Profile:
     extra: dict[str, Value] = field(default_factory=dict)
 
 
-# Numbers from the config.json of the models named in the keys.
+DSA = {**MLA, "index_topk": 2048, "index_n_heads": 64}
+GLM5 = {**DSA, "qk_nope_head_dim": 192, "v_head_dim": 256, "index_n_heads": 32}
+GLM5_NEXT = {**GLM5, "qk_nope_head_dim": 256, "qk_rope_head_dim": 0}
+V4 = {"qk_rope_head_dim": 64, "index_topk": 512, "index_n_heads": 64, "compress_ratios": [4, 128]}
+# Numbers from the config.json of the models named in the keys; of glm-5.3 from the checks in vLLM's attention backends.
 PROFILES = {
     "deepseek-v3": Profile("DeepseekV3ForCausalLM", "deepseek_v3", 128, 128, 192, FP8, True, MLA),
     "kimi-k2": Profile("KimiK25ForConditionalGeneration", "kimi_k25", 64, 64, 192, INT4, True, MLA),
-    "deepseek-v3.2": Profile(
-        "DeepseekV32ForCausalLM", "deepseek_v32", 128, 128, 192, FP8, True, {**MLA, "index_topk": 2048, "index_n_heads": 64}
-    ),
-    "glm-5": Profile(
-        "GlmMoeDsaForCausalLM", "glm_moe_dsa", 64, 64, 256, FP8, True, {**MLA, "index_topk": 2048, "index_n_heads": 32}
-    ),
-    "deepseek-v4": Profile("DeepseekV4ForCausalLM", "deepseek_v4", 64, 1, 512, FP8, True, {**MLA, "compress_ratios": [4, 128]}),
+    "kimi-k2-nvfp4": Profile("KimiK25ForConditionalGeneration", "kimi_k25", 64, 64, 192, NVFP4, True, MLA),
+    "deepseek-v3.2": Profile("DeepseekV32ForCausalLM", "deepseek_v32", 128, 128, 192, FP8, True, DSA),
+    "glm-5": Profile("GlmMoeDsaForCausalLM", "glm_moe_dsa", 64, 64, 256, FP8, True, GLM5),
+    "glm-5.3": Profile("Glm5NextForConditionalGeneration", "glm5_next", 64, 64, 256, FP8, True, GLM5_NEXT),
+    "deepseek-v4": Profile("DeepseekV4ForCausalLM", "deepseek_v4", 64, 1, 512, FP8, True, V4),
     "qwen3-moe": Profile("Qwen3MoeForCausalLM", "qwen3_moe", 64, 4, 128, FP8),
     "qwen3.5-moe": Profile("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", 32, 2, 256, FP8),
     "qwen3.5-moe-nvfp4": Profile("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", 32, 2, 256, NVFP4),
     "minimax-m2": Profile("MiniMaxM2ForCausalLM", "minimax_m2", 48, 8, 128, FP8),
+    "mimo-v2": Profile("MiMoV2FlashForCausalLM", "mimo_v2_flash", 64, 4, 192, FP8, False, {"v_head_dim": 128}),
     "glm-4.5": Profile("Glm4MoeForCausalLM", "glm4_moe", 96, 8, 128, None),
     "gpt-oss": Profile("GptOssForCausalLM", "gpt_oss", 64, 8, 64, {"quant_method": "mxfp4"}),
 }
@@ -51,11 +55,22 @@ PROFILES = {
 ABSENT = frozenset({"torch_npu", "torch_musa", "habana_frameworks", "intel_extension_for_pytorch", "mlx", "torch_mlu"})
 # Modules that adapt the transformers library and decide nothing about backends.
 GLUE = ("hf_transformers", "hf_transformers_utils", "hf_transformers_patches")
-RESULTS = (
-    "attention_backend prefill_attention_backend decode_attention_backend page_size kv_cache_dtype moe_runner_backend "
-    "dsa_prefill_backend dsa_decode_backend nsa_prefill_backend nsa_decode_backend speculative_draft_attention_backend "
-    "quantization fp8_gemm_runner_backend linear_attn_decode_backend"
-).split()
+RESULTS = [
+    "attention_backend",
+    "prefill_attention_backend",
+    "decode_attention_backend",
+    "page_size",
+    "kv_cache_dtype",
+    "moe_runner_backend",
+    "dsa_prefill_backend",
+    "dsa_decode_backend",
+    "nsa_prefill_backend",
+    "nsa_decode_backend",
+    "speculative_draft_attention_backend",
+    "quantization",
+    "fp8_gemm_runner_backend",
+    "linear_attn_decode_backend",
+]
 
 
 class ModelConfig(Record):
@@ -84,7 +99,7 @@ class SglangRelease:
         self.unfinished: set[str] = set()
         views = ("resolving_view", "resolved_view", "record_of", "get_context")
         others = ("is_npu", "is_musa", "is_mps", "is_xpu", "is_hpu", "is_cpu", "use_mlx", "cpu_has_amx_support")
-        hooks = {f"*.{name}": (lambda *_: self.args) for name in views}
+        hooks: dict[str, Any] = {f"*.{name}": (lambda *_: self.args) for name in views}
         hooks |= {f"*.{name}": (lambda *_: False) for name in others}
         self.reader = Interpreter(
             root,
@@ -112,7 +127,9 @@ class SglangRelease:
         self.reader.replaced["sglang.srt.arg_groups.model_override_base.ResolvedView"] = accept_unknown(
             lambda *_, **__: self.args
         )
-        self.reader.replaced["sglang.srt.arg_groups.overrides.ResolvedView"] = accept_unknown(lambda *_, **__: self.args)
+        self.reader.replaced["sglang.srt.arg_groups.overrides.ResolvedView"] = accept_unknown(
+            lambda *_, **__: self.args
+        )
         self.cls = self.read_class()
         self.defaults = self.read_defaults()
         for path in sorted(root.glob("sglang/srt/arg_groups/model_overrides/*.py")):
@@ -154,7 +171,9 @@ class SglangRelease:
         if isinstance(decided, dict):
             self.args.fields.update({k: v for k, v in decided.items() if not isinstance(v, Unknown)})
 
-    def apply_model_overrides(self, _: object, function: Function, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    def apply_model_overrides(
+        self, _: object, function: Function, args: list[Value], kwargs: dict[str, Value]
+    ) -> Value:
         """Apply the decisions that the release registers for an architecture."""
         name = "*.collect_model_override_declarations"
         hook = self.reader.hooks.pop(name)

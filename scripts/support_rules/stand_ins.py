@@ -9,7 +9,7 @@ from typing import Any
 
 from .values import Bound, Function, Host, LiteralType, Record, Symbol, Unknown, Value
 
-# PyTorch and CUDA as shipped with the releases that are read (METADATA of the wheels: torch 2.9 to 2.13, cu129 and cu130).
+# Versions that the releases are built for (METADATA of the wheels: torch 2.9 to 2.13 with CUDA 12.9 or 13.0).
 CUDA_VERSION = "13.0"
 ROCM_VERSION = "7.2.0"
 
@@ -66,8 +66,10 @@ def make_field(default: Value = None, default_factory: Value = None, **_: Value)
 
 @accept_unknown
 def replace_fields(instance: Value, **changes: Value) -> Value:
-    return Unknown("replace") if isinstance(instance, Unknown) else type(instance)(
-        instance.cls, {**instance.fields, **changes}
+    return (
+        Unknown("replace")
+        if isinstance(instance, Unknown)
+        else type(instance)(instance.cls, {**instance.fields, **changes})
     )
 
 
@@ -153,7 +155,11 @@ def libraries_for(target: Target) -> dict[str, Value]:
         "functools": Record(partial=partial, lru_cache=remember, cache=remember),
         "math": Record(ceil=math.ceil, floor=math.floor, gcd=math.gcd, log2=math.log2, prod=math.prod),
         "re": Record(match=re.match, search=re.search, compile=re.compile, sub=re.sub, fullmatch=re.fullmatch),
-        "os": Record(environ=environ, getenv=accept_unknown(lambda name, default=None: default), path=Record(isdir=lambda *_: False, exists=lambda *_: False, isfile=lambda *_: False)),
+        "os": Record(
+            environ=environ,
+            getenv=accept_unknown(lambda name, default=None: default),
+            path=Record(isdir=lambda *_: False, exists=lambda *_: False, isfile=lambda *_: False),
+        ),
         "copy": Record(copy=lambda x: x, deepcopy=lambda x: x),
         "logging": Record(getLogger=lambda *_: Unknown("logger")),
         "collections": Record(defaultdict=lambda *_: {}, OrderedDict=dict, deque=list),

@@ -45,8 +45,7 @@ class Leave(Exception):
 class Statements(Expressions):
     """Runs statement nodes."""
 
-    def __init__(self, flip: frozenset[int] = frozenset()) -> None:
-        self.flip = flip
+    def __init__(self) -> None:
         self.assumed: list[str] = []
         self.steps = 0
 
@@ -77,13 +76,13 @@ class Statements(Expressions):
             method(node, scope)
 
     def decide(self, value: Value, node: ast.AST, scope: Scope) -> bool:
-        """Return the truth of a condition; an unknown one is not met, unless `flip` names it."""
+        """Return the truth of a condition. An unknown one is not met, and recorded."""
         truth = self.truth(value)
         if truth is not None:
             return truth
         module = scope["__module__"]
         self.assumed.append(f"{module.name}:{getattr(node, 'lineno', 0)}: {ast.unparse(node)}"[:160])
-        return len(self.assumed) - 1 in self.flip
+        return False
 
     def assign(self, target: ast.expr, value: Value, scope: Scope) -> None:
         if isinstance(target, ast.Name):

@@ -68,7 +68,6 @@ class Module:
     name: str
     path: Path | None
     names: dict[str, Value] = field(default_factory=dict)
-    done: bool = False
 
 
 @dataclass(eq=False, repr=False)
@@ -140,7 +139,8 @@ class Class:
     def has_base(self, *names: str) -> bool:
         """Return whether a base, of the source or of a library, has one of the names."""
         return any(
-            str(getattr(base, "name", getattr(base, "label", getattr(base, "__name__", base)))).rsplit(".", 1)[-1] in names
+            str(getattr(base, "name", getattr(base, "label", getattr(base, "__name__", base)))).rsplit(".", 1)[-1]
+            in names
             for one in self.lineage()
             for base in one.bases
         )

@@ -1,7 +1,7 @@
 """Attention of DeepSeek-V4 and V4.1 in vLLM: the model chooses its backend itself, outside the platform's selection."""
 
 from .values import Class, Function, Member, Raised, Value
-from .vllm_rules import BF16, HEADS, Answer, VllmRelease
+from .vllm_rules import BF16, Answer, VllmRelease
 
 LAYERS = {"deepseek-v4": "deepseek_v4", "deepseek-v4.1": "deepseek_v41"}
 # Before 0.23 there is one backend and no selection.
@@ -12,13 +12,17 @@ SINGLE = {
     ),
     True: ("vllm.models.deepseek_v4.amd.rocm.DeepseekV4ROCMAiterMLASparseBackend",),
 }
+CHOOSE = "_select_dsv4_attn_cls"
 TEXT = {"head_dim": 512, "qk_rope_head_dim": 64, "kv_lora_rank": 512, "index_topk": 512, "compress_ratios": [4, 128]}
 
 
+def vendor(release: VllmRelease) -> str:
+    return "amd" if release.target.is_amd else "nvidia"
+
+
 def default_backend(release: VllmRelease, folder: str) -> tuple[Value, Value]:
-    """Return the layer and backend classes that the model chooses on this GPU; None if the release has no such model."""
-    vendor = "amd" if release.target.is_amd else "nvidia"
-    choose = release.find(f"vllm.models.{folder}.{vendor}.model._select_dsv4_attn_cls")
+    """Return the layer and backend classes that the model chooses on this GPU, None if it is not in the release."""
+    choose = release.find(f"vllm.models.{folder}.{vendor(release)}.model.{CHOOSE}")
     if isinstance(choose, Function):
         layer = choose(release.config)
         found = layer.find("backend_cls") if isinstance(layer, Class) else None
@@ -56,7 +60,11 @@ def attention(release: VllmRelease, layer: str, kv: str) -> Answer | None:
         cls = release.backend_class(member) if isinstance(member, Member) and member.name.endswith(suffix) else None
         if cls and cls is not default and ("ROCM" in member.name) == release.target.is_amd:
             candidates.append((member.name, cls))
-    order, refused, at = [], {}, {}
+    order: list[str] = []
+    refused: dict[str, str] = {}
+    at = {
+        "": release.line_of_function(f"vllm.models.{folder}.{vendor(release)}.model", CHOOSE) or release.place(default)
+    }
     for name, cls in candidates:
         try:
             stored = resolve_cache_type(release, folder, layer_class, kv) if cls is default else kv
@@ -101,6 +109,3 @@ def refusal(release: VllmRelease, cls: Class, kv: str) -> str:
     except Raised as raised:
         return raised.text
     return "; ".join(str(r) for r in release.reader.iterate(reasons))
-
-
-__all__ = ["HEADS", "LAYERS", "attention"]

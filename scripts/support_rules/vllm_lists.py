@@ -58,7 +58,26 @@ def minimum_capability(release: VllmRelease, cls: Value) -> tuple[int | None, st
     return (None if isinstance(minimum, Unknown) else int(minimum)), release.place(method)
 
 
+def cache_defaults(release: VllmRelease) -> Iterator[tuple[str, str, str]]:
+    """Yield architectures whose own configuration replaces the cache type "auto", with the type and file:line."""
+    known = release.find("vllm.model_executor.models.config.MODELS_CONFIG_MAP")
+    for architecture, cls in known.items() if isinstance(known, dict) else ():
+        method = cls.find("verify_and_update_config") if isinstance(cls, Class) else None
+        if not isinstance(method, Function):
+            continue
+        release.set_config("auto", {"index_topk": 2048})
+        try:
+            release.reader.attribute(cls, "verify_and_update_config")(release.config)
+        except Raised:
+            continue
+        cache = getattr(release.config.cache_config, "cache_dtype", "auto")
+        if isinstance(cache, str) and cache != "auto":
+            yield architecture, cache, release.place(method)
+
+
 def rocm_quantizations(release: VllmRelease) -> tuple[list[str], str]:
     """Return what the ROCm platform accepts as --quantization."""
     found = release.platform.find("supported_quantization")
-    return [str(x) for x in release.reader.iterate(found)], release.line_of("vllm.platforms.rocm", "supported_quantization")
+    return [str(x) for x in release.reader.iterate(found)], release.line_of(
+        "vllm.platforms.rocm", "supported_quantization"
+    )

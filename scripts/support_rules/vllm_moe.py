@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from .stand_ins import accept_unknown
 from .values import Class, Function, Member, Raised, Record, Unknown, Value
 from .vllm_rules import BF16, Answer, VllmRelease
 
@@ -50,7 +49,9 @@ def moe_config(release: VllmRelease, scheme: str) -> Record:
         activation=member(release, f"{layers}.activation.MoEActivation", "SWIGLUOAI" if gpt_oss else "SILU"),
         moe_parallel_config=parallel,
         has_hash_routing=False,
-        routing_method=member(release, f"{layers}.config.RoutingMethodType", "Renormalize" if gpt_oss else "DeepSeekV3"),
+        routing_method=member(
+            release, f"{layers}.config.RoutingMethodType", "Renormalize" if gpt_oss else "DeepSeekV3"
+        ),
         router_logits_dtype=BF16,
         hidden_dim=7168,
         hidden_dim_unpadded=7168,
@@ -145,6 +146,3 @@ def schemes(release: VllmRelease) -> Iterator[tuple[str, Answer]]:
         answer = ask_oracle(release, scheme)
         if answer is not None:
             yield scheme, answer
-
-
-__all__ = ["SCHEMES", "accept_unknown", "ask_oracle", "schemes"]

@@ -9,7 +9,7 @@ from typing import Any
 
 from .interpreter import Interpreter, parse
 from .stand_ins import Target, accept_unknown, libraries_for
-from .values import Bound, Class, Function, Host, Instance, Member, Raised, Record, Symbol, Unknown, Value
+from .values import Class, Function, Host, Instance, Member, Raised, Record, Symbol, Unknown, Value
 
 BF16 = Symbol("torch.bfloat16")
 # Dimensions that decide which attention kernels accept a layer. Source: config.json of the models named.
@@ -93,7 +93,9 @@ class VllmRelease:
         required = set()
         for line in metadata.read_text(encoding="utf-8").splitlines() if metadata else ():
             if line.startswith("Requires-Dist:") and "extra ==" not in line:
-                required.add(re.split(r"[^\w-]", line.split(":")[1].strip())[0].replace("-", "_").removesuffix("_kernels"))
+                required.add(
+                    re.split(r"[^\w-]", line.split(":")[1].strip())[0].replace("-", "_").removesuffix("_kernels")
+                )
         return frozenset(name for name in OPTIONAL if name not in required)
 
     def custom_ops(self) -> Host:
@@ -204,7 +206,7 @@ class VllmRelease:
         get = cls.find("get_impl_cls") if cls else None
         impl = get() if isinstance(get, Function) and get.kind == "static" else get(cls) if get else None
         init = impl.find("__init__") if isinstance(impl, Class) else None
-        if not isinstance(init, Function):
+        if not isinstance(impl, Class) or not isinstance(init, Function):
             return None
         fields, text_config = LAYERS[layer]
         kv = self.sparse_cache_type(cls, kv) if fields.get("use_sparse") else kv
@@ -237,7 +239,9 @@ class VllmRelease:
 
     def sparse_cache_type(self, backend: Class, kv: str) -> str:
         """Return the cache type that the MLA layer hands to a sparse backend."""
-        convert = self.find("vllm.model_executor.layers.attention.mla_attention._canonicalize_sparse_mla_kv_cache_dtype")
+        convert = self.find(
+            "vllm.model_executor.layers.attention.mla_attention._canonicalize_sparse_mla_kv_cache_dtype"
+        )
         if convert:
             return str(convert(backend, kv))
         # Before 0.24 the layer's constructor converts by itself (mla_attention.py:388 of 0.20.0).
