@@ -127,7 +127,7 @@ def backend_facts(release: VllmRelease) -> Iterator[Fact]:
 
 
 def is_for_platform(backend: str, gpu: str) -> bool:
-    """Return whether a backend is for the platform: a compute capability alone does not tell NVIDIA from AMD."""
+    """Return whether a backend is for the platform: a compute capability does not separate NVIDIA from AMD."""
     if gpu in AMD:
         return backend.startswith(("ROCM", "TURBOQUANT", "ULTRAQUANT")) or backend in ("TRITON_ATTN", "TRITON_MLA")
     return not backend.startswith(("ROCM", "CPU", "XPU", "AMX", "ULTRAQUANT"))

@@ -96,7 +96,7 @@ def load(folder: Path, engine: str) -> dict[str, list[Row]]:
 
 
 def shorten(fact: Row) -> Row:
-    """Leave out what is the usual case: facts that say nothing, arguments that stay as they were asked for."""
+    """Leave out what is the usual case: facts without content, arguments that stay as they were asked for."""
     asked = fact["key"]
     exotic = asked.get("layer", "").startswith("deepseek-v4") and asked["kv"] not in DEEPSEEK_V4_CACHES
     foreign = fact["kind"] == "attention_backend" and not is_for_platform(asked["name"], asked["gpu"])

@@ -31,7 +31,7 @@ LAYERS: dict[str, tuple[dict[str, Value], dict[str, Value]]] = {
         {**MLA, "qk_nope_head_dim": 256, "qk_rope_head_dim": 0, "index_topk": 2048},
     ),
 }
-HEADS = 64  # attention heads of one rank in the checks: more than 16, where SM100 prefers another sparse backend
+HEADS = 16  # attention heads of one rank in the checks: DeepSeek at TP 8, Kimi and GLM-5 at TP 4
 # Packages that a plain `pip install vllm` does not bring unless the wheel's METADATA lists them.
 OPTIONAL = ("tokenspeed_mla", "b12x", "hpc", "zentorch", "humming", "flydsl")
 ASSUMED_TRUE = re.compile(r"^(has_(flashinfer|deep_gemm|deep_ep|triton_kernels|tilelang|cutedsl|fbgemm|nvshmem)\w*)$")
@@ -99,7 +99,7 @@ class VllmRelease:
         return frozenset(name for name in OPTIONAL if name not in required)
 
     def custom_ops(self) -> Host:
-        """Compiled functions that tell what the wheel was built for; their limits are in csrc, not in the wheel."""
+        """Stand-ins for compiled checks of the GPU; the limits are those of csrc, which is not in the wheel."""
         major, minor = self.target.capability
         number = 0 if self.target.is_amd else major * 10 + minor
         return Record(

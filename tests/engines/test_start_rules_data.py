@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scripts.support_rules.interpreter import Interpreter
+from scripts.support_rules.stand_ins import Target, libraries_for
+from scripts.support_rules.values import Raised
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "src/moebox/data/start_rules"
@@ -161,3 +164,41 @@ def test_check_prints_an_answer_and_its_exit_code(arguments: str, code: int, ans
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == code, done
     assert answer in done.stdout + done.stderr
+
+
+SOURCE = """
+import torch
+import library_that_is_not_installed as other
+open("ran", "w").write("the module was run")
+
+class Base:
+    kv = ["auto", "fp8"]
+    @classmethod
+    def supports(cls, kv):
+        return kv in cls.kv and torch.cuda.get_device_capability() >= (8, 9)
+
+class Backend(Base):
+    def __init__(self, kv):
+        if other.is_disabled():
+            raise ValueError("disabled")
+        if not self.supports(kv):
+            raise NotImplementedError(f"{kv} needs SM89, got {torch.cuda.get_device_name()}")
+"""
+
+
+def test_sources_are_followed_without_running_them(tmp_path: Path) -> None:
+    """A check is answered for an absent GPU; unknown conditions are not met, and nothing of the source runs."""
+    (tmp_path / "engine.py").write_text(SOURCE, encoding="utf-8")
+    answers = {}
+    for gpu in ("sm80", "sm90"):
+        reader = Interpreter(tmp_path, libraries=libraries_for(Target(gpu)), replaced={}, hooks={})
+        backend = reader.module("engine").names["Backend"]
+        try:
+            backend("fp8")
+            answers[gpu] = "accepted"
+        except Raised as raised:
+            answers[gpu] = f"{raised.text} at {raised.at}"
+        assert any("other.is_disabled()" in line for line in reader.assumed)
+    assert answers == {"sm80": "fp8 needs SM89, got sm80 at engine.py:17", "sm90": "accepted"}
+    assert not (tmp_path / "ran").exists()
+    assert not Path("ran").exists()
