@@ -101,9 +101,14 @@ class Finding:
 
 @functools.cache
 def symptoms() -> tuple[Symptom, ...]:
-    """All symptoms in file order, the more specific patterns first."""
-    rows = load_table("symptoms")["symptom"]
-    return tuple(codec.decode(Symptom, row, where=f"symptoms.toml [{row.get('id', '?')}]") for row in rows)
+    """Every known failure, the narrower pattern first: reported ones, then those of symptoms.toml."""
+    return (*_decode_symptoms("symptoms_reported"), *_decode_symptoms("symptoms"))
+
+
+@functools.cache
+def _decode_symptoms(name: str) -> tuple[Symptom, ...]:
+    rows = load_table(name)["symptom"]
+    return tuple(codec.decode(Symptom, row, where=f"{name}.toml [{row.get('id', '?')}]") for row in rows)
 
 
 def predicted_symptoms(
@@ -123,7 +128,8 @@ def predicted_symptoms(
 @functools.lru_cache(maxsize=64)
 def _possible_symptoms(engine: str, version: str, sm: str, model: str) -> tuple[Symptom, ...]:
     """Symptoms to warn of with some settings; cached, since a plan tries hundreds of recipes."""
-    foreseeable = (symptom for symptom in symptoms() if symptom.foresee and symptom.applies.covers_model(model))
+    every = _decode_symptoms("symptoms")
+    foreseeable = (symptom for symptom in every if symptom.foresee and symptom.applies.covers_model(model))
     return tuple(each for each in foreseeable if each.applies.covers(engine=engine, version=version, sm=sm))
 
 

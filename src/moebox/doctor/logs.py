@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 from moebox.core.symptom import Finding, Symptom, symptoms
+from moebox.core.xid import xid_of_line
 from moebox.errors import BadInput
 from moebox.escape import printable_line
 
 MAX_LINE_CHARS = 16_384  # the rest of a line is ignored; a longer one is an encoded image or the like
 BLOCK_BYTES = 1 << 20
+ANY_XID = "gpu-xid"  # the symptom of every Xid that has no row of its own
 MAX_SHAPES = 20_000  # kinds of lines remembered; a log has hundreds
 DIGITS = b"0123456789"
 PREFIX = re.compile(r"^(?:\([^)]*\) )?(?:\[[^\]]*\] )?(?:[A-Z]+ [^\]]*\] )?")
@@ -130,12 +132,13 @@ class LogSearch:
             match = pattern.search(line)
             if not match:
                 continue
-            self.counts[symptom.id] = self.counts.get(symptom.id, 0) + 1
-            if symptom.id in self.findings:
+            finding = make_finding(symptom, match, line, self.lines)
+            self.counts[finding.symptom] = self.counts.get(finding.symptom, 0) + 1
+            if finding.symptom in self.findings:
                 return []
-            self.findings[symptom.id] = make_finding(symptom, match, line, self.lines)
-            self._awaiting = symptom.id if symptom.next_line else ""
-            return [self.findings[symptom.id]]
+            self.findings[finding.symptom] = finding
+            self._awaiting = finding.symptom if symptom.next_line else ""
+            return [finding]
         return []
 
     def _note_error(self, line: str) -> None:
@@ -193,7 +196,8 @@ def _literal_runs(pattern: str) -> list[str]:
 
 
 def make_finding(symptom: Symptom, match: re.Match[str], line: str, number: int) -> Finding:
-    return Finding(
+    """The symptom as seen on this line; a line with an Xid also gets what NVIDIA's table has of it."""
+    finding = Finding(
         symptom=symptom.id,
         area=symptom.area,
         severity=symptom.severity,
@@ -203,6 +207,18 @@ def make_finding(symptom: Symptom, match: re.Match[str], line: str, number: int)
         remedy=symptom.remedy,
         change=symptom.recipe_changes(match),
         source=symptom.source,
+    )
+    if not (known := xid_of_line(line)):
+        return finding
+    if symptom.id != ANY_XID:
+        return dataclasses.replace(finding, cause=f"{known.cause} {symptom.cause}")
+    return dataclasses.replace(
+        finding,
+        symptom=f"{ANY_XID}-{known.number}",
+        severity=known.severity,
+        cause=known.cause,
+        remedy=known.action,
+        source=known.source,
     )
 
 

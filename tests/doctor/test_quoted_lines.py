@@ -1,0 +1,64 @@
+"""Lines that owners quoted in their reports are found by the symptom that cites the report; Xids are explained."""
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from moebox.core.symptom import symptoms
+from moebox.core.xid import xids
+from moebox.doctor.logs import search_pieces
+
+MOEBOX = [sys.executable, "-c", "import sys; from moebox.cli import main; sys.exit(main())"]
+with (Path(__file__).parent / "quoted_lines.csv").open(encoding="utf-8", newline="") as file:
+    QUOTES = [(row["symptom"], row["line"]) for row in csv.DictReader(file)]
+
+
+@pytest.mark.parametrize(("symptom", "line"), QUOTES)
+def test_a_quoted_line_is_found_by_the_symptom_that_cites_it(symptom: str, line: str) -> None:
+    """Every line quoted in a report leads to its symptom, whichever other symptom the lines around it have."""
+    assert symptom in search_pieces([f"{line}\n".encode()]).findings
+
+
+def test_ids_of_symptoms_are_unique() -> None:
+    """An id names one symptom over both files."""
+    ids = [symptom.id for symptom in symptoms()]
+    assert len(set(ids)) == len(ids)
+
+
+def test_every_xid_of_nvidias_table_is_explained() -> None:
+    """A kernel log line with any number of the table gives its meaning, whose fault it usually is, and an action."""
+    assert sorted(xids()) == list(range(1, 177))
+    for number, known in xids().items():
+        line = f"NVRM: Xid (PCI:0000:01:00): {number}, pid=1, name=python3"
+        (finding, *_) = search_pieces([f"{line}\n".encode()]).findings.values()
+        assert known.name in finding.cause, number
+        assert finding.remedy, number
+
+
+@pytest.mark.parametrize("number", [8, 31, 69, 119])
+def test_doctor_logs_names_the_cause_of_an_xid(number: int) -> None:
+    """`doctor logs` names these Xids as the cause and exits 1."""
+    line = f"[ 388.5] NVRM: Xid (PCI:0000:01:00): {number}, pid=6211, name=python3, channel 0x00000008\n"
+    done = subprocess.run(
+        [*MOEBOX, "doctor", "logs", "-", "--json"], input=line, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1, done
+    cause = json.loads(done.stdout)["cause"]
+    assert cause["cause"].startswith(f"Xid {number}, ")
+    assert "Usually the fault of" in cause["cause"]
+
+
+def test_two_xids_are_two_findings() -> None:
+    """Different numbers are counted apart."""
+    lines = b"NVRM: Xid (PCI:0000:01:00): 63, pid=1\nNVRM: Xid (PCI:0000:01:00): 94, pid=1\n" * 2
+    found = search_pieces([lines])
+    assert found.counts == {"gpu-xid-63": 2, "gpu-xid-94": 2}
+
+
+def test_an_xid_that_the_table_does_not_list_is_a_finding() -> None:
+    """A number beyond the table is reported as unknown to it."""
+    assert "gpu-xid" in search_pieces([b"NVRM: Xid (PCI:0000:01:00): 999, pid=1\n"]).findings
