@@ -31,10 +31,10 @@ def main() -> int:
     read.add_argument("sources", nargs="+", metavar="SOURCE")
     read.add_argument("--facts", type=Path, required=True)
     read.add_argument("--jobs", type=int, default=1)
-    write = commands.add_parser("write", help="merge facts into TOML")
+    write = commands.add_parser("write", help="merge facts into data/start_rules")
     write.add_argument("--facts", type=Path, required=True)
     write.add_argument("--out", type=Path, default=DATA)
-    check.add_arguments(commands.add_parser("check", help="answer from the TOML"))
+    check.add_arguments(commands.add_parser("check", help="answer from data/start_rules"))
     options = parser.parse_args()
     try:
         if options.command == "read":

@@ -1,7 +1,7 @@
 """Answers from the start rules whether an engine release starts a model on a GPU generation, and with what."""
 
 import argparse
-import tomllib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ class Rules:
 
     def __init__(self, data: Path, engine: str, version: str) -> None:
         with (data / FILES[engine]).open("rb") as file:
-            self.tables: dict[str, Any] = tomllib.load(file)
+            self.tables: dict[str, Any] = json.load(file)
         self.release, self.note = pick_release(self.tables["releases"], version)
 
     def rows(self, table: str, **wanted: Any) -> list[Row]:

@@ -1,4 +1,4 @@
-"""Merges the facts of releases into TOML rows with version ranges."""
+"""Merges the facts of releases into rows with version ranges."""
 
 import json
 import re
@@ -35,10 +35,15 @@ PLURAL = {
 TABLE = {"forced": "attention_choice", "moe-refusal": "moe_refusal"}
 NAMES = {"quantization": "quantization_choice", "attention-backend": "attention_backend_name"}
 FILES = {
-    "vllm": "vllm.toml",
-    "sglang": "sglang.toml",
-    "llama.cpp": "llama_cpp.toml",
-    "ik_llama.cpp": "ik_llama_cpp.toml",
+    "vllm": "vllm.json",
+    "sglang": "sglang.json",
+    "llama.cpp": "llama_cpp.json",
+    "ik_llama.cpp": "ik_llama_cpp.json",
+}
+# Cache types of a recipe by the engine's names; "auto" is the model's own type, which is bf16.
+CACHE_NAMES = {
+    "vllm": {"bf16": "bfloat16", "f16": "float16"},
+    "sglang": {"fp8": "fp8_e4m3", "bf16": "auto"},
 }
 # Shorter names for the arguments that SGLang resolves.
 SHORT = {
@@ -151,22 +156,30 @@ def merge_dimensions(rows: list[Row], dimensions: Iterable[str]) -> list[Row]:
     return flat
 
 
-def quote(value: Any) -> str:
-    if isinstance(value, list):
-        return "[" + ", ".join(quote(x) for x in value) + "]"
-    return json.dumps(value, ensure_ascii=False)
+Table = tuple[str, Row]
 
 
-def table(name: str, fields: Row) -> str:
-    lines = [f"{k} = {quote(v)}" for k, v in fields.items() if v not in (None, "", [])]
-    return "\n".join([f"[[{name}]]", *lines]) + "\n"
+def table(name: str, fields: Row) -> Table:
+    return name, {k: v for k, v in fields.items() if v not in (None, "", [])}
+
+
+def dump(document: Row) -> str:
+    """Return JSON with a line for each row, so that a change shows as changed lines."""
+    lines = []
+    for key, value in document.items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            rows = ",\n".join(json.dumps(row, ensure_ascii=False, separators=(",", ":")) for row in value)
+            lines.append(f"{json.dumps(key)}: [\n{rows}\n]")
+        else:
+            lines.append(f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def versions(row: Row) -> str:
     return f"=={row['first']}" if row["first"] == row["last"] else f">={row['first']},<={row['last']}"
 
 
-def name_tables(rows: list[Row]) -> Iterable[str]:
+def name_tables(rows: list[Row]) -> Iterable[Table]:
     """Yield a table for each kind of name and range of releases."""
     groups: dict[tuple[str, str, str], tuple[list[str], str]] = {}
     for row in rows:
@@ -184,7 +197,7 @@ def depends_on_tp(key: Row) -> bool:
     return any(g in AMD for g in key["gpus"]) and any(PROFILES[m].mla for m in key["models"])
 
 
-def engine_tables(engine: str, releases: dict[str, list[Row]]) -> Iterable[str]:
+def engine_tables(engine: str, releases: dict[str, list[Row]]) -> Iterable[Table]:
     """Yield the tables of one engine's file."""
     commits = {f["key"]["version"]: f["value"] for facts in releases.values() for f in facts if f["kind"] == "commit"}
     for version, value in commits.items():
@@ -221,14 +234,13 @@ def engine_tables(engine: str, releases: dict[str, list[Row]]) -> Iterable[str]:
 def write(facts: Path, out: Path) -> int:
     """Write a file for each engine. Return the exit code."""
     out.mkdir(parents=True, exist_ok=True)
-    common, *sections = (Path(__file__).parent / "header.txt").read_text(encoding="utf-8").split("## ")
-    header = {name: text for name, _, text in (section.partition("\n") for section in sections)}
     for engine, name in FILES.items():
         releases = load(facts, engine)
         if not releases:
             raise ValueError(f"{facts} has no facts of {engine}")
-        own = header.get(engine, header["ggml"])
-        intro = common + own + f'\nengine = "{engine}"\nreleases = {quote(list(releases))}\n\n'
-        (out / name).write_text(intro + "\n".join(engine_tables(engine, releases)), encoding="utf-8")
+        document: Row = {"engine": engine, "cache_names": CACHE_NAMES.get(engine, {}), "releases": list(releases)}
+        for kind, row in engine_tables(engine, releases):
+            document.setdefault(kind, []).append(row)
+        (out / name).write_text(dump(document), encoding="utf-8")
         print(f"{name}: {len(releases)} releases, {(out / name).stat().st_size / 1000:.0f} kB")
     return 0

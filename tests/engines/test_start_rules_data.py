@@ -1,9 +1,9 @@
 """The start rules in data/start_rules are consistent, and give the answers that the engines' sources give."""
 
+import json
 import re
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from scripts.support_rules.values import Raised
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "src/moebox/data/start_rules"
-FILES = ("vllm.toml", "sglang.toml", "llama_cpp.toml", "ik_llama_cpp.toml")
+FILES = ("vllm.json", "sglang.json", "llama_cpp.json", "ik_llama_cpp.json")
 GPUS = {"sm80", "sm86", "sm89", "sm90", "sm100", "sm103", "sm120", "sm121", "gfx942", "gfx950"}
 HIGHEST_BYTES = 300_000  # all files together: they are read at every plan
 Row = dict[str, Any]
@@ -25,7 +25,7 @@ def key(version: str) -> tuple[int, ...]:
 
 
 def load(name: str) -> dict[str, Any]:
-    return tomllib.loads((DATA / name).read_text(encoding="utf-8"))
+    return json.loads((DATA / name).read_text(encoding="utf-8"))
 
 
 def ends(spec: str) -> tuple[str, str]:
@@ -75,7 +75,7 @@ def test_names_occur_once_in_a_release(name: str) -> None:
 
 def test_vllm_attention_has_one_answer_for_each_question() -> None:
     """No two attention rows cover the same release, GPU, layer and cache type."""
-    data = load("vllm.toml")
+    data = load("vllm.json")
     seen = set()
     for row in data["attention"]:
         assert ("refused" in row) != bool(row.get("order")), row
@@ -88,7 +88,7 @@ def test_vllm_attention_has_one_answer_for_each_question() -> None:
 
 def test_backends_in_an_order_are_declared_for_that_gpu() -> None:
     """A backend that an attention row accepts has a declaration for the same release and GPU."""
-    data = load("vllm.toml")
+    data = load("vllm.json")
     for row in data["attention"]:
         for release in ends(row["versions"]):
             for gpu in row["gpus"]:
@@ -119,7 +119,7 @@ def test_the_files_stay_small() -> None:
 )
 def test_vllm_attention_default(version: str, gpu: str, layer: str, kv: str, answer: str) -> None:
     """Defaults and refusals agree with a reading of vLLM's sources by hand."""
-    (row,) = rows(load("vllm.toml"), "attention", version, gpus=gpu, layers=layer, kv=kv)
+    (row,) = rows(load("vllm.json"), "attention", version, gpus=gpu, layers=layer, kv=kv)
     assert answer in (row["refused"] if "refused" in row else row["order"][0])
 
 
@@ -135,14 +135,14 @@ def test_vllm_attention_default(version: str, gpu: str, layer: str, kv: str, ans
 )
 def test_sglang_attention_default(version: str, gpu: str, model: str, attention: str) -> None:
     """Defaults agree with a reading of SGLang's argument resolution by hand."""
-    (row,) = rows(load("sglang.toml"), "default", version, gpus=gpu, models=model, kv="auto", drafts="none")
+    (row,) = rows(load("sglang.json"), "default", version, gpus=gpu, models=model, kv="auto", drafts="none")
     assert row["attention"] == attention
 
 
 def test_sglang_uses_aiter_for_kimi_on_amd_up_to_tp_4() -> None:
     """AITER's MLA kernel takes 16 or 128 heads a rank, so Kimi's 64 heads leave it above TP 4."""
     found = {}
-    data = load("sglang.toml")
+    data = load("sglang.json")
     for row in rows(data, "default", "0.5.23", gpus="gfx942", models="kimi-k2", kv="auto", drafts="none"):
         found.update(dict.fromkeys(row["tp"], row["attention"]))
     assert found[4] == "aiter"

@@ -14,6 +14,7 @@ from moebox.core import families, registry
 from moebox.core.deployment import Deployment
 from moebox.core.model import format_names
 from moebox.core.plan import PlanWarning
+from moebox.engines.support import support_warnings
 
 Severity = Literal["note", "warning", "fatal"]
 MLA_FP8 = "smem-vllm-mla-fp8"  # the symptom of a decode kernel that a patch fixes
@@ -52,6 +53,8 @@ def common_refusals(deployment: Deployment) -> list[PlanWarning]:
         others = [each.title for each in every if not families.unsupported_reason(each.name, each.title, model)[0]]
         remedy = f"a newer {engine.title}" if engine.title in others else " or ".join(others)
         found.append(plan_warning("fatal", unsupported, remedy, source))
+    else:
+        found += support_warnings(deployment)
     available = len(box.gpus) * box.nodes if box else 0
     if box and 0 < available < recipe.parallel.gpu_count:
         text = f"it needs {recipe.parallel.gpu_count} GPUs and {box.name} has {available}"

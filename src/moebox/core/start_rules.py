@@ -1,0 +1,212 @@
+"""Start rules: what an engine's own release accepts, chooses by itself or refuses, read from its sources.
+
+scripts/support_rules follows the support checks of each release and writes data/start_rules/ENGINE.json, with version
+ranges and file:line; scripts/support_rules/FORMAT.md explains the tables. A release that was not read has no rules.
+"""
+
+import functools
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moebox.core.support_matrix import Setup, in_versions, version_numbers
+from moebox.data import FOLDER
+
+RuleRow = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartRefusal:
+    """A refusal by the engine's own checks."""
+
+    text: str
+    at: str  # file:line
+    release: str
+    remedy: str = ""
+
+
+class ReleaseRules:
+    """The tables of one engine for one release."""
+
+    def __init__(self, tables: RuleRow, release: str) -> None:
+        self.tables, self.release = tables, release
+        self._of_release: dict[str, list[RuleRow]] = {}
+
+    def rows(self, table: str, **wanted: Any) -> Iterator[RuleRow]:
+        """Rows of this release whose fields equal or contain what is wanted; a missing field is any."""
+        if table not in self._of_release:
+            every = self.tables.get(table, ())
+            self._of_release[table] = [row for row in every if in_versions(self.release, row.get("versions", ""))]
+        for row in self._of_release[table]:
+            have = ((row.get(key), value) for key, value in wanted.items())
+            if all(value in field if isinstance(field, list) else field in (None, value) for field, value in have):
+                yield row
+
+    def first(self, table: str, **wanted: Any) -> RuleRow | None:
+        """The first such row."""
+        return next(self.rows(table, **wanted), None)
+
+    @functools.cache  # noqa: B019  rules of a release are kept for the life of the process
+    def names(self, kind: str) -> frozenset[str]:
+        """Names that a release has of a kind: architectures, parsers, cache types."""
+        return frozenset(name for row in self.rows(kind) for name in row["names"])
+
+    def refusal(self, text: str, row: RuleRow | None = None, remedy: str = "") -> StartRefusal:
+        """A refusal with its place in the sources."""
+        return StartRefusal(text=text, at=row.get("at", "") if row else "", release=self.release, remedy=remedy)
+
+
+def _file(engine: str) -> Path:
+    return FOLDER / "start_rules" / f"{engine.replace('.', '_')}.json"
+
+
+@functools.cache
+def _tables(engine: str) -> RuleRow:
+    found: RuleRow = json.loads(_file(engine).read_text(encoding="utf-8"))
+    return found
+
+
+@functools.cache
+def release_rules(engine: str, version: str) -> ReleaseRules | None:
+    """The rules of the newest release read that is not newer than a version; None if there is none."""
+    if not version_numbers(version) or not _file(engine).is_file():
+        return None
+    tables = _tables(engine)
+    older = [release for release in tables["releases"] if in_versions(version, f">={release}")]
+    return ReleaseRules(tables, older[-1]) if older else None
+
+
+def default_attention(setup: Setup) -> str:
+    """The attention backend that the engine chooses by itself, or "" if that is not known."""
+    rules = release_rules(setup.engine, setup.version)
+    if rules is None or setup.fork or setup.model is None:
+        return ""
+    if "layer" in rules.tables:
+        row = _layer_attention(rules, setup, _cache_name(rules, setup))
+        return str(row["order"][0]) if row and "order" in row else ""
+    return str((_profile_default(rules, setup) or {}).get("attention", ""))
+
+
+def default_experts(setup: Setup) -> str:
+    """The engine's own choice of kernels for the experts, or "" if that is not known."""
+    rules = release_rules(setup.engine, setup.version)
+    if rules is None or setup.fork:
+        return ""
+    row = rules.first("moe", gpus=setup.gpu, quantizations=_expert_format(setup))
+    return str(row["order"][0]) if row and row.get("order") else ""
+
+
+def start_refusals(setup: Setup) -> list[StartRefusal]:
+    """Why the engine's own checks refuse a setup; empty if nothing does or the release was not read."""
+    rules = release_rules(setup.engine, setup.version)
+    if rules is None or setup.fork or setup.model is None:
+        return []
+    found = [*_architecture(rules, setup), *_parsers(rules, setup)]
+    if setup.gpu:
+        found += [*_layer_refusals(rules, setup), *_profile_refusals(rules, setup)]
+    return found
+
+
+def _architecture(rules: ReleaseRules, setup: Setup) -> Iterator[StartRefusal]:
+    """An architecture that a later release has, or an earlier one had."""
+    assert setup.model is not None
+    name = setup.model.architecture
+    every = {known: row for row in rules.tables.get("architecture", ()) for known in row["names"]}
+    if name in every and name not in rules.names("architecture"):
+        versions = every[name]["versions"].replace(">=", "").replace("==", "").split(",")[0]
+        yield rules.refusal(f"{setup.engine} {rules.release} has no {name}: {versions} is the first release that does")
+
+
+def _parsers(rules: ReleaseRules, setup: Setup) -> Iterator[StartRefusal]:
+    """Parsers that the release does not have; engines refuse such a name at the start."""
+    for kind in ("tool_parser", "reasoning_parser"):
+        name, known = getattr(setup.recipe, kind), rules.names(kind)
+        if name and known and name not in known:
+            yield rules.refusal(
+                f"{setup.engine} {rules.release} has no {kind.replace('_', ' ')} {name}", rules.first(kind)
+            )
+
+
+def _cache_name(rules: ReleaseRules, setup: Setup) -> str:
+    """The recipe's cache type by the engine's name."""
+    kv = setup.recipe.kv or "auto"
+    if kv == "auto" and setup.model and setup.model.architecture.startswith("DeepseekV4"):
+        kv = "fp8"  # what the model's own configuration makes of "auto"
+    return str(rules.tables.get("cache_names", {}).get(kv, kv))
+
+
+def _layer_attention(rules: ReleaseRules, setup: Setup, cache: str) -> RuleRow | None:
+    """The row of the model's attention layer with a cache type."""
+    assert setup.model is not None
+    layer = rules.first("layer", architectures=setup.model.architecture)
+    return rules.first("attention", gpus=setup.gpu, layers=layer["name"], kv=cache) if layer else None
+
+
+def _layer_refusals(rules: ReleaseRules, setup: Setup) -> Iterator[StartRefusal]:
+    named = str(setup.recipe.flags.get("attention-backend", "")).upper()
+    row, cache = (
+        _layer_attention(rules, setup, _cache_name(rules, setup)),
+        f"{_cache_name(rules, setup)} cache on {setup.gpu}",
+    )
+    if row and "refused" in row:
+        others = {"bf16": "bfloat16", "fp8": "fp8"}
+        accepted = [kv for kv, name in others.items() if "order" in (_layer_attention(rules, setup, name) or {})]
+        remedy = " or ".join(f'kv = "{kv}"' for kv in accepted)
+        yield rules.refusal(f"no attention backend takes this model with {cache}: {row['refused']}", row, remedy)
+    elif row and named and named not in row["order"]:
+        yield rules.refusal(f"{named} does not take this model with {cache}; these do: {', '.join(row['order'])}", row)
+    refused = rules.first("moe_refusal", gpus=setup.gpu, quantizations=_expert_format(setup))
+    if refused:
+        yield rules.refusal(f"no kernel computes experts in {_expert_format(setup)} on {setup.gpu}", refused)
+
+
+def _expert_format(setup: Setup) -> str:
+    """The experts' format by the names of the tables; "" if it has none."""
+    architecture = setup.model.architecture if setup.model else ""
+    if setup.model is None or setup.model.moe is None or setup.checkpoint is None:
+        return ""
+    if "mxfp4" in setup.quants:
+        own = {"GptOssForCausalLM": "mxfp4-gpt-oss", "DeepseekV4ForCausalLM": "mxfp4-deepseek-v4"}
+        return own.get(architecture, "mxfp4")
+    if "fp8" in setup.quants:
+        return "fp8-block" if "block" in setup.checkpoint.quant else ""
+    return next((name for name in ("nvfp4", "mxfp8", "int4", "bf16") if name in setup.quants), "")
+
+
+def _profile(rules: ReleaseRules, setup: Setup) -> RuleRow | None:
+    assert setup.model is not None
+    found = [*rules.rows("model", architecture=setup.model.architecture)]
+    methods = {"nvfp4": "modelopt", "int4": "compressed-tensors", "fp8": "fp8", "mxfp4": "mxfp4"}
+    wanted = {methods[name] for name in setup.quants if name in methods}
+    return next((row for row in found if row.get("quantization") in wanted), found[0] if found else None)
+
+
+def _profile_default(rules: ReleaseRules, setup: Setup) -> RuleRow | None:
+    """The row of what the engine chooses for the model, its cache type and tensor parallelism."""
+    profile = _profile(rules, setup)
+    if profile is None:
+        return None
+    asked = {"gpus": setup.gpu, "models": profile["name"], "kv": _cache_name(rules, setup)}
+    rows = [row for row in rules.rows("default", **asked) if "drafts" not in row]
+    tp = setup.recipe.parallel.tp
+    exact = [row for row in rows if tp in row.get("tp", ())]
+    return next(iter(exact or [row for row in rows if "tp" not in row or setup.gpu.startswith("sm")]), None)
+
+
+def _profile_refusals(rules: ReleaseRules, setup: Setup) -> Iterator[StartRefusal]:
+    profile, named = _profile(rules, setup), str(setup.recipe.flags.get("attention-backend", ""))
+    if profile is None:
+        return
+    kv = _cache_name(rules, setup)
+    if not named:
+        row = rules.first("refusal", gpus=setup.gpu, models=profile["name"], kv=kv, tp=setup.recipe.parallel.tp)
+        if row:
+            yield rules.refusal(row["text"], row)
+        return
+    major = {"sm121": "sm120", "sm103": "sm100", "sm86": "sm80", "sm89": "sm80"}.get(setup.gpu, setup.gpu)
+    layer = "mla" if profile["layer"].startswith("mla") else profile["layer"]
+    choice = rules.first("attention_choice", gpus=major, layers=layer, kv=kv, backends=named)
+    if choice and "refused" in choice:
+        yield rules.refusal(f"{named}: {choice['refused']}", choice)

@@ -1,0 +1,87 @@
+"""Whether an engine version runs a setup: the one function that plan, up, forecast, climb and doctor ask.
+
+It reads the support matrix (reports), the start rules (the engines' own checks) and data/architectures.toml (the first
+release that has an architecture).
+"""
+
+from dataclasses import dataclass
+
+from moebox.core import families, registry
+from moebox.core.start_rules import StartRefusal, start_refusals
+from moebox.core.support_matrix import (
+    WORST_FIRST,
+    Match,
+    Setup,
+    State,
+    SupportRow,
+    candidate_rows,
+    match_row,
+    version_note,
+)
+from moebox.core.support_settings import BUILD_KEYS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Support:
+    """The answer: the state, the rows that decide it, and rows that hold only under further conditions."""
+
+    state: State
+    matches: tuple[Match, ...] = ()  # certain and not contradicted by narrower ones, the worst first
+    possible: tuple[Match, ...] = ()  # rows with conditions that are not known to hold
+    contradicted: tuple[SupportRow, ...] = ()  # rows that a narrower or newer one stands against
+    refusals: tuple[StartRefusal, ...] = ()  # of the engine's own checks
+    note: str = ""  # why the rows of a release may not hold for this build or version
+
+    @property
+    def factor(self) -> float:
+        """The share of the speed that measured slow rows leave."""
+        factors = [match.row.factor for match in self.matches if match.row.state == "slow" and not match.row.estimated]
+        return min((factor for factor in factors if factor), default=1.0)
+
+
+def support_for(setup: Setup) -> Support:
+    """What is known of a setup. The narrowest row wins over those it covers, then the newest.
+
+    A row stands against another only if it has a condition on everything that the other has one on: a report that
+    something runs does not contradict one about a setting that it does not mention. A report that the architecture runs
+    on this GPU with this version stands against a refusal that was read from the sources.
+    """
+    matches = [found for row in candidate_rows(setup) if (found := match_row(row, setup))]
+    note = version_note(setup.engine, setup.version)
+    of_release: tuple[Match, ...] = ()
+    if setup.fork:
+        note = f"{setup.fork} is not the release {setup.version}: what is known of the release may not hold"
+        of_release = tuple(match for match in matches if not any(key in BUILD_KEYS for key in match.row.settings))
+    own = [match for match in matches if match not in of_release]
+    certain = [match for match in own if match.is_certain]
+    standing = [match for match in certain if not any(_overrides(other.row, match.row) for other in certain)]
+    standing.sort(key=lambda match: (WORST_FIRST.index(match.row.state), -len(match.row.dimensions)))
+    seen_running = any(
+        match.row.state == "runs" and match.row.dimensions >= {"versions", "gpu", "architecture"} for match in standing
+    )
+    refusals = () if seen_running else _refusals(setup)
+    state: State = standing[0].row.state if standing else "unknown"
+    return Support(
+        state="no-start" if refusals else state,
+        matches=tuple(standing),
+        possible=(*(match for match in own if not match.is_certain), *of_release),
+        contradicted=tuple(match.row for match in certain if match not in standing),
+        refusals=refusals,
+        note=note,
+    )
+
+
+def _refusals(setup: Setup) -> tuple[StartRefusal, ...]:
+    """What the engine's sources and the table of architectures refuse."""
+    title = registry.engine_traits(setup.engine).title
+    text, source = families.unsupported_reason(setup.engine, title, setup.model, setup.version)
+    if text:
+        return (StartRefusal(text=text, at=source, release=""),)
+    return tuple(start_refusals(setup))
+
+
+def _overrides(one: SupportRow, other: SupportRow) -> bool:
+    """Whether a row is narrower than another on everything the other has conditions on, or as narrow and newer."""
+    if one is other or one.state == other.state or not one.dimensions >= other.dimensions:
+        return False
+    return len(one.dimensions) > len(other.dimensions) or one.date > other.date

@@ -1,0 +1,175 @@
+"""Whether a setup meets one setting of a support row: yes, no, or not to be read from a recipe and a box."""
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from moebox.core.change import get_setting
+from moebox.core.recipe import Flag
+
+if TYPE_CHECKING:
+    from moebox.core.support_matrix import Setup
+
+# What names a build that is not the release: a fork, an image, a branch with a pull request.
+BUILD_KEYS = ("fork", "image", "branch", "patch", "patched", "pull", "build", "date")
+# What moebox's own load does: streamed requests, sampled, with prompts longer than a micro-batch.
+ALWAYS = {"stream": "true", "temperature": ">0", "prompt": "longer than ubatch"}
+OFFLOADS = {
+    "native": r"kv-offloading-size|OffloadingConnector",
+    "native tiering": r"kv-offloading-backend.*tier|TieringConnector",
+    "hicache": r"enable-hierarchical-cache",
+    "lmcache": r"LMCache|lmcache",
+}
+# Flags of engines that a recipe has a field for.
+FIELDS = {
+    "flags.ubatch-size": "hybrid.ubatch",
+    "flags.n-gpu-layers": "hybrid.gpu_layers",
+    "context": "context",
+    "max_seqs": "max_seqs",
+    "tool_parser": "tool_parser",
+    "reasoning_parser": "reasoning_parser",
+    "runtime.kind": "runtime.kind",
+    "speculate": "speculate.method",
+    "speculate.tokens": "speculate.tokens",
+}
+GB = 10**9
+
+
+def setting_holds(key: str, wanted: Flag, setup: "Setup") -> bool | None:
+    """Whether the setup has the setting; None if neither the recipe nor the box shows it."""
+    text = str(wanted)
+    if key in BUILD_KEYS:
+        return bool(setup.fork) and text.lower() in setup.fork.lower()
+    if key in ALWAYS:
+        return ALWAYS[key] == text
+    if key in SPECIAL:
+        return SPECIAL[key](text, setup)
+    if key.startswith(("flags.", "env.")) and key not in FIELDS:
+        return _value_holds(_flag_value(key, setup), text)
+    if key in FIELDS:
+        value = get_setting(setup.recipe, FIELDS[key])
+        if text == "< layers":
+            return bool(setup.model and value is not None and value < setup.model.layers)
+        return _value_holds(value, text)
+    return None
+
+
+def _flag_value(key: str, setup: "Setup") -> Any:
+    """A flag or variable as the recipe sets it, or as the launch gets it."""
+    value = get_setting(setup.recipe, key)
+    if value is None and key.startswith("flags.") and setup.rendered_flags:
+        return setup.rendered_flags().get(key.removeprefix("flags."))
+    return value
+
+
+def _value_holds(value: Any, wanted: str) -> bool:
+    """Whether a value is "set", "unset", within ">4096", or the one that is wanted."""
+    given = value not in (None, "", (), [], {}, False)
+    if wanted in ("set", "unset"):
+        return given == (wanted == "set")
+    bound = re.fullmatch(r"(>=|<=|>|<)(\d+)", wanted)
+    if bound:
+        number = float(value) if str(value).replace(".", "", 1).isdigit() else None
+        return number is not None and _within(number, bound[1], float(bound[2]))
+    if isinstance(value, bool):
+        return str(value).lower() == wanted.lower()
+    return value is not None and str(value).lower() == wanted.lower()
+
+
+def _within(value: float, sign: str, bound: float) -> bool:
+    return {">=": value >= bound, "<=": value <= bound, ">": value > bound, "<": value < bound}[sign]
+
+
+def _sequences(wanted: str, setup: "Setup") -> bool:
+    """Requests at once: the recipe's limit; an engine without one takes as many as come."""
+    return _value_holds(setup.recipe.max_seqs or 256, wanted)
+
+
+def _attention_backend(wanted: str, setup: "Setup") -> bool | None:
+    """The backend that the recipe names, or the one that the engine chooses by itself if its release was read."""
+    from moebox.core.start_rules import default_attention
+
+    named = setup.recipe.flags.get("attention-backend") or default_attention(setup)
+    return str(named).lower() == wanted.lower() if named else None
+
+
+def _moe_backend(wanted: str, setup: "Setup") -> bool | None:
+    from moebox.core.start_rules import default_experts
+
+    flags = setup.recipe.flags
+    named = flags.get("moe-backend") or flags.get("moe-runner-backend")
+    if wanted == "auto":
+        return named in (None, "auto")
+    chosen = named or default_experts(setup)
+    return str(chosen).lower() == wanted.lower() if chosen else None
+
+
+def _offload(wanted: str, setup: "Setup") -> bool:
+    """KV cache or experts beside the GPUs."""
+    if wanted == "cpu experts":
+        return setup.recipe.hybrid is not None
+    pattern = OFFLOADS.get(wanted)
+    given = " ".join(f"{key}={value}" for key, value in setup.recipe.flags.items() if value not in (0, False, "0"))
+    return bool(pattern and re.search(pattern, given))
+
+
+def _prefix_caching(wanted: str, setup: "Setup") -> bool | None:
+    """On unless the recipe turns it off; for linear layers the engines' defaults differ."""
+    value = setup.recipe.prefix_caching
+    if value is None and "linear" in setup.layer_kinds:
+        return None
+    return (value is not False) == (wanted == "true")
+
+
+def _cudagraph_mode(wanted: str, setup: "Setup") -> bool:
+    flags = setup.recipe.flags
+    named = " ".join(f"{key}={value}" for key, value in flags.items() if key.startswith("compilation-config"))
+    if flags.get("enforce-eager"):
+        return False
+    mode = re.search(r"cudagraph_mode\W+(\w+)", named)
+    return (mode[1] if mode else "FULL_AND_PIECEWISE") == wanted  # vLLM's default since 0.11
+
+
+def _ram(wanted: str, setup: "Setup") -> bool | None:
+    """The RAM of the box against "<600GB"; a size alone means no more than that."""
+    bound = re.fullmatch(r"<?(\d+)GB", wanted)
+    return setup.ram <= int(bound[1]) * GB * 1.1 if setup.ram and bound else None
+
+
+def _cuda(wanted: str, setup: "Setup") -> bool | None:
+    bound = re.fullmatch(r"(<)?([\d.]+)", wanted)
+    if not setup.cuda or not bound:
+        return None
+    here, there = ([int(part) for part in text.split(".")[:2]] for text in (setup.cuda, bound[2]))
+    return here < there if bound[1] else here == there
+
+
+def _experts_in_ram(wanted: str, setup: "Setup") -> bool:
+    """Whether experts of some layers are computed by the CPU."""
+    hybrid, model = setup.recipe.hybrid, setup.model
+    if hybrid is None or model is None:
+        return False
+    on_gpus = sum(len(layers) for layers in hybrid.experts)
+    return on_gpus < model.moe_layers and not hybrid.split
+
+
+SPECIAL: dict[str, Callable[[str, "Setup"], bool | None]] = {
+    "attention_backend": _attention_backend,
+    "moe_backend": _moe_backend,
+    "offload": _offload,
+    "hicache_storage": lambda text, setup: setup.recipe.flags.get("hicache-storage-backend") == text,
+    "prefix_caching": _prefix_caching,
+    "cudagraph_mode": _cudagraph_mode,
+    "concurrency": _sequences,
+    "ram": _ram,
+    "cuda": _cuda,
+    "driver": lambda text, setup: setup.driver == text if setup.driver and text[:1].isdigit() else None,
+    "gpus": lambda text, setup: (not setup.gpu) == (text == "0"),
+    "dtype": lambda text, setup: setup.recipe.flags.get("dtype", "bfloat16") == text,
+    "dp_attention": lambda _, setup: bool(setup.recipe.flags.get("enable-dp-attention")),
+    "slot_save": lambda _, setup: "slot-save-path" in setup.recipe.flags,
+    "linear_attention": lambda text, setup: setup.recipe.flags.get("linear-attn-backend") == text,
+    "quantization": lambda text, setup: None if setup.checkpoint else False,
+    "flags.cpu-moe": _experts_in_ram,
+    "flags.n-cpu-moe": _experts_in_ram,
+}

@@ -1,0 +1,116 @@
+"""What the support matrix and the engine's own checks know of a deployment, as warnings of a plan."""
+
+import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Literal
+
+from moebox.core.deployment import Deployment
+from moebox.core.plan import PlanWarning
+from moebox.core.support import Support, support_for
+from moebox.core.support_matrix import STATE_TEXT, Match, Setup, SupportRow, build_of
+from moebox.core.symptom import changes_text
+from moebox.engines import modules
+from moebox.engines.flags import version_or_newest
+
+MOST_POSSIBLE = 3  # rows under further conditions that are shown, the newest first
+
+
+def deployment_setups(deployment: Deployment) -> list[Setup]:
+    """A setup for each kind of GPU that a deployment uses."""
+    recipe, box, model = deployment.recipe, deployment.box, deployment.known_model
+    kv = recipe.kv
+    if kv in ("", "auto"):
+        kv = "fp8" if model is not None and model.has_compressed_cache else deployment.engine.kv_auto
+    setup = Setup(
+        engine=recipe.engine,
+        version=version_or_newest(recipe),
+        fork=build_of(recipe, deployment.engine.image),
+        model=model,
+        checkpoint=deployment.known_checkpoint,
+        kv=kv,
+        recipe=recipe,
+        ram=box.ram if box else 0,
+        driver=box.host.driver if box and box.host else "",
+        cuda=box.host.cuda if box and box.host else "",
+        rendered_flags=functools.cache(lambda: _rendered_flags(deployment)),
+    )
+    gpus = deployment.gpu_kinds
+    return [replace(setup, gpu=_generation(gpu.sm), gpu_title=gpu.title) for gpu in gpus] or [setup]
+
+
+def _generation(sm: str) -> str:
+    """A compute capability as rows write it: "12.0" is sm120."""
+    return f"sm{sm.replace('.', '')}" if sm[:1].isdigit() else sm
+
+
+def _rendered_flags(deployment: Deployment) -> Mapping[str, str]:
+    words = modules.argv_module(deployment.engine.name).arguments(deployment)
+    return {word[0].lstrip("-"): word[1] if len(word) > 1 else "true" for word in words}
+
+
+def deployment_support(deployment: Deployment) -> list[tuple[Setup, Support]]:
+    """What is known of a deployment on each kind of GPU that it uses."""
+    return [(setup, support_for(setup)) for setup in deployment_setups(deployment)]
+
+
+def speed_factor(deployment: Deployment) -> float:
+    """The share of the usual speed that measured slow rows leave; 1.0 if there is none."""
+    return min((support.factor for _, support in deployment_support(deployment)), default=1.0)
+
+
+def support_warnings(deployment: Deployment) -> list[PlanWarning]:
+    """Everything known to go wrong, each row once: certain rows first, then those under further conditions."""
+    found: dict[str, PlanWarning] = {}
+    for setup, support in deployment_support(deployment):
+        for warning in (*_certain(setup, support), *_possible(setup, support)):
+            found.setdefault(warning.text, warning)
+    return [*found.values()]
+
+
+def _certain(setup: Setup, support: Support) -> Iterator[PlanWarning]:
+    for refusal in support.refusals:
+        source = f"{refusal.at} of {setup.engine} {refusal.release}" if refusal.release else refusal.at
+        yield PlanWarning(symptom="", text=refusal.text, remedy=refusal.remedy, severity="fatal", source=source)
+    for match in support.matches:
+        if match.row.state != "runs":
+            yield _warning(match.row, _severity(match.row), match.row.text)
+
+
+def _severity(row: SupportRow) -> Literal["note", "warning", "fatal"]:
+    """A recipe that does not start, crashes, hangs or answers wrongly is no plan; parsing can be worked around."""
+    if row.state == "slow" or row.concerns_parsing:
+        return "warning"
+    return "fatal"
+
+
+def _possible(setup: Setup, support: Support) -> Iterator[PlanWarning]:
+    """Rows that hold if something holds that neither the recipe nor the box shows."""
+    shown = [match for match in support.possible if match.row.state != "runs" and _is_near(match)]
+    for match in sorted(shown, key=lambda match: match.row.date, reverse=True)[:MOST_POSSIBLE]:
+        condition = " and ".join(match.conditions) or f"as in {setup.engine} {setup.version}"
+        yield _warning(match.row, "note", f"if {condition}: {match.row.text}")
+
+
+def _is_near(match: Match) -> bool:
+    """Whether a row is about this GPU or architecture, not about every one."""
+    return bool({"gpu", "architecture"} & match.row.dimensions)
+
+
+def _warning(row: SupportRow, severity: Literal["note", "warning", "fatal"], text: str) -> PlanWarning:
+    changes = changes_text(row.change)
+    remedy = f"{row.fix} ({changes})" if row.fix and changes else row.fix or changes
+    return PlanWarning(symptom=row.symptom, text=text, remedy=remedy, severity=severity, source=row.source)
+
+
+def support_text(deployment: Deployment) -> str:
+    """The state in one line for a plan's reasons: what is known, or that nothing is."""
+    lines = []
+    for setup, support in deployment_support(deployment):
+        where = f"{deployment.engine.title} {setup.version} on {setup.gpu_title or 'a CPU'}"
+        rows = [match.row for match in support.matches if match.row.state == support.state]
+        evidence = f" ({rows[0].source})" if rows else ""
+        lines.append(f"{where}: {STATE_TEXT[support.state]}{evidence}")
+        if support.note:
+            lines.append(support.note)
+    return "; ".join(lines)
