@@ -10,7 +10,6 @@ from moebox.core.plan import PlanWarning
 from moebox.core.support import Support, support_for
 from moebox.core.support_matrix import STATE_TEXT, Match, Setup, SupportRow, build_of
 from moebox.core.symptom import changes_text
-from moebox.engines import modules
 from moebox.engines.flags import version_or_newest
 
 MOST_POSSIBLE = 3  # rows under further conditions that are shown, the newest first
@@ -45,7 +44,9 @@ def _generation(sm: str) -> str:
 
 
 def _rendered_flags(deployment: Deployment) -> Mapping[str, str]:
-    words = modules.argv_module(deployment.engine.name).arguments(deployment)
+    from moebox.engines.engine import load_engine  # which imports the refusals of every engine
+
+    words = load_engine(deployment.engine.name).arguments(deployment)
     return {word[0].lstrip("-"): word[1] if len(word) > 1 else "true" for word in words}
 
 
