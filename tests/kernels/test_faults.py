@@ -211,7 +211,7 @@ def test_a_cache_without_kernels_is_told(
     ("more", "said"),
     [
         (["--tp", "0"], "--tp 0"),
-        (["--apply"], "--apply belongs to --fix"),
+        (["--apply"], "--apply needs --fix"),
         (["--model", "qwen3-235b"], "only MLA"),
     ],
 )

@@ -61,7 +61,7 @@ def test_the_guilty_kernel_is_named_from_the_cache(tmp_path: Path, capsys: pytes
         "_fwd_kernel",
     ]
     assert main(["doctor", "kernels", "--cache", str(tmp_path)]) == 1
-    assert "asks 106,496 bytes of shared memory; sm_120 gives 101,376" in " ".join(capsys.readouterr().out.split())
+    assert "needs 106,496 bytes of shared memory; sm_120 has 101,376" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_cache_that_is_not_there_is_one_line(tmp_path: Path):

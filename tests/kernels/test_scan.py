@@ -85,7 +85,7 @@ def test_the_command_says_no_and_names_the_kernel(tmp_path: Path, capsys: pytest
     words = ["doctor", "kernels", "--engine", "sglang", "--site-packages", str(site), "--python", str(python)]
     assert main(words) == 1
     shown = " ".join(capsys.readouterr().out.split())
-    assert "_fwd_kernel asks 106,496 bytes of shared memory; sm_120 gives 101,376" in shown
+    assert "_fwd_kernel needs 106,496 bytes of shared memory; sm_120 has 101,376" in shown
     assert main([*words, "--json"]) == 1
     document = json.loads(capsys.readouterr().out)
     assert {"kernel", "file", "line", "blocks", "num_warps", "num_stages", "shared_bytes", "limit_bytes"} <= set(

@@ -174,7 +174,7 @@ def test_an_engine_that_dies_after_it_was_ready_is_told(acting: Acting, run: Run
     [
         ("vllm-0.32-kv-too-small.log", "oom-context-too-long", {"context": 155328}),
         ("vllm-0.32-moe-backend-unsupported-on-device.log", "moe-backend-unsupported", {}),
-        ("vllm-0.32-bad-tool-parser.log", "start-bad-tool-parser", {"tool_parser": "kimi_k2"}),
+        ("vllm-0.32-bad-tool-parser.log", "start-bad-tool-parser", {}),
         ("vllm-0.32-worker-oom-killed-engine-dead.log", "oom-host-killer", {}),
     ],
 )

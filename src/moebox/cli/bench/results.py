@@ -114,11 +114,12 @@ class ResultKeeper:
         self.lost: MoeboxError | None = None  # the first write that failed
         self._file, self._endpoint, self._home = file, endpoint, runs_dir()
         self._own_paths: set[Path] = set()  # samples beside the file; a pipe or device has none
-        self._has_samples_file = file is not None and not files.is_stream(file)
+        self._has_samples_file = False
         self._measurements = RunMeasurements(open_run(run, endpoint)) if run else None
         if file:
             refuse_if(not file.parent.is_dir(), f"{file.parent}: no such folder")
             check_writable(file)
+            self._has_samples_file = not files.is_stream(file)
             if self._has_samples_file:
                 check_writable(file.with_name(f"{file.stem}-{LONGEST_LOAD}.samples"), shown_as=file)
         if self._measurements:
