@@ -37,28 +37,28 @@ def figures(house: ModuleType) -> Any:
 
 def test_functions_are_whole(figures: Any) -> None:
     """Functions are neither cut into pieces nor overgrown, and no short private helper exists for one caller."""
-    assert figures.per_thousand <= 74
-    assert len(figures.used_once) <= 845
-    assert statistics.mean(complexity for _, _, complexity in figures.functions) <= 4.5
+    assert figures.per_thousand <= 60
+    assert len(figures.used_once) <= 100
+    assert statistics.mean(complexity for _, _, complexity in figures.functions) <= 4.8
 
 
 def test_names_are_phrases(figures: Any) -> None:
     """Most functions are named by a verb phrase or the noun they return; participles are rare, class names unique."""
-    assert len(figures.one_word) <= 0.41 * len(figures.functions)
-    assert len(figures.participles) <= 0.083 * len(figures.functions)
+    assert len(figures.one_word) <= 0.25 * len(figures.functions)
+    assert len(figures.participles) <= 0.01 * len(figures.functions)
     assert [name for name, count in figures.classes.items() if count > 1 and not name.startswith("_")] == []
 
 
 def test_words_are_plain(figures: Any) -> None:
     """Words that the field does not use, or uses for something else, do not appear; ALLOWED has exceptions."""
-    assert len(figures.forbidden) <= 2580
+    assert len(figures.forbidden) <= 5
 
 
 def test_files_have_a_readable_size(figures: Any) -> None:
     """No file is over 400 lines, and few modules are so small that they belong into their neighbour."""
     assert len(figures.long_files) <= 1
-    assert len(figures.tiny_files) <= 36
-    assert figures.lines <= 76_600
+    assert len(figures.tiny_files) <= 5
+    assert figures.lines <= 68_500
 
 
 def test_types_are_named(figures: Any) -> None:

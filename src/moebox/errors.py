@@ -9,7 +9,7 @@
     └── ExternalError     3   something outside is missing or failed (engine, port, driver, network)
         └── NotInstalled  3   the program to be started is not on this machine
 
-Raise one of these for what a user can fix: one line saying what, where and how. Everything else is a bug and keeps
+Raise one of these for what a user can fix: one line with what, where and how. Everything else is a bug and keeps
 its traceback.
 """
 

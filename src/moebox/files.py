@@ -58,7 +58,7 @@ def open_atomic(path: Path, *, mode: int | None = None, sync: bool = False) -> I
 
 def check_writable(path: Path) -> None:
     """OSError where `path` cannot be written, before the work whose result it is to hold; what is there stays."""
-    if is_stream(path):  # not opened: whoever reads from a pipe would take that for its end
+    if is_stream(path):  # not opened: the reader of a pipe would take that for its end
         number = errno.EISDIR if path.is_dir() else 0 if os.access(path, os.W_OK) else errno.EACCES
         if number:
             raise OSError(number, os.strerror(number), str(path))
@@ -208,7 +208,7 @@ def state_home() -> Path:
 
 
 def data_home() -> Path:
-    """What a person wants to keep: runs, calibrations."""
+    """What a user wants to keep: runs, calibrations."""
     return _home("XDG_DATA_HOME", ".local/share")
 
 

@@ -36,7 +36,7 @@ def _runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def side(name: str, said: list[ServerAnswer], tok_s: tuple[float, ...] = (100.0, 101.0, 99.0)) -> MeasuredSide:
     pace = SpeedRounds(concurrency=1, tok_s=tok_s, ttft_ms=(10.0,) * len(tok_s))
-    return MeasuredSide(name=name, said=tuple(said), paces=(pace,), acceptance=None)
+    return MeasuredSide(name=name, answers_given=tuple(said), paces=(pace,), acceptance=None)
 
 
 def said(family: str, number: int, *, right: bool = True, valid: bool = True) -> ServerAnswer:
@@ -185,7 +185,7 @@ def test_both_sides_are_asked_in_turn_and_never_the_same_prompt_twice_for_speed(
     endpoint = Endpoint(base_url=f"{oracle}/correct/v1", model=MODEL)
     a, b = measure_both(endpoint, endpoint, CompareEffort(concurrency=(1,), questions=4, rounds=3))
 
-    assert [one.question for one in a.said] == [one.question for one in b.said]
+    assert [one.question for one in a.answers_given] == [one.question for one in b.answers_given]
     assert len(a.paces[0].tok_s) == len(b.paces[0].tok_s) == 3
 
 

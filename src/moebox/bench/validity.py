@@ -13,7 +13,7 @@ from moebox.units import format_tok_s
 MAX_CACHED_SHARE = 0.01  # of prompt tokens: if a prefix cache held more of prompts that share nothing, it knew them
 MAX_COUNT_RATIO = 1.25  # of the server's and the tokenizer's count: beyond it one of them is wrong
 MAX_DRIFT = 0.2  # between the halves of a steady window; identical loads of a quiet server stay below a tenth
-MIN_STEADY_REQUESTS = 8  # fewer say nothing about two halves
+MIN_STEADY_REQUESTS = 8  # with fewer, two halves cannot be compared
 MAX_FOREIGN_SHARE = 0.05  # of the prompt tokens that the server counted and we did not send
 COUNT_SLACK_TOKENS = 8  # per reply: special tokens and those of a template are in one count and not in the other
 

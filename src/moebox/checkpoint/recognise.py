@@ -1,7 +1,7 @@
 """Recognise weights on disk by architecture and shape.
 
 A folder or file of a known model is treated as that model under any name, with its parsers, drafts, images and
-restrictions. An unknown model gets the settings of its architecture, and a note says so.
+restrictions. An unknown model gets the settings of its architecture, with a note.
 """
 
 import re

@@ -86,7 +86,7 @@ def print_search(found: "LogSearch", *, every: bool) -> None:
 
 
 def box(*, box: str | None = None, need: str = "", json: Switch = False) -> int:
-    """Check this machine before an engine is started on it, and say how to fix problems.
+    """Check this machine before an engine is started on it, and show how to fix problems.
 
     Exits 1 if something is bound to fail.
 

@@ -84,6 +84,6 @@ def refuse_without(needed: str, /, **values: object) -> None:
 
 
 def refuse_unused(reason: str, /, **values: object) -> None:
-    """Raise BadInput for given flags that this use of the command ignores; `reason` says what it does instead."""
+    """Raise BadInput for given flags that this use of the command ignores; `reason` is what it does instead."""
     if given := given_flags(**values):
         raise BadInput(f"{reason}: it does not take {' or '.join(given)}", hint=f"leave {' and '.join(given)} out")

@@ -1,6 +1,6 @@
 """How commands are interrupted, and the message they end with.
 
-SIGTERM and SIGHUP end the long commands in order, as Ctrl-C does: results are kept, and the command says how to resume.
+SIGTERM and SIGHUP end the long commands in order, as Ctrl-C does: results are kept, with a line on how to resume.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ def stop_event() -> threading.Event:
 
 @contextlib.contextmanager
 def interrupt_message(text: str) -> Iterator[None]:
-    """End an interrupted command with a line that says what was kept or how to resume."""
+    """End an interrupted command with a line about what was kept or how to resume."""
     try:
         yield
     except KeyboardInterrupt as interrupt:

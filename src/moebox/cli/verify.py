@@ -64,7 +64,7 @@ def verify(
     """Check that a server works, from its first answer to agents' long conversations; every failure is counted.
 
     pass: no failure was seen. warn: failures were seen, but too few to be sure that they matter, or something that will
-    surprise clients. fail: failures at a rate that breaks agents. docs/ladder.md lists the checks and their certainty.
+    surprise clients. fail: failures at a rate that breaks agents. docs/checks.md lists the checks and their certainty.
 
     Args:
         target: A URL, a recipe, or the name of an engine that moebox started. Default: the running one.

@@ -106,7 +106,7 @@ class WatchScreen(LiveDisplay):
         lines = [f"alert: {alert.text}" for alert in watcher.alerts[self.alerts :]]
         for canary in watcher.canaries[self.canaries :]:
             reason = f": {canary.reason}" if canary.reason else ""
-            lines.append(f"{canary.rung} {canary.verdict} in {format_seconds(canary.seconds)}{reason}")
+            lines.append(f"{canary.check} {canary.verdict} in {format_seconds(canary.seconds)}{reason}")
         self.alerts, self.canaries = len(watcher.alerts), len(watcher.canaries)
         if clock.monotonic() - self.last_line >= LINE_S:
             self.last_line = clock.monotonic()
@@ -150,7 +150,7 @@ def watch_page(watcher: "EndpointWatcher") -> "RenderableType":
     parts += [Text(f"! {alert.text}", style="bold yellow") for alert in watcher.alerts[-5:]]
     for canary in watcher.canaries[-4:]:
         took = f"{canary.verdict} in {format_seconds(canary.seconds)}"
-        parts.append(Text(f"{canary.rung}: {took}  {canary.reason}", style="dim"))
+        parts.append(Text(f"{canary.check}: {took}  {canary.reason}", style="dim"))
     return Group(*parts)
 
 

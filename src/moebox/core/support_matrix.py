@@ -195,7 +195,7 @@ def match_row(row: SupportRow, setup: Setup) -> Match | None:
 
 
 def layout_holds(layout: str, recipe: Recipe) -> bool:
-    """Whether a recipe is spread as "tp=8 ep", "nodes>1" or "tp=8 ep=8" says."""
+    """Whether a recipe is spread as "tp=8 ep", "nodes>1" or "tp=8 ep=8" describes."""
     parallel = recipe.parallel
     sizes = {name: getattr(parallel, name) for name in ("tp", "pp", "dp", "dcp", "nodes")}
     sizes |= {"gpus": max(parallel.gpu_count, recipe.gpus_per_node), "ep": parallel.tp * parallel.dp * parallel.ep}

@@ -225,7 +225,7 @@ class ConditionsWatch:
     def _sample_gpu(self, handle: Any, gpu: _GpuSamples) -> None:
         nvml = self._nvml
         load = self._ask("nvmlDeviceGetUtilizationRates", handle)
-        if load is None or load.gpu > 10:  # clocks of an idle GPU say nothing
+        if load is None or load.gpu > 10:  # clocks of an idle GPU mean nothing
             gpu.busy_samples += 1
             clock = self._ask("nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM)
             if clock is not None:

@@ -42,7 +42,7 @@ class MeasuredSide:
     """The answers and speeds of one side."""
 
     name: str
-    said: tuple[ServerAnswer, ...]
+    answers_given: tuple[ServerAnswer, ...]
     paces: tuple[SpeedRounds, ...]
     acceptance: float | None  # of draft tokens, if the engine counts them
     kv_tokens: int = 0
@@ -132,7 +132,7 @@ def measure_both(a: Endpoint, b: Endpoint, effort: CompareEffort) -> tuple[Measu
     left, right = (
         MeasuredSide(
             name=name,
-            said=tuple(answers[side]),
+            answers_given=tuple(answers[side]),
             paces=tuple(pair[side] for pair in paces),
             acceptance=acceptance_rate(before[side], read_draft_counts(endpoint)),
         )
@@ -165,7 +165,7 @@ def measure_side(name: str, endpoint: Endpoint, effort: CompareEffort) -> Measur
     paces = tuple(measure_speed(endpoint, concurrency=number, rounds=effort.rounds) for number in effort.concurrency)
     return MeasuredSide(
         name=name,
-        said=tuple(answers),
+        answers_given=tuple(answers),
         paces=paces,
         acceptance=acceptance_rate(before, read_draft_counts(endpoint)),
     )
@@ -173,7 +173,7 @@ def measure_side(name: str, endpoint: Endpoint, effort: CompareEffort) -> Measur
 
 def compare_sides(a: MeasuredSide, b: MeasuredSide) -> Comparison:
     """Judge B against A. The intervals of all loads hold together in 19 of 20 runs (Bonferroni)."""
-    answers = compare_answers(a.said, b.said)
+    answers = compare_answers(a.answers_given, b.answers_given)
     confidence = 1 - (1 - CONFIDENCE) / max(1, len(a.paces))
     gains = tuple(
         GainAtConcurrency(

@@ -66,7 +66,7 @@ class Canary:
     """The result of one check."""
 
     at: float
-    rung: str
+    check: str
     verdict: str
     reason: str
     seconds: float
@@ -178,7 +178,7 @@ class EndpointWatcher:
     def add_canary(self, verdict: CheckVerdict, seconds: float) -> None:
         """Store the result of a check; a failed one is an alert."""
         canary = Canary(
-            at=self.clock(), rung=verdict.name, verdict=verdict.verdict, reason=verdict.reason, seconds=seconds
+            at=self.clock(), check=verdict.name, verdict=verdict.verdict, reason=verdict.reason, seconds=seconds
         )
         self.canaries.append(canary)
         self._update_alert(f"canary {verdict.name}", verdict.verdict == "fail", f"{verdict.name}: {verdict.reason}")
