@@ -63,6 +63,58 @@ def test_totals_of_the_other_models(model: str, billions: float):
     assert catalogue.find_model(model).total_parameters / 1e9 == pytest.approx(billions, rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("model", "billions", "active"),
+    [
+        ("glm-5.3", 743.0, 39.0),  # 753.33 in the Hub's metadata with the prediction layer of 9.95
+        ("glm-4.6", 355.0, 32.0),
+        ("glm-4.5-air", 106.0, 12.0),  # 110.47 in the Hub's metadata with the prediction layer of 3.62
+        ("qwen3-235b-2507", 235.0, 22.0),
+        ("qwen3-235b-2507-think", 235.0, 22.0),
+        ("qwen3-coder-480b", 480.0, 35.0),
+        ("qwen3-next-80b", 80.0, 3.0),
+        ("qwen3.6-35b", 35.0, 3.0),
+        ("hy3", 295.0, 21.0),
+        ("mimo-v2.6-flash", 309.0, 15.0),
+        ("mimo-v2.6-pro", 1020.0, 42.0),
+        ("laguna-s-2.1", 118.0, 8.0),
+        ("laguna-xs-2.1", 33.4, 3.0),
+        ("deepseek-v4-flash-0731", 284.0, 13.0),
+    ],
+)
+def test_parameters_are_within_a_percent_of_the_published_count(model: str, billions: float, active: float):
+    """Active ones within the rounding of a published whole number of billions."""
+    found = catalogue.find_model(model)
+    assert found.text_parameters / 1e9 == pytest.approx(billions, rel=0.01)
+    assert abs(found.active_parameters / 1e9 - active) < max(1.4, 0.03 * active)
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "published"),
+    [
+        ("qwen3-coder-480b", "awq", 252e9),  # the Hub's API
+        ("qwen3-235b-2507", "bf16", 470.2e9),
+        ("hy3", "bf16", 590e9),
+        ("laguna-s-2.1", "bf16", 235e9),
+        ("laguna-s-2.1", "fp8", 121e9),
+        ("laguna-s-2.1", "nvfp4", 72e9),
+        ("minimax-m3", "awq", 258.0e9),
+        ("minimax-m3", "mxfp8", 440e9),
+        ("qwen3.5-122b", "nvfp4", 78e9),
+        ("mimo-v2.6-flash", "fp8-mxfp4", 172.93e9 - 2.4e9),  # less its prediction layers
+    ],
+)
+def test_computed_sizes_are_within_a_percent_of_the_repositories(model: str, name: str, published: float):
+    """Bits per component, chosen from configs or sizes, add up to what a listing shows."""
+    assert form(model, name)[1].total_bytes == pytest.approx(published, rel=0.01)
+
+
+def test_glm_4_6_has_the_parsers_of_its_own_template():
+    """It shares its shape with GLM-4.7, but its tool calls have another format."""
+    assert catalogue.find_model("glm-4.6").tool_parser == "glm45"
+    assert catalogue.find_model("glm-4.7").tool_parser == "glm47"
+
+
 def test_every_row_of_the_catalogue_has_a_source():
     """A figure without a source does not ship."""
     assert all(gpu.source for gpu in catalogue.gpus().values())

@@ -126,7 +126,7 @@ def model_table(models: list[Model], *, width: int = 80) -> "RenderableType":
     table.add_column("model", no_wrap=True)
     for name in figures:
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("native checkpoint", no_wrap=True)
+    table.add_column("as published", no_wrap=True)
     for model in models:
         native = next((each for each in catalogue.published_checkpoints(model.name) if each.native), None)
         last = f"{format_gb(native.total_bytes):>8} {native.name}" if native else "-"
@@ -148,8 +148,8 @@ def _kind_name(layers: Layers) -> str:
 
 # Columns of the catalogue.
 FIGURES: dict[str, Callable[[Model], str]] = {
-    "params": lambda model: f"{model.total_parameters / 1e9:,.0f} B",
-    "active": lambda model: format_params(model.active_parameters),
+    "params": lambda model: f"{model.total_parameters / 1e9:,.0f}B",
+    "active": lambda model: f"{model.active_parameters / 1e9:.1f}B",
     "attention": lambda model: " + ".join(dict.fromkeys(map(_kind_name, model.stack))),
     "context": lambda model: format_count(model.context),
     "KV/token": lambda model: format_count(model.kv_bytes_per_token("bf16")),

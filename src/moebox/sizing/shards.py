@@ -10,7 +10,8 @@ from moebox.core.model import Checkpoint, Component, Model
 from moebox.core.recipe import Parallel
 
 # Quantisation groups along an expert's width that a rank must hold whole; mxfp4 kernels pad instead (vLLM mxfp4.py).
-QUANT_GROUP = {"int4-g32": 32, "nvfp4": 16, "fp8-block": 128}
+# Groups of 128 in int4: vllm#30210 (GLM-4.6 AWQ with TP8).
+QUANT_GROUP = {"int4-g32": 32, "int4-g128": 128, "nvfp4": 16, "fp8-block": 128}
 
 
 def stage_layers(layers: int, pp: int) -> tuple[int, ...]:
