@@ -89,6 +89,7 @@ def verify(
         json: Print JSON.
     """
     from moebox.core.event import VerifyBegan, VerifyEnded
+    from moebox.serve.state import hold_endpoint
     from moebox.verify.junit import to_junit_xml
     from moebox.verify.options import CHECK_NAMES, TIME_S, TRIALS, VerifyOptions
     from moebox.verify.runner import results_document, run_checks, select_checks
@@ -115,7 +116,11 @@ def verify(
     check_writable(junit)
     endpoint = find_endpoint(target, model=model, key_env=key_env)
     kept = open_run(run, endpoint) if run else create_run("verify", endpoint)
-    with interrupt_message(f"the finished checks are in {kept.path}"), VerifyView(quiet=json) as view:
+    with (
+        interrupt_message(f"the finished checks are in {kept.path}"),
+        hold_endpoint(endpoint.base_url, "moebox verify"),
+        VerifyView(quiet=json) as view,
+    ):
         kept.add_event(VerifyBegan(url=endpoint.base_url, model=endpoint.model, checks=chosen, of=len(CHECK_NAMES)))
         results = run_checks(
             endpoint,

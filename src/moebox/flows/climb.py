@@ -215,7 +215,7 @@ class _Climber:
     def _measure(self, trial: ClimbTrial, step: SettingStep) -> ClimbTrial:
         effort, best = self.effort, self.best
         live, folder = self._start(trial.recipe, trial.folder)
-        with live:
+        with live, state.hold_endpoint(live.endpoint.base_url, f"moebox climb, {self.run.id}"):
             trial = replace(trial, kv_tokens=int(live.facts.kv_tokens or 0))
             trial = self._check(trial, step, live.endpoint, folder)
             if trial.verdict == "fail":
@@ -290,7 +290,7 @@ class _Climber:
         effort = self.effort
         try:
             live, folder = self._start(best.recipe, f"{trial.folder}-again")
-            with live:
+            with live, state.hold_endpoint(live.endpoint.base_url, f"moebox climb, {self.run.id}"):
                 speed = effort.measure_speed(
                     live.endpoint, concurrency=effort.concurrency, rounds=effort.rounds, tokens=effort.tokens
                 )

@@ -32,6 +32,7 @@ from moebox.flows.pace import (
     read_draft_counts,
 )
 from moebox.serve import ports
+from moebox.serve.state import hold_endpoint
 from moebox.store import Run
 
 SMALL = 0.02  # a smaller difference in speed does not matter
@@ -160,15 +161,12 @@ def _measure_one_by_one(a: Recipe, b: Recipe, run: Run, effort: CompareEffort) -
 
 def measure_side(name: str, endpoint: Endpoint, effort: CompareEffort) -> MeasuredSide:
     """Measure one server that is up."""
-    before = read_draft_counts(endpoint)
-    answers = collect_answers(endpoint, questions=effort.questions, seed=effort.seed) if effort.questions else []
-    paces = tuple(measure_speed(endpoint, concurrency=number, rounds=effort.rounds) for number in effort.concurrency)
-    return MeasuredSide(
-        name=name,
-        answers_given=tuple(answers),
-        paces=paces,
-        acceptance=acceptance_rate(before, read_draft_counts(endpoint)),
-    )
+    with hold_endpoint(endpoint.base_url, "moebox compare"):
+        before = read_draft_counts(endpoint)
+        answers = collect_answers(endpoint, questions=effort.questions, seed=effort.seed) if effort.questions else []
+        paces = tuple(measure_speed(endpoint, concurrency=each, rounds=effort.rounds) for each in effort.concurrency)
+        acceptance = acceptance_rate(before, read_draft_counts(endpoint))
+    return MeasuredSide(name=name, answers_given=tuple(answers), paces=paces, acceptance=acceptance)
 
 
 def compare_sides(a: MeasuredSide, b: MeasuredSide) -> Comparison:

@@ -25,6 +25,7 @@ from moebox.flows import boxes, recipes
 from moebox.flows.live_engine import LiveEngine
 from moebox.flows.pipeline import BY_HAND, REPORT, DiskFull, raise_disk_full, save_pipeline
 from moebox.serve.faults import MEMORY_HINT, OUT_OF_MEMORY
+from moebox.serve.state import hold_endpoint
 from moebox.store import Run, calibrations
 from moebox.stream.awake import AwakeClock
 from moebox.units import format_count, format_range, format_seconds, format_streams, format_tok_s
@@ -320,7 +321,8 @@ class Runner:
             endpoint = self.engine.start(self._recipe())
             away = self.awake.away_s
             try:
-                return work(endpoint)
+                with hold_endpoint(endpoint.base_url, f"moebox run, {self.run.id}"):
+                    return work(endpoint)
             except MoeboxError:
                 if not self.engine.is_dead():
                     if self.awake.away_s == away or sleeps == MAX_SLEEPS:

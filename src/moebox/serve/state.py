@@ -12,7 +12,8 @@ import dataclasses
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterable
+import urllib.parse
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -240,6 +241,25 @@ class Lease:
     def close(self) -> None:
         """Close this copy; the lease ends with the last one."""
         self.file.close()
+
+
+@contextlib.contextmanager
+def hold_endpoint(url: str, holder: str) -> Iterator[None]:
+    """Hold a server while it is checked or measured, so that no other moebox command of this user disturbs it.
+
+    Raise ExternalError if another command holds it. The hold ends with the process, however it ends.
+    """
+    parts = urllib.parse.urlsplit(url)
+    try:
+        lease = Lease(f"endpoint-{parts.hostname}-{parts.port or parts.scheme}", f"{holder} (process {os.getpid()})")
+    except ExternalError as problem:
+        other = problem.message.rpartition(" is in use by ")[2]
+        hint = "wait until it ends: each would change what the other measures"
+        raise ExternalError(f"{url} is being measured by {other}", hint=hint) from None
+    try:
+        yield
+    finally:
+        lease.close()
 
 
 @contextlib.contextmanager

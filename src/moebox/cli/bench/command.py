@@ -78,6 +78,7 @@ def bench(
     """
     from moebox.bench.probe import probe_endpoint
     from moebox.bench.search import parse_slo
+    from moebox.serve.state import hold_endpoint
 
     tests = (parse_counts("--pp", pp), parse_counts("--tg", tg))
     if any(tests):
@@ -105,14 +106,16 @@ def bench(
     warn_simulation(probed.simulation)
     if any(tests):
         times = DEFAULT_REPEAT if repeat is None else repeat
-        return _run_tests(probed, tests, times, plan, keeper, json=json, allow_failures=allow_failures)
+        with hold_endpoint(endpoint.base_url, "moebox bench"):
+            return _run_tests(probed, tests, times, plan, keeper, json=json, allow_failures=allow_failures)
     values = {"--model": model, "--key-env": key_env, "--tokenizer": tokenizer, "--ca-file": ca_file}
     values |= {"--label": label, "--run": run}
     words = ["moebox", "bench", *([target] if target else [])]
     words += [word for flag, value in values.items() if value for word in (flag, value)]
     words += [flag for flag, on in {"--insecure": insecure, "--allow-failures": allow_failures}.items() if on]
     sweep = _Sweep(probed, plan, limits, keeper)
-    best = sweep.run_loads(search)
+    with hold_endpoint(endpoint.base_url, "moebox bench"):
+        best = sweep.run_loads(search)
     results = [result_document(measured.result) for measured in sweep.done]
     if results:
         whole: Document = results[0] if len(results) == 1 else {"kind": "sweep", "results": results}

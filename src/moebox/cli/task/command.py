@@ -93,6 +93,7 @@ def task(
         key_env: The environment variable that holds the key.
         json: Print JSON.
     """
+    from moebox.serve.state import hold_endpoint
     from moebox.tasks import runner
     from moebox.tasks.result import load_task_run
 
@@ -129,7 +130,8 @@ def task(
     servers = _start_servers(mcp) if mcp else None
     try:
         worker = _make_worker(endpoint, options, with_, servers)
-        return _run_jobs(endpoint, wanted, worker, options, resume, json=json)
+        with hold_endpoint(endpoint.base_url, "moebox task"):
+            return _run_jobs(endpoint, wanted, worker, options, resume, json=json)
     finally:
         if servers:
             servers.close()
