@@ -56,6 +56,16 @@ def open_atomic(path: Path, *, mode: int | None = None, sync: bool = False) -> I
         raise
 
 
+def make_private_folder(path: Path) -> Path:
+    """Create a folder that only its owner may enter. One of this user's that others may enter is narrowed."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = path.stat()
+    if status.st_uid == os.geteuid() and status.st_mode & 0o077:
+        with contextlib.suppress(OSError):  # a file system without modes
+            path.chmod(0o700)
+    return path
+
+
 def check_writable(path: Path) -> None:
     """OSError where `path` cannot be written, before the work whose result it is to hold; what is there stays."""
     if is_stream(path):  # not opened: the reader of a pipe would take that for its end

@@ -141,11 +141,11 @@ class Hold:
 
     def at(self, which: str | int, number: int = 1) -> None:
         """In its Nth chat request with these max_tokens, or `any`; before it listens for `start`."""
-        self._monkeypatch.setenv("ORACLE_HOLDS", f"{self.path},{which},{number}")
+        self._monkeypatch.setenv("MOEBOX_ORACLE_HOLDS", f"{self.path},{which},{number}")
 
     def wait(self) -> None:
         """Until it waits."""
-        until(self.path.exists, f"the oracle waits ({os.environ['ORACLE_HOLDS']})")
+        until(self.path.exists, f"the oracle waits ({os.environ['MOEBOX_ORACLE_HOLDS']})")
 
     def go(self) -> None:
         """Let it go on, and never wait again."""

@@ -35,7 +35,7 @@ def test_what_ran_out_of_memory_is_never_started_again(recipe: Recipe, tmp_path:
     counter = tmp_path / "memory.events"
     counter.write_text("oom_kill 0\n")
     monkeypatch.setattr(oom, "oom_counter_files", lambda: [str(counter)])
-    monkeypatch.setenv("ORACLE_OOM", f"{counter},8192")  # two slots of 4,096
+    monkeypatch.setenv("MOEBOX_ORACLE_OOM", f"{counter},8192")  # two slots of 4,096
     run = Run.create("climb")
     summit = climb(recipe, run, effort=LIGHT)
     trial = summit.trials[1]

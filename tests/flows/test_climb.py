@@ -105,7 +105,7 @@ def test_a_machine_that_becomes_faster_is_not_taken_for_a_setting(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """The step before is measured once more after a gain: it has gained as much, so the setting has done nothing."""
-    monkeypatch.setenv("ORACLE_DRIFT", str(tmp_path / "starts"))
+    monkeypatch.setenv("MOEBOX_ORACLE_DRIFT", str(tmp_path / "starts"))
     walk = dataclasses.replace(recipe, climb=Climb(contexts=(2048,), speculate=(), settings={"kv": ["q8_0"]}))
     run = Run.create("climb")
     trial = climb(walk, run, effort=LIGHT).trials[1]
@@ -139,7 +139,7 @@ def test_a_killed_climb_is_taken_up_where_it_stopped(recipe: Recipe, tmp_path: P
     path.write_text(codec.to_toml(codec.decode(Recipe, document, where="test")))
     marker = tmp_path / "reached"
     words = [sys.executable, "-m", "moebox", "climb", str(path), "--rounds", "2", "--questions", "4"]
-    env = {**os.environ, "ORACLE_KILLS": f"{marker}:4096"}
+    env = {**os.environ, "MOEBOX_ORACLE_KILLS": f"{marker}:4096"}
     killed = subprocess.Popen(words, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     until = time.monotonic() + 120
     while not marker.exists() and killed.poll() is None and time.monotonic() < until:

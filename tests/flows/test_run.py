@@ -48,7 +48,7 @@ def test_a_known_habit_of_the_engine_is_told_and_does_not_end_the_run(
     """Every ik_llama.cpp answers 500 to a prompt that is too long: red, measured all the same, and exit code 1."""
     recipe = codec.read_toml(Recipe, story_recipe)
     story_recipe.write_text(codec.to_toml(replace(recipe, engine="ik_llama.cpp")))
-    monkeypatch.setenv("ORACLE_TOO_LONG", "500")
+    monkeypatch.setenv("MOEBOX_ORACLE_TOO_LONG", "500")
     assert main(["run", "--recipe", str(story_recipe), *QUICK]) == 1
     said = " ".join(capsys.readouterr().out.split())
     assert "limits fails by a known quirk of ik_llama.cpp: a prompt beyond the context is HTTP 500" in said
@@ -74,7 +74,8 @@ def test_requests_that_failed_are_told_and_make_the_exit_code_1(
     story_recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     """As after `moebox bench`: a figure that leaves a request out is not green, and a resume does not make it so."""
-    monkeypatch.setenv("ORACLE_FAILS", "64,3,the engine is confused")  # of a measurement's, whose first one warms up
+    # of a measurement's, whose first one warms up
+    monkeypatch.setenv("MOEBOX_ORACLE_FAILS", "64,3,the engine is confused")
     assert main(["run", "--recipe", str(story_recipe), *only("bench", "report", streams="1,2")]) == 1
     said = capsys.readouterr().out
     assert "1 stream: 1 of 4 requests failed: HTTP 500" in said
@@ -91,7 +92,7 @@ def test_requests_that_an_engine_fails_now_and_then_are_told(
     story_recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     """llama.cpp throws away a reply that is no UTF-8, whoever asks: not green, explained, and no failure."""
-    monkeypatch.setenv("ORACLE_FAILS", "64,3,Failed to parse input at pos 52")
+    monkeypatch.setenv("MOEBOX_ORACLE_FAILS", "64,3,Failed to parse input at pos 52")
     assert main(["run", "--recipe", str(story_recipe), *only("bench", "report", streams="1")]) == 0
     said = capsys.readouterr().out
     assert "1 stream: llama.cpp ends a reply with an error" in said

@@ -2,6 +2,7 @@
 
 import json
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,35 @@ def test_a_key_is_in_no_artefact_of_a_run(acting, run: Run, tmp_path: Path, monk
     assert not any(key.encode() in words for words in arguments)
     assert not [path for path in run.path.rglob("*") if path.is_file() and key.encode() in path.read_bytes()]
     assert (run.path / "engine.log").read_bytes().count(b"***") == 2
+
+
+def test_an_engine_gets_no_key_of_another_service(
+    acting: Callable[..., Recipe], run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gets what it needs and what the recipe names; the guard, which outlives moebox, has no more than that."""
+    for name in (
+        "OPENAI_API_KEY",
+        "AWS_SECRET_ACCESS_KEY",
+        "GITHUB_TOKEN",
+        "NVIDIA_API_KEY",
+        "MY_PASSWORD",
+        "WHATEVER",
+    ):
+        monkeypatch.setenv(name, "not-for-engines")
+    needed = {"HF_TOKEN": "hub", "CUDA_VISIBLE_DEVICES": "", "NCCL_DEBUG": "INFO", "LC_TIME": "C", "https_proxy": "x"}
+    for name, value in needed.items():
+        monkeypatch.setenv(name, value)
+    recipe = acting("good", env={"MY_SETTING": "7"})
+    with engine_session(deploy(recipe), run, patience_s=30, stop_signals=QUICK) as session:
+        pids = [session.guard.pid, *marked(session.instance.id)]
+        blocks = [Path(f"/proc/{pid}/environ").read_bytes() for pid in pids]
+
+    assert len(blocks) > 1
+    assert not [block for block in blocks if b"not-for-engines" in block]
+    seen = dict(pair.split("=", 1) for pair in blocks[-1].decode().split("\0") if "=" in pair)
+    assert {name: seen.get(name) for name in needed} == needed
+    assert seen["MY_SETTING"] == "7"
+    assert {"PATH", "HOME"} <= set(seen)
 
 
 def test_a_key_that_is_not_there_is_told(acting) -> None:  # type: ignore[no-untyped-def]

@@ -18,6 +18,10 @@ import pytest
 
 from moebox import files
 from moebox.cli import main
+from moebox.serve import state
+from moebox.store import Run, calibrations
+from tests.driving import environment
+from tests.planner.test_measured import calibration
 from tests.report.making import a_run
 from tests.sandbox.test_sandbox import interpreter_for_nobody
 
@@ -98,6 +102,12 @@ ATTACKS = {
         '    try: print("GOT IN:", os.listdir(folder))\n'
         '    except PermissionError: pass'
     ),
+    "files of runs, state and calibrations": (
+        'for place in known["private"]:\n'
+        '    for folder, _, names in os.walk(place):\n'
+        '        read(*[os.path.join(folder, name) for name in names])'
+    ),
+    "a known file of a run": 'read(*[os.path.join(known["runs"], known["run"], name) for name in known["names"]])',
 }  # fmt: skip
 
 
@@ -126,11 +136,12 @@ def owner() -> Iterator[Owner]:
         f'[runtime]\nentry = "{entry}"\n'
     )
     env = {**os.environ, "MOEBOX_STATE": str(home / "state"), "MOEBOX_RUNS": str(home / "runs")}
-    run = a_run(home / "runs")
-    before = os.umask(0o022)
     with ExitStack() as stack:
         stack.callback(files.remove_tree, home)
-        stack.callback(os.umask, before)
+        stack.callback(os.umask, os.umask(0o022))
+        run = a_run(home / "runs")
+        stack.enter_context(environment({"XDG_DATA_HOME": str(home / "data"), "MOEBOX_CALIBRATIONS": ""}))
+        calibrations.store_calibration(calibration())
 
         def start(*words: str) -> "subprocess.Popen[str]":
             command = [sys.executable, "-m", "moebox", *words]
@@ -160,6 +171,9 @@ def owner() -> Iterator[Owner]:
             "socket": str(home / "ui.sock"),
             "keys": keys,
             "pids": [page.pid, on_socket.pid, twin.pid],
+            "private": [str(home / name) for name in ("runs", "state", "data")],
+            "runs": str(home / "runs"),
+            "names": [path.name for path in run.path.iterdir() if path.is_file()],
         }
         yield Owner(known=known, address=address, home=home)
 
@@ -208,3 +222,30 @@ def test_a_key_is_not_written_into_a_folder_of_another_user(
     assert main(["twin", *TWIN, "--port", "0"]) == 2
     assert "belongs to another user" in capsys.readouterr().err
     assert list((tmp_path / "state" / "keys").iterdir()) == []
+
+
+def test_what_was_open_is_closed_on_use_and_the_doctor_names_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Folders of an earlier version, made 0755: data and state become private when used, old runs are counted."""
+    for name, folder in (("MOEBOX_STATE", "state"), ("MOEBOX_RUNS", "runs"), ("XDG_DATA_HOME", "data")):
+        monkeypatch.setenv(name, str(tmp_path / folder))
+    monkeypatch.setenv("MOEBOX_CALIBRATIONS", "")
+    tmp_path.chmod(0o755)
+    used, old = a_run(tmp_path / "runs"), a_run(tmp_path / "runs", name="old")
+    for folder in (used.path, old.path, tmp_path / "runs", tmp_path / "data" / "moebox", tmp_path / "state" / "leases"):
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o755)
+
+    Run.resume(used.id).release_lock()
+    calibrations.store_calibration(calibration())
+    state.Lease("port-1", "x")
+    closed = (used.path, tmp_path / "data" / "moebox", tmp_path / "state" / "leases")
+    assert [oct(folder.stat().st_mode & 0o777) for folder in closed] == ["0o700"] * 3
+    main(["doctor", "box", "--json"])
+    checks = [check for check in json.loads(capsys.readouterr().out)["checks"] if check["name"] == "privacy"]
+    assert [check["verdict"] for check in checks] == ["warn", "pass", "pass"]
+    assert "other users may read 1 of the 2" in checks[0]["found"]
+    old.path.chmod(0o700)
+    main(["doctor", "box", "--json"])
+    assert "may read" not in capsys.readouterr().out

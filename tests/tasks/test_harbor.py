@@ -127,6 +127,7 @@ words = sys.argv[1:]
 folder = pathlib.Path(words[words.index("-o") + 1]) / "job" / "trial"
 folder.mkdir(parents=True)
 assert os.environ["OPENAI_API_KEY"] == "the-key"
+assert "GITHUB_TOKEN" not in os.environ
 (folder / "result.json").write_text(json.dumps({trial}))
 print(words)
 """
@@ -141,6 +142,7 @@ def test_harbor_is_given_the_endpoint_and_its_results_are_ours(
     monkeypatch.setenv("PATH", str(folder))
     monkeypatch.setenv("MOEBOX_RUNS", str(tmp_path / "runs"))
     monkeypatch.setenv("KEY", "the-key")
+    monkeypatch.setenv("GITHUB_TOKEN", "another service's")
     words = ["task", server, "--model", "solve", "--harbor", "terminal-bench@2.0", "--key-env", "KEY"]
     assert main(words) == 3
     assert "harbor is not installed" in capsys.readouterr().err

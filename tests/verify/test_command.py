@@ -65,10 +65,10 @@ def test_the_key_comes_from_the_environment(
     oracle: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     """And is not in anything that is printed."""
-    monkeypatch.setenv("ORACLE_KEY", KEY)
+    monkeypatch.setenv("MOEBOX_ORACLE_KEY", KEY)
     words = ["verify", f"{oracle}/keyed", "--only", "alive", "--seed", "1"]
 
-    assert main([*words, "--key-env", "ORACLE_KEY", "--json"]) == 0
+    assert main([*words, "--key-env", "MOEBOX_ORACLE_KEY", "--json"]) == 0
     assert KEY not in capsys.readouterr().out
     assert main([*words, "--model", MODEL]) == 1
 

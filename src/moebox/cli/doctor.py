@@ -97,12 +97,16 @@ def box(*, box: str | None = None, need: str = "", json: Switch = False) -> int:
     """
     from moebox import detect
     from moebox.doctor.box import check_box, check_this_machine
+    from moebox.serve.state import state_dir
+    from moebox.store.calibrations import calibrations_dir
+    from moebox.store.run import runs_dir
 
     size = flags.parse_value("--need", need, parse_size) if need else 0
     place = detect.load_box(box)
     if place.host is None:
         flags.refuse_unused(f"{place.name} is described without a disk", need=need)
-    checks = check_box(place, need=size) if box else check_this_machine(place, need=size)
+    folders = [runs_dir(), calibrations_dir(), state_dir()]
+    checks = check_box(place, need=size) if box else check_this_machine(place, need=size, folders=folders)
     counts = Counter(check.verdict for check in checks)
 
     def show() -> None:  # texts wrap within their column, with the fix below

@@ -17,6 +17,7 @@ import psutil
 from moebox import files
 from moebox.core import registry
 from moebox.core.box import Cpu, Host
+from moebox.environment import chosen_environment
 
 _RUNTIMES = ("docker", "podman", "nvidia-ctk")
 _VERSION = re.compile(r"\d+(?:\.\d+)+|\bb?\d{4,}\b")
@@ -135,7 +136,7 @@ def program_output(command: list[str]) -> str:
 
 def run_program(command: Sequence[str], *, seconds: float = _PROGRAM_S) -> tuple[str, str]:
     """Run a program in English and return its stdout and stderr; both empty if it cannot be run."""
-    environment = {**os.environ, "LC_ALL": "C"}
+    environment = chosen_environment({"LC_ALL": "C"})
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False, env=environment)
     except (OSError, subprocess.TimeoutExpired):

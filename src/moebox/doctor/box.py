@@ -4,8 +4,10 @@ A check takes facts and returns a verdict, so that a saved box can be checked an
 `read_page_settings` read this machine. What could not be read is "unknown", never "pass".
 """
 
+import os
 import re
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -77,9 +79,10 @@ def check_box(
     return checks
 
 
-def check_this_machine(box: Box, *, need: int = 0) -> list[HostCheck]:
-    """Run every check on this machine, limits and memory included, for `doctor box` and `run`."""
-    return check_box(box, limits=read_limits(), pages=read_page_settings(), need=need)
+def check_this_machine(box: Box, *, need: int = 0, folders: Sequence[Path] = ()) -> list[HostCheck]:
+    """Run every check on this machine, for `doctor box` and `run`; `folders` should be closed to other users."""
+    checks = check_box(box, limits=read_limits(), pages=read_page_settings(), need=need)
+    return [*checks, *(check for folder in folders for check in _check_private(folder))]
 
 
 def _warn_if(name: str, found: str, fix: str) -> HostCheck:
@@ -210,6 +213,21 @@ def _check_pages(box: Box, pages: PageSettings) -> Iterator[HostCheck]:
     if pages.swappiness is not None and pages.swappiness > DEFAULT_SWAPPINESS:
         fix = "sysctl vm.swappiness=10: a mapped checkpoint makes the kernel swap out everything else"
         yield _warn_if("swap", f"swappiness {pages.swappiness}", fix)
+
+
+def _check_private(folder: Path) -> Iterator[HostCheck]:
+    """Warn about entries of a folder that other users may read. Nothing if it does not exist."""
+    try:
+        entries = [entry for entry in os.scandir(folder) if not entry.is_symlink()]
+        enclosing = (folder.stat().st_mode, folder.parent.stat().st_mode)
+        shared = [entry.name for entry in entries if entry.stat().st_mode & 0o077]
+    except OSError:
+        return
+    if all(mode & 0o077 for mode in enclosing) and shared:
+        found = f"{folder}: other users may read {len(shared)} of the {len(entries)} in it"
+        yield _warn_if("privacy", found, f"chmod -R go-rwx {shlex.quote(str(folder))}")
+    else:
+        yield HostCheck(name="privacy", verdict="pass", found=f"{folder}: closed to other users")
 
 
 def read_limits() -> UserLimits:

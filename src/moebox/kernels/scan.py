@@ -1,6 +1,5 @@
 """Scans an engine: finds its files and a Python with Triton, runs the probe there, and judges each launch."""
 
-import os
 import re
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from moebox import codec, files
 from moebox.core.kernel import Arch, KernelLaunch, KernelScan, LaunchVerdict, NotCovered
 from moebox.core.model import Model
 from moebox.core.symptom import symptoms
+from moebox.environment import chosen_environment
 from moebox.errors import BadInput, ExternalError, Unsupported, refuse_if
 from moebox.kernels.probe.protocol import LaunchRecord, ProbeGpu, ProbeLine, ScanRequest
 from moebox.kernels.probe.space import RankShape
@@ -168,7 +168,7 @@ def run_probe(python: Path, request: ScanRequest) -> list[ProbeLine]:
     """Run the probe under `python` and return its lines."""
     check_triton(python)
     package = str(Path(moebox.__file__).parent.parent)
-    env = {**os.environ, "PYTHONPATH": package, "CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false"}
+    env = chosen_environment({"PYTHONPATH": package, "CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false"})
     command = [str(python), "-m", "moebox.kernels.probe"]
     text = codec.to_json(request, indent=None)
     try:

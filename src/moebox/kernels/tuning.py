@@ -4,7 +4,6 @@ The timing is done by `probe/tune.py` in a process of its own; `tuned_files` wri
 """
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ import msgspec
 import moebox
 from moebox import codec
 from moebox.core.kernel import Arch, find_arch
+from moebox.environment import chosen_environment
 from moebox.errors import BadInput, ExternalError
 from moebox.files import scratch_folder
 from moebox.kernels.probe.protocol import TuneAnswer, TunedRow, TuneRequest
@@ -57,7 +57,7 @@ def tune_kernels(request: KernelRequest, here: Arch, *, limit: Arch) -> TuningRe
         question, answer = folder / "request.json", folder / "answer.json"
         question.write_text(codec.to_json(timing_request))
         command = [str(request.compiler), "-m", "moebox.kernels.probe.tune", str(question), str(answer)]
-        env = {**os.environ, "PYTHONPATH": str(Path(moebox.__file__).parent.parent)}
+        env = chosen_environment({"PYTHONPATH": str(Path(moebox.__file__).parent.parent)})
         try:
             done = subprocess.run(command, env=env, stdout=sys.stderr, check=False, timeout=TUNING_SECONDS * 1.5)
         except subprocess.TimeoutExpired:

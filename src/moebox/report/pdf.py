@@ -11,6 +11,7 @@ import subprocess
 from pathlib import Path
 
 from moebox import files
+from moebox.environment import chosen_environment
 from moebox.errors import ExternalError
 from moebox.report.svg import inline_colours
 
@@ -62,7 +63,7 @@ def print_with_browser(program: str, html: str, target: Path) -> Path:
         root = ["--no-sandbox"] if os.geteuid() == 0 else []
         argv = [program, *FLAGS, *root, f"--user-data-dir={folder}/profile", f"--print-to-pdf={made}", page.as_uri()]
         try:
-            done = subprocess.run(argv, capture_output=True, timeout=TIMEOUT_S, check=False)
+            done = subprocess.run(argv, capture_output=True, timeout=TIMEOUT_S, check=False, env=chosen_environment())
         except (OSError, subprocess.TimeoutExpired) as problem:
             raise ExternalError(
                 f"{program}: {problem}", hint="MOEBOX_BROWSER= (empty) uses WeasyPrint instead"

@@ -36,9 +36,8 @@ def keep_key(port: int, key: str, *, pid: int) -> Path:
     folder = state.state_dir() / "keys"
     hint = "set MOEBOX_STATE to a folder you own"
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        files.make_private_folder(folder)
         refuse_if(folder.stat().st_uid != os.geteuid(), f"{folder}: belongs to another user", hint=hint)
-        folder.chmod(0o700)
         for old in folder.glob("*.json"):
             if _read_key(old) is None:
                 old.unlink(missing_ok=True)

@@ -15,6 +15,7 @@ from moebox.core.deployment import Deployment
 from moebox.core.endpoint import Endpoint, endpoint_from_url
 from moebox.core.plan import Launch
 from moebox.core.recipe import Recipe
+from moebox.environment import chosen_environment
 from moebox.errors import BadInput, Unsupported
 from moebox.redact import key_spellings
 from moebox.serve import oom, preflight, state
@@ -93,6 +94,7 @@ def start_guard(name: str, run: Run, config: GuardConfig) -> "subprocess.Popen[b
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=open(run.path / "guard.log", "ab"),  # noqa: SIM115  (belongs to the child)
+        env=chosen_environment(),
         start_new_session=True,
         pass_fds=config.leases,
     )
@@ -118,6 +120,8 @@ def start_engine_guard(
     in_container = engines.runs_in_container(prepared.recipe)
     remove_container = (prepared.recipe.runtime.kind, "rm", "--force", f"moebox-{name}") if in_container else ()
     env = {} if in_container or prepared.nodes else prepared.launch.env
+    if prepared.nodes and "SSH_AUTH_SOCK" in os.environ:  # for ssh to the nodes; engines there do not get it
+        env = {"SSH_AUTH_SOCK": os.environ["SSH_AUTH_SOCK"]}
     config = GuardConfig(
         mark=state.instance_mark(name),
         argv=tuple(prepared.argv),

@@ -22,6 +22,7 @@ from moebox.core.recipe import Recipe
 from moebox.core.traits import LAST_PORT, Traits
 from moebox.engines.engine import load_engine
 from moebox.engines.refusals import PATCHABLE_SYMPTOMS
+from moebox.environment import chosen_environment
 from moebox.errors import AnswerIsNo, BadInput, ExternalError, NotInstalled
 from moebox.loose import get_path
 
@@ -171,7 +172,9 @@ def find_interpreter(program: str) -> str:
 def command_output(argv: list[str]) -> str:
     """The line with "version:" that a short command prints, else its last line, or ""."""
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=VERSION_WAIT_S, check=False)
+        done = subprocess.run(
+            argv, capture_output=True, text=True, timeout=VERSION_WAIT_S, check=False, env=chosen_environment()
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
     succeeded = done.returncode == 0

@@ -83,7 +83,7 @@ def instances_dir() -> Path:
     """The folder of records, created if it does not exist."""
     path = state_dir() / "instances"
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        files.make_private_folder(path)
     except OSError as problem:
         raise BadInput(
             f"{path}: cannot be made: {problem.strerror}", hint="set MOEBOX_STATE to a folder you own"
@@ -97,7 +97,7 @@ def guard_state_path(name: str) -> Path:
 
 def save_instance(instance: Instance) -> Instance:
     path = instances_dir() / f"{instance.id}.json"
-    files.write_atomic(path, codec.to_json(instance))
+    files.write_atomic(path, codec.to_json(instance), mode=0o600)
     return instance
 
 
@@ -216,7 +216,7 @@ class Lease:
 
     def __init__(self, name: str, holder: str) -> None:
         folder = state_dir() / "leases"
-        folder.mkdir(parents=True, exist_ok=True)
+        files.make_private_folder(folder)
         self.name = name
         self.file = open(folder / name, "a+", encoding="utf-8")  # noqa: SIM115  (kept open)
         try:

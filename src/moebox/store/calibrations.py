@@ -74,12 +74,17 @@ def find_calibration(name: str) -> Calibration:
 
 def store_calibration(calibration: Calibration) -> Path:
     """Write a calibration to the store; it replaces an older one with the same id."""
-    return write_calibration(calibration, calibrations_dir() / f"{calibration.id}.json")
+    folder = calibrations_dir()
+    with files.report_write_errors(folder):
+        if not os.environ.get("MOEBOX_CALIBRATIONS"):
+            files.make_private_folder(files.data_home() / "moebox")
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return write_calibration(calibration, folder / f"{calibration.id}.json", mode=0o600)
 
 
-def write_calibration(calibration: Calibration, path: Path) -> Path:
+def write_calibration(calibration: Calibration, path: Path, *, mode: int | None = None) -> Path:
     with files.report_write_errors(path):
-        return files.write_atomic(path, codec.to_json(calibration) + "\n", sync=True)
+        return files.write_atomic(path, codec.to_json(calibration) + "\n", mode=mode, sync=True)
 
 
 def remove_calibration(name: str) -> Calibration:

@@ -81,7 +81,7 @@ def journal_line(time: float, event: Event) -> bytes:
 
 def append_line(path: Path, line: bytes, *, sync: bool = False) -> None:
     """Append `line` in one write. If the line before it is incomplete, end that one first."""
-    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         size = os.fstat(descriptor).st_size
         if size and os.pread(descriptor, 1, size - 1) != b"\n":

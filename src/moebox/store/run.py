@@ -67,7 +67,10 @@ class Run:
         stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
         path = runs_dir(runs) / f"{stamp}-{safe_name(name) or 'run'}-{secrets.token_hex(2)}"
         try:
-            path.mkdir(parents=True, exist_ok=False)
+            if runs is None and not os.environ.get("MOEBOX_RUNS"):
+                files.make_private_folder(files.data_home() / "moebox")
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.mkdir(mode=0o700, exist_ok=False)
         except OSError as problem:
             raise BadInput(f"{path}: cannot make the run folder: {problem.strerror}", hint=ELSEWHERE) from None
         run = cls(path)
@@ -116,6 +119,7 @@ class Run:
         if self._lock is None:
             plain.refuse_unusual_within(self.path, but="tasks")  # before we write into an untrusted folder
             with files.report_write_errors(self.path, error_type=BadInput):
+                files.make_private_folder(self.path)
                 lock = open(self.path / ".lock", "ab")  # noqa: SIM115  (open while the lock is held)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -173,7 +177,7 @@ class Run:
         path = self.path / name
         plain.refuse_unusual_along(self.path, path)
         try:
-            files.write_atomic(path, hide_known_keys(text) if isinstance(text, str) else text, sync=True)
+            files.write_atomic(path, hide_known_keys(text) if isinstance(text, str) else text, mode=0o600, sync=True)
         except OSError as problem:
             if self.strict:
                 raise

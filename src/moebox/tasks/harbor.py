@@ -8,7 +8,6 @@ JobResults. The files of a task are in data/harbor.
 import contextlib
 import inspect
 import json
-import os
 import re
 import shutil
 import signal
@@ -19,6 +18,7 @@ from typing import cast
 
 from moebox.core.endpoint import Endpoint
 from moebox.data import FOLDER
+from moebox.environment import chosen_environment
 from moebox.errors import BadInput, ExternalError
 from moebox.files import report_write_errors
 from moebox.loose import Json, as_object, get_object, get_path, get_text, is_number
@@ -120,7 +120,7 @@ def run_dataset(
     """Run a dataset, or a folder of tasks, to its end or to the end of the budget, and read the results."""
     context = served_limits(endpoint).context
     command = harbor_command(dataset, endpoint, folder, jobs=jobs, parallel=parallel, engine=engine, context=context)
-    environment = {**os.environ, "OPENAI_API_KEY": endpoint.key or "none", "OPENAI_BASE_URL": endpoint.base_url}
+    environment = chosen_environment({"OPENAI_API_KEY": endpoint.key or "none", "OPENAI_BASE_URL": endpoint.base_url})
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "harbor.log"
     with open(log, "wb") as file:

@@ -155,7 +155,7 @@ def run_command(fields: dict[str, str]) -> list[str]:
 def begin_run(words: list[str], site: WebSite) -> str:
     """Start a run and wait for its folder, which its first line names. Return the folder's name."""
     log = files.state_home() / "moebox" / f"ui-run-{os.getpid()}-{time.monotonic_ns()}.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
+    files.make_private_folder(log.parent)
     env = {**os.environ, **({"MOEBOX_RUNS": str(site.runs)} if site.runs else {})}
     with open(log, "wb") as out:
         child = subprocess.Popen(

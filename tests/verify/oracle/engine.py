@@ -3,12 +3,12 @@
 -c above 8192     dies like an engine without memory
 -ub, -c           words a second: larger is faster, by factors that no busy machine hides
 -ctk q4_0         makes it add wrongly
-ORACLE_HOLDS      (environment) PATH,WHICH,N: leaves PATH and waits until PATH.go is there, once: before it listens when
-                  WHICH is `start`, else in its Nth chat request, of those with max_tokens WHICH or of `any`
-ORACLE_OOM        (environment) PATH,CONTEXT: with -c CONTEXT the kernel kills it, and counts so in PATH
-ORACLE_DRIFT      (environment) PATH: counts its starts there; at the first one the machine is four times slower
-ORACLE_FAILS      (environment) WHICH,N,TEXT: HTTP 500 and TEXT to the Nth chat request with max_tokens WHICH
-ORACLE_TOO_LONG   (environment) the HTTP status of a prompt beyond the context, 400 without it
+MOEBOX_ORACLE_HOLDS  (environment) PATH,WHICH,N: leaves PATH and waits until PATH.go is there, once: before it
+                  listens when WHICH is `start`, else in its Nth chat request, of those with max_tokens WHICH, or `any`
+MOEBOX_ORACLE_OOM  (environment) PATH,CONTEXT: with -c CONTEXT the kernel kills it, and counts so in PATH
+MOEBOX_ORACLE_DRIFT  (environment) PATH: counts its starts there; at the first one the machine is four times slower
+MOEBOX_ORACLE_FAILS  (environment) WHICH,N,TEXT: HTTP 500 and TEXT to the Nth chat request with max_tokens WHICH
+MOEBOX_ORACLE_TOO_LONG  (environment) the HTTP status of a prompt beyond the context, 400 without it
 --spec-type       guesses ahead: faster, with counters in /metrics; with `ngram-mod` it also says other things
 """
 
@@ -50,14 +50,14 @@ def main() -> None:
     if given.c > MOST_CONTEXT:
         print("alloc_buffer: allocating 9000.00 MiB on device 0: cudaMalloc failed: out of memory", flush=True)
         sys.exit(1)
-    if marker := os.environ.get("ORACLE_KILLS"):
+    if marker := os.environ.get("MOEBOX_ORACLE_KILLS"):
         kill_parent_once(marker, given.c)
-    path, _, context = os.environ.get("ORACLE_OOM", "").partition(",")
+    path, _, context = os.environ.get("MOEBOX_ORACLE_OOM", "").partition(",")
     if context == str(given.c):
         Path(path).write_text("oom_kill 1\n")
         os.kill(os.getpid(), signal.SIGKILL)
-    chat.CONTEXT, chat.TOO_LONG = given.c, int(os.environ.get("ORACLE_TOO_LONG", "400"))
-    holds = Holds(os.environ.get("ORACLE_HOLDS", ""))
+    chat.CONTEXT, chat.TOO_LONG = given.c, int(os.environ.get("MOEBOX_ORACLE_TOO_LONG", "400"))
+    holds = Holds(os.environ.get("MOEBOX_ORACLE_HOLDS", ""))
     while holds.held("start"):
         time.sleep(0.02)
     print("srv  llama_server: model loaded", flush=True)
@@ -74,7 +74,7 @@ def kill_parent_once(marker: str, context: int) -> None:
 
 def drifted() -> int:
     """How much slower the machine is at the first start."""
-    path = os.environ.get("ORACLE_DRIFT")
+    path = os.environ.get("MOEBOX_ORACLE_DRIFT")
     if not path:
         return 1
     with open(path, "a+") as file:
@@ -167,7 +167,7 @@ def routes(given: argparse.Namespace, holds: Holds) -> dict[str, Answer]:
     """The routes of a llama-server."""
     made = itertools.count()
     asked = itertools.count(1)
-    which, number, says = (*os.environ.get("ORACLE_FAILS", "").split(","), "", "")[:3]
+    which, number, says = (*os.environ.get("MOEBOX_ORACLE_FAILS", "").split(","), "", "")[:3]
     delay = WORD_S * 512 / given.ub * 2048 / given.c / (2 if given.spec_type else 1) * drifted()
 
     def bent(reply: ModelReply, body: "Body") -> ModelReply:
