@@ -51,6 +51,7 @@ os.environ |= {
     "XDG_DATA_HOME": f"{_FOLDERS.name}/xdg-data",
     "XDG_CACHE_HOME": str(_CACHE),
     "TMPDIR": str(_SCRATCH),
+    "HF_HUB_OFFLINE": "1",  # tests of the Hub ask a server of their own
     SUITE: _FOLDERS.name,
     "CUDA_VISIBLE_DEVICES": "",  # a machine with GPUs is tested like one without; suites for GPUs ask for theirs
     "MOEBOX_REPEATS": "0",  # workers disturb each other: loads are marked, not measured again

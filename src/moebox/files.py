@@ -232,6 +232,11 @@ def moebox_cache() -> Path:
     return Path(os.environ.get("MOEBOX_CACHE") or cache_home() / "moebox").expanduser()
 
 
+def moebox_state() -> Path:
+    """Where moebox keeps engines that run and models that were read from the Hub: $MOEBOX_STATE, or the user's."""
+    return Path(os.environ.get("MOEBOX_STATE") or state_home() / "moebox")
+
+
 def config_home() -> Path:
     """Settings of this and other programs."""
     return _home("XDG_CONFIG_HOME", ".config")

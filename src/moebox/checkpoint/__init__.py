@@ -47,7 +47,17 @@ def look_up_model(name: str) -> ResolvedModel:
         notes = (f"the folder {name} contains no model, so the catalogue's {name} is used; ./{name} means the folder",)
     elif is_weights_path(name):
         raise BadInput(f"{name}: no such file or folder")
-    model = catalogue.find_model(name)
+    try:
+        model = catalogue.find_model(name)
+    except UnknownName:
+        if "/" not in name:
+            raise
+        from moebox.checkpoint.remote import look_up_repository
+
+        found = look_up_repository(name)
+        if found is None:
+            raise
+        return found
     return ResolvedModel(model=model, checkpoints=catalogue.published_checkpoints(model.name), notes=notes)
 
 
@@ -93,9 +103,11 @@ def _find_published(recipe: Recipe) -> tuple[Model | None, Checkpoint | None]:
             checkpoints = catalogue.published_checkpoints(model.name)
             if any(each.repo and name.lower().partition(":")[0] == each.repo.lower() for each in checkpoints):
                 return model, _find_checkpoint(name, checkpoints)
-        return None, None
+        return _find_read(name) or (None, None)
     checkpoints = _readable_first(recipe, catalogue.published_checkpoints(model.name))
     found = _find_checkpoint(name, checkpoints)
+    if found is None and (kept := _find_read(name)):
+        return kept
     if found or not is_weights_path(name):
         return model, found
     # A path on another machine: the checkpoint whose quantisation the path names, for a folder else the native one.
@@ -105,6 +117,15 @@ def _find_published(recipe: Recipe) -> tuple[Model | None, Checkpoint | None]:
     native = [each for each in alike if each.native and not is_gguf]
     found = next(iter([*named, *native]), None)
     return model, replace(found, path=name) if found else None
+
+
+def _find_read(name: str) -> tuple[Model, Checkpoint] | None:
+    """Find a checkpoint that was read from the Hub."""
+    if "/" not in name or is_weights_path(name):
+        return None
+    from moebox.checkpoint.remote import find_kept_checkpoint
+
+    return find_kept_checkpoint(name)
 
 
 def _find_checkpoint(name: str, checkpoints: tuple[Checkpoint, ...]) -> Checkpoint | None:

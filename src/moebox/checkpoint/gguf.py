@@ -64,6 +64,10 @@ def ggml_types() -> dict[int, tuple[str, int, int, str]]:
     return {row["id"]: (name, row["weights"], row["bytes"], row["engine"]) for name, row in rows.items()}
 
 
+class HeaderCutShort(BadInput):
+    """The header runs past the end of the file."""
+
+
 class HeaderCursor:
     """Reads the bytes of a header, and raises BadInput instead of reading past their end."""
 
@@ -73,7 +77,7 @@ class HeaderCursor:
     def skip_bytes(self, size: int) -> int:
         """Move on by `size` bytes and return the position before."""
         if size < 0 or size > self.end - self.at:
-            raise BadInput(f"{self.path}: the header runs past the end of the file (truncated download?)")
+            raise HeaderCutShort(f"{self.path}: the header runs past the end of the file (truncated download?)")
         self.at += size
         return self.at - size
 

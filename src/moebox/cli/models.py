@@ -1,16 +1,18 @@
-"""`moebox models` and `moebox models show`: the catalogue, and any model on disk."""
+"""`moebox models`: the catalogue, models that were read from the Hub, and any model on disk."""
 
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from moebox import codec
-from moebox.checkpoint import resolve_model
-from moebox.cli.display import make_grid
+from moebox.checkpoint import remote, resolve_model
+from moebox.cli.display import make_grid, make_table
 from moebox.cli.flags import Switch
-from moebox.cli.output import print_result, stdout_console
+from moebox.cli.output import exit_code, print_lines, print_result, stdout_console
 from moebox.core import catalogue
 from moebox.core.layers import Compressed, Gqa, LayerKind, Layers, Linear, Mla
 from moebox.core.model import COMPONENTS, KV_BYTES, Checkpoint, Model
+from moebox.errors import BadInput, refuse_if, refuse_out_of_range
+from moebox.hub.client import parse_repo_name, search_repositories
 from moebox.loose import Document
 from moebox.units import format_count, format_gb, format_gib, format_params, format_percent
 
@@ -41,17 +43,82 @@ def models(*, json: Switch = False) -> int:
                 "checkpoints": [checkpoint.name for checkpoint in catalogue.published_checkpoints(model.name)],
             }
             for model in known
-        ]
+        ],
+        "kept": [kept_document(kept) for kept in remote.kept_models()],
     }
-    print_result(json, document, lambda: stdout_console().print(model_table(known, width=stdout_console().width)))
+
+    def show_table() -> None:
+        stdout_console().print(model_table(known, width=stdout_console().width))
+        rows = [(kept.repo, kept.checkpoints, kept.read_on, kept.commit[:12]) for kept in remote.kept_models()]
+        if rows:
+            cells = [
+                (repo, format_gb(checkpoints[0].total_bytes), checkpoints[0].quant, read_on, commit)
+                for repo, checkpoints, read_on, commit in rows
+            ]
+            stdout_console().print()
+            stdout_console().print(make_table(("read from the Hub", "size", "format", "on", "commit"), cells))
+
+    print_result(json, document, show_table)
     return 0
+
+
+def add(repo: str, *, json: Switch = False) -> int:
+    """Read a repository of the Hub and keep its row: shape, bytes by component, files, revision and date.
+
+    Only config.json, the index and the headers of weights are read. Code of the repository is never run.
+
+    Args:
+        repo: ORG/REPO[@REVISION].
+        json: Print JSON.
+    """
+    parsed = parse_repo_name(repo)
+    if parsed is None:
+        raise BadInput(f"{repo}: not a repository of the Hub", hint="write it as ORG/REPO or ORG/REPO@REVISION")
+    kept = remote.keep_model(*parsed)
+
+    def show_row() -> None:
+        stdout_console().print(model_page(kept.model, kept.checkpoints))
+        print_lines(["", *kept.resolve().notes])
+
+    print_result(json, kept_document(kept), show_row)
+    return 0
+
+
+def search(*words: str, limit: int = 20, json: Switch = False) -> int:
+    """Search the Hub for models by words of their names.
+
+    Args:
+        words: Such as GLM 5.3 NVFP4.
+        limit: The number of repositories to list, the most downloaded first.
+        json: Print JSON.
+    """
+    refuse_if(not words, "no words to search for", hint="such as `moebox models search GLM-5.3 NVFP4`")
+    refuse_out_of_range("--limit", limit, 1, 1000)
+    found = search_repositories(" ".join(words), limit)
+    rows = [(repo, format_count(downloads), remote.name_format(repo, tags)) for repo, downloads, tags in found]
+    document = [{"repo": repo, "downloads": downloads, "tags": tags} for repo, downloads, tags in found]
+    heads = ("repository", "downloads a month", "format")
+    print_result(
+        json,
+        {"repositories": document},
+        lambda: stdout_console().print(make_table(heads, rows, left_columns=heads[:1])),
+    )
+    return exit_code(found)
+
+
+def kept_document(kept: remote.KeptModel) -> Document:
+    """Return a row that was read from the Hub under the keys that scripts rely on."""
+    origin = {"repo": kept.repo, "revision": kept.revision, "commit": kept.commit, "read_on": kept.read_on}
+    sizes: Document = {"formats": kept.formats, "notes": kept.notes, "files": len(kept.files)}
+    return {**origin, **sizes, "model": model_document(kept.model, kept.checkpoints)}
 
 
 def show(model: str, *, json: Switch = False) -> int:
     """Show one model: its shape, parameters by component, checkpoints, cache per token and licence.
 
     Args:
-        model: A name from the catalogue, a folder with config.json, or a .gguf file (any of its parts).
+        model: A name from the catalogue, ORG/REPO[@REVISION] of the Hub, a folder with config.json, or a .gguf file
+            (any of its parts).
         json: Print JSON.
     """
     found, checkpoints = resolve_model(model)

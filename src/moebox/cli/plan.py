@@ -1,6 +1,7 @@
 """`moebox plan`: what fits, how, and how fast; shown with memory bars, forecast, alternatives and the next commands."""
 
 import itertools
+import os
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from moebox import codec, engines
-from moebox.checkpoint import deploy, look_up_model
+from moebox.checkpoint import ResolvedModel, deploy, look_up_model
 from moebox.cli.display import make_grid, make_table
 from moebox.cli.flags import OutputPath, Switch
 from moebox.cli.forecast_target import NO_PLAN_ARGS, PlanArgs
@@ -19,7 +20,7 @@ from moebox.core.model import Component, Model
 from moebox.core.plan import ArithmeticLine, DeviceMemory, Forecast, Goal, Plan, PlanWarning
 from moebox.core.registry import engine_display_name
 from moebox.engines.reasons import flag_reason
-from moebox.errors import DoesNotFit
+from moebox.errors import DoesNotFit, UnknownName
 from moebox.flows import boxes
 from moebox.loose import Document
 from moebox.planner.choose import choose_plan
@@ -56,6 +57,7 @@ def plan(
     ram_bandwidth: str = "",
     args: Annotated[PlanArgs, Parameter(name="*")] = NO_PLAN_ARGS,
     why: Switch = False,
+    offline: Switch = False,
     output: OutputPath = None,
     json: Switch = False,
 ) -> int:
@@ -65,7 +67,7 @@ def plan(
     Exit code 1 when nothing fits.
 
     Args:
-        model: A name from the catalogue, a folder with config.json, or a .gguf file.
+        model: A name from the catalogue, ORG/REPO[@REVISION] of the Hub, a folder with config.json, or a .gguf file.
         box: COUNTxGPU such as 8x-rtx-pro-6000-server, or a TOML file. Default: this machine.
         goal: What to rank by.
         bold: Take the best forecast at once: drafts, fp8 cache and the patched image included.
@@ -73,10 +75,11 @@ def plan(
         ram_bandwidth: Its bandwidth, such as 614GB/s.
         args: Settings that the plan must have.
         why: Print the arithmetic line by line, with the source of each constant.
+        offline: Do not ask the Hub; repositories that were read before are still known.
         output: Write the recipe to this file.
         json: Print JSON.
     """
-    known = look_up_model(model)
+    known = look_up_anywhere(model, offline=offline)
     place = boxes.calibrated_box(box, ram=ram, ram_bandwidth=ram_bandwidth)
     try:
         chosen = choose_plan(place, known.model, known.checkpoints, args.constraints(goal=goal, bold=bold))
@@ -100,6 +103,24 @@ def plan(
         page = arithmetic_page(chosen, known.model) if why else plan_page(chosen, known.model, saved=output)
         stdout_console().print(page)
     return 0
+
+
+def look_up_anywhere(name: str, *, offline: bool) -> ResolvedModel:
+    """Return a model by name, path or repository; a name that no table has is searched on the Hub."""
+    if offline:
+        os.environ["HF_HUB_OFFLINE"] = "1"  # huggingface_hub reads it when it is imported
+    try:
+        return look_up_model(name)
+    except UnknownName as problem:
+        if offline or "/" in name:
+            raise
+        from moebox.checkpoint.remote import find_by_name
+
+        found = find_by_name(name)
+        if found is None:
+            problem.hint = f"{problem.hint}; or name a repository of the Hub as ORG/REPO"
+            raise
+        return found
 
 
 def plan_document(chosen: Plan) -> Document:

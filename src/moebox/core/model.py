@@ -200,6 +200,7 @@ class Checkpoint:
     name: str  # catalogue key or path
     model: str  # catalogue name of the model
     repo: str = ""
+    revision: str = ""  # the commit of the repository, if a revision was asked for
     path: str = ""  # on disk, if it is there
     format: Literal["safetensors", "gguf"] = "safetensors"
     quant: str  # "int4-g32", "nvfp4", "fp8-block", "bf16", "mxfp4" or a GGUF type such as "IQ3_K"

@@ -12,8 +12,9 @@ from moebox.core import families, gpu_list, registry
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Model
-from moebox.core.recipe import Climb, EngineName, Hybrid, Parallel, Recipe, Runtime, Speculate
+from moebox.core.recipe import Climb, EngineName, Flag, Hybrid, Parallel, Recipe, Runtime, Speculate
 from moebox.engines.engine import load_engine
+from moebox.engines.flags import flag_catalogue
 from moebox.errors import BadInput
 from moebox.planner import placement
 from moebox.planner.constraints import (
@@ -182,6 +183,9 @@ def base_recipe(model: Model, checkpoint: Checkpoint, engine: EngineName, constr
     tools, thoughts = model.tool_parser, model.reasoning_parser
     flags = (traits.hide_tools_flag if tools else "", traits.cached_tokens_flag)
     context = constraints.context or min(START_CONTEXT, model.context)
+    settings: dict[str, Flag] = dict.fromkeys(filter(None, flags), True)
+    if checkpoint.revision and flag_catalogue(engine, "").find_spec("--revision"):
+        settings["revision"] = checkpoint.revision
     longer = [length for length in LONGER_CONTEXTS if context < length <= model.context][:MAX_LONGER_CONTEXTS]
     method = constraints.speculate or default_draft_method(model)
     drafts = ("none", method) if traits.is_gpu_only and method in traits.draft_methods else ()
@@ -193,7 +197,7 @@ def base_recipe(model: Model, checkpoint: Checkpoint, engine: EngineName, constr
         served_name=(model.repo or model.name).rpartition("/")[2],
         context=context,
         trust_remote_code=model.trust_remote_code and checkpoint.format != "gguf",
-        flags=dict.fromkeys(filter(None, flags), True),
+        flags=settings,
         climb=Climb(contexts=(context, *longer), speculate=drafts),
     )
     if not traits.needs_parser_flags:

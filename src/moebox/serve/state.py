@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 def state_dir() -> Path:
     """$MOEBOX_STATE, or moebox in the user's state directory."""
-    return Path(os.environ.get("MOEBOX_STATE") or files.state_home() / "moebox")
+    return files.moebox_state()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,12 @@ def arguments(deployment: Deployment, *, node: LaunchNode | None = None, host: s
     if ggml.is_local_file(weights):
         out: list[Argument] = [("-m", weights)]
     else:  # the repository with its quantisation; the server finds the first part by itself
-        out = [("-hf", f"{weights}:{checkpoint.name}" if checkpoint and not checkpoint.path else weights)]
+        out = [
+            (
+                "-hf",
+                f"{weights}:{checkpoint.name.rpartition(':')[2]}" if checkpoint and not checkpoint.path else weights,
+            )
+        ]
     out += field_arguments(recipe, ggml.FIELDS, known, host=host)
     out += ggml.layer_arguments(recipe)
     if recipe.kv != "auto":

@@ -1,0 +1,249 @@
+"""Requests to the Hub: the files of a repository, a search, and the bytes of a file from any position."""
+
+import contextlib
+import errno
+import hashlib
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from moebox.errors import BadInput, ExternalError, MoeboxError, refuse_if
+from moebox.redact import hide_known_keys, remember_key
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
+
+REQUEST_S = 10.0  # for a reply to begin or go on: huggingface_hub's DEFAULT_REQUEST_TIMEOUT
+MAX_FILES = 20_000  # of one repository; the largest checkpoints have a few hundred
+MAX_SMALL_FILE = 64 << 20  # bytes of a file that is read whole; the index of Kimi K2 has 15 MB
+CHUNK = 1 << 20
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+_REVISION = re.compile(r"[A-Za-z0-9][\w./+-]{0,199}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubFile:
+    """A file of a repository: its path, size, and the SHA-256 of an LFS file or the git hash of another."""
+
+    path: str
+    size: int
+    sha256: str = ""
+    git_sha1: str = ""
+
+    @property
+    def digest(self) -> str:
+        """The name of the file among the blobs of huggingface_hub's cache."""
+        return self.sha256 or self.git_sha1
+
+    def new_hash(self) -> "_Hash":
+        """Begin the hash that the Hub publishes for this file."""
+        if self.sha256:
+            return hashlib.sha256()
+        return hashlib.sha1(f"blob {self.size}\0".encode(), usedforsecurity=False)  # git's object name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubListing:
+    """The files of a repository at one commit."""
+
+    repo: str
+    revision: str = ""  # as asked for; "" is the default branch
+    commit: str
+    files: tuple[HubFile, ...]
+    tags: tuple[str, ...] = ()
+
+    @property
+    def url(self) -> str:
+        return f"{hub_endpoint()}/{self.repo}/tree/{self.commit}"
+
+    def find(self, path: str) -> HubFile | None:
+        return next((file for file in self.files if file.path == path), None)
+
+
+def parse_repo_name(name: str) -> tuple[str, str] | None:
+    """Split ORG/REPO[@REVISION] into both parts; None if `name` cannot be a repository."""
+    repo, at, revision = name.partition("@")
+    if not _NAME.fullmatch(repo):
+        return None
+    refuse_if("--" in repo or ".." in repo or len(repo) > 96, f"{name}: not a valid name of a repository")
+    invalid = bool(at) and (not _REVISION.fullmatch(revision) or ".." in revision)
+    refuse_if(invalid, f"{name}: not a valid revision", hint="a branch, a tag or a commit of the repository")
+    return repo, revision
+
+
+def hub_endpoint() -> str:
+    """The address of the Hub, from HF_ENDPOINT."""
+    return (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
+
+
+def hub_cache() -> Path:
+    """The folder that huggingface_hub and the engines look for downloads in."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)
+
+
+def list_repository(repo: str, revision: str = "") -> HubListing:
+    """Ask the Hub for the files of a repository. Raise BadInput if a name climbs out of the cache."""
+    from huggingface_hub import HfApi
+
+    with report_hub_errors(repo, revision):
+        api = HfApi(endpoint=hub_endpoint())
+        found = api.model_info(repo, revision=revision or None, files_metadata=True, timeout=REQUEST_S)
+        files = []
+        for each in found.siblings or ():
+            lfs = each.lfs
+            size = lfs.size if lfs else each.size
+            file = HubFile(
+                path=str(each.rfilename),
+                size=-1 if size is None else int(size),
+                sha256=str(lfs.sha256) if lfs else "",
+                git_sha1="" if lfs else str(each.blob_id or ""),
+            )
+            check_remote_name(repo, file)
+            files.append(file)
+        if not re.fullmatch(r"[0-9a-f]{40}", found.sha or "") or len(files) > MAX_FILES:
+            raise ExternalError(f"{repo}: the Hub replied without a commit, or with more than {MAX_FILES:,} files")
+        tags = tuple(str(tag) for tag in found.tags or ())
+        return HubListing(repo=repo, revision=revision, commit=str(found.sha), files=tuple(files), tags=tags)
+
+
+def check_remote_name(repo: str, file: HubFile) -> None:
+    """Raise BadInput if a file's name leads out of its folder; ExternalError if its size or hash cannot be right."""
+    parts = file.path.split("/")
+    climbs = file.path.startswith("/") or any(part in ("", ".", "..") for part in parts)
+    odd = "\\" in file.path or not file.path.isprintable() or len(file.path) > 1000
+    refuse_if(climbs or odd, f"{repo}: the file name {file.path[:80]!r} leads out of the cache; nothing was read")
+    if file.size < 0 or not re.fullmatch(r"[0-9a-f]{64}" if file.sha256 else r"[0-9a-f]{40}", file.digest):
+        raise ExternalError(f"{repo}: the Hub gives no valid size and hash for {file.path}")
+
+
+def search_repositories(words: str, limit: int) -> list[tuple[str, int, tuple[str, ...]]]:
+    """Search the Hub for models: repository, downloads of a month, and tags; the most downloaded first."""
+    from huggingface_hub import HfApi
+
+    with report_hub_errors(f"search for {words!r}"):
+        found = HfApi(endpoint=hub_endpoint()).list_models(search=words, sort="downloads", limit=limit)
+        return [(str(each.id), int(each.downloads or 0), tuple(map(str, each.tags or ()))) for each in found]
+
+
+def list_quantized(repo: str, limit: int = 100) -> list[tuple[str, int, tuple[str, ...]]]:
+    """List the repositories that the Hub knows as quantised from `repo`, the most downloaded first."""
+    from huggingface_hub import HfApi
+
+    with report_hub_errors(repo):
+        api = HfApi(endpoint=hub_endpoint())
+        found = api.list_models(filter=f"base_model:quantized:{repo}", sort="downloads", limit=limit)
+        return [(str(each.id), int(each.downloads or 0), tuple(map(str, each.tags or ()))) for each in found]
+
+
+@contextlib.contextmanager
+def open_remote_file(
+    listing: HubListing, file: HubFile, start: int = 0, end: int | None = None
+) -> Iterator[Iterator[bytes]]:
+    """Open a file of the Hub at `start`; the iterator ends at `end`, or early if the connection does.
+
+    A server that ignores the range sends the whole file, of which the beginning is dropped. The token is not sent on
+    to other hosts: httpx removes it from redirects.
+    """
+    from huggingface_hub import constants, hf_hub_url
+    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+
+    stop = file.size if end is None else min(end, file.size)
+    url = hf_hub_url(listing.repo, file.path, revision=listing.commit, endpoint=hub_endpoint())
+    headers = {**build_hf_headers(), "Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
+    timeout = float(constants.HF_HUB_DOWNLOAD_TIMEOUT)
+    with get_session().stream("GET", url, headers=headers, timeout=timeout) as response:
+        hf_raise_for_status(response)
+        stated = response.headers.get("content-range", "")
+        if response.status_code == 206 and not re.fullmatch(rf"bytes {start}-\d+/{file.size}", stated):
+            text = f"{file.path}: asked for bytes {start}-{stop - 1} of {file.size}, the server sent {stated[:60]!r}"
+            raise ExternalError(text)
+
+        def wanted_bytes() -> Iterator[bytes]:
+            at = start if response.status_code == 206 else 0
+            for chunk in response.iter_bytes(CHUNK):
+                piece = chunk[max(0, start - at) : max(0, stop - at)]
+                at += len(chunk)
+                if piece:
+                    yield piece
+                if at >= stop:
+                    return
+
+        yield wanted_bytes()
+
+
+def read_remote(listing: HubListing, file: HubFile, start: int, end: int) -> bytes:
+    """Return bytes `start` to `end` of a file. Raise ExternalError if not all of them arrive."""
+    end = min(end, file.size)
+    if end <= start:
+        return b""
+    with report_hub_errors(listing.repo, listing.revision), open_remote_file(listing, file, start, end) as chunks:
+        data = b"".join(chunks)
+    if len(data) != end - start:
+        raise ExternalError(f"{listing.repo}: {file.path} ended after {len(data):,} of {end - start:,} bytes")
+    return data
+
+
+def read_whole_file(listing: HubListing, file: HubFile) -> bytes:
+    """Return a small file. Raise ExternalError if its hash is not the Hub's."""
+    if file.size > MAX_SMALL_FILE:
+        raise ExternalError(f"{listing.repo}: {file.path} has {file.size:,} bytes, which is too large for such a file")
+    data = read_remote(listing, file, 0, file.size)
+    check = file.new_hash()
+    check.update(data)
+    if check.hexdigest() != file.digest:
+        raise ExternalError(f"{listing.repo}: {file.path} arrived damaged: its hash is not the one on the Hub")
+    return data
+
+
+@contextlib.contextmanager
+def report_hub_errors(what: str, revision: str = "") -> Iterator[None]:
+    """Turn failures of the Hub, the network and the disk into one line."""
+    import httpx
+    from huggingface_hub import errors, get_token
+
+    remember_key(get_token())
+    name, page = f"{what}@{revision}" if revision else what, f"{hub_endpoint()}/{what}"
+    try:
+        yield
+    except MoeboxError:
+        raise
+    except errors.GatedRepoError:
+        hint = f"accept its terms at {page}, then set HF_TOKEN or run `hf auth login`"
+        raise ExternalError(f"{name}: gated; your account has no access", hint=hint) from None
+    except errors.RevisionNotFoundError:
+        raise BadInput(f"{name}: the repository has no such revision", hint=f"see {page}") from None
+    except errors.RepositoryNotFoundError:
+        hint = "check the name (`moebox models search WORDS`); a private repository needs HF_TOKEN or `hf auth login`"
+        raise BadInput(f"{name}: no such repository on {hub_endpoint()}", hint=hint) from None
+    except errors.HFValidationError:
+        raise BadInput(f"{name}: not a valid name of a repository", hint="ORG/REPO[@REVISION]") from None
+    except errors.OfflineModeIsEnabled:
+        hint = "unset HF_HUB_OFFLINE, or name a model of `moebox models`"
+        raise ExternalError(f"{name}: not read before, and the Hub is in offline mode", hint=hint) from None
+    except errors.HfHubHTTPError as problem:
+        status = problem.response.status_code
+        hint = "set HF_TOKEN or run `hf auth login`" if status in (401, 403) else "try again later"
+        raise ExternalError(f"{name}: {hub_endpoint()} replied HTTP {status}", hint=hint) from None
+    except (httpx.HTTPError, httpx.InvalidURL) as problem:
+        reason = hide_known_keys(str(problem).partition("\n")[0][:120]) or type(problem).__name__
+        hint = "check the network, HF_ENDPOINT and proxy settings; what was read before works without"
+        raise ExternalError(f"{name}: no reply from {hub_endpoint()}: {reason}", hint=hint) from None
+    except OSError as problem:
+        if problem.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise ExternalError(
+                f"{name}: no room left on the disk", hint="free some; HF_HOME moves the cache"
+            ) from None
+        raise ExternalError(f"{name}: {hide_known_keys(problem.strerror or str(problem)[:120])}") from None
+    except (ValueError, KeyError, TypeError, AttributeError):  # HTML instead of JSON, or JSON of another shape
+        raise ExternalError(f"{name}: {hub_endpoint()} replied something that is not the Hub's API") from None
+
+
+def cached_file(repo: str, commit: str, path: str) -> Path:
+    """Where huggingface_hub keeps a file of a commit."""
+    folder = hub_cache() / f"models--{repo.replace('/', '--')}"
+    return folder / "snapshots" / commit / PurePosixPath(path)

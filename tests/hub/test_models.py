@@ -1,0 +1,181 @@
+"""Models of the Hub: read by headers, kept with revision and date, and every failure in one line."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoint import tiny
+from tests.checkpoint.test_safetensors import PARTS
+from tests.hub.conftest import TOKEN, Moebox, small_repo
+from tests.hub.server import COMMIT, HubServer, Repo
+
+
+def test_a_repository_is_planned_from_its_headers(hub: HubServer, moebox: Moebox, tmp_path: Path):
+    """The bytes are those of the headers, no weights are downloaded, and the token stays with the Hub."""
+    padding = 3_000_000
+    hub.repos["org/Small"] = small_repo(tmp_path / "m", padding=padding)
+    shown = moebox("models", "show", "org/Small", "--json").good().document
+    (checkpoint,) = shown["checkpoints"]
+    assert checkpoint["how"] == "read"
+    assert checkpoint["bytes"] == sum(size for _, _, size in PARTS.values()) + 3 * padding
+    assert checkpoint["shards"] == 3
+    assert hub.sent < 3.2 * 2**20  # one MiB of each shard
+    assert {key for path, _, key in hub.requests if path.startswith("/lfs")} == {""}
+    assert f"Bearer {TOKEN}" in {key for path, _, key in hub.requests if path.startswith("/api/models/org")}
+    planned = moebox("plan", "org/Small", "--box", "1x-h200", "--json", "--context", "4096").good().document
+    assert planned["recipe"]["checkpoint"] == "org/Small"
+    assert any(COMMIT[:12] in warning["text"] for warning in planned["warnings"])
+
+
+def test_a_kept_row_needs_no_network(hub: HubServer, moebox: Moebox, tmp_path: Path):
+    """What was read once is planned offline, listed by `models`, and started by a recipe that names it."""
+    hub.repos["org/Small"] = small_repo(tmp_path / "m")
+    added = moebox("models", "add", "org/Small", "--json").good().document
+    assert (added["commit"], added["revision"]) == (COMMIT, "")
+    before = len(hub.requests)
+    recipe = tmp_path / "recipe.toml"
+    box = ("--box", "1x-h200", "--context", "4096")
+    moebox("plan", "org/small", *box, "-o", recipe, "--offline").good()
+    kept = moebox("models", "--json").good().document["kept"]
+    assert [row["repo"] for row in kept] == ["org/Small"]
+    command = moebox("up", recipe, "--dry-run", HF_HUB_OFFLINE="1")
+    assert "org/Small" in command.out + command.err
+    assert len(hub.requests) == before
+
+
+def test_a_revision_reaches_the_engine(hub: HubServer, moebox: Moebox, tmp_path: Path):
+    """A plan for a branch starts the engine with the commit that was read."""
+    hub.repos["org/Small"] = small_repo(tmp_path / "m")
+    hub.repos["org/Small"].revisions = ("main", "v2")
+    arguments = ("--box", "1x-h200", "--context", "4096", "--engine", "vllm", "--json")
+    planned = moebox("plan", "org/Small@v2", *arguments).good().document
+    assert planned["recipe"]["flags"]["revision"] == COMMIT
+
+
+def test_gguf_headers_are_read_by_range(hub: HubServer, moebox: Moebox, tmp_path: Path):
+    """Each quantisation is a checkpoint with its first part; a header longer than the first read is read on."""
+    many = {**tiny.DEEPSEEK2, "tokenizer.ggml.tokens": ["x" * 60] * 40_000}
+    long = tiny.gguf(tmp_path / "long.gguf", many, tiny.TENSORS).read_bytes() + bytes(9_000_000)
+    short = tiny.gguf(tmp_path / "short.gguf", tiny.DEEPSEEK2, tiny.TENSORS).read_bytes() + bytes(9_000_000)
+    files = {"IQ3_K/Tiny-IQ3_K-00001-of-00001.gguf": long, "Tiny-Q8_0.gguf": short, "mmproj-F16.gguf": b"no"}
+    hub.repos["org/Tiny-GGUF"] = Repo(files)
+    shown = moebox("models", "show", "org/Tiny-GGUF", "--json").good().document
+    assert [each["name"] for each in shown["checkpoints"]] == ["org/Tiny-GGUF:IQ3_K", "org/Tiny-GGUF:Q8_0"]
+    assert hub.sent < len(long)
+
+
+def test_code_of_a_repository_is_never_run_or_allowed(hub: HubServer, moebox: Moebox, tmp_path: Path):
+    """A repository with the shape of a trusted model does not get that model's permission to run its own code."""
+    marker = tmp_path / "ran"
+    code = f"open({str(marker)!r}, 'w')".encode()
+    config = {**tiny.KIMI, "auto_map": {"AutoConfig": "evil.Config"}}
+    hub.repos["evil/Kimi-K2.6"] = Repo({"config.json": json.dumps(config).encode(), "evil.py": code})
+    planned = moebox("plan", "evil/Kimi-K2.6", "--box", "8x-h200", "--json").good().document
+    assert planned["recipe"]["trust_remote_code"] is False
+    assert any("never runs" in warning["text"] for warning in planned["warnings"])
+    assert not marker.exists()
+
+
+def test_a_name_that_no_table_has_is_looked_up(hub: HubServer, moebox: Moebox, tmp_path: Path):
+    """`plan NAME` finds the repository of that name on the Hub, and other formats of it; --offline does not ask."""
+    hub.repos["org/Small"] = small_repo(tmp_path / "m")
+    hub.repos["quants/Small-NVFP4"] = Repo({}, tags=["base_model:quantized:org/Small"])
+    arguments = ("--box", "1x-h200", "--context", "4096", "--json")
+    refused = moebox("plan", "small", *arguments, "--offline")
+    assert refused.code == 2
+    assert "unknown model 'small'" in refused.err
+    planned = moebox("plan", "small", *arguments).good().document
+    assert any("nvfp4: quants/Small-NVFP4" in warning["text"] for warning in planned["warnings"])
+    assert "org/Small" in moebox("models", "search", "small").good().out
+
+
+def climbing(repo: Repo) -> None:
+    repo.listed = {"siblings": [{"rfilename": "../../evil.json", "size": 3, "blobId": "a" * 40}]}
+
+
+def absolute(repo: Repo) -> None:
+    repo.listed = {"siblings": [{"rfilename": "/etc/evil.json", "size": 3, "blobId": "a" * 40}]}
+
+
+def gated(repo: Repo) -> None:
+    repo.gated = True
+
+
+def commit_that_climbs(repo: Repo) -> None:
+    repo.listed = {"sha": "../../../etc"}
+
+
+def without_hashes(repo: Repo) -> None:
+    repo.listed = {"siblings": [{"rfilename": "config.json", "size": 3}]}
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "line"),
+    [
+        (climbing, 2, "leads out of the cache"),
+        (absolute, 2, "leads out of the cache"),
+        (gated, 3, "gated; your account has no access"),
+        (commit_that_climbs, 3, "without a commit"),
+        (without_hashes, 3, "no valid size and hash"),
+    ],
+)
+def test_hostile_and_closed_repositories_are_one_line(
+    hub: HubServer, moebox: Moebox, tmp_path: Path, change: Callable[[Repo], None], code: int, line: str
+):
+    """The line names the repository and the reason; nothing is kept."""
+    hub.repos["org/Small"] = small_repo(tmp_path / "m")
+    change(hub.repos["org/Small"])
+    done = moebox("models", "add", "org/Small")
+    assert done.code == code
+    assert f"org/Small: {line}" in done.err or line in done.err
+    assert len(done.err.strip().splitlines()) <= 3  # the error, and a hint
+    assert not list((tmp_path / "state").glob("models/*"))
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "line"),
+    [
+        ("org/missing", 2, "no such repository"),
+        ("org/Small@v9", 2, "no such revision"),
+        ("org/Small@../../x", 2, "not a valid revision"),
+        ("a--b/c", 2, "not a valid name"),
+        ("../../etc/passwd", 2, "not a repository of the Hub"),
+    ],
+)
+def test_bad_names_are_one_line(hub: HubServer, moebox: Moebox, tmp_path: Path, name: str, code: int, line: str):
+    """Names that do not exist, or cannot."""
+    hub.repos["org/Small"] = small_repo(tmp_path / "m")
+    done = moebox("models", "add", name)
+    assert done.code == code
+    assert line in done.err
+
+
+@pytest.mark.parametrize("fault", ["html", "[]", '{"sha": 7, "siblings": 3}', '{"siblings": [{"size": "x"}]}', "null"])
+def test_a_reply_that_is_not_the_hubs_is_one_line(hub: HubServer, moebox: Moebox, fault: str):
+    """A login page of a hotel, or JSON of another shape."""
+    hub.api_fault = fault
+    done = moebox("models", "add", "org/Small")
+    assert done.code == 3
+    assert done.err.startswith("error: org/Small: ")
+
+
+def test_no_network_and_offline_mode_are_one_line(hub: HubServer, moebox: Moebox):
+    """A Hub that cannot be reached, and one that must not be asked."""
+    closed = moebox("plan", "org/Small", "--box", "1x-h200", HF_ENDPOINT="http://127.0.0.1:9")
+    assert closed.code == 3
+    assert "no reply from http://127.0.0.1:9" in closed.err
+    offline = moebox("plan", "org/Small", "--box", "1x-h200", HF_HUB_OFFLINE="1")
+    assert offline.code == 3
+    assert "offline mode" in offline.err
+
+
+def test_damaged_headers_are_refused(hub: HubServer, moebox: Moebox, tmp_path: Path):
+    """A flipped byte in config.json, an HTML page for a shard, a wrong range: one line, and nothing is kept."""
+    hub.repos["org/Small"] = small_repo(tmp_path / "m")
+    for fault, name in (("flip", "config.json"), ("html", ".safetensors"), ("wrong range", ".safetensors")):
+        hub.choose_fault = lambda path, start, fault=fault, name=name: fault if path.endswith(name) else ""
+        done = moebox("models", "add", "org/Small")
+        assert done.code in (2, 3), fault
+        assert not list((tmp_path / "state").glob("models/*")), fault
