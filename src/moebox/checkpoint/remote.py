@@ -98,10 +98,10 @@ def find_kept_checkpoint(name: str) -> tuple[Model, Checkpoint] | None:
     """Find REPOSITORY or REPOSITORY:QUANT, as recipes name it, among the kept rows."""
     repo = name.partition(":")[0]
     kept = find_kept(repo) if parse_repo_name(repo) and "@" not in repo else None
-    for checkpoint in kept.checkpoints if kept else ():
-        if name.lower() == checkpoint.name.lower():
-            return kept.model, checkpoint
-    return None
+    if kept is None:
+        return None
+    named = (each for each in kept.checkpoints if each.name.lower() == name.lower())
+    return next(((kept.model, each) for each in named), None)
 
 
 def look_up_repository(name: str) -> ResolvedModel | None:

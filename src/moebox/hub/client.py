@@ -149,8 +149,9 @@ def open_remote_file(
     A server that ignores the range sends the whole file, of which the beginning is dropped. The token is not sent on
     to other hosts: httpx removes it from redirects.
     """
-    from huggingface_hub import constants, hf_hub_url
-    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+    from huggingface_hub import constants, get_session, hf_hub_url
+    from huggingface_hub.utils._headers import build_hf_headers
+    from huggingface_hub.utils._http import hf_raise_for_status
 
     stop = file.size if end is None else min(end, file.size)
     url = hf_hub_url(listing.repo, file.path, revision=listing.commit, endpoint=hub_endpoint())
