@@ -209,7 +209,7 @@ SERVER = box("rtx-pro-6000-server")
         (VLLM, {"parallel.tp": 6}, SERVER, "fatal", "heads"),
         (VLLM, {"parallel.tp": 16}, SERVER, "fatal", "16 GPUs"),
         (VLLM, {"flags.attention-backend": "FLASHMLA"}, SERVER, "fatal", "FLASHMLA"),
-        (VLLM, {"parallel.dcp": 3}, SERVER, "fatal", "dcp"),
+        (VLLM, {"parallel.dcp": 3}, SERVER, "fatal", "DCP3"),
         (VLLM, {"checkpoint": "x.gguf"}, SERVER, "fatal", "GGUF"),
         (VLLM, {"checkpoint": "nvfp4"}, box("h200"), "warning", "Blackwell"),
         (VLLM, {"max_seqs": None}, SERVER, "warning", "TRITON_MLA reserves"),

@@ -3,6 +3,7 @@
 import dataclasses
 import shlex
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -79,6 +80,39 @@ def test_it_is_found_planned_and_rendered(installed: Install) -> None:
     assert 'toy-serve "${args[@]}"' in script
     assert "--split 8" in script
     assert "toys/engine:1.0" in render(deployment, "docker")
+
+
+@pytest.mark.parametrize("model", ["kimi-k2.6", "qwen3-235b", "gpt-oss-120b", "deepseek-v3.2", "minimax-m2.5"])
+@pytest.mark.parametrize("box", ["8x-b200", "8x-rtx-pro-6000-server", "6x-h200", "4x-b300", "2-nodes"])
+def test_every_plan_for_it_is_accepted_by_up(
+    installed: Install, tmp_path: Path, capsys: pytest.CaptureFixture[str], model: str, box: str
+) -> None:
+    """Plans divide the model only as its traits allow (tensor parallelism); what cannot fit says so."""
+    installed(toy="toy_engine")
+    nodes = tmp_path / "nodes.toml"
+    nodes.write_text('name = "two"\nnodes = 2\ngpus = ["h200", "h200", "h200", "h200"]\n')
+    recipe = tmp_path / "toy.toml"
+    place = str(nodes) if box == "2-nodes" else box
+    code = main(["plan", model, "--engine", "toy", "--box", place, "-o", str(recipe)])
+    printed = capsys.readouterr()
+
+    if code == 1:
+        assert "does not fit" in printed.err
+        return
+    assert code == 0, printed.err
+    parallel = tomllib.loads(recipe.read_text())["parallel"]
+    assert [name for name, size in parallel.items() if size > 1] in ([], ["tp"])
+    assert main(["up", str(recipe), "--dry-run"]) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("flag", "size"), [("--pp", "2"), ("--ep", "8"), ("--dp", "2"), ("--dcp", "2")])
+def test_a_constraint_that_it_cannot_meet_is_one_line(
+    installed: Install, capsys: pytest.CaptureFixture[str], flag: str, size: str
+) -> None:
+    """The line names the flag and the engine."""
+    installed(toy="toy_engine")
+    assert main(["plan", "kimi-k2.6", "--engine", "toy", "--box", "8x-b200", flag, size]) == 2
+    assert f"error: {flag} {size}: Toy does not" in capsys.readouterr().err
 
 
 def test_it_is_launched_and_answers(installed: Install, tmp_path: Path) -> None:

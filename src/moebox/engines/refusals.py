@@ -15,6 +15,7 @@ from moebox.core.deployment import Deployment
 from moebox.core.model import format_names
 from moebox.core.plan import PlanWarning
 from moebox.engines.support import support_warnings
+from moebox.sizing.layout import layout_problem
 
 Severity = Literal["note", "warning", "fatal"]
 MLA_FP8 = "smem-vllm-mla-fp8"  # the symptom of a decode kernel that a patch fixes
@@ -35,7 +36,13 @@ def common_refusals(deployment: Deployment) -> list[PlanWarning]:
     """Return the refusals that hold for every engine."""
     recipe, box, engine, model = deployment.recipe, deployment.box, deployment.engine, deployment.known_model
     checkpoint = deployment.known_checkpoint
-    found = layout_refusals(deployment)
+    found = []
+    if indivisible := layout_problem(deployment):
+        found.append(plan_warning("fatal", indivisible.reason, indivisible.hint))
+    if model and recipe.context > model.context:
+        text = f"context {recipe.context:,} is beyond the model's own {model.context:,}"
+        remedy = f"context = {model.context}: most engines refuse more at the start"
+        found.append(plan_warning("warning", text, remedy))
     file_format = "gguf" if recipe.checkpoint.endswith(".gguf") else ""
     file_format = checkpoint.format if checkpoint else file_format
     if file_format and file_format not in engine.formats:
@@ -62,28 +69,6 @@ def common_refusals(deployment: Deployment) -> list[PlanWarning]:
     if recipe.listen.port > engine.last_port:
         text = f"{engine.title} also listens {max(engine.ports):,} ports above {recipe.listen.port}, beyond 65,535"
         found.append(plan_warning("fatal", text, f"listen.port = {engine.last_port} or less"))
-    return found
-
-
-def layout_refusals(deployment: Deployment) -> list[PlanWarning]:
-    """Return what cannot be divided, and a context beyond the model's."""
-    recipe, parallel, model, found = deployment.recipe, deployment.recipe.parallel, deployment.known_model, []
-    if model is None:
-        return []
-    ranks = parallel.tp * parallel.dp
-    if model.attention.heads % parallel.tp:
-        text = f"the {model.attention.heads} attention heads of {model.title} are not divisible by tp = {parallel.tp}"
-        found.append(plan_warning("fatal", text, "parallel.tp = 1, 2, 4 or 8"))
-    if parallel.tp % parallel.dcp:
-        found.append(plan_warning("fatal", f"tp = {parallel.tp} is not divisible by dcp = {parallel.dcp}"))
-    if parallel.pp > model.layers:
-        found.append(plan_warning("fatal", f"pp = {parallel.pp} is more than the model's {model.layers} layers"))
-    if model.moe and parallel.ep and model.moe.experts % ranks:
-        found.append(plan_warning("fatal", f"{model.moe.experts} experts are not divisible by {ranks} ranks"))
-    if recipe.context > model.context:
-        text = f"context {recipe.context:,} is beyond the model's own {model.context:,}"
-        remedy = f"context = {model.context}: most engines refuse more at the start"
-        found.append(plan_warning("warning", text, remedy))
     return found
 
 

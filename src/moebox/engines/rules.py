@@ -11,8 +11,8 @@ from moebox.engines.arguments import canonical_name, flag_arguments, full_flag_n
 from moebox.engines.assemble import runs_in_container
 from moebox.engines.engine import load_engine
 from moebox.errors import BadInput, refuse_if
+from moebox.sizing.layout import SIZES, layout_problem
 
-SIZES = ("tp", "pp", "dcp", "dp", "nodes")
 LEAST = {"context": 0, "max_seqs": 1, "batched_tokens": 1} | {f"parallel.{name}": 1 for name in SIZES}
 
 
@@ -24,15 +24,8 @@ def check_recipe(deployment: Deployment) -> None:
     _check_runtime(recipe, engine)
     if recipe.hybrid:
         _check_hybrid(recipe.hybrid, engine)
-    for name in SIZES:
-        if getattr(recipe.parallel, name) == 1 or engine.can_shard(name):
-            continue
-        if engine.uses_all_gpus:
-            text = f"parallel: {engine.title} distributes layers over the GPUs by itself"
-            raise BadInput(text, hint="leave [parallel] out")
-        raise BadInput(f"parallel.{name}: {engine.title} does not divide a model that way", hint="leave it at 1")
-    whole_experts = recipe.parallel.ep and not engine.can_shard("ep")
-    refuse_if(whole_experts, f"parallel.ep: {engine.title} does not place whole experts", hint="leave it out")
+    if problem := layout_problem(deployment):
+        raise BadInput(f"parallel.{problem.setting}: {problem.reason}", hint=problem.hint or None)
     draft = recipe.speculate
     if draft:
         refuse_if(draft.tokens < 1, f"speculate.tokens: {draft.tokens} is less than 1")
@@ -44,7 +37,7 @@ def check_recipe(deployment: Deployment) -> None:
 
 
 def _check_ranges(recipe: Recipe, engine: Traits) -> None:
-    parallel, share, port = recipe.parallel, recipe.memory_utilization, recipe.listen.port
+    share, port = recipe.memory_utilization, recipe.listen.port
     for path, least in LEAST.items():
         value = get_setting(recipe, path)
         refuse_if(value is not None and value < least, f"{path}: {value} is less than {least}")
@@ -52,8 +45,6 @@ def _check_ranges(recipe: Recipe, engine: Traits) -> None:
     others = " and ".join(f"{other:,}" for other in engine.ports_used(port)[1:])
     text = f"listen.port: {engine.title} on {port} also listens on {others}, and ports end at {LAST_PORT:,}"
     refuse_if(port > engine.last_port, text, hint=f"{engine.last_port} or less")
-    uneven = parallel.gpu_count % parallel.nodes and not engine.uses_all_gpus
-    refuse_if(uneven, f"parallel.nodes: {parallel.gpu_count} GPUs are not divisible by {parallel.nodes} nodes")
     text = f"kv: {recipe.engine} has no cache type {recipe.kv!r}"
     refuse_if(recipe.kv not in engine.kv, text, hint=f"use {', '.join(engine.kv)}")
 

@@ -25,6 +25,7 @@ from moebox.serve.dummy import write_gguf
 from moebox.serve.facts import CHAT_TIMEOUT_S
 from moebox.serve.session import PATIENCE_S, EngineSession, engine_session
 from moebox.serve.watch import LogListener
+from moebox.sizing.layout import indivisible_layout
 from moebox.store import Run
 from moebox.verify.options import VerifyOptions
 from moebox.verify.runner import OUT_OF_TIME, run_checks
@@ -146,8 +147,8 @@ def with_phantom_weights(recipe: Recipe) -> tuple[Recipe, int, tuple[str, ...]]:
     reads_gguf = "gguf" in registry.engine_traits(recipe.engine).formats
     weights = phantom.latent_path() if reads_gguf else phantom.hf_path()
     model = checkpoint.resolve_model(str(weights))[0]
-    if recipe.parallel.gpu_count > 1 and model.attention.heads % recipe.parallel.tp:
-        raise Unsupported(f"the phantom's {model.attention.heads} heads cannot be divided by TP {recipe.parallel.tp}")
+    if problem := indivisible_layout(recipe.parallel, model):
+        raise Unsupported(f"the phantom cannot be divided like the recipe's model: {problem.reason}")
     small = dataclasses.replace(
         recipe,
         model="phantom",

@@ -13,6 +13,7 @@ from moebox.core.box import Box
 from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Climb, EngineName, Flag, Hybrid, Parallel, Recipe, Runtime, Speculate
+from moebox.core.traits import Traits
 from moebox.engines.engine import load_engine
 from moebox.engines.flags import flag_catalogue
 from moebox.errors import BadInput
@@ -27,7 +28,7 @@ from moebox.planner.constraints import (
 )
 from moebox.planner.layouts import possible_layouts
 from moebox.sizing.constants import GRAPH_ESTIMATE_ENV, memory_constant_bytes, reserved_bytes, visible_bytes
-from moebox.sizing.shards import invalid_layout
+from moebox.sizing.layout import indivisible_layout
 
 START_CONTEXT = 65536  # where every first recipe starts ("Blackwell Shenanigans 001", the practical test sequence)
 SHORTER_CONTEXTS = (196608, 131072, 98304, 65536, 49152, 32768, 16384, 8192, 4096, 2048)
@@ -128,7 +129,7 @@ def gpu_candidates(
 ) -> Iterator[Candidate]:
     """Yield recipes of an engine that serves from GPUs alone."""
     base, bold = base_recipe(model, checkpoint, engine, constraints), constraints.bold
-    gpus = gpu_list.all_gpus(box)
+    gpus, traits = gpu_list.all_gpus(box), registry.engine_traits(engine)
     for parallel in possible_layouts(box, model, checkpoint, engine, constraints):
         used = gpu_list.largest_gpus(box, parallel.gpu_count)
         generations = {gpus[index].generation for index in used}
@@ -137,8 +138,8 @@ def gpu_candidates(
             if preset:  # as in the image's own launches: graphs use what the utilization leaves, not the cache
                 env |= {GRAPH_ESTIMATE_ENV: "0"}
                 runtime = Runtime(kind="docker", preset=preset)
-            for kv in cache_types(model, preset, constraints):
-                for draft in draft_options(model, preset, constraints):
+            for kv in cache_types(model, traits, preset, constraints):
+                for draft in draft_options(model, traits, preset, constraints):
                     share = BOLD_UTILIZATION if bold and draft is None else START_UTILIZATION
                     if draft and preset and parallel.dcp > 1:
                         share = DRAFT_UTILIZATION
@@ -229,18 +230,23 @@ def image_presets(generations: set[str], model: Model, engine: EngineName, const
     return ("", *(preset for preset in known if families.has_preset(model, preset)))
 
 
-def cache_types(model: Model, preset: str, constraints: Constraints) -> tuple[str, ...]:
+def cache_types(model: Model, engine: Traits, preset: str, constraints: Constraints) -> tuple[str, ...]:
     """Cache types to try, the plainest first; a compressed cache exists in fp8 alone (see the engines' refusals)."""
-    if constraints.kv or model.has_compressed_cache:
-        return (constraints.kv or "fp8",)
-    return ("fp8", "bf16") if preset == "community" else ("bf16", "fp8")
+    if constraints.kv:
+        return (constraints.kv,) if constraints.kv in engine.kv else ()
+    wanted = ["fp8", "bf16"] if preset == "community" else ["bf16", "fp8"]
+    if model.has_compressed_cache:
+        wanted = ["fp8"]
+    return tuple(kv for kv in wanted if kv in engine.kv) or ("auto",)
 
 
-def draft_options(model: Model, preset: str, constraints: Constraints) -> tuple[Speculate | None, ...]:
-    """Drafts to try, none first."""
+def draft_options(model: Model, engine: Traits, preset: str, constraints: Constraints) -> tuple[Speculate | None, ...]:
+    """Drafts to try that the engine has, none first."""
     method = constraints.speculate or default_draft_method(model)
     if method == "none":
         return (None,)
+    if method not in engine.draft_methods:
+        return () if constraints.speculate else (None,)
     draft = make_draft(model, method, preset)
     return (draft,) if constraints.speculate else (None, draft)
 
@@ -314,17 +320,18 @@ def expert_split_candidates(
     """Yield recipes with as many experts of every layer on the GPUs as fit: over one GPU, or a power of two of them."""
     if not box.gpus or not model.moe:
         return
-    is_proven = registry.engine_traits(engine).is_proven or constraints.engine == engine
+    traits = registry.engine_traits(engine)
+    is_proven = traits.is_proven or constraints.engine == engine
     most = 1 << (len(box.gpus).bit_length() - 1)
     for tp in sorted({constraints.tp} if constraints.tp else {1, most}):
-        if tp > len(box.gpus) or invalid_layout(model, checkpoint, Parallel(tp=tp)):
+        if tp > len(box.gpus) or indivisible_layout(Parallel(tp=tp), model, checkpoint):
             continue
         hybrid = Hybrid(threads=_decode_threads(box, constraints), pools=max(box.cpu.sockets, 1), gpu_experts=0)
         recipe = replace(
             base_recipe(model, checkpoint, engine, constraints),
             name=f"{model.name}-{engine}-tp{tp}",
             max_seqs=constraints.concurrency or 1,
-            kv=cache_types(model, "", constraints)[0],
+            kv=cache_types(model, traits, "", constraints)[0],
             memory_utilization=constraints.memory_utilization or BOLD_UTILIZATION,
             parallel=Parallel(tp=tp),
             env=gpu_list.visible_devices_env(box, tuple(range(tp))),

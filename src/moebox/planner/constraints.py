@@ -6,8 +6,9 @@ from typing import get_args
 from moebox.core import registry
 from moebox.core.model import KV_BYTES
 from moebox.core.plan import Goal
-from moebox.core.recipe import EngineName
+from moebox.core.recipe import EngineName, Parallel
 from moebox.errors import BadInput, UnknownName, refuse_if, refuse_out_of_range
+from moebox.sizing.layout import unsupported_layout
 
 IMAGES = ("stock", "community")
 DRAFT_METHODS = ("none", "eagle3", "mtp", "ngram")
@@ -100,6 +101,13 @@ class Constraints(CommonConstraints):
         if self.gpu_only_flag and engine.offloads_experts and not engine.can_shard(self.gpu_only_flag[2:]):
             gpu_only = _join_names(gpu_only_engines())
             raise BadInput(f"{self.gpu_only_flag} is for {gpu_only}, --engine {self.engine} for {hybrid}")
+        ep = (self.ep or 1) > 1
+        wanted = Parallel(tp=self.tp or 1, pp=self.pp or 1, dp=self.dp or 1, dcp=self.dcp or 1, ep=ep)
+        if problem := unsupported_layout(engine, wanted):
+            flag = f"--{problem.setting}"
+            raise BadInput(f"{flag} {self.parallel_sizes[flag]}: {problem.reason}", hint="leave it out")
+        if self.speculate not in (None, "none", *engine.draft_methods):
+            raise BadInput(f"--speculate {self.speculate}: {engine.title} has no such draft", hint="--speculate none")
         if self.hybrid_flag and engine.is_gpu_only:
             raise BadInput(f"{self.hybrid_flag} is for {hybrid}, not {self.engine}")
         if self.image and self.image not in ("stock", *engine.presets):

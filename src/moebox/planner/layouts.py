@@ -6,8 +6,9 @@ from moebox.core import gpu_list, registry
 from moebox.core.box import Box
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import EngineName, Parallel
+from moebox.core.traits import Traits
 from moebox.planner.constraints import Constraints
-from moebox.sizing.shards import invalid_layout
+from moebox.sizing.layout import indivisible_layout, unsupported_layout
 
 GPU_COUNTS = (1, 2, 3, 4, 6, 8, 16, 32, 64, 128, 256)  # GPUs that boxes come with
 
@@ -15,19 +16,31 @@ GPU_COUNTS = (1, 2, 3, 4, 6, 8, 16, 32, 64, 128, 256)  # GPUs that boxes come wi
 def possible_layouts(
     box: Box, model: Model, checkpoint: Checkpoint, engine: EngineName, constraints: Constraints
 ) -> Iterator[Parallel]:
-    """Yield the layouts that the model's heads, experts and layers allow on these GPUs."""
-    per_node, gpus, dp = len(box.gpus), gpu_list.all_gpus(box), constraints.dp or 1
+    """Yield the layouts that the engine and the model's heads, experts and layers allow on these GPUs."""
+    gpus, traits = gpu_list.all_gpus(box), registry.engine_traits(engine)
     largest = max((gpu.memory for gpu in gpus), default=0)
+    possible = [
+        parallel
+        for parallel in wanted_layouts(box, model, traits, constraints)
+        if not unsupported_layout(traits, parallel) and not indivisible_layout(parallel, model, checkpoint)
+    ]
+    most = max((parallel.gpu_count for parallel in possible), default=0)
+    for parallel in possible:
+        too_small = checkpoint.total_bytes / (parallel.tp * parallel.pp) > largest  # for a GPU's part of the weights
+        if too_small and parallel.gpu_count < most and not constraints.tp and parallel.dp == 1:
+            continue  # the layouts over the most GPUs show how much is missing
+        yield parallel
+
+
+def wanted_layouts(box: Box, model: Model, engine: Traits, constraints: Constraints) -> Iterator[Parallel]:
+    """Yield the layouts that the constraints ask for, possible or not; the largest first."""
+    per_node, dp = len(box.gpus), constraints.dp or 1
     for tp, pp in tp_pp_pairs(box, constraints):
-        too_small = checkpoint.total_bytes / (tp * pp) > largest  # even for the largest GPU's part of the weights
-        if too_small and tp * pp < len(gpus) and not constraints.tp and dp == 1:
-            continue  # the layouts over all GPUs show how much is missing
         nodes = max(1, min(box.nodes, -(-tp * pp * dp // max(per_node, 1))))
         for ep in expert_parallel_options(model, constraints, tp * dp):
             for dcp in context_parallel_sizes(model, tp, engine, constraints, ep=ep):
                 parallel = Parallel(tp=tp, pp=pp, dp=dp, dcp=dcp, ep=ep, nodes=nodes)
-                enough = parallel.gpu_count <= len(gpus) or constraints.tp is not None
-                if enough and parallel.gpu_count % nodes == 0 and not invalid_layout(model, checkpoint, parallel):
+                if parallel.gpu_count <= per_node * box.nodes or constraints.tp is not None:
                     yield parallel
 
 
@@ -42,13 +55,13 @@ def expert_parallel_options(model: Model, constraints: Constraints, ranks: int) 
 
 
 def context_parallel_sizes(
-    model: Model, tp: int, engine: EngineName, constraints: Constraints, *, ep: bool
+    model: Model, tp: int, engine: Traits, constraints: Constraints, *, ep: bool
 ) -> tuple[int, ...]:
     """Sizes of decode context parallelism to try: powers of two that divide the ranks."""
     if constraints.dcp:
         return (constraints.dcp,)
     chosen_ep = ep and not constraints.ep  # change one thing at a time
-    if chosen_ep or model.mla is None or not registry.engine_traits(engine).proposes_dcp:
+    if chosen_ep or model.mla is None or not engine.proposes_dcp:
         return (1,)
     return tuple(size for size in (1, 2, 4, 8) if tp % size == 0)
 

@@ -18,7 +18,9 @@ from moebox.planner.candidates import (
     usable_checkpoints,
 )
 from moebox.planner.constraints import PARALLEL_SIZES, Constraints, gpu_only_engines, hybrid_engines
+from moebox.planner.layouts import wanted_layouts
 from moebox.planner.rate import RatedCandidate, raise_utilization, rate_candidates
+from moebox.sizing.layout import indivisible_layout, unsupported_layout
 from moebox.units import format_count, format_gb, format_gib
 
 RAM_STEP = 2**34  # remedies give RAM in steps of 16 GiB
@@ -137,11 +139,17 @@ def no_candidate_error(query: FitQuery) -> MoeboxError:
     if all(skipped) and not constraints.engine:
         return DoesNotFit(f"{model.title} does not run on {box.name}: {'; '.join(skipped)}")
     layout = ", ".join(f"{flag} {size}" for flag, size in constraints.parallel_sizes.items())
-    experts = f", {model.moe.experts} experts by ep, which is 1 or tp × dp" if model.moe else ""
-    return BadInput(
-        f"{model.title} cannot be divided that way: {layout or 'no layout'} over {len(box.gpus)} GPUs",
-        hint=f"{model.attention.heads} attention heads must divide by tp{experts}, and tp by dcp",
+    problems = (
+        unsupported_layout(traits, parallel) or indivisible_layout(parallel, model, checkpoint)
+        for traits in map(registry.engine_traits, reading)
+        for checkpoint in usable_checkpoints(query.checkpoints, traits.name, constraints)
+        for parallel in wanted_layouts(box, model, traits, constraints)
     )
+    problem = next((problem for problem in problems if problem), None)
+    experts = f", {model.moe.experts} experts by ep, which is 1 or tp × dp" if model.moe else ""
+    reason = problem.reason if problem else f"{layout or 'no layout'} over {len(box.gpus)} GPUs"
+    hint = f"{model.attention.heads} attention heads must divide by tp{experts}, and tp by dcp"
+    return BadInput(f"{model.title} cannot be divided that way: {reason}", hint=hint)
 
 
 def _no_gpu_error(query: FitQuery) -> DoesNotFit:

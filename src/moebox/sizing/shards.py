@@ -9,10 +9,6 @@ from collections.abc import Mapping
 from moebox.core.model import Checkpoint, Component, Model
 from moebox.core.recipe import Parallel
 
-# Quantisation groups along an expert's width that a rank must hold whole; mxfp4 kernels pad instead (vLLM mxfp4.py).
-# Groups of 128 in int4: vllm#30210 (GLM-4.6 AWQ with TP8).
-QUANT_GROUP = {"int4-g32": 32, "int4-g128": 128, "nvfp4": 16, "fp8-block": 128}
-
 
 def stage_layers(layers: int, pp: int) -> tuple[int, ...]:
     """Layers of each pipeline stage; a remainder goes to the later stages except the last (vLLM's get_pp_indices)."""
@@ -86,24 +82,3 @@ def expert_share(model: Model, parallel: Parallel) -> float:
     """Share of a layer's routed experts on one rank: a slice of each, or whole ones under expert parallelism."""
     ranks = parallel.tp * parallel.dp
     return -(-model.experts // ranks) / model.experts if parallel.ep else 1 / ranks
-
-
-def invalid_layout(model: Model, checkpoint: Checkpoint, parallel: Parallel) -> str:
-    """Return why the weights cannot be divided this way, or ""."""
-    tp, dcp, dp, heads, gqa, moe = parallel.tp, parallel.dcp, parallel.dp, model.attention.heads, model.gqa, model.moe
-    group = QUANT_GROUP.get(checkpoint.quant, 1)
-    if heads % tp:
-        return f"{heads} attention heads are not divisible by TP{tp}"
-    if gqa and gqa.kv_heads % tp and tp % gqa.kv_heads:
-        return f"neither of {gqa.kv_heads} KV heads and TP{tp} is divisible by the other"
-    if parallel.pp > model.layers:
-        return f"{model.layers} layers are not enough for {parallel.pp} stages"
-    if moe and parallel.ep and moe.experts % (tp * dp):
-        return f"{moe.experts} experts are not divisible by EP{tp * dp}"
-    if moe and not parallel.ep and moe.intermediate % (tp * dp * group):
-        name = f"TP{tp}" if dp == 1 else f"TP{tp}×DP{dp}"
-        return f"an expert's width of {moe.intermediate} is not divisible by {name} in groups of {group}"
-    if tp % dcp:
-        return f"TP{tp} is not divisible by DCP{dcp}"
-    copies = tp if model.attention.shared_cache else tp // min(tp, gqa.kv_heads if gqa else tp)
-    return "" if dcp <= copies else f"DCP{dcp} needs {dcp} copies of the cache; TP{tp} holds {copies}"
