@@ -19,7 +19,7 @@ from .conftest import serving
 
 @pytest.fixture(autouse=True)
 def _runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MOEBOX_RUNS", str(tmp_path))
+    monkeypatch.setenv("MOEBOX_RUNS", str(tmp_path / "runs"))
 
 
 def test_it_prints_jobs_and_scores_that_fit_eighty_columns(server: str, capsys: pytest.CaptureFixture[str]):

@@ -10,7 +10,7 @@ from moebox.bench.measure import MeasuredLoad, measure_load
 from moebox.bench.probe import ProbedEndpoint, probe_endpoint
 from moebox.core.endpoint import Endpoint
 from moebox.core.event import LoadBegan, LoadDone, LoadRepeated, LoadSlept, MeasurementDamaged
-from moebox.core.measure import Load, Workload
+from moebox.core.measure import Api, Load, Workload
 from moebox.core.result import Measurement, parse_measurement, result_document
 from moebox.doctor.logs import known_causes
 from moebox.errors import AnswerIsNo, BadInput, ExternalError
@@ -36,6 +36,7 @@ def measure_loads(
     *,
     loads: Sequence[int],
     short: bool,
+    api: Api = "chat",
     notify: Notify,
     is_alive: Callable[[], bool] = lambda: True,
 ) -> list[Measurement]:
@@ -43,6 +44,7 @@ def measure_loads(
 
     Raise AnswerIsNo if no request of a load is answered, ExternalError if the engine died.
     """
+    work = replace(SHORT if short else LONG, api=api)
     subject = probe_endpoint(endpoint)
     rows: list[Measurement] = []
     for load in loads:
@@ -54,7 +56,7 @@ def measure_loads(
             result = None
         if result is None:
             best = max(rows, key=lambda row: row.output_throughput, default=None)
-            measured = _measure_load(subject, load, run, short=short, best=best, notify=notify)
+            measured = _measure_load(subject, load, run, work=work, best=best, notify=notify)
             if measured.result.bad_requests and not is_alive():
                 raise ExternalError(f"the engine died while it was measured with {format_streams(load)}")
             if not measured.result.completed:
@@ -97,7 +99,7 @@ def are_measurements_readable(run: Run) -> bool:
 
 
 def _measure_load(
-    subject: ProbedEndpoint, streams: int, run: Run, *, short: bool, best: Measurement | None, notify: Notify
+    subject: ProbedEndpoint, streams: int, run: Run, *, work: Workload, best: Measurement | None, notify: Notify
 ) -> MeasuredLoad:
     """Measure one load. Repeat it if the machine slept, was disturbed or the server was not steady.
 
@@ -107,7 +109,7 @@ def _measure_load(
     sleeps_left, repeats_left = SLEEP_TRIES, int(os.environ.get(REPEATS_ENV, "1"))
     while True:
         run.add_event(LoadBegan(concurrency=streams))
-        made = measure_load(subject, SHORT if short else LONG, load, settle=True, label="random")
+        made = measure_load(subject, work, load, settle=True, label="random")
         if made.was_interrupted:
             raise KeyboardInterrupt
         if made.result.away_s:

@@ -270,6 +270,8 @@ class Runner:
         from moebox.flows.measure import measure_loads
 
         most = 2 * (self._recipe().max_seqs or 32)
+        # Random prompts make the phantom write what llama.cpp's chat parser refuses: it is measured without the parser.
+        is_embedded = self._recipe().runtime.kind == "embedded"
         loads = self.request.concurrency or tuple(load for load in LOADS if load <= most)
         rows = self._with_engine(
             lambda endpoint: measure_loads(
@@ -277,6 +279,7 @@ class Runner:
                 self.run,
                 loads=loads,
                 short=self.request.is_short,
+                api="completions" if is_embedded else "chat",
                 notify=self.report_news,
                 is_alive=lambda: not self.engine.is_dead(),
             )
