@@ -26,6 +26,7 @@ from moebox.bench.validity import (
 from moebox.core.measure import Load, Slo, Workload
 from moebox.core.result import Measurement, TokenCounts, UsageCheck
 from moebox.detect.conditions import ConditionsWatch, server_processes
+from moebox.detect.stall import DEFAULT_LIMITS, StallLimits, StallWatch
 from moebox.errors import ExternalError
 from moebox.stream.awake import AwakeClock
 from moebox.units import format_seconds
@@ -61,8 +62,9 @@ def measure_load(
     scrape_metrics: bool = True,
     offset: int = 0,
     settle: bool = False,
+    stall_limits: StallLimits = DEFAULT_LIMITS,
 ) -> MeasuredLoad:
-    """Send one load and compute its figures.
+    """Send one load and compute its figures. Raise ServerStalled if the server stands still (detect/stall.py).
 
     `offset` is the number of the first request: prompts of a file go on from there. With `settle`, the server is first
     warmed up at the load's own batch size and lengths until it gets no faster: kernels are compiled and tuned by then.
@@ -83,17 +85,19 @@ def measure_load(
         keep_text=has_tokenizer and not probed.reports_usage,
         keep_first=CHECKED_REPLIES if has_tokenizer else 0,
     )
-    if settle:
-        warmup = _settle(job)
-    elif warmup:
-        job = replace(job, offset=offset + _warm_up(job, warmup))
     tls = probed.tls if scrape_metrics else None
+    with StallWatch(probed.endpoint, stall_limits) as stall:
+        if settle:
+            warmup = _settle(job, _watcher(stall))
+        elif warmup:
+            job = replace(job, offset=offset + _warm_up(job, warmup, _watcher(stall)))
     with (
+        StallWatch(probed.endpoint, stall_limits) as stall,
         AwakeClock() as awake,
         Scraper(probed.endpoint, enabled=scrape_metrics, tls=tls) as scraper,
         ConditionsWatch(server_processes(probed.endpoint.server_url)) as conditions,
     ):
-        run = run_job(job, watcher=watch)
+        run = run_job(job, watcher=_watcher(stall, watch))
     was_counted, usage = _count_tokens(probed, run.samples)
     counted_by: TokenCounts = "tokenizer" if job.keep_text and was_counted else "chunks"
     result = _make_measurement(
@@ -114,7 +118,19 @@ def measure_load(
     return MeasuredLoad(result=_add_flags(probed, job, run.samples, result), samples=run.samples)
 
 
-def _settle(job: LoadJob) -> int:
+def _watcher(stall: StallWatch, watch: ProgressWatcher | None = None) -> ProgressWatcher:
+    """Return a watcher that passes progress on and raises if the server stands still."""
+
+    def note(progress: list[LoadProgress], seconds: float) -> None:
+        stall.note_progress(sum(worker.tokens + worker.ended for worker in progress))
+        stall.raise_if_stalled()
+        if watch:
+            watch(progress, seconds)
+
+    return note
+
+
+def _settle(job: LoadJob, watcher: ProgressWatcher) -> int:
     """Send rounds of one request per connection until a round is no longer much faster; return how many were sent.
 
     Replies are short: what is compiled at first use depends on the batch and the prompt, and a step is a step.
@@ -124,7 +140,7 @@ def _settle(job: LoadJob) -> int:
     fastest_s, sent = math.inf, 0
     for _ in range(SETTLE_ROUNDS):
         began = time.monotonic()
-        _warm_up(short, width)
+        _warm_up(short, width, watcher)
         sent += width
         round_s = time.monotonic() - began
         if round_s > (1 - SETTLED_GAIN) * fastest_s:
@@ -133,14 +149,15 @@ def _settle(job: LoadJob) -> int:
     return sent
 
 
-def _warm_up(job: LoadJob, requests: int) -> int:
+def _warm_up(job: LoadJob, requests: int, watcher: ProgressWatcher) -> int:
     """Send requests that are not measured, with their own prompts; return how many prompts of a file they used."""
     load, work = job.load, job.workload
     connections = min(requests, load.concurrency or requests)
     warm = Load(concurrency=connections, requests=requests * max(1, work.turns), timeout_s=load.timeout_s)
     fresh = with_salt(replace(work, salt=""))
     offset = job.offset if work.kind == "prompts" else WARM_UP_OFFSET + job.offset
-    if run_job(replace(job, workload=fresh, load=warm, offset=offset, keep_text=False, keep_first=0)).was_interrupted:
+    warm_job = replace(job, workload=fresh, load=warm, offset=offset, keep_text=False, keep_first=0)
+    if run_job(warm_job, watcher=watcher).was_interrupted:
         raise KeyboardInterrupt
     return requests if work.kind == "prompts" else 0
 

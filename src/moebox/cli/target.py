@@ -1,6 +1,7 @@
 """The endpoint that a command uses (a URL, a recipe or a running engine), and the run that keeps its results."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from moebox import http
@@ -26,7 +27,7 @@ def find_endpoint(
 
     `insecure` and `ca_file` set which certificates are trusted while the server's models are listed.
     """
-    engine = ""
+    engine = log = ""
     if target.endswith(".toml"):
         recipe = validation.read_recipe(Path(target))
         target, engine = recipe.name, recipe.engine
@@ -37,6 +38,7 @@ def find_endpoint(
         from moebox.serve import state
 
         found = state.find_instance(target or None)
+        log = str(Path(found.run) / "engine.log")
         target, engine = found.base_url, found.engine
         model, key_env = model or found.model, key_env or found.key_env
     password = "@" in target.rpartition("://")[2].partition("/")[0]
@@ -46,7 +48,7 @@ def find_endpoint(
 
     key = find_key(key_env, target)
     refuse_if(key_env and not key, f"the environment variable {key_env} holds no key", hint=f"export {key_env}=…")
-    endpoint = endpoint_from_url(target, model, key=key, engine=engine)
+    endpoint = replace(endpoint_from_url(target, model, key=key, engine=engine), log=log)
     if not endpoint.base_url.startswith("https://"):
         flags.refuse_without("an https:// URL", insecure=insecure, ca_file=ca_file)
     if insecure:
@@ -56,7 +58,7 @@ def find_endpoint(
     names = _list_models(endpoint, insecure=insecure, ca_file=ca_file)
     several = f"{endpoint.base_url} serves {len(names)} models: {', '.join(names[:6])}"
     refuse_if(len(names) != 1, several, hint=MODEL_HINT)
-    return endpoint_from_url(endpoint.base_url, names[0], key=endpoint.key, engine=endpoint.engine)
+    return replace(endpoint, model=names[0])
 
 
 def is_url(target: str) -> bool:

@@ -21,6 +21,7 @@ class Endpoint:
     families: tuple[ApiFamily, ...] = ("openai",)
     engine: str = ""  # "" if unknown
     router: str = ""  # a router in front of it, which may hide the engine
+    log: str = ""  # path of the engine's log, if moebox started it here
     context: int = 0  # tokens of the longest sequence, if known from elsewhere than the server
 
     def __post_init__(self) -> None:

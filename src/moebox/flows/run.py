@@ -19,6 +19,7 @@ from moebox.core.pipeline import Pipeline, PipelineStep, RunRequest, StepFigures
 from moebox.core.quirks import first_unexpected_failure
 from moebox.core.recipe import PlannedFor, Recipe
 from moebox.core.verdict import Mark
+from moebox.detect.stall import STANDS_STILL, ServerStalled
 from moebox.doctor.logs import is_transient
 from moebox.errors import AnswerIsNo, BadInput, ExternalError, MoeboxError
 from moebox.flows import boxes, recipes
@@ -237,6 +238,8 @@ class Runner:
                 endpoint, options, only=only, run=self.run, on_check=lambda verdict: self.notify("check", verdict)
             )
             self._figures = {mark: len(checks.checks_with(mark)) for mark in MARKS if checks.checks_with(mark)}
+            if STANDS_STILL in checks.stopped:
+                raise ServerStalled(checks.stopped, hint="".join(checks.notes[-1:]))
             failure = first_unexpected_failure(checks)
             if failure:
                 raise AnswerIsNo(

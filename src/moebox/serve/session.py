@@ -8,6 +8,7 @@ import contextlib
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
@@ -63,7 +64,7 @@ class EngineSession:
         listener: LogListener | None = None,
     ) -> None:
         self.prepared, self.run, self.instance, self.guard = prepared, run, instance, guard
-        self.endpoint = prepared.endpoint
+        self.endpoint = replace(prepared.endpoint, log=str(run.path / "engine.log"))
         self.recipe = prepared.recipe
         self.listener = listener
         self.log: Path = run.path / "engine.log"

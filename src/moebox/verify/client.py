@@ -51,6 +51,7 @@ class ExchangeClient:
         self.endpoint = endpoint
         self._awake = awake or AwakeClock()
         self.deadline_s = deadline_s
+        self.received = 0  # bytes of all replies, for the watch on a server that stands still
         self.ends_at: float | None = None  # on the monotonic clock: when every exchange must be over
         timeout = httpx2.Timeout(None, connect=CONNECT_S)  # the deadline bounds the rest
         # A connection for each request: llama.cpp closes idle ones after a while, which would look like a fault
@@ -142,6 +143,7 @@ class ExchangeClient:
                 status, reply_headers = response.status_code, dict(response.headers)
                 async for piece in response.aiter_raw():
                     first_s = first_s or time.monotonic() - began
+                    self.received += len(piece)
                     room = MAX_BYTES - len(received)
                     received += piece[:room]
                     if len(piece) > room:

@@ -11,6 +11,7 @@ from moebox.core.endpoint import AUTH_STATUSES, Endpoint
 from moebox.core.event import CheckDone
 from moebox.core.quirks import quirks_shown
 from moebox.core.verdict import CheckResults, CheckVerdict, Failure, Mark, Probe, Score, worst_mark
+from moebox.detect.stall import DEFAULT_LIMITS, STANDS_STILL, StallLimits, StallWatch
 from moebox.errors import UnknownName, refuse_if
 from moebox.escape import one_line
 from moebox.loose import get_objects
@@ -24,6 +25,7 @@ from moebox.verify.statistics import describe_failure, failure_kind, format_shar
 from moebox.verify.trials import Check, CheckSession, ProbeFunction
 
 MAX_EVIDENCE_CHARS = 20_000  # of one string in kept evidence; the length of what is left out is stated
+STALL_LOOK_S = 0.2
 MAX_PROBE_S = 1800.0  # whatever the server does
 OUT_OF_TIME = "out of time"  # how the reason of a check begins that was not tried for lack of time
 
@@ -55,16 +57,17 @@ def run_checks(
     run: Run | None = None,
     on_check: OnCheck | None = None,
     on_progress: OnProgress | None = None,
+    stall_limits: StallLimits = DEFAULT_LIMITS,
 ) -> CheckResults:
     """Run all checks, `only` some, or those from `start` on.
 
     `run` keeps every exchange under verdicts/ and the results in verify.json; `on_check` is called after each check,
     `on_progress` at each request; `keep_going` goes on past a check that makes later ones meaningless.
+    A server that stands still (detect/stall.py) fails the present check and ends the run.
     """
-    checks = select_checks(only, start)
-    return run_to_end(
-        _run_checks(endpoint, options, checks, keep_going, run, on_check or (lambda verdict: None), on_progress)
-    )
+    checks, notify = select_checks(only, start), on_check or (lambda verdict: None)
+    with StallWatch(endpoint, stall_limits) as watch:
+        return run_to_end(_run_checks(endpoint, options, checks, keep_going, run, notify, on_progress, watch))
 
 
 def select_checks(only: Sequence[str], start: str) -> list[Check]:
@@ -86,6 +89,7 @@ async def _run_checks(
     run: Run | None,
     on_check: OnCheck,
     on_progress: OnProgress | None,
+    watch: StallWatch,
 ) -> CheckResults:
     began = time.monotonic()
     done: list[CheckVerdict] = []
@@ -94,17 +98,16 @@ async def _run_checks(
         session = CheckSession(client, options)
         client.ends_at = session.ends_at
         meter = _ProgressMeter(session, checks, on_progress)
-        stall_watch = asyncio.create_task(session.stall_detector.watch_event_loop())
+        watchers = [asyncio.create_task(session.stall_detector.watch_event_loop())]
+        watchers.append(asyncio.create_task(_end_probe_if_stalled(session, watch)))
         if checks and checks[0].name != CHECKS[0].name:
             # The first check is left out: learn from its probes without judging them
-            for probe in CHECKS[0].probes.values():
-                try:
-                    await probe(session)
-                except (ProbeFailed, ProbeSkipped):
-                    continue
+            for name, probe in CHECKS[0].probes.items():
+                await _run_probe(session, name, probe)
         for check in checks:
             if stopped:
-                verdict = CheckVerdict(name=check.name, verdict="skip", reason=stopped)
+                reason = f"the server {STANDS_STILL}" if session.stalled else stopped
+                verdict = CheckVerdict(name=check.name, verdict="skip", reason=reason)
             else:
                 verdict = await _run_check(session, check, meter)
                 stopped = await _stop_reason(session, check, verdict, keep_going)
@@ -115,7 +118,8 @@ async def _run_checks(
                 verdict = replace(verdict, evidence=file)
             done.append(verdict)
             on_check(verdict)
-        stall_watch.cancel()
+        for watcher in watchers:
+            watcher.cancel()
     results = CheckResults(
         url=endpoint.base_url,
         model=endpoint.model,
@@ -131,6 +135,17 @@ async def _run_checks(
     if run:
         run.write_json("verify.json", results_document(results))
     return results
+
+
+async def _end_probe_if_stalled(session: CheckSession, watch: StallWatch) -> None:
+    """Pass progress to the watch, and end the present probe once the server stands still. Run until cancelled."""
+    while watch.problem is None:
+        watch.note_progress(session.client.received)
+        await asyncio.sleep(STALL_LOOK_S)
+    session.stalled = watch.problem
+    session.notes += [watch.problem.hint] if watch.problem.hint else []
+    if session.probe_timeout:
+        session.probe_timeout.reschedule(asyncio.get_running_loop().time())
 
 
 class _ProgressMeter:
@@ -209,6 +224,8 @@ async def _run_check(session: CheckSession, check: Check, meter: _ProgressMeter)
 
 def _budget_problem(session: CheckSession) -> str:
     """Return why no more requests are sent, or ""."""
+    if session.stalled:
+        return session.stalled.message
     if session.seconds_left <= 0:
         return f"{OUT_OF_TIME}: the checks may take {session.options.time_s:g} s (--time)"
     return f"{session.hang_count} requests had no end" if session.hang_count >= MAX_HANGS else ""
@@ -249,7 +266,7 @@ async def _run_probe(session: CheckSession, name: str, function: ProbeFunction) 
     score: Score | None = None
     longest = max(0.05, min(MAX_PROBE_S, session.seconds_left))
     try:
-        async with asyncio.timeout(longest):
+        async with asyncio.timeout(longest) as session.probe_timeout:
             result = await function(session)
         if isinstance(result, Score):
             reason, score = format_share(result), result
@@ -261,7 +278,11 @@ async def _run_probe(session: CheckSession, name: str, function: ProbeFunction) 
         mark, reason, score = "fail", str(problem), problem.score
         unusable = reason if isinstance(problem, EndpointUnusable) else ""
     except TimeoutError:
-        mark, reason = "warn", f"not done after {longest:.0f} s"
+        if session.stalled:
+            mark, reason, unusable = "fail", session.stalled.message, session.stalled.message
+        else:
+            mark, reason = "warn", f"not done after {longest:.0f} s"
+    session.probe_timeout = None
     failures = tuple(failure for failure in session.failures.summarize(before) if failure.seen)
     for failure in _own_failures(session, failures):
         if failure.verdict != "pass" and worst_mark([mark, failure.verdict]) != mark:

@@ -13,6 +13,7 @@ from typing import Any
 
 from moebox.core.endpoint import AUTH_STATUSES, Endpoint
 from moebox.core.verdict import HttpExchange, Mark, Score
+from moebox.detect.stall import ServerStalled
 from moebox.phantom.questions import Question
 from moebox.stream.sse import EventParser
 from moebox.verify.client import UNREACHABLE, ExchangeClient, StreamWatch
@@ -114,6 +115,8 @@ class ServerSession:
         self.reported_marks: dict[str, Mark] = {}  # failure kinds that an earlier check already reported
         self.stall_detector = StallDetector()
         self.hang_count = 0
+        self.stalled: ServerStalled | None = None
+        self.probe_timeout: asyncio.Timeout | None = None  # of the present probe
         self.slow_replies_allowed = False
         self.ends_at = time.monotonic() + options.time_s
         self.seen_ids: set[str] = set()

@@ -155,6 +155,7 @@ class _Sweep:
     def run_loads(self, search: SearchAxis | None) -> int | None:
         """Measure every load of the plan; or search the highest that meets the SLO, and return its index if any."""
         from moebox.bench.search import find_highest_load, run_sweep
+        from moebox.detect.stall import ServerStalled
 
         first = self.plan.loads[0]
         try:
@@ -165,7 +166,7 @@ class _Sweep:
             run_sweep(range(len(self.plan.loads)), lambda at: self.measure_load(self.plan.loads[int(at)]))
         except KeyboardInterrupt:
             self.stopped = True
-        except _ServerGone as problem:
+        except (_ServerGone, ServerStalled) as problem:
             self.server_gone = problem
         return None
 
@@ -204,7 +205,7 @@ class _Sweep:
     @property
     def finished_loads(self) -> int:
         """Loads that need not be measured again: not interrupted, and not the one under which the server died."""
-        return sum(not measured.was_interrupted for measured in self.done) - bool(self.server_gone)
+        return sum(not measured.was_interrupted for measured in self.done) - isinstance(self.server_gone, _ServerGone)
 
 
 def _print_own_run(keeper: ResultKeeper, json: bool) -> None:
