@@ -6,7 +6,8 @@ from xml.etree import ElementTree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moebox.report.bars import DeviceParts, draw_memory, draw_phases, draw_ranking, group_equal_devices
+from moebox.assess.devices import DeviceParts
+from moebox.report.bars import draw_memory, draw_phases, draw_ranking, group_equal_devices
 from moebox.report.charts import ChartAxis, ChartSeries, draw_lines
 from moebox.report.palette import DARK, LIGHT
 from moebox.report.svg import axis_ticks, inline_colours

@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moebox import codec
+from moebox.assess.run import assess_run
 from moebox.core.engine_event import AttemptReady, AttemptStarted
 from moebox.core.engine_facts import DeviceFacts, EngineFacts
 from moebox.core.event import UnknownEvent
 from moebox.core.verdict import CheckResults, CheckVerdict, Failure, Score, worst_mark
-from moebox.report.decision import decide
 from moebox.report.expect import with_forecast
 from moebox.report.files import make_page
 from moebox.report.markdown import render_markdown
@@ -288,7 +288,7 @@ def test_a_report_never_contradicts_the_checks(
     """`moebox verify`, the report and the list of runs show the same verdict."""
     results, run = checked_run(tmp_path, *checks, **more)
     record = read_run(run)
-    right = next(answer for answer in decide(record).answers if answer.name == "right")
+    right = next(answer for answer in assess_run(record).cells if answer.name == "right")
 
     assert right.tone == tone
     assert summarize_run(run).verdict == results.verdict
@@ -356,6 +356,6 @@ def test_a_sum_that_failed_is_shown_with_the_failure_and_the_command(tmp_path: P
 
     (check,) = record.failed_checks
     assert check.reason == "transport: 3 of 12, such as: cut"
-    following = next(answer for answer in decide(record).answers if answer.name == "next")
+    following = next(answer for answer in assess_run(record).cells if answer.name == "next")
     assert "moebox verify" in following.text
     assert "--only" not in following.text

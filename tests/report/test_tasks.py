@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from moebox.report.decision import decide
+from moebox.assess.run import assess_run
 from moebox.report.files import write_report
 from moebox.report.sections.tasks import tasks_section
 from moebox.runs.reader import read_run
@@ -97,7 +97,7 @@ def test_a_file_that_is_not_ours_costs_only_itself(tmp_path: Path) -> None:
 def test_the_strip_names_the_jobs(tmp_path: Path) -> None:
     """A run of jobs alone shows its jobs beside "not checked yet" and "not measured yet"."""
     run = saved(tmp_path)
-    _, right, _, following = decide(read_run(run)).answers
+    _, right, _, following = assess_run(read_run(run)).cells
 
     assert right.detail == "1 of 2 jobs solved by an agent; 1 job not done"
     assert following.text == f"moebox task --resume {run.id}"

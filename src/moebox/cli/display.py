@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING, Self
 
 from moebox.cli.output import stderr_console, stdout_console
 from moebox.store import durations
-from moebox.units import format_seconds
+from moebox.units import format_seconds, plural
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.live import Live
     from rich.table import Table
 
-    from moebox.report.decision import Decision
+    from moebox.assess.assessment import Assessment
 
 _TONES = {"good": ("✓", "green"), "bad": ("✗", "bold red"), "warn": ("!", "yellow"), "quiet": ("·", "dim")}
 _INDENT = 10
+_MAX_WARNINGS = 4  # the assessment fits on a screen of 24 lines
 VERDICT_MARKS = {"pass": "[green]✓[/]", "warn": "[yellow]![/]", "fail": "[red]✗[/]", "skip": "[dim]–[/]"}
 
 
@@ -135,15 +136,18 @@ class WaitingLine(LiveDisplay):
             self.estimate.remember()
 
 
-def print_decision(decision: "Decision") -> None:
-    """Print the four answers of a run: a mark, a name and a text each. Commands are never wrapped."""
+def print_assessment(assessment: "Assessment") -> None:
+    """Print headline, cells (a mark, a name and a text each) and warnings. Commands are never wrapped."""
     from rich.text import Text
 
     out = stdout_console()
     width = max(out.width - _INDENT, 20)
-    if decision.simulated:
+    if assessment.simulated:
         out.print("SIMULATION: no GPU produced these figures", style="yellow")
-    for cell in decision.answers:
+    elif assessment.headline:
+        style = _TONES.get(assessment.tone, ("", ""))[1]
+        out.print(Text(assessment.headline, style=style.removeprefix("bold ") + " bold"))
+    for cell in assessment.cells:
         mark, style = _TONES.get(cell.tone, (" ", ""))
         first, *rest = [cell.text] if cell.command else textwrap.wrap(cell.text, width, break_on_hyphens=False)
         out.print(Text.assemble((mark, style), (f" {cell.name:<{_INDENT - 3}} ", "bold"), first), soft_wrap=True)
@@ -151,3 +155,11 @@ def print_decision(decision: "Decision") -> None:
             out.print(" " * _INDENT + line, soft_wrap=True, markup=False)
         for line in textwrap.wrap(cell.detail, width, break_on_hyphens=False):
             out.print(Text(" " * _INDENT + line, style="dim"), soft_wrap=True)
+    for warning in assessment.warnings[:_MAX_WARNINGS]:
+        first, *rest = textwrap.wrap(warning, width, break_on_hyphens=False)
+        out.print(Text.assemble(("!", "yellow"), " warning ", first), soft_wrap=True)
+        for line in rest:
+            out.print(" " * _INDENT + line, soft_wrap=True, markup=False)
+    if len(assessment.warnings) > _MAX_WARNINGS:
+        more = plural(len(assessment.warnings) - _MAX_WARNINGS, "more warning")
+        out.print(f"  {more} in the report", style="dim")

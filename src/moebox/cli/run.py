@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from moebox import codec
 from moebox.cli import flags
-from moebox.cli.display import LiveDisplay, print_decision
+from moebox.cli.display import LiveDisplay, print_assessment
 from moebox.cli.flags import Names, Switch
 from moebox.cli.output import confirm, exit_code, print_json, print_lines, stderr_console, stdout_console
 from moebox.core.pipeline import STEPS, Pipeline, PipelineStep, RunRequest, display_state
@@ -133,11 +133,11 @@ def run(
         if json:
             print_json({"run": str(folder.path), **codec.to_document(runner.pipeline)})
     if not json:
-        print_summary(folder, ended)
         live = runner.engine.live
-        if live is not None and live.is_alive and not ended.simulated:
+        serving = live is not None and live.is_alive and not ended.simulated
+        print_summary(folder, ended, serving=serving)
+        if live is not None and serving:
             print_lines([f"endpoint  {live.endpoint.base_url}  model {live.endpoint.model}"])
-            print_lines(["connect   moebox connect claude-code | zed | opencode | openai | curl"])
             print_lines([f"stop      moebox down {live.instance.id}"])
         elif not ended.simulated:
             print_lines(["keep      `moebox run --keep` keeps the engine running at the end"])
@@ -174,12 +174,14 @@ def ask_user(question: str) -> bool:
     return confirm(question)
 
 
-def print_summary(folder: Run, pipeline: Pipeline) -> None:
-    """Print the four answers, and the paths of report and recipe."""
-    from moebox.report.decision import decide_run
+def print_summary(folder: Run, pipeline: Pipeline, *, serving: bool) -> None:
+    """Print the assessment, and the paths of report and recipe."""
+    from moebox.assess.run import assess_run
+    from moebox.report.expect import with_forecast
+    from moebox.runs.reader import read_run
 
     print_lines([""])
-    print_decision(decide_run(folder))
+    print_assessment(assess_run(with_forecast(read_run(folder)), serving=serving))
     if pipeline.step("report").state == "done":
         print_lines([f"\nreport    {folder.path / pipelines.REPORT}"])
     print_lines([f"recipe    {folder.path / 'recipe.toml'}"])

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from moebox import codec, files
-from moebox.cli.display import print_decision
+from moebox.cli.display import print_assessment
 from moebox.cli.flags import Switch
 from moebox.cli.output import confirm, print_json, print_lines, print_result, stdout_console
 from moebox.errors import ExternalError, refuse_if
@@ -83,7 +83,7 @@ def show(run: str = "latest", *, runs: Path | None = None, json: Switch = False)
         runs: The folder that holds the runs.
         json: Print JSON.
     """
-    from moebox.report.naming import label_runs
+    from moebox.assess.naming import label_runs
     from moebox.runs.reader import read_run
 
     found = Run.open(run, runs=runs)
@@ -111,26 +111,26 @@ def show(run: str = "latest", *, runs: Path | None = None, json: Switch = False)
 
 
 def _print_run(run: Run, record: "RunRecord") -> None:
-    """Print the four answers, then attempts, checks, problems, advice and notes; texts wrap in their own column."""
+    """Print the assessment, then attempts, checks, problems, advice and notes; texts wrap in their own column."""
     from rich.table import Table
     from rich.text import Text
 
-    from moebox.report.decision import decide
+    from moebox.assess.run import assess_run
     from moebox.report.expect import with_forecast
-    from moebox.report.rules import make_advice
     from moebox.report.sections.summary import scaling_sentences
 
     out = stdout_console()
     out.print(f"[bold]{run.id}[/bold]  {run.path}", soft_wrap=True)
     serving = bool(state.engine_writing_to(state.live_run_folders(), run.path))
-    print_decision(decide(with_forecast(record), serving=serving))
+    assessment = assess_run(with_forecast(record), serving=serving)
+    print_assessment(assessment)
     out.print()
     for line in scaling_sentences(record):
         out.print(line, markup=False)
     rows = [(attempt.title, f"{attempt.outcome} {attempt.reason}".strip()) for attempt in record.attempts]
     rows += [(f"{check.verdict:<5} {check.name}", check.reason) for check in record.all_checks]
     rows += [("problem", f"{problem.title}. {problem.remedy}") for problem in record.problems]
-    rows += [("advice", f"{advice.title}. {advice.text}") for advice in make_advice([record])]
+    rows += [("advice", f"{advice.title}. {advice.text}") for advice in assessment.recommendations]
     rows += [("note", gap) for gap in record.gaps]
     table = Table.grid(padding=(0, 2), pad_edge=False)
     table.add_column(no_wrap=True)

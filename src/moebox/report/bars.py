@@ -1,19 +1,17 @@
 """Stacked bars of memory, bars of figures by run, and phases along time, as SVG."""
 
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from markupsafe import Markup
 
 from moebox import units
-from moebox.core.engine_facts import DeviceFacts
-from moebox.core.plan import DeviceMemory
-from moebox.report.format import format_number
+from moebox.assess.devices import DeviceParts
+from moebox.assess.format import format_number
 from moebox.report.svg import AxisScale, axis_ticks, svg_picture, svg_tag, svg_text, svg_title
 
 WIDTH = 1080.0
-# Parts in drawing order -> number among m1 … m8: weights first, then what grows with use, then the rest.
+# Number among m1 … m8 of each part.
 PART_COLOURS = {
     "experts": 1,
     "attention": 2,
@@ -27,68 +25,7 @@ PART_COLOURS = {
     "overhead": 7,
     "free": 8,
 }
-WEIGHT_PARTS = ("weights", "experts", "attention", "other weights", "vision", "draft")
 LIGHT_PARTS = {"vision", "draft", "activations", "other weights"}  # dark text on these
-COMPONENT_PARTS = {
-    "routed_experts": "experts",
-    "shared_experts": "experts",
-    "attention": "attention",
-    "vision": "vision",
-    "mtp": "draft",
-    "draft": "draft",
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceParts:
-    """One device's memory: bytes by part in drawing order; the parts need not fill `total`."""
-
-    name: str
-    total: float
-    parts: dict[str, float]
-
-    @property
-    def on_host(self) -> bool:
-        """True for the machine's RAM."""
-        return self.name == "ram"
-
-    @property
-    def weight_bytes(self) -> float:
-        """Bytes of all weights."""
-        return sum(self.parts.get(name, 0.0) for name in WEIGHT_PARTS)
-
-    @property
-    def used_bytes(self) -> float:
-        """Bytes of all parts but free memory."""
-        return sum(size for name, size in self.parts.items() if name != "free")
-
-
-def planned_parts(device: DeviceMemory) -> DeviceParts:
-    """A planned device, its weights by component."""
-    sizes: dict[str, float] = {"draft": device.draft, "KV cache": device.kv, "activations": device.activations}
-    sizes |= {"overhead": device.overhead, "free": device.free}
-    for component, size in device.weights.items():
-        part = COMPONENT_PARTS.get(component, "other weights")
-        sizes[part] = sizes.get(part, 0.0) + size
-    return _device_parts(device.device, device.total, sizes)
-
-
-def reported_parts(device: DeviceFacts) -> DeviceParts:
-    """A device as its engine reported it; weights of a draft are among the weights."""
-    sizes = {
-        "weights": device.weights_bytes or 0.0,
-        "in use": device.used_bytes or 0.0,
-        "KV cache": device.kv_bytes or 0.0,
-        "activations": (device.activation_bytes or 0.0) + (device.graph_bytes or 0.0),
-        "overhead": device.overhead_bytes or 0.0,
-        "free": device.free_bytes or 0.0,
-    }
-    return _device_parts(device.device, device.total_bytes or 0.0, sizes)
-
-
-def _device_parts(name: str, total: float, sizes: Mapping[str, float]) -> DeviceParts:
-    parts = {part: sizes[part] for part in PART_COLOURS if sizes.get(part, 0.0) > 0}
-    return DeviceParts(name=name or "gpu", total=total or sum(parts.values()), parts=parts)
 
 
 def group_equal_devices(devices: Sequence[DeviceParts]) -> list[tuple[str, DeviceParts]]:

@@ -5,13 +5,12 @@ Sections decide what is shown, templates how it looks. A block's `kind` names it
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 from markupsafe import Markup
 
-from moebox.report.format import DASH, format_number
-
-Tone = Literal["", "best", "good", "bad", "warn", "quiet"]
+from moebox.assess.assessment import Tone
+from moebox.assess.format import DASH, format_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,8 @@ from typing import TypeVar
 
 from markupsafe import Markup
 
+from moebox.assess.format import format_number, short_number
 from moebox.report.block import LegendKey
-from moebox.report.format import format_number, short_number
 from moebox.report.svg import AxisScale, axis_ticks, svg_picture, svg_tag, svg_text, svg_title, thin_out
 
 WIDTH, HEIGHT = 540, 300

@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from moebox.assess.assessment import Recommendation
 from moebox.escape import code_block
 from moebox.escape import escape_markdown as escape
 from moebox.report.block import Block, Bullets, Charts, CustomBlock, Prose, ReportTable, TableCell, Tiles
 from moebox.report.page import ReportPage
-from moebox.report.rules import Advice
 from moebox.report.sections.checks import SIGNS, CheckView
 from moebox.report.sections.hardware import TopologyDrawing
 from moebox.report.sections.launches import ProblemEntry
@@ -19,7 +19,7 @@ def render_markdown(page: ReportPage) -> str:
     lines = [f"# {escape(page.title)}", "", " · ".join(filter(None, (page.date, escape(page.subtitle)))), ""]
     if page.simulated_runs:
         lines += [f"> **Simulation:** {escape(page.simulated_runs)} No GPU produced these figures.", ""]
-    lines += decision_lines(page)
+    lines += assessment_lines(page)
     for section in page.sections:
         lines += [f"## {escape(section.title)}{' (simulated)' if page.simulated_runs else ''}", ""]
         lines += [escape(section.lead), ""] if section.lead else []
@@ -29,14 +29,16 @@ def render_markdown(page: ReportPage) -> str:
     return "\n".join(lines)
 
 
-def decision_lines(page: ReportPage) -> list[str]:
-    """The four answers of each run; a command as code, unless it has ticks of its own."""
+def assessment_lines(page: ReportPage) -> list[str]:
+    """The assessment of each run; a command as code, unless it has ticks of its own."""
     lines: list[str] = []
-    for record, decision in zip(page.records, page.decisions, strict=True):
+    for record, assessment in zip(page.records, page.assessments, strict=True):
         lines += heading_lines(record.page_label)
-        for cell in decision.answers:
+        lines += [f"**{escape(assessment.headline)}**", ""] if assessment.headline else []
+        for cell in assessment.cells:
             text = f"`{cell.text}`" if cell.command and "`" not in cell.text else escape(cell.text)
             lines.append(f"- **{cell.name}**: {text}{f' ({escape(cell.detail)})' if cell.detail else ''}")
+        lines += [f"- **warning**: {escape(warning)}" for warning in assessment.warnings]
         lines.append("")
     return lines
 
@@ -95,9 +97,9 @@ def custom_lines(block: CustomBlock) -> list[str]:
             lines = attempt_lines(data)
         case "problems":
             lines = problem_lines(data)
-        case "advice":
-            advice: list[Advice] = [row["advice"] for row in data]
-            lines = [f"- **{escape(row.title)}.** {escape(row.text)} *Rule: {escape(row.rule)}*" for row in advice]
+        case "recommendations":
+            rows: list[Recommendation] = [row["advice"] for row in data]
+            lines = [f"- **{escape(row.title)}.** {escape(row.text)} *Rule: {escape(row.rule)}*" for row in rows]
         case "sources":
             lines = [f"- {escape(title)}{f': <{quote_url(url)}>' if url else ''}" for title, url in data]
         case _:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from moebox import __version__, files
+from moebox.assess.recommend import recommend
 from moebox.bench import samples
 from moebox.checkpoint import deploy
 from moebox.detect.bundle import gpu_text, link_text
@@ -19,9 +20,8 @@ from moebox.escape import escape_markdown as escape
 from moebox.render import render
 from moebox.report.block import CustomBlock
 from moebox.report.files import OUTPUT_HINT, make_page, save_file
-from moebox.report.markdown import custom_lines, decision_lines, render_markdown
+from moebox.report.markdown import assessment_lines, custom_lines, render_markdown
 from moebox.report.page import ReportPage, render_html
-from moebox.report.rules import make_advice
 from moebox.report.tidy import redact_text
 from moebox.runs.record import RunRecord
 from moebox.store import Run, plain
@@ -167,11 +167,11 @@ def findings_text(page: ReportPage) -> str:
 
 
 def readme_text(page: ReportPage, folder: Path, left_out: list[str]) -> str:
-    """README.md: the decision, the contents of the folder, and how to run it again."""
+    """README.md: the assessment, the contents of the folder, and how to run it again."""
     lines = [f"# {escape(page.title)}", "", escape(page.subtitle), ""]
     lines += ["**Simulation: no GPU produced these figures.**", ""] if page.simulated_runs else []
-    lines += decision_lines(page)
-    lines += [f"- {escape(advice.title)}. {escape(advice.text)}" for advice in make_advice(page.records)[:3]]
+    lines += assessment_lines(page)
+    lines += [f"- {escape(advice.title)}. {escape(advice.text)}" for advice in recommend(page.records)[:3]]
     lines += ["", "## Contents", ""]
     lines += [f"- `{name}`: {text}" for name, text in ABOUT.items() if (folder / name).exists()]
     lines += ["", "## Do it again", ""]

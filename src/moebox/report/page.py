@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup, escape
 
 from moebox import __version__
+from moebox.assess.assessment import Assessment
+from moebox.assess.format import format_date, format_time, join_names, unique_names
+from moebox.assess.naming import box_title, engine_title, label_runs, model_title, quant_title
+from moebox.assess.run import assess_run
 from moebox.escape import escape_invisible
 from moebox.report import palette
 from moebox.report.block import Section
-from moebox.report.decision import Decision, decide
-from moebox.report.format import format_date, format_time, join_names, unique_names
-from moebox.report.naming import box_title, engine_title, label_runs, model_title, quant_title
 from moebox.report.palette import run_colour
-from moebox.report.rules import advice_section
 from moebox.report.sections.checks import checks_section
 from moebox.report.sections.climb import climb_section
 from moebox.report.sections.compare import compare_section
@@ -31,6 +31,7 @@ from moebox.report.sections.memory import memory_section
 from moebox.report.sections.models import models_section
 from moebox.report.sections.performance import performance_section
 from moebox.report.sections.plan import plan_section
+from moebox.report.sections.recommendations import recommendations_section
 from moebox.report.sections.reproduce import notes_section, reproduce_section
 from moebox.report.sections.summary import summary_section
 from moebox.report.sections.tables import figures_section
@@ -56,7 +57,7 @@ SECTIONS: tuple[SectionMaker, ...] = (
     attempts_section,
     climb_section,
     problems_section,
-    advice_section,
+    recommendations_section,
     reproduce_section,
     notes_section,
 )
@@ -72,7 +73,7 @@ class ReportPage:
     made: str
     records: tuple[RunRecord, ...]
     sections: tuple[Section, ...]
-    decisions: tuple[Decision, ...]  # one a run
+    assessments: tuple[Assessment, ...]  # one a run
 
     @property
     def simulated_runs(self) -> str:
@@ -109,7 +110,7 @@ def build_page(records: Sequence[RunRecord], *, title: str = "", now: float | No
         made=format_time(now if now is not None else time.time()),
         records=tuple(named),
         sections=tuple(make_sections(named)),
-        decisions=tuple(map(decide, named)),
+        assessments=tuple(map(assess_run, named)),
     )
 
 
@@ -172,7 +173,7 @@ def render_html(page: ReportPage) -> str:
                     "label": record.label,
                     "colour": run_colour(index),
                     "simulation": record.simulation,
-                    "decision": page.decisions[index],
+                    "assessment": page.assessments[index],
                 }
                 for index, record in enumerate(page.records)
             ],

@@ -107,6 +107,16 @@ class LoadResult:
         return self.output_tok_s or self.tg_tok_s
 
     @property
+    def doubts(self) -> tuple[str, ...]:
+        """Reasons not to draw conclusions from the figures."""
+        parts = (
+            f"{plural(self.failed, 'request')} failed" if self.failed else "",
+            "interrupted" if self.partial else "",
+            "the client was the limit" if self.client_limited else "",
+        )
+        return (*filter(None, parts), *self.flags)
+
+    @property
     def load_value(self) -> float:
         """Position on a load axis: concurrency or request rate, 0 if neither is known."""
         return self.concurrency or self.request_rate or 0.0
@@ -367,10 +377,10 @@ class RunRecord:
         return [load for load in self.loads if load.workload == workload]
 
     def peak_load(self, figure: str = "output_tok_s") -> LoadResult | None:
-        """The load with the highest `figure`, preferably one that the client did not limit."""
+        """The load with the highest `figure`, preferably one whose figures give no reason for doubt."""
         known = [load for load in self.loads if getattr(load, figure) is not None]
-        honest = [load for load in known if not load.client_limited]
-        return max(honest or known, key=lambda load: float(getattr(load, figure)), default=None)
+        reliable = [load for load in known if not load.doubts]
+        return max(reliable or known, key=lambda load: float(getattr(load, figure)), default=None)
 
     def highest_value(self, figure: str) -> float | None:
         """The highest value of `figure`, or None if it was not measured."""

@@ -7,6 +7,10 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
+from moebox.assess.assessment import Assessment
+from moebox.assess.format import format_time
+from moebox.assess.naming import label_runs
+from moebox.assess.run import assess_run
 from moebox.core.event import StepRunning
 from moebox.core.pipeline import Pipeline, display_state
 from moebox.doctor.logs import search_pieces
@@ -14,10 +18,7 @@ from moebox.escape import clip_text
 from moebox.flows import pipeline as pipelines
 from moebox.loose import Json
 from moebox.report.block import Section
-from moebox.report.decision import Decision, decide
 from moebox.report.expect import with_forecast
-from moebox.report.format import format_time
-from moebox.report.naming import label_runs
 from moebox.report.page import make_sections
 from moebox.report.sections.checks import checks_section
 from moebox.report.sections.climb import climb_section
@@ -71,7 +72,7 @@ class LiveView:
     live: bool
     state: str  # as in the list of runs
     simulation: bool
-    decision: Decision
+    assessment: Assessment
     steps: tuple[StepView, ...]
     time_left: str
     rates: str  # a drawing of output tok/s by load, as measured so far
@@ -91,7 +92,7 @@ def live_view(run: Run) -> LiveView:
         live=run.is_locked or serving,
         state=summary.state_text(live=state.is_run_active(run, engines, unfinished_step=summary.left_in)),
         simulation=record.simulation,
-        decision=decide(record, serving=serving),
+        assessment=assess_run(record, serving=serving),
         steps=step_views(record.pipeline, live=record.locked),
         time_left=time_left_text(run, record.pipeline) if record.pipeline and record.locked else "",
         rates=draw_sparkline([load.output_tok_s for load in record.loads if load.output_tok_s]),

@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 from moebox import codec, units
+from moebox.assess.assessment import Assessment, AssessmentCell
+from moebox.assess.devices import planned_parts
+from moebox.assess.format import format_ms, format_number, short_number
 from moebox.checkpoint import planned_checkpoint, resolve_model
 from moebox.core import registry
 from moebox.core.deployment import Deployment
@@ -23,11 +26,9 @@ from moebox.flows import boxes
 from moebox.planner.choose import choose_plan
 from moebox.planner.constraints import Constraints
 from moebox.planner.speed import Speed
-from moebox.report.bars import group_equal_devices, planned_parts
+from moebox.report.bars import group_equal_devices
 from moebox.report.block import Block, Bullets, Charts, CustomBlock, ReportChart, Tile, Tiles, titled_chart
 from moebox.report.charts import ChartAxis, ChartSeries, draw_lines, series_legend, whole_number
-from moebox.report.decision import Decision, DecisionCell
-from moebox.report.format import format_ms, format_number, short_number
 from moebox.report.palette import run_colour
 from moebox.report.sections.memory import memory_chart
 from moebox.report.sections.plan import join_texts
@@ -174,7 +175,7 @@ def plan_within(query: PlanQuery, constraints: Constraints) -> PlanReply:
 def plan_blocks(answer: PlanReply) -> list[Block]:
     """The plan as blocks of the page."""
     plan = answer.plan
-    shown: list[Block] = [CustomBlock(kind="decision", data=plan_decision(answer)), Tiles(tiles=plan_tiles(answer))]
+    shown: list[Block] = [CustomBlock(kind="assessment", data=plan_assessment(answer)), Tiles(tiles=plan_tiles(answer))]
     shown.append(Charts(charts=tuple(memory_charts(plan))))
     forecast = forecast_chart(answer)
     shown += [Charts(charts=(forecast,))] if forecast else []
@@ -202,7 +203,7 @@ def plan_command(query: PlanQuery) -> str:
     return shlex.join([*words, "-o", "recipe.toml"])
 
 
-def plan_decision(answer: PlanReply) -> Decision:
+def plan_assessment(answer: PlanReply) -> Assessment:
     """The four cells of a plan: chosen, fits, forecast, next."""
     query, plan = answer.query, answer.plan
     recipe, memory = plan.recipe, plan.memory
@@ -217,16 +218,16 @@ def plan_decision(answer: PlanReply) -> Decision:
     enough = held >= query.concurrency
     fits = f"{held} requests of {units.format_count(query.context)} tokens at a time ({query.concurrency} requested)"
     rate, low, high = decode_forecast(answer)
-    return Decision(
-        answers=(
-            DecisionCell(name="chosen", text=" · ".join(filter(None, words))),
-            DecisionCell(name="fits", text=fits, tone="good" if enough else "warn"),
-            DecisionCell(
+    return Assessment(
+        cells=(
+            AssessmentCell(name="chosen", text=" · ".join(filter(None, words))),
+            AssessmentCell(name="fits", text=fits, tone="good" if enough else "warn"),
+            AssessmentCell(
                 name="forecast",
                 text=f"{format_number(rate)} tok/s",
                 detail=f"{format_number(low)} to {format_number(high)}; {forecast_basis(plan)}",
             ),
-            DecisionCell(name="next", text=plan_command(query), command=True, detail="or save the recipe below"),
+            AssessmentCell(name="next", text=plan_command(query), command=True, detail="or save the recipe below"),
         )
     )
 

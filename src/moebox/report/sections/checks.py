@@ -4,10 +4,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from moebox.assess.assessment import Tone
+from moebox.assess.format import join_names, unique_names
 from moebox.core.verdict import CheckVerdict, HttpExchange, Mark, Score
 from moebox.redact import hide_secrets
-from moebox.report.block import Block, CustomBlock, ReportTable, Section, Tone, table_columns, text_cell
-from moebox.report.format import join_names, unique_names
+from moebox.report.block import Block, CustomBlock, ReportTable, Section, table_columns, text_cell
 from moebox.report.palette import run_colour
 from moebox.runs.record import RunRecord
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from moebox.assess.format import format_change, format_ms
 from moebox.core.event import ClimbStep
 from moebox.report.block import ReportTable, Section, TableCell, figure_cell, table_columns, text_cell
-from moebox.report.format import format_change, format_ms
 from moebox.report.sections.checks import SIGNS, TONES
 from moebox.runs.record import RunRecord
 from moebox.units import plural

@@ -4,9 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from moebox import units
-from moebox.report.block import ReportTable, Section, TableCell, TableColumn, Tone, text_cell
-from moebox.report.format import DASH, format_ms, format_number, format_ratio, unique_names
-from moebox.report.naming import box_title, engine_title, model_title, parallelism_title, quant_title
+from moebox.assess.assessment import Tone
+from moebox.assess.format import DASH, format_ms, format_number, format_ratio, unique_names
+from moebox.assess.naming import box_title, engine_title, model_title, parallelism_title, quant_title
+from moebox.report.block import ReportTable, Section, TableCell, TableColumn, text_cell
 from moebox.report.palette import run_colour
 from moebox.runs.record import LoadResult, RunRecord
 

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moebox import units
+from moebox.assess.assessment import Tone
+from moebox.assess.format import format_gib, group_by, join_names
+from moebox.assess.naming import box_title, cpu_title, short_title
 from moebox.core.box import Box
-from moebox.report.block import Block, CustomBlock, ReportTable, Section, Tone, table_columns, text_cell
-from moebox.report.format import format_gib, group_by, join_names
-from moebox.report.naming import box_title, cpu_title, short_title
+from moebox.report.block import Block, CustomBlock, ReportTable, Section, table_columns, text_cell
 from moebox.report.palette import run_colour
 from moebox.runs.record import RunRecord
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from moebox.assess.format import group_by, unique_names
 from moebox.core.kernel import KernelFindings, KernelLaunch, KnownFailure, NotCovered
 from moebox.report.block import Block, Bullets, ReportTable, Section, bullet_list, figure_cell, table_columns, text_cell
-from moebox.report.format import group_by, unique_names
 from moebox.runs.record import RunRecord
 
 MAX_REASONS = 12  # lines of one list

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from moebox import units
+from moebox.assess.assessment import Tone
+from moebox.assess.format import count_phrase
 from moebox.report.bars import draw_phases
-from moebox.report.block import Block, Charts, CustomBlock, Section, Tone, titled_chart
-from moebox.report.format import count_phrase
+from moebox.report.block import Block, Charts, CustomBlock, Section, titled_chart
 from moebox.report.palette import run_colour
 from moebox.runs.record import LogProblem, Outcome, RunRecord
 

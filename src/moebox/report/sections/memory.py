@@ -5,16 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moebox import units
-from moebox.core.recipe import Recipe
-from moebox.errors import MoeboxError
-from moebox.report.bars import (
-    PART_COLOURS,
-    DeviceParts,
-    draw_memory,
-    group_equal_devices,
-    planned_parts,
-    reported_parts,
-)
+from moebox.assess.devices import DeviceParts, planned_parts, reported_parts
+from moebox.assess.format import DASH, capitalize, format_change, format_gib, unique_names
+from moebox.report.bars import PART_COLOURS, draw_memory, group_equal_devices
 from moebox.report.block import (
     Charts,
     LegendKey,
@@ -28,8 +21,6 @@ from moebox.report.block import (
     text_cell,
     titled_chart,
 )
-from moebox.report.format import DASH, capitalize, format_change, format_gib, unique_names
-from moebox.report.naming import find_model
 from moebox.report.palette import run_colour
 from moebox.runs.record import RunRecord
 
@@ -112,17 +103,6 @@ def memory_cells(record: RunRecord, index: int, side: MemorySide) -> tuple[Table
         figure_cell(side.kv_tokens, digits=0),
         figure_cell(requests, digits=1),
     )
-
-
-def bytes_per_token(recipe: Recipe | None) -> float | None:
-    """Bytes of one cached token on each GPU, or None if model or cache type is unknown."""
-    model = find_model(recipe.model) if recipe else None
-    if not recipe or not model:
-        return None
-    try:
-        return model.kv_bytes_per_token("bf16" if recipe.kv == "auto" else recipe.kv) / recipe.parallel.dcp
-    except (KeyError, MoeboxError, AssertionError):
-        return None
 
 
 def memory_lead(records: Sequence[RunRecord]) -> str:

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from moebox import units
-from moebox.report.block import ReportTable, Section, TableCell, Tone, drop_empty_columns, table_columns, text_cell
-from moebox.report.naming import (
+from moebox.assess.assessment import Tone
+from moebox.assess.naming import (
     engine_title,
     find_checkpoint,
     find_model,
@@ -13,6 +13,7 @@ from moebox.report.naming import (
     placement_title,
     quant_title,
 )
+from moebox.report.block import ReportTable, Section, TableCell, drop_empty_columns, table_columns, text_cell
 from moebox.report.palette import run_colour
 from moebox.runs.record import RunRecord, RunStatus
 

@@ -1,51 +1,25 @@
 """Forecast against measurement, figure by figure, with the forecast's range."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import median
 
-from moebox.report.bars import planned_parts, reported_parts
+from moebox.assess.assessment import Tone
+from moebox.assess.figures import PlannedFigure, planned_figures
+from moebox.assess.format import format_change, format_gib, format_ms, format_number, group_by, unique_names
 from moebox.report.block import (
     Block,
     ReportTable,
     Section,
     TableCell,
-    Tone,
     bullet_list,
     drop_empty_columns,
     figure_cell,
     table_columns,
     text_cell,
 )
-from moebox.report.format import format_change, format_gib, format_ms, format_number, group_by, unique_names
 from moebox.report.palette import run_colour
-from moebox.runs.record import ForecastRow, LoadResult, RunRecord
+from moebox.runs.record import RunRecord
 from moebox.units import plural
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedFigure:
-    """One figure, planned and measured."""
-
-    run: int
-    what: str
-    planned: float
-    measured: float
-    expected_range: tuple[float, float] | None = None
-    unit: str = "tok/s"
-    load: str = ""  # the load it was measured under; "" for memory
-
-    @property
-    def relative_error(self) -> float:
-        """Measured against planned: 0.1 is 10% more."""
-        return self.measured / self.planned - 1
-
-    @property
-    def in_range(self) -> bool | None:
-        """True if the measurement lies in the forecast's range; None without a range."""
-        return (
-            None if self.expected_range is None else self.expected_range[0] <= self.measured <= self.expected_range[1]
-        )
 
 
 def plan_section(records: Sequence[RunRecord]) -> Section:
@@ -61,81 +35,6 @@ def plan_section(records: Sequence[RunRecord]) -> Section:
         blocks += bullet_list(f"What it warned of{suffix}", warnings)
         blocks += bullet_list(f"Runners-up{suffix}", others)
     return Section(id="plan", title="Plan against measurement", lead=plan_lead(figures), blocks=tuple(blocks))
-
-
-def planned_figures(records: Sequence[RunRecord]) -> list[PlannedFigure]:
-    """Every figure that was both planned and measured: weights, KV cache, and each load."""
-    figures: list[PlannedFigure] = []
-    for index, record in enumerate(records):
-        memory = record.planned_memory
-        planned = [planned_parts(device) for device in memory.devices] if memory else []
-        reported = map(reported_parts, record.reported_devices)
-        weights = [
-            max((device.weight_bytes for device in devices if not device.on_host), default=0.0)
-            for devices in (planned, reported)
-        ]
-        pairs = (
-            ("Weights per GPU", weights[0], weights[1], "B"),
-            ("KV cache", memory.kv_tokens if memory else None, record.kv_tokens, "tokens"),
-        )
-        figures += [
-            PlannedFigure(run=index, what=what, planned=expected, measured=actual, unit=unit)
-            for what, expected, actual, unit in pairs
-            if expected and actual
-        ]
-        for load in record.loads:
-            figures += compare_load(index, load, find_forecast(load, record.forecast))
-    return figures
-
-
-def find_forecast(load: LoadResult, rows: Sequence[ForecastRow]) -> ForecastRow | None:
-    """The forecast for this load; a row that only decodes counts for single streams alone."""
-    concurrency = load.concurrency or (1.0 if load.is_single_stream else None)
-    for row in rows:
-        same_load = row.concurrency == concurrency and row.workload in ("", load.workload)
-        if same_load and (load.tg_tok_s or not row.decode_only):
-            return row
-    return None
-
-
-def compare_load(index: int, load: LoadResult, row: ForecastRow | None) -> list[PlannedFigure]:
-    """Figures that both the load and its forecast have, each with its range.
-
-    The forecast has one relative range, of the rate; for a time it is inverted.
-    """
-    if row is None:
-        return []
-    generation = row.tg_tok_s if row.tg_tok_s is not None else row.output_tok_s if row.decode_only else None
-    pairs = (
-        ("Output tok/s", None if row.decode_only else row.output_tok_s, load.output_tok_s, "tok/s"),
-        ("Token generation", generation, load.tg_tok_s, "tok/s"),
-        ("Prompt processing", row.pp_tok_s, load.pp_tok_s, "tok/s"),
-        ("Mean TTFT", None if row.decode_only else row.ttft_ms, load.ttft.mean_or_median, "ms"),
-        ("Mean TPOT", row.tpot_ms, load.tpot.mean_or_median, "ms"),
-    )
-    name = f"concurrency {load.concurrency:,.0f}" if load.concurrency else load.name
-    name += f", {row.lengths}" if row.lengths else ""
-    rate = row.tg_tok_s or row.output_tok_s
-    figures: list[PlannedFigure] = []
-    for what, planned, measured, unit in pairs:
-        if not planned or not measured:
-            continue
-        expected_range = None
-        if rate and row.low_tok_s and row.high_tok_s:
-            low, high = row.low_tok_s / rate, row.high_tok_s / rate
-            expected_range = (planned / high, planned / low) if unit == "ms" else (planned * low, planned * high)
-        figures.append(
-            PlannedFigure(
-                run=index,
-                what=what,
-                planned=planned,
-                measured=measured,
-                unit=unit,
-                load=name,
-                expected_range=expected_range,
-            )
-        )
-    return figures
 
 
 def memory_table(records: Sequence[RunRecord], figures: Sequence[PlannedFigure]) -> ReportTable | None:

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from moebox import codec
+from moebox.assess.format import group_by, unique_names
 from moebox.bench.command import bench_flags, prefill_decode_flags
 from moebox.core.recipe import Recipe
 from moebox.loose import Document, Json, as_object
 from moebox.report.block import Block, CustomBlock, ReportTable, Section, bullet_list, table_columns, text_cell
-from moebox.report.format import group_by, unique_names
 from moebox.report.tidy import redact_text
 from moebox.runs.record import LoadRequest, LoadResult, RunRecord
 

@@ -4,12 +4,13 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from moebox import units
-from moebox.report.block import Block, Prose, Section, Tile, Tiles, Tone
-from moebox.report.format import capitalize, format_ms, format_number, group_by, join_names, short_number, unique_names
-from moebox.report.naming import box_title, engine_title, model_title, parallelism_title, quant_title
+from moebox.assess.assessment import Tone
+from moebox.assess.figures import planned_figures, reliable_loads
+from moebox.assess.format import capitalize, format_ms, format_number, group_by, join_names, short_number, unique_names
+from moebox.assess.naming import box_title, engine_title, model_title, parallelism_title, quant_title
+from moebox.assess.recommend import load_sweeps, recommend
+from moebox.report.block import Block, Prose, Section, Tile, Tiles
 from moebox.report.palette import run_colour
-from moebox.report.rules import load_sweeps, make_advice
-from moebox.report.sections.plan import planned_figures
 from moebox.runs.record import LoadResult, RunRecord
 
 MAX_TILES = 6
@@ -123,7 +124,7 @@ def summary_paragraphs(records: Sequence[RunRecord]) -> list[str]:
         found.append("Nothing was measured in this run yet.")
     scaling = " ".join(sentence for record in records[:3] for sentence in scaling_sentences(record))
     found += [scaling] if scaling else []
-    advice = make_advice(records)
+    advice = recommend(records)
     comparing = [row for row in advice if len(row.runs) > 1] if len(records) > 2 else []
     for first in [*comparing, *advice][:1]:
         found.append(f"Recommended: {first.title[0].lower()}{first.title[1:]}. {first.text}")
@@ -159,7 +160,10 @@ def opening_sentence(group: Sequence[RunRecord]) -> str:
         has_failures = any(attempt.outcome != "SUCCESS" for attempt in first.attempts)
         is_retried = has_failures and len(first.attempts) > 1 and not first.imported
         attempts = f" after {len(first.attempts)} attempts" if is_retried else ""
-        return f"{name} {STATUS_TEXTS.get(first.status, 'was tried')}{on_box} with {engines}{layout}{attempts}."
+        status = STATUS_TEXTS.get(first.status, "was tried")
+        if first.status == "WORKING" and any(load.failed for load in first.loads):
+            status = "works in part"
+        return f"{name} {status}{on_box} with {engines}{layout}{attempts}."
     partly = [record.label for record in group if record.status in ("PARTLY", "FAILED")]
     in_part = f"; {join_names(partly)} only in part" if partly else ""
     simulated = " (simulated)" if any(record.simulation for record in group) else ""
@@ -168,7 +172,7 @@ def opening_sentence(group: Sequence[RunRecord]) -> str:
 
 def scaling_sentences(record: RunRecord) -> list[str]:
     """From the lowest to the highest load, if exactly one workload was measured at several."""
-    sweeps = load_sweeps(record)
+    sweeps = load_sweeps(reliable_loads(record))
     if len(sweeps) != 1 or len({load.workload for load in record.loads if load.is_serving_load}) > 1:
         return []
     low, *_, high = sweeps[0]

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from moebox.report.block import ReportTable, Section, TableCell, TableColumn, Tone, figure_cell, text_cell
-from moebox.report.format import format_ms, unique_names
+from moebox.assess.assessment import Tone
+from moebox.assess.format import format_ms, unique_names
+from moebox.report.block import ReportTable, Section, TableCell, TableColumn, figure_cell, text_cell
 from moebox.report.palette import run_colour
 from moebox.report.sections.performance import workload_names
 from moebox.runs.record import LoadResult, RunRecord

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from moebox.assess.assessment import Tone
+from moebox.assess.format import short_number
 from moebox.core.verdict import Score
 from moebox.report.block import (
     Block,
@@ -10,14 +12,12 @@ from moebox.report.block import (
     ReportTable,
     Section,
     TableCell,
-    Tone,
     figure_cell,
     table_columns,
     text_cell,
     titled_chart,
 )
 from moebox.report.charts import ChartAxis, ChartSeries, draw_lines, series_legend
-from moebox.report.format import short_number
 from moebox.runs.record import RunRecord
 from moebox.tasks.result import END_TITLES, TaskRun
 from moebox.tasks.score import family_scores, solved_score

@@ -1,24 +1,26 @@
 """The four answers of the first screen, in every place that shows them."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from moebox import codec
+from moebox.assess.assessment import AssessmentCell
+from moebox.assess.figures import PlannedFigure, compare_load
+from moebox.assess.format import format_number as number_text
+from moebox.assess.naming import label_parts
+from moebox.assess.run import assess_run
 from moebox.core.engine_event import AttemptFailed, AttemptReady, AttemptStarted, EngineFinding
 from moebox.core.engine_facts import DeviceFacts
 from moebox.core.event import ClimbBegan, StepRunning, VerifyBegan
 from moebox.core.result import LatencyStats, result_document
 from moebox.report.block import ReportTable
-from moebox.report.decision import DecisionCell, decide, decide_run, forecast_verdict
 from moebox.report.expect import with_forecast
-from moebox.report.format import format_number as number_text
 from moebox.report.markdown import render_markdown
-from moebox.report.naming import label_parts
 from moebox.report.page import build_page, render_html
 from moebox.report.sections import compare, memory, models, summary
-from moebox.report.sections.plan import PlannedFigure, compare_load
 from moebox.report.sections.reproduce import run_commands
 from moebox.runs.listing import summarize_run
 from moebox.runs.reader import read_run
@@ -28,8 +30,8 @@ from tests.bench.example import measurement
 from tests.report.making import RECIPE, a_run, level
 
 
-def answers(record: RunRecord) -> dict[str, DecisionCell]:
-    return {answer.name: answer for answer in decide(record).answers}
+def answers(record: RunRecord) -> dict[str, AssessmentCell]:
+    return {answer.name: answer for answer in assess_run(record).cells}
 
 
 def failing(runs: Path) -> Run:
@@ -127,13 +129,11 @@ def test_checks_made_by_hand_are_taken_up_by_hand(tmp_path: Path):
 
 
 def test_the_speed_stands_beside_its_forecast(tmp_path: Path):
-    """The cell states in or out of range, with the same text in the terminal and in Markdown."""
-    run = a_run(tmp_path)
-    decision = decide_run(run)
-    fast = next(answer for answer in decision.answers if answer.name == "fast")
+    """The cell counts all loads and figures in range, and gives the forecast of the load that it names."""
+    fast = answers(with_forecast(read_run(a_run(tmp_path))))["fast"]
 
-    assert "forecast" in fast.text
-    assert fast.text.endswith(("in range", "below its range", "above its range"))
+    assert re.search(r"640 tok/s at 64 requests; in range at \d of 3 loads \(\d of 9 figures\)", fast.text)
+    assert fast.detail.startswith("forecast ")
 
 
 @pytest.mark.parametrize(
@@ -149,9 +149,9 @@ def test_how_far_outside_its_band_a_speed_is(measured: float, words: str):
     """A figure and the edge of its range may read the same."""
     pair = PlannedFigure(run=0, what="decode", planned=121.0, measured=measured, expected_range=(114.8, 128.0))
 
-    assert forecast_verdict(pair) == f"forecast 121 (115 to 128): {words}"
+    assert pair.range_text == f"forecast 121 (115 to 128): {words}"
     nothing = replace(pair, planned=0.0, expected_range=(0.0, 0.0))  # a file may hold anything
-    assert forecast_verdict(nothing) == "forecast 0 (0 to 0): 100% above its range"
+    assert nothing.range_text == "forecast 0 (0 to 0): 100% above its range"
 
 
 def test_the_speed_is_judged_by_the_forecast_of_its_own_load(tmp_path: Path):
@@ -160,11 +160,11 @@ def test_the_speed_is_judged_by_the_forecast_of_its_own_load(tmp_path: Path):
     for number in (1, 64):
         run.write_json(f"measurements/c{number:04d}.json", level(number, label="random"))
     record = with_forecast(read_run(run))
-    fast = answers(record)["fast"].text
+    fast = answers(record)["fast"]
     row = next(row for row in record.forecast if row.concurrency == 64 and not row.decode_only)
 
-    assert fast.startswith("640 tok/s at 64 requests")
-    assert f"forecast {number_text(row.output_tok_s)} " in fast
+    assert fast.text.startswith("640 tok/s at 64 requests")
+    assert f"forecast {number_text(row.output_tok_s)} " in fast.detail
 
 
 def test_the_forecast_is_of_what_was_really_read_and_replied(tmp_path: Path):
@@ -243,10 +243,10 @@ def test_a_plan_that_does_not_fit_names_it(tmp_path: Path):
 
 def test_a_simulation_is_never_green(tmp_path: Path):
     record = replace(read_run(a_run(tmp_path)), simulation=True)
-    decision = decide(record)
+    assessment = assess_run(record)
 
-    assert decision.simulated
-    assert all(answer.tone != "good" for answer in decision.answers)
+    assert assessment.simulated
+    assert all(answer.tone != "good" for answer in assessment.cells)
     assert answers(record)["right"].text == "simulated: answers were not checked"
     assert "works" not in render_html(build_page([record])).split("Hardware and topology")[0]
 

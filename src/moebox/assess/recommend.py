@@ -1,0 +1,376 @@
+"""Recommendations derived from the data by rules that are shown beside them.
+
+A rule is a function of a record; it applies only if the figures it needs are there and give no reason for doubt, and
+quotes them. Thresholds are choices, named here, not measurements.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from moebox import units
+from moebox.assess.assessment import Recommendation
+from moebox.assess.devices import reported_parts
+from moebox.assess.figures import planned_figures, reliable_loads
+from moebox.assess.format import (
+    capitalize,
+    format_change,
+    format_ms,
+    format_number,
+    format_ratio,
+    group_by,
+    join_names,
+    unique_names,
+)
+from moebox.assess.naming import find_model
+from moebox.core.recipe import Recipe
+from moebox.errors import MoeboxError
+from moebox.runs.record import LoadResult, RunRecord
+
+KNEE = 0.9  # share of the highest throughput beyond which more load is not worth its waiting
+PATIENCE_MS = 2_000.0  # time to first token that a user at a prompt still accepts
+TAIL = 5.0  # P99 this many times the mean is a queue or a warm-up, not noise
+FREE_SHARE = 0.08  # share of a GPU's memory left free that is worth reclaiming
+SEVERAL_TOKENS = 1.3  # ITL over TPOT from which several tokens came at once
+CACHE_SHARE = 0.75  # requests that the cache holds over concurrent requests: below, they queue
+# What slows an engine down without a log line, by whether there is no GPU.
+SUSPECTS = {
+    False: "clocks, lanes, the attention backend and whether CUDA graphs are on",
+    True: "what else runs on the machine, the number of threads and the CPU's clock",
+}
+# How to get rid of a flag, by its beginning; other flags are about the prompts or counts of tokens.
+REPEAT_CONDITIONS = {
+    "disturbed": "on a quiet machine",
+    "not steady": "after a longer warm-up",
+    "other clients": "while no other client uses the server",
+}
+
+
+def recommend(records: Sequence[RunRecord]) -> tuple[Recommendation, ...]:
+    """Every rule that applies, the most serious first; at most one for each subject and run."""
+    rules = (
+        recommend_checks,
+        recommend_requests,
+        recommend_repeat,
+        recommend_cache,
+        recommend_concurrency,
+        recommend_latency,
+        recommend_pcie,
+        recommend_forecast,
+    )
+    found: list[Recommendation] = []
+    for index, record in enumerate(records):
+        prefix = f"{record.page_label}: " if record.page_label else ""
+        for rule in rules:
+            for row in rule(record):
+                text = prefix + row.text if prefix else capitalize(row.text)
+                found.append(replace(row, text=text, runs=(index,)))
+    found += recommend_choice(records)
+    return tuple(sorted(found, key=lambda row: row.weight))
+
+
+def load_sweeps(loads: Sequence[LoadResult]) -> list[list[LoadResult]]:
+    """Loads of one workload in order of concurrency, for workloads with at least two."""
+    groups = group_by((load for load in loads if load.is_serving_load), lambda load: load.workload)
+    return [sorted(group, key=lambda load: load.load_value) for group in groups.values() if len(group) > 1]
+
+
+def loads_text(loads: Sequence[LoadResult]) -> str:
+    """ "a concurrency of 8 and 64", "2 requests/s"."""
+    text = join_names(unique_names(map(load_name, loads)))
+    return f"a concurrency of {text}" if loads[0].concurrency else text
+
+
+def load_name(load: LoadResult) -> str:
+    """Concurrency or request rate, or the measurement's name if neither is known."""
+    if load.concurrency:
+        return format_number(load.concurrency)
+    return f"{format_number(load.request_rate)} requests/s" if load.request_rate else load.name
+
+
+def recommend_checks(record: RunRecord) -> Iterator[Recommendation]:
+    """Failed checks come before any speed; a known quirk of the engine cannot be fixed here."""
+    failed = [check for check in record.failed_checks if not check.habits]
+    if failed:
+        reasons = "; ".join(f"{check.name}: {check.reason}" if check.reason else check.name for check in failed[:3])
+        names = join_names([check.name for check in failed])
+        text = f"{names} failed ({reasons}). Speed means little until these pass."
+        yield Recommendation(
+            subject="checks", title="Fix the failing checks first", text=text, rule="Any failed check.", weight=0
+        )
+    quirks = [
+        f"{check.name} failed by a known quirk of {'; of '.join(check.habits)}."
+        for check in record.failed_checks
+        if check.habits
+    ]
+    if quirks:
+        title = "Prepare clients for this engine's quirks"
+        rule = "A failed check whose cause is a known quirk of the engine."
+        yield Recommendation(subject="quirks", title=title, text=" ".join(quirks), rule=rule, weight=1)
+
+
+def recommend_requests(record: RunRecord) -> Iterator[Recommendation]:
+    """Requests that failed."""
+    loads = [load for load in record.loads if load.failed]
+    if loads:
+        failed = sum(load.failed or 0.0 for load in loads)
+        ended = failed + sum(load.completed or 0.0 for load in loads)
+        text = f"{format_number(failed)} of {format_number(ended)} requests failed at {loads_text(loads[:5])}."
+        title, rule = "Find out why requests fail", "Any failed request."
+        yield Recommendation(subject="requests", title=title, text=text, rule=rule, weight=0)
+
+
+def recommend_repeat(record: RunRecord) -> Iterator[Recommendation]:
+    """Loads whose figures are flagged or limited by the client: the only conclusion is to measure again."""
+    doubtful = [load for load in record.loads if load.flags or load.client_limited]
+    if not doubtful:
+        return
+    conditions = repeat_conditions(doubtful)
+    flags = [(flag, load) for load in doubtful for flag in load.flags]
+    flags += [("the client was the bottleneck", load) for load in doubtful if load.client_limited]
+    reasons = group_by(flags, lambda pair: pair[0])
+    sentences = [f"at {loads_text([load for _, load in rows][:5])} {flag}" for flag, rows in reasons.items()]
+    text = "; ".join([*sentences[:3], *(["and others"] if len(sentences) > 3 else [])])
+    yield Recommendation(
+        subject="measurement",
+        title=" ".join(("Measure again", *conditions[:1])),
+        text=f"{text}. Nothing else is concluded from these loads.",
+        rule="A flag or client_limited in the result.",
+        weight=1 if any(load.flags for load in doubtful) or len(doubtful) > len(record.loads) / 2 else 7,
+    )
+
+
+def repeat_conditions(loads: Sequence[LoadResult]) -> list[str]:
+    """Conditions under which these loads should be measured again, the most frequent cause first."""
+    flags = [flag for load in loads for flag in load.flags]
+    found = [text for start, text in REPEAT_CONDITIONS.items() if any(flag.startswith(start) for flag in flags)]
+    return found + ["from a faster client"] * any(load.client_limited for load in loads)
+
+
+def recommend_cache(record: RunRecord) -> Iterator[Recommendation]:
+    """A cache that is too small although memory is free."""
+    spare = unused_memory_text(record)
+    texts = [text for _, text in cache_limits(record)]
+    if texts and spare:
+        yield Recommendation(
+            subject="cache",
+            title="Give the KV cache more room",
+            text=texts[0] + spare,
+            rule="KV capacity below three quarters of the load, and TTFT at the highest load over five times that at "
+            "the lowest.",
+            weight=1.5,
+        )
+
+
+def cache_limits(record: RunRecord) -> list[tuple[int, str]]:
+    """Requests that the cache holds and what happens beyond, for each sweep in which requests queue for it."""
+    found = []
+    for loads in load_sweeps(reliable_loads(record)):
+        low, high = loads[0], loads[-1]
+        first_ttft, last_ttft = low.ttft.mean_or_median, high.ttft.mean_or_median
+        tokens = (high.input_tokens or 0) + (high.output_tokens or 0)
+        in_cache = (record.kv_tokens or 0.0) / tokens if tokens else 0.0
+        queues = (last_ttft or 0.0) > TAIL * (first_ttft or math.inf)
+        if 1 <= in_cache <= high.load_value * CACHE_SHARE and queues:
+            text = (
+                f"the cache holds {units.format_count(record.kv_tokens or 0)} tokens, which is "
+                f"{format_number(in_cache, 0)} requests of this length. Beyond that they queue: mean TTFT goes from "
+                f"{format_ms(first_ttft)} at {format_number(low.concurrency)} to {format_ms(last_ttft)} at "
+                f"{format_number(high.concurrency)}."
+            )
+            found.append((int(in_cache), text))
+    return found
+
+
+def recommend_concurrency(record: RunRecord) -> Iterator[Recommendation]:
+    """One recommendation about concurrency, which names each purpose with its limit."""
+    limits: dict[str, float] = {}  # by purpose
+    texts: list[str] = []
+    for loads in load_sweeps(reliable_loads(record)):
+        high, top = loads[-1], max(loads, key=lambda load: load.output_tok_s or 0.0)
+        highest = top.output_tok_s or 0.0
+        knee = next(load for load in loads if (load.output_tok_s or 0.0) >= KNEE * highest)
+        if knee is not top and len(loads) > 2:
+            share = (knee.output_tok_s or 0.0) / (highest or 1.0)
+            rates = f"{format_number(knee.output_tok_s)} of {format_number(top.output_tok_s)} tok/s"
+            text = f"{format_number(knee.concurrency)} concurrent requests already give {share * 100:.0f}% of the "
+            text += f"highest output ({rates})"
+            if knee.ttft.mean_or_median and top.ttft.mean_or_median:
+                waits = f"{format_ms(knee.ttft.mean_or_median)} instead of {format_ms(top.ttft.mean_or_median)}"
+                text += f" with a mean TTFT of {waits}"
+            texts.append(f"{text}.")
+            limits["throughput"] = min(limits.get("throughput", math.inf), knee.load_value)
+        patient = [load for load in loads if (load.ttft.mean_or_median or math.inf) <= PATIENCE_MS]
+        if patient and patient[-1] is not high:
+            load = patient[-1]
+            texts.append(
+                f"up to a concurrency of {format_number(load.concurrency)} the mean TTFT stays at "
+                f"{format_ms(load.ttft.mean_or_median)} or less, at {format_number(load.output_tok_s)} output tok/s."
+            )
+            limits["interactive use"] = min(limits.get("interactive use", math.inf), load.load_value)
+    if not unused_memory_text(record):
+        for in_cache, text in cache_limits(record):
+            texts.append(text)
+            limits["requests that do not queue"] = min(limits.get("requests that do not queue", math.inf), in_cache)
+    by_limit = group_by(limits, lambda purpose: limits[purpose])
+    purposes = [f"{format_number(limit)} for {join_names(names)}" for limit, names in by_limit.items()]
+    if limits:
+        yield Recommendation(
+            subject="concurrency",
+            title=f"Limit concurrency to {join_names(purposes)}",
+            text=" ".join([texts[0], *map(capitalize, texts[1:])]),
+            rule=f"Throughput: the lowest load with {KNEE * 100:.0f}% of the highest output. Interactive use: the "
+            f"highest load with a mean TTFT of at most {format_ms(PATIENCE_MS)}. Queueing: what the KV cache holds.",
+            weight=3,
+        )
+
+
+def unused_memory_text(record: RunRecord) -> str:
+    """How many more tokens the free memory of the fullest GPU would hold; "" if it is too little to matter."""
+    gpus = [device for device in map(reported_parts, record.reported_devices) if device.total and not device.on_host]
+    token_bytes = bytes_per_token(record.recipe)
+    free = min((device.parts.get("free", 0.0) for device in gpus), default=0.0)
+    if not gpus or not token_bytes or free < FREE_SHARE * gpus[0].total:
+        return ""
+    return (
+        f" {units.format_gib(free)} per GPU stayed unused after loading; at {units.format_count(token_bytes)} bytes a "
+        f"token that would be about {units.format_count(round(free / token_bytes, -3))} tokens more. "
+        "Raise the engine's memory fraction until little is left."
+    )
+
+
+def bytes_per_token(recipe: Recipe | None) -> float | None:
+    """Bytes of one cached token on each GPU, or None if model or cache type is unknown."""
+    model = find_model(recipe.model) if recipe else None
+    if not recipe or not model:
+        return None
+    try:
+        return model.kv_bytes_per_token("bf16" if recipe.kv == "auto" else recipe.kv) / recipe.parallel.dcp
+    except (KeyError, MoeboxError, AssertionError):
+        return None
+
+
+def recommend_latency(record: RunRecord) -> Iterator[Recommendation]:
+    """First tokens that come far later than the mean, and speculation; one load is enough for each."""
+    for load in reliable_loads(record):
+        if load.ttft.p99 and load.ttft.mean and load.ttft.p99 / load.ttft.mean > TAIL:
+            at = f" at {format_number(load.concurrency)}" if load.concurrency else ""
+            text = (
+                f"P99 TTFT{at} is {format_ms(load.ttft.p99)}, {format_ratio(load.ttft.p99 / load.ttft.mean)} the mean "
+                f"of {format_ms(load.ttft.mean)}. Prefills queued behind each other (all clients starting together "
+                "does this) or the first requests compiled kernels; warm up before measuring, and look at the steady "
+                "part of the run."
+            )
+            rule = f"P99 TTFT above {TAIL:.0f} times the mean."
+            yield Recommendation(
+                subject="slow first tokens", title="Look at the slowest first tokens", text=text, rule=rule, weight=5
+            )
+            break
+    for load in reliable_loads(record):
+        if load.itl.mean and load.tpot.mean and load.itl.mean / load.tpot.mean > SEVERAL_TOKENS:
+            text = (
+                f"chunks arrive every {format_ms(load.itl.mean)} while a token costs {format_ms(load.tpot.mean)}, so "
+                f"each step delivered about {load.itl.mean / load.tpot.mean:.1f} tokens. Random prompts undersell a "
+                "draft: repeat with text like yours before tuning it."
+            )
+            rule = f"Mean ITL more than {SEVERAL_TOKENS} times mean TPOT: several tokens in a chunk."
+            yield Recommendation(
+                subject="speculation", title="Speculation pays; measure it on real text", text=text, rule=rule, weight=6
+            )
+            break
+
+
+def recommend_pcie(record: RunRecord) -> Iterator[Recommendation]:
+    """GPUs on fewer PCIe lanes than they could have."""
+    slow = [str(index) for index, gpu in enumerate(record.gpus) if gpu.degraded_slot]
+    if slow:
+        yield Recommendation(
+            subject="PCIe",
+            title="Give every GPU its PCIe lanes",
+            text=f"GPU {join_names(slow)} run on fewer PCIe lanes than GPU and slot allow. Reseat or check the BIOS.",
+            rule="Lanes now below lanes at most.",
+            weight=2,
+        )
+
+
+def recommend_fastest(records: Sequence[RunRecord]) -> Iterator[Recommendation]:
+    """The run with the highest throughput, if several measured the same workload."""
+    peaks = [
+        (load, index)
+        for index, record in enumerate(records)
+        if (load := record.peak_load()) and load.output_tok_s and not load.doubts
+    ]
+    if len(peaks) < 2 or len({load.workload for load, _ in peaks}) > 1:
+        return
+    (best, first), (other, second), *_ = sorted(peaks, key=lambda peak: -(peak[0].output_tok_s or 0.0))
+    ratio = (best.output_tok_s or 0.0) / (other.output_tok_s or 1.0)
+    text = (
+        f"{records[first].label} reaches {format_number(best.output_tok_s)} output tok/s at {load_name(best)}, "
+        f"{format_ratio(ratio)} what {records[second].label} reaches ({format_number(other.output_tok_s)} at "
+        f"{load_name(other)})."
+    )
+    rule = "Highest output throughput under the same workload."
+    title = f"For throughput take {records[first].label}"
+    yield Recommendation(subject="choice", title=title, text=text, rule=rule, runs=(first, second), weight=2)
+
+
+def recommend_by_prompt_length(records: Sequence[RunRecord]) -> Iterator[Recommendation]:
+    """Runs that trade decode for prefill: the prompt length from which one or the other is faster."""
+    known = [
+        (tg, pp, index)
+        for index, record in enumerate(records)
+        if (tg := max((load.tg_tok_s or 0.0 for load in reliable_loads(record)), default=0.0))
+        and (pp := max((load.pp_tok_s or 0.0 for load in reliable_loads(record)), default=0.0))
+    ]
+    if len(known) < 2:
+        return
+    (tg, slow_pp, writer), (slow_tg, pp, reader) = max(known), max(known, key=lambda run: (run[1], run[0]))
+    writer_label, reader_label = records[writer].label, records[reader].label
+    rule = (
+        "Time of a request = prompt / PP + answer / TG; compared between the run with the best TG and the one with "
+        "the best PP."
+    )
+    if writer == reader:
+        rates = f"{format_number(tg)} tok/s generating, {format_number(pp)} tok/s reading prompts"
+        text = f"{writer_label} is best at both: {rates}."
+        yield Recommendation(
+            subject="choice", title=f"Take {writer_label}", text=text, rule=rule, runs=(writer,), weight=2
+        )
+        return
+    ratio = (1 / slow_tg - 1 / tg) / (1 / slow_pp - 1 / pp)
+    text = (
+        f"{writer_label} generates fastest ({format_number(tg)} against {format_number(slow_tg)} tok/s), "
+        f"{reader_label} reads prompts fastest ({format_number(pp)} against {format_number(slow_pp)} tok/s). "
+        f"With uncached prompts more than {ratio:.1f} times as long as the answers {reader_label} finishes first, "
+        f"otherwise {writer_label}."
+    )
+    yield Recommendation(
+        subject="choice", title="Choose by prompt length", text=text, rule=rule, runs=(writer, reader), weight=2
+    )
+
+
+def recommend_choice(records: Sequence[RunRecord]) -> list[Recommendation]:
+    """Which of several runs to take: by throughput, by prompt length, or both purposes in one recommendation."""
+    found = [*recommend_fastest(records), *recommend_by_prompt_length(records)]
+    if len(found) < 2:
+        return found
+    first, second = found
+    title = f"{first.title}; with one stream, {second.title[0].lower()}{second.title[1:]}"
+    runs = tuple(dict.fromkeys((*first.runs, *second.runs)))
+    text, rule = f"{first.text} With one stream: {second.text}", f"{first.rule} {second.rule}"
+    return [replace(first, title=title, text=text, rule=rule, runs=runs)]
+
+
+def recommend_forecast(record: RunRecord) -> Iterator[Recommendation]:
+    """The rate that lies furthest below its forecast's range."""
+    outside = [figure for figure in planned_figures([record]) if figure.in_range is False and figure.unit == "tok/s"]
+    worst = min((figure for figure in outside if figure.is_reliable), key=lambda it: it.relative_error, default=None)
+    if worst and worst.expected_range and worst.relative_error < 0:
+        text = (
+            f"{worst.what} at {worst.load} is {format_number(worst.measured)} against "
+            f"{format_number(worst.planned)} planned ({format_change(worst.relative_error)}), below the range's "
+            f"{format_number(worst.expected_range[0])}. Something holds it back that the model does not know: check "
+            f"{SUSPECTS[record.has_no_gpu]}."
+        )
+        rule = "Measured below the forecast's range."
+        yield Recommendation(subject="forecast", title="Find what holds it back", text=text, rule=rule, weight=3)
