@@ -3,6 +3,7 @@
 import random
 from typing import TYPE_CHECKING, Literal
 
+from moebox import api
 from moebox.cli import flags
 from moebox.cli.flags import Names, Switch
 from moebox.cli.output import exit_code, print_lines, print_result, stderr_console, stdout_console
@@ -94,7 +95,7 @@ def compare(
         names = runner.job_names(parse_families(family), level or "easy", jobs or DEFAULT_JOBS, number)
         return _compare_jobs(left, right, names, parallel or 1, number, json=json)
     from moebox import codec
-    from moebox.flows.compare import CompareEffort, compare_sides, compare_targets
+    from moebox.flows.compare import CompareEffort, target_names
     from moebox.store import Run
 
     effort = CompareEffort(
@@ -103,9 +104,8 @@ def compare(
     run = Run.create("compare", simulation=_are_simulations(left, right))
     with interrupt_message(f"a comparison cannot be resumed; its results so far are in {run.path}"):
         stderr_console().print(f"run: {run.path}", soft_wrap=True)
-        sides = compare_targets(left, right, run, effort)
-    found, targets = compare_sides(*sides), _target_names(left, right)
-    run.write_json("compare.json", {"comparison": found, "sides": sides, "seed": number, **targets})
+        found = api.compare(left, right, effort=effort, run=run)
+    targets = target_names(left, right)
     document = {**codec.to_plain(found), **targets, "run": str(run.path)}
     print_result(json, document, lambda: _print_comparison(found, targets))
     return exit_code(found.as_good and not found.slower)
@@ -122,11 +122,6 @@ def _find_side(target: str, model: str, key_env: str) -> "CompareTarget":
     recipe = recipes.load_recipe(target)
     require_engine(deploy(recipe))
     return recipe
-
-
-def _target_names(*sides: "CompareTarget") -> dict[str, str]:
-    names = [side.base_url if isinstance(side, Endpoint) else side.name for side in sides]
-    return {"target_a": names[0], "target_b": names[1]}
 
 
 def _are_simulations(left: "CompareTarget", right: "CompareTarget") -> bool:
@@ -146,6 +141,7 @@ def _compare_jobs(
 
     from moebox import codec
     from moebox.cli.task.view import job_line
+    from moebox.flows.compare import target_names
     from moebox.flows.compare_tasks import compare_by_task
     from moebox.store import Run
     from moebox.tasks import runner
@@ -160,7 +156,7 @@ def _compare_jobs(
     with interrupt_message(f"a comparison cannot be resumed; its results so far are in {run.path}"):
         stderr_console().print(f"run: {run.path}", soft_wrap=True)
         found = compare_by_task(left, right, names, run, options, notify)
-    targets = _target_names(left, right)
+    targets = target_names(left, right)
     run.write_json("compare.json", {"by_task": found, "seed": seed, **targets})
     lines = [
         f"solved: A {found.solved_a} of {found.jobs}, B {found.solved_b} of {found.jobs}",

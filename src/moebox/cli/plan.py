@@ -3,27 +3,23 @@
 import itertools
 import os
 import shlex
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from moebox import codec, engines
+from moebox import api, codec, engines
 from moebox.checkpoint import ResolvedModel, deploy, look_up_model
 from moebox.cli.display import make_grid, make_table
 from moebox.cli.flags import OutputPath, Switch
 from moebox.cli.forecast_target import NO_PLAN_ARGS, PlanArgs
 from moebox.cli.output import print_json, stderr_console, stdout_console, write_file
-from moebox.core import validation
 from moebox.core.model import Component, Model
-from moebox.core.plan import ArithmeticLine, DeviceMemory, Forecast, Goal, Plan, PlanWarning
+from moebox.core.plan import ArithmeticLine, DeviceMemory, Forecast, Goal, Plan
 from moebox.core.registry import engine_display_name
 from moebox.engines.reasons import flag_reason
 from moebox.errors import DoesNotFit, UnknownName
-from moebox.flows import boxes
 from moebox.loose import Document
-from moebox.planner.choose import choose_plan
 from moebox.planner.rate import comparison_request
 from moebox.units import format_count, format_gib, format_rate, format_seconds, format_tok_s
 
@@ -80,18 +76,14 @@ def plan(
         json: Print JSON.
     """
     known = look_up_anywhere(model, offline=offline)
-    place = boxes.calibrated_box(box, ram=ram, ram_bandwidth=ram_bandwidth)
+    constraints = args.constraints(goal=goal, bold=bold)
     try:
-        chosen = choose_plan(place, known.model, known.checkpoints, args.constraints(goal=goal, bold=bold))
+        chosen = api.plan(known, box=box, ram=ram, ram_bandwidth=ram_bandwidth, constraints=constraints)
     except DoesNotFit as problem:
         if json:
             refusal = {"fits": False, "shortfall_bytes": problem.shortfall, "error": problem.message}
             print_json(refusal | {"remedies": problem.hint.split("; ") if problem.hint else []})
         raise
-    notes = tuple(PlanWarning(symptom="", text=note, severity="note") for note in known.notes)
-    chosen = replace(chosen, warnings=(*notes, *chosen.warnings))
-    chosen = boxes.with_planned_box(chosen, box, ram=ram, ram_bandwidth=ram_bandwidth)
-    validation.validate_recipe(chosen.recipe)  # `up` would refuse it
     if output:
         head = [f"# {chosen.recipe.name}: planned by moebox for {chosen.box}, goal {chosen.goal}."]
         head += [f"# - {line}" for line in chosen.reasons]

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from moebox import api
 from moebox import render as rendering
 from moebox.checkpoint import deploy
 from moebox.cli.flags import OutputPath, Switch
@@ -30,7 +31,7 @@ def render(
         json: Print the text with its warnings as one JSON document.
     """
     deployment = deploy(recipes.load_recipe(recipe))
-    files = rendering.render_files(deployment, file_format)
+    files = api.render(deployment.recipe, file_format)
     warnings = find_refusals(deployment)
     if output:
         for name, text in files.items():

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from moebox import api
 from moebox.cli.flags import OutputPath, Switch
 from moebox.cli.output import print_lines, print_result
 from moebox.store import Run
@@ -27,11 +28,7 @@ def report(
         runs: The folder that holds the runs.
         json: Print the paths as JSON.
     """
-    from moebox.report.files import write_report
-
-    found = [Run.open(name, runs=runs) for name in run or ("latest",)]
-    target = output or found[0].path / ("report.html" if len(found) == 1 else f"report-of-{len(found)}.html")
-    made = write_report(found, target, pdf=pdf, markdown=md, title=title)
+    made = api.report(run or ("latest",), output, pdf=pdf, markdown=md, title=title, runs=runs)
     print_result(json, {"files": made}, lambda: print_lines(made))
     return 0
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from cyclopts import Parameter
 
+from moebox import api
 from moebox.cli import flags
 from moebox.cli.display import VERDICT_MARKS
 from moebox.cli.flags import Names, Switch
@@ -88,11 +89,9 @@ def verify(
         run: Keep the evidence in this run, such as the one of the engine's launch. Default: a new run.
         json: Print JSON.
     """
-    from moebox.core.event import VerifyBegan, VerifyEnded
-    from moebox.serve.state import hold_endpoint
     from moebox.verify.junit import to_junit_xml
-    from moebox.verify.options import CHECK_NAMES, TIME_S, TRIALS, VerifyOptions
-    from moebox.verify.runner import results_document, run_checks, select_checks
+    from moebox.verify.options import TIME_S, TRIALS, VerifyOptions
+    from moebox.verify.runner import results_document, select_checks
 
     names = flags.split_names(*(only or ()))
     chosen = tuple(check.name for check in select_checks(names, from_))
@@ -118,13 +117,11 @@ def verify(
     kept = open_run(run, endpoint) if run else create_run("verify", endpoint)
     with (
         interrupt_message(f"the finished checks are in {kept.path}"),
-        hold_endpoint(endpoint.base_url, "moebox verify"),
         VerifyView(quiet=json) as view,
     ):
-        kept.add_event(VerifyBegan(url=endpoint.base_url, model=endpoint.model, checks=chosen, of=len(CHECK_NAMES)))
-        results = run_checks(
+        results = api.verify(
             endpoint,
-            options,
+            options=options,
             only=names,
             start=from_,
             keep_going=keep_going,
@@ -132,7 +129,6 @@ def verify(
             on_check=None if json else view.print_check,
             on_progress=view.show_progress,
         )
-    kept.add_event(VerifyEnded(verdict=results.verdict, stopped=results.stopped))
     if junit:
         write_file(junit, to_junit_xml(results))
     document = {**results_document(results), "run": str(kept.path)}

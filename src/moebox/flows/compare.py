@@ -110,6 +110,12 @@ def compare_targets(
         return measure_both(left, right, effort)
 
 
+def target_names(*sides: CompareTarget) -> dict[str, str]:
+    """The URLs of servers and the names of recipes, under the keys that scripts rely on."""
+    names = [side.base_url if isinstance(side, Endpoint) else side.name for side in sides]
+    return {"target_a": names[0], "target_b": names[1]}
+
+
 @contextmanager
 def live_endpoint(target: CompareTarget, name: str, run: Run) -> Iterator[Endpoint]:
     """The endpoint of a side; a recipe is started for the length of the block."""

@@ -72,7 +72,7 @@ class EngineSession:
         self.facts = EngineFacts()
         self.startup_s = 0.0
         self.oom = False  # the kernel killed it because memory ran out; known once it has ended
-        self._detached = self._failed = self._log_loss_reported = False
+        self._detached = self._failed = self._stopped = self._log_loss_reported = False
         self._phase = ""
         self._health_path = prepared.deployment.engine.health_path
 
@@ -158,7 +158,7 @@ class EngineSession:
 
     def stop(self) -> None:
         """Stop the engine and everything it started. Does nothing if it has ended or is detached."""
-        if self._detached:
+        if self._detached or self._stopped:
             return
         send_to_guard(self.guard, b"stop\n")
         with contextlib.suppress(OSError):
@@ -183,6 +183,7 @@ class EngineSession:
             self.run.add_event(event)
         state.forget_instance(self.instance.id)
         self.watch.tail.close()
+        self._stopped = True
 
     def detach(self) -> None:
         """Keep the engine running after this process ends."""
