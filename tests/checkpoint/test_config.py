@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from moebox.checkpoint import resolve_model
 from moebox.checkpoint.config import model_from_config
 from moebox.core import catalogue
-from moebox.errors import BadInput, MoeboxError, Unsupported
+from moebox.errors import BadInput, MoeboxError
 from tests.checkpoint.tiny import KIMI, QWEN, folder
 
 
@@ -70,10 +70,10 @@ def test_contradictions_are_named():
         model_from_config({**KIMI, "first_k_dense_replace": 62}, name="x", where="x")
 
 
-def test_an_architecture_that_cannot_be_counted_is_refused_by_name() -> None:
-    """An unknown architecture: its total would be an estimate, so none is given."""
+def test_a_config_that_is_no_language_model_is_refused_by_field() -> None:
+    """Without a number of layers there is nothing to plan."""
     config = {"architectures": ["RwkvForCausalLM"], "hidden_size": 4096}
-    with pytest.raises(Unsupported, match=r"RwkvForCausalLM is not supported"):
+    with pytest.raises(BadInput, match="num_hidden_layers is missing"):
         model_from_config(config, name="rwkv", where="config.json")
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from moebox import phantom
 from moebox.checkpoint import gguf, resolve_model
-from moebox.errors import BadInput, MoeboxError, Unsupported
+from moebox.errors import BadInput, MoeboxError
 from tests.checkpoint.mutation import mutated
 from tests.checkpoint.tiny import DEEPSEEK2, TENSORS
 from tests.checkpoint.tiny import gguf as write
@@ -39,9 +39,9 @@ def test_split_parts_are_read_together_and_a_missing_one_is_named(tmp_path: Path
     assert resolve_model(str(second))[1][0].bytes_by_component == whole
 
 
-def test_an_unknown_architecture_is_refused_by_name(tmp_path: Path):
-    """llama is a fine model, but not one of ours."""
-    with pytest.raises(Unsupported, match="llama"):
+def test_a_header_without_a_shape_is_refused_by_key(tmp_path: Path):
+    """The key that is missing is named."""
+    with pytest.raises(BadInput, match=r"llama\.block_count is missing"):
         resolve_model(str(write(tmp_path / "l.gguf", {"general.architecture": "llama"}, [])))
 
 

@@ -174,11 +174,17 @@ def model_from_folder(folder: Path) -> ResolvedModel:
     model, checkpoint = _read_config(config, folder.name)
     checkpoint = replace(checkpoint, path=os.path.abspath(folder))
     if not files:
+        index = safetensors.read_index(folder)
+        total = index.metadata.get("total_size") if index else None
+        if isinstance(total, int) and 0 < total < 2**50 and checkpoint.total_bytes:
+            checkpoint = scale_checkpoint(checkpoint, total)
         found = _recognise(model, checkpoint, folder, _chat_template(folder))
-        note = f"{folder} holds no weights: bytes are computed from config.json; `moebox up` needs them downloaded"
+        basis = "the index's total" if checkpoint.how == "published" else "config.json"
+        note = f"{folder} holds no weights: bytes are computed from {basis}; `moebox up` needs them downloaded"
         return replace(found, notes=(*found.notes, note))
     sizes = safetensors.read_sizes(files, model.layers)
-    safetensors.check_agreement(folder, model, sizes)
+    if not model.assumed:
+        safetensors.check_agreement(folder, model, sizes)
     checkpoint = replace(
         checkpoint,
         bytes_by_component=dict(sizes.by_component),
@@ -191,11 +197,20 @@ def model_from_folder(folder: Path) -> ResolvedModel:
     return _recognise(model, checkpoint, folder, _chat_template(folder))
 
 
+def scale_checkpoint(checkpoint: Checkpoint, total: int) -> Checkpoint:
+    """Return the checkpoint with all components scaled so that they sum to `total` bytes."""
+    factor = total / checkpoint.total_bytes
+    sizes = {name: round(size * factor) for name, size in checkpoint.bytes_by_component.items()}
+    layer = round(checkpoint.expert_layer_bytes * factor)
+    return replace(checkpoint, bytes_by_component=sizes, expert_layer_bytes=layer, how="published")
+
+
 def _read_config(path: Path, name: str) -> tuple[Model, Checkpoint]:
     from moebox.checkpoint.config import model_from_config
     from moebox.checkpoint.quantized import checkpoint_from_config
 
-    config = codec.load_json(path)
+    # transformers writes Infinity, which JSON does not have (Nemotron 3's time_step_limit).
+    config = codec.parse_json(codec.read_text(path).replace("Infinity", "1e308"), where=str(path))
     model = replace(model_from_config(config, name=name, where=str(path)), name=slugify(name))
     return model, checkpoint_from_config(model, config, name, path.parent)
 

@@ -1,14 +1,11 @@
-"""Read config.json as a Model.
-
-Only architectures whose weights can be counted exactly are read; others are rejected by name, because a wrong number of
-parameters would make every plan wrong.
-"""
+"""Read config.json as a Model: exactly if the architecture is known, else by the usual names of fields."""
 
 from math import prod
 from typing import Any
 
 from moebox import loose
 from moebox.checkpoint.stacks import SUPPORTED, ConfigFields, attention_stack
+from moebox.checkpoint.unknown import model_from_unknown_config
 from moebox.core.model import Licence, Model, Moe
 from moebox.errors import BadInput, Unsupported, refuse_if
 
@@ -17,15 +14,16 @@ def model_from_config(config: Any, *, name: str, where: str) -> Model:
     """The model that a config.json describes."""
     if not isinstance(config, dict):
         raise BadInput(f"{where}: must be a JSON object")
-    names = loose.get_texts(config, "architectures")
-    refuse_if(not names, f"{where}: architectures is missing", hint="give the model's config.json or its folder")
+    names = loose.get_texts(config, "architectures") or [loose.get_text(config, "model_type")]
+    refuse_if(not names[0], f"{where}: architectures is missing", hint="give the model's config.json or its folder")
     architecture = names[0]
     text = config.get("text_config", config)
     if architecture not in SUPPORTED or not isinstance(text, dict):
-        raise Unsupported(
-            f"{where}: architecture {architecture} is not supported",
-            hint=f"supported: {', '.join(SUPPORTED)}",
-        )
+        try:
+            return model_from_unknown_config(config, architecture, name=name, where=where)
+        except BadInput as problem:  # it can be launched, but not planned
+            hint = f"the architecture {architecture} is unknown, and its config lacks the usual fields"
+            raise Unsupported(problem.message, hint=hint) from None
     fields = ConfigFields(text, where)
     stack = attention_stack(fields, architecture)
     vision = _vision_parameters(config, where)

@@ -18,14 +18,15 @@ from typing import Any
 from moebox.checkpoint.names import component_in_gguf, layer_number
 from moebox.checkpoint.recognise import slugify
 from moebox.core import catalogue
+from moebox.core.layers import Mamba
 from moebox.core.model import Checkpoint, Component, Gqa, Layers, Licence, Mla, Model, Moe
-from moebox.errors import BadInput, Unsupported, refuse_if
+from moebox.errors import BadInput, refuse_if
 
 MAGIC = b"GGUF"
 MAX_TENSORS = 1_000_000
 MAX_KEYS = 100_000
 MAX_ITEMS = 10_000_000  # of one array; Kimi's token list has 163,840
-SUPPORTED = ("deepseek2", "qwen3moe", "glm4moe", "minimax-m2", "gpt-oss")
+KNOWN = ("deepseek2", "qwen3moe", "glm4moe", "minimax-m2", "gpt-oss")
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _MAX_KEPT = 64  # of a longer array only the length is kept
@@ -193,11 +194,7 @@ def read_gguf_model(path: Path) -> tuple[Model, Checkpoint, str]:
     files = split_files(path)
     headers = [read_header(file) for file in files]
     meta = GgufMetadata(headers[0].metadata, path)
-    if meta.architecture not in SUPPORTED:
-        raise Unsupported(
-            f"{path}: GGUF architecture {meta.architecture or '(none)'} is not supported",
-            hint=f"supported: {', '.join(SUPPORTED)}",
-        )
+    refuse_if(not meta.architecture, f"{path}: general.architecture is missing")
     tensors = [tensor for header in headers for tensor in header.tensors]
     model = _read_model(meta, str(meta.values.get("general.name") or path.stem), tensors)
     template = str(meta.values.get("tokenizer.chat_template") or "")
@@ -222,10 +219,13 @@ def _read_model(meta: GgufMetadata, name: str, tensors: list[HeaderTensor]) -> M
         )
     mla = gqa = None
     others: tuple[Layers, ...] = ()
-    if meta.architecture == "deepseek2":
+    if meta.architecture == "deepseek2" or f"{meta.architecture}.attention.kv_lora_rank" in meta.values:
         mla = _read_mla(meta)
     else:
         gqa, others = _read_gqa(meta, layers)
+    assumed = f"{meta.architecture} is an unknown architecture; assumed from the header: every layer caches all tokens"
+    if others:
+        assumed = assumed.replace("every layer caches", f"all but {sum(each.count for each in others)} layers cache")
     return Model(
         name=slugify(name),
         title=name,
@@ -243,6 +243,7 @@ def _read_model(meta: GgufMetadata, name: str, tensors: list[HeaderTensor]) -> M
         moe=moe,
         licence=Licence(name=str(meta.values.get("general.license", "see the model's own files"))),
         source=str(meta.where),
+        assumed="" if meta.architecture in KNOWN else assumed,
         counted=dict(counted),
     )
 
@@ -274,6 +275,16 @@ def _read_gqa(meta: GgufMetadata, layers: int) -> tuple[Gqa, tuple[Layers, ...]]
         kv_heads=meta.integer("attention.head_count_kv", default=heads, least=1),
         head_dim=meta.integer("attention.key_length", default=meta.integer("embedding_length") // heads, least=1),
     )
+    # Layers without KV heads keep a state: Mamba 2 or a gated delta net, of the same size.
+    given = meta.values.get(f"{meta.architecture}.attention.head_count_kv")
+    every = meta.integer("full_attention_interval", default=0)
+    without = given.count(0) if isinstance(given, list) else layers - layers // every if every > 1 else 0
+    state, inner = meta.integer("ssm.state_size", default=0), meta.integer("ssm.inner_size", default=0)
+    if without and state and inner and without < layers:
+        ranks = meta.integer("ssm.time_step_rank", default=1, least=1)
+        groups = meta.integer("ssm.group_count", default=1, least=1)
+        mamba = Mamba(heads=ranks, head_dim=max(inner // ranks, 1), groups=groups, state=state)
+        return full, (Layers(count=without, mamba=mamba),)
     window = meta.integer("attention.sliding_window", default=0)
     pattern = meta.values.get(f"{meta.architecture}.attention.sliding_window_pattern")
     if isinstance(pattern, list):

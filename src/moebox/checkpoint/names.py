@@ -4,17 +4,20 @@ import re
 
 from moebox.core.model import Component
 
-# The first match counts. Hugging Face names of the DeepSeek, Kimi, GLM, Qwen, MiniMax and gpt-oss families.
+# The first match counts. Hugging Face names of the DeepSeek, Kimi, GLM, Qwen, MiniMax and gpt-oss families, and such
+# names of other architectures as leave no doubt.
 _SAFETENSORS: tuple[tuple[re.Pattern[str], Component], ...] = (
     (re.compile(r"vision|visual|mm_projector|multi_modal"), "vision"),
-    (re.compile(r"embed_tokens|wte\."), "embed"),
-    (re.compile(r"lm_head"), "lm_head"),
-    (re.compile(r"\.experts\."), "routed_experts"),
-    (re.compile(r"shared_expert"), "shared_experts"),
+    (re.compile(r"ngram|engram"), "ngram"),
+    (re.compile(r"embed_tokens|wte\.|word_embeddings|tok_embeddings|embeddings?\.weight"), "embed"),
+    (re.compile(r"lm_head|^output\.weight"), "lm_head"),
+    (re.compile(r"\.experts[._]"), "routed_experts"),
+    (re.compile(r"shared_expert|shared_mlp"), "shared_experts"),
     (re.compile(r"(mlp|block_sparse_moe)\.(gate|router)\.|e_score_correction_bias"), "router"),
-    (re.compile(r"self_attn|indexer|attn\."), "attention"),
+    (re.compile(r"self_attn|indexer|attn\.|mamba|ssm"), "attention"),
     (re.compile(r"norm"), "norms"),
-    (re.compile(r"mlp\."), "dense_ffn"),
+    (re.compile(r"mlp\.|feed_forward|ffn"), "dense_ffn"),
+    (re.compile(r"attention\.|mixer\.|_proj\."), "attention"),
 )
 _GGUF: tuple[tuple[re.Pattern[str], Component], ...] = (
     (re.compile(r"^(v|mm)\."), "vision"),

@@ -23,12 +23,17 @@ _EXAMPLES = {
 }
 # Parts of module names -> component, the more specific first.
 _PARTS = {
-    "shared_experts": "shared_experts",
-    ".experts.": "routed_experts",
-    "self_attn": "attention",
+    "shared_expert": "shared_experts",
+    ".experts": "routed_experts",
+    "_attn": "attention",
     ".mlp.": "dense_ffn",
 }
-_LISTED_BITS = {"NVFP4": 4.5, "MXFP8": 8.25, "FP8": 8.0}  # MXFP8 has one byte of scale for 32 weights
+_LISTED_BITS = {
+    "NVFP4": 4.5,
+    "W4A16_NVFP4": 4.5,
+    "MXFP8": 8.25,
+    "FP8": 8.0,
+}  # MXFP8 has one byte of scale for 32 weights
 
 
 def checkpoint_from_config(model: Model, config: dict[str, Any], name: str, folder: Path) -> Checkpoint:
@@ -63,8 +68,10 @@ def checkpoint_from_config(model: Model, config: dict[str, Any], name: str, fold
         if module_bits and part:
             listed.setdefault(part, module_bits)
     row = replace(row, **listed)
-    if label == "fp8-block" and str(config.get("expert_dtype", "")).lower() == "fp4":
-        row = replace(row, quant="mxfp4", routed_experts=4.25)  # DeepSeek V4: fp8 with experts in mxfp4
+    # fp8 with experts in mxfp4: DeepSeek V4 and MiMo-V2.6
+    stored = (config.get("expert_dtype"), quant.get("expert_dtype"), quant.get("store_dtype"))
+    if label == "fp8-block" and ("fp4" in stored or "mxfp4" in stored):
+        row = replace(row, quant="mxfp4", routed_experts=4.25)
     return checkpoint_from_row(model, row)
 
 
@@ -76,12 +83,22 @@ def _scheme_bits(quant: dict[str, Any]) -> tuple[float, str]:
         return NVFP4 if mixed else (FP8_BLOCK, "fp8-block")
     if method == "mxfp4":
         return MXFP4
+    if method == "mxfp8":
+        return 8.25, "fp8-mx"  # one byte of scale for 32 weights
+    if method in ("awq", "gptq", "auto-round"):  # a 16-bit scale and a zero for each group
+        number, group = (quant.get(name) for name in ("bits", "group_size"))
+        wide, many = (number if number in (2, 3, 4, 8) else 4), (group if group in (32, 64, 128) else 128)
+        return wide + (16 + wide) / many, f"int{wide}-g{many}"
+    if method == "modelopt" and str(quant.get("quant_algo", "")).upper() == "FP8":
+        return 8.0, "fp8-tensor"
     if method == "modelopt" or "nvfp4" in text:
         return NVFP4
     if method == "compressed-tensors" and "mxfp4" in text:
         return MXFP4
     if method == "compressed-tensors" and "'num_bits': 4" in text:
         return 4.5, "int4-g32"  # one bf16 scale for 32 weights
+    if "'num_bits': 8" in text or "fp8" in method:  # one float32 scale for each output row
+        return 8.00625, "fp8-channel" if "float" in text or "fp8" in method else "int8"
     return 16.0, "bf16"
 
 

@@ -52,12 +52,15 @@ def recognise_model(model: Model, hints: WeightHints) -> tuple[Model, str]:
             )
         return replace(known, context=model.context, counted=model.counted, mtp_layers=model.mtp_layers), note
     family = find_family(model, hints.template)
+    if family is None and model.assumed:
+        unknown = "" if architecture_support(model) else "; whether an engine runs it is not known"
+        return model, f"{model.assumed}; no parser is known{unknown}"
     if family is None:
         return model, f"{model.name}: no parser or template switch is known for {model.architecture}"
     reasons = not family.reasoning_marker or family.reasoning_marker in hints.template
     parser = family.reasoning_parser if reasons else ""
     own = "; its own code is not run unless the recipe sets trust_remote_code" if family.trust_remote_code else ""
-    note = f"{model.name} is an unknown model, treated as {family.title}{own}"
+    note = model.assumed or f"{model.name} is an unknown model, treated as {family.title}{own}"
     return replace(model, tool_parser=family.tool_parser, reasoning_parser=parser), note
 
 
@@ -68,7 +71,8 @@ def has_same_shape(model: Model, known: Model) -> bool:
     published with it and without (MiniMax M3).
     """
     if known.architecture == model.architecture:
-        return bool(model.vision) == bool(known.vision) and _sizes(model) == _sizes(known)
+        same_tower = bool(model.assumed) or bool(model.vision) == bool(known.vision)
+        return same_tower and _sizes(model) == _sizes(known)
     support = architecture_support(model)
     other_names = GGUF_NAMES.get(model.architecture, support.names if support else ())
     return known.architecture in other_names and _sizes(model) == _sizes(known)

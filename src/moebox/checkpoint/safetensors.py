@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -112,22 +113,34 @@ def _check_entry(path: Path, name: str, tensor: SafetensorsEntry, data_bytes: in
         raise BadInput(f"{path}: {name[:80]} has {end - start:,} bytes, but its shape and type need another number")
 
 
-def shard_files(folder: Path) -> list[Path]:
-    """Return the weight files of a checkpoint. Raise BadInput if files that its index names are missing."""
+class SafetensorsIndex(msgspec.Struct):
+    """The file that names the shard of each tensor; `metadata.total_size` is the bytes of all of them."""
 
-    class Index(msgspec.Struct):
-        weight_map: dict[str, str]
+    weight_map: dict[str, str] = {}
+    metadata: dict[str, Any] = {}
 
+
+def read_index(folder: Path) -> SafetensorsIndex | None:
+    """Return the index of a folder, None if it has none."""
     index = folder / "model.safetensors.index.json"
     if not index.exists():
-        return sorted(folder.glob("*.safetensors"))
+        return None
     try:
-        names = sorted(set(msgspec.json.decode(index.read_bytes(), type=Index).weight_map.values()))
+        return msgspec.json.decode(index.read_bytes(), type=SafetensorsIndex)
     except (msgspec.DecodeError, RecursionError, OSError) as problem:
         raise BadInput(f"{index}: not a safetensors index: {problem}") from None
+
+
+def shard_files(folder: Path) -> list[Path]:
+    """Return the weight files of a checkpoint, [] if none is there. Raise BadInput if some are missing."""
+    index = read_index(folder)
+    there = sorted(folder.glob("*.safetensors"))
+    names = sorted(set(index.weight_map.values())) if index else []
     for name in names:
         if "/" in name or name in ("", "..", "."):
-            raise BadInput(f"{index}: shard name {name!r} points outside the folder")
+            raise BadInput(f"{folder}: shard name {name!r} of the index points outside the folder")
+    if index is None or not there:
+        return there
     missing = [name for name in names if not is_nonempty_file(folder / name)]
     if missing:
         raise BadInput(

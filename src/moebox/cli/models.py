@@ -9,7 +9,7 @@ from moebox.cli.display import make_grid, make_table
 from moebox.cli.flags import Switch
 from moebox.cli.output import exit_code, print_lines, print_result, stdout_console
 from moebox.core import catalogue
-from moebox.core.layers import Compressed, Gqa, LayerKind, Layers, Linear, Mla
+from moebox.core.layers import Compressed, FeedForward, Gqa, LayerKind, Layers, Linear, Mamba, Mla
 from moebox.core.model import COMPONENTS, KV_BYTES, Checkpoint, Model
 from moebox.errors import BadInput, refuse_if, refuse_out_of_range
 from moebox.hub.client import parse_repo_name, search_repositories
@@ -206,11 +206,11 @@ def _kind_name(layers: Layers) -> str:
     """Return the common name of such attention."""
     if layers.mla:
         return "MLA"
-    if layers.linear:
-        return "linear"
+    if layers.linear or layers.mamba:
+        return "linear" if layers.linear else "Mamba"
     if layers.gqa:
         return "window" if layers.gqa.window else "GQA"
-    return "compressed"
+    return "compressed" if layers.compressed else "none"
 
 
 # Columns of the catalogue.
@@ -269,6 +269,11 @@ def attention_text(kind: LayerKind) -> str:
     if isinstance(kind, Compressed):
         entries = f", one entry for {kind.ratio} tokens" if kind.ratio else ""
         return f"compressed: {kind.heads} heads of {kind.head_dim}, window {kind.window}{entries}"
+    if isinstance(kind, Mamba):
+        state = f"{kind.state_bytes(1) / 1e6:.1f} MB of state a sequence"
+        return f"Mamba 2: {kind.heads} heads of {kind.head_dim} × {kind.state}, {state}"
+    if isinstance(kind, FeedForward):
+        return "none: only experts or a dense network"
     assert isinstance(kind, Mla | Gqa)
     selected = f", {kind.indexer.topk:,} tokens selected" if kind.indexer else ""
     if isinstance(kind, Mla):

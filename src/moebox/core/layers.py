@@ -1,90 +1,9 @@
-"""Kinds of attention layer. A model's stack is a list of them, so a hybrid model is not a special case.
-
-Each kind knows its weights and which of them tensor parallelism must replicate, what it caches of a context, how much
-of that one query reads, and the operations of reading it. An *entry* is what a layer caches for one token, or for
-several tokens if it compresses.
-"""
+"""Kinds of layer. A model's stack is a list of them, so a hybrid model is not a special case."""
 
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Indexer:
-    """A token selector: a small attention beside the real one (DeepSeek sparse attention and similar)."""
-
-    heads: int
-    dim: int
-    topk: int = 0  # entries that the real attention then reads
-    layers: int = 0  # layers with an indexer of their own; 0: every layer
-    shared: bool = False  # uses another layer's selection: no weights or keys of its own
-
-    @property
-    def key_width(self) -> int:
-        """Elements of its key for one entry."""
-        return 0 if self.shared else self.dim
-
-    def query_flops(self, entries: float) -> float:
-        """Operations of one query against `entries` keys."""
-        return 0.0 if self.shared else 2.0 * self.heads * self.dim * entries
-
-
-class LayerKind:
-    """Base of the kinds of layer: what memory and speed need to know, with the most common answers."""
-
-    __slots__ = ()
-    heads: int  # query heads, which tensor parallelism divides
-    indexer: Indexer | None = None
-
-    @property
-    def entries_per_token(self) -> float:
-        """Cached entries that one more token of context adds."""
-        return 1.0
-
-    @property
-    def shared_cache(self) -> bool:
-        """All heads share one entry, so that every rank of tensor parallelism holds a copy."""
-        return False
-
-    @property
-    def index_width(self) -> float:
-        """Elements of the indexer's key for one entry; 0 without an indexer of its own."""
-        return self.indexer.key_width if self.indexer else 0
-
-    def parameters(self, hidden: int) -> int:
-        """Weights of one layer, its inner norms included."""
-        raise NotImplementedError
-
-    def replicated_parameters(self, hidden: int, tp: int) -> float:
-        """Weights that each of `tp` ranks holds beyond its even share, as the part that is replicated whole."""
-        raise NotImplementedError
-
-    def entry_width(self, tp: int) -> float:
-        """Elements of one entry on a rank of `tp`."""
-        raise NotImplementedError
-
-    def window_entries(self) -> int:
-        """Entries of the window; 0 without one."""
-        return 0
-
-    def state_bytes(self, tp: int) -> int:
-        """Bytes of recurrent state of one sequence on a rank of `tp`."""
-        return 0
-
-    def entries_read(self, context: float) -> float:
-        """Entries that one query reads at `context`."""
-        return self.entries_selected(context)
-
-    def entries_selected(self, entries: float) -> float:
-        """Entries that are read of `entries`: those that the indexer selects, else all."""
-        return min(entries, self.indexer.topk) if self.indexer and self.indexer.topk else entries
-
-    def pair_flops(self, heads: float, *, prompt: bool) -> float:
-        """Operations of one query against one entry with `heads` query heads."""
-        raise NotImplementedError
-
-    def index_flops(self, context: float) -> float:
-        """Operations of one query in the indexer."""
-        return self.indexer.query_flops(context) if self.indexer else 0.0
+from moebox.core.layer_kind import Indexer as Indexer
+from moebox.core.layer_kind import LayerKind as LayerKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +51,9 @@ class Mla(LayerKind):
         ix = self.indexer
         if ix is None or ix.shared:
             return 0
-        return self.q_lora * ix.heads * ix.dim + hidden * ix.dim + hidden * ix.heads + 2 * ix.dim
+        # Pooled keys have a gate and a position of each pooled token (GLM-5.3-Flash).
+        pooling = ix.dim * (hidden + ix.pool) if ix.pool > 1 else 0
+        return self.q_lora * ix.heads * ix.dim + hidden * ix.dim + hidden * ix.heads + 2 * ix.dim + pooling
 
     def entry_width(self, tp: int) -> float:
         return self.kv_width  # the same latent on every rank
@@ -216,7 +137,7 @@ class Gqa(LayerKind):
 class Linear(LayerKind):
     """Linear attention with a recurrent state: gated delta net (Qwen3.5), or Kimi's with `channel_decay`.
 
-    Sources: Qwen3-Next and Kimi-Linear modelling code; the state is kept in float32 (`mamba_ssm_dtype`).
+    Sources: Qwen3-Next and Kimi-Linear modelling code; `mamba_ssm_dtype` of the configs is float32.
     """
 
     heads: int  # value heads
@@ -226,6 +147,7 @@ class Linear(LayerKind):
     conv: int = 4  # taps of the short convolution
     channel_decay: bool = False  # a decay for each channel, from a low-rank projection
     full_gate: bool = True  # the output gate is a full projection, not a low-rank one
+    bf16_state: bool = False  # configs without `mamba_ssm_dtype` keep the model's type (Qwen3-Next)
 
     @property
     def entries_per_token(self) -> float:
@@ -253,8 +175,8 @@ class Linear(LayerKind):
         return 0
 
     def state_bytes(self, tp: int) -> int:
-        """The state in float32 and the convolution's last inputs in bf16."""
-        state = self.heads * self.key_dim * self.value_dim * 4
+        """The state, and the convolution's last inputs in bf16."""
+        state = self.heads * self.key_dim * self.value_dim * (2 if self.bf16_state else 4)
         return (state + (self.conv - 1) * self._conv_channels * 2) // tp
 
     def entries_read(self, context: float) -> float:
@@ -264,6 +186,74 @@ class Linear(LayerKind):
     def pair_flops(self, heads: float, *, prompt: bool) -> float:
         """Decay, update and read of a key × value state."""
         return 6.0 * heads * self.key_dim * self.value_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba(LayerKind):
+    """Mamba 2: a state-space layer (Nemotron 3). Source: transformers' NemotronH; the state is kept in float32."""
+
+    heads: int
+    head_dim: int
+    groups: int
+    state: int
+    conv: int = 4  # taps of the short convolution
+
+    @property
+    def entries_per_token(self) -> float:
+        return 0.0
+
+    @property
+    def _conv_channels(self) -> int:
+        return self.heads * self.head_dim + 2 * self.groups * self.state
+
+    def parameters(self, hidden: int) -> int:
+        """Input and output projections, convolution with its bias, norm, and three numbers for each head."""
+        inner, channels = self.heads * self.head_dim, self._conv_channels
+        return hidden * (2 * inner + channels + self.heads) + channels * (self.conv + 1) + 3 * self.heads + inner
+
+    def replicated_parameters(self, hidden: int, tp: int) -> float:
+        return 0.0
+
+    def entry_width(self, tp: int) -> float:
+        return 0.0
+
+    def state_bytes(self, tp: int) -> int:
+        """The state in float32 and the convolution's last inputs in bf16."""
+        state = self.heads * self.head_dim * self.state * 4
+        return (state + (self.conv - 1) * self._conv_channels * 2) // tp
+
+    def entries_read(self, context: float) -> float:
+        """One step of the recurrence, independent of the context."""
+        return 1.0
+
+    def pair_flops(self, heads: float, *, prompt: bool) -> float:
+        return 6.0 * heads * self.head_dim * self.state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedForward(LayerKind):
+    """A layer without attention or state, only with experts or a dense network (Nemotron 3)."""
+
+    heads: int = 0
+
+    @property
+    def entries_per_token(self) -> float:
+        return 0.0
+
+    def parameters(self, hidden: int) -> int:
+        return 0
+
+    def replicated_parameters(self, hidden: int, tp: int) -> float:
+        return 0.0
+
+    def entry_width(self, tp: int) -> float:
+        return 0.0
+
+    def entries_read(self, context: float) -> float:
+        return 0.0
+
+    def pair_flops(self, heads: float, *, prompt: bool) -> float:
+        return 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -341,9 +331,11 @@ class Layers:
     gqa: Gqa | None = None
     linear: Linear | None = None
     compressed: Compressed | None = None
+    mamba: Mamba | None = None
+    feed_forward: FeedForward | None = None
 
     @property
     def kind(self) -> LayerKind:
-        kind = self.mla or self.gqa or self.linear or self.compressed
+        kind = self.mla or self.gqa or self.linear or self.compressed or self.mamba or self.feed_forward
         assert kind is not None, "layers without a kind"
         return kind

@@ -21,8 +21,10 @@ Component = Literal[
     "norms",
     "vision",
     "mtp",
+    "ngram",
 ]
 COMPONENTS: tuple[Component, ...] = get_args(Component)
+IDLE: tuple[Component, ...] = ("vision", "mtp", "ngram")  # not used for a token of text, but for a few rows of a table
 
 # Bytes per cached element. llama.cpp's block types carry a scale: q8_0 is 34 bytes for 32 elements,
 # q4_0 is 18 for 32 (ggml-common.h).
@@ -42,6 +44,7 @@ class Moe:
     shared_gate: bool = False  # the shared expert's output is gated (Qwen3.5)
     bias: bool = False  # experts and router have biases (gpt-oss)
     router_bias: bool = True  # e_score_correction_bias
+    matrices: int = 3  # of an expert: gate, up and down; 2 without a gate (Nemotron 3)
 
     @property
     def shared_width(self) -> int:
@@ -75,6 +78,8 @@ class Model:
     others: tuple[Layers, ...] = ()  # layers of other kinds; their order does not matter here
     moe: Moe | None = None
     vision: int = 0  # parameters of the vision tower and its projector
+    extra: int = 0  # parameters of hyper-connections and the like, which every rank holds whole
+    ngram: int = 0  # parameters of n-gram tables, which engines keep in RAM (Qwen3.8, DeepSeek V4.1)
     mtp_layers: int = 0  # extra prediction layers in a checkpoint; not counted in the total
     licence: Licence = Licence(name="unknown")
     released: str = ""
@@ -85,6 +90,7 @@ class Model:
     tool_parser: str = ""
     reasoning_parser: str = ""
     source: str = ""
+    assumed: str = ""  # how an unknown architecture was read; "" if the architecture is known
     counted: dict[Component, int] = field(
         default_factory=dict
     )  # from headers, if read; takes precedence over the formula
@@ -122,11 +128,11 @@ class Model:
 
     @property
     def expert_parameters(self) -> int:
-        """Weights of one routed expert (gate, up, down)."""
+        """Weights of one routed expert."""
         if not self.moe:
             return 0
         bias = 2 * self.moe.intermediate + self.hidden if self.moe.bias else 0
-        return 3 * (self.moe.latent or self.hidden) * self.moe.intermediate + bias
+        return self.moe.matrices * (self.moe.latent or self.hidden) * self.moe.intermediate + bias
 
     @property
     def parameters_by_component(self) -> dict[Component, int]:
@@ -138,14 +144,16 @@ class Model:
             "lm_head": self.vocab * self.hidden * (not self.tied),
             "attention": sum(layers.count * layers.kind.parameters(self.hidden) for layers in self.stack),
             "dense_ffn": (self.layers - self.moe_layers) * 3 * self.hidden * self.dense_intermediate,
-            "norms": (2 * self.layers + 1) * self.hidden,
+            "norms": (2 * self.layers + 1) * self.hidden + self.extra,
             "vision": self.vision,
+            "ngram": self.ngram,
         }
         if self.moe:
             moe, layers = self.moe, self.moe_layers
             bias = moe.experts if moe.router_bias or moe.bias else 0
             parts["routed_experts"] = layers * moe.experts * self.expert_parameters
-            parts["shared_experts"] = layers * self.hidden * (3 * moe.shared_width + 2 * moe.latent + moe.shared_gate)
+            wide = moe.matrices * moe.shared_width + 2 * moe.latent + moe.shared_gate
+            parts["shared_experts"] = layers * self.hidden * wide
             parts["router"] = layers * (self.hidden * moe.experts + bias)
         return {name: parts[name] for name in COMPONENTS if parts.get(name)}
 
@@ -162,9 +170,9 @@ class Model:
     def active_parameters(self) -> int:
         """Parameters that one token uses: of the experts those used, lm_head included, embedding not."""
         parts = self.parameters_by_component
-        idle = parts.get("embed", 0) * (not self.tied) + parts.get("vision", 0) + parts.get("mtp", 0)
+        idle = parts.get("embed", 0) * (not self.tied) + sum(parts.get(name, 0) for name in IDLE)
         if self.moe:
-            idle += parts["routed_experts"] * (self.moe.experts - self.moe.used) // self.moe.experts
+            idle += parts.get("routed_experts", 0) * (self.moe.experts - self.moe.used) // self.moe.experts
         return self.total_parameters - idle
 
     def kv_bytes_per_token(self, kv: str = "bf16") -> int:

@@ -12,7 +12,7 @@ from moebox.core.plan import ArithmeticLine, DeviceMemory, Memory
 from moebox.core.recipe import Recipe
 from moebox.sizing import shards
 from moebox.sizing.constants import host_reserved_bytes, memory_constant, reserved_bytes
-from moebox.sizing.kv import index_bytes, keeps_all_heads, kv_type, token_bytes
+from moebox.sizing.kv import keeps_all_heads, kv_type, token_bytes
 
 
 def device_memory(
@@ -143,7 +143,7 @@ def token_line(model: Model, recipe: Recipe, value: int, stage: int = 0) -> Arit
     if model.mla and keeps_all_heads(model.mla, recipe):
         formula += f" ({model.mla.heads_width} elements in {kind}: keys and values of every head{mean})"
     elif model.mla:
-        index = f", {index_bytes(model.mla):g} B of selector keys" if model.mla.indexer else ""
+        index = f", {model.mla.index_bytes:g} B of selector keys" if model.mla.indexer else ""
         formula += f" ({model.mla.kv_lora} + {model.mla.rope} elements in {kind}{index}, the same on every rank{mean})"
     else:
         formula += f" (keys and values of the rank's heads in {kind}{mean})"

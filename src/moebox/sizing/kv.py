@@ -16,7 +16,6 @@ SPARSE_FP8_BYTES = 656
 # The fp8 format of a DeepSeek V4 entry: 448 fp8, 64 bf16 and eight scales of one byte (the same file; SGLang's
 # deepseek_v4_memory_pool.py agrees).
 COMPRESSED_FP8_BYTES = 584
-INDEX_SCALE_BYTES = 4  # beside an indexer key's fp8 elements (vLLM and SGLang)
 
 
 def kv_type(recipe: Recipe) -> str:
@@ -40,18 +39,13 @@ def entry_bytes(kind: LayerKind, recipe: Recipe) -> float:
     return kind.entry_width(recipe.parallel.tp) * KV_BYTES[name]  # tp is 1 for engines that do not split heads
 
 
-def index_bytes(kind: LayerKind) -> float:
-    """Bytes of indexer keys per token in one layer, the same on every rank."""
-    return (kind.index_width + INDEX_SCALE_BYTES) * kind.entries_per_token if kind.index_width else 0.0
-
-
 def token_bytes(model: Model, recipe: Recipe, layers: int | None = None) -> int:
     """Bytes of one more token on a GPU that holds it, over `layers` of the stack (default: all)."""
     # Decode context parallelism divides the entries by tokens; an indexer needs every token's key on every rank
     # (GLM-5.2 REAP at DCP4 holds 3.4 times the tokens of DCP1, not 4: hermia-ai/glm-5.2-sm120-stock-vllm).
     total = sum(
         each.count
-        * (each.kind.entries_per_token * entry_bytes(each.kind, recipe) + index_bytes(each.kind) * recipe.parallel.dcp)
+        * (each.kind.entries_per_token * entry_bytes(each.kind, recipe) + each.kind.index_bytes * recipe.parallel.dcp)
         for each in model.stack
     )
     return round(total * (1.0 if layers is None else layers / model.layers))

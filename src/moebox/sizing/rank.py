@@ -83,7 +83,7 @@ def rank_work(model: Model, checkpoint: Checkpoint, recipe: Recipe) -> RankWork:
             count=each.count,
             heads=each.kind.heads / tp,
             entry_bytes=kv.entry_bytes(each.kind, recipe),
-            index_bytes=kv.index_bytes(each.kind),
+            index_bytes=each.kind.index_bytes,
             state_bytes=each.kind.state_bytes(tp),
         )
         for each in model.stack

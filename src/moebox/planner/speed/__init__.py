@@ -25,6 +25,8 @@ EAGER_FLAGS = ("enforce-eager", "disable-cuda-graph")
 # Of a CPU without GPUs, which also computes attention (standard deviation of the logarithm): there are no published
 # rows, and the rehearsal model ran at a quarter of its forecast on one of two machines, at the forecast on the other.
 CPU_ONLY_SPREAD = 1.0
+# Of an unknown architecture: there are no published rows, so a factor of two either way is chosen, not fitted.
+UNKNOWN_SPREAD = math.log(2) / RANGE_SIGMAS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,7 @@ class Speed:
     host_spread: float = 0.0  # between hosts with the same specification
     cpu_only_spread: float = 0.0
     unified_spread: float = 0.0  # on memory shared with the CPU, of which few results are published
+    unknown_spread: float = 0.0  # of an architecture that is known only by the bytes of its weights and cache
     assumed_ram: AssumedRam | None = None  # if the RAM's bandwidth is unknown
     steps_away: int = 0  # from the nearest measured engine and generation
     request_s: float = 0.01  # HTTP, tokenizer and scheduling of a request before its first step
@@ -81,6 +84,7 @@ class Speed:
                 host_spread=tables.spread_between_hosts(host, 0),
                 cpu_only_spread=0.0 if box.gpus else CPU_ONLY_SPREAD,
                 unified_spread=unified.spread_sharing * box.has_unified_memory,
+                unknown_spread=UNKNOWN_SPREAD * bool(model.assumed),
                 assumed_ram=assumed_ram(box, hybrid_step),
             )
         gpu = deployment.smallest_gpu
@@ -116,6 +120,7 @@ class Speed:
             host_spread=tables.spread_between_hosts(row, away),
             steps_away=away,
             unified_spread=unified.spread * gpu.unified,
+            unknown_spread=UNKNOWN_SPREAD * bool(model.assumed),
         )
 
     def step_parts(self, batch: float, context: float, fresh: float = 0.0, past: float = 0.0) -> dict[str, float]:
@@ -190,7 +195,8 @@ class Speed:
         spread = self.prefill_spread if prompts else self.decode_spread
         if fitted_hosts or self.measured:
             return _factors(spread)
-        low, high = _factors(math.hypot(spread, self.host_spread, self.unified_spread, self.cpu_only_spread))
+        others = (self.host_spread, self.unified_spread, self.cpu_only_spread, self.unknown_spread)
+        low, high = _factors(math.hypot(spread, *others))
         slower, faster = self.assumed_ram.range_factors(prompts=prompts) if self.assumed_ram else (1.0, 1.0)
         return low * slower, high * faster
 
@@ -198,6 +204,8 @@ class Speed:
         """What the range of decoding, or of prompts, is based on."""
         if self.measured:
             return ""
+        if self.unknown_spread:
+            return "the architecture is unknown: computed from the bytes read for a token"
         if self.cpu_only_spread:
             return "no published results of a CPU without a GPU"
         if self.assumed_ram and self.assumed_ram.range_factors(prompts=prompts) != (1.0, 1.0):
