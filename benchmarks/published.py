@@ -90,7 +90,7 @@ def facts(recipe: Recipe, layers: int = 0) -> tuple[Model, Checkpoint]:
 
 def speed_of(box: Box, recipe: Recipe, layers: int = 0) -> Speed:
     """The speed model of a recipe whose model and checkpoint are in the catalogue."""
-    return Speed.for_deployment(Deployment.from_parts(recipe, *facts(recipe, layers), box))
+    return Speed.from_published_rows(Deployment.from_parts(recipe, *facts(recipe, layers), box))
 
 
 def recipe_of(engine: Any, model: str, checkpoint: str, **settings: Any) -> Recipe:

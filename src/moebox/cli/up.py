@@ -25,6 +25,7 @@ from moebox.units import format_count, format_gib, format_percent, format_second
 if TYPE_CHECKING:
     from moebox.core.deployment import Deployment
     from moebox.core.engine_event import PlanRealityRow
+    from moebox.core.plan import PlanWarning
     from moebox.serve.session import EngineSession
     from moebox.store import Run
 
@@ -133,13 +134,26 @@ def print_command(deployment: "Deployment", where: NodeSelection = THIS_MACHINE,
         text = engines.shell_text(prepared.launch, prepared.argv)
         document |= {"command": text, "argv": prepared.argv}
         document |= {"env": prepared.launch.env, "base_url": prepared.endpoint.base_url}
+    document["warnings"] = warnings = known_problems(deployment)
     print_result(json, document, lambda: print(escape_invisible(text)))
+    for warning in warnings:
+        stderr_console().print(f"warning: {warning.text_with_remedy}", markup=False)
     return 0
+
+
+def known_problems(deployment: "Deployment") -> "list[PlanWarning]":
+    """Return what is known to go wrong on this machine, or on the planned box if this machine has no GPU."""
+    from moebox import detect, engines
+    from moebox.flows.boxes import box_for_recipe
+
+    box = detect.load_box()
+    if not box.gpus and deployment.recipe.planned_for.box:
+        box = box_for_recipe(deployment.recipe)
+    return [warning for warning in engines.find_refusals(deployment.on_box(box)) if warning.severity != "note"]
 
 
 def print_warnings(deployment: "Deployment") -> None:
     """Print who may use the engine and which known problems the start may meet."""
-    from moebox import detect, engines
     from moebox.engines.assemble import LOOPBACK
     from moebox.engines.refusals import PATCHABLE_SYMPTOMS
 
@@ -151,11 +165,10 @@ def print_warnings(deployment: "Deployment") -> None:
         )
     for note in deployment.notes:
         stderr_console().print(f"note: {note}", markup=False)
-    for warning in engines.find_refusals(deployment.on_box(detect.load_box())):
+    for warning in known_problems(deployment):
         # patchable symptoms are refused elsewhere, or the engine is patched
-        if warning.severity != "note" and warning.symptom not in PATCHABLE_SYMPTOMS:
-            remedy = f" ({warning.remedy})" if warning.remedy else ""
-            stderr_console().print(f"warning: {warning.text}{remedy}", markup=False)
+        if warning.symptom not in PATCHABLE_SYMPTOMS:
+            stderr_console().print(f"warning: {warning.text_with_remedy}", markup=False)
 
 
 def start_engine(deployment: "Deployment", run: "Run", patience_s: float, where: NodeSelection) -> "EngineSession":

@@ -60,6 +60,11 @@ class PlanWarning:
     severity: Literal["note", "warning", "fatal"] = "warning"
     source: str = ""
 
+    @property
+    def text_with_remedy(self) -> str:
+        """The text, and the remedy in brackets."""
+        return f"{self.text} ({self.remedy})" if self.remedy else self.text
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:

@@ -7,7 +7,7 @@ ranges and file:line; scripts/support_rules/FORMAT.md explains the tables. A rel
 import functools
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +106,9 @@ def start_refusals(setup: Setup) -> list[StartRefusal]:
     found = [*_architecture(rules, setup), *_parsers(rules, setup)]
     if setup.gpu:
         found += [*_layer_refusals(rules, setup), *_profile_refusals(rules, setup)]
+    filled = {"{dev}": setup.gpu_title or setup.gpu, "{cc}": setup.gpu, "{kv}": setup.kv}
+    for part, value in filled.items():
+        found = [replace(refusal, text=refusal.text.replace(part, value)) for refusal in found]
     return found
 
 
@@ -141,7 +144,8 @@ def _layer_attention(rules: ReleaseRules, setup: Setup, cache: str) -> RuleRow |
     """The row of the model's attention layer with a cache type."""
     assert setup.model is not None
     layer = rules.first("layer", architectures=setup.model.architecture)
-    return rules.first("attention", gpus=setup.gpu, layers=layer["name"], kv=cache) if layer else None
+    name = layer["name"] if layer else "mla" if setup.layer_kinds == {"mla"} else ""
+    return rules.first("attention", gpus=setup.gpu, layers=name, kv=cache) if name else None
 
 
 def _layer_refusals(rules: ReleaseRules, setup: Setup) -> Iterator[StartRefusal]:
@@ -154,7 +158,8 @@ def _layer_refusals(rules: ReleaseRules, setup: Setup) -> Iterator[StartRefusal]
         others = {"bf16": "bfloat16", "fp8": "fp8"}
         accepted = [kv for kv, name in others.items() if "order" in (_layer_attention(rules, setup, name) or {})]
         remedy = " or ".join(f'kv = "{kv}"' for kv in accepted)
-        yield rules.refusal(f"no attention backend takes this model with {cache}: {row['refused']}", row, remedy)
+        reason = row["refused"].split(". ")[0]
+        yield rules.refusal(f"no attention backend takes this model with {cache}: {reason}", row, remedy)
     elif row and named and named not in row["order"]:
         yield rules.refusal(f"{named} does not take this model with {cache}; these do: {', '.join(row['order'])}", row)
     refused = rules.first("moe_refusal", gpus=setup.gpu, quantizations=_expert_format(setup))

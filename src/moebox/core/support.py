@@ -60,7 +60,8 @@ def support_for(setup: Setup) -> Support:
         match.row.state == "runs" and match.row.dimensions >= {"versions", "gpu", "architecture"} for match in standing
     )
     refusals = () if seen_running else _refusals(setup)
-    state: State = standing[0].row.state if standing else "unknown"
+    answers = [match for match in standing if not match.row.concerns_parsing]  # the others concern tool calls alone
+    state: State = answers[0].row.state if answers else "unknown"
     return Support(
         state="no-start" if refusals else state,
         matches=tuple(standing),

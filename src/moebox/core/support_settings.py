@@ -37,6 +37,9 @@ GB = 10**9
 
 def setting_holds(key: str, wanted: Flag, setup: "Setup") -> bool | None:
     """Whether the setup has the setting; None if neither the recipe nor the box shows it."""
+    if isinstance(wanted, list):
+        held = [setting_holds(key, value, setup) for value in wanted]
+        return True if True in held else None if None in held else False
     text = str(wanted)
     if key in BUILD_KEYS:
         return bool(setup.fork) and text.lower() in setup.fork.lower()

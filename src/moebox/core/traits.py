@@ -33,6 +33,8 @@ class Traits:
     proposes_dcp: bool = False  # decode context parallelism may be chosen by default
     packs_sparse_latent: bool = False  # an fp8 cache of sparse attention has vLLM's 656-byte format
     draft_methods: tuple[str, ...] = ()  # methods of speculative decoding
+    # GPU generation -> flags that a draft model with plain heads needs beside a target with latent attention.
+    draft_flags: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     runs_without_gpu: bool = False  # runs on the CPU alone
     unsupported_generations: tuple[str, ...] = ()  # GPU generations without kernels
     no_sparse_mla_generations: tuple[str, ...] = ()  # GPU generations without DeepSeek sparse attention

@@ -60,6 +60,12 @@ def speed_factor(deployment: Deployment) -> float:
     return min((support.factor for _, support in deployment_support(deployment)), default=1.0)
 
 
+def estimated_slow_rows(deployment: Deployment) -> list[SupportRow]:
+    """Slow rows whose factor was not measured, which therefore enter no forecast."""
+    found = (match.row for _, support in deployment_support(deployment) for match in support.matches)
+    return [row for row in found if row.state == "slow" and row.estimated]
+
+
 def support_warnings(deployment: Deployment) -> list[PlanWarning]:
     """Everything known to go wrong, each row once: certain rows first, then those under further conditions."""
     found: dict[str, PlanWarning] = {}
@@ -90,7 +96,7 @@ def _possible(setup: Setup, support: Support) -> Iterator[PlanWarning]:
     shown = [match for match in support.possible if match.row.state != "runs" and _is_near(match)]
     for match in sorted(shown, key=lambda match: match.row.date, reverse=True)[:MOST_POSSIBLE]:
         condition = " and ".join(match.conditions) or f"as in {setup.engine} {setup.version}"
-        yield _warning(match.row, "note", f"if {condition}: {match.row.text}")
+        yield replace(_warning(match.row, "note", f"if {condition}: {match.row.text}"), symptom="")
 
 
 def _is_near(match: Match) -> bool:
@@ -109,7 +115,7 @@ def support_text(deployment: Deployment) -> str:
     lines = []
     for setup, support in deployment_support(deployment):
         where = f"{deployment.engine.title} {setup.version} on {setup.gpu_title or 'a CPU'}"
-        rows = [match.row for match in support.matches if match.row.state == support.state]
+        rows = [m.row for m in support.matches if m.row.state == support.state and not m.row.concerns_parsing]
         evidence = f" ({rows[0].source})" if rows else ""
         lines.append(f"{where}: {STATE_TEXT[support.state]}{evidence}")
         if support.note:

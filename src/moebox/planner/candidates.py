@@ -143,6 +143,10 @@ def gpu_candidates(
                     share = BOLD_UTILIZATION if bold and draft is None else START_UTILIZATION
                     if draft and preset and parallel.dcp > 1:
                         share = DRAFT_UTILIZATION
+                    flags = base.flags
+                    drafts_apart = (draft and draft.draft) or "eagle3" in base.climb.speculate
+                    if model.mla and drafts_apart and len(generations) == 1:
+                        flags = {**flags, **traits.draft_flags.get(min(generations), {})}
                     recipe = replace(
                         base,
                         name=f"{base.name}-{parallel.text.replace('×', '-').lower()}",
@@ -153,6 +157,7 @@ def gpu_candidates(
                         speculate=draft,
                         runtime=runtime,
                         env=env,
+                        flags=flags,
                     )
                     tier = recipe_tier(recipe, checkpoint, constraints, box)
                     yield Candidate(recipe=recipe, checkpoint=checkpoint, tier=tier)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from moebox.core import catalogue, registry
 from moebox.core.traits import Traits
+from moebox.engines.support import estimated_slow_rows
 from moebox.planner.candidates import LEAST_BITS, START_UTILIZATION
 from moebox.planner.rate import RatedCandidate
 
@@ -28,8 +29,6 @@ DIVIDED_CACHE = 0.90  # decode context parallelism: measured on one box only
 ONE_SLOT = 0.90  # a second request waits
 PER_HIGHER_UTILIZATION = 3.0  # per share of a GPU used beyond a careful start: 6% at 0.92, 15% at 0.95
 LAST_RESORT = 0.20  # drafts and patched images: tried after a plain start works, or if nothing plain fits
-KNOWN_SLOW = 0.20  # measured at a fraction of the forecast, for a reason that the model does not include
-SLOW_SYMPTOMS = ("kv-fp8-sglang-slow",)
 FEW_BITS = 0.5  # below LEAST_BITS, and once more for each whole bit below
 
 
@@ -74,7 +73,7 @@ def all_discounts(rated: RatedCandidate) -> tuple[Discount, ...]:
     share = recipe.memory_utilization or 0
     beyond = 0 if recipe.hybrid else share - START_UTILIZATION
     factor = 1 - PER_HIGHER_UTILIZATION * beyond
-    is_slow = any(issue.symptom in SLOW_SYMPTOMS for issue in rated.known_issues)
+    slow = estimated_slow_rows(rated.deployment)
     settings = (
         (parallel.dcp > 1, Discount(DIVIDED_CACHE, "a cache divided by DCP is less proven")),
         (parallel.pp > 1, Discount(LESS_PLAIN, "pipeline stages add what can go wrong")),
@@ -82,10 +81,10 @@ def all_discounts(rated: RatedCandidate) -> tuple[Discount, ...]:
         (parallel.ep, Discount(LESS_PLAIN, "expert parallelism adds what can go wrong")),
         (recipe.max_seqs == 1, Discount(ONE_SLOT, "it answers one request at a time")),
         (beyond > 0, Discount(factor, f"a memory utilization of {share} leaves less for peaks")),
-        (is_slow, Discount(KNOWN_SLOW, "known to run at a fraction of this", always=True)),
         (recipe.speculate, Discount(LAST_RESORT, "drafts are tried once it runs")),
         (recipe.runtime.preset, Discount(LAST_RESORT, "the image is a third party's patch")),
     )
+    discounts += [Discount(row.factor or 1.0, f"reported slower than this: {row.text}", always=True) for row in slow]
     return (*discounts, *(discount for applies, discount in settings if applies))
 
 

@@ -6,12 +6,10 @@ from moebox.core.plan import PlanWarning
 from moebox.core.recipe import Flag, Recipe
 from moebox.engines.engine import Engine
 from moebox.engines.events import GIB, log_pattern
-from moebox.engines.flags import version_key
 from moebox.engines.refusals import (
     layer_override,
     plan_warning,
     require_fp8_cache,
-    sm_majors,
     weight_format_refusals,
 )
 from moebox.engines.sglang import argv, memory
@@ -21,8 +19,6 @@ from moebox.engines.sglang.traits import TRAITS
 EVEN_ROUTING = {"SGLANG_SIMULATE_UNIFORM_EXPERTS": "1"}
 DUMMY_FLAGS: dict[str, Flag] = {"load-format": "dummy"}
 
-# Attention backends without kernels for consumer Blackwell (SGLang 0.5.23 arg_groups/attention_hook.py).
-NOT_SM12 = ("flashmla", "trtllm_mla", "cutedsl_mla", "tokenspeed_mla", "fa3", "fa4", "trtllm_mha")
 # deepseek_v4_memory_pool.py asserts a store of packed fp8 on every GPU; "auto" becomes fp8 (arg_groups/overrides.py).
 COMPRESSED = "https://github.com/sgl-project/sglang/issues/33194; SGLang deepseek_v4_memory_pool.py, August 2026"
 REPORT = "SM120 deployment report, 29 January 2026"
@@ -97,24 +93,6 @@ class SglangEngine(Engine):
     def find_refusals(self, deployment: Deployment) -> list[PlanWarning]:
         recipe, model = deployment.recipe, deployment.known_model
         found = [*super().find_refusals(deployment), *weight_format_refusals(deployment)]
-        if "12" in sm_majors(deployment):
-            backend = str(recipe.flags.get("attention-backend", ""))
-            if backend in NOT_SM12:
-                text = f"{backend} has no kernel for SM 12.x"
-                found.append(plan_warning("fatal", text, 'flags.attention-backend = "flashinfer"'))
-            is_old = bool(recipe.engine_version) and version_key(recipe.engine_version) < version_key("0.5.7")
-            if is_old and backend in ("", "triton"):
-                text = (
-                    "its extend attention kernel needs 106,496 bytes of shared memory and SM120 has 101,376: "
-                    "short prompts work, the first long one crashes"
-                )
-                remedy = 'engine_version = "0.5.23", or flags.attention-backend = "flashinfer"'
-                source = f"{REPORT}; https://github.com/sgl-project/sglang/pull/14311"
-                found.append(plan_warning("fatal", text, remedy, source))
-            fp8_only = model is not None and model.has_compressed_cache  # its kernels have no other cache
-            if recipe.kv == "fp8" and not fp8_only:
-                text = "fp8 cache on SM120 gave 16 tok/s where bf16 gave 90 (March 2026); not measured since"
-                found.append(plan_warning("warning", text, 'kv = "bf16"', "rtx6kpro wiki, kimi-k25"))
         found += bf16_cache_refusals(deployment)
         if recipe.memory_utilization is None and model is not None and model.total_parameters > 500e9:
             text = "its own memory fraction left 4,578 tokens of cache on 8×96 GB: it is lowered for vision models"

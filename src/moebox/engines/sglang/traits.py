@@ -11,6 +11,12 @@ TRAITS = Traits(
     kv=("auto", "fp8", "bf16"),
     kv_auto="bf16",
     draft_methods=("eagle3", "mtp", "ngram"),
+    # Otherwise the draft gets the target's backend, and trtllm_mla takes no plain heads (start rules of 0.5.10-0.5.23).
+    draft_flags={
+        "hopper": {"speculative-draft-attention-backend": "fa3"},
+        "blackwell": {"speculative-draft-attention-backend": "trtllm_mha"},
+        "blackwell-rtx": {"speculative-draft-attention-backend": "triton"},
+    },
     no_sparse_mla_generations=("ampere", "ampere-rtx", "ada"),  # its sparse decode kernels begin at Hopper
     ports=(10_000,),  # gRPC beside HTTP since 0.5.15 (server_args.py: grpc_port = port + 10000)
     rendezvous_port=20000,  # as in SGLang's own multi-node examples

@@ -5,12 +5,9 @@ from moebox.core.deployment import Deployment
 from moebox.core.model import Mla
 from moebox.core.plan import PlanWarning
 from moebox.core.recipe import Flag, Recipe
-from moebox.core.symptom import version_in_range
 from moebox.engines.engine import Engine
 from moebox.engines.events import GIB, log_pattern
-from moebox.engines.flags import version_or_newest
 from moebox.engines.refusals import (
-    MLA_FP8,
     layer_override,
     plan_warning,
     require_fp8_cache,
@@ -25,15 +22,7 @@ from moebox.units import format_gib
 EVEN_ROUTING = {"VLLM_MOE_ROUTING_SIMULATION_STRATEGY": "uniform_random"}
 DUMMY_FLAGS: dict[str, Flag] = {"load-format": "dummy"}
 
-# Decode backends for dense MLA by compute capability's major number (vLLM 0.32 platforms/cuda.py).
-# Consumer Blackwell (12) has none of those that need much shared memory.
 TRITON = "TRITON_MLA"
-DENSE_MLA = {
-    "8": (TRITON,),
-    "9": ("FLASHMLA", "FLASH_ATTN_MLA", TRITON),
-    "10": ("FLASHINFER_MLA", "CUTLASS_MLA", "FLASHMLA", TRITON, "TOKENSPEED_MLA"),
-    "12": (TRITON,),
-}
 # DeepSeek V4's own backends. FLASHMLA_SPARSE_DSV4 (the default except on SM12x), SM12x's and AMD's hold packed fp8 and
 # assert it, also for "auto"; only this one, requested by name on SM10x, has bf16 rows (vLLM 0.28 models/deepseek_v4:
 # attention.py _resolve_dsv4_kv_cache_dtype, nvidia/model.py _select_dsv4_attn_cls; pull requests 54233 and 55134).
@@ -110,27 +99,10 @@ PATTERNS = (
 )
 
 
-def _dense_mla_refusals(deployment: Deployment, backend: str, *, stock: bool) -> list[PlanWarning]:
-    """Refusals of dense latent attention: fp8 on consumer Blackwell, backends without kernels, a large workspace."""
+def _workspace_warnings(deployment: Deployment, backend: str) -> list[PlanWarning]:
+    """A warning if TRITON_MLA reserves a large workspace for dense latent attention."""
     recipe, model, gpu = deployment.recipe, deployment.known_model, deployment.smallest_gpu
     found, majors = [], sm_majors(deployment)
-    affected = version_in_range(version_or_newest(recipe), ">=0.24,<=0.32.99")
-    if "12" in majors and recipe.kv == "fp8" and stock and affected:
-        text = (
-            "TRITON_MLA with an fp8 cache needs 102,400 bytes of shared memory in its two-stage decode tile, "
-            "and SM120 has 101,376: it does not start"
-        )
-        remedy = (
-            'kv = "bf16", or runtime.preset = "community", or patch vLLM: '
-            "`moebox doctor kernels --engine vllm --kv fp8 --fix --apply`"
-        )
-        source = "https://github.com/vllm-project/vllm/issues/53748; compiled again for 0.32.0 in November 2026"
-        found.append(plan_warning("fatal", text, remedy, source, symptom=MLA_FP8))
-    for sm in sorted(majors & DENSE_MLA.keys()):
-        if backend and backend not in DENSE_MLA[sm]:
-            usable = " or ".join(DENSE_MLA[sm])
-            text = f"{backend} has no kernel for SM {sm}.x; dense MLA decodes with {usable} there"
-            found.append(plan_warning("fatal", text))
     on_triton = majors & {"8", "12"} or backend == TRITON
     if gpu is not None and model is not None and recipe.max_seqs is None and on_triton:
         size, seqs = memory.workspace_bytes(gpu, model, recipe), memory.max_seqs(gpu, recipe)
@@ -176,7 +148,7 @@ class VllmEngine(Engine):
         backend = str(recipe.flags.get("attention-backend", "")).upper()  # "" if vLLM chooses
         # With an indexer (DSA) other kernels decode, whose cache is fp8 by design.
         if model is not None and isinstance(model.attention, Mla) and model.attention.indexer is None:
-            found += _dense_mla_refusals(deployment, backend, stock=stock)
+            found += _workspace_warnings(deployment, backend)
         has_bf16_rows = majors == {"10"} and backend == PLAIN_ROWS
         if model is not None and model.has_compressed_cache and recipe.kv != "fp8" and not has_bf16_rows:
             found.append(require_fp8_cache(COMPRESSED))
@@ -185,7 +157,8 @@ class VllmEngine(Engine):
             source = "https://github.com/vllm-project/vllm/issues/50391"
             found.append(plan_warning("warning", text, "parallel.dcp = 1, or speculate.tokens = 1", source))
         found += weight_format_refusals(deployment)
-        if gpu is not None and not gpu.nvlink and recipe.parallel.tp > 2 and stock:
+        in_one_machine = recipe.parallel.group_nodes == 1
+        if gpu is not None and not gpu.nvlink and recipe.parallel.tp > 2 and stock and in_one_machine:
             text = "custom all-reduce is off above two PCIe GPUs: NCCL carries every layer"
             remedy = 'env.VLLM_ALLREDUCE_USE_FLASHINFER_PCIE_IPC = "1" to try'
             found.append(plan_warning("note", text, remedy, "vLLM custom_all_reduce.py"))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from moebox.core.deployment import Deployment
 from moebox.core.plan import ArithmeticLine
 from moebox.engines.engine import load_engine
+from moebox.engines.support import speed_factor
 from moebox.errors import BadInput
 from moebox.planner.speed import constants as tables
 from moebox.planner.speed.explain import explain_measured_step, explain_step
@@ -47,6 +48,7 @@ class Speed:
     request_s: float = 0.01  # HTTP, tokenizer and scheduling of a request before its first step
     intake_s: float = 0.001  # between two requests that arrive together
     token_bytes: float = 0.0  # of cache for one token
+    known_share: float = 1.0  # of the fitted speed, by a measured report in the support matrix
     measured: MeasuredSpeed | None = None  # steps timed on this box, which replace the fitted ones
 
     @property
@@ -61,7 +63,7 @@ class Speed:
         box, model, checkpoint, recipe = deployment.facts
         found = find_measured_speed(box, model, checkpoint, recipe, chunk=speed.chunk_tokens)
         if found is None:
-            return speed
+            return replace(speed, known_share=speed_factor(deployment))
         decode, prefill = found.decode_spread, found.prefill_spread
         return replace(speed, measured=found, decode_spread=decode, prefill_spread=prefill, steps_away=0)
 
@@ -127,10 +129,12 @@ class Speed:
         """Seconds by part of a step that decodes `batch` sequences at `context` and reads `fresh` prompt tokens."""
         if self.measured:
             return {"measured": self.measured.step_s(batch, context, fresh, past)}
-        if self.gpu_step:
-            return self.gpu_step.step_parts(batch, context, fresh, past)
-        assert self.hybrid_step is not None
-        return self.hybrid_step.step_parts(batch, context, fresh, past)
+        step = self.gpu_step or self.hybrid_step
+        assert step is not None
+        parts = step.step_parts(batch, context, fresh, past)
+        if self.known_share < 1:
+            parts = parts | {"reported slowdown": sum(parts.values()) * (1 / self.known_share - 1)}
+        return parts
 
     def step_s(self, batch: float, context: float, fresh: float = 0.0, past: float = 0.0) -> float:
         return sum(self.step_parts(batch, context, fresh, past).values())
@@ -222,7 +226,16 @@ class Speed:
             return explain_measured_step(self.measured, batch, context, self.decode_range)
         step, gain = self.gpu_step or self.hybrid_step, self.tokens_per_step
         assert step is not None
-        return explain_step(step, batch, context, gain, self.decode_range, self.basis_text())
+        lines = explain_step(step, batch, context, gain, self.decode_range, self.basis_text())
+        if self.known_share == 1:
+            return lines
+        slow = ArithmeticLine(
+            what="reported slowdown",
+            formula=f"the lines above hold without it; × {self.known_share:.2f} by the support matrix",
+            value=self.decode_tok_s(batch, context),
+            unit="tok/s",
+        )
+        return (*lines, slow)
 
 
 def _factors(spread: float) -> tuple[float, float]:

@@ -1,0 +1,121 @@
+"""What the support matrix knows reaches the commands: plan, forecast, up --dry-run and doctor logs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moebox.cli import main
+
+PRO = "8x-rtx-pro-6000-server"
+
+
+def document(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    """The JSON that a command prints; it must succeed."""
+    assert main([*words, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def written(tmp_path: Path, capsys: pytest.CaptureFixture[str], *words: str) -> Path:
+    """The recipe file of a plan."""
+    path = tmp_path / "recipe.toml"
+    assert main(["plan", *words, "-o", str(path)]) == 0
+    capsys.readouterr()
+    return path
+
+
+def set_version(recipe: Path, version: str) -> None:
+    """Name the engine's version in a recipe file."""
+    text = recipe.read_text(encoding="utf-8")
+    recipe.write_text(text.replace('engine_version = ""', f'engine_version = "{version}"'), encoding="utf-8")
+
+
+def test_up_dry_run_warns_of_a_version_without_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """DeepSeek-V4-Flash with vLLM 0.20.0 on SM120: no path existed before 0.25. The command is still printed."""
+    path = written(tmp_path, capsys, "deepseek-v4-flash", "--box", PRO, "--engine", "vllm")
+    set_version(path, "0.20.0")
+    assert main(["up", str(path), "--dry-run"]) == 0
+    output = capsys.readouterr()
+    assert "vllm serve" in output.out
+    assert "warning: " in output.err
+    assert "SM120" in output.err
+    warnings = document(capsys, "up", str(path), "--dry-run")["warnings"]
+    assert any(warning["severity"] == "fatal" and "0.25" in warning["remedy"] for warning in warnings)
+
+
+def test_a_cache_that_was_measured_slow_is_not_the_default(capsys: pytest.CaptureFixture[str]) -> None:
+    """SGLang's fp8 cache of latent attention gave 16 tok/s on SM120 where bf16 gave 90."""
+    plan = document(capsys, "plan", "deepseek-r1", "--box", PRO, "--engine", "sglang", "--context", "8192")
+    assert plan["recipe"]["kv"] == "bf16"
+
+
+def test_a_measured_slowdown_enters_the_forecast(capsys: pytest.CaptureFixture[str]) -> None:
+    """The requested fp8 cache is forecast at 0.18 of what other GPUs' arithmetic gives, with the warning."""
+    words = ("forecast", "kimi-k2.6", "--box", PRO, "--engine", "sglang", "--decode", "--context", "8192")
+    slow = document(capsys, *words, "--kv", "fp8")
+    plain = document(capsys, *words, "--kv", "bf16")
+    assert slow["rows"][0]["decode_tok_s"] < 0.3 * plain["rows"][0]["decode_tok_s"]
+    assert any("16 tok/s" in warning["text"] for warning in slow["warnings"])
+
+
+def test_an_fp8_cache_is_not_planned_below_sm89(capsys: pytest.CaptureFixture[str]) -> None:
+    """vLLM refuses an fp8 cache of latent attention on an A100; asked for by name it is honoured with a warning."""
+    plan = document(capsys, "plan", "kimi-k2.6", "--box", "8x-a100-80gb", "--context", "8192")
+    assert (plan["recipe"]["engine"], plan["recipe"].get("kv")) != ("vllm", "fp8")
+    words = ("kimi-k2.6", "--box", "8x-a100-80gb", "--engine", "vllm", "--kv", "fp8")
+    assert main(["plan", *words]) == 1
+    assert "requires SM89" in capsys.readouterr().err.replace("\n", " ")
+    asked = document(capsys, "forecast", *words, "--checkpoint", "int4", "--tp", "8")
+    assert any("requires SM89" in warning["text"] for warning in asked["warnings"])
+
+
+def test_sglang_on_amd_keeps_kimi_within_aiter(capsys: pytest.CaptureFixture[str]) -> None:
+    """AITER's MLA kernel takes Kimi's heads at TP 4 at most."""
+    plan = document(capsys, "plan", "kimi-k2.6", "--box", "8x-mi300x", "--engine", "sglang")
+    assert plan["recipe"]["parallel"]["tp"] <= 4
+
+
+@pytest.mark.parametrize(("box", "backend"), [("8x-b200", "trtllm_mha"), ("8x-h200", "fa3"), (PRO, "triton")])
+def test_sglang_drafts_with_a_backend_for_plain_heads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], box: str, backend: str
+) -> None:
+    """An EAGLE3 draft of a model with latent attention names its attention backend."""
+    path = written(tmp_path, capsys, "kimi-k2.6", "--box", box, "--engine", "sglang", "--speculate", "eagle3")
+    assert main(["render", str(path)]) == 0
+    words = capsys.readouterr().out.split()
+    assert words[words.index("--speculative-draft-attention-backend") + 1].strip("'\"") == backend
+
+
+def test_no_pcie_advice_between_machines(capsys: pytest.CaptureFixture[str]) -> None:
+    """Four networked machines with a GPU each have no PCIe between their ranks."""
+    plan = document(capsys, "plan", "minimax-m2.5", "--box", "4x1x-dgx-spark@25GB/s", "--engine", "vllm", "--tp", "4")
+    assert not [warning for warning in plan["warnings"] if "PCIe" in warning["text"]]
+
+
+def test_a_plan_states_what_is_known_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """A report with its date, or that nothing is known."""
+    known = document(capsys, "plan", "deepseek-v4-flash", "--box", PRO, "--engine", "vllm")
+    assert any(reason.startswith("support: ") for reason in known["reasons"])
+    unknown = document(capsys, "plan", "gpt-oss-120b", "--box", "8x-h200", "--engine", "vllm")
+    (line,) = [reason for reason in unknown["reasons"] if reason.startswith("support: ")]
+    assert "not known" in line
+
+
+def test_doctor_logs_knows_the_harmony_vocabulary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """vLLM's gpt-oss loads a vocabulary from the network at the first chat."""
+    log = tmp_path / "engine.log"
+    log.write_text("openai_harmony.HarmonyError: error downloading or loading vocab file\n", encoding="utf-8")
+    assert main(["doctor", "logs", str(log), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["cause"]["symptom"] == "harmony-vocab"
+
+
+def test_a_version_that_is_none_is_named_in_the_plan_of_a_recipe(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A fork or nightly build is not the release: its rows are possible, not certain, and nothing fails."""
+    path = written(tmp_path, capsys, "deepseek-v4-flash", "--box", PRO, "--engine", "vllm")
+    set_version(path, "0.20.0+sm120")
+    warnings = document(capsys, "up", str(path), "--dry-run")["warnings"]
+    assert not [warning for warning in warnings if warning["severity"] == "fatal"]
