@@ -71,7 +71,7 @@ def setup_of(row: SupportRow) -> Setup:
     )
     fork, ram, driver, cuda = "", 0, "", ""
     for key, wanted in row.settings.items():
-        text = str(wanted)
+        text = str(wanted[0] if isinstance(wanted, list) else wanted)
         value = text.lstrip("<>=") if re.match(r"[<>]=?\d", text) else text
         number = int(value) + (1 if text.startswith(">") else 0) if value.isdigit() else None
         if key in BUILD_KEYS:

@@ -12,6 +12,9 @@ from moebox.core.support_matrix import STATE_TEXT, Match, Setup, SupportRow, bui
 from moebox.core.symptom import changes_text
 from moebox.engines.flags import version_or_newest
 
+# Answers by deployment: a plan asks for the refusals, the forecast and the discounts of each candidate.
+_RECENT: dict[int, tuple[Deployment, list[tuple[Setup, Support]]]] = {}
+MOST_RECENT = 512
 MOST_POSSIBLE = 3  # rows under further conditions that are shown, the newest first
 
 
@@ -32,7 +35,10 @@ def deployment_setups(deployment: Deployment) -> list[Setup]:
         ram=box.ram if box else 0,
         driver=box.host.driver if box and box.host else "",
         cuda=box.host.cuda if box and box.host else "",
-        rendered_flags=functools.cache(lambda: _rendered_flags(deployment)),
+        # Engines with experts in RAM set flags of their own that rows name; rendering them takes a while.
+        rendered_flags=functools.cache(lambda: _rendered_flags(deployment))
+        if deployment.engine.offloads_experts
+        else None,
     )
     gpus = deployment.gpu_kinds
     return [replace(setup, gpu=_generation(gpu.sm), gpu_title=gpu.title) for gpu in gpus] or [setup]
@@ -52,7 +58,13 @@ def _rendered_flags(deployment: Deployment) -> Mapping[str, str]:
 
 def deployment_support(deployment: Deployment) -> list[tuple[Setup, Support]]:
     """What is known of a deployment on each kind of GPU that it uses."""
-    return [(setup, support_for(setup)) for setup in deployment_setups(deployment)]
+    kept = _RECENT.get(id(deployment))
+    if kept is None or kept[0] is not deployment:
+        if len(_RECENT) >= MOST_RECENT:
+            _RECENT.clear()
+        found = [(setup, support_for(setup)) for setup in deployment_setups(deployment)]
+        kept = _RECENT[id(deployment)] = (deployment, found)
+    return kept[1]
 
 
 def speed_factor(deployment: Deployment) -> float:
