@@ -1,7 +1,9 @@
 """An engine from another package: found by its entry point, planned, rendered, launched; a broken one is one line."""
 
 import dataclasses
+import json
 import shlex
+import shutil
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
@@ -189,6 +191,76 @@ def test_an_engine_that_lacks_something_required_is_one_line(
     assert "engine 'second' of second_toy cannot be used" in error
     assert problem in error
     assert "docs/engines.md" in error
+
+
+def test_doctor_accepts_a_complete_package(installed: Install, capsys: pytest.CaptureFixture[str]) -> None:
+    """Required parts are present, optional ones are named, and one example is checked."""
+    installed(toy="toy_engine")
+    assert main(["doctor", "engine", "toy", "--json"]) == 0
+    checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+    present = ("traits", "fields", "arguments", "entry_command", "memory_budget", "variables", "flags", "example")
+    assert {checks[name]["verdict"] for name in present} == {"pass"}
+    assert checks["draft_arguments"]["verdict"] == "note"
+    assert checks["draft_arguments"]["found"] == "optional, left at its default"
+
+
+@pytest.mark.parametrize(
+    ("traits", "engine", "failed", "found"),
+    [
+        ("import nowhere_at_all\n", "", "traits.py", "ModuleNotFoundError"),
+        ("", "", "engine.py", "has no attribute 'ENGINE'"),
+        (
+            "",
+            "from moebox.engines.engine import Engine\nclass E(Engine): pass\nENGINE = E()\n",
+            "engine.py",
+            "arguments",
+        ),
+        ("", "ENGINE = 1\n", "memory_budget", "missing"),
+        ("", "from toy_engine.engine import ENGINE\n", "flags", "no table of flags"),
+    ],
+)
+def test_doctor_names_what_a_package_lacks(
+    installed: Install,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    traits: str,
+    engine: str,
+    failed: str,
+    found: str,
+) -> None:
+    """Exit code 1, and a line for each missing part."""
+    package = tmp_path / "second_toy"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    own = "from dataclasses import replace\nfrom toy_engine.traits import TRAITS as TOY\n"
+    (package / "traits.py").write_text(traits or f"{own}TRAITS = replace(TOY, name='second')\n")
+    (package / "engine.py").write_text(engine)
+    installed(second="second_toy")
+    assert main(["doctor", "engine", "second", "--json"]) == 1
+    checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+    assert checks[failed]["verdict"] == "fail"
+    assert found in checks[failed]["found"]
+
+
+def test_doctor_reports_a_method_that_fails(
+    installed: Install, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The example names the method and its error in one line."""
+    package = tmp_path / "second_toy"
+    shutil.copytree(TOY / "toy_engine", package)
+    text = (package / "engine.py").read_text().replace("tp = recipe.parallel.tp", "tp = 1 // 0")
+    (package / "engine.py").write_text(text.replace("toy_engine.traits", "second_toy.traits"))
+    installed(toy="second_toy")
+    assert main(["doctor", "engine", "toy"]) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "memory_budget failed for" in shown
+    assert "ZeroDivisionError" in shown
+
+
+def test_doctor_refuses_an_unknown_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    """One line with the known names, exit code 2."""
+    assert main(["doctor", "engine", "nope"]) == 2
+    assert "unknown engine 'nope'" in capsys.readouterr().err
 
 
 def test_of_two_engines_with_one_name_the_first_is_kept(

@@ -20,7 +20,7 @@ GROUPS: dict[str, str] = {
     "models": "List, show, search and add models: catalogue, Hub or path.",
     "calibrations": "List, show, share and remove what `rehearse --measure` timed on this box.",
     "fleet": "Plan, render, start, verify and measure several boxes behind a router.",
-    "doctor": "Find problems of the machine, in a log or in an engine's kernels.",
+    "doctor": "Find problems of the machine, in a log, or in an engine's kernels or package.",
 }
 
 # name -> ("module:function", help). "doctor box" is the subcommand `box` of `doctor`; the entry of a group is what runs
@@ -57,6 +57,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "logs": ("moebox.cli.logs:logs", "Print or follow an engine's log."),
     "down": ("moebox.cli.ps:down", "Stop an engine and everything it started."),
     "doctor box": ("moebox.cli.doctor:box", "Check this machine before an engine is started."),
+    "doctor engine": ("moebox.cli.doctor:engine", "Check that an engine's package has what moebox needs."),
     "doctor logs": ("moebox.cli.doctor:logs", "Find the cause of a failure in an engine's log, and how to fix it."),
     "climb": ("moebox.cli.climb:climb", "Try one setting at a time; keep what is verified and better."),
     "compare": ("moebox.cli.compare:compare", "Compare two recipes or servers: correctness and speed."),

@@ -1,4 +1,4 @@
-"""`moebox doctor`: check the machine, and find the cause of an engine's failure in its log."""
+"""`moebox doctor`: check the machine or an engine's package, and find the cause of a failure in an engine's log."""
 
 from collections import Counter
 from pathlib import Path
@@ -15,9 +15,21 @@ from moebox.errors import refuse_if
 from moebox.units import parse_size, plural
 
 if TYPE_CHECKING:
-    from moebox.doctor.logs import LogSearch
+    from collections.abc import Sequence
 
-_MARKS = {"pass": "[green]✓[/]", "warn": "[yellow]![/]", "fail": "[red]✗[/]", "unknown": "[dim]?[/]"}
+    from rich.table import Table
+
+    from moebox.doctor.box import HostCheck
+    from moebox.doctor.logs import LogSearch
+    from moebox.engines.package_check import PackageCheck
+
+_MARKS = {
+    "pass": "[green]✓[/]",
+    "warn": "[yellow]![/]",
+    "fail": "[red]✗[/]",
+    "unknown": "[dim]?[/]",
+    "note": "[dim]·[/]",
+}
 
 
 def logs(
@@ -109,21 +121,49 @@ def box(*, box: str | None = None, need: str = "", json: Switch = False) -> int:
     checks = check_box(place, need=size) if box else check_this_machine(place, need=size, folders=folders)
     counts = Counter(check.verdict for check in checks)
 
-    def show() -> None:  # texts wrap within their column, with the fix below
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table.grid(padding=(0, 1), pad_edge=False)
-        table.add_column(no_wrap=True)
-        table.add_column(no_wrap=True, min_width=15)
-        table.add_column(overflow="fold")
-        for check in checks:
-            table.add_row(_MARKS[check.verdict], Text(check.name), Text(check.found))
-            if check.fix:
-                table.add_row("", "", Text(check.fix))
+    def show() -> None:
         summary = f"\n{len(checks)} checks: {counts['fail']} failed, {counts['warn']} with warnings"
-        stdout_console().print(table, summary, sep="\n")
+        stdout_console().print(checks_table(checks), summary, sep="\n")
 
     verdict = "fail" if counts["fail"] else "pass"
     print_result(json, {"box": place.name, "checks": checks, "verdict": verdict}, show)
+    return exit_code(verdict != "fail")
+
+
+def checks_table(checks: "Sequence[HostCheck] | Sequence[PackageCheck]") -> "Table":
+    """Return a row for each check; texts wrap within their column, with the fix below."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 1), pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, min_width=15)
+    table.add_column(overflow="fold")
+    for check in checks:
+        table.add_row(_MARKS[check.verdict], Text(check.name), Text(check.found))
+        if check.fix:
+            table.add_row("", "", Text(check.fix))
+    return table
+
+
+def engine(name: str, /, *, json: Switch = False) -> int:
+    """Check that an engine's package has what moebox needs, and name the optional parts that it leaves out.
+
+    Exits 1 if something required is missing or fails.
+
+    Args:
+        name: The engine's name, as its entry point declares it.
+        json: Print JSON.
+    """
+    from moebox.engines.package_check import check_package
+
+    checks = check_package(name)
+    counts = Counter(check.verdict for check in checks)
+    summary = f"\n{len(checks)} checks: {counts['fail']} failed, {counts['note']} optional parts left out"
+    verdict = "fail" if counts["fail"] else "pass"
+    print_result(
+        json,
+        {"engine": name, "checks": checks, "verdict": verdict},
+        lambda: stdout_console().print(checks_table(checks), summary, sep="\n"),
+    )
     return exit_code(verdict != "fail")

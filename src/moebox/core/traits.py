@@ -48,7 +48,8 @@ class Traits:
     metrics: Mapping[str, str] = field(default_factory=dict)
     mla_modes: bool = False  # the recipe chooses how latent attention is computed (hybrid.mla)
     splits_layers: bool = False  # every layer has experts on GPUs and in RAM (hybrid.gpu_experts), not whole layers
-    kv_cache_endpoint: str = ""  # path with the size of the cache: /metrics (vLLM's labels) or /props (llama.cpp's)
+    cache_in_metrics: bool = False  # /metrics has the size of the cache, in vLLM's cache_config_info
+    has_slots: bool = False  # divides its context over slots; llama.cpp's /props has the share of one, and the cache
     owned_by: str = ""  # its owned_by in /v1/models
     key_env: str = ""  # variable from which the engine reads its key
     image: str = ""  # container image; "{version}" is filled in

@@ -114,18 +114,27 @@ class Engine(Protocol):
         return {}
 
 
+MEMBERS = tuple(name for name in dict.fromkeys((*Engine.__annotations__, *vars(Engine))) if not name.startswith("_"))
+REQUIRED_MEMBERS = tuple(
+    name
+    for name in MEMBERS
+    if not hasattr(Engine, name) or getattr(getattr(Engine, name), "__isabstractmethod__", False)
+)
+OPTIONAL_MEMBERS = tuple(name for name in MEMBERS if name not in REQUIRED_MEMBERS)
+
+
 @functools.cache
 def load_engine(name: str) -> Engine:
     """Import the engine called `name`; an outside package that lacks something required is bad input."""
     package = registry.find_engine(name).package
+    hint = f"`moebox doctor engine {name}` checks the package; docs/engines.md lists what it needs"
     try:
         engine = importlib.import_module(f"{package}.engine").ENGINE
     except registry.IMPORT_ERRORS as problem:
         reason = " ".join(str(problem).split())[:200]
         text = f"engine {name!r} of {package} cannot be used: {type(problem).__name__}: {reason}"
-        raise BadInput(text, hint="docs/engines.md lists what an engine needs") from problem
-    needed = [name for name in (*Engine.__annotations__, *vars(Engine)) if not name.startswith("_")]
-    if missing := [name for name in needed if not hasattr(engine, name)]:
+        raise BadInput(text, hint=hint) from problem
+    if missing := [member for member in MEMBERS if not hasattr(engine, member)]:
         text = f"engine {name!r} of {package} cannot be used: its ENGINE has no {', '.join(missing)}"
-        raise BadInput(text, hint="docs/engines.md lists what an engine needs")
+        raise BadInput(text, hint=hint)
     return cast(Engine, engine)

@@ -57,11 +57,12 @@ class ChatProbe(threading.Thread):
 def gather_facts(endpoint: Endpoint, summary: LogSummary) -> EngineFacts:
     """Facts about the whole engine and each device."""
     figures = dict(summary.facts)
-    known = endpoint.engine in registry.engine_names()
-    cache_path = registry.engine_traits(endpoint.engine).kv_cache_endpoint if known else ""
-    if cache_path:
-        text = http.get(f"{endpoint.server_url}{cache_path}", headers=endpoint.headers).text
-        figures |= parse_props(text) if cache_path == "/props" else parse_cache_metrics(text)
+    if endpoint.engine in registry.engine_names():
+        traits = registry.engine_traits(endpoint.engine)
+        if traits.has_slots:
+            figures |= parse_props(http.get(f"{endpoint.server_url}/props", headers=endpoint.headers).text)
+        if traits.cache_in_metrics:
+            figures |= parse_cache_metrics(http.get(f"{endpoint.server_url}/metrics", headers=endpoint.headers).text)
     sizes_by_device = by_device(summary).items()
     devices = tuple(msgspec.convert({**sizes, "device": name}, DeviceFacts) for name, sizes in sizes_by_device)
     return EngineFacts.from_figures(figures, devices)

@@ -34,7 +34,7 @@ async def probe_models(session: CheckSession) -> str:
     known = registry.all_traits()
     session.engine = session.engine or next((traits.name for traits in known if owner and traits.owned_by == owner), "")
     # ik_llama.cpp lists the context of all slots together; one request has that of one slot, which /props reports.
-    has_slots = any(traits.name == session.engine and traits.kv_cache_endpoint == "/props" for traits in known)
+    has_slots = any(traits.name == session.engine and traits.has_slots for traits in known)
     if session.context_limit is None or has_slots:
         limits = (session.context_limit, endpoint.context, await _slot_context(session))
         session.context_limit = min(filter(None, limits), default=None)
