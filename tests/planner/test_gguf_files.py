@@ -1,11 +1,16 @@
 """GGUF rows name verified files, and plans for RAM boxes launch one of them."""
 
 import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from moebox import codec
 from moebox.checkpoint import deploy
+from moebox.cli import main
 from moebox.core import catalogue
+from moebox.core.recipe import Recipe
 from moebox.engines.engine import load_engine
 from moebox.planner.choose import choose_plan
 from moebox.planner.constraints import Constraints
@@ -43,6 +48,29 @@ def test_a_row_names_its_file_or_is_marked_unverified(row: dict[str, object]) ->
     assert str(row["file"]).endswith(".gguf")
     counted = re.search(r"-00001-of-(\d{5})\.gguf$", str(row["file"]))
     assert row["shards"] == (int(counted.group(1)) if counted else 1)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['models'][0]} {row['name']}")
+def test_up_names_the_file_or_refuses_with_the_reason(
+    row: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`up --dry-run` prints no command that the engine refuses: an unknown file is one line and exit code 2."""
+    for engine in row["engines"]:
+        names = {"name": "r", "served_name": "r", "model": row["models"][0], "checkpoint": row["name"]}
+        recipe = Recipe(**names, engine=engine, context=4096)
+        path = tmp_path / "recipe.toml"
+        path.write_text(codec.to_toml(recipe))
+        code = main(["up", str(path), "--dry-run"])
+        shown = capsys.readouterr()
+        assert code == (0 if row.get("file") else 2), shown.err
+        if code:
+            assert f"{row['name']} of " in shown.err
+            assert "known" in shown.err
+            assert "hint:" in shown.err
+        elif engine == "ik_llama.cpp":
+            assert f"--hf-repo {row['repo']} --hf-file {row['file']}" in shown.out
+        else:
+            assert f"-hf {row['repo']}:{row['name']}" in shown.out
 
 
 @pytest.mark.parametrize("engine", ["llama.cpp", "ik_llama.cpp"])

@@ -18,7 +18,7 @@ from moebox.core.model import Component, Model
 from moebox.core.plan import ArithmeticLine, DeviceMemory, Forecast, Goal, Plan
 from moebox.core.registry import engine_display_name
 from moebox.engines.reasons import flag_reason
-from moebox.errors import DoesNotFit, UnknownName
+from moebox.errors import BadInput, DoesNotFit, UnknownName
 from moebox.loose import Document
 from moebox.planner.rate import comparison_request
 from moebox.units import format_count, format_gib, format_rate, format_seconds, format_tok_s
@@ -339,7 +339,12 @@ def next_part(plan: Plan, saved: Path | None) -> "RenderableType":
     launch = engines.build_launch(deployment)
     argv = engines.launch_command(deployment, launch, home=str(Path.home()))
     table = make_grid(("$" if line.startswith("moebox") else "-", Text(line)) for line in lines)
-    table.add_row("", Text(f"which runs: {engines.shell_text(launch, argv)}", style="dim", overflow="fold"))
+    text = f"which runs: {engines.shell_text(launch, argv)}"
+    try:
+        engines.require_weights_file(deployment)
+    except BadInput as problem:
+        text = f"which refuses: {problem.message}; {problem.hint}"
+    table.add_row("", Text(text, style="dim", overflow="fold"))
     return table
 
 

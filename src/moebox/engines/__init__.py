@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from moebox.engines.engine import load_engine
     from moebox.engines.events import LogEvent
     from moebox.engines.flags import newest_version, version_or_newest
-    from moebox.engines.rules import check_recipe
+    from moebox.engines.rules import check_recipe, require_weights_file
 
 __all__ = [
     "LABEL",
@@ -33,6 +33,7 @@ __all__ = [
     "memory_budget",
     "newest_version",
     "registry",
+    "require_weights_file",
     "runs_in_container",
     "shell_text",
     "version_or_newest",
@@ -43,6 +44,7 @@ _LAZY = {
     "LaunchNode": "arguments",
     "LogEvent": "events",
     "check_recipe": "rules",
+    "require_weights_file": "rules",
     "launch_command": "assemble",
     "load_engine": "engine",
     "newest_version": "flags",

@@ -95,6 +95,19 @@ def _check_hybrid(hybrid: Hybrid, engine: Traits) -> None:
     refuse_if(len(set(layers)) != len(layers), "hybrid.experts: a layer is given to two GPUs")
 
 
+def require_weights_file(deployment: Deployment) -> None:
+    """Refuse to launch a published GGUF whose file is not known: the engine would refuse the command."""
+    found = deployment.known_checkpoint
+    if found is None or found.format != "gguf" or found.path or found.file:
+        return
+    if not found.repo:
+        text = f"{found.name} of {deployment.model.title}: no repository is known that holds it"
+        raise BadInput(text, hint="checkpoint = the path of a .gguf file that you have")
+    text = f"{found.name} of {deployment.model.title}: which file of {found.repo} holds it is not known"
+    hint = f"`moebox plan {found.repo}` reads the names on the Hub; or download it and give its path as checkpoint"
+    raise BadInput(text, hint=hint)
+
+
 def _check_trust(deployment: Deployment) -> None:
     """Refuse a model's own code unless the model is on the allow-list."""
     recipe, model = deployment.recipe, deployment.known_model

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 from moebox.core.deployment import Deployment
 from moebox.core.recipe import RuntimeKind
-from moebox.engines import check_recipe
+from moebox.engines import check_recipe, require_weights_file
 from moebox.errors import BadInput
 from moebox.render import cluster, grafana, machine, quoting
 from moebox.render.pieces import Context, refuse_unrenderable
@@ -40,6 +40,7 @@ def render(deployment: Deployment, file_format: LaunchFormat) -> str:
     runtime = dataclasses.replace(runtime, kind=RUNTIMES.get(file_format, runtime.kind))
     deployment = deployment.with_recipe(dataclasses.replace(deployment.recipe, runtime=runtime))
     check_recipe(deployment)
+    require_weights_file(deployment)
     programs = deployment.engine.worker_programs
     if deployment.recipe.parallel.nodes > 1 and programs:
         raise BadInput(

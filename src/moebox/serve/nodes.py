@@ -289,6 +289,7 @@ def _check_spanning(deployment: Deployment, nodes: Nodes) -> None:
     if not recipe.listen.port:
         raise BadInput("listen.port: an engine on other nodes needs a fixed port", hint="e.g. 8000")
     engines.check_recipe(deployment)
+    engines.require_weights_file(deployment)
     if deployment.engine.worker_programs and any(map(_is_v6, nodes.addresses)):
         raise BadInput(f"{deployment.engine.title}'s workers need IPv4 addresses or host names, not IPv6")
 

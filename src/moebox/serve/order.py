@@ -59,6 +59,7 @@ def prepare_launch(deployment: Deployment, *, name: str = "") -> PreparedLaunch:
         deployment = deployment.with_recipe(recipe.with_port(port))
         recipe = deployment.recipe
     engines.check_recipe(deployment)  # invalid settings, flags that the engine does not have
+    engines.require_weights_file(deployment)
     launch = engines.build_launch(deployment)
     argv = engines.launch_command(deployment, launch, run=name, home=str(Path.home()))
     if recipe.runtime.kind == "embedded":
