@@ -100,8 +100,8 @@ def test_a_gguf_is_launched_like_its_name(tmp_path: Path, capsys: pytest.Capture
     file = tmp_path / "Kimi K2.6.gguf"
     write_gguf(file, catalogue.find_model("kimi-k2.6"), layers=61)
     constraints = (*MAX_Q_BOX, "--engine", "llama.cpp", "--experts-on-gpu", "3+3", "--ub", "2048")
-    ours = planned(tmp_path, capsys, str(file), *constraints)
     theirs = planned(tmp_path, capsys, "kimi-k2.6", *constraints, "--checkpoint", "Q4_X")
+    ours = planned(tmp_path, capsys, str(file), *constraints)
 
     assert ours.model == "kimi-k2.6"
     assert launched(ours) == launched(theirs)
