@@ -103,7 +103,7 @@ def test_cpu_and_card_rows(capsys: pytest.CaptureFixture[str], layers: str) -> N
 def test_a_pinned_layout_that_does_not_fit_is_forecast_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
     """Four cards cannot hold it; the speed is told as if they could, and that is said."""
     words = ["--box", "4x-rtx-pro-6000-server", "--engine", "vllm", "--checkpoint", "int4", "--tp", "4", "--decode"]
-    document = told(capsys, "kimi-k2.6", *words)
+    document = told(capsys, "kimi-k2.6", *words, "--force")
 
     assert "does not fit" in document["warnings"][0]["text"]
 

@@ -190,6 +190,9 @@ def test_a_recipe_is_checked_saved_and_found_by_name(serve: Serve, tmp_path: Pat
     bad = post(url, "recipes/check", {"text": RECIPE + "contexts = 3\n"})
     assert bad[0] == 400
     assert "contexts" in json.loads(bad[1])["error"]
+    too_large = post(url, "recipes/check", {"text": RECIPE + '[planned_for]\nbox = "1x-rtx-5090"\n'})
+    assert too_large[0] == 409
+    assert "does not fit on 1x-rtx-5090: gpu0 needs " in json.loads(too_large[1])["error"]
     for name in ("../evil", "kimi-k26-vllm", ""):
         assert post(url, "recipes", {"name": name, "text": RECIPE})[0] == 400
     assert post(url, "recipes", {"name": "mine", "text": RECIPE})[0] == 201

@@ -19,7 +19,7 @@ from moebox.cli.forecast_target import (
     with_context_warning,
     with_known_facts,
 )
-from moebox.cli.output import print_result, stdout_console
+from moebox.cli.output import exit_code, print_result, stdout_console
 from moebox.core.registry import engine_display_name
 from moebox.errors import refuse_if, refuse_out_of_range
 from moebox.flows import recipes
@@ -127,6 +127,7 @@ def forecast(
     bold: Switch = False,
     ram: str = "",
     ram_bandwidth: str = "",
+    force: Switch = False,
     json: Switch = False,
 ) -> int:
     """Forecast the speed of a recipe, or of the plan for a model: decoding, prompts, or a serving benchmark.
@@ -141,6 +142,7 @@ def forecast(
         bold: The plan with the best forecast instead of the careful one.
         ram: Memory to assume, such as 768GiB.
         ram_bandwidth: Its bandwidth, such as 614GB/s.
+        force: Exit with 0 although it does not fit.
         json: Print JSON.
     """
     contexts = _parse_counts(plan.context, "--context", many=True)
@@ -175,7 +177,7 @@ def forecast(
         forecast_document(mode, found, rows),
         lambda: stdout_console().print(forecast_page(mode, found, rows)),
     )
-    return 0
+    return exit_code(force or found.misfit is None)
 
 
 def _wanted_mode(args: ForecastArgs) -> Mode | None:
@@ -314,7 +316,8 @@ def forecast_document(mode: Mode, target: ForecastTarget, rows: list[ForecastRow
         "measured": target.speed.calibration_text,
         "basis": target.speed.basis_text(prompts=mode == "prefill"),
         "rows": rows,
-        "warnings": target.warnings,
+        "fits": target.misfit is None,
+        "warnings": target.all_warnings,
     }
 
 
@@ -330,7 +333,11 @@ def forecast_page(mode: Mode, target: ForecastTarget, rows: list[ForecastRow]) -
     words += [f"{recipe.speculate.method} ×{recipe.speculate.tokens}"] if recipe.speculate else []
     title = Text.assemble((f"{target.model.title} {target.deployment.checkpoint.label}", "bold"))
     heads, lines, remark = _TABLES[mode](rows)
-    parts: list[RenderableType] = [
+    parts: list[RenderableType] = []
+    if target.misfit:
+        text = f"{target.misfit.text}; {target.misfit.remedy}. These speeds are hypothetical."
+        parts.append(Text.assemble(("fatal: ", "bold red"), text))
+    parts += [
         title.append(f" on {target.box.name}: {', '.join(words)}"),
         Text(),
         make_table(heads, lines),

@@ -15,9 +15,10 @@ from moebox.errors import DoesNotFit, refuse_if
 from moebox.flows import boxes, recipes
 from moebox.planner.choose import choose_plan, search_candidates
 from moebox.planner.constraints import CommonConstraints, Constraints, parse_expert_counts
+from moebox.planner.fit import Misfit, find_misfit
 from moebox.planner.speed import Speed
 from moebox.planner.warnings import known_issues, short_cache_warnings
-from moebox.units import format_count, format_gb
+from moebox.units import format_count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +76,16 @@ class ForecastTarget:
     deployment: Deployment
     memory: Memory
     warnings: tuple[PlanWarning, ...] = ()
+    misfit: Misfit | None = None
     accept: float | None = None  # share of draft tokens accepted, if the user knows it
+
+    @property
+    def all_warnings(self) -> tuple[PlanWarning, ...]:
+        """The warnings, first that it does not fit."""
+        if self.misfit is None:
+            return self.warnings
+        text = f"{self.misfit.text}; these speeds are hypothetical"
+        return (PlanWarning(symptom="", text=text, remedy=self.misfit.remedy, severity="fatal"), *self.warnings)
 
     @property
     def box(self) -> Box:
@@ -115,8 +125,8 @@ def find_target(
         check_recipe(deployment)
         deployment = deployment.with_default_context()
         memory = memory_budget(deployment)
-        warnings = (*_shortfall_warning(memory), *known_issues(deployment))
-        return ForecastTarget(deployment=deployment, memory=memory, warnings=warnings)
+        warnings = tuple(known_issues(deployment))
+        return ForecastTarget(deployment=deployment, memory=memory, warnings=warnings, misfit=find_misfit(deployment))
     place = boxes.calibrated_box(box, ram=ram, ram_bandwidth=ram_bandwidth)
     model, checkpoints = resolve_model(name)
     try:
@@ -127,19 +137,13 @@ def find_target(
         if not candidates:
             raise problem from None
         nearest = candidates[0]  # the simplest recipe with these settings
-        warnings = (*_shortfall_warning(nearest.memory), *nearest.known_issues)
-        return ForecastTarget(deployment=nearest.deployment, memory=nearest.memory, warnings=warnings)
+        misfit = find_misfit(nearest.deployment)
+        return ForecastTarget(
+            deployment=nearest.deployment, memory=nearest.memory, warnings=tuple(nearest.known_issues), misfit=misfit
+        )
     checkpoint = planned_checkpoint(plan.recipe, checkpoints)
     deployment = Deployment.from_parts(plan.recipe, model, checkpoint, place)
     return ForecastTarget(deployment=deployment, memory=plan.memory, warnings=plan.warnings)
-
-
-def _shortfall_warning(memory: Memory) -> tuple[PlanWarning, ...]:
-    """Return a warning if the recipe does not fit, so that its speed is not read as a promise."""
-    if memory.shortfall <= 0:
-        return ()
-    text = f"does not fit: {format_gb(memory.shortfall)} missing on the fullest device; these speeds are hypothetical"
-    return (PlanWarning(symptom="", text=text, severity="fatal"),)
 
 
 def refuse_without_cache(kv_tokens: int) -> None:
@@ -183,7 +187,7 @@ def with_known_facts(
         recipe = replace(deployment.recipe, flags={**deployment.recipe.flags, flag: True})
         target = replace(target, deployment=deployment.with_recipe(recipe))
     if kv_tokens is not None:
-        target = replace(target, memory=replace(target.memory, kv_tokens=kv_tokens))
+        target = replace(target, memory=replace(target.memory, kv_tokens=kv_tokens), misfit=None)
     if accept is None:
         return target
     refuse_if(not 0 <= accept < 1, f"--accept {accept:g} is not a share between 0 and 1")

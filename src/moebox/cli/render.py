@@ -12,7 +12,7 @@ from moebox.cli.flags import OutputPath, Switch
 from moebox.cli.output import print_result, write_file
 from moebox.engines import find_refusals
 from moebox.escape import printable_line
-from moebox.flows import recipes
+from moebox.flows import fit, recipes
 
 
 def render(
@@ -20,6 +20,7 @@ def render(
     *,
     file_format: Annotated[Literal[rendering.LaunchFormat, rendering.OtherFormat], Parameter(name="--as")] = "script",
     output: OutputPath = None,
+    force: Switch = False,
     json: Switch = False,
 ) -> int:
     """Write RECIPE as a file that runs without moebox.
@@ -28,9 +29,12 @@ def render(
         recipe: A recipe file, or the name of one that ships with moebox (kimi-k26-vllm, kimi-k26-community, …).
         file_format: What to write; kustomize is a folder, grafana a dashboard, prometheus alert rules.
         output: The file or folder to write. Default: print it.
+        force: Write it although it does not fit the box it was planned for.
         json: Print the text with its warnings as one JSON document.
     """
     deployment = deploy(recipes.load_recipe(recipe))
+    if not force:
+        fit.refuse_misfit(deployment)
     files = api.render(deployment.recipe, file_format)
     warnings = find_refusals(deployment)
     if output:

@@ -42,6 +42,7 @@ def up(
     patience: str = "15m",
     apply_remedy: Switch = False,
     dry_run: Switch = False,
+    force: Switch = False,
     where: Annotated[NodeSelection, Parameter(name="*")] = THIS_MACHINE,
     runs: Path | None = None,
     json: Switch = False,
@@ -59,13 +60,14 @@ def up(
         patience: Longest time without progress while starting.
         apply_remedy: If the start fails for a reason that a change of the recipe fixes, change it and try once more.
         dry_run: Print the command instead of running it.
+        force: With --dry-run, print the command of a recipe that does not fit.
         where: Nodes, for a recipe that spans several.
         runs: The folder for run folders.
         json: Print the endpoint, facts and plan against reality as one JSON document.
     """
     from moebox.checkpoint import deploy
     from moebox.core.engine_event import PlanReality, RemedyApplied
-    from moebox.flows import recipes
+    from moebox.flows import fit, recipes
     from moebox.serve import reality
     from moebox.serve.faults import LaunchFailed
     from moebox.serve.order import require_engine
@@ -79,7 +81,10 @@ def up(
         flags.refuse_without("--hosts or --slurm", node_python=where.node_python)
     where.check_recipe(deployment.recipe)
     if dry_run:
+        if not force:
+            fit.refuse_misfit(deployment)
         return print_command(deployment, where, json=json)
+    flags.refuse_without("--dry-run", force=force)
     stop = stop_event()
     if not where.is_given:
         require_engine(deployment)
@@ -156,7 +161,10 @@ def print_warnings(deployment: "Deployment") -> None:
     """Print who may use the engine and which known problems the start may meet."""
     from moebox.engines.assemble import LOOPBACK
     from moebox.engines.refusals import PATCHABLE_SYMPTOMS
+    from moebox.flows import fit
 
+    if misfit := fit.find_recipe_misfit(deployment):
+        stderr_console().print(f"warning: {misfit.text} ({misfit.remedy})", markup=False)
     listen = deployment.recipe.listen
     if not listen.key_env:
         users = "every user of this machine" if listen.host in LOOPBACK else "everyone who can reach this machine"

@@ -16,7 +16,7 @@ from moebox.fleet.cost import Cost, Prices, fleet_cost
 from moebox.fleet.file import Fleet, recipe_path
 from moebox.fleet.simulate import BoxModel, FleetOutcome, FleetQuestion, simulate_fleet
 from moebox.fleet.size import MAX_BOXES, SizedFleet, size_fleet
-from moebox.flows import boxes
+from moebox.flows import boxes, fit
 from moebox.planner.choose import choose_plan
 from moebox.planner.constraints import Constraints
 from moebox.planner.simulate import scheduler_rules
@@ -88,11 +88,13 @@ def candidate_for_model(name: str, box: str, question: FleetQuestion, constraint
     return _make_candidate(deploy(plan.recipe, where), plan.memory.kv_tokens)
 
 
-def candidate_for_recipe(path: str, box: str) -> FleetCandidate:
-    """A recipe as it is, on this box or the one it was planned for."""
+def candidate_for_recipe(path: str, box: str, *, force: bool = False) -> FleetCandidate:
+    """A recipe as it is, on this box or the one it was planned for; `force` takes one that does not fit."""
     recipe = read_recipe(path)
     deployment = deploy(recipe, boxes.box_for_recipe(recipe, box))
     check_recipe(deployment)
+    if not force:
+        fit.refuse_misfit(deployment)
     return _make_candidate(deployment.with_default_context(), memory_budget(deployment).kv_tokens)
 
 
@@ -108,7 +110,7 @@ def _make_candidate(deployment: Deployment, kv_tokens: int) -> FleetCandidate:
     )
 
 
-def member_candidates(fleet: Fleet, path: Path) -> list[FleetCandidate]:
+def member_candidates(fleet: Fleet, path: Path, *, force: bool = False) -> list[FleetCandidate]:
     """A candidate for every member of a fleet file. Raise BadInput for a member without a recipe."""
     found = []
     for member in fleet.member:
@@ -116,7 +118,7 @@ def member_candidates(fleet: Fleet, path: Path) -> list[FleetCandidate]:
             raise BadInput(
                 f"{path}: {member.name} is a url, and a plan needs its recipe and box", hint='recipe = "…", box = "…"'
             )
-        found.append(candidate_for_recipe(recipe_path(path, member), member.box))
+        found.append(candidate_for_recipe(recipe_path(path, member), member.box, force=force))
     return found
 
 

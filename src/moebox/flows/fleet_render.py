@@ -12,6 +12,8 @@ from moebox.engines import build_launch
 from moebox.errors import BadInput
 from moebox.fleet import k8s, routers
 from moebox.fleet.file import Fleet, RouterKind, read_fleet, recipe_path, served_name
+from moebox.flows import boxes
+from moebox.flows.fit import refuse_misfit
 from moebox.render import render
 from moebox.serve.recipes import read_recipe
 
@@ -49,14 +51,20 @@ wait_for() {
 WRITTEN = "# Written by moebox from {file}; change that and render again."
 
 
-def render_fleet(path: Path, fleet_format: FleetFormat, *, kind: RouterKind | None = None) -> Files:
-    """All files of a fleet in one format."""
+def render_fleet(
+    path: Path, fleet_format: FleetFormat, *, kind: RouterKind | None = None, force: bool = False
+) -> Files:
+    """All files of a fleet in one format; `force` takes members that do not fit their box."""
     fleet = read_fleet(path)
     if kind:
         fleet = replace(fleet, router=replace(fleet.router, kind=kind))
     if not fleet.router.port:
         raise BadInput(f"{path}: router.port: a rendered fleet needs a fixed port", hint="e.g. 8080")
     recipes = _read_recipes(fleet, path)
+    for member in fleet.member:
+        if member.name in recipes and not force:
+            recipe = recipes[member.name]
+            refuse_misfit(deploy(recipe, boxes.box_for_recipe(recipe, member.box) if member.box else None))
     model = served_name(fleet.member, recipes)
     written = WRITTEN.format(file=path.name)
     if fleet_format == "k8s":

@@ -11,7 +11,8 @@ from moebox import codec, engines, files
 from moebox.checkpoint import deploy
 from moebox.core import registry, validation
 from moebox.core.recipe import Recipe
-from moebox.errors import BadInput
+from moebox.errors import BadInput, DoesNotFit
+from moebox.flows.fit import find_recipe_misfit
 from moebox.serve import recipes
 from moebox.units import format_count
 from moebox.web.gate import WebSite
@@ -71,7 +72,9 @@ async def check_recipe(request: Request, *, site: WebSite) -> Response:
     """Check a recipe."""
     fields = await read_form(request)
     recipe = await run_in_threadpool(parse_recipe, fields.get("text", ""))
-    return JSONResponse({"good": f"{recipe.engine}, {recipe.checkpoint}: every setting is known"})
+    if misfit := await run_in_threadpool(find_recipe_misfit, deploy(recipe)):
+        raise DoesNotFit(misfit.text, hint=misfit.remedy)
+    return JSONResponse({"good": f"{recipe.engine}, {recipe.checkpoint}: every setting is known, and it fits"})
 
 
 async def save_recipe(request: Request, *, site: WebSite) -> Response:

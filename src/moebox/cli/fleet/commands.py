@@ -275,6 +275,7 @@ def render(
     file_format: Annotated[Literal["router", "compose", "k8s", "slurm"], Parameter(name="--as")] = "router",
     router: RouterKind | None = None,
     output: OutputPath = None,
+    force: Switch = False,
     json: Switch = False,
 ) -> int:
     """Write the router's configuration and the members' launch files, as files that run without moebox.
@@ -284,11 +285,12 @@ def render(
         file_format: What to write: the router alone, Compose, Kubernetes (a kustomize base) or Slurm.
         router: Another router than the file's: sglang-router, vllm-router, litellm or llama-swap.
         output: A folder to write them to. Default: print them.
+        force: Write it although a member does not fit its box.
         json: Print the files as one JSON document.
     """
     from moebox.flows.fleet_render import render_fleet
 
-    texts = render_fleet(file, file_format, kind=router)
+    texts = render_fleet(file, file_format, kind=router, force=force)
     if output:
         for name, text in texts.items():
             write_file(output / name, text, executable=name.endswith((".sh", ".sbatch")))

@@ -40,6 +40,7 @@ def plan(
     most: int = 64,
     seed: int = 1,
     args: Annotated[PlanArgs, Parameter(name="*")] = NO_PLAN_ARGS,
+    force: Switch = False,
     json: Switch = False,
 ) -> int:
     """Find how many boxes of which kind serve a number of users within an SLO, by simulation.
@@ -60,6 +61,7 @@ def plan(
         most: Most boxes to try.
         seed: Seed of lengths and pauses.
         args: Settings that the plan must have.
+        force: Plan with members that do not fit their box.
         json: Print JSON.
     """
     from moebox.bench.search import parse_slo
@@ -85,7 +87,7 @@ def plan(
         seed=seed,
     )
     question.validate()
-    listed = fleet_plan.member_candidates(fleet, path) if path and fleet.member and not box else []
+    listed = fleet_plan.member_candidates(fleet, path, force=force) if path and fleet.member and not box else []
     refused: dict[str, str] = {}
     if listed:  # each kind of box once
         candidates = list({(each.box.name, each.recipe.name): each for each in listed}.values())

@@ -1,0 +1,73 @@
+"""A recipe that does not fit its box is refused at every door, with both numbers and a setting that fits."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from moebox.cli import main
+
+BOX = ["--box", "8x-rtx-pro-6000-server"]
+NUMBERS = r"does not fit on 8x-rtx-pro-6000-server: gpu\d needs ([\d.,]+) GB and has ([\d.,]+) GB"
+
+
+@pytest.fixture
+def too_large(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """A recipe that fits, with half of its GPUs taken away."""
+    path = tmp_path / "recipe.toml"
+    assert main(["plan", "kimi-k2.6", *BOX, "--engine", "vllm", "-o", str(path)]) == 0
+    text = path.read_text()
+    assert "tp = 8" in text
+    path.write_text(re.sub(r"tp = 8", "tp = 4", text))
+    capsys.readouterr()
+    return str(path)
+
+
+@pytest.mark.parametrize("words", [["render"], ["up", "--dry-run"]])
+def test_nothing_is_written_for_a_recipe_that_does_not_fit(
+    too_large: str, capsys: pytest.CaptureFixture[str], words: list[str]
+):
+    """`render` and `up --dry-run` exit with 1 and print nothing but the reason; --force prints the command."""
+    assert main([words[0], too_large, *words[1:]]) == 1
+    printed = capsys.readouterr()
+    numbers = re.search(NUMBERS, " ".join(printed.err.split()))
+
+    assert printed.out == ""
+    assert numbers
+    assert float(numbers[1].replace(",", "")) > float(numbers[2].replace(",", ""))
+    assert "parallel.tp = 8 fits" in printed.err
+    assert main([words[0], too_large, *words[1:], "--force"]) == 0
+    assert "vllm serve" in capsys.readouterr().out
+
+
+def test_the_named_setting_fits(too_large: str, capsys: pytest.CaptureFixture[str]):
+    """The setting in the hint makes the recipe pass the gate."""
+    path = Path(too_large)
+    path.write_text(path.read_text().replace("tp = 4", "tp = 8"))
+    assert main(["render", too_large]) == 0
+    assert "does not fit" not in capsys.readouterr().err
+
+
+def test_a_forecast_begins_with_the_misfit(too_large: str, capsys: pytest.CaptureFixture[str]):
+    """The first line is the reason, the exit code 1, and 0 with --force; JSON has it as `fits`."""
+    assert main(["forecast", too_large, "--decode"]) == 1
+    shown = capsys.readouterr().out
+    assert re.match(f"fatal: .*{NUMBERS}", " ".join(shown.split()))
+    assert main(["forecast", too_large, "--decode", "--force", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["fits"] is False
+    assert "does not fit" in document["warnings"][0]["text"]
+
+
+@pytest.mark.parametrize("words", [["plan", "--users", "4", "--slo", "ttft=2s"], ["render"]])
+def test_a_fleet_with_such_a_member_is_refused(
+    too_large: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, words: list[str]
+):
+    """`fleet plan` and `fleet render` name the member's numbers before any simulation."""
+    fleet = tmp_path / "fleet.toml"
+    member = f'[[member]]\nname = "one"\nrecipe = "{too_large}"\n'
+    fleet.write_text(f'name = "two"\n[router]\nkind = "sglang-router"\nport = 8080\n{member}')
+
+    assert main(["fleet", words[0], str(fleet), *words[1:]]) == 1
+    assert re.search(NUMBERS, " ".join(capsys.readouterr().err.split()))
