@@ -6,6 +6,7 @@ Unknown keys are rejected: a misspelt setting must not be ignored silently.
 import dataclasses
 import functools
 import json
+import pickle
 import re
 import stat
 import tomllib
@@ -20,6 +21,7 @@ from moebox.errors import BadInput, suggest_names
 
 T = TypeVar("T")
 MAX_FILE_BYTES = 16 * 2**20  # no hand-written file is larger
+MAX_CACHED_CHARS = 100_000  # of a TOML file whose content is remembered
 MAX_KEY_PARTS = 100  # of a dotted key; tomllib's time grows with the square of them
 _LONG_KEY = re.compile(r"""(?<![\w"'.-])(?:[\w"'-]++[ \t]*+\.[ \t]*+){100}""")
 
@@ -45,9 +47,18 @@ def parse_toml(text: str, *, where: str) -> dict[str, object]:
     if _LONG_KEY.search(text):
         raise BadInput(f"{where}: not valid TOML: a key of more than {MAX_KEY_PARTS} parts")
     try:
-        return tomllib.loads(text)
+        if len(text) > MAX_CACHED_CHARS:
+            return tomllib.loads(text)
+        copied: dict[str, object] = pickle.loads(_pickled_toml(text))  # noqa: S301  (our own bytes)
+        return copied
     except (ValueError, RecursionError) as problem:  # ValueError: also numbers and dates outside Python's range
         raise BadInput(f"{where}: not valid TOML: {problem}") from None
+
+
+@functools.lru_cache(maxsize=64)
+def _pickled_toml(text: str) -> bytes:
+    """Parse a text once: all runs of a box have the same box.toml. Pickled, since callers may change their copy."""
+    return pickle.dumps(tomllib.loads(text))
 
 
 def load_json(path: Path) -> Any:

@@ -14,6 +14,7 @@ its traceback.
 """
 
 import difflib
+import errno
 from collections.abc import Iterable, Mapping
 
 INTERRUPTED = 130  # the shell's code for SIGINT
@@ -75,6 +76,19 @@ class NotInstalled(ExternalError):
 def exception_text(problem: BaseException) -> str:
     """Return an exception's message, or its class name if it has none."""
     return str(problem) or type(problem).__name__
+
+
+def exhausted_limit(problem: BaseException) -> str:
+    """Return which limit of this machine caused an error, such as "open files (ulimit -n) 24"; "" if none did."""
+    import resource
+
+    number = problem.errno if isinstance(problem, OSError) else None
+    if number in (errno.EMFILE, errno.ENFILE):
+        return f"open files (ulimit -n) {resource.getrlimit(resource.RLIMIT_NOFILE)[0]}"
+    if number == errno.ENOMEM or isinstance(problem, MemoryError):
+        size = resource.getrlimit(resource.RLIMIT_AS)[0]
+        return "memory" if size == resource.RLIM_INFINITY else f"address space (ulimit -v) {size // 1024} KiB"
+    return f"processes (ulimit -u) {resource.getrlimit(resource.RLIMIT_NPROC)[0]}" if number == errno.EAGAIN else ""
 
 
 def suggest_names(name: str, known: Iterable[str]) -> str:

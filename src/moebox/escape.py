@@ -3,15 +3,19 @@
 Everything that prints or writes such text calls this module; the consoles of cli/output.py do it for all they print.
 """
 
+import codecs
 import json
 import re
 import unicodedata
 from collections.abc import Callable
+from typing import TextIO
 
 MAX_REASON_CHARS = 300
 _INVISIBLE = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")  # Unicode categories
 _JOINERS = "\u200d\ufe0f"  # used inside emoji, harmless
 _MARKDOWN = re.compile(r"([\\|*_<>`\[\]~#])")
+_SIMILAR = {"✓": "+", "✗": "x", "×": "x", "–": "-", "—": "-", "…": "...", "·": ".", "→": "->", "±": "+-", "≥": ">="}
+_SIMILAR |= dict.fromkeys("─━═╌╴╶", "-") | dict.fromkeys("│┃║", "|") | dict.fromkeys("┌┐└┘├┤┬┴┼╭╮╯╰•", "+")
 _ASCII = re.compile(r"[\x20-\x7e]*")
 
 
@@ -30,6 +34,21 @@ def _replace_invisible(text: str, keep: str, escape: Callable[[str], str]) -> st
         return text
     visible = keep + _JOINERS
     return "".join(c if c in visible or unicodedata.category(c) not in _INVISIBLE else escape(c) for c in text)
+
+
+def spell_out_unprintable(stream: TextIO) -> None:
+    """Let a stream that lacks characters, such as an ASCII terminal, print them as similar ones or escapes."""
+    reconfigure = getattr(stream, "reconfigure", None)
+    if reconfigure and codecs.lookup(stream.encoding or "ascii").name != "utf-8":
+        codecs.register_error("moebox", _spell_out)
+        reconfigure(errors="moebox")
+
+
+def _spell_out(problem: UnicodeError) -> tuple[str, int]:
+    if not isinstance(problem, UnicodeEncodeError):
+        raise problem
+    text = problem.object[problem.start : problem.end]
+    return "".join(_SIMILAR.get(c) or json.dumps(c)[1:-1] for c in text), problem.end
 
 
 def clip_text(text: str, max_chars: int) -> str:

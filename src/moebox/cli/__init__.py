@@ -3,14 +3,15 @@
 A command parses its flags, calls a function of a lower package, and shows the result. Errors become one line here.
 """
 
+import errno
 import os
 import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
 
-from moebox.errors import INTERRUPTED, MoeboxError
-from moebox.escape import escape_invisible, printable_line
+from moebox.errors import INTERRUPTED, ExternalError, MoeboxError, exhausted_limit
+from moebox.escape import escape_invisible, printable_line, spell_out_unprintable
 from moebox.redact import hide_known_keys
 
 # Commands with subcommands: name -> help.
@@ -93,19 +94,31 @@ MAX_WIDTH, NAME_WIDTH = 100, 16
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        spell_out_unprintable(stream)
+    code = 0
     try:
         if not words or words in (["--help"], ["-h"], ["help"]):
             print(overview_text())
-            return 0
-        if words[0] == "--complete":
+        elif words[0] == "--complete":
             from moebox.cli.completion import complete
 
             print("\n".join(complete(words[1:])))
-            return 0
-        return _run_command(words)
+        else:
+            code = _run_command(words)
+        if sys.stdout:  # None after `>&-`
+            sys.stdout.flush()
+        return code
     except BrokenPipeError:
         sys.stderr.close()
         return 0
+    except OSError as problem:
+        # Files that commands write name themselves in their errors; what is left is standard output
+        if problem.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO) or problem.filename:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python writes the rest when it exits
+        print(f"error: standard output cannot be written: {problem.strerror}", file=sys.stderr)
+        return ExternalError.exit_code
 
 
 def _run_command(words: list[str]) -> int:
@@ -129,6 +142,12 @@ def _run_command(words: list[str]) -> int:
             raise
         print(f"interrupted{f'; {interrupt}' if interrupt.args else ''}", file=sys.stderr)
         return INTERRUPTED
+    except (OSError, MemoryError) as problem:
+        limit = exhausted_limit(problem)
+        if debug or not limit:
+            raise
+        print(f"error: this machine's limits are too low: {limit}", file=sys.stderr)
+        return ExternalError.exit_code
     finally:
         registry = sys.modules.get("moebox.core.registry")
         for failure in registry.load_problems() if registry else ():

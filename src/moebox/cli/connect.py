@@ -10,6 +10,7 @@ from moebox.cli.output import print_json, print_lines
 from moebox.cli.target import find_endpoint, is_url, no_answer_error, warn_simulation
 from moebox.core.quirks import engine_quirks
 from moebox.core.recipe import Recipe
+from moebox.escape import escape_invisible
 from moebox.serve import connect as connecting
 from moebox.serve import state
 from moebox.serve.keys import TWIN_KEY
@@ -80,7 +81,7 @@ def connect(
         print_lines([f"wrote {path}" + (f" (backup: {backup.name})" if backup else "")], stderr=True)
         document |= {"written": path, "backup": backup}
     elif not json:
-        sys.stdout.write(settings.text + "\n")
+        sys.stdout.write(escape_invisible(settings.text) + "\n")
     quirks = [f"{quirk.does}: {quirk.client}" for quirk in engine_quirks(endpoint.engine)]
     document["habits"] = quirks
     print_lines((f"note: {note}" for note in (*notes, *settings.notes, *quirks)), stderr=True)

@@ -17,7 +17,7 @@ _SECONDS = 0.6  # per number of threads
 
 
 def measure_bandwidth(*, seconds: float = _SECONDS) -> tuple[int, int]:
-    """Return the bytes read per second at the best number of threads, and that number.
+    """Return the bytes read per second at the best number of threads, and that number; 0 if there is no memory for it.
 
     More threads are not always faster (one or two per chiplet is often best), so several numbers are tried.
     """
@@ -28,7 +28,7 @@ def measure_bandwidth(*, seconds: float = _SECONDS) -> tuple[int, int]:
 
 
 def _read_rate(threads: int, seconds: float) -> int:
-    """Bytes per second that `threads` threads read together."""
+    """Bytes per second that `threads` threads read together; 0 if memory or threads are limited (ulimit)."""
     scan = ctypes.CDLL(None).memchr
     scan.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
     scan.restype = ctypes.c_void_p
@@ -37,18 +37,29 @@ def _read_rate(threads: int, seconds: float) -> int:
     stop = threading.Event()
 
     def scan_buffer(index: int) -> None:
-        buffer = ctypes.create_string_buffer(_BUFFER)
+        try:
+            buffer = ctypes.create_string_buffer(_BUFFER)
+        except MemoryError:
+            start.abort()
+            return
         ctypes.memset(buffer, 1, _BUFFER)  # touched here, so that it lies on this thread's NUMA node
         address = ctypes.addressof(buffer)
-        start.wait()
+        try:
+            start.wait()
+        except threading.BrokenBarrierError:
+            return
         while not stop.is_set():
             scan(address, 0, _BUFFER - 1)
             totals[index] += _BUFFER
 
     workers = [threading.Thread(target=scan_buffer, args=(index,), daemon=True) for index in range(threads)]
-    for worker in workers:
-        worker.start()
-    start.wait()
+    try:
+        for worker in workers:
+            worker.start()
+        start.wait()
+    except (threading.BrokenBarrierError, RuntimeError):  # RuntimeError: no thread can be started
+        start.abort()
+        return 0
     began = time.perf_counter()
     time.sleep(seconds)
     stop.set()

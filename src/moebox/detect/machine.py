@@ -22,7 +22,7 @@ def detect_machine(*, measure: bool = False) -> Box:
     if measure:
         from moebox.detect.bandwidth import measure_bandwidth
 
-        measured = measure_bandwidth()[0]
+        measured = measure_bandwidth()[0] or None
     unified = any(gpu.unified for gpu in driver.gpus)  # all memory is counted as the GPU's
     return Box(
         name=machine_name(driver),

@@ -79,7 +79,7 @@ def read_bytes(path: Path, *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
         size = os.fstat(file.fileno()).st_size
         if size > max_bytes:
             raise BadInput(f"{path}: {size:,} bytes is more than moebox writes")
-        return file.read(max_bytes)
+        return file.read(size)  # not max_bytes: `read` makes room for all that it is asked for
 
 
 def read_text(path: Path) -> str:

@@ -24,6 +24,8 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
+    from moebox.web.live import RunFeed
+
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]", "::1")
 SAFE_METHODS = ("GET", "HEAD")
 TOKEN_BYTES = 24  # 192 bits
@@ -37,6 +39,7 @@ class WebSite:
     runs: Path | None = None
     token: str = field(default_factory=lambda: secrets.token_urlsafe(TOKEN_BYTES), repr=False)  # "" on a socket only
     any_host: bool = False  # reached from other machines, under names that are not known here
+    feeds: dict[str, "RunFeed"] = field(default_factory=dict)  # of runs that pages follow
     stopping: threading.Event = field(default_factory=threading.Event)  # set when the server stops
 
     @property

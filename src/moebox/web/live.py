@@ -4,7 +4,7 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from moebox.assess.assessment import Assessment
@@ -178,16 +178,34 @@ def folder_stamp(run: Run) -> tuple[int, ...]:
     return (run.is_locked, len(stats), *(number for stat in stats for number in (stat.st_size, stat.st_mtime_ns)))
 
 
-async def watch_changes(run: Run, over: threading.Event) -> AsyncIterator[bool]:
-    """Yield True at first and on each change, False if only a sign of life is due, until `over`."""
-    seen: tuple[int, ...] | None = None
-    shown_at = time.monotonic()
-    while not over.is_set():
-        now = await asyncio.to_thread(folder_stamp, run)
-        if now != seen:
-            seen, shown_at = now, time.monotonic()
-            yield True
-        elif time.monotonic() - shown_at >= PING_S:
-            shown_at = time.monotonic()
-            yield False
-        await asyncio.sleep(POLL_S)
+class RunFeed:
+    """The present state of a run as text. Its folder is looked at and rendered once for all who follow it."""
+
+    def __init__(self, run: Run, render: Callable[[Run], str]) -> None:
+        self.run, self.render = run, render
+        self.followers = 0
+        self._lock = asyncio.Lock()
+        self._stamp: tuple[int, ...] | None = None
+        self._looked_at = 0.0
+        self._version, self._text = 0, ""
+
+    async def read_latest(self) -> tuple[int, str]:
+        """Return the number of the present state, and the state; at most POLL_S old."""
+        async with self._lock:
+            if time.monotonic() - self._looked_at >= POLL_S:
+                stamp = await asyncio.to_thread(folder_stamp, self.run)
+                if stamp != self._stamp:
+                    self._text = await asyncio.to_thread(self.render, self.run)
+                    self._stamp, self._version = stamp, self._version + 1
+                self._looked_at = time.monotonic()
+            return self._version, self._text
+
+    async def follow(self, over: threading.Event) -> AsyncIterator[str]:
+        """Yield the state at first and on each change, "" if only a sign of life is due, until `over`."""
+        seen, shown_at = 0, time.monotonic()
+        while not over.is_set():
+            version, text = await self.read_latest()
+            if version != seen or time.monotonic() - shown_at >= PING_S:
+                yield text if version != seen else ""
+                seen, shown_at = version, time.monotonic()
+            await asyncio.sleep(POLL_S)

@@ -121,11 +121,15 @@ async def stream_events(request: Request, *, site: WebSite) -> Response:
     run = find_run(request.path_params["name"], site)
 
     async def stream_states() -> AsyncIterator[str]:
-        async for changed in live.watch_changes(run, site.stopping):
-            if changed:
-                yield f"data: {json.dumps(await run_in_threadpool(live_fragment, run))}\n\n"
-            else:
-                yield ": still here\n\n"
+        feed = site.feeds.setdefault(run.id, live.RunFeed(run, live_fragment))
+        feed.followers += 1
+        try:
+            async for text in feed.follow(site.stopping):
+                yield f"data: {json.dumps(text)}\n\n" if text else ": still here\n\n"
+        finally:
+            feed.followers -= 1
+            if not feed.followers:
+                site.feeds.pop(run.id, None)
 
     return StreamingResponse(stream_states(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 

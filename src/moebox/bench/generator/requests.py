@@ -1,5 +1,7 @@
 """The request on each connection, from its assignment to the sample that it becomes."""
 
+import errno
+import os
 import select
 import time
 from collections import deque
@@ -12,6 +14,7 @@ from moebox.bench.generator.recorder import ReplyRecorder
 from moebox.bench.generator.schedule import LoadSchedule
 from moebox.bench.generator.template import EVENT_END
 from moebox.bench.samples import CANCELLED, COMPLETED, FAILED, Samples
+from moebox.errors import ExternalError, exhausted_limit
 from moebox.stream import sockets
 from moebox.stream.body import retry_after_s
 
@@ -44,8 +47,11 @@ class RequestTracker:
     # A connection gets a request.
 
     def open_connection(self, connection: Connection) -> str:
-        """Begin to connect; return the reason if that fails at once."""
+        """Begin to connect; return the reason if that fails at once. Raise ExternalError if descriptors run out."""
         reason = connection.connect(*self._address)
+        if os.strerror(errno.EMFILE).lower() in reason.lower():
+            limit = exhausted_limit(OSError(errno.EMFILE, reason))
+            raise ExternalError(f"this machine's limits are too low for so many connections: {limit}")
         if not self._connections.register_descriptor(connection):
             self._gauge.clock = "user"
         return reason

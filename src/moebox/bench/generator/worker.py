@@ -17,7 +17,7 @@ from moebox import codec
 from moebox.bench.generator.job import LoadJob, LoadProgress
 from moebox.bench.generator.loop import LoadLoop
 from moebox.bench.workloads import open_source
-from moebox.errors import MoeboxError
+from moebox.errors import ExternalError, MoeboxError, exhausted_limit
 from moebox.loose import Json
 from moebox.redact import remember_key
 
@@ -34,17 +34,23 @@ def main() -> int:
         source = open_source(job.workload, job.words, job.model, keep_text=job.keeps_text)
         loop = LoadLoop(job, source, report=lambda progress: send_message("progress", progress))
         loop.open_connections()
+        send_message("ready", {})
+        start = json.loads(sys.stdin.buffer.readline() or b"null")
+        if start is None:
+            return 1
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        loop.run(start["zero"], start["wall"], lambda: bool(select.select([sys.stdin.buffer], [], [], 0)[0]))
     except MoeboxError as problem:
         send_message("error", {"message": problem.message})
         return problem.exit_code
-    send_message("ready", {})
-    start = json.loads(sys.stdin.buffer.readline() or b"null")
-    if start is None:
-        return 1
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    loop.run(start["zero"], start["wall"], lambda: bool(select.select([sys.stdin.buffer], [], [], 0)[0]))
+    except (OSError, MemoryError) as problem:
+        limit = exhausted_limit(problem)
+        if not limit:
+            raise
+        send_message("error", {"message": f"this machine's limits are too low: {limit}"})
+        return ExternalError.exit_code
     texts = json.dumps(list(loop.samples.texts.items()) if job.keep_text or job.keep_first else []).encode()
     payload = loop.samples.to_bytes()
     send_message("result", {"gauge": loop.gauge, "bytes": len(payload), "texts": len(texts)})
