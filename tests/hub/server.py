@@ -34,6 +34,13 @@ class Repo:
     listed: dict[str, Any] = field(default_factory=dict)  # replaces keys of the reply
 
 
+class QuietServer(ThreadingHTTPServer):
+    """Clients may leave at any time."""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        pass
+
+
 class HubServer:
     """The Hub, and a second server for LFS files, as the Hub's own are on another host."""
 
@@ -49,7 +56,7 @@ class HubServer:
         self.storage = self._listen()
 
     def _listen(self) -> ThreadingHTTPServer:
-        server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (HubHandler,), {"hub": self}))
+        server = QuietServer(("127.0.0.1", 0), type("Handler", (HubHandler,), {"hub": self}))
         server.daemon_threads = True
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
         return server
@@ -84,6 +91,7 @@ class HubHandler(BaseHTTPRequestHandler):
 
     hub: HubServer
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
 
     def log_message(self, *_: object) -> None:
         pass

@@ -41,6 +41,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "models show": ("moebox.cli.models:show", "Show one model, by name, repository or path."),
     "models add": ("moebox.cli.models:add", "Read a repository of the Hub and keep its row."),
     "models search": ("moebox.cli.models:search", "Search the Hub."),
+    "fetch": ("moebox.cli.fetch:fetch", "Download what a recipe needs, and verify every byte."),
     "plan": ("moebox.cli.plan:plan", "Find what fits, how, and how fast."),
     "forecast": ("moebox.cli.forecast:forecast", "Forecast speed by concurrency and context, in virtual time."),
     "rehearse": ("moebox.cli.rehearse:rehearse", "Boot the real engine with few layers and dummy weights."),
@@ -83,7 +84,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 # The overview: section -> commands.
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Start here": ("run", "ui"),
-    "Plan": ("plan", "forecast", "box", "models", "twin", "rehearse", "calibrations"),
+    "Plan": ("plan", "forecast", "box", "models", "fetch", "twin", "rehearse", "calibrations"),
     "Serve": ("doctor", "up", "ps", "logs", "down", "render", "connect", "watch", "fleet"),
     "Prove": ("verify", "climb", "compare", "bench", "task"),
     "Show": ("runs", "report", "pack"),

@@ -5,11 +5,13 @@ import errno
 import hashlib
 import os
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from moebox import files
 from moebox.errors import BadInput, ExternalError, MoeboxError, refuse_if
 from moebox.redact import hide_known_keys, remember_key
 
@@ -20,8 +22,13 @@ REQUEST_S = 10.0  # for a reply to begin or go on: huggingface_hub's DEFAULT_REQ
 MAX_FILES = 20_000  # of one repository; the largest checkpoints have a few hundred
 MAX_SMALL_FILE = 64 << 20  # bytes of a file that is read whole; the index of Kimi K2 has 15 MB
 CHUNK = 1 << 20
+ATTEMPTS, RETRY_S = 4, 0.2  # for a header or a small file
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _REVISION = re.compile(r"[A-Za-z0-9][\w./+-]{0,199}", re.ASCII)
+
+
+class PermanentFailure(ExternalError):
+    """No access, or a full disk: trying again does not help."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,10 +87,10 @@ def hub_endpoint() -> str:
 
 
 def hub_cache() -> Path:
-    """The folder that huggingface_hub and the engines look for downloads in."""
-    from huggingface_hub import constants
-
-    return Path(constants.HF_HUB_CACHE)
+    """The folder that huggingface_hub and the engines look for downloads in, by the same variables."""
+    home = os.environ.get("HF_HOME") or files.cache_home() / "huggingface"
+    named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
+    return Path(os.path.expandvars(Path(named or Path(home) / "hub").expanduser()))
 
 
 def list_repository(repo: str, revision: str = "") -> HubListing:
@@ -93,7 +100,7 @@ def list_repository(repo: str, revision: str = "") -> HubListing:
     with report_hub_errors(repo, revision):
         api = HfApi(endpoint=hub_endpoint())
         found = api.model_info(repo, revision=revision or None, files_metadata=True, timeout=REQUEST_S)
-        files = []
+        listed = []
         for each in found.siblings or ():
             lfs = each.lfs
             size = lfs.size if lfs else each.size
@@ -104,11 +111,11 @@ def list_repository(repo: str, revision: str = "") -> HubListing:
                 git_sha1="" if lfs else str(each.blob_id or ""),
             )
             check_remote_name(repo, file)
-            files.append(file)
-        if not re.fullmatch(r"[0-9a-f]{40}", found.sha or "") or len(files) > MAX_FILES:
+            listed.append(file)
+        if not re.fullmatch(r"[0-9a-f]{40}", found.sha or "") or len(listed) > MAX_FILES:
             raise ExternalError(f"{repo}: the Hub replied without a commit, or with more than {MAX_FILES:,} files")
         tags = tuple(str(tag) for tag in found.tags or ())
-        return HubListing(repo=repo, revision=revision, commit=str(found.sha), files=tuple(files), tags=tags)
+        return HubListing(repo=repo, revision=revision, commit=str(found.sha), files=tuple(listed), tags=tags)
 
 
 def check_remote_name(repo: str, file: HubFile) -> None:
@@ -159,14 +166,17 @@ def open_remote_file(
     timeout = float(constants.HF_HUB_DOWNLOAD_TIMEOUT)
     with get_session().stream("GET", url, headers=headers, timeout=timeout) as response:
         hf_raise_for_status(response)
-        stated = response.headers.get("content-range", "")
-        if response.status_code == 206 and not re.fullmatch(rf"bytes {start}-\d+/{file.size}", stated):
-            text = f"{file.path}: asked for bytes {start}-{stop - 1} of {file.size}, the server sent {stated[:60]!r}"
-            raise ExternalError(text)
+        is_part = response.status_code == 206
+        stated = response.headers.get("content-range" if is_part else "content-length", str(file.size))
+        right = f"bytes {start}-{stop - 1}/{file.size}" if is_part else str(file.size)
+        length = response.headers.get("content-length", "")
+        if stated != right or (is_part and length not in ("", str(stop - start))):
+            text = f"asked for bytes {start}-{stop - 1} of {file.size}, the server sent {stated[:60]!r}"
+            raise ExternalError(f"{listing.repo}: {file.path}: {text}")
 
         def wanted_bytes() -> Iterator[bytes]:
-            at = start if response.status_code == 206 else 0
-            for chunk in response.iter_bytes(CHUNK):
+            at = start if is_part else 0
+            for chunk in response.iter_bytes():
                 piece = chunk[max(0, start - at) : max(0, stop - at)]
                 at += len(chunk)
                 if piece:
@@ -177,28 +187,40 @@ def open_remote_file(
         yield wanted_bytes()
 
 
-def read_remote(listing: HubListing, file: HubFile, start: int, end: int) -> bytes:
-    """Return bytes `start` to `end` of a file. Raise ExternalError if not all of them arrive."""
+def read_remote(listing: HubListing, file: HubFile, start: int, end: int, *, whole: bool = False) -> bytes:
+    """Return bytes `start` to `end` of a file, after a few attempts; ExternalError if they do not arrive.
+
+    With `whole`, they are compared with the Hub's hash.
+    """
     end = min(end, file.size)
-    if end <= start:
-        return b""
-    with report_hub_errors(listing.repo, listing.revision), open_remote_file(listing, file, start, end) as chunks:
-        data = b"".join(chunks)
-    if len(data) != end - start:
-        raise ExternalError(f"{listing.repo}: {file.path} ended after {len(data):,} of {end - start:,} bytes")
-    return data
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            data = b""
+            if end > start:
+                with (
+                    report_hub_errors(listing.repo, listing.revision),
+                    open_remote_file(listing, file, start, end) as chunks,
+                ):
+                    data = b"".join(chunks)
+            if len(data) != max(0, end - start):
+                raise ExternalError(f"{listing.repo}: {file.path} ended after {len(data):,} of {end - start:,} bytes")
+            check = file.new_hash()
+            check.update(data)
+            if whole and check.hexdigest() != file.digest:
+                raise ExternalError(f"{listing.repo}: {file.path} arrived damaged: its hash is not the one on the Hub")
+            return data
+        except ExternalError as problem:
+            if attempt == ATTEMPTS or isinstance(problem, PermanentFailure):
+                raise
+            time.sleep(RETRY_S * attempt)
+    raise AssertionError("unreachable")
 
 
 def read_whole_file(listing: HubListing, file: HubFile) -> bytes:
     """Return a small file. Raise ExternalError if its hash is not the Hub's."""
     if file.size > MAX_SMALL_FILE:
         raise ExternalError(f"{listing.repo}: {file.path} has {file.size:,} bytes, which is too large for such a file")
-    data = read_remote(listing, file, 0, file.size)
-    check = file.new_hash()
-    check.update(data)
-    if check.hexdigest() != file.digest:
-        raise ExternalError(f"{listing.repo}: {file.path} arrived damaged: its hash is not the one on the Hub")
-    return data
+    return read_remote(listing, file, 0, file.size, whole=True)
 
 
 @contextlib.contextmanager
@@ -215,7 +237,7 @@ def report_hub_errors(what: str, revision: str = "") -> Iterator[None]:
         raise
     except errors.GatedRepoError:
         hint = f"accept its terms at {page}, then set HF_TOKEN or run `hf auth login`"
-        raise ExternalError(f"{name}: gated; your account has no access", hint=hint) from None
+        raise PermanentFailure(f"{name}: gated; your account has no access", hint=hint) from None
     except errors.RevisionNotFoundError:
         raise BadInput(f"{name}: the repository has no such revision", hint=f"see {page}") from None
     except errors.RepositoryNotFoundError:
@@ -225,7 +247,7 @@ def report_hub_errors(what: str, revision: str = "") -> Iterator[None]:
         raise BadInput(f"{name}: not a valid name of a repository", hint="ORG/REPO[@REVISION]") from None
     except errors.OfflineModeIsEnabled:
         hint = "unset HF_HUB_OFFLINE, or name a model of `moebox models`"
-        raise ExternalError(f"{name}: not read before, and the Hub is in offline mode", hint=hint) from None
+        raise PermanentFailure(f"{name}: not read before, and the Hub is in offline mode", hint=hint) from None
     except errors.HfHubHTTPError as problem:
         status = problem.response.status_code
         hint = "set HF_TOKEN or run `hf auth login`" if status in (401, 403) else "try again later"
@@ -235,16 +257,14 @@ def report_hub_errors(what: str, revision: str = "") -> Iterator[None]:
         hint = "check the network, HF_ENDPOINT and proxy settings; what was read before works without"
         raise ExternalError(f"{name}: no reply from {hub_endpoint()}: {reason}", hint=hint) from None
     except OSError as problem:
-        if problem.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise ExternalError(
-                f"{name}: no room left on the disk", hint="free some; HF_HOME moves the cache"
-            ) from None
-        raise ExternalError(f"{name}: {hide_known_keys(problem.strerror or str(problem)[:120])}") from None
+        full = problem.errno in (errno.ENOSPC, errno.EDQUOT)
+        reason = "no room left on the disk" if full else hide_known_keys(problem.strerror or str(problem)[:120])
+        hint = "free some, or move the cache with HF_HOME" if full else "HF_HOME names the folder of the cache"
+        raise PermanentFailure(f"{name}: {reason}", hint=hint) from None
     except (ValueError, KeyError, TypeError, AttributeError):  # HTML instead of JSON, or JSON of another shape
         raise ExternalError(f"{name}: {hub_endpoint()} replied something that is not the Hub's API") from None
 
 
-def cached_file(repo: str, commit: str, path: str) -> Path:
-    """Where huggingface_hub keeps a file of a commit."""
-    folder = hub_cache() / f"models--{repo.replace('/', '--')}"
-    return folder / "snapshots" / commit / PurePosixPath(path)
+def repository_folder(repo: str) -> Path:
+    """The folder of a repository in the cache: blobs by hash, and for each commit links with the files' names."""
+    return hub_cache() / f"models--{repo.replace('/', '--')}"

@@ -1,0 +1,273 @@
+"""Downloads into the cache of huggingface_hub: only what is needed, resumed, several at once, and always verified.
+
+Its own download (1.33) removes partial files and compares no hash. The layout is the same: `blobs/HASH`, and links to
+them in `snapshots/COMMIT`, so that engines find the files by the name of the repository.
+"""
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import threading
+from collections.abc import Callable, Collection
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from moebox import codec, files, loose
+from moebox.errors import BadInput, ExternalError, MoeboxError, refuse_if
+from moebox.hub.client import (
+    CHUNK,
+    HubFile,
+    HubListing,
+    PermanentFailure,
+    open_remote_file,
+    read_whole_file,
+    report_hub_errors,
+    repository_folder,
+)
+from moebox.units import format_gb
+
+INDEX = "model.safetensors.index.json"
+TEXT_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".jsonl", ".yaml")
+RETRIES = 6  # in a row, of one file, after connections that brought less than CHUNK: 31 s of pauses
+MAX_DAMAGED = 3  # times that a complete file may have another hash
+PAUSE_S = 0.5  # before the first retry, and twice as long before each other one
+SPARE_BYTES = 1 << 30  # left free on the disk: engines write caches of compiled kernels
+
+
+class FetchStopped(MoeboxError):
+    """Another file failed, or the user interrupted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchedFile:
+    """A file in the cache, and whether it was there, intact, before."""
+
+    path: str
+    size: int
+    was_there: bool = False
+
+
+def select_files(listing: HubListing, *, gguf: str = "", with_code: bool = False) -> tuple[HubFile, ...]:
+    """Select what an engine loads: the parts of one GGUF file, or shards of the index with tokenizer and settings.
+
+    `gguf` is the first part. Pictures, other formats and, without `with_code`, Python files are left out.
+    """
+    if gguf:
+        part = re.fullmatch(r"(.*)-00001-of-(\d{5})\.gguf", gguf)
+        count = int(part[2]) if part else 1
+        names = [f"{part[1]}-{n:05d}-of-{part[2]}.gguf" for n in range(1, count + 1)] if part else [gguf]
+        found = [listing.find(name) for name in names]
+        refuse_if(None in found, f"{listing.repo}: {names[found.index(None)] if None in found else ''} is not there")
+        return tuple(file for file in found if file)
+    index = listing.find(INDEX)
+    shards = {file.path for file in listing.files if file.path.endswith(".safetensors") and "/" not in file.path}
+    if index:
+        document = codec.parse_json(read_whole_file(listing, index).decode(errors="replace"), where=INDEX)
+        weight_map = loose.get_object(document, "weight_map")
+        refuse_if(not weight_map, f"{listing.repo}: {INDEX} has no weight_map")
+        named = {str(name) for name in weight_map.values()}
+        missing = sorted(named - shards)
+        refuse_if(missing, f"{listing.repo}: the index names {missing[:1]}, which the repository does not have")
+        shards = named
+    if not shards:
+        hint = "name one as ORG/REPO:QUANT if it holds GGUF files"
+        raise BadInput(f"{listing.repo}: has no .safetensors files", hint=hint)
+    suffixes = (*TEXT_SUFFIXES, ".py") if with_code else TEXT_SUFFIXES
+    return tuple(
+        file
+        for file in listing.files
+        if file.path in shards or (file.path.endswith(suffixes) and ("/" not in file.path or with_code))
+    )
+
+
+class VerifiedFiles:
+    """The files whose hash was compared once, remembered by path, size and time of change."""
+
+    def __init__(self) -> None:
+        self.path = files.moebox_state() / "verified.json"
+        self._lock = threading.Lock()
+
+    def _read(self) -> dict[str, list[object]]:
+        with contextlib.suppress(BadInput):
+            known = codec.load_json(self.path) if self.path.is_file() else {}
+            return known if isinstance(known, dict) else {}
+        return {}
+
+    def contains(self, path: Path, digest: str) -> bool:
+        facts = path.stat()
+        return self._read().get(str(path)) == [facts.st_size, facts.st_mtime_ns, digest]
+
+    def add(self, path: Path, digest: str) -> None:
+        facts = path.stat()
+        with self._lock, files.report_write_errors(self.path):
+            kept = {name: row for name, row in self._read().items() if os.path.exists(name)}
+            kept[str(path)] = [facts.st_size, facts.st_mtime_ns, digest]
+            files.write_atomic(self.path, codec.to_json(kept, indent=None))
+
+
+class Fetcher:
+    """Fetches files of one commit; `advance` is called with the bytes that arrived, or were there."""
+
+    def __init__(
+        self,
+        listing: HubListing,
+        *,
+        advance: Callable[[int], None],
+        recheck: bool = False,
+        retries: int = RETRIES,
+        pause_s: float = PAUSE_S,
+    ) -> None:
+        self.listing, self.recheck, self.advance = listing, recheck, advance
+        self.retries, self.pause_s = retries, pause_s
+        self.folder = repository_folder(listing.repo)
+        self.snapshot = self.folder / "snapshots" / listing.commit
+        self.verified = VerifiedFiles()
+        self.stop = threading.Event()
+
+    def missing_bytes(self, wanted: Collection[HubFile]) -> int:
+        """Count the bytes that the cache does not have."""
+        total = 0
+        for file in {file.digest: file for file in wanted}.values():
+            blob = self._blob(file)
+            here = next((path for path in (blob, self._part(blob)) if path.exists()), None)
+            total += max(0, file.size - (here.stat().st_size if here else 0))
+        return total
+
+    def check_room(self, wanted: Collection[HubFile]) -> None:
+        """Raise ExternalError if the disk has no room for the rest."""
+        need = self.missing_bytes(wanted)
+        with files.report_write_errors(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            free = shutil.disk_usage(self.folder).free
+        if need and need + SPARE_BYTES > free:
+            text = f"{self.listing.repo}: needs {format_gb(need)} more on the disk of {self.folder}"
+            hint = "free some, or move the cache with HF_HOME"
+            raise ExternalError(f"{text}, which has {format_gb(free)} free", hint=hint)
+
+    def fetch_all(self, wanted: Collection[HubFile], *, at_once: int) -> list[FetchedFile]:
+        """Fetch all files; after the first failure the others stop, and keep what has arrived."""
+        self.check_room(wanted)
+        same: dict[str, list[HubFile]] = {}  # files with the same content are one blob
+        for file in wanted:
+            same.setdefault(file.digest, []).append(file)
+        with ThreadPoolExecutor(at_once) as pool:
+            jobs = [pool.submit(lambda group: [self.fetch(file) for file in group], group) for group in same.values()]
+            try:
+                wait(jobs, return_when=FIRST_EXCEPTION)
+            finally:
+                self.stop.set()
+                for job in jobs:
+                    job.cancel()
+        failed = [job.exception() for job in jobs if not job.cancelled() and job.exception()]
+        for problem in sorted(filter(None, failed), key=lambda problem: isinstance(problem, FetchStopped)):
+            raise problem
+        revision = self.listing.revision or "main"
+        if revision != self.listing.commit:  # engines look up the branch here
+            with files.report_write_errors(self.folder):
+                files.write_atomic(self.folder / "refs" / revision, self.listing.commit)
+        return [fetched for job in jobs for fetched in job.result()]
+
+    def fetch(self, file: HubFile) -> FetchedFile:
+        """Bring one file into the cache unless it is there and intact."""
+        blob, link = self._blob(file), self.snapshot / file.path
+        with report_hub_errors(self.listing.repo, self.listing.revision):
+            for path in (blob, link):
+                path.parent.mkdir(parents=True, exist_ok=True)
+            if link.is_file() and not link.is_symlink():  # a cache without links
+                blob = link
+            was_there = blob.is_file() and self._is_intact(blob, file)
+            if was_there:
+                self.advance(file.size)
+            else:
+                self._download(file, blob)
+                self.verified.add(blob, file.digest)
+            if link != blob and not (link.is_symlink() and link.resolve() == blob.resolve()):
+                link.unlink(missing_ok=True)
+                link.symlink_to(os.path.relpath(blob, link.parent))
+        return FetchedFile(path=file.path, size=file.size, was_there=was_there)
+
+    def _is_intact(self, blob: Path, file: HubFile) -> bool:
+        if blob.stat().st_size != file.size:
+            return False
+        if not self.recheck and self.verified.contains(blob, file.digest):
+            return True
+        check = file.new_hash()
+        with open(blob, "rb") as data:
+            while chunk := data.read(CHUNK):
+                check.update(chunk)
+                if self.stop.is_set():
+                    raise FetchStopped(file.path)
+        if check.hexdigest() != file.digest:
+            return False
+        self.verified.add(blob, file.digest)
+        return True
+
+    def _download(self, file: HubFile, blob: Path) -> None:
+        """Download a file, going on with what arrived before, until its hash is right."""
+        part = self._part(blob)
+        if blob.is_file() and not blob.is_symlink() and blob.stat().st_size < file.size and not part.exists():
+            os.replace(blob, part)  # its beginning may be right
+        blob.unlink(missing_ok=True)  # no engine may load a damaged file
+        with open(part, "a+b") as out:
+            try:
+                fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ExternalError(f"{file.path}: another process is fetching it", hint="wait for it") from None
+            for _ in range(MAX_DAMAGED):
+                if self._fill(file, out) == file.digest:
+                    out.flush()
+                    os.fsync(out.fileno())
+                    os.replace(part, blob)
+                    return
+                self.advance(-file.size)
+                out.truncate(0)
+        part.unlink()
+        text = f"{self.listing.repo}: {file.path} arrived damaged {MAX_DAMAGED} times: its hash is not the Hub's"
+        raise ExternalError(text, hint="try again later, or another HF_ENDPOINT; complete files are kept")
+
+    def _fill(self, file: HubFile, out: IO[bytes]) -> str:
+        """Read on until the file is complete; return its hash."""
+        check = file.new_hash()
+        out.seek(0)
+        while chunk := out.read(CHUNK):
+            check.update(chunk)
+        at, failures = out.tell(), 0
+        self.advance(at)
+        while at < file.size:
+            before = at
+            try:
+                with (
+                    report_hub_errors(self.listing.repo, self.listing.revision),
+                    open_remote_file(self.listing, file, at) as chunks,
+                ):
+                    for chunk in chunks:
+                        out.write(chunk)
+                        check.update(chunk)
+                        at += len(chunk)
+                        self.advance(len(chunk))
+                        if self.stop.is_set():
+                            raise FetchStopped(file.path)
+                reason = "the connection ended early"
+            except PermanentFailure:
+                raise
+            except ExternalError as problem:
+                reason = problem.message
+            if at < file.size:
+                failures = 0 if at - before >= CHUNK else failures + 1
+                if failures > self.retries:
+                    text = f"{self.listing.repo}: {file.path} stopped at {format_gb(at)} of {format_gb(file.size)}"
+                    hint = "the same command goes on from there"
+                    raise ExternalError(f"{text}: {reason.removeprefix(f'{self.listing.repo}: ')}", hint=hint)
+                if self.stop.wait(self.pause_s * 2 ** max(failures - 1, 0)):
+                    raise FetchStopped(file.path)
+        return check.hexdigest()
+
+    def _blob(self, file: HubFile) -> Path:
+        return self.folder / "blobs" / file.digest
+
+    def _part(self, blob: Path) -> Path:
+        return blob.with_name(f"{blob.name}.moebox-part")
