@@ -126,7 +126,7 @@ def test_the_page_shows_what_matters_and_fits(
     """Bars with letters for terminals without colour, cache in tokens and requests, forecast, runners-up, warnings."""
     monkeypatch.setenv("COLUMNS", width)
     monkeypatch.setenv("NO_COLOR", "1")
-    assert main(["plan", "kimi-k2.6", *BOX]) == 0
+    assert main(["plan", "kimi-k2.6", *BOX, "--all"]) == 0
     page = capsys.readouterr().out
 
     assert max(map(len, page.splitlines())) <= int(width)
@@ -191,7 +191,7 @@ def test_models_on_disk_are_planned_like_those_of_the_catalogue(
 
 def test_a_plan_without_experts_on_gpus_gives_no_order_of_layers(capsys: pytest.CaptureFixture[str]):
     """Head and tail of nothing are not worth a line; what stays in RAM and what is left are two figures of one RAM."""
-    assert main(["plan", "kimi-k2.6", "--box", "1x-rtx-5090", "--ram", "768GiB"]) == 0
+    assert main(["plan", "kimi-k2.6", "--box", "1x-rtx-5090", "--ram", "768GiB", "--all"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     told = "none of 60 expert layers is on the GPUs; 449.05 GiB of weights stay in RAM, "
     left = text.partition(told)[2].partition(" GiB of RAM is left free")[0]
@@ -244,7 +244,7 @@ def test_sentences_are_of_the_plan_beside_them(
     words: tuple[str, ...], says: str, never: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Fixed sentences had gone past what was pinned."""
-    assert main(["plan", "kimi-k2.6", *BOX, *words]) == 0
+    assert main(["plan", "kimi-k2.6", *BOX, *words, "--all"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert says in text
     assert never not in text
@@ -271,7 +271,7 @@ def test_the_goals_figure_is_given_with_runners_up_and_without(box: str, capsys:
     """Scripts and people find what this plan is compared by, though nothing else fits beside it."""
     document = planned(capsys, "minimax-m3", "--box", box)
     assert document["answer_tok_s"] > 0
-    assert main(["plan", "minimax-m3", "--box", box]) == 0
+    assert main(["plan", "minimax-m3", "--box", box, "--all"]) == 0
     page = capsys.readouterr().out
     shown = re.search(r"\(this plan\) +([\d,.]+)", page)
     assert shown

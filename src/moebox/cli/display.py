@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from moebox.assess.assessment import Assessment
 
 _TONES = {"good": ("✓", "green"), "bad": ("✗", "bold red"), "warn": ("!", "yellow"), "quiet": ("·", "dim")}
-_INDENT = 10
+CELL_INDENT = 10  # columns before the texts of cells
 _MAX_WARNINGS = 4  # the assessment fits on a screen of 24 lines
 VERDICT_MARKS = {"pass": "[green]✓[/]", "warn": "[yellow]![/]", "fail": "[red]✗[/]", "skip": "[dim]–[/]"}
 
@@ -141,7 +141,7 @@ def print_assessment(assessment: "Assessment") -> None:
     from rich.text import Text
 
     out = stdout_console()
-    width = max(out.width - _INDENT, 20)
+    width = max(out.width - CELL_INDENT, 20)
     if assessment.simulated:
         out.print("SIMULATION: no GPU produced these figures", style="yellow")
     elif assessment.headline:
@@ -150,16 +150,16 @@ def print_assessment(assessment: "Assessment") -> None:
     for cell in assessment.cells:
         mark, style = _TONES.get(cell.tone, (" ", ""))
         first, *rest = [cell.text] if cell.command else textwrap.wrap(cell.text, width, break_on_hyphens=False)
-        out.print(Text.assemble((mark, style), (f" {cell.name:<{_INDENT - 3}} ", "bold"), first), soft_wrap=True)
+        out.print(Text.assemble((mark, style), (f" {cell.name:<{CELL_INDENT - 3}} ", "bold"), first), soft_wrap=True)
         for line in rest:
-            out.print(" " * _INDENT + line, soft_wrap=True, markup=False)
+            out.print(" " * CELL_INDENT + line, soft_wrap=True, markup=False)
         for line in textwrap.wrap(cell.detail, width, break_on_hyphens=False):
-            out.print(Text(" " * _INDENT + line, style="dim"), soft_wrap=True)
+            out.print(Text(" " * CELL_INDENT + line, style="dim"), soft_wrap=True)
     for warning in assessment.warnings[:_MAX_WARNINGS]:
         first, *rest = textwrap.wrap(warning, width, break_on_hyphens=False)
         out.print(Text.assemble(("!", "yellow"), " warning ", first), soft_wrap=True)
         for line in rest:
-            out.print(" " * _INDENT + line, soft_wrap=True, markup=False)
+            out.print(" " * CELL_INDENT + line, soft_wrap=True, markup=False)
     if len(assessment.warnings) > _MAX_WARNINGS:
         more = plural(len(assessment.warnings) - _MAX_WARNINGS, "more warning")
         out.print(f"  {more} in the report", style="dim")

@@ -1,0 +1,384 @@
+"""A plan in the terminal: the answer on one screen, the memory, the arithmetic, and the page with everything."""
+
+import itertools
+import shlex
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from moebox import engines
+from moebox.assess.assessment import Assessment, AssessmentCell, Tone
+from moebox.checkpoint import deploy
+from moebox.cli.display import CELL_INDENT, make_grid, make_table
+from moebox.core.model import Component, Model
+from moebox.core.plan import ArithmeticLine, DeviceMemory, Forecast, Plan
+from moebox.core.registry import engine_display_name
+from moebox.engines.reasons import flag_reason
+from moebox.errors import BadInput
+from moebox.planner.rate import comparison_request
+from moebox.units import format_count, format_gib, format_range, format_rate, format_seconds, format_tok_s
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+    from rich.table import Table
+    from rich.text import Text
+
+# Parts of a bar: name, letter (so that colour carries no meaning), colour, and the components of weights it sums.
+PARTS: tuple[tuple[str, str, str, tuple[Component, ...]], ...] = (
+    ("routed experts", "E", "dodger_blue2", ("routed_experts",)),
+    ("shared experts and dense layers", "S", "deep_sky_blue1", ("shared_experts", "dense_ffn")),
+    ("attention", "A", "cyan", ("attention",)),
+    ("embedding and head", "H", "turquoise2", ("embed", "lm_head")),
+    ("router, norms, vision", "R", "steel_blue1", ("router", "norms", "vision", "mtp")),
+    ("draft", "D", "magenta", ()),
+    ("KV cache", "K", "green3", ()),
+    ("activations, graphs, workspace", "a", "yellow", ()),
+    ("engine, left to the driver", "o", "grey70", ()),
+    ("free", "·", "grey50", ()),
+)
+MARKS = {"fatal": ("✗", "bold red"), "warning": ("!", "yellow"), "note": ("·", "cyan")}
+
+
+SEVERITY_TONES: dict[str, Tone] = {"fatal": "bad", "warning": "warn", "note": "quiet"}
+SHOWN_WARNINGS = 3  # the answer must fit a terminal of 24 lines
+USUAL_CONTEXT = 8192  # tokens; the answer gives the speed near it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextSteps:
+    """What the user can do after a plan."""
+
+    save: str  # the command that makes the same plan and saves it as recipe.toml
+    saved: Path | None = None  # where the recipe was saved
+    here: bool = False  # the plan is for this machine
+
+    def up_command(self, plan: Plan) -> str:
+        """Return the command that starts the engine; several nodes need --hosts."""
+        hosts = " --hosts hosts.txt" if plan.recipe.parallel.nodes > 1 else ""
+        return f"moebox up {shlex.quote(str(self.saved or 'recipe.toml'))}{hosts}"
+
+
+def answer(plan: Plan, model: Model, steps: NextSteps, *, width: int) -> Assessment:
+    """Return what the user asked for, in at most 24 lines of 80 columns; warnings have one line each."""
+    cells = [
+        AssessmentCell(name="chosen", text=plan_title(plan, model).plain),
+        fit_cell(plan),
+        speed_cell(plan),
+    ]
+    order = list(SEVERITY_TONES)
+    warnings = sorted(plan.warnings, key=lambda warning: order.index(warning.severity))
+    for number, warning in enumerate(warnings[:SHOWN_WARNINGS]):
+        text = textwrap.shorten(warning.text, max(width - CELL_INDENT, 20), placeholder=" …")
+        name = "" if number else "notes"
+        cells.append(AssessmentCell(name=name, text=text, tone=SEVERITY_TONES[warning.severity]))
+    if warnings:
+        more = len(warnings) - SHOWN_WARNINGS
+        cells.append(AssessmentCell(name="", text=f"{more} more: --why" if more > 0 else "in full: --why"))
+    up, refusal = steps.up_command(plan), weights_refusal(plan)
+    if refusal:
+        cells.append(
+            AssessmentCell(name="next", text=steps.save, command=True, tone="warn", detail=f"up refuses it: {refusal}")
+        )
+    elif steps.saved:
+        then = "" if steps.here else "on the box of the plan"
+        cells.append(AssessmentCell(name="next", text=up, command=True, detail=then))
+    elif steps.here:
+        cells.append(AssessmentCell(name="next", text=f"{steps.save} && {up}", command=True))
+    else:
+        cells.append(AssessmentCell(name="next", text=steps.save, command=True, detail=f"then, on that box: {up}"))
+    rest = "--memory: every device; --why: arithmetic; --all: everything"
+    return Assessment(cells=(*cells, AssessmentCell(name="more", text=rest)))
+
+
+def fit_cell(plan: Plan) -> AssessmentCell:
+    """Return one line of memory, of the fullest GPU or of the RAM; then what the cache holds."""
+    gpus = [device for device in plan.memory.devices if device.device.startswith("gpu")]
+    ram = next((device for device in plan.memory.devices if device.device == "ram" and device.weights_total), None)
+    in_ram = f"{(ram.total - ram.free) / 2**30:,.0f} of {ram.total / 2**30:,.0f} GiB of RAM" if ram else ""
+    cache = cache_text(plan)
+    if not gpus:
+        return AssessmentCell(name="fits", text=in_ram, tone="good", detail=cache)
+    fullest = max(gpus, key=lambda device: (device.total - device.free, device.weights_total))
+    parts = {
+        "weights": fullest.weights_total + fullest.draft,
+        "cache": fullest.kv,
+        "other": fullest.activations + fullest.overhead,
+        "free": max(0, fullest.free),
+    }
+    sizes = ", ".join(f"{name} {size / 2**30:.1f}" for name, size in parts.items())
+    equal = len({(device.total, part_bytes(device)) for device in gpus}) == 1
+    where = f"{'each' if equal else 'fullest'} of {len(gpus)} GPUs" if len(gpus) > 1 else "the GPU"
+    detail = "; ".join(filter(None, (in_ram, cache)))
+    return AssessmentCell(name="fits", text=f"{sizes} GiB: {where}", tone="good", detail=detail)
+
+
+def speed_cell(plan: Plan) -> AssessmentCell:
+    """Return the decode speed near the usual context with its ranges, at no more than three loads."""
+    context = min((row.context for row in plan.forecast), key=lambda length: abs(length - USUAL_CONTEXT))
+    rows = sorted((row for row in plan.forecast if row.context == context), key=lambda row: row.concurrency)
+    loads = []
+    for row in rows if len(rows) < 4 else (rows[0], *rows[-2:]):
+        streams = "stream" if row.concurrency == 1 else "streams"
+        rate = f"{format_tok_s(row.decode_tok_s)} ({format_range(row.low_tok_s, row.high_tok_s)})"
+        loads.append(f"{rate} with {row.concurrency} {streams}")
+    prompt = f"at {format_count(context)} tokens of context, which are read in about {format_seconds(rows[0].ttft_s)}"
+    return AssessmentCell(name="speed", text=", ".join(loads), detail=f"{prompt}; {range_text(plan)}")
+
+
+def memory_page(plan: Plan, model: Model) -> "RenderableType":
+    """Return `--memory`: every device by use, and what the cache holds."""
+    from rich.console import Group
+    from rich.text import Text
+
+    return Group(plan_title(plan, model), Text(), memory_part(plan))
+
+
+def whole_page(plan: Plan, model: Model, steps: NextSteps) -> "RenderableType":
+    """Return `--all`: reasons, memory, forecast, alternatives, what was rejected, warnings, commands."""
+    from rich.console import Group
+    from rich.text import Text
+
+    sections: dict[str, RenderableType] = {
+        "why this one": make_grid(("-", Text(line)) for line in plan.reasons),
+        "memory": memory_part(plan),
+        "forecast": forecast_part(plan),
+        "alternatives" if plan.alternatives else "throughput": alternatives_part(plan),
+    }
+    if plan.refused:
+        refused = list(plan.refused.items())[:4]
+        rows = (("-", Text.assemble((name, "bold"), f": {reason}")) for name, reason in refused)
+        sections["rejected"] = make_grid(rows)
+    if plan.warnings:
+        sections["notes"] = warnings_part(plan)
+    sections["next"] = next_part(plan, steps)
+    parts: list[RenderableType] = [plan_title(plan, model)]
+    for name, part in sections.items():
+        parts += [Text(), section_title(name), part]
+    return Group(*parts)
+
+
+def warnings_part(plan: Plan) -> "Table":
+    """Return the warnings with remedies and sources."""
+    from rich.text import Text
+
+    rows = []
+    for warning in plan.warnings:
+        mark, style = MARKS[warning.severity]
+        text = Text(warning.text)
+        if warning.remedy:
+            text.append(f"\n→ {warning.remedy}", style="green")
+        if warning.source:
+            text.append(f"\n  {warning.source}", style="dim")
+        rows.append((Text(mark, style=style), text))
+    return make_grid(rows)
+
+
+def plan_title(plan: Plan, model: Model) -> "Text":
+    """Return one line: model, engine, layout, box."""
+    from rich.text import Text
+
+    recipe, parallel = plan.recipe, plan.recipe.parallel
+    words = [engine_display_name(recipe.engine)]
+    words += ["patched community image"] if recipe.runtime.preset else []
+    if recipe.hybrid is None:
+        words += parallel.labels
+    elif parallel.nodes > 1:
+        words.append(f"{parallel.nodes} nodes by RPC")
+    words += [f"{recipe.kv} cache", f"context {format_count(recipe.context)}"]
+    words += [f"{recipe.speculate.method} draft"] if recipe.speculate else []
+    line = Text.assemble((f"{model.title} {deploy(recipe).checkpoint.label}", "bold"), " on ", (plan.box, "bold"))
+    return line.append(": " + ", ".join(words))
+
+
+def section_title(name: str) -> "Text":
+    """Return a heading."""
+    from rich.text import Text
+
+    return Text(name, style="bold underline")
+
+
+def part_bytes(device: DeviceMemory) -> tuple[int, ...]:
+    """Return the bytes of each part of a bar, in the order of PARTS."""
+    weights = [sum(device.weights.get(name, 0) for name in names) for _, _, _, names in PARTS if names]
+    return (*weights, device.draft, device.kv, device.activations, device.overhead, max(0, device.free))
+
+
+class MemoryBar:
+    """A stacked bar as wide as there is room."""
+
+    def __init__(self, device: DeviceMemory) -> None:
+        self.device = device
+
+    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
+        from rich.text import Text
+
+        width = options.max_width
+        bar, done, shown = Text(no_wrap=True), 0, 0
+        for (_, letter, colour, _), size in zip(PARTS, part_bytes(self.device), strict=True):
+            done += size
+            edge = round(width * done / max(self.device.total, 1))
+            cells = max(0, min(edge, width) - shown)
+            bar.append(letter * cells, style=f"black on {colour}")
+            shown += cells
+        yield bar
+
+
+def memory_part(plan: Plan) -> "RenderableType":
+    """Return a bar for each group of devices with equal budgets, the figures, and what the cache holds."""
+    from rich.console import Group
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    present = [device for device in plan.memory.devices if device.total or device.device != "ram"]
+    groups: dict[str, DeviceMemory] = {}  # "gpu0-7" -> the budget of each; RAM is never grouped with a GPU
+    for _, members in itertools.groupby(
+        present, key=lambda device: (device.device.startswith("gpu"), device.total, part_bytes(device), device.weights)
+    ):
+        first, *rest = members
+        groups[f"{first.device}-{rest[-1].device.removeprefix('gpu')}" if rest else first.device] = first
+    bars = Table.grid(padding=(0, 1), expand=True)
+    bars.add_column(no_wrap=True)
+    bars.add_column(ratio=1)
+    bars.add_column(no_wrap=True, justify="right")
+    for name, device in groups.items():
+        bars.add_row(name, MemoryBar(device), format_gib(device.total))
+    figures = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    figures.add_column("")
+    figures.add_column("GiB")
+    for name in groups:
+        figures.add_column(name, justify="right")
+    for index, (part, letter, colour, _) in enumerate(PARTS):
+        sizes = [part_bytes(device)[index] for device in groups.values()]
+        if any(sizes):
+            cells = [f"{size / 2**30:,.2f}" if size else "-" for size in sizes]
+            figures.add_row(Text(letter, style=f"black on {colour}"), part, *cells)
+    cache = Text(f"\n{cache_text(plan)}; {plan.memory.kv_bytes_per_token:,} bytes a token")
+    return Group(bars, Padding(figures, (1, 0, 0, 2)), cache)
+
+
+def cache_text(plan: Plan) -> str:
+    """Return the tokens that the cache holds, and the requests that they are enough for."""
+    tokens, context = plan.memory.kv_tokens, plan.recipe.context
+    requests = tokens / max(context, 1)
+    text = f"cache {format_count(tokens)} tokens = {requests:,.1f} requests of {format_count(context)}"
+    if requests >= 1 and context > 8192 and plan.recipe.hybrid is None:
+        text += f", or {format_count(tokens // 8192)} of 8,192"
+    return text
+
+
+def forecast_part(plan: Plan) -> "RenderableType":
+    """Return the decode speed by context and concurrency with its range, and the time to read a prompt."""
+    from rich.console import Group
+    from rich.text import Text
+
+    streams = sorted({row.concurrency for row in plan.forecast})
+    by_context: dict[int, dict[int, Forecast]] = {}
+    for row in sorted(plan.forecast, key=lambda row: row.context):
+        by_context.setdefault(row.context, {})[row.concurrency] = row
+    lines = []
+    for context, cells in by_context.items():
+        first = next(iter(cells.values()))
+        rates = (_bare_rate(cells[number].decode_tok_s) if number in cells else "-" for number in streams)
+        prompt = (format_seconds(first.ttft_s), format_count(first.prefill_tok_s))
+        lines.append((format_count(context), *rates, *prompt))
+    heads = [f"{number} stream" if number == 1 else str(number) for number in streams]
+    table = make_table(("context", *heads, "prompt read in", "at tok/s"), lines)
+    return Group(table, Text(f"decode tok/s of all streams; {range_text(plan)}", style="dim"))
+
+
+def range_text(plan: Plan) -> str:
+    """Return the range of the forecast in percent, and what it rests on."""
+    largest = max(plan.forecast, key=lambda row: row.decode_tok_s)  # rates are rounded: its ratios are the most exact
+    low, high = (edge / largest.decode_tok_s - 1 for edge in (largest.low_tok_s, largest.high_tok_s))
+    expect = f"expect {low:+.0%} to {high:+.0%}"
+    return f"{plan.measured}; {expect}" if plan.measured else f"{expect} ({plan.basis})"
+
+
+def _bare_rate(rate: float) -> str:
+    return format_tok_s(rate).removesuffix(" tok/s")
+
+
+def alternatives_part(plan: Plan) -> "RenderableType":
+    """Return this plan's throughput, and the alternatives with what they would change."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("instead", ratio=3)
+    table.add_column("answers", justify="right", no_wrap=True)
+    table.add_column("cache", justify="right", no_wrap=True)
+    table.add_column("why not", ratio=4)
+    rows = [("(this plan)", plan.answer_tok_s, plan.memory.kv_tokens, "")]
+    rows += [(other.title, other.answer_tok_s, other.kv_tokens, other.loses) for other in plan.alternatives]
+    for title, answers, cache, loses in rows:
+        table.add_row(Text(title), _bare_rate(answers), format_count(cache), Text(loses))
+    prompt, answer = map(format_count, comparison_request(plan.recipe.context))
+    note = f"answers: output tok/s, {prompt} in / {answer} out, as many requests as the goal needs and the cache holds"
+    return Group(table, Text(note, style="dim"))
+
+
+def next_part(plan: Plan, steps: NextSteps) -> "RenderableType":
+    """Return the commands to type next, and what they run."""
+    from rich.text import Text
+
+    deployment = deploy(plan.recipe)
+    lines = [] if steps.saved else [steps.save]
+    if not (plan.recipe.parallel.nodes > 1 and deployment.engine.worker_programs):
+        lines.append(f"moebox render {shlex.quote(str(steps.saved or 'recipe.toml'))} --as script")
+    lines.append(steps.up_command(plan))
+    launch = engines.build_launch(deployment)
+    argv = engines.launch_command(deployment, launch, home=str(Path.home()))
+    table = make_grid(("$", Text(line)) for line in lines)
+    refusal = weights_refusal(plan)
+    text = f"which refuses: {refusal}" if refusal else f"which runs: {engines.shell_text(launch, argv)}"
+    table.add_row("", Text(text, style="dim", overflow="fold"))
+    return table
+
+
+def weights_refusal(plan: Plan) -> str:
+    """Return why `up` would refuse the recipe for want of a weights file, and what to do; "" if it would not."""
+    try:
+        engines.require_weights_file(deploy(plan.recipe))
+    except BadInput as problem:
+        return f"{problem.message}; {problem.hint}"
+    return ""
+
+
+def arithmetic_page(plan: Plan, model: Model) -> "RenderableType":
+    """Return `--why`: every line with its formula, value and source; every flag with its reason; the warnings."""
+    from rich.console import Group
+    from rich.text import Text
+
+    rows, last = [], ""
+    for line in plan.why:
+        text = Text(f"{line.formula} = " if line.formula else "").append(value_text(line), style="bold")
+        if line.source and line.source != last:
+            text.append(f"\n{line.source}", style="dim")
+        last = line.source
+        rows.append((Text(line.what), text))
+    deployment = deploy(plan.recipe)
+    words = engines.load_engine(plan.recipe.engine).arguments(deployment)
+    flags = [
+        (Text(" ".join(word), overflow="fold"), Text(flag_reason(deployment, word), style="dim")) for word in words
+    ]
+    arithmetic = (section_title("arithmetic"), make_grid(rows, gap=2), Text())
+    parts: list[RenderableType] = [plan_title(plan, model), Text()]
+    parts += [*arithmetic, section_title("flags"), make_grid(flags, gap=2)]
+    parts += [Text(), section_title("notes"), warnings_part(plan)] if plan.warnings else []
+    return Group(*parts)
+
+
+def value_text(line: ArithmeticLine) -> str:
+    """Return a value with its unit, exact enough for a calculator."""
+    value, unit = line.value, line.unit
+    if unit == "B":
+        return f"{value:,.0f} B ({format_gib(value)})" if abs(value) >= 2**20 else f"{value:,.0f} B"
+    if unit == "s":
+        return f"{value * 1e3:.3f} ms"
+    if unit == "B/s":
+        return format_rate(value)
+    whole = float(value).is_integer() and abs(value) >= 1
+    return f"{value:,.0f} {unit}".strip() if whole else f"{value:,.4g} {unit}".strip()
