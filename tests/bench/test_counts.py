@@ -45,6 +45,12 @@ def short_body(peer: Peer, body: dict[str, object]) -> bool:
     return False
 
 
+def short_body_kept_open(peer: Peer, body: dict[str, object]) -> bool:
+    """[DONE] comes, the promised length does not, and the connection stays open."""
+    short_body(peer, body)
+    return True
+
+
 @pytest.mark.parametrize(
     ("behaviour", "reason"),
     [
@@ -54,6 +60,7 @@ def short_body(peer: Peer, body: dict[str, object]) -> bool:
         (streaming(40, FINISH, counted(40, prompt=10**9), DONE), "usage counts 1,000,000,000 tokens in a prompt"),
         (plain_json, "a whole JSON reply came instead of a stream"),
         (short_body, "short of its content-length"),
+        (short_body_kept_open, "short of its content-length"),
     ],
 )
 def test_counts_that_cannot_be_are_failures(

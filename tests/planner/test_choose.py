@@ -15,6 +15,7 @@ from moebox.core.recipe import Recipe
 from moebox.detect.declared import parse_box
 from moebox.engines import build_launch, check_recipe
 from moebox.errors import BadInput, DoesNotFit, UnknownName
+from moebox.planner import choose, prefer
 from moebox.planner.choose import choose_plan
 from moebox.planner.constraints import Constraints
 from moebox.planner.speed import Speed
@@ -322,3 +323,16 @@ def test_a_plan_promises_only_climbs_that_are_possible():
     whole = choose_plan(parse_box("8x-h200"), *resolve_model("kimi-k2.6"), Constraints())
     assert whole.recipe.climb.contexts[:2] == (65536, 98304)
     assert any("`moebox climb` raises the context and then tries eagle3 drafts" in reason for reason in whole.reasons)
+
+
+def test_of_equal_forecasts_the_one_with_several_slots_is_chosen() -> None:
+    """A single slot makes a second request wait: it must be forecast a tenth better."""
+    constraints = Constraints(engine="vllm", concurrency=1)
+    model, checkpoints = facts("kimi-k2.6")
+    several = choose.search_candidates(EIGHT, model, checkpoints, constraints)[1][0]
+    recipe = replace(several.recipe, max_seqs=1)
+    single = replace(several, candidate=replace(several.candidate, recipe=recipe))
+
+    assert single.score == several.score
+    assert choose.rank_by_worth([single, several]) == [several, single]
+    assert "it answers one request at a time" in [each.reason for each in prefer.all_discounts(single)]

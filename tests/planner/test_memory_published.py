@@ -1,6 +1,7 @@
 """The memory model against published starts, each with its source in data/published/memory.toml."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from moebox import detect
 from moebox.checkpoint import deploy
 from moebox.core import catalogue
-from moebox.core.recipe import Hybrid, Recipe
+from moebox.core.recipe import Hybrid, Parallel, Recipe, Speculate
 from moebox.engines import memory_budget
 from moebox.engines.sglang import memory as sglang
 from tests.planner.boxes import EIGHT, MAX_Q_BOX
@@ -47,6 +48,24 @@ def test_the_tables_are_whole() -> None:
     assert len(TABLE.published_starts("weights")) == 6
     assert all(row.source for kind in ("pool", "weights") for row in TABLE.published_starts(kind))
     assert max(map(abs, others)) < 0.05
+
+
+def test_sglang_counts_the_draft_on_the_last_stage() -> None:
+    """An EAGLE3 draft takes its share of 6.03 GB less the shared embedding, outside the fraction, and has a cache."""
+    model, checkpoint = catalogue.find_model("kimi-k2.6"), catalogue.find_checkpoint("kimi-k2.6", "int4")
+    plain = kimi(engine="sglang", context=65536, memory_utilization=0.9, parallel=Parallel(tp=4, pp=2))
+    drafting = replace(plain, speculate=Speculate(method="eagle3", draft="lightseekorg/kimi-k2.6-eagle3.1-mla"))
+    without = memory_budget(on(EIGHT, model, checkpoint, plain))
+    with_draft = memory_budget(on(EIGHT, model, checkpoint, drafting))
+    size = (6_031_261_696 - model.vocab * model.hidden * 2) // 4
+
+    assert [device.draft for device in without.devices] == [0] * 8
+    assert [device.draft for device in with_draft.devices] == [0] * 4 + [size] * 4
+    gpu, caches = EIGHT.gpus[0], [sglang.SglangRanks(on(EIGHT, model, checkpoint, each)) for each in (drafting, plain)]
+    assert caches[0].cache_tokens(gpu, 1) < caches[1].cache_tokens(gpu, 1)
+    tight = replace(drafting, memory_utilization=0.99)  # leaves less outside the fraction than a step takes
+    ranks = sglang.SglangRanks(on(EIGHT, model, checkpoint, tight))
+    assert ranks.missing_bytes(gpu, 1) - ranks.missing_bytes(gpu, 0) == pytest.approx(size, abs=2)
 
 
 def test_sglang_picks_the_fractions_of_the_january_report() -> None:

@@ -1,6 +1,7 @@
 """Memory and speed count the same bytes: one module computes what a rank holds and reads."""
 
 import dataclasses
+import random
 
 import pytest
 
@@ -115,3 +116,22 @@ def test_every_gpu_of_a_kind_has_the_whole_budget_of_its_kind() -> None:
     deployment = on(box, model, catalogue.published_checkpoints(model.name)[0], recipe_of(model.name, 2))
     devices = budget.budget_over_ranks(deployment, OneBudget()).devices
     assert devices == tuple(dataclasses.replace(first, device=f"gpu{index}") for index in range(2))
+
+
+@pytest.mark.parametrize(("name", "checkpoint"), [("kimi-k2.6", "int4"), ("gpt-oss-120b", "mxfp4")])
+@pytest.mark.parametrize("tokens", [8, 64, 512])
+def test_whole_experts_make_the_fullest_rank_read_more(name: str, checkpoint: str, tokens: int) -> None:
+    """Under expert parallelism the slowest rank decides: within a quarter of random routing over eight ranks."""
+    model, weights = catalogue.find_model(name), catalogue.find_checkpoint(name, checkpoint)
+    assert model.moe
+    sliced = recipe_of(name, 8)
+    whole = dataclasses.replace(sliced, parallel=Parallel(tp=8, ep=True))
+    draw, fullest = random.Random(1), []
+    for _ in range(100):
+        used = {expert for _ in range(tokens) for expert in draw.sample(range(model.moe.experts), model.moe.used)}
+        fullest.append(max(sum(expert % 8 == rank for expert in used) for rank in range(8)))
+    work = rank_work(model, weights, whole)
+    read = work.expert_bytes_read(tokens) / work.expert_bytes / model.moe_layers
+
+    assert read == pytest.approx(sum(fullest) / len(fullest), rel=0.25)
+    assert work.expert_bytes_read(8) > 1.1 * rank_work(model, weights, sliced).expert_bytes_read(8)

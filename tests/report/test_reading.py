@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from moebox import codec
 from moebox.assess.run import assess_run
+from moebox.cli import main
 from moebox.core.engine_event import AttemptReady, AttemptStarted
 from moebox.core.engine_facts import DeviceFacts, EngineFacts
-from moebox.core.event import UnknownEvent
+from moebox.core.event import UnknownEvent, VerifyBegan, VerifyEnded
 from moebox.core.verdict import CheckResults, CheckVerdict, Failure, Score, worst_mark
 from moebox.report.expect import with_forecast
 from moebox.report.files import make_page
@@ -295,6 +296,21 @@ def test_a_report_never_contradicts_the_checks(
     passed, tried = len(results.checks_with("pass")), len([check for check in checks if check.verdict != "skip"])
     assert right.text.startswith(f"{passed} of {tried} checks passed")
     assert ("all checks together" in right.text) == (results.verdict != worst_mark(check.verdict for check in checks))
+
+
+def test_half_of_the_checks_is_not_listed_as_passed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`moebox runs` and the report show that checks are missing, although all that were made passed."""
+    _, run = checked_run(tmp_path, *GOOD)
+    names = tuple(check.name for check in GOOD)
+    run.add_event(VerifyBegan(url="http://127.0.0.1:1/v1", model="m", checks=names, of=2 * len(GOOD)))
+    run.add_event(VerifyEnded(verdict="pass"))
+
+    assert summarize_run(run).checks_text == "in part"
+    assert main(["runs", "--runs", str(tmp_path), "--json"]) == 0
+    assert [row["verdict"] for row in json.loads(capsys.readouterr().out)["runs"]] == ["in part"]
+    right = next(cell for cell in assess_run(read_run(run)).cells if cell.name == "right")
+    assert right.tone != "good"
+    assert "3 of 3 checks passed, 3 not made" in right.text
 
 
 @pytest.mark.parametrize(

@@ -304,6 +304,7 @@ class RequestTracker:
             reason = f"silent for {load.stall_s:g} s"
         if recorder.done and (reason or now - min(connection.active_at, recorder.done_at) > DONE_GRACE_NS):
             # [DONE] arrived, the response's end did not.
+            recorder.close(now)
             max_tokens, request_bytes = conversation.max_tokens, connection.request_bytes
             outcome, reason = judge_reply(recorder, max_tokens=max_tokens, request_bytes=request_bytes)
             self.abort_request(connection, outcome, reason)
