@@ -88,7 +88,7 @@ def exhausted_limit(problem: BaseException) -> str:
     if number == errno.ENOMEM or isinstance(problem, MemoryError):
         size = resource.getrlimit(resource.RLIMIT_AS)[0]
         return "memory" if size == resource.RLIM_INFINITY else f"address space (ulimit -v) {size // 1024} KiB"
-    return f"processes (ulimit -u) {resource.getrlimit(resource.RLIMIT_NPROC)[0]}" if number == errno.EAGAIN else ""
+    return ""
 
 
 def suggest_names(name: str, known: Iterable[str]) -> str:

@@ -21,6 +21,7 @@ from moebox.web.live import RunFeed
 from tests.bench.server import good, serving
 from tests.report.making import a_run
 from tests.serving import live
+from tests.verify import conftest as oracle
 
 PLAN = ["plan", "kimi-k2.6", "--box", "8x-h200"]
 
@@ -160,3 +161,27 @@ def test_sixty_followers_of_a_run_cost_no_more_than_one(tmp_path: Path) -> None:
 
     assert seen == [["state 1", "state 2"]] * 60
     assert len(rendered) == 2
+
+
+@pytest.mark.parametrize("descriptors", [40, 20])
+def test_few_descriptors_are_not_the_models_fault(descriptors: int) -> None:
+    """The sandbox makes do with what there is, or the check is skipped for this machine; it is never red."""
+    with oracle.serving() as url:
+        words = ["verify", f"{url}/correct", "--only", "alive,code", "--quick", "--json"]
+        done = moebox(*words, limit=(resource.RLIMIT_NOFILE, descriptors))
+
+    checks = {check["name"]: check for check in json.loads(done.stdout)["rungs"]}
+    assert checks["alive"]["verdict"] == "pass"
+    assert checks["code"]["verdict"] in ("pass", "skip"), checks["code"]["reason"]
+    assert checks["code"]["verdict"] == "pass" or "this machine" in checks["code"]["reason"]
+
+
+def test_a_client_without_descriptors_skips_its_checks() -> None:
+    """Twelve descriptors do not suffice for several requests at once: skipped, with the limit as the reason."""
+    with oracle.serving() as url:
+        words = ["verify", f"{url}/correct", "--only", "concurrency", "--parallel", "32", "--quick", "--json"]
+        done = moebox(*words, limit=(resource.RLIMIT_NOFILE, 20))
+
+    check = json.loads(done.stdout)["rungs"][0]
+    assert check["verdict"] == "skip", check
+    assert "this machine: its limits are too low: open files (ulimit -n) 20" in check["reason"]

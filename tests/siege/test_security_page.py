@@ -27,7 +27,7 @@ def test_every_line_about_strangers_names_a_test():
 
 def test_every_module_that_the_page_names_is_there():
     """Where the defence is."""
-    folders = "core|render|store|bench|detect|report|web|serve|twin|sandbox"
+    folders = "core|render|store|bench|detect|verify|report|web|serve|twin|sandbox"
     for name in re.findall(
         rf"`((?:{folders})/\w+\.py|(?:escape|redact|files|codec|http|environment)\.py)`",
         PAGE,

@@ -201,8 +201,8 @@ def _run_child(job: JailJob, setup_out: int, results_out: int) -> None:
     """Lock this process in, run the foreign code, and exit."""
     try:
         _lock_in(job)
-    except OSError as problem:
-        os.write(setup_out, str(problem).encode() or b"no reason given")
+    except Exception as problem:  # whatever it is, no foreign code has run yet
+        os.write(setup_out, (str(problem) or type(problem).__name__).encode(errors="replace"))
         os._exit(1)
     os.close(setup_out)
     code = 1
@@ -242,6 +242,8 @@ def _lock_in(job: JailJob) -> None:
         walls.drop_capabilities()
         limits[resource.RLIMIT_NPROC] = MAX_THREADS
     for limit, value in limits.items():
+        hard = resource.getrlimit(limit)[1]  # a lower one of the user's stays
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(limit, (value, value))
     enter_seccomp(allow_files=job["level"] != "seccomp", pid=os.getpid())
 

@@ -170,6 +170,9 @@ def _run_work(
     line = line if isinstance(line, dict) else {}
     if "setup" in line:
         raise NoSandbox(f"{level}: {line['setup']}")
+    if "exit" not in line and not late and len(output) < MAX_OUTPUT_BYTES:
+        last = output.decode(errors="replace").strip().splitlines()[-1:]
+        raise NoSandbox(f"{level}: the jail did not start: {''.join(last) or f'exit code {process.wait()}'}")
     code = int(line["exit"]) if "exit" in line else process.wait()
     late = late or code == TIMEOUT_EXIT_CODE
     values = tuple(value for place, value in line.get("values") or () if place < expected_values)

@@ -17,7 +17,7 @@ import httpx2
 from moebox import http
 from moebox.core.endpoint import Endpoint
 from moebox.core.verdict import HttpExchange
-from moebox.errors import exception_text
+from moebox.errors import exception_text, exhausted_limit
 from moebox.redact import decode_reply, hide_known_keys
 from moebox.stream.awake import AwakeClock
 
@@ -25,6 +25,7 @@ MAX_BYTES = 8 * 2**20  # of one reply; the longest correct one here is a few hun
 CONNECT_S = 10.0
 MAX_RETRY_AFTER_S = 20.0  # honoured of one Retry-After
 DISCONNECTED = "the client disconnected"  # the error of an exchange that this side ended
+THIS_MACHINE = "this machine"  # how the reason of a probe begins that was skipped for no fault of the server
 UNREACHABLE = ("cannot connect", "TLS", "not a valid URL")  # how errors begin that every later request would get too
 MAX_RETRIES = 4  # after a 429 or 503, or after this machine slept during the request
 
@@ -42,6 +43,10 @@ class _OutgoingRequest:
     watch: StreamWatch | None = None
     deadline_s: float | None = None
     keep_alive: bool = False
+
+
+class MachineLimit(Exception):
+    """This machine, not the server, kept a request from being sent."""
 
 
 class ExchangeClient:
@@ -154,7 +159,14 @@ class ExchangeClient:
                         break
         except TimeoutError:
             error = f"no end within {deadline_s:.3g} s"
-        except httpx2.HTTPError as problem:
+        except (httpx2.HTTPError, OSError, MemoryError) as problem:
+            seen: BaseException | None = problem
+            while seen is not None:
+                if limit := exhausted_limit(seen):
+                    raise MachineLimit(f"{THIS_MACHINE}: its limits are too low: {limit}") from None
+                seen = seen.__cause__ or seen.__context__
+            if not isinstance(problem, httpx2.HTTPError):
+                raise
             error = _transport_error(problem, outgoing.url)
         except (httpx2.InvalidURL, UnicodeError) as problem:
             error = f"not a valid URL: {problem}"

@@ -18,7 +18,7 @@ from moebox.loose import get_objects
 from moebox.store import Run
 from moebox.stream import run_to_end
 from moebox.verify.checks import CHECKS
-from moebox.verify.client import UNREACHABLE, ExchangeClient
+from moebox.verify.client import UNREACHABLE, ExchangeClient, MachineLimit
 from moebox.verify.options import CHECK_NAMES, VerifyOptions
 from moebox.verify.session import MAX_HANGS, EndpointUnusable, ProbeFailed, ProbeSkipped, ProbeWarning
 from moebox.verify.statistics import describe_failure, failure_kind, format_share
@@ -272,7 +272,7 @@ async def _run_probe(session: CheckSession, name: str, function: ProbeFunction) 
             reason, score = format_share(result), result
         elif isinstance(result, str):
             mark, reason = "warn" if isinstance(result, ProbeWarning) else "pass", result
-    except ProbeSkipped as problem:
+    except (ProbeSkipped, MachineLimit) as problem:
         mark, reason = "skip", str(problem)
     except ProbeFailed as problem:
         mark, reason, score = "fail", str(problem), problem.score

@@ -7,6 +7,7 @@ from functools import partial
 from moebox import sandbox
 from moebox.core.verdict import Score
 from moebox.phantom.questions import Question, extract_code, text_flaw
+from moebox.verify.client import THIS_MACHINE
 from moebox.verify.completions import NO_LOGPROBS, ChatAnswer, is_logprob
 from moebox.verify.session import ProbeFailed, ProbeSkipped, skip_if_rejected
 from moebox.verify.trials import (
@@ -77,7 +78,7 @@ async def probe_functions(session: CheckSession) -> str:
     try:
         session.sandbox = await asyncio.to_thread(sandbox.strongest_level)
     except sandbox.NoSandbox as problem:
-        raise ProbeSkipped(f"code is not run here: {problem}") from None
+        raise ProbeSkipped(f"{THIS_MACHINE}: code is not run here: {problem}") from None
 
     async def attempt(stream: bool) -> TrialOutcome:
         question = session.draw("code")
@@ -94,8 +95,8 @@ def _run_cases(question: Question, text: str) -> str:
     name, cases = question.expect, question.cases
     try:
         outcome = sandbox.run_code(extract_code(text), name, [case.args for case in cases])
-    except sandbox.NoSandbox as problem:
-        raise ProbeFailed(f"the sandbox broke: {problem}") from None
+    except OSError as problem:  # NoSandbox, or no descriptor or process for it
+        raise ProbeSkipped(f"{THIS_MACHINE}: code could not be run: {problem}") from None
     if outcome.error:
         return f"{name}: {outcome.error}"
     for case, value in zip(cases, outcome.values, strict=False):
