@@ -83,6 +83,26 @@ def test_a_run_can_be_copied_from_the_list(capsys: pytest.CaptureFixture[str]):
     assert next(line for line in shown if line.startswith(run.id)).rstrip().endswith("–")
 
 
+@pytest.mark.parametrize("columns", [60, 80])
+def test_many_runs_leave_the_newest_on_the_screen(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """The list fits 24 lines and says how many runs are older; --all lists every one."""
+    ids = []
+    for number in range(30):
+        run = Run.create(f"run{number}")
+        run.release_lock()
+        ids.append(run.id)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    shown = lines(capsys, "runs")
+    listed = [name for name in ids if any(line.startswith(name) for line in shown)]
+
+    assert len(shown) <= 23
+    assert shown[-1] == f"{30 - len(listed)} older: --all"
+    every = lines(capsys, "runs", "--all")
+    assert all(any(line.startswith(name) for line in every) for name in ids)
+
+
 @pytest.mark.parametrize("columns", [30, 40, 60, 75, 76])
 def test_nothing_of_a_run_is_cut_on_a_narrow_terminal(
     columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -16,13 +16,24 @@ def test_commands_are_grouped_and_fit_eighty_columns(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("COLUMNS", "80")
-    assert main([]) == 0
+    assert main(["--help"]) == 0
     text = capsys.readouterr().out
 
     assert all(len(line) <= 80 for line in text.splitlines())
     assert text.index("Start here") < text.index("Plan\n") < text.index("Serve\n") < text.index("Prove\n")
     for name in {name.partition(" ")[0] for name in COMMANDS}:
         assert f"\n  {name} " in text
+
+
+def test_moebox_alone_is_the_first_commands_and_what_to_do_now(capsys: pytest.CaptureFixture[str]):
+    """A few lines of 80 columns; the last ones name a command that exists, by what this machine has."""
+    assert main([]) == 0
+    lines = capsys.readouterr().out.splitlines()
+
+    assert len(lines) <= 8
+    assert max(map(len, lines)) <= 80
+    (now,) = [line for line in lines if line.startswith("now, on this machine")]
+    assert now.partition(": moebox ")[2] in COMMANDS
 
 
 def test_every_command_has_a_section():
@@ -33,7 +44,7 @@ def test_every_command_has_a_section():
 
 
 def test_the_list_loads_nothing_heavy():
-    code = "import sys; from moebox.cli import main; main([]);"
+    code = "import sys; from moebox.cli import main; main([]); main(['--help']);"
     code += (
         "print(sorted(m for m in ('cyclopts', 'rich', 'msgspec', 'moebox.core') if m in sys.modules), file=sys.stderr)"
     )

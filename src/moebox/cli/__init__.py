@@ -4,6 +4,7 @@ A command parses its flags, calls a function of a lower package, and shows the r
 """
 
 import errno
+import glob
 import os
 import shutil
 import sys
@@ -99,7 +100,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         spell_out_unprintable(stream)
     code = 0
     try:
-        if not words or words in (["--help"], ["-h"], ["help"]):
+        if not words:
+            print(start_text())
+        elif words in (["--help"], ["-h"], ["help"]):
             print(overview_text())
         elif words[0] == "--complete":
             from moebox.cli.completion import complete
@@ -163,6 +166,29 @@ def subcommands(group: str) -> list[str]:
 def section_of(command: str) -> str:
     """Return the section of a command in the overview; "More" if no section lists it."""
     return next((title for title, names in SECTIONS.items() if command in names), "More")
+
+
+def start_text() -> str:
+    """Return what `moebox` alone prints: the first commands, and which to type now on this machine."""
+    from moebox import __version__
+
+    gpus = len(glob.glob("/dev/nvidia[0-9]*"))  # a device file of the driver for each GPU
+    amd = not gpus and os.path.exists("/dev/kfd")  # AMD's driver has one for all GPUs
+    if gpus or amd:
+        found = "AMD GPUs" if amd else f"{gpus} NVIDIA GPU{'s' * (gpus > 1)}"
+        now = [f"now, on this machine with {found}: moebox doctor box"]
+        now.append("  finds problems of the machine before an engine is started; then plan a model")
+    else:
+        now = ["now, on this machine without a GPU: moebox run"]
+        now.append("  goes through every step with a small model that comes with moebox")
+    lines = [
+        f"moebox {__version__}: from your box and a model to a checked, measured endpoint",
+        "  moebox plan MODEL   what fits on this machine, and how fast; --box for another",
+        "  moebox run MODEL    plan, start, verify, climb, measure and report",
+        "  moebox ui           the same on a local page",
+        "  moebox --help       all commands; `moebox models` lists models",
+    ]
+    return "\n".join([*lines, "", *now])
 
 
 def overview_text() -> str:

@@ -22,15 +22,22 @@ if TYPE_CHECKING:
 
 WIDE = 100  # columns
 NARROW = 76  # columns: below, a run's name leaves no room for other columns
+SCREEN_ROWS = 20  # rows of the list on a terminal of 24 lines, beside the heading and the prompt
 LONGEST_ID = 44  # columns: names up to this are not broken, so that they can be copied
 LISTED = ("model", "engine", "box", "verdict", "output_tok_s", "ttft_ms", "failed", "simulation", "jobs", "solved")
 
 
-def runs(*, runs: Path | None = None, json: Switch = False) -> int:
+def runs(
+    *,
+    runs: Path | None = None,
+    everything: Annotated[Switch, Parameter(name="--all")] = False,
+    json: Switch = False,
+) -> int:
     """List the runs, newest first.
 
     Args:
         runs: The folder that holds them.
+        everything: List all of them, not only as many as a screen shows; JSON always has all.
         json: Print JSON.
     """
     home = runs_dir(runs)
@@ -43,7 +50,12 @@ def runs(*, runs: Path | None = None, json: Switch = False) -> int:
             rows.append({**brief, **_select(row, LISTED), "live": active, "state": row.state_text(live=active)})
         print_json({"runs": rows, "folder": home})
     elif found:
-        _print_runs(found, live, stdout_console().width)
+        width = stdout_console().width
+        limit = SCREEN_ROWS if width >= NARROW else SCREEN_ROWS // 2
+        shown = found if everything else found[:limit]
+        _print_runs(shown, live, width)
+        if len(shown) < len(found):
+            stdout_console().print(f"{len(found) - len(shown)} older: --all")
     else:
         stdout_console().print(f"no runs in {home} yet", soft_wrap=True)
     return 0
