@@ -154,7 +154,16 @@ def test_every_change_is_followed_by_rungs_that_exist():
         ("settings", trial(gained=Gain(share=0.01, low=-0.1, high=0.1), kv=200), True, "more tokens of cache"),
         ("settings", trial(gained=Gain(share=0.5, low=0.4, high=0.6), right=17), False, "answers differ"),
         ("settings", trial("fail", why="tools: broken"), False, "tools: broken"),
-        ("context", trial(gained=Gain(share=-0.02, low=-0.1, high=0.1)), True, "verified"),
+        ("settings", trial(gained=Gain(share=-0.2, low=-0.5, high=0.4), kv=200), False, "not shown to be slower"),
+        ("context", trial(gained=Gain(share=-0.02, low=-0.1, high=0.1)), True, "at most 10% slower (-10.0% to +10.0%)"),
+        (
+            "context",
+            trial(gained=Gain(share=-0.151, low=-0.477, high=0.378)),
+            False,
+            "not shown to be slower (-47.7%",
+        ),
+        ("context", trial(gained=Gain(share=-0.9, low=-0.95, high=-0.8)), False, "longer, but slower: -90.0%"),
+        ("context", trial(), True, "speed not measured"),
         ("context", trial(gained=Gain(share=-0.4, low=-0.5, high=-0.3)), False, "slower"),
     ],
 )
@@ -164,6 +173,18 @@ def test_a_step_is_kept_or_dropped_for_a_reason(step: str, after: ClimbTrial, ke
 
     assert decided is kept
     assert says in why
+
+
+def test_a_context_that_the_recipe_requires_is_kept_with_its_cost():
+    """The recipe asks for 65,536 tokens: they are kept although slower, and the reason says so."""
+    slower = trial(gained=Gain(share=-0.4, low=-0.5, high=-0.3))
+    step = SettingStep(group="context", path="context", value=slower.recipe.context)
+
+    assert decide_trial(step, slower, trial(), required_context=slower.recipe.context) == (
+        True,
+        "required by the recipe; slower: -40.0% (-50.0% to -30.0%)",
+    )
+    assert not decide_trial(step, slower, trial(), required_context=slower.recipe.context - 1)[0]
 
 
 def test_what_need_not_be_tried_is_said():

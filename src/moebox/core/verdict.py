@@ -59,9 +59,15 @@ class Gain:
         """The interval does not contain zero."""
         return self.low > 0 or self.high < 0
 
+    @property
+    def interval(self) -> str:
+        """ "-47.7% to +37.8%"."""
+        return f"{self.low:+.1%} to {self.high:+.1%}"
+
     def __str__(self) -> str:
-        interval = f"({self.low:+.1%} to {self.high:+.1%})"
-        return f"{self.share:+.1%} {interval}" if self.is_significant else f"no difference seen {interval}"
+        return (
+            f"{self.share:+.1%} ({self.interval})" if self.is_significant else f"no difference seen ({self.interval})"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -189,7 +189,7 @@ class _Climber:
         trial = self._measure_with_retry(trial, step)
         if self.best and needs_sure_gain(step, trial):
             trial = self._measure_best_again(trial, self.best)
-        kept, reason = decide_trial(step, trial, self.best)
+        kept, reason = decide_trial(step, trial, self.best, required_context=self.recipe.context)
         return replace(trial, kept=kept, why=reason, seconds=time.monotonic() - began)
 
     def _measure_with_retry(self, trial: ClimbTrial, step: SettingStep) -> ClimbTrial:

@@ -36,6 +36,7 @@ from moebox.serve.state import hold_endpoint
 from moebox.store import Run
 
 SMALL = 0.02  # a smaller difference in speed does not matter
+MARGIN = 0.10  # an interval of the difference beyond it is too wide to call two speeds the same
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,7 +216,14 @@ def _verdict_text(answers: AnswerComparison, worse: str, gains: Sequence[GainAtC
     if answers.same != answers.asked:
         same += f" in {answers.same} of {answers.asked} answers, and as many right"
     if not any(row.is_different for row in gains):
-        return f"no difference: {same}, and as fast within what was measured"
+        known = [row.gain for row in gains if row.gain]
+        low, high = min((gain.low for gain in known), default=0.0), max((gain.high for gain in known), default=0.0)
+        interval = f"{low:+.1%} to {high:+.1%}"
+        if not known:
+            return f"no difference: {same}; speed was not measured"
+        if low >= -MARGIN and high <= MARGIN:
+            return f"no difference: {same}, and as fast within {interval}"
+        return f"no difference shown: {same}; speed is known only within {interval}, too wide to call it the same"
     speed = "; ".join(f"at {row.concurrency}: {row.gain or 'not measured'}" for row in gains)
     slower = "B is slower: " if any(row.is_slower for row in gains) else ""
     return f"{slower}{same}; speed {speed}"

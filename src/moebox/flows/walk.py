@@ -16,7 +16,7 @@ from moebox.units import format_count, format_gib
 from moebox.verify.options import CHECK_NAMES
 
 StepGroup = Literal["start", "context", "speculate", "settings"]
-SLOWER = -0.10  # a longer context that costs more speed is not kept
+SLOWER = -0.10  # margin of non-inferiority: a longer context or larger cache is kept if it costs no more speed
 MORE_CACHE = 1.02  # a cache that grows by less is not a gain
 MARGIN = 0.05  # of the device: the planner's own error; a step that misses by less is tried
 
@@ -154,8 +154,14 @@ def needs_sure_gain(step: SettingStep, trial: ClimbTrial) -> bool:
     return gain.high < SLOWER if step.group == "context" else gain.is_significant
 
 
-def decide_trial(step: SettingStep, trial: ClimbTrial, best: ClimbTrial | None) -> tuple[bool, str]:
-    """Decide whether a step is kept. Return the reason too."""
+def decide_trial(
+    step: SettingStep, trial: ClimbTrial, best: ClimbTrial | None, *, required_context: int = 0
+) -> tuple[bool, str]:
+    """Decide whether a step is kept. Return the reason too.
+
+    What is not meant to be faster is kept if the whole interval of its speed lies above the margin, or if it is a
+    context that the recipe requires.
+    """
     if trial.verdict == "fail":
         return False, trial.why
     if best is None:
@@ -165,13 +171,23 @@ def decide_trial(step: SettingStep, trial: ClimbTrial, best: ClimbTrial | None) 
     speed = str(trial.gain) if trial.gain else "not measured"
     if trial.acceptance is not None:
         speed += f"; {trial.acceptance:.0%} of draft tokens accepted"
-    if step.group == "context":  # kept unless it costs speed; it cannot make anything faster
-        if trial.gain and trial.gain.high < SLOWER:
-            return False, f"longer, but slower: {speed}"
-        return True, f"verified at {format_count(trial.recipe.context)} tokens, no slower"
+    gain, margin = trial.gain, f"{-SLOWER:.0%}"
+    cost = "speed not measured"
+    if gain and gain.low >= SLOWER:
+        cost = f"at most {margin} slower ({gain.interval})"
+    elif gain and gain.high < 0:
+        cost = f"slower: {speed}"
+    elif gain:
+        cost = f"not shown to be slower ({gain.interval}), but not shown to lose at most {margin} either"
+    if step.group == "context":  # it cannot make anything faster
+        if gain is None or gain.low >= SLOWER:
+            return True, f"verified at {format_count(trial.recipe.context)} tokens, {cost}"
+        is_required = trial.recipe.context <= required_context
+        return is_required, f"required by the recipe; {cost}" if is_required else f"longer, but {cost}"
     if trial.gain and trial.gain.is_significant:
         faster = trial.gain.low > 0
         return faster, f"{'faster' if faster else 'slower'}: {speed}"
     if best.kv_tokens and trial.kv_tokens > MORE_CACHE * best.kv_tokens:
-        return True, f"{format_count(trial.kv_tokens - best.kv_tokens)} more tokens of cache; speed: {speed}"
+        more = f"{format_count(trial.kv_tokens - best.kv_tokens)} more tokens of cache"
+        return gain is None or gain.low >= SLOWER, f"{more}, {cost}"
     return False, speed
