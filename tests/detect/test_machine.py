@@ -4,6 +4,9 @@ The stand-in offers only what the real `pynvml` offers (a test checks that), wit
 Server gives them: PIX pairs, two NUMA nodes, one GPU in a x4 riser.
 """
 
+import os
+import pwd
+import subprocess
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -17,6 +20,7 @@ from rich.console import Console
 from moebox import codec
 from moebox.checkpoint import deploy, resolve_model
 from moebox.cli.box import box_panel, box_warnings
+from moebox.cli.ps import gpu_lines
 from moebox.core import catalogue
 from moebox.core.box import Box
 from moebox.core.gpu_list import used_gpus
@@ -230,6 +234,23 @@ def test_a_bundle_can_be_planned_with(tmp_path: Path):
     assert codec.to_toml(load_box(str(tmp_path / "box.toml")))
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_ps_names_the_user_who_holds_a_gpu() -> None:
+    """A process of another user is shown with its owner; a stored box does not keep the name."""
+    with subprocess.Popen(["sleep", "60"], user=65534, group=65534, cwd="/") as process:
+
+        class SharedDriver(Driver):
+            def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[SimpleNamespace]:
+                return [SimpleNamespace(pid=process.pid, usedGpuMemory=5 * 2**30)] if handle == 2 else []
+
+        held, box = nvml.list_holders(SharedDriver()), nvml.read_driver(SharedDriver())
+        process.kill()
+
+    user = pwd.getpwuid(65534).pw_name
+    assert gpu_lines(held) == [f"GPU 2  5.00 GiB  sleep of {user} (pid {process.pid})"]
+    assert [holder.user for gpu in box.gpus for holder in gpu.holders] == [""]
+
+
 def test_processes_with_gpu_memory_are_named_and_those_of_moebox_count_as_free(tmp_path: Path) -> None:
     """By /proc: a name for everybody's process, and the mark that every engine of moebox's carries."""
     for pid, name, environment in ((41, "python", b"A=1\0MOEBOX_INSTANCE=kimi-7\0"), (42, "blender", b"A=1\0")):
@@ -240,6 +261,11 @@ def test_processes_with_gpu_memory_are_named_and_those_of_moebox_count_as_free(t
     ours, other, gone = (nvml.identify_process(pid, 10 * 2**30, proc=tmp_path) for pid in (41, 42, 43))
 
     assert (ours.name, ours.instance) == ("python", "kimi-7")
+    assert ours.user == pwd.getpwuid(os.geteuid()).pw_name
+    (named,) = gpu_lines({3: [replace(ours, user="anna")]})
+    assert named == "GPU 3  10.00 GiB  python of anna (pid 41), engine kimi-7"
+    (hidden,) = gpu_lines({0: [gone]})
+    assert hidden == "GPU 0  10.00 GiB  a process of an unknown user (pid 43)"
     assert (other.name, other.instance) == ("blender", "")
     assert (gone.name, gone.instance) == ("", "")
     gpu = catalogue.find_gpu("h200")

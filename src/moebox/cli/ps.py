@@ -2,29 +2,39 @@
 
 import time
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from moebox.cli.flags import Switch
-from moebox.cli.output import print_result, stdout_console
+from moebox.cli.output import print_lines, print_result, stdout_console
 from moebox.errors import refuse_if
-from moebox.units import format_seconds
+from moebox.units import format_gib, format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from moebox.core.box import GpuProcess
 
 
 def ps(*, json: Switch = False) -> int:
     """List the engines that moebox started: ready, starting, exited, and orphaned processes or containers.
 
+    The processes on each GPU follow, other users' too, as far as the driver and the kernel show them.
+
     Args:
         json: Print JSON.
     """
-    rows = list_engines()
+    from moebox.detect import nvml
+
+    rows, driver = list_engines(), nvml.load_nvml()
+    holders = nvml.list_holders(driver) if driver else {}
 
     def show() -> None:
-        for line in [line for row in rows for line in _engine_lines(row)] or ["nothing is running"]:
-            stdout_console().print(line, markup=False)
+        lines = [line for row in rows for line in _engine_lines(row)] or ["nothing is running"]
+        print_lines([*lines, *gpu_lines(holders)])
 
-    print_result(json, {"engines": rows}, show)
+    print_result(json, {"engines": rows, "gpus": {str(index): held for index, held in holders.items()}}, show)
     return 0
 
 
@@ -81,6 +91,17 @@ def list_engines() -> list[EngineRow]:
         left, container = tuple(orphans.get(name, ())), containers.get(name, ("", ""))[1]
         rows.append(EngineRow(id=name, status="left behind", left=left, container=container))
     return rows
+
+
+def gpu_lines(holders: "Mapping[int, Sequence[GpuProcess]]") -> list[str]:
+    """Return a line for each process on a GPU: how much it holds, whose it is, and its engine if moebox started it."""
+    lines = []
+    for index, processes in holders.items():
+        for process in processes:
+            owner = f"{process.name or 'a process'} of {process.user or 'an unknown user'} (pid {process.pid})"
+            engine = f", engine {process.instance.partition('@')[0]}" if process.instance else ""
+            lines.append(f"GPU {index}  {format_gib(process.bytes)}  {owner}{engine}")
+    return lines
 
 
 def _engine_lines(row: EngineRow) -> list[str]:

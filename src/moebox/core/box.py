@@ -50,6 +50,7 @@ class GpuProcess:
     pid: int
     name: str
     bytes: int
+    user: str = ""  # its owner's name, or number if it has none; "" if not visible
     instance: str = ""  # if moebox runs the engine: it can be stopped, so a plan counts its memory as free
 
 

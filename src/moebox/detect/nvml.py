@@ -4,6 +4,8 @@
 box without GPUs.
 """
 
+import contextlib
+import pwd
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -68,6 +70,13 @@ def _device_processes(nvml: Any, handle: Any) -> list[tuple[int, int]]:
     return [(int(row.pid), int(row.usedGpuMemory or 0)) for row in rows]
 
 
+def list_holders(nvml: Any) -> dict[int, list[GpuProcess]]:
+    """Return the processes on each GPU of this machine that has any, as far as the driver and the kernel show them."""
+    count = _query(nvml, 0, "nvmlDeviceGetCount")
+    held = {index: [identify_process(*row) for row in gpu_processes(nvml, index)] for index in range(count)}
+    return {index: processes for index, processes in held.items() if processes}
+
+
 def read_driver(nvml: Any, *, sysfs: Path = Path("/sys"), only: str | None = None) -> DriverReport:
     """Read every GPU and the links between them; `only` is the value of CUDA_VISIBLE_DEVICES."""
     every = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
@@ -130,7 +139,10 @@ def _read_gpu(nvml: Any, handle: Any, sysfs: Path) -> Gpu:
         title=title,
         memory=int(memory.total) if memory else known.memory,
         memory_free=int(memory.free) if memory else None,
-        holders=tuple(identify_process(pid, size) for pid, size in _device_processes(nvml, handle)),
+        holders=tuple(
+            replace(identify_process(pid, size), user="")  # boxes are stored and shared
+            for pid, size in _device_processes(nvml, handle)
+        ),
         sm=sm if major else known.sm,
         smem=_SMEM.get(sm, known.smem),
         pcie=pcie if width else None,
@@ -140,15 +152,19 @@ def _read_gpu(nvml: Any, handle: Any, sysfs: Path) -> Gpu:
 
 
 def identify_process(pid: int, size: int, *, proc: Path = Path("/proc")) -> GpuProcess:
-    """Find the name of a process, and the instance if moebox started it."""
-    try:
+    """Find the name and owner of a process, and the instance if moebox started it for this user."""
+    name, user, environment = "", "", b""
+    with contextlib.suppress(OSError):  # gone, in another container, or another user's environment
+        owner = (proc / str(pid)).stat().st_uid
+        try:
+            user = pwd.getpwuid(owner).pw_name
+        except KeyError:
+            user = str(owner)
         name = (proc / str(pid) / "comm").read_text(errors="replace").strip()
         environment = (proc / str(pid) / "environ").read_bytes()
-    except OSError:  # another user's, or gone
-        name, environment = "", b""
     variables = dict(part.partition(b"=")[::2] for part in environment.split(b"\0"))
     instance = variables.get(INSTANCE_ENV.encode(), b"").decode(errors="replace")
-    return GpuProcess(pid=pid, name=name, bytes=size, instance=instance)
+    return GpuProcess(pid=pid, name=name, bytes=size, user=user, instance=instance)
 
 
 def _unknown_gpu(nvml: Any, handle: Any, title: str, sm: str) -> Gpu:
