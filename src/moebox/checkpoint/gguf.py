@@ -153,6 +153,17 @@ def read_header(path: Path) -> GgufHeader:
         raise BadInput(f"{path}: cannot be read: {problem.strerror}") from None
 
 
+def gguf_damage(path: Path) -> str:
+    """Compare a file's size with its table of tensors; "" if they fit, or if the table has an unknown format."""
+    try:
+        need, size = sum(tensor.bytes for tensor in read_header(path).tensors), path.stat().st_size
+    except HeaderCutShort:
+        return "ends inside its header"
+    except BadInput:
+        return ""
+    return f"has {size:,} bytes, its header describes {need:,} of weights" if need > size else ""
+
+
 def split_files(path: Path) -> list[Path]:
     """Return all files of a split model, or `path` alone. Raise BadInput if files are missing."""
     match = _PART.fullmatch(path.name)

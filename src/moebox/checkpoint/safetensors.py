@@ -5,7 +5,7 @@ A header is `length (8 bytes, little endian) + JSON`; every size in it is checke
 
 import struct
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -79,6 +79,14 @@ def read_sizes(files: list[Path], layers: int) -> ShardSizes:
 
 def read_header(path: Path) -> Iterator[tuple[str, SafetensorsEntry]]:
     """Yield the tensors of one file. Raise BadInput if the file cannot contain what the header describes."""
+    header, data_bytes = decode_header(path)
+    for name, tensor in header.items():
+        _check_entry(path, name, tensor, data_bytes)
+        yield name, tensor
+
+
+def decode_header(path: Path) -> tuple[dict[str, SafetensorsEntry], int]:
+    """Return the tensors that a file's header lists, and the bytes after the header."""
     try:
         with open(path, "rb") as file:
             total = path.stat().st_size
@@ -94,10 +102,22 @@ def read_header(path: Path) -> Iterator[tuple[str, SafetensorsEntry]]:
         header = _HEADER.decode(raw)
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError, UnicodeDecodeError) as problem:
         raise BadInput(f"{path}: header is not a table of tensors: {str(problem)[:120]}") from None
-    for name, tensor in header.items():
-        if name != "__metadata__":
-            _check_entry(path, name, tensor, data_bytes)
-            yield name, tensor
+    header.pop("__metadata__", None)
+    return header, data_bytes
+
+
+def shard_damage(path: Path, named: Collection[str] = ()) -> str:
+    """Compare a file's size with its header, and the header with the tensors that the index names; "" if all agree."""
+    try:
+        header, data_bytes = decode_header(path)
+    except BadInput as problem:
+        return problem.message.removeprefix(f"{path}: ")
+    described = max((tensor.data_offsets[1] for tensor in header.values()), default=0)
+    if described != data_bytes:
+        size = path.stat().st_size
+        return f"has {size:,} bytes, its header describes {size - data_bytes + described:,}"
+    missing = sorted(set(named) - header.keys())
+    return f"lacks {missing[0][:80]}, which the index names" if missing else ""
 
 
 def _check_entry(path: Path, name: str, tensor: SafetensorsEntry, data_bytes: int) -> None:

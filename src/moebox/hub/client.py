@@ -268,3 +268,14 @@ def report_hub_errors(what: str, revision: str = "") -> Iterator[None]:
 def repository_folder(repo: str) -> Path:
     """The folder of a repository in the cache: blobs by hash, and for each commit links with the files' names."""
     return hub_cache() / f"models--{repo.replace('/', '--')}"
+
+
+def find_snapshot(repo: str, revision: str = "") -> Path | None:
+    """Return the folder of a downloaded revision in the cache, or None."""
+    folder = repository_folder(repo)
+    with contextlib.suppress(OSError, ValueError):
+        reference = folder / "refs" / (revision or "main")
+        commit = reference.read_text().strip() if reference.is_file() else revision
+        if re.fullmatch(r"[0-9a-f]{40}", commit) and (folder / "snapshots" / commit).is_dir():
+            return folder / "snapshots" / commit
+    return None

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import glob
 import os
 import re
 import shutil
@@ -13,7 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from moebox import codec, detect, engines
-from moebox.checkpoint.safetensors import is_nonempty_file
+from moebox.checkpoint.gguf import gguf_damage
+from moebox.checkpoint.safetensors import is_nonempty_file, shard_damage
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
 from moebox.core.gpu_list import VISIBLE_DEVICES
@@ -24,7 +26,8 @@ from moebox.engines.engine import load_engine
 from moebox.engines.refusals import PATCHABLE_SYMPTOMS
 from moebox.environment import chosen_environment
 from moebox.errors import AnswerIsNo, BadInput, ExternalError, NotInstalled
-from moebox.loose import get_path
+from moebox.hub.client import find_snapshot, parse_repo_name
+from moebox.loose import get_object, get_path
 
 WEIGHTS = (".safetensors", ".gguf", ".bin")
 PORTS_TRIED = 50
@@ -51,10 +54,14 @@ def uses_dummy_weights(recipe: Recipe) -> bool:
 
 
 def check_checkpoint(weights: str, recipe: Recipe) -> None:
-    """Raise if a checkpoint on this machine is missing or incomplete."""
+    """Raise if a checkpoint on this machine is missing, incomplete or damaged."""
     path = Path(weights).expanduser()
     is_local = weights.startswith(("/", ".", "~")) or weights.endswith(".gguf") or path.exists()
-    if recipe.runtime.mounts or not is_local:  # a repository name otherwise
+    if recipe.runtime.mounts:
+        return
+    if not is_local:  # a repository, of which the engine downloads what the cache lacks
+        if parse_repo_name(weights) and (cached := find_snapshot(weights, str(recipe.flags.get("revision", "")))):
+            refuse_damaged_shards(cached, f"`moebox fetch {weights}` fetches it again")
         return
     if not path.exists():
         raise ExternalError(
@@ -72,6 +79,28 @@ def check_checkpoint(weights: str, recipe: Recipe) -> None:
             f"checkpoint {weights} is incomplete: {', '.join(missing[:3])}{more} of its shards missing or empty",
             hint="download it again; `hf download` fetches only what is missing",
         )
+    refuse_damaged_shards(path, "download it again, or name the repository for `moebox fetch`; the others are whole")
+
+
+def refuse_damaged_shards(path: Path, hint: str) -> None:
+    """Raise ExternalError if a shard has another size than its own header describes, or lacks tensors of the index."""
+    damaged: dict[str, str] = {}
+    if path.is_file():
+        split = re.fullmatch(r"(.*-)\d{5}(-of-\d{5}\.gguf)", path.name)
+        parts = sorted(path.parent.glob(f"{glob.escape(split[1])}?????{split[2]}")) if split else [path]
+        damaged = {part.name: gguf_damage(part) for part in parts}
+    else:
+        named: dict[str, list[str]] = {}
+        for index in path.glob("*.safetensors.index.json"):
+            for tensor, name in get_object(codec.load_json(index), "weight_map").items():
+                named.setdefault(str(name), []).append(tensor)
+        shards = [path / name for name in named if "/" not in name] or list(path.glob("*.safetensors"))
+        damaged = {file.name: shard_damage(file, named.get(file.name, ())) for file in shards if file.is_file()}
+    damaged = {name: reason for name, reason in sorted(damaged.items()) if reason}
+    if damaged:
+        name, reason = next(iter(damaged.items()))
+        more = f"; so are {len(damaged) - 1} more" if len(damaged) > 1 else ""
+        raise ExternalError(f"{path if path.is_dir() else path.parent}/{name} is damaged: it {reason}{more}", hint=hint)
 
 
 def missing_shards(path: Path) -> list[str]:
