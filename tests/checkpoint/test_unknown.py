@@ -1,6 +1,7 @@
 """Weights of an architecture that moebox does not know give a plan with its assumptions, or one line."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from moebox.checkpoint import look_up_model
 from moebox.checkpoint.config import model_from_config
 from moebox.checkpoint.quantized import checkpoint_from_config
+from moebox.core import catalogue
 from moebox.core.box import Box
 from moebox.core.plan import Plan
 from moebox.detect.declared import parse_box
@@ -34,6 +36,7 @@ PUBLISHED = {
     "tencent--Hy3": 295,
     "zai-org--GLM-4.5-Air": 106,
     "zai-org--GLM-5.3-Flash": 313.3,
+    "Qwen--Qwen3.8-Flash-Next": 176,
 }
 ODD = {"architectures": ["OddForCausalLM"], "hidden_size": 2048, "num_hidden_layers": 8, "vocab_size": 1000}
 ODD |= {"num_attention_heads": 16, "num_key_value_heads": 4, "intermediate_size": 4096}
@@ -50,6 +53,34 @@ def test_real_configs_count_within_a_percent_and_give_a_plan(name: str) -> None:
     path = CONFIGS / f"{name}.json"
     assert look_up_model(str(path)).model.text_parameters / 1e9 == pytest.approx(PUBLISHED[name], rel=0.01)
     assert plan_of(path).forecast[0].decode_tok_s > 0
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        ("zai-org--GLM-5.3-Flash", "glm-5.3-flash"),
+        ("Qwen--Qwen3.8-Flash-Next", "qwen3.8-flash-next"),
+        ("nvidia--NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4", "nemotron-3-super"),
+        ("XiaomiMiMo--MiMo-V2.6-Pro", "mimo-v2.6-pro"),
+        ("poolside--Laguna-S-2.1", "laguna-s-2.1"),
+        ("tencent--Hy3", "hy3"),
+    ],
+)
+def test_a_config_of_the_catalogue_gets_its_model(config: str, name: str) -> None:
+    """Kinds of layer that the fields alone do not show come from the catalogue, and nothing is assumed."""
+    found = look_up_model(str(CONFIGS / f"{config}.json"))
+    assert found.model.name == name
+    assert not any("unknown architecture" in note for note in found.notes)
+
+
+def test_tables_in_ram_are_stated_and_must_fit() -> None:
+    """51 GB of n-gram tables: a note if the RAM holds them, else no plan."""
+    model = catalogue.find_model("qwen3.8-flash-next")
+    forms = tuple(each for each in catalogue.published_checkpoints(model.name) if each.name == "nvfp4")
+    plan = choose_plan(replace(parse_box("4x-rtx-5090"), ram=128 * 2**30), model, forms, Constraints())
+    assert "its n-gram tables, 51.2 GB, are kept in RAM" in [warning.text for warning in plan.warnings]
+    with pytest.raises(DoesNotFit):
+        choose_plan(replace(parse_box("4x-rtx-5090"), ram=32 * 2**30), model, forms, Constraints())
 
 
 def test_an_unknown_architecture_states_its_assumptions_and_a_wide_range(tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ import pytest
 
 from moebox.core import catalogue
 from moebox.core.model import Checkpoint, Model
+from moebox.core.recipe import Recipe
 from moebox.errors import UnknownName
+from moebox.sizing import kv
 
 
 def form(model: str, name: str) -> tuple[Model, Checkpoint]:
@@ -80,6 +82,12 @@ def test_totals_of_the_other_models(model: str, billions: float):
         ("laguna-s-2.1", 118.0, 8.0),
         ("laguna-xs-2.1", 33.4, 3.0),
         ("deepseek-v4-flash-0731", 284.0, 13.0),
+        ("deepseek-v4.1-flash", 748.0, 16.0),
+        ("glm-5.3-flash", 313.33, 18.0),  # 321.32 in the Hub's metadata with prediction layer and vision tower
+        ("qwen3.8-flash-next", 176.0, 6.0),
+        ("nemotron-3-nano", 31.6, 3.2),
+        ("nemotron-3-super", 120.6, 12.7),
+        ("nemotron-3-ultra", 550.0, 55.0),
     ],
 )
 def test_parameters_are_within_a_percent_of_the_published_count(model: str, billions: float, active: float):
@@ -102,11 +110,35 @@ def test_parameters_are_within_a_percent_of_the_published_count(model: str, bill
         ("minimax-m3", "mxfp8", 440e9),
         ("qwen3.5-122b", "nvfp4", 78e9),
         ("mimo-v2.6-flash", "fp8-mxfp4", 172.93e9 - 2.4e9),  # less its prediction layers
+        ("glm-5.3-flash", "nvfp4", 204e9 - 14.9e9),  # less its prediction layer in bf16
+        ("qwen3.8-flash-next", "bf16", 335.28 * 2**30 - 5.2e9),
+        ("qwen3.8-flash-next", "nvfp4", 132.68e9 - 2.6e9),
+        ("nemotron-3-super", "nvfp4", 80e9),
     ],
 )
 def test_computed_sizes_are_within_a_percent_of_the_repositories(model: str, name: str, published: float):
     """Bits per component, chosen from configs or sizes, add up to what a listing shows."""
     assert form(model, name)[1].total_bytes == pytest.approx(published, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("model", "token", "sequence"),
+    [
+        ("glm-5.3-flash", 11 * (656 + 33), 147_619_840),  # latent, a key of 132 bytes for 4 tokens; KDA states
+        ("qwen3.8-flash-next", 12 * (1024 + 64), 115_458_048),  # keys in bf16, one for 4 tokens
+        ("nemotron-3-nano", 6 * 512, 49_082_368),
+        ("nemotron-3-super", 8 * 512, 170_229_760),
+        ("nemotron-3-ultra", 12 * 512, 407_961_600),
+        ("deepseek-v4.1-flash", 3 * (292 + 66) + 584 + 132, 40 * 128 * 584),  # 4 of 38 layers own a cache
+        ("qwen3-next-80b", 12 * 1024, 39_518_208),  # its states are bf16
+    ],
+)
+def test_cache_and_state_are_those_of_vllm_0_32(model: str, token: int, sequence: int):
+    """Bytes of a token in fp8 and of a sequence on one GPU, as vLLM's cache specifications compute them."""
+    recipe = Recipe(name="r", served_name="r", model=model, checkpoint="bf16", engine="vllm", kv="fp8")
+    found = catalogue.find_model(model)
+    assert kv.token_bytes(found, recipe) == token
+    assert kv.sequence_bytes(found, recipe) == sequence
 
 
 def test_glm_4_6_has_the_parsers_of_its_own_template():

@@ -71,8 +71,9 @@ def has_same_shape(model: Model, known: Model) -> bool:
     published with it and without (MiniMax M3).
     """
     if known.architecture == model.architecture:
-        same_tower = bool(model.assumed) or bool(model.vision) == bool(known.vision)
-        return same_tower and _sizes(model) == _sizes(known)
+        if model.assumed:  # the sizes that need no knowledge of the architecture
+            return _sizes(model)[:3] == _sizes(known)[:3] and _sizes(model)[5:] == _sizes(known)[5:]
+        return bool(model.vision) == bool(known.vision) and _sizes(model) == _sizes(known)
     support = architecture_support(model)
     other_names = GGUF_NAMES.get(model.architecture, support.names if support else ())
     return known.architecture in other_names and _sizes(model) == _sizes(known)

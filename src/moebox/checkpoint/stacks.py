@@ -179,6 +179,7 @@ def _grouped_stack(fields: ConfigFields, architecture: str) -> AttentionStack:
             key_dim=fields.integer("linear_key_head_dim", least=1),
             value_dim=fields.integer("linear_value_head_dim", least=1),
             conv=fields.integer("linear_conv_kernel_dim", default=4),
+            bf16_state=architecture == "Qwen3NextForCausalLM",  # its config has no mamba_ssm_dtype
         )
         others.append(Layers(count=linear, linear=delta))
     if indexer and indexer.layers:

@@ -29,7 +29,7 @@ PARTS: tuple[tuple[str, str, str, tuple[Component, ...]], ...] = (
     ("routed experts", "E", "dodger_blue2", ("routed_experts",)),
     ("shared experts and dense layers", "S", "deep_sky_blue1", ("shared_experts", "dense_ffn")),
     ("attention", "A", "cyan", ("attention",)),
-    ("embedding and head", "H", "turquoise2", ("embed", "lm_head")),
+    ("embedding and head", "H", "turquoise2", ("embed", "ngram", "lm_head")),
     ("router, norms, vision", "R", "steel_blue1", ("router", "norms", "vision", "mtp")),
     ("draft", "D", "magenta", ()),
     ("KV cache", "K", "green3", ()),

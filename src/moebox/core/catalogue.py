@@ -86,6 +86,7 @@ class CheckpointRow:
     router: float | None = None
     norms: float | None = None
     vision: float | None = None
+    ngram: float | None = None
     per_expert: int = 0  # bytes of an expert beside its weights
     bytes: int = 0  # the published total
     shards: int = 0

@@ -270,11 +270,12 @@ class Compressed(LayerKind):
     o_groups: int
     window: int
     ratio: int = 0  # tokens per compressed entry; 0: only the window
+    borrowed: bool = False  # reads the compressed entries of a layer before it (DeepSeek V4.1)
     indexer: Indexer | None = None  # selects compressed entries
 
     @property
     def entries_per_token(self) -> float:
-        return 1 / self.ratio if self.ratio else 0.0
+        return 1 / self.ratio if self.ratio and not self.borrowed else 0.0
 
     @property
     def shared_cache(self) -> bool:
@@ -289,7 +290,7 @@ class Compressed(LayerKind):
 
     def _compressor(self, hidden: int) -> int:
         """The compressor (twice as wide at ratio 4, where entries overlap) and the indexer with its own compressor."""
-        if not self.ratio:
+        if not self.ratio or self.borrowed:
             return 0
         overlap = 2 if self.ratio == 4 else 1
         total = (2 * hidden + self.ratio) * overlap * self.head_dim + self.head_dim

@@ -16,6 +16,7 @@ from moebox.core.model import format_names
 from moebox.core.plan import PlanWarning
 from moebox.engines.support import support_warnings
 from moebox.sizing.layout import layout_problem
+from moebox.units import format_gb
 
 Severity = Literal["note", "warning", "fatal"]
 MLA_FP8 = "smem-vllm-mla-fp8"  # the symptom of a decode kernel that a patch fixes
@@ -62,6 +63,11 @@ def common_refusals(deployment: Deployment) -> list[PlanWarning]:
         found.append(plan_warning("fatal", unsupported, remedy, source))
     else:
         found += support_warnings(deployment)
+    tables = checkpoint.bytes_by_component.get("ngram", 0) if checkpoint and checkpoint.format == "safetensors" else 0
+    if tables:
+        text, source = f"its n-gram tables, {format_gb(tables)}, are kept in RAM", "vLLM config/engram.py: cpu_offload"
+        short = bool(box and 0 < box.ram < tables)
+        found.append(plan_warning("fatal" if short else "note", text + ", which is too small" * short, source=source))
     available = len(box.gpus) * box.nodes if box else 0
     if box and 0 < available < recipe.parallel.gpu_count:
         text = f"it needs {recipe.parallel.gpu_count} GPUs and {box.name} has {available}"

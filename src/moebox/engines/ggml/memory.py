@@ -220,8 +220,9 @@ def cpu_compute_bytes(model: Model, recipe: Recipe, *, alone: bool) -> int:
 
 
 def ram_budget(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe) -> DeviceMemory:
-    """What stays in RAM: the embedding, the experts of all other layers, and without GPUs everything."""
-    weights: dict[Component, int] = {"embed": checkpoint.bytes_by_component.get("embed", 0)}
+    """What stays in RAM: embedding and n-gram tables, the experts of all other layers, and without GPUs everything."""
+    tables: tuple[Component, ...] = ("embed", "ngram")
+    weights = {name: checkpoint.bytes_by_component.get(name, 0) for name in tables}
     experts = max(0, model.moe_layers - expert_layers_on_gpus(recipe)) * checkpoint.expert_layer_bytes
     if experts:
         weights["routed_experts"] = experts
