@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from moebox.errors import ExternalError, MoeboxError
+from moebox.site import read_site
 
 MAX_REMOVAL_S = 30.0  # for one tree; `rm -rf` of 3,000 nested folders took 0.2 to 10 s on ext4 (November 2026)
 _READ_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -228,8 +229,14 @@ def cache_home() -> Path:
 
 
 def moebox_cache() -> Path:
-    """Where moebox keeps what it can make again: $MOEBOX_CACHE, or moebox in the user's cache directory."""
-    return Path(os.environ.get("MOEBOX_CACHE") or cache_home() / "moebox").expanduser()
+    """Where moebox keeps what it can make again: $MOEBOX_CACHE, the machine's (site.py), or the user's own."""
+    if named := os.environ.get("MOEBOX_CACHE"):
+        return Path(named).expanduser()
+    if shared := read_site().user_cache:
+        with contextlib.suppress(OSError):  # not writable for this user
+            if not shared.is_symlink() and make_private_folder(shared).stat().st_uid == os.geteuid():
+                return shared  # and not one that another user made in this one's name
+    return cache_home() / "moebox"
 
 
 def moebox_state() -> Path:

@@ -29,7 +29,7 @@ def test_every_module_that_the_page_names_is_there():
     """Where the defence is."""
     folders = "core|render|store|bench|detect|verify|report|web|serve|twin|sandbox"
     for name in re.findall(
-        rf"`((?:{folders})/\w+\.py|(?:escape|redact|files|codec|http|environment)\.py)`",
+        rf"`((?:{folders})/\w+\.py|(?:escape|redact|files|codec|http|environment|site)\.py)`",
         PAGE,
     ):
         assert (ROOT / "src" / "moebox" / name).exists(), name

@@ -110,6 +110,7 @@ def box(*, box: str | None = None, need: str = "", json: Switch = False) -> int:
     from moebox import detect
     from moebox.doctor.box import check_box, check_this_machine
     from moebox.serve.state import state_dir
+    from moebox.site import read_site
     from moebox.store.calibrations import calibrations_dir
     from moebox.store.run import runs_dir
 
@@ -117,6 +118,7 @@ def box(*, box: str | None = None, need: str = "", json: Switch = False) -> int:
     place = detect.load_box(box)
     if place.host is None:
         flags.refuse_unused(f"{place.name} is described without a disk", need=need)
+    read_site()  # a mistake in it is one line, here and wherever it is used
     folders = [runs_dir(), calibrations_dir(), state_dir()]
     checks = check_box(place, need=size) if box else check_this_machine(place, need=size, folders=folders)
     counts = Counter(check.verdict for check in checks)

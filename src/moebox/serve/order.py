@@ -20,6 +20,7 @@ from moebox.errors import BadInput, Unsupported
 from moebox.redact import key_spellings
 from moebox.serve import oom, preflight, state
 from moebox.serve.guard import GuardConfig
+from moebox.site import read_site
 from moebox.store import Run
 
 StopSignals = Sequence[tuple[str, float]]  # signals by name, and seconds to wait after each
@@ -121,6 +122,10 @@ def start_engine_guard(
     in_container = engines.runs_in_container(prepared.recipe)
     remove_container = (prepared.recipe.runtime.kind, "rm", "--force", f"moebox-{name}") if in_container else ()
     env = {} if in_container or prepared.nodes else prepared.launch.env
+    shared = read_site().find_weights(prepared.deployment.weights_path)
+    chosen_by_user = any(name in env or name in os.environ for name in ("HF_HOME", "HF_HUB_CACHE"))
+    if shared and not (in_container or prepared.nodes or chosen_by_user):
+        env = {**env, "HF_HUB_CACHE": shared, "HF_HUB_OFFLINE": "1"}  # the folder is read-only
     if prepared.nodes and "SSH_AUTH_SOCK" in os.environ:  # for ssh to the nodes; engines there do not get it
         env = {"SSH_AUTH_SOCK": os.environ["SSH_AUTH_SOCK"]}
     config = GuardConfig(

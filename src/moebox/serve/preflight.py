@@ -28,6 +28,7 @@ from moebox.environment import chosen_environment
 from moebox.errors import AnswerIsNo, BadInput, ExternalError, NotInstalled
 from moebox.hub.client import find_snapshot, parse_repo_name
 from moebox.loose import get_object, get_path
+from moebox.site import read_site
 
 WEIGHTS = (".safetensors", ".gguf", ".bin")
 PORTS_TRIED = 50
@@ -239,7 +240,9 @@ def find_free_port(host: str = "127.0.0.1", offsets: tuple[int, ...] = ()) -> in
         with socket.socket(address_family(host), socket.SOCK_STREAM) as probe:
             bind_port(probe, host, 0)
             number = int(probe.getsockname()[1])
-        if number > last:  # ephemeral ports go up to 60,999
+        if ports := read_site().ports:
+            number = ports[0] + number % max(1, min(ports[1], last) - ports[0] + 1)
+        elif number > last:  # ephemeral ports go up to 60,999
             number = PORTS_FROM + number % (last - PORTS_FROM)
         if all(port_is_free(host, number + offset) for offset in (0, *offsets)):
             return number
