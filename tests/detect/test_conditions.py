@@ -114,7 +114,7 @@ class StandIn:
         return 300_000
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: Any) -> list[Any]:
-        return [SimpleNamespace(pid=1)]
+        return [SimpleNamespace(pid=1), SimpleNamespace(pid=os.getpid())]
 
 
 def test_a_gpu_reports_what_limited_it() -> None:
@@ -126,6 +126,18 @@ def test_a_gpu_reports_what_limited_it() -> None:
     assert "other processes used gpu0" in lines
     assert "Xid 79" in lines
     assert watch.result().gpus[0].temperature_c is None
+
+
+def test_a_gpu_that_the_server_does_not_use_disturbs_nothing() -> None:
+    """An engine on the CPU does not care who computes on the GPU."""
+
+    class Elsewhere(StandIn):
+        def nvmlDeviceGetComputeRunningProcesses(self, handle: Any) -> list[Any]:
+            return [SimpleNamespace(pid=1)]
+
+    with ConditionsWatch(nvml=Elsewhere(), interval_s=0.05) as watch:
+        time.sleep(0.1)
+    assert watch.result().gpus[0].other_processes == ()
 
 
 def test_a_quiet_machine_has_nothing_to_report() -> None:

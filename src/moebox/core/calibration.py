@@ -201,7 +201,12 @@ def gpu_expert_layers(recipe: Recipe) -> int:
     return sum(map(len, recipe.hybrid.experts)) if recipe.hybrid else 0
 
 
-LATER_FIELDS = ("whole_heads",)  # added to layer kinds later: hashed only if set, so that old ids stay valid
+# Fields that were added later, with their defaults: hashed only if they differ, so that old ids stay valid.
+LATER_FIELDS = {"whole_heads": False, "matrices": 3}
+
+
+def _without_later_defaults(facts: dict[str, object]) -> dict[str, object]:
+    return {name: value for name, value in facts.items() if name not in LATER_FIELDS or value != LATER_FIELDS[name]}
 
 
 def shape_id(model: Model) -> str:
@@ -209,8 +214,8 @@ def shape_id(model: Model) -> str:
     kinds: list[list[object]] = []
     for layers in model.stack:
         facts: dict[str, object] = codec.to_plain(layers.kind)
-        used = {name: value for name, value in facts.items() if name not in LATER_FIELDS or value}
-        kinds.append([type(layers.kind).__name__, used])
+        kinds.append([type(layers.kind).__name__, _without_later_defaults(facts)])
     widths = [model.hidden, model.dense_layers, model.dense_intermediate, model.vocab]
-    text = json.dumps([kinds, codec.to_plain(model.moe), widths], sort_keys=True)
+    experts = _without_later_defaults(codec.to_plain(model.moe)) if model.moe else None
+    text = json.dumps([kinds, experts, widths], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -93,6 +93,7 @@ class _GpuSamples:
     temperatures: list[float] = field(default_factory=list)
     reasons: Counter[str] = field(default_factory=Counter)
     busy_samples: int = 0
+    is_ours: bool = False  # the server computes on it
     others: set[str] = field(default_factory=set)
     xids: list[int] = field(default_factory=list)
     ecc_before: int | None = None
@@ -239,8 +240,10 @@ class ConditionsWatch:
         if temperature is not None:
             gpu.temperatures.append(float(temperature))
         ours = self._host[-1].ours if self._host else frozenset()
-        for process in self._ask("nvmlDeviceGetComputeRunningProcesses", handle) or ():
-            if self._knows_server and process.pid not in ours:
+        processes = self._ask("nvmlDeviceGetComputeRunningProcesses", handle) or ()
+        gpu.is_ours |= any(process.pid in ours for process in processes)
+        for process in processes:
+            if process.pid not in ours:
                 name = self._host[-1].others.get(process.pid, ("", 0.0))[0] if self._host else ""
                 gpu.others.add(name or f"process {process.pid}")
         gpu.ecc_after = self._uncorrected_errors(handle)
@@ -259,7 +262,7 @@ class ConditionsWatch:
                     for name, count in gpu.reasons.most_common()
                     if count / gpu.busy_samples >= THROTTLED_SHARE
                 ),
-                other_processes=tuple(sorted(gpu.others)),
+                other_processes=tuple(sorted(gpu.others)) if self._knows_server and gpu.is_ours else (),
                 xids=tuple(gpu.xids),
                 ecc_errors=max((gpu.ecc_after or 0) - (gpu.ecc_before or 0), 0),
             )
