@@ -33,7 +33,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
         (["fleet", "plan", "--users", "3", "--slo", "ttft=2s"], 2, "or a model with --box"),
         (["render", "kimi-k26-vllm", "--as", "nosuch"], 2, "kustomize"),
         (["rn"], 2, "unknown command 'rn'\n\nhint: did you mean run"),
-        (["doctor", "nosuch"], 2, "unknown doctor command 'nosuch'\n\nhint: known: box, kernels, logs\n"),
+        (["doctor", "nosuch"], 2, "unknown doctor command 'nosuch'\n\nhint: known: box, engine, kernels, logs\n"),
         (["run", "--until", "nosuch"], 2, "plan, doctor, rehearse, up, verify, climb, bench, task, report\n"),
         (["plan", "kimi-k2.6", "--goal", "speed"], 2, "--goal 'speed': choose throughput, latency or context\n"),
         (["plan", "kimi-k2.6", "--tp", "two"], 2, "--tp 'two': must be a whole number\n"),
