@@ -226,7 +226,7 @@ def test_the_answers_of_plan_are_what_a_serving_run_of_them_comes_to(
     capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:
     """Plan compares by requests of 4,096 tokens answered with 1,024, 32 at once; simulated it is the same rate."""
-    assert main(["plan", *words]) == 0
+    assert main(["plan", *words, "--all"]) == 0
     page = capsys.readouterr().out
     answers = float(page.partition("(this plan)")[2].split()[0].replace(",", ""))
     load = ["--input", "4096", "--output", "1024", "--concurrency", "32"]
@@ -238,7 +238,7 @@ def test_the_answers_of_plan_are_what_a_serving_run_of_them_comes_to(
 def planned(tmp_path: Path, *words: str) -> str:
     """The recipe file that `plan` writes."""
     path = tmp_path / "r.toml"
-    assert main(["plan", *words, "-o", str(path)]) == 0
+    assert main(["plan", *words, "--all", "-o", str(path)]) == 0
     return str(path)
 
 
