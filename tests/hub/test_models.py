@@ -87,7 +87,7 @@ def test_a_name_that_no_table_has_is_looked_up(hub: HubServer, moebox: Moebox, t
     assert refused.code == 2
     assert "unknown model 'small'" in refused.err
     planned = moebox("plan", "small", *arguments).good().document
-    assert any("nvfp4: quants/Small-NVFP4" in warning["text"] for warning in planned["warnings"])
+    assert any("nvfp4 (quants/Small-NVFP4)" in warning["text"] for warning in planned["warnings"])
     assert "org/Small" in moebox("models", "search", "small").good().out
 
 

@@ -67,12 +67,11 @@ class KeptModel:
     def resolve(self) -> ResolvedModel:
         """Return the row as a model to plan with, and say where it is from."""
         where = f"{self.repo}@{self.revision or 'main'}"
-        origin = f"{where}: commit {self.commit[:12]}, read on {self.read_on}; `moebox models add` reads it again"
-        notes = (origin, *self.notes)
+        notes = [f"{where} ({self.commit[:12]}) read on {self.read_on}; `moebox models add` reads it again"]
         if self.formats:
-            seen = "; ".join(f"{kind}: {repos[0]}" for kind, repos in self.formats.items())
-            notes += (f"formats seen on the Hub: {seen}; this plan uses {self.repo} ({self.checkpoints[0].quant})",)
-        return ResolvedModel(model=self.model, checkpoints=self.checkpoints, notes=notes)
+            seen = ", ".join(f"{kind} ({repos[0]})" for kind, repos in self.formats.items())
+            notes.append(f"this plan uses {self.checkpoints[0].quant}; formats seen on the Hub: {seen}")
+        return ResolvedModel(model=self.model, checkpoints=self.checkpoints, notes=(*notes, *self.notes))
 
 
 def kept_path(repo: str) -> Path:
