@@ -118,3 +118,22 @@ def test_the_rest_of_a_plan_is_behind_flags(capsys: pytest.CaptureFixture[str]):
     assert "alternatives" in pages["--all"]
     assert main([*words, "--why", "--all"]) == 2
     assert "--why and --all are different pages" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (f"forecast {PLANS['has notes']}", "expect -"),
+        (f"forecast {PLANS['experts in RAM']}", "expect -"),
+        ("forecast kimi-k2.6 --box 8x-b200 --input 8192 --output 2048 --concurrency 1,8,32", "out tok/s"),
+        ("box --box 8x-rtx-pro-6000-server", "RTX PRO 6000"),
+        ("doctor box --box 8x-rtx-pro-6000-server", "checks: 0 failed"),
+    ],
+)
+def test_other_answers_fit_one_screen(words: str, answer: str, capsys: pytest.CaptureFixture[str]):
+    """Speeds with their range, the box, and the sum of the checks are seen without scrolling."""
+    assert main(words.split()) == 0
+    screen = capsys.readouterr().out
+
+    assert rows_on_screen(screen) <= 23
+    assert answer in screen
