@@ -63,7 +63,7 @@ class Case:
     def covered(self, *, fitted: bool) -> bool:
         """Whether the published figure lies in the forecast's band; of a `fitted` row in that of its own host."""
         assert self.speed is not None
-        low, high = self.speed().range_factors(prompts=self.group in PROMPTS, fitted_hosts=fitted)
+        low, high = self.speed().range_factors("prompt" if self.group in PROMPTS else "decode", fitted_hosts=fitted)
         return low <= math.exp(-log_error(self)) <= high
 
 

@@ -4,7 +4,6 @@ Nothing here is set by hand: widths are quantiles of the rows' own errors, and a
 the spread of all groups together.
 """
 
-import csv
 import math
 import statistics
 from collections.abc import Iterable, Iterator
@@ -99,20 +98,6 @@ def keep_left_out(found: list[tuple[str, Key, bool, list[float]]]) -> None:
     for host, key, alone, errors in found:
         lines += [f"{host},{','.join(key)},{alone:d},{error:.4f}" for error in errors]
     LEFT_OUT.write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def left_out() -> list[bool]:
-    """Of every rate of every host that was left out of the fit: whether it lies in the band as forecasts print it."""
-    with open(LEFT_OUT, encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    return [
-        holds(
-            (row["table"], row["engine"], row["generation"], row["preset"]),
-            float(row["error"]),
-            alone=row["alone"] == "1",
-        )
-        for row in rows
-    ]
 
 
 def stored() -> Iterator[tuple[Key, dict[str, Any]]]:

@@ -296,7 +296,7 @@ def not_worse(model: str, boxes: Iterable[Box], goal: Goal) -> None:
             other = explain.list_alternatives(chosen, others)[0]
             shown = other.kv_tokens if goal == "context" else other.answer_tok_s
             assert shown >= 0.99 * alike * prefer.goal_figure(before), box.name
-            assert ", but " in other.loses
+            assert other.loses.startswith("no difference that we can forecast; ") or ", but " in other.loses
         before = chosen
 
 
@@ -330,14 +330,14 @@ def test_every_engine_is_considered_even_if_others_fit() -> None:
     engines = {other.recipe.engine for other in plan.alternatives} | {plan.recipe.engine}
     assert plan.recipe.engine == "ik_llama.cpp"
     assert {"vllm", "llama.cpp"} <= engines
-    assert any(reason.startswith("ik_llama.cpp over vLLM, which is") for reason in plan.reasons)
+    assert any(reason.startswith("ik_llama.cpp over vLLM") for reason in plan.reasons)
 
 
 def test_the_reason_against_a_faster_plan_is_the_deciding_one() -> None:
-    """A draft that is 31% faster was rejected with "vLLM is preferred if speeds are close"."""
+    """A draft was rejected with "31% faster, but vLLM is preferred if speeds are close"."""
     model, constraints = "minimax-m3", Constraints(goal="latency")
     plan = choose.choose_plan(
         parse_box("2x-h200"), catalogue.find_model(model), catalogue.published_checkpoints(model), constraints
     )
     draft = next(other for other in plan.alternatives if other.recipe.speculate)
-    assert "faster, but drafts are tried once it runs;" in draft.loses
+    assert draft.loses.startswith("no difference that we can forecast; drafts are tried once it runs")

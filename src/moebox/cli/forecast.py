@@ -31,6 +31,7 @@ from moebox.planner.forecast import ForecastRow
 from moebox.planner.rate import sizes_up_to
 from moebox.planner.simulate import SimulatedWorkload, scheduler_rules
 from moebox.planner.speed.links import describe_network
+from moebox.planner.speed.ranges import RangeKind
 from moebox.units import format_count, parse_seconds
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ DEFAULT_CONTEXT = 65536  # tokens of context in a careful plan
 LARGEST_RUN = 10_000_000
 OPEN_LOOP_REQUESTS = 1000  # of a simulated run at a rate, if nothing sets the number
 Mode = Literal["decode", "prefill", "serving", "stream"]
+RANGES: dict[Mode, RangeKind] = {"decode": "decode", "prefill": "prompt", "stream": "decode", "serving": "serving"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,7 +306,8 @@ def _parse_counts(text: str | None, flag: str, *, many: bool = False) -> tuple[i
 
 def forecast_document(mode: Mode, target: ForecastTarget, rows: list[ForecastRow]) -> Document:
     """Return the forecast under the keys that scripts rely on."""
-    low, high = target.speed.prefill_range if mode == "prefill" else target.speed.decode_range
+    kind = RANGES[mode]
+    low, high = target.speed.range_factors(kind)
     return {
         "simulated": True,
         "mode": mode,
@@ -315,7 +318,7 @@ def forecast_document(mode: Mode, target: ForecastTarget, rows: list[ForecastRow
         "tokens_per_step": round(target.speed.tokens_per_step, 3),
         "band": {"low": round(low, 3), "high": round(high, 3)},
         "measured": target.speed.calibration_text,
-        "basis": target.speed.basis_text(prompts=mode == "prefill"),
+        "basis": target.speed.basis_text(kind),
         "rows": rows,
         "fits": target.misfit is None,
         "warnings": target.all_warnings,
@@ -344,10 +347,11 @@ def forecast_page(mode: Mode, target: ForecastTarget, rows: list[ForecastRow]) -
         make_table(heads, lines),
     ]
     parts += [Text(remark)] if remark else []
-    low, high = speed.prefill_range if mode == "prefill" else speed.decode_range
-    expect = f"expect {low - 1:+.0%} to {high - 1:+.0%}"
-    note = f"forecast, not a measurement: {expect} ({speed.basis_text(prompts=mode == 'prefill')})"
-    parts.append(Text(f"{speed.measured.text}; {expect}" if speed.measured else note, style="dim"))
+    expect = f"expect {speed.range_text(RANGES[mode])}"
+    if mode in ("serving", "stream"):
+        expect += f"; prompts and TTFT {speed.range_text('prompt')}"
+    source = speed.measured.text if speed.measured else "forecast, not a measurement"
+    parts.append(Text(f"{source}: {expect}", style="dim"))
     if recipe.parallel.nodes > 1:
         parts.append(Text(describe_network(target.box), style="dim"))
     known = [warning for warning in target.warnings if warning.severity != "note"]

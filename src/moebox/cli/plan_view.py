@@ -252,7 +252,7 @@ def memory_part(plan: Plan) -> "RenderableType":
     for index, (part, letter, colour, _) in enumerate(PARTS):
         sizes = [part_bytes(device)[index] for device in groups.values()]
         if any(sizes):
-            cells = [f"{size / 2**30:,.2f}" if size else "-" for size in sizes]
+            cells = [f"{size / 2**30:,.2f}" if size else "0" for size in sizes]
             figures.add_row(Text(letter, style=f"black on {colour}"), part, *cells)
     cache = Text(f"\n{cache_text(plan)}; {plan.memory.kv_bytes_per_token:,} bytes a token")
     return Group(bars, Padding(figures, (1, 0, 0, 2)), cache)
@@ -285,7 +285,14 @@ def forecast_part(plan: Plan) -> "RenderableType":
         lines.append((format_count(context), *rates, *prompt))
     heads = [f"{number} stream" if number == 1 else str(number) for number in streams]
     table = make_table(("context", *heads, "prompt read in", "at tok/s"), lines)
-    return Group(table, Text(f"decode tok/s of all streams; {range_text(plan)}", style="dim"))
+    notes = [f"decode tok/s of all streams; {range_text(plan)}"]
+    row = plan.forecast[0]
+    if row.prefill_tok_s:
+        low, high = (edge / row.prefill_tok_s - 1 for edge in (row.prefill_low_tok_s, row.prefill_high_tok_s))
+        notes.append(f"prompts: expect {low:+.0%} to {high:+.0%}" + f" ({plan.prompt_basis})" * bool(plan.prompt_basis))
+    if any(len(cells) < len(streams) for cells in by_context.values()):
+        notes.append("-: more than the cache or max_seqs holds at once")
+    return Group(table, *(Text(note, style="dim") for note in notes))
 
 
 def range_text(plan: Plan) -> str:

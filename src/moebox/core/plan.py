@@ -76,6 +76,8 @@ class Forecast:
     low_tok_s: float
     high_tok_s: float
     prefill_tok_s: float = 0.0
+    prefill_low_tok_s: float = 0.0
+    prefill_high_tok_s: float = 0.0
     ttft_s: float = 0.0
 
 
@@ -107,7 +109,8 @@ class Plan:
     why: tuple[ArithmeticLine, ...] = ()
     answer_tok_s: float = 0.0  # for comparison with the alternatives
     measured: str = ""  # the calibration behind the forecast; "" if it is fitted to published rows
-    basis: str = ""  # the published rows behind the forecast's range
+    basis: str = ""  # the published rows behind the range of decoding
+    prompt_basis: str = ""  # the same of prompts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,6 +49,7 @@ def choose_plan(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], con
         answer_tok_s=round(best.score, 2),
         measured=best.speed.calibration_text,
         basis=best.speed.basis_text(),
+        prompt_basis=best.speed.basis_text("prompt"),
     )
 
 

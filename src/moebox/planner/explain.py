@@ -18,6 +18,7 @@ from moebox.units import format_count, format_gb, format_gib, format_seconds, pl
 
 MAX_ALTERNATIVES = 5
 MAX_REJECTED = 8
+NO_DIFFERENCE = "no difference that we can forecast"
 SETTINGS = {field.name for field in fields(Recipe)} - {"name", "memory_utilization", "env"}  # each is a choice
 IMAGE_SOURCE = "https://github.com/local-inference-lab/rtx6kpro"
 
@@ -39,14 +40,14 @@ def explain_choice(
         engine_reason = f"{engine_display_name(constraints.engine)} was requested"
     elif rival:
         rival_title = engine_display_name(rival.recipe.engine)
-        engine_reason = f"{engine_display_name(engine)} over {rival_title}, which is {compare_and_explain(rival, best)}"
+        engine_reason = _choice_over(engine_display_name(engine), rival_title, compare_and_explain(rival, best))
 
     if recipe.hybrid:
         reasons += [_explain_placement(best), engine_reason]
         rival = _first_of(others, lambda other: other.recipe.engine == engine and other.checkpoint != checkpoint)
         if rival:
             comparison = compare_and_explain(rival, best)
-            reasons.append(f"{checkpoint.label} over {rival.checkpoint.label}, which is {comparison}")
+            reasons.append(_choice_over(checkpoint.label, rival.checkpoint.label, comparison))
     else:
         reasons += [_explain_layout(best, others), engine_reason, _explain_cache(best, tried)]
     reasons += load_engine(engine).setting_reasons(best.deployment, best.memory)
@@ -66,6 +67,12 @@ def explain_choice(
     return tuple(filter(None, reasons))
 
 
+def _choice_over(chosen: str, rival: str, comparison: str) -> str:
+    """Name the choice, its rival, and how they compare."""
+    link = ": " if comparison.startswith(NO_DIFFERENCE) else ", which is "
+    return f"{chosen} over {rival}{link}{comparison}"
+
+
 def _explain_layout(best: RatedCandidate, others: list[RatedCandidate]) -> str:
     """Weights per GPU, the best other layout, and GPUs that stay free."""
     parallel, total = best.recipe.parallel, len(all_gpus(best.box))
@@ -78,7 +85,7 @@ def _explain_layout(best: RatedCandidate, others: list[RatedCandidate]) -> str:
 
     rival = _first_of(others, other_layout)
     if rival:
-        text += f"; {rival.recipe.parallel.text} is {compare_figures(rival, best)}"
+        text += f"; {rival.recipe.parallel.text}: {compare_figures(rival, best)}"
     if parallel.gpu_count < total:
         text += f"; {total - parallel.gpu_count} of {total} GPUs stay free"
     return text
@@ -216,18 +223,21 @@ def compare_and_explain(candidate: RatedCandidate, best: RatedCandidate) -> str:
     if text.endswith(("slower", "smaller in cache")):
         return text
     reasons = "; ".join(discount.reason for discount in prefer.deciding_discounts(candidate, best))
-    return f"{text}, but {reasons}" if reasons else text
+    link = "; " if text == NO_DIFFERENCE else ", but "
+    return f"{text}{link}{reasons}" if reasons else text
 
 
 def compare_figures(candidate: RatedCandidate, best: RatedCandidate) -> str:
-    """Compare by the goal: cache tokens, or answer tokens per second for the comparison requests."""
-    more, less, same = "faster", "slower", "as fast"
-    ratio = candidate.score / best.score
+    """Compare by the goal: cache tokens, or answer tokens per second unless their ranges hold the difference."""
     if best.constraints.goal == "context" and best.memory.kv_tokens:
-        more, less, same = "larger in cache", "smaller in cache", "as large in cache"
-        ratio = candidate.memory.kv_tokens / best.memory.kv_tokens
-    change = round(ratio - 1, 2)
-    return f"{abs(change):.0%} {more if change > 0 else less}" if change else same
+        change = round(candidate.memory.kv_tokens / best.memory.kv_tokens - 1, 2)
+        words = "larger" if change > 0 else "smaller"
+        return f"{abs(change):.0%} {words} in cache" if change else "as large in cache"
+    ratio = candidate.score / best.score
+    (low, high), (other_low, other_high) = best.speed.decode_range, candidate.speed.decode_range
+    if min(low, 1 / other_high) <= ratio <= max(high, 1 / other_low):
+        return NO_DIFFERENCE
+    return f"{abs(ratio - 1):.0%} {'faster' if ratio > 1 else 'slower'}"
 
 
 def list_rejections(best: RatedCandidate, tried: list[RatedCandidate]) -> dict[str, str]:

@@ -90,7 +90,7 @@ def serving_rows(speed: Speed, rules: SchedulerRules, workloads: Iterable[Simula
 
 
 def serving_row(result: SimulationResult, speed: Speed) -> ForecastRow:
-    low, high = speed.decode_range
+    low, high = speed.range_factors("serving")
     workload, seconds = result.workload, result.duration_s or 1.0
     row: ForecastRow = {
         "max_concurrency": workload.concurrency or None,

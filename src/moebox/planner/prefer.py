@@ -51,7 +51,7 @@ def all_discounts(rated: RatedCandidate) -> tuple[Discount, ...]:
         factor = FEW_BITS ** (1 + LEAST_BITS - bits)
         discounts.append(Discount(factor, f"{bits:.2f} bits a weight", always=True))
     if engine.rank > preferred.rank:
-        discounts.append(Discount(TOLERANCE, f"{preferred.title} is preferred if speeds are close"))
+        discounts.append(Discount(TOLERANCE, f"{preferred.title} is the default"))
     if not engine.is_proven:
         discounts.append(Discount(FEW_ROWS, f"few have measured {engine.title}"))
     if not checkpoint.native and not checkpoint.path:

@@ -155,13 +155,17 @@ def forecast_rows(candidate: RatedCandidate) -> tuple[Forecast, ...]:
             if streams > 1 and not (held and streams <= (candidate.recipe.max_seqs or streams)):
                 continue
             rate, reading = candidate.speed.decode_tok_s(streams, context), candidate.speed.prefill_s(context)
+            prompt_rate = context / reading if reading else 0.0
+            slow, fast = candidate.speed.prompt_range(context)
             row = Forecast(
                 context=context,
                 concurrency=streams,
                 decode_tok_s=round(rate, 2),
                 low_tok_s=round(rate * low, 2),
                 high_tok_s=round(rate * high, 2),
-                prefill_tok_s=round(context / reading, 1) if reading else 0.0,
+                prefill_tok_s=round(prompt_rate, 1),
+                prefill_low_tok_s=round(prompt_rate * slow, 1),
+                prefill_high_tok_s=round(prompt_rate * fast, 1),
                 ttft_s=round(reading, 4),
             )
             rows.append(row)

@@ -5,7 +5,8 @@ queues or requests; that is `simulate`.
 """
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from moebox.core.deployment import Deployment
 from moebox.core.plan import ArithmeticLine
@@ -17,6 +18,7 @@ from moebox.planner.speed.explain import explain_measured_step, explain_step
 from moebox.planner.speed.host import AssumedRam, HybridStep, assumed_ram, make_hybrid_step
 from moebox.planner.speed.links import make_fabric
 from moebox.planner.speed.measured import RANGE_SIGMAS, MeasuredSpeed, find_measured_speed
+from moebox.planner.speed.ranges import RANGE_KINDS, HostRange, RangeKind, find_range
 from moebox.planner.speed.step import GpuStep
 from moebox.sizing import kv
 from moebox.sizing.rank import rank_work
@@ -40,6 +42,7 @@ class Speed:
     decode_spread: float = 0.3
     prefill_spread: float = 0.3
     host_spread: float = 0.0  # between hosts with the same specification
+    host_ranges: Mapping[RangeKind, HostRange] = field(default_factory=dict)  # of GPUs with memory of their own
     cpu_only_spread: float = 0.0
     unified_spread: float = 0.0  # on memory shared with the CPU, of which few results are published
     unknown_spread: float = 0.0  # of an architecture that is known only by the bytes of its weights and cache
@@ -111,6 +114,8 @@ class Speed:
             fused_norms=tables.has_fused_norms(engine, version, generation, model.architecture),
         )
         wider = tables.STEP_AWAY**away
+        group = f"{engine} {recipe.runtime.preset}".strip()
+        ranges = {kind: find_range(kind, generation, group, model.architecture) for kind in RANGE_KINDS}
         return cls(
             gpu_step=gpu_step,
             chunk_tokens=load_engine(engine).step_tokens(recipe, gpu),
@@ -120,6 +125,7 @@ class Speed:
             decode_spread=row.decode_spread * wider,
             prefill_spread=row.prefill_spread * wider,
             host_spread=tables.spread_between_hosts(row, away),
+            host_ranges={} if gpu.unified or model.assumed else ranges,
             steps_away=away,
             unified_spread=unified.spread * gpu.unified,
             unknown_spread=UNKNOWN_SPREAD * bool(model.assumed),
@@ -183,42 +189,51 @@ class Speed:
     @property
     def decode_range(self) -> tuple[float, float]:
         """Factors on decode speed between which four of five rows of another host lie."""
-        return self.range_factors()
+        return self.range_factors("decode")
 
     @property
     def prefill_range(self) -> tuple[float, float]:
         """Factors on prompt speed between which four of five rows of another host lie."""
-        return self.range_factors(prompts=True)
+        return self.range_factors("prompt")
 
     def prompt_range(self, tokens: int) -> tuple[float, float]:
         """Factors on the speed of prompts of one length: measured speeds have a range for each."""
         return _factors(self.measured.prompt_spread(tokens)) if self.measured else self.prefill_range
 
-    def range_factors(self, *, prompts: bool = False, fitted_hosts: bool = False) -> tuple[float, float]:
+    def range_factors(self, kind: RangeKind, *, fitted_hosts: bool = False) -> tuple[float, float]:
         """Factors on a rate between which four of five rows lie, on any host or on those that were fitted."""
-        spread = self.prefill_spread if prompts else self.decode_spread
+        spread = self.prefill_spread if kind == "prompt" else self.decode_spread
         if fitted_hosts or self.measured:
             return _factors(spread)
+        if kind in self.host_ranges:
+            factor = self.host_ranges[kind].factor
+            return 1 / factor, factor
         others = (self.host_spread, self.unified_spread, self.cpu_only_spread, self.unknown_spread)
         low, high = _factors(math.hypot(spread, *others))
-        slower, faster = self.assumed_ram.range_factors(prompts=prompts) if self.assumed_ram else (1.0, 1.0)
+        slower, faster = self.assumed_ram.range_factors(prompts=kind == "prompt") if self.assumed_ram else (1.0, 1.0)
         return low * slower, high * faster
 
-    def basis_text(self, *, prompts: bool = False) -> str:
-        """What the range of decoding, or of prompts, is based on."""
+    def basis_text(self, kind: RangeKind = "decode") -> str:
+        """What the range of a kind of result is based on."""
         if self.measured:
             return ""
         if self.unknown_spread:
             return "the architecture is unknown: computed from the bytes read for a token"
+        if kind in self.host_ranges:
+            return self.host_ranges[kind].text
         if self.cpu_only_spread:
             return "no published results of a CPU without a GPU"
-        if self.assumed_ram and self.assumed_ram.range_factors(prompts=prompts) != (1.0, 1.0):
+        if self.assumed_ram and self.assumed_ram.range_factors(prompts=kind == "prompt") != (1.0, 1.0):
             return self.assumed_ram.text
         if self.unified_spread:
             return "few results are published for memory shared with the CPU, and they differ"
-        if self.steps_away:
-            return "no published results for this engine on these GPUs, the nearest ones are used"
         return "80% of results on other hosts"
+
+    def range_text(self, kind: RangeKind) -> str:
+        """The range of a kind of result as changes of the forecast, with its basis."""
+        low, high = self.range_factors(kind)
+        basis = self.basis_text(kind)
+        return f"{low - 1:+.0%} to {high - 1:+.0%}" + (f" ({basis})" if basis else "")
 
     def explain_lines(self, batch: int, context: int) -> tuple[ArithmeticLine, ...]:
         """The arithmetic of a decode step, line by line."""

@@ -1,0 +1,234 @@
+"""Compute the ranges of forecasts from results on hosts that had no part in the fit.
+
+    python benchmarks/unseen.py [--score] [--write]
+
+Without a flag: coverage by group, each source left out in turn. `--score` forecasts every row of unseen.csv again
+(about five minutes) and stores its error there; `--write` stores the ranges in src/moebox/data/ranges.toml.
+
+A range is conformal over sources: each publication of a model weighs the same however many rows it has, and the level
+is raised for a small number of them. Rows of 1,024 streams and more (a limit of running requests decides) and of drafts
+without a known acceptance are left out; no row is left out for its error.
+"""
+
+import contextlib
+import csv
+import io
+import json
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from moebox.cli.app import call_command
+from moebox.core import catalogue
+from moebox.detect.declared import box_from_name
+from moebox.planner.speed.ranges import RANGE_KINDS, RangeKind
+
+ROWS = Path(__file__).parent / "unseen.csv"
+LEFT_OUT = Path(__file__).parent / "left_out.csv"
+RANGES = Path(__file__).parents[1] / "src" / "moebox" / "data" / "ranges.toml"
+ENOUGH = 10  # rows from which on a group has a range of its own
+SHARE = 0.80  # of results that a range is for
+NOTHING_ALIKE = 0.90  # the share for a case that no row is like: wider on purpose
+MOST = 0.90  # the highest level that few sources raise it to
+FASTER_IF_LOWER = ("tpot", "ttft", "step_ms")
+FORECAST_FIELDS = {
+    "tok_s": "decode_tok_s",
+    "step_ms": "itl_ms",
+    "tpot": "median_tpot_ms",
+    "ttft": "median_ttft_ms",
+    "out": "output_throughput",
+}
+HEADER = """# How far forecasts were from results on hosts that had no part in the fit: factors that hold four of five,
+# by kind of result, GPU generation, engine, and whether the model's architecture was fitted. Written by
+# `python benchmarks/unseen.py --write`; `rows` and `sources` are what stands behind a factor. A group of fewer than ten
+# rows, or of one source, has no row here, and the next wider one is used; rows with neither generation nor engine are
+# for the rest.
+"""
+# Hosts of left_out.csv whose publisher has rows in unseen.csv too; owners in the rtx6kpro wiki count as one source.
+PUBLISHERS = {
+    "cookbook": "sgl-project/sglang",
+    "inferencex": "SemiAnalysisAI/InferenceX",
+    "jasl": "jasl/vllm-ds4-sm120-harness",
+    **dict.fromkeys(("festr", "grimulkan", "orangezed", "cyysky", "luke"), "local-inference-lab/rtx6kpro"),
+}
+Group = tuple[RangeKind, str, str, str]  # kind, generation, engine, models
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One published figure: where it belongs, and ln(forecast / published) of the speed."""
+
+    kind: RangeKind
+    generation: str
+    engine: str
+    models: Literal["fitted", "other"]
+    source: str
+    model: str
+    error: float
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """From the narrowest group to all results of its kind."""
+        kind, generation, engine, models = self.kind, self.generation, self.engine, self.models
+        wider = ((kind, generation, "", models), (kind, "", engine, models))
+        return ((kind, generation, engine, models), *wider, (kind, "", "", ""))
+
+
+def load_results() -> list[Result]:
+    """Return the rows of unseen.csv and the errors of hosts that were left out of the fit."""
+    architectures = catalogue.load_table("ranges")["fitted"]["architectures"]
+    found = []
+    for row in _read(ROWS):
+        known = catalogue.find_model(row["model"]).architecture in architectures
+        words = row["args"].split()
+        engine = words[words.index("--engine") + 1] + " community" * ("--image" in words)
+        gpu = box_from_name(row["box"]).gpus[0]
+        if gpu.unified:
+            continue  # its range is in efficiency.toml: the results differ more than one source shows
+        kind: RangeKind = {"decode": "decode", "prefill": "prompt"}.get(row["mode"], "serving")  # type: ignore[assignment]
+        kind = "prompt" if row["metric"] == "ttft" else kind
+        models: Literal["fitted", "other"] = "fitted" if known else "other"
+        found.append(Result(kind, gpu.generation, engine, models, row["source"], row["model"], float(row["error"])))
+    for row in _read(LEFT_OUT):
+        if row["table"] == "engine" and not row["preset"]:
+            host, generation, engine = row["host"], row["generation"], row["engine"]
+            kind = "serving" if host.startswith(("cookbook", "inferencex", "gpustack", "lambda", "h200")) else "decode"
+            source = PUBLISHERS.get(host.partition("-")[0], host)
+            found.append(Result(kind, generation, engine, "fitted", source, host, float(row["error"])))
+    return found
+
+
+def group_factors(results: Iterable[Result]) -> dict[Group, tuple[float, int, int]]:
+    """Return factor, rows and sources of each group with enough rows of several sources, and of all others.
+
+    Decoding and serving share the last one, the wider of the two: both are rates of the same steps.
+    """
+    members: dict[Group, list[Result]] = defaultdict(list)
+    for result in results:
+        for group in result.groups:
+            members[group].append(result)
+    found = {
+        group: (_factor(rows, SHARE), len(rows), len({row.source for row in rows}))
+        for group, rows in members.items()
+        if len(rows) >= ENOUGH and len({row.source for row in rows}) > 1 and any(group[1:])
+    }
+    for kind in RANGE_KINDS:
+        kinds: tuple[RangeKind, ...] = ("prompt",) if kind == "prompt" else ("decode", "serving")
+        pools = [members[each, "", "", ""] for each in kinds]
+        rows = [row for pool in pools for row in pool]
+        factor = max(_factor(pool, NOTHING_ALIKE) for pool in pools if pool)
+        found[kind, "", "", ""] = (factor, len(rows), len({row.source for row in rows}))
+    return found
+
+
+def _factor(rows: list[Result], share: float) -> float:
+    """Return the factor that holds the share of the results, each publication of a model with the same weight."""
+    sizes: dict[tuple[str, str], int] = defaultdict(int)
+    for row in rows:
+        sizes[row.source, row.model] += 1
+    level = min(share * (1 + 1 / len(sizes)), max(MOST, share)) * len(sizes)
+    weight = 0.0
+    for row in sorted(rows, key=lambda row: abs(row.error)):
+        weight += 1 / sizes[row.source, row.model]
+        if weight >= level - 1e-9:
+            break
+    return math.exp(abs(row.error))
+
+
+def coverage() -> Iterator[tuple[str, int, float, float]]:
+    """Yield each group's name, rows, share inside and median error, with each source left out of its own range."""
+    results = load_results()
+    groups: dict[Group, list[tuple[bool, float]]] = defaultdict(list)
+    for source in {result.source for result in results}:
+        factors = group_factors(result for result in results if result.source != source)
+        for result in (result for result in results if result.source == source):
+            factor = next(factors[group][0] for group in result.groups if group in factors)
+            inside = abs(result.error) <= math.log(factor)
+            groups[result.kind, result.generation, result.engine, ""].append((inside, abs(math.expm1(result.error))))
+            groups[result.kind, "", "", ""].append((inside, abs(math.expm1(result.error))))
+    for (kind, generation, engine, _), rows in sorted(groups.items()):
+        errors = sorted(error for _, error in rows)
+        name = " ".join(filter(None, (kind, generation, engine))) if generation else f"{kind}, all"
+        yield name, len(rows), sum(inside for inside, _ in rows) / len(rows), errors[len(errors) // 2]
+
+
+def write_ranges() -> None:
+    """Store the factors of all groups beside the list of fitted architectures."""
+    table = catalogue.load_table("ranges")
+    names = "".join(f'  "{name}",\n' for name in table["fitted"]["architectures"])
+    parts = [HEADER, f"[fitted]\narchitectures = [\n{names}]\n"]
+    factors = group_factors(load_results())
+    order = sorted(factors, key=lambda group: (RANGE_KINDS.index(group[0]), *group[1:]))
+    for group in order:
+        factor, rows, sources = factors[group]
+        fields = zip(("kind", "generation", "engine", "models"), group, strict=True)
+        lines = [f'{name} = "{value}"' for name, value in fields if value]
+        lines += [f"factor = {factor:.3f}", f"rows = {rows}", f"sources = {sources}"]
+        parts.append("\n[[range]]\n" + "\n".join(lines) + "\n")
+    RANGES.write_text("".join(parts), encoding="utf-8")
+
+
+def score_rows() -> None:
+    """Forecast every row again, and store its error."""
+    rows = _read(ROWS)
+    runs: dict[tuple[str, ...], list[dict[str, str]]] = defaultdict(list)
+    for row in rows:
+        runs[row["model"], row["box"], row["args"], row["mode"]].append(row)
+    for (model, box, args, mode), members in runs.items():
+        words = ["forecast", model, "--box", box, *args.split(), "--json"]
+        if mode == "prefill":
+            words += ["--prefill", "--input", _join(row["prompt"] for row in members)]
+        else:
+            words += ["--concurrency", _join(row["concurrency"] for row in members)]
+        if mode == "decode":
+            words += ["--decode", "--context", _join(row["context"] for row in members)]
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output):
+            call_command(words)
+        forecasts = json.loads(output.getvalue())["rows"]
+        for row in members:
+            rate = _matching_figure(forecasts, row)
+            error = math.log(rate / float(row["measured"]))
+            row["error"] = f"{-error if row['metric'] in FASTER_IF_LOWER else error:.4f}"
+    with open(ROWS, "w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _matching_figure(forecasts: list[dict[str, Any]], row: dict[str, str]) -> float:
+    if row["mode"] == "prefill":
+        return next(float(each["prefill_tok_s"]) for each in forecasts if each["prompt_tokens"] == int(row["prompt"]))
+    streams, name = int(row["concurrency"]), FORECAST_FIELDS[row["metric"]]
+    if row["mode"] == "serve":
+        return next(float(each[name]) for each in forecasts if each["max_concurrency"] == streams)
+    load = (int(row["context"]), streams)
+    return next(float(each[name]) for each in forecasts if (each["context"], each["concurrency"]) == load)
+
+
+def _join(values: Iterable[str]) -> str:
+    return ",".join(sorted(set(values), key=int))
+
+
+def _read(path: Path) -> list[dict[str, str]]:
+    with open(path, encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def main() -> None:
+    """Do what the flags ask for, then print the coverage by group."""
+    if "--score" in sys.argv:
+        score_rows()
+    if "--write" in sys.argv:
+        write_ranges()
+    for name, rows, inside, median in coverage():
+        if rows >= ENOUGH:
+            print(f"{name:36} {rows:5} rows  {inside:4.0%} inside  median error {median:.0%}")
+
+
+if __name__ == "__main__":
+    main()

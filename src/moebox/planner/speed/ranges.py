@@ -1,0 +1,52 @@
+"""How far forecasts were from results on hosts that had no part in the fit, as factors by kind of result.
+
+`data/ranges.toml` holds the factors; benchmarks/unseen.py computes them. A case uses the narrowest group with rows.
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import Literal
+
+from moebox import codec
+from moebox.core import catalogue
+
+RangeKind = Literal["decode", "prompt", "serving"]
+RANGE_KINDS: tuple[RangeKind, ...] = ("decode", "prompt", "serving")
+ModelGroup = Literal["", "fitted", "other"]
+NOTHING_ALIKE = "no measurement like this one stands behind it"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostRange:
+    """A row of `data/ranges.toml`: four of five results lie between forecast / factor and forecast × factor."""
+
+    kind: RangeKind
+    generation: str = ""  # "": all
+    engine: str = ""  # "": all
+    models: ModelGroup = ""  # whether the model's architecture had a part in the fit; "": both
+    factor: float
+    rows: int
+    sources: int
+
+    @property
+    def text(self) -> str:
+        """The results behind the range."""
+        if not self.generation and not self.engine:
+            return NOTHING_ALIKE
+        what = f"80% of {self.rows} results from {self.sources} sources"
+        if not self.engine:
+            return f"{what} on such GPUs with other engines"
+        return what if self.generation else f"{what} with this engine on other GPUs"
+
+
+@functools.cache
+def find_range(kind: RangeKind, generation: str, engine: str, architecture: str) -> HostRange:
+    """Return the range of the narrowest group that has rows; without one, that of cases which nothing is like."""
+    table = catalogue.load_table("ranges")
+    models: ModelGroup = "fitted" if architecture in table["fitted"]["architectures"] else "other"
+    rows = {
+        (row.kind, row.generation, row.engine, row.models): row
+        for row in (codec.decode(HostRange, each, where="ranges.toml") for each in table["range"])
+    }
+    groups = [(generation, engine, models), (generation, "", models), ("", engine, models)]
+    return next((rows[kind, *group] for group in groups if (kind, *group) in rows), rows[kind, "", "", ""])
