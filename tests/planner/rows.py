@@ -32,9 +32,15 @@ def accuracy_memory() -> ModuleType:
 
 
 @functools.cache
+def unseen() -> ModuleType:
+    """benchmarks/unseen.py as a module."""
+    return _module("unseen")
+
+
+@functools.cache
 def accuracy() -> ModuleType:
     """benchmarks/accuracy.py as a module."""
     published()
     accuracy_memory()
-    _module("spreads")
+    unseen()
     return _module("accuracy")

@@ -1,28 +1,18 @@
 """Ranges of forecasts: from results on hosts that had no part in the fit, and stated as such."""
 
-import importlib.util
-import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from moebox.core import catalogue
 from moebox.planner.speed.ranges import NOTHING_ALIKE, RANGE_KINDS, find_range
+from tests.planner import rows
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "unseen.py"
 
-
-@pytest.fixture(scope="module")
-def unseen() -> ModuleType:
+@pytest.fixture(scope="module", name="unseen")
+def load_unseen() -> ModuleType:
     """Import the script."""
-    spec = importlib.util.spec_from_file_location("unseen", SCRIPT)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["unseen"] = module
-    spec.loader.exec_module(module)
-    return module
+    return rows.unseen()
 
 
 def test_stored_ranges_are_those_of_the_rows(unseen: ModuleType) -> None:
@@ -33,8 +23,8 @@ def test_stored_ranges_are_those_of_the_rows(unseen: ModuleType) -> None:
     }
     computed = unseen.group_factors(unseen.load_results())
     assert stored.keys() == computed.keys()
-    for group, (factor, rows, sources) in computed.items():
-        assert (stored[group]["rows"], stored[group]["sources"]) == (rows, sources), group
+    for group, (factor, count, sources) in computed.items():
+        assert (stored[group]["rows"], stored[group]["sources"]) == (count, sources), group
         assert stored[group]["factor"] == pytest.approx(factor, abs=0.001), group
 
 
@@ -48,9 +38,9 @@ def test_a_case_without_rows_is_wide_and_stated(kind: str) -> None:
 
 def test_small_groups_take_a_wider_one() -> None:
     """No range stands on fewer than ten rows or on a single source."""
-    rows = catalogue.load_table("ranges")["range"]
-    assert min(row["rows"] for row in rows) >= 10
-    assert min(row["sources"] for row in rows) >= 2
+    stored = catalogue.load_table("ranges")["range"]
+    assert min(row["rows"] for row in stored) >= 10
+    assert min(row["sources"] for row in stored) >= 2
 
 
 def test_all_sources_left_out_in_turn_cover_four_of_five(unseen: ModuleType) -> None:
