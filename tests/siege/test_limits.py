@@ -129,7 +129,7 @@ def test_a_new_run_is_listed_with_little_work(tmp_path: Path, monkeypatch: pytes
         sys.setprofile(None)
 
     assert len(rows) == 20
-    assert calls / len(rows) < 6000  # 3,900 in November 2026; 9,000 before
+    assert calls / len(rows) < 6000  # about half of what reading every file anew takes
 
 
 def test_sixty_followers_of_a_run_cost_no_more_than_one(tmp_path: Path) -> None:
