@@ -7,7 +7,7 @@ Without a flag: coverage by group, each source left out in turn. `--score` forec
 
 A range is conformal over sources: each publication of a model weighs the same however many rows it has, and the level
 is raised for a small number of them. Rows of 1,024 streams and more (a limit of running requests decides) and of drafts
-without a known acceptance are left out; no row is left out for its error.
+without a known acceptance are left out; the rules were written with the errors in view.
 """
 
 import contextlib

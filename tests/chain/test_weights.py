@@ -249,7 +249,7 @@ def test_a_folder_without_weights_can_be_planned(tmp_path: Path, capsys: pytest.
     assert recipe.checkpoint == str(weights)
     assert main(["plan", str(weights), "--box", "8x-b200"]) == 0
     first = capsys.readouterr().out.splitlines()[0]
-    assert first.split(maxsplit=1)[1].startswith("Kimi K2.6 nvfp4 on")  # the format it holds, not the name of its folder
+    assert first.split(maxsplit=1)[1].startswith("Kimi K2.6 nvfp4 on")
     with pytest.raises(MoeboxError, match="no weights"):
         preflight.check_checkpoint(deploy(recipe).weights_path, recipe)
     assert not preflight.uses_dummy_weights(recipe)
