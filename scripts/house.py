@@ -44,6 +44,7 @@ ALLOWED = {
     ("tasks/agent.py", "said"): "the same key",
     ("doctor/box.py", "pinned"): "pinned memory, CUDA's word",
     ("render/cluster.py", "claim"): "PersistentVolumeClaim, Kubernetes' word",
+    ("hub/fetch.py", "tell"): "a method of Python's files",
     ("flows/fleet_up.py", "say"): "a prompt: Say hello.",
     ("serve/connect.py", "say"): "a prompt: Say hello.",
     ("serve/facts.py", "say"): "a prompt: Say hello.",

@@ -15,7 +15,7 @@ def test_every_shipped_recipe_is_forecast_rendered_and_planned(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     """`run --recipe kimi-k26-vllm` said "no such file" while `up` took it."""
-    box = ["--box", "8x-rtx-pro-6000-server"]
+    box = ["--box", "8x-rtx-pro-6000-server", "--ram", "1024GiB"]
 
     assert main(["forecast", name, *box, "--decode", "--json"]) == 0
     assert main(["render", name]) == 0

@@ -74,7 +74,7 @@ def test_a_full_disk_behind_stdout_is_one_line(words: list[str]) -> None:
 
 def test_an_ascii_terminal_gets_similar_characters() -> None:
     """Text is spelled out; JSON stays the same document."""
-    done, whole = moebox(*PLAN, PYTHONIOENCODING="ascii"), moebox(*PLAN, "--json")
+    done, whole = moebox(*PLAN, "--all", PYTHONIOENCODING="ascii"), moebox(*PLAN, "--json")
     document = moebox(*PLAN, "--json", PYTHONIOENCODING="ascii")
 
     assert done.returncode == 0, done.stderr

@@ -65,7 +65,7 @@ class KeptModel:
     files: tuple[HubFile, ...] = ()
 
     def resolve(self) -> ResolvedModel:
-        """Return the row as a model to plan with, and say where it is from."""
+        """Return the row as a model to plan with, with a note on where it is from."""
         where = f"{self.repo}@{self.revision or 'main'}"
         notes = [f"{where} ({self.commit[:12]}) read on {self.read_on}; `moebox models add` reads it again"]
         if self.formats:

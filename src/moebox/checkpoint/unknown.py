@@ -4,7 +4,7 @@ The result is an estimate: `Model.assumed` states in one line what was taken for
 range. Rules, each on the safe side (more cache rather than less):
 
 - `kv_lora_rank` means latent attention, else keys and values of `num_key_value_heads` × `head_dim`;
-- a layer caches only its window or a state if a per-layer field says so, otherwise the whole context;
+- a layer caches only its window or a state if a per-layer field names one, otherwise the whole context;
 - at least one layer caches the whole context, and every window does if no other layer would;
 - a field that differs between layers counts with its largest value;
 - an expert has three matrices unless its activation is a squared ReLU, which has no gate.
@@ -92,7 +92,7 @@ def model_from_unknown_config(config: dict[str, Any], architecture: str, *, name
 
 
 def _describe(model: Model, counts: Counter[str]) -> str:
-    """Say in one line how the architecture was read."""
+    """Describe in one line how the architecture was read."""
     assert model.mla or model.gqa
     cache = (
         f"a latent of {model.mla.kv_width}" if model.mla else f"{model.gqa.kv_width:,} elements" if model.gqa else ""

@@ -7,6 +7,10 @@ from dataclasses import replace
 
 from moebox.engines.sglang.traits import TRAITS as SGLANG
 
+# Parsers that SGLang 0.5.23 has and the fork (sglang-kt 0.7.2) lacks: its launches leave them out.
+NO_TOOL_PARSER = dict.fromkeys(("deepseek_v41", "hy_v3", "kimi_k3", "poolside_v1"), "")
+NO_REASONING_PARSER = dict.fromkeys(("deepseek_v41", "hy_v3", "mimo", "poolside_v1"), "")
+
 TRAITS = replace(
     SGLANG,
     name="ktransformers",
@@ -17,6 +21,8 @@ TRAITS = replace(
     hybrid_fields=frozenset({"threads", "pools", "gpu_experts"}),
     splits_layers=True,
     kv=("auto", "fp8", "bf16"),
+    tool_parsers={**SGLANG.tool_parsers, **NO_TOOL_PARSER},
+    reasoning_parsers={**SGLANG.reasoning_parsers, **NO_REASONING_PARSER, "nemotron_v3": "nano_v3"},
     draft_methods=(),
     proposes_dcp=False,
     unsupported_generations=("cdna",),
