@@ -14,6 +14,7 @@ from moebox.engines.engine import load_engine
 from moebox.engines.support import speed_factor
 from moebox.errors import BadInput
 from moebox.planner.speed import constants as tables
+from moebox.planner.speed.attention import find_backends
 from moebox.planner.speed.explain import explain_measured_step, explain_step
 from moebox.planner.speed.host import AssumedRam, HybridStep, assumed_ram, make_hybrid_step
 from moebox.planner.speed.links import make_fabric
@@ -112,6 +113,7 @@ class Speed:
             host_factor=1 / tables.find_cpu(box.cpu.model).host,
             overhead=tables.find_overhead(engine, version),
             fused_norms=tables.has_fused_norms(engine, version, generation, model.architecture),
+            attention=find_backends(recipe, generation, model.architecture),
         )
         wider = tables.STEP_AWAY**away
         group = f"{engine} {recipe.runtime.preset}".strip()

@@ -64,6 +64,11 @@ def _gpu_formulas(step: GpuStep, batch: int, context: int) -> Formulas:
     attention = " + ".join(
         f"{layers.count} × {step.layer_attention(layers, here, context) * 1e3:.6f} ms" for layers in rank.layers
     )
+    backends = {
+        backend.name: backend for layers in rank.layers if (backend := step.attention_backend(layers.kind)).name
+    }
+    kernels = f"; backend {', '.join(backends)}" if backends else ""
+    attention_source = "; ".join(f"{name}: {backend.source}" for name, backend in backends.items()) or c.source
     shared = f"; its memory at {unified_memory().rate} of the datasheet's rate" if gpu.unified else ""
     shared_source = f"; shared memory: {unified_memory().source}" if gpu.unified else ""
     host, host_source = (
@@ -94,8 +99,8 @@ def _gpu_formulas(step: GpuStep, batch: int, context: int) -> Formulas:
         ),
         "attention": (
             f"{attention or '0'}; {tokens:g} queries at {context} tokens / DCP {rank.dcp}, heads padded to "
-            f"{c.head_tile}",
-            c.source,
+            f"{c.head_tile}{kernels}",
+            attention_source,
         ),
         "all-reduce": (
             f"2 × {model.layers} × {reduce:.6f} ms + {rest:.6f} ms; {size:,.0f} B over {rank.tp} ranks, "

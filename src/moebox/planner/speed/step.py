@@ -2,10 +2,12 @@
 
 import functools
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from moebox.core.box import Gpu
-from moebox.core.layers import Compressed, Gqa
+from moebox.core.layers import Compressed, Gqa, LayerKind
+from moebox.planner.speed.attention import UNKNOWN, AttentionBackend, AttentionKind, attention_kind
 from moebox.planner.speed.constants import DraftCost, Efficiency, ExpertKernel, Overhead, kernel_counts
 from moebox.planner.speed.links import Fabric
 from moebox.sizing.rank import RankLayers, RankWork
@@ -33,6 +35,7 @@ class GpuStep:
     host_factor: float = 1.0  # host time of this CPU over that of the one the constants were fitted on
     fused_norms: bool = False  # all-reduces include the norms after them
     overhead: Overhead | None = None  # additional host time of this engine version
+    attention: Mapping[AttentionKind, AttentionBackend] = field(default_factory=dict)
 
     def step_parts(self, batch: float, context: float, fresh: float = 0.0, past: float = 0.0) -> dict[str, float]:
         """Seconds by part of a step that decodes `batch` sequences at `context` and reads `fresh` prompt tokens
@@ -129,16 +132,22 @@ class GpuStep:
             return 0.0
         return sum(layers.count * self.layer_attention(layers, batch, context) for layers in self.rank.layers)
 
+    def attention_backend(self, kind: LayerKind) -> AttentionBackend:
+        """Return the backend of a kind of layer; UNKNOWN if the engine's own shares apply."""
+        name = attention_kind(kind)
+        return self.attention.get(name, UNKNOWN) if name else UNKNOWN
+
     def layer_attention(self, layers: RankLayers, batch: float, context: float) -> float:
         """Seconds of decoding attention in one layer of a kind."""
-        c, kind = self.constants, layers.kind
+        c, kind, backend = self.constants, layers.kind, self.attention_backend(layers.kind)
         queries = batch * (1 + self.draft_tokens)
         local = kind.entries_read(context) / self.rank.dcp
         reads = queries if kind.shared_cache and not c.joint_queries else batch
         moved = reads * (local * layers.entry_bytes + context * layers.index_bytes)
         moved += 2 * batch * layers.state_bytes  # read and written
-        read = moved / (self.gpu.bandwidth * c.attention_bw)
-        selecting = queries * kind.index_flops(context) / (self.gpu.bf16 * c.gemm)
+        read = moved / (self.gpu.bandwidth * (backend.bandwidth or c.attention_bw))
+        read = max(read, backend.least_read_s(kind, local))
+        selecting = queries * kind.index_flops(context) / (self.gpu.bf16 * c.gemm) + backend.select_s(kind, context)
         if not kind.shared_cache:
             return read + selecting  # a group of heads shares each key: reading dominates
         # Joint queries: the heads of all draft tokens of a sequence share one tile, and each tile reads the cache.
@@ -157,7 +166,8 @@ class GpuStep:
         before, seconds = past + fresh / 2, 0.0
         for layers in self.rank.layers:
             flops = layers.kind.entries_read(before) * layers.kind.pair_flops(layers.heads, prompt=True)
-            seconds += layers.count * flops / (self.gpu.bf16 * self.constants.prefill_attention)
+            share = self.attention_backend(layers.kind).prompt or self.constants.prefill_attention
+            seconds += layers.count * flops / (self.gpu.bf16 * share)
             seconds += layers.count * layers.kind.index_flops(before) / (self.gpu.bf16 * self.constants.gemm)
         return fresh * seconds
 

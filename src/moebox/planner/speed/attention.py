@@ -1,0 +1,105 @@
+"""Decoding attention by backend and GPU generation: which one an engine takes, and what it reaches.
+
+The rows are in `data/attention.toml`, from timings of the kernels alone.
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from moebox import codec
+from moebox.core import catalogue
+from moebox.core.layers import Gqa, LayerKind, Linear, Mamba, Mla
+from moebox.core.recipe import Recipe
+from moebox.core.symptom import version_in_range
+from moebox.sizing.kv import kv_type
+
+AttentionKind = Literal["gqa", "mla", "dsa", "linear"]
+HEAD_DIM = 128  # elements of a head that `stream_ns` is for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionBackend:
+    """A row of [[backend]]. Shares of 0 are unknown: those of the engine's own row apply."""
+
+    name: str
+    kind: AttentionKind
+    generations: tuple[str, ...]
+    engine: str = ""  # "": any
+    kv: str = ""  # "": any type of cache
+    before: str = ""  # only in versions before this one; "": in all
+    bandwidth: float = 0.0
+    stream_ns: float = 0.0
+    prompt: float = 0.0
+    index_us: float = 0.0
+    index_ns: float = 0.0
+    source: str = ""
+
+    def least_read_s(self, kind: LayerKind, entries: float) -> float:
+        """Seconds that one sequence takes even if the GPU has nothing else to do."""
+        width = (kind.head_dim + kind.value_dim) / 2 if isinstance(kind, Gqa) else 0
+        return entries * self.stream_ns * 1e-9 * width / HEAD_DIM
+
+    def select_s(self, kind: LayerKind, context: float) -> float:
+        """Seconds of a layer's own token selector."""
+        own = kind.indexer is not None and not kind.indexer.shared
+        return (self.index_us * 1e-6 + context * self.index_ns * 1e-9) if own else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DefaultBackend:
+    """A row of [[default]]: the backend that an engine takes if none is named."""
+
+    backend: str
+    kind: AttentionKind
+    generations: tuple[str, ...]
+    engine: str = ""
+    kv: str = ""
+    before: str = ""
+    architectures: tuple[str, ...] = ()  # only for these; (): all
+    source: str = ""
+
+
+UNKNOWN = AttentionBackend(name="", kind="gqa", generations=())
+
+
+def attention_kind(kind: LayerKind) -> AttentionKind | None:
+    """Return the kind of attention that backends differ in; None for layers without rows."""
+    if isinstance(kind, Gqa):
+        return "gqa"
+    if isinstance(kind, Mla):
+        return "dsa" if kind.indexer else "mla"
+    return "linear" if isinstance(kind, Linear | Mamba) else None
+
+
+def find_backends(recipe: Recipe, generation: str, architecture: str) -> dict[AttentionKind, AttentionBackend]:
+    """Return the backend of each kind of attention: the one that the recipe names, or the engine's default."""
+    named = str(recipe.flags.get("attention-backend", "")).lower()
+    kv = kv_type(recipe)
+
+    def applies(row: AttentionBackend | DefaultBackend) -> bool:
+        old = not row.before or bool(
+            recipe.engine_version and version_in_range(recipe.engine_version, f"<{row.before}")
+        )
+        fits = generation in row.generations and row.engine in ("", recipe.engine) and row.kv in ("", kv)
+        return old and fits and architecture in (getattr(row, "architectures", ()) or (architecture,))
+
+    backends, defaults = _load_rows()
+    usable = sorted(filter(applies, backends), key=lambda row: not row.before)
+    found: dict[AttentionKind, AttentionBackend] = {}
+    for row in usable:
+        if named and row.name == named:
+            found.setdefault(row.kind, row)
+    for default in filter(applies, defaults):
+        match = next((row for row in usable if (row.name, row.kind) == (default.backend, default.kind)), UNKNOWN)
+        found.setdefault(default.kind, match)
+    return found
+
+
+@functools.cache
+def _load_rows() -> tuple[tuple[AttentionBackend, ...], tuple[DefaultBackend, ...]]:
+    def decode(kind: type[Any], key: str) -> tuple[Any, ...]:
+        rows = catalogue.load_table("attention")[key]
+        return tuple(codec.decode(kind, row, where=f"attention.toml [{key}]") for row in rows)
+
+    return decode(AttentionBackend, "backend"), decode(DefaultBackend, "default")

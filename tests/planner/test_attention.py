@@ -1,0 +1,50 @@
+"""Attention by backend: which one an engine takes on a GPU, and what a step takes with it."""
+
+from moebox.checkpoint import deploy
+from moebox.core.recipe import Parallel, Recipe
+from moebox.detect.declared import parse_box
+from moebox.planner.speed import Speed
+from moebox.planner.speed.step import GpuStep
+
+
+def step_of(model: str, checkpoint: str, box: str, engine: str, **changes: object) -> GpuStep:
+    """Return the step of a model on all GPUs of a box."""
+    recipe = Recipe(
+        name="t",
+        engine=engine,  # type: ignore[arg-type]
+        model=model,
+        checkpoint=checkpoint,
+        served_name="t",
+        parallel=Parallel(tp=int(box.partition("x")[0])),
+        **changes,  # type: ignore[arg-type]
+    )
+    found = Speed.for_deployment(deploy(recipe, parse_box(box))).gpu_step
+    assert found is not None
+    return found
+
+
+def test_triton_reads_one_long_context_slowly() -> None:
+    """SGLang runs hybrid models on SM120 with Triton, which hardly divides one sequence; FlashInfer can be named."""
+    box = "4x-rtx-pro-6000-server"
+    default = step_of("qwen3.5-397b", "nvfp4", box, "sglang", kv="fp8")
+    named = step_of("qwen3.5-397b", "nvfp4", box, "sglang", kv="fp8", flags={"attention-backend": "flashinfer"})
+    assert (default.attention["gqa"].name, named.attention["gqa"].name) == ("triton", "flashinfer")
+    assert default.cached_attention(1, 131072) > 5 * named.cached_attention(1, 131072)
+    assert default.cached_attention(64, 32768) < 1.3 * named.cached_attention(64, 32768)  # many sequences fill the GPU
+
+
+def test_backends_differ_by_generation_and_cache() -> None:
+    """An fp8 cache has half the bytes; FlashAttention 3 on Hopper gains less than half of that, B200 nearly all."""
+    gains = {}
+    for gpu in ("h200", "b200"):
+        wide, narrow = (step_of("minimax-m2.5", "fp8", f"8x-{gpu}", "vllm", kv=kv) for kv in ("bf16", "fp8"))
+        gains[gpu] = wide.cached_attention(64, 32768) / narrow.cached_attention(64, 32768)
+    assert gains["h200"] < 1.5 < 1.8 < gains["b200"]
+
+
+def test_a_token_selector_takes_time_of_its_own() -> None:
+    """GLM-5 selects tokens in every layer, GLM-5.2 shares selections; older SGLang took longer for them."""
+    every, shared = (step_of(model, "fp8", "8x-h200", "sglang") for model in ("glm-5", "glm-5.2"))
+    old = step_of("glm-5", "fp8", "8x-h200", "sglang", engine_version="0.5.9")
+    assert every.cached_attention(1, 8192) > 1.5 * shared.cached_attention(1, 8192)
+    assert old.cached_attention(1, 8192) > every.cached_attention(1, 8192)
