@@ -43,6 +43,7 @@ ALLOWED = {
     ("tasks/result.py", "said"): "key of a stored task result",
     ("tasks/agent.py", "said"): "the same key",
     ("doctor/box.py", "pinned"): "pinned memory, CUDA's word",
+    ("doctor/rank_program.py", "pin"): "an argument of torch",
     ("render/cluster.py", "claim"): "PersistentVolumeClaim, Kubernetes' word",
     ("hub/fetch.py", "tell"): "a method of Python's files",
     ("flows/fleet_up.py", "say"): "a prompt: Say hello.",

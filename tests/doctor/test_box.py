@@ -110,4 +110,4 @@ def test_the_command_prints_one_document() -> None:
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     document = json.loads(done.stdout)
     assert done.returncode == (1 if document["verdict"] == "fail" else 0)
-    assert {"name", "verdict", "found", "fix"} == set(document["checks"][0])
+    assert {"name", "verdict", "found", "fix", "expected"} == set(document["checks"][0])

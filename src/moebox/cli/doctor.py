@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from moebox import codec
 from moebox.cli import flags
 from moebox.cli.flags import Switch
-from moebox.cli.output import exit_code, print_result, stdout_console
+from moebox.cli.output import exit_code, print_result, stderr_console, stdout_console
 from moebox.core.recipe import EngineName
 from moebox.errors import refuse_if
 from moebox.units import parse_size, plural
@@ -97,7 +97,9 @@ def print_search(found: "LogSearch", *, every: bool) -> None:
         stdout_console().print(line, markup=False)
 
 
-def box(*, box: str | None = None, need: str = "", json: Switch = False) -> int:
+def box(
+    *, box: str | None = None, need: str = "", test: Switch = False, against: Path | None = None, json: Switch = False
+) -> int:
     """Check this machine before an engine is started on it, and show how to fix problems.
 
     Exits 1 if something is bound to fail.
@@ -105,9 +107,12 @@ def box(*, box: str | None = None, need: str = "", json: Switch = False) -> int:
     Args:
         box: Check a described or captured box instead; its host is checked if the file describes one.
         need: Disk space that a checkpoint will need, like 595GB.
+        test: Test instead of reading settings: all-reduce, copies, load, errors, memory and disk; takes minutes.
+        against: Name what changed since this capture: a folder of `moebox box --save`, or its box.toml.
         json: Print JSON.
     """
     from moebox import detect
+    from moebox.doctor.against import compare_boxes
     from moebox.doctor.box import check_box, check_this_machine
     from moebox.serve.state import state_dir
     from moebox.site import read_site
@@ -115,12 +120,24 @@ def box(*, box: str | None = None, need: str = "", json: Switch = False) -> int:
     from moebox.store.run import runs_dir
 
     size = flags.parse_value("--need", need, parse_size) if need else 0
+    flags.refuse_unused("--test tests this machine", box=box if test else None)
+    old = detect.load_box(str(against / "box.toml" if against.is_dir() else against)) if against else None
     place = detect.load_box(box)
     if place.host is None:
         flags.refuse_unused(f"{place.name} is described without a disk", need=need)
     read_site()  # a mistake in it is one line, here and wherever it is used
     folders = [runs_dir(), calibrations_dir(), state_dir()]
-    checks = check_box(place, need=size) if box else check_this_machine(place, need=size, folders=folders)
+    if old:
+        checks = compare_boxes(place, old)
+    elif box:
+        checks = check_box(place, need=size)
+    else:
+        checks = check_this_machine(place, need=size, folders=folders)
+    if test:
+        from moebox.flows.box_test import run_box_tests
+
+        with stderr_console().status("testing this machine …") as status:
+            checks += run_box_tests(place, on_step=lambda text: status.update(f"testing: {text} …"))
     counts = Counter(check.verdict for check in checks)
 
     def show() -> None:
@@ -143,6 +160,8 @@ def checks_table(checks: "Sequence[HostCheck] | Sequence[PackageCheck]") -> "Tab
     table.add_column(overflow="fold")
     for check in checks:
         table.add_row(_MARKS[check.verdict], Text(check.name), Text(check.found))
+        if expected := getattr(check, "expected", ""):
+            table.add_row("", "", Text(f"expected: {expected}", style="dim"))
         if check.fix:
             table.add_row("", "", Text(check.fix))
     return table

@@ -80,6 +80,8 @@ class Gpu:
     pcie: Pcie | None = None
     numa: int | None = None
     mig: bool = False
+    max_clock: int = 0  # MHz of the SMs, as the driver reports it; 0: not detected
+    power_limit: int = 0  # watts now allowed; 0: not detected
     unified: bool = False  # shares its memory with the CPU
     unverified: tuple[str, ...] = ()  # fields not yet checked against hardware or a datasheet
     source: str = ""
@@ -127,7 +129,8 @@ class Cpu:
 class Host:
     """Software and settings that decide whether a launch works; only on detected boxes."""
 
-    system: str = ""
+    system: str = ""  # with the kernel's release
+    bios: str = ""  # vendor, version and date; "" if not readable
     driver: str = ""
     cuda: str = ""
     iommu: str = ""  # "off", "on", "passthrough", or "" if unreadable

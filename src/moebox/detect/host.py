@@ -19,6 +19,7 @@ from moebox.core import registry
 from moebox.core.box import Cpu, Host
 from moebox.environment import chosen_environment
 
+BIOS_PARTS = ("vendor", "version", "date")
 _RUNTIMES = ("docker", "podman", "nvidia-ctk")
 _VERSION = re.compile(r"\d+(?:\.\d+)+|\bb?\d{4,}\b")
 _BUSY_INTERVAL_S = 0.4
@@ -61,6 +62,7 @@ def detect_host(*, driver: str = "", cuda: str = "") -> Host:
         shm_bytes = 0
     return Host(
         system=f"{platform.system()} {platform.release()}",
+        bios=" ".join(read_kernel_file(f"/sys/class/dmi/id/bios_{part}").strip() for part in BIOS_PARTS).strip(),
         driver=driver,
         cuda=cuda,
         iommu=iommu_state(),

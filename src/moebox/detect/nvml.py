@@ -148,6 +148,8 @@ def _read_gpu(nvml: Any, handle: Any, sysfs: Path) -> Gpu:
         pcie=pcie if width else None,
         numa=numa if numa >= 0 else None,
         mig=bool(_query(nvml, (0,), "nvmlDeviceGetMigMode", handle)[0]),
+        max_clock=_query(nvml, 0, "nvmlDeviceGetMaxClockInfo", handle, getattr(nvml, "NVML_CLOCK_SM", 1)),
+        power_limit=_query(nvml, 0, "nvmlDeviceGetEnforcedPowerLimit", handle) // 1000,
     )
 
 

@@ -61,6 +61,7 @@ class HostCheck:
     verdict: HostVerdict
     found: str
     fix: str = ""
+    expected: str = ""  # of a test: the value that this box should reach, with the reason
 
 
 def check_box(
