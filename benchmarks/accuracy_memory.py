@@ -31,6 +31,8 @@ class PublishedStart:
     box: str
     engine: EngineName
     image: str = ""
+    version: str = ""  # of a stock engine; "": the newest known
+    vision: bool = True
     tp: int = 1
     dcp: int = 1
     ep: bool = False
@@ -61,6 +63,7 @@ class PublishedStart:
         return Recipe(
             name=self.run,
             engine=self.engine,
+            engine_version=self.version,
             model=self.model,
             checkpoint=self.checkpoint,
             served_name=self.model,
@@ -69,7 +72,7 @@ class PublishedStart:
             batched_tokens=self.batched_tokens,
             kv=self.kv,
             memory_utilization=self.memory_utilization,
-            vision=True,
+            vision=self.vision,
             parallel=Parallel(tp=self.tp, dcp=self.dcp, ep=self.ep),
             speculate=Speculate(method=self.method, draft=self.draft) if self.has_draft else None,
             runtime=Runtime(image=self.image, preset="community" if self.image else ""),

@@ -116,11 +116,12 @@ def forecast(
     deployment = deploy(recipe, boxes.box_for_recipe(recipe, box))
     check_recipe(deployment)
     deployment = deployment.with_default_context()
-    kv_tokens, speed = memory_budget(deployment).kv_tokens, Speed.for_deployment(deployment)
+    memory, speed = memory_budget(deployment), Speed.for_deployment(deployment)
     if workloads:
-        return serving_rows(speed, scheduler_rules(deployment.recipe, kv_tokens, speed), workloads)
+        rules = scheduler_rules(deployment.recipe, memory.kv_tokens, speed, memory.sequence_tokens)
+        return serving_rows(speed, rules, workloads)
     lengths = tuple(contexts) or sizes_up_to(deployment.recipe.context, CONTEXTS)
-    return decode_rows(speed, lengths, streams or STREAMS, kv_tokens, recipe.max_seqs)
+    return decode_rows(speed, lengths, streams or STREAMS, memory, deployment.recipe)
 
 
 def render(recipe: Recipe | str, file_format: LaunchFormat | OtherFormat = "script") -> dict[str, str]:

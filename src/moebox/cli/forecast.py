@@ -227,19 +227,19 @@ def _forecast_rows(
     mode: Mode, target: ForecastTarget, args: ForecastArgs, contexts: Sequence[int], streams: Sequence[int]
 ) -> list[ForecastRow]:
     """Return the rows of one kind of forecast."""
-    speed, kv_tokens = target.speed, target.memory.kv_tokens
-    limit, most = target.recipe.context, target.recipe.max_seqs
+    speed, memory, limit = target.speed, target.memory, target.recipe.context
     if mode == "decode":
-        many = streams or sorted({*STREAMS, most or 1})
-        return rows_of.decode_rows(speed, tuple(contexts or sizes_up_to(limit, CONTEXTS)), tuple(many), kv_tokens, most)
+        many = tuple(streams or sorted({*STREAMS, target.recipe.max_seqs or 1}))
+        lengths = tuple(contexts or sizes_up_to(limit, CONTEXTS))
+        return rows_of.decode_rows(speed, lengths, many, memory, target.recipe)
     if mode == "prefill":
         lengths = args.prompt_lengths or sizes_up_to(limit, PROMPTS)
         return rows_of.prefill_rows(speed, tuple(max(length, 1) for length in lengths))
     if mode == "stream":
         lengths = tuple(contexts or sizes_up_to(limit, HYBRID_CONTEXTS))
         return rows_of.stream_rows(speed, lengths, min(max(4096, speed.chunk_tokens), limit))
-    refuse_without_cache(kv_tokens)
-    rules = scheduler_rules(target.recipe, kv_tokens, speed)
+    refuse_without_cache(memory.kv_tokens)
+    rules = scheduler_rules(target.recipe, memory.kv_tokens, speed, memory.sequence_tokens)
     return rows_of.serving_rows(speed, rules, _make_workloads(args, streams))
 
 

@@ -264,7 +264,7 @@ def cache_text(plan: Plan) -> str:
     requests = tokens / max(context, 1)
     text = f"cache {format_count(tokens)} tokens = {requests:,.1f} requests of {format_count(context)}"
     if requests >= 1 and context > 8192 and plan.recipe.hybrid is None:
-        text += f", or {format_count(tokens // 8192)} of 8,192"
+        text += f", or {format_count(plan.memory.held_sequences(8192, context))} of 8,192"
     return text
 
 

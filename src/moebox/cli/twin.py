@@ -110,7 +110,7 @@ async def serve_twin(
     from moebox.twin.engine import TwinEngine
 
     recipe, speed = target.recipe, target.speed
-    engine = TwinEngine(speed, scheduler_rules(recipe, kv_tokens, speed), faster=faster)
+    engine = TwinEngine(speed, scheduler_rules(recipe, kv_tokens, speed, target.memory.sequence_tokens), faster=faster)
     app = build_app(engine, model=recipe.served_name, context=recipe.context, title=title, key=key)
     config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1)
     await uvicorn.Server(config).serve(sockets=[listening])

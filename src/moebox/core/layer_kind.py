@@ -68,8 +68,8 @@ class LayerKind:
         """Entries of the window; 0 without one."""
         return 0
 
-    def state_bytes(self, tp: int) -> int:
-        """Bytes of recurrent state of one sequence on a rank of `tp`."""
+    def state_bytes(self, tp: int, drafts: int = 0) -> int:
+        """Bytes of recurrent state of one sequence on a rank of `tp`; its convolution keeps `drafts` more inputs."""
         return 0
 
     def entries_read(self, context: float) -> float:

@@ -174,10 +174,10 @@ class Linear(LayerKind):
     def entry_width(self, tp: int) -> float:
         return 0
 
-    def state_bytes(self, tp: int) -> int:
+    def state_bytes(self, tp: int, drafts: int = 0) -> int:
         """The state, and the convolution's last inputs in bf16."""
         state = self.heads * self.key_dim * self.value_dim * (2 if self.bf16_state else 4)
-        return (state + (self.conv - 1) * self._conv_channels * 2) // tp
+        return (state + (self.conv - 1 + drafts) * self._conv_channels * 2) // tp
 
     def entries_read(self, context: float) -> float:
         """One step of the recurrence, independent of the context."""
@@ -217,10 +217,10 @@ class Mamba(LayerKind):
     def entry_width(self, tp: int) -> float:
         return 0.0
 
-    def state_bytes(self, tp: int) -> int:
+    def state_bytes(self, tp: int, drafts: int = 0) -> int:
         """The state in float32 and the convolution's last inputs in bf16."""
         state = self.heads * self.head_dim * self.state * 4
-        return (state + (self.conv - 1) * self._conv_channels * 2) // tp
+        return (state + (self.conv - 1 + drafts) * self._conv_channels * 2) // tp
 
     def entries_read(self, context: float) -> float:
         """One step of the recurrence, independent of the context."""

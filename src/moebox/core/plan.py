@@ -36,7 +36,16 @@ class Memory:
     kv_bytes_per_token: int
     fits: bool
     shortfall: int = 0  # bytes missing on the worst device
+    sequence_tokens: int = 0  # room, in tokens, of what each sequence keeps besides its context: states and windows
     lines: tuple["ArithmeticLine", ...] = ()
+
+    def pool_tokens(self, context: int) -> int:
+        """Room for contexts and `sequence_tokens` together, if `kv_tokens` counts sequences of `context`."""
+        return self.kv_tokens * (context + self.sequence_tokens) // max(context, 1)
+
+    def held_sequences(self, length: int, context: int) -> int:
+        """Sequences of `length` tokens that the cache holds."""
+        return self.pool_tokens(context) // max(length + self.sequence_tokens, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from moebox import codec
 from moebox.checkpoint import deploy, resolve_model
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
+from moebox.core.plan import Memory
 from moebox.core.recipe import Recipe
 from moebox.engines import check_recipe, memory_budget
 from moebox.errors import BadInput
@@ -85,7 +86,7 @@ def candidate_for_model(name: str, box: str, question: FleetQuestion, constraint
         constraints, context=constraints.context or context_for_workload(question.work.longest, model.context)
     )
     plan = choose_plan(where, model, forms, constraints)
-    return _make_candidate(deploy(plan.recipe, where), plan.memory.kv_tokens)
+    return _make_candidate(deploy(plan.recipe, where), plan.memory)
 
 
 def candidate_for_recipe(path: str, box: str, *, force: bool = False) -> FleetCandidate:
@@ -95,18 +96,19 @@ def candidate_for_recipe(path: str, box: str, *, force: bool = False) -> FleetCa
     check_recipe(deployment)
     if not force:
         fit.refuse_misfit(deployment)
-    return _make_candidate(deployment.with_default_context(), memory_budget(deployment).kv_tokens)
+    return _make_candidate(deployment.with_default_context(), memory_budget(deployment))
 
 
-def _make_candidate(deployment: Deployment, kv_tokens: int) -> FleetCandidate:
+def _make_candidate(deployment: Deployment, memory: Memory) -> FleetCandidate:
     box, recipe = deployment.required_box, deployment.recipe
-    if kv_tokens < 1:
+    if memory.kv_tokens < 1:
         raise BadInput(f"{recipe.name} on {box.name} leaves no room for a cache", hint="`moebox plan` shows the memory")
     speed = Speed.for_deployment(deployment)
+    rules = scheduler_rules(recipe, memory.kv_tokens, speed, memory.sequence_tokens)
     return FleetCandidate(
         box=box,
         recipe=recipe,
-        model=BoxModel(name=box.name, speed=speed, rules=scheduler_rules(recipe, kv_tokens, speed)),
+        model=BoxModel(name=box.name, speed=speed, rules=rules),
     )
 
 

@@ -6,6 +6,8 @@ Rows are plain dicts with the names that scripts rely on; every rate comes with 
 from collections.abc import Iterable
 from typing import Any
 
+from moebox.core.plan import Memory
+from moebox.core.recipe import Recipe
 from moebox.planner.schedule import SchedulerRules
 from moebox.planner.simulate import Histogram, SimulatedWorkload, SimulationResult, simulate
 from moebox.planner.speed import Speed
@@ -14,7 +16,7 @@ ForecastRow = dict[str, Any]
 
 
 def decode_rows(
-    speed: Speed, contexts: Iterable[int], streams: Iterable[int], kv_tokens: int, max_seqs: int | None = None
+    speed: Speed, contexts: Iterable[int], streams: Iterable[int], memory: Memory, recipe: Recipe
 ) -> list[ForecastRow]:
     """Rows of `streams` sequences that decode at `context`, no prompts, as decode benchmarks report.
 
@@ -35,7 +37,7 @@ def decode_rows(
                     "high_tok_s": round(rate * high, 2),
                     "itl_ms": round(speed.step_s(count, context) * 1e3, 3),
                     "tokens_per_step": round(speed.tokens_per_step, 3),
-                    "fits": context * count <= kv_tokens and count <= (max_seqs or count),
+                    "fits": count <= min(memory.held_sequences(context, recipe.context), recipe.max_seqs or count),
                 }
             )
     return rows

@@ -78,7 +78,7 @@ class RatedCandidate:
         if self.constraints.context and self.constraints.concurrency:
             length = self.recipe.context
         limit = self.recipe.max_seqs or wanted
-        return max(1, min(wanted, limit, self.memory.kv_tokens // max(length, 1)))
+        return max(1, min(wanted, limit, self.memory.held_sequences(length, self.recipe.context)))
 
     @cached_property
     def score(self) -> float:
@@ -151,7 +151,7 @@ def forecast_rows(candidate: RatedCandidate) -> tuple[Forecast, ...]:
     rows = []
     for context in sizes_up_to(candidate.recipe.context, CONTEXTS)[-4:]:
         for streams in sorted({*CONCURRENCIES, candidate.constraints.concurrency or 1}):
-            held = streams * context <= candidate.memory.kv_tokens
+            held = streams <= candidate.memory.held_sequences(context, candidate.recipe.context)
             if streams > 1 and not (held and streams <= (candidate.recipe.max_seqs or streams)):
                 continue
             rate, reading = candidate.speed.decode_tok_s(streams, context), candidate.speed.prefill_s(context)

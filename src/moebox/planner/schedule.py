@@ -59,6 +59,12 @@ class SchedulerRules:
     prompts_first: bool  # SGLang: steps that only read prompts, before any decoding
     reserves_output: bool  # SGLang: admission counts part of the outputs to come
     schedules_ahead: bool = False  # a step is prepared while the previous one runs: new arrivals wait for the next
+    sequence_tokens: int = 0  # room, in tokens, that each sequence takes besides its context
+
+    @property
+    def pool_tokens(self) -> int:
+        """Room for contexts and `sequence_tokens` together; `kv_tokens` counts sequences of `context`."""
+        return self.kv_tokens * (self.context + self.sequence_tokens) // max(self.context, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +115,12 @@ class Scheduler:
         return self.held_tokens + (self._made + self._gains * self.done_steps)
 
     @property
+    def room_tokens(self) -> float:
+        """Cache tokens that are free."""
+        fixed = self.rules.sequence_tokens * (self.running + len(self.reading))
+        return self.rules.pool_tokens - self.used_tokens - fixed
+
+    @property
     def tokens_per_step(self) -> float:
         return self.speed.tokens_per_step
 
@@ -123,7 +135,8 @@ class Scheduler:
 
     def submit(self, request: SimulatedRequest) -> bool:
         """Queue a request. Return False if it is longer than the cache or the engine's context."""
-        if request.input + request.output > min(self.rules.kv_tokens, self.rules.context):
+        most = min(self.rules.pool_tokens - self.rules.sequence_tokens, self.rules.context)
+        if request.input + request.output > most:
             return False
         self.waiting.append(request)
         return True
@@ -161,7 +174,7 @@ class Scheduler:
             request = self.waiting[0]
             coming = request.output - request.tokens_made if self.rules.reserves_output else 1
             needed = request.tokens_to_read + coming
-            if needed > self.rules.kv_tokens - self.used_tokens - promised and self.busy:
+            if needed + self.rules.sequence_tokens > self.room_tokens - promised and self.busy:
                 return
             self.waiting.popleft()
             self.reading.append(request)
@@ -172,7 +185,7 @@ class Scheduler:
     def _read_prompts(self) -> ScheduleSlice:
         """Run one step that reads prompt tokens up to the step's limit; others decode in it unless prompts go first."""
         batch = 0 if self.rules.prompts_first else self.running
-        budget, room = float(self.rules.step_tokens), self.rules.kv_tokens - self.used_tokens
+        budget, room = float(self.rules.step_tokens), self.room_tokens
         if batch:
             budget, room = budget - self._decode_tokens(), room - self._gains
         fresh, past, ready = (
@@ -244,7 +257,7 @@ class Scheduler:
     def _decode(self, max_steps: float, max_seconds: float) -> ScheduleSlice:
         """Run decode steps until a sequence ends, the cache is full or a limit is reached."""
         batch, grows = self.running, self._gains
-        room = math.floor((self.rules.kv_tokens - self.used_tokens) / grows + 1e-9)
+        room = math.floor(self.room_tokens / grows + 1e-9)
         if room < 1 and batch + len(self.reading) > 1:
             return self._preempt()
         # A sequence alone was admitted because it fits: what exceeds the cache are draft tokens past its end.

@@ -132,12 +132,13 @@ class SimulationResult:
         return (self.input_tokens + self.output_tokens) / self.duration_s if self.duration_s else 0.0
 
 
-def scheduler_rules(recipe: Recipe, kv_tokens: int, speed: Speed) -> SchedulerRules:
+def scheduler_rules(recipe: Recipe, kv_tokens: int, speed: Speed, sequence_tokens: int = 0) -> SchedulerRules:
     """Return how the recipe's engine schedules; `speed` knows the GPUs, on which its defaults depend."""
     engine, step = load_engine(recipe.engine), speed.gpu_step
     in_turn = step is not None and step.overhead is not None  # versions that prepare a step after the previous one
     return SchedulerRules(
         kv_tokens=kv_tokens,
+        sequence_tokens=sequence_tokens,
         context=recipe.context,
         max_seqs=recipe.max_seqs or engine.default_max_seqs,
         step_tokens=speed.chunk_tokens,
@@ -307,7 +308,7 @@ class _SimulatedRun:
             return
         conversation.history = request.input + request.output
         following.input += conversation.history
-        room = self.scheduler.rules.kv_tokens - self.scheduler.used_tokens
+        room = self.scheduler.room_tokens
         following.cached_tokens = conversation.history if conversation.history <= room else 0
         self.conversations[following.id] = conversation
         self._send(following, self.now + self.workload.think_s)

@@ -113,7 +113,7 @@ def _memory_holders(box: Box) -> Iterator[PlanWarning]:
 def short_cache_warnings(deployment: Deployment, memory: Memory, concurrency: int, length: int) -> list[PlanWarning]:
     """Warn if the cache holds fewer requests of `length` tokens than are to run at once."""
     recipe, parallel, engine = deployment.recipe, deployment.recipe.parallel, deployment.engine
-    holds = memory.kv_tokens // max(length, 1)
+    holds = memory.held_sequences(length, recipe.context)
     if not 0 < holds < concurrency:
         return []
     ways = ["shorter contexts"]

@@ -7,6 +7,7 @@ and its reasons.
 from dataclasses import replace
 
 from moebox.checkpoint import deploy
+from moebox.core.plan import Memory
 from moebox.core.recipe import Recipe
 from moebox.engines import memory_budget
 from moebox.errors import MoeboxError
@@ -31,7 +32,7 @@ def with_forecast(record: RunRecord) -> RunRecord:
         calibrated = box if box.calibrations else calibrations.with_calibrations(box)
         deployment = deploy(recipe, calibrated).with_default_context()
         memory, speed = memory_budget(deployment), Speed.for_deployment(deployment)
-        rows = [forecast_load(load, speed, deployment.recipe, memory.kv_tokens) for load in record.loads[:MAX_LOADS]]
+        rows = [forecast_load(load, speed, deployment.recipe, memory) for load in record.loads[:MAX_LOADS]]
     except (MoeboxError, KeyError, AssertionError, ArithmeticError):
         return record
     return replace(
@@ -42,7 +43,7 @@ def with_forecast(record: RunRecord) -> RunRecord:
     )
 
 
-def forecast_load(load: LoadResult, speed: Speed, recipe: Recipe, kv_tokens: int) -> ForecastRow | None:
+def forecast_load(load: LoadResult, speed: Speed, recipe: Recipe, memory: Memory) -> ForecastRow | None:
     """Forecast one load, or None if its workload is not known or would take long to simulate.
 
     The simulated lengths are the counted ones: a chat template lengthens prompts, and some servers end replies early.
@@ -71,10 +72,10 @@ def forecast_load(load: LoadResult, speed: Speed, recipe: Recipe, kv_tokens: int
         concurrency=concurrency,
         lengths="uniform" if load.uniform_lengths else "fixed",
     )
-    is_queued = kv_tokens < concurrency * (work.input + work.output)
+    is_queued = memory.held_sequences(work.input + work.output, recipe.context) < concurrency
     if concurrency > MAX_REQUESTS or (is_queued and work.requests * work.output > MAX_QUEUED_TOKENS):
         return None
-    result = simulate(speed, scheduler_rules(recipe, kv_tokens, speed), work)
+    result = simulate(speed, scheduler_rules(recipe, memory.kv_tokens, speed, memory.sequence_tokens), work)
     as_requested = (work.input, work.output) == (load.input_tokens, load.output_tokens)
     return ForecastRow(
         concurrency=load.concurrency,

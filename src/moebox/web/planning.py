@@ -305,7 +305,7 @@ def forecast_chart(answer: PlanReply) -> ReportChart | None:
     max_streams = answer.plan.recipe.max_seqs or CONCURRENCIES[-1]
     series = []
     for place, context in enumerate(sorted({1024, 8192, 32768, answer.query.context})):
-        held = answer.plan.memory.kv_tokens // context
+        held = answer.plan.memory.held_sequences(context, answer.plan.recipe.context)
         loads = [load for load in CONCURRENCIES if load <= min(max_streams, held)]
         points = tuple((float(load), answer.speed.decode_tok_s(load, context)) for load in loads)
         band = tuple((load, rate * low, rate * high) for load, rate in points)

@@ -28,7 +28,7 @@ from moebox.engines.budget import (
 from moebox.sizing import shards
 from moebox.sizing.constants import GIB, MIB, memory_constant, memory_constant_bytes, reserved_bytes, visible_bytes
 from moebox.sizing.drafts import draft_bytes, draft_token_bytes
-from moebox.sizing.kv import sequence_bytes, token_bytes
+from moebox.sizing.kv import entry_bytes, sequence_bytes, token_bytes
 from moebox.units import format_count
 
 # Prefill chunk and largest graph batch by memory (server_args.py): GiB below which, chunk, batch for TP < 4, for more.
@@ -44,6 +44,7 @@ class SglangNeeds:
     draft: int
     token: int
     window: int
+    state_share: float = 0.0  # of what is left for caches, the part of recurrent states
 
     @property
     def loaded_bytes(self) -> int:
@@ -85,7 +86,7 @@ class SglangRanks:
             gpu.memory,
             needs.weights,
             draft=needs.draft,
-            kv=tokens // self.recipe.parallel.dp * needs.token + needs.window,
+            kv=round(tokens // self.recipe.parallel.dp * needs.token / (1 - needs.state_share)) + needs.window,
             activations=activations,
             overhead=gpu.memory - free + max(0, outside - activations - needs.draft),
         )
@@ -101,11 +102,24 @@ def rank_needs(model: Model, checkpoint: Checkpoint, recipe: Recipe, stage: int)
         weights["routed_experts"] += round(weights["routed_experts"] * scales * copies)
     last = stage == recipe.parallel.pp - 1
     layers = shards.stage_layers(model.layers, recipe.parallel.pp)[stage]
+    window, state_share, own_token = 0, 0.0, 0.0
+    if model.has_compressed_cache:
+        window = (recipe.max_seqs or 64) * sequence_bytes(model, recipe)
+    else:
+        # SGLang divides what is left by fixed ratios instead of counting sequences
+        # (model_executor/pool_configurator.py:785 and mem_cache/kv_cache_configurator.py:3335 of 0.5.23).
+        ratio = float(recipe.flags.get("swa-full-tokens-ratio", memory_constant("sglang", "window_ratio")))
+        windows = sum(each.count * entry_bytes(each.kind, recipe) for each in model.stack if each.kind.window_entries())
+        own_token = ratio * windows * layers / model.layers
+        if any(each.kind.state_bytes(1) for each in model.stack):
+            states = float(recipe.flags.get("mamba-full-memory-ratio", memory_constant("sglang", "state_ratio")))
+            state_share = states / (1 + states)
     return SglangNeeds(
         weights=weights,
         draft=draft_bytes(model, checkpoint, recipe) if last else 0,
-        token=token_bytes(model, recipe, layers) + (draft_token_bytes(model, recipe) if last else 0),
-        window=(recipe.max_seqs or 64) * sequence_bytes(model, recipe),
+        token=token_bytes(model, recipe, layers) + round(own_token) + (draft_token_bytes(model, recipe) if last else 0),
+        window=window,
+        state_share=state_share,
     )
 
 
@@ -147,7 +161,8 @@ def automatic_fraction(gpu: Gpu, model: Model, recipe: Recipe) -> float:
 
 def kv_budget(gpu: Gpu, model: Model, recipe: Recipe, needs: SglangNeeds) -> int:
     """Bytes left for the cache."""
-    return math.floor(free_before_loading(gpu) * static_fraction(gpu, model, recipe)) - needs.loaded_bytes
+    left = math.floor(free_before_loading(gpu) * static_fraction(gpu, model, recipe)) - needs.loaded_bytes
+    return math.floor(left * (1 - needs.state_share))
 
 
 def step_bytes(gpu: Gpu, model: Model, recipe: Recipe) -> int:
@@ -179,6 +194,7 @@ def memory_lines(deployment: Deployment, memory: Memory) -> tuple[ArithmeticLine
         usual = expert_formula(model, checkpoint, recipe, stage)
         own["routed_experts"] = f"{usual} × (1 + 1/9 × {copies} scales twice)"
     table = "data/memory.toml [sglang]"
+    states = f" × {1 - needs.state_share:.4f}, the rest for recurrent states" if needs.state_share else ""
     return (
         bytes_line("free before loading", free, f"{gpu.memory:,} - {gpu.memory - free:,}", table),
         ArithmeticLine(
@@ -189,7 +205,7 @@ def memory_lines(deployment: Deployment, memory: Memory) -> tuple[ArithmeticLine
             source="SGLang server_args.py",
         ),
         *weight_lines(needs.weights, model, checkpoint, recipe, stage, **own),
-        bytes_line("= KV budget", left, f"{free:,} × {share:.6g} - {needs.loaded_bytes:,}"),
+        bytes_line("= KV budget", left, f"({free:,} × {share:.6g} - {needs.loaded_bytes:,}){states}"),
         token_line(model, recipe, needs.token, stage),
         ArithmeticLine(
             what="KV tokens",

@@ -25,6 +25,7 @@ from moebox.engines.budget import (
     token_line,
     weight_lines,
 )
+from moebox.engines.vllm.pages import CachePages, find_cache_pages
 from moebox.sizing import shards
 from moebox.sizing.constants import (
     GIB,
@@ -56,6 +57,7 @@ class VllmNeeds:
     after_profiling: int  # allocated after profiling, outside the utilization
     token: int  # bytes of cache per token
     window: int  # bytes of cache that do not grow with the context
+    pages: CachePages | None  # how unlike layers share the pool
 
     @property
     def inside_bytes(self) -> int:
@@ -64,7 +66,11 @@ class VllmNeeds:
 
 
 def memory_budget(deployment: Deployment) -> Memory:
-    return budget_over_ranks(deployment, VllmRanks(deployment))
+    ranks = VllmRanks(deployment)
+    memory, pages = budget_over_ranks(deployment, ranks), ranks.needs[0].pages if ranks.needs else None
+    if pages is None:
+        return memory
+    return replace(memory, sequence_tokens=pages.sequence_tokens * deployment.recipe.parallel.dcp)
 
 
 class VllmRanks:
@@ -77,6 +83,7 @@ class VllmRanks:
         stages = sorted(set(gpu_list.pipeline_stages(used, self.recipe).values()))
         self.needs = [rank_needs(gpus[used[0]], model, checkpoint, self.recipe, stage) for stage in stages]
         self.divided = self.recipe.parallel.dcp * self.recipe.parallel.dp  # ranks that divide the cache
+        self.rank_context = math.ceil(self.recipe.context / self.recipe.parallel.dcp)
 
     def utilized_bytes(self, gpu: Gpu) -> int:
         """Bytes of a GPU that vLLM uses."""
@@ -85,13 +92,23 @@ class VllmRanks:
     def cache_tokens(self, gpu: Gpu, stage: int) -> int:
         """Tokens that the cache of a GPU could hold, in whole blocks, over all ranks that divide it."""
         needs, block = self.needs[stage], memory_constant("vllm", "block")
-        blocks = max(0, self.utilized_bytes(gpu) - needs.inside_bytes) // (needs.token * block)
-        return int(blocks * block * self.divided)
+        left = max(0, self.utilized_bytes(gpu) - needs.inside_bytes)
+        if needs.pages:
+            requests = left // needs.pages.block_bytes / needs.pages.request_blocks(self.rank_context)
+            return int(requests * self.recipe.context) * self.recipe.parallel.dp
+        return int(left // (needs.token * block) * block * self.divided)
+
+    def request_bytes(self, stage: int) -> float:
+        """Bytes of one request of the recipe's context on a rank that holds it."""
+        needs = self.needs[stage]
+        if needs.pages:
+            return needs.pages.request_blocks(self.rank_context) * needs.pages.block_bytes
+        return math.ceil(self.recipe.context / self.divided) * needs.token
 
     def missing_bytes(self, gpu: Gpu, stage: int) -> int:
         """Bytes missing to start and to serve one sequence of the recipe's context."""
         needs, utilized = self.needs[stage], self.utilized_bytes(gpu)
-        one = math.ceil(self.recipe.context / self.divided) * needs.token
+        one = math.ceil(self.request_bytes(stage))
         margin = memory_constant_bytes("load", "margin")
         outside = utilized + needs.after_profiling + margin + reserved_bytes(gpu) - visible_bytes(gpu)
         return max(needs.inside_bytes + one - utilized, outside)
@@ -101,12 +118,15 @@ class VllmRanks:
         needs = self.needs[stage]
         outside = gpu.memory - self.utilized_bytes(gpu) - needs.after_profiling
         overhead = needs.non_torch + max(outside, gpu.memory - visible_bytes(gpu) + reserved_bytes(gpu))
+        kv = tokens // self.divided * needs.token + needs.window
+        if needs.pages:
+            kv = round(tokens / self.recipe.parallel.dp / self.recipe.context * self.request_bytes(stage))
         return device_memory(
             "gpu",
             gpu.memory,
             needs.weights,
             draft=needs.draft,
-            kv=tokens // self.divided * needs.token + needs.window,
+            kv=kv,
             activations=needs.activations + needs.graphs + needs.after_profiling,
             overhead=overhead,
         )
@@ -124,6 +144,7 @@ def rank_needs(gpu: Gpu, model: Model, checkpoint: Checkpoint, recipe: Recipe, s
     single, build = is_single_gpu(recipe), vllm_build(recipe)
     non_torch = float(memory_constant("vllm", "alone_non_torch")) if single else build.non_torch
     graphs, counted = graph_bytes(model, recipe), reserves_graph_memory(recipe)
+    pages = find_cache_pages(model, recipe, layers, step_tokens(gpu, recipe))
     return VllmNeeds(
         weights=weights,
         draft=draft_bytes(model, checkpoint, recipe) if last else 0,
@@ -132,7 +153,8 @@ def rank_needs(gpu: Gpu, model: Model, checkpoint: Checkpoint, recipe: Recipe, s
         graphs=graphs if counted else 0,
         after_profiling=workspace_bytes(gpu, model, recipe) + (0 if counted else graphs),
         token=token_bytes(model, recipe, layers) + (draft_token_bytes(model, recipe) if last else 0),
-        window=max_seqs(gpu, recipe) * sequence_bytes(model, recipe),
+        window=0 if pages else max_seqs(gpu, recipe) * sequence_bytes(model, recipe),
+        pages=pages,
     )
 
 
@@ -234,6 +256,11 @@ def memory_lines(deployment: Deployment, memory: Memory) -> tuple[ArithmeticLine
     if model.mla and not model.mla.indexer and uses_triton_mla(gpu, recipe):
         heads, splits = model.mla.heads // recipe.parallel.tp, mla_splits(gpu, recipe)
         workspace = f"{seqs} sequences × {heads} heads × DCP {dcp} × {splits} splits × 513 × 4"
+    tokens_formula = f"floor({left:,} / ({needs.token:,} × {block})) × {block} × DCP {dcp}"
+    if pages := needs.pages:
+        one = f"{pages.request_blocks(ranks.rank_context):,g} blocks of a request"
+        tokens_formula = f"floor({left:,} / {pages.block_bytes:,.0f} B a block) / {one} × {recipe.context:,}"
+        tokens_formula += f"; {pages.sequence_blocks:g} of them for states and windows"
     lines = [
         bytes_line("memory CUDA sees", visible, f"{gpu.memory:,} - {gpu.memory - visible:,}", gpu.source),
         bytes_line("utilized", utilized, f"{ranks.utilization} × {visible:,}", "--gpu-memory-utilization"),
@@ -250,7 +277,7 @@ def memory_lines(deployment: Deployment, memory: Memory) -> tuple[ArithmeticLine
         token_line(model, recipe, needs.token, stage),
         ArithmeticLine(
             what="KV tokens",
-            formula=f"floor({left:,} / ({needs.token:,} × {block})) × {block} × DCP {dcp}" + stage_note(recipe, stage),
+            formula=tokens_formula + stage_note(recipe, stage),
             value=ranks.cache_tokens(gpu, stage),
             unit="tokens",
             source="vLLM kv_cache_utils.py",
