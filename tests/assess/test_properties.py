@@ -1,5 +1,6 @@
 """Rules that every assessment keeps, over generated records."""
 
+import os
 import re
 from collections import Counter
 from pathlib import Path
@@ -16,6 +17,7 @@ from moebox.core.verdict import CheckVerdict
 from moebox.runs.record import ForecastRow, LoadResult, RunRecord
 from moebox.serve.connect import CLAUDE_MIN_CONTEXT
 
+EXAMPLES = 500 if os.environ.get("HYPOTHESIS_PROFILE") == "explore" else 150
 FLAGS = (
     "disturbed: other programs (make) used 1.2 of 2 cores",
     "not steady: 380 tok/s in the first half, 601 tok/s in the second",
@@ -103,7 +105,7 @@ def records(draw: st.DrawFn) -> RunRecord:
     )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(records(), st.booleans())
 def test_the_tone_is_good_only_without_any_reason_for_doubt(record: RunRecord, serving: bool):
     """Failed requests or checks, flags, client limits, interruptions and loads out of range are never green."""
@@ -121,7 +123,7 @@ def test_the_tone_is_good_only_without_any_reason_for_doubt(record: RunRecord, s
         assert f"in range at {count.loads_in_range} of {count.loads} load" in fast.text
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(records())
 def test_recommendations_neither_contradict_each_other_nor_use_doubtful_figures(record: RunRecord):
     """A subject has one recommendation, and removing doubtful loads changes nothing that is drawn from figures."""
@@ -145,7 +147,7 @@ def test_recommendations_neither_contradict_each_other_nor_use_doubtful_figures(
     )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(records(), st.booleans())
 def test_the_next_step_can_work_on_this_endpoint(record: RunRecord, serving: bool):
     """Claude Code is offered only to a server that is right, measured, fast enough and long enough for it."""

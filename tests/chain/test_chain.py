@@ -16,7 +16,7 @@ from moebox.planner.constraints import Constraints
 from tests.chain.links import BOXES, Case, box_of, problems
 from tests.chain.parse_back import parse_command
 
-SAMPLE, SEED = 40, 20261115
+SAMPLE, SEED = 20, 20261115
 PARTS = 64  # of the sweep, so that every core has its share
 KIMI = "kimi-k2.6"
 HOME = {True: "8x-b200", False: "2x-rtx-pro-6000-max-q"}  # a box that engines serving from GPUs, or sharing, fit on

@@ -21,6 +21,7 @@ from moebox.serve import preflight, state
 from moebox.store import Run
 from moebox.stream.awake import STOPPED_S
 from tests.driving import environment, suite_folders
+from tests.sampling import one_in
 
 from .pipelines import (
     ROOT,
@@ -42,6 +43,7 @@ from .pipelines import (
 
 # A whole ladder is the longest step; what it shares with climb and bench is asked of it by `make test-siege`.
 LADDER = pytest.param("verify", marks=pytest.mark.siege)
+CLIMB = pytest.param("climb", marks=pytest.mark.siege)
 
 
 def over(moebox: "subprocess.Popen[str]") -> str:
@@ -51,7 +53,7 @@ def over(moebox: "subprocess.Popen[str]") -> str:
     return output
 
 
-@pytest.mark.parametrize("step", ["up", "verify", "climb", "bench"])
+@pytest.mark.parametrize("step", [CLIMB, LADDER, "up", "bench"])
 def test_moebox_killed_in_a_step_leaves_no_orphan_and_resumes(
     step: StepName, story_recipe: Path, hold: Hold, capsys: pytest.CaptureFixture[str]
 ):
@@ -121,7 +123,7 @@ def told_story(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return the_run().path
 
 
-@pytest.mark.parametrize("name", ["random-c1.json", "random-c1.samples", "gone"])
+@pytest.mark.parametrize("name", one_in(2, ["random-c1.json", "random-c1.samples", "gone"]))
 def test_a_measurement_that_was_cut_short_is_measured_again(
     name: str, told_story: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
@@ -166,7 +168,12 @@ def test_an_engine_killed_while_it_starts_is_started_by_resume(
 
 
 @pytest.mark.parametrize(
-    ("step", "kind"), [("verify", "pipeline.engine_lost"), ("climb", "climb.again"), ("bench", "pipeline.engine_lost")]
+    ("step", "kind"),
+    [
+        pytest.param("verify", "pipeline.engine_lost", marks=pytest.mark.siege),
+        ("climb", "climb.again"),
+        pytest.param("bench", "pipeline.engine_lost", marks=pytest.mark.siege),
+    ],
 )
 def test_an_engine_killed_under_a_step_is_started_again(step: StepName, kind: str, story_recipe: Path, hold: Hold):
     """kill -9 of the engine: the story notes it, goes on with a fresh one, and keeps no figure of the dead one."""
@@ -199,7 +206,7 @@ def test_an_engine_killed_between_measurements_is_started_again(
     assert gone()
 
 
-@pytest.mark.parametrize("step", [LADDER, "climb", "bench"])
+@pytest.mark.parametrize("step", [LADDER, CLIMB, "bench"])
 def test_without_room_it_stops_and_resumes_when_there_is_some(
     step: StepName, story_recipe: Path, hold: Hold, capsys: pytest.CaptureFixture[str]
 ):
@@ -237,7 +244,7 @@ def asleep(moebox: "subprocess.Popen[str]") -> Iterator[None]:
         process.send_signal(signal.SIGCONT)
 
 
-@pytest.mark.parametrize("step", ["up", LADDER, "climb", "bench"])
+@pytest.mark.parametrize("step", [LADDER, CLIMB, "up", "bench"])
 def test_a_sleep_in_a_step_is_in_no_figure(step: StepName, story_recipe: Path, hold: Hold):
     """All processes stopped in mid-answer: the story goes on, says so, and measures again what the sleep spoilt."""
     moebox, run = held_in(step, story_recipe, hold)
@@ -272,7 +279,7 @@ def test_a_port_stolen_after_the_plan_is_left_to_the_thief(story_recipe: Path, c
     assert gone()
 
 
-@pytest.mark.parametrize("step", [LADDER, "climb", "bench"])
+@pytest.mark.parametrize("step", [LADDER, CLIMB, "bench"])
 def test_a_port_stolen_before_a_step_is_left_to_the_thief(
     step: StepName, story_recipe: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -11,8 +11,9 @@ import pytest
 from tests.checkpoint import tiny
 from tests.hub.conftest import Moebox, small_repo
 from tests.hub.server import COMMIT, HubServer, Repo, wait_until
+from tests.sampling import one_in
 
-TRIES = 200
+TRIES = 200 if os.environ.get("HYPOTHESIS_PROFILE") == "explore" else 40
 # Fetches a repository again and again into new folders, and compares every file that was accepted.
 LOOP = """
 import json, os, sys
@@ -20,6 +21,7 @@ from pathlib import Path
 from moebox.errors import MoeboxError
 from moebox.hub.client import list_repository
 from moebox.hub.fetch import Fetcher
+from tests.sampling import one_in
 
 truth = {path.name: path.read_bytes() for path in Path(sys.argv[1]).iterdir()}
 result = {"complete": 0, "refused": 0, "damaged": 0, "files": 0}
@@ -96,7 +98,7 @@ def test_a_killed_download_is_resumed(hub: HubServer, moebox: Moebox, tmp_path: 
 
 
 def test_no_damaged_file_is_accepted(hub: HubServer, tmp_path: Path):
-    """200 downloads from a Hub that cuts, flips, lies about lengths, redirects and sends HTML: 0 damaged files."""
+    """Many downloads from a Hub that cuts, flips, lies about lengths, redirects and sends HTML: 0 damaged files."""
     hub.repos["org/Small"] = small_repo(tmp_path / "m", shards=2, padding=3_000)
     truth = tmp_path / "truth"
     truth.mkdir()
@@ -124,7 +126,7 @@ def test_a_stalled_server_is_given_up(hub: HubServer, moebox: Moebox, tmp_path: 
     assert (snapshot(tmp_path) / name).read_bytes() == repo.files[name]
 
 
-@pytest.mark.parametrize("fault", ["500", "flip", "html", "loop", "elsewhere", "wrong range", "longer"])
+@pytest.mark.parametrize("fault", one_in(3, ["500", "flip", "html", "loop", "elsewhere", "wrong range", "longer"]))
 def test_a_file_that_never_arrives_is_one_line(hub: HubServer, moebox: Moebox, tmp_path: Path, fault: str):
     """The line names the file; nothing under that name is left."""
     hub.repos["org/Small"] = small_repo(tmp_path / "m", shards=1, padding=2_000)

@@ -28,6 +28,7 @@ from moebox.phantom.questions import ModelReply, Question, ToolCall
 from moebox.serve.session import engine_session
 from moebox.store import Run
 from tests.embedded import phantom_recipe
+from tests.sampling import one_in
 
 both = pytest.mark.parametrize("draft", [False, True])
 TOOL_MARKS = ["tool_calls_section_begin", "tool_call_begin", "tool_call_argument_begin", "tool_call_end"]
@@ -225,7 +226,7 @@ def misses(url: str, name: str, count: int) -> list[str]:
 UNASKED = {"story", "invent", "long_copy"}  # no right answer, no right answer, and minutes of one core
 
 
-@pytest.mark.parametrize("name", [name for name in (*FAMILIES, *LESSONS) if name not in UNASKED])
+@pytest.mark.parametrize("name", one_in(2, (name for name in (*FAMILIES, *LESSONS) if name not in UNASKED)))
 def test_fresh_tasks_are_answered_right(server: str, name: str) -> None:
     """Tasks that nobody has seen before; a rare miss (below one in a hundred) may not decide alone."""
     count = 1 if name == "rounds" else 2  # whose one dialogue is as long as all the others
@@ -252,7 +253,7 @@ def test_the_draft_guesses_and_changes_nothing(server: str, tmp_path: Path) -> N
             assert said[1]["timings"]["draft_n_accepted"] > 0
 
 
-@pytest.mark.parametrize("form", [phantom.gguf_path, phantom.latent_path])
+@pytest.mark.parametrize("form", one_in(2, [phantom.latent_path, phantom.gguf_path]))
 def test_a_cache_in_four_bits_shows(form: Callable[[], Path], tmp_path: Path) -> None:
     """As wrong answers to most questions, in whole heads and in the latent; in eight bits it is good."""
     rng = random.Random(8)

@@ -242,7 +242,7 @@ def test_unknown_names_are_refused(field: str) -> None:
         Constraints(**{field: "wrong"})  # type: ignore[arg-type]
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     name=st.sampled_from(("kimi-k2.6", "glm-4.7", "qwen3-235b", "deepseek-v3")),
     gpu=st.sampled_from(("rtx-pro-6000-server", "h200", "b200", "h100")),

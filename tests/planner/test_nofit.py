@@ -130,11 +130,16 @@ def test_what_no_engine_runs_there_has_no_plan(model: str, gpus: str, why: str) 
     "constraints",
     [
         Constraints(pp=1),
-        Constraints(tp=8),
-        Constraints(engine="vllm"),
-        Constraints(engine="sglang"),
-        Constraints(speculate="none"),
-        Constraints(goal="context"),
+        *(
+            pytest.param(other, marks=pytest.mark.sweep)
+            for other in (
+                Constraints(tp=8),
+                Constraints(engine="vllm"),
+                Constraints(engine="sglang"),
+                Constraints(speculate="none"),
+                Constraints(goal="context"),
+            )
+        ),
     ],
 )
 def test_no_constraint_makes_a_plan_of_what_does_not_start(constraints: Constraints) -> None:

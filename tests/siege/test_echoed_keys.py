@@ -13,6 +13,7 @@ from moebox.cli import main, output
 from moebox.core.endpoint import endpoint_from_url
 from tests.bench.server import HEAD, Behaviour, Peer, chunk, event, serving, tail
 from tests.hangs import no_longer_than
+from tests.sampling import one_in
 
 KEY = 'hunter2sword"fish/+&<_x'  # of no issuer's form, and spelled in another way by JSON, HTML and URLs
 
@@ -71,7 +72,7 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("does", [refuses, refuses_plainly, tells_it])
+@pytest.mark.parametrize("does", one_in(3, [tells_it, refuses, refuses_plainly]))
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_key_that_comes_back_goes_no_further(
     command: str, does: Behaviour, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

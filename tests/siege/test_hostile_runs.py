@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from moebox.cli import main
 from moebox.store import Run
 from tests.hangs import no_longer_than
+from tests.sampling import one_in
 from tests.siege.runs import RUNS, SECRET, VALUES, elsewhere, files, good, spoil
 
 PATIENCE_S = 900  # for all commands on one folder, on a machine with thirty others at work: a hang, not a figure
@@ -95,7 +96,7 @@ SOME = (
 )
 
 
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("name", one_in(2, SOME))
 def test_some_hostile_folders(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One of each sort; the browser prints what escapes were put into."""
     run = good(tmp_path / "runs")

@@ -8,6 +8,7 @@ import pytest
 
 from moebox.cli import main
 from tests.hangs import no_longer_than
+from tests.sampling import one_in
 
 FILES: dict[str, Callable[[Path], object]] = {
     "a pipe": os.mkfifo,
@@ -46,7 +47,7 @@ def no_hang() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", one_in(2, FILES))
 def test_a_file_that_is_none_is_one_line(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from moebox import files, sandbox
 from moebox.phantom.questions import ModelReply
 from moebox.sandbox import SandboxLevel, SandboxLimits
 from tests.hangs import no_longer_than
+from tests.sampling import one_in
 from tests.siege.test_hostile_ui import without_rights
 from tests.verify.oracle.app import serving
 from tests.verify.oracle.faults import Fault
@@ -89,7 +90,7 @@ def is_healthy(level: SandboxLevel | None = None) -> bool:
 
 
 @pytest.mark.parametrize("level", ["namespaces", "landlock"])
-@pytest.mark.parametrize("name", HOSTILE_CODE)
+@pytest.mark.parametrize("name", one_in(3, HOSTILE_CODE))
 def test_code_that_fills_its_folder_is_stopped_and_leaves_nothing(
     name: str, level: SandboxLevel, temporary: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,13 +10,15 @@ from moebox.tasks.families.material import ModulePart, draw_parts, module_parts
 from moebox.tasks.families.repair import evaluate_expression, visible_bugs
 from moebox.tasks.job import LEVELS, Level
 from moebox.tasks.score import changed_protected_files, run_hidden_checks, values_equal
+from tests.sampling import one_in
 
 EACH = [(family, level) for family in FAMILIES for level in LEVELS]
 
 
-@pytest.mark.parametrize(("family", "level"), EACH)
-def test_the_reference_passes_and_the_start_does_not(family: str, level: Level):
+@pytest.mark.parametrize("each", one_in(2, EACH))
+def test_the_reference_passes_and_the_start_does_not(each: tuple[str, Level]):
     """Every hidden test runs beside the reference, and some of them fail before any work is done."""
+    family, level = each
     job = make_job(family, level, 4)
     start = {name: text.encode() for name, text in job.files.items()}
     solved = {**start, **{name: text.encode() for name, text in job.solution.items()}}

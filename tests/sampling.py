@@ -1,0 +1,11 @@
+"""Part of many similar cases: `make test` asks a few of them, `make test-siege` all the others."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+
+def one_in(number: int, cases: Iterable[Any]) -> list[Any]:
+    """Return all cases for `parametrize`; all but every `number`th are marked `siege`."""
+    return [pytest.param(case, marks=[pytest.mark.siege] if at % number else []) for at, case in enumerate(cases)]
