@@ -112,7 +112,7 @@ test-parsers: $(READY) ## Planned command lines read by the parsers of vLLM, SGL
 	  MOEBOX_VLLM_VENV=$(VLLM_VENV) $(BIN)/python -m pytest -m engine tests/chain
 
 test-chain: $(READY) ## Every model, box, engine and pin from plan to launch and back (about an hour of two cores)
-	@$(BIN)/python -m pytest -n auto -m sweep tests/chain
+	@$(BIN)/python -m pytest -n auto -m sweep tests/chain tests/planner
 
 test-mcp: $(READY) ## Tools of real MCP servers in `moebox task` (installs the mcp package the first time)
 	@test -x $(MCP_VENV)/bin/python || $(PYTHON) -m venv $(MCP_VENV)
