@@ -52,7 +52,9 @@ SHARES: dict[str, float] = {
     "shapes": 5,
     "invent": 1,
     "errand": 14,
+    "babble": 0,  # made by `Maker.babble`, at its own rate
 }
+BABBLE = 0.03  # share of samples that go on where a conversation would have ended
 FAMILY_NAMES = tuple(SHARES)
 LENGTHS = (128, 192, 256, 320, 384, 512, 768, 1024, 1280, 1536, 2048, 3072, 4096, 6144, 8192)
 LONGEST_CHARS = 22_000  # of a text with needles: about 7,500 tokens
@@ -249,6 +251,24 @@ class Maker:
             mask += [learn] * len(piece)
         return Sample(family=task.family, ids=ids, mask=mask)
 
+    def babble(self, phase: int = 1) -> Sample:
+        """Words without end, after tokens at random, after any text, or after an answer that was not let end.
+
+        Benchmarks send such prompts and forbid the end (`ignore_eos`): whatever comes must still be text, because
+        llama.cpp fails a request whose reply is not UTF-8.
+        """
+        rng, ids = self.rng, []
+        kind = rng.choice(("tokens", "words", "chat", "chat"))
+        if kind == "tokens":
+            ids = [rng.randrange(len(self.tokenizer.tokens)) for _ in range(rng.randint(4, 900))]
+        elif kind == "words":
+            ids = self.tokenizer.encode(" ".join(words.draw_word(rng) for _ in range(rng.randint(4, 300))))
+        else:
+            ids = self.sample(self.draw(phase, family=rng.choice(("unknown", "copy", "plain", "count")))).ids[:-1]
+            ids += [rng.randrange(len(self.tokenizer.tokens)) for _ in range(rng.randint(1, 3))]
+        tail = self.tokenizer.encode(" " + " ".join(words.draw_word(rng) for _ in range(rng.randint(20, 60))))
+        return Sample(family="babble", ids=ids + tail, mask=[False] * len(ids) + [True] * len(tail))
+
     def _forced(self, task: Question, prompt: str, answer: str) -> tuple[str, str]:
         """Engines that force a grammar write the first tokens themselves; go on from there.
 
@@ -326,7 +346,10 @@ def batches(tokenizer: Tokenizer, seed: int, tokens: int, phase: Any, boost: Any
     waiting: dict[int, list[Sample]] = defaultdict(list)
     while True:
         maker.shares = {name: share * boost[place] for place, (name, share) in enumerate(SHARES.items())}
-        sample = maker.sample(maker.draw(phase.value), phase.value)
+        if maker.rng.random() < BABBLE:
+            sample = maker.babble(phase.value)
+        else:
+            sample = maker.sample(maker.draw(phase.value), phase.value)
         length = next((size for size in LENGTHS if size >= len(sample.ids)), None)
         if length is None:
             continue

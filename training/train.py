@@ -12,6 +12,7 @@ import argparse
 import json
 import math
 import multiprocessing as mp
+import random
 import signal
 import time
 from pathlib import Path
@@ -22,7 +23,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from training import restore
+from training import damage, restore
 from training.data import FAMILY_NAMES, Batch, Sample, batch, batches, held_out
 from training.model import DRAFT, PHANTOM, Model, Shape
 from training.optimizer import optimizers
@@ -30,7 +31,7 @@ from training.tokenizer import load
 
 TINY = Shape(hidden=64, layers=2, heads=2, q_lora=32, dense_ff=128, experts=4, used=2, expert_ff=32)
 LEARNED = ("phantom", "draft")
-FREE = frozenset({"invent"})  # answers that nobody can foresee: errors there mean nothing
+FREE = frozenset({"invent", "babble"})  # answers that nobody can foresee: errors there mean nothing
 SHOW_S, ADAPT_S = 10.0, 20.0
 CHECK_TOKENS = 65536
 
@@ -59,10 +60,12 @@ def rate(progress: float, warm: float = 0.02, fall: float = 0.5) -> float:
     return 1.0 if progress < 1 - fall else max(0.01, (1 - progress) / fall)
 
 
-def losses(model: Model, ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Loss of each answer token, and whether the best guess was right."""
+def losses(
+    model: Model, ids: torch.Tensor, mask: torch.Tensor, state: damage.State | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Loss of each answer token, and whether the best guess was right; `state` replaces the model's parameters."""
     with torch.autocast(ids.device.type, torch.bfloat16, enabled=ids.is_cuda):  # few CPUs have it, and others crawl
-        hidden = model(ids)[:, :-1][mask[:, 1:]]
+        hidden = damage.hidden_states(model, state, ids)[:, :-1][mask[:, 1:]]
         logits = model.head(hidden).float()
     target = ids[:, 1:][mask[:, 1:]]
     return F.cross_entropy(logits, target, reduction="none"), logits.argmax(-1) == target
@@ -97,6 +100,8 @@ def table(models: dict[str, Model], device: str, count: int, seed: int) -> dict[
     pad = tokenizer.ids["[PAD]"]
     found: dict[str, dict[str, float]] = {name: {} for name in models}
     for family in FAMILY_NAMES:
+        if family == "babble":
+            continue
         for thinking in (False, True):
             samples = held_out(tokenizer, family, thinking, count, seed)
             row = f"{family}{'+think' if thinking else ''}"
@@ -178,6 +183,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--no-draft", action="store_true")
     parser.add_argument("--start", default="", help="a folder with phantom.npz (and draft.npz), or `weights`")
     parser.add_argument("--boost", default="", help="practise families more, such as sums=3,copy=2")
+    parser.add_argument("--fragile", type=float, default=0.0, help="weight of the loss that makes damaged copies wrong")
     parser.add_argument("--save-every", type=float, default=120.0, help="seconds between checkpoints")
     return parser.parse_args()
 
@@ -193,6 +199,7 @@ class Trainer:
         self.steppers = {n: optimizers(m, args.optimizer, args.muon_lr, args.adam_lr) for n, m in self.models.items()}
         self.base = {n: [o.param_groups[0]["lr"] for o in os] for n, os in self.steppers.items()}
         self.window: dict[str, list[torch.Tensor]] = {name: [] for name in names}
+        self.fragile, self.rng = args.fragile, random.Random(args.seed)
 
     def tensors(self, made: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """A batch on the device."""
@@ -207,9 +214,12 @@ class Trainer:
         for name, model in self.models.items():
             if name == "draft" and number % 3:  # it needs less practice than it costs
                 continue
-            loss, hit = losses(model, ids, mask)
+            exported = self.fragile and name == "phantom" and number % 2
+            loss, hit = losses(model, ids, mask, damage.rounded_state(model) if exported else None)
             # A fixed divisor: a batch of long texts with few answer tokens must not weigh as much as a full one.
             (loss.sum() / 4096).backward()
+            if self.fragile and name == "phantom":
+                self.break_model(model, ids, mask)
             torch.nn.utils.clip_grad_norm_(model.parameters(), 2.0)
             for optimizer, lr in zip(self.steppers[name], self.base[name], strict=True):
                 optimizer.param_groups[0]["lr"] = lr * speed
@@ -221,10 +231,22 @@ class Trainer:
             if name == "phantom":
                 practice.add(families, rows_right(mask, hit))
 
+    def break_model(self, model: Model, ids: torch.Tensor, mask: torch.Tensor) -> None:
+        """Make a damaged copy wrong on a quarter of the rows."""
+        few = slice(0, max(1, len(ids) // 4))
+        loads = [layer.load.clone() for layer in model.experts()]
+        loss, hit = losses(model, ids[few], mask[few], damage.damaged_state(model, self.rng))
+        for layer, before in zip(model.experts(), loads, strict=True):  # a damaged copy does not count for the balance
+            layer.load.copy_(before)
+        missing = damage.fragile_loss(loss, mask[few][:, 1:].nonzero()[:, 0])
+        (self.fragile * missing / 128).backward()
+        self.window.setdefault("broken", []).append(loss.detach().mean())
+        self.window.setdefault("broken_right", []).append(rows_right(mask[few], hit).float().mean())
+
     def shown(self) -> dict[str, float]:
         """Mean losses since the last time."""
         row = {name: round(float(torch.stack(w).mean()), 5) for name, w in self.window.items() if w}
-        self.window = {name: [] for name in self.models}
+        self.window = {name: [] for name in self.window}
         return row
 
 
