@@ -5,27 +5,44 @@ SIGTERM and SIGHUP end the long commands in order, as Ctrl-C does: results are k
 
 import contextlib
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 
 # Commands that keep their results when they are interrupted. Servers and `up` handle signals themselves.
 LONG_COMMANDS = ("run", "climb", "bench", "verify", "compare", "task")
+REPEAT_S = 0.05  # until an interrupt that Python dropped is raised again; a callback is over by then
 
 
 @contextlib.contextmanager
 def signals_as_interrupt(words: Sequence[str]) -> Iterator[None]:
-    """While a long command runs, treat a service manager's SIGTERM and a closed terminal's SIGHUP as Ctrl-C.
+    """While a command runs, repeat a Ctrl-C that Python dropped; SIGTERM and SIGHUP interrupt long commands too.
 
-    A signal that is ignored (nohup) stays ignored. Only the main thread can set handlers.
+    Python drops an exception that a signal handler raises in a finalizer or weakref callback. The timer then raises it
+    again, outside of the callback. A signal that is ignored (nohup) stays ignored. Only the main thread has handlers.
     """
-    chosen: list[signal.Signals] = []
-    if words and words[0] in LONG_COMMANDS and threading.current_thread() is threading.main_thread():
-        chosen = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_DFL]
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = [signal.SIGTERM, signal.SIGHUP] if words and words[0] in LONG_COMMANDS else []
+    chosen = [number for number in (*numbers, signal.SIGALRM) if signal.getsignal(number) == signal.SIG_DFL]
+    show_dropped = sys.unraisablehook
+
+    def repeat_interrupt(dropped: "sys.UnraisableHookArgs") -> None:
+        if issubclass(dropped.exc_type, KeyboardInterrupt) and signal.SIGALRM in chosen:
+            signal.setitimer(signal.ITIMER_REAL, REPEAT_S)  # a thread would need locks that this one may hold
+        else:
+            show_dropped(dropped)
+
     for number in chosen:
         signal.signal(number, signal.default_int_handler)
+    sys.unraisablehook = repeat_interrupt
     try:
         yield
     finally:
+        sys.unraisablehook = show_dropped
+        if signal.SIGALRM in chosen:
+            signal.setitimer(signal.ITIMER_REAL, 0)
         for number in chosen:
             signal.signal(number, signal.SIG_DFL)
 
