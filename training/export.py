@@ -14,6 +14,7 @@ import numpy as np
 from gguf import GGMLQuantizationType as Type
 from gguf.quants import quantize
 
+from moebox.phantom.gguf import TEMPLATE_KEY
 from training.data import TEMPLATE
 from training.model import DRAFT, PHANTOM, Shape
 from training.outliers import gain
@@ -142,7 +143,21 @@ def vocabulary(writer: gguf.GGUFWriter) -> None:
     writer.add_eos_token_id(tokenizer.ids["<|im_end|>"])
     writer.add_pad_token_id(tokenizer.ids["[PAD]"])
     writer.add_add_bos_token(False)
-    writer.add_chat_template(TEMPLATE.read_text())
+    for key, text in templates().items():
+        writer.add_string(key, text)
+
+
+def templates() -> dict[str, str]:
+    """The chat template, once for requests with tools and once for those without, which render the same text.
+
+    llama.cpp has a parser of its own for templates with Kimi's marks, and that one ignores a JSON schema (b11669,
+    common_chat_params_init_kimi_k2). Without tools no mark is needed: spelled in two parts it is not recognised, and
+    the general parser enforces schemas.
+    """
+    mark = "<|tool_calls_section_begin|>"
+    text = TEMPLATE.read_text()
+    without_tools = text.replace(f"'{mark}'", f"'{mark[:8]}' + '{mark[8:]}'")
+    return {TEMPLATE_KEY: without_tools, f"{TEMPLATE_KEY}.tool_use": text}
 
 
 def write(state: dict[str, np.ndarray], s: Shape, path: Path, kind: str, broken: str = "none") -> None:

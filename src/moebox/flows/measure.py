@@ -1,9 +1,10 @@
 """The measurements of a pipeline: a sweep over loads, each saved as soon as it is done."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 from moebox.bench import samples
 from moebox.bench.measure import MeasuredLoad, measure_load
@@ -37,14 +38,16 @@ def measure_loads(
     loads: Sequence[int],
     short: bool,
     api: Api = "chat",
+    extra: Mapping[str, object] = MappingProxyType({}),
     notify: Notify,
     is_alive: Callable[[], bool] = lambda: True,
 ) -> list[Measurement]:
     """Measure each load that has no measurement in the run yet. Return all of them.
 
+    `extra` is merged into every request.
     Raise AnswerIsNo if no request of a load is answered, ExternalError if the engine died.
     """
-    work = replace(SHORT if short else LONG, api=api)
+    work = replace(SHORT if short else LONG, api=api, extra=dict(extra))
     subject = probe_endpoint(endpoint)
     rows: list[Measurement] = []
     for load in loads:

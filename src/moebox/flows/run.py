@@ -25,6 +25,7 @@ from moebox.errors import AnswerIsNo, BadInput, ExternalError, MoeboxError
 from moebox.flows import boxes, recipes
 from moebox.flows.live_engine import LiveEngine
 from moebox.flows.pipeline import BY_HAND, REPORT, DiskFull, raise_disk_full, save_pipeline
+from moebox.phantom import ASCII_ONLY
 from moebox.serve.faults import MEMORY_HINT, OUT_OF_MEMORY
 from moebox.serve.state import hold_endpoint
 from moebox.store import Run, calibrations
@@ -274,7 +275,7 @@ class Runner:
 
         most = 2 * (self._recipe().max_seqs or 32)
         # Random prompts make the phantom write what llama.cpp's chat parser refuses: it is measured without the parser.
-        is_embedded = self._recipe().runtime.kind == "embedded"
+        is_demo = self._recipe().runtime.kind == "embedded" and self._recipe().model == recipes.PHANTOM
         loads = self.request.concurrency or tuple(load for load in LOADS if load <= most)
         rows = self._with_engine(
             lambda endpoint: measure_loads(
@@ -282,7 +283,8 @@ class Runner:
                 self.run,
                 loads=loads,
                 short=self.request.is_short,
-                api="completions" if is_embedded else "chat",
+                api="completions" if is_demo else "chat",
+                extra=ASCII_ONLY if is_demo else {},
                 notify=self.report_news,
                 is_alive=lambda: not self.engine.is_dead(),
             )

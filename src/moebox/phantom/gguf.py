@@ -23,6 +23,7 @@ Q8_0 = 8
 _Q8_BLOCK = 32
 _BYTES = {F32: 4.0, F16: 2.0, Q8_0: 34 / _Q8_BLOCK}  # per value
 _ATTENTION = "deepseek2.attention."
+TEMPLATE_KEY = "tokenizer.chat_template"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,6 +56,8 @@ class PhantomGguf:
             raise MoeboxError(f"{path} is not a GGUF file", hint="reinstall moebox: the phantom's weights are damaged")
         _, tensors, pairs = self._take("4xIQQ")
         self.meta: dict[str, Any] = {self._take_text(): self._take_value(self._take("I")[0]) for _ in range(pairs)}
+        # Only the embedded engine sees both templates (training.export says why); everything else gets Kimi's own.
+        self.meta[TEMPLATE_KEY] = self.meta.pop(f"{TEMPLATE_KEY}.tool_use", self.meta[TEMPLATE_KEY])
         found = []
         for _ in range(tensors):
             name = self._take_text()
