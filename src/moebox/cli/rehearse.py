@@ -7,7 +7,7 @@ from moebox.cli import flags
 from moebox.cli.display import WaitingLine
 from moebox.cli.flags import Switch
 from moebox.cli.output import print_lines, print_result, stdout_console
-from moebox.cli.signals import interrupt_message, stop_event
+from moebox.cli.signals import interrupt_message
 from moebox.core.recipe import RuntimeKind
 from moebox.errors import AnswerIsNo, refuse_if
 from moebox.units import format_seconds
@@ -69,7 +69,6 @@ def rehearse(
     if phantom:
         flags.refuse_unused("--phantom has its own few layers", layers=layers)
     refuse_if(len(depths) > 1 and not measure, f"--layers {layers}: two depths are for --measure")
-    stop_event()
     require_engine(deploy(chosen))
     run = Run.create(f"{'measure' if measure else 'rehearse'}-{chosen.name}", runs=runs)
     try:

@@ -9,8 +9,8 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 
-# Commands that keep their results when they are interrupted. Servers and `up` handle signals themselves.
-LONG_COMMANDS = ("run", "climb", "bench", "verify", "compare", "task")
+# Commands that stop their engines and keep their results when they are interrupted.
+LONG_COMMANDS = ("run", "climb", "bench", "verify", "compare", "task", "up", "rehearse", "fleet")
 REPEAT_S = 0.05  # until an interrupt that Python dropped is raised again; a callback is over by then
 
 
@@ -45,23 +45,6 @@ def signals_as_interrupt(words: Sequence[str]) -> Iterator[None]:
             signal.setitimer(signal.ITIMER_REAL, 0)
         for number in chosen:
             signal.signal(number, signal.SIG_DFL)
-
-
-def stop_event() -> threading.Event:
-    """Return an event that Ctrl-C and SIGTERM set, besides raising KeyboardInterrupt.
-
-    Python drops an exception raised while it finalizes an object; the event ensures that the engine is still stopped.
-    """
-    stop = threading.Event()
-
-    def interrupt(*_: object) -> None:
-        stop.set()
-        raise KeyboardInterrupt
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) != signal.SIG_IGN:  # nohup and shells ignore it for background processes
-            signal.signal(number, interrupt)
-    return stop
 
 
 @contextlib.contextmanager

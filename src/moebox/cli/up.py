@@ -11,7 +11,6 @@ from moebox.cli import flags
 from moebox.cli.display import TimeEstimate
 from moebox.cli.flags import Switch
 from moebox.cli.output import print_lines, print_result, stderr_console, stdout_console
-from moebox.cli.signals import stop_event
 from moebox.core.change import with_settings
 from moebox.core.recipe import Recipe, RuntimeKind
 from moebox.core.symptom import Finding, changes_text
@@ -85,7 +84,6 @@ def up(
             fit.refuse_misfit(deployment)
         return print_command(deployment, where, json=json)
     flags.refuse_without("--dry-run", force=force)
-    stop = stop_event()
     if not where.is_given:
         require_engine(deployment)
     print_warnings(deployment)
@@ -107,7 +105,7 @@ def up(
         if detach:
             session.detach()
         else:
-            session.wait_until_exit(stop=stop.is_set)
+            session.wait_until_exit()
     finally:
         session.stop()
     return 0

@@ -42,11 +42,9 @@ class RunningFleet:
         for part in (*self.members, self.router):
             part.detach()
 
-    def wait(self, *, stop: Callable[[], bool] = lambda: False) -> None:
-        """Wait until the router ends and raise ExternalError, or KeyboardInterrupt if `stop` is true."""
+    def wait(self) -> None:
+        """Wait until the router ends and raise ExternalError."""
         while self.router.is_alive:
-            if stop():
-                raise KeyboardInterrupt
             time.sleep(0.5)
         raise ExternalError(
             f"{self.record.router.kind} ended: {self.router.last_log_line()}", hint=f"log: {self.router.log}"

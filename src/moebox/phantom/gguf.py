@@ -56,7 +56,7 @@ class PhantomGguf:
             raise MoeboxError(f"{path} is not a GGUF file", hint="reinstall moebox: the phantom's weights are damaged")
         _, tensors, pairs = self._take("4xIQQ")
         self.meta: dict[str, Any] = {self._take_text(): self._take_value(self._take("I")[0]) for _ in range(pairs)}
-        # Only the embedded engine sees both templates (training.export says why); everything else gets Kimi's own.
+        # Only the embedded engine sees both templates (see training.export); everything else gets Kimi's own.
         self.meta[TEMPLATE_KEY] = self.meta.pop(f"{TEMPLATE_KEY}.tool_use", self.meta[TEMPLATE_KEY])
         found = []
         for _ in range(tensors):

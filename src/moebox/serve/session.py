@@ -7,7 +7,7 @@ with engine_session(deployment, run) as session:
 import contextlib
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -141,11 +141,9 @@ class EngineSession:
                 raise self._record_failure("stuck", what)
             time.sleep(LOOK_S)
 
-    def wait_until_exit(self, *, stop: Callable[[], bool] = lambda: False) -> None:
-        """Wait for a ready engine to end. Raise LaunchFailed if it dies, KeyboardInterrupt if `stop` is true."""
+    def wait_until_exit(self) -> None:
+        """Wait for a ready engine to end. Raise LaunchFailed if it dies."""
         while True:
-            if stop():
-                raise KeyboardInterrupt
             self._read_log()
             self._report_lost_log()
             if self.guard.poll() is not None:

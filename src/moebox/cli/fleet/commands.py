@@ -49,10 +49,8 @@ def up(
         patience: Longest time without progress while a member starts.
         json: Print the fleet as one JSON document.
     """
-    from moebox.cli.signals import stop_event
     from moebox.flows import fleet_up
 
-    stop = stop_event()
     patience_s = flags.parse_duration("--patience", patience)
     running = fleet_up.start_fleet(file, twins=twin, patience_s=patience_s, notify=_print_note)
     record = running.record
@@ -68,7 +66,7 @@ def up(
         if detach:
             running.detach()
             return 0
-        running.wait(stop=stop.is_set)
+        running.wait()
     except BaseException:
         running.stop()
         raise
