@@ -119,3 +119,36 @@ def test_a_version_that_is_none_is_named_in_the_plan_of_a_recipe(
     set_version(path, "0.20.0+sm120")
     warnings = document(capsys, "up", str(path), "--dry-run")["warnings"]
     assert not [warning for warning in warnings if warning["severity"] == "fatal"]
+
+
+def test_doctor_logs_reads_the_matrix_for_a_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With a run's recipe and box, what is known of that setup is named, even if its log shows no known line."""
+    path = written(tmp_path, capsys, "deepseek-v4-flash", "--box", PRO, "--engine", "vllm")
+    set_version(path, "0.20.0")
+    (tmp_path / "engine.log").write_text("INFO nothing known in it\n")
+    (tmp_path / "box.toml").write_text(f'name = "here"\ngpus = ["{PRO}"]\n')
+    found = document(capsys, "doctor", "logs", str(tmp_path))
+    assert any("SM120" in warning["text"] for warning in found["known_of_setup"])
+
+
+def test_doctor_logs_does_not_advise_what_the_recipe_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A line whose remedy is `trust_remote_code = true` in a run that had it gives the next best advice."""
+    path = written(tmp_path, capsys, "kimi-k2.6", "--box", PRO, "--engine", "vllm")
+    (tmp_path / "engine.log").write_text("ValueError: please pass the argument `trust_remote_code=True` to allow it\n")
+    assert "trust_remote_code = true" in path.read_text()
+    assert main(["doctor", "logs", str(tmp_path), "--json"]) == 1
+    cause = json.loads(capsys.readouterr().out)["cause"]
+    assert "already" in cause["remedy"]
+    assert cause["change"] == {}
+
+
+def test_climb_asks_the_matrix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A step that the matrix knows not to start is skipped with its reason."""
+    from moebox import detect
+    from moebox.checkpoint import deploy
+    from moebox.core.validation import read_recipe
+    from moebox.flows.walk import startup_problem
+
+    path = written(tmp_path, capsys, "deepseek-v4-flash", "--box", PRO, "--engine", "vllm")
+    set_version(path, "0.20.0")
+    assert "on sm120" in startup_problem(deploy(read_recipe(path)).on_box(detect.load_box(PRO)))

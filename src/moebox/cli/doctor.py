@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from moebox import codec
 from moebox.cli import flags
 from moebox.cli.flags import Switch
-from moebox.cli.output import exit_code, print_result, stderr_console, stdout_console
+from moebox.cli.output import exit_code, print_lines, print_result, stderr_console, stdout_console
 from moebox.core.recipe import EngineName
 from moebox.errors import refuse_if
 from moebox.units import parse_size, plural
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
+    from moebox.core.plan import PlanWarning
+    from moebox.core.recipe import Recipe
     from moebox.doctor.box import HostCheck
     from moebox.doctor.logs import LogSearch
     from moebox.engines.package_check import PackageCheck
@@ -54,10 +56,12 @@ def logs(
     from moebox.store import plain
     from moebox.store.log import log_pieces
 
+    known: list[PlanWarning] = []
     if file.is_dir():
         pieces = log_pieces(file / "engine.log")
         refuse_if(not pieces, f"{file}: has no engine.log")
-        found = LogSearch(engine=engine or "")
+        recipe, known = known_of_run(file)
+        found = LogSearch(engine=engine or (recipe.engine if recipe else ""), recipe=recipe)
         for piece in pieces:
             plain.refuse_unusual(piece)
             feed_file(found, piece)
@@ -72,9 +76,38 @@ def logs(
         "cause": codec.to_document(found.cause) if found.cause else None,
         "first_exception": {"text": found.exception, "line": found.exception_line} if found.exception else None,
         "findings": rows,
+        "known_of_setup": known,
     }
-    print_result(json, document, lambda: print_search(found, every=every))
+
+    def show() -> None:
+        print_search(found, every=every)
+        for warning in known:
+            lines = [f"\nknown of this setup: {warning.text}", f"  remedy: {warning.remedy}" * bool(warning.remedy)]
+            print_lines([*filter(None, lines), f"  source: {warning.source}"])
+
+    print_result(json, document, show)
     return exit_code(not (found.cause or found.exception))
+
+
+def known_of_run(folder: Path) -> "tuple[Recipe | None, list[PlanWarning]]":
+    """The recipe of a run folder, and what the support matrix knows of it on that run's box."""
+    from moebox.checkpoint import deploy
+    from moebox.core.validation import read_recipe
+    from moebox.engines.support import support_warnings
+    from moebox.errors import MoeboxError
+
+    if not (folder / "recipe.toml").is_file():
+        return None, []
+    try:
+        recipe = read_recipe(folder / "recipe.toml")
+        deployment = deploy(recipe)
+        if (folder / "box.toml").is_file():
+            from moebox import detect
+
+            deployment = deployment.on_box(detect.load_box(str(folder / "box.toml")))
+        return recipe, [warning for warning in support_warnings(deployment) if warning.severity != "note"]
+    except MoeboxError:  # of another version of moebox, or weights that are gone: the log is read without it
+        return None, []
 
 
 def print_search(found: "LogSearch", *, every: bool) -> None:

@@ -47,7 +47,7 @@ def rehearse(
         json: Print JSON.
     """
     from moebox.cli.calibrations import calibration_summary, step_table
-    from moebox.cli.up import StartupPhases, apply_flags
+    from moebox.cli.up import StartupPhases, apply_flags, known_problems
     from moebox.flows import recipes
     from moebox.flows import rehearse as flow
     from moebox.flows.calibrate import calibrate
@@ -69,7 +69,9 @@ def rehearse(
     if phantom:
         flags.refuse_unused("--phantom has its own few layers", layers=layers)
     refuse_if(len(depths) > 1 and not measure, f"--layers {layers}: two depths are for --measure")
-    require_engine(deploy(chosen))
+    deployment = deploy(chosen)
+    require_engine(deployment)
+    print_lines((f"warning: {problem.text_with_remedy}" for problem in known_problems(deployment)), stderr=True)
     run = Run.create(f"{'measure' if measure else 'rehearse'}-{chosen.name}", runs=runs)
     try:
         if measure:

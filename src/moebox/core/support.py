@@ -16,6 +16,7 @@ from moebox.core.support_matrix import (
     SupportRow,
     candidate_rows,
     match_row,
+    support_rows,
     version_note,
 )
 from moebox.core.support_settings import BUILD_KEYS
@@ -70,6 +71,18 @@ def support_for(setup: Setup) -> Support:
         refusals=refusals,
         note=note,
     )
+
+
+def known_to_run(setup: Setup) -> SupportRow | None:
+    """The newest report that the model's architecture runs on this GPU, with any engine; None if there is none."""
+    architecture = setup.model.architecture if setup.model else ""
+    rows = (
+        row
+        for rows in support_rows().values()
+        for row in rows
+        if row.state == "runs" and architecture in row.architecture and setup.gpu in row.gpu and row.versions
+    )
+    return max(rows, key=lambda row: (row.engine == setup.engine, row.date), default=None)
 
 
 def _refusals(setup: Setup) -> tuple[StartRefusal, ...]:

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO
 
+from moebox.core.recipe import Recipe
+from moebox.core.remedy import choose_remedy
 from moebox.core.symptom import Finding, Symptom, symptoms
 from moebox.core.xid import xid_of_line
 from moebox.errors import BadInput
@@ -57,7 +59,9 @@ _CLASSES = "dDwWsSbBAZ"
 class LogSearch:
     """Reads a log piece by piece and keeps what it means."""
 
-    def __init__(self, *, engine: str = "") -> None:
+    def __init__(self, *, engine: str = "", recipe: Recipe | None = None) -> None:
+        """Look for symptoms of `engine`; a remedy that its `recipe` already has gives way to the next best."""
+        self._recipe = recipe
         self.findings: dict[str, Finding] = {}  # by symptom, in order of appearance
         self.counts: dict[str, int] = {}
         self.lines = 0
@@ -132,7 +136,7 @@ class LogSearch:
             match = pattern.search(line)
             if not match:
                 continue
-            finding = make_finding(symptom, match, line, self.lines)
+            finding = make_finding(symptom, match, line, self.lines, self._recipe)
             self.counts[finding.symptom] = self.counts.get(finding.symptom, 0) + 1
             if finding.symptom in self.findings:
                 return []
@@ -195,8 +199,17 @@ def _literal_runs(pattern: str) -> list[str]:
     return runs
 
 
-def make_finding(symptom: Symptom, match: re.Match[str], line: str, number: int) -> Finding:
+def make_finding(
+    symptom: Symptom, match: re.Match[str], line: str, number: int, recipe: Recipe | None = None
+) -> Finding:
     """The symptom as seen on this line; a line with an Xid also gets what NVIDIA's table has of it."""
+    remedy, change = choose_remedy(
+        recipe,
+        remedy=symptom.remedy,
+        change=symptom.recipe_changes(match),
+        versions=symptom.applies.versions,
+        area=symptom.area,
+    )
     finding = Finding(
         symptom=symptom.id,
         area=symptom.area,
@@ -204,8 +217,8 @@ def make_finding(symptom: Symptom, match: re.Match[str], line: str, number: int)
         line=number,
         text=line.strip()[:500],
         cause=symptom.cause,
-        remedy=symptom.remedy,
-        change=symptom.recipe_changes(match),
+        remedy=remedy,
+        change=change,
         source=symptom.source,
     )
     if not (known := xid_of_line(line)):

@@ -7,7 +7,8 @@ from typing import Literal
 
 from moebox.core.deployment import Deployment
 from moebox.core.plan import PlanWarning
-from moebox.core.support import Support, support_for
+from moebox.core.remedy import choose_remedy
+from moebox.core.support import Support, known_to_run, support_for
 from moebox.core.support_matrix import STATE_TEXT, Match, Setup, SupportRow, build_of
 from moebox.core.symptom import changes_text
 from moebox.engines.flags import version_or_newest
@@ -93,7 +94,7 @@ def _certain(setup: Setup, support: Support) -> Iterator[PlanWarning]:
         yield PlanWarning(symptom="", text=refusal.text, remedy=refusal.remedy, severity="fatal", source=source)
     for match in support.matches:
         if match.row.state != "runs":
-            yield _warning(match.row, _severity(match.row), match.row.text)
+            yield _warning(setup, match.row, _severity(match.row), match.row.text)
 
 
 def _severity(row: SupportRow) -> Literal["note", "warning", "fatal"]:
@@ -108,7 +109,7 @@ def _possible(setup: Setup, support: Support) -> Iterator[PlanWarning]:
     shown = [match for match in support.possible if match.row.state != "runs" and _is_near(match)]
     for match in sorted(shown, key=lambda match: match.row.date, reverse=True)[:MOST_POSSIBLE]:
         condition = " and ".join(match.conditions) or f"as in {setup.engine} {setup.version}"
-        yield replace(_warning(match.row, "note", f"if {condition}: {match.row.text}"), symptom="")
+        yield replace(_warning(setup, match.row, "note", f"if {condition}: {match.row.text}"), symptom="")
 
 
 def _is_near(match: Match) -> bool:
@@ -116,9 +117,13 @@ def _is_near(match: Match) -> bool:
     return bool({"gpu", "architecture"} & match.row.dimensions)
 
 
-def _warning(row: SupportRow, severity: Literal["note", "warning", "fatal"], text: str) -> PlanWarning:
-    changes = changes_text(row.change)
-    remedy = f"{row.fix} ({changes})" if row.fix and changes else row.fix or changes
+def _warning(setup: Setup, row: SupportRow, severity: Literal["note", "warning", "fatal"], text: str) -> PlanWarning:
+    """The row with its fix, or with what is known to run if the recipe has that fix already."""
+    remedy, change = choose_remedy(setup.recipe, remedy=row.fix, change=row.change)
+    if row.change and not change and (good := known_to_run(setup)):
+        remedy = f"{remedy.partition(';')[0]}; {good.engine} {good.versions} is known to run: {good.source}"
+    changes = changes_text(change)
+    remedy = f"{remedy} ({changes})" if remedy and changes else remedy or changes
     return PlanWarning(symptom=row.symptom, text=text, remedy=remedy, severity=severity, source=row.source)
 
 

@@ -11,6 +11,7 @@ from moebox.core.box import Box
 from moebox.core.deployment import Deployment
 from moebox.core.kernel import known_failures
 from moebox.core.plan import Memory, PlanWarning
+from moebox.core.remedy import choose_remedy
 from moebox.sizing.constants import bytes_held_by_others
 from moebox.units import format_count, format_gb, plural
 
@@ -35,8 +36,9 @@ def known_issues(deployment: Deployment) -> tuple[PlanWarning, ...]:
     issues = list(refusals)
     for each in symptoms.values():
         if cited.isdisjoint(LINK.findall(each.source)):
-            changes = symptom.changes_text(each.change)
-            remedy = f"{each.remedy} ({changes})" if changes and "{" not in changes else each.remedy
+            remedy, change = choose_remedy(recipe, remedy=each.remedy, change=each.change, area=each.area)
+            changes = symptom.changes_text(change)
+            remedy = f"{remedy} ({changes})" if changes and "{" not in changes else remedy
             issue = PlanWarning(
                 symptom=each.id, text=each.cause, remedy=remedy, severity=each.severity, source=each.source
             )

@@ -68,7 +68,9 @@ class EngineSession:
         self.recipe = prepared.recipe
         self.listener = listener
         self.log: Path = run.path / "engine.log"
-        self.watch = LogWatch(self.log, prepared.recipe.engine, start=start, listener=self._handle_news)
+        self.watch = LogWatch(
+            self.log, prepared.recipe.engine, recipe=prepared.recipe, start=start, listener=self._handle_news
+        )
         self.facts = EngineFacts()
         self.startup_s = 0.0
         self.oom = False  # the kernel killed it because memory ran out; known once it has ended

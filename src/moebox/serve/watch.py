@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from moebox.core.recipe import Recipe
 from moebox.core.symptom import Finding
 from moebox.doctor.logs import DIGITS, LogSearch
 from moebox.engines.engine import load_engine
@@ -50,10 +51,18 @@ Notify = Callable[[str], None]  # takes one line about progress
 class LogWatch:
     """Reads the log of one engine and notes progress."""
 
-    def __init__(self, log: Path, engine: str, *, start: int = 0, listener: LogListener | None = None) -> None:
+    def __init__(
+        self,
+        log: Path,
+        engine: str,
+        *,
+        recipe: Recipe | None = None,
+        start: int = 0,
+        listener: LogListener | None = None,
+    ) -> None:
         self.tail = LogTail(log, start=start)
         self.engine = load_engine(engine)
-        self.search = LogSearch(engine=engine)
+        self.search = LogSearch(engine=engine, recipe=recipe)
         if start:  # count the lines of earlier attempts of the same run
             with open(log, "rb") as file:
                 self.search.lines = file.read(start).count(b"\n")
