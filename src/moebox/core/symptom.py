@@ -15,6 +15,7 @@ from moebox import codec
 from moebox.core.catalogue import load_table
 from moebox.core.change import get_setting
 from moebox.core.recipe import Flag, Recipe
+from moebox.core.support_matrix import in_versions, version_numbers
 
 SymptomKind = Literal["log", "host", "behaviour"]
 Severity = Literal["note", "warning", "fatal"]
@@ -135,26 +136,7 @@ def _possible_symptoms(engine: str, version: str, sm: str, model: str) -> tuple[
 
 def version_in_range(version: str, wanted: str) -> bool:
     """True if a version lies in ">=0.24,<0.28". An unknown version counts as the newest: it meets no upper bound."""
-    here = _version_numbers(version)
-    for bound in wanted.split(","):
-        match = re.fullmatch(r"\s*(<=|>=|<|>|==)\s*(\S+)\s*", bound)
-        assert match, f"symptoms.toml: {wanted!r} is not a version range"
-        sign, there = match.group(1), _version_numbers(match.group(2))
-        if not here:
-            if sign.startswith("<") or sign == "==":
-                return False
-            continue
-        width = max(len(here), len(there))
-        a, b = (numbers + (0,) * (width - len(numbers)) for numbers in (here, there))
-        if not {"<": a < b, "<=": a <= b, ">": a > b, ">=": a >= b, "==": a == b}[sign]:
-            return False
-    return True
-
-
-def _version_numbers(version: str) -> tuple[int, ...]:
-    """ "0.25.1rc2" as (0, 25, 1); "b11549" as (11549,)."""
-    match = re.match(r"[a-zA-Z]*(\d+(?:\.\d+)*)", version)
-    return tuple(map(int, match.group(1).split("."))) if match else ()
+    return in_versions(version, wanted) if version_numbers(version) else "<" not in wanted and "==" not in wanted
 
 
 def _matches(value: Any, wanted: str) -> bool:

@@ -38,9 +38,8 @@ def memory_errors(nvml: Any) -> Iterator[tuple[int, int, str]]:
             continue
         state = ""
         with contextlib.suppress(nvml.NVMLError):
-            _, uncorrected, pending, failure = nvml.nvmlDeviceGetRemappedRows(handle)
-            state = "replacement failed" if failure else "replacement pending" if pending else ""
-            state = state or (f"{uncorrected} rows replaced" if uncorrected else "")
+            _, _, pending, failure = nvml.nvmlDeviceGetRemappedRows(handle)
+            state = "row replacement failed" if failure else "row replacement pending" if pending else ""
         yield index, int(count), state
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -178,15 +179,10 @@ def kernel_log_checks(lines: Sequence[str] | None) -> Iterator[HostCheck]:
         fix = "sudo dmesg | moebox doctor logs -"
         yield HostCheck(name="xids", verdict="unknown", found="the kernel log cannot be read by this user", fix=fix)
         return
-    counts: dict[int, int] = {}
-    known = [xid for line in lines if (xid := xid_of_line(line))]
-    for xid in known:
-        counts[xid.number] = counts.get(xid.number, 0) + 1
-    for xid in {xid.number: xid for xid in known}.values():
-        times = f"{counts[xid.number]} times since boot" if counts[xid.number] > 1 else "once since boot"
+    counts = Counter(xid for line in lines if (xid := xid_of_line(line)))
+    for xid, count in counts.items():
         verdict: HostVerdict = "fail" if xid.severity == "fatal" and xid.owner != "application" else "warn"
-        yield HostCheck(
-            name=f"xid {xid.number}", verdict=verdict, found=f"{times}: {xid.cause}", expected="none", fix=xid.action
-        )
-    if not known:
+        found = f"{plural(count, 'time')} since boot: {xid.cause}"
+        yield HostCheck(name=f"xid {xid.number}", verdict=verdict, found=found, expected="none", fix=xid.action)
+    if not counts:
         yield HostCheck(name="xids", verdict="pass", found="none since boot", expected="none")

@@ -15,14 +15,11 @@ from typing import Any
 
 # A token's activations of one layer (8 KiB at a hidden size of 4,096 in bf16), and a prefill chunk's.
 REDUCE_BYTES = ((8 * 1024, 50), (64 * 2**20, 5))  # with repetitions
-COPY_BYTES = 256 * 2**20
-COPIES = 5
-LATENCY_COPIES = 200
+COPY_BYTES, COPIES, LATENCY_COPIES = 256 * 2**20, 5, 200
 MATRIX = 8192  # rows of the matrices that load a GPU: large enough for its full power
 
 
 def report(**fields: Any) -> None:
-    """Print one step."""
     print(json.dumps(fields), flush=True)
 
 
@@ -119,18 +116,13 @@ def load_gpus(torch: Any, seconds: float) -> None:
     report(step="loaded", flops=done * 2 * MATRIX**3 / (time.perf_counter() - began))
 
 
-def main() -> None:
-    """Run what the command line names."""
+if __name__ == "__main__":
     import torch
 
-    what, *words = sys.argv[1:]
-    if what == "reduce":
+    words = sys.argv[2:]
+    if sys.argv[1] == "reduce":
         reduce_values(torch, int(words[0]), int(words[1]), words[2], words[3])
-    elif what == "copies":
+    elif sys.argv[1] == "copies":
         copy_everywhere(torch)
     else:
         load_gpus(torch, float(words[0]))
-
-
-if __name__ == "__main__":
-    main()
