@@ -265,3 +265,13 @@ def test_boots_of_the_same_depth_are_averaged() -> None:
     assert both.decode[0].seconds == pytest.approx(0.011)
     assert both.decode[0].spread == pytest.approx(0.001 / 0.011)
     assert both.prefill == first.prefill
+
+
+def test_a_disturbed_calibration_does_not_spoil_a_quiet_one() -> None:
+    """Of two timings of one step the quiet one counts alone, whichever came first."""
+    slow, quick = (
+        Boot(layers=4, decode=(DecodeStep(batch=1, context=256, seconds=seconds, spread=0.01),))
+        for seconds in (0.02, 0.01)
+    )
+    assert merge_boots((slow,), (quick,), disturbed=(True, False))[0].decode == quick.decode
+    assert merge_boots((quick,), (slow,), disturbed=(False, True))[0].decode == quick.decode

@@ -261,7 +261,7 @@ class _Calibrator:
 def merge_with_stored(found: Calibration) -> Calibration:
     """Merge a calibration with the stored one of its id, if that was measured on this box.
 
-    Depths are added; points of the same depth are averaged.
+    Depths are added; points of the same depth are averaged, unless one of the two was disturbed: then the other counts.
     """
     try:
         earlier = calibrations.find_calibration(found.id)
@@ -271,7 +271,7 @@ def merge_with_stored(found: Calibration) -> Calibration:
         return found
     return replace(
         found,
-        boots=merge_boots(earlier.boots, found.boots),
+        boots=merge_boots(earlier.boots, found.boots, disturbed=(was_disturbed(earlier), was_disturbed(found))),
         expected=merge_by_key(earlier.expected, found.expected, POINT, lambda before, after: after),
     )
 
@@ -286,12 +286,24 @@ def merge_by_key(
     return tuple(table[place] for place in sorted(table))
 
 
-def merge_boots(earlier: tuple[Boot, ...], later: tuple[Boot, ...]) -> tuple[Boot, ...]:
-    """Merge boots by depth."""
+def was_disturbed(calibration: Calibration) -> bool:
+    """Whether other programs slowed a calibration down, as far as its notes show."""
+    return any(text.startswith(calibrate_recipe.WAS_BUSY) or "speed drifted" in text for text in calibration.notes)
+
+
+def merge_boots(
+    earlier: tuple[Boot, ...], later: tuple[Boot, ...], *, disturbed: tuple[bool, bool] = (False, False)
+) -> tuple[Boot, ...]:
+    """Merge boots by depth; `disturbed`: the earlier and the later ones."""
+
+    def merge_timing(before: StepT, after: StepT) -> StepT:
+        if disturbed[0] == disturbed[1]:
+            return average_timing(before, after)
+        return after if disturbed[0] else before
 
     def merge_pair(before: Boot, after: Boot) -> Boot:
-        decode = merge_by_key(before.decode, after.decode, POINT, average_timing)
-        prefill = merge_by_key(before.prefill, after.prefill, PROMPT, average_timing)
+        decode = merge_by_key(before.decode, after.decode, POINT, merge_timing)
+        prefill = merge_by_key(before.prefill, after.prefill, PROMPT, merge_timing)
         return replace(after, decode=decode, prefill=prefill)
 
     return merge_by_key(earlier, later, DEPTH, merge_pair)

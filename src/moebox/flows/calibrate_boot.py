@@ -13,6 +13,8 @@ from moebox.core.recipe import Recipe
 from moebox.errors import AnswerIsNo, ExternalError
 from moebox.flows import calibrate_timing as timing
 from moebox.flows.calibrate_recipe import BootDepth
+from moebox.flows.recipes import PHANTOM
+from moebox.phantom import ENDLESS_TEXT
 from moebox.serve.faults import describe_exit
 from moebox.serve.session import EngineSession
 from moebox.serve.watch import Notify
@@ -194,7 +196,8 @@ def time_boot(work: BootMeasurement, session: EngineSession, model: Model, *, de
     work.cache_tokens = round(facts.kv_tokens or 0.0)
     longest = min(int(facts.context or 0) or session.recipe.context or model.context, model.context)
     work.longest = min(longest, work.longest or longest)
-    target = timing.TimedEngine(endpoint=session.endpoint, vocab=model.vocab, ggml=work.ggml)
+    extra = ENDLESS_TEXT if work.ggml and session.recipe.model == PHANTOM else {}
+    target = timing.TimedEngine(endpoint=session.endpoint, vocab=model.vocab, ggml=work.ggml, extra=extra)
     points = timing_grid(session.recipe, chunk=work.chunk, longest=work.longest, cache_tokens=work.cache_tokens)
     points = [point for point in points if work.should_time(point)]
     notify(f"{work.depth.text}: up after {format_seconds(session.startup_s)}; timing {len(points)} kinds of step")

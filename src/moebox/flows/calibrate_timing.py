@@ -53,6 +53,7 @@ class TimedEngine:
     # Output tokens are sampled, because the embedding decides which experts are used; streams take neighbouring slots,
     # because llama.cpp decodes only those in one step (on slots 0 and 2 two took 9.1 ms, on 0 and 1 6.5).
     ggml: bool = False
+    extra: Json = field(default_factory=dict)  # merged into every request
     draw: random.Random = field(default_factory=lambda: random.Random(time.time_ns()))
 
     def draw_prompt(self, tokens: int) -> list[int]:
@@ -71,6 +72,7 @@ class TimedEngine:
             "ignore_eos": True,
             "stream_options": {"include_usage": True},
             **({"id_slot": slot} if self.ggml else {}),
+            **self.extra,
         }
 
 

@@ -64,7 +64,7 @@ def plan_phantom(box: Box) -> Plan:
         runtime=Runtime(kind="embedded"),
         listen=Listen(port=0),
         reasoning_parser="",
-        climb=Climb(contexts=(CONTEXT // 2, CONTEXT), speculate=(), settings={"hybrid.ubatch": [256]}),
+        climb=Climb(contexts=(CONTEXT,), speculate=(), settings={"hybrid.ubatch": [256]}),
     )
     return dataclasses.replace(found, recipe=recipe)
 

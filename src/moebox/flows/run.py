@@ -25,7 +25,7 @@ from moebox.errors import AnswerIsNo, BadInput, ExternalError, MoeboxError
 from moebox.flows import boxes, recipes
 from moebox.flows.live_engine import LiveEngine
 from moebox.flows.pipeline import BY_HAND, REPORT, DiskFull, raise_disk_full, save_pipeline
-from moebox.phantom import ASCII_ONLY
+from moebox.phantom import ENDLESS_TEXT
 from moebox.serve.faults import MEMORY_HINT, OUT_OF_MEMORY
 from moebox.serve.state import hold_endpoint
 from moebox.store import Run, calibrations
@@ -42,7 +42,7 @@ NOT_SIMULATED: dict[StepName, str] = {
 }
 MAX_DEATHS = 2  # of the engine during one step
 MAX_SLEEPS = 3  # of the machine during one step
-TIMED_S, TIMED_TOKENS = 40.0, 1024  # budget to time an embedded engine, and its longest request
+TIMED_S, TIMED_TOKENS = 25.0, 512  # budget to time an embedded engine, and its longest request; the demo's have 160
 TWIN_CHECKS = ("alive",)  # a simulation has no answers to check
 CHECK_OPTIONS = (16_384, VerifyOptions(trials=12, parallel=4))  # the longest text in tokens, and the effort
 SHORT_CHECK_OPTIONS = (1_024, VerifyOptions(trials=6, parallel=4, depths=(0.1, 0.9)))
@@ -284,7 +284,7 @@ class Runner:
                 loads=loads,
                 short=self.request.is_short,
                 api="completions" if is_demo else "chat",
-                extra=ASCII_ONLY if is_demo else {},
+                extra=ENDLESS_TEXT if is_demo else {},
                 notify=self.report_news,
                 is_alive=lambda: not self.engine.is_dead(),
             )

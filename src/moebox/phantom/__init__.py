@@ -16,12 +16,13 @@ from types import ModuleType
 from moebox import files
 from moebox.errors import ExternalError
 
-__all__ = ["ASCII_ONLY", "CONTEXT", "gguf_path", "hf_path", "latent_path"]
+__all__ = ["CONTEXT", "ENDLESS_TEXT", "gguf_path", "hf_path", "latent_path"]
 
 CONTEXT = 8192  # tokens it was trained to read
-# Request field against bytes above 127, whose tokens have their values as ids. A benchmark's random prompts make the
-# phantom write some of them, and llama.cpp fails replies that are not UTF-8: 2 of 80, with this 0.
-ASCII_ONLY: dict[str, object] = {"logit_bias": {str(byte): -100 for byte in range(128, 256)}}
+# Request field for replies to random prompts: text, and as long as requested. It forbids bytes above 127 (token ids
+# are their values), because llama.cpp fails replies that are not UTF-8 (2 of 80), and the four tokens that end a reply,
+# which the wheel's llama.cpp samples in spite of `ignore_eos` (6 of 15).
+ENDLESS_TEXT: dict[str, object] = {"logit_bias": {str(token): -100 for token in (*range(128, 256), 257, 258, 260, 261)}}
 
 _WEIGHTS = Path(__file__).with_name("weights")
 
