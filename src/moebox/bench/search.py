@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from moebox.bench.measure import MeasuredLoad
 from moebox.core.measure import SearchAxis, Slo
 from moebox.core.result import Measurement
-from moebox.errors import BadInput
+from moebox.errors import BadInput, refuse_if
 from moebox.units import parse_seconds
 
 MAX_SEARCH_STEPS = 16
@@ -14,23 +14,24 @@ MIN_LOAD: dict[SearchAxis, float] = {"concurrency": 1.0, "rate": 0.01}
 CLOSE_RATIO = 1.1  # a search ends when the best and the first failing load are within this ratio
 
 
-def parse_slo(text: str, *, share: float = 0.9) -> Slo:
-    """Parse limits written like "ttft=2s,tpot=50ms"."""
-    limits: dict[str, float] = {}
+def parse_slo(text: str) -> Slo:
+    """Parse limits written like "ttft=2s,tpot=50ms", with the share of requests that must meet them: "share=0.95"."""
+    found: dict[str, float] = {}
     for part in text.split(","):
         name, equals, value = part.strip().partition("=")
-        if name not in ("ttft", "tpot", "itl", "e2e") or not equals:
+        if name not in ("ttft", "tpot", "itl", "e2e", "share") or not equals:
             raise BadInput(
                 f"--slo: {part.strip()!r} is not a valid limit",
-                hint="write it like ttft=2s,tpot=50ms,itl=200ms,e2e=60s",
+                hint="write it like ttft=2s,tpot=50ms,itl=200ms,e2e=60s,share=0.9",
             )
         try:
-            limits[f"{name}_s"] = parse_seconds(value)
+            found |= {"share": float(value)} if name == "share" else {f"{name}_s": parse_seconds(value)}
         except ValueError as problem:
             raise BadInput(f"--slo: {problem}") from None
-    if not 0 < share <= 1:
-        raise BadInput(f"--slo-share is {share}; it is a share above 0 and up to 1")
-    return Slo(**limits, share=share)
+    slo = Slo(**found)
+    refuse_if(not 0 < slo.share <= 1, f"--slo: share={slo.share:g} is not a share above 0 and up to 1")
+    refuse_if(set(found) == {"share"}, "--slo has no limit", hint="write it like ttft=2s,share=0.9")
+    return slo
 
 
 def load_meets_slo(result: Measurement, slo: Slo) -> bool:

@@ -13,6 +13,7 @@ T = TypeVar("T")
 Switch = Annotated[bool, Parameter(negative=())]
 Names = Annotated[list[str] | None, Parameter(negative=())]  # comma-separated or repeated
 OutputPath = Annotated[Path | None, Parameter(name=["--output", "-o"])]
+Settings = Annotated[list[str] | None, Parameter(name="--set", negative=(), allow_leading_hyphen=False)]  # path=value
 UNSET: tuple[object, ...] = (None, "", (), [])  # the values of flags that were not given
 
 

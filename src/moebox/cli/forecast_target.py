@@ -1,5 +1,6 @@
 """The flags that constrain a plan, and the deployment that a forecast or a twin is of."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
@@ -10,11 +11,13 @@ from moebox.core.deployment import Deployment
 from moebox.core.model import Model
 from moebox.core.plan import Goal, Memory, PlanWarning
 from moebox.core.recipe import Recipe
+from moebox.core.setting import split_setting
+from moebox.core.workload_file import Simulation
 from moebox.engines import check_recipe, memory_budget
 from moebox.errors import DoesNotFit, refuse_if
 from moebox.flows import boxes, recipes
 from moebox.planner.choose import choose_plan, search_candidates
-from moebox.planner.constraints import CommonConstraints, Constraints, parse_expert_counts
+from moebox.planner.constraints import CommonConstraints, Constraints, parse_expert_counts, split_constraints
 from moebox.planner.fit import Misfit, find_misfit
 from moebox.planner.speed import Speed
 from moebox.planner.warnings import known_issues, short_cache_warnings
@@ -67,6 +70,7 @@ class PlanArgs(CommonConstraints):
 
 
 NO_PLAN_ARGS = PlanArgs()
+NO_CONSTRAINTS = Constraints()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,25 +114,36 @@ class ForecastTarget:
 
 
 def find_target(
-    name: str, box: str | None, constraints: Constraints, *, has_constraints: bool, ram: str, ram_bandwidth: str
+    name: str,
+    box: str | None,
+    settings: Sequence[str] = (),
+    *,
+    constraints: Constraints = NO_CONSTRAINTS,
+    ram: str = "",
+    ram_bandwidth: str = "",
 ) -> ForecastTarget:
     """Return the recipe called `name`, on the box that is named or that it was planned for; or the plan for a model.
 
-    A recipe takes no constraints. If constraints fix a model's layout, it is returned even if it does not fit.
+    `settings` (path=value) change the recipe, or constrain the plan. If constraints fix a model's layout, it is
+    returned even if it does not fit.
     """
+    memory = {"planned_for.ram": ram, "planned_for.ram_bandwidth": ram_bandwidth}
+    others = []
+    for text in settings:
+        path, value = split_setting(text)
+        if path in memory:
+            memory[path] = value
+        else:
+            others.append(text)
+    ram, ram_bandwidth = memory.values()
     if recipes.is_recipe(name):
-        hint = "edit it, or name a model to set constraints"
-        refuse_if(has_constraints, "a recipe already has its settings", hint=hint)
-        recipe = recipes.load_recipe(name)
-        place = boxes.box_for_recipe(recipe, box, ram=ram, ram_bandwidth=ram_bandwidth)
-        deployment = deploy(recipe, place)
+        recipe = recipes.load_recipe(name, others)
+        deployment = deploy(recipe, boxes.box_for_recipe(recipe, box, ram=ram, ram_bandwidth=ram_bandwidth))
         check_recipe(deployment)
-        deployment = deployment.with_default_context()
-        memory = memory_budget(deployment)
-        warnings = tuple(known_issues(deployment))
-        return ForecastTarget(deployment=deployment, memory=memory, warnings=warnings, misfit=find_misfit(deployment))
+        return _describe_deployment(deployment.with_default_context())
     place = boxes.calibrated_box(box, ram=ram, ram_bandwidth=ram_bandwidth)
     model, checkpoints = resolve_model(name)
+    constraints, others = split_constraints(others, constraints)
     try:
         plan = choose_plan(place, model, checkpoints, constraints)
     except DoesNotFit as problem:
@@ -136,14 +151,27 @@ def find_target(
         candidates = search_candidates(place, model, checkpoints, constraints)[0] if fixed else ()
         if not candidates:
             raise problem from None
-        nearest = candidates[0]  # the simplest recipe with these settings
-        misfit = find_misfit(nearest.deployment)
-        return ForecastTarget(
-            deployment=nearest.deployment, memory=nearest.memory, warnings=tuple(nearest.known_issues), misfit=misfit
-        )
+        return _describe_deployment(_change_deployment(candidates[0].deployment, others))  # the simplest recipe
     checkpoint = planned_checkpoint(plan.recipe, checkpoints)
     deployment = Deployment.from_parts(plan.recipe, model, checkpoint, place)
+    if others:
+        return _describe_deployment(_change_deployment(deployment, others))
     return ForecastTarget(deployment=deployment, memory=plan.memory, warnings=plan.warnings)
+
+
+def _change_deployment(deployment: Deployment, settings: Sequence[str]) -> Deployment:
+    """Return a planned deployment with settings of its recipe changed."""
+    changed = deployment.with_recipe(recipes.change_recipe(deployment.recipe, settings))
+    check_recipe(changed)
+    return changed
+
+
+def _describe_deployment(deployment: Deployment) -> ForecastTarget:
+    """Return a deployment with its memory, its known issues, and why it does not fit if it does not."""
+    warnings = tuple(known_issues(deployment))
+    return ForecastTarget(
+        deployment=deployment, memory=memory_budget(deployment), warnings=warnings, misfit=find_misfit(deployment)
+    )
 
 
 def refuse_without_cache(kv_tokens: int) -> None:
@@ -176,20 +204,12 @@ def with_context_warning(target: ForecastTarget, length: int) -> ForecastTarget:
     return replace(target, warnings=(*target.warnings, warning))
 
 
-def with_known_facts(
-    target: ForecastTarget, *, eager: bool, kv_tokens: int | None, accept: float | None
-) -> ForecastTarget:
-    """Replace what the user knows better than the planner: graphs, cache, acceptance of draft tokens."""
-    deployment = target.deployment
-    if eager:
-        flag = deployment.engine.eager_flag
-        refuse_if(not flag, f"--eager turns CUDA graphs off; {deployment.engine.title} has no such switch")
-        recipe = replace(deployment.recipe, flags={**deployment.recipe.flags, flag: True})
-        target = replace(target, deployment=deployment.with_recipe(recipe))
-    if kv_tokens is not None:
-        target = replace(target, memory=replace(target.memory, kv_tokens=kv_tokens), misfit=None)
-    if accept is None:
+def with_known_facts(target: ForecastTarget, facts: Simulation) -> ForecastTarget:
+    """Replace what the user knows better than the planner: cache, acceptance of draft tokens."""
+    if facts.kv_tokens is not None:
+        target = replace(target, memory=replace(target.memory, kv_tokens=facts.kv_tokens), misfit=None)
+    if facts.accept is None:
         return target
-    refuse_if(not 0 <= accept < 1, f"--accept {accept:g} is not a share between 0 and 1")
-    refuse_if(target.recipe.speculate is None, "--accept is for recipes with a draft", hint="--speculate eagle3")
-    return replace(target, accept=accept)
+    refuse_if(not 0 <= facts.accept < 1, f"simulation.accept={facts.accept:g} is not a share between 0 and 1")
+    refuse_if(target.recipe.speculate is None, "simulation.accept is for a draft", hint="--speculate eagle3")
+    return replace(target, accept=facts.accept)

@@ -8,10 +8,12 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from moebox.cli import flags
-from moebox.cli.flags import Switch
-from moebox.cli.forecast_target import NO_PLAN_ARGS, ForecastTarget, PlanArgs, find_target, refuse_without_cache
+from moebox.cli.flags import Settings, Switch
+from moebox.cli.forecast_target import ForecastTarget, find_target, refuse_without_cache
 from moebox.cli.output import print_result, stderr_console
+from moebox.core.setting import split_settings
 from moebox.core.traits import LAST_PORT
+from moebox.core.workload_file import WorkloadFile
 from moebox.errors import ExternalError, refuse_if, refuse_out_of_range
 from moebox.planner.simulate import scheduler_rules
 from moebox.serve.keys import TWIN_KEY, keep_key, make_key
@@ -24,12 +26,9 @@ def twin(
     box: str | None = None,
     port: int | None = None,
     speed: float = 1.0,
-    kv_tokens: int | None = None,
     key_env: str = "",
     open: Annotated[bool, Parameter(name="--open", negative=())] = False,
-    plan: Annotated[PlanArgs, Parameter(name="*")] = NO_PLAN_ARGS,
-    ram: str = "",
-    ram_bandwidth: str = "",
+    settings: Settings = None,
     json: Switch = False,
 ) -> int:
     """Serve a simulation of a recipe on a box: OpenAI's API, timed as forecast, with made-up text.
@@ -44,19 +43,17 @@ def twin(
         box: COUNTxGPU such as 8x-rtx-pro-6000-server, or a TOML file. Default: the recipe's box, or this machine.
         port: Port to listen on, 0 for a free one. Default: the recipe's port.
         speed: How many times faster than the box.
-        kv_tokens: Cache capacity to assume, such as the one in an engine's log.
         key_env: The environment variable that holds the key.
         open: Require no key: every user of this machine may use it.
-        plan: Settings that the plan must have; a recipe has its own.
-        ram: Memory to assume, such as 768GiB.
-        ram_bandwidth: Its bandwidth, such as 614GB/s.
+        settings: Another value of the recipe, such as parallel.tp=8, planned_for.ram=768GiB, or
+            simulation.kv_tokens=200k for the cache capacity in an engine's log; repeatable.
         json: Print one JSON document with the URL when it listens.
     """
     refuse_out_of_range("--port", port, 0, LAST_PORT)
     refuse_if(not 0 < speed <= 1e6, f"--speed {speed:g} is out of range", hint="2 is twice as fast as the box")
-    constraints, constrained = plan.constraints(), plan != NO_PLAN_ARGS
-    found = find_target(target, box, constraints, has_constraints=constrained, ram=ram, ram_bandwidth=ram_bandwidth)
-    recipe, capacity = found.recipe, kv_tokens if kv_tokens is not None else found.memory.kv_tokens
+    assumed, others = split_settings(WorkloadFile(), settings or ())
+    found = find_target(target, box, others)
+    recipe, capacity = found.recipe, assumed.simulation.kv_tokens or found.memory.kv_tokens
     refuse_without_cache(capacity)
     if open:
         flags.refuse_unused("--open requires no key", key_env=key_env)

@@ -39,19 +39,25 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """A closed loop of `concurrency` lanes, or an open loop at `rate` requests per second."""
+class LoadSettings:
+    """How requests are sent, whatever their number."""
 
-    concurrency: int = 0  # lanes; with a rate, the most requests in flight (0: no limit)
-    rate: float = 0.0  # 0: closed loop
     arrivals: Arrivals = "poisson"
     burstiness: float = 1.0  # shape of the gamma distribution of gaps: 1 is Poisson, below 1 burstier
-    requests: int = 0  # 0: no limit
     duration_s: float = 0.0  # no new request after this; 0: no limit
     ramp_s: float = 0.0  # lanes start, or the rate grows, over this long
     timeout_s: float = 7200.0  # for one whole request
     stall_s: float = 1800.0  # without a single byte
     workers: int = 0  # processes; 0: chosen automatically
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load(LoadSettings):
+    """A closed loop of `concurrency` lanes, or an open loop at `rate` requests per second."""
+
+    concurrency: int = 0  # lanes; with a rate, the most requests in flight (0: no limit)
+    rate: float = 0.0  # 0: closed loop
+    requests: int = 0  # 0: no limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

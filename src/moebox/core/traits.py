@@ -67,7 +67,6 @@ class Traits:
     program: tuple[str, ...] = ()  # its program on PATH
     install: str = ""  # how to install it
     step_tokens: int = 8192  # default prompt tokens per step on GPUs of 70 GiB and more
-    eager_flag: str = ""  # turns CUDA graphs off
     tool_parsers: Mapping[str, str] = field(default_factory=dict)  # vLLM's name -> its own, if they differ
     reasoning_parsers: Mapping[str, str] = field(default_factory=dict)
     needs_parser_flags: bool = False  # tool and reasoning parsers are set at launch

@@ -1,7 +1,7 @@
 """`moebox fleet plan`: how many of which box, by simulated fleets with their cost."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,12 +17,11 @@ from moebox.fleet.cost import Cost, Prices, fleet_cost
 from moebox.fleet.file import Fleet, recipe_path
 from moebox.fleet.simulate import BoxModel, FleetOutcome, FleetQuestion, simulate_fleet
 from moebox.fleet.size import MAX_BOXES, SizedFleet, size_fleet
-from moebox.flows import boxes, fit
+from moebox.flows import boxes, fit, recipes
 from moebox.planner.choose import choose_plan
-from moebox.planner.constraints import Constraints
+from moebox.planner.constraints import Constraints, split_constraints
 from moebox.planner.simulate import scheduler_rules
 from moebox.planner.speed import Speed
-from moebox.serve.recipes import read_recipe
 
 SHORTEST = 8192  # tokens of context, at least
 
@@ -78,20 +77,25 @@ def context_for_workload(longest: int, limit: int) -> int:
     return min(context, limit)
 
 
-def candidate_for_model(name: str, box: str, question: FleetQuestion, constraints: Constraints) -> FleetCandidate:
-    """The plan for the model on this box."""
+def candidate_for_model(name: str, box: str, question: FleetQuestion, settings: Sequence[str] = ()) -> FleetCandidate:
+    """The plan for the model on this box, with the settings (path=value) that it must have."""
     model, forms = resolve_model(name)
     where = boxes.calibrated_box(box)
+    constraints, others = split_constraints(settings, Constraints())
     constraints = replace(
         constraints, context=constraints.context or context_for_workload(question.work.longest, model.context)
     )
     plan = choose_plan(where, model, forms, constraints)
-    return _make_candidate(deploy(plan.recipe, where), plan.memory)
+    if not others:
+        return _make_candidate(deploy(plan.recipe, where), plan.memory)
+    changed = deploy(recipes.change_recipe(plan.recipe, others), where)
+    check_recipe(changed)
+    return _make_candidate(changed, memory_budget(changed))
 
 
-def candidate_for_recipe(path: str, box: str, *, force: bool = False) -> FleetCandidate:
-    """A recipe as it is, on this box or the one it was planned for; `force` takes one that does not fit."""
-    recipe = read_recipe(path)
+def candidate_for_recipe(name: str, box: str, settings: Sequence[str] = (), *, force: bool = False) -> FleetCandidate:
+    """A recipe on this box or the one it was planned for; `force` takes one that does not fit."""
+    recipe = recipes.load_recipe(name, settings)
     deployment = deploy(recipe, boxes.box_for_recipe(recipe, box))
     check_recipe(deployment)
     if not force:

@@ -5,16 +5,19 @@ The phantom runs on the embedded engine, and is small enough for any machine.
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from moebox.checkpoint import resolve_model
-from moebox.core import registry
+from moebox.core import registry, validation
 from moebox.core.box import Box
 from moebox.core.plan import Plan
 from moebox.core.recipe import Climb, Listen, Recipe, Runtime
+from moebox.core.setting import apply_settings, split_setting
 from moebox.detect import host
 from moebox.errors import BadInput
 from moebox.flows import boxes
+from moebox.flows.settings import with_setting
 from moebox.phantom import gguf_path
 from moebox.serve import recipes
 
@@ -32,11 +35,24 @@ def is_recipe(name: str) -> bool:
     return name.endswith(".toml") or (not Path(name).exists() and name in names)
 
 
-def load_recipe(name: str) -> Recipe:
-    """Load a recipe by name or file."""
+def load_recipe(name: str, settings: Sequence[str] = ()) -> Recipe:
+    """Load a recipe by name or file, with the settings of --set (path=value) changed."""
     if name == PHANTOM and not Path(name).is_file() and name not in recipes.saved_recipes():
-        return plan_phantom(boxes.calibrated_box()).recipe
-    return recipes.read_recipe(name, other_names=(PHANTOM,))
+        recipe = plan_phantom(boxes.calibrated_box()).recipe
+    else:
+        recipe = recipes.read_recipe(name, other_names=(PHANTOM,))
+    return change_recipe(recipe, settings)
+
+
+def change_recipe(recipe: Recipe, settings: Sequence[str]) -> Recipe:
+    """Return a recipe with settings (path=value) changed; `speculate=METHOD` takes what is known of that draft."""
+    for text in settings:
+        path, value = split_setting(text)
+        draft = path == "speculate"
+        recipe = with_setting(recipe, path, value) if draft else apply_settings(recipe, [text])
+    if settings:
+        validation.validate_recipe(recipe)
+    return recipe
 
 
 def is_phantom(name: str) -> bool:

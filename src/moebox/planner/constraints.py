@@ -1,12 +1,14 @@
 """User constraints on a plan. Whatever is not given is the planner's choice."""
 
-from dataclasses import dataclass
-from typing import get_args
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, get_args, get_type_hints
 
 from moebox.core import registry
 from moebox.core.model import KV_BYTES
 from moebox.core.plan import Goal
 from moebox.core.recipe import EngineName, Parallel
+from moebox.core.setting import parse_text, split_setting
 from moebox.errors import BadInput, UnknownName, refuse_if, refuse_out_of_range
 from moebox.sizing.layout import unsupported_layout
 
@@ -16,6 +18,16 @@ PARALLEL_SIZES = ("tp", "pp", "dp", "ep", "dcp")
 # Flags of engines that share the work between CPU and GPUs, and the field of [hybrid] that each sets.
 HYBRID_FLAGS = {"--experts-on-gpu": "experts", "--ub": "ubatch", "--mla": "mla", "--threads": "threads"}
 MAX_CONTEXT = 2**31  # tokens; more is a typing error
+# Settings of a recipe that the planner can be given, and the constraint that each is.
+CONSTRAINT_OF_SETTING = {
+    **{f"parallel.{name}": name for name in PARALLEL_SIZES},
+    **{name: name for name in ("goal", "bold", "engine", "checkpoint", "kv", "memory_utilization", "context")},
+    "max_seqs": "concurrency",
+    "runtime.preset": "image",
+    "speculate": "speculate",
+    "speculate.method": "speculate",
+    **{f"hybrid.{name}": name for name in HYBRID_FLAGS.values()},
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +133,26 @@ class Constraints(CommonConstraints):
                 raise BadInput(f"{flag} is for {others}, not {self.engine}", hint=hint)
         if self.kv and self.kv not in engine.kv:
             raise BadInput(f"{self.engine} has no {self.kv} cache", hint=f"it has {', '.join(engine.kv[1:])}")
+
+
+def split_constraints(settings: Sequence[str], given: Constraints) -> tuple[Constraints, list[str]]:
+    """Take the settings (path=value) that are constraints into `given`; return it and the other settings."""
+    found: dict[str, Any] = {}
+    others: list[str] = []
+    for text in settings:
+        path, value = split_setting(text)
+        name = CONSTRAINT_OF_SETTING.get(path)
+        if name is None:
+            others.append(text)
+        elif name == "experts":
+            found[name] = parse_expert_counts(value)
+        else:
+            if name == "ep" and value in ("true", "false"):  # as in a recipe, which has no size
+                tp = found.get("tp", given.tp)
+                refuse_if(value == "true" and not tp, f"--set {text} needs --set parallel.tp=… before it")
+                value = str((tp or 1) * (found.get("dp", given.dp) or 1)) if value == "true" else "1"
+            found[name] = parse_text(get_type_hints(Constraints)[name], value, f"--set {path}")
+    return replace(given, **found), others
 
 
 def gpu_only_engines() -> tuple[EngineName, ...]:

@@ -8,18 +8,24 @@ import itertools
 import math
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from moebox.core.recipe import Recipe
+from moebox.core.workload_file import WorkloadFile
 from moebox.engines.engine import load_engine
-from moebox.errors import require_all
+from moebox.errors import refuse_if, require_all
 from moebox.planner.schedule import GOLDEN, Scheduler, SchedulerRules, ScheduleSlice, SimulatedRequest
 from moebox.planner.speed import Speed
 
 HANDOVER = 25e9  # bytes/s of cache from an engine that reads prompts to one that decodes: one 200 Gb/s port
 DAY = 86_400  # seconds
 SILVER = math.sqrt(2) - 1  # as GOLDEN: evenly spread draws
+STREAMS = (1, 8, 32, 64, 128)
+# As many requests for each stream as published serving runs send (InferenceX 10, Lambda 16), within limits.
+PER_STREAM, MIN_REQUESTS, MAX_REQUESTS = 10, 32, 20_000
+LARGEST_RUN = 10_000_000
+OPEN_LOOP_REQUESTS = 1000  # of a simulated run at a rate, if nothing sets the number
 BIN = math.log(1.01)
 FLOOR = 1e-6  # seconds; shorter times share a bin
 
@@ -61,10 +67,48 @@ class SimulatedWorkload:
                 f"a prefix hit of {self.prefix_hit} is not a share between 0 and 1": 0 <= self.prefix_hit <= 1,
                 f"{self.turns} turns of a conversation: write at least 1": 1 <= self.turns <= 10_000,
                 "conversations need a concurrency, not a rate: a turn waits for the previous one": turns_wait,
-                "--think is seconds from 0 to a day": 0 <= self.think_s <= DAY,
-                "--cold is seconds from 0 to a day": 0 <= self.cold_s <= DAY,
+                "workload.think_s is seconds from 0 to a day": 0 <= self.think_s <= DAY,
+                "simulation.cold_s is seconds from 0 to a day": 0 <= self.cold_s <= DAY,
+                "simulation.prefill_engines is 0 to 1024": 0 <= self.prefill_engines <= 1024,
+                f"{self.requests:,} requests: at most {LARGEST_RUN:,} are simulated": self.requests <= LARGEST_RUN,
             },
         )
+
+
+def simulated_workloads(file: WorkloadFile) -> list[SimulatedWorkload]:
+    """Return a simulated run for each concurrency or rate of a workload."""
+    work, facts = file.workload, file.simulation
+    base = SimulatedWorkload(
+        input=work.input_tokens,
+        output=work.output_tokens,
+        requests=file.requests or 1,
+        concurrency=1,
+        lengths=facts.lengths,
+        prefix_hit=facts.prefix_hit,
+        turns=work.turns,
+        think_s=work.think_s,
+        cold_s=facts.cold_s,
+        prefill_engines=facts.prefill_engines,
+        seed=work.seed or 1,
+    )
+    warm = facts.warm
+    refuse_if(warm is not None and not 0 <= warm <= 1, f"simulation.warm={warm or 0:g} is not a share between 0 and 1")
+    runs = [replace(base, rate=rate, concurrency=0, requests=file.requests or OPEN_LOOP_REQUESTS) for rate in file.rate]
+    for count in () if file.rate else file.concurrency or STREAMS:
+        given = file.requests_per_stream
+        usual = given * count if given else max(PER_STREAM * work.turns * count, MIN_REQUESTS)
+        runs.append(
+            replace(
+                base,
+                concurrency=count,
+                requests=file.requests or min(usual, MAX_REQUESTS),
+                warm=None if warm is None else int(warm * count),
+                spacing_s=facts.window_s / count,
+            )
+        )
+    for run in (base, *runs):
+        run.validate()
+    return runs
 
 
 @dataclass(slots=True)

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from moebox.cli import flags
-from moebox.cli.bench.args import BenchArgs, BenchPlan, make_bench_plan, parse_counts, refuse_load_flags
+from moebox.cli.bench.args import BenchArgs, BenchPlan, Connection, make_bench_plan, parse_counts
 from moebox.cli.bench.results import ResultKeeper, RunMeasurements, load_label, print_results, print_test_rows
-from moebox.cli.flags import Switch
+from moebox.cli.flags import Settings, Switch
 from moebox.cli.output import exit_code, print_result, stderr_console, stdout_console
 from moebox.cli.target import find_endpoint, warn_simulation
 from moebox.core.measure import Load, SearchAxis, Slo
 from moebox.core.result import result_document
+from moebox.core.setting import setting_flags
 from moebox.errors import INTERRUPTED, AnswerIsNo, ExternalError, refuse_if
 from moebox.escape import printable_line
 from moebox.files import report_write_errors
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from moebox.bench.measure import MeasuredLoad
     from moebox.bench.probe import ProbedEndpoint
 
-DEFAULT_SHARE, DEFAULT_REPEAT = 0.9, 3
-
 
 def bench(
     target: str = "",
@@ -35,17 +34,13 @@ def bench(
     *,
     model: str = "",
     key_env: str = "",
-    preset: str = "",
+    workload: str = "",
     args: BenchArgs = BenchArgs(),  # noqa: B008  (frozen)
     slo: str = "",
-    slo_share: float | None = None,
     search: SearchAxis | None = None,
     pp: str = "",
     tg: str = "",
-    repeat: int | None = None,
-    tokenizer: str = "",
-    insecure: Switch = False,
-    ca_file: str = "",
+    settings: Settings = None,
     allow_failures: Switch = False,
     label: str = "",
     output_file: Annotated[Path | None, Parameter(name=["--output-file", "-o"])] = None,
@@ -58,18 +53,16 @@ def bench(
         target: A URL, a recipe, or the name of an engine that moebox started. Default: the running one.
         model: The served model name. Default: the only one that the server lists.
         key_env: The environment variable that holds the key.
-        preset: A published benchmark's settings: shenanigans-sm120, lambda, aiperf-16-turns, long-generation, …; loads,
-            lengths and request counts given with it replace the preset's.
-        args: Workload and load.
-        slo: Limits that a good request keeps, like ttft=2s,tpot=50ms; adds goodput.
-        slo_share: Share of requests that must meet --slo in a search. Default: 0.9.
+        workload: A workload file; a shipped one that repeats a published benchmark (shenanigans-sm120, lambda,
+            aiperf-16-turns, long-generation, …); or a kind: random (default), code, turns, prefix, prompts, trace.
+        args: Lengths and load; they replace those of the workload.
+        slo: Limits that a good request keeps, like ttft=2s,tpot=50ms; adds goodput. In a search share=0.95 is the share
+            of requests that must; 0.9 without it.
         search: Find the highest concurrency or rate that meets --slo; starts at --concurrency or --rate.
         pp: Prefill only, for these prompt lengths (512,4096): PP cold and warm.
         tg: Decode only, for these reply lengths (128): TG.
-        repeat: Repetitions of each --pp and --tg test. Default: 3.
-        tokenizer: A local tokenizer.json, for exact prompt lengths if the server has no /tokenize.
-        insecure: Accept any TLS certificate.
-        ca_file: Certificates to trust.
+        settings: Another value of the workload file, such as load.arrivals=constant, workload.turns=8 or warmup=4, or of
+            the connection, such as endpoint.ca_file=ca.pem; repeatable. docs/metrics.md lists them.
         allow_failures: Exit with 0 even if requests failed; otherwise a failed request makes the exit code 1.
         label: A name for the result.
         output_file: Write the result to this file (JSON), and the samples beside it.
@@ -82,20 +75,23 @@ def bench(
 
     tests = (parse_counts("--pp", pp), parse_counts("--tg", tg))
     if any(tests):
-        refuse_load_flags(args, preset=preset, slo=slo, slo_share=slo_share, search=search)
-    else:
-        flags.refuse_without("--pp or --tg", repeat=repeat)
-    if not search:
-        flags.refuse_without("--search", slo_share=slo_share)
-    limits = parse_slo(slo, share=DEFAULT_SHARE if slo_share is None else slo_share) if slo else None
+        ignored = flags.given_flags(**args.given, workload=workload, slo=slo, search=search)
+        refuse_if(
+            ignored,
+            f"--pp and --tg send one request at a time and do not take {', '.join(ignored)}",
+            hint="leave it out, or run `moebox bench` again without --pp and --tg",
+        )
+    limits = parse_slo(slo) if slo else None
+    refuse_if("share=" in slo and not search, "--slo share=… needs --search")
     refuse_if(search and limits is None, "--search needs --slo", hint="--slo ttft=2s,tpot=50ms")
-    plan = make_bench_plan(args, preset, search)
+    plan = make_bench_plan(args, workload, settings, search)
+    insecure, ca_file, tokenizer = plan.endpoint.insecure, plan.endpoint.ca_file, plan.endpoint.tokenizer
     endpoint = find_endpoint(target, model=model, key_env=key_env, insecure=insecure, ca_file=ca_file)
     keeper = ResultKeeper(output_file, run, label or plan.name, endpoint=endpoint)
     probed = probe_endpoint(
         endpoint,
         tokenizer=tokenizer,
-        api=args.api,
+        api=plan.workload.api,
         insecure=insecure,
         ca_file=ca_file,
         timeout_s=plan.loads[0].timeout_s,
@@ -105,14 +101,12 @@ def bench(
         stderr_console().print(about, style="dim", markup=False)
     warn_simulation(probed.simulation)
     if any(tests):
-        times = DEFAULT_REPEAT if repeat is None else repeat
         with hold_endpoint(endpoint.base_url, "moebox bench"):
-            return _run_tests(probed, tests, times, plan, keeper, json=json, allow_failures=allow_failures)
-    values = {"--model": model, "--key-env": key_env, "--tokenizer": tokenizer, "--ca-file": ca_file}
-    values |= {"--label": label, "--run": run}
+            return _run_tests(probed, tests, plan, keeper, json=json, allow_failures=allow_failures)
+    values = {"--model": model, "--key-env": key_env, "--label": label, "--run": run}
     words = ["moebox", "bench", *([target] if target else [])]
     words += [word for flag, value in values.items() if value for word in (flag, value)]
-    words += [flag for flag, on in {"--insecure": insecure, "--allow-failures": allow_failures}.items() if on]
+    words += setting_flags(plan.endpoint, Connection(), "endpoint.") + ["--allow-failures"] * allow_failures
     sweep = _Sweep(probed, plan, limits, keeper)
     with hold_endpoint(endpoint.base_url, "moebox bench"):
         best = sweep.run_loads(search)
@@ -232,7 +226,6 @@ def _print_resume_commands(sweep: _Sweep, search: SearchAxis | None, words: list
 def _run_tests(
     probed: "ProbedEndpoint",
     tests: tuple[tuple[int, ...], tuple[int, ...]],
-    repeat: int,
     plan: BenchPlan,
     keeper: ResultKeeper,
     *,
@@ -246,7 +239,7 @@ def _run_tests(
         probed,
         pp=tests[0],
         tg=tests[1],
-        repeat=max(1, repeat),
+        repeat=plan.repeat,
         workload=plan.workload,
         load=plan.loads[0],
         on_test=(lambda name: None) if json else (lambda name: stderr_console().print(name, style="dim")),

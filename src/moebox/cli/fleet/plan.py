@@ -1,17 +1,17 @@
 """`moebox fleet plan`: how many boxes of which kind serve a number of users, by simulation."""
 
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from cyclopts import Parameter
-
+from moebox import codec
 from moebox.cli import flags
 from moebox.cli.display import make_table
-from moebox.cli.flags import Switch
-from moebox.cli.forecast_target import NO_PLAN_ARGS, PlanArgs
+from moebox.cli.flags import Settings, Switch
 from moebox.cli.output import exit_code, print_result, stderr_console, stdout_console
 from moebox.core.measure import Slo
+from moebox.core.setting import split_settings
 from moebox.errors import BadInput, DoesNotFit, refuse_if, refuse_out_of_range
 from moebox.fleet.cost import Prices
 from moebox.fleet.file import Fleet, read_fleet
@@ -26,6 +26,22 @@ if TYPE_CHECKING:
     from moebox.flows.fleet_plan import FleetAnswer, FleetCandidate, FleetPlan
 
 
+@dataclass(frozen=True, kw_only=True)
+class FleetSearch:
+    """How fleets are tried."""
+
+    time_s: float = 1200.0  # virtual time of each; a quarter of it is warm-up
+    most: int = 64  # boxes
+    seed: int = 1  # of lengths and pauses
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetSettings:
+    """What --set changes beside the recipe."""
+
+    search: FleetSearch = FleetSearch()
+
+
 def plan(
     target: str = "fleet.toml",
     *,
@@ -35,11 +51,7 @@ def plan(
     box: str = "",
     prices: Path | None = None,
     policy: Policy | None = None,
-    slo_share: float = 0.9,
-    time: str = "20m",
-    most: int = 64,
-    seed: int = 1,
-    args: Annotated[PlanArgs, Parameter(name="*")] = NO_PLAN_ARGS,
+    settings: Settings = None,
     force: Switch = False,
     json: Switch = False,
 ) -> int:
@@ -49,57 +61,59 @@ def plan(
     death of one box. Prices in the fleet file add cost, and the price of the same tokens from a hosted API.
 
     Args:
-        target: A fleet file, or a model as `plan` takes it together with --box.
+        target: A fleet file; or a recipe or a model as `plan` takes it, together with --box.
         users: Users or agents that use it at the same time.
-        slo: Limits that a good request keeps, like ttft=2s,tpot=50ms.
+        slo: Limits that a good request keeps, like ttft=2s,tpot=50ms,share=0.9 (the share of requests that must).
         workload: What users do: agents, chat, documents, tools, or one of the fleet file's own.
         box: Boxes to compare, such as 8x-h200,8x-b200. Default: those of the fleet file's members.
         prices: A fleet file whose [prices] and [workload] are used for a model.
         policy: How the router sends requests: prefix, round-robin or least-load.
-        slo_share: Share of requests that must meet the SLO.
-        time: Virtual time of each simulated fleet; a quarter of it is warm-up.
-        most: Most boxes to try.
-        seed: Seed of lengths and pauses.
-        args: Settings that the plan must have.
+        settings: Another value of the recipe (parallel.tp=8), or of the search: search.time_s=20m of virtual time
+            for each fleet, search.most=64 boxes at most, search.seed=1; repeatable.
         force: Plan with members that do not fit their box.
         json: Print JSON.
     """
     from moebox.bench.search import parse_slo
     from moebox.flows import fleet_plan
 
-    refuse_out_of_range("--most", most, 1, 512)
-    path = Path(target) if target.endswith(".toml") else None
+    chosen, others = split_settings(FleetSettings(), settings or ())
+    search = chosen.search
+    refuse_out_of_range("search.most", search.most, 1, 512)
+    is_file = target.endswith(".toml")
+    path = Path(target) if is_file and not is_recipe_file(Path(target)) else None
     if path:
         flags.refuse_unused(f"{path} has its own prices and workload", prices=prices)
-        flags.refuse_unused("the members of a fleet file have recipes", **asdict(args))
+        refuse_if(others, "the members of a fleet file have recipes: it does not take --set of a recipe")
     hint = "name a fleet file, or a model with --box: moebox fleet plan kimi-k2.6 --box 8x-h200 …"
     refuse_if(path and not path.exists(), f"{path}: no such file", hint=hint)
     source = path or prices
     fleet = read_fleet(source) if source else Fleet()
-    seconds = flags.parse_duration("--time", time)
     question = FleetQuestion(
         work=find_workload(workload, fleet.workload),
         users=users,
-        seconds=seconds,
-        warm_s=seconds / 4,
-        slo=parse_slo(slo, share=slo_share),
+        seconds=search.time_s,
+        warm_s=search.time_s / 4,
+        slo=parse_slo(slo),
         policy=policy or fleet.router.policy,
-        seed=seed,
+        seed=search.seed,
     )
     question.validate()
     listed = fleet_plan.member_candidates(fleet, path, force=force) if path and fleet.member and not box else []
     refused: dict[str, str] = {}
     if listed:  # each kind of box once
         candidates = list({(each.box.name, each.recipe.name): each for each in listed}.values())
+    elif path:
+        refuse_if(box, "--box is for a model; the members of a fleet file name their own", hint="leave --box out")
+        raise BadInput(f"{target} has no members to plan for", hint="add [[member]], or name a model and --box")
     else:
-        candidates = _model_candidates(target, box, question, args, refused)
+        candidates = _find_candidates(target, box, question, others, refused, force=force)
     found = fleet_plan.plan_fleet(
         candidates,
         question,
         workload,
         fleet.prices,
         refused=refused,
-        most=most,
+        most=search.most,
         on_outcome=None if json else _print_progress,
     )
     if listed:
@@ -108,21 +122,27 @@ def plan(
     return exit_code(any(answer.sized.enough for answer in found.answers))
 
 
-def _model_candidates(
-    target: str, box: str, question: FleetQuestion, args: PlanArgs, refused: dict[str, str]
+def is_recipe_file(path: Path) -> bool:
+    """Return whether a TOML file is a recipe, which names an engine, and not a fleet."""
+    return path.is_file() and "engine" in codec.load_toml(path)
+
+
+def _find_candidates(
+    target: str, box: str, question: FleetQuestion, settings: Sequence[str], refused: dict[str, str], *, force: bool
 ) -> "list[FleetCandidate]":
-    """Return the model on each of the boxes; boxes that it does not fit on go to `refused`, with the reason."""
-    from moebox.flows import fleet_plan
+    """Return the model or recipe on each of the boxes; boxes that it does not fit on go to `refused`."""
+    from moebox.flows import fleet_plan, recipes
 
     names = flags.split_names(box)
-    if target.endswith(".toml"):
-        refuse_if(names, "--box is for a model; the members of a fleet file name their own", hint="leave --box out")
-        raise BadInput(f"{target} has no members to plan for", hint="add [[member]], or name a model and --box")
-    refuse_if(not names, "no boxes to compare", hint="--box 8x-h200,8x-rtx-pro-6000-server")
+    is_recipe = recipes.is_recipe(target)
+    refuse_if(not names and not is_recipe, "no boxes to compare", hint="--box 8x-h200,8x-rtx-pro-6000-server")
     found = []
-    for name in dict.fromkeys(names):
+    for name in dict.fromkeys(names or [""]):
         try:
-            found.append(fleet_plan.candidate_for_model(target, name, question, args.constraints()))
+            if is_recipe:
+                found.append(fleet_plan.candidate_for_recipe(target, name, settings, force=force))
+            else:
+                found.append(fleet_plan.candidate_for_model(target, name, question, settings))
         except DoesNotFit as problem:
             refused[name] = problem.message
     if not found:

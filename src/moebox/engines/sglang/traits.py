@@ -32,7 +32,6 @@ TRAITS = Traits(
     moe_config_pairs=True,
     install='pip install sglang, or runtime.kind = "docker" in the recipe',
     step_tokens=8192,
-    eager_flag="disable-cuda-graph",
     needs_parser_flags=True,
     # Names of 0.5.23's --tool-call-parser and --reasoning-parser choices, where vLLM's are others.
     tool_parsers={

@@ -31,7 +31,6 @@ TRAITS = Traits(
     moe_config_env="VLLM_TUNED_CONFIG_FOLDER",
     install='pip install vllm, or runtime.kind = "docker" in the recipe',
     step_tokens=8192,
-    eager_flag="enforce-eager",
     needs_parser_flags=True,
     # vLLM shows tools to the model even under tool_choice "none" unless a flag hides them; its call is then text.
     tools_under_none="flag",

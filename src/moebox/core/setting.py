@@ -1,0 +1,123 @@
+"""Change fields of a dataclass by `--set path=value`, such as parallel.tp=8; the fields' types parse the values."""
+
+import dataclasses
+import json
+import types
+import typing
+from collections.abc import Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, TypeVar
+
+from moebox import codec
+from moebox.errors import BadInput, UnknownName, refuse_if, suggest_names
+from moebox.units import parse_seconds, parse_tokens
+
+T = TypeVar("T")
+TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+
+def split_setting(text: str) -> tuple[str, str]:
+    """Return the path and the value of "path=value"."""
+    path, equals, value = text.partition("=")
+    refuse_if(not (equals and path.strip()), f"--set {text!r} is not a setting", hint="write it like --set context=64k")
+    return path.strip(), value.strip()
+
+
+def apply_settings(base: T, texts: Sequence[str]) -> T:
+    """Return a dataclass with every "path=value" of `texts` set. Raise BadInput that names the setting."""
+    for text in texts:
+        path, value = split_setting(text)
+        base = _set_field(base, type(base), path, value, f"--set {path}")
+    return base
+
+
+def split_settings(base: T, texts: Sequence[str]) -> tuple[T, list[str]]:
+    """Apply the settings whose first word is a field of `base`; return it and the other settings."""
+    names = {field.name for field in dataclasses.fields(base)}  # type: ignore[arg-type]
+    own = [text for text in texts if split_setting(text)[0].partition(".")[0] in names]
+    return apply_settings(base, own), [text for text in texts if text not in own]
+
+
+def setting_flags(value: Any, usual: Any, above: str = "") -> list[str]:
+    """Return the `--set path=value` for every field of a dataclass that differs from `usual`."""
+    flags = []
+    for field in dataclasses.fields(value):
+        new, old = getattr(value, field.name), getattr(usual, field.name)
+        if new == old:
+            continue
+        if isinstance(new, bool | dict):
+            text = json.dumps(new)
+        else:  # a float reads back as the same one, without an exponent
+            text = f"{Decimal(repr(new)).normalize():f}" if isinstance(new, float) else str(new)
+        flags += ["--set", f"{above}{field.name}={text}"]
+    return flags
+
+
+def setting_names(kind: type) -> list[str]:
+    """Return the paths of all fields of a dataclass, those of inner dataclasses too."""
+    found = []
+    for name, hint in typing.get_type_hints(kind).items():
+        inner = _without_none(hint)
+        found += [f"{name}.{path}" for path in setting_names(inner)] if dataclasses.is_dataclass(inner) else [name]
+    return found
+
+
+def _set_field(value: Any, kind: Any, path: str, text: str, shown: str) -> Any:
+    """Return `value`, which is of type `kind`, with what `path` names in it parsed from `text`."""
+    kind = _without_none(kind)
+    if dataclasses.is_dataclass(kind):
+        name, _, rest = path.partition(".")
+        hints = typing.get_type_hints(kind)
+        if name not in hints:
+            above = shown.removeprefix("--set ").removesuffix(path)
+            known = [f"{above}{each}" for each in setting_names(kind)]
+            raise BadInput(f"{shown}: there is no such setting", hint=suggest_names(f"{above}{path}", known))
+        whole = kind() if value is None else value  # type: ignore[operator]
+        changed = _set_field(getattr(whole, name), hints[name], rest, text, shown)
+        return dataclasses.replace(whole, **{name: changed})
+    if typing.get_origin(kind) is dict and path:
+        return {**value, path: parse_text(typing.get_args(kind)[1], text, shown)}
+    refuse_if(path, f"{shown}: there is nothing below {shown.removesuffix(f'.{path}').removeprefix('--set ')}")
+    return parse_text(kind, text, shown)
+
+
+def parse_text(kind: Any, text: str, shown: str) -> Any:
+    """Parse a value by its type; token counts may be written like 64k, seconds (names in _s) like 2m."""
+    if type(None) in typing.get_args(kind) and text == "none":
+        return None
+    kind = _without_none(kind)
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Literal:
+        if text not in args:
+            raise UnknownName(f"value of {shown}:", text, map(str, args))
+        return text
+    if origin in (tuple, list) and text.startswith("["):
+        return codec.decode(kind, codec.parse_json(text, where=shown), where=shown)
+    if origin in (tuple, list):
+        return origin(parse_text(args[0], part.strip(), shown) for part in text.split(",") if part.strip())
+    try:
+        if kind is bool:
+            return TRUTH[text.lower()]
+        if kind is int:
+            return parse_tokens(text)
+        if kind is float:
+            return parse_seconds(text) if shown.endswith("_s") else float(text)
+        if origin is dict:
+            return dict(json.loads(text))
+    except (ValueError, KeyError, TypeError, RecursionError) as problem:
+        wanted = {bool: "write true or false", float: "write a number", dict: "write a JSON object"}.get(origin or kind)
+        raise BadInput(f"{shown}={text}: {wanted or problem}") from None
+    if kind in (str, Path):
+        return kind(text)
+    try:  # a value of several types, such as an engine's flag
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _without_none(kind: Any) -> Any:
+    """Return X for `X | None`."""
+    is_union = typing.get_origin(kind) in (typing.Union, types.UnionType)
+    others = [each for each in typing.get_args(kind) if each is not type(None)] if is_union else []
+    return others[0] if len(others) == 1 else kind
