@@ -10,13 +10,15 @@ from cyclopts import App
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moebox.bench.command import bench_flags, load_presets
+from moebox.bench.command import bench_flags
 from moebox.bench.search import parse_slo
 from moebox.cli import main
 from moebox.cli.bench.args import BenchArgs, BenchPlan, make_bench_plan, parse_counts
+from moebox.cli.flags import Settings
 from moebox.core import result
 from moebox.core.measure import Load, Slo, Workload
 from moebox.core.result import PrefillDecode, result_document
+from moebox.core.workload_file import shipped_workloads
 from moebox.report.sections.reproduce import bench_commands
 from moebox.runs import loads
 from moebox.runs.record import LoadResult
@@ -47,17 +49,18 @@ def words_of(flags: list[str]) -> Words:
     @app.default
     def bench(
         asked: BenchArgs = BenchArgs(),  # noqa: B008
-        preset: str = "",
+        workload: str = "",
         slo: str = "",
         pp: str = "",
         tg: str = "",
-        repeat: int = 3,
+        settings: Settings = None,
     ) -> Words:
+        plan = make_bench_plan(asked, workload, settings)
         return Words(
-            plan=make_bench_plan(asked, preset),
+            plan=plan,
             slo=parse_slo(slo) if slo else None,
             tests=(parse_counts("--pp", pp), parse_counts("--tg", tg)),
-            repeat=repeat,
+            repeat=plan.repeat,
         )
 
     found: Words = app(flags, exit_on_error=False, print_error=False, result_action="return_value")
@@ -119,7 +122,8 @@ def test_flags_are_read_back_as_what_was_asked(workload: Workload, loads: list[L
 
 def flag(name: str, values: st.SearchStrategy[str]) -> st.SearchStrategy[list[str]]:
     """The flag with one of these values, or not at all."""
-    return st.just([]) | values.map(lambda value: [name, value])
+    head, _, path = name.partition(" ")
+    return st.just([]) | values.map(lambda value: [head, f"{path}={value}" if path else value])
 
 
 def texts(low: int, high: int) -> st.SearchStrategy[str]:
@@ -129,39 +133,46 @@ def texts(low: int, high: int) -> st.SearchStrategy[str]:
 
 def switch(name: str) -> st.SearchStrategy[list[str]]:
     """The flag, or not."""
-    return st.sampled_from([[], [name]])
+    return st.sampled_from([[], name.split()])
 
 
 TIMES = st.builds("{}{}".format, st.integers(1, 900), st.sampled_from(["", "ms", "s", "m"])) | st.just("0.0125s")
 LISTS = st.lists(st.integers(1, 300), min_size=1, max_size=4).map(lambda found: ",".join(map(str, found)))
 RATES = st.lists(st.floats(0.001, 99999.0), min_size=1, max_size=3).map(lambda found: ",".join(map(repr, found)))
-BOUNDS = (flag("--timeout", TIMES), flag("--stall", TIMES), flag("--workers", texts(1, 4)))
+BOUNDS = (
+    flag("--set load.timeout_s", TIMES),
+    flag("--set load.stall_s", TIMES),
+    flag("--set load.workers", texts(1, 4)),
+)
 PROMPTS = (
-    flag("--seed", texts(0, 10**9)),
-    switch("--reuse-prompts"),
-    flag("--api", st.sampled_from(["chat", "completions"])),
-    switch("--stop-at-eos"),
-    flag("--extra-body", st.just('{"top_k": 1, "chat_template_kwargs": {"thinking": false}}')),
+    flag("--set workload.seed", texts(0, 10**9)),
+    switch("--set workload.reuse_prompts=true"),
+    flag("--set workload.api", st.sampled_from(["chat", "completions"])),
+    switch("--set workload.ignore_eos=false"),
+    flag("--set workload.extra", st.just('{"top_k": 1, "chat_template_kwargs": {"thinking": false}}')),
 )
 LIMITS = flag("--slo", st.builds("ttft={},tpot={}".format, TIMES, TIMES) | st.builds("e2e={}".format, TIMES))
 LOAD = (
     flag("--requests", texts(1, 5000)),
     flag("--duration", TIMES),
-    flag("--ramp", TIMES),
-    flag("--warmup", texts(0, 20)),
+    flag("--set load.ramp_s", TIMES),
+    flag("--set warmup", texts(0, 20)),
     LIMITS,
 )
 PACES = (flag("--concurrency", LISTS),)
 OPEN_LOOP = (
     flag("--concurrency", texts(1, 300)),
     RATES.map(lambda rates: ["--rate", rates]),
-    st.just(["--arrivals", "constant"]) | flag("--burstiness", st.floats(0.01, 9.0).map(repr)),
+    st.just(["--set", "load.arrivals=constant"]) | flag("--set load.burstiness", st.floats(0.01, 9.0).map(repr)),
 )
 KINDS = {
     "random": (),
     "code": (),
-    "turns": (flag("--turns", texts(1, 40)), flag("--think", TIMES)),
-    "prefix": (texts(1, 9999).map(lambda tokens: ["--prefix", tokens]), flag("--prefixes", texts(1, 9))),
+    "turns": (flag("--set workload.turns", texts(1, 40)), flag("--set workload.think_s", TIMES)),
+    "prefix": (
+        texts(1, 9999).map(lambda tokens: ["--set", f"workload.prefix_tokens={tokens}"]),
+        flag("--set workload.prefixes", texts(1, 9)),
+    ),
 }
 LENGTHS = (flag("--input", texts(1, 10**5)), flag("--output", texts(1, 10**5)))
 
@@ -170,8 +181,8 @@ LENGTHS = (flag("--input", texts(1, 10**5)), flag("--output", texts(1, 10**5)))
 def command_lines(draw: st.DrawFn) -> list[str]:
     """Flags of one workload, or of a preset with what replaces parts of it, at any load."""
     if draw(st.booleans()):
-        start = ["--preset", draw(st.sampled_from(sorted(load_presets())))]
-        kind = load_presets()[start[1]].workload.kind
+        start = ["--workload", draw(st.sampled_from(sorted(shipped_workloads())))]
+        kind = shipped_workloads()[start[1]].workload.kind
     else:
         kind = draw(st.sampled_from(sorted(KINDS)))
         start = ["--workload", kind]
@@ -184,7 +195,7 @@ def command_lines(draw: st.DrawFn) -> list[str]:
 def lines_of_tests(draw: st.DrawFn) -> list[str]:
     """Flags of --pp and --tg."""
     lengths = [["--pp", draw(LISTS)], ["--tg", draw(LISTS)]]
-    several = (flag("--repeat", texts(1, 9)), *PROMPTS, *BOUNDS)
+    several = (flag("--set repeat", texts(1, 9)), *PROMPTS, *BOUNDS)
     kept = draw(st.sampled_from([lengths, lengths[:1], lengths[1:]]))
     return [word for each in (*kept, *(draw(one) for one in several)) for word in each]
 
@@ -248,10 +259,49 @@ def test_tests_that_were_typed_are_printed_as_they_were(typed: list[str]) -> Non
 @pytest.mark.parametrize(
     "flags",
     [
-        ["--workload", "turns", "--turns", "3", "--input", "64", "--output", "3", "--think", "0s", "--requests", "6"],
-        ["--pp", "32,64", "--tg", "8", "--repeat", "2"],
-        ["--input", "16", "--output", "4", "--concurrency", "1,2", "--requests", "5", "--warmup", "2", "--seed", "9"],
-        ["--workload", "prefix", "--prefix", "40", "--input", "8", "--output", "2", "--rate", "50", "--requests", "4"],
+        [
+            "--workload",
+            "turns",
+            "--set",
+            "workload.turns=3",
+            "--input",
+            "64",
+            "--output",
+            "3",
+            "--set",
+            "workload.think_s=0s",
+            "--requests",
+            "6",
+        ],
+        ["--pp", "32,64", "--tg", "8", "--set", "repeat=2"],
+        [
+            "--input",
+            "16",
+            "--output",
+            "4",
+            "--concurrency",
+            "1,2",
+            "--requests",
+            "5",
+            "--set",
+            "warmup=2",
+            "--set",
+            "workload.seed=9",
+        ],
+        [
+            "--workload",
+            "prefix",
+            "--set",
+            "workload.prefix_tokens=40",
+            "--input",
+            "8",
+            "--output",
+            "2",
+            "--rate",
+            "50",
+            "--requests",
+            "4",
+        ],
     ],
 )
 def test_a_report_says_how_to_measure_the_same_again(flags: list[str]) -> None:
@@ -285,7 +335,7 @@ def test_figures_of_others_say_what_they_can() -> None:
 
     assert bench_commands(levels) == [
         "moebox bench recipe.toml --pp 512 --tg 128",
-        "moebox bench recipe.toml --workload turns --turns 16 --concurrency 1",
+        "moebox bench recipe.toml --workload turns --set workload.turns=16 --concurrency 1",
         "moebox bench recipe.toml --input 8192 --output 2048 --requests 512 --concurrency 32",
     ]
 

@@ -79,7 +79,7 @@ def test_json_is_one_document_in_vllms_names(capsys: pytest.CaptureFixture[str])
 def test_prefill_and_decode_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
     """PP cold and warm, TG once."""
     with serving(good) as server:
-        words = ["bench", server.url, "--model", "m", "--pp", "32", "--tg", "8", "--repeat", "1", "--json"]
+        words = ["bench", server.url, "--model", "m", "--pp", "32", "--tg", "8", "--set", "repeat=1", "--json"]
         code = main(words)
     rows = json.loads(capsys.readouterr().out)["rows"]
 
@@ -101,7 +101,7 @@ def test_a_failed_try_of_a_decode_test_is_an_answer_of_no(capsys: pytest.Capture
 
     for more, wanted in (([], 1), (["--allow-failures"], 0)):
         with serving(sometimes) as server:
-            words = ["bench", server.url, "--model", "m", "--tg", "8", "--repeat", "6", "--json", *more]
+            words = ["bench", server.url, "--model", "m", "--tg", "8", "--set", "repeat=6", "--json", *more]
             assert main(words) == wanted
         assert json.loads(capsys.readouterr().out)["rows"][0]["failed"] >= 1
 
@@ -115,16 +115,16 @@ def test_a_failed_try_of_a_decode_test_is_an_answer_of_no(capsys: pytest.Capture
         ["--rate", "-1"],
         ["--duration", "soon"],
         ["--input", "0"],
-        ["--preset", "nobody"],
+        ["--workload", "nobody"],
         ["--slo", "quick"],
         ["--search", "rate"],
         ["--workload", "prompts"],
-        ["--workload", "trace", "--file", "/nowhere"],
-        ["--extra-body", "[1]"],
+        ["--workload", "trace", "--set", "workload.file=/nowhere"],
+        ["--set", "workload.extra=[1]"],
         ["--key-env", "MOEBOX_NO_SUCH_KEY"],
         ["--pp", "x"],
         ["--run", "no-such-run"],
-        ["--tokenizer", "/nowhere/tokenizer.json"],
+        ["--set", "endpoint.tokenizer=/nowhere/tokenizer.json"],
     ],
 )
 def test_bad_flags_get_one_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:

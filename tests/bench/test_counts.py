@@ -135,7 +135,7 @@ def test_prefill_is_timed_by_a_token_that_was_swallowed(capsys: pytest.CaptureFi
     """The one token asked for was <think>: llama.cpp sends an empty delta and its usage."""
     role = chunk(event({"role": "assistant", "content": None}))
     with serving(streaming(0, role, FINISH, counted(1, prompt=32), DONE)) as server:
-        code = main(["bench", server.url, "--model", "m", "--pp", "32", "--repeat", "2", "--json"])
+        code = main(["bench", server.url, "--model", "m", "--pp", "32", "--set", "repeat=2", "--json"])
     rows = json.loads(capsys.readouterr().out)["rows"]
 
     assert code == 0

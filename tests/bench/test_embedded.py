@@ -17,7 +17,7 @@ def test_prefill_decode_and_a_sweep_on_a_real_engine(tmp_path: Path, capsys: pyt
     recipe = phantom_recipe()
     with session.engine_session(deploy(recipe), Run.create("embedded", runs=tmp_path)) as live:
         where = ["bench", live.endpoint.base_url, "--model", "phantom", "--json"]
-        assert main([*where, "--pp", "64", "--tg", "8", "--repeat", "2"]) == 0
+        assert main([*where, "--pp", "64", "--tg", "8", "--set", "repeat=2"]) == 0
         tests = json.loads(capsys.readouterr().out)
         assert main([*where, "--input", "64", "--output", "8", "--concurrency", "1,2", "--requests", "2"]) == 0
         sweep = json.loads(capsys.readouterr().out)

@@ -23,8 +23,8 @@ def prompts(asked: list[dict[str, object]]) -> "Counter[str]":
 @pytest.mark.parametrize("kind", ["random", "code", "prefix", "turns"])
 def test_no_prompt_repeats_in_a_sweep_its_warm_up_or_a_second_run(kind: str) -> None:
     """Two sweeps with warm-up against one server: every prompt is new to it."""
-    words = ["--workload", kind, "--concurrency", "1,2", "--requests", "3", "--warmup", "2"]
-    words += ["--turns", "1"] if kind == "turns" else []
+    words = ["--workload", kind, "--concurrency", "1,2", "--requests", "3", "--set", "warmup=2"]
+    words += ["--set", "workload.turns=1"] if kind == "turns" else []
     with serving(good) as server:
         for _ in range(2):
             assert main(["bench", server.url, *FLAGS, *words]) == 0
@@ -49,7 +49,7 @@ def test_prefill_tests_ask_anew_except_for_the_warm_try(capsys: pytest.CaptureFi
     """Each cold prompt is asked once more at once, and by no later run."""
     with serving(good) as server:
         for _ in range(2):
-            assert main(["bench", server.url, "--model", "m", "--pp", "24", "--tg", "2", "--repeat", "2"]) == 0
+            assert main(["bench", server.url, "--model", "m", "--pp", "24", "--tg", "2", "--set", "repeat=2"]) == 0
     times = Counter(prompts(server.asked).values())
 
     assert times == {2: 4, 1: 4}
@@ -59,8 +59,10 @@ def test_reused_prompts_are_the_same_and_the_salt_is_kept(tmp_path: Path) -> Non
     """--reuse-prompts asks what its seed asked before; otherwise the file says which salt made the prompts."""
     files = [tmp_path / "a.json", tmp_path / "b.json", tmp_path / "c.json"]
     with serving(good) as server:
-        for file, extra in zip(files, (["--reuse-prompts"], ["--reuse-prompts"], []), strict=True):
-            words = ["--requests", "2", "--seed", "7", "-o", str(file), *extra]
+        for file, extra in zip(
+            files, (["--set", "workload.reuse_prompts=true"], ["--set", "workload.reuse_prompts=true"], []), strict=True
+        ):
+            words = ["--requests", "2", "--set", "workload.seed=7", "-o", str(file), *extra]
             assert main(["bench", server.url, *FLAGS, *words]) == 0
     salts = [json.loads(file.read_text())["workload"]["salt"] for file in files]
 
@@ -76,7 +78,17 @@ def test_prompts_of_a_file_go_on_and_are_called_out_when_they_run_out(
     file = tmp_path / "prompts.jsonl"
     file.write_text("\n".join(json.dumps({"prompt": f"question {i}"}) for i in range(5)))
     with serving(good) as server:
-        words = ["--workload", "prompts", "--file", str(file), "--concurrency", "1,2", "--requests", "3", "--json"]
+        words = [
+            "--workload",
+            "prompts",
+            "--set",
+            f"workload.file={file}",
+            "--concurrency",
+            "1,2",
+            "--requests",
+            "3",
+            "--json",
+        ]
         main(["bench", server.url, "--model", "m", "--output", "2", *words])
     results = json.loads(capsys.readouterr().out)["results"]
 
@@ -136,7 +148,17 @@ def test_a_workload_that_shares_its_prefix_is_not_flagged(capsys: pytest.Capture
     """There a hit rate is what is measured."""
     cache = Caching(0.9, usage=True)
     with serving(cache.answer) as server:
-        words = ["--workload", "prefix", "--prefix", "800", "--input", "100", "--output", "1", "--json"]
+        words = [
+            "--workload",
+            "prefix",
+            "--set",
+            "workload.prefix_tokens=800",
+            "--input",
+            "100",
+            "--output",
+            "1",
+            "--json",
+        ]
         main(["bench", server.url, "--model", "m", *words])
     result = json.loads(capsys.readouterr().out)
 
@@ -156,9 +178,9 @@ def test_the_chat_template_is_not_a_repeated_prompt() -> None:
 
 
 def test_a_preset_takes_overrides_and_refuses_what_it_is_made_of(capsys: pytest.CaptureFixture[str]) -> None:
-    """`--preset lambda --input 64 --output 16 --requests 4 --concurrency 2` asks just that."""
+    """`--workload lambda --input 64 --output 16 --requests 4 --concurrency 2` asks just that."""
     with serving(good) as server:
-        words = ["bench", server.url, "--model", "m", "--preset", "lambda"]
+        words = ["bench", server.url, "--model", "m", "--workload", "lambda"]
         code = main([*words, "--input", "64", "--output", "16", "--requests", "4", "--concurrency", "2", "--json"])
         result = json.loads(capsys.readouterr().out)
         refused = main([*words, "--workload", "code"])

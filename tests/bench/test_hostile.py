@@ -18,8 +18,13 @@ from tests.serving import live
 
 PATIENCE_S = 120  # for one server, on a busy machine: a hang, not a figure
 FLAGS = ["--requests", "3", "--concurrency", "2", "--output", "8", "--input", "8"]
-SHORT = ["--timeout", "2s", "--stall", "1s"]
-LONG = ["--timeout", "60s", "--stall", "30s"]  # where all is well in the end, if the machine is not too busy for it
+SHORT = ["--set", "load.timeout_s=2s", "--set", "load.stall_s=1s"]
+LONG = [
+    "--set",
+    "load.timeout_s=60s",
+    "--set",
+    "load.stall_s=30s",
+]  # where all is well in the end, if the machine is not too busy for it
 ALL = SERVERS | MORE
 SOME = [  # of each sort, for every run of the suite
     "endless tokens, as fast as they go",
@@ -129,7 +134,7 @@ def test_every_server_that_misbehaves_from_the_first_request_on(name: str, capsy
 def test_a_silent_tokenizer_and_silent_metrics_hold_nobody_up(capsys: pytest.CaptureFixture[str]) -> None:
     """They are left out."""
     with serving(good, aside=ASIDE["one byte at a time"]) as server:
-        code, result = judged("aside", server.url, capsys, "--timeout", "5s")
+        code, result = judged("aside", server.url, capsys, "--set", "load.timeout_s=5s")
 
     assert (code, result["completed"], result["server"]) == (0, 3, None)
 
@@ -139,7 +144,7 @@ def test_a_silent_tokenizer_and_silent_metrics_hold_nobody_up(capsys: pytest.Cap
 def test_whatever_else_the_server_says(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """/metrics, /tokenize and /v1/models misbehave, with and without a model named."""
     with serving(good, aside=ASIDE[name]) as server:
-        code, result = judged(name, server.url, capsys, "--timeout", "5s")
+        code, result = judged(name, server.url, capsys, "--set", "load.timeout_s=5s")
         assert (code, result["completed"]) == (0, 3)
         sane(result)
         assert main(["bench", server.url, *FLAGS, *SHORT, "--json"]) in (0, 2, 3)

@@ -70,7 +70,7 @@ def test_figures_are_shown_before_a_full_disk_loses_them(
     tests: bool, more: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Then one line, and exit 3."""
-    words = ["--model", "m", "--tg", "8", "--repeat", "1"] if tests else FEW
+    words = ["--model", "m", "--tg", "8", "--set", "repeat=1"] if tests else FEW
     with serving(good) as server:
         assert main(["bench", server.url, *words, *more, "-o", "/dev/full"]) == 3
     said = capsys.readouterr()
@@ -104,7 +104,7 @@ def test_a_label_stays_a_name(
     label: str, name: str, tests: bool, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It leads nowhere, fits, and `runs show` finds what has it."""
-    words = ["--model", "m", "--tg", "8", "--repeat", "1"] if tests else FEW
+    words = ["--model", "m", "--tg", "8", "--set", "repeat=1"] if tests else FEW
     with serving(good) as server:
         assert main(["bench", server.url, *words, "--label", label]) == 0
     (run,) = (path for path in runs.iterdir() if path.is_dir())
@@ -124,7 +124,9 @@ def test_another_workload_gets_another_name(runs: Path) -> None:
             words = ["--run", run.id, "--output", output, "--requests", requests, "--input", "8", "--model", "m"]
             assert main(["bench", server.url, *words]) == 0
         for lengths in ("8", "16", "8"):
-            assert main(["bench", server.url, "--model", "m", "--tg", lengths, "--repeat", "1", "--run", run.id]) == 0
+            assert (
+                main(["bench", server.url, "--model", "m", "--tg", lengths, "--set", "repeat=1", "--run", run.id]) == 0
+            )
         assert bench(server, "--run", run.id, "--concurrency", "2,2") == 0
     kept = {name: run.read_json(f"measurements/{name}") for name in measured(run.path) if name.endswith(".json")}
 

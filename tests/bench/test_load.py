@@ -223,7 +223,7 @@ def test_a_busy_server_is_asked_again_later() -> None:
 
 
 def test_silence_ends_a_request() -> None:
-    """A stalled stream fails after --stall instead of holding the run up."""
+    """A stalled stream fails after --set load.stall_s=instead of holding the run up."""
 
     def stalling(peer: Peer, body: dict[str, object]) -> bool:
         peer.send(HEAD, chunk(event({"content": " a"})))

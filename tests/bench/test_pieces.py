@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from moebox.bench.command import find_preset, load_presets
 from moebox.bench.generator.job import PromptWords
 from moebox.bench.generator.schedule import arrival_times
 from moebox.bench.measure import MeasuredLoad
@@ -16,6 +15,7 @@ from moebox.bench.scrape import parse_prometheus, pick_metrics, summarize_scrape
 from moebox.bench.search import find_highest_load, load_meets_slo, parse_slo
 from moebox.bench.workloads import open_source
 from moebox.core.measure import Load, Workload
+from moebox.core.workload_file import find_workload_file, shipped_workloads
 from moebox.errors import BadInput, UnknownName
 from tests.bench.example import measurement
 
@@ -51,7 +51,7 @@ def test_limits_are_read_and_nonsense_is_refused() -> None:
     slo = parse_slo("ttft=2s,tpot=50ms")
 
     assert (slo.ttft_s, slo.tpot_s, slo.e2e_s) == (2.0, 0.05, None)
-    for text in ("ttft", "ttft=", "ttft=fast", "speed=2s", "", "ttft=2s,,"):
+    for text in ("ttft", "ttft=", "ttft=fast", "speed=2s", "", "ttft=2s,,", "share=0.5", "ttft=1s,share=2"):
         with pytest.raises(BadInput):
             parse_slo(text)
 
@@ -77,8 +77,8 @@ def test_failed_requests_count_against_the_slo() -> None:
     """Eight of ten requests were good and two failed: 80 % met the limits, not all of those that completed."""
     result = measurement(num_prompts=10, completed=8, failed=2, cancelled=0, duration=4.0, request_goodput=2.0)
 
-    assert load_meets_slo(result, parse_slo("ttft=1s", share=0.8))
-    assert not load_meets_slo(result, parse_slo("ttft=1s", share=0.9))
+    assert load_meets_slo(result, parse_slo("ttft=1s,share=0.8"))
+    assert not load_meets_slo(result, parse_slo("ttft=1s,share=0.9"))
 
 
 def test_words_of_one_token_make_prompts_of_exact_length() -> None:
@@ -156,12 +156,12 @@ def test_metrics_of_three_engines_get_one_name() -> None:
 
 def test_presets_are_what_was_published() -> None:
     """Their names and figures, and a hint for a misspelt one."""
-    assert find_preset("shenanigans-sm120").concurrency == (128, 256, 512, 1024, 2048)
-    assert (find_preset("lambda").workload.input_tokens, find_preset("lambda").requests) == (8192, 512)
-    assert find_preset("aiperf-16-turns").workload.turns == 16
-    assert all(one.source for one in load_presets().values())
+    assert find_workload_file("shenanigans-sm120").concurrency == (128, 256, 512, 1024, 2048)
+    assert (find_workload_file("lambda").workload.input_tokens, find_workload_file("lambda").requests) == (8192, 512)
+    assert find_workload_file("aiperf-16-turns").workload.turns == 16
+    assert all(one.source for one in shipped_workloads().values())
     with pytest.raises(UnknownName):
-        find_preset("lamda")
+        find_workload_file("lamda")
 
 
 @pytest.mark.parametrize(

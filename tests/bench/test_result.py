@@ -18,7 +18,9 @@ from tests.bench.server import good, serving
 OLD = Path(__file__).parent / "results" / "moebox-first-format.json"
 
 
-@pytest.mark.parametrize("extra", [[], ["--slo", "ttft=5s", "--warmup", "1"], ["--rate", "50", "--workload", "code"]])
+@pytest.mark.parametrize(
+    "extra", [[], ["--slo", "ttft=5s", "--set", "warmup=1"], ["--rate", "50", "--workload", "code"]]
+)
 def test_a_file_is_read_back_as_it_was_written(extra: list[str], tmp_path: Path) -> None:
     """The type that was written, from the file, to the last figure."""
     file = tmp_path / "result.json"
@@ -38,7 +40,7 @@ def test_tests_alone_are_read_back_too(tmp_path: Path) -> None:
     """--pp and --tg."""
     file = tmp_path / "result.json"
     with serving(good) as server:
-        words = ["--model", "m", "--pp", "8", "--tg", "4", "--repeat", "1", "-o", str(file)]
+        words = ["--model", "m", "--pp", "8", "--tg", "4", "--set", "repeat=1", "-o", str(file)]
         assert main(["bench", server.url, *words]) == 0
     kept = json.loads(file.read_text())
 

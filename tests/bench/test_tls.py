@@ -48,12 +48,12 @@ def test_streams_over_tls(certificate: tuple[Path, Path]) -> None:
     assert (result.completed, result.total_output_tokens) == (12, 72)
 
 
-@pytest.mark.parametrize("how", ["--insecure", "--ca-file"])
+@pytest.mark.parametrize("how", ["insecure=true", "ca_file="])
 def test_tokenizer_metrics_and_model_names_over_tls_trust_what_the_streams_trust(
     how: str, certificate: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """They were asked with the usual certificates only: prompt lengths were estimates, and metrics were missing."""
-    trust = [how] if how == "--insecure" else [how, str(certificate[0])]
+    trust = ["--set", f"endpoint.{how}{certificate[0] if how.endswith('=') else ''}"]
     pages = {"models": ["the-model"], "tokenizes": True, "metrics": lambda: "vllm:num_requests_running 3\n"}
     with serving(good, wrap=tls(certificate), **pages) as server:
         url = server.url.replace("http://", "https://")

@@ -45,7 +45,7 @@ def test_serving_rows_have_the_serving_benchmarks_names(capsys: pytest.CaptureFi
     """Lambda's run on eight B200: 1,408 tok/s published; ours within 20%, under vLLM's field names."""
     words = ["kimi-k2.6", "--box", "8x-b200", "--engine", "vllm", "--tp", "8", "--speculate", "eagle3", "--kv", "fp8"]
     words += ["--checkpoint", "int4"]
-    load = ["--input", "8192", "--output", "2048", "--concurrency", "32", "--requests", "512"]
+    load = ["--input", "8192", "--output", "2048", "--concurrency", "32", "--set", "requests=512"]
     (row,) = told(capsys, *words, *load)["rows"]
 
     names = {"request_throughput", "output_throughput", "total_token_throughput", "completed", "duration"}
@@ -83,7 +83,7 @@ def test_plan_and_forecast_agree_on_a_form_whose_name_two_formats_share(
 
 def test_rates_instead_of_streams(capsys: pytest.CaptureFixture[str]) -> None:
     """Two request rates, two rows; more load never means a shorter wait."""
-    words = ["kimi-k2.6", *RIG, "--input", "1000", "--output", "100", "--rate", "0.2,4", "--requests", "100"]
+    words = ["kimi-k2.6", *RIG, "--input", "1000", "--output", "100", "--rate", "0.2,4", "--set", "requests=100"]
     slow, fast = told(capsys, *words)["rows"]
 
     assert slow["request_rate"] == 0.2
@@ -131,11 +131,11 @@ def test_a_recipe_file_is_forecast_as_it_is(capsys: pytest.CaptureFixture[str], 
         ["--input", "10", "--output", "10", "--concurrency", "x"],
         ["--input", "10", "--output", "10", "--rate", "0"],
         ["--input", "10", "--output", "10", "--rate", "1", "--concurrency", "1"],
-        ["--input", "10", "--output", "10", "--requests", "0"],
-        ["--input", "10", "--output", "10", "--prefix-hit", "2"],
+        ["--input", "10", "--output", "10", "--set", "requests=-1"],
+        ["--input", "10", "--output", "10", "--set", "simulation.prefix_hit=2"],
         ["--context", "99999999999"],
-        ["--prefill-engines", "2", "--concurrency", "4"],
-        ["--cold", "26s"],
+        ["--set", "simulation.prefill_engines=2", "--concurrency", "4"],
+        ["--set", "simulation.cold_s=26s"],
     ],
 )
 def test_bad_input_is_one_line_and_code_2(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
@@ -155,7 +155,18 @@ def test_the_page_fits_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_cache_that_was_given_is_the_one_that_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
     """It warned of the planned one: 532 requests, where 4,578 tokens hold 12."""
-    words = ("--engine", "sglang", "--kv-tokens", "4578", "--input", "256", "--output", "100", "--concurrency", "64")
+    words = (
+        "--engine",
+        "sglang",
+        "--set",
+        "simulation.kv_tokens=4578",
+        "--input",
+        "256",
+        "--output",
+        "100",
+        "--concurrency",
+        "64",
+    )
     warnings = [row["text"] for row in told(capsys, "kimi-k2.5", *BOX, *words)["warnings"]]
     assert "the cache holds 12 requests of 356 tokens, not 64: the rest wait" in warnings
 

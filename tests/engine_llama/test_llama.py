@@ -111,7 +111,7 @@ def test_tool_calls_are_parsed(check_results: dict[str, Any]) -> None:
 def test_prefill_cold_and_decode_are_measured(server: dict[str, Any]) -> None:
     """The first token of a thinking model is a tag that this server does not send; PP is measured nevertheless."""
     document = (
-        moebox("bench", server["id"], "--pp", "256,1024", "--tg", "32", "--repeat", "2", "--json").good().document
+        moebox("bench", server["id"], "--pp", "256,1024", "--tg", "32", "--set", "repeat=2", "--json").good().document
     )
     tests = {(row["test"], row["cold"]): row["mean_tok_s"] for row in document["rows"]}
     assert {("pp256", True), ("pp1024", True), ("tg32", True)} <= tests.keys()

@@ -13,7 +13,6 @@ from moebox.fleet.simulate import BoxModel, FleetQuestion, simulate_fleet
 from moebox.fleet.size import size_fleet
 from moebox.fleet.users import UserWorkload, find_workload, shipped_workloads
 from moebox.flows.fleet_plan import candidate_for_model
-from moebox.planner.constraints import Constraints
 from moebox.planner.simulate import SimulatedWorkload, simulate
 
 SLO = Slo(ttft_s=2.0, tpot_s=0.05)
@@ -23,9 +22,8 @@ CHAT = find_workload("chat")
 @functools.cache
 def box() -> BoxModel:
     question = FleetQuestion(work=CHAT, users=1)
-    return candidate_for_model(
-        "kimi-k2.6", "8x-h200", question, Constraints(engine="vllm", checkpoint="int4", tp=8, context=131072)
-    ).model
+    wanted = ["engine=vllm", "checkpoint=int4", "parallel.tp=8", "context=131072"]
+    return candidate_for_model("kimi-k2.6", "8x-h200", question, wanted).model
 
 
 def test_the_same_seed_gives_the_same_fleet_and_another_seed_another() -> None:

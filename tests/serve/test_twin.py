@@ -23,8 +23,8 @@ from moebox.serve.keys import find_key
 from tests.bench.server import good, serving
 
 CODE = "import sys; from moebox.cli import main; sys.exit(main())"
-WORDS = ["kimi-k2.6", "--box", "8x-rtx-pro-6000-server", "--engine", "vllm", "--image", "community"]
-SETTINGS = ["--kv", "fp8", "--context", "8192", "--speed", "20"]
+WORDS = ["kimi-k2.6", "--box", "8x-rtx-pro-6000-server", "--set", "engine=vllm"]
+SETTINGS = ["--set", "runtime.preset=community", "--set", "kv=fp8", "--set", "context=8192", "--speed", "20"]
 HEADER = "x-moebox-simulation"
 
 

@@ -58,7 +58,23 @@ def test_a_handshake_that_never_ends_is_given_up(drips: bool, capsys: pytest.Cap
     with silent(drips=drips) as port:
         url = f"https://127.0.0.1:{port}/v1"
         assert http.get(f"{url}/models", timeout_s=1.0).status == 0
-        assert main(["bench", url, "--insecure", "--model", "m", "--requests", "1", "--timeout", "1"]) == 3
+        assert (
+            main(
+                [
+                    "bench",
+                    url,
+                    "--set",
+                    "endpoint.insecure=true",
+                    "--model",
+                    "m",
+                    "--requests",
+                    "1",
+                    "--set",
+                    "load.timeout_s=1",
+                ]
+            )
+            == 3
+        )
     said = capsys.readouterr().err
 
     assert said.count("error:") == 1

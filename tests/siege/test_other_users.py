@@ -26,7 +26,7 @@ from tests.report.making import a_run
 from tests.sandbox.test_sandbox import interpreter_for_nobody
 
 OTHER = 65534  # nobody
-TWIN = ["kimi-k2.6", "--box", "8x-rtx-pro-6000-server", "--engine", "vllm", "--image", "community", "--context", "8192"]
+TWIN = ["kimi-k2.6", "--box", "8x-rtx-pro-6000-server", "--set", "engine=vllm", "--set", "context=8192"]
 PRELUDE = """
 import json, os, re, socket, sys, urllib.error, urllib.request
 known = json.loads(sys.argv[1])

@@ -125,7 +125,9 @@ def check_client(
     itl, read_lag, joined = itl_ms or 0.0, check.read_lag_p99_ms, check.estimated_share + joined_share(samples)
     reasons = []
     if check.cpu_share > MAX_CPU_SHARE:
-        reasons.append(f"a client process used {check.cpu_share:.0%} of a core; more --workers would help")
+        reasons.append(
+            f"a client process used {check.cpu_share:.0%} of a core; more processes would help (--set load.workers=4)"
+        )
     if check.clock == "user" and read_lag > max(1.0, 0.05 * itl):
         reasons.append(f"reads were up to {read_lag:.1f} ms late (P99) and the kernel gave no receive times")
     if check.clock == "kernel" and joined > MAX_MERGED_SHARE and 0 < itl / 2 < read_lag:

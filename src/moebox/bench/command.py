@@ -76,9 +76,12 @@ def _load_flags(loads: Sequence[Load], work: Workload, *, with_requests: bool) -
 def _sending_flags(load: Load) -> list[str]:
     """Return the flags for how requests are sent, without their number."""
     duration = ["--duration", f"{_exact_number(load.duration_s)}s"] if load.duration_s else []
-    arrivals = (load.arrivals, 1.0 if load.arrivals == "constant" else load.burstiness) if load.rate else ("poisson", 1)
-    sent = replace(load, concurrency=0, rate=0.0, requests=0, duration_s=0.0, arrivals=arrivals[0])
-    return duration + setting_flags(replace(sent, burstiness=arrivals[1]), DEFAULT_LOAD, "load.")
+    sent = replace(load, concurrency=0, rate=0.0, requests=0, duration_s=0.0)
+    if not load.rate:
+        sent = replace(sent, arrivals=DEFAULT_LOAD.arrivals)
+    if not load.rate or load.arrivals == "constant":
+        sent = replace(sent, burstiness=DEFAULT_LOAD.burstiness)
+    return duration + setting_flags(sent, DEFAULT_LOAD, "load.")
 
 
 def _exact_number(value: float) -> str:

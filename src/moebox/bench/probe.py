@@ -129,7 +129,7 @@ def _ask_tokens(
     while True:
         left = until - time.monotonic()
         if left <= 0:
-            raise ExternalError(f"{endpoint.base_url}: not over in the time that --timeout gives it")
+            raise ExternalError(f"{endpoint.base_url}: not over in the time that load.timeout_s gives it")
         reply = send_request(
             endpoint,
             body,
@@ -262,7 +262,9 @@ def _local_token_counter(name: str) -> TokenCounter:
     if not path.is_file():
         raise BadInput(f"{path}: tokenizer file not found")
     if importlib.util.find_spec("tokenizers") is None:
-        raise BadInput(f"{path} needs the tokenizers package", hint="pip install tokenizers, or leave --tokenizer out")
+        raise BadInput(
+            f"{path} needs the tokenizers package", hint="pip install tokenizers, or leave endpoint.tokenizer out"
+        )
     from tokenizers import Tokenizer  # type: ignore[import-not-found,unused-ignore]
 
     tokenizer = Tokenizer.from_file(str(path))

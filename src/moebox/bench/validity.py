@@ -48,7 +48,9 @@ def cached_prompts_flag(workload: Workload, rate: float | None, *, template_shar
     """
     if rate is None or rate - template_share <= MAX_CACHED_SHARE or not workload.has_unique_prompts:
         return ""
-    why = "--reuse-prompts asked them before" if workload.reuse_prompts else "though no two prompts share anything"
+    why = (
+        "workload.reuse_prompts asked them before" if workload.reuse_prompts else "though no two prompts share anything"
+    )
     return f"{rate:.1%} of prompt tokens came from the server's prefix cache, {why}"
 
 

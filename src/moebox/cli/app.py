@@ -35,9 +35,24 @@ def call_command(words: list[str]) -> int:
         with signals_as_interrupt(words):
             code = app(words, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as problem:
+        refuse_removed_flags(words)
         hint = "`--help` after the command lists its arguments and flags"
         raise BadInput(usage_error(problem), hint=hint) from None
     return code if isinstance(code, int) else 0
+
+
+def refuse_removed_flags(words: Sequence[str]) -> None:
+    """Raise BadInput for the first flag that this release removed; it names what to write instead."""
+    from moebox.core import catalogue
+
+    called = [word for word in words if not word.startswith("-")]
+    name = " ".join(called[:2]) if " ".join(called[:2]) in COMMANDS else "".join(called[:1])
+    removed = catalogue.load_table("removed_flags").get(name, {})
+    for place, word in enumerate(words):
+        flag, equals, value = word.partition("=")
+        if flag.startswith("--") and flag[2:] in removed:
+            value = value if equals else (*words, "")[place + 1]
+            raise BadInput(f"{flag} was removed in 0.2", hint=f"write {removed[flag[2:]][0].replace('{}', value)}")
 
 
 def build_app(called: Sequence[str] = ()) -> App:

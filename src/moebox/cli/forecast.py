@@ -100,7 +100,8 @@ def forecast(
     if is_serving:
         work = _with_flags(work, prompts, parse_token_count("--output", output), streams, rate)
     else:
-        unused = replace(work, simulation=Simulation()) != find_workload_file("random")
+        known = Simulation(kv_tokens=work.simulation.kv_tokens, accept=work.simulation.accept)
+        unused = work != replace(find_workload_file("random"), simulation=known)
         refuse_if(unused, "settings of a workload are for a serving run", hint="add --input and --output")
     if recipes.is_recipe(target):
         given = replace(plan, context=None, concurrency=None) != NO_PLAN_ARGS

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from moebox import http
-from moebox.cli import flags
 from moebox.cli.output import stderr_console
 from moebox.core import validation
 from moebox.core.endpoint import AUTH_STATUSES, KEY_HINT, Endpoint, endpoint_from_url
@@ -50,9 +49,8 @@ def find_endpoint(
     refuse_if(key_env and not key, f"the environment variable {key_env} holds no key", hint=f"export {key_env}=…")
     endpoint = replace(endpoint_from_url(target, model, key=key, engine=engine), log=log)
     if not endpoint.base_url.startswith("https://"):
-        flags.refuse_without("an https:// URL", insecure=insecure, ca_file=ca_file)
-    if insecure:
-        flags.refuse_unused("--insecure accepts any certificate", ca_file=ca_file)
+        refuse_if(insecure or ca_file, "endpoint.insecure and endpoint.ca_file need an https:// URL")
+    refuse_if(insecure and ca_file, "endpoint.insecure accepts any certificate: it does not take endpoint.ca_file")
     if endpoint.model:
         return endpoint
     names = _list_models(endpoint, insecure=insecure, ca_file=ca_file)

@@ -54,7 +54,7 @@ def setting_flags(value: Any, usual: Any, above: str = "") -> list[str]:
     return flags
 
 
-def setting_names(kind: type) -> list[str]:
+def setting_names(kind: Any) -> list[str]:
     """Return the paths of all fields of a dataclass, those of inner dataclasses too."""
     found = []
     for name, hint in typing.get_type_hints(kind).items():
@@ -65,7 +65,7 @@ def setting_names(kind: type) -> list[str]:
 
 def _set_field(value: Any, kind: Any, path: str, text: str, shown: str) -> Any:
     """Return `value`, which is of type `kind`, with what `path` names in it parsed from `text`."""
-    kind = _without_none(kind)
+    whole_kind, kind = kind, _without_none(kind)
     if dataclasses.is_dataclass(kind):
         name, _, rest = path.partition(".")
         hints = typing.get_type_hints(kind)
@@ -79,7 +79,7 @@ def _set_field(value: Any, kind: Any, path: str, text: str, shown: str) -> Any:
     if typing.get_origin(kind) is dict and path:
         return {**value, path: parse_text(typing.get_args(kind)[1], text, shown)}
     refuse_if(path, f"{shown}: there is nothing below {shown.removesuffix(f'.{path}').removeprefix('--set ')}")
-    return parse_text(kind, text, shown)
+    return parse_text(whole_kind, text, shown)
 
 
 def parse_text(kind: Any, text: str, shown: str) -> Any:

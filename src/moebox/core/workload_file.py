@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from moebox import codec
-from moebox.core import catalogue
 from moebox.core.measure import LoadSettings, Workload, WorkloadKind
+from moebox.data import FOLDER
 from moebox.errors import BadInput, UnknownName, refuse_if
 
 DEFAULT_TURNS, DEFAULT_THINK_S = 16, 1.0  # of a conversation, if no file sets them
@@ -87,7 +87,7 @@ def workload_kind(kind: WorkloadKind) -> WorkloadFile:
 @functools.cache
 def shipped_workloads() -> dict[str, WorkloadFile]:
     """Return the workloads that come with moebox, by name: published benchmarks, ready to repeat."""
-    paths = sorted((catalogue.FOLDER / "workloads").glob("*.toml"))
+    paths = sorted((FOLDER / "workloads").glob("*.toml"))
     return {path.stem: codec.read_toml(WorkloadFile, path) for path in paths}
 
 

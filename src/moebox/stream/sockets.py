@@ -96,7 +96,11 @@ def connect(target: SocketAddress, timeout_s: float) -> socket.socket:
         secured.close()
         if http.speaks_plain(target.host, target.port, problem):
             raise ExternalError(f"{where} {http.PLAIN_HTTP}", hint=http.WRITE_HTTP) from None
-        hint = "--ca-file trusts its certificate, --insecure any" if "CERT" in str(problem).upper() else None
+        hint = (
+            "`bench --set endpoint.ca_file=FILE` trusts its certificate, endpoint.insecure=true any"
+            if "CERT" in str(problem).upper()
+            else None
+        )
         raise ExternalError(f"{where}: TLS: {getattr(problem, 'reason', None) or problem}", hint=hint) from None
     return secured
 

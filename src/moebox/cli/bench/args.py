@@ -87,6 +87,8 @@ def make_bench_plan(
     base = find_workload_file(name or "random")
     whole = BenchSettings(**{field.name: getattr(base, field.name) for field in fields(base)})
     whole = _with_flags(apply_settings(whole, settings or ()), args)
+    if args.rate and whole.concurrency == base.concurrency:  # it is of the file's closed loop
+        whole = replace(whole, concurrency=())
     work = whole.workload
     unused = {"prompts": {"input": args.input}, "trace": {"input": args.input, "output": args.output}}
     flags.refuse_unused(f"{work.kind} come from a file", **unused.get(work.kind, {}))
@@ -126,14 +128,12 @@ def _with_flags(whole: BenchSettings, args: BenchArgs) -> BenchSettings:
         output_tokens=_tokens("--output", args.output, work.output_tokens),
     )
     seconds = flags.parse_duration("--duration", args.duration) if args.duration else load.duration_s
-    if rates and not streams:  # the file's concurrency is of its closed loop
-        whole = replace(whole, concurrency=())
     return replace(
         whole,
         workload=work,
         load=replace(load, duration_s=seconds),
         concurrency=streams or whole.concurrency,
-        rate=rates or (() if streams else whole.rate),
+        rate=rates or whole.rate,
         requests=args.requests or (0 if args.duration else whole.requests),
     )
 

@@ -61,8 +61,8 @@ def bench(
         search: Find the highest concurrency or rate that meets --slo; starts at --concurrency or --rate.
         pp: Prefill only, for these prompt lengths (512,4096): PP cold and warm.
         tg: Decode only, for these reply lengths (128): TG.
-        settings: Another value of the workload file, such as load.arrivals=constant, workload.turns=8 or warmup=4, or of
-            the connection, such as endpoint.ca_file=ca.pem; repeatable. docs/metrics.md lists them.
+        settings: Another value of the workload file, such as load.arrivals=constant, workload.turns=8 or warmup=4,
+            or of the connection, such as endpoint.ca_file=ca.pem; repeatable. docs/metrics.md lists them.
         allow_failures: Exit with 0 even if requests failed; otherwise a failed request makes the exit code 1.
         label: A name for the result.
         output_file: Write the result to this file (JSON), and the samples beside it.

@@ -126,7 +126,7 @@ def imported_flags(load: LoadResult) -> tuple[str, ...]:
     if load.is_single_stream and not (load.output_tok_s or load.output_tokens or turns):
         return flag_words({"--pp": USUAL_PP if load.pp_tok_s else "", "--tg": USUAL_TG if load.tg_tok_s else ""})
     rate = 0.0 if load.concurrency else load.request_rate
-    conversation = {"--workload": "turns", "--turns": turns[1]} if turns else {}
+    conversation = {"--workload": "turns", "--set": f"workload.turns={turns[1]}"} if turns else {}
     return flag_words(
         {
             **conversation,
