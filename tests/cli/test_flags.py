@@ -21,7 +21,7 @@ from moebox.core.workload_file import Simulation, WorkloadFile
 from moebox.data import FOLDER
 from moebox.planner.constraints import Constraints, split_constraints
 
-MOST_FLAGS = 307
+MOST_FLAGS = 309
 REMOVED = [
     (command, flag, use, value)
     for command, rows in catalogue.load_table("removed_flags").items()

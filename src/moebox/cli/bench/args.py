@@ -41,7 +41,7 @@ class BenchArgs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Connection:
+class ServerAccess:
     """How the server is reached."""
 
     tokenizer: str = ""  # a local tokenizer.json, for exact prompt lengths if the server has no /tokenize
@@ -53,7 +53,7 @@ class Connection:
 class BenchSettings(WorkloadFile):
     """What --set changes: the keys of a workload file, and the connection."""
 
-    endpoint: Connection = Connection()
+    endpoint: ServerAccess = ServerAccess()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class BenchPlan:
     warmup: int = 0
     repeat: int = 3
     name: str = ""  # of the workload file; it ends in "-changed" if a flag changed a published benchmark
-    endpoint: Connection = Connection()
+    endpoint: ServerAccess = ServerAccess()
 
     def load_at(self, axis: str, value: float) -> Load:
         """Return the first load with its concurrency or rate replaced."""

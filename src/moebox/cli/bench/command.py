@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from moebox.cli import flags
-from moebox.cli.bench.args import BenchArgs, BenchPlan, Connection, make_bench_plan, parse_counts
+from moebox.cli.bench.args import BenchArgs, BenchPlan, ServerAccess, make_bench_plan, parse_counts
 from moebox.cli.bench.results import ResultKeeper, RunMeasurements, load_label, print_results, print_test_rows
 from moebox.cli.flags import Settings, Switch
 from moebox.cli.output import exit_code, print_result, stderr_console, stdout_console
@@ -106,7 +106,7 @@ def bench(
     values = {"--model": model, "--key-env": key_env, "--label": label, "--run": run}
     words = ["moebox", "bench", *([target] if target else [])]
     words += [word for flag, value in values.items() if value for word in (flag, value)]
-    words += setting_flags(plan.endpoint, Connection(), "endpoint.") + ["--allow-failures"] * allow_failures
+    words += setting_flags(plan.endpoint, ServerAccess(), "endpoint.") + ["--allow-failures"] * allow_failures
     sweep = _Sweep(probed, plan, limits, keeper)
     with hold_endpoint(endpoint.base_url, "moebox bench"):
         best = sweep.run_loads(search)
