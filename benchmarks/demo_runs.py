@@ -92,7 +92,7 @@ def main() -> int:
         widths = [
             (high - low) / 2 / figure.planned for figure in figures for low, high in [figure.expected_range or (0, 0)]
         ]
-        inside = [f.in_range and width <= NEAR for f, width in zip(figures, widths, strict=True)]
+        inside = [bool(f.in_range) and width <= NEAR for f, width in zip(figures, widths, strict=True)]
         print(f"  {sum(inside)} of {len(figures)} figures in ranges of at most 15 %, widest range {max(widths):.0%}")
         print(f"  {failed} of {asked} requests failed; not green: {', '.join(yellow) or 'none'}")
         for figure in figures:

@@ -1,13 +1,18 @@
 """What is said while something takes long, and what a job's line says of its failure."""
 
+import io
 import re
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from moebox.cli.display import TimeEstimate
+from moebox.cli.run import RunView
 from moebox.cli.task.view import job_line
-from moebox.store import durations
+from moebox.core.pipeline import STEPS, PipelineStep, RunRequest
+from moebox.flows.pipeline import begin_pipeline
+from moebox.store import Run, durations
 from moebox.tasks.result import JobResult
 
 REASON = "hidden test test_totals_by_month failed: expected {'2026-01': 1204, '2026-02': 887} but got {'2026-01': 1204}"
@@ -32,6 +37,29 @@ def test_a_second_time_goes_by_the_first():
 
     assert estimate.duration_text().endswith(", as last time")
     assert estimate.progress_text().endswith(" left (as last time)")
+
+
+def test_the_table_of_a_run_fits_a_screen_with_the_time_left(tmp_path: Path):
+    """At 80x24: one line for each step, what runs now, and the time left, in the very first run of the demo too."""
+    run = Run.create("run-phantom", runs=tmp_path)
+    pipeline = begin_pipeline(RunRequest(), run)
+    clock = iter([0.0, *[45.0] * 9])
+    view = RunView(pipeline, run, now=lambda: next(clock), quiet=True)
+    figures = {"kv_tokens": 8192, "forecast": "86.4 tok/s (80.2 to 92.1) with 1 stream at 1,024 tokens"}
+    view.handle_event("step", PipelineStep(name="plan", state="done", seconds=3.0, figures=figures))
+    view.handle_event("step", PipelineStep(name="verify", state="running"))
+    for number in range(30):
+        view.handle_event("news", f"news {number} of a step that has a lot to report, more than fits on a line")
+    screen = io.StringIO()
+    Console(width=80, height=24, file=screen, color_system=None).print(view)
+
+    lines = screen.getvalue().splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    others = [line.split()[1] for line in lines if line.startswith(("✓", "·"))]
+    assert others == [step for step in STEPS if step != "verify"]
+    assert any("verify" in line and "100.0 s left" in line for line in lines), lines
+    assert "news 29" in screen.getvalue()
 
 
 @pytest.mark.parametrize("width", [80, 160])

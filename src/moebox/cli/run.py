@@ -35,6 +35,8 @@ STEP_TEXTS = {
     "task": "coding jobs with tools, scored",
     "report": "writing report.html",
 }
+SHORTEST_SHOWN_S = 2.0  # steps that take less are not announced with their duration
+MOST_LINES = 7  # of the running step: with nine steps the table has 20 lines
 CHECK_MARKS = {"pass": "✓", "warn": "!", "fail": "✗", "skip": "–"}
 
 
@@ -219,10 +221,13 @@ class RunView(LiveDisplay):
             self.steps[what.name], self.lines = what, []
             if what.state == "running":
                 self.started[what.name] = self.now()
-                line = f"{what.name}: {STEP_TEXTS[what.name]}"
+                takes_s = self.expected.get(what.name, 0.0)
+                takes = f", about {format_seconds(takes_s)}" if takes_s >= SHORTEST_SHOWN_S else ""
+                line = f"{what.name}: {STEP_TEXTS[what.name]}{takes}"
             else:
                 mark = STEP_MARKS[display_state(what.state, what.figures)]
-                line = f"{mark} {what.name} {self._step_text(what)}"
+                took = f"{format_seconds(what.seconds)}  " if what.state == "done" else ""
+                line = f"{mark} {what.name} {took}{self._step_text(what)}".rstrip()
         else:
             text = str(what)
             if kind == "check":
@@ -236,7 +241,7 @@ class RunView(LiveDisplay):
             print_lines([line])
 
     def _step_text(self, step: PipelineStep) -> str:
-        """Return what a step will do, why it ended, or its time and figures."""
+        """Return what a step will do, why it ended, or its figures."""
         if step.state == "waiting":
             return STEP_TEXTS[step.name]
         if step.state in ("skipped", "failed"):
@@ -246,28 +251,36 @@ class RunView(LiveDisplay):
             if name != "report":
                 text = format_count(value) if isinstance(value, int) and not isinstance(value, bool) else value
                 figures.append(f"{name.replace('_', ' ')} {text}")
-        return f"{format_seconds(step.seconds)}{'  ' + ', '.join(figures) if figures else ''}"
+        return ", ".join(figures)
 
     def __rich__(self) -> "RenderableType":
         from rich.console import Group
         from rich.table import Table
         from rich.text import Text
 
-        table = Table.grid(padding=(0, 1))
-        for width in (2, 9):
-            table.add_column(no_wrap=True, min_width=width)
-        table.add_column(overflow="fold")
+        table = Table.grid(padding=(0, 1), expand=True)
+        for width in (1, 8, 16):
+            table.add_column(no_wrap=True, width=width)
+        table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)  # one line for each step: the table fits 24 lines
         for name in self.request.wanted_steps:
-            step = self.steps[name]
-            if step.state == "running":
-                elapsed = format_seconds(self.now() - self.started.get(name, self.now()))
-                lines = [Text(line, style="dim", overflow="ellipsis", no_wrap=True) for line in self.lines[-14:]]
-                text = Group(Text(f"{STEP_TEXTS[name]} ({elapsed})"), *lines)
-                table.add_row(self.spinner, Text(name, style="bold"), text)
+            step, takes_s = self.steps[name], self.expected.get(name)
+            state = "running" if step.state == "running" else display_state(step.state, step.figures)
+            style = STEP_STYLES[state]
+            if state == "running":
+                past_s = self.now() - self.started.get(name, self.now())
+                left = f"{format_seconds(takes_s - past_s)} left" if takes_s and takes_s > past_s else ""
+                cells = (name, left or format_seconds(past_s), STEP_TEXTS[name])
+                table.add_row(self.spinner, *(Text(cell, style=style) for cell in cells))
+                for line in self.lines[-MOST_LINES:]:
+                    table.add_row("", "", "", Text(line, style="dim"))
             else:
-                state = display_state(step.state, step.figures)
-                cells = (STEP_MARKS[state], name, self._step_text(step))
-                table.add_row(*(Text(cell, style=STEP_STYLES[state]) for cell in cells))
+                if step.state == "done":
+                    when = format_seconds(step.seconds)
+                else:
+                    when = f"~ {format_seconds(takes_s)}" if step.state == "waiting" and takes_s else ""
+                table.add_row(
+                    *(Text(cell, style=style) for cell in (STEP_MARKS[state], name, when, self._step_text(step)))
+                )
         head = Text(f"{'SIMULATION  ' if self.simulated else ''}run {self.run.id}", style="bold")
         past_s = self.now() - max(self.started.values(), default=self.now())
         left = pipelines.time_left_text(self.steps.values(), self.request, self.expected, past_s=past_s)
