@@ -81,6 +81,10 @@ def test_totals_of_the_other_models(model: str, billions: float):
         ("mimo-v2.6-pro", 1020.0, 42.0),
         ("laguna-s-2.1", 118.0, 8.0),
         ("laguna-xs-2.1", 33.4, 3.0),
+        ("laguna-m.1", 225.0, 23.0),
+        ("inkling", 947.03, 41.0),  # tensors of its GGUF; 975 are published with eight prediction layers and towers
+        ("inkling-small", 263.65, 12.0),
+        ("longcat-2.0", 1638.6, 51.0),  # 1.6T and 33 to 56 active are published
         ("deepseek-v4-flash-0731", 284.0, 13.0),
         ("deepseek-v4.1-flash", 748.0, 16.0),
         ("glm-5.3-flash", 313.33, 18.0),  # 321.32 in the Hub's metadata with prediction layer and vision tower

@@ -36,9 +36,9 @@ class PlanArgs(CommonConstraints):
         dp: Data-parallel attention groups of --tp GPUs each; experts are spread over all of them.
         ep: Expert parallel size, over all GPUs of --tp and --dp; 1 slices every expert instead.
         dcp: Decode context parallel size.
-        kv: Cache type: fp8, bf16, f16, q8_0 or q4_0.
+        kv: Cache type: fp8, bf16, f16, nvfp4, q8_0 or q4_0.
         memory_utilization: Share of each GPU's memory that the engine may use, such as 0.90.
-        speculate: eagle3, mtp, ngram or none.
+        speculate: eagle3, mtp, dflash, dspark, ngram or none.
         context: Longest sequence, such as 65536 or 64k; `forecast` takes several.
         concurrency: Concurrent sequences; `forecast` takes several, such as 1,8,32.
         image: stock, or community for the patched vLLM image.

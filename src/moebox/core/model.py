@@ -28,7 +28,14 @@ IDLE: tuple[Component, ...] = ("vision", "mtp", "ngram")  # not used for a token
 
 # Bytes per cached element. llama.cpp's block types carry a scale: q8_0 is 34 bytes for 32 elements,
 # q4_0 is 18 for 32 (ggml-common.h).
-KV_BYTES: dict[str, float] = {"fp8": 1.0, "bf16": 2.0, "f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
+KV_BYTES: dict[str, float] = {
+    "fp8": 1.0,
+    "bf16": 2.0,
+    "f16": 2.0,
+    "q8_0": 34 / 32,
+    "q4_0": 18 / 32,
+    "nvfp4": 9 / 16,  # packed e2m1 and an e4m3 scale for 16 of them (vLLM 0.32.0 utils/torch_utils.py:556)
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -238,7 +238,8 @@ def image_presets(generations: set[str], model: Model, engine: EngineName, const
 def cache_types(model: Model, engine: Traits, preset: str, constraints: Constraints) -> tuple[str, ...]:
     """Cache types to try, the plainest first; a compressed cache exists in fp8 alone (see the engines' refusals)."""
     if constraints.kv:
-        return (constraints.kv,) if constraints.kv in engine.kv else ()
+        unknown = preset and constraints.kv == "nvfp4"  # of the patched images
+        return (constraints.kv,) if constraints.kv in engine.kv and not unknown else ()
     wanted = ["fp8", "bf16"] if preset == "community" else ["bf16", "fp8"]
     if model.has_compressed_cache:
         wanted = ["fp8"]
@@ -256,25 +257,37 @@ def draft_options(model: Model, engine: Traits, preset: str, constraints: Constr
     return (draft,) if constraints.speculate else (None, draft)
 
 
+DRAFT_TITLES = {"eagle3": "EAGLE3", "dflash": "DFlash", "dspark": "DSpark"}
+# EAGLE3 as in the rtx6kpro wiki; a block of DFlash is 8, of DSpark 6, of which the first token is the verified one.
+DRAFT_LENGTHS = {"eagle3": 3, "dflash": 7, "dspark": 5}
+
+
 def default_draft_method(model: Model) -> str:
     """Return the best draft method for a model: one trained for it, its own prediction layers, or none."""
-    if model.drafts:
-        return "eagle3"
-    return "mtp" if model.mtp_layers else "none"
+    kind = draft_kind(model.drafts[0]) if model.drafts else "none"
+    own = model.mtp_layers and kind != "eagle3" and all("/" in name for name in model.drafts)
+    return "mtp" if own else kind
+
+
+def draft_kind(name: str) -> str:
+    """Return the method of a published draft by its repository's name."""
+    return next((kind for kind in ("dspark", "dflash") if kind in name.lower()), "eagle3")
 
 
 def make_draft(model: Model, method: str, preset: str = "") -> Speculate:
     """Return the draft settings of a recipe. Raise BadInput if the model has no draft of that kind."""
-    if method != "eagle3":
+    if method in ("mtp", "ngram"):
         if method == "mtp" and not model.mtp_layers:
             raise BadInput(f"{model.title} has no prediction layer (MTP) to draft with", hint="--speculate none")
         return Speculate(method=method, tokens=1)
-    if not model.drafts:
+    names = [name for name in model.drafts if draft_kind(name) == method]
+    if not names:
         own = "--speculate mtp: the model has its own" if model.mtp_layers else "--speculate none"
-        raise BadInput(f"no EAGLE3 draft of {model.title} is known", hint=own)
+        raise BadInput(f"no {DRAFT_TITLES[method]} draft of {model.title} is known", hint=own)
     latent = preset == "community"  # drafts with latent attention are for the patched image
-    name = min(model.drafts, key=lambda name: ("mla" in name) != latent).split(" ")[0]
-    return Speculate(method=method, draft=name, tokens=3)
+    name = min(names, key=lambda name: ("mla" in name) != latent).split(" ")[0]
+    inside = "/" not in name  # the draft is part of the model's own checkpoint
+    return Speculate(method=method, draft="" if inside else name, tokens=DRAFT_LENGTHS[method])
 
 
 def ggml_candidates(

@@ -13,7 +13,7 @@ from moebox.errors import BadInput, UnknownName, refuse_if, refuse_out_of_range
 from moebox.sizing.layout import unsupported_layout
 
 IMAGES = ("stock", "community")
-DRAFT_METHODS = ("none", "eagle3", "mtp", "ngram")
+DRAFT_METHODS = ("none", "eagle3", "mtp", "ngram", "dflash", "dspark")
 PARALLEL_SIZES = ("tp", "pp", "dp", "ep", "dcp")
 # Flags of engines that share the work between CPU and GPUs, and the field of [hybrid] that each sets.
 HYBRID_FLAGS = {"--experts-on-gpu": "experts", "--ub": "ubatch", "--mla": "mla", "--threads": "threads"}

@@ -8,9 +8,9 @@ TRAITS = Traits(
     rank=20,
     formats=("safetensors",),
     shards=frozenset({"tp", "pp", "dp", "ep", "dcp", "nodes"}),
-    kv=("auto", "fp8", "bf16"),
+    kv=("auto", "fp8", "bf16", "nvfp4"),
     kv_auto="bf16",
-    draft_methods=("eagle3", "mtp", "ngram"),
+    draft_methods=("eagle3", "mtp", "ngram", "dflash", "dspark"),
     # Otherwise the draft gets the target's backend, and trtllm_mla takes no plain heads (start rules of 0.5.10-0.5.23).
     draft_flags={
         "hopper": {"speculative-draft-attention-backend": "fa3"},

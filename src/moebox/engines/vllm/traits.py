@@ -8,11 +8,11 @@ TRAITS = Traits(
     rank=10,
     formats=("safetensors",),
     shards=frozenset({"tp", "pp", "dp", "ep", "dcp", "nodes"}),
-    kv=("auto", "fp8", "bf16", "f16"),
+    kv=("auto", "fp8", "bf16", "f16", "nvfp4"),
     kv_auto="bf16",
     proposes_dcp=True,
     packs_sparse_latent=True,
-    draft_methods=("eagle3", "mtp", "ngram"),
+    draft_methods=("eagle3", "mtp", "ngram", "dflash", "dspark"),
     # Sparse MLA decodes with FlashMLA's and FlashInfer's sparse kernels, which begin at Hopper (platforms/cuda.py).
     no_sparse_mla_generations=("ampere", "ampere-rtx", "ada"),
     rendezvous_port=29501,  # --master-port unless set

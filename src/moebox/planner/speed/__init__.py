@@ -14,6 +14,7 @@ from moebox.engines.engine import load_engine
 from moebox.engines.support import speed_factor
 from moebox.errors import BadInput
 from moebox.planner.speed import constants as tables
+from moebox.planner.speed.acceptance import draft_with_acceptance
 from moebox.planner.speed.attention import find_backends
 from moebox.planner.speed.explain import explain_measured_step, explain_step
 from moebox.planner.speed.host import AssumedRam, HybridStep, assumed_ram, make_hybrid_step
@@ -107,7 +108,7 @@ class Speed:
             constants=row,
             kernel=tables.find_expert_kernel(checkpoint.quant, generation, engine, model.architecture, version),
             fabric=make_fabric(box, gpu, row, recipe.parallel),
-            draft=tables.draft_cost(recipe.speculate.method) if recipe.speculate and drafts else None,
+            draft=draft_with_acceptance(model, recipe.speculate) if recipe.speculate and drafts else None,
             draft_tokens=recipe.draft_tokens,
             graphs=not any(recipe.flags.get(name) for name in EAGER_FLAGS),
             host_factor=1 / tables.find_cpu(box.cpu.model).host,
@@ -190,8 +191,13 @@ class Speed:
 
     @property
     def decode_range(self) -> tuple[float, float]:
-        """Factors on decode speed between which four of five rows of another host lie."""
-        return self.range_factors("decode")
+        """Factors on decode speed between which four of five rows of another host lie; drafts widen them."""
+        low, high = self.range_factors("decode")
+        if self.measured or self.gpu_step is None:
+            return low, high
+        less, more = self.gpu_step.draft_range
+        down, up = math.hypot(math.log(low), math.log(less)), math.hypot(math.log(high), math.log(more))
+        return math.exp(-down), math.exp(up)
 
     @property
     def prefill_range(self) -> tuple[float, float]:

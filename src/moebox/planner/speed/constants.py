@@ -139,6 +139,8 @@ class DraftCost:
     bytes: int  # read for one draft token, all ranks together
     pass_us: float  # fixed cost of one draft token
     source: str = ""
+    low: float = 0.0  # bounds of `accept` over published rows; 0 if it is given by the user
+    high: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -219,12 +219,16 @@ class GpuStep:
         """Return the step with `share` of all draft tokens accepted, as servers report it."""
         if self.draft is None:
             return self
-        low, high = 0.0, 1.0  # the chance of each draft token, given that those before it were accepted
-        for _ in range(40):
-            middle = (low + high) / 2
-            accepted = (tokens_per_step(middle, self.draft_tokens) - 1) / self.draft_tokens
-            low, high = (middle, high) if accepted < share else (low, middle)
-        return replace(self, draft=replace(self.draft, accept=low))
+        accept = acceptance_for_length(1 + share * self.draft_tokens, self.draft_tokens)
+        return replace(self, draft=replace(self.draft, accept=accept, low=0.0, high=0.0))
+
+    @property
+    def draft_range(self) -> tuple[float, float]:
+        """Factors on decode speed between which published acceptance lies; (1, 1) without a draft or if it is given."""
+        if self.draft is None or not self.draft.high:
+            return 1.0, 1.0
+        low, high = (tokens_per_step(accept, self.draft_tokens) for accept in (self.draft.low, self.draft.high))
+        return min(low / self.tokens_per_step, 1.0), max(high / self.tokens_per_step, 1.0)
 
 
 def expert_kernel_seconds(
@@ -239,6 +243,16 @@ def expert_kernel_seconds(
 def tokens_per_step(accept: float, draft_tokens: int) -> float:
     """Expected tokens that a sequence gains in a step: 1 + p + p² + … for each accepted draft token."""
     return sum(accept**place for place in range(draft_tokens + 1))
+
+
+@functools.lru_cache(maxsize=4096)
+def acceptance_for_length(length: float, draft_tokens: int) -> float:
+    """Return the chance of each draft token, given that those before it were accepted, for a mean gain in a step."""
+    low, high = 0.0, 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if tokens_per_step(middle, draft_tokens) < length else (low, middle)
+    return low
 
 
 @functools.lru_cache(maxsize=4096)

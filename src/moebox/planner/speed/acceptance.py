@@ -1,0 +1,69 @@
+"""How many draft tokens are accepted: published lengths by model, method and draft length, with their spread."""
+
+import functools
+from dataclasses import dataclass, replace
+
+from moebox import codec
+from moebox.core import catalogue
+from moebox.core.model import Model
+from moebox.core.recipe import Speculate
+from moebox.planner.speed import constants as tables
+from moebox.planner.speed.step import acceptance_for_length, tokens_per_step
+
+METHODS = {"nextn": "mtp", "deepseek_mtp": "mtp"}  # names of the same thing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptanceRow:
+    """Published lengths of one model with one draft method (a row of data/acceptance.toml)."""
+
+    models: tuple[str, ...]
+    method: str
+    thinking: str = ""
+    tokens: int = 1  # draft tokens of the first length
+    lengths: tuple[float, ...] = ()
+    low: float = 0.0
+    high: float = 0.0
+    source: str
+
+    def acceptances(self, tokens: int) -> tuple[list[float], list[float]]:
+        """Return the chance of a draft token at the nearest published draft length, and its bounds."""
+        last = self.tokens + max(len(self.lengths) - 1, 0)
+        nearest = min(max(tokens, self.tokens), last)
+        means = [self.lengths[nearest - self.tokens]] if self.lengths else []
+        bounds = [bound for bound in (self.low, self.high) if bound]
+        return (
+            [acceptance_for_length(length, nearest) for length in means],
+            [acceptance_for_length(length, nearest) for length in bounds],
+        )
+
+
+@functools.cache
+def acceptance_rows() -> tuple[AcceptanceRow, ...]:
+    rows = catalogue.load_table("acceptance")["acceptance"]
+    return tuple(codec.decode(AcceptanceRow, row, where=f"acceptance.toml {row['models']}") for row in rows)
+
+
+def draft_with_acceptance(model: Model, draft: Speculate) -> tables.DraftCost:
+    """Return a draft's cost with the acceptance of its model: its own rows, its architecture's, or the method's."""
+    cost = tables.draft_cost(draft.method)
+    method = METHODS.get(draft.method.lower(), draft.method.lower())
+    return _with_rows(cost, model.name, model.architecture, method, draft.tokens)
+
+
+@functools.lru_cache(maxsize=256)
+def _with_rows(cost: tables.DraftCost, name: str, architecture: str, method: str, tokens: int) -> tables.DraftCost:
+    of_method = [row for row in acceptance_rows() if row.method == method]
+    own = [row for row in of_method if name in row.models]
+    known = {model.name for model in catalogue.models().values() if model.architecture == architecture}
+    rows = own or [row for row in of_method if known.intersection(row.models)]
+    means = [share for row in rows for share in row.acceptances(tokens)[0]]
+    bounds = [share for row in rows or of_method for part in row.acceptances(tokens) for share in part]
+    if not bounds:
+        return cost
+    length = sum(tokens_per_step(share, tokens) for share in means) / max(len(means), 1)
+    accept = acceptance_for_length(length, tokens) if means else cost.accept
+    source = "; ".join(dict.fromkeys(row.source for row in rows))
+    source = source or f"{cost.source}; bounds of all models with {method}"
+    low, high = min(*bounds, accept), max(*bounds, accept)
+    return replace(cost, accept=accept, low=low, high=high, source=source)
