@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), ROOT / "benchmarks" / "README.md"]
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 COMMAND = re.compile(r"^(?:    |\$ )(moebox [a-z][^#`|\n]*)", re.MULTILINE)
-SHARED = {"--help", "--json", "--debug", "--plain", "--version"}
+SHARED = {"--help", "--json", "--runs", "--debug", "--plain", "--version"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -21,7 +21,7 @@ from moebox.core.workload_file import Simulation, WorkloadFile
 from moebox.data import FOLDER
 from moebox.planner.constraints import Constraints, split_constraints
 
-MOST_FLAGS = 309
+MOST_FLAGS = 257
 REMOVED = [
     (command, flag, use, value)
     for command, rows in catalogue.load_table("removed_flags").items()
@@ -53,7 +53,7 @@ def command_arguments(name: str) -> list[Any]:
 
 
 def test_the_command_line_has_few_flags():
-    """Each option of each command counts once; --help, --version, --debug and --plain belong to all of them."""
+    """Each option of each command counts once; --help, --json, --runs, --debug and --plain are global."""
     counts = {name: len(command_arguments(name)) for name in COMMANDS}
 
     assert sum(counts.values()) <= MOST_FLAGS, counts
@@ -164,3 +164,13 @@ def test_the_documented_workload_file_has_every_key():
     assert set(shown) == set(setting_names(WorkloadFile)) - {"workload.salt"}
     found = codec.decode(WorkloadFile, document, where="docs/metrics.md")
     assert replace(found, simulation=Simulation()) == WorkloadFile()
+
+
+def test_json_is_for_every_command_that_prints_results(capsys: pytest.CaptureFixture[str]):
+    """It stands before or after the command; a command without results refuses it."""
+    assert main(["--json", "models", "show", "kimi-k2.6"]) == 0
+    before = capsys.readouterr().out
+    assert main(["models", "show", "kimi-k2.6", "--json"]) == 0
+    assert json.loads(before) == json.loads(capsys.readouterr().out)
+    assert main(["completion", "bash", "--json"]) == 2
+    assert "--json" in capsys.readouterr().err

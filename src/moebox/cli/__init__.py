@@ -132,6 +132,11 @@ def _run_command(words: list[str]) -> int:
     if "--plain" in words:
         os.environ |= {"NO_COLOR": "1", "TERM": "dumb"}
     debug = "--debug" in words
+    words, folder, home = [*words], "", os.environ.get("MOEBOX_RUNS")
+    if "--runs" in words[:-1]:
+        place = words.index("--runs")
+        folder, words[place : place + 2] = words[place + 1], []
+        os.environ["MOEBOX_RUNS"] = folder
     try:
         return call_command([word for word in words if word not in ("--debug", "--plain")])
     except MoeboxError as problem:
@@ -153,6 +158,8 @@ def _run_command(words: list[str]) -> int:
         print(f"error: this machine's limits are too low: {limit}", file=sys.stderr)
         return ExternalError.exit_code
     finally:
+        if folder:
+            os.environ.pop("MOEBOX_RUNS") if home is None else os.environ.update(MOEBOX_RUNS=home)
         registry = sys.modules.get("moebox.core.registry")
         for failure in registry.load_problems() if registry else ():
             print(f"warning: {printable_line(str(failure))}", file=sys.stderr)
@@ -205,6 +212,7 @@ def overview_text() -> str:
             first, *more = textwrap.wrap(about[name], width - NAME_WIDTH) or [""]
             lines += [f"  {name:<{NAME_WIDTH - 2}}{first}", *(" " * NAME_WIDTH + line for line in more)]
     lines += ["", "`moebox COMMAND --help` explains one. --json prints one document for scripts,"]
-    lines.append("--plain turns off colour and live views, --debug prints tracebacks. Exit codes:")
+    lines.append("--runs FOLDER names another folder of runs, --plain turns off colour and live")
+    lines.append("views, --debug prints tracebacks. Exit codes:")
     lines.append("0 good, 1 the answer is no, 2 bad input, 3 outside failure, 130 interrupted.")
     return "\n".join(lines)

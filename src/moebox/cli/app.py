@@ -16,7 +16,8 @@ HELP = """From the box you have and a frontier mixture-of-experts model to an en
 verified, tuned, benchmarked and reported.
 
 Exit codes: 0 good, 1 the answer is no, 2 bad input, 3 something outside is missing or failed, 130 interrupted.
-Every command takes `--debug` to show a traceback; most take `--json`.
+Every command takes `--debug` to show a traceback, `--plain` for no colour and live views, and `--runs FOLDER` for
+another folder of runs; all that print results take `--json` for one JSON document.
 """
 NUMBER_KINDS: dict[object, str] = {int: "a whole number", float: "a number"}
 
@@ -32,8 +33,13 @@ def call_command(words: list[str]) -> int:
         raise UnknownName(f"{first} command", second, subcommands(first))
     app = build_app([word for word in words if not word.startswith("-")])
     try:
+        own = [word for word in words if word != "--json"]
+        command, bound, others = app.parse_args(own, exit_on_error=False, print_error=False)
+        more = {"json": own != words} if "json" in others else {}
+        if own != words and not more:  # refused if the command has no such flag
+            command, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
         with signals_as_interrupt(words):
-            code = app(words, exit_on_error=False, print_error=False, result_action="return_value")
+            code = command(*bound.args, **bound.kwargs, **more)
     except CycloptsError as problem:
         refuse_removed_flags(words)
         hint = "`--help` after the command lists its arguments and flags"

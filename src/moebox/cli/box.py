@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from moebox import detect
 from moebox.cli import flags
 from moebox.cli.display import make_grid
-from moebox.cli.flags import Switch
+from moebox.cli.flags import AsJson, Switch
 from moebox.cli.output import print_result, stderr_console, stdout_console
 from moebox.core.box import Box, Gpu
 from moebox.core.gpu_list import VISIBLE_DEVICES
@@ -36,7 +36,7 @@ def box(
     hosts: Path | None = None,
     node_python: str = "",
     save: Path | None = None,
-    json: Switch = False,
+    json: AsJson = False,
 ) -> int:
     """Show this machine: GPUs, links, CPU, memory, and what is installed.
 
@@ -48,7 +48,6 @@ def box(
         hosts: Time the network between the nodes of this hosts file, over ssh; forecasts with the saved box use it.
         node_python: The Python on those nodes. Default: python3.
         save: Write a capture bundle for a bug report to this folder, without names and serial numbers.
-        json: Print JSON.
     """
     if not hosts:
         flags.refuse_without("--hosts", node_python=node_python)

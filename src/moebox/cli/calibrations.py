@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moebox.cli.display import make_table
-from moebox.cli.flags import Switch
+from moebox.cli.flags import AsJson
 from moebox.cli.output import print_lines, print_result, stdout_console
 from moebox.core.calibration import Calibration
 from moebox.errors import refuse_if
@@ -18,12 +18,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-def calibrations(*, json: Switch = False) -> int:
-    """List the calibrations that plan and forecast use.
-
-    Args:
-        json: Print JSON.
-    """
+def calibrations(*, json: AsJson = False) -> int:
+    """List the calibrations that plan and forecast use."""
     stored = store.stored_calibrations()
 
     def show() -> None:
@@ -45,12 +41,11 @@ def calibrations(*, json: Switch = False) -> int:
     return 0
 
 
-def show(name: str, *, json: Switch = False) -> int:
+def show(name: str, *, json: AsJson = False) -> int:
     """Show what a calibration measured, and what that means for the whole model.
 
     Args:
         name: Its id, or the beginning of it.
-        json: Print JSON.
     """
     found = store.find_calibration(name)
     print_result(json, found, lambda: _print_calibration(found))
@@ -73,25 +68,23 @@ def _print_calibration(found: Calibration) -> None:
     print_lines(f"  {line}" for line in (*found.notes, *(f"not measured: {line}" for line in found.unseen)))
 
 
-def remove(name: str, *, json: Switch = False) -> int:
+def remove(name: str, *, json: AsJson = False) -> int:
     """Remove a calibration; forecasts use constants fitted to published measurements again.
 
     Args:
         name: Its id, or the beginning of it.
-        json: Print JSON.
     """
     found = store.remove_calibration(name)
     print_result(json, {"removed": found.id}, lambda: print_lines([f"removed {found.id}"], stderr=True))
     return 0
 
 
-def export(name: str, path: Path, *, json: Switch = False) -> int:
+def export(name: str, path: Path, *, json: AsJson = False) -> int:
     """Write a calibration to a file for other users of the same box. It names no machine, path or user.
 
     Args:
         name: Its id, or the beginning of it.
         path: The file to write.
-        json: Print JSON.
     """
     found = store.find_calibration(name)
     store.write_calibration(found, path)
@@ -100,12 +93,11 @@ def export(name: str, path: Path, *, json: Switch = False) -> int:
     return 0
 
 
-def import_(path: Path, *, json: Switch = False) -> int:
+def import_(path: Path, *, json: AsJson = False) -> int:
     """Read a calibration from a file; it is used if box, engine, model shape and layout are the same.
 
     Args:
         path: A file that `moebox calibrations export` wrote.
-        json: Print JSON.
     """
     found = store.read_calibration(path)
     unsolved = f"{path}: no two depths with a step in common"

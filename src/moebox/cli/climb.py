@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from moebox.cli import flags
 from moebox.cli.display import VERDICT_MARKS
-from moebox.cli.flags import OutputPath, Switch
+from moebox.cli.flags import AsJson, OutputPath
 from moebox.cli.output import check_writable, print_result, stderr_console, stdout_console, write_file
 from moebox.cli.signals import interrupt_message
 from moebox.errors import refuse_if, refuse_out_of_range
@@ -33,7 +33,7 @@ def climb(
     questions: int | None = None,
     by: Literal["answers", "task"] | None = None,
     jobs: int | None = None,
-    json: Switch = False,
+    json: AsJson = False,
 ) -> int:
     """Try one setting at a time: context, then speculative decoding, then what the recipe's [climb] table lists.
 
@@ -49,7 +49,6 @@ def climb(
         questions: Questions asked at temperature 0 to see whether a step changes the answers. Default: 20.
         by: With task, an agent also does the same jobs at each step; a step that loses solved jobs is rolled back.
         jobs: Number of jobs, with --by task. Default: 20.
-        json: Print JSON.
     """
     from moebox import codec
     from moebox.detect.machine import detect_machine

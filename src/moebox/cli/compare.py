@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Literal
 
 from moebox import api
 from moebox.cli import flags
-from moebox.cli.flags import Names, Switch
+from moebox.cli.flags import AsJson, Names
 from moebox.cli.output import exit_code, print_lines, print_result, stderr_console, stdout_console
 from moebox.cli.signals import interrupt_message
 from moebox.cli.target import find_endpoint
@@ -38,7 +38,7 @@ def compare(
     model: str = "",
     model_b: str = "",
     key_env: str = "",
-    json: Switch = False,
+    json: AsJson = False,
 ) -> int:
     """Ask two servers the same questions at temperature 0 and measure both: is B as correct, and is it faster?
 
@@ -62,7 +62,6 @@ def compare(
         model: The served model name, if a URL serves several.
         model_b: The served model name at B, if it differs.
         key_env: The environment variable that holds the key of a URL.
-        json: Print JSON.
     """
     from moebox.flows.recipes import is_recipe
 

@@ -11,6 +11,7 @@ from typing import Literal
 from moebox.cli import COMMANDS, GROUPS, flags, subcommands
 from moebox.errors import MoeboxError
 
+GLOBAL_OPTIONS = ("--json", "--runs", "--plain", "--debug", "--help")
 Shell = Literal["bash", "zsh", "fish"]
 SCRIPTS: dict[Shell, str] = {
     "bash": """_moebox() {
@@ -56,7 +57,7 @@ def _all_candidates(before: list[str], begun: str) -> Iterable[str]:
     pair = " ".join(typed[:2])
     name = pair if pair in COMMANDS else typed[0]
     if begun.startswith("-"):
-        return command_options(name)
+        return [*command_options(name), *GLOBAL_OPTIONS]
     if before[-1] in VALUES:
         return VALUES[before[-1]]()
     if len(typed) == 1 and name in GROUPS:
@@ -74,6 +75,8 @@ def command_options(command: str) -> Iterator[str]:
         if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
             continue
         annotation = parameter.annotation
+        if annotation is flags.AsJson:
+            continue
         fields = getattr(getattr(annotation, "__origin__", annotation), "__dataclass_fields__", ())
         if fields:
             yield from map(flags.flag_name, fields)

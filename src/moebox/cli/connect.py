@@ -5,7 +5,7 @@ from pathlib import Path
 
 from moebox import codec
 from moebox.cli import flags
-from moebox.cli.flags import Switch
+from moebox.cli.flags import AsJson, Switch
 from moebox.cli.output import print_json, print_lines
 from moebox.cli.target import find_endpoint, is_url, no_answer_error, warn_simulation
 from moebox.core.quirks import engine_quirks
@@ -28,7 +28,7 @@ def connect(
     vision: Switch = False,
     write: Switch = False,
     check: Switch = False,
-    json: Switch = False,
+    json: AsJson = False,
 ) -> int:
     """Print CLIENT's configuration for a live endpoint, write it, or try it.
 
@@ -41,7 +41,6 @@ def connect(
         vision: Configure the client to send images.
         write: Merge into the client's own settings file; everything else in it is kept, and a backup is made.
         check: Make one real call the way this client does.
-        json: Print JSON.
     """
     if client not in connecting.CLIENTS_WITH_CONTEXT:
         flags.refuse_unused(f"{client} has no setting for it", context=context)

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from moebox import codec
 from moebox.cli import flags
-from moebox.cli.flags import Switch
+from moebox.cli.flags import AsJson, Switch
 from moebox.cli.output import exit_code, print_lines, print_result, stderr_console, stdout_console
 from moebox.core.recipe import EngineName
 from moebox.errors import refuse_if
@@ -40,7 +40,7 @@ def logs(
     *,
     engine: EngineName | None = None,
     every: Switch = False,
-    json: Switch = False,
+    json: AsJson = False,
 ) -> int:
     """Search an engine's log for known failures; the first cause comes first, with its remedy.
 
@@ -50,7 +50,6 @@ def logs(
         file: A log file, "-" for standard input, or a run folder.
         engine: Look only for this engine's symptoms.
         every: Show notes and consequences too.
-        json: Print JSON.
     """
     from moebox.doctor.logs import LogSearch, feed_file, search_file
     from moebox.store import plain
@@ -131,7 +130,7 @@ def print_search(found: "LogSearch", *, every: bool) -> None:
 
 
 def box(
-    *, box: str | None = None, need: str = "", test: Switch = False, against: Path | None = None, json: Switch = False
+    *, box: str | None = None, need: str = "", test: Switch = False, against: Path | None = None, json: AsJson = False
 ) -> int:
     """Check this machine before an engine is started on it, and show how to fix problems.
 
@@ -142,7 +141,6 @@ def box(
         need: Disk space that a checkpoint will need, like 595GB.
         test: Test instead of reading settings: all-reduce, copies, load, errors, memory and disk; takes minutes.
         against: Name what changed since this capture: a folder of `moebox box --save`, or its box.toml.
-        json: Print JSON.
     """
     from moebox import detect
     from moebox.doctor.against import compare_boxes
@@ -200,14 +198,13 @@ def checks_table(checks: "Sequence[HostCheck] | Sequence[PackageCheck]") -> "Tab
     return table
 
 
-def engine(name: str, /, *, json: Switch = False) -> int:
+def engine(name: str, /, *, json: AsJson = False) -> int:
     """Check that an engine's package has what moebox needs, and name the optional parts that it leaves out.
 
     Exits 1 if something required is missing or fails.
 
     Args:
         name: The engine's name, as its entry point declares it.
-        json: Print JSON.
     """
     from moebox.engines.package_check import check_package
 

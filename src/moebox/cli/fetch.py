@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from moebox.checkpoint import deploy, is_weights_path
-from moebox.cli.flags import Switch
+from moebox.cli.flags import AsJson, Switch
 from moebox.cli.output import print_lines, print_result, stderr_console
 from moebox.errors import BadInput, refuse_out_of_range
 from moebox.flows import recipes
@@ -16,7 +16,7 @@ from moebox.hub.fetch import RETRIES, Fetcher, select_files
 from moebox.units import format_gb, format_rate, format_seconds, plural
 
 
-def fetch(what: str, *, check: Switch = False, at_once: int = 8, retries: int = RETRIES, json: Switch = False) -> int:
+def fetch(what: str, *, check: Switch = False, at_once: int = 8, retries: int = RETRIES, json: AsJson = False) -> int:
     """Download what a recipe or a repository needs: shards, tokenizer and settings, or the parts of one GGUF file.
 
     Partial files are resumed. Each file is compared with the Hub's hash once; damaged ones are fetched again.
@@ -26,7 +26,6 @@ def fetch(what: str, *, check: Switch = False, at_once: int = 8, retries: int = 
         check: Compare all files with the Hub's hashes again, and fetch only those that are damaged or missing.
         at_once: Files to download at the same time.
         retries: Attempts to go on with a file after connections that brought nothing, with longer and longer pauses.
-        json: Print JSON.
     """
     refuse_out_of_range("--at-once", at_once, 1, 64)
     refuse_out_of_range("--retries", retries, 0, 20)

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from moebox.cli import flags
 from moebox.cli.display import make_table
-from moebox.cli.flags import Settings, Switch, parse_count, parse_token_count
+from moebox.cli.flags import AsJson, Settings, Switch, parse_count, parse_token_count
 from moebox.cli.forecast_tables import FORECAST_TABLES
 from moebox.cli.forecast_target import (
     NO_PLAN_ARGS,
@@ -65,7 +65,7 @@ def forecast(
     ram: str = "",
     ram_bandwidth: str = "",
     force: Switch = False,
-    json: Switch = False,
+    json: AsJson = False,
 ) -> int:
     """Forecast the speed of a recipe, or of the plan for a model: decoding, prompts, or a serving benchmark.
 
@@ -86,7 +86,6 @@ def forecast(
         ram: Memory to assume, such as 768GiB.
         ram_bandwidth: Its bandwidth, such as 614GB/s.
         force: Exit with 0 although it does not fit.
-        json: Print JSON.
     """
     contexts = _parse_counts(plan.context, "--context", many=True)
     streams = _parse_counts(plan.concurrency, "--concurrency")

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from moebox import codec
 from moebox.cli import flags
 from moebox.cli.display import WaitingLine
-from moebox.cli.flags import OutputPath, Switch
+from moebox.cli.flags import AsJson, OutputPath, Switch
 from moebox.cli.output import exit_code, print_lines, print_result, stderr_console, stdout_console
 from moebox.core import catalogue, registry
 from moebox.core.kernel import Arch, KernelLaunch, KernelScan, find_arch
@@ -58,7 +58,7 @@ def kernels(
     tune: Switch = False,
     output: OutputPath = None,
     run: str = "",
-    json: Switch = False,
+    json: AsJson = False,
 ) -> int:
     """Compile the kernels that a model needs for an architecture, and list those that will not launch.
 
@@ -80,7 +80,6 @@ def kernels(
         tune: Time candidates on this machine's GPU, under the architecture's limits, checked against float32.
         output: With --tune: the folder for tuned fused-MoE files and the table.
         run: Keep the findings in this run's folder; its report shows them.
-        json: Print JSON.
     """
     arch = find_arch(arch_name or DEFAULT_ARCH)
     chosen = flags.given_flags(cache=cache, configs=configs, tune=tune, revert=revert, fix=fix)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from moebox import codec
 from moebox.checkpoint import remote, resolve_model
 from moebox.cli.display import make_grid, make_table
-from moebox.cli.flags import Switch
+from moebox.cli.flags import AsJson
 from moebox.cli.output import exit_code, print_lines, print_result, stdout_console
 from moebox.core import catalogue
 from moebox.core.layers import Compressed, FeedForward, Gqa, LayerKind, Layers, Linear, Mamba, Mla
@@ -23,12 +23,8 @@ WIDE = 96  # columns
 SIZE_SOURCES = {"computed": "computed", "published": "as published", "read": "read from headers"}
 
 
-def models(*, json: Switch = False) -> int:
-    """List the models that moebox knows.
-
-    Args:
-        json: Print JSON.
-    """
+def models(*, json: AsJson = False) -> int:
+    """List the models that moebox knows."""
     known = list(catalogue.models().values())
     document = {
         "models": [
@@ -62,14 +58,13 @@ def models(*, json: Switch = False) -> int:
     return 0
 
 
-def add(repo: str, *, json: Switch = False) -> int:
+def add(repo: str, *, json: AsJson = False) -> int:
     """Read a repository of the Hub and keep its row: shape, bytes by component, files, revision and date.
 
     Only config.json, the index and the headers of weights are read. Code of the repository is never run.
 
     Args:
         repo: ORG/REPO[@REVISION].
-        json: Print JSON.
     """
     parsed = parse_repo_name(repo)
     if parsed is None:
@@ -84,13 +79,12 @@ def add(repo: str, *, json: Switch = False) -> int:
     return 0
 
 
-def search(*words: str, limit: int = 20, json: Switch = False) -> int:
+def search(*words: str, limit: int = 20, json: AsJson = False) -> int:
     """Search the Hub for models by words of their names.
 
     Args:
         words: Such as GLM 5.3 NVFP4.
         limit: The number of repositories to list, the most downloaded first.
-        json: Print JSON.
     """
     refuse_if(not words, "no words to search for", hint="such as `moebox models search GLM-5.3 NVFP4`")
     refuse_out_of_range("--limit", limit, 1, 1000)
@@ -113,13 +107,12 @@ def kept_document(kept: remote.KeptModel) -> Document:
     return {**origin, **sizes, "model": model_document(kept.model, kept.checkpoints)}
 
 
-def show(model: str, *, json: Switch = False) -> int:
+def show(model: str, *, json: AsJson = False) -> int:
     """Show one model: its shape, parameters by component, checkpoints, cache per token and licence.
 
     Args:
         model: A name from the catalogue, ORG/REPO[@REVISION] of the Hub, a folder with config.json, or a .gguf file
             (any of its parts).
-        json: Print JSON.
     """
     found, checkpoints = resolve_model(model)
     print_result(

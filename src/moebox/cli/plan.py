@@ -11,7 +11,7 @@ from moebox import api, codec
 from moebox.checkpoint import ResolvedModel, look_up_model
 from moebox.cli import plan_view
 from moebox.cli.display import print_assessment
-from moebox.cli.flags import OutputPath, Switch, flag_name, given_flags
+from moebox.cli.flags import AsJson, OutputPath, Switch, flag_name, given_flags
 from moebox.cli.forecast_target import NO_PLAN_ARGS, PlanArgs
 from moebox.cli.output import print_json, stderr_console, stdout_console, write_file
 from moebox.core.plan import Goal, Plan
@@ -33,7 +33,7 @@ def plan(
     everything: Annotated[Switch, Parameter(name="--all")] = False,
     offline: Switch = False,
     output: OutputPath = None,
-    json: Switch = False,
+    json: AsJson = False,
 ) -> int:
     """Find the recipe for MODEL on this machine or a described one: whether it fits, how fast it is, what to do next.
 
@@ -53,7 +53,6 @@ def plan(
         everything: Print reasons, memory, forecast, alternatives, warnings and the engine's command.
         offline: Do not ask the Hub; repositories that were read before are still known.
         output: Write the recipe to this file.
-        json: Print JSON.
     """
     pages = given_flags(why=why, memory=memory, all=everything)
     refuse_if(len(pages) > 1, f"{' and '.join(pages)} are different pages", hint="give one of them")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from moebox.cli.flags import Switch
+from moebox.cli.flags import AsJson
 from moebox.cli.output import print_lines, print_result, stdout_console
 from moebox.errors import refuse_if
 from moebox.units import format_gib, format_seconds
@@ -17,13 +17,10 @@ if TYPE_CHECKING:
     from moebox.core.box import GpuProcess
 
 
-def ps(*, json: Switch = False) -> int:
+def ps(*, json: AsJson = False) -> int:
     """List the engines that moebox started: ready, starting, exited, and orphaned processes or containers.
 
     The processes on each GPU follow, other users' too, as far as the driver and the kernel show them.
-
-    Args:
-        json: Print JSON.
     """
     from moebox.detect import nvml
 
@@ -124,14 +121,13 @@ def down(
     /,
     *,
     all_: Annotated[bool, Parameter(name="--all", negative=())] = False,
-    json: Switch = False,
+    json: AsJson = False,
 ) -> int:
     """Stop an engine: SIGINT, SIGTERM, then SIGKILL, each after a while; its orphaned processes are ended too.
 
     Args:
         name: The engine's id (or its beginning) or its recipe's name. Default: the only one.
         all_: Stop every engine, and remove what earlier ones left behind.
-        json: Print JSON.
     """
     from moebox.serve import state
     from moebox.serve.stop import kill_orphans, list_containers, remove_container, stop_instance

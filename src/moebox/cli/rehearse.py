@@ -1,11 +1,9 @@
 """`moebox rehearse`: boot the real engine with few layers and dummy weights."""
 
-from pathlib import Path
-
 from moebox.checkpoint import deploy
 from moebox.cli import flags
 from moebox.cli.display import WaitingLine
-from moebox.cli.flags import Switch
+from moebox.cli.flags import AsJson, Switch
 from moebox.cli.output import print_lines, print_result, stdout_console
 from moebox.cli.signals import interrupt_message
 from moebox.core.recipe import RuntimeKind
@@ -24,8 +22,7 @@ def rehearse(
     phantom: Switch = False,
     runtime: RuntimeKind | None = None,
     patience: str = "15m",
-    runs: Path | None = None,
-    json: Switch = False,
+    json: AsJson = False,
 ) -> int:
     """Boot RECIPE's engine with its own flags, few layers and dummy weights; prompt it, decode, and stop it.
 
@@ -43,8 +40,6 @@ def rehearse(
         phantom: Use the phantom's weights, which give meaningful answers, instead of dummy ones.
         runtime: Run it natively, in docker or podman, or embedded, instead of the recipe's runtime.
         patience: Longest time without progress while starting.
-        runs: The folder for run folders.
-        json: Print JSON.
     """
     from moebox.cli.calibrations import calibration_summary, step_table
     from moebox.cli.up import StartupPhases, apply_flags, known_problems
@@ -72,7 +67,7 @@ def rehearse(
     deployment = deploy(chosen)
     require_engine(deployment)
     print_lines((f"warning: {problem.text_with_remedy}" for problem in known_problems(deployment)), stderr=True)
-    run = Run.create(f"{'measure' if measure else 'rehearse'}-{chosen.name}", runs=runs)
+    run = Run.create(f"{'measure' if measure else 'rehearse'}-{chosen.name}")
     try:
         if measure:
             key = f"measure {chosen.engine} {chosen.model} {chosen.runtime.kind} {','.join(map(str, depths))}".rstrip()

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 from moebox import api
 from moebox import render as rendering
 from moebox.checkpoint import deploy
-from moebox.cli.flags import OutputPath, Switch
+from moebox.cli.flags import AsJson, OutputPath, Switch
 from moebox.cli.output import print_result, write_file
 from moebox.engines import find_refusals
 from moebox.escape import printable_line
@@ -21,7 +21,7 @@ def render(
     file_format: Annotated[Literal[rendering.LaunchFormat, rendering.OtherFormat], Parameter(name="--as")] = "script",
     output: OutputPath = None,
     force: Switch = False,
-    json: Switch = False,
+    json: AsJson = False,
 ) -> int:
     """Write RECIPE as a file that runs without moebox.
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from moebox import api
-from moebox.cli.flags import OutputPath, Switch
+from moebox.cli.flags import AsJson, OutputPath, Switch
 from moebox.cli.output import print_lines, print_result
 from moebox.store import Run
 
@@ -14,8 +14,7 @@ def report(
     pdf: Switch = False,
     md: Switch = False,
     title: str = "",
-    runs: Path | None = None,
-    json: Switch = False,
+    json: AsJson = False,
 ) -> int:
     """Write the report of a run, or of several side by side, as one self-contained file.
 
@@ -25,15 +24,14 @@ def report(
         pdf: A PDF beside it, by Chromium or WeasyPrint.
         md: Markdown beside it.
         title: The heading. Default: made from models and boxes.
-        runs: The folder that holds the runs.
         json: Print the paths as JSON.
     """
-    made = api.report(run or ("latest",), output, pdf=pdf, markdown=md, title=title, runs=runs)
+    made = api.report(run or ("latest",), output, pdf=pdf, markdown=md, title=title)
     print_result(json, {"files": made}, lambda: print_lines(made))
     return 0
 
 
-def pack(*run: str, output: OutputPath = None, pdf: bool = True, runs: Path | None = None, json: Switch = False) -> int:
+def pack(*run: str, output: OutputPath = None, pdf: bool = True, json: AsJson = False) -> int:
     """Put runs into a folder or archive: README, findings, report, launch script, GPU facts, logs, figures, patches.
 
     Keys, host and user names, addresses and serial numbers are removed from every file.
@@ -42,12 +40,11 @@ def pack(*run: str, output: OutputPath = None, pdf: bool = True, runs: Path | No
         run: Runs by name, beginning of a name, or path. Default: the latest.
         output: A folder, or a file ending in .tar.gz. Default: RUN.tar.gz in this folder.
         pdf: Make the PDF too, if that is possible.
-        runs: The folder that holds the runs.
         json: Print the path and what was left out as JSON.
     """
     from moebox.report.pack import pack_runs
 
-    found = [Run.open(name, runs=runs) for name in run or ("latest",)]
+    found = [Run.open(name) for name in run or ("latest",)]
     path, left_out = pack_runs(found, output or Path(f"{found[0].id}.tar.gz"), pdf=pdf)
     if not json:
         print_lines((f"left out: {line}" for line in left_out), stderr=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 from moebox import codec
 from moebox.cli import flags
 from moebox.cli.display import LiveDisplay, print_assessment
-from moebox.cli.flags import Names, Switch
+from moebox.cli.flags import AsJson, Names, Switch
 from moebox.cli.output import confirm, exit_code, print_json, print_lines, stderr_console, stdout_console
 from moebox.core.pipeline import STEPS, Pipeline, PipelineStep, RunRequest, display_state
 from moebox.core.traits import LAST_PORT
@@ -57,8 +57,7 @@ def run(
     quick: Switch = False,
     yes: Switch = False,
     resume: str = "",
-    runs: Path | None = None,
-    json: Switch = False,
+    json: AsJson = False,
 ) -> int:
     """Plan, check the machine, rehearse, start, verify, climb, measure and report, in one command.
 
@@ -79,7 +78,6 @@ def run(
         quick: Fewer trials, shorter prompts and measurements, no jobs. The phantom always runs so, with two jobs.
         yes: Do not prompt.
         resume: Resume this run, by folder or name; `latest` is the newest one.
-        runs: The folder for run folders.
         json: Print the run as one JSON document at the end.
     """
     from moebox.flows.run import Runner
@@ -90,7 +88,7 @@ def run(
         refuse_if(model, f"{again}: it does not take {model}")
         flags.refuse_unused(again, box=box, recipe=recipe, ram=ram, ram_bandwidth=ram_bandwidth, twin=twin, skip=skip)
         flags.refuse_unused(again, concurrency=concurrency, port=port, keep=keep, quick=quick)
-        folder = Run.resume(resume, runs=runs)
+        folder = Run.resume(resume)
         pipelines.check_step_names([until] if until else [])
         with pipelines.raise_disk_full(folder):
             pipeline = pipelines.resume_pipeline(folder, until=until or None)  # type: ignore[arg-type]
@@ -118,7 +116,7 @@ def run(
         )
         check_request(request)
         name = Path(request.model).name.removesuffix(".gguf") or Path(request.recipe).stem or "phantom"
-        folder = Run.create(f"run-{name}", runs=runs)
+        folder = Run.create(f"run-{name}")
         with pipelines.raise_disk_full(folder):
             pipeline = pipelines.begin_pipeline(request, folder)
     awake = AwakeClock()

@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from moebox import codec, files
 from moebox.cli.display import print_assessment
-from moebox.cli.flags import Switch
+from moebox.cli.flags import AsJson, Switch
 from moebox.cli.output import confirm, print_json, print_lines, print_result, stdout_console
 from moebox.errors import ExternalError, refuse_if
 from moebox.loose import Document
@@ -29,19 +29,16 @@ LISTED = ("model", "engine", "box", "verdict", "output_tok_s", "ttft_ms", "faile
 
 def runs(
     *,
-    runs: Path | None = None,
     everything: Annotated[Switch, Parameter(name="--all")] = False,
-    json: Switch = False,
+    json: AsJson = False,
 ) -> int:
     """List the runs, newest first.
 
     Args:
-        runs: The folder that holds them.
         everything: List all of them, not only as many as a screen shows; JSON always has all.
-        json: Print JSON.
     """
-    home = runs_dir(runs)
-    found, engines = list_summaries(runs), state.live_run_folders()
+    home = runs_dir()
+    found, engines = list_summaries(), state.live_run_folders()
     live = {row.id for row in found if state.is_run_active(Run(home / row.id), engines, unfinished_step=row.left_in)}
     if json:
         rows = []
@@ -87,18 +84,16 @@ def _print_runs(found: "Sequence[RunSummary]", live: set[str], width: int) -> No
         stdout_console().print(table)
 
 
-def show(run: str = "latest", *, runs: Path | None = None, json: Switch = False) -> int:
+def show(run: str = "latest", *, json: AsJson = False) -> int:
     """Show one run: what it is, how it went, what is missing.
 
     Args:
         run: The run by name, beginning of a name, or path.
-        runs: The folder that holds the runs.
-        json: Print JSON.
     """
     from moebox.assess.naming import label_runs
     from moebox.runs.reader import read_run
 
-    found = Run.open(run, runs=runs)
+    found = Run.open(run)
     record = label_runs([read_run(found)])[0]
     brief = _select(run_brief(found), ("id", "path", "started", "last", "last_kind", "bytes"))
     document = {
@@ -152,18 +147,15 @@ def _print_run(run: Run, record: "RunRecord") -> None:
     out.print(table)
 
 
-def rm(
-    *run: str, yes: Annotated[bool, Parameter(name=["--yes", "-y"], negative=())] = False, runs: Path | None = None
-) -> int:
+def rm(*run: str, yes: Annotated[bool, Parameter(name=["--yes", "-y"], negative=())] = False) -> int:
     """Delete runs.
 
     Args:
         run: Runs by full name or path.
         yes: Do not prompt.
-        runs: The folder that holds the runs.
     """
     refuse_if(not run, "name the runs to delete", hint="`moebox runs` lists them")
-    found = [_find_deletable(name, runs) for name in run]
+    found = [_find_deletable(name) for name in run]
     if not yes and not confirm(f"delete {', '.join(folder.id for folder in found)}?"):
         print_lines(["nothing deleted"])
         return 1
@@ -175,9 +167,9 @@ def rm(
     return 0
 
 
-def _find_deletable(name: str, runs: Path | None) -> Run:
+def _find_deletable(name: str) -> Run:
     """Return the run of that full name; an error if it is in use or not a run."""
-    folder = Run.open(name, runs=runs)
+    folder = Run.open(name)
     full = f"deleting needs the full name: {folder.id}"
     refuse_if(folder.id != Path(name).name, f"{name!r} is not a full name", hint=full)
     refuse_if(not is_run_folder(folder.path), f"{folder.path}: not a run folder, so it is not deleted")

@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from moebox.cli import flags
-from moebox.cli.flags import Settings, Switch
+from moebox.cli.flags import AsJson, Settings
 from moebox.cli.forecast_target import ForecastTarget, find_target, refuse_without_cache
 from moebox.cli.output import print_result, stderr_console
 from moebox.core.setting import split_settings
@@ -29,7 +29,7 @@ def twin(
     key_env: str = "",
     open: Annotated[bool, Parameter(name="--open", negative=())] = False,
     settings: Settings = None,
-    json: Switch = False,
+    json: AsJson = False,
 ) -> int:
     """Serve a simulation of a recipe on a box: OpenAI's API, timed as forecast, with made-up text.
 

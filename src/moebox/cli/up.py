@@ -2,14 +2,13 @@
 
 import dataclasses
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from moebox.cli import flags
 from moebox.cli.display import TimeEstimate
-from moebox.cli.flags import Switch
+from moebox.cli.flags import AsJson, Switch
 from moebox.cli.output import print_lines, print_result, stderr_console, stdout_console
 from moebox.core.change import with_settings
 from moebox.core.recipe import Recipe, RuntimeKind
@@ -43,8 +42,7 @@ def up(
     dry_run: Switch = False,
     force: Switch = False,
     where: Annotated[NodeSelection, Parameter(name="*")] = THIS_MACHINE,
-    runs: Path | None = None,
-    json: Switch = False,
+    json: AsJson = False,
 ) -> int:
     """Start RECIPE's engine, show its phases, and wait until it answers a chat.
 
@@ -61,7 +59,6 @@ def up(
         dry_run: Print the command instead of running it.
         force: With --dry-run, print the command of a recipe that does not fit.
         where: Nodes, for a recipe that spans several.
-        runs: The folder for run folders.
         json: Print the endpoint, facts and plan against reality as one JSON document.
     """
     from moebox.checkpoint import deploy
@@ -87,7 +84,7 @@ def up(
     if not where.is_given:
         require_engine(deployment)
     print_warnings(deployment)
-    run = Run.create(deployment.recipe.name, runs=runs)
+    run = Run.create(deployment.recipe.name)
     try:
         session = start_engine(deployment, run, patience_s, where)
     except LaunchFailed as problem:

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from moebox import api
 from moebox.cli import flags
 from moebox.cli.display import VERDICT_MARKS
-from moebox.cli.flags import Names, Switch
+from moebox.cli.flags import AsJson, Names, Switch
 from moebox.cli.output import check_writable, exit_code, print_result, stderr_console, stdout_console, write_file
 from moebox.cli.signals import interrupt_message
 from moebox.cli.target import create_run, find_endpoint, open_run
@@ -60,7 +60,7 @@ def verify(
     strict: Switch = False,
     junit: Path | None = None,
     run: str = "",
-    json: Switch = False,
+    json: AsJson = False,
 ) -> int:
     """Check that a server works, from its first answer to agents' long conversations; every failure is counted.
 
@@ -87,7 +87,6 @@ def verify(
         strict: Exit code 1 for warnings too.
         junit: Write JUnit XML to this file too.
         run: Keep the evidence in this run, such as the one of the engine's launch. Default: a new run.
-        json: Print JSON.
     """
     from moebox.verify.junit import to_junit_xml
     from moebox.verify.options import TIME_S, TRIALS, VerifyOptions

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Self
 
 from moebox.cli import flags
 from moebox.cli.display import LiveDisplay
-from moebox.cli.flags import Switch
+from moebox.cli.flags import AsJson
 from moebox.cli.output import exit_code, print_json, stderr_console, stdout_console
 from moebox.cli.target import find_endpoint, warn_simulation
 from moebox.errors import INTERRUPTED, refuse_if
@@ -33,7 +33,7 @@ def watch(
     every: str = "2s",
     canary: str = "5m",
     time: str = "",
-    json: Switch = False,
+    json: AsJson = False,
 ) -> int:
     """Watch an endpoint: requests, tokens, cache and latencies from its metrics, and a check every few minutes.
 

@@ -22,7 +22,6 @@ def ui(
     port: int | None = None,
     socket: Path | None = None,
     open: Annotated[bool, Parameter(name="--open", negative=())] = False,
-    runs: Path | None = None,
 ) -> int:
     """Serve the local page: plan with sliders, the runs, one of them live. Ctrl-C ends it.
 
@@ -33,14 +32,13 @@ def ui(
         port: The port; the first free one from 8717 on without it.
         socket: A Unix socket to listen on instead, which only your account may use; `ssh -L 8717:PATH` forwards it.
         open: Open it in the browser.
-        runs: The folder that holds the runs.
     """
     from moebox.web.serve import prepare_server
 
     chosen = host != LOOPBACK or port is not None or open
     refuse_if(socket and chosen, "--socket takes the place of --host, --port and --open")
     server, listening, address = prepare_server(
-        host, USUAL_PORT if port is None else port, exact_port=port is not None, runs=runs, file=socket
+        host, USUAL_PORT if port is None else port, exact_port=port is not None, file=socket
     )
     print(address, flush=True)
     try:

@@ -107,7 +107,7 @@ class PageServer(uvicorn.Server):
 
 
 def prepare_server(
-    host: str, port: int, *, exact_port: bool, runs: Path | None, file: Path | None = None
+    host: str, port: int, *, exact_port: bool, runs: Path | None = None, file: Path | None = None
 ) -> tuple[uvicorn.Server, socket.socket, str]:
     """Prepare the server, its socket and the address to open; `file` is a Unix socket instead of host and port."""
     runs_dir(runs)  # raises if it is not a folder

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from moebox.cli import flags
 from moebox.cli.bench.args import BenchArgs, BenchPlan, ServerAccess, make_bench_plan, parse_counts
 from moebox.cli.bench.results import ResultKeeper, RunMeasurements, load_label, print_results, print_test_rows
-from moebox.cli.flags import Settings, Switch
+from moebox.cli.flags import AsJson, Settings, Switch
 from moebox.cli.output import exit_code, print_result, stderr_console, stdout_console
 from moebox.cli.target import find_endpoint, warn_simulation
 from moebox.core.measure import Load, SearchAxis, Slo
@@ -45,7 +45,7 @@ def bench(
     label: str = "",
     output_file: Annotated[Path | None, Parameter(name=["--output-file", "-o"])] = None,
     run: str = "",
-    json: Switch = False,
+    json: AsJson = False,
 ) -> int:
     """Measure how fast an endpoint is, and report if the client was the limit.
 
@@ -67,7 +67,6 @@ def bench(
         label: A name for the result.
         output_file: Write the result to this file (JSON), and the samples beside it.
         run: Keep the result in this run's measurements. Default: a new run, unless --output-file is given.
-        json: Print JSON.
     """
     from moebox.bench.probe import probe_endpoint
     from moebox.bench.search import parse_slo
@@ -257,13 +256,12 @@ def _run_tests(
     return exit_code(allow_failures or not failed)
 
 
-def import_(files: list[Path], /, *, run: str = "", json: Switch = False) -> int:
+def import_(files: list[Path], /, *, run: str = "", json: AsJson = False) -> int:
     """Read results of vllm bench serve, sglang.bench_serving, guidellm, aiperf or llama-bench.
 
     Args:
         files: The files that these tools wrote (JSON or JSON lines).
         run: Keep the results in this run's measurements, so that its report shows them.
-        json: Print JSON.
     """
     from moebox.bench.importers import load_results
 

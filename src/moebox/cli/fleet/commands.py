@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from moebox.cli import flags
 from moebox.cli.display import make_table
-from moebox.cli.flags import Names, OutputPath, Switch
+from moebox.cli.flags import AsJson, Names, OutputPath, Switch
 from moebox.cli.output import exit_code, print_lines, print_result, stderr_console, stdout_console, write_file
 from moebox.errors import refuse_if, refuse_out_of_range
 from moebox.fleet import routers
@@ -38,7 +38,7 @@ def up(
     twin: Switch = False,
     detach: Switch = False,
     patience: str = "15m",
-    json: Switch = False,
+    json: AsJson = False,
 ) -> int:
     """Start a fleet's members and the router in front of them; Ctrl-C stops all of it.
 
@@ -77,12 +77,8 @@ def _print_note(line: str) -> None:
     stderr_console().print(line, style="dim", markup=False)
 
 
-def ps(*, json: Switch = False) -> int:
-    """List fleets with their members, and whether each answers.
-
-    Args:
-        json: Print JSON.
-    """
+def ps(*, json: AsJson = False) -> int:
+    """List fleets with their members, and whether each answers."""
     from moebox.flows import fleet_record, fleet_up
 
     fleets, lines = [], []
@@ -96,12 +92,11 @@ def ps(*, json: Switch = False) -> int:
     return 0
 
 
-def down(name: str = "", /, *, json: Switch = False) -> int:
+def down(name: str = "", /, *, json: AsJson = False) -> int:
     """Stop a fleet: its router, then every member that moebox started.
 
     Args:
         name: The fleet's name or file. Default: the only one.
-        json: Print JSON.
     """
     from moebox.flows import fleet_record, fleet_up
 
@@ -123,7 +118,7 @@ def verify(
     quick: Switch = False,
     seed: int | None = None,
     deadline: str = "5m",
-    json: Switch = False,
+    json: AsJson = False,
 ) -> int:
     """Check the answers through the router, and what only a fleet can get wrong.
 
@@ -138,7 +133,6 @@ def verify(
         quick: Fewer trials.
         seed: Repeat the questions of an earlier verification.
         deadline: Timeout of one request.
-        json: Print JSON.
     """
     from moebox.cli.verify import VerifyView, refuse_unused_flags
     from moebox.flows import fleet_record, fleet_verify
@@ -208,7 +202,7 @@ def bench(
     requests: int = 64,
     input_len: int = 256,
     output_len: int = 64,
-    json: Switch = False,
+    json: AsJson = False,
 ) -> int:
     """Measure how throughput grows with members, and the overhead of the router.
 
@@ -219,7 +213,6 @@ def bench(
         requests: Requests for each member.
         input_len: Prompt tokens.
         output_len: Reply tokens.
-        json: Print JSON.
     """
     from moebox.flows import fleet_bench, fleet_record
 
@@ -274,7 +267,7 @@ def render(
     router: RouterKind | None = None,
     output: OutputPath = None,
     force: Switch = False,
-    json: Switch = False,
+    json: AsJson = False,
 ) -> int:
     """Write the router's configuration and the members' launch files, as files that run without moebox.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from moebox import codec
 from moebox.cli import flags
 from moebox.cli.display import make_table
-from moebox.cli.flags import Settings, Switch
+from moebox.cli.flags import AsJson, Settings, Switch
 from moebox.cli.output import exit_code, print_result, stderr_console, stdout_console
 from moebox.core.measure import Slo
 from moebox.core.setting import split_settings
@@ -53,7 +53,7 @@ def plan(
     policy: Policy | None = None,
     settings: Settings = None,
     force: Switch = False,
-    json: Switch = False,
+    json: AsJson = False,
 ) -> int:
     """Find how many boxes of which kind serve a number of users within an SLO, by simulation.
 
@@ -71,7 +71,6 @@ def plan(
         settings: Another value of the recipe (parallel.tp=8), or of the search: search.time_s=20m of virtual time
             for each fleet, search.most=64 boxes at most, search.seed=1; repeatable.
         force: Plan with members that do not fit their box.
-        json: Print JSON.
     """
     from moebox.bench.search import parse_slo
     from moebox.flows import fleet_plan

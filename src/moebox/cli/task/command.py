@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from moebox.cli import flags
-from moebox.cli.flags import Names, Switch
+from moebox.cli.flags import AsJson, Names
 from moebox.cli.output import exit_code, print_lines, print_result
 from moebox.cli.signals import interrupt_message
 from moebox.cli.target import create_run, find_endpoint
@@ -64,7 +64,7 @@ def task(
     resume: str = "",
     model: str = "",
     key_env: str = "",
-    json: Switch = False,
+    json: AsJson = False,
 ) -> int:
     """Give a model seeded coding jobs with tools, and score what its files do afterwards.
 
@@ -91,7 +91,6 @@ def task(
         resume: Resume this run (`latest` is the newest): only unfinished jobs are done again.
         model: The served model name. Default: the only one that the server lists.
         key_env: The environment variable that holds the key.
-        json: Print JSON.
     """
     from moebox.serve.state import hold_endpoint
     from moebox.tasks import runner
