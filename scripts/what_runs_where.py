@@ -74,17 +74,17 @@ def page() -> str:
     for architecture in order:
         cells = []
         for gpu in GPUS:
-            rows = found[architecture].get(gpu, [])
-            good = sorted({engine_traits(row.engine).title for row in rows if row.state in ("runs", "slow")})
-            cells.append(", ".join(good) or ("known problems" if rows else ""))
+            known = found[architecture].get(gpu, [])
+            good = sorted({engine_traits(row.engine).title for row in known if row.state in ("runs", "slow")})
+            cells.append(", ".join(good) or ("known problems" if known else ""))
         lines.append(f"| {titles[architecture][0]} | " + " | ".join(cells) + " |")
     for architecture in order:
         lines += ["", f"## {', '.join(titles[architecture])}"]
         for gpu, title in GPUS.items():
-            if rows := found[architecture].get(gpu, []):
-                rows.sort(key=lambda row: row.date, reverse=True)
+            if reports := found[architecture].get(gpu, []):
+                reports.sort(key=lambda row: row.date, reverse=True)
                 lines += ["", f"### {title}", "", "| engine | format | if | state | evidence |", "| --- " * 5 + "|"]
-                lines += dict.fromkeys(row_line(row) for row in rows)
+                lines += dict.fromkeys(row_line(row) for row in reports)
     return "\n".join(lines) + "\n"
 
 
