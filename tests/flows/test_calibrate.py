@@ -267,6 +267,15 @@ def test_boots_of_the_same_depth_are_averaged() -> None:
     assert both.prefill == first.prefill
 
 
+def test_a_budget_is_an_upper_bound(run: Run) -> None:
+    """What does not fit into the budget is not measured, and the budget that would be useful is named first."""
+    lines: list[str] = []
+    with pytest.raises((AnswerIsNo, LaunchFailed)):
+        calibrate(acting("good"), run, layers=(4, 8), budget_s=0.2, notify=lines.append)
+    assert "about 4 min 20 s are useful" in lines[1]
+    assert not marked_processes()
+
+
 def test_a_disturbed_calibration_does_not_spoil_a_quiet_one() -> None:
     """Of two timings of one step the quiet one counts alone, whichever came first."""
     slow, quick = (

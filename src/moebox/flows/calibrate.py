@@ -43,6 +43,8 @@ from moebox.store import Run, calibrations
 from moebox.units import format_seconds
 
 BUDGET_S = 600.0
+STOP_S = 5.0  # of the budget, to stop the last engine
+LEAST_S = 10.0  # for the most important steps of a boot
 FIRST_BOOT_S = 120.0  # estimate: vLLM compiles and captures graphs for 90 to 190 s
 FILE = "calibration.json"
 T = TypeVar("T")
@@ -69,12 +71,17 @@ class TimeBudget:
 
     @property
     def left_s(self) -> float:
-        return self.budget_s - (time.monotonic() - self.began)
+        return self.end - time.monotonic()
 
     def deadline(self, boots_after: int) -> float:
         """When the current boot must be done, so that the others get as much time; monotonic clock."""
         share = (self.left_s - boots_after * 1.3 * self.startup_s) / (boots_after + 1)
-        return time.monotonic() + max(share, 10.0)
+        return time.monotonic() + max(share, 0.0)
+
+    @property
+    def end(self) -> float:
+        """When the last engine must be stopped; a little of the budget is kept for that."""
+        return self.began + self.budget_s - min(0.05 * self.budget_s, STOP_S)
 
 
 def calibrate(
@@ -166,6 +173,9 @@ class _Calibrator:
         estimate_s = starting_s + 0.5 * max(budget_s - starting_s, 0.0)  # half of the rest for timing
         names = ", ".join(depth.text for depth in depths)
         self.notify(f"booting with {names}; about {format_seconds(estimate_s)}, at most {format_seconds(budget_s)}")
+        if budget_s < starting_s + len(depths) * LEAST_S:
+            useful = format_seconds(starting_s + len(depths) * LEAST_S)
+            self.notify(f"the budget may be too short to measure anything; about {useful} are useful")
         for place, depth in enumerate(depths):
             current = depth
             while True:
@@ -189,7 +199,9 @@ class _Calibrator:
                 self.add_note(text)
             whole = Deployment.from_parts(facts.recipe, facts.model, facts.checkpoint, facts.box)
             launched = rehearse.with_weights(whole, small)
-            with engine_session(launched, self.run, patience_s=patience_s, rehearsal=True) as session:
+            with engine_session(
+                launched, self.run, patience_s=patience_s, deadline=self.clock.end, rehearsal=True
+            ) as session:
                 self.clock.startup_s = session.startup_s
                 self.version = self.version or preflight.engine_version(launched.engine, session.prepared.argv)
                 self.current = BootMeasurement(

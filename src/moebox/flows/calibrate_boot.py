@@ -197,7 +197,9 @@ def time_boot(work: BootMeasurement, session: EngineSession, model: Model, *, de
     longest = min(int(facts.context or 0) or session.recipe.context or model.context, model.context)
     work.longest = min(longest, work.longest or longest)
     extra = ENDLESS_TEXT if work.ggml and session.recipe.model == PHANTOM else {}
-    target = timing.TimedEngine(endpoint=session.endpoint, vocab=model.vocab, ggml=work.ggml, extra=extra)
+    target = timing.TimedEngine(
+        endpoint=session.endpoint, vocab=model.vocab, ggml=work.ggml, extra=extra, deadline=deadline
+    )
     points = timing_grid(session.recipe, chunk=work.chunk, longest=work.longest, cache_tokens=work.cache_tokens)
     points = [point for point in points if work.should_time(point)]
     notify(f"{work.depth.text}: up after {format_seconds(session.startup_s)}; timing {len(points)} kinds of step")
@@ -206,6 +208,12 @@ def time_boot(work: BootMeasurement, session: EngineSession, model: Model, *, de
         time_points(work, target, points, deadline=deadline, notify=notify)
         repeat_doubtful(work, target, deadline=deadline)
     except ExternalError as problem:
+        if time.monotonic() >= deadline and session.is_alive:  # requests end with the budget
+            if not work.looks:
+                text = f"the budget ended before a step of {work.depth.text} was timed"
+                raise AnswerIsNo(text, hint="give it a longer --budget") from None
+            work.notes.append(f"{work.depth.text}: the budget ended before every step was timed as often as needed")
+            return
         session.wait_for_cause()
         cause = session.watch.search.cause
         hint = f"{cause.cause} {cause.remedy}" if cause else f"the log is {session.log}"

@@ -54,6 +54,7 @@ class TimedEngine:
     # because llama.cpp decodes only those in one step (on slots 0 and 2 two took 9.1 ms, on 0 and 1 6.5).
     ggml: bool = False
     extra: Json = field(default_factory=dict)  # merged into every request
+    deadline: float = math.inf  # of every request, on the monotonic clock
     draw: random.Random = field(default_factory=lambda: random.Random(time.time_ns()))
 
     def draw_prompt(self, tokens: int) -> list[int]:
@@ -89,7 +90,10 @@ def record_stream(target: TimedEngine, body: Json, out: TokenTimes) -> None:
     """Send one request and record when its tokens arrive."""
     out.sent = time.monotonic()
     try:
-        with StreamExchange(target.endpoint, body, path="/completions", timeout_s=TIMEOUT_S) as exchange:
+        left_s = max(target.deadline - out.sent, 0.01)
+        with StreamExchange(
+            target.endpoint, body, path="/completions", timeout_s=min(TIMEOUT_S, left_s), total_s=left_s
+        ) as exchange:
             for at, event in exchange:
                 problem = event.error or cache_problem(event)
                 out.error = problem or out.error

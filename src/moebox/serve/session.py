@@ -5,6 +5,7 @@ with engine_session(deployment, run) as session:
 """
 
 import contextlib
+import math
 import subprocess
 import time
 from collections.abc import Iterator
@@ -91,10 +92,13 @@ class EngineSession:
         """The engine's process runs."""
         return self.guard.poll() is None and self.instance.guard_state.status in ("starting", "running")
 
-    def wait_ready(self, *, patience_s: float = PATIENCE_S) -> None:
-        """Wait until the engine answers a chat. Raise LaunchFailed with the first cause if it does not."""
+    def wait_ready(self, *, patience_s: float = PATIENCE_S, deadline: float = math.inf) -> None:
+        """Wait until the engine answers a chat. Raise LaunchFailed with the first cause if it does not.
+
+        `patience_s`: longest time without progress; `deadline`: when it must be ready, on the monotonic clock.
+        """
         with AwakeClock() as awake:
-            self._wait_for_chat(awake, patience_s)
+            self._wait_for_chat(awake, patience_s, deadline)
         self.startup_s = time.monotonic() - self.watch.started
         self._report_lost_log()
         self.instance = state.update_instance(self.instance, ready=time.time())
@@ -109,7 +113,7 @@ class EngineSession:
         self.run.add_event(ready)
         self._record_phase()
 
-    def _wait_for_chat(self, awake: AwakeClock, patience_s: float) -> None:
+    def _wait_for_chat(self, awake: AwakeClock, patience_s: float, deadline: float) -> None:
         chat: facts.ChatProbe | None = None
         polled_at, away = 0.0, 0.0
         while True:
@@ -134,6 +138,8 @@ class EngineSession:
                     chat = facts.ChatProbe(self.endpoint)
                     chat.start()
                     self.watch.note_progress()
+            if time.monotonic() > deadline:
+                raise self._record_failure("stuck", f"was not ready in time; it was {self.watch.summary.phase_text}")
             idle_s = self.watch.idle_s
             if idle_s > (patience_s if self.watch.has_output else max(patience_s, FIRST_LINE_S)):
                 if chat is not None:
@@ -343,6 +349,7 @@ def engine_session(
     run: Run,
     *,
     patience_s: float = PATIENCE_S,
+    deadline: float = math.inf,
     stop_signals: StopSignals | None = None,
     listener: LogListener | None = None,
     rehearsal: bool = False,
@@ -352,7 +359,7 @@ def engine_session(
         prepare_launch(deployment, name=run.id), run, stop_signals=stop_signals, listener=listener, rehearsal=rehearsal
     )
     try:
-        session.wait_ready(patience_s=patience_s)
+        session.wait_ready(patience_s=patience_s, deadline=deadline)
         yield session
     finally:
         session.stop()
