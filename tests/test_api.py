@@ -30,6 +30,11 @@ SIGNATURES = {
         "keep_going: bool = False, run: Run | None = None, on_check: OnCheck | None = None, "
         "on_progress: OnProgress | None = None) -> CheckResults"
     ),
+    "quality": (
+        "(endpoint: Endpoint, *, references: Sequence[Reference] = (), own_text: QualityText | None = None, "
+        "limit: float | None = None, run: Run | None = None, on_progress: Progress | None = None) "
+        "-> tuple[QualityResult, bytes]"
+    ),
     "bench": (
         "(endpoint: Endpoint, *, workload: Workload | None = None, load: Load | None = None, slo: Slo | None = None, "
         "warmup: int = 0) -> Measurement"

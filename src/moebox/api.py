@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from moebox.planner.constraints import Constraints
     from moebox.planner.forecast import ForecastRow
     from moebox.planner.simulate import SimulatedWorkload
+    from moebox.quality.measure import QualityResult
+    from moebox.quality.reader import Progress
+    from moebox.quality.reference import Reference
+    from moebox.quality.texts import QualityText
     from moebox.render import LaunchFormat, OtherFormat
     from moebox.runs.record import RunRecord
     from moebox.serve.session import EngineSession
@@ -45,6 +49,7 @@ __all__ = [
     "forecast",
     "load_run",
     "plan",
+    "quality",
     "render",
     "report",
     "up",
@@ -189,6 +194,23 @@ def verify(
     if run:
         run.add_event(VerifyEnded(verdict=results.verdict, stopped=results.stopped))
     return results
+
+
+def quality(
+    endpoint: Endpoint,
+    *,
+    references: Sequence[Reference] = (),
+    own_text: QualityText | None = None,
+    limit: float | None = None,
+    run: Run | None = None,
+    on_progress: Progress | None = None,
+) -> tuple[QualityResult, bytes]:
+    """Score a server's log-probabilities and judge them; the bytes are a reference file of it."""
+    from moebox.quality.measure import measure_quality
+    from moebox.serve.state import hold_endpoint
+
+    with hold_endpoint(endpoint.base_url, "moebox quality"):
+        return measure_quality(endpoint, references, own_text, limit=limit, run=run, on_progress=on_progress)
 
 
 def bench(

@@ -68,6 +68,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench import": ("moebox.cli.bench.command:import_", "Read results of vLLM's, SGLang's and other benchmarks."),
     "task": ("moebox.cli.task.command:task", "Let an agent do coding jobs with tools in a sandbox, and score them."),
     "verify": ("moebox.cli.verify:verify", "Check that a server answers correctly: 18 correctness checks."),
+    "quality": ("moebox.cli.quality:quality", "Measure how far a server's model is from a reference."),
     "fleet plan": ("moebox.cli.fleet.plan:plan", "Find how many boxes of which kind serve a number of users."),
     "fleet render": (
         "moebox.cli.fleet.commands:render",
@@ -87,7 +88,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Start here": ("run", "ui"),
     "Plan": ("plan", "forecast", "box", "models", "fetch", "twin", "rehearse", "calibrations"),
     "Serve": ("doctor", "up", "ps", "logs", "down", "render", "connect", "watch", "fleet"),
-    "Prove": ("verify", "climb", "compare", "bench", "task"),
+    "Prove": ("verify", "quality", "climb", "compare", "bench", "task"),
     "Show": ("runs", "report", "pack"),
 }
 MAX_WIDTH, NAME_WIDTH = 100, 16

@@ -1,0 +1,91 @@
+"""Score a server on the texts, keep the scores as a reference, and judge them against other references."""
+
+import datetime
+from collections.abc import Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from moebox import __version__
+from moebox.core.endpoint import Endpoint
+from moebox.errors import BadInput, refuse_if
+from moebox.quality.judge import QualityVerdict, judge_quality
+from moebox.quality.reader import Progress, describe_server, read_texts
+from moebox.quality.reading import TextReading, tokenizer_hash
+from moebox.quality.reference import FILE_NAME, Reference, ReferenceFacts, reference_bytes
+from moebox.quality.texts import QualityText, corpus_hash, standard_texts
+from moebox.store import Run
+
+RESULT_FILE = "quality.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QualityResult:
+    """What was measured on one server, and the verdict against the references, if there are any."""
+
+    about: ReferenceFacts
+    positions: int
+    references: tuple[str, ...] = ()
+    judged: QualityVerdict | None = None
+
+
+def measure_quality(
+    endpoint: Endpoint,
+    references: Sequence[Reference] = (),
+    own_text: QualityText | None = None,
+    *,
+    limit: float | None = None,
+    run: Run | None = None,
+    on_progress: Progress | None = None,
+) -> tuple[QualityResult, bytes]:
+    """Return the result and the content of a reference file. Raise BadInput if the references do not fit each other."""
+    texts = (*standard_texts(), *([own_text] if own_text else []))
+    corpus = corpus_hash(texts)
+    for reference in references:
+        hint = "references hold for one version of the corpus, and for one --text"
+        refuse_if(reference.about.corpus != corpus, f"{reference.title}: made with other texts", hint=hint)
+        try:
+            check_same_tokens(references[0].readings, reference.readings)
+        except BadInput as problem:
+            raise BadInput(f"{references[0].title} and {reference.title}: {problem.message}") from None
+    readings = read_texts(endpoint, texts, references[0].readings if references else (), on_progress)
+    local = urlsplit(endpoint.base_url).hostname in ("127.0.0.1", "localhost")
+    facts = ReferenceFacts(
+        model=endpoint.model,
+        corpus=corpus,
+        tokenizer=tokenizer_hash(readings),
+        box=_box_name() if local else "",
+        moebox=__version__,
+        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+        **describe_server(endpoint),
+    )
+    judged = judge_quality([each.readings for each in references], readings, limit=limit) if references else None
+    result = QualityResult(
+        about=facts,
+        positions=sum(len(reading.positions) for reading in readings),
+        references=tuple(reference.title for reference in references),
+        judged=judged,
+    )
+    content = reference_bytes(facts, readings)
+    if run:
+        run.write_json(RESULT_FILE, result)
+        run.write_file(FILE_NAME, content)
+    return result, content
+
+
+def check_same_tokens(left: Sequence[TextReading], right: Sequence[TextReading]) -> None:
+    """Raise BadInput if two readings have no text in common, or other tokens for one."""
+    theirs = {reading.name: reading.tokens for reading in right}
+    shared = [reading for reading in left if reading.name in theirs]
+    refuse_if(not shared, "no text in common")
+    for reading in shared:
+        size = min(len(reading.tokens), len(theirs[reading.name]))
+        same = reading.tokens[:size] == theirs[reading.name][:size]
+        refuse_if(not same, f"another tokenizer: {reading.name!r} has other tokens")
+
+
+def _box_name() -> str:
+    """GPUs and CPU of this machine."""
+    from moebox.detect import load_box
+
+    box = load_box()
+    return ", ".join(filter(None, (box.name, box.cpu.model if box.cpu else "")))

@@ -1,0 +1,124 @@
+"""A small server whose next-token probabilities follow from the tokens before, in the wire formats of four engines."""
+
+import functools
+import json
+import math
+import random
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+VOCABULARY = 40
+
+
+class ToyServer(ThreadingHTTPServer):
+    """`noise` moves every log-probability; `fault` names how the server misbehaves."""
+
+    daemon_threads = True
+
+    def __init__(self, dialect: str, *, noise: float = 0.0, seed: int = 1, fault: str = "") -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.dialect, self.noise, self.seed, self.fault = dialect, noise, seed, fault
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def tokenize(self, text: str, special: bool) -> list[int]:
+        shift = 7 if self.fault == "other tokenizer" else 0
+        ids = [2 + (ord(letter) + shift) % (VOCABULARY - 2) for letter in text]
+        return [1, *ids] if special and self.fault != "no BOS" else ids
+
+    def predict(self, before: list[int], top: int) -> dict[int, float]:
+        """The most likely tokens after a prefix."""
+        if self.fault == "constant":
+            before = []
+        logits = _draw_logits(str(before[-2:]), f"{self.seed} {before[-2:]}", self.noise)
+        if self.fault == "random":
+            logits = [5 * random.gauss() for _ in range(VOCABULARY)]
+        total = math.log(sum(map(math.exp, logits)))
+        values = {token: logit - total for token, logit in enumerate(logits)}
+        if self.fault == "rounded":
+            values = {token: round(value, 2) for token, value in values.items()}
+        if self.fault == "clamped":
+            values = {token: max(-4.0, value) for token, value in values.items()}
+        if self.fault == "one":
+            top = 1
+        return dict(sorted(values.items(), key=lambda pair: -pair[1])[:top])
+
+
+@functools.cache
+def _draw_logits(seed: str, own_seed: str, noise: float) -> list[float]:
+    rng, other = random.Random(seed), random.Random(own_seed)
+    return [2.5 * rng.gauss() + noise * other.gauss() for _ in range(VOCABULARY)]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: ToyServer
+
+    def do_GET(self) -> None:
+        models = {"data": [{"id": "toy", "max_model_len": 600, "owned_by": self.server.dialect}]}
+        self._reply(models if self.path == "/v1/models" else None)
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        server = self.server
+        if self.path == "/tokenize" and server.dialect != "echo":
+            special = body.get("add_special_tokens", body.get("add_special", True))
+            text = body.get("prompt") if server.dialect != "prefixes" else body.get("content")
+            self._reply({"tokens": server.tokenize(text, special)} if text else None)
+        elif self.path == "/generate" and server.dialect == "generate":
+            self._reply(self._generate(body))
+        elif self.path == "/v1/completions" and server.fault != "none":
+            too_many = server.dialect == "prompt_logprobs" and body["logprobs"] > 20
+            self._reply(None if too_many else self._complete(body), 400 if too_many else 404)
+        else:
+            self._reply(None)
+
+    def _generate(self, body: dict[str, Any]) -> dict[str, Any]:
+        ids, top = body["input_ids"], body["top_logprobs_num"]
+        rows = [self.server.predict(ids[:depth], VOCABULARY) for depth in range(len(ids) + 1)]
+        inputs = [[row[ids[depth]], ids[depth], None] for depth, row in enumerate(rows[:-1])]
+        tops = [[[value, token, None] for token, value in list(row.items())[:top]] for row in rows]
+        meta = {"input_token_logprobs": inputs, "input_top_logprobs": [None, *tops[1:-1]]}
+        meta |= {"output_token_logprobs": [tops[-1][0]], "output_top_logprobs": [tops[-1]]}
+        return {"text": "x", "meta_info": meta}
+
+    def _complete(self, body: dict[str, Any]) -> dict[str, Any]:
+        server, top = self.server, body["logprobs"]
+        prompt = body["prompt"]
+        ids = server.tokenize(prompt, True) if isinstance(prompt, str) else prompt
+        choice: dict[str, Any] = {"text": "x"}
+        after = server.predict(ids, top)
+        chosen = next(iter(after))
+        if server.fault == "lies":
+            chosen = (chosen + 1) % VOCABULARY
+        if server.dialect == "prefixes":
+            rows = [{"id": token, "logprob": value} for token, value in after.items()]
+            choice["logprobs"] = {"content": [{"id": chosen, "logprob": after.get(chosen, -9.0), "top_logprobs": rows}]}
+        elif server.dialect == "prompt_logprobs":
+            marks = {f"token_id:{token}": value for token, value in after.items()}
+            choice["logprobs"] = {"tokens": [f"token_id:{chosen}"], "token_logprobs": [0], "top_logprobs": [marks]}
+            every = [server.predict(ids[:depth], VOCABULARY) for depth in range(len(ids))]
+            kept = [{**dict(list(row.items())[:top]), ids[depth]: row[ids[depth]]} for depth, row in enumerate(every)]
+            choice["prompt_logprobs"] = [None, *({str(t): {"logprob": v} for t, v in row.items()} for row in kept[1:])]
+        elif server.dialect == "echo" and body.get("echo"):
+            every = [server.predict(ids[:depth], VOCABULARY) for depth in range(len(ids))]
+            texts = ["", *prompt]
+            own: list[object] = [None]
+            tops: list[object] = [None]
+            for depth, row in list(enumerate(every))[1:]:
+                named = {texts[depth] if token == ids[depth] else f"<{token}>": value for token, value in row.items()}
+                tops.append(dict(list(named.items())[:top]))
+                own.append(row[ids[depth]])
+            choice["logprobs"] = {"tokens": texts, "token_logprobs": own, "top_logprobs": tops}
+        return {"choices": [choice]}
+
+    def _reply(self, document: object, failure: int = 404) -> None:
+        raw = json.dumps(document if document is not None else {"error": {"message": "not supported"}}).encode()
+        self.send_response(200 if document is not None else failure)
+        self.send_header("Content-Length", str(len(raw)))
+        self.end_headers()
+        self.wfile.write(raw)
+
+    def log_message(self, *_: object) -> None:
+        pass
