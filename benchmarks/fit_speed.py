@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pairs
 import published
 import spreads
+from pairs import Pair
 from published import Case
 
 from moebox.core import catalogue
@@ -32,12 +34,16 @@ Knob = tuple[str, dict[str, Any], str]  # table, the row's keys, the constant
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Rows that are fitted together, and the constants they decide. A high `power` minds the worst row."""
+    """Rows that are fitted together, and the constants they decide. A high `power` minds the worst row.
+
+    Ratios of `pairs` count as much as the rows do together: a buyer compares boxes.
+    """
 
     name: str
     rows: Callable[[], Iterable[Case]]
     knobs: tuple[Knob, ...]
     power: int = 1
+    pairs: Callable[[], Iterable[Pair]] = tuple
 
 
 def main(*, dry: bool) -> None:
@@ -52,16 +58,16 @@ def main(*, dry: bool) -> None:
 
 def fit(group: Group, *, quiet: bool = False, rounds: int = ROUNDS) -> None:
     """Move the knobs until the rows fit."""
-    cases, knobs, power = list(group.rows()), group.knobs, group.power
+    cases, knobs, power, compared = list(group.rows()), group.knobs, group.power, list(group.pairs())
     steps = [0.2] * len(knobs)
-    best = _loss(cases, power)
+    best = _loss(cases, power, compared)
     for _ in range(rounds):
         for place, knob in enumerate(knobs):
             row, key = _row(knob), knob[2]
             was = row[key]
             for sign in (1, -1):
                 row[key] = _within(key, was * math.exp(sign * steps[place]))
-                loss = _loss(cases, power)
+                loss = _loss(cases, power, compared)
                 if loss < best * (1 - 1e-5):
                     best, steps[place] = loss, steps[place] * 1.3
                     break
@@ -78,11 +84,14 @@ def fit(group: Group, *, quiet: bool = False, rounds: int = ROUNDS) -> None:
     print(f"{group.name}: {len(cases)} rows, median {middle:.1%}, worst {sizes[-1]:.0%}; {values}", flush=True)
 
 
-def _loss(cases: list[Case], power: int) -> float:
+def _loss(cases: list[Case], power: int, compared: list[Pair]) -> float:
     constants.clear_caches()
     published.forget()
+    pairs.forecast_ms.cache_clear()
     errors = (min(abs(math.log(case.ratio)), CLIP) for case in cases)
-    return sum(error**power for error in errors) / len(cases)
+    loss = sum(error**power for error in errors) / len(cases)
+    ratios = [min(abs(pair.predict() - pair.published), CLIP) for pair in compared]
+    return loss + (sum(ratios) / len(ratios) if ratios else 0.0)
 
 
 def _within(key: str, value: float) -> float:
@@ -184,6 +193,16 @@ def _kernel(quant: str, generation: str, kernel: str) -> Group:
     )
 
 
+def _against_hopper(engine: str) -> Callable[[], list[Pair]]:
+    """Pairs of Hopper and server Blackwell, without gpt-oss (fp8 activations there) and MiniMax M3 (its first day)."""
+    return lambda: [
+        pair
+        for pair in pairs.load_pairs(use="fit", engine=engine)
+        if pair.row["kind"] == "gpu" and pair.row["model"] not in ("gpt-oss-120b", "minimax-m3")
+        if {"b", "h"} == {pair.row[f"box_{side}"].partition("-")[2][0] for side in "ab"}
+    ]
+
+
 ON_B200 = ("jasl DeepSeek-V4-Flash, four B200", "jasl DeepSeek-V4-Flash, two B200")
 TIMED_KERNELS = (
     ("int4", "blackwell-rtx", "marlin"),
@@ -250,7 +269,8 @@ GROUPS = (
         name="B200, vLLM",
         # Of Lambda's figures the time of a step alone: the others hang on how many draft tokens were accepted there.
         rows=lambda: [*_serving("lambda", "itl")(), *_others(*ON_B200)()],
-        knobs=_engine("vllm", "blackwell", "layer_us"),
+        knobs=_engine("vllm", "blackwell", "layer_us latent"),
+        pairs=_against_hopper("vllm"),
     ),
     Group(
         name="DeepSeek V4, two RTX PRO 6000",
@@ -260,7 +280,8 @@ GROUPS = (
     Group(
         name="B200, SGLang",
         rows=_cookbook("deepseek-r1-b200", "qwen3-235b-b200", "gpt-oss-b200", "minimax-m2.5-b200"),
-        knobs=_engine("sglang", "blackwell", "layer_us prompt_us step_us"),
+        knobs=_engine("sglang", "blackwell", "layer_us latent prompt_us step_us"),
+        pairs=_against_hopper("sglang"),
     ),
     Group(
         name="H100, SGLang",

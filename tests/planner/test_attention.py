@@ -5,6 +5,7 @@ from moebox.core.recipe import Parallel, Recipe
 from moebox.detect.declared import parse_box
 from moebox.planner.speed import Speed
 from moebox.planner.speed.step import GpuStep
+from tests.planner import rows
 
 
 def step_of(model: str, checkpoint: str, box: str, engine: str, **changes: object) -> GpuStep:
@@ -48,3 +49,20 @@ def test_a_token_selector_takes_time_of_its_own() -> None:
     old = step_of("glm-5", "fp8", "8x-h200", "sglang", engine_version="0.5.9")
     assert every.cached_attention(1, 8192) > 1.5 * shared.cached_attention(1, 8192)
     assert old.cached_attention(1, 8192) > every.cached_attention(1, 8192)
+
+
+def test_boxes_are_ordered_as_published() -> None:
+    """Kimi under vLLM: B200 answers faster than H200 at every load (InferenceX, 2026), B300 faster than B200."""
+    for streams in (1, 4, 16, 64):
+        rates = {}
+        for gpu in ("h200", "b200", "b300"):
+            step = step_of("kimi-k2.5", "int4", f"8x-{gpu}", "vllm")
+            rates[gpu] = streams / sum(step.step_parts(streams, 8192).values())
+        assert rates["h200"] < rates["b200"] < rates["b300"]
+
+
+def test_pairs_that_were_never_fitted_have_the_published_direction() -> None:
+    """Kimi on H200, B200 and B300 with one vLLM version: forecasts differ as published runs do."""
+    scored = [pair for pair in rows.pairs().load_pairs(use="score") if pair.counts]
+    assert scored
+    assert all(pair.published * pair.predict() > 0 for pair in scored)

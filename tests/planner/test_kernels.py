@@ -43,7 +43,7 @@ def test_kernels_are_counted_from_the_shape() -> None:
         "kimi-k2.6": "int4",
         "deepseek-r1": "fp8",
     }
-    each = [step(name, form, engine="vllm") for name, form in models.items()]
+    each = [step(name, form, engine="vllm", gpu="h200") for name, form in models.items()]
     weights = [one.kernel_layers / one.rank.model.layers for one in each]
     assert weights == sorted(weights)
     assert weights[0] == pytest.approx(1.0)

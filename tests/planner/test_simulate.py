@@ -38,7 +38,7 @@ DRAFTING = speed(replace(RECIPE, speculate=Speculate(tokens=3)))
     kv_tokens=st.integers(100, 20_000),
     sglang=st.booleans(),
     drafting=st.booleans(),
-    lengths=st.sampled_from(["fixed", "uniform"]),
+    lengths=st.sampled_from(["fixed", "near", "uniform"]),
     hit=st.sampled_from([0.0, 0.7, 1.0]),
 )
 @settings(max_examples=80, deadline=None)

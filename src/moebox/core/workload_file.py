@@ -29,7 +29,7 @@ FIELD_KINDS: dict[str, tuple[WorkloadKind, ...]] = {
 class Simulation:
     """What a forecast or a twin assumes beside the recipe, as published runs state it; `bench` does not use it."""
 
-    lengths: Literal["fixed", "uniform"] = "fixed"  # uniform: between 1 and the given length
+    lengths: Literal["fixed", "near", "uniform"] = "fixed"  # near: 80 to 100% of it; uniform: between 1 and it
     prefix_hit: float = 0.0  # share of each prompt that is in the prefix cache
     warm: float | None = None  # share of the first burst whose prefix is cached; None: all
     cold_s: float = 0.0  # extra time of the first step, for kernels compiled at first use

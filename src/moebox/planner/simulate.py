@@ -20,6 +20,7 @@ from moebox.planner.speed import Speed
 
 HANDOVER = 25e9  # bytes/s of cache from an engine that reads prompts to one that decodes: one 200 Gb/s port
 DAY = 86_400  # seconds
+NEAR = 0.8  # the shortest of `near` lengths (InferenceX: random_range_ratio)
 SILVER = math.sqrt(2) - 1  # as GOLDEN: evenly spread draws
 STREAMS = (1, 8, 32, 64, 128)
 # As many requests for each stream as published serving runs send (InferenceX 10, Lambda 16), within limits.
@@ -39,7 +40,8 @@ class SimulatedWorkload:
     requests: int
     concurrency: int = 0  # requests at a time; 0: by rate
     rate: float = 0.0  # requests/s, Poisson; 0: by concurrency
-    lengths: Literal["fixed", "uniform"] = "fixed"  # uniform: 1 … the length, as SGLang's benchmark draws by default
+    # near: 80 to 100% of the length, as InferenceX draws; uniform: 1 … the length, SGLang's default
+    lengths: Literal["fixed", "near", "uniform"] = "fixed"
     prefix_hit: float = 0.0  # share of a prompt that is in the prefix cache
     warm: int | None = None  # how many of the first requests have that; None: all
     turns: int = 1  # of a conversation: each continues the previous one, which is in the prefix cache
@@ -54,7 +56,10 @@ class SimulatedWorkload:
         if self.lengths == "fixed":
             return self.input, self.output
         shift = number + self.seed * 0.5
-        return 1 + int(shift * GOLDEN % 1 * self.input), 1 + int(shift * SILVER % 1 * self.output)
+        least = NEAR if self.lengths == "near" else 0.0
+        parts = (least + (1 - least) * (shift * step % 1) for step in (GOLDEN, SILVER))
+        prompt, output = (int(part * tokens) for part, tokens in zip(parts, (self.input, self.output), strict=True))
+        return min(1 + prompt, self.input), min(1 + output, self.output)
 
     def validate(self) -> None:
         """Raise BadInput for invalid settings."""

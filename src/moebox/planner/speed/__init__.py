@@ -101,18 +101,23 @@ class Speed:
             gpu = replace(gpu, bandwidth=round(gpu.bandwidth * unified.rate))
         engine, version, generation = recipe.engine, recipe.engine_version, gpu.generation
         row, away = tables.find_efficiency(engine, recipe.runtime.preset, generation)
+        kernel = tables.find_expert_kernel(checkpoint.quant, generation, engine, model.architecture, version)
+        if gpu.clock != 1:
+            row = replace(row, layer_us=row.layer_us / gpu.clock, piecewise_us=row.piecewise_us / gpu.clock)
+            kernel = replace(kernel, fixed_us=kernel.fixed_us / gpu.clock)
+            gpu = replace(gpu, bf16=gpu.bf16 * gpu.clock)
         drafts = recipe.speculate and recipe.draft_tokens
         gpu_step = GpuStep(
             rank=rank_work(model, checkpoint, recipe),
             gpu=gpu,
             constants=row,
-            kernel=tables.find_expert_kernel(checkpoint.quant, generation, engine, model.architecture, version),
+            kernel=kernel,
             fabric=make_fabric(box, gpu, row, recipe.parallel),
             draft=draft_with_acceptance(model, recipe.speculate) if recipe.speculate and drafts else None,
             draft_tokens=recipe.draft_tokens,
             graphs=not any(recipe.flags.get(name) for name in EAGER_FLAGS),
             host_factor=1 / tables.find_cpu(box.cpu.model).host,
-            overhead=tables.find_overhead(engine, version),
+            overhead=tables.find_overhead(engine, version, generation),
             fused_norms=tables.has_fused_norms(engine, version, generation, model.architecture),
             attention=find_backends(recipe, generation, model.architecture),
         )

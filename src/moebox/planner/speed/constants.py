@@ -55,6 +55,7 @@ class Efficiency:
     dcp_us: float = 0.0  # extra per layer with a divided cache: partial results, their merging
     joint_queries: bool = False  # draft tokens of one sequence share one read of its cache
     prefill_attention: float  # of the bf16 rate, prompt attention
+    latent: float = 0.0  # kernels of a layer with latent attention; 0: as in [kernels]
     link: str = ""  # row of [[link]] on PCIe; "" is "pcie"
     hosts: int = 1  # hosts that published the rows
     decode_spread: float  # standard deviation of ln(published / model) on those hosts
@@ -65,10 +66,12 @@ class Efficiency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overhead:
-    """Additional host time per step of engine versions before `before`."""
+    """What engine versions before `before` take in addition: host time per step, kernels of a layer."""
 
     engine: str
     before: str
+    generation: str = ""  # "": all
+    latent: float = 0.0  # kernels of a layer with latent attention
     step_us: float = 0.0
     sequence_us: float = 0.0  # per sequence of the step
     source: str = ""
@@ -241,9 +244,10 @@ def convert_row(row: Efficiency, engine: EngineName, near: tuple[str, ...]) -> E
     )
 
 
-def find_overhead(engine: EngineName, version: str) -> Overhead | None:
-    """Return the additional host time of a version; None for a newer or unknown one."""
+def find_overhead(engine: EngineName, version: str, generation: str) -> Overhead | None:
+    """Return what a version takes in addition; None for a newer or unknown one."""
     rows = (row for row in table_rows("overhead", Overhead) if row.engine == engine)
+    rows = (row for row in rows if row.generation in ("", generation))
     return next((row for row in rows if version and version_in_range(version, f"<{row.before}")), None)
 
 

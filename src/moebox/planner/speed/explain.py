@@ -75,7 +75,7 @@ def _gpu_formulas(step: GpuStep, batch: int, context: int) -> Formulas:
         f"{c.step_us / 1e3:.4f} ms × {step.host_factor:.4f}; scheduling and sampling, for this CPU",
         c.source,
     )
-    if step.overhead:
+    if step.overhead and (step.overhead.step_us or step.overhead.sequence_us):
         added = f"{step.overhead.step_us / 1e3:.4f} ms + {here:g} × {step.overhead.sequence_us / 1e3:.4f} ms"
         host = (
             f"({c.step_us / 1e3:.4f} ms + {added}) × {step.host_factor:.4f}; scheduling and sampling, for this CPU, "

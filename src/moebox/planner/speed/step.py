@@ -116,7 +116,8 @@ class GpuStep:
             elif isinstance(kind, Compressed):
                 kernels = counts["compressed"]
             else:
-                kernels = counts["latent"] + narrow * counts["latent_narrow"]
+                kernels = (self.constants.latent or counts["latent"]) + narrow * counts["latent_narrow"]
+                kernels += self.overhead.latent if self.overhead else 0.0
             total += layers.count * (kernels / counts["plain"] - saved)
         return total
 
