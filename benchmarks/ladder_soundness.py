@@ -34,8 +34,9 @@ from tests.verify.oracle.third import THIRD
 from tests.verify.test_runner import MISSED
 
 from moebox.core.endpoint import endpoint_from_url
+from moebox.core.setting import Effort
 from moebox.core.verdict import CheckResults, wilson_score
-from moebox.verify.options import TRIALS, VerifyEffort, VerifyOptions
+from moebox.verify.options import TRIALS, VerifyOptions
 from moebox.verify.runner import run_checks
 from moebox.verify.statistics import format_share
 
@@ -134,7 +135,7 @@ def power(url: str, given: argparse.Namespace) -> bool:
     return True
 
 
-def climbed(url: str, name: str, given: argparse.Namespace, effort: VerifyEffort, rungs: Sequence[str]) -> Climbed:
+def climbed(url: str, name: str, given: argparse.Namespace, effort: Effort, rungs: Sequence[str]) -> Climbed:
     """Several ladders of one server."""
     noise = f"~{given.noise}" if given.noise else ""
     only = () if given.all_rungs else ("alive", *rungs)
@@ -161,7 +162,7 @@ def family(url: str, given: argparse.Namespace) -> bool:
         for name in wanted(given, FAMILIES[family])
     ]
     missed = []
-    for effort in given.effort or ["default"]:
+    for effort in given.effort or ["normal"]:
         for name in broken:
             ladder = climb(url, name, TRIALS[effort])
             reasons = [f"{rung.name}: {rung.reason}" for rung in ladder.rungs if rung.verdict in ("warn", "fail")]
@@ -214,7 +215,7 @@ def odd(url: str, given: argparse.Namespace) -> bool:
     """Every odd server that documentation allows, once: none may be red."""
     verdicts = []
     for name in wanted(given, RIGHT):
-        ladder = climb(url, name, TRIALS[(given.effort or ["default"])[0]])
+        ladder = climb(url, name, TRIALS[(given.effort or ["normal"])[0]])
         verdicts.append(ladder.verdict)
         if ladder.verdict != "pass":
             print(f"{ladder.verdict:5} {name:28} {told(ladder)[:120]}", flush=True)
@@ -228,7 +229,7 @@ def healthy(url: str, given: argparse.Namespace) -> bool:
     count: dict[str, Counter[str]] = {"correct": Counter(), "odd": Counter(), "erring model": Counter()}
     for number in range(given.first, given.first + given.climbs):
         name = _healthy(number)
-        ladder = climb(url, name, TRIALS[(given.effort or ["default"])[0]], seed=number)
+        ladder = climb(url, name, TRIALS[(given.effort or ["normal"])[0]], seed=number)
         sort = "erring model" if "~" in name else "odd" if name.startswith("odd") else "correct"
         count[sort][ladder.verdict] += 1
         if ladder.verdict != "pass":

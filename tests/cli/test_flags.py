@@ -20,15 +20,23 @@ from moebox.core.setting import apply_settings, setting_flags, setting_names, sp
 from moebox.core.workload_file import Simulation, WorkloadFile
 from moebox.data import FOLDER
 from moebox.planner.constraints import Constraints, split_constraints
+from moebox.serve.where import NodeSettings
+from moebox.verify.options import FleetVerifySettings, VerifySettings
 
-MOST_FLAGS = 257
+MOST_FLAGS = 241
 REMOVED = [
     (command, flag, use, value)
     for command, rows in catalogue.load_table("removed_flags").items()
     for flag, (use, value) in rows.items()
 ]
 # Words that a command needs beside the flag.
-NEEDED = {"forecast": "kimi-k2.6", "twin": "kimi-k2.6", "fleet plan": "kimi-k2.6 --users 3 --slo ttft=2s --box 8x-h200"}
+NEEDED = {
+    "forecast": "kimi-k2.6",
+    "twin": "kimi-k2.6",
+    "up": "r",
+    "rehearse": "r",
+    "fleet plan": "kimi-k2.6 --users 3 --slo ttft=2s --box 8x-h200",
+}
 RECIPE = Recipe(name="r", engine="vllm", model="m", checkpoint="c", served_name="m")
 # What a command's --set changes beside a recipe, and the commands that also plan one.
 TYPES: dict[str, Any] = {
@@ -36,6 +44,10 @@ TYPES: dict[str, Any] = {
     "twin": WorkloadFile(),
     "bench": BenchSettings(),
     "fleet plan": FleetSettings(),
+    "verify": VerifySettings(),
+    "fleet verify": FleetVerifySettings(),
+    "up": NodeSettings(),
+    "rehearse": NodeSettings(),
 }
 PLANNED = ("forecast", "twin", "fleet plan")
 

@@ -23,12 +23,12 @@ from moebox.serve.nodes import prepare_nodes
 from moebox.serve.preflight import find_free_port
 from moebox.serve.recipes import read_recipe
 from moebox.serve.session import EngineSession, launch_engine
-from moebox.serve.where import NodeSelection
+from moebox.serve.where import NodePrograms, NodeSelection, NodeSettings
 from moebox.store import Run
 
 ENGINE = Path(__file__).with_name("engine.py")
 START_S = 60.0
-SLURM = NodeSelection(slurm=True, node_python=sys.executable)
+SLURM = NodeSelection(slurm=True, settings=NodeSettings(nodes=NodePrograms(python=sys.executable)))
 QUIET = iter(range(20_000 + os.getpid() % 5_000 * 2, 32_000, 2))
 NAMES = ("n1", "n2")
 CONF = """ClusterName=loop
@@ -283,4 +283,4 @@ def session(recipe: Path, where: NodeSelection = SLURM) -> Iterator[EngineSessio
 def hosts(tmp_path: Path, text: str = "s1 127.0.0.1\ns2 127.0.0.1\n") -> NodeSelection:
     path = tmp_path / "hosts"
     path.write_text(text)
-    return NodeSelection(hosts=path, node_python=sys.executable)
+    return NodeSelection(hosts=path, settings=NodeSettings(nodes=NodePrograms(python=sys.executable)))

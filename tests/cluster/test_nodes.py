@@ -20,7 +20,7 @@ from moebox.serve.nodes import prepare_nodes
 from moebox.serve.recipes import read_recipe
 from moebox.serve.session import EngineSession
 from moebox.serve.stop import stop_instance
-from moebox.serve.where import NodeSelection
+from moebox.serve.where import NodePrograms, NodeSelection, NodeSettings, SlurmJob
 from moebox.store import Run
 from tests.cluster.conftest import SLURM, Cluster, hosts, ranks_gone, said, session, until
 from tests.ranks import of_rank
@@ -121,7 +121,8 @@ def test_an_allocation_that_is_cancelled_leaves_no_process_that_ignores_it(slurm
 
 
 def test_a_moebox_that_is_killed_leaves_nothing(slurm: Cluster, spanning: Spanning) -> None:
-    words = [sys.executable, "-m", "moebox", "up", str(spanning()), "--slurm", "--node-python", sys.executable]
+    words = [sys.executable, "-m", "moebox", "up", str(spanning()), "--slurm", "--set"]
+    words += [f"nodes.python={sys.executable}"]
     moebox = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     until(lambda: any(one.ready for one in state.list_instances()), "it never served")
     (instance,) = state.list_instances()
@@ -136,7 +137,7 @@ def test_detached_nodes_are_listed_and_stopped(
     slurm: Cluster, spanning: Spanning, capfd: pytest.CaptureFixture[str]
 ) -> None:
     began = time.monotonic()
-    assert main(["up", str(spanning()), "--slurm", "--node-python", sys.executable, "--detach"]) == 0
+    assert main(["up", str(spanning()), "--slurm", "--set", f"nodes.python={sys.executable}", "--detach"]) == 0
     (instance,) = state.list_instances()
     assert instance.job
     assert instance.status == "ready"
@@ -151,9 +152,19 @@ def test_what_cannot_start_is_one_line_and_leaves_no_allocation(
     deployment = deploy(read_recipe(str(spanning())))
     run = Run.create("span")
     with pytest.raises(ExternalError, match=r"Slurm: .*partition"):
-        prepare_nodes(deployment, run, NodeSelection(slurm=True, partition="nowhere"), lambda _: None)
+        prepare_nodes(
+            deployment,
+            run,
+            NodeSelection(slurm=True, settings=NodeSettings(slurm=SlurmJob(partition="nowhere"))),
+            lambda _: None,
+        )
     with pytest.raises(ExternalError, match="n1 does not answer"):
-        prepare_nodes(deployment, run, NodeSelection(slurm=True, node_python="/nowhere/python3"), lambda _: None)
+        prepare_nodes(
+            deployment,
+            run,
+            NodeSelection(slurm=True, settings=NodeSettings(nodes=NodePrograms(python="/nowhere/python3"))),
+            lambda _: None,
+        )
     until(lambda: not said(["squeue", "--noheader"]).strip(), "the allocation stays")
 
 

@@ -124,7 +124,7 @@ def test_a_closed_port_and_a_missing_worker_are_one_line(
 ) -> None:
     monkeypatch.setattr(node_checks, "REACH_S", 3.0)
     path = tmp_path / "hosts"
-    words = ["up", str(rpc), "--hosts", str(path), "--node-python", sys.executable]
+    words = ["up", str(rpc), "--hosts", str(path), "--set", f"nodes.python={sys.executable}"]
     path.write_text("s1 127.0.0.1\ns2 192.0.2.1\n")  # an address that the node has not
     assert main(words) == 3
     assert "port" in capfd.readouterr().err
@@ -139,7 +139,7 @@ def test_a_closed_port_and_a_missing_worker_are_one_line(
 def test_it_is_started_listed_and_stopped_from_the_command_line(
     rpc: Path, slurm: Cluster, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["up", str(rpc), "--slurm", "--node-python", sys.executable, "--detach"]) == 0
+    assert main(["up", str(rpc), "--slurm", "--set", f"nodes.python={sys.executable}", "--detach"]) == 0
     (instance,) = state.list_instances()
     assert main(["ps"]) == 0
     assert main(["down"]) == 0

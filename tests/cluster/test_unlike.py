@@ -59,7 +59,7 @@ def test_a_node_that_differs_is_one_line(
     monkeypatch.setattr(node_checks, "REACH_S", 3.0)
     monkeypatch.setattr(node_checks, "REACH_BYTES", 1 << 20)
     hosts(tmp_path)
-    words = ["up", str(spanning()), "--hosts", str(tmp_path / "hosts"), "--node-python", str(node_python)]
+    words = ["up", str(spanning()), "--hosts", str(tmp_path / "hosts"), "--set", f"nodes.python={node_python}"]
 
     assert main(words) == 3
     error = capfd.readouterr().err

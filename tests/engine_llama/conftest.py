@@ -84,7 +84,7 @@ def server(recipe: Path) -> Iterator[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def check_results(server: dict[str, Any]) -> dict[str, Any]:
     """The results of every check, printed; slow on a busy machine."""
-    results = moebox("verify", server["id"], "--quick", "--time", "40m", "--json", wait_s=3000).document
+    results = moebox("verify", server["id"], "--effort", "quick", "--set", "time_s=40m", "--json", wait_s=3000).document
     for check in results["rungs"]:
         print(
             f"{check['verdict']:<4} {check['name']:<13} {check['seconds']:6.1f} s  {check['reason'][:160]}", flush=True

@@ -136,7 +136,9 @@ def test_each_mode_of_latent_attention_answers_right(mla: int, folders: Path) ->
     """ik_llama.cpp's -mla 1, 2 and 3."""
     settings = Hybrid(threads=THREADS, gpu_layers=0, mla=mla)
     with up(written(recipe_for("ik_llama.cpp", f"mla-{mla}", hybrid=settings), folders)) as started:
-        results = moebox("verify", started["id"], "--only", "alive,plain,arithmetic", "--quick", "--json").document
+        results = moebox(
+            "verify", started["id"], "--only", "alive,plain,arithmetic", "--effort", "quick", "--json"
+        ).document
     assert not failures_without_quirk(results)
 
 
@@ -144,7 +146,9 @@ def test_each_mode_of_latent_attention_answers_right(mla: int, folders: Path) ->
 def test_both_types_of_cache_answer_right(engine: EngineName, kv: str, folders: Path) -> None:
     """-ctk and, if the server has it, -ctv."""
     with up(written(recipe_for(engine, f"cache-{kv}", kv=kv), folders)) as started:
-        results = moebox("verify", started["id"], "--only", "alive,plain,arithmetic", "--quick", "--json").document
+        results = moebox(
+            "verify", started["id"], "--only", "alive,plain,arithmetic", "--effort", "quick", "--json"
+        ).document
         off = {row["what"]: row["off"] for row in started["reality"] if row["off"] is not None}
     assert not failures_without_quirk(results)
     assert abs(off["kv"]) < TOLERANCE

@@ -89,7 +89,9 @@ def test_a_whole_run_on_the_real_engine(rehearsal: Recipe, tmp_path: Path) -> No
     recipe = dataclasses.replace(rehearsal, climb=Climb(contexts=(1024, 2048)))
     file, runs = tmp_path / "recipe.toml", tmp_path / "runs"
     file.write_text(codec.to_toml(recipe))
-    code = main(["run", "--recipe", str(file), "--runs", str(runs), "--quick", "--concurrency", "1,2", "--yes"])
+    code = main(
+        ["run", "--recipe", str(file), "--runs", str(runs), "--effort", "quick", "--concurrency", "1,2", "--yes"]
+    )
     run = Run(next(runs.iterdir()))
     results = run.read_json("verify.json")
     assert code == any(check["verdict"] == "fail" for check in results["rungs"])

@@ -64,7 +64,7 @@ def only(*names: StepName, streams: str = "1") -> list[str]:
     """Words for a story of the plan and these steps alone; memory is not measured."""
     wanted = ("plan", *names)
     left = [name for name in STEPS[: STEPS.index(wanted[-1])] if name not in wanted]
-    words = ["--quick", "--ram-bandwidth", "20GB/s", "--concurrency", streams, "--until", wanted[-1]]
+    words = ["--effort", "quick", "--ram-bandwidth", "20GB/s", "--concurrency", streams, "--until", wanted[-1]]
     return [*words, *(["--skip", ",".join(left)] if left else [])]
 
 

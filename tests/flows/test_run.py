@@ -22,7 +22,7 @@ from moebox.web import live
 
 from .pipelines import begin, events, gone, only, oracles, the_run, until
 
-QUICK = ["--quick", "--skip", "doctor,rehearse", "--concurrency", "1,2", "--ram-bandwidth", "20GB/s"]
+QUICK = ["--effort", "quick", "--skip", "doctor,rehearse", "--concurrency", "1,2", "--ram-bandwidth", "20GB/s"]
 
 
 def test_the_story_is_told_to_its_end(story_recipe: Path, capsys: pytest.CaptureFixture[str]):

@@ -19,7 +19,17 @@ from .oracle.app import KEY, MODEL
 
 def test_a_pass_is_exit_code_0_with_one_document(oracle: str, capsys: pytest.CaptureFixture[str]):
     """--json prints the results alone on stdout; the named evidence files exist."""
-    words = ["verify", f"{oracle}/correct", "--json", "--only", "alive,arithmetic", "--only", "limits", "--seed", "1"]
+    words = [
+        "verify",
+        f"{oracle}/correct",
+        "--json",
+        "--only",
+        "alive,arithmetic",
+        "--only",
+        "limits",
+        "--set",
+        "seed=1",
+    ]
 
     assert main(words) == 0
     document = json.loads(capsys.readouterr().out)
@@ -37,7 +47,10 @@ def test_a_pass_is_exit_code_0_with_one_document(oracle: str, capsys: pytest.Cap
 
 def test_a_failure_is_exit_code_1_with_the_reason(oracle: str, capsys: pytest.CaptureFixture[str]):
     """The output has the check, the probe and the reason; the model's name is detected."""
-    assert main(["verify", f"{oracle}/forgets-usage", "--from", "streaming", "--only", "streaming", "--seed", "1"]) == 1
+    assert (
+        main(["verify", f"{oracle}/forgets-usage", "--from", "streaming", "--only", "streaming", "--set", "seed=1"])
+        == 1
+    )
     shown = capsys.readouterr().out
     assert "✗ streaming" in shown
     assert "usage: the stream has no usage" in shown
@@ -66,7 +79,7 @@ def test_the_key_comes_from_the_environment(
 ):
     """And is not in anything that is printed."""
     monkeypatch.setenv("MOEBOX_ORACLE_KEY", KEY)
-    words = ["verify", f"{oracle}/keyed", "--only", "alive", "--seed", "1"]
+    words = ["verify", f"{oracle}/keyed", "--only", "alive", "--set", "seed=1"]
 
     assert main([*words, "--key-env", "MOEBOX_ORACLE_KEY", "--json"]) == 0
     assert KEY not in capsys.readouterr().out
@@ -76,7 +89,7 @@ def test_the_key_comes_from_the_environment(
 def test_junit_is_what_ci_reads(oracle: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """One suite for each check, one case for each probe."""
     path = tmp_path / "checks.xml"
-    main(["verify", f"{oracle}/exclaims", "--junit", str(path), "--seed", "1"])
+    main(["verify", f"{oracle}/exclaims", "--junit", str(path), "--set", "seed=1"])
     suites = {suite.get("name"): suite for suite in ElementTree.parse(path).getroot()}  # noqa: S314  (ours)
 
     assert list(suites) == list(dict.fromkeys(suites))
@@ -116,7 +129,7 @@ def test_it_can_be_interrupted(number: signal.Signals, oracle: str, tmp_path: Pa
 def test_a_killed_one_is_not_shown_as_passed(oracle: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """`runs show` prints how many of the checks were done, and shows none as passed."""
     words = [sys.executable, "-m", "moebox", "verify", f"{oracle}/correct", "--only", "alive,arithmetic"]
-    process = subprocess.Popen([*words, "--trials", "1000"], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([*words, "--set", "trials=1000"], stdout=subprocess.PIPE, text=True)
     assert process.stdout
     assert "alive" in process.stdout.readline()
     process.kill()

@@ -3,10 +3,9 @@
 from moebox.checkpoint import deploy
 from moebox.cli import flags
 from moebox.cli.display import WaitingLine
-from moebox.cli.flags import AsJson, Switch
+from moebox.cli.flags import AsJson, Settings, Switch
 from moebox.cli.output import print_lines, print_result, stdout_console
 from moebox.cli.signals import interrupt_message
-from moebox.core.recipe import RuntimeKind
 from moebox.errors import AnswerIsNo, refuse_if
 from moebox.units import format_seconds
 
@@ -20,7 +19,7 @@ def rehearse(
     measure: Switch = False,
     budget: str = "",
     phantom: Switch = False,
-    runtime: RuntimeKind | None = None,
+    settings: Settings = None,
     patience: str = "15m",
     json: AsJson = False,
 ) -> int:
@@ -38,11 +37,11 @@ def rehearse(
         measure: Calibrate the forecast for this box.
         budget: Time limit of --measure. Default: 10m.
         phantom: Use the phantom's weights, which give meaningful answers, instead of dummy ones.
-        runtime: Run it natively, in docker or podman, or embedded, instead of the recipe's runtime.
+        settings: Another value of the recipe, such as runtime.kind=docker; repeatable.
         patience: Longest time without progress while starting.
     """
     from moebox.cli.calibrations import calibration_summary, step_table
-    from moebox.cli.up import StartupPhases, apply_flags, known_problems
+    from moebox.cli.up import StartupPhases, known_problems
     from moebox.flows import recipes
     from moebox.flows import rehearse as flow
     from moebox.flows.calibrate import calibrate
@@ -51,7 +50,7 @@ def rehearse(
     from moebox.serve.order import require_engine
     from moebox.store import Run
 
-    chosen = apply_flags(recipes.load_recipe(recipe), port=None, host="", runtime=runtime)
+    chosen = recipes.load_recipe(recipe, settings or ())
     patience_s = flags.parse_duration("--patience", patience)
     budget_s = flags.parse_duration("--budget", budget or DEFAULT_BUDGET)
     words = flags.split_names(layers)

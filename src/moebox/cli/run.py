@@ -11,6 +11,7 @@ from moebox.cli.display import LiveDisplay, print_assessment
 from moebox.cli.flags import AsJson, Names, Switch
 from moebox.cli.output import confirm, exit_code, print_json, print_lines, stderr_console, stdout_console
 from moebox.core.pipeline import STEPS, Pipeline, PipelineStep, RunRequest, display_state
+from moebox.core.setting import Effort
 from moebox.core.traits import LAST_PORT
 from moebox.errors import refuse_if, refuse_out_of_range
 from moebox.flows import boxes, recipes
@@ -54,7 +55,7 @@ def run(
     concurrency: str = "",
     port: int | None = None,
     keep: Switch = False,
-    quick: Switch = False,
+    effort: Effort = "normal",
     yes: Switch = False,
     resume: str = "",
     json: AsJson = False,
@@ -75,7 +76,8 @@ def run(
         concurrency: Streams to measure at, such as 1,8,32.
         port: Port to listen on; if it is in use, a free one is taken.
         keep: Keep the engine running at the end.
-        quick: Fewer trials, shorter prompts and measurements, no jobs. The phantom always runs so, with two jobs.
+        effort: quick has fewer trials, shorter prompts and measurements, and no jobs; the phantom always runs so, with
+            two jobs. thorough has three times as many trials of each check.
         yes: Do not prompt.
         resume: Resume this run, by folder or name; `latest` is the newest one.
         json: Print the run as one JSON document at the end.
@@ -87,7 +89,7 @@ def run(
         again = "--resume continues the run as it was started"
         refuse_if(model, f"{again}: it does not take {model}")
         flags.refuse_unused(again, box=box, recipe=recipe, ram=ram, ram_bandwidth=ram_bandwidth, twin=twin, skip=skip)
-        flags.refuse_unused(again, concurrency=concurrency, port=port, keep=keep, quick=quick)
+        flags.refuse_unused(again, concurrency=concurrency, port=port, keep=keep, effort=effort != "normal")
         folder = Run.resume(resume)
         pipelines.check_step_names([until] if until else [])
         with pipelines.raise_disk_full(folder):
@@ -112,7 +114,8 @@ def run(
             concurrency=streams,
             keep=keep,
             port=port,
-            quick=quick,
+            quick=effort == "quick",
+            thorough=effort == "thorough",
         )
         check_request(request)
         name = Path(request.model).name.removesuffix(".gguf") or Path(request.recipe).stem or "phantom"

@@ -1,23 +1,21 @@
 """`moebox up`: from a recipe to a live endpoint, with the phases of the start and the memory beside the plan."""
 
-import dataclasses
 import time
-from typing import TYPE_CHECKING, Annotated, Any
-
-from cyclopts import Parameter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from moebox.cli import flags
 from moebox.cli.display import TimeEstimate
-from moebox.cli.flags import AsJson, Switch
+from moebox.cli.flags import AsJson, Settings, Switch
 from moebox.cli.output import print_lines, print_result, stderr_console, stdout_console
 from moebox.core.change import with_settings
-from moebox.core.recipe import Recipe, RuntimeKind
+from moebox.core.setting import split_settings
 from moebox.core.symptom import Finding, changes_text
 from moebox.core.traits import LAST_PORT
 from moebox.engines.events import LogEvent
-from moebox.errors import refuse_out_of_range
+from moebox.errors import refuse_if, refuse_out_of_range
 from moebox.escape import escape_invisible
-from moebox.serve.where import NodeSelection
+from moebox.serve.where import NodePrograms, NodeSelection, NodeSettings, SlurmJob
 from moebox.units import format_count, format_gib, format_percent, format_seconds
 
 if TYPE_CHECKING:
@@ -34,14 +32,14 @@ def up(
     recipe: str,
     *,
     port: int | None = None,
-    host: str = "",
-    runtime: RuntimeKind | None = None,
     detach: Switch = False,
     patience: str = "15m",
     apply_remedy: Switch = False,
     dry_run: Switch = False,
     force: Switch = False,
-    where: Annotated[NodeSelection, Parameter(name="*")] = THIS_MACHINE,
+    hosts: Path | None = None,
+    slurm: Switch = False,
+    settings: Settings = None,
     json: AsJson = False,
 ) -> int:
     """Start RECIPE's engine, show its phases, and wait until it answers a chat.
@@ -51,14 +49,16 @@ def up(
     Args:
         recipe: A recipe file, or the name of one that ships with moebox.
         port: Listen on this port instead of the recipe's; 0 takes a free one.
-        host: Listen on this address instead of the recipe's.
-        runtime: Run it natively, in docker or podman, or embedded, instead of as in the recipe.
         detach: Return once it answers; `moebox ps`, `logs` and `down` find it again.
         patience: Longest time without progress while starting.
         apply_remedy: If the start fails for a reason that a change of the recipe fixes, change it and try once more.
         dry_run: Print the command instead of running it.
         force: With --dry-run, print the command of a recipe that does not fit.
-        where: Nodes, for a recipe that spans several.
+        hosts: Nodes to start it on over ssh: a file with one a line, and after the name its address if that differs.
+        slurm: Start it on nodes that Slurm allocates.
+        settings: Another value of the recipe, such as runtime.kind=docker, listen.host=0.0.0.0 or flags.max-num-seqs=8;
+            or of the nodes: slurm.partition=gpu, slurm.account=me, slurm.time_limit=8:00:00, nodes.python=python3.12
+            (which needs no package); repeatable.
         json: Print the endpoint, facts and plan against reality as one JSON document.
     """
     from moebox.checkpoint import deploy
@@ -69,12 +69,14 @@ def up(
     from moebox.serve.order import require_engine
     from moebox.store import Run
 
-    deployment = deploy(apply_flags(recipes.load_recipe(recipe), port=port, host=host, runtime=runtime))
+    refuse_out_of_range("--port", port, 0, LAST_PORT)
+    chosen, others = split_settings(NodeSettings(), settings or ())
+    where = NodeSelection(hosts=hosts, slurm=slurm, settings=chosen)
+    loaded = recipes.load_recipe(recipe, others)
+    deployment = deploy(loaded if port is None else loaded.with_port(port))
     patience_s = flags.parse_duration("--patience", patience)
-    if not where.slurm:
-        flags.refuse_without("--slurm", partition=where.partition, account=where.account, time_limit=where.time_limit)
-    if not where.is_given:
-        flags.refuse_without("--hosts or --slurm", node_python=where.node_python)
+    refuse_if(not slurm and chosen.slurm != SlurmJob(), "slurm.partition, account and time_limit need --slurm")
+    refuse_if(not where.is_given and chosen.nodes != NodePrograms(), "nodes.python needs --hosts or --slurm")
     where.check_recipe(deployment.recipe)
     if dry_run:
         if not force:
@@ -106,16 +108,6 @@ def up(
     finally:
         session.stop()
     return 0
-
-
-def apply_flags(recipe: Recipe, *, port: int | None, host: str, runtime: RuntimeKind | None) -> Recipe:
-    """Return the recipe with the port, address and runtime of the command line."""
-    refuse_out_of_range("--port", port, 0, LAST_PORT)
-    listen = dataclasses.replace(
-        recipe.listen, port=recipe.listen.port if port is None else port, host=host or recipe.listen.host
-    )
-    kind = runtime or recipe.runtime.kind
-    return dataclasses.replace(recipe, listen=listen, runtime=dataclasses.replace(recipe.runtime, kind=kind))
 
 
 def print_command(deployment: "Deployment", where: NodeSelection = THIS_MACHINE, *, json: bool = False) -> int:

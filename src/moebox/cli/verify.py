@@ -2,20 +2,22 @@
 
 import time as clock
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 from cyclopts import Parameter
 
 from moebox import api
 from moebox.cli import flags
 from moebox.cli.display import VERDICT_MARKS
-from moebox.cli.flags import AsJson, Names, Switch
+from moebox.cli.flags import AsJson, Names, Settings
 from moebox.cli.output import check_writable, exit_code, print_result, stderr_console, stdout_console, write_file
 from moebox.cli.signals import interrupt_message
 from moebox.cli.target import create_run, find_endpoint, open_run
-from moebox.errors import refuse_if, refuse_out_of_range
+from moebox.core.setting import Effort, apply_settings
+from moebox.errors import refuse_if
 from moebox.escape import one_line
 from moebox.units import format_seconds
 
@@ -23,11 +25,9 @@ if TYPE_CHECKING:
     from rich.status import Status
 
     from moebox.core.verdict import CheckResults, CheckVerdict, Failure
-    from moebox.verify.options import VerifyEffort
     from moebox.verify.runner import CheckProgress
 
-Expectation = Literal["auto", "yes", "no"]
-# Flags that only some checks use.
+# Settings that only some checks use.
 FLAG_CHECKS: dict[str, tuple[str, ...]] = {
     "context": ("long-context", "limits"),
     "parallel": ("concurrency", "errors"),
@@ -46,18 +46,9 @@ def verify(
     key_env: str = "",
     only: Names = None,
     from_: Annotated[str, Parameter(name="--from")] = "",
-    quick: Switch = False,
-    thorough: Switch = False,
+    effort: Effort = "normal",
     context: str = "",
-    trials: int | None = None,
-    parallel: int | None = None,
-    thinking: Expectation | None = None,
-    vision: Expectation | None = None,
-    deadline: str = "5m",
-    time: str = "",
-    seed: int | None = None,
-    keep_going: Switch = False,
-    strict: Switch = False,
+    settings: Settings = None,
     junit: Path | None = None,
     run: str = "",
     json: AsJson = False,
@@ -73,44 +64,28 @@ def verify(
         key_env: The environment variable that holds the key.
         only: Only these checks (comma-separated or repeated).
         from_: Begin with this check.
-        quick: 4 trials of each kind of request: finds what always breaks, in a third of the time.
-        thorough: 36 trials of each kind: finds what breaks once in ten, almost surely.
+        effort: quick makes 4 trials of each kind of request, which finds what always breaks, in a third of the time;
+            normal 12; thorough 36, which finds what breaks once in ten almost surely.
         context: Length of the long text in tokens, like 64k. Default: 16k, and the server's limit if that is quick.
-        trials: Trials of each kind of request, up to three times as many after a failure. Default: 12.
-        parallel: Requests at once in the checks concurrency and errors. Default: 8.
-        thinking: Whether the model must think when asked to; auto (default) accepts both.
-        vision: Whether the model must read images; auto (default) accepts both.
-        deadline: Timeout of one request.
-        time: Longest time for all checks together. Default: 30m (10m quick, 2h thorough).
-        seed: Repeat the questions of an earlier run. Default: new ones.
-        keep_going: Continue after a failure that makes later checks meaningless.
-        strict: Exit code 1 for warnings too.
+        settings: Another option, repeatable: trials=20 of each kind, parallel=8 requests at once, thinking=yes or
+            vision=no if the model must or must not, deadline_s=5m of one request, time_s=30m of all checks, seed=1 for
+            the questions of an earlier run, keep_going=true after a failure that makes later checks meaningless,
+            strict=true for exit code 1 after warnings too.
         junit: Write JUnit XML to this file too.
         run: Keep the evidence in this run, such as the one of the engine's launch. Default: a new run.
     """
     from moebox.verify.junit import to_junit_xml
-    from moebox.verify.options import TIME_S, TRIALS, VerifyOptions
+    from moebox.verify.options import TIME_S, TRIALS, VerifySettings
     from moebox.verify.runner import results_document, select_checks
 
     names = flags.split_names(*(only or ()))
     chosen = tuple(check.name for check in select_checks(names, from_))
-    refuse_unused_flags(chosen, context=context, parallel=parallel, thinking=thinking, vision=vision)
-    if trials is not None and time:
-        flags.refuse_unused("--trials and --time set the effort", quick=quick, thorough=thorough)
-    refuse_out_of_range("--trials", trials, 1, 1000)
-    refuse_out_of_range("--parallel", parallel, 1, 1024)
-    refuse_if(quick and thorough, "--quick and --thorough exclude each other")
-    effort: VerifyEffort = "quick" if quick else "thorough" if thorough else "default"
-    options = VerifyOptions(
-        context=flags.parse_token_count("--context", context or None),
-        trials=TRIALS[effort] if trials is None else trials,
-        parallel=parallel or 8,
-        thinking=thinking or "auto",
-        vision=vision or "auto",
-        seed=seed,
-        deadline_s=max(1.0, flags.parse_duration("--deadline", deadline)),
-        time_s=max(1.0, flags.parse_duration("--time", time) if time else TIME_S[effort]),
-    )
+    usual = VerifySettings(trials=TRIALS[effort], time_s=TIME_S[effort])
+    tokens = flags.parse_token_count("--context", context or None)
+    options = apply_settings(replace(usual, context=tokens), settings or ())
+    options.validate()
+    changed = {name: getattr(options, name) != getattr(usual, name) for name in FLAG_CHECKS}
+    refuse_unused_settings(chosen, changed)
     check_writable(junit)
     endpoint = find_endpoint(target, model=model, key_env=key_env)
     kept = open_run(run, endpoint) if run else create_run("verify", endpoint)
@@ -123,7 +98,7 @@ def verify(
             options=options,
             only=names,
             start=from_,
-            keep_going=keep_going,
+            keep_going=options.keep_going,
             run=kept,
             on_check=None if json else view.print_check,
             on_progress=view.show_progress,
@@ -132,14 +107,14 @@ def verify(
         write_file(junit, to_junit_xml(results))
     document = {**results_document(results), "run": str(kept.path)}
     print_result(json, document, lambda: view.print_summary(results, kept.path))
-    return exit_code(results.verdict == "pass" if strict else results.has_passed)
+    return exit_code(results.verdict == "pass" if options.strict else results.has_passed)
 
 
-def refuse_unused_flags(chosen: Collection[str], **values: object) -> None:
-    """Raise BadInput for flags of checks that are not chosen."""
-    for name, value in values.items():
-        if not set(FLAG_CHECKS[name]) & set(chosen):
-            flags.refuse_without(f"the check {' or '.join(FLAG_CHECKS[name])}", **{name: value})
+def refuse_unused_settings(chosen: Collection[str], changed: Mapping[str, bool]) -> None:
+    """Raise BadInput for settings of checks that are not chosen."""
+    for name, given in changed.items():
+        unused = given and not set(FLAG_CHECKS[name]) & set(chosen)
+        refuse_if(unused, f"{name} needs the check {' or '.join(FLAG_CHECKS[name])}", hint="leave it out")
 
 
 class VerifyView:

@@ -28,6 +28,7 @@ class RunRequest:
     keep: bool = False
     port: int | None = None
     quick: bool = False  # fewer trials, shorter prompts and measurements
+    thorough: bool = False  # more trials of every check
 
     @property
     def wanted_steps(self) -> tuple[StepName, ...]:

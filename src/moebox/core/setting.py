@@ -7,13 +7,14 @@ import typing
 from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from moebox import codec
 from moebox.errors import BadInput, UnknownName, refuse_if, suggest_names
 from moebox.units import parse_seconds, parse_tokens
 
 T = TypeVar("T")
+Effort = Literal["quick", "normal", "thorough"]  # of --effort, the same for every command
 TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 

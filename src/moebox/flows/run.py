@@ -31,7 +31,7 @@ from moebox.serve.state import hold_endpoint
 from moebox.store import Run, calibrations
 from moebox.stream.awake import AwakeClock
 from moebox.units import format_count, format_range, format_seconds, format_streams, format_tok_s
-from moebox.verify.options import VerifyOptions
+from moebox.verify.options import TIME_S, TRIALS, VerifyOptions
 
 T = TypeVar("T")
 RunListener = Callable[[str, Any], None]  # ("step", Step), ("news", str), ("check", Verdict), ("trial", Trial)
@@ -131,7 +131,7 @@ class Runner:
         if request.twin and name in NOT_SIMULATED:
             return NOT_SIMULATED[name]
         if name == "task" and request.quick and request.until != "task":
-            return "left out by --quick; `--until task` does it"
+            return "left out by --effort quick; `--until task` does it"
         if name == "doctor" and request.box:
             return f"{request.box} is described, not this machine"
         return ""
@@ -232,6 +232,8 @@ class Runner:
 
         only = TWIN_CHECKS if self.request.twin else ()
         longest, options = SHORT_CHECK_OPTIONS if self.request.is_short else CHECK_OPTIONS
+        if self.request.thorough:
+            options = dataclasses.replace(options, trials=TRIALS["thorough"], time_s=TIME_S["thorough"])
         options = dataclasses.replace(options, context=min(self._recipe().context, longest))
 
         def check_endpoint(endpoint: Endpoint) -> None:

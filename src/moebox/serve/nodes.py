@@ -116,9 +116,9 @@ def allocate_slurm_nodes(count: int, gpus: int, selection: NodeSelection, *, nam
     argv = ["salloc", "--no-shell", f"--job-name=moebox-{name}"[:120], f"--nodes={count}", "--ntasks-per-node=1"]
     options = {
         "gpus-per-node": gpus,
-        "partition": selection.partition,
-        "account": selection.account,
-        "time": selection.time_limit,
+        "partition": selection.settings.slurm.partition,
+        "account": selection.settings.slurm.account,
+        "time": selection.settings.slurm.time_limit,
     }
     argv += [f"--{flag}={value}" for flag, value in options.items() if value]
     output = _run_salloc(argv, count)
@@ -154,7 +154,8 @@ def _run_salloc(argv: list[str], count: int) -> str:
         raise
     if salloc.returncode:
         raise ExternalError(
-            f"Slurm: {last_line(output)}", hint="`sinfo` shows its nodes; --partition and --account choose"
+            f"Slurm: {last_line(output)}",
+            hint="`sinfo` shows its nodes; `--set slurm.partition=…` chooses",
         )
     return output
 

@@ -8,28 +8,40 @@ from moebox.errors import refuse_if
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeSelection:
-    """Where an engine that spans several nodes runs.
+class SlurmJob:
+    """What Slurm is asked for; "" leaves it to Slurm."""
 
-    Attributes:
-        hosts: Nodes to start it on over ssh: a file with one a line, and after the name its address if that differs.
-        slurm: Start it on nodes that Slurm allocates.
-        partition: Slurm's partition.
-        account: Slurm's account.
-        time_limit: Slurm's time limit, such as 8:00:00; the partition's own without it.
-        node_python: The Python that runs moebox's agent on each node; it needs no package; python3 when left out.
-    """
-
-    hosts: Path | None = None
-    slurm: bool = False
     partition: str = ""
     account: str = ""
-    time_limit: str = ""
-    node_python: str = ""
+    time_limit: str = ""  # such as 8:00:00; the partition's own without it
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodePrograms:
+    """Programs on each node."""
+
+    python: str = "python3"  # runs moebox's agent; it needs no package
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeSettings:
+    """What --set changes beside the recipe."""
+
+    slurm: SlurmJob = SlurmJob()
+    nodes: NodePrograms = NodePrograms()
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeSelection:
+    """Where an engine that spans several nodes runs."""
+
+    hosts: Path | None = None  # a file with a node a line, and after the name its address if that differs
+    slurm: bool = False  # nodes that Slurm allocates
+    settings: NodeSettings = NodeSettings()
 
     @property
     def python(self) -> str:
-        return self.node_python or "python3"
+        return self.settings.nodes.python
 
     def check_recipe(self, recipe: Recipe) -> None:
         """Raise BadInput if nodes are named in two ways, or if the recipe runs on one node."""

@@ -3,14 +3,16 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from moebox.core.setting import Effort
+from moebox.errors import refuse_if, refuse_out_of_range
+
 # Every check in the order in which it runs. checks/__init__.py compares this list with the checks at import.
 CHECK_NAMES: tuple[str, ...] = (
     *("alive", "plain", "streaming", "prompts", "arithmetic", "code", "json", "thinking", "tools", "agents"),
     *("sampling", "long-context", "cache", "concurrency", "limits", "errors", "vision", "anthropic"),
 )
-VerifyEffort = Literal["quick", "default", "thorough"]
-TRIALS: dict[VerifyEffort, int] = {"quick": 4, "default": 12, "thorough": 36}
-TIME_S: dict[VerifyEffort, float] = {"quick": 600.0, "default": 1800.0, "thorough": 7200.0}
+TRIALS: dict[Effort, int] = {"quick": 4, "normal": 12, "thorough": 36}
+TIME_S: dict[Effort, float] = {"quick": 600.0, "normal": 1800.0, "thorough": 7200.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,15 +21,36 @@ class VerifyOptions:
 
     context: int | None = None  # tokens for the long-context check; None uses the limit that the server reports
     depths: tuple[float, ...] = (0.02, 0.15, 0.35, 0.5, 0.7, 0.98)  # positions of the needles in the long text
-    trials: int = TRIALS["default"]  # of each kind of request; after a failure, up to `patience` times as many
+    trials: int = TRIALS["normal"]  # of each kind of request; after a failure, up to `patience` times as many
     patience: int = 3
     parallel: int = 8  # concurrent requests
     thinking: Literal["auto", "yes", "no"] = "auto"  # whether the model must think when asked to
     vision: Literal["auto", "yes", "no"] = "auto"  # whether the model must read pictures
     seed: int | None = None  # None draws fresh questions every time
     deadline_s: float = 300.0  # of one request
-    time_s: float = TIME_S["default"]  # of the whole run
+    time_s: float = TIME_S["normal"]  # of the whole run
+
+    def validate(self) -> None:
+        """Raise BadInput for values out of range."""
+        refuse_out_of_range("--set trials", self.trials, 1, 1000)
+        refuse_out_of_range("--set parallel", self.parallel, 1, 1024)
+        refuse_if(min(self.deadline_s, self.time_s) < 1, "deadline_s and time_s must be a second or more")
 
     def trial_share(self, part: float, least: int = 2) -> int:
         """Number of trials for a probe that needs only `part` of them."""
         return max(least, round(self.trials * part))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifySettings(VerifyOptions):
+    """The options, and how the command ends."""
+
+    keep_going: bool = False  # after a failure that makes later checks meaningless
+    strict: bool = False  # exit code 1 for warnings too
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetVerifySettings(VerifyOptions):
+    """The options, and the load of a fleet whose member is killed."""
+
+    streams: int = 64  # in flight when a member is killed

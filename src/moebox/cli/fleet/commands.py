@@ -1,6 +1,7 @@
 """`moebox fleet up, ps, down, verify, bench and render`: a fleet behind its router."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -8,8 +9,9 @@ from cyclopts import Parameter
 
 from moebox.cli import flags
 from moebox.cli.display import make_table
-from moebox.cli.flags import AsJson, Names, OutputPath, Switch
+from moebox.cli.flags import AsJson, Names, OutputPath, Settings, Switch
 from moebox.cli.output import exit_code, print_lines, print_result, stderr_console, stdout_console, write_file
+from moebox.core.setting import Effort, apply_settings
 from moebox.errors import refuse_if, refuse_out_of_range
 from moebox.fleet import routers
 from moebox.fleet.file import RouterKind
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
     from moebox.flows.fleet_loss import MemberLoss
     from moebox.flows.fleet_record import FleetRecord
 
-DEFAULT_STREAMS = 64  # in flight when a member is killed
 # What a killed member held, by what counted it.
 HELD = {
     "router": "with {inside} streams behind {router}",
@@ -113,11 +114,9 @@ def verify(
     *,
     only: Names = None,
     kill: str = "",
-    streams: int | None = None,
+    effort: Effort = "normal",
     context: str = "",
-    quick: Switch = False,
-    seed: int | None = None,
-    deadline: str = "5m",
+    settings: Settings = None,
     json: AsJson = False,
 ) -> int:
     """Check the answers through the router, and what only a fleet can get wrong.
@@ -128,28 +127,27 @@ def verify(
         name: The fleet's name or file. Default: the only one.
         only: Only these checks (comma-separated or repeated).
         kill: Kill this member (or the `busiest`) with SIGKILL under load, list the broken streams, start it again.
-        streams: With --kill, streams in flight then. Default: 64.
+        effort: quick, normal or thorough, as for `verify`.
         context: Length of the long text in tokens, like 64k.
-        quick: Fewer trials.
-        seed: Repeat the questions of an earlier verification.
-        deadline: Timeout of one request.
+        settings: Another option of `verify`, such as seed=1 or deadline_s=5m; or streams=64 in flight at --kill;
+            repeatable.
     """
-    from moebox.cli.verify import VerifyView, refuse_unused_flags
+    from moebox.cli.verify import FLAG_CHECKS, VerifyView, refuse_unused_settings
     from moebox.flows import fleet_record, fleet_verify
     from moebox.store import Run
-    from moebox.verify.options import TIME_S, TRIALS, VerifyEffort, VerifyOptions
+    from moebox.verify.options import TIME_S, TRIALS, FleetVerifySettings
     from moebox.verify.runner import results_document, select_checks
 
     names = flags.split_names(*(only or ()))
-    refuse_unused_flags([check.name for check in select_checks(names, "")], context=context)
-    refuse_out_of_range("--streams", streams, 1, 4096)
-    if not kill:
-        flags.refuse_without("--kill", streams=streams)
     tokens = flags.parse_token_count("--context", context or None)
+    usual = FleetVerifySettings(trials=TRIALS[effort], time_s=TIME_S[effort])
+    options = apply_settings(replace(usual, context=tokens), settings or ())
+    options.validate()
+    changed = {name: getattr(options, name) != getattr(usual, name) for name in FLAG_CHECKS}
+    refuse_unused_settings([check.name for check in select_checks(names, "")], changed)
+    refuse_out_of_range("--set streams", options.streams, 1, 4096)
+    refuse_if(not kill and options.streams != usual.streams, "streams needs --kill", hint="add --kill, or leave it out")
     record = fleet_record.find_fleet(name)
-    effort: VerifyEffort = "quick" if quick else "default"
-    longest = max(1.0, flags.parse_duration("--deadline", deadline))
-    options = VerifyOptions(context=tokens, trials=TRIALS[effort], time_s=TIME_S[effort], seed=seed, deadline_s=longest)
     run = Run.create(f"verify-{record.name}")
     with VerifyView(quiet=json) as view:
         verdict = fleet_verify.verify_fleet(
@@ -157,7 +155,7 @@ def verify(
             options,
             only=names,
             kill=kill,
-            streams=streams or DEFAULT_STREAMS,
+            streams=options.streams,
             run=run,
             notify=None if json else view.print_check,
         )

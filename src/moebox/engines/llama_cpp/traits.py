@@ -29,7 +29,7 @@ TRAITS = Traits(
     worker_port=1,
     packages=("xllamacpp",),
     program=("llama-server",),
-    install="build llama-server, or --runtime embedded",
+    install="build llama-server, or `--set runtime.kind=embedded`",
     step_tokens=512,
     tools_under_none="shown",  # its server gives the template the tools in any case
 )
