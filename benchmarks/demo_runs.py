@@ -96,7 +96,7 @@ def main() -> int:
         print(f"  {sum(inside)} of {len(figures)} figures in ranges of at most 15 %, widest range {max(widths):.0%}")
         print(f"  {failed} of {asked} requests failed; not green: {', '.join(yellow) or 'none'}")
         for figure in figures:
-            key = figure.load, figure.what
+            key = figure.load.partition(",")[0], figure.what  # counted lengths differ from run to run
             note = ""
             if disturbed:
                 away = figure.measured / statistics.median(quiet.get(key, [figure.measured])) - 1
