@@ -2,9 +2,12 @@
 
 from pathlib import Path
 
-from moebox import api
+from moebox import api, codec
 from moebox.cli.flags import AsJson, OutputPath, Switch
-from moebox.cli.output import print_lines, print_result
+from moebox.cli.output import print_lines, print_result, write_file
+from moebox.errors import refuse_if
+from moebox.report.tidy import redact_text
+from moebox.runs.reader import read_run
 from moebox.store import Run
 
 
@@ -31,7 +34,7 @@ def report(
     return 0
 
 
-def pack(*run: str, output: OutputPath = None, pdf: bool = True, json: AsJson = False) -> int:
+def pack(*run: str, output: OutputPath = None, pdf: bool = True, row: Switch = False, json: AsJson = False) -> int:
     """Put runs into a folder or archive: README, findings, report, launch script, GPU facts, logs, figures, patches.
 
     Keys, host and user names, addresses and serial numbers are removed from every file.
@@ -40,11 +43,19 @@ def pack(*run: str, output: OutputPath = None, pdf: bool = True, json: AsJson = 
         run: Runs by name, beginning of a name, or path. Default: the latest.
         output: A folder, or a file ending in .tar.gz. Default: RUN.tar.gz in this folder.
         pdf: Make the PDF too, if that is possible.
+        row: Write one run's row of the public matrix instead (box, versions, recipe digest, checks, speed).
         json: Print the path and what was left out as JSON.
     """
     from moebox.report.pack import pack_runs
+    from moebox.report.row import row_of_run
 
     found = [Run.open(name) for name in run or ("latest",)]
+    if row:
+        refuse_if(len(found) > 1, "--row takes one run")
+        target = output or Path(f"{found[0].id}.row.toml")
+        write_file(target, redact_text(codec.to_toml(row_of_run(read_run(found[0])))))
+        print_result(json, {"path": target}, lambda: print_lines([target]))
+        return 0
     path, left_out = pack_runs(found, output or Path(f"{found[0].id}.tar.gz"), pdf=pdf)
     if not json:
         print_lines((f"left out: {line}" for line in left_out), stderr=True)
