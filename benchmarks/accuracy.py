@@ -87,6 +87,7 @@ def speed() -> list[Figure]:
         _quantiles("prefill tok/s", "the same, 16 GPUs, not fitted", published.prefill_cells(tp=16), 0.15),
         _quantiles("CPU+GPU decoding", "hybrid rows", _group(hybrid, "tg"), 0.10),
         _quantiles("CPU+GPU prompts", "hybrid rows", _group(hybrid, "pp"), 0.30),
+        _quantiles("CPU+GPU prompts", "ik_llama.cpp, micro-batches of 11 boxes", published.hybrid_prompt_rows(), 0.15),
         _quantiles("CPU+GPU prompts", "KTransformers, 1 to 8 RTX 4090", _group(kt, "pp"), 0.30),
         _quantiles("CPU+GPU decoding", "KTransformers, two reports", _group(kt, "tg"), 0.50),
         _worst("output tok/s", "SM120 report, simulated, not fitted", _group(sm120, "output"), 1.25, of_one=True),

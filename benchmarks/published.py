@@ -11,7 +11,7 @@ from typing import Any
 
 from moebox import codec
 from moebox.core import catalogue
-from moebox.core.box import Box, Cpu, Link
+from moebox.core.box import Box, Cpu, Link, Pcie
 from moebox.core.catalogue import CheckpointRow, checkpoint_from_row
 from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Model
@@ -218,6 +218,48 @@ def hybrid_rows(*, engine: str = "") -> Iterator[Case]:
         if "pp_tok_s" in row:
             predict = functools.partial(_reading, speed, row.get("prompt", 4096))
             yield Case("pp", row["name"], row["checkpoint"], row["pp_tok_s"], predict, row["host"], speed)
+
+
+def hybrid_prompt_rows() -> Iterator[Case]:
+    """Prompts of ik_llama.cpp with experts in RAM: micro-batches, contexts, GPUs and CPUs of many owners."""
+    for row in _csv("hybrid_prompts.csv"):
+        speed = functools.partial(_micro_batches, tuple(row.items()))
+        chunk, past = int(row["chunk"]), int(row["context"])
+        predict = functools.partial(_chunk_rate, speed, chunk, past)
+        host = f"{row['source'].rpartition('/')[2]} {row['cpu']} {row['gpu']}"
+        yield Case("pp", host, f"ub {row['ubatch']} at {past}", float(row["pp_tok_s"]), predict, host, speed)
+
+
+@functools.cache
+def _micro_batches(items: tuple[tuple[str, str], ...]) -> Speed:
+    row = dict(items)
+    generation, width = int(row["pcie_generation"]), int(row["pcie_width"])
+    slot = Pcie(generation=generation, width=width, max_generation=generation, max_width=width)
+    box = Box(
+        name=row["cpu"],
+        gpus=(replace(catalogue.find_gpu(row["gpu"]), pcie=slot),) * int(row["gpus"]),
+        cpu=Cpu(model=row["cpu"], cores=int(row["cores"]), sockets=int(row["sockets"])),
+        ram_bandwidth=round(float(row["ram_gb_s"]) * 1e9),
+    )
+    model, size = catalogue.find_model(row["model"]), float(row["file_gib"]) * 2**30
+    files = [each for each in catalogue.published_checkpoints(model.name) if each.format == "gguf"]
+    near = min(files, key=lambda each: abs(each.total_bytes - size))  # its split, with the row's own total
+    parts = {name: round(part * size / near.total_bytes) for name, part in near.bytes_by_component.items()}
+    layers = tuple(range(1, 1 + int(row["expert_layers"])))
+    mla = 2 if model.mla else None
+    hybrid = Hybrid(experts=(layers,), threads=int(row["threads"]), ubatch=int(row["ubatch"]), mla=mla)
+    recipe = recipe_of(row["engine"], model.name, near.name, kv="f16", hybrid=hybrid)
+    return Speed.from_published_rows(Deployment.from_parts(recipe, model, replace(near, bytes_by_component=parts), box))
+
+
+def _chunk_rate(speed: Callable[[], Speed], chunk: int, past: int) -> float:
+    """Prompt tokens a second of `chunk` tokens after `past`, in micro-batches."""
+    step, seconds = speed().hybrid_step, 0.0
+    assert step is not None
+    for start in range(0, chunk, step.ubatch):
+        tokens = min(step.ubatch, chunk - start)
+        seconds += sum(step.prefill_parts(tokens, past + start).values())
+    return chunk / seconds
 
 
 def serving_rows(*, only: str = "") -> Iterator[Case]:

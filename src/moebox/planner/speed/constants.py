@@ -169,6 +169,8 @@ class HostEfficiency:
     decode_spread: float
     prefill_spread: float
     host_spread: float = 0.0
+    prompt_attention: float = 0.0  # of the GPU's bf16 rate, attention while a prompt is read; 0: prompt_flops
+    wide_vectors: float = 1.0  # times core_flops on a CPU with AVX-512
     upload_ram: float = 0.0  # of RAM's rate, feeding the copies to all GPUs; 0: only their links limit
     source: str = ""
 
@@ -182,6 +184,7 @@ class HostCpu:
     bandwidth: int = 0
     host: float = 1.0  # speed of one core relative to the one the constants were fitted on
     core_flops: float = 0.0  # operations/s of one core on quantised experts, a batch at a time
+    avx512: bool = False
     source: str = ""
 
 

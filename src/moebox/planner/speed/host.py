@@ -156,7 +156,8 @@ class HybridStep:
         if self.gpu is None:
             weight_flops, attention_flops = cpu_flops, self.cores * self.attention_core_flops
         else:
-            weight_flops = attention_flops = self.gpu.bf16 * c.prompt_flops * self.ranks
+            weight_flops = self.gpu.bf16 * c.prompt_flops * self.ranks
+            attention_flops = self.gpu.bf16 * (c.prompt_attention or c.prompt_flops) * self.ranks
         if self.gpu and self.copies_experts(tokens):
             links = pcie_rate(self.gpu) * c.upload * self.ranks  # all links together, fed from one RAM
             copy_rate = 1 / (1 / links + 1 / self.host_copy) if self.host_copy else links
@@ -248,7 +249,7 @@ def make_hybrid_step(
         on_gpus = model.moe_layers * hybrid.gpu_experts / model.moe.experts
     if not box.gpus:
         on_gpus = 0.0
-    cores = box.cpu.cores or hybrid.threads or CORES
+    cores, cpu = box.cpu.cores or hybrid.threads or CORES, find_cpu(box.cpu.model)
     decoding = min(hybrid.threads or cores, cores)
     shared = (gpu.bandwidth for gpu in box.gpus if gpu.unified)
     nominal = float(box.ram_bandwidth or next(shared, RAM))
@@ -265,7 +266,7 @@ def make_hybrid_step(
         unpack_rate=decoding * constants.core_gb_s * 1e9,
         cores=cores,
         threads=decoding,
-        core_flops=find_cpu(box.cpu.model).core_flops or constants.core_flops,
+        core_flops=cpu.core_flops or constants.core_flops * (constants.wide_vectors if cpu.avx512 else 1.0),
         mla_mode=0 if whole_heads else recipe.hybrid.mla if recipe.hybrid else None,
         ubatch=load_engine(recipe.engine).step_tokens(recipe),
         ranks=recipe.parallel.tp,
