@@ -15,12 +15,12 @@ import pytest
 
 from moebox import codec
 from moebox.checkpoint import resolve_model
-from moebox.core.calibration import Boot, Calibration, DecodeStep, PrefillStep
+from moebox.core.calibration import Boot, CalibratedBox, Calibration, DecodeStep, PrefillStep
 from moebox.core.recipe import Hybrid, Listen, Recipe, Runtime
 from moebox.detect import load_box
 from moebox.errors import AnswerIsNo, BadInput
 from moebox.flows import calibrate_timing as timing
-from moebox.flows.calibrate import FILE, calibrate, merge_boots
+from moebox.flows.calibrate import FILE, calibrate, merge_boots, merge_with_stored
 from moebox.flows.calibrate_boot import TimingPoint, order_outer_first, timing_grid
 from moebox.flows.calibrate_recipe import BootDepth, choose_depths, recipe_at_depth, shallower_depth
 from moebox.planner.speed.measured import MeasuredSpeed
@@ -276,11 +276,13 @@ def test_a_budget_is_an_upper_bound(run: Run) -> None:
     assert not marked_processes()
 
 
-def test_a_disturbed_calibration_does_not_spoil_a_quiet_one() -> None:
-    """Of two timings of one step the quiet one counts alone, whichever came first."""
-    slow, quick = (
-        Boot(layers=4, decode=(DecodeStep(batch=1, context=256, seconds=seconds, spread=0.01),))
-        for seconds in (0.02, 0.01)
+def test_a_disturbed_calibration_does_not_spoil_a_quiet_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two calibrations of one recipe the quiet one counts alone, whichever came first."""
+    monkeypatch.setenv("MOEBOX_CALIBRATIONS", str(tmp_path / "kept"))
+    quiet = Calibration(
+        id="c", date="2026-11-17", place=CalibratedBox(), engine="vllm", model="m", shape="", layers=8, quant="fp8"
     )
-    assert merge_boots((slow,), (quick,), disturbed=(True, False))[0].decode == quick.decode
-    assert merge_boots((quick,), (slow,), disturbed=(False, True))[0].decode == quick.decode
+    busy = dataclasses.replace(quiet, disturbed=("other programs used 2 of 2 cores",))
+    for first, second in ((quiet, busy), (busy, quiet)):
+        calibrations.store_calibration(first)
+        assert merge_with_stored(second) == quiet

@@ -44,6 +44,11 @@ def pairs() -> ModuleType:
     return _module("pairs")
 
 
+def calibration_drift() -> ModuleType:
+    """benchmarks/calibration_drift.py as a module."""
+    return _module("calibration_drift")
+
+
 @functools.cache
 def accuracy() -> ModuleType:
     """benchmarks/accuracy.py as a module."""

@@ -16,6 +16,8 @@ from moebox import detect
 from moebox.checkpoint import deploy
 from moebox.core.box import Box
 from moebox.core.calibration import (
+    FIT_SPREAD,
+    PROMPT_FIT_SPREAD,
     Boot,
     Calibration,
     ExpectedStep,
@@ -33,7 +35,8 @@ from moebox.flows import calibrate_recipe, rehearse
 from moebox.flows.calibrate_boot import BootMeasurement, time_boot
 from moebox.flows.calibrate_recipe import BootDepth, choose_depths, is_out_of_memory, shallower_depth
 from moebox.planner.depths import expected_steps
-from moebox.planner.speed.measured import decode_series
+from moebox.planner.speed import Speed
+from moebox.planner.speed.boots import decode_series
 from moebox.serve import preflight
 from moebox.serve.faults import LaunchFailed
 from moebox.serve.session import PATIENCE_S, engine_session
@@ -46,6 +49,7 @@ BUDGET_S = 600.0
 STOP_S = 5.0  # of the budget, to stop the last engine
 LEAST_S = 10.0  # for the most important steps of a boot
 FIRST_BOOT_S = 120.0  # estimate: vLLM compiles and captures graphs for 90 to 190 s
+GGUF_BOOT_S = 20.0  # llama.cpp with a generated file of few layers
 FILE = "calibration.json"
 T = TypeVar("T")
 DEPTH, POINT, PROMPT = attrgetter("layers", "gpu_experts"), attrgetter("batch", "context"), attrgetter("tokens")
@@ -151,6 +155,7 @@ class _Calibrator:
         self.current: BootMeasurement | None = None
         self.version = subject.recipe.engine_version
         self.longest = 0
+        self.disturbed: list[str] = []
 
     def add_note(self, text: str) -> None:
         """Add a note for readers of the calibration, unless it is there already."""
@@ -169,6 +174,8 @@ class _Calibrator:
             CalibrateStarted(recipe=self.subject.recipe.name, depths=tuple(depth.layers for depth in depths))
         )
         budget_s = self.clock.budget_s
+        if calibrate_recipe.reads_gguf(self.subject.recipe):
+            self.clock.startup_s = GGUF_BOOT_S
         starting_s = len(depths) * self.clock.startup_s if len(depths) > 1 else 0.0
         estimate_s = starting_s + 0.5 * max(budget_s - starting_s, 0.0)  # half of the rest for timing
         names = ", ".join(depth.text for depth in depths)
@@ -219,6 +226,7 @@ class _Calibrator:
             dummy.unlink(missing_ok=True)
             if self.current is not None:  # keep what was measured, even after a failure
                 boot, notes = self.current.boot, self.current.notes
+                self.disturbed += [text for text in self.current.disturbed if text not in self.disturbed]
                 self.current = None
                 for text in notes:
                     self.add_note(text)
@@ -247,9 +255,15 @@ class _Calibrator:
         facts = self.subject
         whole = Deployment.from_parts(facts.recipe, facts.model, facts.checkpoint, facts.box)
         expected: tuple[ExpectedStep, ...] = ()
+        fit_spread, prompt_fit_spread = FIT_SPREAD, PROMPT_FIT_SPREAD
         if facts.box.gpus and not whole.engine.offloads_experts:  # what the forecast from published rows predicts
-            timed = ((step.batch, step.context) for boot in self.done for step in boot.decode)
-            expected = expected_steps(whole, timed)
+            timed = [(step.batch, step.context) for boot in self.done for step in boot.decode]
+            prompts = [(0, prompt.tokens) for boot in self.done for prompt in boot.prefill]
+            expected = expected_steps(whole, [*timed, *prompts])
+            fit = Speed.from_published_rows(whole)
+            unknown = math.hypot(fit.unified_spread, fit.unknown_spread)
+            fit_spread = max(FIT_SPREAD, math.hypot(fit.decode_spread, unknown))
+            prompt_fit_spread = max(PROMPT_FIT_SPREAD, math.hypot(fit.prefill_spread, unknown))
         layout = calibrated_layout(facts.recipe)
         words = [facts.model.name, facts.checkpoint.quant, facts.recipe.engine, self.version, layout.text]
         return Calibration(
@@ -266,6 +280,9 @@ class _Calibrator:
             layer_bytes=token_bytes(facts.model, facts.recipe) / facts.model.layers / facts.recipe.parallel.dcp,
             boots=tuple(self.done),
             expected=expected,
+            fit_spread=fit_spread,
+            prompt_fit_spread=prompt_fit_spread,
+            disturbed=tuple(self.disturbed),
             notes=tuple(self.notes),
         )
 
@@ -273,7 +290,8 @@ class _Calibrator:
 def merge_with_stored(found: Calibration) -> Calibration:
     """Merge a calibration with the stored one of its id, if that was measured on this box.
 
-    Depths are added; points of the same depth are averaged, unless one of the two was disturbed: then the other counts.
+    Depths are added; points of the same depth are averaged. A measurement of a quiet machine replaces one of a
+    disturbed machine, and is never replaced by it.
     """
     try:
         earlier = calibrations.find_calibration(found.id)
@@ -281,9 +299,12 @@ def merge_with_stored(found: Calibration) -> Calibration:
         return found
     if earlier.id != found.id or earlier.imported or earlier.place != found.place:
         return found
+    if bool(earlier.disturbed) != bool(found.disturbed):
+        return found if earlier.disturbed else earlier
     return replace(
         found,
-        boots=merge_boots(earlier.boots, found.boots, disturbed=(was_disturbed(earlier), was_disturbed(found))),
+        boots=merge_boots(earlier.boots, found.boots),
+        disturbed=tuple(dict.fromkeys((*earlier.disturbed, *found.disturbed))),
         expected=merge_by_key(earlier.expected, found.expected, POINT, lambda before, after: after),
     )
 
@@ -298,24 +319,12 @@ def merge_by_key(
     return tuple(table[place] for place in sorted(table))
 
 
-def was_disturbed(calibration: Calibration) -> bool:
-    """Whether other programs slowed a calibration down, as far as its notes show."""
-    return any(text.startswith(calibrate_recipe.WAS_BUSY) or "speed drifted" in text for text in calibration.notes)
-
-
-def merge_boots(
-    earlier: tuple[Boot, ...], later: tuple[Boot, ...], *, disturbed: tuple[bool, bool] = (False, False)
-) -> tuple[Boot, ...]:
-    """Merge boots by depth; `disturbed`: the earlier and the later ones."""
-
-    def merge_timing(before: StepT, after: StepT) -> StepT:
-        if disturbed[0] == disturbed[1]:
-            return average_timing(before, after)
-        return after if disturbed[0] else before
+def merge_boots(earlier: tuple[Boot, ...], later: tuple[Boot, ...]) -> tuple[Boot, ...]:
+    """Merge boots by depth."""
 
     def merge_pair(before: Boot, after: Boot) -> Boot:
-        decode = merge_by_key(before.decode, after.decode, POINT, merge_timing)
-        prefill = merge_by_key(before.prefill, after.prefill, PROMPT, merge_timing)
+        decode = merge_by_key(before.decode, after.decode, POINT, average_timing)
+        prefill = merge_by_key(before.prefill, after.prefill, PROMPT, average_timing)
         return replace(after, decode=decode, prefill=prefill)
 
     return merge_by_key(earlier, later, DEPTH, merge_pair)

@@ -7,9 +7,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from moebox.core.calibration import Boot, DecodeStep, PrefillStep
+from moebox.core.calibration import Boot, DecodeStep, PrefillStep, StepT
 from moebox.core.model import Model
 from moebox.core.recipe import Recipe
+from moebox.detect.conditions import ConditionsWatch, server_processes
 from moebox.errors import AnswerIsNo, ExternalError
 from moebox.flows import calibrate_timing as timing
 from moebox.flows.calibrate_recipe import BootDepth
@@ -96,6 +97,8 @@ class BootMeasurement:
     looks: dict[TimingPoint, list[DecodeStep]] = field(default_factory=dict)
     prompts: dict[TimingPoint, list[PrefillStep]] = field(default_factory=dict)
     drift: float = 0.0  # of the speed while it was measured
+    left_out: int = 0  # kinds of step for which there was no time
+    disturbed: tuple[str, ...] = ()  # by other programs while it was measured
     notes: list[str] = field(default_factory=list)
     weights_bytes: int = 0
     cache_tokens: int = 0
@@ -103,17 +106,19 @@ class BootMeasurement:
 
     @property
     def decode(self) -> list[DecodeStep]:
-        """The combined timings of every point."""
-        return [timing.combine_looks(looks) for looks in self.looks.values()]
+        """The combined timings of every point. The error of a single timing is at least the drift."""
+        return [self._combine_looks(looks, abs(self.drift)) for looks in self.looks.values()]
 
     @property
     def prefill(self) -> list[PrefillStep]:
         """The combined timings of every prompt. The error of a single timing includes half of the drift."""
-        found = []
-        for looks in self.prompts.values():
-            prompt = timing.combine_looks(looks)
-            found.append(replace(prompt, spread=max(prompt.spread, abs(self.drift) / 2)) if len(looks) == 1 else prompt)
-        return found
+        return [self._combine_looks(looks, abs(self.drift) / 2) for looks in self.prompts.values()]
+
+    @staticmethod
+    def _combine_looks(looks: Sequence[StepT], least: float) -> StepT:
+        """Combine the timings of a point; `least` is the least error of a single one."""
+        found = timing.combine_looks(looks)
+        return replace(found, spread=max(found.spread, least)) if len(looks) == 1 else found
 
     @property
     def boot(self) -> Boot:
@@ -126,6 +131,8 @@ class BootMeasurement:
             weights_bytes=self.weights_bytes,
             cache_tokens=self.cache_tokens,
             startup_s=round(self.startup_s, 1),
+            drift=round(self.drift, 3),
+            left_out=self.left_out,
         )
 
     def should_time(self, point: TimingPoint) -> bool:
@@ -203,16 +210,19 @@ def time_boot(work: BootMeasurement, session: EngineSession, model: Model, *, de
     points = timing_grid(session.recipe, chunk=work.chunk, longest=work.longest, cache_tokens=work.cache_tokens)
     points = [point for point in points if work.should_time(point)]
     notify(f"{work.depth.text}: up after {format_seconds(session.startup_s)}; timing {len(points)} kinds of step")
+    conditions = ConditionsWatch(server_processes(session.endpoint.server_url))
     try:
         work.pace_s = warm_up(target, points)
-        time_points(work, target, points, deadline=deadline, notify=notify)
-        repeat_doubtful(work, target, deadline=deadline)
+        with conditions:
+            time_points(work, target, points, deadline=deadline, notify=notify)
+            repeat_doubtful(work, target, deadline=deadline)
     except ExternalError as problem:
         if time.monotonic() >= deadline and session.is_alive:  # requests end with the budget
             if not work.looks:
                 text = f"the budget ended before a step of {work.depth.text} was timed"
                 raise AnswerIsNo(text, hint="give it a longer --budget") from None
             work.notes.append(f"{work.depth.text}: the budget ended before every step was timed as often as needed")
+            work.left_out = max(work.left_out, 1)
             return
         session.wait_for_cause()
         cause = session.watch.search.cause
@@ -222,6 +232,8 @@ def time_boot(work: BootMeasurement, session: EngineSession, model: Model, *, de
         how = describe_exit(session.instance.guard_state.code)
         text = f"{session.recipe.engine} {how} while {work.depth.text} were measured"
         raise AnswerIsNo(text, hint=hint) from None
+    finally:  # a GPU's power limit holds for every load, so it disturbs none
+        work.disturbed = tuple(line for line in conditions.result().disturbances() if "power cap" not in line)
 
 
 def warm_up(target: timing.TimedEngine, points: list[TimingPoint]) -> float:
@@ -247,12 +259,11 @@ def time_points(
     work: BootMeasurement, target: timing.TimedEngine, points: list[TimingPoint], *, deadline: float, notify: Notify
 ) -> None:
     """Time every point for which there is time."""
-    left_out = 0
     for number, point in enumerate(points, 1):
         takes = work.estimate_prefill_s(point.context * max(point.batch, 1))
         needed = not work.looks and point.batch == 1  # nothing is known without the first step
         if time.monotonic() + takes > deadline and not needed:
-            left_out += 1
+            work.left_out += 1
             continue
         if number == 1 or number % 5 == 0:
             left = format_seconds(max(deadline - time.monotonic(), 0))
@@ -263,8 +274,8 @@ def time_points(
             if needed:
                 raise
             work.notes.append(f"{work.depth.text}: left out: {problem.message}")
-    if left_out:
-        work.notes.append(f"{work.depth.text}: {left_out} of {len(points)} kinds of step left out, time was up")
+    if work.left_out:
+        work.notes.append(f"{work.depth.text}: {work.left_out} of {len(points)} kinds of step left out, time was up")
 
 
 def repeat_doubtful(work: BootMeasurement, target: timing.TimedEngine, *, deadline: float) -> None:

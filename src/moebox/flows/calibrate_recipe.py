@@ -27,7 +27,6 @@ OUTSIDE_LAYERS = ("embed", "lm_head", "vision", "mtp", "ngram")
 FALLBACK = "q4_0"
 NARROW = 12  # bits of a weight, between the 8.5 of Q8_0 and the 16 of F16
 BUSY = 0.25  # of the cores, used by other programs before the engine starts
-WAS_BUSY = "the machine was busy"  # begins the note about it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +148,7 @@ def list_disturbances(recipe: Recipe, box: Box) -> Iterator[str]:
     if reads_gguf(recipe):
         used = host.cpu_busy_share()
         if used > BUSY:
-            yield f"{WAS_BUSY}: other programs used {used:.0%} of its cores"
+            yield f"the machine was busy: other programs used {used:.0%} of its cores"
     yield from new_gpu_processes(recipe, box, {})
 
 

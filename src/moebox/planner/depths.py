@@ -34,7 +34,7 @@ def shallow_checkpoint(checkpoint: Checkpoint, model: Model, small: Model) -> Ch
 
 
 def expected_steps(deployment: Deployment, steps: Iterable[tuple[int, int]]) -> tuple[ExpectedStep, ...]:
-    """Return the forecast of decode steps (batch, context) from published rows, as a line in the layers."""
+    """Return the forecast of steps (batch, context) from published rows as a line in the layers. Batch 0: a prompt."""
     model = deployment.facts[1]
     few = max(model.dense_layers + 1, model.layers // 2)
     if few == model.layers:
@@ -42,7 +42,9 @@ def expected_steps(deployment: Deployment, steps: Iterable[tuple[int, int]]) -> 
     half, whole = (Speed.from_published_rows(cut_layers(deployment, layers)) for layers in (few, model.layers))
     found = []
     for batch, context in sorted(set(steps)):
-        seconds = half.step_s(batch, context)
-        layer = (whole.step_s(batch, context) - seconds) / (model.layers - few)
+        seconds, total = (
+            speed.step_s(batch, context) if batch else speed.prefill_s(context) for speed in (half, whole)
+        )
+        layer = (total - seconds) / (model.layers - few)
         found.append(ExpectedStep(batch=batch, context=context, fixed_s=seconds - few * layer, layer_s=layer))
     return tuple(found)

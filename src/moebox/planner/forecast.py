@@ -22,12 +22,12 @@ def decode_rows(
 
     A row `fits` if the cache and the engine's limit of sequences admit all of them.
     """
-    low, high = speed.decode_range
     streams = tuple(streams)
     rows = []
     for context in contexts:
         for count in streams:
             rate = speed.decode_tok_s(count, context)
+            low, high = speed.step_range(count, context)
             rows.append(
                 {
                     "context": context,
@@ -64,12 +64,12 @@ def prefill_rows(speed: Speed, prompts: Iterable[int]) -> list[ForecastRow]:
 
 def stream_rows(speed: Speed, contexts: Iterable[int], prompt: int) -> list[ForecastRow]:
     """Rows of CPU+GPU engines: token generation and prompt processing of one stream."""
-    low, high = speed.decode_range
     slow, fast = speed.prompt_range(prompt)
     pp = speed.prefill_tok_s(prompt)
     rows = []
     for context in contexts:
         tg = speed.decode_tok_s(1, context)
+        low, high = speed.step_range(1, context)
         rows.append(
             {
                 "context": context,
@@ -92,8 +92,10 @@ def serving_rows(speed: Speed, rules: SchedulerRules, workloads: Iterable[Simula
 
 
 def serving_row(result: SimulationResult, speed: Speed) -> ForecastRow:
-    low, high = speed.range_factors("serving")
     workload, seconds = result.workload, result.duration_s or 1.0
+    low, high = speed.range_factors("serving")
+    if speed.measured and workload.concurrency:
+        low, high = speed.step_range(workload.concurrency, workload.input + workload.output / 2)
     row: ForecastRow = {
         "max_concurrency": workload.concurrency or None,
         "request_rate": workload.rate or "inf",

@@ -147,7 +147,6 @@ def raise_utilization(candidate: RatedCandidate) -> RatedCandidate:
 
 def forecast_rows(candidate: RatedCandidate) -> tuple[Forecast, ...]:
     """Forecast by context and concurrency, as far as the cache holds them."""
-    low, high = candidate.speed.decode_range
     rows = []
     for context in sizes_up_to(candidate.recipe.context, CONTEXTS)[-4:]:
         for streams in sorted({*CONCURRENCIES, candidate.constraints.concurrency or 1}):
@@ -156,6 +155,7 @@ def forecast_rows(candidate: RatedCandidate) -> tuple[Forecast, ...]:
                 continue
             rate, reading = candidate.speed.decode_tok_s(streams, context), candidate.speed.prefill_s(context)
             prompt_rate = context / reading if reading else 0.0
+            low, high = candidate.speed.step_range(streams, context)
             slow, fast = candidate.speed.prompt_range(context)
             row = Forecast(
                 context=context,

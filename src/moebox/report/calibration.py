@@ -35,7 +35,9 @@ def depths_text(calibration: Calibration) -> str:
 
 def error_text(calibration: Calibration) -> str:
     """Its relative error, or "unfinished"."""
-    return f"±{full_depth(calibration).decode_error:.0%}" if is_solved(calibration) else "unfinished"
+    if not is_solved(calibration):
+        return "unfinished"
+    return full_depth(calibration).error_text + (", disturbed" if calibration.disturbed else "")
 
 
 def step_times(calibration: Calibration) -> tuple[StepTime, ...]:

@@ -49,6 +49,8 @@ def forecast_load(load: LoadResult, speed: Speed, recipe: Recipe, memory: Memory
     The simulated lengths are the counted ones: a chat template lengthens prompts, and some servers end replies early.
     """
     low, high = speed.decode_range
+    if speed.measured and load.concurrency:
+        low, high = speed.step_range(load.concurrency, load.input_tokens or PROMPT_TOKENS)
     if load.is_single_stream:
         prompt = int(load.input_tokens or PROMPT_TOKENS)
         rate = speed.decode_tok_s(1, prompt)

@@ -245,8 +245,9 @@ def decoded_streams(answer: PlanReply) -> int:
 
 def decode_forecast(answer: PlanReply) -> tuple[float, float, float]:
     """Decode tok/s at the requested load, and its range."""
-    rate = answer.speed.decode_tok_s(decoded_streams(answer), answer.query.context)
-    low, high = answer.speed.decode_range
+    streams, context = decoded_streams(answer), answer.query.context
+    rate = answer.speed.decode_tok_s(streams, context)
+    low, high = answer.speed.step_range(streams, context)
     return rate, rate * low, rate * high
 
 
@@ -301,14 +302,14 @@ def memory_charts(plan: Plan) -> list[ReportChart]:
 
 def forecast_chart(answer: PlanReply) -> ReportChart | None:
     """Decode rate over concurrency at a few contexts that fit the cache; with a range at the requested one."""
-    low, high = answer.speed.decode_range
     max_streams = answer.plan.recipe.max_seqs or CONCURRENCIES[-1]
     series = []
     for place, context in enumerate(sorted({1024, 8192, 32768, answer.query.context})):
         held = answer.plan.memory.held_sequences(context, answer.plan.recipe.context)
         loads = [load for load in CONCURRENCIES if load <= min(max_streams, held)]
         points = tuple((float(load), answer.speed.decode_tok_s(load, context)) for load in loads)
-        band = tuple((load, rate * low, rate * high) for load, rate in points)
+        factors = [answer.speed.step_range(load, context) for load in loads]
+        band = tuple((load, rate * low, rate * high) for (load, rate), (low, high) in zip(points, factors, strict=True))
         series.append(
             ChartSeries(
                 name=f"{units.format_count(context)} tokens",

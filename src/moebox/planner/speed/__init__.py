@@ -66,7 +66,7 @@ class Speed:
         """Return the speed model: measured on the box by a calibration, or else fitted to published rows."""
         speed = cls.from_published_rows(deployment)
         box, model, checkpoint, recipe = deployment.facts
-        found = find_measured_speed(box, model, checkpoint, recipe, chunk=speed.chunk_tokens)
+        found = find_measured_speed(box, model, checkpoint, recipe, chunk=speed.chunk_tokens, fitted=speed.step_s)
         if found is None:
             return replace(speed, known_share=speed_factor(deployment))
         decode, prefill = found.decode_spread, found.prefill_spread
@@ -208,6 +208,10 @@ class Speed:
     def prefill_range(self) -> tuple[float, float]:
         """Factors on prompt speed between which four of five rows of another host lie."""
         return self.range_factors("prompt")
+
+    def step_range(self, streams: float, context: float) -> tuple[float, float]:
+        """Factors on decode speed with so many streams: measured speeds have a range for each."""
+        return _factors(self.measured.step_spread(streams, context)) if self.measured else self.decode_range
 
     def prompt_range(self, tokens: int) -> tuple[float, float]:
         """Factors on the speed of prompts of one length: measured speeds have a range for each."""

@@ -1,26 +1,32 @@
 """Seconds of a step from a calibration: timed with few layers, extrapolated to the depth of the whole model.
 
-Between two boots only the number of layers differs, so the difference is theirs. For every step that the boots have in
-common a line is fitted through their depths (with experts on GPUs and in RAM: a plane); the weights of that fit also
-carry the noise of each boot to the forecast. Decode steps of engines that work on GPUs alone are extrapolated
-differently (`extrapolate_decode`). Steps between measured ones are interpolated, steps beyond them continue the last
-two.
+`boots` extrapolates timed steps and combines them with the forecast from published rows. Steps between timed ones are
+interpolated, steps beyond them continue the last two.
 """
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from operator import itemgetter
 
 from moebox.core.box import Box
-from moebox.core.calibration import Boot, Calibration, DecodeStep, ExpectedStep, gpu_expert_layers
+from moebox.core.calibration import Calibration, gpu_expert_layers
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Recipe
-
-Depth = tuple[int, int]  # layers, and how many of them have experts on GPUs
-Series = Mapping[Depth, tuple[float, float]]  # seconds and their spread by depth
-StepKey = tuple[int, int]  # batch and context
+from moebox.planner.speed.boots import (
+    Estimate,
+    StepKey,
+    combine_with_fit,
+    decode_series,
+    depth_weights,
+    drift_errors,
+    extrapolate_decode,
+    extrapolate_depth,
+    prefill_series,
+)
+from moebox.units import plural
 
 RANGE_SIGMAS = 1.28  # a range holds four of five figures
 # How far a load differs from the timed steps, beside their noise (standard deviation of the logarithm: 5 % either
@@ -32,8 +38,12 @@ CROWDED = 0.08
 # How far all prompts of one boot differ from those of another, whatever their length, if the host prepares what GPUs do
 # (standard deviation): 1 to 5 ms with vLLM and SGLang on an H200. More layers multiply it.
 BOOTS_APART_S = 0.002
-LOWEST, LOW = 0.1, 0.3  # shares of the steps below the correction, and below its doubt
-GROWN = 1.1  # a deeper boot that takes no longer than this times the shallow one shows the host's time
+# How far the same load differs between two machines of a kind, if the host prepares what GPUs do (standard deviation):
+# Kimi with 8 layers on two H200s took 2.40 and 2.61 ms for one stream, 14.15 and 14.15 for 32 (November 2026).
+MACHINES_APART_S = 0.00015
+# Between a disturbed machine and a quiet one: the embedded engine, 64 tok/s beside another program, 138 without it.
+DISTURBED = 0.6
+UNTIMED = 0.05  # of a step, for each doubling of streams or context from the nearest timed one (test_calibrated.py)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,16 +54,37 @@ class MeasuredSpeed:
     layers: int
     gpu_experts: int = 0
     chunk: int  # prompt tokens per step
+    fitted: Callable[[float, float], float] | None = None  # seconds of a decode step by published rows
 
     @cached_property
-    def _steps(self) -> dict[StepKey, tuple[float, float]]:
-        """Seconds and relative error of every decode step at this depth."""
-        table = decode_series(self.calibration.boots, self.layers)
+    def _fitted(self) -> dict[StepKey, float]:
+        """Seconds of the expected steps at this depth, by published rows alone."""
+        return {
+            (step.batch, step.context): step.fixed_s + step.layer_s * self.layers for step in self.calibration.expected
+        }
+
+    @cached_property
+    def _steps(self) -> dict[StepKey, Estimate]:
+        """Seconds and error of every decode step at this depth."""
+        boots, depth = self.calibration.boots, (self.layers, self.gpu_experts)
+        table = decode_series(boots, self.layers)
         expected = {(step.batch, step.context): step for step in self.calibration.expected}
         solved = {key: series for key, series in table.items() if len(series) > 1}
-        found = extrapolate_decode(solved, expected, self.layers) if expected.keys() & solved.keys() else {}
-        depth = (self.layers, self.gpu_experts)
-        return {key: found.get(key) or extrapolate_depth(series, depth) for key, series in table.items()}
+        found: dict[StepKey, Estimate] = {}
+        if expected.keys() & solved.keys():
+            found = extrapolate_decode(solved, expected, self.layers, drift_errors(boots))
+        timed = {key: found.get(key) or extrapolate_depth(series, depth) for key, series in table.items()}
+        combined = combine_with_fit(self._doubt_if_disturbed(timed), self._fitted, self.calibration.fit_spread)
+        # More layers, sequences or tokens never take less time.
+        slowest = {key: max(seconds for seconds, _ in series.values()) for key, series in table.items()}
+        for key in combined:
+            less = [combined[other][0] for other in combined if other[0] <= key[0] and other[1] <= key[1]]
+            combined[key] = (max(slowest[key], *less), combined[key][1])
+        return combined
+
+    def _doubt_if_disturbed(self, timed: dict[StepKey, Estimate]) -> dict[StepKey, Estimate]:
+        doubt = DISTURBED if self.calibration.disturbed else 0.0
+        return {key: (seconds, math.hypot(error, doubt)) for key, (seconds, error) in timed.items()}
 
     @cached_property
     def decode_times(self) -> dict[int, list[tuple[float, float]]]:
@@ -65,14 +96,15 @@ class MeasuredSpeed:
 
     @cached_property
     def _prompts(self) -> list[tuple[float, float, float]]:
-        """(tokens, seconds, relative error) of new prompts at this depth."""
-        depth, found = (self.layers, self.gpu_experts), []
+        """(tokens, seconds, error) of new prompts at this depth."""
+        depth, timed = (self.layers, self.gpu_experts), {}
         for tokens, series in prefill_series(self.calibration.boots, self.layers).items():
             seconds, error = extrapolate_depth(series, depth)
             between = math.hypot(*depth_weights(tuple(series), depth)) if len(series) > 1 else 0.0
             apart = BOOTS_APART_S * between if self.calibration.expected else 0.0
-            found.append((float(tokens), seconds, math.hypot(error, apart / seconds) if seconds else error))
-        return found
+            timed[0, tokens] = (seconds, math.hypot(error, apart / seconds) if seconds else error)
+        combined = combine_with_fit(self._doubt_if_disturbed(timed), self._fitted, self.calibration.prompt_fit_spread)
+        return [(float(tokens), *estimate) for (_, tokens), estimate in combined.items()]
 
     @cached_property
     def prompt_times(self) -> list[tuple[float, float]]:
@@ -107,13 +139,41 @@ class MeasuredSpeed:
         return interpolate(whole, fresh) + self.past_s * fresh * past
 
     def decode_s(self, batch: float, context: float) -> float:
-        by_batch = [(float(size), interpolate(line, context)) for size, line in sorted(self.decode_times.items())]
-        return interpolate(by_batch, batch)
+        """Seconds of a decode step.
+
+        A longer context adds in proportion. Between batches the published rows give the shape, if they are combined
+        with timed steps: a straight line from 8 to 64 streams would be 19 % too fast at 32.
+        """
+        lines = sorted(self.decode_times.items())
+        if self.fitted is None or not self._fitted:
+            return interpolate([(float(size), interpolate(line, context)) for size, line in lines], batch)
+        place = max(bisect_left(lines, batch, key=itemgetter(0)), 1)
+        ratios = []
+        for size, line in lines[place - 1 : place + 1]:  # the neighbours
+            at = context if len(line) > 1 else line[0][0]
+            ratios.append((math.log2(size), math.log(interpolate(line, at) / self.fitted(size, at))))
+        nearest = min(max(math.log2(max(batch, 1.0)), ratios[0][0]), ratios[-1][0])
+        return self.fitted(batch, context) * math.exp(_on_line(ratios, nearest))
+
+    def step_spread(self, batch: float, context: float | None = None) -> float:
+        """Standard deviation of ln(real / forecast) of a decode step, wider if it is far from those that were timed."""
+        errors, far = [], []
+        for size, line in sorted(self.decode_times.items()):
+            own = [self._steps[size, int(at)][1] for at, _ in line]
+            errors.append((math.log2(size), math.hypot(*own) / math.sqrt(len(own))))
+            wanted, contexts = max(context or line[0][0], 1.0), [max(at, 1.0) for at, _ in line]
+            outside = max(math.log2(wanted / contexts[-1]), math.log2(contexts[0] / wanted), 0.0)
+            far.append(abs(math.log2(max(batch, 1.0) / size)) + outside)
+        place = min(max(math.log2(max(batch, 1.0)), errors[0][0]), errors[-1][0])
+        seconds = self.decode_s(batch, context or min(at for at, _ in next(iter(self.decode_times.values()))))
+        apart = MACHINES_APART_S / seconds if self._fitted else 0.0
+        return self._combine_errors([math.hypot(_on_line(errors, place), UNTIMED * min(far), apart)])
 
     @property
     def decode_spread(self) -> float:
-        """Standard deviation of ln(real / forecast) of decode."""
-        return self._combine_errors([error for _, error in self._steps.values()])
+        """Standard deviation of ln(real / forecast) of decode, of all timed steps together."""
+        spreads = [self.step_spread(batch, context) for batch, context in self._steps]
+        return math.hypot(*spreads) / math.sqrt(len(spreads)) if spreads else 0.0
 
     @property
     def prefill_spread(self) -> float:
@@ -135,8 +195,19 @@ class MeasuredSpeed:
 
     @property
     def decode_error(self) -> float:
-        """How far the range of decode reaches above the forecast."""
-        return math.expm1(RANGE_SIGMAS * self.decode_spread)
+        """How far the range of decode reaches above the forecast, for the number of streams that is known least."""
+        return max((self.error_at(batch) for batch in self.decode_times), default=0.0)
+
+    def error_at(self, batch: int) -> float:
+        """How far the range of decode with `batch` streams reaches above the forecast."""
+        return math.expm1(RANGE_SIGMAS * self.step_spread(batch))
+
+    @property
+    def error_text(self) -> str:
+        """The error, for the fewest and the most streams if it differs."""
+        least, most = min(self.decode_times), max(self.decode_times)
+        low, high = f"±{self.error_at(least):.0%}", f"±{self.error_at(most):.0%}"
+        return low if low == high else f"{low} for {plural(least, 'stream')}, {high} for {most}"
 
     @property
     def cache_tokens(self) -> int:
@@ -164,217 +235,37 @@ class MeasuredSpeed:
         whole = found.depths == (self.layers,)
         layers = f"all {self.layers} layers" if whole else f"{self.layers} layers from {depths}"
         where = "measured on the same box" if found.imported else "measured on this box"
-        return f"{where} {found.date}, {layers}: ±{self.decode_error:.0%}"
+        disturbed = f"; the machine was disturbed: {found.disturbed[0]}" if found.disturbed else ""
+        return f"{where} {found.date}, {layers}: {self.error_text}{disturbed}"
 
 
 def find_measured_speed(
-    box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe, *, chunk: int
+    box: Box,
+    model: Model,
+    checkpoint: Checkpoint,
+    recipe: Recipe,
+    *,
+    chunk: int,
+    fitted: Callable[[float, float], float] | None = None,
 ) -> MeasuredSpeed | None:
     """Return the newest calibration of `box` that applies to `recipe`, read for the model's depth, or None.
 
-    Boots must differ in layers with experts on GPUs, or neither they nor the recipe have any.
+    One of a quiet machine is preferred to one of a disturbed machine. Boots must differ in layers with experts on GPUs,
+    or neither they nor the recipe have any.
     """
     gpu_experts = gpu_expert_layers(recipe)
-    for found in sorted(box.calibrations, key=lambda calibration: (calibration.date, calibration.id), reverse=True):
+    newest = sorted(box.calibrations, key=lambda each: (not each.disturbed, each.date, each.id), reverse=True)
+    for found in newest:
         if not found.applies_to(box, model, checkpoint, recipe):
             continue
-        measured = MeasuredSpeed(calibration=found, layers=model.layers, gpu_experts=gpu_experts, chunk=chunk)
+        measured = MeasuredSpeed(
+            calibration=found, layers=model.layers, gpu_experts=gpu_experts, chunk=chunk, fitted=fitted
+        )
         booted = {boot.gpu_experts for boot in found.boots}
         covered = len(booted) > 1 or booted == {0} == {gpu_experts}
         if measured.decode_times and measured.prompt_times and covered:
             return measured
     return None
-
-
-def decode_series(boots: Sequence[Boot], layers: int) -> dict[StepKey, Series]:
-    """Every (batch, context) that two depths have in common, or that was timed with all `layers`."""
-    table: dict[StepKey, dict[Depth, tuple[float, float]]] = {}
-    for boot, steps in zip(boots, bound_by_deeper_boots(boots), strict=True):
-        for step in steps:
-            rows = table.setdefault((step.batch, step.context), {})
-            rows[boot.layers, boot.gpu_experts] = (step.seconds, step.spread)
-    return {key: rows for key, rows in sorted(table.items()) if _is_solvable(rows, layers)}
-
-
-def bound_by_deeper_boots(boots: Sequence[Boot]) -> list[list[DecodeStep]]:
-    """Remove disturbances from the steps of every boot, as far as the boots show them of one another.
-
-    A longer context or more sequences cost time in every layer, so with fewer layers they add no more than with more.
-    If a shallow boot contradicts this its longer step was disturbed: short steps are more easily disturbed.
-    """
-    cleaned = [remove_disturbances(boot.decode) for boot in boots]
-    bounded: list[list[DecodeStep]] = []
-    for boot, here in zip(boots, cleaned, strict=True):
-        deeper = [
-            {(step.batch, step.context): step.seconds for step in steps}
-            for other, steps in zip(boots, cleaned, strict=True)
-            if other.layers > boot.layers and other.gpu_experts >= boot.gpu_experts
-        ]
-        limited = []
-        for step in here:
-            # At most: a step of the same boot that does less, and what a deeper boot adds from that one to this.
-            seconds = step.seconds
-            for there in deeper:
-                same = there.get((step.batch, step.context))
-                for less in here:
-                    before = there.get((less.batch, less.context))
-                    if same is not None and before is not None and _does_more(step, less):
-                        seconds = min(seconds, less.seconds + same - before)
-            limited.append(replace(step, seconds=seconds))
-        bounded.append(_make_monotone(limited))
-    return bounded
-
-
-def remove_disturbances(steps: Sequence[DecodeStep]) -> list[DecodeStep]:
-    """Bound steps by each other: more sequences or a longer context never take less time.
-
-    Disturbances only add time, so a step that took longer than one that does more gets that one's time. And a longer
-    context adds no more to a few sequences than to more of them.
-    """
-    kept = _make_monotone(steps)
-    seconds = {(step.batch, step.context): step.seconds for step in kept}
-    bounded = []
-    for step in kept:
-        # At most: as many sequences at a shorter context, and what the length adds to the next larger batch.
-        bound = step.seconds
-        larger = min((batch for batch, context in seconds if batch > step.batch and context == step.context), default=0)
-        for batch, context in seconds:
-            if batch == step.batch and context < step.context and (larger, context) in seconds:
-                bound = min(bound, seconds[batch, context] + seconds[larger, step.context] - seconds[larger, context])
-        bounded.append(replace(step, seconds=bound))
-    return _make_monotone(bounded)
-
-
-def _make_monotone(steps: Sequence[DecodeStep]) -> list[DecodeStep]:
-    """Limit each step to the shortest that does more; applied after each bound, which may hold for some only."""
-    return [replace(step, seconds=min(more.seconds for more in steps if _does_more(more, step))) for step in steps]
-
-
-def _does_more(more: DecodeStep, step: DecodeStep) -> bool:
-    return more.batch >= step.batch and more.context >= step.context
-
-
-def _is_solvable(rows: Series, layers: int) -> bool:
-    depths = {depth for depth, _ in rows}
-    return len(depths) > 1 or layers in depths
-
-
-def prefill_series(boots: Sequence[Boot], layers: int) -> dict[int, Series]:
-    """Every prompt length that two depths have in common, or that was timed with all `layers`.
-
-    A prompt that is as slow with few layers as with more was disturbed: its time that does not depend on the layers is
-    then taken to be at most that of the next longer prompt.
-    """
-    table: dict[int, dict[Depth, tuple[float, float]]] = {}
-    for boot in boots:
-        for prompt in boot.prefill:
-            table.setdefault(prompt.tokens, {})[boot.layers, boot.gpu_experts] = (prompt.seconds, prompt.spread)
-    found: dict[int, Series] = {}
-    least = math.inf
-    for tokens, series in sorted(table.items(), reverse=True):
-        if not _is_solvable(series, layers):
-            continue
-        found[tokens] = series
-        few, more = min(series), max(series)
-        later = series[more][0]
-        if later > GROWN * series[few][0]:
-            least = fixed_seconds(series)
-        elif few != more and least < later:
-            sooner = least + (later - least) * few[0] / more[0]
-            found[tokens] = {**series, few: (min(sooner, series[few][0]), series[few][1])}
-    return dict(reversed(found.items()))
-
-
-def extrapolate_decode(
-    table: Mapping[StepKey, Series], expected: Mapping[StepKey, ExpectedStep], layers: int
-) -> dict[StepKey, tuple[float, float]]:
-    """Seconds of every decode step at `layers`, and their relative error, if the host prepares steps beside the GPU.
-
-    Such a step lasts as long as the slower of the two. With few layers that is the host, whose time does not depend on
-    layers, and a line through two shallow boots then gives layers that cost next to nothing: Qwen3-235B on an H200 took
-    1.56 ms for one stream with 4 layers, 1.55 ms with 8 and 4.73 ms with 36. So the boots are combined with the
-    forecast from published rows of the same steps, which is a line in the layers too. The boots correct
-
-    * its fixed seconds by one figure for all steps, the lowest that several of them agree on: in a shallow boot the
-      host and any disturbance only add time;
-    * its seconds per layer, for every step, by what the deepest boot took; if that boot shows the host as well, because
-      it took no longer than the shallow one, by no more than the next larger batch.
-    """
-    known = {key: table[key] for key in sorted(table, reverse=True) if key in expected}
-    moved = sorted(fixed_seconds(series) - expected[key].fixed_s for key, series in known.items())
-    correction = _quantile(moved, LOWEST)
-    doubt = (_quantile(moved, LOW) - correction) / 2
-    factors: dict[StepKey, float] = {}
-    found: dict[StepKey, tuple[float, float]] = {}
-    for key, series in known.items():
-        step = expected[key]
-        base = step.fixed_s + correction
-        deep, (seconds, spread) = max(series.items())
-        factor = (seconds - base) / deep[0] / step.layer_s
-        larger = [factors[other] for other in factors if other[1] == key[1]]
-        if larger and seconds <= GROWN * min(series.items())[1][0]:
-            factor = min(factor, larger[-1])
-        factors[key] = factor
-        total = max(base + factor * step.layer_s * layers, seconds)  # more layers are never faster
-        beyond = doubt * abs(layers / deep[0] - 1)  # fixed time that was counted as the layers' is multiplied with them
-        found[key] = (total, math.hypot(spread, beyond / total))
-    return found
-
-
-def fixed_seconds(series: Series) -> float:
-    """Seconds of a step with no layers, on the line through the shallowest and the deepest boot."""
-    (few, _), (sooner, _) = min(series.items())
-    (more, _), (later, _) = max(series.items())
-    return (sooner * more - later * few) / (more - few)
-
-
-def _quantile(ranked: Sequence[float], share: float) -> float:
-    """The value below which `share` of the sorted values lie."""
-    place = share * (len(ranked) - 1)
-    low = math.floor(place)
-    high = min(low + 1, len(ranked) - 1)
-    return ranked[low] + (ranked[high] - ranked[low]) * (place - low)
-
-
-def extrapolate_depth(series: Series, depth: Depth) -> tuple[float, float]:
-    """Seconds at `depth`, and the relative error that the noise of the measured depths leaves there."""
-    times, spreads = zip(*series.values(), strict=True)
-    shares = depth_weights(tuple(series), depth)
-    # More layers are never faster: below that the difference was noise.
-    shallower = [time for at, (time, _) in series.items() if at[0] <= depth[0] and at[1] <= depth[1]]
-    seconds = max([_dot(shares, times), *shallower])
-    noise = math.hypot(*map(math.prod, zip(shares, times, spreads, strict=True)))
-    return seconds, noise / seconds if seconds else 0.0
-
-
-@lru_cache(maxsize=256)
-def depth_weights(depths: tuple[Depth, ...], target: Depth) -> tuple[float, ...]:
-    """Weight of each measured depth at `target`: least squares on 1, layers, and layers with experts on GPUs."""
-    features = 3 if len({gpu for _, gpu in depths}) > 1 else 2
-    rows = [[1.0, float(layers), float(gpu)][:features] for layers, gpu in depths]
-    columns = list(zip(*rows, strict=True))
-    square = [[_dot(column, other) for other in columns] for column in columns]
-    solved = _solve_linear(square, [1.0, float(target[0]), float(target[1])][:features])
-    return tuple(_dot(solved, row) for row in rows)
-
-
-def _dot(left: Sequence[float], right: Sequence[float]) -> float:
-    return sum(a * b for a, b in zip(left, right, strict=True))
-
-
-def _solve_linear(square: list[list[float]], right: list[float]) -> list[float]:
-    """Solve a small linear system by elimination; an undetermined unknown is 0."""
-    rows = [[*row, value] for row, value in zip(square, right, strict=True)]
-    for column in range(len(rows)):
-        pivot = max(range(column, len(rows)), key=lambda row: abs(rows[row][column]))
-        rows[column], rows[pivot] = rows[pivot], rows[column]
-        if abs(rows[column][column]) < 1e-9:
-            continue
-        for row, values in enumerate(rows):
-            if row != column:
-                factor = values[column] / rows[column][column]
-                rows[row] = [here - factor * there for here, there in zip(values, rows[column], strict=True)]
-    return [row[-1] / row[at] if abs(row[at]) >= 1e-9 else 0.0 for at, row in enumerate(rows)]
 
 
 def interpolate(points: Sequence[tuple[float, float]], x: float) -> float:
