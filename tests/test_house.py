@@ -58,7 +58,7 @@ def test_files_have_a_readable_size(figures: Any) -> None:
     """No file is over 400 lines, and few modules are so small that they belong into their neighbour."""
     assert len(figures.long_files) <= 1
     assert len(figures.tiny_files) <= 5
-    assert figures.lines <= 72_400
+    assert figures.lines <= 77_000
 
 
 def test_types_are_named(figures: Any) -> None:

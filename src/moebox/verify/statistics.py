@@ -22,6 +22,7 @@ KindName = (
     Literal["transport", "reply-format", "reply-style", "finish", "usage", "template-leak", "crosstalk", "late"]
     | Literal["answer", "text", "json", "schema", "tool-call", "tool-choice", "tool-history", "reasoning", "prompt"]
     | Literal["unicode", "context", "crowd", "cache", "limits", "sampling", "logprobs", "errors", "vision"]
+    | Literal["combination"]
 )
 
 
@@ -61,6 +62,7 @@ FAILURE_KINDS: dict[str, FailureKind] = {
     "errors": FailureKind(means="be rejected in a way that clients cannot parse", only_warns=True),
     "late": FailureKind(means="come seconds late", only_warns=True),
     "vision": FailureKind(means="misread a picture"),
+    "combination": FailureKind(means="fail though each of their features works alone"),
 }
 if differing := {name for part in get_args(KindName) for name in get_args(part)} ^ set(FAILURE_KINDS):
     raise TypeError(f"KindName and FAILURE_KINDS differ in {', '.join(sorted(differing))}")

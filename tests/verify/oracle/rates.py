@@ -23,6 +23,7 @@ from .odd_fifth import ODD_FIFTH
 from .odd_fourth import ODD_FOURTH
 from .odd_sixth import ODD_SIXTH
 from .odd_third import ODD_THIRD
+from .pairs import PAIRS
 from .second import SECOND
 from .sixth import SIXTH, THOUGHT_OF
 from .third import KNOWN, THIRD
@@ -34,7 +35,7 @@ RIGHT: dict[str, Fault] = {
     **ODD_FIFTH,
     **ODD_SIXTH,
 }  # odd, and allowed by the documents
-BROKEN: dict[str, Fault] = {**FAULTS, **SECOND, **THIRD, **KNOWN, **FOURTH, **FIFTH, **SIXTH, **THOUGHT_OF}
+BROKEN: dict[str, Fault] = {**FAULTS, **SECOND, **THIRD, **KNOWN, **FOURTH, **FIFTH, **SIXTH, **THOUGHT_OF, **PAIRS}
 ALL: dict[str, Fault] = {**BROKEN, **RIGHT, **HOSTILE}
 _NAME = re.compile(r"(?P<name>[^@!~+]+)(?:@(?P<rate>\d+))?(?:!(?P<mode>[sw]))?(?:~(?P<noise>\d+))?(?:\+(?P<draw>\d+))?")
 _asked: Counter[bytes] = Counter()

@@ -6,6 +6,7 @@ from moebox.verify.checks import (
     answers,
     anthropic,
     cache,
+    combinations,
     concurrency,
     errors,
     json_modes,
@@ -22,7 +23,7 @@ from moebox.verify.options import CHECK_NAMES
 from moebox.verify.trials import Check
 
 _MODULES = (
-    *(agents, alive, anthropic, cache, concurrency, errors, json_modes, limits),
+    *(agents, alive, anthropic, cache, combinations, concurrency, errors, json_modes, limits),
     *(long_context, prompts, sampling, streaming, thinking, tools, vision),
 )
 _ALL = (answers.PLAIN, answers.ARITHMETIC, answers.CODE, *(module.CHECK for module in _MODULES))

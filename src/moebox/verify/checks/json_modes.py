@@ -59,7 +59,7 @@ class JsonAttempt(QuestionAttempt):
     """Attempts at a JSON question. Raise ProbeSkipped if the server does not know the response format."""
 
     def __init__(self, session: CheckSession, family: str, *, thinking: bool = False) -> None:
-        super().__init__(session, family, judge=_judge_json, thinking=thinking)
+        super().__init__(session, family, judge=judge_json, thinking=thinking)
 
     async def __call__(self, stream: bool = False) -> TrialOutcome:
         try:
@@ -70,7 +70,7 @@ class JsonAttempt(QuestionAttempt):
             raise
 
 
-def _judge_json(question: Question, answer: ChatAnswer) -> str:
+def judge_json(question: Question, answer: ChatAnswer) -> str:
     """Return "" if the answer is right and its content is bare JSON that fits the format."""
     if reason := judge_answer(question, answer):
         return reason
