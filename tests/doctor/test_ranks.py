@@ -12,7 +12,7 @@ import pytest
 from moebox.core.box import Box, Link
 from moebox.core.catalogue import find_gpu
 from moebox.core.conditions import Conditions, GpuConditions
-from moebox.detect.health import measure_disk
+from moebox.detect.health import measure_disk, read_kernel_log
 from moebox.doctor import measured
 from moebox.doctor.ranks import RankRun, find_torch_python, run_ranks
 from moebox.flows.box_test import reduce_checks
@@ -140,6 +140,17 @@ def test_xids_since_boot_are_counted_and_explained() -> None:
     assert "2 times" in checks[0].found
     assert next(measured.kernel_log_checks(None)).verdict == "unknown"
     assert next(measured.kernel_log_checks([])).verdict == "pass"
+
+
+def test_a_kernel_log_that_a_user_may_not_read_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """journalctl answers "No entries" and dmesg refuses: that is not a log without Xids. The second may have one."""
+    for name, text in (("journalctl", "echo '-- No entries --'"), ("dmesg", "exit 1")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert read_kernel_log() is None
+    (tmp_path / "dmesg").write_text("#!/bin/sh\necho 'NVRM: Xid (PCI:0000:41:00): 79, x'; echo other\n")
+    assert read_kernel_log() == ["NVRM: Xid (PCI:0000:41:00): 79, x"]
 
 
 def test_the_disk_of_a_folder_is_timed_or_the_reason_named(tmp_path: Path) -> None:
