@@ -13,17 +13,19 @@ from moebox import codec
 from moebox.cli import COMMANDS, main
 from moebox.cli.app import build_app
 from moebox.cli.bench.args import BenchArgs, BenchSettings, make_bench_plan
+from moebox.cli.compare import CompareSettings
 from moebox.cli.fleet.plan import FleetSettings
 from moebox.core import catalogue
 from moebox.core.recipe import Parallel, Recipe
 from moebox.core.setting import apply_settings, setting_flags, setting_names, split_settings
 from moebox.core.workload_file import Simulation, WorkloadFile
 from moebox.data import FOLDER
+from moebox.flows.fleet_bench import FleetLoad
 from moebox.planner.constraints import Constraints, split_constraints
 from moebox.serve.where import NodeSettings
 from moebox.verify.options import FleetVerifySettings, VerifySettings
 
-MOST_FLAGS = 241
+MOST_FLAGS = 240
 REMOVED = [
     (command, flag, use, value)
     for command, rows in catalogue.load_table("removed_flags").items()
@@ -35,6 +37,7 @@ NEEDED = {
     "twin": "kimi-k2.6",
     "up": "r",
     "rehearse": "r",
+    "compare": "a b",
     "fleet plan": "kimi-k2.6 --users 3 --slo ttft=2s --box 8x-h200",
 }
 RECIPE = Recipe(name="r", engine="vllm", model="m", checkpoint="c", served_name="m")
@@ -48,6 +51,8 @@ TYPES: dict[str, Any] = {
     "fleet verify": FleetVerifySettings(),
     "up": NodeSettings(),
     "rehearse": NodeSettings(),
+    "compare": CompareSettings(),
+    "fleet bench": FleetLoad(),
 }
 PLANNED = ("forecast", "twin", "fleet plan")
 

@@ -10,13 +10,10 @@ URL = "http://127.0.0.1:9"  # no server listens there: bad flags are refused bef
 RECIPE = "kimi-k26-vllm"
 KERNELS, SERVING = "doctor kernels", "--input 8k --output 1k"
 TABLE = [
-    (f"compare {URL} {URL} --jobs 5", "--jobs needs --by task\n\nhint: add --by task, or leave --jobs out"),
-    (f"compare {URL} {URL} --level easy --parallel 1", "--level and --parallel need --by task"),
-    (f"compare {URL} {URL} --family errand", "--family needs --by task"),
-    (
-        f"compare {URL} {URL} --by task --questions 5 --rounds 3 --concurrency 2",
-        "--by task judges jobs: it does not take --concurrency or --questions or --rounds",
-    ),
+    (f"compare {URL} {URL} --set jobs=5", "jobs, level, family and parallel need --by task\n\nhint: add --by task"),
+    (f"compare {URL} {URL} --set family=errand", "need --by task"),
+    (f"compare {URL} {URL} --by task --concurrency 2", "--by task judges jobs: it does not take --concurrency"),
+    (f"compare {URL} {URL} --by task --set questions=5", "--by task judges jobs: it does not take questions or rounds"),
     ("compare phantom phantom --model x", "a recipe names its model and key: it does not take --model\n"),
     ("compare phantom phantom --key-env HOME", "it does not take --key-env\n"),
     (f"compare {URL} phantom --model-b x", "B is a recipe, which names its model: it does not take --model-b"),

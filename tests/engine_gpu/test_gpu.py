@@ -118,7 +118,7 @@ def test_a_benchmark_of_fresh_prompts(server: dict[str, Any]) -> None:
 
 def test_a_server_compared_with_itself_shows_no_difference(server: dict[str, Any]) -> None:
     """Equally many right answers, and no difference in speed."""
-    words = ("--concurrency", "1", "--questions", "8", "--rounds", "3", "--json")
+    words = ("--concurrency", "1", "--set", "questions=8", "--set", "rounds=3", "--json")
     document = run_moebox("compare", server["base_url"], server["base_url"], *words).good().document
     log(document["verdict"])
     assert document["as_good"]

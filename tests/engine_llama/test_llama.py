@@ -209,7 +209,7 @@ SIDES: tuple[tuple[str, EngineName], ...] = (("a", "llama.cpp"), ("b", "ik_llama
 def test_one_engine_against_the_other(folders: Path) -> None:
     """Decode, cold prompts and tool calls of both on the same box and file."""
     sides = [written(recipe_for(engine, f"side-{name}"), folders) for name, engine in SIDES]
-    words = ("--concurrency", "1", "--questions", "12", "--rounds", "2", "--json")
+    words = ("--concurrency", "1", "--set", "questions=12", "--set", "rounds=2", "--json")
     done = moebox("compare", *sides, *words)
     assert done.code in (0, 1), done.err
     found = done.document

@@ -194,7 +194,7 @@ def test_two_recipes_are_compared_with_judgement(recipe: Recipe, tmp_path: Path,
     plain.write_text(codec.to_toml(recipe))
     document = {**codec.to_plain(recipe), "speculate": {"method": "ngram-mod"}}
     guessing.write_text(codec.to_toml(codec.decode(Recipe, document, where="test")))
-    words = ["--json", "--questions", "10", "--rounds", "2", "--concurrency", "1,2"]
+    words = ["--json", "--set", "questions=10", "--set", "rounds=2", "--concurrency", "1,2"]
 
     assert main(["compare", str(plain), str(guessing), *words]) == 1
     found = json.loads(capfd.readouterr().out)

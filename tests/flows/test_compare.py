@@ -66,7 +66,7 @@ def test_lost_json_makes_b_worse():
 def test_a_server_that_loses_its_tool_calls_is_worse_for_a_person(oracle: str, capsys: pytest.CaptureFixture[str]):
     """Calls written into the text, as a missing parser does: exit code 1, and the reason."""
     words = ["compare", f"{oracle}/correct/v1", f"{oracle}/calls-as-text/v1", "--model", MODEL]
-    code = main([*words, "--questions", "10", "--rounds", "2", "--concurrency", "1", "--json"])
+    code = main([*words, "--set", "questions=10", "--set", "rounds=2", "--concurrency", "1", "--json"])
     document = json.loads(capsys.readouterr().out)
 
     assert code == 1
@@ -86,14 +86,14 @@ def test_a_server_against_itself_is_no_difference(oracle: str, capsys: pytest.Ca
             url,
             "--model",
             MODEL,
-            "--questions",
-            "10",
-            "--rounds",
-            "4",
+            "--set",
+            "questions=10",
+            "--set",
+            "rounds=4",
             "--concurrency",
             "1",
-            "--seed",
-            "1",
+            "--set",
+            "seed=1",
         ]
     )
     out = capsys.readouterr().out
@@ -140,7 +140,7 @@ def test_a_build_can_fail_for_a_slower_server(factor: float, slower: bool):
 def test_a_slower_server_is_exit_code_1_and_both_are_named(oracle: str, capsys: pytest.CaptureFixture[str]):
     """As `compare --help` says."""
     urls = [f"{oracle}/correct/v1", f"{oracle}/slow-answers/v1"]
-    words = ["compare", *urls, "--model", MODEL, "--questions", "1", "--rounds", "3", "--concurrency", "1"]
+    words = ["compare", *urls, "--model", MODEL, "--set", "questions=1", "--set", "rounds=3", "--concurrency", "1"]
     code = main([*words, "--json"])
     document = json.loads(capsys.readouterr().out)
 
@@ -210,7 +210,19 @@ def test_jobs_are_paired_by_seed():
 def test_compare_by_task_finds_the_worse_model(capsys: pytest.CaptureFixture[str]):
     """Against the scripted model: one that works and one that only says so."""
     with agents() as url:
-        words = ["compare", url, url, "--by", "task", "--family", "errand,question", "--jobs", "6", "--seed", "0"]
+        words = [
+            "compare",
+            url,
+            url,
+            "--by",
+            "task",
+            "--set",
+            "family=errand,question",
+            "--set",
+            "jobs=6",
+            "--set",
+            "seed=0",
+        ]
         code = main([*words, "--model", "solve", "--model-b", "lazy"])
         out = capsys.readouterr().out
         assert code == 1

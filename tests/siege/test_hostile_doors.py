@@ -110,8 +110,18 @@ def test_a_redirect_to_another_host_does_not_get_the_key(
         words = {
             "bench": ["bench", server.url, "--requests", "1"],
             "verify": ["verify", server.url],
-            "compare": ["compare", server.url, server.url, "--questions", "1", "--rounds", "2", "--concurrency", "1"],
-            "task": ["task", server.url, "--jobs", "1"],
+            "compare": [
+                "compare",
+                server.url,
+                server.url,
+                "--set",
+                "questions=1",
+                "--set",
+                "rounds=2",
+                "--concurrency",
+                "1",
+            ],
+            "task": ["task", server.url, "--set", "jobs=1"],
             "connect": ["connect", "openai", server.url, "--check"],
         }[command]
         assert main([*words, "--model", "m", "--key-env", "DOOR_KEY"]) in (1, 2, 3)

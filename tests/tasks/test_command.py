@@ -108,7 +108,20 @@ def test_a_side_that_goes_away_is_not_the_worse_one(server: str, capsys: pytest.
     """A comparison by jobs ends with exit code 3 and no verdict."""
     with serving() as dying:
         models = ["--model", "solve", "--model-b", "dies"]
-        words = ["compare", server, dying, "--by", "task", *models, "--family", "errand", "--jobs", "2", "--seed", "0"]
+        words = [
+            "compare",
+            server,
+            dying,
+            "--by",
+            "task",
+            *models,
+            "--set",
+            "family=errand",
+            "--set",
+            "jobs=2",
+            "--set",
+            "seed=0",
+        ]
         assert main([*words, "--json"]) == 3
     told = capsys.readouterr()
     assert told.out == ""

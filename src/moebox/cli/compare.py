@@ -1,15 +1,17 @@
 """`moebox compare`: judge two recipes or two servers against each other."""
 
 import random
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from moebox import api
 from moebox.cli import flags
-from moebox.cli.flags import AsJson, Names
+from moebox.cli.flags import AsJson, Names, Settings
 from moebox.cli.output import exit_code, print_lines, print_result, stderr_console, stdout_console
 from moebox.cli.signals import interrupt_message
 from moebox.cli.target import find_endpoint
 from moebox.core.endpoint import Endpoint
+from moebox.core.setting import Effort, apply_settings
 from moebox.errors import refuse_if, refuse_out_of_range
 from moebox.stream.limits import is_twin
 from moebox.units import format_percent, format_seconds, format_tok_s, plural
@@ -18,7 +20,25 @@ if TYPE_CHECKING:
     from moebox.flows.compare import CompareTarget, Comparison
     from moebox.tasks.result import JobName, JobResult
 
-DEFAULT_QUESTIONS, DEFAULT_ROUNDS, DEFAULT_JOBS = 30, 6, 20
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompareSettings:
+    """How much is asked, measured and done."""
+
+    questions: int = 30
+    rounds: int = 6  # measurements at each concurrency
+    seed: int | None = None  # of questions and jobs; None draws one
+    jobs: int = 20
+    level: Literal["easy", "medium", "hard"] = "easy"
+    family: tuple[str, ...] = ()
+    parallel: int = 1  # jobs at the same time on one side
+
+
+EFFORTS: dict[Effort, CompareSettings] = {
+    "quick": CompareSettings(questions=10, rounds=3, jobs=8),
+    "normal": CompareSettings(),
+    "thorough": CompareSettings(questions=100, rounds=12, jobs=60),
+}
 
 
 def compare(
@@ -28,13 +48,8 @@ def compare(
     *,
     by: Literal["answers", "task"] = "answers",
     concurrency: Names = None,
-    questions: int | None = None,
-    rounds: int | None = None,
-    family: Names = None,
-    level: Literal["easy", "medium", "hard"] | None = None,
-    jobs: int | None = None,
-    parallel: int | None = None,
-    seed: int | None = None,
+    effort: Effort = "normal",
+    settings: Settings = None,
     model: str = "",
     model_b: str = "",
     key_env: str = "",
@@ -52,13 +67,10 @@ def compare(
         b: A recipe or URL; B is judged against A.
         by: Judge by answers and speed, or by jobs solved (task).
         concurrency: Concurrent requests to measure at, like 1,4,16. Default: 1,4.
-        questions: Questions asked of both. Default: 30.
-        rounds: Measurements at each concurrency. Default: 6.
-        family: With --by task, only these families of jobs.
-        level: With --by task, the difficulty of the jobs. Default: easy.
-        jobs: With --by task, the number of jobs. Default: 20.
-        parallel: With --by task, jobs at the same time on one side. Default: 1.
-        seed: Seed of questions and jobs. Default: a new one.
+        effort: quick asks 10 questions and measures each concurrency 3 times, normal 30 and 6, thorough 100 and 12;
+            with --by task quick does 8 jobs, normal 20, thorough 60.
+        settings: Another value, repeatable: questions=30, rounds=6, seed=1 of questions and jobs; with --by task
+            jobs=20, level=hard, family=repair,clean, parallel=2 jobs at the same time on one side.
         model: The served model name, if a URL serves several.
         model_b: The served model name at B, if it differs.
         key_env: The environment variable that holds the key of a URL.
@@ -70,14 +82,19 @@ def compare(
     refuse_if(not words, limits)
     wrong = f"--concurrency {','.join(words)}: write it like 1,4,16"
     streams = flags.parse_numbers(words, int, lambda count: 1 <= count <= 256, not_numbers=wrong, out_of_range=limits)
-    refuse_out_of_range("--rounds", rounds, 2, 100)
-    refuse_out_of_range("--questions", questions, 1, 1000)
-    refuse_out_of_range("--jobs", jobs, 2, 10_000)
-    refuse_out_of_range("--parallel", parallel, 1, 256)
+    usual = EFFORTS[effort]
+    chosen = apply_settings(usual, settings or ())
+    refuse_out_of_range("--set rounds", chosen.rounds, 2, 100)
+    refuse_out_of_range("--set questions", chosen.questions, 1, 1000)
+    refuse_out_of_range("--set jobs", chosen.jobs, 2, 10_000)
+    refuse_out_of_range("--set parallel", chosen.parallel, 1, 256)
     if by == "task":
-        flags.refuse_unused("--by task judges jobs", concurrency=concurrency, questions=questions, rounds=rounds)
+        flags.refuse_unused("--by task judges jobs", concurrency=concurrency)
+        asked = (chosen.questions, chosen.rounds) != (usual.questions, usual.rounds)
+        refuse_if(asked, "--by task judges jobs: it does not take questions or rounds", hint="leave them out")
     else:
-        flags.refuse_without("--by task", family=family, level=level, jobs=jobs, parallel=parallel)
+        needs = replace(chosen, questions=usual.questions, rounds=usual.rounds, seed=None) != usual
+        refuse_if(needs, "jobs, level, family and parallel need --by task", hint="add --by task, or leave them out")
     a_recipe, b_recipe = is_recipe(a), is_recipe(b)
     if a_recipe and b_recipe:
         flags.refuse_unused("a recipe names its model and key", model=model, model_b=model_b, key_env=key_env)
@@ -86,24 +103,22 @@ def compare(
     if a_recipe and model_b:
         flags.refuse_unused("A is a recipe, which names its model, and --model-b is B's", model=model)
     left, right = _find_side(a, model, key_env), _find_side(b, model_b or model, key_env)
-    number = random.randrange(10**6) if seed is None else seed
+    number = random.randrange(10**6) if chosen.seed is None else chosen.seed
     if by == "task":
         from moebox.cli.task.command import parse_families
         from moebox.tasks import runner
 
-        names = runner.job_names(parse_families(family), level or "easy", jobs or DEFAULT_JOBS, number)
-        return _compare_jobs(left, right, names, parallel or 1, number, json=json)
+        names = runner.job_names(parse_families(list(chosen.family)), chosen.level, chosen.jobs, number)
+        return _compare_jobs(left, right, names, chosen.parallel, number, json=json)
     from moebox import codec
     from moebox.flows.compare import CompareEffort, target_names
     from moebox.store import Run
 
-    effort = CompareEffort(
-        concurrency=streams, questions=questions or DEFAULT_QUESTIONS, rounds=rounds or DEFAULT_ROUNDS, seed=number
-    )
+    measures = CompareEffort(concurrency=streams, questions=chosen.questions, rounds=chosen.rounds, seed=number)
     run = Run.create("compare", simulation=_are_simulations(left, right))
     with interrupt_message(f"a comparison cannot be resumed; its results so far are in {run.path}"):
         stderr_console().print(f"run: {run.path}", soft_wrap=True)
-        found = api.compare(left, right, effort=effort, run=run)
+        found = api.compare(left, right, effort=measures, run=run)
     targets = target_names(left, right)
     document = {**codec.to_plain(found), **targets, "run": str(run.path)}
     print_result(json, document, lambda: _print_comparison(found, targets))

@@ -196,10 +196,7 @@ def bench(
     /,
     *,
     members: str = "",
-    concurrency: int = 8,
-    requests: int = 64,
-    input_len: int = 256,
-    output_len: int = 64,
+    settings: Settings = None,
     json: AsJson = False,
 ) -> int:
     """Measure how throughput grows with members, and the overhead of the router.
@@ -207,10 +204,8 @@ def bench(
     Args:
         name: The fleet's name or file. Default: the only one.
         members: Member counts to measure, such as 1,2,4. Default: 1, 2, 4 … up to all of them.
-        concurrency: Requests at once for each member.
-        requests: Requests for each member.
-        input_len: Prompt tokens.
-        output_len: Reply tokens.
+        settings: Another value of the load, repeatable: concurrency=8 and requests=64 for each member,
+            input_tokens=256, output_tokens=64.
     """
     from moebox.flows import fleet_bench, fleet_record
 
@@ -220,11 +215,9 @@ def bench(
     refuse_if(wrong, f"--members: {members!r} is not a list of counts", hint="write it like 1,2,4")
     usual = {min(2**power, most) for power in range(most.bit_length() + 1)}
     sizes = tuple(sorted(set(map(int, parts)) if members else usual))
-    least = min(concurrency, requests, input_len, output_len)
-    refuse_if(least < 1, "--concurrency, --requests, --input-len and --output-len must be 1 or more")
-    load = fleet_bench.FleetLoad(
-        concurrency=concurrency, requests=requests, input_tokens=input_len, output_tokens=output_len
-    )
+    load = apply_settings(fleet_bench.FleetLoad(), settings or ())
+    least = min(load.concurrency, load.requests, load.input_tokens, load.output_tokens)
+    refuse_if(least < 1, "concurrency, requests, input_tokens and output_tokens must be 1 or more")
     steps = fleet_bench.bench_fleet(record, sizes, load, notify=_print_note)
     document = {"fleet": record.name, "router": record.router.kind, "simulation": record.twins, "steps": steps}
     print_result(json, document, lambda: stdout_console().print(bench_page(record, steps)))
