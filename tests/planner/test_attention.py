@@ -66,3 +66,13 @@ def test_pairs_that_were_never_fitted_have_the_published_direction() -> None:
     scored = [pair for pair in rows.pairs().load_pairs(use="score") if pair.counts]
     assert scored
     assert all(pair.published * pair.predict() > 0 for pair in scored)
+
+
+def test_unknown_links_are_assumed_and_stated() -> None:
+    """GeForce GPUs have no peer access unless it was detected; `--why` states what is assumed of the links."""
+    geforce, workstation = (
+        step_of("minimax-m2.5", "nvfp4", f"8x-{gpu}", "vllm").fabric for gpu in ("rtx-5090", "rtx-pro-6000-server")
+    )
+    assert geforce.extra_us > workstation.extra_us == 0
+    assert geforce.state.startswith("no peer access")
+    assert "assumed" in workstation.state

@@ -71,6 +71,7 @@ class Gpu:
     sm: str  # compute capability, e.g. "12.0"; "gfx942" on AMD
     smem: int  # bytes of shared memory one block may opt in to
     l2: int = 0
+    p2p: bool = True  # NVIDIA's driver allows peer access over PCIe
     clock: float = 1.0  # speed of its cores over that of the GPU that its generation's constants were fitted on
     tdp: int = 0  # watts
     nvlink: int = 0  # bytes/s to all peers together, both ways, as NVIDIA states it; 0: no NVLink

@@ -94,7 +94,9 @@ def _certain(setup: Setup, support: Support) -> Iterator[PlanWarning]:
         yield PlanWarning(symptom="", text=refusal.text, remedy=refusal.remedy, severity="fatal", source=source)
     for match in support.matches:
         if match.row.state != "runs":
-            yield _warning(setup, match.row, _severity(match.row), match.row.text)
+            slow = match.row.state == "slow" and match.row.estimated
+            without = " The forecast is without it: how much was not measured." if slow else ""
+            yield _warning(setup, match.row, _severity(match.row), match.row.text + without)
 
 
 def _severity(row: SupportRow) -> Literal["note", "warning", "fatal"]:

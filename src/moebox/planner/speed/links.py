@@ -26,6 +26,7 @@ class Fabric:
     node_us: float = NODE_US  # of one hop between nodes
     extra_us: float = 0.0  # additional latency of each collective on this host
     machines: int = 1  # nodes of the whole box, which pipeline stages may span
+    state: str = ""  # of links over PCIe: what is known of them, or assumed
 
     def all_reduce(self, ranks: int, size: float) -> float:
         """Seconds to sum `size` bytes over `ranks`."""
@@ -74,7 +75,7 @@ def make_fabric(box: Box, gpu: Gpu, constants: Efficiency, parallel: Parallel) -
     ranks, per_node = parallel.tp, max(len(box.gpus), 1)
     nodes = min(box.nodes, max(parallel.group_nodes, -(-ranks // per_node)))
     switched = gpu.nvlink and ranks <= (gpu.nvlink_peers or per_node * nodes)
-    extra_us = 0.0
+    extra_us, state = 0.0, ""
     if switched:
         wire = find_wire("fabric" if gpu.generation == "cdna" else "nvlink")
     else:  # over the host's slots
@@ -84,10 +85,18 @@ def make_fabric(box: Box, gpu: Gpu, constants: Efficiency, parallel: Parallel) -
         two_sockets = any(link.kind == "sys" for link in links) if links else box.cpu.sockets > 1 and ranks > 4
         if wire.bus_sockets and two_sockets:
             wire = replace(wire, bus=wire.bus_sockets)
-        if any(link.p2p is False for link in links):
+        # NCCL 2.27 and 2.28 take the same time within 2% (aiconfigurator), so its version is no cause here.
+        known_p2p = {link.p2p for link in links} - {None}
+        peers = False not in known_p2p if known_p2p else gpu.p2p
+        if not peers:
             extra_us = wire.no_p2p_us * 2 * (ranks - 1)
         elif two_sockets:
             extra_us = wire.sockets_us
+        words = (
+            "peer access" if peers else "no peer access",
+            "over two sockets" if two_sockets else "one socket or switch",
+        )
+        state = f"{', '.join(words)}: {'as detected' if known_p2p else 'assumed'}, with the driver's default topology"
     return Fabric(
         wire=wire,
         rate=gpu.nvlink / 2 if switched else pcie_rate(gpu),
@@ -96,6 +105,7 @@ def make_fabric(box: Box, gpu: Gpu, constants: Efficiency, parallel: Parallel) -
         node_us=(gpu.network_us or NODE_US) if box.network_us is None else box.network_us,
         extra_us=extra_us,
         machines=box.nodes,
+        state=state,
     )
 
 
