@@ -11,6 +11,7 @@ the deepest boot is compared with what the others foretell, and with the forecas
 import argparse
 import dataclasses
 import json
+import math
 import os
 import sys
 import tempfile
@@ -26,7 +27,7 @@ from moebox.flows.calibrate import calibrate, measure_depth
 from moebox.flows.rehearse import prefill_chunk
 from moebox.planner.depths import cut_layers
 from moebox.planner.speed import Speed
-from moebox.planner.speed.measured import MeasuredSpeed
+from moebox.planner.speed.measured import RANGE_SIGMAS, MeasuredSpeed
 from moebox.store import Run
 from moebox.store import calibrations as store
 
@@ -42,6 +43,7 @@ class Row:
     calibrated: float
     fitted: float
     unit: str
+    range_factor: float = float("nan")  # four of five lie between calibrated / factor and calibrated × factor
 
     @property
     def off(self) -> float:
@@ -156,6 +158,7 @@ def compared(found: Calibration, check: Boot, recipe: Recipe, asked_box: str = "
             calibrated=step.batch / reading.step_s(step.batch, step.context),
             fitted=step.batch / plain.step_s(step.batch, step.context),
             unit="tok/s",
+            range_factor=math.exp(RANGE_SIGMAS * reading.step_spread(step.batch, step.context)),
         )
         for step in sorted(check.decode, key=lambda one: (one.batch, one.context))
     ]
@@ -166,6 +169,7 @@ def compared(found: Calibration, check: Boot, recipe: Recipe, asked_box: str = "
             calibrated=prompt.tokens / prefill_s(reading, prompt.tokens),
             fitted=prompt.tokens / plain.prefill_s(prompt.tokens),
             unit="tok/s",
+            range_factor=math.exp(RANGE_SIGMAS * reading.prompt_spread(prompt.tokens)),
         )
         for prompt in sorted(check.prefill, key=lambda one: one.tokens)
     ]
@@ -201,7 +205,13 @@ def show(found: Calibration, check: int, rows: list[Row], took: float, load: tup
     for row in rows:
         fitted = f"{row.fitted:,.1f} | {row.fitted_off:+.0%}" if row.fitted == row.fitted else "– | –"
         print(f"| {row.what}, {row.unit} | {row.measured:,.1f} | {row.calibrated:,.1f} | {row.off:+.1%} | {fitted} |")
-    for note in found.notes:
+    judged = [row for row in rows if row.range_factor == row.range_factor]
+    inside = sum(1 / row.range_factor <= row.measured / row.calibrated <= row.range_factor for row in judged)
+    worse = max(abs(row.off) - abs(row.fitted_off) for row in judged)
+    print(
+        f"\n{inside} of {len(judged)} inside the stated range; at worst {worse * 100:+.1f} points beside published rows"
+    )
+    for note in (*found.notes, *(f"disturbed: {line}" for line in found.disturbed)):
         print(f"\n{note}")
 
 
