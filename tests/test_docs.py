@@ -119,3 +119,17 @@ def test_the_readme_table_matches_the_planner():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
 
     assert readme_table.with_table(text) == text
+
+
+def test_every_command_named_in_a_message_exists_with_its_options():
+    """Hints and help in the source name whole commands between backquotes."""
+    wrong = []
+    for path in (ROOT / "src" / "moebox").rglob("*.py"):
+        for line in re.findall(r"`(moebox [a-z][^`{}\n]*)`", path.read_text(encoding="utf-8")):
+            _, *words = line.split()
+            name = " ".join(words[:2]) if " ".join(words[:2]) in COMMANDS else words[0]
+            known = {*(command_options(name) if name in COMMANDS else ()), *SHARED}
+            given = [word.partition("=")[0] for word in words if word.startswith("--")]
+            wrong += [f"{path.name}: {line}" for option in given if option not in known]
+
+    assert wrong == []
