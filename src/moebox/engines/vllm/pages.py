@@ -30,7 +30,8 @@ class CachePages:
     block_bytes: float  # one block: a page of each layer of a group
     block_tokens: int  # tokens of full attention in a block
     context_blocks: int  # blocks that `block_tokens` more tokens of context take
-    sequence_blocks: float  # blocks of a sequence that do not grow: windows and states
+    sequence_blocks: float  # blocks of a sequence that do not grow: windows with the steps in flight, and states
+    decoding_blocks: float  # of them, those that it keeps while it decodes
 
     def request_blocks(self, length: int) -> float:
         """Blocks of one request of `length` tokens."""
@@ -38,8 +39,8 @@ class CachePages:
 
     @property
     def sequence_tokens(self) -> int:
-        """Tokens of context that take as much room as the fixed part of a sequence."""
-        return round(self.sequence_blocks / self.context_blocks * self.block_tokens)
+        """Tokens of context that take as much room as the fixed part of a sequence that decodes."""
+        return round(self.decoding_blocks / self.context_blocks * self.block_tokens)
 
 
 def find_cache_pages(model: Model, recipe: Recipe, stage_layers: int, step_tokens: int) -> CachePages | None:
@@ -78,20 +79,34 @@ def find_cache_pages(model: Model, recipe: Recipe, stage_layers: int, step_token
             size * count * _window_tokens(recipe, window, step_tokens) for (size, window), count in windows.items()
         )
         fixed = (state_bytes + window_bytes) / (block * total)
-        return CachePages(block_bytes=block * total, block_tokens=block, context_blocks=1, sequence_blocks=fixed)
+        return CachePages(
+            block_bytes=block * total,
+            block_tokens=block,
+            context_blocks=1,
+            sequence_blocks=fixed,
+            decoding_blocks=fixed,
+        )
     page = max(block * token, *(BLOCK * size for size, _ in windows), 0.0)
     block = int(page // token)
     counts = [*full.values(), *windows.values(), *states.values()]
     fewest, most = min(counts), max(counts)
     group = max(1.0, most if most < 1.5 * fewest else fewest)
-    blocks = 0.0
+    blocks = decoding = 0.0
     for (size, window), count in windows.items():
         tokens, held = int(page // size), _window_tokens(recipe, window, step_tokens)
         blocks += math.ceil(round(count / group, 3)) * (math.ceil(held / tokens) + 1)
+        decoding += math.ceil(round(count / group, 3)) * (math.ceil(window / tokens) + 1)
     for count in states.values():
         blocks += math.ceil(round(count / group, 3)) * (kept + drafts)
+        decoding += math.ceil(round(count / group, 3)) * (kept + drafts)
     groups = math.ceil(round(full[token] / group, 3))
-    return CachePages(block_bytes=page * group, block_tokens=block, context_blocks=groups, sequence_blocks=blocks)
+    return CachePages(
+        block_bytes=page * group,
+        block_tokens=block,
+        context_blocks=groups,
+        sequence_blocks=blocks,
+        decoding_blocks=decoding,
+    )
 
 
 def _window_tokens(recipe: Recipe, window: int, step_tokens: int) -> int:
