@@ -68,7 +68,7 @@ def test_a_habit_forgives_nothing_beside_itself() -> None:
 
 def test_checks_that_were_not_tried_for_want_of_time_are_named() -> None:
     """They are neither right nor wrong."""
-    late = rung("cache", "skip", "out of time: the ladder may take 600 s (--time)")
+    late = rung("cache", "skip", "out of time: the checks may take 600 s (--set time_s=…)")
     assert describe_answers(ladder(rung("alive"), late), "vllm") == "answered right on 1 check (out of time for cache)"
 
 

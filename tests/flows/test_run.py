@@ -123,7 +123,7 @@ def test_keep_leaves_the_engine_up(story_recipe: Path, capsys: pytest.CaptureFix
 
 
 def test_a_recipe_is_run_on_its_own_port_and_not_cut_short(story_recipe: Path, capsys: pytest.CaptureFixture[str]):
-    """Only the phantom's run, and --quick, shorten checks and measurements; the recipe's port is the engine's."""
+    """Only the phantom's run and `--effort quick` shorten checks and loads; the recipe's port is the engine's."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     asked = codec.read_toml(Recipe, story_recipe)
@@ -152,10 +152,15 @@ def test_a_simulated_story_is_marked_everywhere(capsys: pytest.CaptureFixture[st
 
 
 def test_a_simulation_has_the_memory_that_was_given():
-    """`--ram` was planned with and not simulated: the twin says so where it cannot be meant."""
+    """`--ram` and `--ram-bandwidth` reach the twin as settings, which rejects impossible values."""
     place = PlannedFor(box="2x-rtx-pro-6000-max-q", ram="12")
     with pytest.raises(ExternalError, match="--ram 12 is less than 1 GiB"):
         TwinProcess(recipes.load_recipe("kimi-k26-ik"), planned_for=place, run=Run.create("twin"))
+
+    place = PlannedFor(box="2x-rtx-pro-6000-max-q", ram="768GiB", ram_bandwidth="614GB/s")
+    twin = TwinProcess(recipes.load_recipe("kimi-k26-ik"), planned_for=place, run=Run.create("twin"))
+    assert twin.is_alive
+    twin.stop()
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ COMMANDS = {
     "verify": ["verify", "URL", "--only", "alive", "--only", "plain"],
     "verify --json": ["verify", "URL", "--only", "alive", "--json"],
     "compare": ["compare", "URL", "URL", "--set", "questions=1", "--set", "rounds=2", "--concurrency", "1"],
-    "task": ["task", "URL", "--set", "jobs=1"],
+    "task": ["task", "URL", "--jobs", "1"],
     "watch": ["watch", "URL", "--time", "1s", "--every", "0.5s", "--canary", "0.5s"],
     "connect": ["connect", "openai", "URL", "--check"],
 }

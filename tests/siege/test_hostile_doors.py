@@ -121,7 +121,7 @@ def test_a_redirect_to_another_host_does_not_get_the_key(
                 "--concurrency",
                 "1",
             ],
-            "task": ["task", server.url, "--set", "jobs=1"],
+            "task": ["task", server.url, "--jobs", "1"],
             "connect": ["connect", "openai", server.url, "--check"],
         }[command]
         assert main([*words, "--model", "m", "--key-env", "DOOR_KEY"]) in (1, 2, 3)

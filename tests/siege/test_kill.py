@@ -63,7 +63,8 @@ def words(step: str, *, without: str = "") -> list[str]:
     return [
         "--recipe",
         str(recipe()),
-        "--quick",
+        "--effort",
+        "quick",
         "--yes",
         "--skip",
         left_out,

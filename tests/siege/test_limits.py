@@ -167,7 +167,7 @@ def test_sixty_followers_of_a_run_cost_no_more_than_one(tmp_path: Path) -> None:
 def test_few_descriptors_are_not_the_models_fault(descriptors: int) -> None:
     """The sandbox makes do with what there is, or the check is skipped for this machine; it is never red."""
     with oracle.serving() as url:
-        words = ["verify", f"{url}/correct", "--only", "alive,code", "--quick", "--json"]
+        words = ["verify", f"{url}/correct", "--only", "alive,code", "--effort", "quick", "--json"]
         done = moebox(*words, limit=(resource.RLIMIT_NOFILE, descriptors))
 
     checks = {check["name"]: check for check in json.loads(done.stdout)["rungs"]}
@@ -179,8 +179,8 @@ def test_few_descriptors_are_not_the_models_fault(descriptors: int) -> None:
 def test_a_client_without_descriptors_skips_its_checks() -> None:
     """Twelve descriptors do not suffice for several requests at once: skipped, with the limit as the reason."""
     with oracle.serving() as url:
-        words = ["verify", f"{url}/correct", "--only", "concurrency", "--parallel", "32", "--quick", "--json"]
-        done = moebox(*words, limit=(resource.RLIMIT_NOFILE, 20))
+        words = ["verify", f"{url}/correct", "--only", "concurrency", "--set", "parallel=32", "--effort", "quick"]
+        done = moebox(*words, "--json", limit=(resource.RLIMIT_NOFILE, 20))
 
     check = json.loads(done.stdout)["rungs"][0]
     assert check["verdict"] == "skip", check

@@ -100,11 +100,13 @@ class TwinProcess:
 
     def __init__(self, recipe: Recipe, *, planned_for: PlannedFor, run: Run) -> None:
         path = run.write_file("twin.toml", codec.to_toml(recipe))
-        given = {"--box": planned_for.box, "--ram": planned_for.ram, "--ram-bandwidth": planned_for.ram_bandwidth}
+        memory = {"ram": planned_for.ram, "ram_bandwidth": planned_for.ram_bandwidth}
+        given = ["--box", planned_for.box] if planned_for.box else []
+        given += [word for key, value in memory.items() if value for word in ("--set", f"planned_for.{key}={value}")]
         command = [sys.executable, "-m", "moebox", "twin", str(path), "--port", "0", "--json", "--key-env", TWIN_KEY]
         self.key = make_key()
         self.process = subprocess.Popen(
-            [*command, *(word for flag, value in given.items() if value for word in (flag, value))],
+            [*command, *given],
             env={**os.environ, TWIN_KEY: self.key},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

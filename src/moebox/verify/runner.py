@@ -227,7 +227,7 @@ def _budget_problem(session: CheckSession) -> str:
     if session.stalled:
         return session.stalled.message
     if session.seconds_left <= 0:
-        return f"{OUT_OF_TIME}: the checks may take {session.options.time_s:g} s (--time)"
+        return f"{OUT_OF_TIME}: the checks may take {session.options.time_s:g} s (--set time_s=…)"
     return f"{session.hang_count} requests had no end" if session.hang_count >= MAX_HANGS else ""
 
 
