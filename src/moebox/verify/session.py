@@ -126,6 +126,7 @@ class ServerSession:
         self.accepts_template_arguments = True  # chat_template_kwargs; learned by the first check
         self.max_tokens_field = "max_tokens"  # or max_completion_tokens, as OpenAI requires for reasoning models
         self.always_thinks = False
+        self.answered_without_thinking = False  # at least once, when asked not to think
         self.model_thinks = False  # reasoning came at least once
         self.context_limit: int | None = None  # tokens, as the server reports
         self.tried_context = 0  # tokens
@@ -186,6 +187,8 @@ class ServerSession:
             request[self.max_tokens_field] = more["max_tokens"]
         exchange = await self.post_chat(request)
         answer = self.read_answer(exchange, stream=bool(request.get("stream")), allow_marks=allow_marks)
+        if not more.get("thinking") and answer.content.strip() and not answer.reasoning.strip():
+            self.answered_without_thinking = True
         only_thought = answer.finish_reason == "length" and bool(answer.reasoning) and not answer.content
         if only_thought and not (exact or self.always_thinks or more.get("thinking")):
             self.always_thinks = True

@@ -97,7 +97,7 @@ FAULTS: dict[str, Fault] = {
     "never-ends": Fault(check="streaming", stream=bend.never_ends),
     "huge-chunk": Fault(check="streaming", stream=bend.huge),
     "think-tags": Fault(check="thinking", reply=bend.tags),
-    "thinks-anyway": Fault(check="thinking", reply=bend.thinks_anyway),
+    "thinks-anyway": Fault(check="thinking", red=False, reply=bend.thinks_anyway),
     "answer-in-reasoning": Fault(check="thinking", reply=bend.into_reasoning),
     "no-schema-after-thinking": Fault(check="thinking", reply=bend.no_schema_after_thought),
     "arguments-cut": Fault(check="tools", reply=bend.calls(bend.half)),

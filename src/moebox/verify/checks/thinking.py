@@ -5,7 +5,7 @@ from functools import partial
 from moebox.phantom.questions import ModelReply
 from moebox.verify.checks.json_modes import JsonAttempt
 from moebox.verify.completions import ChatAnswer
-from moebox.verify.session import ProbeFailed, ProbeSkipped
+from moebox.verify.session import ProbeFailed, ProbeSkipped, ProbeWarning
 from moebox.verify.trials import Check, CheckSession, QuestionAttempt, TrialOutcome, pass_if, server_failure
 
 MIN_SHARED_CHARS = 30  # of reasoning in the answer too, before that is a leak
@@ -58,13 +58,22 @@ def reason_thinking_stays_on(session: CheckSession) -> str:
         return "the server takes no chat_template_kwargs, so a request cannot turn thinking off"
     if session.options.thinking == "no":
         return "this model is not expected to think"
-    return "this model always thinks" if "thinking" in session.endpoint.model.lower() else ""
+    return "this model always thinks" if session.always_thinks else ""
 
 
-async def probe_thinking_off(session: CheckSession) -> None:
-    """Asked not to think, the model does not, streamed or not, though it was asked to just before."""
+async def probe_thinking_off(session: CheckSession) -> ProbeWarning | None:
+    """Asked not to think, the model does not, streamed or not, though it was asked to just before.
+
+    One that thinks each time may be unable to stop: that is learned here, and no more than a warning.
+    """
     if reason := reason_thinking_stays_on(session):
         raise ProbeSkipped(reason)
+    tries = [await session.ask_question(session.draw("sums"), stream=stream) for stream in (False, True, False)]
+    thinks_each_time = all(answer.reasoning.strip() and answer.content.strip() for answer in tries)
+    if session.always_thinks or (thinks_each_time and not session.answered_without_thinking):
+        session.always_thinks = True
+        cause = "the model cannot turn thinking off, or the server does not pass chat_template_kwargs on"
+        return ProbeWarning(f"asked not to think, it thinks each time: {cause}")
 
     async def attempt(stream: bool) -> TrialOutcome:
         if session.model_thinks:
@@ -78,6 +87,7 @@ async def probe_thinking_off(session: CheckSession) -> None:
         await session.run_trials("reasoning", attempt, 0.34, stream=stream)
         sums = QuestionAttempt(session, "sums")
         await session.run_trials("answer", sums, 0.17, stream=stream)
+    return None
 
 
 async def probe_schema_after_thinking(session: CheckSession) -> None:
