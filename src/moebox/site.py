@@ -3,6 +3,11 @@
     ports = [18000, 18999]          # engines get a port from here
     cache = "/scratch/moebox"       # each user gets a private folder in it
     weights = "/srv/models/hub"     # a shared, read-only cache of the Hub; weights in it are not downloaded
+    [packages]                      # for `moebox engines install`; all optional
+    index = "https://…"             # instead of the default package index
+    extra_index = "https://…"
+    find_links = "/srv/wheels"
+    constraints = "/etc/constraints.txt"
 
 Users' own variables and recipes come first.
 """
@@ -10,14 +15,15 @@ Users' own variables and recipes come first.
 import os
 import pwd
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from moebox.errors import BadInput
 
 SITE_FILE = Path("/etc/moebox.toml")
 SITE_ENV = "MOEBOX_SITE"  # another path of it
-KEYS = ("ports", "cache", "weights")
+KEYS = ("ports", "cache", "weights", "packages")
+PACKAGE_KEYS = ("index", "extra_index", "find_links", "constraints")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +33,7 @@ class SiteSettings:
     ports: tuple[int, int] | None = None
     cache: str = ""
     weights: str = ""
+    packages: dict[str, str] = field(default_factory=dict)  # by PACKAGE_KEYS
 
     @property
     def user_cache(self) -> Path | None:
@@ -63,8 +70,14 @@ def read_site() -> SiteSettings:
     for name in ("cache", "weights"):
         if not str(values.get(name, "/")).startswith("/"):
             raise BadInput(f"{path}: {name}: an absolute path", hint='cache = "/scratch/moebox"')
+    packages = values.get("packages", {})
+    if not isinstance(packages, dict) or not all(isinstance(value, str) for value in packages.values()):
+        raise BadInput(f"{path}: packages: a table of texts", hint='[packages] index = "https://…"')
+    if unknown := sorted(set(packages) - set(PACKAGE_KEYS)):
+        raise BadInput(f"{path}: unknown setting packages.{unknown[0]}", hint=f"known: {', '.join(PACKAGE_KEYS)}")
     return SiteSettings(
         ports=(ports[0], ports[1]) if ports else None,
         cache=str(values.get("cache", "")),
         weights=str(values.get("weights", "")),
+        packages=packages,
     )

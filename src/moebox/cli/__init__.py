@@ -23,6 +23,7 @@ GROUPS: dict[str, str] = {
     "calibrations": "List, show, share and remove what `rehearse --measure` timed on this box.",
     "fleet": "Plan, render, start, verify and measure several boxes behind a router.",
     "doctor": "Find problems of the machine, in a log, or in an engine's kernels or package.",
+    "engines": "List, install and remove versions of engines.",
 }
 
 # name -> ("module:function", help). "doctor box" is the subcommand `box` of `doctor`; the entry of a group is what runs
@@ -62,6 +63,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor box": ("moebox.cli.doctor:box", "Check this machine before an engine is started."),
     "doctor engine": ("moebox.cli.doctor:engine", "Check that an engine's package has what moebox needs."),
     "doctor logs": ("moebox.cli.doctor:logs", "Find the cause of a failure in an engine's log, and how to fix it."),
+    "engines": ("moebox.cli.engines:engines", ""),
+    "engines install": ("moebox.cli.engines:install", "Install a version beside those that are there."),
+    "engines remove": ("moebox.cli.engines:remove", "Remove a version that moebox installed."),
     "climb": ("moebox.cli.climb:climb", "Try one setting at a time; keep what is verified and better."),
     "compare": ("moebox.cli.compare:compare", "Compare two recipes or servers: correctness and speed."),
     "bench": ("moebox.cli.bench.command:bench", ""),
@@ -87,7 +91,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Start here": ("run", "ui"),
     "Plan": ("plan", "forecast", "box", "models", "fetch", "twin", "rehearse", "calibrations"),
-    "Serve": ("doctor", "up", "ps", "logs", "down", "render", "connect", "watch", "fleet"),
+    "Serve": ("doctor", "up", "ps", "logs", "down", "engines", "render", "connect", "watch", "fleet"),
     "Prove": ("verify", "quality", "climb", "compare", "bench", "task"),
     "Show": ("runs", "report", "pack"),
 }

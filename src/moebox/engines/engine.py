@@ -65,6 +65,10 @@ class Engine(Protocol):
         """Pass the API key without putting it in argv; by default the engine reads it from Traits.key_env."""
         return argv
 
+    def build_commands(self, source: str, folder: str, gpus: Sequence[Gpu], jobs: int) -> list[tuple[str, ...]]:
+        """Return the commands that build its program from a source tree into `folder`/bin; empty if moebox cannot."""
+        return []
+
     # Memory.
     @abstractmethod
     def memory_budget(self, deployment: Deployment) -> Memory:

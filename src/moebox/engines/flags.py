@@ -153,6 +153,7 @@ def version_or_newest(recipe: Recipe) -> str:
 def flag_catalogue(engine: EngineName, version: str = "") -> FlagCatalogue:
     """Return the newest catalogue that is not newer than `version`, or the oldest."""
     known = known_versions(engine)
+    version = "" if re.match(r"[0-9a-f]{7,40}$", version) else version  # a commit has no place among releases
     older = [release for release in known if not version or version_key(release) <= version_key(version)]
     chosen = older[-1] if older else known[0]
     file = _catalogue_files(engine)[chosen]

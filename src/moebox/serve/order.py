@@ -18,7 +18,7 @@ from moebox.core.recipe import Recipe
 from moebox.environment import chosen_environment
 from moebox.errors import BadInput, Unsupported
 from moebox.redact import key_spellings
-from moebox.serve import oom, preflight, state
+from moebox.serve import installs, oom, preflight, state
 from moebox.serve.guard import GuardConfig
 from moebox.site import read_site
 from moebox.store import Run
@@ -47,7 +47,8 @@ class PreparedLaunch:
 
 def prepare_launch(deployment: Deployment, *, name: str = "") -> PreparedLaunch:
     """Decide what to run. Raise if the recipe cannot be launched."""
-    recipe = deployment.recipe
+    recipe = installs.with_installed_engine(deployment.recipe)
+    deployment = deployment.with_recipe(recipe)
     key = os.environ.get(recipe.listen.key_env) if recipe.listen.key_env else None
     if recipe.listen.key_env and not key:
         raise BadInput(f"the recipe takes its key from ${recipe.listen.key_env}, which is not set")

@@ -18,6 +18,7 @@ from moebox.checkpoint.gguf import gguf_damage
 from moebox.checkpoint.safetensors import is_nonempty_file, shard_damage
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
+from moebox.core.engine_source import same_version
 from moebox.core.gpu_list import VISIBLE_DEVICES
 from moebox.core.plan import Launch
 from moebox.core.recipe import Recipe
@@ -141,13 +142,15 @@ def check_version(deployment: Deployment, argv: tuple[str, ...]) -> None:
     """Raise if the recipe names an engine version and another one is installed."""
     recipe = deployment.recipe
     wanted = recipe.engine_version
-    if not wanted or recipe.runtime.kind != "native":
+    managed = recipe.runtime.python and (Path(recipe.runtime.python) / "engine.json").exists()  # serve/installs.py
+    if not wanted or managed or recipe.runtime.kind != "native":
         return
     here = engine_version(deployment.engine, argv)
-    if here and not (here == wanted or here.startswith((f"{wanted}.", f"{wanted}+"))):
+    if here and not same_version(wanted, here):
+        spec = f"{recipe.engine}=={wanted}" if deployment.engine.package else f"{recipe.engine}@{wanted} --source DIR"
         raise ExternalError(
             f"the recipe wants {recipe.engine} {wanted}, this machine has {here}",
-            hint=f"install {wanted}, or change engine_version in the recipe (its flags are checked against it)",
+            hint=f"`moebox engines install {spec}`, or change engine_version in the recipe",
         )
 
 

@@ -14,5 +14,7 @@ TRAITS = Traits(
     image="toys/engine:{version}",
     image_entry=("toy-serve",),
     image_has_entrypoint=True,
+    package="toy-engine",
+    program=("toy-serve",),
     install="pip install toy-engine",
 )

@@ -1,5 +1,7 @@
 """What both llama.cpp servers share. Rehearsals write a sparse GGUF for them (serve/dummy.py)."""
 
+from collections.abc import Sequence
+
 from moebox.core.box import Gpu
 from moebox.core.deployment import Deployment
 from moebox.core.plan import PlanWarning
@@ -21,6 +23,25 @@ class GgmlEngine(Engine):
     variables = argv.VARIABLES
     memory_lines = staticmethod(memory.memory_lines)
     default_max_seqs = 1
+
+    def build_commands(self, source: str, folder: str, gpus: Sequence[Gpu], jobs: int) -> list[tuple[str, ...]]:
+        """Configure for the GPUs of this machine alone, build the server statically and copy it.
+
+        Options by docs/build.md of llama.cpp; ik_llama.cpp has the same names.
+        """
+        options = ["CMAKE_BUILD_TYPE=Release", "BUILD_SHARED_LIBS=OFF", "LLAMA_CURL=OFF", "LLAMA_BUILD_TESTS=OFF"]
+        kinds = sorted({gpu.sm for gpu in gpus})
+        if kinds and kinds[0].startswith("gfx"):
+            options += ["GGML_HIP=ON", f"AMDGPU_TARGETS={';'.join(kinds)}"]
+        elif kinds:
+            numbers = ";".join(sm.replace(".", "") for sm in kinds)
+            options += ["GGML_CUDA=ON", f"CMAKE_CUDA_ARCHITECTURES={numbers}"]
+        build = f"{folder}/build"
+        return [
+            ("cmake", "-S", source, "-B", build, *(f"-D{option}" for option in options)),
+            ("cmake", "--build", build, "--config", "Release", "-j", str(jobs), "--target", "llama-server"),
+            ("cp", f"{build}/bin/llama-server", f"{folder}/bin/llama-server"),
+        ]
 
     def step_tokens(self, recipe: Recipe, gpu: Gpu | None = None) -> int:
         usual = recipe.hybrid.ubatch if recipe.hybrid else self.traits.step_tokens

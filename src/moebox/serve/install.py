@@ -1,0 +1,227 @@
+"""Install one version of an engine: an environment of its own, a build from source, or an image by digest.
+
+Everything happens in a part folder, which gets its final name when the version was seen to be there.
+"""
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+from moebox import codec, files
+from moebox.core import registry
+from moebox.core.box import Gpu
+from moebox.core.catalogue import load_table
+from moebox.core.engine_source import EngineSource, same_version
+from moebox.engines.engine import load_engine
+from moebox.environment import chosen_environment
+from moebox.errors import BadInput, ExternalError, NotInstalled, Unsupported
+from moebox.redact import hide_known_keys, hide_secrets
+from moebox.serve import installs, preflight
+from moebox.serve.installs import CONTAINER_TOOLS, InstalledEngine
+from moebox.site import read_site
+from moebox.units import format_gb
+
+PROBLEM = re.compile(r"^(ERROR|error|CMake Error|fatal|Error)\b|: error:|: fatal error:|No solution found|× ")
+# pip's variables under uv's names, so that a configured pip is enough
+UV_NAMES = {
+    "PIP_INDEX_URL": "UV_DEFAULT_INDEX",
+    "PIP_EXTRA_INDEX_URL": "UV_INDEX",
+    "PIP_FIND_LINKS": "UV_FIND_LINKS",
+    "PIP_CONSTRAINT": "UV_CONSTRAINT",
+    "PIP_NO_INDEX": "UV_NO_INDEX",
+}
+PACKAGE_OPTIONS = {
+    "index": "--index-url",
+    "extra_index": "--extra-index-url",
+    "find_links": "--find-links",
+    "constraints": "--constraint",
+}
+Notify = Callable[[str], None]
+
+
+def install_engine(
+    source: EngineSource, *, tree: str = "", gpus: Sequence[Gpu] = (), notify: Notify = lambda text: None
+) -> InstalledEngine:
+    """Install a version, or return the installation that is there. Raise ExternalError with the reason if it fails.
+
+    `tree` is the source of a build: a folder, a git repository or its URL; `gpus` are those to build for.
+    """
+    if known := installs.find_install(source.engine, source.version, (source.kind,)):
+        return known
+    files.make_private_folder(installs.engines_dir())
+    require_disk(source, notify)
+    with installs.part_folder(installs.install_folder(source.engine, source.version).name) as (part, lock):
+        installer = Installer(source, part, lock, notify)
+        if source.kind == "package":
+            found = installer.install_package()
+        elif source.kind == "build":
+            found = installer.build(tree, gpus)
+        else:
+            found = installer.pull_image()
+        folder = installs.install_folder(found.engine, found.version)
+        size = sum(path.stat().st_size for path in part.rglob("*") if path.is_file() and not path.is_symlink())
+        found = replace(
+            found, path="" if found.image else str(folder), bytes=found.bytes or size, installed=time.time()
+        )
+        files.write_atomic(part / installs.RECORD, codec.to_json(found), sync=True)
+        if folder.exists():  # "0.32" and 0.32.0 are the same version
+            return found
+        os.rename(part, folder)
+    return found
+
+
+def require_disk(source: EngineSource, notify: Notify) -> None:
+    """Raise ExternalError if the disk does not hold another version, by the size of one that is installed or known."""
+    name = {"package": "environment", "build": "build", "image": "image"}[source.kind]
+    known = int(load_table("installs").get(source.engine, {}).get(name, 0))
+    same = [each for each in installs.list_installs() if (each.engine, each.kind) == (source.engine, source.kind)]
+    needed = max((each.bytes for each in same), default=0) or known
+    folder = Path("/var/lib/docker") if source.kind == "image" else installs.engines_dir()
+    folder = folder if folder.exists() else installs.engines_dir()
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise ExternalError(
+            f"{source} needs about {format_gb(needed)} of disk, {folder} has {format_gb(free)} free",
+            hint="`moebox engines remove NAME` frees a version; MOEBOX_STATE names another folder",
+        )
+    if needed:
+        notify(f"needs about {format_gb(needed)} of disk, {format_gb(free)} are free")
+
+
+class Installer:
+    """One installation under way in its part folder."""
+
+    def __init__(self, source: EngineSource, part: Path, lock: int, notify: Notify) -> None:
+        self.source, self.part, self.lock, self.notify = source, part, lock, notify
+        self.log = installs.engines_dir() / f"{part.name.removeprefix(installs.PART).partition('-')[2]}.log"
+        self.log.unlink(missing_ok=True)
+
+    def install_package(self) -> InstalledEngine:
+        """Make an environment and install the package with uv, or with pip if there is no uv."""
+        source, python = self.source, str(self.part / "bin" / "python")
+        package = registry.engine_traits(source.engine).package
+        if not package:
+            raise BadInput(
+                f"{source.engine} is not a Python package", hint=f"build it: {source.engine}@COMMIT --source DIR"
+            )
+        settings = read_site().packages
+        words = [word for key, flag in PACKAGE_OPTIONS.items() if key in settings for word in (flag, settings[key])]
+        words.append(f"{package}=={source.version}")
+        env = {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "UV_"))}
+        uv = shutil.which("uv")
+        if uv:
+            env = {UV_NAMES[name]: value for name, value in env.items() if name in UV_NAMES} | env
+            self.run(uv, "venv", "--quiet", "--allow-existing", "--python", sys.executable, str(self.part), env=env)
+            self.run(uv, "pip", "install", "--python", python, *words, env=env)
+        elif find_spec("pip"):
+            self.run(sys.executable, "-m", "venv", "--without-pip", str(self.part))
+            pip = (sys.executable, "-m", "pip", "--python", python)
+            self.run(*pip, "install", "--disable-pip-version-check", *words, env=env)
+        else:
+            self.run(sys.executable, "-m", "venv", str(self.part))
+            self.run(python, "-m", "pip", "install", "--disable-pip-version-check", *words, env=env)
+        version = preflight.command_output(preflight.version_command(python, package))
+        if not same_version(source.version, version):
+            raise ExternalError(f"{source} was not installed: the environment has {package} {version or 'not at all'}")
+        final = installs.install_folder(source.engine, version)
+        for script in (self.part / "bin").iterdir():  # their first line names the interpreter in the part folder
+            if script.is_file() and not script.is_symlink():
+                content = script.read_bytes()
+                script.write_bytes(content.replace(str(self.part).encode(), str(final).encode()))
+        return InstalledEngine(engine=source.engine, version=version, kind="package", tool="uv" if uv else "pip")
+
+    def build(self, tree: str, gpus: Sequence[Gpu]) -> InstalledEngine:
+        """Build from a commit or tag of a git repository, or from a plain source tree."""
+        source, checkout = self.source, self.part / "source"
+        if not tree:
+            raise BadInput(f"{source}: which source tree?", hint=f"moebox engines install {source} --source DIR")
+        commit, version = "", source.version
+        if "://" in tree or tree.endswith(".git") or (Path(tree) / ".git").exists():
+            where = tree if "://" in tree else str(Path(tree).resolve())
+            self.run(
+                "git",
+                "clone",
+                "--quiet",
+                "--no-checkout",
+                *(() if "://" in tree else ("--shared",)),
+                where,
+                str(checkout),
+            )
+            self.run("git", "-C", str(checkout), "checkout", "--quiet", "--detach", source.version)
+            commit = preflight.command_output(["git", "-C", str(checkout), "rev-parse", "HEAD"])
+        elif Path(tree).is_dir():
+            checkout = Path(tree).resolve()
+        else:
+            raise BadInput(f"{tree}: not a source tree", hint="a folder, a git repository or its URL")
+        (self.part / "bin").mkdir()
+        jobs = len(os.sched_getaffinity(0))
+        commands = load_engine(source.engine).build_commands(str(checkout), str(self.part), gpus, jobs)
+        if not commands:
+            raise Unsupported(f"moebox cannot build {source.engine}", hint=f"install it: {source.engine}==VERSION")
+        for argv in commands:
+            self.run(*argv)
+        for name in ("source", "build"):
+            files.remove_tree(self.part / name)
+        if not any((self.part / "bin").iterdir()):
+            raise ExternalError(f"{source} was not built: the build made no program", hint=f"log: {self.log}")
+        return InstalledEngine(engine=source.engine, version=version, kind="build", tool=commands[0][0], commit=commit)
+
+    def pull_image(self) -> InstalledEngine:
+        """Pull an image and record its digest, by which it is started from then on."""
+        source = self.source
+        tool = next(filter(shutil.which, CONTAINER_TOOLS), "")
+        if not tool:
+            raise NotInstalled("neither docker nor podman is installed", hint="install one of them, or a package")
+        self.run(tool, "pull", source.image)
+        inspect = [tool, "image", "inspect", "--format", "{{index .RepoDigests 0}} {{.Size}}", source.image]
+        image, _, size = preflight.command_output(inspect).partition(" ")
+        if "@sha256:" not in image:
+            raise ExternalError(f"{source.image} has no digest after it was pulled", hint=f"log: {self.log}")
+        return InstalledEngine(
+            engine=source.engine,
+            version=source.version,
+            kind="image",
+            tool=tool,
+            image=image,
+            bytes=int(size) if size.isdigit() else 0,
+        )
+
+    def run(self, *argv: str, env: dict[str, str] | None = None) -> None:
+        """Run one command with its output in the log. Raise ExternalError with the line that shows why it failed."""
+        self.notify(" ".join(argv[:4]))
+        if shutil.which(argv[0]) is None:
+            raise NotInstalled(f"{argv[0]} is not installed, and {self.source} needs it")
+        start = self.log.stat().st_size if self.log.exists() else 0
+        with open(self.log, "ab") as log:
+            child = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=chosen_environment(env),
+                pass_fds=(self.lock,),  # as long as it lives, its folder is not removed by another moebox
+                start_new_session=True,
+            )
+            try:
+                code = child.wait()
+            except BaseException:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.pid, 15)
+                child.wait()
+                raise
+        if code == 0:
+            return
+        with open(self.log, "rb") as log:
+            log.seek(start)
+            lines = [line.strip() for line in log.read().decode(errors="replace").splitlines() if line.strip()]
+        reason = next((line for line in lines if PROBLEM.search(line)), lines[-1] if lines else f"exit code {code}")
+        reason = hide_secrets(hide_known_keys(reason))[:300]
+        raise ExternalError(f"{self.source} was not installed: {reason}", hint=f"log: {self.log}")

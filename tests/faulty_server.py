@@ -1,0 +1,143 @@
+"""A llama-server that passes requests on to the embedded engine and injects one fault.
+
+    python faulty_server.py VERSION FAULT [llama-server's flags]
+
+Faults, joined by "+": "slow:0.85" stretches streams to that share of the speed, "noise:0.05" adds a random stretch for
+each stream, "parser" turns tool calls into text, "garbage" replaces answers, "hang" stops answering from the second
+concurrent request on, "no-start" exits. Without a fault streams still pass through, so versions differ in it alone.
+"""
+
+import http.client
+import json
+import os
+import queue
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+VERSION, FAULTS = sys.argv[1], dict([*fault.split(":"), ""][:2] for fault in sys.argv[2].split("+") if fault)
+ARGV = sys.argv[3:]
+INNER = socket.socket()
+INNER.bind(("127.0.0.1", 0))
+PORT = INNER.getsockname()[1]
+INNER.close()
+running = 0
+lock = threading.Lock()
+
+
+def change(data: dict) -> dict:
+    """Inject the fault into a reply or an event of a stream."""
+    for choice in data.get("choices", ()):
+        message = choice.get("message") or choice.get("delta") or {}
+        if "parser" in FAULTS and message.get("tool_calls"):
+            message["content"] = json.dumps(message.pop("tool_calls"))
+            if choice.get("finish_reason") == "tool_calls":
+                choice["finish_reason"] = "stop"
+        if "garbage" in FAULTS and message.get("content"):
+            message["content"] = "!" * len(message["content"])
+    return data
+
+
+class Proxy(BaseHTTPRequestHandler):
+    """Passes on every request."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self.pass_on(None)
+
+    def do_POST(self) -> None:
+        global running
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        with lock:
+            running += 1
+        try:
+            if "hang" in FAULTS and running > 1:
+                time.sleep(3600)
+            self.pass_on(body)
+        finally:
+            with lock:
+                running -= 1
+
+    def pass_on(self, body: bytes | None) -> None:
+        inner = http.client.HTTPConnection("127.0.0.1", PORT)
+        began = time.monotonic()
+        try:
+            headers = {"Content-Type": "application/json"}
+            if "Authorization" in self.headers:
+                headers["Authorization"] = self.headers["Authorization"]
+            inner.request(self.command, self.path, body, headers)
+            reply = inner.getresponse()
+        except OSError:
+            self.send_error(503)
+            return
+        kind = reply.headers.get("Content-Type", "")
+        self.send_response(reply.status)
+        self.send_header("Content-Type", kind)
+        if not kind.startswith("text/event-stream"):
+            data = reply.read()
+            if kind.startswith("application/json") and FAULTS:
+                data = json.dumps(change(json.loads(data))).encode() if data.startswith(b"{") else data
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+            return
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        stretch = (1 + random.uniform(-1, 1) * float(FAULTS.get("noise") or 0)) / float(FAULTS.get("slow") or 1)
+        lines: queue.SimpleQueue[tuple[float, bytes]] = queue.SimpleQueue()
+
+        def read() -> None:  # in a thread of its own, so that waiting below does not change when lines arrive
+            try:
+                for line in reply:
+                    lines.put((time.monotonic(), line))
+            except (OSError, ValueError, AttributeError):
+                pass
+            lines.put((0.0, b""))
+
+        threading.Thread(target=read, daemon=True).start()
+        try:
+            while line := (arrived := lines.get())[1]:
+                if line.startswith(b"data: {"):
+                    line = b"data: " + json.dumps(change(json.loads(line[6:]))).encode() + b"\n"
+                time.sleep(max(0.0, began + stretch * (arrived[0] - began) - time.monotonic()))
+                self.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))
+            self.wfile.write(b"0\r\n\r\n")
+        except OSError:  # the client went away
+            self.close_connection = True
+        finally:
+            if inner.sock:
+                inner.sock.shutdown(socket.SHUT_RDWR)  # so the inner request ends too
+            inner.close()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Quiet."""
+
+
+def main() -> int:
+    """Start the embedded engine, and serve in front of it until stopped."""
+    if "--version" in ARGV:
+        print(f"version: {VERSION.removeprefix('b')} (test)")
+        return 0
+    if "no-start" in FAULTS:
+        print("error: invalid argument: --this-build-does-not-start")
+        return 1
+    given = {flag: ARGV[ARGV.index(flag) + 1] for flag in ("--port", "--host") if flag in ARGV}
+    argv = [str(PORT) if word == given["--port"] else word for word in ARGV]
+    inner = subprocess.Popen([sys.executable, "-m", "moebox.serve.embedded", *argv])
+    for sign in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(sign, lambda *_: os._exit(inner.terminate() or 0))
+    threading.Thread(target=lambda: os._exit(inner.wait() and 1), daemon=True).start()
+    server = ThreadingHTTPServer(("127.0.0.1", int(given["--port"])), Proxy)
+    server.daemon_threads = True
+    server.serve_forever()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""Versions of engines: installed beside each other, used by recipes that name them, removed; faults are one line."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from moebox.checkpoint import deploy
+from moebox.cli import main
+from moebox.core.engine_source import parse_source
+from moebox.core.recipe import Listen, Recipe, Runtime
+from moebox.errors import BadInput
+from moebox.serve import installs
+from moebox.serve.order import prepare_launch
+from moebox.serve.session import engine_session
+from moebox.store import Run
+from tests.embedded import phantom_recipe
+from tests.engines.test_toy import Install, installed  # noqa: F401  (a fixture)
+from tests.versions import write_tree, write_wheel
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: Install) -> Path:  # noqa: F811
+    """A folder of wheels as the only package index; the toy is a known engine."""
+    installed(toy="toy_engine")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
+    write_wheel(tmp_path / "wheels", "1.0")
+    write_wheel(tmp_path / "wheels", "1.1")
+    write_wheel(tmp_path / "wheels", "2.0", needs="not-a-package-at-all")
+    return tmp_path / "wheels"
+
+
+def toy_recipe(version: str) -> Recipe:
+    """A recipe of the toy that names a version."""
+    return Recipe(
+        name="toy",
+        engine="toy",
+        engine_version=version,
+        model="kimi-k2.6",
+        checkpoint="moonshotai/Kimi-K2.6",
+        served_name="toy",
+        listen=Listen(port=0),
+    )
+
+
+def test_a_recipe_runs_on_the_version_that_it_names(
+    index: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two versions lie beside each other; each recipe starts its own, and both are listed until they are removed."""
+    assert main(["engines", "install", "toy==1.0"]) == 0
+    assert main(["engines", "install", "toy==1.1"]) == 0
+    for version in ("1.0", "1.1"):
+        argv = prepare_launch(deploy(toy_recipe(version))).argv
+        assert argv[0] == str(installs.engines_dir() / f"toy-{version}" / "bin" / "toy-serve")
+    with engine_session(deploy(toy_recipe("1.1")), Run.create("toy"), patience_s=60) as session:
+        assert session.is_alive
+        capsys.readouterr()
+        assert main(["engines", "remove", "toy==1.1"]) == 3
+        assert f"is used by {session.run.id}" in capsys.readouterr().err
+        main(["engines", "--json"])
+        rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["engines"]}
+        assert rows["toy==1.1"]["used_by"] == [session.run.id]
+        assert rows["toy==1.0"]["used_by"] == []
+    assert main(["engines", "remove", "toy==1.1"]) == 0
+    assert [each.name for each in installs.list_installs()] == ["toy==1.0"]
+    assert sorted(path.name for path in installs.engines_dir().iterdir() if path.is_dir()) == ["toy-1.0"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["toy==9.9"], 3, "toy==9.9 was not installed: "),
+        (
+            ["toy==2.0"],
+            3,
+            "toy==2.0 was not installed: ",
+        ),
+        (["toyy==1.0"], 2, "unknown engine 'toyy'"),
+        (["toy==1.0; rm"], 2, "is not a version"),
+        (["nothing"], 2, "'nothing' is not an engine version"),
+        (["llama.cpp==b1"], 2, "llama.cpp is not a Python package"),
+        (["llama.cpp@b1"], 2, "llama.cpp@b1: which source tree?"),
+        (["llama.cpp@b1", "--source", "/nowhere"], 2, "/nowhere: not a source tree"),
+        (["toy@1", "--source", "/tmp"], 2, "moebox cannot build toy"),
+        ([], 2, "which version?"),
+    ],
+)
+def test_what_cannot_be_installed_is_one_line(
+    index: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: int, message: str
+) -> None:
+    """Nothing of it stays: no folder that could be used or fills the disk."""
+    assert main(["engines", "install", *words]) == code
+    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
+    assert len(errors) == 1
+    assert message in errors[0]
+    assert not installs.list_installs()
+    assert not [path for path in installs.engines_dir().glob("*") if path.is_dir()]
+
+
+def test_a_disk_that_is_too_small_is_refused_first(index: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The size of an installed version of the same engine is the measure; nothing is begun."""
+    main(["engines", "install", "toy==1.0"])
+    record = installs.engines_dir() / "toy-1.0" / installs.RECORD
+    known = json.loads(record.read_text())
+    record.write_text(json.dumps({**known, "bytes": 2**60}))
+    assert main(["engines", "install", "toy==1.1"]) == 3
+    assert "toy==1.1 needs about" in capsys.readouterr().err
+
+
+def test_a_killed_installation_is_never_used_and_is_removed(index: Path, tmp_path: Path) -> None:
+    """Killed in the middle, it leaves a part folder; the next command removes it once pip is gone as well."""
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "CMakeLists.txt").write_text("execute_process(COMMAND sleep 600)\n")
+    argv = [sys.executable, "-m", "moebox", "engines", "install", "llama.cpp@b1", "--source", str(tree)]
+    child = subprocess.Popen(argv, stderr=subprocess.DEVNULL, start_new_session=True)
+    while not list(installs.engines_dir().glob(f"{installs.PART}*/build/CMakeFiles")):
+        time.sleep(0.02)
+        assert child.poll() is None
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    assert installs.remove_stale_parts() == 0  # its cmake lives on, and writes into the folder
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if words[0] in (b"cmake", b"sleep") and (b"600" in words or str(tree).encode() in words):
+            os.kill(int(entry.name), signal.SIGKILL)
+    until = time.monotonic() + 20
+    while list(installs.engines_dir().glob(f"{installs.PART}*")) and time.monotonic() < until:
+        installs.remove_stale_parts()
+        time.sleep(0.02)
+    assert not list(installs.engines_dir().glob(f"{installs.PART}*"))
+    assert not installs.list_installs()
+
+
+def test_a_build_of_a_commit_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """cmake builds the server of a commit; a recipe with that engine_version starts it. One that fails is one line."""
+    tree = tmp_path / "tree"
+    write_tree(tree, ["", "no-build"])
+    assert main(["engines", "install", "llama.cpp@b1", "--source", str(tree)]) == 0
+    assert main(["engines", "install", "llama.cpp@b2", "--source", str(tree)]) == 3
+    assert "llama.cpp@b2 was not installed: CMake Error" in capsys.readouterr().err
+    assert main(["engines", "install", "llama.cpp@b3", "--source", str(tree)]) == 3
+    assert "b3" in capsys.readouterr().err
+    recipe = dataclasses.replace(phantom_recipe(engine_version="b1"), runtime=Runtime())
+    with engine_session(deploy(recipe), Run.create("built"), patience_s=60) as session:
+        assert session.prepared.argv[0].endswith("/engines/llama.cpp-b1/bin/llama-server")
+        assert session.is_alive
+
+
+def test_names_of_versions() -> None:
+    """Packages, builds and images are told apart; the tag of a known image is its version."""
+    assert str(parse_source("vllm==0.32.0")) == "vllm==0.32.0"
+    assert parse_source("llama.cpp@b11669").kind == "build"
+    image = parse_source("vllm/vllm-openai:v0.32.0")
+    assert (image.engine, image.version, image.kind) == ("vllm", "0.32.0", "image")
+    own = parse_source("vllm==0.32.0", image="registry.example.org/own:7")
+    assert (own.engine, own.version, own.image) == ("vllm", "0.32.0", "registry.example.org/own:7")
+    with pytest.raises(BadInput, match="no engine publishes"):
+        parse_source("example.org/else:1")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("packages = 3", "a table of texts"), ("[packages]\nmirror = 'x'", "unknown setting packages.mirror")],
+)
+def test_a_wrong_site_file_is_one_line(
+    index: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    text: str,
+    message: str,
+) -> None:
+    """The line names the file and the setting."""
+    site = tmp_path / "moebox.toml"
+    site.write_text(text)
+    monkeypatch.setenv("MOEBOX_SITE", str(site))
+    assert main(["engines", "install", "toy==1.0"]) == 2
+    assert message in capsys.readouterr().err
