@@ -67,6 +67,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "engines install": ("moebox.cli.engines:install", "Install a version beside those that are there."),
     "engines remove": ("moebox.cli.engines:remove", "Remove a version that moebox installed."),
     "climb": ("moebox.cli.climb:climb", "Try one setting at a time; keep what is verified and better."),
+    "upgrade": ("moebox.cli.upgrade:upgrade", "Judge another version or setting, switch to it, return, or bisect."),
     "compare": ("moebox.cli.compare:compare", "Compare two recipes or servers: correctness and speed."),
     "bench": ("moebox.cli.bench.command:bench", ""),
     "bench import": ("moebox.cli.bench.command:import_", "Read results of vLLM's, SGLang's and other benchmarks."),
@@ -92,7 +93,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Start here": ("run", "ui"),
     "Plan": ("plan", "forecast", "box", "models", "fetch", "twin", "rehearse", "calibrations"),
     "Serve": ("doctor", "up", "ps", "logs", "down", "engines", "render", "connect", "watch", "fleet"),
-    "Prove": ("verify", "quality", "climb", "compare", "bench", "task"),
+    "Prove": ("verify", "quality", "climb", "upgrade", "compare", "bench", "task"),
     "Show": ("runs", "report", "pack"),
 }
 MAX_WIDTH, NAME_WIDTH = 100, 16

@@ -8,6 +8,7 @@ other half after them.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from moebox.checkpoint import deploy
 from moebox.core.endpoint import Endpoint
@@ -60,6 +61,7 @@ class GainAtConcurrency:
     a_ttft_ms: float
     b_ttft_ms: float
     gain: Gain | None
+    what: Literal["decode", "prefill"] = "decode"
 
     @property
     def is_different(self) -> bool:
@@ -95,20 +97,54 @@ class CompareEffort:
     concurrency: tuple[int, ...] = (1, 4)
     questions: int = QUESTIONS
     rounds: int = ROUNDS
+    most_rounds: int = 0  # of two servers that are up together: measure on until the speed is decided
+    prompt_words: int = 0  # of prompts whose reading is measured too; 0: it is not
     seed: int = 0  # of the questions
 
 
 CompareTarget = Endpoint | Recipe
 
 
+class SideListener:
+    """Follows a comparison. What `on_ready` raises ends it."""
+
+    def on_start(self, name: str) -> None:
+        """Side `name` is about to be started or measured."""
+
+    def on_ready(self, name: str, endpoint: Endpoint, folder: Run) -> None:
+        """Side `name` answers for the first time."""
+
+
 def compare_targets(
-    a: CompareTarget, b: CompareTarget, run: Run, effort: CompareEffort
+    a: CompareTarget,
+    b: CompareTarget,
+    run: Run,
+    effort: CompareEffort,
+    *,
+    listener: SideListener | None = None,
+    together: bool = False,
 ) -> tuple[MeasuredSide, MeasuredSide]:
-    """Measure both sides in turn. Start and stop the engine of a side that is a recipe."""
-    if isinstance(a, Recipe) and isinstance(b, Recipe):
-        return _measure_one_by_one(a, b, run, effort)
-    with live_endpoint(a, "A", run) as left, live_endpoint(b, "B", run) as right:
-        return measure_both(left, right, effort)
+    """Measure both sides in turn. Start and stop the engine of a side that is a recipe.
+
+    Two recipes are started one after the other, unless the machine holds both `together`.
+    """
+    listener = listener or SideListener()
+    if isinstance(a, Recipe) and isinstance(b, Recipe) and not together:
+        return _measure_one_by_one(a, b, run, effort, listener)
+    listener.on_start("A")
+    with live_endpoint(a, "A", run) as left:
+        listener.on_ready("A", left, side_run(run, "A"))
+        listener.on_start("B")
+        with live_endpoint(b, "B", run) as right:
+            listener.on_ready("B", right, side_run(run, "B"))
+            return measure_both(left, right, effort)
+
+
+def side_run(run: Run, name: str) -> Run:
+    """The folder of one side's engine inside the run."""
+    folder = run.path / f"{run.id}-{name}"
+    folder.mkdir(parents=True, exist_ok=True)
+    return Run(folder)
 
 
 def target_names(*sides: CompareTarget) -> dict[str, str]:
@@ -123,9 +159,7 @@ def live_endpoint(target: CompareTarget, name: str, run: Run) -> Iterator[Endpoi
     if isinstance(target, Endpoint):
         yield target
         return
-    folder = run.path / f"{run.id}-{name}"
-    folder.mkdir(parents=True, exist_ok=True)
-    with ports.start_on_free_port(deploy(target), Run(folder), notify=lambda text: None) as engine:
+    with ports.start_on_free_port(deploy(target), side_run(run, name), notify=lambda text: None) as engine:
         yield engine.endpoint
 
 
@@ -134,9 +168,19 @@ def measure_both(a: Endpoint, b: Endpoint, effort: CompareEffort) -> tuple[Measu
     before = read_draft_counts(a), read_draft_counts(b)
     answers = collect_from_both(a, b, questions=effort.questions, seed=effort.seed)
     paces = []
-    for load in effort.concurrency:
-        with SpeedMeter(a, concurrency=load) as meter_a, SpeedMeter(b, concurrency=load) as meter_b:
-            paces.append(measure_in_turn(meter_a, meter_b, rounds=effort.rounds))
+    loads = _loads(effort)
+    looks = max(1, effort.most_rounds // effort.rounds)
+    for load, words in loads:
+        with (
+            SpeedMeter(a, concurrency=load, prompt_words=words) as meter_a,
+            SpeedMeter(b, concurrency=load, prompt_words=words) as meter_b,
+        ):
+            for _ in range(looks):
+                pair = measure_in_turn(meter_a, meter_b, rounds=effort.rounds)
+                gain = paired_gain(pair[0].tok_s, pair[1].tok_s, confidence=1 - (1 - CONFIDENCE) / len(loads) / looks)
+                if gain and (gain.high < -SMALL or gain.low > SMALL or (gain.low > -MARGIN and gain.high < MARGIN)):
+                    break
+            paces.append(pair)
     left, right = (
         MeasuredSide(
             name=name,
@@ -149,14 +193,26 @@ def measure_both(a: Endpoint, b: Endpoint, effort: CompareEffort) -> tuple[Measu
     return left, right
 
 
-def _measure_one_by_one(a: Recipe, b: Recipe, run: Run, effort: CompareEffort) -> tuple[MeasuredSide, MeasuredSide]:
+def _loads(effort: CompareEffort) -> list[tuple[int, int]]:
+    """Concurrency and words of the prompt of each measurement."""
+    return [*((load, 0) for load in effort.concurrency), *[(1, effort.prompt_words)] * bool(effort.prompt_words)]
+
+
+def _measure_one_by_one(
+    a: Recipe, b: Recipe, run: Run, effort: CompareEffort, listener: SideListener
+) -> tuple[MeasuredSide, MeasuredSide]:
     """Measure two engines of which only one fits: A, B, A."""
     early = replace(effort, rounds=(effort.rounds + 1) // 2)
     late = replace(effort, rounds=max(1, effort.rounds // 2), questions=0)
+    listener.on_start("A")
     with live_endpoint(a, "A", run) as endpoint:
+        listener.on_ready("A", endpoint, side_run(run, "A"))
         first = measure_side("A", endpoint, early)
+    listener.on_start("B")
     with live_endpoint(b, "B", run) as endpoint:
+        listener.on_ready("B", endpoint, side_run(run, "B"))
         second = measure_side("B", endpoint, replace(effort, rounds=early.rounds + late.rounds))
+    listener.on_start("A")
     with live_endpoint(a, "A2", run) as endpoint:
         third = measure_side("A", endpoint, late)
     paces = tuple(
@@ -171,7 +227,10 @@ def measure_side(name: str, endpoint: Endpoint, effort: CompareEffort) -> Measur
     with hold_endpoint(endpoint.base_url, "moebox compare"):
         before = read_draft_counts(endpoint)
         answers = collect_answers(endpoint, questions=effort.questions, seed=effort.seed) if effort.questions else []
-        paces = tuple(measure_speed(endpoint, concurrency=each, rounds=effort.rounds) for each in effort.concurrency)
+        paces = tuple(
+            measure_speed(endpoint, concurrency=load, rounds=effort.rounds, prompt_words=words)
+            for load, words in _loads(effort)
+        )
         acceptance = acceptance_rate(before, read_draft_counts(endpoint))
     return MeasuredSide(name=name, answers_given=tuple(answers), paces=paces, acceptance=acceptance)
 
@@ -188,6 +247,7 @@ def compare_sides(a: MeasuredSide, b: MeasuredSide) -> Comparison:
             a_ttft_ms=left.mean_ttft_ms,
             b_ttft_ms=right.mean_ttft_ms,
             gain=paired_gain(left.tok_s, right.tok_s, confidence=confidence),
+            what=left.what,
         )
         for left, right in zip(a.paces, b.paces, strict=True)
     )
@@ -224,6 +284,9 @@ def _verdict_text(answers: AnswerComparison, worse: str, gains: Sequence[GainAtC
         if low >= -MARGIN and high <= MARGIN:
             return f"no difference: {same}, and as fast within {interval}"
         return f"no difference shown: {same}; speed is known only within {interval}, too wide to call it the same"
-    speed = "; ".join(f"at {row.concurrency}: {row.gain or 'not measured'}" for row in gains)
+    speed = "; ".join(
+        f"{'prompts' if row.what == 'prefill' else f'at {row.concurrency}'}: {row.gain or 'not measured'}"
+        for row in gains
+    )
     slower = "B is slower: " if any(row.is_slower for row in gains) else ""
     return f"{slower}{same}; speed {speed}"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Literal, Self, TypeVar
 
 from moebox import http, stream
 from moebox.core.endpoint import Endpoint
@@ -35,6 +35,7 @@ class SpeedRounds:
     concurrency: int
     tok_s: tuple[float, ...]
     ttft_ms: tuple[float, ...]
+    what: Literal["decode", "prefill"] = "decode"  # of prefill, prompt tokens per second
 
     @property
     def output_tok_s(self) -> float:
@@ -50,8 +51,9 @@ class SpeedRounds:
 class SpeedMeter:
     """Measures one server a round at a time, so that two can be measured in turn."""
 
-    def __init__(self, endpoint: Endpoint, *, concurrency: int, tokens: int = TOKENS) -> None:
-        self.endpoint, self.concurrency, self.tokens = endpoint, concurrency, tokens
+    def __init__(self, endpoint: Endpoint, *, concurrency: int, tokens: int = TOKENS, prompt_words: int = 0) -> None:
+        self.endpoint, self.concurrency, self.prompt_words = endpoint, concurrency, prompt_words
+        self.tokens = 1 if prompt_words else tokens  # of a long prompt, only the reading is measured
         self.full_length = True  # the server accepts `ignore_eos`; the first round finds out
         self._rng = random.Random()
         self._pool = ThreadPoolExecutor(concurrency)
@@ -70,10 +72,14 @@ class SpeedMeter:
         """Measure one round. Raise ExternalError if the server does not answer."""
         bodies: list[dict[str, object]] = []
         for _ in range(self.concurrency):
-            task = FAMILIES["story"].draw(self._rng, thinking=False)  # a new prompt, so that no prefix is cached
+            if self.prompt_words:  # new prompts, so that no prefix is cached
+                words = " ".join(str(self._rng.randrange(100, 1000)) for _ in range(self.prompt_words))
+                messages: list[object] = [{"role": "user", "content": words}]
+            else:
+                messages = list(FAMILIES["story"].draw(self._rng, thinking=False).messages)
             body: dict[str, object] = {
                 "model": self.endpoint.model,
-                "messages": list(task.messages),
+                "messages": messages,
                 "temperature": 0,
                 "max_tokens": self.tokens,
                 "stream_options": {"include_usage": True},
@@ -93,7 +99,11 @@ class SpeedMeter:
                 problem = reply.error or reply.status
                 raise ExternalError(f"{self.endpoint.base_url} broke off while it was measured: {problem}")
         if keep:
-            self._tok_s.append(sum(reply.completion_tokens or len(reply.times_s) for reply in replies) / seconds)
+            if self.prompt_words:
+                counts = [reply.prompt_tokens or self.prompt_words for reply in replies]
+            else:
+                counts = [reply.completion_tokens or len(reply.times_s) for reply in replies]
+            self._tok_s.append(sum(counts) / seconds)
             self._ttft_ms.append(statistics.median(1e3 * (reply.ttft_s or 0.0) for reply in replies))
 
     def _send(self, bodies: list[dict[str, object]]) -> list[stream.StreamReply]:
@@ -111,14 +121,20 @@ class SpeedMeter:
 
     def speed_rounds(self) -> SpeedRounds:
         """All rounds that are kept."""
-        return SpeedRounds(concurrency=self.concurrency, tok_s=tuple(self._tok_s), ttft_ms=tuple(self._ttft_ms))
+        return SpeedRounds(
+            concurrency=self.concurrency,
+            tok_s=tuple(self._tok_s),
+            ttft_ms=tuple(self._ttft_ms),
+            what="prefill" if self.prompt_words else "decode",
+        )
 
 
 def measure_speed(
-    endpoint: Endpoint, *, concurrency: int = 1, rounds: int = ROUNDS, tokens: int = TOKENS
+    endpoint: Endpoint, *, concurrency: int = 1, rounds: int = ROUNDS, tokens: int = TOKENS, prompt_words: int = 0
 ) -> SpeedRounds:
     """Measure one server. Raise ExternalError if it does not answer."""
-    with SpeedMeter(endpoint, concurrency=concurrency, tokens=tokens) as meter, AwakeClock() as awake:
+    meter = SpeedMeter(endpoint, concurrency=concurrency, tokens=tokens, prompt_words=prompt_words)
+    with meter, AwakeClock() as awake:
         for _ in range(WARM):
             meter.run_round(keep=False)
         for _ in range(rounds):

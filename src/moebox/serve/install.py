@@ -96,6 +96,13 @@ def require_disk(source: EngineSource, notify: Notify) -> None:
         notify(f"needs about {format_gb(needed)} of disk, {format_gb(free)} are free")
 
 
+def pip_environment() -> tuple[list[str], dict[str, str]]:
+    """Options of pip and uv by the site's settings, and the user's own variables of both."""
+    settings = read_site().packages
+    options = [word for key, flag in PACKAGE_OPTIONS.items() if key in settings for word in (flag, settings[key])]
+    return options, {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "UV_"))}
+
+
 class Installer:
     """One installation under way in its part folder."""
 
@@ -112,10 +119,8 @@ class Installer:
             raise BadInput(
                 f"{source.engine} is not a Python package", hint=f"build it: {source.engine}@COMMIT --source DIR"
             )
-        settings = read_site().packages
-        words = [word for key, flag in PACKAGE_OPTIONS.items() if key in settings for word in (flag, settings[key])]
-        words.append(f"{package}=={source.version}")
-        env = {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "UV_"))}
+        options, env = pip_environment()
+        words = [*options, f"{package}=={source.version}"]
         uv = shutil.which("uv")
         if uv:
             env = {UV_NAMES[name]: value for name, value in env.items() if name in UV_NAMES} | env

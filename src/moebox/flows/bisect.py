@@ -1,0 +1,270 @@
+"""Find the first bad version between a good and a bad one.
+
+Every candidate is judged against the good version like an upgrade, with as many rounds as its speed needs. What cannot
+be installed or started is skipped. The two neighbours at the end are judged again, so that one unlucky measurement does
+not point at the wrong version. The journal is in the run folder; the same command goes on with it.
+"""
+
+import contextlib
+import dataclasses
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from moebox import codec, files
+from moebox.core import registry
+from moebox.core.box import Box
+from moebox.core.engine_source import EngineSource, parse_source
+from moebox.core.recipe import Recipe
+from moebox.engines.flags import version_key
+from moebox.environment import chosen_environment
+from moebox.errors import AnswerIsNo, BadInput, ExternalError, MoeboxError, refuse_if
+from moebox.flows.compare import CompareEffort
+from moebox.flows.switch import paused_endpoint
+from moebox.flows.upgrade import Judges, UpgradeEffort, UpgradeResult, try_upgrade, with_engine
+from moebox.serve import installs
+from moebox.serve.install import pip_environment
+from moebox.store import Run, runs_dir
+
+VersionMark = Literal["good", "bad", "skip"]
+JOURNAL = "bisect.json"
+CONFIRMED = 2  # equal judgements of the two neighbours at the end
+Trial = Callable[[Recipe, Recipe, tuple[str, str], Run], UpgradeResult]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bisection:
+    """What is known so far; written after every judgement."""
+
+    recipe: str
+    good: str
+    bad: str
+    judges: Judges
+    candidates: tuple[str, ...]  # from good to bad
+    marks: dict[str, tuple[VersionMark, ...]] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+    first_bad: str = ""
+    suspects: tuple[str, ...] = ()  # the first bad one, and those before it that were skipped
+    changes: tuple[str, ...] = ()
+    run: str = ""
+
+    def mark_of(self, version: str) -> VersionMark | None:
+        """The judgement of most trials, None if there is none or they are equal."""
+        marks = self.marks.get(version, ())
+        best = max(set(marks), key=marks.count, default=None)
+        return None if best is None or (len(set(marks)) > 1 and 2 * marks.count(best) == len(marks)) else best
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """Places of the last good and the first bad candidate that are known."""
+        places = {
+            mark: [i for i, each in enumerate(self.candidates) if self.mark_of(each) == mark]
+            for mark in ("good", "bad")
+        }
+        bad = min(places["bad"], default=len(self.candidates) - 1)
+        return max((place for place in places["good"] if place < bad), default=0), bad
+
+    @property
+    def next_version(self) -> str:
+        """The candidate to judge next: the ends, the middle, then the neighbours again; "" at the end."""
+        last = len(self.candidates) - 1
+        for end in (last, 0):
+            if self.mark_of(self.candidates[end]) is None:
+                return self.candidates[end]
+        low, high = self.ends
+        open_places = [place for place in range(low + 1, high) if self.mark_of(self.candidates[place]) is None]
+        if open_places:
+            return self.candidates[min(open_places, key=lambda place: abs(2 * place - low - high))]
+        for place in (high, low):
+            version = self.candidates[place]
+            if place and self.marks.get(version, ()).count(self.mark_of(version) or "skip") < CONFIRMED:
+                return version
+        return ""
+
+
+def bisect_versions(
+    named: str,
+    recipe: Recipe,
+    ends: tuple[str, str],
+    judges: Judges,
+    *,
+    between: Sequence[str] = (),
+    tree: str = "",
+    box: Box,
+    notify: Callable[[str], None],
+    trial: Trial | None = None,
+) -> Bisection:
+    """Find the first bad version. Raise AnswerIsNo if the good end is bad or the bad end is good."""
+    sources = [parse_source(end) for end in ends]
+    refuse_if(sources[0].engine != sources[1].engine, f"{ends[0]} and {ends[1]} are two engines")
+    candidates = tuple(list_candidates(sources[0], sources[1], between, tree))
+    state = Bisection(recipe=recipe.name, good=ends[0], bad=ends[1], judges=judges, candidates=candidates)
+    run, state = _open_journal(state)
+    notify(f"run: {run.path}; {len(candidates)} versions")
+    before = {each.name for each in installs.list_installs()}
+
+    def install(version: str) -> Recipe:
+        return with_engine(recipe, parse_source(version), tree=tree, box=box, notify=lambda text: None)[0]
+
+    def judge(old: Recipe, new: Recipe, names: tuple[str, str], folder: Run) -> UpgradeResult:
+        compare = CompareEffort(rounds=6, most_rounds=24, seed=random.randrange(10**6))
+        return try_upgrade(old, new, names, folder, judges=judges, effort=UpgradeEffort(compare=compare), box=box)
+
+    good = install(candidates[0])
+    with paused_endpoint(named, recipe, good, run):
+        while version := state.next_version:
+            number = sum(map(len, state.marks.values()))
+            mark, reason = _judge_version(
+                version, good, install, trial or judge, run, number, is_end=version == candidates[-1]
+            )
+            state = _add_mark(state, version, mark, reason, run)
+            notify(f"{version}: {mark}{f' ({reason})' if reason else ''}")
+            if version not in (candidates[0], candidates[-1]) and version not in before:
+                with contextlib.suppress(MoeboxError):
+                    installs.remove_install(version)
+            _require_ends(state)
+    low, high = state.ends
+    changes = list_changes(tree, candidates[low], candidates[high]) if sources[0].kind == "build" else ()
+    state = dataclasses.replace(
+        state,
+        first_bad=candidates[high],
+        suspects=candidates[low + 1 : high + 1],
+        changes=tuple(changes) or candidates[low + 1 : high + 1],
+    )
+    run.write_json(JOURNAL, state)
+    run.write_file("issue.md", issue_text(state))
+    return state
+
+
+def _judge_version(
+    version: str, good: Recipe, install: Callable[[str], Recipe], trial: Trial, run: Run, number: int, *, is_end: bool
+) -> tuple[VersionMark, str]:
+    """Judge one version. One that is not installed or does not start is skipped, unless it is the bad end."""
+    try:
+        recipe = install(version)
+    except ExternalError as problem:
+        if is_end:
+            raise
+        return "skip", problem.message
+    folder = run.path / f"{run.id}-{number:02d}"
+    folder.mkdir(exist_ok=True)
+    result = trial(good, recipe, ("good", version), Run(folder))
+    reason = result.reasons[0] if result.reasons else ""
+    if result.outcome in ("keep", "no difference"):
+        return "good", ""
+    if result.outcome == "roll back" and "B" not in result.sides and not is_end:
+        return "skip", reason
+    return ("bad", reason) if result.outcome == "roll back" else ("skip", reason)
+
+
+def _add_mark(state: Bisection, version: str, mark: VersionMark, reason: str, run: Run) -> Bisection:
+    marks = {**state.marks, version: (*state.marks.get(version, ()), mark)}
+    reasons = {**state.reasons, **({version: reason} if reason else {})}
+    state = dataclasses.replace(state, marks=marks, reasons=reasons)
+    run.write_json(JOURNAL, state)
+    return state
+
+
+def _require_ends(state: Bisection) -> None:
+    """Raise AnswerIsNo if an end is not what it was given as."""
+    first, last = state.candidates[0], state.candidates[-1]
+    if state.mark_of(last) in ("good", "skip"):
+        why = f": {state.reasons[last]}" if last in state.reasons else ""
+        raise AnswerIsNo(
+            f"{last} is as good as {first}, so there is nothing to find{why}", hint="name another bad version"
+        )
+    if state.mark_of(first) == "bad":
+        raise AnswerIsNo(
+            f"{first} is not good against itself: {state.reasons.get(first, '')}", hint="the machine is too noisy"
+        )
+
+
+def list_candidates(good: EngineSource, bad: EngineSource, between: Sequence[str], tree: str) -> list[str]:
+    """Versions from good to bad: a given list, commits of a source tree, or releases in the package index."""
+    if between:
+        return [str(good), *between, str(bad)]
+    if good.kind == "build":
+        refuse_if(not tree, "--bisect over builds needs their repository", hint="--source DIR")
+        words = _run_git(tree, "rev-list", "--reverse", "--first-parent", f"{good.version}..{bad.version}").split()
+        refuse_if(
+            not words, f"{tree}: no commit lies between {good.version} and {bad.version}", hint="good comes first"
+        )
+        return [str(good), *(f"{good.engine}@{commit}" for commit in words[:-1]), str(bad)]
+    refuse_if(good.kind == "image", "images cannot be listed", hint="name those in between with --to, oldest first")
+    versions = list_releases(registry.engine_traits(good.engine).package)
+    low, high = version_key(good.version), version_key(bad.version)
+    inner = [version for version in versions if low < version_key(version) < high]
+    return [str(good), *(f"{good.engine}=={version}" for version in sorted(inner, key=version_key)), str(bad)]
+
+
+def list_releases(package: str) -> list[str]:
+    """Releases of a package in the configured index, by pip's own list of what it could install."""
+    options, env = pip_environment()
+    with files.scratch_folder("releases") as folder:
+        argv = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--no-deps",
+            "--dest",
+            str(folder),
+            *options,
+            f"{package}==0+none",
+        ]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, env=chosen_environment(env))
+    match = re.search(r"\(from versions: ([^)]*)\)", done.stderr)
+    found = [word.strip() for word in match[1].split(",")] if match else []
+    if found in ([], ["none"]):
+        raise ExternalError(
+            f"the package index lists no release of {package}", hint="name versions with --to, oldest first"
+        )
+    return found
+
+
+def list_changes(tree: str, good: str, bad: str) -> list[str]:
+    """The commits between two builds, one line each."""
+    first, last = parse_source(good).version, parse_source(bad).version
+    return _run_git(tree, "log", "--oneline", "--no-decorate", f"{first}..{last}").splitlines()
+
+
+def _run_git(tree: str, *words: str) -> str:
+    refuse_if(not Path(tree).is_dir(), f"{tree}: not a source tree", hint="--source names a git repository")
+    argv = ["git", "-C", tree, *words]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, env=chosen_environment())
+    if done.returncode:
+        raise BadInput(f"{tree}: {done.stderr.strip().splitlines()[0][:200] if done.stderr.strip() else 'git failed'}")
+    return done.stdout
+
+
+def _open_journal(state: Bisection) -> tuple[Run, Bisection]:
+    """The unfinished bisection of the same versions, or a new one."""
+    for folder in sorted(runs_dir().glob(f"*-bisect-{state.recipe}-*"), reverse=True):
+        with contextlib.suppress(BadInput, OSError):
+            known = codec.decode(Bisection, codec.load_json(folder / JOURNAL), where=str(folder))
+            same = (known.candidates, known.judges) == (state.candidates, state.judges)
+            if same and not known.first_bad:
+                return Run.resume(str(folder)), known
+    run = Run.create(f"bisect-{state.recipe}")
+    state = dataclasses.replace(state, run=str(run.path))
+    run.write_json(JOURNAL, state)
+    return run, state
+
+
+def issue_text(found: Bisection) -> str:
+    """The result as text to paste into an issue."""
+    lines = [f"First bad version: {found.first_bad}", "", f"Good: {found.good}, bad: {found.bad}."]
+    if found.first_bad in found.reasons:
+        lines.append(f"What is wrong: {found.reasons[found.first_bad]}")
+    if len(found.suspects) > 1:
+        lines.append(f"These before it could not be tried: {', '.join(found.suspects[:-1])}")
+    lines += ["", "Tried:"]
+    for version in (version for version in found.candidates if version in found.marks):
+        reason = f" – {found.reasons[version]}" if version in found.reasons else ""
+        lines.append(f"- {version}: {', '.join(found.marks[version])}{reason}")
+    return "\n".join([*lines, "", "Changes:", *(f"- {change}" for change in found.changes), ""])

@@ -1,0 +1,239 @@
+"""Stop an endpoint for a trial and bring it back; switch it to another recipe and return. A journal survives kill -9.
+
+    STATE/upgrades/NAME.json    the recipes, the phase, and the endpoint that was live
+    STATE/upgrades/NAME.log     output of the keeper
+
+Phases: testing (the endpoint may be stopped), switching (file and engine are being exchanged), applied, ended. In the
+first two the old endpoint is owed: the keeper, a process that waits for moebox to end, starts it again, and so does the
+next moebox command if the keeper was killed too. The lease `upgrade-NAME` shows that a process is at work.
+"""
+
+import contextlib
+import dataclasses
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from moebox import codec, files
+from moebox.checkpoint import deploy
+from moebox.core.recipe import Recipe
+from moebox.errors import BadInput, ExternalError, MoeboxError
+from moebox.serve import preflight, state
+from moebox.serve.recipes import saved_recipes_dir
+from moebox.serve.session import PATIENCE_S, launch_engine, prepare_launch
+from moebox.serve.stop import stop_instance
+from moebox.store import Run
+from moebox.store.run import safe_name
+
+Phase = Literal["testing", "switching", "applied", "ended"]
+OWED: tuple[Phase, ...] = ("testing", "switching")
+RESTORE_TRIES = 3  # the guard of a killed engine may hold its port for some seconds
+RETRY_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwitchJournal:
+    """One upgrade of a named endpoint."""
+
+    name: str
+    phase: Phase
+    run: str  # folder of the trial
+    file: str  # the recipe's file
+    before: str | None  # its content; None if there was none
+    old: Recipe
+    new: Recipe
+    live: Recipe | None = None  # as it was served, with its port; None if it was not
+    when: float = 0.0
+
+    @property
+    def path(self) -> Path:
+        return journals_dir() / f"{safe_name(self.name)}.json"
+
+
+def journals_dir() -> Path:
+    return state.state_dir() / "upgrades"
+
+
+def save_journal(journal: SwitchJournal, **fields: object) -> SwitchJournal:
+    journal = dataclasses.replace(journal, when=time.time(), **fields)  # type: ignore[arg-type]
+    files.make_private_folder(journals_dir())
+    files.write_atomic(journal.path, codec.to_json(journal), mode=0o600, sync=True)
+    return journal
+
+
+def list_journals(*phases: Phase) -> list[SwitchJournal]:
+    """Journals in these phases, newest first."""
+    found = []
+    for path in journals_dir().glob("*.json") if journals_dir().is_dir() else ():
+        with contextlib.suppress(BadInput, FileNotFoundError):
+            journal = codec.decode(SwitchJournal, codec.load_json(path), where=str(path))
+            found += [journal] if journal.phase in phases else []
+    return sorted(found, key=lambda journal: -journal.when)
+
+
+def live_instances(name: str, *, within: str = "") -> list[state.Instance]:
+    """Live engines of a recipe, or those whose run lies in a folder."""
+    live = [instance for instance in state.list_instances() if instance.is_alive]
+    if within:
+        return [each for each in live if Path(each.run).resolve().is_relative_to(Path(within).resolve())]
+    return [each for each in live if each.recipe == name]
+
+
+@contextlib.contextmanager
+def paused_endpoint(named: str, old: Recipe, new: Recipe, run: Run) -> Iterator[SwitchJournal]:
+    """Stop the live endpoint of a recipe for the length of the block; afterwards it runs again, whatever happened.
+
+    Raise ExternalError if another upgrade of it is under way, or if a terminal or a service keeps the engine.
+    """
+    recover_upgrades()
+    file = Path(named) if named.endswith(".toml") else saved_recipes_dir() / f"{old.name}.toml"
+    lease = state.Lease(f"upgrade-{safe_name(old.name)}", f"moebox upgrade (process {os.getpid()})")
+    serving = live_instances(old.name)
+    keeper: subprocess.Popen[bytes] | None = None
+    try:
+        if attached := next((each for each in serving if not each.detached), None):
+            hint = f"end it there, and start it with `moebox up {old.name} --detach`"
+            raise ExternalError(f"{attached.id} is served by `moebox up` in another terminal", hint=hint)
+        live = codec.read_toml(Recipe, Path(serving[0].run) / "recipe.toml") if serving else None
+        journal = SwitchJournal(
+            name=old.name,
+            phase="testing",
+            run=str(run.path),
+            file=str(file.resolve()),
+            before=file.read_text(encoding="utf-8") if file.exists() else None,
+            old=old,
+            new=new,
+            live=live,
+        )
+        journal = save_journal(journal)
+        keeper = start_keeper(journal)
+        for instance in serving:
+            stop_instance(instance)
+        if live and preflight.accepts_connections(live.listen.host, live.listen.port):
+            save_journal(journal, phase="ended", live=None)
+            raise ExternalError(
+                f"port {live.listen.port} answers again although its engine was stopped: a service restarts it",
+                hint="stop the service for the upgrade, e.g. `systemctl --user stop NAME`",
+            )
+        yield journal
+    finally:
+        for pending in [each for each in list_journals(*OWED) if each.name == old.name]:
+            restore_endpoint(pending)
+        lease.close()
+        if keeper and keeper.stdin:
+            with contextlib.suppress(OSError):
+                keeper.stdin.write(b"done\n")
+                keeper.stdin.close()
+            keeper.wait()
+
+
+def start_keeper(journal: SwitchJournal) -> "subprocess.Popen[bytes]":
+    """Start the process that restores the endpoint if this one is killed. It gets this environment: keys are in it."""
+    with open(journal.path.with_suffix(".log"), "ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "moebox.flows.switch"],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+def recover_upgrades() -> list[str]:
+    """Restore the endpoints of upgrades whose process is gone. Return their names."""
+    recovered = []
+    for journal in list_journals(*OWED):
+        with contextlib.suppress(ExternalError):  # a process is at work on it
+            lease = state.Lease(f"upgrade-{safe_name(journal.name)}", f"recovery (process {os.getpid()})")
+            try:
+                if journal.name in [each.name for each in list_journals(*OWED)]:
+                    restore_endpoint(journal)
+                    recovered.append(journal.name)
+            finally:
+                lease.close()
+    return recovered
+
+
+def restore_endpoint(journal: SwitchJournal) -> None:
+    """Bring back the old recipe and, if it was live, its engine. Raise ExternalError if it does not start."""
+    for instance in live_instances("", within=journal.run):
+        stop_instance(instance)
+    if journal.phase in ("switching", "applied"):
+        for instance in live_instances(journal.name):
+            stop_instance(instance)
+        _write_recipe(journal, journal.before)
+    if journal.live and not live_instances(journal.name):
+        start_detached(journal.live)
+    save_journal(journal, phase="ended")
+
+
+def apply_switch(journal: SwitchJournal) -> SwitchJournal:
+    """Make the new recipe the named one and serve it if the old one was live; on failure the old one comes back."""
+    journal = save_journal(journal, phase="switching")
+    new = journal.new
+    try:
+        if journal.live:
+            for instance in live_instances(journal.name):
+                stop_instance(instance)
+            start_detached(dataclasses.replace(new, listen=journal.live.listen))
+        _write_recipe(journal, codec.to_toml(new))
+    except BaseException:
+        restore_endpoint(journal)
+        raise
+    return save_journal(journal, phase="applied")
+
+
+def roll_back(name: str = "") -> SwitchJournal:
+    """Return to the recipe before the last applied upgrade, of `name` if one is given."""
+    applied = [journal for journal in list_journals("applied") if name in ("", journal.name, journal.file)]
+    if not applied:
+        raise BadInput(f"no applied upgrade{f' of {name}' if name else ''} to return from")
+    if len(applied) > 1 and not name:
+        raise BadInput("several upgrades are applied: name one", hint=", ".join(each.name for each in applied))
+    with contextlib.closing(state.Lease(f"upgrade-{safe_name(applied[0].name)}", f"rollback (process {os.getpid()})")):
+        serving = live_instances(applied[0].name)
+        live = None
+        if serving:
+            listen = codec.read_toml(Recipe, Path(serving[0].run) / "recipe.toml").listen
+            live = dataclasses.replace(applied[0].live or applied[0].old, listen=listen)
+        restore_endpoint(save_journal(applied[0], phase="switching", live=live))
+    return applied[0]
+
+
+def start_detached(recipe: Recipe) -> state.Instance:
+    """Start an engine that stays. Try again if its port is still held by the engine that it follows."""
+    for left in reversed(range(RESTORE_TRIES)):
+        try:
+            run = Run.create(recipe.name)
+            session = launch_engine(prepare_launch(deploy(recipe), name=run.id), run)
+            try:
+                session.wait_ready(patience_s=PATIENCE_S)
+                session.detach()
+            finally:
+                session.stop()
+            return session.instance
+        except MoeboxError:
+            if not left:
+                raise
+            time.sleep(RETRY_S)
+    raise AssertionError("the last try raises")
+
+
+def _write_recipe(journal: SwitchJournal, text: str | None) -> None:
+    """Write the recipe's file, or remove it if there was none."""
+    path = Path(journal.file)
+    if text is None:
+        path.unlink(missing_ok=True)
+    else:
+        files.make_private_folder(path.parent) if path.parent == saved_recipes_dir() else None
+        files.write_atomic(path, text, sync=True)
+
+
+if __name__ == "__main__":  # the keeper: moebox ended without "done" if it was killed
+    if b"done" not in sys.stdin.buffer.read():
+        print("restored:", *recover_upgrades(), flush=True)

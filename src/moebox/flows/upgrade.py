@@ -1,0 +1,364 @@
+"""Try another version, image or setting beside the one in use: is it right, does it bear load, is it as fast?
+
+Known problems first, then a rehearsal with few layers if the weights are large, then both on the real recipe: checks,
+a soak, answers to the same questions, and speed in turn.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import psutil
+
+from moebox import engines
+from moebox.checkpoint import deploy
+from moebox.core.box import Box
+from moebox.core.change import get_setting
+from moebox.core.endpoint import Endpoint
+from moebox.core.engine_source import EngineSource, parse_source
+from moebox.core.recipe import Recipe
+from moebox.core.setting import apply_settings
+from moebox.core.verdict import CheckResults, Mark
+from moebox.errors import AnswerIsNo, MoeboxError, Unsupported, refuse_if
+from moebox.flows.compare import (
+    CompareEffort,
+    Comparison,
+    GainAtConcurrency,
+    SideListener,
+    compare_sides,
+    compare_targets,
+)
+from moebox.flows.rehearse import rehearse
+from moebox.flows.soak import SoakResult, soak_endpoint
+from moebox.flows.walk import memory_problem, startup_problem
+from moebox.serve.install import install_engine
+from moebox.store import Run
+from moebox.units import plural
+from moebox.verify.options import CHECK_NAMES, VerifyOptions
+from moebox.verify.runner import run_checks
+
+Outcome = Literal["keep", "no difference", "undecided", "roll back"]
+UPGRADE_FILE, PAGE_FILE = "upgrade.json", "upgrade.md"
+REHEARSED_BYTES = 20 * 2**30  # smaller weights load as fast as a rehearsal boots
+WORDS_SHARE = 8  # a prompt of context/8 words: three digits take at most four tokens in every known vocabulary
+MOST_WORDS = 2048
+QualityJudge = Callable[[Endpoint, Run], str]  # what is worse than the stored reference, or ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judges:
+    """What an upgrade or bisection is judged by."""
+
+    checks: tuple[str, ...] = CHECK_NAMES
+    soak: bool = True
+    answers: bool = True
+    speed: float | None = 0.02  # largest loss of speed
+    quality: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpgradeEffort:
+    """How much is asked and measured."""
+
+    trials: int = 8
+    soak_requests: int = 48
+    soak_concurrency: int = 8
+    soak_silence_s: float = 60.0
+    compare: CompareEffort = CompareEffort(rounds=6, most_rounds=24)
+    judge_quality: QualityJudge | None = None  # set by the caller if a reference is stored
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProvenSide:
+    """How one side did before its speed was measured."""
+
+    marks: dict[str, Mark] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)  # of checks that did not pass
+    quirks: tuple[str, ...] = ()
+    soak: SoakResult | None = None
+    quality: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpgradeResult:
+    """The answer, with its reasons."""
+
+    name: str
+    old: str
+    new: str
+    outcome: Outcome
+    reasons: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    gains: tuple[GainAtConcurrency, ...] = ()
+    sides: dict[str, ProvenSide] = field(default_factory=dict)
+    drift: float | None = None  # of the old version between its two measurements
+    seconds: float = 0.0
+
+    @property
+    def headline(self) -> str:
+        """ "0.30 → 0.32: right; -7.0% decode at 4 (-9.0% to -5.0%)"."""
+        what = {"keep": "right", "no difference": "right", "undecided": "right"}.get(self.outcome, "not taken")
+        parts = [what, *(speed_text(row) for row in self.gains)] if self.gains else [what, *self.reasons[:1]]
+        return f"{self.old} → {self.new}: {'; '.join(parts)}"
+
+    @property
+    def page(self) -> str:
+        """One page for a reader who was not there."""
+        lines = [f"# {self.headline}", "", f"**{self.outcome}**", "", *(f"- {reason}" for reason in self.reasons), ""]
+        lines += [f"- {note}" for note in self.notes]
+        for row in self.gains:
+            lines.append(f"- {row.what} at {row.concurrency}: {row.a_tok_s:.1f} → {row.b_tok_s:.1f} tok/s, {row.gain}")
+        if self.drift is not None:
+            lines.append(f"- the old version changed by {self.drift:+.1%} between its two measurements")
+        for side, proven in self.sides.items():
+            marks = ", ".join(f"{name} {mark}" for name, mark in proven.marks.items() if mark != "pass")
+            soak = f"; {proven.soak.text}" if proven.soak else ""
+            lines.append(f"- {'old' if side == 'A' else 'new'}: {marks or 'all checks passed'}{soak}")
+        return "\n".join([*lines, ""])
+
+
+def speed_text(row: GainAtConcurrency) -> str:
+    """One gain in words."""
+    where = "prefill" if row.what == "prefill" else f"decode at {row.concurrency}"
+    return f"{where} {row.gain or 'not measured'}"
+
+
+def parse_judges(text: str) -> Judges:
+    """Parse `--by`: checks, names of checks, soak, answers, quality, speed or speed=5%."""
+    if not text:
+        return Judges()
+    names, limit, known = [], None, ("checks", "soak", "answers", "quality", "speed", *CHECK_NAMES)
+    for word in filter(None, map(str.strip, text.split(","))):
+        name, _, value = word.partition("=")
+        refuse_if(name not in known, f"--by {word}: not known", hint=f"one or several of {', '.join(known)}")
+        if name == "speed":
+            share = value.removesuffix("%") or "2"
+            good = share.replace(".", "", 1).isdigit() and 0 < float(share) < 100
+            refuse_if(not good, f"--by {word}: not a share", hint="write it like speed=5%")
+            limit = float(share) / 100
+        else:
+            refuse_if(value, f"--by {word}: only speed has a limit", hint="write it like speed=5%")
+        names.append(name)
+    checks = CHECK_NAMES if "checks" in names else tuple(name for name in CHECK_NAMES if name in names)
+    return Judges(
+        checks=checks, soak="soak" in names, answers="answers" in names, speed=limit, quality="quality" in names
+    )
+
+
+def upgrade_recipe(
+    recipe: Recipe, targets: Sequence[str], *, tree: str = "", box: Box, notify: Callable[[str], None]
+) -> tuple[Recipe, tuple[str, str]]:
+    """The recipe with what `--to` names, installed if it is a version, and what the change is called: old and new.
+
+    A target is ENGINE==VERSION, ENGINE@BUILD, an image, or SETTING=VALUE.
+    """
+    new, names = recipe, []
+    for target in targets:
+        path, equals, text = target.partition("=")
+        if equals and not text.startswith("="):
+            new = apply_settings(new, [target])
+            names.append((f"{path} {get_setting(recipe, path) or 'unset'}", text))
+            continue
+        new, version = with_engine(new, parse_source(target), tree=tree, box=box, notify=notify)
+        names.append((f"{recipe.engine} {recipe.engine_version or recipe.runtime.kind}", version))
+    refuse_if(new == recipe, f"{', '.join(targets)}: the recipe has it already", hint="name another version or value")
+    return new, (", ".join(old for old, _ in names), ", ".join(after for _, after in names))
+
+
+def with_engine(
+    recipe: Recipe, source: EngineSource, *, tree: str, box: Box, notify: Callable[[str], None]
+) -> tuple[Recipe, str]:
+    """The recipe on another version of its engine, which is installed if it is not there; and that version."""
+    same = source.engine == recipe.engine
+    refuse_if(
+        not same, f"{source}: the recipe runs {recipe.engine}", hint="an upgrade keeps the engine; plan for another"
+    )
+    done = install_engine(source, tree=tree, gpus=box.gpus, notify=notify)
+    runtime = dataclasses.replace(recipe.runtime, python="", entry="", image="", preset="")
+    if done.kind == "image":
+        runtime = dataclasses.replace(runtime, kind="podman" if done.tool == "podman" else "docker", image=done.image)
+    else:
+        runtime = dataclasses.replace(runtime, kind="native")
+    return dataclasses.replace(recipe, engine_version=done.version, runtime=runtime), done.version
+
+
+def fits_together(old: Recipe, new: Recipe) -> bool:
+    """Whether both engines can be up at the same time: both on the CPU, and half of the free RAM holds either."""
+    for recipe in (old, new):
+        deployment = deploy(recipe)
+        uses_gpu = recipe.runtime.kind != "embedded" and not (
+            deployment.engine.runs_without_gpu and not (recipe.hybrid and recipe.hybrid.experts)
+        )
+        size = deployment.known_checkpoint.total_bytes if deployment.known_checkpoint else None
+        if uses_gpu or size is None or 2 * size > psutil.virtual_memory().available / 2:
+            return False
+    return True
+
+
+class _Trial(SideListener):
+    """Proves each side as soon as it answers; a new side that is worse ends the comparison."""
+
+    def __init__(self, recipe: Recipe, judges: Judges, effort: UpgradeEffort, notify: Callable[[str], None]) -> None:
+        self.recipe, self.judges, self.effort, self.notify = recipe, judges, effort, notify
+        self.sides: dict[str, ProvenSide] = {}
+        self.urls: dict[str, str] = {}
+        self.current = ""
+
+    def on_start(self, name: str) -> None:
+        self.current = name
+        self.notify(f"starting the {'old' if name == 'A' else 'new'} version")
+
+    def on_ready(self, name: str, endpoint: Endpoint, folder: Run) -> None:
+        judges, effort = self.judges, self.effort
+        self.urls[name] = endpoint.base_url
+        found = self.check(endpoint, judges.checks, folder) if judges.checks else None
+        marks = {check.name: check.verdict for check in found.rungs} if found else {}
+        if name == "B" and (worse := _new_failures(self.sides["A"].marks, marks)):
+            again = self.check(endpoint, worse, folder)  # a failure counts if it is seen twice
+            marks |= {check.name: check.verdict for check in again.rungs if check.verdict != "fail"}
+        rungs = found.rungs if found else ()
+        side = ProvenSide(
+            marks=marks,
+            reasons={check.name: check.reason for check in rungs if marks[check.name] != "pass"},
+            quirks=tuple(sorted({quirk for check in rungs for quirk in check.habits})),
+        )
+        if judges.soak and "fail" not in (marks.get("alive"), marks.get("plain")):
+            self.notify(f"{plural(effort.soak_requests, 'request')}, {effort.soak_concurrency} at once")
+            soak = soak_endpoint(
+                endpoint,
+                requests=effort.soak_requests,
+                concurrency=effort.soak_concurrency,
+                most_words=prompt_words(self.recipe),
+                silence_s=effort.soak_silence_s,
+                seed=effort.compare.seed,
+            )
+            side = dataclasses.replace(side, soak=soak)
+        if judges.quality and effort.judge_quality:
+            side = dataclasses.replace(side, quality=effort.judge_quality(endpoint, folder))
+        self.sides[name] = side
+        if name == "B" and (worse_than := regressions(self.sides["A"], side)):
+            raise AnswerIsNo(worse_than[0])
+
+    def check(self, endpoint: Endpoint, names: Sequence[str], folder: Run) -> CheckResults:
+        """Run checks with the same questions for both sides."""
+        seed = self.effort.compare.seed
+        options = VerifyOptions(context=self.recipe.context or None, trials=self.effort.trials, seed=seed)
+        return run_checks(endpoint, options, only=names, run=folder)
+
+    def failed_side(self, message: str) -> str:
+        """The side that an error is about."""
+        return next((name for name, url in self.urls.items() if url in message), self.current)
+
+
+def _new_failures(old: dict[str, Mark], new: dict[str, Mark]) -> list[str]:
+    return [name for name, mark in new.items() if mark == "fail" and old.get(name) not in ("fail", None)]
+
+
+def regressions(old: ProvenSide, new: ProvenSide) -> list[str]:
+    """What the new side does worse than the old one."""
+    found = [f"check {name} fails: {new.reasons.get(name, '')}" for name in _new_failures(old.marks, new.marks)]
+    if new.soak and new.soak.failures and not (old.soak and old.soak.failures):
+        found.append(f"under load, {new.soak.text}")
+    return [*found, *[f"quality: {new.quality}"] * bool(new.quality and not old.quality)]
+
+
+def prompt_words(recipe: Recipe) -> int:
+    """Words of the longest prompts of a soak, and of those whose reading is timed."""
+    return max(8, min((recipe.context or 8192) // WORDS_SHARE, MOST_WORDS))
+
+
+def try_upgrade(
+    old: Recipe,
+    new: Recipe,
+    names: tuple[str, str],
+    run: Run,
+    *,
+    judges: Judges = Judges(),  # noqa: B008  (frozen)
+    effort: UpgradeEffort = UpgradeEffort(),  # noqa: B008
+    box: Box | None = None,
+    notify: Callable[[str], None] = lambda text: None,
+) -> UpgradeResult:
+    """Judge `new` against `old`. A version that does not start, dies or answers wrongly is a result, not an error."""
+    began = time.monotonic()
+    result = UpgradeResult(name=old.name, old=names[0], new=names[1], outcome="roll back", reasons=())
+    deployment = deploy(new).on_box(box)
+    notes = [f"known: {warning.text}" for warning in engines.find_refusals(deployment) if warning.severity == "warning"]
+    reason = startup_problem(deployment) or memory_problem(deployment)
+    checkpoint = deployment.known_checkpoint
+    if not reason and checkpoint and checkpoint.total_bytes > REHEARSED_BYTES:
+        notify("rehearsing the new version with few layers")
+        folder = run.path / f"{run.id}-rehearsal"
+        folder.mkdir(exist_ok=True)
+        try:
+            rehearse(deployment, Run(folder))
+        except Unsupported as problem:
+            notes.append(f"not rehearsed: {problem.message}")
+        except MoeboxError as problem:
+            reason = f"the rehearsal failed: {problem.message}"
+    if reason:
+        result = dataclasses.replace(result, reasons=(reason,))
+    else:
+        result = _compare_sides(old, new, result, run, judges, effort, notify)
+    result = dataclasses.replace(result, notes=(*notes, *result.notes), seconds=time.monotonic() - began)
+    run.write_json(UPGRADE_FILE, result)
+    run.write_file(PAGE_FILE, result.page)
+    return result
+
+
+def _compare_sides(
+    old: Recipe,
+    new: Recipe,
+    result: UpgradeResult,
+    run: Run,
+    judges: Judges,
+    effort: UpgradeEffort,
+    notify: Callable[[str], None],
+) -> UpgradeResult:
+    trial = _Trial(old, judges, effort, notify)
+    compare = dataclasses.replace(effort.compare, prompt_words=effort.compare.prompt_words or prompt_words(old))
+    if judges.speed is None:
+        compare = dataclasses.replace(compare, concurrency=(), prompt_words=0)
+    if not judges.answers:
+        compare = dataclasses.replace(compare, questions=0)
+    together = fits_together(old, new)
+    try:
+        a, b = compare_targets(old, new, run, compare, listener=trial, together=together)
+    except AnswerIsNo as problem:
+        return dataclasses.replace(result, reasons=(problem.message,), sides=trial.sides)
+    except MoeboxError as problem:
+        if trial.failed_side(problem.message) == "A":
+            reason = f"the old version failed, so nothing is known of the new one: {problem.message}"
+            return dataclasses.replace(result, outcome="undecided", reasons=(reason,), sides=trial.sides)
+        return dataclasses.replace(result, reasons=(problem.message,), sides=trial.sides)
+    found = compare_sides(a, b)
+    run.write_json("compare.json", {"comparison": found, "sides": (a, b), "seed": compare.seed})
+    drift = None
+    if not together and a.paces:
+        rounds = a.paces[0].tok_s
+        half = (len(rounds) + 1) // 2
+        drift = (sum(rounds[half:]) / max(1, len(rounds) - half)) / (sum(rounds[:half]) / half) - 1
+    outcome, reasons = decide_upgrade(found, trial.sides, judges)
+    return dataclasses.replace(
+        result, outcome=outcome, reasons=reasons, gains=found.gains, sides=trial.sides, drift=drift
+    )
+
+
+def decide_upgrade(found: Comparison, sides: dict[str, ProvenSide], judges: Judges) -> tuple[Outcome, tuple[str, ...]]:
+    """The outcome of a new side that starts, answers and bears the load, and the reasons."""
+    limit = judges.speed or 0.0
+    slower = [row for row in found.gains if row.gain and row.gain.high < -limit]
+    if not found.as_good or slower:
+        return "roll back", (*[found.verdict] * (not found.as_good), *map(speed_text, slower))
+    old, new = sides["A"], sides["B"]
+    gone = [f"check {name} no longer fails" for name in _new_failures(new.marks, old.marks)]
+    gone += [f"quirk gone: {quirk}" for quirk in old.quirks if quirk not in new.quirks]
+    added = tuple(f"new quirk: {quirk}" for quirk in new.quirks if quirk not in old.quirks)
+    faster = [speed_text(row) for row in found.gains if row.gain and row.is_different and row.gain.low > 0]
+    unsure = [row for row in found.gains if row.gain and row.gain.low < -0.10 and not row.gain.low > 0]
+    if unsure:
+        return "undecided", (f"the speed is not known well enough: {speed_text(unsure[0])}", *gone, *added)
+    if faster or gone:
+        return "keep", (*faster, *gone, *added)
+    return "no difference", (found.verdict, *added)
