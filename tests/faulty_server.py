@@ -4,7 +4,9 @@
 
 Faults, joined by "+": "slow:0.85" stretches streams to that share of the speed, "noise:0.05" adds a random stretch for
 each stream, "parser" turns tool calls into text, "garbage" replaces answers, "hang" stops answering from the second
-concurrent request on, "no-start" exits. Without a fault streams still pass through, so versions differ in it alone.
+concurrent request on, "drop" breaks such requests off, "no-start" exits. Without a fault streams still pass through, so
+versions differ in it alone. "canned" has no engine behind it: it streams words on a fixed schedule, and calls tools
+with arguments that fit their schema.
 """
 
 import http.client
@@ -26,6 +28,7 @@ INNER = socket.socket()
 INNER.bind(("127.0.0.1", 0))
 PORT = INNER.getsockname()[1]
 INNER.close()
+PACE_S = 0.0015  # a token of a canned stream
 running = 0
 lock = threading.Lock()
 
@@ -43,13 +46,24 @@ def change(data: dict) -> dict:
     return data
 
 
+def fill(schema: dict) -> object:
+    """A value that fits a schema."""
+    if schema.get("enum"):
+        return schema["enum"][0]
+    kinds = {"integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}}
+    return kinds.get(schema.get("type", "string"), "text")
+
+
 class Proxy(BaseHTTPRequestHandler):
     """Passes on every request."""
 
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        self.pass_on(None)
+        if "canned" in FAULTS:
+            self.send_document({"data": [{"id": "phantom", "owned_by": "llamacpp"}]})
+        else:
+            self.pass_on(None)
 
     def do_POST(self) -> None:
         global running
@@ -59,10 +73,59 @@ class Proxy(BaseHTTPRequestHandler):
         try:
             if "hang" in FAULTS and running > 1:
                 time.sleep(3600)
-            self.pass_on(body)
+            if "drop" in FAULTS and running > 1:
+                self.close_connection = True
+            elif "canned" in FAULTS:
+                self.reply(json.loads(body))
+            else:
+                self.pass_on(body)
         finally:
             with lock:
                 running -= 1
+
+    def send_document(self, document: dict) -> None:
+        text = json.dumps(document).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def reply(self, body: dict) -> None:
+        """The canned reply to a chat."""
+        count = min(body.get("max_tokens") or 16, 256)
+        words = ["garbage " if "garbage" in FAULTS else "hello "] * count
+        message: dict = {"role": "assistant", "content": "".join(words)}
+        if body.get("tools"):
+            tool = body["tools"][0]["function"]
+            arguments = {name: fill(each) for name, each in tool["parameters"].get("properties", {}).items()}
+            call = {"name": tool["name"], "arguments": json.dumps(arguments)}
+            message = {"role": "assistant", "content": None}
+            message["tool_calls"] = [{"index": 0, "id": "call-1", "type": "function", "function": call}]
+        finish = "tool_calls" if body.get("tools") else "stop"
+        usage = {"prompt_tokens": len(str(body["messages"]).split()), "completion_tokens": count}
+        if not body.get("stream"):
+            self.send_document(
+                change({"choices": [{"index": 0, "message": message, "finish_reason": finish}], "usage": usage})
+            )
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        pace = PACE_S / float(FAULTS.get("slow") or 1)
+        began = time.monotonic()
+        deltas = [message] if body.get("tools") else [{"content": word} for word in words]
+        events = [change({"choices": [{"index": 0, "delta": delta}]}) for delta in deltas]
+        events.append(change({"choices": [{"index": 0, "delta": {}, "finish_reason": finish}], "usage": usage}))
+        try:
+            for number, event in enumerate(events, 1):
+                time.sleep(max(0.0, began + pace * number - time.monotonic()))
+                line = b"data: " + json.dumps(event).encode() + b"\n\n"
+                self.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))
+            self.wfile.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
+        except OSError:
+            self.close_connection = True
 
     def pass_on(self, body: bytes | None) -> None:
         inner = http.client.HTTPConnection("127.0.0.1", PORT)
@@ -128,13 +191,17 @@ def main() -> int:
         print("error: invalid argument: --this-build-does-not-start")
         return 1
     given = {flag: ARGV[ARGV.index(flag) + 1] for flag in ("--port", "--host") if flag in ARGV}
+    server = ThreadingHTTPServer(("127.0.0.1", int(given["--port"])), Proxy)
+    server.daemon_threads = True
+    if "canned" in FAULTS:
+        print("listening on http://127.0.0.1", flush=True)
+        signal.signal(signal.SIGINT, lambda *_: os._exit(0))
+        server.serve_forever()
     argv = [str(PORT) if word == given["--port"] else word for word in ARGV]
     inner = subprocess.Popen([sys.executable, "-m", "moebox.serve.embedded", *argv])
     for sign in (signal.SIGINT, signal.SIGTERM):
         signal.signal(sign, lambda *_: os._exit(inner.terminate() or 0))
     threading.Thread(target=lambda: os._exit(inner.wait() and 1), daemon=True).start()
-    server = ThreadingHTTPServer(("127.0.0.1", int(given["--port"])), Proxy)
-    server.daemon_threads = True
     server.serve_forever()
     return 0
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from moebox import files
 from moebox.cli.flags import AsJson
 from moebox.cli.output import print_lines, print_result, stdout_console
 from moebox.errors import refuse_if
@@ -24,6 +25,7 @@ def ps(*, json: AsJson = False) -> int:
     """
     from moebox.detect import nvml
 
+    restore_interrupted()
     rows, driver = list_engines(), nvml.load_nvml()
     holders = nvml.list_holders(driver) if driver else {}
 
@@ -33,6 +35,15 @@ def ps(*, json: AsJson = False) -> int:
 
     print_result(json, {"engines": rows, "gpus": {str(index): held for index, held in holders.items()}}, show)
     return 0
+
+
+def restore_interrupted() -> None:
+    """Start endpoints again whose upgrade was killed, and report them."""
+    if (files.moebox_state() / "upgrades").is_dir():
+        from moebox.flows.switch import recover_upgrades
+
+        names = recover_upgrades()
+        print_lines([f"an upgrade of {name} was interrupted; its endpoint was restored" for name in names], stderr=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

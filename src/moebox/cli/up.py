@@ -8,6 +8,7 @@ from moebox.cli import flags
 from moebox.cli.display import TimeEstimate
 from moebox.cli.flags import AsJson, Settings, Switch
 from moebox.cli.output import print_lines, print_result, stderr_console, stdout_console
+from moebox.cli.ps import restore_interrupted
 from moebox.core.change import with_settings
 from moebox.core.setting import split_settings
 from moebox.core.symptom import Finding, changes_text
@@ -83,6 +84,7 @@ def up(
             fit.refuse_misfit(deployment)
         return print_command(deployment, where, json=json)
     flags.refuse_without("--dry-run", force=force)
+    restore_interrupted()
     if not where.is_given:
         require_engine(deployment)
     print_warnings(deployment)

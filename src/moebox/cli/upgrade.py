@@ -7,6 +7,7 @@ from moebox import codec
 from moebox.cli import flags
 from moebox.cli.flags import Names, Switch
 from moebox.cli.output import exit_code, print_lines, print_result
+from moebox.cli.ps import restore_interrupted
 from moebox.cli.signals import interrupt_message
 from moebox.errors import refuse_if
 
@@ -48,11 +49,7 @@ def upgrade(
     from moebox.flows import recipes, switch
     from moebox.flows.upgrade import parse_judges
 
-    def notify(text: str) -> None:
-        print_lines([text], stderr=True)
-
-    for name in switch.recover_upgrades():
-        notify(f"an upgrade of {name} was interrupted; its endpoint was restored")
+    restore_interrupted()
     if rollback:
         flags.refuse_unused("--rollback returns", to=to, apply=apply, bisect=bisect, by=by, source=source)
         gone = switch.roll_back(recipe)

@@ -1,0 +1,123 @@
+"""Bisection: the first bad version is found with noise and with versions that do not build; it resumes and ends."""
+
+import dataclasses
+import random
+from pathlib import Path
+
+import pytest
+
+from moebox import codec
+from moebox.cli import main
+from moebox.core.engine_source import parse_source
+from moebox.core.recipe import Listen, Runtime
+from moebox.flows.bisect import Bisection, issue_text, list_candidates
+from moebox.flows.upgrade import Judges
+from moebox.serve import installs
+from tests.embedded import phantom_recipe
+from tests.engines.test_toy import Install, installed  # noqa: F401  (a fixture)
+from tests.versions import write_tree, write_wheel
+
+
+def simulate(first_bad: int, *, count: int, wrong: float, skipped: set[int], seed: int) -> tuple[str, int]:
+    """Bisect versions whose judgement is wrong with this probability; the ends are judged rightly."""
+    rng = random.Random(seed)
+    names = tuple(f"v{number}" for number in range(count))
+    found = Bisection(recipe="r", good=names[0], bad=names[-1], judges=Judges(), candidates=names)
+    trials = 0
+    while version := found.next_version:
+        trials += 1
+        number = names.index(version)
+        is_bad = number >= first_bad
+        if 0 < number < count - 1 and rng.random() < wrong:
+            is_bad = not is_bad
+        mark = "skip" if number in skipped else "bad" if is_bad else "good"
+        found = dataclasses.replace(found, marks={**found.marks, version: (*found.marks.get(version, ()), mark)})  # type: ignore[arg-type]
+        assert trials < 200
+    low, high = found.ends
+    assert low < high
+    return names[high], trials
+
+
+def test_every_first_bad_version_is_found() -> None:
+    """Without noise, at each of 16 places, in at most nine judgements."""
+    for first in range(1, 16):
+        found, trials = simulate(first, count=16, wrong=0.0, skipped=set(), seed=0)
+        assert found == f"v{first}"
+        assert trials <= 9
+
+
+def test_wrong_judgements_rarely_mislead() -> None:
+    """At 5 % wrong judgements, as of a 95 % interval, at least 9 of 10 bisections end at the right version."""
+    right = sum(
+        simulate(1 + seed % 15, count=16, wrong=0.05, skipped=set(), seed=seed)[0] == f"v{1 + seed % 15}"
+        for seed in range(300)
+    )
+    assert right >= 270
+
+
+def test_versions_that_cannot_be_tried_are_passed_over() -> None:
+    """The first bad one that can be judged is the answer; those before it are suspects."""
+    assert simulate(7, count=16, wrong=0.0, skipped={8, 9}, seed=0)[0] == "v7"
+    assert simulate(8, count=16, wrong=0.0, skipped={8, 9}, seed=0)[0] == "v10"
+
+
+def test_commits_are_bisected_and_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Builds of a repository: one does not build, from b4 on concurrent requests break off."""
+    faults = ["canned", "canned", "no-build", "canned+drop", "canned+drop"]
+    tree = tmp_path / "tree"
+    write_tree(tree, faults)
+    recipe = dataclasses.replace(phantom_recipe(name="ph", max_seqs=4), runtime=Runtime(), listen=Listen(port=0))
+    path = tmp_path / "ph.toml"
+    path.write_text(codec.to_toml(recipe))
+    words = ["upgrade", str(path), "--bisect", "llama.cpp@b1", "llama.cpp@b5", "--source", str(tree), "--by", "soak"]
+    assert main(words) == 0
+    text = capsys.readouterr().out
+    assert "server: change 4" in text
+    assert "under load" in text
+    assert "CMake Error" in text
+    assert {each.name for each in installs.list_installs()} == {"llama.cpp@b1", "llama.cpp@b5"}
+
+
+def test_a_bad_end_that_is_good_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 1: nothing lies between two good versions."""
+    write_tree(tmp_path / "tree", ["canned", "canned"])
+    path = tmp_path / "ph.toml"
+    path.write_text(codec.to_toml(dataclasses.replace(phantom_recipe(name="ph", max_seqs=4), runtime=Runtime())))
+    words = ["--bisect", "llama.cpp@b1", "llama.cpp@b2", "--source", str(tmp_path / "tree"), "--by", "alive"]
+    assert main(["upgrade", str(path), *words]) == 1
+    assert "llama.cpp@b2 is as good as llama.cpp@b1" in capsys.readouterr().err
+
+
+def test_releases_come_from_the_package_index(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    installed: Install,  # noqa: F811
+) -> None:
+    """Between two versions, in the order of their numbers."""
+    installed(toy="toy_engine")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
+    for version in ("1.0", "1.2", "1.10", "1.9", "2.0", "2.1"):
+        write_wheel(tmp_path / "wheels", version)
+    found = list_candidates(parse_source("toy==1.2"), parse_source("toy==2.0"), (), "")
+    assert found == ["toy==1.2", "toy==1.9", "toy==1.10", "toy==2.0"]
+
+
+def test_the_text_for_an_issue_names_everything() -> None:
+    """The first bad version, what is wrong, what could not be tried, and the changes."""
+    state = Bisection(
+        recipe="r",
+        good="vllm==1",
+        bad="vllm==4",
+        judges=Judges(),
+        candidates=("vllm==1", "vllm==2", "vllm==3", "vllm==4"),
+        marks={"vllm==3": ("bad", "bad"), "vllm==2": ("skip",)},
+        reasons={"vllm==3": "decode at 4 -15.0%", "vllm==2": "was not installed"},
+        first_bad="vllm==3",
+        suspects=("vllm==2", "vllm==3"),
+        changes=("vllm==2", "vllm==3"),
+    )
+    text = issue_text(state)
+    assert text.startswith("First bad version: vllm==3")
+    assert "What is wrong: decode at 4 -15.0%" in text
+    assert "could not be tried: vllm==2" in text

@@ -1,0 +1,213 @@
+"""Upgrades: what is worse is refused and what is equal passes; the old endpoint is what runs, whatever is killed."""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from moebox import codec
+from moebox.checkpoint import deploy
+from moebox.cli import main
+from moebox.core.recipe import Listen, Recipe, Runtime
+from moebox.detect import load_box
+from moebox.flows import switch
+from moebox.flows.compare import CompareEffort
+from moebox.flows.upgrade import Judges, UpgradeEffort, parse_judges, try_upgrade, upgrade_recipe
+from moebox.serve import preflight, state
+from moebox.serve.stop import stop_instance
+from moebox.store import Run
+from tests.embedded import phantom_recipe
+from tests.versions import write_tree
+
+FAULTS = ["", "", "slow:0.5", "parser", "drop", "no-start"]  # b1 to b6
+QUICK = UpgradeEffort(
+    trials=2,
+    soak_requests=8,
+    soak_concurrency=4,
+    compare=CompareEffort(concurrency=(2,), questions=10, rounds=3, prompt_words=8),
+)
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    """A recipe on build b1 of a repository whose later builds have faults; nothing of it runs afterwards."""
+    write_tree(tmp_path / "tree", ["+".join(filter(None, ("canned", fault))) for fault in FAULTS])
+    assert main(["engines", "install", "llama.cpp@b1", "--source", str(tmp_path / "tree")]) == 0
+    port = preflight.find_free_port()
+    made = dataclasses.replace(
+        phantom_recipe(name="ph", engine_version="b1", max_seqs=4), runtime=Runtime(), listen=Listen(port=port)
+    )
+    path = tmp_path / "ph.toml"
+    path.write_text(f"# mine\n{codec.to_toml(made)}")
+    yield path
+    for instance in state.list_instances():
+        stop_instance(instance)
+
+
+def read_version(path: Path) -> str:
+    return codec.read_toml(Recipe, path).engine_version
+
+
+def serving(path: Path) -> str:
+    """The version whose program answers at the recipe's port, or ""."""
+    port = codec.read_toml(Recipe, path).listen.port
+    found = [instance for instance in switch.live_instances("ph") if instance.port == port and instance.ready]
+    if not found:
+        return ""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=20) as reply:
+        assert reply.status == 200
+    return codec.read_toml(Recipe, Path(found[0].run) / "recipe.toml").engine_version
+
+
+@pytest.mark.parametrize(
+    ("build", "outcomes", "reason"),
+    [
+        ("b2", ("no difference", "undecided", "keep"), ""),
+        ("b3", ("roll back",), "decode at 2 -"),
+        ("b4", ("roll back",), "valid tool calls: lost 2 of 2"),
+        ("b5", ("roll back",), "under load, "),
+        ("b6", ("roll back",), "ended with code 1 while starting"),
+    ],
+)
+def test_a_worse_version_is_refused_with_its_reason(
+    recipe: Path, tmp_path: Path, build: str, outcomes: tuple[str, ...], reason: str
+) -> None:
+    """Slower, with a broken parser, dying at the second request, or not starting; an equal one is not refused."""
+    old = codec.read_toml(Recipe, recipe)
+    new, names = upgrade_recipe(
+        old, [f"llama.cpp@{build}"], tree=str(tmp_path / "tree"), box=load_box(), notify=lambda text: None
+    )
+    judges = Judges(
+        checks=("alive",), answers=build == "b4", soak=build in ("b2", "b5"), speed=None if build == "b4" else 0.02
+    )
+    run = Run.create("upgrade")
+    found = try_upgrade(old, new, names, run, judges=judges, effort=QUICK)
+    assert found.outcome in outcomes, found
+    assert reason in "; ".join(found.reasons)
+    page = (run.path / "upgrade.md").read_text()
+    assert page.startswith(f"# llama.cpp b1 → {build}: ")
+    assert found.outcome in page
+    assert not [each for each in state.list_instances() if each.is_alive]
+
+
+def test_a_live_endpoint_is_switched_and_returns(recipe: Path, tmp_path: Path) -> None:
+    """--apply serves the new version on the same port; --rollback brings back the old one and the file to the byte."""
+    before = recipe.read_text()
+    assert main(["up", str(recipe), "--detach"]) == 0
+    words = ["upgrade", str(recipe), "--source", str(tmp_path / "tree"), "--by", "alive"]
+    assert main([*words, "--to", "llama.cpp@b6", "--apply"]) == 1
+    assert (serving(recipe), recipe.read_text()) == ("b1", before)
+    assert main([*words, "--to", "llama.cpp@b2", "--apply"]) == 0
+    assert (serving(recipe), read_version(recipe)) == ("b2", "b2")
+    assert main(["upgrade", "--rollback"]) == 0
+    assert (serving(recipe), recipe.read_text()) == ("b1", before)
+    assert main(["upgrade", "--rollback"]) == 2
+
+
+@pytest.mark.parametrize("victim", ["moebox", "moebox and keeper", "engine", "guard"])
+def test_the_old_endpoint_is_back_after_kill_9(recipe: Path, tmp_path: Path, victim: str) -> None:
+    """Killed while the old version is stopped and another one is tried: the keeper or the next command starts it."""
+    assert main(["up", str(recipe), "--detach"]) == 0
+    argv = [sys.executable, "-m", "moebox", "upgrade", str(recipe), "--to", "llama.cpp@b2", "--apply"]
+    argv += ["--source", str(tmp_path / "tree"), "--by", "alive"]
+    child = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    trials: list[state.Instance] = []
+    while not trials and child.poll() is None:
+        journals = switch.list_journals("testing")
+        trials = [each for each in switch.live_instances("", within=journals[0].run) if each.ready] if journals else []
+        time.sleep(0.01)
+    assert trials
+    assert switch.live_instances("ph") == trials
+    if victim.startswith("moebox"):
+        child.kill()
+        if victim.endswith("keeper"):
+            for pid in processes_with("moebox.flows.switch"):
+                os.kill(pid, signal.SIGKILL)
+    else:
+        os.kill(trials[0].guard if victim == "guard" else trials[0].guard_state.engine, signal.SIGKILL)
+    child.wait()
+    if victim == "moebox and keeper":
+        assert not [each for each in switch.live_instances("ph") if each.detached]
+        assert main(["ps"]) == 0
+    until = time.monotonic() + 60
+    while switch.list_journals(*switch.OWED) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert serving(recipe) in ("b1", "b2" if not victim.startswith("moebox") else "b1")
+    assert len(switch.live_instances("ph")) == 1
+    assert read_version(recipe) == serving(recipe)
+    while processes_with("moebox.flows.switch") and time.monotonic() < until:
+        time.sleep(0.05)
+
+
+def processes_with(word: str) -> list[int]:
+    """Processes of this suite that have a word in their command line."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            mine = state.state_dir().as_posix().encode() in (entry / "environ").read_bytes()
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if mine and word.encode() in words:
+            found.append(int(entry.name))
+    return found
+
+
+BAD_INPUT = [
+    ([], 2, "what to try?"),
+    (["--to", "llama.cpp@b99"], 3, "llama.cpp@b99 was not installed: "),
+    (["--to", "vllm==0.32.0"], 2, "the recipe runs llama.cpp"),
+    (["--to", "contxt=1"], 2, "--set contxt: there is no such setting"),
+    (["--to", "max_seqs=4"], 2, "the recipe has it already"),
+    (["--to", "llama.cpp@b2", "--by", "luck"], 2, "--by luck: not known"),
+    (["--to", "llama.cpp@b2", "--by", "speed=fast"], 2, "not a share"),
+    (["--rollback", "--apply"], 2, "--rollback returns: it does not take --apply"),
+    (["--bisect", "llama.cpp@b1", "vllm==1"], 2, "are two engines"),
+    (["--bisect", "llama.cpp@b2", "llama.cpp@b1"], 2, "no commit lies between"),
+    (["--bisect", "llama.cpp@b1", "llama.cpp@b99"], 2, "tree: fatal: "),
+]
+
+
+def test_bad_input_is_one_line_and_touches_nothing(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The recipe's file stays as it is, and no journal is left."""
+    before = recipe.read_text()
+    capsys.readouterr()
+    for words, code, message in BAD_INPUT:
+        source = [] if "--rollback" in words else ["--source", str(tmp_path / "tree")]
+        assert main(["upgrade", str(recipe), *source, *words]) == code, words
+        errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
+        assert len(errors) == 1
+        assert message in errors[0]
+    assert recipe.read_text() == before
+    assert not switch.list_journals(*switch.OWED)
+
+
+def test_an_engine_of_another_terminal_is_left_alone(recipe: Path, tmp_path: Path) -> None:
+    """`moebox up` without --detach keeps its engine: the upgrade refuses to stop it."""
+    argv = [sys.executable, "-m", "moebox", "up", str(recipe)]
+    child = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while not serving(recipe) and child.poll() is None:
+            time.sleep(0.05)
+        words = ["--to", "llama.cpp@b2", "--source", str(tmp_path / "tree"), "--by", "alive"]
+        assert main(["upgrade", str(recipe), *words]) == 3
+        assert serving(recipe) == "b1"
+    finally:
+        child.send_signal(signal.SIGINT)
+        child.wait()
+
+
+def test_judges_are_parsed() -> None:
+    """Names of checks restrict the checks; speed has a limit; nothing means everything."""
+    assert parse_judges("") == Judges()
+    only = parse_judges("tools, speed=5%")
+    assert (only.checks, only.speed, only.soak, only.answers) == (("tools",), 0.05, False, False)
+    assert deploy(phantom_recipe()).known_checkpoint
