@@ -1,6 +1,7 @@
 """Upgrades: what is worse is refused and what is equal passes; the old endpoint is what runs, whatever is killed."""
 
 import dataclasses
+import json
 import os
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from moebox.detect import load_box
 from moebox.flows import switch
 from moebox.flows.compare import CompareEffort
 from moebox.flows.upgrade import Judges, UpgradeEffort, parse_judges, try_upgrade, upgrade_recipe
+from moebox.runs.timeline import HistoryRow, mark_regressions
 from moebox.serve import preflight, state
 from moebox.serve.stop import stop_instance
 from moebox.store import Run
@@ -96,8 +98,13 @@ def test_a_worse_version_is_refused_with_its_reason(
     assert not [each for each in state.list_instances() if each.is_alive]
 
 
-def test_a_live_endpoint_is_switched_and_returns(recipe: Path, tmp_path: Path) -> None:
-    """--apply serves the new version on the same port; --rollback brings back the old one and the file to the byte."""
+def test_a_live_endpoint_is_switched_and_returns(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--apply serves the new version on the same port; --rollback brings back the old one and the file to the byte.
+
+    `runs --history` lists both upgrades.
+    """
     before = recipe.read_text()
     assert main(["up", str(recipe), "--detach"]) == 0
     words = ["upgrade", str(recipe), "--source", str(tmp_path / "tree"), "--by", "alive"]
@@ -108,6 +115,15 @@ def test_a_live_endpoint_is_switched_and_returns(recipe: Path, tmp_path: Path) -
     assert main(["upgrade", "--rollback"]) == 0
     assert (serving(recipe), recipe.read_text()) == ("b1", before)
     assert main(["upgrade", "--rollback"]) == 2
+    capsys.readouterr()
+    assert main(["runs", "--history", "ph", "--json"]) == 0
+    rows = [row for row in json.loads(capsys.readouterr().out)["history"] if row["outcome"]]
+    assert [(row["version"], row["outcome"], row["applied"]) for row in rows] == [
+        ("llama.cpp b1 → b6", "roll back", False),
+        ("llama.cpp b1 → b2", "no difference", True),
+    ]
+    assert "ended with code 1" in rows[0]["regression"]
+    assert main(["runs", "--history", "nothing"]) == 2
 
 
 @pytest.mark.parametrize("victim", ["moebox", "moebox and keeper", "engine", "guard"])
@@ -211,3 +227,23 @@ def test_judges_are_parsed() -> None:
     only = parse_judges("tools, speed=5%")
     assert (only.checks, only.speed, only.soak, only.answers) == (("tools",), 0.05, False, False)
     assert deploy(phantom_recipe()).known_checkpoint
+
+
+def test_worse_runs_are_marked_against_the_kept_version() -> None:
+    """The first version is kept until an upgrade is applied; then figures are compared with the new one's."""
+    old, new = (
+        HistoryRow(run="r", when=0.0, version=f"vllm 0.{number}", checks="pass", tok_s=100.0) for number in (30, 32)
+    )
+    switched = HistoryRow(run="u", when=0.0, version="vllm 0.30 → 0.32", outcome="keep", applied=True)
+    slow, broken = dataclasses.replace(new, tok_s=80.0), dataclasses.replace(new, checks="fail")
+    found = mark_regressions([old, slow, switched, slow, new, slow, broken])
+    marks = [row.regression for row in found]
+    assert marks == [
+        "",
+        "-20% tok/s, not measured in turn",
+        "",
+        "",
+        "",
+        "-20% tok/s, not measured in turn",
+        "checks fail",
+    ]

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from moebox import codec
-from moebox.cli.flags import Switch
+from moebox.cli.flags import AsJson
 from moebox.cli.output import print_lines, print_result, stdout_console
 from moebox.core.recipe import Recipe
 from moebox.errors import BadInput
@@ -13,12 +13,8 @@ if TYPE_CHECKING:
     from moebox.serve.installs import InstalledEngine
 
 
-def engines(*, json: Switch = False) -> int:
-    """List versions of engines on this machine, and the recipes and live engines that use them.
-
-    Args:
-        json: Print JSON.
-    """
+def engines(*, json: AsJson = False) -> int:
+    """List versions of engines on this machine, and the recipes and live engines that use them."""
     from moebox.serve import installs
 
     installs.remove_stale_parts()
@@ -48,7 +44,7 @@ def engines(*, json: Switch = False) -> int:
     return 0
 
 
-def install(engine: str = "", *, source: str = "", image: str = "", json: Switch = False) -> int:
+def install(engine: str = "", *, source: str = "", image: str = "", json: AsJson = False) -> int:
     """Install a version beside those that are there: an environment of its own, a build, or an image by digest.
 
     Recipes that name the version in `engine_version` use it from then on. Packages come from the index that pip, uv or
@@ -58,7 +54,6 @@ def install(engine: str = "", *, source: str = "", image: str = "", json: Switch
         engine: ENGINE==VERSION for a Python package, ENGINE@COMMIT for a build from source.
         source: The source tree of a build: a folder, a git repository or its URL.
         image: Pull this container image with docker or podman.
-        json: Print JSON.
     """
     from moebox import detect
     from moebox.core.engine_source import parse_source
@@ -74,12 +69,11 @@ def install(engine: str = "", *, source: str = "", image: str = "", json: Switch
     return 0
 
 
-def remove(name: str, *, json: Switch = False) -> int:
+def remove(name: str, *, json: AsJson = False) -> int:
     """Remove a version that moebox installed, and free its disk.
 
     Args:
         name: The version as `moebox engines` shows it: ENGINE==VERSION, ENGINE@BUILD or an image.
-        json: Print JSON.
     """
     from moebox.serve.installs import remove_install
 

@@ -30,13 +30,17 @@ LISTED = ("model", "engine", "box", "verdict", "output_tok_s", "ttft_ms", "faile
 def runs(
     *,
     everything: Annotated[Switch, Parameter(name="--all")] = False,
+    history: str = "",
     json: AsJson = False,
 ) -> int:
     """List the runs, newest first.
 
     Args:
+        history: Show what ran of this recipe, on which version and with which results, oldest first.
         everything: List all of them, not only as many as a screen shows; JSON always has all.
     """
+    if history:
+        return _show_history(history, json=json)
     home = runs_dir()
     found, engines = list_summaries(), state.live_run_folders()
     live = {row.id for row in found if state.is_run_active(Run(home / row.id), engines, unfinished_step=row.left_in)}
@@ -55,6 +59,30 @@ def runs(
             stdout_console().print(f"{len(found) - len(shown)} older: --all")
     else:
         stdout_console().print(f"no runs in {home} yet", soft_wrap=True)
+    return 0
+
+
+def _show_history(name: str, *, json: bool) -> int:
+    """Print a table with a bar for each speed; regressions are marked."""
+    import time
+
+    from rich.table import Table
+
+    from moebox.runs.timeline import recipe_history, speed_bar
+
+    rows = recipe_history(name)
+
+    def show() -> None:
+        table = Table("when", "version", "checks", "tok/s", "", "result", box=None, pad_edge=False)
+        for row in rows:
+            when = time.strftime("%Y-%m-%d %H:%M", time.localtime(row.when))
+            result = f"{row.outcome}{', applied' * row.applied}" or row.note
+            result = f"! {row.regression}" if row.regression else result
+            speed = f"{row.tok_s:,.0f}" if row.tok_s else "–"
+            table.add_row(when, row.version, row.checks or "–", speed, speed_bar(row, rows), result)
+        stdout_console().print(table)
+
+    print_result(json, {"name": name, "history": rows}, show)
     return 0
 
 

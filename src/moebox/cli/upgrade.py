@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from moebox import codec
 from moebox.cli import flags
-from moebox.cli.flags import Names, Switch
+from moebox.cli.flags import AsJson, Names, Switch
 from moebox.cli.output import exit_code, print_lines, print_result
 from moebox.cli.ps import restore_interrupted
 from moebox.cli.signals import interrupt_message
@@ -26,7 +26,7 @@ def upgrade(
     bisect: tuple[str, str] | None = None,
     by: str = "",
     source: str = "",
-    json: Switch = False,
+    json: AsJson = False,
 ) -> int:
     """Judge another engine version, build, image or setting against RECIPE's own, and switch to it if it is as good.
 
@@ -43,7 +43,6 @@ def upgrade(
         bisect: Find the first bad version between a good and a bad one.
         by: Judge only by these: checks, names of checks, soak, answers, quality, speed or speed=5%.
         source: The source tree of builds: a folder or a git repository.
-        json: Print JSON.
     """
     from moebox import detect
     from moebox.flows import recipes, switch
