@@ -68,7 +68,7 @@ def judge_bisection(folder: Path, rng: random.Random) -> tuple[bool, str]:
     faults = ["noise:0.05" if number < first else "noise:0.05+slow:0.85" for number in range(1, 17)]
     recipe, tree = prepare(folder, faults)
     ends = ("llama.cpp@b1", "llama.cpp@b16")
-    done = run_moebox("upgrade", str(recipe), "--bisect", *ends, "--source", str(tree), "--by", "speed=5%", "--json")
+    done = run_moebox("upgrade", "bisect", str(recipe), *ends, "--source", str(tree), "--by", "speed=5%", "--json")
     if done.returncode:
         return False, done.stderr[-300:]
     found = json.loads(done.stdout)
@@ -80,8 +80,8 @@ def judge_kill(folder: Path, rng: random.Random) -> tuple[bool, str]:
     recipe, tree = prepare(folder, ["", "slow:0.5"])
     assert run_moebox("up", str(recipe), "--detach").returncode == 0
     victim, wait_s = rng.choice(("moebox", "engine", "guard")), rng.uniform(1, 40)
-    argv = [sys.executable, "-m", "moebox", "upgrade", str(recipe), "--to", "llama.cpp@b2", "--source", str(tree)]
-    argv += ["--by", "alive,plain,speed", "--apply"]
+    argv = [sys.executable, "-m", "moebox", "upgrade", "apply", str(recipe), "llama.cpp@b2", "--source", str(tree)]
+    argv += ["--by", "alive,plain,speed"]
     child = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     with contextlib.suppress(subprocess.TimeoutExpired):
         child.wait(wait_s)

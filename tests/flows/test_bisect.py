@@ -69,7 +69,7 @@ def test_commits_are_bisected_and_reported(tmp_path: Path, capsys: pytest.Captur
     recipe = dataclasses.replace(phantom_recipe(name="ph", max_seqs=4), runtime=Runtime(), listen=Listen(port=0))
     path = tmp_path / "ph.toml"
     path.write_text(codec.to_toml(recipe))
-    words = ["upgrade", str(path), "--bisect", "llama.cpp@b1", "llama.cpp@b5", "--source", str(tree), "--by", "soak"]
+    words = ["upgrade", "bisect", str(path), "llama.cpp@b1", "llama.cpp@b5", "--source", str(tree), "--by", "soak"]
     assert main(words) == 0
     text = capsys.readouterr().out
     assert "server: change 4" in text
@@ -83,8 +83,8 @@ def test_a_bad_end_that_is_good_is_one_line(tmp_path: Path, capsys: pytest.Captu
     write_tree(tmp_path / "tree", ["canned", "canned"])
     path = tmp_path / "ph.toml"
     path.write_text(codec.to_toml(dataclasses.replace(phantom_recipe(name="ph", max_seqs=4), runtime=Runtime())))
-    words = ["--bisect", "llama.cpp@b1", "llama.cpp@b2", "--source", str(tmp_path / "tree"), "--by", "alive"]
-    assert main(["upgrade", str(path), *words]) == 1
+    words = ["llama.cpp@b1", "llama.cpp@b2", "--source", str(tmp_path / "tree"), "--by", "alive"]
+    assert main(["upgrade", "bisect", str(path), *words]) == 1
     assert "llama.cpp@b2 is as good as llama.cpp@b1" in capsys.readouterr().err
 
 

@@ -107,30 +107,30 @@ def test_a_live_endpoint_is_switched_and_returns(
     """
     before = recipe.read_text()
     assert main(["up", str(recipe), "--detach"]) == 0
-    words = ["upgrade", str(recipe), "--source", str(tmp_path / "tree"), "--by", "alive"]
-    assert main([*words, "--to", "llama.cpp@b6", "--apply"]) == 1
+    words = ["upgrade", "apply", str(recipe), "--source", str(tmp_path / "tree"), "--by", "alive"]
+    assert main([*words, "--to", "llama.cpp@b6"]) == 1
     assert (serving(recipe), recipe.read_text()) == ("b1", before)
-    assert main([*words, "--to", "llama.cpp@b2", "--apply"]) == 0
+    assert main([*words, "--to", "llama.cpp@b2"]) == 0
     assert (serving(recipe), read_version(recipe)) == ("b2", "b2")
-    assert main(["upgrade", "--rollback"]) == 0
+    assert main(["upgrade", "rollback"]) == 0
     assert (serving(recipe), recipe.read_text()) == ("b1", before)
-    assert main(["upgrade", "--rollback"]) == 2
+    assert main(["upgrade", "rollback"]) == 2
     capsys.readouterr()
-    assert main(["runs", "--history", "ph", "--json"]) == 0
+    assert main(["runs", "history", "ph", "--json"]) == 0
     rows = [row for row in json.loads(capsys.readouterr().out)["history"] if row["outcome"]]
     assert [(row["version"], row["outcome"], row["applied"]) for row in rows] == [
         ("llama.cpp b1 → b6", "roll back", False),
         ("llama.cpp b1 → b2", "no difference", True),
     ]
     assert "ended with code 1" in rows[0]["regression"]
-    assert main(["runs", "--history", "nothing"]) == 2
+    assert main(["runs", "history", "nothing"]) == 2
 
 
 @pytest.mark.parametrize("victim", ["moebox", "moebox and keeper", "engine", "guard"])
 def test_the_old_endpoint_is_back_after_kill_9(recipe: Path, tmp_path: Path, victim: str) -> None:
     """Killed while the old version is stopped and another one is tried: the keeper or the next command starts it."""
     assert main(["up", str(recipe), "--detach"]) == 0
-    argv = [sys.executable, "-m", "moebox", "upgrade", str(recipe), "--to", "llama.cpp@b2", "--apply"]
+    argv = [sys.executable, "-m", "moebox", "upgrade", "apply", str(recipe), "llama.cpp@b2"]
     argv += ["--source", str(tmp_path / "tree"), "--by", "alive"]
     child = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     trials: list[state.Instance] = []
@@ -176,17 +176,16 @@ def processes_with(word: str) -> list[int]:
 
 
 BAD_INPUT = [
-    ([], 2, "what to try?"),
+    ([], 2, "upgrade"),
     (["--to", "llama.cpp@b99"], 3, "llama.cpp@b99 was not installed: "),
     (["--to", "vllm==0.32.0"], 2, "the recipe runs llama.cpp"),
     (["--to", "contxt=1"], 2, "--set contxt: there is no such setting"),
     (["--to", "max_seqs=4"], 2, "the recipe has it already"),
     (["--to", "llama.cpp@b2", "--by", "luck"], 2, "--by luck: not known"),
     (["--to", "llama.cpp@b2", "--by", "speed=fast"], 2, "not a share"),
-    (["--rollback", "--apply"], 2, "--rollback returns: it does not take --apply"),
-    (["--bisect", "llama.cpp@b1", "vllm==1"], 2, "are two engines"),
-    (["--bisect", "llama.cpp@b2", "llama.cpp@b1"], 2, "no commit lies between"),
-    (["--bisect", "llama.cpp@b1", "llama.cpp@b99"], 2, "tree: fatal: "),
+    (["bisect", "llama.cpp@b1", "vllm==1"], 2, "are two engines"),
+    (["bisect", "llama.cpp@b2", "llama.cpp@b1"], 2, "no commit lies between"),
+    (["bisect", "llama.cpp@b1", "llama.cpp@b99"], 2, "tree: fatal: "),
 ]
 
 
@@ -197,8 +196,8 @@ def test_bad_input_is_one_line_and_touches_nothing(
     before = recipe.read_text()
     capsys.readouterr()
     for words, code, message in BAD_INPUT:
-        source = [] if "--rollback" in words else ["--source", str(tmp_path / "tree")]
-        assert main(["upgrade", str(recipe), *source, *words]) == code, words
+        group, rest = (["upgrade", "bisect"], words[1:]) if words[:1] == ["bisect"] else (["upgrade"], words)
+        assert main([*group, str(recipe), *rest]) == code, words
         errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
         assert len(errors) == 1
         assert message in errors[0]

@@ -24,6 +24,7 @@ GROUPS: dict[str, str] = {
     "fleet": "Plan, render, start, verify and measure several boxes behind a router.",
     "doctor": "Find problems of the machine, in a log, or in an engine's kernels or package.",
     "engines": "List, install and remove versions of engines.",
+    "upgrade": "Judge another version or setting, switch to it, return, or bisect.",
 }
 
 # name -> ("module:function", help). "doctor box" is the subcommand `box` of `doctor`; the entry of a group is what runs
@@ -33,6 +34,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor kernels": ("moebox.cli.kernels:kernels", "Find the kernels that will not launch, without a GPU."),
     "runs": ("moebox.cli.runs:runs", ""),
     "runs show": ("moebox.cli.runs:show", "Show one run: what it is, how it went, what is missing."),
+    "runs history": ("moebox.cli.runs:history", "Show what ran of a recipe, on which version, how well."),
     "runs rm": ("moebox.cli.runs:rm", "Delete runs."),
     "report": ("moebox.cli.report:report", "Write the report of one run, or of several side by side."),
     "ui": ("moebox.web.command:ui", "Open a local page: plan, start and follow runs, chat, compare."),
@@ -67,7 +69,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "engines install": ("moebox.cli.engines:install", "Install a version beside those that are there."),
     "engines remove": ("moebox.cli.engines:remove", "Remove a version that moebox installed."),
     "climb": ("moebox.cli.climb:climb", "Try one setting at a time; keep what is verified and better."),
-    "upgrade": ("moebox.cli.upgrade:upgrade", "Judge another version or setting, switch to it, return, or bisect."),
+    "upgrade": ("moebox.cli.upgrade:upgrade", ""),
+    "upgrade apply": ("moebox.cli.upgrade:apply", "Judge a change, and switch to it if it is as good."),
+    "upgrade rollback": ("moebox.cli.upgrade:rollback", "Return from the last applied upgrade."),
+    "upgrade bisect": ("moebox.cli.upgrade:bisect", "Find the first bad version between a good and a bad one."),
     "compare": ("moebox.cli.compare:compare", "Compare two recipes or servers: correctness and speed."),
     "bench": ("moebox.cli.bench.command:bench", ""),
     "bench import": ("moebox.cli.bench.command:import_", "Read results of vLLM's, SGLang's and other benchmarks."),

@@ -44,7 +44,7 @@ def engines(*, json: AsJson = False) -> int:
     return 0
 
 
-def install(engine: str = "", *, source: str = "", image: str = "", json: AsJson = False) -> int:
+def install(engine: str = "", source: str = "", image: str = "", *, json: AsJson = False) -> int:
     """Install a version beside those that are there: an environment of its own, a build, or an image by digest.
 
     Recipes that name the version in `engine_version` use it from then on. Packages come from the index that pip, uv or
@@ -52,7 +52,7 @@ def install(engine: str = "", *, source: str = "", image: str = "", json: AsJson
 
     Args:
         engine: ENGINE==VERSION for a Python package, ENGINE@COMMIT for a build from source.
-        source: The source tree of a build: a folder, a git repository or its URL.
+        source: The source tree of a build: a folder, a git repository or its URL. Default: that of the last build.
         image: Pull this container image with docker or podman.
     """
     from moebox import detect

@@ -30,17 +30,13 @@ LISTED = ("model", "engine", "box", "verdict", "output_tok_s", "ttft_ms", "faile
 def runs(
     *,
     everything: Annotated[Switch, Parameter(name="--all")] = False,
-    history: str = "",
     json: AsJson = False,
 ) -> int:
     """List the runs, newest first.
 
     Args:
-        history: Show what ran of this recipe, on which version and with which results, oldest first.
         everything: List all of them, not only as many as a screen shows; JSON always has all.
     """
-    if history:
-        return _show_history(history, json=json)
     home = runs_dir()
     found, engines = list_summaries(), state.live_run_folders()
     live = {row.id for row in found if state.is_run_active(Run(home / row.id), engines, unfinished_step=row.left_in)}
@@ -62,8 +58,12 @@ def runs(
     return 0
 
 
-def _show_history(name: str, *, json: bool) -> int:
-    """Print a table with a bar for each speed; regressions are marked."""
+def history(name: str, *, json: AsJson = False) -> int:
+    """Show what ran of a recipe, oldest first: versions, results, and regressions against the last kept version.
+
+    Args:
+        name: The name of the recipe.
+    """
     import time
 
     from rich.table import Table

@@ -1,98 +1,118 @@
 """`moebox upgrade`: try another version or setting, switch to it, return from it, or find the version that broke it."""
 
 import random
-from typing import TYPE_CHECKING
 
 from moebox import codec
 from moebox.cli import flags
-from moebox.cli.flags import AsJson, Names, Switch
+from moebox.cli.flags import AsJson
 from moebox.cli.output import exit_code, print_lines, print_result
 from moebox.cli.ps import restore_interrupted
 from moebox.cli.signals import interrupt_message
-from moebox.errors import refuse_if
-
-if TYPE_CHECKING:
-    from moebox.core.box import Box
-    from moebox.core.recipe import Recipe
-    from moebox.flows.upgrade import Judges
 
 
-def upgrade(
-    recipe: str = "",
-    *,
-    to: Names = None,
-    apply: Switch = False,
-    rollback: Switch = False,
-    bisect: tuple[str, str] | None = None,
-    by: str = "",
-    source: str = "",
-    json: AsJson = False,
-) -> int:
-    """Judge another engine version, build, image or setting against RECIPE's own, and switch to it if it is as good.
+def upgrade(recipe: str, to: str, by: str = "", source: str = "", *, json: AsJson = False) -> int:
+    """Judge another engine version, build, image or setting against RECIPE's own.
 
     Known problems come first, then a rehearsal with few layers if the weights are large, then both on the real recipe:
-    checks, load with cancelled streams, answers, and speed in turn. A live endpoint of the recipe is stopped for that
-    and runs again afterwards, also if moebox is killed. Exit code 1 if the answer is to keep the old one.
+    checks, load with cancelled streams, answers, quality, and speed in turn. A live endpoint of the recipe is stopped
+    for that and runs again afterwards, also if moebox is killed. Exit code 1 if the answer is to keep the old one.
 
     Args:
         recipe: A recipe file or name.
-        to: ENGINE==VERSION, ENGINE@BUILD, an image, or SETTING=VALUE; several are one change. With --bisect, the
-            versions in between, oldest first.
-        apply: Switch the recipe and its live endpoint if the answer is keep or no difference.
-        rollback: Return to the recipe before the last applied upgrade.
-        bisect: Find the first bad version between a good and a bad one.
+        to: ENGINE==VERSION, ENGINE@BUILD, an image, or SETTING=VALUE; several, joined by commas, are one change.
         by: Judge only by these: checks, names of checks, soak, answers, quality, speed or speed=5%.
-        source: The source tree of builds: a folder or a git repository.
+        source: The source tree of a build: a folder or a git repository. Default: that of the last build.
+    """
+    return _try(recipe, to, by, source, switch_to_it=False, json=json)
+
+
+def apply(recipe: str, to: str, by: str = "", source: str = "", *, json: AsJson = False) -> int:
+    """Judge like `upgrade`, and switch the recipe and its live endpoint if the answer is keep or no difference.
+
+    Args:
+        recipe: A recipe file or name.
+        to: ENGINE==VERSION, ENGINE@BUILD, an image, or SETTING=VALUE; several, joined by commas, are one change.
+        by: Judge only by these: checks, names of checks, soak, answers, quality, speed or speed=5%.
+        source: The source tree of a build: a folder or a git repository. Default: that of the last build.
+    """
+    return _try(recipe, to, by, source, switch_to_it=True, json=json)
+
+
+def rollback(recipe: str = "", *, json: AsJson = False) -> int:
+    """Return to the recipe, and its live endpoint, before the last applied upgrade.
+
+    Args:
+        recipe: Its name or file, if several upgrades are applied.
+    """
+    from moebox.flows.switch import roll_back
+
+    restore_interrupted()
+    gone = roll_back(recipe)
+    text = f"{gone.name} is as it was before the upgrade ({gone.file})"
+    print_result(
+        json, {"name": gone.name, "file": gone.file, "live": gone.live is not None}, lambda: print_lines([text])
+    )
+    return 0
+
+
+def bisect(
+    recipe: str, good: str, bad: str, by: str = "", source: str = "", between: str = "", *, json: AsJson = False
+) -> int:
+    """Find the first bad version between a good and a bad one; the same command resumes.
+
+    Args:
+        recipe: A recipe file or name.
+        good: ENGINE==VERSION, ENGINE@BUILD or an image.
+        bad: The same of a later version.
+        by: Judge only by these: checks, names of checks, soak, answers, quality, speed or speed=5%.
+        source: The git repository of builds. Default: that of the last build.
+        between: The versions in between, oldest first, joined by commas. Default: commits, or releases in the index.
     """
     from moebox import detect
-    from moebox.flows import recipes, switch
+    from moebox.flows import recipes
+    from moebox.flows.bisect import bisect_versions, issue_text
     from moebox.flows.upgrade import parse_judges
 
     restore_interrupted()
-    if rollback:
-        flags.refuse_unused("--rollback returns", to=to, apply=apply, bisect=bisect, by=by, source=source)
-        gone = switch.roll_back(recipe)
-        text = f"{gone.name} is as it was before the upgrade ({gone.file})"
-        print_result(
-            json, {"name": gone.name, "file": gone.file, "live": gone.live is not None}, lambda: print_lines([text])
+    judges, old = parse_judges(by), recipes.load_recipe(recipe)
+    names = flags.split_names(between)
+    with interrupt_message("the same command goes on with this bisection"):
+        found = bisect_versions(
+            recipe, old, (good, bad), judges, between=names, tree=source, box=detect.load_box(), notify=_notify
         )
-        return 0
-    refuse_if(not recipe, "which recipe?", hint="moebox upgrade RECIPE --to vllm==0.32.0")
-    refuse_if(not to and not bisect, "what to try?", hint="--to VERSION, or --bisect GOOD BAD")
-    judges, old, box = parse_judges(by), recipes.load_recipe(recipe), detect.load_box()
-    if bisect:
-        flags.refuse_unused("--bisect tries versions one by one", apply=apply)
-        return _bisect(recipe, old, bisect, to or [], judges, source, box, json=json)
-    return _try(recipe, old, to or [], judges, source, box, apply=apply, json=json)
+    print_result(json, {**codec.to_plain(found), "issue": issue_text(found)}, lambda: print_lines([issue_text(found)]))
+    return 0
 
 
-def _try(
-    named: str, old: "Recipe", to: list[str], judges: "Judges", source: str, box: "Box", *, apply: bool, json: bool
-) -> int:
+def _notify(text: str) -> None:
+    print_lines([text], stderr=True)
+
+
+def _try(named: str, to: str, by: str, source: str, *, switch_to_it: bool, json: bool) -> int:
+    from moebox import detect
     from moebox.checkpoint import deploy
-    from moebox.flows import switch
+    from moebox.flows import recipes, switch
     from moebox.flows.compare import CompareEffort
-    from moebox.flows.upgrade import UPGRADE_FILE, UpgradeEffort, try_upgrade, upgrade_recipe
+    from moebox.flows.upgrade import UPGRADE_FILE, UpgradeEffort, parse_judges, try_upgrade, upgrade_recipe
     from moebox.serve.order import require_engine
     from moebox.store import Run
 
-    def notify(text: str) -> None:
-        print_lines([text], stderr=True)
-
+    restore_interrupted()
+    judges, old, box = parse_judges(by), recipes.load_recipe(named), detect.load_box()
     require_engine(deploy(old))
-    new, names = upgrade_recipe(old, to, tree=source, box=box, notify=notify)
+    new, names = upgrade_recipe(old, flags.split_names(to), tree=source, box=box, notify=_notify)
     require_engine(deploy(new))
     run = Run.create(f"upgrade-{old.name}")
-    notify(f"run: {run.path}")
+    _notify(f"run: {run.path}")
     compare = CompareEffort(rounds=6, most_rounds=24, seed=random.randrange(10**6))
     with (
         interrupt_message(f"the old endpoint is what runs; results so far are in {run.path}"),
         switch.paused_endpoint(named, old, new, run) as journal,
     ):
         effort = UpgradeEffort(compare=compare)
-        result = try_upgrade(old, new, names, run, judges=judges, effort=effort, box=box, notify=notify)
+        result = try_upgrade(old, new, names, run, judges=judges, effort=effort, box=box, notify=_notify)
         good = result.outcome in ("keep", "no difference")
-        applied = apply and good
+        applied = switch_to_it and good
         if applied:
             switch.apply_switch(journal)
     run.write_json(UPGRADE_FILE, {**codec.to_plain(result), "applied": applied, "recipe": codec.to_plain(new)})
@@ -104,31 +124,8 @@ def _try(
         f"page: {run.path}/upgrade.md",
     ]
     if applied:
-        lines.append(f"{old.name} is switched; `moebox upgrade {named} --rollback` returns")
-    elif apply:
+        lines.append(f"{old.name} is switched; `moebox upgrade rollback` returns")
+    elif switch_to_it:
         lines.append("not switched: the old version is what runs")
     print_result(json, document, lambda: print_lines(lines))
     return exit_code(good)
-
-
-def _bisect(
-    named: str,
-    old: "Recipe",
-    ends: tuple[str, str],
-    between: list[str],
-    judges: "Judges",
-    source: str,
-    box: "Box",
-    *,
-    json: bool,
-) -> int:
-    from moebox.flows.bisect import bisect_versions, issue_text
-
-    def notify(text: str) -> None:
-        print_lines([text], stderr=True)
-
-    with interrupt_message("the same command goes on with this bisection"):
-        found = bisect_versions(named, old, ends, judges, between=between, tree=source, box=box, notify=notify)
-    document = {**codec.to_plain(found), "issue": issue_text(found)}
-    print_result(json, document, lambda: print_lines([issue_text(found)]))
-    return 0

@@ -101,6 +101,8 @@ def bisect_versions(
 ) -> Bisection:
     """Find the first bad version. Raise AnswerIsNo if the good end is bad or the bad end is good."""
     sources = [parse_source(end) for end in ends]
+    builds = [each.source for each in installs.list_installs() if each.engine == sources[0].engine and each.source]
+    tree = tree or (builds[-1] if builds else "")
     refuse_if(sources[0].engine != sources[1].engine, f"{ends[0]} and {ends[1]} are two engines")
     candidates = tuple(list_candidates(sources[0], sources[1], between, tree))
     state = Bisection(recipe=recipe.name, good=ends[0], bad=ends[1], judges=judges, candidates=candidates)
@@ -189,13 +191,13 @@ def list_candidates(good: EngineSource, bad: EngineSource, between: Sequence[str
     if between:
         return [str(good), *between, str(bad)]
     if good.kind == "build":
-        refuse_if(not tree, "--bisect over builds needs their repository", hint="--source DIR")
+        refuse_if(not tree, "a bisection over builds needs their repository", hint="--source DIR")
         words = _run_git(tree, "rev-list", "--reverse", "--first-parent", f"{good.version}..{bad.version}").split()
         refuse_if(
             not words, f"{tree}: no commit lies between {good.version} and {bad.version}", hint="good comes first"
         )
         return [str(good), *(f"{good.engine}@{commit}" for commit in words[:-1]), str(bad)]
-    refuse_if(good.kind == "image", "images cannot be listed", hint="name those in between with --to, oldest first")
+    refuse_if(good.kind == "image", "images cannot be listed", hint="--between lists them, oldest first")
     versions = list_releases(registry.engine_traits(good.engine).package)
     low, high = version_key(good.version), version_key(bad.version)
     inner = [version for version in versions if low < version_key(version) < high]
@@ -222,7 +224,7 @@ def list_releases(package: str) -> list[str]:
     found = [word.strip() for word in match[1].split(",")] if match else []
     if found in ([], ["none"]):
         raise ExternalError(
-            f"the package index lists no release of {package}", hint="name versions with --to, oldest first"
+            f"the package index lists no release of {package}", hint="--between lists versions, oldest first"
         )
     return found
 

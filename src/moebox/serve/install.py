@@ -116,9 +116,7 @@ class Installer:
         source, python = self.source, str(self.part / "bin" / "python")
         package = registry.engine_traits(source.engine).package
         if not package:
-            raise BadInput(
-                f"{source.engine} is not a Python package", hint=f"build it: {source.engine}@COMMIT --source DIR"
-            )
+            raise BadInput(f"{source.engine} is not a Python package", hint=f"build it: {source.engine}@COMMIT DIR")
         options, env = pip_environment()
         words = [*options, f"{package}=={source.version}"]
         uv = shutil.which("uv")
@@ -146,8 +144,10 @@ class Installer:
     def build(self, tree: str, gpus: Sequence[Gpu]) -> InstalledEngine:
         """Build from a commit or tag of a git repository, or from a plain source tree."""
         source, checkout = self.source, self.part / "source"
+        earlier = [each.source for each in installs.list_installs() if each.engine == source.engine and each.source]
+        tree = tree or (earlier[-1] if earlier else "")
         if not tree:
-            raise BadInput(f"{source}: which source tree?", hint=f"moebox engines install {source} --source DIR")
+            raise BadInput(f"{source}: which source tree?", hint=f"moebox engines install {source} DIR")
         commit, version = "", source.version
         if "://" in tree or tree.endswith(".git") or (Path(tree) / ".git").exists():
             where = tree if "://" in tree else str(Path(tree).resolve())
@@ -177,7 +177,14 @@ class Installer:
             files.remove_tree(self.part / name)
         if not any((self.part / "bin").iterdir()):
             raise ExternalError(f"{source} was not built: the build made no program", hint=f"log: {self.log}")
-        return InstalledEngine(engine=source.engine, version=version, kind="build", tool=commands[0][0], commit=commit)
+        return InstalledEngine(
+            engine=source.engine,
+            version=version,
+            kind="build",
+            tool=commands[0][0],
+            commit=commit,
+            source=tree if "://" in tree else str(Path(tree).resolve()),
+        )
 
     def pull_image(self) -> InstalledEngine:
         """Pull an image and record its digest, by which it is started from then on."""

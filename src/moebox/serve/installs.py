@@ -45,6 +45,7 @@ class InstalledEngine:
     path: str = ""  # folder with bin/; "" for an image
     image: str = ""  # name@sha256:…
     commit: str = ""  # of a build
+    source: str = ""  # of a build: its source tree
     bytes: int = 0
     installed: float = 0.0
     managed: bool = True  # moebox installed it and can remove it

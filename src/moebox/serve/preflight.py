@@ -147,7 +147,7 @@ def check_version(deployment: Deployment, argv: tuple[str, ...]) -> None:
         return
     here = engine_version(deployment.engine, argv)
     if here and not same_version(wanted, here):
-        spec = f"{recipe.engine}=={wanted}" if deployment.engine.package else f"{recipe.engine}@{wanted} --source DIR"
+        spec = f"{recipe.engine}=={wanted}" if deployment.engine.package else f"{recipe.engine}@{wanted} DIR"
         raise ExternalError(
             f"the recipe wants {recipe.engine} {wanted}, this machine has {here}",
             hint=f"`moebox engines install {spec}`, or change engine_version in the recipe",
