@@ -176,7 +176,7 @@ def processes_with(word: str) -> list[int]:
 
 
 BAD_INPUT = [
-    ([], 2, "upgrade"),
+    ([], 2, "TO is missing"),
     (["--to", "llama.cpp@b99"], 3, "llama.cpp@b99 was not installed: "),
     (["--to", "vllm==0.32.0"], 2, "the recipe runs llama.cpp"),
     (["--to", "contxt=1"], 2, "--set contxt: there is no such setting"),
