@@ -1,6 +1,7 @@
 """Which damages of a model `moebox quality` separates from healthy variants, on the embedded engine.
 
     python benchmarks/quality.py [--only NAME,...] [--json FILE]
+    python benchmarks/quality.py --routes 100      (false alarms of the check `routes`, in 100 runs on a healthy server)
 
 The phantom is served as it is, in healthy variants (other kernels, batch sizes, cache types), with coarser weights, and
 damaged. Three healthy servers are the references; their distance from each other is the noise. A variant is named if
@@ -27,6 +28,8 @@ from moebox.quality.judge import judge_quality
 from moebox.quality.reader import read_texts
 from moebox.quality.reading import TextReading
 from moebox.quality.texts import standard_texts
+from moebox.verify.options import VerifyOptions
+from moebox.verify.runner import run_checks
 
 Damage = Callable[[PhantomGguf, bytearray], None]
 EXPERTS, USED = 16, 4
@@ -210,8 +213,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="")
     parser.add_argument("--json", type=Path)
+    parser.add_argument(
+        "--routes", type=int, default=0, help="only run the check `routes` so often on a healthy server"
+    )
     given = parser.parse_args()
     source = phantom.gguf_path()
+    if given.routes:
+        with serve_phantom(source, ("-np", "4", "-c", "16384")) as endpoint:
+            for seed in range(given.routes):
+                options = VerifyOptions(seed=seed, parallel=4)
+                check = run_checks(endpoint, options, only=["routes"]).rungs[0]
+                print(seed, check.verdict, [probe.reason for probe in check.probes], flush=True)
+        return
     references = {name: read_variant(source, flags) for name, flags in REFERENCES.items()}
     cases: list[tuple[str, str, tuple[str, ...], Damage | None]] = []
     cases += [("healthy", name, flags, None) for name, flags in HEALTHY.items()]

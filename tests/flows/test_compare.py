@@ -180,6 +180,18 @@ def test_the_sign_test_counts_what_changed():
     assert AnswerChange(what="", of=4, lost=2, gained=0).is_worse
 
 
+def test_a_comparison_states_what_it_could_not_have_seen():
+    """Thirty questions miss a loss of a fifth, two hundred one of 3%; answers gained on the way hide more."""
+    assert AnswerChange(what="", of=30, lost=0, gained=0).least_visible_loss == pytest.approx(0.21, abs=0.01)
+    assert AnswerChange(what="", of=200, lost=0, gained=0).least_visible_loss == pytest.approx(0.034, abs=0.002)
+    assert AnswerChange(what="", of=200, lost=4, gained=4).least_visible_loss > 0.06
+    assert AnswerChange(what="", of=1, lost=0, gained=0).least_visible_loss == 1.0
+    pairs = [(True, True)] * 23 + [(True, False)] * 4 + [(False, True)] * 2 + [(False, False)]
+    a, b = ([said("plain", number, right=pair[place]) for number, pair in enumerate(pairs)] for place in (0, 1))
+    text = compare_sides(side("A", a), side("B", b)).verdict
+    assert "27 and 25 of 30 right, no loss shown (a loss of less than" in text
+
+
 def test_both_sides_are_asked_in_turn_and_never_the_same_prompt_twice_for_speed(oracle: str):
     """A B, B A: seen at the server, which is one and the same here."""
     endpoint = Endpoint(base_url=f"{oracle}/correct/v1", model=MODEL)

@@ -4,6 +4,7 @@ import functools
 import json
 import math
 import random
+import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -18,6 +19,31 @@ class ToyServer(ThreadingHTTPServer):
     def __init__(self, dialect: str, *, noise: float = 0.0, seed: int = 1, fault: str = "") -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.dialect, self.noise, self.seed, self.fault = dialect, noise, seed, fault
+        self.seen: list[str] = []  # prompts in the cache
+        self.busy: list[int] = []  # lengths of the prompts that are being answered
+        self.changes = threading.Condition()
+
+    def is_faulty(self, body: dict[str, Any]) -> bool:
+        """Whether the server answers this prompt wrongly because of its route. Waits a moment for neighbours."""
+        prompt, cached = str(body["prompt"]), body.get("cache_prompt")
+        with self.changes:
+            self.busy.append(len(prompt))
+            self.changes.notify_all()
+            self.changes.wait_for(lambda: len(self.busy) > 1, timeout=0.1 if self.fault == "crowd" else 0)
+            neighbours = len(self.busy) > 1
+            begun = cached and any(prompt != old and prompt.startswith(old) for old in self.seen)
+            again = cached and prompt in self.seen
+            self.seen += [prompt] if cached else []
+        return {
+            "cached": again,
+            "cached, long": again and len(prompt) > 1000,
+            "pieces": begun,
+            "crowd": neighbours,
+        }.get(self.fault, False)
+
+    def leave(self, body: dict[str, Any]) -> None:
+        with self.changes:
+            self.busy.remove(len(str(body["prompt"])))
 
     @property
     def url(self) -> str:
@@ -70,7 +96,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._reply(self._generate(body))
         elif self.path == "/v1/completions" and server.fault != "none":
             too_many = server.dialect == "prompt_logprobs" and body["logprobs"] > 20
-            self._reply(None if too_many else self._complete(body), 400 if too_many else 404)
+            wrong = self.server.is_faulty(body)
+            self._reply(None if too_many else self._complete(body, wrong), 400 if too_many else 404)
+            self.server.leave(body)
         else:
             self._reply(None)
 
@@ -83,12 +111,12 @@ class _Handler(BaseHTTPRequestHandler):
         meta |= {"output_token_logprobs": [tops[-1][0]], "output_top_logprobs": [tops[-1]]}
         return {"text": "x", "meta_info": meta}
 
-    def _complete(self, body: dict[str, Any]) -> dict[str, Any]:
+    def _complete(self, body: dict[str, Any], wrong: bool) -> dict[str, Any]:
         server, top = self.server, body["logprobs"]
         prompt = body["prompt"]
         ids = server.tokenize(prompt, True) if isinstance(prompt, str) else prompt
         choice: dict[str, Any] = {"text": "x"}
-        after = server.predict(ids, top)
+        after = server.predict(ids[:-1] if wrong else ids, top)  # a lost token is a usual fault of caches
         chosen = next(iter(after))
         if server.fault == "lies":
             chosen = (chosen + 1) % VOCABULARY
@@ -98,7 +126,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif server.dialect == "prompt_logprobs":
             marks = {f"token_id:{token}": value for token, value in after.items()}
             choice["logprobs"] = {"tokens": [f"token_id:{chosen}"], "token_logprobs": [0], "top_logprobs": [marks]}
-            every = [server.predict(ids[:depth], VOCABULARY) for depth in range(len(ids))]
+            scored = ids if body.get("prompt_logprobs") else []
+            every = [server.predict(ids[:depth], VOCABULARY) for depth in range(len(scored))]
             kept = [{**dict(list(row.items())[:top]), ids[depth]: row[ids[depth]]} for depth, row in enumerate(every)]
             choice["prompt_logprobs"] = [None, *({str(t): {"logprob": v} for t, v in row.items()} for row in kept[1:])]
         elif server.dialect == "echo" and body.get("echo"):

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moebox import api
-from moebox.cli.flags import Names, Switch
+from moebox.cli.flags import AsJson, Names
 from moebox.cli.output import check_writable, exit_code, print_result, stderr_console, stdout_console
 from moebox.cli.signals import interrupt_message
 from moebox.cli.target import create_run, find_endpoint
@@ -22,7 +22,7 @@ def quality(
     text: Path | None = None,
     model: str = "",
     key_env: str = "",
-    json: Switch = False,
+    json: AsJson = False,
 ) -> int:
     """Measure how far a server's next-token probabilities are from a reference: is this quant, kernel or cache worse?
 

@@ -4,7 +4,7 @@ import contextlib
 import math
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moebox.core.endpoint import Endpoint
 from moebox.core.verdict import Score, wilson_score
@@ -24,7 +24,8 @@ from moebox.verify.trials import CheckSession
 
 # Open questions diverge first; closed ones show whether it matters.
 FAMILY_MIX = ("plain", "story", "sums", "count", "copy", "code", "json_schema", "tool_call", "tool_parallel", "memory")
-QUESTIONS = 30
+QUESTIONS = 200  # shows a loss of 3%; 30 miss one of 20%
+POWER = 0.8  # chance at which a loss counts as one that would have been seen
 SIGNIFICANCE = 0.05  # of the sign test
 CLEAR_SHARE = 0.2  # of a kind's questions: losing as many is a loss, however few there are
 
@@ -67,6 +68,19 @@ class AnswerChange:
         """B lost significantly many by the sign test, or a clear share of few questions."""
         clearly = self.lost - self.gained >= max(2, self.of * CLEAR_SHARE)
         return clearly or sign_test(self.lost, self.gained) <= SIGNIFICANCE
+
+    @property
+    def least_visible_loss(self) -> float:
+        """Smallest share of questions whose loss this test would show with POWER; 1 if it could show none."""
+        needed = next((lost for lost in range(self.of + 1) if replace(self, lost=lost).is_worse), None)
+        if needed is None:
+            return 1.0
+        for step in range(1, 1000):
+            share = step / 1000
+            fewer = math.fsum(math.comb(self.of, k) * share**k * (1 - share) ** (self.of - k) for k in range(needed))
+            if 1 - fewer >= POWER:
+                return share
+        return 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

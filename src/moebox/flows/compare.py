@@ -1,4 +1,4 @@
-"""Compare B with A: the same answers, as many right, faster or slower.
+"""Compare B with A: the same answers, a loss of right ones, faster or slower.
 
 Both sides are measured in turn (A B, B A, …); otherwise a machine that warms up or slows down would look like a
 difference. If only one engine fits the box, the order is A, B, A: half of A's measurements before all of B's, the
@@ -274,7 +274,10 @@ def _verdict_text(answers: AnswerComparison, worse: str, gains: Sequence[GainAtC
         return f"B is worse: {worse}"
     same = "the same words"
     if answers.same != answers.asked:
-        same += f" in {answers.same} of {answers.asked} answers, and as many right"
+        right = answers.changes[0]
+        counts = f"{answers.right_a.passed} and {answers.right_b.passed} of {right.of} right"
+        missed = f"a loss of less than {right.least_visible_loss:.0%} may go unseen"
+        same += f" in {answers.same} of {answers.asked} answers; {counts}, no loss shown ({missed})"
     if not any(row.is_different for row in gains):
         known = [row.gain for row in gains if row.gain]
         low, high = min((gain.low for gain in known), default=0.0), max((gain.high for gain in known), default=0.0)

@@ -87,6 +87,14 @@ def standard_texts() -> tuple[QualityText, ...]:
     return (*texts, QualityText(kind="long context", name="long", text="".join(pieces), depths=LONG_DEPTHS))
 
 
+def draw_unlearnt_text(rng: random.Random, chars: int) -> str:
+    """Draw a text of pseudo-words, code and figures; it begins and ends with pseudo-words."""
+    text = _draw_sentence(rng) + " "
+    while len(text) < chars:
+        text += _GENERATORS[_pick(rng, tuple(_GENERATORS))](rng)
+    return text[:chars].rstrip() + " " + _draw_word(rng)
+
+
 def read_user_text(path: Path) -> QualityText:
     """Read a text of the user's choice. Raise BadInput if it is unreadable, too short or too long."""
     try:

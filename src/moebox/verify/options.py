@@ -9,7 +9,8 @@ from moebox.errors import refuse_if, refuse_out_of_range
 # Every check in the order in which it runs. checks/__init__.py compares this list with the checks at import.
 CHECK_NAMES: tuple[str, ...] = (
     *("alive", "plain", "streaming", "prompts", "arithmetic", "code", "json", "thinking", "tools", "agents"),
-    *("sampling", "long-context", "cache", "concurrency", "limits", "errors", "vision", "anthropic", "combinations"),
+    *("sampling", "long-context", "cache", "routes", "concurrency", "limits", "errors", "vision", "anthropic"),
+    "combinations",
 )
 TRIALS: dict[Effort, int] = {"quick": 4, "normal": 12, "thorough": 36}
 TIME_S: dict[Effort, float] = {"quick": 600.0, "normal": 1800.0, "thorough": 7200.0}

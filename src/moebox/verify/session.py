@@ -131,6 +131,7 @@ class ServerSession:
         self.context_limit: int | None = None  # tokens, as the server reports
         self.tried_context = 0  # tokens
         self.prefill_tok_s = 0.0  # 0 if not measured
+        self.route_limits = (0, 0.0)  # tokens with log-probabilities, and the share of probability that may move
         self.notes: list[str] = []  # what was not tried
         self.engine = client.endpoint.engine
         self.sandbox = ""

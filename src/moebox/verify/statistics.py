@@ -22,7 +22,7 @@ KindName = (
     Literal["transport", "reply-format", "reply-style", "finish", "usage", "template-leak", "crosstalk", "late"]
     | Literal["answer", "text", "json", "schema", "tool-call", "tool-choice", "tool-history", "reasoning", "prompt"]
     | Literal["unicode", "context", "crowd", "cache", "limits", "sampling", "logprobs", "errors", "vision"]
-    | Literal["combination"]
+    | Literal["combination", "routes"]
 )
 
 
@@ -56,6 +56,7 @@ FAILURE_KINDS: dict[str, FailureKind] = {
     "crosstalk": FailureKind(means="receive another request's output", any_reply=True),
     "crowd": FailureKind(means="fail among concurrent requests"),
     "cache": FailureKind(means="be answered from another prompt's cache"),
+    "routes": FailureKind(means="be answered with other probabilities because of their route through the server"),
     "limits": FailureKind(means="not obey stop strings or token limits"),
     "sampling": FailureKind(means="ignore temperature or seed", only_warns=True),
     "logprobs": FailureKind(means="carry wrong log-probabilities"),

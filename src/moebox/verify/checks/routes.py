@@ -1,0 +1,200 @@
+"""routes: the same text by different routes gives the same log-probabilities.
+
+Nothing is known about the right ones. A prompt that was cached, read in pieces, read beside others or in another slot
+must get the next-token probabilities that it gets alone and fresh, within the server's own noise.
+"""
+
+import asyncio
+import math
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+
+from moebox.quality.texts import draw_unlearnt_text
+from moebox.quality.wire import NextToken, next_token_request, parse_next_tokens
+from moebox.units import format_count
+from moebox.verify.options import TRIALS
+from moebox.verify.session import ProbeSkipped, error_text
+from moebox.verify.trials import Check, CheckSession, TrialOutcome, pass_if
+from moebox.verify.violations import parse_strict_json
+
+TOPS = (20, 5)  # most likely tokens asked for; some servers refuse more than 5
+TOKENS = 6  # generated and compared as long as both routes write the same
+CHARS = 240
+LENGTHS = (1000, 8000, 32000)  # tokens, and near the limit
+CHARS_PER_TOKEN = 1.5  # of pseudo-words and figures with any tokenizer; less text than wanted does no harm
+MAX_LONG_S = 10.0  # for one long prompt, unless the run is thorough
+NOISE_READINGS = 2
+# Share of probability on other tokens. The phantom on healthy llama.cpp moves up to 0.14 by another route (2026-11-17:
+# its experts flip at near ties); a prompt that lost its last token moves 0.6 and more.
+ALLOWED = 0.35
+NOISE_FACTOR = 4.0
+
+
+class RouteReader:
+    """Reads the next tokens of a text, and knows how much the server differs from itself."""
+
+    def __init__(self, session: CheckSession) -> None:
+        self.session, self.top, self.allowed = session, *session.route_limits
+
+    async def prepare(self) -> None:
+        """Find out whether the server gives log-probabilities, and measure its noise. Raise ProbeSkipped if not."""
+        if self.top:
+            return
+        text = self.draw_text()
+        for self.top in TOPS:
+            if found := await self.read(text, fresh=True):
+                break
+        else:
+            raise ProbeSkipped("no log-probabilities of more than one token at /v1/completions")
+        noise = [apart(found, await self.read(text, fresh=True)) for _ in range(NOISE_READINGS)]
+        if max(noise) > 1 / NOISE_FACTOR:
+            raise ProbeSkipped(f"the same request moves {max(noise):.0%} of the probability: nothing can be compared")
+        self.allowed = max(ALLOWED, NOISE_FACTOR * max(noise))
+        self.session.route_limits = self.top, self.allowed
+
+    def draw_text(self, chars: int = CHARS) -> str:
+        return draw_unlearnt_text(self.session.rng, chars)
+
+    async def read(self, text: str, *, fresh: bool = False) -> list[NextToken]:
+        """The next tokens after a text; with `fresh` past the prefix cache, as far as the server lets one ask."""
+        session = self.session
+        path, body = next_token_request("prefixes", session.endpoint.model, text, self.top, TOKENS)
+        if fresh:
+            body = {**body, "cache_prompt": False, "cache_salt": secrets.token_hex(8)}
+        exchange = session.keep_evidence(await session.client.post(session.endpoint.server_url + path, body))
+        try:
+            found = parse_next_tokens("prefixes", parse_strict_json(exchange.response), 0)
+        except ValueError:
+            return []
+        if exchange.status == 200 and found and len(found[0].top) < 2:
+            raise ProbeSkipped("it gives only the most likely token")
+        if exchange.status >= 500 and "parse" not in error_text(exchange):
+            raise ProbeSkipped(f"/v1/completions fails: {error_text(exchange)}")
+        return found
+
+
+def apart(left: Sequence[NextToken], right: Sequence[NextToken]) -> float:
+    """Mean share of probability on other tokens, as long as both wrote the same; 0 if one has no reading."""
+    shares = []
+    for mine, other in zip(left, right, strict=False):
+        keys = mine.top.keys() & other.top.keys()
+        p, q = ({key: math.exp(each.top[key]) for key in keys} for each in (mine, other))
+        rest = abs(sum(p.values()) - sum(q.values()))
+        shares.append((math.fsum(abs(p[key] - q[key]) for key in keys) + rest) / 2)
+        if mine.token != other.token:
+            break
+    return math.fsum(shares) / len(shares) if shares else 0.0
+
+
+Route = Callable[[RouteReader, str], Awaitable[Sequence[list[NextToken]]]]
+
+
+async def _compare_route(session: CheckSession, name: str, route: Route, chars: int = CHARS) -> str:
+    """Read fresh texts alone and by a route; the sequential test of all checks decides."""
+    reader = RouteReader(session)
+    await reader.prepare()
+    worst = 0.0
+
+    async def attempt(stream: bool) -> TrialOutcome:
+        nonlocal worst
+        text = reader.draw_text(chars)
+        alone = await reader.read(text, fresh=True)
+        readings = await route(reader, text)
+        share = max((apart(alone, reading) for reading in readings), default=0.0)
+        worst = max(worst, share)
+        return pass_if(share <= reader.allowed, f"{name} differ: {share:.0%} of the probability is on other tokens")
+
+    with session.allow_slow_replies():
+        await session.run_trials("routes", attempt, 0.17)
+    return f"at most {worst:.1%} of the probability moved, {reader.allowed:.0%} allowed"
+
+
+async def probe_cached(session: CheckSession) -> str:
+    """A prompt that was sent before, and one whose beginning was."""
+
+    async def route(reader: RouteReader, text: str) -> list[list[NextToken]]:
+        await reader.read(text)
+        return [await reader.read(text), await reader.read(text)]
+
+    return await _compare_route(session, "cached prefixes", route)
+
+
+async def probe_chunked(session: CheckSession) -> str:
+    """A prompt that is read in pieces of uneven length, each beginning with the one before."""
+
+    async def route(reader: RouteReader, text: str) -> list[list[NextToken]]:
+        for part in (0.13, 0.5, 0.81):
+            await reader.read(text[: round(part * len(text))])
+        return [await reader.read(text)]
+
+    return await _compare_route(session, "prompts read in pieces", route)
+
+
+async def probe_crowd(session: CheckSession) -> str:
+    """A prompt among others of many lengths that are read and written at the same time."""
+
+    async def route(reader: RouteReader, text: str) -> list[list[NextToken]]:
+        sizes = [round(CHARS * (0.2 + 0.4 * number)) for number in range(session.options.parallel - 1)]
+        others = [reader.read(reader.draw_text(size), fresh=True) for size in sizes]
+        return (await asyncio.gather(reader.read(text, fresh=True), *others))[:1]
+
+    return await _compare_route(session, "prompts in a crowd", route)
+
+
+async def probe_slots(session: CheckSession) -> str:
+    """The same prompt many times at once: in the first slot and in the last."""
+
+    async def route(reader: RouteReader, text: str) -> list[list[NextToken]]:
+        return list(await asyncio.gather(*(reader.read(text, fresh=True) for _ in range(session.options.parallel))))
+
+    return await _compare_route(session, "slots", route)
+
+
+async def probe_padded(session: CheckSession) -> str:
+    """A short prompt beside much longer ones."""
+
+    async def route(reader: RouteReader, text: str) -> list[list[NextToken]]:
+        long = [reader.read(reader.draw_text(4 * CHARS), fresh=True) for _ in range(2)]
+        return (await asyncio.gather(reader.read(text, fresh=True), *long))[:1]
+
+    return await _compare_route(session, "short prompts beside long ones", route, CHARS // 4)
+
+
+async def probe_long(session: CheckSession) -> str:
+    """Prompts of 1k, 8k and 32k tokens and near the limit, from the cache."""
+    reader = RouteReader(session)
+    await reader.prepare()
+    limit = (session.options.context or session.context_limit or 0) - 64
+    seconds_per_char = 0.0
+    tried = []
+    for length in sorted({*(size for size in LENGTHS if size < limit), *([limit] if limit > 1000 else [])}):
+        chars = round(length * CHARS_PER_TOKEN)
+        if chars * seconds_per_char > MAX_LONG_S and session.options.trials < TRIALS["thorough"]:
+            break
+        text = reader.draw_text(chars)
+        alone = await reader.read(text, fresh=True)
+        seconds_per_char = session.exchanges[-1].seconds / chars
+        cached = await reader.read(text)
+        shares = [apart(alone, cached), apart(alone, await reader.read(text))]
+        wrong = f"cached prefixes differ at {format_count(length)} tokens: {max(shares):.0%} of the probability moved"
+        for share in shares:
+            session.failures.expect("routes", share <= reader.allowed, wrong)
+        tried.append(format_count(length))
+    if not tried:
+        raise ProbeSkipped("its context is shorter than 1,000 tokens, or unknown")
+    return f"{', '.join(tried)} tokens"
+
+
+CHECK = Check(
+    name="routes",
+    about="log-probabilities of the same text: cached, in pieces, in a crowd, in other slots, at length",
+    probes={
+        "cached": probe_cached,
+        "in pieces": probe_chunked,
+        "crowd": probe_crowd,
+        "slots": probe_slots,
+        "padded": probe_padded,
+        "long": probe_long,
+    },
+    request_estimate=120,
+)
