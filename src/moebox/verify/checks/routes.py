@@ -77,10 +77,11 @@ def apart(left: Sequence[NextToken], right: Sequence[NextToken]) -> float:
     """Mean share of probability on other tokens, as long as both wrote the same; 0 if one has no reading."""
     shares = []
     for mine, other in zip(left, right, strict=False):
-        keys = mine.top.keys() & other.top.keys()
-        p, q = ({key: math.exp(each.top[key]) for key in keys} for each in (mine, other))
-        rest = abs(sum(p.values()) - sum(q.values()))
-        shares.append((math.fsum(abs(p[key] - q[key]) for key in keys) + rest) / 2)
+        least = [min(each.top.values()) for each in (mine, other)]  # an unknown token has at most this
+        pairs = [
+            (mine.top.get(key, least[0]), other.top.get(key, least[1])) for key in mine.top.keys() | other.top.keys()
+        ]
+        shares.append(math.fsum(abs(math.exp(p) - math.exp(q)) for p, q in pairs) / 2)
         if mine.token != other.token:
             break
     return math.fsum(shares) / len(shares) if shares else 0.0
