@@ -188,8 +188,6 @@ class ServerSession:
             request[self.max_tokens_field] = more["max_tokens"]
         exchange = await self.post_chat(request)
         answer = self.read_answer(exchange, stream=bool(request.get("stream")), allow_marks=allow_marks)
-        if not more.get("thinking") and answer.content.strip() and not answer.reasoning.strip():
-            self.answered_without_thinking = True
         only_thought = answer.finish_reason == "length" and bool(answer.reasoning) and not answer.content
         if only_thought and not (exact or self.always_thinks or more.get("thinking")):
             self.always_thinks = True
@@ -267,6 +265,13 @@ class ServerSession:
             self.failures.add("reply-format", reason, stream=True)
             raise ProbeFailed(reason)
         answer = parse_chat_stream(exchange) if stream else parse_completion(exchange)
+        request = exchange.request if isinstance(exchange.request, dict) else {}
+        if (
+            answer.content.strip()
+            and not answer.reasoning
+            and not request.get("chat_template_kwargs", {}).get("thinking")
+        ):
+            self.answered_without_thinking = True
         violations = list(answer.violations)
         if answer.id and answer.id in self.seen_ids:
             violations.append(Violation("style", f"the id {answer.id[:60]!r} was used before"))
