@@ -5,7 +5,9 @@ The llama-server of a commit passes requests on to the embedded engine, with the
 
 import base64
 import hashlib
+import importlib.util
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -13,6 +15,10 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
+needs_cmake = pytest.mark.skipif(not shutil.which("cmake") or not shutil.which("git"), reason="no cmake or git here")
+needs_pip = pytest.mark.skipif(not importlib.util.find_spec("pip"), reason="this Python has no pip")
 SERVER = Path(__file__).with_name("faulty_server.py")
 TOY_SERVER = Path(__file__).parent / "toy_engine" / "toy_engine" / "server.py"
 CMAKE = """cmake_minimum_required(VERSION 3.16)

@@ -236,7 +236,7 @@ def test_what_every_node_runs_is_shown_without_asking_it(
     [
         (("--speculate", "eagle3"), "a careful start: text only;", "no draft"),
         (("--kv", "fp8"), "an fp8 cache holds 2 times the tokens", "twice"),
-        (("--concurrency", "2000"), "40% faster at 105 streams against 40", "at 40 streams"),
+        (("--concurrency", "2000"), "% faster at 105 streams against 40", "at 40 streams"),
         (("--context", "4096"), "3,277 in / 819 out", "1,024 out"),
     ],
 )

@@ -15,7 +15,7 @@ from moebox.flows.upgrade import Judges
 from moebox.serve import installs
 from tests.embedded import phantom_recipe
 from tests.engines.test_toy import Install, installed  # noqa: F401  (a fixture)
-from tests.versions import write_tree, write_wheel
+from tests.versions import needs_cmake, needs_pip, write_tree, write_wheel
 
 
 def simulate(first_bad: int, *, count: int, wrong: float, skipped: set[int], seed: int) -> tuple[str, int]:
@@ -61,6 +61,7 @@ def test_versions_that_cannot_be_tried_are_passed_over() -> None:
     assert simulate(8, count=16, wrong=0.0, skipped={8, 9}, seed=0)[0] == "v10"
 
 
+@needs_cmake
 def test_commits_are_bisected_and_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Builds of a repository: one does not build, from b4 on concurrent requests break off."""
     faults = ["canned", "canned", "no-build", "canned+drop", "canned+drop"]
@@ -78,6 +79,7 @@ def test_commits_are_bisected_and_reported(tmp_path: Path, capsys: pytest.Captur
     assert {each.name for each in installs.list_installs()} == {"llama.cpp@b1", "llama.cpp@b5"}
 
 
+@needs_cmake
 def test_a_bad_end_that_is_good_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 1: nothing lies between two good versions."""
     write_tree(tmp_path / "tree", ["canned", "canned"])
@@ -88,6 +90,7 @@ def test_a_bad_end_that_is_good_is_one_line(tmp_path: Path, capsys: pytest.Captu
     assert "llama.cpp@b2 is as good as llama.cpp@b1" in capsys.readouterr().err
 
 
+@needs_pip
 def test_releases_come_from_the_package_index(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -36,7 +36,7 @@ def test_the_launch_requests_the_only_cache_that_starts(count: int, gpu: str, en
     """vLLM asserts "fp8_ds_mla layout only supports fp8 kv-cache", SGLang a store of packed fp8, on every GPU."""
     box = box_with(count, gpu)
     if engine == "vllm" and gpu == "mi300x":
-        with pytest.raises(DoesNotFit, match="unsupported on MI300X"):
+        with pytest.raises(DoesNotFit, match="does not run on 8x-mi300x with --engine vllm"):
             choose_plan(box, *facts("deepseek-v4-flash"), Constraints(engine=engine))
         return
     plan = choose_plan(box, *facts("deepseek-v4-flash"), Constraints(engine=engine))

@@ -44,7 +44,7 @@ def moebox(
 
 def test_a_plan_under_a_memory_limit_ends() -> None:
     """Login nodes set `ulimit -v`: the bandwidth of memory stays unknown, and nothing hangs."""
-    done = moebox("run", "--until", "plan", "--yes", limit=(resource.RLIMIT_AS, 400_000_000))
+    done = moebox("run", "--until", "plan", "--yes", limit=(resource.RLIMIT_AS, 600_000_000))
 
     assert done.returncode == 0, done.stderr
     assert "✓ plan" in done.stdout

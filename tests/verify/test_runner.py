@@ -211,7 +211,7 @@ def test_an_announced_context_below_the_real_one_hides_nothing(oracle: str):
 
 def test_every_check_has_a_server_that_fails_it():
     """The list of faults is complete."""
-    assert set(BROKEN.values()) == set(CHECK_NAMES)
+    assert set(BROKEN.values()) == set(CHECK_NAMES) - {"routes"}  # tests/quality/test_routes.py has those of routes
 
 
 def test_garbage_stops_the_run_if_later_checks_would_mean_nothing(oracle: str):
@@ -349,6 +349,6 @@ def test_the_document_has_the_keys_that_scripts_rely_on(oracle: str):
 def test_checks_are_selected_by_name_and_run_in_order():
     """--only and --from."""
     assert [check.name for check in select_checks(["tools", "alive"], "")] == ["alive", "tools"]
-    assert [check.name for check in select_checks([], "limits")] == ["limits", "errors", "vision", "anthropic"]
+    assert [check.name for check in select_checks([], "limits")] == [*CHECK_NAMES[CHECK_NAMES.index("limits") :]]
     with pytest.raises(UnknownName, match="tool"):
         select_checks(["tool"], "")

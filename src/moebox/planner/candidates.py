@@ -283,7 +283,7 @@ def make_draft(model: Model, method: str, preset: str = "") -> Speculate:
     names = [name for name in model.drafts if draft_kind(name) == method]
     if not names:
         own = "--speculate mtp: the model has its own" if model.mtp_layers else "--speculate none"
-        raise BadInput(f"no {DRAFT_TITLES[method]} draft of {model.title} is known", hint=own)
+        raise BadInput(f"no {DRAFT_TITLES.get(method, method)} draft of {model.title} is known", hint=own)
     latent = preset == "community"  # drafts with latent attention are for the patched image
     name = min(names, key=lambda name: ("mla" in name) != latent).split(" ")[0]
     inside = "/" not in name  # the draft is part of the model's own checkpoint
