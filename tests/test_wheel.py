@@ -56,6 +56,18 @@ def moebox(installed: Path, *words: str, cwd: Path) -> subprocess.CompletedProce
     )
 
 
+def test_the_wheel_has_a_man_page_and_completion(installed: Path):
+    """Installers put what is under data/share where man, bash, zsh and fish look for it."""
+    (share,) = installed.glob("*.data/data/share")
+    page = (share / "man" / "man1" / "moebox.1").read_text(encoding="utf-8")
+
+    assert ".B moebox plan" in page
+    assert {"bash-completion/completions/moebox", "zsh/site-functions/_moebox"} <= {
+        str(path.relative_to(share)) for path in share.rglob("*")
+    }
+    assert "moebox --complete" in (share / "fish" / "vendor_completions.d" / "moebox.fish").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize(
     "words",
     [

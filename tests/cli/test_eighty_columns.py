@@ -31,7 +31,7 @@ def lines(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
 
 def test_the_catalogue_shows_every_figure_whole(capsys: pytest.CaptureFixture[str]):
     """A context of 1,048,576 and the size of the native checkpoint stand there in full."""
-    shown = lines(capsys, "models")
+    shown = lines(capsys, "models", "--all")
     assert max(map(len, shown)) <= 80
     assert not any("…" in line for line in shown)
     for model in catalogue.models().values():
@@ -42,9 +42,13 @@ def test_the_catalogue_shows_every_figure_whole(capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize("name", list(catalogue.models()))
 def test_a_model_names_its_repositories_whole(name: str, capsys: pytest.CaptureFixture[str]):
     """The name to download must not end in an ellipsis."""
-    shown = lines(capsys, "models", "show", name)
+    shown = lines(capsys, "models", "show", name, "--all")
     assert max(map(len, shown)) <= 80
     assert not any("…" in line for line in shown)
+    screen = lines(capsys, "models", "show", name)
+    assert len(screen) <= 23
+    assert max(map(len, screen)) <= 80
+    assert not any("…" in line for line in screen)
 
 
 def test_plan_and_forecast_state_the_same_band(capsys: pytest.CaptureFixture[str]):
@@ -141,6 +145,6 @@ def test_a_run_is_shown_within_the_terminal(tmp_path: Path, capsys: pytest.Captu
     run = a_run(tmp_path / "runs")
     reason = "the reply to the seventh request ends in the middle of a word and " * 3
     run.write_json("verdicts/03-tools.json", {"name": "tools", "verdict": "fail", "reason": reason})
-    shown = lines(capsys, "runs", "show", "latest")
+    shown = lines(capsys, "runs", "show", "latest", "--all")
     assert [line for line in shown if len(line) > 80 and str(tmp_path) not in line] == []
     assert any("seventh request" in line for line in shown)

@@ -170,7 +170,7 @@ def test_checks_are_kept_in_the_run_of_the_launch(
     assert main(["verify", f"{oracle}/correct", "--only", "alive", "--run", run.id]) == 0
     assert f"evidence: {run.path}" in capsys.readouterr().err
     assert {path.name for path in tmp_path.iterdir()} - {"state"} == {run.id}
-    assert main(["runs", "show", run.id]) == 0
+    assert main(["runs", "show", run.id, "--all"]) == 0
     assert "pass  alive" in capsys.readouterr().out
     assert main(["verify", f"{oracle}/correct", "--only", "alive", "--run", "nosuch"]) == 2
 

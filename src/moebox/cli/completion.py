@@ -25,7 +25,7 @@ _moebox() {
     found=("${(@f)$(moebox --complete "${(@)words[2,$CURRENT]}" 2>/dev/null)}")
     if [[ -n "${found[1]}" ]]; then compadd -a found; else _files; fi
 }
-compdef _moebox moebox""",
+if [[ $funcstack[1] = _moebox ]]; then _moebox; else compdef _moebox moebox; fi""",
     "fish": """complete -c moebox -f -a '(moebox --complete (commandline -opc)[2..] (commandline -ct) 2>/dev/null)'""",
 }
 

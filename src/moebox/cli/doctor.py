@@ -111,7 +111,7 @@ def known_of_run(folder: Path) -> "tuple[Recipe | None, list[PlanWarning]]":
 
 def print_search(found: "LogSearch", *, every: bool) -> None:
     """Print the cause with its remedy, then the other findings in the order of the log."""
-    lines, cause = [f"{plural(found.lines, 'line')} read"], found.cause
+    lines, cause = [], found.cause
     if not cause and found.exception:
         lines.append(f"no known symptom; the first exception is on line {found.exception_line}:")
         lines.append(f"  {found.exception}")
@@ -121,11 +121,11 @@ def print_search(found: "LogSearch", *, every: bool) -> None:
     others = [finding for finding in found.findings.values() if finding is not cause]
     shown += [(finding.severity, finding) for finding in others if every or finding.severity == "warning"]
     for title, finding in shown:
-        lines += [f"\n{title}: {finding.cause}", f"  line {finding.line}: {finding.text}"]
+        lines += [f"{title}: {finding.cause}", f"  line {finding.line}: {finding.text}"]
         lines.append(f"  remedy: {finding.remedy}")
         lines += [f"  in the recipe: {finding.change_text}"] if finding.change else []
         lines.append(f"  source: {finding.source}  [{finding.symptom}]")
-    for line in lines:
+    for line in [*lines, f"{plural(found.lines, 'line')} read"]:
         stdout_console().print(line, markup=False)
 
 
@@ -172,8 +172,8 @@ def box(
     counts = Counter(check.verdict for check in checks)
 
     def show() -> None:
-        summary = f"\n{len(checks)} checks: {counts['fail']} failed, {counts['warn']} with warnings"
-        stdout_console().print(checks_table(checks), summary, sep="\n")
+        summary = f"{len(checks)} checks: {counts['fail']} failed, {counts['warn']} with warnings"
+        stdout_console().print(summary, checks_table(checks), sep="\n")
 
     verdict = "fail" if counts["fail"] else "pass"
     print_result(json, {"box": place.name, "checks": checks, "verdict": verdict}, show)
@@ -206,15 +206,20 @@ def engine(name: str, /, *, json: AsJson = False) -> int:
     Args:
         name: The engine's name, as its entry point declares it.
     """
-    from moebox.engines.package_check import check_package
+    from moebox.engines.package_check import PackageCheck, check_package
 
     checks = check_package(name)
     counts = Counter(check.verdict for check in checks)
-    summary = f"\n{len(checks)} checks: {counts['fail']} failed, {counts['note']} optional parts left out"
     verdict = "fail" if counts["fail"] else "pass"
-    print_result(
-        json,
-        {"engine": name, "checks": checks, "verdict": verdict},
-        lambda: stdout_console().print(checks_table(checks), summary, sep="\n"),
-    )
+
+    def show() -> None:
+        left_out = [check.name for check in checks if check.verdict == "note"]
+        shown = [check for check in checks if check.verdict != "note" and check.found != "present"]
+        if left_out:
+            shown.append(
+                PackageCheck(name="optional parts", verdict="note", found=f"at their defaults: {', '.join(left_out)}")
+            )
+        stdout_console().print(f"{len(checks)} checks: {counts['fail']} failed", checks_table(shown), sep="\n")
+
+    print_result(json, {"engine": name, "checks": checks, "verdict": verdict}, show)
     return exit_code(verdict != "fail")

@@ -1,12 +1,14 @@
 """`moebox models`: the catalogue, models that were read from the Hub, and any model on disk."""
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
 
 from moebox import codec
 from moebox.checkpoint import remote, resolve_model
 from moebox.cli.display import make_grid, make_table
-from moebox.cli.flags import AsJson
+from moebox.cli.flags import AsJson, Switch
 from moebox.cli.output import exit_code, print_lines, print_result, stdout_console
 from moebox.core import catalogue
 from moebox.core.layers import Compressed, FeedForward, Gqa, LayerKind, Layers, Linear, Mamba, Mla
@@ -14,18 +16,23 @@ from moebox.core.model import COMPONENTS, KV_BYTES, Checkpoint, Model
 from moebox.errors import BadInput, refuse_if, refuse_out_of_range
 from moebox.hub.client import parse_repo_name, search_repositories
 from moebox.loose import Document
-from moebox.units import format_count, format_gb, format_gib, format_params, format_percent
+from moebox.units import format_count, format_gb, format_gib, format_params, format_percent, plural
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 WIDE = 96  # columns
+SCREEN_ROWS = 18  # models or lines about one on a terminal of 24 lines, beside headings, notes and the prompt
 SIZE_SOURCES = {"computed": "computed", "published": "as published", "read": "read from headers"}
 
 
-def models(*, json: AsJson = False) -> int:
-    """List the models that moebox knows."""
-    known = list(catalogue.models().values())
+def models(*, everything: Annotated[Switch, Parameter(name="--all")] = False, json: AsJson = False) -> int:
+    """List the models that moebox knows, newest first.
+
+    Args:
+        everything: List all of them, not only as many as a screen shows; JSON always has all.
+    """
+    known = sorted(catalogue.models().values(), key=lambda model: model.released, reverse=True)
     document = {
         "models": [
             {
@@ -44,9 +51,13 @@ def models(*, json: AsJson = False) -> int:
     }
 
     def show_table() -> None:
-        stdout_console().print(model_table(known, width=stdout_console().width))
         rows = [(kept.repo, kept.checkpoints, kept.read_on, kept.commit[:12]) for kept in remote.kept_models()]
-        if rows:
+        shown = known if everything else known[:SCREEN_ROWS]
+        stdout_console().print(model_table(shown, width=stdout_console().width))
+        if not everything:
+            kept = f", and {plural(len(rows), 'model')} read from the Hub" if rows else ""
+            stdout_console().print(f"{len(known) - len(shown)} older or without a date{kept}: --all")
+        elif rows:
             cells = [
                 (repo, format_gb(checkpoints[0].total_bytes), checkpoints[0].quant, read_on, commit)
                 for repo, checkpoints, read_on, commit in rows
@@ -107,17 +118,17 @@ def kept_document(kept: remote.KeptModel) -> Document:
     return {**origin, **sizes, "model": model_document(kept.model, kept.checkpoints)}
 
 
-def show(model: str, *, json: AsJson = False) -> int:
-    """Show one model: its shape, parameters by component, checkpoints, cache per token and licence.
+def show(model: str, *, everything: Annotated[Switch, Parameter(name="--all")] = False, json: AsJson = False) -> int:
+    """Show one model: its shape, checkpoints, cache per token and licence.
 
     Args:
         model: A name from the catalogue, ORG/REPO[@REVISION] of the Hub, a folder with config.json, or a .gguf file
             (any of its parts).
+        everything: Show parameters by component, every checkpoint, and the engines that read it; JSON always has all.
     """
     found, checkpoints = resolve_model(model)
-    print_result(
-        json, model_document(found, checkpoints), lambda: stdout_console().print(model_page(found, checkpoints))
-    )
+    page = model_page if everything else model_screen
+    print_result(json, model_document(found, checkpoints), lambda: stdout_console().print(page(found, checkpoints)))
     return 0
 
 
@@ -216,15 +227,46 @@ FIGURES: dict[str, Callable[[Model], str]] = {
 }
 
 
+def model_screen(model: Model, checkpoints: tuple[Checkpoint, ...]) -> "RenderableType":
+    """Return one model on a terminal of 24 lines: its shape, and the checkpoints that there is room for."""
+    from rich.console import Group
+    from rich.text import Text
+
+    console, shape = stdout_console(), make_grid(_shape_facts(model), gap=2)
+    room = SCREEN_ROWS - len(console.render_lines(shape))
+    rows = []
+    for checkpoint in sorted(checkpoints, key=lambda each: not each.native):
+        name = checkpoint.name + (" (native)" if checkpoint.native and not checkpoint.path else "")
+        bits = f"{checkpoint.bits_per_weight(model):.2f}"
+        rows.append((name, format_gb(checkpoint.total_bytes), bits, str(checkpoint.repo or checkpoint.path or "-")))
+        if len(console.render_lines(_screen_table(rows))) > max(room, 3):
+            rows.pop()
+            break
+    more = f"{plural(len(checkpoints) - len(rows), 'more checkpoint')}, " if len(rows) < len(checkpoints) else ""
+    rest = Text(f"{more}parameters by component, engines: --all", style="dim")
+    return Group(_title_line(model), shape, _screen_table(rows), rest)
+
+
+def _screen_table(rows: list[tuple[str, str, str, str]]) -> "RenderableType":
+    table = make_table(("checkpoint", "size", "bits/w", "where"), rows, left_columns=("checkpoint", "where"))
+    table.columns[-1].no_wrap, table.columns[-1].overflow = False, "fold"
+    return table
+
+
+def _title_line(model: Model) -> "RenderableType":
+    from rich.text import Text
+
+    return Text.assemble((model.title, "bold"), f"  {model.architecture}", f"  {model.repo}" if model.repo else "")
+
+
 def model_page(model: Model, checkpoints: tuple[Checkpoint, ...]) -> "RenderableType":
     """Return everything about one model for the terminal."""
     from rich.console import Group
     from rich.text import Text
 
-    head = Text.assemble((model.title, "bold"), f"  {model.architecture}", f"  {model.repo}" if model.repo else "")
     shape = make_grid(_shape_facts(model), gap=2)
     return Group(
-        head,
+        _title_line(model),
         Text(),
         shape,
         Text(),

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 WIDE = 100  # columns
 NARROW = 76  # columns: below, a run's name leaves no room for other columns
 SCREEN_ROWS = 20  # rows of the list on a terminal of 24 lines, beside the heading and the prompt
+MOST_WRONG = 4  # failed checks and problems of a run that are shown below its assessment
 LONGEST_ID = 44  # columns: names up to this are not broken, so that they can be copied
 LISTED = ("model", "engine", "box", "verdict", "output_tok_s", "ttft_ms", "failed", "simulation", "jobs", "solved")
 
@@ -112,11 +113,14 @@ def _print_runs(found: "Sequence[RunSummary]", live: set[str], width: int) -> No
         stdout_console().print(table)
 
 
-def show(run: str = "latest", *, json: AsJson = False) -> int:
+def show(
+    run: str = "latest", *, everything: Annotated[Switch, Parameter(name="--all")] = False, json: AsJson = False
+) -> int:
     """Show one run: what it is, how it went, what is missing.
 
     Args:
         run: The run by name, beginning of a name, or path.
+        everything: Show passed checks, advice and notes too, and every reason in full.
     """
     from moebox.assess.naming import label_runs
     from moebox.runs.reader import read_run
@@ -141,12 +145,12 @@ def show(run: str = "latest", *, json: AsJson = False) -> int:
         "problems": record.problems,
         "missing": record.gaps,
     }
-    print_result(json, document, lambda: _print_run(found, record))
+    print_result(json, document, lambda: _print_run(found, record, everything=everything))
     return 0
 
 
-def _print_run(run: Run, record: "RunRecord") -> None:
-    """Print the assessment, then attempts, checks, problems, advice and notes; texts wrap in their own column."""
+def _print_run(run: Run, record: "RunRecord", *, everything: bool) -> None:
+    """Print the assessment, then what went wrong, one line each; attempts, checks, advice and notes with --all."""
     from rich.table import Table
     from rich.text import Text
 
@@ -167,12 +171,17 @@ def _print_run(run: Run, record: "RunRecord") -> None:
     rows += [("problem", f"{problem.title}. {problem.remedy}") for problem in record.problems]
     rows += [("advice", f"{advice.title}. {advice.text}") for advice in assessment.recommendations]
     rows += [("note", gap) for gap in record.gaps]
+    wrong = [row for row in rows if row[0].startswith(("fail", "problem"))]
+    shown = rows if everything else wrong[:MOST_WRONG]
     table = Table.grid(padding=(0, 2), pad_edge=False)
     table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, text in rows:
+    table.add_column(overflow="fold" if everything else "ellipsis", no_wrap=not everything)
+    for name, text in shown:
         table.add_row(Text(name), Text(text, style="dim" if name == "note" else ""))
-    out.print(table)
+    if shown:
+        out.print(table)
+    if len(shown) < len(rows):
+        out.print(f"{len(rows) - len(shown)} more: --all")
 
 
 def rm(*run: str, yes: Annotated[bool, Parameter(name=["--yes", "-y"], negative=())] = False) -> int:
