@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from moebox.core.endpoint import Endpoint, endpoint_from_url
 from moebox.core.measure import Load, Slo, Workload
 from moebox.core.recipe import Recipe
+from moebox.errors import refuse_if
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -83,12 +84,16 @@ def plan(
     from moebox.checkpoint import look_up_model
     from moebox.core import validation
     from moebox.core.plan import PlanWarning
-    from moebox.flows import boxes
+    from moebox.flows import boxes, recipes
     from moebox.planner.choose import choose_plan
     from moebox.planner.constraints import Constraints
 
-    known = look_up_model(model) if isinstance(model, str) else model
     place = detect_box(box, ram=ram, ram_bandwidth=ram_bandwidth)
+    if isinstance(model, str) and recipes.is_phantom(model):
+        fixed = constraints is not None and constraints != Constraints(goal=constraints.goal, bold=constraints.bold)
+        refuse_if(fixed, "the phantom has one plan for any machine", hint="leave its settings out")
+        return recipes.plan_phantom(place)
+    known = look_up_model(model) if isinstance(model, str) else model
     chosen = choose_plan(place, known.model, known.checkpoints, constraints or Constraints())
     notes = tuple(PlanWarning(symptom="", text=note, severity="note") for note in known.notes)
     chosen = replace(chosen, warnings=(*notes, *chosen.warnings))

@@ -23,6 +23,14 @@ T = TypeVar("T")
 MAX_FILE_BYTES = 16 * 2**20  # no hand-written file is larger
 MAX_CACHED_CHARS = 100_000  # of a TOML file whose content is remembered
 MAX_KEY_PARTS = 100  # of a dotted key; tomllib's time grows with the square of them
+TYPE_WORDS = {  # msgspec's names of types in a reader's words
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a text in quotes",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "a table",
+}
 _LONG_KEY = re.compile(r"""(?<![\w"'.-])(?:[\w"'-]++[ \t]*+\.[ \t]*+){100}""")
 
 
@@ -32,7 +40,29 @@ def decode(kind: type[T], value: Any, *, where: str) -> T:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as problem:
-        raise BadInput(f"{where}: {problem}") from None
+        text, hint = explain_mismatch(str(problem), kind)
+        raise BadInput(f"{where}: {text}", hint=hint) from None
+
+
+def explain_mismatch(text: str, kind: Any) -> tuple[str, str | None]:
+    """Return msgspec's message as a sentence that begins with the field, and a hint for a misspelt value."""
+    body, _, path = text.partition(" - at `$")
+    path = path.removesuffix("`").lstrip(".").replace("[...]", ".*")
+    if found := re.fullmatch(r"Expected `(.+)`, got `(.+)`", body):
+        wanted, given = (
+            " or ".join(TYPE_WORDS.get(name, name) for name in names.split(" | ") if name != "null")
+            for names in found.groups()
+        )
+        return f"{path or 'the content'} must be {wanted}, not {given or 'empty'}", None
+    if found := re.fullmatch(r"Object missing required field `(.+)`", body):
+        return f"{path}{'.' if path else ''}{found[1]} is missing", None
+    if found := re.fullmatch(r"Invalid enum value '?(.*?)'?", body):
+        for part in path.split("."):
+            fields = _field_types(kind)[0] if isinstance(kind, type) and dataclasses.is_dataclass(kind) else {}
+            kind = fields.get(part)
+            kind = next((each for each in typing.get_args(kind) if dataclasses.is_dataclass(each)), kind)
+        return f"{path}: {found[1]!r} is not a valid value", suggest_names(found[1], map(str, typing.get_args(kind)))
+    return f"{path}: {body}" if path else body, None
 
 
 def read_toml(kind: type[T], path: Path) -> T:

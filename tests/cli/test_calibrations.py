@@ -95,7 +95,7 @@ def test_it_is_listed_shown_and_handed_on(
         ("{", "not valid JSON"),
         ("[]", "not a calibration"),
         ('{"format": 99}', "not a calibration"),
-        ('{"format": 1, "id": "x"}', "missing required field"),
+        ('{"format": 1, "id": "x"}', "is missing"),
     ],
 )
 def test_a_broken_file_is_named_and_does_not_stop_a_plan(

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from moebox import codec
-from moebox.checkpoint import remote, resolve_model
+from moebox.checkpoint import ResolvedModel, look_up_model, remote
 from moebox.cli.display import make_grid, make_table
 from moebox.cli.flags import AsJson, Switch
 from moebox.cli.output import exit_code, print_lines, print_result, stdout_console
-from moebox.core import catalogue
 from moebox.core.layers import Compressed, FeedForward, Gqa, LayerKind, Layers, Linear, Mamba, Mla
 from moebox.core.model import COMPONENTS, KV_BYTES, Checkpoint, Model
 from moebox.errors import BadInput, refuse_if, refuse_out_of_range
+from moebox.flows import recipes
 from moebox.hub.client import parse_repo_name, search_repositories
 from moebox.loose import Document
 from moebox.units import format_count, format_gb, format_gib, format_params, format_percent, plural
@@ -32,7 +32,7 @@ def models(*, everything: Annotated[Switch, Parameter(name="--all")] = False, js
     Args:
         everything: List all of them, not only as many as a screen shows; JSON always has all.
     """
-    known = sorted(catalogue.models().values(), key=lambda model: model.released, reverse=True)
+    known = sorted(recipes.known_models(), key=lambda known: known.model.released, reverse=True)
     document = {
         "models": [
             {
@@ -43,9 +43,10 @@ def models(*, everything: Annotated[Switch, Parameter(name="--all")] = False, js
                 "context": model.context,
                 "attention": _attention_key(model),
                 "licence": model.licence.name,
-                "checkpoints": [checkpoint.name for checkpoint in catalogue.published_checkpoints(model.name)],
+                "checkpoints": [checkpoint.name for checkpoint in each.checkpoints],
             }
-            for model in known
+            for each in known
+            for model in (each.model,)
         ],
         "kept": [kept_document(kept) for kept in remote.kept_models()],
     }
@@ -126,7 +127,8 @@ def show(model: str, *, everything: Annotated[Switch, Parameter(name="--all")] =
             (any of its parts).
         everything: Show parameters by component, every checkpoint, and the engines that read it; JSON always has all.
     """
-    found, checkpoints = resolve_model(model)
+    known = recipes.phantom_model() if recipes.is_phantom(model) else look_up_model(model)
+    found, checkpoints = known.model, known.checkpoints
     page = model_page if everything else model_screen
     print_result(json, model_document(found, checkpoints), lambda: stdout_console().print(page(found, checkpoints)))
     return 0
@@ -186,7 +188,7 @@ def _attention_key(model: Model) -> str:
     return "gqa" if model.gqa else "compressed"
 
 
-def model_table(models: list[Model], *, width: int = 80) -> "RenderableType":
+def model_table(models: list[ResolvedModel], *, width: int = 80) -> "RenderableType":
     """Return the catalogue, one model a row; the kind of attention only if the terminal is wide enough."""
     from rich.console import Group
     from rich.table import Table
@@ -198,10 +200,10 @@ def model_table(models: list[Model], *, width: int = 80) -> "RenderableType":
     for name in figures:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("as published", no_wrap=True)
-    for model in models:
-        native = next((each for each in catalogue.published_checkpoints(model.name) if each.native), None)
+    for known in models:
+        native = next((each for each in known.checkpoints if each.native), None)
         last = f"{format_gb(native.total_bytes):>8} {native.name}" if native else "-"
-        table.add_row(model.name, *(text(model) for text in figures.values()), last)
+        table.add_row(known.model.name, *(text(known.model) for text in figures.values()), last)
     note = "\nKV/token: bytes of bf16 cache. `moebox models show NAME` shows one of them, or a\nfolder or .gguf file."
     return Group(table, Text(note, style="dim"))
 
@@ -219,8 +221,8 @@ def _kind_name(layers: Layers) -> str:
 
 # Columns of the catalogue.
 FIGURES: dict[str, Callable[[Model], str]] = {
-    "params": lambda model: f"{model.total_parameters / 1e9:,.0f}B",
-    "active": lambda model: f"{model.active_parameters / 1e9:.1f}B",
+    "params": lambda model: f"{model.total_parameters / 1e9:,.{0 if model.total_parameters >= 1e9 else 2}f}B",
+    "active": lambda model: f"{model.active_parameters / 1e9:.{1 if model.active_parameters >= 1e9 else 2}f}B",
     "attention": lambda model: " + ".join(dict.fromkeys(map(_kind_name, model.stack))),
     "context": lambda model: format_count(model.context),
     "KV/token": lambda model: format_count(model.kv_bytes_per_token("bf16")),

@@ -1,6 +1,5 @@
 """`moebox plan`: what fits, how, and how fast; the answer on one screen, the rest by flags."""
 
-import os
 import shlex
 from dataclasses import asdict
 from typing import Annotated
@@ -8,14 +7,14 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from moebox import api, codec
-from moebox.checkpoint import ResolvedModel, look_up_model
 from moebox.cli import plan_view
 from moebox.cli.display import print_assessment
 from moebox.cli.flags import AsJson, OutputPath, Switch, flag_name, given_flags
 from moebox.cli.forecast_target import NO_PLAN_ARGS, PlanArgs
 from moebox.cli.output import print_json, stderr_console, stdout_console, write_file
 from moebox.core.plan import Goal, Plan
-from moebox.errors import DoesNotFit, UnknownName, refuse_if
+from moebox.errors import DoesNotFit, refuse_if
+from moebox.flows import recipes
 from moebox.loose import Document
 
 
@@ -56,10 +55,16 @@ def plan(
     """
     pages = given_flags(why=why, memory=memory, all=everything)
     refuse_if(len(pages) > 1, f"{' and '.join(pages)} are different pages", hint="give one of them")
-    known = look_up_anywhere(model, offline=offline)
+    known = recipes.find_model(model, offline=offline)
     constraints = args.constraints(goal=goal, bold=bold)
     try:
-        chosen = api.plan(known, box=box, ram=ram, ram_bandwidth=ram_bandwidth, constraints=constraints)
+        chosen = api.plan(
+            model if recipes.is_phantom(model) else known,
+            box=box,
+            ram=ram,
+            ram_bandwidth=ram_bandwidth,
+            constraints=constraints,
+        )
     except DoesNotFit as problem:
         if json:
             refusal = {"fits": False, "shortfall_bytes": problem.shortfall, "error": problem.message}
@@ -91,24 +96,6 @@ def plan(
         width = stdout_console().width
         print_assessment(plan_view.answer(chosen, known.model, steps, width=width))
     return 0
-
-
-def look_up_anywhere(name: str, *, offline: bool) -> ResolvedModel:
-    """Return a model by name, path or repository; a name that no table has is searched on the Hub."""
-    if offline:
-        os.environ["HF_HUB_OFFLINE"] = "1"  # huggingface_hub reads it when it is imported
-    try:
-        return look_up_model(name)
-    except UnknownName as problem:
-        if offline or "/" in name:
-            raise
-        from moebox.checkpoint.remote import find_by_name
-
-        found = find_by_name(name)
-        if found is None:
-            problem.hint = f"{problem.hint}; or name a repository of the Hub as ORG/REPO"
-            raise
-        return found
 
 
 def plan_document(chosen: Plan) -> Document:

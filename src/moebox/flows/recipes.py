@@ -8,14 +8,14 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from moebox.checkpoint import resolve_model
-from moebox.core import registry, validation
+from moebox.checkpoint import ResolvedModel, look_up_model, resolve_model
+from moebox.core import catalogue, registry, validation
 from moebox.core.box import Box
 from moebox.core.plan import Plan
 from moebox.core.recipe import Climb, Listen, Recipe, Runtime
 from moebox.core.setting import apply_settings, split_setting
 from moebox.detect import host
-from moebox.errors import BadInput
+from moebox.errors import BadInput, UnknownName
 from moebox.flows import boxes
 from moebox.flows.settings import with_setting
 from moebox.phantom import gguf_path
@@ -58,6 +58,40 @@ def change_recipe(recipe: Recipe, settings: Sequence[str]) -> Recipe:
 def is_phantom(name: str) -> bool:
     """Whether `name` means the phantom, and not a file or folder."""
     return name == PHANTOM and not Path(name).exists()
+
+
+def phantom_model() -> ResolvedModel:
+    """Return the phantom as a model with its checkpoint."""
+    model, checkpoints = resolve_model(str(gguf_path()))
+    model = dataclasses.replace(model, name=PHANTOM, title="Phantom, the rehearsal model")
+    return ResolvedModel(model=model, checkpoints=(dataclasses.replace(checkpoints[0], native=True),))
+
+
+def find_model(name: str, *, offline: bool = False) -> ResolvedModel:
+    """Return the phantom, or a model by name, path or repository; a name that no table has is searched on the Hub."""
+    if is_phantom(name):
+        return phantom_model()
+    if offline:
+        os.environ["HF_HUB_OFFLINE"] = "1"  # huggingface_hub reads it when it is imported
+    try:
+        return look_up_model(name)
+    except UnknownName as problem:
+        if offline or "/" in name:
+            raise
+        from moebox.checkpoint.remote import find_by_name
+
+        found = find_by_name(name)
+        if found is None:
+            problem.hint = f"{problem.hint}; or a folder, a .gguf file, or ORG/REPO of the Hub"
+            raise
+        return found
+
+
+def known_models() -> list[ResolvedModel]:
+    """Return the models of the catalogue, and the phantom."""
+    models = catalogue.models().values()
+    published = [ResolvedModel(model=each, checkpoints=catalogue.published_checkpoints(each.name)) for each in models]
+    return [*published, phantom_model()]
 
 
 def plan_phantom(box: Box) -> Plan:

@@ -15,7 +15,7 @@ from moebox import codec
 from moebox.core import catalogue, registry
 from moebox.errors import MoeboxError
 from moebox.report.block import Prose
-from moebox.web import calibrations, chat, engines, planning, recipes, runs, tasks, watching
+from moebox.web import calibrations, chat, engines, models, planning, recipes, runs, tasks, watching
 from moebox.web.gate import AccessGate, WebSite
 from moebox.web.mounts import DISKS
 from moebox.web.pages import error_blocks, error_handler, render_page, render_part, serve_script
@@ -46,6 +46,8 @@ def make_app(site: WebSite) -> "ASGIApp":
         get_route("/", plan_page),
         get_route("/plan", plan_part),
         Route("/plan.json", plan_json),
+        get_route("/models", models.list_models),
+        get_route("/models/fit", models.model_fit),
         get_route("/runs", runs.list_runs),
         post_route("/runs", runs.start_run),
         get_route("/compare", runs.compare_runs),
@@ -67,6 +69,7 @@ def make_app(site: WebSite) -> "ASGIApp":
         get_route("/recipes", recipes.list_recipes),
         get_route("/recipes/{name}", recipes.edit_recipe),
         post_route("/recipes/check", recipes.check_recipe),
+        post_route("/recipes/start", recipes.start_recipe),
         post_route("/recipes", recipes.save_recipe),
         Route("/page.js", serve_script("script.js", "moebox.report")),
         Route("/ui.js", serve_script("ui.js", "moebox.web")),
@@ -99,7 +102,7 @@ async def plan_page(request: Request, *, site: WebSite) -> Response:
     """The controls, with the plan if it is cached; otherwise the page requests it after it has loaded."""
     planning.drop_stale_plans()
     query = planning.parse_query(request.query_params)
-    models = [(model.name, model.title) for model in catalogue.models().values()]
+    known = await run_in_threadpool(models.list_rows)
     ready = planning.is_cached(query) or "wait" in request.query_params
     body = await run_in_threadpool(plan_fragment, request) if ready else Markup("")
     return render_page(
@@ -108,12 +111,13 @@ async def plan_page(request: Request, *, site: WebSite) -> Response:
         title="Plan",
         here="plan",
         query=query,
-        models=models,
+        models=[(row.name, row.title) for row in known],
         boxes=sorted({*BOXES, *(f"8x-{name}" for name in catalogue.gpus())}),
         engines=registry.engine_names(),
         contexts=planning.CONTEXTS,
         concurrencies=planning.CONCURRENCIES,
         body=body,
+        example=planning.EXAMPLE_BOX if planning.default_box() else None,
     )
 
 

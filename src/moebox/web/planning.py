@@ -12,18 +12,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from moebox import codec, units
+from moebox import api, codec, detect, units
 from moebox.assess.assessment import Assessment, AssessmentCell
 from moebox.assess.devices import planned_parts
 from moebox.assess.format import format_ms, format_number, short_number
-from moebox.checkpoint import planned_checkpoint, resolve_model
+from moebox.checkpoint import planned_checkpoint
 from moebox.core import registry
 from moebox.core.deployment import Deployment
 from moebox.core.plan import Goal, Plan
 from moebox.core.recipe import EngineName, Recipe
-from moebox.errors import BadInput, MoeboxError
-from moebox.flows import boxes
-from moebox.planner.choose import choose_plan
+from moebox.errors import BadInput, MoeboxError, UnknownName
+from moebox.flows import boxes, recipes
 from moebox.planner.constraints import Constraints
 from moebox.planner.speed import Speed
 from moebox.report.bars import group_equal_devices
@@ -34,20 +33,22 @@ from moebox.report.sections.memory import memory_chart
 from moebox.report.sections.plan import join_texts
 from moebox.store import calibrations
 from moebox.units import plural
+from moebox.web.recipes import recipe_form
 
-CONTEXTS = tuple(2**power for power in range(11, 21))  # the slider's stops: 2,048 … 1,048,576
-CONCURRENCIES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+CONTEXTS = (0, *(2**power for power in range(11, 21)))  # the slider's stops: planner's choice, 2,048 … 1,048,576
+CONCURRENCIES = (0, 1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 MAX_RUNNERS_UP = 5
+EXAMPLE_BOX = "8x-rtx-pro-6000-server"  # that the page opens with on a machine without a GPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanQuery:
-    """One position of all controls."""
+    """One position of all controls; 0 leaves a number to the planner, as the command line does."""
 
-    box: str = "8x-rtx-pro-6000-server"
+    box: str = ""
     model: str = "kimi-k2.6"
-    context: int = 65536
-    concurrency: int = 8
+    context: int = 0
+    concurrency: int = 0
     goal: Goal = "throughput"
     engine: EngineName | None = None
     bold: bool = False
@@ -60,14 +61,15 @@ def parse_query(query: Mapping[str, str]) -> PlanQuery:
     goal: Any = query.get("goal") or "throughput"
     engine: Any = query.get("engine") or None
     if goal not in get_args(Goal):
-        raise BadInput(f"unknown goal {goal!r}")
+        raise UnknownName("goal", goal, get_args(Goal))
     if engine is not None and engine not in registry.engine_names():
-        raise BadInput(f"unknown engine {engine!r}")
+        raise UnknownName("engine", engine, registry.engine_names())
+    box = query.get("box")
     return PlanQuery(
-        box=query.get("box", PlanQuery().box).strip(),
+        box=default_box() if box is None else box.strip(),
         model=query.get("model", PlanQuery().model).strip(),
-        context=parse_count(query, "context", 65536),
-        concurrency=parse_count(query, "concurrency", 8),
+        context=parse_count(query, "context"),
+        concurrency=parse_count(query, "concurrency"),
         goal=goal,
         engine=engine,
         bold=query.get("bold") in ("1", "on", "true"),
@@ -76,10 +78,16 @@ def parse_query(query: Mapping[str, str]) -> PlanQuery:
     )
 
 
-def parse_count(query: Mapping[str, str], name: str, default: int) -> int:
-    """Parse a count."""
-    text = query.get(name, str(default))
-    if not text.isascii() or not text.isdigit() or len(text) > 9 or int(text) < 1:
+@functools.cache
+def default_box() -> str:
+    """The box that the page opens with: this machine if it has a GPU, else an example."""
+    return "" if detect.load_box().gpus else EXAMPLE_BOX
+
+
+def parse_count(query: Mapping[str, str], name: str) -> int:
+    """Parse a count; 0 and none at all leave it to the planner."""
+    text = query.get(name) or "0"
+    if not text.isascii() or not text.isdigit() or len(text) > 9:
         raise BadInput(f"{name} {text!r} is not a count")
     return int(text)
 
@@ -91,6 +99,21 @@ class PlanReply:
     query: PlanQuery
     plan: Plan
     speed: Speed
+
+    @property
+    def context(self) -> int:
+        """The requested context, else the planned one."""
+        return self.query.context or self.plan.recipe.context
+
+    @property
+    def held(self) -> int:
+        """Requests of full length that the cache holds."""
+        return int(self.plan.memory.kv_tokens // max(self.context, 1))
+
+    @property
+    def streams(self) -> int:
+        """Requests of full length that decode together: as many as requested and held, else as many as held."""
+        return max(1, min(self.query.concurrency or self.plan.recipe.max_seqs or 1, self.held))
 
 
 _plans: dict[PlanQuery, PlanReply] = {}
@@ -120,7 +143,7 @@ def plan_fully(query: PlanQuery) -> PlanReply:
 def plan_default() -> None:
     """Plan the page's first query in advance."""
     with contextlib.suppress(MoeboxError):
-        plan_fully(PlanQuery())
+        plan_fully(PlanQuery(box=default_box()))
 
 
 def is_cached(query: PlanQuery) -> bool:
@@ -162,20 +185,25 @@ def previous_query(query: PlanQuery, layout: str) -> PlanQuery | None:
 
 def plan_within(query: PlanQuery, constraints: Constraints) -> PlanReply:
     """Plan for these controls within these constraints."""
-    model, checkpoints = resolve_model(query.model)
-    box = boxes.calibrated_box(query.box or None, ram=query.ram, ram_bandwidth=query.ram_bandwidth)
-    plan = choose_plan(
-        box, model, checkpoints, replace(constraints, context=query.context, concurrency=query.concurrency)
-    )
-    plan = boxes.with_planned_box(plan, query.box, ram=query.ram, ram_bandwidth=query.ram_bandwidth)
-    deployment = Deployment.from_parts(plan.recipe, model, planned_checkpoint(plan.recipe, checkpoints), box)
+    known = recipes.find_model(query.model)
+    memory = {"ram": query.ram, "ram_bandwidth": query.ram_bandwidth}
+    limits = replace(constraints, context=query.context or None, concurrency=query.concurrency or None)
+    phantom = recipes.is_phantom(query.model)
+    plan = api.plan(query.model if phantom else known, box=query.box or None, **memory, constraints=limits)
+    checkpoint = planned_checkpoint(plan.recipe, known.checkpoints)
+    box = boxes.calibrated_box(query.box or None, **memory)
+    box = replace(box, gpus=(), links=()) if phantom else box
+    deployment = Deployment.from_parts(plan.recipe, known.model, checkpoint, box)
     return PlanReply(query=query, plan=plan, speed=Speed.for_deployment(deployment))
 
 
 def plan_blocks(answer: PlanReply) -> list[Block]:
     """The plan as blocks of the page."""
     plan = answer.plan
-    shown: list[Block] = [CustomBlock(kind="assessment", data=plan_assessment(answer)), Tiles(tiles=plan_tiles(answer))]
+    text = codec.to_toml(plan.recipe)
+    form = recipe_form(plan.recipe.name, text, simulate=bool(answer.query.box), opened=False)
+    shown: list[Block] = [CustomBlock(kind="assessment", data=plan_assessment(answer))]
+    shown += [CustomBlock(kind="form", data=form), Tiles(tiles=plan_tiles(answer))]
     shown.append(Charts(charts=tuple(memory_charts(plan))))
     forecast = forecast_chart(answer)
     shown += [Charts(charts=(forecast,))] if forecast else []
@@ -186,15 +214,14 @@ def plan_blocks(answer: PlanReply) -> list[Block]:
     if plan.alternatives:
         others = (f"{other.title}: {other.loses}" for other in plan.alternatives[:MAX_RUNNERS_UP])
         shown.append(Bullets(title="Runners-up", items=tuple(others)))
-    text = codec.to_toml(plan.recipe)
-    shown.append(CustomBlock(kind="recipe", data={"name": plan.recipe.name, "text": text}))
     return shown
 
 
 def plan_command(query: PlanQuery) -> str:
     """The command that makes the same plan."""
     words = ["moebox", "plan", query.model, *(("--box", query.box) if query.box else ())]
-    words += ["--context", str(query.context), "--concurrency", str(query.concurrency)]
+    words += ["--context", str(query.context)] if query.context else []
+    words += ["--concurrency", str(query.concurrency)] if query.concurrency else []
     words += ["--goal", query.goal] if query.goal != PlanQuery().goal else []
     words += ["--engine", query.engine] if query.engine else []
     words += ["--bold"] if query.bold else []
@@ -206,7 +233,7 @@ def plan_command(query: PlanQuery) -> str:
 def plan_assessment(answer: PlanReply) -> Assessment:
     """The four cells of a plan: chosen, fits, forecast, next."""
     query, plan = answer.query, answer.plan
-    recipe, memory = plan.recipe, plan.memory
+    recipe = plan.recipe
     spread = [f"{name.upper()}{size}" for name in ("tp", "pp", "dcp") if (size := getattr(recipe.parallel, name)) > 1]
     words = [
         registry.engine_display_name(recipe.engine),
@@ -214,22 +241,26 @@ def plan_assessment(answer: PlanReply) -> Assessment:
         " ".join(spread),
         f"{recipe.kv} cache",
     ]
-    held = int(memory.kv_tokens // max(query.context, 1))
-    enough = held >= query.concurrency
-    fits = f"{held} requests of {units.format_count(query.context)} tokens at a time ({query.concurrency} requested)"
+    fits = f"{plural(answer.held, 'request')} of {units.format_count(answer.context)} tokens at a time"
+    fits += f" ({query.concurrency} requested)" if query.concurrency else ""
     rate, low, high = decode_forecast(answer)
     return Assessment(
         cells=(
             AssessmentCell(name="chosen", text=" · ".join(filter(None, words))),
-            AssessmentCell(name="fits", text=fits, tone="good" if enough else "warn"),
+            AssessmentCell(name="fits", text=fits, tone="good" if answer.held >= max(query.concurrency, 1) else "warn"),
             AssessmentCell(
                 name="forecast",
                 text=f"{format_number(rate)} tok/s",
-                detail=f"{format_number(low)} to {format_number(high)}; {forecast_basis(plan)}",
+                detail=f"{format_number(low)} to {format_number(high)}, {full_length(answer)}; {forecast_basis(plan)}",
             ),
-            AssessmentCell(name="next", text=plan_command(query), command=True, detail="or save the recipe below"),
+            AssessmentCell(name="next", text=plan_command(query), command=True, detail="or start it below"),
         )
     )
+
+
+def full_length(answer: PlanReply) -> str:
+    """The load of the forecast: "2 requests of 65,536 tokens"."""
+    return f"{plural(answer.streams, 'request')} of {units.format_count(answer.context)} tokens"
 
 
 def forecast_basis(plan: Plan) -> str:
@@ -237,15 +268,9 @@ def forecast_basis(plan: Plan) -> str:
     return f"steps {plan.measured}" if plan.measured else f"no calibration of this box: {plan.basis}"
 
 
-def decoded_streams(answer: PlanReply) -> int:
-    """Number of requests of full length that decode together."""
-    held = int(answer.plan.memory.kv_tokens // max(answer.query.context, 1))
-    return max(1, min(answer.query.concurrency, held or 1))
-
-
 def decode_forecast(answer: PlanReply) -> tuple[float, float, float]:
     """Decode tok/s at the requested load, and its range."""
-    streams, context = decoded_streams(answer), answer.query.context
+    streams, context = answer.streams, answer.context
     rate = answer.speed.decode_tok_s(streams, context)
     low, high = answer.speed.step_range(streams, context)
     return rate, rate * low, rate * high
@@ -253,12 +278,11 @@ def decode_forecast(answer: PlanReply) -> tuple[float, float, float]:
 
 def plan_tiles(answer: PlanReply) -> tuple[Tile, ...]:
     """Headline figures of the plan at the requested load."""
-    query, memory = answer.query, answer.plan.memory
-    streams = decoded_streams(answer)
+    query, memory, streams, context = answer.query, answer.plan.memory, answer.streams, answer.context
     rate, low, high = decode_forecast(answer)
-    wait, _, unit = format_ms(answer.speed.prefill_s(query.context) * 1e3).partition(" ")
-    fit = memory.kv_tokens / max(query.context, 1)
-    enough = fit >= query.concurrency
+    wait, _, unit = format_ms(answer.speed.prefill_s(context) * 1e3).partition(" ")
+    fit = memory.kv_tokens / max(context, 1)
+    enough = fit >= max(query.concurrency, 1)
     detail = f"{format_number(low, 0)} to {format_number(high, 0)}, {plural(streams, 'request')}"
     return (
         Tile(figure=format_number(rate), unit="tok/s", label="decode, all streams", detail=detail),
@@ -266,13 +290,13 @@ def plan_tiles(answer: PlanReply) -> tuple[Tile, ...]:
             figure=format_number(rate / streams),
             unit="tok/s",
             label="each stream",
-            detail=f"with {units.format_count(query.context)} tokens behind it",
+            detail=f"with {units.format_count(context)} tokens behind it",
         ),
         Tile(
             figure=wait,
             unit=unit,
             label="to read a full prompt",
-            detail=f"{units.format_count(query.context)} tokens, nothing cached",
+            detail=f"{units.format_count(context)} tokens, nothing cached",
         ),
         Tile(
             figure=short_number(memory.kv_tokens),
@@ -283,7 +307,7 @@ def plan_tiles(answer: PlanReply) -> tuple[Tile, ...]:
         Tile(
             figure=format_number(fit, 1),
             label="requests at full context",
-            detail=f"{query.concurrency} requested",
+            detail=f"{query.concurrency} requested" if query.concurrency else "that the cache holds",
             tone="good" if enough else "warn",
         ),
     )
@@ -304,9 +328,9 @@ def forecast_chart(answer: PlanReply) -> ReportChart | None:
     """Decode rate over concurrency at a few contexts that fit the cache; with a range at the requested one."""
     max_streams = answer.plan.recipe.max_seqs or CONCURRENCIES[-1]
     series = []
-    for place, context in enumerate(sorted({1024, 8192, 32768, answer.query.context})):
+    for place, context in enumerate(sorted({1024, 8192, 32768, answer.context})):
         held = answer.plan.memory.held_sequences(context, answer.plan.recipe.context)
-        loads = [load for load in CONCURRENCIES if load <= min(max_streams, held)]
+        loads = [load for load in CONCURRENCIES[1:] if load <= min(max_streams, held)]
         points = tuple((float(load), answer.speed.decode_tok_s(load, context)) for load in loads)
         factors = [answer.speed.step_range(load, context) for load in loads]
         band = tuple((load, rate * low, rate * high) for (load, rate), (low, high) in zip(points, factors, strict=True))
@@ -315,10 +339,10 @@ def forecast_chart(answer: PlanReply) -> ReportChart | None:
                 name=f"{units.format_count(context)} tokens",
                 colour=run_colour(place),
                 points=points,
-                band=band if context == answer.query.context else (),
+                band=band if context == answer.context else (),
             )
         )
-    x = ChartAxis(title="concurrent streams", log=True, ticks=tuple(map(float, CONCURRENCIES)), format=whole_number)
+    x = ChartAxis(title="concurrent streams", log=True, ticks=tuple(map(float, CONCURRENCIES[1:])), format=whole_number)
     label = "Forecast decode rate against streams, by context"
     svg = draw_lines(series, x=x, y=ChartAxis(title="decode tok/s"), label=label)
     return titled_chart("Forecast by context behind each stream", svg, legend=series_legend(series))

@@ -1,24 +1,33 @@
-"""Recipes on the page: show, edit, check as `moebox up` does, and save."""
+"""Recipes on the page: show, edit, check as `moebox up` does, save and start."""
 
 import re
 from pathlib import Path
 
+from markupsafe import Markup
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from moebox import codec, engines, files
+from moebox import api, codec, engines, files
+from moebox.assess.format import format_number
 from moebox.checkpoint import deploy
 from moebox.core import registry, validation
 from moebox.core.recipe import Recipe
-from moebox.errors import BadInput, DoesNotFit
+from moebox.errors import BadInput, MoeboxError
 from moebox.flows.fit import find_recipe_misfit
+from moebox.report.block import Block, Prose, ReportTable, TableCell, TableColumn
 from moebox.serve import recipes
 from moebox.units import format_count
 from moebox.web.gate import WebSite
-from moebox.web.pages import NotFound, read_form, render_page
+from moebox.web.pages import NotFound, read_form, render_page, render_part
+from moebox.web.runs import begin_run, run_command
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+STARTS = {  # the last step of a run that the page starts, in words
+    "up": "serve it",
+    "verify": "serve it and check its answers",
+    "report": "check, tune, measure, report",
+}
 
 
 async def list_recipes(request: Request, *, site: WebSite) -> Response:
@@ -56,9 +65,22 @@ async def edit_recipe(request: Request, *, site: WebSite) -> Response:
     if name not in known:
         raise NotFound(f"no recipe called {name!r}")
     text = codec.read_text(known[name])
-    return render_page(
-        site, "recipe.html", title=name, here="recipes", name=name, text=text, own=name in recipes.saved_recipes()
-    )
+    form = recipe_form(name, text, simulate=bool(describes_other_box(text)), opened=True)
+    return render_page(site, "recipe.html", title=name, here="recipes", name=name, form=form)
+
+
+def describes_other_box(text: str) -> str:
+    """The box that a recipe was planned for, if it names one; "" also for a recipe that cannot be read."""
+    try:
+        return codec.decode(Recipe, codec.parse_toml(text, where="recipe"), where="recipe").planned_for.box
+    except BadInput:
+        return ""
+
+
+def recipe_form(name: str, text: str, *, simulate: bool, opened: bool) -> Markup:
+    """The form that edits, checks, saves and starts a recipe."""
+    context = {"name": name, "text": text, "simulate": simulate, "opened": opened, "starts": STARTS}
+    return render_part("recipe_form.html", **context)
 
 
 def parse_recipe(text: str) -> Recipe:
@@ -69,24 +91,80 @@ def parse_recipe(text: str) -> Recipe:
 
 
 async def check_recipe(request: Request, *, site: WebSite) -> Response:
-    """Check a recipe."""
+    """Check a recipe: its settings, whether it fits, and its forecast."""
     fields = await read_form(request)
     recipe = await run_in_threadpool(parse_recipe, fields.get("text", ""))
     if misfit := await run_in_threadpool(find_recipe_misfit, deploy(recipe)):
-        raise DoesNotFit(misfit.text, hint=misfit.remedy)
-    return JSONResponse({"good": f"{recipe.engine}, {recipe.checkpoint}: every setting is known, and it fits"})
+        raise misfit.error()
+    blocks = await run_in_threadpool(forecast_blocks, recipe)
+    return JSONResponse(
+        {
+            "good": f"{recipe.engine}, {recipe.checkpoint}: every setting is known, and it fits",
+            "html": render_part("part.html", blocks=blocks),
+        }
+    )
+
+
+def forecast_blocks(recipe: Recipe) -> list[Block]:
+    """The forecast of a recipe as a table, or why there is none."""
+    try:
+        rows = api.forecast(recipe)
+    except MoeboxError as problem:
+        return [Prose(paragraphs=(f"No forecast: {problem.message}",), tone="quiet")]
+    contexts = list(dict.fromkeys(row["context"] for row in rows))
+    columns = [
+        TableColumn(title="streams"),
+        *(TableColumn(title=f"at {format_count(each)} tokens") for each in contexts),
+    ]
+    lines = []
+    for streams in dict.fromkeys(row["concurrency"] for row in rows):
+        cells = [TableCell(text=str(streams))]
+        for row in rows:
+            if row["concurrency"] == streams:
+                aside = f" {format_number(row['low_tok_s'])} to {format_number(row['high_tok_s'])}"
+                known = TableCell(text=format_number(row["decode_tok_s"]), aside=aside)
+                cells.append(known if row["fits"] else TableCell(text="–", title="the cache does not hold so many"))
+        lines.append(tuple(cells))
+    note = "Tokens per second of all streams together, with their range, by the tokens behind each stream."
+    return [
+        ReportTable(
+            caption="Forecast, decode tok/s", columns=tuple(columns), rows=tuple(lines), note=note, sortable=False
+        )
+    ]
 
 
 async def save_recipe(request: Request, *, site: WebSite) -> Response:
-    """Check a recipe and save it for `moebox up NAME`. A shipped recipe is never overwritten."""
+    """Check a recipe and save it for `moebox up NAME`."""
     fields = await read_form(request)
-    name = fields.get("name", "").strip()
+    path = await run_in_threadpool(store_recipe, fields)
+    return JSONResponse({"go": f"/recipes/{path.stem}", "path": str(path)}, 201)
+
+
+def store_recipe(fields: dict[str, str]) -> Path:
+    """Check a recipe and write its file, if it is not a shipped one as it is. A shipped recipe is never overwritten."""
+    name, text = fields.get("name", "").strip(), fields.get("text", "")
     if not NAME.fullmatch(name):
         raise BadInput(f"name {name!r}: lower-case letters, digits, dots and dashes")
-    if name in recipes.shipped_recipes():
+    shipped = recipes.shipped_recipes().get(name)
+    if shipped and codec.read_text(shipped).split() == text.split():
+        return shipped
+    if shipped:
         raise BadInput(f"{name} ships with moebox", hint="save it under another name")
-    await run_in_threadpool(parse_recipe, fields.get("text", ""))
+    parse_recipe(text)
     path = recipes.saved_recipes_dir() / f"{name}.toml"
     with files.report_write_errors(path):
-        await run_in_threadpool(files.write_atomic, path, fields.get("text", ""))
-    return JSONResponse({"go": f"/recipes/{name}", "path": str(path)}, 201)
+        files.write_atomic(path, text)
+    return path
+
+
+async def start_recipe(request: Request, *, site: WebSite) -> Response:
+    """Save a recipe and start `moebox run` with it; reply with the run's page."""
+    fields = await read_form(request)
+    misfit = await run_in_threadpool(lambda: find_recipe_misfit(deploy(parse_recipe(fields.get("text", "")))))
+    if misfit:
+        raise misfit.error()
+    path = await run_in_threadpool(store_recipe, fields)
+    end = {"twin": "1"} if fields.get("twin") else {"keep": "1"}  # a simulation ends with its run
+    words = run_command({"recipe": str(path), "until": fields.get("until", "up"), **end})
+    name = await run_in_threadpool(begin_run, words, site)
+    return JSONResponse({"go": f"/runs/{name}/live"}, 201)

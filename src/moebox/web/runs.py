@@ -168,14 +168,16 @@ def begin_run(words: list[str], site: WebSite) -> str:
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         text = log.read_text(encoding="utf-8", errors="replace")
-        found = re.search(r"^run (.+)$", text, re.MULTILINE)
+        found = re.search(r"^run:? (.+)$", text, re.MULTILINE)
         if found:
             log.unlink(missing_ok=True)
             return Path(found[1]).name
         if child.poll() is not None:
             log.unlink(missing_ok=True)
-            error = re.search(r"^error: (.+)$", text, re.MULTILINE)
-            raise BadInput(error[1] if error else f"moebox run ended with {child.returncode}")
+            error, hint = (re.search(rf"^{word}: (.+)$", text, re.MULTILINE) for word in ("error", "hint"))
+            raise BadInput(
+                error[1] if error else f"moebox ended with {child.returncode}", hint=hint[1] if hint else None
+            )
         time.sleep(0.05)
     child.send_signal(signal.SIGINT)
     raise ExternalError("the run did not begin", hint=f"its output is in {log}")

@@ -74,7 +74,7 @@
     const done = document.execCommand("copy"); area.remove(); return done; };
   const copying = button => button.addEventListener("click", async event => {
     event.preventDefault();
-    const block = button.closest(".table,details"), table = block.querySelector("table"), text = table ? csv(table) : block.querySelector("pre").textContent;
+    const block = button.closest(".table,details"), table = block.querySelector("table"), text = table ? csv(table) : block.querySelector("textarea")?.value ?? block.querySelector("pre").textContent;
     const name = button.textContent; button.textContent = await put(text) ? "copied" : "could not copy"; button.dataset.copied = text;
     setTimeout(() => { button.textContent = name; }, 1600);
   });

@@ -6,6 +6,8 @@
     try { answer = await reply.json(); } catch { answer = { error: `HTTP ${reply.status}` }; }
     said.textContent = answer.error ? [answer.error, answer.hint].filter(Boolean).join(" – ") : answer.good || answer.path || "done";
     said.className = `said ${answer.error ? "bad" : "good"}`;
+    const checked = said.closest("form")?.querySelector(".checked");
+    if (checked) checked.innerHTML = answer.html || "";
     if (answer.go) location.href = answer.go;
   };
   const post = async (form, url) => {
@@ -20,7 +22,14 @@
     event.preventDefault();
     if (!form.dataset.confirm || confirm(form.dataset.confirm)) post(form, form.dataset.post);
   });
-  document.addEventListener("click", event => { const form = event.target.matches?.("[data-checks]") && event.target.form; if (form) post(form, form.dataset.check); });
+  document.addEventListener("click", event => { const url = event.target.dataset?.to; if (url && event.target.form.reportValidity()) post(event.target.form, url); });
+  let typing = 0;
+  document.addEventListener("input", event => {
+    const form = event.target.name === "text" && event.target.form;
+    if (!form?.dataset.check) return;
+    clearTimeout(typing); typing = setTimeout(() => post(form, form.dataset.check), 500);
+  });
+  document.querySelectorAll("form[data-now]").forEach(form => post(form, form.dataset.check));
   const chat = document.getElementById("chat");
   if (chat) {
     const talk = document.getElementById("talk"), said = chat.querySelector(".said"), stop = chat.querySelector("[data-stop]");
@@ -89,6 +98,12 @@
     };
     look(); setInterval(look, 1000);
   });
+  (async () => {
+    for (const cell of document.querySelectorAll("[data-fit]")) {
+      try { const fit = await (await fetch(cell.dataset.fit)).json(); cell.textContent = fit.text; cell.className = fit.tone; }
+      catch { cell.textContent = "moebox does not answer"; return; }
+    }
+  })();
   const form = document.querySelector("form.controls"), answer = document.getElementById("answer");
   if (form) {
     let running = null;
@@ -110,7 +125,7 @@
     };
     form.querySelectorAll("input[type=range]").forEach(slider => {
       const values = slider.dataset.values.split(","), name = slider.dataset.name;
-      const put = () => { form.elements[name].value = values[slider.value]; document.getElementById(`${name}-shown`).textContent = Number(values[slider.value]).toLocaleString("en"); };
+      const put = () => { form.elements[name].value = values[slider.value]; document.getElementById(`${name}-shown`).textContent = Number(values[slider.value]) ? Number(values[slider.value]).toLocaleString("en") : "planner's choice"; };
       slider.addEventListener("input", () => { put(); ask(true); });
       slider.addEventListener("change", () => { put(); ask(false); });
     });
