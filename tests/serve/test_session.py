@@ -13,10 +13,13 @@ from moebox.core.recipe import Recipe
 from moebox.core.symptom import Finding
 from moebox.engines.events import LogEvent
 from moebox.errors import BadInput, ExternalError
+from moebox.runs.reader import read_run
 from moebox.serve import state
 from moebox.serve.reality import compare_with_plan, planned_memory
 from moebox.serve.session import engine_session, launch_engine, prepare_launch
 from moebox.store import Run
+from tests.checkpoint import tiny
+from tests.checkpoint.test_safetensors import KIMI, PARTS
 from tests.serve.conftest import QUICK, alive, gone_within, marked
 
 
@@ -172,3 +175,19 @@ def _fields(recipe: Recipe) -> dict[str, object]:
     import dataclasses
 
     return {field.name: getattr(recipe, field.name) for field in dataclasses.fields(recipe)}
+
+
+def test_the_load_time_stands_beside_its_forecast(acting: Callable[..., Recipe], run: Run, tmp_path: Path) -> None:
+    """Large weights on a local disk: its speed is measured before the start and kept with the real time."""
+    folder = tiny.folder(tmp_path / "weights", KIMI)
+    shard = tiny.shard(folder / "model.safetensors", {**PARTS, "w": ("U8", [600_000_000], 600_000_000)})
+    with engine_session(deploy(acting("good", checkpoint=str(folder))), run, patience_s=60):
+        pass
+
+    (ready,) = [event for event in run.read_events() if isinstance(event, AttemptReady)]
+    assert ready.weights_bytes == shard.stat().st_size
+    assert ready.disk_rate > 0
+    assert ready.load_text.startswith("600.0 MB of weights loaded and ready after ")
+    assert "at the disk's " in ready.load_text
+    (attempt,) = read_run(run).attempts
+    assert attempt.reason == ready.load_text

@@ -1,17 +1,13 @@
 """`moebox fetch`: download the files that a recipe needs into the cache that engines read, and verify them."""
 
 import contextlib
-import os
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
-from moebox.checkpoint import deploy, is_weights_path
 from moebox.cli.flags import AsJson, Switch
 from moebox.cli.output import print_lines, print_result, stderr_console
-from moebox.errors import BadInput, refuse_out_of_range
-from moebox.flows import recipes
-from moebox.hub.client import HubListing, list_repository, parse_repo_name
+from moebox.errors import refuse_out_of_range
+from moebox.flows.weights import find_named_files
 from moebox.hub.fetch import RETRIES, Fetcher, select_files
 from moebox.units import format_gb, format_rate, format_seconds, plural
 
@@ -29,7 +25,7 @@ def fetch(what: str, *, check: Switch = False, at_once: int = 8, retries: int = 
     """
     refuse_out_of_range("--at-once", at_once, 1, 64)
     refuse_out_of_range("--retries", retries, 0, 20)
-    listing, gguf, with_code = find_files(what)
+    listing, gguf, with_code = find_named_files(what)
     wanted = select_files(listing, gguf=gguf, with_code=with_code)
     total, started = sum(file.size for file in wanted), time.monotonic()
     with show_progress(total) as advance:
@@ -54,39 +50,6 @@ def fetch(what: str, *, check: Switch = False, at_once: int = 8, retries: int = 
         lines.append(f"{format_gb(missing)} in {format_seconds(took)}: {format_rate(missing / took)}")
     print_result(json, document, lambda: print_lines([*lines, fetcher.snapshot]))
     return 0
-
-
-def find_files(what: str) -> tuple[HubListing, str, bool]:
-    """Return the repository of a recipe or name, the first part of a GGUF file, and whether its own code is needed."""
-    gguf, with_code, name, revision = "", False, what, ""
-    if os.path.exists(what) or parse_repo_name(what.partition(":")[0]) is None:
-        deployment = deploy(recipes.load_recipe(what))
-        found, recipe = deployment.known_checkpoint, deployment.recipe
-        name = recipe.checkpoint if found is None or not found.repo else found.repo
-        with_code, revision = recipe.trust_remote_code, str(recipe.flags.get("revision", ""))
-        if is_weights_path(name) or (found and found.path):
-            here = "is there" if Path(name).expanduser().exists() else "does not exist"
-            hint = "name the repository: `moebox fetch ORG/REPO`"
-            raise BadInput(f"{recipe.name} names a path, {name}, which {here}; nothing to fetch", hint=hint)
-        if found and found.format == "gguf":
-            name, gguf = f"{name}:{found.name.rpartition(':')[2]}", found.file
-    repo, _, quant = name.partition(":")
-    parsed = parse_repo_name(repo)
-    if parsed is None:
-        raise BadInput(f"{what}: its checkpoint {name!r} is not a repository of the Hub", hint="ORG/REPO[@REVISION]")
-    listing = list_repository(parsed[0], parsed[1] or revision)
-    if quant and not gguf:
-        named = [
-            file.path
-            for file in listing.files
-            if file.path.endswith(".gguf") and quant.lower() in file.path.lower() and "mmproj" not in file.path.lower()
-        ]
-        firsts = [path for path in named if "-of-" not in path or "-00001-of-" in path]
-        if len(firsts) != 1:
-            hint = f"there: {', '.join(firsts[:8])}" if firsts else f"see {listing.url}"
-            raise BadInput(f"{repo}: {len(firsts)} GGUF files are called {quant}", hint=hint)
-        gguf = firsts[0]
-    return listing, gguf, with_code
 
 
 @contextlib.contextmanager

@@ -78,7 +78,7 @@ def run(
         keep: Keep the engine running at the end.
         effort: quick has fewer trials, shorter prompts and measurements, and no jobs; the phantom always runs so, with
             two jobs. thorough has three times as many trials of each check.
-        yes: Do not prompt.
+        yes: Agree to every prompt: fetch missing weights, go on after failed checks of this machine.
         resume: Resume this run, by folder or name; `latest` is the newest one.
         json: Print the run as one JSON document at the end.
     """

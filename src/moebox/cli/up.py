@@ -17,7 +17,7 @@ from moebox.engines.events import LogEvent
 from moebox.errors import refuse_if, refuse_out_of_range
 from moebox.escape import escape_invisible
 from moebox.serve.where import NodePrograms, NodeSelection, NodeSettings, SlurmJob
-from moebox.units import format_count, format_gib, format_percent, format_seconds
+from moebox.units import format_count, format_gb, format_gib, format_percent, format_seconds
 
 if TYPE_CHECKING:
     from moebox.core.deployment import Deployment
@@ -170,6 +170,7 @@ def print_warnings(deployment: "Deployment") -> None:
 
 def start_engine(deployment: "Deployment", run: "Run", patience_s: float, where: NodeSelection) -> "EngineSession":
     """Start the engine and wait until it answers; an engine that fails to start is stopped completely."""
+    from moebox.core.engine_event import read_forecast
     from moebox.serve.nodes import prepare_nodes
     from moebox.serve.session import launch_engine, prepare_launch
 
@@ -181,6 +182,9 @@ def start_engine(deployment: "Deployment", run: "Run", patience_s: float, where:
         prepared = prepare_launch(deployment, name=run.id)
     with StartupPhases(f"up {recipe.engine} {recipe.checkpoint} {recipe.runtime.kind}") as phases:
         session = launch_engine(prepared, run, listener=phases)
+        if session.disk_rate:
+            forecast = read_forecast(session.weights_bytes, session.disk_rate)
+            stderr_console().print(f"loading {format_gb(session.weights_bytes)} of weights: {forecast}", markup=False)
         try:
             session.wait_ready(patience_s=patience_s)
         except BaseException:
@@ -202,6 +206,7 @@ def ready_document(session: "EngineSession", rows: "list[PlanRealityRow]") -> di
         "model": session.endpoint.model,
         "pid": session.instance.guard_state.engine or None,
         "startup_s": session.startup_s,
+        "load": {"bytes": session.weights_bytes, "disk_bytes_s": session.disk_rate} if session.disk_rate else None,
         "facts": session.facts,
         "reality": [{**{key: getattr(row, key) for key in keys}, "off": row.relative_error} for row in rows],
     }
@@ -217,6 +222,8 @@ def print_ready(session: "EngineSession", rows: "list[PlanRealityRow]", *, detac
     out, endpoint = stdout_console(), session.endpoint
     ready = f"ready after {format_seconds(session.startup_s)}: {endpoint.base_url}  model {endpoint.model}"
     out.print(ready, markup=False)
+    if session.ready and session.ready.load_text:
+        out.print(session.ready.load_text, markup=False)
     if rows:
         table = Table("", "planned", "real", "off", box=None, pad_edge=False)
         for row in rows:

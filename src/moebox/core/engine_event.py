@@ -9,6 +9,7 @@ from moebox.core.engine_facts import EngineFacts
 from moebox.core.event import Event
 from moebox.core.recipe import Flag
 from moebox.core.symptom import Finding
+from moebox.units import format_gb, format_rate, format_seconds
 
 AttemptOutcome = Literal["", "success", "partial", "failed", "stopped"]
 
@@ -34,6 +35,22 @@ class AttemptReady(Event, tag="attempt.ready", frozen=True):
     base_url: str = ""
     startup_s: float = 0.0
     facts: EngineFacts = EngineFacts()
+    weights_bytes: int = 0  # on a local disk; 0 if they are few or not here
+    disk_rate: float = 0.0  # bytes per second of that disk, measured before the start
+
+    @property
+    def load_text(self) -> str:
+        """The time to load the weights beside its forecast; "" if the disk was not measured."""
+        if not self.disk_rate:
+            return ""
+        took = f"loaded in {format_seconds(self.facts.load_s)}" if self.facts.load_s else ""
+        took = took or f"loaded and ready after {format_seconds(self.startup_s)}"
+        return f"{format_gb(self.weights_bytes)} of weights {took}; {read_forecast(self.weights_bytes, self.disk_rate)}"
+
+
+def read_forecast(size: int, rate: float) -> str:
+    """Forecast the time to read weights from disk. It has no range: the page cache may hold any part of them."""
+    return f"forecast {format_seconds(size / rate)} at the disk's {format_rate(rate)}, less if cached"
 
 
 class FailureEvent(Event, frozen=True):

@@ -13,6 +13,7 @@ from moebox.detect.host import nearest_existing, run_program
 
 BLOCK = 8 * 2**20  # bytes of one read, as the engines' loaders use
 DISK_BYTES = 512 * 2**20  # read in all; a quarter of a second at 2 GB/s
+READ_S = 5.0  # or as much as a slow disk reads in this time
 XID_MARK = "NVRM: Xid"
 
 
@@ -54,7 +55,7 @@ def measure_disk(folder: Path) -> tuple[float, str]:
             for name in names:
                 path = Path(base, name)
                 if path.is_file() and path.stat().st_size >= DISK_BYTES:
-                    return _read_rate(path), str(path)
+                    return measure_read_rate(path), str(path)
     try:
         with tempfile.NamedTemporaryFile(dir=place, prefix="moebox-disk-") as file:
             block = os.urandom(BLOCK)
@@ -62,13 +63,13 @@ def measure_disk(folder: Path) -> tuple[float, str]:
                 file.write(block)
             file.flush()
             os.fsync(file.fileno())
-            return _read_rate(Path(file.name)), "a temporary file"
+            return measure_read_rate(Path(file.name)), "a temporary file"
     except OSError as problem:
         return 0.0, f"{place}: {problem.strerror}"
 
 
-def _read_rate(path: Path) -> float:
-    """Read with O_DIRECT if the file system has it, else after the file was dropped from the page cache."""
+def measure_read_rate(path: Path) -> float:
+    """Bytes per second of a file, read with O_DIRECT if the file system has it, else not from the page cache."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_DIRECT)
     except OSError:
@@ -79,6 +80,8 @@ def _read_rate(path: Path) -> float:
             done, began = 0, time.perf_counter()
             while done < DISK_BYTES and (count := os.readv(file, [buffer])):
                 done += count
+                if time.perf_counter() - began > READ_S:
+                    break
             return done / max(time.perf_counter() - began, 1e-9)
     finally:
         os.close(file)

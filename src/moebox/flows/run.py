@@ -30,7 +30,7 @@ from moebox.serve.faults import MEMORY_HINT, OUT_OF_MEMORY
 from moebox.serve.state import hold_endpoint
 from moebox.store import Run, calibrations
 from moebox.stream.awake import AwakeClock
-from moebox.units import format_count, format_range, format_seconds, format_streams, format_tok_s
+from moebox.units import format_count, format_gb, format_range, format_seconds, format_streams, format_tok_s
 from moebox.verify.options import TIME_S, TRIALS, VerifyOptions
 
 T = TypeVar("T")
@@ -155,6 +155,11 @@ class Runner:
         }
         self.run.write_file("recipe.toml", codec.to_toml(recipe))
         self.run.write_file("asked.toml", codec.to_toml(recipe))
+        if "up" in self.request.wanted_steps and "up" not in self.request.skip and not self.request.twin:
+            from moebox.flows.weights import offer_weights
+
+            if size := offer_weights(deploy(recipe, box), confirm=self.confirm, notify=self.report_news):
+                self._figures["fetched"] = format_gb(size)
 
     def _plan_recipe(self, box: Box) -> Recipe:
         request = self.request
@@ -224,6 +229,8 @@ class Runner:
     def _start_engine(self) -> None:
         endpoint = self.engine.start(self._recipe())
         self._figures |= {"url": endpoint.base_url, "startup": format_seconds(self.engine.startup_s)}
+        if self.engine.live and self.engine.live.ready and (load := self.engine.live.ready.load_text):
+            self._figures["load"] = load
         if self.engine.facts.kv_tokens:
             self._figures["kv_tokens"] = int(self.engine.facts.kv_tokens)
 

@@ -84,7 +84,7 @@ def launch_attempts(entries: Sequence[JournalEntry], *, live: bool) -> list[Laun
             current = max(current, 1)
             begun = attempts.get(current, LaunchAttempt(number=current, outcome="RUNNING", started=entry.time))
             if isinstance(event, AttemptReady):
-                ended = replace(begun, outcome="SUCCESS", model=event.model or begun.model)
+                ended = replace(begun, outcome="SUCCESS", model=event.model or begun.model, reason=event.load_text)
             elif isinstance(event, AttemptStopped):
                 ended = replace(begun, outcome="STOPPED")
             else:

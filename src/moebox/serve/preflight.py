@@ -23,6 +23,7 @@ from moebox.core.gpu_list import VISIBLE_DEVICES
 from moebox.core.plan import Launch
 from moebox.core.recipe import Recipe
 from moebox.core.traits import LAST_PORT, Traits
+from moebox.detect.health import DISK_BYTES, measure_read_rate
 from moebox.engines.engine import load_engine
 from moebox.engines.refusals import PATCHABLE_SYMPTOMS
 from moebox.environment import chosen_environment
@@ -88,9 +89,7 @@ def refuse_damaged_shards(path: Path, hint: str) -> None:
     """Raise ExternalError if a shard has another size than its own header describes, or lacks tensors of the index."""
     damaged: dict[str, str] = {}
     if path.is_file():
-        split = re.fullmatch(r"(.*-)\d{5}(-of-\d{5}\.gguf)", path.name)
-        parts = sorted(path.parent.glob(f"{glob.escape(split[1])}?????{split[2]}")) if split else [path]
-        damaged = {part.name: gguf_damage(part) for part in parts}
+        damaged = {part.name: gguf_damage(part) for part in gguf_parts(path)}
     else:
         named: dict[str, list[str]] = {}
         for index in path.glob("*.safetensors.index.json"):
@@ -103,6 +102,35 @@ def refuse_damaged_shards(path: Path, hint: str) -> None:
         name, reason = next(iter(damaged.items()))
         more = f"; so are {len(damaged) - 1} more" if len(damaged) > 1 else ""
         raise ExternalError(f"{path if path.is_dir() else path.parent}/{name} is damaged: it {reason}{more}", hint=hint)
+
+
+def gguf_parts(path: Path) -> list[Path]:
+    """Return the existing parts of a GGUF file, of which one is named."""
+    split = re.fullmatch(r"(.*-)\d{5}(-of-\d{5}\.gguf)", path.name)
+    return sorted(path.parent.glob(f"{glob.escape(split[1])}?????{split[2]}")) if split else [path]
+
+
+def measure_weights_disk(deployment: Deployment) -> tuple[int, float]:
+    """Bytes of the weights on this machine and the rate of their disk; 0 if they are few, invented or not here."""
+    recipe, name = deployment.recipe, deployment.weights_path
+    path = Path(name).expanduser()
+    if uses_dummy_weights(recipe):
+        return 0, 0.0
+    if not path.exists():
+        cached = find_snapshot(name, str(recipe.flags.get("revision", ""))) if parse_repo_name(name) else None
+        if cached is None:
+            return 0, 0.0
+        file = deployment.known_checkpoint.file if deployment.known_checkpoint else ""
+        path = cached / file if file else cached
+    found = gguf_parts(path) if path.suffix == ".gguf" else list(path.glob("*.safetensors"))
+    sizes = {file: file.stat().st_size for file in found if file.is_file()}
+    largest = max(sizes, key=lambda file: sizes[file], default=None)
+    if largest is None or sizes[largest] < DISK_BYTES:
+        return 0, 0.0
+    try:
+        return sum(sizes.values()), measure_read_rate(largest)
+    except OSError:  # the engine's own message is the better one
+        return 0, 0.0
 
 
 def missing_shards(path: Path) -> list[str]:

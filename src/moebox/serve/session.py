@@ -74,6 +74,8 @@ class EngineSession:
         )
         self.facts = EngineFacts()
         self.startup_s = 0.0
+        self.ready: AttemptReady | None = None
+        self.weights_bytes, self.disk_rate = 0, 0.0  # see AttemptReady
         self.oom = False  # the kernel killed it because memory ran out; known once it has ended
         self._detached = self._failed = self._stopped = self._log_loss_reported = False
         self._phase = ""
@@ -103,14 +105,16 @@ class EngineSession:
         self._report_lost_log()
         self.instance = state.update_instance(self.instance, ready=time.time())
         self.facts = facts.gather_facts(self.endpoint, self.watch.summary)
-        ready = AttemptReady(
+        self.ready = AttemptReady(
             id=self.instance.id,
             model=self.endpoint.model,
             base_url=self.endpoint.base_url,
             startup_s=self.startup_s,
             facts=self.facts,
+            weights_bytes=self.weights_bytes,
+            disk_rate=self.disk_rate,
         )
-        self.run.add_event(ready)
+        self.run.add_event(self.ready)
         self._record_phase()
 
     def _wait_for_chat(self, awake: AwakeClock, patience_s: float, deadline: float) -> None:
@@ -295,9 +299,11 @@ def launch_engine(
     if not prepared.nodes:
         leases += [f"port-{port}" for port in prepared.deployment.engine.ports_used(prepared.launch.port)]
         leases += [f"gpu-{gpu}" for gpu in prepared.gpus]
+    on_disk = (0, 0.0)
     with state.take_leases(leases, name) as held:
         if not prepared.nodes:  # `check_nodes` has checked those
             preflight.check_launch(prepared.deployment, prepared.launch, prepared.argv)
+            on_disk = preflight.measure_weights_disk(prepared.deployment)
         if not rehearsal or not (run.path / "recipe.toml").exists():
             run.write_file("recipe.toml", codec.to_toml(recipe))
         started = AttemptStarted(
@@ -331,7 +337,9 @@ def launch_engine(
         guard_started=state.process_start_tick(guard.pid),
         started=time.time(),
     )
-    return EngineSession(prepared, run, state.save_instance(instance), guard, start=log_start, listener=listener)
+    session = EngineSession(prepared, run, state.save_instance(instance), guard, start=log_start, listener=listener)
+    session.weights_bytes, session.disk_rate = on_disk
+    return session
 
 
 def _require_no_engine(name: str) -> None:

@@ -1,0 +1,123 @@
+"""The weights of a recipe: where they are on the Hub, and an offer to fetch those that are missing."""
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from moebox.checkpoint import deploy, is_weights_path
+from moebox.core.deployment import Deployment
+from moebox.errors import BadInput, ExternalError, MoeboxError
+from moebox.flows import recipes
+from moebox.hub.client import HubFile, HubListing, list_repository, open_remote_file, parse_repo_name, report_hub_errors
+from moebox.hub.fetch import Fetcher, select_files
+from moebox.serve.order import require_engine
+from moebox.serve.preflight import uses_dummy_weights
+from moebox.units import format_gb, format_rate, format_seconds, plural
+
+AT_ONCE = 8  # files
+PROBE_BYTES, PROBE_S = 16 << 20, 2.0  # read from the first missing file to learn the network's rate
+NEWS_SHARE = 0.05  # of the download between two lines of progress
+
+
+def find_named_files(what: str) -> tuple[HubListing, str, bool]:
+    """Return the repository of a recipe or name, the first part of a GGUF file, and whether its own code is needed."""
+    if os.path.exists(what) or parse_repo_name(what.partition(":")[0]) is None:
+        return find_recipe_files(deploy(recipes.load_recipe(what)))
+    return list_files(what, what, "", "")
+
+
+def find_recipe_files(deployment: Deployment) -> tuple[HubListing, str, bool]:
+    """Return the same for a deployment. Raise BadInput if its weights are a path."""
+    found, recipe, gguf = deployment.known_checkpoint, deployment.recipe, ""
+    name = recipe.checkpoint if found is None or not found.repo else found.repo
+    if is_weights_path(name) or (found and found.path):
+        here = "is there" if Path(name).expanduser().exists() else "does not exist"
+        hint = "name the repository: `moebox fetch ORG/REPO`"
+        raise BadInput(f"{recipe.name} names a path, {name}, which {here}; nothing to fetch", hint=hint)
+    if found and found.format == "gguf":
+        name, gguf = f"{name}:{found.name.rpartition(':')[2]}", found.file
+    listing, gguf, _ = list_files(recipe.name, name, str(recipe.flags.get("revision", "")), gguf)
+    return listing, gguf, recipe.trust_remote_code
+
+
+def list_files(what: str, name: str, revision: str, gguf: str) -> tuple[HubListing, str, bool]:
+    """List ORG/REPO[@REVISION][:QUANT]; without `gguf` the quantization names the first part."""
+    repo, _, quant = name.partition(":")
+    parsed = parse_repo_name(repo)
+    if parsed is None:
+        raise BadInput(f"{what}: its checkpoint {name!r} is not a repository of the Hub", hint="ORG/REPO[@REVISION]")
+    listing = list_repository(parsed[0], parsed[1] or revision)
+    if quant and not gguf:
+        named = [
+            file.path
+            for file in listing.files
+            if file.path.endswith(".gguf") and quant.lower() in file.path.lower() and "mmproj" not in file.path.lower()
+        ]
+        firsts = [path for path in named if "-of-" not in path or "-00001-of-" in path]
+        if len(firsts) != 1:
+            hint = f"there: {', '.join(firsts[:8])}" if firsts else f"see {listing.url}"
+            raise BadInput(f"{repo}: {len(firsts)} GGUF files are called {quant}", hint=hint)
+        gguf = firsts[0]
+    return listing, gguf, False
+
+
+def offer_weights(deployment: Deployment, *, confirm: Callable[[str], bool], notify: Callable[[str], None]) -> int:
+    """Fetch weights that the cache lacks if the user agrees. Return the bytes that were fetched.
+
+    Weights that are a path, in a container's mounts or in the program are not offered; nor are those of an engine that
+    cannot be started here.
+    """
+    recipe = deployment.recipe
+    if recipe.runtime.kind == "embedded" or recipe.runtime.mounts or uses_dummy_weights(recipe):
+        return 0
+    try:
+        require_engine(deployment)
+        listing, gguf, with_code = find_recipe_files(deployment)
+        wanted = select_files(listing, gguf=gguf, with_code=with_code)
+    except MoeboxError as problem:  # the start reports what still matters then
+        if isinstance(problem, ExternalError):
+            notify(f"weights not checked: {problem.message}")
+        return 0
+    arrived, shown, began = 0, 0.0, time.monotonic()
+
+    def advance(size: int) -> None:
+        nonlocal arrived, shown
+        arrived += size
+        if arrived / total >= shown + NEWS_SHARE and arrived < total:
+            shown = arrived / total
+            left_s = (time.monotonic() - began) * (total - arrived) / arrived
+            notify(f"fetched {format_gb(arrived)} of {format_gb(total)}, ready in {format_seconds(left_s)}")
+
+    fetcher = Fetcher(listing, advance=advance)
+    total, missing = sum(file.size for file in wanted), fetcher.missing_bytes(wanted)
+    if not missing:
+        return 0
+    fetcher.check_room(wanted)
+    free = shutil.disk_usage(fetcher.folder).free
+    rate = measure_network(listing, max(wanted, key=lambda file: file.size))
+    time_text = f"at most {format_seconds(missing / rate)} at the {format_rate(rate)} of one connection"
+    need = f"{listing.repo} lacks {format_gb(missing)} of {format_gb(total)} here ({plural(len(wanted), 'file')})"
+    notify(f"{need}; {format_gb(free)} are free in {fetcher.folder.parent}; {time_text}")
+    if not confirm(f"Fetch {format_gb(missing)} now?"):
+        notify("weights not fetched: the engine downloads them at its start, if it can")
+        return 0
+    began = time.monotonic()
+    fetcher.fetch_all(wanted, at_once=AT_ONCE)
+    notify(f"fetched {format_gb(missing)} in {format_seconds(time.monotonic() - began)}; every hash is the Hub's")
+    return missing
+
+
+def measure_network(listing: HubListing, file: HubFile) -> float:
+    """Bytes per second of one connection to the Hub, from the beginning of a file."""
+    size, began = 0, time.monotonic()
+    with (
+        report_hub_errors(listing.repo, listing.revision),
+        open_remote_file(listing, file, 0, min(PROBE_BYTES, file.size)) as chunks,
+    ):
+        for chunk in chunks:
+            size += len(chunk)
+            if time.monotonic() - began > PROBE_S:
+                break
+    return max(size, 1) / max(time.monotonic() - began, 1e-3)

@@ -1,0 +1,37 @@
+"""`moebox run` offers to fetch the weights that are missing."""
+
+import os
+import re
+from pathlib import Path
+
+from tests.hub.conftest import Moebox, small_repo
+from tests.hub.server import HubServer
+
+
+def test_run_offers_to_fetch_missing_weights(hub: HubServer, moebox: Moebox, tmp_path: Path):
+    """It names size, free disk and time first; without a terminal only --yes agrees, and whole files are kept."""
+    repo = hub.repos["org/Small"] = small_repo(tmp_path / "m", padding=50_000)
+    recipe = tmp_path / "recipe.toml"
+    moebox("plan", "org/Small", "--box", "1x-h200", "--context", "4096", "--engine", "vllm", "-o", recipe).good()
+    program = tmp_path / "bin" / "vllm"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\nexit 7\n")
+    program.chmod(0o755)
+    path = f"{program.parent}:{os.environ['PATH']}"
+    words = ("run", "--recipe", recipe, "--until", "up", "--skip", "doctor,rehearse", "--ram-bandwidth", "20GB/s")
+    cached = tmp_path / "hf/hub/models--org--Small/snapshots"
+
+    declined = moebox(*words, PATH=path)
+    text = " ".join((declined.out + declined.err).split())
+    assert re.search(r"org/Small lacks (\S+ MB) of \1 here \(\d+ files\); \S+ GB are free in ", text), text
+    assert re.search(r"at most .* of one connection", text)
+    assert "Not a terminal, so the answer is no" in text
+    assert not list(cached.glob("*/*.safetensors"))
+
+    agreed = moebox(*words, "--yes", PATH=path)
+    text = " ".join((agreed.out + agreed.err).split())
+    assert text.index("org/Small lacks") < text.index("every hash is the Hub's")
+    shards = {file.name: file.read_bytes() for file in cached.glob("*/*.safetensors")}
+    assert shards
+    assert shards == {name: repo.files[name] for name in shards}
+    assert "lacks" not in moebox(*words, "--yes", PATH=path).out
