@@ -55,7 +55,7 @@ class UnknownName(BadInput):
     """A name that is in no table; the hint suggests the nearest ones."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str], *, hint: str | None = None) -> None:
-        super().__init__(f"unknown {kind} {name!r}", hint=hint or suggest_names(name, sorted(known)))
+        super().__init__(f"unknown {kind} {name!r}", hint=hint or suggest_names(name, sorted(set(known))))
         self.name = name
 
 

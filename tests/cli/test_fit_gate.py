@@ -71,3 +71,18 @@ def test_a_fleet_with_such_a_member_is_refused(
 
     assert main(["fleet", words[0], str(fleet), *words[1:]]) == 1
     assert re.search(NUMBERS, " ".join(capsys.readouterr().err.split()))
+
+
+def test_the_named_context_is_one_that_the_model_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """A context far beyond the box gets a hint within the model's own limit, not one that engines refuse."""
+    path = tmp_path / "recipe.toml"
+    assert main(["plan", "gpt-oss-120b", *BOX, "--engine", "vllm", "-o", str(path)]) == 0
+    capsys.readouterr()
+    assert main(["up", str(path), "--dry-run", "--set", "context=99999999"]) == 1
+    assert "context = 131072 fits" in capsys.readouterr().err
+
+
+def test_checkpoints_that_share_a_name_are_listed_once(capsys: pytest.CaptureFixture[str]):
+    """gpt-oss has mxfp4 weights in two formats; the hint names mxfp4 once."""
+    assert main(["plan", "gpt-oss-120b", *BOX, "--checkpoint", "zzz"]) == 2
+    assert capsys.readouterr().err.count("mxfp4") == 1

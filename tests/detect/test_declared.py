@@ -28,6 +28,23 @@ def test_gpus_can_be_mixed_and_machines_counted():
     assert load_box("2n-8x-h200").nodes == 2
 
 
+@pytest.mark.parametrize(
+    ("name", "same"),
+    [
+        ("2x RTX 5090", "2x-rtx-5090"),
+        ("4x NVIDIA RTX PRO 6000 Blackwell Server Edition", "4x-rtx-pro-6000-server"),
+        ("NVIDIA GeForce RTX 5090", "1x-rtx-5090"),
+        ("2x8x NVIDIA H200", "2x8x-h200"),
+        ("rtx_pro 6000", "1x-rtx-pro-6000-server"),
+    ],
+)
+def test_a_name_with_spaces_is_read_as_the_driver_writes_it(name: str, same: str):
+    """What nvidia-smi prints can be pasted; the box has the name that commands can repeat without quotes."""
+    found = load_box(name)
+    assert found.name == same
+    assert found.gpus == load_box(same).gpus
+
+
 def test_memory_on_the_command_line_wins():
     """--ram and --ram-bandwidth, in the usual units."""
     found = load_box("1x-rtx-5090", ram="768GiB", ram_bandwidth="614GB/s")

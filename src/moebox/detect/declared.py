@@ -27,7 +27,7 @@ from moebox.loose import get_objects
 from moebox.units import parse_rate, parse_size
 
 _NODES = re.compile(r"(?:(\d+)(?:n-|x(?=\d+x)))?(.*)", re.DOTALL)
-_PART = re.compile(r"(?:(\d+)x-?)?([a-z0-9].*)")
+_PART = re.compile(r"(?:(\d+)x[-\s]*)?([a-z0-9].*)")
 MAX_GPUS = 1024  # in one machine; more is a typing error
 MAX_NODES = 256
 MAX_NETWORK = 10**12  # bytes/s per GPU between nodes; NVLink's largest domains have 0.9e12
@@ -130,7 +130,11 @@ def box_from_name(text: str) -> Box:
     nodes = int(match[1] or 1)
     hint = "write it like 2x8x-h200"
     refuse_if(not 1 <= nodes <= MAX_NODES, f"box {text!r}: {nodes} nodes is out of range", hint=hint)
-    box = split_into_nodes(Box(name=f"{alike}{at}{rate}", gpus=parse_gpus(match[2]), nodes=nodes))
+    gpus = parse_gpus(match[2])
+    if re.search(r"\s", alike):
+        kinds = "+".join(f"{number}x-{name}" for name, number in Counter(gpu.name for gpu in gpus).items())
+        alike = f"{nodes}x{kinds}" if match[1] else kinds
+    box = split_into_nodes(Box(name=f"{alike}{at}{rate}", gpus=gpus, nodes=nodes))
     if not at:
         return box
     single = f"box {text!r}: @{rate} is the rate between nodes, and this box has one node"
@@ -153,19 +157,24 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
         if not match:
             raise BadInput(f"box {text!r}: cannot read {part!r}", hint="write it like 8x-rtx-pro-6000-server")
         number = int(match[1] or 1)
-        refuse_if(not 1 <= number <= MAX_GPUS, f"box {text!r}: {number} GPUs is out of range")
+        too_many = f"box {text!r}: {number} GPUs is out of range"
+        refuse_if(not 1 <= number <= MAX_GPUS, too_many, hint=f"from 1 to {MAX_GPUS:,} in a machine")
         gpus += [gpu_by_alias(match[2])] * number
     return tuple(gpus)
 
 
 def gpu_by_alias(name: str) -> Gpu:
-    """Find a GPU of the catalogue by its name or an alias."""
-    aliases: dict[str, str] = catalogue.load_table("gpus").get("aliases", {})
-    known = catalogue.gpus()
-    found = known.get(aliases.get(name, name))
-    if found is None:
+    """Find a GPU of the catalogue by its name, an alias, or the name that its driver reports."""
+    table, known = catalogue.load_table("gpus"), catalogue.gpus()
+    aliases: dict[str, str] = table.get("aliases", {})
+    slug = re.sub(r"[\s_]+", "-", name)
+    found = aliases.get(slug, slug)
+    if re.match(r"(nvidia|amd|geforce)\s", name):
+        rows = (row for row in table["driver"] if "min_memory" not in row)
+        found = next((row["name"] for row in rows if re.search(row["pattern"], name, re.IGNORECASE)), found)
+    if found not in known:
         raise UnknownName("GPU", name, [*known, *aliases])
-    return found
+    return known[found]
 
 
 def box_from_file(path: Path) -> Box:

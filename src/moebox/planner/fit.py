@@ -57,7 +57,7 @@ def smaller_deployments(deployment: Deployment) -> Iterator[tuple[str, Deploymen
             changed = replace(recipe, memory_utilization=share)
             yield f"memory_utilization = {share:g}", deployment.with_recipe(changed)
     for context in SHORTER_CONTEXTS:
-        if context < recipe.context:
+        if context < recipe.context and context <= model.context:
             yield f"context = {context}", deployment.with_recipe(replace(recipe, context=context))
     seqs = recipe.max_seqs or 1
     for count in (seqs >> shift for shift in range(1, seqs.bit_length())):
