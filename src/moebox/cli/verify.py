@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 # Settings that only some checks use.
 FLAG_CHECKS: dict[str, tuple[str, ...]] = {
     "context": ("long-context", "limits"),
-    "parallel": ("concurrency", "errors"),
+    "parallel": ("concurrency", "errors", "cache"),
+    **dict.fromkeys(("conversations", "prefix_tokens", "cache_tokens"), ("cache",)),
     "thinking": ("thinking",),
     "vision": ("vision",),
 }
@@ -70,7 +71,8 @@ def verify(
         settings: Another option, repeatable: trials=20 of each kind, parallel=8 requests at once, thinking=yes or
             vision=no if the model must or must not, deadline_s=5m of one request, time_s=30m of all checks, seed=1 for
             the questions of an earlier run, keep_going=true after a failure that makes later checks meaningless,
-            strict=true for exit code 1 after warnings too.
+            strict=true for exit code 1 after warnings too; conversations=64 of prefix_tokens=4000 that fill the cache
+            and come back, cache_tokens=500000 if the cache and its tiers hold so many.
         junit: Write JUnit XML to this file too.
         run: Keep the evidence in this run, such as the one of the engine's launch. Default: a new run.
     """

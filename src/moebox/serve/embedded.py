@@ -47,6 +47,7 @@ def argument_parser() -> argparse.ArgumentParser:
     add("--reasoning-budget", type=int, default=-1)
     add("--no-warmup", action="store_true")
     add("--cache-ram", type=int, default=0)
+    add("--slot-save-path", default="")
     add("--spec-type", choices=("none", "draft-simple"), default="none")
     add("-md", "--spec-draft-model", default="")
     add("--spec-draft-n-max", type=int, default=3)
@@ -84,6 +85,8 @@ def server_parameters(given: argparse.Namespace) -> Any:
     p.warmup, p.cache_ram_mib = not given.no_warmup, given.cache_ram
     p.default_template_kwargs = {key: json.dumps(value) for key, value in given.chat_template_kwargs.items()}
     p.reasoning_budget, p.webui = given.reasoning_budget, False
+    if given.slot_save_path:
+        p.slot_save_path = os.path.join(given.slot_save_path, "")  # llama.cpp appends the file name to it
     if given.alias:
         p.model_alias = {given.alias}
     if given.gpu_layers.isdigit():

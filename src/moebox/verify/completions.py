@@ -66,6 +66,7 @@ class ChatAnswer:
     reasoning_first: bool = True  # of a stream: no reasoning came after content
     stream: bool = False
     violations: tuple[Violation, ...] = ()
+    cached_tokens: int | None = None  # prompt tokens from the prefix cache; None if the server does not report them
 
     @property
     def reply(self) -> ModelReply:
@@ -96,6 +97,13 @@ class ChatAnswer:
         """Prompt, completion or total tokens, or None if the server did not count them."""
         value = self.usage.get(f"{key}_tokens")
         return value if is_count(value) else None
+
+
+def parse_cached_tokens(body: dict[str, object]) -> int | None:
+    """Cached prompt tokens as OpenAI reports them in usage, or llama.cpp in timings."""
+    details = object_of(object_of(body.get("usage")).get("prompt_tokens_details"))
+    value = details.get("cached_tokens", object_of(body.get("timings")).get("cache_n"))
+    return value if is_count(value) else None
 
 
 def parse_completion(exchange: HttpExchange) -> ChatAnswer:
@@ -135,6 +143,7 @@ def parse_completion(exchange: HttpExchange) -> ChatAnswer:
         usage=object_of(body.get("usage")),
         tokens=tuple(parse_token_logprobs(choice)),
         violations=violations.items,
+        cached_tokens=parse_cached_tokens(body),
     )
 
 
@@ -245,6 +254,7 @@ class _ChatStream:
         self.chunks = 0
         self.in_order = True
         self.done = False
+        self.cached_tokens: int | None = None
 
     def add_chunk(self, body: Any) -> None:
         if not isinstance(body, dict):
@@ -257,6 +267,8 @@ class _ChatStream:
             check_header(self.violations, body, "chat.completion.chunk", text_of(self.request.get("model")))
         if is_text(body.get("id")):
             self.ids.append(body["id"])
+        cached = parse_cached_tokens(body)
+        self.cached_tokens = self.cached_tokens if cached is None else cached
         counts, listed = body.get("usage"), body.get("choices")
         if isinstance(counts, dict):
             before, now = self.usage.get("completion_tokens"), counts.get("completion_tokens")
@@ -363,6 +375,7 @@ class _ChatStream:
             reasoning_first=self.in_order,
             stream=True,
             violations=violations.items,
+            cached_tokens=self.cached_tokens,
         )
 
 

@@ -25,6 +25,11 @@ class VerifyOptions:
     trials: int = TRIALS["normal"]  # of each kind of request; after a failure, up to `patience` times as many
     patience: int = 3
     parallel: int = 8  # concurrent requests
+    conversations: int = 0  # that fill the cache and come back; 0: half as many as trials
+    prefix_tokens: int = 400  # of each of these conversations
+    cache_tokens: int = (
+        0  # that the KV cache holds with its tiers; if all conversations fit, each return must be cached
+    )
     thinking: Literal["auto", "yes", "no"] = "auto"  # whether the model must think when asked to
     vision: Literal["auto", "yes", "no"] = "auto"  # whether the model must read pictures
     seed: int | None = None  # None draws fresh questions every time
@@ -35,6 +40,8 @@ class VerifyOptions:
         """Raise BadInput for values out of range."""
         refuse_out_of_range("--set trials", self.trials, 1, 1000)
         refuse_out_of_range("--set parallel", self.parallel, 1, 1024)
+        refuse_out_of_range("--set conversations", self.conversations, 0, 10_000)
+        refuse_out_of_range("--set prefix_tokens", self.prefix_tokens, 100, 1_000_000)
         refuse_if(min(self.deadline_s, self.time_s) < 1, "deadline_s and time_s must be a second or more")
 
     def trial_share(self, part: float, least: int = 2) -> int:

@@ -26,6 +26,7 @@ from .odd_third import ODD_THIRD
 from .pairs import PAIRS
 from .second import SECOND
 from .sixth import SIXTH, THOUGHT_OF
+from .stores import SOUND_STORES, STORES
 from .third import KNOWN, THIRD
 
 RIGHT: dict[str, Fault] = {
@@ -34,8 +35,20 @@ RIGHT: dict[str, Fault] = {
     **ODD_FOURTH,
     **ODD_FIFTH,
     **ODD_SIXTH,
+    **SOUND_STORES,
 }  # odd, and allowed by the documents
-BROKEN: dict[str, Fault] = {**FAULTS, **SECOND, **THIRD, **KNOWN, **FOURTH, **FIFTH, **SIXTH, **THOUGHT_OF, **PAIRS}
+BROKEN: dict[str, Fault] = {
+    **FAULTS,
+    **SECOND,
+    **THIRD,
+    **KNOWN,
+    **FOURTH,
+    **FIFTH,
+    **SIXTH,
+    **THOUGHT_OF,
+    **PAIRS,
+    **STORES,
+}
 ALL: dict[str, Fault] = {**BROKEN, **RIGHT, **HOSTILE}
 _NAME = re.compile(r"(?P<name>[^@!~+]+)(?:@(?P<rate>\d+))?(?:!(?P<mode>[sw]))?(?:~(?P<noise>\d+))?(?:\+(?P<draw>\d+))?")
 _asked: Counter[bytes] = Counter()

@@ -5,6 +5,7 @@ from typing import Any
 
 from moebox.phantom import vocabulary
 from moebox.phantom.questions import haystack_questions
+from moebox.verify.checks.returning import probe_returning
 from moebox.verify.trials import PASSED, Check, CheckSession, TrialOutcome, judge_answer, server_failure
 
 PROMPT_CHARS = 1400  # many blocks of any prefix cache
@@ -84,7 +85,12 @@ async def probe_repetition(session: CheckSession) -> None:
 
 CHECK = Check(
     name="cache",
-    about="prompts that begin alike, and the same prompt with other settings",
-    probes={"alike": probe_similar_prompts, "other settings": probe_other_settings, "repeated": probe_repetition},
-    request_estimate=40,
+    about="prompts that begin alike, the same prompt with other settings, conversations that come back",
+    probes={
+        "alike": probe_similar_prompts,
+        "other settings": probe_other_settings,
+        "repeated": probe_repetition,
+        "returning": probe_returning,
+    },
+    request_estimate=76,
 )
