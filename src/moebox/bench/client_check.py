@@ -84,12 +84,7 @@ def collect_gaps(samples: Samples) -> TokenGaps:
 
 
 def check_client(
-    samples: Samples,
-    gauges: list[WorkerGauge],
-    *,
-    open_loop: bool,
-    itl_ms: float | None,
-    p99_ms: float | None = None,
+    samples: Samples, gauges: list[WorkerGauge], *, open_loop: bool, itl_ms: float | None, p99_ms: float | None = None
 ) -> ClientCheck:
     """Return what the client measured of itself; `reasons` is empty if it did not limit the result.
 

@@ -202,10 +202,7 @@ def calibrate_words(count: TokenCounter, source: str) -> PromptWords:
         if extra <= {0, 1}:  # the first word, with no space before it, may take one more
             return PromptWords(words=tuple(single), tokens_per_code_word=per_code_word, is_exact=True, source=source)
     return PromptWords(
-        words=common,
-        tokens_per_word=per_word,
-        tokens_per_code_word=per_code_word,
-        source=f"{source}, mean length",
+        words=common, tokens_per_word=per_word, tokens_per_code_word=per_code_word, source=f"{source}, mean length"
     )
 
 

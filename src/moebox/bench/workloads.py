@@ -157,12 +157,7 @@ class BodyWriter:
         return before + text.encode("ascii") + after
 
     def json_body(
-        self,
-        *,
-        text: str = "",
-        messages: Sequence[Json] | None = None,
-        tokens: int,
-        extra_fields: Json | None = None,
+        self, *, text: str = "", messages: Sequence[Json] | None = None, tokens: int, extra_fields: Json | None = None
     ) -> bytes:
         """Write the body that asks for `tokens` tokens after this text or these messages."""
         body = {**self._common, "max_tokens": tokens, **(extra_fields or {})}
@@ -205,10 +200,7 @@ def open_source(
             parts += [pool.make_prompt(rest, index)] if rest > 0 else []
             limit = row.output_tokens
             return SingleTurn(
-                index,
-                limit,
-                lambda _: writer.json_body(text=" ".join(parts), tokens=limit),
-                keep_text=keep_text(index),
+                index, limit, lambda _: writer.json_body(text=" ".join(parts), tokens=limit), keep_text=keep_text(index)
             )
 
         due_times = tuple(row.at_s - rows[0].at_s for row in rows)
@@ -216,10 +208,7 @@ def open_source(
     if workload.kind == "turns":
         return ConversationSource(
             lambda index: MultiTurn(
-                index,
-                workload,
-                lambda index, turn: pool.make_prompt(workload.input_tokens, (index, turn)),
-                writer,
+                index, workload, lambda index, turn: pool.make_prompt(workload.input_tokens, (index, turn)), writer
             )
         )
     write_prompt = _prompt_writer(workload, pool, words)

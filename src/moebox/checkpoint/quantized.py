@@ -22,12 +22,7 @@ _EXAMPLES = {
     "dense_ffn": "model.layers.0.mlp.down_proj",
 }
 # Parts of module names -> component, the more specific first.
-_PARTS = {
-    "shared_expert": "shared_experts",
-    ".experts": "routed_experts",
-    "_attn": "attention",
-    ".mlp.": "dense_ffn",
-}
+_PARTS = {"shared_expert": "shared_experts", ".experts": "routed_experts", "_attn": "attention", ".mlp.": "dense_ffn"}
 _LISTED_BITS = {
     "NVFP4": 4.5,
     "W4A16_NVFP4": 4.5,

@@ -33,7 +33,6 @@ def explain_choice(
     kind = "as its makers published it" if checkpoint.native else "requantised"
     bits = f"{checkpoint.bits_per_weight(best.model):.2f} bits a weight"
     reasons = [f"{best.model.title} in {checkpoint.label}, {kind}: {format_gb(checkpoint.total_bytes)}, {bits}"]
-
     rival = _first_of(others, lambda other: other.recipe.engine != engine and other.recipe.hybrid is None)
     engine_reason = ""
     if constraints.engine:
@@ -41,7 +40,6 @@ def explain_choice(
     elif rival:
         rival_title = engine_display_name(rival.recipe.engine)
         engine_reason = _choice_over(engine_display_name(engine), rival_title, compare_and_explain(rival, best))
-
     if recipe.hybrid:
         reasons += [_explain_placement(best), engine_reason]
         rival = _first_of(others, lambda other: other.recipe.engine == engine and other.checkpoint != checkpoint)

@@ -76,11 +76,7 @@ class FitQuery:
 
 
 def no_fit_error(
-    box: Box,
-    model: Model,
-    checkpoints: tuple[Checkpoint, ...],
-    constraints: Constraints,
-    tried: list[RatedCandidate],
+    box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], constraints: Constraints, tried: list[RatedCandidate]
 ) -> MoeboxError:
     """Return the error for a box on which no candidate is viable."""
     query = FitQuery(box, model, checkpoints, constraints)

@@ -218,7 +218,6 @@ def read_run(run: Run) -> RunRecord:
     steps = history.climb_steps(entries) or imported_climb(climb)
     sources = [get_text(row, "source") for row in get_objects(climb, "steps")]
     tasks = reader.read(TaskRun, "tasks.json")
-
     locked, step = run.is_locked, history.unfinished_step(pipeline, entries)
     climb_began = any(isinstance(entry.event, ClimbBegan) for entry in entries)
     climb_ended = is_true(climb, "ended") or (run.path / "best.toml").exists()

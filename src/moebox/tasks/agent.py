@@ -12,14 +12,7 @@ from dataclasses import dataclass, field
 from moebox.core import catalogue
 from moebox.loose import Json
 from moebox.tasks.job import AgentJob
-from moebox.tasks.reply import (
-    AgentReply,
-    ReplySettings,
-    RequestedCall,
-    ShouldStop,
-    request_reply,
-    tool_result_messages,
-)
+from moebox.tasks.reply import AgentReply, ReplySettings, RequestedCall, ShouldStop, request_reply, tool_result_messages
 from moebox.tasks.result import CallRecord, End, TurnRecord
 from moebox.tasks.tools import Toolbox, ToolServerDied
 

@@ -69,11 +69,7 @@ def message_request(
     }
     if functions:
         body["tools"] = [
-            {
-                "name": function["name"],
-                "description": function["description"],
-                "input_schema": function["parameters"],
-            }
+            {"name": function["name"], "description": function["description"], "input_schema": function["parameters"]}
             for function in functions
         ]
     if session.accepts_template_arguments:

@@ -23,11 +23,7 @@ def to_junit_xml(results: CheckResults) -> str:
         )
         for probe in probes:
             case = xml.SubElement(
-                suite,
-                "testcase",
-                classname=f"moebox.{check.name}",
-                name=probe.name,
-                time=f"{probe.seconds:.3f}",
+                suite, "testcase", classname=f"moebox.{check.name}", name=probe.name, time=f"{probe.seconds:.3f}"
             )
             text = "".join(letter for letter in probe.reason if letter.isprintable())  # XML has no control characters
             if probe.verdict in ("fail", "skip"):

@@ -17,14 +17,7 @@ from moebox.verify.client import ExchangeClient
 from moebox.verify.completions import ChatAnswer
 from moebox.verify.options import VerifyOptions
 from moebox.verify.session import EndpointUnusable, ProbeFailed, ProbeSkipped, ServerSession
-from moebox.verify.statistics import (
-    MIN_MODEL_TRIALS,
-    STREAMED,
-    KindName,
-    build_failure,
-    describe_failure,
-    failure_mark,
-)
+from moebox.verify.statistics import MIN_MODEL_TRIALS, STREAMED, KindName, build_failure, describe_failure, failure_mark
 
 MAX_ATTRIBUTIONS = 6  # failures of one series that are asked again to attribute them; the others follow the majority
 OFFERED_TOOLS = 3  # shared by the questions of a probe

@@ -13,14 +13,7 @@ from collections.abc import Sequence
 from moebox.bench.generator.template import EVENT_END, EventTemplate, find_template, parse_chunk
 from moebox.redact import decode_reply
 from moebox.stream.body import ResponseBody
-from moebox.stream.events import (
-    ESTIMATED_TIME,
-    SILENT,
-    StreamEvent,
-    decode_event,
-    describe_error,
-    tokens_by_chunk,
-)
+from moebox.stream.events import ESTIMATED_TIME, SILENT, StreamEvent, decode_event, describe_error, tokens_by_chunk
 from moebox.stream.sse import is_done_mark
 
 LAST_CHUNK = b"0\r\n\r\n"  # the empty chunk that ends a response

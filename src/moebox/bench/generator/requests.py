@@ -208,10 +208,7 @@ class RequestTracker:
             requested_s = retry_after_s(body.headers)
             delay_s = BACK_OFF_S if requested_s is None else min(requested_s, MAX_BACK_OFF_S, self._load.timeout_s)
         self._schedule.finish_request(
-            finished.conversation,
-            finished.visible_text,
-            succeeded=outcome == COMPLETED,
-            at=now + int(1e9 * delay_s),
+            finished.conversation, finished.visible_text, succeeded=outcome == COMPLETED, at=now + int(1e9 * delay_s)
         )
 
     def _finish_later(self, connection: Connection) -> None:

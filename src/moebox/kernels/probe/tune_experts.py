@@ -186,7 +186,6 @@ def build_case(
             "sorted_token_ids": None, "expert_ids": None, "num_tokens_post_padded": None, "config": None,
         }  # fmt: skip
         launchers.append(experts.make_launcher(engine, kind, quantised[product], given))
-
     default = experts.default_config(shape, kind, tokens)
 
     def config(choice: Choice) -> Choice:

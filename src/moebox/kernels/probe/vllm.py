@@ -11,15 +11,7 @@ import torch
 
 from . import space
 from .importing import EngineImporter, ModuleNames, install_importer, return_false, return_true
-from .launches import (
-    WEIGHT_KINDS,
-    LaunchCase,
-    ScanShape,
-    call_with_known,
-    launch_experts,
-    meta_indices,
-    meta_tensor,
-)
+from .launches import WEIGHT_KINDS, LaunchCase, ScanShape, call_with_known, launch_experts, meta_indices, meta_tensor
 from .protocol import ProbeGpu
 
 if TYPE_CHECKING:

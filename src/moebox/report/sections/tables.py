@@ -89,8 +89,7 @@ def figures_table(
     if any(map(load_remark, loads)):
         cells = [
             text_cell(
-                load_remark(load) or " ",
-                tone="warn" if load.client_limited or load.flags or load.failed else "quiet",
+                load_remark(load) or " ", tone="warn" if load.client_limited or load.flags or load.failed else "quiet"
             )
             for load in loads
         ]

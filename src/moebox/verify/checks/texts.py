@@ -197,10 +197,7 @@ async def probe_characters_in_json(session: CheckSession) -> str | ProbeWarning:
             "required": ["city"],
             "additionalProperties": False,
         }
-        response_format = {
-            "type": "json_schema",
-            "json_schema": {"name": "record", "strict": True, "schema": schema},
-        }
+        response_format = {"type": "json_schema", "json_schema": {"name": "record", "strict": True, "schema": schema}}
         turns = [user_turn("Reply with a JSON object with the key city. There is one city only.")]
         answer = await chat_or_skip(session, turns, response_format=response_format, stream=stream or None)
         return _read_city(answer, answer.content)

@@ -79,10 +79,7 @@ async def probe_argument_shapes(session: CheckSession) -> str | ProbeWarning:
                 answer = await session.chat(
                     [{"role": "user", "content": question}],
                     tools=[
-                        {
-                            "type": "function",
-                            "function": {"name": name, "description": question, "parameters": schema},
-                        }
+                        {"type": "function", "function": {"name": name, "description": question, "parameters": schema}}
                     ],
                     tool_choice={"type": "function", "function": {"name": name}},
                     max_tokens=LONG_CALL_TOKENS if name == LONG_TOOL else CALL_TOKENS,

@@ -126,8 +126,5 @@ def _picture_turn(picture: Picture, question: str) -> dict[str, object]:
 
 
 CHECK = Check(
-    name="vision",
-    about="pictures read, or refused politely",
-    probes={"pictures": probe_pictures},
-    request_estimate=6,
+    name="vision", about="pictures read, or refused politely", probes={"pictures": probe_pictures}, request_estimate=6
 )
