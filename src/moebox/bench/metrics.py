@@ -40,7 +40,6 @@ class RequestFigures:
 
 
 def request_figures(samples: Samples) -> list[RequestFigures]:
-    """Return the figures of each completed request."""
     found = []
     for request in samples.requests():
         if request.outcome != COMPLETED:

@@ -79,7 +79,6 @@ class Samples:
     def add_request(
         self, times: "array[int]", tokens: "array[int]", kinds: "array[int]", *, reason: str = "", **values: int
     ) -> None:
-        """Add one request and its chunks."""
         self.time.extend(times)
         self.tokens.extend(tokens)
         self.kind.extend(kinds)

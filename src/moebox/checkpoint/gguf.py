@@ -45,8 +45,6 @@ class HeaderTensor:
 
 @dataclass(slots=True)
 class GgufHeader:
-    """The header of one file."""
-
     metadata: dict[str, Any] = field(default_factory=dict)
     tensors: list[HeaderTensor] = field(default_factory=list)
 
@@ -90,7 +88,6 @@ class HeaderCursor:
         return self.data[start : self.at].decode("utf-8", errors="replace")
 
     def read_value(self, kind: int, depth: int = 0) -> Any:
-        """Read a value of the metadata."""
         if kind in _SCALARS:
             return self.read_scalar(_SCALARS[kind])
         if kind == _STRING:

@@ -61,7 +61,6 @@ class RouterStart:
 
 @functools.cache
 def router_traits() -> dict[RouterKind, RouterTraits]:
-    """All known routers."""
     return {
         name: codec.decode(RouterTraits, row, where=f"routers.toml: {name}")  # type: ignore[misc]
         for name, row in catalogue.load_table("routers").items()

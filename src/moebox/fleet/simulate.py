@@ -73,8 +73,6 @@ class FleetTally:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoxOutcome:
-    """Totals of one box."""
-
     name: str
     requests: int
     output_tokens: int
@@ -157,8 +155,6 @@ class PrefixCache:
 
 
 class SimulatedBox:
-    """The state of one box."""
-
     def __init__(self, model: BoxModel, shared: int) -> None:
         self.model = model
         self.scheduler = StepScheduler(speed=model.speed, rules=model.rules)

@@ -16,8 +16,6 @@ MAX_JSON_BYTES = 4 * 2**20  # of a kernel's description; larger files are someth
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedKernel:
-    """One compiled kernel in a cache."""
-
     kernel: str
     arch: str
     shared_bytes: int

@@ -45,7 +45,6 @@ class TunedFile:
 
 
 def check_tuned_files(folder: Path, arch: Arch) -> tuple[TunedFile, ...]:
-    """Check every tuned file under `folder`."""
     refuse_if(not folder.is_dir(), f"{folder}: no such folder")
     checked = []
     for path in sorted(folder.rglob("E=*.json")):

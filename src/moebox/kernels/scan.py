@@ -24,8 +24,6 @@ _SECONDS = 900.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelRequest:
-    """What to scan."""
-
     engine: str  # one with a module of its own in probe/
     arch: Arch
     model: Model
@@ -165,7 +163,6 @@ def rank_shape(model: Model, tp: int) -> RankShape:
 
 
 def run_probe(python: Path, request: ScanRequest) -> list[ProbeLine]:
-    """Run the probe under `python` and return its lines."""
     check_triton(python)
     package = str(Path(moebox.__file__).parent.parent)
     env = chosen_environment({"PYTHONPATH": package, "CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false"})

@@ -36,12 +36,10 @@ class GgufTensor:
 
     @property
     def value_count(self) -> int:
-        """Number of values."""
         return math.prod(self.shape)
 
     @property
     def size_bytes(self) -> int:
-        """Size in the file."""
         return round(self.value_count * _BYTES[self.kind])
 
 
@@ -88,7 +86,6 @@ class PhantomGguf:
         return self._take(_SCALARS[kind])[0]
 
     def tensor_bytes(self, name: str) -> bytes:
-        """A tensor as it is in the file."""
         tensor = self.tensors[name]
         return self.raw[tensor.start : tensor.start + tensor.size_bytes]
 

@@ -70,7 +70,6 @@ class Question:
     cases: tuple[FunctionCase, ...] = field(default=())
 
     def grade(self, reply: ModelReply) -> Grade:
-        """Judge one reply."""
         return self.judge(self, reply)
 
 
@@ -90,7 +89,6 @@ def accept_if(good: object, reason: str) -> Grade:
 
 
 def user_message(text: str) -> Message:
-    """A turn of the user."""
     return {"role": "user", "content": text}
 
 

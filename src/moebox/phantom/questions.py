@@ -77,8 +77,6 @@ class QuestionMaker(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuestionFamily:
-    """One kind of question."""
-
     name: str
     make: QuestionMaker
 

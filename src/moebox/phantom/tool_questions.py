@@ -91,7 +91,6 @@ def calls_message(*calls: ToolCall) -> Message:
 
 
 def result_message(call: ToolCall, result: Mapping[str, Any]) -> Message:
-    """The turn of a tool with its result."""
     return {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": json.dumps(result)}
 
 
@@ -107,7 +106,6 @@ def _offer_tools(rng: random.Random, needed: Sequence[ExampleTool]) -> tuple[Map
 def _question(
     family: str, text: str, wanted: Sequence[WantedCall], tools: tuple[Mapping[str, Any], ...], thinking: bool
 ) -> Question:
-    """A question that is answered with calls."""
     calls = tuple(tool_call(name, arguments, index) for index, (name, arguments) in enumerate(wanted))
     names = " and ".join(name for name, _ in wanted)
     sample = ModelReply(calls=calls, reasoning=REASONING["call"].format(name=names))

@@ -61,7 +61,6 @@ def make_candidates(
     constraints: Constraints,
     engines: tuple[EngineName, ...],
 ) -> Iterator[Candidate]:
-    """Yield the candidates of `engines`, engine by engine."""
     for engine in engines:
         if not constraints.engine and reason_to_skip(engine, box, model):
             continue

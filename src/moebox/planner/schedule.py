@@ -69,8 +69,6 @@ class SchedulerRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleSlice:
-    """What happened in one slice."""
-
     seconds: float
     steps: int  # decode steps; 0 if only prompts were read
     batch: int  # sequences that decoded

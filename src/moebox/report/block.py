@@ -68,8 +68,6 @@ class Tiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prose:
-    """Paragraphs."""
-
     kind: str = "prose"
     paragraphs: tuple[str, ...]
     tone: Tone = ""
@@ -86,8 +84,6 @@ class Bullets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LegendKey:
-    """One entry of a legend."""
-
     name: str
     colour: int
     dashed: bool = False
@@ -135,7 +131,6 @@ class Section:
 
 
 def figure_cell(value: float | None, *, digits: int | None = None, tone: Tone = "", title: str = "") -> TableCell:
-    """A number as a cell."""
     return TableCell(text=format_number(value, digits), value=value, tone=tone, title=title)
 
 

@@ -160,7 +160,6 @@ def draw_series(curve: ChartSeries, across: AxisScale, up: AxisScale, index: int
 
 
 def svg_path(places: Sequence[Point]) -> str:
-    """Points as a path."""
     return "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in places)
 
 
@@ -190,7 +189,6 @@ def hover_data(shown: Sequence[ChartSeries], across: AxisScale, x: ChartAxis, y:
 
 
 def series_legend(series: Sequence[ChartSeries]) -> tuple[LegendKey, ...]:
-    """Keys for the series that are drawn."""
     drawn = [curve for curve in series if curve.points]
     return tuple(LegendKey(name=curve.name, colour=curve.colour, dashed=curve.dashed) for curve in drawn)
 

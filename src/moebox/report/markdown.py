@@ -49,7 +49,6 @@ def heading_lines(text: str) -> list[str]:
 
 
 def block_lines(block: Block) -> list[str]:
-    """One block of a section."""
     match block:
         case ReportTable():
             return table_lines(block)

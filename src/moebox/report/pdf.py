@@ -40,7 +40,6 @@ def find_browser() -> str | None:
 
 
 def write_pdf(html: str, target: Path) -> Path:
-    """Write `html` as PDF to `target`."""
     target.parent.mkdir(parents=True, exist_ok=True)
     found = find_browser()
     if found:

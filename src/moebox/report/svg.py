@@ -30,7 +30,6 @@ def svg_tag(name: str, body: str = "", /, **attributes: object) -> str:
 
 
 def svg_text(x: float, y: float, words: str, /, **attributes: object) -> str:
-    """A line of text."""
     return svg_tag("text", str(escape(escape_invisible(words))), x=x, y=y, **attributes)
 
 
@@ -88,7 +87,6 @@ class AxisScale:
     log: bool = False
 
     def position(self, value: float) -> float:
-        """The position of `value`."""
         low, high = self.low, self.high
         if self.log:
             value, low, high = (math.log(max(number, 1e-12)) for number in (value, low, high))

@@ -311,7 +311,6 @@ class RunRecord:
         return tuple(check for check in self.all_checks if check.verdict == "fail")
 
     def check_names(self, mark: Mark) -> list[str]:
-        """Names of the checks with this verdict."""
         return [check.name for check in self.all_checks if check.verdict == mark]
 
     @property
@@ -373,7 +372,6 @@ class RunRecord:
         return "WORKING" if self.check_names("pass") or any(load.headline_tok_s for load in self.loads) else "not tried"
 
     def loads_of(self, workload: str) -> list[LoadResult]:
-        """Loads of one workload."""
         return [load for load in self.loads if load.workload == workload]
 
     def peak_load(self, figure: str = "output_tok_s") -> LoadResult | None:

@@ -67,8 +67,6 @@ JailWork = CallWork | SnippetWork | ProgramWork
 
 
 class JailJob(TypedDict):
-    """The job on stdin."""
-
     level: str
     folder: str
     memory_bytes: int

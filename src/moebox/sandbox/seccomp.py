@@ -53,8 +53,6 @@ _ALLOW, _KILL, _ERROR = 0x7FFF0000, 0x80000000, 0x00050000
 
 
 class SockFprog(ctypes.Structure):
-    """struct sock_fprog."""
-
     _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_void_p))
 
 

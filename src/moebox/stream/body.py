@@ -62,7 +62,6 @@ class ResponseBody:
 
     @property
     def is_complete(self) -> bool:
-        """The response has ended."""
         return self.state == BodyState.OVER
 
     @property

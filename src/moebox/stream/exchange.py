@@ -169,7 +169,6 @@ class ExchangeOptions(TypedDict, total=False):
 
 
 def send_request(endpoint: Endpoint, body: Mapping[str, object], **options: Unpack[ExchangeOptions]) -> StreamReply:
-    """Send one request and read its stream to the end."""
     texts: dict[int, list[str]] = {CONTENT: [], REASONING: []}
     times: list[float] = []
     events: list[StreamEvent] = []

@@ -72,7 +72,6 @@ def run_agent(
     *,
     on_turn: Callable[[TurnRecord], None] = lambda turn: None,
 ) -> AgentWork:
-    """Do the job."""
     began = time.monotonic()
     work = AgentWork(messages=[{"role": "user", "content": job.instruction}])
     system = f"{SYSTEM if job.tools else SYSTEM_WITHOUT_TOOLS}\n\n{job.system}".strip()

@@ -46,8 +46,6 @@ DIE_WITH_PARENT = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.exe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSetup:
-    """What a client is started with."""
-
     client: ClientName
     model: str
     environment: Mapping[str, str] = field(repr=False)  # may hold the key, which is in no argument and no file

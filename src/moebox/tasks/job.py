@@ -46,8 +46,6 @@ class JobDraft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentJob(JobDraft):
-    """One job."""
-
     family: str
     level: Level
     seed: int

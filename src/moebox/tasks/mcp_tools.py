@@ -86,8 +86,6 @@ class McpServers:
 
 
 class _McpServer:
-    """One server and the connection to it."""
-
     def __init__(self, address: McpAddress, loop: asyncio.AbstractEventLoop, call_s: float) -> None:
         self.address, self._loop, self._call_s = address, loop, call_s
         self._client: Any = None

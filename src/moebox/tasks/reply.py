@@ -38,8 +38,6 @@ class RequestedCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentReply:
-    """One reply."""
-
     text: str = ""
     reasoning: str = ""
     calls: tuple[RequestedCall, ...] = ()
@@ -207,7 +205,6 @@ class ReplyParts(ABC):
         """Add one event."""
 
     def build_reply(self, problem: str, seconds: float) -> AgentReply:
-        """The reply from all events."""
         prompt, completion, cached = (number if number >= 0 else None for number in self.usage)
         return AgentReply(
             text=hide_known_keys("".join(self.text)),

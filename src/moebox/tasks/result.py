@@ -47,8 +47,6 @@ END_TITLES: dict[End, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRecord:
-    """One tool call."""
-
     tool: str
     ok: bool  # a valid call
     error: str = ""
@@ -78,8 +76,6 @@ class TurnRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HiddenCheckResult:
-    """One hidden check."""
-
     name: str
     passed: int
     of: int
@@ -88,8 +84,6 @@ class HiddenCheckResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobName:
-    """Identifies a job."""
-
     family: str
     level: Level
     seed: int
@@ -120,7 +114,6 @@ class JobResult(JobName):
 
     @property
     def all_calls(self) -> list[CallRecord]:
-        """Calls of all turns."""
         return [call for turn in self.turns for call in turn.calls]
 
     @property

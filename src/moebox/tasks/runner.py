@@ -40,8 +40,6 @@ class ServerGone(ExternalError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskOptions:
-    """Options of a task run."""
-
     parallel: int = 1
     budget_s: float | None = None
     job_s: float = JOB_S
@@ -182,7 +180,6 @@ class _JobPool:
             self.stopped.set()
 
     def _do_job(self, name: JobName) -> JobResult:
-        """Do and score one job."""
         job = make_job(name.family, name.level, name.seed)
         began = time.monotonic()
         own_end = began + self.options.job_s

@@ -82,7 +82,6 @@ def _shorten(value: Any) -> str:
 
 
 def solved_score(results: Sequence[JobResult]) -> Score:
-    """Share of solved jobs."""
     return wilson_score(sum(result.solved for result in results), len(results))
 
 

@@ -34,7 +34,6 @@ class Workspace:
         return name
 
     def read_text(self, given: str) -> str:
-        """Text of a file."""
         name = self.resolve_path(given)
         if name not in self.files:
             raise ToolRefused(f"{given[:80]}: no such file; list_files shows all files")

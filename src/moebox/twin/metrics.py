@@ -20,7 +20,6 @@ class LatencyHistogram:
     number: int = 0
 
     def observe(self, seconds: float) -> None:
-        """Count one latency."""
         self.counts = self.counts or [0] * len(self.bounds)
         for place, bound in enumerate(self.bounds):
             self.counts[place] += seconds <= bound
@@ -58,7 +57,6 @@ def metrics_text(
     context: int,
     preempted: int,
 ) -> str:
-    """Return the text of /metrics."""
     name = model.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     label = f'engine="0",model_name="{name}"'
     share = min(used / kv_tokens, 1.0) if kv_tokens else 0.0

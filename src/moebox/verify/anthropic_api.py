@@ -58,7 +58,6 @@ class AnthropicMessage:
 def message_request(
     session: ServerSession, question: Question, *, stream: bool = False, turns: list[Any] | None = None
 ) -> dict[str, object]:
-    """Request body for a question."""
     functions = [tool["function"] for tool in question.tools]
     body: dict[str, object] = {
         "model": session.endpoint.model,

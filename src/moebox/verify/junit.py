@@ -6,7 +6,6 @@ from moebox.core.verdict import CheckResults, Probe
 
 
 def to_junit_xml(results: CheckResults) -> str:
-    """The XML text."""
     top = xml.Element("testsuites", name=f"moebox verify {results.model}")
     for check in results.rungs:
         # A check that was not run is one skipped case

@@ -139,7 +139,6 @@ class ServerSession:
 
     @property
     def chat_url(self) -> str:
-        """URL of chat completions."""
         return f"{self.endpoint.base_url}/chat/completions"
 
     @property

@@ -74,7 +74,6 @@ class TrialSeries:
         self.first: dict[Attribution, str] = {}
 
     def add(self, outcome: TrialOutcome) -> None:
-        """Count one trial."""
         self.of += 1
         self.session.failures.add(self.kind, outcome.reason, outcome.attributed_to, stream=self.stream)
         if outcome.reason:

@@ -34,7 +34,6 @@ class Violations:
         self._found: dict[str, Violation] = {}
 
     def add(self, kind: ViolationKind, text: str, *, fatal: bool = False) -> None:
-        """Record a violation."""
         self._found.setdefault(text, Violation(kind, text, fatal))
 
     def require(self, good: bool, text: str | Callable[[], str], kind: ViolationKind = "format") -> bool:
@@ -96,7 +95,6 @@ def object_of(value: object) -> dict[str, object]:
 
 
 def objects_of(value: object) -> list[dict[str, object]]:
-    """The objects in a list."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 

@@ -162,7 +162,6 @@ class ReplyRecorder:
         return at
 
     def _add_events(self, time: int, sizes: Sequence[int], kind: int) -> None:
-        """Add events of one kind that arrived at one time."""
         count = len(sizes)
         self.times.extend([time] * count)
         self.kinds.frombytes(bytes((kind,)) * count)

@@ -14,8 +14,6 @@ Constant = int | float | bool | str
 
 @dataclass(frozen=True)
 class ProbeGpu:
-    """The GPU to compile for."""
-
     capability: int  # 120 for sm_120
     sms: int
     device_name: str
@@ -53,8 +51,6 @@ class ScanRequest:
 
 @dataclass(frozen=True)
 class LaunchRecord:
-    """One launch as it was recorded."""
-
     case: str
     kernel: str
     file: str

@@ -51,7 +51,6 @@ def load_cases(request: TuneRequest) -> list["TuneCase"]:
 
 
 def compile_target(request: TuneRequest, capability: int) -> ProbeGpu:
-    """Return the GPU to compile for."""
     return ProbeGpu(capability, request.sms, request.device, memory=96 << 30, smem=1 << 30)
 
 

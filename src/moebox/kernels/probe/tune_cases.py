@@ -61,8 +61,6 @@ class TuneCase:
 
 @dataclass
 class CaseBench:
-    """A case with its tensors."""
-
     run: Callable[[Choice], Any]  # returns the compiled kernel
     outputs: Callable[[], list[torch.Tensor]]
     references: Callable[[], list[torch.Tensor]]  # the same in float32

@@ -195,7 +195,6 @@ def _decode_rows(key: str, kind: type[Any]) -> tuple[Any, ...]:
 
 
 def table_rows(key: str, kind: type[T]) -> tuple[T, ...]:
-    """Return the rows of one table as `kind`."""
     return _decode_rows(key, cast(Any, kind))
 
 

@@ -19,8 +19,6 @@ MAX_MATRIX_GPUS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuBox:
-    """One GPU in the drawing."""
-
     index: int
     title: str
     memory: str

@@ -11,8 +11,6 @@ SIZES: dict[Level, tuple[int, int]] = {"easy": (3, 1), "medium": (5, 2), "hard":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntityField:
-    """One field of the entity."""
-
     name: str
     kind: str  # text, number, choice, flag
     most: int = 0  # of text: characters; of numbers: the largest
@@ -88,7 +86,6 @@ def _draw_fields(rng: random.Random, count: int) -> list[EntityField]:
 
 
 def _reference_files(package: str, entity: str, fields: list[EntityField], page: int) -> dict[str, str]:
-    """The reference solution of all files."""
     names = [field.name for field in fields]
     texts = [field.name for field in fields if field.kind == "text"]
     defaults = [f"{field.name}={field.default!r}" for field in fields if field.kind != "text"]

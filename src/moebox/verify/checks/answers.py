@@ -26,7 +26,6 @@ SENTENCE_ENDS = ".!?…\"'”’)*`:;>"  # how a complete text may end
 
 
 def judge_in_english(question: Question, answer: ChatAnswer) -> str:
-    """Judge the answer and its language."""
     return judge_answer(question, answer) or foreign_script(answer.content)
 
 

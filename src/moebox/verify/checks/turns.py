@@ -23,12 +23,10 @@ ChatTurn = dict[str, object]
 
 
 def user_turn(content: object) -> ChatTurn:
-    """A turn of the user."""
     return {"role": "user", "content": content}
 
 
 def assistant_turn(content: object) -> ChatTurn:
-    """A turn of the assistant."""
     return {"role": "assistant", "content": content}
 
 
