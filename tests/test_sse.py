@@ -18,7 +18,7 @@ from moebox.core.verdict import HttpExchange
 from moebox.errors import AnswerIsNo
 from moebox.flows.fleet_streams import run_streams
 from moebox.serve.callcheck import call_as_client
-from moebox.stream import send_request
+from moebox.stream.exchange import send_request
 from moebox.stream.sse import EventParser, parse_events
 from moebox.verify.completions import parse_chat_stream
 from moebox.web.chat import stream_reply

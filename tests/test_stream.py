@@ -19,9 +19,8 @@ from moebox.bench.generator.recorder import ReplyRecorder
 from moebox.bench.samples import Samples
 from moebox.core.endpoint import endpoint_from_url
 from moebox.errors import ExternalError
-from moebox.stream import CONTENT, REASONING, TOOL, StreamExchange, send_request
-from moebox.stream.events import ESTIMATED_TIME, decode_event, tokens_by_chunk
-from moebox.stream.exchange import ReplyToolCall
+from moebox.stream.events import CONTENT, ESTIMATED_TIME, REASONING, TOOL, decode_event, tokens_by_chunk
+from moebox.stream.exchange import ReplyToolCall, StreamExchange, send_request
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
 

@@ -16,9 +16,9 @@ import jinja2
 import numpy as np
 
 from moebox.phantom import vocabulary as words
-from moebox.phantom.question import token_budget, user_message
+from moebox.phantom.question import Grade, ModelReply, Question, token_budget, user_message
 from moebox.phantom.questions import QUESTION_FAMILIES as FAMILIES
-from moebox.phantom.questions import Grade, ModelReply, Question, haystack_questions
+from moebox.phantom.text_questions import haystack_questions
 from moebox.phantom.tool_questions import tool_call_question, tool_parallel_question
 from training.errands import Errand, errand_task
 from training.lessons import LESSONS

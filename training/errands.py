@@ -17,7 +17,8 @@ from unittest import mock
 
 from moebox.core.endpoint import Endpoint
 from moebox.phantom import vocabulary as words
-from moebox.phantom.questions import TOOLS, Grade, ModelReply, Question
+from moebox.phantom.question import Grade, ModelReply, Question
+from moebox.phantom.tool_questions import TOOLS
 from moebox.tasks import agent
 from moebox.tasks.families import errand, material
 from moebox.tasks.job import AgentJob, JobDraft

@@ -26,8 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from moebox.core.endpoint import Endpoint
+from moebox.phantom.format_questions import extract_code
+from moebox.phantom.question import Grade, ModelReply, Question, ToolCall
 from moebox.phantom.questions import QUESTION_FAMILIES as FAMILIES
-from moebox.phantom.questions import Grade, ModelReply, Question, ToolCall, extract_code
 from moebox.tasks.agent import WorkLimits
 from moebox.tasks.families import make_job
 from moebox.tasks.job import LEVELS

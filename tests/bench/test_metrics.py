@@ -15,8 +15,7 @@ from moebox.bench.generator.job import WorkerGauge
 from moebox.bench.samples import COMPLETED, FAILED, Samples
 from moebox.core.measure import Slo
 from moebox.errors import BadInput
-from moebox.stream import CONTENT, REASONING
-from moebox.stream.events import SILENT
+from moebox.stream.events import CONTENT, REASONING, SILENT
 
 MS = 1_000_000
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from training.lessons import LESSONS, product_working
 from training.tokenizer import load
 
-from moebox.phantom.questions import ModelReply
+from moebox.phantom.question import ModelReply
 from moebox.serve import callcheck
 
 seeds = st.integers(0, 2**32)

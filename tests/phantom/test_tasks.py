@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moebox.phantom.format_questions import extract_code
+from moebox.phantom.question import ModelReply, Question, ToolCall
 from moebox.phantom.questions import QUESTION_FAMILIES as FAMILIES
-from moebox.phantom.questions import ModelReply, Question, ToolCall, extract_code, text_flaw
+from moebox.phantom.text_questions import text_flaw
 
 seeds = st.integers(0, 2**32)
 names = pytest.mark.parametrize("name", FAMILIES)

@@ -23,8 +23,8 @@ from moebox.checkpoint import deploy
 from moebox.core.recipe import Hybrid, Recipe, Speculate
 from moebox.errors import ExternalError
 from moebox.phantom.gguf import PhantomGguf
+from moebox.phantom.question import ModelReply, Question, ToolCall
 from moebox.phantom.questions import QUESTION_FAMILIES as FAMILIES
-from moebox.phantom.questions import ModelReply, Question, ToolCall
 from moebox.serve.session import engine_session
 from moebox.store import Run
 from tests.embedded import phantom_recipe

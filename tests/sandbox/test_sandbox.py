@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from moebox import sandbox
-from moebox.sandbox import LEVELS, SandboxLevel, SandboxLimits, SandboxOutcome
+from moebox.sandbox import start as sandbox
+from moebox.sandbox.start import LEVELS, SandboxLevel, SandboxLimits, SandboxOutcome
 
 QUICK = SandboxLimits(time_s=10, cpu_s=1, memory_bytes=256 * 2**20)
 
@@ -397,7 +397,7 @@ def test_the_sandbox_holds_without_root():
 NOBODY = """
 import json, os, sys, threading
 sys.path.insert(0, sys.argv[1])
-from moebox import sandbox
+from moebox.sandbox import start as sandbox
 escapes = {
     "passwd": "open('/etc/passwd').read()",
     "network": "import socket; socket.create_connection(('127.0.0.1', 9), 1)",

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from moebox import files, sandbox
-from moebox.phantom.questions import ModelReply
-from moebox.sandbox import SandboxLevel, SandboxLimits
+from moebox import files
+from moebox.phantom.question import ModelReply
+from moebox.sandbox import start as sandbox
+from moebox.sandbox.start import SandboxLevel, SandboxLimits
 from tests.hangs import no_longer_than
 from tests.sampling import one_in
 from tests.siege.test_hostile_ui import without_rights

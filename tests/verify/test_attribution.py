@@ -10,7 +10,7 @@ import pytest
 
 from moebox.core.endpoint import endpoint_from_url
 from moebox.core.verdict import Failure
-from moebox.phantom.questions import Question
+from moebox.phantom.question import Question
 from moebox.verify.client import ExchangeClient
 from moebox.verify.completions import ChatAnswer
 from moebox.verify.options import VerifyOptions

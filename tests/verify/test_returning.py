@@ -10,7 +10,8 @@ from moebox import http
 from moebox.checkpoint import deploy
 from moebox.core.endpoint import Endpoint, endpoint_from_url
 from moebox.core.verdict import Probe
-from moebox.phantom.questions import Question, haystack_questions
+from moebox.phantom.question import Question
+from moebox.phantom.text_questions import haystack_questions
 from moebox.serve import session
 from moebox.store import Run
 from moebox.verify.checks.returning import with_new_codes

@@ -17,8 +17,9 @@ from moebox.bench.workloads import common_words, fake_code
 from moebox.core.endpoint import AUTH_STATUSES, KEY_HINT, SIMULATION_HEADER, Endpoint
 from moebox.errors import BadInput, ExternalError
 from moebox.loose import Json
-from moebox.stream import StreamReply, send_request, sockets
+from moebox.stream import sockets
 from moebox.stream.body import retry_after_s
+from moebox.stream.exchange import StreamReply, send_request
 
 MAX_TEMPLATE_TOKENS = 8192  # of a chat template; a server that reports more does not count
 MAX_PROBE_EVENTS = 10_000  # of a reply to a request for a few tokens

@@ -10,8 +10,8 @@ from moebox.core.endpoint import Endpoint
 from moebox.core.verdict import Score, wilson_score
 from moebox.errors import ExternalError
 from moebox.flows.pace import alternate_order
+from moebox.phantom.question import Question
 from moebox.phantom.questions import QUESTION_FAMILIES as FAMILIES
-from moebox.phantom.questions import Question
 from moebox.stream import run_to_end
 from moebox.verify import tokens
 from moebox.verify.checks.alive import probe_models

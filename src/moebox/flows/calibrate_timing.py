@@ -18,8 +18,8 @@ from moebox.core.endpoint import Endpoint
 from moebox.errors import ExternalError
 from moebox.loose import Json
 from moebox.serve.dummy import PROMPT_TOKENS
-from moebox.stream import StreamExchange
 from moebox.stream.events import StreamEvent
+from moebox.stream.exchange import StreamExchange
 from moebox.units import plural
 
 FIRST_ID = 512  # lower ids are bytes and control tokens in every known vocabulary

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Self, TypeVar
 
-from moebox import http, stream
+from moebox import http
 from moebox.core.endpoint import Endpoint
 from moebox.errors import ExternalError
 from moebox.phantom.questions import QUESTION_FAMILIES as FAMILIES
 from moebox.stream.awake import AwakeClock
+from moebox.stream.exchange import StreamReply, send_request
 
 T = TypeVar("T")
 
@@ -106,8 +107,8 @@ class SpeedMeter:
             self._tok_s.append(sum(counts) / seconds)
             self._ttft_ms.append(statistics.median(1e3 * (reply.ttft_s or 0.0) for reply in replies))
 
-    def _send(self, bodies: list[dict[str, object]]) -> list[stream.StreamReply]:
-        return list(self._pool.map(lambda body: stream.send_request(self.endpoint, body, timeout_s=PATIENCE_S), bodies))
+    def _send(self, bodies: list[dict[str, object]]) -> list[StreamReply]:
+        return list(self._pool.map(lambda body: send_request(self.endpoint, body, timeout_s=PATIENCE_S), bodies))
 
     @property
     def round_count(self) -> int:

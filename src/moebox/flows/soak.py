@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from moebox.core.endpoint import Endpoint
 from moebox.errors import ExternalError
-from moebox.stream import StreamExchange
+from moebox.stream.exchange import StreamExchange
 
 CANCELLED_SHARE = 0.25  # of the requests
 ENOUGH_FAILURES = 3  # the rest would wait for the same

@@ -107,57 +107,53 @@ _INPUTS: dict[str, Callable[[random.Random], Any]] = {
     _LIST: lambda rng: [rng.randint(-50, 50) for _ in range(rng.randint(1, 6))],
 }
 FUNCTION_SPECS: tuple[FunctionSpec, ...] = (
-    _spec(_NUMBER, "returns x plus {k}", "return x + {k}", lambda x, k: x + k, _constant(2, 99)),
-    _spec(_NUMBER, "returns x minus {k}", "return x - {k}", lambda x, k: x - k, _constant(2, 99)),
-    _spec(_NUMBER, "returns x times {k}", "return x * {k}", lambda x, k: x * k, _constant(2, 99)),
-    _spec(_NUMBER, "returns x to the power of {k}", "return x ** {k}", lambda x, k: x**k, _constant(2, 9)),
+    _spec(_NUMBER, "x plus {k}", "x + {k}", lambda x, k: x + k, _constant(2, 99)),
+    _spec(_NUMBER, "x minus {k}", "x - {k}", lambda x, k: x - k, _constant(2, 99)),
+    _spec(_NUMBER, "x times {k}", "x * {k}", lambda x, k: x * k, _constant(2, 99)),
+    _spec(_NUMBER, "x to the power of {k}", "x ** {k}", lambda x, k: x**k, _constant(2, 9)),
     _spec(
         _NUMBER,
-        "returns x limited to the range from {k} to {m}",
-        "return max({k}, min({m}, x))",
+        "x limited to the range from {k} to {m}",
+        "max({k}, min({m}, x))",
         lambda x, k, m: max(k, min(m, x)),
         _bounds,
     ),
     _spec(
         _NUMBER,
-        "returns True if x is divisible by {k} and False otherwise",
-        "return x % {k} == 0",
+        "True if x is divisible by {k} and False otherwise",
+        "x % {k} == 0",
         lambda x, k: x % k == 0,
         _constant(2, 20),
     ),
     _spec(
-        _NUMBER,
-        "returns True if x is greater than {k} and False otherwise",
-        "return x > {k}",
-        lambda x, k: x > k,
-        _constant(0, 40),
+        _NUMBER, "True if x is greater than {k} and False otherwise", "x > {k}", lambda x, k: x > k, _constant(0, 40)
     ),
-    _spec(_STRING, "returns s reversed", "return s[::-1]", lambda s: s[::-1]),
-    _spec(_STRING, "returns s in upper case", "return s.upper()", lambda s: s.upper()),
+    _spec(_STRING, "s reversed", "s[::-1]", lambda s: s[::-1]),
+    _spec(_STRING, "s in upper case", "s.upper()", lambda s: s.upper()),
     _spec(
         _STRING,
-        "returns how often the letter {k} occurs in s",
-        'return s.count("{k}")',
+        "how often the letter {k} occurs in s",
+        's.count("{k}")',
         lambda s, k: s.count(k),
         lambda rng: {"k": rng.choice("abcdefghiklmnoprstu")},
     ),
-    _spec(_STRING, "returns s repeated {k} times", "return s * {k}", lambda s, k: s * k, _constant(2, 9)),
-    _spec(_STRING, "returns the first {k} characters of s", "return s[:{k}]", lambda s, k: s[:k], _constant(1, 9)),
-    _spec(_LIST, "returns the largest number in v", "return max(v)", max),
-    _spec(_LIST, "returns the smallest number in v", "return min(v)", min),
-    _spec(_LIST, "returns the sum of the numbers in v", "return sum(v)", sum),
-    _spec(_LIST, "returns v sorted in ascending order", "return sorted(v)", sorted),
+    _spec(_STRING, "s repeated {k} times", "s * {k}", lambda s, k: s * k, _constant(2, 9)),
+    _spec(_STRING, "the first {k} characters of s", "s[:{k}]", lambda s, k: s[:k], _constant(1, 9)),
+    _spec(_LIST, "the largest number in v", "max(v)", max),
+    _spec(_LIST, "the smallest number in v", "min(v)", min),
+    _spec(_LIST, "the sum of the numbers in v", "sum(v)", sum),
+    _spec(_LIST, "v sorted in ascending order", "sorted(v)", sorted),
     _spec(
         _LIST,
-        "returns a list with each number of v times {k}",
-        "return [x * {k} for x in v]",
+        "a list with each number of v times {k}",
+        "[x * {k} for x in v]",
         lambda v, k: [x * k for x in v],
         _constant(2, 99),
     ),
     _spec(
         _LIST,
-        "returns a list of the numbers in v that are greater than {k}",
-        "return [x for x in v if x > {k}]",
+        "a list of the numbers in v that are greater than {k}",
+        "[x for x in v if x > {k}]",
         lambda v, k: [x for x in v if x > k],
         _constant(0, 40),
     ),
@@ -170,9 +166,11 @@ def code_question(rng: random.Random, *, thinking: bool) -> Question:
     slots = spec.slots(rng)
     first = vocabulary.invent_word(rng) if rng.random() < 0.5 else rng.choice(vocabulary.NOUNS)
     name = f"{first}_{vocabulary.draw_word(rng)}"
-    text = rng.choice(PROMPTS["function"]).format(name=name, takes=spec.takes, does=spec.does.format(**slots))
+    text = rng.choice(PROMPTS["function"]).format(
+        name=name, takes=spec.takes, does="returns " + spec.does.format(**slots)
+    )
     values = [_INPUTS[spec.takes](rng) for _ in range(5)]
-    code = f"```python\ndef {name}({spec.takes[-1]}):\n    {spec.body.format(**slots)}\n```"
+    code = f"```python\ndef {name}({spec.takes[-1]}):\n    return {spec.body.format(**slots)}\n```"
     sample = ModelReply(content=code, reasoning=REASONING["function"].format(name=name))
     cases = tuple(FunctionCase(args=(value,), want=spec.truth(value, **slots)) for value in values)
     return ask_user("code", text, sample, _judge_code, expect=name, thinking=thinking, cases=cases)

@@ -19,54 +19,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from moebox.phantom.format_questions import (
-    code_question,
-    extract_code,
-    json_object_question,
-    json_schema_question,
-    strip_fence,
-)
-from moebox.phantom.question import FunctionCase, Grade, ModelReply, Question, ToolCall
-from moebox.phantom.text_questions import (
-    copy_question,
-    count_question,
-    haystack_questions,
-    memory_question,
-    needle_question,
-    plain_question,
-    secret_question,
-    story_question,
-    sum_question,
-    text_flaw,
-)
-from moebox.phantom.tool_questions import (
-    TOOLS,
-    ExampleTool,
-    calls_message,
-    same_arguments,
-    tool_call_question,
-    tool_none_question,
-    tool_parallel_question,
-    tool_result_question,
-)
-
-__all__ = [
-    "QUESTION_FAMILIES",
-    "TOOLS",
-    "ExampleTool",
-    "FunctionCase",
-    "Grade",
-    "ModelReply",
-    "Question",
-    "QuestionFamily",
-    "ToolCall",
-    "calls_message",
-    "extract_code",
-    "haystack_questions",
-    "same_arguments",
-    "strip_fence",
-    "text_flaw",
-]
+from moebox.phantom import format_questions, text_questions, tool_questions
+from moebox.phantom.question import Question
 
 
 class QuestionMaker(Protocol):
@@ -86,21 +40,21 @@ class QuestionFamily:
 
 
 _MAKERS: dict[str, Any] = {
-    "plain": plain_question,
-    "sums": sum_question,
-    "json_object": json_object_question,
-    "json_schema": json_schema_question,
-    "code": code_question,
-    "tool_none": tool_none_question,
-    "tool_call": tool_call_question,
-    "tool_parallel": tool_parallel_question,
-    "tool_result": tool_result_question,
-    "needle": needle_question,
-    "secret": secret_question,
-    "copy": copy_question,
-    "count": count_question,
-    "memory": memory_question,
-    "story": story_question,
+    "plain": text_questions.plain_question,
+    "sums": text_questions.sum_question,
+    "json_object": format_questions.json_object_question,
+    "json_schema": format_questions.json_schema_question,
+    "code": format_questions.code_question,
+    "tool_none": tool_questions.tool_none_question,
+    "tool_call": tool_questions.tool_call_question,
+    "tool_parallel": tool_questions.tool_parallel_question,
+    "tool_result": tool_questions.tool_result_question,
+    "needle": text_questions.needle_question,
+    "secret": text_questions.secret_question,
+    "copy": text_questions.copy_question,
+    "count": text_questions.count_question,
+    "memory": text_questions.memory_question,
+    "story": text_questions.story_question,
 }
 QUESTION_FAMILIES: Mapping[str, QuestionFamily] = {
     name: QuestionFamily(name=name, make=make) for name, make in _MAKERS.items()

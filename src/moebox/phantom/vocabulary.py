@@ -16,32 +16,7 @@ NAMES, CITIES, COLOURS, DAYS, ANIMALS = (_POOLS[n] for n in ("names", "cities", 
 ROOMS, LANGUAGES, NOUNS, ADJECTIVES = (_POOLS[n] for n in ("rooms", "languages", "nouns", "adjectives"))
 VERBS, PEOPLE, PLACES = (_POOLS[n] for n in ("verbs", "people", "places"))
 
-_STARTS = [
-    "b",
-    "c",
-    "d",
-    "f",
-    "g",
-    "h",
-    "k",
-    "l",
-    "m",
-    "n",
-    "p",
-    "r",
-    "s",
-    "t",
-    "v",
-    "z",
-    "br",
-    "cr",
-    "dr",
-    "gr",
-    "kr",
-    "pl",
-    "st",
-    "tr",
-]
+_STARTS = [*"bcdfghklmnprstvz", "br", "cr", "dr", "gr", "kr", "pl", "st", "tr"]
 _VOWELS = "aeiou"
 _ENDS = [*["l", "n", "r", "s", "t", "m", "x", "nd", "rt"], *[""] * 9]  # half of the syllables end in a vowel
 _CAPITALS = "ABCDEFGHJKLMNPQRSTUVWXYZ"

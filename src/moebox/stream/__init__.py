@@ -7,10 +7,6 @@ kernel's receive timestamps if it has them. The load generator uses the same par
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from moebox.stream.events import CONTENT, REASONING, TOOL, StreamEvent
-from moebox.stream.exchange import StreamExchange, StreamReply, send_request
-
-__all__ = ["CONTENT", "REASONING", "TOOL", "StreamEvent", "StreamExchange", "StreamReply", "run_to_end", "send_request"]
 T = TypeVar("T")
 
 

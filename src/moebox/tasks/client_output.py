@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from moebox.loose import Json, get_number, get_object, get_objects, get_text
 from moebox.redact import decode_reply
-from moebox.stream import StreamEvent
+from moebox.stream.events import StreamEvent
 from moebox.tasks.agent import build_turn, token_gaps
 from moebox.tasks.reply import AgentReply, AnthropicParts
 from moebox.tasks.result import CallRecord, TurnRecord

@@ -15,9 +15,8 @@ from moebox.core.endpoint import Endpoint
 from moebox.errors import ExternalError
 from moebox.loose import Json, get_number, get_object, get_text
 from moebox.redact import hide_known_keys
-from moebox.stream import CONTENT, REASONING, StreamEvent, StreamExchange
-from moebox.stream.events import ANTHROPIC_INPUTS, anthropic_prompt_tokens
-from moebox.stream.exchange import join_tool_calls
+from moebox.stream.events import ANTHROPIC_INPUTS, CONTENT, REASONING, StreamEvent, anthropic_prompt_tokens
+from moebox.stream.exchange import StreamExchange, join_tool_calls
 from moebox.tasks.tools import AgentTool
 
 TaskApi = Literal["openai", "anthropic"]

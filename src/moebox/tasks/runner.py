@@ -9,10 +9,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
-from moebox import http, sandbox
+from moebox import http
 from moebox.core.endpoint import Endpoint
 from moebox.core.event import TaskBegan, TaskEnded
 from moebox.errors import ExternalError
+from moebox.sandbox import start as sandbox
 from moebox.store import Run
 from moebox.stream.limits import served_limits
 from moebox.tasks import agent

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from moebox import sandbox
 from moebox.core.verdict import Score, wilson_score
 from moebox.escape import clip_text
 from moebox.loose import is_number
-from moebox.sandbox import SandboxLimits
+from moebox.sandbox import start as sandbox
+from moebox.sandbox.start import SandboxLimits
 from moebox.tasks.families import make_job
 from moebox.tasks.job import AgentJob
 from moebox.tasks.result import FamilyScore, HiddenCheckResult, JobResult

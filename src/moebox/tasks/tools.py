@@ -12,9 +12,9 @@ from typing import Any
 
 import fastjsonschema
 
-from moebox import sandbox
 from moebox.loose import Json, get_number, get_text, get_texts
-from moebox.sandbox import SandboxLimits
+from moebox.sandbox import start as sandbox
+from moebox.sandbox.start import SandboxLimits
 from moebox.tasks.gadget import GadgetStore
 from moebox.tasks.job import AgentJob
 from moebox.tasks.workspace import ToolRefused, Workspace

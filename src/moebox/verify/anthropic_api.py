@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from moebox.core.verdict import HttpExchange
-from moebox.phantom.questions import ModelReply, Question, ToolCall
+from moebox.phantom.question import ModelReply, Question, ToolCall
 from moebox.stream.events import ANTHROPIC_INPUTS
 from moebox.stream.sse import parse_events
 from moebox.verify.completions import TEMPLATE_MARKS

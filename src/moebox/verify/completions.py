@@ -8,7 +8,7 @@ from typing import Any
 
 from moebox.core.verdict import HttpExchange
 from moebox.loose import is_number
-from moebox.phantom.questions import ModelReply, ToolCall
+from moebox.phantom.question import ModelReply, ToolCall
 from moebox.stream.sse import parse_events
 from moebox.verify.violations import (
     Violation,

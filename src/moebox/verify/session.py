@@ -14,7 +14,7 @@ from typing import Any
 from moebox.core.endpoint import AUTH_STATUSES, Endpoint
 from moebox.core.verdict import HttpExchange, Mark, Score
 from moebox.detect.stall import ServerStalled
-from moebox.phantom.questions import Question
+from moebox.phantom.question import Question
 from moebox.stream.sse import EventParser
 from moebox.verify.client import UNREACHABLE, ExchangeClient, StreamWatch
 from moebox.verify.completions import ChatAnswer, implausible_usage, parse_chat_stream, parse_completion

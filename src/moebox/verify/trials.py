@@ -12,7 +12,9 @@ from functools import partial
 from typing import Any
 
 from moebox.core.verdict import Attribution, Score, wilson_score
-from moebox.phantom.questions import QUESTION_FAMILIES, TOOLS, Question
+from moebox.phantom.question import Question
+from moebox.phantom.questions import QUESTION_FAMILIES
+from moebox.phantom.tool_questions import TOOLS
 from moebox.verify.client import ExchangeClient
 from moebox.verify.completions import ChatAnswer
 from moebox.verify.options import VerifyOptions

@@ -7,7 +7,7 @@ import re
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from moebox.phantom.questions import ModelReply, ToolCall
+from moebox.phantom.question import ModelReply, ToolCall
 
 from . import chat
 from .bend import Body, content, error, thinking

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from moebox.phantom.questions import ModelReply
+from moebox.phantom.question import ModelReply
 
 from . import chat
 from .bend import Body, calls, content, pieces, thinking

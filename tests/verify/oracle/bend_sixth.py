@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from moebox.phantom.questions import ModelReply, ToolCall
+from moebox.phantom.question import ModelReply, ToolCall
 
 from . import chat
 from .bend import Body, Stream, content, error, thinking

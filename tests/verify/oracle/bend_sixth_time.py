@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from moebox.phantom.questions import ModelReply
+from moebox.phantom.question import ModelReply
 
 from . import chat
 from .bend import Body, Stream

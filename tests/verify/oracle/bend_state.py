@@ -6,7 +6,7 @@ import itertools
 import json
 from collections.abc import AsyncIterator
 
-from moebox.phantom.questions import ModelReply
+from moebox.phantom.question import ModelReply
 
 from . import chat
 from .bend import Body

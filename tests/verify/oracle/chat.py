@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from moebox.phantom.questions import ModelReply, ToolCall
+from moebox.phantom.question import ModelReply, ToolCall
 
 from .solve import LOST, least, solve
 

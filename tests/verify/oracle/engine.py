@@ -25,7 +25,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moebox.phantom.questions import ModelReply
+from moebox.phantom.question import ModelReply
 
 from . import chat
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from moebox.phantom.questions import ModelReply
+from moebox.phantom.question import ModelReply
 
 from . import chat
 from .bend import Body, error, is_json, pieces, says

@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-from moebox.phantom.questions import ModelReply, ToolCall
+from moebox.phantom.question import ModelReply, ToolCall
 
 from . import chat
 from .bend import Body, calls, is_json, pieces, says

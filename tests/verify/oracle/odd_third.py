@@ -9,7 +9,7 @@ import re
 from collections.abc import AsyncIterator
 from typing import Any
 
-from moebox.phantom.questions import ModelReply
+from moebox.phantom.question import ModelReply
 
 from . import chat
 from .bend import Body, calls, is_json, pieces, says

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 
-from moebox.phantom.questions import ModelReply
+from moebox.phantom.question import ModelReply
 
 from .bend import Body, error
 from .faults import Fault

@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from typing import Any
 
-from moebox.phantom.questions import ModelReply
+from moebox.phantom.question import ModelReply
 
 from .faults import FAULTS, Fault
 from .fifth import FIFTH

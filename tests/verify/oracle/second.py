@@ -4,7 +4,7 @@ import dataclasses
 import json
 import unicodedata
 
-from moebox.phantom.questions import ModelReply
+from moebox.phantom.question import ModelReply
 
 from .bend import calls, counted, error, is_json, pieces, says
 from .bend_more import (

@@ -10,8 +10,9 @@ import fastjsonschema
 
 from moebox.core import catalogue
 from moebox.phantom.format_questions import FUNCTION_SPECS
-from moebox.phantom.questions import TOOLS, ModelReply, ToolCall
+from moebox.phantom.question import ModelReply, ToolCall
 from moebox.phantom.text_questions import FACTS
+from moebox.phantom.tool_questions import TOOLS
 
 _PLAIN = {ask: fact.answer for fact in FACTS for ask in fact.asks}
 _SIGNS = {"plus": "+", "minus": "-", "times": "*"}

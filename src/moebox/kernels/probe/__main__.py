@@ -38,6 +38,7 @@ def scan_cases(request: ScanRequest, cache: Path) -> Iterator[ProbeLine]:
     """Yield every launch, the cases that could not be judged, and the requested variants."""
     import torch
     import triton
+
     from . import driver
     from .launches import ScanShape
 
@@ -83,6 +84,7 @@ def compile_variant(recorder: "LaunchRecorder", index: int, choice: Choice) -> L
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
+
     from .driver import kernel_resources
 
     source, metadata = recorder.sources[index]

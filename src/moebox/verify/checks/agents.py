@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from moebox.core.verdict import Attribution
-from moebox.phantom.questions import TOOLS, ExampleTool, same_arguments
+from moebox.phantom.tool_questions import TOOLS, ExampleTool, same_arguments
 from moebox.units import plural
 from moebox.verify.checks.json_modes import schema_violation
 from moebox.verify.checks.thinking import mixed_reasoning, reason_thinking_stays_on, spilled_reasoning

@@ -4,9 +4,11 @@ import asyncio
 import unicodedata
 from functools import partial
 
-from moebox import sandbox
 from moebox.core.verdict import Score
-from moebox.phantom.questions import Question, extract_code, text_flaw
+from moebox.phantom.format_questions import extract_code
+from moebox.phantom.question import Question
+from moebox.phantom.text_questions import text_flaw
+from moebox.sandbox import start as sandbox
 from moebox.verify.client import THIS_MACHINE
 from moebox.verify.completions import NO_LOGPROBS, ChatAnswer, is_logprob
 from moebox.verify.session import ProbeFailed, ProbeSkipped, skip_if_rejected

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from moebox.core.verdict import HttpExchange, Score
-from moebox.phantom.questions import Question
+from moebox.phantom.question import Question
 from moebox.stream.events import anthropic_prompt_tokens
 from moebox.verify.anthropic_api import AnthropicMessage, message_request, post_message, send_message
 from moebox.verify.checks.errors import rejection_problem

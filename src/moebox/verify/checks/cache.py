@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from moebox.phantom import vocabulary
-from moebox.phantom.questions import haystack_questions
+from moebox.phantom.text_questions import haystack_questions
 from moebox.verify.checks.returning import probe_returning
 from moebox.verify.trials import PASSED, Check, CheckSession, TrialOutcome, judge_answer, server_failure
 

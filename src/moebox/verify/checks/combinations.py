@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from moebox.phantom.questions import Question, calls_message, strip_fence
-from moebox.phantom.tool_questions import result_message
+from moebox.phantom.format_questions import strip_fence
+from moebox.phantom.question import Question
+from moebox.phantom.tool_questions import calls_message, result_message
 from moebox.units import plural
 from moebox.verify.checks.json_modes import judge_json
 from moebox.verify.checks.thinking import mixed_reasoning, reason_thinking_stays_on

@@ -5,7 +5,7 @@ import contextlib
 import re
 from collections.abc import Callable, Mapping
 
-from moebox.phantom.questions import Question
+from moebox.phantom.question import Question
 from moebox.verify.checks.thinking import mixed_reasoning
 from moebox.verify.completions import ChatAnswer
 from moebox.verify.session import EndpointUnusable, ProbeFailed

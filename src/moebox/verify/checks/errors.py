@@ -3,7 +3,7 @@
 import asyncio
 
 from moebox.core.verdict import Attribution, HttpExchange
-from moebox.phantom.questions import Question
+from moebox.phantom.question import Question
 from moebox.verify.client import DISCONNECTED
 from moebox.verify.completions import ChatAnswer
 from moebox.verify.session import ProbeFailed, error_text, raise_for_failure, transport_problem

@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache, partial
 from typing import Any
 
@@ -10,7 +10,8 @@ import fastjsonschema
 
 from moebox.core.verdict import Score
 from moebox.phantom import vocabulary
-from moebox.phantom.questions import Question, strip_fence
+from moebox.phantom.format_questions import strip_fence
+from moebox.phantom.question import Question
 from moebox.verify.completions import ChatAnswer
 from moebox.verify.session import REJECTED_STATUSES, ProbeFailed, ProbeSkipped
 from moebox.verify.trials import Check, CheckSession, QuestionAttempt, TrialOutcome, judge_answer
@@ -103,75 +104,43 @@ _BOOLEAN: Schema = {"type": "boolean"}
 _STRING: Schema = {"type": "string"}
 _OPEN = _object_schema({"zip": _INTEGER, "open": _BOOLEAN})
 _TASK = _object_schema({"rank": _INTEGER, "done": _BOOLEAN})
-# The end of a prompt, the properties of a schema that forbids what it asks for, and other parts of that schema:
-# an enumeration, other types, an object inside, a list, an optional key, no additional keys, an enumeration of numbers,
-# a reference (as Pydantic writes nested models), lengths, a pattern, a range.
-_SHAPES: tuple[Callable[[random.Random], tuple[str, dict[str, Schema], Schema]], ...] = (
-    lambda rng: (
-        "the key colour. The colour is blue.",
-        {"colour": {**_STRING, "enum": [vocabulary.invent_word(rng) for _ in range(3)]}},
-        {},
-    ),
-    lambda rng: (
-        f"the keys city and age. The city is {vocabulary.draw_city(rng)}. The age is seven.",
-        {"city": _INTEGER, "age": _BOOLEAN},
-        {},
-    ),
-    lambda rng: (
-        f"the key city. The city is {vocabulary.draw_city(rng)}. Use no nested objects.",
-        {"place": _OPEN},
-        {},
-    ),
-    lambda rng: (
-        f"the key item. The item is {vocabulary.draw_word(rng)}. Do not use an array.",
-        {"items": {"type": "array", "items": _INTEGER, "minItems": 2, "maxItems": 4}},
-        {},
-    ),
-    lambda rng: (
-        f"the keys name and note. The name is {vocabulary.draw_name(rng)}. The note is hello.",
-        {"count": _INTEGER, "note": _BOOLEAN},
-        {"required": ["count"]},
-    ),
-    lambda rng: (
-        f"the keys title and extra. The title is {vocabulary.draw_word(rng)}. The extra is more.",
-        {"title": _STRING},
-        {},
-    ),
-    lambda rng: (
-        "the key level. The level is high.",
-        {"level": {**_INTEGER, "enum": rng.sample(range(10, 99), 3)}},
-        {},
-    ),
-    lambda rng: (
-        f"the key task. The task is {vocabulary.draw_word(rng)}. Use no nested objects.",
-        {"task": {"$ref": "#/$defs/Task"}},
-        {"$defs": {"Task": _TASK}},
-    ),
-    lambda rng: (
-        "the keys name and tag. The name is Bo. The tag is a very long one indeed.",
-        {"name": {**_STRING, "minLength": 5}, "tag": {**_STRING, "maxLength": 4}},
-        {},
-    ),
-    lambda rng: (
-        f"the key code. The code is {vocabulary.draw_word(rng)}.",
-        {"code": {**_STRING, "pattern": "^[A-Z]{3}$"}},
-        {},
-    ),
-    lambda rng: (
-        "the keys age and score. The age is 7. The score is 900.",
-        {"age": {**_INTEGER, "minimum": 18}, "score": {**_INTEGER, "maximum": 100}},
-        {},
-    ),
-)
 
 
 def draw_contradictions(rng: random.Random, count: int) -> list[tuple[str, Schema]]:
     """Prompts that ask for what their schema forbids, in the shapes that agents use, from a random one on."""
-    first = rng.randrange(len(_SHAPES))
-    drawn = [_SHAPES[(first + number) % len(_SHAPES)](rng) for number in range(count)]
-    return [
-        (f"Reply with a JSON object with {ask}", _object_schema(properties) | more) for ask, properties, more in drawn
-    ]
+    first = rng.randrange(11)
+    drawn = []
+    for number in range(count):
+        city, word, name = vocabulary.draw_city(rng), vocabulary.draw_word(rng), vocabulary.draw_name(rng)
+        colours = [vocabulary.invent_word(rng) for _ in range(3)]
+        levels = rng.sample(range(10, 99), 3)
+        integers = {"type": "array", "items": _INTEGER, "minItems": 2, "maxItems": 4}
+        tag = {"name": {**_STRING, "minLength": 5}, "tag": {**_STRING, "maxLength": 4}}
+        score = {"age": {**_INTEGER, "minimum": 18}, "score": {**_INTEGER, "maximum": 100}}
+        # The end of a prompt, and the properties of a schema that forbids what it asks for: an enumeration, other
+        # types, an object inside, a list, an optional key, no additional keys, an enumeration of numbers, a reference
+        # (as Pydantic writes nested models), lengths, a pattern, a range.
+        shapes: list[tuple[str, dict[str, Schema]]] = [
+            ("the key colour. The colour is blue.", {"colour": {**_STRING, "enum": colours}}),
+            (f"the keys city and age. The city is {city}. The age is seven.", {"city": _INTEGER, "age": _BOOLEAN}),
+            (f"the key city. The city is {city}. Use no nested objects.", {"place": _OPEN}),
+            (f"the key item. The item is {word}. Do not use an array.", {"items": integers}),
+            (f"the keys name and note. The name is {name}. The note is hello.", {"count": _INTEGER, "note": _BOOLEAN}),
+            (f"the keys title and extra. The title is {word}. The extra is more.", {"title": _STRING}),
+            ("the key level. The level is high.", {"level": {**_INTEGER, "enum": levels}}),
+            (f"the key task. The task is {word}. Use no nested objects.", {"task": {"$ref": "#/$defs/Task"}}),
+            ("the keys name and tag. The name is Bo. The tag is a very long one indeed.", tag),
+            (f"the key code. The code is {word}.", {"code": {**_STRING, "pattern": "^[A-Z]{3}$"}}),
+            ("the keys age and score. The age is 7. The score is 900.", score),
+        ]
+        prompt, properties = shapes[(first + number) % len(shapes)]
+        schema = _object_schema(properties)
+        if "task" in properties:
+            schema["$defs"] = {"Task": _TASK}
+        if "note" in properties:
+            schema["required"] = ["count"]
+        drawn.append((f"Reply with a JSON object with {prompt}", schema))
+    return drawn
 
 
 CHECK = Check(

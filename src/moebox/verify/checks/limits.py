@@ -4,7 +4,7 @@ import re
 from functools import partial
 
 from moebox.core.verdict import Score
-from moebox.phantom.questions import Question
+from moebox.phantom.question import Question
 from moebox.verify.checks.streaming import first_difference
 from moebox.verify.completions import ChatAnswer
 from moebox.verify.session import REJECTED_STATUSES, ProbeFailed, ProbeSkipped, error_text, require_token_count

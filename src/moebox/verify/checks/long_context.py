@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from moebox.phantom.questions import Question, haystack_questions
+from moebox.phantom.question import Question
+from moebox.phantom.text_questions import haystack_questions
 from moebox.units import format_count
 from moebox.verify.checks.limits import MAX_PLAUSIBLE_CONTEXT
 from moebox.verify.completions import ChatAnswer

@@ -5,7 +5,8 @@ from typing import Any
 
 from moebox.core.verdict import Score
 from moebox.phantom import vocabulary
-from moebox.phantom.questions import TOOLS, haystack_questions
+from moebox.phantom.text_questions import haystack_questions
+from moebox.phantom.tool_questions import TOOLS
 from moebox.verify.checks import texts
 from moebox.verify.checks.tool_history import MIN_TOKENS_PER_WORD
 from moebox.verify.checks.turns import (

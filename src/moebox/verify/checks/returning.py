@@ -7,7 +7,8 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from moebox.phantom import vocabulary
-from moebox.phantom.questions import Question, haystack_questions
+from moebox.phantom.question import Question
+from moebox.phantom.text_questions import haystack_questions
 from moebox.units import format_count, format_percent, format_seconds
 from moebox.verify.completions import ChatAnswer
 from moebox.verify.session import EndpointUnusable, ProbeFailed, ProbeWarning

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from moebox.phantom.questions import ModelReply
+from moebox.phantom.question import ModelReply
 from moebox.verify.checks.json_modes import JsonAttempt
 from moebox.verify.completions import ChatAnswer
 from moebox.verify.session import ProbeFailed, ProbeSkipped, ProbeWarning

@@ -8,7 +8,7 @@ from typing import Any
 
 from moebox.core.verdict import Score
 from moebox.phantom import vocabulary
-from moebox.phantom.questions import TOOLS, ExampleTool
+from moebox.phantom.tool_questions import TOOLS, ExampleTool
 from moebox.verify.checks.turns import PADDING, user_turn
 from moebox.verify.completions import ChatAnswer
 from moebox.verify.session import REJECTED_STATUSES, ProbeFailed, ProbeWarning, error_text, require_token_count

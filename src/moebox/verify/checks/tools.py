@@ -7,7 +7,7 @@ from typing import Any
 
 from moebox.core import registry
 from moebox.core.verdict import Score
-from moebox.phantom.questions import Question
+from moebox.phantom.question import Question
 from moebox.verify.checks.json_modes import schema_violation
 from moebox.verify.checks.tool_arguments import CALL_TOKENS, probe_argument_shapes
 from moebox.verify.checks.tool_history import calls_turn, probe_malformed_history, result_turns
