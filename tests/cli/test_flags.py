@@ -20,6 +20,7 @@ from moebox.core.recipe import Parallel, Recipe
 from moebox.core.setting import apply_settings, setting_flags, setting_names, split_settings
 from moebox.core.workload_file import Simulation, WorkloadFile
 from moebox.data import FOLDER
+from moebox.flows.effort import ClimbMeasures
 from moebox.flows.fleet_bench import FleetLoad
 from moebox.planner.constraints import Constraints, split_constraints
 from moebox.serve.where import NodeSettings
@@ -38,6 +39,7 @@ NEEDED = {
     "up": "r",
     "rehearse": "r",
     "compare": "a b",
+    "climb": "r",
     "fleet plan": "kimi-k2.6 --users 3 --slo ttft=2s --box 8x-h200",
 }
 RECIPE = Recipe(name="r", engine="vllm", model="m", checkpoint="c", served_name="m")
@@ -52,6 +54,7 @@ TYPES: dict[str, Any] = {
     "up": NodeSettings(),
     "rehearse": NodeSettings(),
     "compare": CompareSettings(),
+    "climb": ClimbMeasures(),
     "fleet bench": FleetLoad(),
 }
 PLANNED = ("forecast", "twin", "fleet plan")

@@ -18,8 +18,6 @@ TABLE = [
     ("compare phantom phantom --key-env HOME", "it does not take --key-env\n"),
     (f"compare {URL} phantom --model-b x", "B is a recipe, which names its model: it does not take --model-b"),
     (f"compare phantom {URL} --model x --model-b y", "it does not take --model\n"),
-    (f"climb {RECIPE} --jobs 5", "--jobs needs --by task"),
-    (f"climb {RECIPE} --by answers --jobs 5", "--jobs needs --by task"),
     ("box --box 8x-h200 --measure", "--measure measures this machine: it does not take --box"),
     ("box --measure --ram-bandwidth 614GB/s", "it does not take --ram-bandwidth"),
     ("box --node-python /usr/bin/python3", "--node-python needs --hosts"),

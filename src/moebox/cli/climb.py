@@ -1,25 +1,27 @@
 """`moebox climb`: try one setting at a time, and keep what is verified and better."""
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from moebox.cli import flags
 from moebox.cli.display import VERDICT_MARKS
-from moebox.cli.flags import AsJson, OutputPath
-from moebox.cli.output import check_writable, print_result, stderr_console, stdout_console, write_file
+from moebox.cli.flags import AsJson, OutputPath, Settings
+from moebox.cli.output import (
+    check_writable,
+    print_lines,
+    print_result,
+    stderr_console,
+    stdout_console,
+    write_file,
+)
 from moebox.cli.signals import interrupt_message
-from moebox.errors import refuse_if, refuse_out_of_range
-from moebox.loose import Json
+from moebox.errors import refuse_if
 from moebox.units import format_count, format_seconds, format_tok_s
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Mapping, Sequence
 
     from moebox.core.recipe import Recipe
-    from moebox.flows.climb import ClimbResult
-    from moebox.flows.effort import ClimbEffort
+    from moebox.flows.walk import ClimbTrial
     from moebox.store import Run
-
-DEFAULT_JOBS = 20  # with --by task
 
 
 def climb(
@@ -28,11 +30,7 @@ def climb(
     *,
     resume: str = "",
     output: OutputPath = None,
-    concurrency: int | None = None,
-    rounds: int | None = None,
-    questions: int | None = None,
-    by: Literal["answers", "task"] | None = None,
-    jobs: int | None = None,
+    settings: Settings = None,
     json: AsJson = False,
 ) -> int:
     """Try one setting at a time: context, then speculative decoding, then what the recipe's [climb] table lists.
@@ -44,79 +42,60 @@ def climb(
         recipe: The recipe to begin with.
         resume: Resume the climb in this run folder.
         output: Write the best verified recipe to this file too.
-        concurrency: Concurrent requests in the measurement of each step. Default: 4.
-        rounds: Measurements of each step; more make the interval narrower. Default: 5.
-        questions: Questions asked at temperature 0 to see whether a step changes the answers. Default: 20.
-        by: With task, an agent also does the same jobs at each step; a step that loses solved jobs is rolled back.
-        jobs: Number of jobs, with --by task. Default: 20.
+        settings: Another value, repeatable: concurrency=4 requests at once in the measurement of each step, rounds=5
+            measurements, questions=20 at temperature 0; with jobs=20 an agent also does as many jobs at each step, and
+            a step that loses solved jobs is rolled back.
     """
     from moebox import codec
     from moebox.detect.machine import detect_machine
     from moebox.flows import climb as flow
+    from moebox.flows import trials
+    from moebox.flows.effort import parse_effort
 
     which = "name a recipe, or a run with --resume"
     refuse_if(bool(recipe) == bool(resume), which, hint="`moebox climb recipe.toml`")
-    refuse_out_of_range("--concurrency", concurrency, 1, 256)
-    refuse_out_of_range("--rounds", rounds, 2, 100)
-    refuse_out_of_range("--questions", questions, 0, 1000)
-    refuse_out_of_range("--jobs", jobs, 1, 1000)
-    if recipe and by != "task":
-        flags.refuse_without("--by task", jobs=jobs)
+    parse_effort(settings or ())
     check_writable(output)
-    start, run = _start_climb(recipe, resume)
-    given = {"concurrency": concurrency, "rounds": rounds, "questions": questions, "by": by, "jobs": jobs}
-    effort = _climb_effort(run, {flag: value for flag, value in given.items() if value is not None})
+    start, run = begin_trials("climb", recipe, resume)
+    effort = parse_effort(settings or (), run)
     stderr_console().print(f"run: {run.path}", soft_wrap=True)
-    notify = (lambda kind, news: None) if json else _print_news
+    notify = (lambda kind, news: None) if json else print_news
     with interrupt_message(f"resume with: moebox climb --resume {run.id}"):
         result = flow.climb(start, run, effort=effort, notify=notify, box=detect_machine(measure=False))
     best = result.best
     assert best is not None  # AnswerIsNo was raised otherwise
     if output:
         write_file(output, codec.to_toml(best.recipe))
-    print_result(
-        json,
-        {**run.read_json(flow.TABLE_FILE), "recipe": codec.to_plain(best.recipe), "run": str(run.path)},
-        lambda: _print_steps(result, output or run.path / flow.BEST_FILE),
-    )
+
+    def print_table() -> None:
+        print_steps(result.trials, result.passed_over)
+        print_lines([f"best verified recipe: {output or run.path / trials.BEST_FILE}"])
+
+    document = {**run.read_json(trials.TABLE_FILE), "recipe": codec.to_plain(best.recipe), "run": str(run.path)}
+    print_result(json, document, print_table)
     return 0
 
 
-def _start_climb(name: str, resume: str) -> "tuple[Recipe, Run]":
-    """Return the recipe and run of a new climb, or of one to resume; errors come before a folder is made."""
+def begin_trials(command: str, name: str, resume: str) -> "tuple[Recipe, Run]":
+    """Return the recipe and run of a new climb or tuning, or of one to resume; errors come before a folder is made."""
     from moebox.checkpoint import deploy
-    from moebox.flows import climb as flow
     from moebox.flows import recipes, settings
+    from moebox.flows.trials import load_start
     from moebox.serve.order import require_engine
     from moebox.store import Run
 
     if resume:
         run = Run.open(resume)
-        recipe = flow.climb_recipe(run)
+        recipe = load_start(run, command)
         refuse_if(not run.acquire_lock(), f"{run.path} is used by another moebox process")
         return recipe, run
     recipe = recipes.load_recipe(name)
     settings.check_climb_settings(recipe)
     require_engine(deploy(recipe))
-    return recipe, Run.create(f"climb-{recipe.name}")
+    return recipe, Run.create(f"{command}-{recipe.name}")
 
 
-def _climb_effort(run: "Run", given: Json) -> "ClimbEffort":
-    """Return the effort of the flags; a climb that is resumed keeps its own, because its steps are compared."""
-    from moebox.flows import effort as efforts
-
-    stored = efforts.load_effort(run)
-    if stored is not None:
-        efforts.refuse_contradiction(stored, given, run)
-        return stored
-    by_task = given.get("by") == "task"
-    if not by_task:
-        flags.refuse_without("--by task", jobs=given.get("jobs"))
-    measures = {name: value for name, value in given.items() if name != "by"}
-    return efforts.effort_from({"jobs": DEFAULT_JOBS if by_task else 0, **measures}, where="climb")
-
-
-def _print_news(kind: str, news: Any) -> None:
+def print_news(kind: str, news: Any) -> None:
     """Print progress line by line."""
     from rich.markup import escape
 
@@ -132,15 +111,15 @@ def _print_news(kind: str, news: Any) -> None:
     stderr_console().print(line)
 
 
-def _print_steps(result: "ClimbResult", best: "Path") -> None:
-    """Print a table of every step, and the path of the best recipe."""
+def print_steps(trials: "Sequence[ClimbTrial]", passed_over: "Mapping[str, str]") -> None:
+    """Print a table of every step."""
     from rich.markup import escape
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
     for title in ("change", "verdict", "tok/s", "TTFT", "KV tokens", "", "why"):
         table.add_column(title, justify="right" if title in ("tok/s", "TTFT", "KV tokens") else "left")
-    for trial in result.trials:
+    for trial in trials:
         measured = trial.output_tok_s > 0
         table.add_row(
             escape(trial.change),
@@ -151,7 +130,6 @@ def _print_steps(result: "ClimbResult", best: "Path") -> None:
             "[green]kept[/]" if trial.kept else "dropped",
             escape(trial.why),
         )
-    for change, reason in result.passed_over.items():
+    for change, reason in passed_over.items():
         table.add_row(escape(change), "[dim]not tried[/]", "", "", "", "", escape(reason))
     stdout_console().print(table)
-    stdout_console().print(f"best verified recipe: {escape(str(best))}", soft_wrap=True)

@@ -256,6 +256,7 @@ class KernelsChecked(Event, tag="kernels.judged", frozen=True):
 
 class ClimbBegan(Event, tag="climb.begin", frozen=True):
     recipe: str = ""
+    command: str = "climb"  # or "tune", which resumes it
 
 
 class ClimbResumed(Event, tag="climb.resumed", frozen=True):
@@ -285,6 +286,16 @@ class ClimbInconclusive(Event, tag="climb.unsure", frozen=True):
     """The effect of a step is not larger than the machine's own drift."""
 
     change: str = ""
+    why: str = ""
+
+
+class TuneScreened(Event, tag="tune.screened", frozen=True):
+    """Settings were measured with few layers; `why` they failed, if they did."""
+
+    change: str = ""
+    layers: int = 0
+    stage: int = 0
+    tok_s: float = 0.0
     why: str = ""
 
 

@@ -1,13 +1,13 @@
 """How much a climb measures at each step; stored with the climb, because its steps are compared."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from moebox import codec
-from moebox.errors import refuse_if
+from moebox.core.setting import apply_settings, setting_flags
+from moebox.errors import BadInput, refuse_out_of_range
 from moebox.flows.pace import SpeedRounds, measure_speed
-from moebox.loose import Json
 from moebox.serve import session
 from moebox.store import Run
 
@@ -27,11 +27,6 @@ class ClimbMeasures:
     parallel: int = 8
     depths: tuple[float, ...] = (0.02, 0.5, 0.98)
 
-    @property
-    def by(self) -> str:
-        """What decides on a step besides its speed."""
-        return "task" if self.jobs else "answers"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClimbEffort(ClimbMeasures):
@@ -49,25 +44,21 @@ SHORT_CLIMB = ClimbEffort(
 )
 
 
-def effort_from(measures: Json, *, where: str) -> ClimbEffort:
-    """Parse measures; defaults for the rest."""
-    return ClimbEffort(**dataclasses.asdict(codec.decode(ClimbMeasures, measures, where=where)))
+def parse_effort(settings: Sequence[str], run: Run | None = None, usual: ClimbMeasures | None = None) -> ClimbEffort:
+    """The effort of `--set` over `usual`. A resumed climb keeps its own: raise BadInput if a setting contradicts it."""
+    path = run.path / EFFORT_FILE if run else None
+    stored = codec.read_toml(ClimbMeasures, path) if path and path.exists() else None
+    chosen = apply_settings(stored or usual or ClimbMeasures(), settings)
+    for name, low, high in (("concurrency", 1, 256), ("rounds", 2, 100), ("questions", 0, 1000), ("jobs", 0, 1000)):
+        refuse_out_of_range(f"--set {name}", getattr(chosen, name), low, high)
+    if run and stored and chosen != stored:
+        changed = setting_flags(chosen, stored)[1]
+        begun = getattr(stored, changed.partition("=")[0])
+        hint = "leave it out, because steps are compared with those before; without --resume another run begins"
+        raise BadInput(f"--set {changed}: {run.id} was begun with {begun}", hint=hint)
+    return ClimbEffort(**dataclasses.asdict(chosen))
 
 
 def save_effort(effort: ClimbEffort, run: Run) -> None:
     names = [field.name for field in dataclasses.fields(ClimbMeasures)]
     run.write_file(EFFORT_FILE, codec.to_toml({name: getattr(effort, name) for name in names}))
-
-
-def load_effort(run: Run) -> ClimbEffort | None:
-    """The effort of a climb, or None if an earlier moebox did not store it."""
-    path = run.path / EFFORT_FILE
-    return effort_from(codec.load_toml(path), where=str(path)) if path.exists() else None
-
-
-def refuse_contradiction(effort: ClimbEffort, given: Json, run: Run) -> None:
-    """Raise BadInput for a flag that differs from the effort of a resumed climb."""
-    for flag, value in given.items():
-        begun = getattr(effort, flag)
-        hint = f"leave --{flag} out; `moebox climb RECIPE` begins another climb"
-        refuse_if(value != begun, f"--{flag} {value}: {run.id} was begun with {begun}", hint=hint)

@@ -360,7 +360,7 @@ class Runner:
         """The best recipe of a finished climb; before that the plan's."""
         path = self.run.path / "recipe.toml"
         if self.pipeline.step("climb").state == "done":
-            from moebox.flows.climb import BEST_FILE
+            from moebox.flows.trials import BEST_FILE
 
             best = self.run.path / BEST_FILE
             path = best if best.exists() else path

@@ -15,7 +15,7 @@ from moebox.flows.settings import checks_for, current_value, draft_problem, with
 from moebox.units import format_count, format_gib
 from moebox.verify.options import CHECK_NAMES
 
-StepGroup = Literal["start", "context", "speculate", "settings"]
+StepGroup = Literal["start", "context", "speculate", "settings", "tune"]
 SLOWER = -0.10  # margin of non-inferiority: a longer context or larger cache is kept if it costs no more speed
 MORE_CACHE = 1.02  # a cache that grows by less is not a gain
 MARGIN = 0.05  # of the device: the planner's own error; a step that misses by less is tried
@@ -28,11 +28,13 @@ class SettingStep:
     group: StepGroup
     path: str = ""
     value: Any = None
+    together: dict[str, Any] = field(default_factory=dict)  # settings that change at once, if tuned
     checks: tuple[str, ...] = CHECK_NAMES
 
     @property
     def change(self) -> str:
-        return f"{self.path} {self.value}" if self.path else "start"
+        changes = {self.path: self.value} if self.path else self.together
+        return ", ".join(f"{path} {value}" for path, value in changes.items()) or "start"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +61,13 @@ class ClimbTrial:
     acceptance: float | None = None  # of draft tokens, if the engine counts them
     rungs: dict[str, Mark] = field(default_factory=dict)
     seconds: float = 0.0
+    watts: float = 0.0  # mean of its GPUs during the measurement; 0 if the driver does not count energy
     folder: str = ""  # of this step's engine, relative to the run
+
+    @property
+    def joules_per_token(self) -> float:
+        """0 if the energy is not known."""
+        return self.watts / self.output_tok_s if self.output_tok_s else 0.0
 
 
 def starting_recipe(recipe: Recipe) -> Recipe:
@@ -103,7 +111,7 @@ def _contexts(recipe: Recipe) -> list[int]:
 
 def skip_reason(step: SettingStep, best: ClimbTrial | None, trials: list[ClimbTrial], recipe: Recipe) -> str:
     """Why a step need not be tried, or ""."""
-    if step.group == "start":
+    if step.group in ("start", "tune"):
         return ""
     if best is None:
         return "there is no good step to change"

@@ -275,7 +275,7 @@ def draft_kind(name: str) -> str:
 
 def make_draft(model: Model, method: str, preset: str = "") -> Speculate:
     """Return the draft settings of a recipe. Raise BadInput if the model has no draft of that kind."""
-    if method in ("mtp", "ngram"):
+    if method not in DRAFT_LENGTHS:  # needs no draft model; engines have more methods than moebox knows
         if method == "mtp" and not model.mtp_layers:
             raise BadInput(f"{model.title} has no prediction layer (MTP) to draft with", hint="--speculate none")
         return Speculate(method=method, tokens=1)

@@ -219,11 +219,11 @@ def read_run(run: Run) -> RunRecord:
     sources = [get_text(row, "source") for row in get_objects(climb, "steps")]
     tasks = reader.read(TaskRun, "tasks.json")
     locked, step = run.is_locked, history.unfinished_step(pipeline, entries)
-    climb_began = any(isinstance(entry.event, ClimbBegan) for entry in entries)
+    climb_began = next((entry.event.command for entry in entries if isinstance(entry.event, ClimbBegan)), "")
     climb_ended = is_true(climb, "ended") or (run.path / "best.toml").exists()
     if not step and climb_began and not climb_ended:
-        step = "climb"
-    found_nothing = climb_began and is_true(climb, "ended") and as_object(climb).get("best") is None
+        step = climb_began
+    found_nothing = bool(climb_began) and is_true(climb, "ended") and as_object(climb).get("best") is None
     climb_failure = steps[0].why if found_nothing and steps else ""
     attempts = history.launch_attempts(entries, live=locked)
     problems = history.log_problems(entries, attempts)
@@ -239,7 +239,7 @@ def read_run(run: Run) -> RunRecord:
         ended=max(times, default=0.0),
         locked=locked,
         open_step=step,
-        resume_command="climb" if climb_began and not pipeline else "run",
+        resume_command=climb_began if climb_began and not pipeline else "run",
         simulation=is_simulation(info, pipeline, entries, loads),
         box=box,
         recipe=recipe,

@@ -5,7 +5,8 @@
 
 The guard reads one JSON line from stdin, starts the engine in its own session and copies its output to the log.
 When stdin ends (moebox was killed) or SIGTERM arrives, it stops the engine and all its descendants; after the line
-"detach" it runs on alone. If the guard itself is killed, the kernel kills the engine (parent-death signal).
+"detach" it runs on alone. Power caps that moebox had changed are restored at the end.
+If the guard itself is killed, the kernel kills the engine (parent-death signal).
 It has one thread and few imports, because it lives as long as the engine.
 """
 
@@ -29,6 +30,7 @@ from moebox.store.log import EngineLog
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 MARK = "MOEBOX_INSTANCE"  # environment variable that every process of an engine carries
+CAPS_FILE = "power.json"  # beside the log: power caps of GPUs to restore, if moebox was killed while it changed them
 CHUNK = 1 << 20
 CLEAN_S = 30.0  # at most, until killed processes are gone
 DRAIN_S = 2.0  # to read the rest of the pipe after the last process has gone
@@ -238,9 +240,11 @@ class Guard:
                         os.kill(pid, signal.SIGKILL)
                         self.state.killed += 1
             self.reap_children()
-        if self.config.cleanup_argv:
+        caps = Path(self.config.log).with_name(CAPS_FILE)
+        restore_argv = (sys.executable, "-m", "moebox.serve.power", str(caps)) if caps.exists() else ()
+        for argv in filter(None, (self.config.cleanup_argv, restore_argv)):
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-                subprocess.run(self.config.cleanup_argv, capture_output=True, timeout=60, check=False)
+                subprocess.run(argv, capture_output=True, timeout=60, check=False)
         self.log.close()
 
     def write_state(self) -> None:

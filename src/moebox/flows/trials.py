@@ -1,0 +1,328 @@
+"""Trials: start an engine with a changed recipe, check it, measure it, and judge it against the best so far.
+
+RUN/  climb.json      every trial so far, and the best; written after each, so that a climb or a tuning can be resumed
+      start.toml      the recipe at the start
+      effort.toml     what is measured in each trial; the same for all, because they are compared
+      climb/TRIAL/    the engine of each trial: recipe, log, verdicts
+"""
+
+import random
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from moebox import codec
+from moebox.checkpoint import deploy
+from moebox.core.box import Box
+from moebox.core.endpoint import Endpoint
+from moebox.core.engine_event import FailureEvent, StopEvent
+from moebox.core.event import (
+    ClimbBegan,
+    ClimbDropped,
+    ClimbInconclusive,
+    ClimbKept,
+    ClimbResumed,
+    ClimbRetried,
+    ClimbSkipped,
+    ClimbStep,
+    ClimbTried,
+)
+from moebox.core.quirks import first_unexpected_failure
+from moebox.core.recipe import Recipe
+from moebox.core.verdict import Mark
+from moebox.errors import BadInput, MoeboxError, NotInstalled, refuse_if
+from moebox.flows import answers, pace, settings
+from moebox.flows.effort import ClimbEffort, save_effort
+from moebox.flows.gain import bracketing_gain, welch_gain
+from moebox.flows.pace import SpeedRounds
+from moebox.flows.walk import (
+    ClimbTrial,
+    SettingStep,
+    decide_trial,
+    memory_problem,
+    needs_sure_gain,
+    skip_reason,
+    starting_recipe,
+    startup_problem,
+)
+from moebox.serve import ports, power, state
+from moebox.serve.faults import OUT_OF_MEMORY
+from moebox.serve.session import EngineSession
+from moebox.serve.state import wait_for
+from moebox.store import Run
+from moebox.stream.awake import AwakeClock
+from moebox.verify.options import VerifyOptions
+from moebox.verify.runner import run_checks
+
+TABLE_FILE, START_FILE, BEST_FILE = "climb.json", "start.toml", "best.toml"
+ATTEMPTS = 2  # at a step whose engine was killed by another process
+GUARD_STOP_S = 120.0  # longer than a guard takes from SIGINT to SIGKILL
+
+ClimbListener = Callable[[str, Any], None]  # ("try", SettingStep), ("news", str), ("check", Verdict), ("done", Trial)
+
+
+class TrialRunner:
+    """Tries recipes one after another and keeps the best; the run folder has its state after each trial."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        run: Run,
+        effort: ClimbEffort,
+        notify: ClimbListener,
+        box: Box | None,
+        *,
+        command: str = "climb",
+    ) -> None:
+        self.recipe, self.run, self.effort, self.notify, self.box, self.command = (
+            recipe,
+            run,
+            effort,
+            notify,
+            box,
+            command,
+        )
+        self.trials = load_trials(recipe, run, effort, command)
+        self.best = next((trial for trial in reversed(self.trials) if trial.kept), None)
+        self.skipped: dict[str, str] = {}
+
+    def skip(self, change: str, reason: str) -> None:
+        self.skipped[change] = reason
+        self.run.add_event(ClimbSkipped(change=change, why=reason))
+
+    def add_trial(self, trial: ClimbTrial) -> None:
+        self.trials.append(trial)
+        if trial.kept:
+            self.best = trial
+        elif self.best and trial.again:  # the newest measurement of the best step
+            self.best = replace(self.best, samples=trial.again)
+        self.save_table()
+        kind: type[ClimbStep] = ClimbKept if trial.kept else ClimbDropped
+        self.run.add_event(kind(**{name: getattr(trial, name) for name in kind.__struct_fields__}), sync=True)
+
+    def save_table(self, *, ended: bool = False) -> None:
+        document = {
+            "ended": ended,
+            "best": self.best.number if self.best else None,
+            "steps": [codec.to_plain(trial) for trial in self.trials],
+            "passed_over": self.skipped,
+        }
+        self.run.write_json(TABLE_FILE, document)
+
+    def reason_to_skip(self, step: SettingStep) -> str:
+        """Why a step is not started, or "": it is pointless, does not fit, or restarted the machine the last time."""
+        if reason := skip_reason(step, self.best, self.trials, self.recipe):
+            return reason
+        begun_at = ""  # the boot id of the last attempt that has no result
+        for event in self.run.read_events():
+            if isinstance(event, ClimbTried | ClimbStep) and event.change == step.change:
+                begun_at = event.boot if isinstance(event, ClimbTried) else ""
+        if begun_at and begun_at != _boot_id():
+            return "the machine restarted while it was tried, so it is not tried again"
+        deployment = deploy(self.recipe_for(step)).on_box(self.box)
+        return memory_problem(deployment) or (startup_problem(deployment) if self.best else "")
+
+    def recipe_for(self, step: SettingStep) -> Recipe:
+        if self.best is None:
+            return starting_recipe(self.recipe)
+        return settings.with_setting(self.best.recipe, step.path, step.value)
+
+    def try_step(self, step: SettingStep) -> ClimbTrial:
+        """Start, verify, measure and judge one step. A failure is its result, not an exception."""
+        began = time.monotonic()
+        self.notify("try", step)
+        self.run.add_event(ClimbTried(change=step.change, boot=_boot_id()), sync=True)
+        number = len(self.trials)
+        trial = ClimbTrial(
+            number=number,
+            change=step.change,
+            path=step.path,
+            value=step.value,
+            recipe=self.recipe_for(step),
+            verdict="fail",
+            folder=f"climb/{self.run.id}-{number:02d}",
+        )
+        trial = self._measure_with_retry(trial, step)
+        if self.best and step.group != "tune" and needs_sure_gain(step, trial):
+            trial = self._measure_best_again(trial, self.best)
+        kept, reason = decide_trial(step, trial, self.best, required_context=self.recipe.context)
+        return replace(trial, kept=kept, why=reason, seconds=time.monotonic() - began)
+
+    def _measure_with_retry(self, trial: ClimbTrial, step: SettingStep) -> ClimbTrial:
+        """Measure a step; retry once if it failed because its engine was killed or the machine slept."""
+        for left in reversed(range(ATTEMPTS)):
+            with AwakeClock() as awake:
+                try:
+                    result = self._measure(trial, step)
+                except NotInstalled:
+                    raise
+                except MoeboxError as problem:  # an engine that does not start, or dies, is a result
+                    result = replace(trial, verdict="fail", why=problem.message)
+            ending = _engine_ending(Run(self.run.path / trial.folder))
+            if ending == "oom":  # not retried: the next attempt may take down the whole machine
+                reason = result.why if "out of memory" in result.why else f"its engine {OUT_OF_MEMORY}"
+                return replace(result, verdict="fail", why=reason)
+            disturbance = "the machine slept" if awake.away_s else "its engine was killed" if ending else ""
+            if not (result.verdict == "fail" and disturbance and left):
+                break
+            self.run.add_event(ClimbRetried(change=step.change, why=disturbance))
+        return result
+
+    def _measure(self, trial: ClimbTrial, step: SettingStep) -> ClimbTrial:
+        effort, best = self.effort, self.best
+        live, folder = self.start_engine(trial.recipe, trial.folder)
+        with live, state.hold_endpoint(live.endpoint.base_url, f"moebox {self.command}, {self.run.id}"):
+            trial = replace(trial, kv_tokens=int(live.facts.kv_tokens or 0))
+            trial = self._check(trial, step, live.endpoint, folder)
+            if trial.verdict == "fail":
+                return trial
+            drafts = pace.read_draft_counts(live.endpoint)
+            replies = answers.collect_answers(live.endpoint, questions=effort.questions)
+            folder.write_json("answers.json", replies)
+            speed, watts = self.measure_speed(live, folder)
+            accepted = pace.acceptance_rate(drafts, pace.read_draft_counts(live.endpoint))
+            if effort.jobs:
+                from moebox.flows.compare_tasks import find_lost_work
+
+                seed = random.Random(self.run.id).randrange(10**6)  # the same jobs at every step of this climb
+                earlier = Run(self.run.path / best.folder) if best else None
+                if lost := find_lost_work(live.endpoint, folder, earlier, jobs=effort.jobs, seed=seed):
+                    trial = replace(trial, verdict="fail", why=lost)
+            if worse := self.find_quality_loss(live.endpoint, folder):
+                trial = replace(trial, verdict="fail", why=worse)
+        earlier_replies = Run(self.run.path / best.folder).read_json("answers.json") if best else None
+        pairs = zip(replies, earlier_replies or (), strict=False)
+        return replace(
+            trial,
+            output_tok_s=speed.output_tok_s,
+            ttft_ms=speed.mean_ttft_ms,
+            watts=watts,
+            samples=self.scores(speed, watts),
+            gain=welch_gain(best.samples, self.scores(speed, watts)) if best else None,
+            asked=len(replies),
+            right=sum(reply.right for reply in replies),
+            same=sum(reply.text == str(earlier["text"]) for reply, earlier in pairs),
+            acceptance=accepted,
+        )
+
+    def scores(self, speed: SpeedRounds, watts: float) -> tuple[float, ...]:
+        """What is compared, of each round; more is better."""
+        return speed.tok_s
+
+    def find_quality_loss(self, endpoint: Endpoint, folder: Run) -> str:
+        """Why the answers are too far from a reference, or "" if there is none."""
+        return ""
+
+    def measure_speed(self, live: EngineSession, folder: Run, *, rounds: int = 0) -> tuple[SpeedRounds, float]:
+        """Measure an engine. Return its rounds and the mean power of its GPUs, 0 if that is unknown."""
+        effort, gpus = self.effort, live.prepared.gpus
+        joules, began = power.read_joules(gpus), time.monotonic()
+        speed = effort.measure_speed(
+            live.endpoint, concurrency=effort.concurrency, rounds=rounds or effort.rounds, tokens=effort.tokens
+        )
+        used = power.read_joules(gpus)
+        folder.write_json("measurements/pace.json", speed)
+        return speed, 0.0 if joules is None or used is None else (used - joules) / (time.monotonic() - began)
+
+    def start_engine(self, recipe: Recipe, name: str) -> tuple[EngineSession, Run]:
+        """Start an engine with its own folder inside the run."""
+        path = self.run.path / name
+        path.mkdir(parents=True, exist_ok=True)
+        folder = Run(path, strict=self.run.strict)
+        live = ports.start_on_free_port(
+            deploy(recipe),
+            folder,
+            notify=lambda text: self.notify("news", text),
+            patience_s=self.effort.patience_s,
+        )
+        return live, folder
+
+    def _check(self, trial: ClimbTrial, step: SettingStep, endpoint: Endpoint, folder: Run) -> ClimbTrial:
+        """Run the checks of a step. The verdict is "warn" if no check passed."""
+        effort, recipe = self.effort, trial.recipe
+        options = VerifyOptions(
+            context=recipe.context,
+            trials=effort.trials,
+            parallel=effort.parallel,
+            depths=effort.depths,
+            thinking="yes" if recipe.reasoning_parser and recipe.thinking else "auto",
+        )
+        only = effort.first_checks if step.group == "start" and effort.first_checks else step.checks
+        checks = run_checks(
+            endpoint, options, only=only, run=folder, on_check=lambda verdict: self.notify("check", verdict)
+        )
+        marks = {check.name: check.verdict for check in checks.rungs}
+        failure = first_unexpected_failure(checks)  # the engine's known quirks do not count against the setting
+        verdict: Mark = "fail" if failure else checks.verdict if checks.has_passed else "warn"
+        return replace(trial, verdict=verdict, rungs=marks, why=failure)
+
+    def _measure_best_again(self, trial: ClimbTrial, best: ClimbTrial) -> ClimbTrial:
+        """Compare a step with the best one measured before and after it: A, B, A.
+
+        Minutes pass between two steps; otherwise a machine that warms up or is shared looks like an effect.
+        """
+        self.notify("news", f"measuring {best.change} again, to separate the setting from the machine")
+        try:
+            live, folder = self.start_engine(best.recipe, f"{trial.folder}-again")
+            with live, state.hold_endpoint(live.endpoint.base_url, f"moebox {self.command}, {self.run.id}"):
+                speed, _ = self.measure_speed(live, folder)
+        except MoeboxError as problem:
+            self.run.add_event(ClimbInconclusive(change=trial.change, why=problem.message))
+            return replace(trial, gain=None)
+        return replace(trial, again=speed.tok_s, gain=bracketing_gain(best.samples, trial.samples, speed.tok_s))
+
+
+def load_start(run: Run, command: str) -> Recipe:
+    """The recipe that a climb or a tuning began with. Raise BadInput if the run has none or is of another command."""
+    path = run.path / START_FILE
+    begun = [event.command for event in run.read_events() if isinstance(event, ClimbBegan)]
+    known = path.exists() and begun[-1:] in ([], [command])
+    refuse_if(not known, f"{run.path} is not a run of `moebox {command}`", hint=f"`moebox {command} RECIPE` begins one")
+    return codec.read_toml(Recipe, path)
+
+
+def load_trials(recipe: Recipe, run: Run, effort: ClimbEffort, command: str) -> list[ClimbTrial]:
+    """Begin a climb or a tuning, or load the steps of an interrupted one. Raise BadInput if its recipe is another."""
+    start = run.path / START_FILE
+    if not start.exists():
+        run.write_file(START_FILE, codec.to_toml(recipe))
+        save_effort(effort, run)
+        run.add_event(ClimbBegan(recipe=recipe.name, command=command))
+        return []
+    if codec.read_toml(Recipe, start) != recipe:
+        raise BadInput(f"{run.path} began with another recipe", hint=f"its recipe is {start}")
+    table = run.read_json(TABLE_FILE) or {"steps": []}
+    rows = table.get("steps") if isinstance(table, dict) else None
+    path = run.path / TABLE_FILE
+    if not isinstance(rows, list):
+        raise BadInput(f"{path}: no list of steps", hint=f"start again: `moebox {command} RECIPE`")
+    trials = [codec.decode(ClimbTrial, row, where=str(path)) for row in rows]
+    run.add_event(ClimbResumed(steps=len(trials)))
+    # The guard of a climb that was killed a moment ago still stops its engine.
+    wait_for(lambda: not state.engine_writing_to(state.live_run_folders(), run.path), GUARD_STOP_S, every_s=0.1)
+    # A failed start is tried again, unless it might take down the machine.
+    return trials if any(trial.kept or "out of memory" in trial.why for trial in trials) else []
+
+
+def _engine_ending(folder: Run) -> str:
+    """How an engine ended: "oom" by the kernel, "killed" by a SIGKILL that moebox did not send, else ""."""
+    ends = [event for event in folder.read_events() if isinstance(event, FailureEvent | StopEvent)]
+    if not ends:
+        return ""
+    end = ends[-1]
+    if isinstance(end, FailureEvent):
+        oom, killed = end.fault == "oom", "was killed by SIGKILL" in end.message
+    else:
+        oom = bool(end.oom)
+        killed = end.code == -signal.SIGKILL and "SIGKILL" not in (end.signals or ())
+    return "oom" if oom else "killed" if killed else ""
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
