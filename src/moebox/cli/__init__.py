@@ -69,6 +69,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "engines install": ("moebox.cli.engines:install", "Install a version beside those that are there."),
     "engines remove": ("moebox.cli.engines:remove", "Remove a version that moebox installed."),
     "climb": ("moebox.cli.climb:climb", "Try one setting at a time; keep what is verified and better."),
+    "tune": ("moebox.cli.tune:tune", "Search the engine's settings for the fastest that answer correctly."),
     "upgrade": ("moebox.cli.upgrade:upgrade", ""),
     "upgrade apply": ("moebox.cli.upgrade:apply", "Judge a change, and switch to it if it is as good."),
     "upgrade rollback": ("moebox.cli.upgrade:rollback", "Return from the last applied upgrade."),
@@ -98,7 +99,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Start here": ("run", "ui"),
     "Plan": ("plan", "forecast", "box", "models", "fetch", "twin", "rehearse", "calibrations"),
     "Serve": ("doctor", "up", "ps", "logs", "down", "engines", "render", "connect", "watch", "fleet"),
-    "Prove": ("verify", "quality", "climb", "upgrade", "compare", "bench", "task"),
+    "Prove": ("verify", "quality", "climb", "tune", "upgrade", "compare", "bench", "task"),
     "Show": ("runs", "report", "pack"),
 }
 MAX_WIDTH, NAME_WIDTH = 100, 16

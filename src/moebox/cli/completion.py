@@ -133,7 +133,7 @@ VALUES: dict[str, Callable[[], Iterable[str]]] = {
 }
 POSITIONAL: dict[str, Callable[[], Iterable[str]]] = {
     **dict.fromkeys(("plan", "forecast", "run", "twin", "models show"), _model_names),
-    **dict.fromkeys(("up", "render", "rehearse", "climb", "compare"), _recipe_names),
+    **dict.fromkeys(("up", "render", "rehearse", "climb", "tune", "compare"), _recipe_names),
     **dict.fromkeys(("report", "pack", "runs show", "runs rm"), _run_names),
     **dict.fromkeys(("logs", "down", "verify", "bench", "connect", "task"), _instance_names),
     "completion": lambda: SCRIPTS,

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator, Sequence
 
 # Commands that stop their engines and keep their results when they are interrupted.
-LONG_COMMANDS = ("run", "climb", "bench", "verify", "compare", "task", "up", "rehearse", "fleet", "upgrade")
+LONG_COMMANDS = ("run", "climb", "tune", "bench", "verify", "compare", "task", "up", "rehearse", "fleet", "upgrade")
 REPEAT_S = 0.05  # until an interrupt that Python dropped is raised again; a callback is over by then
 
 

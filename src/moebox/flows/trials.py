@@ -89,6 +89,10 @@ class TrialRunner:
         self.best = next((trial for trial in reversed(self.trials) if trial.kept), None)
         self.skipped: dict[str, str] = {}
 
+    @property
+    def trial_count(self) -> int:
+        return len(self.trials)
+
     def skip(self, change: str, reason: str) -> None:
         self.skipped[change] = reason
         self.run.add_event(ClimbSkipped(change=change, why=reason))
@@ -135,7 +139,7 @@ class TrialRunner:
         began = time.monotonic()
         self.notify("try", step)
         self.run.add_event(ClimbTried(change=step.change, boot=_boot_id()), sync=True)
-        number = len(self.trials)
+        number = self.trial_count
         trial = ClimbTrial(
             number=number,
             change=step.change,

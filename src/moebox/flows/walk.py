@@ -18,6 +18,7 @@ from moebox.verify.options import CHECK_NAMES
 StepGroup = Literal["start", "context", "speculate", "settings", "tune"]
 SLOWER = -0.10  # margin of non-inferiority: a longer context or larger cache is kept if it costs no more speed
 MORE_CACHE = 1.02  # a cache that grows by less is not a gain
+ANSWERS_DIFFER = "answers differ"
 MARGIN = 0.05  # of the device: the planner's own error; a step that misses by less is tried
 
 
@@ -175,7 +176,7 @@ def decide_trial(
     if best is None:
         return True, "the first good step"
     if trial.asked and trial.right < best.right - max(1, best.asked // 20):
-        return False, f"answers differ: {trial.right} of {trial.asked} answers right, {best.right} before"
+        return False, f"{ANSWERS_DIFFER}: {trial.right} of {trial.asked} answers right, {best.right} before"
     speed = str(trial.gain) if trial.gain else "not measured"
     if trial.acceptance is not None:
         speed += f"; {trial.acceptance:.0%} of draft tokens accepted"

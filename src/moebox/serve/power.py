@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from moebox import files
 from moebox.detect.nvml import load_nvml
-from moebox.errors import ExternalError, refuse_if
+from moebox.errors import BadInput, ExternalError
 from moebox.serve.guard import CAPS_FILE
 
 
@@ -24,7 +24,7 @@ def read_joules(gpus: Sequence[int]) -> float | None:
         return None
     try:
         handles = map(nvml.nvmlDeviceGetHandleByIndex, gpus)
-        return sum(nvml.nvmlDeviceGetTotalEnergyConsumption(handle) for handle in handles) / 1e3
+        return float(sum(map(nvml.nvmlDeviceGetTotalEnergyConsumption, handles)) / 1e3)
     except nvml.NVMLError:  # older than Volta
         return None
 
@@ -33,22 +33,20 @@ class PowerCaps:
     """Changes the power caps of an engine's GPUs for the length of a `with` block."""
 
     def __init__(self, gpus: Sequence[int], folder: Path) -> None:
-        self.nvml = load_nvml() if gpus else None
-        refuse_if(self.nvml is None, "no NVIDIA GPU whose power cap could be changed", hint="leave power=true out")
+        nvml = load_nvml() if gpus else None
+        if nvml is None:
+            raise BadInput("no NVIDIA GPU whose power cap could be changed", hint="leave power=true out")
+        self.nvml: Any = nvml
         self.path = folder / CAPS_FILE
-        self.handles = {self.nvml.nvmlDeviceGetUUID(one): one for one in map(self._find_gpu, gpus)}
-
-    def _find_gpu(self, number: int) -> Any:
-        return self.nvml.nvmlDeviceGetHandleByIndex(number)  # type: ignore[union-attr]
+        self.handles = {nvml.nvmlDeviceGetUUID(one): one for one in map(nvml.nvmlDeviceGetHandleByIndex, gpus)}
 
     def __enter__(self) -> Self:
-        read: Any = self.nvml
-        caps = {uuid: read.nvmlDeviceGetPowerManagementLimit(one) for uuid, one in self.handles.items()}
+        caps = {uuid: self.nvml.nvmlDeviceGetPowerManagementLimit(one) for uuid, one in self.handles.items()}
         files.write_atomic(self.path, json.dumps(caps).encode())
         try:
             for uuid, milliwatts in caps.items():  # the cap in force: shows whether the driver allows a change
-                read.nvmlDeviceSetPowerManagementLimit(self.handles[uuid], milliwatts)
-        except read.NVMLError as problem:
+                self.nvml.nvmlDeviceSetPowerManagementLimit(self.handles[uuid], milliwatts)
+        except self.nvml.NVMLError as problem:
             self.path.unlink()
             text = f"the driver does not let this account change power caps: {problem}"
             raise ExternalError(text, hint="run it as root, or leave power=true out") from None
@@ -61,14 +59,13 @@ class PowerCaps:
 
     def list_watts(self, shares: Sequence[float]) -> list[int]:
         """These shares of the default cap in watts, none below what the GPUs allow; the highest first."""
-        read: Any = self.nvml
-        lowest = max(read.nvmlDeviceGetPowerManagementLimitConstraints(one)[0] for one in self.handles.values())
-        usual = min(map(read.nvmlDeviceGetPowerManagementDefaultLimit, self.handles.values()))
+        lowest = max(self.nvml.nvmlDeviceGetPowerManagementLimitConstraints(one)[0] for one in self.handles.values())
+        usual = min(map(self.nvml.nvmlDeviceGetPowerManagementDefaultLimit, self.handles.values()))
         return sorted({round(max(share * usual, lowest) / 1e3) for share in shares}, reverse=True)
 
     def set_watts(self, watts: int) -> None:
         for handle in self.handles.values():
-            self.nvml.nvmlDeviceSetPowerManagementLimit(handle, 1000 * watts)  # type: ignore[union-attr]
+            self.nvml.nvmlDeviceSetPowerManagementLimit(handle, 1000 * watts)
 
 
 def restore_caps(path: Path) -> None:

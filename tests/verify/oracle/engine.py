@@ -2,7 +2,8 @@
 
 -c above 8192     dies like an engine without memory
 -ub, -c           words a second: larger is faster, by factors that no busy machine hides
--ctk q4_0         makes it add wrongly
+-ctk q4_0         makes it add wrongly, twice as fast
+-t                2 threads are the fastest, 1 and 4 take half as long again
 MOEBOX_ORACLE_HOLDS  (environment) PATH,WHICH,N: leaves PATH and waits until PATH.go is there, once: before it
                   listens when WHICH is `start`, else in its Nth chat request, of those with max_tokens WHICH, or `any`
 MOEBOX_ORACLE_OOM  (environment) PATH,CONTEXT: with -c CONTEXT the kernel kills it, and counts so in PATH
@@ -39,7 +40,7 @@ WORD_S = 0.008  # at -ub 512 and -c 2048
 def main() -> None:
     """Serve until killed."""
     words = argparse.ArgumentParser(allow_abbrev=False)
-    for name, default in (("-c", 4096), ("-ub", 512), ("--port", 0)):
+    for name, default in (("-c", 4096), ("-ub", 512), ("-t", 3), ("--port", 0)):
         words.add_argument(name, type=int, default=default, dest=name.strip("-"))
     for name in ("-ctk", "-ctv"):
         words.add_argument(name, default="", dest=name.strip("-"))
@@ -169,6 +170,7 @@ def routes(given: argparse.Namespace, holds: Holds) -> dict[str, Answer]:
     asked = itertools.count(1)
     which, number, says = (*os.environ.get("MOEBOX_ORACLE_FAILS", "").split(","), "", "")[:3]
     delay = WORD_S * 512 / given.ub * 2048 / given.c / (2 if given.spec_type else 1) * drifted()
+    delay *= {1: 1.5, 4: 1.5, 2: 0.8}.get(given.t, 1.0) * (0.5 if given.ctk == "q4_0" else 1.0)
 
     def bent(reply: ModelReply, body: "Body") -> ModelReply:
         if given.ctk == "q4_0" and reply.content.isdigit():

@@ -1,0 +1,103 @@
+"""`moebox tune`: search an engine's settings for those that serve a goal best."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+from moebox.cli import flags
+from moebox.cli.climb import begin_trials, print_news, print_steps
+from moebox.cli.flags import AsJson, Settings
+from moebox.cli.output import print_lines, print_result, stderr_console
+from moebox.cli.signals import interrupt_message
+from moebox.core.setting import split_settings
+from moebox.errors import refuse_if, refuse_out_of_range
+from moebox.units import format_seconds, format_tok_s, parse_seconds, plural
+
+if TYPE_CHECKING:
+    from moebox.flows.tune_state import TuneState
+
+
+def tune(
+    recipe: str = "",
+    /,
+    *,
+    goal: Literal["throughput", "latency", "efficiency"] | None = None,
+    budget: str = "",
+    resume: str = "",
+    settings: Settings = None,
+    json: AsJson = False,
+) -> int:
+    """Search the settings that the engine declares for the fastest ones that still answer correctly.
+
+    Settings are screened with few layers, those that the forecast prefers first; the best combinations run with the
+    whole model, pass the checks, and must beat the recipe as it is, measured in turn (A B B A). The result is a recipe
+    with the reason and gain of each setting. docs/tune.md lists the settings.
+
+    Args:
+        recipe: The recipe to improve. Values in its [climb] settings table replace those that the engine declares.
+        goal: throughput (16 concurrent requests), latency (one), or efficiency (tokens per joule). Default: throughput.
+        budget: The most time that it may take, such as 2h. Default: 2h.
+        resume: Resume the tuning in this run folder; --budget gives it more time.
+        settings: Another value, repeatable: only=max_seqs,kv tunes these; layers=4 of the screening, 0 for all;
+            combinations=8 and finalists=2; reference=FILE of `moebox quality --save` with quality_limit=0.1 nats, which
+            cache types need; power=true sweeps the power cap; concurrency, rounds and questions as in `moebox climb`.
+    """
+    from pathlib import Path
+
+    from moebox import codec
+    from moebox.detect.machine import detect_machine
+    from moebox.flows.effort import ClimbMeasures, parse_effort
+    from moebox.flows.trials import BEST_FILE
+    from moebox.flows.tune import tune as search
+    from moebox.flows.tune_state import STREAMS, TUNE_FILE, TuneOptions, TuneState
+    from moebox.quality.reference import read_reference
+    from moebox.store import calibrations
+
+    refuse_if(bool(recipe) == bool(resume), "name a recipe, or a run with --resume", hint="`moebox tune recipe.toml`")
+    options, others = split_settings(TuneOptions(goal=goal or "throughput"), settings or ())
+    if budget:
+        options = replace(options, budget_s=flags.parse_value("--budget", budget, parse_seconds))
+    refuse_if(not 10 <= options.budget_s <= 30 * 86400, "--budget must be from 10s to 720h")
+    refuse_out_of_range("--set layers", options.layers, 0, 1000)
+    refuse_out_of_range("--set combinations", options.combinations, 1, 256)
+    refuse_out_of_range("--set finalists", options.finalists, 1, 32)
+    if options.reference:
+        read_reference(Path(options.reference))
+    usual = ClimbMeasures(concurrency=STREAMS[options.goal])
+    parse_effort(others, usual=usual)
+    start, run = begin_trials("tune", recipe, resume)
+    if resume and (stored := run.read_json(TUNE_FILE)):
+        kept = codec.decode(TuneState, stored, where=str(run.path / TUNE_FILE)).options
+        refuse_if(goal not in (None, kept.goal), f"--goal {goal}: {run.id} was begun for {kept.goal}")
+        options, _ = split_settings(kept, settings or ())
+        options = replace(options, budget_s=parse_seconds(budget)) if budget else options
+    effort = parse_effort(others, run, usual)
+    stderr_console().print(f"run: {run.path}", soft_wrap=True)
+    notify = (lambda kind, news: None) if json else print_news
+    box = calibrations.with_calibrations(detect_machine(measure=False))
+    with interrupt_message(f"resume with: moebox tune --resume {run.id}"):
+        result, found = search(start, run, options=options, effort=effort, notify=notify, box=box)
+    assert result.best is not None  # AnswerIsNo was raised otherwise
+
+    def print_table() -> None:
+        print_steps(result.trials, result.passed_over)
+        print_lines(describe_tuning(found))
+        print_lines([f"best recipe: {run.path / BEST_FILE}", f"picture: {run.path / 'pareto.svg'}"])
+
+    document = {**codec.to_plain(found), "recipe": codec.to_plain(result.best.recipe), "run": str(run.path)}
+    print_result(json, document, print_table)
+    return 0
+
+
+def describe_tuning(found: "TuneState") -> list[str]:
+    """The result, the reason of each setting, and the power sweep, line by line."""
+    screened = f"{plural(len(found.screened), 'measurement')} with {found.layers or 'all'} layers"
+    lines = [f"screened: {screened}; {format_seconds(found.spent_s)} of {format_seconds(found.options.budget_s)} used"]
+    lines += [f"result: {found.result}"]
+    lines += [f"  {row.path} = {row.value}: {row.gain:+.1%}, {row.source}; {row.why}" for row in found.reasons]
+    for row in found.caps:
+        cost = f", {row.gain}" if row.gain else ""
+        energy = f", {row.tokens_per_joule:.2f} tokens per joule" if row.tokens_per_joule else ""
+        lines.append(f"  power cap {row.cap_w} W: {format_tok_s(row.tok_s)}{energy}{cost}")
+    if found.best_cap_w:
+        lines.append(f"lowest cap that costs less than 2%: {found.best_cap_w} W (nvidia-smi -pl {found.best_cap_w})")
+    return lines

@@ -1,0 +1,400 @@
+"""Tune: search the settings that an engine declares for those that serve a goal best, within a budget of time.
+
+1. The recipe is checked and measured as it is: the start.
+2. Every value of every setting is measured alone, with few layers and dummy weights if the engine can; those that the
+   forecast prefers first. The best combinations by the sum of gains are measured; the better half goes on with twice
+   the rounds, until few are left (successive halving).
+3. These finalists are checked and measured with the whole model, and must keep a quality limit if there is a reference.
+4. The best of them must beat the start, measured in turn: A B B A.
+
+RUN/  tune.json   options, what was screened, finalists, the reason and gain of each setting, the power sweep
+      best.toml   the winner, or the recipe at the start if nothing beats it
+      pareto.svg  speed against latency, and against joules per token if the GPUs count energy
+"""
+
+import math
+import statistics
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from moebox import codec, engines
+from moebox.checkpoint import deploy
+from moebox.core.box import Box
+from moebox.core.endpoint import Endpoint
+from moebox.core.event import TuneScreened
+from moebox.core.recipe import Flag, Recipe
+from moebox.engines.tunables import load_tunables, tunable_values
+from moebox.errors import AnswerIsNo, BadInput, ExternalError, MoeboxError, NotInstalled, Unsupported, suggest_names
+from moebox.flows.climb import ClimbResult
+from moebox.flows.effort import ClimbEffort
+from moebox.flows.gain import bracketing_gain
+from moebox.flows.pace import SpeedRounds
+from moebox.flows.power_sweep import sweep_caps
+from moebox.flows.rehearse import reduce_recipe, with_weights
+from moebox.flows.search import Changes, combine_changes, halve_pool, single_key
+from moebox.flows.settings import checks_for, current_value, with_setting
+from moebox.flows.trials import BEST_FILE, ClimbListener, TrialRunner
+from moebox.flows.tune_picture import draw_pareto
+from moebox.flows.tune_state import (
+    TUNE_FILE,
+    Budget,
+    ScreenTrial,
+    SettingGain,
+    TuneOptions,
+    TuneState,
+    change_settings,
+    log_gain,
+    winner_changes,
+)
+from moebox.flows.walk import ANSWERS_DIFFER, ClimbTrial, SettingStep, decide_trial, memory_problem, startup_problem
+from moebox.planner.speed import Speed
+from moebox.serve import power, preflight
+from moebox.serve.guard import CAPS_FILE
+from moebox.serve.session import engine_session
+from moebox.store import Run
+from moebox.units import format_seconds
+from moebox.verify.options import CHECK_NAMES
+
+FORECAST_CONTEXT = 1024  # tokens; near the length of the measured streams
+HOPELESS = math.log(0.7)  # a forecast that is lower: nine of ten published rows lie within 30% of theirs
+SCREEN_ROUNDS = 2  # of a setting alone; twice as many at each later stage
+RESERVED = 4  # times the first trial: a finalist, and A B B A with three starts
+
+
+def tune(
+    recipe: Recipe,
+    run: Run,
+    *,
+    options: TuneOptions,
+    effort: ClimbEffort,
+    notify: ClimbListener = lambda kind, news: None,
+    box: Box | None = None,
+) -> tuple[ClimbResult, TuneState]:
+    """Search for better settings; resume if the run folder has a tuning. Return the trials and what was found.
+
+    Raise AnswerIsNo if the recipe itself fails, or the budget ends before it is measured.
+    """
+    for left_over in run.path.rglob(CAPS_FILE):  # moebox and the guard were both killed
+        power.restore_caps(left_over)
+    gpus = preflight.recipe_gpus(deploy(recipe))
+    if options.power:
+        with power.PowerCaps(gpus, run.path):
+            pass  # the driver allows it
+    if options.goal == "efficiency" and power.read_joules(gpus) is None:
+        raise ExternalError("no GPU that counts its energy", hint="--goal throughput needs none")
+    tuner = Tuner(recipe, run, effort, notify, box, options)
+    with tuner.budget:
+        tuner.search()
+    return tuner.finish()
+
+
+class Tuner(TrialRunner):
+    """One tuning; the run folder has its state after each trial."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        run: Run,
+        effort: ClimbEffort,
+        notify: ClimbListener,
+        box: Box | None,
+        options: TuneOptions,
+    ) -> None:
+        super().__init__(recipe, run, effort, notify, box, command="tune")
+        path = run.path / TUNE_FILE
+        stored = codec.decode(TuneState, run.read_json(TUNE_FILE), where=str(path)) if path.exists() else None
+        self.state = replace(stored, options=options) if stored else TuneState(options=options)
+        self.options = options
+        self.whys: dict[str, str] = {}
+        self.budget = Budget(options.budget_s, self.state.spent_s)
+
+    @property
+    def trial_count(self) -> int:
+        return len(self.trials) + len(self.state.finalists)
+
+    def update(self, **changes: Any) -> None:
+        """Change the state and write it."""
+        self.state = replace(self.state, spent_s=self.budget.used_s, **changes)
+        self.run.write_json(TUNE_FILE, self.state)
+
+    def recipe_for(self, step: SettingStep) -> Recipe:
+        return change_settings(self.recipe, step.together)
+
+    def scores(self, speed: SpeedRounds, watts: float) -> tuple[float, ...]:
+        return tuple(rate / watts for rate in speed.tok_s) if self.options.goal == "efficiency" else speed.tok_s
+
+    def find_quality_loss(self, endpoint: Endpoint, folder: Run) -> str:
+        if not self.options.reference:
+            return ""
+        from moebox.quality.measure import measure_quality
+        from moebox.quality.reference import read_reference
+
+        reference = read_reference(Path(self.options.reference))
+        result, _ = measure_quality(endpoint, [reference], limit=self.options.quality_limit, run=folder)
+        return f"quality: {result.judged.verdict}" if result.judged and result.judged.different else ""
+
+    def search(self) -> None:
+        """Try the start, screen, try the finalists, confirm the best one."""
+        self.update()
+        settings = self.list_settings()
+        if not self.trials:
+            self.try_start()
+        if self.best is None:
+            return
+        reserve = RESERVED * self.trials[0].seconds
+        gains = self.screen_alone(settings, reserve)
+        pool = combine_changes(settings, gains, width=self.options.combinations)
+        pool = self.halve(pool, reserve)[: self.options.finalists]
+        self.try_finalists(pool)
+        self.confirm_finalists(gains)
+        if self.options.power and not self.state.caps:
+            caps, best_cap_w = sweep_caps(self, self.best.recipe)
+            self.update(caps=caps, best_cap_w=best_cap_w)
+
+    def try_start(self) -> None:
+        step = SettingStep(group="start")
+        reason = self.reason_to_skip(step)
+        if reason:
+            self.skip(step.change, reason)
+            return
+        trial = self.try_step(step)
+        self.add_trial(trial)
+        self.notify("done", trial)
+
+    def list_settings(self) -> dict[str, list[Flag]]:
+        """Settings and values that can be tried on this box; the others are skipped with a reason."""
+        deployment = deploy(self.recipe).on_box(self.box)
+        declared: dict[str, tuple[Flag, ...]] = {}
+        for tunable in load_tunables(self.recipe.engine):
+            values = tunable_values(tunable, deployment, has_reference=bool(self.options.reference))
+            declared |= {tunable.path: values} if values else {}
+            self.whys[tunable.path] = tunable.why
+        declared |= {path: tuple(values) for path, values in self.recipe.climb.settings.items()}
+        for path in self.options.only:
+            if path not in declared:
+                names = ", ".join(declared) or "none"
+                hint = suggest_names(path, list(declared)) or f"settings for this recipe: {names}"
+                raise BadInput(f"--set only={path}: not a setting that can be tuned here", hint=hint)
+        found: dict[str, list[Flag]] = {}
+        for path, values in declared.items():
+            if self.options.only and path not in self.options.only:
+                continue
+            for value in values:
+                if current_value(self.recipe, path) != value:
+                    reason = self.setting_problem(path, value)
+                    if reason:
+                        self.skip(f"{path} {value}", reason)
+                    else:
+                        found.setdefault(path, []).append(value)
+        return found
+
+    def setting_problem(self, path: str, value: Flag) -> str:
+        """Why a setting is not tried, or "": not valid, does not fit, known to fail, or forecast to be slow."""
+        try:
+            deployment = deploy(with_setting(self.recipe, path, value)).on_box(self.box)
+            engines.check_recipe(deployment)
+        except BadInput as problem:
+            return problem.message
+        reason = memory_problem(deployment) or startup_problem(deployment)
+        gain = self.forecast_gain({path: value})
+        return reason or (f"forecast to be {-math.expm1(gain):.0%} slower" if gain < HOPELESS else "")
+
+    def forecast_gain(self, changes: Changes) -> float:
+        """The logarithm of the gain by the forecast, calibrated if the box is; 0 if it has none."""
+        rates = []
+        for recipe in (self.recipe, change_settings(self.recipe, changes)):
+            try:
+                deployment = deploy(recipe).on_box(self.box).with_default_context()
+                streams = min(self.effort.concurrency, recipe.max_seqs or self.effort.concurrency)
+                rates.append(Speed.for_deployment(deployment).decode_tok_s(streams, FORECAST_CONTEXT))
+            except MoeboxError:
+                return 0.0
+        return math.log(rates[1] / rates[0]) if min(rates) > 0 else 0.0
+
+    def screen_alone(self, settings: dict[str, list[Flag]], reserve: float) -> dict[tuple[str, Any], float]:
+        """The logarithmic gain of each setting alone: measured, or forecast if a draft or the budget prevents that."""
+        singles = [(path, value) for path, values in settings.items() for value in values]
+        gains = {single_key(path, value): self.forecast_gain({path: value}) for path, value in singles}
+        singles.sort(key=lambda single: -gains[single_key(*single)])
+        if not any(row.stage == 0 for row in self.state.screened):
+            self.update(layers=self.find_layers())
+        base = self.screen({}, 0, reserve) if singles else None
+        for path, value in singles:
+            has_draft = path.startswith("speculate") and self.state.layers > 0
+            row = None if has_draft or base is None or base.why else self.screen({path: value}, 0, reserve)
+            if row and base:
+                gains[single_key(path, value)] = log_gain(base, row)
+        return gains
+
+    def halve(self, pool: list[Changes], reserve: float) -> list[Changes]:
+        """Screen combinations in stages; the better half of each goes on with twice the rounds."""
+        stage = 1
+        while len(pool) > self.options.finalists:
+            base = self.screen({}, stage, reserve)
+            rows = [self.screen(changes, stage, reserve) for changes in pool] if base and not base.why else []
+            if not base or not rows or not all(rows):
+                break  # the budget ends: the order so far decides
+            scores = [log_gain(base, row) for row in rows if row]
+            pool = halve_pool(pool, scores, least=self.options.finalists)
+            stage += 1
+        return pool
+
+    def find_layers(self) -> int:
+        """Layers of a screening, or 0 if the engine cannot leave out layers or the model has no more."""
+        layers = self.options.layers
+        deployment, dummy = deploy(self.recipe), self.run.path / "screening.gguf"
+        try:
+            if not layers or deployment.model.layers <= layers:
+                return 0
+            reduce_recipe(deployment, dummy, layers)
+        except Unsupported as problem:
+            self.notify("news", f"screening with the whole model: {problem.message}")
+            return 0
+        finally:
+            dummy.unlink(missing_ok=True)
+        return layers
+
+    def screen(self, changes: Changes, stage: int, reserve: float) -> ScreenTrial | None:
+        """Measure settings without checks; None if the budget does not allow it."""
+        done = self.state.screened
+        known = next((row for row in done if row.changes == changes and row.stage == stage), None)
+        usual = max((row.seconds for row in done), default=self.trials[0].seconds)
+        if known or not self.budget.can_afford(usual + reserve):
+            return known
+        step, began = SettingStep(group="tune", together=changes), time.monotonic()
+        self.notify("news", f"screening {step.change}, stage {stage}")
+        path = self.run.path / f"screen/{self.run.id}-{len(done):03d}"
+        path.mkdir(parents=True, exist_ok=True)
+        folder, dummy = Run(path, strict=self.run.strict), path / "screening.gguf"
+        row = ScreenTrial(changes=changes, stage=stage)
+        try:
+            deployment = deploy(self.recipe_for(step))
+            small = deployment.recipe.with_port(0)
+            if self.state.layers:
+                small, _, _ = reduce_recipe(deployment, dummy, self.state.layers)
+            patience_s = self.effort.patience_s
+            with engine_session(with_weights(deployment, small), folder, patience_s=patience_s, rehearsal=True) as live:
+                speed, watts = self.measure_speed(live, folder, rounds=SCREEN_ROUNDS << stage)
+            row = replace(row, scores=self.scores(speed, watts), tok_s=speed.output_tok_s, ttft_ms=speed.mean_ttft_ms)
+            row = replace(row, watts=watts)
+        except NotInstalled:
+            raise
+        except MoeboxError as problem:  # an engine that does not start with these settings is a result
+            row = replace(row, why=problem.message)
+        finally:
+            dummy.unlink(missing_ok=True)
+        row = replace(row, seconds=time.monotonic() - began)
+        self.update(screened=(*done, row))
+        event = TuneScreened(change=step.change, layers=self.state.layers, stage=stage, tok_s=row.tok_s, why=row.why)
+        self.run.add_event(event, sync=True)
+        return row
+
+    def try_finalists(self, pool: list[Changes]) -> None:
+        """Check and measure the finalists with the whole model.
+
+        If one fails, it is tried without each of its settings, the one that most checks depend on first. What passes
+        without a setting shows that the setting is to blame, and nothing else is tried with it.
+        """
+        queue: list[tuple[Changes, str]] = [(changes, "") for changes in pool]  # and the setting that was left out
+        tried: set[str] = set()
+        passed = 0
+        while queue and passed < self.options.finalists:
+            changes, left_out = queue.pop(0)
+            checks = {name for path in changes for name in checks_for(path)}
+            ordered = tuple(name for name in CHECK_NAMES if name in checks)
+            step = SettingStep(group="tune", together=changes, checks=ordered)
+            if step.change in tried:
+                continue
+            tried.add(step.change)
+            done = (*self.state.finalists, *self.trials)
+            trial = next((known for known in done if known.change == step.change), None)
+            if trial is None:
+                if not self.budget.can_afford(RESERVED * self.trials[0].seconds):
+                    return
+                if reason := self.reason_to_skip(step):
+                    self.skip(step.change, reason)
+                    continue
+                trial = self.try_step(step)
+                self.update(finalists=(*self.state.finalists, trial))
+                self.notify("done", trial)
+            if trial.verdict != "fail" and not trial.why.startswith(ANSWERS_DIFFER):
+                passed += 1
+                queue = [row for row in queue if row[1] == left_out or not left_out or left_out not in row[0]]
+            else:
+                risky = sorted(changes, key=lambda path: -len(checks_for(path)))
+                fewer = [({key: value for key, value in changes.items() if key != path}, path) for path in risky]
+                queue = [row for row in fewer if row[0]] + queue
+
+    def confirm_finalists(self, gains: dict[tuple[str, Any], float]) -> None:
+        """Measure the best finalists against the start, A B B A, until one of them is certainly better."""
+        start = self.trials[0]
+        order = sorted(self.state.finalists, key=lambda trial: -statistics.fmean(trial.samples or (0.0,)))
+        winner: ClimbTrial | None = None
+        decided = []
+        for trial in order:
+            if any(known.change == trial.change for known in self.trials):
+                continue
+            if trial.kept and winner is None:
+                trial = self.confirm(trial, start)
+                winner = trial if trial.kept else None
+            elif trial.kept:
+                trial = replace(trial, kept=False, why=f"not the best finalist: {trial.gain}")
+            decided.append(trial)
+        for trial in sorted(decided, key=lambda trial: trial.kept):  # the winner last
+            self.add_trial(trial)
+        if winner:
+            self.update(reasons=self.explain(winner, gains))
+
+    def confirm(self, trial: ClimbTrial, start: ClimbTrial) -> ClimbTrial:
+        """Measure A B B A with three starts, and decide by the interval that covers both sides."""
+        self.notify("news", f"measuring {trial.change} and the start in turn: A B B A")
+        samples: list[tuple[float, ...]] = []
+        try:
+            for name, recipe, times in (("a1", self.recipe, 1), ("b", trial.recipe, 2), ("a2", self.recipe, 1)):
+                live, folder = self.start_engine(recipe, f"{trial.folder}-{name}")
+                with live:
+                    speeds = [self.measure_speed(live, folder) for _ in range(times)]
+                samples.append(tuple(score for speed in speeds for score in self.scores(*speed)))
+        except MoeboxError as problem:
+            return replace(trial, kept=False, why=f"could not be compared with the start: {problem.message}")
+        gain = bracketing_gain(samples[0], samples[1], samples[2])
+        step = SettingStep(group="tune")
+        kept, why = decide_trial(step, replace(trial, gain=gain), start)
+        is_better = kept and gain is not None and gain.low > 0
+        return replace(trial, gain=gain, kept=is_better, why=why, samples=samples[1], again=samples[2])
+
+    def explain(self, winner: ClimbTrial, gains: dict[tuple[str, Any], float]) -> tuple[SettingGain, ...]:
+        """What each setting of the winner gained alone, and what it does."""
+        found = []
+        for path, value in winner_changes(self.recipe, winner.recipe, [key for key, _ in gains]).items():
+            is_measured = any(row.changes == {path: value} and row.scores for row in self.state.screened)
+            layers = f"measured alone with {self.state.layers or 'all'} layers"
+            gain = math.expm1(gains.get(single_key(path, value), 0.0))
+            source, why = layers if is_measured else "forecast", self.whys.get(path, "listed in the recipe")
+            found.append(SettingGain(path=path, value=value, gain=gain, source=source, why=why))
+        return tuple(found)
+
+    def finish(self) -> tuple[ClimbResult, TuneState]:
+        """Write the best recipe and the picture, even if the budget has ended."""
+        best, options = self.best, self.options
+        if best is None:
+            self.save_table(ended=bool(self.trials or self.skipped))
+            reason = next((trial.why for trial in self.trials), "") or self.skipped.get("start", "")
+            short = f"the budget of {format_seconds(options.budget_s)} ended before the recipe was measured"
+            text = f"the recipe is not good as it is: {reason}" if reason else short
+            raise AnswerIsNo(text, hint=f"evidence in {self.run.path}")
+        winner = best.number > 0
+        result = f"{best.change}: {best.why}" if winner else "nothing was shown to be better than the start"
+        if self.budget.is_over:
+            result += f"; the budget of {format_seconds(options.budget_s)} ended the search"
+        lines = [f"# Tuned for {options.goal}: {result}"]
+        lines += [
+            f"# {row.path} = {row.value}: {row.gain:+.1%} ({row.source}); {row.why}" for row in self.state.reasons
+        ]
+        self.run.write_file(BEST_FILE, "\n".join(lines) + "\n" + codec.to_toml(best.recipe))
+        self.update(result=result)
+        self.save_table(ended=True)
+        self.run.write_file("pareto.svg", draw_pareto(self.trials, self.state.screened))
+        return ClimbResult(trials=tuple(self.trials), best=best, passed_over=self.skipped), self.state

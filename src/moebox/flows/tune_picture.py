@@ -1,0 +1,56 @@
+"""The picture of a tuning: speed against time to the first token and joules per token, relative to the start."""
+
+from collections.abc import Sequence
+
+from moebox.flows.search import pareto_front
+from moebox.flows.tune_state import ScreenTrial
+from moebox.flows.walk import ClimbTrial
+from moebox.report.charts import HEIGHT, WIDTH, ChartAxis, ChartSeries, draw_lines
+from moebox.report.svg import inline_colours, svg_tag
+
+START, WHOLE, SCREENED, FRONT = 1, 2, 3, 4  # places in the palette
+Row = tuple[str, int, float, float, float]  # name, place in the palette, tok/s, TTFT in ms, watts
+
+
+def draw_pareto(trials: Sequence[ClimbTrial], screened: Sequence[ScreenTrial]) -> str:
+    """Two charts, the second if energy is known. Each point is relative to the start with as many layers.
+
+    Filled points are whole models, hollow ones were screened; the line joins what nothing beats in both respects.
+    """
+    points: list[tuple[str, int, float, float, float]] = []  # name, colour, speed, TTFT, joules: shares of the start's
+    start = trials[0]
+    rows: list[tuple[Row, Row]] = []
+    base: Row = ("start", START, start.output_tok_s, start.ttft_ms, start.watts)
+    rows += [
+        ((trial.change, WHOLE, trial.output_tok_s, trial.ttft_ms, trial.watts), base)
+        for trial in trials[1:]
+        if trial.verdict != "fail" and trial.output_tok_s
+    ]
+    bases = {row.stage: row for row in screened if not row.changes and row.tok_s}
+    for row in screened:
+        if row.changes and row.tok_s and row.stage in bases:
+            first = bases[row.stage]
+            name = ", ".join(f"{path} {value}" for path, value in row.changes.items())
+            known: Row = (name, SCREENED, row.tok_s, row.ttft_ms, row.watts)
+            rows.append((known, ("start", START, first.tok_s, first.ttft_ms, first.watts)))
+    for (name, colour, rate, ttft, watts), (_, _, rate0, ttft0, watts0) in [(base, base), *rows]:
+        energy = watts / rate / (watts0 / rate0) if watts and watts0 else 0.0
+        points.append((name, colour, rate / rate0, ttft / ttft0 if ttft0 else 1.0, energy))
+    speed = ChartAxis(title="speed, start = 1", zero=False, log=False)
+    body = ""
+    for column, title in ((3, "time to first token, start = 1"), (4, "joules per token, start = 1")):
+        shown = [point for point in points if point[column] > 0]  # type: ignore[operator]
+        if not shown:
+            continue
+        places = [(float(point[column]), point[2]) for point in shown]
+        series = [
+            ChartSeries(name=point[0], colour=point[1], points=(place,), dashed=point[1] == SCREENED)
+            for point, place in zip(shown, places, strict=True)
+        ]
+        front = ChartSeries(name="best", colour=FRONT, points=tuple(pareto_front(places)), markers=False)
+        axis = ChartAxis(title=title, zero=False, log=False)
+        chart = draw_lines([front, *series], x=axis, y=speed, label=f"Speed against {title}")
+        body += svg_tag("svg", str(chart), y=HEIGHT * (column - 3), width=WIDTH, height=HEIGHT)
+    height = HEIGHT * (2 if any(point[4] for point in points) else 1)
+    view = {"xmlns": "http://www.w3.org/2000/svg", "viewBox": f"0 0 {WIDTH:g} {height:g}", "font_size": 12}
+    return inline_colours(svg_tag("svg", body, **view))

@@ -1,0 +1,128 @@
+"""What a tuning looks for, what it found so far, and the limit on its time."""
+
+import math
+import signal
+import statistics
+import threading
+import time
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from moebox.core.recipe import Recipe
+from moebox.flows.power_sweep import CapMeasurement
+from moebox.flows.search import Changes
+from moebox.flows.settings import current_value, with_setting
+from moebox.flows.walk import ClimbTrial
+
+TUNE_FILE = "tune.json"
+Goal = Literal["throughput", "latency", "efficiency"]
+STREAMS: dict[Goal, int] = {"throughput": 16, "latency": 1, "efficiency": 16}  # concurrent requests, unless set
+STOP_S = 20.0  # of the budget kept to stop an engine; at most a tenth of it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneOptions:
+    """What a tuning looks for, and how far it goes."""
+
+    goal: Goal = "throughput"
+    budget_s: float = 7200.0
+    only: tuple[str, ...] = ()  # settings to try; all that the engine declares if empty
+    layers: int = 4  # of a screening; 0 screens with the whole model
+    combinations: int = 8  # that are screened after the settings alone
+    finalists: int = 2
+    reference: str = ""  # a file of `moebox quality --save`
+    quality_limit: float = 0.1  # nats from the reference
+    power: bool = False  # sweep the power cap of the winner's GPUs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScreenTrial:
+    """Settings that were measured without checks."""
+
+    changes: Changes
+    stage: int  # 0: a setting alone
+    scores: tuple[float, ...] = ()
+    tok_s: float = 0.0
+    ttft_ms: float = 0.0
+    watts: float = 0.0
+    seconds: float = 0.0
+    why: str = ""  # it failed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingGain:
+    """A setting of the winner: what it gained alone, and what it does."""
+
+    path: str
+    value: Any
+    gain: float  # share, of the setting alone
+    source: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneState:
+    """Everything that a tuning found so far: the content of tune.json."""
+
+    options: TuneOptions
+    layers: int = 0  # of the screening; 0: the whole model
+    spent_s: float = 0.0
+    screened: tuple[ScreenTrial, ...] = ()
+    finalists: tuple[ClimbTrial, ...] = ()
+    reasons: tuple[SettingGain, ...] = ()
+    caps: tuple[CapMeasurement, ...] = ()
+    best_cap_w: int = 0  # the lowest cap that costs less than 2% speed; 0 if not swept
+    result: str = ""
+
+
+class Budget:
+    """A limit on time: interrupts the `with` block when it is over, and ends it without an error."""
+
+    def __init__(self, budget_s: float, spent_s: float) -> None:
+        self.began, self.spent_s, self.budget_s = time.monotonic(), spent_s, budget_s
+        self.is_over = False
+        left = budget_s - spent_s - min(STOP_S, budget_s / 10)
+        self.timer = threading.Timer(max(0.0, left), self._interrupt)
+        self.timer.daemon = True
+
+    def _interrupt(self) -> None:
+        self.is_over = True
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self.timer.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self.timer.cancel()
+        return self.is_over and kind is KeyboardInterrupt
+
+    @property
+    def used_s(self) -> float:
+        return self.spent_s + time.monotonic() - self.began
+
+    def can_afford(self, seconds: float) -> bool:
+        return not self.is_over and self.used_s + seconds <= self.budget_s
+
+
+def change_settings(recipe: Recipe, changes: Changes) -> Recipe:
+    for path, value in changes.items():
+        recipe = with_setting(recipe, path, value)
+    return recipe
+
+
+def winner_changes(start: Recipe, winner: Recipe, paths: list[str]) -> Changes:
+    """The settings among `paths` in which two recipes differ, with the winner's values."""
+    values = {path: current_value(winner, path) for path in dict.fromkeys(paths)}
+    return {path: value for path, value in values.items() if value != current_value(start, path)}
+
+
+def log_gain(base: ScreenTrial, row: ScreenTrial) -> float:
+    """The logarithm of the gain of the median; -inf if the settings failed."""
+    if not row.scores or not base.scores:
+        return -math.inf
+    return math.log(statistics.median(row.scores) / statistics.median(base.scores))

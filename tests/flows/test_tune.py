@@ -1,0 +1,153 @@
+"""A tuning with a real engine process: it finds the optimum, keeps no wrong answers, its budget and what it found."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from moebox import codec
+from moebox.cli import main
+from moebox.core.recipe import Climb, Flag, Hybrid, Recipe
+from moebox.engines.tunables import load_tunables
+from moebox.errors import AnswerIsNo
+from moebox.flows.search import combine_changes, halve_pool, pareto_front, single_key
+from moebox.flows.settings import with_setting
+from moebox.flows.tune import tune
+from moebox.flows.tune_state import TuneOptions
+from moebox.serve import state
+from moebox.store import Run
+
+from .test_climb import LIGHT, recipe  # noqa: F401  (a fixture)
+
+SETTINGS: dict[str, list[Flag]] = {"hybrid.ubatch": [1024], "hybrid.threads": [4, 2], "kv": ["q4_0"]}
+OPTIONS = TuneOptions(only=tuple(SETTINGS), combinations=2, finalists=1)
+
+
+@pytest.fixture
+def start(recipe: Recipe) -> Recipe:  # noqa: F811
+    """The oracle with three settings, one of which makes it fast and wrong."""
+    return dataclasses.replace(recipe, hybrid=Hybrid(threads=3), climb=Climb(settings=SETTINGS))
+
+
+def test_the_winner_is_the_optimum_that_answers_correctly(start: Recipe):
+    """The cache type would be twice as fast: with it every finalist fails, and without it the true optimum wins."""
+    run = Run.create("tune")
+    result, found = tune(start, run, options=OPTIONS, effort=LIGHT)
+
+    best = codec.read_toml(Recipe, run.path / "best.toml")
+    assert (best.hybrid, best.kv) == (Hybrid(threads=2, ubatch=1024), "auto")
+    failed = [trial for trial in found.finalists if trial.verdict == "fail"]
+    assert failed
+    assert all("kv q4_0" in trial.change and "arithmetic" in trial.why for trial in failed)
+    assert result.best
+    assert result.best.gain
+    assert result.best.gain.low > 0.9  # of 1.5 in truth
+    assert {row.path: round(row.gain, 1) for row in found.reasons} == {"hybrid.ubatch": 1.0, "hybrid.threads": 0.2}
+    head = (run.path / "best.toml").read_text().splitlines()[:3]
+    assert head[0].startswith("# Tuned for throughput: hybrid.ubatch 1024, hybrid.threads 2: faster: +1")
+    assert "# hybrid.threads = 2: +2" in "\n".join(head)
+    assert found.layers == OPTIONS.layers  # screened with dummy weights
+    assert ElementTree.fromstring((run.path / "pareto.svg").read_text()).tag.endswith("svg")  # noqa: S314  (our own)
+    assert state.list_instances() == []
+
+
+def test_a_budget_that_is_too_short_is_kept(start: Recipe):
+    """It ends in the middle of the first trial, and says so."""
+    began = time.monotonic()
+    with pytest.raises(AnswerIsNo, match=r"budget of .* ended before the recipe was measured"):
+        tune(start, Run.create("tune"), options=dataclasses.replace(OPTIONS, budget_s=1.0), effort=LIGHT)
+    assert time.monotonic() - began < 60  # a whole trial has minutes of patience
+    assert state.orphan_processes() == {}
+
+
+def test_a_killed_tuning_is_resumed(start: Recipe, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    """kill -9 in the screening: what was measured is not measured again, and nothing is left over."""
+    path = tmp_path / "recipe.toml"
+    path.write_text(codec.to_toml(dataclasses.replace(start, climb=Climb(settings={"hybrid.ubatch": [4096]}))))
+    words = ["--set", "rounds=2", "--set", "questions=2", "--set", "concurrency=2", "--set", "only=hybrid.ubatch"]
+    words += ["--set", "trials=1", "--set", "tokens=24"]
+    words += ["--set", "combinations=1", "--set", "finalists=1", "--json"]
+    command = [sys.executable, "-m", "moebox", "tune", str(path), *words]
+    killed = subprocess.Popen(command, env=os.environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    until = time.monotonic() + 120
+    screened: list[object] = []
+    while not screened and killed.poll() is None and time.monotonic() < until:
+        time.sleep(0.05)
+        for file in (tmp_path / "runs").glob("*/tune.json"):
+            screened = json.loads(file.read_text())["screened"]
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    (folder,) = (tmp_path / "runs").iterdir()
+
+    assert main(["tune", "--resume", folder.name, "--goal", "latency"]) == 2
+    assert "was begun for throughput" in capfd.readouterr().err
+    assert main(["climb", "--resume", folder.name]) == 2
+    assert "is not a run of `moebox climb`" in capfd.readouterr().err
+    assert main(["tune", "--resume", folder.name, "--json"]) == 0
+    document = json.loads(capfd.readouterr().out)
+    assert document["screened"][: len(screened)] == screened
+    assert [row["changes"] for row in document["screened"]] == [{}, {"hybrid.ubatch": 4096}]
+    assert document["result"]
+    assert state.orphan_processes() == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "name a recipe, or a run with --resume"),
+        (["no.toml"], "no such file"),
+        (["--resume", "nowhere"], "no run called"),
+        (["{}", "--budget", "soon"], "--budget: 'soon' is not a time"),
+        (["{}", "--budget", "1s"], "--budget must be from 10s"),
+        (["{}", "--set", "finalists=0"], "--set finalists"),
+        (["{}", "--set", "roundz=3"], "--set roundz: there is no such setting"),
+        (["{}", "--set", "reference=no.ref"], "no.ref"),
+        (["{}", "--set", "only=hybrid.ubatsh"], "only=hybrid.ubatsh: not a setting that can be tuned here"),
+        (["{}", "--set", "power=true"], "no NVIDIA GPU whose power cap could be changed"),
+    ],
+)
+def test_bad_input_is_one_line(
+    start: Recipe, tmp_path: Path, words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+):
+    """Exit code 2, before an engine starts."""
+    path = tmp_path / "recipe.toml"
+    path.write_text(codec.to_toml(start))
+    assert main(["tune", *(str(path) if word == "{}" else word for word in words)]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_every_declared_setting_is_one_of_the_engine():
+    """Paths exist in a recipe, flags in the engine's own parser; every setting says what it does."""
+    from moebox.engines.flags import flag_catalogue
+
+    for engine in ("vllm", "sglang", "llama.cpp", "ik_llama.cpp", "ktransformers"):
+        tunables = load_tunables(engine)
+        assert len(tunables) >= 5
+        plain = Recipe(name="r", engine=engine, model="m", checkpoint="c", served_name="m")
+        for tunable in tunables:
+            assert tunable.why
+            head, _, flag = tunable.path.partition(".")
+            if head == "flags":
+                spec = flag_catalogue(engine).find_spec(flag if flag.startswith("-") else f"--{flag}")
+                assert spec, (engine, flag)
+                assert not spec.choices or {str(value) for value in tunable.values} <= set(spec.choices)
+            elif not tunable.share_of:
+                assert with_setting(plain, tunable.path, tunable.values[0]) != plain
+
+
+def test_gains_alone_order_the_combinations():
+    """The best sum first; what gains nothing alone is left out; ties take fewer changes."""
+    settings = {"a": [1, 2], "b": [True], "c": ["x"]}
+    gains = {single_key("a", 1): 0.1, single_key("a", 2): 0.4, single_key("b", True): 0.2, single_key("c", "x"): 0.001}
+
+    combined = combine_changes(settings, gains, width=3)
+    assert halve_pool(["x", "y", "z"], [1.0, 3.0, 2.0], least=1) == ["y", "z"]
+    assert combined == [{"a": 2, "b": True}, {"a": 2}, {"a": 1, "b": True}]
+    assert pareto_front([(1, 1), (2, 3), (3, 2), (1, 2)]) == [(1, 2), (2, 3)]
