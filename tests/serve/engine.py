@@ -37,6 +37,7 @@ class Talk(http.server.BaseHTTPRequestHandler):
     """/health and one kind of chat."""
 
     mode = "good"
+    chats = 0  # answered so far
 
     def do_GET(self) -> None:
         self.reply(200, {"status": "ok"})
@@ -56,6 +57,9 @@ class Talk(http.server.BaseHTTPRequestHandler):
             self.reply(200, {"choices": [{"message": {"content": ""}}], "usage": {"completion_tokens": 0}})
         else:
             message = {"role": "assistant", "content": "hello"}
+            if self.mode == "hangs-after-ready" and Talk.chats:
+                time.sleep(600)
+            Talk.chats += 1
             self.reply(200, {"choices": [{"message": message}], "usage": {"completion_tokens": 1}})
             if self.mode == "dies-after-ready":
                 threading.Timer(0.3, os._exit, (7,)).start()

@@ -1,6 +1,9 @@
 """`moebox up`: from a recipe to a live endpoint, with the phases of the start and the memory beside the plan."""
 
+import os
+import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +17,9 @@ from moebox.core.setting import split_settings
 from moebox.core.symptom import Finding, changes_text
 from moebox.core.traits import LAST_PORT
 from moebox.engines.events import LogEvent
-from moebox.errors import refuse_if, refuse_out_of_range
+from moebox.errors import ExternalError, refuse_if, refuse_out_of_range
 from moebox.escape import escape_invisible
-from moebox.serve.where import NodePrograms, NodeSelection, NodeSettings, SlurmJob
+from moebox.serve.where import NodePrograms, NodeSelection, NodeSettings, ServiceSettings, SlurmJob
 from moebox.units import format_count, format_gb, format_gib, format_percent, format_seconds
 
 if TYPE_CHECKING:
@@ -34,6 +37,7 @@ def up(
     *,
     port: int | None = None,
     detach: Switch = False,
+    service: Switch = False,
     patience: str = "15m",
     apply_remedy: Switch = False,
     dry_run: Switch = False,
@@ -51,6 +55,8 @@ def up(
         recipe: A recipe file, or the name of one that ships with moebox.
         port: Listen on this port instead of the recipe's; 0 takes a free one.
         detach: Return once it answers; `moebox ps`, `logs` and `down` find it again.
+        service: Keep it up: restart it when it dies or hangs, and keep the evidence. Writes a systemd unit
+            and starts it; without systemd, or inside that unit, it is kept up from here (docs/living.md).
         patience: Longest time without progress while starting.
         apply_remedy: If the start fails for a reason that a change of the recipe fixes, change it and try once more.
         dry_run: Print the command instead of running it.
@@ -88,6 +94,9 @@ def up(
     if not where.is_given:
         require_engine(deployment)
     print_warnings(deployment)
+    if service:
+        refuse_if(where.is_given or detach, "--service starts one engine on this machine", hint="leave out --detach")
+        return keep_up(deployment, recipe, settings or (), chosen.service, patience_s)
     run = Run.create(deployment.recipe.name)
     try:
         session = start_engine(deployment, run, patience_s, where)
@@ -109,6 +118,32 @@ def up(
             session.wait_until_exit()
     finally:
         session.stop()
+    return 0
+
+
+def keep_up(
+    deployment: "Deployment", recipe: str, given: Sequence[str], settings: ServiceSettings, patience_s: float
+) -> int:
+    """Install and start a systemd unit, or keep the engine up from this process if there is no systemd."""
+    from moebox.flows.service import Service, install_unit
+    from moebox.store import Run
+
+    if Path("/run/systemd/system").is_dir() and "NOTIFY_SOCKET" not in os.environ:
+        path, commands = install_unit(deployment, recipe, given)
+        print_lines([f"wrote {path}"])
+        for command in commands:
+            done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise ExternalError(f"`{command}` failed: {done.stderr.strip()[:200]}", hint=f"the unit is {path}")
+        print_lines([f"{path.stem} is enabled; `journalctl -fu {path.stem}` shows it"])
+        return 0
+    service = Service(
+        deployment,
+        Run.create(deployment.recipe.name),
+        settings,
+        report=lambda line: stderr_console().print(line, markup=False),
+    )
+    service.keep_up(patience_s=patience_s, on_ready=lambda session: print_ready(session, [], detached=False))
     return 0
 
 

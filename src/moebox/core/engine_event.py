@@ -144,6 +144,13 @@ class EngineDetached(Event, tag="engine.detached", frozen=True):
     id: str = ""
 
 
+class ServiceRestarted(Event, tag="service.restarted", frozen=True):
+    """A service restarts its engine; the evidence is in incidents/."""
+
+    reason: str
+    number: int
+
+
 class ProgramStarted(Event, tag="program.started", frozen=True):
     """A router or a twin was started under its own guard."""
 

@@ -5,7 +5,7 @@ No secret is ever written into a file.
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
 from moebox.core.deployment import Deployment
@@ -49,6 +49,20 @@ def render(deployment: Deployment, file_format: LaunchFormat) -> str:
         )
     context = CONTEXTS[file_format](deployment)
     return str(_load_template(str(context.pop("template"))).render(**context))
+
+
+def render_service_unit(deployment: Deployment, command: Sequence[str], *, system: bool) -> str:
+    """Return a systemd unit of this user or the system that keeps an engine up by `command`."""
+    check_recipe(deployment)
+    weights = deployment.recipe.checkpoint
+    return str(
+        _load_template("service.service.j2").render(
+            recipe=deployment.recipe,
+            command=[quoting.quote_unit_word(word) for word in command],
+            mounts=[quoting.quote_unit_word(weights)] if weights.startswith("/") else [],
+            system=system,
+        )
+    )
 
 
 def render_files(deployment: Deployment, file_format: LaunchFormat | OtherFormat) -> dict[str, str]:

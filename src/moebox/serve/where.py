@@ -24,11 +24,27 @@ class NodePrograms:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ServiceSettings:
+    """When a service restarts its engine (`--set service.canary_s=60`)."""
+
+    canary_every_s: float = 30.0
+    canary_s: float = 120.0  # without an answer and without any token: a prompt of 100k tokens takes about a minute
+    stall_s: float = 14.0  # of a server that neither computes nor answers anything
+    pause_s: float = 5.0  # before a restart; doubled after each start that fails
+    max_pause_s: float = 300.0
+    failed_starts: int = 5  # in a row, after which the service gives up
+    min_free_gib: float = (
+        2.0  # of the run folder's disk; below it the oldest incidents are removed, and no start is made
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class NodeSettings:
     """What --set changes beside the recipe."""
 
     slurm: SlurmJob = SlurmJob()
     nodes: NodePrograms = NodePrograms()
+    service: ServiceSettings = ServiceSettings()
 
 
 @dataclass(frozen=True, kw_only=True)
