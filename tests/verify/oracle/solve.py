@@ -182,7 +182,7 @@ def _count(question: str) -> str:
 
 def _code(question: str) -> str:
     asked = re.search(
-        r"function (?:called |named )?(\w+) that takes (a [\w ]+? (\w)) and (.+?)\. (?:Reply|Answer)", question
+        r"function (?:called |named )?(\w+) that takes (a [\w ]+? (\w)) and returns (.+?)\. (?:Reply|Answer)", question
     )
     if not asked:
         return ""
@@ -190,7 +190,7 @@ def _code(question: str) -> str:
     for recipe in FUNCTION_SPECS:
         slots = re.fullmatch(_pattern(recipe.does), does)
         if recipe.takes == takes and slots:
-            return f"```python\ndef {name}({parameter}):\n    {recipe.body.format(**slots.groupdict())}\n```"
+            return f"```python\ndef {name}({parameter}):\n    return {recipe.body.format(**slots.groupdict())}\n```"
     return ""
 
 
