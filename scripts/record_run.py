@@ -1,7 +1,9 @@
-"""docs/images/run.svg: a real `moebox run` as an animated picture, its waits shortened.
+"""docs/images/run.svg: a real `moebox run` as a picture; every line can be read from the first frame.
 
-python scripts/record_run.py                 # runs it (some minutes) and writes the picture
-python scripts/record_run.py --show FILE     # only draws a recording that was kept
+python scripts/record_run.py          # runs it (3 to 20 minutes), keeps scripts/recorded/run.json and draws it
+python scripts/record_run.py --draw   # only draws the recording that was kept
+
+`scripts/tutorial_output.py` puts the same recording into the tutorial. Record on a machine that does nothing else.
 """
 
 import argparse
@@ -11,13 +13,16 @@ import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from pathlib import Path
 from xml.sax.saxutils import escape
 
 TARGET = Path(__file__).parents[1] / "docs" / "images" / "run.svg"
-LONGEST_S = 16.0  # of the animation; the run itself takes minutes
-WIDTH, LINE, SIZE = 96, 19, 13  # columns, pixels a line, pixels a letter's height
+RECORDING = Path(__file__).parent / "recorded" / "run.json"
+LONGEST_S = 15.0  # of the animation; the run itself takes minutes
+WIDTH, LINE = 80, 19  # columns, pixels a line
+ROWS = 26  # at most, so that the picture is read without scrolling
 INK = {"✓": "#4fd1a0", "✗": "#ff8a80", "!": "#f0c060", "–": "#8b949e", "·": "#8b949e"}
 
 Recording = list[tuple[float, str]]
@@ -37,15 +42,22 @@ def record() -> Recording:
         return [(at, text.replace(f"{folder}/", "~/")) for at, text in lines]
 
 
-def picture(recording: Recording) -> str:
-    """The lines appear one after the other, in proportion to when they came, and stay."""
-    rows = [(at, text) for at, line in [(0.0, "$ moebox run"), *recording] for text in _folded(line)]
+def draw(recording: Recording) -> str:
+    """Draw the steps and the assessment: dim at first, then lit in proportion to when they came."""
+    end = next(place for place, (_, text) in enumerate(recording) if not text)
+    steps = [(at, text) for at, text in recording[:end] if text[:1] in ("✓", "✗")]
+    rows = [(0.0, "$ moebox run")]
+    for at, line in steps:
+        rows += [(at, text) for text in textwrap.wrap(line, WIDTH, subsequent_indent="    ")[:2]]
+    assessed = [(at, text) for at, text in recording[end:] if text]
+    stop = next((place for place, (_, text) in enumerate(assessed) if text.startswith("! warning")), len(assessed))
+    rows = [*rows, (assessed[0][0], ""), *assessed[:stop]][:ROWS]
     last = max(at for at, _ in rows) or 1.0
     height = (len(rows) + 2) * LINE
     drawn = [_text(place, text, at / last * LONGEST_S) for place, (at, text) in enumerate(rows)]
     style = (
-        "text{font:13px ui-monospace,'DejaVu Sans Mono',Menlo,Consolas,monospace;white-space:pre;opacity:0;"
-        "animation:show .15s forwards}@keyframes show{to{opacity:1}}"
+        "text{font:13px ui-monospace,'DejaVu Sans Mono',Menlo,Consolas,monospace;white-space:pre;opacity:.6;"
+        "animation:show .3s forwards}@keyframes show{to{opacity:1}}"
         "@media (prefers-reduced-motion:reduce){text{animation:none;opacity:1}}"
     )
     width = WIDTH * 8 + 40
@@ -54,10 +66,6 @@ def picture(recording: Recording) -> str:
         f'aria-label="moebox run in a terminal"><style>{style}</style>'
         f'<rect width="{width}" height="{height}" rx="8" fill="#121519"/>{"".join(drawn)}</svg>\n'
     )
-
-
-def _folded(line: str) -> list[str]:
-    return [line[start : start + WIDTH] for start in range(0, len(line), WIDTH)] or [""]
 
 
 def _text(place: int, text: str, delay: float) -> str:
@@ -72,13 +80,11 @@ def _text(place: int, text: str, delay: float) -> str:
 def main() -> None:
     """Record and draw."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--show", type=Path, help="a recording to draw again")
-    parser.add_argument("--keep", type=Path, help="keep the recording here")
-    given = parser.parse_args()
-    recording = json.loads(given.show.read_text()) if given.show else record()
-    if given.keep:
-        given.keep.write_text(json.dumps(recording))
-    TARGET.write_text(picture([(float(at), str(text)) for at, text in recording]), encoding="utf-8")
+    parser.add_argument("--draw", action="store_true", help="draw the recording that was kept")
+    if not parser.parse_args().draw:
+        RECORDING.write_text(json.dumps(record(), indent=0, ensure_ascii=False) + "\n", encoding="utf-8")
+    recording = json.loads(RECORDING.read_text(encoding="utf-8"))
+    TARGET.write_text(draw([(float(at), str(text)) for at, text in recording]), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -109,6 +109,15 @@ def test_made_pages_are_current(script: str):
 
 
 @pytest.mark.slow
+def test_output_in_the_tutorials_is_current():
+    """`python scripts/tutorial_output.py` writes it again: each block is what its command prints."""
+    script = ROOT / "scripts" / "tutorial_output.py"
+    done = subprocess.run([sys.executable, script, "--check"], cwd=ROOT, check=False, capture_output=True, text=True)
+
+    assert (done.returncode, done.stdout.strip()) == (0, "every block is current")
+
+
+@pytest.mark.slow
 def test_the_readme_table_matches_the_planner():
     """`python scripts/readme_table.py --write` puts it right."""
     sys.path.insert(0, str(ROOT / "scripts"))

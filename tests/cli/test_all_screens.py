@@ -55,6 +55,7 @@ SCREENS = {
     "upgrade rollback": ("", 2, "error: no applied upgrade"),
     "upgrade bisect": ("no-such-file.toml", 2, "error: "),
     "runs history": ("no-such-recipe", 2, "error: "),
+    "tune": ("no-such-file.toml", 2, "error: "),
     "verify": ("", 3, "error: "),
     "quality": ("", 3, "error: "),
     "climb": ("no-such-file.toml", 2, "error: "),
