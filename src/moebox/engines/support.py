@@ -110,7 +110,8 @@ def _possible(setup: Setup, support: Support) -> Iterator[PlanWarning]:
     """Rows that hold if something holds that neither the recipe nor the box shows."""
     shown = [match for match in support.possible if match.row.state != "runs" and _is_near(match)]
     for match in sorted(shown, key=lambda match: match.row.date, reverse=True)[:MOST_POSSIBLE]:
-        condition = " and ".join(match.conditions) or f"as in {setup.engine} {setup.version}"
+        conditions = " and ".join(match.conditions).replace("host = ", "the host has ")
+        condition = conditions or f"as in {setup.engine} {setup.version}"
         yield replace(_warning(setup, match.row, "note", f"if {condition}: {match.row.text}"), symptom="")
 
 
