@@ -160,6 +160,9 @@ def _check_names(recipe: Recipe) -> None:
     for path in ONE_WORD:
         word = str(get_setting(recipe, path) or "")
         refuse_if(not WORD.fullmatch(word), f"{path}: {word!r} is not a valid name")
+    version = recipe.engine_version
+    named = version in ("", "nightly", "latest", "main") or re.search(r"\d|^[a-f]{7,40}$", version)
+    refuse_if(not named, f"engine_version: {version!r} is not a version", hint='write it like "0.32.0" or "b11669"')
     for path in PATHS:
         name = str(get_setting(recipe, path) or "")
         refuse_if(name.startswith("-"), f"{path}: {name!r} would be read as a flag")

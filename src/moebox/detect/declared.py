@@ -12,17 +12,25 @@ A TOML file is either the output of `moebox box --save`, or short:
     ram = "768GiB"
     ram_bandwidth = "614GB/s"
     cpu = { model = "EPYC 9175F", sockets = 1, cores = 16 }
+
+A GPU that the catalogue does not have is described by the nearest that it has:
+
+    gpus = ["2x-rtx-6090"]
+    gpu_types.rtx-6090 = { like = "rtx-5090", memory = "48GiB", bandwidth = "2.5TB/s" }
 """
 
+import difflib
 import re
 from collections import Counter
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from moebox import codec
 from moebox.core import catalogue
 from moebox.core.box import Box, Cpu, Gpu, split_into_nodes
-from moebox.errors import BadInput, UnknownName, refuse_if, require_all
+from moebox.errors import BadInput, UnknownName, refuse_if, require_all, suggest_names
 from moebox.loose import get_objects
 from moebox.units import parse_rate, parse_size
 
@@ -38,11 +46,21 @@ MIN_BANDWIDTH = 10**9  # one channel of DDR3 has ten times as much, so a unit wa
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DescribedGpu:
+    """A GPU that the catalogue does not have."""
+
+    like: str  # the nearest GPU that it has, with the same compute capability
+    memory: str
+    bandwidth: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShortBox:
     """A box file written by hand."""
 
     name: str = ""
     gpus: tuple[str, ...] = ()
+    gpu_types: dict[str, DescribedGpu] = field(default_factory=dict)
     ram: str = ""
     ram_bandwidth: str = ""
     cpu: Cpu = Cpu()
@@ -149,8 +167,8 @@ def box_from_name(text: str) -> Box:
     return replace(box, network=network)
 
 
-def parse_gpus(text: str) -> tuple[Gpu, ...]:
-    """Parse GPUs such as "8x-h200" or "2x-rtx-5090+1x-rtx-4090"."""
+def parse_gpus(text: str, described: Mapping[str, Gpu] = MappingProxyType({})) -> tuple[Gpu, ...]:
+    """Parse GPUs such as "8x-h200" or "2x-rtx-5090+1x-rtx-4090"; those of a box file come before the catalogue's."""
     gpus: list[Gpu] = []
     for part in text.split("+"):
         match = _PART.fullmatch(part.strip())
@@ -159,7 +177,7 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
         number = int(match[1] or 1)
         too_many = f"box {text!r}: {number} GPUs is out of range"
         refuse_if(not 1 <= number <= MAX_GPUS, too_many, hint=f"from 1 to {MAX_GPUS:,} in a machine")
-        gpus += [gpu_by_alias(match[2])] * number
+        gpus += [described.get(match[2]) or gpu_by_alias(match[2])] * number
     return tuple(gpus)
 
 
@@ -173,8 +191,35 @@ def gpu_by_alias(name: str) -> Gpu:
         rows = (row for row in table["driver"] if "min_memory" not in row)
         found = next((row["name"] for row in rows if re.search(row["pattern"], name, re.IGNORECASE)), found)
     if found not in known:
-        raise UnknownName("GPU", name, [*known, *aliases])
+        near = suggest_names(name, sorted([*known, *aliases]))
+        like = next(iter(difflib.get_close_matches(slug, known, n=1)), "rtx-5090")
+        file = f"a box file describes a new one: gpus = ['1x-{slug}'] and gpu_types.{slug} = {{ like = '{like}', "
+        file += "memory = '48GiB', bandwidth = '2.5TB/s' }"
+        raise UnknownName("GPU", name, known, hint=f"{near}; {file}")
     return known[found]
+
+
+def _described_gpu(name: str, row: DescribedGpu, where: str) -> Gpu:
+    """Return the GPU that a box file describes: its own memory, the rest as of the GPU that it is like."""
+    like, at = gpu_by_alias(row.like.lower()), f"{where}: gpu_types.{name}"
+    try:
+        memory, bandwidth = parse_size(row.memory), parse_rate(row.bandwidth)
+    except ValueError as problem:
+        raise BadInput(f"{at}: {problem}") from None
+    sizes = {
+        f"memory = {row.memory!r} is not the size of a GPU's memory, such as 48GiB": 2**30 <= memory <= 2**40,
+        f"bandwidth = {row.bandwidth!r} is not a GPU's, such as 2.5TB/s": 10**10 <= bandwidth <= 10**14,
+    }
+    require_all(at, sizes)
+    return replace(
+        like,
+        name=name,
+        title=name,
+        memory=memory,
+        bandwidth=bandwidth,
+        unverified=("bandwidth", "bf16", "fp8", "fp4", "sms"),
+        source=f"{where}; otherwise as {like.title}",
+    )
 
 
 def box_from_file(path: Path) -> Box:
@@ -192,7 +237,8 @@ def _box_from_toml(document: dict[str, object], *, where: str, name: str) -> Box
     if isinstance(document.get("gpus"), str):
         document = {**document, "gpus": [document["gpus"]]}
     short = codec.decode(ShortBox, document, where=where)
-    gpus = tuple(gpu for part in short.gpus for gpu in parse_gpus(part.lower()))
+    described = {key.lower(): _described_gpu(key.lower(), row, where) for key, row in short.gpu_types.items()}
+    gpus = tuple(gpu for part in short.gpus for gpu in parse_gpus(part.lower(), described))
     try:
         network = parse_rate(short.network or "0")
         box = Box(name=short.name or name, gpus=gpus, cpu=short.cpu, nodes=short.nodes, network=network)

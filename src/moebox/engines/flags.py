@@ -21,6 +21,7 @@ from moebox.core.recipe import EngineName, Recipe
 from moebox.data import FOLDER
 from moebox.errors import BadInput
 
+COMMIT = r"[0-9a-f]{7,40}$"
 JSON = re.compile(r"(config|kwargs|overrides|per-prompt)$")  # flags whose value is a JSON object
 Argument = tuple[str, ...]  # one flag with its values, or a positional
 RetiredKind = Literal["flag", "env", "value", "key"]
@@ -144,6 +145,13 @@ def newest_version(engine: EngineName) -> str:
     return known_versions(engine)[-1]
 
 
+def is_newer_than_known(engine: EngineName, version: str) -> bool:
+    """True if a version belongs to a later series than the newest catalogue ("nightly" too, a commit does not)."""
+    if not version or re.match(COMMIT, version):
+        return False
+    return not version_key(version) or version_key(version)[:2] > version_key(newest_version(engine))[:2]
+
+
 def version_or_newest(recipe: Recipe) -> str:
     """The version that a recipe names, or the newest that moebox knows."""
     return recipe.engine_version or newest_version(recipe.engine)
@@ -153,8 +161,8 @@ def version_or_newest(recipe: Recipe) -> str:
 def flag_catalogue(engine: EngineName, version: str = "") -> FlagCatalogue:
     """Return the newest catalogue that is not newer than `version`, or the oldest."""
     known = known_versions(engine)
-    version = "" if re.match(r"[0-9a-f]{7,40}$", version) else version  # a commit has no place among releases
-    older = [release for release in known if not version or version_key(release) <= version_key(version)]
+    unordered = not version_key(version) or re.match(COMMIT, version)  # a commit has no place among releases
+    older = [release for release in known if unordered or version_key(release) <= version_key(version)]
     chosen = older[-1] if older else known[0]
     file = _catalogue_files(engine)[chosen]
     table = codec.decode(FlagTable, json.loads(file.read_text(encoding="utf-8")), where=file.name)
@@ -177,6 +185,7 @@ def check_arguments(engine: EngineName, version: str, arguments: Iterable[Argume
     known = flag_catalogue(engine, version)
     title = f"{engine} {version or known.version}"
     too_old = bool(version) and version_key(version) < version_key(known_versions(engine)[0])
+    newer = is_newer_than_known(engine, version)
     for name, *values in arguments:
         if not is_flag(name):
             raise BadInput(f"{where}: {name!r} belongs to no flag", hint="a flag before it takes no value")
@@ -187,6 +196,8 @@ def check_arguments(engine: EngineName, version: str, arguments: Iterable[Argume
             retired = retired_names(engine, "flag")
             if too_old and any(name in row.names and not row.is_gone(version) for row in retired):
                 continue
+            if newer and name not in known.removed:
+                continue  # find_refusals warns of it
             similar = difflib.get_close_matches(name, list(known.specs), n=3, cutoff=0.6)
             hint = f"did you mean {' or '.join(similar)}?" if similar else f"`--help` of {engine} lists its flags"
             raise BadInput(absent, hint=known.removed.get(name) or hint)

@@ -14,6 +14,8 @@ from moebox.core import families, registry
 from moebox.core.deployment import Deployment
 from moebox.core.model import format_names
 from moebox.core.plan import PlanWarning
+from moebox.engines.arguments import full_flag_name
+from moebox.engines.flags import flag_catalogue, is_newer_than_known, newest_version
 from moebox.engines.support import support_warnings
 from moebox.sizing.layout import layout_problem
 from moebox.units import format_gb
@@ -44,6 +46,13 @@ def common_refusals(deployment: Deployment) -> list[PlanWarning]:
         text = f"context {recipe.context:,} is beyond the model's own {model.context:,}"
         remedy = f"context = {model.context}: most engines refuse more at the start"
         found.append(plan_warning("warning", text, remedy))
+    if is_newer_than_known(engine.name, recipe.engine_version):
+        newest, table = newest_version(engine.name), flag_catalogue(engine.name, recipe.engine_version)
+        new_flags = [name for key in recipe.flags if not table.find_spec(name := full_flag_name(key, table))]
+        text = f"{engine.title} {recipe.engine_version} is newer than {newest}, the newest that moebox knows: "
+        text += f"flags, known problems and forecasts are those of {newest}"
+        text += f", which does not have {', '.join(new_flags)}" * bool(new_flags)
+        found.append(plan_warning("warning", text, "`moebox rehearse RECIPE` starts it without the weights"))
     file_format = "gguf" if recipe.checkpoint.endswith(".gguf") else ""
     file_format = checkpoint.format if checkpoint else file_format
     if file_format and file_format not in engine.formats:

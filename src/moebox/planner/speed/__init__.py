@@ -8,9 +8,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from moebox.core import catalogue
 from moebox.core.deployment import Deployment
 from moebox.core.plan import ArithmeticLine
 from moebox.engines.engine import load_engine
+from moebox.engines.flags import is_newer_than_known
 from moebox.engines.support import speed_factor
 from moebox.errors import BadInput
 from moebox.planner.speed import constants as tables
@@ -30,7 +32,7 @@ EAGER_FLAGS = ("enforce-eager", "disable-cuda-graph")
 # Of a CPU without GPUs, which also computes attention (standard deviation of the logarithm): there are no published
 # rows, and the rehearsal model ran at a quarter of its forecast on one of two machines, at the forecast on the other.
 CPU_ONLY_SPREAD = 1.0
-# Of an unknown architecture: there are no published rows, so a factor of two either way is chosen, not fitted.
+# Of an unknown architecture or GPU: there are no published rows, so a factor of two either way is chosen, not fitted.
 UNKNOWN_SPREAD = math.log(2) / RANGE_SIGMAS
 
 
@@ -47,7 +49,8 @@ class Speed:
     host_ranges: Mapping[RangeKind, HostRange] = field(default_factory=dict)  # of GPUs with memory of their own
     cpu_only_spread: float = 0.0
     unified_spread: float = 0.0  # on memory shared with the CPU, of which few results are published
-    unknown_spread: float = 0.0  # of an architecture that is known only by the bytes of its weights and cache
+    unknown_spread: float = 0.0  # of an architecture or GPU that is known only by its bytes
+    unknown_text: str = ""  # the architecture, GPU or engine version that no table has
     assumed_ram: AssumedRam | None = None  # if the RAM's bandwidth is unknown
     steps_away: int = 0  # from the nearest measured engine and generation
     request_s: float = 0.01  # HTTP, tokenizer and scheduling of a request before its first step
@@ -77,6 +80,10 @@ class Speed:
         """Return the speed model from constants fitted to published rows, ignoring calibrations of the box."""
         box, model, checkpoint, recipe = deployment.facts
         unified = tables.unified_memory()
+        unknown = [f"{gpu.title} is unknown" for gpu in deployment.gpu_kinds if gpu.name not in catalogue.gpus()][:1]
+        unknown += ["the architecture is unknown"] if model.assumed else []
+        unknown_spread = UNKNOWN_SPREAD * math.sqrt(len(unknown))
+        unknown_text = f"{' and '.join(unknown)}: computed from the bytes read for a token" if unknown else ""
         if deployment.engine.offloads_experts:
             host = tables.host_efficiency(recipe.engine)
             if box.has_unified_memory:
@@ -91,7 +98,8 @@ class Speed:
                 host_spread=tables.spread_between_hosts(host, 0),
                 cpu_only_spread=0.0 if box.gpus else CPU_ONLY_SPREAD,
                 unified_spread=unified.spread_sharing * box.has_unified_memory,
-                unknown_spread=UNKNOWN_SPREAD * bool(model.assumed),
+                unknown_spread=unknown_spread,
+                unknown_text=unknown_text,
                 assumed_ram=assumed_ram(box, hybrid_step),
             )
         gpu = deployment.smallest_gpu
@@ -124,6 +132,9 @@ class Speed:
         wider = tables.STEP_AWAY**away
         group = f"{engine} {recipe.runtime.preset}".strip()
         ranges = {kind: find_range(kind, generation, group, model.architecture) for kind in RANGE_KINDS}
+        if is_newer_than_known(engine, version):
+            ranges = {kind: find_range(kind, "", "", "") for kind in RANGE_KINDS}
+            unknown_text = unknown_text or f"no results of {deployment.engine.title} {version} are known"
         return cls(
             gpu_step=gpu_step,
             chunk_tokens=load_engine(engine).step_tokens(recipe, gpu),
@@ -133,10 +144,11 @@ class Speed:
             decode_spread=row.decode_spread * wider,
             prefill_spread=row.prefill_spread * wider,
             host_spread=tables.spread_between_hosts(row, away),
-            host_ranges={} if gpu.unified or model.assumed else ranges,
+            host_ranges={} if gpu.unified or unknown else ranges,
             steps_away=away,
             unified_spread=unified.spread * gpu.unified,
-            unknown_spread=UNKNOWN_SPREAD * bool(model.assumed),
+            unknown_spread=unknown_spread,
+            unknown_text=unknown_text,
         )
 
     def step_parts(self, batch: float, context: float, fresh: float = 0.0, past: float = 0.0) -> dict[str, float]:
@@ -234,8 +246,8 @@ class Speed:
         """What the range of a kind of result is based on."""
         if self.measured:
             return ""
-        if self.unknown_spread:
-            return "the architecture is unknown: computed from the bytes read for a token"
+        if self.unknown_text:
+            return self.unknown_text
         if kind in self.host_ranges:
             return self.host_ranges[kind].text
         if self.cpu_only_spread:

@@ -1,0 +1,98 @@
+"""What moebox does not know gets a result with its uncertainty, not the confidence of what it knows."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from moebox.cli import main
+
+BOX = ["--box", "4x-rtx-pro-6000-server"]
+NEW_GPU = (
+    'gpus = ["2x-rtx-6090"]\ngpu_types.rtx-6090 = { like = "rtx-5090", memory = "48GiB", bandwidth = "2.5TB/s" }\n'
+)
+
+
+def read_forecast(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
+    """Run a command and return its output and errors, each as one line."""
+    assert main(words) == 0
+    printed = capsys.readouterr()
+    return " ".join(printed.out.split()), " ".join(printed.err.split())
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """A recipe whose forecast stands on published results."""
+    path = tmp_path / "recipe.toml"
+    out, _ = read_forecast(["plan", "gpt-oss-120b", *BOX, "-o", str(path)], capsys)
+    assert "-25% to +33% (80% of" in out
+    return str(path)
+
+
+def test_a_newer_engine_version_widens_the_range(recipe: str, capsys: pytest.CaptureFixture[str]):
+    """No published result is of vLLM 0.40: the range is the widest, and a line names the version that is known."""
+    out, _ = read_forecast(["forecast", recipe, "--set", "engine_version=0.40.0"], capsys)
+    assert "80% of" not in out
+    assert "expect -45% to +81% (no results of vLLM 0.40.0 are known)" in out
+    assert "warning: vLLM 0.40.0 is newer than 0.32.0, the newest that moebox knows" in out
+
+
+def test_flags_of_a_newer_version_are_passed_on_with_a_warning(recipe: str, capsys: pytest.CaptureFixture[str]):
+    """moebox cannot know that vLLM 0.40 lacks a flag; of 0.32 it does."""
+    words = ["up", recipe, "--dry-run", "--set", "flags.brand-new=3", "--set"]
+    out, err = read_forecast([*words, "engine_version=0.40.0"], capsys)
+    assert "--brand-new 3" in out
+    assert "are those of 0.32.0, which does not have --brand-new" in err
+    assert main([*words, "engine_version=0.32.0"]) == 2
+    assert "vllm 0.32.0 has no flag --brand-new" in capsys.readouterr().err
+
+
+def test_a_word_is_not_a_version(recipe: str, capsys: pytest.CaptureFixture[str]):
+    """A version has a number, or is a name that registries use."""
+    assert main(["forecast", recipe, "--set", "engine_version=banana"]) == 2
+    assert "engine_version: 'banana' is not a version" in capsys.readouterr().err
+    assert main(["up", recipe, "--dry-run", "--set", "engine_version=nightly"]) == 0
+
+
+def test_the_hint_for_an_unknown_gpu_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """The two lines of the hint make a box file that plans, with a range as wide as that of an unknown model."""
+    assert main(["plan", "gpt-oss-120b", "--box", "2x RTX 6090"]) == 2
+    hint = " ".join(capsys.readouterr().err.split())
+    assert "did you mean rtx-5090" in hint
+    file, start = tmp_path / "box.toml", hint.index("gpus = ")
+    file.write_text(hint[start:].replace(" and gpu_types.", "\ngpu_types."))
+    out, _ = read_forecast(["plan", "gpt-oss-120b", "--box", str(file), "--ram", "256GiB"], capsys)
+    assert "rtx-6090 is unknown: computed from the bytes read for a token" in out
+
+
+def test_a_described_gpu_stays_in_the_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """The recipe holds the description, so that a forecast elsewhere has the same figures."""
+    box, path = tmp_path / "box.toml", tmp_path / "recipe.toml"
+    box.write_text(NEW_GPU)
+    assert main(["plan", "gpt-oss-120b", "--box", str(box), "-o", str(path), "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    box.unlink()
+    out, _ = read_forecast(["forecast", str(path)], capsys)
+    assert "-52% to +107% (rtx-6090 is unknown" in out
+    assert planned
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ('like = "rtx-5090", memory = "48", bandwidth = "2TB/s"', "memory = '48' is not the size"),
+        ('like = "rtx-5090", memory = "48GiB", bandwidth = "2"', "bandwidth = '2' is not a GPU's"),
+        ('like = "rtx-9999", memory = "48GiB", bandwidth = "2TB/s"', "unknown GPU 'rtx-9999'"),
+        ('like = "rtx-5090", memory = "48GiB"', "bandwidth"),
+        (
+            'like = "rtx-5090", memory = "48GiB", bandwidth = "2TB/s", vram = 3',
+            "unknown setting 'gpu_types.rtx-6090.vram'",
+        ),
+    ],
+)
+def test_a_wrong_description_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], row: str, message: str):
+    """Units, unknown names and missing fields are named with the file."""
+    box = tmp_path / "box.toml"
+    box.write_text(f'gpus = ["2x-rtx-6090"]\ngpu_types.rtx-6090 = {{ {row} }}\n')
+    assert main(["box", "--box", str(box)]) == 2
+    assert message in capsys.readouterr().err
