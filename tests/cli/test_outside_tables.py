@@ -96,3 +96,42 @@ def test_a_wrong_description_is_one_line(tmp_path: Path, capsys: pytest.CaptureF
     box.write_text(f'gpus = ["2x-rtx-6090"]\ngpu_types.rtx-6090 = {{ {row} }}\n')
     assert main(["box", "--box", str(box)]) == 2
     assert message in capsys.readouterr().err
+
+
+ODD = {
+    "architectures": ["OddMoeForCausalLM"],
+    "hidden_size": 4096,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "n_routed_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 1536,
+    "vocab_size": 151552,
+    "rope_theta": 1000000,
+    "bos_token_id": 7,
+}
+
+
+@pytest.mark.parametrize("words", [["plan", *BOX, "--why"], ["models", "show"]])
+def test_unknown_weights_name_what_was_not_understood(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+):
+    """An unknown quantisation counts with its stated bits; fields that were not read are named."""
+    quant = {"quant_method": "zq5", "bits": 5}
+    config = {**ODD, "engram_table_size": 10**6, "quantum_rank": 77, "quantization_config": quant}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    out, _ = read_forecast([*words, str(tmp_path)], capsys)
+    assert "no engine is known to run OddMoeForCausalLM" in out
+    assert "not read, and not counted: engram_table_size, quantum_rank" in out
+    assert "quantisation zq5 is unknown: sizes are as 5.6 bits a weight, no engine is known to load it" in out
+    assert "rope_theta" not in out
+
+
+def test_unknown_weights_without_odd_fields_have_no_such_notes(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Fields that change no size are not listed."""
+    (tmp_path / "config.json").write_text(json.dumps(ODD))
+    out, _ = read_forecast(["plan", *BOX, "--why", str(tmp_path)], capsys)
+    assert "not counted" not in out
+    assert "quantisation" not in out

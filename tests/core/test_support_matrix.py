@@ -133,6 +133,13 @@ def test_a_condition_that_a_recipe_does_not_show_makes_a_row_possible_only() -> 
     assert support.state != "hangs"
 
 
+def test_a_report_about_another_architecture_is_no_evidence_that_this_one_runs() -> None:
+    """A row on all-reduce over four GPUs names no architecture: whether GLM-5.3-Flash runs is not known from it."""
+    support = support_for(setup("vllm", "0.32.0", "sm120", "glm-5.3-flash", "awq", kv="fp8", parallel=Parallel(tp=4)))
+    assert "vllm-custom-ar-pcie4-off" in {match.row.id for match in support.matches}
+    assert support.state == "unknown"
+
+
 def test_measured_factors_only_enter_a_forecast() -> None:
     """An estimated factor is shown and counts as 1.0."""
     measured = setup("vllm", "0.21.0", "gfx950", "kimi-k2.6", "int4")

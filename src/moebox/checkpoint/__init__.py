@@ -229,4 +229,14 @@ def _recognise(model: Model, checkpoint: Checkpoint, path: Path, template: str, 
     hints = WeightHints(names=(*names, *parts), template=template, quant=checkpoint.quant)
     found, note = recognise_model(model, hints)
     checkpoints = (replace(checkpoint, model=found.name),)
-    return ResolvedModel(model=found, checkpoints=checkpoints, notes=(note,) if note else ())
+    notes = [note] if note else []
+    if checkpoint.quant.endswith(" (unknown)"):
+        read = (
+            "from the files"
+            if checkpoint.how == "read"
+            else f"as {checkpoint.bits_per_weight(model):.1f} bits a weight"
+        )
+        notes.append(
+            f"quantisation {checkpoint.quant.split()[0]} is unknown: sizes are {read}, no engine is known to load it"
+        )
+    return ResolvedModel(model=found, checkpoints=checkpoints, notes=tuple(notes))

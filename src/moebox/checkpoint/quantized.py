@@ -94,7 +94,11 @@ def _scheme_bits(quant: dict[str, Any]) -> tuple[float, str]:
         return 4.5, "int4-g32"  # one bf16 scale for 32 weights
     if "'num_bits': 8" in text or "fp8" in method:  # one float32 scale for each output row
         return 8.00625, "fp8-channel" if "float" in text or "fp8" in method else "int8"
-    return 16.0, "bf16"
+    stated = next((quant[name] for name in ("bits", "w_bit", "num_bits", "weight_bits") if name in quant), None)
+    stated = 4 if stated is None and quant.get("load_in_4bit") else stated
+    if method and isinstance(stated, int | float) and 1 <= stated < 16:
+        return float(stated) + 0.5, f"{method} (unknown)"  # scales: as much as those of int4 with groups of 32
+    return 16.0, f"{method} (unknown)" if method else "bf16"
 
 
 def _attention_bits(model: Model, bits: float, excluded_bits: float, is_excluded: Callable[[str], bool]) -> float:

@@ -53,8 +53,13 @@ def recognise_model(model: Model, hints: WeightHints) -> tuple[Model, str]:
         return replace(known, context=model.context, counted=model.counted, mtp_layers=model.mtp_layers), note
     family = find_family(model, hints.template)
     if family is None and model.assumed:
-        unknown = "" if architecture_support(model) else "; whether an engine runs it is not known"
-        return model, f"{model.assumed}; no parser is known{unknown}"
+        if architecture_support(model):
+            return model, f"{model.assumed}; no parser is known"
+        basis = model.assumed.partition("; ")[2]
+        return (
+            model,
+            f"no engine is known to run {model.architecture}, an unknown architecture; no parser is known; {basis}",
+        )
     if family is None:
         return model, f"{model.name}: no parser or template switch is known for {model.architecture}"
     reasons = not family.reasoning_marker or family.reasoning_marker in hints.template

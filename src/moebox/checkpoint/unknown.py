@@ -10,6 +10,7 @@ range. Rules, each on the safe side (more cache rather than less):
 - an expert has three matrices unless its activation is a squared ReLU, which has no gate.
 """
 
+import re
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -35,6 +36,12 @@ MAX_LAYERS = 10_000
 WINDOW_WORDS = ("sliding", "window", "local", "swa", "chunked")
 STATE_WORDS = ("linear", "mamba", "recurrent", "delta", "kda", "ssm", "conv", "lightning")
 FEED_FORWARD_WORDS = ("moe", "mlp", "ffn", "dense")
+# Fields that change neither the weights nor the cache: tokens, positions, initialisation, training and routing.
+HARMLESS = re.compile(
+    r"token|_ids?$|version|init|rope|rotary|norm|dropout|eps$|cache|dtype|architectures|auto_map|^quant_|quantization|_act$|activation|bias|loss|coef"
+    r"|position|scal|topk|top_k|group|pad|name|label|type|pattern|list$|freq|period|interval|window|vision|image|audio|video"
+)
+MAX_NAMED = 4  # fields that a note names
 
 
 class LooseFields(ConfigFields):
@@ -47,6 +54,18 @@ class LooseFields(ConfigFields):
             largest[name] = max(numbers) if numbers else value
         super().__init__(largest, where)
         self.whole = values
+        self.read: set[str] = set()
+
+    def integer(self, *names: str, default: int | None = None, least: int = 0) -> int:
+        self.read.update(names)
+        return super().integer(*names, default=default, least=least)
+
+    def unread_text(self) -> str:
+        """Name the fields with sizes that were not read: there may be weights or cache behind them."""
+        sizes = [name for name, value in self.whole.items() if type(value) in (int, list, dict) and value not in (0, 1)]
+        left = [name for name in sizes if name not in self.read and not HARMLESS.search(name)]
+        more = f" and {len(left) - MAX_NAMED} more" if len(left) > MAX_NAMED else ""
+        return f"; not read, and not counted: {', '.join(left[:MAX_NAMED])}{more}" if left else ""
 
 
 def model_from_unknown_config(config: dict[str, Any], architecture: str, *, name: str, where: str) -> Model:
@@ -88,7 +107,7 @@ def model_from_unknown_config(config: dict[str, Any], architecture: str, *, name
         licence=Licence(name="see the model's own files"),
         source=where,
     )
-    return replace(model, assumed=_describe(model, counts))
+    return replace(model, assumed=_describe(model, counts) + fields.unread_text())
 
 
 def _describe(model: Model, counts: Counter[str]) -> str:

@@ -130,7 +130,12 @@ def show(model: str, *, everything: Annotated[Switch, Parameter(name="--all")] =
     known = recipes.phantom_model() if recipes.is_phantom(model) else look_up_model(model)
     found, checkpoints = known.model, known.checkpoints
     page = model_page if everything else model_screen
-    print_result(json, model_document(found, checkpoints), lambda: stdout_console().print(page(found, checkpoints)))
+
+    def show_page() -> None:
+        stdout_console().print(page(found, checkpoints))
+        print_lines(f"note: {note}" for note in known.notes)
+
+    print_result(json, {**model_document(found, checkpoints), "notes": known.notes}, show_page)
     return 0
 
 

@@ -4,7 +4,7 @@ It reads the support matrix (reports), the start rules (the engines' own checks)
 release that has an architecture).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moebox.core import families, registry
 from moebox.core.start_rules import StartRefusal, start_refusals
@@ -34,6 +34,12 @@ class Support:
     note: str = ""  # why the rows of a release may not hold for this build or version
 
     @property
+    def answers(self) -> tuple[Match, ...]:
+        """The rows that decide the state: not those on parsing, and not a report that another architecture runs."""
+        own = (match for match in self.matches if not match.row.concerns_parsing)
+        return tuple(match for match in own if match.row.state != "runs" or match.row.architecture)
+
+    @property
     def factor(self) -> float:
         """The share of the speed that measured slow rows leave."""
         factors = [match.row.factor for match in self.matches if match.row.state == "slow" and not match.row.estimated]
@@ -61,16 +67,16 @@ def support_for(setup: Setup) -> Support:
         match.row.state == "runs" and match.row.dimensions >= {"versions", "gpu", "architecture"} for match in standing
     )
     refusals = () if seen_running else _refusals(setup)
-    answers = [match for match in standing if not match.row.concerns_parsing]  # the others concern tool calls alone
-    state: State = answers[0].row.state if answers else "unknown"
-    return Support(
-        state="no-start" if refusals else state,
+    support = Support(
+        state="unknown",
         matches=tuple(standing),
         possible=(*(match for match in own if not match.is_certain), *of_release),
         contradicted=tuple(match.row for match in certain if match not in standing),
         refusals=refusals,
         note=note,
     )
+    state: State = support.answers[0].row.state if support.answers else "unknown"
+    return replace(support, state="no-start" if refusals else state)
 
 
 def known_to_run(setup: Setup) -> SupportRow | None:

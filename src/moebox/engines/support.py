@@ -135,7 +135,7 @@ def support_text(deployment: Deployment) -> str:
     lines = []
     for setup, support in deployment_support(deployment):
         where = f"{deployment.engine.title} {setup.version} on {setup.gpu_title or 'a CPU'}"
-        rows = [m.row for m in support.matches if m.row.state == support.state and not m.row.concerns_parsing]
+        rows = [match.row for match in support.answers if match.row.state == support.state]
         evidence = f" ({rows[0].source})" if rows else ""
         lines.append(f"{where}: {STATE_TEXT[support.state]}{evidence}")
         if support.note:
