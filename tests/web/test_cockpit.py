@@ -52,7 +52,7 @@ def until(true: Callable[[], object], seconds: float = 120.0) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["runs", "runs/x/stop", "engines/x/stop", "chat", "recipes", "recipes/check", "recipes/start"]
+    "path", ["runs", "runs/x/stop", "engines/x/stop", "chat", "recipes", "recipes/check", "recipes/start", "tasks"]
 )
 def test_changes_are_taken_from_this_page_alone(serve: Serve, path: str):
     """Another page in the same browser has another Origin, even at another port; other users lack the cookie."""

@@ -21,6 +21,7 @@ from moebox.web import watching
 from tests.planner.test_measured import calibration
 from tests.report.test_tasks import saved
 from tests.serving import live
+from tests.web.chromium import Tab
 from tests.web.entry import cookie
 from tests.web.test_cockpit import post
 from tests.web.test_ui import get
@@ -82,7 +83,7 @@ def test_a_calibration_is_listed_shown_used_and_removed(serve: Serve, kept: Cali
 def test_jobs_are_listed_with_their_scores(serve: Serve, tmp_path: Path):
     """A run whose results cannot be read is left out; an empty folder shows how to begin."""
     url = serve(runs=tmp_path)
-    assert "moebox task URL" in get(url + "tasks")[1]
+    assert "No run with jobs yet" in get(url + "tasks")[1]
     run = saved(tmp_path)
     (tmp_path / "20260101-000000-broken-0000").mkdir()
     (tmp_path / "20260101-000000-broken-0000" / "tasks.json").write_text("{")
@@ -94,6 +95,9 @@ def test_jobs_are_listed_with_their_scores(serve: Serve, tmp_path: Path):
     assert "broken-0000" not in page
 
 
+received: list[dict[str, object]] = []  # bodies of chat requests
+
+
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A server with vLLM's metrics, known to moebox as a running engine."""
@@ -103,6 +107,14 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
             self.send_response(200)
             self.end_headers()
             self.wfile.write(METRICS.encode())
+
+        def do_POST(self) -> None:
+            received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+            call = {"index": 0, "id": "c1", "function": {"name": "now", "arguments": '{"zone": "UTC"}'}}
+            for delta in ({"reasoning_content": "which zone?"}, {"content": "<b>It is</b>"}, {"tool_calls": [call]}):
+                self.wfile.write(f"data: {json.dumps({'choices': [{'delta': delta}]})}\n\n".encode())
 
         def log_message(self, *_: object) -> None:
             pass
@@ -141,5 +153,33 @@ def test_an_engine_is_watched(serve: Serve, engine: str, monkeypatch: pytest.Mon
     part = json.loads(line.removeprefix("data: "))
     assert "answers" in part
     assert "42.0%" in part
-    assert "<polyline" in part
+    assert "seconds ago" in part
     assert get(f"{url}engines/nosuch/watch")[0] == 404
+
+
+def test_a_chat_has_settings_shows_calls_and_outlives_a_reload(tab: Tab, serve: Serve, engine: str):
+    """System prompt, temperature and limit reach the server; thinking and calls are shown, and all is kept."""
+    url = serve()
+    received.clear()
+    tab.open(f"{url}chat?engine={engine}", ready="document.getElementById('chat')")
+    for name, value in (("system", "be brief"), ("temperature", "0.5"), ("max_tokens", "40"), ("text", "time?")):
+        tab.run(f"chat.elements.{name}.value = {json.dumps(value)}")
+    tab.run("chat.requestSubmit()")
+    tab.until("document.querySelectorAll('#talk article').length === 4 && chat.querySelector('[data-stop]').disabled")
+    bubbles = "[...document.querySelectorAll('#talk article')].map(one => [one.className, one.textContent])"
+    shown = [["user", "time?"], ["thinking", "which zone?"], ["assistant", "<b>It is</b>"]]
+    shown.append(["call", 'now {"zone": "UTC"}'])
+    assert tab.run(bubbles) == shown
+    assert (received[0]["temperature"], received[0]["max_tokens"]) == (0.5, 40)
+    assert received[0]["messages"] == [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "time?"},
+    ]
+    tab.open(f"{url}chat", ready="document.querySelectorAll('#talk article').length === 4")
+    assert tab.run(bubbles) == shown
+    assert tab.run("chat.elements.system.value") == "be brief"
+    tab.run("chat.elements.text.value = 'noon'; chat.requestSubmit()")
+    tab.until("document.querySelectorAll('#talk article').length === 8")
+    assert received[1]["messages"][-1] == {"role": "tool", "tool_call_id": "c1", "content": "noon"}  # type: ignore[index]
+    tab.run("chat.querySelector('[type=reset]').click()")
+    tab.until("!document.querySelector('#talk article')")

@@ -1,6 +1,7 @@
 """The path of a user who never leaves the page: pick a model, see what fits, start it, follow it."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,8 +9,14 @@ import pytest
 
 from moebox import api, codec
 from moebox.cli import main
+from moebox.core.event import CheckDone, LoadDone
+from moebox.core.pipeline import RunRequest
+from moebox.errors import BadInput
+from moebox.flows import pipeline as pipelines
 from moebox.serve.recipes import shipped_recipes
 from moebox.store import Run
+from moebox.web import chat
+from tests.report.making import a_run, level
 from tests.web.chromium import Tab
 from tests.web.test_cockpit import RECIPE, post, until
 from tests.web.test_ui import get
@@ -109,3 +116,55 @@ def test_the_path_in_a_browser(tab: Tab, serve: Serve, tmp_path: Path, monkeypat
     tab.run(f"{box}.value = {box}.value.replace('tp = 8', 'tp = \"8\"')")
     tab.run(f"{box}.dispatchEvent(new InputEvent('input', {{bubbles: true}}))")
     tab.until("document.querySelector('.recipe .said').textContent.includes('parallel.tp must be a whole number')")
+
+
+def test_chat_takes_settings_and_refuses_wrong_ones_in_a_line() -> None:
+    """Temperature, limit and tools reach the request; empty fields leave them to the server."""
+    tools = '[{"type": "function", "function": {"name": "now"}}]'
+    given = chat.parse_options({"temperature": "0.2", "max_tokens": "40", "tools": tools, "system": "x"})
+    assert given == {"temperature": 0.2, "max_tokens": 40, "tools": json.loads(tools)}
+    assert chat.parse_options({"temperature": "", "max_tokens": " "}) == {}
+    for name, text in (("temperature", "hot"), ("temperature", "nan"), ("max_tokens", "0"), ("tools", "{}")):
+        with pytest.raises(BadInput, match=name.replace("_", " ")):
+            chat.parse_options({name: text})
+    rows = [{"role": "assistant", "content": "", "tool_calls": [{"id": "a"}]}]
+    rows.append({"role": "tool", "content": "noon", "tool_call_id": "a"})
+    assert chat.parse_messages(json.dumps(rows)) == rows
+
+
+def test_tasks_without_an_engine_lead_to_a_start(serve: Serve, tmp_path: Path) -> None:
+    """The page offers what to start; a request for an engine that is not there, or an option, is one line."""
+    url = serve(runs=tmp_path)
+    assert 'href="/?model=phantom' in get(f"{url}tasks")[1]
+    for engine in ("nosuch", "--write=/tmp/x", ""):
+        status, reply = post(url, "tasks", {"engine": engine})
+        assert status == 503
+        assert "no running engine" in json.loads(reply)["error"]
+
+
+def test_a_run_shows_its_checks_and_loads_over_time(serve: Serve, tmp_path: Path) -> None:
+    """One chart with axes for the checks, one for the rates; steps that were not requested are left out."""
+    run = Run.create("timed", runs=tmp_path)
+    pipelines.begin_pipeline(RunRequest(model="kimi-k2.6", until="verify"), run)
+    for verdict in ("pass", "fail", "pass"):
+        run.add_event(CheckDone(name="tools", verdict=verdict))
+    for rate in (10.0, 20.0):
+        run.add_event(LoadDone(concurrency=1, output_tok_s=rate))
+    run.release_lock()
+    page = get(f"{serve(runs=tmp_path)}runs/{run.id}/live")[1]
+    for text in ("Checks made", "failed or warned", "Output of each load", "minutes since the start"):
+        assert text in page
+    assert "<b>verify</b>" in page
+    assert "<b>bench</b>" not in page
+
+
+def test_every_compared_run_has_a_verdict_and_no_simulation_wins(serve: Serve, tmp_path: Path) -> None:
+    """Six runs, one of them simulated and by far the fastest: all six have their verdict, a measured one is best."""
+    runs = [a_run(tmp_path, name=f"run{number}") for number in range(5)]
+    runs.append(a_run(tmp_path, name="twin", factor=9.0))
+    runs[-1].write_json("measurements/c64.json", level(64, factor=9.0, simulation=True))
+    page = get(serve(runs=tmp_path) + "compare?" + "&".join(f"run={run.id}" for run in runs))[1]
+    assert page.count('<details class="fold"><summary><span class="swatch') == len(runs)
+    assert "No run is the best of all: some runs are simulated and others are measured." in page
+    best = re.search(r'class="tile.*?640.*?highest output.*?class="detail">(run\d)<', page, re.DOTALL)
+    assert best

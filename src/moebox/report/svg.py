@@ -57,20 +57,6 @@ def svg_picture(body: str, *, width: float, height: float, label: str, data: str
     )
 
 
-def draw_sparkline(
-    values: Sequence[float], *, width: float = 160, height: float = 32, label: str = "output tok/s by load, so far"
-) -> Markup:
-    """A small line without axes; nothing for fewer than two values."""
-    if len(values) < 2:
-        return Markup("")
-    x = AxisScale(low=0, high=len(values) - 1, start=3, end=width - 3)
-    y = AxisScale(low=0, high=max(values) or 1, start=height - 3, end=3)
-    points = " ".join(f"{x.position(place):.1f},{y.position(value):.1f}" for place, value in enumerate(values))
-    line = svg_tag("polyline", points=points, fill="none", stroke="var(--s1)", stroke_width=2)
-    end = svg_tag("circle", cx=x.position(len(values) - 1), cy=y.position(values[-1]), r=3, fill="var(--s1)")
-    return svg_picture(line + end, width=width, height=height, label=label)
-
-
 def inline_colours(html: str) -> str:
     """`html` with the light palette's colours in place of variables."""
     return re.sub(r"var\(--(\w+)\)", lambda found: LIGHT.get(found[1], found[0]), html)

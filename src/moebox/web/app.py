@@ -61,6 +61,7 @@ def make_app(site: WebSite) -> "ASGIApp":
         get_route("/engines/{name}/watch", watching.show_watch),
         get_route("/engines/{name}/watch/events", watching.stream_figures),
         get_route("/tasks", tasks.list_task_runs),
+        post_route("/tasks", tasks.start_tasks),
         get_route("/calibrations", calibrations.list_calibrations),
         get_route("/calibrations/{name}", calibrations.show_calibration),
         post_route("/calibrations/{name}/remove", calibrations.remove_calibration),

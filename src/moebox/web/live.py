@@ -11,13 +11,14 @@ from moebox.assess.assessment import Assessment
 from moebox.assess.format import format_time
 from moebox.assess.naming import label_runs
 from moebox.assess.run import assess_run
-from moebox.core.event import StepRunning
+from moebox.core.event import CheckDone, LoadDone, StepRunning
 from moebox.core.pipeline import Pipeline, display_state
 from moebox.doctor.logs import search_pieces
 from moebox.escape import clip_text
 from moebox.flows import pipeline as pipelines
 from moebox.loose import Json
-from moebox.report.block import Section
+from moebox.report.block import Charts, Section, titled_chart
+from moebox.report.charts import ChartAxis, ChartSeries, draw_lines, series_legend
 from moebox.report.expect import with_forecast
 from moebox.report.page import make_sections
 from moebox.report.sections.checks import checks_section
@@ -25,7 +26,7 @@ from moebox.report.sections.climb import climb_section
 from moebox.report.sections.launches import attempts_section, problems_section
 from moebox.report.sections.performance import performance_section
 from moebox.report.sections.tables import figures_section
-from moebox.report.svg import draw_sparkline
+from moebox.report.sections.tasks import tasks_section
 from moebox.runs.listing import summarize_record
 from moebox.runs.reader import read_run
 from moebox.serve import state
@@ -42,6 +43,7 @@ LIVE_SECTIONS = (
     performance_section,
     figures_section,
     climb_section,
+    tasks_section,
     attempts_section,
     problems_section,
 )
@@ -70,12 +72,14 @@ class LiveView:
 
     id: str
     live: bool
+    locked: bool  # a process works on it, which can be stopped
     state: str  # as in the list of runs
     simulation: bool
     assessment: Assessment
     steps: tuple[StepView, ...]
     time_left: str
-    rates: str  # a drawing of output tok/s by load, as measured so far
+    engine: str  # the id of the engine that serves from this run, or ""
+    charts: Charts | None  # checks and rates over time
     sections: tuple[Section, ...]
     log: tuple[LogLine, ...]
     events: tuple[tuple[str, str, str], ...]
@@ -86,26 +90,68 @@ def live_view(run: Run) -> LiveView:
     records = label_runs([with_forecast(read_run(run))])
     record = records[0]
     engines, summary = state.live_run_folders(), summarize_record(record)
-    serving = bool(state.engine_writing_to(engines, run.path))
+    engine = state.engine_writing_to(engines, run.path)
+    serving = bool(engine)
     return LiveView(
         id=run.id,
         live=run.is_locked or serving,
-        state=summary.state_text(live=state.is_run_active(run, engines, unfinished_step=summary.left_in)),
+        locked=run.is_locked,
+        state="serving"
+        if serving and not run.is_locked and not summary.left_in
+        else summary.state_text(live=state.is_run_active(run, engines, unfinished_step=summary.left_in)),
         simulation=record.simulation,
         assessment=assess_run(record, serving=serving),
         steps=step_views(record.pipeline, live=record.locked),
         time_left=time_left_text(run, record.pipeline) if record.pipeline and record.locked else "",
-        rates=draw_sparkline([load.output_tok_s for load in record.loads if load.output_tok_s]),
+        engine="" if record.simulation else engine,
+        charts=time_charts(run),
         sections=tuple(make_sections(records, LIVE_SECTIONS)),
         log=tuple(log_lines(run)),
         events=tuple(newest_events(run)),
     )
 
 
+def time_charts(run: Run) -> Charts | None:
+    """Checks made and output rates over the minutes of the run; None before the first of them."""
+    entries = run.read_journal().entries
+    checks: dict[str, list[tuple[float, float]]] = {"passed": [], "failed or warned": []}
+    rates: list[tuple[float, float]] = []
+    for entry in entries:
+        minute = (entry.time - entries[0].time) / 60
+        if isinstance(entry.event, CheckDone) and entry.event.verdict != "skip":
+            points = checks["passed" if entry.event.verdict == "pass" else "failed or warned"]
+            points.append((minute, len(points) + 1.0))
+        elif isinstance(entry.event, LoadDone):
+            rates.append((minute, entry.event.output_tok_s))
+    x = ChartAxis(title="minutes since the start", log=False, zero=False, format=lambda value: f"{value:.1f}")
+    made = [
+        ChartSeries(name=name, colour=index, points=tuple(points))
+        for index, (name, points) in enumerate(checks.items(), 1)
+    ]
+    measured = [ChartSeries(name="output tok/s", colour=1, points=tuple(rates))]
+    drawn = (
+        titled_chart(
+            "Checks made",
+            draw_lines(made, x=x, y=ChartAxis(title="checks", log=False), label="Checks made over time"),
+            legend=series_legend(made),
+        ),
+        titled_chart(
+            "Output of each load",
+            draw_lines(measured, x=x, y=ChartAxis(title="output tok/s", log=False), label="Output rates over time"),
+        ),
+    )
+    charts = tuple(filter(None, drawn))
+    return Charts(charts=charts) if charts else None
+
+
 def step_views(pipeline: Pipeline | None, *, live: bool) -> tuple[StepView, ...]:
     """Each step with its state and result; a running step without a process was interrupted."""
     views = []
-    for step in pipeline.steps if pipeline else ():
+    if pipeline is None:
+        return ()
+    for step in pipeline.steps:
+        if step.state == "waiting" and step.name not in pipeline.request.wanted_steps:
+            continue  # not requested
         shown = "interrupted" if step.state == "running" and not live else step.state
         if step.state in ("failed", "skipped"):
             text = step.why

@@ -108,7 +108,7 @@ async def follow_run(request: Request, *, site: WebSite) -> Response:
     """Show a run as it happens."""
     run = find_run(request.path_params["name"], site)
     body = await run_in_threadpool(live_fragment, run)
-    return render_page(site, "live.html", title=run.id, here="runs", name=run.id, body=body, live=run.is_locked)
+    return render_page(site, "live.html", title=run.id, here="runs", name=run.id, body=body)
 
 
 def live_fragment(run: Run) -> Markup:

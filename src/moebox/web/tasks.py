@@ -1,19 +1,23 @@
-"""Runs with jobs of an agent, and how many it solved."""
+"""Jobs of an agent: start them, list the runs that had some, and how many were solved."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from moebox.errors import MoeboxError
 from moebox.report.sections.tasks import score_text
 from moebox.store import Run, plain, runs_dir
+from moebox.tasks.job import LEVELS
 from moebox.tasks.result import FamilyScore, load_task_run
 from moebox.tasks.score import family_scores, solved_score
+from moebox.web.chat import find_endpoint, running_engines
 from moebox.web.gate import WebSite
-from moebox.web.pages import render_page
+from moebox.web.pages import read_form, render_page
+from moebox.web.runs import begin_run
 
 MAX_SHOWN = 50  # runs on the page
 FILE = "tasks.json"
@@ -36,7 +40,28 @@ async def list_task_runs(request: Request, *, site: WebSite) -> Response:
     """List the newest runs with jobs."""
     folders = await run_in_threadpool(folders_with_jobs, runs_dir(site.runs))
     rows = await run_in_threadpool(lambda: [row for folder in folders[:MAX_SHOWN] if (row := task_row(folder))])
-    return render_page(site, "tasks.html", title="Tasks", here="tasks", rows=rows, total=len(folders), share=score_text)
+    engines = await run_in_threadpool(running_engines)
+    return render_page(
+        site,
+        "tasks.html",
+        title="Tasks",
+        here="tasks",
+        rows=rows,
+        total=len(folders),
+        engines=engines,
+        levels=LEVELS,
+    )
+
+
+async def start_tasks(request: Request, *, site: WebSite) -> Response:
+    """Start `moebox task` with a running engine; reply with the run's page."""
+    fields = await read_form(request)
+    engine = fields.get("engine", "")
+    await run_in_threadpool(find_endpoint, engine)
+    words = [sys.executable, "-m", "moebox", "task", f"--jobs={fields.get('jobs') or 9}"]
+    words += [f"--level={fields.get('level') or 'easy'}", "--", engine]
+    name = await run_in_threadpool(begin_run, words, site)
+    return JSONResponse({"go": f"/runs/{name}/live"}, 201)
 
 
 def folders_with_jobs(home: Path) -> list[Path]:

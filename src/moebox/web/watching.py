@@ -1,9 +1,10 @@
 """`moebox watch` on a page: an engine's own figures as they change, and alerts. No request reaches the model."""
 
 import asyncio
+import functools
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from markupsafe import Markup
@@ -12,13 +13,15 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from moebox.flows.watch import SHOWN, EndpointWatcher
-from moebox.report.svg import draw_sparkline
+from moebox.report.charts import ChartAxis, ChartSeries, draw_lines
+from moebox.units import format_seconds
 from moebox.web.chat import find_endpoint
 from moebox.web.engines import find_engine
 from moebox.web.gate import WebSite
 from moebox.web.pages import render_page, render_part
 
 EVERY_S = 2.0
+TIME_AXIS = ChartAxis(title="seconds ago", log=False, zero=False, format=lambda value: f"{abs(value):.0f}")
 MAX_LOOKS = 150  # that are drawn: five minutes
 
 
@@ -60,6 +63,12 @@ def watch_fragment(watcher: EndpointWatcher) -> Markup:
     return render_part("watch_part.html", gauges=gauge_views(watcher), alerts=alerts, answers=answers, holding=holding)
 
 
+def format_tick(in_words: Callable[[float], str], value: float) -> str:
+    """A value of an axis: as the figure is written, counts with their fractions."""
+    text = in_words(value)
+    return f"{value:g}" if text.isdigit() else text
+
+
 def gauge_views(watcher: EndpointWatcher) -> list[GaugeView]:
     """Every figure that the engine exposes."""
     looks = list(watcher.looks)[-MAX_LOOKS:]
@@ -67,6 +76,10 @@ def gauge_views(watcher: EndpointWatcher) -> list[GaugeView]:
     for name, title, in_words in SHOWN:
         values = [look.figures[name] for look in looks if name in look.figures]
         if values:
-            label = f"{title}, the last {len(values)} looks"
-            found.append(GaugeView(title=title, text=in_words(values[-1]), drawing=draw_sparkline(values, label=label)))
+            points = tuple((look.at - looks[-1].at, look.figures[name]) for look in looks if name in look.figures)
+            series = [ChartSeries(name=title, colour=1, points=points, markers=False)]
+            y = ChartAxis(title="", log=False, format=in_words, tick=functools.partial(format_tick, in_words))
+            label = f"{title} over the last {format_seconds(-points[0][0])}"
+            drawing = draw_lines(series, x=TIME_AXIS, y=y, label=label, height=190) if len(points) > 1 else None
+            found.append(GaugeView(title=title, text=in_words(values[-1]), drawing=drawing or Markup("")))
     return found

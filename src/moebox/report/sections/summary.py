@@ -11,6 +11,7 @@ from moebox.assess.naming import box_title, engine_title, model_title, paralleli
 from moebox.assess.recommend import load_sweeps, recommend
 from moebox.report.block import Block, Prose, Section, Tile, Tiles
 from moebox.report.palette import run_colour
+from moebox.report.sections.compare import incomparable_reason
 from moebox.runs.record import LoadResult, RunRecord
 
 MAX_TILES = 6
@@ -82,7 +83,11 @@ def checks_tile(record: RunRecord) -> Tile:
 
 
 def comparison_tiles(records: Sequence[RunRecord]) -> Iterator[Tile]:
-    """The rate that most runs have, run by run if they are few, else the best run of each rate; then cache and box."""
+    """The rate that most runs have, run by run if they are few, else the best run of each rate; then cache and box.
+
+    Beside a measurement, a simulation is never the best.
+    """
+    measured = [record for record in records if not record.simulation] or list(records)
     if len(records) <= MAX_RUN_TILES:
         name, label = max(RATES, key=lambda rate: sum(bool(record.peak_load(rate[0])) for record in records))
         for index, record in enumerate(records):
@@ -91,16 +96,16 @@ def comparison_tiles(records: Sequence[RunRecord]) -> Iterator[Tile]:
                 colour = run_colour(index)
                 yield Tile(figure=figure, unit="tok/s", label=record.label, detail=detail, colour=colour)
     else:
-        for name, label in RATES:
-            values = [(record.highest_value(name), index) for index, record in enumerate(records)]
+        for name, label in () if unlike_reason(records) else RATES:
+            values = [(record.highest_value(name), index) for index, record in enumerate(records) if record in measured]
             highest, index = max(((value, i) for value, i in values if value is not None), default=(None, 0))
             if highest is not None:
                 colour, detail = run_colour(index), records[index].label
                 yield Tile(figure=format_number(highest), unit="tok/s", label=label, detail=detail, colour=colour)
         detail = f"{sum(record.status == 'WORKING' for record in records)} of {len(records)} fully working"
         yield Tile(figure=str(len(records)), label="configurations", detail=detail)
-    largest = max(records, key=lambda record: record.kv_tokens or 0)
-    if largest.kv_tokens:
+    largest = max(measured, key=lambda record: record.kv_tokens or 0)
+    if largest.kv_tokens and not unlike_reason(records):
         figure = short_number(largest.kv_tokens)
         yield Tile(figure=figure, unit="tokens", label="largest KV cache", detail=largest.label)
     box = records[0].box
@@ -117,6 +122,8 @@ def summary_paragraphs(records: Sequence[RunRecord]) -> list[str]:
     if any(model_name(record).startswith("phantom") for record in records):
         sentences.append("The phantom is moebox's rehearsal model: 17 M parameters in Kimi's architecture.")
     found = [" ".join(sentences)] if sentences else []
+    if len(records) > 1 and (reason := unlike_reason(records) or incomparable_reason(records)):
+        found.append(f"No run is the best of all: {reason}.")
     found += [record.sentence_prefix + text for record in records if (text := ending_sentence(record))]
     if not found and any(record.loads or record.checks_run or record.tasks for record in records):
         found.append("This run has no recipe, so its model and box are not known.")
@@ -129,6 +136,14 @@ def summary_paragraphs(records: Sequence[RunRecord]) -> list[str]:
     for first in [*comparing, *advice][:1]:
         found.append(f"Recommended: {first.title[0].lower()}{first.title[1:]}. {first.text}")
     return found
+
+
+def unlike_reason(records: Sequence[RunRecord]) -> str:
+    """Why none of the measured runs is the best; "" if they can be compared."""
+    measured = [record for record in records if not record.simulation]
+    if len({model_name(record) for record in measured if record.recipe}) > 1:
+        return "the runs are of different models"
+    return incomparable_reason(measured)
 
 
 def model_name(record: RunRecord) -> str:

@@ -33,17 +33,32 @@
   const chat = document.getElementById("chat");
   if (chat) {
     const talk = document.getElementById("talk"), said = chat.querySelector(".said"), stop = chat.querySelector("[data-stop]");
+    const settings = ["engine", "system", "temperature", "max_tokens", "tools"];
     let messages = [], running = null;
+    const bubble = (kind, text) => { const made = document.createElement("article"); made.className = kind; made.textContent = text; talk.append(made); return made; };
+    const keep = () => { try { localStorage.setItem("moebox-chat", JSON.stringify({ messages, ...Object.fromEntries(settings.map(name => [name, chat.elements[name].value])) })); } catch { /* no storage: nothing is kept */ } };
+    try {
+      const kept = JSON.parse(localStorage.getItem("moebox-chat") || "{}");
+      messages = kept.messages || [];
+      settings.forEach(name => { if (kept[name] && (name !== "engine" || [...chat.elements.engine.options].some(one => one.value === kept.engine))) chat.elements[name].value = kept[name]; });
+    } catch { /* written by another version */ }
+    for (const message of messages) {
+      if (message.thinking) bubble("thinking", message.thinking);
+      if (message.content) bubble(message.role, message.content);
+      for (const call of message.tool_calls || []) bubble("call", `${call.function.name} ${call.function.arguments}`);
+    }
     const wanted = new URLSearchParams(location.search).get("engine");
     if (wanted) chat.elements.engine.value = wanted;
-    const bubble = (kind, text) => { const made = document.createElement("article"); made.className = kind; made.textContent = text; talk.append(made); return made; };
-    chat.addEventListener("reset", () => { running?.abort(); messages = []; talk.replaceChildren(); said.textContent = ""; });
+    chat.addEventListener("change", keep);
+    chat.addEventListener("reset", event => { event.preventDefault(); running?.abort(); messages = []; talk.replaceChildren(); said.textContent = ""; keep(); }); // settings stay
     stop.addEventListener("click", () => running?.abort());
     chat.addEventListener("submit", async event => {
       event.preventDefault();
       const text = chat.elements.text.value.trim();
       if (!text || running) return;
-      messages.push({ role: "user", content: text }); bubble("user", text); chat.elements.text.value = "";
+      const asked = messages.at(-1)?.tool_calls;
+      if (asked) asked.forEach(call => messages.push({ role: "tool", tool_call_id: call.id, content: text })); else messages.push({ role: "user", content: text });
+      bubble(asked ? "tool" : "user", text); chat.elements.text.value = ""; keep();
       running = new AbortController(); stop.disabled = false; said.textContent = "…";
       let thinking = null, answer = null, calls = new Map(), usage = null, first = 0, seconds = 0; const began = performance.now();
       const take = document_ => {
@@ -56,12 +71,13 @@
         if (reasoning) { thinking ??= bubble("thinking", ""); thinking.textContent += reasoning; }
         if (delta.content) { answer ??= bubble("assistant", ""); answer.textContent += delta.content; }
         for (const call of delta.tool_calls || []) {
-          if (!calls.has(call.index)) calls.set(call.index, bubble("call", ""));
-          calls.get(call.index).textContent += (call.function?.name ? `${call.function.name} ` : "") + (call.function?.arguments || "");
+          if (!calls.has(call.index)) calls.set(call.index, { shown: bubble("call", ""), id: call.id || `call-${call.index}`, type: "function", function: { name: "", arguments: "" } });
+          const made = calls.get(call.index); made.function.name += call.function?.name || ""; made.function.arguments += call.function?.arguments || "";
+          made.shown.textContent = `${made.function.name} ${made.function.arguments}`;
         }
       };
       try {
-        const reply = await fetch("/chat", { method: "POST", signal: running.signal, headers: { "Content-Type": "application/json" }, body: JSON.stringify({ engine: chat.elements.engine.value, messages: JSON.stringify(messages) }) });
+        const reply = await fetch("/chat", { method: "POST", signal: running.signal, headers: { "Content-Type": "application/json" }, body: JSON.stringify({ ...Object.fromEntries(settings.map(name => [name, chat.elements[name].value])), messages: JSON.stringify([...(chat.elements.system.value.trim() ? [{ role: "system", content: chat.elements.system.value }] : []), ...messages.map(({ thinking, ...rest }) => rest)]) }) });
         if (!reply.ok) { await told(reply, said); return; }
         const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader(); let rest = "";
         for (;;) {
@@ -69,11 +85,13 @@
           const lines = (rest + value).split("\n"); rest = lines.pop();
           for (const line of lines) if (line.startsWith("data:") && line.trim() !== "data: [DONE]") { try { take(JSON.parse(line.slice(5))); } catch { /* half a line of a broken stream */ } }
         }
-        messages.push({ role: "assistant", content: answer?.textContent || "" });
         const tokens = usage?.completion_tokens, rate = tokens && seconds > first / 1e3 ? tokens / (seconds - first / 1e3) : 0;
         said.textContent = `${tokens ?? "?"} tokens, first after ${Math.round(first)} ms${rate ? `, ${rate.toFixed(1)} tok/s` : ""}`;
       } catch (problem) { said.textContent = problem.name === "AbortError" ? "stopped" : `moebox does not answer: ${problem.message}`; }
-      finally { running = null; stop.disabled = true; }
+      finally {
+        if (answer || thinking || calls.size) messages.push({ role: "assistant", content: answer?.textContent || "", ...(thinking && { thinking: thinking.textContent }), ...(calls.size && { tool_calls: [...calls.values()].map(({ shown, ...call }) => call) }) });
+        keep(); running = null; stop.disabled = true;
+      }
     });
     chat.elements.text.addEventListener("keydown", event => { if (event.key === "Enter" && !event.shiftKey) { event.preventDefault(); chat.requestSubmit(); } });
   }
