@@ -6,23 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
 from moebox import __version__
-from moebox.bench import metrics
+from moebox.bench import metrics, validity
 from moebox.bench.client_check import check_client
 from moebox.bench.generator import CHECKED_REPLIES, LoadJob, LoadProgress, LoadRun, run_job
 from moebox.bench.probe import ProbedEndpoint, api_path, measure_code_words, open_token_counter
 from moebox.bench.prompts import load_prompts
 from moebox.bench.samples import COMPLETED, Samples
 from moebox.bench.scrape import Scraper
-from moebox.bench.validity import (
-    cached_prompts_flag,
-    check_usage,
-    count_missing_tokens,
-    foreign_traffic_flag,
-    prefix_hit_rate,
-    unsteady_flag,
-    usage_mismatch,
-    with_salt,
-)
 from moebox.core.measure import Load, Slo, Workload
 from moebox.core.result import Measurement, TokenCounts, UsageCheck
 from moebox.detect.conditions import ConditionsWatch, server_processes
@@ -69,7 +59,7 @@ def measure_load(
     `offset` is the number of the first request: prompts of a file go on from there. With `settle`, the server is first
     warmed up at the load's own batch size and lengths until it gets no faster: kernels are compiled and tuned by then.
     """
-    workload = with_salt(replace(workload, ignore_eos=workload.ignore_eos and probed.ignores_eos))
+    workload = validity.with_salt(replace(workload, ignore_eos=workload.ignore_eos and probed.ignores_eos))
     if workload.kind == "code":
         probed = replace(probed, words=measure_code_words(probed, workload.api))
     has_tokenizer = bool(probed.words.tokenizer)
@@ -154,7 +144,7 @@ def _warm_up(job: LoadJob, requests: int, watcher: ProgressWatcher) -> int:
     load, work = job.load, job.workload
     connections = min(requests, load.concurrency or requests)
     warm = Load(concurrency=connections, requests=requests * max(1, work.turns), timeout_s=load.timeout_s)
-    fresh = with_salt(replace(work, salt=""))
+    fresh = validity.with_salt(replace(work, salt=""))
     offset = job.offset if work.kind == "prompts" else WARM_UP_OFFSET + job.offset
     warm_job = replace(job, workload=fresh, load=warm, offset=offset, keep_text=False, keep_first=0)
     if run_job(warm_job, watcher=watcher).was_interrupted:
@@ -168,8 +158,8 @@ def _count_tokens(probed: ProbedEndpoint, samples: Samples) -> tuple[bool, Usage
         with open_token_counter(probed.endpoint, probed.words, tls=probed.tls) as count:
             if count is None:
                 return False, None
-            usage = check_usage(samples, count) if probed.reports_usage else None
-            count_missing_tokens(samples, count)
+            usage = validity.check_usage(samples, count) if probed.reports_usage else None
+            validity.count_missing_tokens(samples, count)
             return True, usage
     except ExternalError:  # the measurement itself is still good
         return False, None
@@ -225,13 +215,13 @@ def _make_measurement(
 def _add_flags(probed: ProbedEndpoint, job: LoadJob, samples: Samples, result: Measurement) -> Measurement:
     """Return the result with warnings about everything that spoils its figures."""
     reports_cached = any(cached >= 0 for cached in samples.columns["cached"])
-    rate = prefix_hit_rate(
+    rate = validity.prefix_hit_rate(
         prompt_tokens=result.total_input_tokens,
         cached_tokens=result.cached_input_tokens if reports_cached else -1,
         server=result.server,
     )
     template_share = probed.template_tokens * result.completed / max(1, result.total_input_tokens)
-    cached = cached_prompts_flag(job.workload, rate, template_share=template_share)
+    cached = validity.cached_prompts_flag(job.workload, rate, template_share=template_share)
     repeated, again = 0, ""
     if job.workload.kind == "prompts":
         beyond = job.offset + len(samples) - len(load_prompts(job.workload.file))
@@ -241,10 +231,10 @@ def _add_flags(probed: ProbedEndpoint, job: LoadJob, samples: Samples, result: M
     chunks = zip(samples.columns["chunks"], samples.columns["outcome"], strict=True)
     events, output = sum(count for count, outcome in chunks if outcome == COMPLETED), result.total_output_tokens
     fewer = f"usage counts {output:,} tokens in {events:,} events with text" if events > 2 * output > 0 else ""
-    mismatch = usage_mismatch(result.usage_check)
-    unsteady = unsteady_flag(result.steady)
+    mismatch = validity.usage_mismatch(result.usage_check)
+    unsteady = validity.unsteady_flag(result.steady)
     sent_tokens = round(result.total_input_tokens * len(samples) / max(1, result.completed))
-    foreign = foreign_traffic_flag(result.server, prompt_tokens=sent_tokens, requests=len(samples))
+    foreign = validity.foreign_traffic_flag(result.server, prompt_tokens=sent_tokens, requests=len(samples))
     disturbed = [f"disturbed: {line}" for line in result.conditions.disturbances()] if result.conditions else []
     return replace(
         result,

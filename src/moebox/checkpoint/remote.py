@@ -20,16 +20,7 @@ from moebox.checkpoint.safetensors import MAX_HEADER_BYTES
 from moebox.core import catalogue
 from moebox.core.model import Checkpoint, Model
 from moebox.errors import BadInput, ExternalError, MoeboxError, Unsupported
-from moebox.hub.client import (
-    HubFile,
-    HubListing,
-    list_quantized,
-    list_repository,
-    parse_repo_name,
-    read_remote,
-    read_whole_file,
-    search_repositories,
-)
+from moebox.hub import client
 
 TEXTS = (
     "config.json",
@@ -62,7 +53,7 @@ class KeptModel:
     formats: dict[str, tuple[str, ...]] = field(
         default_factory=dict
     )  # format -> repositories seen on the Hub, the most downloaded first
-    files: tuple[HubFile, ...] = ()
+    files: tuple[client.HubFile, ...] = ()
 
     def resolve(self) -> ResolvedModel:
         """Return the row as a model to plan with, with a note on where it is from."""
@@ -96,7 +87,7 @@ def kept_models() -> list[KeptModel]:
 def find_kept_checkpoint(name: str) -> tuple[Model, Checkpoint] | None:
     """Find REPOSITORY or REPOSITORY:QUANT, as recipes name it, among the kept rows."""
     repo = name.partition(":")[0]
-    kept = find_kept(repo) if parse_repo_name(repo) and "@" not in repo else None
+    kept = find_kept(repo) if client.parse_repo_name(repo) and "@" not in repo else None
     if kept is None:
         return None
     named = (each for each in kept.checkpoints if each.name.lower() == name.lower())
@@ -105,7 +96,7 @@ def find_kept_checkpoint(name: str) -> tuple[Model, Checkpoint] | None:
 
 def look_up_repository(name: str) -> ResolvedModel | None:
     """Return the model of ORG/REPO[@REVISION], from its kept row or the Hub; None if it cannot be one."""
-    parsed = parse_repo_name(name)
+    parsed = client.parse_repo_name(name)
     if parsed is None:
         return None
     kept = find_kept(parsed[0])
@@ -117,7 +108,7 @@ def look_up_repository(name: str) -> ResolvedModel | None:
 def find_by_name(name: str) -> ResolvedModel | None:
     """Look up a model that no table has on the Hub: the most downloaded repository of that name; None without one."""
     with contextlib.suppress(MoeboxError):
-        for repo, _, _ in search_repositories(name, SEARCHED):
+        for repo, _, _ in client.search_repositories(name, SEARCHED):
             if repo.rpartition("/")[2].lower() == name.lower():
                 return look_up_repository(repo)
     return None
@@ -125,14 +116,14 @@ def find_by_name(name: str) -> ResolvedModel | None:
 
 def keep_model(repo: str, revision: str = "") -> KeptModel:
     """Read a repository from the Hub and keep the row."""
-    kept = read_repository(list_repository(repo, revision))
+    kept = read_repository(client.list_repository(repo, revision))
     path = kept_path(repo)
     with files.report_write_errors(path):
         files.write_atomic(path, codec.to_json(kept, indent=None))
     return kept
 
 
-def read_repository(listing: HubListing) -> KeptModel:
+def read_repository(listing: client.HubListing) -> KeptModel:
     """Read config, index and headers of all weights. Raise Unsupported if a repository has none."""
     repo = listing.repo
     with files.scratch_folder("hub") as scratch:
@@ -174,11 +165,11 @@ def read_repository(listing: HubListing) -> KeptModel:
         )
 
 
-def _read_safetensors(listing: HubListing, folder: Path) -> ResolvedModel:
+def _read_safetensors(listing: client.HubListing, folder: Path) -> ResolvedModel:
     """Read a repository with config.json, with or without weights."""
     for name in TEXTS:
         if file := listing.find(name):
-            (folder / name).write_bytes(read_whole_file(listing, file))
+            (folder / name).write_bytes(client.read_whole_file(listing, file))
     named: set[str] | None = None
     index = folder / "model.safetensors.index.json"
     if index.is_file():
@@ -191,12 +182,12 @@ def _read_safetensors(listing: HubListing, folder: Path) -> ResolvedModel:
         if file.path.endswith(".safetensors") and "/" not in file.path and (named is None or file.path in named)
     ]
 
-    def copy_header(file: HubFile) -> None:
-        head = read_remote(listing, file, 0, FIRST_READ)
+    def copy_header(file: client.HubFile) -> None:
+        head = client.read_remote(listing, file, 0, FIRST_READ)
         (length,) = struct.unpack("<Q", head[:8].ljust(8, b"\xff"))
         if length > min(MAX_HEADER_BYTES, file.size - 8):
             raise ExternalError(f"{listing.repo}: {file.path} does not begin with a safetensors header")
-        head += read_remote(listing, file, len(head), 8 + length)
+        head += client.read_remote(listing, file, len(head), 8 + length)
         write_sparse(folder / file.path, head[: 8 + length], file.size)
 
     _run_at_once(copy_header, shards)
@@ -205,7 +196,7 @@ def _read_safetensors(listing: HubListing, folder: Path) -> ResolvedModel:
     return replace(found, checkpoints=(checkpoint,))
 
 
-def _read_gguf(listing: HubListing, folder: Path) -> list[ResolvedModel]:
+def _read_gguf(listing: client.HubListing, folder: Path) -> list[ResolvedModel]:
     """Read each quantisation of a repository with GGUF files; vision projectors and importance matrices are not."""
     weights = [
         file
@@ -213,12 +204,12 @@ def _read_gguf(listing: HubListing, folder: Path) -> list[ResolvedModel]:
         if file.path.endswith(".gguf") and not re.search("mmproj|imatrix", file.path, re.IGNORECASE)
     ]
 
-    def copy_header(file: HubFile) -> None:
+    def copy_header(file: client.HubFile) -> None:
         path, size = folder / file.path, FIRST_READ
         path.parent.mkdir(parents=True, exist_ok=True)
         head = b""
         while True:
-            head += read_remote(listing, file, len(head), size)
+            head += client.read_remote(listing, file, len(head), size)
             path.write_bytes(head)
             try:
                 read_gguf_header(path)
@@ -254,7 +245,7 @@ def write_sparse(path: Path, head: bytes, size: int) -> None:
         file.truncate(size)
 
 
-def _run_at_once(work: Callable[[HubFile], None], items: list[HubFile]) -> None:
+def _run_at_once(work: Callable[[client.HubFile], None], items: list[client.HubFile]) -> None:
     """Do `work` for all items in a few threads; the first failure is raised."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for _ in pool.map(work, items):
@@ -266,12 +257,12 @@ def name_format(repo: str, tags: tuple[str, ...]) -> str:
     return next((kind for text in (repo, " ".join(tags)) for kind in FORMATS if kind in text.lower()), "")
 
 
-def find_formats(listing: HubListing) -> dict[str, tuple[str, ...]]:
+def find_formats(listing: client.HubListing) -> dict[str, tuple[str, ...]]:
     """Return the quantised versions of a model that the Hub knows, by format; {} if it cannot be asked."""
     base = next((tag.rpartition(":")[2] for tag in listing.tags if tag.startswith("base_model:quantized:")), "")
     found: dict[str, tuple[str, ...]] = {}
     with contextlib.suppress(MoeboxError):
-        for repo, _, tags in list_quantized(base or listing.repo):
+        for repo, _, tags in client.list_quantized(base or listing.repo):
             kind = name_format(repo, tags)
             if kind and repo != listing.repo:
                 found[kind] = (*found.get(kind, ()), repo)

@@ -12,18 +12,9 @@ from moebox import http
 from moebox.core.endpoint import AUTH_STATUSES, KEY_HINT, Endpoint
 from moebox.errors import BadInput, ExternalError, Unsupported, refuse_if
 from moebox.loose import Json, get_objects, get_path, get_text
+from moebox.quality import wire
 from moebox.quality.reading import UNEQUAL_SHARE, TextReading, find_reading_problem
 from moebox.quality.texts import WINDOW, QualityText
-from moebox.quality.wire import (
-    DIALECTS,
-    Dialect,
-    NextToken,
-    TokenKey,
-    next_token_request,
-    parse_next_tokens,
-    parse_prompt_reply,
-    prompt_request,
-)
 from moebox.stream.limits import served_limits
 
 TOPS = (64, 20, 5)  # most likely tokens asked for; vLLM refuses more than --max-logprobs (20), OpenAI more than 5
@@ -64,18 +55,18 @@ class LogprobReader:
             raise ExternalError(f"{self.endpoint.base_url}: refused the key ({reply.status})", hint=KEY_HINT)
         return reply
 
-    def _find_dialect(self) -> tuple[Dialect, int]:
+    def _find_dialect(self) -> tuple[wire.Dialect, int]:
         """Find the first dialect that the server answers; a whole prompt at once is much faster than prefixes."""
         ids = self.tokenize(SAMPLE)
-        for dialect in DIALECTS:
+        for dialect in wire.DIALECTS:
             for top in TOPS:
                 if dialect == "prefixes":
-                    reply = self._post(*next_token_request(dialect, self.endpoint.model, ids or SAMPLE, top))
-                    found = parse_next_tokens(dialect, reply.json(), len(ids))
+                    reply = self._post(*wire.next_token_request(dialect, self.endpoint.model, ids or SAMPLE, top))
+                    found = wire.parse_next_tokens(dialect, reply.json(), len(ids))
                 elif dialect == "echo" or ids:
                     prompt = SAMPLE if dialect == "echo" else ids
-                    reply = self._post(*prompt_request(dialect, self.endpoint.model, prompt, top))
-                    found = parse_prompt_reply(dialect, reply.json(), ids)
+                    reply = self._post(*wire.prompt_request(dialect, self.endpoint.model, prompt, top))
+                    found = wire.parse_prompt_reply(dialect, reply.json(), ids)
                     if dialect == "echo" and not "".join(str(each.token) for each in found).endswith(SAMPLE[-20:]):
                         found = []  # `echo` is not read: these are the tokens of the reply
                     found = found if len(found) >= len(ids) // 2 else []
@@ -102,13 +93,13 @@ class LogprobReader:
                 return [full[0], *plain] if isinstance(full, list) and begins else plain
         return []
 
-    def read_next(self, ids: Sequence[int]) -> NextToken | None:
+    def read_next(self, ids: Sequence[int]) -> wire.NextToken | None:
         """The prediction after a prefix, or None if the server fails at it.
 
         llama.cpp answers 500 if the token that it chose is half a character; other positions are not affected.
         """
-        reply = self._post(*next_token_request(self.dialect, self.endpoint.model, list(ids), self.top))
-        found = parse_next_tokens(self.dialect, reply.json(), len(ids))
+        reply = self._post(*wire.next_token_request(self.dialect, self.endpoint.model, list(ids), self.top))
+        found = wire.parse_next_tokens(self.dialect, reply.json(), len(ids))
         self.last_error = "" if found else "no log-probabilities in the reply" if reply.ok else reply.error
         return found[0] if found else None
 
@@ -127,17 +118,17 @@ class LogprobReader:
             found = []
             for depth in wanted:
                 if predicted := self.read_next(ids[:depth]):
-                    found.append(NextToken(depth=depth, token=ids[depth], top=predicted.top))
+                    found.append(wire.NextToken(depth=depth, token=ids[depth], top=predicted.top))
                 elif depth == wanted[0] and text.depths:
                     break  # a prompt of this length is refused
             kept = wanted[-1] + 1 if wanted else 0
             return TextReading(kind=text.kind, name=text.name, tokens=tuple(ids[:kept]), positions=tuple(found))
-        reply = self._post(*prompt_request(self.dialect, self.endpoint.model, prompt, self.top))
+        reply = self._post(*wire.prompt_request(self.dialect, self.endpoint.model, prompt, self.top))
         if not reply.ok:
             raise ExternalError(f"{self.endpoint.base_url}: {text.name}: {reply.error}")
-        found = parse_prompt_reply(self.dialect, reply.json(), ids)
+        found = wire.parse_prompt_reply(self.dialect, reply.json(), ids)
         first = found[0].depth if found else 0  # nothing is predicted for the first tokens
-        tokens: tuple[TokenKey, ...] = tuple(ids) or ("",) * first + tuple(position.token for position in found)
+        tokens: tuple[wire.TokenKey, ...] = tuple(ids) or ("",) * first + tuple(position.token for position in found)
         if like and not ids and tokens[: len(like.tokens)] != like.tokens[: len(tokens)]:
             raise _other_tokenizer(text.name, len(tokens), len(like.tokens))
         found = [position for position in found if FIRST_DEPTH <= position.depth < SHORT_TOKENS]

@@ -8,18 +8,8 @@ from dataclasses import replace
 
 import msgspec
 
+from moebox.core import engine_event
 from moebox.core.box import Box
-from moebox.core.engine_event import (
-    AttemptEnded,
-    AttemptFailed,
-    AttemptReady,
-    AttemptStarted,
-    AttemptStopped,
-    EngineFinding,
-    PhaseDone,
-    PhaseStarted,
-    PublishedFacts,
-)
 from moebox.core.engine_facts import DeviceFacts, EngineFacts
 from moebox.core.event import ClimbBegan, ClimbStep, JournalLost, StepEvent, StepRunning, VerifyBegan, VerifyEnded
 from moebox.core.pipeline import Pipeline
@@ -51,7 +41,7 @@ def launch_attempts(entries: Sequence[JournalEntry], *, live: bool) -> list[Laun
     current = 0
     for entry in entries:
         event = entry.event
-        if isinstance(event, AttemptEnded):  # written by an import
+        if isinstance(event, engine_event.AttemptEnded):  # written by an import
             current = event.number or current + 1
             moment = 0.0 if event.undated else entry.time
             attempts[current] = LaunchAttempt(
@@ -66,7 +56,7 @@ def launch_attempts(entries: Sequence[JournalEntry], *, live: bool) -> list[Laun
                 ended=moment,
                 source=event.source,
             )
-        elif isinstance(event, AttemptStarted):
+        elif isinstance(event, engine_event.AttemptStarted):
             current += 1
             gpus = f"GPU {', '.join(map(str, event.gpus))}" if event.gpus else ""
             port = f"port {event.port}" if event.port else ""
@@ -80,12 +70,12 @@ def launch_attempts(entries: Sequence[JournalEntry], *, live: bool) -> list[Laun
                 started=entry.time,
                 ended=entry.time,
             )
-        elif isinstance(event, AttemptReady | AttemptFailed | AttemptStopped):
+        elif isinstance(event, engine_event.AttemptReady | engine_event.AttemptFailed | engine_event.AttemptStopped):
             current = max(current, 1)
             begun = attempts.get(current, LaunchAttempt(number=current, outcome="RUNNING", started=entry.time))
-            if isinstance(event, AttemptReady):
+            if isinstance(event, engine_event.AttemptReady):
                 ended = replace(begun, outcome="SUCCESS", model=event.model or begun.model, reason=event.load_text)
-            elif isinstance(event, AttemptStopped):
+            elif isinstance(event, engine_event.AttemptStopped):
                 ended = replace(begun, outcome="STOPPED")
             else:
                 cause, remedy = (event.finding.cause, event.finding.remedy) if event.finding else ("", "")
@@ -109,7 +99,7 @@ def log_problems(entries: Sequence[JournalEntry], attempts: Sequence[LaunchAttem
     problems: dict[str, LogProblem] = {}
     for entry in entries:
         finding = entry.event
-        if isinstance(finding, EngineFinding):
+        if isinstance(finding, engine_event.EngineFinding):
             first_sentence = re.split(r"(?<=[.;:]) ", finding.cause, maxsplit=1)[0].rstrip(".;:")
             title = finding.title or clip_text(first_sentence, 140) or finding.symptom or "unnamed problem"
             problems[title] = LogProblem(
@@ -171,9 +161,9 @@ def reported_facts(entries: Sequence[JournalEntry]) -> list[EngineFacts]:
     facts: list[EngineFacts] = []
     is_rehearsal = False
     for entry in entries:
-        if isinstance(entry.event, AttemptStarted):
+        if isinstance(entry.event, engine_event.AttemptStarted):
             is_rehearsal = entry.event.aside
-        elif isinstance(entry.event, AttemptReady | PublishedFacts) and not is_rehearsal:
+        elif isinstance(entry.event, engine_event.AttemptReady | engine_event.PublishedFacts) and not is_rehearsal:
             facts.append(entry.event.facts)
     return facts[::-1]
 
@@ -221,7 +211,7 @@ def phases(entries: Sequence[JournalEntry], pipeline: Pipeline | None) -> list[t
     opened: dict[str, float] = {}
     for entry in entries:
         name, _, tail = entry.kind.partition(".")
-        if isinstance(entry.event, PhaseStarted | PhaseDone):
+        if isinstance(entry.event, engine_event.PhaseStarted | engine_event.PhaseDone):
             name = entry.event.phase
         elif name == "engine":
             continue

@@ -4,15 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from moebox import codec
-from moebox.core.result import (
-    STATS,
-    LatencyStats,
-    Measurement,
-    PrefillDecode,
-    is_own_document,
-    parse_measurement,
-    parse_prefill_decode,
-)
+from moebox.core import result
 from moebox.errors import BadInput
 from moebox.escape import printable_line
 from moebox.loose import Json, as_object, get_number, get_objects, get_path, get_text, get_texts, is_true
@@ -44,11 +36,11 @@ def read_loads(folder: Path) -> tuple[list[LoadResult], list[str]]:
 
 def parse_file(document: Any, path: Path) -> list[LoadResult]:
     """Return the loads of one file. Raise BadInput if it is one of ours and damaged."""
-    if is_own_document(document):
+    if result.is_own_document(document):
         if document.get("kind") == "serving":
-            return [_from_measurement(parse_measurement(document, path.name), document, path)]
+            return [_from_measurement(result.parse_measurement(document, path.name), document, path)]
         if document.get("kind") == "pp-tg":
-            return _from_tests(parse_prefill_decode(document, path.name))
+            return _from_tests(result.parse_prefill_decode(document, path.name))
         raise BadInput(f"{path.name}: unknown kind of measurement {get_text(document, 'kind')!r}")
     common = {key: value for key, value in as_object(document).items() if key not in LISTS}
     rows = get_objects(document, *LISTS) or ([common] if common else get_objects({"all": document}, "all"))
@@ -60,7 +52,7 @@ def parse_file(document: Any, path: Path) -> list[LoadResult]:
     return found
 
 
-def _from_measurement(found: Measurement, document: Json, path: Path) -> LoadResult:
+def _from_measurement(found: result.Measurement, document: Json, path: Path) -> LoadResult:
     work = found.workload
     kind = "" if work.kind == "random" else work.kind
     counted = found.completed > 0
@@ -101,7 +93,7 @@ def _from_measurement(found: Measurement, document: Json, path: Path) -> LoadRes
     )
 
 
-def _from_tests(found: PrefillDecode) -> list[LoadResult]:
+def _from_tests(found: result.PrefillDecode) -> list[LoadResult]:
     """Return one load for each test of --pp and --tg."""
     return [
         LoadResult(
@@ -109,7 +101,7 @@ def _from_tests(found: PrefillDecode) -> list[LoadResult]:
             workload="prefill and decode alone",
             tg_tok_s=row.tg_tok_s,
             pp_tok_s=row.pp_tok_s,
-            ttft=LatencyStats(mean=row.mean_ttft_ms),
+            ttft=result.LatencyStats(mean=row.mean_ttft_ms),
             flags=tuple(printable_line(flag) for flag in found.flags if flag.startswith(f"{row.test} ") and row.cold),
             simulation=found.simulation,
             model=found.model_id,
@@ -177,10 +169,12 @@ def imported_load(row: Json, *, name: str, folder: Path) -> LoadResult:
     )
 
 
-def _imported_latency(row: Json, name: str) -> LatencyStats:
+def _imported_latency(row: Json, name: str) -> result.LatencyStats:
     """Read mean_ttft_ms, p99_ttft_ms and so on, or an object of its own under `name`."""
-    values = {stat: get_number(row, f"{stat}_{name}_ms", f"{name}_ms.{stat}", f"{name}.{stat}_ms") for stat in STATS}
-    return LatencyStats(**values)
+    values = {
+        stat: get_number(row, f"{stat}_{name}_ms", f"{name}_ms.{stat}", f"{name}.{stat}_ms") for stat in result.STATS
+    }
+    return result.LatencyStats(**values)
 
 
 def lengths_text(input_tokens: float | None, output_tokens: float | None) -> str:

@@ -8,15 +8,9 @@ from typing import Any
 from moebox.core.verdict import Attribution
 from moebox.phantom.tool_questions import TOOLS, ExampleTool, same_arguments
 from moebox.units import plural
+from moebox.verify.checks import tool_history
 from moebox.verify.checks.json_modes import schema_violation
 from moebox.verify.checks.thinking import mixed_reasoning, reason_thinking_stays_on, spilled_reasoning
-from moebox.verify.checks.tool_history import (
-    calls_turn,
-    probe_long_result,
-    probe_result_parts,
-    probe_results_by_id,
-    result_turns,
-)
 from moebox.verify.checks.tools import KIMI_ID
 from moebox.verify.completions import ChatAnswer
 from moebox.verify.session import ProbeSkipped, ProbeWarning, skip_if_rejected
@@ -90,7 +84,7 @@ class _Conversation:
             self.turns.append({"role": "assistant", "content": called.content})
             return
         result = {key: draw(rng) for key, draw in tool.result.items()}
-        self.turns += [calls_turn(called), *result_turns(called, result)]
+        self.turns += [tool_history.calls_turn(called), *tool_history.result_turns(called, result)]
         answer = await self._ask(stream)
         if self.thinking and not number:
             # Asked not to think, the model gives the end of the answer alone
@@ -162,9 +156,9 @@ CHECK = Check(
     probes={
         "rounds": partial(probe_rounds, thinking=False),
         "rounds with thinking": partial(probe_rounds, thinking=True),
-        "long result": probe_long_result,
-        "results as parts": probe_result_parts,
-        "results by id": probe_results_by_id,
+        "long result": tool_history.probe_long_result,
+        "results as parts": tool_history.probe_result_parts,
+        "results by id": tool_history.probe_results_by_id,
         "one at a time": probe_one_at_a_time,
     },
     request_estimate=42,
