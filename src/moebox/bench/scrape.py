@@ -6,12 +6,13 @@ import re
 import statistics
 import threading
 import time
+from dataclasses import fields
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from moebox import http
 from moebox.core.endpoint import Endpoint
-from moebox.core.metrics import all_names, find_metric
+from moebox.core.metrics import EngineMetrics, all_names, find_metric
 from moebox.core.result import Power, ServerView
 
 if TYPE_CHECKING:
@@ -21,21 +22,8 @@ SCRAPE_INTERVAL_S = 1.0
 SCRAPE_TIMEOUT_S = 3.0  # for one reply
 
 # Gauges are kept as they are, counters (those that end in _total) by their growth since the run began.
-SCRAPED_METRICS = (
-    "running",
-    "waiting",
-    "kv_use",
-    "preemptions_total",
-    "prompt_tokens_total",
-    "output_tokens_total",
-    "drafted_total",
-    "drafts_total",
-    "accepted_total",
-    "accept_length",
-    "cache_hit_rate",
-    "prefix_queries_total",
-    "prefix_hits_total",
-)
+_NOT_SCRAPED = {"source", "counts_at_end", "finished_total", "ttft", "tpot", "e2e", "queue"}
+SCRAPED_METRICS = tuple(field.name for field in fields(EngineMetrics) if field.name not in _NOT_SCRAPED)
 SHARE_METRICS = {name for metric in ("kv_use", "accept_length", "cache_hit_rate") for name in all_names(metric)}
 _LINE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{[^}]*\})?\s+([-+0-9.eE]+|NaN|[+-]Inf)\s*\d*$", re.MULTILINE)
 MetricsRow = tuple[int, dict[str, float]]  # CLOCK_MONOTONIC ns, and the figures

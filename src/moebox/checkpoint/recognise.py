@@ -11,20 +11,7 @@ from moebox.core import catalogue
 from moebox.core.families import architecture_support, find_family
 from moebox.core.model import Model
 
-# llama.cpp's names of architectures in GGUF files.
-GGUF_NAMES = {
-    "deepseek2": (
-        "DeepseekV3ForCausalLM",
-        "DeepseekV32ForCausalLM",
-        "KimiK2ForCausalLM",
-        "KimiK25ForConditionalGeneration",
-    ),
-    "qwen3moe": ("Qwen3MoeForCausalLM",),
-    "glm4moe": ("Glm4MoeForCausalLM",),
-    "glm-dsa": ("GlmMoeDsaForCausalLM",),
-    "minimax-m2": ("MiniMaxM2ForCausalLM",),
-    "gpt-oss": ("GptOssForCausalLM",),
-}
+GGUF_NAMES: dict[str, list[str]] = catalogue.load_table("weights")["gguf_architectures"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,37 +4,15 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
+from moebox.core import catalogue
 from moebox.core.layers import Compressed, Gqa, Indexer, Layers, Linear, Mla
 from moebox.errors import BadInput, refuse_if
 
 MAX_NUMBER = 2**40  # no field of a config is larger
-LATENT = (
-    "DeepseekV2ForCausalLM",
-    "DeepseekV3ForCausalLM",
-    "DeepseekV32ForCausalLM",
-    "GlmMoeDsaForCausalLM",
-    "KimiK2ForCausalLM",
-    "KimiK25ForConditionalGeneration",
-    "KimiLinearForCausalLM",
-    "KimiK3ForConditionalGeneration",
-)
-GROUPED = (
-    "Qwen3MoeForCausalLM",
-    "Qwen3NextForCausalLM",
-    "Qwen3_5MoeForCausalLM",
-    "Qwen3_5MoeForConditionalGeneration",
-    "Glm4MoeForCausalLM",
-    "MiniMaxM2ForCausalLM",
-    "MiniMaxM3ForCausalLM",
-    "MiniMaxM3SparseForConditionalGeneration",
-    "MiMoV2FlashForCausalLM",
-    "Step3p5ForCausalLM",
-    "Step3p7FlashForCausalLM",
-    "Step3p7ForConditionalGeneration",
-    "GptOssForCausalLM",
-)
-COMPRESSED = ("DeepseekV4ForCausalLM",)
-SUPPORTED = (*LATENT, *GROUPED, *COMPRESSED)
+_TABLE = catalogue.load_table("weights")
+LATENT: list[str] = _TABLE["latent"]
+COMPRESSED: list[str] = _TABLE["compressed"]
+SUPPORTED = (*LATENT, *_TABLE["grouped"], *COMPRESSED)
 
 
 class ConfigFields:

@@ -8,6 +8,7 @@ from typing import Literal, get_args
 from moebox import yaml_text as yaml
 from moebox.checkpoint import deploy
 from moebox.core.recipe import Recipe
+from moebox.data import FOLDER
 from moebox.engines import build_launch
 from moebox.errors import BadInput
 from moebox.fleet import k8s, routers
@@ -22,31 +23,6 @@ FLEET_FORMATS: tuple[FleetFormat, ...] = get_args(FleetFormat)
 Files = dict[str, str]  # name -> text
 GPUS_NOTE = """# Needs Compose 2.20 or newer (include). Every member takes all GPUs of its machine:
 # where several share a machine, give each its own `device_ids`.
-"""
-WAITING = r"""PYTHON="${PYTHON:-python3}"
-jobs=()
-cancel() { if (( ${#jobs[@]} )); then scancel "${jobs[@]}"; fi; }
-trap cancel EXIT
-trap 'exit 130' INT TERM
-
-# wait_for JOB PORT: the member's first node, once it answers
-wait_for() {
-  local host=''
-  while true; do
-    case "$(squeue --noheader --jobs "$1" --format %T 2>/dev/null)" in
-      RUNNING)
-        host="$(squeue --noheader --jobs "$1" --format %B)"
-        host="$(scontrol show node "$host" --oneliner | sed -n 's/.*NodeAddr=\([^ ]*\).*/\1/p')"
-        if curl --silent --fail --max-time 5 "http://$host:$2/health" >/dev/null; then
-          echo "$host"
-          return
-        fi ;;
-      PENDING|CONFIGURING) ;;
-      *) echo "job $1 is not running any more" >&2; return 1 ;;
-    esac
-    sleep 5
-  done
-}
 """
 WRITTEN = "# Written by moebox from {file}; change that and render again."
 
@@ -152,7 +128,7 @@ def _slurm_script(fleet: Fleet, recipes: dict[str, Recipe], start: routers.Route
         'cd "$(dirname "$0")"',
         *(f': "${{{name}:?holds a key}}"' for name in start.key_envs),
         *(f"export {name}={shlex.quote(value)}" for name, value in start.env.items()),
-        WAITING,
+        (FOLDER / "slurm_wait.sh").read_text(encoding="utf-8"),
         *(f'jobs+=("$(sbatch --parsable {shlex.quote(name)}.sbatch)")' for name in recipes),
     ]
     for place, recipe in enumerate(recipes.values()):

@@ -6,25 +6,12 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from moebox import units
-from moebox.assess.devices import DeviceParts
+from moebox.assess.devices import PARTS, DeviceParts
 from moebox.assess.format import format_number
 from moebox.report.svg import AxisScale, axis_ticks, svg_picture, svg_tag, svg_text, svg_title
 
 WIDTH = 1080.0
-# Number among m1 … m8 of each part.
-PART_COLOURS = {
-    "experts": 1,
-    "attention": 2,
-    "other weights": 3,
-    "vision": 4,
-    "draft": 4,
-    "weights": 1,
-    "in use": 2,
-    "KV cache": 5,
-    "activations": 6,
-    "overhead": 7,
-    "free": 8,
-}
+PART_COLOURS = dict(zip(PARTS, (1, 2, 3, 4, 4, 1, 2, 5, 6, 7, 8), strict=True))  # among the colours m1 … m8
 LIGHT_PARTS = {"vision", "draft", "activations", "other weights"}  # dark text on these
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from moebox import files
 from moebox.environment import chosen_environment
 from moebox.errors import ExternalError
+from moebox.report.page import read_asset
 from moebox.report.svg import inline_colours
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge")
@@ -76,17 +77,6 @@ def print_with_browser(program: str, html: str, target: Path) -> Path:
     return target
 
 
-# Not supported by WeasyPrint 70: `all: unset` on buttons, clamp(), grids that count their columns, flex headings.
-PLAIN = """
-h1{font-size:26px}section>h2,.table>header,summary{display:block}section>h2 .num{margin-right:8px}
-.legend span.key,th span.key{font:inherit;margin-right:12px}.legend{display:block}
-.tiles{display:flex;flex-wrap:wrap}.tile{flex:1 1 120px}
-.numas{display:block}.numa{margin-bottom:6px}.groups{display:flex}.group{flex:1 1 0}
-.gpus{display:flex}.gpu{flex:1 1 0;background:#eaf1f7}.charts.one figure,.charts .wide{width:100%}
-.charts{display:flex;flex-wrap:wrap}.charts figure{width:48%}.legend{min-height:0}
-"""
-
-
 def print_with_weasyprint(html: str, target: Path) -> Path:
     """Print the page with WeasyPrint, with the light palette inlined because its SVG has no CSS variables."""
     try:
@@ -96,7 +86,8 @@ def print_with_weasyprint(html: str, target: Path) -> Path:
         raise ExternalError(f"WeasyPrint cannot start: {problem}", hint=hint) from None
     page = re.sub(r'<button class="(?:copy|theme)".*?</button>', "", inline_colours(html))
     page = re.sub(r"<button\b[^>]*>(.*?)</button>", r'<span class="key">\1</span>', page, flags=re.DOTALL)
-    page = page.replace("</style>", f"{PLAIN}</style>", 1)
+    # Not supported by WeasyPrint 70: `all: unset` on buttons, clamp(), grids that count their columns, flex headings.
+    page = page.replace("</style>", f"{read_asset('weasyprint.css')}</style>", 1)
     weasyprint.HTML(string=page, url_fetcher=refuse_fetch).write_pdf(str(target))
     return target
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import fastjsonschema
 
+from moebox.data import FOLDER
 from moebox.loose import Json, get_number, get_text, get_texts
 from moebox.sandbox import start as sandbox
 from moebox.sandbox.start import SandboxLimits
@@ -51,15 +52,6 @@ class ToolOutcome:
     error: str = ""  # what was wrong with the call itself; "" if the tool ran
 
 
-def _object_schema(*required: str, **properties: Json) -> Json:
-    schema: dict[str, object] = {"type": "object", "properties": properties, "additionalProperties": False}
-    return {**schema, "required": list(required)} if required else schema
-
-
-def _text_schema(description: str) -> Json:
-    return {"type": "string", "description": description} if description else {"type": "string"}
-
-
 class Toolbox:
     """The tools of one job; `add` adds those of other servers."""
 
@@ -67,38 +59,12 @@ class Toolbox:
         self.workspace = workspace
         self.store = GadgetStore(job.gadget) if job.gadget else None
         self._tools: dict[str, tuple[AgentTool, Callable[[Any], Any]]] = {}
-        path, number = _text_schema("path relative to the job's folder"), {"type": "integer", "minimum": 1}
-        texts = {"type": "array", "items": {"type": "string"}, "maxItems": 20}
-        about_read = f"Read a text file, or `lines` lines of it from line `start` on; at most {MAX_LINES} at once."
-        about_search = "Find a piece of text in all files, or in those that match `glob`; gives path:line: text."
-        about_tests = "Run the tests in the folder `tests` with Python's unittest; gives their output."
-        about_python = "Run a Python script of the folder; files it writes stay. No network, no other programs."
-        find = {"text": _text_schema("what to look for"), "glob": _text_schema("such as *.py")}
-        content = _text_schema("the whole text")
-        replaced = {"old": _text_schema(""), "new": _text_schema("")}
-        own: list[tuple[str, str, Json, Callable[[Json], str]]] = [
-            ("list_files", "List all files with their sizes.", _object_schema(), self._list_files),
-            ("read_file", about_read, _object_schema("path", path=path, start=number, lines=number), self._read_file),
-            ("search", about_search, _object_schema("text", **find), self._search),
-            (
-                "write_file",
-                "Write a file whole; what was there before is replaced.",
-                _object_schema("path", "content", path=path, content=content),
-                self._write_file,
-            ),
-            (
-                "edit_file",
-                "Replace `old`, which must stand in the file exactly once, by `new`.",
-                _object_schema("path", "old", "new", path=path, **replaced),
-                self._edit_file,
-            ),
-            ("run_tests", about_tests, _object_schema(), self._run_tests),
-            ("run_python", about_python, _object_schema("path", path=path, arguments=texts), self._run_python),
-            ("gadget", "The store's gadget.", _object_schema("line", line=_text_schema("a command")), self._use_gadget),
-        ]
-        for name, description, parameters, run in own:
-            if name in job.tools:
-                self.add(AgentTool(name=name, description=description, parameters=parameters, run=run))
+        for row in json.loads((FOLDER / "tasks" / "tools.json").read_text(encoding="utf-8")):
+            if row["name"] in job.tools:
+                description = row["description"].replace("{max_lines}", str(MAX_LINES))
+                run = getattr(self, f"_{row['name']}")
+                tool = AgentTool(name=row["name"], description=description, parameters=row["parameters"], run=run)
+                self.add(tool)
 
     def add(self, tool: AgentTool) -> None:
         """Add a tool, in place of one with the same name. An unreadable schema is not checked against."""
@@ -193,7 +159,7 @@ class Toolbox:
         changed = self.workspace.replace_files(outcome.files)
         return _describe_run(outcome) + (f"\n(changed: {', '.join(changed[:20])})" if changed else "")
 
-    def _use_gadget(self, given: Json) -> str:
+    def _gadget(self, given: Json) -> str:
         return self.store.run_command(str(given["line"])) if self.store else "no: there is no store"
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
+from moebox.core import catalogue
 from moebox.core.verdict import Attribution, Failure, Mark, Score, wilson_score
 from moebox.escape import one_line
 
@@ -35,45 +36,16 @@ class FailureKind:
     any_reply: bool = False  # any reply can show it: the first check that meets it reports it, later ones only count
 
 
-FAILURE_KINDS: dict[str, FailureKind] = {
-    "transport": FailureKind(means="get no complete reply"),
-    "reply-format": FailureKind(means="get a reply that a strict client cannot parse", any_reply=True),
-    "reply-style": FailureKind(means="get a reply that confuses some clients", only_warns=True, any_reply=True),
-    "finish": FailureKind(means="end with a wrong finish_reason", any_reply=True),
-    "usage": FailureKind(means="carry wrong token counts", any_reply=True),
-    "template-leak": FailureKind(means="show template marks or broken characters", any_reply=True),
-    "answer": FailureKind(means="be answered wrongly"),
-    "text": FailureKind(means="lose or change words on the way"),
-    "json": FailureKind(means="return JSON that violates its schema"),
-    "schema": FailureKind(means="violate a schema that the prompt argues against", only_warns=True),
-    "tool-call": FailureKind(means="carry a broken or wrong tool call"),
-    "tool-choice": FailureKind(means="ignore tool_choice"),
-    "tool-history": FailureKind(means="lose track of earlier tool calls"),
-    "reasoning": FailureKind(means="mix up reasoning and answer"),
-    "prompt": FailureKind(means="lose a part of the prompt"),
-    "unicode": FailureKind(means="garble characters outside ASCII"),
-    "context": FailureKind(means="miss something in a long prompt"),
-    "crosstalk": FailureKind(means="receive another request's output", any_reply=True),
-    "crowd": FailureKind(means="fail among concurrent requests"),
-    "cache": FailureKind(means="be answered from another prompt's cache"),
-    "routes": FailureKind(means="be answered with other probabilities because of their route through the server"),
-    "limits": FailureKind(means="not obey stop strings or token limits"),
-    "sampling": FailureKind(means="ignore temperature or seed", only_warns=True),
-    "logprobs": FailureKind(means="carry wrong log-probabilities"),
-    "errors": FailureKind(means="be rejected in a way that clients cannot parse", only_warns=True),
-    "late": FailureKind(means="come seconds late", only_warns=True),
-    "vision": FailureKind(means="misread a picture"),
-    "combination": FailureKind(means="fail though each of their features works alone"),
-}
+FAILURE_KINDS = {name: FailureKind(**row) for name, row in catalogue.load_table("failure_kinds").items()}
 if differing := {name for part in get_args(KindName) for name in get_args(part)} ^ set(FAILURE_KINDS):
-    raise TypeError(f"KindName and FAILURE_KINDS differ in {', '.join(sorted(differing))}")
+    raise TypeError(f"KindName and failure_kinds.toml differ in {', '.join(sorted(differing))}")
 
 
 def failure_kind(name: str) -> FailureKind:
     """Row of a kind, streamed or not."""
     kind = FAILURE_KINDS.get(name.removesuffix(STREAMED))
     if kind is None:
-        raise ValueError(f"{name!r} is not a failure kind; add it to KindName and FAILURE_KINDS")
+        raise ValueError(f"{name!r} is not a failure kind; add it to KindName and failure_kinds.toml")
     return kind
 
 

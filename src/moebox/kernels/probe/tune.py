@@ -31,13 +31,7 @@ if TYPE_CHECKING:
 
 ROUNDS = ((10, 0.34), (40, 0.34), (120, 0.0))  # milliseconds for each candidate, and the share that stays
 HOPELESS_RATIO = 2.5  # a candidate this much slower than the best in one launch is dropped
-CRASH_SIGNALS = {
-    signal.SIGABRT,
-    signal.SIGBUS,
-    signal.SIGFPE,
-    signal.SIGILL,
-    signal.SIGSEGV,
-}  # caused by the program itself
+CRASH_SIGNALS = {signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV}  # its own fault
 MAX_RELATIVE_ERROR = 1e-2  # of a bf16 result against float32
 
 

@@ -30,7 +30,7 @@ def assistant_turn(content: object) -> ChatTurn:
     return {"role": "assistant", "content": content}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ConversationForm:
     """A conversation, and the same one without the turn under test."""
 
@@ -42,24 +42,20 @@ class ConversationForm:
 HELLO = user_turn("Hello!")
 CHAT = (HELLO, assistant_turn("Hello, what can I do?"))
 CONVERSATIONS: dict[str, ConversationForm] = {
-    "a developer message": ConversationForm(turns=[{"role": "developer", "content": PADDING}, HELLO], without=[HELLO]),
+    "a developer message": ConversationForm([{"role": "developer", "content": PADDING}, HELLO], [HELLO]),
     "a system message in mid-conversation": ConversationForm(
-        turns=[*CHAT, {"role": "system", "content": PADDING}, HELLO], without=[*CHAT, HELLO]
+        [*CHAT, {"role": "system", "content": PADDING}, HELLO], [*CHAT, HELLO]
     ),
     "two turns in a row of users with names": ConversationForm(
-        turns=[{**user_turn(PADDING), "name": "ann"}, {**HELLO, "name": "bo"}], without=[HELLO]
+        [{**user_turn(PADDING), "name": "ann"}, {**HELLO, "name": "bo"}], [HELLO]
     ),
     "an assistant's turn as parts": ConversationForm(
-        turns=[HELLO, assistant_turn([{"type": "text", "text": PADDING}]), HELLO], without=[HELLO, HELLO]
+        [HELLO, assistant_turn([{"type": "text", "text": PADDING}]), HELLO], [HELLO, HELLO]
     ),
-    "an empty turn of the assistant": ConversationForm(
-        turns=[HELLO, assistant_turn(""), HELLO], without=[HELLO], growth=1
-    ),
+    "an empty turn of the assistant": ConversationForm([HELLO, assistant_turn(""), HELLO], [HELLO], growth=1),
     # gateways take these for their own templates, filters for marks of the model
-    "words in double braces": ConversationForm(turns=[user_turn("Hello! " + "{{ lantern }} " * 8)], without=[HELLO]),
-    "words like a template's marks": ConversationForm(
-        turns=[user_turn("Hello! " + "<|lantern|> " * 8)], without=[HELLO]
-    ),
+    "words in double braces": ConversationForm([user_turn("Hello! " + "{{ lantern }} " * 8)], [HELLO]),
+    "words like a template's marks": ConversationForm([user_turn("Hello! " + "<|lantern|> " * 8)], [HELLO]),
 }
 
 
@@ -101,6 +97,7 @@ async def chat_or_skip(session: CheckSession, turns: list[Any], **more: Any) -> 
         return await session.chat(turns, allow_marks=True, max_tokens=256, **more)
 
 
+_DEFAULTS = {"top_p": 1, "n": 1, "presence_penalty": 0, "frequency_penalty": 0}
 _REFRESH: dict[str, object] = {"name": "refresh_all", "description": "Refresh everything."}
 _NO_PARAMETERS = {"type": "object", "properties": {}}
 _FUNCTIONS: dict[str, dict[str, object]] = {
@@ -109,12 +106,7 @@ _FUNCTIONS: dict[str, dict[str, object]] = {
     "a tool with strict": {**_REFRESH, "strict": True, "parameters": _NO_PARAMETERS},
 }
 REQUEST_FIELDS: Mapping[str, Mapping[str, object]] = {
-    "settings at their defaults (top_p 1, n 1, penalties 0)": {
-        "top_p": 1,
-        "n": 1,
-        "presence_penalty": 0,
-        "frequency_penalty": 0,
-    },
+    "settings at their defaults (top_p 1, n 1, penalties 0)": _DEFAULTS,
     "what SDKs add (user, store, service_tier)": {"user": "ann", "store": False, "service_tier": "auto"},
     "settings that are null (stop, top_p, n)": {"stop": None, "top_p": None, "n": None},
     **{title: {"tools": [{"type": "function", "function": function}]} for title, function in _FUNCTIONS.items()},

@@ -4,6 +4,7 @@ import base64
 import struct
 import zlib
 
+from moebox.core import catalogue
 from moebox.core.verdict import Score
 from moebox.verify.checks.turns import prompt_grew
 from moebox.verify.session import ProbeFailed, ProbeSkipped, error_text, raise_for_failure
@@ -15,36 +16,10 @@ PixelColour = tuple[int, int, int]
 Picture = list[list[PixelColour]]
 WHITE: PixelColour = (255, 255, 255)
 BLACK: PixelColour = (0, 0, 0)
-COLOURS: dict[str, PixelColour] = {
-    "red": (220, 20, 20),
-    "green": (20, 160, 40),
-    "blue": (30, 60, 220),
-    "yellow": (250, 220, 20),
-}
+_TABLE = catalogue.load_table("pictures")
+COLOURS: dict[str, PixelColour] = {name: (red, green, blue) for name, (red, green, blue) in _TABLE["colours"].items()}
+FONT: dict[str, list[int]] = _TABLE["letters"]
 SCALE = 12  # pixels of one dot of a letter
-# Five by seven dots a letter, one number for each row, the leftmost dot the highest bit.
-FONT: dict[str, tuple[int, ...]] = {
-    "A": (14, 17, 17, 31, 17, 17, 17),
-    "C": (14, 17, 16, 16, 16, 17, 14),
-    "E": (31, 16, 16, 30, 16, 16, 31),
-    "F": (31, 16, 16, 30, 16, 16, 16),
-    "H": (17, 17, 17, 31, 17, 17, 17),
-    "K": (17, 18, 20, 24, 20, 18, 17),
-    "L": (16, 16, 16, 16, 16, 16, 31),
-    "M": (17, 27, 21, 21, 17, 17, 17),
-    "N": (17, 25, 21, 19, 17, 17, 17),
-    "P": (30, 17, 17, 30, 16, 16, 16),
-    "R": (30, 17, 17, 30, 20, 18, 17),
-    "T": (31, 4, 4, 4, 4, 4, 4),
-    "U": (17, 17, 17, 17, 17, 17, 14),
-    "X": (17, 17, 10, 4, 10, 17, 17),
-    "Y": (17, 17, 10, 4, 4, 4, 4),
-    "2": (14, 17, 1, 6, 8, 16, 31),
-    "3": (30, 1, 1, 14, 1, 1, 30),
-    "4": (2, 6, 10, 18, 31, 2, 2),
-    "7": (31, 1, 2, 4, 8, 8, 8),
-    "9": (14, 17, 17, 15, 1, 17, 14),
-}
 
 
 async def probe_pictures(session: CheckSession) -> Score:
