@@ -22,7 +22,7 @@ LLAMA_SRC    ?=
 IK_SRC       ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run check test docs screenshots test-vllm test-kernels test-cluster test-mcp test-clients test-llama test-gpu test-containers test-siege test-chain test-parsers lint format audit dist bench accuracy examples clean
+.PHONY: help run check test docs pages screenshots test-vllm test-kernels test-cluster test-mcp test-clients test-llama test-gpu test-containers test-siege test-chain test-parsers lint format audit dist bench accuracy examples clean
 
 help: ## Show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -63,6 +63,14 @@ $(DOCS_VENV)/.ready:
 	@test -x $(DOCS_VENV)/bin/python || $(PYTHON) -m venv $(DOCS_VENV)
 	@$(DOCS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check 'zensical>=0.0.70,<0.1'
 	@touch $@
+
+pages: $(READY) ## What scripts write into README, docs and share: reference, man page, tables, output of tutorials, drawings
+	@$(BIN)/python scripts/reference.py
+	@$(BIN)/python scripts/what_runs_where.py
+	@$(BIN)/python scripts/readme_table.py --write
+	@$(BIN)/python scripts/tutorial_output.py
+	@$(BIN)/python scripts/explain_pictures.py
+	@$(BIN)/python scripts/record_run.py --draw
 
 screenshots: $(READY) ## Pictures of reports and pages into docs/images (needs Chromium)
 	@$(BIN)/python scripts/screenshots.py

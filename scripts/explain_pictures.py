@@ -1,9 +1,11 @@
 """Pictures of the pages "how it works": docs/images/how-*.svg, from moebox's own figures and stored measurements.
 
-python scripts/explain_pictures.py
+python scripts/explain_pictures.py          # draw them
+python scripts/explain_pictures.py --check  # exit 1 if one is not current
 """
 
 import json
+import sys
 from pathlib import Path
 from xml.sax.saxutils import escape
 
@@ -112,15 +114,22 @@ def calibration_picture() -> str:
     return svg("Two short boots give the cost of a layer (filled: timed; ring: measured later)", 330, body)
 
 
-def main() -> None:
-    """Draw all."""
-    for name, picture in (
-        ("how-forecasts", forecast_picture),
-        ("how-checks", checks_picture),
-        ("how-calibration", calibration_picture),
-    ):
-        (IMAGES / f"{name}.svg").write_text(picture(), encoding="utf-8")
+PICTURES = {
+    "how-forecasts.svg": forecast_picture,
+    "how-checks.svg": checks_picture,
+    "how-calibration.svg": calibration_picture,
+}
+
+
+def main() -> int:
+    """Draw, or check."""
+    drawn = {IMAGES / name: picture() for name, picture in PICTURES.items()}
+    if "--check" in sys.argv:
+        return int(any(path.read_text(encoding="utf-8") != text for path, text in drawn.items()))
+    for path, text in drawn.items():
+        path.write_text(text, encoding="utf-8")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -48,7 +48,7 @@ def draw(recording: Recording) -> str:
     steps = [(at, text) for at, text in recording[:end] if text[:1] in ("✓", "✗")]
     rows = [(0.0, "$ moebox run")]
     for at, line in steps:
-        rows += [(at, text) for text in textwrap.wrap(line, WIDTH, subsequent_indent="    ")[:2]]
+        rows += [(at, text) for text in textwrap.wrap(line, WIDTH, subsequent_indent="    ")]
     assessed = [(at, text) for at, text in recording[end:] if text]
     stop = next((place for place, (_, text) in enumerate(assessed) if text.startswith("! warning")), len(assessed))
     rows = [*rows, (assessed[0][0], ""), *assessed[:stop]][:ROWS]

@@ -30,7 +30,7 @@ ADDRESS = "http://127.0.0.1:8000/v1"
 # What is recorded with the rehearsal model as the server: name -> arguments of moebox.
 SESSIONS = {
     "verify": f"verify {ADDRESS} --only alive,streaming,json,errors --effort quick",
-    "bench": f"bench {ADDRESS} --concurrency 1,4 --input 256 --output 64 --requests 8",
+    "bench": f"bench {ADDRESS} --concurrency 1,2 --input 64 --output 32 --requests 8",
     "connect": f"connect openai {ADDRESS}",
 }
 
@@ -78,8 +78,10 @@ def record_sessions() -> None:
         try:
             for name, words in SESSIONS.items():
                 command = [*program, *words.split()]
-                done = subprocess.run(command, env=env, check=False, text=True, capture_output=True)
-                text = f"$ moebox {words}\n{(done.stdout + done.stderr).replace(folder, '~')}"
+                with open(RECORDED / f"{name}.txt", "w+", encoding="utf-8") as kept:  # both streams in their order
+                    subprocess.run(command, env=env, check=False, stdout=kept, stderr=subprocess.STDOUT)
+                    kept.seek(0)
+                    text = f"$ moebox {words}\n{kept.read().replace(folder, '~')}"
                 (RECORDED / f"{name}.txt").write_text(text, encoding="utf-8")
         finally:
             subprocess.run([*program, "down"], env=env, check=False)

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moebox.cli import main
 from moebox.core.symptom import symptoms
 from moebox.doctor.logs import COMPLAINT, LogSearch, required_words, search_file, search_pieces
 
@@ -185,6 +186,18 @@ def test_a_symptoms_words_are_in_whatever_it_matches(symptom) -> None:  # type: 
 
 def _lines() -> list[str]:
     return [line for log in sorted(LOGS.glob("*.log")) for line in log.read_text().splitlines()[-120:]]
+
+
+def test_the_newest_run_is_searched_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After `up` failed, `moebox doctor logs latest` needs no path."""
+    monkeypatch.setenv("MOEBOX_RUNS", str(tmp_path))
+    folder = tmp_path / "20261117-100000-k26-0001"
+    folder.mkdir()
+    (folder / "run.json").write_text('{"started": "2026-11-17T10:00:00+00:00"}')
+    (folder / "engine.log").write_bytes((LOGS / "vllm-0.32-kv-too-small.log").read_bytes())
+
+    assert main(["doctor", "logs", "latest"]) == 1
+    assert main(["doctor", "logs", folder.name]) == 1
 
 
 def test_the_command_explains_a_log_and_a_stream() -> None:

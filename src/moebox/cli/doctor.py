@@ -47,15 +47,17 @@ def logs(
     Exits 1 if a cause of failure is found, 0 if the log holds none.
 
     Args:
-        file: A log file, "-" for standard input, or a run folder.
+        file: A log file, "-" for standard input, or a run by folder or name; latest is the newest one.
         engine: Look only for this engine's symptoms.
         every: Show notes and consequences too.
     """
     from moebox.doctor.logs import LogSearch, feed_file, search_file
-    from moebox.store import plain
+    from moebox.store import Run, plain, runs_dir
     from moebox.store.log import log_pieces
 
     known: list[PlanWarning] = []
+    if not file.exists() and (str(file) == "latest" or (runs_dir() / file).is_dir()):
+        file = Run.open(str(file)).path
     if file.is_dir():
         pieces = log_pieces(file / "engine.log")
         refuse_if(not pieces, f"{file}: has no engine.log")
