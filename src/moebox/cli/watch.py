@@ -2,13 +2,14 @@
 
 import itertools
 import time as clock
+from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from moebox.cli import flags
 from moebox.cli.display import LiveDisplay
 from moebox.cli.flags import AsJson
 from moebox.cli.output import exit_code, print_json, stderr_console, stdout_console
-from moebox.cli.target import find_endpoint, warn_simulation
+from moebox.cli.target import create_run, find_endpoint, warn_simulation
 from moebox.errors import INTERRUPTED, refuse_if
 from moebox.stream.limits import is_twin
 from moebox.units import format_seconds
@@ -16,7 +17,8 @@ from moebox.units import format_seconds
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from moebox.flows.watch import EndpointWatcher, MetricsLook
+    from moebox.flows.diagnose import MetricsLook
+    from moebox.flows.watch import EndpointWatcher
 
 LAST_CHECK_S = 120.0  # for a check that is still running at the end
 BARS = " ▁▂▃▄▅▆▇█"
@@ -33,11 +35,13 @@ def watch(
     every: str = "2s",
     canary: str = "5m",
     time: str = "",
+    alert: str = "",
     json: AsJson = False,
 ) -> int:
     """Watch an endpoint: requests, tokens, cache and latencies from its metrics, and a check every few minutes.
 
-    Stays until Ctrl-C, or for --time; then the exit code is 1 if there was an alert.
+    Alerts name cause, evidence and setting (docs/living.md). Samples and alerts are kept in watch.jsonl of the run
+    folder. Stays until Ctrl-C, or for --time; then the exit code is 1 if there was an alert.
 
     Args:
         target: A URL, a recipe, or the name of an engine that moebox started. Default: the running one.
@@ -46,9 +50,10 @@ def watch(
         every: How often to read the metrics.
         canary: How often to run a check (plain, arithmetic, streaming, tools in turn); 0 never.
         time: How long to watch.
+        alert: A URL that gets each alert as JSON, or a command that gets it on its standard input.
         json: Print what was seen as one JSON document at the end; needs --time.
     """
-    from moebox.flows.watch import CANARIES, EndpointWatcher
+    from moebox.flows.watch import CANARIES, AlertSender, EndpointWatcher, WatchHistory
 
     pause, check_s = flags.parse_duration("--every", every), flags.parse_duration("--canary", canary)
     long_s = flags.parse_duration("--time", time or "0")
@@ -57,7 +62,9 @@ def watch(
     endpoint = find_endpoint(target, model=model, key_env=key_env)
     warn_simulation(is_twin(endpoint))
     watcher = EndpointWatcher(endpoint)
-    interrupted = False
+    history = WatchHistory(Path(endpoint.log).parent if endpoint.log else create_run("watch", endpoint).path)
+    sender = AlertSender(alert, endpoint.model, lambda line: stderr_console().print(line, markup=False))
+    sent, interrupted = 0, False
     began, checks = clock.monotonic(), itertools.cycle(CANARIES)
     next_check = began if check_s else float("inf")
     try:
@@ -67,7 +74,11 @@ def watch(
                 if looked >= next_check:
                     next_check = looked + check_s
                     watcher.start_canary(next(checks))
-                watcher.look_once()
+                look = watcher.look_once()
+                new, sent = watcher.alerts[sent:], len(watcher.alerts)
+                history.add(look, new)
+                for each in new if alert else ():
+                    sender.send(each)
                 screen.refresh()
                 clock.sleep(max(pause - (clock.monotonic() - looked), 0.0))
             watcher.wait_for_canary(LAST_CHECK_S)

@@ -3,29 +3,45 @@
 EndpointWatcher polls and judges; it draws nothing. Rates are of counters between two looks, so the first look has none.
 """
 
+import contextlib
+import json
+import os
+import shlex
+import subprocess
 import threading
 import time
+import urllib.parse
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from moebox import http
 from moebox.bench.scrape import parse_prometheus, pick_metrics
 from moebox.core import metrics
 from moebox.core.endpoint import Endpoint
 from moebox.core.verdict import CheckVerdict
+from moebox.detect.clients import sample_connections, sample_throttling
+from moebox.detect.conditions import server_processes
+from moebox.escape import one_line
+from moebox.flows.diagnose import MetricsLook, diagnose
 from moebox.units import format_count, format_percent, format_seconds
 from moebox.verify.options import VerifyOptions
 from moebox.verify.runner import run_checks
 
 KEPT = 900  # looks kept: half an hour at one every two seconds
+DELIVERY_S = 10.0  # for a webhook or a command
+HISTORY_S = 10.0  # between two samples that are kept in the run folder
+CANARY = "canary "  # begins the names of alerts about checks
 GONE_LOOKS = 3  # looks without an answer before an endpoint counts as gone
-SILENT_S = 30.0  # of running requests without a token
-WAITING_S = 60.0  # of requests in the queue
-FULL = 0.95
 CANARIES = ("plain", "arithmetic", "streaming", "tools")  # cheap checks, in turn
 TIMES = ("ttft", "tpot", "e2e", "queue")  # histograms, shown as the mean since the last look
 GAUGES = ("running", "waiting", "kv_use", "accept_length", "cache_hit_rate")
+SHARES = {"cache_hit_rate": ("prefix_hits_total", "prefix_queries_total")}  # of counters, if there is no gauge
+SHARES |= {
+    "accept_length": ("accepted_total", "drafts_total"),
+    "prompt_length": ("prompt_tokens_total", "finished_total"),
+}
 RATES = ("prompt_tokens_total", "output_tokens_total", "preemptions_total", "finished_total")
 
 # Shown figures: name, title, format.
@@ -41,15 +57,6 @@ SHOWN: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("accept_length", "accepted a step", lambda value: f"{value:.2f}"),
     ("cache_hit_rate", "prefix hits", format_percent),
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MetricsLook:
-    """One look at /metrics under moebox's names; figures that the engine does not have are missing."""
-
-    at: float
-    answered: bool
-    figures: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +90,7 @@ class EndpointWatcher:
         self._counters: dict[str, float] = {}
         self._at = 0.0
         self._raised: set[str] = set()
-        self._since: dict[str, float] = {}
+        self._is_local: bool | None = None
         self._canary_thread: threading.Thread | None = None
 
     def look_once(self) -> MetricsLook:
@@ -96,9 +103,28 @@ class EndpointWatcher:
             look = MetricsLook(
                 at=self.clock(), answered=True, figures=self.derive_figures(parse_prometheus(reply.text))
             )
-        self.looks.append(look)
-        self.update_alerts(look)
+        if self._is_local is None:  # a server of this machine, so that its connections and GPUs are seen
+            self._is_local = bool(server_processes(self.endpoint.server_url))
+        if self._is_local:
+            port = urllib.parse.urlsplit(self.endpoint.server_url).port or 80
+            clients, client = sample_connections(port)
+            look = replace(look, figures={**look.figures, **clients, **sample_throttling()}, client=client)
+        self.add_look(look)
         return look
+
+    def add_look(self, look: MetricsLook) -> None:
+        """Store a sample, and update the alerts."""
+        self.looks.append(look)
+        recent = list(self.looks)[-GONE_LOOKS:]
+        gone = len(recent) == GONE_LOOKS and not any(each.answered for each in recent)
+        found = {"gone": f"{self.endpoint.server_url} does not answer"} if gone else {}
+        for diagnosis in diagnose(self.looks):
+            found.setdefault(diagnosis.rule.name, diagnosis.text)
+        canaries = {name for name in self._raised if name.startswith(CANARY)}
+        for name in self._raised - set(found) - canaries:
+            self._update_alert(name, False, "")
+        for name, text in found.items():
+            self._update_alert(name, True, text)
 
     def derive_figures(self, shown: dict[str, float]) -> dict[str, float]:
         """Gauges, rates of counters, and means of histograms since the last look."""
@@ -106,10 +132,18 @@ class EndpointWatcher:
         passed = now - self._at if self._at else 0.0
         self._at = now
         figures = {figure: value for figure, value in pick_metrics(shown).items() if figure in GAUGES}
-        for name in RATES:
+        growths: dict[str, float] = {}
+        for name in (*RATES, *(part for parts in SHARES.values() for part in parts if part not in RATES)):
             growth = self._counter_growth(shown, metrics.find_metric(name, shown), passed)
             if growth is not None:
-                figures[name.removesuffix("_total") + "_s"] = growth / passed
+                growths[name] = growth
+        figures |= {f"{name.removesuffix('_total')}_s": growths[name] / passed for name in RATES if name in growths}
+        for name, (part, whole) in SHARES.items():
+            if name not in figures and part in growths and growths.get(whole):
+                figures[name] = growths[part] / growths[whole] + (name == "accept_length")  # the engine's own token too
+        if "output_tokens_s" in figures and any(map(metrics.counts_live, self._counters)):
+            # Some engines count tokens only when a request ends; nothing is known of theirs.
+            figures["stalled_requests"] = figures.get("running", 0.0) if figures["output_tokens_s"] <= 0 else 0.0
         for name in TIMES:
             metric = metrics.find_metric(name, shown, suffix="_count")
             total, count = (self._counter_growth(shown, f"{metric}{end}", passed) for end in ("_sum", "_count"))
@@ -123,34 +157,6 @@ class EndpointWatcher:
             return None
         before, self._counters[metric] = self._counters.get(metric), shown[metric]
         return shown[metric] - before if before is not None and passed > 0 and shown[metric] >= before else None
-
-    def update_alerts(self, look: MetricsLook) -> None:
-        """Raise an alert once when a problem begins, and again only after it was over."""
-        figures = look.figures
-        recent = list(self.looks)[-GONE_LOOKS:]
-        gone = len(recent) == GONE_LOOKS and not any(each.answered for each in recent)
-        self._update_alert("gone", gone, f"{self.endpoint.server_url} does not answer")
-        running, tokens = figures.get("running", 0.0), figures.get("output_tokens_s")
-        # Some engines count tokens only when a request ends.
-        counts_live = any(map(metrics.counts_live, self._counters))
-        silent = counts_live and running > 0 and tokens is not None and tokens <= 0
-        self._update_after("silent", silent, SILENT_S, f"{running:.0f} requests are running and no token comes out")
-        waiting = figures.get("waiting", 0.0)
-        self._update_after("queue", waiting > 0, WAITING_S, f"{waiting:.0f} requests wait")
-        used = figures.get("kv_use", 0.0)
-        self._update_alert("cache", used > FULL, f"the KV cache is {used:.0%} full")
-        preempted = figures.get("preemptions_s", 0.0)
-        self._update_alert(
-            "preempting", preempted > 0, "sequences are preempted and recomputed: the cache is too small"
-        )
-
-    def _update_after(self, name: str, wrong: bool, seconds: float, text: str) -> None:
-        if not wrong:
-            self._since.pop(name, None)
-            self._update_alert(name, False, text)
-            return
-        since = self._since.setdefault(name, self.clock())
-        self._update_alert(name, self.clock() - since >= seconds, text)
 
     def _update_alert(self, name: str, wrong: bool, text: str) -> None:
         if wrong and name not in self._raised:
@@ -181,9 +187,60 @@ class EndpointWatcher:
             at=self.clock(), check=verdict.name, verdict=verdict.verdict, reason=verdict.reason, seconds=seconds
         )
         self.canaries.append(canary)
-        self._update_alert(f"canary {verdict.name}", verdict.verdict == "fail", f"{verdict.name}: {verdict.reason}")
+        self._update_alert(f"{CANARY}{verdict.name}", verdict.verdict == "fail", f"{verdict.name}: {verdict.reason}")
 
     def wait_for_canary(self, patience_s: float) -> None:
         """Wait for a running check."""
         if self._canary_thread is not None:
             self._canary_thread.join(patience_s)
+
+
+class AlertSender:
+    """Sends alerts to a webhook (a URL, JSON by POST) or a command (JSON on its standard input)."""
+
+    def __init__(self, receiver: str, model: str, report: Callable[[str], None]) -> None:
+        self.receiver, self.model, self.report = receiver, model, report
+
+    def send(self, alert: Alert) -> None:
+        """Deliver one alert; a receiver that fails is reported in one line."""
+        document = {"name": alert.name, "text": alert.text, "model": self.model}
+        problem = ""
+        if self.receiver.startswith(("http://", "https://")):
+            reply = http.post_json(self.receiver, document, timeout_s=DELIVERY_S)
+            problem = "" if reply.ok else reply.error
+        else:
+            try:
+                subprocess.run(
+                    shlex.split(self.receiver),
+                    input=json.dumps(document),
+                    text=True,
+                    timeout=DELIVERY_S,
+                    check=True,
+                    capture_output=True,
+                )
+            except (OSError, ValueError, subprocess.SubprocessError) as failure:
+                problem = one_line(str(failure))
+        if problem:
+            self.report(f"the alert was not delivered: {problem}")
+
+
+class WatchHistory:
+    """Samples and alerts of a watch as JSON lines in a run folder; the file is replaced once it is too large."""
+
+    def __init__(self, folder: Path, *, limit: int = 32 * 2**20) -> None:
+        self.path, self.limit = folder / "watch.jsonl", limit
+        self.next_at = 0.0
+
+    def add(self, look: MetricsLook, alerts: Sequence[Alert]) -> None:
+        """Append new alerts, and a sample every ten seconds. A full disk loses them and stops nothing."""
+        rows: list[dict[str, object]] = [{"alert": alert.name, "text": alert.text} for alert in alerts]
+        if look.at >= self.next_at:
+            self.next_at = look.at + HISTORY_S
+            rows.insert(
+                0, {"answered": look.answered, **{name: round(value, 4) for name, value in look.figures.items()}}
+            )
+        with contextlib.suppress(OSError):
+            if self.path.exists() and self.path.stat().st_size > self.limit:
+                self.path.replace(f"{self.path}.1")
+            with open(self.path, "a", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+                file.writelines(json.dumps({"time": round(time.time(), 1), **row}) + "\n" for row in rows)

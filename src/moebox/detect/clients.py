@@ -1,0 +1,67 @@
+"""The connections of a server on this machine, and its GPUs' throttling, as figures for `moebox watch`."""
+
+import contextlib
+import ipaddress
+import struct
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from moebox.core.conditions import THROTTLE_REASONS
+
+ESTABLISHED = "01"  # of /proc/net/tcp
+POWER_CAP = 0x4  # normal under load
+BUSY_PERCENT = 10  # of utilization; clocks of an idle GPU mean nothing
+
+
+def sample_connections(port: int, proc: Path = Path("/proc")) -> tuple[dict[str, float], str]:
+    """Return figures about the clients connected to a port, and the address of the worst or largest one.
+
+    unread_bytes: the most that the kernel holds for one client that has not read it.
+    """
+    connections: Counter[str] = Counter()
+    unread, slowest = 0, ""
+    for name in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            for line in (proc / "net" / name).read_text(encoding="ascii").splitlines()[1:]:
+                _, local, remote, state, queues, *_ = line.split()
+                if state != ESTABLISHED or int(local.rpartition(":")[2], 16) != port:
+                    continue
+                client = decode_address(remote.rpartition(":")[0])
+                connections[client] += 1
+                waiting = int(queues.partition(":")[0], 16)
+                if waiting > unread:
+                    unread, slowest = waiting, f"{client} port {int(remote.rpartition(':')[2], 16)}"
+    if not connections:
+        return {}, ""
+    top, count = connections.most_common(1)[0]
+    share = count / connections.total()
+    return {
+        "unread_bytes": float(unread),
+        "clients": float(len(connections)),
+        "top_client_share": share,
+    }, slowest if unread else top
+
+
+def decode_address(text: str) -> str:
+    """Return an address of /proc/net/tcp, which writes 32-bit words in the machine's byte order."""
+    words = [int(text[at : at + 8], 16) for at in range(0, len(text), 8)]
+    return str(ipaddress.ip_address(struct.pack(f"={len(words)}I", *words)))
+
+
+def sample_throttling() -> dict[str, float]:
+    """Return how many busy GPUs lower their clocks, and the highest temperature; {} without a driver."""
+    try:
+        import pynvml as nvml
+
+        nvml.nvmlInit()
+        throttled, hottest = 0, 0.0
+        handles: list[Any] = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        for handle in handles:
+            hottest = max(hottest, float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)))
+            if nvml.nvmlDeviceGetUtilizationRates(handle).gpu > BUSY_PERCENT:
+                reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+                throttled += any(reasons & bit for bit in THROTTLE_REASONS if bit != POWER_CAP)
+    except Exception:  # no driver, or one that refuses the question
+        return {}
+    return {"gpu_throttled": float(throttled), "gpu_temperature": hottest} if handles else {}
