@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from moebox.cli import main
 from moebox.core.symptom import symptoms
 from moebox.core.xid import xids
 from moebox.doctor.logs import search_pieces
@@ -62,3 +63,58 @@ def test_two_xids_are_two_findings() -> None:
 def test_an_xid_that_the_table_does_not_list_is_a_finding() -> None:
     """A number beyond the table is reported as unknown to it."""
     assert "gpu-xid" in search_pieces([b"NVRM: Xid (PCI:0000:01:00): 999, pid=1\n"]).findings
+
+
+@pytest.mark.parametrize(
+    ("line", "symptom"),
+    [
+        ("ValueError: Model architectures ['OddMoe'] are not supported for now. Supported: []", "start-arch-unknown"),
+        ("llama_model_load: error loading model: unknown model architecture: 'odd'", "start-arch-unknown"),
+        ("alloc_buffer: allocating 40112.00 MiB on device 0: cudaMalloc failed: out of memory", "oom-llama-buffer"),
+        ("Bus error (core dumped)", "host-bus-error"),
+        ("Illegal instruction (core dumped)", "host-cpu-instruction"),
+        ("Killed", "oom-host-killer"),
+        ("ValueError: Unknown quantization method: zq5. Must be one of ['awq'].", "start-quantisation-unknown"),
+        ("ValueError: World size (8) is larger than the number of available GPUs (4)", "start-too-few-gpus"),
+    ],
+)
+def test_common_last_lines_have_a_cause(line: str, symptom: str) -> None:
+    """What users see most often in a log that ends early."""
+    found = search_pieces([f"{line}\n".encode()])
+    assert found.cause is not None
+    assert found.cause.symptom == symptom
+
+
+def test_a_context_beyond_the_model_names_the_models_own() -> None:
+    """The change for the recipe comes from the line."""
+    line = "ValueError: User-specified max_model_len (1048576) is greater than the derived max_model_len "
+    cause = search_pieces([f"{line}(max_position_embeddings=131072 or model_max_length=None)\n".encode()]).cause
+    assert cause is not None
+    assert cause.change == {"context": 131072}
+
+
+@pytest.mark.parametrize(
+    ("log", "code", "text"),
+    [
+        (
+            "srv load_model: error: bad flux\n",
+            1,
+            "no known symptom; the last error in it:\n  srv load_model: error: bad flux",
+        ),
+        (
+            "an error: ignored\n" + "INFO ready\n" * 30,
+            0,
+            "no known symptom; the last error in it:\n  an error: ignored",
+        ),
+        ("INFO ready\n", 0, "no known failure in it"),
+        ("", 0, "the log is empty"),
+    ],
+)
+def test_an_error_without_a_symptom_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], log: str, code: int, text: str
+) -> None:
+    """A log that ends with an error is not declared free of failures; one that went on for long is."""
+    path = tmp_path / "engine.log"
+    path.write_text(log)
+    assert main(["doctor", "logs", str(path)]) == code
+    assert text in capsys.readouterr().out

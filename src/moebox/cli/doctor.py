@@ -44,7 +44,7 @@ def logs(
 ) -> int:
     """Search an engine's log for known failures; the first cause comes first, with its remedy.
 
-    Exits 1 if a cause of failure is found, 0 if the log holds none.
+    Exits 1 if a cause of failure is found or the log ends with an error, 0 if not.
 
     Args:
         file: A log file, "-" for standard input, or a run by folder or name; latest is the newest one.
@@ -87,7 +87,7 @@ def logs(
             print_lines([*filter(None, lines), f"  source: {warning.source}"])
 
     print_result(json, document, show)
-    return exit_code(not (found.cause or found.exception))
+    return exit_code(not (found.cause or found.exception or found.ends_with_error))
 
 
 def known_of_run(folder: Path) -> "tuple[Recipe | None, list[PlanWarning]]":
@@ -117,8 +117,10 @@ def print_search(found: "LogSearch", *, every: bool) -> None:
     if not cause and found.exception:
         lines.append(f"no known symptom; the first exception is on line {found.exception_line}:")
         lines.append(f"  {found.exception}")
+    elif not cause and found.complaint:
+        lines += ["no known symptom; the last error in it:", f"  {found.complaint}"]
     elif not cause:
-        lines.append("no known failure in it")
+        lines.append("no known failure in it" if found.lines else "the log is empty")
     shown = [("cause", cause)] if cause else []
     others = [finding for finding in found.findings.values() if finding is not cause]
     shown += [(finding.severity, finding) for finding in others if every or finding.severity == "warning"]

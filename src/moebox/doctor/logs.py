@@ -42,6 +42,7 @@ ECHO = re.compile(r"Engine core initialization failed|EngineDeadError|CancelledE
 # One of these is in every line that EXCEPTION or COMPLAINT match.
 _ERROR_WORDS: tuple[str, ...] = ("Error", "error", "ERROR", "Exception", "OutOfResources", "Fatal", "fatal", "FATAL")
 _ERROR_WORDS += ("GGML_ASSERT", "terminate", "Segm", "ERR [")
+LAST_LINES = 20  # after the error of an engine that dies; llama.cpp writes five, a Python traceback of exit handlers 20
 TOGETHER = 3  # lines between two marked errors of one failure; a message may span a few lines
 
 WatchedSymptom = tuple[Symptom, re.Pattern[str], tuple[str, ...]]  # with words, without digits, of which one must occur
@@ -98,6 +99,11 @@ class LogSearch:
     def unknown_failure(self) -> str:
         """The log's own error message, for failures without a known symptom."""
         return self.exception or self.complaint
+
+    @property
+    def ends_with_error(self) -> bool:
+        """True if an error is among the last lines: a server that went on after one wrote more."""
+        return bool(self.complaint) and self.lines - self._complaint_line <= LAST_LINES
 
     def _search_lines(self, data: bytes) -> list[Finding]:
         """Search complete lines. Lines that differ only in digits are searched once, so that a flood costs little."""
