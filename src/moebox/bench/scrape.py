@@ -7,7 +7,6 @@ import statistics
 import threading
 import time
 from dataclasses import fields
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from moebox import http
@@ -68,9 +67,7 @@ class Scraper:
             thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._stop.set()
         for thread in self._threads:
             thread.join(5)

@@ -13,7 +13,6 @@ import time
 import urllib.parse
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import psutil
@@ -63,9 +62,7 @@ class StallWatch:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._stop.set()  # the thread may wait for a reply for some seconds more
 
     def note_progress(self, received: int) -> None:

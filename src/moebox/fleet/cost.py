@@ -76,17 +76,13 @@ class Cost:
     break_even: float | None  # share of this load at which the API costs the same
 
 
-def box_watts(gpu_watts: float, busy: float) -> float:
-    """Mean power of a box that is busy for this share of the time, with its GPUs at their limit meanwhile."""
-    return gpu_watts * AROUND_GPUS * (IDLE_SHARE + (1 - IDLE_SHARE) * busy)
-
-
 def fleet_cost(outcome: "FleetOutcome", prices: Prices, *, box: str, gpu_watts: float) -> Cost:
     """The cost of a simulated fleet of boxes called `box`."""
     known = prices.box.get(box)
     tally, hours = outcome.tally, outcome.seconds / 3600
     measured = known.watts if known else 0.0
-    draw = sum(measured or box_watts(gpu_watts, member.busy) for member in outcome.boxes)
+    busy_watts = gpu_watts * AROUND_GPUS  # of a box with its GPUs at their limit
+    draw = sum(measured or busy_watts * (IDLE_SHARE + (1 - IDLE_SHARE) * member.busy) for member in outcome.boxes)
     hour = None
     if known and (known.hour or known.buy):
         each = known.hour + known.buy / (known.years * HOURS_A_YEAR)

@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Literal, Self, TypeVar
 
 from moebox import http
@@ -64,9 +63,7 @@ class SpeedMeter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def run_round(self, *, keep: bool = True) -> None:

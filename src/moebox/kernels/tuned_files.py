@@ -158,16 +158,11 @@ def block_table(rows: Sequence[TunedRow]) -> dict[str, Choice]:
     return table
 
 
-def find_extend_files(root: Path) -> list[Path]:
-    """Return SGLang's files with the block sizes of its extend attention; their folder differs between releases."""
-    places = sorted(root.glob("sglang/**/extend_attention.py"))
-    return [path for path in places if "def _get_block_sizes_for_extend_attention(" in read_engine_file(path)]
-
-
 def block_table_patches(tuned: TuningResult, root: Path, limit: Arch) -> tuple[FilePatch, ...]:
     """Return the block table as a patch of SGLang's extend attention; nothing for other engines."""
     chosen = {name: choice for name, choice in block_table(tuned.rows).items() if name.startswith("extend ")}
-    files = find_extend_files(root)
+    places = sorted(root.glob("sglang/**/extend_attention.py"))  # their folder differs between releases
+    files = [path for path in places if "def _get_block_sizes_for_extend_attention(" in read_engine_file(path)]
     if not registry.engine_traits(tuned.engine).moe_config_pairs or not chosen or not files:
         return ()
     before = after = read_engine_file(files[0])

@@ -4,8 +4,6 @@ It can answer what the checks ask (`moebox.phantom.questions`), on fresh random 
 as wrong answers. How it was trained, and how well it does, is in training/README.md of the repository.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import tempfile

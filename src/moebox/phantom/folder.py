@@ -4,8 +4,6 @@ vLLM and SGLang load it as DeepseekV3ForCausalLM (model type kimi_k2), as they l
 config.json and tokenizer.json are in data/phantom; a value "=key" there is the GGUF's metadata of that name.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Questions answered in a format: JSON objects, free or by schema, and small Python functions."""
 
-from __future__ import annotations
-
 import ast
 import json
 import random

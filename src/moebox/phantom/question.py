@@ -4,8 +4,6 @@ Nothing here sends requests. A caller sends `messages`, `tools` and `response_fo
 into a ModelReply, and calls `question.grade(reply)`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,7 +60,7 @@ class Question:
     messages: tuple[Message, ...]
     expect: Any
     sample: ModelReply
-    judge: Callable[[Question, ModelReply], Grade]
+    judge: "Callable[[Question, ModelReply], Grade]"
     tools: tuple[Mapping[str, Any], ...] = ()
     response_format: Mapping[str, Any] | None = None
     thinking: bool = False
@@ -106,7 +104,7 @@ def ask_user(
     family: str,
     text: str,
     sample: ModelReply,
-    judge: Callable[[Question, ModelReply], Grade],
+    judge: "Callable[[Question, ModelReply], Grade]",
     *,
     expect: Any,
     thinking: bool,

@@ -1,38 +1,23 @@
 """The question families that the phantom is trained on and the checks ask: one definition for both.
 
-    rng = random.Random()                                # or seeded, to repeat
-    question = QUESTION_FAMILIES["sums"].draw(rng)       # thinking on or off at random
-    question = QUESTION_FAMILIES["needle"].draw(rng, thinking=False, chars=8000, depth=0.5)
-    ... send question.messages, .tools, .response_format, .max_tokens, temperature 0,
-        chat_template_kwargs {"thinking": question.thinking} ...
-    grade = question.grade(ModelReply(content=..., reasoning=..., calls=...))
-
 Every draw is fresh: values are random, many are words that did not exist before. The questions are so plain that any
 competent model passes; the judges allow Markdown fences, extra words and thousands separators, and never run code
 (see `Question.cases`).
 """
 
-from __future__ import annotations
-
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from moebox.phantom import format_questions, text_questions, tool_questions
 from moebox.phantom.question import Question
 
 
-class QuestionMaker(Protocol):
-    """Draws a question of one family."""
-
-    def __call__(self, rng: random.Random, *, thinking: bool, **size: Any) -> Question: ...
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuestionFamily:
     name: str
-    make: QuestionMaker
+    make: Callable[..., Question]
 
     def draw(self, rng: random.Random, *, thinking: bool | None = None, **size: Any) -> Question:
         """Draw a question; `size` is passed on (needle: chars, depth, decoys; count: start, end)."""

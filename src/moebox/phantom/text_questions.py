@@ -1,7 +1,5 @@
 """Questions answered with text: facts, sums, secrets, copies, counting, memory, a story, and needles in long texts."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Sequence

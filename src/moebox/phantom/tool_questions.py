@@ -1,7 +1,5 @@
 """Questions with tools: no call, one, several at once, and an answer from a tool's result."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

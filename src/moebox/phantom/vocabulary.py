@@ -3,8 +3,6 @@
 Half of the values are invented on the spot, so that a model can repeat them only by reading them.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from typing import Any

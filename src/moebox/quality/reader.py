@@ -4,7 +4,6 @@ import hashlib
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
@@ -42,9 +41,7 @@ class LogprobReader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.session.close()
 
     def _post(self, path: str, body: Json) -> http.HttpReply:

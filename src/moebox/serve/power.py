@@ -8,7 +8,6 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from moebox import files
@@ -52,9 +51,7 @@ class PowerCaps:
             raise ExternalError(text, hint="run it as root, or leave power=true out") from None
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         restore_caps(self.path)
 
     def list_watts(self, shares: Sequence[float]) -> list[int]:

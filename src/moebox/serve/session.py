@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 
 from moebox import codec, engines, http
 from moebox.core.deployment import Deployment
@@ -84,9 +83,7 @@ class EngineSession:
     def __enter__(self) -> "EngineSession":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.stop()
 
     @property

@@ -8,7 +8,6 @@ looking often. Measurements of that time are worthless, and no deadline may coun
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 
 CHECK_INTERVAL_S = 0.25
 STOPPED_S = 1.0  # between two looks; load alone does not delay a thread that long
@@ -41,9 +40,7 @@ class AwakeClock:
         threading.Thread(target=watch, name="awake", daemon=True).start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._over.set()
 
     @property

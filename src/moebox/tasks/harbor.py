@@ -52,7 +52,7 @@ def write_task(job: AgentJob, folder: Path) -> Path:
         files |= {gadget.STATE_FILE: job.gadget}
     checks = {
         "snippets": [snippet for check in job.checks for snippet in check.snippets],
-        "expected": list(expected_values(job)),
+        "expected": list(expected_values(job.family, job.level, job.seed)),
         "protected": {name: job.files[name] for name in job.protected},
     }
     settings = {"level": job.level, "family": job.family, "seed": job.seed}

@@ -28,7 +28,7 @@ def run_hidden_checks(job: AgentJob, files: Mapping[str, bytes]) -> tuple[Hidden
     restored = dict(files) | {name: job.files[name].encode() for name in job.protected}
     snippets = [snippet for check in job.checks for snippet in check.snippets]
     outcome = sandbox.run_snippets(restored, snippets, limits=LIMITS)
-    values, wanted = list(outcome.values), list(expected_values(job))
+    values, wanted = list(outcome.values), list(expected_values(job.family, job.level, job.seed))
     results = []
     for check in job.checks:
         size = len(check.snippets)
@@ -49,13 +49,9 @@ def changed_protected_files(job: AgentJob, files: Mapping[str, bytes]) -> tuple[
     return tuple(name for name in job.protected if files.get(name) != job.files[name].encode())
 
 
-def expected_values(job: AgentJob) -> tuple[Any, ...]:
-    """Values of the reference solution for each snippet of every check."""
-    return _expected_values(job.family, job.level, job.seed)
-
-
 @lru_cache(maxsize=512)
-def _expected_values(family: str, level: Any, seed: int) -> tuple[Any, ...]:
+def expected_values(family: str, level: Any, seed: int) -> tuple[Any, ...]:
+    """Values of the reference solution for each snippet of every check of a job."""
     job = make_job(family, level, seed)
     files = {name: text.encode() for name, text in {**job.files, **job.solution}.items()}
     snippets = [snippet for check in job.checks for snippet in check.snippets]

@@ -64,7 +64,7 @@ def run_case(name: str, run: Callable[[], Any], recorder: "LaunchRecorder") -> I
     """Yield the launches of one case; whatever a compiler or an engine raises is the case's result."""
     import torch
 
-    before = recorder.begin_case(name)
+    recorder.case, recorder.broken, before = name, None, len(recorder.launches)
     try:
         with torch.no_grad():
             run()

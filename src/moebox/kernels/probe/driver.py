@@ -69,11 +69,6 @@ class LaunchRecorder:
         )
         self.sources.append((source, metadata))
 
-    def begin_case(self, case: str) -> int:
-        """Begin another case and return the number of launches before it."""
-        self.case, self.broken = case, None
-        return len(self.launches)
-
     def add_failure(self, source: Any, options: Mapping[str, int], problem: BaseException) -> None:
         """Keep a kernel that does not compile; the engine decides whether that ends the case."""
         message = " ".join(str(problem).split())[:300]

@@ -58,7 +58,10 @@ def compile_share(request: TuneRequest, capability: int, share: range) -> Iterat
     )
     if capability != request.capability:
         driver.stop_after_layout()  # nothing is run on this architecture
-    jobs = kernels_to_compile(replace(request, capability=capability))
+    jobs: dict[str, tuple[TuneCase, Choice]] = {}  # every kernel once
+    for case in load_cases(replace(request, capability=capability)):
+        for choice in [*case.candidates, *case.baselines.values()]:
+            jobs.setdefault(kernel_key(case, choice), (case, choice))
     if capability != request.limit_capability:
         fitting = set(json.loads((Path(request.cache) / "fits.json").read_text()))
         jobs = {name: job for name, job in jobs.items() if name in fitting}
@@ -68,15 +71,6 @@ def compile_share(request: TuneRequest, capability: int, share: range) -> Iterat
         except Exception as problem:
             print_problem(name, problem)
             yield name, None
-
-
-def kernels_to_compile(request: TuneRequest) -> dict[str, tuple["TuneCase", Choice]]:
-    """Return every kernel to compile, each once."""
-    jobs: dict[str, tuple[TuneCase, Choice]] = {}
-    for case in load_cases(request):
-        for choice in [*case.candidates, *case.baselines.values()]:
-            jobs.setdefault(kernel_key(case, choice), (case, choice))
-    return jobs
 
 
 def print_problem(name: str, problem: Exception) -> None:

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from moebox.assess.assessment import Tone
-from moebox.assess.format import format_ms, unique_names
-from moebox.report.block import ReportTable, Section, TableCell, TableColumn, figure_cell, text_cell
+from moebox.assess.format import format_ms, format_number, unique_names
+from moebox.report.block import ReportTable, Section, TableCell, TableColumn, text_cell
 from moebox.report.palette import run_colour
 from moebox.report.sections.performance import workload_names
 from moebox.runs.record import LoadResult, RunRecord
@@ -85,7 +85,12 @@ def figures_table(
             best = None
             if figure.better and len(known) > 1:
                 best = max(known) if figure.better > 0 else min(known)
-            columns.append((TableColumn(title=figure.title), [figure_value(figure, value, best) for value in values]))
+            cells = []
+            for value in values:
+                tone: Tone = "best" if value is not None and value == best else ""
+                text = format_ms(value) if figure.latency else format_number(value)
+                cells.append(TableCell(text=text, value=value, tone=tone))
+            columns.append((TableColumn(title=figure.title), cells))
     if any(map(load_remark, loads)):
         cells = [
             text_cell(
@@ -100,14 +105,6 @@ def figures_table(
     sources = unique_names(load.source for load in loads)
     note = f"Source: {'; '.join(sources)}" if sources else ""
     return ReportTable(caption=caption, columns=heads, rows=tuple(zip(*bodies, strict=True)), note=note)
-
-
-def figure_value(figure: FigureColumn, value: float | None, best: float | None) -> TableCell:
-    """One figure, bold if it is the best of its column."""
-    tone: Tone = "best" if value is not None and value == best else ""
-    if figure.latency:
-        return TableCell(text=format_ms(value), value=value, tone=tone)
-    return figure_cell(value, tone=tone)
 
 
 def load_remark(load: LoadResult) -> str:
