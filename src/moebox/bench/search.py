@@ -24,6 +24,8 @@ def parse_slo(text: str) -> Slo:
                 f"--slo: {part.strip()!r} is not a valid limit",
                 hint="write it like ttft=2s,tpot=50ms,itl=200ms,e2e=60s,share=0.9",
             )
+        unitless = name != "share" and value.replace(".", "", 1).isdigit()
+        refuse_if(unitless, f"--slo: {part.strip()!r} has no unit", hint=f"{name}={value}s or {name}={value}ms")
         try:
             found |= {"share": float(value)} if name == "share" else {f"{name}_s": parse_seconds(value)}
         except ValueError as problem:

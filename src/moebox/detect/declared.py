@@ -142,7 +142,7 @@ def with_ram(box: Box, *, ram: str = "", ram_bandwidth: str = "") -> Box:
 def box_from_name(text: str) -> Box:
     """Parse COUNTxGPU, several joined by +; several nodes as 2x8x-GPU, with the rate between them after an @."""
     alike, at, rate = text.strip().partition("@")
-    alike = alike.lower()
+    alike = re.sub(r"(?<=\d)\s+x\s+", "x ", alike.lower())  # "8 x H200"
     match = _NODES.fullmatch(alike)
     assert match is not None  # every part of the pattern is optional
     nodes = int(match[1] or 1)

@@ -34,4 +34,7 @@ def read_recipe(name: str, *, other_names: Iterable[str] = ()) -> Recipe:
         raise BadInput(
             f"no recipe {name!r}", hint=f"a .toml file, or {suggest_names(name, sorted({*known, *other_names}))}"
         )
+    if not Path(name).exists():
+        near = suggest_names(Path(name).stem, sorted({*known, *other_names}))
+        raise BadInput(f"{name}: no such file", hint=f"a recipe's name has no .toml; {near}")
     return validation.read_recipe(Path(name))
