@@ -227,9 +227,9 @@ class TrialRunner:
         speed = effort.measure_speed(
             live.endpoint, concurrency=effort.concurrency, rounds=rounds or effort.rounds, tokens=effort.tokens
         )
-        used = power.read_joules(gpus)
+        used, seconds = power.read_joules(gpus), time.monotonic() - began
         folder.write_json("measurements/pace.json", speed)
-        return speed, 0.0 if joules is None or used is None else (used - joules) / (time.monotonic() - began)
+        return speed, 0.0 if joules is None or used is None else (used - joules) / seconds
 
     def start_engine(self, recipe: Recipe, name: str) -> tuple[EngineSession, Run]:
         """Start an engine with its own folder inside the run."""

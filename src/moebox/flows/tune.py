@@ -260,7 +260,7 @@ class Tuner(TrialRunner):
         """Measure settings without checks; None if the budget does not allow it."""
         done = self.state.screened
         known = next((row for row in done if row.changes == changes and row.stage == stage), None)
-        usual = max((row.seconds for row in done), default=self.trials[0].seconds)
+        usual = max((row.seconds for row in done), default=self.trials[0].seconds if self.trials else 0.0)
         if known or not self.budget.can_afford(usual + reserve):
             return known
         step, began = SettingStep(group="tune", together=changes), time.monotonic()

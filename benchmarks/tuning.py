@@ -1,0 +1,140 @@
+"""Regret of `moebox tune` against the whole grid, and how well few layers rank settings, with dummy weights.
+
+    python benchmarks/tuning.py vllm MODELS/kimi --out DIR --settings '{"max_seqs": [8, 64], "flags.block-size": [64]}'
+
+MODEL is a catalogue name or a folder with config.json and a tokenizer. Every point of the grid is measured with
+--shallow and with --deep layers (4 and 12). The search of `moebox tune` is then replayed: shallow measurements screen,
+deep ones decide between the finalists. Printed are Spearman's rank correlation between both depths, the winner, and its
+regret: how much slower it is, with --deep layers, than the best point of the grid. Each call measures for at most
+--seconds (540), and another call with the same --out goes on; figures are printed once the grid is complete.
+"""
+
+import argparse
+import itertools
+import json
+import math
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from moebox import codec
+from moebox.core.recipe import Hybrid, Listen, Parallel, Recipe, Runtime
+from moebox.detect.machine import detect_machine
+from moebox.flows.effort import ClimbEffort
+from moebox.flows.search import Changes, combine_changes, halve_pool, single_key
+from moebox.flows.tune import Tuner
+from moebox.flows.tune_state import TUNE_FILE, TuneOptions, TuneState
+from moebox.store import Run
+
+ROUNDS_STAGE = 1  # four rounds of each point
+
+
+def rank_correlation(left: Sequence[float], right: Sequence[float]) -> float:
+    """Spearman's rank correlation; equal values share their mean rank. NaN if one side is constant."""
+
+    def ranks(values: Sequence[float]) -> list[float]:
+        below = [sum(other < value for other in values) for value in values]
+        same = [sum(other == value for other in values) for value in values]
+        return [low + (count - 1) / 2 for low, count in zip(below, same, strict=True)]
+
+    a, b = ranks(left), ranks(right)
+    middle = (len(a) - 1) / 2
+    both = sum((x - middle) * (y - middle) for x, y in zip(a, b, strict=True))
+    spread = math.sqrt(sum((x - middle) ** 2 for x in a) * sum((y - middle) ** 2 for y in b))
+    return both / spread if spread else math.nan
+
+
+def list_grid(settings: dict[str, list[Any]]) -> list[Changes]:
+    """Every combination; a setting that stays as it is counts as one of its values."""
+    rows = itertools.product(*([None, *values] for values in settings.values()))
+    return [{path: value for path, value in zip(settings, row, strict=True) if value is not None} for row in rows]
+
+
+def measure_grid(recipe: Recipe, grid: list[Changes], layers: int, given: argparse.Namespace) -> dict[str, float]:
+    """The speed of each point with so many layers, by its JSON; points that failed have 0; missing: out of time."""
+    folder = Path(given.out).resolve() / f"{layers}-layers"
+    folder.mkdir(parents=True, exist_ok=True)
+    run = Run(folder)
+    path = folder / TUNE_FILE
+    spent = codec.decode(TuneState, run.read_json(TUNE_FILE), where=str(path)).spent_s if path.exists() else 0.0
+    effort = ClimbEffort(concurrency=given.streams)
+    options = TuneOptions(budget_s=spent + given.seconds, layers=layers)
+    tuner = Tuner(recipe, run, effort, lambda kind, news: print(news, file=sys.stderr), detect_machine(), options)
+    tuner.update(layers=layers)
+    found: dict[str, float] = {}
+    with tuner.budget:
+        for changes in grid:
+            row = tuner.screen(changes, ROUNDS_STAGE, 0.0)
+            if row is None:
+                break
+            found[json.dumps(changes)] = statistics.median(row.scores) if row.scores else 0.0
+            if row.why:
+                print(f"{changes}: {row.why}", file=sys.stderr)
+    return found
+
+
+def main() -> int:
+    """Measure, and print the figures once both depths are complete."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("engine")
+    parser.add_argument("model")
+    parser.add_argument("--checkpoint", default="", help="the catalogue's form; the model itself for a folder")
+    parser.add_argument("--settings", required=True, help="recipe paths and values, as JSON")
+    parser.add_argument("--entry", default="", help="words that start the engine; its usual ones without")
+    parser.add_argument("--flags", default="{}", help="more flags of the engine, as JSON")
+    parser.add_argument("--shallow", type=int, default=4)
+    parser.add_argument("--deep", type=int, default=12)
+    parser.add_argument("--streams", type=int, default=16)
+    parser.add_argument("--context", type=int, default=8192)
+    parser.add_argument("--finalists", type=int, default=2)
+    parser.add_argument("--combinations", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=540.0)
+    parser.add_argument("--out", required=True)
+    given = parser.parse_args()
+    settings = json.loads(given.settings)
+    recipe = Recipe(
+        name="tuning",
+        engine=given.engine,
+        model=given.model,
+        checkpoint=given.checkpoint or given.model,
+        served_name="tuning",
+        context=given.context,
+        parallel=Parallel(),
+        hybrid=Hybrid() if any(path.startswith("hybrid") for path in settings) else None,
+        runtime=Runtime(entry=given.entry),
+        listen=Listen(port=0),
+        flags=json.loads(given.flags),
+    )
+    grid = list_grid(settings)
+    shallow = measure_grid(recipe, grid, given.shallow, given)
+    deep = measure_grid(recipe, grid, given.deep, given) if len(shallow) == len(grid) else {}
+    if len(deep) < len(grid):
+        print(f"{len(shallow)} and {len(deep)} of {len(grid)} points measured; run it again to go on")
+        return 1
+    base = shallow[json.dumps({})]
+    gains = {
+        single_key(path, value): math.log(shallow[json.dumps({path: value})] / base or 1e-9)
+        for path, values in settings.items()
+        for value in values
+    }
+    pool = combine_changes(settings, gains, width=given.combinations)
+    while len(pool) > given.finalists:
+        pool = halve_pool(pool, [shallow[json.dumps(changes)] for changes in pool], least=given.finalists)
+    winner = max([{}, *pool], key=lambda changes: deep[json.dumps(changes)])
+    best = max(deep.values())
+    good = [key for key in deep if deep[key] and shallow[key]]
+    ranks = rank_correlation([shallow[key] for key in good], [deep[key] for key in good])
+    print(f"points: {len(grid)}, failed: {len(grid) - len(good)}")
+    print(f"rank correlation of {given.shallow} and {given.deep} layers: {ranks:.3f}")
+    print(f"winner: {winner or 'the start'}; best of the grid: {max(deep, key=lambda key: deep[key])}")
+    print(f"gain over the start: {deep[json.dumps(winner)] / deep['{}'] - 1:+.1%}")
+    print(f"regret against the grid: {1 - deep[json.dumps(winner)] / best:.1%}")
+    for key in sorted(deep, key=lambda key: -deep[key]):
+        print(f"  {shallow[key]:10.1f} {deep[key]:10.1f}  {key}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
