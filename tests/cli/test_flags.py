@@ -15,6 +15,7 @@ from moebox.cli.app import build_app
 from moebox.cli.bench.args import BenchArgs, BenchSettings, make_bench_plan
 from moebox.cli.compare import CompareSettings
 from moebox.cli.fleet.plan import FleetSettings
+from moebox.cli.task.command import AgentSettings
 from moebox.core import catalogue
 from moebox.core.recipe import Parallel, Recipe
 from moebox.core.setting import apply_settings, setting_flags, setting_names, split_settings
@@ -55,6 +56,7 @@ TYPES: dict[str, Any] = {
     "rehearse": NodeSettings(),
     "compare": CompareSettings(),
     "climb": ClimbMeasures(),
+    "task": AgentSettings(),
     "fleet bench": FleetLoad(),
 }
 PLANNED = ("forecast", "twin", "fleet plan")

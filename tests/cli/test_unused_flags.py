@@ -31,10 +31,10 @@ TABLE = [
         "the members of a fleet file have recipes: it does not take",
     ),
     (f"task {URL} --write there", f"--write needs no endpoint: it does not take {URL}"),
-    ("task --write there --api openai --budget 5m", "--write only writes jobs: it does not take --budget or --api"),
+    ("task --write there --set api=openai --budget 5m", "--write only writes jobs: it does not take --budget or --set"),
     (f"task {URL} --harbor x --family errand --with claude", "agent: it does not take --family or --with"),
     (f"task {URL} --resume latest --jobs 4 --seed 1", "the jobs of that run: it does not take --jobs or --seed"),
-    (f"task {URL} --with claude --temperature 0", "a real client chooses these itself: it does not take --temperature"),
+    (f"task {URL} --with claude --set temperature=1", "a real client chooses api, thinking and temperature itself"),
     (
         "run --resume latest --keep --port 0",
         "--resume continues the run as it was started: it does not take --port or --keep",

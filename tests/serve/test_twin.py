@@ -249,7 +249,7 @@ def test_a_load_generator_learns_how_long_its_words_are(twin: dict[str, Any]) ->
     [
         ["bench", "--requests", "2", "--input", "32", "--output", "8"],
         ["verify", "--only", "alive"],
-        ["task", "--family", "errand", "--jobs", "1", "--job-time", "5s"],
+        ["task", "--family", "errand", "--jobs", "1", "--set", "job_s=5s"],
         ["watch", "--time", "1s", "--canary", "0"],
         ["connect", "curl"],
     ],

@@ -80,7 +80,7 @@ class _Refusing(BaseHTTPRequestHandler):
 
 def test_resume_asks_by_the_api_that_the_run_was_begun_with(server: str):
     """The default of `--api` replaced it without a word."""
-    begun = ["--jobs", "3", "--family", "errand", "--seed", "0", "--budget", "1s", "--api", "anthropic"]
+    begun = ["--jobs", "3", "--family", "errand", "--seed", "0", "--budget", "1s", "--set", "api=anthropic"]
     main(["task", server, "--model", "slow", *begun])
     with live(ThreadingHTTPServer(("127.0.0.1", 0), _Refusing)) as other:
         main(["task", f"http://127.0.0.1:{other.server_port}", "--model", "slow", "--resume", "latest"])

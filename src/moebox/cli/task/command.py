@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from moebox.cli import flags
-from moebox.cli.flags import AsJson, Names
+from moebox.cli.flags import AsJson, Names, Settings
 from moebox.cli.output import exit_code, print_lines, print_result
 from moebox.cli.signals import interrupt_message
 from moebox.cli.target import create_run, find_endpoint
+from moebox.core.setting import apply_settings
 from moebox.errors import BadInput, ExternalError, UnknownName, refuse_if, refuse_out_of_range
 from moebox.store import Run
 from moebox.units import parse_seconds, plural
@@ -25,22 +26,30 @@ if TYPE_CHECKING:
 MAX_SEED = 10**6
 DEFAULT_JOBS = 9  # a job of each family
 DEFAULT_JOB_S = 30 * 60.0
-_AGENT = ("job_time", "api", "thinking", "temperature")
 # A flag, what it does, and the flags that it ignores.
 UNUSED: dict[str, tuple[str, tuple[str, ...]]] = {
     "write": (
         "--write only writes jobs",
-        ("parallel", "budget", *_AGENT, "mcp", "harbor", "resume", "model", "key_env"),
+        ("parallel", "budget", "set", "mcp", "harbor", "resume", "model", "key_env"),
     ),
     "harbor": (
         "--harbor runs its own jobs with its own agent",
-        ("family", "level", "seed", *_AGENT, "with_", "mcp", "resume"),
+        ("family", "level", "seed", "set", "with_", "mcp", "resume"),
     ),
     "resume": ("--resume continues the jobs of that run", ("family", "level", "jobs", "seed")),
-    "with_": ("a real client chooses these itself", ("api", "thinking", "temperature")),
 }
-THINKING = {None: None, "auto": None, "yes": True, "no": False}
+THINKING = {"auto": None, "yes": True, "no": False}
 KEY_FOR_CLIENT = "MOEBOX_ENDPOINT_KEY"  # the variable in which a real client finds the key
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSettings:
+    """How our own agent works."""
+
+    api: Literal["openai", "anthropic"] | None = None  # None: openai, or that of the run to resume
+    thinking: Literal["auto", "yes", "no"] = "auto"
+    temperature: float = 0.0
+    job_s: float = DEFAULT_JOB_S  # also of a real client
 
 
 def task(
@@ -53,10 +62,7 @@ def task(
     parallel: int | None = None,
     seed: int | None = None,
     budget: str = "",
-    job_time: str = "",
-    api: Literal["openai", "anthropic"] | None = None,
-    thinking: Literal["auto", "yes", "no"] | None = None,
-    temperature: float | None = None,
+    settings: Settings = None,
     with_: Annotated[str, Parameter(name="--with")] = "",
     mcp: Names = None,
     harbor: str = "",
@@ -80,10 +86,8 @@ def task(
         parallel: Jobs at the same time. Default: 1.
         seed: The first seed; the same seed gives the same jobs. Default: a new one.
         budget: Time for all jobs together, such as 20m; unfinished jobs are left for --resume.
-        job_time: Time limit of one job. Default: 30m.
-        api: The API that our own agent uses. Default: openai, with --resume the one of that run.
-        thinking: Whether the model is asked to think; auto (default) leaves it to the server.
-        temperature: Sampling temperature of our own agent. Default: 0.
+        settings: Another value, repeatable: job_s=30m, the time limit of one job; of our own agent api=anthropic,
+            thinking=yes (auto leaves it to the server) and temperature=0.
         with_: Let a real client do the jobs instead of our own agent: claude or opencode.
         mcp: More tools: NAME=COMMAND or NAME=URL of an MCP server (repeated). Needs `moebox[mcp]`.
         harbor: Run a dataset of Harbor (such as terminal-bench@2.0) with an installed `harbor` instead of our jobs.
@@ -99,12 +103,15 @@ def task(
     refuse_out_of_range("--jobs", jobs, 1, 10_000)
     refuse_out_of_range("--parallel", parallel, 1, 256)
     given: dict[str, object] = {"family": family, "level": level, "jobs": jobs, "seed": seed}
-    given |= {"job_time": job_time, "api": api, "thinking": thinking, "temperature": temperature}
-    given |= {"parallel": parallel, "budget": budget, "mcp": mcp, "harbor": harbor, "resume": resume}
+    given |= {"set": settings, "parallel": parallel, "budget": budget, "mcp": mcp, "harbor": harbor, "resume": resume}
     given |= {"with_": with_, "model": model, "key_env": key_env, "write": write}
     for flag, (reason, names) in UNUSED.items():
         if given[flag]:
             flags.refuse_unused(reason, **{name: given[name] for name in names})
+    agent = apply_settings(AgentSettings(), settings or ())
+    refuse_if(agent.job_s <= 0, "--set job_s: must be more than 0")
+    own = dataclasses.replace(agent, job_s=DEFAULT_JOB_S) != AgentSettings()
+    refuse_if(with_ and own, "a real client chooses api, thinking and temperature itself", hint="leave them out")
     refuse_if(write and target, f"--write needs no endpoint: it does not take {target}")
     number, first = jobs or DEFAULT_JOBS, random.randrange(MAX_SEED) if seed is None else seed
     wanted = runner.job_names(parse_families(family, client=with_), level or "easy", number, first)
@@ -117,10 +124,10 @@ def task(
     options = runner.TaskOptions(
         parallel=parallel or 1,
         budget_s=_parse_time("--budget", budget),
-        job_s=_parse_time("--job-time", job_time) or DEFAULT_JOB_S,
-        api=api or earlier_api,
-        temperature=temperature or 0.0,
-        thinking=THINKING[thinking],
+        job_s=agent.job_s,
+        api=agent.api or earlier_api,
+        temperature=agent.temperature,
+        thinking=THINKING[agent.thinking],
     )
     endpoint = find_endpoint(target, model=model, key_env=key_env)
     if harbor:
