@@ -144,11 +144,13 @@ class NewUser:
 
 def install_wheel(folder: Path) -> Path:
     """Build the wheel of this tree, install it with the embedded engine, and return the environment's Python."""
-    done = subprocess.run([sys.executable, "-c", BUILD, folder], cwd=ROOT, check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD, str(folder)], cwd=ROOT, check=True, capture_output=True, text=True
+    )
     wheel = folder / done.stdout.split()[-1]
-    subprocess.run([sys.executable, "-m", "venv", folder / "env"], check=True)
+    subprocess.run([sys.executable, "-m", "venv", str(folder / "env")], check=True)
     python = folder / "env" / "bin" / "python"
-    install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", f"{wheel}[embedded]"]
+    install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", f"{wheel}[embedded]"]
     subprocess.run(install, check=True, stderr=subprocess.DEVNULL)
     return python
 
