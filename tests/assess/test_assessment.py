@@ -15,6 +15,7 @@ from moebox.assess.run import assess_run
 from moebox.core.engine_event import AttemptFailed, AttemptReady, AttemptStarted, EngineFinding
 from moebox.core.engine_facts import DeviceFacts
 from moebox.core.event import ClimbBegan, StepRunning, VerifyBegan
+from moebox.core.quirks import match_quirk
 from moebox.core.result import LatencyStats, result_document
 from moebox.report.block import ReportTable
 from moebox.report.expect import with_forecast
@@ -318,6 +319,28 @@ def test_strip_tile_and_list_name_one_highest_rate(tmp_path: Path):
     assert answers(record)["fast"].text.startswith("80.1 tok/s at 8 requests")
     assert (tile.figure, tile.detail.partition(",")[0]) == ("80.1", "at 8 concurrent")
     assert summarize_run(run).output_tok_s == level(8)["output_throughput"]
+
+
+def test_known_quirks_are_named_and_not_yellow(tmp_path: Path):
+    """A check whose every warning is a known quirk of the engine is named as such; another warning stays yellow."""
+    run = a_run(tmp_path)
+    reason = "<|x|> in the text: llama.cpp shows tools to the model even under none"
+    quirk = match_quirk("llama.cpp", "tools", "choice none", reason)
+    assert quirk
+    probes = [{"name": "choice none", "verdict": "warn", "reason": reason}]
+    check = {"name": "tools", "verdict": "warn", "reason": reason, "habits": [quirk.text], "probes": probes}
+    run.write_json("verdicts/03-tools.json", check)
+    record = read_run(run)
+
+    right = answers(record)["right"]
+    assert (right.text, right.tone) == ("1 of 2 checks passed; known quirks of the engine: tools", "good")
+    assert f"tools: known quirk of {quirk.text}" in assess_run(record).warnings
+    assert "known quirks of the engine: tools" in render_markdown(build_page([record]))
+
+    probes.append({"name": "calls", "verdict": "warn", "reason": "a reason that is not known"})
+    run.write_json("verdicts/03-tools.json", check)
+    right = answers(read_run(run))["right"]
+    assert (right.text, right.tone) == ("1 of 2 checks passed; warnings: tools", "warn")
 
 
 def test_warnings_are_not_green_anywhere(tmp_path: Path):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from moebox import codec
 from moebox.core import catalogue, registry
-from moebox.core.verdict import CheckResults, CheckVerdict, Failure, Probe
+from moebox.core.verdict import CheckResults, CheckVerdict, Failure, Mark, Probe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,21 +61,27 @@ def unexpected_failure(engine: str, check: CheckVerdict) -> str:
     """Return why a check failed other than by known quirks of the engine, "" if there is no such reason."""
     if check.verdict != "fail":
         return ""
-    return next(filter(None, _unexpected_reasons(engine, check)), "")
+    return next(filter(None, _unexpected_reasons(engine, check, "fail")), "")
 
 
-def _unexpected_reasons(engine: str, check: CheckVerdict) -> Iterator[str]:
-    failed_probes = [probe for probe in check.probes if probe.verdict == "fail"]
+def is_known_warning(check: CheckVerdict) -> bool:
+    """True if a check has warnings and known quirks of the engine explain each of them."""
+    engine = next((quirk.engine for quirk in all_quirks() if quirk.text in check.habits), "")
+    return check.verdict == "warn" and bool(engine) and not any(_unexpected_reasons(engine, check, "warn"))
+
+
+def _unexpected_reasons(engine: str, check: CheckVerdict, mark: Mark) -> Iterator[str]:
+    failed_probes = [probe for probe in check.probes if probe.verdict == mark]
     for probe in failed_probes:
-        failed = _only_failed(probe.slips)
+        failed = _failures_with(probe.slips, mark)
         for reason in [reason for failure in failed for reason in failure.examples] or [probe.reason]:
             if not match_quirk(engine, check.name, probe.name, reason):
                 yield reason or probe.name
-    if failed_probes:
+    if failed_probes and mark == "fail":
         return
     # The check failed by the sum of its probes: a quirk of one of them must explain each failure.
-    failed = _only_failed(check.slips)
-    if not failed:
+    failed = _failures_with(check.slips, mark)
+    if not failed and not failed_probes:
         yield check.reason
     for failure in failed:
         names = [probe.name for probe in check.probes if any(seen.kind == failure.kind for seen in probe.slips)]
@@ -94,13 +100,13 @@ def first_unexpected_failure(results: CheckResults) -> str:
         if reason:
             return f"{check.name}: {reason}"
         probes = [probe for probe in check.probes if probe.verdict == "fail"]
-        failed = [failure for probe in probes for failure in _only_failed(probe.slips)]
-        explained |= {failure.kind for failure in (failed if probes else _only_failed(check.slips))}
-    for failure in _only_failed(results.slips):
+        failed = [failure for probe in probes for failure in _failures_with(probe.slips, "fail")]
+        explained |= {failure.kind for failure in (failed if probes else _failures_with(check.slips, "fail"))}
+    for failure in _failures_with(results.slips, "fail"):
         if failure.kind not in explained:
             return f"{failure.kind}: {failure.seen} of {failure.of}"
     return results.stopped or ("" if results.checks_with("fail") else "nothing passed")
 
 
-def _only_failed(failures: tuple[Failure, ...]) -> list[Failure]:
-    return [failure for failure in failures if failure.verdict == "fail"]
+def _failures_with(failures: tuple[Failure, ...], mark: Mark) -> list[Failure]:
+    return [failure for failure in failures if failure.verdict == mark]

@@ -15,6 +15,7 @@ from moebox.core.kernel import KernelFindings
 from moebox.core.measure import Load, Slo, Workload
 from moebox.core.pipeline import Pipeline
 from moebox.core.plan import Memory, Plan
+from moebox.core.quirks import is_known_warning
 from moebox.core.recipe import Recipe
 from moebox.core.result import LatencyStats, Measurement
 from moebox.core.verdict import CheckVerdict, Mark
@@ -312,6 +313,11 @@ class RunRecord:
 
     def check_names(self, mark: Mark) -> list[str]:
         return [check.name for check in self.all_checks if check.verdict == mark]
+
+    def warned_names(self, *, known: bool) -> list[str]:
+        """Names of the checks with warnings: those that known quirks of the engine explain, or the others."""
+        warned = [check for check in self.all_checks if check.verdict == "warn"]
+        return [check.name for check in warned if is_known_warning(check) == known]
 
     @property
     def missing_check_count(self) -> int:

@@ -68,7 +68,9 @@ def checks_section(records: Sequence[RunRecord]) -> Section:
 def checks_sentence(record: RunRecord) -> str:
     """ "15 of 17 checks passed; warnings: json and tools; vision failed."."""
     text = record.check_count_text
-    warned, failed = record.check_names("warn"), record.check_names("fail")
+    warned, failed = record.warned_names(known=False), record.check_names("fail")
+    if known := record.warned_names(known=True):
+        text += f"; known quirks of the engine: {join_names(known)}"
     if warned:
         text += f"; warnings: {join_names(warned)}"
     if failed:

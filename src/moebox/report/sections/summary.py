@@ -67,7 +67,12 @@ def run_tiles(record: RunRecord) -> Iterator[Tile]:
 
 def checks_tile(record: RunRecord) -> Tile:
     """How many checks passed, and what else there is to know about them."""
-    failed, warned, total = record.check_names("fail"), record.check_names("warn"), f"of {len(record.checks_run)}"
+    failed, warned, known = (
+        record.check_names("fail"),
+        record.warned_names(known=False),
+        record.warned_names(known=True),
+    )
+    total = f"of {len(record.checks_run)}" + (f"; {len(known)} with known quirks of the engine" if known else "")
     tone: Tone = "warn"
     if failed:
         detail, tone = f"{join_names(failed)} failed", "bad"
