@@ -1,9 +1,12 @@
 """`moebox fetch`: only what is needed, resumed, verified, and never a damaged file."""
 
+import fcntl
+import hashlib
 import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -178,3 +181,66 @@ def test_a_gated_repository_is_not_tried_again(hub: HubServer, moebox: Moebox, t
     assert done.code == 3
     assert "gated; your account has no access" in done.err
     assert len([path for path, _, _ in hub.requests if "/resolve/" in path]) == 1
+
+
+AS_ANOTHER_USER = """
+import os, sys
+from moebox.errors import MoeboxError
+from moebox.hub.client import list_repository, read_remote
+from moebox.hub.fetch import Fetcher
+
+listing = list_repository("org/Small")
+wanted = [file for file in listing.files if file.path.endswith(".safetensors")]
+read_remote(listing, wanted[0], 0, 8)  # imports what the other user may not be able to read
+os.setgroups([]), os.setgid(int(sys.argv[1])), os.setuid(65534)
+try:
+    Fetcher(listing, advance=lambda size: None, retries=0).fetch_all(wanted, at_once=1)
+    print("fetched")
+except MoeboxError as problem:
+    print(problem)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
+@pytest.mark.parametrize(
+    ("group", "mode", "answer"),
+    [(4711, 0o664, "fetched"), (4711, 0o644, "fetched"), (65534, 0o664, "org/Small: Permission denied")],
+    ids=["group", "part of an older moebox", "not in the group"],
+)
+def test_users_of_a_shared_cache_see_each_others_locks(
+    hub: HubServer, tmp_path: Path, group: int, mode: int, answer: str
+):
+    """While one user fetches a file, another is refused in one line; later the group can go on with the part."""
+    repo = hub.repos["org/Small"] = small_repo(tmp_path / "m", shards=1, padding=50_000)
+    name = "model-00001-of-00001.safetensors"
+    with tempfile.TemporaryDirectory(dir="/tmp") as place:  # every user may enter it
+        os.chmod(place, 0o755)  # noqa: S103
+        cache, state = Path(place, "hub"), Path(place, "state")
+        for folder in (cache, state):
+            folder.mkdir()
+        os.chown(cache, 0, 4711)
+        os.chmod(cache, 0o2775)  # noqa: S103
+        os.chmod(state, 0o777)  # noqa: S103
+        env = os.environ | {"HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "0"}
+        argv = [sys.executable, "-m", "moebox", "fetch", "org/Small", "--retries", "0"]
+        hub.choose_fault = lambda path, start: "cut" if path == name else ""
+        own = env | {"MOEBOX_STATE": str(tmp_path / "state")}
+        subprocess.run(argv, env=own, preexec_fn=lambda: os.umask(0o077), capture_output=True, check=False)
+        hub.choose_fault = lambda path, start: ""
+        (part,) = cache.glob(f"*/blobs/{hashlib.sha256(repo.files[name]).hexdigest()}.moebox-part")
+
+        def fetch_as_another() -> str:
+            words = [sys.executable, "-c", AS_ANOTHER_USER, str(group)]
+            other = env | {"MOEBOX_STATE": str(state / "other"), "HOME": place}
+            done = subprocess.run(words, env=other, capture_output=True, text=True, check=False)
+            assert not done.stderr, done.stderr[-2000:]
+            return done.stdout.strip()
+
+        with open(part, "rb") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            assert fetch_as_another() == f"{name}: a process of user 0 is fetching it"
+        assert part.stat().st_mode & 0o777 == 0o664
+        part.chmod(mode)
+        assert fetch_as_another() == answer
+        links = [link.read_bytes() for link in cache.glob("*/snapshots/*/*.safetensors")]
+        assert links == [repo.files[name]] * (answer == "fetched")

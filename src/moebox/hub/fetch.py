@@ -133,15 +133,16 @@ class Fetcher:
         total = 0
         for file in {file.digest: file for file in wanted}.values():
             blob = self._blob(file)
-            here = next((path for path in (blob, self._part(blob)) if path.exists()), None)
-            total += max(0, file.size - (here.stat().st_size if here else 0))
+            with files.report_write_errors(self.folder):
+                here = next((path for path in (blob, self._part(blob)) if path.exists()), None)
+                total += max(0, file.size - (here.stat().st_size if here else 0))
         return total
 
     def check_room(self, wanted: Collection[HubFile]) -> None:
         """Raise ExternalError if the disk has no room for the rest."""
         need = self.missing_bytes(wanted)
         with files.report_write_errors(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_shared_folder(self.folder)
             free = shutil.disk_usage(self.folder).free
         if need and need + SPARE_BYTES > free:
             text = f"{self.listing.repo}: needs {format_gb(need)} more on the disk of {self.folder}"
@@ -176,7 +177,7 @@ class Fetcher:
         blob, link = self._blob(file), self.snapshot / file.path
         with report_hub_errors(self.listing.repo, self.listing.revision):
             for path in (blob, link):
-                path.parent.mkdir(parents=True, exist_ok=True)
+                make_shared_folder(path.parent)
             if link.is_file() and not link.is_symlink():  # a cache without links
                 blob = link
             was_there = blob.is_file() and self._is_intact(blob, file)
@@ -208,15 +209,14 @@ class Fetcher:
 
     def _download(self, file: HubFile, blob: Path) -> None:
         """Download a file, going on with what arrived before, until its hash is right."""
-        part = self._part(blob)
+        part = self._writable_part(blob, file)
         if blob.is_file() and not blob.is_symlink() and blob.stat().st_size < file.size and not part.exists():
             os.replace(blob, part)  # its beginning may be right
         blob.unlink(missing_ok=True)  # no engine may load a damaged file
         with open(part, "a+b") as out:
-            try:
-                fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ExternalError(f"{file.path}: another process is fetching it", hint="wait for it") from None
+            lock_part(out, file)
+            if is_shared(part.parent) and os.fstat(out.fileno()).st_uid == os.geteuid():
+                os.fchmod(out.fileno(), 0o664)  # so that the group can go on with it, and all can see the lock
             for _ in range(MAX_DAMAGED):
                 if self._fill(file, out) == file.digest:
                     out.flush()
@@ -271,3 +271,37 @@ class Fetcher:
 
     def _part(self, blob: Path) -> Path:
         return blob.with_name(f"{blob.name}.moebox-part")
+
+    def _writable_part(self, blob: Path, file: HubFile) -> Path:
+        """Return the part file, or one of this user if another user left the part and does not fetch it now."""
+        part = self._part(blob)
+        if not part.exists() or os.access(part, os.W_OK):
+            return part
+        with open(part, "rb") as other:  # a lock needs no right to write
+            lock_part(other, file)
+        return part.with_name(f"{part.name}-{os.geteuid()}")
+
+
+def lock_part(part: IO[bytes], file: HubFile) -> None:
+    """Lock a partial file. Raise ExternalError if another process, of any user, has it."""
+    try:
+        fcntl.flock(part, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owner = os.fstat(part.fileno()).st_uid
+        who = "another process" if owner == os.geteuid() else f"a process of user {owner}"
+        raise ExternalError(f"{file.path}: {who} is fetching it", hint="wait for it") from None
+
+
+def is_shared(folder: Path) -> bool:
+    """True if the group of a folder may write in it: users share it on purpose."""
+    return bool(folder.stat().st_mode & 0o020)
+
+
+def make_shared_folder(folder: Path) -> None:
+    """Make a folder and its parents; inside a folder that users share, their group may write in them too."""
+    if folder.is_dir():
+        return
+    make_shared_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    if is_shared(folder.parent) and folder.stat().st_uid == os.geteuid():
+        folder.chmod(0o775 | folder.parent.stat().st_mode & 0o2000)
