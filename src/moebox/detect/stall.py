@@ -7,6 +7,7 @@ processes cannot be seen (another machine, another user, behind a container's pr
 
 import contextlib
 import os
+import re
 import socket
 import threading
 import time
@@ -23,7 +24,11 @@ from moebox.errors import ExternalError
 from moebox.escape import printable_line
 
 STILL_CORES = 0.01  # one tick a second; a stopped process uses none
-LOG_LINES, LOG_TAIL_BYTES = 5, 8192
+LOG_LINES, LOG_TAIL_BYTES = 5, 32_768
+# The line of torch's NCCL watchdog, and of a dump of Python's stack (faulthandler, py-spy) inside a collective.
+COLLECTIVE = re.compile(
+    r"OpType=(\w+)|distributed_c10d\.py\"?(?:, line |:)\d+\)? in (\w+)|(\w+) \([^)]*distributed_c10d\.py:"
+)
 
 
 STANDS_STILL = "stands still"  # part of every message about a stall
@@ -137,8 +142,11 @@ class StallWatch:
         else:
             why = "no reply from /health and /metrics, no CPU time, no GPU use"
             hint = f"`py-spy dump --pid {pid}` or `gdb -p {pid}` shows where it hangs"
-        lines = last_log_lines(Path(self.endpoint.log)) if self.endpoint.log else []
-        if lines:
+        lines = last_log_lines(Path(self.endpoint.log), count=LOG_TAIL_BYTES) if self.endpoint.log else []
+        found = [match for line in lines if (match := COLLECTIVE.search(line))]
+        if found:  # all ranks wait in it, or one does not come
+            why += f"; its log shows the collective {found[-1][found[-1].lastindex or 0]}"
+        if lines := lines[-LOG_LINES:]:
             hint = "\n".join([f"{hint}; the last lines of {self.endpoint.log}:", *(f"  {line}" for line in lines)])
         text = f"the server at {self.endpoint.base_url} {STANDS_STILL}: nothing came for {seconds:.0f} s, {why}"
         return ServerStalled(text, hint=hint)
