@@ -81,7 +81,7 @@ TASKS = (
     ),
     Task(
         question="how fast is it",
-        commands=("moebox bench --concurrency 1 --requests 4 --allow-failures",),
+        commands=("moebox bench --concurrency 1 --requests 4 --set allow_failures=true",),
         answer="out tok/s",
     ),
     Task(question="use it from Python", commands=("moebox connect openai",), answer="OPENAI_BASE_URL"),

@@ -153,6 +153,6 @@ def test_one_failed_request_is_exit_code_1_unless_allowed() -> None:
         return good(peer, body)
 
     words = ["--model", "m", "--requests", "4", "--output", "2"]
-    for extra, code in (([], 1), (["--allow-failures"], 0)):
+    for extra, code in (([], 1), (["--set", "allow_failures=true"], 0)):
         with serving(sometimes) as server:
             assert main(["bench", server.url, *words, *extra]) == code

@@ -106,7 +106,7 @@ def test_a_label_stays_a_name(
     """It leads nowhere, fits, and `runs show` finds what has it."""
     words = ["--model", "m", "--tg", "8", "--set", "repeat=1"] if tests else FEW
     with serving(good) as server:
-        assert main(["bench", server.url, *words, "--label", label]) == 0
+        assert main(["bench", server.url, *words, "--set", f"label={label}"]) == 0
     (run,) = (path for path in runs.iterdir() if path.is_dir())
     name = name if name != "random" or not tests else "pp-tg"
     assert measured(run) == ([f"{name}.json"] if tests else [f"{name}-c1.json", f"{name}-c1.samples"])
@@ -219,7 +219,6 @@ def test_streams_that_broke_off_are_not_forgotten(runs: Path, capsys: pytest.Cap
     shown = " ".join(capsys.readouterr().out.split())
     assert "! fast" in shown
     assert "4 requests failed" in shown
-    assert "4 of 8 requests failed" in shown
 
 
 @pytest.mark.parametrize("words", [["--concurrency", "1,2,4"], ["--search", "concurrency", "--slo", "ttft=9s"]])

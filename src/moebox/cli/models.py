@@ -13,7 +13,6 @@ from moebox.cli.output import exit_code, print_lines, print_result, stdout_conso
 from moebox.core.layers import Compressed, FeedForward, Gqa, LayerKind, Layers, Linear, Mamba, Mla
 from moebox.core.model import COMPONENTS, KV_BYTES, Checkpoint, Model
 from moebox.errors import BadInput, refuse_if, refuse_out_of_range
-from moebox.flows import recipes
 from moebox.hub.client import parse_repo_name, search_repositories
 from moebox.loose import Document
 from moebox.units import format_count, format_gb, format_gib, format_params, format_percent, plural
@@ -32,6 +31,8 @@ def models(*, everything: Annotated[Switch, Parameter(name="--all")] = False, js
     Args:
         everything: List all of them, not only as many as a screen shows; JSON always has all.
     """
+    from moebox.flows import recipes
+
     known = sorted(recipes.known_models(), key=lambda known: known.model.released, reverse=True)
     document = {
         "models": [
@@ -127,7 +128,12 @@ def show(model: str, *, everything: Annotated[Switch, Parameter(name="--all")] =
             (any of its parts).
         everything: Show parameters by component, every checkpoint, and the engines that read it; JSON always has all.
     """
-    known = recipes.phantom_model() if recipes.is_phantom(model) else look_up_model(model)
+    if model == "phantom":
+        from moebox.flows import recipes  # loads the planner, which the other models do not need
+
+        known = recipes.find_model(model)
+    else:
+        known = look_up_model(model)
     found, checkpoints = known.model, known.checkpoints
     page = model_page if everything else model_screen
 
@@ -207,7 +213,8 @@ def model_table(models: list[ResolvedModel], *, width: int = 80) -> "RenderableT
     table.add_column("as published", no_wrap=True)
     for known in models:
         native = next((each for each in known.checkpoints if each.native), None)
-        last = f"{format_gb(native.total_bytes):>8} {native.name}" if native else "-"
+        name = native.name if native and len(native.name) < 12 else native and native.quant
+        last = f"{format_gb(native.total_bytes):>8} {name}" if native else "-"
         table.add_row(known.model.name, *(text(known.model) for text in figures.values()), last)
     note = "\nKV/token: bytes of bf16 cache. `moebox models show NAME` shows one of them, or a\nfolder or .gguf file."
     return Group(table, Text(note, style="dim"))

@@ -6,7 +6,9 @@ from moebox.cli.display import WaitingLine
 from moebox.cli.flags import AsJson, Settings, Switch
 from moebox.cli.output import print_lines, print_result, stdout_console
 from moebox.cli.signals import interrupt_message
+from moebox.core.setting import split_settings
 from moebox.errors import AnswerIsNo, refuse_if
+from moebox.serve.where import NodeSettings
 from moebox.units import format_seconds
 
 DEFAULT_BUDGET = "10m"  # of --measure
@@ -20,7 +22,6 @@ def rehearse(
     budget: str = "",
     phantom: Switch = False,
     settings: Settings = None,
-    patience: str = "15m",
     json: AsJson = False,
 ) -> int:
     """Boot RECIPE's engine with its own flags, few layers and dummy weights; prompt it, decode, and stop it.
@@ -37,8 +38,8 @@ def rehearse(
         measure: Calibrate the forecast for this box.
         budget: Time limit of --measure. Default: 10m.
         phantom: Use the phantom's weights, which give meaningful answers, instead of dummy ones.
-        settings: Another value of the recipe, such as runtime.kind=docker; repeatable.
-        patience: Longest time without progress while starting.
+        settings: Another value of the recipe, such as runtime.kind=docker; or patience_s=15m, the longest time
+            without progress while starting; repeatable.
     """
     from moebox.cli.calibrations import calibration_summary, step_table
     from moebox.cli.up import StartupPhases, known_problems
@@ -50,8 +51,8 @@ def rehearse(
     from moebox.serve.order import require_engine
     from moebox.store import Run
 
-    chosen = recipes.load_recipe(recipe, settings or ())
-    patience_s = flags.parse_duration("--patience", patience)
+    starting, others = split_settings(NodeSettings(), settings or ())
+    chosen = recipes.load_recipe(recipe, others)
     budget_s = flags.parse_duration("--budget", budget or DEFAULT_BUDGET)
     words = flags.split_names(layers)
     wrong = f"--layers {layers}: must be a number of layers, or two with --measure, such as 4,8"
@@ -77,14 +78,14 @@ def rehearse(
                     run,
                     layers=depths,
                     budget_s=budget_s,
-                    patience_s=patience_s,
+                    patience_s=starting.patience_s,
                     notify=lambda line: print_lines([line], stderr=True),
                 )
         else:
             kept = depths[0] if depths else 0
             with StartupPhases(f"rehearse {chosen.engine} {chosen.model} {kept or ''} {phantom}") as phases:
                 rehearsal = flow.rehearse(
-                    deploy(chosen), run, layers=kept, phantom=phantom, patience_s=patience_s, listener=phases
+                    deploy(chosen), run, layers=kept, phantom=phantom, patience_s=starting.patience_s, listener=phases
                 )
     except LaunchFailed as problem:
         raise AnswerIsNo(problem.message, hint=problem.hint) from None

@@ -38,7 +38,6 @@ def up(
     port: int | None = None,
     detach: Switch = False,
     service: Switch = False,
-    patience: str = "15m",
     apply_remedy: Switch = False,
     dry_run: Switch = False,
     force: Switch = False,
@@ -57,7 +56,6 @@ def up(
         detach: Return once it answers; `moebox ps`, `logs` and `down` find it again.
         service: Keep it up: restart it when it dies or hangs, and keep the evidence. Writes a systemd unit
             and starts it; without systemd, or inside that unit, it is kept up from here (docs/living.md).
-        patience: Longest time without progress while starting.
         apply_remedy: If the start fails for a reason that a change of the recipe fixes, change it and try once more.
         dry_run: Print the command instead of running it.
         force: With --dry-run, print the command of a recipe that does not fit.
@@ -65,7 +63,7 @@ def up(
         slurm: Start it on nodes that Slurm allocates.
         settings: Another value of the recipe, such as runtime.kind=docker, listen.host=0.0.0.0 or flags.max-num-seqs=8;
             or of the nodes: slurm.partition=gpu, slurm.account=me, slurm.time_limit=8:00:00, nodes.python=python3.12
-            (which needs no package); repeatable.
+            (which needs no package); or patience_s=15m, the longest time without progress while starting; repeatable.
         json: Print the endpoint, facts and plan against reality as one JSON document.
     """
     from moebox.checkpoint import deploy
@@ -81,7 +79,6 @@ def up(
     where = NodeSelection(hosts=hosts, slurm=slurm, settings=chosen)
     loaded = recipes.load_recipe(recipe, others)
     deployment = deploy(loaded if port is None else loaded.with_port(port))
-    patience_s = flags.parse_duration("--patience", patience)
     refuse_if(not slurm and chosen.slurm != SlurmJob(), "slurm.partition, account and time_limit need --slurm")
     refuse_if(not where.is_given and chosen.nodes != NodePrograms(), "nodes.python needs --hosts or --slurm")
     where.check_recipe(deployment.recipe)
@@ -96,10 +93,10 @@ def up(
     print_warnings(deployment)
     if service:
         refuse_if(where.is_given or detach, "--service starts one engine on this machine", hint="leave out --detach")
-        return keep_up(deployment, recipe, settings or (), chosen.service, patience_s)
+        return keep_up(deployment, recipe, settings or (), chosen.service, chosen.patience_s)
     run = Run.create(deployment.recipe.name)
     try:
-        session = start_engine(deployment, run, patience_s, where)
+        session = start_engine(deployment, run, chosen.patience_s, where)
     except LaunchFailed as problem:
         change = problem.finding.change if problem.finding else {}
         changed = with_settings(deployment.recipe, change) if change else deployment.recipe
@@ -107,7 +104,7 @@ def up(
             raise
         run.add_event(RemedyApplied(symptom=problem.finding.symptom if problem.finding else None, change=change))
         stderr_console().print(f"{problem.message}\ntrying the remedy: {changes_text(change)}", markup=False)
-        session = start_engine(deployment.with_recipe(changed), run, patience_s, where)
+        session = start_engine(deployment.with_recipe(changed), run, chosen.patience_s, where)
     try:
         rows = reality.compare_with_plan(session.facts, reality.planned_memory(session.prepared.deployment))
         run.add_event(PlanReality(rows=tuple(rows)))

@@ -147,8 +147,8 @@ class EngineDetached(Event, tag="engine.detached", frozen=True):
 class ServiceRestarted(Event, tag="service.restarted", frozen=True):
     """A service restarts its engine; the evidence is in incidents/."""
 
-    reason: str
-    number: int
+    reason: str = ""
+    number: int = 0
 
 
 class ProgramStarted(Event, tag="program.started", frozen=True):

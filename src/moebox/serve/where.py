@@ -45,6 +45,7 @@ class NodeSettings:
     slurm: SlurmJob = SlurmJob()
     nodes: NodePrograms = NodePrograms()
     service: ServiceSettings = ServiceSettings()
+    patience_s: float = 900.0  # the longest time without progress while an engine starts
 
 
 @dataclass(frozen=True, kw_only=True)

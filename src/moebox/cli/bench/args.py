@@ -54,6 +54,8 @@ class BenchSettings(WorkloadFile):
     """What --set changes: the keys of a workload file, and the connection."""
 
     endpoint: ServerAccess = ServerAccess()
+    label: str = ""  # a name for the result
+    allow_failures: bool = False  # exit with 0 even if requests failed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +68,8 @@ class BenchPlan:
     repeat: int = 3
     name: str = ""  # of the workload file; it ends in "-changed" if a flag changed a published benchmark
     endpoint: ServerAccess = ServerAccess()
+    label: str = ""  # for the result, if the user chose one
+    allow_failures: bool = False
 
     def load_at(self, axis: str, value: float) -> Load:
         """Return the first load with its concurrency or rate replaced."""
@@ -107,6 +111,8 @@ def make_bench_plan(
         repeat=whole.repeat,
         name=label,
         endpoint=whole.endpoint,
+        label=whole.label,
+        allow_failures=whole.allow_failures,
     )
 
 

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from moebox.cli import flags
 from moebox.cli.bench.args import BenchArgs, BenchPlan, ServerAccess, make_bench_plan, parse_counts
 from moebox.cli.bench.results import ResultKeeper, RunMeasurements, load_label, print_results, print_test_rows
-from moebox.cli.flags import AsJson, Settings, Switch
+from moebox.cli.flags import AsJson, Settings
 from moebox.cli.output import exit_code, print_result, stderr_console, stdout_console
 from moebox.cli.target import find_endpoint, warn_simulation
 from moebox.core.measure import Load, SearchAxis, Slo
@@ -41,8 +41,6 @@ def bench(
     pp: str = "",
     tg: str = "",
     settings: Settings = None,
-    allow_failures: Switch = False,
-    label: str = "",
     output_file: Annotated[Path | None, Parameter(name=["--output-file", "-o"])] = None,
     run: str = "",
     json: AsJson = False,
@@ -62,9 +60,8 @@ def bench(
         pp: Prefill only, for these prompt lengths (512,4096): PP cold and warm.
         tg: Decode only, for these reply lengths (128): TG.
         settings: Another value of the workload file, such as load.arrivals=constant, workload.turns=8 or warmup=4,
-            or of the connection, such as endpoint.ca_file=ca.pem; repeatable. docs/metrics.md lists them.
-        allow_failures: Exit with 0 even if requests failed; otherwise a failed request makes the exit code 1.
-        label: A name for the result.
+            or of the connection, such as endpoint.ca_file=ca.pem; label=NAME for the result; allow_failures=true for
+            exit code 0 after failed requests; repeatable. docs/metrics.md lists them.
         output_file: Write the result to this file (JSON), and the samples beside it.
         run: Keep the result in this run's measurements. Default: a new run, unless --output-file is given.
     """
@@ -86,7 +83,7 @@ def bench(
     plan = make_bench_plan(args, workload, settings, search)
     insecure, ca_file, tokenizer = plan.endpoint.insecure, plan.endpoint.ca_file, plan.endpoint.tokenizer
     endpoint = find_endpoint(target, model=model, key_env=key_env, insecure=insecure, ca_file=ca_file)
-    keeper = ResultKeeper(output_file, run, label or plan.name, endpoint=endpoint)
+    keeper = ResultKeeper(output_file, run, plan.label or plan.name, endpoint=endpoint)
     probed = probe_endpoint(
         endpoint,
         tokenizer=tokenizer,
@@ -101,11 +98,13 @@ def bench(
     warn_simulation(probed.simulation)
     if any(tests):
         with hold_endpoint(endpoint.base_url, "moebox bench"):
-            return _run_tests(probed, tests, plan, keeper, json=json, allow_failures=allow_failures)
-    values = {"--model": model, "--key-env": key_env, "--label": label, "--run": run}
+            return _run_tests(probed, tests, plan, keeper, json=json)
+    values = {"--model": model, "--key-env": key_env, "--run": run}
     words = ["moebox", "bench", *([target] if target else [])]
     words += [word for flag, value in values.items() if value for word in (flag, value)]
-    words += setting_flags(plan.endpoint, ServerAccess(), "endpoint.") + ["--allow-failures"] * allow_failures
+    words += setting_flags(plan.endpoint, ServerAccess(), "endpoint.")
+    own = {"label": plan.label, "allow_failures": "true" if plan.allow_failures else ""}
+    words += [word for key, value in own.items() if value for word in ("--set", f"{key}={value}")]
     sweep = _Sweep(probed, plan, limits, keeper)
     with hold_endpoint(endpoint.base_url, "moebox bench"):
         best = sweep.run_loads(search)
@@ -127,7 +126,7 @@ def bench(
         return INTERRUPTED
     if search and best is None:
         raise AnswerIsNo(f"even {load_label(results[0])} did not meet the SLO")
-    failed = any(measured.result.bad_requests for measured in sweep.done) and not allow_failures
+    failed = any(measured.result.bad_requests for measured in sweep.done) and not plan.allow_failures
     return exit_code(any(measured.result.completed for measured in sweep.done) and not failed)
 
 
@@ -229,7 +228,6 @@ def _run_tests(
     keeper: ResultKeeper,
     *,
     json: bool,
-    allow_failures: bool,
 ) -> int:
     """Run the tests of --pp and --tg."""
     from moebox.bench.pptg import measure_prefill_decode
@@ -253,7 +251,7 @@ def _run_tests(
     for row in failed:
         stderr_console().print(f"{row.test}: {row.failed} of {result.repeat} requests failed", style="red")
     keeper.raise_if_lost()
-    return exit_code(allow_failures or not failed)
+    return exit_code(plan.allow_failures or not failed)
 
 
 def import_(files: list[Path], /, *, run: str = "", json: AsJson = False) -> int:
