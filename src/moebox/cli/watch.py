@@ -1,6 +1,7 @@
 """`moebox watch`: live charts of an endpoint in the terminal, alerts, and a check every few minutes."""
 
 import itertools
+import os
 import time as clock
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -35,13 +36,13 @@ def watch(
     every: str = "2s",
     canary: str = "5m",
     time: str = "",
-    alert: str = "",
     json: AsJson = False,
 ) -> int:
     """Watch an endpoint: requests, tokens, cache and latencies from its metrics, and a check every few minutes.
 
     Alerts name cause, evidence and setting (docs/living.md). Samples and alerts are kept in watch.jsonl of the run
-    folder. Stays until Ctrl-C, or for --time; then the exit code is 1 if there was an alert.
+    folder. The variable MOEBOX_ALERT may hold a URL that gets each alert as JSON, or a command that gets it on its
+    standard input. Stays until Ctrl-C, or for --time; then the exit code is 1 if there was an alert.
 
     Args:
         target: A URL, a recipe, or the name of an engine that moebox started. Default: the running one.
@@ -50,7 +51,6 @@ def watch(
         every: How often to read the metrics.
         canary: How often to run a check (plain, arithmetic, streaming, tools in turn); 0 never.
         time: How long to watch.
-        alert: A URL that gets each alert as JSON, or a command that gets it on its standard input.
         json: Print what was seen as one JSON document at the end; needs --time.
     """
     from moebox.flows.watch import CANARIES, AlertSender, EndpointWatcher, WatchHistory
@@ -63,6 +63,7 @@ def watch(
     warn_simulation(is_twin(endpoint))
     watcher = EndpointWatcher(endpoint)
     history = WatchHistory(Path(endpoint.log).parent if endpoint.log else create_run("watch", endpoint).path)
+    alert = os.environ.get("MOEBOX_ALERT", "")
     sender = AlertSender(alert, endpoint.model, lambda line: stderr_console().print(line, markup=False))
     sent, interrupted = 0, False
     began, checks = clock.monotonic(), itertools.cycle(CANARIES)
