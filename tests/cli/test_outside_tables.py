@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from moebox.cli import main
+from moebox.flows.fleet_plan import candidate_for_recipe
 
 BOX = ["--box", "4x-rtx-pro-6000-server"]
 NEW_GPU = (
@@ -134,4 +135,14 @@ def test_unknown_weights_without_odd_fields_have_no_such_notes(tmp_path: Path, c
     (tmp_path / "config.json").write_text(json.dumps(ODD))
     out, _ = read_forecast(["plan", *BOX, "--why", str(tmp_path)], capsys)
     assert "not counted" not in out
+    assert "-0.000000" not in out
     assert "quantisation" not in out
+
+
+def test_a_fleet_has_the_range_of_a_serving_forecast(recipe: str, capsys: pytest.CaptureFixture[str]):
+    """`fleet plan` and `forecast --input --output` state the same range for the same recipe on the same box."""
+    words = ["forecast", recipe, "--input", "512", "--output", "64", "--concurrency", "1"]
+    out, _ = read_forecast(words, capsys)
+    candidate = candidate_for_recipe(recipe, "4x-rtx-pro-6000-server")
+    low, high = candidate.speed_range
+    assert f"expect {low - 1:+.0%} to {high - 1:+.0%} ({candidate.basis})" in out

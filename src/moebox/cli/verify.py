@@ -19,7 +19,7 @@ from moebox.cli.target import create_run, find_endpoint, open_run
 from moebox.core.setting import Effort, apply_settings
 from moebox.errors import refuse_if
 from moebox.escape import one_line
-from moebox.units import format_seconds
+from moebox.units import format_seconds, plural
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -143,7 +143,7 @@ class VerifyView:
         from rich.markup import escape
 
         trial = f", {progress.trial} of {progress.trials}" if progress.trials else ""
-        parts = [f"{progress.check}: {progress.probe}{trial}", f"{progress.requests} requests"]
+        parts = [f"{progress.check}: {progress.probe}{trial}", plural(progress.requests, "request")]
         parts.append(format_seconds(progress.seconds))
         if progress.seconds_left is not None:
             parts.append(f"about {format_seconds(progress.seconds_left)} left")
@@ -161,7 +161,7 @@ class VerifyView:
         self.last = clock.monotonic()
         out = stdout_console()
         requests = sum(probe.requests for probe in verdict.probes)
-        note = f"{format_seconds(verdict.seconds)}, {requests} requests" if verdict.probes else "not tried"
+        note = f"{format_seconds(verdict.seconds)}, {plural(requests, 'request')}" if verdict.probes else "not tried"
         out.print(f"{VERDICT_MARKS[verdict.verdict]} {verdict.name:<13} [dim]{note}[/]")
         for probe in verdict.probes:
             if probe.verdict != "pass":
@@ -188,7 +188,7 @@ class VerifyView:
         counts += [f"{count['warn']} with warnings"] if count["warn"] else []
         counts += [f"{count['fail']} failed"] if count["fail"] else []
         counts += [f"{count['skip']} skipped"] if count["skip"] else []
-        effort = f"{results.requests} requests in {format_seconds(results.seconds)}"
+        effort = f"{plural(results.requests, 'request')} in {format_seconds(results.seconds)}"
         verdict = f"[{COLOURS[results.verdict]}]{results.verdict}[/]"
         out.print(f"{verdict}: {', '.join(counts)}; {effort}", soft_wrap=True)
         for note in (*results.notes, *([results.stopped] if results.stopped else [])):

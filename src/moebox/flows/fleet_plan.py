@@ -42,11 +42,11 @@ class FleetCandidate:
     @property
     def speed_range(self) -> tuple[float, float]:
         """Factors on its forecast speed that contain four of five published results."""
-        return self.model.speed.decode_range
+        return self.model.speed.range_factors("serving")
 
     @property
     def basis(self) -> str:
-        return self.model.speed.basis_text()
+        return self.model.speed.basis_text("serving")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -103,7 +103,7 @@ def _gpu_formulas(step: GpuStep, batch: int, context: int) -> Formulas:
             attention_source,
         ),
         "all-reduce": (
-            f"2 × {model.layers} × {reduce:.6f} ms + {rest:.6f} ms; {size:,.0f} B over {rank.tp} ranks, "
+            f"2 × {model.layers} × {reduce:.6f} ms + {max(rest, 0):.6f} ms; {size:,.0f} B over {rank.tp} ranks, "
             f"{step.fabric.rate * step.fabric.wire.bus / 1e9:.1f} GB/s bus"
             + (f"; {step.fabric.state}" if step.fabric.state and rank.tp > 1 else ""),
             step.fabric.wire.source,
