@@ -213,8 +213,9 @@ def model_table(models: list[ResolvedModel], *, width: int = 80) -> "RenderableT
     table.add_column("as published", no_wrap=True)
     for known in models:
         native = next((each for each in known.checkpoints if each.native), None)
-        name = native.name if native and len(native.name) < 12 else native and native.quant
-        last = f"{format_gb(native.total_bytes):>8} {name}" if native else "-"
+        last = "-"
+        if native:
+            last = f"{format_gb(native.total_bytes):>8} {native.name if len(native.name) < 12 else native.quant}"
         table.add_row(known.model.name, *(text(known.model) for text in figures.values()), last)
     note = "\nKV/token: bytes of bf16 cache. `moebox models show NAME` shows one of them, or a\nfolder or .gguf file."
     return Group(table, Text(note, style="dim"))
