@@ -25,7 +25,7 @@ CHARS_PER_TOKEN = 1.5  # of pseudo-words and figures with any tokenizer; less te
 MAX_LONG_S = 10.0  # for one long prompt, unless the run is thorough
 NOISE_READINGS = 2
 # Share of probability on other tokens. The phantom on healthy llama.cpp moves up to 0.14 by another route (2026-11-17:
-# its experts flip at near ties); a prompt that lost its last token moves 0.6 and more.
+# its experts flip at near ties); what a damaged route moves is known from a toy server only.
 ALLOWED = 0.35
 NOISE_FACTOR = 4.0
 
