@@ -22,7 +22,7 @@ from moebox.store import JournalEntry, Run
 ROOT = Path(__file__).parents[2]
 ENGINE = "tests.verify.oracle.engine"
 WAIT_S = 120.0  # for what comes within a second or two on an idle machine
-MEASURED = 64  # max_tokens of a measurement in a story without a model's name
+MEASURED = 64  # max_tokens of a measurement in a pipeline without a model's name
 # The Nth such request: each level warms up with as many requests as it has streams and then sends four of each.
 SECOND_LEVEL = 8
 ASKED: dict[StepName, tuple[str | int, int]] = {
@@ -41,7 +41,7 @@ def weights(folder: Path) -> Path:
 
 
 def oracle_recipe(folder: Path) -> Path:
-    """A recipe file whose engine is the oracle: a process that answers every question of the ladder rightly."""
+    """A recipe file whose engine is the oracle: a process that answers every question of the checks rightly."""
     made = Recipe(
         name="oracle",
         engine="llama.cpp",
@@ -61,7 +61,7 @@ def oracle_recipe(folder: Path) -> Path:
 
 
 def only(*names: StepName, streams: str = "1") -> list[str]:
-    """Words for a story of the plan and these steps alone; memory is not measured."""
+    """Words for a pipeline of the plan and these steps alone; memory is not measured."""
     wanted = ("plan", *names)
     left = [name for name in STEPS[: STEPS.index(wanted[-1])] if name not in wanted]
     words = ["--effort", "quick", "--ram-bandwidth", "20GB/s", "--concurrency", streams, "--until", wanted[-1]]
@@ -75,12 +75,12 @@ def begin(*words: str) -> "subprocess.Popen[str]":
 
 
 def resume(run: Run, capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    """The story's JSON after --resume, which must end well."""
+    """The pipeline's JSON after --resume, which must end well."""
     capsys.readouterr()
     assert main(["run", "--resume", run.id, *words, "--json"]) == 0
-    told: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert all(one["state"] in ("done", "skipped", "waiting") for one in told["steps"])
-    return told
+    reported: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert all(one["state"] in ("done", "skipped", "waiting") for one in reported["steps"])
+    return reported
 
 
 def until(found: Any, what: str) -> Any:
@@ -153,7 +153,7 @@ class Hold:
 
 
 def held_in(step: StepName, recipe: Path, hold: Hold) -> tuple["subprocess.Popen[str]", Run]:
-    """A story in the middle of that step: its engine waits before it answers. In a bench, one level is measured."""
+    """A pipeline in the middle of that step: its engine waits before it answers. In a bench, one level is measured."""
     hold.at(*ASKED[step])
     moebox = begin("--recipe", str(recipe), *only(step, streams="1,2"))
     hold.wait()

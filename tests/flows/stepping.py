@@ -4,7 +4,7 @@
 
 MODE: good; oom-above-N (more layers run out of memory while loading); dies-above-N (so it does while it is timed);
 refuses (every request fails); slows (each request takes longer than the one before); caches (answers prompts from its
-prefix cache, and says so); alone (one request after another).
+prefix cache, and reports it); alone (one request after another).
 """
 
 import contextlib

@@ -98,7 +98,7 @@ def test_a_second_run_refines_the_first(run: Run, tmp_path: Path) -> None:
 
 
 def test_a_depth_that_is_too_large_is_taken_shallower(run: Run) -> None:
-    """12 layers run out of memory, 8 do as well, 6 are measured; it says so."""
+    """12 layers run out of memory, 8 do as well, 6 are measured; it reports it."""
     found = calibrate(acting("oom-above-7"), run, layers=(4, 12), budget_s=BUDGET_S)
     assert found.depths == (4, 6)
     assert "12 layers ran out of memory; 8 layers taken instead" in found.notes
@@ -115,7 +115,7 @@ def test_an_engine_that_dies_at_the_second_depth_leaves_no_half_calibration(run:
     assert not marked_processes()
 
 
-def test_no_memory_for_any_second_depth_is_told(run: Run) -> None:
+def test_no_memory_for_any_second_depth_is_reported(run: Run) -> None:
     """Nothing lies between 4 and 5."""
     with pytest.raises(LaunchFailed, match="memory"):
         calibrate(acting("oom-above-4"), run, layers=(4, 5), budget_s=BUDGET_S)
@@ -129,7 +129,7 @@ def test_streams_that_never_decode_together_are_left_out_and_named(run: Run) -> 
     assert "4 layers: left out: 2 streams at 256 tokens never decoded together for 8 steps" in found.notes
 
 
-def test_requests_that_fail_are_told_in_the_servers_words(run: Run) -> None:
+def test_requests_that_fail_are_reported_in_the_servers_words(run: Run) -> None:
     """HTTP 500 is the answer no."""
     with pytest.raises(AnswerIsNo, match="HTTP 500: EngineCore encountered an issue"):
         calibrate(acting("refuses"), run, layers=(4, 8), budget_s=BUDGET_S)
@@ -174,8 +174,8 @@ def test_another_process_on_the_gpu_is_named_whenever_it_comes(run: Run, monkeyp
     recipe = dataclasses.replace(acting("good"), env={"CUDA_VISIBLE_DEVICES": "0"})
     found = calibrate(recipe, run, layers=(4, 8), budget_s=BUDGET_S)
 
-    told = [note for note in found.notes if "another process" in note]
-    assert told == [f"another process used GPU 0: pid {pid}, 8.00 GiB" for pid in (4711, 4712)]
+    reported = [note for note in found.notes if "another process" in note]
+    assert reported == [f"another process used GPU 0: pid {pid}, 8.00 GiB" for pid in (4711, 4712)]
     assert driver.looks == 6
 
 
@@ -190,9 +190,9 @@ def test_ctrl_c_keeps_what_was_measured_and_stops_the_engine(tmp_path: Path) -> 
         if "4 layers: 5 of" in line:
             break
     command.send_signal(signal.SIGINT)
-    told = command.stderr.read()
+    reported = command.stderr.read()
     assert command.wait(60) == 130
-    assert "interrupted; what was measured is in" in told.replace("\n", " ")
+    assert "interrupted; what was measured is in" in reported.replace("\n", " ")
     folder = next((tmp_path / "runs").iterdir())
     kept = json.loads((folder / FILE).read_text())
     assert kept["boots"][0]["layers"] == 4

@@ -64,6 +64,6 @@ def test_figures_that_are_missing_are_no_success(
         monkeypatch.setenv(name, str(tmp_path))
     monkeypatch.setattr("sys.argv", ["calibration_cpu.py", "--llama", "llama-server", "--out", str(tmp_path)])
     assert script.main() == 1
-    said = capsys.readouterr().out
-    assert "| llama.cpp | decode at 256 |" in said
-    assert "2 of 3 figures are missing" in said
+    output = capsys.readouterr().out
+    assert "| llama.cpp | decode at 256 |" in output
+    assert "2 of 3 figures are missing" in output

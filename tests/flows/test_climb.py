@@ -125,7 +125,7 @@ def test_an_engine_that_is_no_good_ends_the_climb(recipe: Recipe):
         climb(broken, Run.create("climb"), effort=LIGHT)
 
 
-def test_a_setting_that_does_not_exist_is_told_before_anything_starts(recipe: Recipe):
+def test_a_setting_that_does_not_exist_is_reported_before_anything_starts(recipe: Recipe):
     """A misspelt setting costs no engine start."""
     document = {**codec.to_plain(recipe), "climb": {"settings": {"hybrid.ubatches": [512]}}}
     with pytest.raises(BadInput, match="ubatches"):
@@ -178,12 +178,12 @@ def test_an_interrupted_climb_says_how_to_go_on(recipe: Recipe, tmp_path: Path):
     assert process.stderr
     assert any(line.startswith("start") for line in process.stderr)
     process.send_signal(signal.SIGTERM)
-    said = process.stderr.read()
+    output = process.stderr.read()
     process.stderr.close()
 
     assert process.wait(timeout=60) == 130
     (run,) = (tmp_path / "runs").iterdir()
-    assert said.splitlines()[-1] == f"interrupted; resume with: moebox climb --resume {run.name}"
+    assert output.splitlines()[-1] == f"interrupted; resume with: moebox climb --resume {run.name}"
     assert state.orphan_processes() == {}
 
 
@@ -245,9 +245,9 @@ def test_an_engine_that_is_not_installed_is_no_verdict_on_the_recipe(
     path.write_text(codec.to_toml(dataclasses.replace(recipe, runtime=Runtime(entry="no-such-engine-program"))))
 
     assert main(["climb", str(path)]) == 3
-    said = capsys.readouterr().err
-    assert "error: llama.cpp is not installed here" in said
-    assert "not good" not in said
+    output = capsys.readouterr().err
+    assert "error: llama.cpp is not installed here" in output
+    assert "not good" not in output
 
 
 @pytest.mark.parametrize(

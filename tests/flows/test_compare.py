@@ -220,7 +220,7 @@ def test_jobs_are_paired_by_seed():
 
 
 def test_compare_by_task_finds_the_worse_model(capsys: pytest.CaptureFixture[str]):
-    """Against the scripted model: one that works and one that only says so."""
+    """Against the scripted model: one that works and one that only reports it."""
     with agents() as url:
         words = [
             "compare",

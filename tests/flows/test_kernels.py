@@ -14,7 +14,7 @@ from moebox.stream.awake import AwakeClock
 
 
 def test_the_doctors_step_leaves_kernel_findings(tmp_path: Path) -> None:
-    """An fp8 cache on SM120: one line of news that names the mend, and an entry the report reads."""
+    """An fp8 cache on SM120: one line of news that names the fix, and an entry the report reads."""
     run = Run.create("k26", runs=tmp_path)
     run.write_file("box.toml", codec.to_toml(detect.load_box("8x-rtx-pro-6000")))
     recipe = dataclasses.replace(read_recipe("kimi-k26-vllm"), kv="fp8", engine_version="0.32.0")
@@ -30,8 +30,8 @@ def test_the_doctors_step_leaves_kernel_findings(tmp_path: Path) -> None:
         notify=lambda kind, what: news.append(what) if kind == "news" else None,
         confirm=lambda question: True,
     )
-    told = teller.run_steps()
-    assert told.step("doctor").figures["kernels_failing"] == 1
+    reported = teller.run_steps()
+    assert reported.step("doctor").figures["kernels_failing"] == 1
     assert any("moebox doctor kernels --engine vllm --kv fp8 --fix" in line for line in news)
     (seen,) = read_run(run).kernels
     assert (seen.by, seen.bad[0].shared_bytes) == ("table", 102_400)

@@ -80,7 +80,7 @@ class Crowded:
 
 
 def test_a_sweep_that_is_not_monotone_is_measured_again_and_marked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two streams that are slower than one are tried twice; the figure says so in the file and the terminal."""
+    """Two streams that are slower than one are tried twice; the figure reports it in the file and the terminal."""
     monkeypatch.setenv("MOEBOX_REPEATS", "1")
     run, lines = Run.create("crowded"), list[str]()
     with serving(Crowded().answer) as live:

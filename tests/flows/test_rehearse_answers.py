@@ -1,4 +1,4 @@
-"""What a rehearsal with the phantom makes of its ladder: known habits pass and are named, anything else fails."""
+"""What a rehearsal with the phantom makes of its checks: known quirks pass and are named, anything else fails."""
 
 import json
 from dataclasses import replace
@@ -27,7 +27,7 @@ def ladder(*rungs: CheckVerdict, engine: str = "ik_llama.cpp", slips: tuple[Fail
     return CheckResults(url="http://127.0.0.1:1/v1", model="phantom", engine=engine, rungs=rungs, slips=slips)
 
 
-def test_a_known_habit_passes_and_is_named() -> None:
+def test_a_known_quirk_passes_and_is_named() -> None:
     """On the engine that has it; on another it is this launch's own fault."""
     rungs = (rung("alive"), rung("limits", "fail", HABIT.reason, HABIT), rung("vision", "skip", "text only"))
     climbed = ladder(*rungs)
@@ -38,7 +38,7 @@ def test_a_known_habit_passes_and_is_named() -> None:
 
 
 def test_everything_else_fails() -> None:
-    """A wrong answer beside a habit, a rung that fails as a whole, a ladder on which nothing passed."""
+    """A wrong answer beside a quirk, a check that fails as a whole, checks of which nothing passed."""
     other = Probe(name="count", verdict="fail", reason="17 is not 18")
     assert first_unexpected_failure(ladder(rung("limits", "fail", "", HABIT, other))) == "limits: 17 is not 18"
     assert first_unexpected_failure(ladder(rung("alive", "fail", "refused"))) == "alive: refused"
@@ -52,8 +52,8 @@ def red(kind: str, example: str) -> Failure:
     return Failure(kind=kind, seen=5, of=6, low=0.4, high=0.9, verdict="fail", example=example)
 
 
-def test_a_habit_forgives_nothing_beside_itself() -> None:
-    """A second fault in the same probe, another kind over the whole ladder, or a ladder that was cut short."""
+def test_a_quirk_forgives_nothing_beside_itself() -> None:
+    """A second fault in the same probe, another kind over all checks, or a list of checks that was cut short."""
     habit, other = red("limits", HABIT.reason), red("answer", "another client's text")
     both = replace(HABIT, slips=(habit, other))
     assert (
@@ -73,7 +73,7 @@ def test_checks_that_were_not_tried_for_want_of_time_are_named() -> None:
 
 
 def test_a_second_fault_of_the_same_kind_is_looked_at_too() -> None:
-    """A habit explains its own words alone; what else was seen under that kind of fault needs one as well."""
+    """A quirk explains its own words alone; what else was seen under that kind of fault needs one as well."""
     several = replace(red("limits", HABIT.reason), also=("an answer in another's words",))
     mixed = replace(HABIT, slips=(several,))
     assert (
@@ -84,14 +84,14 @@ def test_a_second_fault_of_the_same_kind_is_looked_at_too() -> None:
 
 def test_a_check_that_fails_in_sum_is_explained_by_the_probes_it_is_the_sum_of() -> None:
     """Each probe only warns; together they are red, by a fault that this engine is known for, or by another."""
-    for why, told in ((HABIT.reason, ""), ("other", "limits: other")):
+    for why, reported in ((HABIT.reason, ""), ("other", "limits: other")):
         few = replace(HABIT, verdict="warn", slips=(replace(red("limits", why), verdict="warn"),))
         whole = replace(rung("limits", "fail", why, few), slips=(red("limits", why),))
-        assert first_unexpected_failure(ladder(whole, slips=(red("limits", why),))) == told
+        assert first_unexpected_failure(ladder(whole, slips=(red("limits", why),))) == reported
 
 
 @pytest.mark.parametrize("usage", [{"prompt_tokens": 0}, {"prompt_tokens": None}, {}, None])
-def test_a_server_that_counts_no_prompt_is_told_in_words(usage: object) -> None:
+def test_a_server_that_counts_no_prompt_is_reported_in_words(usage: object) -> None:
     """The next prompt's length is worked out from the count, so 0 is none."""
 
     class Handler(BaseHTTPRequestHandler):

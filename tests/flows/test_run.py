@@ -1,4 +1,4 @@
-"""The whole story with a real engine process: told to the end, interrupted, kept up, simulated, refused."""
+"""The whole pipeline with a real engine process: run to the end, interrupted, kept up, simulated, refused."""
 
 import json
 import signal
@@ -25,16 +25,16 @@ from .pipelines import begin, events, gone, only, oracles, the_run, until
 QUICK = ["--effort", "quick", "--skip", "doctor,rehearse", "--concurrency", "1,2", "--ram-bandwidth", "20GB/s"]
 
 
-def test_the_story_is_told_to_its_end(story_recipe: Path, capsys: pytest.CaptureFixture[str]):
-    """Every step is done, the report is there, the JSON says so, and nothing is left running."""
+def test_the_pipeline_is_told_to_its_end(story_recipe: Path, capsys: pytest.CaptureFixture[str]):
+    """Every step is done, the report is there, the JSON reports it, and nothing is left running."""
     assert main(["run", "--recipe", str(story_recipe), *QUICK, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    states = {step["name"]: step["state"] for step in told["steps"]}
+    reported = json.loads(capsys.readouterr().out)
+    states = {step["name"]: step["state"] for step in reported["steps"]}
     assert states == {
         "plan": "done", "doctor": "skipped", "rehearse": "skipped", "up": "done", "verify": "done", "climb": "done",
         "bench": "done", "task": "skipped", "report": "done",
     }  # fmt: skip
-    folder = Path(told["run"])
+    folder = Path(reported["run"])
     for name in ("recipe.toml", "box.toml", "verify.json", "climb.json", "report.html", "measurements/random-c2.json"):
         assert (folder / name).exists(), name
     assert "oracle" in (folder / "report.html").read_text()
@@ -42,7 +42,7 @@ def test_the_story_is_told_to_its_end(story_recipe: Path, capsys: pytest.Capture
     assert state.list_instances() == []
 
 
-def test_a_known_habit_of_the_engine_is_told_and_does_not_end_the_run(
+def test_a_known_quirk_of_the_engine_is_reported_and_does_not_end_the_run(
     story_recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     """Every ik_llama.cpp answers 500 to a prompt that is too long: red, measured all the same, and exit code 1."""
@@ -50,9 +50,9 @@ def test_a_known_habit_of_the_engine_is_told_and_does_not_end_the_run(
     story_recipe.write_text(codec.to_toml(replace(recipe, engine="ik_llama.cpp")))
     monkeypatch.setenv("MOEBOX_ORACLE_TOO_LONG", "500")
     assert main(["run", "--recipe", str(story_recipe), *QUICK]) == 1
-    said = " ".join(capsys.readouterr().out.split())
-    assert "limits fails by a known quirk of ik_llama.cpp: a prompt beyond the context is HTTP 500" in said
-    assert "checks passed; failed: limits" in said
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "limits fails by a known quirk of ik_llama.cpp: a prompt beyond the context is HTTP 500" in printed
+    assert "checks passed; failed: limits" in printed
     run = the_run()
     states = {step["name"]: step["state"] for step in run.read_json(PIPELINE)["steps"]}
     assert {name for name, state in states.items() if state == "done"} == {
@@ -70,35 +70,35 @@ def test_a_known_habit_of_the_engine_is_told_and_does_not_end_the_run(
     assert main(["run", "--resume", run.id]) == 1  # nothing is left to do, and it is as red as before
 
 
-def test_requests_that_failed_are_told_and_make_the_exit_code_1(
+def test_requests_that_failed_are_reported_and_make_the_exit_code_1(
     story_recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     """As after `moebox bench`: a figure that leaves a request out is not green, and a resume does not make it so."""
     # of a measurement's, whose first one warms up
     monkeypatch.setenv("MOEBOX_ORACLE_FAILS", "64,3,the engine is confused")
     assert main(["run", "--recipe", str(story_recipe), *only("bench", "report", streams="1,2")]) == 1
-    said = capsys.readouterr().out
-    assert "1 stream: 1 of 4 requests failed: HTTP 500" in said
-    assert "1 request failed" in " ".join(said.split()), "in the strip"
-    assert "✗ bench" in said
-    assert "requests failed 1 of 12" in said
+    printed = capsys.readouterr().out
+    assert "1 stream: 1 of 4 requests failed: HTTP 500" in printed
+    assert "1 request failed" in " ".join(printed.split()), "in the strip"
+    assert "✗ bench" in printed
+    assert "requests failed 1 of 12" in printed
     run = the_run()
     assert {step.name: step.state for step in live.live_view(run).steps}["bench"] == "failed"
     assert main(["run", "--resume", run.id]) == 1
     assert gone()
 
 
-def test_requests_that_an_engine_fails_now_and_then_are_told(
+def test_requests_that_an_engine_fails_now_and_then_are_reported(
     story_recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     """llama.cpp throws away a reply that is no UTF-8, whoever asks: not green, explained, and no failure."""
     monkeypatch.setenv("MOEBOX_ORACLE_FAILS", "64,3,Failed to parse input at pos 52")
     assert main(["run", "--recipe", str(story_recipe), *only("bench", "report", streams="1")]) == 0
-    said = capsys.readouterr().out
-    assert "1 stream: llama.cpp ends a reply with an error" in said
-    assert "failed by a known habit 1 of 4" in said
-    assert "1 request failed" in " ".join(said.split()), "in the strip"
-    assert "✓ fast" not in said
+    printed = capsys.readouterr().out
+    assert "1 stream: llama.cpp ends a reply with an error" in printed
+    assert "failed by a known habit 1 of 4" in printed
+    assert "1 request failed" in " ".join(printed.split()), "in the strip"
+    assert "✓ fast" not in printed
 
 
 def test_an_interrupt_says_how_to_go_on(story_recipe: Path):
@@ -114,7 +114,7 @@ def test_an_interrupt_says_how_to_go_on(story_recipe: Path):
 
 
 def test_keep_leaves_the_engine_up(story_recipe: Path, capsys: pytest.CaptureFixture[str]):
-    """--keep: the endpoint answers after the story, and `down` stops it."""
+    """--keep: the endpoint answers after the pipeline, and `down` stops it."""
     assert main(["run", "--recipe", str(story_recipe), *QUICK, "--until", "up", "--keep"]) == 0
     assert "endpoint  http://127.0.0.1:" in capsys.readouterr().out
     assert len(oracles()) == 1
@@ -130,17 +130,17 @@ def test_a_recipe_is_run_on_its_own_port_and_not_cut_short(story_recipe: Path, c
     story_recipe.write_text(codec.to_toml(replace(asked, listen=replace(asked.listen, port=port))))
     words = ["--skip", "doctor,rehearse", "--until", "up", "--ram-bandwidth", "20GB/s", "--json"]
     assert main(["run", "--recipe", str(story_recipe), *words]) == 0
-    told = json.loads(capsys.readouterr().out)
-    up = next(step for step in told["steps"] if step["name"] == "up")
+    reported = json.loads(capsys.readouterr().out)
+    up = next(step for step in reported["steps"] if step["name"] == "up")
 
     assert f":{port}/" in up["figures"]["url"]
-    assert not RunRequest(recipe=told["request"]["recipe"]).is_short
+    assert not RunRequest(recipe=reported["request"]["recipe"]).is_short
     assert RunRequest(recipe="x", quick=True).is_short
     assert RunRequest().is_short
     assert gone()
 
 
-def test_a_simulated_story_is_marked_everywhere(capsys: pytest.CaptureFixture[str]):
+def test_a_simulated_pipeline_is_marked_everywhere(capsys: pytest.CaptureFixture[str]):
     """--twin: no engine, no climb, only what a simulation can be asked, and the word on every page."""
     words = ["run", "kimi-k2.6", "--box", "8x-b200", "--twin", "--skip", "bench"]
     assert main(words) == 0
@@ -182,7 +182,7 @@ def test_bad_input_is_one_line(words: list[str], says: str, capsys: pytest.Captu
     assert says in capsys.readouterr().err
 
 
-def test_a_folder_without_a_story_cannot_be_resumed(capsys: pytest.CaptureFixture[str]):
+def test_a_folder_without_a_pipeline_cannot_be_resumed(capsys: pytest.CaptureFixture[str]):
     """It says what can."""
     run = Run.create("other")
     run.release_lock()

@@ -1,4 +1,4 @@
-"""What happens to a story: moebox or its engine killed at every step, no room, a closed lid, a stolen port."""
+"""What happens to a pipeline: moebox or its engine killed at every step, no room, a closed lid, a stolen port."""
 
 import os
 import resource
@@ -41,7 +41,7 @@ from .pipelines import (
     weights,
 )
 
-# A whole ladder is the longest step; what it shares with climb and bench is asked of it by `make test-siege`.
+# A whole checks is the longest step; what it shares with climb and bench is asked of it by `make test-siege`.
 LADDER = pytest.param("verify", marks=pytest.mark.siege)
 CLIMB = pytest.param("climb", marks=pytest.mark.siege)
 
@@ -88,9 +88,9 @@ def test_a_secret_in_a_recipe_is_copied_nowhere(story_recipe: Path, capsys: pyte
     text = story_recipe.read_text().replace("oracle-k2", "hf_abcdefghijklmnopqrstuvwxyz")
     story_recipe.write_text(text)
     assert main(["run", "--recipe", str(story_recipe), *only()]) == 2
-    told = capsys.readouterr()
-    assert "served_name: looks like a key" in told.err
-    assert "hf_abc" not in told.out + told.err
+    reported = capsys.readouterr()
+    assert "served_name: looks like a key" in reported.err
+    assert "hf_abc" not in reported.out + reported.err
     home = Path(os.environ["MOEBOX_RUNS"])
     assert not home.exists() or not list(home.iterdir())
 
@@ -115,7 +115,7 @@ def test_moebox_killed_while_it_reports_resumes(story_recipe: Path, capsys: pyte
 
 @pytest.fixture(scope="module")
 def told_story(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a story that measured two levels and reported; what harms it takes a copy."""
+    """The folder of a pipeline that measured two levels and reported; what harms it takes a copy."""
     home = tmp_path_factory.mktemp("told")
     with environment({**suite_folders(home), "PYTHONPATH": str(ROOT)}):
         words = ["--recipe", str(oracle_recipe(home)), *only("bench", "report", streams="1,2")]
@@ -156,7 +156,7 @@ def test_a_measurement_that_was_cut_short_is_measured_again(
 def test_an_engine_killed_while_it_starts_is_started_by_resume(
     story_recipe: Path, hold: Hold, capsys: pytest.CaptureFixture[str]
 ):
-    """kill -9 of the engine before it answers: one line that says so, exit code 3, and --resume completes."""
+    """kill -9 of the engine before it answers: one line that reports it, exit code 3, and --resume completes."""
     moebox, run = held_in("up", story_recipe, hold)
     for process in oracles():
         process.kill()
@@ -176,7 +176,7 @@ def test_an_engine_killed_while_it_starts_is_started_by_resume(
     ],
 )
 def test_an_engine_killed_under_a_step_is_started_again(step: StepName, kind: str, story_recipe: Path, hold: Hold):
-    """kill -9 of the engine: the story notes it, goes on with a fresh one, and keeps no figure of the dead one."""
+    """kill -9 of the engine: the pipeline notes it, goes on with a fresh one, and keeps no figure of the dead one."""
     moebox, run = held_in(step, story_recipe, hold)
     for process in oracles():
         process.kill()
@@ -221,7 +221,7 @@ def test_without_room_it_stops_and_resumes_when_there_is_some(
     hold.go()
     output, _ = moebox.communicate(timeout=120)
     assert moebox.returncode == 3, output
-    assert output.count("cannot be written: File too large") == 2, output  # in the ladder of steps, and as the error
+    assert output.count("cannot be written: File too large") == 2, output  # in the checks of steps, and as the error
     assert f"moebox run --resume {run.id}" in output
     assert not halves(run)
     assert measured(run) == kept
@@ -233,7 +233,7 @@ def test_without_room_it_stops_and_resumes_when_there_is_some(
 
 @contextmanager
 def asleep(moebox: "subprocess.Popen[str]") -> Iterator[None]:
-    """Everything that belongs to a story stopped, as by a closed lid, for a little longer than goes unnoticed."""
+    """Everything that belongs to a pipeline stopped, as by a closed lid, for a little longer than goes unnoticed."""
     top = psutil.Process(moebox.pid)
     everything = [top, *top.children(recursive=True)]  # the guard and the engine are below it in the tree
     for process in everything:
@@ -253,8 +253,8 @@ def test_a_sleep_in_a_step_is_in_no_figure(step: StepName, story_recipe: Path, h
     over(moebox)
     assert len(events(run, "pipeline.slept", step=step)) == 1
     assert events(run, "bench.slept") or step != "bench"
-    told = Run(run.path).read_json(PIPELINE)
-    took = next(one["seconds"] for one in told["steps"] if one["name"] == step)
+    reported = Run(run.path).read_json(PIPELINE)
+    took = next(one["seconds"] for one in reported["steps"] if one["name"] == step)
     slept = events(run, "pipeline.slept")[0].event.data["seconds"]
     begun, done = (events(run, f"pipeline.{state}", step=step)[0].time for state in ("running", "done"))
     assert took < done - begun - slept / 2, "the step's time leaves the sleep out"
@@ -265,7 +265,7 @@ def test_a_sleep_in_a_step_is_in_no_figure(step: StepName, story_recipe: Path, h
 
 
 def test_a_port_stolen_after_the_plan_is_left_to_the_thief(story_recipe: Path, capsys: pytest.CaptureFixture[str]):
-    """The engine takes another port, and says so."""
+    """The engine takes another port, and reports it."""
     port = preflight.find_free_port()
     assert main(["run", "--recipe", str(story_recipe), "--port", str(port), "--skip", "doctor,rehearse", *only()]) == 0
     run = the_run()
@@ -273,9 +273,9 @@ def test_a_port_stolen_after_the_plan_is_left_to_the_thief(story_recipe: Path, c
         thief.bind(("127.0.0.1", port))
         thief.listen()
         assert main(["run", "--resume", run.id, "--until", "up"]) == 0
-    said = capsys.readouterr().out
-    assert f"port {port} is taken; using" in said
-    assert f"http://127.0.0.1:{port}/" not in said
+    printed = capsys.readouterr().out
+    assert f"port {port} is taken; using" in printed
+    assert f"http://127.0.0.1:{port}/" not in printed
     assert gone()
 
 
@@ -330,7 +330,7 @@ def test_one_run_is_not_told_twice(story_recipe: Path, hold: Hold, capsys: pytes
 
 
 def test_a_report_of_a_failure_is_made_again(story_recipe: Path, capsys: pytest.CaptureFixture[str]):
-    """A story that failed has a report; once it is resumed and complete, the report is of the whole."""
+    """A pipeline that failed has a report; once it is resumed and complete, the report is of the whole."""
     story_recipe.with_name("oracle.gguf").unlink()
     assert main(["run", "--recipe", str(story_recipe), *only("up", "report")]) == 3
     run = the_run()

@@ -1,4 +1,4 @@
-"""A run that was interrupted says so, in which step, and how to go on: in lists, strip, report and page."""
+"""A run that was interrupted reports it, in which step, and how to go on: in lists, strip, report and page."""
 
 import signal
 from pathlib import Path
@@ -68,8 +68,8 @@ def test_an_engine_that_is_still_being_stopped_is_no_work(tmp_path: Path):
 def test_a_run_that_ended_is_not_called_interrupted(story_recipe: Path, capsys: pytest.CaptureFixture[str]):
     """The report is made by the last step, while that step itself has no end yet."""
     assert main(["run", "--recipe", str(story_recipe), *only("bench", "report")]) == 0
-    said = capsys.readouterr().out
-    (folder,) = (Path(line.split()[-1]).parent for line in said.splitlines() if line.startswith("recipe "))
+    output = capsys.readouterr().out
+    (folder,) = (Path(line.split()[-1]).parent for line in output.splitlines() if line.startswith("recipe "))
     made = (folder / "report.html").read_text()
-    assert "interrupted" not in said + (folder / "report.md").read_text()
+    assert "interrupted" not in output + (folder / "report.md").read_text()
     assert "still going on" not in made

@@ -59,7 +59,7 @@ def test_the_winner_is_the_optimum_that_answers_correctly(start: Recipe):
 
 
 def test_a_budget_that_is_too_short_is_kept(start: Recipe):
-    """It ends in the middle of the first trial, and says so."""
+    """It ends in the middle of the first trial, and reports it."""
     began = time.monotonic()
     with pytest.raises(AnswerIsNo, match=r"budget of .* ended before the recipe was measured"):
         tune(start, Run.create("tune"), options=dataclasses.replace(OPTIONS, budget_s=1.0), effort=LIGHT)

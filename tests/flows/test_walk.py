@@ -138,7 +138,7 @@ def test_settings_are_found_by_path():
             with_setting(RECIPE, path, value)
 
 
-def test_every_change_is_followed_by_rungs_that_exist():
+def test_every_change_is_followed_by_checks_that_exist():
     """Whatever the setting."""
     for path in ("context", "speculate", "kv", "hybrid.mla", "flags.anything", "env.X"):
         assert set(checks_for(path)) <= set(CHECK_NAMES)
@@ -176,7 +176,7 @@ def test_a_step_is_kept_or_dropped_for_a_reason(step: str, after: ClimbTrial, ke
 
 
 def test_a_context_that_the_recipe_requires_is_kept_with_its_cost():
-    """The recipe asks for 65,536 tokens: they are kept although slower, and the reason says so."""
+    """The recipe asks for 65,536 tokens: they are kept although slower, and the reason reports it."""
     slower = trial(gained=Gain(share=-0.4, low=-0.5, high=-0.3))
     step = SettingStep(group="context", path="context", value=slower.recipe.context)
 
