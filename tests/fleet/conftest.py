@@ -23,9 +23,9 @@ def router_venv(tmp_path: Path) -> Callable[[str], Path]:
         package.mkdir(parents=True)
         (package / "__init__.py").touch()
         (package / "launch_router.py").write_text(PROGRAM.read_text())
-        told = folder / "lib" / f"sglang_router-{version}.dist-info"
-        told.mkdir()
-        (told / "METADATA").write_text(f"Metadata-Version: 2.1\nName: sglang-router\nVersion: {version}\n")
+        reported = folder / "lib" / f"sglang_router-{version}.dist-info"
+        reported.mkdir()
+        (reported / "METADATA").write_text(f"Metadata-Version: 2.1\nName: sglang-router\nVersion: {version}\n")
         python = folder / "bin" / "python"
         python.parent.mkdir()
         python.write_text(f'#!/bin/sh\nPYTHONPATH="{folder / "lib"}" exec "{sys.executable}" "$@"\n')

@@ -218,12 +218,12 @@ def test_secrets_reach_a_rank_and_stand_in_no_file_and_no_argv(tmp_path: Path, m
     asked = codec.decode(ConductorConfig, document, where="test")
     assert "very-secret" not in codec.to_json(asked)
     agents = start_agents(asked, "run")
-    said = b""
+    output = b""
     for agent in agents:  # their stdin stays open: its end would stop the rank
         agent.wait(PATIENCE_S)
-        said += agent.stdout.read() if agent.stdout else b""
+        output += agent.stdout.read() if agent.stdout else b""
         agent.communicate()
-    assert said.count(b"it has 11") == 2
+    assert output.count(b"it has 11") == 2
 
 
 def facts(rank: int, **fields: object) -> NodeFacts:

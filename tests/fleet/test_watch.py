@@ -1,4 +1,4 @@
-"""Watching an endpoint: figures from counters, alerts that come once, rungs in passing."""
+"""Watching an endpoint: figures from counters, alerts that come once, checks in passing."""
 
 import json
 from collections.abc import Iterator
@@ -117,7 +117,7 @@ def test_an_endpoint_that_is_gone_is_an_alert() -> None:
     assert [alert.name for alert in watched.alerts] == ["gone"]
 
 
-def test_a_rung_that_fails_is_an_alert() -> None:
+def test_a_check_that_fails_is_an_alert() -> None:
     watched = EndpointWatcher(endpoint_from_url("127.0.0.1:9", "m"), clock=Clock())
     watched.add_canary(CheckVerdict(name="tools", verdict="fail", reason="3 of 4 calls were not JSON"), 1.0)
 
