@@ -59,8 +59,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """The list of models, with the context length as vLLM gives it."""
-        told = {} if self.server.way == "silent" else {"max_model_len": 98304}
-        self.reply(200, {"data": [{"id": "kimi-k2.6", **told}]})
+        reported = {} if self.server.way == "silent" else {"max_model_len": 98304}
+        self.reply(200, {"data": [{"id": "kimi-k2.6", **reported}]})
 
     def do_POST(self) -> None:
         """One streamed answer."""
@@ -227,7 +227,7 @@ def test_opencode_is_told_of_images():
     "text", ['{"env": [1]}', "[1, 2]", '{"env": {', '{"a" 1}', "nonsense", '{"a": 1} x', r'{"\x": 1}']
 )
 def test_a_file_that_cannot_be_merged_is_left_alone(home: Path, text: str):
-    """One line says so; the file is as it was."""
+    """One line reports it; the file is as it was."""
     path = home / ".claude" / "settings.json"
     path.parent.mkdir()
     path.write_text(text)
@@ -272,12 +272,12 @@ def test_check_makes_the_clients_own_call(client: str, server: Server, capsys: p
     url = f"http://127.0.0.1:{server.server_port}"
 
     assert main(["connect", client, "--url", url, "--check", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    reported = json.loads(capsys.readouterr().out)
     path, _, body = server.seen[-1]
     assert path == ("/v1/messages" if client == "claude-code" else "/v1/chat/completions")
     assert ("tools" in body) == (client in ("claude-code", "zed", "opencode"))
     assert body["stream"] is True
-    assert told["check"]["events"] >= 1
+    assert reported["check"]["events"] >= 1
 
 
 @pytest.mark.parametrize(
@@ -298,9 +298,9 @@ def test_a_server_that_is_not_there(capsys: pytest.CaptureFixture[str]):
     given_url = ["connect", "openai", "--url", "http://127.0.0.1:9", "--model", "m"]
 
     assert main(given_url) == 0
-    told = capsys.readouterr().err
-    assert "warning: http://127.0.0.1:9/v1: " in told
-    assert "the server does not answer, so its context is not known; 65,536 is assumed" in told
+    reported = capsys.readouterr().err
+    assert "warning: http://127.0.0.1:9/v1: " in reported
+    assert "the server does not answer, so its context is not known; 65,536 is assumed" in reported
     assert main([*given_url, "--check"]) == 3
     assert main([*given_url, "--write"]) == 2
     assert "is the server up?" in capsys.readouterr().err
@@ -317,9 +317,9 @@ def test_no_client_is_pointed_at_an_engine_that_is_dead(
         live_engine.guard.wait()
         before = sorted(home.rglob("*.json"))
         assert main(["connect", "opencode", name, "--write", *words]) == 3
-        told = capsys.readouterr().err
-        assert "Nothing was written" in told
-        assert "written:" not in told
+        reported = capsys.readouterr().err
+        assert "Nothing was written" in reported
+        assert "written:" not in reported
         assert sorted(home.rglob("*.json")) == before
 
 
@@ -370,7 +370,7 @@ def test_claude_code_compacts_before_the_context_is_full():
     assert window * share / 100 > 0.7 * 65536
 
 
-def test_a_server_that_does_not_say_is_a_guess_that_is_told(server: Server, capsys: pytest.CaptureFixture[str]):
+def test_a_server_that_does_not_say_is_a_guess_that_is_reported(server: Server, capsys: pytest.CaptureFixture[str]):
     """And `--context` sets it."""
     server.way = "silent"
     given_url = ["connect", "zed", "--url", f"127.0.0.1:{server.server_port}", "--model", "kimi-k2.6"]

@@ -78,7 +78,7 @@ def test_a_key_reaches_a_container_by_name_only(acting, run: Run, calls, monkeyp
         assert "sk-secret" not in shlex.join(argv)
 
 
-def test_a_missing_container_tool_is_told(acting, run: Run, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_a_missing_container_tool_is_reported(acting, run: Run, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     """Without docker on PATH nothing starts."""
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(ExternalError, match="docker is not installed here"):

@@ -56,7 +56,7 @@ def test_a_port_that_another_program_has_is_refused_before_anything_starts(actin
     assert not (run.path / "engine.log").exists()
 
 
-def test_an_engine_that_is_not_installed_is_told_with_how_to_get_it(acting: Acting, run: Run) -> None:
+def test_an_engine_that_is_not_installed_is_reported_with_how_to_get_it(acting: Acting, run: Run) -> None:
     """No traceback of exec: which program, and what to install."""
     recipe = acting("good", runtime=Runtime(entry="no-such-engine serve"))
     with pytest.raises(ExternalError, match="vllm is not installed here: no-such-engine is not on PATH") as caught:
@@ -64,7 +64,7 @@ def test_an_engine_that_is_not_installed_is_told_with_how_to_get_it(acting: Acti
     assert "pip install vllm" in str(caught.value.hint)
 
 
-def test_an_engine_that_cannot_be_executed_is_told(acting: Acting, run: Run, tmp_path: Path) -> None:
+def test_an_engine_that_cannot_be_executed_is_reported(acting: Acting, run: Run, tmp_path: Path) -> None:
     """A file with the right to run and nothing to run in it ends in one line, not in a hang."""
     broken = tmp_path / "broken"
     broken.write_bytes(b"\x7fELF nonsense")
@@ -74,7 +74,7 @@ def test_an_engine_that_cannot_be_executed_is_told(acting: Acting, run: Run, tmp
     assert "Exec format error" in failure.message
 
 
-def test_an_engine_that_cannot_be_given_its_settings_is_told(
+def test_an_engine_that_cannot_be_given_its_settings_is_reported(
     acting: Acting, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A locale that lacks the characters of a recipe ends in one line, not in a traceback in the engine's log."""
@@ -160,7 +160,7 @@ def test_a_chat_that_is_never_answered_is_a_failure(acting: Acting, run: Run) ->
     assert "answers /health but left a chat unanswered for" in failure.message
 
 
-def test_an_engine_that_dies_after_it_was_ready_is_told(acting: Acting, run: Run) -> None:
+def test_an_engine_that_dies_after_it_was_ready_is_reported(acting: Acting, run: Run) -> None:
     """Its exit code is in the line."""
     with engine_session(deploy(acting("dies-after-ready")), run, patience_s=30, stop_signals=QUICK) as session:
         with pytest.raises(LaunchFailed, match="vllm ended with code 7 after it was ready") as caught:
@@ -204,7 +204,7 @@ def test_a_gigabyte_of_log_stays_bounded_on_disk_and_in_memory(acting: Acting, r
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 * 1024
 
 
-def test_a_full_disk_does_not_stop_an_engine_and_is_told(acting: Acting, tmp_path: Path) -> None:
+def test_a_full_disk_does_not_stop_an_engine_and_is_reported(acting: Acting, tmp_path: Path) -> None:
     """Log that cannot be written is lost and said to be; the engine becomes ready all the same."""
     recipe = tmp_path / "flood.toml"
     recipe.write_text(codec.to_toml(acting("flood", env={"FLOOD_BYTES": "4000000"})))

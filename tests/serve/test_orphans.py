@@ -73,7 +73,7 @@ def test_kill_9_of_the_guard_kills_the_engine_and_ps_names_what_is_left(acting: 
 
 
 def test_ctrl_c_stops_the_engine_and_exits_130(acting: Acting, tmp_path: Path) -> None:
-    """SIGINT to moebox is passed down the ladder before it returns."""
+    """SIGINT to moebox is passed down the checks before it returns."""
     with up(acting("good"), tmp_path) as shown:
         (instance,) = state.list_instances()
         shown.send_signal(signal.SIGINT)
@@ -199,8 +199,8 @@ def test_what_is_not_there_is_one_line(words: tuple[str, ...]) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_waiting_for_nothing_is_told() -> None:
-    """`moebox down` with nothing running says so."""
+def test_waiting_for_nothing_is_reported() -> None:
+    """`moebox down` with nothing running reports it."""
     done = said("down")
     assert (done.returncode, "nothing is running" in done.stderr) == (3, True)
 

@@ -38,7 +38,7 @@ def test_a_port_too_high_is_one_line() -> None:
     assert "55535" in (refused.value.hint or "")
 
 
-def test_a_taken_port_beside_its_own_is_told() -> None:
+def test_a_taken_port_beside_its_own_is_reported() -> None:
     """Somebody listens where gRPC would: named before the launch."""
     port = preflight.find_free_port(offsets=SGLANG.ports)
     with socket.socket() as other:

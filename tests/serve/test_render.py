@@ -197,8 +197,8 @@ def test_the_command_writes_the_file(tmp_path: Path, capsys: pytest.CaptureFixtu
     out = tmp_path / "compose.yaml"
 
     assert main(["render", "kimi-k26-vllm", "--as", "compose", "-o", str(out), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["text"] == out.read_text()
+    reported = json.loads(capsys.readouterr().out)
+    assert reported["text"] == out.read_text()
     assert main(["render", "nosuch"]) == 2
     (tmp_path / "taken").write_text("a file")
     assert main(["render", "kimi-k26-vllm", "-o", str(tmp_path / "taken" / "run.sh")]) == 2

@@ -15,7 +15,7 @@ def record(name: str, guard: int, tick: int) -> state.Instance:
 
 
 def test_a_reused_pid_is_not_alive_and_never_signalled() -> None:
-    """The record of an engine whose guard is gone, and whose pid now belongs to a stranger: dead, and left alone."""
+    """The record of an engine whose guard is gone, and whose pid now belongs to another user: dead, and left alone."""
     stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
         tick = state.process_start_tick(stranger.pid)

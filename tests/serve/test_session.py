@@ -55,7 +55,7 @@ def test_facts_of_the_engine_stand_beside_the_plan(embedded: Recipe, run: Run) -
     assert by_name[("kv", "ram")].relative_error == pytest.approx(0, abs=0.05)
 
 
-def test_a_run_tells_its_story(embedded: Recipe, run: Run) -> None:
+def test_a_run_tells_its_pipeline(embedded: Recipe, run: Run) -> None:
     """Start, phases, readiness with facts, and the stop are in the journal; the recipe lies beside it."""
     with engine_session(deploy(embedded), run, patience_s=60):
         pass
@@ -104,7 +104,7 @@ def test_a_lease_ends_with_its_holder(acting, run: Run, tmp_path: Path) -> None:
 
 
 def test_a_stubborn_engine_is_killed_with_all_that_came_from_it(acting, run: Run) -> None:  # type: ignore[no-untyped-def]
-    """SIGINT and SIGTERM are ignored, a grandchild sits in its own session: the ladder ends all of them."""
+    """SIGINT and SIGTERM are ignored, a grandchild sits in its own session: the checks ends all of them."""
     ladder = (("SIGINT", 0.3), ("SIGTERM", 0.3), ("SIGKILL", 5.0))
     with engine_session(deploy(acting("stubborn")), run, patience_s=30, stop_signals=ladder) as session:
         assert len(marked(session.instance.id)) == 3
@@ -163,7 +163,7 @@ def test_an_engine_gets_no_key_of_another_service(
     assert {"PATH", "HOME"} <= set(seen)
 
 
-def test_a_key_that_is_not_there_is_told(acting) -> None:  # type: ignore[no-untyped-def]
+def test_a_key_that_is_not_there_is_reported(acting) -> None:  # type: ignore[no-untyped-def]
     """A recipe that takes its key from an unset variable is refused by name."""
     recipe = acting("good")
     recipe = Recipe(**{**_fields(recipe), "listen": type(recipe.listen)(port=1, key_env="NO_SUCH_KEY")})

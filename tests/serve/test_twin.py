@@ -46,8 +46,8 @@ def running(*words: str) -> Iterator[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def twin() -> Iterator[dict[str, Any]]:
     """One twenty times as fast as the box."""
-    with running(*WORDS, *SETTINGS) as told:
-        yield told
+    with running(*WORDS, *SETTINGS) as reported:
+        yield reported
 
 
 def ask(
@@ -101,10 +101,10 @@ def test_a_recipe_that_leaves_the_context_open_has_the_models(tmp_path: Path) ->
     assert main(["plan", "qwen3-235b", "--box", "8x-h200", "-o", str(path)]) == 0
     path.write_text(re.sub("(?m)^context = .*$", "context = 0", path.read_text()))
 
-    with running(str(path), "--speed", "100") as told:
-        (card,) = json.loads(ask(told, "/v1/models")[1])["data"]
-        answer, _ = ask(told, "/v1/chat/completions", chat(told, max_tokens=4))
-        page = ask(told, "/")[1].decode()
+    with running(str(path), "--speed", "100") as reported:
+        (card,) = json.loads(ask(reported, "/v1/models")[1])["data"]
+        answer, _ = ask(reported, "/v1/chat/completions", chat(reported, max_tokens=4))
+        page = ask(reported, "/")[1].decode()
     assert card["max_model_len"] == 40960
     assert answer.status == 200
     assert "context 40,960" in page
@@ -304,30 +304,30 @@ def test_a_browser_opens_the_page_with_the_key_in_its_address(twin: dict[str, An
 
 def test_other_commands_of_the_same_user_find_the_key(capsys: pytest.CaptureFixture[str]) -> None:
     """`moebox twin` in one terminal, `moebox verify URL` in another; the file is its owner's and ends with the twin."""
-    with running(*WORDS, *SETTINGS) as told:
+    with running(*WORDS, *SETTINGS) as reported:
         (path,) = (state.state_dir() / "keys").iterdir()
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-        assert main(["bench", told["url"], "--requests", "2", "--input", "32", "--output", "8"]) == 0
-        assert main(["connect", "curl", told["url"], "--check"]) == 0
+        assert main(["bench", reported["url"], "--requests", "2", "--input", "32", "--output", "8"]) == 0
+        assert main(["connect", "curl", reported["url"], "--check"]) == 0
         shown = capsys.readouterr()
         assert "$MOEBOX_TWIN_KEY" in shown.out
-        assert told["key"] not in shown.out + shown.err
-        assert find_key("", told["url"]) == told["key"]
+        assert reported["key"] not in shown.out + shown.err
+        assert find_key("", reported["url"]) == reported["key"]
         for other in ("localhost", "[::1]", "127.0.0.2", "example.org"):  # where another user's server could be
-            assert find_key("", told["url"].replace("127.0.0.1", other)) is None
-    assert find_key("", told["url"]) is None
+            assert find_key("", reported["url"].replace("127.0.0.1", other)) is None
+    assert find_key("", reported["url"]) is None
 
 
 def test_a_twin_takes_a_key_that_is_given_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """--key-env reads it and prints nothing; --open asks for none; both at once, or an empty variable, is one line."""
     monkeypatch.setenv("THE_KEY", "quite-a-secret-key")
-    with running(*WORDS, *SETTINGS, "--key-env", "THE_KEY") as told:
-        assert "quite-a-secret-key" not in str(told)
-        assert ask(told, "/v1/models", headers={})[0].status == 401
-        assert ask(told, "/v1/models", headers={"Authorization": "Bearer quite-a-secret-key"})[0].status == 200
-    with running(*WORDS, *SETTINGS, "--open") as told:
-        assert ask(told, "/v1/models", headers={})[0].status == 200
+    with running(*WORDS, *SETTINGS, "--key-env", "THE_KEY") as reported:
+        assert "quite-a-secret-key" not in str(reported)
+        assert ask(reported, "/v1/models", headers={})[0].status == 401
+        assert ask(reported, "/v1/models", headers={"Authorization": "Bearer quite-a-secret-key"})[0].status == 200
+    with running(*WORDS, *SETTINGS, "--open") as reported:
+        assert ask(reported, "/v1/models", headers={})[0].status == 200
     assert main(["twin", *WORDS, *SETTINGS, "--open", "--key-env", "THE_KEY"]) == 2
     assert main(["twin", *WORDS, *SETTINGS, "--key-env", "NO_SUCH_KEY"]) == 2
 
