@@ -44,7 +44,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 def test_bad_input_is_one_line_and_exit_code_2(
     words: list[str], code: int, says: str, capsys: pytest.CaptureFixture[str]
 ):
-    """What is wrong, how to mend it, and no traceback."""
+    """What is wrong, how to fix it, and no traceback."""
     assert main(words) == code
     captured = capsys.readouterr()
     assert captured.out == ""

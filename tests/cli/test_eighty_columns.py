@@ -116,11 +116,11 @@ def test_nothing_of_a_run_is_cut_on_a_narrow_terminal(
     monkeypatch.setenv("COLUMNS", str(columns))
     shown = lines(capsys, "runs")
     assert max(map(len, shown)) <= columns
-    told = " ".join(" ".join(shown).split())
+    reported = " ".join(" ".join(shown).split())
     for word in ("tok/s", "checks", "ended", f"{list_summaries(tmp_path / 'runs')[0].output_tok_s:,.0f}"):
-        assert word in told
+        assert word in reported
     assert run.id in "".join("".join(shown).split())
-    assert "…" not in told
+    assert "…" not in reported
 
 
 def test_advice_of_the_doctor_stays_in_its_column(capsys: pytest.CaptureFixture[str]):

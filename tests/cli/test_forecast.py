@@ -187,7 +187,7 @@ SPARKS = {1: 69.0, 2: 104.1, 4: 155.3, 8: 231.0, 16: 342.1, 32: 471.7, 64: 471.8
 def test_memory_shared_with_a_cpu_has_a_band_that_holds_what_was_published(
     capsys: pytest.CaptureFixture[str], box: str, published: dict[int, float]
 ) -> None:
-    """Few have measured it, and they differ: the band says so and holds them."""
+    """Few have measured it, and they differ: the band reports it and holds them."""
     words = ["gpt-oss-120b", "--box", box, "--engine", "vllm", "--kv", "fp8", "--decode", "--context", "1024"]
     words += ["--tp", "2"] if box.startswith("2") else []
     document = told(capsys, *words, "--concurrency", ",".join(map(str, published)))
@@ -304,7 +304,7 @@ def test_a_recipe_that_cannot_be_meant_is_refused(
 
 
 @pytest.mark.parametrize("words", [["--decode", "--context", "96k"], ["--prefill", "--input", "8192,96k"]])
-def test_rows_beyond_the_recipes_context_are_told(
+def test_rows_beyond_the_recipes_context_are_reported(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """They looked like any other row, and the engine would refuse such a request."""

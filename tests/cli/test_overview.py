@@ -124,5 +124,5 @@ def test_plain_output_has_no_escapes():
 
 
 def test_the_help_counts_the_checks_that_there_are():
-    """`verify` climbs as many rungs as its line in the overview says."""
+    """`verify` climbs as many checks as its line in the overview says."""
     assert f" {len(CHECK_NAMES)} correctness checks" in COMMANDS["verify"][1]

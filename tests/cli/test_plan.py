@@ -193,8 +193,8 @@ def test_a_plan_without_experts_on_gpus_gives_no_order_of_layers(capsys: pytest.
     """Head and tail of nothing are not worth a line; what stays in RAM and what is left are two figures of one RAM."""
     assert main(["plan", "kimi-k2.6", "--box", "1x-rtx-5090", "--ram", "768GiB", "--all"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    told = "none of 60 expert layers is on the GPUs; 449.05 GiB of weights stay in RAM, "
-    left = text.partition(told)[2].partition(" GiB of RAM is left free")[0]
+    reported = "none of 60 expert layers is on the GPUs; 449.05 GiB of weights stay in RAM, "
+    left = text.partition(reported)[2].partition(" GiB of RAM is left free")[0]
     assert re.search(rf"free \S+ {re.escape(left)} ", text), "the table's last row says the same"
     assert "head of the stack" not in text
 
@@ -204,8 +204,8 @@ def test_a_recipe_that_up_would_refuse_is_not_written(tmp_path: Path, capsys: py
     recipe = tmp_path / "recipe.toml"
     folder = tiny.folder(tmp_path / "ev\x1b[2Jil", tiny.KIMI)
     assert main(["plan", str(folder), "--box", "8x-h200", "-o", str(recipe), "--json"]) == 2
-    told = capsys.readouterr()
-    assert (told.out, "control character" in told.err, "\x1b" in told.err) == ("", True, False)
+    reported = capsys.readouterr()
+    assert (reported.out, "control character" in reported.err, "\x1b" in reported.err) == ("", True, False)
     assert not recipe.exists()
 
 
@@ -259,11 +259,11 @@ def test_a_short_context_is_weighed_by_whole_answers(capsys: pytest.CaptureFixtu
     assert short["recipe"]["parallel"] == longer["recipe"]["parallel"]
 
 
-def test_an_image_beyond_what_it_was_built_for_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_image_beyond_what_it_was_built_for_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     """It was planned for any model on any GPU without a word."""
-    for words, told in ((("gpt-oss-120b", "--box", "1x-h200"), True), (("kimi-k2.6", *BOX), False)):
+    for words, reported in ((("gpt-oss-120b", "--box", "1x-h200"), True), (("kimi-k2.6", *BOX), False)):
         warnings = planned(capsys, *words, "--image", "community")["warnings"]
-        assert any("it is untested" in warning["text"] for warning in warnings) == told
+        assert any("it is untested" in warning["text"] for warning in warnings) == reported
 
 
 @pytest.mark.parametrize("box", ["1x-b300", "8x-h200"])
@@ -278,7 +278,7 @@ def test_the_goals_figure_is_given_with_runners_up_and_without(box: str, capsys:
     assert float(shown[1].replace(",", "")) == pytest.approx(document["answer_tok_s"], rel=0.01)
 
 
-def test_weights_of_unequal_stages_are_told_by_the_largest(capsys: pytest.CaptureFixture[str]) -> None:
+def test_weights_of_unequal_stages_are_reported_by_the_largest(capsys: pytest.CaptureFixture[str]) -> None:
     """Five stages of 57 layers: the page said what the first GPU holds, and the fourth holds 15 GiB more."""
     document = planned(capsys, "minimax-m3", "--box", "5x-mi300x", "--pp", "5", "--tp", "1")
     most = max(sum(device["by_component"].values()) for device in document["memory"]["per_device"])
@@ -301,7 +301,7 @@ def test_one_memory_is_counted_once(capsys: pytest.CaptureFixture[str], words: l
 
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])
 def test_the_arithmetic_is_of_the_stage_that_decides(capsys: pytest.CaptureFixture[str], engine: str) -> None:
-    """Stages are not equally full: the cache is as large as the fullest leaves, and every sentence says so."""
+    """Stages are not equally full: the cache is as large as the fullest leaves, and every sentence reports it."""
     plan = planned(capsys, "kimi-k2-thinking", "--box", "5x-h200", "--engine", engine, "--pp", "5")
     lines = {line["what"]: line for line in plan["why"]}
     fullest = max(plan["memory"]["per_device"], key=lambda one: one["weights_bytes"])
@@ -309,8 +309,8 @@ def test_the_arithmetic_is_of_the_stage_that_decides(capsys: pytest.CaptureFixtu
     assert lines["KV tokens"]["value"] == plan["memory"]["kv_tokens"]
     assert "of 5 holds the fewest" in lines["KV tokens"]["formula"]
     assert lines["- routed_experts"]["value"] == fullest["by_component"]["routed_experts"]
-    said = [reason for reason in plan["reasons"] if "by default SGLang would use" in reason]
-    for text in said:
+    output = [reason for reason in plan["reasons"] if "by default SGLang would use" in reason]
+    for text in output:
         share, tokens = re.search(r"use ([\d.]+) and hold ([\d,]+)", text).groups()  # type: ignore[union-attr]
         assert float(share) == pytest.approx(0.9, abs=0.02)
         assert int(tokens.replace(",", "")) == pytest.approx(plan["memory"]["kv_tokens"], rel=0.2)
@@ -355,9 +355,9 @@ def test_a_box_that_cannot_be_is_one_line(
     file.write_text(f'gpus = ["2x-rtx-5090"]\nram = "768GiB"\nram_bandwidth = "900GB/s"\ncpu = {{ {cpu} }}\n')
     assert main(["plan", "kimi-k2.6", "--box", str(file)]) == 2
 
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert f"{file}: {says}" in told.err
+    reported = capsys.readouterr()
+    assert reported.out == ""
+    assert f"{file}: {says}" in reported.err
 
 
 def test_a_folder_on_a_machine_without_a_gpu_is_not_sent_to_an_engine_that_cannot_read_it(
@@ -387,10 +387,10 @@ def test_a_short_cache_is_answered_with_what_this_recipe_can_do(
 ) -> None:
     """The advice was DCP for a recipe that has it, and an fp8 cache that the same page says does not start."""
     words = ["kimi-k2.6", "--box", box, "--context", "128k", "--concurrency", "16", *more]
-    (told,) = [one for one in planned(capsys, *words)["warnings"] if one["text"].startswith("the cache holds")]
+    (reported,) = [one for one in planned(capsys, *words)["warnings"] if one["text"].startswith("the cache holds")]
 
-    assert told["remedy"].startswith(remedy)
-    assert ("fp8" in told["remedy"]) == (box == "8x-h200")
+    assert reported["remedy"].startswith(remedy)
+    assert ("fp8" in reported["remedy"]) == (box == "8x-h200")
 
 
 def test_an_empty_folder_hides_no_model(

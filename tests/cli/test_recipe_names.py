@@ -38,9 +38,9 @@ def test_the_rehearsal_model_is_run_by_its_name(tmp_path: Path, capsys: pytest.C
     """`up phantom` worked while `run phantom` said "unknown model"; a bare `run` means the same."""
     words = ["--until", "plan", "--ram-bandwidth", "20GB/s", "--yes", "--json", "--runs", str(tmp_path)]
     assert main(["run", "phantom", *words]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["request"]["model"] == ""
-    assert "run-phantom" in told["run"]
+    reported = json.loads(capsys.readouterr().out)
+    assert reported["request"]["model"] == ""
+    assert "run-phantom" in reported["run"]
 
 
 def test_the_rehearsal_model_is_among_what_is_known(capsys: pytest.CaptureFixture[str]):

@@ -19,8 +19,8 @@ def test_a_folder_is_no_place_for_a_file(
 ) -> None:
     """`verify --junit FOLDER` made every check and lost them; nothing is asked now, and no run is left behind."""
     assert main([*words, str(tmp_path)]) == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert f"{tmp_path}: cannot be written: Is a directory" in told.err
+    reported = capsys.readouterr()
+    assert reported.out == ""
+    assert f"{tmp_path}: cannot be written: Is a directory" in reported.err
     assert main(["runs", "--json"]) == 0
     assert "verify" not in capsys.readouterr().out
