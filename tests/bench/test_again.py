@@ -315,11 +315,11 @@ def test_a_report_says_how_to_measure_the_same_again(flags: list[str]) -> None:
     printed = [line for line in text.splitlines() if line.startswith("moebox bench recipe.toml")]
     assert len(printed) == 1
 
-    said = shlex.split(printed[0])[3:]
+    output = shlex.split(printed[0])[3:]
     if "--pp" in flags:
-        assert said == flags
+        assert output == flags
         return
-    now, before = parsed(said), parsed(flags)
+    now, before = parsed(output), parsed(flags)
     assert (now.workload, now.loads, now.warmup) == (before.workload, before.loads, before.warmup)
 
 

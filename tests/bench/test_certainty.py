@@ -1,4 +1,4 @@
-"""A client that read late says so whenever its P99 of gaps may be wrong, and not where it cannot be."""
+"""A client that read late reports it whenever its P99 of gaps may be wrong, and not where it cannot be."""
 
 import itertools
 import os
@@ -108,7 +108,7 @@ def paces() -> Iterator[float]:
     return itertools.cycle([0.002] * 9 + [0.06])
 
 
-def test_a_client_that_was_kept_from_reading_says_so() -> None:
+def test_a_client_that_was_kept_from_reading_is_reported() -> None:
     """A real load whose worker gets no CPU while the tokens come: its P99 is far off, and the result is marked."""
     sent: list[int] = []
 

@@ -90,7 +90,7 @@ def test_prefill_and_decode_are_told_apart(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_a_failed_try_of_a_decode_test_is_an_answer_of_no(capsys: pytest.CaptureFixture[str]) -> None:
-    """One of three requests is refused: the row says so, and the exit code too, unless that is allowed."""
+    """One of three requests is refused: the row reports it, and the exit code too, unless that is allowed."""
     seen = itertools.count(1)
 
     def sometimes(peer: Peer, body: dict[str, object]) -> bool:
@@ -131,11 +131,11 @@ def test_bad_flags_get_one_line(words: list[str], capsys: pytest.CaptureFixture[
     """Exit code 2, an error that says which flag, and no traceback."""
     with serving(good) as server:
         code = main(["bench", server.url, "--model", "m", *words])
-    said = capsys.readouterr().err
+    output = capsys.readouterr().err
 
     assert code == 2
-    assert said.count("error:") == 1
-    assert "Traceback" not in said
+    assert output.count("error:") == 1
+    assert "Traceback" not in output
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://no-such-host.invalid:80"])

@@ -128,10 +128,10 @@ def test_an_end_in_the_middle_of_a_reply_is_a_failure_at_once() -> None:
 
 def test_an_end_nobody_told_of_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A silent connection is read now and then: an event that was missed costs seconds, not the timeout."""
-    told = HotPath.read_ready
+    reported = HotPath.read_ready
 
     def deaf(self: HotPath, ready: Sequence[tuple[int, int]], now: int) -> int:
-        return told(self, [(fd, mask) for fd, mask in ready if not mask & select.EPOLLRDHUP], now)
+        return reported(self, [(fd, mask) for fd, mask in ready if not mask & select.EPOLLRDHUP], now)
 
     def behaviour(peer: Peer, body: dict[str, object]) -> bool:
         at_once(peer, REPLIES["chunked"])

@@ -153,15 +153,15 @@ def test_whatever_else_the_server_says(name: str, capsys: pytest.CaptureFixture[
     assert "\x1b" not in shown.out + shown.err
 
 
-def test_https_to_a_plain_port_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_https_to_a_plain_port_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     """At once, though a plain server may wait for more of what it takes for a request."""
     with serving(good) as server:
         code = main(["bench", server.url.replace("http:", "https:"), "--model", "m", *FLAGS, *LONG])
-    said = capsys.readouterr().err
+    output = capsys.readouterr().err
 
     assert code == 3
-    assert "answers in plain HTTP" in said
-    assert "http://" in said
+    assert "answers in plain HTTP" in output
+    assert "http://" in output
 
 
 @pytest.mark.parametrize(
@@ -169,20 +169,20 @@ def test_https_to_a_plain_port_says_so(capsys: pytest.CaptureFixture[str]) -> No
     [["bench"], ["verify", "--model", "m"], ["watch", "--time", "1s"], ["compare", "http://127.0.0.1:9"]],
     ids=str,
 )
-def test_https_to_a_plain_port_says_so_whoever_asks(words: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+def test_https_to_a_plain_port_is_reported_whoever_asks(words: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     """Also where the name of its model, or its list of models, is the first thing that is asked for."""
     with live(ThreadingHTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler)) as server:
         command, *rest = words
         code = main([command, f"https://127.0.0.1:{server.server_port}/v1", *rest])
-    said = " ".join(capfd.readouterr())
+    output = " ".join(capfd.readouterr())
 
     assert code in (1, 3)
-    assert "answers in plain HTTP, not TLS" in " ".join(said.split())
-    assert "WRONG_VERSION" not in said
+    assert "answers in plain HTTP, not TLS" in " ".join(output.split())
+    assert "WRONG_VERSION" not in output
 
 
 @pytest.mark.parametrize("model", [[], ["--model", "m"]], ids=["asked", "named"])
-def test_a_refused_key_is_told_as_such(model: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_refused_key_is_reported_as_such(model: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """No other model's name would help."""
 
     def refuses(peer: Peer, body: dict[str, object]) -> bool:
@@ -191,7 +191,7 @@ def test_a_refused_key_is_told_as_such(model: list[str], capsys: pytest.CaptureF
 
     with serving(good, look=refuses, aside=refuses) as server:
         assert main(["bench", server.url, *model, *FLAGS]) == 3
-    said = capsys.readouterr().err
+    output = capsys.readouterr().err
 
-    assert "--key-env" in said
-    assert "/v1/models lists" not in said
+    assert "--key-env" in output
+    assert "/v1/models lists" not in output

@@ -35,7 +35,7 @@ def measured(run: Path) -> list[str]:
 
 @pytest.mark.parametrize("more", [[], ["--json"], ["--pp", "8"]])
 @pytest.mark.parametrize("target", ["folder", f"{NOWHERE}.json", "x" * 300, "no/such/folder.json", "y" * 235])
-def test_a_file_that_cannot_be_written_is_told_before_the_first_request(
+def test_a_file_that_cannot_be_written_is_reported_before_the_first_request(
     target: str, more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Exit 2 in one line: not after an hour's measurement; the last is too long with what is put behind it."""
@@ -44,13 +44,13 @@ def test_a_file_that_cannot_be_written_is_told_before_the_first_request(
     with serving(good) as server:
         assert main(["bench", server.url, *words, *more, "-o", str(tmp_path / target)]) == 2
         assert not server.connections
-    said = capsys.readouterr()
-    assert said.err.count("error: ") == 1
-    assert not said.out
+    printed = capsys.readouterr()
+    assert printed.err.count("error: ") == 1
+    assert not printed.out
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
-def test_a_folder_for_runs_that_takes_none_is_told_before_the_first_request(
+def test_a_folder_for_runs_that_takes_none_is_reported_before_the_first_request(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With a hint that this command can follow."""
@@ -58,10 +58,10 @@ def test_a_folder_for_runs_that_takes_none_is_told_before_the_first_request(
     with serving(good) as server:
         assert bench(server) == 2
         assert not server.connections
-    said = capsys.readouterr().err
-    assert said.startswith(f"error: {NOWHERE}: cannot be written: ")
-    assert "MOEBOX_RUNS" in said
-    assert "--runs" not in said
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"error: {NOWHERE}: cannot be written: ")
+    assert "MOEBOX_RUNS" in printed
+    assert "--runs" not in printed
 
 
 @pytest.mark.parametrize("more", [[], ["--json"]])
@@ -73,9 +73,9 @@ def test_figures_are_shown_before_a_full_disk_loses_them(
     words = ["--model", "m", "--tg", "8", "--set", "repeat=1"] if tests else FEW
     with serving(good) as server:
         assert main(["bench", server.url, *words, *more, "-o", "/dev/full"]) == 3
-    said = capsys.readouterr()
-    assert "error: /dev/full: cannot be written: No space left on device" in said.err
-    assert json.loads(said.out)["kind"] if more else "tok/s" in said.out
+    printed = capsys.readouterr()
+    assert "error: /dev/full: cannot be written: No space left on device" in printed.err
+    assert json.loads(printed.out)["kind"] if more else "tok/s" in printed.out
 
 
 @pytest.mark.parametrize("loads", ["1", "1,2"])
@@ -90,10 +90,10 @@ def test_kept_is_said_only_of_what_was_kept(loads: str, runs: Path, capsys: pyte
 
     with serving(behaviour) as server:
         assert bench(server, "--concurrency", loads) == 3
-    said = capsys.readouterr()
-    assert "c1" in said.out
-    assert said.err.count("error: ") == 1
-    assert "kept: " not in said.err
+    printed = capsys.readouterr()
+    assert "c1" in printed.out
+    assert printed.err.count("error: ") == 1
+    assert "kept: " not in printed.err
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_imported_results_of_one_name_are_all_kept(runs: Path, tmp_path: Path) -
 
 
 def test_streams_that_broke_off_are_not_forgotten(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The terminal said so; so do the strip and the report."""
+    """The terminal reported it; so do the strip and the report."""
 
     def every_second(peer: Peer, body: dict[str, object]) -> bool:
         if len(peer.state.asked) % 2:
@@ -235,9 +235,11 @@ def test_a_server_that_died_ends_the_sweep(words: list[str], runs: Path, capsys:
     with serving(dies) as server:
         url = server.url
         assert main(["bench", url, "--model", "m", "--requests", "4", "--output", "3", "--input", "8", *words]) == 3
-    said = capsys.readouterr()
+    printed = capsys.readouterr()
     assert [path.suffix for path in next(runs.iterdir()).glob("measurements/c4*")] == []
-    assert f"error: the server has not answered since c2: {url.removeprefix('http://')}: Connection refused" in said.err
+    assert (
+        f"error: the server has not answered since c2: {url.removeprefix('http://')}: Connection refused" in printed.err
+    )
     again = "--concurrency 2,4" if "1,2,4" in words else "--search concurrency"
-    assert again in said.err.partition("resume with: ")[2]
-    assert "c2" in said.out
+    assert again in printed.err.partition("resume with: ")[2]
+    assert "c2" in printed.out

@@ -344,23 +344,23 @@ def test_the_key_travels_in_the_header_and_nowhere_else() -> None:
 def test_an_interrupt_keeps_what_was_measured(number: signal.Signals, tmp_path: Path) -> None:
     """Ctrl-C, a service manager or a closed terminal: exit code 130, a file marked partial, and how to go on."""
     file = tmp_path / "result.json"
-    code, said, url = interrupted(number, file, "2,4", after=3)
+    code, output, url = interrupted(number, file, "2,4", after=3)
     result = json.loads(file.read_text())
 
     assert code == 130
     assert (result["partial"], result["completed"], result["cancelled"]) == (True, 3, 2)
     again = f"moebox bench {url} --model m --input 256 --output 3 --concurrency 2,4 --requests 9 -o {file}"
-    assert f"resume with: {again}\n" in said
-    assert "Traceback" not in said
+    assert f"resume with: {again}\n" in output
+    assert "Traceback" not in output
 
 
 def test_going_on_after_an_interrupt_spares_what_was_measured(tmp_path: Path) -> None:
     """The first load is done and in the file: the others go into another one."""
     file = tmp_path / "result.json"
-    _, said, _ = interrupted(signal.SIGINT, file, "1,2,4", after=9)
+    _, output, _ = interrupted(signal.SIGINT, file, "1,2,4", after=9)
 
     assert [result["partial"] for result in json.loads(file.read_text())["results"]] == [False, True]
-    assert f"--concurrency 2,4 --requests 9 -o {tmp_path / 'result-2.json'}\n" in said
+    assert f"--concurrency 2,4 --requests 9 -o {tmp_path / 'result-2.json'}\n" in output
 
 
 def interrupted(number: signal.Signals, file: Path, loads: str, *, after: int) -> tuple[int, str, str]:
@@ -384,8 +384,8 @@ def interrupted(number: signal.Signals, file: Path, loads: str, *, after: int) -
             assert process.poll() is None
             time.sleep(0.05)
         os.killpg(process.pid, number)
-        said = process.communicate(timeout=30)[1].decode()
-    return process.returncode, said, url
+        output = process.communicate(timeout=30)[1].decode()
+    return process.returncode, output, url
 
 
 def test_a_server_that_holds_tokens_back_is_not_the_clients_fault() -> None:

@@ -188,7 +188,7 @@ def test_workers_samples_come_together() -> None:
     assert [(one.reason, first.time[one.first] // MS) for one in first.requests()] == [("a", 1), ("b", 2), ("", 3)]
 
 
-def test_a_client_that_could_not_keep_up_says_so() -> None:
+def test_a_client_that_could_not_keep_up_is_reported() -> None:
     """Saturated, late without kernel times, or late and merging: each has its reason."""
     quiet = made({"sent": 0, "times": [10, 30, 50]})
     merging = made({"sent": 0, "times": [10, 24, 24, 24]})
@@ -210,7 +210,7 @@ def test_a_client_that_could_not_keep_up_says_so() -> None:
     assert 65 <= lag_percentile_ms(late, 0.99) <= 80
 
 
-def test_an_open_loop_that_sends_late_says_so() -> None:
+def test_an_open_loop_that_sends_late_is_reported() -> None:
     """Only where nothing limits what is in flight: there nobody but the client can have held a request back."""
     late, client = Samples(), WorkerGauge(cpu_s=0.1, wall_s=1.0)
     for number in range(100):

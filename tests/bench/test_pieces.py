@@ -102,7 +102,7 @@ def test_words_of_one_token_make_prompts_of_exact_length() -> None:
 
 
 def test_where_no_word_is_one_token_lengths_are_estimated() -> None:
-    """Two tokens a word: half as many words, and it says so."""
+    """Two tokens a word: half as many words, and it reports it."""
     text = calibrate_words(lambda text: 2 * len(text.split()), "a tokenizer")
 
     assert (text.is_exact, text.tokens_per_word) == (False, 2.0)

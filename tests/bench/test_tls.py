@@ -59,10 +59,10 @@ def test_tokenizer_metrics_and_model_names_over_tls_trust_what_the_streams_trust
         url = server.url.replace("http://", "https://")
         code = main(["bench", url, *trust, "--requests", "2", "--output", "3", "--json"])
         assert main(["bench", url, "--requests", "2"]) == 3, "nobody trusts it unasked"
-    said = capsys.readouterr()
-    result = json.loads(said.out)
+    output = capsys.readouterr()
+    result = json.loads(output.out)
 
-    assert code == 0, said.err
+    assert code == 0, output.err
     assert (result["model_id"], result["tokenizer_id"]) == ("the-model", "the server's /tokenize")
     assert result["server"]["peak_running"] == 3
 
