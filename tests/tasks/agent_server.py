@@ -110,9 +110,9 @@ def terminus(job: AgentJob) -> list[Step]:
     """With the terminal of Harbor's terminus-2, which reads JSON in plain replies and asks twice whether it is done."""
     keys = [f"cat > /app/{path} <<'END'\n{text}END\n" for path, text in job.solution.items()]
     commands = [{"keystrokes": typed, "duration": 1.0} for typed in keys]
-    told = {"analysis": "a file is asked for", "plan": "write it", "commands": commands}
-    finished = {**told, "commands": [], "task_complete": True}
-    return [{"text": json.dumps(told)}, {"text": json.dumps(finished)}]
+    reported = {"analysis": "a file is asked for", "plan": "write it", "commands": commands}
+    finished = {**reported, "commands": [], "task_complete": True}
+    return [{"text": json.dumps(reported)}, {"text": json.dumps(finished)}]
 
 
 SCRIPTS = {

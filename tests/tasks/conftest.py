@@ -59,8 +59,8 @@ def do(
     worker = runner.OwnAgent(ReplySettings(endpoint=endpoint, api=api), more_tools)
     wanted = [JobName(family=family, level=level, seed=seed) for seed in seeds]
     run = Run.create("tasks", runs=folder)
-    told = runner.prepare_task_run(endpoint, wanted, worker, options)
-    done = runner.run_jobs(told, worker, run, options, runner.JobListener())
+    reported = runner.prepare_task_run(endpoint, wanted, worker, options)
+    done = runner.run_jobs(reported, worker, run, options, runner.JobListener())
     run.release_lock()
     return done
 

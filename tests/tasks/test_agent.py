@@ -164,8 +164,8 @@ def test_a_budget_leaves_jobs_and_resuming_does_only_those(server: str, tmp_path
     worker = runner.OwnAgent(ReplySettings(endpoint=endpoint))
     wanted = [JobName(family="errand", level="easy", seed=seed) for seed in range(4)]
     run = Run.create("tasks", runs=tmp_path)
-    told = runner.prepare_task_run(endpoint, wanted, worker, runner.TaskOptions())
-    first = runner.run_jobs(told, worker, run, runner.TaskOptions(budget_s=2.0), runner.JobListener())
+    reported = runner.prepare_task_run(endpoint, wanted, worker, runner.TaskOptions())
+    first = runner.run_jobs(reported, worker, run, runner.TaskOptions(budget_s=2.0), runner.JobListener())
     taken = load_task_run(run)
     assert taken == first
     assert 0 < len(taken.unfinished_jobs) < 4

@@ -130,10 +130,10 @@ say(type="tool_use", part={"tool": "read", "state": {"status": "error", "error":
         ("opencode", OPENCODE, OPENCODES_CALLS, [("write", False), ("write", True), ("read", False), ("write", True)]),
     ],
 )
-def test_calls_that_were_none_are_told(
+def test_calls_that_were_none_are_reported(
     name: ClientName, text: str, work: str, calls: list[tuple[str, bool]], programs: Path
 ) -> None:
-    """Those that do not fit their tool, or name none; one that its tool refused was one, and mends the one before."""
+    """Those that do not fit their tool, or name none; one that its tool refused was one, and fixes the one before."""
     install(programs, name, text, work)
     files = {".config/opencode/opencode.json": json.dumps({"permission": {"bash": "deny"}})}
     client = RealClient(ClientSetup(client=name, model="m", environment={}, files=files))

@@ -94,11 +94,11 @@ def test_an_outage_is_not_the_models_failure(words: list[str], server: str, caps
     with serving() as dying:
         asked = ["--family", "errand", "--jobs", "2", "--seed", "0"]
         assert main(["task", dying, "--model", "dies", *asked, *words]) == 3
-    told = capsys.readouterr()
-    assert "does not answer any more" in told.err
-    assert "resume with: moebox task --resume" in told.err
+    reported = capsys.readouterr()
+    assert "does not answer any more" in reported.err
+    assert "resume with: moebox task --resume" in reported.err
     if words:
-        assert json.loads(told.out)["left"] == ["errand-easy-0", "errand-easy-1"]
+        assert json.loads(reported.out)["left"] == ["errand-easy-0", "errand-easy-1"]
 
     assert main(["task", server, "--model", "solve", "--resume", "latest"]) == 0
     assert "solved: 2 of 2" in capsys.readouterr().out
@@ -123,9 +123,9 @@ def test_a_side_that_goes_away_is_not_the_worse_one(server: str, capsys: pytest.
             "seed=0",
         ]
         assert main([*words, "--json"]) == 3
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert "does not answer any more" in told.err
+    reported = capsys.readouterr()
+    assert reported.out == ""
+    assert "does not answer any more" in reported.err
 
 
 def test_a_run_is_resumed_by_the_agent_that_began_it(server: str, capsys: pytest.CaptureFixture[str]):
@@ -174,10 +174,10 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(
     assert process.stdout
     assert "errand-easy-0" in process.stdout.readline()
     process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=60)
+    _, reported = process.communicate(timeout=60)
 
-    assert process.returncode == 130, told
-    assert "resume with: moebox task --resume" in told
+    assert process.returncode == 130, reported
+    assert "resume with: moebox task --resume" in reported
     assert main(["task", server, "--model", "slow", "--resume", "latest"]) == 0
     out = capsys.readouterr().out
     assert "errand-easy-1" in out

@@ -21,10 +21,10 @@ def test_the_phantom_does_errands(tmp_path: Path):
     with session.engine_session(deploy(recipe), run) as live:
         options = runner.TaskOptions(job_s=120, thinking=True)
         worker = runner.OwnAgent(ReplySettings(endpoint=live.endpoint, thinking=True))
-        told = runner.prepare_task_run(live.endpoint, runner.job_names(["errand"], "easy", 1, 0), worker, options)
-        done = runner.run_jobs(told, worker, run, options, runner.JobListener())
+        reported = runner.prepare_task_run(live.endpoint, runner.job_names(["errand"], "easy", 1, 0), worker, options)
+        done = runner.run_jobs(reported, worker, run, options, runner.JobListener())
 
-    assert told.context == 4096
+    assert reported.context == 4096
     assert len(done.results) == 1
     for result in done.results:
         assert result.solved, (result.end, result.why)

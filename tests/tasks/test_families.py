@@ -80,7 +80,7 @@ def test_values_are_compared_as_json_is():
     assert not values_equal("1", 1)
 
 
-def test_unknown_names_are_told():
+def test_unknown_names_are_reported():
     """With the nearest known one."""
     with pytest.raises(UnknownName, match="family"):
         make_job("repairs", "easy", 0)

@@ -88,7 +88,7 @@ def test_tools_are_listed_and_called(servers: McpServers):
 
 @pytest.mark.engine
 def test_a_server_that_crashes_ends_the_job_and_is_started_again_for_the_next(server: str, tmp_path: Path):
-    """Two jobs: each crashes it, each says so, and then a third works."""
+    """Two jobs: each crashes it, each reports it, and then a third works."""
     servers = McpServers([STDIO], call_s=5)
     try:
         crashed = do(server, "mcp-crash", "errand", tmp_path, seeds=(0, 1), more_tools=servers.tools)
@@ -103,7 +103,7 @@ def test_a_server_that_crashes_ends_the_job_and_is_started_again_for_the_next(se
 
 
 @pytest.mark.engine
-def test_a_server_that_cannot_be_started_is_told():
+def test_a_server_that_cannot_be_started_is_reported():
     """Before any job."""
     servers = McpServers([McpAddress(name="none", command=("/no/such/command",))])
     with pytest.raises(ToolServerDied, match="none"):
