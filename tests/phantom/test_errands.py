@@ -19,15 +19,15 @@ def test_an_errand_is_done_in_the_real_loop(seed: int, thinking: bool) -> None:
     found = errand_task(random.Random(seed), thinking=thinking)
     system, *talk = found.task.messages
     calls = [call["function"]["name"] for turn in talk for call in turn.get("tool_calls", ())]
-    said = [turn for turn in talk if turn["role"] == "assistant"]
+    output = [turn for turn in talk if turn["role"] == "assistant"]
 
     assert system["content"] == SYSTEM
     assert "write_file" in calls
     assert found.learn[-1]
-    assert len(found.learn) == len(said) + 1
+    assert len(found.learn) == len(output) + 1
     assert found.task.grade(found.task.sample).ok
-    assert all(bool(turn.get("reasoning_content")) == thinking for turn in said)
-    for turn, learned in zip(said, found.learn, strict=False):
+    assert all(bool(turn.get("reasoning_content")) == thinking for turn in output)
+    for turn, learned in zip(output, found.learn, strict=False):
         identity = turn["tool_calls"][0]["id"]
         answer = next(t["content"] for t in talk if t.get("tool_call_id") == identity)
         assert learned != answer.startswith("error:")

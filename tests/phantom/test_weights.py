@@ -203,7 +203,7 @@ def answer(url: str, task: Question, most: int = 1000) -> ModelReply:
 
 
 def fresh(name: str, rng: random.Random, *, thinking: bool) -> Question:
-    """A task of a family that the ladder asks, or of a lesson."""
+    """A task of a family that the checks ask, or of a lesson."""
     if name in LESSONS:
         return LESSONS[name](rng, thinking=thinking)
     return FAMILIES[name].draw(rng, thinking=thinking, **({"chars": 400} if name == "needle" else {}))
@@ -248,9 +248,9 @@ def test_the_draft_guesses_and_changes_nothing(server: str, tmp_path: Path) -> N
         for task in tasks:
             body = {"messages": task.messages, "temperature": 0, "max_tokens": 300}
             body |= {"chat_template_kwargs": {"thinking": False}}
-            said = [ask(url, body) for url in (server, session.endpoint.server_url)]
-            assert said[0]["choices"][0]["message"]["content"] == said[1]["choices"][0]["message"]["content"]
-            assert said[1]["timings"]["draft_n_accepted"] > 0
+            output = [ask(url, body) for url in (server, session.endpoint.server_url)]
+            assert output[0]["choices"][0]["message"]["content"] == output[1]["choices"][0]["message"]["content"]
+            assert output[1]["timings"]["draft_n_accepted"] > 0
 
 
 @pytest.mark.parametrize("form", one_in(2, [phantom.latent_path, phantom.gguf_path]))
@@ -272,10 +272,10 @@ def test_a_cache_in_four_bits_shows(form: Callable[[], Path], tmp_path: Path) ->
 def test_a_tool_that_is_not_on_offer_is_not_called(server: str) -> None:
     """So a call under tool_choice none is the server's doing."""
     rng = random.Random(9)
-    said = [
+    output = [
         answer(server, replace(FAMILIES["tool_call"].draw(rng, thinking=think), tools=())) for think in (False, True)
     ]
-    assert [(reply.calls, "<|tool" in reply.content) for reply in said] == [((), False)] * 2
+    assert [(reply.calls, "<|tool" in reply.content) for reply in output] == [((), False)] * 2
 
 
 @pytest.mark.engine
