@@ -1,4 +1,4 @@
-"""What a ladder asks does not hang on luck: every draw can show the faults that it is there to show."""
+"""What a checks ask does not hang on luck: every draw can show the faults that it is there to show."""
 
 import asyncio
 import json

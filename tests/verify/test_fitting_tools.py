@@ -1,4 +1,4 @@
-"""How many tools the ladder shows a server: no more than its context holds."""
+"""How many tools the checks shows a server: no more than its context holds."""
 
 import asyncio
 from dataclasses import dataclass, field

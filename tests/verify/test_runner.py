@@ -337,7 +337,7 @@ def test_evidence_is_kept_and_the_key_is_not_in_it(oracle: str):
 
 
 def test_the_document_has_the_keys_that_scripts_rely_on(oracle: str):
-    """rungs [{name, verdict, probes, evidence}] and verdict."""
+    """checks [{name, verdict, probes, evidence}] and verdict."""
     plain = results_document(check_server(oracle, "wrong-sums", "alive", "arithmetic"))
 
     assert plain["verdict"] == "fail"

@@ -110,7 +110,7 @@ def test_a_reply_that_is_only_odd_is_let_be(body: Body, change: Change):
 
 
 def test_a_forced_call_may_end_with_stop():
-    """OpenAI says so of named functions."""
+    """OpenAI reports it of named functions."""
     body = bent(CALLS, lambda body: body["choices"][0].update(finish_reason="stop"))
 
     assert breaches(body, tool_choice={"type": "function", "function": {"name": "f"}}) == []

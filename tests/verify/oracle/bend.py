@@ -272,8 +272,8 @@ def no_schema_after_thought(reply: ModelReply, body: Body) -> ModelReply:
 
 def ignores_results(reply: ModelReply, body: Body) -> ModelReply:
     """What a tool returned is not read."""
-    told = body["messages"][-1]["role"] == "tool"
-    return dataclasses.replace(reply, content="I cannot look that up.") if told else reply
+    reported = body["messages"][-1]["role"] == "tool"
+    return dataclasses.replace(reply, content="I cannot look that up.") if reported else reply
 
 
 def never_length(made_of: Body) -> Body:

@@ -152,10 +152,10 @@ def in_texts(change: Callable[[str], str]) -> Callable[[list[Body]], list[Body]]
         return {**piece, "text": change(piece["text"])} if "text" in piece else piece
 
     def seen(turn: Body) -> Body:
-        said = turn.get("content")
-        if isinstance(said, list):
-            return {**turn, "content": [part(piece) for piece in said]}
-        return {**turn, "content": change(said)} if isinstance(said, str) else turn
+        output = turn.get("content")
+        if isinstance(output, list):
+            return {**turn, "content": [part(piece) for piece in output]}
+        return {**turn, "content": change(output)} if isinstance(output, str) else turn
 
     return lambda all: [seen(turn) for turn in all]
 
@@ -223,7 +223,7 @@ async def long_streams_closed(made: Made) -> AsyncIterator[bytes]:
 
 
 def snapshots(sent: list[Body]) -> list[Body]:
-    """Each chunk carries all that was said so far."""
+    """Each chunk carries all that was reported it far."""
     text = ""
     for chunk in sent:
         if content(chunk):

@@ -60,18 +60,18 @@ def _with_words(chunk: Body, text: str) -> Body:
 
 def retried(sent: list[Body]) -> list[Body]:
     """A proxy that asks its upstream again in the middle, and sends what comes from the start."""
-    said = [place for place, chunk in enumerate(sent) if content(chunk)]
-    if len(said) < 60:
+    output = [place for place, chunk in enumerate(sent) if content(chunk)]
+    if len(output) < 60:
         return sent
-    return [*sent[: said[40]], *({**chunk, "id": "chatcmpl-again"} for chunk in sent)]
+    return [*sent[: output[40]], *({**chunk, "id": "chatcmpl-again"} for chunk in sent)]
 
 
 def heartbeat(sent: list[Body]) -> list[Body]:
     """A sign of life that is sent as words."""
-    said = [place for place, chunk in enumerate(sent) if content(chunk)]
-    if len(said) < 26:
+    output = [place for place, chunk in enumerate(sent) if content(chunk)]
+    if len(output) < 26:
         return sent
-    return [*sent[: said[25]], _with_words(sent[said[25]], "\n"), *sent[said[25] :]]
+    return [*sent[: output[25]], _with_words(sent[output[25]], "\n"), *sent[output[25] :]]
 
 
 def no_blank_lines(sent: list[Body]) -> list[Body]:
@@ -294,8 +294,8 @@ def hole(messages: list[Body]) -> list[Body]:
 
 def loops(text: str) -> str:
     """After six hundred tokens the last twenty come again and again."""
-    said = chat.tokens(text)
-    return "".join(said[:600] + said[580:600] * 60) if len(said) > 600 else text
+    output = chat.tokens(text)
+    return "".join(output[:600] + output[580:600] * 60) if len(output) > 600 else text
 
 
 def block_drop(text: str) -> str:

@@ -133,12 +133,12 @@ def _cut(request: dict[str, Any], reply: ModelReply, size: int) -> Made:
         if stop in text:
             text, stopped = text.split(stop)[0], stop
     room = request.get("max_tokens") or request.get("max_completion_tokens") or 512
-    thought, said = tokens(reply.reasoning), tokens(text)
-    if len(thought) + len(said) > room:
+    thought, output = tokens(reply.reasoning), tokens(text)
+    if len(thought) + len(output) > room:
         thought, finish, stopped = thought[:room], "length", ""
-        said = said[: room - len(thought)]
-    calls, whole = _calls_in(reply.calls, room - len(thought) - len(said))
-    return Made(request, thought, said, calls, finish if whole else "length", size, stopped)
+        output = output[: room - len(thought)]
+    calls, whole = _calls_in(reply.calls, room - len(thought) - len(output))
+    return Made(request, thought, output, calls, finish if whole else "length", size, stopped)
 
 
 def _calls_in(calls: tuple[ToolCall, ...], room: int) -> tuple[tuple[ToolCall, ...], bool]:

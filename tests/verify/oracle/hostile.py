@@ -58,10 +58,10 @@ def nested(request: Any, body: Body) -> Response | None:
 
 def nested_arguments(whole: Body, made: Made) -> Body:
     """Arguments and texts that are nested too deeply."""
-    said = whole["choices"][0]["message"]
-    for call in said.get("tool_calls", ()):
+    output = whole["choices"][0]["message"]
+    for call in output.get("tool_calls", ()):
         call["function"]["arguments"] = "[" * 50_000
-    return whole if said.get("tool_calls") else {**whole, "choices": [_saying(whole, "[" * 50_000)]}
+    return whole if output.get("tool_calls") else {**whole, "choices": [_saying(whole, "[" * 50_000)]}
 
 
 def _saying(whole: Body, text: str) -> Body:

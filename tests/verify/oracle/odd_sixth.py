@@ -1,4 +1,4 @@
-"""What right servers may do, again: OpenAI's own habits, Azure's, OpenRouter's, vLLM's, llama.cpp's."""
+"""What right servers may do, again: OpenAI's own quirks, Azure's, OpenRouter's, vLLM's, llama.cpp's."""
 
 import asyncio
 import json

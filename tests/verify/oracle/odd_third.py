@@ -1,4 +1,4 @@
-"""More servers that are odd and right, third family: habits of real servers that their documentation allows."""
+"""More servers that are odd and right, third family: quirks of real servers that their documentation allows."""
 
 import asyncio
 import copy

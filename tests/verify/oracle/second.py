@@ -69,16 +69,18 @@ SECOND: dict[str, Fault] = {
     "temperature-ignored": Fault(request=request(lambda body: body.update(temperature=0))),
     "seed-ignored": Fault(request=without("seed")),
     "arguments-as-object": Fault(
-        whole=message(lambda said: [call["function"].update(arguments={}) for call in said.get("tool_calls", ())])
+        whole=message(lambda output: [call["function"].update(arguments={}) for call in output.get("tool_calls", ())])
     ),
-    "call-type-missing": Fault(whole=message(lambda said: [call.pop("type") for call in said.get("tool_calls", ())])),
+    "call-type-missing": Fault(
+        whole=message(lambda output: [call.pop("type") for call in output.get("tool_calls", ())])
+    ),
     "call-index-missing": Fault(stream=call_deltas(lambda item: item.pop("index"))),
     "stream-type-missing": Fault(stream=call_deltas(lambda item: item.pop("type", None))),
     "stop-with-calls": Fault(whole=whole(lambda body: body["choices"][0].update(finish_reason="stop"))),
     "finish-eos": Fault(whole=whole(lambda body: body["choices"][0].update(finish_reason="eos"))),
     "finish-length": Fault(whole=whole(lambda body: body["choices"][0].update(finish_reason="length"))),
     "role-everywhere": Fault(stream=deltas(lambda delta: delta.update(role="assistant"))),
-    "role-missing": Fault(whole=message(lambda said: said.pop("role"))),
+    "role-missing": Fault(whole=message(lambda output: output.pop("role"))),
     "usage-zero": Fault(check="plain", whole=whole(no_tokens)),
     "usage-total": Fault(whole=whole(lambda body: body["usage"].update(total_tokens=1))),
     "usage-missing": Fault(whole=whole(lambda body: body.pop("usage"))),
@@ -100,7 +102,7 @@ SECOND: dict[str, Fault] = {
     "numbers-as-strings": Fault(check="tools", reply=calls(stringly)),
     "name-with-prefix": Fault(reply=calls(lambda call: dataclasses.replace(call, name=f"functions.{call.name}"))),
     "logprobs-shifted": Fault(check="sampling", whole=whole(shifted)),
-    "null-as-text": Fault(whole=message(lambda said: said.update(content=said["content"] or "null"))),
+    "null-as-text": Fault(whole=message(lambda output: output.update(content=output["content"] or "null"))),
     "half-a-pair": Fault(stream=deltas(half_pair)),
     "cache-by-beginning": Fault(check="cache", reply=memory().beginning),
     "cache-by-messages": Fault(check="cache", among=memory().messages),

@@ -59,7 +59,7 @@ THINKING: dict[str, Fault] = {
 
 TURNS: dict[str, Fault] = {
     "system-lost-in-long-chats": Fault(
-        request=turns(lambda said: [turn for turn in said if turn["role"] != "system" or len(said) < 7])
+        request=turns(lambda output: [turn for turn in output if turn["role"] != "system" or len(output) < 7])
     ),
     "developer-refused": Fault(gate=bent.no_developer),
     "first-of-two-turns-lost": Fault(request=turns(bent.last_of_two)),
@@ -119,7 +119,7 @@ SIXTH: dict[str, Fault] = {
     **ANTHROPIC,
     **SAMPLING,
 }
-# Thought of when the checks had been read, so they prove nothing about strangers' servers: not counted with the others.
+# Thought of when the checks had been read, so they prove nothing about other servers: not counted.
 THOUGHT_OF: dict[str, Fault] = {
     "long-streams-lose-their-head": Fault(request=request(bent.headless_in_streams)),
     "results-need-names": Fault(gate=bent.results_need_names),

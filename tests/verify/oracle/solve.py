@@ -110,8 +110,8 @@ def _record(question: str, form: Any) -> str:
     keys = re.search(r"the keys? ([\w, ]+?)(?:\.| and nothing)", question)
     names = re.split(r", | and ", keys[1]) if keys else list(facts)
     words = {"true": True, "false": False}
-    told = [name for name in names if name in facts]
-    record = {name: words.get(value := facts[name], int(value) if value.isdigit() else value) for name in told}
+    reported = [name for name in names if name in facts]
+    record = {name: words.get(value := facts[name], int(value) if value.isdigit() else value) for name in reported}
     schema = form.get("json_schema", {}).get("schema", {})
     return json.dumps(record if fits(record, schema) else least(schema), ensure_ascii=False)
 
@@ -207,12 +207,12 @@ def _story(question: str) -> str:
 
 
 def _remembered(messages: Sequence[Mapping[str, Any]]) -> str:
-    for told, ask, answer in (
+    for reported, ask, answer in (
         (row["mention"], row["question"], row["answer"]) for row in catalogue.load_table("questions")["memory"]
     ):
         if messages[-1]["content"] != ask:
             continue
         for turn in messages[:-1]:
-            if said := re.fullmatch(_pattern(told), str(turn["content"])):
+            if said := re.fullmatch(_pattern(reported), str(turn["content"])):
                 return answer.format(**said.groupdict())
     return ""
