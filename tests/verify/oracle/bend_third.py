@@ -13,7 +13,7 @@ from . import chat
 from .bend import Body, content, error, pieces, thinking
 from .bend_more import call_deltas
 from .chat import Made
-from .solve import output
+from .solve import content_text
 from .wire import Response
 
 
@@ -189,7 +189,7 @@ class Thoughts:
 
     def of_another(self, reply: ModelReply, body: Body) -> ModelReply:
         """The reasoning speaks of the request before."""
-        last, self.last = self.last, output(body["messages"][-1].get("content"))[-300:]
+        last, self.last = self.last, content_text(body["messages"][-1].get("content"))[-300:]
         return dataclasses.replace(reply, reasoning=f"The user asks: {last}") if reply.reasoning else reply
 
 

@@ -23,7 +23,7 @@ def solve(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), form: Any = None
 ) -> ModelReply:
     """The reply a perfect assistant gives."""
-    messages = [{**message, "content": said(message.get("content"))} for message in messages]
+    messages = [{**message, "content": content_text(message.get("content"))} for message in messages]
     last = messages[-1]
     if last["role"] == "tool":
         return ModelReply(content=_told(messages))
@@ -39,7 +39,7 @@ def solve(
     return ModelReply(content=_remembered(messages) or _needle(question, messages) or LOST)
 
 
-def said(content: Any) -> str:
+def content_text(content: Any) -> str:
     """The text of a turn, which may come as parts."""
     if isinstance(content, list):
         return "".join(part.get("text", "") for part in content)
@@ -84,15 +84,17 @@ def _arguments(params: Mapping[str, tuple[str, str]], slots: Mapping[str, str]) 
 def _told(messages: Sequence[Mapping[str, Any]]) -> str:
     """What the tools returned, told in the tool's own sentence where it is one of ours."""
     calls = {call["id"]: call["function"] for turn in messages for call in turn.get("tool_calls") or ()}
-    said = []
+    texts = []
     last = max(place for place, turn in enumerate(messages) if turn["role"] != "tool")
     for turn in messages[last + 1 :]:
         function = calls[turn["tool_call_id"]]
         tool = next(tool for tool in TOOLS if tool.name == function["name"])
         found = _read(str(turn["content"]))
         known = set(found) == set(tool.result)
-        said.append(tool.answer.format(**json.loads(function["arguments"]), **found) if known else f"It says {found}.")
-    return " ".join(said)
+        sentences.append(
+            tool.answer.format(**json.loads(function["arguments"]), **found) if known else f"It says {found}."
+        )
+    return " ".join(texts)
 
 
 def _read(text: str) -> dict[str, Any]:
@@ -213,6 +215,6 @@ def _remembered(messages: Sequence[Mapping[str, Any]]) -> str:
         if messages[-1]["content"] != ask:
             continue
         for turn in messages[:-1]:
-            if said := re.fullmatch(_pattern(reported), str(turn["content"])):
-                return answer.format(**said.groupdict())
+            if found := re.fullmatch(_pattern(reported), str(turn["content"])):
+                return answer.format(**found.groupdict())
     return ""
