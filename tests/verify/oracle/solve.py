@@ -91,9 +91,7 @@ def _told(messages: Sequence[Mapping[str, Any]]) -> str:
         tool = next(tool for tool in TOOLS if tool.name == function["name"])
         found = _read(str(turn["content"]))
         known = set(found) == set(tool.result)
-        sentences.append(
-            tool.answer.format(**json.loads(function["arguments"]), **found) if known else f"It says {found}."
-        )
+        texts.append(tool.answer.format(**json.loads(function["arguments"]), **found) if known else f"It says {found}.")
     return " ".join(texts)
 
 
