@@ -57,9 +57,10 @@ def watched_server(gap_s: float, last_s: float) -> Iterator[tuple["subprocess.Po
 
             def read_reply() -> None:
                 received = 0
-                while data := reply.read1(4096):
-                    received += len(data)
-                    watch.note_progress(received)
+                with contextlib.suppress(OSError):  # the server was killed
+                    while data := reply.read1(4096):
+                        received += len(data)
+                        watch.note_progress(received)
 
             threading.Thread(target=read_reply, daemon=True).start()
             yield server, watch
