@@ -151,7 +151,10 @@ PROMPTS = (
     switch("--set workload.ignore_eos=false"),
     flag("--set workload.extra", st.just('{"top_k": 1, "chat_template_kwargs": {"thinking": false}}')),
 )
-LIMITS = flag("--slo", st.builds("ttft={},tpot={}".format, TIMES, TIMES) | st.builds("e2e={}".format, TIMES))
+WITH_UNIT = TIMES.filter(lambda text: not text.isdigit())
+LIMITS = flag(
+    "--slo", st.builds("ttft={},tpot={}".format, WITH_UNIT, WITH_UNIT) | st.builds("e2e={}".format, WITH_UNIT)
+)
 LOAD = (
     flag("--requests", texts(1, 5000)),
     flag("--duration", TIMES),

@@ -18,12 +18,14 @@ class FirstUse:
     def __init__(self) -> None:
         self.running, self.known = 0, set[int]()
         self.served, self.compiled_at = 0, list[int]()
-        self.lock = threading.Lock()
+        self.lock = threading.Condition()
 
     def answer(self, peer: Peer, body: dict[str, object]) -> bool:
-        """Eight tokens; each batch size costs a while, once."""
+        """Eight tokens; each batch size costs a while, once. Waits for company, so that two sent at once meet."""
         with self.lock:
             self.running += 1
+            self.lock.notify_all()
+            self.lock.wait_for(lambda: self.running > 1, timeout=1.0)
             is_new = self.running not in self.known
             self.known.add(self.running)
             self.served += 1

@@ -264,7 +264,7 @@ def test_every_command_says_that_no_model_answers(
     assert "this endpoint is a simulation" in " ".join(capsys.readouterr().err.split())
     main(["runs", "--json"])
     runs = json.loads(capsys.readouterr().out)["runs"]
-    assert len(runs) == (words[0] in ("bench", "verify", "task"))
+    assert len(runs) == (words[0] in ("bench", "verify", "task", "watch"))
     assert all(run["simulation"] for run in runs)
     main(["runs"])
     assert capsys.readouterr().out.count("simulated") == len(runs)

@@ -60,9 +60,12 @@ def watch(
     refuse_if(not 0.1 <= pause <= 3600, f"--every {every} is out of range", hint="from 0.1s to 1h")
     refuse_if(json and not long_s, "--json prints at the end and needs --time", hint="--time 1m")
     endpoint = find_endpoint(target, model=model, key_env=key_env)
-    warn_simulation(is_twin(endpoint))
     watcher = EndpointWatcher(endpoint)
-    history = WatchHistory(Path(endpoint.log).parent if endpoint.log else create_run("watch", endpoint).path)
+    if endpoint.log:
+        warn_simulation(is_twin(endpoint))
+        history = WatchHistory(Path(endpoint.log).parent)
+    else:
+        history = WatchHistory(create_run("watch", endpoint).path)
     alert = os.environ.get("MOEBOX_ALERT", "")
     sender = AlertSender(alert, endpoint.model, lambda line: stderr_console().print(line, markup=False))
     sent, interrupted = 0, False
