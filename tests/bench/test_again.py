@@ -151,10 +151,8 @@ PROMPTS = (
     switch("--set workload.ignore_eos=false"),
     flag("--set workload.extra", st.just('{"top_k": 1, "chat_template_kwargs": {"thinking": false}}')),
 )
-WITH_UNIT = TIMES.filter(lambda text: not text.isdigit())
-LIMITS = flag(
-    "--slo", st.builds("ttft={},tpot={}".format, WITH_UNIT, WITH_UNIT) | st.builds("e2e={}".format, WITH_UNIT)
-)
+TIMED = TIMES.filter(lambda text: not text.isdigit())
+LIMITS = flag("--slo", st.builds("ttft={},tpot={}".format, TIMED, TIMED) | st.builds("e2e={}".format, TIMED))
 LOAD = (
     flag("--requests", texts(1, 5000)),
     flag("--duration", TIMES),
