@@ -48,7 +48,7 @@ def words_of(flags: list[str]) -> Words:
 
     @app.default
     def bench(
-        asked: BenchArgs = BenchArgs(),  # noqa: B008
+        asked: BenchArgs = BenchArgs(),
         workload: str = "",
         slo: str = "",
         pp: str = "",

@@ -275,8 +275,8 @@ def try_upgrade(
     names: tuple[str, str],
     run: Run,
     *,
-    judges: Judges = Judges(),  # noqa: B008  (frozen)
-    effort: UpgradeEffort = UpgradeEffort(),  # noqa: B008
+    judges: Judges = Judges(),
+    effort: UpgradeEffort = UpgradeEffort(),
     box: Box | None = None,
     notify: Callable[[str], None] = lambda text: None,
 ) -> UpgradeResult:

@@ -71,7 +71,7 @@ def run_code(
     function: str = "",
     calls: Sequence[Sequence[Any]] = (),
     *,
-    limits: SandboxLimits = SandboxLimits(),  # noqa: B008  (frozen)
+    limits: SandboxLimits = SandboxLimits(),
     level: SandboxLevel | None = None,
     interpreter: str = sys.executable,
 ) -> SandboxOutcome:
@@ -90,7 +90,7 @@ def run_program(
     arguments: Sequence[str] = (),
     *,
     module: bool = False,
-    limits: SandboxLimits = SandboxLimits(),  # noqa: B008  (frozen)
+    limits: SandboxLimits = SandboxLimits(),
     level: SandboxLevel | None = None,
 ) -> SandboxOutcome:
     """Write `files` into the jail's folder, run the script `name` or a library module there, and return its files."""
@@ -102,7 +102,7 @@ def run_snippets(
     files: Mapping[str, bytes],
     sources: Sequence[str],
     *,
-    limits: SandboxLimits = SandboxLimits(),  # noqa: B008  (frozen)
+    limits: SandboxLimits = SandboxLimits(),
     level: SandboxLevel | None = None,
 ) -> SandboxOutcome:
     """Write `files` and run each source beside them; `values` holds what each left in `result`, or {"!": reason}."""

@@ -49,7 +49,7 @@ OnProgress = Callable[[CheckProgress], None]
 
 def run_checks(
     endpoint: Endpoint,
-    options: VerifyOptions = VerifyOptions(),  # noqa: B008  (frozen)
+    options: VerifyOptions = VerifyOptions(),
     *,
     only: Sequence[str] = (),
     start: str = "",

@@ -35,7 +35,7 @@ def bench(
     model: str = "",
     key_env: str = "",
     workload: str = "",
-    args: BenchArgs = BenchArgs(),  # noqa: B008  (frozen)
+    args: BenchArgs = BenchArgs(),
     slo: str = "",
     search: SearchAxis | None = None,
     pp: str = "",
