@@ -18,9 +18,10 @@ class Clocks:
 
     def __init__(self) -> None:
         self.monotonic = self.boot = 100.0
+        self.cpu = 0.0
 
     def awake(self) -> AwakeClock:
-        return AwakeClock(monotonic=lambda: self.monotonic, boot=lambda: self.boot)
+        return AwakeClock(monotonic=lambda: self.monotonic, boot=lambda: self.boot, cpu=lambda: self.cpu)
 
     def run(self, seconds: float) -> None:
         """Time goes by on both."""
@@ -61,6 +62,18 @@ def test_lateness_alone_is_not_suspend():
         clocks.run(0.75)
         assert awake.away_s == 0
     assert awake.active_now() == pytest.approx(175.0)
+
+
+def test_a_computation_that_keeps_the_interpreter_lock_is_not_a_stop():
+    """Three seconds without a look, two of them computed by this process: a plan, not Ctrl-Z."""
+    clocks = Clocks()
+    awake = clocks.awake()
+    clocks.cpu += 2.0
+    clocks.run(3.0)
+    assert awake.away_s == 0
+    assert awake.active_now() == pytest.approx(103.0)
+    clocks.run(3.0)  # the same gap without CPU
+    assert awake.away_s == pytest.approx(3.0)
 
 
 def ancillary(wall_ns: int) -> list[tuple[int, int, bytes]]:

@@ -1,7 +1,8 @@
 """Notice when this process was not running: the machine was suspended, or the process was stopped.
 
 While a machine is suspended CLOCK_MONOTONIC stands still and CLOCK_BOOTTIME goes on (clock_gettime(2)). A process that
-is stopped (Ctrl-Z, SIGSTOP, a paused container) sees CLOCK_MONOTONIC jump between two looks instead. Both are found by
+is stopped (Ctrl-Z, SIGSTOP, a paused container) sees CLOCK_MONOTONIC jump between two looks instead, and uses no CPU in
+between; a long computation that keeps the interpreter's lock also delays the looks, but it uses CPU. Both are found by
 looking often. Measurements of that time are worthless, and no deadline may count it.
 """
 
@@ -11,6 +12,7 @@ from collections.abc import Callable
 
 CHECK_INTERVAL_S = 0.25
 STOPPED_S = 1.0  # between two looks; load alone does not delay a thread that long
+BUSY_SHARE = 0.25  # of the time between two looks: a process that used so much CPU was running
 SUSPENDED_S = 0.5  # by which the clocks must drift apart, since both are not read at the same moment
 
 
@@ -24,13 +26,18 @@ class AwakeClock:
     """Watches the clocks for the length of a `with` block; a test can pass other clocks."""
 
     def __init__(
-        self, *, monotonic: Callable[[], float] = time.monotonic, boot: Callable[[], float] = boot_seconds
+        self,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+        boot: Callable[[], float] = boot_seconds,
+        cpu: Callable[[], float] = time.process_time,
     ) -> None:
-        self._monotonic, self._boot = monotonic, boot
+        self._monotonic, self._boot, self._cpu = monotonic, boot, cpu
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._stopped_s = self._suspended_s = 0.0
         self._last, self._apart = self._read_clocks()
+        self._last_cpu = self._cpu()
 
     def __enter__(self) -> "AwakeClock":
         def watch() -> None:
@@ -57,10 +64,12 @@ class AwakeClock:
     def compare_clocks(self) -> None:
         """Add the time lost since the last look."""
         with self._lock:
-            last, before = self._last, self._apart
+            last, before, last_cpu = self._last, self._apart, self._last_cpu
             self._last, self._apart = self._read_clocks()
-            if self._last - last > STOPPED_S:
-                self._stopped_s += self._last - last
+            self._last_cpu = self._cpu()
+            gap = self._last - last
+            if gap > STOPPED_S and self._last_cpu - last_cpu < BUSY_SHARE * gap:
+                self._stopped_s += gap
             if self._apart - before > SUSPENDED_S:
                 self._suspended_s += self._apart - before
 
