@@ -4,7 +4,7 @@
     taskset -c 0,1 python benchmarks/demo_runs.py 10          # two cores of a larger one
     taskset -c 0,1 python benchmarks/demo_runs.py 20 --hog    # one busy program from a random moment on
 
-Each run has an empty home, so it calibrates anew. With --hog two quiet runs come first, and every figure of a disturbed
+Each run has an empty home, so it calibrates anew. With --hog a few quiet runs come first, and every figure of a disturbed
 run that is more than 15 % from theirs must be marked. Records go to out/demo-runs/N.
 The exit code is 1 if a goal is missed.
 """
@@ -80,12 +80,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("count", type=int)
     parser.add_argument("--hog", action="store_true")
+    parser.add_argument("--quiet", type=int, default=2, help="quiet runs before the disturbed ones")
     args = parser.parse_args()
     quiet: dict[tuple[str, str], list[float]] = {}
     good = unmarked = failed_requests = 0
     errors: list[float] = []
-    for number in range(args.count + 2 * args.hog):
-        disturbed = args.hog and number >= 2
+    for number in range(args.count + args.quiet * args.hog):
+        disturbed = args.hog and number >= args.quiet
         folder = run_demo(number, disturbed)
         figures, (failed, asked, yellow) = read_figures(folder), count_faults(folder)
         failed_requests += failed

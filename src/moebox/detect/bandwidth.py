@@ -5,11 +5,10 @@ the interpreter's lock). The buffers are far larger than the caches.
 """
 
 import ctypes
-import os
 import threading
 import time
 
-import psutil
+from moebox.detect.limits import allowed_cpus, count_cores, memory_share
 
 MIB = 2**20
 _BUFFER = 256 * MIB  # per thread; together they exceed the largest L3 on sale (1.1 GB per socket)
@@ -21,8 +20,8 @@ def measure_bandwidth(*, seconds: float = _SECONDS) -> tuple[int, int]:
 
     More threads are not always faster (one or two per chiplet is often best), so several numbers are tried.
     """
-    cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
-    most = max(psutil.virtual_memory().available // 2 // _BUFFER, 1)
+    cores = count_cores(allowed_cpus())
+    most = max(memory_share().available // 2 // _BUFFER, 1)
     counts = sorted({min(count, int(most)) for count in (1, cores // 4, cores // 2, cores) if count >= 1})
     return max((_read_rate(count, seconds), count) for count in counts)
 

@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 
 from moebox.core.conditions import THROTTLE_REASONS, Conditions, GpuConditions
+from moebox.detect.limits import allowed_cpus
 
 INTERVAL_S = 1.0
 COST_SHARE = 0.005  # of a core that sampling may use
@@ -38,15 +39,20 @@ class _HostSample:
     ours: frozenset[int]
     ours_s: float  # CPU seconds of our living processes and of the children that they have waited for
     others: dict[int, tuple[str, float]]
+    elsewhere: frozenset[int]  # processes that ran last on a CPU that is not ours
     stall_s: float | None
     disk_read: int | None
 
 
 def read_host(roots: Iterable[int], proc: Path = Path("/proc")) -> _HostSample:
-    """Read one sample; `roots` are processes that count as ours with all their descendants."""
-    fields = [int(value) / TICKS for value in (proc / "stat").read_text().split("\n", 1)[0].split()[1:9]]
-    user, nice, system, idle, iowait, irq, softirq, steal = fields
+    """Read one sample of the CPUs that we may use; `roots` are processes that count as ours with all descendants."""
+    roots = list(roots)
+    cpus = allowed_cpus(roots)
+    lines = [line.split() for line in (proc / "stat").read_text().splitlines() if line.startswith("cpu")]
+    counts = [[int(value) / TICKS for value in line[1:9]] for line in lines[1:] if int(line[0][3:]) in cpus]
+    user, nice, system, idle, iowait, irq, softirq, steal = map(sum, zip(*counts, strict=True))
     processes: dict[int, tuple[int, str, float, float]] = {}  # parent, name, CPU seconds alone, and with ended children
+    elsewhere = set()
     for entry in proc.iterdir():
         if entry.name.isdecimal():
             with contextlib.suppress(OSError, ValueError, IndexError):  # it ended meanwhile
@@ -54,6 +60,8 @@ def read_host(roots: Iterable[int], proc: Path = Path("/proc")) -> _HostSample:
                 name, rest = text[text.index("(") + 1 : text.rindex(")")], text[text.rindex(")") + 2 :].split()
                 own_s, children_s = ((int(rest[i]) + int(rest[i + 1])) / TICKS for i in (11, 13))
                 processes[int(entry.name)] = int(rest[1]), name, own_s, own_s + children_s
+                if int(rest[36]) not in cpus:
+                    elsewhere.add(int(entry.name))
     children = defaultdict(list)
     for pid, (parent, *_) in processes.items():
         children[parent].append(pid)
@@ -79,6 +87,7 @@ def read_host(roots: Iterable[int], proc: Path = Path("/proc")) -> _HostSample:
         ours=frozenset(ours),
         ours_s=sum(processes[pid][3] for pid in ours),
         others={pid: (name, used) for pid, (_, name, used, _) in processes.items() if pid not in ours},
+        elsewhere=frozenset(elsewhere),
         stall_s=stall_s,
         disk_read=disk_read,
     )
@@ -208,7 +217,8 @@ class ConditionsWatch:
                 if passed > self._interval_s / 2:
                     self._peak = max(self._peak, other_s / passed)
                 for pid, (name, used) in sample.others.items():
-                    self._names[name] += used - before.others[pid][1] if pid in before.others else used
+                    if pid not in sample.elsewhere:
+                        self._names[name] += used - before.others[pid][1] if pid in before.others else used
                 self._host[1:] = [sample]
             else:
                 self._host.append(sample)
@@ -265,7 +275,7 @@ class ConditionsWatch:
             )
             for index, gpu in enumerate(self._gpus)
         )
-        cores = len(os.sched_getaffinity(0))
+        cores = len(allowed_cpus(self._roots))
         if len(self._host) < 2:
             return Conditions(seconds=0.0, samples=len(self._host), cores=cores, gpus=gpus)
         first, last = self._host[0], self._host[-1]
@@ -275,7 +285,7 @@ class ConditionsWatch:
         return Conditions(
             seconds=seconds,
             samples=max(round(seconds / self._interval_s), 1) + 1,
-            cores=os.cpu_count() or cores,
+            cores=cores,
             busy_cores=(last.busy - first.busy) / seconds,
             other_cores=self._other_s / seconds if self._knows_server else None,
             other_cores_peak=self._peak if self._knows_server else None,

@@ -17,6 +17,7 @@ import psutil
 from moebox import files
 from moebox.core import registry
 from moebox.core.box import Cpu, Host
+from moebox.detect.limits import allowed_cpus, count_cores, cpu_quota
 from moebox.environment import chosen_environment
 
 BIOS_PARTS = ("vendor", "version", "date")
@@ -30,12 +31,14 @@ def detect_cpu() -> Cpu:
     info = read_kernel_file("/proc/cpuinfo")
     names = set(re.findall(r"^model name\s*:\s*(.+?)\s*$", info, re.MULTILINE))
     sockets = len(set(re.findall(r"^physical id\s*:\s*(\d+)$", info, re.MULTILINE)))
+    cpus = allowed_cpus()
+    quota = cpu_quota() or len(cpus)
     name, listed_sockets = (next(iter(names)), 1) if names else parse_lscpu(program_output(["lscpu"]))
     return Cpu(
         model=name or platform.processor() or platform.machine(),
         sockets=sockets or listed_sockets,
-        cores=psutil.cpu_count(logical=False) or 0,
-        threads=psutil.cpu_count() or 0,
+        cores=min(count_cores(cpus), quota),
+        threads=min(len(cpus), quota),
         numa_nodes=len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or 1,
     )
 
@@ -48,8 +51,10 @@ def parse_lscpu(output: str) -> tuple[str, int]:
 
 
 def cpu_busy_share() -> float:
-    """The share of the cores in use now; a load average would include the last minute."""
-    return psutil.cpu_percent(interval=_BUSY_INTERVAL_S) / 100
+    """The share of our cores in use now; a load average would include the last minute."""
+    shares = psutil.cpu_percent(interval=_BUSY_INTERVAL_S, percpu=True)
+    ours = [shares[cpu] for cpu in allowed_cpus() if cpu < len(shares)] or shares
+    return sum(ours) / len(ours) / 100
 
 
 def detect_host(*, driver: str = "", cuda: str = "") -> Host:

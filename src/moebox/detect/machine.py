@@ -3,20 +3,19 @@
 import os
 from dataclasses import replace
 
-import psutil
-
 from moebox.core import catalogue
 from moebox.core.box import Box, Cpu
 from moebox.core.gpu_list import VISIBLE_DEVICES
 from moebox.detect import host as hosts
 from moebox.detect import nvml
+from moebox.detect.limits import memory_share
 
 
 def detect_machine(*, measure: bool = False) -> Box:
     """Detect this machine; with `measure` also read memory for a second or two to measure its bandwidth."""
     module = nvml.load_nvml()
     driver = nvml.read_driver(module, only=os.environ.get(VISIBLE_DEVICES)) if module else nvml.DriverReport()
-    memory = psutil.virtual_memory()
+    memory = memory_share()
     cpu, bandwidth = with_memory_channels(hosts.detect_cpu())
     measured = None
     if measure:

@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-import psutil
-
 from moebox import engines
 from moebox.checkpoint import deploy
 from moebox.core.box import Box
@@ -21,6 +19,7 @@ from moebox.core.engine_source import EngineSource, parse_source
 from moebox.core.recipe import Recipe
 from moebox.core.setting import apply_settings
 from moebox.core.verdict import CheckResults, Mark
+from moebox.detect.limits import memory_share
 from moebox.errors import AnswerIsNo, MoeboxError, Unsupported, refuse_if
 from moebox.flows.compare import (
     CompareEffort,
@@ -192,7 +191,7 @@ def fits_together(old: Recipe, new: Recipe) -> bool:
             deployment.engine.runs_without_gpu and not (recipe.hybrid and recipe.hybrid.experts)
         )
         size = deployment.known_checkpoint.total_bytes if deployment.known_checkpoint else None
-        if uses_gpu or size is None or 2 * size > psutil.virtual_memory().available / 2:
+        if uses_gpu or size is None or 2 * size > memory_share().available / 2:
             return False
     return True
 

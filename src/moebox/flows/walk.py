@@ -4,12 +4,11 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import psutil
-
 from moebox import engines
 from moebox.core.deployment import Deployment
 from moebox.core.recipe import Recipe
 from moebox.core.verdict import Gain, Mark
+from moebox.detect.limits import memory_share
 from moebox.errors import MoeboxError
 from moebox.flows.settings import checks_for, current_value, draft_problem, with_setting
 from moebox.units import format_count, format_gib
@@ -141,7 +140,7 @@ def memory_problem(deployment: Deployment) -> str:
     largest = max((device.total for device in memory.devices), default=0)
     if not memory.fits and memory.shortfall > MARGIN * largest:
         return f"out of memory by the plan: {format_gib(memory.shortfall)} are missing on the fullest device"
-    free = psutil.virtual_memory().available
+    free = memory_share().available
     # Weights are mapped from their file and may be read again; these cannot.
     needed = sum(device.kv + device.activations for device in memory.devices if device.device == "ram")
     if needed <= free:
