@@ -4,7 +4,7 @@
     taskset -c 0,1 python benchmarks/demo_runs.py 10          # two cores of a larger one
     taskset -c 0,1 python benchmarks/demo_runs.py 20 --hog    # one busy program from a random moment on
 
-Each run has an empty home, so it calibrates anew. With --hog a few quiet runs come first, and every figure of a disturbed
+Each run has an empty home, so it calibrates anew. With --hog quiet runs come first, and every figure of a disturbed
 run that is more than 15 % from theirs must be marked. Records go to out/demo-runs/N.
 The exit code is 1 if a goal is missed.
 """
