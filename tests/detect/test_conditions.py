@@ -79,6 +79,7 @@ class StandIn:
     NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 1
     NVML_VOLATILE_ECC = 0
     nvmlEventTypeXidCriticalError = 8
+    NVMLError = RuntimeError
 
     def __init__(self) -> None:
         self.events = [SimpleNamespace(device=SimpleNamespace(value=7), eventData=79)]
@@ -96,7 +97,9 @@ class StandIn:
         pass
 
     def nvmlEventSetWait_v2(self, events: Any, timeout: int) -> Any:
-        return self.events.pop()  # IndexError when empty, as NVML raises on a timeout
+        if not self.events:
+            raise self.NVMLError("Timeout")
+        return self.events.pop()
 
     def nvmlDeviceGetUtilizationRates(self, handle: Any) -> Any:
         return SimpleNamespace(gpu=99)

@@ -5,6 +5,7 @@ of that one query reads, and the operations of reading it. An *entry* is what a 
 several tokens if it compresses.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 
@@ -30,7 +31,7 @@ class Indexer:
         return 0.0 if self.shared else 2.0 * self.heads * self.dim * entries / self.pool
 
 
-class LayerKind:
+class LayerKind(ABC):
     """Base of the kinds of layer: what memory and speed need to know, with the most common answers."""
 
     __slots__ = ()
@@ -52,17 +53,17 @@ class LayerKind:
         """Bytes of indexer keys for one token; 0 without an indexer of its own."""
         return self.indexer.key_bytes * self.entries_per_token if self.indexer else 0.0
 
+    @abstractmethod
     def parameters(self, hidden: int) -> int:
         """Weights of one layer, its inner norms included."""
-        raise NotImplementedError
 
+    @abstractmethod
     def replicated_parameters(self, hidden: int, tp: int) -> float:
         """Weights that each of `tp` ranks holds beyond its even share, as the part that is replicated whole."""
-        raise NotImplementedError
 
+    @abstractmethod
     def entry_width(self, tp: int) -> float:
         """Elements of one entry on a rank of `tp`."""
-        raise NotImplementedError
 
     def window_entries(self) -> int:
         """Entries of the window; 0 without one."""
@@ -80,9 +81,9 @@ class LayerKind:
         """Entries that are read of `entries`: those that the indexer selects, else all."""
         return min(entries, self.indexer.topk) if self.indexer and self.indexer.topk else entries
 
+    @abstractmethod
     def pair_flops(self, heads: float, *, prompt: bool) -> float:
         """Operations of one query against one entry with `heads` query heads."""
-        raise NotImplementedError
 
     def index_flops(self, context: float) -> float:
         """Operations of one query in the indexer."""

@@ -5,9 +5,9 @@ import ipaddress
 import struct
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 from moebox.core.conditions import THROTTLE_REASONS
+from moebox.detect.nvml import load_nvml
 
 ESTABLISHED = "01"  # of /proc/net/tcp
 POWER_CAP = 0x4  # normal under load
@@ -51,17 +51,17 @@ def decode_address(text: str) -> str:
 
 def sample_throttling() -> dict[str, float]:
     """Return how many busy GPUs lower their clocks, and the highest temperature; {} without a driver."""
+    nvml = load_nvml()
+    if nvml is None:
+        return {}
+    throttled, hottest = 0, 0.0
     try:
-        import pynvml as nvml
-
-        nvml.nvmlInit()
-        throttled, hottest = 0, 0.0
-        handles: list[Any] = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
         for handle in handles:
             hottest = max(hottest, float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)))
             if nvml.nvmlDeviceGetUtilizationRates(handle).gpu > BUSY_PERCENT:
                 reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
                 throttled += any(reasons & bit for bit in THROTTLE_REASONS if bit != POWER_CAP)
-    except Exception:  # no driver, or one that refuses the question
+    except nvml.NVMLError:  # the driver refuses the question
         return {}
     return {"gpu_throttled": float(throttled), "gpu_temperature": hottest} if handles else {}

@@ -21,6 +21,7 @@ import psutil
 
 from moebox.core.conditions import THROTTLE_REASONS, Conditions, GpuConditions
 from moebox.detect.limits import allowed_cpus
+from moebox.detect.nvml import load_nvml, query
 
 INTERVAL_S = 1.0
 COST_SHARE = 0.005  # of a core that sampling may use
@@ -155,11 +156,7 @@ class ConditionsWatch:
 
     def __enter__(self) -> "ConditionsWatch":
         if self._nvml is None:
-            with contextlib.suppress(Exception):  # no driver: there are no GPUs to watch
-                import pynvml
-
-                pynvml.nvmlInit()
-                self._nvml = pynvml
+            self._nvml = load_nvml()
         if self._nvml is not None:
             self._open_gpus()
         self._sample()
@@ -182,10 +179,7 @@ class ConditionsWatch:
 
     def _ask(self, name: str, *arguments: Any) -> Any:
         """A driver's answer, or None: drivers refuse single questions, and may be unloaded at any moment."""
-        try:
-            return getattr(self._nvml, name)(*arguments)
-        except Exception:
-            return None
+        return query(self._nvml, None, name, *arguments)
 
     def _open_gpus(self) -> None:
         nvml = self._nvml

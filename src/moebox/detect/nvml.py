@@ -51,7 +51,7 @@ def load_nvml() -> Any | None:
     return pynvml
 
 
-def _query(nvml: Any, default: Any, function: str, *arguments: Any) -> Any:
+def query(nvml: Any, default: Any, function: str, *arguments: Any) -> Any:
     """Call an NVML function; return `default` if this GPU or driver does not support it."""
     try:
         return _decoded(getattr(nvml, function)(*arguments))
@@ -61,18 +61,18 @@ def _query(nvml: Any, default: Any, function: str, *arguments: Any) -> Any:
 
 def gpu_processes(nvml: Any, index: int) -> list[tuple[int, int]]:
     """Ids of processes that compute on a GPU, and the bytes that each uses; empty if the driver does not list them."""
-    handle = _query(nvml, None, "nvmlDeviceGetHandleByIndex", index)
+    handle = query(nvml, None, "nvmlDeviceGetHandleByIndex", index)
     return _device_processes(nvml, handle) if handle else []
 
 
 def _device_processes(nvml: Any, handle: Any) -> list[tuple[int, int]]:
-    rows = _query(nvml, [], "nvmlDeviceGetComputeRunningProcesses", handle)
+    rows = query(nvml, [], "nvmlDeviceGetComputeRunningProcesses", handle)
     return [(int(row.pid), int(row.usedGpuMemory or 0)) for row in rows]
 
 
 def list_holders(nvml: Any) -> dict[int, list[GpuProcess]]:
     """Return the processes on each GPU of this machine that has any, as far as the driver and the kernel show them."""
-    count = _query(nvml, 0, "nvmlDeviceGetCount")
+    count = query(nvml, 0, "nvmlDeviceGetCount")
     held = {index: [identify_process(*row) for row in gpu_processes(nvml, index)] for index in range(count)}
     return {index: processes for index, processes in held.items() if processes}
 
@@ -82,11 +82,11 @@ def read_driver(nvml: Any, *, sysfs: Path = Path("/sys"), only: str | None = Non
     every = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
     numbers = tuple(range(len(every)))
     if only is not None:
-        numbers = visible_gpu_numbers(only, [str(_query(nvml, "", "nvmlDeviceGetUUID", handle)) for handle in every])
+        numbers = visible_gpu_numbers(only, [str(query(nvml, "", "nvmlDeviceGetUUID", handle)) for handle in every])
     handles = [every[number] for number in numbers]
-    cuda = _query(nvml, 0, "nvmlSystemGetCudaDriverVersion")  # 13020 for 13.2
+    cuda = query(nvml, 0, "nvmlSystemGetCudaDriverVersion")  # 13020 for 13.2
     return DriverReport(
-        version=_query(nvml, "", "nvmlSystemGetDriverVersion"),
+        version=query(nvml, "", "nvmlSystemGetDriverVersion"),
         cuda=f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else "",
         gpus=tuple(_read_gpu(nvml, handle, sysfs) for handle in handles),
         numbers=numbers if len(numbers) < len(every) else (),
@@ -115,9 +115,9 @@ def visible_gpu_numbers(only: str, uuids: Sequence[str]) -> tuple[int, ...]:
 
 def _read_gpu(nvml: Any, handle: Any, sysfs: Path) -> Gpu:
     title = str(_decoded(nvml.nvmlDeviceGetName(handle)))
-    major, minor = _query(nvml, (0, 0), "nvmlDeviceGetCudaComputeCapability", handle)
+    major, minor = query(nvml, (0, 0), "nvmlDeviceGetCudaComputeCapability", handle)
     sm = f"{major}.{minor}"
-    memory = _query(nvml, None, "nvmlDeviceGetMemoryInfo", handle)
+    memory = query(nvml, None, "nvmlDeviceGetMemoryInfo", handle)
     size = memory.total if memory else 0  # boards that share a name differ in memory
     rows = (row for row in catalogue.load_table("gpus")["driver"] if size >= row.get("min_memory", 0))
     name = next((row["name"] for row in rows if re.search(row["pattern"], title)), None)
@@ -127,12 +127,12 @@ def _read_gpu(nvml: Any, handle: Any, sysfs: Path) -> Gpu:
         numa = int((sysfs / "bus/pci/devices" / bus[-12:] / "numa_node").read_text())
     except (OSError, ValueError):
         numa = -1  # as the kernel writes it if the machine has just one node
-    width = _query(nvml, 0, "nvmlDeviceGetCurrPcieLinkWidth", handle)
+    width = query(nvml, 0, "nvmlDeviceGetCurrPcieLinkWidth", handle)
     pcie = Pcie(
-        generation=_query(nvml, 0, "nvmlDeviceGetCurrPcieLinkGeneration", handle),
+        generation=query(nvml, 0, "nvmlDeviceGetCurrPcieLinkGeneration", handle),
         width=width,
-        max_generation=_query(nvml, 0, "nvmlDeviceGetMaxPcieLinkGeneration", handle),
-        max_width=_query(nvml, width, "nvmlDeviceGetMaxPcieLinkWidth", handle),
+        max_generation=query(nvml, 0, "nvmlDeviceGetMaxPcieLinkGeneration", handle),
+        max_width=query(nvml, width, "nvmlDeviceGetMaxPcieLinkWidth", handle),
     )
     return replace(
         known,
@@ -147,9 +147,9 @@ def _read_gpu(nvml: Any, handle: Any, sysfs: Path) -> Gpu:
         smem=_SMEM.get(sm, known.smem),
         pcie=pcie if width else None,
         numa=numa if numa >= 0 else None,
-        mig=bool(_query(nvml, (0,), "nvmlDeviceGetMigMode", handle)[0]),
-        max_clock=_query(nvml, 0, "nvmlDeviceGetMaxClockInfo", handle, getattr(nvml, "NVML_CLOCK_SM", 1)),
-        power_limit=_query(nvml, 0, "nvmlDeviceGetEnforcedPowerLimit", handle) // 1000,
+        mig=bool(query(nvml, (0,), "nvmlDeviceGetMigMode", handle)[0]),
+        max_clock=query(nvml, 0, "nvmlDeviceGetMaxClockInfo", handle, getattr(nvml, "NVML_CLOCK_SM", 1)),
+        power_limit=query(nvml, 0, "nvmlDeviceGetEnforcedPowerLimit", handle) // 1000,
     )
 
 
@@ -171,10 +171,10 @@ def identify_process(pid: int, size: int, *, proc: Path = Path("/proc")) -> GpuP
 
 def _unknown_gpu(nvml: Any, handle: Any, title: str, sm: str) -> Gpu:
     """A GPU that is not in the catalogue: the driver's facts, the rest marked unverified."""
-    bus = _query(nvml, 0, "nvmlDeviceGetMemoryBusWidth", handle)
-    clock = _query(nvml, 0, "nvmlDeviceGetMaxClockInfo", handle, getattr(nvml, "NVML_CLOCK_MEM", None))
-    cores = _query(nvml, 0, "nvmlDeviceGetNumGpuCores", handle)
-    graphics = _query(nvml, 0, "nvmlDeviceGetMaxClockInfo", handle, getattr(nvml, "NVML_CLOCK_SM", None))
+    bus = query(nvml, 0, "nvmlDeviceGetMemoryBusWidth", handle)
+    clock = query(nvml, 0, "nvmlDeviceGetMaxClockInfo", handle, getattr(nvml, "NVML_CLOCK_MEM", None))
+    cores = query(nvml, 0, "nvmlDeviceGetNumGpuCores", handle)
+    graphics = query(nvml, 0, "nvmlDeviceGetMaxClockInfo", handle, getattr(nvml, "NVML_CLOCK_SM", None))
     name = re.sub(r"[^a-z0-9]+", "-", title.lower().removeprefix("nvidia ")).strip("-")
     return Gpu(
         name=name,
@@ -194,9 +194,9 @@ def _unknown_gpu(nvml: Any, handle: Any, title: str, sm: str) -> Gpu:
 
 def _read_link(nvml: Any, handles: list[Any], a: int, b: int) -> Link:
     lanes = _nvlink_lanes(nvml, handles[a], handles[b])
-    level = _query(nvml, 50, "nvmlDeviceGetTopologyCommonAncestor", handles[a], handles[b])
+    level = query(nvml, 50, "nvmlDeviceGetTopologyCommonAncestor", handles[a], handles[b])
     read_access = getattr(nvml, "NVML_P2P_CAPS_INDEX_READ", 0)
-    status = _query(nvml, None, "nvmlDeviceGetP2PStatus", handles[a], handles[b], read_access)
+    status = query(nvml, None, "nvmlDeviceGetP2PStatus", handles[a], handles[b], read_access)
     p2p = None if status is None else status == getattr(nvml, "NVML_P2P_STATUS_OK", 0)
     kind: LinkKind = "nvlink" if lanes else _LEVELS.get(int(level), "sys")
     return Link(a=a, b=b, kind=kind, p2p=p2p, lanes=lanes)
@@ -206,9 +206,9 @@ def _nvlink_lanes(nvml: Any, device: Any, other: Any) -> int:
     """Active NVLinks from `device` to `other`, or to a switch that both are connected to."""
     ends: Counter[str] = Counter()
     for link in range(getattr(nvml, "NVML_NVLINK_MAX_LINKS", 18)):
-        if not _query(nvml, 0, "nvmlDeviceGetNvLinkState", device, link):
+        if not query(nvml, 0, "nvmlDeviceGetNvLinkState", device, link):
             continue
-        kind = _query(nvml, None, "nvmlDeviceGetNvLinkRemoteDeviceType", device, link)
+        kind = query(nvml, None, "nvmlDeviceGetNvLinkRemoteDeviceType", device, link)
         is_switch = kind == getattr(nvml, "NVML_NVLINK_DEVICE_TYPE_SWITCH", 2)
         ends[_SWITCH if is_switch else _bus_id(nvml, "nvmlDeviceGetNvLinkRemotePciInfo", device, link)] += 1
     target = _bus_id(nvml, "nvmlDeviceGetPciInfo", other)
@@ -216,7 +216,7 @@ def _nvlink_lanes(nvml: Any, device: Any, other: Any) -> int:
 
 
 def _bus_id(nvml: Any, function: str, *arguments: Any) -> str:
-    info = _query(nvml, None, function, *arguments)
+    info = query(nvml, None, function, *arguments)
     return str(_decoded(getattr(info, "busId", ""))).lower()
 
 

@@ -14,12 +14,13 @@ import time
 import urllib.parse
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import psutil
 
 from moebox.core.endpoint import Endpoint
 from moebox.detect.conditions import server_processes
+from moebox.detect.nvml import load_nvml
 from moebox.errors import ExternalError
 from moebox.escape import printable_line
 
@@ -165,15 +166,15 @@ def last_log_lines(path: Path, count: int = LOG_LINES) -> list[str]:
 
 def _uses_gpu(tree: set[int]) -> bool:
     """True if a GPU on which one of these processes computes is in use. False without a driver."""
+    nvml = load_nvml()
+    if nvml is None:
+        return False
     try:
-        import pynvml as nvml
-
-        nvml.nvmlInit()
-        handles: list[Any] = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
         return any(
             nvml.nvmlDeviceGetUtilizationRates(handle).gpu > 0
             for handle in handles
             if tree & {process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)}
         )
-    except Exception:  # no driver, or one that refuses the question
+    except nvml.NVMLError:  # the driver refuses the question
         return False

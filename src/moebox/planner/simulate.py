@@ -204,7 +204,7 @@ def simulate(speed: Speed, rules: SchedulerRules, workload: SimulatedWorkload) -
 
 
 @dataclass(slots=True, kw_only=True)
-class _Conversation:
+class _PastTurns:
     turn: int = 0
     history: int = 0  # tokens of the previous turns
 
@@ -217,7 +217,7 @@ class _SimulatedRun:
         self.coming = self._make_requests()
         self.entering: list[tuple[float, int, SimulatedRequest]] = []  # sent, but still in HTTP and tokenizer
         self.order = itertools.count()
-        self.conversations: dict[int, _Conversation] = {}  # by request
+        self.conversations: dict[int, _PastTurns] = {}  # by request
         self.readers = [0.0] * workload.prefill_engines  # when each engine that only reads prompts is free
         self.now = self.last_in = 0.0
         self.stalls: list[tuple[int, float]] = []  # since the last decode step: sequences that waited, and how long
@@ -347,7 +347,7 @@ class _SimulatedRun:
 
     def _continue_after(self, request: SimulatedRequest) -> None:
         """Send the next turn of the conversation that `request` belongs to, or another request."""
-        conversation = self.conversations.pop(request.id, None) or _Conversation()
+        conversation = self.conversations.pop(request.id, None) or _PastTurns()
         following = next(self.coming, None) if not self.workload.rate else None
         if following is None:
             return

@@ -68,7 +68,7 @@ def run_case(name: str, run: Callable[[], Any], recorder: "LaunchRecorder") -> I
     try:
         with torch.no_grad():
             run()
-    except Exception as problem:
+    except Exception as problem:  # the engine's own code runs here and raises anything; other cases go on
         if recorder.broken and recorder.broken[1] is problem:
             yield ProbeLine(launch=recorder.broken[0])
             return
@@ -96,7 +96,7 @@ def compile_variant(recorder: "LaunchRecorder", index: int, choice: Choice) -> L
     try:
         target = GPUTarget("cuda", recorder.target.capability, 32)
         kernel = triton.compile(changed, target=target, options=options)
-    except Exception as problem:
+    except Exception as problem:  # a compiler's refusal has no common type: Triton's, LLVM's and ptxas' differ
         return LaunchVariant(hash=launch, choice=choice, error=f"{type(problem).__name__}: {str(problem)[:200]}")
     cost = recorder.costs.setdefault(kernel.metadata.hash, {})
     if "registers" not in cost:

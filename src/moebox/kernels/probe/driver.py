@@ -254,7 +254,7 @@ def _record_spills(recorder: LaunchRecorder, compiler: Any) -> None:
         try:
             with contextlib.redirect_stdout(log):
                 kernel = _compile_twice(original, args, kwargs)
-        except Exception as problem:
+        except Exception as problem:  # recorded, whatever it is, and raised again
             source = args[0] if args else kwargs.get("src")
             if hasattr(source, "fn"):
                 recorder.add_failure(source, kwargs.get("options") or {}, problem)

@@ -68,7 +68,7 @@ def compile_share(request: TuneRequest, capability: int, share: range) -> Iterat
     for name, (case, choice) in list(jobs.items())[share.start :: share.step]:
         try:
             yield name, case.build("meta").run(choice).metadata.shared
-        except Exception as problem:
+        except Exception as problem:  # the engine's own launch code runs here and raises anything
             print_problem(name, problem)
             yield name, None
 
@@ -205,7 +205,7 @@ class CaseTimer:
         try:
             replay = self.capture_graph(choice).replay
             return float(do_bench(replay, warmup=5, rep=milliseconds, return_mode="median"))
-        except Exception as problem:
+        except Exception as problem:  # Triton and the engine's launch code raise anything
             print_problem(json.dumps(choice), problem)
             torch.cuda.synchronize()
             return float("inf")
@@ -242,7 +242,7 @@ class CaseTimer:
             end.record()
             torch.cuda.synchronize()
             return float(start.elapsed_time(end))
-        except Exception as problem:
+        except Exception as problem:  # Triton and the engine's launch code raise anything
             print_problem(json.dumps(choice), problem)
             torch.cuda.synchronize()
             return float("inf")
