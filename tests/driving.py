@@ -64,7 +64,7 @@ def up(recipe: Path, *words: str) -> Iterator[dict[str, Any]]:
 
 
 def suite_folders(home: Path) -> dict[str, str]:
-    """State, data and cache of a suite's own, so that its engines show up in nobody's `moebox ps`."""
+    """State, data and cache of a suite's own, so that its engines never show up in the user's `moebox ps`."""
     names = {"MOEBOX_RUNS": "runs", "MOEBOX_STATE": "state", "MOEBOX_CALIBRATIONS": "calibrations"}
     names |= {"XDG_STATE_HOME": "xdg-state", "XDG_DATA_HOME": "xdg-data"}
     return {name: str(home / folder) for name, folder in names.items()}

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_longer_than(seconds: int) -> Iterator[None]:
-    """A hang is an error of this test, not of whoever waits for the suite."""
+    """A hang is an error of this test, not of the suite."""
 
     def ring(number: int, frame: object) -> None:
         raise AssertionError(f"hung for {seconds} s")

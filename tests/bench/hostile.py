@@ -134,7 +134,7 @@ def whole(status: bytes, data: bytes, *headers: bytes) -> Behaviour:
 
 
 def unasked(peer: Peer, body: dict[str, object]) -> bool:
-    """A good reply, and another one nobody asked for."""
+    """A good reply, and another one that was not asked for."""
     reply = HEAD + TOKEN * 8 + tail(8)
     peer.send(reply + reply)
     time.sleep(0.05)
@@ -233,7 +233,7 @@ SERVERS: dict[str, tuple[Behaviour, str]] = {
         says(HEAD, counted(prompt_tokens=9, completion_tokens=5), DONE + LAST),
         "failed",
     ),
-    "replies nobody asked for": (unasked, "completed"),
+    "replies that were not asked for": (unasked, "completed"),
     "plain JSON": (whole(b"200 OK", b'{"choices":[{"message":{"content":"a"}}]}'), "failed"),
     "a page of HTML": (whole(b"200 OK", b"<html><h1>It works!", b"content-type: text/html"), "failed"),
     "nothing at all": (whole(b"200 OK", b""), "failed"),

@@ -1,4 +1,4 @@
-"""More servers that misbehave, by somebody who had not written the client: framing, heads, events, counts."""
+"""More servers that misbehave, written without knowledge of the client: framing, heads, events, counts."""
 
 import gzip
 import time

@@ -30,7 +30,7 @@ def test_a_sweep_prints_a_table_and_keeps_everything(tmp_path: Path, capsys: pyt
     assert len(read_samples(tmp_path / kept["results"][1]["samples"])) == 4
 
 
-def test_results_that_nobody_asked_to_keep_are_kept_in_a_run_of_their_own(
+def test_results_without_a_file_are_kept_in_a_run_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It is listed, knows its model, and makes a report; a file of the user's own is enough otherwise."""
@@ -76,7 +76,7 @@ def test_json_is_one_document_in_vllms_names(capsys: pytest.CaptureFixture[str])
     assert result["request_goodput"] == result["request_throughput"]
 
 
-def test_prefill_and_decode_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+def test_prefill_and_decode_are_separate(capsys: pytest.CaptureFixture[str]) -> None:
     """PP cold and warm, TG once."""
     with serving(good) as server:
         words = ["bench", server.url, "--model", "m", "--pp", "32", "--tg", "8", "--set", "repeat=1", "--json"]
@@ -86,7 +86,7 @@ def test_prefill_and_decode_are_told_apart(capsys: pytest.CaptureFixture[str]) -
     assert code == 0
     assert [(row["test"], row["cold"]) for row in rows] == [("pp32", True), ("pp32", False), ("tg8", True)]
     assert all(row["mean_tok_s"] > 0 for row in rows[:2])
-    assert rows[2]["prompt_tokens"] == 9, "how fast eight tokens came nobody knows if the machine was too busy to look"
+    assert rows[2]["prompt_tokens"] == 9, "how fast eight tokens came is unknown if the machine was too busy to look"
 
 
 def test_a_failed_try_of_a_decode_test_is_an_answer_of_no(capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,7 +115,7 @@ def test_a_failed_try_of_a_decode_test_is_an_answer_of_no(capsys: pytest.Capture
         ["--rate", "-1"],
         ["--duration", "soon"],
         ["--input", "0"],
-        ["--workload", "nobody"],
+        ["--workload", "unknown"],
         ["--slo", "quick"],
         ["--search", "rate"],
         ["--workload", "prompts"],

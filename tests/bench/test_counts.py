@@ -120,7 +120,7 @@ def test_tokens_without_text_are_counted_and_named(
 
 
 def test_swallowed_thinking_has_an_end_and_no_first_token(capsys: pytest.CaptureFixture[str]) -> None:
-    """Only the finish was seen: the tokens count, and nobody invents when the first came."""
+    """Only the finish was seen: the tokens count, and no time of the first is invented."""
     with serving(streaming(0, FINISH, counted(8), DONE)) as server:
         code = main(["bench", server.url, "--model", "m", "--requests", "2", "--output", "8", "--json"])
     result = json.loads(capsys.readouterr().out)

@@ -1,4 +1,4 @@
-"""How a connection ends: with its reply or after it, told by the kernel or not, no request waits on a dead one."""
+"""How a connection ends: with its reply or after it, reported by the kernel or not, no request waits on a dead one."""
 
 import contextlib
 import select
@@ -55,7 +55,7 @@ def later(peer: Peer, reply: bytes) -> None:
 
 
 def closed(peer: Peer, reply: bytes) -> None:
-    """The last bytes and the end in one segment, and whoever speaks after that is reset."""
+    """The last bytes and the end in one segment, and what is sent after that is reset."""
     peer.sock.send(reply, socket.MSG_MORE)
     peer.sock.shutdown(socket.SHUT_RDWR)
 
@@ -126,7 +126,7 @@ def test_an_end_in_the_middle_of_a_reply_is_a_failure_at_once() -> None:
     assert "ended before the first token" in samples.reasons
 
 
-def test_an_end_nobody_told_of_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreported_end_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A silent connection is read now and then: an event that was missed costs seconds, not the timeout."""
     reported = HotPath.read_ready
 
@@ -143,7 +143,7 @@ def test_an_end_nobody_told_of_is_found(monkeypatch: pytest.MonkeyPatch) -> None
     assert outcomes(drive(behaviour)) == [COMPLETED] * 6
 
 
-def test_the_timeout_ends_whatever_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_timeout_ends_what_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Deaf and blind: with no event from any socket, connecting or streaming, every request still ends in time."""
 
     def behaviour(peer: Peer, body: dict[str, object]) -> bool:

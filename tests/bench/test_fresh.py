@@ -98,7 +98,7 @@ def test_prompts_of_a_file_go_on_and_are_called_out_when_they_run_out(
 
 
 class Caching:
-    """A server whose prefix cache answers a share of every prompt, told by its metrics or its usage."""
+    """A server whose prefix cache answers a share of every prompt, shown in its metrics or its usage."""
 
     def __init__(self, share: float, *, usage: bool) -> None:
         self.share, self.usage = share, usage

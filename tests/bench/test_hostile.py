@@ -34,7 +34,7 @@ SOME = [  # of each sort, for every run of the suite
     "an event of 15 MiB",
     "an end inside a chunk",
     "counts and no other event",
-    "replies nobody asked for",
+    "replies that were not asked for",
     "one byte that is not UTF-8, like the others",
     "an error that moves the cursor",
     "10^9 tokens",
@@ -53,7 +53,7 @@ def test_there_are_enough_of_them() -> None:
 
 @pytest.fixture(autouse=True)
 def no_hang() -> Iterator[None]:
-    """A hang is an error of this test, not of whoever waits for the suite."""
+    """A hang is an error of this test, not of the suite."""
     with no_longer_than(PATIENCE_S):
         yield
 
@@ -131,7 +131,7 @@ def test_every_server_that_misbehaves_from_the_first_request_on(name: str, capsy
         sane(result)
 
 
-def test_a_silent_tokenizer_and_silent_metrics_hold_nobody_up(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_silent_tokenizer_and_silent_metrics_hold_nothing_up(capsys: pytest.CaptureFixture[str]) -> None:
     """They are left out."""
     with serving(good, aside=ASIDE["one byte at a time"]) as server:
         code, result = judged("aside", server.url, capsys, "--set", "load.timeout_s=5s")
@@ -169,7 +169,7 @@ def test_https_to_a_plain_port_is_reported(capsys: pytest.CaptureFixture[str]) -
     [["bench"], ["verify", "--model", "m"], ["watch", "--time", "1s"], ["compare", "http://127.0.0.1:9"]],
     ids=str,
 )
-def test_https_to_a_plain_port_is_reported_whoever_asks(words: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+def test_https_to_a_plain_port_is_always_reported(words: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     """Also where the name of its model, or its list of models, is the first thing that is asked for."""
     with live(ThreadingHTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler)) as server:
         command, *rest = words

@@ -13,7 +13,7 @@ from moebox.store import Run
 from tests.bench.server import HEAD, Behaviour, Peer, Server, chunk, event, good, serving
 
 FEW = ["--model", "m", "--requests", "2", "--output", "3", "--input", "8"]
-NOWHERE = "/proc/none"  # takes no file, whoever asks
+NOWHERE = "/proc/none"  # takes no file
 
 
 @pytest.fixture

@@ -250,7 +250,7 @@ def test_a_server_that_is_gone_fails_every_request() -> None:
 
 
 def test_a_connection_closed_while_idle_is_opened_again() -> None:
-    """Servers drop kept connections; that is nobody's failure."""
+    """Servers drop kept connections; that is not a failure."""
 
     def once(peer: Peer, body: dict[str, object]) -> bool:
         good(peer, body)

@@ -211,7 +211,7 @@ def test_a_client_that_could_not_keep_up_is_reported() -> None:
 
 
 def test_an_open_loop_that_sends_late_is_reported() -> None:
-    """Only where nothing limits what is in flight: there nobody but the client can have held a request back."""
+    """Only where nothing limits what is in flight: there only the client can have held a request back."""
     late, client = Samples(), WorkerGauge(cpu_s=0.1, wall_s=1.0)
     for number in range(100):
         late.add_request(

@@ -22,7 +22,7 @@ LOAD = Load(concurrency=4, requests=12)
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """One for loopback that nobody trusts, and its key."""
+    """One for loopback that is not trusted, and its key."""
     folder = tmp_path_factory.mktemp("tls")
     key, cert = folder / "key.pem", folder / "cert.pem"
     subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
@@ -39,7 +39,7 @@ def tls(certificate: tuple[Path, Path]) -> Callable[[socket.socket], socket.sock
 
 
 def test_streams_over_tls(certificate: tuple[Path, Path]) -> None:
-    """Certificates are checked unless told otherwise, and kernel times are kept."""
+    """Certificates are checked by default, and kernel times are kept."""
     with serving(good, wrap=tls(certificate)) as server:
         endpoint = endpoint_from_url(server.url.replace("http://", "https://"), "m")
         subject_ = probe_stream(endpoint, choose_words(endpoint), ca_file=str(certificate[0]))
@@ -58,7 +58,7 @@ def test_tokenizer_metrics_and_model_names_over_tls_trust_what_the_streams_trust
     with serving(good, wrap=tls(certificate), **pages) as server:
         url = server.url.replace("http://", "https://")
         code = main(["bench", url, *trust, "--requests", "2", "--output", "3", "--json"])
-        assert main(["bench", url, "--requests", "2"]) == 3, "nobody trusts it unasked"
+        assert main(["bench", url, "--requests", "2"]) == 3, "it is not trusted by default"
     output = capsys.readouterr()
     result = json.loads(output.out)
 

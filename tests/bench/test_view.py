@@ -62,7 +62,7 @@ def test_errors_that_differ_in_numbers_are_one() -> None:
 
 
 def test_the_live_line_fits_and_says_how_long_it_will_take() -> None:
-    """One line of 80 cells, with the time left and no figure nobody has measured."""
+    """One line of 80 cells, with the time left and no figure that was not measured."""
     line = LiveLine(Console(width=80), "c2048", total=4096)
     before = LoadProgress(worker=0, sent=2048, ended=0, failed=0, in_flight=2048, tokens=0, ttft_ms=0, cpu_share=0.1)
     after = LoadProgress(

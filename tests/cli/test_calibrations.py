@@ -54,12 +54,12 @@ def test_plan_and_forecast_use_it_and_say_so(
 ) -> None:
     """The steps are the measured ones, at the depth of the whole model, with the measured band."""
     _, out, _ = run(capsys, "forecast", str(planned), "--box", BOX, "--decode", "--json")
-    told = json.loads(out)
-    row = next(row for row in told["rows"] if row["concurrency"] == 1)
+    document = json.loads(out)
+    row = next(row for row in document["rows"] if row["concurrency"] == 1)
     assert row["decode_tok_s"] == pytest.approx(1 / step(61, 1, row["context"]), rel=0.02)
-    assert told["measured"].startswith("measured on this box 2026-11-15, 61 layers from 4 and 8: ±")
+    assert document["measured"].startswith("measured on this box 2026-11-15, 61 layers from 4 and 8: ±")
     _, out, _ = run(capsys, "plan", "kimi-k2.6", "--box", BOX, "--json")
-    assert json.loads(out)["measured"] == told["measured"]
+    assert json.loads(out)["measured"] == document["measured"]
     for words in (("plan", "kimi-k2.6"), ("forecast", str(planned), "--decode")):
         assert "measured on this box 2026-11-15" in " ".join(run(capsys, *words, "--box", BOX)[1].split())
 
@@ -90,7 +90,7 @@ def test_it_is_listed_shown_and_handed_on(
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "reason"),
     [
         ("{", "not valid JSON"),
         ("[]", "not a calibration"),
@@ -99,7 +99,7 @@ def test_it_is_listed_shown_and_handed_on(
     ],
 )
 def test_a_broken_file_is_named_and_does_not_stop_a_plan(
-    content: str, told: str, capsys: pytest.CaptureFixture[str]
+    content: str, reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One line with the file's name; planning goes on without it."""
     path = store.calibrations_dir() / "broken.json"
@@ -108,7 +108,7 @@ def test_a_broken_file_is_named_and_does_not_stop_a_plan(
     code, _, err = run(capsys, "calibrations", "import", str(path))
     assert code == 2
     assert "broken.json" in err
-    assert told in err
+    assert reason in err
     assert "broken.json" in run(capsys, "calibrations")[2].replace("\n", "")
     assert run(capsys, "plan", "kimi-k2.6", "--box", BOX)[0] == 0
 

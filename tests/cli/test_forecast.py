@@ -14,7 +14,7 @@ RIG = [*BOX, "--engine", "vllm", "--image", "community", "--checkpoint", "int4",
 ATTIC = ["--box", "2x-rtx-pro-6000-max-q", "--ram", "768GiB", "--ram-bandwidth", "614GB/s"]
 
 
-def told(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+def read_forecast(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     """The JSON document of a forecast that succeeds."""
     assert main(["forecast", *words, "--json"]) == 0
     document: dict[str, Any] = json.loads(capsys.readouterr().out)
@@ -23,7 +23,7 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
 
 def test_decode_rows_for_every_context_and_concurrency(capsys: pytest.CaptureFixture[str]) -> None:
     """Six rows for two contexts and three concurrencies, each within its band; a context of 0 is one."""
-    document = told(capsys, "kimi-k2.6", *RIG, "--decode", "--context", "0,16384", "--concurrency", "1,8,32")
+    document = read_forecast(capsys, "kimi-k2.6", *RIG, "--decode", "--context", "0,16384", "--concurrency", "1,8,32")
     rows = document["rows"]
 
     assert [(row["context"], row["concurrency"]) for row in rows] == [(c, n) for c in (0, 16384) for n in (1, 8, 32)]
@@ -33,7 +33,7 @@ def test_decode_rows_for_every_context_and_concurrency(capsys: pytest.CaptureFix
 
 def test_prefill_rows(capsys: pytest.CaptureFixture[str]) -> None:
     """Prompt tokens as people write them; a rate, a time and a band."""
-    rows = told(capsys, "kimi-k2.6", *RIG, "--prefill", "--input", "8192,64k")["rows"]
+    rows = read_forecast(capsys, "kimi-k2.6", *RIG, "--prefill", "--input", "8192,64k")["rows"]
 
     assert [row["prompt_tokens"] for row in rows] == [8192, 65536]
     for row in rows:
@@ -46,7 +46,7 @@ def test_serving_rows_have_the_serving_benchmarks_names(capsys: pytest.CaptureFi
     words = ["kimi-k2.6", "--box", "8x-b200", "--engine", "vllm", "--tp", "8", "--speculate", "eagle3", "--kv", "fp8"]
     words += ["--checkpoint", "int4"]
     load = ["--input", "8192", "--output", "2048", "--concurrency", "32", "--set", "requests=512"]
-    (row,) = told(capsys, *words, *load)["rows"]
+    (row,) = read_forecast(capsys, *words, *load)["rows"]
 
     names = {"request_throughput", "output_throughput", "total_token_throughput", "completed", "duration"}
     names |= {f"{kind}_{what}_ms" for kind in ("mean", "median", "p50", "p99") for what in ("ttft", "tpot", "itl")}
@@ -58,7 +58,7 @@ def test_serving_rows_have_the_serving_benchmarks_names(capsys: pytest.CaptureFi
 def test_the_figures_of_one_stream_agree_with_each_other(capsys: pytest.CaptureFixture[str]) -> None:
     """One stream has nothing to interrupt it: ITL is TPOT, its tail too, and no mean lies above a P99 of equal runs."""
     load = ["--input", "200000", "--output", "100", "--concurrency", "1"]
-    (row,) = told(capsys, "kimi-k2.6", "--box", "8x-h200", "--context", "250000", *load)["rows"]
+    (row,) = read_forecast(capsys, "kimi-k2.6", "--box", "8x-h200", "--context", "250000", *load)["rows"]
 
     assert row["mean_itl_ms"] == pytest.approx(row["mean_tpot_ms"], rel=0.001)
     assert row["p99_itl_ms"] == pytest.approx(row["mean_tpot_ms"], rel=0.02)
@@ -75,7 +75,7 @@ def test_plan_and_forecast_agree_on_a_form_whose_name_two_formats_share(
     words = ["gpt-oss-120b", "--box", "1x-rtx-pro-6000-max-q", "--engine", engine, "--checkpoint", "mxfp4"]
     assert main(["plan", *words, "--context", "1024", "--concurrency", "1", "--json"]) == 0
     planned = json.loads(capsys.readouterr().out)["forecast"]
-    (row,) = told(capsys, *words, "--decode", "--context", "1024", "--concurrency", "1")["rows"]
+    (row,) = read_forecast(capsys, *words, "--decode", "--context", "1024", "--concurrency", "1")["rows"]
 
     (same,) = (one for one in planned if (one["concurrency"], one["context"]) == (1, 1024))
     assert row["decode_tok_s"] == pytest.approx(same["decode_tok_s"], rel=0.01)
@@ -84,7 +84,7 @@ def test_plan_and_forecast_agree_on_a_form_whose_name_two_formats_share(
 def test_rates_instead_of_streams(capsys: pytest.CaptureFixture[str]) -> None:
     """Two request rates, two rows; more load never means a shorter wait."""
     words = ["kimi-k2.6", *RIG, "--input", "1000", "--output", "100", "--rate", "0.2,4", "--set", "requests=100"]
-    slow, fast = told(capsys, *words)["rows"]
+    slow, fast = read_forecast(capsys, *words)["rows"]
 
     assert slow["request_rate"] == 0.2
     assert fast["mean_ttft_ms"] >= slow["mean_ttft_ms"]
@@ -94,16 +94,16 @@ def test_rates_instead_of_streams(capsys: pytest.CaptureFixture[str]) -> None:
 def test_cpu_and_card_rows(capsys: pytest.CaptureFixture[str], layers: str) -> None:
     """One stream: 18.9 and 20.9 tok/s published for none and six expert layers on the cards (loftllc.dev)."""
     words = ["--engine", "ik_llama.cpp", "--checkpoint", "IQ3_K", "--threads", "15", "--ub", "2048"]
-    row = told(capsys, "kimi-k2.6", *ATTIC, *words, "--experts-on-gpu", layers)["rows"][0]
+    row = read_forecast(capsys, "kimi-k2.6", *ATTIC, *words, "--experts-on-gpu", layers)["rows"][0]
 
     assert row["tg_tok_s"] == pytest.approx({"0": 18.9, "3+3": 20.9}[layers], rel=0.12)
     assert row["pp_tok_s"] == pytest.approx({"0": 185, "3+3": 223}[layers], rel=0.30)
 
 
 def test_a_pinned_layout_that_does_not_fit_is_forecast_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
-    """Four cards cannot hold it; the speed is told as if they could, and that is said."""
+    """Four GPUs cannot hold it; the speed is hypothetical, and the output says so."""
     words = ["--box", "4x-rtx-pro-6000-server", "--engine", "vllm", "--checkpoint", "int4", "--tp", "4", "--decode"]
-    document = told(capsys, "kimi-k2.6", *words, "--force")
+    document = read_forecast(capsys, "kimi-k2.6", *words, "--force")
 
     assert "does not fit" in document["warnings"][0]["text"]
 
@@ -114,7 +114,7 @@ def test_a_recipe_file_is_forecast_as_it_is(capsys: pytest.CaptureFixture[str], 
     assert main(["plan", "kimi-k2.6", *RIG, "-o", str(path)]) == 0
     capsys.readouterr()
 
-    document = told(capsys, str(path), *BOX, "--decode", "--concurrency", "1")
+    document = read_forecast(capsys, str(path), *BOX, "--decode", "--concurrency", "1")
 
     assert document["recipe"]["runtime"]["preset"] == "community"
     assert main(["forecast", str(path), *BOX, "--tp", "4"]) == 2
@@ -167,7 +167,7 @@ def test_a_cache_that_was_given_is_the_one_that_is_warned_of(capsys: pytest.Capt
         "--concurrency",
         "64",
     )
-    warnings = [row["text"] for row in told(capsys, "kimi-k2.5", *BOX, *words)["warnings"]]
+    warnings = [row["text"] for row in read_forecast(capsys, "kimi-k2.5", *BOX, *words)["warnings"]]
     assert "the cache holds 12 requests of 356 tokens, not 64: the rest wait" in warnings
 
 
@@ -190,7 +190,7 @@ def test_memory_shared_with_a_cpu_has_a_band_that_holds_what_was_published(
     """Few have measured it, and they differ: the band reports it and holds them."""
     words = ["gpt-oss-120b", "--box", box, "--engine", "vllm", "--kv", "fp8", "--decode", "--context", "1024"]
     words += ["--tp", "2"] if box.startswith("2") else []
-    document = told(capsys, *words, "--concurrency", ",".join(map(str, published)))
+    document = read_forecast(capsys, *words, "--concurrency", ",".join(map(str, published)))
 
     assert "few results" in document["basis"]
     for row in document["rows"]:
@@ -200,7 +200,7 @@ def test_memory_shared_with_a_cpu_has_a_band_that_holds_what_was_published(
 def test_llama_cpp_on_memory_shared_with_a_cpu(capsys: pytest.CaptureFixture[str]) -> None:
     """llama.cpp's own bench on one DGX Spark (NVIDIA forum, Dec 2025): 59.05, 53.14 and 42.87 tok/s by depth."""
     words = ["gpt-oss-120b", "--box", "1x-gb10", "--engine", "llama.cpp", "--checkpoint", "mxfp4", "--decode"]
-    rows = told(capsys, *words, "--context", "0,8192,32768", "--concurrency", "1")["rows"]
+    rows = read_forecast(capsys, *words, "--context", "0,8192,32768", "--concurrency", "1")["rows"]
 
     for row, published in zip(rows, (59.05, 53.14, 42.87), strict=True):
         assert row["decode_tok_s"] == pytest.approx(published, rel=0.15)
@@ -210,12 +210,12 @@ def test_llama_cpp_on_memory_shared_with_a_cpu(capsys: pytest.CaptureFixture[str
 def test_unknown_ram_has_the_band_of_all_that_is_sold(capsys: pytest.CaptureFixture[str]) -> None:
     """Whatever the RAM turns out to be, the forecast with its rate lies in the band of the one without, as in plan."""
     words = ["kimi-k2.6", "--box", "1x-rtx-5090", "--ram", "768GiB", "--context", "1024"]
-    unknown = told(capsys, *words)
+    unknown = read_forecast(capsys, *words)
     (row,) = unknown["rows"]
 
     assert "is assumed" in unknown["basis"]
     for rate in ("55GB/s", "300GB/s", "800GB/s"):
-        (known,) = told(capsys, *words, "--ram-bandwidth", rate)["rows"]
+        (known,) = read_forecast(capsys, *words, "--ram-bandwidth", rate)["rows"]
         assert row["tg_low_tok_s"] < known["tg_tok_s"] < row["tg_high_tok_s"]
         assert known["tg_low_tok_s"] / known["tg_tok_s"] > 0.8
     assert main(["plan", *words, "--json"]) == 0
@@ -241,7 +241,7 @@ def test_the_answers_of_plan_are_what_a_serving_run_of_them_comes_to(
     page = capsys.readouterr().out
     answers = float(page.partition("(this plan)")[2].split()[0].replace(",", ""))
     load = ["--input", "4096", "--output", "1024", "--concurrency", "32"]
-    (row,) = told(capsys, *words, *load)["rows"]
+    (row,) = read_forecast(capsys, *words, *load)["rows"]
 
     assert row["output_throughput"] == pytest.approx(answers, rel=0.03)
 
@@ -259,12 +259,12 @@ def test_a_recipes_own_context_and_slots_are_forecast(tmp_path: Path, capsys: py
     path = planned(tmp_path, *words)
     table = capsys.readouterr().out.split("forecast\n")[1]
     assert table.split()[:4] == ["context", "1", "stream", "4"]
-    rows = told(capsys, path, "--decode")["rows"]
+    rows = read_forecast(capsys, path, "--decode")["rows"]
 
     assert {row["context"] for row in rows} == {0, 16384, 32768, 40960}
     assert [row["concurrency"] for row in rows if row["fits"] and row["context"] == 40960] == [1, 4]
-    assert told(capsys, path, "--prefill")["rows"][-1]["prompt_tokens"] == 40960
-    assert told(capsys, path)["rows"][-1]["context"] == 40960
+    assert read_forecast(capsys, path, "--prefill")["rows"][-1]["prompt_tokens"] == 40960
+    assert read_forecast(capsys, path)["rows"][-1]["context"] == 40960
 
 
 def test_a_recipe_that_leaves_the_context_open_is_forecast_with_the_models(
@@ -276,8 +276,8 @@ def test_a_recipe_that_leaves_the_context_open_is_forecast_with_the_models(
     Path(path).write_text(re.sub("(?m)^context = .*$", "context = 0", written), encoding="utf-8")
     capsys.readouterr()
 
-    assert told(capsys, path, "--decode")["rows"][-1]["context"] == 40960
-    assert told(capsys, path, "--prefill")["rows"][-1]["prompt_tokens"] == 40960
+    assert read_forecast(capsys, path, "--decode")["rows"][-1]["context"] == 40960
+    assert read_forecast(capsys, path, "--prefill")["rows"][-1]["prompt_tokens"] == 40960
 
 
 @pytest.mark.parametrize(
@@ -311,7 +311,7 @@ def test_rows_beyond_the_recipes_context_are_reported(
     path = planned(tmp_path, "kimi-k2.6", "--box", "8x-h200")
     capsys.readouterr()
 
-    texts = [warning["text"] for warning in told(capsys, path, *words)["warnings"]]
+    texts = [warning["text"] for warning in read_forecast(capsys, path, *words)["warnings"]]
     assert any("98,304 tokens exceed the recipe's context of 65,536" in text for text in texts)
 
 
@@ -322,9 +322,9 @@ def test_the_title_says_the_layout_as_plan_does(tmp_path: Path, capsys: pytest.C
     assert "vLLM, TP8, EP, bf16 cache" in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_guess_of_ram_is_not_told_where_the_band_has_none(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_guess_of_ram_is_not_shown_where_the_band_has_none(capsys: pytest.CaptureFixture[str]) -> None:
     """GPUs read the prompts: a band of a quarter was said to reach from 51 to 845 GB/s."""
     words = ["gpt-oss-120b", "--box", "2x-rtx-4090", "--ram", "128GiB", "--engine", "llama.cpp"]
 
-    assert "is assumed" in told(capsys, *words, "--decode")["basis"]
-    assert "is assumed" not in told(capsys, *words, "--prefill")["basis"]
+    assert "is assumed" in read_forecast(capsys, *words, "--decode")["basis"]
+    assert "is assumed" not in read_forecast(capsys, *words, "--prefill")["basis"]

@@ -81,7 +81,7 @@ def test_a_report_has_the_form_that_its_name_says(
 
 
 def test_times_are_remembered_and_a_spoilt_file_is_no_error(tmp_path: Path):
-    """The next one can say when it will be done; a file nobody can read means that it cannot, nothing else."""
+    """The next one can say when it will be done; an unreadable file means that it cannot, nothing else."""
     assert durations.last_duration("kernels vllm") is None
     durations.remember_duration("kernels vllm", 41.2)
     assert durations.last_duration("kernels vllm") == 41.2

@@ -48,7 +48,7 @@ def test_the_rehearsal_model_is_among_what_is_known(capsys: pytest.CaptureFixtur
     assert "phantom" in capsys.readouterr().err
 
 
-def test_a_name_nobody_knows_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+def test_an_unknown_name_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     assert main(["run", "--recipe", "kimi-k26-vlm", "--yes", "--runs", str(tmp_path)]) == 2
     assert "kimi-k26-vllm" in capsys.readouterr().err
 

@@ -1,4 +1,4 @@
-"""The programs that `make test-clients` installed, folders of the suite's own, and a home that nobody may touch."""
+"""The programs that `make test-clients` installed, folders of the suite's own, and a home that must not change."""
 
 import os
 from collections.abc import Iterator
@@ -17,9 +17,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of a user who has settings."""
     home = tmp_path_factory.mktemp("home")
     (home / ".claude").mkdir()
-    (home / ".claude" / "settings.json").write_text('{"model": "somebody-elses"}')
+    (home / ".claude" / "settings.json").write_text('{"model": "of-the-user"}')
     (home / ".config" / "opencode").mkdir(parents=True)
-    (home / ".config" / "opencode" / "opencode.json").write_text('{"model": "somebody/elses"}')
+    (home / ".config" / "opencode" / "opencode.json").write_text('{"model": "of/the-user"}')
     return home
 
 
@@ -29,7 +29,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory, home: Path) -> Iterator[Pa
     programs = os.environ.get("MOEBOX_CLIENTS", "")
     assert programs, "`make test-clients` installs the clients and names their folder in MOEBOX_CLIENTS"
     place = tmp_path_factory.mktemp("clients")
-    own = {"HOME": str(home), "PATH": f"{programs}:{os.environ['PATH']}", "SECRET_OF_MINE": "a-key-nobody-may-see"}
+    own = {"HOME": str(home), "PATH": f"{programs}:{os.environ['PATH']}", "SECRET_OF_MINE": "a-secret-key"}
     with environment(suite_folders(place) | own):
         yield place
 

@@ -34,7 +34,7 @@ def test_a_client_does_the_jobs(client: str, server: str) -> None:
 
 
 @pytest.mark.parametrize(("client", "turns", "reads"), [("claude", 3, "Read"), ("opencode", 2, "read")])
-def test_a_reply_is_a_turn_and_calls_that_were_none_are_told(client: str, turns: int, reads: str, server: str) -> None:
+def test_a_reply_is_a_turn_and_calls_that_were_none_are_named(client: str, turns: int, reads: str, server: str) -> None:
     """Thought, talk and five calls in one reply: one turn; a file that is not there was a call, and three were none."""
     (job,) = done(server, client, f"{client}-clumsy", *ERRAND)["jobs"]
     calls = job["turns"][0]["calls"]
@@ -64,4 +64,4 @@ def test_nothing_of_the_user_is_read_or_written(client: str, server: str, home: 
     kept = b"".join(path.read_bytes() for path in Path(document["run"]).rglob("*") if path.is_file())
 
     assert {path: path.stat().st_mtime_ns for path in home.rglob("*")} == before
-    assert b"a-key-nobody-may-see" not in kept + json.dumps(document).encode()
+    assert b"a-secret-key" not in kept + json.dumps(document).encode()

@@ -133,7 +133,7 @@ def slurm_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]
         running.extend(started(["slurmd", "-D", "-N", name, "-f", str(conf)], folder / "out") for name in NAMES)
         until(lambda: "idle" in said(["sinfo", "--noheader", "--format=%T %D"]), "slurmd did not register")
         yield Cluster(folder=folder)
-        no_jobs()  # slurmd's steps outlive it: a job that is left when it ends is nobody's
+        no_jobs()  # slurmd's steps outlive it: a job that is left when it ends has no owner
     del os.environ["SLURM_CONF"]
 
 

@@ -78,7 +78,7 @@ class Lead:
 
     def __init__(self, given: argparse.Namespace) -> None:
         self.given, self.lock, self.peers = given, threading.Lock(), []
-        if given.nnodes == 1:  # nobody joins, and several of these may be on one machine
+        if given.nnodes == 1:  # no other node joins, and several of these may be on one machine
             return
         listening = socket.create_server((given.master_addr, PORT))
         say(f"waiting for {given.nnodes - 1} ranks")

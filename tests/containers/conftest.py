@@ -89,8 +89,8 @@ def image(folders: Path, engine: EngineName) -> str:
 
 def linked(program: Path) -> list[Path]:
     """Shared libraries of a program, its loader included."""
-    told = subprocess.run(["ldd", str(program)], capture_output=True, text=True, check=True).stdout
-    return sorted({Path(word) for word in re.findall(r"(/\S+)", told)})
+    done = subprocess.run(["ldd", str(program)], capture_output=True, text=True, check=True).stdout
+    return sorted({Path(word) for word in re.findall(r"(/\S+)", done)})
 
 
 @pytest.fixture
@@ -113,10 +113,10 @@ def recipe(image: str, engine: EngineName) -> Recipe:
 
 def containers() -> list[str]:
     """Names of the containers there are, running or not."""
-    told = subprocess.run(
+    done = subprocess.run(
         ["podman", "ps", "--all", "--format", "{{.Names}}"], capture_output=True, text=True, check=True
     )
-    return told.stdout.split()
+    return done.stdout.split()
 
 
 def with_port(recipe: Recipe) -> Recipe:

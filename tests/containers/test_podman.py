@@ -44,8 +44,8 @@ def test_up_answers_from_inside_and_down_leaves_nothing(recipe: Recipe, folders:
     """The weights are mounted read-only, the log is the engine's, the container goes with `down`."""
     with up(written(recipe, folders)) as started:
         assert containers() == [f"moebox-{started['id']}"]
-        told = moebox("verify", started["base_url"], "--only", "alive,plain", "--json").good().document
-        assert told["verdict"] == "pass"
+        document = moebox("verify", started["base_url"], "--only", "alive,plain", "--json").good().document
+        assert document["verdict"] == "pass"
         log = moebox("logs", started["id"]).good().out
         assert "phantom-q8_0.gguf" in log
         inspected = json.loads(
@@ -95,15 +95,15 @@ def test_weights_in_a_hub_cache_are_found_inside(recipe: Recipe, folders: Path) 
         assert "snapshots/abc123/phantom-q8_0.gguf" in moebox("logs", started["id"]).good().out
 
 
-def test_an_image_that_is_not_there_is_told_in_one_line(recipe: Recipe, folders: Path) -> None:
+def test_an_image_that_is_not_there_is_one_line(recipe: Recipe, folders: Path) -> None:
     """No traceback, exit code 3."""
     missing = dataclasses.replace(
-        recipe, name="missing", runtime=dataclasses.replace(recipe.runtime, image="localhost/nobody/has:this")
+        recipe, name="missing", runtime=dataclasses.replace(recipe.runtime, image="localhost/missing/image:this")
     )
     done = moebox("up", written(missing, folders))
     assert done.code == 3
     assert "Traceback" not in done.err
-    assert "localhost/nobody/has:this" in done.err
+    assert "localhost/missing/image:this" in done.err
 
 
 def test_a_rendered_script_runs_as_it_stands(recipe: Recipe, folders: Path) -> None:

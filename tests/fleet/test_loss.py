@@ -55,11 +55,11 @@ def test_a_stream_of_another_member_that_broke_is_named() -> None:
 
     assert "lost: s0\n" in text
     assert "lost: s1, which the member did not serve" in text
-    assert "lost: s3, which the member did not serve" in text  # it had not begun: nobody served it
+    assert "lost: s3, which the member did not serve" in text  # it had not begun
     assert "more streams broke behind litellm than the member held" in text
 
 
-def test_where_the_router_names_nobody_the_members_count_decides() -> None:
+def test_where_the_router_names_none_the_members_count_decides() -> None:
     assert "than the member held" not in lines("sglang-router", 2, streams("A", "A", "b"))
     assert "more streams broke behind sglang-router" in lines("sglang-router", 1, streams("A", "A", "b"))
     assert lines("sglang-router", None, streams("A", "b")).startswith("a killed behind sglang-router: 1 of 2")

@@ -39,7 +39,7 @@ def test_a_fleet_of_twins_answers_loses_only_a_members_streams_and_stops(
         with pytest.raises(BadInput, match="running already"):
             fleet_up.start_fleet(Path(record.file))
         with pytest.raises(BadInput, match="has no member"):
-            fleet_verify.verify_fleet(record, VerifyOptions(seed=1), only=["alive"], kill="nobody", run=Run.create("x"))
+            fleet_verify.verify_fleet(record, VerifyOptions(seed=1), only=["alive"], kill="none", run=Run.create("x"))
 
         verdict = fleet_verify.verify_fleet(
             record, VerifyOptions(seed=1), only=["alive"], kill="busiest", streams=8, run=Run.create("verify-pair")
@@ -59,7 +59,7 @@ def test_a_fleet_of_twins_answers_loses_only_a_members_streams_and_stops(
     assert fleet_record.list_fleets() == []
 
 
-def test_streams_to_nobody_are_lost_and_named() -> None:
+def test_streams_without_a_member_are_lost_and_named() -> None:
     from moebox.core.endpoint import endpoint_from_url
 
     seen = asyncio.run(run_streams(endpoint_from_url("127.0.0.1:9", "m"), streams=2, tokens=4, deadline_s=20))

@@ -62,8 +62,8 @@ def test_one_node_has_no_workers() -> None:
     assert "--rpc" not in engines.build_launch(deploy(recipe(parallel=Parallel()))).argv
 
 
-def test_whoever_plans_it_hears_that_the_port_is_open_to_all() -> None:
-    texts = [caution.text for caution in engines.find_refusals(deploy(recipe()))]
+def test_a_plan_warns_that_the_port_is_open_to_all() -> None:
+    texts = [warning.text for warning in engines.find_refusals(deploy(recipe()))]
 
     assert any("RPC servers need no key" in text for text in texts)
 
@@ -85,7 +85,7 @@ def test_it_is_not_rendered_and_one_line_says_what_starts_it(
 
 
 @pytest.mark.parametrize("more", [[], ["--slurm", "--dry-run"]])
-def test_whoever_asks_how_it_starts_is_not_sent_to_render(
+def test_a_question_how_it_starts_does_not_lead_to_render(
     more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`up` said render and render said up."""

@@ -1,4 +1,4 @@
-"""How long a step takes, as told by looks that a busy host disturbs."""
+"""How long a step takes, from samples that a busy host disturbs."""
 
 import dataclasses
 import itertools
@@ -132,7 +132,7 @@ def test_a_reply_never_goes_beyond_the_context() -> None:
     assert BootMeasurement(depth=BootDepth(layers=4), chunk=8192).step_count(TimingPoint(batch=1, context=256)) == 24
 
 
-def test_a_stream_that_waits_for_anothers_end_is_told_from_one_that_is_only_late() -> None:
+def test_a_stream_that_waits_for_anothers_end_differs_from_one_that_is_only_late() -> None:
     """Longer replies bring late streams together; they only make a queue longer."""
     early, late, queued = [1.0, 2.0, 3.0], [2.5, 3.5], [3.5, 4.5]
     assert start_delay([early, late]) == 0.0
@@ -221,11 +221,11 @@ def test_streams_of_llama_cpp_take_neighbouring_slots(monkeypatch: pytest.Monkey
     """It decodes no others in one step: two streams took 6.5 ms on slots 0 and 1, and 9.1 on 0 and 2."""
     sent: list[Json] = []
 
-    def told(_: timing.TimedEngine, bodies: Sequence[Json]) -> list[timing.TokenTimes]:
+    def send_all(_: timing.TimedEngine, bodies: Sequence[Json]) -> list[timing.TokenTimes]:
         sent.extend(bodies)
         return [timing.TokenTimes(times=[0.01 * step for step in range(40)]) for _ in bodies]
 
-    monkeypatch.setattr(timing, "run_together", told)
+    monkeypatch.setattr(timing, "run_together", send_all)
     for ggml in (True, False):
         target = timing.TimedEngine(
             endpoint=Endpoint(base_url="http://127.0.0.1:1/v1", model="m"), vocab=1000, ggml=ggml

@@ -32,7 +32,7 @@ from .pipelines import weights
 ROOT = Path(__file__).parents[2]
 
 
-def told(endpoint: Endpoint, *, concurrency: int, rounds: int, tokens: int) -> SpeedRounds:
+def stated_speed(endpoint: Endpoint, *, concurrency: int, rounds: int, tokens: int) -> SpeedRounds:
     """The oracle's own word for its speed, with a little scatter: a busy machine would hide what a clock sees."""
     page = http.get(f"{endpoint.server_url}/metrics").text
     rate = concurrency / float(page.rpartition("oracle:word_seconds ")[2])
@@ -43,7 +43,14 @@ def told(endpoint: Endpoint, *, concurrency: int, rounds: int, tokens: int) -> S
 
 
 LIGHT = ClimbEffort(
-    concurrency=2, rounds=4, tokens=PACED, questions=12, trials=2, parallel=4, patience_s=120, measure_speed=told
+    concurrency=2,
+    rounds=4,
+    tokens=PACED,
+    questions=12,
+    trials=2,
+    parallel=4,
+    patience_s=120,
+    measure_speed=stated_speed,
 )
 
 

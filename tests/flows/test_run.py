@@ -25,7 +25,7 @@ from .pipelines import begin, events, gone, only, oracles, the_run, until
 QUICK = ["--effort", "quick", "--skip", "doctor,rehearse", "--concurrency", "1,2", "--ram-bandwidth", "20GB/s"]
 
 
-def test_the_pipeline_is_told_to_its_end(story_recipe: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_pipeline_runs_to_its_end(story_recipe: Path, capsys: pytest.CaptureFixture[str]):
     """Every step is done, the report is there, the JSON reports it, and nothing is left running."""
     assert main(["run", "--recipe", str(story_recipe), *QUICK, "--json"]) == 0
     reported = json.loads(capsys.readouterr().out)
@@ -91,7 +91,7 @@ def test_requests_that_failed_are_reported_and_make_the_exit_code_1(
 def test_requests_that_an_engine_fails_now_and_then_are_reported(
     story_recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """llama.cpp throws away a reply that is no UTF-8, whoever asks: not green, explained, and no failure."""
+    """llama.cpp throws away a reply that is not UTF-8: not green, explained, and no failure."""
     monkeypatch.setenv("MOEBOX_ORACLE_FAILS", "64,3,Failed to parse input at pos 52")
     assert main(["run", "--recipe", str(story_recipe), *only("bench", "report", streams="1")]) == 0
     printed = capsys.readouterr().out

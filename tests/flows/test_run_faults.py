@@ -114,9 +114,9 @@ def test_moebox_killed_while_it_reports_resumes(story_recipe: Path, capsys: pyte
 
 
 @pytest.fixture(scope="module")
-def told_story(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished_story(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a pipeline that measured two levels and reported; what harms it takes a copy."""
-    home = tmp_path_factory.mktemp("told")
+    home = tmp_path_factory.mktemp("finished")
     with environment({**suite_folders(home), "PYTHONPATH": str(ROOT)}):
         words = ["--recipe", str(oracle_recipe(home)), *only("bench", "report", streams="1,2")]
         assert main(["run", *words]) == 0
@@ -125,14 +125,14 @@ def told_story(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", one_in(2, ["random-c1.json", "random-c1.samples", "gone"]))
 def test_a_measurement_that_was_cut_short_is_measured_again(
-    name: str, told_story: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, finished_story: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     """Half a file of figures, or of the samples they come from, is no measurement; the whole ones are kept.
 
     The step was done, and the report is of what was there: both are done again, in a copy of the folder as well.
     """
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    run = Run(Path(shutil.copytree(told_story, Path(os.environ["MOEBOX_RUNS"]) / "copy", symlinks=True)))
+    run = Run(Path(shutil.copytree(finished_story, Path(os.environ["MOEBOX_RUNS"]) / "copy", symlinks=True)))
     kept = measured(run)
     path = run.path / "measurements" / name
     if path.exists():
@@ -303,7 +303,7 @@ def test_a_port_stolen_before_a_step_is_left_to_the_thief(
 
 
 def test_two_at_once_keep_apart(story_recipe: Path, hold: Hold):
-    """The second one, told the same port while the first one's engine loads, takes another, and its own folder."""
+    """The second one, given the same port while the first one's engine loads, takes another, and its own folder."""
     port = preflight.find_free_port()
     words = ["--recipe", str(story_recipe), "--port", str(port), *only("up")]
     hold.at("start")
@@ -318,7 +318,7 @@ def test_two_at_once_keep_apart(story_recipe: Path, hold: Hold):
     assert state.list_instances() == []
 
 
-def test_one_run_is_not_told_twice(story_recipe: Path, hold: Hold, capsys: pytest.CaptureFixture[str]):
+def test_one_run_does_not_run_twice(story_recipe: Path, hold: Hold, capsys: pytest.CaptureFixture[str]):
     """--resume of a run that another moebox is at work on is refused."""
     hold.at("start")
     moebox = begin("--recipe", str(story_recipe), *only("up"))

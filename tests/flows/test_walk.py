@@ -230,7 +230,7 @@ def test_a_climb_begins_no_higher_than_the_recipe(own: int, walk: list[int]):
 
 
 def test_what_the_recipe_has_and_the_walk_never_comes_to_is_said():
-    """A recipe of 131,072 tokens whose table ends at 98,304 came out shorter, and nothing told why."""
+    """A recipe of 131,072 tokens whose table ends at 98,304 came out shorter, without a reason."""
     longer = dataclasses.replace(RECIPE, context=131072, speculate=Speculate(method="mtp", tokens=1))
 
     assert unreachable_settings(longer) == {

@@ -59,24 +59,24 @@ def launch(**changes: object) -> dict[str, object]:
 
 
 def test_of_two_at_once_one_patches_and_the_original_is_kept(tmp_path: Path) -> None:
-    """The other is told; the backup is never a patched file."""
+    """The other gets an error; the backup is never a patched file."""
     for number in range(10):
         made = prepared(tmp_path, f"ops{number}.py")
-        told: list[str] = []
+        outcomes: list[str] = []
 
-        def go(one: FilePatch = made, told: list[str] = told) -> None:
+        def go(one: FilePatch = made, outcomes: list[str] = outcomes) -> None:
             try:
                 patch.apply_patch(one, force=True)
-                told.append("patched")
+                outcomes.append("patched")
             except MoeboxError as problem:
-                told.append(type(problem).__name__)
+                outcomes.append(type(problem).__name__)
 
         both = [threading.Thread(target=go) for _ in range(2)]
         for thread in both:
             thread.start()
         for thread in both:
             thread.join()
-        assert sorted(told) == ["BadInput", "patched"]
+        assert sorted(outcomes) == ["BadInput", "patched"]
         assert made.path.read_text() == AFTER
         assert made.path.with_name(made.path.name + BACKUP_SUFFIX).read_text() == BEFORE
 
@@ -145,7 +145,7 @@ def test_a_read_only_file_is_left_alone_and_permissions_are_kept(tmp_path: Path)
     assert (made.path.read_text(), stat.S_IMODE(made.path.stat().st_mode)) == (BEFORE, 0o640)
 
 
-def test_a_file_that_is_not_text_is_told(tmp_path: Path) -> None:
+def test_a_file_that_is_not_text_is_an_error(tmp_path: Path) -> None:
     """Not a traceback out of the decoder."""
     made = prepared(tmp_path)
     made.path.write_bytes(b"\xff\xfe")
@@ -163,7 +163,7 @@ def test_nothing_judged_is_no_clean_bill(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_a_kernel_that_does_not_compile_has_its_own_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 1 with the compiler's words; other blocks would not mend it, and --fix says so."""
+    """Exit code 1 with the compiler's words; other blocks would not fix it, and --fix says so."""
     asked = words(tmp_path, launch(), launch(kernel="_broken", shared_bytes=0, error="CompilationError: at 3:4"))
     assert main(asked) == 1
     shown = " ".join(capsys.readouterr().out.split())
@@ -184,7 +184,7 @@ def test_an_unknown_version_is_said(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "does not state its version" in shown
 
 
-def test_a_python_that_answers_nonsense_is_told(tmp_path: Path) -> None:
+def test_a_python_that_answers_nonsense_is_an_error(tmp_path: Path) -> None:
     """No versions: no Triton."""
     asked = request(tmp_path, "vllm", "0.32.0", "vllm-0.32.0-sm_120-fp8.jsonl")
     assert asked.python
@@ -197,7 +197,7 @@ def test_a_python_that_answers_nonsense_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("garbage", [None, b"{", b"\x00\xff", b'{"target": 3}', b"[]"])
-def test_a_cache_without_kernels_is_told(
+def test_a_cache_without_kernels_is_an_error(
     tmp_path: Path, garbage: bytes | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Empty or garbage: exit code 2, and where the right one may be."""

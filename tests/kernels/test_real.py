@@ -70,7 +70,7 @@ def test_a_fix_compiles_applies_and_reverts(venv: Path, capsys: pytest.CaptureFi
     assert path.read_bytes() == before
 
 
-def test_an_edited_kernel_that_no_longer_compiles_is_told(venv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_edited_kernel_that_no_longer_compiles_is_named(venv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """By the compiler's own words, also over notes that are garbage; a file that is broken is no clean bill."""
     monkeypatch.setenv("MOEBOX_CACHE", str(tmp_path / "cache"))
     name = "vllm/v1/attention/ops/triton_decode_attention.py"
@@ -227,7 +227,7 @@ def test_engines_find_the_files_that_are_written(venv: Path, tmp_path: Path, rel
 
 
 def marked_rows(engine: str, kind: str, number: int) -> list[TunedRow]:
-    """A whole tuning of one kind whose entries can be told from any other file's."""
+    """A whole tuning of one kind whose entries differ from any other file's."""
     rows = []
     for tokens in space.BATCH_SIZES:
         for product, mark in (("up", number), ("down", number + 100)):

@@ -95,7 +95,7 @@ def test_the_command_says_no_and_names_the_kernel(tmp_path: Path, capsys: pytest
 
 
 def test_the_command_keeps_its_findings_in_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """The run's folder has them, its report shows them; a run that is not there is told before anything compiles."""
+    """The run's folder has them, its report shows them; a missing run is an error before anything compiles."""
     site = engine(tmp_path / "site", "sglang", "0.5.8")
     python = python_that_answers(tmp_path, "sglang-0.5.8-sm_120-bf16.jsonl")
     words = ["doctor", "kernels", "--engine", "sglang", "--site-packages", str(site), "--python", str(python)]
@@ -115,7 +115,7 @@ def test_the_command_keeps_its_findings_in_a_run(tmp_path: Path, capsys: pytest.
     ("versions", "kind"),
     [("2.3.1 2.3.0", Unsupported), ("9.9.9 2.13.0", Unsupported)],
 )
-def test_a_triton_nobody_tried_is_refused(tmp_path: Path, versions: str, kind: type[MoeboxError]):
+def test_an_untried_triton_is_refused(tmp_path: Path, versions: str, kind: type[MoeboxError]):
     """Too old and too new each get a line that names the versions."""
     asked = request(tmp_path, "vllm", "0.32.0", "vllm-0.32.0-sm_120-fp8.jsonl")
     (tmp_path / "bin" / "python").unlink()
@@ -125,7 +125,7 @@ def test_a_triton_nobody_tried_is_refused(tmp_path: Path, versions: str, kind: t
         scan_engine(asked)
 
 
-def test_what_is_missing_is_told_apart(tmp_path: Path):
+def test_what_is_missing_is_named(tmp_path: Path):
     """No engine, no such folder, a probe that breaks, a tensor-parallel size that does not divide."""
     model = catalogue.find_model("kimi-k2.6")
     with pytest.raises(ExternalError, match="sglang is not installed"):

@@ -228,7 +228,7 @@ UNASKED = {"story", "invent", "long_copy"}  # no right answer, no right answer, 
 
 @pytest.mark.parametrize("name", one_in(2, (name for name in (*FAMILIES, *LESSONS) if name not in UNASKED)))
 def test_fresh_tasks_are_answered_right(server: str, name: str) -> None:
-    """Tasks that nobody has seen before; a rare miss (below one in a hundred) may not decide alone."""
+    """Tasks that are in no lesson; a rare miss (below one in a hundred) may not decide alone."""
     count = 1 if name == "rounds" else 2  # whose one dialogue is as long as all the others
     assert len(misses(server, name, count)) == 0 or len(misses(server, name, 3 * count)) == 0
 

@@ -386,9 +386,9 @@ def test_no_timings_give_impossible_steps(times: list[tuple[float, float, float]
         )
         for place, layers in enumerate((4, 8))
     )
-    foretold = tuple(ExpectedStep(batch=size, context=256, fixed_s=fixed, layer_s=layer * size) for size in sizes)
+    predicted = tuple(ExpectedStep(batch=size, context=256, fixed_s=fixed, layer_s=layer * size) for size in sizes)
     deep, deeper = (
-        MeasuredSpeed(chunk=CHUNK, calibration=calibration(boots=boots, expected=foretold), layers=layers)
+        MeasuredSpeed(chunk=CHUNK, calibration=calibration(boots=boots, expected=predicted), layers=layers)
         for layers in (12, 61)
     )
     for reading in (deep, deeper):
@@ -441,11 +441,11 @@ def test_layers_are_seen_behind_a_host_that_is_slower(
         )
         for layers in (4, 8)
     )
-    foretold = tuple(
+    predicted = tuple(
         ExpectedStep(batch=size, context=256, fixed_s=fixed + moved, layer_s=wrong * layer * size**0.6)
         for size in batches
     )
-    found = MeasuredSpeed(chunk=CHUNK, calibration=calibration(boots=boots, expected=foretold), layers=61)
+    found = MeasuredSpeed(chunk=CHUNK, calibration=calibration(boots=boots, expected=predicted), layers=61)
     shown = [size for size in batches if gpu(8, size) >= 1.06 * max(host, gpu(4, size))]
     if len([size for size in batches if gpu(4, size) >= host]) >= 2:
         for size in shown:

@@ -58,24 +58,25 @@ class ToyServer(ThreadingHTTPServer):
         """The most likely tokens after a prefix."""
         if self.fault == "constant":
             before = []
-        logits = _draw_logits(str(before[-2:]), f"{self.seed} {before[-2:]}", self.noise)
-        if self.fault == "random":
-            logits = [5 * random.gauss() for _ in range(VOCABULARY)]
-        total = math.log(sum(map(math.exp, logits)))
-        values = {token: logit - total for token, logit in enumerate(logits)}
-        if self.fault == "rounded":
-            values = {token: round(value, 2) for token, value in values.items()}
-        if self.fault == "clamped":
-            values = {token: max(-4.0, value) for token, value in values.items()}
-        if self.fault == "one":
-            top = 1
-        return dict(sorted(values.items(), key=lambda pair: -pair[1])[:top])
+        draw = _draw_values.__wrapped__ if self.fault == "random" else _draw_values
+        values = draw(str(before[-2:]), self.seed, self.noise, self.fault)
+        return dict(values[: 1 if self.fault == "one" else top])
 
 
 @functools.cache
-def _draw_logits(seed: str, own_seed: str, noise: float) -> list[float]:
-    rng, other = random.Random(seed), random.Random(own_seed)
-    return [2.5 * rng.gauss() + noise * other.gauss() for _ in range(VOCABULARY)]
+def _draw_values(before: str, seed: int, noise: float, fault: str) -> list[tuple[int, float]]:
+    """Every token's log-probability, the most likely first."""
+    rng, other = random.Random(before), random.Random(f"{seed} {before}")
+    logits = [2.5 * rng.gauss() + noise * other.gauss() for _ in range(VOCABULARY)]
+    if fault == "random":
+        logits = [5 * random.gauss() for _ in range(VOCABULARY)]
+    total = math.log(sum(map(math.exp, logits)))
+    values = [logit - total for logit in logits]
+    if fault == "rounded":
+        values = [round(value, 2) for value in values]
+    if fault == "clamped":
+        values = [max(-4.0, value) for value in values]
+    return sorted(enumerate(values), key=lambda pair: -pair[1])
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -104,10 +105,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _generate(self, body: dict[str, Any]) -> dict[str, Any]:
         ids, top = body["input_ids"], body["top_logprobs_num"]
-        rows = [self.server.predict(ids[:depth], VOCABULARY) for depth in range(len(ids) + 1)]
-        inputs = [[row[ids[depth]], ids[depth], None] for depth, row in enumerate(rows[:-1])]
+        scored = ids if "logprob_start_len" in body else []
+        rows = [self.server.predict(ids[:depth], VOCABULARY) for depth in range(len(scored))]
+        inputs = [[row[ids[depth]], ids[depth], None] for depth, row in enumerate(rows)]
+        rows.append(self.server.predict(ids, VOCABULARY))
         tops = [[[value, token, None] for token, value in list(row.items())[:top]] for row in rows]
-        meta = {"input_token_logprobs": inputs, "input_top_logprobs": [None, *tops[1:-1]]}
+        meta = {"input_token_logprobs": inputs, "input_top_logprobs": [None, *tops[1:-1]] if scored else []}
         meta |= {"output_token_logprobs": [tops[-1][0]], "output_top_logprobs": [tops[-1]]}
         return {"text": "x", "meta_info": meta}
 

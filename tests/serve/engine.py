@@ -92,7 +92,7 @@ def serve(mode: str) -> None:
 
 
 def main() -> None:
-    """Do as told."""
+    """Follow the flags."""
     mode = sys.argv[1]
     if mode == "quits":
         load()

@@ -43,7 +43,7 @@ def reached(key_env: str = "") -> LiveModel:
 
 
 class Server(ThreadingHTTPServer):
-    """A server that streams a tool call in either protocol, or misbehaves as told."""
+    """A server that streams a tool call in either protocol, or misbehaves on request."""
 
     way = "good"
     seen: list[tuple[str, dict[str, str], dict[str, Any]]]
@@ -214,7 +214,7 @@ def test_a_new_file_is_private(home: Path):
     assert json.loads(path.read_text())["provider"]["moebox"]["options"] == {"baseURL": "http://127.0.0.1:8001/v1"}
 
 
-def test_opencode_is_told_of_images():
+def test_opencode_knows_of_images():
     """It strips them for a custom model that does not say so: `--vision` was ignored."""
     seeing = client_settings("opencode", dataclasses.replace(reached(), vision=True)).text
     blind = client_settings("opencode", reached()).text
@@ -323,7 +323,7 @@ def test_no_client_is_pointed_at_an_engine_that_is_dead(
         assert sorted(home.rglob("*.json")) == before
 
 
-def test_the_served_context_is_told_to_the_client(server: Server, capsys: pytest.CaptureFixture[str]):
+def test_the_served_context_reaches_the_client(server: Server, capsys: pytest.CaptureFixture[str]):
     """What /v1/models says of the model ends up in the editor's limit."""
     assert main(["connect", "opencode", "--url", f"127.0.0.1:{server.server_port}", "--json"]) == 0
     limit = json.loads(capsys.readouterr().out)["settings"]["provider"]["moebox"]["models"]["kimi-k2.6"]["limit"]
@@ -341,7 +341,7 @@ def test_a_real_server_is_called_in_both_protocols(embedded: Recipe, run: Run):
     assert seen.events > 2
 
 
-def test_every_client_is_told_what_the_real_server_has(embedded: Recipe, run: Run, capsys: pytest.CaptureFixture[str]):
+def test_every_client_gets_what_the_real_server_has(embedded: Recipe, run: Run, capsys: pytest.CaptureFixture[str]):
     """llama.cpp's own context, 2,048 tokens here, and not a guess of 65,536 or 200,000."""
     small = dataclasses.replace(embedded, context=2048)
     shown = {}

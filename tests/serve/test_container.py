@@ -68,7 +68,7 @@ def test_a_container_is_named_labelled_and_removed(acting, run: Run, calls) -> N
 
 
 def test_a_key_reaches_a_container_by_name_only(acting, run: Run, calls, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    """docker is told the variable's name and takes its value from the environment."""
+    """docker gets the variable's name and takes its value from the environment."""
     monkeypatch.setenv("MY_KEY", "sk-secret-1234567890")
     recipe = contained(acting("good"))
     recipe = dataclasses.replace(recipe, listen=dataclasses.replace(recipe.listen, key_env="MY_KEY"))

@@ -136,7 +136,7 @@ def test_an_engine_that_stands_still_at_99_percent_is_given_up(acting: Acting, r
 
 
 def test_an_engine_that_ends_well_without_serving_is_a_failure(acting: Acting, run: Run) -> None:
-    """Exit code 0 is no success when nobody ever answered."""
+    """Exit code 0 is no success without any answer."""
     failure = refused(acting("quits"), run)
     assert failure.fault == "quit"
     assert failure.message == "vllm ended with code 0 without ever serving"

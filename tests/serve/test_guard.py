@@ -22,7 +22,7 @@ SECRET = b"sk-abab-abc"
 
 
 def order(**given: Any) -> GuardConfig:
-    """What a guard is told."""
+    """What a guard gets."""
     return GuardConfig(**{"mark": "x", "argv": ("true",), "env": {}, "log": "log", "state_path": "life.json", **given})
 
 
@@ -57,7 +57,7 @@ def test_a_program_that_cannot_be_executed_is_an_error_of_the_caller() -> None:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "given",
     [
         {"argv": ("true", "a\0b")},
         {"argv": ("true", "\ud800")},
@@ -68,11 +68,11 @@ def test_a_program_that_cannot_be_executed_is_an_error_of_the_caller() -> None:
         {"cwd": "a\0b"},
     ],
 )
-def test_what_no_program_can_be_given_is_one_too(told: dict[str, Any], capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_no_program_can_be_given_is_one_too(given: dict[str, Any], capfd: pytest.CaptureFixture[str]) -> None:
     """The fork printed a traceback, and went on where its parent was."""
     before = list_descendants()
     with pytest.raises(OSError, match=r"cannot be passed on|No such file"):
-        spawn_engine(order(**told))
+        spawn_engine(order(**given))
     assert list_descendants() == before
     assert capfd.readouterr() == ("", "")
 
@@ -126,7 +126,7 @@ def test_any_text_of_a_server_can_be_shown(text: str) -> None:
 
 
 def test_an_engine_with_one_worker_is_held_against_the_plan_too() -> None:
-    """Lines of vLLM 0.26 on one H200 name no worker: weights and cache are the first GPU's, not nobody's."""
+    """Lines of vLLM 0.26 on one H200 name no worker: weights and cache are the first GPU's."""
     begin = "(EngineCore pid=9) INFO 11-15 16:18:25"
     lines = (
         f"{begin} [gpu_model_runner.py:5347] Model loading took 32.76 GiB memory and 1.2 seconds",

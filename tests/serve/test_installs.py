@@ -162,7 +162,7 @@ def test_a_build_of_a_commit_answers(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_names_of_versions() -> None:
-    """Packages, builds and images are told apart; the tag of a known image is its version."""
+    """Packages, builds and images differ; the tag of a known image is its version."""
     assert str(parse_source("vllm==0.32.0")) == "vllm==0.32.0"
     assert parse_source("llama.cpp@b11669").kind == "build"
     image = parse_source("vllm/vllm-openai:v0.32.0")

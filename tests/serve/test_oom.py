@@ -1,4 +1,4 @@
-"""Engines that the kernel ends for want of memory: told apart from those that somebody killed."""
+"""Engines that the kernel ends for want of memory: recognised among those that a user killed."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def guarded(tmp_path: Path, program: str, *, join: str = "") -> dict[str, Any]:
     return life
 
 
-def test_the_kernels_kill_is_told_from_anybodys(tmp_path: Path):
+def test_the_kernels_kill_differs_from_a_users(tmp_path: Path):
     """The same SIGKILL, with and without the counter that rises."""
     counted = "pathlib.Path('COUNTER').write_text('oom_kill 1')"
     alone, ended = tmp_path / "alone", tmp_path / "ended"

@@ -189,10 +189,10 @@ def test_a_dry_run_prints_what_would_be_run(acting: Acting, tmp_path: Path, monk
 
 
 @pytest.mark.parametrize(
-    "words", [("logs", "nobody"), ("down", "nobody"), ("logs", "-n", "-1"), ("up", "no-such-recipe")]
+    "words", [("logs", "unknown"), ("down", "unknown"), ("logs", "-n", "-1"), ("up", "no-such-recipe")]
 )
 def test_what_is_not_there_is_one_line(words: tuple[str, ...]) -> None:
-    """Unknown names are bad input, told in one line."""
+    """Unknown names are bad input, one line each."""
     done = said(*words)
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")

@@ -1,4 +1,4 @@
-"""Ports that an engine takes beside its own: chosen together, refused above the last one, told when taken."""
+"""Ports that an engine takes beside its own: chosen together, refused above the last one, named when taken."""
 
 import dataclasses
 import socket

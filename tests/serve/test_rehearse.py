@@ -1,4 +1,4 @@
-"""Rehearsals: the real embedded engine with a generated GGUF, and what other engines are told to invent."""
+"""Rehearsals: the real embedded engine with a generated GGUF, and what other engines invent."""
 
 import dataclasses
 import json

@@ -94,7 +94,7 @@ def test_every_flag_carries_its_reason(name: str, form: str):
 
 
 def test_a_reason_speaks_of_the_value_and_of_who_set_it():
-    """On and off are told apart, whole numbers are named, a flag of the recipe's own says where it is from."""
+    """On and off differ, whole numbers are named, a flag of the recipe's own says where it is from."""
     base = read_recipe("kimi-k26-vllm")
     on = explained(render(deploy(with_settings(base, {"prefix_caching": True})), "script"))
     off = explained(render(deploy(with_settings(base, {"prefix_caching": False})), "script"))

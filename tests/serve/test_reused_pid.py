@@ -16,17 +16,17 @@ def record(name: str, guard: int, tick: int) -> state.Instance:
 
 def test_a_reused_pid_is_not_alive_and_never_signalled() -> None:
     """The record of an engine whose guard is gone, and whose pid now belongs to another user: dead, and left alone."""
-    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    foreign = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
-        tick = state.process_start_tick(stranger.pid)
-        own = record("run-1", stranger.pid, tick)
-        reused = record("run-2", stranger.pid, tick - 1)
+        tick = state.process_start_tick(foreign.pid)
+        own = record("run-1", foreign.pid, tick)
+        reused = record("run-2", foreign.pid, tick - 1)
 
         assert own.is_alive
         assert not reused.is_alive
         assert reused.status != "ready"
         assert not record("run-3", 0, state.process_start_tick(0)).is_alive
     finally:
-        os.kill(stranger.pid, signal.SIGKILL)
-        stranger.wait()
+        os.kill(foreign.pid, signal.SIGKILL)
+        foreign.wait()
     assert not own.is_alive

@@ -96,7 +96,7 @@ def test_a_good_server_passes(server: Server):
     ("way", "failed"),
     [("garbage", "language"), ("wrong", "arithmetic"), ("torn", "code"), ("leaking", "tool call")],
 )
-def test_a_bad_server_is_told_apart(way: str, failed: str, server: Server):
+def test_a_bad_server_is_recognised(way: str, failed: str, server: Server):
     """The probe that failed is named, and the rest still run."""
     server.way = way
     done = smoke(server)

@@ -238,7 +238,7 @@ def test_the_twin_answers_to_this_machines_names_only(twin: dict[str, Any], host
 
 
 def test_a_load_generator_learns_how_long_its_words_are(twin: dict[str, Any]) -> None:
-    """Prompts were 45 % longer than asked: the twin counts letters, and nobody could ask it how."""
+    """Prompts were 45 % longer than asked: the twin counts letters, and had no route that says so."""
     text = choose_words(endpoint_from_url(str(twin["url"]), str(twin["model"]), key=str(twin["key"])))
     assert text.source == "the server's /tokenize, mean length"
     assert 1.3 < text.tokens_per_word < 1.6

@@ -1,4 +1,4 @@
-"""Recipes as somebody who means harm would share them: every field of every engine, with texts that programs expand."""
+"""Recipes as an attacker would share them: every field of every engine, with texts that programs expand."""
 
 import random
 from collections.abc import Iterator

@@ -1,6 +1,5 @@
 """Rendered files read back by the rules of who will read them: what would be started, word by word."""
 
-import json
 import os
 import re
 import subprocess
@@ -219,11 +218,6 @@ def substituted(text: str, variables: dict[str, str]) -> str:
     pattern = r"\$\$|\$\{(?P<name>[A-Z0-9_]+)\}"
     assert "$" not in re.sub(pattern, "", text), text
     return re.sub(pattern, value, text)
-
-
-def told(calls: list[list[str]]) -> str:
-    """For a failed assertion."""
-    return json.dumps(calls)[:2000]
 
 
 def as_any(value: Any) -> Any:

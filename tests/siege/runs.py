@@ -1,4 +1,4 @@
-"""Run folders as somebody who means harm would share them: one good folder, and ways to spoil it."""
+"""Run folders as an attacker would share them: one good folder, and ways to spoil it."""
 
 import contextlib
 import json
@@ -93,8 +93,8 @@ def of_ours(**figures: object) -> Callable[[Run], None]:
 
     def attack(run: Run) -> None:
         for number, (name, value) in enumerate({"": None, **figures}.items()):
-            told = {name: value} if name else figures
-            run.write_json(f"measurements/own-{number}.json", {**result_document(measurement()), **told})
+            shown = {name: value} if name else figures
+            run.write_json(f"measurements/own-{number}.json", {**result_document(measurement()), **shown})
 
     return attack
 
@@ -119,7 +119,7 @@ def unwritable(run: Run) -> None:
     (run.path / "verdicts").write_text("a file")
 
 
-SECRET = "nobody-may-read-this-93ab41"
+SECRET = "never-read-this-93ab41"
 FOLDERS = ("measurements", "verdicts", "configs", "patches", "kernels", "recipes")
 
 
@@ -147,7 +147,7 @@ def linked(name: str, target: str) -> Callable[[Run], None]:
 
 
 def linked_folders(run: Run) -> None:
-    """Every folder of the run is somebody else's."""
+    """Every folder of the run belongs to another user."""
     for name in FOLDERS:
         linked(name, "")(run)
 
@@ -196,9 +196,7 @@ RUNS: dict[str, Callable[[Run], None]] = {
     ),
     "times beyond all calendars": replaced(JOURNAL, b'{"kind": "run.created", "time": 1e300, "data": {}}\n' * 3),
     "a pipeline that is a list": replaced(PIPELINE, b"[]"),
-    "a pipeline of steps nobody knows": replaced(
-        PIPELINE, b'{"request": {}, "steps": [{"name": "rm", "state": "done"}]}'
-    ),
+    "a pipeline of unknown steps": replaced(PIPELINE, b'{"request": {}, "steps": [{"name": "rm", "state": "done"}]}'),
     "a pipeline whose recipe is elsewhere": replaced(PIPELINE, b'{"request": {"recipe": "/etc/shadow"}, "steps": []}'),
     "a pipeline of a megabyte of brackets": replaced(PIPELINE, b"{" * 2**20),
     "a recipe that runs commands": replaced(RECIPE, b'name = "$(touch /tmp/x)"\nengine = "vllm"\nmodel = "m"\n'),

@@ -20,7 +20,7 @@ KEY = 'hunter2sword"fish/+&<_x'  # of no issuer's form, and spelled in another w
 
 @pytest.fixture(autouse=True)
 def no_hang() -> Iterator[None]:
-    """A hang is an error of this test, not of whoever waits for the suite."""
+    """A hang is an error of this test, not of the suite."""
     with no_longer_than(300):
         yield
 
@@ -87,12 +87,12 @@ def test_a_key_that_comes_back_goes_no_further(
     for run in map(str, runs.iterdir() if runs.exists() else ()):
         codes = [main(["report", run, "--md"]), main(["pack", run, "-o", str(tmp_path / "pack")])]
         assert [*codes, main(["runs", "show", run])] == [0, 0, 0]
-    told = capfd.readouterr()
+    shown = capfd.readouterr()
 
-    texts = {"terminal": told.out + told.err}
+    texts = {"terminal": shown.out + shown.err}
     texts |= {str(path): path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file()}
     assert [name for name, text in texts.items() if _shows_it(text)] == []
-    assert "Traceback" not in told.err
+    assert "Traceback" not in shown.err
 
 
 def _shows_it(text: str) -> bool:

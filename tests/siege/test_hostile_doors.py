@@ -23,7 +23,7 @@ RECORD = b"\x16\x03\x03\x40\x00"  # opens a handshake record of 16 KiB
 
 @pytest.fixture(autouse=True)
 def no_hang() -> Iterator[None]:
-    """A hang is an error of this test, not of whoever waits for the suite."""
+    """A hang is an error of this test, not of the suite."""
     with no_longer_than(300):
         yield
 

@@ -105,7 +105,7 @@ class Siege:
             self.jobs.append(self.scripts[-1])
         calls = readback.run_script(text, self.folder, self.env)
         known = (*readback.PROGRAMS, "python3")
-        assert all(call[0] in known for call in calls), readback.told(calls)
+        assert all(call[0] in known for call in calls), calls
         return calls[-1] if calls else []
 
 
@@ -133,7 +133,7 @@ def siege(tmp_path_factory: pytest.TempPathFactory) -> Siege:
     where=st.sampled_from(["served_name", "model", "env.X", "flags"]),
 )
 def test_any_text_is_refused_or_read_back(siege: Siege, text: str, base: str, where: str):
-    """Whatever somebody calls their model, each target's own parser reads the same text again."""
+    """Whatever a model is called, each target's own parser reads the same text again."""
     recipe = recipes()[base]
     siege.attack(0, with_settings(recipe, {f"flags.{FREE[recipe.engine]}" if where == "flags" else where: text}))
 
@@ -189,7 +189,7 @@ def test_two_thousand_hostile_recipes(start: int, tmp_path: Path, capsys: pytest
     verify(siege.units)
     if slurm.installed():
         with slurm.controller(tmp_path / "slurm") as env:
-            assert not [told for job in siege.jobs if (told := slurm.refusal(job, env))]
+            assert not [refused for job in siege.jobs if (refused := slurm.refusal(job, env))]
     assert not shellcheck.complaints(*siege.scripts, severity="error")[:3000]
     with capsys.disabled():
         print(f"\n{start}-{start + PIECE - 1}: {dict(siege.counts)}; 0 commands run, 0 files that do not parse", end="")

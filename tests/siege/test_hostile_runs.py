@@ -21,7 +21,7 @@ NONSENSE = re.compile(r"(?<![\w./\"'-])-?(nan|infinity|inf)(?![\w\"'-])|\d{25,}|
 
 @pytest.fixture(autouse=True)
 def no_hang() -> Iterator[None]:
-    """A hang is an error of this test, not of whoever waits for the suite."""
+    """A hang is an error of this test, not of the suite."""
     with no_longer_than(PATIENCE_S):
         yield
 

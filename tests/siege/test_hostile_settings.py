@@ -1,4 +1,4 @@
-"""Recipes and fleets that are no settings files at all: one line and exit code 2, whoever reads them."""
+"""Recipes and fleets that are no settings files at all: one line and exit code 2 from every command."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -42,7 +42,7 @@ COMMANDS = (
 
 @pytest.fixture(autouse=True)
 def no_hang() -> Iterator[None]:
-    """A hang is an error of this test, not of whoever waits for the suite."""
+    """A hang is an error of this test, not of the suite."""
     with no_longer_than(600):
         yield
 

@@ -26,7 +26,7 @@ Serve = Callable[..., str]
 
 @pytest.fixture(autouse=True)
 def no_hang() -> Iterator[None]:
-    """A hang is an error of this test, not of whoever waits for the suite."""
+    """A hang is an error of this test, not of the suite."""
     with no_longer_than(PATIENCE_S):
         yield
 

@@ -114,7 +114,7 @@ def pids_of(victim: str, moebox: "subprocess.Popen[bytes]") -> list[int]:
 
 
 def kill(moment: Moment, moebox: "subprocess.Popen[bytes]") -> None:
-    """SIGKILL, at the moment or as soon as there is somebody to kill; or never, if the run ends before."""
+    """SIGKILL, at the moment or as soon as there is a process to kill; or never, if the run ends before."""
     until = time.monotonic() + WAIT_S
     while not reached(moment.step) and moebox.poll() is None and time.monotonic() < until:
         time.sleep(0.01)

@@ -160,12 +160,12 @@ def owner() -> Iterator[Owner]:
         text = ""
         while not text.rstrip().endswith("}"):
             text += twin.stdout.readline()
-        told = json.loads(text)
+        ready = json.loads(text)
         keys = [str(path) for path in (home / "state" / "keys").iterdir()]
-        assert told["key"] in Path(keys[0]).read_text()
+        assert ready["key"] in Path(keys[0]).read_text()
         known: dict[str, object] = {
             "ui": address.partition("?")[0],
-            "twin": told["url"].removesuffix("/v1"),
+            "twin": ready["url"].removesuffix("/v1"),
             "run": run.id,
             "recipe": str(recipe),
             "socket": str(home / "ui.sock"),

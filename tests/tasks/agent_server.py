@@ -45,7 +45,7 @@ def solve(job: AgentJob) -> list[Step]:
 
 
 def commands(job: AgentJob) -> list[str]:
-    """What the store must be told so that it ends as wanted."""
+    """What the store must be sent so that it ends as wanted."""
     have = json.loads(job.gadget)
     want = json.loads(next(iter(job.solution.values())))
     lines = ["?*"]

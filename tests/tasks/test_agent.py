@@ -118,7 +118,7 @@ def test_a_bad_call_is_answered_and_may_be_repaired(server: str, tmp_path: Path)
 
 
 def test_a_server_that_dies_is_not_the_models_failure(tmp_path: Path):
-    """Its job and the later ones are left, and whoever asked is told."""
+    """Its job and the later ones are left, and the caller gets the reason."""
     with serving() as url, pytest.raises(runner.ServerGone, match="does not answer any more"):
         do(url, "dies", "errand", tmp_path, seeds=(0, 1))
 

@@ -202,7 +202,7 @@ def test_a_client_without_end_is_left_after_its_turns(programs: Path) -> None:
 
 
 def test_the_gadget_is_for_our_own_agent(server: str, programs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """And a client that is not known is told."""
+    """An unknown client is an error."""
     assert main(["task", server, "--model", "solve", "--with", "claude", "--family", "gadget"]) == 2
     assert main(["task", server, "--model", "solve", "--with", "cursor"]) == 2
     assert "unknown client 'cursor'" in capsys.readouterr().err

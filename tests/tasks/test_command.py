@@ -129,9 +129,9 @@ def test_a_side_that_goes_away_is_not_the_worse_one(server: str, capsys: pytest.
 
 
 def test_a_run_is_resumed_by_the_agent_that_began_it(server: str, capsys: pytest.CaptureFixture[str]):
-    """And one without jobs is told."""
+    """One without jobs is an error."""
     main(["task", server, "--model", "solve", "--jobs", "1", "--seed", "0"])
-    assert main(["task", "--resume", "latest", "--with", "nobody"]) == 2
+    assert main(["task", "--resume", "latest", "--with", "unknown"]) == 2
     run = next(Path(os.environ["MOEBOX_RUNS"]).iterdir())
     (run / "tasks.json").unlink()
     assert main(["task", server, "--model", "solve", "--resume", "latest"]) == 2
@@ -159,7 +159,7 @@ def test_bad_input_is_one_line(words: str, server: str, capsys: pytest.CaptureFi
     assert "Traceback" not in err
 
 
-def test_nobody_there_is_one_line(capsys: pytest.CaptureFixture[str]):
+def test_no_server_is_one_line(capsys: pytest.CaptureFixture[str]):
     """Exit code 3 before any job is begun."""
     assert main(["task", "http://127.0.0.1:9/v1", "--jobs", "1"]) == 3
     assert "is the server up?" in capsys.readouterr().err

@@ -58,7 +58,7 @@ def test_a_plan_takes_thirty_calls():
 
 @pytest.mark.parametrize("part", module_parts(), ids=lambda part: part.name)
 def test_every_bug_of_a_part_is_seen_by_a_check_with_any_constants(part: ModulePart):
-    """A repair job whose fault no hidden test sees would be solved by nobody's work."""
+    """A repair job whose fault no hidden test sees would be solved without work."""
     rng = random.Random(part.name)
     for _ in range(20):
         drawn = next(one for one in draw_parts(rng, len(module_parts())) if one.name == part.name)

@@ -53,14 +53,14 @@ def test_the_gadget_is_a_program_there(tmp_path: Path):
     task = write_task(make_job("gadget", "easy", 0), tmp_path)
     app = task / "environment" / "files"
 
-    def told(line: str) -> str:
+    def send_line(line: str) -> str:
         words = [sys.executable, "gadget.py", line]
         return subprocess.run(words, cwd=app, capture_output=True, text=True, check=True).stdout
 
-    assert told("?*").startswith("ok: A1")
-    assert told("@A1") == "ok: at A1\n"
+    assert send_line("?*").startswith("ok: A1")
+    assert send_line("@A1") == "ok: at A1\n"
     thing = next(iter(json.loads((app / ".store.json").read_text())["A1"]))
-    assert told(f"^2:{thing}") == f"ok: the trolley holds 2 {thing}\n"
+    assert send_line(f"^2:{thing}") == f"ok: the trolley holds 2 {thing}\n"
 
 
 def test_writing_is_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -160,10 +160,10 @@ def test_harbor_is_given_the_endpoint_and_its_results_are_ours(
     assert "terminal-bench@2.0" in out
     assert "solved: 1 of 1" in out
     (log,) = (tmp_path / "runs").rglob("harbor.log")
-    told = log.read_text()
-    assert "'-e', 'podman'" in told
-    assert '"max_input_tokens": 131072' in told  # what the server has
-    assert "the-key" not in told
+    text = log.read_text()
+    assert "'-e', 'podman'" in text
+    assert '"max_input_tokens": 131072' in text  # what the server has
+    assert "the-key" not in text
 
 
 def program(path: Path, text: str) -> None:

@@ -61,7 +61,7 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def test_nobody_there():
+def test_no_server():
     """A refused connection is a verdict with the reason."""
     ladder = run_checks(endpoint_from_url(f"http://127.0.0.1:{free_port()}", "m"))
 
@@ -120,7 +120,7 @@ def test_what_is_not_http():
         assert get(url).error.startswith("broken off")
 
 
-def test_a_certificate_that_nobody_signed(tmp_path: Path):
+def test_a_certificate_that_is_not_signed(tmp_path: Path):
     """TLS trouble is called that."""
     key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
     words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]

@@ -74,7 +74,7 @@ ONCE_MISSED = {
     "anthropic-result-blocks-lost": ("anthropic",),
     "strings-made-numbers": ("tools",),
     "large-numbers-rounded": ("tools",),
-    "call-told-too": ("tools",),
+    "call-in-text-too": ("tools",),
     "two-choices": ("alive",),
     "tools-beyond-eight-lost": ("prompts",),
     "thoughts-back-refused": ("thinking", "agents"),

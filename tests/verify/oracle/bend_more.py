@@ -194,7 +194,7 @@ class Remembers:
         return ModelReply(content="the the the the the the") if next(self.count) > 100 else reply
 
     async def leaks_slots(self, made: Made) -> Any:
-        """A stream that nobody reads to its end keeps its slot; without slots nothing is answered."""
+        """A stream that is not read to its end keeps its slot; without slots nothing is answered."""
         if self.slots <= 0:
             await asyncio.sleep(3600)
         self.slots -= 1

@@ -304,7 +304,7 @@ def block_drop(text: str) -> str:
 
 
 def penalised(text: str) -> str:
-    """A penalty on repetition that nobody asked for: a word that came often does not come again."""
+    """A penalty on repetition that was not asked for: a word that came often does not come again."""
     seen: Counter[str] = Counter()
     kept = []
     for word in re.findall(r"\w+|\W+", text):

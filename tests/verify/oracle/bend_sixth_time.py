@@ -132,7 +132,7 @@ class Crowd:
         return dataclasses.replace(made, content=[], calls=(), finish="stop") if unlucky else made
 
     async def eighth_is_garbage(self, made: Made) -> Made:
-        """A batch of eight has a row that nobody wrote."""
+        """A batch of eight has a row that was never written."""
         return await self._last_is_garbage(made, 8)
 
     async def twelfth_is_garbage(self, made: Made) -> Made:

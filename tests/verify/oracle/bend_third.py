@@ -276,7 +276,7 @@ def arrays_of_one(text: str) -> str:
     return json.dumps({key: value[:1] if isinstance(value, list) else value for key, value in given.items()})
 
 
-def call_told_too(reply: ModelReply, body: Body) -> ModelReply:
+def call_in_text_too(reply: ModelReply, body: Body) -> ModelReply:
     """The call stands in the content as well."""
     return dataclasses.replace(reply, content=reply.calls[0].arguments) if reply.calls else reply
 

@@ -137,7 +137,7 @@ class Connection(BaseHTTPRequestHandler):
             route(self, body) if route else self.whole("Not Found", 404)
         except OSError:
             self.close_connection = True  # the client hung up
-        except Exception:  # what nobody should send is answered, as every server's framework does
+        except Exception:  # invalid requests are answered, as every server's framework does
             self.whole("Internal Server Error", 500)
 
     def whole(self, document: object, status: int = 200) -> None:

@@ -88,7 +88,7 @@ TIME: dict[str, Fault] = {
 USAGE: dict[str, Fault] = {
     "tools-not-counted": Fault(among=bent.made_of(bent.tools_not_counted)),
     "prompt-count-drifts": Fault(among=bent.made_of(bent.drifting)),
-    "too-long-told-as-answer": Fault(request=request(late.too_long_as_text)),
+    "too-long-as-answer": Fault(request=request(late.too_long_as_text)),
 }
 
 ANTHROPIC: dict[str, Fault] = {

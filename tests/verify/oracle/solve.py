@@ -26,7 +26,7 @@ def solve(
     messages = [{**message, "content": content_text(message.get("content"))} for message in messages]
     last = messages[-1]
     if last["role"] == "tool":
-        return ModelReply(content=_told(messages))
+        return ModelReply(content=_repeat_results(messages))
     question = str(last["content"])
     offered = {tool["function"]["name"]: tool["function"].get("parameters", {"type": "object"}) for tool in tools}
     if tools and (calls := called(question, set(offered))):
@@ -81,8 +81,8 @@ def _arguments(params: Mapping[str, tuple[str, str]], slots: Mapping[str, str]) 
     return [{key: int(slots[key]) if kind == "integer" else slots[key] for key, (kind, _) in params.items()}]
 
 
-def _told(messages: Sequence[Mapping[str, Any]]) -> str:
-    """What the tools returned, told in the tool's own sentence where it is one of ours."""
+def _repeat_results(messages: Sequence[Mapping[str, Any]]) -> str:
+    """What the tools returned, in the tool's own sentence if it is one of ours."""
     calls = {call["id"]: call["function"] for turn in messages for call in turn.get("tool_calls") or ()}
     texts = []
     last = max(place for place, turn in enumerate(messages) if turn["role"] != "tool")
@@ -96,7 +96,7 @@ def _told(messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _read(text: str) -> dict[str, Any]:
-    """A tool's result; what is no JSON is told as it is."""
+    """A tool's result; what is not JSON stays as it is."""
     try:
         found = json.loads(text)
     except ValueError:

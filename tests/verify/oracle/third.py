@@ -114,7 +114,7 @@ KNOWN: dict[str, Fault] = {
         reply=arguments(lambda text: text.replace('"007"', "7").replace('"1e5"', "100000.0"))
     ),
     "large-numbers-rounded": Fault(reply=arguments(lambda text: text.replace("9007199254740993", "9007199254740992"))),
-    "call-told-too": Fault(reply=bent.call_told_too),
+    "call-in-text-too": Fault(reply=bent.call_in_text_too),
     "two-choices": Fault(whole=whole(lambda body: body["choices"].append(body["choices"][0]))),
     "tools-beyond-eight-lost": Fault(request=request(bent.eight_tools)),
     "thoughts-back-refused": Fault(gate=bent.no_thoughts_back),

@@ -101,7 +101,7 @@ class Connection(asyncio.Protocol):
         self.others.add(self)
 
     def connection_lost(self, problem: Exception | None) -> None:
-        """A stream ends where nobody reads it; an answer that is worked on does not notice, as in any engine."""
+        """A stream ends if it is not read; an answer that is worked on does not notice, as in any engine."""
         self.others.discard(self)
         self.may_write.set()
         if self.work and self.streaming:
@@ -139,7 +139,7 @@ class Connection(asyncio.Protocol):
         """One request, and whether the connection stays; an error in a stream is a line that goes dead."""
         try:
             reply = await self.answer(request)
-        except Exception:  # what nobody should send is answered, as every server's framework does
+        except Exception:  # invalid requests are answered, as every server's framework does
             reply = Response("Internal Server Error", 500, {"connection": "close"}, "text/plain; charset=utf-8")
         stays = "close" not in (reply.headers.get("connection"), request.headers.get("connection"))
         try:

@@ -1,7 +1,7 @@
 /* Asks the server again when a control moves, shows its answers, sends forms, chats; knows nothing about plans. */
 (() => {
   const send = (url, fields) => fetch(url, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(fields) });
-  const told = async (reply, said) => {
+  const showReply = async (reply, said) => {
     let answer = {};
     try { answer = await reply.json(); } catch { answer = { error: `HTTP ${reply.status}` }; }
     said.textContent = answer.error ? [answer.error, answer.hint].filter(Boolean).join(" – ") : answer.good || answer.path || "done";
@@ -13,7 +13,7 @@
   const post = async (form, url) => {
     const said = form.querySelector(".said");
     said.textContent = "…";
-    try { await told(await send(url, Object.fromEntries(new FormData(form))), said); }
+    try { await showReply(await send(url, Object.fromEntries(new FormData(form))), said); }
     catch (problem) { said.textContent = `moebox does not answer: ${problem.message}`; }
   };
   document.addEventListener("submit", event => {
@@ -78,7 +78,7 @@
       };
       try {
         const reply = await fetch("/chat", { method: "POST", signal: running.signal, headers: { "Content-Type": "application/json" }, body: JSON.stringify({ ...Object.fromEntries(settings.map(name => [name, chat.elements[name].value])), messages: JSON.stringify([...(chat.elements.system.value.trim() ? [{ role: "system", content: chat.elements.system.value }] : []), ...messages.map(({ thinking, ...rest }) => rest)]) }) });
-        if (!reply.ok) { await told(reply, said); return; }
+        if (!reply.ok) { await showReply(reply, said); return; }
         const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader(); let rest = "";
         for (;;) {
           const { done, value } = await reader.read(); if (done) break;

@@ -62,7 +62,7 @@ def test_a_step_that_took_the_machine_down_is_not_tried_again(recipe: Recipe):
 
 
 def test_a_step_that_does_not_fit_is_not_started(recipe: Recipe):
-    """The planner is asked first: Kimi on one small GPU is told in bytes, and no engine is started."""
+    """The planner is asked first: Kimi on one small GPU is refused in bytes, and no engine is started."""
     box = detect.load_box("1x-rtx-5090", ram="64GiB")
     kimi = read_recipe("kimi-k26-vllm")
     assert "out of memory by the plan" in memory_problem(deploy(kimi).on_box(box))

@@ -1,4 +1,4 @@
-"""vLLM's fp8 cache on SM120: avoided, mended or refused in one line, never a crash after minutes of loading."""
+"""vLLM's fp8 cache on SM120: avoided, fixed or refused in one line, never a crash after minutes of loading."""
 
 import dataclasses
 from pathlib import Path
@@ -39,7 +39,7 @@ def test_the_plan_keeps_clear_of_it(box: Box) -> None:
     assert not any(one.severity == "fatal" for one in found.warnings)
 
 
-def test_asked_for_it_is_one_line_that_names_the_mend(box: Box, tmp_path: Path) -> None:
+def test_asked_for_it_is_one_line_that_names_the_fix(box: Box, tmp_path: Path) -> None:
     """Before anything starts; an engine that carries the patch goes on."""
     venv = tmp_path / "venv"
     ops = venv / "lib/python3.12/site-packages/vllm/v1/attention/ops"
@@ -77,5 +77,5 @@ def test_sparse_attention_has_other_kernels(box: Box, model: str, concerned: boo
     recipe = fp8(model=model)
     found = symptom.predicted_symptoms(engine="vllm", version="0.32.0", sm="12.0", model=model, recipe=recipe)
     assert any(one.id == "smem-vllm-mla-fp8" for one in found) == concerned
-    told = known_issues(deploy(recipe, box))
-    assert any("shared memory" in one.text for one in told) == concerned
+    issues = known_issues(deploy(recipe, box))
+    assert any("shared memory" in one.text for one in issues) == concerned
