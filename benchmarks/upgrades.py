@@ -1,11 +1,16 @@
-"""How often upgrades are judged rightly, on the phantom: refusals, passes, bisections, and kills at random moments.
+"""How often upgrades are judged rightly: refusals, passes, bisections, and kills at random moments.
 
-    python benchmarks/upgrades.py [refuse|pass|bisect|kill] [COUNT]
+    python benchmarks/upgrades.py [refuse|pass|bisect|kill|power] [COUNT] [--canned SECONDS] [--noise 0.05] [--bursts 0]
+                                  [--by NAMES] [--first 0]
 
 Builds are commits whose llama-server passes requests on to the embedded engine with an injected fault
-(tests/faulty_server.py). Run it on a quiet machine with at least four cores; it prints one line a trial and a sum.
+(tests/faulty_server.py). With --canned they stream words on a schedule, one in so many seconds, so a trial needs no
+quiet cores; --noise and --bursts add random stretches to every stream of both sides. `power` kills a sweep of power
+caps of a driver that is a file. It prints one line a trial and a sum; "undecided" is neither right nor wrong.
 """
 
+import argparse
+import collections
 import contextlib
 import dataclasses
 import json
@@ -21,16 +26,19 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.embedded import phantom_recipe
+from tests.flows.test_power_sweep import ROOT, STAND_IN, SWEEP
 from tests.versions import write_tree
 
 from moebox import codec
 from moebox.core.recipe import Listen, Recipe, Runtime
+from moebox.core.verdict import wilson_score
 from moebox.flows import switch
 from moebox.serve import preflight, state
 from moebox.serve.stop import stop_instance
 
-COUNTS = {"refuse": 20, "pass": 20, "bisect": 10, "kill": 20}
-BY = "alive,plain,tools,soak,answers,speed"
+COUNTS = {"refuse": 20, "pass": 20, "bisect": 10, "kill": 20, "power": 20}
+RESTORED_S = 180.0  # until an endpoint is back that took seconds to start
+VICTIMS = ("moebox", "engine", "guard")
 
 
 def run_moebox(*words: str) -> subprocess.CompletedProcess[str]:
@@ -38,90 +46,151 @@ def run_moebox(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "moebox", *words], capture_output=True, text=True, check=False)
 
 
-def prepare(folder: Path, faults: list[str]) -> tuple[Path, Path]:
-    """Write the repository and a recipe on its first build."""
-    os.environ |= {"MOEBOX_STATE": str(folder / "state"), "MOEBOX_RUNS": str(folder / "runs")}
-    write_tree(folder / "tree", faults)
-    recipe = dataclasses.replace(
-        phantom_recipe(name="ph", engine_version="b1", max_seqs=4, context=8192),
-        runtime=Runtime(),
-        listen=Listen(port=preflight.find_free_port()),
-    )
-    path = folder / "ph.toml"
-    path.write_text(codec.to_toml(recipe))
-    done = run_moebox("engines", "install", "llama.cpp@b1", "--source", str(folder / "tree"))
-    assert done.returncode == 0, done.stderr
-    return path, folder / "tree"
+class Trials:
+    """Trials of one kind of servers."""
 
+    def __init__(self, given: argparse.Namespace) -> None:
+        self.by = given.by or ("alive,tools,soak,speed" if given.canned else "alive,plain,tools,soak,answers,speed")
+        parts = [f"canned:{given.canned}"] * bool(given.canned)
+        parts += [f"noise:{given.noise}"] * bool(given.noise) + [f"bursts:{given.bursts}"] * bool(given.bursts)
+        self.shared = "+".join(parts)
 
-def judge_upgrade(folder: Path, fault: str) -> tuple[str, str]:
-    """The outcome of an upgrade from a good build to one with a fault, and the headline."""
-    recipe, tree = prepare(folder, ["", fault])
-    done = run_moebox("upgrade", str(recipe), "--to", "llama.cpp@b2", "--source", str(tree), "--by", BY, "--json")
-    found = json.loads(done.stdout) if done.stdout else {"outcome": "error", "headline": done.stderr[-300:]}
-    return found["outcome"], found["headline"]
+    def prepare(self, folder: Path, faults: list[str]) -> tuple[Path, Path]:
+        """Write the repository and a recipe on its first build."""
+        os.environ |= {"MOEBOX_STATE": str(folder / "state"), "MOEBOX_RUNS": str(folder / "runs")}
+        write_tree(folder / "tree", ["+".join(filter(None, (self.shared, fault))) for fault in faults])
+        recipe = dataclasses.replace(
+            phantom_recipe(name="ph", engine_version="b1", max_seqs=4, context=8192),
+            runtime=Runtime(),
+            listen=Listen(port=preflight.find_free_port()),
+        )
+        path = folder / "ph.toml"
+        path.write_text(codec.to_toml(recipe))
+        done = run_moebox("engines", "install", "llama.cpp@b1", "--source", str(folder / "tree"))
+        assert done.returncode == 0, done.stderr
+        return path, folder / "tree"
 
+    def judge_upgrade(self, folder: Path, fault: str) -> tuple[str, str]:
+        """The outcome of an upgrade from a good build to one with a fault, and why."""
+        recipe, tree = self.prepare(folder, ["", fault])
+        words = ["upgrade", str(recipe), "--to", "llama.cpp@b2", "--source", str(tree), "--by", self.by, "--json"]
+        done = run_moebox(*words)
+        found = json.loads(done.stdout) if done.stdout else {"outcome": "error", "headline": done.stderr[-300:]}
+        text = f"{fault or 'identical'}: {found['headline']}; {'; '.join(found.get('reasons', ()))}"
+        outcome = str(found["outcome"])
+        if outcome in ("undecided", "error"):
+            return outcome, text
+        right = "roll back" if fault else ("keep", "no difference")
+        return ("right" if outcome in right else "wrong") + f", {outcome}", text
 
-def judge_bisection(folder: Path, rng: random.Random) -> tuple[bool, str]:
-    """Whether a bisection over 16 builds with noise ends at the injected one."""
-    first = rng.randint(2, 15)
-    faults = ["noise:0.05" if number < first else "noise:0.05+slow:0.85" for number in range(1, 17)]
-    recipe, tree = prepare(folder, faults)
-    ends = ("llama.cpp@b1", "llama.cpp@b16")
-    done = run_moebox("upgrade", "bisect", str(recipe), *ends, "--source", str(tree), "--by", "speed=5%", "--json")
-    if done.returncode:
-        return False, done.stderr[-300:]
-    found = json.loads(done.stdout)
-    return f"server: change {first}" in found["changes"][0], f"injected in b{first}, found {found['changes'][0]}"
+    def refuse(self, folder: Path, rng: random.Random, number: int) -> tuple[str, str]:
+        return self.judge_upgrade(folder, ("slow:0.85", "parser")[number % 2])
 
+    def accept(self, folder: Path, rng: random.Random, number: int) -> tuple[str, str]:
+        return self.judge_upgrade(folder, "")
 
-def judge_kill(folder: Path, rng: random.Random) -> tuple[bool, str]:
-    """Whether the old endpoint is back after kill -9 of moebox, an engine or a guard at a random moment."""
-    recipe, tree = prepare(folder, ["", "slow:0.5"])
-    assert run_moebox("up", str(recipe), "--detach").returncode == 0
-    victim, wait_s = rng.choice(("moebox", "engine", "guard")), rng.uniform(1, 40)
-    argv = [sys.executable, "-m", "moebox", "upgrade", "apply", str(recipe), "llama.cpp@b2", "--source", str(tree)]
-    argv += ["--by", "alive,plain,speed"]
-    child = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        child.wait(wait_s)
-    tried = switch.live_instances("", within=str(folder / "runs"))
-    if victim == "moebox" or not tried:
-        child.kill()
-    else:
-        last = tried[-1]
+    def bisect(self, folder: Path, rng: random.Random, number: int) -> tuple[str, str]:
+        """Whether a bisection over 16 builds ends at the injected one, 15 % slower than those before it."""
+        first = rng.randint(2, 15)
+        recipe, tree = self.prepare(folder, ["" if build < first else "slow:0.85" for build in range(1, 17)])
+        ends = ("llama.cpp@b1", "llama.cpp@b16")
+        done = run_moebox("upgrade", "bisect", str(recipe), *ends, "--source", str(tree), "--by", "speed=5%", "--json")
+        if done.returncode:
+            return "undecided", f"injected in b{first}: {done.stderr[-400:]}"
+        found = json.loads(done.stdout)
+        text = f"injected in b{first}, found {found['changes'][0]}, {sum(map(len, found['marks'].values()))} judgements"
+        if len(found["suspects"]) > 1:
+            return "undecided", f"{text}, {len(found['suspects'])} suspects"
+        return "right" if found["changes"][0].endswith(f"server: change {first}") else "wrong", text
+
+    def kill(self, folder: Path, rng: random.Random, number: int) -> tuple[str, str]:
+        """Whether the old endpoint is back after kill -9 of moebox, an engine or a guard at a random moment."""
+        recipe, tree = self.prepare(folder, ["", "slow:0.5"])
+        up = run_moebox("up", str(recipe), "--detach")
+        assert up.returncode == 0, up.stderr
+        victim, wait_s = VICTIMS[number % 3], rng.uniform(1, 40)
+        argv = [sys.executable, "-m", "moebox", "upgrade", "apply", str(recipe), "llama.cpp@b2", "--source", str(tree)]
+        argv += ["--by", "alive,speed"]
+        child = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(wait_s)
+        if child.poll() is not None:
+            victim = "nothing, it had ended"
+        tried = switch.live_instances("", within=str(folder / "runs"))
+        if victim == "moebox" or not tried:
+            child.kill()
+        elif child.poll() is None:
+            last = tried[-1]
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(last.guard if victim == "guard" else last.guard_state.engine, signal.SIGKILL)
+        phase = [journal.phase for journal in switch.list_journals(*switch.OWED)]
+        child.wait()
+        until = time.monotonic() + RESTORED_S
+        while switch.list_journals(*switch.OWED) and time.monotonic() < until:
+            time.sleep(0.2)
+        run_moebox("ps")  # recovers if the keeper was the victim, or if no upgrade had begun
+        live = [each for each in switch.live_instances("ph") if each.detached and each.ready]
+        versions = [codec.read_toml(Recipe, Path(each.run) / "recipe.toml").engine_version for each in live]
+        port = codec.read_toml(Recipe, recipe).listen.port
+        answers = preflight.accepts_connections("127.0.0.1", port)
+        for instance in state.list_instances():
+            stop_instance(instance)
+        text = f"{victim} after {wait_s:.1f} s ({', '.join(phase) or 'before it began'}): {versions}, {answers=}"
+        return "right" if versions == ["b1"] and answers else "wrong", text
+
+    def power(self, folder: Path, rng: random.Random, number: int) -> tuple[str, str]:
+        """Whether the power cap is restored after kill -9 of moebox, an engine or a guard within a sweep."""
+        recipe, _ = self.prepare(folder, [""])
+        (cap := folder / "cap").write_text("600000")
+        names = {"MOEBOX_STAND_IN_NVML": str(cap), "PYTHONPATH": f"{STAND_IN}:{ROOT}", "CUDA_VISIBLE_DEVICES": "0"}
+        argv = [sys.executable, "-c", SWEEP, str(recipe)]
+        child = subprocess.Popen(
+            argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=os.environ | names
+        )
+        until = time.monotonic() + RESTORED_S
+        while cap.read_text() in ("", "600000") and child.poll() is None and time.monotonic() < until:
+            time.sleep(0.01)
+        time.sleep(wait_s := rng.uniform(0, 1.5))
+        victim, before = VICTIMS[number % 3], cap.read_text()
+        live = switch.live_instances("", within=str(folder / "runs"))
+        target = child.pid if victim == "moebox" or not live else live[-1].guard
+        if victim == "engine" and live:
+            target = live[-1].guard_state.engine
         with contextlib.suppress(ProcessLookupError):
-            os.kill(last.guard if victim == "guard" else last.guard_state.engine, signal.SIGKILL)
-    child.wait()
-    until = time.monotonic() + 120
-    while switch.list_journals(*switch.OWED) and time.monotonic() < until:
-        time.sleep(0.2)
-    run_moebox("ps")  # recovers if the keeper was the victim, or if no upgrade had begun
-    live = [each for each in switch.live_instances("ph") if each.detached and each.ready]
-    versions = [codec.read_toml(Recipe, Path(each.run) / "recipe.toml").engine_version for each in live]
-    for instance in state.list_instances():
-        stop_instance(instance)
-    return versions == ["b1"], f"{victim} after {wait_s:.1f} s: {versions}"
+            os.kill(target, signal.SIGKILL)
+        problem = child.communicate()[1].strip().splitlines()[-1:]
+        while (cap.read_text() != "600000" or state.orphan_processes()) and time.monotonic() < until:
+            time.sleep(0.1)
+        after, left = cap.read_text(), state.orphan_processes()
+        text = f"{victim} after {wait_s:.1f} s at {before} mW: {after} mW, left {len(left)} processes; {problem}"
+        return "right" if after == "600000" and not left else "wrong", text
 
 
 def main() -> int:
     """Run one kind of trial, or all."""
-    chosen = sys.argv[1:2] or list(COUNTS)
-    for kind in chosen:
-        count, good = int(sys.argv[2]) if len(sys.argv) > 2 else COUNTS[kind], 0
-        for number in range(count):
-            rng = random.Random(number)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kind", nargs="?", choices=COUNTS)
+    parser.add_argument("count", nargs="?", type=int)
+    parser.add_argument("--canned", type=float, default=0.0, help="seconds a word; no engine")
+    parser.add_argument("--noise", type=float, default=0.05, help="largest random stretch of a stream")
+    parser.add_argument(
+        "--bursts", type=float, default=0.0, help="share of streams that are stretched up to three times"
+    )
+    parser.add_argument("--by", default="", help="as of `moebox upgrade`")
+    parser.add_argument("--first", type=int, default=0, help="number of the first trial, which seeds it")
+    given = parser.parse_args()
+    trials = Trials(given)
+    for kind in [given.kind] if given.kind else COUNTS:
+        outcomes: collections.Counter[str] = collections.Counter()
+        judge = trials.accept if kind == "pass" else getattr(trials, kind)
+        for number in range(given.first, given.first + (given.count or COUNTS[kind])):
+            began = time.monotonic()
             with tempfile.TemporaryDirectory(prefix="upgrades-") as folder:
-                if kind in ("refuse", "pass"):
-                    fault = ("slow:0.85", "parser")[number % 2] if kind == "refuse" else ""
-                    outcome, text = judge_upgrade(Path(folder), fault)
-                    right = (outcome == "roll back") if kind == "refuse" else outcome in ("keep", "no difference")
-                    text = f"{fault or 'identical'}: {outcome}, {text}"
-                else:
-                    right, text = (judge_bisection if kind == "bisect" else judge_kill)(Path(folder), rng)
-            good += right
-            print(f"{kind} {number + 1}: {'right' if right else 'WRONG'}: {text}", flush=True)
-        print(f"{kind}: {good} of {count}", flush=True)
+                outcome, text = judge(Path(folder), random.Random(number), number)
+            outcomes[outcome] += 1
+            print(f"{kind} {number}: {outcome}: {text} [{time.monotonic() - began:.0f} s]", flush=True)
+        right = wilson_score(sum(outcomes[key] for key in outcomes if key.startswith("right")), outcomes.total())
+        print(f"{kind}: right {right.passed} of {right.trials} ({right.low:.0%} to {right.high:.0%}); {dict(outcomes)}")
     return 0
 
 

@@ -3,10 +3,11 @@
     python faulty_server.py VERSION FAULT [llama-server's flags]
 
 Faults, joined by "+": "slow:0.85" stretches streams to that share of the speed, "noise:0.05" adds a random stretch for
-each stream, "parser" turns tool calls into text, "garbage" replaces answers, "hang" stops answering from the second
-concurrent request on, "drop" breaks such requests off, "no-start" exits. Without a fault streams still pass through, so
-versions differ in it alone. "canned" has no engine behind it: it streams words on a fixed schedule, and calls tools
-with arguments that fit their schema.
+each stream, "bursts:0.1" stretches such a share of them by up to three times, "parser" turns tool calls into text,
+"garbage" replaces answers, "hang" stops answering from the second concurrent request on, "drop" breaks such requests
+off, "no-start" exits. Without a fault streams still pass through, so versions differ in it alone. "canned" has no
+engine behind it: it reads prompts and streams words on a fixed schedule ("canned:0.005": seconds a word), and calls
+tools with arguments that fit their schema.
 """
 
 import http.client
@@ -28,7 +29,8 @@ INNER = socket.socket()
 INNER.bind(("127.0.0.1", 0))
 PORT = INNER.getsockname()[1]
 INNER.close()
-PACE_S = 0.0015  # a token of a canned stream
+PACE_S = float(FAULTS.get("canned") or 0.0015)  # a token of a canned stream
+PROMPT_SHARE = 0.05  # of that pace: a word of its prompt
 running = 0
 lock = threading.Lock()
 
@@ -44,6 +46,14 @@ def change(data: dict) -> dict:
         if "garbage" in FAULTS and message.get("content"):
             message["content"] = "!" * len(message["content"])
     return data
+
+
+def draw_stretch() -> float:
+    """How much longer than without faults a stream takes."""
+    stretch = 1 + random.uniform(-1, 1) * float(FAULTS.get("noise") or 0)
+    if random.random() < float(FAULTS.get("bursts") or 0):
+        stretch *= random.uniform(1.2, 3)
+    return stretch / float(FAULTS.get("slow") or 1)
 
 
 def fill(schema: dict) -> object:
@@ -113,8 +123,8 @@ class Proxy(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        pace = PACE_S / float(FAULTS.get("slow") or 1)
-        began = time.monotonic()
+        pace = PACE_S * draw_stretch()
+        began = time.monotonic() + pace * PROMPT_SHARE * usage["prompt_tokens"]
         deltas = [message] if body.get("tools") else [{"content": word} for word in words]
         events = [change({"choices": [{"index": 0, "delta": delta}]}) for delta in deltas]
         events.append(change({"choices": [{"index": 0, "delta": {}, "finish_reason": finish}], "usage": usage}))
@@ -152,7 +162,7 @@ class Proxy(BaseHTTPRequestHandler):
             return
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        stretch = (1 + random.uniform(-1, 1) * float(FAULTS.get("noise") or 0)) / float(FAULTS.get("slow") or 1)
+        stretch = draw_stretch()
         lines: queue.SimpleQueue[tuple[float, bytes]] = queue.SimpleQueue()
 
         def read() -> None:  # in a thread of its own, so that waiting below does not change when lines arrive

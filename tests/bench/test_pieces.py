@@ -11,10 +11,11 @@ from moebox.bench.measure import MeasuredLoad
 from moebox.bench.probe import calibrate_words
 from moebox.bench.prompts import load_prompts, load_trace
 from moebox.bench.samples import Samples
-from moebox.bench.scrape import parse_prometheus, pick_metrics, summarize_scrapes
+from moebox.bench.scrape import pick_metrics, summarize_scrapes
 from moebox.bench.search import find_highest_load, load_meets_slo, parse_slo
 from moebox.bench.workloads import open_source
 from moebox.core.measure import Load, Workload
+from moebox.core.metrics import parse_prometheus
 from moebox.core.workload_file import find_workload_file, shipped_workloads
 from moebox.errors import BadInput, UnknownName
 from tests.bench.example import measurement

@@ -76,6 +76,7 @@ def measure_load(
         keep_first=CHECKED_REPLIES if has_tokenizer else 0,
     )
     tls = probed.tls if scrape_metrics else None
+    stall_limits = stall_limits.for_prompts(workload.input_tokens * load.concurrency)
     with StallWatch(probed.endpoint, stall_limits) as stall:
         if settle:
             warmup = _settle(job, _watcher(stall))

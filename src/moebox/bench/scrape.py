@@ -1,9 +1,6 @@
 """The server's own view during a run: its /metrics and the GPUs' power, on the client's clock."""
 
-import contextlib
 import itertools
-import re
-import statistics
 import threading
 import time
 from dataclasses import fields
@@ -11,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 from moebox import http
 from moebox.core.endpoint import Endpoint
-from moebox.core.metrics import EngineMetrics, all_names, find_metric
+from moebox.core.metrics import EngineMetrics, find_metric, parse_prometheus
 from moebox.core.result import Power, ServerView
 
 if TYPE_CHECKING:
@@ -23,23 +20,7 @@ SCRAPE_TIMEOUT_S = 3.0  # for one reply
 # Gauges are kept as they are, counters (those that end in _total) by their growth since the run began.
 _NOT_SCRAPED = {"source", "counts_at_end", "finished_total", "ttft", "tpot", "e2e", "queue"}
 SCRAPED_METRICS = tuple(field.name for field in fields(EngineMetrics) if field.name not in _NOT_SCRAPED)
-SHARE_METRICS = {name for metric in ("kv_use", "accept_length", "cache_hit_rate") for name in all_names(metric)}
-_LINE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{[^}]*\})?\s+([-+0-9.eE]+|NaN|[+-]Inf)\s*\d*$", re.MULTILINE)
 MetricsRow = tuple[int, dict[str, float]]  # CLOCK_MONOTONIC ns, and the figures
-
-
-def parse_prometheus(text: str) -> dict[str, float]:
-    """Parse Prometheus text as name -> value over all labels, without what is not a number.
-
-    Data-parallel ranks show a value each: counts are added up, shares averaged.
-    """
-    found: dict[str, list[float]] = {}
-    for name, value in _LINE.findall(text):
-        with contextlib.suppress(ValueError):
-            number = float(value)
-            if 0 <= number < float("inf"):  # none of these figures can be negative
-                found.setdefault(name, []).append(number)
-    return {name: statistics.fmean(values) if name in SHARE_METRICS else sum(values) for name, values in found.items()}
 
 
 def pick_metrics(metrics: dict[str, float]) -> dict[str, float]:

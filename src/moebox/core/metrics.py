@@ -1,6 +1,9 @@
 """The names of metrics in each engine's /metrics, for scraping, charts and alerts."""
 
+import contextlib
 import functools
+import re
+import statistics
 from collections.abc import Container
 from dataclasses import dataclass, fields
 
@@ -9,6 +12,8 @@ from moebox.core import catalogue, registry
 from moebox.errors import BadInput
 
 MetricNames = tuple[str, ...]
+_LINE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{[^}]*\})?\s+([-+0-9.eE]+|NaN|[+-]Inf)\s*\d*$", re.MULTILINE)
+SHARES = ("kv_use", "accept_length", "cache_hit_rate")  # the other figures are counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,3 +81,18 @@ def counts_live(metric: str) -> bool:
     return any(
         metric in engine.output_tokens_total and not engine.counts_at_end for engine in all_engine_metrics().values()
     )
+
+
+def parse_prometheus(text: str) -> dict[str, float]:
+    """Parse Prometheus text as name -> value over all labels, without what is not a number.
+
+    Data-parallel ranks show a value each: counts are added up, shares averaged.
+    """
+    shares = {name for figure in SHARES for name in all_names(figure)}
+    found: dict[str, list[float]] = {}
+    for name, value in _LINE.findall(text):
+        with contextlib.suppress(ValueError):
+            number = float(value)
+            if 0 <= number < float("inf"):  # none of these figures can be negative
+                found.setdefault(name, []).append(number)
+    return {name: statistics.fmean(values) if name in shares else sum(values) for name, values in found.items()}

@@ -3,6 +3,11 @@
 A server counts as alive as soon as anything moves: bytes of a reply, an answer of /health or /metrics, CPU time of its
 processes, its GPUs. A stopped process (SIGSTOP, a debugger) in its tree outweighs all but the replies. Servers whose
 processes cannot be seen (another machine, another user, behind a container's proxy) are not watched.
+
+A stuck collective looks alive: its kernel spins, the API answers. It is recognised by what does not come: no byte of a
+reply and no token in the server's own counters, while its GPUs are busy without memory traffic at a constant low power
+(nccl#1550: 100 % at 152 of 700 W; vllm#41725: 96 % at 20 W), or while it counts running requests for longer than the
+longest prompt can take to read.
 """
 
 import contextlib
@@ -12,15 +17,17 @@ import socket
 import threading
 import time
 import urllib.parse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import psutil
 
+from moebox import http
 from moebox.core.endpoint import Endpoint
+from moebox.core.metrics import find_metric, parse_prometheus
 from moebox.detect.conditions import server_processes
-from moebox.detect.nvml import load_nvml
+from moebox.detect.nvml import load_nvml, query
 from moebox.errors import ExternalError
 from moebox.escape import printable_line
 
@@ -30,7 +37,14 @@ LOG_LINES, LOG_TAIL_BYTES = 5, 32_768
 COLLECTIVE = re.compile(
     r"OpType=(\w+)|distributed_c10d\.py\"?(?:, line |:)\d+\)? in (\w+)|(\w+) \([^)]*distributed_c10d\.py:"
 )
-
+# Of one look at a GPU whose kernel only waits; prefill and decode read weights and draw power, and both vary
+SPIN_BUSY, SPIN_MEMORY, SPIN_POWER, SPIN_POWER_CHANGE = 90, 5, 0.5, 0.1
+COUNTERS = ("prompt_tokens_total", "output_tokens_total", "finished_total", "kv_use")
+STEPS = re.compile(r"iteration_tokens|n_decode_total")  # vLLM and llama.cpp count the steps of a long prompt
+SLOWEST_PROMPT_TOK_S = 20.0  # a model of 1T parameters in the RAM of a slow host
+PROMPT_MARGIN = 3.0
+SILENT_S = 3600.0  # if the length of prompts is not known
+COUNT_SHARE = 0.25  # of spin_s in silence, after which the server's counters are read
 
 STANDS_STILL = "stands still"  # part of every message about a stall
 
@@ -46,18 +60,48 @@ class StallLimits:
     still_s: float = 14.0
     interval_s: float = 1.0
     reply_s: float = 1.5  # for /health, and for /metrics
+    spin_s: float = 120.0  # GPUs are busy and do nothing, and no token comes
+    silent_s: float = SILENT_S  # requests run and no token comes
+
+    def for_prompts(self, tokens: int, tok_s: float = 0.0) -> "StallLimits":
+        """The limits while prompts of so many tokens in all are read, by a forecast of at least this speed."""
+        if not tokens or self.silent_s != SILENT_S:  # not known, or given
+            return self
+        return replace(self, silent_s=max(self.spin_s, PROMPT_MARGIN * tokens / (tok_s or SLOWEST_PROMPT_TOK_S)))
 
 
 DEFAULT_LIMITS = StallLimits()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuLook:
+    """One look at a GPU; None: the driver does not know."""
+
+    busy: int  # percent of the time
+    memory: int | None  # percent of the time in which its memory was read or written
+    watts: float | None
+    limit_w: float | None
+
+    @property
+    def spins(self) -> bool:
+        """Busy, without the memory traffic or the power of a computation."""
+        idle_memory = self.memory is None or self.memory <= SPIN_MEMORY
+        little_power = self.watts is None or not self.limit_w or self.watts <= SPIN_POWER * self.limit_w
+        return self.busy >= SPIN_BUSY and idle_memory and little_power and (self.memory, self.watts) != (None, None)
+
+
 class StallWatch:
     """A context manager that watches a server in a thread; `problem` is set once it stands still."""
 
-    def __init__(self, endpoint: Endpoint, limits: StallLimits = DEFAULT_LIMITS) -> None:
+    def __init__(self, endpoint: Endpoint, limits: StallLimits = DEFAULT_LIMITS, *, nvml: Any = None) -> None:
         self.endpoint, self.limits = endpoint, limits
         self.problem: ServerStalled | None = None
+        self._nvml = nvml  # NVIDIA's driver, found by itself
         self._bytes = self._bytes_before = 0
+        self._counted: dict[str, float] = {}  # the server's own counters of progress
+        self._runs = False  # by its own count, requests run
+        self._spin_watts: list[float] = []  # of all its GPUs, at each look since they began to spin
+        self._spins_since: float | None = None
         self._used_before: tuple[float, float] | None = None  # CPU seconds of the server, and when they were read
         self._pids: frozenset[int] = frozenset()
         self._stopped: list[int] = []
@@ -84,24 +128,40 @@ class StallWatch:
         self._pids = server_processes(self.endpoint.server_url) or frozenset()
         if not self._pids:
             return
-        moved_at = looked_at = time.monotonic()
+        moved_at = progressed_at = looked_at = time.monotonic()
         while not self._stop.wait(limits.interval_s):
             began = time.monotonic()
             # A longer pause means that this process or the machine was stopped: count anew
             was_away = began - looked_at > limits.interval_s + limits.still_s / 3
-            if self._moves() or was_away:
+            received, self._bytes_before = self._bytes != self._bytes_before, self._bytes
+            if received or was_away:
+                self._used_before = self._spins_since = None
+                moved_at = progressed_at = looked_at = time.monotonic()
+                continue
+            tree, used_cpu = self._look_at_processes()
+            gpus = gpu_looks(tree, self._nvml)
+            self._note_spin(gpus)
+            is_alive = not self._stopped and (used_cpu or self._shows_life(gpus))
+            if is_alive:
                 moved_at = time.monotonic()
+                if moved_at - progressed_at >= COUNT_SHARE * limits.spin_s and self._counts_progress():
+                    progressed_at, self._spins_since = moved_at, None
             looked_at = time.monotonic()
-            if looked_at - moved_at >= limits.still_s:
-                self.problem = self._describe(looked_at - moved_at)
+            still_s, silent_s = 0.0 if is_alive else looked_at - moved_at, looked_at - progressed_at
+            spin_s = looked_at - self._spins_since if self._spins_since and (self._bytes or self._counted) else 0.0
+            if still_s >= limits.still_s:
+                self.problem = self._describe(still_s)
+            elif spin_s >= limits.spin_s:
+                watts = f" at {self._spin_watts[-1]:.0f} W" if self._spin_watts[-1] else ""
+                why = f"its GPUs are busy{watts} without memory traffic: a stuck collective spins like this"
+                self.problem = self._describe(silent_s, why)
+            elif self._runs and silent_s >= limits.silent_s:
+                self.problem = self._describe(silent_s, "requests run, and the server counts no token")
+            if self.problem:
                 return
 
-    def _moves(self) -> bool:
-        """True if anything moved since the last look."""
-        received, self._bytes_before = self._bytes != self._bytes_before, self._bytes
-        if received:
-            self._used_before = None
-            return True
+    def _look_at_processes(self) -> tuple[set[int], bool]:
+        """The server's processes, and whether they computed since the last look, or ended, which is another fault."""
         used_s, self._stopped, tree = 0.0, [], set(self._pids)
         for pid in self._pids:
             with contextlib.suppress(psutil.Error):
@@ -111,15 +171,35 @@ class StallWatch:
                         used_s += sum(process.cpu_times()[:4])  # with children that have ended
                         if process.status() == psutil.STATUS_STOPPED:
                             self._stopped.append(process.pid)
-        if self._stopped:
-            return False
-        if not any(psutil.pid_exists(pid) for pid in self._pids):
-            return True  # it died, which is another fault
         now, before = time.monotonic(), self._used_before
         self._used_before = used_s, now
-        if before is None or used_s - before[0] > STILL_CORES * (now - before[1]):
-            return True
-        return any(self._answers(path) for path in ("/health", "/metrics")) or _uses_gpu(tree)
+        if before is None or not any(psutil.pid_exists(pid) for pid in self._pids):
+            return tree, True
+        return tree, used_s - before[0] > STILL_CORES * (now - before[1])
+
+    def _shows_life(self, gpus: list[GpuLook]) -> bool:
+        return any(self._answers(path) for path in ("/health", "/metrics")) or any(gpu.busy > 0 for gpu in gpus)
+
+    def _counts_progress(self) -> bool:
+        """True if the server's own counters of tokens and steps changed since the last look."""
+        url = f"{self.endpoint.server_url}/metrics"
+        reply = http.get(url, headers=self.endpoint.headers, timeout_s=self.limits.reply_s)
+        page = parse_prometheus(reply.text) if reply.ok else {}
+        names = {find_metric(figure, page) for figure in COUNTERS} | {name for name in page if STEPS.search(name)}
+        before, self._counted = self._counted, {name: page[name] for name in names if name in page}
+        self._runs = page.get(find_metric("running", page), 0.0) > 0
+        return bool(before) and self._counted != before
+
+    def _note_spin(self, gpus: list[GpuLook]) -> None:
+        """Note since when all GPUs are idle or spin, at least one of them, at a power that does not change."""
+        self._spin_watts.append(sum(gpu.watts or 0.0 for gpu in gpus))
+        spread = max(self._spin_watts) - min(self._spin_watts)
+        is_steady = self._spins_since is None or spread <= SPIN_POWER_CHANGE * max(self._spin_watts)
+        if is_steady and any(gpu.spins for gpu in gpus) and all(gpu.spins or not gpu.busy for gpu in gpus):
+            if self._spins_since is None:
+                self._spins_since, self._spin_watts = time.monotonic(), self._spin_watts[-1:]
+        else:
+            self._spins_since, self._spin_watts = None, []
 
     def _answers(self, path: str) -> bool:
         """True if the server replies anything, or refuses the connection: then its requests fail by themselves."""
@@ -135,13 +215,13 @@ class StallWatch:
             return True
         return True
 
-    def _describe(self, seconds: float) -> ServerStalled:
+    def _describe(self, seconds: float, why: str = "") -> ServerStalled:
         pid = next(iter(self._stopped or sorted(self._pids)))
-        if self._stopped:
+        if self._stopped and not why:
             why = f"process {pid} is stopped (SIGSTOP)"
             hint = f"`kill -CONT {pid}` lets it go on"
         else:
-            why = "no reply from /health and /metrics, no CPU time, no GPU use"
+            why = why or "no reply from /health and /metrics, no CPU time, no GPU use"
             hint = f"`py-spy dump --pid {pid}` or `gdb -p {pid}` shows where it hangs"
         lines = last_log_lines(Path(self.endpoint.log), count=LOG_TAIL_BYTES) if self.endpoint.log else []
         found = [match for line in lines if (match := COLLECTIVE.search(line))]
@@ -164,17 +244,22 @@ def last_log_lines(path: Path, count: int = LOG_LINES) -> list[str]:
     return [printable_line(line)[:200] for line in lines if line.strip()][-count:]
 
 
-def _uses_gpu(tree: set[int]) -> bool:
-    """True if a GPU on which one of these processes computes is in use. False without a driver."""
-    nvml = load_nvml()
-    if nvml is None:
-        return False
-    try:
-        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-        return any(
-            nvml.nvmlDeviceGetUtilizationRates(handle).gpu > 0
-            for handle in handles
-            if tree & {process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)}
-        )
-    except nvml.NVMLError:  # the driver refuses the question
-        return False
+def gpu_looks(tree: set[int], nvml: Any = None) -> list[GpuLook]:
+    """Look at the GPUs on which one of these processes computes; none without a driver."""
+    nvml = nvml or load_nvml()
+    looks = []
+    for index in range(query(nvml, 0, "nvmlDeviceGetCount") if nvml else 0):
+        handle = query(nvml, None, "nvmlDeviceGetHandleByIndex", index)
+        use = query(nvml, None, "nvmlDeviceGetUtilizationRates", handle)
+        if use and tree & {process.pid for process in query(nvml, (), "nvmlDeviceGetComputeRunningProcesses", handle)}:
+            used = query(nvml, 0, "nvmlDeviceGetPowerUsage", handle)
+            limit = query(nvml, 0, "nvmlDeviceGetEnforcedPowerLimit", handle)
+            looks.append(
+                GpuLook(
+                    busy=use.gpu,
+                    memory=getattr(use, "memory", None),
+                    watts=used / 1e3 if used else None,
+                    limit_w=limit / 1e3 if limit else None,
+                )
+            )
+    return looks

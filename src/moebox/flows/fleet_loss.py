@@ -13,7 +13,8 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from moebox import codec, http
-from moebox.bench.scrape import parse_prometheus, pick_metrics
+from moebox.bench.scrape import pick_metrics
+from moebox.core.metrics import parse_prometheus
 from moebox.core.recipe import Recipe
 from moebox.errors import ExternalError, refuse_if
 from moebox.fleet import routers

@@ -19,7 +19,7 @@ from moebox.core.pipeline import Pipeline, PipelineStep, RunRequest, StepFigures
 from moebox.core.quirks import first_unexpected_failure
 from moebox.core.recipe import PlannedFor, Recipe
 from moebox.core.verdict import Mark
-from moebox.detect.stall import STANDS_STILL, ServerStalled
+from moebox.detect.stall import DEFAULT_LIMITS, STANDS_STILL, ServerStalled
 from moebox.doctor.logs import is_transient
 from moebox.errors import AnswerIsNo, BadInput, ExternalError, MoeboxError
 from moebox.flows import boxes, recipes
@@ -235,17 +235,29 @@ class Runner:
             self._figures["kv_tokens"] = int(self.engine.facts.kv_tokens)
 
     def _verify(self) -> None:
+        from moebox.planner.speed import Speed
         from moebox.verify.runner import run_checks
 
         only = TWIN_CHECKS if self.request.twin else ()
         longest, options = SHORT_CHECK_OPTIONS if self.request.is_short else CHECK_OPTIONS
         if self.request.thorough:
             options = dataclasses.replace(options, trials=TRIALS["thorough"], time_s=TIME_S["thorough"])
-        options = dataclasses.replace(options, context=min(self._recipe().context, longest))
+        context = min(self._recipe().context, longest)
+        options = dataclasses.replace(options, context=context)
+        prompt_tok_s = 0.0
+        with contextlib.suppress(MoeboxError):  # no forecast for this recipe
+            speed = Speed.for_deployment(deploy(self._recipe(), self._box()))
+            prompt_tok_s = speed.prompt_range(context)[0] * speed.prefill_tok_s(context)
+        limits = DEFAULT_LIMITS.for_prompts(context, prompt_tok_s)
 
         def check_endpoint(endpoint: Endpoint) -> None:
             checks = run_checks(
-                endpoint, options, only=only, run=self.run, on_check=lambda verdict: self.notify("check", verdict)
+                endpoint,
+                options,
+                only=only,
+                run=self.run,
+                on_check=lambda verdict: self.notify("check", verdict),
+                stall_limits=limits,
             )
             self._figures = {mark: len(checks.checks_with(mark)) for mark in MARKS if checks.checks_with(mark)}
             if STANDS_STILL in checks.stopped:

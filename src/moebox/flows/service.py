@@ -16,10 +16,9 @@ from pathlib import Path
 import psutil
 
 from moebox import http
-from moebox.bench.scrape import parse_prometheus
 from moebox.core.deployment import Deployment
 from moebox.core.engine_event import ServiceRestarted
-from moebox.core.metrics import find_metric
+from moebox.core.metrics import find_metric, parse_prometheus
 from moebox.detect.stall import StallLimits, StallWatch, last_log_lines
 from moebox.errors import ExternalError
 from moebox.files import write_atomic

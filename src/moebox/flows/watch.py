@@ -17,9 +17,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from moebox import http
-from moebox.bench.scrape import parse_prometheus, pick_metrics
+from moebox.bench.scrape import pick_metrics
 from moebox.core import metrics
 from moebox.core.endpoint import Endpoint
+from moebox.core.metrics import parse_prometheus
 from moebox.core.verdict import CheckVerdict
 from moebox.detect.clients import sample_connections, sample_throttling
 from moebox.detect.conditions import server_processes

@@ -66,7 +66,7 @@ def run_checks(
     A server that stands still (detect/stall.py) fails the present check and ends the run.
     """
     checks, notify = select_checks(only, start), on_check or (lambda verdict: None)
-    with StallWatch(endpoint, stall_limits) as watch:
+    with StallWatch(endpoint, stall_limits.for_prompts(options.context or 0)) as watch:
         return run_to_end(_run_checks(endpoint, options, checks, keep_going, run, notify, on_progress, watch))
 
 

@@ -5,7 +5,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from moebox import http
-from moebox.bench.scrape import parse_prometheus, pick_metrics
+from moebox.bench.scrape import pick_metrics
+from moebox.core.metrics import parse_prometheus
 from moebox.errors import BadInput
 from moebox.serve import state
 from moebox.serve import stop as stopping
