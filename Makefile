@@ -150,11 +150,12 @@ audit: $(READY) $(AUDIT_VENV)/.ready ## Known vulnerabilities in the dependencie
 	@$(BIN)/python -m pip freeze --exclude-editable > out/lock.txt
 	@$(AUDIT_VENV)/bin/pip-audit --disable-pip --no-deps --requirement out/lock.txt
 
-dist: $(READY) $(AUDIT_VENV)/.ready ## Wheel, source archive and bill of materials into out/dist, after the wheel's own tests
+dist: $(READY) $(AUDIT_VENV)/.ready ## Wheel, source archive, bill of materials and the container's lock into out/dist, after the wheel's own tests
 	@$(BIN)/python -m pytest tests/test_wheel.py
 	@rm -rf out/dist && mkdir -p out/dist
 	@$(BIN)/python -c 'from hatchling import build; build.build_wheel("out/dist"); build.build_sdist("out/dist")'
 	@$(AUDIT_VENV)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-file out/dist/moebox.cdx.json $(BIN)/python
+	@$(BIN)/python scripts/lock_wheels.py out/dist/*.whl > out/dist/requirements.lock
 	@ls out/dist
 
 clean: ## Remove the environment and caches

@@ -80,7 +80,7 @@ class Trials:
         outcome = str(found["outcome"])
         if outcome in ("undecided", "error"):
             return outcome, text
-        right = "roll back" if fault else ("keep", "no difference")
+        right = ("roll back",) if fault else ("keep", "no difference")
         return ("right" if outcome in right else "wrong") + f", {outcome}", text
 
     def refuse(self, folder: Path, rng: random.Random, number: int) -> tuple[str, str]:
@@ -114,15 +114,18 @@ class Trials:
         child = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(wait_s)
+        tried: list[state.Instance] = []
+        while victim != "moebox" and not tried and child.poll() is None:  # an engine of the upgrade, not the user's own
+            owed = switch.list_journals(*switch.OWED)
+            tried = switch.live_instances("", within=owed[0].run) if owed else []
+            time.sleep(0.05)
         if child.poll() is not None:
-            victim = "nothing, it had ended"
-        tried = switch.live_instances("", within=str(folder / "runs"))
-        if victim == "moebox" or not tried:
-            child.kill()
-        elif child.poll() is None:
-            last = tried[-1]
+            victim = f"no {victim}, it had ended"
+        elif tried:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(last.guard if victim == "guard" else last.guard_state.engine, signal.SIGKILL)
+                os.kill(tried[-1].guard if victim == "guard" else tried[-1].guard_state.engine, signal.SIGKILL)
+        else:
+            child.kill()
         phase = [journal.phase for journal in switch.list_journals(*switch.OWED)]
         child.wait()
         until = time.monotonic() + RESTORED_S
