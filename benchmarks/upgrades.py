@@ -50,7 +50,7 @@ class Trials:
     """Trials of one kind of servers."""
 
     def __init__(self, given: argparse.Namespace) -> None:
-        self.by = given.by or ("alive,tools,soak,speed" if given.canned else "alive,plain,tools,soak,answers,speed")
+        self.by = given.by or ("alive,soak,answers,speed" if given.canned else "alive,plain,tools,soak,answers,speed")
         parts = [f"canned:{given.canned}"] * bool(given.canned)
         parts += [f"noise:{given.noise}"] * bool(given.noise) + [f"bursts:{given.bursts}"] * bool(given.bursts)
         self.shared = "+".join(parts)
