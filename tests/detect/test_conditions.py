@@ -6,11 +6,12 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from moebox.core.conditions import Conditions, GpuConditions
-from moebox.detect.conditions import ConditionsWatch
+from moebox.detect.conditions import ConditionsWatch, is_open_in
 
 SPIN = "while True: pass"
 
@@ -140,7 +141,35 @@ def test_a_gpu_that_the_server_does_not_use_disturbs_nothing() -> None:
 
     with ConditionsWatch(nvml=Elsewhere(), interval_s=0.05) as watch:
         time.sleep(0.1)
-    assert watch.result().gpus[0].other_processes == ()
+    assert watch.result().gpus == ()
+
+
+def test_a_gpu_in_a_container_is_recognised_by_its_open_device(tmp_path: Path) -> None:
+    """The driver reports process numbers of the host, which mean nothing in a container."""
+
+    class Contained(StandIn):
+        def nvmlDeviceGetComputeRunningProcesses(self, handle: Any) -> list[Any]:
+            return [SimpleNamespace(pid=4_000_000)]
+
+        def nvmlDeviceGetMinorNumber(self, handle: Any) -> int:
+            return 3
+
+    code = "import sys\nwith open(sys.argv[1]): print(flush=True); sys.stdin.read()"
+    with ConditionsWatch(nvml=Contained(), interval_s=0.05) as watch:
+        time.sleep(0.1)
+    assert watch.result().gpus == ()
+    device = tmp_path / "nvidia3"
+    device.touch()
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, str(device)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout
+    holder.stdout.readline()
+    try:
+        assert is_open_in([holder.pid], str(device))
+        assert not is_open_in([os.getpid(), 4_000_000], str(device))
+    finally:
+        holder.communicate("")
 
 
 def test_a_quiet_machine_has_nothing_to_report() -> None:

@@ -146,6 +146,15 @@ def _open_files(pid: int) -> set[str]:
     return found
 
 
+def is_open_in(pids: Iterable[int], path: str) -> bool:
+    """Whether one of these processes has a file open."""
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            if any(os.readlink(entry) == path for entry in Path(f"/proc/{pid}/fd").iterdir()):
+                return True
+    return False
+
+
 class ConditionsWatch:
     """A context manager that samples until it is left; `result()` gives the conditions of that time."""
 
@@ -255,6 +264,9 @@ class ConditionsWatch:
         ours = self._host[-1].ours if self._host else frozenset()
         processes = self._ask("nvmlDeviceGetComputeRunningProcesses", handle) or ()
         gpu.is_ours |= any(process.pid in ours for process in processes)
+        if not gpu.is_ours and processes:  # in a container the driver reports the host's process numbers
+            minor = self._ask("nvmlDeviceGetMinorNumber", handle)
+            gpu.is_ours = minor is not None and is_open_in(ours - {os.getpid()}, f"/dev/nvidia{minor}")
         for process in processes:
             if process.pid not in ours:
                 name = self._host[-1].others.get(process.pid, ("", 0.0))[0] if self._host else ""
@@ -275,11 +287,12 @@ class ConditionsWatch:
                     for name, count in gpu.reasons.most_common()
                     if count / gpu.busy_samples >= THROTTLED_SHARE
                 ),
-                other_processes=tuple(sorted(gpu.others)) if self._knows_server and gpu.is_ours else (),
+                other_processes=tuple(sorted(gpu.others)) if self._knows_server else (),
                 xids=tuple(gpu.xids),
                 ecc_errors=max((gpu.ecc_after or 0) - (gpu.ecc_before or 0), 0),
             )
             for index, gpu in enumerate(self._gpus)
+            if gpu.is_ours or not self._knows_server  # a GPU that the server does not use disturbs nothing
         )
         cores = len(allowed_cpus(self._roots))
         if len(self._host) < 2:
