@@ -180,6 +180,18 @@ def test_a_quiet_machine_has_nothing_to_report() -> None:
     assert full.disturbances() == ("other programs used 0.4 of 2 cores",)
 
 
+def test_doubt_grows_with_what_was_lost() -> None:
+    """Two percent of stolen CPU time move a figure less than a program that uses half of the cores."""
+    common = {"seconds": 10.0, "samples": 11, "cores": 2}
+    stolen = Conditions(**common, steal=0.02)
+    shared = Conditions(**common, busy_cores=2.0, other_cores=1.0)
+    throttled = Conditions(**common, gpus=(GpuConditions(index=0, throttled=(("power brake", 0.5),)),))
+    capped = Conditions(**common, gpus=(GpuConditions(index=0, throttled=(("power cap", 0.5),)),))
+    assert Conditions(**common).doubt() == capped.doubt() == 0
+    assert 0 < stolen.doubt() < 0.05 < shared.doubt() <= throttled.doubt()
+    assert capped.disturbances()
+
+
 def test_every_condition_has_a_sentence() -> None:
     """Steal, memory pressure, disk reads and memory errors are named with their figures."""
     bad = Conditions(

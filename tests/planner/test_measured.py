@@ -266,8 +266,9 @@ H200 = Path(__file__).parent / "h200"
 
 
 def h200(model: str, layers: int) -> tuple[MeasuredSpeed, Boot]:
-    """A rehearsal with 4 and 8 layers read for more, and what a boot with as many really took."""
-    found = codec.decode(Calibration, codec.load_json(H200 / f"{model}-4-and-8.json"), where="4 and 8 layers")
+    """A rehearsal with two depths read for more layers, and what a boot with as many really took."""
+    (few,) = H200.glob(f"{model}-[0-9]-and-[0-9].json")
+    found = codec.decode(Calibration, codec.load_json(few), where=few.stem)
     real = codec.decode(Boot, codec.load_json(H200 / f"{model}-{layers}.json"), where=f"{layers} layers")
     return MeasuredSpeed(calibration=found, layers=layers, chunk=8192), real
 
@@ -350,10 +351,15 @@ def test_prompts_at_a_depth_that_was_not_booted_on_an_h200() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "layers"), [("kimi", 12), ("dsv3", 12), ("qwen", 36), ("qwen-again", 36), ("sglang-qwen", 36)]
+    ("model", "layers"),
+    [("kimi", 12), ("dsv3", 12), ("qwen", 36), ("qwen-again", 36), ("sglang-qwen", 36), ("minimax", 30)],
 )
 def test_every_step_is_within_the_range_and_hardly_further_off_than_without(model: str, layers: int) -> None:
-    """Leave-one-depth-out: the range is at most 16%, and no step is more than 3 points worse than published rows."""
+    """Leave-one-depth-out: the range is at most 16%, and no step is more than 3 points worse than published rows.
+
+    The boots of MiniMax-M2.5 with 3 and 6 layers (17 November 2026) show the host more than the layers: read as layers
+    they made 8 streams 20% too fast.
+    """
     reading, real = h200(model, layers)
     fitted = {(step.batch, step.context): step.fixed_s + layers * step.layer_s for step in reading.calibration.expected}
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from moebox import codec
 from moebox.core import registry
+from moebox.core.conditions import MOST_DOUBT
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Recipe
 from moebox.units import plural
@@ -159,6 +160,7 @@ class Calibration:
     fit_spread: float = FIT_SPREAD
     prompt_fit_spread: float = PROMPT_FIT_SPREAD
     disturbed: tuple[str, ...] = ()  # by what, while it was measured
+    doubt: float = MOST_DOUBT  # if it was disturbed: standard deviation of ln(timed / undisturbed)
     notes: tuple[str, ...] = ()  # deviations from the planned measurement
     unseen: tuple[str, ...] = NOT_MEASURED
     imported: str = ""  # the file's name; "" if measured here

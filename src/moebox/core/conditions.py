@@ -3,6 +3,7 @@
 Facts and their judgement only; `detect/conditions.py` takes the samples.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -16,6 +17,10 @@ OTHERS_SHARE = 0.25
 MIN_WINDOW_S = 1.0  # the kernel counts CPU time in hundredths of a second: shorter windows are not judged
 STEAL_SHARE = 0.02  # of the CPU time, given to other virtual machines
 STALL_SHARE = 0.02  # of the time in which some process waited for memory (/proc/pressure/memory)
+# Doubt about a speed for each share of the CPU that was lost: the embedded engine on two cores made 64 tok/s beside a
+# program that used one of them, 138 without it (ln 2.2 = 0.77 for a half).
+LOST_CPU_DOUBT = 1.5
+MOST_DOUBT = 0.6
 READ_RATE = 50e6  # bytes/s from disks: weights that do not stay in RAM
 # NVML's reasons for lower clocks that change results; idle, application settings and display clocks do not.
 THROTTLE_REASONS = {
@@ -61,22 +66,34 @@ class Conditions:
 
     def disturbances(self) -> tuple[str, ...]:
         """Sentences about what may have changed the figures; none if the machine was quiet."""
-        return tuple(self._cpu()) + tuple(line for gpu in self.gpus for line in _gpu_lines(gpu))
+        return tuple(line for line, _ in self._cpu()) + tuple(line for gpu in self.gpus for line in _gpu_lines(gpu))
 
-    def _cpu(self) -> Iterable[str]:
+    def doubt(self) -> float:
+        """How far the disturbances may have moved a speed: the standard deviation of its logarithm.
+
+        A GPU's power cap holds for every load, so it moves none.
+        """
+        known = [each for _, each in self._cpu()]
+        known += [MOST_DOUBT for gpu in self.gpus for line in _gpu_lines(gpu) if "power cap" not in line]
+        return min(math.hypot(*known), MOST_DOUBT)
+
+    def _cpu(self) -> Iterable[tuple[str, float]]:
+        """Sentences about the host, each with the doubt that it leaves."""
         if self.seconds < MIN_WINDOW_S:
             return
         if self.other_cores is not None and self.busy_cores is not None:
             is_full = self.busy_cores >= self.cores * (1 - IDLE_SHARE)
             if (self.other_cores >= OTHERS_CORES and is_full) or self.other_cores >= OTHERS_SHARE * self.cores:
                 names = f" ({', '.join(self.others)})" if self.others else ""
-                yield f"other programs{names} used {self.other_cores:.1f} of {self.cores} cores"
+                text = f"other programs{names} used {self.other_cores:.1f} of {self.cores} cores"
+                yield text, LOST_CPU_DOUBT * self.other_cores / self.cores
         if self.steal is not None and self.steal >= STEAL_SHARE:
-            yield f"the host gave {self.steal * 100:.0f} % of the CPU time to other virtual machines"
+            text = f"the host gave {self.steal * 100:.0f} % of the CPU time to other virtual machines"
+            yield text, LOST_CPU_DOUBT * self.steal
         if self.memory_stall is not None and self.memory_stall >= STALL_SHARE:
-            yield f"processes waited for memory during {self.memory_stall * 100:.0f} % of the time"
+            yield f"processes waited for memory during {self.memory_stall * 100:.0f} % of the time", MOST_DOUBT
         if self.disk_read is not None and self.seconds and self.disk_read / self.seconds >= READ_RATE:
-            yield f"{format_gb(self.disk_read)} were read from disk in {format_seconds(self.seconds)}"
+            yield f"{format_gb(self.disk_read)} were read from disk in {format_seconds(self.seconds)}", MOST_DOUBT
 
 
 def _gpu_lines(gpu: GpuConditions) -> Iterable[str]:

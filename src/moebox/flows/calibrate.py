@@ -156,6 +156,7 @@ class _Calibrator:
         self.version = subject.recipe.engine_version
         self.longest = 0
         self.disturbed: list[str] = []
+        self.doubt = 0.0
 
     def add_note(self, text: str) -> None:
         """Add a note for readers of the calibration, unless it is there already."""
@@ -227,6 +228,7 @@ class _Calibrator:
             if self.current is not None:  # keep what was measured, even after a failure
                 boot, notes = self.current.boot, self.current.notes
                 self.disturbed += [text for text in self.current.disturbed if text not in self.disturbed]
+                self.doubt = max(self.doubt, self.current.doubt)
                 self.current = None
                 for text in notes:
                     self.add_note(text)
@@ -283,6 +285,7 @@ class _Calibrator:
             fit_spread=fit_spread,
             prompt_fit_spread=prompt_fit_spread,
             disturbed=tuple(self.disturbed),
+            doubt=self.doubt,
             notes=tuple(self.notes),
         )
 
@@ -305,6 +308,7 @@ def merge_with_stored(found: Calibration) -> Calibration:
         found,
         boots=merge_boots(earlier.boots, found.boots),
         disturbed=tuple(dict.fromkeys((*earlier.disturbed, *found.disturbed))),
+        doubt=max(earlier.doubt, found.doubt),
         expected=merge_by_key(earlier.expected, found.expected, POINT, lambda before, after: after),
     )
 

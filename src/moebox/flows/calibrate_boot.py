@@ -99,6 +99,7 @@ class BootMeasurement:
     drift: float = 0.0  # of the speed while it was measured
     left_out: int = 0  # kinds of step for which there was no time
     disturbed: tuple[str, ...] = ()  # by other programs while it was measured
+    doubt: float = 0.0  # that this leaves
     notes: list[str] = field(default_factory=list)
     weights_bytes: int = 0
     cache_tokens: int = 0
@@ -233,7 +234,9 @@ def time_boot(work: BootMeasurement, session: EngineSession, model: Model, *, de
         text = f"{session.recipe.engine} {how} while {work.depth.text} were measured"
         raise AnswerIsNo(text, hint=hint) from None
     finally:  # a GPU's power limit holds for every load, so it disturbs none
-        work.disturbed = tuple(line for line in conditions.result().disturbances() if "power cap" not in line)
+        seen = conditions.result()
+        work.disturbed = tuple(line for line in seen.disturbances() if "power cap" not in line)
+        work.doubt = seen.doubt()
 
 
 def warm_up(target: timing.TimedEngine, points: list[TimingPoint]) -> float:

@@ -41,8 +41,6 @@ BOOTS_APART_S = 0.002
 # How far the same load differs between two machines of a kind, if the host prepares what GPUs do (standard deviation):
 # Kimi with 8 layers on two H200s took 2.40 and 2.61 ms for one stream, 14.15 and 14.15 for 32 (November 2026).
 MACHINES_APART_S = 0.00015
-# Between a disturbed machine and a quiet one: the embedded engine, 64 tok/s beside another program, 138 without it.
-DISTURBED = 0.6
 UNTIMED = 0.05  # of a step, for each doubling of streams or context from the nearest timed one (test_calibrated.py)
 
 
@@ -83,7 +81,7 @@ class MeasuredSpeed:
         return combined
 
     def _doubt_if_disturbed(self, timed: dict[StepKey, Estimate]) -> dict[StepKey, Estimate]:
-        doubt = DISTURBED if self.calibration.disturbed else 0.0
+        doubt = self.calibration.doubt if self.calibration.disturbed else 0.0
         return {key: (seconds, math.hypot(error, doubt)) for key, (seconds, error) in timed.items()}
 
     @cached_property
