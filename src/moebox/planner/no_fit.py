@@ -55,14 +55,18 @@ class FitQuery:
         """Return those of `flags` (flag to field) that are constrained."""
         return {flag: field for flag, field in flags.items() if getattr(self.constraints, field) is not None}
 
-    def viable_candidates(self) -> Iterator[RatedCandidate]:
-        """Yield candidates of all engines that fit and start, rated one at a time."""
+    def fitting_candidates(self) -> Iterator[RatedCandidate]:
+        """Yield candidates of all engines that fit in memory, rated one at a time."""
         engines = possible_engines(self.box, self.constraints)
         for candidate in make_candidates(self.box, self.model, self.checkpoints, self.constraints, engines):
             for rated in rate_candidates(self.box, self.model, [candidate], self.constraints):
                 raised = raise_utilization(rated)
-                if raised.is_viable:
+                if raised.memory.fits:
                     yield raised
+
+    def viable_candidates(self) -> Iterator[RatedCandidate]:
+        """Yield candidates of all engines that fit and start."""
+        return (rated for rated in self.fitting_candidates() if rated.is_viable)
 
     @property
     def has_viable(self) -> bool:
@@ -263,14 +267,17 @@ def _enough_gpus(query: FitQuery) -> Iterator[str]:
     box, constraints = query.box, query.constraints
     if not box.gpus or not query.allows_gpu_only or constraints.experts or constraints.memory_utilization:
         return
-    gpu, engines = box.gpus[0], (constraints.engine,) if constraints.engine else gpu_only_engines()
+    gpu, engines = box.gpus[0], [constraints.engine] if constraints.engine else list(gpu_only_engines())
     free = query.with_constraints(**dict.fromkeys(PARALLEL_SIZES), context=constraints.context or MIN_CONTEXT)
     for count in LARGER_COUNTS:
         if count <= len(box.gpus) * box.nodes:
             continue
         larger = replace(box, gpus=(gpu,) * count, nodes=1, name=f"{count}x-{gpu.name}")
         on_larger = replace(free, box=split_into_nodes(larger))
-        for engine in engines:
-            if on_larger.with_constraints(engine=engine).has_viable:
-                yield f"it fits on {count}x {gpu.title} under {registry.engine_display_name(engine)}"
-                return
+        for engine in tuple(engines):
+            for rated in on_larger.with_constraints(engine=engine).fitting_candidates():
+                if rated.is_viable:
+                    yield f"it fits on {count}x {gpu.title} under {registry.engine_display_name(engine)}"
+                    return
+                if engine in engines:  # memory is not what is missing: with more GPUs it would not start either
+                    engines.remove(engine)
