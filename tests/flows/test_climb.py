@@ -46,9 +46,11 @@ LIGHT = ClimbEffort(
     concurrency=2,
     rounds=4,
     tokens=PACED,
-    questions=12,
+    questions=6,
     trials=2,
     parallel=4,
+    depths=(0.5,),
+    first_checks=("alive", "arithmetic"),
     patience_s=120,
     measure_speed=stated_speed,
 )
@@ -126,10 +128,14 @@ def test_a_machine_that_becomes_faster_is_not_taken_for_a_setting(
 
 
 def test_an_engine_that_is_no_good_ends_the_climb(recipe: Recipe):
-    """Nothing to climb from is an answer, with the reason."""
+    """Nothing to climb from is an answer, with the reason, and no interruption: the run is listed as failed."""
+    run = Run.create("climb")
     broken = codec.decode(Recipe, {**codec.to_plain(recipe), "kv": "q4_0"}, where="test")
     with pytest.raises(AnswerIsNo, match="arithmetic"):
-        climb(broken, Run.create("climb"), effort=LIGHT)
+        climb(broken, run, effort=LIGHT)
+    row = summarize_run(run)
+    assert row.state_text(live=False) == "failed in climb"
+    assert "arithmetic" in row.failed
 
 
 def test_a_setting_that_does_not_exist_is_reported_before_anything_starts(recipe: Recipe):
@@ -146,6 +152,7 @@ def test_a_killed_climb_is_taken_up_where_it_stopped(recipe: Recipe, tmp_path: P
     path.write_text(codec.to_toml(codec.decode(Recipe, document, where="test")))
     marker = tmp_path / "reached"
     words = [sys.executable, "-m", "moebox", "climb", str(path), "--set", "rounds=2", "--set", "questions=4"]
+    words += ["--set", "trials=1", "--set", "tokens=24", "--set", "depths=[0.5]"]
     env = {**os.environ, "MOEBOX_ORACLE_KILLS": f"{marker}:4096"}
     killed = subprocess.Popen(words, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     until = time.monotonic() + 120
@@ -290,14 +297,3 @@ def test_a_damaged_table_is_one_line(recipe: Recipe, table: str):
     run.write_file("climb.json", table)
     with pytest.raises(BadInput, match=r"climb\.json"):
         climb(recipe, run, effort=LIGHT)
-
-
-def test_a_climb_that_found_nothing_good_is_listed_as_failed(recipe: Recipe):
-    """It gave its answer: that is no interruption."""
-    run = Run.create("climb-x")
-    broken = codec.decode(Recipe, {**codec.to_plain(recipe), "kv": "q4_0"}, where="test")
-    with pytest.raises(AnswerIsNo):
-        climb(broken, run, effort=LIGHT)
-    row = summarize_run(run)
-    assert row.state_text(live=False) == "failed in climb"
-    assert "arithmetic" in row.failed

@@ -49,7 +49,7 @@ def test_a_known_quirk_of_the_engine_is_reported_and_does_not_end_the_run(
     recipe = codec.read_toml(Recipe, story_recipe)
     story_recipe.write_text(codec.to_toml(replace(recipe, engine="ik_llama.cpp")))
     monkeypatch.setenv("MOEBOX_ORACLE_TOO_LONG", "500")
-    assert main(["run", "--recipe", str(story_recipe), *QUICK]) == 1
+    assert main(["run", "--recipe", str(story_recipe), *only("up", "verify", "bench", "report")]) == 1
     printed = " ".join(capsys.readouterr().out.split())
     assert "limits fails by a known quirk of ik_llama.cpp: a prompt beyond the context is HTTP 500" in printed
     assert "checks passed; failed: limits" in printed
@@ -59,7 +59,6 @@ def test_a_known_quirk_of_the_engine_is_reported_and_does_not_end_the_run(
         "plan",
         "up",
         "verify",
-        "climb",
         "bench",
         "report",
     }
