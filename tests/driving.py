@@ -1,6 +1,7 @@
 """The command line as a person uses it, in a process of its own: for suites with real engines."""
 
 import contextlib
+import io
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from moebox import codec
+from moebox.cli import main
 from moebox.core.quirks import unexpected_failure
 from moebox.core.recipe import Recipe
 from moebox.core.verdict import CheckVerdict
@@ -44,6 +46,22 @@ def moebox(*words: str | Path, wait_s: float = WAIT_S) -> Done:
     argv = [sys.executable, "-m", "moebox", *map(str, words)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=wait_s, check=False)
     return Done(code=done.returncode, out=done.stdout, err=done.stderr)
+
+
+def call_main(*words: str, stdin: str = "") -> Done:
+    """Run a command to its end in this process, which takes a fraction of a start of Python."""
+    given, out, err = (io.TextIOWrapper(io.BytesIO(data), "utf-8") for data in (stdin.encode(), b"", b""))
+    before, sys.stdin = sys.stdin, given
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = main(words)
+    finally:
+        sys.stdin = before
+    texts = []
+    for stream in (out, err):
+        stream.seek(0)
+        texts.append(stream.read())
+    return Done(code=code, out=texts[0], err=texts[1])
 
 
 def written(recipe: Recipe, folder: Path) -> Path:

@@ -6,6 +6,12 @@ from typing import Any
 import pytest
 
 
-def one_in(number: int, cases: Iterable[Any]) -> list[Any]:
-    """Return all cases for `parametrize`; all but every `number`th are marked `siege`."""
-    return [pytest.param(case, marks=[pytest.mark.siege] if at % number else []) for at, case in enumerate(cases)]
+def one_in(number: int, cases: Iterable[Any], *, unpack: bool = False) -> list[Any]:
+    """Return all cases for `parametrize`; all but every `number`th are marked `siege`.
+
+    With `unpack`, a case is the values of several arguments.
+    """
+    return [
+        pytest.param(*(case if unpack else (case,)), marks=[pytest.mark.siege] if at % number else [])
+        for at, case in enumerate(cases)
+    ]

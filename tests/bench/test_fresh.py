@@ -11,6 +11,7 @@ from moebox.cli import main
 from moebox.core.measure import Workload
 from moebox.store import Run
 from tests.bench.server import HEAD, Peer, chunk, event, good, serving
+from tests.sampling import one_in
 
 FLAGS = ["--model", "m", "--output", "2", "--input", "24"]
 
@@ -20,7 +21,7 @@ def prompts(asked: list[dict[str, object]]) -> "Counter[str]":
     return Counter(json.dumps(body.get("messages") or body.get("prompt")) for body in asked)
 
 
-@pytest.mark.parametrize("kind", ["random", "code", "prefix", "turns"])
+@pytest.mark.parametrize("kind", one_in(2, ["random", "code", "turns", "prefix"]))
 def test_no_prompt_repeats_in_a_sweep_its_warm_up_or_a_second_run(kind: str) -> None:
     """Two sweeps with warm-up against one server: every prompt is new to it."""
     words = ["--workload", kind, "--concurrency", "1,2", "--requests", "3", "--set", "warmup=2"]
@@ -123,7 +124,9 @@ class Caching:
 
 
 @pytest.mark.parametrize("usage", [True, False])
-@pytest.mark.parametrize(("share", "flagged"), [(0.991, True), (0.02, True), (0.005, False), (0.0, False)])
+@pytest.mark.parametrize(
+    ("share", "flagged"), one_in(2, [(0.02, True), (0.991, True), (0.005, False), (0.0, False)], unpack=True)
+)
 def test_a_cache_that_answers_fresh_prompts_is_a_red_flag(
     share: float, flagged: bool, usage: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

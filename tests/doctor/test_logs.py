@@ -1,10 +1,7 @@
 """Logs to causes: recorded failures, arbitrary bytes, and gigabytes of them."""
 
 import io
-import json
 import re
-import subprocess
-import sys
 import tracemalloc
 from itertools import pairwise
 from pathlib import Path
@@ -16,9 +13,9 @@ from hypothesis import strategies as st
 from moebox.cli import main
 from moebox.core.symptom import symptoms
 from moebox.doctor.logs import COMPLAINT, LogSearch, required_words, search_file, search_pieces
+from tests.driving import call_main
 
 LOGS = Path(__file__).parents[1] / "logs"
-MOEBOX = [sys.executable, "-c", "import sys; from moebox.cli import main; sys.exit(main())"]
 
 
 @pytest.mark.parametrize(
@@ -203,12 +200,11 @@ def test_the_newest_run_is_searched_by_name(tmp_path: Path, monkeypatch: pytest.
 def test_the_command_explains_a_log_and_a_stream() -> None:
     """A file by name, standard input as "-": exit 1 with the cause and the change to the recipe."""
     log = LOGS / "vllm-0.32-kv-too-small.log"
-    done = subprocess.run([*MOEBOX, "doctor", "logs", str(log)], capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "in the recipe: context = 155328" in done.stdout
-    command = [*MOEBOX, "doctor", "logs", "-", "--json"]
-    done = subprocess.run(command, input=log.read_text(), capture_output=True, text=True, check=False)
-    assert json.loads(done.stdout)["cause"]["symptom"] == "oom-context-too-long"
+    done = call_main("doctor", "logs", str(log))
+    assert done.code == 1
+    assert "in the recipe: context = 155328" in done.out
+    done = call_main("doctor", "logs", "-", "--json", stdin=log.read_text())
+    assert done.document["cause"]["symptom"] == "oom-context-too-long"
 
 
 def test_a_stream_that_ends_in_mid_line_is_read_to_its_end() -> None:

@@ -1,9 +1,6 @@
 """Lines that owners quoted in their reports are found by the symptom that cites the report; Xids are explained."""
 
 import csv
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,8 +9,8 @@ from moebox.cli import main
 from moebox.core.symptom import symptoms
 from moebox.core.xid import xids
 from moebox.doctor.logs import search_pieces
+from tests.driving import call_main
 
-MOEBOX = [sys.executable, "-c", "import sys; from moebox.cli import main; sys.exit(main())"]
 with (Path(__file__).parent / "quoted_lines.csv").open(encoding="utf-8", newline="") as file:
     QUOTES = [(row["symptom"], row["line"]) for row in csv.DictReader(file)]
 
@@ -44,11 +41,9 @@ def test_every_xid_of_nvidias_table_is_explained() -> None:
 def test_doctor_logs_names_the_cause_of_an_xid(number: int) -> None:
     """`doctor logs` names these Xids as the cause and exits 1."""
     line = f"[ 388.5] NVRM: Xid (PCI:0000:01:00): {number}, pid=6211, name=python3, channel 0x00000008\n"
-    done = subprocess.run(
-        [*MOEBOX, "doctor", "logs", "-", "--json"], input=line, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1, done
-    cause = json.loads(done.stdout)["cause"]
+    done = call_main("doctor", "logs", "-", "--json", stdin=line)
+    assert done.code == 1, done
+    cause = done.document["cause"]
     assert cause["cause"].startswith(f"Xid {number}, ")
     assert "Usually the fault of" in cause["cause"]
 

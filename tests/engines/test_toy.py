@@ -24,6 +24,7 @@ from moebox.planner.constraints import Constraints
 from moebox.render import render
 from moebox.serve.session import engine_session
 from moebox.store import Run
+from tests.sampling import one_in
 
 TOY = Path(__file__).parents[1] / "toy_engine"
 BOX = Box(name="8x-b200", gpus=(catalogue.find_gpu("b200"),) * 8)
@@ -84,8 +85,8 @@ def test_it_is_found_planned_and_rendered(installed: Install) -> None:
     assert "toys/engine:1.0" in render(deployment, "docker")
 
 
-@pytest.mark.parametrize("model", ["kimi-k2.6", "qwen3-235b", "gpt-oss-120b", "deepseek-v3.2", "minimax-m2.5"])
-@pytest.mark.parametrize("box", ["8x-b200", "8x-rtx-pro-6000-server", "6x-h200", "4x-b300", "2-nodes"])
+@pytest.mark.parametrize("model", one_in(2, ["kimi-k2.6", "qwen3-235b", "gpt-oss-120b", "deepseek-v3.2"]))
+@pytest.mark.parametrize("box", one_in(2, ["8x-b200", "4x-b300", "6x-h200", "8x-rtx-pro-6000-server", "2-nodes"]))
 def test_every_plan_for_it_is_accepted_by_up(
     installed: Install, tmp_path: Path, capsys: pytest.CaptureFixture[str], model: str, box: str
 ) -> None:

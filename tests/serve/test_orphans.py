@@ -15,15 +15,11 @@ from moebox import codec
 from moebox.cli.target import find_endpoint
 from moebox.core.recipe import Recipe
 from moebox.serve import state
+from tests.driving import call_main, moebox
 from tests.serve.conftest import alive, gone_within, marked
 
 Acting = Callable[..., Recipe]
 MOEBOX = [sys.executable, "-c", "import sys; from moebox.cli import main; sys.exit(main())"]
-
-
-def said(*words: str) -> "subprocess.CompletedProcess[str]":
-    """One moebox command, done."""
-    return subprocess.run([*MOEBOX, *words], capture_output=True, text=True, timeout=90, check=False)
 
 
 @contextmanager
@@ -63,13 +59,13 @@ def test_kill_9_of_the_guard_kills_the_engine_and_ps_names_what_is_left(acting: 
         assert not gone_within(lambda: alive(engine), 10)
         assert shown.wait(30) == 3
     left = {"id": instance.id, "status": "left behind"}
-    (row,) = json.loads(said("ps", "--json").stdout)["engines"]
+    (row,) = json.loads(call_main("ps", "--json").out)["engines"]
     assert {**row, **left} == row
     assert len(row["left"]) == 2
-    done = said("down", instance.id)
-    assert done.returncode == 0, done.stderr
+    done = call_main("down", instance.id)
+    assert done.code == 0, done.err
     assert not marked(instance.id)
-    assert said("ps").stdout.strip() == "nothing is running"
+    assert call_main("ps").out.strip() == "nothing is running"
 
 
 def test_ctrl_c_stops_the_engine_and_exits_130(acting: Acting, tmp_path: Path) -> None:
@@ -95,52 +91,50 @@ def test_a_detached_engine_is_listed_followed_and_stopped(acting: Acting, tmp_pa
     """up --detach returns, ps shows the engine, logs prints its words, down ends it."""
     path = tmp_path / "recipe.toml"
     path.write_text(codec.to_toml(acting("good")))
-    done = said("up", str(path), "--detach", "--json")
-    assert done.returncode == 0, done.stderr
-    ready = json.loads(done.stdout)
+    ready = moebox("up", path, "--detach", "--json").good().document  # this process would go on holding the run
     assert ready["facts"]["kv_tokens"] == 180_191
 
-    (row,) = json.loads(said("ps", "--json").stdout)["engines"]
+    (row,) = json.loads(call_main("ps", "--json").out)["engines"]
     assert (row["id"], row["status"], row["base_url"]) == (ready["id"], "ready", ready["base_url"])
     assert find_endpoint(str(path)).base_url == ready["base_url"]  # the recipe leaves the port to the start
-    assert "moebox connect claude-code" in said("runs", "show", ready["id"]).stdout
-    assert "Application startup complete" in said("logs", "-n", "3").stdout
+    assert "moebox connect claude-code" in call_main("runs", "show", ready["id"]).out
+    assert "Application startup complete" in call_main("logs", "-n", "3").out
     with subprocess.Popen([*MOEBOX, "logs", "-f", ready["id"]], stdout=subprocess.PIPE, text=True) as following:
         assert following.stdout
         assert "Initializing a V1 LLM engine" in following.stdout.readline()
-        assert said("down").returncode == 0
+        assert call_main("down").code == 0
         following.communicate(timeout=30)
     assert not marked(ready["id"])
-    assert "moebox up " in said("runs", "show", ready["id"]).stdout
+    assert "moebox up " in call_main("runs", "show", ready["id"]).out
 
 
 def test_the_run_of_a_detached_engine_is_not_deleted_under_it(acting: Acting, tmp_path: Path) -> None:
     """`runs` lists it as running, and `runs rm` says what to stop; with the engine down it may go."""
     path = tmp_path / "recipe.toml"
     path.write_text(codec.to_toml(acting("good")))
-    ready = json.loads(said("up", str(path), "--detach", "--json").stdout)
-    (row,) = json.loads(said("runs", "--json").stdout)["runs"]
-    refused = said("runs", "rm", row["id"], "--yes")
-    assert said("down").returncode == 0
+    ready = moebox("up", path, "--detach", "--json").good().document
+    (row,) = json.loads(call_main("runs", "--json").out)["runs"]
+    refused = call_main("runs", "rm", row["id"], "--yes")
+    assert call_main("down").code == 0
 
     assert row["live"]
-    assert refused.returncode == 3
-    assert f"stop it first: `moebox down {ready['id']}`" in refused.stderr
-    (row,) = json.loads(said("runs", "--json").stdout)["runs"]
+    assert refused.code == 3
+    assert f"stop it first: `moebox down {ready['id']}`" in refused.err
+    (row,) = json.loads(call_main("runs", "--json").out)["runs"]
     assert not row["live"]
-    assert said("runs", "rm", row["id"], "--yes").returncode == 0
+    assert call_main("runs", "rm", row["id"], "--yes").code == 0
 
 
 def test_a_detached_engine_that_died_is_shown_with_its_code(acting: Acting, tmp_path: Path) -> None:
-    """Nobody watched it die; ps tells all the same, and down clears the record."""
+    """Without a watcher; ps shows it all the same, and down clears the record."""
     path = tmp_path / "recipe.toml"
     path.write_text(codec.to_toml(acting("dies-after-ready")))
-    ready = json.loads(said("up", str(path), "--detach", "--json").stdout)
+    ready = json.loads(call_main("up", str(path), "--detach", "--json").out)
     assert not gone_within(lambda: marked(ready["id"]), 30)
     (instance,) = state.list_instances()
     assert not gone_within(lambda: instance.is_alive, 10)
-    assert "exited (7)" in said("ps").stdout
-    assert said("down", ready["id"]).returncode == 0
+    assert "exited (7)" in call_main("ps").out
+    assert call_main("down", ready["id"]).code == 0
     assert not state.list_instances()
 
 
@@ -149,9 +143,9 @@ def test_a_remedy_is_tried_once_and_journaled(acting: Acting, tmp_path: Path) ->
     log = Path(__file__).parents[1] / "logs" / "vllm-0.32-kv-too-small.log"
     path = tmp_path / "recipe.toml"
     path.write_text(codec.to_toml(acting(str(log), context=262144)))
-    done = said("up", str(path), "--apply-remedy")
-    assert done.returncode == 3
-    assert "trying the remedy: context = 155328" in done.stderr
+    done = call_main("up", str(path), "--apply-remedy")
+    assert done.code == 3
+    assert "trying the remedy: context = 155328" in done.err
     (folder,) = (tmp_path / "runs").iterdir()
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     kinds = [event["kind"] for event in events]
@@ -169,10 +163,10 @@ def test_up_says_who_may_use_an_engine_without_a_key(
     monkeypatch.setenv("MY_KEY", "sk-secret-1234567890")
     path = tmp_path / "recipe.toml"
     path.write_text(codec.to_toml(acting("good")).replace('key_env = ""', f'key_env = "{key}"'))
-    done = said("up", str(path), "--detach")
-    assert done.returncode == 0, done.stderr
-    assert said("down").returncode == 0
-    assert ("every user of this machine may use it (listen.key_env in the recipe)" in done.stderr) == (not key)
+    done = call_main("up", str(path), "--detach")
+    assert done.code == 0, done.err
+    assert call_main("down").code == 0
+    assert ("every user of this machine may use it (listen.key_env in the recipe)" in done.err) == (not key)
 
 
 def test_a_dry_run_prints_what_would_be_run(acting: Acting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,10 +176,10 @@ def test_a_dry_run_prints_what_would_be_run(acting: Acting, tmp_path: Path, monk
     path = tmp_path / "recipe.toml"
     text = codec.to_toml(recipe).replace('key_env = ""', 'key_env = "MY_KEY"')
     path.write_text(text)
-    done = said("up", str(path), "--dry-run")
-    assert done.returncode == 0, done.stderr
-    assert 'VLLM_API_KEY="$MY_KEY"' in done.stdout
-    assert "sk-secret" not in done.stdout + done.stderr
+    done = call_main("up", str(path), "--dry-run")
+    assert done.code == 0, done.err
+    assert 'VLLM_API_KEY="$MY_KEY"' in done.out
+    assert "sk-secret" not in done.out + done.err
 
 
 @pytest.mark.parametrize(
@@ -193,16 +187,16 @@ def test_a_dry_run_prints_what_would_be_run(acting: Acting, tmp_path: Path, monk
 )
 def test_what_is_not_there_is_one_line(words: tuple[str, ...]) -> None:
     """Unknown names are bad input, one line each."""
-    done = said(*words)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ")
-    assert "Traceback" not in done.stderr
+    done = call_main(*words)
+    assert done.code == 2
+    assert done.err.startswith("error: ")
+    assert "Traceback" not in done.err
 
 
 def test_waiting_for_nothing_is_reported() -> None:
     """`moebox down` with nothing running reports it."""
-    done = said("down")
-    assert (done.returncode, "nothing is running" in done.stderr) == (3, True)
+    done = call_main("down")
+    assert (done.code, "nothing is running" in done.err) == (3, True)
 
 
 DROPPING = """

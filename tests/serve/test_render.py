@@ -24,6 +24,7 @@ from moebox.render import EXECUTABLE_FORMATS, render
 from moebox.serve.recipes import read_recipe
 from tests import shellcheck
 from tests.chain.parse_back import split_argv
+from tests.sampling import one_in
 from tests.serve.rendered import ALL, ROOT, recipes
 from tests.serve.schemas import COMPOSE, KUBERNETES
 
@@ -58,7 +59,7 @@ def test_every_script_passes_bash_and_shellcheck(tmp_path: Path):
     assert shellcheck.complaints(*files) == ""
 
 
-@pytest.mark.parametrize(("name", "form"), [one for one in ALL if one[1] in ("compose", "k8s")])
+@pytest.mark.parametrize(("name", "form"), one_in(3, [one for one in ALL if one[1] in ("compose", "k8s")], unpack=True))
 def test_yaml_is_what_compose_and_kubernetes_take(name: str, form: str):
     """Every document fits the closed schema of its kind."""
     recipe = recipes()[name]
@@ -79,7 +80,7 @@ def explained(text: str) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize(("name", "form"), ALL)
+@pytest.mark.parametrize(("name", "form"), one_in(5, ALL, unpack=True))
 def test_every_flag_carries_its_reason(name: str, form: str):
     """As the published guides do: one line a flag, in every form, short enough to read in a terminal."""
     deployment = deploy(recipes()[name])
@@ -117,7 +118,7 @@ def words_in(document: dict[str, Any]) -> list[list[str]]:
     return [[*one.get("command", []), *one["args"]] for one in found]
 
 
-@pytest.mark.parametrize(("name", "form"), [one for one in ALL if one[1] in ("compose", "k8s")])
+@pytest.mark.parametrize(("name", "form"), one_in(3, [one for one in ALL if one[1] in ("compose", "k8s")], unpack=True))
 def test_flags_in_yaml_are_the_engines_own(name: str, form: str):
     """The rendered command line is read back and checked against the catalogue."""
     recipe = recipes()[name]

@@ -26,6 +26,7 @@ from moebox.flows import recipes
 from moebox.flows.pipeline import PIPELINE
 from moebox.serve import state
 from moebox.store import Run
+from tests.flows.pipelines import ROOT, oracle_recipe
 
 VICTIMS = ("moebox", "engine", "guard")
 ENGINE_STEPS = ("up", "verify", "climb", "bench")
@@ -57,12 +58,12 @@ def moments(count: int, seed: int) -> list[Moment]:
     return drawn
 
 
-def words(step: str, *, without: str = "") -> list[str]:
+def words(step: str, path: Path, *, without: str = "") -> list[str]:
     """A run of every step that has an engine and a climb of one setting; with the ladder where that is struck."""
     left_out = ("doctor,task" if step == "verify" else "doctor,verify,task") + without
     return [
         "--recipe",
-        str(recipe()),
+        str(path),
         "--effort",
         "quick",
         "--yes",
@@ -136,9 +137,9 @@ def orphans() -> list[str]:
     return [f"{name}: {pids}" for name, pids in state.marked_processes().items()]
 
 
-def besiege(moment: Moment, *, without: str = "") -> int:
-    """One run with one kill, taken up until it is complete; how often that took."""
-    moebox = begin(*words(moment.step, without=without))
+def besiege(moment: Moment, path: Path, *, without: str = "") -> int:
+    """One run of a recipe with one kill, taken up until it is complete; how often that took."""
+    moebox = begin(*words(moment.step, path, without=without))
     kill(moment, moebox)
     moebox.wait(timeout=WAIT_S)
     run = the_run()
@@ -170,18 +171,19 @@ def complete(run: Run) -> bool:
 
 
 @pytest.mark.slow
-def test_a_killed_run_is_taken_up_and_nothing_is_lost():
-    """One of the moments that `make test-siege` goes through, in a run of the struck step and what it stands on.
+def test_a_killed_run_is_taken_up_and_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """One of the moments that `make test-siege` goes through, with the oracle as the engine.
 
-    Moebox and an engine of another kind are killed in every step by tests/flows/test_run_faults.py.
+    Moebox and the engine are killed in every step by tests/flows/test_run_faults.py.
     """
-    besiege(Moment(victim="guard", step="bench", after_s=0.5), without=",rehearse,climb")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    besiege(Moment(victim="guard", step="bench", after_s=0.5), oracle_recipe(tmp_path), without=",rehearse,climb")
 
 
 @pytest.mark.siege
 @pytest.mark.parametrize("moment", moments(MOMENTS, seed=18), ids=str)
 def test_thirty_moments_of_death(moment: Moment, capsys: pytest.CaptureFixture[str]):
     """All resume, nothing is lost, no orphan is left."""
-    resumes = besiege(moment)
+    resumes = besiege(moment, recipe())
     with capsys.disabled():
         print(f"\n{moment}: complete after {resumes} resumes", end="", flush=True)
