@@ -72,7 +72,7 @@ def test_a_killed_tuning_is_resumed(start: Recipe, tmp_path: Path, capfd: pytest
     path = tmp_path / "recipe.toml"
     path.write_text(codec.to_toml(dataclasses.replace(start, climb=Climb(settings={"hybrid.ubatch": [4096]}))))
     words = ["--set", "rounds=2", "--set", "questions=2", "--set", "concurrency=2", "--set", "only=hybrid.ubatch"]
-    words += ["--set", "trials=1", "--set", "tokens=24"]
+    words += ["--set", "trials=1", "--set", "tokens=24", "--set", "depths=[0.5]"]
     words += ["--set", "combinations=1", "--set", "finalists=1", "--json"]
     command = [sys.executable, "-m", "moebox", "tune", str(path), *words]
     killed = subprocess.Popen(command, env=os.environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

