@@ -7,6 +7,8 @@ MODEL is a catalogue name or a folder with config.json and a tokenizer. Every po
 deep ones decide between the finalists. Printed are Spearman's rank correlation between both depths, the winner, and its
 regret: how much slower it is, with --deep layers, than the best point of the grid. Each call measures for at most
 --seconds (540), and another call with the same --out goes on; figures are printed once the grid is complete.
+--by-cpu divides tokens by the server's CPU time instead, which other programs of a shared machine hardly change; it
+says nothing of settings that trade CPU time for waiting, such as threads.
 """
 
 import argparse
@@ -16,13 +18,19 @@ import math
 import statistics
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from moebox import codec
+from moebox.core.endpoint import Endpoint
 from moebox.core.recipe import Hybrid, Listen, Parallel, Recipe, Runtime
+from moebox.detect.conditions import server_processes
 from moebox.detect.machine import detect_machine
 from moebox.flows.effort import ClimbEffort
+from moebox.flows.pace import WARM, SpeedRounds, measure_speed
 from moebox.flows.search import Changes, combine_changes, halve_pool, single_key
 from moebox.flows.tune import Tuner
 from moebox.flows.tune_state import TUNE_FILE, TuneOptions, TuneState
@@ -46,6 +54,18 @@ def rank_correlation(left: Sequence[float], right: Sequence[float]) -> float:
     return both / spread if spread else math.nan
 
 
+def measure_by_cpu(endpoint: Endpoint, *, concurrency: int, rounds: int, tokens: int) -> SpeedRounds:
+    """Tokens per second of the server's CPU time in each round, over its processes."""
+    family = [psutil.Process(pid) for pid in server_processes(endpoint.server_url) or ()]
+    found = []
+    for _ in range(rounds):
+        before = sum(sum(process.cpu_times()[:2]) for process in family)
+        speed = measure_speed(endpoint, concurrency=concurrency, rounds=1, tokens=tokens)  # one more warms up
+        spent = sum(sum(process.cpu_times()[:2]) for process in family) - before
+        found.append(replace(speed, tok_s=((1 + WARM) * concurrency * tokens / spent,)))
+    return replace(found[0], tok_s=tuple(row.tok_s[0] for row in found), ttft_ms=tuple(row.ttft_ms[0] for row in found))
+
+
 def list_grid(settings: dict[str, list[Any]]) -> list[Changes]:
     """Every combination; a setting that stays as it is counts as one of its values."""
     rows = itertools.product(*([None, *values] for values in settings.values()))
@@ -59,7 +79,8 @@ def measure_grid(recipe: Recipe, grid: list[Changes], layers: int, given: argpar
     run = Run(folder)
     path = folder / TUNE_FILE
     spent = codec.decode(TuneState, run.read_json(TUNE_FILE), where=str(path)).spent_s if path.exists() else 0.0
-    effort = ClimbEffort(concurrency=given.streams)
+    measure = measure_by_cpu if given.by_cpu else measure_speed
+    effort = ClimbEffort(concurrency=given.streams, tokens=given.tokens, measure_speed=measure)
     options = TuneOptions(budget_s=spent + given.seconds, layers=layers)
     tuner = Tuner(recipe, run, effort, lambda kind, news: print(news, file=sys.stderr), detect_machine(), options)
     tuner.update(layers=layers)
@@ -87,6 +108,8 @@ def main() -> int:
     parser.add_argument("--shallow", type=int, default=4)
     parser.add_argument("--deep", type=int, default=12)
     parser.add_argument("--streams", type=int, default=16)
+    parser.add_argument("--tokens", type=int, default=128, help="per stream")
+    parser.add_argument("--by-cpu", action="store_true")
     parser.add_argument("--context", type=int, default=8192)
     parser.add_argument("--finalists", type=int, default=2)
     parser.add_argument("--combinations", type=int, default=8)

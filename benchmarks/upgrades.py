@@ -46,6 +46,17 @@ def run_moebox(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "moebox", *words], capture_output=True, text=True, check=False)
 
 
+def pick_process(instance: state.Instance, victim: str) -> int:
+    """The process id of an engine or its guard; 0 if it has none yet."""
+    return instance.guard if victim == "guard" else instance.guard_state.engine
+
+
+def kill_process(pid: int) -> None:
+    if pid > 1:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
 class Trials:
     """Trials of one kind of servers."""
 
@@ -114,18 +125,16 @@ class Trials:
         child = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(wait_s)
-        tried: list[state.Instance] = []
-        while victim != "moebox" and not tried and child.poll() is None:  # an engine of the upgrade, not the user's own
+        target = 0
+        while victim != "moebox" and target <= 1 and child.poll() is None:  # of the upgrade, not the user's own engine
             owed = switch.list_journals(*switch.OWED)
             tried = switch.live_instances("", within=owed[0].run) if owed else []
+            target = pick_process(tried[-1], victim) if tried else 0
             time.sleep(0.05)
         if child.poll() is not None:
             victim = f"no {victim}, it had ended"
-        elif tried:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(tried[-1].guard if victim == "guard" else tried[-1].guard_state.engine, signal.SIGKILL)
         else:
-            child.kill()
+            kill_process(child.pid if victim == "moebox" else target)
         phase = [journal.phase for journal in switch.list_journals(*switch.OWED)]
         child.wait()
         until = time.monotonic() + RESTORED_S
@@ -156,11 +165,8 @@ class Trials:
         time.sleep(wait_s := rng.uniform(0, 1.5))
         victim, before = VICTIMS[number % 3], cap.read_text()
         live = switch.live_instances("", within=str(folder / "runs"))
-        target = child.pid if victim == "moebox" or not live else live[-1].guard
-        if victim == "engine" and live:
-            target = live[-1].guard_state.engine
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(target, signal.SIGKILL)
+        target = pick_process(live[-1], victim) if live and victim != "moebox" else child.pid
+        kill_process(target)
         problem = child.communicate()[1].strip().splitlines()[-1:]
         while (cap.read_text() != "600000" or state.orphan_processes()) and time.monotonic() < until:
             time.sleep(0.1)

@@ -179,7 +179,8 @@ def processes_with(word: str) -> list[int]:
 
 BAD_INPUT = [
     ([], 2, "TO is missing"),
-    (["--to", "llama.cpp@b99"], 3, "llama.cpp@b99 was not installed: "),
+    (["--to", "llama.cpp@b99"], 2, "has no commit, tag or branch b99"),
+    (["--to", ","], 2, "TO is empty"),
     (["--to", "vllm==0.32.0"], 2, "the recipe runs llama.cpp"),
     (["--to", "contxt=1"], 2, "--set contxt: there is no such setting"),
     (["--to", "max_seqs=4"], 2, "the recipe has it already"),

@@ -167,12 +167,7 @@ async def _ask_question(session: CheckSession, task: Question) -> ServerAnswer:
     elif task.response_format:
         valid = not schema_violation(answer.content, task.response_format["json_schema"]["schema"])
     return ServerAnswer(
-        family=task.family,
-        question=question,
-        text=text,
-        right=task.grade(answer.reply).ok,
-        valid=valid,
-        pieces=pieces,
+        family=task.family, question=question, text=text, right=task.grade(answer.reply).ok, valid=valid, pieces=pieces
     )
 
 

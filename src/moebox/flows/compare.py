@@ -272,7 +272,7 @@ def compare_sides(a: MeasuredSide, b: MeasuredSide) -> Comparison:
 def _verdict_text(answers: AnswerComparison, worse: str, gains: Sequence[GainAtConcurrency]) -> str:
     if worse:
         return f"B is worse: {worse}"
-    same = "the same words"
+    same = "the same words" if answers.asked else "answers were not compared"
     if answers.same != answers.asked:
         right = answers.changes[0]
         counts = f"{answers.right_a.passed} and {answers.right_b.passed} of {right.of} right"

@@ -109,11 +109,7 @@ def _make_candidate(deployment: Deployment, memory: Memory) -> FleetCandidate:
         raise BadInput(f"{recipe.name} on {box.name} leaves no room for a cache", hint="`moebox plan` shows the memory")
     speed = Speed.for_deployment(deployment)
     rules = scheduler_rules(recipe, memory.kv_tokens, speed, memory.sequence_tokens)
-    return FleetCandidate(
-        box=box,
-        recipe=recipe,
-        model=BoxModel(name=box.name, speed=speed, rules=rules),
-    )
+    return FleetCandidate(box=box, recipe=recipe, model=BoxModel(name=box.name, speed=speed, rules=rules))
 
 
 def member_candidates(fleet: Fleet, path: Path, *, force: bool = False) -> list[FleetCandidate]:

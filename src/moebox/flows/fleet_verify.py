@@ -60,10 +60,7 @@ def verify_fleet(
         notify(found)
     loss = measure_member_loss(record, victim, streams=streams) if kill else None
     verdict = FleetVerdict(
-        checks=checks,
-        affinity=found,
-        loss=loss,
-        by_member={name: round(after[name] - before[name]) for name in after},
+        checks=checks, affinity=found, loss=loss, by_member={name: round(after[name] - before[name]) for name in after}
     )
     run.write_json("fleet.json", verdict_document(verdict))
     return verdict
@@ -132,10 +129,7 @@ def _run_conversation(record: FleetRecord, number: int) -> list[str]:
         before = _prompts_by_member(record)
         body = {"model": endpoint.model, "messages": messages, "max_tokens": 4, "temperature": 0}
         reply = http.post_json(
-            f"{endpoint.base_url}/chat/completions",
-            body,
-            headers={**endpoint.headers, **named},
-            timeout_s=ANSWER_S,
+            f"{endpoint.base_url}/chat/completions", body, headers={**endpoint.headers, **named}, timeout_s=ANSWER_S
         )
         served.append(_member_with_growth(record, before) if reply.ok else "")
         messages = [*messages, {"role": "assistant", "content": "Yes."}, {"role": "user", "content": f"And {turn}?"}]

@@ -47,8 +47,11 @@ def soak_endpoint(
         if problem := _send_request(endpoint, plan, silence_s):
             failures.append(problem)
 
-    with ThreadPoolExecutor(concurrency) as pool:
+    pool = ThreadPoolExecutor(concurrency)
+    try:
         list(pool.map(send, plans))
+    finally:  # an interrupted soak does not wait for its streams: they end with the engine
+        pool.shutdown(wait=False, cancel_futures=True)
     if not failures and (problem := _send_request(endpoint, (8, 8, 0), silence_s)):
         failures.append(f"after the load: {problem}")
     cancelled = sum(bool(plan[2]) for plan in plans)

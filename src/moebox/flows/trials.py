@@ -237,10 +237,7 @@ class TrialRunner:
         path.mkdir(parents=True, exist_ok=True)
         folder = Run(path, strict=self.run.strict)
         live = ports.start_on_free_port(
-            deploy(recipe),
-            folder,
-            notify=lambda text: self.notify("news", text),
-            patience_s=self.effort.patience_s,
+            deploy(recipe), folder, notify=lambda text: self.notify("news", text), patience_s=self.effort.patience_s
         )
         return live, folder
 

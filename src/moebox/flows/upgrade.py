@@ -19,6 +19,7 @@ from moebox.core.engine_source import EngineSource, parse_source
 from moebox.core.recipe import Recipe
 from moebox.core.setting import apply_settings
 from moebox.core.verdict import CheckResults, Mark
+from moebox.detect.conditions import ConditionsWatch
 from moebox.detect.limits import memory_share
 from moebox.errors import AnswerIsNo, MoeboxError, Unsupported, refuse_if
 from moebox.flows.compare import (
@@ -153,6 +154,7 @@ def upgrade_recipe(
 
     A target is ENGINE==VERSION, ENGINE@BUILD, an image, or SETTING=VALUE.
     """
+    refuse_if(not targets, "TO is empty", hint="ENGINE==VERSION, ENGINE@BUILD, an image or SETTING=VALUE")
     new, names = recipe, []
     for target in targets:
         path, equals, text = target.partition("=")
@@ -322,8 +324,10 @@ def _compare_sides(
     if not judges.answers:
         compare = dataclasses.replace(compare, questions=0)
     together = fits_together(old, new)
+    watch = ConditionsWatch()
     try:
-        a, b = compare_targets(old, new, run, compare, listener=trial, together=together)
+        with watch:
+            a, b = compare_targets(old, new, run, compare, listener=trial, together=together)
     except AnswerIsNo as problem:
         return dataclasses.replace(result, reasons=(problem.message,), sides=trial.sides)
     except MoeboxError as problem:
@@ -339,8 +343,11 @@ def _compare_sides(
         half = (len(rounds) + 1) // 2
         drift = (sum(rounds[half:]) / max(1, len(rounds) - half)) / (sum(rounds[:half]) / half) - 1
     outcome, reasons = decide_upgrade(found, trial.sides, judges)
+    notes = tuple(f"disturbed: {line}" for line in watch.result().disturbances()) if found.gains else ()
+    if outcome == "undecided" and notes:
+        reasons = (*reasons, "the machine was disturbed while both were measured: try again when it is quiet")
     return dataclasses.replace(
-        result, outcome=outcome, reasons=reasons, gains=found.gains, sides=trial.sides, drift=drift
+        result, outcome=outcome, reasons=reasons, notes=notes, gains=found.gains, sides=trial.sides, drift=drift
     )
 
 
@@ -356,8 +363,12 @@ def decide_upgrade(found: Comparison, sides: dict[str, ProvenSide], judges: Judg
     added = tuple(f"new quirk: {quirk}" for quirk in new.quirks if quirk not in old.quirks)
     faster = [speed_text(row) for row in found.gains if row.gain and row.is_different and row.gain.low > 0]
     unsure = [row for row in found.gains if row.gain and row.gain.low < -0.10 and not row.gain.low > 0]
+    asked = found.answers
+    if asked.same < asked.asked and not asked.right_a.passed and asked.right_a.trials:
+        reason = f"the old version answers none of {asked.right_a.trials} questions right, so a loss cannot be seen"
+        return "undecided", (reason, *gone, *added)
     if unsure:
         return "undecided", (f"the speed is not known well enough: {speed_text(unsure[0])}", *gone, *added)
     if faster or gone:
         return "keep", (*faster, *gone, *added)
-    return "no difference", (found.verdict, *added)
+    return "no difference", (found.verdict.removeprefix("no difference: "), *added)

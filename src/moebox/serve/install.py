@@ -92,7 +92,7 @@ def require_disk(source: EngineSource, notify: Notify) -> None:
             f"{source} needs about {format_gb(needed)} of disk, {folder} has {format_gb(free)} free",
             hint="`moebox engines remove NAME` frees a version; MOEBOX_STATE names another folder",
         )
-    if needed:
+    if needed >= 1e6:
         notify(f"needs about {format_gb(needed)} of disk, {format_gb(free)} are free")
 
 
@@ -160,8 +160,13 @@ class Installer:
                 where,
                 str(checkout),
             )
-            self.run("git", "-C", str(checkout), "checkout", "--quiet", "--detach", source.version)
-            commit = preflight.command_output(["git", "-C", str(checkout), "rev-parse", "HEAD"])
+            find = ["git", "-C", str(checkout), "rev-parse", "--verify", "--quiet", "--end-of-options"]
+            names = (f"{source.version}^{{commit}}", f"origin/{source.version}^{{commit}}")
+            commit = next(filter(None, (preflight.command_output([*find, name]) for name in names)), "")
+            if not commit:
+                text = f"{source}: {hide_secrets(tree)} has no commit, tag or branch {source.version}"
+                raise BadInput(text, hint="`git fetch --tags` there gets newer ones, `git tag` lists them")
+            self.run("git", "-C", str(checkout), "checkout", "--quiet", "--detach", commit)
         elif Path(tree).is_dir():
             checkout = Path(tree).resolve()
         else:
@@ -234,6 +239,9 @@ class Installer:
         with open(self.log, "rb") as log:
             log.seek(start)
             lines = [line.strip() for line in log.read().decode(errors="replace").splitlines() if line.strip()]
-        reason = next((line for line in lines if PROBLEM.search(line)), lines[-1] if lines else f"exit code {code}")
+        place = next((place for place, line in enumerate(lines) if PROBLEM.search(line)), len(lines) - 1)
+        reason = lines[place] if lines else f"exit code {code}"
+        if reason.endswith(":") and lines[place + 1 :]:  # CMake and uv name the place first
+            reason += f" {lines[place + 1]}"
         reason = hide_secrets(hide_known_keys(reason))[:300]
         raise ExternalError(f"{self.source} was not installed: {reason}", hint=f"log: {self.log}")
