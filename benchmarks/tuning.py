@@ -82,7 +82,9 @@ def measure_grid(recipe: Recipe, grid: list[Changes], layers: int, given: argpar
     measure = measure_by_cpu if given.by_cpu else measure_speed
     effort = ClimbEffort(concurrency=given.streams, tokens=given.tokens, measure_speed=measure)
     options = TuneOptions(budget_s=spent + given.seconds, layers=layers)
-    tuner = Tuner(recipe, run, effort, lambda kind, news: print(news, file=sys.stderr), detect_machine(), options)
+    tuner = Tuner(
+        recipe, run, effort, lambda kind, news: print(news, file=sys.stderr), detect_machine(), options=options
+    )
     tuner.update(layers=layers)
     found: dict[str, float] = {}
     with tuner.budget:

@@ -1,12 +1,13 @@
 """How often upgrades are judged rightly: refusals, passes, bisections, and kills at random moments.
 
-    python benchmarks/upgrades.py [refuse|pass|bisect|kill|power] [COUNT] [--canned SECONDS] [--noise 0.05] [--bursts 0]
-                                  [--by NAMES] [--first 0]
+    python benchmarks/upgrades.py [refuse|pass|bisect|kill|switch|power] [COUNT] [--canned SECONDS] [--noise 0.05]
+                                  [--bursts 0] [--by NAMES] [--first 0]
 
 Builds are commits whose llama-server passes requests on to the embedded engine with an injected fault
 (tests/faulty_server.py). With --canned they stream words on a schedule, one in so many seconds, so a trial needs no
-quiet cores; --noise and --bursts add random stretches to every stream of both sides. `power` kills a sweep of power
-caps of a driver that is a file. It prints one line a trial and a sum; "undecided" is neither right nor wrong.
+quiet cores; --noise and --bursts add random stretches to every stream of both sides. `kill` and `switch` kill moebox,
+an engine or a guard while versions are tried and while the endpoint is switched; `power` does in a sweep of power caps,
+with a driver that is a file. It prints one line a trial and a sum; "undecided" is neither right nor wrong.
 """
 
 import argparse
@@ -36,7 +37,7 @@ from moebox.flows import switch
 from moebox.serve import preflight, state
 from moebox.serve.stop import stop_instance
 
-COUNTS = {"refuse": 20, "pass": 20, "bisect": 10, "kill": 20, "power": 20}
+COUNTS = {"refuse": 20, "pass": 20, "bisect": 10, "kill": 20, "switch": 12, "power": 20}
 RESTORED_S = 180.0  # until an endpoint is back that took seconds to start
 VICTIMS = ("moebox", "engine", "guard")
 
@@ -116,26 +117,36 @@ class Trials:
 
     def kill(self, folder: Path, rng: random.Random, number: int) -> tuple[str, str]:
         """Whether the old endpoint is back after kill -9 of moebox, an engine or a guard at a random moment."""
-        recipe, tree = self.prepare(folder, ["", "slow:0.5"])
+        return self.kill_upgrade(folder, VICTIMS[number % 3], rng.uniform(1, 40), "testing")
+
+    def switch(self, folder: Path, rng: random.Random, number: int) -> tuple[str, str]:
+        """The same while the endpoint is switched to a build that was accepted; afterwards the new one is right."""
+        return self.kill_upgrade(folder, VICTIMS[number % 3], rng.uniform(0, 1.5), "switching")
+
+    def kill_upgrade(self, folder: Path, victim: str, wait_s: float, phase: str) -> tuple[str, str]:
+        """Kill a process of an upgrade and see whether one endpoint answers, the one that the recipe's file names."""
+        recipe, tree = self.prepare(folder, ["", "slow:0.5" if phase == "testing" else ""])
         up = run_moebox("up", str(recipe), "--detach")
         assert up.returncode == 0, up.stderr
-        victim, wait_s = VICTIMS[number % 3], rng.uniform(1, 40)
         argv = [sys.executable, "-m", "moebox", "upgrade", "apply", str(recipe), "llama.cpp@b2", "--source", str(tree)]
-        argv += ["--by", "alive,speed"]
+        argv += ["--by", "alive,speed" if phase == "testing" else "alive"]
         child = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        while phase == "switching" and not switch.list_journals("switching") and child.poll() is None:
+            time.sleep(0.02)
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(wait_s)
         target = 0
         while victim != "moebox" and target <= 1 and child.poll() is None:  # of the upgrade, not the user's own engine
             owed = switch.list_journals(*switch.OWED)
-            tried = switch.live_instances("", within=owed[0].run) if owed else []
+            within = owed[0].run if owed and phase == "testing" else ""
+            tried = switch.live_instances("ph", within=within) if owed else []
             target = pick_process(tried[-1], victim) if tried else 0
             time.sleep(0.05)
         if child.poll() is not None:
             victim = f"no {victim}, it had ended"
         else:
             kill_process(child.pid if victim == "moebox" else target)
-        phase = [journal.phase for journal in switch.list_journals(*switch.OWED)]
+        seen = ", ".join(journal.phase for journal in switch.list_journals(*switch.OWED)) or "not under way"
         child.wait()
         until = time.monotonic() + RESTORED_S
         while switch.list_journals(*switch.OWED) and time.monotonic() < until:
@@ -143,12 +154,14 @@ class Trials:
         run_moebox("ps")  # recovers if the keeper was the victim, or if no upgrade had begun
         live = [each for each in switch.live_instances("ph") if each.detached and each.ready]
         versions = [codec.read_toml(Recipe, Path(each.run) / "recipe.toml").engine_version for each in live]
-        port = codec.read_toml(Recipe, recipe).listen.port
-        answers = preflight.accepts_connections("127.0.0.1", port)
+        named = codec.read_toml(Recipe, recipe)
+        answers = preflight.accepts_connections("127.0.0.1", named.listen.port)
+        is_applied = bool(switch.list_journals("applied"))
         for instance in state.list_instances():
             stop_instance(instance)
-        text = f"{victim} after {wait_s:.1f} s ({', '.join(phase) or 'before it began'}): {versions}, {answers=}"
-        return "right" if versions == ["b1"] and answers else "wrong", text
+        text = f"{victim} after {wait_s:.1f} s ({seen}): {versions} live, {answers=}, {is_applied=}"
+        is_right = versions == [named.engine_version] == ["b2" if is_applied else "b1"] and answers
+        return "right" if is_right else "wrong", text
 
     def power(self, folder: Path, rng: random.Random, number: int) -> tuple[str, str]:
         """Whether the power cap is restored after kill -9 of moebox, an engine or a guard within a sweep."""

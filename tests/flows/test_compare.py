@@ -11,11 +11,12 @@ import pytest
 
 from moebox.cli import main
 from moebox.core.endpoint import Endpoint
+from moebox.flows import compare
 from moebox.flows.answers import AnswerChange, ServerAnswer, sign_test
 from moebox.flows.compare import CompareEffort, MeasuredSide, compare_sides, measure_both
 from moebox.flows.compare_tasks import compare_results, find_lost_work
 from moebox.flows.gain import paired_gain, student_t, welch_gain
-from moebox.flows.pace import SpeedRounds
+from moebox.flows.pace import DraftCounts, SpeedRounds
 from moebox.store import Run
 from moebox.tasks.result import JobResult
 
@@ -274,3 +275,26 @@ def test_disturbed_pairs_hardly_widen_the_interval():
     seen = [gain for gain in found if gain and gain.high < -0.02]
     assert len(missed) <= 12  # 4 are expected
     assert len(seen) >= 160
+
+
+@pytest.mark.parametrize(("losses", "looks"), [((0.95, 1.0, 1.0), 2), ((0.85, 0.85, 0.85), 2), ((1.0, 1.0, 1.0), 1)])
+def test_a_difference_in_speed_is_seen_twice(
+    losses: tuple[float, ...], looks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six pairs that are slower by chance are followed by six more; equal ones are not."""
+    shares = [share for share in (*losses, losses[-1]) for _ in range(6)]
+    jitter = [1.0, 1.01, 0.99, 1.005, 0.995, 1.002] * 4
+    seen: list[int] = []
+
+    def measure_in_turn(a: object, b: object, *, rounds: int) -> tuple[SpeedRounds, ...]:
+        seen.append(rounds)
+        count = sum(seen)
+        pairs = (jitter, [share / noise for share, noise in zip(shares, jitter, strict=True)])
+        return tuple(SpeedRounds(concurrency=1, tok_s=tuple(rates[:count]), ttft_ms=(1.0,)) for rates in pairs)
+
+    monkeypatch.setattr(compare, "measure_in_turn", measure_in_turn)
+    monkeypatch.setattr(compare, "read_draft_counts", lambda endpoint: DraftCounts())
+    monkeypatch.setattr(compare, "collect_from_both", lambda *given, **more: ([], []))
+    endpoint = Endpoint(base_url="http://127.0.0.1:9/v1", model="m")
+    measure_both(endpoint, endpoint, CompareEffort(concurrency=(1,), questions=0, rounds=6, most_rounds=24))
+    assert len(seen) == looks

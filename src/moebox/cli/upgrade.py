@@ -1,6 +1,9 @@
 """`moebox upgrade`: try another version or setting, switch to it, return from it, or find the version that broke it."""
 
 import random
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from moebox import codec
 from moebox.cli import flags
@@ -9,32 +12,26 @@ from moebox.cli.output import exit_code, print_lines, print_result
 from moebox.cli.ps import restore_interrupted
 from moebox.cli.signals import interrupt_message
 
+RecipeName = Annotated[str, Parameter(help="A recipe file or name.")]
+Change = Annotated[
+    str, Parameter(help="ENGINE==VERSION, ENGINE@BUILD, an image or SETTING=VALUE; commas join several to one change.")
+]
+By = Annotated[str, Parameter(help="Judge by these alone: checks or their names, soak, answers, quality, speed=5%.")]
+Tree = Annotated[str, Parameter(help="Folder or git repository of builds. Default: that of the last build.")]
 
-def upgrade(recipe: str, to: str, by: str = "", source: str = "", *, json: AsJson = False) -> int:
+
+def upgrade(recipe: RecipeName, to: Change, by: By = "", source: Tree = "", *, json: AsJson = False) -> int:
     """Judge another engine version, build, image or setting against RECIPE's own.
 
     Known problems come first, then a rehearsal with few layers if the weights are large, then both on the real recipe:
     checks, load with cancelled streams, answers, quality, and speed in turn. A live endpoint of the recipe is stopped
     for that and runs again afterwards, also if moebox is killed. Exit code 1 if the answer is to keep the old one.
-
-    Args:
-        recipe: A recipe file or name.
-        to: ENGINE==VERSION, ENGINE@BUILD, an image, or SETTING=VALUE; several, joined by commas, are one change.
-        by: Judge only by these: checks, names of checks, soak, answers, quality, speed or speed=5%.
-        source: The source tree of a build: a folder or a git repository. Default: that of the last build.
     """
     return _try(recipe, to, by, source, switch_to_it=False, json=json)
 
 
-def apply(recipe: str, to: str, by: str = "", source: str = "", *, json: AsJson = False) -> int:
-    """Judge like `upgrade`, and switch the recipe and its live endpoint if the answer is keep or no difference.
-
-    Args:
-        recipe: A recipe file or name.
-        to: ENGINE==VERSION, ENGINE@BUILD, an image, or SETTING=VALUE; several, joined by commas, are one change.
-        by: Judge only by these: checks, names of checks, soak, answers, quality, speed or speed=5%.
-        source: The source tree of a build: a folder or a git repository. Default: that of the last build.
-    """
+def apply(recipe: RecipeName, to: Change, by: By = "", source: Tree = "", *, json: AsJson = False) -> int:
+    """Judge like `upgrade`, and switch the recipe and its live endpoint if the answer is keep or no difference."""
     return _try(recipe, to, by, source, switch_to_it=True, json=json)
 
 
@@ -56,16 +53,13 @@ def rollback(recipe: str = "", *, json: AsJson = False) -> int:
 
 
 def bisect(
-    recipe: str, good: str, bad: str, by: str = "", source: str = "", between: str = "", *, json: AsJson = False
+    recipe: RecipeName, good: str, bad: str, by: By = "", source: Tree = "", between: str = "", *, json: AsJson = False
 ) -> int:
     """Find the first bad version between a good and a bad one; the same command resumes.
 
     Args:
-        recipe: A recipe file or name.
         good: ENGINE==VERSION, ENGINE@BUILD or an image.
         bad: The same of a later version.
-        by: Judge only by these: checks, names of checks, soak, answers, quality, speed or speed=5%.
-        source: The git repository of builds. Default: that of the last build.
         between: The versions in between, oldest first, joined by commas. Default: commits, or releases in the index.
     """
     from moebox import detect

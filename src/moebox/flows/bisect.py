@@ -124,14 +124,20 @@ def bisect_versions(
             mark, reason = _judge_version(
                 version, good, install, trial or judge, run, number, is_end=version == candidates[-1]
             )
-            state = _add_mark(state, version, mark, reason, run)
+            marks = {**state.marks, version: (*state.marks.get(version, ()), mark)}
+            reasons = {**state.reasons, **({version: reason} if reason else {})}
+            state = dataclasses.replace(state, marks=marks, reasons=reasons)
+            run.write_json(JOURNAL, state)
             notify(f"{version}: {mark}{f' ({reason})' if reason else ''}")
             if version not in (candidates[0], candidates[-1]) and version not in before:
                 with contextlib.suppress(MoeboxError):
                     installs.remove_install(version)
             _require_ends(state)
     low, high = state.ends
-    changes = list_changes(tree, candidates[low], candidates[high]) if sources[0].kind == "build" else ()
+    changes: list[str] = []
+    if sources[0].kind == "build":
+        between_builds = f"{parse_source(candidates[low]).version}..{parse_source(candidates[high]).version}"
+        changes = _run_git(tree, "log", "--oneline", "--no-decorate", between_builds).splitlines()
     state = dataclasses.replace(
         state,
         first_bad=candidates[high],
@@ -162,14 +168,6 @@ def _judge_version(
     if result.outcome == "roll back" and "B" not in result.sides and not is_end:
         return "skip", reason
     return ("bad", reason) if result.outcome == "roll back" else ("skip", reason)
-
-
-def _add_mark(state: Bisection, version: str, mark: VersionMark, reason: str, run: Run) -> Bisection:
-    marks = {**state.marks, version: (*state.marks.get(version, ()), mark)}
-    reasons = {**state.reasons, **({version: reason} if reason else {})}
-    state = dataclasses.replace(state, marks=marks, reasons=reasons)
-    run.write_json(JOURNAL, state)
-    return state
 
 
 def _require_ends(state: Bisection) -> None:
@@ -227,12 +225,6 @@ def list_releases(package: str) -> list[str]:
             f"the package index lists no release of {package}", hint="--between lists versions, oldest first"
         )
     return found
-
-
-def list_changes(tree: str, good: str, bad: str) -> list[str]:
-    """The commits between two builds, one line each."""
-    first, last = parse_source(good).version, parse_source(bad).version
-    return _run_git(tree, "log", "--oneline", "--no-decorate", f"{first}..{last}").splitlines()
 
 
 def _run_git(tree: str, *words: str) -> str:

@@ -175,11 +175,16 @@ def measure_both(a: Endpoint, b: Endpoint, effort: CompareEffort) -> tuple[Measu
             SpeedMeter(a, concurrency=load, prompt_words=words) as meter_a,
             SpeedMeter(b, concurrency=load, prompt_words=words) as meter_b,
         ):
+            was_different = False
             for _ in range(looks):
                 pair = measure_in_turn(meter_a, meter_b, rounds=effort.rounds)
-                gain = paired_gain(pair[0].tok_s, pair[1].tok_s, confidence=1 - (1 - CONFIDENCE) / len(loads) / looks)
-                if gain and (gain.high < -SMALL or gain.low > SMALL or (gain.low > -MARGIN and gain.high < MARGIN)):
-                    break
+                rates, doubt = (pair[0].tok_s, pair[1].tok_s), (1 - CONFIDENCE) / len(loads)
+                gain = paired_gain(*rates, confidence=1 - doubt)
+                wide = paired_gain(*rates, confidence=1 - doubt / looks)
+                different = gain is not None and (gain.high < -SMALL or gain.low > SMALL)
+                if was_different if different else wide and wide.low > -MARGIN and wide.high < MARGIN:
+                    break  # a difference that was seen twice, or the same within the margin
+                was_different = different
             paces.append(pair)
     left, right = (
         MeasuredSide(

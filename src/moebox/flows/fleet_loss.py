@@ -58,7 +58,7 @@ class MemberLoss:
 def choose_victim(record: FleetRecord, name: str) -> MemberRecord | None:
     """The member to kill, or None for the busiest one at that time. Raise BadInput if it cannot be killed."""
     members = {member.name: member for member in record.members}
-    if name == BUSIEST and len(members) > 1 and record.started_all_members:
+    if name == BUSIEST and len(members) > 1 and all(member.instance for member in record.members):
         return None
     refuse_if(name not in members, f"{record.name} has no member {name!r}", hint=", ".join(members))
     foreign = f"{name} was not started by moebox, so it is not killed"

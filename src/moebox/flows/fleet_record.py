@@ -50,11 +50,6 @@ class FleetRecord:
         return name in ("", self.name) or file == self.file
 
     @property
-    def started_all_members(self) -> bool:
-        """Whether moebox started every member, and so may stop any."""
-        return all(member.instance for member in self.members)
-
-    @property
     def context(self) -> int:
         """The shortest context of its members; 0 if one is unknown."""
         return min((member.context for member in self.members), default=0)

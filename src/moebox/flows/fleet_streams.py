@@ -29,10 +29,6 @@ class FollowedStream:
     over: bool = False
 
     @property
-    def has_begun(self) -> bool:
-        return self.chunks > 0 or self.over
-
-    @property
     def is_lost(self) -> bool:
         """It ended without being finished."""
         return self.over and not self.finished
@@ -96,7 +92,7 @@ async def _wait_for_starts(streams: list[FollowedStream], deadline_s: float) -> 
     until = time.monotonic() + deadline_s
     seen, since = 0, time.monotonic()
     while time.monotonic() < until:
-        begun = sum(stream.has_begun for stream in streams)
+        begun = sum(stream.chunks > 0 or stream.over for stream in streams)
         if begun != seen:
             seen, since = begun, time.monotonic()
         calm = seen > 0 and time.monotonic() - since > CALM_S

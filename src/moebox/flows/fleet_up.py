@@ -53,11 +53,7 @@ class RunningFleet:
     def stop(self) -> None:
         """Stop the router, then the members, including those that were restarted."""
         latest = next((fleet for fleet in list_fleets() if fleet.name == self.record.name), self.record)
-
-        def stop_rest() -> None:
-            stop_fleet(latest)
-
-        stop_all([self.router.stop, *(member.stop for member in self.members), stop_rest])
+        stop_all([self.router.stop, *(member.stop for member in self.members), lambda: stop_fleet(latest)])
 
 
 def find_router_program(router: RouterSettings) -> str:
@@ -108,7 +104,7 @@ def start_fleet(
     python = find_router_program(fleet.router)
     key = os.environ.get(TWIN_KEY) or make_key()  # for twins whose recipe names none
     started: list[StartedMember] = []
-    stops: list[Callable[[], None]] = []  # the router's first
+    stops: list[Callable[[], object]] = []  # the router's first
     try:
         members: list[MemberRecord] = []
         for member in fleet.member:

@@ -77,14 +77,8 @@ class TrialRunner:
         *,
         command: str = "climb",
     ) -> None:
-        self.recipe, self.run, self.effort, self.notify, self.box, self.command = (
-            recipe,
-            run,
-            effort,
-            notify,
-            box,
-            command,
-        )
+        self.recipe, self.run, self.effort, self.notify = recipe, run, effort, notify
+        self.box, self.command = box, command
         self.trials = load_trials(recipe, run, effort, command)
         self.best = next((trial for trial in reversed(self.trials) if trial.kept), None)
         self.skipped: dict[str, str] = {}

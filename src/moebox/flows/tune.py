@@ -84,7 +84,7 @@ def tune(
             pass  # the driver allows it
     if options.goal == "efficiency" and power.read_joules(gpus) is None:
         raise ExternalError("no GPU that counts its energy", hint="--goal throughput needs none")
-    tuner = Tuner(recipe, run, effort, notify, box, options)
+    tuner = Tuner(recipe, run, effort, notify, box, options=options)
     with tuner.budget:
         tuner.search()
     return tuner.finish()
@@ -93,16 +93,8 @@ def tune(
 class Tuner(TrialRunner):
     """One tuning; the run folder has its state after each trial."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        run: Run,
-        effort: ClimbEffort,
-        notify: ClimbListener,
-        box: Box | None,
-        options: TuneOptions,
-    ) -> None:
-        super().__init__(recipe, run, effort, notify, box, command="tune")
+    def __init__(self, recipe: Recipe, run: Run, *given: Any, options: TuneOptions) -> None:
+        super().__init__(recipe, run, *given, command="tune")
         path = run.path / TUNE_FILE
         stored = codec.decode(TuneState, run.read_json(TUNE_FILE), where=str(path)) if path.exists() else None
         self.state = replace(stored, options=options) if stored else TuneState(options=options)

@@ -248,10 +248,6 @@ class _Trial(SideListener):
         options = VerifyOptions(context=self.recipe.context or None, trials=self.effort.trials, seed=seed)
         return run_checks(endpoint, options, only=names, run=folder)
 
-    def failed_side(self, message: str) -> str:
-        """The side that an error is about."""
-        return next((name for name, url in self.urls.items() if url in message), self.current)
-
 
 def _new_failures(old: dict[str, Mark], new: dict[str, Mark]) -> list[str]:
     return [name for name, mark in new.items() if mark == "fail" and old.get(name) not in ("fail", None)]
@@ -331,7 +327,7 @@ def _compare_sides(
     except AnswerIsNo as problem:
         return dataclasses.replace(result, reasons=(problem.message,), sides=trial.sides)
     except MoeboxError as problem:
-        if trial.failed_side(problem.message) == "A":
+        if next((name for name, url in trial.urls.items() if url in problem.message), trial.current) == "A":
             reason = f"the old version failed, so nothing is known of the new one: {problem.message}"
             return dataclasses.replace(result, outcome="undecided", reasons=(reason,), sides=trial.sides)
         return dataclasses.replace(result, reasons=(problem.message,), sides=trial.sides)

@@ -64,11 +64,6 @@ class ClimbTrial:
     watts: float = 0.0  # mean of its GPUs during the measurement; 0 if the driver does not count energy
     folder: str = ""  # of this step's engine, relative to the run
 
-    @property
-    def joules_per_token(self) -> float:
-        """0 if the energy is not known."""
-        return self.watts / self.output_tok_s if self.output_tok_s else 0.0
-
 
 def starting_recipe(recipe: Recipe) -> Recipe:
     """The recipe of the first step: the shortest context, and no draft if the climb tries none first."""

@@ -116,7 +116,7 @@ class GuardedProgram:
         self.instance = state.update_instance(self.instance, detached=True)
 
 
-def stop_all(stops: Sequence[Callable[[], None]]) -> None:
+def stop_all(stops: Sequence[Callable[[], object]]) -> None:
     """Call every function, and raise the first failure at the end."""
     problem: BaseException | None = None
     for stop in stops:
