@@ -194,7 +194,7 @@ def compared(recipe: Recipe, boots: Sequence[Boot]) -> Iterator[Row]:
     found = Calibration(
         id="cpu",
         date=time.strftime("%Y-%m-%d"),
-        place=calibrated_box(subject.box),
+        place=calibrated_box(subject.required_box),
         engine=recipe.engine,
         model=subject.model.title,
         shape=shape_id(subject.model),

@@ -100,6 +100,26 @@ def test_a_worse_version_is_refused_with_its_reason(
     assert not [each for each in state.list_instances() if each.is_alive]
 
 
+def test_a_version_whose_port_the_other_one_got_is_not_judged(recipe: Path, tmp_path: Path) -> None:
+    """The old engine is killed, and the new one starts on its port: nothing is known of the difference."""
+    old, run = codec.read_toml(Recipe, recipe), Run.create("upgrade")
+    new, names = upgrade_recipe(
+        old, ["llama.cpp@b3"], tree=str(tmp_path / "tree"), box=load_box(), notify=lambda text: None
+    )
+
+    def kill_old(text: str) -> None:
+        if text == "starting the new version":
+            (engine,) = switch.live_instances("", within=str(run.path))
+            os.kill(engine.guard_state.engine, signal.SIGKILL)
+            while engine.is_alive:
+                time.sleep(0.02)
+
+    judges = Judges(checks=("alive",), answers=False, soak=False)
+    found = try_upgrade(old, new, names, run, judges=judges, effort=QUICK, notify=kill_old)
+    assert found.outcome == "undecided", found
+    assert "the old version failed" in found.reasons[0]
+
+
 def test_a_live_endpoint_is_switched_and_returns(
     recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 from moebox import detect
 from moebox.checkpoint import deploy
-from moebox.core.box import Box
 from moebox.core.calibration import (
     FIT_SPREAD,
     PROMPT_FIT_SPREAD,
@@ -28,7 +27,6 @@ from moebox.core.calibration import (
 )
 from moebox.core.deployment import Deployment
 from moebox.core.event import CalibrateFinished, CalibrateNote, CalibrateStarted
-from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Recipe
 from moebox.errors import AnswerIsNo, BadInput, ExternalError, UnknownName, Unsupported
 from moebox.flows import calibrate_recipe, rehearse
@@ -53,16 +51,6 @@ GGUF_BOOT_S = 20.0  # llama.cpp with a generated file of few layers
 FILE = "calibration.json"
 T = TypeVar("T")
 DEPTH, POINT, PROMPT = attrgetter("layers", "gpu_experts"), attrgetter("batch", "context"), attrgetter("tokens")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CalibrationSubject:
-    """What is calibrated: a recipe with its model, checkpoint and box."""
-
-    recipe: Recipe
-    model: Model
-    checkpoint: Checkpoint
-    box: Box
 
 
 @dataclass(slots=True, kw_only=True)
@@ -129,18 +117,14 @@ def measure_depth(
     return work.done[0]
 
 
-def deploy_for_calibration(recipe: Recipe) -> CalibrationSubject:
+def deploy_for_calibration(recipe: Recipe) -> Deployment:
     """Resolve a recipe on this box. Raise Unsupported if it cannot be measured."""
     if recipe.parallel.nodes > 1:
         raise Unsupported("a launch over several nodes cannot be measured from one of them")
     deployment = deploy(replace(recipe, speculate=None), detect.load_box())
     try:
-        return CalibrationSubject(
-            recipe=deployment.recipe,
-            model=deployment.model,
-            checkpoint=deployment.checkpoint,
-            box=deployment.required_box,
-        )
+        box = deployment.required_box
+        return Deployment.from_parts(deployment.recipe, deployment.model, deployment.checkpoint, box)
     except BadInput as problem:
         raise Unsupported(f"cannot measure {recipe.name}: {problem.message}", hint=problem.hint) from None
 
@@ -148,7 +132,7 @@ def deploy_for_calibration(recipe: Recipe) -> CalibrationSubject:
 class _Calibrator:
     """Measures one calibration."""
 
-    def __init__(self, subject: CalibrationSubject, run: Run, clock: TimeBudget, notify: Notify) -> None:
+    def __init__(self, subject: Deployment, run: Run, clock: TimeBudget, notify: Notify) -> None:
         self.subject, self.run, self.clock, self.notify = subject, run, clock, notify
         self.done: list[Boot] = []
         self.notes = list(calibrate_recipe.missing_parts(subject.recipe, subject.model, subject.checkpoint))
@@ -168,9 +152,8 @@ class _Calibrator:
 
     def measure_depths(self, layers: tuple[int, ...], patience_s: float) -> None:
         """Measure every depth, the shallowest first. Retry with fewer layers if memory runs out."""
-        depths = choose_depths(
-            self.subject.recipe, self.subject.model, self.subject.checkpoint, self.subject.box, layers
-        )
+        facts = self.subject
+        depths = choose_depths(facts.recipe, facts.model, facts.checkpoint, facts.required_box, layers)
         self.run.add_event(
             CalibrateStarted(recipe=self.subject.recipe.name, depths=tuple(depth.layers for depth in depths))
         )
@@ -201,12 +184,11 @@ class _Calibrator:
         """Boot one depth, time its steps, and stop it."""
         dummy = self.run.path / "rehearsal.gguf"
         try:
-            facts = self.subject
+            facts, box = self.subject, self.subject.required_box
             small = calibrate_recipe.recipe_at_depth(facts.recipe, facts.model, facts.checkpoint, depth, dummy)
-            for text in calibrate_recipe.list_disturbances(small, facts.box):
+            for text in calibrate_recipe.list_disturbances(small, box):
                 self.add_note(text)
-            whole = Deployment.from_parts(facts.recipe, facts.model, facts.checkpoint, facts.box)
-            launched = rehearse.with_weights(whole, small)
+            launched = rehearse.with_weights(facts, small)
             with engine_session(
                 launched, self.run, patience_s=patience_s, deadline=self.clock.end, rehearsal=True
             ) as session:
@@ -220,9 +202,9 @@ class _Calibrator:
                     ggml=calibrate_recipe.reads_gguf(small),
                 )
                 deadline = self.clock.deadline(after)
-                known_processes = calibrate_recipe.gpu_processes(small, facts.box)  # the engine, and those in notes
+                known_processes = calibrate_recipe.gpu_processes(small, box)  # the engine, and those in notes
                 time_boot(self.current, session, facts.model, deadline=deadline, notify=self.notify)
-                self.current.notes += calibrate_recipe.new_gpu_processes(small, facts.box, known_processes)
+                self.current.notes += calibrate_recipe.new_gpu_processes(small, box, known_processes)
         finally:
             dummy.unlink(missing_ok=True)
             if self.current is not None:  # keep what was measured, even after a failure
@@ -254,15 +236,14 @@ class _Calibrator:
 
     def calibration(self) -> Calibration:
         """The calibration so far."""
-        facts = self.subject
-        whole = Deployment.from_parts(facts.recipe, facts.model, facts.checkpoint, facts.box)
+        facts, box = self.subject, self.subject.required_box
         expected: tuple[ExpectedStep, ...] = ()
         fit_spread, prompt_fit_spread = FIT_SPREAD, PROMPT_FIT_SPREAD
-        if facts.box.gpus and not whole.engine.offloads_experts:  # what the forecast from published rows predicts
+        if box.gpus and not facts.engine.offloads_experts:  # what the forecast from published rows predicts
             timed = [(step.batch, step.context) for boot in self.done for step in boot.decode]
             prompts = [(0, prompt.tokens) for boot in self.done for prompt in boot.prefill]
-            expected = expected_steps(whole, [*timed, *prompts])
-            fit = Speed.from_published_rows(whole)
+            expected = expected_steps(facts, [*timed, *prompts])
+            fit = Speed.from_published_rows(facts)
             unknown = math.hypot(fit.unified_spread, fit.unknown_spread)
             fit_spread = max(FIT_SPREAD, math.hypot(fit.decode_spread, unknown))
             prompt_fit_spread = max(PROMPT_FIT_SPREAD, math.hypot(fit.prefill_spread, unknown))
@@ -271,7 +252,7 @@ class _Calibrator:
         return Calibration(
             id=re.sub(r"[^a-z0-9.]+", "-", " ".join(words).lower()).strip("-"),
             date=time.strftime("%Y-%m-%d"),
-            place=calibrated_box(facts.box),
+            place=calibrated_box(box),
             engine=facts.recipe.engine,
             version=self.version,
             model=facts.model.title,

@@ -14,6 +14,7 @@ from moebox.checkpoint import deploy
 from moebox.core.endpoint import Endpoint
 from moebox.core.recipe import Recipe
 from moebox.core.verdict import Gain
+from moebox.errors import ExternalError
 from moebox.flows.answers import (
     QUESTIONS,
     AnswerComparison,
@@ -155,12 +156,17 @@ def target_names(*sides: CompareTarget) -> dict[str, str]:
 
 @contextmanager
 def live_endpoint(target: CompareTarget, name: str, run: Run) -> Iterator[Endpoint]:
-    """The endpoint of a side; a recipe is started for the length of the block."""
+    """The endpoint of a side; a recipe is started for the length of the block.
+
+    Raise ExternalError if its engine ended meanwhile: the other side may have got its port, and answered for it.
+    """
     if isinstance(target, Endpoint):
         yield target
         return
     with ports.start_on_free_port(deploy(target), side_run(run, name), notify=lambda text: None) as engine:
         yield engine.endpoint
+        if not engine.is_alive:
+            raise ExternalError(f"{engine.endpoint.base_url} ended while it was measured", hint=f"log: {engine.log}")
 
 
 def measure_both(a: Endpoint, b: Endpoint, effort: CompareEffort) -> tuple[MeasuredSide, MeasuredSide]:
