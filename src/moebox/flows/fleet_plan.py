@@ -69,22 +69,14 @@ class FleetPlan:
     listed: FleetOutcome | None = None
 
 
-def context_for_workload(longest: int, limit: int) -> int:
-    """The context for these conversations: the power of two that holds the longest mean one."""
-    context = SHORTEST
-    while context < longest:
-        context *= 2
-    return min(context, limit)
-
-
 def candidate_for_model(name: str, box: str, question: FleetQuestion, settings: Sequence[str] = ()) -> FleetCandidate:
     """The plan for the model on this box, with the settings (path=value) that it must have."""
     model, forms = resolve_model(name)
     where = boxes.calibrated_box(box)
     constraints, others = split_constraints(settings, Constraints())
-    constraints = replace(
-        constraints, context=constraints.context or context_for_workload(question.work.longest, model.context)
-    )
+    if not constraints.context:  # the power of two that holds the longest mean conversation
+        longest = 1 << (question.work.longest - 1).bit_length()
+        constraints = replace(constraints, context=min(max(SHORTEST, longest), model.context))
     plan = choose_plan(where, model, forms, constraints)
     if not others:
         return _make_candidate(deploy(plan.recipe, where), plan.memory)
