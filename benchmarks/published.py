@@ -24,6 +24,7 @@ from moebox.sizing.rank import RankWork, rank_work
 
 PLENTY = 2_000_000  # cache tokens where a run does not say and the cache was not what limited it
 OUT_OF_CACHE = 8  # tokens: fewer read so little that it lies in the 128 MB cache from the run before
+HARDLY_READS = 12e6  # bytes: whether they lie in that cache makes no difference
 BITS = {"int4": 4.5, "nvfp4": 4.5, "mxfp4": 4.25, "fp8": 8.0, "bf16": 16.0}  # of an expert's weight, with scales
 UNFITTED = ("gpustack-h100-tp2", "vllm-30326")
 LONG = 2048  # tokens of a prompt whose time is mostly reading it
@@ -150,12 +151,15 @@ def prefill_cells(*, tp: int = 8) -> Iterator[Case]:
 def expert_kernels(*, quant: str, generation: str, kernel: str) -> Iterator[Case]:
     """NVIDIA aiconfigurator's timings of one expert kernel on GPUs of a generation.
 
-    On RTX, runs whose weights fit the GPU's second-level cache are left out: a real step finds none of them there.
+    On RTX, runs whose weights fit the GPU's second-level cache are left out, a real step finds none of them there,
+    unless they read hardly any.
     """
     for row in _csv("experts.csv"):
         if (row["quant"], row["kernel"], _generation(row["gpu"])) != (quant, kernel, generation):
             continue
-        if generation != "blackwell-rtx" or int(row["tokens"]) >= OUT_OF_CACHE:
+        rank = _expert_rank(row["model"], quant, int(row["tp"]), int(row["ep"]))
+        read = rank.expert_bytes_read(int(row["tokens"])) / rank.model.moe_layers
+        if generation != "blackwell-rtx" or int(row["tokens"]) >= OUT_OF_CACHE or read < HARDLY_READS:
             at = f"{row['gpu']} {row['model']} tp{row['tp']} ep{row['ep']} {row['tokens']} tokens"
             yield Case("experts", f"{row['run']} {quant}", at, float(row["kernel_us"]), functools.partial(_kernel, row))
 

@@ -26,7 +26,7 @@ from typing import Any, Literal
 from moebox.cli.app import call_command
 from moebox.core import catalogue
 from moebox.detect.declared import box_from_name
-from moebox.planner.speed.ranges import RANGE_KINDS, RangeKind
+from moebox.planner.speed.ranges import OLDER, RANGE_KINDS, SEVERAL_NODES, RangeKind, range_groups, range_label
 
 ROWS = Path(__file__).parent / "unseen.csv"
 LEFT_OUT = Path(__file__).parent / "left_out.csv"
@@ -49,14 +49,16 @@ HEADER = """# How far forecasts were from results on hosts that had no part in t
 # by kind of result, GPU generation, engine, and whether the model's architecture was fitted. Written by
 # `python benchmarks/unseen.py --write`; `rows` and `sources` are what stands behind a factor. A group of fewer than ten
 # rows, or of one source, has no row here, and the next wider one is used; rows with neither generation nor engine are
-# for the rest.
+# for the rest. Results of several nodes, and of versions before `oldest` (vLLM without asynchronous scheduling, SGLang
+# before those that were fitted), are groups of their own in place of a generation.
 """
 # Hosts of left_out.csv whose publisher has rows in unseen.csv too; owners in the rtx6kpro wiki count as one source.
+WIKI_OWNERS = ("festr", "grimulkan", "orangezed", "cyysky", "luke")
 PUBLISHERS = {
     "cookbook": "sgl-project/sglang",
     "inferencex": "SemiAnalysisAI/InferenceX",
     "jasl": "jasl/vllm-ds4-sm120-harness",
-    **dict.fromkeys(("festr", "grimulkan", "orangezed", "cyysky", "luke"), "local-inference-lab/rtx6kpro"),
+    **dict.fromkeys(WIKI_OWNERS, "local-inference-lab/rtx6kpro"),
 }
 Group = tuple[RangeKind, str, str, str]  # kind, generation, engine, models
 
@@ -66,7 +68,7 @@ class Result:
     """One published figure: where it belongs, and ln(forecast / published) of the speed."""
 
     kind: RangeKind
-    generation: str
+    generation: str  # or what stands in its place: range_label
     engine: str
     models: Literal["fitted", "other"]
     source: str
@@ -76,9 +78,8 @@ class Result:
     @property
     def groups(self) -> tuple[Group, ...]:
         """From the narrowest group to all results of its kind."""
-        kind, generation, engine, models = self.kind, self.generation, self.engine, self.models
-        wider = ((kind, generation, "", models), (kind, "", engine, models))
-        return ((kind, generation, engine, models), *wider, (kind, "", "", ""))
+        narrow = range_groups(self.generation, self.engine, self.models)
+        return (*((self.kind, *group) for group in narrow), (self.kind, "", "", ""))
 
 
 def load_results() -> list[Result]:
@@ -89,22 +90,29 @@ def load_results() -> list[Result]:
         known = catalogue.find_model(row["model"]).architecture in architectures
         words = row["args"].split()
         engine = words[words.index("--engine") + 1] + " community" * ("--image" in words)
-        gpu = box_from_name(row["box"]).gpus[0]
+        version = next((word.partition("=")[2] for word in words if word.startswith("engine_version=")), "")
+        box = box_from_name(row["box"])
+        gpu = box.gpus[0]
         if gpu.unified:
             continue  # its range is in efficiency.toml: the results differ more than one source shows
         kind: RangeKind = {"decode": "decode", "prefill": "prompt"}.get(row["mode"], "serving")  # type: ignore[assignment]
         kind = "prompt" if row["metric"] == "ttft" else kind
         models: Literal["fitted", "other"] = "fitted" if known else "other"
         source = f"{row['source']} {gpu.name}"
-        found.append(Result(kind, gpu.generation, engine, models, source, row["model"], float(row["error"])))
+        label = range_label(gpu.generation, engine, version, box.nodes)
+        found.append(Result(kind, label, engine, models, source, row["model"], float(row["error"])))
     for row in _read(LEFT_OUT):
         if row["table"] == "engine" and not row["preset"]:
             host, generation, engine = row["host"], row["generation"], row["engine"]
+            if host in ("gpustack", "conselara"):  # vLLM 0.10.2; two DGX Spark
+                generation = OLDER if host == "gpustack" else SEVERAL_NODES
             kind = "serving" if host.startswith(("cookbook", "inferencex", "gpustack", "lambda", "h200")) else "decode"
             source = PUBLISHERS.get(host.partition("-")[0], host)
             if host.startswith(("cookbook", "inferencex")):
                 source += f" {host.rpartition('-')[2]}"
-            found.append(Result(kind, generation, engine, "fitted", source, host, float(row["error"])))
+            # Owners in the wiki ran one and the same model: together they are one publication of it.
+            name = source if host.partition("-")[0] in WIKI_OWNERS else host
+            found.append(Result(kind, generation, engine, "fitted", source, name, float(row["error"])))
     return found
 
 
@@ -167,7 +175,8 @@ def write_ranges() -> None:
     """Store the factors of all groups beside the list of fitted architectures."""
     table = catalogue.load_table("ranges")
     names = "".join(f'  "{name}",\n' for name in table["fitted"]["architectures"])
-    parts = [HEADER, f"[fitted]\narchitectures = [\n{names}]\n"]
+    oldest = ", ".join(f'{engine} = "{version}"' for engine, version in table["fitted"]["oldest"].items())
+    parts = [HEADER, f"[fitted]\noldest = {{ {oldest} }}\narchitectures = [\n{names}]\n"]
     factors = group_factors(load_results())
     order = sorted(factors, key=lambda group: (RANGE_KINDS.index(group[0]), *group[1:]))
     for group in order:

@@ -53,7 +53,7 @@ def checkpoint_from_config(model: Model, config: dict[str, Any], name: str, fold
         shared_experts=own["shared_experts"],
         dense_ffn=own["dense_ffn"],
         attention=_attention_bits(model, bits, excluded_bits, is_excluded),
-        per_expert=24 if label in ("int4-g32", "nvfp4") else 0,
+        per_expert=24 if label in ("int4-g32", "nvfp4", "nvfp4-a16") else 0,
     )
     # modelopt's mixed format may list every module with its type (nvidia/MiniMax-M3-NVFP4); the first one counts.
     listed: dict[str, Any] = {}
@@ -87,7 +87,7 @@ def _scheme_bits(quant: dict[str, Any]) -> tuple[float, str]:
     if method == "modelopt" and str(quant.get("quant_algo", "")).upper() == "FP8":
         return 8.0, "fp8-tensor"
     if method == "modelopt" or "nvfp4" in text:
-        return NVFP4
+        return (NVFP4[0], "nvfp4-a16") if "w4a16_nvfp4" in text else NVFP4
     if method == "compressed-tensors" and "mxfp4" in text:
         return MXFP4
     if method == "compressed-tensors" and "'num_bits': 4" in text:

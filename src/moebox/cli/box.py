@@ -114,14 +114,14 @@ def gpu_table(box: Box) -> "RenderableType":
         memory = format_gib(gpu.memory)
         if gpu.memory_free is not None:
             memory = f"{gpu.memory_free / 2**30:.1f} of {memory}"
-        slot = Text("-")
+        slot = Text("unknown")
         if gpu.pcie:
             slot = Text(f"{gpu.pcie.generation}.0 x{gpu.pcie.width}")
             if gpu.degraded_slot:
                 slot = Text(f"{slot.plain} (of x{gpu.pcie.max_width}!)", style="bold red")
         cells: list[RenderableType] = [str(first) if first == last else f"{first}-{last}", gpu_name(gpu), memory, slot]
-        cells += [format_rate(gpu.nvlink) if gpu.nvlink else "-"] if has_nvlink else []
-        cells += ["-" if gpu.numa is None else str(gpu.numa)] if has_numa else []
+        cells += [format_rate(gpu.nvlink) if gpu.nvlink else "none"] if has_nvlink else []
+        cells += ["unknown" if gpu.numa is None else str(gpu.numa)] if has_numa else []
         table.add_row(*cells)
     return table
 

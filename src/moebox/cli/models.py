@@ -213,7 +213,7 @@ def model_table(models: list[ResolvedModel], *, width: int = 80) -> "RenderableT
     table.add_column("as published", no_wrap=True)
     for known in models:
         native = next((each for each in known.checkpoints if each.native), None)
-        last = "-"
+        last = "unknown"
         if native:
             last = f"{format_gb(native.total_bytes):>8} {native.name if len(native.name) < 12 else native.quant}"
         table.add_row(known.model.name, *(text(known.model) for text in figures.values()), last)
@@ -253,7 +253,9 @@ def model_screen(model: Model, checkpoints: tuple[Checkpoint, ...]) -> "Renderab
     for checkpoint in sorted(checkpoints, key=lambda each: not each.native):
         name = checkpoint.name + (" (native)" if checkpoint.native and not checkpoint.path else "")
         bits = f"{checkpoint.bits_per_weight(model):.2f}"
-        rows.append((name, format_gb(checkpoint.total_bytes), bits, str(checkpoint.repo or checkpoint.path or "-")))
+        rows.append(
+            (name, format_gb(checkpoint.total_bytes), bits, str(checkpoint.repo or checkpoint.path or "unknown"))
+        )
         if len(console.render_lines(_screen_table(rows))) > max(room, 3):
             rows.pop()
             break
@@ -349,7 +351,7 @@ def component_table(model: Model, checkpoints: tuple[Checkpoint, ...]) -> "Rende
         if name in present:
             number = model.parameters_by_component.get(name, 0)
             sizes = [each.bytes_by_component.get(name) for each in checkpoints]
-            cells = ("-" if size is None else format_gb(size) for size in sizes)
+            cells = ("none" if size is None else format_gb(size) for size in sizes)
             share = format_percent(number / model.total_parameters)
             table.add_row(name.replace("_", " "), format_params(number), share, *cells)
     sums = (format_gb(checkpoint.total_bytes) for checkpoint in checkpoints)

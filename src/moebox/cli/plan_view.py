@@ -43,6 +43,7 @@ MARKS = {"fatal": ("✗", "bold red"), "warning": ("!", "yellow"), "note": ("·"
 SEVERITY_TONES: dict[str, Tone] = {"fatal": "bad", "warning": "warn", "note": "quiet"}
 SHOWN_WARNINGS = 3  # the answer must fit a terminal of 24 lines
 USUAL_CONTEXT = 8192  # tokens; the answer gives the speed near it
+LITTLE_RAM = 0.02  # of all RAM: a plan that leaves less beside system and server is marked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,10 +96,15 @@ def fit_cell(plan: Plan) -> AssessmentCell:
     """Return one line of memory, of the fullest GPU or of the RAM; then what the cache holds."""
     gpus = [device for device in plan.memory.devices if device.device.startswith("gpu")]
     ram = next((device for device in plan.memory.devices if device.device == "ram" and device.weights_total), None)
-    in_ram = f"{(ram.total - ram.free) / 2**30:,.0f} of {ram.total / 2**30:,.0f} GiB of RAM" if ram else ""
-    cache = cache_text(plan)
+    cache, in_ram = cache_text(plan), ""
+    tone: Tone = "good"
+    if ram:
+        used, kept = ((ram.total - ram.free - ram.overhead) / 2**30, ram.overhead / 2**30)
+        in_ram = f"{used:,.0f} of {ram.total / 2**30:,.0f} GiB of RAM, {kept:,.0f} for system and server"
+        if ram.free < LITTLE_RAM * ram.total:
+            tone, in_ram = "warn", f"{in_ram}: only {ram.free / 2**30:,.1f} left"
     if not gpus:
-        return AssessmentCell(name="fits", text=in_ram, tone="good", detail=cache)
+        return AssessmentCell(name="fits", text=in_ram, tone=tone, detail=cache)
     fullest = max(gpus, key=lambda device: (device.total - device.free, device.weights_total))
     parts = {
         "weights": fullest.weights_total + fullest.draft,
@@ -110,7 +116,7 @@ def fit_cell(plan: Plan) -> AssessmentCell:
     equal = len({(device.total, part_bytes(device)) for device in gpus}) == 1
     where = f"{'each' if equal else 'fullest'} of {len(gpus)} GPUs" if len(gpus) > 1 else "the GPU"
     detail = "; ".join(filter(None, (in_ram, cache)))
-    return AssessmentCell(name="fits", text=f"{sizes} GiB: {where}", tone="good", detail=detail)
+    return AssessmentCell(name="fits", text=f"{sizes} GiB: {where}", tone=tone, detail=detail)
 
 
 def speed_cell(plan: Plan) -> AssessmentCell:

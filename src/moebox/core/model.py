@@ -218,7 +218,7 @@ class Checkpoint:
     revision: str = ""  # the commit of the repository, if a revision was asked for
     path: str = ""  # on disk, if it is there
     format: Literal["safetensors", "gguf"] = "safetensors"
-    quant: str  # "int4-g32", "nvfp4", "fp8-block", "bf16", "mxfp4" or a GGUF type such as "IQ3_K"
+    quant: str  # "int4-g32", "nvfp4", "nvfp4-a16", "fp8-block", "bf16", "mxfp4" or a GGUF type such as "IQ3_K"
     bytes_by_component: dict[Component, int]
     layer_bytes: tuple[int, ...] = ()  # per layer, if headers were read
     expert_layer_bytes: int = 0  # routed experts of one MoE layer (the mean)

@@ -11,7 +11,7 @@ from moebox.core.model import KV_BYTES, Checkpoint, Component, Model
 from moebox.core.plan import ArithmeticLine, DeviceMemory, Memory
 from moebox.core.recipe import Recipe
 from moebox.sizing import shards
-from moebox.sizing.constants import host_reserved_bytes, memory_constant, reserved_bytes
+from moebox.sizing.constants import host_reserved_bytes, kernel_page_bytes, memory_constant, reserved_bytes
 from moebox.sizing.kv import keeps_all_heads, kv_type, token_bytes
 
 
@@ -121,8 +121,13 @@ def first_gpu(box: Box, recipe: Recipe) -> Gpu | None:
 
 
 def ram_overhead(box: Box) -> int:
-    """RAM that the engine cannot use: what is held now, at least a system's own, and the process itself."""
-    return host_reserved_bytes(0 if box.ram_free is None else max(0, box.ram - box.ram_free))
+    """RAM that the engine cannot use: what is held now, at least a system's own, and the process itself.
+
+    A detected amount is what Linux reports; of a declared one, the kernel keeps a part.
+    """
+    if box.ram_free is None:
+        return kernel_page_bytes(box.ram) + host_reserved_bytes(0)
+    return host_reserved_bytes(max(0, box.ram - box.ram_free))
 
 
 def bytes_line(what: str, value: float, formula: str = "", source: str = "") -> ArithmeticLine:

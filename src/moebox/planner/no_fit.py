@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from moebox.core import registry
-from moebox.core.box import Box, split_into_nodes
+from moebox.core.box import Box
 from moebox.core.model import Checkpoint, Model, format_names
 from moebox.core.recipe import EngineName
 from moebox.errors import BadInput, DoesNotFit, MoeboxError
@@ -17,16 +17,15 @@ from moebox.planner.candidates import (
     reason_to_skip,
     usable_checkpoints,
 )
-from moebox.planner.constraints import PARALLEL_SIZES, Constraints, gpu_only_engines, hybrid_engines
+from moebox.planner.constraints import PARALLEL_SIZES, Constraints, hybrid_engines
 from moebox.planner.layouts import wanted_layouts
 from moebox.planner.rate import RatedCandidate, raise_utilization, rate_candidates
+from moebox.sizing.constants import kernel_page_bytes
 from moebox.sizing.layout import indivisible_layout, unsupported_layout
 from moebox.units import format_count, format_gb, format_gib
 
 RAM_STEP = 2**34  # remedies give RAM in steps of 16 GiB
 MAX_RAM = 2**42  # more than any host has
-MIN_CONTEXT = 8192  # tokens for which a larger box is searched if the user gave no context
-LARGER_COUNTS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # numbers of GPUs that boxes come with
 MAX_REMEDIES = 3
 # Constraints that another format may need to be without.
 FREED = {
@@ -55,18 +54,14 @@ class FitQuery:
         """Return those of `flags` (flag to field) that are constrained."""
         return {flag: field for flag, field in flags.items() if getattr(self.constraints, field) is not None}
 
-    def fitting_candidates(self) -> Iterator[RatedCandidate]:
-        """Yield candidates of all engines that fit in memory, rated one at a time."""
+    def viable_candidates(self) -> Iterator[RatedCandidate]:
+        """Yield candidates of all engines that fit and start, rated one at a time."""
         engines = possible_engines(self.box, self.constraints)
         for candidate in make_candidates(self.box, self.model, self.checkpoints, self.constraints, engines):
             for rated in rate_candidates(self.box, self.model, [candidate], self.constraints):
                 raised = raise_utilization(rated)
-                if raised.memory.fits:
+                if raised.is_viable:
                     yield raised
-
-    def viable_candidates(self) -> Iterator[RatedCandidate]:
-        """Yield candidates of all engines that fit and start."""
-        return (rated for rated in self.fitting_candidates() if rated.is_viable)
 
     @property
     def has_viable(self) -> bool:
@@ -183,7 +178,7 @@ def _no_reader_error(query: FitQuery, engines: tuple[EngineName, ...]) -> BadInp
 
 
 def suggest_remedies(query: FitQuery, tried: list[RatedCandidate]) -> Iterator[str]:
-    """Yield what would make it fit, the cheapest first: a smaller request, another format, more RAM, more GPUs."""
+    """Yield what would make it fit, the cheapest first: a smaller request, another format, more RAM."""
     yield from _smaller_requests(query)
     given = query.given_flags(FREED)
     for freed in [{}, given] if given else [{}]:
@@ -198,7 +193,6 @@ def suggest_remedies(query: FitQuery, tried: list[RatedCandidate]) -> Iterator[s
         yield ram
     elif not query.box.gpus and not query.box.ram:
         yield "give the amount of RAM with --ram"
-    yield from _enough_gpus(query)
 
 
 def _smaller_requests(query: FitQuery) -> Iterator[str]:
@@ -239,7 +233,8 @@ def _enough_ram(query: FitQuery) -> str:
 
     def ram_use(rated: RatedCandidate) -> int:
         ram = rated.memory.devices[-1]
-        return ram.total - ram.free
+        used = ram.total - ram.free - kernel_page_bytes(ram.total)
+        return used + kernel_page_bytes(round(used / (1 - kernel_page_bytes(2**40) / 2**40)))
 
     def size_text(rated: RatedCandidate) -> str:
         return f"{-(-ram_use(rated) // RAM_STEP) * RAM_STEP // 2**30}GiB"
@@ -260,24 +255,3 @@ def _enough_ram(query: FitQuery) -> str:
     title = f"{least.checkpoint.name} under {registry.engine_display_name(least.recipe.engine)}"
     more = f", with {size_text(better)} {better.checkpoint.name}, which loses less" if better != least else ""
     return f"--ram {size_text(least)}: with that much RAM {title} fits {here} ({present}){more}"
-
-
-def _enough_gpus(query: FitQuery) -> Iterator[str]:
-    """Yield how many of these GPUs would be enough, up to 64, in whatever layout."""
-    box, constraints = query.box, query.constraints
-    if not box.gpus or not query.allows_gpu_only or constraints.experts or constraints.memory_utilization:
-        return
-    gpu, engines = box.gpus[0], [constraints.engine] if constraints.engine else list(gpu_only_engines())
-    free = query.with_constraints(**dict.fromkeys(PARALLEL_SIZES), context=constraints.context or MIN_CONTEXT)
-    for count in LARGER_COUNTS:
-        if count <= len(box.gpus) * box.nodes:
-            continue
-        larger = replace(box, gpus=(gpu,) * count, nodes=1, name=f"{count}x-{gpu.name}")
-        on_larger = replace(free, box=split_into_nodes(larger))
-        for engine in tuple(engines):
-            for rated in on_larger.with_constraints(engine=engine).fitting_candidates():
-                if rated.is_viable:
-                    yield f"it fits on {count}x {gpu.title} under {registry.engine_display_name(engine)}"
-                    return
-                if engine in engines:  # memory is not what is missing: with more GPUs it would not start either
-                    engines.remove(engine)

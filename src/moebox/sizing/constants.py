@@ -79,6 +79,11 @@ def host_reserved_bytes(bytes_in_use: int) -> int:
     return max(bytes_in_use, memory_constant_bytes("llama", "os")) + memory_constant_bytes("llama", "host")
 
 
+def kernel_page_bytes(installed: int) -> int:
+    """RAM that Linux keeps for the structures of its pages: what it reports as total is less than what is installed."""
+    return round(installed * float(memory_constant("llama", "pages")))
+
+
 def bytes_held_by_others(gpu: Gpu) -> int:
     """Bytes that other programs hold on a detected GPU; engines started by moebox can be stopped and do not count."""
     if gpu.memory_free is None:

@@ -14,7 +14,7 @@ SIZES = ("tp", "pp", "dcp", "dp", "nodes")
 # Quantisation groups along an expert's width that a rank must hold whole: with a part of a group vLLM and SGLang end
 # while loading (vllm#17569: Qwen3-235B fp8 at TP8). mxfp4 kernels pad instead (vLLM mxfp4.py).
 # Groups of 128 in int4: vllm#30210 (GLM-4.6 AWQ with TP8).
-QUANT_GROUP = {"int4-g32": 32, "int4-g128": 128, "nvfp4": 16, "fp8-block": 128}
+QUANT_GROUP = {"int4-g32": 32, "int4-g128": 128, "nvfp4": 16, "nvfp4-a16": 16, "fp8-block": 128}
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from statistics import NormalDist
 
 from moebox.core.layers import LayerKind
 from moebox.core.model import Checkpoint, Model
@@ -51,9 +52,11 @@ class RankWork:
         moe = self.model.moe
         share = self.distinct_experts(tokens) / self.expert_ranks
         if moe and self.whole_experts:
-            # Whole experts are placed unevenly: the fullest of n ranks holds about sqrt(2 x ln n) more than the mean x.
-            uneven = math.sqrt(2 * share * math.log(max(self.expert_ranks, 1)))
-            share = min(share + uneven, moe.experts / self.expert_ranks)
+            # Whole experts are placed unevenly: the fullest of n ranks holds sqrt(x) times the expected maximum of n
+            # normal variates more than the mean x (Blom's approximation, within 5%: 5.2 of 8 experts on two ranks).
+            ranks = self.expert_ranks
+            most = NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25)) if ranks > 1 else 0.0
+            share = min(share + most * math.sqrt(share), moe.experts / ranks)
         return share * self.expert_bytes * self.model.moe_layers
 
     def expert_step_flops(self, tokens: float) -> float:

@@ -22,7 +22,7 @@ from moebox.planner.speed.explain import explain_measured_step, explain_step
 from moebox.planner.speed.host import AssumedRam, HybridStep, assumed_ram, make_hybrid_step
 from moebox.planner.speed.links import make_fabric
 from moebox.planner.speed.measured import RANGE_SIGMAS, MeasuredSpeed, find_measured_speed
-from moebox.planner.speed.ranges import RANGE_KINDS, HostRange, RangeKind, find_range
+from moebox.planner.speed.ranges import RANGE_KINDS, HostRange, RangeKind, find_range, range_label
 from moebox.planner.speed.step import GpuStep
 from moebox.sizing import kv
 from moebox.sizing.rank import rank_work
@@ -112,7 +112,8 @@ class Speed:
         kernel = tables.find_expert_kernel(checkpoint.quant, generation, engine, model.architecture, version)
         if gpu.clock != 1:
             row = replace(row, layer_us=row.layer_us / gpu.clock, piecewise_us=row.piecewise_us / gpu.clock)
-            kernel = replace(kernel, fixed_us=kernel.fixed_us / gpu.clock)
+            times = {name: getattr(kernel, name) / gpu.clock for name in ("fixed_us", "hidden_us", "expert_us")}
+            kernel = replace(kernel, **times)
             gpu = replace(gpu, bf16=gpu.bf16 * gpu.clock)
         drafts = recipe.speculate and recipe.draft_tokens
         gpu_step = GpuStep(
@@ -131,7 +132,8 @@ class Speed:
         )
         wider = tables.STEP_AWAY**away
         group = f"{engine} {recipe.runtime.preset}".strip()
-        ranges = {kind: find_range(kind, generation, group, model.architecture) for kind in RANGE_KINDS}
+        label = range_label(generation, engine, version, recipe.parallel.nodes)
+        ranges = {kind: find_range(kind, label, group, model.architecture) for kind in RANGE_KINDS}
         if is_newer_than_known(engine, version):
             ranges = {kind: find_range(kind, "", "", "") for kind in RANGE_KINDS}
             unknown_text = unknown_text or f"no results of {deployment.engine.title} {version} are known"

@@ -12,6 +12,7 @@ from moebox import codec
 from moebox.core import catalogue
 from moebox.core.recipe import EngineName
 from moebox.core.symptom import version_in_range
+from moebox.sizing.rank import RankWork
 
 T = TypeVar("T")
 
@@ -99,10 +100,17 @@ class ExpertKernel:
     architectures: tuple[str, ...] = ()  # only for these; (): all
     before: str = ""  # only in versions before this one; "": in all
     fixed_us: float
+    hidden_us: float = 0.0  # for each 1,024 of the hidden size: inputs are quantised and permuted, outputs summed
+    expert_us: float = 0.0  # for each expert that the batch activates on a rank
     bandwidth: float
     flops: float
     measured: bool = True  # False: a neighbour's figures, or the kernel timed alone
     source: str = ""
+
+    def least_us(self, rank: RankWork, tokens: float) -> float:
+        """Microseconds of one layer before any weight is read."""
+        experts = rank.distinct_experts(tokens) / (rank.expert_ranks if rank.whole_experts else 1)
+        return self.fixed_us + self.hidden_us * rank.model.hidden / 1024 + self.expert_us * experts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,6 +278,9 @@ def find_expert_kernel(
     Engines differ in which kernel they use: rows for this version and architecture take precedence.
     """
     family = next((name for name in QUANT_FAMILIES if name in quant.lower()), "int4")
+    # Without FP4 units, or with 16-bit activations, Marlin unpacks NVFP4 as it does INT4 (vLLM, oracle/nvfp4.py).
+    unpacks = family == "nvfp4" and (quant.endswith("a16") or "blackwell" not in generation)
+    family = "int4" if unpacks else family
     near = NEAREST.get(generation, ("blackwell-rtx",))
     ranked = []
     for row in table_rows("experts", ExpertKernel):
@@ -282,7 +293,7 @@ def find_expert_kernel(
         steps = near.index(row.generation) if row.generation in near else len(near)
         ranked.append(((steps, not row.before, not row.architectures, not row.engine), row))
     found = min(ranked, key=lambda pair: pair[0])[1]
-    return found if found.generation == near[0] else replace(found, measured=False)
+    return found if found.generation == near[0] and not unpacks else replace(found, measured=False)
 
 
 def named_expert_kernel(quant: str, generation: str, kernel: str) -> ExpertKernel:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from moebox.core.box import Gpu
-from moebox.core.layers import Compressed, Gqa, LayerKind
+from moebox.core.layers import Compressed, Gqa, LayerKind, Linear, Mamba
 from moebox.planner.speed.attention import UNKNOWN, AttentionBackend, AttentionKind, attention_kind
 from moebox.planner.speed.constants import DraftCost, Efficiency, ExpertKernel, Overhead, kernel_counts
 from moebox.planner.speed.links import Fabric
@@ -106,7 +106,7 @@ class GpuStep:
         counts, narrow = kernel_counts(), self.rank.narrow_attention
         fused = self.fused_norms and self.rank.tp > 1 and self.rank.dp == 1
         saved = counts["norms"] / counts["plain"] if fused else 0.0
-        total = 0.0
+        moe, total = self.rank.model.moe, 0.0
         for layers in self.rank.layers:
             kind = layers.kind
             if isinstance(kind, Gqa):
@@ -115,9 +115,12 @@ class GpuStep:
                     kernels += counts["whole_norm"] if kind.norms_all_heads else counts["head_norm"]
             elif isinstance(kind, Compressed):
                 kernels = counts["compressed"]
+            elif isinstance(kind, Mamba) or (isinstance(kind, Linear) and not kind.channel_decay):
+                kernels = counts["linear"] + narrow * counts["plain_narrow"]
             else:
                 kernels = (self.constants.latent or counts["latent"]) + narrow * counts["latent_narrow"]
                 kernels += self.overhead.latent if self.overhead else 0.0
+            kernels += counts["shared_gate"] if moe and moe.shared_gate else 0.0
             total += layers.count * (kernels / counts["plain"] - saved)
         return total
 
@@ -238,7 +241,7 @@ def expert_kernel_seconds(
     """Expert kernels of all layers for `tokens`: a fixed time, and reading or operations, whichever takes longer."""
     read = rank.expert_bytes_read(tokens) / (gpu.bandwidth * min(kernel.bandwidth * share, 1.0))
     work = rank.expert_step_flops(tokens) / (gpu.bf16 * kernel.flops)
-    return rank.model.moe_layers * kernel.fixed_us * 1e-6 + math.hypot(read, work)
+    return rank.model.moe_layers * kernel.least_us(rank, tokens) * 1e-6 + math.hypot(read, work)
 
 
 def tokens_per_step(accept: float, draft_tokens: int) -> float:
