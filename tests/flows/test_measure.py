@@ -21,12 +21,12 @@ class FirstUse:
         self.lock = threading.Condition()
 
     def answer(self, peer: Peer, body: dict[str, object]) -> bool:
-        """Eight tokens; each batch size costs a while, once. Waits for company, so that two sent at once meet."""
+        """Eight tokens; a batch of two costs a while, once. Waits for company, so that two sent at once meet."""
         with self.lock:
             self.running += 1
             self.lock.notify_all()
             self.lock.wait_for(lambda: self.running > 1, timeout=1.0)
-            is_new = self.running not in self.known
+            is_new = self.running > 1 and self.running not in self.known
             self.known.add(self.running)
             self.served += 1
             if is_new:

@@ -161,6 +161,9 @@ def _run_command(words: list[str]) -> int:
     except KeyboardInterrupt as interrupt:
         if debug:
             raise
+        # After an interrupt inside exec() of a text (a dataclass being made) `python -m` ends by SIGINT, whatever its
+        # exit code is; another exec() resets that.
+        exec("")  # noqa: S102
         print(f"interrupted{f'; {interrupt}' if interrupt.args else ''}", file=sys.stderr)
         return INTERRUPTED
     except (OSError, MemoryError) as problem:
