@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from moebox import codec, detect
@@ -372,6 +372,11 @@ def test_every_step_is_within_the_range_and_hardly_further_off_than_without(mode
     assert reading.error_at(64) < reading.error_at(1) == reading.decode_error < 0.16
 
 
+@example(
+    times=[(1.0, 1.0, 1.265625), (1.0, 1.0, 0.0), (1.0, 1.0, 2.0), (1.0, 1.0, 0.0), (1.0, 0.953720433052307, 1.0)],
+    fixed=0.0,
+    layer=0.5,
+)
 @given(
     times=st.lists(
         st.tuples(st.floats(1e-6, 10.0), st.floats(1e-6, 10.0), st.floats(0.0, 5.0)), min_size=1, max_size=7

@@ -276,4 +276,5 @@ def _on_line(points: Sequence[tuple[float, float]], x: float) -> float:
         return points[0][1]
     place = min(max(bisect_left(points, (x,)), 1), len(points) - 1)
     (left, low), (right, high) = points[place - 1], points[place]
-    return low + (high - low) * (x - left) / (right - left)
+    share = (x - left) / (right - left)
+    return low * (1 - share) + high * share  # exact at both ends
