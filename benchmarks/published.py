@@ -397,7 +397,9 @@ def _prefill(speed: Callable[[], Speed], row: dict[str, str]) -> float:
 def _kernel(row: dict[str, str]) -> float:
     rank = _expert_rank(row["model"], row["quant"], int(row["tp"]), int(row["ep"]))
     gpu = catalogue.find_gpu(row["gpu"])
-    kernel = constants.named_expert_kernel(row["quant"], gpu.generation, row["kernel"])
+    wanted = (row["quant"], gpu.generation, row["kernel"], "")
+    rows = constants.table_rows("experts", constants.ExpertKernel)
+    kernel = next(each for each in rows if (each.quant, each.generation, each.kernel, each.before) == wanted)
     return expert_kernel_seconds(rank, gpu, kernel, float(row["tokens"])) / rank.model.moe_layers * 1e6
 
 

@@ -28,6 +28,17 @@ def planned(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     return document
 
 
+def test_little_free_ram_is_no_tick(capsys: pytest.CaptureFixture[str]) -> None:
+    """A plan states what system and server keep of the RAM, and one that leaves 2% or less is marked."""
+    words = ["plan", "kimi-k2.6", "--box", "1x-rtx-pro-6000-server", "--checkpoint", "UD-Q2_K_XL"]
+    for ram, mark, left in (("256GiB", "! fits", True), ("384GiB", "✓ fits", False)):
+        assert main([*words, "--ram", ram, "--ram-bandwidth", "460GB/s"]) == 0
+        text = " ".join(capsys.readouterr().out.split())
+        assert mark in text
+        assert "for system and server" in text
+        assert (" left; cache" in text) == left
+
+
 def test_json_has_the_keys_scripts_rely_on(capsys: pytest.CaptureFixture[str]) -> None:
     """recipe, memory.per_device and kv_tokens, forecast, reasons, warnings, alternatives; parts sum to each card."""
     document = planned(capsys, "kimi-k2.6", *BOX)

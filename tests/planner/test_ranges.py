@@ -5,7 +5,7 @@ from types import ModuleType
 import pytest
 
 from moebox.core import catalogue
-from moebox.planner.speed.ranges import NOTHING_ALIKE, RANGE_KINDS, find_range
+from moebox.planner.speed.ranges import NOTHING_ALIKE, OLDER, RANGE_KINDS, SEVERAL_NODES, find_range, range_label
 from tests.planner import rows
 
 
@@ -34,6 +34,19 @@ def test_a_case_without_rows_is_wide_and_stated(kind: str) -> None:
     alone = find_range(kind, "no-such-generation", "no-such-engine", "NoSuchModel")  # type: ignore[arg-type]
     assert alone.text == NOTHING_ALIKE
     assert alone.factor > 1.5
+
+
+def test_several_nodes_and_old_versions_take_no_range_of_one_new_node() -> None:
+    """What was fitted is one node and newer engines: others have a group of their own, or the widest."""
+    label = range_label("hopper", "vllm", "0.20.0", 1)
+    assert label == "hopper"
+    assert range_label("hopper", "vllm", "0.13.0", 1) == OLDER
+    assert range_label("hopper", "vllm", "", 2) == SEVERAL_NODES
+    new, old = (find_range("serving", name, "vllm", "KimiK25ForConditionalGeneration") for name in (label, OLDER))
+    assert old.factor > new.factor
+    assert old.text.endswith("with older versions")
+    nodes = find_range("decode", SEVERAL_NODES, "sglang", "DeepseekV3ForCausalLM")
+    assert nodes.text == NOTHING_ALIKE
 
 
 def test_small_groups_take_a_wider_one() -> None:

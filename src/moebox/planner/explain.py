@@ -171,11 +171,8 @@ def list_alternatives(best: RatedCandidate, others: list[RatedCandidate]) -> tup
             lambda other: other.checkpoint == checkpoint and other.recipe.engine == recipe.engine,
         ]
     # First what has most of the goal's figure with the same image and drafts, if that is more than the choice has.
-    same = [
-        other
-        for other in others
-        if (other.recipe.runtime, other.recipe.speculate) == (recipe.runtime, recipe.speculate)
-    ]
+    start = (recipe.runtime, recipe.speculate)
+    same = [other for other in others if (other.recipe.runtime, other.recipe.speculate) == start]
     higher = [other for other in same if prefer.goal_figure(other) > 1.005 * prefer.goal_figure(best)]
     highest = max(higher, key=prefer.goal_figure, default=None)
     found = [highest, *(_first_of(others, kind) for kind in kinds)]
@@ -240,15 +237,12 @@ def compare_figures(candidate: RatedCandidate, best: RatedCandidate) -> str:
 
 def list_rejections(best: RatedCandidate, tried: list[RatedCandidate]) -> dict[str, str]:
     """Return rejected candidates similar to the choice by title, with the reason: does not start, or does not fit."""
-    similar = []
-    for other in tried:
-        parallel, wanted = other.recipe.parallel, best.recipe.parallel
-        if other.recipe.hybrid or best.recipe.hybrid:
-            alike = bool(other.recipe.hybrid and best.recipe.hybrid)
-        else:
-            alike = (parallel.gpu_count, parallel.ep) == (wanted.gpu_count, wanted.ep)
-        if alike:
-            similar.append(other)
+
+    def kind(rated: RatedCandidate) -> object:
+        parallel = rated.recipe.parallel
+        return "hybrid" if rated.recipe.hybrid else (parallel.gpu_count, parallel.ep)
+
+    similar = [other for other in tried if kind(other) == kind(best)]
     rejected: dict[str, str] = {}
     for other in similar:
         if other.fatal_issue and other.fatal_issue not in rejected.values():  # each reason once

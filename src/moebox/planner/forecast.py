@@ -3,6 +3,7 @@
 Rows are plain dicts with the names that scripts rely on; every rate comes with the range that published rows give.
 """
 
+import itertools
 from collections.abc import Iterable
 from typing import Any
 
@@ -22,68 +23,44 @@ def decode_rows(
 
     A row `fits` if the cache and the engine's limit of sequences admit all of them.
     """
-    streams = tuple(streams)
-    rows = []
-    for context in contexts:
-        for count in streams:
-            rate = speed.decode_tok_s(count, context)
-            low, high = speed.step_range(count, context)
-            rows.append(
-                {
-                    "context": context,
-                    "concurrency": count,
-                    "decode_tok_s": round(rate, 2),
-                    "low_tok_s": round(rate * low, 2),
-                    "high_tok_s": round(rate * high, 2),
-                    "itl_ms": round(speed.step_s(count, context) * 1e3, 3),
-                    "tokens_per_step": round(speed.tokens_per_step, 3),
-                    "fits": count <= min(memory.held_sequences(context, recipe.context), recipe.max_seqs or count),
-                }
-            )
-    return rows
+    return [
+        {"context": context, "concurrency": count}
+        | _rates("decode_", "", speed.decode_tok_s(count, context), speed.step_range(count, context), 2)
+        | {
+            "itl_ms": round(speed.step_s(count, context) * 1e3, 3),
+            "tokens_per_step": round(speed.tokens_per_step, 3),
+            "fits": count <= min(memory.held_sequences(context, recipe.context), recipe.max_seqs or count),
+        }
+        for context, count in itertools.product(contexts, streams)
+    ]
+
+
+def _rates(name: str, edges: str, rate: float, factors: tuple[float, float], digits: int) -> ForecastRow:
+    """A rate and its range."""
+    low, high = factors
+    names = (f"{name}tok_s", f"{edges}low_tok_s", f"{edges}high_tok_s")
+    return dict(zip(names, (round(rate * times, digits) for times in (1, low, high)), strict=True))
 
 
 def prefill_rows(speed: Speed, prompts: Iterable[int]) -> list[ForecastRow]:
     """Rows of one cold prompt alone on the machine."""
-    rows = []
-    for tokens in prompts:
-        low, high = speed.prompt_range(tokens)
-        seconds = speed.prefill_s(tokens)
-        rate = tokens / seconds
-        rows.append(
-            {
-                "prompt_tokens": tokens,
-                "prefill_tok_s": round(rate, 1),
-                "ttft_s": round(seconds, 4),
-                "low_tok_s": round(rate * low, 1),
-                "high_tok_s": round(rate * high, 1),
-            }
-        )
-    return rows
+    return [
+        {"prompt_tokens": tokens, "ttft_s": round(speed.prefill_s(tokens), 4)}
+        | _rates("prefill_", "", speed.prefill_tok_s(tokens), speed.prompt_range(tokens), 1)
+        for tokens in prompts
+    ]
 
 
 def stream_rows(speed: Speed, contexts: Iterable[int], prompt: int) -> list[ForecastRow]:
     """Rows of CPU+GPU engines: token generation and prompt processing of one stream."""
-    slow, fast = speed.prompt_range(prompt)
-    pp = speed.prefill_tok_s(prompt)
-    rows = []
-    for context in contexts:
-        tg = speed.decode_tok_s(1, context)
-        low, high = speed.step_range(1, context)
-        rows.append(
-            {
-                "context": context,
-                "concurrency": 1,
-                "tg_tok_s": round(tg, 2),
-                "tg_low_tok_s": round(tg * low, 2),
-                "tg_high_tok_s": round(tg * high, 2),
-                "prompt_tokens": prompt,
-                "pp_tok_s": round(pp, 1),
-                "pp_low_tok_s": round(pp * slow, 1),
-                "pp_high_tok_s": round(pp * fast, 1),
-            }
-        )
-    return rows
+    pp = _rates("pp_", "pp_", speed.prefill_tok_s(prompt), speed.prompt_range(prompt), 1)
+    return [
+        {"context": context, "concurrency": 1}
+        | _rates("tg_", "tg_", speed.decode_tok_s(1, context), speed.step_range(1, context), 2)
+        | {"prompt_tokens": prompt}
+        | pp
+        for context in contexts
+    ]
 
 
 def serving_rows(speed: Speed, rules: SchedulerRules, workloads: Iterable[SimulatedWorkload]) -> list[ForecastRow]:

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from moebox.core import catalogue, registry
-from moebox.core.traits import Traits
 from moebox.engines.support import estimated_slow_rows
 from moebox.planner.candidates import LEAST_BITS, START_UTILIZATION
 from moebox.planner.rate import RatedCandidate
@@ -44,7 +43,8 @@ class Discount:
 def all_discounts(rated: RatedCandidate) -> tuple[Discount, ...]:
     """Return everything about a candidate that is less proven than the plainest one."""
     recipe, parallel, model, checkpoint = rated.recipe, rated.recipe.parallel, rated.model, rated.checkpoint
-    engine, preferred, step = registry.engine_traits(recipe.engine), preferred_engine(), rated.speed.gpu_step
+    engine, step = registry.engine_traits(recipe.engine), rated.speed.gpu_step
+    preferred = min((each for each in registry.all_traits() if each.is_gpu_only), key=lambda each: each.rank)
     bits = checkpoint.bits_per_weight(model)
     discounts = []
     if bits < LEAST_BITS:
@@ -93,12 +93,6 @@ def native_bits_per_weight(name: str) -> float:
     """Bits per weight of the smallest format that a model's makers published; infinite if none is known."""
     own = [checkpoint for checkpoint in catalogue.published_checkpoints(name) if checkpoint.native]
     return min((checkpoint.bits_per_weight(catalogue.find_model(name)) for checkpoint in own), default=math.inf)
-
-
-@functools.cache
-def preferred_engine() -> Traits:
-    """Return the engine that is chosen if forecasts tie."""
-    return min((engine for engine in registry.all_traits() if engine.is_gpu_only), key=lambda engine: engine.rank)
 
 
 def applied_discounts(rated: RatedCandidate) -> tuple[Discount, ...]:

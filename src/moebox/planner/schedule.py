@@ -186,11 +186,8 @@ class Scheduler:
         budget, room = float(self.rules.step_tokens), self.room_tokens
         if batch:
             budget, room = budget - self._decode_tokens(), room - self._gains
-        fresh, past, ready = (
-            0,
-            0.0,
-            [],
-        )  # tokens read, the sum over them of what is before each, prompts read to the end
+        # Tokens read, the sum over them of what is before each, and prompts that are read to the end.
+        fresh, past, ready = 0, 0.0, []
         while self.reading and budget > fresh < room:
             request = self.reading[0]
             chunk = int(min(request.tokens_to_read - request.tokens_read, budget - fresh, room - fresh))

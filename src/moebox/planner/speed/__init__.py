@@ -241,8 +241,12 @@ class Speed:
             return 1 / factor, factor
         others = (self.host_spread, self.unified_spread, self.cpu_only_spread, self.unknown_spread)
         low, high = _factors(math.hypot(spread, *others))
-        slower, faster = self.assumed_ram.range_factors(prompts=kind == "prompt") if self.assumed_ram else (1.0, 1.0)
+        slower, faster = self._assumed_factors(kind)
         return low * slower, high * faster
+
+    def _assumed_factors(self, kind: RangeKind) -> tuple[float, float]:
+        ram = self.assumed_ram
+        return (1.0, 1.0) if ram is None else ram.prompts if kind == "prompt" else ram.decode
 
     def basis_text(self, kind: RangeKind = "decode") -> str:
         """What the range of a kind of result is based on."""
@@ -254,7 +258,7 @@ class Speed:
             return self.host_ranges[kind].text
         if self.cpu_only_spread:
             return "no published results of a CPU without a GPU"
-        if self.assumed_ram and self.assumed_ram.range_factors(prompts=kind == "prompt") != (1.0, 1.0):
+        if self.assumed_ram and self._assumed_factors(kind) != (1.0, 1.0):
             return self.assumed_ram.text
         if self.unified_spread:
             return "few results are published for memory shared with the CPU, and they differ"

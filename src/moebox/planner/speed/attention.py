@@ -5,7 +5,7 @@ The rows are in `data/attention.toml`, from timings of the kernels alone.
 
 import functools
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from moebox import codec
 from moebox.core import catalogue
@@ -20,7 +20,10 @@ HEAD_DIM = 128  # elements of a head that `stream_ns` is for
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionBackend:
-    """A row of [[backend]]. Shares of 0 are unknown: those of the engine's own row apply."""
+    """A row of [[backend]], or of [[default]], which has no figures: the backend that an engine takes if none is named.
+
+    Shares of 0 are unknown: those of the engine's own row apply.
+    """
 
     name: str
     kind: AttentionKind
@@ -28,6 +31,7 @@ class AttentionBackend:
     engine: str = ""  # "": any
     kv: str = ""  # "": any type of cache
     before: str = ""  # only in versions before this one; "": in all
+    architectures: tuple[str, ...] = ()  # only for these; (): all
     bandwidth: float = 0.0
     stream_ns: float = 0.0
     prompt: float = 0.0
@@ -44,20 +48,6 @@ class AttentionBackend:
         """Seconds of a layer's own token selector."""
         own = kind.indexer is not None and not kind.indexer.shared
         return (self.index_us * 1e-6 + context * self.index_ns * 1e-9) if own else 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DefaultBackend:
-    """A row of [[default]]: the backend that an engine takes if none is named."""
-
-    backend: str
-    kind: AttentionKind
-    generations: tuple[str, ...]
-    engine: str = ""
-    kv: str = ""
-    before: str = ""
-    architectures: tuple[str, ...] = ()  # only for these; (): all
-    source: str = ""
 
 
 UNKNOWN = AttentionBackend(name="", kind="gqa", generations=())
@@ -77,29 +67,24 @@ def find_backends(recipe: Recipe, generation: str, architecture: str) -> dict[At
     named = str(recipe.flags.get("attention-backend", "")).lower()
     kv = kv_type(recipe)
 
-    def applies(row: AttentionBackend | DefaultBackend) -> bool:
-        old = not row.before or bool(
-            recipe.engine_version and version_in_range(recipe.engine_version, f"<{row.before}")
-        )
+    def applies(row: AttentionBackend) -> bool:
+        version = recipe.engine_version
+        old = not row.before or bool(version and version_in_range(version, f"<{row.before}"))
         fits = generation in row.generations and row.engine in ("", recipe.engine) and row.kv in ("", kv)
-        return old and fits and architecture in (getattr(row, "architectures", ()) or (architecture,))
+        return old and fits and architecture in (row.architectures or (architecture,))
 
-    backends, defaults = _load_rows()
-    usable = sorted(filter(applies, backends), key=lambda row: not row.before)
+    usable = sorted(filter(applies, _load_rows("backend")), key=lambda row: not row.before)
     found: dict[AttentionKind, AttentionBackend] = {}
     for row in usable:
         if named and row.name == named:
             found.setdefault(row.kind, row)
-    for default in filter(applies, defaults):
-        match = next((row for row in usable if (row.name, row.kind) == (default.backend, default.kind)), UNKNOWN)
+    for default in filter(applies, _load_rows("default")):
+        match = next((row for row in usable if (row.name, row.kind) == (default.name, default.kind)), UNKNOWN)
         found.setdefault(default.kind, match)
     return found
 
 
 @functools.cache
-def _load_rows() -> tuple[tuple[AttentionBackend, ...], tuple[DefaultBackend, ...]]:
-    def decode(kind: type[Any], key: str) -> tuple[Any, ...]:
-        rows = catalogue.load_table("attention")[key]
-        return tuple(codec.decode(kind, row, where=f"attention.toml [{key}]") for row in rows)
-
-    return decode(AttentionBackend, "backend"), decode(DefaultBackend, "default")
+def _load_rows(key: str) -> tuple[AttentionBackend, ...]:
+    rows = catalogue.load_table("attention")[key]
+    return tuple(codec.decode(AttentionBackend, row, where=f"attention.toml [{key}]") for row in rows)

@@ -296,12 +296,6 @@ def find_expert_kernel(
     return found if found.generation == near[0] and not unpacks else replace(found, measured=False)
 
 
-def named_expert_kernel(quant: str, generation: str, kernel: str) -> ExpertKernel:
-    """Return the row of one kernel, whichever engine uses it."""
-    rows = (row for row in table_rows("experts", ExpertKernel) if (row.quant, row.generation) == (quant, generation))
-    return next(row for row in rows if row.kernel == kernel and not row.before)
-
-
 @functools.cache
 def find_cpu(name: str) -> HostCpu:
     """Return what is known of a CPU by its name; the reference CPU if nothing is."""

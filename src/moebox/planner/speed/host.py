@@ -3,6 +3,7 @@
 Also what llama.cpp's RPC backend adds over several nodes, and the range if the RAM's bandwidth is unknown.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from moebox.core.box import Box, Gpu
@@ -203,38 +204,31 @@ class HybridStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssumedRam:
-    """A step with the assumed RAM bandwidth, and with the slowest and fastest RAM that is sold."""
+    """How much slower and faster it may be because the RAM's bandwidth is assumed."""
 
-    slow: HybridStep
-    middle: HybridStep
-    fast: HybridStep
-
-    def range_factors(self, *, prompts: bool) -> tuple[float, float]:
-        """How much slower and faster than forecast it may be for that reason alone."""
-        seconds = []
-        for step in (self.slow, self.middle, self.fast):
-            prompt = min(step.ubatch, RANGE_PROMPT)
-            parts = step.prefill_parts(prompt, 0) if prompts else step.decode_parts(1, 1024)
-            seconds.append(sum(parts.values()))
-        slow, middle, fast = seconds
-        return middle / slow, middle / fast
-
-    @property
-    def text(self) -> str:
-        """What is assumed, and the range it may lie in."""
-        slowest, fastest = format_rate(SLOWEST_RAM), format_rate(FASTEST_RAM)
-        return f"RAM at {format_rate(RAM)} is assumed: the range covers {slowest} to {fastest}"
+    decode: tuple[float, float]
+    prompts: tuple[float, float]
+    text: str = "RAM at {} is assumed: the range covers {} to {}".format(
+        *map(format_rate, (RAM, SLOWEST_RAM, FASTEST_RAM))
+    )
 
 
 def assumed_ram(box: Box, step: HybridStep) -> AssumedRam | None:
     """Return the range for an unknown RAM bandwidth; None if it is known, or nothing runs from RAM."""
     if box.ram_rate or box.has_unified_memory or not (step.layers_in_ram or not box.gpus):
         return None
-    slow, fast = (
+    slow, middle, fast = (
         replace(step, memory_rate=step.memory_rate * times, host_copy=step.host_copy * times)
-        for times in (SLOWEST_RAM / RAM, FASTEST_RAM / RAM)
+        for times in (SLOWEST_RAM / RAM, 1.0, FASTEST_RAM / RAM)
     )
-    return AssumedRam(slow=slow, middle=step, fast=fast)
+
+    def factors(seconds: Callable[[HybridStep], dict[str, float]]) -> tuple[float, float]:
+        total = sum(seconds(middle).values())
+        return total / sum(seconds(slow).values()), total / sum(seconds(fast).values())
+
+    prompt = min(step.ubatch, RANGE_PROMPT)
+    decode = factors(lambda each: each.decode_parts(1, 1024))
+    return AssumedRam(decode=decode, prompts=factors(lambda each: each.prefill_parts(prompt, 0)))
 
 
 def make_hybrid_step(

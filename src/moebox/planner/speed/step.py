@@ -68,9 +68,7 @@ class GpuStep:
             "context parallel": self.context_parallel_seconds(queries),
             "draft": self.draft_seconds(batch) if batch or fresh else 0.0,
         }
-        if (
-            stage_loss
-        ):  # micro-batches that decode wait for each other; a prompt's tokens are a micro-batch of their own
+        if stage_loss:  # micro-batches that decode wait for each other; a prompt's tokens are one of their own
             parts["waiting for stages"] = sum(parts.values()) * stage_loss * queries / tokens
         # Outside graphs the host launches kernels one by one while the GPU works: the longer of the two counts. If they
         # are about even, some layers wait for one and some for the other, a fifth more together.
