@@ -120,6 +120,29 @@ def test_a_version_whose_port_the_other_one_got_is_not_judged(recipe: Path, tmp_
     assert "the old version failed" in found.reasons[0]
 
 
+@pytest.mark.siege
+def test_a_version_that_dies_at_the_switch_is_returned_from(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new engine is killed between its first answer and the end of the switch: the old one serves again."""
+    before, start = recipe.read_text(), switch.start_detached
+    assert main(["up", str(recipe), "--detach"]) == 0
+
+    def start_and_kill(made: Recipe) -> state.Instance:
+        instance = start(made)
+        if made.engine_version == "b2":
+            os.kill(instance.guard_state.engine, signal.SIGKILL)
+            while instance.is_alive:
+                time.sleep(0.02)
+        return instance
+
+    monkeypatch.setattr(switch, "start_detached", start_and_kill)
+    words = ["upgrade", "apply", str(recipe), "--source", str(tmp_path / "tree"), "--by", "alive"]
+    assert main([*words, "--to", "llama.cpp@b2"]) == 3
+    assert (serving(recipe), recipe.read_text()) == ("b1", before)
+    assert not switch.list_journals("applied")
+
+
 def test_a_live_endpoint_is_switched_and_returns(
     recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

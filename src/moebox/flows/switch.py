@@ -175,13 +175,15 @@ def restore_endpoint(journal: SwitchJournal) -> None:
 def apply_switch(journal: SwitchJournal) -> SwitchJournal:
     """Make the new recipe the named one and serve it if the old one was live; on failure the old one comes back."""
     journal = save_journal(journal, phase="switching")
-    new = journal.new
+    new, live = journal.new, journal.live
     try:
-        if journal.live:
+        if live:
             for instance in live_instances(journal.name):
                 stop_instance(instance)
-            start_detached(dataclasses.replace(new, listen=journal.live.listen))
+            start_detached(dataclasses.replace(new, listen=live.listen))
         _write_recipe(journal, codec.to_toml(new))
+        if live and not preflight.accepts_connections(live.listen.host, live.listen.port):
+            raise ExternalError(f"{new.engine} {new.engine_version} ended as soon as {journal.name} was switched to it")
     except BaseException:
         restore_endpoint(journal)
         raise
