@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -118,6 +119,33 @@ def test_a_version_whose_port_the_other_one_got_is_not_judged(recipe: Path, tmp_
     found = try_upgrade(old, new, names, run, judges=judges, effort=QUICK, notify=kill_old)
     assert found.outcome == "undecided", found
     assert "the old version failed" in found.reasons[0]
+
+
+@pytest.mark.siege
+def test_the_keeper_goes_on_until_the_port_is_free(recipe: Path, tmp_path: Path) -> None:
+    """What moebox left behind holds the port for longer than a few tries: no other command is needed afterwards."""
+    old = codec.read_toml(Recipe, recipe)
+    journal = switch.save_journal(
+        switch.SwitchJournal(
+            name="ph",
+            phase="testing",
+            run=str(tmp_path / "trial"),
+            file=str(recipe),
+            before=recipe.read_text(),
+            old=old,
+            new=old,
+            live=old,
+        )
+    )
+    with socket.create_server(("127.0.0.1", old.listen.port)):
+        keeper = switch.start_keeper(journal)
+        assert keeper.stdin
+        keeper.stdin.close()  # moebox was killed
+        while "could not be started again" not in journal.path.with_suffix(".log").read_text():
+            assert keeper.poll() is None
+            time.sleep(0.1)
+    keeper.wait(120)
+    assert serving(recipe) == "b1"
 
 
 @pytest.mark.siege

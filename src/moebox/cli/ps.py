@@ -42,7 +42,7 @@ def restore_interrupted() -> None:
     if (files.moebox_state() / "upgrades").is_dir():
         from moebox.flows.switch import recover_upgrades
 
-        names = recover_upgrades()
+        names = recover_upgrades(lambda text: print_lines([text], stderr=True))
         print_lines([f"an upgrade of {name} was interrupted; its endpoint was restored" for name in names], stderr=True)
 
 

@@ -43,6 +43,7 @@ COUNTERS = ("prompt_tokens_total", "output_tokens_total", "finished_total", "kv_
 STEPS = re.compile(r"iteration_tokens|n_decode_total")  # vLLM and llama.cpp count the steps of a long prompt
 SLOWEST_PROMPT_TOK_S = 20.0  # a model of 1T parameters in the RAM of a slow host
 PROMPT_MARGIN = 3.0
+LEAST_SILENCE_S = 900.0  # SGLang counts tokens every 40 steps: 400 s at one in 10 s, and replies may not be streamed
 SILENT_S = 3600.0  # if the length of prompts is not known
 COUNT_SHARE = 0.25  # of spin_s in silence, after which the server's counters are read
 
@@ -67,7 +68,7 @@ class StallLimits:
         """The limits while prompts of so many tokens in all are read, by a forecast of at least this speed."""
         if not tokens or self.silent_s != SILENT_S:  # not known, or given
             return self
-        return replace(self, silent_s=max(self.spin_s, PROMPT_MARGIN * tokens / (tok_s or SLOWEST_PROMPT_TOK_S)))
+        return replace(self, silent_s=max(LEAST_SILENCE_S, PROMPT_MARGIN * tokens / (tok_s or SLOWEST_PROMPT_TOK_S)))
 
 
 DEFAULT_LIMITS = StallLimits()

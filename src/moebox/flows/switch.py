@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -34,6 +34,7 @@ Phase = Literal["testing", "switching", "applied", "ended"]
 OWED: tuple[Phase, ...] = ("testing", "switching")
 RESTORE_TRIES = 3  # the guard of a killed engine may hold its port for some seconds
 RETRY_S = 2.0
+KEEPER_S = 900.0  # for which the keeper goes on trying
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +137,7 @@ def start_keeper(journal: SwitchJournal) -> "subprocess.Popen[bytes]":
     """Start the process that restores the endpoint if this one is killed. It gets this environment: keys are in it."""
     with open(journal.path.with_suffix(".log"), "ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "moebox.flows.switch"],
+            [sys.executable, "-m", "moebox.flows.switch", journal.name],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
@@ -144,18 +145,22 @@ def start_keeper(journal: SwitchJournal) -> "subprocess.Popen[bytes]":
         )
 
 
-def recover_upgrades() -> list[str]:
-    """Restore the endpoints of upgrades whose process is gone. Return their names."""
+def recover_upgrades(report: Callable[[str], None] = lambda text: None) -> list[str]:
+    """Restore the endpoints of upgrades whose process is gone. Return their names, and report what does not start."""
     recovered = []
     for journal in list_journals(*OWED):
-        with contextlib.suppress(ExternalError):  # a process is at work on it
+        try:
             lease = state.Lease(f"upgrade-{safe_name(journal.name)}", f"recovery (process {os.getpid()})")
-            try:
-                if journal.name in [each.name for each in list_journals(*OWED)]:
-                    restore_endpoint(journal)
-                    recovered.append(journal.name)
-            finally:
-                lease.close()
+        except ExternalError:  # a process is at work on it
+            continue
+        try:
+            if journal.name in [each.name for each in list_journals(*OWED)]:
+                restore_endpoint(journal)
+                recovered.append(journal.name)
+        except MoeboxError as problem:
+            report(f"{journal.name} could not be started again after an interrupted upgrade: {problem.message}")
+        finally:
+            lease.close()
     return recovered
 
 
@@ -237,5 +242,9 @@ def _write_recipe(journal: SwitchJournal, text: str | None) -> None:
 
 
 if __name__ == "__main__":  # the keeper: moebox ended without "done" if it was killed
-    if b"done" not in sys.stdin.buffer.read():
-        print("restored:", *recover_upgrades(), flush=True)
+    is_owed = b"done" not in sys.stdin.buffer.read()
+    until = time.monotonic() + KEEPER_S
+    while is_owed and time.monotonic() < until:  # the killed engine may hold its port and its memory for a while
+        print("restored:", *recover_upgrades(print), flush=True)
+        is_owed = sys.argv[1] in [journal.name for journal in list_journals(*OWED)]
+        time.sleep(RETRY_S)
