@@ -20,7 +20,6 @@ def test_any_value_is_read_as_the_requested_kind(value: object) -> None:
     for name in ("a", "a.b", "a.b.c"):
         number = loose.get_number(value, name, "c")
         assert number is None or math.isfinite(number)
-        assert all(map(math.isfinite, loose.get_numbers(value, name)))
         assert isinstance(loose.get_text(value, name), str)
         assert all(isinstance(row, dict) for row in loose.get_objects(value, name))
         assert all(isinstance(text, str) for text in loose.get_texts(value, name))

@@ -50,18 +50,13 @@ def scalar_text(value: object) -> str:
     return str(value) if isinstance(value, str | int) else ""
 
 
-def _get_list(row: object, names: tuple[str, ...]) -> list[object]:
-    """Return the first list under one of `names`."""
+def get_objects(row: object, *names: str) -> list[Json]:
+    """Return the dicts of the first list under one of `names`."""
     for name in names:
         value = get_path(row, name)
         if isinstance(value, list | tuple):
-            return list(value)
+            return [each for each in value if isinstance(each, dict)]
     return []
-
-
-def get_objects(row: object, *names: str) -> list[Json]:
-    """Return the dicts of the first list under one of `names`."""
-    return [each for each in _get_list(row, names) if isinstance(each, dict)]
 
 
 def get_texts(row: object, *names: str) -> list[str]:
@@ -73,11 +68,6 @@ def get_texts(row: object, *names: str) -> list[str]:
         if isinstance(value, list | tuple):
             return [str(each) for each in value if isinstance(each, str | int | float)]
     return []
-
-
-def get_numbers(row: object, *names: str) -> list[float]:
-    """Return the finite numbers of the first list under one of `names`."""
-    return [float(each) for each in _get_list(row, names) if is_number(each)]
 
 
 def get_object(row: object, *names: str) -> Json:

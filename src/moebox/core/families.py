@@ -56,12 +56,6 @@ def thinking_off_arguments(model: Model | None) -> dict[str, bool | str]:
     return family.thinking_off if family and family.thinking_off else {"thinking": False}
 
 
-@functools.cache
-def thinking_off_variants() -> tuple[dict[str, bool | str], ...]:
-    """The template arguments of all families that turn thinking off."""
-    return ({"thinking": False}, *(family.thinking_off for family in model_families() if family.thinking_off))
-
-
 def has_preset(model: Model, preset: str) -> bool:
     """True if a patched image was made for the model's family."""
     family = find_family(model)

@@ -166,5 +166,3 @@ class CheckResults:
     def checks_with(self, mark: Mark) -> tuple[CheckVerdict, ...]:
         return tuple(check for check in self.rungs if check.verdict == mark)
 
-    def find_check(self, name: str) -> CheckVerdict | None:
-        return next((check for check in self.rungs if check.name == name), None)

@@ -78,7 +78,8 @@ def set_field(path: str) -> ValueParser:
 
 def parse_template_arguments(value: str, reading: Reading) -> bool:
     """Parse arguments of the chat template that only turn thinking off."""
-    return json_object(value) in families.thinking_off_variants() and reading.put("thinking", False)
+    variants = [{"thinking": False}, *(family.thinking_off for family in families.model_families())]
+    return json_object(value) in filter(None, variants) and reading.put("thinking", False)
 
 
 def skip_value(value: str, reading: Reading) -> bool:
