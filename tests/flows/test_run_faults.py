@@ -168,13 +168,10 @@ def test_an_engine_killed_while_it_starts_is_started_by_resume(
     assert gone()
 
 
+@pytest.mark.siege
 @pytest.mark.parametrize(
     ("step", "kind"),
-    [
-        pytest.param("verify", "pipeline.engine_lost", marks=pytest.mark.siege),
-        ("climb", "climb.again"),
-        pytest.param("bench", "pipeline.engine_lost", marks=pytest.mark.siege),
-    ],
+    [("verify", "pipeline.engine_lost"), ("climb", "climb.again"), ("bench", "pipeline.engine_lost")],
 )
 def test_an_engine_killed_under_a_step_is_started_again(step: StepName, kind: str, story_recipe: Path, hold: Hold):
     """kill -9 of the engine: the pipeline notes it, goes on with a fresh one, and keeps no figure of the dead one."""
@@ -280,7 +277,8 @@ def test_a_port_stolen_after_the_plan_is_left_to_the_thief(story_recipe: Path, c
     assert gone()
 
 
-@pytest.mark.parametrize("step", [LADDER, CLIMB, "bench"])
+@pytest.mark.siege
+@pytest.mark.parametrize("step", ["verify", "climb", "bench"])
 def test_a_port_stolen_before_a_step_is_left_to_the_thief(
     step: StepName, story_recipe: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -67,6 +67,7 @@ def test_a_budget_that_is_too_short_is_kept(start: Recipe):
     assert state.orphan_processes() == {}
 
 
+@pytest.mark.siege
 def test_a_killed_tuning_is_resumed(start: Recipe, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     """kill -9 in the screening: what was measured is not measured again, and nothing is left over."""
     path = tmp_path / "recipe.toml"

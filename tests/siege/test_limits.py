@@ -20,6 +20,7 @@ from moebox.store import Run
 from moebox.web.live import RunFeed
 from tests.bench.server import good, serving
 from tests.report.making import a_run
+from tests.sampling import one_in
 from tests.serving import live
 from tests.verify import conftest as oracle
 
@@ -62,7 +63,7 @@ def test_a_load_with_too_few_descriptors_is_one_line() -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("words", [PLAN, [*PLAN, "--json"], ["--help"], ["models"]])
+@pytest.mark.parametrize("words", one_in(2, [["models"], PLAN, ["--help"], [*PLAN, "--json"]]))
 def test_a_full_disk_behind_stdout_is_one_line(words: list[str]) -> None:
     """As `moebox … > FILE` on a full disk."""
     with open("/dev/full", "wb") as full:
@@ -163,7 +164,7 @@ def test_sixty_followers_of_a_run_cost_no_more_than_one(tmp_path: Path) -> None:
     assert len(rendered) == 2
 
 
-@pytest.mark.parametrize("descriptors", [40, 20])
+@pytest.mark.parametrize("descriptors", one_in(2, [40, 20]))
 def test_few_descriptors_are_not_the_models_fault(descriptors: int) -> None:
     """The sandbox makes do with what there is, or the check is skipped for this machine; it is never red."""
     with oracle.serving() as url:
