@@ -165,4 +165,3 @@ class CheckResults:
 
     def checks_with(self, mark: Mark) -> tuple[CheckVerdict, ...]:
         return tuple(check for check in self.rungs if check.verdict == mark)
-
