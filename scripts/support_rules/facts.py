@@ -120,10 +120,17 @@ def backend_facts(release: VllmRelease) -> Iterator[Fact]:
             "kv": [str(x) for x in release.reader.iterate(cls.find("supported_kv_cache_dtypes"))],
             "heads": ask(release, cls, "get_supported_head_sizes"),
             "blocks": block_sizes(release, cls),
+            "lse": returns_lse(release, cls),
         }
         value = {k: v for k, v in fixed.items() if v not in (None, False, [])}
         if supported:
             yield Fact("attention_backend", {"gpu": release.target.name, "name": name}, value, release.place(cls))
+
+
+def returns_lse(release: VllmRelease, cls: Class) -> bool:
+    """Return whether the backend can divide a request's cache over ranks (decode context parallelism)."""
+    impl = ask(release, cls, "get_impl_cls")
+    return isinstance(impl, Class) and release.reader.attribute(impl, "can_return_lse_for_decode") is True
 
 
 def is_for_platform(backend: str, gpu: str) -> bool:

@@ -43,15 +43,17 @@ def moe_config(release: VllmRelease, scheme: str) -> Record:
     """A routed layer as DeepSeek-V3 and Kimi have it, on one of eight tensor-parallel ranks."""
     layers = "vllm.model_executor.layers.fused_moe"
     gpt_oss = scheme == "mxfp4-gpt-oss"
+    routing_methods = release.find(f"{layers}.config.RoutingMethodType")
+    routing = "Renormalize" if gpt_oss else "DeepSeekV3"
+    if scheme == "mxfp4-deepseek-v4" and isinstance(routing_methods, Class) and "DeepseekV4" in routing_methods.names:
+        routing = "DeepseekV4"  # on AMD the oracle has another order of kernels for it
     parallel = Record(**dict.fromkeys(PARALLEL.split(), False), ep_size=1, tp_size=8, dp_size=1, pcp_size=1, sp_size=1)
     return Record(
         is_act_and_mul=True,
         activation=member(release, f"{layers}.activation.MoEActivation", "SWIGLUOAI" if gpt_oss else "SILU"),
         moe_parallel_config=parallel,
         has_hash_routing=False,
-        routing_method=member(
-            release, f"{layers}.config.RoutingMethodType", "Renormalize" if gpt_oss else "DeepSeekV3"
-        ),
+        routing_method=member(release, f"{layers}.config.RoutingMethodType", routing),
         router_logits_dtype=BF16,
         hidden_dim=7168,
         hidden_dim_unpadded=7168,

@@ -99,6 +99,9 @@ def setup_of(row: SupportRow) -> Setup:
                 "hicache_storage": "hicache-storage-backend",
             }[key]
             recipe = replace(recipe, flags={**recipe.flags, name: text})
+        elif key == "expert_width":
+            assert model.moe
+            model = replace(model, moe=replace(model.moe, intermediate=1000))
         elif key == "prefix_caching":
             recipe = replace(recipe, prefix_caching=text == "true")
         elif key == "cudagraph_mode":

@@ -118,6 +118,50 @@ def test_a_report_is_not_contradicted_by_one_that_does_not_mention_its_setting()
     assert "vllm-kimi-malformed-json-passed" in {match.row.id for match in support.matches}
 
 
+def test_a_setup_that_the_checks_accept_should_start() -> None:
+    """Without a report the answer names the kernels that the release chooses; a release that was not read has none."""
+    support = support_for(setup("vllm", "0.24.0", "sm90", "glm-4.7", "fp8", parallel=Parallel(tp=8)))
+    assert support.state == "accepted"
+    assert support.kernels
+    older = setup("vllm", "0.12.0", "sm90", "glm-4.7", "fp8", parallel=Parallel(tp=8))
+    assert support_for(older).state == "unknown"
+
+
+def test_a_build_between_releases_is_refused_only_if_both_refuse() -> None:
+    """0.23.1 may have MiniMax M3, which 0.24.0 has and 0.23.0 has not."""
+    states = {
+        version: support_for(setup("vllm", version, "sm100", "minimax-m3", "bf16")).state
+        for version in ("0.23.0", "0.23.1", "0.24.0")
+    }
+    assert states["0.23.0"] == "no-start"
+    assert "no-start" not in (states["0.23.1"], states["0.24.0"])
+
+
+def test_decode_context_parallelism_needs_a_backend_that_returns_its_sums() -> None:
+    """FLASHMLA_SPARSE of 0.27.1 cannot; FLASHINFER_MLA_SPARSE on SM100 can."""
+    parallel = Parallel(tp=8, dcp=8)
+    refused = support_for(setup("vllm", "0.27.1", "sm90", "glm-5.2", "fp8", kv="fp8", parallel=parallel))
+    assert "decode context parallelism" in refused.refusals[0].text
+    assert not support_for(setup("vllm", "0.27.1", "sm100", "glm-5.2", "fp8", kv="fp8", parallel=parallel)).refusals
+
+
+def test_aiter_has_kernels_that_the_rules_were_not_read_for() -> None:
+    """DeepSeek V4 runs on MI325X since 0.20; MXFP4 with AITER or a backend by name is not refused."""
+    asked = setup("vllm", "0.25.0", "gfx942", "deepseek-v4-flash", "fp8-mxfp4", kv="fp8", parallel=Parallel(tp=8))
+    assert support_for(asked).refusals == ()
+    plain = setup("vllm", "0.22.0", "gfx950", "gpt-oss-120b", "mxfp4")
+    unlike = replace(plain, model=find_model("minimax-m2.5"))
+    assert start_refusals(unlike)
+    assert not start_refusals(replace(unlike, recipe=replace(unlike.recipe, env={"VLLM_ROCM_USE_AITER": "1"})))
+
+
+def test_a_report_that_something_runs_does_not_hide_what_happens_sometimes() -> None:
+    """Kimi K2.6 can answer NaN on vLLM 0.19 to 0.24: a warning that does not decide the state."""
+    support = support_for(setup("vllm", "0.22.0", "sm90", "kimi-k2.6", "int4", parallel=Parallel(tp=8)))
+    assert "vllm-k26-nan-exclamation" in {match.row.id for match in support.matches}
+    assert support.state == "runs"
+
+
 def test_the_narrower_row_wins() -> None:
     """RawINT4 with the Triton GEMM runs, though the same version without it garbles long prompts."""
     broken = setup("ktransformers", "0.6.4", "sm120", "kimi-k2.6", "int4")
@@ -137,7 +181,8 @@ def test_a_report_about_another_architecture_is_no_evidence_that_this_one_runs()
     """A row on all-reduce over four GPUs names no architecture: whether GLM-5.3-Flash runs is not known from it."""
     support = support_for(setup("vllm", "0.32.0", "sm120", "glm-5.3-flash", "awq", kv="fp8", parallel=Parallel(tp=4)))
     assert "vllm-custom-ar-pcie4-off" in {match.row.id for match in support.matches}
-    assert support.state == "unknown"
+    assert support.answers == ()
+    assert support.state not in ("runs", "slow")
 
 
 def test_measured_factors_only_enter_a_forecast() -> None:
@@ -192,6 +237,8 @@ def test_a_version_that_is_none_has_no_rows_with_a_range() -> None:
 # Reports of something that runs although the release's own source refuses it, with the reason.
 KNOWN_CONTRADICTIONS = {
     "vllm-recipe-qwen36-35b-sm12x": "the text-only name is in the registry from 0.27; the report is of the other",
+    "sweep-sglang-qwen35moe-fp8-gfx950": "launched with the prefix cache off, which the check was not asked for",
+    "sweep-sglang-qwen35moe-mxfp4-gfx950": "launched with the prefix cache off, which the check was not asked for",
 }
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from moebox import codec
 from moebox.core.catalogue import load_table
 from moebox.core.model import Model
+from moebox.core.start_rules import next_release
 from moebox.core.symptom import version_in_range
 
 NEVER = "never"
@@ -97,6 +98,10 @@ def unsupported_reason(engine: str, title: str, model: Model | None, version: st
     if first == NEVER:
         return f"{title} does not run {row.title} yet", row.source
     # A release may be a month such as 2026-02.
-    if version and version_in_range(version.replace("-", "."), f"<{first.replace('-', '.')}"):
+    before = f"<{first.replace('-', '.')}"
+    if version and version_in_range(version.replace("-", "."), before):
+        newer = next_release(engine, version)  # a build between two releases may have what the later one has
+        if newer and not version_in_range(newer, before):
+            return "", ""
         return f"{title} {version} does not run {row.title}: {first} is the first that does", row.source
     return "", ""

@@ -6,6 +6,7 @@ ranges and file:line; scripts/support_rules/FORMAT.md explains the tables. A rel
 
 import functools
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -78,6 +79,17 @@ def release_rules(engine: str, version: str) -> ReleaseRules | None:
     return ReleaseRules(tables, older[-1]) if older else None
 
 
+@functools.cache
+def next_release(engine: str, version: str) -> str:
+    """The release after a version that is not one itself, such as a nightly build between two; "" for a release."""
+    if not re.match(r"\d+\.\d", version) or not _file(engine).is_file():
+        return ""
+    releases: list[str] = _tables(engine)["releases"]
+    newer = [release for release in releases if in_versions(version, f"<{release}")]
+    between = 0 < len(newer) < len(releases) and not any(in_versions(version, f"=={release}") for release in releases)
+    return newer[0] if between else ""
+
+
 def default_attention(setup: Setup) -> str:
     """The attention backend that the engine chooses by itself, or "" if that is not known."""
     rules = release_rules(setup.engine, setup.version)
@@ -99,17 +111,36 @@ def default_experts(setup: Setup) -> str:
 
 
 def start_refusals(setup: Setup) -> list[StartRefusal]:
-    """Why the engine's own checks refuse a setup; empty if nothing does or the release was not read."""
+    """Why the engine's own checks refuse a setup; empty if nothing does or the release was not read.
+
+    A build between two releases is refused only if both of them refuse.
+    """
     rules = release_rules(setup.engine, setup.version)
     if rules is None or setup.fork or setup.model is None:
         return []
+    newer = next_release(setup.engine, setup.version)
     found = [*_architecture(rules, setup), *_parsers(rules, setup)]
     if setup.gpu:
         found += [*_layer_refusals(rules, setup), *_profile_refusals(rules, setup)]
+    if found and newer and not start_refusals(replace(setup, version=newer)):
+        return []
     filled = {"{dev}": setup.gpu_title or setup.gpu, "{cc}": setup.gpu, "{kv}": setup.kv}
     for part, value in filled.items():
         found = [replace(refusal, text=refusal.text.replace(part, value)) for refusal in found]
     return found
+
+
+def accepted_kernels(setup: Setup) -> str:
+    """The kernels that the engine's own checks choose for a setup that they accept; "" if that is not known."""
+    rules = release_rules(setup.engine, setup.version)
+    if rules is None or setup.fork or setup.model is None or not setup.gpu:
+        return ""
+    if setup.model.architecture not in rules.names("architecture"):
+        return ""
+    attention, experts = default_attention(setup), default_experts(setup)
+    if "layer" not in rules.tables or setup.model.moe is None:
+        return attention
+    return f"{attention} and {experts}" if attention and experts else ""
 
 
 def _architecture(rules: ReleaseRules, setup: Setup) -> Iterator[StartRefusal]:
@@ -145,6 +176,9 @@ def _layer_attention(rules: ReleaseRules, setup: Setup, cache: str) -> RuleRow |
     assert setup.model is not None
     layer = rules.first("layer", architectures=setup.model.architecture)
     name = layer["name"] if layer else "mla" if setup.layer_kinds == {"mla"} else ""
+    heads = {getattr(each.kind, "head_dim", 0) for each in setup.model.stack if type(each.kind).__name__ == "Gqa"}
+    if not name and len(heads) == 1 and not any(getattr(each.kind, "indexer", None) for each in setup.model.stack):
+        name = f"gqa-{heads.pop()}"  # what the checks of plain attention ask for
     return rules.first("attention", gpus=setup.gpu, layers=name, kv=cache) if name else None
 
 
@@ -162,8 +196,16 @@ def _layer_refusals(rules: ReleaseRules, setup: Setup) -> Iterator[StartRefusal]
         yield rules.refusal(f"no attention backend takes this model with {cache}: {reason}", row, remedy)
     elif row and named and named not in row["order"]:
         yield rules.refusal(f"{named} does not take this model with {cache}; these do: {', '.join(row['order'])}", row)
+    elif row and setup.recipe.parallel.dcp > 1:
+        backend = named or row["order"][0]
+        declared = rules.first("attention_backend", gpus=setup.gpu, name=backend)
+        if declared and not declared.get("lse"):
+            text = f"{backend} cannot divide a request's cache over ranks (decode context parallelism)"
+            yield rules.refusal(text, declared, "parallel.dcp = 1")
     refused = rules.first("moe_refusal", gpus=setup.gpu, quantizations=_expert_format(setup))
-    if refused:
+    # The rules were read without variables and flags: AITER and a backend by name have kernels of their own.
+    own = setup.recipe.flags.get("moe-backend") or setup.recipe.env.get("VLLM_ROCM_USE_AITER") == "1"
+    if refused and not own:
         yield rules.refusal(f"no kernel computes experts in {_expert_format(setup)} on {setup.gpu}", refused)
 
 
@@ -176,7 +218,7 @@ def _expert_format(setup: Setup) -> str:
         own = {"GptOssForCausalLM": "mxfp4-gpt-oss", "DeepseekV4ForCausalLM": "mxfp4-deepseek-v4"}
         return own.get(architecture, "mxfp4")
     if "fp8" in setup.quants:
-        return "fp8-block" if "block" in setup.checkpoint.quant else ""
+        return setup.checkpoint.quant
     return next((name for name in ("nvfp4", "mxfp8", "int4", "bf16") if name in setup.quants), "")
 
 

@@ -4,10 +4,11 @@ It reads the support matrix (reports), the start rules (the engines' own checks)
 release that has an architecture).
 """
 
+import re
 from dataclasses import dataclass, replace
 
 from moebox.core import families, registry
-from moebox.core.start_rules import StartRefusal, start_refusals
+from moebox.core.start_rules import StartRefusal, accepted_kernels, start_refusals
 from moebox.core.support_matrix import (
     WORST_FIRST,
     Match,
@@ -31,12 +32,13 @@ class Support:
     possible: tuple[Match, ...] = ()  # rows with conditions that are not known to hold
     contradicted: tuple[SupportRow, ...] = ()  # rows that a narrower or newer one stands against
     refusals: tuple[StartRefusal, ...] = ()  # of the engine's own checks
+    kernels: str = ""  # what the engine's own checks choose, if they accept the setup
     note: str = ""  # why the rows of a release may not hold for this build or version
 
     @property
     def answers(self) -> tuple[Match, ...]:
-        """The rows that decide the state: not those on parsing, and not a report that another architecture runs."""
-        own = (match for match in self.matches if not match.row.concerns_parsing)
+        """The rows that decide the state: not on parsing, not seen sometimes only, not of another architecture."""
+        own = (match for match in self.matches if not match.row.concerns_parsing and not match.row.sometimes)
         return tuple(match for match in own if match.row.state != "runs" or match.row.architecture)
 
     @property
@@ -73,10 +75,13 @@ def support_for(setup: Setup) -> Support:
         possible=(*(match for match in own if not match.is_certain), *of_release),
         contradicted=tuple(match.row for match in certain if match not in standing),
         refusals=refusals,
+        kernels="" if refusals else accepted_kernels(setup),
         note=note,
     )
-    state: State = support.answers[0].row.state if support.answers else "unknown"
-    return replace(support, state="no-start" if refusals else state)
+    state: State = "no-start" if refusals else "accepted" if support.kernels else "unknown"
+    if support.answers and not refusals:
+        state = support.answers[0].row.state
+    return replace(support, state=state)
 
 
 def known_to_run(setup: Setup) -> SupportRow | None:
@@ -104,4 +109,11 @@ def _overrides(one: SupportRow, other: SupportRow) -> bool:
     """Whether a row is narrower than another on everything the other has conditions on, or as narrow and newer."""
     if one is other or one.state == other.state or not one.dimensions >= other.dimensions:
         return False
-    return len(one.dimensions) > len(other.dimensions) or one.date > other.date
+    if one.state == "runs" and (other.sometimes or other.state == "slow"):
+        return False  # it ran, which says nothing about the speed or about every request
+    return (*_narrowness(one), one.date) > (*_narrowness(other), other.date)
+
+
+def _narrowness(row: SupportRow) -> tuple[int, bool]:
+    """How many conditions a row has, and whether its versions end."""
+    return len(row.dimensions), bool(re.search(r"<|==|\.\.\S", row.versions))

@@ -18,8 +18,8 @@ from moebox.core.recipe import Flag, Recipe
 from moebox.data import FOLDER
 from moebox.errors import BadInput
 
-State = Literal["no-start", "crashes", "hangs", "wrong", "slow", "runs", "unknown"]
-WORST_FIRST: tuple[State, ...] = ("no-start", "crashes", "hangs", "wrong", "slow", "runs", "unknown")
+State = Literal["no-start", "crashes", "hangs", "wrong", "slow", "runs", "accepted", "unknown"]
+WORST_FIRST: tuple[State, ...] = ("no-start", "crashes", "hangs", "wrong", "slow", "runs", "accepted", "unknown")
 STATE_TEXT: dict[State, str] = {
     "no-start": "does not start",
     "crashes": "crashes",
@@ -27,6 +27,7 @@ STATE_TEXT: dict[State, str] = {
     "wrong": "gives wrong answers",
     "slow": "runs slowly",
     "runs": "runs",
+    "accepted": "should start",  # the engine's own checks accept it; there is no report
     "unknown": "not known",
 }
 # Settings that concern how replies are parsed: the model's own answers are right, tool calls or reasoning may not be.
@@ -50,6 +51,7 @@ class SupportRow:
     id: str
     engine: str
     versions: str = ""  # ">=0.25,<0.27"; builds and dates as "b9840..b10260", both ends included
+    inferred: bool = False  # the report names no version: the range is what was released at its date
     gpu: tuple[str, ...] = ()  # generations (sm120, gfx942) or parts of a product name ("RTX 5090")
     architecture: tuple[str, ...] = ()
     layer_kind: tuple[str, ...] = ()  # mla, dsa, compressed, linear, sliding, gqa
@@ -59,6 +61,7 @@ class SupportRow:
     settings: dict[str, Flag] = field(default_factory=dict)
     state: State
     factor: float | None = None  # of the speed without the problem, for slow rows
+    sometimes: bool = False  # seen in some requests or runs only: a warning that does not decide the state
     estimated: bool = False  # the factor was not measured: it is shown, and enters no forecast
     symptom: str = ""  # id of the symptom that a log then shows
     text: str
@@ -75,7 +78,8 @@ class SupportRow:
     def source(self) -> str:
         """The newest evidence's address and date."""
         newest = max(self.evidence, key=lambda item: item.date)
-        return f"{newest.url} ({newest.date})"
+        guess = "; version inferred from the date" if self.inferred else ""
+        return f"{newest.url} ({newest.date}{guess})"
 
     @property
     def dimensions(self) -> frozenset[str]:

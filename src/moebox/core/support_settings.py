@@ -156,6 +156,12 @@ def _experts_in_ram(wanted: str, setup: "Setup") -> bool:
     return on_gpus < model.moe_layers and not hybrid.split
 
 
+def _expert_width(wanted: str, setup: "Setup") -> bool:
+    """Whether a rank's slice of an expert is not a multiple of a number: "not 256"."""
+    moe, parallel = setup.model.moe if setup.model else None, setup.recipe.parallel
+    return moe is not None and moe.intermediate // (1 if parallel.ep else parallel.tp) % int(wanted.split()[-1]) != 0
+
+
 SPECIAL: dict[str, Callable[[str, "Setup"], bool | None]] = {
     "attention_backend": _attention_backend,
     "moe_backend": _moe_backend,
@@ -164,6 +170,7 @@ SPECIAL: dict[str, Callable[[str, "Setup"], bool | None]] = {
     "prefix_caching": _prefix_caching,
     "cudagraph_mode": _cudagraph_mode,
     "concurrency": _sequences,
+    "expert_width": _expert_width,
     "ram": _ram,
     "cuda": _cuda,
     "driver": lambda text, setup: setup.driver == text if setup.driver and text[:1].isdigit() else None,

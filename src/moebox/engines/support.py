@@ -101,7 +101,7 @@ def _certain(setup: Setup, support: Support) -> Iterator[PlanWarning]:
 
 def _severity(row: SupportRow) -> Literal["note", "warning", "fatal"]:
     """A recipe that does not start, crashes, hangs or answers wrongly is no plan; parsing can be worked around."""
-    if row.state == "slow" or row.concerns_parsing:
+    if row.state == "slow" or row.concerns_parsing or row.sometimes:
         return "warning"
     return "fatal"
 
@@ -137,6 +137,8 @@ def support_text(deployment: Deployment) -> str:
         where = f"{deployment.engine.title} {setup.version} on {setup.gpu_title or 'a CPU'}"
         rows = [match.row for match in support.answers if match.row.state == support.state]
         evidence = f" ({rows[0].source})" if rows else ""
+        if support.state == "accepted":
+            evidence = f" (no report; its own checks accept it, with {support.kernels})"
         lines.append(f"{where}: {STATE_TEXT[support.state]}{evidence}")
         if support.note:
             lines.append(support.note)

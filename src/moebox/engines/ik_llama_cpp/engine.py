@@ -86,7 +86,7 @@ class IkLlamaCppEngine(GgmlEngine):
         if MAINLINE_QUANT.search(quant):
             found.append(plan_warning("fatal", f"ik_llama.cpp cannot read {quant}", engines_for_format(deployment)))
         if recipe.speculate:
-            text = f"ik_llama.cpp has no {recipe.speculate.method} drafts"
+            text = f"moebox does not launch ik_llama.cpp with {recipe.speculate.method} drafts"
             found.append(plan_warning("fatal", text, "leave speculate out"))
         if not recipe.flags.keys().isdisjoint(("ger", "-ger")):
             found.append(plan_warning("note", "-ger does nothing for Kimi: its experts are one group"))

@@ -1,5 +1,7 @@
 """vLLM: its log, what it refuses, and the object that moebox uses."""
 
+from typing import Literal
+
 from moebox.core.box import Gpu
 from moebox.core.deployment import Deployment
 from moebox.core.model import Mla
@@ -28,6 +30,9 @@ TRITON = "TRITON_MLA"
 # attention.py _resolve_dsv4_kv_cache_dtype, nvidia/model.py _select_dsv4_attn_cls; pull requests 54233 and 55134).
 PLAIN_ROWS = "FLASHINFER_MLA_SPARSE_DSV4"
 COMPRESSED = "https://github.com/vllm-project/vllm/issues/47174; https://github.com/vllm-project/vllm/pull/55134"
+
+STATE_BLOCKS = "https://github.com/vllm-project/vllm/issues/49064; vLLM config/compilation.py"
+BLOCK_ERROR = 0.1  # of the number of blocks: how far the planned cache may be from the real one
 
 # The log as 0.32.0 prints it (file names of vLLM in the comments).
 RANK = r"(?:\(Worker_?(?P<device>\w*) .*)?"  # "(Worker_TP3 pid=…) INFO …": which rank printed it
@@ -115,6 +120,22 @@ def _workspace_warnings(deployment: Deployment, backend: str) -> list[PlanWarnin
     return found
 
 
+def _state_block_warnings(deployment: Deployment) -> list[PlanWarning]:
+    """A refusal if fewer cache blocks fit than sequences are allowed: each needs one for its recurrent state."""
+    gpu, recipe = deployment.smallest_gpu, deployment.recipe
+    with_states = deployment.is_known and any(each.kind.state_bytes(1) for each in deployment.model.stack)
+    if gpu is None or not with_states or recipe.flags.get("enforce-eager"):
+        return []
+    ranks, sequences = memory.VllmRanks(deployment), memory.max_seqs(gpu, recipe)
+    left = [(ranks.utilized_bytes(gpu) - needs.inside_bytes, needs.pages) for needs in ranks.needs]
+    blocks = min((int(free // pages.block_bytes) for free, pages in left if pages), default=0)
+    if blocks <= 0 or sequences <= blocks * (1 - BLOCK_ERROR):
+        return []
+    text = f"about {blocks:,} cache blocks fit, and each of {sequences:,} sequences needs one: graph capture is refused"
+    severity: Literal["warning", "fatal"] = "fatal" if sequences > blocks * (1 + BLOCK_ERROR) else "warning"
+    return [plan_warning(severity, text, f"max_seqs = {max(1, round(blocks * (1 - BLOCK_ERROR)))}", STATE_BLOCKS)]
+
+
 class VllmEngine(Engine):
     """Reads prompts in chunks beside decoding; the youngest request is preempted if the cache is full."""
 
@@ -152,6 +173,7 @@ class VllmEngine(Engine):
         has_bf16_rows = majors == {"10"} and backend == PLAIN_ROWS
         if model is not None and model.has_compressed_cache and recipe.kv != "fp8" and not has_bf16_rows:
             found.append(require_fp8_cache(COMPRESSED))
+        found += _state_block_warnings(deployment)
         if model is not None and model.architecture.startswith("Qwen4Exp") and recipe.parallel.pp > 1:
             text = f"vLLM runs {model.title} in one pipeline stage only"
             found.append(plan_warning("fatal", text, "parallel.pp = 1", "vLLM 0.32.0 model_executor/models/config.py"))

@@ -1,0 +1,82 @@
+"""What moebox answers to setups of threads that no row of the matrix cites, against what the threads report."""
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+from moebox import engines
+from moebox.core import catalogue
+from moebox.core.change import with_settings
+from moebox.core.deployment import Deployment
+from moebox.core.model import Checkpoint
+from moebox.core.recipe import Parallel, Recipe, Speculate
+from moebox.detect import load_box
+from moebox.engines.support import deployment_support
+
+THREADS = [*csv.DictReader((Path(__file__).parent / "unseen_threads.csv").open(encoding="utf-8"))]
+FAILS = ("no-start", "crashes", "hangs", "wrong")
+
+
+def thread_deployment(thread: dict[str, str]) -> Deployment:
+    """The setup of a thread; a checkpoint that the catalogue lacks has the bytes of a listed one."""
+    model, quant = catalogue.find_model(thread["model"]), thread["quant"]
+    known = catalogue.published_checkpoints(model.name)
+    checkpoint = next((each for each in known if quant in (each.quant, each.name)), None)
+    if checkpoint is None:
+        gguf = thread["engine"] in ("llama.cpp", "ik_llama.cpp")
+        like = next((each for each in known if (each.format == "gguf") == gguf), None)
+        checkpoint = Checkpoint(
+            name=quant,
+            model=model.name,
+            quant=quant,
+            format="gguf" if gguf else "safetensors",
+            bytes_by_component=like.bytes_by_component if like else {},
+        )
+    sizes: dict[str, int | bool] = {}
+    for word in thread["layout"].split():
+        name, _, size = word.partition("=")
+        sizes[name] = int(size) if size else True
+    box = load_box(thread["box"], ram="" if "gb10" in thread["box"] else "1TiB")
+    recipe = Recipe(
+        name="x",
+        engine=thread["engine"],
+        engine_version=thread["version"],
+        model=model.name,
+        checkpoint=checkpoint.name,
+        served_name="",
+        kv=thread["kv"],
+        context=32_768,
+        parallel=Parallel(**sizes),  # type: ignore[arg-type]
+    )
+    for setting in filter(None, thread["settings"].split(";")):
+        path, _, value = setting.partition("=")
+        if path == "speculate":
+            recipe = replace(recipe, speculate=Speculate(method=value))
+        else:
+            recipe = with_settings(recipe, {path: int(value) if path == "max_seqs" else value == "true" or value})
+    return Deployment.from_parts(recipe, model, checkpoint, box)
+
+
+def predicted_state(thread: dict[str, str]) -> tuple[str, str]:
+    """The state that moebox answers, and its reason."""
+    deployment = thread_deployment(thread)
+    found = [support for _, support in deployment_support(deployment)]
+    fatal = [issue for issue in engines.find_refusals(deployment) if issue.severity == "fatal"]
+    states = [support.state for support in found]
+    state = next((each for each in states if each not in ("runs", "unknown", "slow")), states[0])
+    if fatal and state not in FAILS:
+        state = "no-start"
+    return state, fatal[0].text if fatal else ""
+
+
+def judge(outcome: str, state: str) -> str:
+    """right, wrong or unknown: failures count as such, whichever kind."""
+    if state == "unknown":
+        return "unknown"
+    return "right" if (outcome in FAILS) == (state in FAILS) else "wrong"
+
+
+def starts_as_predicted(thread: dict[str, str]) -> bool:
+    """Whether moebox is right that the setup starts, whatever happens later."""
+    state, _ = predicted_state(thread)
+    return state != "unknown" and (state == "no-start") == (thread["outcome"] == "no-start")
