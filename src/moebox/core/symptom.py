@@ -102,8 +102,10 @@ class Finding:
 
 @functools.cache
 def symptoms() -> tuple[Symptom, ...]:
-    """Every known failure, the narrower pattern first: reported ones, then those of symptoms.toml."""
-    return (*_decode_symptoms("symptoms_reported"), *_decode_symptoms("symptoms"))
+    """Every known failure, the narrower pattern first: reported ones, those of symptoms.toml, then families."""
+    return tuple(
+        each for name in ("reported", "", "general") for each in _decode_symptoms(f"symptoms_{name}".rstrip("_"))
+    )
 
 
 @functools.cache

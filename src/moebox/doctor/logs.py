@@ -92,8 +92,9 @@ class LogSearch:
 
     @property
     def cause(self) -> Finding | None:
-        """The first known failure, which caused the others."""
-        return next((finding for finding in self.findings.values() if finding.severity == "fatal"), None)
+        """The first known failure, which caused the others; a family of failures only if nothing narrower is known."""
+        fatal = [finding for finding in self.findings.values() if finding.severity == "fatal"]
+        return next((finding for finding in fatal if finding.area != "general"), fatal[0] if fatal else None)
 
     @property
     def unknown_failure(self) -> str:

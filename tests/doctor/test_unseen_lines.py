@@ -1,0 +1,36 @@
+"""Lines of threads that no symptom was written for: the cause that `doctor logs` names is the right one."""
+
+import csv
+import re
+from pathlib import Path
+
+import pytest
+
+from moebox.core.symptom import symptoms
+from moebox.doctor.logs import required_words, search_pieces
+
+FILE = Path(__file__).parent / "unseen_lines.csv"
+with FILE.open(encoding="utf-8", newline="") as file:
+    LINES = [*csv.DictReader(file, delimiter=";", quoting=csv.QUOTE_NONE)]
+
+
+@pytest.mark.parametrize("row", LINES, ids=lambda row: row["url"].removeprefix("https://github.com/"))
+def test_a_line_of_a_thread_has_a_known_cause(row: dict[str, str]) -> None:
+    """The cause has a word of what the thread found out."""
+    (finding, *_) = search_pieces([f"{row['line']}\n".encode()]).findings.values()
+    assert re.search(row["words"], finding.cause, re.IGNORECASE), finding
+
+
+@pytest.mark.parametrize("symptom", [one for one in symptoms() if one.pattern], ids=lambda one: one.id)
+def test_a_pattern_has_a_word_that_lines_are_searched_for(symptom: object) -> None:
+    """Each alternative of a pattern has a plain word of five letters; a pattern without one is never tried."""
+    assert required_words(symptom.pattern)  # type: ignore[attr-defined]
+
+
+def test_a_narrower_symptom_is_the_cause_though_a_family_came_first() -> None:
+    """A failed check above a full disk is not the cause."""
+    log = b"PermissionError: [Errno 13] cannot save\nOSError: [Errno 28] No space left on device\n"
+    search = search_pieces([log])
+    assert next(iter(search.findings)) == "general-permission"
+    assert search.cause is not None
+    assert not search.cause.symptom.startswith("general-")
