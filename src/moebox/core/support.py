@@ -110,7 +110,7 @@ def _overrides(one: SupportRow, other: SupportRow) -> bool:
     if one is other or one.state == other.state or not one.dimensions >= other.dimensions:
         return False
     if one.state == "runs" and (other.sometimes or other.state == "slow"):
-        return False  # it ran, which says nothing about the speed or about every request
+        return False  # it ran, which is no evidence on the speed or on every request
     return (*_narrowness(one), one.date) > (*_narrowness(other), other.date)
 
 

@@ -78,8 +78,8 @@ class SupportRow:
     def source(self) -> str:
         """The newest evidence's address and date."""
         newest = max(self.evidence, key=lambda item: item.date)
-        guess = "; version inferred from the date" if self.inferred else ""
-        return f"{newest.url} ({newest.date}{guess})"
+        how = "; version inferred from the date" if self.inferred else ""
+        return f"{newest.url} ({newest.date}{how})"
 
     @property
     def dimensions(self) -> frozenset[str]:

@@ -21,8 +21,6 @@ DUMMY_FLAGS: dict[str, Flag] = {"load-format": "dummy"}
 
 # deepseek_v4_memory_pool.py asserts a store of packed fp8 on every GPU; "auto" becomes fp8 (arg_groups/overrides.py).
 COMPRESSED = "https://github.com/sgl-project/sglang/issues/33194; SGLang deepseek_v4_memory_pool.py, August 2026"
-REPORT = "SM120 deployment report, 29 January 2026"
-REPORTED_BYTES = 100 * 2**30  # the report is of GPUs with 96 GB
 
 # The log as 0.5.23 prints it. Its GB are 2**30 bytes (common.py get_available_gpu_memory).
 PATTERNS = (
@@ -92,14 +90,9 @@ class SglangEngine(Engine):
         return {**DUMMY_FLAGS, "json-model-override-args": layer_override(deployment, layers)}
 
     def find_refusals(self, deployment: Deployment) -> list[PlanWarning]:
-        recipe, model = deployment.recipe, deployment.known_model
+        recipe = deployment.recipe
         found = [*super().find_refusals(deployment), *weight_format_refusals(deployment)]
         found += bf16_cache_refusals(deployment)
-        gpu = deployment.smallest_gpu
-        on_own_fraction = recipe.memory_utilization is None and gpu is not None and gpu.memory < REPORTED_BYTES
-        if on_own_fraction and model is not None and model.total_parameters > 500e9 and deployment.has_vision_tower:
-            text = "its own memory fraction left 4,578 tokens of cache on 8×96 GB: it is lowered for vision models"
-            found.append(plan_warning("warning", text, "memory_utilization = 0.93", REPORT))
         if recipe.speculate and recipe.parallel.dcp > 1:
             text = "speculative decoding under DCP is not proven in SGLang"
             found.append(plan_warning("warning", text, "parallel.dcp = 1"))
