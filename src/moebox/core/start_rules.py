@@ -111,10 +111,7 @@ def default_experts(setup: Setup) -> str:
 
 
 def start_refusals(setup: Setup) -> list[StartRefusal]:
-    """Why the engine's own checks refuse a setup; empty if nothing does or the release was not read.
-
-    A build between two releases is refused only if both of them refuse.
-    """
+    """Why the engine's own checks refuse a setup; a build between two releases only if both of them refuse."""
     rules = release_rules(setup.engine, setup.version)
     if rules is None or setup.fork or setup.model is None:
         return []
@@ -184,10 +181,8 @@ def _layer_attention(rules: ReleaseRules, setup: Setup, cache: str) -> RuleRow |
 
 def _layer_refusals(rules: ReleaseRules, setup: Setup) -> Iterator[StartRefusal]:
     named = str(setup.recipe.flags.get("attention-backend", "")).upper()
-    row, cache = (
-        _layer_attention(rules, setup, _cache_name(rules, setup)),
-        f"{_cache_name(rules, setup)} cache on {setup.gpu}",
-    )
+    cache = f"{_cache_name(rules, setup)} cache on {setup.gpu}"
+    row = _layer_attention(rules, setup, _cache_name(rules, setup))
     if row and "refused" in row:
         others = {"bf16": "bfloat16", "fp8": "fp8"}
         accepted = [kv for kv, name in others.items() if "order" in (_layer_attention(rules, setup, name) or {})]

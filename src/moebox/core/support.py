@@ -111,9 +111,6 @@ def _overrides(one: SupportRow, other: SupportRow) -> bool:
         return False
     if one.state == "runs" and (other.sometimes or other.state == "slow"):
         return False  # it ran, which is no evidence on the speed or on every request
-    return (*_narrowness(one), one.date) > (*_narrowness(other), other.date)
-
-
-def _narrowness(row: SupportRow) -> tuple[int, bool]:
-    """How many conditions a row has, and whether its versions end."""
-    return len(row.dimensions), bool(re.search(r"<|==|\.\.\S", row.versions))
+    # A row with more conditions is narrower; of two with as many, the one whose versions end.
+    ranks = [(len(row.dimensions), bool(re.search(r"<|==|\.\.\S", row.versions)), row.date) for row in (one, other)]
+    return ranks[0] > ranks[1]
