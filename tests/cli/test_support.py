@@ -95,12 +95,13 @@ def test_no_pcie_advice_between_machines(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_a_plan_states_what_is_known_of_it(capsys: pytest.CaptureFixture[str]) -> None:
-    """A report with its date, or that nothing is known."""
+    """A report with its date, what the engine's own checks accept, or that nothing is known."""
     known = document(capsys, "plan", "deepseek-v4-flash", "--box", PRO, "--engine", "vllm")
     assert any(reason.startswith("support: ") for reason in known["reasons"])
-    unknown = document(capsys, "plan", "gpt-oss-120b", "--box", "8x-h200", "--engine", "vllm")
-    (line,) = [reason for reason in unknown["reasons"] if reason.startswith("support: ")]
-    assert "not known" in line
+    for engine, state in (("vllm", "should start (no report"), ("llama.cpp", "not known")):
+        plan = document(capsys, "plan", "gpt-oss-120b", "--box", "8x-h200", "--engine", engine)
+        (line,) = [reason for reason in plan["reasons"] if reason.startswith("support: ")]
+        assert state in line
 
 
 def test_doctor_logs_knows_the_harmony_vocabulary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,6 @@
 """Whether a setup meets one setting of a support row: yes, no, or not to be read from a recipe and a box."""
 
+import operator
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -73,19 +74,12 @@ def _value_holds(value: Any, wanted: str) -> bool:
     bound = re.fullmatch(r"(>=|<=|>|<)(\d+)", wanted)
     if bound:
         number = float(value) if str(value).replace(".", "", 1).isdigit() else None
-        return number is not None and _within(number, bound[1], float(bound[2]))
+        limit, sign = float(bound[2]), bound[1]
+        signs = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
+        return number is not None and signs[sign](number, limit)
     if isinstance(value, bool):
         return str(value).lower() == wanted.lower()
     return value is not None and str(value).lower() == wanted.lower()
-
-
-def _within(value: float, sign: str, bound: float) -> bool:
-    return {">=": value >= bound, "<=": value <= bound, ">": value > bound, "<": value < bound}[sign]
-
-
-def _sequences(wanted: str, setup: "Setup") -> bool:
-    """Requests at once: the recipe's limit; an engine without one takes as many as come."""
-    return _value_holds(setup.recipe.max_seqs or 256, wanted)
 
 
 def _attention_backend(wanted: str, setup: "Setup") -> bool | None:
@@ -169,7 +163,8 @@ SPECIAL: dict[str, Callable[[str, "Setup"], bool | None]] = {
     "hicache_storage": lambda text, setup: setup.recipe.flags.get("hicache-storage-backend") == text,
     "prefix_caching": _prefix_caching,
     "cudagraph_mode": _cudagraph_mode,
-    "concurrency": _sequences,
+    # Requests at once: the recipe's limit; an engine without one takes as many as come.
+    "concurrency": lambda text, setup: _value_holds(setup.recipe.max_seqs or 256, text),
     "expert_width": _expert_width,
     "ram": _ram,
     "cuda": _cuda,
