@@ -45,14 +45,14 @@ def test_the_pipeline_runs_to_its_end(story_recipe: Path, capsys: pytest.Capture
 def test_a_known_quirk_of_the_engine_is_reported_and_does_not_end_the_run(
     story_recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """Every ik_llama.cpp answers 500 to a prompt that is too long: red, measured all the same, and exit code 1."""
+    """Every ik_llama.cpp answers 500 to a prompt that is too long: a warning with its workaround, and exit code 0."""
     recipe = codec.read_toml(Recipe, story_recipe)
     story_recipe.write_text(codec.to_toml(replace(recipe, engine="ik_llama.cpp")))
     monkeypatch.setenv("MOEBOX_ORACLE_TOO_LONG", "500")
-    assert main(["run", "--recipe", str(story_recipe), *only("up", "verify", "bench", "report")]) == 1
+    assert main(["run", "--recipe", str(story_recipe), *only("up", "verify", "bench", "report")]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "limits fails by a known quirk of ik_llama.cpp: a prompt beyond the context is HTTP 500" in printed
-    assert "checks passed; failed: limits" in printed
+    assert "limits: known quirk of ik_llama.cpp: a prompt beyond the context is HTTP 500" in printed
+    assert "known quirks of the engine: limits" in printed
     run = the_run()
     states = {step["name"]: step["state"] for step in run.read_json(PIPELINE)["steps"]}
     assert {name for name, state in states.items() if state == "done"} == {
@@ -66,7 +66,7 @@ def test_a_known_quirk_of_the_engine_is_reported_and_does_not_end_the_run(
     assert "known quirk of ik_llama.cpp" in report
     assert "Prepare clients for this engine" in report
     assert "Fix the failing checks first" not in report
-    assert main(["run", "--resume", run.id]) == 1  # nothing is left to do, and it is as red as before
+    assert main(["run", "--resume", run.id]) == 0  # nothing is left to do
 
 
 def test_requests_that_failed_are_reported_and_make_the_exit_code_1(

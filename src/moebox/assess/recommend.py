@@ -99,13 +99,13 @@ def recommend_checks(record: RunRecord) -> Iterator[Recommendation]:
             subject="checks", title="Fix the failing checks first", text=text, rule="Any failed check.", weight=0
         )
     quirks = [
-        f"{check.name} failed by a known quirk of {'; of '.join(check.habits)}."
-        for check in record.failed_checks
-        if check.habits
+        f"{check.name} shows a known quirk of {'; of '.join(check.habits)}."
+        for check in record.all_checks
+        if check.habits and check.verdict in ("warn", "fail")
     ]
     if quirks:
         title = "Prepare clients for this engine's quirks"
-        rule = "A failed check whose cause is a known quirk of the engine."
+        rule = "A check whose failure or warning is a known quirk of the engine."
         yield Recommendation(subject="quirks", title=title, text=" ".join(quirks), rule=rule, weight=1)
 
 

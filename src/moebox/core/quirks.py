@@ -3,11 +3,13 @@
 import functools
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moebox import codec
 from moebox.core import catalogue, registry
 from moebox.core.verdict import CheckResults, CheckVerdict, Failure, Mark, Probe
+
+_EXCUSED: dict[Mark, Mark] = {"pass": "pass", "warn": "warn", "fail": "warn", "skip": "skip"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,22 +92,43 @@ def _unexpected_reasons(engine: str, check: CheckVerdict, mark: Mark) -> Iterato
                 yield reason
 
 
+def excuse_check(engine: str, check: CheckVerdict) -> CheckVerdict:
+    """Turn a failed check into one with warnings if known quirks of the engine explain every failure in it."""
+    if check.verdict != "fail" or unexpected_failure(engine, check):
+        return check
+    probes = [replace(probe, verdict=_EXCUSED[probe.verdict], slips=_warn_only(probe.slips)) for probe in check.probes]
+    return replace(check, verdict="warn", probes=tuple(probes), slips=_warn_only(check.slips))
+
+
+def excuse_results(results: CheckResults) -> CheckResults:
+    """Excuse each check, and each failure over all checks whose examples known quirks of the engine explain."""
+    known = {
+        reason
+        for check in results.rungs
+        for probe in check.probes
+        for reason in (probe.reason, *(reason for failure in probe.slips for reason in failure.examples))
+        if match_quirk(results.engine, check.name, probe.name, reason)
+    }
+    failures = [_warn_only((each,))[0] if known.issuperset(each.examples) else each for each in results.slips]
+    checks = tuple(excuse_check(results.engine, check) for check in results.rungs)
+    return replace(results, rungs=checks, slips=tuple(failures))
+
+
 def first_unexpected_failure(results: CheckResults) -> str:
     """Return the first failure that is not a known quirk of the engine, "" if there is none."""
     if results.has_passed:
         return ""
-    explained: set[str] = set()
-    for check in results.rungs:
-        reason = unexpected_failure(results.engine, check)
-        if reason:
+    excused = excuse_results(results)
+    for check in excused.rungs:
+        if reason := unexpected_failure(excused.engine, check):
             return f"{check.name}: {reason}"
-        probes = [probe for probe in check.probes if probe.verdict == "fail"]
-        failed = [failure for probe in probes for failure in _failures_with(probe.slips, "fail")]
-        explained |= {failure.kind for failure in (failed if probes else _failures_with(check.slips, "fail"))}
-    for failure in _failures_with(results.slips, "fail"):
-        if failure.kind not in explained:
-            return f"{failure.kind}: {failure.seen} of {failure.of}"
-    return results.stopped or ("" if results.checks_with("fail") else "nothing passed")
+    for failure in _failures_with(excused.slips, "fail"):
+        return f"{failure.kind}: {failure.seen} of {failure.of}"
+    return results.stopped or ("" if excused.has_passed else "nothing passed")
+
+
+def _warn_only(failures: tuple[Failure, ...]) -> tuple[Failure, ...]:
+    return tuple(replace(failure, verdict=_EXCUSED[failure.verdict]) for failure in failures)
 
 
 def _failures_with(failures: tuple[Failure, ...], mark: Mark) -> list[Failure]:

@@ -9,7 +9,7 @@ from typing import Any
 from moebox import codec
 from moebox.core.endpoint import AUTH_STATUSES, Endpoint
 from moebox.core.event import CheckDone
-from moebox.core.quirks import quirks_shown
+from moebox.core.quirks import excuse_check, excuse_results, quirks_shown
 from moebox.core.verdict import CheckResults, CheckVerdict, Failure, Mark, Probe, Score, worst_mark
 from moebox.detect.stall import DEFAULT_LIMITS, STANDS_STILL, StallLimits, StallWatch
 from moebox.errors import UnknownName, refuse_if
@@ -120,7 +120,7 @@ async def _run_checks(
             on_check(verdict)
         for watcher in watchers:
             watcher.cancel()
-    results = CheckResults(
+    found = CheckResults(
         url=endpoint.base_url,
         model=endpoint.model,
         engine=session.engine,
@@ -132,6 +132,7 @@ async def _run_checks(
         requests=session.request_count,
         seconds=time.monotonic() - began,
     )
+    results = excuse_results(found)
     if run:
         run.write_json("verify.json", results_document(results))
     return results
@@ -210,7 +211,7 @@ async def _run_check(session: CheckSession, check: Check, meter: _ProgressMeter)
         mark = "warn"  # a check that was cut short did not pass, however well it began
     session.reported_marks |= {failure.kind: failure.verdict for failure in own if failure_kind(failure.kind).any_reply}
     quirks = [quirk.text for probe in probes for quirk in quirks_shown(session.engine, check.name, probe)]
-    return CheckVerdict(
+    verdict = CheckVerdict(
         name=check.name,
         verdict=mark,
         reason=_verdict_reason(mark, probes, own) or cut_short,
@@ -220,6 +221,7 @@ async def _run_check(session: CheckSession, check: Check, meter: _ProgressMeter)
         probes=tuple(probes),
         habits=tuple(dict.fromkeys(quirks)),
     )
+    return excuse_check(session.engine, verdict)
 
 
 def _budget_problem(session: CheckSession) -> str:
