@@ -206,7 +206,7 @@ def test_an_announced_context_below_the_real_one_hides_nothing(oracle: str):
     (agents,) = (check for check in results.rungs if check.name == "agents")
 
     assert marks == {"alive": "pass", "plain": "pass", "thinking": "pass", "agents": "pass", "limits": "fail"}
-    assert {probe.name: probe.reason for probe in agents.probes}["rounds with thinking"] == "6 rounds"
+    assert {probe.name: probe.reason for probe in agents.probes}["rounds with thinking"] == "5 rounds"
 
 
 def test_every_check_has_a_server_that_fails_it():
@@ -306,7 +306,7 @@ def test_the_requested_context_length_is_tried(oracle: str):
     beyond = run_checks(endpoint, VerifyOptions(context=9000, seed=1), only=["long-context"]).rungs[0]
 
     assert needles.verdict == "pass"
-    assert "of the asked 3,000, counted by /tokenize" in needles.reason
+    assert "of the requested 3,000, counted by /tokenize" in needles.reason
     assert "9,000" in beyond.reason
     assert beyond.verdict == "fail"
 

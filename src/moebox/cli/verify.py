@@ -65,8 +65,8 @@ def verify(
         key_env: The environment variable that holds the key.
         only: Only these checks (comma-separated or repeated).
         from_: Begin with this check.
-        effort: quick makes 4 trials of each kind of request, which finds what always breaks, in a third of the time;
-            normal 12; thorough 36, which finds what breaks once in ten almost surely.
+        effort: quick makes 4 trials of each kind of request, which finds what always breaks; normal 8; thorough 48 of
+            larger designs, which finds what breaks once in ten almost surely.
         context: Length of the long text in tokens, like 64k. Default: 16k, and the server's limit if that is quick.
         settings: Another option, repeatable: trials=20 of each kind, parallel=8 requests at once, thinking=yes or
             vision=no if the model must or must not, deadline_s=5m of one request, time_s=30m of all checks, seed=1 for

@@ -44,7 +44,7 @@ MAX_DEATHS = 2  # of the engine during one step
 MAX_SLEEPS = 3  # of the machine during one step
 TIMED_S, TIMED_TOKENS = 25.0, 512  # budget to time an embedded engine, and its longest request; the demo's have 160
 TWIN_CHECKS = ("alive",)  # a simulation has no answers to check
-CHECK_OPTIONS = (16_384, VerifyOptions(trials=12, parallel=4))  # the longest text in tokens, and the effort
+CHECK_OPTIONS = (16_384, VerifyOptions(parallel=4))  # the longest text in tokens, and the effort
 SHORT_CHECK_OPTIONS = (1_024, VerifyOptions(trials=6, parallel=4, depths=(0.1, 0.9)))
 LOADS = (1, 2, 4, 8, 16, 32, 64)  # concurrent streams
 MARKS: tuple[Mark, ...] = ("pass", "warn", "fail", "skip")

@@ -12,7 +12,7 @@ CHECK_NAMES: tuple[str, ...] = (
     *("sampling", "long-context", "cache", "routes", "concurrency", "limits", "errors", "vision", "anthropic"),
     "combinations",
 )
-TRIALS: dict[Effort, int] = {"quick": 4, "normal": 12, "thorough": 36}
+TRIALS: dict[Effort, int] = {"quick": 4, "normal": 8, "thorough": 48}
 TIME_S: dict[Effort, float] = {"quick": 600.0, "normal": 1800.0, "thorough": 7200.0}
 
 
@@ -25,8 +25,8 @@ class VerifyOptions:
     trials: int = TRIALS["normal"]  # of each kind of request; after a failure, up to `patience` times as many
     patience: int = 3
     parallel: int = 8  # concurrent requests
-    conversations: int = 0  # that fill the cache and come back; 0: half as many as trials
-    prefix_tokens: int = 400  # of each of these conversations
+    conversations: int = 0  # that fill the cache and come back; 0: a third of the trials
+    prefix_tokens: int = 280  # of each of these conversations
     cache_tokens: int = (
         0  # that the KV cache holds with its tiers; if all conversations fit, each return must be cached
     )

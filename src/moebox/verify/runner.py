@@ -194,6 +194,7 @@ async def _run_check(session: CheckSession, check: Check, meter: _ProgressMeter)
     before = session.failures.snapshot()
     probes: list[Probe] = []
     unusable = ""
+    session.offered_tools = ()  # the probes of a check share their tools: a prefix cache then knows them
     for name, function in check.probes.items():
         unusable = unusable or _budget_problem(session)
         if unusable:
@@ -260,7 +261,6 @@ def _failure_text(failure: Failure) -> str:
 async def _run_probe(session: CheckSession, name: str, function: ProbeFunction) -> tuple[Probe, str]:
     """Run and judge one probe. Return it, and why the rest of the check is pointless, or ""."""
     session.exchanges = []
-    session.offered_tools = ()
     before = session.failures.snapshot()
     began = time.monotonic()
     mark: Mark = "pass"
@@ -283,7 +283,7 @@ async def _run_probe(session: CheckSession, name: str, function: ProbeFunction) 
         if session.stalled:
             mark, reason, unusable = "fail", session.stalled.message, session.stalled.message
         else:
-            mark, reason = "warn", f"not done after {longest:.0f} s"
+            mark, reason = "warn", f"not finished after {longest:.0f} s"
     session.probe_timeout = None
     failures = tuple(failure for failure in session.failures.summarize(before) if failure.seen)
     for failure in _own_failures(session, failures):

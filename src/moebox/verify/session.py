@@ -321,7 +321,7 @@ def late_reply(reply: ReplyTime, all_times: Sequence[ReplyTime]) -> str:
     expected = statistics.median(other.seconds for other in similar) * max(1.0, reply.size / usual_size)
     if reply.seconds <= LATE_FACTOR * expected or reply.seconds <= expected + LATER_S:
         return ""
-    return f"a request took {reply.seconds:.1f} s; {expected:.2g} s are usual"
+    return f"a request took {reply.seconds:.1f} s; {expected:.2g} s is usual"
 
 
 def require_token_count(answer: ChatAnswer, key: str = "prompt") -> int:

@@ -22,7 +22,7 @@ from moebox.verify.session import EndpointUnusable, ProbeFailed, ProbeSkipped, S
 from moebox.verify.statistics import MIN_MODEL_TRIALS, STREAMED, KindName, build_failure, describe_failure, failure_mark
 
 MAX_ATTRIBUTIONS = 6  # failures of one series that are asked again to attribute them; the others follow the majority
-OFFERED_TOOLS = 3  # shared by the questions of a probe
+OFFERED_TOOLS = 3  # shared by the questions of a check
 MAX_DRAWS = 200  # questions, before one with other tools is accepted
 SURELY_WRONG = 4  # if all of the first so many are wrong, no more are needed
 
@@ -37,7 +37,7 @@ class TrialOutcome:
 
 PASSED = TrialOutcome()
 Attempt = Callable[[bool], Awaitable[TrialOutcome]]  # one trial, streamed or not
-Judge = Callable[[Question, ChatAnswer], str]
+Judge = Callable[[Question, Any], str]  # of a ChatAnswer, or a reply of another API
 
 
 def server_failure(reason: str) -> TrialOutcome:
@@ -112,10 +112,10 @@ class CheckSession(ServerSession):
 
     def __init__(self, client: ExchangeClient, options: VerifyOptions) -> None:
         super().__init__(client, options)
-        self.offered_tools: tuple[Mapping[str, Any], ...] = ()  # by the questions of the present probe
+        self.offered_tools: tuple[Mapping[str, Any], ...] = ()  # by the questions of the present check
 
     def draw(self, family: str, *, thinking: bool = False, **size: Any) -> Question:
-        """Draw a question. Those of one probe offer the same tools in the same order, so that a prefix cache helps."""
+        """Draw a question. Those of one check offer the same tools in the same order, so that a prefix cache helps."""
         rng = self.rng
         question = QUESTION_FAMILIES[family].draw(rng, thinking=thinking, **size)
         if not question.tools:
@@ -190,9 +190,11 @@ class QuestionAttempt:
         judge: Judge = judge_answer,
         thinking: bool = False,
         settings: Callable[[Question], dict[str, object]] = lambda question: {},
+        send: Callable[[Question, bool], Awaitable[Any]] | None = None,
         **more: Any,
     ) -> None:
         self.session, self.judge, self.more = session, judge, more
+        self.send = send  # by another API than chat completions
         if isinstance(draw, str):
             self.draw_question: Callable[[], Question] = partial(session.draw, draw, thinking=thinking)
         else:
@@ -208,6 +210,8 @@ class QuestionAttempt:
         return TrialOutcome(reason=reason, attributed_to=await self._attribute(question, stream))
 
     async def _ask_and_judge(self, question: Question, stream: bool) -> str:
+        if self.send:
+            return self.judge(question, await self.send(question, stream))
         settings = {**self.more, **self.settings(question)}
         return self.judge(question, await self.session.ask_question(question, stream=stream, **settings))
 

@@ -17,8 +17,8 @@ from moebox.verify.session import ProbeSkipped, ProbeWarning, skip_if_rejected
 from moebox.verify.trials import Check, CheckSession
 from moebox.verify.violations import parse_strict_json
 
-ROUNDS = 6
-FEWER_ROUNDS = 4  # without thinking, if the six are made with it
+ROUNDS = 5
+FEWER_ROUNDS = 2  # without thinking, if the six are made with it
 OFFERED_TOOLS = 3
 MIN_ANSWER_TOKENS = 256  # of context for an answer, without which no other round begins
 
@@ -34,10 +34,10 @@ async def probe_rounds(session: CheckSession, *, thinking: bool) -> str:
 async def probe_one_at_a_time(session: CheckSession) -> ProbeWarning | str:
     """parallel_tool_calls false: one call, though two are wanted."""
     question = session.draw("tool_parallel")
-    with skip_if_rejected("the server does not take parallel_tool_calls"):
+    with skip_if_rejected("the server does not accept parallel_tool_calls"):
         answer = await session.ask_question(question, parallel_tool_calls=False)
     if len(answer.calls) > 1:
-        return ProbeWarning(f"parallel_tool_calls is false, yet {len(answer.calls)} calls came")
+        return ProbeWarning(f"{len(answer.calls)} calls came though parallel_tool_calls is false")
     return f"{len(answer.calls)} call"
 
 

@@ -1,5 +1,6 @@
 """anthropic: the messages API, if it is served, since Claude Code uses it."""
 
+import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -23,7 +24,7 @@ from moebox.verify.session import (
     skip_if_rejected,
 )
 from moebox.verify.statistics import KindName
-from moebox.verify.trials import PASSED, Attempt, Check, CheckSession, TrialOutcome, model_failure, server_failure
+from moebox.verify.trials import PASSED, Check, CheckSession, QuestionAttempt, TrialOutcome, server_failure
 from moebox.verify.violations import object_of, objects_of, parse_strict_json
 
 FEW_TOKENS = 8  # for an answer that wants many more
@@ -37,7 +38,7 @@ async def probe_text(session: CheckSession) -> Score:
         return "" if ended else f"stop_reason {message.stop_reason!r} at the end of an answer"
 
     attempt = _message_attempt(session, "copy", check_end)
-    return await session.run_both_modes("text", attempt, 0.5)
+    return await session.run_both_modes("text", attempt, 0.25)
 
 
 async def probe_same_words(session: CheckSession) -> Score:
@@ -53,20 +54,20 @@ async def probe_same_words(session: CheckSession) -> Score:
         again = await send_message(session, message_request(session, question))
         return server_failure(first_difference(whole.text, pieces.text)) if again.text == whole.text else PASSED
 
-    return await session.run_trials("text", attempt, 0.25, stream=True)
+    return await session.run_trials("text", attempt, 0.13, 1, stream=True)
 
 
 async def probe_tools(session: CheckSession) -> Score:
     """A tool is called, whole and streamed, with its input as an object."""
     single, parallel = _message_attempt(session, "tool_call"), _message_attempt(session, "tool_parallel")
-    await session.run_both_modes("tool-call", single, 0.34)
-    return await session.run_both_modes("tool-call", parallel, 0.17)
+    await session.run_both_modes("tool-call", single, 0.25)
+    return await session.run_both_modes("tool-call", parallel, 0.13, 1)
 
 
 async def probe_tool_results(session: CheckSession) -> Score:
     """A tool_result block is read and used."""
     attempt = _message_attempt(session, "tool_result")
-    return await session.run_both_modes("answer", attempt, 0.17)
+    return await session.run_both_modes("answer", attempt, 0.13, 1)
 
 
 async def probe_system(session: CheckSession) -> ProbeWarning | None:
@@ -93,7 +94,7 @@ def _rejection_text(problem: ProbeFailed, what: str) -> str:
 
 def _expect_growth(session: CheckSession, kind: KindName, what: str, few: int | None, many: int | None) -> None:
     """Count whether the prompt grew by PADDING."""
-    reason = f"24 words more in {what}, yet {few} and {many} input_tokens: it is dropped"
+    reason = f"24 more words in {what} took the prompt from {few} to {many} input_tokens only: it is dropped"
     session.failures.expect(kind, prompt_grew(few, many, PADDING_TOKENS), reason)
 
 
@@ -103,7 +104,7 @@ async def _input_tokens(session: CheckSession, body: dict[str, object]) -> int |
 
 async def probe_blocks(session: CheckSession) -> None:
     """A tool_result whose content is a list of blocks is the same result, as is a turn in several blocks."""
-    question = session.draw("tool_result")
+    question = dataclasses.replace(drawn := session.draw("tool_result"), tools=drawn.tools[:1])
     first, *others = _message_turns(question)
     turns = [first | {"content": f"{PADDING}\n{first['content']}"}, *others]  # lines become blocks
     in_blocks = [_as_blocks(turn) for turn in turns]
@@ -188,15 +189,15 @@ async def probe_tool_choice(session: CheckSession) -> str | ProbeWarning:
     """tool_choice `any` and `tool` call a tool that is not needed, `none` does not call one that is."""
     ignored: list[str] = []
     for number, family in enumerate(("tool_none", "tool_none", "tool_call", "tool_call")):
-        question = session.draw(family)
+        question = dataclasses.replace(drawn := session.draw(family), tools=drawn.tools[:1])
         name = str(question.tools[0]["function"]["name"])
         choice = ({"type": "any"}, {"type": "tool", "name": name}, {"type": "none"}, {"type": "none"})[number]
         body = message_request(session, question, stream=number % 2 == 1) | {"tool_choice": choice}
         body["max_tokens"] = session.token_limit(CALL_TOKENS)  # a longer reply is not a call
-        with skip_if_rejected(f"the server does not take tool_choice {choice['type']}"):
+        with skip_if_rejected(f"the server does not accept tool_choice {choice['type']}"):
             message = await send_message(session, body, allow_marks=True)
         ignored += filter(None, [ignored_choice(choice, [call.name for call in message.calls])])
-    return ProbeWarning("; ".join(ignored)) if ignored else "any, tool and none are heeded"
+    return ProbeWarning("; ".join(ignored)) if ignored else "any, tool and none are obeyed"
 
 
 def ignored_choice(choice: Mapping[str, str], called: Sequence[str]) -> str:
@@ -206,7 +207,7 @@ def ignored_choice(choice: Mapping[str, str], called: Sequence[str]) -> str:
     wanted = {choice["name"]} if "name" in choice else set(called)
     if called and set(called) == wanted:
         return ""
-    return f"tool_choice is {' '.join(choice.values())}, called was {', '.join(called) or 'nothing'}"
+    return f"{' and '.join(called) or 'no tool'} was called though {choice.get('name', 'one')} was required"
 
 
 async def probe_limits(session: CheckSession) -> None:
@@ -238,12 +239,14 @@ async def probe_rejection(session: CheckSession) -> ProbeWarning | None:
 
 def _message_attempt(
     session: CheckSession, family: str, check: Callable[[AnthropicMessage], str] = lambda message: ""
-) -> Attempt:
-    """Attempts that ask a question over this API; one that is wrong again in both modes is the model's failure."""
+) -> QuestionAttempt:
+    """Attempts that ask a question over this API."""
 
-    async def ask_and_judge(question: Question, stream: bool) -> str:
+    async def send(question: Question, stream: bool) -> AnthropicMessage:
         request = message_request(session, question, stream=stream, turns=_message_turns(question))
-        message = await send_message(session, request)
+        return await send_message(session, request)
+
+    def judge(question: Question, message: AnthropicMessage) -> str:
         if reason := check(message):
             return reason
         if question.family == "tool_parallel" and message.calls:
@@ -257,20 +260,7 @@ def _message_attempt(
         grade = question.grade(message.reply)
         return "" if grade.ok else grade.reason
 
-    async def attempt(stream: bool) -> TrialOutcome:
-        question = session.draw(family)
-        reason = await ask_and_judge(question, stream)
-        if not reason:
-            return PASSED
-        for mode in (stream, not stream):
-            try:
-                if not await ask_and_judge(question, mode):
-                    return server_failure(reason)
-            except ProbeFailed:
-                return server_failure(reason)
-        return model_failure(reason)
-
-    return attempt
+    return QuestionAttempt(session, family, judge=judge, send=send)
 
 
 def _message_turns(question: Question) -> list[Any]:
@@ -301,7 +291,7 @@ def _message_turns(question: Question) -> list[Any]:
 
 CHECK = Check(
     name="anthropic",
-    about="Anthropic's messages API, where served",
+    about="Anthropic's messages API, if served",
     probes={
         "text": probe_text,
         "same words": probe_same_words,

@@ -8,18 +8,18 @@ from moebox.phantom.text_questions import haystack_questions
 from moebox.verify.checks.returning import probe_returning
 from moebox.verify.trials import PASSED, Check, CheckSession, TrialOutcome, judge_answer, server_failure
 
-PROMPT_CHARS = 1400  # many blocks of any prefix cache
+PROMPT_CHARS = 1250  # many blocks of any prefix cache
 DEPTHS = {"early": 0.03, "in the middle": 0.5, "late": 0.97}
 FEW_TOKENS = 4
 WARM: dict[str, Any] = {"temperature": 0.6, "top_p": 0.95}  # as agents sample; almost all else is asked at 0
 
 
 async def probe_similar_prompts(session: CheckSession) -> None:
-    """Two long prompts that differ early, in the middle or late each get their own answer, twice."""
-    for where, depth in DEPTHS.items():
+    """Long prompts that differ early, in the middle or late each get their own answer, twice."""
 
-        async def attempt(stream: bool, where: str = where, depth: float = depth) -> TrialOutcome:
-            (first,) = haystack_questions(session.rng, chars=PROMPT_CHARS, depths=[depth])
+    async def attempt(stream: bool) -> TrialOutcome:
+        questions = haystack_questions(session.rng, chars=PROMPT_CHARS, depths=list(DEPTHS.values()))
+        for where, first in zip(DEPTHS, questions, strict=True):
             code = vocabulary.draw_code(session.rng, 6)
             text = str(first.messages[0]["content"]).replace(str(first.expect), code)
             second = dataclasses.replace(first, messages=({"role": "user", "content": text},), expect=code)
@@ -31,17 +31,17 @@ async def probe_similar_prompts(session: CheckSession) -> None:
                 right.append(mine.expect in answer.content)
             if right[0] and not right[2]:
                 return server_failure(f"right at first; asked again, from the cache: {answer.content[:60]!r}")
-            return PASSED
+        return PASSED
 
-        with session.allow_slow_replies():  # long prompts, for faults that always show
-            await session.run_trials("cache", attempt, 0.17, 1)
+    with session.allow_slow_replies():  # long prompts, for faults that always show
+        await session.run_trials("cache", attempt, 0.09, 1)
 
 
 async def probe_other_settings(session: CheckSession) -> None:
     """The same question with other max_tokens, stop or streaming is not answered from the earlier answer."""
 
     async def attempt(stream: bool) -> TrialOutcome:
-        question = session.draw("count", start=session.rng.randint(2, 9), end=30)
+        question = session.draw("count", start=session.rng.randint(2, 9), end=18)
         cut = await session.ask_question(question, max_tokens=FEW_TOKENS, exact=True)
         full = await session.ask_question(question)
         stopped = await session.ask_question(question, stop=["12"])

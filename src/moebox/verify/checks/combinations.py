@@ -20,6 +20,7 @@ from moebox.verify.checks.thinking import mixed_reasoning, reason_thinking_stays
 from moebox.verify.checks.tools import call_problem
 from moebox.verify.checks.turns import assistant_turn, user_turn
 from moebox.verify.completions import ChatAnswer, is_logprob
+from moebox.verify.options import TRIALS
 from moebox.verify.session import REJECTED_STATUSES, EndpointUnusable, ProbeFailed, ProbeWarning
 from moebox.verify.trials import Check, CheckSession, judge_answer
 
@@ -47,7 +48,6 @@ FAMILIES = {
 NEUTRAL = ("streamed", "a stop string", "logprobs", "among others", "beside a cancelled stream")
 ABSENT_STOP = "⟦end of the letter⟧"  # is in no answer
 NEIGHBOUR_FAMILIES = ("json_schema", "tool_call", "secret")
-QUICK_TRIALS, THOROUGH_TRIALS = 4, 36
 QUICK_ROWS = 10  # of the list of pairs, which begins with the rows that cover most
 CANDIDATES = 12  # rows from which each next one of the list is chosen
 CONFIRMATIONS = 2
@@ -248,8 +248,8 @@ def offered_features(session: CheckSession) -> dict[str, tuple[str, ...]]:
 async def probe_combinations(session: CheckSession) -> str | ProbeWarning:
     """Every pair of features, each row once; a failure is asked again and reduced."""
     features, trials = offered_features(session), session.options.trials
-    rows = cover_combinations(features, 3 if trials >= THOROUGH_TRIALS else 2, session.rng)
-    if trials <= QUICK_TRIALS:
+    rows = cover_combinations(features, 3 if trials >= TRIALS["thorough"] else 2, session.rng)
+    if trials <= TRIALS["quick"]:
         rows = rows[:QUICK_ROWS]
     probe = CombinationProbe(session, features)
     done = 0

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from moebox.phantom.question import Question
 from moebox.verify.checks.thinking import mixed_reasoning
 from moebox.verify.completions import ChatAnswer
+from moebox.verify.options import TRIALS
 from moebox.verify.session import EndpointUnusable, ProbeFailed
 from moebox.verify.statistics import FailureCount
 from moebox.verify.trials import Check, CheckSession, judge_answer
@@ -17,7 +18,7 @@ MIXED_FAMILIES = ("json_schema", "tool_call", "secret", "sums", "json_object", "
 
 async def probe_secrets(session: CheckSession) -> str:
     """Secrets at once, every other one streamed, in several rounds; one round has twice as many."""
-    usual, rounds = session.options.parallel, session.options.trial_share(0.34)
+    usual, rounds = session.options.parallel, session.options.trial_share(0.25)
     sizes = [usual] * rounds if rounds < 4 else [*[usual] * (rounds - 3), 2 * usual, usual]
     before = session.failures.snapshot()
     for number, size in enumerate(sizes):
@@ -60,7 +61,7 @@ async def probe_long_streams(session: CheckSession) -> str:
     """Streams of numbers from different starts run side by side, and none has a number of another."""
     before = session.failures.snapshot()
     starts = [2 + 7 * (index % 8) for index in range(session.options.parallel)]
-    questions = [session.draw("count", start=start, end=start + 30) for start in starts]
+    questions = [session.draw("count", start=start, end=start + 16) for start in starts]
     await _judge_together(session, questions, await _ask_together(session, questions, lambda index: True))
     _stop_if_failed(session, before)
     return f"{len(questions)} concurrent streams"
@@ -70,14 +71,14 @@ async def probe_mixed_requests(session: CheckSession) -> str:
     """Schemas, tools, numbers and plain words side by side: no request is bound by another's grammar."""
     before = session.failures.snapshot()
     number = session.options.parallel
-    for odd in (True, False):
+    for odd in (True, False) if session.options.trials >= TRIALS["thorough"] else (session.rng.random() < 0.5,):
         families = [MIXED_FAMILIES[index % len(MIXED_FAMILIES)] for index in range(number)]
         questions = [session.draw(family) for family in families]
         streamed = {index for index in range(number) if (index % 2 == 1) == odd}
         answers = await _ask_together(session, questions, streamed.__contains__)
         await _judge_together(session, questions, answers)
         _stop_if_failed(session, before)
-    return f"{number} requests of {len(MIXED_FAMILIES)} sorts at once, twice"
+    return f"{number} requests of {len(MIXED_FAMILIES)} sorts at once"
 
 
 def _stop_if_failed(session: CheckSession, before: Mapping[str, FailureCount]) -> None:

@@ -47,7 +47,7 @@ def rejection_problem(exchange: HttpExchange) -> str:
 
 async def probe_keep_alive(session: CheckSession) -> str:
     """Good and bad requests in turn over one connection: each good one gets its own answer."""
-    url, rounds = session.chat_url, session.options.trial_share(0.34, 3)
+    url, rounds = session.chat_url, session.options.trial_share(0.25)
     for number in range(rounds):
         session.trial_progress = (number + 1, rounds)
         question = session.draw("secret")
@@ -77,7 +77,7 @@ async def _server_mistake(
 
 async def probe_disconnects(session: CheckSession) -> str:
     """Abandoned streams free their slot: the next requests are answered as before."""
-    url, trials = session.chat_url, session.options.trial_share(0.34)
+    url, trials = session.chat_url, session.options.trial_share(0.25)
     questions = [(session.draw("secret"), number % 2 == 0) for number in range(trials)]
     before = [await session.ask_question(question, stream=stream) for question, stream in questions]
     body = session.chat_request(session.draw("story").messages, max_tokens=STORY_TOKENS, stream=True)
@@ -92,7 +92,7 @@ async def probe_disconnects(session: CheckSession) -> str:
     for (question, stream), first in zip(questions, before, strict=True):
         await _compare_after_disconnect(session, question, first.content.strip(), gone, stream=stream)
         session.keep_evidence(await session.client.post_and_disconnect(url, body))
-    return f"{gone} streams left in the middle"
+    return f"{gone} streams abandoned midway"
 
 
 async def _compare_after_disconnect(
@@ -106,13 +106,13 @@ async def _compare_after_disconnect(
         changed = (await session.ask_question(question, stream=stream)).content.strip() == first
     reason = judge_answer(question, answer) or (f"{content[:60]!r}; before that: {first[:40]!r}" if changed else "")
     side: Attribution = "model" if content == first else "server"
-    session.failures.add("answer", reason, side, stream=stream, where=f"after {gone} streams were left")
+    session.failures.add("answer", reason, side, stream=stream, where=f"after {gone} streams were abandoned")
 
 
 async def probe_beside_disconnects(session: CheckSession) -> str:
     """A stream goes on to its end while others are abandoned."""
     body = session.chat_request(session.draw("story").messages, max_tokens=STORY_TOKENS, stream=True)
-    parallel, rounds = session.options.parallel, session.options.trial_share(0.17)
+    parallel, rounds = session.options.parallel, session.options.trial_share(0.13, 1)
     for number in range(rounds):
         session.trial_progress = (number + 1, rounds)
         question = session.draw("count", start=1, end=40)
@@ -121,13 +121,13 @@ async def probe_beside_disconnects(session: CheckSession) -> str:
         answer = await session.ask_question(question, stream=True)
         await leaving
         reason = await _server_mistake(session, question, answer, stream=True)
-        session.failures.add("crowd", reason, where="right alone, and wrong while other streams were left")
-    return f"{rounds} streams beside {rounds * parallel} that were left"
+        session.failures.add("crowd", reason, where="right alone, and wrong while other streams were abandoned")
+    return f"{rounds} streams beside {rounds * parallel} abandoned ones"
 
 
 CHECK = Check(
     name="errors",
-    about="bad requests refused, connections kept, hung-up streams freed",
+    about="bad requests rejected, connections kept, abandoned streams freed",
     probes={
         "refused": probe_bad_requests,
         "kept alive": probe_keep_alive,

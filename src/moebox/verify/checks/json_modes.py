@@ -8,6 +8,7 @@ from typing import Any
 
 import fastjsonschema
 
+from moebox.core import catalogue
 from moebox.core.verdict import Score
 from moebox.phantom import vocabulary
 from moebox.phantom.format_questions import strip_fence
@@ -28,7 +29,7 @@ async def probe_json(session: CheckSession, *, family: str, share: float | None 
 async def probe_contradictions(session: CheckSession) -> str:
     """A prompt that asks for something else does not get past the schema: the only proof that it is enforced."""
     kept, rejected = 0, 0
-    contradictions = draw_contradictions(session.rng, session.options.trial_share(1.0, 4))
+    contradictions = draw_contradictions(session.rng, session.options.trial_share(1.4, 4))
     for number, (text, schema) in enumerate(contradictions):
         session.trial_progress = (number + 1, len(contradictions))
         stream = number % 3 == 2
@@ -50,10 +51,10 @@ async def probe_contradictions(session: CheckSession) -> str:
             continue
         cut = answer.finish_reason == "length"
         reason = "" if cut else schema_violation(answer.content.strip(), schema)
-        session.failures.add("schema", reason, stream=stream, where="not held to the schema")
+        session.failures.add("schema", reason, stream=stream, where="the reply broke the JSON schema")
         kept += not reason
     note = f", {rejected} refused" if rejected else ""
-    return f"{kept} of {len(contradictions)} schemas held against their prompts{note}"
+    return f"{kept} of {len(contradictions)} schemas enforced against contradicting prompts{note}"
 
 
 class JsonAttempt(QuestionAttempt):
@@ -67,7 +68,7 @@ class JsonAttempt(QuestionAttempt):
             return await super().__call__(stream)
         except ProbeFailed as problem:
             if problem.status in REJECTED_STATUSES and "response_format" in self.session.exchanges[-1].response:
-                raise ProbeSkipped("the server does not take this response_format") from None
+                raise ProbeSkipped("the server does not accept this response_format") from None
             raise
 
 
@@ -95,51 +96,22 @@ def _compile_schema(schema: str) -> Any:
     return fastjsonschema.compile(json.loads(schema))
 
 
-def _object_schema(properties: dict[str, Schema]) -> Schema:
-    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
-
-
-_INTEGER: Schema = {"type": "integer"}
-_BOOLEAN: Schema = {"type": "boolean"}
-_STRING: Schema = {"type": "string"}
-_OPEN = _object_schema({"zip": _INTEGER, "open": _BOOLEAN})
-_TASK = _object_schema({"rank": _INTEGER, "done": _BOOLEAN})
-
-
 def draw_contradictions(rng: random.Random, count: int) -> list[tuple[str, Schema]]:
     """Prompts that ask for what their schema forbids, in the shapes that agents use, from a random one on."""
-    first = rng.randrange(11)
-    drawn = []
+    rows = catalogue.load_table("check_requests")["contradiction"]
+    first, drawn = rng.randrange(len(rows)), []
     for number in range(count):
-        city, word, name = vocabulary.draw_city(rng), vocabulary.draw_word(rng), vocabulary.draw_name(rng)
-        colours = [vocabulary.invent_word(rng) for _ in range(3)]
-        levels = rng.sample(range(10, 99), 3)
-        integers = {"type": "array", "items": _INTEGER, "minItems": 2, "maxItems": 4}
-        tag = {"name": {**_STRING, "minLength": 5}, "tag": {**_STRING, "maxLength": 4}}
-        score = {"age": {**_INTEGER, "minimum": 18}, "score": {**_INTEGER, "maximum": 100}}
-        # The end of a prompt, and the properties of a schema that forbids what it asks for: an enumeration, other
-        # types, an object inside, a list, an optional key, no additional keys, an enumeration of numbers, a reference
-        # (as Pydantic writes nested models), lengths, a pattern, a range.
-        shapes: list[tuple[str, dict[str, Schema]]] = [
-            ("the key colour. The colour is blue.", {"colour": {**_STRING, "enum": colours}}),
-            (f"the keys city and age. The city is {city}. The age is seven.", {"city": _INTEGER, "age": _BOOLEAN}),
-            (f"the key city. The city is {city}. Use no nested objects.", {"place": _OPEN}),
-            (f"the key item. The item is {word}. Do not use an array.", {"items": integers}),
-            (f"the keys name and note. The name is {name}. The note is hello.", {"count": _INTEGER, "note": _BOOLEAN}),
-            (f"the keys title and extra. The title is {word}. The extra is more.", {"title": _STRING}),
-            ("the key level. The level is high.", {"level": {**_INTEGER, "enum": levels}}),
-            (f"the key task. The task is {word}. Use no nested objects.", {"task": {"$ref": "#/$defs/Task"}}),
-            ("the keys name and tag. The name is Bo. The tag is a very long one indeed.", tag),
-            (f"the key code. The code is {word}.", {"code": {**_STRING, "pattern": "^[A-Z]{3}$"}}),
-            ("the keys age and score. The age is 7. The score is 900.", score),
-        ]
-        prompt, properties = shapes[(first + number) % len(shapes)]
-        schema = _object_schema(properties)
-        if "task" in properties:
-            schema["$defs"] = {"Task": _TASK}
-        if "note" in properties:
-            schema["required"] = ["count"]
-        drawn.append((f"Reply with a JSON object with {prompt}", schema))
+        row = rows[(first + number) % len(rows)]
+        ask, schema = row["ask"], row["schema"].replace("LEVEL", ", ".join(map(str, rng.sample(range(10, 99), 3))))
+        words = {
+            "CITY": vocabulary.draw_city(rng),
+            "WORD": vocabulary.draw_word(rng),
+            "NAME": vocabulary.draw_name(rng),
+        }
+        words |= {f"COLOUR{place}": vocabulary.invent_word(rng) for place in (1, 2, 3)}
+        for mark, word in words.items():
+            ask, schema = ask.replace(mark, word), schema.replace(mark, word)
+        drawn.append((f"Reply with a JSON object with {ask}", json.loads(schema)))
     return drawn
 
 
@@ -147,7 +119,7 @@ CHECK = Check(
     name="json",
     about="json_object and json_schema, validated and enforced",
     probes={
-        "json_object": partial(probe_json, family="json_object", share=0.34),
+        "json_object": partial(probe_json, family="json_object", share=0.25),
         "json_schema": partial(probe_json, family="json_schema"),
         "in a stream": partial(probe_json, family="json_schema", stream=True),
         "contradicted": probe_contradictions,

@@ -68,7 +68,7 @@ async def probe_stop_in_text(session: CheckSession) -> Score:
         difference = first_difference(plain, unmet.content, ("without", "with"))
         return pass_if(again.content != plain, f"a stop string that never comes changes the text: {difference}")
 
-    return await session.run_both_modes("limits", attempt, 0.17)
+    return await session.run_both_modes("limits", attempt, 0.13, 1)
 
 
 async def probe_stop_at_limit(session: CheckSession) -> Score:
@@ -82,7 +82,7 @@ async def probe_stop_at_limit(session: CheckSession) -> Score:
         reason = f"went on past the stop {STOP!r} just before max_tokens: {close.content[-40:]!r}"
         return pass_if(STOP not in close.content, reason)
 
-    return await session.run_both_modes("limits", attempt, 0.17)
+    return await session.run_both_modes("limits", attempt, 0.13, 1)
 
 
 async def probe_cut_thoughts(session: CheckSession) -> Score:
@@ -98,21 +98,21 @@ async def probe_cut_thoughts(session: CheckSession) -> Score:
         spilled = bool(content) and not cut.reasoning and reasoning.startswith(content)
         return pass_if(not spilled, f"max_tokens cut the reasoning, and it came as the answer: {content!r}")
 
-    return await session.run_both_modes("reasoning", attempt, 0.17)
+    return await session.run_both_modes("reasoning", attempt, 0.13, 1)
 
 
 async def probe_no_limit(session: CheckSession) -> Score:
     """Without max_tokens an answer comes to its end."""
 
     async def attempt(stream: bool) -> TrialOutcome:
-        question = session.draw("count", start=1, end=30)
+        question = session.draw("count", start=1, end=14)
         answer = await session.ask_question(question, stream=stream, max_tokens=None)
         if answer.finish_reason != "length":
             return PASSED
         if judge_answer(question, await session.ask_question(question)):
-            return model_failure("it does not come to an end with a limit either")
+            return model_failure("it does not end with a limit either")
         made = answer.token_count("completion")
-        return server_failure(f"no max_tokens, yet cut after {made} tokens: {answer.content[-40:]!r}")
+        return server_failure(f"cut after {made} tokens although no max_tokens was sent: {answer.content[-40:]!r}")
 
     return await session.run_both_modes("limits", attempt, share=0, least=1)
 
@@ -130,7 +130,7 @@ async def probe_cut_call(session: CheckSession) -> Score:
             return server_failure(reason)
         return PASSED
 
-    return await session.run_both_modes("limits", attempt, 0.17)
+    return await session.run_both_modes("limits", attempt, 0.13, 1)
 
 
 async def probe_token_limit(session: CheckSession, *, field: str, share: float) -> Score:
@@ -139,9 +139,9 @@ async def probe_token_limit(session: CheckSession, *, field: str, share: float) 
         messages = session.draw("story").messages
         request = session.chat_request(messages, max_tokens=None, max_completion_tokens=FEW_TOKENS)
         if (await session.post_chat(request)).status in REJECTED_STATUSES:
-            raise ProbeSkipped("the server does not take max_completion_tokens")
+            raise ProbeSkipped("the server does not accept max_completion_tokens")
     elif session.max_tokens_field != "max_tokens":
-        raise ProbeSkipped("the server refuses max_tokens, and takes max_completion_tokens")
+        raise ProbeSkipped("the server rejects max_tokens and accepts max_completion_tokens")
     cut_whole: list[tuple[Question, str]] = []  # each story and how it was cut when it came whole
 
     async def ask_cut(question: Question, stream: bool) -> ChatAnswer:
@@ -185,7 +185,7 @@ async def probe_too_long_prompt(session: CheckSession) -> str:
     if exchange.status == 200 and not exchange.error:
         read = session.read_answer(exchange, stream=False).usage.get("prompt_tokens")
         counts = f"more than {limit:,} tokens, of which it counts {read}"
-        raise ProbeFailed(f"the server silently truncated an over-long prompt ({counts})")
+        raise ProbeFailed(f"the server silently truncated a prompt that is too long ({counts})")
     if exchange.error:
         raise ProbeFailed(f"a prompt beyond {limit:,} tokens: {exchange.error}")
     if not 400 <= exchange.status < 500:
@@ -200,14 +200,14 @@ CHECK = Check(
     name="limits",
     about="stop strings, max_tokens, over-long prompts",
     probes={
-        "stop string": partial(probe_stop, stop=[STOP], share=0.5),
+        "stop string": partial(probe_stop, stop=[STOP], share=0.38),
         "stop as a string": partial(probe_stop, stop=STOP, share=0.25),
         "stop in the text": probe_stop_in_text,
         "stop at the limit": probe_stop_at_limit,
         "no limit": probe_no_limit,
         "thoughts cut": probe_cut_thoughts,
         "call cut": probe_cut_call,
-        "max_tokens": partial(probe_token_limit, field="max_tokens", share=0.67),
+        "max_tokens": partial(probe_token_limit, field="max_tokens", share=0.38),
         "max_completion_tokens": partial(probe_token_limit, field="max_completion_tokens", share=0.25),
         "too long": probe_too_long_prompt,
     },

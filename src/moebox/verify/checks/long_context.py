@@ -15,7 +15,7 @@ UNASKED_TOKENS = 16384  # at most, if the user gave no length
 UNASKED_S = 10.0  # of prefill at most, if the user gave no length
 ANNOUNCED_S = 60.0  # at most for one prompt of the announced length
 SLOWER_FACTOR = 2.0  # times the seconds per token that a very long prompt takes
-SAMPLE_TOKENS = 1000  # to measure how fast the server reads
+SAMPLE_TOKENS = 600  # to measure how fast the server reads
 MIN_TOKENS = 2048
 MIN_FILL = 0.97  # of the target length
 MAX_TRIES = 8  # texts drawn before the longest that fits is used
@@ -39,7 +39,7 @@ async def probe_needles(session: CheckSession) -> str:
         maker = await _TextMaker.measure(session, length - room)
         depths = session.options.depths
         count = await _ask_needles(session, maker, depths, length - room)
-        if len(depths) > 1:
+        if len(depths) > 1 and length > MIN_TOKENS:
             between = [(a + b) / 2 for a, b in zip(depths, [*depths[1:], 1.0], strict=True)]
             await _ask_needles(session, maker, between, max(64, round(SECOND_TEXT * (length - room))))
         session.tried_context = count + room
@@ -51,16 +51,18 @@ async def _choose_length(session: CheckSession) -> tuple[int, str]:
     wanted, limit = session.options.context, session.context_limit
     if wanted:
         if limit and wanted > limit:
-            raise ProbeFailed(f"{wanted:,} tokens were asked for, the server takes {limit:,}")
-        return wanted, "the asked"
+            raise ProbeFailed(f"{wanted:,} tokens were requested, the server accepts {limit:,}")
+        return wanted, "the requested"
     if not limit:
         return 4096, "a default"
+    if limit <= MIN_TOKENS:
+        return limit, "the server's"
     question = session.draw("needle", chars=round(SAMPLE_TOKENS * FIRST_CHARS_PER_TOKEN))
     answer = await session.ask_question(question, max_tokens=1, exact=True)
     count = answer.token_count("prompt") or SAMPLE_TOKENS
     session.prefill_tok_s = count / max(0.001, session.exchanges[-1].seconds)
     most = max(MIN_TOKENS, min(UNASKED_TOKENS, round(session.prefill_tok_s * UNASKED_S)))
-    return min(limit, most), "the server's" if limit <= most else "an unasked"
+    return min(limit, most), "the server's" if limit <= most else "a default"
 
 
 async def _ask_needles(session: CheckSession, maker: "_TextMaker", depths: Sequence[float], target: int) -> int:
@@ -68,6 +70,7 @@ async def _ask_needles(session: CheckSession, maker: "_TextMaker", depths: Seque
     questions, count = await maker.fit_text(depths, target)
     for place, (depth, question) in enumerate(zip(depths, questions, strict=True)):
         answer = await session.ask_question(question, stream=place % 2 == 1)
+        session.prefill_tok_s = session.prefill_tok_s or count / max(0.001, session.exchanges[-1].seconds)
         _require_whole_prompt(answer, count)
         wrong = judge_answer(question, answer)
         if not wrong:

@@ -19,6 +19,7 @@ from moebox.verify.checks.turns import (
     prompt_grew,
     user_turn,
 )
+from moebox.verify.options import TRIALS
 from moebox.verify.session import REJECTED_STATUSES, ProbeFailed, ProbeSkipped, ProbeWarning, require_token_count
 from moebox.verify.trials import (
     Check,
@@ -35,9 +36,11 @@ LONG_SYSTEM = PADDING * 30  # 720 words: an agent's system message is pages long
 NOTE = "Read every word of this note before you use the tool. "
 NOTES = (NOTE * 28, NOTE * 14)  # a page about a tool and half a page about its first parameter, as agents write
 ROOMY_CONTEXT = 8192  # tokens that hold every tool, however the template writes them
-MANY_TRIALS = 12  # with fewer, half as many tools are offered
+MANY_TRIALS = TRIALS["normal"]  # with fewer, half as many tools are offered
 LAST_STEP = 4  # of those by which a conversation grows: the size of the many turns that follow
 MANY_TURNS = 20  # of each side: agents work for hours
+NO_PARAMETERS = {"type": "object", "properties": {}}
+MAX_TOOLS = 20  # more than the sixteen after which some servers stop reading
 MIN_TOOL_TOKENS = 8  # of a tool's name and description
 MIN_GROWTH_RATIO = 0.6  # tokens per character of the last tools, relative to the first ones
 
@@ -53,7 +56,7 @@ async def probe_system(session: CheckSession) -> ProbeWarning | None:
             many, sent = (await session.chat(turns, max_tokens=16)).token_count("prompt"), len(text.split())
         if not prompt_grew(few, many, MIN_TOKENS_PER_WORD * sent):
             counts = f"{few} and {many} prompt tokens"
-            raise ProbeFailed(f"{sent} words of a system message, yet {counts}: it is cut or dropped")
+            raise ProbeFailed(f"{sent} words of a system message, but {counts}: it is cut or dropped")
 
     async def attempt(in_system: bool) -> TrialOutcome:
         place, code = session.rng.choice(vocabulary.PLACES), vocabulary.draw_code(session.rng, 6)
@@ -64,7 +67,7 @@ async def probe_system(session: CheckSession) -> ProbeWarning | None:
         return model_failure("" if code in answer.content else f"{code} expected, got {answer.content[:60]!r}")
 
     await require_capability(attempt, "repeat a code from the prompt")
-    outcomes = [await attempt(True) for _ in range(session.options.trial_share(0.5))]
+    outcomes = [await attempt(True) for _ in range(session.options.trial_share(0.38))]
     lost = [outcome.reason for outcome in outcomes if outcome.reason]
     if len(lost) > len(outcomes) / 2:
         return ProbeWarning(f"a system message had no effect in {len(lost)} of {len(outcomes)} answers: {lost[0]}")
@@ -79,7 +82,7 @@ def _system_turn(text: str) -> dict[str, str]:
 
 async def probe_parts(session: CheckSession) -> Score | ProbeWarning:
     """Every part of content that is a list of parts is read."""
-    needle = QuestionAttempt(session, lambda: session.draw("needle", chars=200))
+    needle = QuestionAttempt(session, lambda: session.draw("needle", chars=120))
     await require_capability(needle, "find a code in a short text")
     hello = user_turn([{"type": "text", "text": "Hello!"}])
     first = await session.post_chat(session.chat_request([hello], max_tokens=16))
@@ -87,7 +90,7 @@ async def probe_parts(session: CheckSession) -> Score | ProbeWarning:
         return ProbeWarning(f"HTTP {first.status} for content as parts")
 
     async def attempt(stream: bool) -> TrialOutcome:
-        (question,) = haystack_questions(session.rng, chars=200, depths=[0.5])
+        (question,) = haystack_questions(session.rng, chars=120, depths=[0.5])
         # The text before the code, the text with it, and the question: each is needed
         text = str(question.messages[0]["content"])
         code_at, ask_at = text.index("The access code"), text.rindex("What is the access code")
@@ -98,7 +101,7 @@ async def probe_parts(session: CheckSession) -> Score | ProbeWarning:
         right_as_text = reason and not judge_answer(question, await session.ask_question(question))
         return server_failure(reason) if right_as_text else model_failure(reason)
 
-    return await session.run_trials("prompt", attempt, 0.34)
+    return await session.run_trials("prompt", attempt, 0.25)
 
 
 async def probe_whole_history(session: CheckSession) -> None:
@@ -111,22 +114,26 @@ async def probe_whole_history(session: CheckSession) -> None:
         now = require_token_count(await session.chat([*turns, user_turn("Hello!")], max_tokens=8))
         last, pair = now, now - last
         grown = pair > 4 + (PADDING_TOKENS if answer == PADDING else 1)
-        session.failures.expect("prompt", grown, f"two turns more, yet {last - pair} and {last} prompt tokens")
-    turns += [user_turn("Go on."), assistant_turn("I will.")] * MANY_TURNS
+        session.failures.expect(
+            "prompt", grown, f"two more turns took the prompt from {last - pair} to {last} tokens only"
+        )
+    many = MANY_TURNS if (session.context_limit or ROOMY_CONTEXT) >= ROOMY_CONTEXT // 2 else MANY_TURNS // 2
+    turns += [user_turn("Go on."), assistant_turn("I will.")] * many
     with session.allow_slow_replies():
         count = (await session.chat([*turns, user_turn("Hello!")], max_tokens=8)).token_count("prompt") or 0
-    wanted = last + MANY_TURNS * pair  # the last step shows what such a pair of turns takes
-    reason = f"{2 * MANY_TURNS} turns more should be {wanted} prompt tokens, and are {count}: old ones are dropped"
-    slack = PADDING_TOKENS // 2 + MANY_TURNS  # a clock in the template may have made that pair a token longer
+    wanted = last + many * pair  # the last step shows what such a pair of turns takes
+    reason = f"{2 * many} more turns make {count} prompt tokens, not {wanted}: old ones are dropped"
+    slack = PADDING_TOKENS // 2 + many  # a clock in the template may have made that pair a token longer
     session.failures.expect("prompt", count >= wanted - slack, reason)
 
 
 async def probe_many_tools(session: CheckSession) -> str | ProbeWarning:
     """Every offered tool is in the prompt: it grows with each."""
-    tools: list[Any] = [tool.schema() for tool in TOOLS]
+    names = [tool.name for tool in TOOLS]
     if session.options.trials >= MANY_TRIALS:  # each a second time under another name
-        renamed = [{**tool["function"], "name": f"{tool['function']['name']}_again"} for tool in tools]
-        tools += [{"type": "function", "function": function} for function in renamed]
+        names += [f"{name}_again" for name in names]
+    functions = [{"name": name, "description": f"{name}, as asked.", "parameters": NO_PARAMETERS} for name in names]
+    tools: list[Any] = [{"type": "function", "function": function} for function in functions[:MAX_TOOLS]]
     with session.allow_slow_replies():
         tools = await tools_that_fit(session, tools)
         middle = len(tools) // 2
@@ -136,7 +143,7 @@ async def probe_many_tools(session: CheckSession) -> str | ProbeWarning:
     first, second = (len(json.dumps(part)) for part in (tools[1:middle], tools[middle:]))
     first_half, second_half = half - few, most - half
     grown = first_half > MIN_TOOL_TOKENS * (middle - 1) and second_half / second > MIN_GROWTH_RATIO * first_half / first
-    reason = f"1, {middle} and {len(tools)} tools, yet {few}, {half} and {most} prompt tokens: some are lost"
+    reason = f"1, {middle} and {len(tools)} tools make {few}, {half} and {most} prompt tokens: some are lost"
     session.failures.expect("prompt", grown, reason)
     return f"{len(tools)} tools, {most} prompt tokens"
 
@@ -145,7 +152,7 @@ async def tools_that_fit(session: CheckSession, tools: list[Any]) -> list[Any]:
     """As many tools as a short context holds, judged by the first three."""
     if not session.context_limit or session.context_limit >= ROOMY_CONTEXT:
         return tools
-    number = int(0.7 * session.context_limit / (await _tool_tokens(session, tools[:3]) / 3))
+    number = int(0.45 * session.context_limit / (await _tool_tokens(session, tools[:3]) / 3))
     if number < 4:
         raise ProbeSkipped(f"a context of {session.context_limit:,} tokens holds {number} tools")
     return tools[:number]
@@ -161,26 +168,29 @@ async def _tool_tokens(session: CheckSession, tools: list[Any]) -> int:
 async def probe_long_descriptions(session: CheckSession) -> str:
     """A tool with a description of a page, as agents bring them, is read, and the question answered."""
     question = session.draw("tool_call")
-    *others, last = question.tools  # change the last: the prompt before it is in the cache by then
-    function = last["function"]
+    needed = [tool for tool in question.tools if tool["function"]["name"] == question.expect[0][0]]
+    (tool,) = needed[:1] or question.tools[:1]
+    function = tool["function"]
     (name, first), *rest = function["parameters"]["properties"].items()
-    properties = {name: {**first, "description": NOTES[1]}, **dict(rest)}
-    description = f"{function['description']} {NOTES[0]}"
+    cut = 2 if (session.context_limit or ROOMY_CONTEXT) < ROOMY_CONTEXT // 2 else 1
+    notes = [note[: len(note) // cut] for note in NOTES]
+    properties = {name: {**first, "description": notes[1]}, **dict(rest)}
+    description = f"{function['description']} {notes[0]}"
     changed = {"description": description, "parameters": {**function["parameters"], "properties": properties}}
-    long = [*others, {**last, "function": {**function, **changed}}]
+    long = [{**tool, "function": {**function, **changed}}]
     with session.allow_slow_replies():
-        plain = await session.ask_question(question)
+        plain = await session.ask_question(question, tools=[tool])
         answer = await chat_or_skip(session, list(question.messages), tools=long)
     answered = answer.calls or not answer.is_empty
     session.failures.expect("tool-call", answered, "an empty answer to a tool with a long description")
     few, many = plain.token_count("prompt"), answer.token_count("prompt")
     if few is None or many is None:
         return "answered"
-    more = len("".join(NOTES).split())
+    more = len(" ".join(notes).split()) - 1
     grown = many > few + MIN_TOKENS_PER_WORD * more or many == few  # equal: the server does not count tools
-    reason = f"{more} words more in descriptions of a tool and of its parameter, yet {few} and {many} prompt tokens"
+    reason = f"{more} more words in descriptions of a tool took the prompt from {few} to {many} tokens only"
     session.failures.expect("prompt", grown, reason)
-    return f"{many - few} prompt tokens more for a long description"
+    return f"{many - few} more prompt tokens for a long description"
 
 
 CHECK = Check(

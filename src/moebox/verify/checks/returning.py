@@ -19,6 +19,7 @@ CHARS_PER_TOKEN = 2.7  # of the phantom, the least of the tokenizers tried; larg
 CODE_DEPTHS = (0.1, 0.4, 0.7)  # a code for each turn; the phantom misses codes at the very beginning
 TOOLS_EVERY = 4  # of so many conversations one knows tools instead of codes
 MIN_CONVERSATIONS = 4
+AT_ONCE = 3  # conversations; more than a small server has slots would take the cache from each other
 WRONG_TURNS = 2  # that are right without the cache: a store that returns wrong prefixes at all is broken
 MISSED_SHARE = 0.5  # of a prompt; blocks, templates and the last question leave a correct cache above it
 
@@ -86,7 +87,7 @@ async def probe_returning(session: CheckSession) -> str | ProbeWarning:
     Cached tokens are counted by turn if the server reports them.
     """
     options = session.options
-    count = options.conversations or max(MIN_CONVERSATIONS, options.trials // 2)
+    count = options.conversations or max(MIN_CONVERSATIONS, options.trials // 3)
     conversations = draw_conversations(session, count, round(options.prefix_tokens * CHARS_PER_TOKEN))
     answers: list[list[ChatAnswer]] = [[] for _ in TURNS]
     before = session.failures.snapshot()
@@ -106,7 +107,7 @@ async def probe_returning(session: CheckSession) -> str | ProbeWarning:
                         answers[turn].append(answer)
 
         with session.allow_slow_replies():
-            await asyncio.gather(*(converse() for _ in range(min(options.parallel, count))))
+            await asyncio.gather(*(converse() for _ in range(min(options.parallel, count, AT_ONCE))))
         wrong = [failure for failure in session.failures.summarize(before) if failure.kind == "cache" and failure.seen]
         if wrong and wrong[0].seen >= WRONG_TURNS:
             raise ProbeFailed(f"{wrong[0].example}; {wrong[0].seen} of {wrong[0].of} turns")

@@ -24,6 +24,7 @@ LENGTHS = (1000, 8000, 32000)  # tokens, and near the limit
 CHARS_PER_TOKEN = 1.5  # of pseudo-words and figures with any tokenizer; less text than wanted does no harm
 MAX_LONG_S = 10.0  # for one long prompt, unless the run is thorough
 NOISE_READINGS = 2
+NEIGHBOURS = 3  # in a crowd, unless the run is thorough: batches of four take other kernels than one alone
 # Share of probability on other tokens. The phantom on healthy llama.cpp moves up to 0.14 by another route (2026-11-17:
 # its experts flip at near ties); what a damaged route moves is known from a toy server only.
 ALLOWED = 0.35
@@ -106,7 +107,7 @@ async def _compare_route(session: CheckSession, name: str, route: Route, chars: 
         return pass_if(share <= reader.allowed, f"{name} differ: {share:.0%} of the probability is on other tokens")
 
     with session.allow_slow_replies():
-        await session.run_trials("routes", attempt, 0.17)
+        await session.run_trials("routes", attempt, 0.17, 1)
     return f"at most {worst:.1%} of the probability moved, {reader.allowed:.0%} allowed"
 
 
@@ -131,11 +132,17 @@ async def probe_chunked(session: CheckSession) -> str:
     return await _compare_route(session, "prompts read in pieces", route)
 
 
+def _neighbour_count(session: CheckSession) -> int:
+    """Requests beside the one that is compared: as many as the run may send, or a few."""
+    most = session.options.parallel - 1
+    return most if session.options.trials >= TRIALS["thorough"] else min(NEIGHBOURS, most)
+
+
 async def probe_crowd(session: CheckSession) -> str:
     """A prompt among others of many lengths that are read and written at the same time."""
 
     async def route(reader: RouteReader, text: str) -> list[list[NextToken]]:
-        sizes = [round(CHARS * (0.2 + 0.4 * number)) for number in range(session.options.parallel - 1)]
+        sizes = [round(CHARS * (0.2 + 0.4 * number)) for number in range(_neighbour_count(session))]
         others = [reader.read(reader.draw_text(size), fresh=True) for size in sizes]
         return (await asyncio.gather(reader.read(text, fresh=True), *others))[:1]
 
@@ -146,7 +153,8 @@ async def probe_slots(session: CheckSession) -> str:
     """The same prompt many times at once: in the first slot and in the last."""
 
     async def route(reader: RouteReader, text: str) -> list[list[NextToken]]:
-        return list(await asyncio.gather(*(reader.read(text, fresh=True) for _ in range(session.options.parallel))))
+        copies = [reader.read(text, fresh=True) for _ in range(_neighbour_count(session) + 1)]
+        return list(await asyncio.gather(*copies))
 
     return await _compare_route(session, "slots", route)
 
@@ -155,7 +163,7 @@ async def probe_padded(session: CheckSession) -> str:
     """A short prompt beside much longer ones."""
 
     async def route(reader: RouteReader, text: str) -> list[list[NextToken]]:
-        long = [reader.read(reader.draw_text(4 * CHARS), fresh=True) for _ in range(2)]
+        long = [reader.read(reader.draw_text(size * CHARS), fresh=True) for size in (1, 3)]
         return (await asyncio.gather(reader.read(text, fresh=True), *long))[:1]
 
     return await _compare_route(session, "short prompts beside long ones", route, CHARS // 4)

@@ -33,12 +33,12 @@ async def probe_temperature(session: CheckSession) -> str | ProbeWarning:
             # Chance, or a mode in which temperature is not read
             more = [await _ask_hot(session, question, stream=stream or None) for _ in MODES]
             if not _differ([*answers, *more], stream):
-                return ProbeWarning(f"answers at temperature {HOT} differ, and {title} are all the same")
+                return ProbeWarning(f"answers at temperature {HOT} differ, but {title} are identical")
         return f"{len(MODES)} answers at temperature {HOT} differ"
     if sure:
-        raise ProbeSkipped("model, not server: it is too sure of its words to show it")
-    text = "it is not read, or the model is too sure"
-    return ProbeWarning(f"{len(MODES)} answers at temperature {HOT} are the same: {text}")
+        raise ProbeSkipped("model, not server: too certain of its words for a temperature to show")
+    text = "it is ignored, or the model is too certain"
+    return ProbeWarning(f"{len(MODES)} answers at temperature {HOT} are identical: {text}")
 
 
 def _differ(answers: Sequence[ChatAnswer], stream: bool) -> bool:
@@ -75,16 +75,16 @@ async def probe_logprobs(session: CheckSession) -> Score | ProbeWarning:
     with skip_if_rejected(NO_LOGPROBS):
         tokens = session.read_answer(first, stream=False).tokens
     if not tokens:
-        return ProbeWarning("logprobs was taken, and none came")
+        return ProbeWarning("logprobs was accepted, but none came")
     if not any(token.top for token in tokens):
-        return ProbeWarning("top_logprobs was taken, and none came")
+        return ProbeWarning("top_logprobs was accepted, but none came")
 
     async def attempt(stream: bool) -> TrialOutcome:
         question = session.draw("copy")
         answer = await session.ask_question(question, stream=stream, logprobs=True, top_logprobs=2)
         return server_failure(logprob_problem(answer))
 
-    return await session.run_both_modes("logprobs", attempt, 0.34)
+    return await session.run_both_modes("logprobs", attempt, 0.25)
 
 
 async def probe_logprobs_at_stop(session: CheckSession) -> str | ProbeWarning:
@@ -100,7 +100,7 @@ async def probe_logprobs_at_stop(session: CheckSession) -> str | ProbeWarning:
     if wide.tokens and wide.content.strip() not in spelled:
         texts = f"{spelled[:40]!r}, not {wide.content[:40]!r}"
         return ProbeWarning(f"log-probabilities of letters outside ASCII spell {texts}")
-    return "they end with the text"
+    return "log-probabilities end with the text"
 
 
 def tokens_after_stop(answer: ChatAnswer, stop: str) -> str:

@@ -11,6 +11,7 @@ from urllib.parse import quote
 from moebox.phantom import vocabulary
 from moebox.verify.checks.turns import chat_or_skip, user_turn
 from moebox.verify.completions import ChatAnswer
+from moebox.verify.options import TRIALS
 from moebox.verify.session import REJECTED_STATUSES, ProbeSkipped, ProbeWarning
 from moebox.verify.trials import CheckSession
 from moebox.verify.violations import parse_strict_json
@@ -35,8 +36,11 @@ EXACT = (
     '<p class="x">y</p> <function=f> <parameter=p> </parameter> </function> <arg_value>'
     " ann@example.com 10.0.0.7 +1 555 0100 https://a.example/b?c=%20d",  # and what filters for secrets remove
 )
-# Added to every text: characters of three and four bytes, which a tokenizer splits, and marks of a page.
+# Added to texts without such: characters of three and four bytes, which a tokenizer splits, and marks of a page.
 WIDE = "東🦜 <b> & c"
+MORE_TEXTS = 3
+JSON_MARKS = ("\n", "\\", '"', "🦜🚀")  # that a writer of JSON has to escape, or may
+WIDE_LETTER = re.compile("[\u0800-\U0010ffff]")
 LAYOUT = tuple(text for text in TEXTS if "\n" in text or "  " in text)  # a blank or a line end matters
 _MODES = {False: "whole", True: "streamed"}
 
@@ -115,7 +119,7 @@ def garbling(want: str, got: str) -> str:
 
 def _draw_texts(session: CheckSession) -> list[str]:
     """All texts, some of them with few trials, or all several times with many."""
-    wanted = session.options.trial_share(1.0)
+    wanted = session.options.trial_share(1.5)
     return session.rng.sample(TEXTS, min(len(TEXTS), wanted)) * max(1, wanted // len(TEXTS))
 
 
@@ -210,8 +214,16 @@ async def _compare_forced(
 ) -> str | ProbeWarning:
     """Texts that are the only value of their schema; judged only if the server enforces schemas at all."""
     plain = vocabulary.invent_word(session.rng)  # a word that no server garbles shows whether schemas are enforced
-    texts = [plain, *(f"{text} {WIDE}" for text in _draw_texts(session)), *EXACT]
-    requests = [(text, stream) for text in texts for stream in (True, False)]
+    drawn = _draw_texts(session)
+    if session.options.trials < TRIALS["thorough"]:  # what a writer of JSON has to escape, and some others
+        marked = [text for text in drawn if any(mark in text for mark in JSON_MARKS)]
+        drawn = [*marked, *[text for text in drawn if text not in marked][: MORE_TEXTS if where == "arguments" else 0]]
+    texts = [plain, *(text if WIDE_LETTER.search(text) else f"{text} {WIDE}" for text in drawn), *EXACT]
+    both = (plain, *EXACT) if session.options.trials < TRIALS["thorough"] else texts
+    requests = []
+    for number, text in enumerate(texts):  # what is streamed in arguments comes whole in JSON
+        modes = (True, False) if text in both else ((number % 2 == 0) == (where == "JSON"),)
+        requests += [(text, stream) for stream in modes]
     kept, changed = 0, ""
     for number, (text, stream) in enumerate(requests):
         session.trial_progress = (number + 1, len(requests))
@@ -223,7 +235,7 @@ async def _compare_forced(
             shown = got.written[:120] if got.value is None else got.value
             changed = f"{text!r} came as {shown!r}, although the schema allows nothing else"
         if number == 1 and not kept:
-            raise ProbeSkipped(f"the server does not hold {where} to a schema with one value: not judged")
+            raise ProbeSkipped(f"the server does not enforce a schema with one allowed value in {where}: not judged")
     enforced = kept > len(requests) / 2
     return ProbeWarning(changed) if changed and enforced else f"{kept} of {len(requests)} texts kept"
 

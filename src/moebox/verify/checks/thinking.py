@@ -1,12 +1,21 @@
 """thinking: reasoning apart from the answer, on and off, streamed and not; a schema holds after it too."""
 
+import itertools
 from functools import partial
 
-from moebox.phantom.question import ModelReply
+from moebox.phantom.question import ModelReply, Question
 from moebox.verify.checks.json_modes import JsonAttempt
 from moebox.verify.completions import ChatAnswer
 from moebox.verify.session import ProbeFailed, ProbeSkipped, ProbeWarning
-from moebox.verify.trials import Check, CheckSession, QuestionAttempt, TrialOutcome, pass_if, server_failure
+from moebox.verify.trials import (
+    Check,
+    CheckSession,
+    QuestionAttempt,
+    TrialOutcome,
+    judge_answer,
+    pass_if,
+    server_failure,
+)
 
 MIN_SHARED_CHARS = 30  # of reasoning in the answer too, before that is a leak
 
@@ -15,22 +24,22 @@ async def probe_separation(session: CheckSession, *, stream: bool) -> str:
     """Asked to think, the model thinks, and the answer is separate; in a stream the reasoning comes first."""
     lengths: list[int] = []
 
-    async def attempt(stream: bool) -> TrialOutcome:
-        answer = await session.ask_question(session.draw("sums", thinking=True), stream=stream)
+    def judge(question: Question, answer: ChatAnswer) -> str:
         if not answer.reasoning.strip():
             if session.options.thinking == "no":
                 raise ProbeSkipped("this model is not expected to think")
             if session.options.thinking == "yes" or session.model_thinks:
                 raise ProbeFailed("asked to think, but no reasoning came")
-            cause = "a model that does not think, or a missing reasoning parser"
+            cause = "the model does not think, or the reasoning parser is missing"
             raise ProbeSkipped(f"no reasoning came when asked for: {cause}")
         session.model_thinks = True
         lengths.append(len(answer.reasoning))
-        return server_failure(mixed_reasoning(answer))
+        mixed = mixed_reasoning(answer)
+        session.failures.add("reasoning", mixed, stream=stream)
+        return "" if mixed else judge_answer(question, answer)
 
-    await session.run_trials("reasoning", attempt, 0.67, stream=stream)
-    sums = QuestionAttempt(session, "sums", thinking=True)
-    await session.run_trials("answer", sums, 0.34, stream=stream)
+    attempt = QuestionAttempt(session, "sums", judge=judge, thinking=True)
+    await session.run_trials("answer", attempt, 0.5, stream=stream)
     return f"{lengths[-1]} characters of reasoning"
 
 
@@ -55,7 +64,7 @@ def spilled_reasoning(thinking: ModelReply, plain: ModelReply) -> str:
 def reason_thinking_stays_on(session: CheckSession) -> str:
     """Return why thinking cannot be turned off by a request, or ""."""
     if not session.accepts_template_arguments:
-        return "the server takes no chat_template_kwargs, so a request cannot turn thinking off"
+        return "the server does not accept chat_template_kwargs, so a request cannot turn thinking off"
     if session.options.thinking == "no":
         return "this model is not expected to think"
     return "this model always thinks" if session.always_thinks else ""
@@ -75,8 +84,10 @@ async def probe_thinking_off(session: CheckSession) -> ProbeWarning | None:
         cause = "the model cannot turn thinking off, or the server does not pass chat_template_kwargs on"
         return ProbeWarning(f"asked not to think, it thinks each time: {cause}")
 
+    turns = itertools.count()
+
     async def attempt(stream: bool) -> TrialOutcome:
-        if session.model_thinks:
+        if session.model_thinks and next(turns) % 2 == 0:
             await session.ask_question(session.draw("sums", thinking=True), stream=stream)
         answer = await session.ask_question(session.draw("sums"), stream=stream)
         if answer.reasoning.strip() and not answer.content.strip():
@@ -84,9 +95,7 @@ async def probe_thinking_off(session: CheckSession) -> ProbeWarning | None:
         return pass_if(not answer.reasoning.strip(), "thinking is off, yet reasoning came")
 
     for stream in (False, True):
-        await session.run_trials("reasoning", attempt, 0.34, stream=stream)
-        sums = QuestionAttempt(session, "sums")
-        await session.run_trials("answer", sums, 0.17, stream=stream)
+        await session.run_trials("reasoning", attempt, 0.25, stream=stream)
     return None
 
 
@@ -95,7 +104,7 @@ async def probe_schema_after_thinking(session: CheckSession) -> None:
     session.require_thinking()
     for stream in (False, True):
         attempt = JsonAttempt(session, "json_schema", thinking=True)
-        await session.run_trials("json", attempt, 0.34, stream=stream)
+        await session.run_trials("json", attempt, 0.25, stream=stream)
 
 
 CHECK = Check(

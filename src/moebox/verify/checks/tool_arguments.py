@@ -1,9 +1,11 @@
 """Tools of the shapes that agents bring: nested arguments, lists, optional ones, none at all."""
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from moebox.core import catalogue
 from moebox.verify.checks.json_modes import schema_violation
 from moebox.verify.checks.turns import PADDING
 from moebox.verify.session import ProbeWarning, skip_if_rejected
@@ -19,51 +21,15 @@ MCP_TOOL = "mcp__home-assistant__set_flags_of_every_lamp"  # as MCP servers name
 
 # Values that parsers change: more than a double holds, and strings that look like something else.
 _EXACT: dict[str, object] = {"number": 9007199254740993, "code": "007", "flag": "true", "rate": "1e5"}
-# Values that `if value` drops, decimals, and keys that a gateway rewrites.
-_EDIT: dict[str, object] = {"start_line": 0, "dry_run": False, "new_suffix": "", "scale_by": 0.25}
-_TYPES = {int: "integer", bool: "boolean", str: "string", float: "number"}
 _FILE = f"{PADDING.strip()}\n\n\t<a> & b\n" * 2  # agents write whole files
 
 
-def _fixed_values(values: Mapping[str, object]) -> dict[str, Any]:
-    """Properties that allow these values and no others."""
-    return {key: {"type": _TYPES[type(value)], "enum": [value]} for key, value in values.items()}
+def _load_shape(row: Mapping[str, str]) -> tuple[str, str, Schema]:
+    """A tool's name, what is asked for, and its parameters."""
+    return row["name"], row["ask"], json.loads(row["parameters"].replace("FILE", json.dumps(_FILE)[1:-1]))
 
 
-def _object_schema(properties: Mapping[str, Any], *optional: str) -> Schema:
-    required = [key for key in properties if key not in optional]
-    return {"type": "object", "properties": properties, **({"required": required} if required else {})}
-
-
-_PLACE = _object_schema({"zip": {"type": "integer"}, "street": {"type": "string", "enum": ["<Main> & 5th"]}})
-_SIZES = {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 3}
-_ANN = {"type": "array", "items": {"type": "string", "enum": ["Ann"]}, "minItems": 1, "maxItems": 1}
-_END_LINE = {"anyOf": [{"type": "integer", "enum": [7]}, {"type": "null"}]}  # a union of types
-# A tool's name, what is asked for, and its parameters.
-SHAPES: tuple[tuple[str, str, Schema], ...] = (
-    (
-        "deliver",
-        "Deliver sizes 3 and 4 to <Main> & 5th, zip 1234, for Ann alone.",
-        _object_schema({"place": _PLACE, "sizes": _SIZES, "people": _ANN}),
-    ),
-    (
-        "book",
-        "Book number 9007199254740993 with the code 007, the flag true and the rate 1e5.",
-        _object_schema(_fixed_values(_EXACT)),
-    ),
-    ("refresh_all", "Refresh everything now.", _object_schema({})),
-    (
-        MCP_TOOL,
-        "Turn the light on; leave the rest as it is.",
-        _object_schema({"light": {"type": "boolean"}, "level": {"type": ["integer", "null"]}}, "level"),
-    ),
-    (
-        "edit",
-        "Make the edit that there is, up to line 7.",
-        _object_schema(_fixed_values(_EDIT) | {"end_line": _END_LINE}),
-    ),
-    (LONG_TOOL, "Write the file.", _object_schema(_fixed_values({"text": _FILE}))),
-)
+SHAPES = tuple(map(_load_shape, catalogue.load_table("check_requests")["shape"]))
 
 
 async def probe_argument_shapes(session: CheckSession) -> str | ProbeWarning:
@@ -74,8 +40,8 @@ async def probe_argument_shapes(session: CheckSession) -> str | ProbeWarning:
         session.trial_progress = (number + 1, len(SHAPES))
         if name == LONG_TOOL and 2 * fitting <= made:  # takes long, and is judged only if schemas are enforced
             continue
-        for stream in (True,) if name == LONG_TOOL else (False, True):
-            with skip_if_rejected("the server does not take such tools"):
+        for stream in (True,) if name in (LONG_TOOL, MCP_TOOL) else (False, True):
+            with skip_if_rejected("the server does not accept such tools"):
                 answer = await session.chat(
                     [{"role": "user", "content": question}],
                     tools=[

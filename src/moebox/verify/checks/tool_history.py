@@ -11,12 +11,13 @@ from moebox.phantom import vocabulary
 from moebox.phantom.tool_questions import TOOLS, ExampleTool
 from moebox.verify.checks.turns import PADDING, user_turn
 from moebox.verify.completions import ChatAnswer
+from moebox.verify.options import TRIALS
 from moebox.verify.session import REJECTED_STATUSES, ProbeFailed, ProbeWarning, error_text, require_token_count
 from moebox.verify.trials import PASSED, CheckSession, TrialOutcome
 from moebox.verify.violations import is_json
 
 LONG_WORDS = 300  # of a result; agents read whole files
-MANY_TRIALS = 12  # with fewer, long results have a fifth of that
+MANY_TRIALS = TRIALS["normal"]  # with fewer, long results have a fifth of that
 MIN_TOKENS_PER_WORD = 0.8  # no tokenizer packs two words into one token
 PARTS_SLACK = 4  # tokens that templates may put around parts
 MIN_LOST = 12  # tokens: half of the shortest text that may get lost; the joints of texts vary by some tokens
@@ -88,7 +89,7 @@ async def probe_long_result(session: CheckSession) -> str:
     """
     turns = [_draw_turn(session), _draw_turn(session)]
     most = LONG_WORDS if session.options.trials >= MANY_TRIALS else LONG_WORDS // 5
-    size = min(most, max((session.context_limit or UNKNOWN_LIMIT) - OTHER_TOKENS, 0) // 8)
+    size = min(most, max((session.context_limit or UNKNOWN_LIMIT) - OTHER_TOKENS, 0) // 18)
     texts = [" ".join(vocabulary.draw_word(session.rng) for _ in range(words)) for words in (size, size // 2)]
     tools = list({turn.tool.name: turn.tool for turn in turns}.values())
     plain = _build_history(turns)
@@ -104,7 +105,7 @@ async def probe_long_result(session: CheckSession) -> str:
         for place, name in enumerate(("words beside calls", "the first of two results", "the second of two results")):
             many = await _prompt_tokens(session, _with_texts(plain, {place: added[place]}), tools)
             more = len(added[place].split())
-            reason = f"{more} words more in {name}, yet {few} and {many} prompt tokens: they are cut or dropped"
+            reason = f"{more} more words in {name} took the prompt from {few} to {many} tokens only: cut or dropped"
             session.failures.expect("tool-history", many >= few + MIN_TOKENS_PER_WORD * more, reason)
     reason = f"the same words are {wanted} prompt tokens in the question and {found} in results"
     session.failures.add("tool-history", reason)

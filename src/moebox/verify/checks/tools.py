@@ -42,7 +42,7 @@ def call_problem(question: Question, answer: ChatAnswer) -> str:
         return f"no tool was called: {answer.content[:80]}"
     for call in answer.calls:
         if call.name not in offered:
-            return f"called {call.name!r}, which is not on offer"
+            return f"called {call.name!r}, which was not offered"
         if reason := schema_violation(call.arguments, offered[call.name]):
             return f"arguments of {call.name}: {reason}"
     for call in answer.calls:
@@ -80,7 +80,7 @@ async def probe_parallel_calls(session: CheckSession) -> Score:
     body = session.chat_request(question.messages, tools=tools, max_tokens=16, parallel_tool_calls=True)
     accepted = (await session.post_chat(body)).status not in REJECTED_STATUSES
     attempt = call_attempt(session, "tool_parallel", parallel_tool_calls=True if accepted else None)
-    return await session.run_both_modes("tool-call", attempt, 0.75)
+    return await session.run_both_modes("tool-call", attempt, 0.38)
 
 
 async def probe_unneeded_tools(session: CheckSession) -> Score:
@@ -105,7 +105,7 @@ async def probe_choice_none(session: CheckSession) -> ProbeWarning | None:
             warning = await _explain_call_in_text(session, question, answer.leaked_mark)
         return PASSED
 
-    await session.run_trials("tool-choice", attempt, 0.34)
+    await session.run_trials("tool-choice", attempt, 0.25)
     await session.run_trials("tool-choice", attempt, 0.25, stream=True)
     return ProbeWarning(warning) if warning else None
 
@@ -132,8 +132,7 @@ async def probe_choice_required(session: CheckSession) -> Score | ProbeWarning:
     answer = await session.ask_question(question, tool_choice="required", allow_marks=True, max_tokens=CALL_TOKENS)
     if answer.calls or answer.finish_reason == "length":  # a call that became too long to be judged
         return score
-    text = f"a question that needs no tool got none: {answer.content[:60]!r}"
-    return ProbeWarning(f"tool_choice is required, yet {text}")
+    return ProbeWarning(f"no tool was called though one was required: {answer.content[:60]!r}")
 
 
 async def probe_choice_named(session: CheckSession) -> Score:
@@ -143,7 +142,7 @@ async def probe_choice_named(session: CheckSession) -> Score:
         name = question.expect[0][0]
         called = [call.name for call in answer.calls]
         if called != [name]:
-            return f"{name} was named, called was {called or 'nothing'}"
+            return f"{' and '.join(called) or 'no tool'} was called though {name} was required"
         return call_problem(question, answer)
 
     def choose(question: Question) -> dict[str, object]:
@@ -154,10 +153,10 @@ async def probe_choice_named(session: CheckSession) -> Score:
 
 async def _run_choice(session: CheckSession, choice: str, attempt: QuestionAttempt) -> Score:
     async def accepted_attempt(stream: bool) -> TrialOutcome:
-        with skip_if_rejected(f"the server does not take tool_choice {choice}"):
+        with skip_if_rejected(f"the server does not accept tool_choice {choice}"):
             return await attempt(stream)
 
-    return await session.run_both_modes("tool-choice", accepted_attempt, 0.75)
+    return await session.run_both_modes("tool-choice", accepted_attempt, 0.5)
 
 
 async def probe_response_format(session: CheckSession) -> str | ProbeWarning:
@@ -213,7 +212,7 @@ async def probe_result_use(session: CheckSession) -> Score:
 
     await session.run_trials("tool-history", attempt, 0.25)
     results = QuestionAttempt(session, "tool_result")
-    return await session.run_both_modes("answer", results, 0.34)
+    return await session.run_both_modes("answer", results, 0.25)
 
 
 CHECK = Check(
