@@ -11,6 +11,7 @@ from moebox.engines.engine import load_engine
 from moebox.errors import MoeboxError
 from moebox.planner.choose import choose_plan
 from moebox.planner.constraints import Constraints
+from moebox.planner.speed import Speed
 from tests.planner.boxes import box_with
 
 B200 = box_with(8, "b200")
@@ -60,3 +61,20 @@ def test_an_engine_that_never_runs_it_is_not_considered() -> None:
     assert plan.recipe.engine == "llama.cpp"
     with pytest.raises(MoeboxError, match=r"ik_llama\.cpp does not read|does not run"):
         choose_plan(RAM, model, catalogue.published_checkpoints("kimi-k3"), Constraints(engine="ik_llama.cpp"))
+
+
+def test_a_slowdown_of_many_requests_leaves_one_stream_as_it_is() -> None:
+    """vLLM 0.24 to 0.26 with Qwen3.6-35B in FP8 lost a factor of five with 40 requests at once, and not with one."""
+    recipe = Recipe(
+        name="t",
+        engine="vllm",
+        engine_version="0.25.0",
+        model="qwen3.6-35b",
+        checkpoint="fp8",
+        served_name="t",
+        max_seqs=64,
+        parallel=Parallel(tp=2),
+    )
+    speed = Speed.for_deployment(deploy(recipe, box_with(2, "rtx-pro-6000-server")))
+    assert [speed.known_share(streams) for streams in (1, 32, 40, 64)] == [1.0, 1.0, 0.2, 0.2]
+    assert "reported slowdown" in speed.step_parts(64, 1024)

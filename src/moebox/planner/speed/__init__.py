@@ -56,7 +56,8 @@ class Speed:
     request_s: float = 0.01  # HTTP, tokenizer and scheduling of a request before its first step
     intake_s: float = 0.001  # between two requests that arrive together
     token_bytes: float = 0.0  # of cache for one token
-    known_share: float = 1.0  # of the fitted speed, by a measured report in the support matrix
+    # Of the fitted speed, by measured reports in the support matrix, from that many streams on.
+    known_shares: dict[int, float] = field(default_factory=dict)
     measured: MeasuredSpeed | None = None  # steps timed on this box, which replace the fitted ones
 
     @property
@@ -71,7 +72,7 @@ class Speed:
         box, model, checkpoint, recipe = deployment.facts
         found = find_measured_speed(box, model, checkpoint, recipe, chunk=speed.chunk_tokens, fitted=speed.step_s)
         if found is None:
-            return replace(speed, known_share=speed_factor(deployment))
+            return replace(speed, known_shares=_reported_shares(deployment))
         decode, prefill = found.decode_spread, found.prefill_spread
         return replace(speed, measured=found, decode_spread=decode, prefill_spread=prefill, steps_away=0)
 
@@ -160,9 +161,13 @@ class Speed:
         step = self.gpu_step or self.hybrid_step
         assert step is not None
         parts = step.step_parts(batch, context, fresh, past)
-        if self.known_share < 1:
-            parts = parts | {"reported slowdown": sum(parts.values()) * (1 / self.known_share - 1)}
+        if (share := self.known_share(batch)) < 1:
+            parts = parts | {"reported slowdown": sum(parts.values()) * (1 / share - 1)}
         return parts
+
+    def known_share(self, streams: float) -> float:
+        """The share of the fitted speed that reports leave with so many streams."""
+        return next((share for least, share in reversed(self.known_shares.items()) if least <= max(streams, 1)), 1.0)
 
     def step_s(self, batch: float, context: float, fresh: float = 0.0, past: float = 0.0) -> float:
         return sum(self.step_parts(batch, context, fresh, past).values())
@@ -277,15 +282,25 @@ class Speed:
         step, gain = self.gpu_step or self.hybrid_step, self.tokens_per_step
         assert step is not None
         lines = explain_step(step, batch, context, gain, self.decode_range, self.basis_text())
-        if self.known_share == 1:
+        if (share := self.known_share(batch)) == 1:
             return lines
         slow = ArithmeticLine(
             what="reported slowdown",
-            formula=f"the lines above hold without it; × {self.known_share:.2f} by the support matrix",
+            formula=f"the lines above hold without it; × {share:.2f} by the support matrix",
             value=self.decode_tok_s(batch, context),
             unit="tok/s",
         )
         return (*lines, slow)
+
+
+def _reported_shares(deployment: Deployment) -> dict[int, float]:
+    """The share of the speed by number of streams: some reports are of many requests at once alone."""
+    most = deployment.recipe.max_seqs or 1
+    if (share := speed_factor(deployment)) == 1:
+        return {}
+    fewer = [streams for streams in (1, *range(8, 129, 8)) if streams < most]
+    recipes = {streams: replace(deployment.recipe, max_seqs=streams) for streams in fewer}
+    return {n: speed_factor(deployment.with_recipe(recipe)) for n, recipe in recipes.items()} | {most: share}
 
 
 def _factors(spread: float) -> tuple[float, float]:
