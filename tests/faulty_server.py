@@ -7,7 +7,7 @@ each stream, "bursts:0.1" stretches such a share of them by up to three times, "
 "garbage" replaces answers, "hang" stops answering from the second concurrent request on, "drop" breaks such requests
 off, "no-start" exits. Without a fault streams still pass through, so versions differ in it alone. "canned" has no
 engine behind it: it reads prompts and streams words on a fixed schedule ("canned:0.005": seconds a word), and calls
-tools with arguments that fit their schema.
+tools with arguments that fit their schema. "scores:0.5" gives it log-probabilities with as much noise (tests.quality).
 """
 
 import http.client
@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 VERSION, FAULTS = sys.argv[1], dict([*fault.split(":"), ""][:2] for fault in sys.argv[2].split("+") if fault)
 ARGV = sys.argv[3:]
@@ -85,17 +86,19 @@ class Proxy(BaseHTTPRequestHandler):
                 time.sleep(3600)
             if "drop" in FAULTS and running > 1:
                 self.close_connection = True
-            elif "canned" in FAULTS:
+            elif "canned" in FAULTS and self.path.endswith("/chat/completions"):
                 self.reply(json.loads(body))
+            elif "canned" in FAULTS and "scores" not in FAULTS:
+                self.send_document({"error": {"message": "not found"}}, 404)
             else:
                 self.pass_on(body)
         finally:
             with lock:
                 running -= 1
 
-    def send_document(self, document: dict) -> None:
+    def send_document(self, document: dict, status: int = 200) -> None:
         text = json.dumps(document).encode()
-        self.send_response(200)
+        self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()
@@ -203,6 +206,14 @@ def main() -> int:
     given = {flag: ARGV[ARGV.index(flag) + 1] for flag in ("--port", "--host") if flag in ARGV}
     server = ThreadingHTTPServer(("127.0.0.1", int(given["--port"])), Proxy)
     server.daemon_threads = True
+    if "scores" in FAULTS:
+        global PORT
+        sys.path.insert(0, str(Path(__file__).parents[1]))
+        from tests.quality.toy_server import ToyServer
+
+        scores = ToyServer("prompt_logprobs", noise=float(FAULTS["scores"]), seed=2)
+        PORT = scores.server_address[1]
+        threading.Thread(target=scores.serve_forever, daemon=True).start()
     if "canned" in FAULTS:
         print("listening on http://127.0.0.1", flush=True)
         signal.signal(signal.SIGINT, lambda *_: os._exit(0))

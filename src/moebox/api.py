@@ -240,13 +240,14 @@ def bench(
 def compare(
     a: Endpoint | Recipe, b: Endpoint | Recipe, *, effort: CompareEffort | None = None, run: Run | None = None
 ) -> Comparison:
-    """Judge B against A by answers and speed; engines of recipes are started and stopped. `run` keeps the results."""
-    from moebox.flows.compare import CompareEffort, compare_sides, compare_targets, target_names
+    """Judge B against A by answers, speed and an optional quality limit; engines of recipes are started and stopped."""
+    from moebox.flows.compare import CompareEffort, QualityListener, compare_sides, compare_targets, target_names
     from moebox.store import Run
 
     effort, run = effort or CompareEffort(), run or Run.create("compare")
-    sides = compare_targets(a, b, run, effort)
-    found = compare_sides(*sides)
+    listener = QualityListener(effort)
+    sides = compare_targets(a, b, run, effort, listener=listener)
+    found = compare_sides(*sides, listener.judged)
     run.write_json("compare.json", {"comparison": found, "sides": sides, "seed": effort.seed, **target_names(a, b)})
     return found
 

@@ -30,7 +30,7 @@ from tests.sampling import one_in
 from tests.versions import needs_cmake, write_tree
 
 pytestmark = needs_cmake
-FAULTS = ["", "", "slow:0.5", "parser", "drop", "no-start"]  # b1 to b6
+FAULTS = ["scores:0", "scores:0", "slow:0.5", "parser", "drop", "no-start", "scores:0.6"]  # b1 to b7
 QUICK = UpgradeEffort(
     trials=2,
     soak_requests=8,
@@ -171,6 +171,20 @@ def test_a_version_that_dies_at_the_switch_is_returned_from(
     assert not switch.list_journals("applied")
 
 
+def test_a_version_beyond_the_quality_limit_is_refused(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--by quality` judges log-probabilities against the old version's; without any it is one line."""
+    words = ["upgrade", str(recipe), "--source", str(tmp_path / "tree"), "--to"]
+    assert main([*words, "llama.cpp@b2", "--by", "quality"]) == 0
+    assert "quality: 0.0000 nats (0.0000 to 0.0000): within the limit of 0.02" in capsys.readouterr().out
+    assert main([*words, "llama.cpp@b7", "--by", "quality"]) == 1
+    assert "above the limit of 0.02" in capsys.readouterr().out
+    assert main([*words, "llama.cpp@b3", "--by", "quality"]) == 1
+    assert "roll back: " in (text := capsys.readouterr().out)
+    assert "gives no log-probabilities" in text
+
+
 def test_a_live_endpoint_is_switched_and_returns(
     recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -297,6 +311,7 @@ def test_an_engine_of_another_terminal_is_left_alone(recipe: Path, tmp_path: Pat
 def test_judges_are_parsed() -> None:
     """Names of checks restrict the checks; speed has a limit; nothing means everything."""
     assert parse_judges("") == Judges()
+    assert parse_judges("quality=0.05").quality == 0.05
     only = parse_judges("tools, speed=5%")
     assert (only.checks, only.speed, only.soak, only.answers) == (("tools",), 0.05, False, False)
     assert deploy(phantom_recipe()).known_checkpoint

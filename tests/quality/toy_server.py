@@ -20,30 +20,33 @@ class ToyServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.dialect, self.noise, self.seed, self.fault = dialect, noise, seed, fault
         self.seen: list[str] = []  # prompts in the cache
-        self.busy: list[int] = []  # lengths of the prompts that are being answered
+        self.busy: list[str] = []  # prompts that are being answered
         self.changes = threading.Condition()
 
     def is_faulty(self, body: dict[str, Any]) -> bool:
         """Whether the server answers this prompt wrongly because of its route. Waits a moment for neighbours."""
-        prompt, cached = str(body["prompt"]), body.get("cache_prompt")
+        prompt, cached = str(body["prompt"]), bool(body.get("cache_prompt"))
+        waits = 0.1 if self.fault in ("crowd", "slots", "padded") else 0
         with self.changes:
-            self.busy.append(len(prompt))
+            self.busy.append(prompt)
+            place = self.busy.count(prompt)
             self.changes.notify_all()
-            self.changes.wait_for(lambda: len(self.busy) > 1, timeout=0.1 if self.fault == "crowd" else 0)
-            neighbours = len(self.busy) > 1
+            self.changes.wait_for(lambda: len(self.busy) > 1, timeout=waits)
             begun = cached and any(prompt != old and prompt.startswith(old) for old in self.seen)
             again = cached and prompt in self.seen
             self.seen += [prompt] if cached else []
-        return {
-            "cached": again,
-            "cached, long": again and len(prompt) > 1000,
-            "pieces": begun,
-            "crowd": neighbours,
-        }.get(self.fault, False)
+            return {
+                "cached": again,
+                "cached, long": again and len(prompt) > 1000,
+                "pieces": begun,
+                "crowd": len(self.busy) > 1,
+                "slots": place > 2,
+                "padded": any(len(other) > 2 * len(prompt) for other in self.busy),
+            }.get(self.fault, False)
 
     def leave(self, body: dict[str, Any]) -> None:
         with self.changes:
-            self.busy.remove(len(str(body["prompt"])))
+            self.busy.remove(str(body["prompt"]))
 
     @property
     def url(self) -> str:
@@ -119,13 +122,27 @@ class _Handler(BaseHTTPRequestHandler):
         prompt = body["prompt"]
         ids = server.tokenize(prompt, True) if isinstance(prompt, str) else prompt
         choice: dict[str, Any] = {"text": "x"}
-        after = server.predict(ids[:-1] if wrong else ids, top)  # a lost token is a usual fault of caches
+        count = len(ids)
+        if server.fault == "ids as text" and not isinstance(prompt, str):
+            count = len(ids := server.tokenize(str(prompt), True))
+        if server.fault == "cut" and len(ids) > 100:
+            count = len(ids := ids[-100:])
+        ids = ids[:-1] if wrong else ids  # a lost token is a usual fault of caches
+        after = server.predict(ids, top)
         chosen = next(iter(after))
         if server.fault == "lies":
             chosen = (chosen + 1) % VOCABULARY
+        if server.fault == "fails often" and len(ids) % 5 < 2:
+            return {"choices": []}
         if server.dialect == "prefixes":
-            rows = [{"id": token, "logprob": value} for token, value in after.items()]
-            choice["logprobs"] = {"content": [{"id": chosen, "logprob": after.get(chosen, -9.0), "top_logprobs": rows}]}
+            written = choice["logprobs"] = {"content": []}
+            for _ in range(body["max_tokens"]):
+                rows = [{"id": token, "logprob": value} for token, value in after.items()]
+                entry = {"id": chosen, "logprob": after.get(chosen, -9.0), "top_logprobs": rows}
+                written["content"].append(entry)
+                ids = [*ids, chosen]
+                after = server.predict(ids[:-1] if server.fault == "decoded" else ids, top)
+                chosen = next(iter(after))
         elif server.dialect == "prompt_logprobs":
             marks = {f"token_id:{token}": value for token, value in after.items()}
             choice["logprobs"] = {"tokens": [f"token_id:{chosen}"], "token_logprobs": [0], "top_logprobs": [marks]}
@@ -139,11 +156,20 @@ class _Handler(BaseHTTPRequestHandler):
             own: list[object] = [None]
             tops: list[object] = [None]
             for depth, row in list(enumerate(every))[1:]:
-                named = {texts[depth] if token == ids[depth] else f"<{token}>": value for token, value in row.items()}
+                named = {
+                    texts[depth] if token == ids[depth] else self._letter(token): value for token, value in row.items()
+                }
                 tops.append(dict(list(named.items())[:top]))
                 own.append(row[ids[depth]])
             choice["logprobs"] = {"tokens": texts, "token_logprobs": own, "top_logprobs": tops}
-        return {"choices": [choice]}
+        elif server.dialect == "echo":
+            named = {self._letter(token): value for token, value in after.items()}
+            choice["logprobs"] = {"tokens": [self._letter(chosen)], "token_logprobs": [0], "top_logprobs": [named]}
+        return {"choices": [choice], "usage": {"prompt_tokens": count}}
+
+    @staticmethod
+    def _letter(token: int) -> str:
+        return f"<{token}>"
 
     def _reply(self, document: object, failure: int = 404) -> None:
         raw = json.dumps(document if document is not None else {"error": {"message": "not supported"}}).encode()

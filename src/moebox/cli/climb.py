@@ -4,14 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from moebox.cli.display import VERDICT_MARKS
 from moebox.cli.flags import AsJson, OutputPath, Settings
-from moebox.cli.output import (
-    check_writable,
-    print_lines,
-    print_result,
-    stderr_console,
-    stdout_console,
-    write_file,
-)
+from moebox.cli.output import check_writable, print_lines, print_result, stderr_console, stdout_console, write_file
 from moebox.cli.signals import interrupt_message
 from moebox.errors import refuse_if
 from moebox.units import format_count, format_seconds, format_tok_s
@@ -25,13 +18,7 @@ if TYPE_CHECKING:
 
 
 def climb(
-    recipe: str = "",
-    /,
-    *,
-    resume: str = "",
-    output: OutputPath = None,
-    settings: Settings = None,
-    json: AsJson = False,
+    recipe: str = "", /, *, resume: str = "", output: OutputPath = None, settings: Settings = None, json: AsJson = False
 ) -> int:
     """Try one setting at a time: context, then speculative decoding, then what the recipe's [climb] table lists.
 
@@ -44,7 +31,8 @@ def climb(
         output: Write the best verified recipe to this file too.
         settings: Another value, repeatable: concurrency=4 requests at once in the measurement of each step, rounds=5
             measurements, questions=20 at temperature 0; with jobs=20 an agent also does as many jobs at each step, and
-            a step that loses solved jobs is rolled back.
+            a step that loses solved jobs is rolled back; with quality_limit=0.02 a step must keep within as many nats
+            of the first one, or of reference=FILE (`moebox quality --save`) as the first one does.
     """
     from moebox import codec
     from moebox.detect.machine import detect_machine

@@ -28,6 +28,8 @@ class CompareSettings:
     questions: int = 200  # shows a loss of 3%; 30 miss one of 20%
     rounds: int = 6  # measurements at each concurrency
     seed: int | None = None  # of questions and jobs; None draws one
+    quality_limit: float = 0.0  # nats; 0 if quality is not judged
+    reference: str = ""
     jobs: int = 20
     level: Literal["easy", "medium", "hard"] = "easy"
     family: tuple[str, ...] = ()
@@ -67,14 +69,17 @@ def compare(
         b: A recipe or URL; B is judged against A.
         by: Judge by answers and speed, or by jobs solved (task).
         concurrency: Concurrent requests to measure at, like 1,4,16. Default: 1,4.
-        effort: quick asks 10 questions and measures each concurrency 3 times, normal 30 and 6, thorough 100 and 12;
+        effort: quick asks 30 questions and measures each concurrency 3 times, normal 200 and 6, thorough 500 and 12;
             with --by task quick does 8 jobs, normal 20, thorough 60.
-        settings: Another value, repeatable: questions=30, rounds=6, seed=1 of questions and jobs; with --by task
-            jobs=20, level=hard, family=repair,clean, parallel=2 jobs at the same time on one side.
+        settings: Another value, repeatable: questions=30, rounds=6, seed=1 of questions and jobs; quality_limit=0.02
+            also compares log-probabilities: B is worse if it is more nats from A, or that much farther than A from
+            reference=FILE (`moebox quality --save`); with --by task jobs=20, level=hard, family=repair,clean,
+            parallel=2 jobs at the same time on one side.
         model: The served model name, if a URL serves several.
         model_b: The served model name at B, if it differs.
         key_env: The environment variable that holds the key of a URL.
     """
+    from moebox.flows.effort import parse_limit
     from moebox.flows.recipes import is_recipe
 
     words = flags.split_names(*(concurrency or ("1,4",)))
@@ -88,12 +93,15 @@ def compare(
     refuse_out_of_range("--set questions", chosen.questions, 1, 1000)
     refuse_out_of_range("--set jobs", chosen.jobs, 2, 10_000)
     refuse_out_of_range("--set parallel", chosen.parallel, 1, 256)
+    limit = parse_limit(chosen.quality_limit, chosen.reference)
     if by == "task":
         flags.refuse_unused("--by task judges jobs", concurrency=concurrency)
-        asked = (chosen.questions, chosen.rounds) != (usual.questions, usual.rounds)
-        refuse_if(asked, "--by task judges jobs: it does not take questions or rounds", hint="leave them out")
+        asked = (chosen.questions, chosen.rounds, limit) != (usual.questions, usual.rounds, 0.0)
+        text = "--by task judges jobs: it does not take questions, rounds or quality_limit"
+        refuse_if(asked, text, hint="leave them out")
     else:
-        needs = replace(chosen, questions=usual.questions, rounds=usual.rounds, seed=None) != usual
+        same = replace(usual, questions=chosen.questions, rounds=chosen.rounds, seed=chosen.seed)
+        needs = replace(same, quality_limit=chosen.quality_limit, reference=chosen.reference) != chosen
         refuse_if(needs, "jobs, level, family and parallel need --by task", hint="add --by task, or leave them out")
     a_recipe, b_recipe = is_recipe(a), is_recipe(b)
     if a_recipe and b_recipe:
@@ -114,7 +122,14 @@ def compare(
     from moebox.flows.compare import CompareEffort, target_names
     from moebox.store import Run
 
-    measures = CompareEffort(concurrency=streams, questions=chosen.questions, rounds=chosen.rounds, seed=number)
+    measures = CompareEffort(
+        concurrency=streams,
+        questions=chosen.questions,
+        rounds=chosen.rounds,
+        seed=number,
+        quality_limit=limit,
+        reference=chosen.reference,
+    )
     run = Run.create("compare", simulation=_are_simulations(left, right))
     with interrupt_message(f"a comparison cannot be resumed; its results so far are in {run.path}"):
         stderr_console().print(f"run: {run.path}", soft_wrap=True)

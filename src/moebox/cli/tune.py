@@ -38,18 +38,15 @@ def tune(
         budget: The most time that it may take, such as 2h. Default: 2h.
         resume: Resume the tuning in this run folder; --budget gives it more time.
         settings: Another value, repeatable: only=max_seqs,kv tunes these; layers=4 of the screening, 0 for all;
-            combinations=8 and finalists=2; reference=FILE of `moebox quality --save` with quality_limit=0.1 nats, which
-            cache types need; power=true sweeps the power cap; concurrency, rounds and questions as in `moebox climb`.
+            combinations=8 and finalists=2; quality_limit=0.02, which cache types need; power=true sweeps the power
+            cap; quality_limit, reference, concurrency, rounds and questions as in `moebox climb`.
     """
-    from pathlib import Path
-
     from moebox import codec
     from moebox.detect.machine import detect_machine
     from moebox.flows.effort import ClimbMeasures, parse_effort
     from moebox.flows.trials import BEST_FILE
     from moebox.flows.tune import tune as search
     from moebox.flows.tune_state import STREAMS, TUNE_FILE, TuneOptions, TuneState
-    from moebox.quality.reference import read_reference
     from moebox.store import calibrations
 
     refuse_if(bool(recipe) == bool(resume), "name a recipe, or a run with --resume", hint="`moebox tune recipe.toml`")
@@ -60,8 +57,6 @@ def tune(
     refuse_out_of_range("--set layers", options.layers, 0, 1000)
     refuse_out_of_range("--set combinations", options.combinations, 1, 256)
     refuse_out_of_range("--set finalists", options.finalists, 1, 32)
-    if options.reference:
-        read_reference(Path(options.reference))
     usual = ClimbMeasures(concurrency=STREAMS[options.goal])
     parse_effort(others, usual=usual)
     start, run = begin_trials("tune", recipe, resume)

@@ -16,7 +16,9 @@ RecipeName = Annotated[str, Parameter(help="A recipe file or name.")]
 Change = Annotated[
     str, Parameter(help="ENGINE==VERSION, ENGINE@BUILD, an image or SETTING=VALUE; commas join several to one change.")
 ]
-By = Annotated[str, Parameter(help="Judge by these alone: checks or their names, soak, answers, quality, speed=5%.")]
+By = Annotated[
+    str, Parameter(help="Judge by these alone: checks or their names, soak, answers, quality=0.02, speed=5%.")
+]
 Tree = Annotated[str, Parameter(help="Folder or git repository of builds. Default: that of the last build.")]
 
 

@@ -33,6 +33,8 @@ from moebox.flows.pace import (
     measure_speed,
     read_draft_counts,
 )
+from moebox.quality.judge import QualityVerdict
+from moebox.quality.measure import QualityGate
 from moebox.serve import ports
 from moebox.serve.state import hold_endpoint
 from moebox.store import Run
@@ -89,6 +91,7 @@ class Comparison:
     as_good: bool  # no kind of B's answers is worse than A's
     slower: bool  # B is slower than A at a measured load
     different: bool  # B is worse, faster or slower
+    quality: QualityVerdict | None = None  # with a quality limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +104,8 @@ class CompareEffort:
     most_rounds: int = 0  # of two servers that are up together: measure on until the speed is decided
     prompt_words: int = 0  # of prompts whose reading is measured too; 0: it is not
     seed: int = 0  # of the questions
+    quality_limit: float = 0.0  # nats by which B may be farther from the reference than A; 0 if quality is not judged
+    reference: str = ""  # a file of `moebox quality --save`; "": A is the reference
 
 
 CompareTarget = Endpoint | Recipe
@@ -246,7 +251,20 @@ def measure_side(name: str, endpoint: Endpoint, effort: CompareEffort) -> Measur
     return MeasuredSide(name=name, answers_given=tuple(answers), paces=paces, acceptance=acceptance)
 
 
-def compare_sides(a: MeasuredSide, b: MeasuredSide) -> Comparison:
+class QualityListener(SideListener):
+    """Scores both sides as soon as they answer."""
+
+    def __init__(self, effort: CompareEffort) -> None:
+        limit = effort.quality_limit
+        self.gate = QualityGate(limit, reference=effort.reference) if limit else None
+        self.judged: QualityVerdict | None = None
+
+    def on_ready(self, name: str, endpoint: Endpoint, folder: Run) -> None:
+        if self.gate:
+            self.judged = self.gate.judge(endpoint, folder)
+
+
+def compare_sides(a: MeasuredSide, b: MeasuredSide, quality: QualityVerdict | None = None) -> Comparison:
     """Judge B against A. The intervals of all loads hold together in 19 of 20 runs (Bonferroni)."""
     answers = compare_answers(a.answers_given, b.answers_given)
     confidence = 1 - (1 - CONFIDENCE) / max(1, len(a.paces))
@@ -266,6 +284,8 @@ def compare_sides(a: MeasuredSide, b: MeasuredSide) -> Comparison:
     if change := next((change for change in answers.changes if change.is_worse), None):
         gained = f" and gained {change.gained}" if change.gained else ""
         worse = f"{change.what}: lost {change.lost} of {change.of}{gained}"
+    if quality and quality.different:
+        worse = "; ".join(filter(None, (worse, f"quality: {quality.verdict}")))
     return Comparison(
         a=a.name,
         b=b.name,
@@ -273,31 +293,41 @@ def compare_sides(a: MeasuredSide, b: MeasuredSide) -> Comparison:
         gains=gains,
         acceptance_a=a.acceptance,
         acceptance_b=b.acceptance,
-        verdict=_verdict_text(answers, worse, gains),
+        verdict=_verdict_text(answers, worse, gains, quality),
         as_good=not worse,
         slower=any(row.is_slower for row in gains),
         different=bool(worse) or any(row.is_different for row in gains),
+        quality=quality,
     )
 
 
-def _verdict_text(answers: AnswerComparison, worse: str, gains: Sequence[GainAtConcurrency]) -> str:
+def _verdict_text(
+    answers: AnswerComparison, worse: str, gains: Sequence[GainAtConcurrency], quality: QualityVerdict | None
+) -> str:
+    """What was found, and what the questions could not have shown."""
     if worse:
         return f"B is worse: {worse}"
-    same = "the same words" if answers.asked else "answers were not compared"
+    verdict, same = "no difference", "the same words" if answers.asked else "answers were not compared"
     if answers.same != answers.asked:
-        right = answers.changes[0]
-        counts = f"{answers.right_a.passed} and {answers.right_b.passed} of {right.of} right"
-        missed = f"a loss of less than {right.least_visible_loss:.0%} may go unseen"
-        same += f" in {answers.same} of {answers.asked} answers; {counts}, no loss shown ({missed})"
+        verdict = "no loss shown"
+        kinds = [change for change in answers.changes if change.of]
+        missed = ", ".join(f"{change.least_visible_loss:.0%} of {change.what}" for change in kinds)
+        same = f"{answers.right_a.passed} and {answers.right_b.passed} of {answers.asked} right, "
+        same += f"other words in {answers.asked - answers.same}; a smaller loss than {missed} would not be seen"
+        if not quality:
+            same += ", nor worse prose (--set quality_limit=0.02 shows it)"
+    if quality:
+        same += f"; quality: {quality.verdict}"
     if not any(row.is_different for row in gains):
         known = [row.gain for row in gains if row.gain]
         low, high = min((gain.low for gain in known), default=0.0), max((gain.high for gain in known), default=0.0)
         interval = f"{low:+.1%} to {high:+.1%}"
         if not known:
-            return f"no difference: {same}; speed was not measured"
+            return f"{verdict}: {same}; speed was not measured"
         if low >= -MARGIN and high <= MARGIN:
-            return f"no difference: {same}, and as fast within {interval}"
-        return f"no difference shown: {same}; speed is known only within {interval}, too wide to call it the same"
+            return f"{verdict}: {same}, and as fast within {interval}"
+        verdict = verdict.removesuffix(" shown") + " shown"
+        return f"{verdict}: {same}; speed is known only within {interval}, too wide to call it the same"
     speed = "; ".join(
         f"{'prompts' if row.what == 'prefill' else f'at {row.concurrency}'}: {row.gain or 'not measured'}"
         for row in gains

@@ -3,11 +3,14 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from moebox import codec
 from moebox.core.setting import apply_settings, setting_flags
-from moebox.errors import BadInput, refuse_out_of_range
+from moebox.errors import BadInput, refuse_if, refuse_out_of_range
 from moebox.flows.pace import SpeedRounds, measure_speed
+from moebox.quality.judge import DEFAULT_LIMIT
+from moebox.quality.reference import read_reference
 from moebox.serve import session
 from moebox.store import Run
 
@@ -26,6 +29,8 @@ class ClimbMeasures:
     trials: int = 10
     parallel: int = 8
     depths: tuple[float, ...] = (0.02, 0.5, 0.98)
+    quality_limit: float = 0.0  # nats farther from the reference than the first step; 0 if quality is not judged
+    reference: str = ""  # a file of `moebox quality --save`; "": the first step is the reference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +56,22 @@ def parse_effort(settings: Sequence[str], run: Run | None = None, usual: ClimbMe
     chosen = apply_settings(stored or usual or ClimbMeasures(), settings)
     for name, low, high in (("concurrency", 1, 256), ("rounds", 2, 100), ("questions", 0, 1000), ("jobs", 0, 1000)):
         refuse_out_of_range(f"--set {name}", getattr(chosen, name), low, high)
+    chosen = dataclasses.replace(chosen, quality_limit=parse_limit(chosen.quality_limit, chosen.reference))
     if run and stored and chosen != stored:
         changed = setting_flags(chosen, stored)[1]
         begun = getattr(stored, changed.partition("=")[0])
         hint = "leave it out, because steps are compared with those before; without --resume another run begins"
         raise BadInput(f"--set {changed}: {run.id} was begun with {begun}", hint=hint)
     return ClimbEffort(**dataclasses.asdict(chosen))
+
+
+def parse_limit(limit: float, reference: str) -> float:
+    """The quality limit of `--set`, DEFAULT_LIMIT if only a reference is given. Raise BadInput for an invalid one."""
+    good = 0 <= limit <= 10
+    refuse_if(not good, f"--set quality_limit={limit:g}: must be from 0 to 10 nats", hint="such as quality_limit=0.02")
+    if reference:
+        read_reference(Path(reference))
+    return limit or (DEFAULT_LIMIT if reference else 0.0)
 
 
 def save_effort(effort: ClimbEffort, run: Run) -> None:

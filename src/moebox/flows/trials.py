@@ -48,6 +48,7 @@ from moebox.flows.walk import (
     starting_recipe,
     startup_problem,
 )
+from moebox.quality.measure import QualityGate
 from moebox.serve import ports, power, state
 from moebox.serve.faults import OUT_OF_MEMORY
 from moebox.serve.session import EngineSession
@@ -211,8 +212,14 @@ class TrialRunner:
         return speed.tok_s
 
     def find_quality_loss(self, endpoint: Endpoint, folder: Run) -> str:
-        """Why the answers are too far from a reference, or "" if there is none."""
-        return ""
+        """Why the log-probabilities are not shown to keep the quality limit, or "". The first step is scored only."""
+        effort = self.effort
+        if not effort.quality_limit:
+            return ""
+        first = next((trial for trial in self.trials if trial.kept), None)
+        before = self.run.path / first.folder if first else None
+        judged = QualityGate(effort.quality_limit, reference=effort.reference, before=before).judge(endpoint, folder)
+        return f"quality: {judged.verdict}" if judged and not judged.keeps_limit else ""
 
     def measure_speed(self, live: EngineSession, folder: Run, *, rounds: int = 0) -> tuple[SpeedRounds, float]:
         """Measure an engine. Return its rounds and the mean power of its GPUs, 0 if that is unknown."""

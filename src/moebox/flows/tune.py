@@ -4,7 +4,7 @@
 2. Every value of every setting is measured alone, with few layers and dummy weights if the engine can; those that the
    forecast prefers first. The best combinations by the sum of gains are measured; the better half goes on with twice
    the rounds, until few are left (successive halving).
-3. These finalists are checked and measured with the whole model, and must keep a quality limit if there is a reference.
+3. These finalists are checked and measured with the whole model, and must keep the quality limit if there is one.
 4. The best of them must beat the start, measured in turn: A B B A.
 
 RUN/  tune.json   options, what was screened, finalists, the reason and gain of each setting, the power sweep
@@ -16,13 +16,11 @@ import math
 import statistics
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from moebox import codec, engines
 from moebox.checkpoint import deploy
 from moebox.core.box import Box
-from moebox.core.endpoint import Endpoint
 from moebox.core.event import TuneScreened
 from moebox.core.recipe import Flag, Recipe
 from moebox.engines.tunables import load_tunables, tunable_values
@@ -117,16 +115,6 @@ class Tuner(TrialRunner):
     def scores(self, speed: SpeedRounds, watts: float) -> tuple[float, ...]:
         return tuple(rate / watts for rate in speed.tok_s) if self.options.goal == "efficiency" else speed.tok_s
 
-    def find_quality_loss(self, endpoint: Endpoint, folder: Run) -> str:
-        if not self.options.reference:
-            return ""
-        from moebox.quality.measure import measure_quality
-        from moebox.quality.reference import read_reference
-
-        reference = read_reference(Path(self.options.reference))
-        result, _ = measure_quality(endpoint, [reference], limit=self.options.quality_limit, run=folder)
-        return f"quality: {result.judged.verdict}" if result.judged and result.judged.different else ""
-
     def search(self) -> None:
         """Try the start, screen, try the finalists, confirm the best one."""
         self.update()
@@ -160,7 +148,7 @@ class Tuner(TrialRunner):
         deployment = deploy(self.recipe).on_box(self.box)
         declared: dict[str, tuple[Flag, ...]] = {}
         for tunable in load_tunables(self.recipe.engine):
-            values = tunable_values(tunable, deployment, has_reference=bool(self.options.reference))
+            values = tunable_values(tunable, deployment, has_reference=bool(self.effort.quality_limit))
             declared |= {tunable.path: values} if values else {}
             self.whys[tunable.path] = tunable.why
         declared |= {path: tuple(values) for path, values in self.recipe.climb.settings.items()}

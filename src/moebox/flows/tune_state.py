@@ -31,8 +31,6 @@ class TuneOptions:
     layers: int = 4  # of a screening; 0 screens with the whole model
     combinations: int = 8  # that are screened after the settings alone
     finalists: int = 2
-    reference: str = ""  # a file of `moebox quality --save`
-    quality_limit: float = 0.1  # nats from the reference
     power: bool = False  # sweep the power cap of the winner's GPUs
 
 

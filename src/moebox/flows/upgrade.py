@@ -33,6 +33,8 @@ from moebox.flows.compare import (
 from moebox.flows.rehearse import rehearse
 from moebox.flows.soak import SoakResult, soak_endpoint
 from moebox.flows.walk import memory_problem, startup_problem
+from moebox.quality.judge import DEFAULT_LIMIT
+from moebox.quality.measure import QualityGate
 from moebox.serve.install import install_engine
 from moebox.store import Run
 from moebox.units import plural
@@ -44,7 +46,6 @@ UPGRADE_FILE, PAGE_FILE = "upgrade.json", "upgrade.md"
 REHEARSED_BYTES = 20 * 2**30  # smaller weights load as fast as a rehearsal boots
 WORDS_SHARE = 8  # a prompt of context/8 words: three digits take at most four tokens in every known vocabulary
 MOST_WORDS = 2048
-QualityJudge = Callable[[Endpoint, Run], str]  # what is worse than the stored reference, or ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +56,8 @@ class Judges:
     soak: bool = True
     answers: bool = True
     speed: float | None = 0.02  # largest loss of speed
-    quality: bool = True
+    quality: float | None = DEFAULT_LIMIT  # largest divergence from the old version, in nats
+    needs_quality: bool = False  # a server without log-probabilities is an error, not a note
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +69,6 @@ class UpgradeEffort:
     soak_concurrency: int = 8
     soak_silence_s: float = 60.0
     compare: CompareEffort = CompareEffort(rounds=6, most_rounds=24)
-    judge_quality: QualityJudge | None = None  # set by the caller if a reference is stored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +79,8 @@ class ProvenSide:
     reasons: dict[str, str] = field(default_factory=dict)  # of checks that did not pass
     quirks: tuple[str, ...] = ()
     soak: SoakResult | None = None
-    quality: str = ""
+    quality: str = ""  # divergence from the old version, or why it is not known
+    quality_mark: Mark = "skip"  # warn: not decided
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,10 +128,10 @@ def speed_text(row: GainAtConcurrency) -> str:
 
 
 def parse_judges(text: str) -> Judges:
-    """Parse `--by`: checks, names of checks, soak, answers, quality, speed or speed=5%."""
+    """Parse `--by`: checks, names of checks, soak, answers, quality or quality=0.05, speed or speed=5%."""
     if not text:
         return Judges()
-    names, limit, known = [], None, ("checks", "soak", "answers", "quality", "speed", *CHECK_NAMES)
+    names, limit, nats, known = [], None, None, ("checks", "soak", "answers", "quality", "speed", *CHECK_NAMES)
     for word in filter(None, map(str.strip, text.split(","))):
         name, _, value = word.partition("=")
         refuse_if(name not in known, f"--by {word}: not known", hint=f"one or several of {', '.join(known)}")
@@ -138,12 +140,23 @@ def parse_judges(text: str) -> Judges:
             good = share.replace(".", "", 1).isdigit() and 0 < float(share) < 100
             refuse_if(not good, f"--by {word}: not a share", hint="write it like speed=5%")
             limit = float(share) / 100
+        elif name == "quality":
+            amount = value or str(DEFAULT_LIMIT)
+            good = amount.replace(".", "", 1).isdigit() and 0 < float(amount) <= 10
+            refuse_if(not good, f"--by {word}: not a limit in nats", hint="write it like quality=0.02")
+            nats = float(amount)
         else:
-            refuse_if(value, f"--by {word}: only speed has a limit", hint="write it like speed=5%")
+            hint = "write it like speed=5% or quality=0.02"
+            refuse_if(value, f"--by {word}: only speed and quality have a limit", hint=hint)
         names.append(name)
     checks = CHECK_NAMES if "checks" in names else tuple(name for name in CHECK_NAMES if name in names)
     return Judges(
-        checks=checks, soak="soak" in names, answers="answers" in names, speed=limit, quality="quality" in names
+        checks=checks,
+        soak="soak" in names,
+        answers="answers" in names,
+        speed=limit,
+        quality=nats,
+        needs_quality=nats is not None,
     )
 
 
@@ -206,6 +219,7 @@ class _Trial(SideListener):
         self.sides: dict[str, ProvenSide] = {}
         self.urls: dict[str, str] = {}
         self.current = ""
+        self.gate = QualityGate(judges.quality) if judges.quality else None
 
     def on_start(self, name: str) -> None:
         self.current = name
@@ -236,8 +250,19 @@ class _Trial(SideListener):
                 seed=effort.compare.seed,
             )
             side = dataclasses.replace(side, soak=soak)
-        if judges.quality and effort.judge_quality:
-            side = dataclasses.replace(side, quality=effort.judge_quality(endpoint, folder))
+        if self.gate:
+            self.notify("scoring texts")
+            try:
+                judged = self.gate.judge(endpoint, folder)
+            except Unsupported as problem:
+                if judges.needs_quality:
+                    raise
+                side = dataclasses.replace(side, quality=f"not judged: {problem.message}")
+            else:
+                quality_marks: dict[bool | None, Mark] = {True: "pass", False: "fail", None: "warn"}
+                if judged:
+                    mark = quality_marks[judged.keeps_limit]
+                    side = dataclasses.replace(side, quality=judged.verdict, quality_mark=mark)
         self.sides[name] = side
         if name == "B" and (worse_than := regressions(self.sides["A"], side)):
             raise AnswerIsNo(worse_than[0])
@@ -258,7 +283,7 @@ def regressions(old: ProvenSide, new: ProvenSide) -> list[str]:
     found = [f"check {name} fails: {new.reasons.get(name, '')}" for name in _new_failures(old.marks, new.marks)]
     if new.soak and new.soak.failures and not (old.soak and old.soak.failures):
         found.append(f"under load, {new.soak.text}")
-    return [*found, *[f"quality: {new.quality}"] * bool(new.quality and not old.quality)]
+    return [*found, *[f"quality: {new.quality}"] * (new.quality_mark == "fail")]
 
 
 def prompt_words(recipe: Recipe) -> int:
@@ -342,6 +367,8 @@ def _compare_sides(
     notes = tuple(f"disturbed: {line}" for line in watch.result().disturbances()) if found.gains else ()
     if outcome == "undecided" and notes:
         reasons = (*reasons, "the machine was disturbed while both were measured: try again when it is quiet")
+    if quality := trial.sides["B"].quality or trial.sides["A"].quality:
+        notes = (*notes, f"quality: {quality}")
     return dataclasses.replace(
         result, outcome=outcome, reasons=reasons, notes=notes, gains=found.gains, sides=trial.sides, drift=drift
     )
@@ -363,6 +390,8 @@ def decide_upgrade(found: Comparison, sides: dict[str, ProvenSide], judges: Judg
     if asked.same < asked.asked and not asked.right_a.passed and asked.right_a.trials:
         reason = f"the old version answers none of {asked.right_a.trials} questions right, so a loss cannot be seen"
         return "undecided", (reason, *gone, *added)
+    if new.quality_mark == "warn":
+        return "undecided", (f"quality: {new.quality}", *gone, *added)
     if unsure:
         return "undecided", (f"the speed is not known well enough: {speed_text(unsure[0])}", *gone, *added)
     if faster or gone:

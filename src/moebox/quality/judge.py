@@ -1,14 +1,18 @@
 """Judge a server against references: how far it is, and whether that is more than references differ themselves."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from moebox.errors import refuse_if
 from moebox.quality.divergence import QualityFigures, depth_label, divergences, summarize_by, summarize_rows
 from moebox.quality.reading import TextReading
 
 # times the noise between references: what is measured is one more variant, and of three variants the next one is the
 # farthest every fourth time
 BEYOND_NOISE = 1.5
+# Nats more than before that a change may cost, unless another limit is set. The phantom's healthy variants differ by up
+# to 0.003, a q8_0 cache by 0.03 (benchmarks/README.md, 2026-11-17).
+DEFAULT_LIMIT = 0.02
 
 
 def format_nats(value: float) -> str:
@@ -27,28 +31,48 @@ class QualityVerdict:
     noise: float | None  # nats between references; None with one reference
     different: bool
     verdict: str
+    keeps_limit: bool | None = None  # None without a limit, or if its interval contains the limit
 
 
 def judge_quality(
-    references: Sequence[Sequence[TextReading]], measured: Sequence[TextReading], *, limit: float | None = None
+    references: Sequence[Sequence[TextReading]],
+    measured: Sequence[TextReading],
+    *,
+    limit: float | None = None,
+    before: Sequence[TextReading] | None = None,
 ) -> QualityVerdict:
-    """Compare with every reference and judge by the nearest. `limit` in nats replaces the noise between references."""
+    """Compare with every reference and judge by the nearest.
+
+    `limit` in nats replaces the noise between references. With `before`, another server's reading, it limits how much
+    farther away this one is, position by position.
+    """
     distances = [divergences(reference, measured) for reference in references]
+    refuse_if(not all(distances), "no position in common with the reference", hint="both must be made by one version")
     means = [sum(row.low for row in rows) / len(rows) for rows in distances]
     nearest = means.index(min(means))
     rows = distances[nearest]
     figures = summarize_rows("all", rows)
+    change, more = figures.mean_kl, ""
+    if before is not None:
+        earlier = {(row.block, row.depth): row.low for row in divergences(references[nearest], before)}
+        pairs = [(row, earlier[row.block, row.depth]) for row in rows if (row.block, row.depth) in earlier]
+        refuse_if(not pairs, "no position in common with the server before the change")
+        change = summarize_rows("more", [replace(row, low=row.low - low) for row, low in pairs]).mean_kl
+        more = " more than before"
     noise = None
     if len(references) > 1:
-        pairs = [(a, b) for a in references for b in references if a is not b]
-        between = [divergences(a, b) for a, b in pairs]
+        between = [divergences(a, b) for a in references for b in references if a is not b]
         noise = max(sum(row.low for row in some) / len(some) for some in between)
-    allowed = limit if limit is not None else None if noise is None else BEYOND_NOISE * noise
-    different = allowed is not None and figures.mean_kl.low > allowed
-    low, high = format_nats(figures.mean_kl.low), format_nats(figures.mean_kl.high)
-    amount = f"{format_nats(figures.mean_kl.value)} nats ({low} to {high})"
+    keeps_limit = None
+    if limit is not None and not change.low <= limit < change.high:
+        keeps_limit = change.high <= limit
+    different = keeps_limit is False
+    if limit is None and noise is not None:
+        different = change.low > BEYOND_NOISE * noise
+    amount = f"{format_nats(change.value)} nats{more} ({format_nats(change.low)} to {format_nats(change.high)})"
     if limit is not None:
-        verdict = f"{amount}: {'above' if different else 'within'} the limit of {limit:g}"
+        states = {True: "within the limit of", False: "above the limit of", None: "not decided for a limit of"}
+        verdict = f"{amount}: {states[keeps_limit]} {limit:g}"
     elif noise is None:
         verdict = f"{amount} from one reference: a second one would show how much healthy servers differ"
     else:
@@ -62,4 +86,5 @@ def judge_quality(
         noise=noise,
         different=different,
         verdict=verdict,
+        keeps_limit=keeps_limit,
     )
